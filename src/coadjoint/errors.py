@@ -1,0 +1,38 @@
+"""Errors: what was expected, what came, what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class CoadjointError(Exception):
+    """Every error this library raises on purpose."""
+
+
+class InputError(CoadjointError, ValueError):
+    """A value that cannot be used: a shape, a name, a length, a number."""
+
+
+class KindError(CoadjointError, TypeError):
+    """An object of the wrong kind: a dtype, a function that returns something else."""
+
+
+class Unsupported(CoadjointError, NotImplementedError):
+    """A request that is understood and declined; the text names the reason and the way out."""
+
+
+class NumericalError(CoadjointError, ArithmeticError):
+    """A number left the range of its type; the text names the time step."""
+
+
+def choose(kind: str, name: object, known: Iterable[str]) -> str:
+    """`name` if it is one of `known`, else an error that offers the nearest one."""
+    names = sorted(known)
+    if isinstance(name, str) and name in names:
+        return name
+    if not isinstance(name, str):
+        raise KindError(f"{kind} must be a name, one of {', '.join(names)}; got {type(name).__name__}.")
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    hint = f"did you mean '{near[0]}'? " if near else ""
+    raise InputError(f"unknown {kind} '{name}'; {hint}Known: {', '.join(names)}.")

@@ -1,0 +1,381 @@
+"""The three loops as differentiable operations, closed under differentiation.
+
+With a_t = base_t + W r(x_{t-1}) and x_t = f(a_t, v_t, x_{t-1}, p), the loops are
+
+    forward  ->  a_t, x_t
+    tangent  ->  nu_t  = ga_t + W r' m_t           mu_t    = g_t + f_x m_t + f_a nu_t        m_t = link_t mu_{t-1}
+    adjoint  <-  del_t = sa_t + f_a' lam_t         lam_t-1 = s_t-1 + link_t (f_x' lam_t + r' W' del_t)
+
+tangent and adjoint are transposes: <lam, g> + <del, ga> = <s, mu> + <sa, nu>. Each is linear in its sources; by
+everything else its derivative is the bend, a pointwise term, so
+
+    d forward = adjoint (reverse) or tangent (forward),   d adjoint = tangent + bend,   d tangent = adjoint + bend
+
+and no derivative of any order needs a fourth loop. docs/derivation.md has the algebra.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.nn.functional import pad
+
+from ..cells import Cell
+from ..errors import NumericalError
+from .pointwise import Pointwise, nested, no_vmap
+from .rows import Link, Rows, scale
+
+
+class Tape(NamedTuple):
+    """What a forward sweep leaves behind: where slopes and bends are taken."""
+
+    a: Tensor  # [N, g d]
+    v: Tensor | None  # [N, side d]
+    x: Tensor  # [B + N, s d]
+    p: Tensor | None  # [parameters d]
+
+
+class Engine(Protocol):
+    """Three loops over flat arrays; no derivatives, no losses."""
+
+    def forward(self, plan: Plan, base: Tensor, v: Tensor | None, W: Tensor | None, x0: Tensor, p: Tensor | None) -> tuple[Tensor, Tensor]: ...
+
+    def adjoint(
+        self, plan: Plan, tape: Tape, W: Tensor | None, s: Tensor | None, s_last: Tensor | None, sa: Tensor | None, link: Link | None, scaled: bool
+    ) -> tuple[Tensor, Tensor, Tensor | None]: ...
+
+    def tangent(self, plan: Plan, tape: Tape, W: Tensor | None, g: Tensor | None, ga: Tensor | None, link: Link | None) -> tuple[Tensor, Tensor]: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """Which cell, over which rows, by which engine."""
+
+    cell: Cell
+    rows: Rows
+    engine: Engine
+
+
+@functools.cache
+def next_of(cell: Cell) -> Pointwise:
+    """x_t = f(a, v, x, p)"""
+    inputs = (("a", cell.a), ("v", cell.v), ("x", cell.x), ("p", cell.p))
+    return Pointwise(inputs, (("x", cell.next),), cell.next, frozenset({"p"}))
+
+
+@functools.cache
+def read_of(cell: Cell) -> Pointwise:
+    """r(x)"""
+    return Pointwise((("x", cell.x),), (("r", cell.read),), (), frozenset())
+
+
+def picked(cell: Cell, x: Tensor) -> Tensor:
+    d = x.shape[-1] // len(cell.slots)
+    slot = cell.read_slot or 0
+    return x if len(cell.slots) == 1 else x[:, slot * d : (slot + 1) * d]
+
+
+def read(cell: Cell, x: Tensor) -> Tensor:
+    return picked(cell, x) if cell.read_slot is not None else _of(read_of(cell)(None, x)["r"])
+
+
+def read_push(cell: Cell, x: Tensor, m: Tensor) -> Tensor:
+    """r'(x) m"""
+    return picked(cell, m) if cell.read_slot is not None else _of(read_of(cell).pushed(("x",))(None, x, m)["r"])
+
+
+def read_pull(cell: Cell, x: Tensor, rbar: Tensor) -> Tensor:
+    """r'(x)' rbar"""
+    if cell.read_slot is None:
+        return _of(read_of(cell).pulled(("r",), ("x",))(None, x, rbar)["x"])
+    d, after = rbar.shape[1], len(cell.slots) - 1 - cell.read_slot
+    return pad(rbar, (cell.read_slot * d, after * d))
+
+
+def _of(y: Tensor | None) -> Tensor:
+    assert y is not None
+    return y
+
+
+def plus(*terms: Tensor | None) -> Tensor | None:
+    """The sum of the terms that are there; None stands for zero."""
+    found = [t for t in terms if t is not None]
+    return functools.reduce(torch.add, found) if found else None
+
+
+def bend(plan: Plan, tape: Tape, W: Tensor | None, lam: Tensor, delta: Tensor, m: Tensor, nu: Tensor, wrt: tuple[str, ...]) -> dict[str, Tensor | None]:
+    """The gradient of sum_t <lam_t, f_x m_t + f_a nu_t> + <W' delta_t, r' m_t> by the tape: a, v, x (a state array), p."""
+    cell, rows = plan.cell, plan.rows
+    xprev, y = rows.prev(tape.x), tape.x[rows.B :]
+    grads = next_of(cell).pushed(("a", "x")).pulled(("x",), wrt)(y, tape.a, tape.v, xprev, tape.p, nu, m, lam[rows.B :])
+    if "x" in wrt:
+        of_x = grads["x"]
+        if W is not None and cell.read_slot is None:
+            of_x = plus(of_x, read_of(cell).pushed(("x",)).pulled(("r",), ("x",))(None, xprev, m, delta @ W)["x"])
+        grads["x"] = None if of_x is None else rows.prev_back(of_x)
+    return grads
+
+
+class Forward(Function):
+    @staticmethod
+    def forward(plan: Plan, base: Tensor, v: Tensor | None, W: Tensor | None, x0: Tensor, p: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        x, a = plan.engine.forward(plan, base, v, W, x0, p)
+        last = plan.rows.last(x).clone()
+        if not torch.isfinite(last).all():
+            refuse(plan, x, "the state")
+        return x, a, last
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.plan, _, v, W, _, p = inputs
+        x, a, _ = output
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(v, W, p, x, a)
+        ctx.save_for_forward(v, W, p, x, a)
+
+    @staticmethod
+    def backward(ctx: Any, gx: Tensor | None, ga: Tensor | None, glast: Tensor | None) -> Any:
+        v, W, p, x, a = ctx.saved_tensors
+        plan, rows, need = ctx.plan, ctx.plan.rows, ctx.needs_input_grad
+        if gx is None and ga is None and glast is None:
+            return (None,) * 6
+        lam, delta = adjoint(plan, Tape(a, v, x, p), W, gx, glast, ga)
+        wrt = tuple(n for n, t, i in (("v", v, 2), ("p", p, 5)) if t is not None and need[i])
+        side: dict[str, Tensor | None] = {}
+        if wrt:
+            side = next_of(plan.cell).pulled(("x",), wrt)(x[rows.B :], a, v, rows.prev(x), p, lam[rows.B :])
+        gW = delta.T @ read(plan.cell, rows.prev(x)) if W is not None and need[3] else None
+        return None, delta, side.get("v"), gW, lam[: rows.B] if need[4] else None, side.get("p")
+
+    @staticmethod
+    @nested
+    def jvp(ctx: Any, _plan: Any, dbase: Tensor | None, dv: Tensor | None, dW: Tensor | None, dx0: Tensor | None, dp: Tensor | None) -> Any:
+        v, W, p, x, a = ctx.saved_tensors
+        plan, rows = ctx.plan, ctx.plan.rows
+        xprev, along = rows.prev(x), [(n, t) for n, t in (("v", dv), ("p", dp)) if t is not None]
+        g = None
+        if along:
+            op = next_of(plan.cell).pushed(tuple(n for n, _ in along))
+            g = op(x[rows.B :], a, v, xprev, p, *(t for _, t in along))["x"]
+            g = None if g is None else pad(g, (0, 0, rows.B, 0))
+        g = plus(g, None if dx0 is None else pad(dx0, (0, 0, 0, rows.N)))
+        ga = plus(dbase, None if dW is None else read(plan.cell, xprev) @ dW.T)
+        mu, nu = tangent(plan, Tape(a, v, x, p), W, g, ga)
+        return mu, nu, rows.last(mu)
+
+    vmap = staticmethod(lambda *_: _raise(no_vmap()))
+
+
+class Adjoint(Function):
+    """scaled: the sweep chooses exponents k and returns mantissas, lam_t = mantissa_t 2^{k_t}."""
+
+    @staticmethod
+    def forward(
+        plan: Plan, active: list[bool] | None, scaled: bool, factor: Tensor | None, declared: Tensor | None,
+        s: Tensor | None, s_last: Tensor | None, sa: Tensor | None,
+        W: Tensor | None, a: Tensor, v: Tensor | None, x: Tensor, p: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
+        link = None if factor is None or active is None else Link(factor, active)
+        lam, delta, k = plan.engine.adjoint(plan, Tape(a, v, x, p), W, s, s_last, sa, link, scaled)
+        if not torch.isfinite(lam[: plan.rows.B]).all():
+            refuse(plan, lam, "the costate" if scaled else "the gradient by the state")
+        return lam, delta, k
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.plan, ctx.active, ctx.scaled, factor, declared, s, s_last, sa, W, a, v, x, p = inputs
+        lam, delta, k = output
+        ctx.has = (s is not None, s_last is not None, sa is not None)
+        ctx.set_materialize_grads(False)
+        if k is not None:
+            ctx.mark_non_differentiable(k)
+        ctx.save_for_backward(factor, declared, W, a, v, x, p, lam, delta, k)
+        ctx.save_for_forward(factor, declared, W, a, v, x, p, lam, delta, k)
+
+    @staticmethod
+    def saved(ctx: Any) -> tuple[Link | None, Tensor | None, Tensor | None, Tape, Tensor, Tensor, Tensor | None]:
+        factor, declared, W, a, v, x, p, lam, delta, k = ctx.saved_tensors
+        link = Link(factor, ctx.active) if factor is not None else None
+        if k is not None:
+            link = Link.between(ctx.plan.rows, k, lam.dtype)
+        return link, declared, W, Tape(a, v, x, p), lam, delta, k
+
+    @staticmethod
+    def backward(ctx: Any, glam: Tensor | None, gdelta: Tensor | None, _k: Any) -> Any:
+        link, declared, W, tape, lam, delta, k = Adjoint.saved(ctx)
+        plan, rows, need = ctx.plan, ctx.plan.rows, ctx.needs_input_grad
+        if glam is None and gdelta is None:
+            return (None,) * 13
+        mu, nu = tangent(plan, tape, W, glam, gdelta, link)
+        m = linked(rows, mu, link)
+        wrt = tuple(n for n, t, i in (("a", tape.a, 9), ("v", tape.v, 10), ("x", tape.x, 11), ("p", tape.p, 12)) if t is not None and need[i])
+        bends = bend(plan, tape, W, lam, delta, m, nu, wrt) if wrt else {}
+        gW = delta.T @ read_push(plan.cell, rows.prev(tape.x), m) if W is not None and need[8] else None
+        has_s, has_last, has_a = ctx.has
+        gs = unscaled(rows, mu, k, declared) if has_s and need[5] else None
+        glast = None
+        if has_last and need[6]:
+            glast = unscaled(rows, rows.last(mu), None if k is None else rows.last(k[:, None])[:, 0], None)
+        return None, None, None, None, None, gs, glast, nu if has_a and need[7] else None, gW, bends.get("a"), bends.get("v"), bends.get("x"), bends.get("p")
+
+    @staticmethod
+    @nested
+    def jvp(ctx: Any, _plan: Any, _active: Any, _scaled: Any, _factor: Any, _declared: Any, *dots: Tensor | None) -> Any:
+        link, _, W, tape, lam, delta, k = Adjoint.saved(ctx)
+        ds, dlast, dsa, dW, da, dv, dx, dp = dots
+        plan, cell, rows = ctx.plan, ctx.plan.cell, ctx.plan.rows
+        xprev = rows.prev(tape.x)
+        along = [(n, t) for n, t in (("a", da), ("v", dv), ("x", None if dx is None else rows.prev(dx)), ("p", dp)) if t is not None]
+        into_a, into_x = None, None
+        if along:
+            op = next_of(cell).pulled(("x",), ("a", "x")).pushed(tuple(n for n, _ in along))
+            turned = op(tape.x[rows.B :], tape.a, tape.v, xprev, tape.p, lam[rows.B :], *(t for _, t in along))
+            into_a, into_x = turned["a"], turned["x"]
+        if W is not None and dW is not None:
+            into_x = plus(into_x, read_pull(cell, xprev, delta @ dW))
+        if W is not None and dx is not None and cell.read_slot is None:
+            op = read_of(cell).pulled(("r",), ("x",)).pushed(("x",))
+            into_x = plus(into_x, op(None, xprev, delta @ W, rows.prev(dx))["x"])
+        if into_x is not None:
+            into_x = rows.prev_back(into_x if link is None else into_x * link.factor)
+        if k is not None:
+            ds = None if ds is None else scale(ds, -k[:, None])
+            dlast = None if dlast is None else scale(dlast, -rows.last(k[:, None]))
+        dlam, ddelta = adjoint(plan, tape, W, plus(ds, into_x), dlast, plus(dsa, into_a), link)
+        return dlam, ddelta, None
+
+    vmap = staticmethod(lambda *_: _raise(no_vmap()))
+
+
+class Tangent(Function):
+    @staticmethod
+    def forward(
+        plan: Plan, active: list[bool] | None, factor: Tensor | None, g: Tensor | None, ga: Tensor | None,
+        W: Tensor | None, a: Tensor, v: Tensor | None, x: Tensor, p: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        link = None if factor is None or active is None else Link(factor, active)
+        mu, nu = plan.engine.tangent(plan, Tape(a, v, x, p), W, g, ga, link)
+        if not torch.isfinite(plan.rows.last(mu)).all():
+            refuse(plan, mu, "the tangent")
+        return mu, nu
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.plan, ctx.active, factor, g, ga, W, a, v, x, p = inputs
+        ctx.has = (g is not None, ga is not None)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(factor, W, a, v, x, p, *output)
+        ctx.save_for_forward(factor, W, a, v, x, p, *output)
+
+    @staticmethod
+    def saved(ctx: Any) -> tuple[Link | None, Tensor | None, Tape, Tensor, Tensor]:
+        factor, W, a, v, x, p, mu, nu = ctx.saved_tensors
+        return None if factor is None else Link(factor, ctx.active), W, Tape(a, v, x, p), mu, nu
+
+    @staticmethod
+    def backward(ctx: Any, gmu: Tensor | None, gnu: Tensor | None) -> Any:
+        link, W, tape, mu, nu = Tangent.saved(ctx)
+        plan, rows, need = ctx.plan, ctx.plan.rows, ctx.needs_input_grad
+        if gmu is None and gnu is None:
+            return (None,) * 10
+        lam, delta = adjoint(plan, tape, W, gmu, None, gnu, link)
+        m = linked(rows, mu, link)
+        wrt = tuple(n for n, t, i in (("a", tape.a, 6), ("v", tape.v, 7), ("x", tape.x, 8), ("p", tape.p, 9)) if t is not None and need[i])
+        bends = bend(plan, tape, W, lam, delta, m, nu, wrt) if wrt else {}
+        gW = delta.T @ read_push(plan.cell, rows.prev(tape.x), m) if W is not None and need[5] else None
+        return None, None, None, lam if ctx.has[0] else None, delta if ctx.has[1] else None, gW, bends.get("a"), bends.get("v"), bends.get("x"), bends.get("p")
+
+    @staticmethod
+    @nested
+    def jvp(ctx: Any, _plan: Any, _active: Any, _factor: Any, *dots: Tensor | None) -> Any:
+        link, W, tape, mu, nu = Tangent.saved(ctx)
+        dg, dga, dW, da, dv, dx, dp = dots
+        plan, cell, rows = ctx.plan, ctx.plan.cell, ctx.plan.rows
+        xprev, m = rows.prev(tape.x), linked(rows, mu, link)
+        along = [(n, t) for n, t in (("a", da), ("v", dv), ("x", None if dx is None else rows.prev(dx)), ("p", dp)) if t is not None]
+        if along:
+            op = next_of(cell).pushed(("a", "x")).pushed(tuple(n for n, _ in along))
+            turned = op(tape.x[rows.B :], tape.a, tape.v, xprev, tape.p, nu, m, *(t for _, t in along))["x"]
+            dg = plus(dg, None if turned is None else pad(turned, (0, 0, rows.B, 0)))
+        if dW is not None:
+            dga = plus(dga, read_push(cell, xprev, m) @ dW.T)
+        if W is not None and dx is not None and cell.read_slot is None:
+            op = read_of(cell).pushed(("x",)).pushed(("x",))
+            turned = op(None, xprev, m, rows.prev(dx))["r"]
+            dga = plus(dga, None if turned is None else turned @ W.T)
+        return tangent(plan, tape, W, dg, dga, link)
+
+    vmap = staticmethod(lambda *_: _raise(no_vmap()))
+
+
+def forward(plan: Plan, base: Tensor, v: Tensor | None, W: Tensor | None, x0: Tensor, p: Tensor | None) -> tuple[Tape, Tensor]:
+    """-> (tape, x of each sample at its own last step)"""
+    x, a, last = Forward.apply(plan, base, v, W, x0, p)
+    return Tape(a, v, x, p), last
+
+
+def adjoint(plan: Plan, tape: Tape, W: Tensor | None, s: Tensor | None, s_last: Tensor | None, sa: Tensor | None, link: Link | None = None) -> tuple[Tensor, Tensor]:
+    """-> (lam [B + N, n], delta [N, g d])"""
+    active, factor = (None, None) if link is None else (link.active, link.factor)
+    lam, delta, _ = Adjoint.apply(plan, active, False, factor, None, s, s_last, sa, W, *tape)
+    return lam, delta
+
+
+def costate(plan: Plan, tape: Tape, W: Tensor | None, s: Tensor | None, s_last: Tensor | None, declared: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """The scale-free adjoint -> (mantissa [B + N, n], delta in the same units, exponent [B + N]).
+
+    declared [B + N]: the state rows where the loss reads the state; at the others the source is zero whatever the state is.
+    """
+    return Adjoint.apply(plan, None, True, None, declared, s, s_last, None, W, *tape)
+
+
+def tangent(plan: Plan, tape: Tape, W: Tensor | None, g: Tensor | None, ga: Tensor | None, link: Link | None = None) -> tuple[Tensor, Tensor]:
+    """-> (mu [B + N, n], nu [N, g d])"""
+    active, factor = (None, None) if link is None else (link.active, link.factor)
+    return Tangent.apply(plan, active, factor, g, ga, W, *tape)
+
+
+def linked(rows: Rows, mu: Tensor, link: Link | None) -> Tensor:
+    """m_t = link_t mu_{t-1}"""
+    return rows.prev(mu) if link is None else rows.prev(mu) * link.factor
+
+
+def unscaled(rows: Rows, mu: Tensor, k: Tensor | None, declared: Tensor | None) -> Tensor:
+    """mu at its true scale, where a loss is declared: the change of the source that the penalty asks for."""
+    if k is None:
+        return mu
+    true = scale(mu, -k[:, None])
+    if declared is not None:
+        true = torch.where(declared[:, None], true, 0)
+    if not torch.isfinite(true).all():
+        bad = (~torch.isfinite(true).all(1)).nonzero()[0, 0].item()
+        t = _time(rows, int(bad)) if len(mu) == rows.B + rows.N else int(rows.lengths[int(bad)])
+        raise NumericalError(
+            f"the second adjoint is outside the range of {str(mu.dtype)[6:]} at t = {t}: the penalty's derivative by the loss's "
+            f"gradient there is 2^{-int(k[int(bad)])} times a number of order one. Use float64, a shorter sequence or a smaller gain."
+        )
+    return true
+
+
+def refuse(plan: Plan, states: Tensor, what: str) -> None:
+    rows = plan.rows
+    bad = (~torch.isfinite(states).all(1)).nonzero()[:, 0].tolist()
+    times = sorted({_time(rows, r) for r in bad})
+    t = times[0] if what in ("the state", "the tangent") else times[-1]
+    raise NumericalError(
+        f"{what} is outside the range of {str(states.dtype)[6:]} at t = {t} of {rows.T}. "
+        "Use float64, a shorter sequence, or weights of a smaller gain (spectral radius)."
+    )
+
+
+def _time(rows: Rows, row: int) -> int:
+    return 0 if row < rows.B else int(rows.time[row - rows.B])
+
+
+def _raise(error: Exception) -> None:
+    raise error

@@ -1,0 +1,127 @@
+"""The definition: three loops written as the formulas read, one row block after another, nothing precomputed."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import Tensor
+
+from ..formula import Node, evaluate, pull, push, symbol
+from .derivatives import Plan, Tape
+from .rows import Link, pow2, scale
+
+
+def values(nodes: tuple[Node, ...], y: Tensor | None) -> dict[Node, Tensor]:
+    return {} if y is None or not nodes else dict(zip(nodes, y.chunk(len(nodes), -1), strict=True))
+
+
+def packed(entries: list[Tensor | float], like: Tensor, d: int) -> Tensor:
+    return torch.cat([torch.as_tensor(e, dtype=like.dtype, device=like.device).expand(len(like), d) for e in entries], -1)
+
+
+@functools.cache
+def symbols(kind: str, count: int) -> tuple[Node, ...]:
+    return tuple(symbol(f"{kind}.{i}") for i in range(count))
+
+
+def forward(plan: Plan, base: Tensor, v: Tensor | None, W: Tensor | None, x0: Tensor, p: Tensor | None) -> tuple[Tensor, Tensor]:
+    cell, rows = plan.cell, plan.rows
+    d = x0.shape[1] // len(cell.slots)
+    x, a = [x0], []
+    bases, sides = rows.steps(base), [None] * rows.T if v is None else rows.steps(v)
+    for t in range(rows.T):
+        before = x[t][: rows.sizes[t]]
+        env = values(cell.x, before) | values(cell.p, p) | values(cell.v, sides[t])
+        a_t = bases[t]
+        if W is not None:
+            a_t = a_t + packed(evaluate(cell.read, env), before, d) @ W.T
+        a.append(a_t)
+        x.append(packed(evaluate(cell.next, env | values(cell.a, a_t)), before, d))
+    return torch.cat(x), torch.cat(a)
+
+
+def points(plan: Plan, tape: Tape) -> list[dict[Node, Tensor]]:
+    """The values at which each step is differentiated."""
+    cell, rows = plan.cell, plan.rows
+    sides = [None] * rows.T if tape.v is None else rows.steps(tape.v)
+    return [
+        values(cell.x, before) | values(cell.p, tape.p) | values(cell.a, a_t) | values(cell.v, v_t)
+        for before, a_t, v_t in zip(rows.before(tape.x), rows.steps(tape.a), sides, strict=True)
+    ]
+
+
+def adjoint(
+    plan: Plan, tape: Tape, W: Tensor | None, s: Tensor | None, s_last: Tensor | None, sa: Tensor | None, link: Link | None, scaled: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    cell, rows = plan.cell, plan.rows
+    n, d = tape.x.shape[1], tape.x.shape[1] // len(cell.slots)
+    bar, rbar = symbols("lam", len(cell.slots)), symbols("rbar", len(cell.read))
+    source = tape.x.new_zeros(tape.x.shape) if s is None else s
+    if s_last is not None:
+        source = source + rows.last_back(s_last)
+    sources = rows.states(source)
+    k = [exponent(sources[-1], torch.zeros(len(sources[-1]), dtype=torch.int32, device=source.device))]
+    lam = [scale(sources[-1], -k[0][:, None]) if scaled else sources[-1]]
+    delta: list[Tensor] = []
+    at = points(plan, tape)
+    for t in reversed(range(rows.T)):
+        env = at[t] | values(bar, lam[0])
+        delta_t = packed(evaluate(pull(cell.next, bar, cell.a), env), lam[0], d)
+        if sa is not None:
+            delta_t = delta_t + rows.steps(sa)[t]
+        out = packed(evaluate(pull(cell.next, bar, cell.x), env), lam[0], d)
+        if W is not None:
+            env |= values(rbar, delta_t @ W)
+            out = out + packed(evaluate(pull(cell.read, rbar, cell.x), env), lam[0], d)
+        if link is not None:
+            out = out * rows.steps(link.factor)[t]
+        out = torch.cat([out, out.new_zeros(len(sources[t]) - len(out), n)])
+        if scaled:
+            known = torch.cat([k[0], k[0].new_zeros(len(out) - len(k[0]))])
+            mine = torch.cat([exponent(lam[0], torch.zeros_like(k[0])) + k[0], k[0].new_full((len(out) - len(k[0]),), NONE)])
+            alive = torch.cat([lam[0].abs().amax(1) > 0, torch.zeros(len(out) - len(k[0]), dtype=torch.bool, device=out.device)])
+            theirs = torch.where(sources[t].abs().amax(1) > 0, exponent(sources[t], torch.zeros_like(known)), NONE)
+            chosen = torch.maximum(torch.where(alive, mine, NONE), theirs)
+            chosen = torch.where(chosen == NONE, known, chosen)
+            out = scale(out, (known - chosen)[:, None]) + scale(sources[t], -chosen[:, None])
+            k.insert(0, chosen)
+        else:
+            out = out + sources[t]
+        lam.insert(0, out)
+        delta.insert(0, delta_t)
+    return torch.cat(lam), torch.cat(delta), torch.cat(k) if scaled else None
+
+
+NONE = -(1 << 28)  # the exponent of nothing
+
+
+def exponent(y: Tensor, otherwise: Tensor) -> Tensor:
+    """e with 2^(e-1) <= max |y| < 2^e for each row; `otherwise` for a row of zeros."""
+    top = y.abs().amax(1)
+    return torch.where(top > 0, torch.frexp(top).exponent, otherwise)
+
+
+def tangent(plan: Plan, tape: Tape, W: Tensor | None, g: Tensor | None, ga: Tensor | None, link: Link | None) -> tuple[Tensor, Tensor]:
+    cell, rows = plan.cell, plan.rows
+    d = tape.x.shape[1] // len(cell.slots)
+    dot, into = symbols("mu", len(cell.slots)), symbols("nu", len(cell.a))
+    along = dict(zip(cell.x, dot, strict=True))
+    sources = rows.states(tape.x.new_zeros(tape.x.shape) if g is None else g)
+    mu, nu = [sources[0]], []
+    at = points(plan, tape)
+    for t in range(rows.T):
+        m = mu[t][: rows.sizes[t]]
+        if link is not None:
+            m = m * rows.steps(link.factor)[t]
+        env = at[t] | values(dot, m)
+        nu_t = m.new_zeros(len(m), tape.a.shape[1]) if ga is None else rows.steps(ga)[t]
+        if W is not None:
+            nu_t = nu_t + packed(evaluate(push(cell.read, along), env), m, d) @ W.T
+        out = push(cell.next, along | dict(zip(cell.a, into, strict=True)))
+        mu.append(sources[t + 1] + packed(evaluate(out, env | values(into, nu_t)), m, d))
+        nu.append(nu_t)
+    return torch.cat(mu), torch.cat(nu)
+
+
+__all__ = ["adjoint", "forward", "pow2", "tangent"]

@@ -1,0 +1,131 @@
+"""Rows: where the time steps of ragged sequences lie in flat arrays, and exact powers of two.
+
+Samples are sorted by falling length, so that step t holds the first n_t of them:
+
+    step arrays  [N, .]      N = n_1 + ... + n_T      u, v, a, delta, nu
+    state arrays [B + N, .]  x_0 of all B samples first      x, lam, mu
+
+Nothing is padded and nothing is masked: a step that does not exist has no row.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+
+class Rows:
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self.sizes = list(sizes)
+        self.T, self.B, self.N = len(self.sizes), self.sizes[0], sum(self.sizes)
+        self.uniform = self.sizes[-1] == self.B
+        self.starts = [0]  # of the steps in step arrays, and the end
+        for n in self.sizes:
+            self.starts.append(self.starts[-1] + n)
+
+    def steps(self, y: Tensor) -> tuple[Tensor, ...]:
+        """A step array as T views [n_t, .]."""
+        return y.split(self.sizes)
+
+    def states(self, x: Tensor) -> tuple[Tensor, ...]:
+        """A state array as T + 1 views."""
+        return x.split([self.B, *self.sizes])
+
+    def before(self, x: Tensor) -> list[Tensor]:
+        """x_{t-1} for the samples that take step t, as T views."""
+        return [y if len(y) == n else y[:n] for y, n in zip(self.states(x), self.sizes, strict=False)]
+
+    def prev(self, x: Tensor) -> Tensor:
+        """x_{t-1} for the samples that take step t, as one step array."""
+        return x[: self.N] if self.uniform else x.index_select(0, self.prev_index.to(x.device))
+
+    def prev_back(self, y: Tensor) -> Tensor:
+        """The transpose of prev: [N, .] -> [B + N, .]."""
+        if self.uniform:
+            return pad(y, (0, 0, 0, self.B))
+        return y.new_zeros(self.B + self.N, y.shape[1]).index_copy(0, self.prev_index.to(y.device), y)
+
+    def last(self, x: Tensor) -> Tensor:
+        """Each sample's state at its own last step, [B, .]."""
+        return x[self.N :] if self.uniform else x.index_select(0, self.last_index.to(x.device))
+
+    def last_back(self, y: Tensor) -> Tensor:
+        """The transpose of last: [B, .] -> [B + N, .]."""
+        if self.uniform:
+            return pad(y, (0, 0, self.N, 0))
+        return y.new_zeros(self.B + self.N, y.shape[1]).index_copy(0, self.last_index.to(y.device), y)
+
+    @functools.cached_property
+    def lengths(self) -> Tensor:
+        return (torch.tensor(self.sizes)[:, None] > torch.arange(self.B)).sum(0)
+
+    @functools.cached_property
+    def sample(self) -> Tensor:
+        """The sample of each row of a step array."""
+        return torch.cat([torch.arange(n) for n in self.sizes])
+
+    @functools.cached_property
+    def time(self) -> Tensor:
+        """The step t = 1..T of each row of a step array."""
+        return torch.repeat_interleave(torch.arange(1, self.T + 1), torch.tensor(self.sizes))
+
+    @functools.cached_property
+    def prev_index(self) -> Tensor:
+        return self.state_index[self.time - 1, self.sample]
+
+    @functools.cached_property
+    def last_index(self) -> Tensor:
+        return self.state_index[self.lengths, torch.arange(self.B)]
+
+    @functools.cached_property
+    def state_index(self) -> Tensor:
+        """The row of (t, sample) in a state array, [T + 1, B]; -1 where there is none."""
+        index = torch.full((self.T + 1, self.B), -1)
+        index[0] = torch.arange(self.B)
+        index[self.time, self.sample] = torch.arange(self.B, self.B + self.N)
+        return index
+
+    def of_states(self, dense: Tensor) -> Tensor:
+        """[T + 1, B] -> [B + N]."""
+        if self.uniform:
+            return dense.reshape(-1)
+        return torch.cat([dense[0], dense[self.time.to(dense.device), self.sample.to(dense.device)]])
+
+
+def pow2(k: Tensor, dtype: torch.dtype) -> Tensor:
+    """2^k exactly, from its bits; 0 below the normal range, the largest power above it."""
+    bias, shift, bits = (1023, 52, torch.int64) if dtype == torch.float64 else (127, 23, torch.int32)
+    e = k.clamp(-bias, bias).to(bits) + bias
+    return (e << shift).view(torch.float64 if dtype == torch.float64 else torch.float32).to(dtype)
+
+
+def scale(y: Tensor, k: Tensor) -> Tensor:
+    """y 2^k, in two factors so that 2^k may lie outside the range when y 2^k does not."""
+    half = torch.div(k, 2, rounding_mode="floor")
+    return y * pow2(half, y.dtype) * pow2(k - half, y.dtype)
+
+
+@dataclass(frozen=True)
+class Link:
+    """Factors on the connection between steps t - 1 and t: lam_{t-1} = s_{t-1} + factor_t J_t' lam_t.
+
+    Powers of two keep costates in range, zeros cut a sequence (truncated backpropagation)."""
+
+    factor: Tensor  # [N, 1]
+    active: list[bool]  # for each step: is any factor of it not 1
+
+    @staticmethod
+    def of(rows: Rows, factor: Tensor) -> Link:
+        step = torch.zeros(rows.T, dtype=torch.bool)
+        step[rows.time[(factor[:, 0] != 1).cpu()] - 1] = True
+        return Link(factor, step.tolist())
+
+    @staticmethod
+    def between(rows: Rows, k: Tensor, dtype: torch.dtype) -> Link:
+        """2^(k_t - k_{t-1}) for exponents k of the state rows."""
+        return Link.of(rows, pow2(k[rows.B :, None] - rows.prev(k[:, None]), dtype))
