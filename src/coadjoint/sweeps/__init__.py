@@ -1,1 +1,78 @@
-"""The only sequential code: forward, adjoint and tangent, one file for each engine."""
+"""The only sequential code: forward, adjoint and tangent, one file for each engine.
+
+    rows         where time steps lie in flat arrays
+    pointwise    what is parallel over time: slopes, bends
+    derivatives  the three loops as operations that differentiate any number of times
+    reference    an engine: the definition
+    cpu          an engine: fast on a CPU
+    autograd     any step function, by torch's own differentiation
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+from torch.nn.functional import pad
+
+from ..cells import Cell
+from ..errors import Unsupported, choose
+from . import cpu, derivatives, reference
+from .autograd import Stepped
+from .derivatives import Engine, Plan, Tape
+from .rows import Link, Rows, scale
+
+ENGINES: dict[str, Engine | None] = {"reference": reference, "cpu": cpu, "autograd": None}  # type: ignore[dict-item]
+
+
+def resolve(name: str, cell: Cell | None, device: str) -> tuple[str, str]:
+    """The engine for a request, and why. A request by name is honoured or refused, never swapped."""
+    choose("engine", name, [*ENGINES, "auto"])
+    if cell is None:
+        if name in ("auto", "autograd"):
+            return "autograd", "a step function is differentiated by torch, step by step"
+        raise Unsupported(f"engine '{name}' takes its code from a cell's formula, and this network runs a step function. Use engine='autograd' or write the cell with @co.cell.")
+    if name == "auto":
+        if device == "cpu":
+            return "cpu", "the cell is a formula and the data is on the CPU"
+        return "reference", f"the cell is a formula and the data is on {device}, for which there is no faster engine"
+    if name == "cpu" and device != "cpu":
+        raise Unsupported(f"engine 'cpu' runs on the CPU, and the data is on {device}. Use engine='auto' or move the network with .to('cpu').")
+    return name, "asked for by name"
+
+
+@dataclass(frozen=True, eq=False)
+class Swept:
+    """A run of a formula: its states, and its costates and tangents by the three loops."""
+
+    plan: Plan
+    tape: Tape
+    W: Tensor | None
+    last: Tensor  # [B, n]
+
+    @staticmethod
+    def run(plan: Plan, base: Tensor, side: Tensor | None, W: Tensor | None, x0: Tensor, p: Tensor | None) -> Swept:
+        tape, last = derivatives.forward(plan, base, side, W, x0, p)
+        return Swept(plan, tape, W, last)
+
+    @property
+    def x(self) -> Tensor:
+        return self.tape.x
+
+    def costate(self, s: Tensor | None, s_last: Tensor | None, declared: Tensor | None) -> tuple[Tensor, Tensor]:
+        """-> (mantissa [B + N, n], exponent [B + N])"""
+        mantissa, _, k = derivatives.costate(self.plan, self.tape, self.W, s, s_last, declared)
+        return mantissa, k
+
+    def push(self, base: Tensor | None, side: Tensor | None) -> Tensor:
+        """The tangent mu [B + N, n] for directions of base and side."""
+        rows, tape = self.plan.rows, self.tape
+        g = None
+        if side is not None:
+            op = derivatives.next_of(self.plan.cell).pushed(("v",))
+            g = op(tape.x[rows.B :], tape.a, tape.v, rows.prev(tape.x), tape.p, side)["x"]
+            g = None if g is None else pad(g, (0, 0, rows.B, 0))
+        return derivatives.tangent(self.plan, tape, self.W, g, base)[0]
+
+
+__all__ = ["ENGINES", "Engine", "Link", "Plan", "Rows", "Stepped", "Swept", "Tape", "resolve", "scale"]

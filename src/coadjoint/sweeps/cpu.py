@@ -18,10 +18,9 @@ from ..cells import Cell
 from ..formula import ZERO, Node, add, apart, evaluate, is_const, pull, push, symbol
 from .derivatives import Plan, Tape
 from .pointwise import CHUNK, program
-from .rows import Link, Rows, pow2
+from .rows import NONE, Link, Rows, exponent, pow2
 
 Columns = dict[Node, Sequence[Tensor]]
-NONE = -(1 << 28)  # the exponent of nothing
 BLOCK = 8  # steps that share one exponent, unless costates change too fast for that
 
 
@@ -272,9 +271,9 @@ def _scaled(loop: AdjointLoop, lam: Tensor, s: Tensor | None, s_last: Tensor | N
     def run(lo: int, hi: int) -> tuple[Tensor, Tensor]:
         """lam_{hi-1} .. lam_lo from lam_hi -> the exponents, and which samples have a costate."""
         n = len(lams[hi])
-        top = torch.linalg.vector_norm(lams[hi], float("inf"), 1)
         mine = torch.full((B,), NONE, dtype=torch.int32)
-        mine[:n] = torch.where(top > 0, k[hi, :n] + torch.frexp(top).exponent, NONE)
+        e = exponent(lams[hi])
+        mine[:n] = torch.where(e == NONE, NONE, k[hi, :n] + e)
         new = torch.maximum(mine, ks[lo:hi].amax(0))
         alive = new != NONE
         new = torch.where(alive, new, k[hi])
@@ -323,8 +322,7 @@ def source_exponents(rows: Rows, s: Tensor | None, s_last: Tensor | None) -> Ten
     source = s if s is not None else s_last
     if source is None:
         return ks
-    top = torch.linalg.vector_norm(source, float("inf"), 1)
-    e = torch.where(top > 0, torch.frexp(top).exponent, NONE)
+    e = exponent(source)
     if s is None:
         ks[rows.lengths, torch.arange(rows.B)] = e
     else:

@@ -6,10 +6,11 @@ import functools
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ..formula import Node, evaluate, pull, push, symbol
 from .derivatives import Plan, Tape
-from .rows import Link, pow2, scale
+from .rows import Link, exponent, next_exponent, scale
 
 
 def values(nodes: tuple[Node, ...], y: Tensor | None) -> dict[Node, Tensor]:
@@ -55,13 +56,13 @@ def adjoint(
     plan: Plan, tape: Tape, W: Tensor | None, s: Tensor | None, s_last: Tensor | None, sa: Tensor | None, link: Link | None, scaled: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     cell, rows = plan.cell, plan.rows
-    n, d = tape.x.shape[1], tape.x.shape[1] // len(cell.slots)
+    d = tape.x.shape[1] // len(cell.slots)
     bar, rbar = symbols("lam", len(cell.slots)), symbols("rbar", len(cell.read))
     source = tape.x.new_zeros(tape.x.shape) if s is None else s
     if s_last is not None:
         source = source + rows.last_back(s_last)
     sources = rows.states(source)
-    k = [exponent(sources[-1], torch.zeros(len(sources[-1]), dtype=torch.int32, device=source.device))]
+    k = [next_exponent(exponent(source[:0]), source[:0], sources[-1])]
     lam = [scale(sources[-1], -k[0][:, None]) if scaled else sources[-1]]
     delta: list[Tensor] = []
     at = points(plan, tape)
@@ -76,30 +77,14 @@ def adjoint(
             out = out + packed(evaluate(pull(cell.read, rbar, cell.x), env), lam[0], d)
         if link is not None:
             out = out * rows.steps(link.factor)[t]
-        out = torch.cat([out, out.new_zeros(len(sources[t]) - len(out), n)])
+        begun, source_t = len(sources[t]) - len(out), sources[t]
         if scaled:
-            known = torch.cat([k[0], k[0].new_zeros(len(out) - len(k[0]))])
-            mine = torch.cat([exponent(lam[0], torch.zeros_like(k[0])) + k[0], k[0].new_full((len(out) - len(k[0]),), NONE)])
-            alive = torch.cat([lam[0].abs().amax(1) > 0, torch.zeros(len(out) - len(k[0]), dtype=torch.bool, device=out.device)])
-            theirs = torch.where(sources[t].abs().amax(1) > 0, exponent(sources[t], torch.zeros_like(known)), NONE)
-            chosen = torch.maximum(torch.where(alive, mine, NONE), theirs)
-            chosen = torch.where(chosen == NONE, known, chosen)
-            out = scale(out, (known - chosen)[:, None]) + scale(sources[t], -chosen[:, None])
-            k.insert(0, chosen)
-        else:
-            out = out + sources[t]
-        lam.insert(0, out)
+            k.insert(0, next_exponent(k[0], lam[0], source_t))
+            out = scale(out, (k[1] - k[0][: len(out)])[:, None])
+            source_t = scale(source_t, -k[0][:, None])
+        lam.insert(0, pad(out, (0, 0, 0, begun)) + source_t)
         delta.insert(0, delta_t)
     return torch.cat(lam), torch.cat(delta), torch.cat(k) if scaled else None
-
-
-NONE = -(1 << 28)  # the exponent of nothing
-
-
-def exponent(y: Tensor, otherwise: Tensor) -> Tensor:
-    """e with 2^(e-1) <= max |y| < 2^e for each row; `otherwise` for a row of zeros."""
-    top = y.abs().amax(1)
-    return torch.where(top > 0, torch.frexp(top).exponent, otherwise)
 
 
 def tangent(plan: Plan, tape: Tape, W: Tensor | None, g: Tensor | None, ga: Tensor | None, link: Link | None) -> tuple[Tensor, Tensor]:
@@ -123,5 +108,3 @@ def tangent(plan: Plan, tape: Tape, W: Tensor | None, g: Tensor | None, ga: Tens
         nu.append(nu_t)
     return torch.cat(mu), torch.cat(nu)
 
-
-__all__ = ["adjoint", "forward", "pow2", "tangent"]

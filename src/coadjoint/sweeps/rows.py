@@ -110,6 +110,26 @@ def scale(y: Tensor, k: Tensor) -> Tensor:
     return y * pow2(half, y.dtype) * pow2(k - half, y.dtype)
 
 
+NONE = -(1 << 28)  # the exponent of nothing
+
+
+def exponent(y: Tensor) -> Tensor:
+    """e with 2^(e-1) <= max |y| < 2^e for each row; NONE for a row of zeros."""
+    top = torch.linalg.vector_norm(y, float("inf"), 1)
+    return torch.where(top > 0, torch.frexp(top).exponent, NONE)
+
+
+def next_exponent(k: Tensor, lam: Tensor, source: Tensor) -> Tensor:
+    """The exponent for lam_{t-1} = J' lam_t + source_{t-1}, from the mantissa lam_t, its exponent k and the source.
+
+    Rows of `source` past those of `lam` begin here; a row of zeros keeps the exponent it had."""
+    begun = len(source) - len(lam)
+    e = exponent(lam)
+    mine = pad(torch.where(e == NONE, NONE, k + e), (0, begun), value=NONE)
+    new = torch.maximum(mine, exponent(source))
+    return torch.where(new == NONE, pad(k, (0, begun)), new)
+
+
 @dataclass(frozen=True)
 class Link:
     """Factors on the connection between steps t - 1 and t: lam_{t-1} = s_{t-1} + factor_t J_t' lam_t.

@@ -1,0 +1,137 @@
+"""Losses: one value for each entry, from the pre-output a = V h + b_o and the target y.
+
+An entry is a sample (readout at the last step) or a sample's time step (readout at every step). Built-in losses fold
+the output function in, so that softmax with cross-entropy and sigmoid with binary cross-entropy are computed from a
+and stay finite, with their first two derivatives, at a = +-1e4. A user's loss receives y_hat = phi(a) and y.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .errors import InputError, KindError, Unsupported, choose
+
+OUTPUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "identity": lambda a: a,
+    "sigmoid": torch.sigmoid,
+    "softmax": lambda a: torch.softmax(a, -1),
+    "tanh": torch.tanh,
+}
+Output = str | Callable[[Tensor], Tensor]
+
+
+def output_function(output: Output) -> Callable[[Tensor], Tensor]:
+    return output if callable(output) else OUTPUTS[choose("output function", output, OUTPUTS)]
+
+
+@dataclass(frozen=True)
+class Loss:
+    """value(a or y_hat, y) -> [entries]. `folds`: the output functions that `value` contains; it then receives a."""
+
+    name: str
+    value: Callable[[Tensor, Tensor], Tensor]
+    folds: tuple[str, ...] = ()
+
+    def __call__(self, a: Tensor, y: Tensor | None, output: Output) -> Tensor:
+        if y is None:
+            raise InputError(f"loss '{self.name}' compares with a target: pass y.")
+        if not self.folds:
+            return self.value(output_function(output)(a), y)
+        if output not in self.folds:
+            raise Unsupported(
+                f"loss '{self.name}' contains its output function: it takes output={' or '.join(map(repr, self.folds))}, "
+                f"and this network has output={output!r}."
+            )
+        return self.value(a, y)
+
+
+def _same_shape(name: str, y_hat: Tensor, y: Tensor) -> Tensor:
+    if y.shape == y_hat.shape[:-1] and y_hat.shape[-1] == 1:
+        y = y[..., None]
+    if y.shape != y_hat.shape:
+        raise InputError(f"loss '{name}': the network gives {list(y_hat.shape)} and the target y has {list(y.shape)} on the entries that count; they must agree.")
+    if y.is_complex():
+        raise KindError(f"loss '{name}' takes real targets; got {y.dtype}.")
+    return y.to(y_hat.dtype)
+
+
+def _squared(y_hat: Tensor, y: Tensor) -> Tensor:
+    return (y_hat - _same_shape("squared", y_hat, y)).square().sum(-1)
+
+
+def _absolute(y_hat: Tensor, y: Tensor) -> Tensor:
+    return (y_hat - _same_shape("absolute", y_hat, y)).abs().sum(-1)
+
+
+def _huber(delta: float, y_hat: Tensor, y: Tensor) -> Tensor:
+    e = (y_hat - _same_shape("huber", y_hat, y)).abs()
+    return torch.where(e <= delta, 0.5 * e.square(), delta * (e - 0.5 * delta)).sum(-1)
+
+
+def _cross_entropy(a: Tensor, y: Tensor) -> Tensor:
+    if y.is_floating_point():
+        return -(_same_shape("cross-entropy", a, y) * F.log_softmax(a, -1)).sum(-1)
+    if y.shape != a.shape[:-1]:
+        raise InputError(f"loss 'cross-entropy': the network gives {list(a.shape)}, so y must hold class numbers {list(a.shape[:-1])} or probabilities {list(a.shape)}; got {list(y.shape)}.")
+    if y.dtype == torch.bool or y.is_complex():
+        raise KindError(f"loss 'cross-entropy' takes class numbers (integers) or probabilities (floats); got {y.dtype}.")
+    if y.numel() and (y.min() < 0 or y.max() >= a.shape[-1]):
+        raise InputError(f"loss 'cross-entropy': class numbers must lie in 0..{a.shape[-1] - 1}; got {int(y.min())}..{int(y.max())}.")
+    return -F.log_softmax(a, -1).gather(-1, y.long()[..., None])[..., 0]
+
+
+def _binary_cross_entropy(a: Tensor, y: Tensor) -> Tensor:
+    y = _same_shape("binary-cross-entropy", a, y)
+    if y.numel() and (y.min() < 0 or y.max() > 1):
+        raise InputError(f"loss 'binary-cross-entropy': targets must lie in 0..1; got {float(y.min()):g}..{float(y.max()):g}.")
+    return (F.softplus(a, 1.0, 40.0) - a * y).sum(-1)
+
+
+squared = Loss("squared", _squared)
+absolute = Loss("absolute", _absolute)
+cross_entropy = Loss("cross-entropy", _cross_entropy, ("softmax", "identity"))
+binary_cross_entropy = Loss("binary-cross-entropy", _binary_cross_entropy, ("sigmoid", "identity"))
+
+
+def huber(delta: float = 1.0) -> Loss:
+    """e^2 / 2 for |e| <= delta, delta (|e| - delta / 2) beyond, summed over outputs."""
+    if not delta > 0:
+        raise InputError(f"huber's delta must be positive; got {delta}.")
+    return Loss("huber", lambda y_hat, y: _huber(delta, y_hat, y))
+
+
+LOSSES: dict[str, Loss] = {
+    "squared": squared,  # sum over outputs of (y_hat - y)^2
+    "absolute": absolute,  # sum over outputs of |y_hat - y|; slope 0 at 0
+    "huber": huber(),
+    "cross-entropy": cross_entropy,  # -log softmax(a)_y; output softmax, or identity with a as logits
+    "binary-cross-entropy": binary_cross_entropy,  # sum over outputs; output sigmoid, or identity with a as logits
+}
+LossLike = str | Loss | Callable[..., Any]
+
+
+def entries(loss: LossLike, a: Tensor, y: Tensor | None, output: Output) -> Tensor:
+    """The loss of each entry, [len(a)]."""
+    if isinstance(loss, str):
+        loss = LOSSES[choose("loss", loss, LOSSES)]
+    if isinstance(loss, Loss):
+        return loss(a, y, output)
+    if not callable(loss):
+        raise KindError(f"a loss is a name ({', '.join(LOSSES)}), a Loss, a function of (y_hat, y) or a tensor of one value for each sample; got {type(loss).__name__}.")
+    y_hat = output_function(output)(a)
+    value = loss(y_hat) if y is None else loss(y_hat, y)
+    if not isinstance(value, Tensor):
+        raise KindError(f"the loss function returned {type(value).__name__}; expected a tensor of one value for each of {len(a)} entries.")
+    if value.shape != a.shape[:1]:
+        what = "a scalar" if value.dim() == 0 else f"shape {list(value.shape)}"
+        raise InputError(
+            f"the loss function returned {what}; expected one value for each of {len(a)} entries, shape [{len(a)}]. "
+            "coadjoint averages over samples itself: use reduction='none' and sum over outputs only."
+        )
+    return value

@@ -1,0 +1,567 @@
+"""Network -> Trajectory -> Costates.
+
+    x_t   = f(W r(x_{t-1}), R u_t + b, x_{t-1}, p)     t = 1..T
+    a     = V h + b_o,  y_hat = phi(a)                 h the first slot of x, at the last step or at every step
+    lam_t = dL/dx_t                                    t = 0..T, each sample's own loss, positive
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
+
+from . import cells, losses, sweeps
+from .cells import Activation, Cell
+from .errors import InputError, KindError, Unsupported, choose
+from .losses import LossLike, Output
+from .sweeps import Plan, Rows, Stepped, Swept, scale
+
+Sequences = Tensor | PackedSequence | Sequence[Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """How samples of different lengths lie in flat rows (see sweeps.rows)."""
+
+    rows: Rows
+    order: Tensor | None  # the sample of each sorted position; None if nothing was moved
+
+    @staticmethod
+    def of(lengths: Tensor | None, T: int, B: int) -> Layout:
+        if lengths is None or bool((lengths == T).all()):
+            return Layout(Rows([B] * T), None)
+        order = torch.sort(lengths, descending=True, stable=True).indices
+        return Layout(Rows([int(n) for n in (lengths[None] > torch.arange(int(lengths.max()))[:, None]).sum(1)]), order)
+
+    @property
+    def sample(self) -> Tensor:
+        """The user's sample of each row of a step array."""
+        return self.rows.sample if self.order is None else self.order[self.rows.sample]
+
+    @functools.cached_property
+    def inverse(self) -> Tensor | None:
+        return None if self.order is None else torch.argsort(self.order)
+
+    def flat(self, y: Tensor) -> Tensor:
+        """[T, B, ...] -> [N, ...]; what stands beyond a sample's length is not read."""
+        if self.rows.uniform:
+            return y.flatten(0, 1)
+        return y[(self.rows.time - 1).to(y.device), self.sample.to(y.device)]
+
+    def sort(self, y: Tensor) -> Tensor:
+        """Samples [B, ...] into the order of the rows."""
+        return y if self.order is None else y.index_select(0, self.order.to(y.device))
+
+    def unsort(self, y: Tensor) -> Tensor:
+        return y if self.inverse is None else y.index_select(0, self.inverse.to(y.device))
+
+    def padded(self, y: Tensor, fill: float = 0) -> Tensor:
+        """Step rows [N, ...] -> [T, B, ...]."""
+        T, B = self.rows.T, self.rows.B
+        if self.rows.uniform:
+            return y.unflatten(0, (T, B))
+        index = ((self.rows.time - 1) * B + self.sample).to(y.device)
+        return y.new_full((T * B, *y.shape[1:]), fill).index_copy(0, index, y).unflatten(0, (T, B))
+
+    def padded_states(self, x: Tensor, fill: float = 0) -> Tensor:
+        """State rows [B + N, ...] -> [T + 1, B, ...]."""
+        B = self.rows.B
+        if self.rows.uniform:
+            return x.unflatten(0, (self.rows.T + 1, B))
+        return torch.cat([self.unsort(x[:B])[None], self.padded(x[B:], fill)])
+
+    @functools.cached_property
+    def lengths(self) -> Tensor:
+        return self.unsort(self.rows.lengths)
+
+    @functools.cached_property
+    def mask(self) -> Tensor:
+        """[T + 1, B]: does the state exist"""
+        return torch.arange(self.rows.T + 1)[:, None] <= self.lengths
+
+
+@dataclass(frozen=True, eq=False)
+class Trajectory:
+    """One run of a network over a batch.
+
+    u [T, B, inputs], x [T+1, B, n], a and y_hat [B, outputs] or [T, B, outputs], state [B, n] (each sample's last, for
+    the next call), lengths [B], mask [T+1, B]. Padding is zero. n is the number of units times the slots of the cell.
+    """
+
+    network: Network
+    layout: Layout
+    inputs: Tensor  # step rows
+    run: Swept | Stepped
+    pre: Tensor  # a, in rows: [B, outputs] in the rows' order or [N, outputs]
+
+    @functools.cached_property
+    def u(self) -> Tensor:
+        return self.layout.padded(self.inputs)
+
+    @functools.cached_property
+    def x(self) -> Tensor:
+        return self.layout.padded_states(self.run.x)
+
+    @functools.cached_property
+    def a(self) -> Tensor:
+        return self._outward(self.pre)
+
+    @functools.cached_property
+    def y_hat(self) -> Tensor:
+        return self._outward(losses.output_function(self.network.output)(self.pre))
+
+    @functools.cached_property
+    def state(self) -> Tensor:
+        return self.layout.unsort(self.run.last)
+
+    @property
+    def lengths(self) -> Tensor:
+        return self.layout.lengths
+
+    @property
+    def mask(self) -> Tensor:
+        return self.layout.mask
+
+    def _outward(self, y: Tensor) -> Tensor:
+        return self.layout.unsort(y) if self.network.readout == "last" else self.layout.padded(y)
+
+    def loss(self, loss: LossLike | Tensor, y: Any = None, *, mask: Tensor | None = None, reduce: str = "sum") -> Tensor:
+        """The loss of each sample, [B].
+
+        loss    a name, a Loss, a function of (y_hat, y) on the entries that count, or [B] values made from this trajectory
+        y       [B, ...] (readout "last") or [T, B, ...] (readout "every"); padding is not read
+        mask    [T, B] (or [B]) weights of the entries; zero leaves one out, whatever y holds there
+        reduce  "sum" or "mean" over a sample's own steps that count
+        """
+        return self._loss(loss, y, mask, reduce, self.pre)
+
+    def _loss(self, loss: LossLike | Tensor, y: Any, mask: Tensor | None, reduce: str, pre: Tensor) -> Tensor:
+        layout, every = self.layout, self.network.readout == "every"
+        B, T = layout.rows.B, layout.rows.T
+        if isinstance(loss, Tensor):
+            if loss.shape != (B,):
+                what = "a scalar" if loss.dim() == 0 else f"shape {list(loss.shape)}"
+                raise InputError(f"the loss is {what}; expected one value for each sample, shape [{B}]. coadjoint averages over samples itself.")
+            return loss
+        choose("reduce", reduce, ("sum", "mean"))
+        lead = (T, B) if every else (B,)
+        if y is not None:
+            y = torch.as_tensor(y, device=pre.device)
+            if tuple(y.shape[: len(lead)]) != lead:
+                raise InputError(f"the target y has shape {list(y.shape)}; with readout='{self.network.readout}' it must begin with {list(lead)}" + (" ([T, B, ...], time-major)." if every else " (one for each sample)."))
+            y = layout.flat(y) if every else layout.sort(y)
+        weight = None
+        if mask is not None:
+            mask = torch.as_tensor(mask, device=pre.device)
+            if tuple(mask.shape) != lead:
+                raise InputError(f"the loss mask has shape {list(mask.shape)}; expected {list(lead)}.")
+            weight = (layout.flat(mask) if every else layout.sort(mask)).to(pre.dtype)
+            if not torch.isfinite(weight).all():
+                raise InputError("the loss mask holds NaN or inf; expected finite weights.")
+        keep = slice(None) if weight is None else weight.nonzero()[:, 0]
+        y = None if y is None else y[keep]
+        if y is not None and y.is_floating_point() and not torch.isfinite(y).all():
+            raise InputError("the target y holds NaN or inf on entries that count; clean it, or leave those entries out with mask=.")
+        value = losses.entries(loss, pre[keep], y, self.network.output)
+        weight = None if weight is None else weight[keep]
+        value = value if weight is None else value * weight
+        sample = (layout.rows.sample.to(pre.device) if every else torch.arange(B, device=pre.device))[keep]
+        if every or weight is not None:
+            total = value.new_zeros(B).index_add(0, sample, value)
+            if reduce == "mean":
+                count = value.new_zeros(B).index_add(0, sample, torch.ones_like(value) if weight is None else weight)
+                total = total / torch.where(count == 0, 1, count)
+        else:
+            total = value
+        return layout.unsort(total)
+
+    def costates(self, loss: LossLike | Tensor, y: Any = None, *, mask: Tensor | None = None, reduce: str = "sum") -> Costates:
+        """lam_t = dL/dx_t of each sample's own loss; arguments as in `loss`. Differentiable, for penalties."""
+        run, every = self.run, self.network.readout == "every"
+        recorded = torch.is_grad_enabled() and run.x.requires_grad
+        with torch.enable_grad():
+            if recorded or isinstance(loss, Tensor):
+                x, last, pre = run.x, run.last, self.pre
+            else:
+                x = run.x.detach().requires_grad_()
+                last = run.last.detach().requires_grad_()
+                pre = self.network.read_out(self.layout, x, last)
+            value = self._loss(loss, y, mask, reduce, pre)
+            if not value.requires_grad:
+                raise InputError("the loss does not depend on the states of this trajectory: it has no costates.")
+            s, s_last = torch.autograd.grad(value.sum(), [x, last], create_graph=recorded, allow_unused=True)
+        declared = None
+        if every and s is not None and not isinstance(loss, Tensor):
+            counts = torch.ones(self.layout.rows.N, dtype=torch.bool)
+            if mask is not None:
+                counts = self.layout.flat(torch.as_tensor(mask)) != 0
+            declared = torch.cat([torch.zeros(self.layout.rows.B, dtype=torch.bool), counts.cpu()]).to(s.device)
+        mantissa, exponent = run.costate(s, s_last, declared)
+        return Costates(self, mantissa, exponent, value if recorded else value.detach())
+
+    def push(self, du: Tensor) -> Tensor:
+        """The change of y_hat along a change du of the inputs: DF(u) . du, shaped like y_hat. Differentiable."""
+        if du.shape != self.u.shape:
+            raise InputError(f"the direction du has shape {list(du.shape)}; expected that of u, {list(self.u.shape)}.")
+        mu = self.run.push(*self.network.drive(self.layout.flat(du), direction=True))
+        net, rows = self.network, self.layout.rows
+        h = net.shown(rows.last(mu) if net.readout == "last" else mu[rows.B :])
+        phi = losses.output_function(net.output)
+        return self._outward(torch.func.jvp(phi, (self.pre,), (h @ net.V.T,))[1])
+
+
+class _Norm(torch.autograd.Function):
+    """||x||_2 over the last axis. At x = 0 its value and its first and second derivative are 0, by definition."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return torch.linalg.vector_norm(x, 2, -1)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs, output)
+        ctx.save_for_forward(*inputs, output)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        x, n = ctx.saved_tensors
+        return x * torch.where(n > 0, g / torch.where(n > 0, n, 1), 0)[..., None]
+
+    @staticmethod
+    def jvp(ctx: Any, dx: Tensor) -> Tensor:
+        x, n = ctx.saved_tensors
+        return torch.where(n > 0, (x * dx).sum(-1) / torch.where(n > 0, n, 1), 0)
+
+
+def norm(x: Tensor) -> Tensor:
+    """||x||_2 over the last axis; value, first and second derivative are 0 at 0."""
+    return _Norm.apply(x)
+
+
+@dataclass(frozen=True, eq=False)
+class Costates:
+    """lam_t = mantissa_t 2^{exponent_t}, t = 0..T, of each sample's own loss.
+
+    Costates shrink or grow exponentially with T - t, so they are kept as a mantissa of order one and a power of two:
+    log-norms and ratios are exact where lam itself would be 0 or inf. Exponents are constants under differentiation.
+    """
+
+    trajectory: Trajectory
+    rows: Tensor  # mantissas [B + N, n]
+    powers: Tensor  # exponents [B + N]
+    loss: Tensor  # [B]
+
+    @functools.cached_property
+    def mantissa(self) -> Tensor:
+        """[T + 1, B, n]"""
+        return self.trajectory.layout.padded_states(self.rows)
+
+    @functools.cached_property
+    def exponent(self) -> Tensor:
+        """[T + 1, B], integers"""
+        return self.trajectory.layout.padded_states(self.powers)
+
+    @functools.cached_property
+    def lam(self) -> Tensor:
+        """[T + 1, B, n] at true scale: zero or inf where the type ends."""
+        return scale(self.mantissa, self.exponent[..., None])
+
+    @property
+    def mask(self) -> Tensor:
+        """[T + 1, B]: does the costate exist"""
+        return self.trajectory.mask.to(self.rows.device)
+
+    @functools.cached_property
+    def size(self) -> Tensor:
+        """[T + 1, B] norms of the mantissas."""
+        return norm(self.mantissa)
+
+    @functools.cached_property
+    def nonzero(self) -> Tensor:
+        """[T + 1, B]: does the costate exist and differ from zero"""
+        return self.mask & (self.size.detach() > 0)
+
+    def zeros(self) -> Tensor:
+        """[B]: how many costates of a sample are exactly zero; logarithmic penalties leave them out."""
+        return (self.mask & ~self.nonzero).sum(0)
+
+    def norms(self, p: int = 2) -> Tensor:
+        """||lam_t||_p at true scale, [T + 1, B]; 0 where there is no costate."""
+        size = self.size if p == 2 else self.mantissa.abs().sum(-1)
+        return scale(size, self.exponent)
+
+    def log_norms(self) -> Tensor:
+        """log ||lam_t||, [T + 1, B] float64; -inf at a zero costate, NaN where there is none."""
+        value = self._log_size() + self.exponent.double() * math.log(2)
+        value = torch.where(self.nonzero, value, -math.inf)
+        return torch.where(self.mask, value, math.nan)
+
+    def log_ratios(self) -> Tensor:
+        """log ||lam_t|| - log ||lam_{t+1}||, [T, B] float64, from mantissas and the difference of exponents, so that it
+        keeps its digits at any T; NaN where one of the two is zero or missing."""
+        log = self._log_size()
+        value = log[:-1] - log[1:] + (self.exponent[:-1] - self.exponent[1:]).double() * math.log(2)
+        return torch.where(self.nonzero[:-1] & self.nonzero[1:], value, math.nan)
+
+    def _log_size(self) -> Tensor:
+        return torch.log(torch.where(self.nonzero, self.size, 1).double())
+
+
+class Network(nn.Module):
+    """A recurrent layer and a linear readout.
+
+    cell        a name ("elman", "leaky", "rate", "lstm", "gru"), a cell made with @co.cell, a torch cell module
+                (RNNCell, LSTMCell, GRUCell) or any step function (u_t, x) -> x; the last two run on the autograd engine
+    activation  "tanh", "sigmoid", "relu", "identity", "softplus" or a function written with co.tanh, co.exp, ...
+    readout     "last": y_hat at each sample's last step; "every": at every step
+    output      phi: "identity", "sigmoid", "softmax", "tanh" or a function
+    x0          "zero", "learned", or a tensor [n]; a call may give its own
+    mask        a fixed mask on W, shaped like W: zeros are absent connections
+    engine      "auto", "reference", "cpu", "autograd"
+    slots       for a step function: how many parts of size `hidden` its state has
+
+    Parameters: W (recurrent), R (input), b, V (readout), b_o, x0 if learned, and the cell's own under `p`.
+    All are drawn uniformly from +-1/sqrt(hidden), as torch.nn does; see co.initialisers for others.
+    """
+
+    def __init__(
+        self,
+        cell: str | Cell | nn.Module | Callable[..., Any] = "elman",
+        *,
+        inputs: int,
+        hidden: int,
+        outputs: int,
+        activation: Activation | None = None,
+        readout: str = "last",
+        output: Output = "identity",
+        x0: str | Tensor = "zero",
+        bias: bool = True,
+        mask: Tensor | None = None,
+        engine: str = "auto",
+        slots: int | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        for name, value in (("inputs", inputs), ("hidden", hidden), ("outputs", outputs)):
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise InputError(f"{name} must be a positive integer; got {value!r}.")
+        dtype = dtype or torch.get_default_dtype()
+        if dtype not in (torch.float32, torch.float64):
+            raise Unsupported(f"parameters are float32 or float64; got {dtype}. Half precision loses what second derivatives live on.")
+        self.inputs, self.hidden, self.outputs = inputs, hidden, outputs
+        self.readout = choose("readout", readout, ("last", "every"))
+        losses.output_function(output)
+        self.output = output
+        make: dict[str, Any] = {"dtype": dtype, "device": device}
+        self.cell: Cell | None = None
+        self.step: Any = None
+        if isinstance(cell, str):
+            self.cell = cells.named(cell, activation)
+        elif isinstance(cell, Cell):
+            self.cell = cell
+        elif callable(cell):
+            self.step = cell
+        else:
+            raise KindError(f"cell must be a name, a cell made with @co.cell, a torch cell module or a step function; got {type(cell).__name__}.")
+        if activation is not None and not isinstance(cell, str):
+            raise InputError("activation= belongs to a cell given by name; a formula or a step function has its own.")
+        self.engine = choose("engine", engine, [*sweeps.ENGINES, "auto"])
+        self.p = nn.ParameterDict()
+        if self.cell is None:
+            self.slots = slots or (2 if isinstance(cell, nn.LSTMCell) else 1)
+            if mask is not None:
+                raise InputError("mask= acts on W; a step function holds its own weights.")
+        else:
+            if slots is not None:
+                raise InputError(f"slots= belongs to a step function; cell '{self.cell.name}' has {len(self.cell.slots)}.")
+            self.slots = len(self.cell.slots)
+            gates, reads = len(self.cell.gates), len(self.cell.read)
+            self.W = nn.Parameter(torch.empty(gates * hidden, reads * hidden, **make)) if reads else None
+            self.R = nn.Parameter(torch.empty(gates * hidden, inputs, **make))
+            self.b = nn.Parameter(torch.empty(gates * hidden, **make)) if bias else None
+            for name, value in self.cell.parameters.items():
+                self.p[name] = nn.Parameter(torch.full((hidden,), float(value), **make))
+            if mask is not None:
+                if self.W is None or tuple(mask.shape) != tuple(self.W.shape):
+                    raise InputError(f"mask has shape {list(mask.shape)}; expected that of W, {list(self.W.shape) if self.W is not None else 'none: this cell has no W'}.")
+                mask = mask.to(**make)
+            apart = torch.tensor([g in self.cell.side for g in self.cell.gates])
+            self.register_buffer("_apart", apart.repeat_interleave(hidden) if self.cell.side else None, persistent=False)
+        self.register_buffer("mask", mask)
+        self.V = nn.Parameter(torch.empty(outputs, hidden, **make))
+        self.b_o = nn.Parameter(torch.empty(outputs, **make)) if bias else None
+        n = self.slots * hidden
+        if isinstance(x0, Tensor):
+            if tuple(x0.shape) != (n,):
+                raise InputError(f"x0 has shape {list(x0.shape)}; expected [{n}] (hidden x slots).")
+            self.register_buffer("x0", x0.detach().clone().to(**make))
+        elif choose("x0", x0, ("zero", "learned")) == "learned":
+            self.x0 = nn.Parameter(torch.empty(n, **make))
+        else:
+            self.register_buffer("x0", torch.zeros(n, **make), persistent=False)
+        self.reset_parameters()
+        sweeps.resolve(self.engine, self.cell, "cpu" if device is None else torch.device(device).type)
+
+    def reset_parameters(self) -> None:
+        """Uniform in +-1/sqrt(hidden); the cell's own parameters keep the values its formula gives, x0 starts at zero."""
+        bound = 1 / math.sqrt(self.hidden)
+        with torch.no_grad():
+            for name in ("W", "R", "b", "V", "b_o"):
+                if isinstance(getattr(self, name, None), nn.Parameter):
+                    getattr(self, name).uniform_(-bound, bound)
+            if isinstance(self.x0, nn.Parameter):
+                self.x0.zero_()
+            if self.mask is not None:
+                self.W.mul_(self.mask)
+
+    def extra_repr(self) -> str:
+        name = self.cell.name if self.cell is not None else "step"
+        return f"{name}, inputs={self.inputs}, hidden={self.hidden}, outputs={self.outputs}, readout={self.readout!r}, engine={self.engine!r}"
+
+    def shown(self, x: Tensor) -> Tensor:
+        """The slot the readout reads: the first."""
+        return x[..., : self.hidden]
+
+    def read_out(self, layout: Layout, x: Tensor, last: Tensor) -> Tensor:
+        """a = V h + b_o, in rows."""
+        h = last if self.readout == "last" else x[layout.rows.B :]
+        return nn.functional.linear(self.shown(h), self.V, self.b_o)
+
+    def recurrent(self) -> Tensor | None:
+        """W with its mask."""
+        return self.W if self.mask is None or self.W is None else self.W * self.mask
+
+    def drive(self, u: Tensor, direction: bool = False) -> tuple[Tensor | None, ...]:
+        """What the inputs say to each step: (base, side) for a formula, (u,) for a step function."""
+        if self.cell is None:
+            return (u,)
+        R, b = self.R, None if direction else self.b
+        if not self.cell.side:
+            return nn.functional.linear(u, R, b), None
+        apart = self._apart
+        base = nn.functional.linear(u, R.masked_fill(apart[:, None], 0), None if b is None else b.masked_fill(apart, 0))
+        return base, nn.functional.linear(u, R[apart], None if b is None else b[apart])
+
+    def forward(self, u: Sequences, lengths: Any = None, x0: Tensor | None = None) -> Trajectory:
+        """Run over u: [T, B, inputs], a list of [T_i, inputs], or a PackedSequence; x0 [B, n] or [n]."""
+        layout, rows_u = self._layout(u, lengths)
+        B = layout.rows.B
+        start = self._start(x0, B, rows_u)
+        name, _ = sweeps.resolve(self.engine, self.cell, rows_u.device.type)
+        drive = self.drive(rows_u)
+        run: Swept | Stepped
+        if self.cell is None:
+            run = Stepped.run(self._call_step, layout.rows, drive, layout.sort(start))  # type: ignore[arg-type]
+        else:
+            base, side = drive
+            assert base is not None
+            p = torch.cat(list(self.p.values())) if len(self.p) else None
+            W, engine = self.recurrent(), sweeps.ENGINES[name]
+            if engine is None:
+                run = Stepped.run(_formula_step(self.cell, W, p), layout.rows, (base,) if side is None else (base, side), layout.sort(start))
+            else:
+                run = Swept.run(Plan(self.cell, layout.rows, engine), base, side, W, layout.sort(start), p)
+        return Trajectory(self, layout, rows_u, run, self.read_out(layout, run.x, run.last))
+
+    def _call_step(self, u: Tensor, x: Tensor) -> Tensor:
+        state = tuple(x.split(self.hidden, -1)) if self.slots > 1 else x
+        out = self.step(u, state)
+        out = torch.cat(tuple(out), -1) if isinstance(out, tuple | list) else out
+        if not isinstance(out, Tensor) or out.shape != x.shape:
+            got = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
+            raise InputError(f"the step function returned {got}; expected a state shaped like the one it received, {list(x.shape)} (or its {self.slots} parts).")
+        return out
+
+    def _start(self, x0: Tensor | None, B: int, u: Tensor) -> Tensor:
+        n = self.slots * self.hidden
+        if x0 is None:
+            return self.x0.expand(B, n)
+        _check_like("x0", x0, self.V)
+        if tuple(x0.shape) not in ((n,), (B, n)):
+            raise InputError(f"x0 has shape {list(x0.shape)}; expected [{B}, {n}] or [{n}] (B, hidden x slots).")
+        if not torch.isfinite(x0).all():
+            raise InputError("x0 holds NaN or inf.")
+        return x0.expand(B, n)
+
+    def _layout(self, u: Any, lengths: Any) -> tuple[Layout, Tensor]:
+        if isinstance(u, PackedSequence):
+            if lengths is not None:
+                raise InputError("a PackedSequence knows its lengths; leave out lengths=.")
+            _check_like("u", u.data, self.V)
+            rows = Rows(u.batch_sizes.tolist())
+            order = u.sorted_indices
+            layout, flat = Layout(rows, None if order is None else order.cpu()), u.data
+        elif isinstance(u, Tensor):
+            _check_like("u", u, self.V)
+            if u.dim() != 3 or u.shape[2] != self.inputs:
+                hint = ""
+                if u.dim() == 3:
+                    hint = f" but this network reads {self.inputs} inputs"
+                raise InputError(f"`u` has shape {tuple(u.shape)}{hint}; expected [T, B, {self.inputs}]. coadjoint is time-major: for batch-first data pass `u.transpose(0, 1)`.")
+            T, B = u.shape[:2]
+            if T == 0 or B == 0:
+                raise InputError(f"`u` has shape {tuple(u.shape)}: {'no time steps' if T == 0 else 'an empty batch'}; expected at least one step and one sample.")
+            layout = Layout.of(_lengths(lengths, T, B), T, B)
+            flat = layout.flat(u)
+        elif isinstance(u, list | tuple):
+            if lengths is not None:
+                raise InputError("a list of sequences knows its lengths; leave out lengths=.")
+            if not u:
+                raise InputError("`u` is an empty list; expected at least one sequence [T_i, inputs].")
+            for i, s in enumerate(u):
+                if not isinstance(s, Tensor) or s.dim() != 2 or s.shape[1] != self.inputs or not len(s):
+                    got = tuple(s.shape) if isinstance(s, Tensor) else type(s).__name__
+                    raise InputError(f"sequence {i} of `u` has shape {got}; expected [T_i, {self.inputs}] with T_i >= 1.")
+                _check_like(f"sequence {i} of `u`", s, self.V)
+            return self._layout(pack_sequence(list(u), enforce_sorted=False), None)
+        else:
+            raise KindError(f"`u` must be a tensor [T, B, {self.inputs}], a list of tensors or a PackedSequence; got {type(u).__name__}.")
+        if flat.shape[-1] != self.inputs:
+            raise InputError(f"the PackedSequence holds {flat.shape[-1]} inputs but this network reads {self.inputs}.")
+        if not torch.isfinite(flat).all():
+            row = int((~torch.isfinite(flat)).any(1).nonzero()[0, 0])
+            raise InputError(f"`u` holds NaN or inf, first at step {int(layout.rows.time[row])} of sample {int(layout.sample[row])} (counting steps from 1); clean the data, or shorten that sample with lengths=.")
+        return layout, flat
+
+
+def _formula_step(cell: Cell, W: Tensor | None, p: Tensor | None) -> Callable[..., Tensor]:
+    parameters = dict(zip(cell.parameters, p.chunk(len(cell.parameters)), strict=True)) if p is not None else {}
+
+    def step(base: Tensor, *rest: Tensor) -> Tensor:
+        *side, x = rest
+        return cell.step(base, side[0] if side else None, W, x, parameters)
+
+    return step
+
+
+def _lengths(lengths: Any, T: int, B: int) -> Tensor | None:
+    if lengths is None:
+        return None
+    n = torch.as_tensor(lengths).cpu()
+    if n.is_floating_point() or n.is_complex() or n.dtype == torch.bool:
+        raise KindError(f"lengths must be integers; got {n.dtype}.")
+    if tuple(n.shape) != (B,):
+        raise InputError(f"lengths has shape {list(n.shape)}; expected one length for each of {B} samples.")
+    if int(n.min()) < 1 or int(n.max()) > T:
+        b = int(((n < 1) | (n > T)).nonzero()[0, 0])
+        raise InputError(f"lengths must lie in 1..{T} (the number of steps of `u`); sample {b} has {int(n[b])}.")
+    if int(n.max()) < T:
+        raise InputError(f"the longest sample has {int(n.max())} steps but `u` has {T}; pass `u[:{int(n.max())}]`, so that T is the length of the longest.")
+    return n.long()
+
+
+def _check_like(name: str, y: Tensor, like: Tensor) -> None:
+    if not isinstance(y, Tensor):
+        raise KindError(f"{name} must be a tensor; got {type(y).__name__}.")
+    if y.device != like.device:
+        raise InputError(f"{name} is on {y.device} but the network is on {like.device}; move one of them with .to().")
+    if y.dtype != like.dtype:
+        raise KindError(f"{name} is {str(y.dtype)[6:]} but the network is {str(like.dtype)[6:]}; convert it with {name.split()[0].strip('`')}.to({like.dtype}).")

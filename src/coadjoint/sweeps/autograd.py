@@ -1,0 +1,69 @@
+"""The general door: any step function, differentiated by torch one step at a time. Slower, never different."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from ..errors import NumericalError, Unsupported
+from .rows import Rows, exponent, next_exponent, scale
+
+Step = Callable[..., Tensor]  # step(*drive_t, x_{t-1}) -> x_t, all [n_t, .]
+
+
+@dataclass(frozen=True, eq=False)
+class Stepped:
+    """A run of a step function: its states, and its costates and tangents step by step."""
+
+    step: Step
+    rows: Rows
+    drive: tuple[Tensor, ...]  # step arrays
+    x: Tensor  # [B + N, n]
+
+    @staticmethod
+    def run(step: Step, rows: Rows, drive: tuple[Tensor, ...], x0: Tensor) -> Stepped:
+        states, drives = [x0], [rows.steps(y) for y in drive]
+        for t, n in enumerate(rows.sizes):
+            states.append(step(*(y[t] for y in drives), states[-1][:n]))
+        return Stepped(step, rows, drive, torch.cat(states))
+
+    @property
+    def last(self) -> Tensor:
+        return self.rows.last(self.x)
+
+    def costate(self, s: Tensor | None, s_last: Tensor | None, declared: Tensor | None) -> tuple[Tensor, Tensor]:
+        """-> (mantissa [B + N, n], exponent [B + N])"""
+        rows, drives = self.rows, [self.rows.steps(y) for y in self.drive]
+        s = torch.zeros_like(self.x) if s is None else s
+        s = s if s_last is None else s + rows.last_back(s_last)
+        sources, before, states = rows.states(s), rows.before(self.x), rows.states(self.x)
+        k = [next_exponent(exponent(s[:0].detach()), s[:0].detach(), sources[-1].detach())]
+        lam = [scale(sources[-1], -k[0][:, None])]
+        for t in reversed(range(rows.T)):
+            drive = [y[t] for y in drives]
+            again, pull = torch.func.vjp(lambda x, drive=drive: self.step(*drive, x), before[t])  # type: ignore[misc]
+            if not torch.equal(again.detach(), states[t + 1].detach()):
+                raise Unsupported(
+                    f"the step function gave another state when step {t + 1} was repeated: it is random or keeps a memory. "
+                    "Pass what is drawn (a dropout mask, noise) as part of the input u, so that a step is a function of u and x."
+                )
+            k.insert(0, next_exponent(k[0], lam[0].detach(), sources[t].detach()))
+            out = scale(pull(lam[0])[0], (k[1] - k[0][: len(again)])[:, None])
+            lam.insert(0, pad(out, (0, 0, 0, len(sources[t]) - len(again))) + scale(sources[t], -k[0][:, None]))
+            if not torch.isfinite(lam[0]).all():
+                raise NumericalError(f"the costate is outside the range of {str(s.dtype)[6:]} at t = {t} of {rows.T}.")
+        return torch.cat(lam), torch.cat(k)
+
+    def push(self, *directions: Tensor | None) -> Tensor:
+        """The tangent mu [B + N, n] for directions of the drive."""
+        rows, drives = self.rows, [self.rows.steps(y) for y in self.drive]
+        dots = [rows.steps(torch.zeros_like(y) if d is None else d) for y, d in zip(self.drive, directions, strict=True)]
+        mu = [torch.zeros_like(self.x[: rows.B])]
+        for t, before in enumerate(rows.before(self.x)):
+            primal = (*(y[t] for y in drives), before)
+            mu.append(torch.func.jvp(self.step, primal, (*(d[t] for d in dots), mu[-1][: len(before)]))[1])
+        return torch.cat(mu)
