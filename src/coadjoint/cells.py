@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from .errors import InputError, KindError, choose
-from .formula import Node, add, relu, sigmoid, softplus, substitute, symbol, tanh, walk
+from .formula import DEAR, Node, add, depends, pull, relu, sigmoid, softplus, substitute, symbol, tanh, walk
 
 FIRST = "first slot"
 
@@ -94,6 +94,20 @@ class Cell:
     def read_slot(self) -> int | None:
         """The slot that W reads, when r only picks one."""
         return self.x.index(self.read[0]) if len(self.read) == 1 and self.read[0] in self.x else None
+
+    @functools.cached_property
+    def kept(self) -> tuple[Node, ...]:
+        """The transcendental values inside x_t that are not x_t itself: an engine may keep them for the other loops."""
+        moving = depends(self.next, (*self.a, *self.v, *self.x))
+        return tuple(n for n in walk(self.next) if n.op in DEAR and n in moving and n not in self.next)
+
+    @functools.cached_property
+    def needs_a(self) -> bool:
+        """Do derivatives read the arguments a, or only the states and the values kept?"""
+        known = frozenset(n for n in (*self.next, *self.kept) if n.args)
+        bars = tuple(symbol(f"lam.{s}") for s in self.slots)
+        grads = pull(self.next, bars, (*self.a, *self.v, *self.x, *self.p))
+        return any(n in self.a for n in walk(grads, known))
 
     @functools.cached_property
     def _recorded(self) -> tuple[tuple[Node, ...], tuple[str, ...]]:

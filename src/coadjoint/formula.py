@@ -201,6 +201,7 @@ class Primitive:
 
 
 PRIMITIVES: dict[str, Primitive] = {}
+DEAR = ("tanh", "sigmoid", "softplus", "exp", "log", "sqrt", "sin", "cos", "erf", "atan")  # worth an array rather than a second call
 
 
 def apply(name: str, a: Any) -> Any:
@@ -244,7 +245,7 @@ def _sigmoid_slope(q: Tensor, *, out: Tensor | None = None) -> Tensor:
 
 tanh = primitive("tanh", torch.tanh, lambda q, a: Node("tanh_slope", (q,)))
 sigmoid = primitive("sigmoid", torch.sigmoid, lambda q, a: Node("sigmoid_slope", (q,)))
-relu = primitive("relu", _relu, lambda q, a: Node("step", (a,)))
+relu = primitive("relu", _relu, lambda q, a: Node("step", (q,)))
 softplus = primitive("softplus", _softplus, lambda q, a: sigmoid(a))
 exp = primitive("exp", torch.exp, lambda q, a: q)
 log = primitive("log", torch.log, lambda q, a: 1 / a)

@@ -445,10 +445,18 @@ class Network(nn.Module):
             return (u,)
         R, b = self.R, None if direction else self.b
         if not self.cell.side:
-            return nn.functional.linear(u, R, b), None
+            return affine(u, R, b), None
         apart = self._apart
-        base = nn.functional.linear(u, R.masked_fill(apart[:, None], 0), None if b is None else b.masked_fill(apart, 0))
-        return base, nn.functional.linear(u, R[apart], None if b is None else b[apart])
+        base = affine(u, R.masked_fill(apart[:, None], 0), None if b is None else b.masked_fill(apart, 0))
+        return base, affine(u, R[apart], None if b is None else b[apart])
+
+    def advance(self, u: Tensor, x: Tensor) -> Tensor:
+        """One step from u [B, inputs] and x [B, n], by torch's own operations."""
+        drive = self.drive(u)
+        if self.cell is None:
+            return self._call_step(u, x)
+        p = torch.cat(list(self.p.values())) if len(self.p) else None
+        return _formula_step(self.cell, self.recurrent(), p)(*(d for d in drive if d is not None), x)
 
     def forward(self, u: Sequences, lengths: Any = None, x0: Tensor | None = None) -> Trajectory:
         """Run over u: [T, B, inputs], a list of [T_i, inputs], or a PackedSequence; x0 [B, n] or [n]."""
@@ -530,6 +538,12 @@ class Network(nn.Module):
             row = int((~torch.isfinite(flat)).any(1).nonzero()[0, 0])
             raise InputError(f"`u` holds NaN or inf, first at step {int(layout.rows.time[row])} of sample {int(layout.sample[row])} (counting steps from 1); clean the data, or shorten that sample with lengths=.")
         return layout, flat
+
+
+def affine(u: Tensor, R: Tensor, b: Tensor | None) -> Tensor:
+    """u R' + b. R' is copied: the gradient by R is then u' g instead of g' u, ten times faster when there are few inputs."""
+    Rt = R.t().contiguous()
+    return u @ Rt if b is None else torch.addmm(b, u, Rt)
 
 
 def _formula_step(cell: Cell, W: Tensor | None, p: Tensor | None) -> Callable[..., Tensor]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -64,13 +65,27 @@ class Swept:
         mantissa, _, k = derivatives.costate(self.plan, self.tape, self.W, s, s_last, declared)
         return mantissa, k
 
+    def pull(self, lam: Tensor, frozen: bool = False) -> Tensor:
+        """J_t' lam_t for all steps at once, from state rows to step rows; frozen: everything but W held constant."""
+        cell, rows, tape = self.plan.cell, self.plan.rows, self.tape
+        if frozen:
+            tape = Tape(*(None if y is None else y.detach() for y in tape))  # type: ignore[arg-type]
+        xprev = rows.prev(tape.x)
+        op = derivatives.next_of(cell).pulled(("x",), ("a", "x"))
+        back = op((tape.x[rows.B :], tape.q), tape.a, tape.v, xprev, tape.p, lam[rows.B :])
+        through = None
+        if self.W is not None and back["a"] is not None:
+            through = derivatives.read_pull(cell, xprev, back["a"] @ self.W)
+        total = derivatives.plus(back["x"], through)
+        return torch.zeros_like(xprev) if total is None else total
+
     def push(self, base: Tensor | None, side: Tensor | None) -> Tensor:
         """The tangent mu [B + N, n] for directions of base and side."""
         rows, tape = self.plan.rows, self.tape
         g = None
         if side is not None:
             op = derivatives.next_of(self.plan.cell).pushed(("v",))
-            g = op(tape.x[rows.B :], tape.a, tape.v, rows.prev(tape.x), tape.p, side)["x"]
+            g = op((tape.x[rows.B :], tape.q), tape.a, tape.v, rows.prev(tape.x), tape.p, side)["x"]
             g = None if g is None else pad(g, (0, 0, rows.B, 0))
         return derivatives.tangent(self.plan, tape, self.W, g, base)[0]
 

@@ -58,6 +58,15 @@ class Stepped:
                 raise NumericalError(f"the costate is outside the range of {str(s.dtype)[6:]} at t = {t} of {rows.T}.")
         return torch.cat(lam), torch.cat(k)
 
+    def pull(self, lam: Tensor) -> Tensor:
+        """J_t' lam_t for all steps, from state rows to step rows."""
+        rows, drives = self.rows, [self.rows.steps(y) for y in self.drive]
+        out = []
+        for t, (before, bar) in enumerate(zip(rows.before(self.x), rows.states(lam)[1:], strict=True)):
+            drive = [y[t] for y in drives]
+            out.append(torch.func.vjp(lambda x, drive=drive: self.step(*drive, x), before)[1](bar)[0])  # type: ignore[misc]
+        return torch.cat(out)
+
     def push(self, *directions: Tensor | None) -> Tensor:
         """The tangent mu [B + N, n] for directions of the drive."""
         rows, drives = self.rows, [self.rows.steps(y) for y in self.drive]

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
+from torch.autograd import Function, forward_ad
 from torch.nn.functional import pad
 
 from ..cells import Cell
@@ -34,19 +34,20 @@ from .rows import Link, Rows, scale
 class Tape(NamedTuple):
     """What a forward sweep leaves behind: where slopes and bends are taken."""
 
-    a: Tensor  # [N, g d]
+    a: Tensor  # [N, g d]; without values where the engine found that no derivative reads it
     v: Tensor | None  # [N, side d]
     x: Tensor  # [B + N, s d]
     p: Tensor | None  # [parameters d]
+    q: Tensor | None  # [N, kept d]: the values of cell.kept, if the engine keeps them
 
 
 class Engine(Protocol):
     """Three loops over flat arrays; no derivatives, no losses."""
 
-    def forward(self, plan: Plan, base: Tensor, v: Tensor | None, W: Tensor | None, x0: Tensor, p: Tensor | None) -> tuple[Tensor, Tensor]: ...
+    def forward(self, plan: Plan, base: Tensor, v: Tensor | None, W: Tensor | None, x0: Tensor, p: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]: ...
 
     def adjoint(
-        self, plan: Plan, tape: Tape, W: Tensor | None, s: Tensor | None, s_last: Tensor | None, sa: Tensor | None, link: Link | None, scaled: bool
+        self, plan: Plan, tape: Tape, W: Tensor | None, s: Tensor | None, s_last: Tensor | None, sa: Tensor | None, link: Link | None, scaled: bool, keep: bool
     ) -> tuple[Tensor, Tensor, Tensor | None]: ...
 
     def tangent(self, plan: Plan, tape: Tape, W: Tensor | None, g: Tensor | None, ga: Tensor | None, link: Link | None) -> tuple[Tensor, Tensor]: ...
@@ -65,7 +66,7 @@ class Plan:
 def next_of(cell: Cell) -> Pointwise:
     """x_t = f(a, v, x, p)"""
     inputs = (("a", cell.a), ("v", cell.v), ("x", cell.x), ("p", cell.p))
-    return Pointwise(inputs, (("x", cell.next),), cell.next, frozenset({"p"}))
+    return Pointwise(inputs, (("x", cell.next),), (cell.next, cell.kept), frozenset({"p"}))
 
 
 @functools.cache
@@ -81,18 +82,18 @@ def picked(cell: Cell, x: Tensor) -> Tensor:
 
 
 def read(cell: Cell, x: Tensor) -> Tensor:
-    return picked(cell, x) if cell.read_slot is not None else _of(read_of(cell)(None, x)["r"])
+    return picked(cell, x) if cell.read_slot is not None else _of(read_of(cell)((), x)["r"])
 
 
 def read_push(cell: Cell, x: Tensor, m: Tensor) -> Tensor:
     """r'(x) m"""
-    return picked(cell, m) if cell.read_slot is not None else _of(read_of(cell).pushed(("x",))(None, x, m)["r"])
+    return picked(cell, m) if cell.read_slot is not None else _of(read_of(cell).pushed(("x",))((), x, m)["r"])
 
 
 def read_pull(cell: Cell, x: Tensor, rbar: Tensor) -> Tensor:
     """r'(x)' rbar"""
     if cell.read_slot is None:
-        return _of(read_of(cell).pulled(("r",), ("x",))(None, x, rbar)["x"])
+        return _of(read_of(cell).pulled(("r",), ("x",))((), x, rbar)["x"])
     d, after = rbar.shape[1], len(cell.slots) - 1 - cell.read_slot
     return pad(rbar, (cell.read_slot * d, after * d))
 
@@ -111,62 +112,68 @@ def plus(*terms: Tensor | None) -> Tensor | None:
 def bend(plan: Plan, tape: Tape, W: Tensor | None, lam: Tensor, delta: Tensor, m: Tensor, nu: Tensor, wrt: tuple[str, ...]) -> dict[str, Tensor | None]:
     """The gradient of sum_t <lam_t, f_x m_t + f_a nu_t> + <W' delta_t, r' m_t> by the tape: a, v, x (a state array), p."""
     cell, rows = plan.cell, plan.rows
-    xprev, y = rows.prev(tape.x), tape.x[rows.B :]
+    xprev, y = rows.prev(tape.x), (tape.x[rows.B :], tape.q)
     grads = next_of(cell).pushed(("a", "x")).pulled(("x",), wrt)(y, tape.a, tape.v, xprev, tape.p, nu, m, lam[rows.B :])
     if "x" in wrt:
         of_x = grads["x"]
         if W is not None and cell.read_slot is None:
-            of_x = plus(of_x, read_of(cell).pushed(("x",)).pulled(("r",), ("x",))(None, xprev, m, delta @ W)["x"])
+            of_x = plus(of_x, read_of(cell).pushed(("x",)).pulled(("r",), ("x",))((), xprev, m, delta @ W)["x"])
         grads["x"] = None if of_x is None else rows.prev_back(of_x)
     return grads
 
 
 class Forward(Function):
     @staticmethod
-    def forward(plan: Plan, base: Tensor, v: Tensor | None, W: Tensor | None, x0: Tensor, p: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        x, a = plan.engine.forward(plan, base, v, W, x0, p)
+    def forward(plan: Plan, base: Tensor, v: Tensor | None, W: Tensor | None, x0: Tensor, p: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        x, a, q = plan.engine.forward(plan, base, v, W, x0, p)
         last = plan.rows.last(x).clone()
-        if not torch.isfinite(last).all():
-            refuse(plan, x, "the state")
-        return x, a, last
+        check(plan, last, "the state", x)
+        return x, a, last, q
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         ctx.plan, _, v, W, _, p = inputs
-        x, a, _ = output
+        x, a, _, q = output
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(v, W, p, x, a)
-        ctx.save_for_forward(v, W, p, x, a)
+        if q is not None:
+            ctx.mark_non_differentiable(q)
+        ctx.save_for_backward(v, W, p, x, a, q)
+        ctx.save_for_forward(v, W, p, x, a, q)
 
     @staticmethod
-    def backward(ctx: Any, gx: Tensor | None, ga: Tensor | None, glast: Tensor | None) -> Any:
-        v, W, p, x, a = ctx.saved_tensors
+    def backward(ctx: Any, gx: Tensor | None, ga: Tensor | None, glast: Tensor | None, _q: Any) -> Any:
+        v, W, p, x, a, q = ctx.saved_tensors
         plan, rows, need = ctx.plan, ctx.plan.rows, ctx.needs_input_grad
         if gx is None and ga is None and glast is None:
             return (None,) * 6
-        lam, delta = adjoint(plan, Tape(a, v, x, p), W, gx, glast, ga)
+        tape = Tape(a, v, x, p, q)
         wrt = tuple(n for n, t, i in (("v", v, 2), ("p", p, 5)) if t is not None and need[i])
+        if torch.is_grad_enabled() or wrt or watched():
+            lam, delta = adjoint(plan, tape, W, gx, glast, ga)
+        else:  # nobody will differentiate this sweep: lam need not be kept
+            lam, delta, _ = plan.engine.adjoint(plan, tape, W, gx, glast, ga, None, False, False)
+            check(plan, lam, "the gradient by the state")
         side: dict[str, Tensor | None] = {}
         if wrt:
-            side = next_of(plan.cell).pulled(("x",), wrt)(x[rows.B :], a, v, rows.prev(x), p, lam[rows.B :])
+            side = next_of(plan.cell).pulled(("x",), wrt)((x[rows.B :], q), a, v, rows.prev(x), p, lam[rows.B :])
         gW = delta.T @ read(plan.cell, rows.prev(x)) if W is not None and need[3] else None
         return None, delta, side.get("v"), gW, lam[: rows.B] if need[4] else None, side.get("p")
 
     @staticmethod
     @nested
     def jvp(ctx: Any, _plan: Any, dbase: Tensor | None, dv: Tensor | None, dW: Tensor | None, dx0: Tensor | None, dp: Tensor | None) -> Any:
-        v, W, p, x, a = ctx.saved_tensors
+        v, W, p, x, a, q = ctx.saved_tensors
         plan, rows = ctx.plan, ctx.plan.rows
         xprev, along = rows.prev(x), [(n, t) for n, t in (("v", dv), ("p", dp)) if t is not None]
         g = None
         if along:
             op = next_of(plan.cell).pushed(tuple(n for n, _ in along))
-            g = op(x[rows.B :], a, v, xprev, p, *(t for _, t in along))["x"]
+            g = op((x[rows.B :], q), a, v, xprev, p, *(t for _, t in along))["x"]
             g = None if g is None else pad(g, (0, 0, rows.B, 0))
         g = plus(g, None if dx0 is None else pad(dx0, (0, 0, 0, rows.N)))
         ga = plus(dbase, None if dW is None else read(plan.cell, xprev) @ dW.T)
-        mu, nu = tangent(plan, Tape(a, v, x, p), W, g, ga)
-        return mu, nu, rows.last(mu)
+        mu, nu = tangent(plan, Tape(a, v, x, p, q), W, g, ga)
+        return mu, nu, rows.last(mu), None
 
     vmap = staticmethod(lambda *_: _raise(no_vmap()))
 
@@ -178,39 +185,38 @@ class Adjoint(Function):
     def forward(
         plan: Plan, active: list[bool] | None, scaled: bool, factor: Tensor | None, declared: Tensor | None,
         s: Tensor | None, s_last: Tensor | None, sa: Tensor | None,
-        W: Tensor | None, a: Tensor, v: Tensor | None, x: Tensor, p: Tensor | None,
+        W: Tensor | None, a: Tensor, v: Tensor | None, x: Tensor, p: Tensor | None, q: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
         link = None if factor is None or active is None else Link(factor, active)
-        lam, delta, k = plan.engine.adjoint(plan, Tape(a, v, x, p), W, s, s_last, sa, link, scaled)
-        if not torch.isfinite(lam[: plan.rows.B]).all():
-            refuse(plan, lam, "the costate" if scaled else "the gradient by the state")
+        lam, delta, k = plan.engine.adjoint(plan, Tape(a, v, x, p, q), W, s, s_last, sa, link, scaled, True)
+        check(plan, lam[: plan.rows.B], "the costate" if scaled else "the gradient by the state", lam)
         return lam, delta, k
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.plan, ctx.active, ctx.scaled, factor, declared, s, s_last, sa, W, a, v, x, p = inputs
+        ctx.plan, ctx.active, ctx.scaled, factor, declared, s, s_last, sa, W, a, v, x, p, q = inputs
         lam, delta, k = output
         ctx.has = (s is not None, s_last is not None, sa is not None)
         ctx.set_materialize_grads(False)
         if k is not None:
             ctx.mark_non_differentiable(k)
-        ctx.save_for_backward(factor, declared, W, a, v, x, p, lam, delta, k)
-        ctx.save_for_forward(factor, declared, W, a, v, x, p, lam, delta, k)
+        ctx.save_for_backward(factor, declared, W, a, v, x, p, q, lam, delta, k)
+        ctx.save_for_forward(factor, declared, W, a, v, x, p, q, lam, delta, k)
 
     @staticmethod
     def saved(ctx: Any) -> tuple[Link | None, Tensor | None, Tensor | None, Tape, Tensor, Tensor, Tensor | None]:
-        factor, declared, W, a, v, x, p, lam, delta, k = ctx.saved_tensors
+        factor, declared, W, a, v, x, p, q, lam, delta, k = ctx.saved_tensors
         link = Link(factor, ctx.active) if factor is not None else None
         if k is not None:
             link = Link.between(ctx.plan.rows, k, lam.dtype)
-        return link, declared, W, Tape(a, v, x, p), lam, delta, k
+        return link, declared, W, Tape(a, v, x, p, q), lam, delta, k
 
     @staticmethod
     def backward(ctx: Any, glam: Tensor | None, gdelta: Tensor | None, _k: Any) -> Any:
         link, declared, W, tape, lam, delta, k = Adjoint.saved(ctx)
         plan, rows, need = ctx.plan, ctx.plan.rows, ctx.needs_input_grad
         if glam is None and gdelta is None:
-            return (None,) * 13
+            return (None,) * 14
         mu, nu = tangent(plan, tape, W, glam, gdelta, link)
         m = linked(rows, mu, link)
         wrt = tuple(n for n, t, i in (("a", tape.a, 9), ("v", tape.v, 10), ("x", tape.x, 11), ("p", tape.p, 12)) if t is not None and need[i])
@@ -221,26 +227,26 @@ class Adjoint(Function):
         glast = None
         if has_last and need[6]:
             glast = unscaled(rows, rows.last(mu), None if k is None else rows.last(k[:, None])[:, 0], None)
-        return None, None, None, None, None, gs, glast, nu if has_a and need[7] else None, gW, bends.get("a"), bends.get("v"), bends.get("x"), bends.get("p")
+        return None, None, None, None, None, gs, glast, nu if has_a and need[7] else None, gW, bends.get("a"), bends.get("v"), bends.get("x"), bends.get("p"), None
 
     @staticmethod
     @nested
     def jvp(ctx: Any, _plan: Any, _active: Any, _scaled: Any, _factor: Any, _declared: Any, *dots: Tensor | None) -> Any:
         link, _, W, tape, lam, delta, k = Adjoint.saved(ctx)
-        ds, dlast, dsa, dW, da, dv, dx, dp = dots
+        ds, dlast, dsa, dW, da, dv, dx, dp, _ = dots
         plan, cell, rows = ctx.plan, ctx.plan.cell, ctx.plan.rows
         xprev = rows.prev(tape.x)
         along = [(n, t) for n, t in (("a", da), ("v", dv), ("x", None if dx is None else rows.prev(dx)), ("p", dp)) if t is not None]
         into_a, into_x = None, None
         if along:
             op = next_of(cell).pulled(("x",), ("a", "x")).pushed(tuple(n for n, _ in along))
-            turned = op(tape.x[rows.B :], tape.a, tape.v, xprev, tape.p, lam[rows.B :], *(t for _, t in along))
+            turned = op((tape.x[rows.B :], tape.q), tape.a, tape.v, xprev, tape.p, lam[rows.B :], *(t for _, t in along))
             into_a, into_x = turned["a"], turned["x"]
         if W is not None and dW is not None:
             into_x = plus(into_x, read_pull(cell, xprev, delta @ dW))
         if W is not None and dx is not None and cell.read_slot is None:
             op = read_of(cell).pulled(("r",), ("x",)).pushed(("x",))
-            into_x = plus(into_x, op(None, xprev, delta @ W, rows.prev(dx))["x"])
+            into_x = plus(into_x, op((), xprev, delta @ W, rows.prev(dx))["x"])
         if into_x is not None:
             into_x = rows.prev_back(into_x if link is None else into_x * link.factor)
         if k is not None:
@@ -256,57 +262,56 @@ class Tangent(Function):
     @staticmethod
     def forward(
         plan: Plan, active: list[bool] | None, factor: Tensor | None, g: Tensor | None, ga: Tensor | None,
-        W: Tensor | None, a: Tensor, v: Tensor | None, x: Tensor, p: Tensor | None,
+        W: Tensor | None, a: Tensor, v: Tensor | None, x: Tensor, p: Tensor | None, q: Tensor | None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         link = None if factor is None or active is None else Link(factor, active)
-        mu, nu = plan.engine.tangent(plan, Tape(a, v, x, p), W, g, ga, link)
-        if not torch.isfinite(plan.rows.last(mu)).all():
-            refuse(plan, mu, "the tangent")
+        mu, nu = plan.engine.tangent(plan, Tape(a, v, x, p, q), W, g, ga, link)
+        check(plan, plan.rows.last(mu), "the tangent", mu)
         return mu, nu
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.plan, ctx.active, factor, g, ga, W, a, v, x, p = inputs
+        ctx.plan, ctx.active, factor, g, ga, W, a, v, x, p, q = inputs
         ctx.has = (g is not None, ga is not None)
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(factor, W, a, v, x, p, *output)
-        ctx.save_for_forward(factor, W, a, v, x, p, *output)
+        ctx.save_for_backward(factor, W, a, v, x, p, q, *output)
+        ctx.save_for_forward(factor, W, a, v, x, p, q, *output)
 
     @staticmethod
     def saved(ctx: Any) -> tuple[Link | None, Tensor | None, Tape, Tensor, Tensor]:
-        factor, W, a, v, x, p, mu, nu = ctx.saved_tensors
-        return None if factor is None else Link(factor, ctx.active), W, Tape(a, v, x, p), mu, nu
+        factor, W, a, v, x, p, q, mu, nu = ctx.saved_tensors
+        return None if factor is None else Link(factor, ctx.active), W, Tape(a, v, x, p, q), mu, nu
 
     @staticmethod
     def backward(ctx: Any, gmu: Tensor | None, gnu: Tensor | None) -> Any:
         link, W, tape, mu, nu = Tangent.saved(ctx)
         plan, rows, need = ctx.plan, ctx.plan.rows, ctx.needs_input_grad
         if gmu is None and gnu is None:
-            return (None,) * 10
+            return (None,) * 11
         lam, delta = adjoint(plan, tape, W, gmu, None, gnu, link)
         m = linked(rows, mu, link)
         wrt = tuple(n for n, t, i in (("a", tape.a, 6), ("v", tape.v, 7), ("x", tape.x, 8), ("p", tape.p, 9)) if t is not None and need[i])
         bends = bend(plan, tape, W, lam, delta, m, nu, wrt) if wrt else {}
         gW = delta.T @ read_push(plan.cell, rows.prev(tape.x), m) if W is not None and need[5] else None
-        return None, None, None, lam if ctx.has[0] else None, delta if ctx.has[1] else None, gW, bends.get("a"), bends.get("v"), bends.get("x"), bends.get("p")
+        return None, None, None, lam if ctx.has[0] else None, delta if ctx.has[1] else None, gW, bends.get("a"), bends.get("v"), bends.get("x"), bends.get("p"), None
 
     @staticmethod
     @nested
     def jvp(ctx: Any, _plan: Any, _active: Any, _factor: Any, *dots: Tensor | None) -> Any:
         link, W, tape, mu, nu = Tangent.saved(ctx)
-        dg, dga, dW, da, dv, dx, dp = dots
+        dg, dga, dW, da, dv, dx, dp, _ = dots
         plan, cell, rows = ctx.plan, ctx.plan.cell, ctx.plan.rows
         xprev, m = rows.prev(tape.x), linked(rows, mu, link)
         along = [(n, t) for n, t in (("a", da), ("v", dv), ("x", None if dx is None else rows.prev(dx)), ("p", dp)) if t is not None]
         if along:
             op = next_of(cell).pushed(("a", "x")).pushed(tuple(n for n, _ in along))
-            turned = op(tape.x[rows.B :], tape.a, tape.v, xprev, tape.p, nu, m, *(t for _, t in along))["x"]
+            turned = op((tape.x[rows.B :], tape.q), tape.a, tape.v, xprev, tape.p, nu, m, *(t for _, t in along))["x"]
             dg = plus(dg, None if turned is None else pad(turned, (0, 0, rows.B, 0)))
         if dW is not None:
             dga = plus(dga, read_push(cell, xprev, m) @ dW.T)
         if W is not None and dx is not None and cell.read_slot is None:
             op = read_of(cell).pushed(("x",)).pushed(("x",))
-            turned = op(None, xprev, m, rows.prev(dx))["r"]
+            turned = op((), xprev, m, rows.prev(dx))["r"]
             dga = plus(dga, None if turned is None else turned @ W.T)
         return tangent(plan, tape, W, dg, dga, link)
 
@@ -315,8 +320,8 @@ class Tangent(Function):
 
 def forward(plan: Plan, base: Tensor, v: Tensor | None, W: Tensor | None, x0: Tensor, p: Tensor | None) -> tuple[Tape, Tensor]:
     """-> (tape, x of each sample at its own last step)"""
-    x, a, last = Forward.apply(plan, base, v, W, x0, p)
-    return Tape(a, v, x, p), last
+    x, a, last, q = Forward.apply(plan, base, v, W, x0, p)
+    return Tape(a, v, x, p, q), last
 
 
 def adjoint(plan: Plan, tape: Tape, W: Tensor | None, s: Tensor | None, s_last: Tensor | None, sa: Tensor | None, link: Link | None = None) -> tuple[Tensor, Tensor]:
@@ -362,15 +367,24 @@ def unscaled(rows: Rows, mu: Tensor, k: Tensor | None, declared: Tensor | None) 
     return true
 
 
-def refuse(plan: Plan, states: Tensor, what: str) -> None:
-    rows = plan.rows
-    bad = (~torch.isfinite(states).all(1)).nonzero()[:, 0].tolist()
-    times = sorted({_time(rows, r) for r in bad})
-    t = times[0] if what in ("the state", "the tangent") else times[-1]
+def check(plan: Plan, end: Tensor, what: str, states: Tensor | None = None) -> None:
+    """Whatever leaves the range of its type on the way is not finite at the end of the sweep."""
+    if torch.isfinite(end).all():
+        return
+    rows, t = plan.rows, "?"
+    if states is not None:
+        bad = (~torch.isfinite(states).all(1)).nonzero()[:, 0].tolist()
+        times = sorted({_time(rows, r) for r in bad})
+        t = str(times[0] if what in ("the state", "the tangent") else times[-1])
     raise NumericalError(
-        f"{what} is outside the range of {str(states.dtype)[6:]} at t = {t} of {rows.T}. "
+        f"{what} is outside the range of {str(end.dtype)[6:]} at t = {t} of {rows.T}. "
         "Use float64, a shorter sequence, or weights of a smaller gain (spectral radius)."
     )
+
+
+def watched() -> bool:
+    """Is forward-mode differentiation or a transform of torch.func under way?"""
+    return forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def _time(rows: Rows, row: int) -> int:

@@ -26,7 +26,7 @@ CHUNK = 1 << 15  # elements of one entry that are computed at a time, so that a 
 class Pointwise:
     inputs: Groups
     outputs: Groups
-    known: tuple[Node, ...]  # expressions whose values are at hand: the states x_t
+    known: tuple[tuple[Node, ...], ...]  # expressions whose values may be at hand, packed: the states x_t, and what an engine kept
     uniform: frozenset[str]  # inputs without rows
     summed: frozenset[str] = frozenset()  # outputs that are summed over rows
 
@@ -65,20 +65,24 @@ class Pointwise:
         outputs = tuple((name, tuple(next(rest) for _ in nodes)) for name, nodes in self.outputs)
         return Pointwise((*self.inputs, *extra), outputs, self.known, frozenset(uniform), self.summed)
 
+    @property
+    def live(self) -> list[str]:
+        """The outputs that are not identically zero."""
+        return [name for name, nodes in self.outputs if any(n is not ZERO for n in nodes)]
+
     def _fresh(self, name: str, extra: list[tuple[str, tuple[Node, ...]]]) -> str:
         taken = {n for n, _ in (*self.inputs, *extra)}
         while name in taken:
             name = name[0] + name
         return name
 
-    def __call__(self, y: Tensor | None, *tensors: Tensor | None) -> dict[str, Tensor | None]:
-        """The output groups; None for one that is identically zero. y: the values of `known`, packed."""
-        live = [name for name, nodes in self.outputs if any(n is not ZERO for n in nodes)]
-        values = _Apply.apply(self, y, *tensors) if live else ()
-        found = dict(zip(live, values, strict=True))
+    def __call__(self, at_hand: Sequence[Tensor | None], *tensors: Tensor | None) -> dict[str, Tensor | None]:
+        """The output groups; None for one that is identically zero. at_hand: the values of `known`, where there are any."""
+        values = _Apply.apply(self, *at_hand, *tensors) if self.live else ()
+        found = dict(zip(self.live, values, strict=True))
         return {name: found.get(name) for name, _ in self.outputs}
 
-    def run(self, y: Tensor | None, tensors: Sequence[Tensor | None]) -> list[Tensor]:
+    def run(self, at_hand: Sequence[Tensor | None], tensors: Sequence[Tensor | None]) -> list[Tensor]:
         """The output groups that are not identically zero, computed in blocks of rows."""
         arrays = [(nodes, t, name in self.uniform) for (name, nodes), t in zip(self.inputs, tensors, strict=True) if t is not None]
         nodes0, like, _ = next((n, t, u) for n, t, u in arrays if not u)
@@ -92,9 +96,10 @@ class Pointwise:
                     fixed[n] = part
                 else:
                     columns[n] = list(part.split(block))
-        if y is not None:
-            columns |= {n: list(part.split(block)) for n, part in zip(self.known, y.split(d, -1), strict=True) if n.args}
-        outputs = [(name, nodes) for name, nodes in self.outputs if any(n is not ZERO for n in nodes)]
+        for nodes, y in zip(self.known, at_hand, strict=True):
+            if y is not None:
+                columns |= {n: list(part.split(block)) for n, part in zip(nodes, y.split(d, -1), strict=True) if n.args}
+        outputs = [(name, nodes) for name, nodes in self.outputs if name in self.live]
         flat = [n for _, nodes in outputs for n in nodes]
         count = -(-rows // block)
         once = apart(flat, columns, frozenset(columns))
@@ -142,36 +147,37 @@ def nested(jvp: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Apply(Function):
+    """apply(op, *values at hand, *inputs); the values at hand are constants: derivatives go through the expressions."""
+
     @staticmethod
-    def forward(op: Pointwise, y: Tensor | None, *tensors: Tensor | None) -> tuple[Tensor, ...]:
-        return tuple(op.run(y, tensors))
+    def forward(op: Pointwise, *tensors: Tensor | None) -> tuple[Tensor, ...]:
+        return tuple(op.run(tensors[: len(op.known)], tensors[len(op.known) :]))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.op, y, *tensors = inputs
+        ctx.op, *tensors = inputs
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(y, *tensors)
-        ctx.save_for_forward(y, *tensors)
+        ctx.save_for_backward(*tensors)
+        ctx.save_for_forward(*tensors)
 
     @staticmethod
     def backward(ctx: Any, *bars: Tensor | None) -> Any:
-        op, (y, *tensors) = ctx.op, ctx.saved_tensors
-        live = [name for name, nodes in op.outputs if any(n is not ZERO for n in nodes)]
-        seeds = [(name, bar) for name, bar in zip(live, bars, strict=True) if bar is not None]
-        wrt = tuple(n for (n, _), need in zip(op.inputs, ctx.needs_input_grad[2:], strict=True) if need)
+        op, hand = ctx.op, len(ctx.op.known)
+        seeds = [(name, bar) for name, bar in zip(op.live, bars, strict=True) if bar is not None]
+        wrt = tuple(n for (n, _), need in zip(op.inputs, ctx.needs_input_grad[1 + hand :], strict=True) if need)
         if not seeds or not wrt:
-            return (None,) * (2 + len(tensors))
-        grads = op.pulled(tuple(n for n, _ in seeds), wrt)(y, *tensors, *(bar for _, bar in seeds))
-        return None, None, *(grads.get(name) for name, _ in op.inputs)
+            return (None,) * (1 + len(ctx.saved_tensors))
+        saved = ctx.saved_tensors
+        grads = op.pulled(tuple(n for n, _ in seeds), wrt)(saved[:hand], *saved[hand:], *(bar for _, bar in seeds))
+        return (None,) * (1 + hand) + tuple(grads.get(name) for name, _ in op.inputs)
 
     @staticmethod
     @nested
-    def jvp(ctx: Any, _op: Any, _y: Any, *dots: Tensor | None) -> Any:
-        op, (y, *tensors) = ctx.op, ctx.saved_tensors
-        along = [(name, dot) for (name, _), dot in zip(op.inputs, dots, strict=True) if dot is not None]
-        out = op.pushed(tuple(n for n, _ in along))(y, *tensors, *(dot for _, dot in along))
-        live = [name for name, nodes in op.outputs if any(n is not ZERO for n in nodes)]
-        return tuple(out[name] for name in live)
+    def jvp(ctx: Any, _op: Any, *dots: Tensor | None) -> Any:
+        op, saved, hand = ctx.op, ctx.saved_tensors, len(ctx.op.known)
+        along = [(name, dot) for (name, _), dot in zip(op.inputs, dots[hand:], strict=True) if dot is not None]
+        out = op.pushed(tuple(n for n, _ in along))(saved[:hand], *saved[hand:], *(dot for _, dot in along))
+        return tuple(out[name] for name in op.live)
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *args: Any) -> Any:

@@ -26,7 +26,7 @@ def symbols(kind: str, count: int) -> tuple[Node, ...]:
     return tuple(symbol(f"{kind}.{i}") for i in range(count))
 
 
-def forward(plan: Plan, base: Tensor, v: Tensor | None, W: Tensor | None, x0: Tensor, p: Tensor | None) -> tuple[Tensor, Tensor]:
+def forward(plan: Plan, base: Tensor, v: Tensor | None, W: Tensor | None, x0: Tensor, p: Tensor | None) -> tuple[Tensor, Tensor, None]:
     cell, rows = plan.cell, plan.rows
     d = x0.shape[1] // len(cell.slots)
     x, a = [x0], []
@@ -39,7 +39,7 @@ def forward(plan: Plan, base: Tensor, v: Tensor | None, W: Tensor | None, x0: Te
             a_t = a_t + packed(evaluate(cell.read, env), before, d) @ W.T
         a.append(a_t)
         x.append(packed(evaluate(cell.next, env | values(cell.a, a_t)), before, d))
-    return torch.cat(x), torch.cat(a)
+    return torch.cat(x), torch.cat(a), None
 
 
 def points(plan: Plan, tape: Tape) -> list[dict[Node, Tensor]]:
@@ -53,7 +53,7 @@ def points(plan: Plan, tape: Tape) -> list[dict[Node, Tensor]]:
 
 
 def adjoint(
-    plan: Plan, tape: Tape, W: Tensor | None, s: Tensor | None, s_last: Tensor | None, sa: Tensor | None, link: Link | None, scaled: bool
+    plan: Plan, tape: Tape, W: Tensor | None, s: Tensor | None, s_last: Tensor | None, sa: Tensor | None, link: Link | None, scaled: bool, keep: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     cell, rows = plan.cell, plan.rows
     d = tape.x.shape[1] // len(cell.slots)

@@ -38,7 +38,8 @@ class Rows:
 
     def before(self, x: Tensor) -> list[Tensor]:
         """x_{t-1} for the samples that take step t, as T views."""
-        return [y if len(y) == n else y[:n] for y, n in zip(self.states(x), self.sizes, strict=False)]
+        states = self.states(x)
+        return list(states[:-1]) if self.uniform else [y[:n] for y, n in zip(states, self.sizes, strict=False)]
 
     def prev(self, x: Tensor) -> Tensor:
         """x_{t-1} for the samples that take step t, as one step array."""
@@ -115,7 +116,7 @@ NONE = -(1 << 28)  # the exponent of nothing
 
 def exponent(y: Tensor) -> Tensor:
     """e with 2^(e-1) <= max |y| < 2^e for each row; NONE for a row of zeros."""
-    top = torch.linalg.vector_norm(y, float("inf"), 1)
+    top = y.abs().amax(1)
     return torch.where(top > 0, torch.frexp(top).exponent, NONE)
 
 

@@ -1,0 +1,42 @@
+"""Batch: what a gradient method sees of the data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .errors import InputError
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Inputs and targets of B samples.
+
+    u        [T, B, inputs], a list of [T_i, inputs], or a PackedSequence
+    y        [B, ...] for readout "last", [T, B, ...] for readout "every"; None for a loss of y_hat alone
+    lengths  [B], if samples end before T
+    mask     [T, B] (or [B]) weights of the loss's entries; 0 leaves one out
+    weight   [B] weights of the samples: the objective is the mean over samples of weight_j (L_j + rho G_j)
+    x0       [B, n] or [n], where the states begin
+    reduce   "sum" or "mean" of a sample's loss over its steps
+    """
+
+    u: Any
+    y: Any = None
+    lengths: Any = None
+    mask: Tensor | None = None
+    weight: Tensor | None = None
+    x0: Tensor | None = None
+    reduce: str = "sum"
+
+    def mean(self, values: Tensor) -> Tensor:
+        """The mean over samples of weighted values."""
+        if self.weight is None:
+            return values.mean()
+        weight = torch.as_tensor(self.weight, dtype=values.dtype, device=values.device)
+        if weight.shape != values.shape or not torch.isfinite(weight).all():
+            raise InputError(f"weight has shape {list(weight.shape)}; expected one finite weight for each of {len(values)} samples.")
+        return (weight * values).mean()

@@ -1,0 +1,452 @@
+"""Gradient methods: net, batch, loss -> Evaluation. BPTT, Truncated, RTRL, Penalised.
+
+All differentiate the mean over samples of per-sample values, so a gradient does not depend on how a batch is cut up.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .batch import Batch
+from .errors import InputError, Unsupported
+from .losses import LossLike
+from .network import Costates, Layout, Network, Trajectory
+from .penalties import Schedule, penalty
+from .sweeps import Swept, derivatives, scale
+
+Gradient = dict[str, Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """What a gradient method found at one point.
+
+    losses, penalties  [B] per-sample values; loss, penalty, objective  their means
+    gradient           by parameter name, of the objective = mean of weight_j (loss_j + rho penalty_j)
+    trajectory         the run; costates  of the loss alone
+    """
+
+    network: Network
+    batch: Batch
+    loss_function: Any
+    losses: Tensor
+    penalties: Tensor
+    rho: float
+    gradient: Gradient
+    run: Callable[[], Trajectory]
+
+    @functools.cached_property
+    def loss(self) -> Tensor:
+        return self.batch.mean(self.losses)
+
+    @functools.cached_property
+    def penalty(self) -> Tensor:
+        return self.batch.mean(self.penalties)
+
+    @functools.cached_property
+    def objective(self) -> Tensor:
+        return self.loss + self.rho * self.penalty
+
+    @functools.cached_property
+    def trajectory(self) -> Trajectory:
+        return self.run()
+
+    @functools.cached_property
+    def costates(self) -> Costates:
+        with torch.no_grad():
+            return self.trajectory.costates(self.loss_function, self.batch.y, mask=self.batch.mask, reduce=self.batch.reduce)
+
+    @functools.cached_property
+    def norm(self) -> float:
+        """The norm of the whole gradient."""
+        return math.sqrt(sum(float(g.double().square().sum()) for g in self.gradient.values()))
+
+    def write_grad(self, net: Network) -> None:
+        """Put the gradient where torch's optimisers look for it."""
+        parameters = dict(net.named_parameters())
+        unknown = set(self.gradient) - set(parameters)
+        if unknown:
+            raise InputError(f"this network has no parameter {', '.join(sorted(unknown))}; the gradient belongs to another one.")
+        for name, parameter in parameters.items():
+            parameter.grad = self.gradient[name].clone() if name in self.gradient else None
+
+    def temporal_components(self) -> Temporal:
+        """The gradient of the loss by W, R and b, taken apart into the contributions of the time steps."""
+        return Temporal.of(self)
+
+
+@dataclass(frozen=True, eq=False)
+class Temporal:
+    """grad_t = sum over samples of delta_t r(x_{t-1})' for W, delta_t u_t' for R, delta_t for b; sum_t grad_t is the gradient.
+
+    Norms come from Gram matrices of the batch, ||sum_b d_b r_b'||^2 = sum_{b,c} (d_b . d_c)(r_b . r_c): no array of T matrices.
+    """
+
+    network: Network
+    layout: Layout
+    into_W: Tensor  # [N, g d], of the mean over samples
+    into_v: Tensor  # [N, g d]
+    r: Tensor | None  # [N, k d]
+    u: Tensor  # [N, inputs]
+
+    @staticmethod
+    def of(e: Evaluation) -> Temporal:
+        lam = e.costates
+        net, run, layout = e.network, lam.trajectory.run, lam.trajectory.layout
+        if not isinstance(run, Swept):
+            raise Unsupported("temporal components need the cell's formula: use engine 'cpu' or 'reference', not a step function or engine 'autograd'.")
+        cell, rows, tape = run.plan.cell, layout.rows, run.tape
+        with torch.no_grad():
+            mantissa, k = lam.rows[rows.B :], lam.powers[rows.B :, None]
+            op = derivatives.next_of(cell).pulled(("x",), ("a", "v") if cell.side else ("a",))
+            back = op((tape.x[rows.B :], tape.q), tape.a, tape.v, rows.prev(tape.x), tape.p, mantissa)
+            share = torch.full((rows.N, 1), 1 / rows.B, dtype=mantissa.dtype)
+            if e.batch.weight is not None:
+                share = share * layout.sort(torch.as_tensor(e.batch.weight, dtype=mantissa.dtype))[rows.sample][:, None]
+            delta = scale(back["a"] if back["a"] is not None else torch.zeros_like(tape.a), k) * share
+            into_v = delta
+            if cell.side:
+                into_v = delta.clone()
+                assert back["v"] is not None and net._apart is not None
+                into_v[:, net._apart] = scale(back["v"], k) * share
+            r = derivatives.read(cell, rows.prev(tape.x)) if run.W is not None else None
+            return Temporal(net, layout, delta, into_v, r, lam.trajectory.inputs)
+
+    def norms(self) -> dict[str, Tensor]:
+        """||grad_t||, [T] float64, for W, R, b (those the network has) and for all of them jointly ("joint")."""
+        squares: dict[str, list[Tensor]] = {}
+        for t, (dw, dv, r, u) in enumerate(self._steps()):
+            gram = dv @ dv.T
+            found = {"R": (gram * (u @ u.T)).sum()}
+            if self.network.b is not None:
+                found["b"] = gram.sum()
+            if r is not None:
+                masked = self.network.mask is not None
+                found["W"] = self.at(t + 1)["W"].square().sum() if masked else ((dw @ dw.T) * (r @ r.T)).sum()
+            for name, value in found.items():
+                squares.setdefault(name, []).append(value.clamp(min=0))
+        out = {name: torch.stack(values) for name, values in squares.items()}
+        out["joint"] = torch.stack(list(out.values())).sum(0)
+        return {name: value.sqrt() for name, value in out.items()}
+
+    def at(self, t: int) -> Gradient:
+        """grad_t itself, for one step t in 1..T."""
+        if not 1 <= t <= self.layout.rows.T:
+            raise InputError(f"t must lie in 1..{self.layout.rows.T}; got {t}.")
+        dw, dv, r, u = self._step(t)
+        out = {"R": dv.T @ u}
+        if self.network.b is not None:
+            out["b"] = dv.sum(0)
+        if r is not None:
+            out["W"] = dw.T @ r if self.network.mask is None else (dw.T @ r) * self.network.mask.double()
+        return out
+
+    def _step(self, t: int) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+        rows = self.layout.rows
+        here = slice(rows.starts[t - 1], rows.starts[t])
+        return self.into_W[here].double(), self.into_v[here].double(), None if self.r is None else self.r[here].double(), self.u[here].double()
+
+    def _steps(self) -> Iterator[tuple[Tensor, Tensor, Tensor | None, Tensor]]:
+        return (self._step(t) for t in range(1, self.layout.rows.T + 1))
+
+
+class Method:
+    """A way to a gradient. `__call__(net, batch, loss)` returns an Evaluation."""
+
+    def __call__(self, net: Network, batch: Batch, loss: LossLike) -> Evaluation:
+        raise NotImplementedError
+
+    def per_sample(self, net: Network, batch: Batch, loss: LossLike) -> Gradient:
+        """The gradient of each sample's own objective, stacked: by parameter name, [B, ...]. Their mean is the gradient.
+
+        One evaluation for each sample: a method's own definition, at B small sweeps."""
+        layout = net._layout(batch.u, batch.lengths)[0]
+        B, lengths = layout.rows.B, layout.lengths.tolist()
+        found: list[Gradient] = []
+        for j in range(B):
+            found.append(self(net, sample(net, batch, j, lengths[j]), loss).gradient)
+        return {name: torch.stack([g[name] for g in found]) for name in found[0]}
+
+
+def sample(net: Network, batch: Batch, j: int, length: int) -> Batch:
+    """The batch that consists of sample j."""
+    layout, flat = net._layout(batch.u, batch.lengths)
+    every = net.readout == "every"
+
+    def pick(y: Any) -> Any:
+        if y is None:
+            return None
+        y = torch.as_tensor(y)
+        return y[:length, j : j + 1] if every else y[j : j + 1]
+
+    x0 = batch.x0 if batch.x0 is None or batch.x0.dim() == 1 else batch.x0[j : j + 1]
+    weight = None if batch.weight is None else torch.as_tensor(batch.weight)[j : j + 1]
+    return replace(batch, u=layout.padded(flat)[:length, j : j + 1], y=pick(batch.y), lengths=None, mask=pick(batch.mask), weight=weight, x0=x0)
+
+
+def trained(net: Network) -> dict[str, nn.Parameter]:
+    parameters = {name: p for name, p in net.named_parameters() if p.requires_grad}
+    if not parameters:
+        raise InputError("every parameter of this network is frozen (requires_grad=False): there is no gradient to take.")
+    return parameters
+
+
+def differentiate(objective: Tensor, net: Network) -> Gradient:
+    """d objective / d parameters; zeros for parameters it does not reach."""
+    parameters = trained(net)
+    grads = torch.autograd.grad(objective, list(parameters.values()), allow_unused=True)
+    return {name: torch.zeros_like(p) if g is None else g for (name, p), g in zip(parameters.items(), grads, strict=True)}
+
+
+class BPTT(Method):
+    """Backpropagation through time: forward, adjoint."""
+
+    def __call__(self, net: Network, batch: Batch, loss: LossLike) -> Evaluation:
+        with torch.enable_grad():
+            run = net(batch.u, batch.lengths, batch.x0)
+            losses = run.loss(loss, batch.y, mask=batch.mask, reduce=batch.reduce)
+            gradient = differentiate(batch.mean(losses), net)
+        return Evaluation(net, batch, loss, losses.detach(), torch.zeros_like(losses), 0.0, gradient, lambda: run)
+
+
+class Penalised(Method):
+    """Penalised backpropagation, mean of L + rho G({lam_t}): forward, adjoint, tangent, adjoint.
+
+    G       a penalty's name, a Penalty, or any callable of Costates that returns [B] values
+    weight  rho: a number or a schedule rho(step); the step counts the calls of this object
+    """
+
+    def __init__(self, G: Any, weight: float | Schedule = 1.0) -> None:
+        self.penalty, self.weight, self.step = penalty(G), weight, 0
+        if not callable(weight) and not (isinstance(weight, int | float) and math.isfinite(weight)):
+            raise InputError(f"weight must be a finite number or a function of the step; got {weight!r}.")
+
+    def rho(self, step: int) -> float:
+        return float(self.weight(step)) if callable(self.weight) else float(self.weight)
+
+    def __call__(self, net: Network, batch: Batch, loss: LossLike) -> Evaluation:
+        rho = self.rho(self.step)
+        if not math.isfinite(rho):
+            raise InputError(f"the schedule gave rho = {rho} at step {self.step}; expected a finite number.")
+        with torch.enable_grad():
+            run = net(batch.u, batch.lengths, batch.x0)
+            lam = run.costates(loss, batch.y, mask=batch.mask, reduce=batch.reduce)
+            G = check_penalty(self.penalty(lam), lam, self.penalty.name)
+            objective = lam.loss if rho == 0 else lam.loss + rho * G
+            gradient = differentiate(batch.mean(objective), net)
+        self.step += 1
+        return Evaluation(net, batch, loss, lam.loss.detach(), G.detach(), rho, gradient, lambda: run)
+
+
+def check_penalty(G: Any, lam: Costates, name: str) -> Tensor:
+    B = lam.loss.shape[0]
+    if not isinstance(G, Tensor) or G.shape != (B,):
+        got = ("a scalar" if G.dim() == 0 else f"shape {list(G.shape)}") if isinstance(G, Tensor) else type(G).__name__
+        raise InputError(f"penalty '{name}' returned {got}; expected one value for each sample, shape [{B}].")
+    if not G.requires_grad:
+        raise InputError(f"penalty '{name}' does not depend on the costates it is given (nor on the states): its gradient is zero. Compute it from lam.lam, lam.norms() or lam.log_norms(), without detach().")
+    return G
+
+
+class Truncated(Method):
+    """Truncated backpropagation through time: every k1 steps, the losses of the last k1 steps are pulled back k2 steps.
+
+    States are carried through the whole sequence (and out of it: give `trajectory.state` as the next batch's x0); only the
+    gradient is cut. k1 = k2 cuts the sequence into pieces; k1 = 1 is the most exact; k2 >= T is BPTT.
+    """
+
+    def __init__(self, k1: int, k2: int) -> None:
+        if not (isinstance(k1, int) and isinstance(k2, int) and 1 <= k1 <= k2):
+            raise InputError(f"Truncated takes whole numbers 1 <= k1 <= k2; got k1={k1!r}, k2={k2!r}.")
+        self.k1, self.k2 = k1, k2
+
+    def __call__(self, net: Network, batch: Batch, loss: LossLike) -> Evaluation:
+        layout, flat = net._layout(batch.u, batch.lengths)
+        T, B, lengths = layout.rows.T, layout.rows.B, layout.lengths
+        u = layout.padded(flat)
+        y = None if batch.y is None else torch.as_tensor(batch.y)
+        mask = torch.ones(T, B) if net.readout == "every" else None
+        if batch.mask is not None and mask is not None:
+            mask = torch.as_tensor(batch.mask).to(flat.dtype)
+        whole = replace(batch, lengths=lengths if batch.lengths is not None or not layout.rows.uniform else None, u=u)
+        with torch.no_grad():
+            run = net(whole.u, whole.lengths, batch.x0)
+            losses = run.loss(loss, batch.y, mask=batch.mask, reduce=batch.reduce)
+        states = run.x
+        total = {name: torch.zeros_like(p) for name, p in trained(net).items()}
+        for end in [*range(self.k1, T, self.k1), T]:
+            begin, fresh = max(0, end - self.k2), end - ((end - 1) % self.k1 + 1)
+            gradient = self._window(net, batch, loss, u, y, mask, lengths, states, begin, fresh, end)
+            if gradient is not None:
+                total = {name: total[name] + g for name, g in gradient.items()}
+        return Evaluation(net, batch, loss, losses, torch.zeros_like(losses), 0.0, total, lambda: run)
+
+    def _window(
+        self, net: Network, batch: Batch, loss: LossLike, u: Tensor, y: Tensor | None, mask: Tensor | None,
+        lengths: Tensor, states: Tensor, begin: int, fresh: int, end: int,
+    ) -> Gradient | None:  # fmt: skip
+        """The gradient of the losses of steps fresh+1..end, pulled back to step begin+1."""
+        every = net.readout == "every"
+        inside = lengths > begin
+        ends = (lengths > fresh) & (lengths <= end)  # samples whose last step is among the new ones
+        counted = inside if every else ends
+        if not bool((lengths > fresh).any() if every else ends.any()):
+            return None
+        index = counted.nonzero()[:, 0]
+        n = (lengths[index] - begin).clamp(max=end - begin)
+        span = slice(begin, begin + int(n.max()))
+        x0 = states[begin, index].detach()
+        start = batch.x0 if batch.x0 is None or batch.x0.dim() == 1 else batch.x0[index]
+        with torch.enable_grad():
+            run = net(u[span, index], n, start if begin == 0 else x0)
+            if every:
+                assert mask is not None
+                window = mask[span, index].clone()
+                window[: max(0, fresh - begin)] = 0
+                values = run.loss(loss, None if y is None else y[span, index], mask=window)
+                if batch.reduce == "mean":
+                    full = torch.where(torch.arange(len(mask))[:, None] < lengths, mask, 0).sum(0)[index]
+                    values = values / torch.where(full == 0, 1, full)
+            else:
+                values = run.loss(loss, None if y is None else y[index], mask=None if batch.mask is None else torch.as_tensor(batch.mask)[index])
+            weight = 1.0 if batch.weight is None else torch.as_tensor(batch.weight, dtype=values.dtype)[index]
+            return differentiate((weight * values).sum() / len(lengths), net)
+
+
+class _Advance(nn.Module):
+    def __init__(self, net: Network) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, u: Tensor, x: Tensor) -> Tensor:
+        return self.net.advance(u[None], x[None])[0]
+
+
+class RTRL(Method):
+    """Real-time recurrent learning: the influence S_t = dx_t/dtheta is carried forward, S_t = J_t S_{t-1} + f_theta.
+
+    The gradient of BPTT, without the past: memory does not grow with T, but is B x n x parameters. Any cell or step function.
+    """
+
+    def __call__(self, net: Network, batch: Batch, loss: LossLike) -> Evaluation:
+        layout, flat = net._layout(batch.u, batch.lengths)
+        rows = layout.rows
+        T, B, every = rows.T, rows.B, net.readout == "every"
+        u, lengths = layout.padded(flat), layout.lengths
+        run_lengths = None if rows.uniform else lengths
+        y = None if batch.y is None else torch.as_tensor(batch.y)
+        weight = torch.ones(B, dtype=flat.dtype) if batch.weight is None else torch.as_tensor(batch.weight, dtype=flat.dtype)
+        with torch.no_grad():
+            losses = net(u, run_lengths, batch.x0).loss(loss, batch.y, mask=batch.mask, reduce=batch.reduce)
+        if every:
+            mask = torch.ones(T, B, dtype=flat.dtype) if batch.mask is None else torch.as_tensor(batch.mask).to(flat.dtype)
+            mask = torch.where(torch.arange(T)[:, None] < lengths, mask, 0)
+            count = mask.sum(0)
+            factor = 1 / torch.where(count == 0, 1, count) if batch.reduce == "mean" else torch.ones(B, dtype=flat.dtype)
+        else:
+            mask = torch.ones(B, dtype=flat.dtype) if batch.mask is None else torch.as_tensor(batch.mask).to(flat.dtype)
+            factor = mask if batch.reduce == "sum" else (mask != 0).to(flat.dtype)
+        stream = Stream(net, B, batch.x0)
+        total = {name: torch.zeros_like(p) for name, p in trained(net).items()}
+        for t in range(T):
+            going = lengths > t
+            stream.advance(u[t], going)
+            counts = going & (mask[t] != 0) if every else (lengths == t + 1) & (mask != 0)
+            if counts.any():
+                target = None if y is None else (y[t] if every else y)
+                w = weight * factor * (mask[t] if every else 1.0)
+                g, _ = stream.gradient(target, loss, counts, w)
+                total = {name: total[name] + v for name, v in g.items()}
+        run = lambda: net(u, run_lengths, batch.x0)  # noqa: E731
+        return Evaluation(net, batch, loss, losses, torch.zeros_like(losses), 0.0, total, run)
+
+    def stream(self, net: Network, batch: int = 1, x0: Tensor | None = None) -> Stream:
+        """Learn online: `s.step(u_t, y_t, loss)` gives one gradient for each arriving step."""
+        return Stream(net, batch, x0)
+
+
+class Stream:
+    """`batch` streams in parallel: their states x [B, n] and influences S, {parameter: [B, n, ...]}."""
+
+    def __init__(self, net: Network, batch: int, x0: Tensor | None = None) -> None:
+        if batch < 1:
+            raise InputError(f"a stream needs at least one sample; got batch={batch}.")
+        self.net, self.batch, self.given = net, batch, x0
+        self.module = _Advance(net)
+        self.names = [n for n in trained(net) if n not in ("V", "b_o")]
+        self.t = 0
+        self.reset()
+
+    def reset(self, rows: Sequence[int] | Tensor | None = None) -> None:
+        """Start again from the initial state, all streams or the given ones."""
+        index = torch.arange(self.batch) if rows is None else torch.as_tensor(rows)
+        if index.numel() and (int(index.min()) < 0 or int(index.max()) >= self.batch):
+            raise InputError(f"rows must lie in 0..{self.batch - 1}; got {index.tolist()}.")
+        net = self.net
+        with torch.no_grad():
+            start = net._start(self.given, self.batch, net.V).clone()
+            n = start.shape[1]
+            first = {name: net.V.new_zeros(self.batch, n, *net.get_parameter(name).shape) for name in self.names}
+            if "x0" in first and self.given is None:
+                first["x0"][:] = torch.eye(n, dtype=start.dtype, device=start.device)
+        if rows is None:
+            self.x, self.influence = start, first
+            return
+        self.x[index] = start[index]
+        for name in self.names:
+            self.influence[name][index] = first[name][index]
+
+    def advance(self, u: Tensor, going: Tensor | None = None) -> None:
+        """One step of the streams that are `going`."""
+        index = torch.arange(self.batch) if going is None else going.nonzero()[:, 0]
+        parameters = {f"net.{n}": self.net.get_parameter(n).detach() for n in self.names}
+
+        def step(theta: dict[str, Tensor], x: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+            out = torch.func.functional_call(self.module, theta, (u, x))
+            return out, out
+
+        both = torch.func.jacrev(step, argnums=(0, 1), has_aux=True)
+        (of_theta, J), x = torch.func.vmap(both, in_dims=(None, 0, 0))(parameters, self.x[index], u[index])
+        for name in self.names:
+            S = self.influence[name]
+            carried = (J @ S[index].flatten(2)).unflatten(2, S.shape[2:]) if S[0, 0].numel() else S[index]
+            S[index] = carried + of_theta[f"net.{name}"]
+        self.x[index] = x.detach()
+        self.t += 1
+
+    def gradient(self, y: Tensor | None, loss: LossLike, counts: Tensor, weight: Tensor) -> tuple[Gradient, Tensor]:
+        """The gradient of (1 / B) sum of weight_j L_j over the streams that count, at their present states; and the L_j."""
+        index = counts.nonzero()[:, 0]
+        x = self.x[index].requires_grad_()
+        readout = {name: p for name, p in trained(self.net).items() if name in ("V", "b_o")}
+        with torch.enable_grad():
+            a = nn.functional.linear(self.net.shown(x), self.net.V, self.net.b_o)
+            from .losses import entries
+
+            values = entries(loss, a, None if y is None else y[index], self.net.output)
+            grads = torch.autograd.grad((weight[index] * values).sum() / self.batch, [x, *readout.values()], allow_unused=True)
+        out = {name: torch.einsum("bn,bn...->...", grads[0], self.influence[name][index]) for name in self.names}
+        return out | {name: torch.zeros_like(p) if g is None else g for (name, p), g in zip(readout.items(), grads[1:], strict=True)}, values.detach()
+
+    def step(self, u: Tensor, y: Any, loss: LossLike) -> Evaluation:
+        """Take u_t [B, inputs] (or [inputs] for one stream) and y_t; the gradient of this step's mean loss by all parameters."""
+        u = u[None] if u.dim() == 1 and self.batch == 1 else u
+        if tuple(u.shape) != (self.batch, self.net.inputs):
+            raise InputError(f"u_t has shape {list(u.shape)}; expected [{self.batch}, {self.net.inputs}].")
+        if not torch.isfinite(u).all():
+            raise InputError(f"u_t holds NaN or inf at step {self.t + 1} of the stream.")
+        x0 = self.x.clone()
+        self.advance(u)
+        y = None if y is None else torch.as_tensor(y)
+        y = y[None] if y is not None and self.batch == 1 and (y.dim() == 0 or len(y) != 1) else y
+        gradient, losses = self.gradient(y, loss, torch.ones(self.batch, dtype=torch.bool), torch.ones(self.batch, dtype=self.x.dtype))
+        target = y if y is None or self.net.readout == "last" else y[None]
+        batch = Batch(u[None], target, x0=x0)
+        return Evaluation(self.net, batch, loss, losses, torch.zeros_like(losses), 0.0, gradient, lambda: self.net(u[None], x0=x0))

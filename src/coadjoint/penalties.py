@@ -1,0 +1,252 @@
+"""Penalties: G(costates), one value for each sample.
+
+Every penalty states its formula, whether it sums or averages, and its range of t. Norms are Euclidean over all slots of
+the state, T is the sample's own length, and lam_0, the costate of the initial state, is left out unless said otherwise.
+Logarithmic ones leave out costates that are exactly zero (count them with `costates.zeros()`).
+
+Any callable that takes Costates and returns [B] values is a penalty; those here can also be added and multiplied by
+numbers: `0.1 * log_ratio + variance`.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .errors import InputError, KindError, Unsupported, choose
+from .network import Costates, norm
+from .sweeps import Swept, scale
+
+
+@dataclass(frozen=True)
+class Penalty:
+    """A function of Costates that knows its name, adds and scales."""
+
+    name: str
+    value: Callable[[Costates], Tensor]
+    __doc__: str | None = None
+
+    def __call__(self, lam: Costates) -> Tensor:
+        return self.value(lam)
+
+    def __add__(self, other: Penalty) -> Penalty:
+        other = penalty(other)
+        return Penalty(f"{self.name} + {other.name}", lambda lam: self(lam) + other(lam))
+
+    __radd__ = __add__
+
+    def __mul__(self, weight: float) -> Penalty:
+        return Penalty(f"{weight:g} {self.name}", lambda lam: weight * self(lam))
+
+    __rmul__ = __mul__
+
+    def __repr__(self) -> str:
+        return f"<penalty {self.name}>"
+
+
+PENALTIES: dict[str, Penalty] = {}
+
+
+def named(name: str) -> Callable[[Callable[[Costates], Tensor]], Penalty]:
+    """Enter a penalty into the table."""
+
+    def enter(value: Callable[[Costates], Tensor]) -> Penalty:
+        PENALTIES[name] = Penalty(name, value, value.__doc__)
+        return PENALTIES[name]
+
+    return enter
+
+
+def penalty(G: Any) -> Penalty:
+    """A penalty from a name, a Penalty or any callable of Costates."""
+    if isinstance(G, Penalty):
+        return G
+    if isinstance(G, str):
+        return PENALTIES[choose("penalty", G, PENALTIES)]
+    if callable(G):
+        return Penalty(getattr(G, "__name__", "penalty"), G)
+    raise KindError(f"a penalty is a name, a Penalty or a function of Costates; got {type(G).__name__}.")
+
+
+def mean(values: Tensor, on: Tensor) -> Tensor:
+    """The mean over t of the entries that are on, [t, B] -> [B]; 0 if there are none. Others are not touched, NaN or not."""
+    return torch.where(on, values, 0).sum(0) / on.sum(0).clamp(min=1)
+
+
+def variance_of(values: Tensor, on: Tensor) -> Tensor:
+    """Two passes: mean over t of (value - mean)^2."""
+    values = torch.where(on, values, 0)
+    return mean((values - mean(values, on)).square(), on)
+
+
+@named("squared-norm")
+def squared_norm(lam: Costates) -> Tensor:
+    """mean over t = 1..T of ||lam_t||^2"""
+    return mean(lam.norms()[1:].square(), lam.mask[1:])
+
+
+@named("variance")
+def variance(lam: Costates) -> Tensor:
+    """mean over t = 1..T of (||lam_t|| - mean_s ||lam_s||)^2.  Johnston & Patel (2021); their published code sums over t."""
+    return variance_of(lam.norms()[1:], lam.mask[1:])
+
+
+@named("variance-l1")
+def variance_l1(lam: Costates) -> Tensor:
+    """mean over t = 1..T of (||lam_t||_1 - mean_s ||lam_s||_1)^2.  Johnston & Patel (2021)"""
+    return variance_of(lam.norms(1)[1:], lam.mask[1:])
+
+
+@named("log-ratio")
+def log_ratio(lam: Costates) -> Tensor:
+    """mean over t = 1..T-1 of (log ||lam_t|| - log ||lam_{t+1}||)^2, natural logarithm; 0 if T < 2"""
+    r = lam.log_ratios()[1:]
+    return mean(r.square(), ~r.isnan()).to(lam.loss.dtype)
+
+
+@named("ratio")
+def ratio(lam: Costates) -> Tensor:
+    """mean over t = 1..T-1 of (||lam_t|| / ||lam_{t+1}|| - 1)^2; pairs with a zero norm are left out.
+    The published code of Johnston & Patel calls it Pascanu's; Pascanu's own is `omega`."""
+    r = lam.log_ratios()[1:]
+    on = ~r.isnan()
+    return mean((torch.where(on, r, 0).exp() - 1).square(), on).to(lam.loss.dtype)
+
+
+@named("log-variance")
+def log_variance(lam: Costates) -> Tensor:
+    """mean over t = 1..T of (log ||lam_t|| - mean_s log ||lam_s||)^2"""
+    return variance_of(lam.log_norms()[1:], lam.nonzero[1:]).to(lam.loss.dtype)
+
+
+@named("end-points")
+def end_points(lam: Costates) -> Tensor:
+    """(||lam_1|| - ||lam_T||)^2.  Johnston & Patel's code"""
+    n = lam.norms()
+    return (n[1] - n.gather(0, lam.trajectory.lengths.to(n.device)[None])[0]).square()
+
+
+@named("share-variance")
+def share_variance(lam: Costates) -> Tensor:
+    """sum over t = 1..T of (||lam_t|| / sum_s ||lam_s|| - 1/T)^2, from log-norms, so that it holds at any scale; 0 if all are zero"""
+    on = lam.nonzero[1:]
+    logs = torch.where(on, lam.log_norms()[1:], -math.inf)
+    any_on = on.any(0)
+    share = torch.softmax(torch.where(any_on, logs, 0), 0)
+    T = lam.trajectory.lengths.to(logs.device)
+    return torch.where(any_on, torch.where(lam.mask[1:], (share - 1 / T).square(), 0).sum(0), 0).to(lam.loss.dtype)
+
+
+def barrier(switch: float = 1e-5) -> Penalty:
+    """sum over units i of phi(lam_{T,i}), phi(v) = log(|v| / switch)^2 below the switch and 0 above: keeps the last costate
+    away from zero. phi has a continuous slope; units whose costate is exactly zero are left out.
+    After the log barrier of Johnston & Patel's code, switched at 1e-5."""
+    if not switch > 0:
+        raise InputError(f"the barrier's switch must be positive; got {switch}.")
+
+    def value(lam: Costates) -> Tensor:
+        last = lam.trajectory.lengths.to(lam.rows.device)
+        m = lam.mantissa.gather(0, last[None, :, None].expand(1, -1, lam.mantissa.shape[2]))[0].double()
+        k = lam.exponent.gather(0, last[None])[0].double()
+        size = m.abs()
+        log = torch.log(torch.where(size > 0, size, 1)) + k[:, None] * math.log(2) - math.log(switch)
+        return torch.where((size > 0) & (log < 0), log, 0).square().sum(1).to(lam.loss.dtype)
+
+    return Penalty("barrier", value, barrier.__doc__)
+
+
+PENALTIES["barrier"] = barrier()
+
+
+@named("omega")
+def omega(lam: Costates) -> Tensor:
+    """mean over t = 1..T of (||J_t' lam_t||^2 / ||lam_t||^2 - 1)^2, J_t = dx_t/dx_{t-1}, with its exact gradient: through the
+    states, the costates and every parameter.  The regulariser of Pascanu et al. (2013), eq. 10; zero costates are left out."""
+    back = lam.trajectory.run.pull(lam.rows)
+    layout = lam.trajectory.layout
+    before = layout.padded(norm(back)[:, None])[..., 0]
+    on = lam.nonzero[1:]
+    r = before / torch.where(on, lam.size[1:], 1)
+    return mean((r.square() - 1).square(), on)
+
+
+@named("omega-published")
+def omega_published(lam: Costates) -> Tensor:
+    """The same ratio as in the published code of Pascanu et al. (2013): only the immediate derivative by W (states and costates
+    are constants, other parameters get nothing); steps with ||lam_t / B||^2 < 1e-20 are left out; the sum over steps and
+    samples is divided by the number of steps left: one value for the batch, given to every sample."""
+    run = lam.trajectory.run
+    if not isinstance(run, Swept) or run.W is None:
+        raise Unsupported("penalty 'omega-published' differentiates by W alone, and a step function hides its W (or this cell has none). Use 'omega', or a cell that is a formula on engine 'cpu' or 'reference'.")
+    rows = run.plan.rows
+    mantissa, k = lam.rows.detach(), lam.powers
+    back = run.pull(mantissa, frozen=True)
+    size = norm(mantissa)[rows.B :]
+    on = (scale(size, k[rows.B :]) / rows.B).square() >= 1e-20
+    r = norm(back) / torch.where(on, size, 1)
+    value = torch.where(on, (r.square() - 1).square(), 0).sum() / on.sum().clamp(min=1)
+    return value.expand(rows.B)
+
+
+@named("norm-stabiliser")
+def norm_stabiliser(lam: Costates) -> Tensor:
+    """mean over t = 1..T of (||h_t|| - ||h_{t-1}||)^2 on the states themselves (the first slot).  Krueger & Memisevic (2015)"""
+    run = lam.trajectory
+    n = norm(run.network.shown(run.x))
+    return mean((n[1:] - n[:-1]).square(), lam.mask[1:])
+
+
+def tangent(v: Tensor, beta: Tensor | float = 0.0) -> Penalty:
+    """sum over outputs (and steps) of (DF(u) v - beta)^2: the change of y_hat along the input direction v [T, B, inputs] is
+    asked to be beta.  The tangent loss of Simard et al. (1992), as in Caterini's framework (section 3)."""
+
+    def value(lam: Costates) -> Tensor:
+        change = lam.trajectory.push(v) - beta
+        axes = [i for i in range(change.dim()) if i != change.dim() - 2]
+        if change.dim() == 3:
+            change = torch.where(lam.mask[1:, :, None], change, 0)
+        return change.square().sum(axes)
+
+    return Penalty("tangent", value, tangent.__doc__)
+
+
+def of_output(G: Any = "variance") -> Penalty:
+    """mean over outputs k of G applied to d y_hat_k / dx_t instead of dL/dx_t; y_hat is that of the sample's last step."""
+    inner = penalty(G)
+
+    def value(lam: Costates) -> Tensor:
+        run = lam.trajectory
+        y_hat = run.y_hat
+        if y_hat.dim() == 3:
+            last = (run.lengths.to(y_hat.device) - 1)[None, :, None].expand(1, -1, y_hat.shape[2])
+            y_hat = y_hat.gather(0, last)[0]
+        values = [inner(run.costates(y_hat[:, k])) for k in range(y_hat.shape[1])]
+        return functools.reduce(torch.add, values) / len(values)
+
+    return Penalty(f"{inner.name} of the output", value, of_output.__doc__)
+
+
+PENALTIES["output-variance"] = of_output("variance")
+
+Schedule = Callable[[int], float]
+
+
+def inverse_time(start: float, rate: float = 1.0) -> Schedule:
+    """rho(step) = start / (1 + rate step); a fixed weight hurts on natural data, Pascanu et al. (2013) used 1/t"""
+    return lambda step: start / (1 + rate * step)
+
+
+def exponential(start: float, decay: float) -> Schedule:
+    """rho(step) = start decay^step"""
+    return lambda step: start * decay**step
+
+
+def linear(start: float, end: float, steps: int) -> Schedule:
+    """rho(step) from start to end over `steps` steps, then end"""
+    return lambda step: start + (end - start) * min(step / steps, 1.0)
