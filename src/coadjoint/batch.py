@@ -38,5 +38,7 @@ class Batch:
             return values.mean()
         weight = torch.as_tensor(self.weight, dtype=values.dtype, device=values.device)
         if weight.shape != values.shape or not torch.isfinite(weight).all():
-            raise InputError(f"weight has shape {list(weight.shape)}; expected one finite weight for each of {len(values)} samples.")
+            raise InputError(
+                f"weight has shape {list(weight.shape)}; expected one finite weight for each of {len(values)} samples."
+            )
         return (weight * values).mean()

@@ -52,7 +52,7 @@ class Cell:
     anonymous: bool = field(default=False)  # one gate without a name: z and v are passed bare
 
     def __post_init__(self) -> None:
-        self.next  # a formula that cannot be recorded is refused where it is written
+        _ = self.next  # a formula that cannot be recorded is refused where it is written
 
     def __repr__(self) -> str:
         return f"<cell {self.name}: slots {' '.join(self.slots)}>"
@@ -113,8 +113,11 @@ class Cell:
     def _recorded(self) -> tuple[tuple[Node, ...], tuple[str, ...]]:
         z = {g: symbol(f"z.{g}") for g in self.gates}
         v = {g: symbol(f"v.{g}") for g in self.gates}
-        out = self._call(z, v, dict(zip(self.slots, self.x, strict=True)), dict(zip(self.parameters, self.p, strict=True)))
-        nodes, replaced, side = walk(out), {}, []
+        out = self._call(
+            z, v, dict(zip(self.slots, self.x, strict=True)), dict(zip(self.parameters, self.p, strict=True))
+        )
+        nodes, side = walk(out), []
+        replaced: dict[Node, Node] = {}
         for g, a in zip(self.gates, self.a, strict=True):
             total = add(z[g], v[g])
             users = {n for n in nodes if z[g] in n.args or v[g] in n.args}
@@ -125,7 +128,9 @@ class Cell:
                 side.append(g)
         return tuple(substitute(out, replaced)), tuple(side)
 
-    def _call(self, z: Mapping[str, Any], v: Mapping[str, Any], x: Mapping[str, Any], p: Mapping[str, Any]) -> list[Any]:
+    def _call(
+        self, z: Mapping[str, Any], v: Mapping[str, Any], x: Mapping[str, Any], p: Mapping[str, Any]
+    ) -> list[Any]:
         bare = self.anonymous
         out = self.formula(
             z[self.gates[0]] if bare else Fields("z", z),
@@ -135,7 +140,9 @@ class Cell:
         )
         out = list(out) if isinstance(out, tuple | list) else [out]
         if len(out) != len(self.slots):
-            raise InputError(f"cell '{self.name}' has slots {' '.join(self.slots)} but its formula returns {len(out)} values.")
+            raise InputError(
+                f"cell '{self.name}' has slots {' '.join(self.slots)} but its formula returns {len(out)} values."
+            )
         return out
 
     def _read(self, x: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -153,7 +160,13 @@ class Cell:
         slots = dict(zip(self.slots, x.chunk(len(self.slots), -1), strict=True))
         r = self._read(slots)
         count, d = len(self.gates), x.shape[-1] // len(self.slots)
-        z = dict(zip(self.gates, (torch.cat(r, -1) @ W.T if W is not None else torch.zeros_like(base)).chunk(count, -1), strict=True))
+        z = dict(
+            zip(
+                self.gates,
+                (torch.cat(r, -1) @ W.T if W is not None else torch.zeros_like(base)).chunk(count, -1),
+                strict=True,
+            )
+        )
         v = dict(zip(self.gates, base.chunk(count, -1), strict=True))
         if side is not None:
             z |= {g: z[g] + v[g] for g in self.side}
@@ -181,7 +194,11 @@ def cell(
     names = tuple((gates or "z").split())
     table = MappingProxyType(dict(parameters or {}))
     for kind, entries in (("slots", slots.split()), ("gates", names), ("parameters", tuple(table))):
-        if len(set(entries)) != len(entries) or not all(e.isidentifier() for e in entries) or (kind != "parameters" and not entries):
+        if (
+            len(set(entries)) != len(entries)
+            or not all(e.isidentifier() for e in entries)
+            or (kind != "parameters" and not entries)
+        ):
             raise InputError(f"{kind} must be different identifiers separated by spaces; got {' '.join(entries)!r}.")
 
     def make(formula: Callable[..., Any]) -> Cell:

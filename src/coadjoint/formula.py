@@ -11,7 +11,7 @@ import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ class Node:
     args: tuple[Node, ...]
     value: Any
     order: int
-    known: dict[tuple[Any, ...], Node] = {}
+    known: ClassVar[dict[tuple[Any, ...], Node]] = {}
 
     def __new__(cls, op: str, args: tuple[Node, ...] = (), value: Any = None) -> Node:
         key = (op, args, value)
@@ -74,7 +74,7 @@ class Node:
             "Use relu, step, sign or abs; or pass a step function, which runs on the autograd engine."
         )
 
-    __lt__ = __le__ = __gt__ = __ge__ = lambda self, _: bool(self)  # type: ignore[assignment]
+    __lt__ = __le__ = __gt__ = __ge__ = lambda self, _: bool(self)
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Node:
@@ -201,7 +201,18 @@ class Primitive:
 
 
 PRIMITIVES: dict[str, Primitive] = {}
-DEAR = ("tanh", "sigmoid", "softplus", "exp", "log", "sqrt", "sin", "cos", "erf", "atan")  # worth an array rather than a second call
+DEAR = (
+    "tanh",
+    "sigmoid",
+    "softplus",
+    "exp",
+    "log",
+    "sqrt",
+    "sin",
+    "cos",
+    "erf",
+    "atan",
+)  # worth an array rather than a second call
 
 
 def apply(name: str, a: Any) -> Any:
@@ -228,7 +239,7 @@ def _softplus(a: Tensor, *, out: Tensor | None = None) -> Tensor:
     """log(1 + e^a): linear past a = 40, where e^-a is below the last digit of a double."""
     if out is None:
         return torch.nn.functional.softplus(a, 1.0, 40.0)
-    return torch._C._nn.softplus(a, 1.0, 40.0, out=out)
+    return torch._C._nn.softplus(a, 1.0, 40.0, out=out)  # type: ignore[call-arg]
 
 
 def _step(a: Tensor, *, out: Tensor | None = None) -> Tensor:
@@ -250,11 +261,11 @@ softplus = primitive("softplus", _softplus, lambda q, a: sigmoid(a))
 exp = primitive("exp", torch.exp, lambda q, a: q)
 log = primitive("log", torch.log, lambda q, a: 1 / a)
 sqrt = primitive("sqrt", torch.sqrt, lambda q, a: 0.5 / q)
-sin = primitive("sin", torch.sin, lambda q, a: cos(a))
+sin = primitive("sin", torch.sin, lambda q, a: Node("cos", (a,)))
 cos = primitive("cos", torch.cos, lambda q, a: -sin(a))
 erf = primitive("erf", torch.erf, lambda q, a: (2 / math.sqrt(math.pi)) * exp(-(a * a)))
 atan = primitive("atan", torch.atan, lambda q, a: 1 / (1 + a * a))
-abs = primitive("abs", torch.abs, lambda q, a: sign(a))
+abs = primitive("abs", torch.abs, lambda q, a: Node("sign", (a,)))
 sign = primitive("sign", torch.sign, lambda q, a: ZERO)
 step = primitive("step", _step, lambda q, a: ZERO)
 primitive("tanh_slope", _tanh_slope, lambda q, a: -2 * a)
@@ -344,9 +355,13 @@ def push(outputs: Sequence[Node], directions: Mapping[Node, Node]) -> list[Node]
     linear, dot = Linear(), dict(directions)
     for n in walk(outputs, frozenset(directions)):
         if n not in dot:
-            dot[n] = functools.reduce(
-                linear.plus, (linear.times(dot[a], slope) for a, slope in slopes(n) if dot[a] is not ZERO), ZERO
-            ) if n.args else ZERO
+            dot[n] = (
+                functools.reduce(
+                    linear.plus, (linear.times(dot[a], slope) for a, slope in slopes(n) if dot[a] is not ZERO), ZERO
+                )
+                if n.args
+                else ZERO
+            )
     return [dot[o] for o in outputs]
 
 
@@ -355,7 +370,7 @@ def substitute(outputs: Sequence[Node], replacement: Mapping[Node, Node]) -> lis
     env = dict(replacement)
     for n in walk(outputs, frozenset(replacement)):
         if n not in env:
-            build = {"add": add, "sub": sub, "mul": mul, "div": div, "neg": neg}.get(n.op)
+            build: Callable[..., Node] | None = {"add": add, "sub": sub, "mul": mul, "div": div, "neg": neg}.get(n.op)  # type: ignore[assignment]
             args = tuple(env[a] for a in n.args)
             env[n] = build(*args) if build else Node(n.op, args, n.value)
     return [env[o] for o in outputs]
@@ -441,9 +456,11 @@ class Program:
         for n in reversed([n for n in nodes if n not in leaf]):
             if n in fused:
                 continue
-            inner = next(
-                (m for m in reversed(n.args) if m.op == "mul" and m not in leaf and uses[m] == 1), None
-            ) if n.op in ("add", "sub") else None
+            inner = (
+                next((m for m in reversed(n.args) if m.op == "mul" and m not in leaf and uses[m] == 1), None)
+                if n.op in ("add", "sub")
+                else None
+            )
             if inner is not None and (n.op == "add" or inner is n.args[1]) and not any(map(is_const, inner.args)):
                 other = n.args[0] if inner is n.args[1] else n.args[1]
                 fused.add(inner)
@@ -508,7 +525,8 @@ class Program:
         for c in self.code:
             out = first[c.output] if c.output in first else buffers[home[c.output]]
             ins = [read(a) for a in c.inputs]
-            code.append((len(ins), c.run, *ins, *[None] * (3 - len(ins)), out))
+            a, b, third = [*ins, None, None][:3]
+            code.append((len(ins), c.run, a, b, third, out))
         code += [(1, _copy, source, None, None, target) for source, target in copies]
 
         def run(i: int) -> None:

@@ -61,7 +61,9 @@ class Evaluation:
     @functools.cached_property
     def costates(self) -> Costates:
         with torch.no_grad():
-            return self.trajectory.costates(self.loss_function, self.batch.y, mask=self.batch.mask, reduce=self.batch.reduce)
+            return self.trajectory.costates(
+                self.loss_function, self.batch.y, mask=self.batch.mask, reduce=self.batch.reduce
+            )
 
     @functools.cached_property
     def norm(self) -> float:
@@ -73,7 +75,9 @@ class Evaluation:
         parameters = dict(net.named_parameters())
         unknown = set(self.gradient) - set(parameters)
         if unknown:
-            raise InputError(f"this network has no parameter {', '.join(sorted(unknown))}; the gradient belongs to another one.")
+            raise InputError(
+                f"this network has no parameter {', '.join(sorted(unknown))}; the gradient belongs to another one."
+            )
         for name, parameter in parameters.items():
             parameter.grad = self.gradient[name].clone() if name in self.gradient else None
 
@@ -101,7 +105,9 @@ class Temporal:
         lam = e.costates
         net, run, layout = e.network, lam.trajectory.run, lam.trajectory.layout
         if not isinstance(run, Swept):
-            raise Unsupported("temporal components need the cell's formula: use engine 'cpu' or 'reference', not a step function or engine 'autograd'.")
+            raise Unsupported(
+                "temporal components need the cell's formula: use engine 'cpu' or 'reference', not a step function or engine 'autograd'."
+            )
         cell, rows, tape = run.plan.cell, layout.rows, run.tape
         with torch.no_grad():
             mantissa, k = lam.rows[rows.B :], lam.powers[rows.B :, None]
@@ -114,7 +120,8 @@ class Temporal:
             into_v = delta
             if cell.side:
                 into_v = delta.clone()
-                assert back["v"] is not None and net._apart is not None
+                assert back["v"] is not None
+                assert net._apart is not None
                 into_v[:, net._apart] = scale(back["v"], k) * share
             r = derivatives.read(cell, rows.prev(tape.x)) if run.W is not None else None
             return Temporal(net, layout, delta, into_v, r, lam.trajectory.inputs)
@@ -151,7 +158,12 @@ class Temporal:
     def _step(self, t: int) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
         rows = self.layout.rows
         here = slice(rows.starts[t - 1], rows.starts[t])
-        return self.into_W[here].double(), self.into_v[here].double(), None if self.r is None else self.r[here].double(), self.u[here].double()
+        return (
+            self.into_W[here].double(),
+            self.into_v[here].double(),
+            None if self.r is None else self.r[here].double(),
+            self.u[here].double(),
+        )
 
     def _steps(self) -> Iterator[tuple[Tensor, Tensor, Tensor | None, Tensor]]:
         return (self._step(t) for t in range(1, self.layout.rows.T + 1))
@@ -188,13 +200,23 @@ def sample(net: Network, batch: Batch, j: int, length: int) -> Batch:
 
     x0 = batch.x0 if batch.x0 is None or batch.x0.dim() == 1 else batch.x0[j : j + 1]
     weight = None if batch.weight is None else torch.as_tensor(batch.weight)[j : j + 1]
-    return replace(batch, u=layout.padded(flat)[:length, j : j + 1], y=pick(batch.y), lengths=None, mask=pick(batch.mask), weight=weight, x0=x0)
+    return replace(
+        batch,
+        u=layout.padded(flat)[:length, j : j + 1],
+        y=pick(batch.y),
+        lengths=None,
+        mask=pick(batch.mask),
+        weight=weight,
+        x0=x0,
+    )
 
 
 def trained(net: Network) -> dict[str, nn.Parameter]:
     parameters = {name: p for name, p in net.named_parameters() if p.requires_grad}
     if not parameters:
-        raise InputError("every parameter of this network is frozen (requires_grad=False): there is no gradient to take.")
+        raise InputError(
+            "every parameter of this network is frozen (requires_grad=False): there is no gradient to take."
+        )
     return parameters
 
 
@@ -202,7 +224,9 @@ def differentiate(objective: Tensor, net: Network) -> Gradient:
     """d objective / d parameters; zeros for parameters it does not reach."""
     parameters = trained(net)
     grads = torch.autograd.grad(objective, list(parameters.values()), allow_unused=True)
-    return {name: torch.zeros_like(p) if g is None else g for (name, p), g in zip(parameters.items(), grads, strict=True)}
+    return {
+        name: torch.zeros_like(p) if g is None else g for (name, p), g in zip(parameters.items(), grads, strict=True)
+    }
 
 
 class BPTT(Method):
@@ -251,7 +275,9 @@ def check_penalty(G: Any, lam: Costates, name: str) -> Tensor:
         got = ("a scalar" if G.dim() == 0 else f"shape {list(G.shape)}") if isinstance(G, Tensor) else type(G).__name__
         raise InputError(f"penalty '{name}' returned {got}; expected one value for each sample, shape [{B}].")
     if not G.requires_grad:
-        raise InputError(f"penalty '{name}' does not depend on the costates it is given (nor on the states): its gradient is zero. Compute it from lam.lam, lam.norms() or lam.log_norms(), without detach().")
+        raise InputError(
+            f"penalty '{name}' does not depend on the costates it is given (nor on the states): its gradient is zero. Compute it from lam.lam, lam.norms() or lam.log_norms(), without detach()."
+        )
     return G
 
 
@@ -315,7 +341,11 @@ class Truncated(Method):
                     full = torch.where(torch.arange(len(mask))[:, None] < lengths, mask, 0).sum(0)[index]
                     values = values / torch.where(full == 0, 1, full)
             else:
-                values = run.loss(loss, None if y is None else y[index], mask=None if batch.mask is None else torch.as_tensor(batch.mask)[index])
+                values = run.loss(
+                    loss,
+                    None if y is None else y[index],
+                    mask=None if batch.mask is None else torch.as_tensor(batch.mask)[index],
+                )
             weight = 1.0 if batch.weight is None else torch.as_tensor(batch.weight, dtype=values.dtype)[index]
             return differentiate((weight * values).sum() / len(lengths), net)
 
@@ -342,14 +372,20 @@ class RTRL(Method):
         u, lengths = layout.padded(flat), layout.lengths
         run_lengths = None if rows.uniform else lengths
         y = None if batch.y is None else torch.as_tensor(batch.y)
-        weight = torch.ones(B, dtype=flat.dtype) if batch.weight is None else torch.as_tensor(batch.weight, dtype=flat.dtype)
+        weight = (
+            torch.ones(B, dtype=flat.dtype) if batch.weight is None else torch.as_tensor(batch.weight, dtype=flat.dtype)
+        )
         with torch.no_grad():
             losses = net(u, run_lengths, batch.x0).loss(loss, batch.y, mask=batch.mask, reduce=batch.reduce)
         if every:
-            mask = torch.ones(T, B, dtype=flat.dtype) if batch.mask is None else torch.as_tensor(batch.mask).to(flat.dtype)
+            mask = (
+                torch.ones(T, B, dtype=flat.dtype) if batch.mask is None else torch.as_tensor(batch.mask).to(flat.dtype)
+            )
             mask = torch.where(torch.arange(T)[:, None] < lengths, mask, 0)
             count = mask.sum(0)
-            factor = 1 / torch.where(count == 0, 1, count) if batch.reduce == "mean" else torch.ones(B, dtype=flat.dtype)
+            factor = (
+                1 / torch.where(count == 0, 1, count) if batch.reduce == "mean" else torch.ones(B, dtype=flat.dtype)
+            )
         else:
             mask = torch.ones(B, dtype=flat.dtype) if batch.mask is None else torch.as_tensor(batch.mask).to(flat.dtype)
             factor = mask if batch.reduce == "sum" else (mask != 0).to(flat.dtype)
@@ -364,7 +400,7 @@ class RTRL(Method):
                 w = weight * factor * (mask[t] if every else 1.0)
                 g, _ = stream.gradient(target, loss, counts, w)
                 total = {name: total[name] + v for name, v in g.items()}
-        run = lambda: net(u, run_lengths, batch.x0)  # noqa: E731
+        run = lambda: net(u, run_lengths, batch.x0)
         return Evaluation(net, batch, loss, losses, torch.zeros_like(losses), 0.0, total, run)
 
     def stream(self, net: Network, batch: int = 1, x0: Tensor | None = None) -> Stream:
@@ -431,9 +467,14 @@ class Stream:
             from .losses import entries
 
             values = entries(loss, a, None if y is None else y[index], self.net.output)
-            grads = torch.autograd.grad((weight[index] * values).sum() / self.batch, [x, *readout.values()], allow_unused=True)
+            grads = torch.autograd.grad(
+                (weight[index] * values).sum() / self.batch, [x, *readout.values()], allow_unused=True
+            )
         out = {name: torch.einsum("bn,bn...->...", grads[0], self.influence[name][index]) for name in self.names}
-        return out | {name: torch.zeros_like(p) if g is None else g for (name, p), g in zip(readout.items(), grads[1:], strict=True)}, values.detach()
+        return out | {
+            name: torch.zeros_like(p) if g is None else g
+            for (name, p), g in zip(readout.items(), grads[1:], strict=True)
+        }, values.detach()
 
     def step(self, u: Tensor, y: Any, loss: LossLike) -> Evaluation:
         """Take u_t [B, inputs] (or [inputs] for one stream) and y_t; the gradient of this step's mean loss by all parameters."""
@@ -446,7 +487,11 @@ class Stream:
         self.advance(u)
         y = None if y is None else torch.as_tensor(y)
         y = y[None] if y is not None and self.batch == 1 and (y.dim() == 0 or len(y) != 1) else y
-        gradient, losses = self.gradient(y, loss, torch.ones(self.batch, dtype=torch.bool), torch.ones(self.batch, dtype=self.x.dtype))
+        gradient, losses = self.gradient(
+            y, loss, torch.ones(self.batch, dtype=torch.bool), torch.ones(self.batch, dtype=self.x.dtype)
+        )
         target = y if y is None or self.net.readout == "last" else y[None]
         batch = Batch(u[None], target, x0=x0)
-        return Evaluation(self.net, batch, loss, losses, torch.zeros_like(losses), 0.0, gradient, lambda: self.net(u[None], x0=x0))
+        return Evaluation(
+            self.net, batch, loss, losses, torch.zeros_like(losses), 0.0, gradient, lambda: self.net(u[None], x0=x0)
+        )

@@ -13,7 +13,9 @@ def spectral_(W: Tensor, radius: float, generator: torch.Generator | None = None
 
     Below 1, the costates of a tanh network vanish; above, they may explode."""
     if W.dim() != 2 or W.shape[0] != W.shape[1]:
-        raise InputError(f"a spectral radius belongs to a square matrix; got {list(W.shape)}. For a gated cell scale the block of one gate.")
+        raise InputError(
+            f"a spectral radius belongs to a square matrix; got {list(W.shape)}. For a gated cell scale the block of one gate."
+        )
     if not radius > 0:
         raise InputError(f"radius must be positive; got {radius}.")
     with torch.no_grad():

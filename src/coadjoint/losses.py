@@ -55,7 +55,9 @@ def _same_shape(name: str, y_hat: Tensor, y: Tensor) -> Tensor:
     if y.shape == y_hat.shape[:-1] and y_hat.shape[-1] == 1:
         y = y[..., None]
     if y.shape != y_hat.shape:
-        raise InputError(f"loss '{name}': the network gives {list(y_hat.shape)} and the target y has {list(y.shape)} on the entries that count; they must agree.")
+        raise InputError(
+            f"loss '{name}': the network gives {list(y_hat.shape)} and the target y has {list(y.shape)} on the entries that count; they must agree."
+        )
     if y.is_complex():
         raise KindError(f"loss '{name}' takes real targets; got {y.dtype}.")
     return y.to(y_hat.dtype)
@@ -78,18 +80,26 @@ def _cross_entropy(a: Tensor, y: Tensor) -> Tensor:
     if y.is_floating_point():
         return -(_same_shape("cross-entropy", a, y) * F.log_softmax(a, -1)).sum(-1)
     if y.shape != a.shape[:-1]:
-        raise InputError(f"loss 'cross-entropy': the network gives {list(a.shape)}, so y must hold class numbers {list(a.shape[:-1])} or probabilities {list(a.shape)}; got {list(y.shape)}.")
+        raise InputError(
+            f"loss 'cross-entropy': the network gives {list(a.shape)}, so y must hold class numbers {list(a.shape[:-1])} or probabilities {list(a.shape)}; got {list(y.shape)}."
+        )
     if y.dtype == torch.bool or y.is_complex():
-        raise KindError(f"loss 'cross-entropy' takes class numbers (integers) or probabilities (floats); got {y.dtype}.")
+        raise KindError(
+            f"loss 'cross-entropy' takes class numbers (integers) or probabilities (floats); got {y.dtype}."
+        )
     if y.numel() and (y.min() < 0 or y.max() >= a.shape[-1]):
-        raise InputError(f"loss 'cross-entropy': class numbers must lie in 0..{a.shape[-1] - 1}; got {int(y.min())}..{int(y.max())}.")
+        raise InputError(
+            f"loss 'cross-entropy': class numbers must lie in 0..{a.shape[-1] - 1}; got {int(y.min())}..{int(y.max())}."
+        )
     return -F.log_softmax(a, -1).gather(-1, y.long()[..., None])[..., 0]
 
 
 def _binary_cross_entropy(a: Tensor, y: Tensor) -> Tensor:
     y = _same_shape("binary-cross-entropy", a, y)
     if y.numel() and (y.min() < 0 or y.max() > 1):
-        raise InputError(f"loss 'binary-cross-entropy': targets must lie in 0..1; got {float(y.min()):g}..{float(y.max()):g}.")
+        raise InputError(
+            f"loss 'binary-cross-entropy': targets must lie in 0..1; got {float(y.min()):g}..{float(y.max()):g}."
+        )
     return (F.softplus(a, 1.0, 40.0) - a * y).sum(-1)
 
 
@@ -123,11 +133,15 @@ def entries(loss: LossLike, a: Tensor, y: Tensor | None, output: Output) -> Tens
     if isinstance(loss, Loss):
         return loss(a, y, output)
     if not callable(loss):
-        raise KindError(f"a loss is a name ({', '.join(LOSSES)}), a Loss, a function of (y_hat, y) or a tensor of one value for each sample; got {type(loss).__name__}.")
+        raise KindError(
+            f"a loss is a name ({', '.join(LOSSES)}), a Loss, a function of (y_hat, y) or a tensor of one value for each sample; got {type(loss).__name__}."
+        )
     y_hat = output_function(output)(a)
     value = loss(y_hat) if y is None else loss(y_hat, y)
     if not isinstance(value, Tensor):
-        raise KindError(f"the loss function returned {type(value).__name__}; expected a tensor of one value for each of {len(a)} entries.")
+        raise KindError(
+            f"the loss function returned {type(value).__name__}; expected a tensor of one value for each of {len(a)} entries."
+        )
     if value.shape != a.shape[:1]:
         what = "a scalar" if value.dim() == 0 else f"shape {list(value.shape)}"
         raise InputError(

@@ -1,8 +1,8 @@
 """Network -> Trajectory -> Costates.
 
-    x_t   = f(W r(x_{t-1}), R u_t + b, x_{t-1}, p)     t = 1..T
-    a     = V h + b_o,  y_hat = phi(a)                 h the first slot of x, at the last step or at every step
-    lam_t = dL/dx_t                                    t = 0..T, each sample's own loss, positive
+x_t   = f(W r(x_{t-1}), R u_t + b, x_{t-1}, p)     t = 1..T
+a     = V h + b_o,  y_hat = phi(a)                 h the first slot of x, at the last step or at every step
+lam_t = dL/dx_t                                    t = 0..T, each sample's own loss, positive
 """
 
 from __future__ import annotations
@@ -132,7 +132,9 @@ class Trajectory:
     def _outward(self, y: Tensor) -> Tensor:
         return self.layout.unsort(y) if self.network.readout == "last" else self.layout.padded(y)
 
-    def loss(self, loss: LossLike | Tensor, y: Any = None, *, mask: Tensor | None = None, reduce: str = "sum") -> Tensor:
+    def loss(
+        self, loss: LossLike | Tensor, y: Any = None, *, mask: Tensor | None = None, reduce: str = "sum"
+    ) -> Tensor:
         """The loss of each sample, [B].
 
         loss    a name, a Loss, a function of (y_hat, y) on the entries that count, or [B] values made from this trajectory
@@ -148,14 +150,19 @@ class Trajectory:
         if isinstance(loss, Tensor):
             if loss.shape != (B,):
                 what = "a scalar" if loss.dim() == 0 else f"shape {list(loss.shape)}"
-                raise InputError(f"the loss is {what}; expected one value for each sample, shape [{B}]. coadjoint averages over samples itself.")
+                raise InputError(
+                    f"the loss is {what}; expected one value for each sample, shape [{B}]. coadjoint averages over samples itself."
+                )
             return loss
         choose("reduce", reduce, ("sum", "mean"))
         lead = (T, B) if every else (B,)
         if y is not None:
             y = torch.as_tensor(y, device=pre.device)
             if tuple(y.shape[: len(lead)]) != lead:
-                raise InputError(f"the target y has shape {list(y.shape)}; with readout='{self.network.readout}' it must begin with {list(lead)}" + (" ([T, B, ...], time-major)." if every else " (one for each sample)."))
+                raise InputError(
+                    f"the target y has shape {list(y.shape)}; with readout='{self.network.readout}' it must begin with {list(lead)}"
+                    + (" ([T, B, ...], time-major)." if every else " (one for each sample).")
+                )
             y = layout.flat(y) if every else layout.sort(y)
         weight = None
         if mask is not None:
@@ -168,7 +175,9 @@ class Trajectory:
         keep = slice(None) if weight is None else weight.nonzero()[:, 0]
         y = None if y is None else y[keep]
         if y is not None and y.is_floating_point() and not torch.isfinite(y).all():
-            raise InputError("the target y holds NaN or inf on entries that count; clean it, or leave those entries out with mask=.")
+            raise InputError(
+                "the target y holds NaN or inf on entries that count; clean it, or leave those entries out with mask=."
+            )
         value = losses.entries(loss, pre[keep], y, self.network.output)
         weight = None if weight is None else weight[keep]
         value = value if weight is None else value * weight
@@ -182,7 +191,9 @@ class Trajectory:
             total = value
         return layout.unsort(total)
 
-    def costates(self, loss: LossLike | Tensor, y: Any = None, *, mask: Tensor | None = None, reduce: str = "sum") -> Costates:
+    def costates(
+        self, loss: LossLike | Tensor, y: Any = None, *, mask: Tensor | None = None, reduce: str = "sum"
+    ) -> Costates:
         """lam_t = dL/dx_t of each sample's own loss; arguments as in `loss`. Differentiable, for penalties."""
         run, every = self.run, self.network.readout == "every"
         recorded = torch.is_grad_enabled() and run.x.requires_grad
@@ -331,6 +342,13 @@ class Network(nn.Module):
     All are drawn uniformly from +-1/sqrt(hidden), as torch.nn does; see co.initialisers for others.
     """
 
+    W: nn.Parameter | None
+    R: nn.Parameter
+    b: nn.Parameter | None
+    x0: Tensor
+    mask: Tensor | None
+    _apart: Tensor | None  # the rows of R and b that belong to gates where v is used apart from z
+
     def __init__(
         self,
         cell: str | Cell | nn.Module | Callable[..., Any] = "elman",
@@ -355,7 +373,9 @@ class Network(nn.Module):
                 raise InputError(f"{name} must be a positive integer; got {value!r}.")
         dtype = dtype or torch.get_default_dtype()
         if dtype not in (torch.float32, torch.float64):
-            raise Unsupported(f"parameters are float32 or float64; got {dtype}. Half precision loses what second derivatives live on.")
+            raise Unsupported(
+                f"parameters are float32 or float64; got {dtype}. Half precision loses what second derivatives live on."
+            )
         self.inputs, self.hidden, self.outputs = inputs, hidden, outputs
         self.readout = choose("readout", readout, ("last", "every"))
         losses.output_function(output)
@@ -370,7 +390,9 @@ class Network(nn.Module):
         elif callable(cell):
             self.step = cell
         else:
-            raise KindError(f"cell must be a name, a cell made with @co.cell, a torch cell module or a step function; got {type(cell).__name__}.")
+            raise KindError(
+                f"cell must be a name, a cell made with @co.cell, a torch cell module or a step function; got {type(cell).__name__}."
+            )
         if activation is not None and not isinstance(cell, str):
             raise InputError("activation= belongs to a cell given by name; a formula or a step function has its own.")
         self.engine = choose("engine", engine, [*sweeps.ENGINES, "auto"])
@@ -381,20 +403,26 @@ class Network(nn.Module):
                 raise InputError("mask= acts on W; a step function holds its own weights.")
         else:
             if slots is not None:
-                raise InputError(f"slots= belongs to a step function; cell '{self.cell.name}' has {len(self.cell.slots)}.")
+                raise InputError(
+                    f"slots= belongs to a step function; cell '{self.cell.name}' has {len(self.cell.slots)}."
+                )
             self.slots = len(self.cell.slots)
             gates, reads = len(self.cell.gates), len(self.cell.read)
             self.W = nn.Parameter(torch.empty(gates * hidden, reads * hidden, **make)) if reads else None
             self.R = nn.Parameter(torch.empty(gates * hidden, inputs, **make))
             self.b = nn.Parameter(torch.empty(gates * hidden, **make)) if bias else None
-            for name, value in self.cell.parameters.items():
-                self.p[name] = nn.Parameter(torch.full((hidden,), float(value), **make))
+            for name, initial in self.cell.parameters.items():
+                self.p[name] = nn.Parameter(torch.full((hidden,), float(initial), **make))
             if mask is not None:
                 if self.W is None or tuple(mask.shape) != tuple(self.W.shape):
-                    raise InputError(f"mask has shape {list(mask.shape)}; expected that of W, {list(self.W.shape) if self.W is not None else 'none: this cell has no W'}.")
+                    raise InputError(
+                        f"mask has shape {list(mask.shape)}; expected that of W, {list(self.W.shape) if self.W is not None else 'none: this cell has no W'}."
+                    )
                 mask = mask.to(**make)
             apart = torch.tensor([g in self.cell.side for g in self.cell.gates])
-            self.register_buffer("_apart", apart.repeat_interleave(hidden) if self.cell.side else None, persistent=False)
+            self.register_buffer(
+                "_apart", apart.repeat_interleave(hidden) if self.cell.side else None, persistent=False
+            )
         self.register_buffer("mask", mask)
         self.V = nn.Parameter(torch.empty(outputs, hidden, **make))
         self.b_o = nn.Parameter(torch.empty(outputs, **make)) if bias else None
@@ -419,7 +447,7 @@ class Network(nn.Module):
                     getattr(self, name).uniform_(-bound, bound)
             if isinstance(self.x0, nn.Parameter):
                 self.x0.zero_()
-            if self.mask is not None:
+            if self.mask is not None and self.W is not None:
                 self.W.mul_(self.mask)
 
     def extra_repr(self) -> str:
@@ -444,9 +472,9 @@ class Network(nn.Module):
         if self.cell is None:
             return (u,)
         R, b = self.R, None if direction else self.b
-        if not self.cell.side:
-            return affine(u, R, b), None
         apart = self._apart
+        if apart is None:
+            return affine(u, R, b), None
         base = affine(u, R.masked_fill(apart[:, None], 0), None if b is None else b.masked_fill(apart, 0))
         return base, affine(u, R[apart], None if b is None else b[apart])
 
@@ -474,7 +502,12 @@ class Network(nn.Module):
             p = torch.cat(list(self.p.values())) if len(self.p) else None
             W, engine = self.recurrent(), sweeps.ENGINES[name]
             if engine is None:
-                run = Stepped.run(_formula_step(self.cell, W, p), layout.rows, (base,) if side is None else (base, side), layout.sort(start))
+                run = Stepped.run(
+                    _formula_step(self.cell, W, p),
+                    layout.rows,
+                    (base,) if side is None else (base, side),
+                    layout.sort(start),
+                )
             else:
                 run = Swept.run(Plan(self.cell, layout.rows, engine), base, side, W, layout.sort(start), p)
         return Trajectory(self, layout, rows_u, run, self.read_out(layout, run.x, run.last))
@@ -485,7 +518,9 @@ class Network(nn.Module):
         out = torch.cat(tuple(out), -1) if isinstance(out, tuple | list) else out
         if not isinstance(out, Tensor) or out.shape != x.shape:
             got = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
-            raise InputError(f"the step function returned {got}; expected a state shaped like the one it received, {list(x.shape)} (or its {self.slots} parts).")
+            raise InputError(
+                f"the step function returned {got}; expected a state shaped like the one it received, {list(x.shape)} (or its {self.slots} parts)."
+            )
         return out
 
     def _start(self, x0: Tensor | None, B: int, u: Tensor) -> Tensor:
@@ -513,10 +548,14 @@ class Network(nn.Module):
                 hint = ""
                 if u.dim() == 3:
                     hint = f" but this network reads {self.inputs} inputs"
-                raise InputError(f"`u` has shape {tuple(u.shape)}{hint}; expected [T, B, {self.inputs}]. coadjoint is time-major: for batch-first data pass `u.transpose(0, 1)`.")
+                raise InputError(
+                    f"`u` has shape {tuple(u.shape)}{hint}; expected [T, B, {self.inputs}]. coadjoint is time-major: for batch-first data pass `u.transpose(0, 1)`."
+                )
             T, B = u.shape[:2]
             if T == 0 or B == 0:
-                raise InputError(f"`u` has shape {tuple(u.shape)}: {'no time steps' if T == 0 else 'an empty batch'}; expected at least one step and one sample.")
+                raise InputError(
+                    f"`u` has shape {tuple(u.shape)}: {'no time steps' if T == 0 else 'an empty batch'}; expected at least one step and one sample."
+                )
             layout = Layout.of(_lengths(lengths, T, B), T, B)
             flat = layout.flat(u)
         elif isinstance(u, list | tuple):
@@ -527,16 +566,22 @@ class Network(nn.Module):
             for i, s in enumerate(u):
                 if not isinstance(s, Tensor) or s.dim() != 2 or s.shape[1] != self.inputs or not len(s):
                     got = tuple(s.shape) if isinstance(s, Tensor) else type(s).__name__
-                    raise InputError(f"sequence {i} of `u` has shape {got}; expected [T_i, {self.inputs}] with T_i >= 1.")
+                    raise InputError(
+                        f"sequence {i} of `u` has shape {got}; expected [T_i, {self.inputs}] with T_i >= 1."
+                    )
                 _check_like(f"sequence {i} of `u`", s, self.V)
             return self._layout(pack_sequence(list(u), enforce_sorted=False), None)
         else:
-            raise KindError(f"`u` must be a tensor [T, B, {self.inputs}], a list of tensors or a PackedSequence; got {type(u).__name__}.")
+            raise KindError(
+                f"`u` must be a tensor [T, B, {self.inputs}], a list of tensors or a PackedSequence; got {type(u).__name__}."
+            )
         if flat.shape[-1] != self.inputs:
             raise InputError(f"the PackedSequence holds {flat.shape[-1]} inputs but this network reads {self.inputs}.")
         if not torch.isfinite(flat).all():
             row = int((~torch.isfinite(flat)).any(1).nonzero()[0, 0])
-            raise InputError(f"`u` holds NaN or inf, first at step {int(layout.rows.time[row])} of sample {int(layout.sample[row])} (counting steps from 1); clean the data, or shorten that sample with lengths=.")
+            raise InputError(
+                f"`u` holds NaN or inf, first at step {int(layout.rows.time[row])} of sample {int(layout.sample[row])} (counting steps from 1); clean the data, or shorten that sample with lengths=."
+            )
         return layout, flat
 
 
@@ -568,7 +613,9 @@ def _lengths(lengths: Any, T: int, B: int) -> Tensor | None:
         b = int(((n < 1) | (n > T)).nonzero()[0, 0])
         raise InputError(f"lengths must lie in 1..{T} (the number of steps of `u`); sample {b} has {int(n[b])}.")
     if int(n.max()) < T:
-        raise InputError(f"the longest sample has {int(n.max())} steps but `u` has {T}; pass `u[:{int(n.max())}]`, so that T is the length of the longest.")
+        raise InputError(
+            f"the longest sample has {int(n.max())} steps but `u` has {T}; pass `u[:{int(n.max())}]`, so that T is the length of the longest."
+        )
     return n.long()
 
 
@@ -578,4 +625,6 @@ def _check_like(name: str, y: Tensor, like: Tensor) -> None:
     if y.device != like.device:
         raise InputError(f"{name} is on {y.device} but the network is on {like.device}; move one of them with .to().")
     if y.dtype != like.dtype:
-        raise KindError(f"{name} is {str(y.dtype)[6:]} but the network is {str(like.dtype)[6:]}; convert it with {name.split()[0].strip('`')}.to({like.dtype}).")
+        raise KindError(
+            f"{name} is {str(y.dtype)[6:]} but the network is {str(like.dtype)[6:]}; convert it with {name.split()[0].strip('`')}.to({like.dtype})."
+        )

@@ -1,6 +1,6 @@
 """Parametrisations of W, outside the sweeps: register with torch.nn.utils.parametrize, usable with any cell.
 
-    torch.nn.utils.parametrize.register_parametrization(net, "W", co.parametrisations.Signed(signs))
+torch.nn.utils.parametrize.register_parametrization(net, "W", co.parametrisations.Signed(signs))
 """
 
 from __future__ import annotations

@@ -183,7 +183,9 @@ def omega_published(lam: Costates) -> Tensor:
     samples is divided by the number of steps left: one value for the batch, given to every sample."""
     run = lam.trajectory.run
     if not isinstance(run, Swept) or run.W is None:
-        raise Unsupported("penalty 'omega-published' differentiates by W alone, and a step function hides its W (or this cell has none). Use 'omega', or a cell that is a formula on engine 'cpu' or 'reference'.")
+        raise Unsupported(
+            "penalty 'omega-published' differentiates by W alone, and a step function hides its W (or this cell has none). Use 'omega', or a cell that is a formula on engine 'cpu' or 'reference'."
+        )
     rows = run.plan.rows
     mantissa, k = lam.rows.detach(), lam.powers
     back = run.pull(mantissa, frozen=True)

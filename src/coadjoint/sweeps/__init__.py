@@ -1,11 +1,11 @@
 """The only sequential code: forward, adjoint and tangent, one file for each engine.
 
-    rows         where time steps lie in flat arrays
-    pointwise    what is parallel over time: slopes, bends
-    derivatives  the three loops as operations that differentiate any number of times
-    reference    an engine: the definition
-    cpu          an engine: fast on a CPU
-    autograd     any step function, by torch's own differentiation
+rows         where time steps lie in flat arrays
+pointwise    what is parallel over time: slopes, bends
+derivatives  the three loops as operations that differentiate any number of times
+reference    an engine: the definition
+cpu          an engine: fast on a CPU
+autograd     any step function, by torch's own differentiation
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .autograd import Stepped
 from .derivatives import Engine, Plan, Tape
 from .rows import Link, Rows, scale
 
-ENGINES: dict[str, Engine | None] = {"reference": reference, "cpu": cpu, "autograd": None}  # type: ignore[dict-item]
+ENGINES: dict[str, Engine | None] = {"reference": reference, "cpu": cpu, "autograd": None}
 
 
 def resolve(name: str, cell: Cell | None, device: str) -> tuple[str, str]:
@@ -32,13 +32,17 @@ def resolve(name: str, cell: Cell | None, device: str) -> tuple[str, str]:
     if cell is None:
         if name in ("auto", "autograd"):
             return "autograd", "a step function is differentiated by torch, step by step"
-        raise Unsupported(f"engine '{name}' takes its code from a cell's formula, and this network runs a step function. Use engine='autograd' or write the cell with @co.cell.")
+        raise Unsupported(
+            f"engine '{name}' takes its code from a cell's formula, and this network runs a step function. Use engine='autograd' or write the cell with @co.cell."
+        )
     if name == "auto":
         if device == "cpu":
             return "cpu", "the cell is a formula and the data is on the CPU"
         return "reference", f"the cell is a formula and the data is on {device}, for which there is no faster engine"
     if name == "cpu" and device != "cpu":
-        raise Unsupported(f"engine 'cpu' runs on the CPU, and the data is on {device}. Use engine='auto' or move the network with .to('cpu').")
+        raise Unsupported(
+            f"engine 'cpu' runs on the CPU, and the data is on {device}. Use engine='auto' or move the network with .to('cpu')."
+        )
     return name, "asked for by name"
 
 

@@ -64,13 +64,15 @@ class Stepped:
         out = []
         for t, (before, bar) in enumerate(zip(rows.before(self.x), rows.states(lam)[1:], strict=True)):
             drive = [y[t] for y in drives]
-            out.append(torch.func.vjp(lambda x, drive=drive: self.step(*drive, x), before)[1](bar)[0])  # type: ignore[misc]
+            out.append(torch.func.vjp(lambda x, drive=drive: self.step(*drive, x), before)[1](bar)[0])
         return torch.cat(out)
 
     def push(self, *directions: Tensor | None) -> Tensor:
         """The tangent mu [B + N, n] for directions of the drive."""
         rows, drives = self.rows, [self.rows.steps(y) for y in self.drive]
-        dots = [rows.steps(torch.zeros_like(y) if d is None else d) for y, d in zip(self.drive, directions, strict=True)]
+        dots = [
+            rows.steps(torch.zeros_like(y) if d is None else d) for y, d in zip(self.drive, directions, strict=True)
+        ]
         mu = [torch.zeros_like(self.x[: rows.B])]
         for t, before in enumerate(rows.before(self.x)):
             primal = (*(y[t] for y in drives), before)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -88,13 +89,16 @@ def buffer(rows: Rows, like: Tensor, width: int) -> Views:
 
 
 @torch.no_grad()
-def forward(plan: Plan, base: Tensor, v: Tensor | None, W: Tensor | None, x0: Tensor, p: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+def forward(
+    plan: Plan, base: Tensor, v: Tensor | None, W: Tensor | None, x0: Tensor, p: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
     cell, rows = plan.cell, plan.rows
     slots, d = len(cell.slots), x0.shape[1] // len(cell.slots)
     x = base.new_empty(rows.B + rows.N, x0.shape[1])
     x[: rows.B] = x0
     q = base.new_empty(rows.N, d * len(cell.kept)) if cell.kept else None
     bases = rows.steps(base)
+    arguments: Views
     if W is None:
         a, arguments = base.clone(), bases
     elif cell.needs_a:
@@ -113,7 +117,9 @@ def forward(plan: Plan, base: Tensor, v: Tensor | None, W: Tensor | None, x0: Te
             part = arguments[0][:, i * d : (i + 1) * d]
             given[n] = [part] * rows.T if rows.uniform else [part[:m] for m in rows.sizes]
     scratch = functools.partial(buffer, rows, x, d)
-    after = targets(x, slots, lambda y: rows.states(y)[1:]) + (targets(q, len(cell.kept), rows.steps) if q is not None else [])
+    after = targets(x, slots, lambda y: rows.states(y)[1:]) + (
+        targets(q, len(cell.kept), rows.steps) if q is not None else []
+    )
     step = program((*cell.next, *cell.kept), frozenset(given)).bind(given, after, scratch)
     with flushed():
         if W is None:
@@ -128,7 +134,7 @@ def forward(plan: Plan, base: Tensor, v: Tensor | None, W: Tensor | None, x0: Te
                 step(t)
             return x, a, q
         whole = base.new_empty(rows.B, d * len(cell.read))
-        cut = lambda y: [y] * rows.T if rows.uniform else [y[:n] for n in rows.sizes]  # noqa: E731
+        cut = lambda y: [y] * rows.T if rows.uniform else [y[:n] for n in rows.sizes]
         r = cut(whole)
         read = program(cell.read, frozenset(given)).bind(given, targets(whole, len(cell.read), cut), scratch)
         for t in range(rows.T):
@@ -153,11 +159,11 @@ class Loop:
         self.refresh: Callable[[int], None] = lambda i: None
         if slopes:
             starts = [rows.starts[lo] for lo, _ in self.chunks] + [rows.N]
-            sizes = [b - a for a, b in zip(starts, starts[1:], strict=False)]
+            sizes = [b - a for a, b in itertools.pairwise(starts)]
             split = functools.partial(torch.split, split_size_or_sections=sizes)
             inputs = leaves(plan, tape, split, lambda x: split(rows.prev(x)))
             inputs |= {n: [views[0]] * len(sizes) for n, views in fixed.items()}
-            scratch = lambda: [b[:n] for b in [self.like.new_empty(max(sizes), self.d)] for n in sizes]  # noqa: E731
+            scratch = lambda: [b[:n] for b in [self.like.new_empty(max(sizes), self.d)] for n in sizes]
             buffers = [scratch() for _ in slopes]
             self.refresh = program(slopes, frozenset(inputs)).bind(Columns(inputs), buffers, scratch)
             for node, views in zip(slopes, buffers, strict=True):
@@ -168,7 +174,9 @@ class Loop:
         if self.rows.uniform:
             steps = views[0].split(self.rows.B)
             return [s for lo, hi in self.chunks for s in steps[: hi - lo]]
-        return [s for (lo, hi), view in zip(self.chunks, views, strict=True) for s in view.split(self.rows.sizes[lo:hi])]
+        return [
+            s for (lo, hi), view in zip(self.chunks, views, strict=True) for s in view.split(self.rows.sizes[lo:hi])
+        ]
 
     def bind(self, outputs: Sequence[Node], more: Columns, into: Sequence[Views]) -> Callable[[int], None]:
         given = self.columns.joined(more)
@@ -190,14 +198,28 @@ class AdjointLoop(Loop):
 
     lams: views of lam_0 .. lam_T; delta: step array."""
 
-    def __init__(self, plan: Plan, tape: Tape, W: Tensor | None, lams: Callable[[Tensor], Views], lam: Tensor, delta: Tensor, sa: Tensor | None) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        tape: Tape,
+        W: Tensor | None,
+        lams: Callable[[Tensor], Views],
+        lam: Tensor,
+        delta: Tensor,
+        sa: Tensor | None,
+    ) -> None:
         cell, rows = plan.cell, plan.rows
         slots, gates = len(cell.slots), len(cell.gates)
-        bar, rbar, extra, kept = named("lam", slots), named("rbar", len(cell.read)), named("sa", gates), named("e", slots)
+        bar, rbar, extra, kept = (
+            named("lam", slots),
+            named("rbar", len(cell.read)),
+            named("sa", gates),
+            named("e", slots),
+        )
         into_a, into_x = tuple(pull(cell.next, bar, cell.a)), tuple(pull(cell.next, bar, cell.x))
         back = tuple(pull(cell.read, rbar, cell.x)) if W is not None else ()
         super().__init__(plan, tape, (*into_a, *into_x, *back), (*bar, *rbar))
-        before = lambda y: shortened(rows, lams(y))  # noqa: E731
+        before = lambda y: shortened(rows, lams(y))
         self.into = before(lam)
         earlier = [self.into] if slots == 1 else targets(lam, slots, before)
         deltas = rows.steps(delta)
@@ -224,7 +246,7 @@ class AdjointLoop(Loop):
             self.step = step
             return
         whole = tape.x.new_empty(rows.B, W.shape[1])
-        cut = lambda y: [y] * rows.T if rows.uniform else [y[:n] for n in rows.sizes]  # noqa: E731
+        cut = lambda y: [y] * rows.T if rows.uniform else [y[:n] for n in rows.sizes]
         r = cut(whole)
         total = [add(e, b) if i in written else b for i, (e, b) in enumerate(zip(kept, back, strict=True))]
         second = self.bind(total, Columns(zip(kept, earlier, strict=True)).pack(rbar, whole, cut), earlier)
@@ -244,7 +266,15 @@ def shortened(rows: Rows, states: Views) -> Views:
 
 @torch.no_grad()
 def adjoint(
-    plan: Plan, tape: Tape, W: Tensor | None, s: Tensor | None, s_last: Tensor | None, sa: Tensor | None, link: Link | None, scaled: bool, keep: bool
+    plan: Plan,
+    tape: Tape,
+    W: Tensor | None,
+    s: Tensor | None,
+    s_last: Tensor | None,
+    sa: Tensor | None,
+    link: Link | None,
+    scaled: bool,
+    keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     rows = plan.rows
     delta = tape.x.new_empty(tape.a.shape)
@@ -375,7 +405,9 @@ def source_exponents(rows: Rows, s: Tensor | None, s_last: Tensor | None) -> Ten
 
 
 @torch.no_grad()
-def tangent(plan: Plan, tape: Tape, W: Tensor | None, g: Tensor | None, ga: Tensor | None, link: Link | None) -> tuple[Tensor, Tensor]:
+def tangent(
+    plan: Plan, tape: Tape, W: Tensor | None, g: Tensor | None, ga: Tensor | None, link: Link | None
+) -> tuple[Tensor, Tensor]:
     cell, rows = plan.cell, plan.rows
     slots = len(cell.slots)
     mu, nu = torch.empty_like(tape.x), tape.x.new_empty(tape.a.shape)
@@ -387,11 +419,12 @@ def tangent(plan: Plan, tape: Tape, W: Tensor | None, g: Tensor | None, ga: Tens
         loop = Loop(plan, tape, (*out, *ahead), (*dot, *into))
         d, before, nus = loop.d, rows.before(mu), rows.steps(nu)
         given = Columns().pack(dot, mu, rows.before).pack(into, nu, rows.steps)
-        m, factors = before, ()
+        m: Views = before
+        factors: Views = ()
         if link is not None:
             held = mu.new_empty(rows.B, mu.shape[1])
             factors = rows.steps(link.factor)
-            cut = lambda y: [y[:n] for n in rows.sizes]  # noqa: E731
+            cut = lambda y: [y[:n] for n in rows.sizes]
             m = [h if active else y for h, y, active in zip(cut(held), before, link.active, strict=True)]
             for n, part, views in zip(dot, held.chunk(slots, -1), targets(mu, slots, rows.before), strict=True):
                 given[n] = [h if active else y for h, y, active in zip(cut(part), views, link.active, strict=True)]
@@ -412,7 +445,7 @@ def tangent(plan: Plan, tape: Tape, W: Tensor | None, g: Tensor | None, ga: Tens
                 r = given[dot[cell.read_slot]]
             else:
                 whole = mu.new_empty(rows.B, d * len(cell.read))
-                short = lambda y: [y[:n] for n in rows.sizes]  # noqa: E731
+                short = lambda y: [y[:n] for n in rows.sizes]
                 r = short(whole)
                 read = loop.bind(ahead, given, targets(whole, len(cell.read), short))
         for i, (lo, hi) in enumerate(loop.chunks):

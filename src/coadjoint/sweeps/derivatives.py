@@ -44,13 +44,26 @@ class Tape(NamedTuple):
 class Engine(Protocol):
     """Three loops over flat arrays; no derivatives, no losses."""
 
-    def forward(self, plan: Plan, base: Tensor, v: Tensor | None, W: Tensor | None, x0: Tensor, p: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]: ...
-
-    def adjoint(
-        self, plan: Plan, tape: Tape, W: Tensor | None, s: Tensor | None, s_last: Tensor | None, sa: Tensor | None, link: Link | None, scaled: bool, keep: bool
+    def forward(
+        self, plan: Plan, base: Tensor, v: Tensor | None, W: Tensor | None, x0: Tensor, p: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None]: ...
 
-    def tangent(self, plan: Plan, tape: Tape, W: Tensor | None, g: Tensor | None, ga: Tensor | None, link: Link | None) -> tuple[Tensor, Tensor]: ...
+    def adjoint(
+        self,
+        plan: Plan,
+        tape: Tape,
+        W: Tensor | None,
+        s: Tensor | None,
+        s_last: Tensor | None,
+        sa: Tensor | None,
+        link: Link | None,
+        scaled: bool,
+        keep: bool,
+    ) -> tuple[Tensor, Tensor, Tensor | None]: ...
+
+    def tangent(
+        self, plan: Plan, tape: Tape, W: Tensor | None, g: Tensor | None, ga: Tensor | None, link: Link | None
+    ) -> tuple[Tensor, Tensor]: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +122,9 @@ def plus(*terms: Tensor | None) -> Tensor | None:
     return functools.reduce(torch.add, found) if found else None
 
 
-def bend(plan: Plan, tape: Tape, W: Tensor | None, lam: Tensor, delta: Tensor, m: Tensor, nu: Tensor, wrt: tuple[str, ...]) -> dict[str, Tensor | None]:
+def bend(
+    plan: Plan, tape: Tape, W: Tensor | None, lam: Tensor, delta: Tensor, m: Tensor, nu: Tensor, wrt: tuple[str, ...]
+) -> dict[str, Tensor | None]:
     """The gradient of sum_t <lam_t, f_x m_t + f_a nu_t> + <W' delta_t, r' m_t> by the tape: a, v, x (a state array), p."""
     cell, rows = plan.cell, plan.rows
     xprev, y = rows.prev(tape.x), (tape.x[rows.B :], tape.q)
@@ -124,7 +139,9 @@ def bend(plan: Plan, tape: Tape, W: Tensor | None, lam: Tensor, delta: Tensor, m
 
 class Forward(Function):
     @staticmethod
-    def forward(plan: Plan, base: Tensor, v: Tensor | None, W: Tensor | None, x0: Tensor, p: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    def forward(
+        plan: Plan, base: Tensor, v: Tensor | None, W: Tensor | None, x0: Tensor, p: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         x, a, q = plan.engine.forward(plan, base, v, W, x0, p)
         last = plan.rows.last(x).clone()
         check(plan, last, "the state", x)
@@ -161,7 +178,15 @@ class Forward(Function):
 
     @staticmethod
     @nested
-    def jvp(ctx: Any, _plan: Any, dbase: Tensor | None, dv: Tensor | None, dW: Tensor | None, dx0: Tensor | None, dp: Tensor | None) -> Any:
+    def jvp(
+        ctx: Any,
+        _plan: Any,
+        dbase: Tensor | None,
+        dv: Tensor | None,
+        dW: Tensor | None,
+        dx0: Tensor | None,
+        dp: Tensor | None,
+    ) -> Any:
         v, W, p, x, a, q = ctx.saved_tensors
         plan, rows = ctx.plan, ctx.plan.rows
         xprev, along = rows.prev(x), [(n, t) for n, t in (("v", dv), ("p", dp)) if t is not None]
@@ -219,7 +244,11 @@ class Adjoint(Function):
             return (None,) * 14
         mu, nu = tangent(plan, tape, W, glam, gdelta, link)
         m = linked(rows, mu, link)
-        wrt = tuple(n for n, t, i in (("a", tape.a, 9), ("v", tape.v, 10), ("x", tape.x, 11), ("p", tape.p, 12)) if t is not None and need[i])
+        wrt = tuple(
+            n
+            for n, t, i in (("a", tape.a, 9), ("v", tape.v, 10), ("x", tape.x, 11), ("p", tape.p, 12))
+            if t is not None and need[i]
+        )
         bends = bend(plan, tape, W, lam, delta, m, nu, wrt) if wrt else {}
         gW = delta.T @ read_push(plan.cell, rows.prev(tape.x), m) if W is not None and need[8] else None
         has_s, has_last, has_a = ctx.has
@@ -227,20 +256,43 @@ class Adjoint(Function):
         glast = None
         if has_last and need[6]:
             glast = unscaled(rows, rows.last(mu), None if k is None else rows.last(k[:, None])[:, 0], None)
-        return None, None, None, None, None, gs, glast, nu if has_a and need[7] else None, gW, bends.get("a"), bends.get("v"), bends.get("x"), bends.get("p"), None
+        return (
+            None,
+            None,
+            None,
+            None,
+            None,
+            gs,
+            glast,
+            nu if has_a and need[7] else None,
+            gW,
+            bends.get("a"),
+            bends.get("v"),
+            bends.get("x"),
+            bends.get("p"),
+            None,
+        )
 
     @staticmethod
     @nested
-    def jvp(ctx: Any, _plan: Any, _active: Any, _scaled: Any, _factor: Any, _declared: Any, *dots: Tensor | None) -> Any:
+    def jvp(
+        ctx: Any, _plan: Any, _active: Any, _scaled: Any, _factor: Any, _declared: Any, *dots: Tensor | None
+    ) -> Any:
         link, _, W, tape, lam, delta, k = Adjoint.saved(ctx)
         ds, dlast, dsa, dW, da, dv, dx, dp, _ = dots
         plan, cell, rows = ctx.plan, ctx.plan.cell, ctx.plan.rows
         xprev = rows.prev(tape.x)
-        along = [(n, t) for n, t in (("a", da), ("v", dv), ("x", None if dx is None else rows.prev(dx)), ("p", dp)) if t is not None]
+        along = [
+            (n, t)
+            for n, t in (("a", da), ("v", dv), ("x", None if dx is None else rows.prev(dx)), ("p", dp))
+            if t is not None
+        ]
         into_a, into_x = None, None
         if along:
             op = next_of(cell).pulled(("x",), ("a", "x")).pushed(tuple(n for n, _ in along))
-            turned = op((tape.x[rows.B :], tape.q), tape.a, tape.v, xprev, tape.p, lam[rows.B :], *(t for _, t in along))
+            turned = op(
+                (tape.x[rows.B :], tape.q), tape.a, tape.v, xprev, tape.p, lam[rows.B :], *(t for _, t in along)
+            )
             into_a, into_x = turned["a"], turned["x"]
         if W is not None and dW is not None:
             into_x = plus(into_x, read_pull(cell, xprev, delta @ dW))
@@ -290,10 +342,26 @@ class Tangent(Function):
             return (None,) * 11
         lam, delta = adjoint(plan, tape, W, gmu, None, gnu, link)
         m = linked(rows, mu, link)
-        wrt = tuple(n for n, t, i in (("a", tape.a, 6), ("v", tape.v, 7), ("x", tape.x, 8), ("p", tape.p, 9)) if t is not None and need[i])
+        wrt = tuple(
+            n
+            for n, t, i in (("a", tape.a, 6), ("v", tape.v, 7), ("x", tape.x, 8), ("p", tape.p, 9))
+            if t is not None and need[i]
+        )
         bends = bend(plan, tape, W, lam, delta, m, nu, wrt) if wrt else {}
         gW = delta.T @ read_push(plan.cell, rows.prev(tape.x), m) if W is not None and need[5] else None
-        return None, None, None, lam if ctx.has[0] else None, delta if ctx.has[1] else None, gW, bends.get("a"), bends.get("v"), bends.get("x"), bends.get("p"), None
+        return (
+            None,
+            None,
+            None,
+            lam if ctx.has[0] else None,
+            delta if ctx.has[1] else None,
+            gW,
+            bends.get("a"),
+            bends.get("v"),
+            bends.get("x"),
+            bends.get("p"),
+            None,
+        )
 
     @staticmethod
     @nested
@@ -302,7 +370,11 @@ class Tangent(Function):
         dg, dga, dW, da, dv, dx, dp, _ = dots
         plan, cell, rows = ctx.plan, ctx.plan.cell, ctx.plan.rows
         xprev, m = rows.prev(tape.x), linked(rows, mu, link)
-        along = [(n, t) for n, t in (("a", da), ("v", dv), ("x", None if dx is None else rows.prev(dx)), ("p", dp)) if t is not None]
+        along = [
+            (n, t)
+            for n, t in (("a", da), ("v", dv), ("x", None if dx is None else rows.prev(dx)), ("p", dp))
+            if t is not None
+        ]
         if along:
             op = next_of(cell).pushed(("a", "x")).pushed(tuple(n for n, _ in along))
             turned = op((tape.x[rows.B :], tape.q), tape.a, tape.v, xprev, tape.p, nu, m, *(t for _, t in along))["x"]
@@ -318,20 +390,32 @@ class Tangent(Function):
     vmap = staticmethod(lambda *_: _raise(no_vmap()))
 
 
-def forward(plan: Plan, base: Tensor, v: Tensor | None, W: Tensor | None, x0: Tensor, p: Tensor | None) -> tuple[Tape, Tensor]:
+def forward(
+    plan: Plan, base: Tensor, v: Tensor | None, W: Tensor | None, x0: Tensor, p: Tensor | None
+) -> tuple[Tape, Tensor]:
     """-> (tape, x of each sample at its own last step)"""
     x, a, last, q = Forward.apply(plan, base, v, W, x0, p)
     return Tape(a, v, x, p, q), last
 
 
-def adjoint(plan: Plan, tape: Tape, W: Tensor | None, s: Tensor | None, s_last: Tensor | None, sa: Tensor | None, link: Link | None = None) -> tuple[Tensor, Tensor]:
+def adjoint(
+    plan: Plan,
+    tape: Tape,
+    W: Tensor | None,
+    s: Tensor | None,
+    s_last: Tensor | None,
+    sa: Tensor | None,
+    link: Link | None = None,
+) -> tuple[Tensor, Tensor]:
     """-> (lam [B + N, n], delta [N, g d])"""
     active, factor = (None, None) if link is None else (link.active, link.factor)
     lam, delta, _ = Adjoint.apply(plan, active, False, factor, None, s, s_last, sa, W, *tape)
     return lam, delta
 
 
-def costate(plan: Plan, tape: Tape, W: Tensor | None, s: Tensor | None, s_last: Tensor | None, declared: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+def costate(
+    plan: Plan, tape: Tape, W: Tensor | None, s: Tensor | None, s_last: Tensor | None, declared: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
     """The scale-free adjoint -> (mantissa [B + N, n], delta in the same units, exponent [B + N]).
 
     declared [B + N]: the state rows where the loss reads the state; at the others the source is zero whatever the state is.
@@ -339,7 +423,9 @@ def costate(plan: Plan, tape: Tape, W: Tensor | None, s: Tensor | None, s_last: 
     return Adjoint.apply(plan, None, True, None, declared, s, s_last, None, W, *tape)
 
 
-def tangent(plan: Plan, tape: Tape, W: Tensor | None, g: Tensor | None, ga: Tensor | None, link: Link | None = None) -> tuple[Tensor, Tensor]:
+def tangent(
+    plan: Plan, tape: Tape, W: Tensor | None, g: Tensor | None, ga: Tensor | None, link: Link | None = None
+) -> tuple[Tensor, Tensor]:
     """-> (mu [B + N, n], nu [N, g d])"""
     active, factor = (None, None) if link is None else (link.active, link.factor)
     return Tangent.apply(plan, active, factor, g, ga, W, *tape)

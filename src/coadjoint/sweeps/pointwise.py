@@ -26,7 +26,9 @@ CHUNK = 1 << 15  # elements of one entry that are computed at a time, so that a 
 class Pointwise:
     inputs: Groups
     outputs: Groups
-    known: tuple[tuple[Node, ...], ...]  # expressions whose values may be at hand, packed: the states x_t, and what an engine kept
+    known: tuple[
+        tuple[Node, ...], ...
+    ]  # expressions whose values may be at hand, packed: the states x_t, and what an engine kept
     uniform: frozenset[str]  # inputs without rows
     summed: frozenset[str] = frozenset()  # outputs that are summed over rows
 
@@ -34,7 +36,9 @@ class Pointwise:
     def pulled(self, seeds: tuple[str, ...], wrt: tuple[str, ...]) -> Pointwise:
         """(inputs, cotangents of the outputs `seeds`) -> gradients of the inputs `wrt`."""
         extra: list[tuple[str, tuple[Node, ...]]] = []
-        uniform, flat, bars = set(self.uniform), [], []
+        flat: list[Node] = []
+        bars: list[Node] = []
+        uniform = set(self.uniform)
         for name, nodes in self.outputs:
             if name in seeds:
                 fresh = self._fresh("~" + name, extra)
@@ -84,7 +88,11 @@ class Pointwise:
 
     def run(self, at_hand: Sequence[Tensor | None], tensors: Sequence[Tensor | None]) -> list[Tensor]:
         """The output groups that are not identically zero, computed in blocks of rows."""
-        arrays = [(nodes, t, name in self.uniform) for (name, nodes), t in zip(self.inputs, tensors, strict=True) if t is not None]
+        arrays = [
+            (nodes, t, name in self.uniform)
+            for (name, nodes), t in zip(self.inputs, tensors, strict=True)
+            if t is not None
+        ]
         nodes0, like, _ = next((n, t, u) for n, t, u in arrays if not u)
         d, rows = like.shape[1] // len(nodes0), like.shape[0]
         block = max(1, CHUNK // d)
@@ -103,7 +111,9 @@ class Pointwise:
         flat = [n for _, nodes in outputs for n in nodes]
         count = -(-rows // block)
         once = apart(flat, columns, frozenset(columns))
-        fixed |= dict(zip(once, (like.new_tensor(v) if isinstance(v, float) else v for v in evaluate(once, fixed)), strict=True))
+        fixed |= dict(
+            zip(once, (like.new_tensor(v) if isinstance(v, float) else v for v in evaluate(once, fixed)), strict=True)
+        )
         columns |= {n: [v] * count for n, v in fixed.items()}
         packed = [like.new_empty(rows, d * len(nodes)) for _, nodes in outputs]
         targets = [part.split(block) for out in packed for part in out.split(d, -1)]

@@ -18,7 +18,9 @@ def values(nodes: tuple[Node, ...], y: Tensor | None) -> dict[Node, Tensor]:
 
 
 def packed(entries: list[Tensor | float], like: Tensor, d: int) -> Tensor:
-    return torch.cat([torch.as_tensor(e, dtype=like.dtype, device=like.device).expand(len(like), d) for e in entries], -1)
+    return torch.cat(
+        [torch.as_tensor(e, dtype=like.dtype, device=like.device).expand(len(like), d) for e in entries], -1
+    )
 
 
 @functools.cache
@@ -26,7 +28,9 @@ def symbols(kind: str, count: int) -> tuple[Node, ...]:
     return tuple(symbol(f"{kind}.{i}") for i in range(count))
 
 
-def forward(plan: Plan, base: Tensor, v: Tensor | None, W: Tensor | None, x0: Tensor, p: Tensor | None) -> tuple[Tensor, Tensor, None]:
+def forward(
+    plan: Plan, base: Tensor, v: Tensor | None, W: Tensor | None, x0: Tensor, p: Tensor | None
+) -> tuple[Tensor, Tensor, None]:
     cell, rows = plan.cell, plan.rows
     d = x0.shape[1] // len(cell.slots)
     x, a = [x0], []
@@ -53,7 +57,15 @@ def points(plan: Plan, tape: Tape) -> list[dict[Node, Tensor]]:
 
 
 def adjoint(
-    plan: Plan, tape: Tape, W: Tensor | None, s: Tensor | None, s_last: Tensor | None, sa: Tensor | None, link: Link | None, scaled: bool, keep: bool
+    plan: Plan,
+    tape: Tape,
+    W: Tensor | None,
+    s: Tensor | None,
+    s_last: Tensor | None,
+    sa: Tensor | None,
+    link: Link | None,
+    scaled: bool,
+    keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     cell, rows = plan.cell, plan.rows
     d = tape.x.shape[1] // len(cell.slots)
@@ -87,7 +99,9 @@ def adjoint(
     return torch.cat(lam), torch.cat(delta), torch.cat(k) if scaled else None
 
 
-def tangent(plan: Plan, tape: Tape, W: Tensor | None, g: Tensor | None, ga: Tensor | None, link: Link | None) -> tuple[Tensor, Tensor]:
+def tangent(
+    plan: Plan, tape: Tape, W: Tensor | None, g: Tensor | None, ga: Tensor | None, link: Link | None
+) -> tuple[Tensor, Tensor]:
     cell, rows = plan.cell, plan.rows
     d = tape.x.shape[1] // len(cell.slots)
     dot, into = symbols("mu", len(cell.slots)), symbols("nu", len(cell.a))
@@ -107,4 +121,3 @@ def tangent(plan: Plan, tape: Tape, W: Tensor | None, g: Tensor | None, ga: Tens
         mu.append(sources[t + 1] + packed(evaluate(out, env | values(into, nu_t)), m, d))
         nu.append(nu_t)
     return torch.cat(mu), torch.cat(nu)
-
