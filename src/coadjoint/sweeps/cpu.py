@@ -10,7 +10,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -35,6 +36,46 @@ def flushed() -> Iterator[None]:
         yield
     finally:
         torch.set_flush_denormal(before)
+
+
+class Cut:
+    """Arrays as views of their time steps, made once: a view costs as much as a small operation."""
+
+    def __init__(self, rows: Rows) -> None:
+        self.rows = rows
+        self.made: dict[Any, Views] = {}
+
+    def _once(self, make: Callable[[Tensor], Views], y: Tensor) -> Views:
+        key = (make.__name__, y.data_ptr(), y.shape)
+        if key not in self.made:
+            self.made[key] = make(y)
+        return self.made[key]
+
+    def steps(self, y: Tensor) -> Views:
+        return self._once(self.rows.steps, y)
+
+    def states(self, x: Tensor) -> Views:
+        return self._once(self.rows.states, x)
+
+    def before(self, x: Tensor) -> Views:
+        return self.shortened(self.states(x))
+
+    def after(self, x: Tensor) -> Views:
+        return self.states(x)[1:]
+
+    def shortened(self, states: Views) -> Views:
+        """x_{t-1} for the samples that take step t."""
+        return states[:-1] if self.rows.uniform else [y[:n] for y, n in zip(states, self.rows.sizes, strict=False)]
+
+    def same(self, y: Tensor) -> Views:
+        """One array [B, .] that every step may overwrite."""
+        return [y] * self.rows.T if self.rows.uniform else [y[:n] for n in self.rows.sizes]
+
+    def alternating(self, two: Tensor) -> Views:
+        """Two arrays [B, .] in turn, as states: x_0 is in the first."""
+        pair = two.split(self.rows.B)
+        sizes = [self.rows.B, *self.rows.sizes]
+        return [pair[t % 2] if self.rows.uniform else pair[t % 2][:n] for t, n in enumerate(sizes)]
 
 
 class Columns(dict[Node, Any]):
@@ -71,74 +112,61 @@ def _only(n: Node, leaves: tuple[Node, ...]) -> bool:
     return n in leaves or is_const(n) or (bool(n.args) and all(_only(a, leaves) for a in n.args))
 
 
-def per_unit(cell: Cell, p: Tensor | None, outputs: Sequence[Node], given: Iterable[Node], length: int) -> Columns:
+@functools.cache
+def split_up(
+    cell: Cell, outputs: tuple[Node, ...], moving: tuple[Node, ...], at_hand: frozenset[Node]
+) -> tuple[tuple[Node, ...], tuple[Node, ...]]:
+    """What a loop over `moving` needs and can be had before it: (made of the parameters alone, slopes)."""
+    once = [n for n in apart(outputs, (*moving, *cell.a, *cell.v, *cell.x, *at_hand), at_hand) if _only(n, cell.p)]
+    return tuple(once), tuple(n for n in apart(outputs, moving, at_hand) if n not in at_hand and n not in once)
+
+
+def per_unit(cell: Cell, p: Tensor | None, once: Sequence[Node], length: int) -> Columns:
     """The parameters and what is made of them alone, [d] each, the same at every step."""
     if p is None:
         return Columns()
     values = dict(zip(cell.p, p.chunk(len(cell.p)), strict=True))
-    moving = {*cell.a, *cell.v, *cell.x, *given}
-    once = [n for n in apart(outputs, moving, frozenset(given)) if n not in moving and _only(n, cell.p)]
     values |= dict(zip(once, evaluate(once, values), strict=True))
     return Columns({n: [value] * length for n, value in values.items()})
-
-
-def buffer(rows: Rows, like: Tensor, width: int) -> Views:
-    """One array [B, width] that every step may overwrite."""
-    b = like.new_empty(rows.B, width)
-    return [b] * rows.T if rows.uniform else [b[:n] for n in rows.sizes]
 
 
 @torch.no_grad()
 def forward(
     plan: Plan, base: Tensor, v: Tensor | None, W: Tensor | None, x0: Tensor, p: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    cell, rows = plan.cell, plan.rows
+    cell, rows, cut = plan.cell, plan.rows, Cut(plan.rows)
     slots, d = len(cell.slots), x0.shape[1] // len(cell.slots)
     x = base.new_empty(rows.B + rows.N, x0.shape[1])
     x[: rows.B] = x0
     q = base.new_empty(rows.N, d * len(cell.kept)) if cell.kept else None
-    bases = rows.steps(base)
-    arguments: Views
-    if W is None:
-        a, arguments = base.clone(), bases
-    elif cell.needs_a:
-        a = torch.empty_like(base)
-        arguments = rows.steps(a)
-    else:  # no derivative reads a: it lives in one buffer, and its place in the tape is never touched
-        a, arguments = torch.empty_like(base), buffer(rows, base, base.shape[1])
-    outputs = (*cell.next, *cell.read)
-    given = per_unit(cell, p, outputs, (), rows.T).pack(cell.x, x, rows.before).pack(cell.v, v, rows.steps)
-    if len(cell.gates) == 1:
-        given[cell.a[0]] = arguments
-    elif W is None or cell.needs_a:
-        given.pack(cell.a, base if W is None else a, rows.steps)
-    else:
-        for i, n in enumerate(cell.a):
-            part = arguments[0][:, i * d : (i + 1) * d]
-            given[n] = [part] * rows.T if rows.uniform else [part[:m] for m in rows.sizes]
-    scratch = functools.partial(buffer, rows, x, d)
-    after = targets(x, slots, lambda y: rows.states(y)[1:]) + (
-        targets(q, len(cell.kept), rows.steps) if q is not None else []
-    )
-    step = program((*cell.next, *cell.kept), frozenset(given)).bind(given, after, scratch)
+    a = base.clone() if W is None else torch.empty_like(base)
+    here, views = a, cut.steps
+    if (
+        W is not None and not cell.needs_a
+    ):  # no derivative reads a: it lives in one buffer, its place in the tape untouched
+        here, views = base.new_empty(rows.B, base.shape[1]), cut.same
+    once, _ = split_up(cell, (*cell.next, *cell.read), (), frozenset())
+    given = per_unit(cell, p, once, rows.T).pack(cell.a, here, views)
+    given.pack(cell.x, x, cut.before).pack(cell.v, v, cut.steps)
+    scratch = lambda: cut.same(x.new_empty(rows.B, d))
+    outputs = targets(x, slots, cut.after) + ([] if q is None else targets(q, len(cell.kept), cut.steps))
+    step = program((*cell.next, *cell.kept), frozenset(given)).bind(given, outputs, scratch)
     with flushed():
         if W is None:
             for t in range(rows.T):
                 step(t)
             return x, a, q
-        Wt = W.t().contiguous()
+        read = None
         if cell.read_slot is not None:
             r = given[cell.read[0]]
-            for t in range(rows.T):
-                torch.addmm(bases[t], r[t], Wt, out=arguments[t])
-                step(t)
-            return x, a, q
-        whole = base.new_empty(rows.B, d * len(cell.read))
-        cut = lambda y: [y] * rows.T if rows.uniform else [y[:n] for n in rows.sizes]
-        r = cut(whole)
-        read = program(cell.read, frozenset(given)).bind(given, targets(whole, len(cell.read), cut), scratch)
+        else:
+            whole = x.new_empty(rows.B, W.shape[1])
+            r = cut.same(whole)
+            read = program(cell.read, frozenset(given)).bind(given, targets(whole, len(cell.read), cut.same), scratch)
+        Wt, bases, arguments = W.t().contiguous(), cut.steps(base), views(here)
         for t in range(rows.T):
-            read(t)
+            if read is not None:
+                read(t)
             torch.addmm(bases[t], r[t], Wt, out=arguments[t])
             step(t)
     return x, a, q
@@ -149,11 +177,12 @@ class Loop:
 
     def __init__(self, plan: Plan, tape: Tape, outputs: tuple[Node, ...], moving: tuple[Node, ...]) -> None:
         cell, rows = plan.cell, plan.rows
-        self.rows, self.like, self.d = rows, tape.x, tape.x.shape[1] // len(cell.slots)
-        at_hand = [n for n in (*cell.next, *(cell.kept if tape.q is not None else ())) if n.args]
-        fixed = per_unit(cell, tape.p, outputs, (*moving, *at_hand), rows.T)
-        self.columns = fixed.joined(leaves(plan, tape, rows.steps, rows.before))
-        slopes = tuple(n for n in apart(outputs, moving, frozenset(at_hand)) if n not in self.columns)
+        self.rows, self.cut, self.like = rows, Cut(rows), tape.x
+        self.d = tape.x.shape[1] // len(cell.slots)
+        at_hand = frozenset(n for n in (*cell.next, *cell.kept) if n.args)
+        once, slopes = split_up(cell, outputs, moving, at_hand)
+        fixed = per_unit(cell, tape.p, once, rows.T)
+        self.columns = fixed.joined(leaves(plan, tape, self.cut.steps, self.cut.before))
         size = max(1, CHUNK // (rows.B * self.d))
         self.chunks = [(lo, min(lo + size, rows.T)) for lo in range(0, rows.T, size)]
         self.refresh: Callable[[int], None] = lambda i: None
@@ -174,13 +203,15 @@ class Loop:
         if self.rows.uniform:
             steps = views[0].split(self.rows.B)
             return [s for lo, hi in self.chunks for s in steps[: hi - lo]]
-        return [
-            s for (lo, hi), view in zip(self.chunks, views, strict=True) for s in view.split(self.rows.sizes[lo:hi])
-        ]
+        sizes = [self.rows.sizes[lo:hi] for lo, hi in self.chunks]
+        return [s for view, n in zip(views, sizes, strict=True) for s in view.split(n)]
 
     def bind(self, outputs: Sequence[Node], more: Columns, into: Sequence[Views]) -> Callable[[int], None]:
         given = self.columns.joined(more)
-        return program(tuple(outputs), frozenset(given)).bind(given, into, lambda: buffer(self.rows, self.like, self.d))
+        return program(tuple(outputs), frozenset(given)).bind(given, into, self.scratch)
+
+    def scratch(self) -> Views:
+        return self.cut.same(self.like.new_empty(self.rows.B, self.d))
 
 
 def leaves(plan: Plan, tape: Tape, split: Callable[[Tensor], Views], before: Callable[[Tensor], Views]) -> Columns:
@@ -193,47 +224,57 @@ def leaves(plan: Plan, tape: Tape, split: Callable[[Tensor], Views], before: Cal
     return found.pack(cell.v, tape.v, split).pack(cell.x, tape.x, before)
 
 
+@dataclass(frozen=True)
+class Backwards:
+    """The expressions of a step of the adjoint loop."""
+
+    lam: tuple[Node, ...]  # lam_t
+    sa: tuple[Node, ...]
+    rbar: tuple[Node, ...]  # W' delta_t
+    kept: tuple[Node, ...]  # what lam_{t-1} holds already
+    into_a: tuple[Node, ...]  # f_a' lam_t
+    into_x: tuple[Node, ...]  # f_x' lam_t
+    back: tuple[Node, ...]  # r' rbar
+
+
+@functools.cache
+def backwards(cell: Cell) -> Backwards:
+    slots = len(cell.slots)
+    lam, rbar = named("lam", slots), named("rbar", len(cell.read))
+    into_a, into_x = pull(cell.next, lam, cell.a), pull(cell.next, lam, cell.x)
+    back = pull(cell.read, rbar, cell.x)
+    sa, kept = named("sa", len(cell.gates)), named("e", slots)
+    return Backwards(lam, sa, rbar, kept, tuple(into_a), tuple(into_x), tuple(back))
+
+
 class AdjointLoop(Loop):
     """step(t): lam_t <- f_x' lam_{t+1} + r' W' del_{t+1},  del_{t+1} = sa_{t+1} + f_a' lam_{t+1}   (t from 0)
 
-    lams: views of lam_0 .. lam_T; delta: step array."""
+    states: how lam is seen as lam_0 .. lam_T."""
 
     def __init__(
-        self,
-        plan: Plan,
-        tape: Tape,
-        W: Tensor | None,
-        lams: Callable[[Tensor], Views],
-        lam: Tensor,
-        delta: Tensor,
-        sa: Tensor | None,
+        self, plan: Plan, tape: Tape, W: Tensor | None, lam: Tensor, states: str, delta: Tensor, sa: Tensor | None
     ) -> None:
-        cell, rows = plan.cell, plan.rows
-        slots, gates = len(cell.slots), len(cell.gates)
-        bar, rbar, extra, kept = (
-            named("lam", slots),
-            named("rbar", len(cell.read)),
-            named("sa", gates),
-            named("e", slots),
-        )
-        into_a, into_x = tuple(pull(cell.next, bar, cell.a)), tuple(pull(cell.next, bar, cell.x))
-        back = tuple(pull(cell.read, rbar, cell.x)) if W is not None else ()
-        super().__init__(plan, tape, (*into_a, *into_x, *back), (*bar, *rbar))
-        before = lambda y: shortened(rows, lams(y))
-        self.into = before(lam)
-        earlier = [self.into] if slots == 1 else targets(lam, slots, before)
-        deltas = rows.steps(delta)
-        given = Columns().pack(bar, lam, lambda y: lams(y)[1:]).pack(extra if sa is not None else (), sa, rows.steps)
+        cell, rows, e = plan.cell, plan.rows, backwards(plan.cell)
+        super().__init__(plan, tape, (*e.into_a, *e.into_x, *(e.back if W is not None else ())), (*e.lam, *e.rbar))
+        cut, slots, gates = self.cut, len(cell.slots), len(cell.gates)
+        lams = getattr(cut, states)
+        self.lams = lams(lam)
+        self.into = cut.shortened(self.lams)
+        earlier = [self.into] if slots == 1 else targets(lam, slots, lambda y: cut.shortened(lams(y)))
+        deltas = cut.steps(delta)
+        given = Columns({e.lam[0]: self.lams[1:]}) if slots == 1 else Columns().pack(e.lam, lam, lambda y: lams(y)[1:])
+        into_a = e.into_a
         if sa is not None:
-            into_a = tuple(add(e, s) for e, s in zip(into_a, extra, strict=True))
+            given.pack(e.sa, sa, cut.steps)
+            into_a = tuple(map(add, e.into_a, e.sa))
         slot = cell.read_slot
-        written = [i for i, e in enumerate(into_x) if not (e is ZERO and W is not None and (i == slot or slot is None))]
-        each = [deltas] if gates == 1 else targets(delta, gates, rows.steps)
-        first = self.bind([*into_a, *(into_x[i] for i in written)], given, [*each, *(earlier[i] for i in written)])
+        overwritten = lambda i: W is not None and e.into_x[i] is ZERO and slot in (i, None)
+        written = [i for i in range(slots) if not overwritten(i)]
+        outputs = [*into_a, *(e.into_x[i] for i in written)]
+        first = self.bind(outputs, given, [*targets(delta, gates, cut.steps), *(earlier[i] for i in written)])
         self.step = first
-        if W is None:
-            return
-        if slot is not None:
+        if W is not None and slot is not None:
             target, adds = earlier[slot], slot in written
 
             def step(t: int) -> None:
@@ -244,56 +285,36 @@ class AdjointLoop(Loop):
                     torch.mm(deltas[t], W, out=target[t])
 
             self.step = step
-            return
-        whole = tape.x.new_empty(rows.B, W.shape[1])
-        cut = lambda y: [y] * rows.T if rows.uniform else [y[:n] for n in rows.sizes]
-        r = cut(whole)
-        total = [add(e, b) if i in written else b for i, (e, b) in enumerate(zip(kept, back, strict=True))]
-        second = self.bind(total, Columns(zip(kept, earlier, strict=True)).pack(rbar, whole, cut), earlier)
+        elif W is not None:
+            whole = tape.x.new_empty(rows.B, W.shape[1])
+            r, held = cut.same(whole), Columns(zip(e.kept, earlier, strict=True)).pack(e.rbar, whole, cut.same)
+            total = [add(e.kept[i], e.back[i]) if i in written else e.back[i] for i in range(slots)]
+            second = self.bind(total, held, earlier)
 
-        def nonlinear(t: int) -> None:
-            first(t)
-            torch.mm(deltas[t], W, out=r[t])
-            second(t)
+            def through(t: int) -> None:
+                first(t)
+                torch.mm(deltas[t], W, out=r[t])
+                second(t)
 
-        self.step = nonlinear
-
-
-def shortened(rows: Rows, states: Views) -> Views:
-    """x_{t-1} for the samples that take step t."""
-    return states[:-1] if rows.uniform else [y[:n] for y, n in zip(states, rows.sizes, strict=False)]
+            self.step = through
 
 
 @torch.no_grad()
 def adjoint(
-    plan: Plan,
-    tape: Tape,
-    W: Tensor | None,
-    s: Tensor | None,
-    s_last: Tensor | None,
-    sa: Tensor | None,
-    link: Link | None,
-    scaled: bool,
-    keep: bool,
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    rows = plan.rows
-    delta = tape.x.new_empty(tape.a.shape)
+    plan: Plan, tape: Tape, W: Tensor | None, s: Tensor | None, s_last: Tensor | None, sa: Tensor | None,
+    link: Link | None, scaled: bool, keep: bool,
+) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
+    rows, delta = plan.rows, tape.x.new_empty(tape.a.shape)
     if s is not None and s_last is not None:
         s, s_last = s + rows.last_back(s_last), None
-    views: Callable[[Tensor], Views] = rows.states
-    if keep:
-        lam = torch.empty_like(tape.x)
-    else:  # two buffers in turn: lam_0 is in the first
-        lam = tape.x.new_empty(2 * rows.B, tape.x.shape[1])
-        views = functools.partial(alternating, rows)
+    lam = torch.empty_like(tape.x) if keep else tape.x.new_empty(2 * rows.B, tape.x.shape[1])
     with flushed():
-        loop = AdjointLoop(plan, tape, W, views, lam, delta, sa)
-        lams = views(lam)
+        loop = AdjointLoop(plan, tape, W, lam, "states" if keep else "alternating", delta, sa)
         if scaled:
-            return lam, delta, _scaled(loop, lams, s, s_last)
+            return lam, delta, _scaled(loop, s, s_last)
         sources, into = None if s is None else rows.states(s), loop.into
         factors = rows.steps(link.factor) if link is not None else ()
-        start(rows, lams, sources, s_last, rows.T)
+        start(loop, sources, s_last, rows.T)
         for i, (lo, hi) in reversed(list(enumerate(loop.chunks))):
             loop.refresh(i)
             for t in reversed(range(lo, hi)):
@@ -303,41 +324,37 @@ def adjoint(
                 if sources is not None:
                     into[t].add_(sources[t][: rows.sizes[t]])
                 if not rows.uniform:
-                    start(rows, lams, sources, s_last, t)
+                    start(loop, sources, s_last, t)
     return lam, delta, None
 
 
-def alternating(rows: Rows, two: Tensor) -> Views:
-    pair = two.split(rows.B)
-    return [pair[t % 2] if rows.uniform else pair[t % 2][:n] for t, n in enumerate([rows.B, *rows.sizes])]
-
-
-def start(rows: Rows, lams: Views, sources: Views | None, s_last: Tensor | None, t: int) -> None:
+def start(loop: AdjointLoop, sources: Views | None, s_last: Tensor | None, t: int) -> None:
     """The samples whose last state is x_t begin with their source."""
+    rows, lam = loop.rows, loop.lams[t]
     n, going = rows.sizes[t - 1] if t else rows.B, rows.sizes[t] if t < rows.T else 0
     if n > going:
         source = sources[t] if sources is not None else s_last
         if source is None:
-            lams[t][going:].zero_()
+            lam[going:].zero_()
         else:
-            lams[t][going:] = source[going:n]
+            lam[going:] = source[going:n]
 
 
-def _scaled(loop: AdjointLoop, lams: Views, s: Tensor | None, s_last: Tensor | None) -> Tensor:
+def _scaled(loop: AdjointLoop, s: Tensor | None, s_last: Tensor | None) -> Tensor:
     """Runs the loop on mantissas and returns the exponents of the state rows.
 
     A block of steps shares one exponent for each sample, taken from the costate it begins with and from the sources
     that enter in it. Blocks grow while mantissas stay near one; where one leaves the safe range the block is done
     again, shorter, down to an exponent for every step."""
-    rows = loop.rows
+    rows, lams = loop.rows, loop.lams
     T, B, dtype = rows.T, rows.B, lams[0].dtype
     low, high, easy = (2.0**-400, 2.0**400, 2.0**-150) if dtype == torch.float64 else (2.0**-60, 2.0**60, 2.0**-20)
     sources = None if s is None else rows.states(s)
-    ks = None if s is None and rows.uniform else source_exponents(rows, s, s_last)
+    ks = source_exponents(rows, s, s_last)
+    quiet = s is None and rows.uniform  # no source enters after the first
     k = torch.zeros(T + 1, B, dtype=torch.int32)
-    first = exponent(lams[T]) if ks is None and s_last is None else exponent(s_last) if ks is None else ks[T]  # type: ignore[arg-type]
-    k[T] = torch.where(first == NONE, 0, first)
-    start(rows, lams, sources, s_last, T)
+    k[T] = torch.where(ks[T] == NONE, 0, ks[T])
+    start(loop, sources, s_last, T)
     lams[T].mul_(pow2(-k[T, : len(lams[T]), None], dtype))
     top = lams[T].abs().amax(1)
 
@@ -345,26 +362,27 @@ def _scaled(loop: AdjointLoop, lams: Views, s: Tensor | None, s_last: Tensor | N
         """lam_{hi-1} .. lam_lo from lam_hi, whose largest entries are `top` -> the exponents they share."""
         mantissa, e = torch.frexp(top)
         n = len(top)
-        if ks is None:  # no source enters: 2^-e brings lam_hi near one; frexp(0) = (0, 0)
+        if quiet:  # 2^-e brings lam_hi near one; frexp(0) = (0, 0)
             new = k[hi] + e
             factor = (mantissa / top).nan_to_num_(1.0)[:, None]
-            down = None
         else:
             mine = torch.full((B,), NONE, dtype=torch.int32)
             mine[:n] = torch.where(top > 0, k[hi, :n] + e, NONE)
             new = torch.maximum(mine, ks[lo:hi].amax(0))
             new = torch.where(new == NONE, k[hi], new)
             factor = pow2((k[hi] - new)[:n, None], dtype)
-            down = pow2(-new[:, None], dtype)
         for t in reversed(range(lo, hi)):
             loop.step(t)
             m = rows.sizes[t]
             if t == hi - 1:
                 loop.into[t].mul_(factor[:m])
-            if sources is not None and down is not None:
+            if quiet:
+                continue
+            down = pow2(-new[:, None], dtype)
+            if sources is not None:
                 loop.into[t].addcmul_(sources[t][:m], down[:m])
-            if down is not None and len(lams[t]) > m:
-                start(rows, lams, sources, s_last, t)
+            if len(lams[t]) > m:
+                start(loop, sources, s_last, t)
                 lams[t][m:].mul_(down[m : len(lams[t])])
         return new
 
@@ -382,11 +400,11 @@ def _scaled(loop: AdjointLoop, lams: Views, s: Tensor | None, s_last: Tensor | N
             begin = max(lo, hi - size)
             new = run(begin, hi, top)
             found = tops(begin, hi)
-            least, most = (found[0] if len(found) == 1 else torch.cat(found)).aminmax()
-            if hi - begin > 1 and not (least.item() > low and most.item() < high):
+            least, most = (y.item() for y in (found[0] if len(found) == 1 else torch.cat(found)).aminmax())
+            if hi - begin > 1 and not (low < least and most < high):
                 size = (hi - begin) // 2
                 continue
-            if least.item() > easy and hi - begin == size:
+            if least > easy and hi - begin == size:
                 size = min(2 * size, 64)
             k[begin:hi] = new
             hi, top = begin, found[0]
@@ -399,55 +417,68 @@ def source_exponents(rows: Rows, s: Tensor | None, s_last: Tensor | None) -> Ten
     if s is not None:
         e = exponent(s)
         ks[0], ks[rows.time, rows.sample] = e[: rows.B], e[rows.B :]
+    elif s_last is not None and rows.uniform:
+        ks[rows.T] = exponent(s_last)
     elif s_last is not None:
         ks[rows.lengths, torch.arange(rows.B)] = exponent(s_last)
     return ks
+
+
+@dataclass(frozen=True)
+class Forwards:
+    """The expressions of a step of the tangent loop."""
+
+    mu: tuple[Node, ...]  # m_t
+    nu: tuple[Node, ...]
+    g: tuple[Node, ...]
+    out: tuple[Node, ...]  # f_x m_t + f_a nu_t
+    ahead: tuple[Node, ...]  # r' m_t
+
+
+@functools.cache
+def forwards(cell: Cell) -> Forwards:
+    mu, nu, g = named("mu", len(cell.slots)), named("nu", len(cell.gates)), named("g", len(cell.slots))
+    along = dict(zip(cell.x, mu, strict=True))
+    out = push(cell.next, along | dict(zip(cell.a, nu, strict=True)))
+    return Forwards(mu, nu, g, tuple(out), tuple(push(cell.read, along)))
 
 
 @torch.no_grad()
 def tangent(
     plan: Plan, tape: Tape, W: Tensor | None, g: Tensor | None, ga: Tensor | None, link: Link | None
 ) -> tuple[Tensor, Tensor]:
-    cell, rows = plan.cell, plan.rows
-    slots = len(cell.slots)
+    cell, rows, e = plan.cell, plan.rows, forwards(plan.cell)
+    slots, out = len(cell.slots), e.out
     mu, nu = torch.empty_like(tape.x), tape.x.new_empty(tape.a.shape)
-    dot, into, source = named("mu", slots), named("nu", len(cell.gates)), named("g", slots)
-    along = dict(zip(cell.x, dot, strict=True))
-    out = tuple(push(cell.next, along | dict(zip(cell.a, into, strict=True))))
-    ahead = tuple(push(cell.read, along)) if W is not None else ()
     with flushed():
-        loop = Loop(plan, tape, (*out, *ahead), (*dot, *into))
-        d, before, nus = loop.d, rows.before(mu), rows.steps(nu)
-        given = Columns().pack(dot, mu, rows.before).pack(into, nu, rows.steps)
+        loop = Loop(plan, tape, (*e.out, *(e.ahead if W is not None else ())), (*e.mu, *e.nu))
+        cut = loop.cut
+        before, nus = cut.before(mu), cut.steps(nu)
+        given = Columns().pack(e.mu, mu, cut.before).pack(e.nu, nu, cut.steps)
         m: Views = before
         factors: Views = ()
-        if link is not None:
-            held = mu.new_empty(rows.B, mu.shape[1])
-            factors = rows.steps(link.factor)
-            cut = lambda y: [y[:n] for n in rows.sizes]
-            m = [h if active else y for h, y, active in zip(cut(held), before, link.active, strict=True)]
-            for n, part, views in zip(dot, held.chunk(slots, -1), targets(mu, slots, rows.before), strict=True):
-                given[n] = [h if active else y for h, y, active in zip(cut(part), views, link.active, strict=True)]
+        if link is not None:  # where the factor is not one, m_t has a buffer of its own
+            held, factors = mu.new_empty(rows.B, mu.shape[1]), rows.steps(link.factor)
+            either = lambda own, shared: [h if on else y for h, y, on in zip(own, shared, link.active, strict=True)]
+            m = either(cut.same(held), before)
+            for n, part in zip(e.mu, targets(held, slots, cut.same), strict=True):
+                given[n] = either(part, given[n])
         if g is not None:
-            given.pack(source, g, lambda y: rows.states(y)[1:])
-            out = tuple(add(o, q) for o, q in zip(out, source, strict=True))
+            given.pack(e.g, g, cut.after)
+            out = tuple(map(add, e.out, e.g))
         mu[: rows.B] = 0 if g is None else g[: rows.B]
-        step = loop.bind(out, given, targets(mu, slots, lambda y: rows.states(y)[1:]))
-        gas = None if ga is None else rows.steps(ga)
-        read: Callable[[int], None] | None = None
+        step = loop.bind(out, given, targets(mu, slots, cut.after))
+        Wt, read = None if W is None else W.t().contiguous(), None
         r: Views = ()
-        Wt = None
         if W is None:
             nu.copy_(ga) if ga is not None else nu.zero_()
+        elif cell.read_slot is not None:
+            r = given[e.mu[cell.read_slot]]
         else:
-            Wt = W.t().contiguous()
-            if cell.read_slot is not None:
-                r = given[dot[cell.read_slot]]
-            else:
-                whole = mu.new_empty(rows.B, d * len(cell.read))
-                short = lambda y: [y[:n] for n in rows.sizes]
-                r = short(whole)
-                read = loop.bind(ahead, given, targets(whole, len(cell.read), short))
+            whole = mu.new_empty(rows.B, W.shape[1])
+            r = cut.same(whole)
+            read = loop.bind(e.ahead, given, targets(whole, len(cell.read), cut.same))
+        gas = None if ga is None else cut.steps(ga)
         for i, (lo, hi) in enumerate(loop.chunks):
             loop.refresh(i)
             for t in range(lo, hi):
@@ -455,10 +486,9 @@ def tangent(
                     torch.mul(before[t], factors[t], out=m[t])
                 if read is not None:
                     read(t)
-                if Wt is not None:
-                    if gas is None:
-                        torch.mm(r[t], Wt, out=nus[t])
-                    else:
-                        torch.addmm(gas[t], r[t], Wt, out=nus[t])
+                if Wt is not None and gas is None:
+                    torch.mm(r[t], Wt, out=nus[t])
+                elif Wt is not None and gas is not None:
+                    torch.addmm(gas[t], r[t], Wt, out=nus[t])
                 step(t)
     return mu, nu

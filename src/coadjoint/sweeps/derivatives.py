@@ -27,7 +27,7 @@ from torch.nn.functional import pad
 
 from ..cells import Cell
 from ..errors import NumericalError
-from .pointwise import Pointwise, nested, no_vmap
+from .pointwise import Pointwise, nested, no_vmap, quick
 from .rows import Link, Rows, scale
 
 
@@ -137,6 +137,7 @@ def bend(
     return grads
 
 
+@quick
 class Forward(Function):
     @staticmethod
     def forward(
@@ -203,6 +204,7 @@ class Forward(Function):
     vmap = staticmethod(lambda *_: _raise(no_vmap()))
 
 
+@quick
 class Adjoint(Function):
     """scaled: the sweep chooses exponents k and returns mantissas, lam_t = mantissa_t 2^{k_t}."""
 
@@ -310,6 +312,7 @@ class Adjoint(Function):
     vmap = staticmethod(lambda *_: _raise(no_vmap()))
 
 
+@quick
 class Tangent(Function):
     @staticmethod
     def forward(

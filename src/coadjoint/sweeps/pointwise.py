@@ -7,6 +7,7 @@ gradient is summed over them. `pulled` and `pushed` are again Pointwise, so a de
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -156,6 +157,13 @@ def nested(jvp: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
+def quick(function: type[Function]) -> type[Function]:
+    """torch asks for the signature of `forward` at every call; that is worked out once here."""
+    function.forward.__signature__ = inspect.signature(function.forward)  # type: ignore[attr-defined]
+    return function
+
+
+@quick
 class _Apply(Function):
     """apply(op, *values at hand, *inputs); the values at hand are constants: derivatives go through the expressions."""
 
