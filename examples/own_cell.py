@@ -39,7 +39,9 @@ def main() -> None:
         apart = max(((a - b).norm() / b.norm()).item() for a, b in zip(*gradients, strict=True))
         print(f"{net.cell.name:>8}: penalised gradients of the cpu and the autograd engine differ by {apart:.0e}")
         names = ", ".join(net.p) or "none"
-        print(f"          parameters of the cell: {names}; log |lam_1| - log |lam_T| = {lam.log_ratios()[1:].sum(0).mean():.1f}")
+        print(
+            f"          parameters of the cell: {names}; log |lam_1| - log |lam_T| = {lam.log_ratios()[1:].sum(0).mean():.1f}"
+        )
 
 
 if __name__ == "__main__":

@@ -142,9 +142,10 @@ class Link:
 
     @staticmethod
     def of(rows: Rows, factor: Tensor) -> Link:
-        step = torch.zeros(rows.T, dtype=torch.bool)
-        step[rows.time[(factor[:, 0] != 1).cpu()] - 1] = True
-        return Link(factor, step.tolist())
+        changed = factor[:, 0] != 1
+        if rows.uniform:
+            return Link(factor, changed.view(rows.T, rows.B).any(1).tolist())
+        return Link(factor, [bool(c.any()) for c in rows.steps(changed)])
 
     @staticmethod
     def between(rows: Rows, k: Tensor, dtype: torch.dtype) -> Link:

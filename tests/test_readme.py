@@ -1,0 +1,61 @@
+"""The README's and the documentation's Python blocks run as pasted, and the examples run."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_blocks_run(page, tmp_path):
+    """All blocks of a page in one process, in order."""
+    blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.M | re.S)
+    script = tmp_path / "page.py"
+    script.write_text("\n".join(blocks))
+    done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_links_of_the_readme_exist():
+    links = re.findall(r"\]\(([^)#]+)\)", (ROOT / "README.md").read_text())
+    assert links
+    assert all((ROOT / link).exists() for link in links), links
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        (["examples/own_cell.py"], "parameters of the cell: leak, tau, gain"),
+        (["examples/temporal_order.py", "--steps", "100", "--length", "20"], "costates.png"),
+        (["benchmarks/cpu.py", "--quick", "--cells", "elman", "--rounds", "1"], "elman"),
+    ],
+)
+def test_examples_run(command, expected, tmp_path):
+    done = subprocess.run(
+        [sys.executable, ROOT / command[0], *command[1:]], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert expected in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--length", "5"], "--length must be at least 10"),
+        (["--penalty", "log-ration"], "did you mean 'log-ratio'"),
+        (["--units", "0"], "hidden must be a positive integer; got 0"),
+        (["--radius", "-1"], "radius must be positive"),
+    ],
+)
+def test_demo_refuses_in_one_line(arguments, words, tmp_path):
+    command = [sys.executable, ROOT / "examples/temporal_order.py", *arguments]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.iterdir())
