@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from .batch import Batch
 from .errors import InputError, Unsupported
-from .losses import LossLike
+from .losses import LossLike, entries
 from .network import Costates, Layout, Network, Trajectory
 from .penalties import Schedule, penalty
 from .sweeps import Swept, derivatives, scale
@@ -170,9 +170,12 @@ class Temporal:
 
 
 class Method:
-    """A way to a gradient. `__call__(net, batch, loss)` returns an Evaluation."""
+    """A way to a gradient: `method(net, batch, loss)` returns an Evaluation."""
 
     def __call__(self, net: Network, batch: Batch, loss: LossLike) -> Evaluation:
+        return self.evaluate(net, batch, loss)
+
+    def evaluate(self, net: Network, batch: Batch, loss: LossLike) -> Evaluation:
         raise NotImplementedError
 
     def per_sample(self, net: Network, batch: Batch, loss: LossLike) -> Gradient:
@@ -183,7 +186,7 @@ class Method:
         B, lengths = layout.rows.B, layout.lengths.tolist()
         found: list[Gradient] = []
         for j in range(B):
-            found.append(self(net, sample(net, batch, j, lengths[j]), loss).gradient)
+            found.append(self.evaluate(net, sample(net, batch, j, lengths[j]), loss).gradient)
         return {name: torch.stack([g[name] for g in found]) for name in found[0]}
 
 
@@ -232,7 +235,7 @@ def differentiate(objective: Tensor, net: Network) -> Gradient:
 class BPTT(Method):
     """Backpropagation through time: forward, adjoint."""
 
-    def __call__(self, net: Network, batch: Batch, loss: LossLike) -> Evaluation:
+    def evaluate(self, net: Network, batch: Batch, loss: LossLike) -> Evaluation:
         with torch.enable_grad():
             run = net(batch.u, batch.lengths, batch.x0)
             losses = run.loss(loss, batch.y, mask=batch.mask, reduce=batch.reduce)
@@ -256,6 +259,11 @@ class Penalised(Method):
         return float(self.weight(step)) if callable(self.weight) else float(self.weight)
 
     def __call__(self, net: Network, batch: Batch, loss: LossLike) -> Evaluation:
+        e = self.evaluate(net, batch, loss)
+        self.step += 1
+        return e
+
+    def evaluate(self, net: Network, batch: Batch, loss: LossLike) -> Evaluation:
         rho = self.rho(self.step)
         if not math.isfinite(rho):
             raise InputError(f"the schedule gave rho = {rho} at step {self.step}; expected a finite number.")
@@ -265,7 +273,6 @@ class Penalised(Method):
             G = check_penalty(self.penalty(lam), lam, self.penalty.name)
             objective = lam.loss if rho == 0 else lam.loss + rho * G
             gradient = differentiate(batch.mean(objective), net)
-        self.step += 1
         return Evaluation(net, batch, loss, lam.loss.detach(), G.detach(), rho, gradient, lambda: run)
 
 
@@ -293,7 +300,7 @@ class Truncated(Method):
             raise InputError(f"Truncated takes whole numbers 1 <= k1 <= k2; got k1={k1!r}, k2={k2!r}.")
         self.k1, self.k2 = k1, k2
 
-    def __call__(self, net: Network, batch: Batch, loss: LossLike) -> Evaluation:
+    def evaluate(self, net: Network, batch: Batch, loss: LossLike) -> Evaluation:
         layout, flat = net._layout(batch.u, batch.lengths)
         T, B, lengths = layout.rows.T, layout.rows.B, layout.lengths
         u = layout.padded(flat)
@@ -365,7 +372,7 @@ class RTRL(Method):
     The gradient of BPTT, without the past: memory does not grow with T, but is B x n x parameters. Any cell or step function.
     """
 
-    def __call__(self, net: Network, batch: Batch, loss: LossLike) -> Evaluation:
+    def evaluate(self, net: Network, batch: Batch, loss: LossLike) -> Evaluation:
         layout, flat = net._layout(batch.u, batch.lengths)
         rows = layout.rows
         T, B, every = rows.T, rows.B, net.readout == "every"
@@ -464,8 +471,6 @@ class Stream:
         readout = {name: p for name, p in trained(self.net).items() if name in ("V", "b_o")}
         with torch.enable_grad():
             a = nn.functional.linear(self.net.shown(x), self.net.V, self.net.b_o)
-            from .losses import entries
-
             values = entries(loss, a, None if y is None else y[index], self.net.output)
             grads = torch.autograd.grad(
                 (weight[index] * values).sum() / self.batch, [x, *readout.values()], allow_unused=True

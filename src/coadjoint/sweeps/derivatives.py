@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -146,7 +147,7 @@ class Forward(Function):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         x, a, q = plan.engine.forward(plan, base, v, W, x0, p)
         last = plan.rows.last(x).clone()
-        check(plan, last, "the state", x)
+        check(plan, last, "the state", lambda: x)
         return x, a, last, q
 
     @staticmethod
@@ -170,8 +171,9 @@ class Forward(Function):
         if torch.is_grad_enabled() or wrt or watched():
             lam, delta = adjoint(plan, tape, W, gx, glast, ga)
         else:  # nobody will differentiate this sweep: lam need not be kept
-            lam, delta, _ = plan.engine.adjoint(plan, tape, W, gx, glast, ga, None, False, False)
-            check(plan, lam, "the gradient by the state")
+            sweep = functools.partial(plan.engine.adjoint, plan, tape, W, gx, glast, ga, None, False)
+            lam, delta, _ = sweep(False)
+            check(plan, lam[: rows.B], "the gradient by the state", lambda: sweep(True)[0])
         side: dict[str, Tensor | None] = {}
         if wrt:
             side = next_of(plan.cell).pulled(("x",), wrt)((x[rows.B :], q), a, v, rows.prev(x), p, lam[rows.B :])
@@ -217,7 +219,7 @@ class Adjoint(Function):
     ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
         link = None if factor is None or active is None else Link(factor, active)
         lam, delta, k = plan.engine.adjoint(plan, Tape(a, v, x, p, q), W, s, s_last, sa, link, scaled, True)
-        check(plan, lam[: plan.rows.B], "the costate" if scaled else "the gradient by the state", lam)
+        check(plan, lam[: plan.rows.B], "the costate" if scaled else "the gradient by the state", lambda: lam)
         return lam, delta, k
 
     @staticmethod
@@ -322,7 +324,7 @@ class Tangent(Function):
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         link = None if factor is None or active is None else Link(factor, active)
         mu, nu = plan.engine.tangent(plan, Tape(a, v, x, p, q), W, g, ga, link)
-        check(plan, plan.rows.last(mu), "the tangent", mu)
+        check(plan, plan.rows.last(mu), "the tangent", lambda: mu)
         return mu, nu
 
     @staticmethod
@@ -457,17 +459,15 @@ def unscaled(rows: Rows, mu: Tensor, k: Tensor | None, declared: Tensor | None) 
     return true
 
 
-def check(plan: Plan, end: Tensor, what: str, states: Tensor | None = None) -> None:
+def check(plan: Plan, end: Tensor, what: str, states: Callable[[], Tensor]) -> None:
     """Whatever leaves the range of its type on the way is not finite at the end of the sweep."""
     if math.isfinite(end.sum().item()) or torch.isfinite(end).all():
         return
-    rows, t = plan.rows, "?"
-    if states is not None:
-        bad = (~torch.isfinite(states).all(1)).nonzero()[:, 0].tolist()
-        times = sorted({_time(rows, r) for r in bad})
-        t = str(times[0] if what in ("the state", "the tangent") else times[-1])
+    bad = (~torch.isfinite(states()).all(1)).nonzero()[:, 0].tolist()
+    times = [_time(plan.rows, row) for row in bad]
+    t = min(times) if what in ("the state", "the tangent") else max(times)
     raise NumericalError(
-        f"{what} is outside the range of {str(end.dtype)[6:]} at t = {t} of {rows.T}. "
+        f"{what} is outside the range of {str(end.dtype)[6:]} at t = {t} of {plan.rows.T}. "
         "Use float64, a shorter sequence, or weights of a smaller gain (spectral radius)."
     )
 
