@@ -33,12 +33,17 @@ class Batch:
     reduce: str = "sum"
 
     def mean(self, values: Tensor) -> Tensor:
-        """The mean over samples of weighted values."""
+        """The mean over samples of weighted values, [B] -> scalar."""
+        return values.mean() if self.weight is None else (self.weights(values[None]) * values).mean()
+
+    def weights(self, like: Tensor) -> Tensor:
+        """The weight of each sample, for an array [., B, ...] of them."""
+        B = like.shape[1]
         if self.weight is None:
-            return values.mean()
-        weight = torch.as_tensor(self.weight, dtype=values.dtype, device=values.device)
-        if weight.shape != values.shape or not torch.isfinite(weight).all():
+            return like.new_ones(B)
+        weight = torch.as_tensor(self.weight, dtype=like.dtype, device=like.device)
+        if weight.shape != (B,) or not torch.isfinite(weight).all():
             raise InputError(
-                f"weight has shape {list(weight.shape)}; expected one finite weight for each of {len(values)} samples."
+                f"weight has shape {list(weight.shape)}; expected one finite weight for each of {B} samples."
             )
-        return (weight * values).mean()
+        return weight

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from .errors import InputError, KindError, choose
-from .formula import DEAR, Node, add, depends, pull, relu, sigmoid, softplus, substitute, symbol, tanh, walk
+from .formula import DEAR, Node, add, depends, node, pull, relu, sigmoid, softplus, substitute, symbol, tanh, walk
 
 FIRST = "first slot"
 
@@ -52,7 +52,10 @@ class Cell:
     anonymous: bool = field(default=False)  # one gate without a name: z and v are passed bare
 
     def __post_init__(self) -> None:
-        _ = self.next  # a formula that cannot be recorded is refused where it is written
+        _ = self.next, self.read  # a formula that cannot be recorded is refused where it is written
+
+    def __deepcopy__(self, memo: Any) -> Cell:
+        return self  # nothing in it changes
 
     def __repr__(self) -> str:
         return f"<cell {self.name}: slots {' '.join(self.slots)}>"
@@ -116,6 +119,10 @@ class Cell:
         out = self._call(
             z, v, dict(zip(self.slots, self.x, strict=True)), dict(zip(self.parameters, self.p, strict=True))
         )
+        if not all(isinstance(o, Node | int | float) for o in out):
+            kinds = ", ".join(type(o).__name__ for o in out)
+            raise KindError(f"the formula of cell '{self.name}' returns {kinds}; expected an expression for each slot.")
+        out = [node(o) for o in out]
         nodes, side = walk(out), []
         replaced: dict[Node, Node] = {}
         for g, a in zip(self.gates, self.a, strict=True):

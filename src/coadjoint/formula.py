@@ -218,7 +218,7 @@ DEAR = (
 def apply(name: str, a: Any) -> Any:
     """A primitive of a Node is a Node; of a number, a number; of a tensor, a tensor."""
     if isinstance(a, Node):
-        return Node(name, (a,))
+        return node(apply(name, a.value)) if is_const(a) else Node(name, (a,))
     if isinstance(a, Tensor):
         return PRIMITIVES[name].run(a)
     return float(PRIMITIVES[name].run(torch.tensor(float(a), dtype=torch.float64)))
@@ -372,7 +372,7 @@ def substitute(outputs: Sequence[Node], replacement: Mapping[Node, Node]) -> lis
         if n not in env:
             build: Callable[..., Node] | None = {"add": add, "sub": sub, "mul": mul, "div": div, "neg": neg}.get(n.op)  # type: ignore[assignment]
             args = tuple(env[a] for a in n.args)
-            env[n] = build(*args) if build else Node(n.op, args, n.value)
+            env[n] = build(*args) if build else apply(n.op, *args) if n.op in PRIMITIVES else Node(n.op, args, n.value)
     return [env[o] for o in outputs]
 
 

@@ -264,6 +264,7 @@ class Penalised(Method):
         return e
 
     def evaluate(self, net: Network, batch: Batch, loss: LossLike) -> Evaluation:
+        trained(net)
         rho = self.rho(self.step)
         if not math.isfinite(rho):
             raise InputError(f"the schedule gave rho = {rho} at step {self.step}; expected a finite number.")
@@ -292,7 +293,8 @@ class Truncated(Method):
     """Truncated backpropagation through time: every k1 steps, the losses of the last k1 steps are pulled back k2 steps.
 
     States are carried through the whole sequence (and out of it: give `trajectory.state` as the next batch's x0); only the
-    gradient is cut. k1 = k2 cuts the sequence into pieces; k1 = 1 is the most exact; k2 >= T is BPTT.
+    gradient is cut. k1 = k2 cuts the sequence into pieces; k1 = 1 is the most exact; k2 >= T is BPTT. Each sample is cut
+    from its own first step to its own last, so its gradient does not depend on the others.
     """
 
     def __init__(self, k1: int, k2: int) -> None:
@@ -302,59 +304,42 @@ class Truncated(Method):
 
     def evaluate(self, net: Network, batch: Batch, loss: LossLike) -> Evaluation:
         layout, flat = net._layout(batch.u, batch.lengths)
-        T, B, lengths = layout.rows.T, layout.rows.B, layout.lengths
-        u = layout.padded(flat)
-        y = None if batch.y is None else torch.as_tensor(batch.y)
-        mask = torch.ones(T, B) if net.readout == "every" else None
-        if batch.mask is not None and mask is not None:
-            mask = torch.as_tensor(batch.mask).to(flat.dtype)
-        whole = replace(batch, lengths=lengths if batch.lengths is not None or not layout.rows.uniform else None, u=u)
+        u, lengths = layout.padded(flat), layout.lengths
         with torch.no_grad():
-            run = net(whole.u, whole.lengths, batch.x0)
+            run = net(u, None if layout.rows.uniform else lengths, batch.x0)
             losses = run.loss(loss, batch.y, mask=batch.mask, reduce=batch.reduce)
-        states = run.x
         total = {name: torch.zeros_like(p) for name, p in trained(net).items()}
-        for end in [*range(self.k1, T, self.k1), T]:
-            begin, fresh = max(0, end - self.k2), end - ((end - 1) % self.k1 + 1)
-            gradient = self._window(net, batch, loss, u, y, mask, lengths, states, begin, fresh, end)
-            if gradient is not None:
+        for end in range(1, layout.rows.T + 1):
+            whole = lengths > end if end % self.k1 == 0 else torch.zeros_like(lengths, dtype=torch.bool)
+            index = (whole | (lengths == end) if net.readout == "every" else lengths == end).nonzero()[:, 0]
+            if len(index):
+                gradient = self._window(net, batch, loss, u, lengths, run.x, index, end)
                 total = {name: total[name] + g for name, g in gradient.items()}
         return Evaluation(net, batch, loss, losses, torch.zeros_like(losses), 0.0, total, lambda: run)
 
     def _window(
-        self, net: Network, batch: Batch, loss: LossLike, u: Tensor, y: Tensor | None, mask: Tensor | None,
-        lengths: Tensor, states: Tensor, begin: int, fresh: int, end: int,
-    ) -> Gradient | None:  # fmt: skip
-        """The gradient of the losses of steps fresh+1..end, pulled back to step begin+1."""
-        every = net.readout == "every"
-        inside = lengths > begin
-        ends = (lengths > fresh) & (lengths <= end)  # samples whose last step is among the new ones
-        counted = inside if every else ends
-        if not bool((lengths > fresh).any() if every else ends.any()):
-            return None
-        index = counted.nonzero()[:, 0]
-        n = (lengths[index] - begin).clamp(max=end - begin)
-        span = slice(begin, begin + int(n.max()))
-        x0 = states[begin, index].detach()
+        self, net: Network, batch: Batch, loss: LossLike, u: Tensor, lengths: Tensor, x: Tensor, index: Tensor, end: int
+    ) -> Gradient:
+        """The gradient of the samples' losses of the last k1 steps up to `end`, pulled back k2 steps."""
+        begin, fresh = max(0, end - self.k2), end - ((end - 1) % self.k1 + 1)
         start = batch.x0 if batch.x0 is None or batch.x0.dim() == 1 else batch.x0[index]
+        y = None if batch.y is None else torch.as_tensor(batch.y)
+        mask = None if batch.mask is None else torch.as_tensor(batch.mask)
+        weight = batch.weights(u)
         with torch.enable_grad():
-            run = net(u[span, index], n, start if begin == 0 else x0)
-            if every:
-                assert mask is not None
-                window = mask[span, index].clone()
-                window[: max(0, fresh - begin)] = 0
-                values = run.loss(loss, None if y is None else y[span, index], mask=window)
-                if batch.reduce == "mean":
-                    full = torch.where(torch.arange(len(mask))[:, None] < lengths, mask, 0).sum(0)[index]
-                    values = values / torch.where(full == 0, 1, full)
+            run = net(u[begin:end, index], x0=start if begin == 0 else x[begin, index].detach())
+            if net.readout == "last":
+                y, mask = None if y is None else y[index], None if mask is None else mask[index]
+                values = run.loss(loss, y, mask=mask, reduce=batch.reduce)
             else:
-                values = run.loss(
-                    loss,
-                    None if y is None else y[index],
-                    mask=None if batch.mask is None else torch.as_tensor(batch.mask)[index],
-                )
-            weight = 1.0 if batch.weight is None else torch.as_tensor(batch.weight, dtype=values.dtype)[index]
-            return differentiate((weight * values).sum() / len(lengths), net)
+                full = u.new_ones(u.shape[:2]) if mask is None else mask.to(u.dtype)
+                window = full[begin:end, index].clone()
+                window[: fresh - begin] = 0
+                values = run.loss(loss, None if y is None else y[begin:end, index], mask=window)
+                if batch.reduce == "mean":
+                    count = torch.where(torch.arange(len(full))[:, None] < lengths, full, 0).sum(0)[index]
+                    values = values / torch.where(count == 0, 1, count)
+            return differentiate((weight[index] * values).sum() / len(lengths), net)
 
 
 class _Advance(nn.Module):
@@ -379,9 +364,7 @@ class RTRL(Method):
         u, lengths = layout.padded(flat), layout.lengths
         run_lengths = None if rows.uniform else lengths
         y = None if batch.y is None else torch.as_tensor(batch.y)
-        weight = (
-            torch.ones(B, dtype=flat.dtype) if batch.weight is None else torch.as_tensor(batch.weight, dtype=flat.dtype)
-        )
+        weight = batch.weights(u)
         with torch.no_grad():
             losses = net(u, run_lengths, batch.x0).loss(loss, batch.y, mask=batch.mask, reduce=batch.reduce)
         if every:

@@ -22,7 +22,10 @@ from .cells import Activation, Cell
 from .errors import InputError, KindError, Unsupported, choose
 from .losses import LossLike, Output
 from .sweeps import Plan, Rows, Stepped, Swept, scale
+from .sweeps.pointwise import nested, no_vmap
 
+DTYPES = (torch.float32, torch.float64)
+HALF = "parameters are float32 or float64; got {}. Half precision loses what second derivatives live on."
 Sequences = Tensor | PackedSequence | Sequence[Tensor]
 
 
@@ -196,16 +199,15 @@ class Trajectory:
     ) -> Costates:
         """lam_t = dL/dx_t of each sample's own loss; arguments as in `loss`. Differentiable, for penalties."""
         run, every = self.run, self.network.readout == "every"
-        recorded = torch.is_grad_enabled() and run.x.requires_grad
+        attached = run.x.requires_grad
+        recorded = torch.is_grad_enabled() and (attached or self.pre.requires_grad)
         with torch.enable_grad():
-            if recorded or isinstance(loss, Tensor):
-                x, last, pre = run.x, run.last, self.pre
-            else:
-                x = run.x.detach().requires_grad_()
-                last = run.last.detach().requires_grad_()
+            x, last, pre = run.x, run.last, self.pre
+            if not (attached and recorded) and not isinstance(loss, Tensor):
+                x, last = run.x.detach().requires_grad_(), run.last.detach().requires_grad_()
                 pre = self.network.read_out(self.layout, x, last)
             value = self._loss(loss, y, mask, reduce, pre)
-            if not value.requires_grad:
+            if not value.requires_grad or not x.requires_grad:
                 raise InputError("the loss does not depend on the states of this trajectory: it has no costates.")
             s, s_last = torch.autograd.grad(value.sum(), [x, last], create_graph=recorded, allow_unused=True)
         declared = None
@@ -214,7 +216,8 @@ class Trajectory:
             if mask is not None:
                 counts = self.layout.flat(torch.as_tensor(mask)) != 0
             declared = torch.cat([torch.zeros(self.layout.rows.B, dtype=torch.bool), counts.cpu()]).to(s.device)
-        mantissa, exponent = run.costate(s, s_last, declared)
+        with torch.set_grad_enabled(recorded):
+            mantissa, exponent = run.costate(s, s_last, declared)
         return Costates(self, mantissa, exponent, value if recorded else value.detach())
 
     def push(self, du: Tensor) -> Tensor:
@@ -229,11 +232,15 @@ class Trajectory:
 
 
 class _Norm(torch.autograd.Function):
-    """||x||_2 over the last axis. At x = 0 its value and its first and second derivative are 0, by definition."""
+    """||x||_2 over the last axis. Below the normal range of numbers its first and second derivatives are 0, by definition."""
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
-        return torch.linalg.vector_norm(x, 2, -1)
+        n = torch.linalg.vector_norm(x, 2, -1)
+        if ((n == 0) | torch.isinf(n)).any():  # squares may have left the range where the norm has not
+            k = torch.frexp(x.abs().amax(-1)).exponent
+            n = scale(torch.linalg.vector_norm(scale(x, -k[..., None]), 2, -1), k)
+        return n
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -243,12 +250,19 @@ class _Norm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Tensor:
         x, n = ctx.saved_tensors
-        return x * torch.where(n > 0, g / torch.where(n > 0, n, 1), 0)[..., None]
+        on = n >= torch.finfo(n.dtype).tiny
+        return x / torch.where(on, n, 1)[..., None] * torch.where(on, g, 0)[..., None]
 
     @staticmethod
+    @nested
     def jvp(ctx: Any, dx: Tensor) -> Tensor:
         x, n = ctx.saved_tensors
-        return torch.where(n > 0, (x * dx).sum(-1) / torch.where(n > 0, n, 1), 0)
+        on = n >= torch.finfo(n.dtype).tiny
+        return torch.where(on, (x / torch.where(on, n, 1)[..., None] * dx).sum(-1), 0)
+
+    @staticmethod
+    def vmap(*_: Any) -> Any:
+        raise no_vmap()
 
 
 def norm(x: Tensor) -> Tensor:
@@ -372,10 +386,8 @@ class Network(nn.Module):
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise InputError(f"{name} must be a positive integer; got {value!r}.")
         dtype = dtype or torch.get_default_dtype()
-        if dtype not in (torch.float32, torch.float64):
-            raise Unsupported(
-                f"parameters are float32 or float64; got {dtype}. Half precision loses what second derivatives live on."
-            )
+        if dtype not in DTYPES:
+            raise Unsupported(HALF.format(dtype))
         self.inputs, self.hidden, self.outputs = inputs, hidden, outputs
         self.readout = choose("readout", readout, ("last", "every"))
         losses.output_function(output)
@@ -488,6 +500,10 @@ class Network(nn.Module):
 
     def forward(self, u: Sequences, lengths: Any = None, x0: Tensor | None = None) -> Trajectory:
         """Run over u: [T, B, inputs], a list of [T_i, inputs], or a PackedSequence; x0 [B, n] or [n]."""
+        if isinstance(u, Tensor) and torch._C._functorch.is_batchedtensor(u):
+            raise no_vmap()
+        if self.V.dtype not in DTYPES:
+            raise Unsupported(HALF.format(self.V.dtype))
         layout, rows_u = self._layout(u, lengths)
         B = layout.rows.B
         start = self._start(x0, B, rows_u)
@@ -604,7 +620,10 @@ def _formula_step(cell: Cell, W: Tensor | None, p: Tensor | None) -> Callable[..
 def _lengths(lengths: Any, T: int, B: int) -> Tensor | None:
     if lengths is None:
         return None
-    n = torch.as_tensor(lengths).cpu()
+    try:
+        n = torch.as_tensor(lengths).cpu()
+    except (TypeError, ValueError, RuntimeError) as e:
+        raise KindError(f"lengths must be integers, one for each sample; got {type(lengths).__name__}.") from e
     if n.is_floating_point() or n.is_complex() or n.dtype == torch.bool:
         raise KindError(f"lengths must be integers; got {n.dtype}.")
     if tuple(n.shape) != (B,):

@@ -80,9 +80,10 @@ def mean(values: Tensor, on: Tensor) -> Tensor:
 
 
 def variance_of(values: Tensor, on: Tensor) -> Tensor:
-    """Two passes: mean over t of (value - mean)^2."""
+    """mean over t of (value - mean)^2, in two passes; the second term is what the rounding of the mean has left."""
     values = torch.where(on, values, 0)
-    return mean((values - mean(values, on)).square(), on)
+    d = values - mean(values, on)
+    return mean(d.square(), on) - mean(d, on).square()
 
 
 @named("squared-norm")

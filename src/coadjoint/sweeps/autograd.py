@@ -29,6 +29,9 @@ class Stepped:
         states, drives = [x0], [rows.steps(y) for y in drive]
         for t, n in enumerate(rows.sizes):
             states.append(step(*(y[t] for y in drives), states[-1][:n]))
+        for t, x in enumerate(states):
+            if not torch.isfinite(x).all():
+                raise NumericalError(f"the state is outside the range of {str(x.dtype)[6:]} at t = {t} of {rows.T}.")
         return Stepped(step, rows, drive, torch.cat(states))
 
     @property
@@ -51,8 +54,9 @@ class Stepped:
                     f"the step function gave another state when step {t + 1} was repeated: it is random or keeps a memory. "
                     "Pass what is drawn (a dropout mask, noise) as part of the input u, so that a step is a function of u and x."
                 )
-            k.insert(0, next_exponent(k[0], lam[0].detach(), sources[t].detach()))
-            out = scale(pull(lam[0])[0], (k[1] - k[0][: len(again)])[:, None])
+            out = pull(lam[0])[0]
+            k.insert(0, next_exponent(k[0], out.detach(), sources[t].detach()))
+            out = scale(out, (k[1] - k[0][: len(again)])[:, None])
             lam.insert(0, pad(out, (0, 0, 0, len(sources[t]) - len(again))) + scale(sources[t], -k[0][:, None]))
             if not torch.isfinite(lam[0]).all():
                 raise NumericalError(f"the costate is outside the range of {str(s.dtype)[6:]} at t = {t} of {rows.T}.")

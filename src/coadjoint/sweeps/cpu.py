@@ -358,6 +358,22 @@ def _scaled(loop: AdjointLoop, s: Tensor | None, s_last: Tensor | None) -> Tenso
     lams[T].mul_(pow2(-k[T, : len(lams[T]), None], dtype))
     top = lams[T].abs().amax(1)
 
+    def one(t: int) -> Tensor:
+        """lam_t from lam_{t+1} -> its own exponent."""
+        loop.step(t)
+        m, lam, source = rows.sizes[t], lams[t], sources[t] if sources is not None else None
+        e = exponent(loop.into[t])
+        new = ks[t].clone()
+        new[:m] = torch.maximum(torch.where(e == NONE, NONE, k[t + 1, :m] + e), new[:m])
+        new = torch.where(new == NONE, k[t + 1], new)
+        loop.into[t].mul_(pow2((k[t + 1] - new)[:m, None], dtype))
+        down = pow2(-new[:, None], dtype)
+        if source is not None:
+            loop.into[t].addcmul_(source[:m], down[:m])
+        start(loop, sources, s_last, t)
+        lam[m:].mul_(down[m : len(lam)])
+        return new
+
     def run(lo: int, hi: int, top: Tensor) -> Tensor:
         """lam_{hi-1} .. lam_lo from lam_hi, whose largest entries are `top` -> the exponents they share."""
         mantissa, e = torch.frexp(top)
@@ -398,7 +414,7 @@ def _scaled(loop: AdjointLoop, s: Tensor | None, s_last: Tensor | None) -> Tenso
         loop.refresh(i)
         while hi > lo:
             begin = max(lo, hi - size)
-            new = run(begin, hi, top)
+            new = one(begin) if hi - begin == 1 else run(begin, hi, top)
             found = tops(begin, hi)
             least, most = (y.item() for y in (found[0] if len(found) == 1 else torch.cat(found)).aminmax())
             if hi - begin > 1 and not (low < least and most < high):

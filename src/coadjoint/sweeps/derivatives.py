@@ -118,6 +118,15 @@ def _of(y: Tensor | None) -> Tensor:
     return y
 
 
+def product(delta: Tensor, r: Tensor) -> Tensor:
+    """sum over rows of delta_i r_i', in blocks of rows, so that float32 does not add up ten thousand rows one by one."""
+    size = 2048 if delta.shape[1] * r.shape[1] > 4096 else 256
+    if len(delta) <= size:
+        return delta.T @ r
+    parts = [d.T @ q for d, q in zip(delta.split(size), r.split(size), strict=True)]
+    return functools.reduce(torch.add, (y.double() for y in parts)).to(delta.dtype)
+
+
 def plus(*terms: Tensor | None) -> Tensor | None:
     """The sum of the terms that are there; None stands for zero."""
     found = [t for t in terms if t is not None]
@@ -177,7 +186,7 @@ class Forward(Function):
         side: dict[str, Tensor | None] = {}
         if wrt:
             side = next_of(plan.cell).pulled(("x",), wrt)((x[rows.B :], q), a, v, rows.prev(x), p, lam[rows.B :])
-        gW = delta.T @ read(plan.cell, rows.prev(x)) if W is not None and need[3] else None
+        gW = product(delta, read(plan.cell, rows.prev(x))) if W is not None and need[3] else None
         return None, delta, side.get("v"), gW, lam[: rows.B] if need[4] else None, side.get("p")
 
     @staticmethod
@@ -255,7 +264,7 @@ class Adjoint(Function):
             if t is not None and need[i]
         )
         bends = bend(plan, tape, W, lam, delta, m, nu, wrt) if wrt else {}
-        gW = delta.T @ read_push(plan.cell, rows.prev(tape.x), m) if W is not None and need[8] else None
+        gW = product(delta, read_push(plan.cell, rows.prev(tape.x), m)) if W is not None and need[8] else None
         has_s, has_last, has_a = ctx.has
         gs = unscaled(rows, mu, k, declared) if has_s and need[5] else None
         glast = None
@@ -354,7 +363,7 @@ class Tangent(Function):
             if t is not None and need[i]
         )
         bends = bend(plan, tape, W, lam, delta, m, nu, wrt) if wrt else {}
-        gW = delta.T @ read_push(plan.cell, rows.prev(tape.x), m) if W is not None and need[5] else None
+        gW = product(delta, read_push(plan.cell, rows.prev(tape.x), m)) if W is not None and need[5] else None
         return (
             None,
             None,

@@ -205,5 +205,5 @@ class _Apply(Function):
 def no_vmap() -> Unsupported:
     return Unsupported(
         "torch.vmap over a recurrence is not supported: the sweeps own the batch axis. "
-        "Put the mapped axis into the batch (dimension 1 of u), or use engine='autograd'."
+        "Put the mapped axis into the batch, dimension 1 of u."
     )

@@ -91,7 +91,7 @@ def adjoint(
             out = out * rows.steps(link.factor)[t]
         begun, source_t = len(sources[t]) - len(out), sources[t]
         if scaled:
-            k.insert(0, next_exponent(k[0], lam[0], source_t))
+            k.insert(0, next_exponent(k[0], out, source_t))
             out = scale(out, (k[1] - k[0][: len(out)])[:, None])
             source_t = scale(source_t, -k[0][:, None])
         lam.insert(0, pad(out, (0, 0, 0, begun)) + source_t)

@@ -120,12 +120,12 @@ def exponent(y: Tensor) -> Tensor:
     return torch.where(top > 0, torch.frexp(top).exponent, NONE)
 
 
-def next_exponent(k: Tensor, lam: Tensor, source: Tensor) -> Tensor:
-    """The exponent for lam_{t-1} = J' lam_t + source_{t-1}, from the mantissa lam_t, its exponent k and the source.
+def next_exponent(k: Tensor, pulled: Tensor, source: Tensor) -> Tensor:
+    """The exponent for lam_{t-1} = J' lam_t + source_{t-1}: of the larger of the two, J' lam_t being `pulled` 2^k.
 
-    Rows of `source` past those of `lam` begin here; a row of zeros keeps the exponent it had."""
-    begun = len(source) - len(lam)
-    e = exponent(lam)
+    Rows of `source` past those of `pulled` begin here; a row of zeros keeps the exponent it had."""
+    begun = len(source) - len(pulled)
+    e = exponent(pulled)
     mine = pad(torch.where(e == NONE, NONE, k + e), (0, begun), value=NONE)
     new = torch.maximum(mine, exponent(source))
     return torch.where(new == NONE, pad(k, (0, begun)), new)

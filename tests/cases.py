@@ -1,0 +1,310 @@
+"""The tables: which networks, losses, penalties and options are compared with the oracle, and on what data."""
+
+import itertools
+import random
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.nn.utils.rnn import pack_sequence
+
+import coadjoint as co
+import oracles
+
+ENGINES = ("reference", "cpu", "autograd")
+
+
+@co.cell(slots="h s", gates="a b", parameters={"kappa": 0.5}, reads="h s")
+def odd(z, v, x, p):
+    """Two slots, two gates, z and v apart, a product, a cubic."""
+    s = p.kappa * x.s + co.tanh(z.a + v.a)
+    return co.tanh(s + 0.3 * x.h**3) * co.softplus(z.b * v.b), s
+
+
+@co.cell(slots="h", parameters={"w": 0.9}, reads=None)
+def diagonal(z, v, x, p):
+    """No W at all."""
+    return co.tanh(p.w * x.h + v)
+
+
+@co.cell(slots="x y", parameters={"k": 0.5}, reads=lambda x: (co.tanh(x.x) * x.y, x.y))
+def pair(z, v, x, p):
+    """A read that is a formula of two slots."""
+    return 0.6 * x.x + co.tanh(z + v), co.cos(x.x) * x.y / 2 + p.k * (z + v)
+
+
+def user_activation(a):
+    return co.tanh(a) * co.sigmoid(a) + 0.1 * a
+
+
+def user_loss(y_hat, y):
+    return (torch.log(torch.cosh(y_hat - y)) * (1 + y_hat**2)).sum(-1)
+
+
+def no_target(y_hat):
+    return (torch.sin(y_hat) + y_hat**2).sum(-1)
+
+
+def user_penalty(lam):
+    x = lam.trajectory.x
+    return (lam.lam**2 + lam.lam**3 + x * lam.lam).sum((0, 2))
+
+
+CELLS = {"odd": odd, "diagonal": diagonal, "pair": pair}
+ACTIVATIONS = {"sin": co.sin, "user": user_activation}
+OUTPUTS = {"user": lambda a: a + 0.2 * a * a}
+LOSSES = {"user": user_loss, "no-target": no_target}
+FOLDED = {"cross-entropy": ("softmax", "identity"), "binary-cross-entropy": ("sigmoid", "identity")}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One configuration and its seed; the defaults are the plainest."""
+
+    cell: str = "elman"
+    activation: str = "tanh"
+    loss: str = "squared"
+    penalty: str = "none"
+    engine: str = "reference"
+    B: int = 2
+    T: int = 3
+    D: int = 2
+    H: int = 3
+    O: int = 2
+    readout: str = "last"
+    output: str = "identity"
+    reduce: str = "sum"
+    x0: str = "zero"  # zero | buffer | learned | given | given-one
+    bias: bool = True
+    sparse: bool = False  # a mask on W
+    counted: str = "all"  # all | some (zeros in the loss mask) | weighted
+    weighted: bool = False  # sample weights
+    ragged: bool = False
+    form: str = "tensor"  # tensor | strided | expanded | list | packed
+    probabilities: bool = False  # cross-entropy with a distribution as the target
+    frozen: tuple[str, ...] = ()  # parameters that do not require a gradient
+    u_grad: bool = True
+    dtype: torch.dtype = torch.float64
+    switch: float = 2.0
+    beta: float = 0.3
+    rho: float = 0.3
+    higher: bool = False  # second and third derivatives and forward mode too
+    seed: int = 0
+
+    def __str__(self):
+        changed = [f"{k}={v}" for k, v in self.__dict__.items() if v != getattr(Case, k) or k in ("cell", "engine")]
+        return f"Case({', '.join(changed)})"
+
+    @property
+    def bar(self):
+        """The largest relative error allowed."""
+        return 1e-5 if self.dtype == torch.float32 else 1e-12 if self.T <= 64 else 1e-10
+
+
+@dataclass
+class Data:
+    """The tensors of a case."""
+
+    theta: dict[str, torch.Tensor]
+    leaves: dict[str, torch.Tensor]  # what the case differentiates by: of theta, "u" and "given x0"
+    u: torch.Tensor  # [T, B, D], made of the leaf "u"
+    x0: torch.Tensor
+    y: Any
+    lengths: torch.Tensor
+    loss_mask: torch.Tensor | None
+    weight: torch.Tensor | None
+    W_mask: torch.Tensor | None
+    direction: torch.Tensor  # of the tangent penalty
+
+    @staticmethod
+    def of(case, dtype=torch.float64, oracle=True, nudge=0):
+        """The case's numbers, rounded to its own type, held in `dtype`; for the oracle all of them require gradients.
+        nudge: a seed; each number is changed in its last digit, to see how well conditioned the case is."""
+        g, other = torch.Generator().manual_seed(case.seed), torch.Generator().manual_seed(nudge)
+        _, _, slots, gates, reads, parameters = oracles.CELLS[case.cell]
+        B, T, D, H, O = case.B, case.T, case.D, case.H, case.O
+
+        def leaf(y, grad=True):
+            y = y.to(case.dtype).to(dtype).clone()
+            if nudge:
+                y *= 1 + torch.finfo(case.dtype).eps * (2 * torch.rand(y.shape, generator=other, dtype=dtype) - 1)
+            return y.requires_grad_(grad)
+
+        randn = lambda *shape: torch.randn(*shape, generator=g, dtype=torch.float64)
+        rand = lambda *shape: torch.rand(*shape, generator=g, dtype=torch.float64)
+        theta = {}
+        if reads:
+            W = randn(gates * H, reads * H)
+            theta["W"] = (1.1 if T <= 7 else 0.95) * W / torch.linalg.matrix_norm(W, 2)
+        theta["R"] = 0.7 * randn(gates * H, D)
+        if case.bias:
+            theta |= {"b": 0.4 * randn(gates * H), "b_o": 0.4 * randn(O)}
+        theta["V"] = 0.7 * randn(O, H) / H**0.5
+        if case.x0 == "learned":
+            theta["x0"] = 0.5 * randn(slots * H)
+        theta |= {f"p.{name}": 0.3 + 0.4 * rand(H) for name in parameters}
+        theta = {name: leaf(y, oracle or name not in case.frozen) for name, y in theta.items()}
+        leaves = {name: y for name, y in theta.items() if name not in case.frozen}
+
+        x0 = 0.5 * randn(B, slots * H)
+        given = case.x0 in ("given", "given-one")
+        x0 = {"given": x0, "zero": 0 * x0[0]}.get(case.x0, x0[0])
+        x0 = leaf(x0, oracle or given)
+        if given:
+            leaves["given x0"] = x0
+
+        lengths = torch.full((B,), T)
+        if case.ragged:
+            lengths = torch.randint(1, T + 1, (B,), generator=g)
+            lengths[int(torch.randint(B, (1,), generator=g))] = T
+        beyond = torch.arange(T)[:, None] >= lengths
+        u = randn(T, 1 if case.form == "expanded" else B, D)
+        u = leaf(u if case.form == "expanded" else u.masked_fill(beyond[..., None], torch.nan), oracle or case.u_grad)
+        if case.u_grad:
+            leaves["u"] = u
+        u = u.expand(T, B, D)
+        direction = leaf(randn(T, B, D), False)
+
+        lead = (T, B) if case.readout == "every" else (B,)
+        loss_mask = None
+        if case.counted != "all":
+            loss_mask = (rand(*lead) < 0.6).double()
+            loss_mask = leaf(loss_mask * (0.5 + rand(*lead)) if case.counted == "weighted" else loss_mask, False)
+        y = 1.2 * randn(*lead, O)
+        if case.loss == "binary-cross-entropy":
+            y = rand(*lead, O)
+        if case.loss == "cross-entropy":
+            y = torch.softmax(y, -1) if case.probabilities else torch.randint(O, lead, generator=g)
+        hole = beyond if case.readout == "every" else torch.zeros(B, dtype=torch.bool)
+        hole = hole if loss_mask is None else hole | (loss_mask == 0)
+        y = leaf(y, False) if y.is_floating_point() else y
+        y[hole] = torch.nan if y.is_floating_point() else -7
+        weight = leaf(0.5 + rand(B), False) if case.weighted else None
+        W_mask = leaf((rand(gates * H, reads * H) < 0.7).double(), False) if case.sparse else None
+        y = None if case.loss in ("no-target", "values") else y
+        return Data(theta, leaves, u, x0, y, lengths, loss_mask, weight, W_mask, direction)
+
+
+def network(case, data):
+    """The case's network, holding the data's own leaves as its parameters."""
+    net = co.Network(
+        CELLS.get(case.cell, case.cell), inputs=case.D, hidden=case.H, outputs=case.O,
+        activation=ACTIVATIONS.get(case.activation, case.activation) if case.cell in ("elman", "leaky", "rate") else None,
+        readout=case.readout, output=OUTPUTS.get(case.output, case.output), bias=case.bias, mask=data.W_mask,
+        x0=data.x0 if case.x0 == "buffer" else "learned" if case.x0 == "learned" else "zero",
+        engine=case.engine, dtype=case.dtype,
+    )  # fmt: skip
+    with torch.no_grad():
+        for name, parameter in net.named_parameters():
+            parameter.copy_(data.theta[name]).requires_grad_(data.theta[name].requires_grad)
+    return net
+
+
+def batch(case, data):
+    """The case's data as a user would hand it over."""
+    u, lengths = data.u, data.lengths if case.ragged else None
+    if case.form == "strided":
+        u = u.transpose(0, 1).contiguous().transpose(0, 1)
+    if case.form in ("list", "packed"):
+        u, lengths = [data.u[:n, j] for j, n in enumerate(data.lengths.tolist())], None
+        u = pack_sequence(u, enforce_sorted=False) if case.form == "packed" else u
+    x0 = data.x0 if case.x0 in ("given", "given-one") else None
+    return co.Batch(u, data.y, lengths, data.loss_mask, data.weight, x0, case.reduce)
+
+
+def penalty(case, data):
+    if case.penalty == "tangent":
+        return co.penalties.tangent(data.direction, case.beta)
+    if case.penalty == "barrier":
+        return co.penalties.barrier(case.switch)
+    if case.penalty == "none":
+        return lambda lam: 0 * lam.loss
+    return co.penalties.penalty({"user": user_penalty}.get(case.penalty, case.penalty))
+
+
+VARIANTS = [
+    *(("elman", a) for a in oracles.ACTIVATIONS),
+    ("leaky", "tanh"), ("leaky", "softplus"), ("rate", "tanh"), ("rate", "sigmoid"),
+    ("lstm", "tanh"), ("gru", "tanh"), ("odd", "tanh"),
+]  # fmt: skip
+CROSS_LOSSES = ("squared", "cross-entropy", "binary-cross-entropy", "absolute", "huber", "user")
+PENALTIES = (*co.penalties.PENALTIES, "tangent", "user", "none")
+SETTINGS = (  # one for each seed: sizes incl. T = 1, d = 1, B = 1, readouts and initial states
+    {},
+    {"B": 2, "T": 3, "D": 2, "H": 3, "readout": "every", "x0": "learned"},
+    {"B": 1, "T": 4, "D": 1, "H": 2, "readout": "last", "x0": "given", "reduce": "mean"},
+    {"B": 3, "T": 1, "D": 2, "H": 3, "readout": "every", "x0": "given"},
+    {"B": 2, "T": 3, "D": 1, "H": 1, "readout": "every", "x0": "buffer", "reduce": "mean"},
+)
+STRIDE = 19  # one case in so many is differentiated further; prime to the lengths of the tables
+
+
+def engine_of(case, turn):
+    """Engines in turn; a step function hides the W that omega-published differentiates by."""
+    engines = ENGINES[:2] if case.penalty == "omega-published" else ENGINES
+    return engines[turn % len(engines)]
+
+
+def cross(cell, activation, loss):
+    """Groups of cases that share their data and their oracle: one group for each seed, one case for each penalty."""
+    v, l = VARIANTS.index((cell, activation)), CROSS_LOSSES.index(loss)
+    for seed, setting in enumerate(SETTINGS):
+        base = Case(cell, activation, loss, seed=1000 * v + 100 * l + 10 + seed, **setting)
+        base = replace(base, weighted=loss in ("absolute", "huber"))  # slopes of +-1 would cancel between samples
+        if loss in FOLDED:
+            base = replace(base, output=FOLDED[loss][seed % 2], probabilities=seed % 2 == 1)
+        group = []
+        for i, name in enumerate(PENALTIES):
+            case = replace(base, penalty=name, higher=(i + 5 * l + 3 * seed + 7 * v) % STRIDE == 0)
+            group.append(replace(case, engine=engine_of(case, i + l + seed)))
+        yield group
+
+
+CROSS = list(itertools.product(VARIANTS, CROSS_LOSSES))
+CROSS_CASES = len(SETTINGS) * len(PENALTIES)  # in each entry of CROSS
+
+
+def drawn(i):
+    """Random case number i, over all options at once."""
+    r = random.Random(i)
+    pick = lambda *options: r.choice(options)
+    often = lambda common, *rare: r.choice([common] * len(rare) + list(rare))
+    cell, activation = r.choice([*VARIANTS, ("diagonal", "tanh"), ("pair", "tanh")])
+    loss = r.choice([*CROSS_LOSSES, "no-target", "values"])
+    name = r.choice([p for p in PENALTIES if not (p == "omega-published" and cell == "diagonal")])
+    kind = r.random()
+    sizes = {"B": pick(1, 2, 3, 5), "T": pick(1, 2, 3, 5, 7), "D": pick(1, 3), "H": pick(1, 2, 5, 8)}
+    if kind < 0.015:
+        sizes = {"B": pick(1, 2), "T": pick(64, 65, 80), "D": 2, "H": pick(3, 7)}
+    elif kind < 0.05:
+        sizes = {"B": 17, "T": pick(2, 3, 7), "D": 2, "H": pick(2, 5)}
+    elif kind < 0.08:
+        sizes = {"B": pick(2, 3), "T": pick(2, 7), "D": 3, "H": pick(31, 32, 33)}
+    outputs = {"cross-entropy": FOLDED["cross-entropy"], "binary-cross-entropy": FOLDED["binary-cross-entropy"]}
+    readout, ragged = pick("last", "every"), sizes["B"] > 1 and sizes["T"] > 1 and r.random() < 0.5
+    form = pick("tensor", "strided", "list", "packed", *(() if ragged else ("expanded",)))
+    x0, bias = pick("zero", "buffer", "learned", "given", "given-one"), r.random() < 0.7
+    names = [*(["W"] if oracles.CELLS[cell][4] else []), "V", *(f"p.{q}" for q in oracles.CELLS[cell][5])]
+    names += [*(["b", "b_o"] if bias else []), *(["x0"] if x0 == "learned" else [])]
+    names += ["R"] if loss != "values" else []  # values come with their graph: some of it must reach the states
+    output = r.choice(outputs.get(loss, ("identity", "tanh", "sigmoid", "softmax", "user")))
+    if output == "softmax" and loss in ("absolute", "huber"):  # slopes of +-1 cancel: probabilities sum to one
+        output = "tanh"
+    case = Case(
+        cell, activation, loss, name, **sizes, O=pick(2, 3) if "softmax" in (output, *outputs.get(loss, ())) else pick(1, 2, 3), readout=readout,
+        output=output, reduce=pick("sum", "mean"),
+        x0=x0, bias=bias,
+        sparse=bool(oracles.CELLS[cell][4]) and sizes["H"] > 1 and r.random() < 0.3,
+        counted=often("all", "some", "weighted") if loss != "values" else "all", weighted=r.random() < 0.3 or loss in ("absolute", "huber"),
+        ragged=ragged, form=form, probabilities=r.random() < 0.5,
+        frozen=tuple(r.sample(names, r.randrange(1, len(names)))) if r.random() < 0.25 else (),
+        u_grad=r.random() < 0.8, dtype=torch.float32 if sizes["H"] > 1 and r.random() < 0.1 else torch.float64,
+        rho=pick(0.1, 0.3, 1.0), seed=10**6 + i,
+    )  # fmt: skip
+    small = case.B * case.T * case.H < 100 and case.dtype == torch.float64
+    return replace(case, engine=engine_of(case, i), higher=small and i % STRIDE == 0)
+
+
+RANDOM = 2900
+CHUNK = 100  # random cases in one test
+TOTAL = len(CROSS) * CROSS_CASES + RANDOM

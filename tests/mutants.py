@@ -1,0 +1,689 @@
+"""Faults by rule: does the test-suite notice a wrong term, sign, transpose, step, mask, path or scale?
+
+Each mutant is one rule applied at one place of the source's syntax tree. It is copied to a temporary directory and the
+tests run against the copy: first the quick kernel, then, if it survived, the other test files. A mutant is killed when a
+test fails, or when it runs past its time (a fault may loop for ever).
+
+    python tests/mutants.py            a sample spread over files and rules; exit code 1 if one survives
+    python tests/mutants.py --all      every mutant
+    python tests/mutants.py --list     what would be run;  --only ID  one of them;  --count N  another sample size
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import hashlib
+import itertools
+import multiprocessing
+import multiprocessing.connection
+import os
+import re
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+TESTS = Path(__file__).resolve().parent
+SOURCE = TESTS.parent / "src"
+KERNEL = "test_kernel.py"
+SLOW = (
+    "test_formula.py", "test_cells.py", "test_losses.py", "test_penalties.py", "test_network.py", "test_gradients.py",
+    "test_identities.py", "test_scale_free.py", "test_derivatives.py",
+)  # fmt: skip
+
+# What is mutated: files, and the parts of them, all if None.
+SCOPE: dict[str, set[str] | None] = {
+    "cells.py": None,
+    "formula.py": None,
+    "penalties.py": None,
+    "losses.py": None,
+    "gradients.py": None,
+    "network.py": {
+        "Layout", "Trajectory", "_Norm", "Costates", "affine", "_formula_step", "Network.shown", "Network.read_out",
+        "Network.recurrent", "Network.drive", "Network.advance", "Network.forward", "Network._call_step", "Network._start",
+    },
+    "sweeps/__init__.py": {"Swept"},
+    "sweeps/derivatives.py": None,
+    "sweeps/cpu.py": None,
+    "sweeps/reference.py": None,
+    "sweeps/pointwise.py": None,
+    "sweeps/rows.py": None,
+    "sweeps/autograd.py": None,
+}  # fmt: skip
+
+# Code that only words an error, or only prepares one.
+WORDING = {
+    "__repr__", "extra_repr", "__getattr__", "__bool__", "__torch_function__", "check", "_time", "_raise", "no_vmap",
+    "_same_shape", "check_penalty", "named", "watched",
+}  # fmt: skip
+
+# Mutants that no test can kill because they mean the same: (file, rule, a piece of the changed line) -> why.
+EQUIVALENT: dict[tuple[str, str, str], str] = {}
+
+SHAPES = {"new_empty", "new_zeros", "new_full", "empty", "zeros", "split", "chunk", "unflatten", "expand", "isinstance"}
+PAIRS = {
+    frozenset(p.split())
+    for p in (
+        "lam mu", "nu m", "m nu", "lam delta", "mu nu", "gmu gnu", "glam gdelta", "into_a into_x", "z v", "base side",
+        "base base2", "slope slope2", "g ga", "dg dga", "ds dsa", "s s_last", "ds dlast", "da dx", "dlam ddelta", "begin fresh",
+        "fresh end", "bars seeds", "dot nu", "x last", "tape.a tape.v", "a b",
+    )
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Mutant:
+    file: str
+    line: int
+    rule: str
+    name: str  # file.function.rule.number
+    removed: str
+    added: str
+    text: str  # the whole mutated file
+
+    @property
+    def diff(self) -> str:
+        return f"  {self.file}:{self.line}\n    - {self.removed}\n    + {self.added}"
+
+    @property
+    def equivalent(self) -> str | None:
+        for (file, rule, piece), why in EQUIVALENT.items():
+            if self.file == file and self.rule == rule and piece in self.added:
+                return why
+        return None
+
+
+Edit = tuple[ast.AST, str]  # the node that is replaced, and by what
+Rule = Callable[["Place"], Iterator[Edit]]
+RULES: dict[str, Rule] = {}
+
+
+def rule(f: Rule) -> Rule:
+    RULES[f.__name__.replace("_", "-")] = f
+    return f
+
+
+class Source:
+    """A file's text, and where the nodes of its tree lie in it."""
+
+    def __init__(self, path: Path) -> None:
+        self.text, self.tree = path.read_text(), ast.parse(path.read_text())
+        self.lines = self.text.splitlines(keepends=True)
+        self.starts = [0, *itertools.accumulate(map(len, self.lines))]
+
+    def span(self, node: Any) -> tuple[int, int]:
+        at = lambda line, byte: self.starts[line - 1] + len(self.lines[line - 1].encode()[:byte].decode())
+        return at(node.lineno, node.col_offset), at(node.end_lineno, node.end_col_offset)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A node of the tree, with what surrounds it."""
+
+    node: ast.AST
+    parents: tuple[ast.AST, ...]  # nearest last
+    source: Source
+
+    def text(self, node: ast.AST) -> str:
+        lo, hi = self.source.span(node)
+        found = self.source.text[lo:hi]
+        return (
+            f"({found})" if isinstance(node, ast.BinOp | ast.UnaryOp | ast.IfExp | ast.Compare | ast.BoolOp) else found
+        )
+
+    @property
+    def in_shape(self) -> bool:
+        return any(isinstance(p, ast.Call) and called(p) in SHAPES for p in self.parents)
+
+
+def called(call: ast.Call) -> str:
+    return getattr(call.func, "attr", getattr(call.func, "id", ""))
+
+
+def is_text(node: ast.AST) -> bool:
+    return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
+
+
+def is_list(node: ast.AST) -> bool:
+    return isinstance(node, ast.List | ast.ListComp | ast.Tuple) or is_text(node)
+
+
+def arithmetic(place: Place, *ops: type[ast.operator]) -> ast.BinOp | None:
+    n = place.node
+    ok = isinstance(n, ast.BinOp) and isinstance(n.op, ops) and not (is_list(n.left) or is_list(n.right))
+    return n if ok and not place.in_shape else None  # type: ignore[return-value]
+
+
+@rule
+def drop_term(place: Place) -> Iterator[Edit]:
+    """a + b -> a, b;  plus(a, b) -> plus(a), plus(b);  t - 1 -> t"""
+    if n := arithmetic(place, ast.Add, ast.Sub):
+        yield n, place.text(n.left)
+        if not isinstance(n.right, ast.Constant):
+            yield n, place.text(n.right) if isinstance(n.op, ast.Add) else f"(-{place.text(n.right)})"
+    elif isinstance(place.node, ast.Call) and called(place.node) in ("plus", "add") and len(place.node.args) == 2:
+        for i, arg in enumerate(place.node.args):
+            yield arg, "None" if called(place.node) == "plus" else ("ZERO" if i else "node(0.0)")
+
+
+@rule
+def flip_sign(place: Place) -> Iterator[Edit]:
+    """a + b -> a - b, a - b -> a + b, -a -> a, add -> sub"""
+    if n := arithmetic(place, ast.Add, ast.Sub):
+        sign = "-" if isinstance(n.op, ast.Add) else "+"
+        yield n, f"({place.text(n.left)} {sign} {place.text(n.right)})"
+    minus = isinstance(place.node, ast.UnaryOp) and isinstance(place.node.op, ast.USub) and not place.in_shape
+    if minus and not any(isinstance(p, ast.Slice) for p in place.parents[-2:]):
+        yield place.node, place.text(place.node.operand)
+    if isinstance(place.node, ast.Call) and called(place.node) == "add_":
+        yield place.node.func, place.text(place.node.func)[:-4] + "sub_"
+
+
+@rule
+def factor_one(place: Place) -> Iterator[Edit]:
+    """a * b -> a, b;  a / b -> a;  x.mul_(y) -> x"""
+    if n := arithmetic(place, ast.Mult):
+        yield n, place.text(n.left)
+        yield n, place.text(n.right)
+    if n := arithmetic(place, ast.Div):
+        yield n, place.text(n.left)
+    if isinstance(place.node, ast.Call) and called(place.node) in ("mul", "times") and len(place.node.args) == 2:
+        yield place.node, place.text(place.node.args[0])
+        yield place.node, place.text(place.node.args[1])
+
+
+@rule
+def transpose(place: Place) -> Iterator[Edit]:
+    """X.T -> X, X @ Y -> Y @ X"""
+    n = place.node
+    if isinstance(n, ast.Attribute) and n.attr == "T" and not place.text(n.value).endswith(("rows", "self", "plan")):
+        yield n, place.text(n.value)
+    if isinstance(n, ast.Call) and called(n) == "t" and isinstance(n.func, ast.Attribute) and not n.args:
+        yield n, place.text(n.func.value)
+    if isinstance(n, ast.BinOp) and isinstance(n.op, ast.MatMult):
+        yield n, f"({place.text(n.right)} @ {place.text(n.left)})"
+    if isinstance(n, ast.Attribute) and n.attr == "W" and isinstance(place.parents[-1], ast.BinOp):
+        yield n, f"{place.text(n)}.T"
+    if isinstance(n, ast.Name) and n.id == "W" and isinstance(place.parents[-1], ast.BinOp | ast.Call):
+        outer = place.parents[-1]
+        if isinstance(outer, ast.BinOp) or called(outer) in ("mm", "addmm_"):
+            yield n, "W.T"
+
+
+@rule
+def step(place: Place) -> Iterator[Edit]:
+    """t for t - 1: x[1:] <-> x[:-1], rows.prev(x) -> x[rows.B :], before(x) -> states(x)[1:], x[t] -> x[t - 1]"""
+    n = place.node
+    if isinstance(n, ast.Slice):
+        text = place.text(n)
+        for one, other in (
+            ("1:", ":-1"),
+            (":-1", "1:"),
+            ("1:-1", ":-2"),
+            (": rows.B", "-rows.B :"),
+            ("rows.B :", ": -rows.B"),
+        ):
+            if text == one:
+                yield n, other
+    if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute) and len(n.args) == 1:
+        rows, y = place.text(n.func.value), place.text(n.args[0])
+        if n.func.attr == "prev":
+            yield n, f"{y}[{rows}.B :]"
+        if n.func.attr == "prev_back":
+            yield n, f"pad({y}, (0, 0, {rows}.B, 0))"
+        if n.func.attr == "before":
+            yield n, f"{rows}.states({y})[1:]"
+    if isinstance(n, ast.Attribute) and n.attr == "before" and not isinstance(place.parents[-1], ast.Call):
+        yield n, f"(lambda y: {place.text(n.value)}.states(y)[1:])"
+    if isinstance(n, ast.Subscript) and isinstance(n.slice, ast.Name) and n.slice.id == "t":
+        yield n.slice, "t - 1"
+
+
+@rule
+def order(place: Place) -> Iterator[Edit]:
+    """reversed(x) -> x; insert(0, y) -> append(y)"""
+    n = place.node
+    if isinstance(n, ast.Call) and called(n) == "reversed":
+        yield n, place.text(n.args[0])
+    if isinstance(n, ast.Call) and called(n) == "insert" and isinstance(n.func, ast.Attribute):
+        yield n, f"{place.text(n.func.value)}.append({place.text(n.args[1])})"
+
+
+@rule
+def forget_mask(place: Place) -> Iterator[Edit]:
+    """where(c, a, b) -> a; a & b -> a, b; ~a -> a; masked_fill(m, 0) -> nothing"""
+    n = place.node
+    if isinstance(n, ast.Call) and called(n) == "where" and len(n.args) == 3:
+        yield n, place.text(n.args[1])
+        yield n.args[0], f"~{place.text(n.args[0])}"
+    if isinstance(n, ast.BinOp) and isinstance(n.op, ast.BitAnd):
+        yield n, place.text(n.left)
+        yield n, place.text(n.right)
+    if isinstance(n, ast.UnaryOp) and isinstance(n.op, ast.Invert):
+        yield n, place.text(n.operand)
+    if (
+        isinstance(n, ast.Call)
+        and called(n) in ("masked_fill", "clamp", "clamp_min")
+        and isinstance(n.func, ast.Attribute)
+    ):
+        yield n, place.text(n.func.value)
+    if (
+        isinstance(n, ast.Call)
+        and called(n) in ("sort", "unsort")
+        and place.text(n.func).startswith(("layout", "self"))
+    ):
+        yield n, place.text(n.args[0])
+
+
+@rule
+def drop_path(place: Place) -> Iterator[Edit]:
+    """None for one of the results of a backward or jvp, one entry less in a table of paths, a detach() left out"""
+    n = place.node
+    inside = next((p.name for p in reversed(place.parents) if isinstance(p, ast.FunctionDef)), "")
+    if isinstance(n, ast.Return) and isinstance(n.value, ast.Tuple) and inside in ("backward", "jvp"):
+        for e in n.value.elts:
+            if place.text(e) != "None":
+                yield e, "None"
+    if isinstance(n, ast.Tuple) and len(n.elts) > 1 and all(isinstance(e, ast.Tuple) for e in n.elts):
+        for e in n.elts:
+            rest = ", ".join(place.text(o) for o in n.elts if o is not e)
+            yield n, f"({rest},)"
+    if isinstance(n, ast.Call) and called(n) in ("read_pull", "unscaled", "linked", "_of") and len(n.args) > 1:
+        yield n, place.text(n.args[1])
+    if (
+        isinstance(n, ast.Call)
+        and called(n) in ("last", "last_back")
+        and len(n.args) == 1
+        and "rows" in place.text(n.func)
+    ):
+        y = place.text(n.args[0])
+        yield n, f"{y}[: rows.B]" if called(n) == "last" else f"pad({y}, (0, 0, 0, rows.N))"
+
+
+@rule
+def wrong_scale(place: Place) -> Iterator[Edit]:
+    """scale(y, k) -> y; mean -> sum; a square, a logarithm, an absolute value left out; max -> min"""
+    n = place.node
+    if not isinstance(n, ast.Call):
+        return
+    if called(n) in ("scale", "pow2") and len(n.args) == 2:
+        yield (
+            n,
+            place.text(n.args[0])
+            if called(n) == "scale"
+            else f"pow2(-({place.text(n.args[0])}), {place.text(n.args[1])})",
+        )
+    if isinstance(n.func, ast.Attribute):
+        text = place.text(n.func)
+        for one, other in (("mean", "sum"), ("amax", "amin"), ("maximum", "minimum")):
+            if n.func.attr == one:
+                yield n.func, text.removesuffix(one) + other
+        if n.func.attr in ("square", "abs", "exp", "sqrt") and not n.args and text != f"torch.{n.func.attr}":
+            yield n, place.text(n.func.value)
+        if n.func.attr == "sum" and len(n.args) == 1 and place.text(n.args[0]) in ("0", "-1", "(-1)"):
+            yield n.func, text.removesuffix("sum") + "mean"
+    if called(n) in ("max", "min") and isinstance(n.func, ast.Name) and len(n.args) == 2:
+        yield n.func, "min" if called(n) == "max" else "max"
+    if called(n) == "mean" and isinstance(n.func, ast.Name):
+        yield n, f"torch.where({place.text(n.args[1])}, {place.text(n.args[0])}, 0).sum(0)"
+
+
+@rule
+def swap_arguments(place: Place) -> Iterator[Edit]:
+    """f(nu, m) -> f(m, nu), return mu, nu -> return nu, mu, for arguments of one kind"""
+    n = place.node
+    of_return = isinstance(n, ast.Tuple) and isinstance(place.parents[-1], ast.Return)
+    args = n.args if isinstance(n, ast.Call) else n.elts if of_return else []  # type: ignore[attr-defined]
+    for one, other in itertools.pairwise(args):
+        a, b = place.text(one), place.text(other)
+        if frozenset((a, b)) in PAIRS:
+            whole = place.text(n)
+            i = whole.index(f"{a}, {b}") if f"{a}, {b}" in whole else -1
+            if i >= 0:
+                yield n, f"{whole[:i]}{b}, {a}{whole[i + len(a) + len(b) + 2 :]}"
+
+
+@rule
+def skip_branch(place: Place) -> Iterator[Edit]:
+    """if c: -> if False:, (a if c else b) -> one of them, (c and d) -> one of them"""
+    n = place.node
+    if isinstance(n, ast.If):
+        yield n.test, "False"
+    if isinstance(n, ast.IfExp):
+        test = n.test
+        none = (
+            isinstance(test, ast.Compare)
+            and isinstance(test.comparators[0], ast.Constant)
+            and test.comparators[0].value is None
+        )
+        if not (none and isinstance(test.ops[0], ast.IsNot)):  # type: ignore[attr-defined]
+            yield n, place.text(n.body)
+        if not (none and isinstance(test.ops[0], ast.Is)):  # type: ignore[attr-defined]
+            yield n, place.text(n.orelse)
+    if isinstance(n, ast.BoolOp):
+        for v in n.values:
+            rest = f" {'and' if isinstance(n.op, ast.And) else 'or'} ".join(
+                place.text(o) for o in n.values if o is not v
+            )
+            yield n, f"({rest})"
+
+
+@rule
+def comparison(place: Place) -> Iterator[Edit]:
+    """< -> <=, > -> >=, == -> !=, and back"""
+    n = place.node
+    if (
+        isinstance(n, ast.Compare)
+        and len(n.ops) == 1
+        and not any(isinstance(p, ast.comprehension) for p in place.parents[-1:])
+    ):
+        turned = {ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "=="}.get(
+            type(n.ops[0])
+        )
+        if turned:
+            yield n, f"{place.text(n.left)} {turned} {place.text(n.comparators[0])}"
+
+
+@rule
+def skip_statement(place: Place) -> Iterator[Edit]:
+    """A call for its effect, or x += y, left out"""
+    n = place.node
+    quiet = (
+        "append",
+        "insert",
+        "__init__",
+        "choose",
+        "_check_like",
+        "save_for_backward",
+        "set_materialize_grads",
+        "check",
+    )
+    if isinstance(n, ast.Expr) and isinstance(n.value, ast.Call) and called(n.value) not in quiet:
+        yield n, "pass"
+    if isinstance(n, ast.AugAssign):
+        yield n, "pass"
+
+
+def only_raises(body: list[ast.stmt]) -> bool:
+    return isinstance(body[-1], ast.Raise)
+
+
+def places(node: ast.AST, source: Source, parents: tuple[ast.AST, ...] = ()) -> Iterator[Place]:
+    """Every place worth a mutant: not annotations, messages, imports, nor what only guards an error."""
+    if isinstance(node, ast.Raise | ast.Assert | ast.JoinedStr | ast.Import | ast.ImportFrom):
+        return
+    if isinstance(node, ast.FunctionDef) and node.name in WORDING:
+        return
+    yield Place(node, parents, source)
+    for field, value in ast.iter_fields(node):
+        if field in ("annotation", "returns", "decorator_list", "type_comment", "defaults", "kw_defaults"):
+            continue
+        if isinstance(node, ast.If) and only_raises(node.body) and field in ("test", "body"):
+            continue
+        for child in value if isinstance(value, list) else [value]:
+            if isinstance(child, ast.AST):
+                yield from places(child, source, (*parents, node))
+
+
+def generate(root: Path) -> list[Mutant]:
+    found: dict[tuple[str, int, int, str], Mutant] = {}
+    numbers: Counter[str] = Counter()
+    for file, scope in SCOPE.items():
+        source = Source(root / "coadjoint" / file)
+        for place in places(source.tree, source):
+            around = (*place.parents, place.node)
+            owner = [p.name for p in around if isinstance(p, ast.FunctionDef | ast.ClassDef)]
+            if scope is not None and not {".".join(owner[:i]) for i in (1, 2)} & scope:
+                continue
+            if isinstance(place.node, ast.If) and only_raises(place.node.body):
+                continue
+            for name, make in RULES.items():
+                for target, new in make(place):
+                    (lo, hi), (first, last) = source.span(target), source.span(around[1])
+                    key, text = (file, lo, hi, new), source.text
+                    if key in found or not changes(text[first:last], text[first:lo] + new + text[hi:last]):
+                        continue
+                    base = ".".join([file.removesuffix(".py").replace("/", "."), *owner, name])
+                    numbers[base] += 1
+                    begin, end = text.rfind("\n", 0, lo) + 1, text.find("\n", hi)
+                    line = lambda s: re.sub(r"\s+", " ", s).strip()
+                    found[key] = Mutant(
+                        file,
+                        target.lineno,  # type: ignore[attr-defined]
+                        name,
+                        f"{base}.{numbers[base]}",
+                        line(text[begin:end]),
+                        line(text[begin:lo] + new + text[hi:end]),
+                        text[:lo] + new + text[hi:],
+                    )
+    return list(found.values())
+
+
+def changes(before: str, after: str) -> bool:
+    """Is `after` a program, and another one?"""
+    try:
+        return ast.dump(ast.parse(after)) != ast.dump(ast.parse(before))
+    except SyntaxError:
+        return False
+
+
+def sample(mutants: list[Mutant], count: int) -> list[Mutant]:
+    """A fixed choice, spread over files and, within each, over rules: by turns, in the order of a hash of the name."""
+    rank = lambda m: hashlib.sha256(m.name.encode()).hexdigest()
+    groups: dict[str, dict[str, list[Mutant]]] = {}
+    for m in sorted(mutants, key=rank):
+        groups.setdefault(m.file, {}).setdefault(m.rule, []).append(m)
+    weight = {
+        "sweeps/derivatives.py": 4,
+        "sweeps/cpu.py": 4,
+        "formula.py": 3,
+        "network.py": 2,
+        "gradients.py": 2,
+        "penalties.py": 2,
+    }
+    turns = {file: _by_turns(list(rules.values())) for file, rules in groups.items()}
+    chosen: list[Mutant] = []
+    while len(chosen) < count and turns:
+        for file in list(turns):
+            for _ in range(weight.get(file, 1)):
+                m = next(turns[file], None)
+                if m is None:
+                    turns.pop(file, None)
+                    break
+                chosen.append(m)
+    return chosen[:count]
+
+
+def _by_turns(lists: list[list[Mutant]]) -> Iterator[Mutant]:
+    for i in range(max(map(len, lists))):
+        yield from (group[i] for group in lists if i < len(group))
+
+
+def child(root: Path, files: Sequence[str], log: Path) -> None:
+    """In a process of its own: pytest on the package below `root`."""
+    out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(out, 1)
+    os.dup2(out, 2)
+    os.chdir(TESTS.parent)
+    sys.path.insert(0, str(root))
+    try:
+        import coadjoint
+    except Exception as e:
+        print(f"FAILED import: {type(e).__name__}: {e}", flush=True)
+        os._exit(1)
+    if not Path(coadjoint.__file__).resolve().is_relative_to(root.resolve()):
+        print(f"another package was imported: {coadjoint.__file__}", flush=True)
+        os._exit(9)
+    import pytest
+
+    options = ("-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--tb=line")
+    code = pytest.main([*options, *(str(TESTS / f) for f in files)])
+    sys.stdout.flush()
+    os._exit(int(code))
+
+
+@dataclass
+class Run:
+    """One test run under way."""
+
+    what: Any
+    process: Any
+    log: Path
+    folder: tempfile.TemporaryDirectory[str]
+    deadline: float
+    began: float
+
+
+class Runner:
+    """Runs tests in forked processes, so that torch and pytest are loaded once."""
+
+    def __init__(self, source: Path, jobs: int) -> None:
+        import pytest  # noqa: F401
+        import torch
+
+        torch.set_num_threads(1)
+        x = torch.zeros(2)
+        torch.func.jvp(torch.tanh, (x,), (x,))  # loads what forward mode needs; no backward before a fork
+        assert "coadjoint" not in sys.modules
+        self.source, self.jobs = source, jobs
+
+    def start(self, what: Any, files: Sequence[str], seconds: float) -> Run:
+        folder = tempfile.TemporaryDirectory()
+        root, log = self.source, Path(folder.name) / "log"
+        if isinstance(what, Mutant):
+            copy = Path(folder.name) / "src"
+            root = Path(shutil.copytree(self.source, copy, ignore=shutil.ignore_patterns("__pycache__")))
+            (root / "coadjoint" / what.file).write_text(what.text)
+        process = multiprocessing.get_context("fork").Process(target=child, args=(root, files, log))
+        process.start()
+        now = time.perf_counter()
+        return Run(what, process, log, folder, now + seconds, now)
+
+    def run(self, work: Sequence[tuple[Any, Sequence[str], float]]) -> Iterator[tuple[Any, str, str, float]]:
+        """(what, test files, seconds) -> (what, killed | timeout | survived, by what, seconds taken), as they end."""
+        todo, running = list(reversed(work)), []
+        try:
+            while todo or running:
+                while todo and len(running) < self.jobs:
+                    running.append(self.start(*todo.pop()))
+                multiprocessing.connection.wait([r.process.sentinel for r in running], timeout=1)
+                for r in [r for r in running if not r.process.is_alive() or time.perf_counter() > r.deadline]:
+                    running.remove(r)
+                    yield self.end(r)
+        finally:
+            for r in running:
+                r.process.kill()
+
+    def end(self, r: Run) -> tuple[Any, str, str, float]:
+        late = r.process.is_alive()
+        if late:
+            r.process.kill()
+        r.process.join()
+        text, code = r.log.read_text() if r.log.exists() else "", r.process.exitcode
+        r.folder.cleanup()
+        taken = time.perf_counter() - r.began
+        if late:
+            return r.what, "timeout", "ran out of time", taken
+        if code in (4, 5, 9):
+            raise RuntimeError(f"the tests could not be run: {text[-500:]}")
+        found = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", text, re.M)
+        by = found.group(1).removeprefix("tests/") if found else f"exit code {code}"
+        return (r.what, "killed", by, taken) if code else (r.what, "survived", "", taken)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="mutation tests of coadjoint's derivatives")
+    parser.add_argument("--all", action="store_true", help="every mutant instead of a sample")
+    parser.add_argument("--count", type=int, default=120, help="size of the sample")
+    parser.add_argument(
+        "--only", action="append", metavar="ID", help="these mutants alone (an ID or the beginning of one)"
+    )
+    parser.add_argument("--list", action="store_true", help="print the mutants and stop")
+    parser.add_argument("--quick", action="store_true", help="the kernel alone, without the longer test files")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=120, help="time for the tests of one mutant")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:  # the source as it is now, whatever happens to it meanwhile
+        ignore = shutil.ignore_patterns("__pycache__")
+        return mutate(Path(shutil.copytree(SOURCE, Path(folder) / "src", ignore=ignore)), options)
+
+
+def mutate(source: Path, options: argparse.Namespace) -> int:
+    everything = generate(source)
+    if options.only:
+        chosen = [m for m in everything if any(m.name == o or m.name.startswith(o) for o in options.only)]
+    else:
+        chosen = everything if options.all else sample(everything, options.count)
+    if options.list:
+        for m in chosen:
+            print(f"{m.name}{'  (equivalent)' if m.equivalent else ''}\n{m.diff}")
+        print(f"{len(chosen)} of {len(everything)} mutants; by rule: {dict(Counter(m.rule for m in chosen))}")
+        return 0
+    same = [m for m in chosen if m.equivalent]
+    began, runner = time.perf_counter(), Runner(source, options.jobs)
+    ((_, outcome, by, _),) = runner.run([("nothing", [KERNEL], 10 * options.seconds)])
+    if outcome != "survived":
+        print(f"{KERNEL} fails without a mutation: {by}")
+        return 2
+    work = [(m, [KERNEL], options.seconds) for m in chosen if not m.equivalent]
+    results = {m: (outcome, by) for m, outcome, by, _ in shown("kernel", runner.run(work), len(work))}
+    left = [m for m, (outcome, _) in results.items() if outcome == "survived"]
+    if left and not options.quick:
+        files, seconds = [], options.seconds
+        for f, outcome, by, taken in runner.run([(f, [f], 3600) for f in SLOW if (TESTS / f).exists()]):
+            if outcome == "survived":
+                files.append(f)
+                seconds += 3 * taken
+            else:
+                print(f"{f} fails without a mutation ({by}): left out")
+        if files:
+            work = [(m, files, seconds) for m in left]
+            results |= {m: (outcome, by) for m, outcome, by, _ in shown("all tests", runner.run(work), len(work))}
+    return report(results, same, time.perf_counter() - began)
+
+
+def report(results: dict[Mutant, tuple[str, str]], same: list[Mutant], seconds: float) -> int:
+    survivors = sorted((m for m, (o, _) in results.items() if o == "survived"), key=lambda m: (m.file, m.line))
+    for m in survivors:
+        print(f"survived  {m.name}\n{m.diff}")
+    for m in same:
+        print(f"equivalent  {m.name}: {m.equivalent}\n{m.diff}")
+    rules = Counter(m.rule for m in results)
+    alive = Counter(m.rule for m in survivors)
+    print("killed by rule: " + ", ".join(f"{r} {n - alive[r]}/{n}" for r, n in sorted(rules.items())))
+    late = sum(o == "timeout" for o, _ in results.values())
+    print(
+        f"{len(results) + len(same)} mutants, {len(results) - len(survivors)} killed"
+        + (f" ({late} of them by running out of time)" if late else "")
+        + f", {len(survivors)} survived, {len(same)} equivalent, in {seconds:.0f} s"
+    )
+    return 1 if survivors else 0
+
+
+def shown(
+    title: str, results: Iterator[tuple[Any, str, str, float]], total: int
+) -> Iterator[tuple[Any, str, str, float]]:
+    """Results as they come: with a bar on a terminal, a line each otherwise."""
+    if not sys.stdout.isatty():
+        for i, (m, outcome, by, taken) in enumerate(results, 1):
+            print(f"{title} {i}/{total}  {outcome:8} {taken:4.0f} s  {m.name}  {by}", flush=True)
+            yield m, outcome, by, taken
+        return
+    from rich.progress import Progress
+
+    with Progress(auto_refresh=False) as bar:  # no second thread in a process that forks
+        task, survived = bar.add_task(title, total=total), 0
+        for result in results:
+            survived += result[1] == "survived"
+            bar.update(task, advance=1, description=f"{title}, {survived} survived", refresh=True)
+            yield result
+
+
+if __name__ == "__main__":
+    sys.exit(main())

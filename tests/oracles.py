@@ -1,0 +1,386 @@
+"""The slow truth: one sample at a time, its own length, plain torch operations in float64, differentiated by autograd.
+
+Nothing here uses coadjoint: cells, output functions, losses and penalties are written again by hand. There is no padding
+and no mask of steps; a step that does not exist is never computed. Each x_t is one stacked node ([h, c] for an LSTM) that
+the next step takes apart, so autograd.grad(loss, [x_0 .. x_T]) gives lam_t = dL/dx_t by the state handed to step t + 1.
+"""
+
+import itertools
+import math
+
+import torch
+
+# d: units; z = W r(x), v = R u + b: [gates d]; x: [slots d]; p: {name: [d]}
+ACTIVATIONS = {
+    "tanh": torch.tanh,
+    "sigmoid": lambda a: 1 / (1 + torch.exp(-a)),
+    "relu": lambda a: a * (a > 0),
+    "identity": lambda a: a,
+    "softplus": lambda a: torch.log1p(torch.exp(a)),
+    "sin": torch.sin,
+    "user": lambda a: torch.tanh(a) / (1 + torch.exp(-a)) + 0.1 * a,
+}
+
+
+def sigmoid(a):
+    return 1 / (1 + torch.exp(-a))
+
+
+def elman(z, v, x, p, sigma):
+    return sigma(z + v)
+
+
+def leaky(z, v, x, p, sigma):
+    return (1 - p["leak"]) * x + p["leak"] * sigma(z + v)
+
+
+def rate(z, v, x, p, sigma):
+    return (1 - p["tau"]) * x + p["tau"] * (z + v)
+
+
+def lstm(z, v, x, p, sigma):
+    c = x.chunk(2)[1]
+    i, f, g, o = (z + v).chunk(4)
+    c = sigmoid(f) * c + sigmoid(i) * torch.tanh(g)
+    return torch.cat([sigmoid(o) * torch.tanh(c), c])
+
+
+def gru(z, v, x, p, sigma):
+    (zr, zu, zn), (vr, vu, vn) = z.chunk(3), v.chunk(3)
+    keep = sigmoid(zu + vu)
+    return (1 - keep) * torch.tanh(vn + sigmoid(zr + vr) * (zn + p["b_n"])) + keep * x
+
+
+def odd(z, v, x, p, sigma):
+    (za, zb), (va, vb), (h, s) = z.chunk(2), v.chunk(2), x.chunk(2)
+    s = p["kappa"] * s + torch.tanh(za + va)
+    return torch.cat([torch.tanh(s + 0.3 * h * h * h) * torch.log1p(torch.exp(zb * vb)), s])
+
+
+def diagonal(z, v, x, p, sigma):
+    return torch.tanh(p["w"] * x + v)
+
+
+def pair(z, v, x, p, sigma):
+    x1, x2 = x.chunk(2)
+    return torch.cat([0.6 * x1 + torch.tanh(z + v), torch.cos(x1) * x2 / 2 + p["k"] * (z + v)])
+
+
+def pair_read(x, sigma):
+    x1, x2 = x.chunk(2)
+    return torch.cat([torch.tanh(x1) * x2, x2])
+
+
+CELLS = {  # name: step, read, slots, gates, reads, parameters
+    "elman": (elman, lambda x, s: x, 1, 1, 1, ()),
+    "leaky": (leaky, lambda x, s: x, 1, 1, 1, ("leak",)),
+    "rate": (rate, lambda x, s: s(x), 1, 1, 1, ("tau",)),
+    "lstm": (lstm, lambda x, s: x.chunk(2)[0], 2, 4, 1, ()),
+    "gru": (gru, lambda x, s: x, 1, 3, 1, ("b_n",)),
+    "odd": (odd, lambda x, s: x, 2, 2, 2, ("kappa",)),
+    "diagonal": (diagonal, None, 1, 1, 0, ("w",)),
+    "pair": (pair, pair_read, 2, 1, 2, ("k",)),
+}
+
+OUTPUTS = {
+    "identity": lambda a: a,
+    "sigmoid": sigmoid,
+    "softmax": lambda a: torch.exp(a) / torch.exp(a).sum(),
+    "tanh": torch.tanh,
+    "user": lambda a: a + 0.2 * a * a,
+}
+
+
+def log_sum_exp(a):
+    return torch.log(torch.exp(a).sum())
+
+
+def cross_entropy(a, y_hat, y):
+    return (y * (log_sum_exp(a) - a)).sum() if y.is_floating_point() else log_sum_exp(a) - a[y]
+
+
+def huber(a, y_hat, y):
+    total = 0
+    for e in y_hat - y:
+        total = total + (0.5 * e * e if abs(e) <= 1 else abs(e) - 0.5)
+    return total
+
+
+LOSSES = {
+    "squared": lambda a, y_hat, y: ((y_hat - y) ** 2).sum(),
+    "absolute": lambda a, y_hat, y: (y_hat - y).abs().sum(),
+    "huber": huber,
+    "cross-entropy": cross_entropy,
+    "binary-cross-entropy": lambda a, y_hat, y: (torch.log1p(torch.exp(a)) - a * y).sum(),
+    "user": lambda a, y_hat, y: (torch.log(torch.cosh(y_hat - y)) * (1 + y_hat**2)).sum(),
+    "no-target": lambda a, y_hat, y: (torch.sin(y_hat) + y_hat**2).sum(),
+    "values": lambda a, y_hat, y: (torch.sin(y_hat) + y_hat**2).sum(),
+}
+
+
+def norm(x):
+    """||x||; at zero the value and all derivatives are zero."""
+    return (x * x).sum().sqrt() if bool((x != 0).any()) else (0 * x).sum()
+
+
+def variance(n):
+    m = sum(n) / len(n)
+    return sum((a - m) ** 2 for a in n) / len(n)
+
+
+class Sample:
+    """The run of one sample, its loss and its costates; x, lam: t = 0..T, a, y_hat: t = 1..T (or the last alone)."""
+
+    def __init__(self, case, data, j, perm=None):
+        d = case.H
+        step, read, slots, gates, reads, _ = CELLS[case.cell]
+        sigma = ACTIVATIONS[case.activation]
+        theta = data.theta if perm is None else permuted(data.theta, perm, slots, gates, reads)
+        self.theta, self.data, self.case, self.j = theta, data, case, j
+        self.W = theta.get("W", None)
+        if self.W is not None and data.W_mask is not None:
+            mask = data.W_mask if perm is None else permuted({"W": data.W_mask}, perm, slots, gates, reads)["W"]
+            self.W = self.W * mask
+        self.p = {name[2:]: value for name, value in theta.items() if name.startswith("p.")}
+        self.step, self.read, self.sigma = step, read, sigma
+        self.T = int(data.lengths[j])
+        start = theta.get("x0", data.x0)
+        if perm is not None and "x0" not in theta:
+            start = start.unflatten(-1, (slots, d))[..., perm].flatten(-2)
+        self.x = [start[j] if start.dim() == 2 else start.clone()]
+        self.z, self.v = [], []
+        self.u = [data.u[t, j] for t in range(self.T)]
+        for t, u in enumerate(self.u):
+            self.v.append(theta["R"] @ u + (theta.get("b", 0)))
+            r = read(self.x[t], sigma) if reads else None
+            self.z.append(self.W @ r if reads else u.new_zeros(d))
+            self.x.append(step(self.z[t], self.v[t], self.x[t], self.p, sigma))
+        read_at = range(1, self.T + 1) if case.readout == "every" else [self.T]
+        bias = theta.get("b_o", 0)
+        self.a = [theta["V"] @ self.x[t][:d] + bias for t in read_at]
+        self.y_hat = [OUTPUTS[case.output](a) for a in self.a]
+        self.loss = self.total_loss()
+        self.lam = self.by_states(self.loss)
+
+    def total_loss(self):
+        case, data, j = self.case, self.data, self.j
+        total, weight = data.u.new_zeros(()), 0.0
+        for i, (a, y_hat) in enumerate(zip(self.a, self.y_hat, strict=True)):
+            where = (i, j) if case.readout == "every" else (j,)
+            w = 1.0 if data.loss_mask is None else float(data.loss_mask[where])
+            if w != 0:
+                total = total + w * LOSSES[case.loss](a, y_hat, None if data.y is None else data.y[where])
+            weight += w
+        return total / weight if case.reduce == "mean" and weight != 0 else total
+
+    def by_states(self, value):
+        """d value / dx_t, t = 0..T, differentiable."""
+        if not value.requires_grad:
+            return [torch.zeros_like(x) for x in self.x]
+        found = torch.autograd.grad(value, self.x, create_graph=True, allow_unused=True)
+        return [torch.zeros_like(x) if g is None else g for x, g in zip(self.x, found, strict=True)]
+
+    def back(self, t):
+        """J_t' lam_t, through step t alone, differentiable."""
+        if not self.lam[t].requires_grad and not self.lam[t].any():
+            return torch.zeros_like(self.x[t - 1])
+        return torch.autograd.grad(self.x[t], self.x[t - 1], self.lam[t], create_graph=True)[0]
+
+    def back_by_W(self, t):
+        """J_t' lam_t where nothing but W is a variable."""
+        z, v, x = (y.detach().requires_grad_() for y in (self.z[t - 1], self.v[t - 1], self.x[t - 1]))
+        p = {name: value.detach() for name, value in self.p.items()}
+        lam = self.lam[t].detach()
+        delta, of_x = torch.autograd.grad(self.step(z, v, x, p, self.sigma), [z, x], lam, allow_unused=True)
+        through = torch.autograd.grad(self.read(x, self.sigma), x, self.W.T @ delta, create_graph=True)[0]
+        return through if of_x is None else through + of_x
+
+    def norms(self, of=norm):
+        return [of(lam) for lam in self.lam[1:]]
+
+    def pairs(self):
+        """(||lam_t||, ||lam_{t+1}||), t = 1..T-1, where neither is zero."""
+        n = self.norms()
+        return [(a, b) for a, b in itertools.pairwise(n) if a > 0 and b > 0]
+
+    def push(self, direction):
+        """DF(u) v as the derivative by w of <d<w, y_hat>/du, v>."""
+        y_hat = torch.cat(self.y_hat)
+        w = torch.ones_like(y_hat, requires_grad=True)
+        back = torch.autograd.grad((w * y_hat).sum(), self.u, create_graph=True)
+        along = sum((g * dv).sum() for g, dv in zip(back, direction, strict=True))
+        return torch.autograd.grad(along, w, create_graph=True)[0]
+
+
+def mean(values):
+    values = list(values)
+    return sum(values) / len(values) if values else torch.zeros(())
+
+
+def logs(s):
+    return [torch.log(n) for n in s.norms() if n > 0]
+
+
+def shares(s):
+    n = s.norms()
+    total = sum(n)
+    return sum((a / total - 1 / s.T) ** 2 for a in n) if total > 0 else total * 0
+
+
+def barrier(s):
+    switch = s.case.switch
+    inside = [v for v in s.lam[-1] if 0 < abs(v) < switch]
+    return sum((torch.log(v.abs() / switch) ** 2 for v in inside), torch.zeros(()))
+
+
+def omega(s):
+    kept = [(norm(s.back(t)), norm(s.lam[t])) for t in range(1, s.T + 1) if bool((s.lam[t] != 0).any())]
+    return mean(((b / n) ** 2 - 1) ** 2 for b, n in kept)
+
+
+def stabiliser(s):
+    h = [norm(x[: s.case.H]) for x in s.x]
+    return mean((h[t] - h[t - 1]) ** 2 for t in range(1, s.T + 1))
+
+
+def output_variance(s):
+    return mean(variance([norm(lam) for lam in s.by_states(y)[1:]]) for y in s.y_hat[-1])
+
+
+def tangent(s):
+    return ((s.push(s.data.direction[: s.T, s.j]) - s.case.beta) ** 2).sum()
+
+
+PENALTIES = {
+    "none": lambda s: 0 * s.loss,
+    "squared-norm": lambda s: mean(n**2 for n in s.norms()),
+    "variance": lambda s: variance(s.norms()),
+    "variance-l1": lambda s: variance(s.norms(lambda v: v.abs().sum())),
+    "log-ratio": lambda s: mean(torch.log(a / b) ** 2 for a, b in s.pairs()),
+    "ratio": lambda s: mean((a / b - 1) ** 2 for a, b in s.pairs()),
+    "log-variance": lambda s: variance(logs(s)) if logs(s) else 0 * s.loss,
+    "end-points": lambda s: (norm(s.lam[1]) - norm(s.lam[-1])) ** 2,
+    "share-variance": shares,
+    "barrier": barrier,
+    "omega": omega,
+    "norm-stabiliser": stabiliser,
+    "output-variance": output_variance,
+    "tangent": tangent,
+    "user": lambda s: sum((lam**2 + lam**3 + x * lam).sum() for x, lam in zip(s.x, s.lam, strict=True)),
+}
+
+
+def omega_published(samples):
+    """One value for the batch."""
+    B = len(samples)
+    steps = [(s, t) for s in samples for t in range(1, s.T + 1) if (s.lam[t].detach() / B).square().sum() >= 1e-20]
+    return mean((norm(s.back_by_W(t)) ** 2 / (s.lam[t].detach() ** 2).sum() - 1) ** 2 for s, t in steps)
+
+
+class Truth:
+    """All samples of a case."""
+
+    def __init__(self, case, data, perm=None):
+        self.case, self.data, self.perm = case, data, perm
+        self.samples = [Sample(case, data, j, perm) for j in range(case.B)]
+        self.loss = torch.stack([s.loss for s in self.samples])
+
+    def penalty(self, name):
+        if name == "omega-published":
+            return omega_published(self.samples).expand(self.case.B)
+        return torch.stack([PENALTIES[name](s).to(self.loss.dtype) for s in self.samples])
+
+    def mean(self, values):
+        return (values if self.data.weight is None else values * self.data.weight).mean()
+
+    def y_hat(self):
+        if self.case.readout == "last":
+            return torch.stack([s.y_hat[0] for s in self.samples])
+        return padded([torch.stack(s.y_hat) for s in self.samples], self.case.T)
+
+    def lam(self):
+        """[T + 1, B, n], units in their first order."""
+        lam = padded([torch.stack(s.lam) for s in self.samples], self.case.T + 1)
+        if self.perm is None:
+            return lam
+        inverse, slots = torch.argsort(self.perm), CELLS[self.case.cell][2]
+        return lam.unflatten(-1, (slots, self.case.H))[..., inverse].flatten(-2)
+
+    def gradient(self, value):
+        return gradient(value, self.data.leaves)
+
+
+def padded(sequences, T):
+    return torch.stack([torch.cat([y, y.new_zeros(T - len(y), y.shape[1])]) for y in sequences], 1)
+
+
+def gradient(value, leaves, create_graph=False):
+    """d value / d leaves by name; zeros where it does not reach. The graph is kept."""
+    if not value.requires_grad or not leaves:
+        return {n: torch.zeros_like(y) for n, y in leaves.items()}
+    found = torch.autograd.grad(value, list(leaves.values()), None, True, create_graph, allow_unused=True)
+    return {n: torch.zeros_like(y) if g is None else g for (n, y), g in zip(leaves.items(), found, strict=True)}
+
+
+def permuted(theta, perm, slots, gates, reads):
+    """The same network with its hidden units in another order."""
+    d = len(perm)
+    rows = lambda y, blocks: y.unflatten(0, (blocks, d))[:, perm].flatten(0, 1)
+    out = {}
+    for name, y in theta.items():
+        if name == "W":
+            out[name] = rows(rows(y, gates).T, reads).T
+        elif name in ("R", "b"):
+            out[name] = rows(y, gates)
+        elif name == "V":
+            out[name] = y[:, perm]
+        elif name == "x0":
+            out[name] = rows(y, slots)
+        else:
+            out[name] = y[perm] if name.startswith("p.") else y
+    return out
+
+
+def directions(leaves, seed):
+    """A random direction for each leaf; it depends on the leaf's name and shape alone."""
+    out = {}
+    for name, y in leaves.items():
+        g = torch.Generator().manual_seed(seed + sum(map(ord, name)))
+        out[name] = torch.randn(y.shape, generator=g, dtype=torch.float64).to(y.dtype)
+    return out
+
+
+def dot(a, b, names):
+    return sum((a[n] * b[n]).sum() for n in names)
+
+
+def higher(value, leaves, third):
+    """Hessian-vector products along each block of leaves, {"H.theta/W": ...}, and the derivative of w'Hv by everything."""
+    start = [n for n in leaves if n in ("x0", "given x0")]
+    theta = [n for n in leaves if n not in ("u", "x0", "given x0")]
+    first, v, w, out = gradient(value, leaves, True), directions(leaves, 1), directions(leaves, 2), {}
+    for block, names in {"theta": theta, "u": [n for n in leaves if n == "u"], "x0": start}.items():
+        if names:
+            out |= {f"H.{block}/{n}": y for n, y in gradient(dot(first, v, names), leaves).items()}
+    if third:
+        Hv = gradient(dot(first, v, leaves), leaves, True)
+        out |= {f"third/{n}": y for n, y in gradient(dot(Hv, w, leaves), leaves).items()}
+    return out
+
+
+def along(values, leaves, v):
+    """The change of each value along the direction v, by two reverse sweeps: d/dw of <d<w, value>/dleaves, v>."""
+    out = {}
+    for name, y in values.items():
+        w = torch.ones_like(y, requires_grad=True)
+        g = gradient((w * y).sum(), leaves, True)
+        out[name] = gradient(dot(g, v, leaves), {"w": w})["w"]
+    return out
+
+
+def asymmetry(value, leaves):
+    """|u'Hv - v'Hu| relative to ||u|| ||Hv||."""
+    first, v, w = gradient(value, leaves, True), directions(leaves, 3), directions(leaves, 4)
+    Hv, Hw = (gradient(dot(first, direction, leaves), leaves) for direction in (v, w))
+    size = math.sqrt(float(dot(Hv, Hv, leaves) * dot(w, w, leaves)))
+    return abs(float(dot(Hv, w, leaves) - dot(Hw, v, leaves))) / size if size else 0.0

@@ -1,0 +1,178 @@
+"""oracle == ours: outputs, losses, costates, penalties and every gradient, over the tables of cases.py."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.autograd import forward_ad
+
+import cases
+import oracles
+from cases import Data
+
+
+def loss_of(case, run):
+    """The loss as a user would name it; or as values that were made from the outputs."""
+    if case.loss != "values":
+        return cases.LOSSES.get(case.loss, case.loss)
+    value = cases.no_target(run.y_hat)
+    if case.readout == "every":
+        value = torch.where(run.mask[1:], value, 0).sum(0)
+        value = value / run.lengths if case.reduce == "mean" else value
+    return value
+
+
+def ours(case, data):
+    """Everything coadjoint says about a case, by name."""
+    net, batch = cases.network(case, data), cases.batch(case, data)
+    leaves = data.leaves | {n: y for n, y in net.named_parameters() if y.requires_grad}
+    run = net(batch.u, batch.lengths, batch.x0)
+    loss = loss_of(case, run)
+    how = {"mask": batch.mask, "reduce": batch.reduce}
+    plain = run.loss(loss, batch.y, **how)
+    lam = run.costates(loss, batch.y, **how)
+    G = cases.penalty(case, data)(lam)
+    objective = batch.mean(lam.loss + case.rho * G)
+    found = {"y_hat": run.y_hat, "loss": plain, "loss of the costates": lam.loss, "lam": lam.lam, "penalty": G}
+    found |= gradients("dL", batch.mean(plain), leaves) | gradients("dF", objective, leaves)
+    if case.higher:
+        found |= further(batch.mean(plain), objective, leaves)
+        found["asymmetry"] = torch.tensor(oracles.asymmetry(objective, leaves))
+        found |= {f"jvp {n}": y for n, y in pushed(case, net, data, loss).items()}
+    return {name: y.detach().double() for name, y in found.items()}
+
+
+def gradients(kind, value, leaves):
+    return {f"{kind}/{name}": y for name, y in oracles.gradient(value, leaves).items()}
+
+
+def further(L, F, leaves):
+    """Second derivatives of the loss and of the penalised objective, third derivatives of the loss."""
+    second = {f"F {n}": y for n, y in oracles.higher(F, leaves, third=False).items()}
+    return second | {f"L {n}": y for n, y in oracles.higher(L, leaves, third=True).items()}
+
+
+def pushed(case, net, data, loss):
+    """Forward mode: y_hat and the loss by torch.func.jvp; costates and penalty by dual numbers, forward over reverse."""
+    leaves, v = data.leaves, oracles.directions(data.leaves, 5)
+    if case.form in ("list", "packed"):  # torch has no forward mode for pack_sequence
+        case = replace(case, form="tensor")
+
+    def run(leaves):
+        u = leaves["u"].expand_as(data.u) if "u" in leaves else data.u
+        given = replace(data, u=u, x0=leaves.get("given x0", data.x0))
+        batch = cases.batch(case, given)
+        theta = {n: y for n, y in leaves.items() if n in data.theta}
+        run = torch.func.functional_call(net, theta, (batch.u, batch.lengths, batch.x0))
+        return run, (loss_of(case, run), batch.y), {"mask": batch.mask, "reduce": batch.reduce}
+
+    def plain(leaves):
+        y, loss, how = run(leaves)
+        return {"y_hat": y.y_hat, "loss": y.loss(*loss, **how)}
+
+    out = torch.func.jvp(plain, (leaves,), (v,))[1]
+    with forward_ad.dual_level():
+        y, loss, how = run({n: forward_ad.make_dual(y, v[n]) for n, y in leaves.items()})
+        lam = y.costates(*loss, **how)
+        values = {"lam": lam.lam}
+        if case.penalty != "tangent":  # that one is itself forward mode, and torch does not nest it
+            values["penalty"] = cases.penalty(case, data)(lam)
+        for name, value in values.items():
+            change = forward_ad.unpack_dual(value).tangent
+            out[name] = torch.zeros_like(value) if change is None else change
+    return out
+
+
+class Group:
+    """Cases that share their data: the oracle runs once, each penalty once."""
+
+    def __init__(self, case, perm=None, dtype=torch.float64, nudge=0):
+        self.data = Data.of(case, dtype, nudge=nudge)
+        self.truth = oracles.Truth(case, self.data, perm)
+        t = self.truth
+        self.plain = {"y_hat": t.y_hat(), "loss": t.loss, "loss of the costates": t.loss, "lam": t.lam()}
+        self.plain |= gradients("dL", t.mean(t.loss), self.data.leaves)
+
+    def of(self, case):
+        t, leaves = self.truth, self.data.leaves
+        for s in t.samples:
+            s.case = case
+        G = t.penalty(case.penalty)
+        objective = t.mean(t.loss + case.rho * G)
+        found = self.plain | {"penalty": G} | gradients("dF", objective, leaves)
+        if case.higher:
+            found |= further(t.mean(t.loss), objective, leaves)
+            values = {"y_hat": self.plain["y_hat"], "loss": t.loss, "lam": self.plain["lam"], "penalty": G}
+            change = oracles.along(values, leaves, oracles.directions(leaves, 5))
+            found |= {f"jvp {n}": y for n, y in change.items()}
+        return {name: y.detach().double() for name, y in found.items()}
+
+
+def errors(truth, found):
+    """The relative error of each tensor, {name: largest}; costates and losses are judged each at its own scale."""
+    out = {}
+    for name, y in found.items():
+        if name == "asymmetry":
+            out[name] = float(y)
+            continue
+        x = truth[name]
+        assert x.shape == y.shape, f"{name}: {list(y.shape)}, expected {list(x.shape)}"
+        size, error = x, x - y
+        if "loss" not in name:
+            size, error = (torch.linalg.vector_norm(e, dim=-1 if "lam" in name else None) for e in (size, error))
+        ratio = error.abs() / size.abs()
+        out[name] = float(torch.where(error == 0, 0, ratio).max())
+    return out
+
+
+def chaotic(case, wrong, truth):
+    """Does the oracle disagree with itself about every wrong tensor, by more than a tenth of the bar and to the same extent?
+    Asked again in the case's own type, with hidden units in another order and numbers changed in their last digit."""
+    order = lambda k: torch.randperm(case.H, generator=torch.Generator().manual_seed(k))
+    again = [Group(case, order(k), case.dtype, nudge=k).of(case) for k in (1, 2, 3)]
+    for name, error in wrong.items():
+        own = max(errors(truth, {name: y[name]})[name] for y in again) if name in truth else 0.0
+        if not (own > case.bar / 10 and error < 100 * own):
+            return False
+    return True
+
+
+def compare(table, shared=None):
+    """-> (failures, skipped)"""
+    failures, skipped = [], 0
+    for case in table:
+        truth = (shared or Group(case)).of(case)
+        try:
+            found = errors(truth, ours(case, Data.of(case, case.dtype, oracle=False)))
+            wrong = {name: e for name, e in found.items() if not e <= case.bar}
+        except Exception as error:  # named with its case, like a disagreement
+            wrong = {f"{type(error).__name__}: {error}": float("nan")}
+        if wrong and chaotic(case, wrong, truth):
+            skipped += 1
+        elif wrong:
+            failures.append(f"{case}: " + ", ".join(f"{n} {e:.1e}" for n, e in wrong.items()))
+    return failures, skipped
+
+
+def report(record_property, failures, skipped, executed, expected):
+    record_property("cases", executed)
+    record_property("skipped", skipped)
+    assert not failures, f"{len(failures)} of {executed} cases disagree:\n" + "\n".join(failures)
+    assert executed == expected
+    assert skipped <= 0.02 * executed
+
+
+@pytest.mark.parametrize(("variant", "loss"), cases.CROSS, ids=lambda x: x if isinstance(x, str) else "-".join(x))
+def test_cross(variant, loss, record_property):
+    failures, skipped, executed = [], 0, 0
+    for group in cases.cross(*variant, loss):
+        wrong, left_out = compare(group, Group(group[0]))
+        failures, skipped, executed = failures + wrong, skipped + left_out, executed + len(group)
+    report(record_property, failures, skipped, executed, cases.CROSS_CASES)
+
+
+@pytest.mark.parametrize("first", range(0, cases.RANDOM, cases.CHUNK))
+def test_random(first, record_property):
+    table = [cases.drawn(i) for i in range(first, first + cases.CHUNK)]
+    failures, skipped = compare(table)
+    report(record_property, failures, skipped, len(table), cases.CHUNK)
