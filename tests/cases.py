@@ -139,6 +139,8 @@ class Data:
         theta["R"] = 0.7 * randn(gates * H, D)
         if case.bias:
             theta |= {"b": 0.4 * randn(gates * H), "b_o": 0.4 * randn(O)}
+            if case.activation == "relu":  # keep most units alive
+                theta["b"] = theta["b"].abs() + 0.3
         theta["V"] = 0.7 * randn(O, H) / H**0.5
         if case.x0 == "learned":
             theta["x0"] = 0.5 * randn(slots * H)

@@ -113,9 +113,7 @@ class Temporal:
             mantissa, k = lam.rows[rows.B :], lam.powers[rows.B :, None]
             op = derivatives.next_of(cell).pulled(("x",), ("a", "v") if cell.side else ("a",))
             back = op((tape.x[rows.B :], tape.q), tape.a, tape.v, rows.prev(tape.x), tape.p, mantissa)
-            share = torch.full((rows.N, 1), 1 / rows.B, dtype=mantissa.dtype)
-            if e.batch.weight is not None:
-                share = share * layout.sort(torch.as_tensor(e.batch.weight, dtype=mantissa.dtype))[rows.sample][:, None]
+            share = layout.sort(e.batch.weights(lam.mantissa))[rows.sample][:, None] / rows.B
             delta = scale(back["a"] if back["a"] is not None else torch.zeros_like(tape.a), k) * share
             into_v = delta
             if cell.side:
