@@ -38,7 +38,7 @@ def ours(case, data):
     if case.higher:
         found |= further(batch.mean(plain), objective, leaves)
         found["asymmetry"] = torch.tensor(oracles.asymmetry(objective, leaves))
-        found |= {f"jvp {n}": y for n, y in pushed(case, net, data, loss).items()}
+        found |= {f"jvp {n}": y for n, y in pushed(case, net, data).items()}
     return {name: y.detach().double() for name, y in found.items()}
 
 
@@ -52,7 +52,7 @@ def further(L, F, leaves):
     return second | {f"L {n}": y for n, y in oracles.higher(L, leaves, third=True).items()}
 
 
-def pushed(case, net, data, loss):
+def pushed(case, net, data):
     """Forward mode: y_hat and the loss by torch.func.jvp; costates and penalty by dual numbers, forward over reverse."""
     leaves, v = data.leaves, oracles.directions(data.leaves, 5)
     if case.form in ("list", "packed"):  # torch has no forward mode for pack_sequence

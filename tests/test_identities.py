@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 
 import cases
 import coadjoint as co
@@ -183,6 +184,26 @@ def test_hessian_is_symmetric(cell, engine, G):
     lam = costates(net, batch, loss)
     value = batch.mean(lam.loss if G is None else lam.loss + co.penalties.penalty(G)(lam))
     assert oracles.asymmetry(value, dict(net.named_parameters())) <= BAR
+
+
+@on_engines
+def test_forward_mode_does_not_need_gradients(cell, engine):
+    """The change of costates and loss along u is the same when parameters are frozen; refused, if it cannot be had."""
+    net, batch, loss = prepared(cell, engine, u_grad=False)
+    du = torch.randn(batch.u.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    found = []
+    for grad in (True, False):
+        net.requires_grad_(grad)
+        with forward_ad.dual_level():
+            try:
+                lam = costates(net, replace(batch, u=forward_ad.make_dual(batch.u, du)), loss)
+            except co.Unsupported:
+                continue
+            changes = {"lam": forward_ad.unpack_dual(lam.lam).tangent, "loss": forward_ad.unpack_dual(lam.loss).tangent}
+        assert None not in changes.values()
+        found.append(changes)
+    for other in found[1:]:
+        close(other, found[0])
 
 
 @on_engines

@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence, pack_sequence
+from torch.autograd import forward_ad
+from torch.nn.utils.rnn import PackedSequence
 
 from . import cells, losses, sweeps
 from .cells import Activation, Cell
@@ -199,17 +200,25 @@ class Trajectory:
     ) -> Costates:
         """lam_t = dL/dx_t of each sample's own loss; arguments as in `loss`. Differentiable, for penalties."""
         run, every = self.run, self.network.readout == "every"
-        attached = run.x.requires_grad
-        recorded = torch.is_grad_enabled() and (attached or self.pre.requires_grad)
-        with torch.enable_grad():
-            x, last, pre = run.x, run.last, self.pre
-            if not (attached and recorded) and not isinstance(loss, Tensor):
-                x, last = run.x.detach().requires_grad_(), run.last.detach().requires_grad_()
-                pre = self.network.read_out(self.layout, x, last)
-            value = self._loss(loss, y, mask, reduce, pre)
-            if not value.requires_grad or not x.requires_grad:
-                raise InputError("the loss does not depend on the states of this trajectory: it has no costates.")
-            s, s_last = torch.autograd.grad(value.sum(), [x, last], create_graph=recorded, allow_unused=True)
+        x, last, pre, attached = run.x, run.last, self.pre, run.x.requires_grad
+        dual, mapped = forward_ad._current_level >= 0, torch._C._functorch.peek_interpreter_stack() is not None
+        recorded = (torch.is_grad_enabled() and (attached or self.pre.requires_grad)) or dual or mapped
+        s, s_last = None, None
+        if mapped and not isinstance(loss, Tensor):  # torch.func allows no leaves of our own
+            of = lambda h: self._loss(loss, y, mask, reduce, self.network.read_out(self.layout, h, h))
+            value, pull, *_ = torch.func.vjp(of, x if every else last)
+            source = pull(torch.ones_like(value))[0]
+            s, s_last = (source, None) if every else (None, source)
+        else:
+            with torch.enable_grad():
+                if not (attached and recorded) and not isinstance(loss, Tensor):
+                    leaf = lambda h: h + torch.zeros_like(h).requires_grad_() if dual else h.detach().requires_grad_()
+                    x, last = leaf(run.x), leaf(run.last)
+                    pre = self.network.read_out(self.layout, x, last)
+                value = self._loss(loss, y, mask, reduce, pre)
+                if not value.requires_grad or not x.requires_grad:
+                    raise InputError("the loss does not depend on the states of this trajectory: it has no costates.")
+                s, s_last = torch.autograd.grad(value.sum(), [x, last], create_graph=recorded, allow_unused=True)
         declared = None
         if every and s is not None and not isinstance(loss, Tensor):
             counts = torch.ones(self.layout.rows.N, dtype=torch.bool)
@@ -555,9 +564,10 @@ class Network(nn.Module):
             if lengths is not None:
                 raise InputError("a PackedSequence knows its lengths; leave out lengths=.")
             _check_like("u", u.data, self.V)
-            rows = Rows(u.batch_sizes.tolist())
-            order = u.sorted_indices
-            layout, flat = Layout(rows, None if order is None else order.cpu()), u.data
+            rows, order, flat = Rows(u.batch_sizes.tolist()), u.sorted_indices, u.data
+            if rows.uniform and u.unsorted_indices is not None:  # of equal length, yet not in the order they came
+                flat, order = flat.unflatten(0, (rows.T, rows.B))[:, u.unsorted_indices].flatten(0, 1), None
+            layout = Layout(rows, None if order is None else order.cpu())
         elif isinstance(u, Tensor):
             _check_like("u", u, self.V)
             if u.dim() != 3 or u.shape[2] != self.inputs:
@@ -586,7 +596,9 @@ class Network(nn.Module):
                         f"sequence {i} of `u` has shape {got}; expected [T_i, {self.inputs}] with T_i >= 1."
                     )
                 _check_like(f"sequence {i} of `u`", s, self.V)
-            return self._layout(pack_sequence(list(u), enforce_sorted=False), None)
+            n = torch.tensor([len(s) for s in u])
+            layout = Layout.of(n, int(n.max()), len(u))
+            flat = torch.cat(list(u))[(n.cumsum(0) - n)[layout.sample] + layout.rows.time - 1]
         else:
             raise KindError(
                 f"`u` must be a tensor [T, B, {self.inputs}], a list of tensors or a PackedSequence; got {type(u).__name__}."

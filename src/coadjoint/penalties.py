@@ -225,12 +225,10 @@ def of_output(G: Any = "variance") -> Penalty:
 
     def value(lam: Costates) -> Tensor:
         run = lam.trajectory
-        y_hat = run.y_hat
-        if y_hat.dim() == 3:
-            last = (run.lengths.to(y_hat.device) - 1)[None, :, None].expand(1, -1, y_hat.shape[2])
-            y_hat = y_hat.gather(0, last)[0]
-        values = [inner(run.costates(y_hat[:, k])) for k in range(y_hat.shape[1])]
-        return functools.reduce(torch.add, values) / len(values)
+        T, outputs = run.layout.rows.T, run.network.outputs
+        at_end = None if run.network.readout == "last" else torch.arange(1, T + 1)[:, None] == run.lengths
+        values = [inner(run.costates(lambda y_hat, k=k: y_hat[:, k], mask=at_end)) for k in range(outputs)]
+        return functools.reduce(torch.add, values) / outputs
 
     return Penalty(f"{inner.name} of the output", value, of_output.__doc__)
 

@@ -26,7 +26,7 @@ class Stepped:
 
     @staticmethod
     def run(step: Step, rows: Rows, drive: tuple[Tensor, ...], x0: Tensor) -> Stepped:
-        states, drives = [x0], [rows.steps(y) for y in drive]
+        states, drives = [x0.contiguous()], [rows.steps(y) for y in drive]
         for t, n in enumerate(rows.sizes):
             states.append(step(*(y[t] for y in drives), states[-1][:n]))
         for t, x in enumerate(states):
@@ -46,10 +46,11 @@ class Stepped:
         sources, before, states = rows.states(s), rows.before(self.x), rows.states(self.x)
         k = [next_exponent(exponent(s[:0].detach()), s[:0].detach(), sources[-1].detach())]
         lam = [scale(sources[-1], -k[0][:, None])]
+        tolerance = torch.finfo(s.dtype).eps ** 0.75
         for t in reversed(range(rows.T)):
             drive = [y[t] for y in drives]
             again, pull = torch.func.vjp(lambda x, drive=drive: self.step(*drive, x), before[t])  # type: ignore[misc]
-            if not torch.equal(again.detach(), states[t + 1].detach()):
+            if not torch.allclose(again.detach(), states[t + 1].detach(), rtol=tolerance, atol=tolerance):
                 raise Unsupported(
                     f"the step function gave another state when step {t + 1} was repeated: it is random or keeps a memory. "
                     "Pass what is drawn (a dropout mask, noise) as part of the input u, so that a step is a function of u and x."
@@ -74,9 +75,7 @@ class Stepped:
     def push(self, *directions: Tensor | None) -> Tensor:
         """The tangent mu [B + N, n] for directions of the drive."""
         rows, drives = self.rows, [self.rows.steps(y) for y in self.drive]
-        dots = [
-            rows.steps(torch.zeros_like(y) if d is None else d) for y, d in zip(self.drive, directions, strict=True)
-        ]
+        dots = [rows.steps(d) for d in directions if d is not None]
         mu = [torch.zeros_like(self.x[: rows.B])]
         for t, before in enumerate(rows.before(self.x)):
             primal = (*(y[t] for y in drives), before)
