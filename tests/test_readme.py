@@ -12,13 +12,16 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
-def test_blocks_run(page, tmp_path):
-    """All blocks of a page in one process, in order."""
-    blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.M | re.S)
-    script = tmp_path / "page.py"
-    script.write_text("\n".join(blocks))
+def test_blocks_run_and_print_what_the_page_says(page, tmp_path):
+    """All blocks of a page in one process, in order; a `text` block holds exactly what the one above it prints."""
+    blocks = re.findall(r"^```python\n(.*?)^```(?:\s*\n```text\n(.*?)^```)?", page.read_text(), re.M | re.S)
+    script, mark = tmp_path / "page.py", "-- end of block --"
+    script.write_text("\n".join(f"{code}\nprint({mark!r})" for code, _ in blocks))
     done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
+    printed = done.stdout.split(mark + "\n")
+    for (code, expected), found in zip(blocks, printed, strict=False):
+        assert not expected or found == expected, code
 
 
 def test_links_of_the_readme_exist():

@@ -35,12 +35,17 @@ class Evaluation:
 
     network: Network
     batch: Batch
-    loss_function: Any
     losses: Tensor
     penalties: Tensor
     rho: float
     gradient: Gradient
     run: Callable[[], Trajectory]
+    adjoint: Callable[[Trajectory], Costates]
+
+    def __repr__(self) -> str:
+        return (
+            f"<Evaluation: loss {self.loss.item():.4g}, penalty {self.penalty.item():.4g}, |gradient| {self.norm:.3g}>"
+        )
 
     @functools.cached_property
     def loss(self) -> Tensor:
@@ -60,10 +65,7 @@ class Evaluation:
 
     @functools.cached_property
     def costates(self) -> Costates:
-        with torch.no_grad():
-            return self.trajectory.costates(
-                self.loss_function, self.batch.y, mask=self.batch.mask, reduce=self.batch.reduce
-            )
+        return self.adjoint(self.trajectory)
 
     @functools.cached_property
     def norm(self) -> float:
@@ -167,6 +169,37 @@ class Temporal:
         return (self._step(t) for t in range(1, self.layout.rows.T + 1))
 
 
+def unchanged(net: Network) -> Callable[[], None]:
+    """A check, for what is computed when it is asked for, that the weights are still those of the evaluation."""
+    before = [(name, p, p._version) for name, p in net.named_parameters()]
+
+    def check() -> None:
+        changed = [name for name, p, version in before if p._version != version]
+        if changed:
+            raise InputError(
+                f"parameter {', '.join(changed)} has changed since this evaluation: ask for its trajectory and costates before "
+                "the optimiser's step (Penalised keeps its costates)."
+            )
+
+    return check
+
+
+def later(net: Network, batch: Batch, loss: LossLike, run: Callable[[], Trajectory]) -> dict[str, Any]:
+    """An Evaluation's trajectory and costates, found when they are asked for."""
+    check = unchanged(net)
+
+    def adjoint(trajectory: Trajectory) -> Costates:
+        check()
+        with torch.no_grad():
+            return trajectory.costates(loss, batch.y, mask=batch.mask, reduce=batch.reduce)
+
+    def checked() -> Trajectory:
+        check()
+        return run()
+
+    return {"run": checked, "adjoint": adjoint}
+
+
 class Method:
     """A way to a gradient: `method(net, batch, loss)` returns an Evaluation."""
 
@@ -238,7 +271,9 @@ class BPTT(Method):
             run = net(batch.u, batch.lengths, batch.x0)
             losses = run.loss(loss, batch.y, mask=batch.mask, reduce=batch.reduce)
             gradient = differentiate(batch.mean(losses), net)
-        return Evaluation(net, batch, loss, losses.detach(), torch.zeros_like(losses), 0.0, gradient, lambda: run)
+        return Evaluation(
+            net, batch, losses.detach(), torch.zeros_like(losses), 0.0, gradient, **later(net, batch, loss, lambda: run)
+        )
 
 
 class Penalised(Method):
@@ -272,7 +307,7 @@ class Penalised(Method):
             G = check_penalty(self.penalty(lam), lam, self.penalty.name)
             objective = lam.loss if rho == 0 else lam.loss + rho * G
             gradient = differentiate(batch.mean(objective), net)
-        return Evaluation(net, batch, loss, lam.loss.detach(), G.detach(), rho, gradient, lambda: run)
+        return Evaluation(net, batch, lam.loss.detach(), G.detach(), rho, gradient, lambda: run, lambda _: lam.detach())
 
 
 def check_penalty(G: Any, lam: Costates, name: str) -> Tensor:
@@ -313,7 +348,9 @@ class Truncated(Method):
             if len(index):
                 gradient = self._window(net, batch, loss, u, lengths, run.x, index, end)
                 total = {name: total[name] + g for name, g in gradient.items()}
-        return Evaluation(net, batch, loss, losses, torch.zeros_like(losses), 0.0, total, lambda: run)
+        return Evaluation(
+            net, batch, losses, torch.zeros_like(losses), 0.0, total, **later(net, batch, loss, lambda: run)
+        )
 
     def _window(
         self, net: Network, batch: Batch, loss: LossLike, u: Tensor, lengths: Tensor, x: Tensor, index: Tensor, end: int
@@ -389,7 +426,7 @@ class RTRL(Method):
                 g, _ = stream.gradient(target, loss, counts, w)
                 total = {name: total[name] + v for name, v in g.items()}
         run = lambda: net(u, run_lengths, batch.x0)
-        return Evaluation(net, batch, loss, losses, torch.zeros_like(losses), 0.0, total, run)
+        return Evaluation(net, batch, losses, torch.zeros_like(losses), 0.0, total, **later(net, batch, loss, run))
 
     def stream(self, net: Network, batch: int = 1, x0: Tensor | None = None) -> Stream:
         """Learn online: `s.step(u_t, y_t, loss)` gives one gradient for each arriving step."""
@@ -478,6 +515,5 @@ class Stream:
         )
         target = y if y is None or self.net.readout == "last" else y[None]
         batch = Batch(u[None], target, x0=x0)
-        return Evaluation(
-            self.net, batch, loss, losses, torch.zeros_like(losses), 0.0, gradient, lambda: self.net(u[None], x0=x0)
-        )
+        run = later(self.net, batch, loss, lambda: self.net(u[None], x0=x0))
+        return Evaluation(self.net, batch, losses, torch.zeros_like(losses), 0.0, gradient, **run)

@@ -104,6 +104,16 @@ class Trajectory:
     inputs: Tensor  # step rows
     run: Swept | Stepped
     pre: Tensor  # a, in rows: [B, outputs] in the rows' order or [N, outputs]
+    V: Tensor  # the readout and input weights of this run, whatever the network holds later
+    b_o: Tensor | None
+    R: Tensor | None
+
+    def __repr__(self) -> str:
+        T, B, n = self.layout.rows.T, self.layout.rows.B, self.run.x.shape[1]
+        return f"<Trajectory of {B} samples, T = {T}, {n} state entries, readout {self.network.readout!r}>"
+
+    def read_out(self, x: Tensor, last: Tensor) -> Tensor:
+        return self.network.read_out(self.layout, x, last, self.V, self.b_o)
 
     @functools.cached_property
     def u(self) -> Tensor:
@@ -205,7 +215,7 @@ class Trajectory:
         recorded = (torch.is_grad_enabled() and (attached or self.pre.requires_grad)) or dual or mapped
         s, s_last = None, None
         if mapped and not isinstance(loss, Tensor):  # torch.func allows no leaves of our own
-            of = lambda h: self._loss(loss, y, mask, reduce, self.network.read_out(self.layout, h, h))
+            of = lambda h: self._loss(loss, y, mask, reduce, self.read_out(h, h))
             value, pull, *_ = torch.func.vjp(of, x if every else last)
             source = pull(torch.ones_like(value))[0]
             s, s_last = (source, None) if every else (None, source)
@@ -214,11 +224,13 @@ class Trajectory:
                 if not (attached and recorded) and not isinstance(loss, Tensor):
                     leaf = lambda h: h + torch.zeros_like(h).requires_grad_() if dual else h.detach().requires_grad_()
                     x, last = leaf(run.x), leaf(run.last)
-                    pre = self.network.read_out(self.layout, x, last)
+                    pre = self.read_out(x, last)
                 value = self._loss(loss, y, mask, reduce, pre)
                 if not value.requires_grad or not x.requires_grad:
                     raise InputError("the loss does not depend on the states of this trajectory: it has no costates.")
                 s, s_last = torch.autograd.grad(value.sum(), [x, last], create_graph=recorded, allow_unused=True)
+            if s is None and s_last is None:
+                raise InputError("the loss does not depend on the states of this trajectory, but on something else.")
         declared = None
         if every and s is not None and not isinstance(loss, Tensor):
             counts = torch.ones(self.layout.rows.N, dtype=torch.bool)
@@ -233,11 +245,11 @@ class Trajectory:
         """The change of y_hat along a change du of the inputs: DF(u) . du, shaped like y_hat. Differentiable."""
         if du.shape != self.u.shape:
             raise InputError(f"the direction du has shape {list(du.shape)}; expected that of u, {list(self.u.shape)}.")
-        mu = self.run.push(*self.network.drive(self.layout.flat(du), direction=True))
+        mu = self.run.push(*self.network.drive(self.layout.flat(du), self.R, None))
         net, rows = self.network, self.layout.rows
         h = net.shown(rows.last(mu) if net.readout == "last" else mu[rows.B :])
         phi = losses.output_function(net.output)
-        return self._outward(torch.func.jvp(phi, (self.pre,), (h @ net.V.T,))[1])
+        return self._outward(torch.func.jvp(phi, (self.pre,), (h @ self.V.T,))[1])
 
 
 class _Norm(torch.autograd.Function):
@@ -291,6 +303,14 @@ class Costates:
     rows: Tensor  # mantissas [B + N, n]
     powers: Tensor  # exponents [B + N]
     loss: Tensor  # [B]
+
+    def __repr__(self) -> str:
+        T, B, n = self.trajectory.layout.rows.T, self.trajectory.layout.rows.B, self.rows.shape[1]
+        return f"<Costates of {B} samples, t = 0..{T}, {n} entries; mean loss {self.loss.mean().item():.4g}>"
+
+    def detach(self) -> Costates:
+        """The same costates without their graph."""
+        return Costates(self.trajectory, self.rows.detach(), self.powers, self.loss.detach())
 
     @functools.cached_property
     def mantissa(self) -> Tensor:
@@ -479,20 +499,19 @@ class Network(nn.Module):
         """The slot the readout reads: the first."""
         return x[..., : self.hidden]
 
-    def read_out(self, layout: Layout, x: Tensor, last: Tensor) -> Tensor:
+    def read_out(self, layout: Layout, x: Tensor, last: Tensor, V: Tensor, b_o: Tensor | None) -> Tensor:
         """a = V h + b_o, in rows."""
         h = last if self.readout == "last" else x[layout.rows.B :]
-        return nn.functional.linear(self.shown(h), self.V, self.b_o)
+        return nn.functional.linear(self.shown(h), V, b_o)
 
     def recurrent(self) -> Tensor | None:
         """W with its mask."""
         return self.W if self.mask is None or self.W is None else self.W * self.mask
 
-    def drive(self, u: Tensor, direction: bool = False) -> tuple[Tensor | None, ...]:
+    def drive(self, u: Tensor, R: Tensor | None, b: Tensor | None) -> tuple[Tensor | None, ...]:
         """What the inputs say to each step: (base, side) for a formula, (u,) for a step function."""
-        if self.cell is None:
+        if R is None:
             return (u,)
-        R, b = self.R, None if direction else self.b
         apart = self._apart
         if apart is None:
             return affine(u, R, b), None
@@ -501,9 +520,9 @@ class Network(nn.Module):
 
     def advance(self, u: Tensor, x: Tensor) -> Tensor:
         """One step from u [B, inputs] and x [B, n], by torch's own operations."""
-        drive = self.drive(u)
         if self.cell is None:
             return self._call_step(u, x)
+        drive = self.drive(u, self.R, self.b)
         p = torch.cat(list(self.p.values())) if len(self.p) else None
         return _formula_step(self.cell, self.recurrent(), p)(*(d for d in drive if d is not None), x)
 
@@ -517,7 +536,9 @@ class Network(nn.Module):
         B = layout.rows.B
         start = self._start(x0, B, rows_u)
         name, _ = sweeps.resolve(self.engine, self.cell, rows_u.device.type)
-        drive = self.drive(rows_u)
+        V, b_o = self.V, self.b_o
+        R, b = (self.R, self.b) if self.cell is not None else (None, None)
+        drive = self.drive(rows_u, R, b)
         run: Swept | Stepped
         if self.cell is None:
             run = Stepped.run(self._call_step, layout.rows, drive, layout.sort(start))  # type: ignore[arg-type]
@@ -535,7 +556,8 @@ class Network(nn.Module):
                 )
             else:
                 run = Swept.run(Plan(self.cell, layout.rows, engine), base, side, W, layout.sort(start), p)
-        return Trajectory(self, layout, rows_u, run, self.read_out(layout, run.x, run.last))
+        pre = self.read_out(layout, run.x, run.last, V, b_o)
+        return Trajectory(self, layout, rows_u, run, pre, V, b_o, R)
 
     def _call_step(self, u: Tensor, x: Tensor) -> Tensor:
         state = tuple(x.split(self.hidden, -1)) if self.slots > 1 else x

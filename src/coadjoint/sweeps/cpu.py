@@ -196,15 +196,7 @@ class Loop:
             buffers = [scratch() for _ in slopes]
             self.refresh = program(slopes, frozenset(inputs)).bind(Columns(inputs), buffers, scratch)
             for node, views in zip(slopes, buffers, strict=True):
-                self.columns[node] = functools.partial(self._by_step, views)
-
-    def _by_step(self, views: Views) -> Views:
-        """The views of a chunk's buffer, as views of its steps."""
-        if self.rows.uniform:
-            steps = views[0].split(self.rows.B)
-            return [s for lo, hi in self.chunks for s in steps[: hi - lo]]
-        sizes = [self.rows.sizes[lo:hi] for lo, hi in self.chunks]
-        return [s for view, n in zip(views, sizes, strict=True) for s in view.split(n)]
+                self.columns[node] = functools.partial(by_step, rows, self.chunks, views)
 
     def bind(self, outputs: Sequence[Node], more: Columns, into: Sequence[Views]) -> Callable[[int], None]:
         given = self.columns.joined(more)
@@ -212,6 +204,15 @@ class Loop:
 
     def scratch(self) -> Views:
         return self.cut.same(self.like.new_empty(self.rows.B, self.d))
+
+
+def by_step(rows: Rows, chunks: Sequence[tuple[int, int]], views: Views) -> Views:
+    """The views of a chunk's buffer, as views of its steps."""
+    if rows.uniform:
+        steps = views[0].split(rows.B)
+        return [s for lo, hi in chunks for s in steps[: hi - lo]]
+    sizes = [rows.sizes[lo:hi] for lo, hi in chunks]
+    return [s for view, n in zip(views, sizes, strict=True) for s in view.split(n)]
 
 
 def leaves(plan: Plan, tape: Tape, split: Callable[[Tensor], Views], before: Callable[[Tensor], Views]) -> Columns:

@@ -256,7 +256,10 @@ class Adjoint(Function):
         plan, rows, need = ctx.plan, ctx.plan.rows, ctx.needs_input_grad
         if glam is None and gdelta is None:
             return (None,) * 14
-        mu, nu = tangent(plan, tape, W, glam, gdelta, link)
+        try:
+            mu, nu = tangent(plan, tape, W, glam, gdelta, link)
+        except NumericalError as error:
+            raise blamed(rows, glam, error) from None
         m = linked(rows, mu, link)
         wrt = tuple(
             n
@@ -463,7 +466,8 @@ def unscaled(rows: Rows, mu: Tensor, k: Tensor | None, declared: Tensor | None) 
         t = _time(rows, int(bad)) if len(mu) == rows.B + rows.N else int(rows.lengths[int(bad)])
         raise NumericalError(
             f"the second adjoint is outside the range of {str(mu.dtype)[6:]} at t = {t}: the penalty's derivative by the loss's "
-            f"gradient there is 2^{-int(k[int(bad)])} times a number of order one. Use float64, a shorter sequence or a smaller gain."
+            f"gradient there is 2^{-int(k[int(bad)])} times a number of order one. Use float64, a shorter sequence or a smaller gain; "
+            "if the loss gives that step no weight, say so with mask=."
         )
     return true
 
@@ -478,6 +482,17 @@ def check(plan: Plan, end: Tensor, what: str, states: Callable[[], Tensor]) -> N
     raise NumericalError(
         f"{what} is outside the range of {str(end.dtype)[6:]} at t = {t} of {plan.rows.T}. "
         "Use float64, a shorter sequence, or weights of a smaller gain (spectral radius)."
+    )
+
+
+def blamed(rows: Rows, glam: Tensor | None, error: NumericalError) -> NumericalError:
+    """The error of a tangent sweep, or that of the penalty it came from."""
+    bad = [] if glam is None else (~torch.isfinite(glam).all(1)).nonzero()[:, 0].tolist()
+    if not bad:
+        return error
+    return NumericalError(
+        f"the penalty's derivative by the costate is not finite at t = {_time(rows, bad[0])}: "
+        "look for a logarithm, a root or a quotient of something that is zero there."
     )
 
 
