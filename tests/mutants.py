@@ -66,6 +66,7 @@ GROWTH = (
     "how many steps share an exponent is a matter of speed: a block that leaves the safe range is done again, shorter"
 )
 BLOCKS = "the exponent a block shares is a matter of speed: one that does not suit is refused and found step by step"
+UNASKED = "a gradient that nobody asks for is computed and dropped, or None is given where nothing is asked for"
 # Mutants that no test can kill because they mean the same: (file, rule or function, a piece of 'line before -> line after') -> why.
 EQUIVALENT: dict[tuple[str, str, str], str] = {
     ("sweeps/cpu.py", "_scaled", "hi - begin == size"): GROWTH,
@@ -82,6 +83,21 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "link = None if factor is None or active is None",
     ): "both are None or neither",
     ("formula.py", "walk", "reversed("): "any order with arguments first will do",
+    ("sweeps/cpu.py", "flushed", "set_flush_denormal(True) -> pass"): "denormals cost time and change nothing here",
+    ("sweeps/derivatives.py", "skip-branch", "if ((t is not None))"): UNASKED,
+    ("sweeps/derivatives.py", "skip-branch", "if (need["): UNASKED,
+    ("sweeps/derivatives.py", "skip-branch", "if ((W is not None)) else None"): UNASKED,
+    ("sweeps/derivatives.py", "skip-statement", "mark_non_differentiable(k)"): "integers have no gradient anyway",
+    (
+        "cells.py",
+        "Cell.step",
+        "z |= {",
+    ): "what the inputs say to a gate with a side array is all in that array: base is 0",
+    (
+        "formula.py",
+        "Program.__init__",
+        "for m in n.args if m.op",
+    ): "which of two products is fused is a matter of speed",
     ("sweeps/cpu.py", "one", "new = torch.where("): "a row of zeros may have any exponent",
     ("network.py", "Layout.of", "(lengths != T)"): "samples of one length take the general path",
     ("losses.py", "_huber", "torch.where(e < delta"): "both sides and their slopes agree at e = delta",

@@ -246,8 +246,13 @@ def _step(a: Tensor, *, out: Tensor | None = None) -> Tensor:
     return torch.heaviside(a.detach(), a.new_zeros(()), out=out)
 
 
+@functools.cache
+def _one(dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.ones((), dtype=dtype, device=device)
+
+
 def _tanh_slope(q: Tensor, *, out: Tensor | None = None) -> Tensor:
-    return torch.addcmul(q.new_ones(()), q, q, value=-1, out=out)
+    return torch.addcmul(_one(q.dtype, q.device), q, q, value=-1, out=out)
 
 
 def _sigmoid_slope(q: Tensor, *, out: Tensor | None = None) -> Tensor:
@@ -528,6 +533,10 @@ class Program:
             a, b, third = [*ins, None, None][:3]
             code.append((len(ins), c.run, a, b, third, out))
         code += [(1, _copy, source, None, None, target) for source, target in copies]
+
+        if len(code) == 1 and code[0][0] < 3:  # the most frequent case, without the loop
+            n, f, a, b, _, out = code[0]
+            return (lambda i: f(a[i], out=out[i])) if n == 1 else (lambda i: f(a[i], b[i], out=out[i]))
 
         def run(i: int) -> None:
             for n, f, a, b, c, out in code:

@@ -23,6 +23,8 @@ from .cells import Activation, Cell
 from .errors import InputError, KindError, Unsupported, choose
 from .losses import LossLike, Output
 from .sweeps import Plan, Rows, Stepped, Swept, scale
+from .sweeps.derivatives import watched
+from .sweeps.memory import empty
 from .sweeps.pointwise import nested, no_vmap
 
 DTYPES = (torch.float32, torch.float64)
@@ -272,7 +274,10 @@ class _Norm(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> Tensor:
         x, n = ctx.saved_tensors
         on = n >= torch.finfo(n.dtype).tiny
-        return x / torch.where(on, n, 1)[..., None] * torch.where(on, g, 0)[..., None]
+        size, g = torch.where(on, n, 1)[..., None], torch.where(on, g, 0)[..., None]
+        if torch.is_grad_enabled() or watched():
+            return x / size * g
+        return torch.div(x, size, out=empty(x.shape, x)).mul_(g)
 
     @staticmethod
     @nested

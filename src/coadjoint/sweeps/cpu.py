@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from torch import Tensor
 from ..cells import Cell
 from ..formula import ZERO, Node, add, apart, evaluate, is_const, pull, push, symbol
 from .derivatives import Plan, Tape
+from .memory import empty
 from .pointwise import CHUNK, program
 from .rows import NONE, Link, Rows, exponent, pow2
 
@@ -136,10 +137,10 @@ def forward(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     cell, rows, cut = plan.cell, plan.rows, Cut(plan.rows)
     slots, d = len(cell.slots), x0.shape[1] // len(cell.slots)
-    x = base.new_empty(rows.B + rows.N, x0.shape[1])
+    x = empty((rows.B + rows.N, x0.shape[1]), base)
     x[: rows.B] = x0
-    q = base.new_empty(rows.N, d * len(cell.kept)) if cell.kept else None
-    a = base.clone() if W is None else torch.empty_like(base)
+    q = empty((rows.N, d * len(cell.kept)), base) if cell.kept else None
+    a = base.clone() if W is None else empty(base.shape, base)
     here, views = a, cut.steps
     if (
         W is not None and not cell.needs_a
@@ -305,16 +306,16 @@ def adjoint(
     plan: Plan, tape: Tape, W: Tensor | None, s: Tensor | None, s_last: Tensor | None, sa: Tensor | None,
     link: Link | None, scaled: bool, keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
-    rows, delta = plan.rows, tape.x.new_empty(tape.a.shape)
+    rows, delta = plan.rows, empty(tape.a.shape, tape.x)
     if s is not None and s_last is not None:
         s, s_last = s + rows.last_back(s_last), None
-    lam = torch.empty_like(tape.x) if keep else tape.x.new_empty(2 * rows.B, tape.x.shape[1])
+    lam = empty(tape.x.shape, tape.x) if keep else tape.x.new_empty(2 * rows.B, tape.x.shape[1])
     with flushed():
         loop = AdjointLoop(plan, tape, W, lam, "states" if keep else "alternating", delta, sa)
         if scaled:
             return lam, delta, _scaled(loop, s, s_last)
         sources, into = None if s is None else rows.states(s), loop.into
-        factors = rows.steps(link.factor) if link is not None else ()
+        factors = active_factors(rows, link) if link is not None else {}
         start(loop, sources, s_last, rows.T)
         for i, (lo, hi) in reversed(list(enumerate(loop.chunks))):
             loop.refresh(i)
@@ -327,6 +328,11 @@ def adjoint(
                 if not rows.uniform:
                     start(loop, sources, s_last, t)
     return lam, delta, None
+
+
+def active_factors(rows: Rows, link: Link) -> dict[int, Tensor]:
+    """The factors of the steps where they are not all one."""
+    return {t: link.factor[rows.starts[t] : rows.starts[t + 1]] for t, on in enumerate(link.active) if on}
 
 
 def start(loop: AdjointLoop, sources: Views | None, s_last: Tensor | None, t: int) -> None:
@@ -351,8 +357,8 @@ def _scaled(loop: AdjointLoop, s: Tensor | None, s_last: Tensor | None) -> Tenso
     T, B, dtype = rows.T, rows.B, lams[0].dtype
     low, high, easy = (2.0**-400, 2.0**400, 2.0**-150) if dtype == torch.float64 else (2.0**-60, 2.0**60, 2.0**-20)
     sources = None if s is None else rows.states(s)
-    ks = source_exponents(rows, s, s_last)
     quiet = s is None and rows.uniform  # no source enters after the first
+    ks = source_exponents(rows, s, s_last)
     k = torch.zeros(T + 1, B, dtype=torch.int32)
     k[T] = torch.where(ks[T] == NONE, 0, ks[T])
     start(loop, sources, s_last, T)
@@ -403,12 +409,11 @@ def _scaled(loop: AdjointLoop, s: Tensor | None, s_last: Tensor | None) -> Tenso
                 lams[t][m:].mul_(down[m : len(lams[t])])
         return new
 
-    def tops(lo: int, hi: int) -> list[Tensor]:
-        """The largest entry of each costate of a block, a view for each t."""
+    def tops(lo: int, hi: int) -> Tensor:
+        """The largest entry of each costate of a block, those of lam_lo first."""
         if rows.uniform:
-            block = lams[lo].as_strided(((hi - lo) * B, lams[lo].shape[1]), lams[lo].stride())
-            return list(block.abs().amax(1).split(B))
-        return [lams[t].abs().amax(1) for t in range(lo, hi)]
+            return lams[lo].as_strided(((hi - lo) * B, lams[lo].shape[1]), lams[lo].stride()).abs().amax(1)
+        return torch.cat([lams[t].abs().amax(1) for t in range(lo, hi)])
 
     size = BLOCK
     for i, (lo, hi) in reversed(list(enumerate(loop.chunks))):
@@ -417,14 +422,14 @@ def _scaled(loop: AdjointLoop, s: Tensor | None, s_last: Tensor | None) -> Tenso
             begin = max(lo, hi - size)
             new = one(begin) if hi - begin == 1 else run(begin, hi, top)
             found = tops(begin, hi)
-            least, most = (y.item() for y in (found[0] if len(found) == 1 else torch.cat(found)).aminmax())
+            least, most = (y.item() for y in found.aminmax())
             if hi - begin > 1 and not (low < least and most < high):
                 size = (hi - begin) // 2
                 continue
-            if least > easy and hi - begin == size:
+            if least > easy and (hi - begin == size or begin == lo):
                 size = min(2 * size, 64)
             k[begin:hi] = new
-            hi, top = begin, found[0]
+            hi, top = begin, found[: len(lams[begin])]
     return rows.of_states(k)
 
 
@@ -434,10 +439,12 @@ def source_exponents(rows: Rows, s: Tensor | None, s_last: Tensor | None) -> Ten
     if s is not None:
         e = exponent(s)
         ks[0], ks[rows.time, rows.sample] = e[: rows.B], e[rows.B :]
-    elif s_last is not None and rows.uniform:
-        ks[rows.T] = exponent(s_last)
     elif s_last is not None:
-        ks[rows.lengths, torch.arange(rows.B)] = exponent(s_last)
+        e = exponent(s_last)
+        if rows.uniform:
+            ks[rows.T] = e
+        else:
+            ks[rows.lengths, torch.arange(rows.B)] = e
     return ks
 
 
@@ -466,16 +473,16 @@ def tangent(
 ) -> tuple[Tensor, Tensor]:
     cell, rows, e = plan.cell, plan.rows, forwards(plan.cell)
     slots, out = len(cell.slots), e.out
-    mu, nu = torch.empty_like(tape.x), tape.x.new_empty(tape.a.shape)
+    mu, nu = empty(tape.x.shape, tape.x), empty(tape.a.shape, tape.x)
     with flushed():
         loop = Loop(plan, tape, (*e.out, *(e.ahead if W is not None else ())), (*e.mu, *e.nu))
         cut = loop.cut
         before, nus = cut.before(mu), cut.steps(nu)
         given = Columns().pack(e.mu, mu, cut.before).pack(e.nu, nu, cut.steps)
         m: Views = before
-        factors: Views = ()
+        factors: Mapping[int, Tensor] = {}
         if link is not None:  # where the factor is not one, m_t has a buffer of its own
-            held, factors = mu.new_empty(rows.B, mu.shape[1]), rows.steps(link.factor)
+            held, factors = mu.new_empty(rows.B, mu.shape[1]), active_factors(rows, link)
             either = lambda own, shared: [h if on else y for h, y, on in zip(own, shared, link.active, strict=True)]
             m = either(cut.same(held), before)
             for n, part in zip(e.mu, targets(held, slots, cut.same), strict=True):

@@ -29,6 +29,7 @@ from torch.nn.functional import pad
 
 from ..cells import Cell
 from ..errors import NumericalError
+from .memory import empty
 from .pointwise import Pointwise, nested, no_vmap, quick
 from .rows import Link, Rows, scale
 
@@ -120,7 +121,7 @@ def _of(y: Tensor | None) -> Tensor:
 
 def product(delta: Tensor, r: Tensor) -> Tensor:
     """sum over rows of delta_i r_i', in blocks of rows, so that float32 does not add up ten thousand rows one by one."""
-    size = 2048 if delta.shape[1] * r.shape[1] > 4096 else 256
+    size = 2048 if delta.shape[1] * r.shape[1] > 64 else 256
     if len(delta) <= size:
         return delta.T @ r
     parts = [d.T @ q for d, q in zip(delta.split(size), r.split(size), strict=True)]
@@ -451,7 +452,11 @@ def tangent(
 
 def linked(rows: Rows, mu: Tensor, link: Link | None) -> Tensor:
     """m_t = link_t mu_{t-1}"""
-    return rows.prev(mu) if link is None else rows.prev(mu) * link.factor
+    if link is None:
+        return rows.prev(mu)
+    if torch.is_grad_enabled() or watched():
+        return rows.prev(mu) * link.factor
+    return torch.mul(rows.prev(mu), link.factor, out=empty((rows.N, mu.shape[1]), mu))
 
 
 def unscaled(rows: Rows, mu: Tensor, k: Tensor | None, declared: Tensor | None) -> Tensor:

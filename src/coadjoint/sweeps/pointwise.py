@@ -18,12 +18,13 @@ from torch.autograd.forward_ad import _set_fwd_grad_enabled, unpack_dual
 
 from ..errors import Unsupported
 from ..formula import ZERO, Node, Program, apart, evaluate, pull, push, symbol
+from .memory import empty
 
 Groups = tuple[tuple[str, tuple[Node, ...]], ...]
 CHUNK = 1 << 15  # elements of one entry that are computed at a time, so that a program's intermediates stay in cache
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # one object for each derivative: they are made by cached functions
 class Pointwise:
     inputs: Groups
     outputs: Groups
@@ -70,7 +71,7 @@ class Pointwise:
         outputs = tuple((name, tuple(next(rest) for _ in nodes)) for name, nodes in self.outputs)
         return Pointwise((*self.inputs, *extra), outputs, self.known, frozenset(uniform), self.summed)
 
-    @property
+    @functools.cached_property
     def live(self) -> list[str]:
         """The outputs that are not identically zero."""
         return [name for name, nodes in self.outputs if any(n is not ZERO for n in nodes)]
@@ -116,7 +117,7 @@ class Pointwise:
             zip(once, (like.new_tensor(v) if isinstance(v, float) else v for v in evaluate(once, fixed)), strict=True)
         )
         columns |= {n: [v] * count for n, v in fixed.items()}
-        packed = [like.new_empty(rows, d * len(nodes)) for _, nodes in outputs]
+        packed = [empty((rows, d * len(nodes)), like) for _, nodes in outputs]
         targets = [part.split(block) for out in packed for part in out.split(d, -1)]
 
         def scratch() -> list[Tensor]:
