@@ -416,3 +416,47 @@ def test_third_derivative_is_right_or_refused():
         c * (second(W + k * h * D_) - second(W - k * h * D_)) / (2 * k * h) for k, c in ((1, 4 / 3), (2, -1 / 3))
     )
     assert float((third - truth).norm() / truth.norm()) < 1e-8
+
+
+def test_a_penalty_whose_derivative_is_not_finite_is_blamed_at_its_step():
+    """The c half of an LSTM's last costate is exactly zero: V reads h."""
+    net = co.Network("lstm", inputs=I, hidden=3, outputs=2)
+    batch = co.Batch(torch.randn(T, B, I), torch.randn(B, 2))
+    with pytest.raises(co.NumericalError, match=rf"penalty's derivative by the costate is not finite at t = {T}"):
+        co.Penalised(lambda lam: lam.lam[-1, :, 3:].abs().sqrt().sum(1))(net, batch, "squared")
+
+
+def test_a_stream_says_at_which_of_its_steps_the_data_was_bad():
+    net = co.Network("elman", inputs=1, hidden=2, outputs=1)
+    stream = co.RTRL().stream(net)
+    for _ in range(3):
+        stream.step(torch.ones(1), torch.zeros(1), "squared")
+    with pytest.raises(co.InputError, match="NaN or inf at step 4 of the stream"):
+        stream.step(torch.tensor([float("nan")]), torch.zeros(1), "squared")
+
+
+@pytest.mark.parametrize("names", [{"slots": "h h"}, {"gates": "i 2"}, {"parameters": {"time constant": 1.0}}])
+def test_names_of_a_cell_are_identifiers_and_differ(names):
+    with pytest.raises(co.InputError, match="must be different identifiers"):
+        co.cell(**names)
+
+
+def test_what_is_computed_later_is_refused_once_the_weights_have_changed():
+    net, batch = co.Network("elman", inputs=I, hidden=3, outputs=2), co.Batch(torch.randn(T, B, I), torch.randn(B, 2))
+    for method in (co.BPTT(), co.Truncated(2, 3), co.RTRL(), co.Penalised("log-ratio")):
+        e = method(net, batch, "squared")
+        expected = net(batch.u).costates("squared", batch.y).lam.detach()
+        with torch.no_grad():
+            net.W.add_(1e-3)
+        if isinstance(method, co.Penalised):
+            assert torch.allclose(e.costates.lam, expected)
+        else:
+            with pytest.raises(co.InputError, match="parameter W has changed since this evaluation"):
+                e.costates  # noqa: B018
+
+
+def test_costates_of_another_trajectory_are_refused():
+    net, u = co.Network("elman", inputs=I, hidden=3, outputs=2), torch.randn(T, B, I)
+    one, other = net(u), net(u)
+    with pytest.raises(co.InputError, match="does not depend on the states of this trajectory"):
+        one.costates(other.y_hat[:, 0])

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -42,6 +42,10 @@ class Tape(NamedTuple):
     x: Tensor  # [B + N, s d]
     p: Tensor | None  # [parameters d]
     q: Tensor | None  # [N, kept d]: the values of cell.kept, if the engine keeps them
+
+    def wanted(self, need: Sequence[bool]) -> tuple[str, ...]:
+        """Which of a, v, x, p are there and need a gradient."""
+        return tuple(n for n, y, wanted in zip("avxp", self, need, strict=False) if y is not None and wanted)
 
 
 class Engine(Protocol):
@@ -128,6 +132,10 @@ def product(delta: Tensor, r: Tensor) -> Tensor:
     return functools.reduce(torch.add, (y.double() for y in parts)).to(delta.dtype)
 
 
+def directions(**dots: Tensor | None) -> list[tuple[str, Tensor]]:
+    return [(name, dot) for name, dot in dots.items() if dot is not None]
+
+
 def plus(*terms: Tensor | None) -> Tensor | None:
     """The sum of the terms that are there; None stands for zero."""
     found = [t for t in terms if t is not None]
@@ -203,7 +211,7 @@ class Forward(Function):
     ) -> Any:
         v, W, p, x, a, q = ctx.saved_tensors
         plan, rows = ctx.plan, ctx.plan.rows
-        xprev, along = rows.prev(x), [(n, t) for n, t in (("v", dv), ("p", dp)) if t is not None]
+        xprev, along = rows.prev(x), directions(v=dv, p=dp)
         g = None
         if along:
             op = next_of(plan.cell).pushed(tuple(n for n, _ in along))
@@ -262,11 +270,7 @@ class Adjoint(Function):
         except NumericalError as error:
             raise blamed(rows, glam, error) from None
         m = linked(rows, mu, link)
-        wrt = tuple(
-            n
-            for n, t, i in (("a", tape.a, 9), ("v", tape.v, 10), ("x", tape.x, 11), ("p", tape.p, 12))
-            if t is not None and need[i]
-        )
+        wrt = tape.wanted(need[9:])
         bends = bend(plan, tape, W, lam, delta, m, nu, wrt) if wrt else {}
         gW = product(delta, read_push(plan.cell, rows.prev(tape.x), m)) if W is not None and need[8] else None
         has_s, has_last, has_a = ctx.has
@@ -300,11 +304,7 @@ class Adjoint(Function):
         ds, dlast, dsa, dW, da, dv, dx, dp, _ = dots
         plan, cell, rows = ctx.plan, ctx.plan.cell, ctx.plan.rows
         xprev = rows.prev(tape.x)
-        along = [
-            (n, t)
-            for n, t in (("a", da), ("v", dv), ("x", None if dx is None else rows.prev(dx)), ("p", dp))
-            if t is not None
-        ]
+        along = directions(a=da, v=dv, x=None if dx is None else rows.prev(dx), p=dp)
         into_a, into_x = None, None
         if along:
             op = next_of(cell).pulled(("x",), ("a", "x")).pushed(tuple(n for n, _ in along))
@@ -361,11 +361,7 @@ class Tangent(Function):
             return (None,) * 11
         lam, delta = adjoint(plan, tape, W, gmu, None, gnu, link)
         m = linked(rows, mu, link)
-        wrt = tuple(
-            n
-            for n, t, i in (("a", tape.a, 6), ("v", tape.v, 7), ("x", tape.x, 8), ("p", tape.p, 9))
-            if t is not None and need[i]
-        )
+        wrt = tape.wanted(need[6:])
         bends = bend(plan, tape, W, lam, delta, m, nu, wrt) if wrt else {}
         gW = product(delta, read_push(plan.cell, rows.prev(tape.x), m)) if W is not None and need[5] else None
         return (
@@ -389,11 +385,7 @@ class Tangent(Function):
         dg, dga, dW, da, dv, dx, dp, _ = dots
         plan, cell, rows = ctx.plan, ctx.plan.cell, ctx.plan.rows
         xprev, m = rows.prev(tape.x), linked(rows, mu, link)
-        along = [
-            (n, t)
-            for n, t in (("a", da), ("v", dv), ("x", None if dx is None else rows.prev(dx)), ("p", dp))
-            if t is not None
-        ]
+        along = directions(a=da, v=dv, x=None if dx is None else rows.prev(dx), p=dp)
         if along:
             op = next_of(cell).pushed(("a", "x")).pushed(tuple(n for n, _ in along))
             turned = op((tape.x[rows.B :], tape.q), tape.a, tape.v, xprev, tape.p, nu, m, *(t for _, t in along))["x"]

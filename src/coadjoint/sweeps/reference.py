@@ -14,7 +14,7 @@ from .rows import Link, exponent, next_exponent, scale
 
 
 def values(nodes: tuple[Node, ...], y: Tensor | None) -> dict[Node, Tensor]:
-    return {} if y is None or not nodes else dict(zip(nodes, y.chunk(len(nodes), -1), strict=True))
+    return {} if y is None else dict(zip(nodes, y.chunk(len(nodes), -1), strict=True))
 
 
 def packed(entries: list[Tensor | float], like: Tensor, d: int) -> Tensor:

@@ -1,0 +1,78 @@
+"""Large arrays are used again, and only when nobody else holds them."""
+
+import gc
+
+import pytest
+import torch
+
+import coadjoint as co
+from coadjoint.sweeps import memory
+
+SHAPE = (512, 512)
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    memory.release()
+    yield
+    memory.release()
+
+
+def test_a_free_array_is_handed_out_again():
+    first = memory.empty(SHAPE, torch.ones(1))
+    address = first.data_ptr()
+    del first
+    assert memory.empty(SHAPE, torch.ones(1)).data_ptr() == address
+
+
+@pytest.mark.parametrize(
+    "hold", [lambda y: y, lambda y: y[3:5], lambda y: y.T, lambda y: (y.requires_grad_() * 2).grad_fn]
+)
+def test_an_array_that_somebody_holds_is_not(hold):
+    first = memory.empty(SHAPE, torch.ones(1))
+    address, held = first.data_ptr(), hold(first)
+    del first
+    assert memory.empty(SHAPE, torch.ones(1)).data_ptr() != address
+    assert held is not None
+
+
+def test_small_arrays_and_other_types_are_left_to_torch():
+    memory.empty((3,), torch.ones(1))
+    assert not memory._kept
+    assert memory.empty(SHAPE, torch.ones(1, dtype=torch.float64)).dtype == torch.float64
+
+
+def test_sizes_no_longer_asked_for_are_dropped():
+    memory.empty((1024, 512), torch.ones(1))
+    for _ in range(memory.STALE + 1):
+        memory.empty(SHAPE, torch.ones(1))
+    kept = memory.empty(SHAPE, torch.ones(1)), memory.empty(SHAPE, torch.ones(1))
+    assert len(kept) == 2
+    assert set(memory._kept) == {4 * 512 * 512}
+
+
+@pytest.mark.parametrize("cell", ["elman", "lstm", "gru"])
+def test_training_does_not_grow(cell):
+    """No sweep leaves an array behind: the number of storages settles after the first step, without the garbage collector."""
+    net = co.Network(cell, inputs=2, hidden=64, outputs=1)
+    batch = co.Batch(torch.randn(40, 32, 2), torch.randn(32, 1))
+    gc.disable()
+    try:
+        counts = []
+        for _ in range(6):
+            co.Penalised("log-ratio", 0.1)(net, batch, "squared").write_grad(net)
+            counts.append(sum(map(len, memory._kept.values())))
+    finally:
+        gc.enable()
+    assert counts[1:] == counts[1:2] * 5
+
+
+def test_results_kept_from_one_step_do_not_change_in_the_next():
+    net = co.Network("elman", inputs=2, hidden=64, outputs=1, dtype=torch.float64)
+    batch = co.Batch(torch.randn(40, 32, 2, dtype=torch.float64), torch.randn(32, 1, dtype=torch.float64))
+    e = co.Penalised("log-ratio", 0.1)(net, batch, "squared")
+    before = [y.clone() for y in (e.trajectory.x, e.costates.mantissa, *e.gradient.values())]
+    for _ in range(3):
+        co.Penalised("variance", 0.1)(net, batch, "squared")
+    after = (e.trajectory.x, e.costates.mantissa, *e.gradient.values())
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
