@@ -937,9 +937,7 @@ def test_blocks(name: str, lengths: list[int], chunk: int, monkeypatch: pytest.M
     all_near(forward_over_reverse(ours(net, lengths, True), given(net)), Hd, 1e-10)
 
 
-@pytest.mark.parametrize(
-    "lengths", [[T] * B, pytest.param(LENGTHS, marks=pytest.mark.xfail(reason="indices are cached inside a transform"))]
-)
+@pytest.mark.parametrize("lengths", [[T] * B, LENGTHS])
 @pytest.mark.parametrize("engine", SWEPT)
 @pytest.mark.parametrize("name", ["odd", "lstm"])
 def test_torch_func(name: str, engine: str, lengths: list[int]) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
@@ -37,23 +38,24 @@ class Layout:
     """How samples of different lengths lie in flat rows (see sweeps.rows)."""
 
     rows: Rows
-    order: Tensor | None  # the sample of each sorted position; None if nothing was moved
+    order: np.ndarray | None  # the sample of each sorted position; None if nothing was moved
 
     @staticmethod
-    def of(lengths: Tensor | None, T: int, B: int) -> Layout:
-        if lengths is None or bool((lengths == T).all()):
+    def of(lengths: Sequence[int] | None, T: int, B: int) -> Layout:
+        if lengths is None or min(lengths) == T:
             return Layout(Rows([B] * T), None)
-        order = torch.sort(lengths, descending=True, stable=True).indices
-        return Layout(Rows([int(n) for n in (lengths[None] > torch.arange(int(lengths.max()))[:, None]).sum(1)]), order)
+        n = np.array(lengths)
+        order = np.argsort(-n, kind="stable")
+        return Layout(Rows((n > np.arange(T)[:, None]).sum(1).tolist()), order)
 
     @property
     def sample(self) -> Tensor:
         """The user's sample of each row of a step array."""
-        return self.rows.sample if self.order is None else self.order[self.rows.sample]
+        return self.rows.sample if self.order is None else torch.from_numpy(self.order[self.rows.index.sample])
 
     @functools.cached_property
-    def inverse(self) -> Tensor | None:
-        return None if self.order is None else torch.argsort(self.order)
+    def inverse(self) -> np.ndarray | None:
+        return None if self.order is None else np.argsort(self.order)
 
     def flat(self, y: Tensor) -> Tensor:
         """[T, B, ...] -> [N, ...]; what stands beyond a sample's length is not read."""
@@ -63,10 +65,10 @@ class Layout:
 
     def sort(self, y: Tensor) -> Tensor:
         """Samples [B, ...] into the order of the rows."""
-        return y if self.order is None else y.index_select(0, self.order.to(y.device))
+        return y if self.order is None else y.index_select(0, torch.from_numpy(self.order).to(y.device))
 
     def unsort(self, y: Tensor) -> Tensor:
-        return y if self.inverse is None else y.index_select(0, self.inverse.to(y.device))
+        return y if self.inverse is None else y.index_select(0, torch.from_numpy(self.inverse).to(y.device))
 
     def padded(self, y: Tensor, fill: float = 0) -> Tensor:
         """Step rows [N, ...] -> [T, B, ...]."""
@@ -83,11 +85,12 @@ class Layout:
             return x.unflatten(0, (self.rows.T + 1, B))
         return torch.cat([self.unsort(x[:B])[None], self.padded(x[B:], fill)])
 
-    @functools.cached_property
+    @property
     def lengths(self) -> Tensor:
-        return self.unsort(self.rows.lengths)
+        n = self.rows.index.lengths
+        return torch.from_numpy(n if self.inverse is None else n[self.inverse])
 
-    @functools.cached_property
+    @property
     def mask(self) -> Tensor:
         """[T + 1, B]: does the state exist"""
         return torch.arange(self.rows.T + 1)[:, None] <= self.lengths
@@ -594,7 +597,7 @@ class Network(nn.Module):
             rows, order, flat = Rows(u.batch_sizes.tolist()), u.sorted_indices, u.data
             if rows.uniform and u.unsorted_indices is not None:  # of equal length, yet not in the order they came
                 flat, order = flat.unflatten(0, (rows.T, rows.B))[:, u.unsorted_indices].flatten(0, 1), None
-            layout = Layout(rows, None if order is None else order.cpu())
+            layout = Layout(rows, None if order is None else np.array(order.tolist()))
         elif isinstance(u, Tensor):
             _check_like("u", u, self.V)
             if u.dim() != 3 or u.shape[2] != self.inputs:
@@ -623,9 +626,10 @@ class Network(nn.Module):
                         f"sequence {i} of `u` has shape {got}; expected [T_i, {self.inputs}] with T_i >= 1."
                     )
                 _check_like(f"sequence {i} of `u`", s, self.V)
-            n = torch.tensor([len(s) for s in u])
-            layout = Layout.of(n, int(n.max()), len(u))
-            flat = torch.cat(list(u))[(n.cumsum(0) - n)[layout.sample] + layout.rows.time - 1]
+            n = [len(s) for s in u]
+            layout = Layout.of(n, max(n), len(u))
+            begins = torch.from_numpy(np.cumsum(n) - n)
+            flat = torch.cat(list(u))[begins[layout.sample] + layout.rows.time - 1]
         else:
             raise KindError(
                 f"`u` must be a tensor [T, B, {self.inputs}], a list of tensors or a PackedSequence; got {type(u).__name__}."
@@ -656,7 +660,7 @@ def _formula_step(cell: Cell, W: Tensor | None, p: Tensor | None) -> Callable[..
     return step
 
 
-def _lengths(lengths: Any, T: int, B: int) -> Tensor | None:
+def _lengths(lengths: Any, T: int, B: int) -> list[int] | None:
     if lengths is None:
         return None
     try:
@@ -674,7 +678,7 @@ def _lengths(lengths: Any, T: int, B: int) -> Tensor | None:
         raise InputError(
             f"the longest sample has {int(n.max())} steps but `u` has {T}; pass `u[:{int(n.max())}]`, so that T is the length of the longest."
         )
-    return n.long()
+    return n.tolist()
 
 
 def _check_like(name: str, y: Tensor, like: Tensor) -> None:

@@ -13,10 +13,31 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
+
+
+class Index(NamedTuple):
+    """Indices are kept as numpy arrays: torch would tie them to the transform of torch.func under way, and they outlive it."""
+
+    lengths: np.ndarray  # [B]
+    sample: np.ndarray  # [N], of each row of a step array
+    time: np.ndarray  # [N], t = 1..T
+    prev: np.ndarray  # [N], the row of x_{t-1} in a state array
+    last: np.ndarray  # [B], the row of each sample's last state
+
+    @staticmethod
+    def of(sizes: Sequence[int]) -> Index:
+        T, B = len(sizes), sizes[0]
+        lengths = (np.array(sizes)[:, None] > np.arange(B)).sum(0)
+        sample, time = np.concatenate([np.arange(n) for n in sizes]), np.repeat(np.arange(1, T + 1), sizes)
+        row = np.full((T + 1, B), -1)  # of (t, sample) in a state array
+        row[0], row[time, sample] = np.arange(B), np.arange(B, B + len(time))
+        return Index(lengths, sample, time, row[time - 1, sample], row[lengths, np.arange(B)])
 
 
 class Rows:
@@ -43,53 +64,41 @@ class Rows:
 
     def prev(self, x: Tensor) -> Tensor:
         """x_{t-1} for the samples that take step t, as one step array."""
-        return x[: self.N] if self.uniform else x.index_select(0, self.prev_index.to(x.device))
+        return x[: self.N] if self.uniform else x.index_select(0, torch.from_numpy(self.index.prev).to(x.device))
 
     def prev_back(self, y: Tensor) -> Tensor:
         """The transpose of prev: [N, .] -> [B + N, .]."""
         if self.uniform:
             return pad(y, (0, 0, 0, self.B))
-        return y.new_zeros(self.B + self.N, y.shape[1]).index_copy(0, self.prev_index.to(y.device), y)
+        return y.new_zeros(self.B + self.N, y.shape[1]).index_copy(0, torch.from_numpy(self.index.prev).to(y.device), y)
 
     def last(self, x: Tensor) -> Tensor:
         """Each sample's state at its own last step, [B, .]."""
-        return x[self.N :] if self.uniform else x.index_select(0, self.last_index.to(x.device))
+        return x[self.N :] if self.uniform else x.index_select(0, torch.from_numpy(self.index.last).to(x.device))
 
     def last_back(self, y: Tensor) -> Tensor:
         """The transpose of last: [B, .] -> [B + N, .]."""
         if self.uniform:
             return pad(y, (0, 0, self.N, 0))
-        return y.new_zeros(self.B + self.N, y.shape[1]).index_copy(0, self.last_index.to(y.device), y)
+        return y.new_zeros(self.B + self.N, y.shape[1]).index_copy(0, torch.from_numpy(self.index.last).to(y.device), y)
 
-    @functools.cached_property
+    @property
     def lengths(self) -> Tensor:
-        return (torch.tensor(self.sizes)[:, None] > torch.arange(self.B)).sum(0)
+        return torch.from_numpy(self.index.lengths)
 
-    @functools.cached_property
+    @property
     def sample(self) -> Tensor:
         """The sample of each row of a step array."""
-        return torch.cat([torch.arange(n) for n in self.sizes])
+        return torch.from_numpy(self.index.sample)
 
-    @functools.cached_property
+    @property
     def time(self) -> Tensor:
         """The step t = 1..T of each row of a step array."""
-        return torch.repeat_interleave(torch.arange(1, self.T + 1), torch.tensor(self.sizes))
+        return torch.from_numpy(self.index.time)
 
     @functools.cached_property
-    def prev_index(self) -> Tensor:
-        return self.state_index[self.time - 1, self.sample]
-
-    @functools.cached_property
-    def last_index(self) -> Tensor:
-        return self.state_index[self.lengths, torch.arange(self.B)]
-
-    @functools.cached_property
-    def state_index(self) -> Tensor:
-        """The row of (t, sample) in a state array, [T + 1, B]; -1 where there is none."""
-        index = torch.full((self.T + 1, self.B), -1)
-        index[0] = torch.arange(self.B)
-        index[self.time, self.sample] = torch.arange(self.B, self.B + self.N)
-        return index
+    def index(self) -> Index:
+        return Index.of(self.sizes)
 
     def of_states(self, dense: Tensor) -> Tensor:
         """[T + 1, B] -> [B + N]."""
