@@ -74,14 +74,21 @@ def penalty(G: Any) -> Penalty:
     raise KindError(f"a penalty is a name, a Penalty or a function of Costates; got {type(G).__name__}.")
 
 
-def mean(values: Tensor, on: Tensor) -> Tensor:
+def present(lam: Costates) -> Tensor | None:
+    """[T, B]: does lam_t exist, t = 1..T; None if all do."""
+    return None if lam.trajectory.layout.rows.uniform else lam.mask[1:]
+
+
+def mean(values: Tensor, on: Tensor | None) -> Tensor:
     """The mean over t of the entries that are on, [t, B] -> [B]; 0 if there are none. Others are not touched, NaN or not."""
+    if on is None:
+        return values.mean(0)
     return torch.where(on, values, 0).sum(0) / on.sum(0).clamp(min=1)
 
 
-def variance_of(values: Tensor, on: Tensor) -> Tensor:
+def variance_of(values: Tensor, on: Tensor | None) -> Tensor:
     """mean over t of (value - mean)^2, in two passes; the second term is what the rounding of the mean has left."""
-    values = torch.where(on, values, 0)
+    values = values if on is None else torch.where(on, values, 0)
     d = values - mean(values, on)
     return mean(d.square(), on) - mean(d, on).square()
 
@@ -89,19 +96,19 @@ def variance_of(values: Tensor, on: Tensor) -> Tensor:
 @named("squared-norm")
 def squared_norm(lam: Costates) -> Tensor:
     """mean over t = 1..T of ||lam_t||^2"""
-    return mean(lam.norms()[1:].square(), lam.mask[1:])
+    return mean(lam.norms()[1:].square(), present(lam))
 
 
 @named("variance")
 def variance(lam: Costates) -> Tensor:
     """mean over t = 1..T of (||lam_t|| - mean_s ||lam_s||)^2.  Johnston & Patel (2021); their published code sums over t."""
-    return variance_of(lam.norms()[1:], lam.mask[1:])
+    return variance_of(lam.norms()[1:], present(lam))
 
 
 @named("variance-l1")
 def variance_l1(lam: Costates) -> Tensor:
     """mean over t = 1..T of (||lam_t||_1 - mean_s ||lam_s||_1)^2.  Johnston & Patel (2021)"""
-    return variance_of(lam.norms(1)[1:], lam.mask[1:])
+    return variance_of(lam.norms(1)[1:], present(lam))
 
 
 @named("log-ratio")
@@ -202,7 +209,7 @@ def norm_stabiliser(lam: Costates) -> Tensor:
     """mean over t = 1..T of (||h_t|| - ||h_{t-1}||)^2 on the states themselves (the first slot).  Krueger & Memisevic (2015)"""
     run = lam.trajectory
     n = norm(run.network.shown(run.x))
-    return mean((n[1:] - n[:-1]).square(), lam.mask[1:])
+    return mean((n[1:] - n[:-1]).square(), present(lam))
 
 
 def tangent(v: Tensor, beta: Tensor | float = 0.0) -> Penalty:
