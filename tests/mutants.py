@@ -60,7 +60,7 @@ SCOPE: dict[str, set[str] | None] = {
 # Code that only words an error, or only prepares one.
 WORDING = {
     "__repr__", "extra_repr", "__getattr__", "__bool__", "__torch_function__", "check", "_time", "_raise", "no_vmap",
-    "_same_shape", "check_penalty", "named", "watched",
+    "_same_shape", "check_penalty", "named", "watched", "blamed",
 }  # fmt: skip
 
 GROWTH = (
@@ -90,6 +90,10 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ("cells.py", "Cell.step", "self.side} -> pass"): "base is 0 for a gate that has a side array",
     ("cells.py", "Cell.step", "z |= {g: z[g] for"): "base is 0 for a gate that has a side array",
     ("cells.py", "Cell.step", "z |= {g: (z[g] - v[g])"): "base is 0 for a gate that has a side array",
+    ("sweeps/rows.py", "skip-branch", "if self.uniform: -> if False:"): "samples of one length take the general path",
+    ("network.py", "flip-sign", "h - torch.zeros_like(h)"): "minus zero",
+    ("network.py", "skip-branch", "if (every and (not isinstance(loss, Tensor)))"): "s is never None there",
+    ("gradients.py", "Stream.advance", "self.t += 1"): "only words an error",
     ("losses.py", "_huber", "torch.where(e < delta"): "both sides and their slopes agree at e = delta",
     ("formula.py", "order", "stack"): "any order with arguments first will do",
     ("formula.py", "Program.__init__", "for m in n.args if m.op"): "which of two products is fused is a matter of speed",
@@ -215,7 +219,11 @@ def flip_sign(place: Place) -> Iterator[Edit]:
         yield n, f"({place.text(n.left)} {sign} {place.text(n.right)})"
     n = place.node
     minus = isinstance(n, ast.UnaryOp) and isinstance(n.op, ast.USub) and not place.in_shape
-    axis = minus and isinstance(n.operand, ast.Constant) and isinstance(place.parents[-1], ast.Call)
+    outer = place.parents[-1] if place.parents else None
+    axis = isinstance(outer, ast.Call) or (
+        isinstance(outer, ast.Subscript) and place.text(outer.value).endswith("shape")
+    )
+    axis = axis and minus and isinstance(n.operand, ast.Constant)
     if minus and not axis and not any(isinstance(p, ast.Slice) for p in place.parents[-2:]):
         yield place.node, place.text(place.node.operand)
     if isinstance(place.node, ast.Call) and called(place.node) == "add_":
@@ -448,6 +456,8 @@ def skip_statement(place: Place) -> Iterator[Edit]:
 
 
 def only_raises(body: list[ast.stmt]) -> bool:
+    if len(body) == 1 and isinstance(body[0], ast.If) and not body[0].orelse:
+        return only_raises(body[0].body)
     return isinstance(body[-1], ast.Raise)
 
 
@@ -457,11 +467,13 @@ def places(node: ast.AST, source: Source, parents: tuple[ast.AST, ...] = ()) -> 
         return
     if isinstance(node, ast.FunctionDef) and node.name in WORDING:
         return
+    if isinstance(node, ast.Call) and called(node) in WORDING:
+        return
     yield Place(node, parents, source)
     for field, value in ast.iter_fields(node):
         if field in ("annotation", "returns", "decorator_list", "type_comment", "defaults", "kw_defaults"):
             continue
-        if isinstance(node, ast.If) and only_raises(node.body) and field in ("test", "body"):
+        if isinstance(node, ast.If | ast.For) and only_raises(node.body) and field != "orelse":
             continue
         for child in value if isinstance(value, list) else [value]:
             if isinstance(child, ast.AST):

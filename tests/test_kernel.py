@@ -675,6 +675,16 @@ def test_penalised_gradient_and_curvature(name: str, readout: str, engine: str) 
     all_near(found[1], Hd, 1e-10)
 
 
+def test_the_setting_for_denormals_is_kept() -> None:
+    torch.set_flush_denormal(True)
+    try:
+        net = network("elman")
+        net(given(net)["u"])
+        assert (torch.tensor(1e-310, dtype=torch.float64) * 1).item() == 0
+    finally:
+        torch.set_flush_denormal(False)
+
+
 def test_pointwise_without_a_cotangent() -> None:
     """An operation whose result the next one ignores gets no cotangent, and gives none."""
     x, y, w = (formula.symbol(n) for n in "xyw")
@@ -734,6 +744,7 @@ def test_zero_costates(engine: str) -> None:
     run = net(P["u"], x0=P["x0"])
     lam = run.costates("squared", targets("every"), mask=mask, reduce="mean")
     assert lam.zeros().tolist() == [T + 1, 2, 0]
+    assert (lam.log_norms()[lam.norms() == 0] == -math.inf).all()
     x = states("elman", P, [T] * B, P["x0"].requires_grad_())
     each = (read_out(P, torch.stack(x[1:])) - targets("every")).square().sum(-1)
     near(lam.loss, (each * mask).sum(0) / torch.tensor([1, 2, 3.5]), "masked mean")
@@ -1005,16 +1016,17 @@ def test_scale(readout: str, gain: float, dtype: torch.dtype, engine: str) -> No
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_scale_of_each_sample(dtype: torch.dtype, readout: str, engine: str) -> None:
     """Samples with gains and sources of their own: h' = u h, so that lam_{t-1} = s_{t-1} + u_t lam_t."""
-    steps, gains, sizes = 150 if engine == "cpu" else 40, [0.5, 2.0**9, -3.0, 2.0**-9], [-1, 2.0**-30, 2.0**20, 1]
+    steps, B = 150 if engine == "cpu" else 40, 12
+    gains, sizes = [0.5, 2.0**9, -3.0, 2.0**-9] * 3, [-1, 2.0**-30, 2.0**20, 1] * 3
     net = co.Network(gain, inputs=1, hidden=1, outputs=1, engine=engine, readout=readout, bias=False, dtype=dtype)
     with torch.no_grad():
         net.R.fill_(1)
         net.V.fill_(1)
-    u = torch.tensor(gains, dtype=dtype)[None, :, None].expand(steps, 4, 1)
-    y = torch.tensor(sizes, dtype=dtype)[:, None].expand(*((steps, 4, 1) if readout == "every" else (4, 1)))
-    for n in ([steps, 30, steps, 2 * steps // 3], [steps] * 4):
+    u = torch.tensor(gains, dtype=dtype)[None, :, None].expand(steps, B, 1)
+    y = torch.tensor(sizes, dtype=dtype)[:, None].expand(*((steps, B, 1) if readout == "every" else (B, 1)))
+    for n in ([steps, 30, steps, 2 * steps // 3] * 3, [steps] * B):
         log = net(u, n).costates("squared", y).log_norms()
-        for j, end in enumerate(n):
+        for j, end in enumerate(n[:4]):
             value, found = Fraction(0), []
             for t in range(end, 0, -1):
                 value = Fraction(gains[j]) * value + (2 * Fraction(sizes[j]) if readout == "every" or t == end else 0)
