@@ -460,3 +460,14 @@ def test_costates_of_another_trajectory_are_refused():
     one, other = net(u), net(u)
     with pytest.raises(co.InputError, match="does not depend on the states of this trajectory"):
         one.costates(other.y_hat[:, 0])
+
+
+def test_costates_that_are_zero_have_no_logarithm():
+    """A dead relu network: minus infinity, counted, and left out of logarithmic penalties."""
+    net = co.Network("elman", activation="relu", inputs=I, hidden=3, outputs=2)
+    with torch.no_grad():
+        net.b.fill_(-1e3)
+    lam = net(torch.randn(T, B, I)).costates("squared", torch.ones(B, 2))
+    assert (lam.log_norms()[:-1] == -float("inf")).all()
+    assert (lam.zeros() == T).all()
+    assert (co.penalties.log_ratio(lam) == 0).all()
