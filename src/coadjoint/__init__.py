@@ -1,22 +1,73 @@
 """coadjoint: recurrent networks, their costates, and penalised backpropagation.
 
-The names in the order data flows: cells, networks, losses and penalties, gradient methods.
+The names in the order data flows: tasks, cells, networks, losses and penalties, gradient methods, optimisers, training.
+Names are loaded when they are first used, so that `import coadjoint` and the command line's help need not wait for torch.
 """
 
-from . import cells, initialisers, losses, parametrisations, penalties
-from .batch import Batch
-from .cells import Cell, cell
-from .errors import CoadjointError, InputError, KindError, NumericalError, Unsupported
-from .formula import abs, atan, cos, erf, exp, log, relu, sigmoid, sign, sin, softplus, sqrt, step, tanh
-from .gradients import BPTT, RTRL, Evaluation, Penalised, Stream, Truncated
-from .network import Costates, Network, Trajectory, norm
-from .penalties import Penalty
+from __future__ import annotations
 
-__version__ = "0.1.0"
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.2.0"
+
+if TYPE_CHECKING:
+    from . import cells, initialisers, losses, optimisers, parametrisations, penalties, report, tasks
+    from .batch import Batch
+    from .cells import Cell, cell
+    from .errors import (
+        CoadjointError,
+        ConfigError,
+        DataError,
+        InputError,
+        KindError,
+        MissingError,
+        NumericalError,
+        StorageError,
+        Unsupported,
+    )
+    from .formula import abs, atan, cos, erf, exp, log, relu, sigmoid, sign, sin, softplus, sqrt, step, tanh
+    from .gradients import BPTT, RTRL, Evaluation, Penalised, Stream, Truncated
+    from .network import Costates, Network, Trajectory, norm
+    from .penalties import Penalty
+    from .training import Interrupted, Result, evaluate, train
+
+_MODULES = ("cells", "initialisers", "losses", "optimisers", "parametrisations", "penalties", "report", "tasks")
+_HOMES = {
+    "batch": ("Batch",),
+    "cells": ("Cell", "cell"),
+    "errors": (
+        "CoadjointError", "ConfigError", "DataError", "InputError", "KindError", "MissingError", "NumericalError",
+        "StorageError", "Unsupported",
+    ),
+    "formula": (
+        "abs", "atan", "cos", "erf", "exp", "log", "relu", "sigmoid", "sign", "sin", "softplus", "sqrt", "step", "tanh",
+    ),
+    "gradients": ("BPTT", "RTRL", "Evaluation", "Penalised", "Stream", "Truncated"),
+    "network": ("Costates", "Network", "Trajectory", "norm"),
+    "penalties": ("Penalty",),
+    "training": ("Interrupted", "Result", "evaluate", "train"),
+}  # fmt: skip
+_HOME = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
-    "BPTT", "RTRL", "Batch", "Cell", "CoadjointError", "Costates", "Evaluation", "InputError", "KindError", "Network",
-    "NumericalError", "Penalised", "Penalty", "Stream", "Trajectory", "Truncated", "Unsupported",
-    "abs", "atan", "cell", "cells", "cos", "erf", "exp", "initialisers", "log", "losses", "norm", "parametrisations",
-    "penalties", "relu", "sigmoid", "sign", "sin", "softplus", "sqrt", "step", "tanh",
+    "BPTT", "RTRL", "Batch", "Cell", "CoadjointError", "ConfigError", "Costates", "DataError", "Evaluation", "InputError",
+    "Interrupted", "KindError", "MissingError", "Network", "NumericalError", "Penalised", "Penalty", "Result", "StorageError",
+    "Stream", "Trajectory", "Truncated", "Unsupported", "abs", "atan", "cell", "cells", "cos", "erf", "evaluate", "exp",
+    "initialisers", "log", "losses", "norm", "optimisers", "parametrisations", "penalties", "relu", "report", "sigmoid",
+    "sign", "sin", "softplus", "sqrt", "step", "tanh", "tasks", "train",
 ]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f".{name}", __name__)
+    if name not in _HOME:
+        raise AttributeError(f"module 'coadjoint' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

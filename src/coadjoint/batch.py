@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -31,6 +31,12 @@ class Batch:
     weight: Tensor | None = None
     x0: Tensor | None = None
     reduce: str = "sum"
+
+    def to(self, dtype: torch.dtype, device: torch.device | str) -> Batch:
+        """The same batch with real numbers of this type, on this device. Class numbers stay integers."""
+        real = lambda v: v.to(device, dtype if v.is_floating_point() else None) if isinstance(v, Tensor) else v
+        values: dict[str, Any] = {name: real(getattr(self, name)) for name in ("u", "y", "mask", "weight", "x0")}
+        return replace(self, **values)
 
     def mean(self, values: Tensor) -> Tensor:
         """The mean over samples of weighted values, [B] -> scalar."""

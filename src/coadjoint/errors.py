@@ -7,7 +7,9 @@ from collections.abc import Iterable
 
 
 class CoadjointError(Exception):
-    """Every error this library raises on purpose."""
+    """Every error this library raises on purpose. `exit_code` is what the command line ends with."""
+
+    exit_code = 2
 
 
 class InputError(CoadjointError, ValueError):
@@ -24,6 +26,30 @@ class Unsupported(CoadjointError, NotImplementedError):
 
 class NumericalError(CoadjointError, ArithmeticError):
     """A number left the range of its type; the text names the time step."""
+
+    exit_code = 5
+
+
+class ConfigError(InputError):
+    """A setting that cannot be used; the text names the file and line, or the flag."""
+
+
+class DataError(InputError):
+    """A file of data that cannot be used as it stands; the text names the file, row and column."""
+
+    exit_code = 3
+
+
+class StorageError(CoadjointError, OSError):
+    """A run folder, checkpoint or disk that cannot be used; what was there before is untouched."""
+
+    exit_code = 4
+
+
+class MissingError(CoadjointError, ImportError):
+    """Something this machine lacks: an optional package, a device."""
+
+    exit_code = 7
 
 
 def choose(kind: str, name: object, known: Iterable[str]) -> str:

@@ -1,0 +1,453 @@
+"""The command line: a thin door. Flags and files become a Config, a Config becomes a library call."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import shlex
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Optional
+
+import typer
+
+from . import __version__
+from . import config as configs
+from .display import display, safe
+from .errors import CoadjointError, ConfigError, MissingError
+
+app = typer.Typer(
+    name="coadjoint",
+    help="Train recurrent networks by backpropagation, plain or penalised, and look at what their gradients do.",
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+USAGE: Any = typer.BadParameter.mro()[2]  # the parent of every complaint about arguments
+RUN = typer.Argument(..., help="a run folder")
+OUT = typer.Option(None, "--out", "-o", help="the folder to write; runs/TASK-1, -2, ... by default")
+QUIET = typer.Option(False, "--quiet", "-q", help="print errors only")
+
+
+def _version(value: bool) -> None:
+    if value:
+        print(f"coadjoint {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="print the version"),
+    debug: bool = typer.Option(False, "--debug", help="show the whole traceback of an error"),
+) -> None:
+    if debug:
+        os.environ["COADJOINT_DEBUG"] = "1"
+
+
+def configured(function: Callable[..., None]) -> Callable[..., None]:
+    """Give a command one flag for each key of the config. It receives them as `flags`, {section: {key: value}}."""
+    own = [p for p in inspect.signature(function).parameters.values() if p.name != "flags"]
+    extra: list[inspect.Parameter] = []
+    keys: dict[str, tuple[str, str]] = {}
+    for section, model in configs.SECTIONS.items():
+        for key, field in model.model_fields.items():
+            if (section, key) == ("task", "name"):
+                continue
+            name, boolean = f"{section}__{key}", "bool" in str(field.annotation)
+            flag = configs.flag(section, key)
+            words = [f"{flag}/--no-{flag[2:]}"] if boolean else [flag]
+            default = "" if field.default in (None, False, True) or boolean else f" [{field.default}]"
+            option = typer.Option(
+                None, *words, help=f"{field.description}{default}", rich_help_panel=str(model.__doc__).rstrip("."),
+                metavar=None if boolean else "TEXT" if configs.textual(section, key) else "NUMBER", show_default=False,
+            )  # fmt: skip
+            kind = Optional[bool] if boolean else Optional[str]
+            extra.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=kind))
+            keys[name] = section, key
+
+    def command(**given: Any) -> None:
+        flags: dict[str, dict[str, Any]] = {}
+        for name, (section, key) in keys.items():
+            value = given.pop(name)
+            if value is not None:
+                value = value if isinstance(value, bool) else configs.from_flag(section, key, value)
+                flags.setdefault(section, {})[key] = value
+        function(flags=flags, **given)
+
+    hints = {p.name: p.annotation for p in [*own, *extra]}
+    command.__signature__ = inspect.Signature([p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in [*own, *extra]])  # type: ignore[attr-defined]
+    command.__annotations__ = inspect.get_annotations(function, eval_str=True) | {
+        k: v for k, v in hints.items() if not isinstance(v, str)
+    }
+    command.__name__, command.__doc__ = function.__name__, function.__doc__
+    return command
+
+
+def free(name: str) -> Path:
+    """runs/NAME-1, or the next number that is not taken."""
+    n = 1
+    while (path := Path("runs") / f"{name}-{n}").exists():
+        n += 1
+    return path
+
+
+def resolved(task: str | None, file: Path | None, flags: Mapping[str, Mapping[str, Any]]) -> configs.Config:
+    from . import settings
+
+    merged = {name: dict(section) for name, section in flags.items()}
+    if task is not None:
+        merged.setdefault("task", {})["name"] = task
+    return configs.resolve(settings.load(file) if file else None, merged)
+
+
+def carry_out(job: configs.Job, folder: Path, quiet: bool, **more: Any) -> None:
+    """Train, say how it went, write the page."""
+    from . import report, training
+
+    name = job.task.name
+    shown = None if quiet else display(name, job.arguments["steps"], job.task.metric)
+    loggers = [tensorboard(folder)] if job.config.training.tensorboard else []
+    try:
+        result = training.train(
+            job.network, job.task, **job.arguments, folder=folder, display=shown, loggers=loggers, command=command_line(), **more
+        )  # fmt: skip
+    finally:
+        if shown is not None:
+            shown.close()
+    page = report.write(folder)
+    if quiet:
+        return
+    for split, values in result.metrics.items():
+        print(safe(f"{split}: " + "  ".join(f"{k} {v:.6g}" for k, v in values.items())))
+    goal = f" ({job.task.goal})" if job.task.goal else ""
+    outcome = {
+        "success": f"success{goal} at step {result.success_step}, {result.success_seconds or 0:.0f} s",
+        "early-stopped": f"stopped early at step {result.step}; the best step is {result.best_step}",
+        "finished": f"finished at step {result.step}, {result.seconds:.0f} s"
+        + (
+            f"; success{goal} at step {result.success_step}"
+            if result.success
+            else f"; no success{goal}"
+            if goal
+            else ""
+        ),
+    }[result.status]
+    print(safe(f"{outcome}\nrun:    {folder}\nreport: {page}"))
+
+
+def tensorboard(folder: Path) -> Callable[[dict[str, Any]], None]:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise MissingError("--tensorboard needs its package: pip install 'coadjoint[tensorboard]'.") from None
+    writer: Any = None
+
+    def log(row: dict[str, Any]) -> None:
+        nonlocal writer
+        writer = writer or SummaryWriter(str(folder / "tensorboard"), purge_step=row["step"])
+        kind = row.get("split", row["kind"])
+        for key, value in row.items():
+            if isinstance(value, float):
+                writer.add_scalar(f"{kind}/{key}", value, row["step"])
+        for key, value in row.get("gradients", {}).items():
+            writer.add_scalar(f"gradient/{key}", value, row["step"])
+        writer.flush()
+
+    return log
+
+
+def command_line() -> str:
+    return shlex.join(["coadjoint", *sys.argv[1:]])
+
+
+@app.command()
+@configured
+def train(
+    task: Optional[str] = typer.Argument(None, help="a built-in task (`coadjoint tasks`); or --train FILE"),
+    config: Optional[Path] = typer.Option(
+        None, "--config", "-c", help="a .toml, .yaml or .json file; flags come on top"
+    ),
+    out: Optional[Path] = OUT,
+    quiet: bool = QUIET,
+    flags: Any = None,
+) -> None:
+    """Train a network on a task or on your own data, in a run folder that survives crashes and ends in a page.
+
+    coadjoint train temporal-order --length 50 --radius 0.5 --penalty log-ratio --weight 2 --lr 2e-3 --clip 1
+    coadjoint train --train data.csv --kind classify --cell lstm --patience 10
+    """
+    from . import runs, settings
+
+    job = configs.build(resolved(task, config, flags))
+    folder = out or free(job.config.task.name or Path(str(job.config.data.train)).stem)
+    runs.create(folder, 0)
+    settings.dump(configs.plain(job.config), folder / "config.yaml")
+    if not quiet:
+        for note in job.notes:
+            print(safe(note))
+        print(
+            safe(
+                f"{job.network.extra_repr()}\n{sum(p.numel() for p in job.network.parameters()):,} parameters; run folder {folder}"
+            )
+        )
+    carry_out(job, folder, quiet)
+
+
+@app.command()
+def resume(
+    run: Path = RUN,
+    steps: Optional[int] = typer.Option(None, "--steps", help="go on up to this step instead"),
+    fallback: bool = typer.Option(False, "--fallback", help="use the previous checkpoint if the last one is damaged"),
+    jobs: Optional[int] = typer.Option(None, "--jobs", "-j", help="processes (of a comparison)"),
+    quiet: bool = QUIET,
+) -> None:
+    """Go on with a run, or with a comparison, where it stopped: bit for bit as if it had not."""
+    from . import settings
+
+    if (run / "compare.json").exists():
+        return compared(run, jobs, quiet)
+    config = configs.read(run)
+    if steps is not None:
+        config = configs.resolve(
+            None, {**configs.plain(config), "training": {**configs.plain(config)["training"], "steps": steps}}
+        )
+    job = configs.build(config)
+    ended = finished(run, job.arguments["steps"])
+    if ended is not None:
+        if not quiet:
+            print(safe(f"{run} has ended already ({ended}). To train longer: coadjoint resume {run} --steps N"))
+        return None
+    if steps is not None:
+        settings.dump(configs.plain(job.config), run / "config.yaml")
+    carry_out(job, run, quiet, resume=True, fallback=fallback)
+    return None
+
+
+def finished(run: Path, steps: int) -> str | None:
+    """How the run ended, if it cannot go on."""
+    from . import settings
+    from .errors import StorageError
+
+    path = run / "result.json"
+    if not path.exists():
+        return None
+    result = settings.read_json(path, 50_000_000, StorageError)
+    over = result["status"] in ("success", "early-stopped") or (
+        result["status"] == "finished" and result["step"] >= steps
+    )
+    return str(result["status"]) if over and (run / "model.safetensors").exists() else None
+
+
+@app.command()
+def replay(run: Path = RUN) -> None:
+    """Compute again the step at which a run met a number that is not finite, and say where it arose."""
+    from . import runs, training
+    from .errors import NumericalError, StorageError
+
+    found = runs.saved(run, "replay")
+    if not found:
+        raise StorageError(f"{run} holds no replay: no step of it was refused.")
+    job = configs.build(configs.read(run))
+    saved = runs.load(found[-1])
+    arguments = {**job.arguments, "nonfinite": "stop"}
+    try:
+        loss, *_ = training.again(job.network, job.task, saved, arguments)
+    except NumericalError as error:
+        print(safe(f"step {saved.step + 1}: {error}"))
+        raise typer.Exit(NumericalError.exit_code) from None
+    print(f"step {saved.step + 1}: loss {loss:.6g}, finite here. The run refused it: {safe(saved.state['reason'])}")
+
+
+@app.command()
+@configured
+def compare(
+    what: Optional[list[str]] = typer.Argument(None, help="a task; or the folders of runs that are there already"),
+    method: list[str] = typer.Option(
+        [], "--method", "-m", help="a row: 'NAME key=value key=a|b ...'; alternatives make more rows"
+    ),
+    seeds: int = typer.Option(3, "--seeds", help="runs of each row: seed, seed + 1, ..."),
+    jobs: Optional[int] = typer.Option(
+        None, "--jobs", "-j", help="processes at a time; one for each CPU core by default"
+    ),
+    config: Optional[Path] = typer.Option(None, "--config", "-c", help="common settings from a file"),
+    out: Optional[Path] = OUT,
+    quiet: bool = QUIET,
+    flags: Any = None,
+) -> None:
+    """Train the same task under several settings and seeds, in parallel; one table, one page.
+
+    coadjoint compare temporal-order --length 50 --radius 0.5 --lr 2e-3 --seeds 5 \\
+        -m 'plain' -m 'clipped clip=1' -m 'penalised clip=1 penalty=log-ratio weight=1|2'
+    coadjoint compare runs/a runs/b
+    """
+    from . import compare as comparing
+    from . import report
+
+    what = what or []
+    if len(what) > 1 or (what and Path(what[0]).is_dir()):
+        folder = out or free("compare")
+        found = comparing.existing([Path(p) for p in what], folder, command_line())
+        page = report.write(folder)
+        show(found)
+        print(safe(f"report: {page}"))
+        return
+    if not method:
+        raise ConfigError("what to compare? Give rows with --method 'NAME key=value ...', or the folders of runs.")
+    if seeds < 1:
+        raise ConfigError(f"--seeds must be at least 1; got {seeds}.")
+    base = configs.plain(resolved(what[0] if what else None, config, flags))
+    first = base.get("training", {}).get("seed", 0)
+    folder = out or free(f"compare-{what[0] if what else 'data'}")
+    rows = [row for text in method for row in comparing.variants(text)]
+    comparing.start(base, rows, range(first, first + seeds), folder, command_line())
+    compared(folder, jobs, quiet)
+
+
+def compared(folder: Path, jobs: int | None, quiet: bool) -> None:
+    """Run a comparison to its end, print the table, write the page."""
+    from . import compare as comparing
+    from . import report
+
+    if jobs is not None and jobs < 1:
+        raise ConfigError(f"--jobs must be at least 1; got {jobs}.")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with ticking(quiet) as tick:
+        found = comparing.run(folder, jobs or cores, lambda text: print(safe(text), file=sys.stderr), tick)
+    page = report.write(folder)
+    if not quiet:
+        show(found)
+        print(safe(f"runs:   {folder / 'runs'}\nreport: {page}"))
+
+
+class ticking:
+    """The number of runs that have ended: a bar on a terminal, lines elsewhere."""
+
+    def __init__(self, quiet: bool) -> None:
+        self.quiet, self.shown = quiet, -1
+        self.bar: Any = None
+
+    def __enter__(self) -> Callable[[int, int], None]:
+        if sys.stdout.isatty() and not self.quiet:
+            from rich.progress import Progress
+
+            self.bar = Progress()
+            self.bar.start()
+            self.task = self.bar.add_task("runs", total=None)
+        return self.tick
+
+    def tick(self, done: int, total: int) -> None:
+        if self.bar is not None:
+            self.bar.update(self.task, completed=done, total=total)
+        elif not self.quiet and done != self.shown:
+            print(f"{done} of {total} runs have ended", flush=True)
+        self.shown = done
+
+    def __exit__(self, *_: object) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+
+
+def show(found: dict[str, Any]) -> None:
+    """The table of a comparison."""
+    from .compare import table
+
+    heads, rows = table(found)
+    print_table(heads, rows)
+
+
+def print_table(heads: list[str], rows: list[list[str]]) -> None:
+    """Columns as wide as their longest cell; a terminal narrower than that folds the last one."""
+    widths = [max(len(safe(r[i])) for r in [heads, *rows]) for i in range(len(heads))]
+    line = lambda cells: "  ".join(safe(c).ljust(w) for c, w in zip(cells, widths, strict=True)).rstrip()
+    print(line(heads))
+    print("  ".join("-" * w for w in widths))
+    for row in rows:
+        print(line(row))
+
+
+@app.command()
+def predict(
+    run: Path = typer.Argument(..., help="a run folder, or its model.safetensors"),
+    data: Path = typer.Argument(
+        ..., help="a file of sequences, shaped like the training file; a target column is not needed"
+    ),
+    out: Path = typer.Option(Path("predictions.csv"), "--out", "-o", help="the file to write"),
+) -> None:
+    """Predict for new sequences with a run that was trained on your own data."""
+    count, notes = configs.predict(run, data, out)
+    for note in notes:
+        print(safe(note))
+    print(safe(f"{count} sequences -> {out}"))
+
+
+@app.command()
+def report(folder: Path = typer.Argument(..., help="a run folder or a comparison")) -> None:
+    """Write report.html of a run or a comparison anew: one file, to look at offline."""
+    from . import report as pages
+
+    print(safe(pages.write(folder)))
+
+
+@app.command()
+def tasks() -> None:
+    """List the built-in tasks with their options."""
+    from .tasks import TASKS, options
+
+    tell = lambda key, default: key.upper() if default is ... else f"{key}={default}" if default is not None else key
+    rows = [
+        [name, entry.about, ", ".join(tell(k, v) for k, v in options(name).items())] for name, entry in TASKS.items()
+    ]
+    print_table(["task", "what it asks", "options"], rows)
+
+
+DEMO: dict[str, dict[str, Any]] = {
+    "task": {"name": "temporal-order", "length": 50},
+    "network": {"hidden": 64, "init": "spectral", "radius": 0.5},
+    "optimiser": {"lr": 2e-3},
+    "training": {"steps": 4000, "every": 100},
+}
+DEMO_ROWS = ("plain", "clipped clip=1", "penalised clip=1 penalty=log-ratio weight=2")
+
+
+@app.command()
+def demo(
+    out: Optional[Path] = OUT,
+    jobs: Optional[int] = typer.Option(None, "--jobs", "-j", help="processes at a time"),
+    quiet: bool = QUIET,
+) -> None:
+    """Temporal order from a vanishing start, by three methods: about a minute, offline, and a page at the end."""
+    from . import compare as comparing
+
+    folder = out or free("demo")
+    if not quiet:
+        print("Temporal order, 50 steps: 64 tanh units, spectral radius 0.5, at most 4,000 steps of Adam")
+    comparing.start(DEMO, [row for text in DEMO_ROWS for row in comparing.variants(text)], [0], folder, command_line())
+    compared(folder, jobs, quiet)
+
+
+def main() -> None:
+    """The entry point: errors in one line, each kind with its exit code."""
+    try:
+        code = app(standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else 0)
+    except typer.Exit as end:
+        sys.exit(end.exit_code)
+    except USAGE as error:
+        fail(error.format_message(), 2)
+    except CoadjointError as error:
+        if os.environ.get("COADJOINT_DEBUG"):
+            raise
+        fail(str(error), error.exit_code)
+    except (typer.Abort, KeyboardInterrupt):
+        fail("interrupted.", 130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+
+
+def fail(message: str, code: int) -> None:
+    print(safe(f"coadjoint: {'stopped' if code == 75 else 'error'}: {message}"), file=sys.stderr)
+    sys.exit(code)

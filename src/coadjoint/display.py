@@ -1,0 +1,103 @@
+"""Display: a run while it goes on; a bar on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+Row = dict[str, Any]
+
+
+def safe(text: object) -> str:
+    """Text for a terminal: control sequences shown, not obeyed."""
+    return "".join(c if c == "\n" or c.isprintable() else repr(c)[1:-1] for c in str(text))
+
+
+def short(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+class Lines:
+    """One line for each look."""
+
+    def __init__(self, name: str, steps: int, metric: str) -> None:
+        self.name, self.steps, self.metric = name, steps, metric
+        self.row: Row = {}
+        self.began: tuple[int, float] | None = None
+        self.seen: dict[str, str] = {}
+
+    def step(self, step: int, row: Row) -> None:
+        self.row = row
+        if self.began is None:
+            self.began = step, time.monotonic()
+
+    def look(self, step: int, rows: Sequence[Row]) -> None:
+        for row in rows:
+            if row["kind"] == "held-out" and self.metric in row:
+                self.seen[self.metric] = short(row[self.metric])
+            elif row["kind"] == "probe" and row["decay"] is not None:
+                self.seen["log10 |lam_0|/|lam_T|"] = f"{row['decay']:.1f}"
+        self.draw(step)
+
+    def fields(self, step: int) -> list[str]:
+        """loss, |grad|, the metric, the decay, steps/s, time left"""
+        found = []
+        if "loss" in self.row:
+            found += [f"loss {self.row['loss']:.4g}", f"|grad| {self.row['gradient']:.1e}"]
+        found += [f"{name} {value}" for name, value in self.seen.items()]
+        if self.began is not None and step > self.began[0]:
+            rate = (step - self.began[0]) / max(time.monotonic() - self.began[1], 1e-9)
+            found += [f"{rate:.0f} steps/s", f"{(self.steps - step) / rate:.0f} s left"]
+        return found
+
+    def draw(self, step: int) -> None:
+        print(
+            safe(f"{self.name}  {step:>{len(str(self.steps))}}/{self.steps}  " + "  ".join(self.fields(step))),
+            flush=True,
+        )
+
+    def say(self, text: str) -> None:
+        print(safe(text), flush=True)
+
+    def close(self) -> None: ...
+
+
+class Bar(Lines):
+    """A bar that moves, with the same fields."""
+
+    def __init__(self, name: str, steps: int, metric: str) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+        super().__init__(name, steps, metric)
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(20),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[note]}"),
+        )
+        self.progress = Progress(*columns)
+        self.bar = self.progress.add_task(safe(name), total=steps, note="")
+        self.progress.start()
+        self.drawn = 0.0
+
+    def step(self, step: int, row: Row) -> None:
+        super().step(step, row)
+        if time.monotonic() - self.drawn > 0.2:
+            self.draw(step)
+
+    def draw(self, step: int) -> None:
+        self.drawn = time.monotonic()
+        self.progress.update(self.bar, completed=step, note=safe("  ".join(self.fields(step))).replace("[", r"\["))
+
+    def say(self, text: str) -> None:
+        self.progress.console.print(safe(text), markup=False, highlight=False)
+
+    def close(self) -> None:
+        self.progress.stop()
+
+
+def display(name: str, steps: int, metric: str) -> Lines:
+    """A bar on a terminal, lines elsewhere."""
+    return (Bar if sys.stdout.isatty() else Lines)(name, steps, metric)

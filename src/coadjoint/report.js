@@ -1,0 +1,432 @@
+"use strict";
+(() => {
+  const page = JSON.parse(document.getElementById("data").textContent);
+  const COLOURS = 7;
+  // Dark to light with rising luminance, so that it reads the same in grey and to colour-blind eyes.
+  const RAMP = ["#15143b", "#253a79", "#2a648f", "#35898f", "#62ae86", "#aecd7d", "#f5ecae"];
+  const SHAPES = [
+    (r) => `M${r},0A${r},${r} 0 1 1 ${-r},0A${r},${r} 0 1 1 ${r},0Z`,
+    (r) => `M${-r * 0.9},${-r * 0.9}H${r * 0.9}V${r * 0.9}H${-r * 0.9}Z`,
+    (r) => `M0,${-r * 1.2}L${r * 1.1},${r * 0.8}H${-r * 1.1}Z`,
+    (r) => `M0,${-r * 1.25}L${r * 1.25},0L0,${r * 1.25}L${-r * 1.25},0Z`,
+    (r) => `M0,${r * 1.2}L${r * 1.1},${-r * 0.8}H${-r * 1.1}Z`,
+  ];
+
+  const svg = (name, attributes, parent, text) => {
+    const node = document.createElementNS("http://www.w3.org/2000/svg", name);
+    for (const [key, value] of Object.entries(attributes || {})) node.setAttribute(key, value);
+    if (text !== undefined) node.textContent = text;
+    if (parent) parent.append(node);
+    return node;
+  };
+  const html = (name, style, parent, text) => {
+    const node = document.createElement(name);
+    if (style) node.className = style;
+    if (text !== undefined) node.textContent = text;
+    if (parent) parent.append(node);
+    return node;
+  };
+  const symbol = (parent, colour, x, y, r, style) =>
+    svg("path", { d: SHAPES[colour % SHAPES.length](r), transform: `translate(${x},${y})`, class: `f${colour % COLOURS} ${style || ""}` }, parent);
+
+  const show = (v, digits = 4) => {
+    if (v === null || v === undefined || !Number.isFinite(v)) return "–";
+    const size = Math.abs(v);
+    const text = size !== 0 && (size < 1e-3 || size >= 1e7) ? v.toExponential(Math.min(2, digits - 1)).replace(/\.?0*e\+?/, "e")
+      : Number.isInteger(v) ? v.toLocaleString("en-GB") : String(Number(v.toPrecision(digits)));
+    return text.replaceAll("-", "−");
+  };
+  const duration = (s) => (s < 100 ? `${Number(s.toPrecision(3))} s` : s < 6000 ? `${Number((s / 60).toPrecision(3))} min` : `${Number((s / 3600).toPrecision(3))} h`);
+  const nearest = (sorted, v) => {
+    let low = 0, high = sorted.length - 1;
+    while (high - low > 1) {
+      const middle = (low + high) >> 1;
+      if (sorted[middle] < v) low = middle; else high = middle;
+    }
+    return high > 0 && Math.abs(sorted[high] - v) < Math.abs(sorted[low] - v) ? high : Math.max(0, low);
+  };
+  const seconds = (step) => {
+    const clock = page.clock;
+    if (!clock || step > clock.steps.at(-1)) return null;
+    const k = clock.steps.findIndex((s) => s >= step);
+    if (clock.steps[k] === step) return duration(clock.seconds[k]);
+    if (k === 0) return null;
+    const share = (step - clock.steps[k - 1]) / (clock.steps[k] - clock.steps[k - 1]);
+    return `about ${duration(clock.seconds[k - 1] + share * (clock.seconds[k] - clock.seconds[k - 1]))}`;
+  };
+
+  // A scale takes values to pixels; its ticks are round numbers.
+  const linear = (low, high, from, to, wanted) => {
+    if (!(high > low)) { const room = Math.abs(low) * 0.05 || 0.5; low -= room; high += room; }
+    const rough = (high - low) / Math.max(1, wanted), power = 10 ** Math.floor(Math.log10(rough));
+    const step = [1, 2, 5, 10].map((m) => m * power).find((s) => s >= rough * 0.999);
+    const ticks = [];
+    for (let k = Math.ceil(low / step - 1e-9); k * step <= high + step * 1e-9; k++) ticks.push(Number((k * step).toPrecision(12)));
+    return { at: (v) => from + ((v - low) / (high - low)) * (to - from), back: (p) => low + ((p - from) / (to - from)) * (high - low), ticks, low, high };
+  };
+  const logarithmic = (low, high, from, to, wanted) => {
+    const inner = linear(Math.log10(low), Math.log10(high), from, to, wanted);
+    const first = Math.ceil(inner.low - 1e-9), last = Math.floor(inner.high + 1e-9);
+    const every = Math.max(1, Math.ceil((last - first + 1) / Math.max(2, wanted)));
+    let ticks = [];
+    for (let k = first; k <= last; k += every) ticks.push(10 ** k);
+    if (ticks.length < 3) ticks = Array.from({ length: last - first + 3 }, (_, k) => first - 1 + k)
+      .flatMap((k) => (ticks.length < 2 ? [1, 2, 3, 5, 7] : [1, 2, 5]).map((m) => m * 10 ** k))
+      .filter((v) => Math.log10(v) >= inner.low && Math.log10(v) <= inner.high);
+    if (ticks.length < 2) ticks = inner.ticks.map((v) => 10 ** v);
+    return { at: (v) => inner.at(Math.log10(v)), back: (p) => 10 ** inner.back(p), ticks, low, high };
+  };
+  const tickText = (v, log) => {
+    const power = Math.round(Math.log10(Math.abs(v)));
+    if (log && (power < -2 || power > 3) && Math.abs(v / 10 ** power - 1) < 1e-6) return "10" + String(power).replace(/./g, (c) => (c === "-" ? "⁻" : "⁰¹²³⁴⁵⁶⁷⁸⁹"[Number(c)]));
+    return show(v, log ? 2 : 4);
+  };
+
+  // Axes count steps and moments, so their marks are whole numbers; labels stand upright above and below the plot, for phones too.
+  const axes = (root, box, x, y, xLabel, yLabel, log) => {
+    for (const v of y.ticks) {
+      svg("line", { class: "grid", x1: box.left, x2: box.right, y1: y.at(v), y2: y.at(v) }, root);
+      svg("text", { x: box.left - 8, y: y.at(v) + 4, "text-anchor": "end" }, root, tickText(v, log));
+    }
+    svg("line", { class: "axis", x1: box.left, x2: box.right, y1: box.bottom, y2: box.bottom }, root);
+    below(root, box, x, xLabel);
+    svg("text", { class: "label", x: 0, y: 12 }, root, yLabel);
+  };
+  const below = (root, box, x, label, whole = true, end = box.right) => {
+    let free = -Infinity;
+    for (const v of whole ? x.ticks.filter(Number.isInteger) : x.ticks) {
+      const text = show(v), half = text.length * 3.4, at = Math.min(Math.max(x.at(v), half), box.width - half);
+      svg("line", { class: "axis", x1: x.at(v), x2: x.at(v), y1: box.bottom, y2: box.bottom + 5 }, root);
+      if (at - half < free + 8) continue;
+      free = at + half;
+      svg("text", { x: at, y: box.bottom + 19, "text-anchor": "middle" }, root, text);
+    }
+    svg("text", { class: "label", x: end, y: box.bottom + 38, "text-anchor": "end" }, root, label);
+  };
+  const room = (texts) => Math.ceil(Math.max(...texts.map((t) => t.length)) * 6.9) + 12;
+
+  // Every drawing answers: find(x, y) -> place, move(place, dx, dy) -> place, tell(place) -> what to show there.
+  const lines = (figure, root, box, hidden) => {
+    const seen = figure.series.filter((s) => !hidden.has(figure.rows ? s.colour : s.name));
+    const ys = (seen.length ? seen : figure.series).flatMap((s) => s.y).filter((v) => v !== null);
+    const xs = figure.series.flatMap((s) => s.x);
+    for (const rule of figure.rules || []) if (!figure.y.log || rule.y > 0) ys.push(rule.y);
+    let low = ys.reduce((a, b) => Math.min(a, b)), high = ys.reduce((a, b) => Math.max(a, b));
+    if (figure.y.range) { low = Math.min(low, figure.y.range[0]); high = Math.max(high, figure.y.range[1]); }
+    if (figure.y.log) { const pad = (high / low) ** 0.05 * 1.02; low /= pad; high *= pad; }
+    else if (!figure.y.range) { const pad = (high - low) * 0.05; low -= pad; high += pad; }
+    const make = figure.y.log ? logarithmic : linear;
+    box.top = 30;
+    const wanted = Math.round((box.bottom - box.top) / 42);
+    const y = make(low, high, box.bottom, box.top, wanted);
+    box.left = room(y.ticks.map((v) => tickText(v, figure.y.log)));
+    const last = xs.reduce((a, b) => Math.max(a, b)), first = xs.reduce((a, b) => Math.min(a, b));
+    const x = linear(first > 0 && first < last / 20 ? 0 : first, last, box.left + 2, box.right - 2, (box.right - box.left) / 85);
+    axes(root, box, x, y, figure.x, figure.y.label, figure.y.log);
+    const many = seen.length > 8;
+    for (const s of seen) {
+      let path = "", pen = false, alone = [];
+      s.y.forEach((v, k) => {
+        if (v === null) { pen = false; return; }
+        const px = x.at(s.x[k]).toFixed(1), py = y.at(v).toFixed(1);
+        path += !pen ? `M${px},${py}` : figure.stairs ? `H${px}V${py}` : `L${px},${py}`;
+        if (!pen && (k + 1 === s.y.length || s.y[k + 1] === null)) alone.push([px, py]);
+        pen = true;
+      });
+      svg("path", { d: path, class: `trace s${s.colour % COLOURS}${s.faint ? " faint" : ""}${many ? " many" : ""}${s.colour >= COLOURS ? " dashed" : ""}` }, root);
+      for (const [px, py] of alone) symbol(root, s.colour, px, py, s.faint ? 2 : 3);
+      if (!many && !figure.stairs && s.x.length <= 40) s.y.forEach((v, k) => v !== null && symbol(root, s.colour, x.at(s.x[k]), y.at(v), 2.6));
+    }
+    for (const rule of figure.rules || []) {
+      if (figure.y.log && rule.y <= 0) continue;
+      const at = y.at(rule.y);
+      svg("line", { class: "ruled", x1: box.left, x2: box.right, y1: at, y2: at }, root);
+      svg("text", { class: "rule", x: box.left + 6, y: at - 6 < box.top + 8 ? at + 16 : at - 7 }, root, rule.label);
+    }
+    for (const mark of figure.marks || []) {
+      const at = x.at(mark.x);
+      if (at < box.left - 1 || at > box.right + 1) continue;
+      svg("line", { class: "mark", x1: at, x2: at, y1: box.top - 6, y2: box.bottom }, root);
+      const end = at > (box.left + box.right) / 2;
+      svg("text", { class: "rule", x: at + (end ? -5 : 5), y: box.top - 2, "text-anchor": end ? "end" : "start" }, root, mark.label);
+    }
+    if (!seen.length) return null;
+    const head = (step) => {
+      const when = figure.clock ? seconds(step) : null;
+      return `${figure.x.replace("training ", "")} ${show(step, 6)}${when ? ` · ${when}` : ""}`;
+    };
+    if (many && figure.rows) {
+      const points = seen.flatMap((s) => s.x.map((step, k) => ({ s, step, v: s.y[k], px: x.at(step), py: s.y[k] === null ? NaN : y.at(s.y[k]) }))).filter((p) => p.v !== null);
+      return {
+        first: 0,
+        find: (px, py) => points.reduce((best, p, k) => (Math.hypot(p.px - px, p.py - py) < Math.hypot(points[best].px - px, points[best].py - py) ? k : best), 0),
+        move: (k, dx, dy) => Math.min(points.length - 1, Math.max(0, k + dx - dy)),
+        tell: (k) => {
+          const p = points[k];
+          return { x: p.px, y: p.py, head: head(p.step), lines: [[p.s.colour, p.s.name, show(p.v)]], dots: [[p.s.colour, p.px, p.py]] };
+        },
+      };
+    }
+    const stops = [...new Set(seen.flatMap((s) => s.x))].sort((a, b) => a - b);
+    // A curve answers for a step that it holds, or one between two of its points.
+    const value = (s, step) => {
+      if (step < s.x[0] || step > s.x.at(-1)) return null;
+      let k = nearest(s.x, step);
+      if (figure.stairs) for (k = 0; k + 1 < s.x.length && s.x[k + 1] <= step; k++);
+      return k;
+    };
+    return {
+      first: stops.length - 1,
+      find: (px) => nearest(stops, x.back(px)),
+      move: (k, dx) => Math.min(stops.length - 1, Math.max(0, k + dx)),
+      tell: (k) => {
+        const step = stops[k], told = [], dots = [];
+        for (const s of seen) {
+          const at = value(s, step);
+          if (at === null) continue;
+          const elsewhere = !figure.stairs && s.x[at] !== step ? ` at ${show(s.x[at])}` : "";
+          told.push([s.colour, s.name + elsewhere, s.y[at] === null ? "not finite" : show(s.y[at])]);
+          if (s.y[at] !== null) dots.push([s.colour, figure.stairs ? x.at(step) : x.at(s.x[at]), y.at(s.y[at])]);
+        }
+        return { x: x.at(step), line: [box.top, box.bottom], head: head(step), lines: told.slice(0, 12), dots };
+      },
+    };
+  };
+
+  const rgb = (hex) => [1, 3, 5].map((k) => parseInt(hex.slice(k, k + 2), 16));
+  const shade = (share) => {
+    const at = Math.min(0.999999, Math.max(0, share)) * (RAMP.length - 1), k = Math.floor(at), a = rgb(RAMP[k]), b = rgb(RAMP[k + 1]);
+    return a.map((v, i) => Math.round(v + (b[i] - v) * (at - k)));
+  };
+  const picture = (width, height, colour) => {
+    const canvas = document.createElement("canvas");
+    canvas.width = width; canvas.height = height;
+    const context = canvas.getContext("2d"), image = context.createImageData(width, height);
+    for (let j = 0; j < height; j++) for (let i = 0; i < width; i++) {
+      const c = colour(i, j);
+      if (c) image.data.set([...c, 255], 4 * (j * width + i));
+    }
+    context.putImageData(image, 0, 0);
+    return canvas.toDataURL();
+  };
+
+  const heat = (figure, root, box) => {
+    const { t, steps, cells } = figure;
+    let [low, high] = figure.span;
+    if (!(high > low)) { low -= 0.5; high += 0.5; }
+    const flat = cells.flat().filter((v) => v !== null), under = flat.some((v) => v < low), over = flat.some((v) => v > high);
+    // A cell reaches half way to its neighbours: probes need not be evenly spaced.
+    const edges = (v) => v.length === 1 ? [v[0] - 0.5, v[0] + 0.5]
+      : [v[0] - (v[1] - v[0]) / 2, ...v.slice(1).map((b, k) => (v[k] + b) / 2), v.at(-1) + (v.at(-1) - v.at(-2)) / 2];
+    const ex = edges(t), ey = edges(steps);
+    box.top = 66;
+    const wanted = Math.round((box.bottom - box.top) / 42);
+    const y = linear(ey[0], ey.at(-1), box.bottom, box.top, wanted);
+    box.left = room(y.ticks.map((v) => show(v)));
+    const x = linear(ex[0], ex.at(-1), box.left, box.right, (box.right - box.left) / 70);
+    svg("rect", { class: "blank", x: box.left, y: box.top, width: box.right - box.left, height: box.bottom - box.top }, root);
+    const width = Math.min(1200, Math.round(box.right - box.left) * 2), height = Math.round(box.bottom - box.top) * 2;
+    const columns = Array.from({ length: width }, (_, i) => nearest(t, ex[0] + ((i + 0.5) / width) * (ex.at(-1) - ex[0])));
+    const rows = Array.from({ length: height }, (_, j) => nearest(steps, ey.at(-1) - ((j + 0.5) / height) * (ey.at(-1) - ey[0])));
+    const colours = cells.map((row) => row.map((v) => (v === null ? null : shade((v - low) / (high - low)))));
+    const image = (attributes, href) => svg("image", { preserveAspectRatio: "none", href, ...attributes }, root);
+    image({ x: box.left, y: box.top, width: box.right - box.left, height: box.bottom - box.top }, picture(width, height, (i, j) => colours[rows[j]][columns[i]]));
+    for (const v of y.ticks.filter(Number.isInteger)) svg("text", { x: box.left - 8, y: y.at(v) + 4, "text-anchor": "end" }, root, show(v));
+    below(root, box, x, "time t in the sequence");
+    svg("text", { class: "label", x: 0, y: box.top - 10 }, root, "training step");
+    const from = Math.max(box.left, box.right - 240), scale = linear(low, high, from, box.right, 3);
+    image({ x: from, y: 18, width: box.right - from, height: 10 }, picture(200, 1, (i) => shade(i / 199)));
+    svg("text", { class: "label", x: box.right, y: 12, "text-anchor": "end" }, root, figure.label);
+    const ends = [[low, from, "start", under ? "≤ " : ""], [high, box.right, "end", over ? "≥ " : ""]];
+    for (const [v, at, anchor, sign] of ends) svg("text", { x: at, y: 42, "text-anchor": anchor }, root, sign + show(v, 3));
+    for (const v of scale.ticks.filter((v) => Math.min(scale.at(v) - from, box.right - scale.at(v)) > 60)) svg("text", { x: scale.at(v), y: 42, "text-anchor": "middle" }, root, show(v, 3));
+    const columnsOf = t.length;
+    return {
+      first: (steps.length - 1) * columnsOf,
+      find: (px, py) => nearest(steps, y.back(py)) * columnsOf + nearest(t, x.back(px)),
+      move: (k, dx, dy) => {
+        const i = Math.min(columnsOf - 1, Math.max(0, (k % columnsOf) + dx)), j = Math.min(steps.length - 1, Math.max(0, Math.floor(k / columnsOf) - dy));
+        return j * columnsOf + i;
+      },
+      tell: (k) => {
+        const i = k % columnsOf, j = Math.floor(k / columnsOf), v = cells[j][i], when = seconds(steps[j]);
+        return {
+          x: (x.at(ex[i]) + x.at(ex[i + 1])) / 2, y: (y.at(ey[j]) + y.at(ey[j + 1])) / 2,
+          frame: [x.at(ex[i]), y.at(ey[j + 1]), x.at(ex[i + 1]) - x.at(ex[i]), y.at(ey[j]) - y.at(ey[j + 1])],
+          head: `step ${show(steps[j])}${when ? ` · ${when}` : ""} · t = ${show(t[i])}`, lines: [[null, figure.label, v === null ? "zero or not finite" : show(v)]],
+        };
+      },
+    };
+  };
+
+  const dots = (figure, root, box) => {
+    const values = figure.points.map((p) => p.x).filter((v) => v !== null);
+    const misses = figure.points.some((p) => p.x === null), lane = misses ? Math.min(110, box.width * 0.24) : 0;
+    for (const rule of figure.rules || []) values.push(rule.x);
+    box.left = 4; box.top = figure.rules ? 22 : 6;
+    let low = values.length ? Math.min(...values) : 0, high = values.length ? Math.max(...values) : 1;
+    if (!figure.rules) low = Math.min(0, low);
+    const pad = (high - low) * 0.03;
+    const x = linear(figure.rules ? low - pad : low, high + pad, box.left + 6, box.right - lane - 6, (box.right - lane) / 85);
+    const tall = (box.bottom - box.top) / figure.rows.length, places = [];
+    for (const v of x.ticks) svg("line", { class: "grid", x1: x.at(v), x2: x.at(v), y1: box.top, y2: box.bottom }, root);
+    for (const rule of figure.rules || []) {
+      svg("line", { class: "ruled", x1: x.at(rule.x), x2: x.at(rule.x), y1: box.top, y2: box.bottom }, root);
+      svg("text", { class: "rule", x: x.at(rule.x), y: box.top - 8, "text-anchor": "middle" }, root, rule.label);
+    }
+    if (misses) {
+      svg("line", { class: "axis", x1: box.right - lane, x2: box.right - lane, y1: box.top, y2: box.bottom }, root);
+      svg("text", { x: box.right - lane / 2, y: box.bottom + 19, "text-anchor": "middle" }, root, figure.lane);
+    }
+    figure.rows.forEach((name, row) => {
+      const top = box.top + row * tall, middle = top + 22 + (tall - 28) / 2;
+      if (row) svg("line", { class: "axis", x1: 0, x2: box.right, y1: top, y2: top }, root);
+      const most = Math.floor((box.right - lane - 10) / 7);
+      svg("text", { class: "row", x: 4, y: top + 17 }, root, name.length > most ? `${name.slice(0, most - 1)}…` : name);
+      const here = figure.points.filter((p) => p.row === row), lost = here.filter((p) => p.x === null), across = Math.max(1, Math.floor((lane - 16) / 13)), piles = [];
+      for (const p of here.filter((q) => q.x !== null).sort((a, b) => a.x - b.x)) {
+        const pile = piles.at(-1);
+        if (pile && x.at(p.x) - x.at(pile[0].x) < 10) pile.push(p); else piles.push([p]);
+      }
+      here.forEach((p) => {
+        let px, py = middle;
+        if (p.x === null) {
+          const k = lost.indexOf(p), inRow = Math.min(across, lost.length - Math.floor(k / across) * across), layers = Math.ceil(lost.length / across);
+          px = box.right - lane / 2 + ((k % across) - (inRow - 1) / 2) * 13;
+          py = top + tall / 2 + (Math.floor(k / across) - (layers - 1) / 2) * Math.min(13, (tall - 10) / layers);
+        } else {
+          // Dots that would cover each other stand in a column.
+          const pile = piles.find((one) => one.includes(p)), k = pile.indexOf(p);
+          px = x.at(p.x);
+          py = middle + (k - (pile.length - 1) / 2) * Math.min(11, (tall - 40) / Math.max(1, pile.length - 1));
+        }
+        symbol(root, row, px, py, 4.6, `dot s${row % COLOURS}${p.open ? " open" : ""}`);
+        places.push({ p, px, py, row, name });
+      });
+    });
+    svg("line", { class: "axis", x1: 0, x2: box.right, y1: box.bottom, y2: box.bottom }, root);
+    if (values.length) below(root, box, x, figure.x, !figure.rules && high > 2, box.right - lane);
+    const near = (px, py) => places.reduce((best, d, k) => (Math.hypot(d.px - px, d.py - py) < Math.hypot(places[best].px - px, places[best].py - py) ? k : best), 0);
+    return {
+      first: 0, find: near,
+      move: (k, dx, dy) => Math.min(places.length - 1, Math.max(0, k + dx + dy)),
+      tell: (k) => {
+        const d = places[k];
+        return { x: d.px, y: d.py, head: d.name, lines: [[d.row, d.p.label, d.p.x === null ? figure.lane : show(d.p.x)]], frame: [d.px - 8, d.py - 8, 16, 16] };
+      },
+    };
+  };
+
+  const KINDS = { lines, heat, dots };
+  const height = (figure, width) => {
+    if (figure.kind === "dots") return 54 + Math.max(figure.rows.length * 84, 90) + (figure.rules ? 16 : 0);
+    return Math.round(Math.min(figure.kind === "heat" ? 400 : 320, Math.max(figure.kind === "heat" ? 330 : 250, width * 0.56)));
+  };
+
+  const legend = (node, figure, hidden, again) => {
+    const entries = figure.rows ? figure.rows.map((name, colour) => ({ name, colour, key: colour })).filter((e) => figure.series.some((s) => s.colour === e.colour))
+      : figure.series.map((s) => ({ name: s.name, colour: s.colour, faint: s.faint, key: s.name }));
+    if (entries.length < 2) return;
+    for (const entry of entries) {
+      const button = html("button", "", node);
+      button.type = "button";
+      button.setAttribute("aria-pressed", "true");
+      const swatch = svg("svg", { width: 22, height: 12, viewBox: "0 0 22 12", "aria-hidden": "true" }, button);
+      svg("path", { d: "M1,6H21", class: `trace s${entry.colour % COLOURS}${entry.faint ? " faint" : ""}${entry.colour >= COLOURS ? " dashed" : ""}` }, swatch);
+      if (!entry.faint) symbol(swatch, entry.colour, 11, 6, 3.4);
+      html("span", "", button, entry.name);
+      button.addEventListener("click", () => {
+        if (!hidden.delete(entry.key)) hidden.add(entry.key);
+        button.setAttribute("aria-pressed", String(!hidden.has(entry.key)));
+        again();
+      });
+    }
+  };
+
+  const mount = (node) => {
+    const figure = page.figures[node.dataset.figure], plot = node.querySelector(".plot"), hidden = new Set();
+    const tip = html("div", "tip");
+    tip.hidden = true;
+    tip.setAttribute("aria-live", "polite");
+    let root = null, over = null, drawing = null, place = null, drawnAt = 0;
+
+    const hide = () => { tip.hidden = true; place = null; if (over) over.replaceChildren(); };
+    const tell = (next) => {
+      place = next;
+      const told = drawing.tell(place), box = drawing.box;
+      over.replaceChildren();
+      if (told.line) svg("line", { class: "cross", x1: told.x, x2: told.x, y1: told.line[0], y2: told.line[1] }, over);
+      if (told.frame) svg("rect", { class: "frame", x: told.frame[0], y: told.frame[1], width: told.frame[2], height: told.frame[3], rx: 1 }, over);
+      for (const [colour, px, py] of told.dots || []) symbol(over, colour, px, py, 4.5, "hot");
+      tip.replaceChildren();
+      html("div", "head", tip, told.head);
+      for (const [colour, name, value] of told.lines) {
+        const line = html("div", "line", tip);
+        if (colour !== null) symbol(svg("svg", { viewBox: "0 0 10 10" }, line), colour, 5, 5, 4);
+        html("span", "", line, name);
+        html("span", "value", line, value);
+      }
+      tip.hidden = false;
+      const scale = plot.clientWidth / box.width, wide = tip.offsetWidth, tall = tip.offsetHeight;
+      const left = told.x * scale + 14 + wide > plot.clientWidth ? told.x * scale - 14 - wide : told.x * scale + 14;
+      tip.style.left = `${Math.max(0, Math.min(left, plot.clientWidth - wide))}px`;
+      const middle = (told.y === undefined ? box.top + 10 : told.y - 12) * scale - (told.y === undefined ? 0 : tall);
+      tip.style.top = `${Math.max(-20, middle)}px`;
+    };
+    const draw = () => {
+      const width = Math.max(240, Math.round(plot.clientWidth)), tall = height(figure, width);
+      const focused = document.activeElement === root;
+      hide();
+      plot.replaceChildren();
+      root = svg("svg", { viewBox: `0 0 ${width} ${tall}`, width, height: tall, tabindex: 0, role: "img" }, plot);
+      root.setAttribute("aria-label", `${node.querySelector("h3").textContent}. Arrow keys read the values.`);
+      plot.append(tip);
+      const box = { left: 40, right: width - 4, top: 20, bottom: tall - 44, width };
+      drawing = KINDS[figure.kind](figure, root, box, hidden);
+      if (drawing) drawing.box = box;
+      over = svg("g", {}, root);
+      listen();
+      if (focused) root.focus();
+      drawnAt = plot.clientWidth;
+      node.dataset.drawn = figure.kind;
+    };
+    const listen = () => {
+      const at = (event) => {
+        if (!drawing) return;
+        const frame = root.getBoundingClientRect(), scale = drawing.box.width / frame.width;
+        tell(drawing.find((event.clientX - frame.left) * scale, (event.clientY - frame.top) * scale));
+      };
+      root.addEventListener("pointermove", at);
+      root.addEventListener("pointerdown", at);
+      root.addEventListener("pointerleave", (event) => { if (event.pointerType === "mouse") hide(); });
+      root.addEventListener("blur", hide);
+      root.addEventListener("focus", () => { if (drawing && place === null && root.matches(":focus-visible")) tell(drawing.first); });
+      root.addEventListener("keydown", (event) => {
+        const by = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1], Home: [-1e9, 0], End: [1e9, 0], PageUp: [-20, 0], PageDown: [20, 0] }[event.key];
+        if (event.key === "Escape") hide();
+        if (!by || !drawing) return;
+        event.preventDefault();
+        tell(place === null ? drawing.first : drawing.move(place, by[0], by[1]));
+      });
+    };
+    if (figure.kind === "lines") legend(node.querySelector(".legend"), figure, hidden, draw);
+    draw();
+    new ResizeObserver(() => { if (plot.clientWidth && Math.abs(plot.clientWidth - drawnAt) > 1) draw(); }).observe(plot);
+  };
+
+  let drawn = 0;
+  for (const node of document.querySelectorAll("figure[data-figure]")) {
+    try {
+      mount(node);
+      drawn += 1;
+    } catch (error) {
+      html("p", "empty", node, "This figure could not be drawn.");
+      console.error(error);
+    }
+  }
+  // A touch outside a figure puts its values away.
+  document.addEventListener("pointerdown", (event) => {
+    for (const tip of document.querySelectorAll(".tip")) if (!tip.parentElement.contains(event.target)) tip.hidden = true;
+  });
+  document.documentElement.dataset.drawn = String(drawn);
+})();

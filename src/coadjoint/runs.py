@@ -1,0 +1,350 @@
+"""Run folders: what a run writes, and how it survives.
+
+    metrics.jsonl  clock.jsonl  result.json  environment.json  model.safetensors  checkpoints/step-00001000/
+
+A checkpoint is written under another name, each file synced to the disk, a manifest of SHA-256 sums last, and renamed:
+a folder called step-N is whole or damaged from outside, never half-written. The latest one is found by looking, not by a
+pointer. Rows of metrics beyond a checkpoint are cut off when a run goes on from it, and computed again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import math
+import os
+import platform
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .errors import MissingError, StorageError
+from .files import storing, sync_folder, write
+
+FORMAT = 1
+MANIFEST = "manifest.sha256"
+
+
+def plain(value: Any) -> Any:
+    """The value in JSON's types: numbers that JSON lacks become the strings NaN, Infinity, -Infinity."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, dict):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(v) for v in value]
+    if isinstance(value, Tensor | np.ndarray | np.generic):
+        return plain(value.tolist())
+    return value if isinstance(value, str | int | float | bool) or value is None else str(value)
+
+
+def dumps(value: Any, **options: Any) -> str:
+    return json.dumps(plain(value), allow_nan=False, ensure_ascii=False, **options)
+
+
+class Lock:
+    """One writer for one run folder: flock on the file `lock`, which names the owner. The kernel frees it with the process."""
+
+    def __init__(self, folder: Path) -> None:
+        with storing(folder):
+            self.file = open(folder / "lock", "a+")
+        try:
+            fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self.file.seek(0)
+            owner = self.file.read().strip() or "another process"
+            self.file.close()
+            raise StorageError(
+                f"run folder {folder} is in use by {owner}. Wait for it to end, or choose another --out."
+            ) from None
+        since = time.strftime("%Y-%m-%d %H:%M:%S")
+        with storing(folder):
+            self.file.truncate(0)
+            self.file.write(f"pid {os.getpid()} on {socket.gethostname()} since {since}\n")
+            self.file.flush()
+
+    def release(self) -> None:
+        self.file.close()
+
+
+class Rows:
+    """An append-only file of JSON lines that knows its length and its SHA-256."""
+
+    def __init__(self, path: Path, at: dict[str, Any] | None = None) -> None:
+        """Begin a new file, or go on after the first at["bytes"] bytes, whose sum must be at["sha256"]."""
+        self.path = path
+        self.file: BinaryIO
+        with storing(path):
+            if at is None:
+                self.file = open(path, "wb")
+                self.bytes, self.sum = 0, hashlib.sha256()
+                return
+            if not path.exists():
+                raise StorageError(f"{path} is missing: the run cannot go on without the rows before its checkpoint.")
+            self.file = open(path, "r+b")
+            head = self.file.read(at["bytes"])
+            self.bytes, self.sum = len(head), hashlib.sha256(head)
+            if self.position != at:
+                raise StorageError(
+                    f"{path} does not begin with the {at['bytes']:,} bytes its checkpoint recorded: it was changed or cut. "
+                    "Restore it, or start the run again."
+                )
+            self.file.truncate(at["bytes"])
+
+    @property
+    def position(self) -> dict[str, Any]:
+        return {"bytes": self.bytes, "sha256": self.sum.hexdigest()}
+
+    def append(self, row: dict[str, Any]) -> None:
+        line = (dumps(row, separators=(",", ":")) + "\n").encode()
+        with storing(self.path):
+            self.file.write(line)
+        self.bytes += len(line)
+        self.sum.update(line)
+
+    def flush(self) -> None:
+        with storing(self.path):
+            self.file.flush()
+
+    def sync(self) -> None:
+        self.flush()
+        with storing(self.path):
+            os.fsync(self.file.fileno())
+
+    def close(self) -> None:
+        with storing(self.path):
+            self.file.close()
+
+
+def safetensors() -> Any:
+    try:
+        import safetensors.torch
+    except ImportError:
+        raise MissingError("run folders store tensors with safetensors: pip install safetensors.") from None
+    return safetensors.torch
+
+
+def pack(tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> bytes:
+    whole = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
+    return bytes(safetensors().save(whole, metadata))
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Everything a run needs to go on: weights, the optimiser's tensors, and the rest as JSON."""
+
+    step: int
+    model: dict[str, Tensor]
+    tensors: dict[str, Tensor]
+    state: dict[str, Any]
+
+
+def manifest(files: dict[str, bytes]) -> bytes:
+    """One line for each file, as sha256sum writes them, and the sum of these lines."""
+    lines = "".join(f"{hashlib.sha256(files[name]).hexdigest()}  {name}\n" for name in sorted(files))
+    return (lines + f"# {hashlib.sha256(lines.encode()).hexdigest()}\n").encode()
+
+
+def name_of(step: int) -> str:
+    return f"step-{step:08d}"
+
+
+def save(parent: Path, checkpoint: Checkpoint, metadata: dict[str, str] | None = None) -> Path:
+    """Write step-N into `parent`: another name, sync, manifest, sync, rename, sync, and read it back."""
+    files = {
+        "model.safetensors": pack(checkpoint.model, metadata),
+        "state.safetensors": pack(checkpoint.tensors),
+        "state.json": dumps({"format": FORMAT, "step": checkpoint.step, **checkpoint.state}, indent=1).encode(),
+    }
+    final = parent / name_of(checkpoint.step)
+    temporary = final.with_suffix(".tmp")
+    with storing(final):
+        try:
+            if temporary.exists():
+                shutil.rmtree(temporary)
+            temporary.mkdir(parents=True)
+            for name, content in [*files.items(), (MANIFEST, manifest(files))]:
+                write(temporary / name, content)
+            sync_folder(temporary)
+            if final.exists():  # the same step, computed again after the run went on from an older one
+                shutil.rmtree(final)
+            os.rename(temporary, final)
+            sync_folder(final.parent)
+        except OSError:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+    contents(final)
+    return final
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    """The bytes of a checkpoint's files, every one of them checked; a damaged one is named."""
+    damaged = lambda what: StorageError(f"checkpoint {path} is damaged: {what}.")
+    found: dict[str, bytes] = {}
+    for name in ("model.safetensors", "state.safetensors", "state.json", MANIFEST):
+        try:
+            found[name] = (path / name).read_bytes()
+        except OSError as error:
+            raise damaged(f"{name} cannot be read ({error.strerror})") from None
+    listed = found.pop(MANIFEST)
+    extra = sorted(p.name for p in path.iterdir() if p.name not in found and p.name != MANIFEST)
+    if extra:
+        raise damaged(f"{extra[0]} does not belong to it")
+    if listed != manifest(found):
+        for name, content in found.items():
+            if f"{hashlib.sha256(content).hexdigest()}  {name}\n".encode() not in listed:
+                whose = name if listed.startswith(manifest_head(listed)) else MANIFEST
+                raise damaged(f"{whose} does not have the SHA-256 sum that {MANIFEST} gives")
+        raise damaged(f"{MANIFEST} does not have its own SHA-256 sum")
+    return found
+
+
+def manifest_head(listed: bytes) -> bytes:
+    """The manifest as it would be if its own sum were right; b"\\0" if it is not, so that nothing starts with it."""
+    body, mark, end = listed.rpartition(b"# ")
+    return listed if mark and hashlib.sha256(body).hexdigest().encode() + b"\n" == end else b"\0"
+
+
+def load(path: Path) -> Checkpoint:
+    from .settings import read_json
+
+    files = contents(path)
+    state = read_json(files["state.json"], error=StorageError)
+    assert isinstance(state, dict)
+    if state.get("format") != FORMAT:
+        raise StorageError(
+            f"checkpoint {path} has format {state.get('format')!r}; this version of coadjoint reads format {FORMAT}."
+        )
+    if path.name != name_of(state["step"]):
+        raise StorageError(f"checkpoint {path} is damaged: it holds step {state['step']}, not what its name says.")
+    tensors = safetensors().load
+    return Checkpoint(state["step"], tensors(files["model.safetensors"]), tensors(files["state.safetensors"]), state)
+
+
+def saved(folder: Path, kind: str = "checkpoints") -> list[Path]:
+    """The checkpoints of a run (or its replays), oldest first."""
+    found = (folder / kind).glob("step-*")
+    return sorted(p for p in found if p.is_dir() and p.name[5:].isdigit())
+
+
+def latest(folder: Path, fallback: bool = False, say: Any = print) -> Checkpoint | None:
+    """The latest checkpoint; None if there is none yet. A damaged one is refused by name, or set aside with `fallback`."""
+    paths = saved(folder)
+    while paths:
+        path = paths.pop()
+        try:
+            return load(path)
+        except StorageError as error:
+            good = next((p for p in reversed(paths) if whole(p)), None)
+            if good is None:
+                offer = "There is no older one that is whole: start the run again."
+            else:
+                offer = f"The one before it, {good.name}, is whole: coadjoint resume {folder} --fallback"
+            if not fallback or good is None:
+                raise StorageError(f"{error} {offer}") from None
+            aside = path.with_suffix(".damaged")
+            with storing(aside):
+                shutil.rmtree(aside, ignore_errors=True)
+                os.rename(path, aside)
+            say(f"{error} Set aside as {aside.name}; going on from {good.name}.")
+            paths = [p for p in paths if p <= good]
+    return None
+
+
+def whole(path: Path) -> bool:
+    try:
+        contents(path)
+    except StorageError:
+        return False
+    return True
+
+
+def prune(folder: Path, keep: int, best: int | None) -> None:
+    """Remove all checkpoints but the last `keep` and the best one, and what a crash has left half-written."""
+    paths = saved(folder)
+    spare = {p.name for p in paths[-keep:]} | ({name_of(best)} if best is not None else set())
+    with storing(folder):
+        for path in paths:
+            if path.name not in spare:
+                doomed = path.with_suffix(".old")  # a name that is not a checkpoint's, before its files go one by one
+                shutil.rmtree(doomed, ignore_errors=True)
+                os.rename(path, doomed)
+                shutil.rmtree(doomed)
+        for path in (folder / "checkpoints").glob("step-*.tmp"):
+            shutil.rmtree(path, ignore_errors=True)
+        for path in (folder / "checkpoints").glob("step-*.old"):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def create(folder: Path, need: int) -> None:
+    """Make a new run folder, and be sure that it can be written and has room, before anything is computed."""
+    if len(str(folder.name)) > 200 or any(ord(c) < 32 for c in str(folder)):
+        raise StorageError(f"run folder {str(folder)!r}: a name has at most 200 characters and no control characters.")
+    if folder.exists() and not folder.is_dir():
+        raise StorageError(f"{folder} is a file, not a folder: choose another --out.")
+    if folder.is_dir() and any(p.name not in ("lock", "checkpoints", "config.yaml") for p in folder.iterdir()):
+        if (folder / "metrics.jsonl").exists():
+            raise StorageError(
+                f"{folder} already holds a run. Go on with it: coadjoint resume {folder}; or choose another --out."
+            )
+        raise StorageError(f"{folder} exists and is not empty: choose another --out.")
+    with storing(folder):
+        (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(folder).free
+    if free < need:
+        raise StorageError(
+            f"{folder} has {free:,} bytes free and this run needs about {need:,}: make room, or choose another --out."
+        )
+
+
+def environment(seed: int, device: str, command: str | None = None) -> dict[str, Any]:
+    """Where and with what a run was made."""
+    from . import __version__
+
+    return {
+        "coadjoint": __version__,
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "processor": processor(),
+        "threads": torch.get_num_threads(),
+        "device": torch.cuda.get_device_name() if device.startswith("cuda") else "cpu",
+        "seed": seed,
+        "revision": revision(),
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "command": command or " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+    }
+
+
+def processor() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def revision() -> str | None:
+    """The git revision of this package's source, with a plus sign if it was changed; None if it is not in a repository."""
+    here = Path(__file__).parent
+    git = lambda *words: subprocess.run(
+        ["git", "-C", str(here), *words], capture_output=True, text=True, timeout=5, check=True
+    ).stdout.strip()
+    try:
+        if not git("ls-files", "--", "runs.py"):
+            return None
+        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--", str(here)) else "")
+    except (OSError, subprocess.SubprocessError):
+        return None

@@ -1,0 +1,671 @@
+"""Training: a loop over steps, each of them a function of (weights, optimiser, step, seed) and of nothing else.
+
+Batches, held-out sequences and schedules are functions of the step, so a run that goes on from a checkpoint does what it
+would have done. What depends on the past is kept in `Progress`, and saved.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from . import files, runs
+from .batch import Batch
+from .errors import CoadjointError, InputError, KindError, NumericalError, StorageError, choose
+from .gradients import BPTT, Evaluation, Gradient, Method
+from .network import Network
+from .optimisers import Optimiser, adam
+from .tasks import Task, rng
+
+POLICIES = ("stop", "skip", "dump")
+Row = dict[str, Any]
+
+
+class Interrupted(CoadjointError):
+    """A signal stopped the run; it was saved and can go on."""
+
+    exit_code = 75
+
+
+class Display(Protocol):
+    """What shows a run while it goes on."""
+
+    def step(self, step: int, row: Row) -> None: ...
+    def look(self, step: int, rows: Sequence[Row]) -> None: ...
+    def say(self, text: str) -> None: ...
+
+
+class Silent:
+    def step(self, step: int, row: Row) -> None: ...
+    def look(self, step: int, rows: Sequence[Row]) -> None: ...
+    def say(self, text: str) -> None: ...
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of a run. `rows` are the lines of metrics.jsonl; `metrics` those of the final weights, by split."""
+
+    network: Network
+    status: str  # "success", "finished" or "early-stopped"
+    step: int
+    seconds: float
+    success: bool
+    success_step: int | None
+    success_seconds: float | None
+    best_step: int | None
+    metrics: dict[str, dict[str, float]]
+    rows: list[Row] = field(repr=False)
+    folder: Path | None = None
+
+
+@dataclass
+class Progress:
+    """What a run remembers of its past, beside weights and optimiser."""
+
+    best: float | None = None
+    best_step: int | None = None
+    waited: int = 0  # evaluations since the best
+    factor: float = 1.0  # of the step size, after plateaus
+    plateau: float | None = None  # the loss that a plateau's patience counts from
+    plateau_waited: int = 0
+    skipped: int = 0
+    seconds: float = 0.0
+    success_step: int | None = None
+    success_seconds: float | None = None
+
+
+def train(
+    net: Network,
+    task: Task,
+    *,
+    gradient: Method | None = None,
+    optimiser: Optimiser | None = None,
+    steps: int = 10_000,
+    batch: int = 32,
+    accumulate: int = 1,
+    clip: float | None = None,
+    seed: int = 0,
+    every: int = 100,
+    tests: int = 1000,
+    confirm: int = 10_000,
+    probes: int = 32,
+    patience: int | None = None,
+    stop_on_success: bool = True,
+    nonfinite: str = "stop",
+    folder: str | os.PathLike[str] | None = None,
+    checkpoint: int = 1000,
+    keep: int = 2,
+    resume: bool = False,
+    fallback: bool = False,
+    display: Display | None = None,
+    loggers: Sequence[Callable[[Row], None]] = (),
+    description: dict[str, Any] | None = None,
+    command: str | None = None,
+) -> Result:
+    """Train a network on a task.
+
+    gradient    BPTT() (default), Penalised(G, weight), Truncated(k1, k2), RTRL()
+    optimiser   co.optimisers.adam(1e-3) by default
+    steps       at most so many; batch: sequences of a step, drawn `accumulate` times and averaged
+    clip        the largest norm of a gradient; a larger one is scaled down
+    every       steps between looks: held-out metrics on `tests` sequences (finite tasks: all), costates on `probes` of them
+    confirm     sequences that confirm a success (generated tasks)
+    patience    stop after so many looks without a better held-out metric
+    nonfinite   a loss or gradient that is not finite never enters the weights: "stop", "skip" it, or skip and "dump" a replay
+    folder      where to write metrics, checkpoints (every `checkpoint` steps; the last `keep` and the best stay) and the model;
+                with resume=True the run in that folder goes on, bit for bit, given the same arguments
+    """
+    t = Training(**{name: value for name, value in locals().items() if name not in ("resume", "fallback")})
+    with t.writing(resume, fallback), interruptible() as stopped:
+        if t.step == 0:
+            t.look()
+        while not t.over:
+            t.advance()
+            if t.step % every == 0 or t.step == steps:
+                t.look()
+            if stopped and not t.over:
+                t.save()
+                raise t.interrupted(stopped[0])
+            if t.due:
+                t.save()
+        return t.finish()
+
+
+@dataclass
+class Training:
+    """A run in progress: the arguments of `train`, and what they have become."""
+
+    net: Network
+    task: Task
+    gradient: Method | None
+    optimiser: Optimiser | None
+    steps: int
+    batch: int
+    accumulate: int
+    clip: float | None
+    seed: int
+    every: int
+    tests: int
+    confirm: int
+    probes: int
+    patience: int | None
+    stop_on_success: bool
+    nonfinite: str
+    folder: Any
+    checkpoint: int
+    keep: int
+    display: Display | None
+    loggers: Sequence[Callable[[Row], None]]
+    description: dict[str, Any] | None
+    command: str | None
+
+    def __post_init__(self) -> None:
+        net, task = self.net, self.task
+        if not isinstance(net, Network) or not isinstance(task, Task):
+            raise KindError(f"train takes a Network and a Task; got {type(net).__name__} and {type(task).__name__}.")
+        for what, ours, theirs in (
+            ("inputs", net.inputs, task.inputs),
+            ("outputs", net.outputs, task.outputs),
+            ("readout", net.readout, task.readout),
+            ("output", net.output, task.output),
+        ):
+            if ours != theirs:
+                raise InputError(f"task '{task.name}' needs a network with {what}={theirs!r}; this one has {ours!r}.")
+        for name in ("steps", "batch", "accumulate", "every", "tests", "confirm", "probes", "checkpoint", "keep"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise InputError(f"{name} must be a whole number, at least 1; got {value!r}.")
+        if self.clip is not None and not (0 < self.clip < math.inf):
+            raise InputError(f"clip must be a positive number; got {self.clip!r}.")
+        choose("nonfinite policy", self.nonfinite, POLICIES)
+        rng(self.seed)
+        # Finite tasks are watched on "valid" alone; fresh sequences of a generated one tell nothing about later ones.
+        self.watched = "valid" if "valid" in task.splits else "test" if task.size is None else None
+        if self.patience is not None and self.watched is None:
+            raise InputError("patience needs a validation set: give one, or leave patience out.")
+        self.method = self.gradient or BPTT()
+        self.recipe = self.optimiser or adam(1e-3)
+        self.torch_optimiser = self.recipe.make([p for p in net.parameters() if p.requires_grad])
+        self.show = self.display or Silent()
+        self.folder = None if self.folder is None else Path(self.folder)
+        self.step, self.past, self.over, self.due = 0, Progress(), False, False
+        self.status = "finished"
+        self.rows: list[Row] = []
+        self.best_weights: dict[str, Tensor] | None = None
+        self.metrics: runs.Rows | None = None
+        self.clock: runs.Rows | None = None
+        self.started = time.monotonic()
+        torch.manual_seed(self.seed)
+
+    # one step
+
+    def advance(self) -> None:
+        """theta <- theta - (optimiser's step along the gradient), or not at all if something is not finite."""
+        self.step += 1
+        try:
+            loss, penalty, rho, gradient = self.evaluate(self.step - 1)
+            norm = math.sqrt(sum(float(g.double().square().sum()) for g in gradient.values()))
+            if not (math.isfinite(loss) and math.isfinite(norm)):
+                raise NumericalError(self.blame(loss, gradient))
+        except NumericalError as error:
+            return self.reject(str(error))
+        scale = min(1.0, self.clip / norm) if self.clip and norm > 0 else 1.0
+        parameters = dict(self.net.named_parameters())
+        for name, p in parameters.items():
+            g = gradient.get(name)
+            p.grad = None if g is None else g * scale if scale < 1 else g
+        rate = self.recipe.lr * self.recipe.schedule(self.step - 1, self.steps) * self.past.factor
+        for group in self.torch_optimiser.param_groups:
+            group["lr"] = rate
+        self.torch_optimiser.step()
+        row = {"kind": "train", "step": self.step, "loss": loss, "penalty": penalty, "rho": rho, "gradient": norm}
+        self.log(row | {"rate": rate} | ({"clipped": True} if scale < 1 else {}))
+        self.show.step(self.step, row)
+        self.due = self.due or self.step % self.checkpoint == 0
+        self.over = self.step >= self.steps
+        return None
+
+    def evaluate(self, step: int) -> tuple[float, float, float, Gradient]:
+        """Loss, penalty, its weight and the gradient: means over the samples of all batches of this step."""
+        found: list[tuple[int, Evaluation]] = []
+        if hasattr(self.method, "step"):
+            self.method.step = step
+        for k in range(self.accumulate):
+            b = self.move(self.task.batch(step * self.accumulate + k, self.batch, self.seed))
+            e = self.method.evaluate(self.net, b, self.task.loss)
+            found.append((len(e.losses), e))
+        self.latest = found[-1][1]
+        if len(found) == 1:
+            return float(e.loss), float(e.penalty), e.rho, e.gradient
+        total = sum(n for n, _ in found)
+        mean = lambda of: sum(n / total * of(e) for n, e in found)
+        gradient = {name: mean(lambda e, name=name: e.gradient[name]) for name in e.gradient}
+        return float(mean(lambda e: e.loss)), float(mean(lambda e: e.penalty)), e.rho, gradient
+
+    def move(self, b: Batch) -> Batch:
+        V = self.net.V
+        return b.to(V.dtype, V.device)
+
+    def blame(self, loss: float, gradient: Gradient) -> str:
+        """Which tensor is not finite, and from which time step on."""
+        bad = [f"the gradient of {name}" for name, g in gradient.items() if not torch.isfinite(g).all()]
+        what = ", ".join(([f"the loss ({loss})"] if not math.isfinite(loss) else []) + bad)
+        return f"{what} is not finite{first_fault(self.latest)}"
+
+    def reject(self, reason: str) -> None:
+        """Leave weights, optimiser and random numbers as they were before this step."""
+        words = f"step {self.step}: {reason.rstrip('.')}"
+        self.past.skipped += 1
+        if self.folder is not None and self.nonfinite != "skip":
+            before = self.step - 1
+            parent = self.folder / "replay"
+            if not (parent / runs.name_of(before)).exists():
+                with files.storing(parent):
+                    parent.mkdir(exist_ok=True)
+                runs.save(parent, self.snapshot(before, reason))
+            words += f". See it again: coadjoint replay {self.folder}"
+        if self.nonfinite == "stop":
+            self.step -= 1
+            self.past.skipped -= 1
+            if self.folder is not None:
+                self.save()
+                self.write_result("failed", words)
+            raise NumericalError(f"{words}. The weights are those before this step.")
+        self.log({"kind": "train", "step": self.step, "skipped": reason})
+        self.show.say(words)
+        self.due = self.due or self.step % self.checkpoint == 0
+        self.over = self.step >= self.steps
+
+    # a look around
+
+    def look(self) -> None:
+        """Held-out metrics, costates, success, patience."""
+        shown: list[Row] = []
+        for split in self.task.splits if self.watched != "valid" else ("valid",):
+            values = evaluate(self.net, self.task, split, self.seed, self.step, self.tests)
+            shown.append(self.held_out(split, values))
+            if split == self.watched and self.step > 0:
+                self.watch(values)
+        self.log(probe := self.probe())
+        self.past.seconds = self.elapsed()
+        if self.clock is not None:
+            self.clock.append({"step": self.step, "seconds": round(self.past.seconds, 3)})
+        if self.metrics is not None:
+            self.metrics.flush()
+        self.show.look(self.step, [*shown, probe])
+
+    def held_out(self, split: str, values: dict[str, float]) -> Row:
+        row = {"kind": "held-out", "split": split, "step": self.step, **values}
+        self.log(row)
+        return row
+
+    def watch(self, values: dict[str, float]) -> None:
+        task, past, value = self.task, self.past, values[self.task.metric]
+        goal = task.goal is not None and task.goal.met(values[task.goal.metric])
+        if goal and task.size is None and self.confirm > self.tests:
+            split = str(self.watched)
+            values = evaluate(self.net, task, split, self.seed, f"confirm {self.step}", self.confirm)
+            self.held_out(split, values)
+            goal = task.goal is not None and task.goal.met(values[task.goal.metric])
+        better = past.best is None or (value < past.best if task.lower else value > past.best)
+        if better or goal:
+            past.best, past.best_step, past.waited, self.due = value, self.step, 0, True
+            self.best_weights = {name: p.detach().clone() for name, p in self.net.state_dict().items()}
+        else:
+            past.waited += 1
+        if self.recipe.schedule.patience is not None:
+            self.wait_for_loss(values["loss"])
+        if goal and past.success_step is None:
+            past.success_step, past.success_seconds = self.step, self.elapsed()
+            if self.stop_on_success:
+                self.status, self.over = "success", True
+        if self.patience is not None and past.waited >= self.patience and not self.over:
+            self.status, self.over = "early-stopped", True
+
+    def wait_for_loss(self, loss: float) -> None:
+        """The plateau schedule: count looks without a better loss, and lower the step size."""
+        past, schedule = self.past, self.recipe.schedule
+        if past.plateau is None or loss < past.plateau:
+            past.plateau, past.plateau_waited = loss, 0
+            return
+        past.plateau_waited += 1
+        assert schedule.patience is not None
+        if past.plateau_waited >= schedule.patience:
+            past.factor, past.plateau_waited = past.factor * schedule.decay, 0
+
+    def probe(self) -> Row:
+        """What the gradient does inside the sequence: costates, temporal components, W's spectral radius."""
+        split = self.watched or (self.task.splits[0] if self.task.splits else "train")
+        b = self.move(next(self.task.held_out(split, self.seed, "probe", self.probes)))
+        return {"kind": "probe", "step": self.step, **look_inside(self.net, b, self.task)}
+
+    # storage
+
+    def log(self, row: Row) -> None:
+        self.rows.append(row)
+        if self.metrics is not None:
+            self.metrics.append(row)
+        for logger in self.loggers:
+            logger(row)
+
+    def elapsed(self) -> float:
+        return time.monotonic() - self.started
+
+    @contextmanager
+    def writing(self, resume: bool, fallback: bool) -> Iterator[None]:
+        """Hold the run folder: one writer, files open, the past read back if the run goes on."""
+        if self.folder is None:
+            if resume:
+                raise InputError("resume=True needs the folder of the run.")
+            yield
+            return
+        if not resume:
+            runs.create(self.folder, 4 * sum(p.numel() * p.element_size() for p in self.net.parameters()) + 2**20)
+        elif not (self.folder / "metrics.jsonl").exists():
+            raise StorageError(f"{self.folder} holds no run to go on with (metrics.jsonl is missing).")
+        lock = runs.Lock(self.folder)
+        try:
+            saved = runs.latest(self.folder, fallback, self.show.say) if resume else None
+            at = saved.state if saved else {"metrics": None, "clock": None}
+            if saved is not None:
+                self.restore(saved)
+            else:
+                where = str(next(self.net.parameters()).device)
+                about = runs.environment(self.seed, where, self.command)
+                files.replace(self.folder / "environment.json", runs.dumps(about, indent=1))
+            self.metrics = runs.Rows(self.folder / "metrics.jsonl", at["metrics"])
+            self.clock = runs.Rows(self.folder / "clock.jsonl", at["clock"])
+            if saved is not None:
+                lines = (self.folder / "metrics.jsonl").read_bytes()[: self.metrics.bytes].splitlines()
+                self.rows = [json.loads(line) for line in lines]
+            try:
+                yield
+            finally:
+                self.metrics.close()
+                self.clock.close()
+        finally:
+            lock.release()
+
+    def snapshot(self, step: int, reason: str | None = None) -> runs.Checkpoint:
+        """Everything the next step depends on."""
+        tensors: dict[str, Tensor] = {"rng": torch.get_rng_state()}
+        numbers: dict[str, Any] = {}
+        for i, values in self.torch_optimiser.state_dict()["state"].items():
+            for name, value in values.items():
+                if isinstance(value, Tensor):
+                    tensors[f"optimiser.{i}.{name}"] = value
+                elif value is not None:
+                    numbers[f"{i}.{name}"] = value
+        state = {
+            "progress": asdict(self.past),
+            "over": self.over,
+            "status": self.status,
+            "optimiser": numbers,
+            "seed": self.seed,
+            "description": runs.plain(self.description),
+            "threads": torch.get_num_threads(),
+            "torch": torch.__version__,
+            "metrics": self.metrics.position if self.metrics else None,
+            "clock": self.clock.position if self.clock else None,
+            "reason": reason,
+        }
+        return runs.Checkpoint(step, dict(self.net.state_dict()), tensors, state)
+
+    def save(self) -> None:
+        self.due = False
+        if self.folder is None:
+            return
+        bad = [name for name, p in self.net.named_parameters() if not torch.isfinite(p).all()]
+        if bad:
+            raise NumericalError(
+                f"step {self.step}: {', '.join(bad)} is not finite after the optimiser's step: lower the step size."
+            )
+        assert self.metrics is not None
+        assert self.clock is not None
+        self.past.seconds = self.elapsed()
+        self.metrics.sync()
+        self.clock.sync()
+        runs.save(self.folder / "checkpoints", self.snapshot(self.step), self.metadata())
+        runs.prune(self.folder, self.keep, self.past.best_step)
+
+    def restore(self, saved: runs.Checkpoint) -> None:
+        fit(self.net, saved.model, f"checkpoint {runs.name_of(saved.step)} of {self.folder}")
+        state = saved.state
+        if state["description"] != json.loads(runs.dumps(self.description)):
+            what = difference(state["description"], json.loads(runs.dumps(self.description)))
+            raise StorageError(
+                f"{self.folder} cannot go on: {what} has changed since it began. Restore it, or start a new run."
+            )
+        optimiser = self.torch_optimiser.state_dict()
+        slots: dict[int, dict[str, Any]] = {}
+        for name, value in saved.tensors.items():
+            if name.startswith("optimiser."):
+                _, i, key = name.split(".", 2)
+                slots.setdefault(int(i), {})[key] = value
+        for name, number in state["optimiser"].items():
+            i, key = name.split(".", 1)
+            slots.setdefault(int(i), {})[key] = number
+        self.torch_optimiser.load_state_dict({**optimiser, "state": slots})
+        torch.set_rng_state(saved.tensors["rng"])
+        self.step, self.past, self.status = saved.step, Progress(**state["progress"]), state["status"]
+        self.over = state["over"] and not (self.status == "finished" and self.step < self.steps)
+        self.started = time.monotonic() - self.past.seconds
+        best = self.past.best_step
+        if best is not None and self.folder is not None:
+            path = self.folder / "checkpoints" / runs.name_of(best)
+            self.best_weights = saved.model if best == saved.step else runs.load(path).model
+        for what, here in (("threads", torch.get_num_threads()), ("torch", torch.__version__)):
+            if state[what] != here:
+                self.show.say(
+                    f"{what} was {state[what]} and is {here}: the run goes on, but not necessarily in the same bits."
+                )
+
+    def metadata(self) -> dict[str, str]:
+        return {"coadjoint": json.dumps(runs.plain(self.description or {}))}
+
+    def interrupted(self, name: str) -> CoadjointError:
+        if self.folder is None:
+            return Interrupted(f"{name} at step {self.step}: nothing is saved without a run folder.")
+        self.write_result("interrupted", f"{name} at step {self.step}")
+        return Interrupted(f"{name}: saved at step {self.step}. Go on with: coadjoint resume {self.folder}")
+
+    # the end
+
+    def finish(self) -> Result:
+        """The best weights where a held-out set chose them, the last ones otherwise; their metrics on every split."""
+        self.save()
+        if self.best_weights is not None:
+            self.net.load_state_dict(self.best_weights)
+        splits = ("train", *self.task.splits) if self.task.size is not None else self.task.splits
+        n = self.confirm if self.task.size is None else self.tests
+        metrics = {s: evaluate(self.net, self.task, s, self.seed, "final", n) for s in splits}
+        for values in metrics.values():
+            values.pop("sequences")
+        p = self.past
+        result = Result(
+            self.net, self.status, self.step, p.seconds, p.success_step is not None, p.success_step, p.success_seconds,
+            p.best_step, metrics, self.rows, self.folder,
+        )  # fmt: skip
+        if self.folder is not None:
+            files.replace(self.folder / "model.safetensors", runs.pack(self.net.state_dict(), self.metadata()))
+            self.write_result(self.status, None, metrics)
+        return result
+
+    def write_result(self, status: str, reason: str | None, metrics: Any = None) -> None:
+        p = self.past
+        found = {
+            "status": status,
+            "step": self.step,
+            "seconds": round(self.elapsed(), 3),
+            "reason": reason,
+            "success": p.success_step is not None,
+            "success_step": p.success_step,
+            "success_seconds": p.success_seconds,
+            "goal": str(self.task.goal) if self.task.goal else None,
+            "metric": self.task.metric,
+            "best_step": p.best_step,
+            "skipped": p.skipped,
+            "metrics": metrics or {},
+            "parameters": sum(q.numel() for q in self.net.parameters()),
+            "examples": examples(self.net, self.task, self.seed) if metrics else [],
+        }
+        files.replace(self.folder / "result.json", runs.dumps(found, indent=1))
+
+
+def again(
+    net: Network, task: Task, saved: runs.Checkpoint, arguments: dict[str, Any]
+) -> tuple[float, float, float, Gradient]:
+    """The gradient of the step after a checkpoint, computed as the run did; NumericalError if it is not finite."""
+    nothing: dict[str, Any] = dict.fromkeys(Training.__dataclass_fields__)
+    t = Training(**nothing | {"loggers": ()} | arguments | {"net": net, "task": task})
+    t.restore(saved)
+    loss, penalty, rho, gradient = t.evaluate(saved.step)
+    if not (math.isfinite(loss) and all(torch.isfinite(g).all() for g in gradient.values())):
+        raise NumericalError(t.blame(loss, gradient))
+    return loss, penalty, rho, gradient
+
+
+def difference(a: Any, b: Any, name: str = "") -> str:
+    """Where two nested values differ first."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        for key in sorted(set(a) | set(b)):
+            if a.get(key) != b.get(key):
+                return difference(a.get(key), b.get(key), f"{name}.{key}".lstrip("."))
+    return f"{name or 'the description of the run'} ({a!r} then, {b!r} now)"
+
+
+def fit(net: Network, weights: dict[str, Tensor], source: str) -> None:
+    """Load weights into a network of the same shape, or say where they differ first."""
+    own = net.state_dict()
+    for name in sorted(set(own) | set(weights)):
+        mine, given = own.get(name), weights.get(name)
+        if mine is None or given is None or mine.shape != given.shape or mine.dtype != given.dtype:
+            tell = lambda v: "nothing" if v is None else f"{str(v.dtype).removeprefix('torch.')} {list(v.shape)}"
+            raise StorageError(
+                f"{source} belongs to another network: for '{name}' it has {tell(given)} and the network {tell(mine)}."
+            )
+    net.load_state_dict(weights)
+
+
+def evaluate(
+    net: Network, task: Task, split: str, seed: int = 0, draw: int | str = 0, n: int = 1000
+) -> dict[str, float]:
+    """The loss (mean over sequences) and the scores of a network on a held-out set."""
+    totals: dict[str, tuple[float, float]] = {}
+    count = 0
+    with torch.no_grad():
+        for b in task.held_out(split, seed, draw, n):
+            b = b.to(net.V.dtype, net.V.device)
+            run = net(b.u, b.lengths, b.x0)
+            losses = run.loss(task.loss, b.y, mask=b.mask, reduce=b.reduce)
+            found = {"loss": (float(losses.double().sum()), float(len(losses))), **task.score(run.a, b)}
+            count += len(losses)
+            for name, (total, weight) in found.items():
+                before = totals.get(name, (0.0, 0.0))
+                totals[name] = before[0] + total, before[1] + weight
+    return {
+        "sequences": count,
+        **{name: total / weight if weight else math.nan for name, (total, weight) in totals.items()},
+    }
+
+
+def examples(net: Network, task: Task, seed: int, k: int = 8) -> list[Row]:
+    """A few held-out sequences: what was asked, what the network said (for readout "every", at the last step)."""
+    split = task.splits[-1] if task.splits else "train"
+    b = next(task.held_out(split, seed, "examples", k)).to(net.V.dtype, net.V.device)
+    with torch.no_grad():
+        run = net(b.u, b.lengths, b.x0)
+    a, y, n = run.a, b.y, run.lengths
+    if task.readout == "every":
+        index = torch.arange(len(n))
+        a, y = a[n - 1, index], y[n - 1, index]
+    shown = task.show(a[:k].cpu(), y[:k].cpu())
+    length = lambda i: f"{int(n[i])} steps"
+    return [
+        {"id": str(i), "target": t, "prediction": p, "right": t == p, "note": length(i)}
+        for i, (t, p) in enumerate(shown)
+    ]
+
+
+def first_fault(e: Evaluation) -> str:
+    """Where numbers first leave their range: the earliest state, or the costate nearest to the end."""
+    try:
+        x = e.trajectory.x
+        lam = e.costates.mantissa
+    except CoadjointError as error:
+        return f": {error}"
+    for what, values, order in (("state", x, 1), ("costate", lam, -1)):
+        bad = ~torch.isfinite(values).all(-1)
+        if bad.any():
+            t = bad.any(1).nonzero()[:, 0][0 if order > 0 else -1]
+            return (
+                f"; the {what} of sample {int(bad[t].nonzero()[0, 0])} at time step {int(t)} is the first that is not"
+            )
+    return "; states and costates are finite at every time step"
+
+
+def look_inside(net: Network, b: Batch, task: Task, most: int = 200) -> Row:
+    """Means over samples of log10 ||lam_t|| and of log10 ||temporal component||, at up to `most` time steps."""
+    e = BPTT().evaluate(net, b, task.loss)
+    with torch.no_grad():
+        logs = e.costates.log_norms() / math.log(10)
+        on = e.costates.nonzero
+        count = on.sum(1)
+        curve = torch.where(on, logs, 0).sum(1) / count
+        T = len(logs) - 1
+        t = sorted({round(k * T / min(T, most - 1)) for k in range(min(T, most - 1) + 1)})
+        n = e.trajectory.lengths.to(logs.device)
+        ends = torch.stack([logs[0], logs.gather(0, n[None])[0]])
+        both = on[0] & on.gather(0, n[None])[0]
+        decay = float((ends[0] - ends[1])[both].mean()) if both.any() else None
+        temporal = None
+        if net.cell is not None and net.engine != "autograd":
+            norms = e.temporal_components().norms()["joint"]
+            temporal = [math.log10(v) if v > 0 else None for v in norms.tolist()]
+            temporal = [None if s == 0 else temporal[s - 1] for s in t]
+        radius = None
+        W = net.state_dict().get("W")
+        if W is not None and W.dim() == 2 and W.shape[0] == W.shape[1]:
+            radius = float(torch.linalg.eigvals(W.double()).abs().max())
+        return {
+            "t": t,
+            "log10_costates": [float(curve[s]) if count[s] else None for s in t],
+            "temporal": temporal,
+            "decay": decay,
+            "radius": radius,
+            "gradients": {name: float(g.double().square().sum().sqrt()) for name, g in e.gradient.items()},
+        }
+
+
+@contextmanager
+def interruptible() -> Iterator[list[str]]:
+    """Note the first SIGINT, SIGTERM or SIGHUP in the list, to stop after the step; a second SIGINT ends at once."""
+    caught: list[str] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if caught and number == signal.SIGINT:
+            raise Interrupted("interrupted twice: stopped at once; the last checkpoint is the place to go on from.")
+        caught.append(signal.Signals(number).name)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield caught
+        return
+    before = {s: signal.signal(s, note) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield caught
+    finally:
+        for s, handler in before.items():
+            signal.signal(s, handler)
