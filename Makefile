@@ -1,10 +1,10 @@
-# make demo | test | lint | bench | mutants      each sets up .venv first, from the exact pins in constraints.txt
+# make demo | test | test-crash | test-page | lint | bench | mutants      each sets up .venv first, from the pins in constraints.txt
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/ready
 
-.PHONY: demo test lint bench mutants clean
+.PHONY: demo test test-crash test-page lint bench mutants clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -13,7 +13,7 @@ $(READY): pyproject.toml constraints.txt
 	touch $(READY)
 
 demo: $(READY)
-	$(BIN)/python examples/temporal_order.py
+	$(BIN)/coadjoint demo
 
 test: $(READY) lint
 	$(BIN)/python -m pytest -n 2
@@ -23,6 +23,13 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+test-crash: $(READY)
+	$(BIN)/python tests/crash.py
+
+test-page: $(READY)
+	command -v chromium >/dev/null || (apt-get update -qq && apt-get install -y -qq chromium)
+	$(BIN)/python -m pytest tests/test_page.py
+
 bench: $(READY)
 	$(BIN)/python benchmarks/cpu.py
 
@@ -30,4 +37,4 @@ mutants: $(READY)
 	$(BIN)/python tests/mutants.py
 
 clean:
-	rm -rf $(VENV) demo .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) runs .pytest_cache .mypy_cache .ruff_cache

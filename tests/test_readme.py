@@ -1,5 +1,6 @@
 """The README's and the documentation's Python blocks run as pasted, and the examples run."""
 
+import os
 import re
 import subprocess
 import sys
@@ -22,6 +23,21 @@ def test_blocks_run_and_print_what_the_page_says(page, tmp_path):
     printed = done.stdout.split(mark + "\n")
     for (code, expected), found in zip(blocks, printed, strict=False):
         assert not expected or found == expected, code
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if "```bash\n" in p.read_text()], ids=lambda p: p.name)
+def test_shell_blocks_run_as_pasted(page, tmp_path):
+    """All `bash` blocks of a page, in order, in one empty folder; `console` blocks are only shown."""
+    blocks = re.findall(r"^```bash\n(.*?)^```", page.read_text(), re.M | re.S)
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", "\n".join(blocks)],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 def test_links_of_the_readme_exist():
@@ -49,13 +65,12 @@ def test_examples_run(command, expected, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--length", "5"], "--length must be at least 10"),
-        (["--penalty", "log-ration"], "did you mean 'log-ratio'"),
-        (["--units", "0"], "hidden must be a positive integer; got 0"),
-        (["--radius", "-1"], "radius must be positive"),
+        (["--length", "5"], "the length of task 'temporal-order' must be a whole number, at least 10; got 5"),
+        (["--steps", "0"], "steps must be a whole number, at least 1; got 0"),
+        (["--radius", "-1"], "radius must be a positive number; got -1"),
     ],
 )
-def test_demo_refuses_in_one_line(arguments, words, tmp_path):
+def test_the_example_refuses_in_one_line(arguments, words, tmp_path):
     command = [sys.executable, ROOT / "examples/temporal_order.py", *arguments]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 2

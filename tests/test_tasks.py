@@ -417,7 +417,7 @@ def test_refusals_name_the_way_out(call, words):
 def test_options_and_names():
     assert tasks.options("temporal-order-3") == {"length": 100, "ragged": False, "curriculum": None}
     assert tasks.options("addition")["rule"] == "loose"
-    assert tasks.options("music") == {"path": ...}
+    assert tasks.options("music") == {"path": ..., "chunk": None}
     assert tasks.options("digits") == {"pixels": 1, "permuted": False}
     assert all(TASKS[name].about for name in TASKS)
     assert tasks.make("temporal-order-3").outputs == 8
@@ -473,7 +473,7 @@ class TestDigits:
         assert np.array_equal(a[:, at], b[:, to])
 
     def test_the_split_is_the_same_for_every_seed_and_run(self, data):
-        assert parts(data.target)["test"][:5].tolist() == [3, 12, 13, 26, 28]
+        assert parts(data.target)["test"][:5].tolist() == [4, 8, 12, 31, 34]
         a, b = (next(Digits().held_out("test", seed=seed)) for seed in (0, 1))
         assert torch.equal(a.u, b.u)
         assert torch.equal(a.y, b.y)
@@ -527,6 +527,23 @@ class TestMusic:
                     assert np.array_equal(b.y[:T, j].numpy(), pieces[T])
                     assert not b.u[0, j].any()
                     assert np.array_equal(b.u[1:T, j].numpy(), pieces[T][:-1])
+
+    def test_chunks_are_for_training_alone(self, tmp_path):
+        whole, cut = Music(write(tmp_path / "a.mat")), Music(tmp_path / "a.mat", chunk=2)
+        assert cut.size == sum(-(-len(y) // 2) for y in whole.sets["train"].y)
+        b = cut.batch(0, 100, seed=0)
+        assert sorted(set(b.lengths.tolist())) <= [1, 2]
+        assert b.lengths.sum() == sum(len(y) for y in whole.sets["train"].y)
+        parts = {
+            y.tobytes() for piece in whole.sets["train"].y for y in (piece[k : k + 2] for k in range(0, len(piece), 2))
+        }
+        assert all(b.y[:n, j].numpy().astype(np.uint8).tobytes() in parts for j, n in enumerate(b.lengths.tolist()))
+        for split in ("train", "valid", "test"):
+            one, other = next(whole.held_out(split, 0)), next(cut.held_out(split, 0))
+            assert torch.equal(one.u, other.u)
+            assert torch.equal(one.lengths, other.lengths)
+        with pytest.raises(co.InputError, match="chunk must be a whole number of steps, at least 1; got 0"):
+            Music(tmp_path / "a.mat", chunk=0)
 
     def test_nll_is_pooled_over_all_steps(self, tmp_path):
         task = Music(write(tmp_path / "a.mat"))

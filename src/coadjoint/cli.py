@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import os
 import shlex
+import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Optional
@@ -23,7 +26,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,
+    rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 USAGE: Any = typer.BadParameter.mro()[2]  # the parent of every complaint about arguments
@@ -50,19 +53,25 @@ def _root(
 def configured(function: Callable[..., None]) -> Callable[..., None]:
     """Give a command one flag for each key of the config. It receives them as `flags`, {section: {key: value}}."""
     own = [p for p in inspect.signature(function).parameters.values() if p.name != "flags"]
+    taken = {word for p in own for word in getattr(p.default, "param_decls", None) or ()}
     extra: list[inspect.Parameter] = []
     keys: dict[str, tuple[str, str]] = {}
     for section, model in configs.SECTIONS.items():
         for key, field in model.model_fields.items():
             if (section, key) == ("task", "name"):
                 continue
-            name, boolean = f"{section}__{key}", "bool" in str(field.annotation)
-            flag = configs.flag(section, key)
-            words = [f"{flag}/--no-{flag[2:]}"] if boolean else [flag]
-            default = "" if field.default in (None, False, True) or boolean else f" [{field.default}]"
+            if (flag := configs.flag(section, key)) in taken:
+                continue
+            name, kinds = f"{section}__{key}", configs.KINDS[section, key]
+            boolean = bool in kinds
+            choices = configs.choices(kinds)
+            words = f": {', '.join(map(str, choices))}" if choices else ""
+            default = "" if boolean or field.default is None else f" ({field.default})"
+            text = str in kinds or any(isinstance(value, str) for value in choices)
             option = typer.Option(
-                None, *words, help=f"{field.description}{default}", rich_help_panel=str(model.__doc__).rstrip("."),
-                metavar=None if boolean else "TEXT" if configs.textual(section, key) else "NUMBER", show_default=False,
+                None, f"{flag}/--no-{flag[2:]}" if boolean else flag, help=f"{field.description}{words}{default}",
+                metavar="" if boolean else "TEXT" if text else "NUMBER", show_default=False,
+                rich_help_panel=str(model.__doc__).rstrip("."),
             )  # fmt: skip
             kind = Optional[bool] if boolean else Optional[str]
             extra.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=kind))
@@ -176,15 +185,26 @@ def train(
 ) -> None:
     """Train a network on a task or on your own data, in a run folder that survives crashes and ends in a page.
 
-    coadjoint train temporal-order --length 50 --radius 0.5 --penalty log-ratio --weight 2 --lr 2e-3 --clip 1
-    coadjoint train --train data.csv --kind classify --cell lstm --patience 10
+    \b
+    coadjoint train temporal-order --length 50 --penalty log-ratio --clip 1
+    coadjoint train addition --cell lstm --length 50,60 --ragged --schedule cosine
+    coadjoint train --train data.csv --id series --target label --patience 10
     """
     from . import runs, settings
+    from .errors import StorageError
 
     job = configs.build(resolved(task, config, flags))
     folder = out or free(job.config.task.name or Path(str(job.config.data.train)).stem)
     runs.create(folder, 0)
-    settings.dump(configs.plain(job.config), folder / "config.yaml")
+    lock = runs.Lock(folder)  # of two that begin at once in one folder, the second finds the first one's config
+    try:
+        if (folder / "config.yaml").exists():
+            raise StorageError(
+                f"{folder} already holds a run. Go on with it: coadjoint resume {shlex.quote(str(folder))}; or choose another --out."
+            )
+        settings.dump(configs.plain(job.config), folder / "config.yaml")
+    finally:
+        lock.release()
     if not quiet:
         for note in job.notes:
             print(safe(note))
@@ -208,7 +228,11 @@ def resume(
     from . import settings
 
     if (run / "compare.json").exists():
+        if steps is not None or fallback:
+            raise ConfigError("--steps and --fallback belong to a run, not to a comparison.")
         return compared(run, jobs, quiet)
+    if jobs is not None:
+        raise ConfigError("--jobs belongs to a comparison, not to a run.")
     config = configs.read(run)
     if steps is not None:
         config = configs.resolve(
@@ -279,21 +303,28 @@ def compare(
 ) -> None:
     """Train the same task under several settings and seeds, in parallel; one table, one page.
 
-    coadjoint compare temporal-order --length 50 --radius 0.5 --lr 2e-3 --seeds 5 \\
-        -m 'plain' -m 'clipped clip=1' -m 'penalised clip=1 penalty=log-ratio weight=1|2'
-    coadjoint compare runs/a runs/b
+    \b
+    coadjoint compare xor --length 20 -m plain -m 'clipped clip=1 lr=1e-3|1e-2'
+    coadjoint compare xor -m plain -m 'penalised penalty=log-ratio weight=1|2'
+    coadjoint compare runs/xor-1 runs/xor-2
     """
     from . import compare as comparing
     from . import report
 
     what = what or []
     if len(what) > 1 or (what and Path(what[0]).is_dir()):
+        if method or config or any(flags.values()):
+            raise ConfigError(
+                "runs that are there already are compared as they are: leave out --method, --config and settings."
+            )
         folder = out or free("compare")
         found = comparing.existing([Path(p) for p in what], folder, command_line())
         page = report.write(folder)
-        show(found)
-        print(safe(f"report: {page}"))
+        if not quiet:
+            show(found)
+            print(safe(f"report: {page}"))
         return
+    cores_of(jobs)
     if not method:
         raise ConfigError("what to compare? Give rows with --method 'NAME key=value ...', or the folders of runs.")
     if seeds < 1:
@@ -311,25 +342,29 @@ def compared(folder: Path, jobs: int | None, quiet: bool) -> None:
     from . import compare as comparing
     from . import report
 
-    if jobs is not None and jobs < 1:
-        raise ConfigError(f"--jobs must be at least 1; got {jobs}.")
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with ticking(quiet) as tick:
-        found = comparing.run(folder, jobs or cores, lambda text: print(safe(text), file=sys.stderr), tick)
+        found = comparing.run(folder, cores_of(jobs), tick)
     page = report.write(folder)
     if not quiet:
         show(found)
         print(safe(f"runs:   {folder / 'runs'}\nreport: {page}"))
 
 
+def cores_of(jobs: int | None) -> int:
+    """Processes at a time: as many as asked for, or one for each core."""
+    if jobs is not None and jobs < 1:
+        raise ConfigError(f"--jobs must be at least 1; got {jobs}.")
+    return jobs or (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+
+
 class ticking:
-    """The number of runs that have ended: a bar on a terminal, lines elsewhere."""
+    """Runs as they end, a line each; on a terminal a bar below them."""
 
     def __init__(self, quiet: bool) -> None:
-        self.quiet, self.shown = quiet, -1
+        self.quiet = quiet
         self.bar: Any = None
 
-    def __enter__(self) -> Callable[[int, int], None]:
+    def __enter__(self) -> Callable[[int, int, str | None], None]:
         if sys.stdout.isatty() and not self.quiet:
             from rich.progress import Progress
 
@@ -338,12 +373,14 @@ class ticking:
             self.task = self.bar.add_task("runs", total=None)
         return self.tick
 
-    def tick(self, done: int, total: int) -> None:
+    def tick(self, done: int, total: int, what: str | None) -> None:
+        line = safe(what if self.bar is not None else f"{done} of {total}: {what}")
         if self.bar is not None:
             self.bar.update(self.task, completed=done, total=total)
-        elif not self.quiet and done != self.shown:
-            print(f"{done} of {total} runs have ended", flush=True)
-        self.shown = done
+            if what:
+                self.bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
+        elif what and not self.quiet:
+            print(line, flush=True)
 
     def __exit__(self, *_: object) -> None:
         if self.bar is not None:
@@ -359,13 +396,16 @@ def show(found: dict[str, Any]) -> None:
 
 
 def print_table(heads: list[str], rows: list[list[str]]) -> None:
-    """Columns as wide as their longest cell; a terminal narrower than that folds the last one."""
+    """Columns as wide as their longest cell; a terminal narrower than that folds cells, at words, the widest column first."""
     widths = [max(len(safe(r[i])) for r in [heads, *rows]) for i in range(len(heads))]
-    line = lambda cells: "  ".join(safe(c).ljust(w) for c, w in zip(cells, widths, strict=True)).rstrip()
-    print(line(heads))
-    print("  ".join("-" * w for w in widths))
-    for row in rows:
-        print(line(row))
+    if sys.stdout.isatty():
+        room = shutil.get_terminal_size().columns - 2 * (len(heads) - 1)
+        while sum(widths) > room and max(widths) > 12:
+            widths[widths.index(max(widths))] -= 1
+    for row in [heads, ["-" * w for w in widths], *rows]:
+        folded = [textwrap.wrap(safe(c), w) or [""] for c, w in zip(row, widths, strict=True)]
+        for line in itertools.zip_longest(*folded, fillvalue=""):
+            print("  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip())
 
 
 @app.command()
@@ -421,6 +461,7 @@ def demo(
     """Temporal order from a vanishing start, by three methods: about a minute, offline, and a page at the end."""
     from . import compare as comparing
 
+    cores_of(jobs)
     folder = out or free("demo")
     if not quiet:
         print("Temporal order, 50 steps: 64 tanh units, spectral radius 0.5, at most 4,000 steps of Adam")
@@ -446,6 +487,13 @@ def main() -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
+    except Exception as error:
+        if os.environ.get("COADJOINT_DEBUG"):
+            raise
+        if isinstance(error, MemoryError) or "allocate memory" in str(error) or "out of memory" in str(error):
+            fail("not enough memory. Lower --hidden, --batch or --length.", MissingError.exit_code)
+        words = " ".join(str(error).split())[:200]
+        fail(f"a fault of coadjoint: {type(error).__name__}: {words}. `coadjoint --debug ...` shows where.", 1)
 
 
 def fail(message: str, code: int) -> None:

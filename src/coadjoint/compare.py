@@ -21,10 +21,11 @@ from typing import Any
 
 from . import config as configs
 from . import files, settings
-from .errors import ConfigError, StorageError
+from .errors import CoadjointError, ConfigError, StorageError
 
 ENDED = ("success", "finished", "early-stopped", "failed")
-Say = Callable[[str], None]
+MOST = 10_000  # runs of a comparison
+Tick = Callable[[int, int, str | None], None]  # runs that have ended, all of them, the one that ended just now
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,11 @@ def variants(text: str) -> list[Variant]:
     return rows
 
 
+def plain_name(name: str) -> str:
+    """A name for a folder: letters, digits and . _ - alone."""
+    return "".join(c if c.isalnum() or c in "._-" else "-" for c in name)
+
+
 def start(
     base: dict[str, dict[str, Any]],
     rows: Sequence[Variant],
@@ -69,11 +75,14 @@ def start(
     command: str | None = None,
 ) -> None:
     """Check every config and lay out the folder: nothing runs yet."""
-    names = [row.name for row in rows]
-    if len(set(names)) < len(names):
-        raise ConfigError(
-            f"two methods have the name '{next(n for n in names if names.count(n) > 1)}': give each its own."
-        )
+    names = [plain_name(row.name) for row in rows]
+    twice = [row.name for row, name in zip(rows, names, strict=True) if names.count(name) > 1]
+    if twice:
+        raise ConfigError(f"two methods share the name '{twice[0]}', or that of a folder: give each its own.")
+    if len(rows) * len(seeds) > MOST:
+        raise ConfigError(f"{len(rows)} methods x {len(seeds)} seeds are more than {MOST:,} runs: compare fewer.")
+    if folder.exists() and not folder.is_dir():
+        raise StorageError(f"{folder} is a file, not a folder: choose another --out.")
     table: list[dict[str, Any]] = []
     resolved = []
     goal, metric, about = None, "loss", ""
@@ -84,10 +93,12 @@ def start(
             merged["training"] = {**merged["training"], "seed": seed}
             config = configs.resolve(None, merged)
             resolved.append(config)
-            name = "".join(c if c.isalnum() or c in "._-" else "-" for c in row.name)
-            runs.append({"seed": seed, "folder": f"runs/{name}-seed-{seed}", "status": "waiting"})
-        configs.gradient_of(config, 1), configs.optimiser_of(config), configs.start(config)
-        task = configs.task_of(config)
+            runs.append({"seed": seed, "folder": f"runs/{plain_name(row.name)}-seed-{seed}", "status": "waiting"})
+        try:
+            task = configs.build(config).task
+        except CoadjointError as error:
+            error.args = (f"--method {row.name}: {error}",)
+            raise
         goal, metric = (str(task.goal) if task.goal else None), task.metric
         about = config.task.name or str(config.data.train)
         if isinstance(config.task.length, int):
@@ -125,14 +136,12 @@ def read(folder: Path) -> dict[str, Any]:
     return found
 
 
-def run(
-    folder: Path, jobs: int, say: Say, tick: Callable[[int, int], None] = lambda done, total: None
-) -> dict[str, Any]:
+def run(folder: Path, jobs: int, tick: Tick = lambda done, total, what: None) -> dict[str, Any]:
     """Run what has not ended yet, `jobs` at a time, and collect the results."""
     found = read(folder)
     waiting = [r for row in found["rows"] for r in row["runs"] if status(folder / r["folder"]) not in ENDED]
     total = sum(len(row["runs"]) for row in found["rows"])
-    tick(total - len(waiting), total)
+    tick(total - len(waiting), total, None)
     active: list[tuple[subprocess.Popen[bytes], dict[str, Any]]] = []
     caught: list[int] = []
     before = {
@@ -148,10 +157,8 @@ def run(
                     continue
                 active.remove((process, r))
                 r["error"] = (process.stderr.read() if process.stderr else b"").decode(errors="replace").strip() or None
-                ended = status(folder / r["folder"])
-                if ended is None and process.returncode not in (0, 75):
-                    say(f"{r['folder']}: exit {process.returncode}: {r['error'] or 'no message'}")
-                tick(total - len(waiting) - len(active), total)
+                outcome(folder / r["folder"], r, found["metric"])
+                tick(total - len(waiting) - len(active), total, ended(r))
             if caught:
                 for process, _ in active:
                     process.terminate()
@@ -169,10 +176,17 @@ def run(
     return found
 
 
+def ended(r: dict[str, Any]) -> str:
+    """One line of a run that has ended: "plain-seed-0: success at step 1,200 (33 s)"."""
+    how = f"{r['status']}: {r['error']}" if r["error"] else str(r["status"])
+    at = f" at step {r['steps']:,} ({r['seconds']:.0f} s)" if r["steps"] is not None else ""
+    return f"{Path(r['folder']).name}: {' '.join(how.split())}{'' if r['error'] else at}"
+
+
 def launch(folder: Path, r: dict[str, Any]) -> subprocess.Popen[bytes]:
     """A run in a process of its own, which starts no new process group: a terminal's Ctrl-C reaches it too."""
     target = folder / r["folder"]
-    if (target / "metrics.jsonl").exists():
+    if (target / "config.yaml").exists():
         words = ["resume", str(target), "--fallback"]
     else:
         words = ["train", "--config", str(folder / "configs" / f"{target.name}.yaml"), "--out", str(target)]
@@ -193,7 +207,9 @@ def collect(folder: Path, found: dict[str, Any]) -> None:
     for row in found["rows"]:
         for r in row["runs"]:
             outcome(folder / r["folder"], r, found["metric"])
-    files.replace(folder / "compare.json", json.dumps(found, indent=1))
+    from . import runs as storage
+
+    files.replace(folder / "compare.json", storage.dumps(found, indent=1))
 
 
 def outcome(run: Path, r: dict[str, Any], metric: str) -> None:

@@ -6,19 +6,23 @@ share a key, so a flag needs no prefix. Names (of cells, penalties, tasks, ...) 
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from types import NoneType
+from typing import Annotated, Any, Literal, cast, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from .errors import CoadjointError, ConfigError, DataError, MissingError, StorageError
+from .errors import CoadjointError, ConfigError, DataError, MissingError, NumericalError, StorageError
 from .settings import Settings
 
 Whole = Annotated[int, Field(ge=1, lt=2**31)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -35,10 +39,15 @@ class TaskSection(Section):
     curriculum: tuple[Whole, Whole] | None = Field(
         None, description="start,steps: the length grows from start over so many steps"
     )
-    rule: Literal["loose", "strict"] | None = Field(None, description="addition, multiplication: |e| < 0.2 or < 0.04")
-    pixels: Literal[1, 8] | None = Field(None, description="digits: pixels read at a time")
+    rule: Literal["loose", "strict"] | None = Field(
+        None, description="addition, multiplication; errors below 0.2 or 0.04 are right"
+    )
+    pixels: Literal[1, 8] | None = Field(None, description="digits; pixels read at a time")
     permuted: bool | None = Field(None, description="digits: pixels in a fixed random order")
     path: str | None = Field(None, description="music: the MATLAB file")
+    values: Whole | None = Field(None, description="copy: letters of the alphabet")
+    positions: Whole | None = Field(None, description="copy: letters to repeat")
+    chunk: Whole | None = Field(None, description="music: cut training pieces into parts of so many steps")
 
 
 class DataSection(Section):
@@ -85,19 +94,17 @@ class GradientSection(Section):
     """The gradient method."""
 
     method: Literal["bptt", "penalised", "truncated", "rtrl"] | None = Field(
-        None, description="penalised if --penalty is given, bptt otherwise"
+        None, description="penalised by default if --penalty is given, bptt otherwise"
     )
     penalty: str | None = Field(None, description="log-ratio, variance, omega, ...: a function of the costates")
-    weight: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
-        1.0, description="rho, the penalty's weight; 0 is plain backpropagation"
-    )
-    weight_schedule: Literal["constant", "inverse-time", "exponential", "linear"] = Field(
-        "constant", description="how the weight changes with the step"
+    weight: NotNegative | None = Field(None, description="rho, the penalty's weight (1); 0 is plain backpropagation")
+    weight_schedule: Literal["constant", "inverse-time", "exponential", "linear"] | None = Field(
+        None, description="how the weight changes with the step"
     )
     weight_rate: Positive | None = Field(
         None, description="inverse-time: weight/(1 + rate step); exponential: weight rate^step"
     )
-    weight_end: Annotated[float, Field(ge=0)] = Field(0.0, description="linear: the weight after the last step")
+    weight_end: NotNegative | None = Field(None, description="linear: the weight after the last step (0)")
     k1: Whole | None = Field(None, description="truncated: steps between gradients")
     k2: Whole | None = Field(None, description="truncated: steps that losses are pulled back")
 
@@ -109,14 +116,14 @@ class OptimiserSection(Section):
     lr: Positive = Field(1e-3, description="step size")
     momentum: Share | None = Field(None, description="momentum, nesterov, rmsprop")
     betas: tuple[Share, Share] | None = Field(None, description="adam and its kin")
-    weight_decay: Annotated[float, Field(ge=0)] | None = Field(None, description="L2 term (adamw: decoupled)")
+    weight_decay: NotNegative | None = Field(None, description="L2 term (adamw: decoupled)")
     schedule: Literal["constant", "exponential", "linear", "cosine", "plateau"] = Field(
         "constant", description="how the step size changes"
     )
     decay: Positive | None = Field(None, description="exponential: factor for each step; plateau: for each plateau")
     end: Share | None = Field(None, description="linear, cosine: the last step size, as a share of lr")
     plateau: Whole | None = Field(None, description="plateau: looks without a better loss before the step size falls")
-    warmup: Annotated[int, Field(ge=0)] = Field(0, description="steps over which the step size grows to lr")
+    warmup: Annotated[int, Field(ge=0, lt=2**31)] = Field(0, description="steps over which the step size grows to lr")
 
 
 class TrainingSection(Section):
@@ -131,17 +138,19 @@ class TrainingSection(Section):
     every: Whole | None = Field(
         None, description="steps between looks at held-out sequences (100; finite sets: an epoch)"
     )
-    tests: Whole = Field(1000, description="fresh sequences of a look")
-    confirm: Whole = Field(10_000, description="fresh sequences that confirm a success")
+    tests: Whole | None = Field(None, description="fresh sequences of a look (1,000); finite sets: all they have")
+    confirm: Whole | None = Field(None, description="fresh sequences that confirm a success (10,000)")
     probes: Whole = Field(32, description="sequences whose costates are looked at")
     patience: Whole | None = Field(None, description="stop after so many looks without a better one")
     stop_on_success: bool = Field(True, description="stop when the task's goal is met")
     nonfinite: Literal["stop", "skip", "dump"] = Field("stop", description="what to do with a step that is not finite")
     checkpoint: Whole = Field(1000, description="steps between checkpoints")
-    keep: Annotated[int, Field(ge=2)] = Field(2, description="checkpoints that stay, beside the best")
-    device: Literal["cpu", "cuda", "auto"] = Field("cpu", description="cpu, cuda or auto")
+    keep: Annotated[int, Field(ge=2, lt=2**31)] = Field(2, description="checkpoints that stay, beside the best")
+    device: Literal["cpu", "cuda", "auto"] = Field("cpu", description="where to compute")
     precision: Literal[32, 64] = Field(32, description="bits of a number")
-    threads: Whole | None = Field(None, description="CPU threads (1 for up to 128 units, torch's number beyond)")
+    threads: Annotated[int, Field(ge=1, le=1024)] | None = Field(
+        None, description="CPU threads (1 for up to 128 units, torch's number beyond)"
+    )
     tensorboard: bool = Field(False, description="also log for TensorBoard")
 
 
@@ -167,23 +176,64 @@ def flag(section: str, key: str) -> str:
     return "--" + (section if key == "name" else key).replace("_", "-")
 
 
-def textual(section: str, key: str) -> bool:
-    """Does the key take words, so that a flag's value is not read as a number?"""
-    kind = str(SECTIONS[section].model_fields[key].annotation)
-    return "str" in kind or ("Literal" in kind and "Literal[1" not in kind and "Literal[32" not in kind)
+def types(kind: Any) -> list[Any]:
+    """The alternatives of an annotation, None left out: Whole | tuple[Whole, Whole] | None -> [Whole, tuple[Whole, Whole]]."""
+    union = get_args(kind) if get_origin(kind) not in (None, Annotated, Literal, tuple, list) else [kind]
+    return [t for t in union if t is not NoneType]
+
+
+KINDS: dict[tuple[str, str], list[Any]] = {
+    (name, key): types(kind)
+    for name, section in SECTIONS.items()
+    for key, kind in get_type_hints(section, include_extras=True).items()
+    if key in section.model_fields
+}
+
+
+def choices(kinds: list[Any]) -> list[Any]:
+    """The values that may be chosen, where a key has a list of them."""
+    return [value for t in kinds if get_origin(t) is Literal for value in get_args(t)]
+
+
+def expected(kinds: list[Any]) -> str:
+    """A key's type in words: "a number greater than 0", "loose or strict"."""
+    found: list[str] = []
+    for t in kinds:
+        parts = get_args(t)
+        if get_origin(t) is Literal:
+            found += [f"{', '.join(map(str, parts[:-1]))} or {parts[-1]}"]
+        elif get_origin(t) is tuple:
+            each = "of them" if parts[0] in kinds else f"values, each {expected([parts[0]])}"
+            found += [f"{'two' if len(parts) == 2 else 'three'} {each}"]
+        elif get_origin(t) is Annotated:
+            found += [("a whole number " if parts[0] is int else "a number ") + span(parts[1].metadata)]
+        else:
+            found += [{str: "text", bool: "true or false"}.get(t, "a list of texts")]
+    return " or ".join(found)
+
+
+def span(bounds: list[Any]) -> str:
+    """Ge(1), Lt(10) -> "from 1 to 9"."""
+    at = {name: getattr(b, name) for b in bounds for name in ("ge", "gt", "le", "lt") if hasattr(b, name)}
+    if "gt" in at:
+        return f"greater than {at['gt']}"
+    most = at.get("le", at["lt"] - 1 if "lt" in at else None)
+    return f"at least {at['ge']}" if most is None else f"from {at['ge']} to {most}"
 
 
 def from_flag(section: str, key: str, text: str) -> Any:
     """A flag's text as a value: a number, or a list of them, where the key takes numbers."""
     from .settings import scalar
 
-    if textual(section, key):
-        lists = "list" in str(SECTIONS[section].model_fields[key].annotation)
-        return text.split(",") if lists and "," in text else text
+    kinds = KINDS[section, key]
+    if str in kinds:
+        return text.split(",") if len(kinds) > 1 and "," in text else text
+    if any(isinstance(value, str) for value in choices(kinds)):
+        return text
     try:
-        parts = [scalar(part.strip()) for part in text.split(",")]
-    except ValueError as error:
-        raise ConfigError(f"{flag(section, key)}: {text!r}: {error}") from None
+        parts = [scalar(part.strip()) if part.strip() else "" for part in text.split(",")]
+    except ValueError:
+        return text  # no number: the check says what is expected
     return parts if len(parts) > 1 else parts[0]
 
 
@@ -194,62 +244,68 @@ def resolve(file: Settings | None = None, flags: Mapping[str, Mapping[str, Any]]
         values[name] = dict(section) if isinstance(section, dict) else section
     given = {(name, key) for name, section in (flags or {}).items() for key in section}
     for name, section in (flags or {}).items():
-        if not isinstance(values.get(name, {}), dict):
-            continue
-        values.setdefault(name, {}).update(section)
+        if isinstance(values.setdefault(name, {}), dict):
+            values[name].update(section)
     try:
-        return Config.model_validate(tupled(values))
+        return Config.model_validate({name: tupled(name, section) for name, section in values.items()})
     except ValidationError as error:
-        lines = list(dict.fromkeys(explain(e, file, given) for e in error.errors()))
-        raise ConfigError("\n".join(lines[:20])) from None
+        lines = list(dict.fromkeys(explain(e["loc"], values, file, given) for e in error.errors()))
+        more = [f"... and {len(lines) - 20} more."] if len(lines) > 20 else []
+        raise ConfigError("\n".join(lines[:20] + more)) from None
 
 
-def tupled(value: Any) -> Any:
+def tupled(name: str, section: Any) -> Any:
     """Lists as tuples where pairs are expected: files know only lists."""
-    if isinstance(value, dict):
-        return {k: tupled(v) for k, v in value.items()}
-    return tuple(value) if isinstance(value, list) and all(type(v) in (int, float) for v in value) else value
+    if not isinstance(section, dict):
+        return section
+    pair = lambda key: any(get_origin(t) is tuple for t in KINDS.get((name, key), ()))
+    return {k: tuple(v) if isinstance(v, list) and pair(k) else v for k, v in section.items()}
 
 
-def explain(e: Any, file: Settings | None, given: set[tuple[str, str]]) -> str:
-    """One line: where, what was expected, what came."""
-    address = tuple(str(p) for p in e["loc"][:2])
-    flagged = len(address) == 2 and (address[0], address[1]) in given
-    where = (
-        flag(address[0], address[1]) if flagged else f"{file.where(address) if file else 'config'}: {'.'.join(address)}"
-    )
-    came = e.get("input")
-    if e["type"] == "extra_forbidden":
+def explain(
+    loc: tuple[str | int, ...], values: Mapping[str, Any], file: Settings | None, given: set[tuple[str, str]]
+) -> str:
+    """One line for a key: where, what was expected, what came."""
+    name, *rest = (str(part) for part in loc[:2])
+    address = (name, *rest)
+    came = values[name] if not rest else values[name].get(rest[0])
+    where = f"{file.where(address)}: {'.'.join(address)}" if file else ".".join(address)
+    if rest and (name, rest[0]) in given:
+        where = flag(name, rest[0])
+    if name not in SECTIONS or (rest and (name, rest[0]) not in KINDS):
         return f"{where}: {nearest(address)}"
-    if e["type"] in ("model_type", "model_attributes_type", "dict_type"):
-        return f"{where}: a section of keys is expected; got {came!r}. Sections: {', '.join(SECTIONS)}."
-    if isinstance(came, bool) and e["type"] in ("string_type", "literal_error"):
-        return f"{where}: a word is expected; got the boolean {str(came).lower()}. Write it in quotes."
-    about = "; ".join([e["msg"].replace("Input should be", "must be").replace("Input", "the value")])
-    return f"{where}: {about}; got {came!r}."
+    if not rest:
+        return f"{where}: a section of keys is expected; got {shown(came)}. Keys: {', '.join(SECTIONS[name].model_fields)}."
+    kinds = KINDS[name, rest[0]]
+    words = [str(value) for value in choices(kinds)]
+    near = difflib.get_close_matches(str(came), words, 1, 0.5) if isinstance(came, str) else []
+    hint = f" Did you mean '{near[0]}'?" if near else ""
+    if str in kinds and isinstance(came, bool | int | float):
+        hint = " Write it in quotes."
+    return f"{where}: must be {expected(kinds)}; got {shown(came)}.{hint}"
+
+
+def shown(value: Any) -> str:
+    """A value as a file would have it, not too long."""
+    text = (
+        {True: "true", False: "false", None: "nothing"}[value]
+        if value is None or value is True or value is False
+        else repr(value)
+    )
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def nearest(address: tuple[str, ...]) -> str:
     """What an unknown key may have been meant for."""
     key = address[-1]
-    if len(address) == 1:
-        if key in HOMES:
-            return f"'{key}' belongs in section [{HOMES[key]}]."
-        near = difflib.get_close_matches(key, [*SECTIONS, *HOMES], 1, 0.5)
-        home = f" (in section [{HOMES[near[0]]}])" if near and near[0] in HOMES else ""
-        return (
-            f"unknown section '{key}'; "
-            + (f"did you mean '{near[0]}'{home}? " if near else "")
-            + f"Sections: {', '.join(SECTIONS)}."
-        )
-    known = list(SECTIONS[address[0]].model_fields)
+    within = f", not [{address[0]}]" if len(address) > 1 else ""
     if key in HOMES:
-        return f"'{key}' belongs in section [{HOMES[key]}], not [{address[0]}]."
+        return f"'{key}' belongs in section [{HOMES[key]}]{within}."
+    known = list(SECTIONS[address[0]].model_fields) if within else list(SECTIONS)
     near = difflib.get_close_matches(key, known, 1, 0.5) or difflib.get_close_matches(key, HOMES, 1, 0.6)
     home = f" of section [{HOMES[near[0]]}]" if near and near[0] not in known else ""
-    return (
-        f"unknown key '{key}'; " + (f"did you mean '{near[0]}'{home}? " if near else "") + f"Known: {', '.join(known)}."
-    )
+    hint = f" did you mean '{near[0]}'{home}?" if near else ""
+    return f"unknown {'key' if within else 'section'} '{key}';{hint} Known: {', '.join(known)}."
 
 
 def given(section: Section) -> dict[str, Any]:
@@ -285,30 +341,25 @@ def build(config: Config) -> Job:
     import torch
 
     training = config.training
+    idle(config)
     device = device_of(training.device)
     set_threads(training.threads, config.network.hidden)
     task = task_of(config)
+    finite(config, task)
     net = network_of(config, task, device)
-    steps, every = training.steps, training.every
     per_epoch = task.steps_per_epoch(training.batch * training.accumulate) if task.size is not None else None
-    if training.epochs is not None:
-        if per_epoch is None:
-            raise ConfigError(
-                "--epochs counts passes over a finite set, and this task is generated without end: use --steps."
-            )
-        if steps is not None:
-            raise ConfigError("--steps and --epochs say the same thing twice: give one of them.")
-        steps = training.epochs * per_epoch
-    steps = steps or 10_000
-    every = every or per_epoch or 100
+    steps = training.steps or (training.epochs * per_epoch if training.epochs and per_epoch else 10_000)
+    every = training.every or per_epoch or 100
+    fresh = {} if per_epoch else {"tests": training.tests or 1000, "confirm": training.confirm or 10_000}
     resolved = config.model_copy(
         update={
             "network": config.network.model_copy(update=start(config)),
-            "gradient": config.gradient.model_copy(update={"method": method_of(config.gradient)}),
+            "gradient": config.gradient.model_copy(update=method(config.gradient)),
             "training": training.model_copy(
                 update={
                     "steps": steps,
                     "epochs": None,
+                    **fresh,
                     "every": every,
                     "threads": torch.get_num_threads(),
                     "device": device,
@@ -318,15 +369,20 @@ def build(config: Config) -> Job:
     )
     arguments = {
         **{k: getattr(training, k) for k in (
-            "batch", "accumulate", "clip", "seed", "tests", "confirm", "probes", "patience", "stop_on_success", "nonfinite",
-            "checkpoint", "keep",
+            "batch", "accumulate", "clip", "seed", "probes", "patience", "stop_on_success", "nonfinite", "checkpoint", "keep",
         )},
+        **fresh,
         "steps": steps,
         "every": min(every, steps),
         "gradient": gradient_of(config, steps),
         "optimiser": optimiser_of(config),
         "description": describe(resolved, net, task),
     }  # fmt: skip
+    # What torch or a gradient method declines is declined before anything is written.
+    arguments["optimiser"].make(net.parameters())
+    b = task.batch(0, 1, training.seed).to(net.V.dtype, net.V.device)
+    with contextlib.suppress(NumericalError):
+        arguments["gradient"].evaluate(net, b, task.loss)
     return Job(resolved, net, task, arguments, tuple(getattr(task, "notes", ())))
 
 
@@ -370,27 +426,95 @@ def task_of(config: Config) -> Any:
         )
     if name is None:
         if options:
-            raise ConfigError(
-                f"{flag('task', next(iter(options)))} belongs to a built-in task; your own data has none."
-            )
+            raise ConfigError(f"{flag('task', next(iter(options)))} belongs to a built-in task, not to your own data.")
         dtype = "float64" if config.training.precision == 64 else "float32"
         return Data.read(data.pop("train"), seed=config.training.seed, dtype=dtype, **data)
     if data:
         raise ConfigError(
             f"{flag('data', next(iter(data)))} belongs to your own data (--train FILE), not to task '{name}'."
         )
+    known = tasks.options(name)
+    for key in options:
+        if key not in known:
+            raise ConfigError(f"{flag('task', key)} does nothing with task '{name}'; its options: {', '.join(known)}.")
     return tasks.make(name, **options)
 
 
 def start(config: Config) -> dict[str, Any]:
+    """Where the weights begin, with the defaults of what applies."""
     n = config.network
     init = n.init or ("spectral" if n.radius is not None else "torch")
-    takes = {"torch": (), "gaussian": ("std",)}.get(init, ("radius", "std"))
-    for key in ("radius", "std"):
-        if getattr(n, key) is not None and key not in takes:
-            raise ConfigError(f"--{key} does nothing with init '{init}'. Leave it out, or use --init spectral.")
-    defaults = {"radius": 1.0, "std": 0.1}
-    return {"init": init, **{k: getattr(n, k) or defaults[k] for k in takes}}
+    begin = {"radius": n.radius or 1.0, "std": n.std or 0.1}
+    return {"init": init, **{key: value for key, value in begin.items() if init in APPLIES["network", key][1]}}
+
+
+def method(g: GradientSection) -> dict[str, Any]:
+    """The gradient method, with the defaults of what applies."""
+    name = g.method or ("penalised" if g.penalty is not None else "bptt")
+    return {"method": name, **({"weight": 1.0 if g.weight is None else g.weight} if name == "penalised" else {})}
+
+
+# Keys that mean something only where another key has one of these values.
+_SCALED = ("spectral", "orthogonal", "identity")
+APPLIES: dict[tuple[str, str], tuple[str, tuple[str, ...]]] = {
+    ("network", "radius"): ("init", _SCALED),
+    ("network", "std"): ("init", ("gaussian", *_SCALED)),
+    ("gradient", "penalty"): ("method", ("penalised",)),
+    ("gradient", "weight"): ("method", ("penalised",)),
+    ("gradient", "weight_schedule"): ("method", ("penalised",)),
+    ("gradient", "weight_rate"): ("weight_schedule", ("inverse-time", "exponential")),
+    ("gradient", "weight_end"): ("weight_schedule", ("linear",)),
+    ("gradient", "k1"): ("method", ("truncated",)),
+    ("gradient", "k2"): ("method", ("truncated",)),
+    ("optimiser", "decay"): ("schedule", ("exponential", "plateau")),
+    ("optimiser", "end"): ("schedule", ("linear", "cosine")),
+    ("optimiser", "plateau"): ("schedule", ("plateau",)),
+}
+
+
+def idle(config: Config) -> None:
+    """Refuse what would do nothing: a setting that is ignored is a mistake, or a misunderstanding."""
+    from .errors import choose
+    from .initialisers import INITIALISERS
+    from .optimisers import OPTIMISERS
+
+    g, o = config.gradient, config.optimiser
+    init = choose("initialiser", start(config)["init"], INITIALISERS)
+    choose("optimiser", o.name, OPTIMISERS)
+    takes = lambda key: tuple(name for name, (_, _, options) in OPTIMISERS.items() if key in options)
+    applies = APPLIES | {("optimiser", key): ("name", takes(key)) for key in ("momentum", "betas", "weight_decay")}
+    chosen = {
+        "init": init, "method": method(g)["method"], "weight_schedule": g.weight_schedule or "constant",
+        "schedule": o.schedule, "name": o.name,
+    }  # fmt: skip
+    lines = [
+        f"{flag(section, key)} does nothing with {flag(section, by)} {chosen[by]}: it belongs to {', '.join(values)}."
+        for (section, key), (by, values) in applies.items()
+        if getattr(getattr(config, section), key) is not None and chosen[by] not in values
+    ]
+    if lines:
+        raise ConfigError("\n".join(lines))
+
+
+def finite(config: Config, task: Any) -> None:
+    """Refuse what does not go with the size of a task."""
+    t = config.training
+    if task.size is None:
+        problems = {
+            "--epochs counts passes over a finite set, and this task is generated without end: use --steps.": t.epochs
+        }
+    else:
+        alone = "does nothing with a finite set: all its held-out sequences are looked at."
+        problems = {
+            "--steps and --epochs say the same thing twice: give one of them.": t.steps and t.epochs,
+            f"--tests {alone}": t.tests,
+            f"--confirm {alone}": t.confirm,
+            "--patience needs a validation set: give --valid FILE, or a share of --split.": t.patience
+            if "valid" not in task.splits
+            else None,
+        }
+    if lines := [text for text, given in problems.items() if given is not None]:
+        raise ConfigError("\n".join(lines))
 
 
 def network_of(config: Config, task: Any, device: str) -> Any:
@@ -409,58 +533,50 @@ def network_of(config: Config, task: Any, device: str) -> Any:
     return net.to(device)
 
 
-def method_of(g: GradientSection) -> str:
-    return g.method or ("penalised" if g.penalty is not None else "bptt")
-
-
 def gradient_of(config: Config, steps: int) -> Any:
     from . import gradients, penalties
 
     g = config.gradient
-    method = method_of(g)
-    if g.penalty is not None and method != "penalised":
-        raise ConfigError(f"--penalty belongs to method 'penalised', not '{method}'.")
-    if (g.k1 is not None or g.k2 is not None) and method != "truncated":
-        raise ConfigError(f"--k1 and --k2 belong to method 'truncated', not '{method}'.")
-    if method == "penalised":
+    name = method(g)["method"]
+    if name == "penalised":
         if g.penalty is None:
-            raise ConfigError(f"method 'penalised' needs a --penalty: {', '.join(penalties.PENALTIES)}.")
-        if g.weight == 0:
-            penalties.penalty(g.penalty)
-            return gradients.BPTT()
-        return gradients.Penalised(g.penalty, weight_of(g, steps))
-    if method == "truncated":
+            raise ConfigError(f"--method penalised needs a --penalty: {', '.join(penalties.PENALTIES)}.")
+        penalties.penalty(g.penalty)
+        weight = weight_of(g, steps)
+        return gradients.BPTT() if weight == 0 else gradients.Penalised(g.penalty, weight)
+    if name == "truncated":
         if g.k1 is None:
-            raise ConfigError("method 'truncated' needs --k1, and --k2 if losses are pulled back further.")
+            raise ConfigError("--method truncated needs --k1, and --k2 if losses are pulled back further.")
         return gradients.Truncated(g.k1, g.k2 or g.k1)
-    return gradients.RTRL() if method == "rtrl" else gradients.BPTT()
+    return gradients.RTRL() if name == "rtrl" else gradients.BPTT()
 
 
 def weight_of(g: GradientSection, steps: int) -> Any:
+    """rho, or its schedule."""
     from . import penalties
 
-    if g.weight_schedule in ("inverse-time", "exponential") and g.weight_rate is None:
-        raise ConfigError(f"weight schedule '{g.weight_schedule}' needs --weight-rate.")
-    rate = g.weight_rate or 1.0
-    if g.weight_schedule == "inverse-time":
-        return penalties.inverse_time(g.weight, rate)
-    if g.weight_schedule == "exponential":
-        return penalties.exponential(g.weight, rate)
-    if g.weight_schedule == "linear":
-        return penalties.linear(g.weight, g.weight_end, steps)
-    return g.weight
+    rho, schedule = 1.0 if g.weight is None else g.weight, g.weight_schedule or "constant"
+    if schedule == "constant":
+        return rho
+    if schedule == "linear":
+        return penalties.linear(rho, g.weight_end or 0.0, steps)
+    if g.weight_rate is None:
+        raise ConfigError(f"--weight-schedule {schedule} needs --weight-rate.")
+    if schedule == "inverse-time":
+        return penalties.inverse_time(rho, g.weight_rate)
+    if g.weight_rate > 1:
+        raise ConfigError(
+            f"--weight-schedule exponential grows without end for --weight-rate {g.weight_rate}: at most 1."
+        )
+    return penalties.exponential(rho, g.weight_rate)
 
 
 def optimiser_of(config: Config) -> Any:
     from . import optimisers
 
     o = config.optimiser
-    named = {"exponential": {"decay": o.decay}, "linear": {"end": o.end}, "cosine": {"end": o.end}, "plateau": {"decay": o.decay, "patience": o.plateau}}  # fmt: skip
-    takes = named.get(o.schedule, {})
-    for key, name in (("decay", "decay"), ("end", "end"), ("plateau", "patience")):
-        if getattr(o, key) is not None and name not in takes:
-            raise ConfigError(f"--{key} does nothing with schedule '{o.schedule}'.")
-    schedule = optimisers.SCHEDULES[o.schedule](warmup=o.warmup, **{k: v for k, v in takes.items() if v is not None})
+    shape = {"decay": o.decay, "end": o.end, "patience": o.plateau}
+    schedule = optimisers.SCHEDULES[o.schedule](warmup=o.warmup, **{k: v for k, v in shape.items() if v is not None})
     options = {k: getattr(o, k) for k in ("momentum", "betas", "weight_decay") if getattr(o, k) is not None}
     return optimisers.optimiser(o.name, o.lr, schedule, **options)
 
@@ -527,8 +643,15 @@ def predict(run: Path, data: Path, out: Path, **reading: Any) -> tuple[int, tupl
     from .tasks.data import Data
 
     path = run / "model.safetensors" if run.is_dir() else run
+    if not run.exists():
+        raise StorageError(f"{run} does not exist. Name a run folder, or a model.safetensors.")
     if not path.exists():
-        raise StorageError(f"{path} is missing: the run has not finished. Go on with: coadjoint resume {run}")
+        config = run / "config.yaml"
+        raise StorageError(
+            f"{run} has not finished: there is no model yet. Go on with: coadjoint resume {shlex.quote(str(run))}"
+            if config.exists()
+            else f"{run} is not a run folder: it holds no model.safetensors."
+        )
     net, description = load_model(path)
     if description.get("data") is None:
         raise DataError(

@@ -16,6 +16,7 @@ import json
 import math
 import os
 import platform
+import shlex
 import shutil
 import socket
 import subprocess
@@ -140,6 +141,16 @@ def pack(tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> 
     return bytes(safetensors().save(whole, metadata))
 
 
+def unpack(content: bytes, path: Path) -> dict[str, Tensor]:
+    tensors = safetensors()
+    from safetensors import SafetensorError
+
+    try:
+        return dict(tensors.load(content))
+    except SafetensorError as error:
+        raise StorageError(f"{path} is not a file of tensors: {error}.") from None
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """Everything a run needs to go on: weights, the optimiser's tensors, and the rest as JSON."""
@@ -173,13 +184,11 @@ def save(parent: Path, checkpoint: Checkpoint, metadata: dict[str, str] | None =
         try:
             if temporary.exists():
                 shutil.rmtree(temporary)
-            temporary.mkdir(parents=True)
+            temporary.mkdir()
             for name, content in [*files.items(), (MANIFEST, manifest(files))]:
                 write(temporary / name, content)
             sync_folder(temporary)
-            if final.exists():  # the same step, computed again after the run went on from an older one
-                shutil.rmtree(final)
-            os.rename(temporary, final)
+            os.rename(temporary, final)  # refused if it exists: a checkpoint is never overwritten
             sync_folder(final.parent)
         except OSError:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -221,21 +230,22 @@ def load(path: Path) -> Checkpoint:
 
     files = contents(path)
     state = read_json(files["state.json"], error=StorageError)
-    assert isinstance(state, dict)
-    if state.get("format") != FORMAT:
+    if not isinstance(state, dict) or state.get("format") != FORMAT:
+        state = state if isinstance(state, dict) else {}
         raise StorageError(
             f"checkpoint {path} has format {state.get('format')!r}; this version of coadjoint reads format {FORMAT}."
         )
-    if path.name != name_of(state["step"]):
-        raise StorageError(f"checkpoint {path} is damaged: it holds step {state['step']}, not what its name says.")
-    tensors = safetensors().load
-    return Checkpoint(state["step"], tensors(files["model.safetensors"]), tensors(files["state.safetensors"]), state)
+    step = state.get("step")
+    if not isinstance(step, int) or path.name != name_of(step):
+        raise StorageError(f"checkpoint {path} is damaged: it holds step {step!r}, not what its name says.")
+    tensors = {name: unpack(files[name], path / name) for name in ("model.safetensors", "state.safetensors")}
+    return Checkpoint(step, tensors["model.safetensors"], tensors["state.safetensors"], state)
 
 
 def saved(folder: Path, kind: str = "checkpoints") -> list[Path]:
     """The checkpoints of a run (or its replays), oldest first."""
     found = (folder / kind).glob("step-*")
-    return sorted(p for p in found if p.is_dir() and p.name[5:].isdigit())
+    return sorted((p for p in found if p.is_dir() and p.name[5:].isdecimal()), key=lambda p: int(p.name[5:]))
 
 
 def latest(folder: Path, fallback: bool = False, say: Any = print) -> Checkpoint | None:
@@ -250,7 +260,9 @@ def latest(folder: Path, fallback: bool = False, say: Any = print) -> Checkpoint
             if good is None:
                 offer = "There is no older one that is whole: start the run again."
             else:
-                offer = f"The one before it, {good.name}, is whole: coadjoint resume {folder} --fallback"
+                offer = (
+                    f"The one before it, {good.name}, is whole: coadjoint resume {shlex.quote(str(folder))} --fallback"
+                )
             if not fallback or good is None:
                 raise StorageError(f"{error} {offer}") from None
             aside = path.with_suffix(".damaged")
@@ -258,7 +270,6 @@ def latest(folder: Path, fallback: bool = False, say: Any = print) -> Checkpoint
                 shutil.rmtree(aside, ignore_errors=True)
                 os.rename(path, aside)
             say(f"{error} Set aside as {aside.name}; going on from {good.name}.")
-            paths = [p for p in paths if p <= good]
     return None
 
 
@@ -293,12 +304,7 @@ def create(folder: Path, need: int) -> None:
         raise StorageError(f"run folder {str(folder)!r}: a name has at most 200 characters and no control characters.")
     if folder.exists() and not folder.is_dir():
         raise StorageError(f"{folder} is a file, not a folder: choose another --out.")
-    if folder.is_dir() and any(p.name not in ("lock", "checkpoints", "config.yaml") for p in folder.iterdir()):
-        if (folder / "metrics.jsonl").exists():
-            raise StorageError(
-                f"{folder} already holds a run. Go on with it: coadjoint resume {folder}; or choose another --out."
-            )
-        raise StorageError(f"{folder} exists and is not empty: choose another --out.")
+    vacant(folder)
     with storing(folder):
         (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(folder).free
@@ -306,6 +312,19 @@ def create(folder: Path, need: int) -> None:
         raise StorageError(
             f"{folder} has {free:,} bytes free and this run needs about {need:,}: make room, or choose another --out."
         )
+
+
+def vacant(folder: Path) -> None:
+    """Be sure that no run has begun here: nothing but what comes before it, and what a crash then has left half-written."""
+    before = ("lock", "checkpoints", "config.yaml")
+    here = {p.name for p in folder.iterdir()} if folder.is_dir() else set()
+    if all(name in before or (name.startswith(".") and name.endswith(".tmp")) for name in here):
+        return
+    if here & {"metrics.jsonl", "environment.json"} and "checkpoints" in here:
+        raise StorageError(
+            f"{folder} already holds a run. Go on with it: coadjoint resume {shlex.quote(str(folder))}; or choose another --out."
+        )
+    raise StorageError(f"{folder} exists and is not empty: choose another --out.")
 
 
 def environment(seed: int, device: str, command: str | None = None) -> dict[str, Any]:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import math
 import os
+import shlex
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -129,7 +130,7 @@ def train(
                 with resume=True the run in that folder goes on, bit for bit, given the same arguments
     """
     t = Training(**{name: value for name, value in locals().items() if name not in ("resume", "fallback")})
-    with t.writing(resume, fallback), interruptible() as stopped:
+    with t.writing(resume, fallback), interruptible(t.go_on) as stopped:
         if t.step == 0:
             t.look()
         while not t.over:
@@ -202,6 +203,7 @@ class Training:
         self.show = self.display or Silent()
         self.folder = None if self.folder is None else Path(self.folder)
         self.step, self.past, self.over, self.due = 0, Progress(), False, False
+        self.kept: int | None = None  # the step of the last checkpoint
         self.status = "finished"
         self.rows: list[Row] = []
         self.best_weights: dict[str, Tensor] | None = None
@@ -230,7 +232,11 @@ class Training:
         rate = self.recipe.lr * self.recipe.schedule(self.step - 1, self.steps) * self.past.factor
         for group in self.torch_optimiser.param_groups:
             group["lr"] = rate
+        before = {name: p.detach().clone() for name, p in parameters.items()}
         self.torch_optimiser.step()
+        bad = [name for name, p in parameters.items() if not torch.isfinite(p).all()]
+        if bad:
+            return self.undo(before, f"{', '.join(bad)} is not finite after the optimiser's step: lower the step size")
         row = {"kind": "train", "step": self.step, "loss": loss, "penalty": penalty, "rho": rho, "gradient": norm}
         self.log(row | {"rate": rate} | ({"clipped": True} if scale < 1 else {}))
         self.show.step(self.step, row)
@@ -247,7 +253,8 @@ class Training:
             b = self.move(self.task.batch(step * self.accumulate + k, self.batch, self.seed))
             e = self.method.evaluate(self.net, b, self.task.loss)
             found.append((len(e.losses), e))
-        self.latest = found[-1][1]
+        finite = lambda e: all(torch.isfinite(v).all() for v in (e.losses, *e.gradient.values()))
+        self.latest = next((e for _, e in found if len(found) > 1 and not finite(e)), e)
         if len(found) == 1:
             return float(e.loss), float(e.penalty), e.rho, e.gradient
         total = sum(n for n, _ in found)
@@ -263,7 +270,7 @@ class Training:
         """Which tensor is not finite, and from which time step on."""
         bad = [f"the gradient of {name}" for name, g in gradient.items() if not torch.isfinite(g).all()]
         what = ", ".join(([f"the loss ({loss})"] if not math.isfinite(loss) else []) + bad)
-        return f"{what} is not finite{first_fault(self.latest)}"
+        return f"{what or 'the norm of the gradient'} is not finite{first_fault(self.latest)}"
 
     def reject(self, reason: str) -> None:
         """Leave weights, optimiser and random numbers as they were before this step."""
@@ -276,7 +283,7 @@ class Training:
                 with files.storing(parent):
                     parent.mkdir(exist_ok=True)
                 runs.save(parent, self.snapshot(before, reason))
-            words += f". See it again: coadjoint replay {self.folder}"
+            words += f". See it again: coadjoint replay {shlex.quote(str(self.folder))}"
         if self.nonfinite == "stop":
             self.step -= 1
             self.past.skipped -= 1
@@ -288,6 +295,15 @@ class Training:
         self.show.say(words)
         self.due = self.due or self.step % self.checkpoint == 0
         self.over = self.step >= self.steps
+
+    def undo(self, weights: dict[str, Tensor], reason: str) -> None:
+        """Put the weights back after a step of the optimiser that left the range of their type, and stop: its own state is lost."""
+        self.net.load_state_dict(weights, strict=False)
+        self.step -= 1
+        words = f"step {self.step + 1}: {reason}"
+        if self.folder is not None:
+            self.write_result("failed", words)
+        raise NumericalError(f"{words}. The weights are those before this step.")
 
     # a look around
 
@@ -320,7 +336,9 @@ class Training:
             values = evaluate(self.net, task, split, self.seed, f"confirm {self.step}", self.confirm)
             self.held_out(split, values)
             goal = task.goal is not None and task.goal.met(values[task.goal.metric])
-        better = past.best is None or (value < past.best if task.lower else value > past.best)
+        worst = math.inf if task.lower else -math.inf
+        best = worst if past.best is None else past.best
+        better = value < best if task.lower else value > best  # never, of a NaN
         if better or goal:
             past.best, past.best_step, past.waited, self.due = value, self.step, 0, True
             self.best_weights = {name: p.detach().clone() for name, p in self.net.state_dict().items()}
@@ -338,7 +356,7 @@ class Training:
     def wait_for_loss(self, loss: float) -> None:
         """The plateau schedule: count looks without a better loss, and lower the step size."""
         past, schedule = self.past, self.recipe.schedule
-        if past.plateau is None or loss < past.plateau:
+        if loss < (math.inf if past.plateau is None else past.plateau):
             past.plateau, past.plateau_waited = loss, 0
             return
         past.plateau_waited += 1
@@ -350,7 +368,12 @@ class Training:
         """What the gradient does inside the sequence: costates, temporal components, W's spectral radius."""
         split = self.watched or (self.task.splits[0] if self.task.splits else "train")
         b = self.move(next(self.task.held_out(split, self.seed, "probe", self.probes)))
-        return {"kind": "probe", "step": self.step, **look_inside(self.net, b, self.task)}
+        try:
+            found = look_inside(self.net, b, self.task)
+        except NumericalError as error:  # whether the run stops is for its own steps to say
+            found = {"t": [], "log10_costates": [], "temporal": None, "decay": None, "radius": None, "gradients": {}}
+            found["fault"] = str(error)
+        return {"kind": "probe", "step": self.step, **found}
 
     # storage
 
@@ -374,28 +397,31 @@ class Training:
             return
         if not resume:
             runs.create(self.folder, 4 * sum(p.numel() * p.element_size() for p in self.net.parameters()) + 2**20)
-        elif not (self.folder / "metrics.jsonl").exists():
-            raise StorageError(f"{self.folder} holds no run to go on with (metrics.jsonl is missing).")
+        elif not (self.folder / "checkpoints").is_dir():
+            raise StorageError(f"{self.folder} holds no run to go on with (checkpoints is missing).")
         lock = runs.Lock(self.folder)
         try:
+            if not resume:
+                runs.vacant(self.folder)  # another run may have come and gone before the lock was ours
             saved = runs.latest(self.folder, fallback, self.show.say) if resume else None
             at = saved.state if saved else {"metrics": None, "clock": None}
             if saved is not None:
                 self.restore(saved)
             else:
+                if resume:
+                    self.show.say("There is no checkpoint yet: the run begins again at step 0.")
                 where = str(next(self.net.parameters()).device)
                 about = runs.environment(self.seed, where, self.command)
                 files.replace(self.folder / "environment.json", runs.dumps(about, indent=1))
-            self.metrics = runs.Rows(self.folder / "metrics.jsonl", at["metrics"])
-            self.clock = runs.Rows(self.folder / "clock.jsonl", at["clock"])
-            if saved is not None:
-                lines = (self.folder / "metrics.jsonl").read_bytes()[: self.metrics.bytes].splitlines()
-                self.rows = [json.loads(line) for line in lines]
-            try:
+            with ExitStack() as open_files:
+                self.metrics = runs.Rows(self.folder / "metrics.jsonl", at["metrics"])
+                open_files.callback(self.metrics.close)
+                self.clock = runs.Rows(self.folder / "clock.jsonl", at["clock"])
+                open_files.callback(self.clock.close)
+                if saved is not None:
+                    lines = (self.folder / "metrics.jsonl").read_bytes()[: self.metrics.bytes].splitlines()
+                    self.rows = [json.loads(line) for line in lines]
                 yield
-            finally:
-                self.metrics.close()
-                self.clock.close()
         finally:
             lock.release()
 
@@ -409,6 +435,8 @@ class Training:
                     tensors[f"optimiser.{i}.{name}"] = value
                 elif value is not None:
                     numbers[f"{i}.{name}"] = value
+        if self.best_weights is not None and self.past.best_step != step:
+            tensors |= {f"best.{name}": value for name, value in self.best_weights.items()}
         state = {
             "progress": asdict(self.past),
             "over": self.over,
@@ -428,27 +456,24 @@ class Training:
         self.due = False
         if self.folder is None:
             return
-        bad = [name for name, p in self.net.named_parameters() if not torch.isfinite(p).all()]
-        if bad:
-            raise NumericalError(
-                f"step {self.step}: {', '.join(bad)} is not finite after the optimiser's step: lower the step size."
-            )
-        assert self.metrics is not None
-        assert self.clock is not None
-        self.past.seconds = self.elapsed()
-        self.metrics.sync()
-        self.clock.sync()
-        runs.save(self.folder / "checkpoints", self.snapshot(self.step), self.metadata())
+        if self.kept != self.step:
+            assert self.metrics is not None
+            assert self.clock is not None
+            self.past.seconds = self.elapsed()
+            self.metrics.sync()
+            self.clock.sync()
+            runs.save(self.folder / "checkpoints", self.snapshot(self.step), self.metadata())
+            self.kept = self.step
         runs.prune(self.folder, self.keep, self.past.best_step)
 
     def restore(self, saved: runs.Checkpoint) -> None:
-        fit(self.net, saved.model, f"checkpoint {runs.name_of(saved.step)} of {self.folder}")
         state = saved.state
         if state["description"] != json.loads(runs.dumps(self.description)):
             what = difference(state["description"], json.loads(runs.dumps(self.description)))
             raise StorageError(
                 f"{self.folder} cannot go on: {what} has changed since it began. Restore it, or start a new run."
             )
+        fit(self.net, saved.model, f"checkpoint {runs.name_of(saved.step)} of {self.folder}")
         optimiser = self.torch_optimiser.state_dict()
         slots: dict[int, dict[str, Any]] = {}
         for name, value in saved.tensors.items():
@@ -460,13 +485,14 @@ class Training:
             slots.setdefault(int(i), {})[key] = number
         self.torch_optimiser.load_state_dict({**optimiser, "state": slots})
         torch.set_rng_state(saved.tensors["rng"])
-        self.step, self.past, self.status = saved.step, Progress(**state["progress"]), state["status"]
-        self.over = state["over"] and not (self.status == "finished" and self.step < self.steps)
+        # JSON has no infinity: it comes back as its name
+        past: dict[str, Any] = {k: float(v) if isinstance(v, str) else v for k, v in state["progress"].items()}
+        self.step, self.kept, self.past, self.status = saved.step, saved.step, Progress(**past), state["status"]
+        self.over = self.step >= self.steps or (state["over"] and self.status != "finished")
         self.started = time.monotonic() - self.past.seconds
-        best = self.past.best_step
-        if best is not None and self.folder is not None:
-            path = self.folder / "checkpoints" / runs.name_of(best)
-            self.best_weights = saved.model if best == saved.step else runs.load(path).model
+        if self.past.best_step is not None:
+            best = {name[5:]: value for name, value in saved.tensors.items() if name.startswith("best.")}
+            self.best_weights = saved.model if self.past.best_step == saved.step else best
         for what, here in (("threads", torch.get_num_threads()), ("torch", torch.__version__)):
             if state[what] != here:
                 self.show.say(
@@ -476,11 +502,17 @@ class Training:
     def metadata(self) -> dict[str, str]:
         return {"coadjoint": json.dumps(runs.plain(self.description or {}))}
 
+    @property
+    def go_on(self) -> str:
+        if self.folder is None:
+            return "Nothing is saved without a run folder."
+        return f"Go on with: coadjoint resume {shlex.quote(str(self.folder))}"
+
     def interrupted(self, name: str) -> CoadjointError:
         if self.folder is None:
             return Interrupted(f"{name} at step {self.step}: nothing is saved without a run folder.")
         self.write_result("interrupted", f"{name} at step {self.step}")
-        return Interrupted(f"{name}: saved at step {self.step}. Go on with: coadjoint resume {self.folder}")
+        return Interrupted(f"{name}: saved at step {self.step}. {self.go_on}")
 
     # the end
 
@@ -539,8 +571,10 @@ def again(
 
 
 def difference(a: Any, b: Any, name: str = "") -> str:
-    """Where two nested values differ first."""
+    """Where two nested values differ first; a file by its name."""
     if isinstance(a, dict) and isinstance(b, dict):
+        if a.get("sha256") != b.get("sha256"):
+            return f"the file {b.get('name')!r} (SHA-256 {str(a.get('sha256'))[:12]} then, {str(b.get('sha256'))[:12]} now)"
         for key in sorted(set(a) | set(b)):
             if a.get(key) != b.get(key):
                 return difference(a.get(key), b.get(key), f"{name}.{key}".lstrip("."))
@@ -651,19 +685,22 @@ def look_inside(net: Network, b: Batch, task: Task, most: int = 200) -> Row:
 
 
 @contextmanager
-def interruptible() -> Iterator[list[str]]:
-    """Note the first SIGINT, SIGTERM or SIGHUP in the list, to stop after the step; a second SIGINT ends at once."""
+def interruptible(go_on: str = "") -> Iterator[list[str]]:
+    """Note the first SIGINT, SIGTERM or SIGHUP in the list, to stop after the step; a second SIGINT ends at once.
+
+    A signal that was ignored stays ignored: `nohup` and background jobs count on it."""
     caught: list[str] = []
 
     def note(number: int, frame: FrameType | None) -> None:
         if caught and number == signal.SIGINT:
-            raise Interrupted("interrupted twice: stopped at once; the last checkpoint is the place to go on from.")
+            raise Interrupted(f"interrupted twice: stopped at once, after the last checkpoint. {go_on}".rstrip())
         caught.append(signal.Signals(number).name)
 
     if threading.current_thread() is not threading.main_thread():
         yield caught
         return
-    before = {s: signal.signal(s, note) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    heard = [s for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(s) is not signal.SIG_IGN]
+    before = {s: signal.signal(s, note) for s in heard}
     try:
         yield caught
     finally:

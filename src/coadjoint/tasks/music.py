@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .. import losses
 from ..batch import Batch
-from ..errors import DataError
+from ..errors import DataError, InputError
 from .task import Collection, Scores, Sequences
 
 NOTES = 88
@@ -27,6 +27,8 @@ class Music(Collection):
 
     path  a MATLAB file of the piano rolls of Boulanger-Lewandowski, Bengio and Vincent (2012): Piano-midi.de, Nottingham,
           MuseData or JSB chorales. Cell arrays `traindata`, `validdata` and `testdata` of pieces [T, 88] of 0 and 1.
+    chunk cut training pieces into parts of at most so many steps, each begun in the initial state; held-out pieces, and
+          training pieces when they are judged, stay whole
 
     88 Bernoulli outputs at every step, binary cross-entropy summed over notes and steps. Metric "nll": nats for each step,
     pooled over all steps of all pieces, the first of each piece included; less is better.
@@ -38,10 +40,17 @@ class Music(Collection):
     output, loss = "sigmoid", "binary-cross-entropy"
     metric = "nll"
 
-    def __init__(self, path: str | Path) -> None:
-        self.path = str(path)
-        rolls = read(Path(path))
-        super().__init__({split: Sequences([r[:-1] for r in of], [r[1:] for r in of]) for split, of in rolls.items()})
+    def __init__(self, path: str | Path, chunk: int | None = None) -> None:
+        if chunk is not None and (not isinstance(chunk, int) or isinstance(chunk, bool) or chunk < 1):
+            raise InputError(f"chunk must be a whole number of steps, at least 1; got {chunk!r}.")
+        self.path, self.chunk = str(path), chunk
+        pieces = {name: Sequences([r[:-1] for r in of], [r[1:] for r in of]) for name, of in read(Path(path)).items()}
+        super().__init__(
+            pieces if chunk is None else {**pieces, "whole": pieces["train"], "train": cut(pieces["train"], chunk)}
+        )
+
+    def held_out(self, split: str, seed: int, draw: int | str = 0, n: int = 1000) -> Iterator[Batch]:
+        return super().held_out("whole" if split == "train" and self.chunk else split, seed, draw, n)
 
     def _of(self, split: str, index: Sequence[int] | np.ndarray) -> Batch:
         batch = super()._of(split, index)
@@ -62,6 +71,13 @@ class Music(Collection):
         p = (train.sum(0, dtype=np.float64) + 1) / (len(train) + 2)
         q = test.mean(0, dtype=np.float64)
         return {"nll": float(-(q * np.log(p) + (1 - q) * np.log1p(-p)).sum())}
+
+
+def cut(pieces: Sequences, chunk: int) -> Sequences:
+    """Parts of at most `chunk` steps."""
+    assert pieces.y is not None
+    parts = lambda arrays: [a[k : k + chunk] for a in arrays for k in range(0, len(a), chunk)]
+    return Sequences(parts(pieces.u), parts(pieces.y))
 
 
 def read(path: Path) -> dict[str, list[np.ndarray]]:
