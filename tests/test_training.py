@@ -79,7 +79,9 @@ def regression(seed=0, **options):
 
 @pytest.mark.parametrize("name", OPTIMISERS)
 def test_every_optimiser_lowers_the_loss(name):
-    lr = {"sgd": 0.05, "momentum": 0.01, "nesterov": 0.01, "adagrad": 0.05, "adadelta": 1.0}.get(name, 0.01)
+    lr = {"sgd": 0.05, "momentum": 0.01, "nesterov": 0.01, "adagrad": 0.05, "adadelta": 1.0, "radam": 0.05}.get(
+        name, 0.01
+    )
     result = train(regression(), Constant(), steps=60, batch=24, optimiser=co.optimisers.optimiser(name, lr), every=60)
     losses = [r["loss"] for r in rows(result, "train")]
     assert losses[-1] < 0.7 * losses[0]
@@ -225,7 +227,7 @@ def test_success_must_be_confirmed_on_more_sequences(monkeypatch, confirmed, ste
     result = train(steps=20, every=2, tests=8, confirm=50)
     assert (result.status, result.success, result.success_step, result.step) == ("success", True, step, step)
     assert ("confirm 4", 50) in asked
-    assert [r["right"] for r in rows(result, "held-out") if r["step"] == 4][0] == 1.0
+    assert next(r["right"] for r in rows(result, "held-out") if r["step"] == 4) == 1.0
     assert sum(r["step"] == step for r in rows(result, "held-out")) == 2
 
 
@@ -356,7 +358,7 @@ def test_a_network_that_really_explodes(tmp_path, policy):
     before = weights(net)
     task = co.tasks.TemporalOrder(20)
     if policy == "stop":
-        with pytest.raises(NumericalError, match=r"^step 1: .*not finite.*(t =|time step) \d+"):
+        with pytest.raises(NumericalError, match=r"^step 1: the state is outside the range of float32 at t = 8 of 20"):
             train(net, task, folder=tmp_path / "run")
     else:
         result = train(net, task, folder=tmp_path / "run", nonfinite=policy, steps=3)
@@ -395,7 +397,13 @@ def test_a_step_size_that_throws_the_weights_out_of_range(tmp_path, policy):
     with pytest.raises(
         NumericalError, match=r"^step 1: .*W.* not finite after the optimiser's step: lower the step size"
     ):
-        train(net, optimiser=co.optimisers.sgd(1e42), folder=tmp_path / "run", nonfinite=policy)
+        train(
+            net,
+            optimiser=co.optimisers.sgd(1e30),
+            gradient=Poison(1, value=1e10),
+            folder=tmp_path / "run",
+            nonfinite=policy,
+        )
     assert equal(weights(net), before)
     assert json.loads((tmp_path / "run" / "result.json").read_text())["status"] == "failed"
 
@@ -461,8 +469,8 @@ def test_probes_against_direct_computation():
     for t in range(1, 11):
         parts = (delta[t - 1].T @ x[t - 1], delta[t - 1].T @ u[t - 1], delta[t - 1].sum(0))
         joint = math.sqrt(sum(float(p.square().sum()) for p in parts))
-        assert row["temporal"][t] == pytest.approx(math.log10(joint), rel=1e-9)
-    assert row["temporal"][0] is None
+        assert row["temporal"][t - 1] == pytest.approx(math.log10(joint), rel=1e-9)
+    assert len(row["temporal"]) == 10
 
 
 def test_rows_on_disk_are_the_rows_of_the_result(tmp_path):
@@ -528,8 +536,6 @@ def test_arguments_that_cannot_be_used(options, said):
 def test_kinds_that_cannot_be_used():
     with pytest.raises(KindError, match="a Network and a Task"):
         co.train(torch.nn.Linear(1, 1), co.tasks.TemporalOrder(10))
-    task = co.tasks.Digits.__mro__[1]
-    assert issubclass(task, co.tasks.Task)
 
 
 def test_patience_needs_something_to_watch():

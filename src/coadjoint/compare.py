@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import shlex
 import signal
 import statistics
 import subprocess
@@ -67,6 +68,18 @@ def plain_name(name: str) -> str:
     return "".join(c if c.isalnum() or c in "._-" else "-" for c in name)
 
 
+def vacant(folder: Path) -> None:
+    """Be sure that a comparison can be laid out here."""
+    if folder.exists() and not folder.is_dir():
+        raise StorageError(f"{folder} is a file, not a folder: choose another --out.")
+    if (folder / "compare.json").exists():
+        raise StorageError(
+            f"{folder} already holds a comparison. Go on with it: coadjoint resume {shlex.quote(str(folder))}; or choose another --out."
+        )
+    if folder.is_dir() and any(folder.iterdir()):
+        raise StorageError(f"{folder} exists and is not empty: choose another --out.")
+
+
 def start(
     base: dict[str, dict[str, Any]],
     rows: Sequence[Variant],
@@ -81,8 +94,7 @@ def start(
         raise ConfigError(f"two methods share the name '{twice[0]}', or that of a folder: give each its own.")
     if len(rows) * len(seeds) > MOST:
         raise ConfigError(f"{len(rows)} methods x {len(seeds)} seeds are more than {MOST:,} runs: compare fewer.")
-    if folder.exists() and not folder.is_dir():
-        raise StorageError(f"{folder} is a file, not a folder: choose another --out.")
+    vacant(folder)
     table: list[dict[str, Any]] = []
     resolved = []
     goal, metric, about = None, "loss", ""
@@ -104,10 +116,6 @@ def start(
         if isinstance(config.task.length, int):
             about += f", {config.task.length} steps"
         table.append({"name": row.name, "settings": row.shown, "runs": runs})
-    if folder.exists() and any(folder.iterdir()):
-        raise StorageError(
-            f"{folder} exists and is not empty. Go on with it: coadjoint resume {folder}; or choose another --out."
-        )
     with files.storing(folder):
         (folder / "runs").mkdir(parents=True)
         (folder / "configs").mkdir()
@@ -171,7 +179,7 @@ def run(folder: Path, jobs: int, tick: Tick = lambda done, total, what: None) ->
         from .training import Interrupted
 
         raise Interrupted(
-            f"{signal.Signals(caught[0]).name}: every run was saved. Go on with: coadjoint resume {folder}"
+            f"{signal.Signals(caught[0]).name}: every run was saved. Go on with: coadjoint resume {shlex.quote(str(folder))}"
         )
     return found
 
@@ -231,6 +239,9 @@ def existing(paths: Sequence[Path], folder: Path, command: str | None) -> dict[s
     """A comparison of runs that are there already, by their folders."""
     from . import runs as storage
 
+    vacant(folder)
+    if len({path.resolve() for path in paths}) < len(paths):
+        raise ConfigError("a run is named twice: name each folder once.")
     rows: dict[str, dict[str, Any]] = {}
     metric, goal = None, None
     for path in paths:
@@ -281,9 +292,10 @@ def table(found: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     rows = []
     for row in found["rows"]:
         won = [r for r in row["runs"] if r["success"]]
+        failed = sum(r["status"] not in ("success", "finished", "early-stopped") for r in row["runs"])
         rows.append([
             row["name"],
-            f"{len(won)} of {len(row['runs'])}",
+            f"{len(won)} of {len(row['runs'])}" + (f", {failed} failed" if failed else ""),
             spread([r["steps"] for r in won]),
             spread([r["seconds"] for r in won]),
             spread([r["metric"] for r in row["runs"]], ".4g"),

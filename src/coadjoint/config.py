@@ -269,11 +269,12 @@ def explain(
     name, *rest = (str(part) for part in loc[:2])
     address = (name, *rest)
     came = values[name] if not rest else values[name].get(rest[0])
-    where = f"{file.where(address)}: {'.'.join(address)}" if file else ".".join(address)
+    spelled = tuple(part if part.isprintable() else repr(part)[1:-1] for part in address)
+    where = f"{file.where(address)}: {'.'.join(spelled)}" if file else ".".join(spelled)
     if rest and (name, rest[0]) in given:
         where = flag(name, rest[0])
     if name not in SECTIONS or (rest and (name, rest[0]) not in KINDS):
-        return f"{where}: {nearest(address)}"
+        return f"{where}: {nearest(spelled)}"
     if not rest:
         return f"{where}: a section of keys is expected; got {shown(came)}. Keys: {', '.join(SECTIONS[name].model_fields)}."
     kinds = KINDS[name, rest[0]]

@@ -311,7 +311,7 @@ class Training:
         """Held-out metrics, costates, success, patience."""
         shown: list[Row] = []
         for split in self.task.splits if self.watched != "valid" else ("valid",):
-            values = evaluate(self.net, self.task, split, self.seed, self.step, self.tests)
+            values = self.judge(split, self.step, self.tests)
             shown.append(self.held_out(split, values))
             if split == self.watched and self.step > 0:
                 self.watch(values)
@@ -323,6 +323,15 @@ class Training:
             self.metrics.flush()
         self.show.look(self.step, [*shown, probe])
 
+    def judge(self, split: str, draw: int | str, n: int) -> dict[str, float]:
+        """Metrics of a held-out set; NaN where states leave their range: whether the run stops is for its own steps to say."""
+        try:
+            return evaluate(self.net, self.task, split, self.seed, draw, n)
+        except NumericalError as error:
+            self.show.say(f"step {self.step}, {split}: {error}")
+            goal = self.task.goal.metric if self.task.goal else "loss"
+            return {"sequences": 0, **dict.fromkeys(("loss", self.task.metric, goal), math.nan)}
+
     def held_out(self, split: str, values: dict[str, float]) -> Row:
         row = {"kind": "held-out", "split": split, "step": self.step, **values}
         self.log(row)
@@ -333,7 +342,7 @@ class Training:
         goal = task.goal is not None and task.goal.met(values[task.goal.metric])
         if goal and task.size is None and self.confirm > self.tests:
             split = str(self.watched)
-            values = evaluate(self.net, task, split, self.seed, f"confirm {self.step}", self.confirm)
+            values = self.judge(split, f"confirm {self.step}", self.confirm)
             self.held_out(split, values)
             goal = task.goal is not None and task.goal.met(values[task.goal.metric])
         worst = math.inf if task.lower else -math.inf
@@ -370,7 +379,7 @@ class Training:
         b = self.move(next(self.task.held_out(split, self.seed, "probe", self.probes)))
         try:
             found = look_inside(self.net, b, self.task)
-        except NumericalError as error:  # whether the run stops is for its own steps to say
+        except NumericalError as error:
             found = {"t": [], "log10_costates": [], "temporal": None, "decay": None, "radius": None, "gradients": {}}
             found["fault"] = str(error)
         return {"kind": "probe", "step": self.step, **found}
@@ -523,7 +532,7 @@ class Training:
             self.net.load_state_dict(self.best_weights)
         splits = ("train", *self.task.splits) if self.task.size is not None else self.task.splits
         n = self.confirm if self.task.size is None else self.tests
-        metrics = {s: evaluate(self.net, self.task, s, self.seed, "final", n) for s in splits}
+        metrics = {s: self.judge(s, "final", n) for s in splits}
         for values in metrics.values():
             values.pop("sequences")
         p = self.past
@@ -620,8 +629,11 @@ def examples(net: Network, task: Task, seed: int, k: int = 8) -> list[Row]:
     """A few held-out sequences: what was asked, what the network said (for readout "every", at the last step)."""
     split = task.splits[-1] if task.splits else "train"
     b = next(task.held_out(split, seed, "examples", k)).to(net.V.dtype, net.V.device)
-    with torch.no_grad():
-        run = net(b.u, b.lengths, b.x0)
+    try:
+        with torch.no_grad():
+            run = net(b.u, b.lengths, b.x0)
+    except NumericalError:
+        return []
     a, y, n = run.a, b.y, run.lengths
     if task.readout == "every":
         index = torch.arange(len(n))
@@ -669,7 +681,7 @@ def look_inside(net: Network, b: Batch, task: Task, most: int = 200) -> Row:
         if net.cell is not None and net.engine != "autograd":
             norms = e.temporal_components().norms()["joint"]
             temporal = [math.log10(v) if v > 0 else None for v in norms.tolist()]
-            temporal = [None if s == 0 else temporal[s - 1] for s in t]
+            temporal = [temporal[s - 1] for s in t if s > 0]
         radius = None
         W = net.state_dict().get("W")
         if W is not None and W.dim() == 2 and W.shape[0] == W.shape[1]:

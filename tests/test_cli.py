@@ -1,0 +1,339 @@
+"""The command line: every door opens, every wrong word gets one line and its exit code, nothing is left half-written."""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from coadjoint import cells, cli, compare, initialisers, optimisers, penalties, settings
+
+SMALL = [
+    "--hidden",
+    "4",
+    "--steps",
+    "4",
+    "--every",
+    "2",
+    "--tests",
+    "8",
+    "--confirm",
+    "8",
+    "--probes",
+    "4",
+    "--batch",
+    "3",
+]
+XOR = ["train", "xor", "--length", "12", *SMALL]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.delenv("COADJOINT_DEBUG", raising=False)
+    return tmp_path
+
+
+@pytest.fixture
+def coadjoint(monkeypatch, capsys):
+    """coadjoint("train", ...) -> exit code, what was printed, what was complained about."""
+
+    def call(*words):
+        monkeypatch.setattr(sys, "argv", ["coadjoint", *words])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        out, err = capsys.readouterr()
+        assert "Traceback" not in err
+        return end.value.code, out, err
+
+    return call
+
+
+def test_help_is_quick_and_does_not_load_torch():
+    look = "import sys, coadjoint.cli as c; sys.argv = ['coadjoint', *sys.argv[1:]]\ntry: c.main()\nexcept SystemExit: print('torch' in sys.modules)"
+    for words in (["--help"], ["train", "--help"]):
+        best = 9.0
+        for _ in range(3):
+            began = time.monotonic()
+            done = subprocess.run([sys.executable, "-c", look, *words], capture_output=True, text=True)
+            best = min(best, time.monotonic() - began)
+        assert done.stdout.strip().endswith("False")
+        assert "\x1b" not in done.stdout
+        assert best < 1
+
+
+COMMANDS = ("train", "resume", "replay", "compare", "predict", "report", "tasks", "demo")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_a_command_fits_a_terminal(coadjoint, command):
+    code, out, _ = coadjoint(command, "--help")
+    assert code == 0
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_help_shows_groups_defaults_and_examples(coadjoint):
+    out = coadjoint("train", "--help")[1]
+    for text in (
+        "Your own data",
+        "The optimiser and its step size",
+        "step size (0.001)",
+        "coadjoint train temporal-order",
+    ):
+        assert text in out
+
+
+NAMES = [
+    *(["--cell", name] for name in cells.CELLS),
+    *(["--penalty", name] for name in penalties.PENALTIES),
+    *(["--optimiser", name] for name in optimisers.OPTIMISERS),
+    *(["--init", name] for name in initialisers.INITIALISERS),
+    *(["--schedule", name] for name in optimisers.SCHEDULES),
+    ["--method", "rtrl"],
+    ["--method", "truncated", "--k1", "3", "--k2", "6"],
+    ["--penalty", "variance", "--weight-schedule", "inverse-time", "--weight-rate", "1"],
+    ["--penalty", "variance", "--weight-schedule", "exponential", "--weight-rate", "0.9"],
+    ["--penalty", "variance", "--weight-schedule", "linear", "--weight-end", "0.1"],
+    ["--precision", "64"],
+]
+
+
+@pytest.mark.parametrize("words", NAMES, ids=" ".join)
+def test_every_name_trains(coadjoint, words):
+    code, _, err = coadjoint(*XOR, *words, "--quiet", "--out", "run")
+    assert (code, err) == (0, "")
+    assert settings.read_json(Path("run/result.json"))["status"] in ("finished", "success")
+    assert Path("run/report.html").exists()
+
+
+REFUSED = [
+    ("train", 2, "what to train on?"),
+    ("train xr", 2, "did you mean 'xor'?"),
+    ("train xor --cell lstmm", 2, "did you mean 'lstm'?"),
+    ("train xor --penalty logratio", 2, "did you mean 'log-ratio'?"),
+    ("train xor --lr -1", 2, "--lr: must be a number greater than 0; got -1."),
+    ("train xor --lrr 1", 2, "--lr"),
+    ("train xor --weight 2", 2, "--weight does nothing with --method bptt"),
+    ("train xor --optimiser adam --betas 1,1", 2, "optimiser 'adam'"),
+    ("train xor --config none.yaml", 2, "none.yaml: does not exist."),
+    ("train --train none.csv", 3, "none.csv does not exist."),
+    ("train xor --out file", 4, "is a file"),
+    ("train xor --out file/run", 4, "file/run"),
+    ("train xor --out full", 4, "not empty"),
+    ("train xor --out " + "a" * 300, 4, "200 characters"),
+    ("resume none", 4, "no such folder"),
+    ("resume full", 4, "config.yaml"),
+    ("resume full --jobs 2", 2, "--jobs belongs to a comparison"),
+    ("report full", 4, "neither a run folder"),
+    ("replay none", 4, "holds no replay"),
+    ("predict none x.csv", 4, "none does not exist"),
+    ("predict full x.csv", 4, "not a run folder"),
+    ("predict file x.csv", 4, "not a model file"),
+    ("compare", 2, "what to compare?"),
+    ("compare xor", 2, "what to compare?"),
+    ("compare xor -m a -m a", 2, "two methods share the name 'a'"),
+    ("compare xor -m a/1 -m a-1", 2, "two methods share the name 'a/1'"),
+    ("compare xor -m lr=1", 2, "takes a name and settings"),
+    ("compare xor -m a --seeds 0", 2, "--seeds must be at least 1"),
+    ("compare xor -m a --seeds 99999", 2, "more than 10,000 runs"),
+    ("compare xor -m a --jobs 0 --out none", 2, "--jobs must be at least 1"),
+    ("compare xor -m a --out file", 4, "is a file"),
+    ("compare xor -m a --out full", 4, "not empty"),
+    ("compare full none", 4, "full"),
+    ("demo --jobs 0", 2, "--jobs must be at least 1"),
+    ("nosuch", 2, "nosuch"),
+]
+
+
+@pytest.mark.parametrize(("words", "code", "text"), REFUSED, ids=[w[:60] for w, _, _ in REFUSED])
+def test_a_wrong_word_gets_one_line_and_leaves_nothing(coadjoint, here, words, code, text):
+    Path("file").write_text("x")
+    Path("full").mkdir()
+    Path("full/note").write_text("x")
+    found, out, err = coadjoint(*words.split())
+    assert (found, out) == (code, "")
+    assert text in err
+    assert err.startswith("coadjoint: error: ")
+    assert err.count("\n") == 1
+    assert sorted(str(p.relative_to(here)) for p in here.rglob("*")) == ["file", "full", "full/note"]
+
+
+def test_a_name_with_a_newline_is_refused_and_not_printed_raw(coadjoint, here):
+    code, _, err = coadjoint(*XOR, "--out", "a\nb\x1b[31m")
+    assert code == 4
+    assert "\x1b" not in err
+    assert not list(here.iterdir())
+
+
+def test_a_folder_that_holds_a_run_is_not_touched(coadjoint):
+    assert coadjoint(*XOR, "--out", "run")[0] == 0
+    before = Path("run/config.yaml").read_bytes()
+    code, _, err = coadjoint(*XOR, "--lr", "0.5", "--out", "run")
+    assert code == 4
+    assert "coadjoint resume run" in err
+    assert Path("run/config.yaml").read_bytes() == before
+
+
+def test_a_run_that_has_only_begun_keeps_its_config(coadjoint):
+    """Of two that begin at once in one folder, the second finds the first one's config and nothing else."""
+    Path("run/checkpoints").mkdir(parents=True)
+    Path("run/config.yaml").write_text("task: {name: xor}\n")
+    assert coadjoint(*XOR, "--out", "run")[0] == 4
+    assert Path("run/config.yaml").read_text() == "task: {name: xor}\n"
+
+
+def test_runs_have_numbers_and_can_go_on(coadjoint):
+    assert "runs/xor-1" in coadjoint(*XOR)[1]
+    assert "runs/xor-2" in coadjoint(*XOR)[1]
+    assert "has ended already" in coadjoint("resume", "runs/xor-1")[1]
+    code, out, _ = coadjoint("resume", "runs/xor-1", "--steps", "6")
+    assert code == 0
+    assert "step 6" in out
+
+
+def test_a_fault_is_one_line_and_debug_shows_it(coadjoint, monkeypatch):
+    def broken(*_):
+        raise RuntimeError("two\nlines")
+
+    monkeypatch.setattr("coadjoint.config.build", broken)
+    code, _, err = coadjoint(*XOR)
+    assert (code, err.count("\n")) == (1, 1)
+    assert "a fault of coadjoint: RuntimeError: two lines" in err
+    monkeypatch.setattr("coadjoint.config.build", lambda _: (_ for _ in ()).throw(MemoryError()))
+    assert coadjoint(*XOR)[0] == 7
+    monkeypatch.setattr("coadjoint.config.build", broken)
+    monkeypatch.setenv("COADJOINT_DEBUG", "1")
+    monkeypatch.setattr(sys, "argv", ["coadjoint", *XOR])
+    with pytest.raises(RuntimeError):
+        cli.main()
+
+
+# own data, from a file to predictions
+
+
+def write(path, rows):
+    with open(path, "w", newline="") as file:
+        csv.writer(file).writerows(rows)
+
+
+def series(every, kind, n=40, T=6):
+    rows = [["id", "time", "a", "b", "y"]]
+    for i in range(n):
+        sign = 1 if i % 2 else -1
+        for t in range(T):
+            a, b = sign * t + i / 100, (7 * i + 3 * t) % 11
+            number = sign * 2 + (a if every else 0)
+            y = ("up" if (a > 1 if every else sign > 0) else "down") if kind == "classify" else number
+            rows.append([i, t, a, b, y])
+    return rows
+
+
+OWN = [("classify", "last"), ("classify", "every"), ("regress", "last"), ("regress", "every"), ("next", None)]
+FINITE = ["--hidden", "4", "--epochs", "2", "--probes", "4", "--batch", "8", "--quiet"]
+
+
+@pytest.mark.parametrize(("kind", "at"), OWN)
+def test_own_data_from_end_to_end(coadjoint, kind, at):
+    rows = series(at == "every", kind)
+    write("data.csv", rows)
+    write("new.csv", [row[:4] for row in rows])
+    chosen = ["--features", "a,b"] if kind == "next" else ["--target", "y", "--at", at]
+    words = ["train", "--train", "data.csv", "--kind", kind, "--id", "id", "--time", "time", *chosen, *FINITE]
+    if kind == "next":
+        write("data.csv", [row[:4] for row in rows])
+    for seed in ("0", "1"):
+        code, _, err = coadjoint(*words, "--seed", seed, "--out", f"run{seed}")
+        assert (code, err) == (0, "")
+    code, out, _ = coadjoint("predict", "run0", "new.csv", "--out", "p.csv")
+    assert code == 0
+    assert "40 sequences -> p.csv" in out
+    assert len(Path("p.csv").read_text().splitlines()) > 40
+    code, out, _ = coadjoint("compare", "run0", "run1", "--out", "both")
+    assert code == 0
+    assert "of 2" in out
+
+
+def test_predicting_from_other_columns_is_refused(coadjoint):
+    write("data.csv", series(False, "classify"))
+    write("wrong.csv", [row[:3] for row in series(False, "classify")])
+    words = ["train", "--train", "data.csv", "--id", "id", "--time", "time", "--target", "y", *FINITE]
+    assert coadjoint(*words, "--out", "run")[0] == 0
+    code, _, err = coadjoint("predict", "run", "wrong.csv", "--out", "p.csv")
+    assert code == 3
+    assert "'b'" in err
+    assert not Path("p.csv").exists()
+    code, _, err = coadjoint(*words[:-2], "8", "--tests", "5", "--out", "other")
+    assert (code, "--tests does nothing" in err) == (2, True)
+
+
+# comparisons
+
+BASE = ["compare", "xor", "--length", "12", *SMALL, "--seeds", "1", "--out", "cmp"]
+
+
+def test_a_run_that_fails_is_a_row_and_does_not_stop_the_others(coadjoint):
+    code, out, _ = coadjoint(*BASE, "-m", "plain", "-m", "wild lr=1e38 optimiser=sgd activation=relu", "--jobs", "2")
+    assert code == 0
+    rows = {row["name"]: row["runs"][0] for row in settings.read_json(Path("cmp/compare.json"))["rows"]}
+    assert rows["plain"]["status"] in ("finished", "success")
+    assert rows["wild"]["status"] == "failed"
+    assert "1 failed" in out
+    assert "wild-seed-0: failed: step" in out
+    assert "failed" in Path("cmp/report.html").read_text()
+
+
+def test_rows_are_checked_before_anything_runs(coadjoint):
+    code, _, err = coadjoint(*BASE, "-m", "plain", "-m", "b cell=lstmm")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "--method b: unknown cell 'lstmm'; did you mean 'lstm'?" in err
+    assert not Path("cmp").exists()
+
+
+def test_a_comparison_goes_on_where_it_stopped(coadjoint):
+    rows = compare.variants("a lr=1e-3|1e-2")
+    assert [row.name for row in rows] == ["a lr=0.001", "a lr=0.01"]
+    compare.start(
+        {"task": {"name": "xor", "length": 12}, "network": {"hidden": 4}, "training": {"steps": 2}},
+        rows,
+        [0],
+        Path("cmp"),
+    )
+    code, out, _ = coadjoint("resume", "cmp", "--jobs", "2")
+    assert code == 0
+    assert "2 of 2: a-lr-0.0" in out
+    before = Path("cmp/runs/a-lr-0.01-seed-0/metrics.jsonl").stat().st_mtime_ns
+    code, out, _ = coadjoint("resume", "cmp")
+    assert "2 of 2:" not in out
+    assert Path("cmp/runs/a-lr-0.01-seed-0/metrics.jsonl").stat().st_mtime_ns == before
+    assert coadjoint("resume", "cmp", "--steps", "3")[0] == 2
+
+
+def test_runs_are_compared_as_they_are(coadjoint):
+    for name in ("r1", "r2"):
+        assert coadjoint(*XOR, "--quiet", "--out", name)[0] == 0
+    assert coadjoint("compare", "r1", "r1")[0] == 2
+    assert coadjoint("compare", "r1", "r2", "--lr", "1")[0] == 2
+    assert coadjoint("compare", "r1", "r2", "--out", "both")[0] == 0
+    assert coadjoint("compare", "r1", "r2", "--out", "both")[0] == 4
+    assert json.loads(Path("both/compare.json").read_text())["rows"]
+
+
+def test_a_table_folds_on_a_narrow_terminal(coadjoint, monkeypatch, capsys):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    cli.print_table(["task", "options"], [["xor", "word " * 40], ["b", "c"]])
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert sum(line.count("word") for line in lines) == 40
+
+
+def test_a_pipe_that_closes_is_no_error():
+    command = f"{sys.executable} -m coadjoint tasks | head -1"
+    done = subprocess.run(
+        ["bash", "-c", command], capture_output=True, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"}
+    )
+    assert "Traceback" not in done.stderr
