@@ -249,6 +249,7 @@ def survive(case: str, folder: Path, truth: dict[str, Any], seconds: float, tall
         if found[what] != value:
             fault(f"{what} differs")
     tally.runs += 1
+    print(f"{folder.name} ({case}): {', '.join(history) or 'no kill'}; {tally.kills} kills so far", flush=True)
     return None
 
 

@@ -426,7 +426,7 @@ def test_a_run_that_came_and_went_before_the_lock_is_not_overwritten(tmp_path, t
     same(folder, truth)
 
 
-@pytest.mark.parametrize("left", ["", "checkpoints", "checkpoints .config.yaml.1.tmp", "checkpoints config.yaml lock"])
+@pytest.mark.parametrize("left", ["", "checkpoints", "checkpoints .config.yaml.1.tmp", "checkpoints lock"])
 def test_what_a_crash_before_the_run_leaves_does_not_stand_in_the_way(tmp_path, truth, left):
     folder = tmp_path / "run"
     folder.mkdir()

@@ -208,11 +208,11 @@ def train(
     if not quiet:
         for note in job.notes:
             print(safe(note))
-        print(
-            safe(
-                f"{job.network.extra_repr()}\n{sum(p.numel() for p in job.network.parameters()):,} parameters; run folder {folder}"
-            )
-        )
+        count = sum(p.numel() for p in job.network.parameters())
+        print(safe(f"{job.network.extra_repr()}\n{count:,} parameters; run folder {folder}"))
+        if hasattr(job.task, "baseline"):
+            figures = "  ".join(f"{name} {value:.4g}" for name, value in job.task.baseline().items())
+            print(safe(f"remembering nothing gives: {figures}"))
     carry_out(job, folder, quiet)
 
 

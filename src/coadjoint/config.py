@@ -149,7 +149,7 @@ class TrainingSection(Section):
     device: Literal["cpu", "cuda", "auto"] = Field("cpu", description="where to compute")
     precision: Literal[32, 64] = Field(32, description="bits of a number")
     threads: Annotated[int, Field(ge=1, le=1024)] | None = Field(
-        None, description="CPU threads (1 for up to 128 units, torch's number beyond)"
+        None, description="CPU threads (1 for up to 256 units, torch's number beyond)"
     )
     tensorboard: bool = Field(False, description="also log for TensorBoard")
 
@@ -409,7 +409,7 @@ def set_threads(threads: int | None, hidden: int) -> None:
     """Small arrays are slower on several threads."""
     import torch
 
-    if threads is not None or hidden <= 128:
+    if threads is not None or hidden <= 256:
         torch.set_num_threads(threads or 1)
 
 
