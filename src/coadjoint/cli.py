@@ -17,7 +17,7 @@ import typer
 
 from . import __version__
 from . import config as configs
-from .display import display, safe
+from .display import safe
 from .errors import CoadjointError, ConfigError, MissingError
 
 app = typer.Typer(
@@ -115,34 +115,29 @@ def resolved(task: str | None, file: Path | None, flags: Mapping[str, Mapping[st
 def carry_out(job: configs.Job, folder: Path, quiet: bool, **more: Any) -> None:
     """Train, say how it went, write the page."""
     from . import report, training
+    from .errors import NumericalError
 
-    name = job.task.name
-    shown = None if quiet else display(name, job.arguments["steps"], job.task.metric)
     loggers = [tensorboard(folder)] if job.config.training.tensorboard else []
     try:
         result = training.train(
-            job.network, job.task, **job.arguments, folder=folder, display=shown, loggers=loggers, command=command_line(), **more
+            job.network, job.task, **job.arguments, folder=folder, display=not quiet, loggers=loggers, command=command_line(), **more
         )  # fmt: skip
-    finally:
-        if shown is not None:
-            shown.close()
+    except (NumericalError, training.Interrupted):
+        report.write(folder)
+        raise
     page = report.write(folder)
     if quiet:
         return
+    if result.skipped:
+        print(f"{result.skipped} of {result.step} steps were not finite and left out")
     for split, values in result.metrics.items():
         print(safe(f"{split}: " + "  ".join(f"{k} {v:.6g}" for k, v in values.items())))
     goal = f" ({job.task.goal})" if job.task.goal else ""
+    won = f"; success{goal} at step {result.success_step}" if result.success else f"; no success{goal}" if goal else ""
     outcome = {
         "success": f"success{goal} at step {result.success_step}, {result.success_seconds or 0:.0f} s",
         "early-stopped": f"stopped early at step {result.step}; the best step is {result.best_step}",
-        "finished": f"finished at step {result.step}, {result.seconds:.0f} s"
-        + (
-            f"; success{goal} at step {result.success_step}"
-            if result.success
-            else f"; no success{goal}"
-            if goal
-            else ""
-        ),
+        "finished": f"finished at step {result.step}, {result.seconds:.0f} s{won}",
     }[result.status]
     print(safe(f"{outcome}\nrun:    {folder}\nreport: {page}"))
 
@@ -225,7 +220,7 @@ def resume(
     quiet: bool = QUIET,
 ) -> None:
     """Go on with a run, or with a comparison, where it stopped: bit for bit as if it had not."""
-    from . import settings
+    from . import report, runs, settings
 
     if (run / "compare.json").exists():
         if steps is not None or fallback:
@@ -241,10 +236,14 @@ def resume(
     job = configs.build(config)
     ended = finished(run, job.arguments["steps"])
     if ended is not None:
+        if not (run / "report.html").exists():
+            report.write(run)
+        longer = f" To train longer: coadjoint resume {run} --steps N" if ended == "finished" else ""
         if not quiet:
-            print(safe(f"{run} has ended already ({ended}). To train longer: coadjoint resume {run} --steps N"))
+            print(safe(f"{run} has ended already ({ended}).{longer}"))
         return None
     if steps is not None:
+        runs.Lock(run).release()
         settings.dump(configs.plain(job.config), run / "config.yaml")
     carry_out(job, run, quiet, resume=True, fallback=fallback)
     return None

@@ -113,7 +113,7 @@ class OptimiserSection(Section):
     """The optimiser and its step size."""
 
     name: str = Field("adam", description="sgd, momentum, nesterov, adagrad, rmsprop, adam, adamw, ...")
-    lr: Positive = Field(1e-3, description="step size")
+    lr: Annotated[float, Field(gt=0, le=1e38)] = Field(1e-3, description="step size")
     momentum: Share | None = Field(None, description="momentum, nesterov, rmsprop")
     betas: tuple[Share, Share] | None = Field(None, description="adam and its kin")
     weight_decay: NotNegative | None = Field(None, description="L2 term (adamw: decoupled)")
@@ -387,12 +387,24 @@ def build(config: Config) -> Job:
     return Job(resolved, net, task, arguments, tuple(getattr(task, "notes", ())))
 
 
+FREE = ("steps", "patience", "checkpoint", "keep", "threads", "tensorboard", "device")  # may change when a run goes on
+
+
 def describe(config: Config, net: Any, task: Any) -> dict[str, Any]:
-    """What a model file says of itself: enough to build the network again and to read data for it."""
-    network = plain(config).get("network", {})
+    """What a model file says of itself: enough to build the network again, to read data for it, and to know its run."""
+    settings = plain(config)
+    network = settings.pop("network", {})
+    settings["training"] = {k: v for k, v in settings["training"].items() if k not in FREE}
     shape = {k: getattr(net, k) for k in ("inputs", "outputs", "readout", "output")}
     data = task.describe() if hasattr(task, "describe") else None
-    return {"network": network, "shape": shape, "precision": config.training.precision, "data": data, "task": task.name}
+    about = {
+        "network": network,
+        "shape": shape,
+        "precision": config.training.precision,
+        "data": data,
+        "task": task.name,
+    }
+    return {**about, "settings": settings}
 
 
 def device_of(name: str) -> str:

@@ -14,7 +14,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -25,6 +25,7 @@ from torch import Tensor
 
 from . import files, runs
 from .batch import Batch
+from .display import display as bar
 from .errors import CoadjointError, InputError, KindError, NumericalError, StorageError, choose
 from .gradients import BPTT, Evaluation, Gradient, Method
 from .network import Network
@@ -47,12 +48,14 @@ class Display(Protocol):
     def step(self, step: int, row: Row) -> None: ...
     def look(self, step: int, rows: Sequence[Row]) -> None: ...
     def say(self, text: str) -> None: ...
+    def close(self) -> None: ...
 
 
 class Silent:
     def step(self, step: int, row: Row) -> None: ...
     def look(self, step: int, rows: Sequence[Row]) -> None: ...
     def say(self, text: str) -> None: ...
+    def close(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,7 @@ class Result:
     success_step: int | None
     success_seconds: float | None
     best_step: int | None
+    skipped: int  # steps that were not finite and left out
     metrics: dict[str, dict[str, float]]
     rows: list[Row] = field(repr=False)
     folder: Path | None = None
@@ -111,7 +115,7 @@ def train(
     keep: int = 2,
     resume: bool = False,
     fallback: bool = False,
-    display: Display | None = None,
+    display: Display | bool = False,
     loggers: Sequence[Callable[[Row], None]] = (),
     description: dict[str, Any] | None = None,
     command: str | None = None,
@@ -128,9 +132,10 @@ def train(
     nonfinite   a loss or gradient that is not finite never enters the weights: "stop", "skip" it, or skip and "dump" a replay
     folder      where to write metrics, checkpoints (every `checkpoint` steps; the last `keep` and the best stay) and the model;
                 with resume=True the run in that folder goes on, bit for bit, given the same arguments
+    display     True: a bar on a terminal, lines elsewhere; or any object with step, look, say and close
     """
     t = Training(**{name: value for name, value in locals().items() if name not in ("resume", "fallback")})
-    with t.writing(resume, fallback), interruptible(t.go_on) as stopped:
+    with closing(t.show), t.writing(resume, fallback), interruptible(t.go_on) as stopped:
         if t.step == 0:
             t.look()
         while not t.over:
@@ -168,7 +173,7 @@ class Training:
     folder: Any
     checkpoint: int
     keep: int
-    display: Display | None
+    display: Display | bool
     loggers: Sequence[Callable[[Row], None]]
     description: dict[str, Any] | None
     command: str | None
@@ -200,7 +205,10 @@ class Training:
         self.method = self.gradient or BPTT()
         self.recipe = self.optimiser or adam(1e-3)
         self.torch_optimiser = self.recipe.make([p for p in net.parameters() if p.requires_grad])
-        self.show = self.display or Silent()
+        if isinstance(self.display, bool):
+            self.show: Display = bar(task.name, self.steps, task.metric) if self.display else Silent()
+        else:
+            self.show = self.display
         self.folder = None if self.folder is None else Path(self.folder)
         self.step, self.past, self.over, self.due = 0, Progress(), False, False
         self.kept: int | None = None  # the step of the last checkpoint
@@ -538,7 +546,7 @@ class Training:
         p = self.past
         result = Result(
             self.net, self.status, self.step, p.seconds, p.success_step is not None, p.success_step, p.success_seconds,
-            p.best_step, metrics, self.rows, self.folder,
+            p.best_step, p.skipped, metrics, self.rows, self.folder,
         )  # fmt: skip
         if self.folder is not None:
             files.replace(self.folder / "model.safetensors", runs.pack(self.net.state_dict(), self.metadata()))
@@ -571,7 +579,7 @@ def again(
 ) -> tuple[float, float, float, Gradient]:
     """The gradient of the step after a checkpoint, computed as the run did; NumericalError if it is not finite."""
     nothing: dict[str, Any] = dict.fromkeys(Training.__dataclass_fields__)
-    t = Training(**nothing | {"loggers": ()} | arguments | {"net": net, "task": task})
+    t = Training(**nothing | {"loggers": (), "display": False} | arguments | {"net": net, "task": task})
     t.restore(saved)
     loss, penalty, rho, gradient = t.evaluate(saved.step)
     if not (math.isfinite(loss) and all(torch.isfinite(g).all() for g in gradient.values())):
