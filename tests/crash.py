@@ -26,7 +26,8 @@ from typing import Any
 
 from coadjoint import runs
 
-COMMON = "--tests 100 --confirm 200 --probes 8 --batch 16 --hidden 12"
+COMMON = "--probes 8 --batch 16 --hidden 12"
+FRESH = "--tests 100 --confirm 200"  # for tasks that draw their held-out sequences
 CASES = {
     "elman adam": "temporal-order --length 20 --steps 500 --every 50 --checkpoint 35",
     "elman nesterov penalised": "temporal-order --length 15,25 --ragged --optimiser nesterov --lr 1e-2 --clip 1 --penalty log-ratio "
@@ -44,7 +45,7 @@ MOST = 5  # kills of one run
 
 
 def words(case: str) -> list[str]:
-    return ["train", *CASES[case].split(), *COMMON.split()]
+    return ["train", *CASES[case].split(), *COMMON.split(), *(FRESH.split() if "finite" not in case else [])]
 
 
 # the run that kills itself

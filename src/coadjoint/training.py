@@ -412,6 +412,7 @@ class Training:
                 raise InputError("resume=True needs the folder of the run.")
             yield
             return
+        runs.safetensors()
         if not resume:
             runs.create(self.folder, 4 * sum(p.numel() * p.element_size() for p in self.net.parameters()) + 2**20)
         elif not (self.folder / "checkpoints").is_dir():
