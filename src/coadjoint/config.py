@@ -171,6 +171,12 @@ SECTIONS: dict[str, type[Section]] = {
 HOMES = {key: name for name, section in SECTIONS.items() for key in section.model_fields if key != "name"}
 
 
+ELSEWHERE = {  # what other libraries call a key
+    "learning_rate": "lr", "hidden_size": "hidden", "units": "hidden", "batch_size": "batch", "max_steps": "steps",
+    "max_epochs": "epochs", "spectral_radius": "radius", "clip_norm": "clip", "random_state": "seed", "dtype": "precision",
+}  # fmt: skip
+
+
 def flag(section: str, key: str) -> str:
     """The flag of a key: its own name, or its section's for "name"."""
     return "--" + (section if key == "name" else key).replace("_", "-")
@@ -303,7 +309,9 @@ def nearest(address: tuple[str, ...]) -> str:
     if key in HOMES:
         return f"'{key}' belongs in section [{HOMES[key]}]{within}."
     known = list(SECTIONS[address[0]].model_fields) if within else list(SECTIONS)
-    near = difflib.get_close_matches(key, known, 1, 0.5) or difflib.get_close_matches(key, HOMES, 1, 0.6)
+    other = difflib.get_close_matches(key, ELSEWHERE, 1, 0.8)
+    near = [ELSEWHERE[word] for word in other] or difflib.get_close_matches(key, known, 1, 0.5)
+    near = near or difflib.get_close_matches(key, HOMES, 1, 0.6)
     home = f" of section [{HOMES[near[0]]}]" if near and near[0] not in known else ""
     hint = f" did you mean '{near[0]}'{home}?" if near else ""
     return f"unknown {'key' if within else 'section'} '{key}';{hint} Known: {', '.join(known)}."
