@@ -7,6 +7,7 @@ import signal
 import sys
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -543,3 +544,29 @@ def test_patience_needs_something_to_watch():
     task.splits = ()
     with pytest.raises(InputError, match="patience needs a validation set"):
         train(regression(), task, patience=2)
+
+
+class Steady(co.tasks.Collection):
+    """A finite task whose accuracy never changes: only the loss tells weights apart."""
+
+    name, inputs, outputs, output, loss = "steady", 2, 3, "softmax", "cross-entropy"
+    metric, lower = "accuracy", False
+
+    def __init__(self):
+        draw = np.random.default_rng(0)
+        some = lambda n: co.tasks.Sequences([draw.normal(size=(4, 2)) for _ in range(n)], draw.integers(0, 3, n))
+        super().__init__({"train": some(20), "valid": some(10)})
+
+    def score(self, a, batch):
+        return {"accuracy": (0.5 * len(a), float(len(a)))}
+
+
+def test_among_equal_accuracies_the_loss_decides():
+    net = co.Network("elman", inputs=2, hidden=4, outputs=3, output="softmax")
+    co.initialisers.initialise(net, "torch", seed=0)
+    result = co.train(net, Steady(), optimiser=co.optimisers.sgd(2.0), steps=40, every=1, batch=5)
+    losses = {r["step"]: r["loss"] for r in result.rows if r["kind"] == "held-out" and r["step"] > 0}
+    best = min(losses, key=losses.get)
+    assert 1 < best < 40
+    assert result.best_step == best
+    assert result.metrics["valid"]["loss"] == losses[best]

@@ -81,6 +81,7 @@ class Progress:
     """What a run remembers of its past, beside weights and optimiser."""
 
     best: float | None = None
+    best_loss: float = math.inf
     best_step: int | None = None
     waited: int = 0  # evaluations since the best
     factor: float = 1.0  # of the step size, after plateaus
@@ -356,8 +357,10 @@ class Training:
         worst = math.inf if task.lower else -math.inf
         best = worst if past.best is None else past.best
         better = value < best if task.lower else value > best  # never, of a NaN
-        if better or goal:
+        equal = value == past.best and values["loss"] < past.best_loss  # an accuracy has many equals: the loss decides
+        if better or equal or goal:
             past.best, past.best_step, past.waited, self.due = value, self.step, 0, True
+            past.best_loss = values["loss"]
             self.best_weights = {name: p.detach().clone() for name, p in self.net.state_dict().items()}
         else:
             past.waited += 1
