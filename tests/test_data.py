@@ -85,6 +85,21 @@ def test_standardisation_is_numpys_on_the_training_set_alone(tmp_path):
     assert np.array_equal(plain.sets["train"].u[0], raw[plain.sets["train"].ids[0]])
 
 
+def test_examples_speak_the_files_language(tmp_path):
+    data = Data.read(put(tmp_path, "toy.csv", table(30, target=lambda i, t, row: 100 + i)), kind="regress")
+    batch = next(data.held_out("train", seed=0))
+    d = data.describe()
+    y = batch.y[:2].reshape(2, 1).double()
+    expected = [f"{v * d['target_std'][0] + d['target_mean'][0]:.4g}" for v in y[:, 0].tolist()]
+    assert data.show(y, batch.y[:2].double()) == [(t, t) for t in expected]
+    assert all(100 <= float(t) < 130 for t in expected)
+    named = Data.read(put(tmp_path, "named.csv", table(30)))
+    a = torch.tensor([[2.0, 1.0], [0.0, 1.0]])
+    assert named.show(a, torch.tensor([1, 1])) == [("up", "down"), ("up", "up")]
+    net = co.Network("elman", inputs=2, hidden=3, outputs=1)
+    assert all("right" not in example for example in co.training.examples(net, data, 0))
+
+
 def test_values_too_large_to_square(tmp_path):
     text = "id,a,target\n" + "".join(f"s{i},{(i + 1) * 1e300!r},{'ud'[i % 2]}\n" for i in range(10))
     data = Data.read(put(tmp_path, "d.csv", text))

@@ -652,9 +652,9 @@ def examples(net: Network, task: Task, seed: int, k: int = 8) -> list[Row]:
         a, y = a[n - 1, index], y[n - 1, index]
     shown = task.show(a[:k].cpu(), y[:k].cpu())
     length = lambda i: f"{int(n[i])} steps"
+    right = lambda t, p: {} if task.output == "identity" else {"right": t == p}  # numbers are near or far, not right
     return [
-        {"id": str(i), "target": t, "prediction": p, "right": t == p, "note": length(i)}
-        for i, (t, p) in enumerate(shown)
+        {"id": str(i), "target": t, "prediction": p, **right(t, p), "note": length(i)} for i, (t, p) in enumerate(shown)
     ]
 
 

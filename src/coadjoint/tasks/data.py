@@ -245,6 +245,14 @@ class Data(Collection):
         y = batch.y.masked_fill(gap[..., None] if batch.y.is_floating_point() else gap, 0)
         return replace(batch, y=y, mask=(~gap).to(batch.u.dtype))
 
+    def show(self, a: Tensor, y: Tensor) -> list[tuple[str, str]]:
+        """Labels as they were read, numbers in their own units."""
+        d = self.description
+        if d.labels:
+            return [(d.labels[int(t)], d.labels[int(p)]) for t, p in zip(y, a.argmax(-1), strict=True)]
+        mean, std = (torch.tensor(v, dtype=a.dtype) for v in (d.target_mean, d.target_std))
+        return super().show(a * std + mean, y.reshape(a.shape) * std + mean)
+
     def score(self, a: Tensor, batch: Batch) -> Scores:
         """Accuracy, or mean squared and absolute error in the target's own units, over the entries that count."""
         a, y = a.detach(), batch.y.to(a.device)
