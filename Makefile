@@ -31,7 +31,8 @@ test-page: $(READY)
 	$(BIN)/python -m pytest tests/test_page.py
 
 bench: $(READY)
-	$(BIN)/python benchmarks/cpu.py
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[bench]' --no-build-isolation
+	$(BIN)/coadjoint bench --write benchmarks/RESULTS.md
 
 mutants: $(READY)
 	$(BIN)/python tests/mutants.py

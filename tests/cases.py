@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import pack_sequence
 import coadjoint as co
 import oracles
 
-ENGINES = ("reference", "cpu", "autograd")
+ENGINES = ("reference", "eager", "cpu", "autograd")
 
 
 @co.cell(slots="h s", gates="a b", parameters={"kappa": 0.5}, reads="h s")
@@ -243,7 +243,7 @@ STRIDE = 19  # one case in so many is differentiated further; prime to the lengt
 
 def engine_of(case, turn):
     """Engines in turn; a step function hides the W that omega-published differentiates by."""
-    engines = ENGINES[:2] if case.penalty == "omega-published" else ENGINES
+    engines = ENGINES[:3] if case.penalty == "omega-published" else ENGINES
     return engines[turn % len(engines)]
 
 

@@ -50,7 +50,7 @@ SCOPE: dict[str, set[str] | None] = {
     },
     "sweeps/__init__.py": {"Swept"},
     "sweeps/derivatives.py": None,
-    "sweeps/cpu.py": None,
+    "sweeps/eager.py": None,
     "sweeps/reference.py": None,
     "sweeps/pointwise.py": None,
     "sweeps/rows.py": None,
@@ -70,15 +70,15 @@ BLOCKS = "the exponent a block shares is a matter of speed: one that does not su
 UNASKED = "a gradient that nobody asks for is computed and dropped, or None is given where nothing is asked for"
 # Mutants that no test can kill because they mean the same: (file, rule or function, a piece of 'line before -> line after') -> why.
 EQUIVALENT: dict[tuple[str, str, str], str] = {
-    ("sweeps/cpu.py", "_scaled", "hi - begin == size"): GROWTH,
-    ("sweeps/cpu.py", "_scaled", "size = min(2 * size, 64)"): GROWTH,
-    ("sweeps/cpu.py", "_scaled.run", "new = torch.where(new == NONE, k[hi], new) ->"): BLOCKS,
-    ("sweeps/cpu.py", "_scaled.run", "new = torch.maximum(mine, "): BLOCKS,
-    ("sweeps/cpu.py", "_scaled.run", "mine[:n] = "): BLOCKS,
-    ("sweeps/cpu.py", "one", "torch.where(new == NONE, k[t], new)"): "a row of zeros may have any exponent",
-    ("sweeps/cpu.py", "one", "torch.where(new == NONE, k[(t - 1)], new)"): "a row of zeros may have any exponent",
-    ("sweeps/cpu.py", "Loop.__init__", " size = max("): "how many steps are prepared at once is a matter of speed",
-    ("sweeps/cpu.py", "flushed", "set_flush_denormal(True) -> pass"): "denormals cost time and change nothing here",
+    ("sweeps/eager.py", "_scaled", "hi - begin == size"): GROWTH,
+    ("sweeps/eager.py", "_scaled", "size = min(2 * size, 64)"): GROWTH,
+    ("sweeps/eager.py", "_scaled.run", "new = torch.where(new == NONE, k[hi], new) ->"): BLOCKS,
+    ("sweeps/eager.py", "_scaled.run", "new = torch.maximum(mine, "): BLOCKS,
+    ("sweeps/eager.py", "_scaled.run", "mine[:n] = "): BLOCKS,
+    ("sweeps/eager.py", "one", "torch.where(new == NONE, k[t], new)"): "a row of zeros may have any exponent",
+    ("sweeps/eager.py", "one", "torch.where(new == NONE, k[(t - 1)], new)"): "a row of zeros may have any exponent",
+    ("sweeps/eager.py", "Loop.__init__", " size = max("): "how many steps are prepared at once is a matter of speed",
+    ("sweeps/eager.py", "flushed", "set_flush_denormal(True) -> pass"): "denormals cost time and change nothing here",
     ("sweeps/derivatives.py", "product", "if "): "summed at once or in parts",
     ("sweeps/derivatives.py", "skip-branch", "link = None if ((active is None))"): "both are None or neither",
     ("sweeps/derivatives.py", "skip-branch", "link = None if ((factor is None))"): "both are None or neither",
@@ -530,7 +530,7 @@ def sample(mutants: list[Mutant], count: int) -> list[Mutant]:
         groups.setdefault(m.file, {}).setdefault(m.rule, []).append(m)
     weight = {
         "sweeps/derivatives.py": 4,
-        "sweeps/cpu.py": 4,
+        "sweeps/eager.py": 4,
         "formula.py": 3,
         "network.py": 2,
         "gradients.py": 2,

@@ -68,7 +68,7 @@ def test_adjoint_and_tangent_are_transposes(cell, engine, linked):
     g = torch.Generator().manual_seed(0)
     like = lambda y: torch.randn(y.shape, generator=g, dtype=y.dtype)
     s, sa, sources, ga = like(tape.x), like(tape.a), like(tape.x), like(tape.a)
-    link = sweeps.Link.of(rows, torch.randint(-2, 3, (rows.N, 1), generator=g).double()) if linked else None
+    link = sweeps.Link(rows, torch.randint(-2, 3, (rows.N, 1), generator=g).double()) if linked else None
     with torch.no_grad():
         lam, delta = derivatives.adjoint(run.plan, tape, run.W, s, None, sa, link)
         mu, nu = derivatives.tangent(run.plan, tape, run.W, sources, ga, link)

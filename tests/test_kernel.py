@@ -20,12 +20,12 @@ from torch.func import functional_call, grad, jvp
 import coadjoint as co
 from coadjoint import formula
 from coadjoint.penalties import PENALTIES
-from coadjoint.sweeps import Link, cpu, derivatives, pointwise
+from coadjoint.sweeps import Link, derivatives, eager, pointwise
 
 T, B, D, O, H = 4, 3, 2, 2, 3
 LENGTHS = [2, 4, 3]
-ENGINES = ("reference", "cpu", "autograd")
-SWEPT = ("reference", "cpu")
+ENGINES = ("reference", "eager", "cpu", "autograd")
+SWEPT = ("reference", "eager", "cpu")
 
 
 @co.cell(slots="h c", gates="i j", parameters={"tau": 0.3, "beta": 0.8}, reads=lambda x: (co.sin(x.h + x.c), x.h * x.c))
@@ -699,7 +699,7 @@ def test_pointwise_without_a_cotangent() -> None:
 @pytest.mark.parametrize("lengths", [LENGTHS, [T] * B])
 @pytest.mark.parametrize("name", ["odd", "lstm", "mute"])
 def test_tangent_and_adjoint_are_transposes(name: str, lengths: list[int], sources: str) -> None:
-    """<lam, g> + <del, ga> = <s, mu> + <sa, nu> for any sources and links; both engines agree, scaled or not."""
+    """<lam, g> + <del, ga> = <s, mu> + <sa, nu> for any sources and links; the engines agree, scaled or not."""
     found = []
     for engine in SWEPT:
         net = network(name, engine)
@@ -712,7 +712,7 @@ def test_tangent_and_adjoint_are_transposes(name: str, lengths: list[int], sourc
         factor = torch.randn(rows.N, 1, generator=G, dtype=torch.float64)
         factor[: rows.sizes[0]], factor[-1] = 1, 0
         on = {n: v if n in sources.split() else None for n, v in y.items()}
-        for link in (None, Link.of(rows, factor)):
+        for link in (None, Link(rows, factor)):
             mu, nu = derivatives.tangent(plan, tape, run.W, on["g"], on["ga"], link)
             lam, delta = derivatives.adjoint(plan, tape, run.W, on["s"], on["s_last"], on["sa"], link)
             left = sum((a * b).sum() for a, b in ((lam, on["g"]), (delta, on["ga"])) if b is not None)
@@ -726,11 +726,12 @@ def test_tangent_and_adjoint_are_transposes(name: str, lengths: list[int], sourc
         if on["sa"] is None:
             m, d, k = derivatives.costate(plan, tape, run.W, on["s"], on["s_last"], None)
             found.append((m * 2.0 ** k[:, None], d * 2.0 ** k[rows.B :, None]))
-    half = len(found) // 2
-    for one, other in zip(found[:half], found[half:], strict=True):
-        for a, b in zip(one, other, strict=True):
-            near(a, b, "cpu")
-    if half == 3:
+    each = len(found) // len(SWEPT)
+    for i, engine in enumerate(SWEPT):
+        for one, other in zip(found[:each], found[i * each : (i + 1) * each], strict=True):
+            for a, b in zip(one, other, strict=True):
+                near(b, a, engine)
+    if each == 3:
         near(found[2][0], found[0][2], "scaled")
         near(found[2][1], found[0][3], "scaled delta")
 
@@ -938,9 +939,9 @@ def test_penalties(G: str, readout: str) -> None:
 @pytest.mark.parametrize(("name", "lengths", "chunk"), [("odd", LENGTHS, 1), ("lstm", [T] * B, 13)])
 def test_blocks(name: str, lengths: list[int], chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Many chunks of steps and blocks of rows instead of one."""
-    monkeypatch.setattr(cpu, "CHUNK", chunk)
+    monkeypatch.setattr(eager, "CHUNK", chunk)
     monkeypatch.setattr(pointwise, "CHUNK", chunk)
-    net = network(name, "cpu", "every")
+    net = network(name, "eager", "every")
     g, Hd = truth(name, "every", True, lengths is LENGTHS)
     found = curvature(ours(net, lengths, True), given(net))
     all_near(found[0], g)
@@ -969,13 +970,14 @@ def test_torch_func(name: str, engine: str, lengths: list[int]) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize(
-    ("gain", "engine"), [(2.0**-9, "cpu"), (-3.0, "cpu"), (2.0**9, "cpu"), (2.0**-9, "reference"), (-3.0, "reference")]
+    ("gain", "engine"),
+    [(g, e) for e in ("cpu", "eager") for g in (2.0**-9, -3.0, 2.0**9)] + [(2.0**-9, "reference"), (-3.0, "reference")],
 )
 @pytest.mark.parametrize("readout", ["last", "every", "masked"])
 def test_scale(readout: str, gain: float, dtype: torch.dtype, engine: str) -> None:
     """lam_{t-1} = s_{t-1} + w lam_t far outside the range of the type, against fractions; ragged. "masked": read at every
     step, but only each sample's last counts."""
-    steps = 150 if engine == "cpu" else 40
+    steps = 150 if engine != "reference" else 40
     gains, V = ([gain], [1.5]) if readout != "every" else ([0.75, gain], [-1.5, 1.0])
     net = co.Network(
         "elman", activation="identity", inputs=1, hidden=len(V), outputs=1, engine=engine, dtype=dtype,
@@ -1016,7 +1018,7 @@ def test_scale(readout: str, gain: float, dtype: torch.dtype, engine: str) -> No
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_scale_of_each_sample(dtype: torch.dtype, readout: str, engine: str) -> None:
     """Samples with gains and sources of their own: h' = u h, so that lam_{t-1} = s_{t-1} + u_t lam_t."""
-    steps, B = 150 if engine == "cpu" else 40, 12
+    steps, B = 150 if engine != "reference" else 40, 12
     gains, sizes = [0.5, 2.0**9, -3.0, 2.0**-9] * 3, [-1, 2.0**-30, 2.0**20, 1] * 3
     net = co.Network(gain, inputs=1, hidden=1, outputs=1, engine=engine, readout=readout, bias=False, dtype=dtype)
     with torch.no_grad():

@@ -4,6 +4,7 @@ import copy
 import json
 import subprocess
 import sys
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -416,7 +417,8 @@ def test_the_callers_denormal_setting_is_left_as_it_was(setting):
     ("engine", "cell", "device", "resolved"),
     [
         ("auto", co.cells.lstm, "cpu", "cpu"),
-        ("auto", co.cells.lstm, "cuda", "reference"),
+        ("auto", co.cells.lstm, "cuda", "triton" if find_spec("triton") else "reference"),
+        ("eager", co.cells.lstm, "cpu", "eager"),
         ("auto", None, "cpu", "autograd"),
         ("reference", co.cells.lstm, "cpu", "reference"),
         ("autograd", co.cells.lstm, "cpu", "autograd"),
@@ -426,16 +428,20 @@ def test_the_callers_denormal_setting_is_left_as_it_was(setting):
 def test_engine_is_resolved(engine, cell, device, resolved):
     from coadjoint.sweeps import resolve
 
-    name, reason = resolve(engine, cell, device)
-    assert name == resolved
-    assert reason
+    choice = resolve(engine, cell, device)
+    assert choice == resolved
+    assert choice.why
 
 
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
         ({"engine": "cpuu"}, co.InputError, "unknown engine 'cpuu'; did you mean 'cpu'"),
-        ({"engine": "triton"}, co.InputError, "unknown engine 'triton'.*Known: auto, autograd, cpu, reference"),
+        (
+            {"engine": "gpu"},
+            co.InputError,
+            "unknown engine 'gpu'.*Known: auto, autograd, cpu, cuda, eager, reference, triton",
+        ),
         (
             {"cell": lambda u, x: x, "engine": "cpu"},
             co.Unsupported,

@@ -191,15 +191,22 @@ def mean_squared_step(logs):
 
 @pytest.mark.parametrize("gain", [0.35, 1.3])
 def test_float32_has_the_log_norms_and_gradients_of_float64(gain):
-    found = {}
-    for dtype in BAR:
+    """As near as the weights' own last digit leaves them: at gain 1.3 it moves the gradient by 1e-4."""
+
+    def found(dtype, nudge=0):
         net, u = tanh_network(gain, 4, 300, dtype)
+        if nudge:
+            up = torch.randn(4, 4, generator=torch.Generator().manual_seed(nudge)).sign()
+            with torch.no_grad():
+                net.W.mul_(1 + torch.finfo(torch.float32).eps * up)
         lam = net(u).costates(first_output)
         (gW,) = torch.autograd.grad(co.penalties.log_ratio(lam).sum(), net.W)
-        found[dtype] = lam.log_norms().detach(), gW.double()
-    (logs64, g64), (logs32, g32) = found[torch.float64], found[torch.float32]
+        return lam.log_norms().detach(), gW.double()
+
+    (logs64, g64), (logs32, g32) = found(torch.float64), found(torch.float32)
+    moved = max(float((found(torch.float64, seed)[1] - g64).norm() / g64.norm()) for seed in (1, 2, 3))
     assert ((logs32 - logs64).abs() <= 1e-5 * logs64.abs().clamp(min=1)).all()
-    assert float((g32 - g64).norm() / g64.norm()) < 1e-5
+    assert float((g32 - g64).norm() / g64.norm()) < max(1e-5, moved)
 
 
 @pytest.mark.parametrize("gain", [0.5, 0.95])

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.2.0"
 
 if TYPE_CHECKING:
-    from . import cells, initialisers, losses, optimisers, parametrisations, penalties, report, tasks
+    from . import cells, initialisers, losses, optimisers, parametrisations, penalties, report, segments, tasks
     from .batch import Batch
     from .cells import Cell, cell
     from .errors import (
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from .penalties import Penalty
     from .training import Interrupted, Result, evaluate, train
 
-_MODULES = ("cells", "initialisers", "losses", "optimisers", "parametrisations", "penalties", "report", "tasks")
+_MODULES = ("cells", "initialisers", "losses", "optimisers", "parametrisations", "penalties", "report", "segments", "tasks")
 _HOMES = {
     "batch": ("Batch",),
     "cells": ("Cell", "cell"),
@@ -54,7 +54,7 @@ __all__ = [
     "BPTT", "RTRL", "Batch", "Cell", "CoadjointError", "ConfigError", "Costates", "DataError", "Evaluation", "InputError",
     "Interrupted", "KindError", "MissingError", "Network", "NumericalError", "Penalised", "Penalty", "Result", "StorageError",
     "Stream", "Trajectory", "Truncated", "Unsupported", "abs", "atan", "cell", "cells", "cos", "erf", "evaluate", "exp",
-    "initialisers", "log", "losses", "norm", "optimisers", "parametrisations", "penalties", "relu", "report", "sigmoid",
+    "initialisers", "log", "losses", "norm", "optimisers", "parametrisations", "penalties", "relu", "report", "segments", "sigmoid",
     "sign", "sin", "softplus", "sqrt", "step", "tanh", "tasks", "train",
 ]  # fmt: skip
 

@@ -11,14 +11,30 @@ import sys
 import textwrap
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, Optional, TextIO
 
 import typer
 
 from . import __version__
-from . import config as configs
 from .display import safe
 from .errors import CoadjointError, ConfigError, MissingError
+
+
+class Absent:
+    """In place of the config where its package is not installed: commands that need none still run."""
+
+    SECTIONS: Mapping[str, Any] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        raise MissingError("this command needs pydantic, which is not installed: pip install pydantic.")
+
+
+try:
+    from . import config as configs
+except ModuleNotFoundError as error:
+    if error.name != "pydantic":
+        raise
+    configs = Absent()  # type: ignore[assignment]
 
 app = typer.Typer(
     name="coadjoint",
@@ -357,29 +373,30 @@ def cores_of(jobs: int | None) -> int:
 
 
 class ticking:
-    """Runs as they end, a line each; on a terminal a bar below them."""
+    """What is done, a line each; on a terminal a bar below them."""
 
-    def __init__(self, quiet: bool) -> None:
-        self.quiet = quiet
+    def __init__(self, quiet: bool, name: str = "runs", to: TextIO | None = None) -> None:
+        self.quiet, self.name, self.to = quiet, name, to or sys.stdout
         self.bar: Any = None
 
-    def __enter__(self) -> Callable[[int, int, str | None], None]:
-        if sys.stdout.isatty() and not self.quiet:
+    def __enter__(self) -> Callable[[float, int, str | None], None]:
+        if self.to.isatty() and not self.quiet:
+            from rich.console import Console
             from rich.progress import Progress
 
-            self.bar = Progress()
+            self.bar = Progress(console=Console(file=self.to))
             self.bar.start()
-            self.task = self.bar.add_task("runs", total=None)
+            self.task = self.bar.add_task(self.name, total=None)
         return self.tick
 
-    def tick(self, done: int, total: int, what: str | None) -> None:
-        line = safe(what if self.bar is not None else f"{done} of {total}: {what}")
+    def tick(self, done: float, total: int, what: str | None) -> None:
+        line = safe(what if self.bar is not None else f"{done:g} of {total}: {what}")
         if self.bar is not None:
             self.bar.update(self.task, completed=done, total=total)
             if what:
                 self.bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
         elif what and not self.quiet:
-            print(line, flush=True)
+            print(line, flush=True, file=self.to)
 
     def __exit__(self, *_: object) -> None:
         if self.bar is not None:
@@ -466,6 +483,70 @@ def demo(
         print("Temporal order, 50 steps: 64 tanh units, spectral radius 0.5, at most 4,000 steps of Adam")
     comparing.start(DEMO, [row for text in DEMO_ROWS for row in comparing.variants(text)], [0], folder, command_line())
     compared(folder, jobs, quiet)
+
+
+@app.command()
+def bench(
+    device: Optional[str] = typer.Option(None, "--device", help="cpu (default) or cuda"),
+    cells: Optional[str] = typer.Option(None, "--cells", help="elman,lstm,gru"),
+    sizes: Optional[str] = typer.Option(None, "--sizes", help="steps x samples x units: 100x20x50,200x64x128"),
+    peers: Optional[str] = typer.Option(None, "--peers", help="torch,autograd,jax; or none"),
+    repeat: Optional[int] = typer.Option(None, "--repeat", help="rounds; the median counts"),
+    threads: Optional[int] = typer.Option(None, "--threads", help="threads of a CPU, each on its core (1)"),
+    quick: bool = typer.Option(False, "--quick", help="the smallest size, three rounds"),
+    explain: bool = typer.Option(False, "--explain", help="say which engines run here and why; measure nothing"),
+    json: Optional[str] = typer.Option(
+        None, "--json", metavar="PATH", help="write all figures to a file; - for stdout, without the table"
+    ),
+    write: Optional[Path] = typer.Option(None, "--write", help="put the table into this page, in the device's section"),
+    quiet: bool = typer.Option(False, "--quiet", "-q", help="the results alone, no lines on the way"),
+) -> None:
+    """Time a plain and a penalised gradient against torch.nn, autograd and JAX, and against what this machine can do.
+
+    \b
+    coadjoint bench
+    coadjoint bench --device cuda --json bench.json
+    coadjoint bench --cells lstm --sizes 300x32x100 --peers torch
+    coadjoint bench --explain
+    """
+    from . import bench as benchmark
+    from . import files
+    from .errors import StorageError
+
+    if threads is not None and device == "cuda":
+        raise ConfigError("--threads belongs to --device cpu.")
+    asked: dict[str, Any] = {"device": device or "cpu", "repeat": repeat, "threads": threads}
+    asked |= {key: benchmark.read_names(text) for key, text in (("cells", cells), ("peers", peers)) if text is not None}
+    asked["sizes"] = benchmark.read_sizes(sizes) if sizes is not None else None
+    if quick:
+        asked["sizes"] = asked["sizes"] or benchmark.SIZES.get(asked["device"], ())[:1]
+        asked["repeat"] = asked["repeat"] or 3
+    given = {key: value for key, value in asked.items() if value is not None}
+    if explain:
+        names = given.get("cells", tuple(benchmark.MODULES))
+        for line in benchmark.explain([device] if device else list(benchmark.SIZES), names, given.get("sizes", ())):
+            print(safe(line))
+        return
+    options = benchmark.Options(**given)
+    for path in (Path(json or "-"), write or Path("-")):
+        if not path.parent.is_dir():
+            raise StorageError(f"{path} cannot be written: there is no such folder. Make it, or choose another place.")
+    with ticking(quiet, "bench", sys.stderr) as tick:
+        result = benchmark.run(options, tick)
+    if json == "-":
+        print(result.json(), end="")
+    elif result.rows:
+        print(safe(f"{result.where()}\n"))
+        print_table(*result.table())
+        print()
+        for note in result.notes():
+            print(safe(note))
+    if json is not None and json != "-":
+        files.replace(json, result.json())
+    if result.interrupted:
+        fail("interrupted.", 130)
+    if write is not None:
+        benchmark.write(write, result)
 
 
 def main() -> None:

@@ -82,7 +82,7 @@ class NetworkSection(Section):
     activation: str | None = Field(None, description="tanh (default), sigmoid, relu, identity, softplus")
     x0: Literal["zero", "learned"] = Field("zero", description="the initial state")
     bias: bool = Field(True, description="b and b_o")
-    engine: str = Field("auto", description="auto, cpu, reference, autograd")
+    engine: str = Field("auto", description="auto, cpu, triton, eager, reference, autograd")
     init: str | None = Field(
         None, description="torch, gaussian, spectral, orthogonal, identity; spectral if --radius is given"
     )
@@ -107,6 +107,10 @@ class GradientSection(Section):
     weight_end: NotNegative | None = Field(None, description="linear: the weight after the last step (0)")
     k1: Whole | None = Field(None, description="truncated: steps between gradients")
     k2: Whole | None = Field(None, description="truncated: steps that losses are pulled back")
+    segments: Whole | Literal["auto"] | None = Field(
+        None,
+        description="bptt, penalised: sweep in so many segments, auto for about sqrt(T): less memory, same gradient",
+    )
 
 
 class OptimiserSection(Section):
@@ -207,7 +211,7 @@ def expected(kinds: list[Any]) -> str:
     for t in kinds:
         parts = get_args(t)
         if get_origin(t) is Literal:
-            found += [f"{', '.join(map(str, parts[:-1]))} or {parts[-1]}"]
+            found += [" or ".join(filter(None, (", ".join(map(str, parts[:-1])), str(parts[-1]))))]
         elif get_origin(t) is tuple:
             each = "of them" if parts[0] in kinds else f"values, each {expected([parts[0]])}"
             found += [f"{'two' if len(parts) == 2 else 'three'} {each}"]
@@ -234,7 +238,8 @@ def from_flag(section: str, key: str, text: str) -> Any:
     kinds = KINDS[section, key]
     if str in kinds:
         return text.split(",") if len(kinds) > 1 and "," in text else text
-    if any(isinstance(value, str) for value in choices(kinds)):
+    words = [value for value in choices(kinds) if isinstance(value, str)]
+    if text in words or (words and len(kinds) == 1):
         return text
     try:
         parts = [scalar(part.strip()) if part.strip() else "" for part in text.split(",")]
@@ -392,7 +397,36 @@ def build(config: Config) -> Job:
     b = task.batch(0, 1, training.seed).to(net.V.dtype, net.V.device)
     with contextlib.suppress(NumericalError):
         arguments["gradient"].evaluate(net, b, task.loss)
-    return Job(resolved, net, task, arguments, tuple(getattr(task, "notes", ())))
+    notes = (*getattr(task, "notes", ()), *memory_of(net, len(b.u), config, arguments["gradient"]))
+    return Job(resolved, net, task, arguments, notes)
+
+
+def memory_of(net: Any, T: int, config: Config, method: Any) -> list[str]:
+    """What the gradient of a step will take, where segments are asked for or would help."""
+    from . import gradients, segments
+
+    if net.cell is None or not isinstance(method, gradients.BPTT | gradients.Penalised):
+        return []
+    asked, batch, probes = method.segments, config.training.batch, config.training.probes
+    counted = lambda m, B: segments.predict(net, T, B, m)
+    whole = gradients.Penalised(method.penalty) if isinstance(method, gradients.Penalised) else gradients.BPTT()
+    most, at_once = counted(method, batch), counted(whole, batch)
+    if asked is None:
+        return (
+            [f"a gradient at T = {T:,} takes about {shown_bytes(most)}; --segments auto would take less"]
+            if most > 1e9
+            else []
+        )
+    segments.steady()
+    lines = [f"a gradient at T = {T:,} takes about {shown_bytes(most)} (without segments {shown_bytes(at_once)})"]
+    look = 2 * counted(gradients.BPTT(), probes)  # with its costates
+    if look > most:
+        lines.append(f"a look at the costates of --probes {probes} sequences is not cut up: about {shown_bytes(look)}")
+    return lines
+
+
+def shown_bytes(count: int) -> str:
+    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
 
 
 FREE = ("steps", "patience", "checkpoint", "keep", "threads", "tensorboard", "device")  # may change when a run goes on
@@ -487,6 +521,7 @@ APPLIES: dict[tuple[str, str], tuple[str, tuple[str, ...]]] = {
     ("gradient", "weight_end"): ("weight_schedule", ("linear",)),
     ("gradient", "k1"): ("method", ("truncated",)),
     ("gradient", "k2"): ("method", ("truncated",)),
+    ("gradient", "segments"): ("method", ("bptt", "penalised")),
     ("optimiser", "decay"): ("schedule", ("exponential", "plateau")),
     ("optimiser", "end"): ("schedule", ("linear", "cosine")),
     ("optimiser", "plateau"): ("schedule", ("plateau",)),
@@ -564,12 +599,12 @@ def gradient_of(config: Config, steps: int) -> Any:
             raise ConfigError(f"--method penalised needs a --penalty: {', '.join(penalties.PENALTIES)}.")
         penalties.penalty(g.penalty)
         weight = weight_of(g, steps)
-        return gradients.BPTT() if weight == 0 else gradients.Penalised(g.penalty, weight)
+        return gradients.BPTT(g.segments) if weight == 0 else gradients.Penalised(g.penalty, weight, g.segments)
     if name == "truncated":
         if g.k1 is None:
             raise ConfigError("--method truncated needs --k1, and --k2 if losses are pulled back further.")
         return gradients.Truncated(g.k1, g.k2 or g.k1)
-    return gradients.RTRL() if name == "rtrl" else gradients.BPTT()
+    return gradients.RTRL() if name == "rtrl" else gradients.BPTT(g.segments)
 
 
 def weight_of(g: GradientSection, steps: int) -> Any:

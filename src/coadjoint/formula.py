@@ -399,6 +399,27 @@ def evaluate(outputs: Sequence[Node], values: Mapping[Node, Tensor]) -> list[Any
     return [env[o] for o in outputs]
 
 
+def written(
+    outputs: Sequence[Node], names: Mapping[Node, str], spelling: Mapping[str, str], statement: str, mark: str = "t"
+) -> tuple[list[str], list[str]]:
+    """The expressions as straight-line source code -> (statements, the name or literal of each output).
+
+    names      what the nodes at hand are called
+    spelling   how an operation is written, "add": "({0} + {1})"; "const" and "power" have {value} too
+    statement  how a value is given a name, "const float {0} = {1};"; the names are `mark` and a number
+    """
+    text, lines = dict(names), []
+    for n in walk(outputs, frozenset(names)):
+        if n not in text:
+            said = spelling[n.op].format(*(text[a] for a in n.args), value=repr(n.value))
+            if is_const(n):
+                text[n] = said
+            else:
+                text[n] = f"{mark}{len(lines)}"
+                lines.append(statement.format(text[n], said))
+    return lines, [text[o] for o in outputs]
+
+
 def operation(n: Node) -> Callable[..., Any]:
     """The torch function that computes one node from its arguments."""
     if n.op in BINARY:

@@ -19,6 +19,7 @@ from .errors import InputError, Unsupported
 from .losses import LossLike, entries
 from .network import Costates, Layout, Network, Trajectory
 from .penalties import Schedule, penalty
+from .segments import Found, Segmented, Segments, wanted
 from .sweeps import Swept, derivatives, scale
 
 Gradient = dict[str, Tensor]
@@ -263,10 +264,27 @@ def differentiate(objective: Tensor, net: Network) -> Gradient:
     }
 
 
+def in_segments(net: Network, batch: Batch, loss: LossLike, found: Found, rho: float = 0.0) -> Evaluation:
+    """The Evaluation of a gradient in segments; its trajectory and costates are computed, at once, if they are asked for."""
+    later_ = later(net, batch, loss, lambda: net(batch.u, batch.lengths, batch.x0))
+    return Evaluation(net, batch, found.losses, found.penalties, rho, found.gradient, **later_)
+
+
 class BPTT(Method):
-    """Backpropagation through time: forward, adjoint."""
+    """Backpropagation through time: forward, adjoint.
+
+    segments  sweep the sequence in so many segments, "auto" for about sqrt(T): the same gradient in O(sqrt T) memory, for
+              3 sweeps instead of 2 (co.segments). `trajectory` and `costates` of its Evaluation then are not kept: asking
+              for them sweeps again and takes the full memory.
+    """
+
+    def __init__(self, segments: Segments = None) -> None:
+        self.segments = wanted(segments)
 
     def evaluate(self, net: Network, batch: Batch, loss: LossLike) -> Evaluation:
+        if self.segments is not None:
+            trained(net)
+            return in_segments(net, batch, loss, Segmented(net, batch, loss, self.segments).plain())
         with torch.enable_grad():
             run = net(batch.u, batch.lengths, batch.x0)
             losses = run.loss(loss, batch.y, mask=batch.mask, reduce=batch.reduce)
@@ -281,10 +299,11 @@ class Penalised(Method):
 
     G       a penalty's name, a Penalty, or any callable of Costates that returns [B] values
     weight  rho: a number or a schedule rho(step); the step counts the calls of this object
+    segments  as in BPTT, for 10 sweeps instead of 4; G then may use norms, log-norms and log-ratios of costates
     """
 
-    def __init__(self, G: Any, weight: float | Schedule = 1.0) -> None:
-        self.penalty, self.weight, self.step = penalty(G), weight, 0
+    def __init__(self, G: Any, weight: float | Schedule = 1.0, segments: Segments = None) -> None:
+        self.penalty, self.weight, self.step, self.segments = penalty(G), weight, 0, wanted(segments)
         if not callable(weight) and not (isinstance(weight, int | float) and math.isfinite(weight)):
             raise InputError(f"weight must be a finite number or a function of the step; got {weight!r}.")
 
@@ -301,6 +320,10 @@ class Penalised(Method):
         rho = self.rho(self.step)
         if not math.isfinite(rho):
             raise InputError(f"the schedule gave rho = {rho} at step {self.step}; expected a finite number.")
+        if self.segments is not None:
+            swept = Segmented(net, batch, loss, self.segments)
+            found = swept.penalised(self.penalty, self.penalty.name, rho, check_penalty)
+            return in_segments(net, batch, loss, found, rho)
         with torch.enable_grad():
             run = net(batch.u, batch.lengths, batch.x0)
             lam = run.costates(loss, batch.y, mask=batch.mask, reduce=batch.reduce)

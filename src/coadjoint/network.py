@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,13 +23,15 @@ from . import cells, losses, sweeps
 from .cells import Activation, Cell
 from .errors import InputError, KindError, Unsupported, choose
 from .losses import LossLike, Output
-from .sweeps import Plan, Rows, Stepped, Swept, scale
-from .sweeps.derivatives import watched
+from .sweeps import Choice, Plan, Rows, Stepped, Swept, scale
+from .sweeps.derivatives import affine, ensure, watched
 from .sweeps.memory import empty
-from .sweeps.pointwise import nested, no_vmap
+from .sweeps.pointwise import nested, no_vmap, quick
+from .sweeps.rows import equal
 
 DTYPES = (torch.float32, torch.float64)
 HALF = "parameters are float32 or float64; got {}. Half precision loses what second derivatives live on."
+Weights = tuple[Tensor, Tensor | None]
 Sequences = Tensor | PackedSequence | Sequence[Tensor]
 
 
@@ -43,7 +45,7 @@ class Layout:
     @staticmethod
     def of(lengths: Sequence[int] | None, T: int, B: int) -> Layout:
         if lengths is None or min(lengths) == T:
-            return Layout(Rows([B] * T), None)
+            return Layout(equal(T, B), None)
         n = np.array(lengths)
         order = np.argsort(-n, kind="stable")
         return Layout(Rows((n > np.arange(T)[:, None]).sum(1).tolist()), order)
@@ -87,13 +89,117 @@ class Layout:
 
     @property
     def lengths(self) -> Tensor:
-        n = self.rows.index.lengths
-        return torch.from_numpy(n if self.inverse is None else n[self.inverse])
+        n = self.rows.lengths
+        return n if self.inverse is None else n[torch.from_numpy(self.inverse)]
 
     @property
     def mask(self) -> Tensor:
         """[T + 1, B]: does the state exist"""
         return torch.arange(self.rows.T + 1)[:, None] <= self.lengths
+
+
+@dataclass(frozen=True, eq=False)
+class Judge:
+    """A loss and what it compares with, in rows: those of the samples (readout "last") or of their steps ("every")."""
+
+    network: Network
+    layout: Layout
+    loss: LossLike
+    y: Tensor | None
+    weight: Tensor | None  # of each row; those of weight zero are left out
+    reduce: str
+
+    @staticmethod
+    def of(
+        net: Network, layout: Layout, loss: LossLike, y: Any, mask: Tensor | None, reduce: str, like: Tensor
+    ) -> Judge:
+        """Arguments as in `Trajectory.loss`, checked; like: an array of the network's type."""
+        every, B, T = net.readout == "every", layout.rows.B, layout.rows.T
+        choose("reduce", reduce, ("sum", "mean"))
+        lead = (T, B) if every else (B,)
+        if y is not None:
+            y = torch.as_tensor(y, device=like.device)
+            if tuple(y.shape[: len(lead)]) != lead:
+                raise InputError(
+                    f"the target y has shape {list(y.shape)}; with readout='{net.readout}' it must begin with {list(lead)}"
+                    + (" ([T, B, ...], time-major)." if every else " (one for each sample).")
+                )
+            y = layout.flat(y) if every else layout.sort(y)
+        weight = None
+        if mask is not None:
+            mask = torch.as_tensor(mask, device=like.device)
+            if tuple(mask.shape) != lead:
+                raise InputError(f"the loss mask has shape {list(mask.shape)}; expected {list(lead)}.")
+            weight = (layout.flat(mask) if every else layout.sort(mask)).to(like.dtype)
+            if not torch.isfinite(weight).all():
+                raise InputError("the loss mask holds NaN or inf; expected finite weights.")
+        if y is not None and y.is_floating_point():
+            counts = y if weight is None else y[weight != 0]
+            if not torch.isfinite(counts).all():
+                raise InputError(
+                    "the target y holds NaN or inf on entries that count; clean it, or leave those entries out with mask=."
+                )
+        return Judge(net, layout, loss, y, weight, reduce)
+
+    @property
+    def every(self) -> bool:
+        return self.network.readout == "every"
+
+    def part(self, rows: Rows) -> Judge:
+        """The same for some of the time steps (readout "every")."""
+        begin = self.layout.rows.starts[rows.begin]
+        cut = lambda y: None if y is None else y[begin : begin + rows.N]
+        return replace(self, layout=Layout(rows, None), y=cut(self.y), weight=cut(self.weight))
+
+    def kept(self) -> Tensor | slice:
+        """The rows that count."""
+        return slice(None) if self.weight is None else self.weight.nonzero()[:, 0]
+
+    def sample(self, device: torch.device) -> Tensor:
+        """The sample of each row that counts, in the rows' order."""
+        rows = self.layout.rows
+        return (rows.sample.to(device) if self.every else torch.arange(rows.B, device=device))[self.kept()]
+
+    def values(self, pre: Tensor) -> Tensor:
+        """The weighted loss of each row that counts, from a = pre."""
+        keep, rows = self.kept(), self.layout.rows
+        y = None if self.y is None else self.y[keep]
+        if isinstance(keep, Tensor) and not len(keep):
+            return pre[keep].sum(-1)
+        if not self.every or len(rows.chunks) == 1 or (rows.uniform and self.weight is None):
+            value = losses.entries(self.loss, pre[keep], y, self.network.output)
+        else:  # rows that are not a multiple of rows.LANES: torch's vectors end elsewhere unless each chunk is apart
+            ends = torch.tensor([c.stop for c in rows.chunks])
+            if isinstance(keep, Tensor):
+                ends = torch.searchsorted(keep.cpu(), ends)
+            sizes = ends.diff(prepend=ends.new_zeros(1)).tolist()
+            ys = [None] * len(sizes) if y is None else y.split(sizes)
+            found = zip(pre[keep].split(sizes), ys, sizes, strict=True)
+            value = torch.cat([losses.entries(self.loss, a, b, self.network.output) for a, b, n in found if n])
+        return value if self.weight is None else value * self.weight[keep]
+
+    def losses(self, pre: Tensor) -> Tensor:
+        """The loss of each sample, [B], in the user's order."""
+        total = self.values(pre)
+        if self.every or self.weight is not None:
+            total = self.mean(self.summed(total))
+        return self.layout.unsort(total)
+
+    def summed(self, values: Tensor, onto: Tensor | None = None) -> Tensor:
+        """The values of each sample added up, onto those of earlier steps."""
+        onto = values.new_zeros(self.layout.rows.B) if onto is None else onto
+        return onto.index_add(0, self.sample(values.device), values)
+
+    def mean(self, total: Tensor) -> Tensor:
+        """Divided by the weight of what counts, with reduce="mean"."""
+        if self.reduce == "sum":
+            return total
+        rows = self.layout.rows
+        if self.weight is None:
+            count = rows.lengths.to(total) if self.every else torch.ones_like(total)
+        else:
+            count = self.summed(self.weight[self.kept()])
+        return total / torch.where(count == 0, 1, count)
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,8 +270,7 @@ class Trajectory:
         return self._loss(loss, y, mask, reduce, self.pre)
 
     def _loss(self, loss: LossLike | Tensor, y: Any, mask: Tensor | None, reduce: str, pre: Tensor) -> Tensor:
-        layout, every = self.layout, self.network.readout == "every"
-        B, T = layout.rows.B, layout.rows.T
+        B = self.layout.rows.B
         if isinstance(loss, Tensor):
             if loss.shape != (B,):
                 what = "a scalar" if loss.dim() == 0 else f"shape {list(loss.shape)}"
@@ -173,42 +278,7 @@ class Trajectory:
                     f"the loss is {what}; expected one value for each sample, shape [{B}]. coadjoint averages over samples itself."
                 )
             return loss
-        choose("reduce", reduce, ("sum", "mean"))
-        lead = (T, B) if every else (B,)
-        if y is not None:
-            y = torch.as_tensor(y, device=pre.device)
-            if tuple(y.shape[: len(lead)]) != lead:
-                raise InputError(
-                    f"the target y has shape {list(y.shape)}; with readout='{self.network.readout}' it must begin with {list(lead)}"
-                    + (" ([T, B, ...], time-major)." if every else " (one for each sample).")
-                )
-            y = layout.flat(y) if every else layout.sort(y)
-        weight = None
-        if mask is not None:
-            mask = torch.as_tensor(mask, device=pre.device)
-            if tuple(mask.shape) != lead:
-                raise InputError(f"the loss mask has shape {list(mask.shape)}; expected {list(lead)}.")
-            weight = (layout.flat(mask) if every else layout.sort(mask)).to(pre.dtype)
-            if not torch.isfinite(weight).all():
-                raise InputError("the loss mask holds NaN or inf; expected finite weights.")
-        keep = slice(None) if weight is None else weight.nonzero()[:, 0]
-        y = None if y is None else y[keep]
-        if y is not None and y.is_floating_point() and not torch.isfinite(y).all():
-            raise InputError(
-                "the target y holds NaN or inf on entries that count; clean it, or leave those entries out with mask=."
-            )
-        value = losses.entries(loss, pre[keep], y, self.network.output)
-        weight = None if weight is None else weight[keep]
-        value = value if weight is None else value * weight
-        sample = (layout.rows.sample.to(pre.device) if every else torch.arange(B, device=pre.device))[keep]
-        if every or weight is not None:
-            total = value.new_zeros(B).index_add(0, sample, value)
-            if reduce == "mean":
-                count = value.new_zeros(B).index_add(0, sample, torch.ones_like(value) if weight is None else weight)
-                total = total / torch.where(count == 0, 1, count)
-        else:
-            total = value
-        return layout.unsort(total)
+        return Judge.of(self.network, self.layout, loss, y, mask, reduce, pre).losses(pre)
 
     def costates(
         self, loss: LossLike | Tensor, y: Any = None, *, mask: Tensor | None = None, reduce: str = "sum"
@@ -257,6 +327,7 @@ class Trajectory:
         return self._outward(torch.func.jvp(phi, (self.pre,), (h @ self.V.T,))[1])
 
 
+@quick
 class _Norm(torch.autograd.Function):
     """||x||_2 over the last axis. Below the normal range of numbers its first and second derivatives are 0, by definition."""
 
@@ -386,7 +457,7 @@ class Network(nn.Module):
     output      phi: "identity", "sigmoid", "softmax", "tanh" or a function
     x0          "zero", "learned", or a tensor [n]; a call may give its own
     mask        a fixed mask on W, shaped like W: zeros are absent connections
-    engine      "auto", "reference", "cpu", "autograd"
+    engine      "auto", "cpu", "triton", "eager", "reference", "autograd"; `net.engine` says which one runs, `.why` why
     slots       for a step function: how many parts of size `hidden` its state has
 
     Parameters: W (recurrent), R (input), b, V (readout), b_o, x0 if learned, and the cell's own under `p`.
@@ -444,7 +515,7 @@ class Network(nn.Module):
             )
         if activation is not None and not isinstance(cell, str):
             raise InputError("activation= belongs to a cell given by name; a formula or a step function has its own.")
-        self.engine = choose("engine", engine, [*sweeps.ENGINES, "auto"])
+        self.engine = engine
         self.p = nn.ParameterDict()
         if self.cell is None:
             self.slots = slots or (2 if isinstance(cell, nn.LSTMCell) else 1)
@@ -485,7 +556,16 @@ class Network(nn.Module):
         else:
             self.register_buffer("x0", torch.zeros(n, **make), persistent=False)
         self.reset_parameters()
-        sweeps.resolve(self.engine, self.cell, "cpu" if device is None else torch.device(device).type)
+        sweeps.resolve(self._engine, self.cell, self.V.device.type)
+
+    @property
+    def engine(self) -> Choice:
+        """The engine that runs this network where it is now; `.why` says why. Assign a name to ask for another."""
+        return sweeps.resolve(self._engine, self.cell, self.V.device.type)
+
+    @engine.setter
+    def engine(self, name: str) -> None:
+        self._engine = choose("engine", name, [*sweeps.ENGINES, "auto"])
 
     def reset_parameters(self) -> None:
         """Uniform in +-1/sqrt(hidden); the cell's own parameters keep the values its formula gives, x0 starts at zero."""
@@ -501,7 +581,7 @@ class Network(nn.Module):
 
     def extra_repr(self) -> str:
         name = self.cell.name if self.cell is not None else "step"
-        return f"{name}, inputs={self.inputs}, hidden={self.hidden}, outputs={self.outputs}, readout={self.readout!r}, engine={self.engine!r}"
+        return f"{name}, inputs={self.inputs}, hidden={self.hidden}, outputs={self.outputs}, readout={self.readout!r}, engine={self._engine!r}"
 
     def shown(self, x: Tensor) -> Tensor:
         """The slot the readout reads: the first."""
@@ -509,22 +589,30 @@ class Network(nn.Module):
 
     def read_out(self, layout: Layout, x: Tensor, last: Tensor, V: Tensor, b_o: Tensor | None) -> Tensor:
         """a = V h + b_o, in rows."""
-        h = last if self.readout == "last" else x[layout.rows.B :]
-        return nn.functional.linear(self.shown(h), V, b_o)
+        if self.readout == "last":
+            return affine(None, self.shown(last), V, b_o)
+        return affine(layout.rows, self.shown(x[layout.rows.B :]), V, b_o)
 
     def recurrent(self) -> Tensor | None:
         """W with its mask."""
         return self.W if self.mask is None or self.W is None else self.W * self.mask
 
-    def drive(self, u: Tensor, R: Tensor | None, b: Tensor | None) -> tuple[Tensor | None, ...]:
+    def drive(
+        self, u: Tensor, R: Tensor | None, b: Tensor | None, rows: Rows | None = None
+    ) -> tuple[Tensor | None, ...]:
         """What the inputs say to each step: (base, side) for a formula, (u,) for a step function."""
         if R is None:
             return (u,)
+        base, side = self.into(R, b)
+        return affine(rows, u, *base), None if side is None else affine(rows, u, *side)
+
+    def into(self, R: Tensor, b: Tensor | None) -> tuple[Weights, Weights | None]:
+        """The weights and biases that make (base, side) of the inputs."""
         apart = self._apart
         if apart is None:
-            return affine(u, R, b), None
-        base = affine(u, R.masked_fill(apart[:, None], 0), None if b is None else b.masked_fill(apart, 0))
-        return base, affine(u, R[apart], None if b is None else b[apart])
+            return (R, b), None
+        base = R.masked_fill(apart[:, None], 0), None if b is None else b.masked_fill(apart, 0)
+        return base, (R[apart], None if b is None else b[apart])
 
     def advance(self, u: Tensor, x: Tensor) -> Tensor:
         """One step from u [B, inputs] and x [B, n], by torch's own operations."""
@@ -543,10 +631,9 @@ class Network(nn.Module):
         layout, rows_u = self._layout(u, lengths)
         B = layout.rows.B
         start = self._start(x0, B, rows_u)
-        name, _ = sweeps.resolve(self.engine, self.cell, rows_u.device.type)
         V, b_o = self.V, self.b_o
         R, b = (self.R, self.b) if self.cell is not None else (None, None)
-        drive = self.drive(rows_u, R, b)
+        drive = self.drive(rows_u, R, b, layout.rows)
         run: Swept | Stepped
         if self.cell is None:
             run = Stepped.run(self._call_step, layout.rows, drive, layout.sort(start))  # type: ignore[arg-type]
@@ -554,7 +641,7 @@ class Network(nn.Module):
             base, side = drive
             assert base is not None
             p = torch.cat(list(self.p.values())) if len(self.p) else None
-            W, engine = self.recurrent(), sweeps.ENGINES[name]
+            W, engine = self.recurrent(), sweeps.load(self.engine)
             if engine is None:
                 run = Stepped.run(
                     _formula_step(self.cell, W, p),
@@ -563,7 +650,10 @@ class Network(nn.Module):
                     layout.sort(start),
                 )
             else:
-                run = Swept.run(Plan(self.cell, layout.rows, engine), base, side, W, layout.sort(start), p)
+                plan = Plan(self.cell, layout.rows, engine)
+                if rows_u.is_cuda:
+                    ensure(plan, rows_u, lambda: _not_finite(layout, rows_u))
+                run = Swept.run(plan, base, side, W, layout.sort(start), p)
         pre = self.read_out(layout, run.x, run.last, V, b_o)
         return Trajectory(self, layout, rows_u, run, pre, V, b_o, R)
 
@@ -636,18 +726,20 @@ class Network(nn.Module):
             )
         if flat.shape[-1] != self.inputs:
             raise InputError(f"the PackedSequence holds {flat.shape[-1]} inputs but this network reads {self.inputs}.")
-        if not torch.isfinite(flat).all():
-            row = int((~torch.isfinite(flat)).any(1).nonzero()[0, 0])
-            raise InputError(
-                f"`u` holds NaN or inf, first at step {int(layout.rows.time[row])} of sample {int(layout.sample[row])} (counting steps from 1); clean the data, or shorten that sample with lengths=."
-            )
+        if not flat.is_cuda and not math.isfinite(flat.detach().sum().item()) and (error := _not_finite(layout, flat)):
+            raise error
         return layout, flat
 
 
-def affine(u: Tensor, R: Tensor, b: Tensor | None) -> Tensor:
-    """u R' + b. R' is copied: the gradient by R is then u' g instead of g' u, ten times faster when there are few inputs."""
-    Rt = R.t().contiguous()
-    return u @ Rt if b is None else torch.addmm(b, u, Rt)
+def _not_finite(layout: Layout, u: Tensor) -> InputError | None:
+    """What to say of inputs that hold NaN or inf, if they do."""
+    bad = (~torch.isfinite(u)).any(1).nonzero()
+    if not len(bad):
+        return None
+    row = int(bad[0, 0])
+    return InputError(
+        f"`u` holds NaN or inf, first at step {int(layout.rows.time[row])} of sample {int(layout.sample[row])} (counting steps from 1); clean the data, or shorten that sample with lengths=."
+    )
 
 
 def _formula_step(cell: Cell, W: Tensor | None, p: Tensor | None) -> Callable[..., Tensor]:

@@ -4,12 +4,18 @@ rows         where time steps lie in flat arrays
 pointwise    what is parallel over time: slopes, bends
 derivatives  the three loops as operations that differentiate any number of times
 reference    an engine: the definition
-cpu          an engine: fast on a CPU
+eager        an engine: torch's own operations on a CPU, nothing allocated inside the loops
+cpu          an engine: loops in C, made from the cell's formula by the system's compiler
+cuda         an engine: persistent kernels on an NVIDIA GPU, made from the cell's formula by NVRTC
+triton       an engine: the same in Triton, for other GPUs
 autograd     any step function, by torch's own differentiation
 """
 
 from __future__ import annotations
 
+import functools
+import importlib
+import logging
 from dataclasses import dataclass
 
 import torch
@@ -18,32 +24,68 @@ from torch.nn.functional import pad
 
 from ..cells import Cell
 from ..errors import Unsupported, choose
-from . import cpu, derivatives, reference
+from . import derivatives
 from .autograd import Stepped
 from .derivatives import Engine, Plan, Tape
 from .rows import Link, Rows, scale
 
-ENGINES: dict[str, Engine | None] = {"reference": reference, "cpu": cpu, "autograd": None}
+ENGINES = ("reference", "eager", "cpu", "cuda", "triton", "autograd")
+PREFERRED = {"cpu": ("cpu", "eager"), "cuda": ("cuda", "triton", "reference")}  # the fastest first
 
 
-def resolve(name: str, cell: Cell | None, device: str) -> tuple[str, str]:
-    """The engine for a request, and why. A request by name is honoured or refused, never swapped."""
+class Choice(str):
+    """The name of the engine that runs, and why it does."""
+
+    why: str
+
+    def __new__(cls, name: str, why: str) -> Choice:
+        choice = super().__new__(cls, name)
+        choice.why = why
+        return choice
+
+
+def load(name: str) -> Engine | None:
+    """The engine's three loops; None for 'autograd', which has none of its own."""
+    return None if name == "autograd" else importlib.import_module(f".{name}", __name__)  # type: ignore[return-value]
+
+
+def resolve(name: str, cell: Cell | None, device: str) -> Choice:
+    """The engine for a request. A request by name is honoured or refused, never swapped."""
     choose("engine", name, [*ENGINES, "auto"])
     if cell is None:
         if name in ("auto", "autograd"):
-            return "autograd", "a step function is differentiated by torch, step by step"
+            return Choice("autograd", "a step function is differentiated by torch, step by step")
         raise Unsupported(
             f"engine '{name}' takes its code from a cell's formula, and this network runs a step function. Use engine='autograd' or write the cell with @co.cell."
         )
-    if name == "auto":
-        if device == "cpu":
-            return "cpu", "the cell is a formula and the data is on the CPU"
-        return "reference", f"the cell is a formula and the data is on {device}, for which there is no faster engine"
-    if name == "cpu" and device != "cpu":
-        raise Unsupported(
-            f"engine 'cpu' runs on the CPU, and the data is on {device}. Use engine='auto' or move the network with .to('cpu')."
-        )
-    return name, "asked for by name"
+    if name != "auto":
+        refusal = refused(name, device)
+        if refusal is not None:
+            raise Unsupported(f"engine '{name}' {refusal}")
+        return Choice(name, "asked for by name")
+    passed = []
+    for candidate in PREFERRED.get(device, ("reference",)):
+        refusal = refused(candidate, device)
+        if refusal is None:
+            why = f"the cell is a formula and the data is on {device}"
+            if passed:
+                why += f"; engine '{passed[-1][0]}' {passed[-1][1]}"
+                say(f"engine '{candidate}' runs: engine '{passed[-1][0]}' {passed[-1][1]}")
+            return Choice(candidate, why)
+        passed.append((candidate, refusal))
+    raise AssertionError("the last engine of each list runs everywhere")
+
+
+@functools.cache
+def refused(name: str, device: str) -> str | None:
+    """Why an engine cannot run here, as the end of a sentence; None if it can."""
+    engine = load(name)
+    return None if engine is None else engine.refusal(device)
+
+
+@functools.cache  # once
+def say(line: str) -> None:
+    logging.getLogger("coadjoint").warning(line)
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,4 +136,4 @@ class Swept:
         return derivatives.tangent(self.plan, tape, self.W, g, base)[0]
 
 
-__all__ = ["ENGINES", "Engine", "Link", "Plan", "Rows", "Stepped", "Swept", "Tape", "resolve", "scale"]
+__all__ = ["ENGINES", "Choice", "Engine", "Link", "Plan", "Rows", "Stepped", "Swept", "Tape", "load", "resolve", "scale"]

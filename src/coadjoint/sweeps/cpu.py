@@ -1,518 +1,319 @@
-"""The fast engine on a CPU: preallocated arrays, `out=` everywhere, no autograd inside the loops.
+"""The engine of compiled loops: C made from the cell's formula, by the system's compiler.
 
-The slopes of a block of steps are computed at once, so that a step of the adjoint or tangent loop is one product with
-W and the few operations that involve the direction itself. Denormal numbers, which vanishing costates are made of and
-which cost a CPU a hundred times more than zeros, are flushed inside and the caller's setting is restored.
+Each thread takes some of the samples through all time steps; a step is one product with W, by a kernel of our own, and
+one elementwise loop. vectors.h has the vectors and their functions, loops.h the product and the three loops.
 """
 
 from __future__ import annotations
 
-import contextlib
+import ctypes
 import functools
-import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from importlib.resources import files
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..cells import Cell
-from ..formula import ZERO, Node, add, apart, evaluate, is_const, pull, push, symbol
+from ..errors import Unsupported
+from ..formula import DEAR, ZERO, Node, add, apart, evaluate, symbol, walk, written
+from . import compiler
 from .derivatives import Plan, Tape
+from .eager import backwards, forwards, split_up
 from .memory import empty
-from .pointwise import CHUNK, program
-from .rows import NONE, Link, Rows, exponent, pow2
+from .pointwise import Pointwise
+from .rows import Link, Rows
 
-Views = Sequence[Tensor]  # one for each step, or for each block of steps
-BLOCK = 8  # steps that share one exponent, to begin with
-
-
-@contextlib.contextmanager
-def flushed() -> Iterator[None]:
-    """Denormals are zero inside. torch cannot be asked for the setting, so a denormal is put to the test."""
-    before = (torch.tensor(1e-310, dtype=torch.float64) * 1.0).item() == 0.0
-    torch.set_flush_denormal(True)
-    try:
-        yield
-    finally:
-        torch.set_flush_denormal(before)
-
-
-class Cut:
-    """Arrays as views of their time steps, made once: a view costs as much as a small operation."""
-
-    def __init__(self, rows: Rows) -> None:
-        self.rows = rows
-        self.made: dict[Any, Views] = {}
-
-    def _once(self, make: Callable[[Tensor], Views], y: Tensor) -> Views:
-        key = (make.__name__, y.data_ptr(), y.shape)
-        if key not in self.made:
-            self.made[key] = make(y)
-        return self.made[key]
-
-    def steps(self, y: Tensor) -> Views:
-        return self._once(self.rows.steps, y)
-
-    def states(self, x: Tensor) -> Views:
-        return self._once(self.rows.states, x)
-
-    def before(self, x: Tensor) -> Views:
-        return self.shortened(self.states(x))
-
-    def after(self, x: Tensor) -> Views:
-        return self.states(x)[1:]
-
-    def shortened(self, states: Views) -> Views:
-        """x_{t-1} for the samples that take step t."""
-        return states[:-1] if self.rows.uniform else [y[:n] for y, n in zip(states, self.rows.sizes, strict=False)]
-
-    def same(self, y: Tensor) -> Views:
-        """One array [B, .] that every step may overwrite."""
-        return [y] * self.rows.T if self.rows.uniform else [y[:n] for n in self.rows.sizes]
-
-    def alternating(self, two: Tensor) -> Views:
-        """Two arrays [B, .] in turn, as states: x_0 is in the first."""
-        pair = two.split(self.rows.B)
-        sizes = [self.rows.B, *self.rows.sizes]
-        return [pair[t % 2] if self.rows.uniform else pair[t % 2][:n] for t, n in enumerate(sizes)]
+SPELLING = {
+    "add": "({0} + {1})",
+    "sub": "({0} - {1})",
+    "mul": "({0} * {1})",
+    "div": "({0} / {1})",
+    "neg": "(-{0})",
+    "const": "all({value})",
+    "power": "power_({0}, {value})",
+    "abs": "magnitude({0})",
+    "tanh_slope": "((1 - {0}) * (1 + {0}))",
+    "sigmoid_slope": "({0} * (1 - {0}))",
+    **{
+        name: name + "_({0})"
+        for name in (
+            "tanh",
+            "sigmoid",
+            "softplus",
+            "exp",
+            "log",
+            "sqrt",
+            "sin",
+            "cos",
+            "erf",
+            "atan",
+            "relu",
+            "sign",
+            "step",
+        )
+    },
+}
+WORK = 10_000_000  # operations that are worth a thread
+MOST = 64  # threads
 
 
-class Columns(dict[Node, Any]):
-    """For each node its views, made when they are first asked for: most programs read few of the arrays at hand."""
-
-    def pack(self, nodes: Sequence[Node], array: Tensor | None, split: Callable[[Tensor], Views]) -> Columns:
-        """An array [., m d] that holds m nodes side by side."""
-        if array is not None and nodes:
-            for node, part in zip(nodes, [array] if len(nodes) == 1 else array.chunk(len(nodes), -1), strict=True):
-                self[node] = functools.partial(split, part)
-        return self
-
-    def __getitem__(self, node: Node) -> Views:
-        views = super().__getitem__(node)
-        if callable(views):
-            self[node] = views = views()
-        return views
-
-    def joined(self, more: Columns) -> Columns:
-        return Columns(dict(self) | dict(more))
+def refusal(device: str) -> str | None:
+    if device != "cpu":
+        return f"runs on the CPU, and the data is on {device}. Use engine='auto'."
+    missing = compiler.built().refusal
+    return missing and f"{missing}. Install gcc or clang, set $CC, or use engine='eager'."
 
 
-def named(kind: str, count: int) -> tuple[Node, ...]:
-    return tuple(symbol(f"{kind}.{i}") for i in range(count))
+class Array(NamedTuple):
+    """An array of a loop: its name in C, the nodes that a row holds side by side, and where it lies.
+
+    each: "row", or "unit": the same for all rows; optional: may be missing, and is zero then."""
+
+    name: str
+    nodes: tuple[Node, ...]
+    each: str = "row"
+    optional: bool = False
 
 
-def targets(array: Tensor, count: int, split: Callable[[Tensor], Views]) -> list[Views]:
-    """The `count` entries packed in an array, as views to write to."""
-    return [split(part) for part in ([array] if count == 1 else array.chunk(count, -1))]
+def loop(
+    name: str, inputs: Sequence[Array], outputs: Sequence[Array], skip: frozenset[tuple[str, int]] = frozenset()
+) -> str:
+    """The elementwise loop that computes the outputs' nodes from the inputs', in C. skip: entries not to be written."""
+    names = {n: f"{y.name}{i}" for y in inputs for i, n in enumerate(y.nodes)}
+    targets = [(y, i, n) for y in outputs for i, n in enumerate(y.nodes) if (y.name, i) not in skip]
+    wanted = {n for n in walk([n for *_, n in targets], frozenset(names)) if n in names}
+    lines, found = written([n for *_, n in targets], names, SPELLING, "const vec {0} = {1};")
+    loads = []
+    for y in inputs:
+        for i, n in enumerate(y.nodes):
+            if n in wanted:
+                value = f"get({y.name} + {i} * d, n)"
+                loads.append(f"const vec {names[n]} = {f'{y.name} ? {value} : all(0)' if y.optional else value};")
+    stores = [f"put({y.name} + {i} * d, {text}, n);" for (y, i, _), text in zip(targets, found, strict=True)]
+    taken = "long d, long n, " + ", ".join(
+        [*(f"const real *{y.name}" for y in inputs), *(f"real *{y.name}" for y in outputs)]
+    )
+    everything = (*inputs, *outputs)
+    flat = all(len(y.nodes) <= 1 and (y.each == "row" or not y.nodes) for y in everything)
+
+    def at(y: Array) -> str:
+        place = f"{y.name} + j" if y.each == "unit" else f"{y.name} + i * {len(y.nodes)} * d + j"
+        return f"{y.name} ? {place} : 0" if y.optional or not y.nodes else place
+
+    passed = ", ".join(map(at, everything))
+    return f"""
+INLINE void {name}_at({taken}) {{
+    {(chr(10) + "    ").join([*loads, *lines, *stores])}
+}}
+static void {name}({taken.replace("long d, long n", "long m, long d")}) {{
+    {"d *= m, m = m > 0;" if flat else ""}
+    for (long i = 0; i < m; i++) {{
+        long j = 0;
+        for (; j + L <= d; j += L) {name}_at(d, L, {passed});
+        if (j < d) {name}_at(d, d - j, {passed});
+    }}
+}}
+"""
 
 
 @functools.cache
-def _only(n: Node, leaves: tuple[Node, ...]) -> bool:
-    return n in leaves or is_const(n) or (bool(n.args) and all(_only(a, leaves) for a in n.args))
+def template(name: str) -> str:
+    return files(__package__).joinpath(name).read_text()
+
+
+class Made(NamedTuple):
+    """The compiled loops of a cell."""
+
+    forward: Any
+    adjoint: Any
+    tangent: Any
+    once: tuple[Node, ...]  # made of the parameters alone, and handed over beside them
 
 
 @functools.cache
-def split_up(
-    cell: Cell, outputs: tuple[Node, ...], moving: tuple[Node, ...], at_hand: frozenset[Node]
-) -> tuple[tuple[Node, ...], tuple[Node, ...]]:
-    """What a loop over `moving` needs and can be had before it: (made of the parameters alone, slopes)."""
-    once = [n for n in apart(outputs, (*moving, *cell.a, *cell.v, *cell.x, *at_hand), at_hand) if _only(n, cell.p)]
-    return tuple(once), tuple(n for n in apart(outputs, moving, at_hand) if n not in at_hand and n not in once)
+def once_of(cell: Cell) -> tuple[Node, ...]:
+    """What the loops need, is made of the parameters alone and is dear."""
+    b, f = backwards(cell), forwards(cell)
+    outputs = (*cell.next, *cell.kept, *b.into_a, *b.into_x, *f.out)
+    moving = (*b.lam, *b.rbar, *f.mu, *f.nu, *cell.a, *cell.v, *cell.x)
+    once, _ = split_up(cell, outputs, moving, frozenset())
+    return tuple(n for n in once if dear(n))
 
 
-def per_unit(cell: Cell, p: Tensor | None, once: Sequence[Node], length: int) -> Columns:
-    """The parameters and what is made of them alone, [d] each, the same at every step."""
-    if p is None:
-        return Columns()
-    values = dict(zip(cell.p, p.chunk(len(cell.p)), strict=True))
-    values |= dict(zip(once, evaluate(once, values), strict=True))
-    return Columns({n: [value] * length for n, value in values.items()})
+def dear(n: Node) -> bool:
+    return any(m.op in (*DEAR, "power") for m in walk([n]))
+
+
+def source(cell: Cell, dtype: torch.dtype) -> str:
+    """The cell's loops in C."""
+    b, f, once = backwards(cell), forwards(cell), once_of(cell)
+    slot = -1 if cell.read_slot is None else cell.read_slot
+    known = [Array("y", tuple(n if n.args else symbol(f"y.{i}") for i, n in enumerate(cell.next)))]
+    known += [Array("q", cell.kept), Array("a", cell.a), Array("v", cell.v), Array("x", cell.x)]
+    known += [Array("p", (*cell.p, *once), "unit")]
+    reads = bool(cell.read)
+    into_read = slot >= 0 and reads and b.into_x[slot] is not ZERO
+    counts = {
+        "REAL_IS_DOUBLE": int(dtype == torch.float64),
+        "SLOTS": len(cell.slots),
+        "GATES": len(cell.gates),
+        "READS": len(cell.read),
+        "KEPT": len(cell.kept),
+        "SIDE": len(cell.side),
+        "READ_SLOT": slot,
+        "NEEDS_A": int(cell.needs_a),
+        "INTO_READ": int(into_read),
+    }
+    skip = frozenset({("into", slot)} if reads and slot >= 0 and not into_read else ())
+    delta = Array("delta", tuple(map(add, b.into_a, b.sa)))
+    loops = [
+        loop("next", known[2:], [Array("y", cell.next), Array("q", cell.kept)]),
+        loop(
+            "pull",
+            [*known, Array("lam", b.lam), Array("sa", b.sa, optional=True)],
+            [delta, Array("into", b.into_x)],
+            skip,
+        ),
+        loop(
+            "push",
+            [*known, Array("mu", f.mu), Array("nu", f.nu), Array("g", f.g, optional=True)],
+            [Array("out", tuple(map(add, f.out, f.g)))],
+        ),
+    ]
+    x, rbar, held = Array("x", cell.x), Array("rbar", b.rbar), Array("held", b.kept)
+    loops += [
+        loop("read", [x], [Array("r", cell.read)]),
+        loop("read_pull", [x, rbar, held], [Array("into", tuple(map(add, b.kept, b.back)))]),
+        loop("read_push", [x, Array("mu", f.mu)], [Array("r", f.ahead)]),
+    ]
+    defined = "".join(f"#define {name} {value}\n" for name, value in counts.items())
+    return defined + template("vectors.h") + template("loops.h") + "".join(loops)
+
+
+@functools.cache
+def made(cell: Cell, dtype: torch.dtype) -> Made:
+    if dtype not in (torch.float32, torch.float64):
+        raise Unsupported(f"engine 'cpu' computes in float32 or float64; got {str(dtype)[6:]}.")
+    lib = compiler.library(source(cell, dtype))
+    return Made(lib.forward, lib.adjoint, lib.tangent, once_of(cell))
+
+
+class Points(NamedTuple):
+    """A compiled Pointwise: its loop, and what it is given beside its inputs."""
+
+    run: Any
+    once: tuple[Node, ...]  # made of the uniform inputs alone and dear
+
+
+@functools.cache
+def points(op: Pointwise, present: tuple[bool, ...], dtype: torch.dtype) -> Points:
+    """present: which of op.known and op.inputs are given."""
+    inputs: list[Array] = []
+    taken: set[Node] = set()  # what has rows
+    for i, ((name, nodes), given) in enumerate(zip([*((None, y) for y in op.known), *op.inputs], present, strict=True)):
+        if given:  # a known state that is only a copy has no name of its own
+            nodes = tuple(n if name or n.args else symbol(f"copy.{i}.{j}") for j, n in enumerate(nodes))
+            inputs.append(Array(f"in{i}_", nodes, "unit" if name in op.uniform else "row"))
+            taken |= set() if name in op.uniform else set(nodes)
+    outputs = [Array(f"out{i}_", nodes) for i, (name, nodes) in enumerate(op.outputs) if name in op.live]
+    flat = [n for y in outputs for n in y.nodes]
+    once = tuple(n for n in apart(flat, taken, frozenset(taken)) if dear(n))
+    arrays = [*inputs, Array("once", once, "unit"), *outputs]
+    moved = lambda i, y: f"y[{i}]" + ("" if y.each == "unit" else f" + (lo) * {len(y.nodes)} * d")
+    shifted = ", ".join(moved(i, y) for i, y in enumerate(arrays))
+    text = f"#define REAL_IS_DOUBLE {int(dtype == torch.float64)}\n" + template("vectors.h")
+    text += (
+        loop("points", arrays[: len(inputs) + 1], outputs) + f"#define SHIFTED(lo) {shifted}\n" + template("points.h")
+    )
+    run = compiler.library(text).run
+    run.argtypes, run.restype = [ctypes.c_int64] * 3 + [ctypes.c_void_p], None
+    return Points(run, once)
+
+
+def pointwise(
+    op: Pointwise, rows: Rows | None, at_hand: Sequence[Tensor | None], tensors: Sequence[Tensor | None]
+) -> list[Tensor]:
+    """The outputs of `op` that are not identically zero, row by row."""
+    groups = [*((None, y) for y in op.known), *op.inputs]
+    given = [(*group, y.contiguous()) for group, y in zip(groups, (*at_hand, *tensors), strict=True) if y is not None]
+    like, width = next((y, len(nodes)) for name, nodes, y in given if name is not None and name not in op.uniform)
+    d, count = like.shape[1] // width, like.shape[0]
+    run, once = points(op, tuple(y is not None for y in (*at_hand, *tensors)), like.dtype)
+    extra = like.new_empty(0)
+    if once:
+        fixed = {
+            n: part for name, nodes, y in given if name in op.uniform for n, part in zip(nodes, y.split(d), strict=True)
+        }
+        extra = torch.cat([torch.as_tensor(y, dtype=like.dtype).expand(d) for y in evaluate(once, fixed)])
+    outputs = [empty((count, d * len(nodes)), like) for name, nodes in op.outputs if name in op.live]
+    arrays = [*(y for *_, y in given), extra, *outputs]
+    entries = sum(y.shape[-1] for y in arrays) // d
+    threads = max(1, min(torch.get_num_threads(), MOST, count, 20 * count * d * entries // WORK))
+    run(count, d, threads, (ctypes.c_void_p * len(arrays))(*(y.data_ptr() for y in arrays)))
+    return outputs
+
+
+def run(
+    sweep: Any,
+    plan: Plan,
+    once: tuple[Node, ...],
+    p: Tensor | None,
+    d: int,
+    flags: tuple[int, int],
+    arrays: Sequence[Tensor | None],
+) -> None:
+    """Calls a loop; arrays: those of struct sweep after p, handed over as pointers to their contiguous values."""
+    cell, rows = plan.cell, plan.rows
+    if once and p is not None:
+        values = dict(zip(cell.p, p.chunk(len(cell.p)), strict=True))
+        p = torch.cat([p, *(torch.as_tensor(y, dtype=p.dtype) for y in evaluate(once, values))])
+    starts = None if rows.uniform else torch.tensor(rows.starts)
+    work = rows.N * d * (2 * d * len(cell.gates) * max(1, len(cell.read)) + 100)
+    threads = max(1, min(torch.get_num_threads(), MOST, work // WORK))
+    held = [None if y is None else y.contiguous() for y in (starts, p, *arrays)]
+    fields = (rows.T, rows.B, d, threads, *flags, *(0 if y is None else y.data_ptr() for y in held))
+    if sweep((ctypes.c_int64 * len(fields))(*fields)):
+        raise MemoryError("no memory for the sweep's weights.")
 
 
 @torch.no_grad()
 def forward(
     plan: Plan, base: Tensor, v: Tensor | None, W: Tensor | None, x0: Tensor, p: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    cell, rows, cut = plan.cell, plan.rows, Cut(plan.rows)
-    slots, d = len(cell.slots), x0.shape[1] // len(cell.slots)
+    cell, rows, loops = plan.cell, plan.rows, made(plan.cell, base.dtype)
+    d = x0.shape[1] // len(cell.slots)
     x = empty((rows.B + rows.N, x0.shape[1]), base)
     x[: rows.B] = x0
     q = empty((rows.N, d * len(cell.kept)), base) if cell.kept else None
-    a = base.clone() if W is None else empty(base.shape, base)
-    here, views = a, cut.steps
-    if (
-        W is not None and not cell.needs_a
-    ):  # no derivative reads a: it lives in one buffer, its place in the tape untouched
-        here, views = base.new_empty(rows.B, base.shape[1]), cut.same
-    once, _ = split_up(cell, (*cell.next, *cell.read), (), frozenset())
-    given = per_unit(cell, p, once, rows.T).pack(cell.a, here, views)
-    given.pack(cell.x, x, cut.before).pack(cell.v, v, cut.steps)
-    scratch = lambda: cut.same(x.new_empty(rows.B, d))
-    outputs = targets(x, slots, cut.after) + ([] if q is None else targets(q, len(cell.kept), cut.steps))
-    step = program((*cell.next, *cell.kept), frozenset(given)).bind(given, outputs, scratch)
-    with flushed():
-        if W is None:
-            for t in range(rows.T):
-                step(t)
-            return x, a, q
-        read = None
-        if cell.read_slot is not None:
-            r = given[cell.read[0]]
-        else:
-            whole = x.new_empty(rows.B, W.shape[1])
-            r = cut.same(whole)
-            read = program(cell.read, frozenset(given)).bind(given, targets(whole, len(cell.read), cut.same), scratch)
-        Wt, bases, arguments = W.t().contiguous(), cut.steps(base), views(here)
-        for t in range(rows.T):
-            if read is not None:
-                read(t)
-            torch.addmm(bases[t], r[t], Wt, out=arguments[t])
-            step(t)
+    a = base.clone() if W is None and cell.needs_a else empty(base.shape, base)
+    run(loops.forward, plan, loops.once, p, d, (0, 0), (W, v, a, x, q, base, *[None] * 7))
     return x, a, q
-
-
-class Loop:
-    """One linear loop: its expressions, and its slopes computed a block of steps at a time."""
-
-    def __init__(self, plan: Plan, tape: Tape, outputs: tuple[Node, ...], moving: tuple[Node, ...]) -> None:
-        cell, rows = plan.cell, plan.rows
-        self.rows, self.cut, self.like = rows, Cut(rows), tape.x
-        self.d = tape.x.shape[1] // len(cell.slots)
-        at_hand = frozenset(n for n in (*cell.next, *cell.kept) if n.args)
-        once, slopes = split_up(cell, outputs, moving, at_hand)
-        fixed = per_unit(cell, tape.p, once, rows.T)
-        self.columns = fixed.joined(leaves(plan, tape, self.cut.steps, self.cut.before))
-        size = max(1, CHUNK // (rows.B * self.d))
-        self.chunks = [(lo, min(lo + size, rows.T)) for lo in range(0, rows.T, size)]
-        self.refresh: Callable[[int], None] = lambda i: None
-        if slopes:
-            starts = [rows.starts[lo] for lo, _ in self.chunks] + [rows.N]
-            sizes = [b - a for a, b in itertools.pairwise(starts)]
-            split = functools.partial(torch.split, split_size_or_sections=sizes)
-            inputs = leaves(plan, tape, split, lambda x: split(rows.prev(x)))
-            inputs |= {n: [views[0]] * len(sizes) for n, views in fixed.items()}
-            scratch = lambda: [b[:n] for b in [self.like.new_empty(max(sizes), self.d)] for n in sizes]
-            buffers = [scratch() for _ in slopes]
-            self.refresh = program(slopes, frozenset(inputs)).bind(Columns(inputs), buffers, scratch)
-            for node, views in zip(slopes, buffers, strict=True):
-                self.columns[node] = functools.partial(by_step, rows, self.chunks, views)
-
-    def bind(self, outputs: Sequence[Node], more: Columns, into: Sequence[Views]) -> Callable[[int], None]:
-        given = self.columns.joined(more)
-        return program(tuple(outputs), frozenset(given)).bind(given, into, self.scratch)
-
-    def scratch(self) -> Views:
-        return self.cut.same(self.like.new_empty(self.rows.B, self.d))
-
-
-def by_step(rows: Rows, chunks: Sequence[tuple[int, int]], views: Views) -> Views:
-    """The views of a chunk's buffer, as views of its steps."""
-    if rows.uniform:
-        steps = views[0].split(rows.B)
-        return [s for lo, hi in chunks for s in steps[: hi - lo]]
-    sizes = [rows.sizes[lo:hi] for lo, hi in chunks]
-    return [s for view, n in zip(views, sizes, strict=True) for s in view.split(n)]
-
-
-def leaves(plan: Plan, tape: Tape, split: Callable[[Tensor], Views], before: Callable[[Tensor], Views]) -> Columns:
-    """What the slopes are made of: a, v, x_{t-1}, and the values at hand."""
-    cell, rows = plan.cell, plan.rows
-    known = Columns().pack(cell.next, tape.x[rows.B :], split).pack(cell.kept, tape.q, split)
-    found = Columns({n: views for n, views in known.items() if n.args})
-    if cell.needs_a or tape.q is None:
-        found.pack(cell.a, tape.a, split)
-    return found.pack(cell.v, tape.v, split).pack(cell.x, tape.x, before)
-
-
-@dataclass(frozen=True)
-class Backwards:
-    """The expressions of a step of the adjoint loop."""
-
-    lam: tuple[Node, ...]  # lam_t
-    sa: tuple[Node, ...]
-    rbar: tuple[Node, ...]  # W' delta_t
-    kept: tuple[Node, ...]  # what lam_{t-1} holds already
-    into_a: tuple[Node, ...]  # f_a' lam_t
-    into_x: tuple[Node, ...]  # f_x' lam_t
-    back: tuple[Node, ...]  # r' rbar
-
-
-@functools.cache
-def backwards(cell: Cell) -> Backwards:
-    slots = len(cell.slots)
-    lam, rbar = named("lam", slots), named("rbar", len(cell.read))
-    into_a, into_x = pull(cell.next, lam, cell.a), pull(cell.next, lam, cell.x)
-    back = pull(cell.read, rbar, cell.x)
-    sa, kept = named("sa", len(cell.gates)), named("e", slots)
-    return Backwards(lam, sa, rbar, kept, tuple(into_a), tuple(into_x), tuple(back))
-
-
-class AdjointLoop(Loop):
-    """step(t): lam_t <- f_x' lam_{t+1} + r' W' del_{t+1},  del_{t+1} = sa_{t+1} + f_a' lam_{t+1}   (t from 0)
-
-    states: how lam is seen as lam_0 .. lam_T."""
-
-    def __init__(
-        self, plan: Plan, tape: Tape, W: Tensor | None, lam: Tensor, states: str, delta: Tensor, sa: Tensor | None
-    ) -> None:
-        cell, rows, e = plan.cell, plan.rows, backwards(plan.cell)
-        super().__init__(plan, tape, (*e.into_a, *e.into_x, *(e.back if W is not None else ())), (*e.lam, *e.rbar))
-        cut, slots, gates = self.cut, len(cell.slots), len(cell.gates)
-        lams = getattr(cut, states)
-        self.lams = lams(lam)
-        self.into = cut.shortened(self.lams)
-        earlier = [self.into] if slots == 1 else targets(lam, slots, lambda y: cut.shortened(lams(y)))
-        deltas = cut.steps(delta)
-        given = Columns({e.lam[0]: self.lams[1:]}) if slots == 1 else Columns().pack(e.lam, lam, lambda y: lams(y)[1:])
-        into_a = e.into_a
-        if sa is not None:
-            given.pack(e.sa, sa, cut.steps)
-            into_a = tuple(map(add, e.into_a, e.sa))
-        slot = cell.read_slot
-        overwritten = lambda i: W is not None and e.into_x[i] is ZERO and slot in (i, None)
-        written = [i for i in range(slots) if not overwritten(i)]
-        outputs = [*into_a, *(e.into_x[i] for i in written)]
-        first = self.bind(outputs, given, [*targets(delta, gates, cut.steps), *(earlier[i] for i in written)])
-        self.step = first
-        if W is not None and slot is not None:
-            target, adds = earlier[slot], slot in written
-
-            def step(t: int) -> None:
-                first(t)
-                if adds:
-                    target[t].addmm_(deltas[t], W)
-                else:
-                    torch.mm(deltas[t], W, out=target[t])
-
-            self.step = step
-        elif W is not None:
-            whole = tape.x.new_empty(rows.B, W.shape[1])
-            r, held = cut.same(whole), Columns(zip(e.kept, earlier, strict=True)).pack(e.rbar, whole, cut.same)
-            total = [add(e.kept[i], e.back[i]) if i in written else e.back[i] for i in range(slots)]
-            second = self.bind(total, held, earlier)
-
-            def through(t: int) -> None:
-                first(t)
-                torch.mm(deltas[t], W, out=r[t])
-                second(t)
-
-            self.step = through
 
 
 @torch.no_grad()
 def adjoint(
     plan: Plan, tape: Tape, W: Tensor | None, s: Tensor | None, s_last: Tensor | None, sa: Tensor | None,
-    link: Link | None, scaled: bool, keep: bool,
+    link: Link | None, scaled: bool, keep: bool, k_last: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
-    rows, delta = plan.rows, empty(tape.a.shape, tape.x)
-    if s is not None and s_last is not None:
-        s, s_last = s + rows.last_back(s_last), None
-    lam = empty(tape.x.shape, tape.x) if keep else tape.x.new_empty(2 * rows.B, tape.x.shape[1])
-    with flushed():
-        loop = AdjointLoop(plan, tape, W, lam, "states" if keep else "alternating", delta, sa)
-        if scaled:
-            return lam, delta, _scaled(loop, s, s_last)
-        sources, into = None if s is None else rows.states(s), loop.into
-        factors = active_factors(rows, link) if link is not None else {}
-        start(loop, sources, s_last, rows.T)
-        for i, (lo, hi) in reversed(list(enumerate(loop.chunks))):
-            loop.refresh(i)
-            for t in reversed(range(lo, hi)):
-                loop.step(t)
-                if link is not None and link.active[t]:
-                    into[t].mul_(factors[t])
-                if sources is not None:
-                    into[t].add_(sources[t][: rows.sizes[t]])
-                if not rows.uniform:
-                    start(loop, sources, s_last, t)
-    return lam, delta, None
-
-
-def active_factors(rows: Rows, link: Link) -> dict[int, Tensor]:
-    """The factors of the steps where they are not all one."""
-    return {t: link.factor[rows.starts[t] : rows.starts[t + 1]] for t, on in enumerate(link.active) if on}
-
-
-def start(loop: AdjointLoop, sources: Views | None, s_last: Tensor | None, t: int) -> None:
-    """The samples whose last state is x_t begin with their source."""
-    rows, lam = loop.rows, loop.lams[t]
-    n, going = rows.sizes[t - 1] if t else rows.B, rows.sizes[t] if t < rows.T else 0
-    if n > going:
-        source = sources[t] if sources is not None else s_last
-        if source is None:
-            lam[going:].zero_()
-        else:
-            lam[going:] = source[going:n]
-
-
-def _scaled(loop: AdjointLoop, s: Tensor | None, s_last: Tensor | None) -> Tensor:
-    """Runs the loop on mantissas and returns the exponents of the state rows.
-
-    A block of steps shares one exponent for each sample, taken from the costate it begins with and from the sources
-    that enter in it. Blocks grow while mantissas stay near one; where one leaves the safe range the block is done
-    again, shorter, down to an exponent for every step."""
-    rows, lams = loop.rows, loop.lams
-    T, B, dtype = rows.T, rows.B, lams[0].dtype
-    low, high, easy = (2.0**-400, 2.0**400, 2.0**-150) if dtype == torch.float64 else (2.0**-60, 2.0**60, 2.0**-20)
-    sources = None if s is None else rows.states(s)
-    quiet = s is None and rows.uniform  # no source enters after the first
-    ks = source_exponents(rows, s, s_last)
-    k = torch.zeros(T + 1, B, dtype=torch.int32)
-    k[T] = torch.where(ks[T] == NONE, 0, ks[T])
-    start(loop, sources, s_last, T)
-    lams[T].mul_(pow2(-k[T, : len(lams[T]), None], dtype))
-    top = lams[T].abs().amax(1)
-
-    def one(t: int) -> Tensor:
-        """lam_t from lam_{t+1} -> its own exponent."""
-        loop.step(t)
-        m, lam, source = rows.sizes[t], lams[t], sources[t] if sources is not None else None
-        e = exponent(loop.into[t])
-        new = ks[t].clone()
-        new[:m] = torch.maximum(torch.where(e == NONE, NONE, k[t + 1, :m] + e), new[:m])
-        new = torch.where(new == NONE, k[t + 1], new)
-        loop.into[t].mul_(pow2((k[t + 1] - new)[:m, None], dtype))
-        down = pow2(-new[:, None], dtype)
-        if source is not None:
-            loop.into[t].addcmul_(source[:m], down[:m])
-        start(loop, sources, s_last, t)
-        lam[m:].mul_(down[m : len(lam)])
-        return new
-
-    def run(lo: int, hi: int, top: Tensor) -> Tensor:
-        """lam_{hi-1} .. lam_lo from lam_hi, whose largest entries are `top` -> the exponents they share."""
-        mantissa, e = torch.frexp(top)
-        n = len(top)
-        if quiet:  # 2^-e brings lam_hi near one; frexp(0) = (0, 0)
-            new = k[hi] + e
-            factor = (mantissa / top).nan_to_num_(1.0)[:, None]
-        else:
-            mine = torch.full((B,), NONE, dtype=torch.int32)
-            mine[:n] = torch.where(top > 0, k[hi, :n] + e, NONE)
-            new = torch.maximum(mine, ks[lo:hi].amax(0))
-            new = torch.where(new == NONE, k[hi], new)
-            factor = pow2((k[hi] - new)[:n, None], dtype)
-        for t in reversed(range(lo, hi)):
-            loop.step(t)
-            m = rows.sizes[t]
-            if t == hi - 1:
-                loop.into[t].mul_(factor[:m])
-            if quiet:
-                continue
-            down = pow2(-new[:, None], dtype)
-            if sources is not None:
-                loop.into[t].addcmul_(sources[t][:m], down[:m])
-            if len(lams[t]) > m:
-                start(loop, sources, s_last, t)
-                lams[t][m:].mul_(down[m : len(lams[t])])
-        return new
-
-    def tops(lo: int, hi: int) -> Tensor:
-        """The largest entry of each costate of a block, those of lam_lo first."""
-        if rows.uniform:
-            return lams[lo].as_strided(((hi - lo) * B, lams[lo].shape[1]), lams[lo].stride()).abs().amax(1)
-        return torch.cat([lams[t].abs().amax(1) for t in range(lo, hi)])
-
-    size = BLOCK
-    for i, (lo, hi) in reversed(list(enumerate(loop.chunks))):
-        loop.refresh(i)
-        while hi > lo:
-            begin = max(lo, hi - size)
-            new = one(begin) if hi - begin == 1 else run(begin, hi, top)
-            found = tops(begin, hi)
-            least, most = (y.item() for y in found.aminmax())
-            if hi - begin > 1 and not (low < least and most < high):
-                size = (hi - begin) // 2
-                continue
-            if least > easy and (hi - begin == size or begin == lo):
-                size = min(2 * size, 64)
-            k[begin:hi] = new
-            hi, top = begin, found[: len(lams[begin])]
-    return rows.of_states(k)
-
-
-def source_exponents(rows: Rows, s: Tensor | None, s_last: Tensor | None) -> Tensor:
-    """e with max |s_t| < 2^e for each state that exists and has a source, [T + 1, B]; NONE elsewhere."""
-    ks = torch.full((rows.T + 1, rows.B), NONE, dtype=torch.int32)
-    if s is not None:
-        e = exponent(s)
-        ks[0], ks[rows.time, rows.sample] = e[: rows.B], e[rows.B :]
-    elif s_last is not None:
-        e = exponent(s_last)
-        if rows.uniform:
-            ks[rows.T] = e
-        else:
-            ks[rows.lengths, torch.arange(rows.B)] = e
-    return ks
-
-
-@dataclass(frozen=True)
-class Forwards:
-    """The expressions of a step of the tangent loop."""
-
-    mu: tuple[Node, ...]  # m_t
-    nu: tuple[Node, ...]
-    g: tuple[Node, ...]
-    out: tuple[Node, ...]  # f_x m_t + f_a nu_t
-    ahead: tuple[Node, ...]  # r' m_t
-
-
-@functools.cache
-def forwards(cell: Cell) -> Forwards:
-    mu, nu, g = named("mu", len(cell.slots)), named("nu", len(cell.gates)), named("g", len(cell.slots))
-    along = dict(zip(cell.x, mu, strict=True))
-    out = push(cell.next, along | dict(zip(cell.a, nu, strict=True)))
-    return Forwards(mu, nu, g, tuple(out), tuple(push(cell.read, along)))
+    cell, rows, loops = plan.cell, plan.rows, made(plan.cell, tape.x.dtype)
+    n = tape.x.shape[1]
+    lam, delta = empty(tape.x.shape if keep else (2 * rows.B, n), tape.x), empty(tape.a.shape, tape.x)
+    k = torch.empty(rows.B + rows.N, dtype=torch.int32) if scaled else None
+    factor = None if link is None else link.factor
+    arrays = (W, tape.v, tape.a, tape.x, tape.q, sa, s, s_last, k_last, factor, lam, delta, k)
+    run(loops.adjoint, plan, loops.once, tape.p, n // len(cell.slots), (scaled, keep), arrays)
+    return lam, delta, k
 
 
 @torch.no_grad()
 def tangent(
     plan: Plan, tape: Tape, W: Tensor | None, g: Tensor | None, ga: Tensor | None, link: Link | None
 ) -> tuple[Tensor, Tensor]:
-    cell, rows, e = plan.cell, plan.rows, forwards(plan.cell)
-    slots, out = len(cell.slots), e.out
+    cell, loops = plan.cell, made(plan.cell, tape.x.dtype)
     mu, nu = empty(tape.x.shape, tape.x), empty(tape.a.shape, tape.x)
-    with flushed():
-        loop = Loop(plan, tape, (*e.out, *(e.ahead if W is not None else ())), (*e.mu, *e.nu))
-        cut = loop.cut
-        before, nus = cut.before(mu), cut.steps(nu)
-        given = Columns().pack(e.mu, mu, cut.before).pack(e.nu, nu, cut.steps)
-        m: Views = before
-        factors: Mapping[int, Tensor] = {}
-        if link is not None:  # where the factor is not one, m_t has a buffer of its own
-            held, factors = mu.new_empty(rows.B, mu.shape[1]), active_factors(rows, link)
-            either = lambda own, shared: [h if on else y for h, y, on in zip(own, shared, link.active, strict=True)]
-            m = either(cut.same(held), before)
-            for n, part in zip(e.mu, targets(held, slots, cut.same), strict=True):
-                given[n] = either(part, given[n])
-        if g is not None:
-            given.pack(e.g, g, cut.after)
-            out = tuple(map(add, e.out, e.g))
-        mu[: rows.B] = 0 if g is None else g[: rows.B]
-        step = loop.bind(out, given, targets(mu, slots, cut.after))
-        Wt, read = None if W is None else W.t().contiguous(), None
-        r: Views = ()
-        if W is None:
-            nu.copy_(ga) if ga is not None else nu.zero_()
-        elif cell.read_slot is not None:
-            r = given[e.mu[cell.read_slot]]
-        else:
-            whole = mu.new_empty(rows.B, W.shape[1])
-            r = cut.same(whole)
-            read = loop.bind(e.ahead, given, targets(whole, len(cell.read), cut.same))
-        gas = None if ga is None else cut.steps(ga)
-        for i, (lo, hi) in enumerate(loop.chunks):
-            loop.refresh(i)
-            for t in range(lo, hi):
-                if link is not None and link.active[t]:
-                    torch.mul(before[t], factors[t], out=m[t])
-                if read is not None:
-                    read(t)
-                if Wt is not None and gas is None:
-                    torch.mm(r[t], Wt, out=nus[t])
-                elif Wt is not None and gas is not None:
-                    torch.addmm(gas[t], r[t], Wt, out=nus[t])
-                step(t)
+    factor, d = None if link is None else link.factor, tape.x.shape[1] // len(cell.slots)
+    arrays = (W, tape.v, tape.a, tape.x, tape.q, ga, g, None, None, factor, mu, nu, None)
+    run(loops.tangent, plan, loops.once, tape.p, d, (0, 0), arrays)
     return mu, nu

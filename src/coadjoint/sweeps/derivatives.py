@@ -19,7 +19,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -29,6 +29,7 @@ from torch.nn.functional import pad
 
 from ..cells import Cell
 from ..errors import NumericalError
+from .chunks import product, total
 from .memory import empty
 from .pointwise import Pointwise, nested, no_vmap, quick
 from .rows import Link, Rows, scale
@@ -51,6 +52,8 @@ class Tape(NamedTuple):
 class Engine(Protocol):
     """Three loops over flat arrays; no derivatives, no losses."""
 
+    def refusal(self, device: str) -> str | None: ...  # why it cannot run here, as the end of a sentence
+
     def forward(
         self, plan: Plan, base: Tensor, v: Tensor | None, W: Tensor | None, x0: Tensor, p: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None]: ...
@@ -66,6 +69,7 @@ class Engine(Protocol):
         link: Link | None,
         scaled: bool,
         keep: bool,
+        k_last: Tensor | None = None,  # [B]: s_last is given as s_last 2^k_last, beside s or alone (scaled sweeps)
     ) -> tuple[Tensor, Tensor, Tensor | None]: ...
 
     def tangent(
@@ -80,6 +84,32 @@ class Plan:
     cell: Cell
     rows: Rows
     engine: Engine
+    doubts: list[Doubt] = field(default_factory=list)
+
+
+class Doubt(NamedTuple):
+    """Something that must hold. On a GPU it is asked at the end of the gradient: an answer waits for all work before it."""
+
+    holds: Tensor
+    wrong: Callable[[], Exception | None]  # what to raise if it does not; None for a false alarm
+
+
+def ensure(plan: Plan, y: Tensor, wrong: Callable[[], Exception | None]) -> None:
+    """y must be finite: at once on a CPU, and on a GPU when `settle` is called."""
+    doubt = Doubt(y.detach().sum().isfinite(), wrong)
+    if y.is_cuda:
+        plan.doubts.append(doubt)
+    elif not doubt.holds.item() and (error := wrong()) is not None:
+        raise error
+
+
+def settle(plan: Plan) -> None:
+    doubts = plan.doubts[:]
+    plan.doubts.clear()
+    if doubts and not torch.stack([d.holds for d in doubts]).all().item():
+        for d in doubts:
+            if not d.holds.item() and (error := d.wrong()) is not None:
+                raise error
 
 
 @functools.cache
@@ -101,13 +131,15 @@ def picked(cell: Cell, x: Tensor) -> Tensor:
     return x if len(cell.slots) == 1 else x[:, slot * d : (slot + 1) * d]
 
 
-def read(cell: Cell, x: Tensor) -> Tensor:
-    return picked(cell, x) if cell.read_slot is not None else _of(read_of(cell)((), x)["r"])
+def read(cell: Cell, x: Tensor, rows: Rows | None = None) -> Tensor:
+    return picked(cell, x) if cell.read_slot is not None else _of(read_of(cell)((), x, rows=rows)["r"])
 
 
-def read_push(cell: Cell, x: Tensor, m: Tensor) -> Tensor:
+def read_push(cell: Cell, x: Tensor, m: Tensor, rows: Rows | None = None) -> Tensor:
     """r'(x) m"""
-    return picked(cell, m) if cell.read_slot is not None else _of(read_of(cell).pushed(("x",))((), x, m)["r"])
+    if cell.read_slot is not None:
+        return picked(cell, m)
+    return _of(read_of(cell).pushed(("x",))((), x, m, rows=rows)["r"])
 
 
 def read_pull(cell: Cell, x: Tensor, rbar: Tensor) -> Tensor:
@@ -123,15 +155,6 @@ def _of(y: Tensor | None) -> Tensor:
     return y
 
 
-def product(delta: Tensor, r: Tensor) -> Tensor:
-    """sum over rows of delta_i r_i', in blocks of rows, so that float32 does not add up ten thousand rows one by one."""
-    size = 2048 if delta.shape[1] * r.shape[1] > 64 else 256
-    if len(delta) <= size:
-        return delta.T @ r
-    parts = [d.T @ q for d, q in zip(delta.split(size), r.split(size), strict=True)]
-    return functools.reduce(torch.add, (y.double() for y in parts)).to(delta.dtype)
-
-
 def directions(**dots: Tensor | None) -> list[tuple[str, Tensor]]:
     return [(name, dot) for name, dot in dots.items() if dot is not None]
 
@@ -143,16 +166,21 @@ def plus(*terms: Tensor | None) -> Tensor | None:
 
 
 def bend(
-    plan: Plan, tape: Tape, W: Tensor | None, lam: Tensor, delta: Tensor, m: Tensor, nu: Tensor, wrt: tuple[str, ...]
-) -> dict[str, Tensor | None]:
-    """The gradient of sum_t <lam_t, f_x m_t + f_a nu_t> + <W' delta_t, r' m_t> by the tape: a, v, x (a state array), p."""
+    plan: Plan, tape: Tape, W: Tensor | None, lam: Tensor, delta: Tensor, m: Tensor, nu: Tensor, wrt: tuple[str, ...],
+    rowwise: bool = False,
+) -> dict[str, Tensor | None]:  # fmt: skip
+    """The gradient of sum_t <lam_t, f_x m_t + f_a nu_t> + <W' delta_t, r' m_t> by the tape: a, v, x (a state array), p.
+    rowwise: that by p is not summed over rows."""
     cell, rows = plan.cell, plan.rows
     xprev, y = rows.prev(tape.x), (tape.x[rows.B :], tape.q)
-    grads = next_of(cell).pushed(("a", "x")).pulled(("x",), wrt)(y, tape.a, tape.v, xprev, tape.p, nu, m, lam[rows.B :])
+    op = next_of(cell).pushed(("a", "x")).pulled(("x",), wrt)
+    op = op.rowwise if rowwise else op
+    grads = op(y, tape.a, tape.v, xprev, tape.p, nu, m, lam[rows.B :], rows=rows)
     if "x" in wrt:
         of_x = grads["x"]
         if W is not None and cell.read_slot is None:
-            of_x = plus(of_x, read_of(cell).pushed(("x",)).pulled(("r",), ("x",))((), xprev, m, delta @ W)["x"])
+            turn = read_of(cell).pushed(("x",)).pulled(("r",), ("x",))
+            of_x = plus(of_x, turn((), xprev, m, affine(rows, delta, W.t(), None), rows=rows)["x"])
         grads["x"] = None if of_x is None else rows.prev_back(of_x)
     return grads
 
@@ -194,8 +222,10 @@ class Forward(Function):
             check(plan, lam[: rows.B], "the gradient by the state", lambda: sweep(True)[0])
         side: dict[str, Tensor | None] = {}
         if wrt:
-            side = next_of(plan.cell).pulled(("x",), wrt)((x[rows.B :], q), a, v, rows.prev(x), p, lam[rows.B :])
-        gW = product(delta, read(plan.cell, rows.prev(x))) if W is not None and need[3] else None
+            op = next_of(plan.cell).pulled(("x",), wrt)
+            side = op((x[rows.B :], q), a, v, rows.prev(x), p, lam[rows.B :], rows=rows)
+        gW = product(rows, delta, read(plan.cell, rows.prev(x), rows)) if W is not None and need[3] else None
+        settle(plan)
         return None, delta, side.get("v"), gW, lam[: rows.B] if need[4] else None, side.get("p")
 
     @staticmethod
@@ -231,18 +261,18 @@ class Adjoint(Function):
 
     @staticmethod
     def forward(
-        plan: Plan, active: list[bool] | None, scaled: bool, factor: Tensor | None, declared: Tensor | None,
+        plan: Plan, scaled: bool, factor: Tensor | None, declared: Tensor | None,
         s: Tensor | None, s_last: Tensor | None, sa: Tensor | None,
         W: Tensor | None, a: Tensor, v: Tensor | None, x: Tensor, p: Tensor | None, q: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
-        link = None if factor is None or active is None else Link(factor, active)
+        link = None if factor is None else Link(plan.rows, factor)
         lam, delta, k = plan.engine.adjoint(plan, Tape(a, v, x, p, q), W, s, s_last, sa, link, scaled, True)
         check(plan, lam[: plan.rows.B], "the costate" if scaled else "the gradient by the state", lambda: lam)
         return lam, delta, k
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.plan, ctx.active, ctx.scaled, factor, declared, s, s_last, sa, W, a, v, x, p, q = inputs
+        ctx.plan, ctx.scaled, factor, declared, s, s_last, sa, W, a, v, x, p, q = inputs
         lam, delta, k = output
         ctx.has = (s is not None, s_last is not None, sa is not None)
         ctx.set_materialize_grads(False)
@@ -254,7 +284,7 @@ class Adjoint(Function):
     @staticmethod
     def saved(ctx: Any) -> tuple[Link | None, Tensor | None, Tensor | None, Tape, Tensor, Tensor, Tensor | None]:
         factor, declared, W, a, v, x, p, q, lam, delta, k = ctx.saved_tensors
-        link = Link(factor, ctx.active) if factor is not None else None
+        link = Link(ctx.plan.rows, factor) if factor is not None else None
         if k is not None:
             link = Link.between(ctx.plan.rows, k, lam.dtype)
         return link, declared, W, Tape(a, v, x, p, q), lam, delta, k
@@ -264,29 +294,32 @@ class Adjoint(Function):
         link, declared, W, tape, lam, delta, k = Adjoint.saved(ctx)
         plan, rows, need = ctx.plan, ctx.plan.rows, ctx.needs_input_grad
         if glam is None and gdelta is None:
-            return (None,) * 14
+            return (None,) * 13
         try:
             mu, nu = tangent(plan, tape, W, glam, gdelta, link)
         except NumericalError as error:
             raise blamed(rows, glam, error) from None
         m = linked(rows, mu, link)
-        wrt = tape.wanted(need[9:])
+        wrt = tape.wanted(need[8:])
         bends = bend(plan, tape, W, lam, delta, m, nu, wrt) if wrt else {}
-        gW = product(delta, read_push(plan.cell, rows.prev(tape.x), m)) if W is not None and need[8] else None
+        gW = (
+            product(rows, delta, read_push(plan.cell, rows.prev(tape.x), m, rows))
+            if W is not None and need[7]
+            else None
+        )
         has_s, has_last, has_a = ctx.has
-        gs = unscaled(rows, mu, k, declared) if has_s and need[5] else None
+        gs = unscaled(plan, mu, k, declared) if has_s and need[4] else None
         glast = None
-        if has_last and need[6]:
-            glast = unscaled(rows, rows.last(mu), None if k is None else rows.last(k[:, None])[:, 0], None)
+        if has_last and need[5]:
+            glast = unscaled(plan, rows.last(mu), None if k is None else rows.last(k[:, None])[:, 0], None)
         return (
-            None,
             None,
             None,
             None,
             None,
             gs,
             glast,
-            nu if has_a and need[7] else None,
+            nu if has_a and need[6] else None,
             gW,
             bends.get("a"),
             bends.get("v"),
@@ -298,7 +331,7 @@ class Adjoint(Function):
     @staticmethod
     @nested
     def jvp(
-        ctx: Any, _plan: Any, _active: Any, _scaled: Any, _factor: Any, _declared: Any, *dots: Tensor | None
+        ctx: Any, _plan: Any, _scaled: Any, _factor: Any, _declared: Any, *dots: Tensor | None
     ) -> Any:
         link, _, W, tape, lam, delta, k = Adjoint.saved(ctx)
         ds, dlast, dsa, dW, da, dv, dx, dp, _ = dots
@@ -332,17 +365,17 @@ class Adjoint(Function):
 class Tangent(Function):
     @staticmethod
     def forward(
-        plan: Plan, active: list[bool] | None, factor: Tensor | None, g: Tensor | None, ga: Tensor | None,
+        plan: Plan, factor: Tensor | None, g: Tensor | None, ga: Tensor | None,
         W: Tensor | None, a: Tensor, v: Tensor | None, x: Tensor, p: Tensor | None, q: Tensor | None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        link = None if factor is None or active is None else Link(factor, active)
+        link = None if factor is None else Link(plan.rows, factor)
         mu, nu = plan.engine.tangent(plan, Tape(a, v, x, p, q), W, g, ga, link)
         check(plan, plan.rows.last(mu), "the tangent", lambda: mu)
         return mu, nu
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.plan, ctx.active, factor, g, ga, W, a, v, x, p, q = inputs
+        ctx.plan, factor, g, ga, W, a, v, x, p, q = inputs
         ctx.has = (g is not None, ga is not None)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(factor, W, a, v, x, p, q, *output)
@@ -351,21 +384,24 @@ class Tangent(Function):
     @staticmethod
     def saved(ctx: Any) -> tuple[Link | None, Tensor | None, Tape, Tensor, Tensor]:
         factor, W, a, v, x, p, q, mu, nu = ctx.saved_tensors
-        return None if factor is None else Link(factor, ctx.active), W, Tape(a, v, x, p, q), mu, nu
+        return None if factor is None else Link(ctx.plan.rows, factor), W, Tape(a, v, x, p, q), mu, nu
 
     @staticmethod
     def backward(ctx: Any, gmu: Tensor | None, gnu: Tensor | None) -> Any:
         link, W, tape, mu, nu = Tangent.saved(ctx)
         plan, rows, need = ctx.plan, ctx.plan.rows, ctx.needs_input_grad
         if gmu is None and gnu is None:
-            return (None,) * 11
+            return (None,) * 10
         lam, delta = adjoint(plan, tape, W, gmu, None, gnu, link)
         m = linked(rows, mu, link)
-        wrt = tape.wanted(need[6:])
+        wrt = tape.wanted(need[5:])
         bends = bend(plan, tape, W, lam, delta, m, nu, wrt) if wrt else {}
-        gW = product(delta, read_push(plan.cell, rows.prev(tape.x), m)) if W is not None and need[5] else None
+        gW = (
+            product(rows, delta, read_push(plan.cell, rows.prev(tape.x), m, rows))
+            if W is not None and need[4]
+            else None
+        )
         return (
-            None,
             None,
             None,
             lam if ctx.has[0] else None,
@@ -380,7 +416,7 @@ class Tangent(Function):
 
     @staticmethod
     @nested
-    def jvp(ctx: Any, _plan: Any, _active: Any, _factor: Any, *dots: Tensor | None) -> Any:
+    def jvp(ctx: Any, _plan: Any, _factor: Any, *dots: Tensor | None) -> Any:
         link, W, tape, mu, nu = Tangent.saved(ctx)
         dg, dga, dW, da, dv, dx, dp, _ = dots
         plan, cell, rows = ctx.plan, ctx.plan.cell, ctx.plan.rows
@@ -401,11 +437,61 @@ class Tangent(Function):
     vmap = staticmethod(lambda *_: _raise(no_vmap()))
 
 
+@quick
+class Affine(Function):
+    """y_i M' + b for step rows, by chunks."""
+
+    @staticmethod
+    def forward(rows: Rows, y: Tensor, M: Tensor, b: Tensor | None) -> Tensor:
+        out, Mt = empty((len(y), len(M)), y), M.t()
+        for chunk in rows.chunks if y.device.type == "cpu" else [range(len(y))]:
+            here = slice(chunk.start, chunk.stop)
+            part = aligned(y[here])
+            torch.mm(part, Mt, out=out[here]) if b is None else torch.addmm(b, part, Mt, out=out[here])
+        return out
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.rows, y, M, _ = inputs
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(y, M)
+        ctx.save_for_forward(y, M)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor | None) -> Any:
+        (y, M), rows, need = ctx.saved_tensors, ctx.rows, ctx.needs_input_grad
+        if g is None:
+            return (None,) * 4
+        gy = affine(rows, g, M.t(), None) if need[1] else None
+        return None, gy, product(rows, g, y) if need[2] else None, total(rows, g) if need[3] else None
+
+    @staticmethod
+    @nested
+    def jvp(ctx: Any, _rows: Any, dy: Tensor | None, dM: Tensor | None, db: Tensor | None) -> Any:
+        y, M = ctx.saved_tensors
+        out = plus(None if dy is None else affine(ctx.rows, dy, M, None), None if dM is None else y @ dM.t(), db)
+        return None if out is None else out.expand(len(y), len(M))
+
+    vmap = staticmethod(lambda *_: _raise(no_vmap()))
+
+
+def affine(rows: Rows | None, y: Tensor, M: Tensor, b: Tensor | None) -> Tensor:
+    """y_i M' + b; rows: those of a step array, None for any others."""
+    return torch.nn.functional.linear(y, M, b) if rows is None else Affine.apply(rows, y, M, b)
+
+
+def aligned(y: Tensor) -> Tensor:
+    """A BLAS may add up in another order where an array does not begin at a multiple of 64 bytes."""
+    return y if y.data_ptr() % 64 == 0 else y.clone(memory_format=torch.contiguous_format)
+
+
 def forward(
     plan: Plan, base: Tensor, v: Tensor | None, W: Tensor | None, x0: Tensor, p: Tensor | None
 ) -> tuple[Tape, Tensor]:
     """-> (tape, x of each sample at its own last step)"""
     x, a, last, q = Forward.apply(plan, base, v, W, x0, p)
+    if not torch.is_grad_enabled():
+        settle(plan)
     return Tape(a, v, x, p, q), last
 
 
@@ -419,8 +505,7 @@ def adjoint(
     link: Link | None = None,
 ) -> tuple[Tensor, Tensor]:
     """-> (lam [B + N, n], delta [N, g d])"""
-    active, factor = (None, None) if link is None else (link.active, link.factor)
-    lam, delta, _ = Adjoint.apply(plan, active, False, factor, None, s, s_last, sa, W, *tape)
+    lam, delta, _ = Adjoint.apply(plan, False, None if link is None else link.factor, None, s, s_last, sa, W, *tape)
     return lam, delta
 
 
@@ -431,15 +516,14 @@ def costate(
 
     declared [B + N]: the state rows where the loss reads the state; at the others the source is zero whatever the state is.
     """
-    return Adjoint.apply(plan, None, True, None, declared, s, s_last, None, W, *tape)
+    return Adjoint.apply(plan, True, None, declared, s, s_last, None, W, *tape)
 
 
 def tangent(
     plan: Plan, tape: Tape, W: Tensor | None, g: Tensor | None, ga: Tensor | None, link: Link | None = None
 ) -> tuple[Tensor, Tensor]:
     """-> (mu [B + N, n], nu [N, g d])"""
-    active, factor = (None, None) if link is None else (link.active, link.factor)
-    return Tangent.apply(plan, active, factor, g, ga, W, *tape)
+    return Tangent.apply(plan, None if link is None else link.factor, g, ga, W, *tape)
 
 
 def linked(rows: Rows, mu: Tensor, link: Link | None) -> Tensor:
@@ -451,35 +535,45 @@ def linked(rows: Rows, mu: Tensor, link: Link | None) -> Tensor:
     return torch.mul(rows.prev(mu), link.factor, out=empty((rows.N, mu.shape[1]), mu))
 
 
-def unscaled(rows: Rows, mu: Tensor, k: Tensor | None, declared: Tensor | None) -> Tensor:
+def unscaled(plan: Plan, mu: Tensor, k: Tensor | None, declared: Tensor | None) -> Tensor:
     """mu at its true scale, where a loss is declared: the change of the source that the penalty asks for."""
     if k is None:
         return mu
-    true = scale(mu, -k[:, None])
+    rows, true = plan.rows, scale(mu, -k[:, None])
     if declared is not None:
         true = torch.where(declared[:, None], true, 0)
-    if not torch.isfinite(true).all():
-        bad = (~torch.isfinite(true).all(1)).nonzero()[0, 0].item()
-        t = _time(rows, int(bad)) if len(mu) == rows.B + rows.N else int(rows.lengths[int(bad)])
-        raise NumericalError(
+
+    def wrong() -> NumericalError | None:
+        rows_bad = (~torch.isfinite(true).all(1)).nonzero()
+        if not len(rows_bad):
+            return None
+        bad = int(rows_bad[0, 0])
+        t = _time(rows, bad) if len(mu) == rows.B + rows.N else rows.begin + int(rows.lengths[bad])
+        return NumericalError(
             f"the second adjoint is outside the range of {str(mu.dtype)[6:]} at t = {t}: the penalty's derivative by the loss's "
-            f"gradient there is 2^{-int(k[int(bad)])} times a number of order one. Use float64, a shorter sequence or a smaller gain; "
+            f"gradient there is 2^{-int(k[bad])} times a number of order one. Use float64, a shorter sequence or a smaller gain; "
             "if the loss gives that step no weight, say so with mask=."
         )
+
+    ensure(plan, true, wrong)
     return true
 
 
 def check(plan: Plan, end: Tensor, what: str, states: Callable[[], Tensor]) -> None:
     """Whatever leaves the range of its type on the way is not finite at the end of the sweep."""
-    if math.isfinite(end.sum().item()) or torch.isfinite(end).all():
-        return
-    bad = (~torch.isfinite(states()).all(1)).nonzero()[:, 0].tolist()
-    times = [_time(plan.rows, row) for row in bad]
-    t = min(times) if what in ("the state", "the tangent") else max(times)
-    raise NumericalError(
-        f"{what} is outside the range of {str(end.dtype)[6:]} at t = {t} of {plan.rows.T}. "
-        "Use float64, a shorter sequence, or weights of a smaller gain (spectral radius)."
-    )
+
+    def wrong() -> NumericalError | None:
+        if torch.isfinite(end).all():
+            return None
+        bad = (~torch.isfinite(states()).all(1)).nonzero()[:, 0].tolist()
+        times = [_time(plan.rows, row) for row in bad]
+        t = min(times) if what in ("the state", "the tangent") else max(times)
+        return NumericalError(
+            f"{what} is outside the range of {str(end.dtype)[6:]} at t = {t} of {plan.rows.end}. "
+            "Use float64, a shorter sequence, or weights of a smaller gain (spectral radius)."
+        )
+
+    ensure(plan, end, wrong)
 
 
 def blamed(rows: Rows, glam: Tensor | None, error: NumericalError) -> NumericalError:
@@ -499,7 +593,7 @@ def watched() -> bool:
 
 
 def _time(rows: Rows, row: int) -> int:
-    return 0 if row < rows.B else int(rows.time[row - rows.B])
+    return rows.begin + (0 if row < rows.B else int(rows.time[row - rows.B]))
 
 
 def _raise(error: Exception) -> None:

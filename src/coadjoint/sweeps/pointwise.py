@@ -7,20 +7,24 @@ gradient is summed over them. `pulled` and `pushed` are again Pointwise, so a de
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch._functorch.utils import unwrap_dead_wrappers
 from torch.autograd import Function
 from torch.autograd.forward_ad import _set_fwd_grad_enabled, unpack_dual
 
 from ..errors import Unsupported
 from ..formula import ZERO, Node, Program, apart, evaluate, pull, push, symbol
+from .chunks import total
 from .memory import empty
+from .rows import Rows, split
 
 Groups = tuple[tuple[str, tuple[Node, ...]], ...]
+WORTH = 1 << 14  # elements of an input from which a loop is worth compiling
 CHUNK = 1 << 15  # elements of one entry that are computed at a time, so that a program's intermediates stay in cache
 
 
@@ -82,52 +86,88 @@ class Pointwise:
             name = name[0] + name
         return name
 
-    def __call__(self, at_hand: Sequence[Tensor | None], *tensors: Tensor | None) -> dict[str, Tensor | None]:
-        """The output groups; None for one that is identically zero. at_hand: the values of `known`, where there are any."""
-        values = _Apply.apply(self, *at_hand, *tensors) if self.live else ()
+    @functools.cached_property
+    def rowwise(self) -> Pointwise:
+        """The same with the rows of summed outputs left as they are."""
+        return replace(self, summed=frozenset())
+
+    def __call__(
+        self, at_hand: Sequence[Tensor | None], *tensors: Tensor | None, rows: Rows | None = None
+    ) -> dict[str, Tensor | None]:
+        """The output groups; None for one that is identically zero. at_hand: the values of `known`, where there are any.
+        rows: what the rows are, so that sums over them are taken in chunks of time steps."""
+        values = _Apply.apply(self, rows, *at_hand, *tensors) if self.live else ()
         found = dict(zip(self.live, values, strict=True))
         return {name: found.get(name) for name, _ in self.outputs}
 
-    def run(self, at_hand: Sequence[Tensor | None], tensors: Sequence[Tensor | None]) -> list[Tensor]:
-        """The output groups that are not identically zero, computed in blocks of rows."""
+    def run(
+        self, rows: Rows | None, at_hand: Sequence[Tensor | None], tensors: Sequence[Tensor | None]
+    ) -> list[Tensor]:
+        """The output groups that are not identically zero."""
+        whole = rows.whole if rows else 0
+        first = next(
+            t for (name, _), t in zip(self.inputs, tensors, strict=True) if t is not None and name not in self.uniform
+        )
+        run = runner(first.device.type, whole * first.shape[1])
+        outputs = (run or Pointwise.by_torch)(self, rows, at_hand, tensors)
+        live = [name for name, _ in self.outputs if name in self.live]
+        return [total(rows, out) if name in self.summed else out for name, out in zip(live, outputs, strict=True)]
+
+    def by_torch(
+        self, rows: Rows | None, at_hand: Sequence[Tensor | None], tensors: Sequence[Tensor | None]
+    ) -> list[Tensor]:
+        """Row by row, computed in blocks of rows that lie within one chunk."""
         arrays = [
             (nodes, t, name in self.uniform)
             for (name, nodes), t in zip(self.inputs, tensors, strict=True)
             if t is not None
         ]
         nodes0, like, _ = next((n, t, u) for n, t, u in arrays if not u)
-        d, rows = like.shape[1] // len(nodes0), like.shape[0]
-        block = max(1, CHUNK // d)
-        columns: dict[Node, list[Tensor]] = {}
+        d, count = like.shape[1] // len(nodes0), like.shape[0]
+        blocks = [len(b) for c in (rows.chunks if rows else [range(count)]) for b in split(c, max(1, CHUNK // d))]
+        columns: dict[Node, Sequence[Tensor]] = {}
         fixed: dict[Node, Tensor] = {}
         for nodes, t, uniform in arrays:
             for n, part in zip(nodes, t.split(d, -1), strict=True):
                 if uniform:
                     fixed[n] = part
                 else:
-                    columns[n] = list(part.split(block))
+                    columns[n] = part.split(blocks)
         for nodes, y in zip(self.known, at_hand, strict=True):
             if y is not None:
-                columns |= {n: list(part.split(block)) for n, part in zip(nodes, y.split(d, -1), strict=True) if n.args}
+                columns |= {n: part.split(blocks) for n, part in zip(nodes, y.split(d, -1), strict=True) if n.args}
         outputs = [(name, nodes) for name, nodes in self.outputs if name in self.live]
         flat = [n for _, nodes in outputs for n in nodes]
-        count = -(-rows // block)
         once = apart(flat, columns, frozenset(columns))
         fixed |= dict(
             zip(once, (like.new_tensor(v) if isinstance(v, float) else v for v in evaluate(once, fixed)), strict=True)
         )
-        columns |= {n: [v] * count for n, v in fixed.items()}
-        packed = [empty((rows, d * len(nodes)), like) for _, nodes in outputs]
-        targets = [part.split(block) for out in packed for part in out.split(d, -1)]
+        columns |= {n: [v] * len(blocks) for n, v in fixed.items()}
+        packed = [empty((count, d * len(nodes)), like) for _, nodes in outputs]
+        targets = [part.split(blocks) for out in packed for part in out.split(d, -1)]
 
         def scratch() -> list[Tensor]:
-            full = like.new_empty(min(block, rows), d)
-            return [full[: len(c)] for c in targets[0]]
+            full = like.new_empty(max(blocks), d)
+            return [full[:n] for n in blocks]
 
         run = program(tuple(flat), frozenset(columns)).bind(columns, targets, scratch)
-        for i in range(count):
+        for i in range(len(blocks)):
             run(i)
-        return [out.sum(0) if name in self.summed else out for (name, _), out in zip(outputs, packed, strict=True)]
+        return packed
+
+
+def runner(device: str, elements: int) -> Callable[..., list[Tensor]] | None:
+    """What runs a Pointwise on this device instead of torch's own operations, where `elements` make it worth it. They are
+    counted over the whole sequence, so that its segments are run alike."""
+    if device == "cpu" and elements >= WORTH:
+        from . import cpu  # it is made of this module
+
+        return cpu.pointwise if cpu.refusal("cpu") is None else None
+    if device == "cuda":
+        from . import cuda
+
+        return cuda.pointwise if cuda.refusal("cuda") is None else None
+    return None
 
 
 @functools.cache
@@ -159,22 +199,30 @@ def nested(jvp: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def quick(function: type[Function]) -> type[Function]:
-    """torch asks for the signature of `forward` at every call; that is worked out once here."""
-    function.forward.__signature__ = inspect.signature(function.forward)  # type: ignore[attr-defined]
+    """torch binds the arguments of `forward` by its signature at every call, which takes longer than a small operation.
+    Ours are given in their places, all of them, so only torch.func's transforms need the long way."""
+    usual, direct = function.apply, super(Function, function).apply  # type: ignore[misc]
+
+    def apply(*args: Any) -> Any:
+        if torch._C._are_functorch_transforms_active():
+            return usual(*args)
+        return direct(*unwrap_dead_wrappers(args))
+
+    function.apply = apply  # type: ignore[method-assign]
     return function
 
 
 @quick
 class _Apply(Function):
-    """apply(op, *values at hand, *inputs); the values at hand are constants: derivatives go through the expressions."""
+    """apply(op, rows, *values at hand, *inputs); the values at hand are constants: derivatives go through the expressions."""
 
     @staticmethod
-    def forward(op: Pointwise, *tensors: Tensor | None) -> tuple[Tensor, ...]:
-        return tuple(op.run(tensors[: len(op.known)], tensors[len(op.known) :]))
+    def forward(op: Pointwise, rows: Rows | None, *tensors: Tensor | None) -> tuple[Tensor, ...]:
+        return tuple(op.run(rows, tensors[: len(op.known)], tensors[len(op.known) :]))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.op, *tensors = inputs
+        ctx.op, ctx.rows, *tensors = inputs
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors)
         ctx.save_for_forward(*tensors)
@@ -183,19 +231,21 @@ class _Apply(Function):
     def backward(ctx: Any, *bars: Tensor | None) -> Any:
         op, hand = ctx.op, len(ctx.op.known)
         seeds = [(name, bar) for name, bar in zip(op.live, bars, strict=True) if bar is not None]
-        wrt = tuple(n for (n, _), need in zip(op.inputs, ctx.needs_input_grad[1 + hand :], strict=True) if need)
+        wrt = tuple(n for (n, _), need in zip(op.inputs, ctx.needs_input_grad[2 + hand :], strict=True) if need)
         if not seeds or not wrt:
-            return (None,) * (1 + len(ctx.saved_tensors))
-        saved = ctx.saved_tensors
-        grads = op.pulled(tuple(n for n, _ in seeds), wrt)(saved[:hand], *saved[hand:], *(bar for _, bar in seeds))
-        return (None,) * (1 + hand) + tuple(grads.get(name) for name, _ in op.inputs)
+            return (None,) * (2 + len(ctx.saved_tensors))
+        saved, rows = ctx.saved_tensors, ctx.rows
+        back = op.pulled(tuple(n for n, _ in seeds), wrt)
+        grads = back(saved[:hand], *saved[hand:], *(bar for _, bar in seeds), rows=rows)
+        return (None,) * (2 + hand) + tuple(grads.get(name) for name, _ in op.inputs)
 
     @staticmethod
     @nested
-    def jvp(ctx: Any, _op: Any, *dots: Tensor | None) -> Any:
+    def jvp(ctx: Any, _op: Any, _rows: Any, *dots: Tensor | None) -> Any:
         op, saved, hand = ctx.op, ctx.saved_tensors, len(ctx.op.known)
         along = [(name, dot) for (name, _), dot in zip(op.inputs, dots[hand:], strict=True) if dot is not None]
-        out = op.pushed(tuple(n for n, _ in along))(saved[:hand], *saved[hand:], *(dot for _, dot in along))
+        ahead = op.pushed(tuple(n for n, _ in along))
+        out = ahead(saved[:hand], *saved[hand:], *(dot for _, dot in along), rows=ctx.rows)
         return tuple(out[name] for name in op.live)
 
     @staticmethod

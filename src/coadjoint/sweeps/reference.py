@@ -6,11 +6,14 @@ import functools
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from ..formula import Node, evaluate, pull, push, symbol
 from .derivatives import Plan, Tape
-from .rows import Link, exponent, next_exponent, scale
+from .rows import Link, next_exponent, scale
+
+
+def refusal(device: str) -> str | None:
+    return None
 
 
 def values(nodes: tuple[Node, ...], y: Tensor | None) -> dict[Node, Tensor]:
@@ -66,17 +69,29 @@ def adjoint(
     link: Link | None,
     scaled: bool,
     keep: bool,
+    k_last: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     cell, rows = plan.cell, plan.rows
     d = tape.x.shape[1] // len(cell.slots)
     bar, rbar = symbols("lam", len(cell.slots)), symbols("rbar", len(cell.read))
-    source = tape.x.new_zeros(tape.x.shape) if s is None else s
-    if s_last is not None:
-        source = source + rows.last_back(s_last)
-    sources = rows.states(source)
-    k = [next_exponent(exponent(source[:0]), source[:0], sources[-1])]
-    lam = [scale(sources[-1], -k[0][:, None]) if scaled else sources[-1]]
+    sources = rows.states(tape.x.new_zeros(tape.x.shape) if s is None else s)
+    first = tape.x.new_zeros(rows.B, tape.x.shape[1]) if s_last is None else s_last
+    k_first = torch.zeros(rows.B, dtype=torch.int32, device=first.device) if k_last is None else k_last
+    lam: list[Tensor] = []
+    k: list[Tensor] = []
     delta: list[Tensor] = []
+
+    def join(t: int, out: Tensor, k_out: Tensor) -> None:
+        """lam_t = J' lam_{t+1} + s_t; samples whose last state is x_t begin with s_last."""
+        going, n = len(out), len(sources[t])
+        out, k_out = torch.cat([out, first[going:n]]), torch.cat([k_out, k_first[going:n]])
+        if not scaled:
+            lam.insert(0, out + sources[t])
+            return
+        k.insert(0, next_exponent(k_out, out, sources[t]))
+        lam.insert(0, scale(out, (k_out - k[0])[:, None]) + scale(sources[t], -k[0][:, None]))
+
+    join(rows.T, first[:0], k_first[:0])
     at = points(plan, tape)
     for t in reversed(range(rows.T)):
         env = at[t] | values(bar, lam[0])
@@ -89,12 +104,7 @@ def adjoint(
             out = out + packed(evaluate(pull(cell.read, rbar, cell.x), env), lam[0], d)
         if link is not None:
             out = out * rows.steps(link.factor)[t]
-        begun, source_t = len(sources[t]) - len(out), sources[t]
-        if scaled:
-            k.insert(0, next_exponent(k[0], out, source_t))
-            out = scale(out, (k[1] - k[0][: len(out)])[:, None])
-            source_t = scale(source_t, -k[0][:, None])
-        lam.insert(0, pad(out, (0, 0, 0, begun)) + source_t)
+        join(t, out, k[0] if scaled else k_first[: len(out)])
         delta.insert(0, delta_t)
     return torch.cat(lam), torch.cat(delta), torch.cat(k) if scaled else None
 

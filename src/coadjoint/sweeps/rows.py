@@ -11,6 +11,8 @@ Nothing is padded and nothing is masked: a step that does not exist has no row.
 from __future__ import annotations
 
 import functools
+import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -24,7 +26,6 @@ from torch.nn.functional import pad
 class Index(NamedTuple):
     """Indices are kept as numpy arrays: torch would tie them to the transform of torch.func under way, and they outlive it."""
 
-    lengths: np.ndarray  # [B]
     sample: np.ndarray  # [N], of each row of a step array
     time: np.ndarray  # [N], t = 1..T
     prev: np.ndarray  # [N], the row of x_{t-1} in a state array
@@ -32,22 +33,58 @@ class Index(NamedTuple):
 
     @staticmethod
     def of(sizes: Sequence[int]) -> Index:
-        T, B = len(sizes), sizes[0]
-        lengths = (np.array(sizes)[:, None] > np.arange(B)).sum(0)
-        sample, time = np.concatenate([np.arange(n) for n in sizes]), np.repeat(np.arange(1, T + 1), sizes)
+        T, B, lengths = len(sizes), sizes[0], lengths_of(sizes)
+        time = np.repeat(np.arange(1, T + 1), sizes)
+        sample = np.arange(len(time)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
         row = np.full((T + 1, B), -1)  # of (t, sample) in a state array
         row[0], row[time, sample] = np.arange(B), np.arange(B, B + len(time))
-        return Index(lengths, sample, time, row[time - 1, sample], row[lengths, np.arange(B)])
+        return Index(sample, time, row[time - 1, sample], row[lengths, np.arange(B)])
+
+
+def lengths_of(sizes: Sequence[int]) -> np.ndarray:
+    """The length of each sample, [B]; sizes fall."""
+    return np.searchsorted(-np.array(sizes), -np.arange(sizes[0]))
+
+
+SUM = 2048  # rows, about, that are added up at once
+LANES = 32  # a chunk of equally long samples has a multiple of so many rows: vector instructions leave no remainder
+
+
+def chunk(B: int) -> int:
+    """The time steps of a chunk."""
+    unit = LANES // math.gcd(B, LANES)
+    return max(1, SUM // (B * unit)) * unit
+
+
+def split(rows: range, size: int) -> list[range]:
+    return [rows[i : i + size] for i in range(0, len(rows), size)]
 
 
 class Rows:
-    def __init__(self, sizes: Sequence[int]) -> None:
+    """chunk: sums over rows are taken over so many time steps at once, counted from the first step of the sequence.
+    begin, end: these are the steps begin + 1 .. begin + T of a sequence of `end` steps."""
+
+    def __init__(self, sizes: Sequence[int], of: Rows | None = None, begin: int = 0) -> None:
         self.sizes = list(sizes)
+        self.chunk: int = of.chunk if of else chunk(sizes[0])
+        self.begin = begin
+        self.end: int = of.end if of else len(sizes)
         self.T, self.B, self.N = len(self.sizes), self.sizes[0], sum(self.sizes)
+        self.whole: int = of.whole if of else self.N  # rows of the whole sequence
         self.uniform = self.sizes[-1] == self.B
         self.starts = [0]  # of the steps in step arrays, and the end
         for n in self.sizes:
             self.starts.append(self.starts[-1] + n)
+
+    def part(self, lo: int, hi: int) -> Rows:
+        """The steps lo + 1 .. hi; lo is a multiple of the chunk."""
+        return Rows(self.sizes[lo:hi], self, lo)
+
+    @functools.cached_property
+    def chunks(self) -> list[range]:
+        """The rows of each chunk in step arrays."""
+        ends = self.starts[:: self.chunk] if self.T % self.chunk == 0 else [*self.starts[:: self.chunk], self.N]
+        return [range(a, b) for a, b in itertools.pairwise(ends)]
 
     def steps(self, y: Tensor) -> tuple[Tensor, ...]:
         """A step array as T views [n_t, .]."""
@@ -84,7 +121,7 @@ class Rows:
 
     @property
     def lengths(self) -> Tensor:
-        return torch.from_numpy(self.index.lengths)
+        return torch.from_numpy(lengths_of(self.sizes))
 
     @property
     def sample(self) -> Tensor:
@@ -105,6 +142,12 @@ class Rows:
         if self.uniform:
             return dense.reshape(-1)
         return torch.cat([dense[0], dense[self.time.to(dense.device), self.sample.to(dense.device)]])
+
+
+@functools.lru_cache(maxsize=4)
+def equal(T: int, B: int) -> Rows:
+    """The rows of B samples of T steps: the same object again for batch after batch of one shape."""
+    return Rows([B] * T)
 
 
 def pow2(k: Tensor, dtype: torch.dtype) -> Tensor:
@@ -140,23 +183,24 @@ def next_exponent(k: Tensor, pulled: Tensor, source: Tensor) -> Tensor:
     return torch.where(new == NONE, pad(k, (0, begun)), new)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Link:
     """Factors on the connection between steps t - 1 and t: lam_{t-1} = s_{t-1} + factor_t J_t' lam_t.
 
     Powers of two keep costates in range, zeros cut a sequence (truncated backpropagation)."""
 
+    rows: Rows
     factor: Tensor  # [N, 1]
-    active: list[bool]  # for each step: is any factor of it not 1
 
-    @staticmethod
-    def of(rows: Rows, factor: Tensor) -> Link:
-        changed = factor[:, 0] != 1
-        if rows.uniform:
-            return Link(factor, changed.view(rows.T, rows.B).any(1).tolist())
-        return Link(factor, [bool(c.any()) for c in rows.steps(changed)])
+    @functools.cached_property
+    def active(self) -> list[bool]:
+        """For each step: is any factor of it not 1?"""
+        changed = self.factor[:, 0] != 1
+        if self.rows.uniform:
+            return changed.view(self.rows.T, self.rows.B).any(1).tolist()
+        return [bool(c.any()) for c in self.rows.steps(changed)]
 
     @staticmethod
     def between(rows: Rows, k: Tensor, dtype: torch.dtype) -> Link:
         """2^(k_t - k_{t-1}) for exponents k of the state rows."""
-        return Link.of(rows, pow2(k[rows.B :, None] - rows.prev(k[:, None]), dtype))
+        return Link(rows, pow2(k[rows.B :, None] - rows.prev(k[:, None]), dtype))

@@ -1,0 +1,559 @@
+"""The engine on an NVIDIA GPU: the three loops as persistent kernels, made from the cell's formula.
+
+loops.cuh holds the loops; this file writes what is about the cell, chooses how the network lies on the chip, has it
+compiled by NVRTC, which comes with torch, and launches it. float32 is float32 throughout: plain multiply-adds with W
+in registers.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..cells import Cell
+from ..formula import Node, walk, written
+from .cache import folder, publish
+from .derivatives import Plan, Tape
+from .eager import backwards, forwards
+from .pointwise import Pointwise
+from .rows import NONE, Link, Rows
+
+WEIGHTS = 512  # bytes of W that a thread keeps in registers
+SHARED = 180 << 10  # bytes of W that shared memory may hold, where that keeps a network on one multiprocessor
+WARPS = 8
+ROWS = 4  # samples of an item
+READS = 2  # cycles for four entries out of shared memory
+MARK = {torch.float32: 0x7FA1B2C3, torch.float64: 0x7FF4A1B2C3D4E5F6}
+SPELLING = {
+    "add": "({0} + {1})", "sub": "({0} - {1})", "mul": "({0} * {1})", "div": "({0} / {1})", "neg": "(-{0})",
+    "const": "real({value})", "power": "pow({0}, real({value}))",
+    "tanh": "tanh({0})", "sigmoid": "sigmoid({0})", "softplus": "softplus({0})", "relu": "({0} < 0 ? real(0) : {0})",
+    "exp": "exp({0})", "log": "log({0})", "sqrt": "sqrt({0})", "sin": "sin({0})", "cos": "cos({0})",
+    "erf": "erf({0})", "atan": "atan({0})", "abs": "fabs({0})", "sign": "signum({0})", "step": "step({0})",
+    "tanh_slope": "(real(1) - {0} * {0})", "sigmoid_slope": "({0} - {0} * {0})",
+}  # fmt: skip
+FUNCTIONS = """
+__device__ __forceinline__ real sigmoid(real a) { return real(1) / (real(1) + exp(-a)); }
+__device__ __forceinline__ real softplus(real a) { return (a < 0 ? real(0) : a) + log1p(exp(-fabs(a))); }
+__device__ __forceinline__ real step(real a) { return a > 0 ? real(1) : a <= 0 ? real(0) : a; }
+__device__ __forceinline__ real signum(real a) { return a > 0 ? real(1) : a < 0 ? real(-1) : a; }
+"""
+
+
+def refusal(device: str) -> str | None:
+    if device != "cuda":
+        return f"runs on an NVIDIA GPU, and the data is on {device}. Use engine='auto' or move the network with .to('cuda')."
+    if torch.version.cuda is None:
+        return "needs an NVIDIA GPU and torch built for CUDA. Use engine='auto'."
+    try:
+        nvrtc()
+    except OSError:
+        return "needs NVRTC, CUDA's run-time compiler, and it was not found. Use engine='auto'."
+    return None
+
+
+# the cell, as source
+
+
+@dataclass(frozen=True)
+class Stream:
+    """An array that is read at every step for each unit: where it lies in the arguments and in a row."""
+
+    array: str
+    width: int  # entries of a row, in units of d; 0: one for each sample
+    entry: int
+    time: str  # "step", "before" or "after"
+
+    def __str__(self) -> str:
+        row = {"step": "m.after - a.B", "before": "m.before", "after": "m.after"}[self.time]
+        if not self.width:
+            return f"a.{self.array}[{row} + y.b]"
+        return f"a.{self.array}[({row} + y.b) * ({self.width} * D) + {self.entry} * D + y.unit]"
+
+
+class Source:
+    """What loops.cuh asks of a cell for one of its kernels."""
+
+    def __init__(self, cell: Cell) -> None:
+        self.cell, self.streams = cell, list[Stream]()
+        self.defined: dict[str, Any] = {
+            "S": len(cell.slots), "G": len(cell.gates), "NR": len(cell.read), "NP": len(cell.p), "NQ": len(cell.kept),
+            "NEEDS_A": int(cell.needs_a),
+        }  # fmt: skip
+        self.functions: list[str] = []
+
+    def stream(self, *where: Any) -> int:
+        found = Stream(*where)
+        if found not in self.streams:
+            self.streams.append(found)
+        return self.streams.index(found)
+
+    def tape(self, expressions: Iterable[Node], moving: Iterable[Node], name: str) -> dict[Node, str]:
+        """Streams of the values at which a step is differentiated -> what each node at hand is called."""
+        cell, S = self.cell, len(self.cell.slots)
+        at: dict[Node, tuple[str, int, int, str]] = {}
+        at |= {n: ("X", S, s, "after") for s, n in enumerate(cell.next) if n.args}
+        at |= {n: ("Q", len(cell.kept), i, "step") for i, n in enumerate(cell.kept)}
+        at |= {n: ("A", len(cell.gates), i, "step") for i, n in enumerate(cell.a)}
+        at |= {n: ("V", len(cell.v), i, "step") for i, n in enumerate(cell.v)}
+        at |= {n: ("X", S, s, "before") for s, n in enumerate(cell.x)}
+        needed = [n for n in walk(list(expressions), frozenset([*at, *moving])) if n in at]
+        return {n: f"{name}[{self.stream(*at[n])}]" for n in needed} | self.parameters()
+
+    def parameters(self) -> dict[Node, str]:
+        return {n: f"p[{i}]" for i, n in enumerate(self.cell.p)}
+
+    def function(self, name: str, arguments: str, names: dict[Node, str], into: dict[str, Sequence[Node]]) -> None:
+        outputs = [n for nodes in into.values() for n in nodes]
+        lines, results = written(outputs, names, SPELLING, "const real {0} = {1};", "t")
+        found = iter(results)
+        stores = [f"{target}[{i}] = {next(found)};" for target, nodes in into.items() for i in range(len(nodes))]
+        body = "\n".join(f"  {line}" for line in (*lines, *stores))
+        targets = "".join(f", real* {target}" for target in into)
+        self.functions.append(f"__device__ __forceinline__ void {name}({arguments}{targets}) {{\n{body}\n}}")
+
+    def flags(self, name: str, used: Sequence[bool]) -> None:
+        """NAME(s): is slot s used"""
+        mask = sum(1 << i for i, on in enumerate(used) if on)
+        self.defined[f"{name}(s)"] = f"(({mask} >> (s)) & 1)"
+
+    def __str__(self) -> str:
+        lines = [f"#define {name} {value}" for name, value in self.defined.items()]
+        reads = [f"  y_[{i}] = y.act ? {s} : 0;" for i, s in enumerate(self.streams)]
+        unit = [f"  p[{i}] = unit < D ? a.PAR[{i} * D + unit] : 0;" for i, _ in enumerate(self.cell.p)]
+        return "\n".join([
+            *lines, f"#define NSTREAM {len(self.streams)}", FUNCTIONS, *self.functions,
+            "struct Args; struct Item; struct Entry;",
+            "#define AFTER_ARGS \\", "__device__ __forceinline__ void fetch(const Args& a, const Item& m, const Entry& y, real* y_) { \\",
+            *(line + " \\" for line in reads), "} \\",
+            "__device__ __forceinline__ void parameters(const Args& a, int unit, real* p) { \\", *(line + " \\" for line in unit), "}", "",
+        ])  # fmt: skip
+
+
+def named(name: str, nodes: Sequence[Node]) -> dict[Node, str]:
+    return {n: f"{name}[{i}]" for i, n in enumerate(nodes)}
+
+
+def forward_source(cell: Cell) -> Source:
+    s = Source(cell)
+    for i in range(len(cell.gates)):
+        s.stream("BASE", len(cell.gates), i, "step")
+    for i in range(len(cell.v)):
+        s.stream("V", len(cell.v), i, "step")
+    x = named("x", cell.x)
+    s.function("next", "const real* g, const real* v, const real* x, const real* p",
+               named("g", cell.a) | named("v", cell.v) | x | s.parameters(), {"z": cell.next, "q": cell.kept})  # fmt: skip
+    s.function("read", "const real* x", x, {"q": cell.read})
+    s.flags("READS_SLOT", [n in walk(cell.read) for n in cell.x])
+    s.defined |= {"FORWARD": 1, "BACKWARDS": 0}
+    return s
+
+
+def adjoint_source(cell: Cell, s_: bool, last: bool, sa: bool, link: bool, scaled: bool) -> Source:
+    s, e = Source(cell), backwards(cell)
+    moving = named("lam", e.lam)
+    names = s.tape((*e.into_a, *e.into_x), moving, "y") | moving
+    s.function("pull", "const real* lam, const real* y, const real* p", names, {"del": e.into_a, "kept": e.into_x})
+    names = s.tape(e.back, e.rbar, "y") | named("rbar", e.rbar)
+    s.function("pull_read", "const real* rbar, const real* y, const real* p", names, {"back": e.back})
+    s.defined |= {"ADJOINT": 1, "BACKWARDS": 1, "HAS_S": int(s_), "HAS_LAST": int(last), "HAS_SA": int(sa)}
+    s.defined |= {"HAS_LINK": int(link), "SCALED": int(scaled), "FIRST_S": 0, "FIRST_SA": 0}
+    if s_:
+        s.defined["FIRST_S"] = len(s.streams)
+        s.streams += [Stream("SRC", len(cell.slots), i, "before") for i in range(len(cell.slots))]
+    if sa:
+        s.defined["FIRST_SA"] = len(s.streams)
+        s.streams += [Stream("SA", len(cell.gates), i, "step") for i in range(len(cell.gates))]
+    s.defined["FIRST_LINK"] = len(s.streams)
+    if link:
+        s.streams.append(Stream("LINK", 0, 0, "step"))
+    return s
+
+
+def tangent_source(cell: Cell, g: bool, ga: bool, link: bool) -> Source:
+    s, e = Source(cell), forwards(cell)
+    moving = named("mu", e.mu) | named("nu", e.nu)
+    s.function("change", "const real* mu, const real* nu, const real* y, const real* p", s.tape(e.out, moving, "y") | moving, {"z": e.out})
+    s.function("along", "const real* mu, const real* y", s.tape(e.ahead, e.mu, "y") | named("mu", e.mu), {"q": e.ahead})
+    s.function("along_at", "const real* mu, const real* x", named("mu", e.mu) | named("x", cell.x), {"q": e.ahead})
+    used = set(walk(e.ahead, frozenset([*e.mu, *cell.x])))
+    s.flags("ALONG_SLOT", [n in used for n in e.mu])
+    s.flags("ALONG_STATE", [n in used for n in cell.x])
+    s.defined |= {"TANGENT": 1, "BACKWARDS": 0, "HAS_S": int(g), "HAS_SA": int(ga), "HAS_LINK": int(link)}
+    s.defined |= {"FIRST_S": len(s.streams), "FIRST_SA": len(s.streams) + g * len(cell.slots)}
+    if g:
+        s.streams += [Stream("SRC", len(cell.slots), i, "after") for i in range(len(cell.slots))]
+    if ga:
+        s.streams += [Stream("SA", len(cell.gates), i, "step") for i in range(len(cell.gates))]
+    s.defined["FIRST_LINK"] = len(s.streams)
+    if link:
+        s.streams.append(Stream("LINK", 0, 0, "step"))
+    return s
+
+
+SOURCES = {"forward": forward_source, "adjoint": adjoint_source, "tangent": tangent_source}
+
+
+# how it lies on the chip
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Which part of W a thread has: KC inner entries times CC outer ones, over LC x LK lanes and WC x WK warps."""
+
+    KC: int
+    CC: int
+    LC: int
+    LK: int
+    WC: int
+    WK: int
+
+
+@functools.cache
+def tile(inner: int, outer: int, rows: int, warps: int, weights: int) -> Tile | None:
+    """The cheapest tile that covers W's part; None if no tile of at most `weights` entries a thread does."""
+    best: tuple[float, Tile] | None = None
+    for LC, WC, CC in itertools.product((1, 2, 4, 8, 16, 32), _divisors(warps), (1, 2, 3, 4, 6, 8, 12, 16)):
+        LK, WK = 32 // LC, warps // WC
+        if LC * WC * CC < outer or (CC > 1 and LC * WC * (CC - 1) >= outer):
+            continue
+        KC = 4 * -(-inner // (4 * LK * WK))
+        if KC * CC > weights:
+            continue
+        fma, reads, steps = KC * CC * warps / 4, KC / 4 * warps, (LK.bit_length() - 1) * CC * warps
+        cost = rows * (fma + max(0, READS * reads - fma) + steps) + rows * WK * outer / 32
+        if best is None or cost < best[0]:
+            best = cost, Tile(KC, CC, LC, LK, WC, WK)
+    return None if best is None else best[1]
+
+
+def _divisors(n: int) -> list[int]:
+    return [i for i in range(1, n + 1) if n % i == 0]
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """How a network lies on the chip: `parts` blocks of a group hold `units` units each."""
+
+    units: int
+    parts: int
+    groups: int
+    rows: int  # samples of an item
+    blocks: int  # items of a step
+    resident: bool
+    warps: int
+
+
+@functools.cache
+def geometry(cell: Cell, d: int, B: int, size: int, processors: int, warps: int = WARPS) -> Geometry:
+    G, NR, weights = len(cell.gates), len(cell.read), WEIGHTS // size
+    if not NR:
+        return Geometry(d, 1, B, 1, 1, True, min(warps, -(-d // 32)))
+    both = lambda U, w: bool(tile(NR * d, G * U, ROWS, warps, w) and tile(G * d, NR * U, ROWS, warps, w))
+    most = lambda P: weights + (SHARED // (32 * warps * size) if P == 1 else 0)
+    parts = next((P for P in range(1, min(d, processors) + 1) if both(-(-d // P), most(P))), 0)
+    resident = parts > 0
+    parts = parts or min(processors, -(-d // 8))
+    units = -(-d // parts)
+    parts = -(-d // units)
+    total = -(-B // min(B, max(1, processors // parts)))
+    blocks = -(-total // ROWS)
+    rows = -(-total // blocks)
+    return Geometry(units, parts, -(-B // (rows * blocks)), rows, blocks, resident, warps)
+
+
+@functools.cache
+def source(name: str, cell: Cell, g: Geometry, d: int, dtype: torch.dtype, uniform: bool, *options: bool) -> tuple[str, int]:
+    """The kernel's source, and the bytes of shared memory it takes."""
+    size, made = dtype.itemsize, SOURCES[name](cell, *options)
+    G, NR = len(cell.gates), len(cell.read)
+    inner, outer = (G * d, NR * g.units) if name == "adjoint" else (NR * d, G * g.units)
+    if NR:
+        most = WEIGHTS // size + (SHARED // (32 * g.warps * size) if g.parts == 1 else 0)
+        shape = tile(inner, outer, ROWS, g.warps, most if g.resident else 1 << 30)
+    else:
+        shape = Tile(4, 1, 32, 1, g.warps, 1)
+    assert shape is not None
+    entries = -(-g.rows * g.units // (32 * g.warps))
+    keep = min(shape.KC, WEIGHTS // size // shape.CC // 4 * 4) if g.resident else shape.KC
+    quick = g.blocks == 1 and g.parts == 1 and entries * len(made.streams) <= 8
+    made.defined |= {"KC": shape.KC, "CC": shape.CC, "LC": shape.LC, "LK": shape.LK, "WC": shape.WC, "WK": shape.WK}
+    made.defined |= {
+        "D": d, "U": g.units, "P": g.parts, "R": g.rows, "BLOCKS": g.blocks, "INNER": inner, "OUTER": max(1, outer),
+        "RESIDENT": int(g.resident), "UNIFORM": int(uniform), "AHEAD": 3 if quick else 1, "KEEP": keep,
+        "VEC": 4 if size == 4 and d % 4 == 0 else 1,
+        "DOUBLE": int(dtype == torch.float64), "MARK": f"{MARK[dtype]}{'LL' if size == 8 else ''}", "SPINS": 1 << 24,
+    }  # fmt: skip
+    head = f"typedef {'double' if size == 8 else 'float'} real;\n"
+    text = (Path(__file__).parent / "loops.cuh").read_text()
+    cut = text.index("// ---- the product with W")
+    vectors = g.rows * shape.WK * shape.LK * shape.KC + shape.WK * g.rows * max(1, outer)
+    vectors += (shape.KC - keep) * shape.CC * 32 * g.warps
+    return head + str(made) + text[:cut] + "AFTER_ARGS\n\n" + text[cut:], size * vectors + 4 * (5 * g.rows + g.rows * g.blocks) + 16
+
+
+# compiling and launching
+
+PREFACE = """
+#define KERNEL(name) extern "C" __global__ void __launch_bounds__(NT, 1) name(const Args a)
+#define SHARED_MEMORY extern __shared__ __align__(16) unsigned char shared[]
+#define PAUSE()
+"""
+ARRAYS = (
+    "X", "A", "Q", "LAM", "DEL", "MU", "NU", "BASE", "V", "W", "PAR", "SRC", "LAST", "SA", "LINK", "K", "TOPS", "KS", "KLAST", "LEN", "STARTS",
+)  # fmt: skip
+
+
+@functools.cache
+def nvrtc() -> ctypes.CDLL:
+    major = str(torch.version.cuda).split(".")[0]
+    for name in (f"libnvrtc.so.{major}", "libnvrtc.so"):
+        try:
+            return ctypes.CDLL(name)
+        except OSError:
+            continue
+    raise OSError("libnvrtc.so")
+
+
+def compiled(text: str, arch: str, library: ctypes.CDLL) -> bytes:
+    """Machine code for the source."""
+    program = ctypes.c_void_p()
+    library.nvrtcCreateProgram(ctypes.byref(program), text.encode(), b"loops.cu", 0, None, None)
+    options = [f"--gpu-architecture={arch}".encode(), b"--std=c++17", b"--fmad=true"]
+    status = library.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options))
+    size = ctypes.c_size_t()
+    if status:
+        library.nvrtcGetProgramLogSize(program, ctypes.byref(size))
+        log = ctypes.create_string_buffer(size.value)
+        library.nvrtcGetProgramLog(program, log)
+        raise RuntimeError(f"NVRTC could not compile a kernel: {log.value.decode()}")
+    library.nvrtcGetCUBINSize(program, ctypes.byref(size))
+    code = ctypes.create_string_buffer(size.value)
+    library.nvrtcGetCUBIN(program, code)
+    library.nvrtcDestroyProgram(ctypes.byref(program))
+    return code.raw
+
+
+def checked(status: int) -> None:
+    if status:
+        text = ctypes.c_char_p()
+        driver().cuGetErrorString(status, ctypes.byref(text))
+        raise RuntimeError(f"CUDA: {(text.value or b'unknown error').decode()}")
+
+
+@functools.cache
+def driver() -> ctypes.CDLL:
+    return ctypes.CDLL("libcuda.so.1")
+
+
+@functools.cache
+def kernel(name: str, cell: Cell, g: Geometry, d: int, dtype: torch.dtype, uniform: bool, device: int, *options: bool) -> tuple[ctypes.c_void_p, int]:
+    """A loaded kernel and its shared memory."""
+    text, shared = source(name, cell, g, d, dtype, uniform, *options)
+    return loaded(PREFACE + text, name, device, shared), shared
+
+
+def loaded(text: str, name: str, device: int, shared: int) -> ctypes.c_void_p:
+    """The function of that name, compiled for the device or found in the cache."""
+    arch = "sm_%d%d" % torch.cuda.get_device_capability(device)
+    key = hashlib.sha256(f"{arch} {torch.version.cuda} {text}".encode()).hexdigest()[:32]
+    path = Path(folder()) / f"{key}.cubin"
+    code = path.read_bytes() if path.exists() else compiled(text, arch, nvrtc())
+    publish(path, code)
+    module, function = ctypes.c_void_p(), ctypes.c_void_p()
+    with torch.cuda.device(device):
+        torch.cuda.current_stream().synchronize()  # a context, if there is none yet
+        checked(driver().cuModuleLoadData(ctypes.byref(module), code))
+        checked(driver().cuModuleGetFunction(ctypes.byref(function), module, name.encode()))
+        checked(driver().cuFuncSetAttribute(function, 8, shared))  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+    return function
+
+
+def start(function: ctypes.c_void_p, grid: int, threads: int, shared: int, pack: Any, device: int, together: bool = False) -> None:
+    """Launch; together: all blocks must be on the chip at once."""
+    pointers = (ctypes.c_void_p * 1)(ctypes.addressof(pack))
+    stream = ctypes.c_void_p(torch.cuda.current_stream(device).cuda_stream)
+    call, more = (driver().cuLaunchCooperativeKernel, ()) if together else (driver().cuLaunchKernel, (None,))
+    with torch.cuda.device(device):
+        checked(call(function, grid, 1, 1, threads, 1, 1, shared, stream, pointers, *more))
+
+
+@functools.cache
+def processors(device: int) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@functools.lru_cache(64)
+def _even(T: int, B: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    return torch.zeros(1, dtype=torch.int64, device=device), torch.full((B,), T, dtype=torch.int32, device=device)
+
+
+def where(rows: Rows, device: torch.device) -> tuple[Tensor, Tensor]:
+    """(the first row of each state, the samples' lengths)"""
+    if rows.uniform:
+        return _even(rows.T, rows.B, device)
+    starts = torch.tensor([0, *(rows.B + n for n in rows.starts[:-1])], dtype=torch.int64)
+    return starts.to(device), rows.lengths.to(torch.int32).to(device)
+
+
+class Launch:
+    """One sweep: its geometry, its arrays, its launch."""
+
+    def __init__(self, plan: Plan, like: Tensor, n: int) -> None:
+        self.plan, self.like, self.d = plan, like, n // len(plan.cell.slots)
+        self.geometry = geometry(plan.cell, self.d, plan.rows.B, like.element_size(), self.processors)
+        self.exchanged = self.geometry.parts > 1 or self.geometry.blocks > 1
+
+    @property
+    def processors(self) -> int:
+        return processors(self.like.get_device())
+
+    def array(self, rows: int, columns: int, exchanged: bool = False) -> Tensor:
+        y = self.like.new_empty(rows, columns)
+        if exchanged:
+            y.view(torch.int64 if y.dtype == torch.float64 else torch.int32).fill_(MARK[y.dtype])
+        return y
+
+    def run(self, name: str, options: tuple[bool, ...], **arrays: Tensor | None) -> None:
+        rows, g = self.plan.rows, self.geometry
+        starts, lengths = where(rows, self.like.device)
+        arrays |= {"STARTS": starts, "LEN": lengths}
+        addresses = [0 if (y := arrays.get(n)) is None else y.data_ptr() for n in ARRAYS]
+        pack = (ctypes.c_longlong * (len(ARRAYS) + 1))(*addresses, rows.B)
+        self.launch(name, options, pack)
+
+    def launch(self, name: str, options: tuple[bool, ...], pack: Any) -> None:
+        g, device = self.geometry, self.like.get_device()
+        function, shared = kernel(name, self.plan.cell, g, self.d, self.like.dtype, self.plan.rows.uniform, device, *options)
+        start(function, g.groups * g.parts, 32 * g.warps, shared, pack, device, g.parts > 1)
+
+
+@torch.no_grad()
+def forward(
+    plan: Plan, base: Tensor, v: Tensor | None, W: Tensor | None, x0: Tensor, p: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    cell, rows = plan.cell, plan.rows
+    run = make(plan, base, x0.shape[1])
+    x = run.array(rows.B + rows.N, x0.shape[1], run.exchanged and W is not None)
+    x[: rows.B] = x0
+    a = torch.empty_like(base)
+    q = run.array(rows.N, run.d * len(cell.kept)) if cell.kept else None
+    run.run("forward", (), X=x, A=a, Q=q, BASE=base.contiguous(), V=_plain(v), W=_plain(W), PAR=_plain(p))
+    return x, a, q
+
+
+@torch.no_grad()
+def adjoint(
+    plan: Plan, tape: Tape, W: Tensor | None, s: Tensor | None, s_last: Tensor | None, sa: Tensor | None,
+    link: Link | None, scaled: bool, keep: bool, k_last: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
+    rows, x = plan.rows, tape.x
+    if s is not None and s_last is not None:
+        s, s_last = s + rows.last_back(s_last), None
+    run = make(plan, x, x.shape[1])
+    lam = run.array(rows.B + rows.N, x.shape[1])
+    delta = run.array(rows.N, tape.a.shape[1], run.exchanged and W is not None)
+    k = tops = ks = None
+    if scaled:
+        k = torch.empty(rows.B + rows.N, dtype=torch.int32, device=x.device)
+        if run.geometry.parts > 1:
+            tops = torch.full((rows.N * run.geometry.parts,), -1, dtype=torch.int32, device=x.device)
+        ks = exponents(s if s is not None else s_last)
+        k_last = torch.zeros(rows.B, dtype=torch.int32, device=x.device) if k_last is None else k_last
+        if ks is not None and s_last is not None:
+            ks = torch.where(ks == NONE, NONE, ks + k_last)
+    options = (s is not None, s_last is not None, sa is not None, link is not None, scaled)
+    run.run(
+        "adjoint", options, LAM=lam, DEL=delta, K=k, TOPS=tops, X=x, A=tape.a, Q=tape.q, V=_plain(tape.v), W=_plain(W),
+        PAR=_plain(tape.p), SRC=_plain(s), LAST=_plain(s_last), SA=_plain(sa), KS=ks, KLAST=k_last,
+        LINK=None if link is None else link.factor.contiguous(),
+    )  # fmt: skip
+    return lam, delta, k
+
+
+@torch.no_grad()
+def tangent(
+    plan: Plan, tape: Tape, W: Tensor | None, g: Tensor | None, ga: Tensor | None, link: Link | None
+) -> tuple[Tensor, Tensor]:
+    rows, x = plan.rows, tape.x
+    run = make(plan, x, x.shape[1])
+    mu, nu = run.array(rows.B + rows.N, x.shape[1], run.exchanged and W is not None), run.array(rows.N, tape.a.shape[1])
+    mu[: rows.B] = 0 if g is None else g[: rows.B]
+    run.run(
+        "tangent", (g is not None, ga is not None, link is not None), MU=mu, NU=nu, X=x, A=tape.a, Q=tape.q,
+        V=_plain(tape.v), W=_plain(W), PAR=_plain(tape.p), SRC=_plain(g), SA=_plain(ga),
+        LINK=None if link is None else link.factor.contiguous(),
+    )  # fmt: skip
+    return mu, nu
+
+
+POINTS = """
+extern "C" __global__ void __launch_bounds__(256) points(const Args a) {
+  for (long long i = blockIdx.x * 256LL + threadIdx.x; i < a.rows * D; i += gridDim.x * 256LL) {
+    const long long row = i / D;
+    const int unit = (int)(i % D);
+"""
+
+
+@functools.cache
+def points(op: Pointwise, present: tuple[bool, ...], d: int, dtype: torch.dtype, device: int) -> ctypes.c_void_p:
+    """A Pointwise as one kernel. present: which of op.known and op.inputs are given."""
+    groups = [*((None, y) for y in op.known), *op.inputs]
+    given = [(name, nodes) for (name, nodes), there in zip(groups, present, strict=True) if there]
+    outputs = [nodes for name, nodes in op.outputs if name in op.live]
+    names: dict[Node, str] = {}
+    for i, (name, nodes) in enumerate(given):
+        start = "" if name in op.uniform else f"row * {len(nodes) * d} + "
+        names |= {n: f"a.y[{i}][{start}{j * d} + unit]" for j, n in enumerate(nodes) if name is not None or n.args}
+    flat = [n for nodes in outputs for n in nodes]
+    used = [n for n in walk(flat, frozenset(names)) if n in names]
+    loads = [f"const real l{i} = {names[n]};" for i, n in enumerate(used)]
+    lines, results = written(flat, {n: f"l{i}" for i, n in enumerate(used)}, SPELLING, "const real {0} = {1};")
+    found, stores = iter(results), list[str]()
+    for i, nodes in enumerate(outputs):
+        stores += [f"a.y[{len(given) + i}][row * {len(nodes) * d} + {j * d} + unit] = {next(found)};" for j in range(len(nodes))]
+    body = "".join(f"    {line}\n" for line in (*loads, *lines, *stores))
+    text = f"typedef {'double' if dtype == torch.float64 else 'float'} real;\n#define D {d}\n{FUNCTIONS}"
+    text += f"struct Args {{ real* y[{len(given) + len(outputs)}]; long long rows; }};\n{POINTS}{body}  }}\n}}\n"
+    return loaded(text, "points", device, 0)
+
+
+def pointwise(
+    op: Pointwise, rows: Rows | None, at_hand: Sequence[Tensor | None], tensors: Sequence[Tensor | None]
+) -> list[Tensor]:
+    """The outputs of `op` that are not identically zero, row by row."""
+    groups = [*((None, y) for y in op.known), *op.inputs]
+    given = [(*group, y.contiguous()) for group, y in zip(groups, (*at_hand, *tensors), strict=True) if y is not None]
+    like, width = next((y, len(nodes)) for name, nodes, y in given if name is not None and name not in op.uniform)
+    d, count, device = like.shape[1] // width, like.shape[0], like.get_device()
+    function = points(op, tuple(y is not None for y in (*at_hand, *tensors)), d, like.dtype, device)
+    outputs = [like.new_empty(count, d * len(nodes)) for name, nodes in op.outputs if name in op.live]
+    arrays = [*(y for *_, y in given), *outputs]
+    pack = (ctypes.c_longlong * (len(arrays) + 1))(*(y.data_ptr() for y in arrays), count)
+    grid = min(-(-count * d // 256), processors(device) * 16)
+    start(function, grid, 256, 0, pack, device)
+    return outputs
+
+
+make = Launch  # a test may run the same source elsewhere
+
+
+def _plain(y: Tensor | None) -> Tensor | None:
+    return None if y is None else y.contiguous()
+
+
+def exponents(s: Tensor | None) -> Tensor | None:
+    """e with max |s| < 2^e for each row, NONE for zeros."""
+    if s is None:
+        return None
+    top = s.abs().amax(1)
+    return torch.where(top > 0, torch.frexp(top).exponent, NONE).to(torch.int32)

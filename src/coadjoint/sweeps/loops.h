@@ -1,0 +1,282 @@
+/* Loops over time, for one cell and one type of number.
+
+   Put before this file: vectors.h, the counts SLOTS GATES READS KEPT SIDE, READ_SLOT (-1 where the read is a formula),
+   INTO_READ (does f_x' lam enter the slot that is read) and NEEDS_A. Put after it: the elementwise loops declared below.
+
+   Letters: T steps, B samples, d units. A row of a step array holds the gates of one sample at one step side by side,
+   a row of a state array its slots. Step t takes x_t to x_{t+1}; samples are sorted by falling length. */
+
+/* ---- the product ---- */
+
+/* C[i, :n] = start[i, :n] + A[i, :] P for m rows; P is a panel of K rows of w vectors */
+INLINE void tile(const int m, const int w, long n, long K, const real *A, long lda, const real *P, const real *start,
+                 long lds, real *C, long ldc) {
+    vec c[ROWS][WIDE];
+    const long last = (w - 1) * L, left = n - last; /* only the last vector may be in part */
+    UNROLLED for (int i = 0; i < m; i++) {
+        UNROLLED for (int j = 0; j < w - 1; j++) c[i][j] = start ? get(start + i * lds + j * L, L) : all(0);
+        c[i][w - 1] = start ? get(start + i * lds + last, left) : all(0);
+    }
+    for (long k = 0; k < K; k++, P += w * L)
+        UNROLLED for (int i = 0; i < m; i++)
+            UNROLLED for (int j = 0; j < w; j++) c[i][j] = fma_(all(A[i * lda + k]), *(const vec *)(P + j * L), c[i][j]);
+    UNROLLED for (int i = 0; i < m; i++) {
+        UNROLLED for (int j = 0; j < w - 1; j++) put(C + i * ldc + j * L, c[i][j], L);
+        put(C + i * ldc + last, c[i][w - 1], left);
+    }
+}
+
+#define TILE(m, w) \
+    static void tile_##m##_##w(long n, long K, const real *A, long lda, const real *P, const real *start, long lds, \
+                               real *C, long ldc) { \
+        tile(m, w, n, K, A, lda, P, start, lds, C, ldc); \
+    }
+#define TILES(m) TILE(m, 1) TILE(m, 2) TILE(m, 3)
+TILES(1)
+TILES(2)
+TILES(4)
+#if defined(__AVX512F__) || defined(__aarch64__)
+TILES(8)
+#else
+#define tile_8_1 0
+#define tile_8_2 0
+#define tile_8_3 0
+#endif
+typedef void (*tiled)(long, long, const real *, long, const real *, const real *, long, real *, long);
+static const tiled TABLE[4][WIDE] = {{tile_1_1, tile_1_2, tile_1_3},
+                                     {tile_2_1, tile_2_2, tile_2_3},
+                                     {tile_4_1, tile_4_2, tile_4_3},
+                                     {tile_8_1, tile_8_2, tile_8_3}};
+
+/* M [K, N], or its transpose where M is [N, K], as panels padded with zeros */
+static void packed(real *P, const real *M, long K, long N, int transposed) {
+    for (long i = 0; i < panels(N); i++) {
+        long from = edge(N, i) * L, to = edge(N, i + 1) * L, end = to < N ? to : N, w = to - from;
+        if (end < to) memset(P, 0, sizeof(real) * w * K);
+        if (transposed)
+            for (long j = from; j < end; j++)
+                for (long k = 0; k < K; k++) P[k * w + j - from] = M[j * K + k];
+        else
+            for (long k = 0; k < K; k++) memcpy(P + k * w, M + k * N + from, sizeof(real) * (end - from));
+        P += w * K;
+    }
+}
+
+/* C [m, N] = start + A [m, K] M with M packed; start may be C, or nothing */
+static void product(long m, long N, long K, const real *A, long lda, const real *P, const real *start, long lds, real *C,
+                    long ldc) {
+    for (long p = 0; p < panels(N); p++) {
+        long from = edge(N, p) * L, w = edge(N, p + 1) - edge(N, p), n = w * L < N - from ? w * L : N - from;
+        long i = 0;
+        for (int size = ROWS, level = ROWS == 8 ? 3 : 2; size; size /= 2, level--)
+            for (; i + size <= m; i += size)
+                TABLE[level][w - 1](n, K, A + i * lda, lda, P, start ? start + i * lds + from : 0, lds,
+                                    C + i * ldc + from, ldc);
+        P += w * L * K;
+    }
+}
+
+/* ---- the elementwise loops, over m rows ---- */
+
+static void next(long m, long d, const real *a, const real *v, const real *x, const real *p, real *y, real *q);
+static void pull(long m, long d, const real *y, const real *q, const real *a, const real *v, const real *x,
+                 const real *p, const real *lam, const real *sa, real *delta, real *into);
+static void push(long m, long d, const real *y, const real *q, const real *a, const real *v, const real *x,
+                 const real *p, const real *mu, const real *nu, const real *g, real *out);
+static void read(long m, long d, const real *x, real *r);
+static void read_pull(long m, long d, const real *x, const real *rbar, const real *held, real *into);
+static void read_push(long m, long d, const real *x, const real *mu, real *r);
+
+/* ---- sweeps ---- */
+
+struct sweep {
+    int64_t T, B, d, threads, scaled, keep;
+    const int64_t *starts; /* [T + 1], of the steps in step arrays; nothing where each has B rows */
+    const real *p, *W, *v;
+    real *a, *x, *q;
+    const real *step_source, *source; /* base, sa or ga; s or g */
+    const real *last;                 /* [B, .] */
+    const int32_t *k_last;            /* [B] */
+    const real *link;                 /* [N] */
+    real *state, *step;               /* lam or mu; delta or nu */
+    int32_t *k;                       /* [B + N] */
+};
+
+INLINE long start(const struct sweep *s, long t) { return s->starts ? s->starts[t] : t * s->B; }
+INLINE long state_row(const struct sweep *s, long t) { return t ? s->B + start(s, t - 1) : 0; }
+/* how many of the samples lo..hi take step t */
+INLINE long taking(const struct sweep *s, long t, long lo, long hi) {
+    long n = start(s, t + 1) - start(s, t);
+    return (n < hi ? n : hi) - lo > 0 ? (n < hi ? n : hi) - lo : 0;
+}
+#define AT(array, row, width) ((array) ? (array) + (row) * (width) * d : 0)
+
+static void forward_share(const void *job, long lo, long hi, real *scratch) {
+    const struct sweep *s = job;
+    const real *P = s->W;
+    long d = s->d, n;
+    real *buffer = scratch, *r = scratch + (hi - lo) * GATES * d;
+    for (long t = 0; t < s->T && (n = taking(s, t, lo, hi)); t++) {
+        long row = start(s, t) + lo;
+        const real *base = s->step_source + row * GATES * d, *a = base, *x = s->x + (state_row(s, t) + lo) * SLOTS * d;
+        if (s->W) {
+            real *sum = NEEDS_A ? s->a + row * GATES * d : buffer;
+            const real *reading = x + (READ_SLOT < 0 ? 0 : READ_SLOT) * d;
+            if (READ_SLOT < 0) read(n, d, x, r), reading = r;
+            product(n, GATES * d, READS * d, reading, (READ_SLOT < 0 ? READS : SLOTS) * d, P, base, GATES * d, sum,
+                    GATES * d);
+            a = sum;
+        }
+        next(n, d, a, AT(s->v, row, SIDE), x, s->p, s->x + (state_row(s, t + 1) + lo) * SLOTS * d, AT(s->q, row, KEPT));
+    }
+}
+
+enum { NONE = -(1 << 28) };
+INLINE int exponent(const real *y, long n) {
+    vec top = all(0);
+    for (long j = 0; j < n; j += L) {
+        vec y_j = magnitude(n - j >= L ? get(y + j, L) : get(y + j, n - j));
+        top = pick(y_j > top, y_j, top);
+    }
+    bits most = largest((ivec)top); /* magnitudes are ordered as their bits are */
+    return most >> DIGITS ? (int)(most >> DIGITS) - (BIAS - 1) : NONE;
+}
+
+/* 2^k, 0 below the normal range, the largest power above it */
+INLINE real power_of_two(long k) {
+    bits b = (bits)((k < -BIAS ? -BIAS : k > BIAS ? BIAS : k) + BIAS) << DIGITS;
+    real r;
+    memcpy(&r, &b, sizeof r);
+    return r;
+}
+
+/* y = y 2^k + z 2^h; a power is taken in two factors, as it may leave the range when the product does not */
+INLINE void scaled_sum(long n, real *y, long k, const real *z, long h) {
+    long half = k >> 1, other = h >> 1;
+    real k1 = power_of_two(half), k2 = power_of_two(k - half), h1 = power_of_two(other), h2 = power_of_two(h - other);
+    for (long j = 0; j < n; j += L) {
+        long left = n - j < L ? n - j : L;
+        vec r = get(y + j, left) * k1 * k2;
+        if (z) r += get(z + j, left) * h1 * h2;
+        put(y + j, r, left);
+    }
+}
+
+INLINE void added(long n, real *y, const real *z) {
+    for (long j = 0; j < n; j += L) {
+        long left = n - j < L ? n - j : L;
+        put(y + j, get(y + j, left) + get(z + j, left), left);
+    }
+}
+
+/* y = lam_t of one sample, in the state row `row`, is at 2^before what comes from later: its source is added and, in a
+   scaled sweep, its exponent chosen: that of the larger of the two. A row of zeros keeps the exponent it had. */
+INLINE void joined(const struct sweep *s, long row, real *y, int before) {
+    long n = SLOTS * s->d;
+    const real *source = s->source ? s->source + row * n : 0;
+    if (!s->scaled) {
+        if (source) added(n, y, source);
+        return;
+    }
+    int e = exponent(y, n), of_source = source ? exponent(source, n) : NONE, k = e == NONE ? NONE : before + e;
+    k = of_source > k ? of_source : k;
+    k = k == NONE ? before : k;
+    s->k[row] = k;
+    if (k != before || source) scaled_sum(n, y, (long)before - k, source, -(long)k);
+}
+
+static void adjoint_share(const void *job, long lo, long hi, real *scratch) {
+    const struct sweep *s = job;
+    const real *P = s->W;
+    long d = s->d, size = SLOTS * d;
+    for (long t = s->T; t >= 0; t--) {
+        long n = t < s->T ? taking(s, t, lo, hi) : 0, here = state_row(s, t) + lo;
+        real *lam = s->state + (s->keep ? here : t % 2 * s->B + lo) * size;
+        if (n) {
+            const real *later = s->state + ((s->keep ? state_row(s, t + 1) : (t + 1) % 2 * s->B) + lo) * size;
+            long row = start(s, t) + lo;
+            const real *x = s->x + (state_row(s, t) + lo) * size;
+            real *delta = s->step + row * GATES * d;
+            pull(n, d, s->x + (state_row(s, t + 1) + lo) * size, AT(s->q, row, KEPT), AT(s->a, row, GATES),
+                 AT(s->v, row, SIDE), x, s->p, later, AT(s->step_source, row, GATES), delta, lam);
+            if (s->W && READ_SLOT >= 0) {
+                real *into = lam + READ_SLOT * d;
+                product(n, READS * d, GATES * d, delta, GATES * d, P, INTO_READ ? into : 0, size, into, size);
+            } else if (s->W) {
+                product(n, READS * d, GATES * d, delta, GATES * d, P, 0, 0, scratch, READS * d);
+                read_pull(n, d, x, scratch, lam, lam);
+            }
+            for (long i = 0; i < n && (s->link || s->scaled || s->source); i++) {
+                real *y = lam + i * size;
+                if (s->link && s->link[row + i] != 1)
+                    for (long j = 0; j < size; j++) y[j] *= s->link[row + i];
+                joined(s, here + i, y, s->scaled ? s->k[state_row(s, t + 1) + lo + i] : 0);
+            }
+        }
+        for (long i = n; i < (t ? taking(s, t - 1, lo, hi) : hi - lo); i++) { /* their last state is x_t */
+            if (s->last) memcpy(lam + i * size, s->last + (lo + i) * size, sizeof(real) * size);
+            else memset(lam + i * size, 0, sizeof(real) * size);
+            joined(s, here + i, lam + i * size, s->k_last ? s->k_last[lo + i] : 0);
+        }
+    }
+}
+
+static void tangent_share(const void *job, long lo, long hi, real *scratch) {
+    const struct sweep *s = job;
+    const real *P = s->W;
+    long d = s->d, size = SLOTS * d, n;
+    real *held = scratch, *r = scratch + (hi - lo) * size, *mu = s->state + lo * size;
+    if (s->source) memcpy(mu, s->source + lo * size, sizeof(real) * (hi - lo) * size);
+    else memset(mu, 0, sizeof(real) * (hi - lo) * size);
+    for (long t = 0; t < s->T && (n = taking(s, t, lo, hi)); t++) {
+        long row = start(s, t) + lo, after = state_row(s, t + 1) + lo;
+        const real *x = s->x + (state_row(s, t) + lo) * size, *m = mu;
+        real *nu = s->step + row * GATES * d;
+        const real *ga = AT(s->step_source, row, GATES);
+        if (s->link) {
+            for (long i = 0; i < n; i++)
+                for (long j = 0; j < size; j++) held[i * size + j] = mu[i * size + j] * s->link[row + i];
+            m = held;
+        }
+        if (s->W) {
+            const real *reading = m + (READ_SLOT < 0 ? 0 : READ_SLOT) * d;
+            if (READ_SLOT < 0) read_push(n, d, x, m, r), reading = r;
+            product(n, GATES * d, READS * d, reading, (READ_SLOT < 0 ? READS : SLOTS) * d, P, ga, GATES * d, nu,
+                    GATES * d);
+        } else if (ga)
+            memcpy(nu, ga, sizeof(real) * n * GATES * d);
+        else
+            memset(nu, 0, sizeof(real) * n * GATES * d);
+        mu = s->state + after * size;
+        push(n, d, s->x + after * size, AT(s->q, row, KEPT), AT(s->a, row, GATES), AT(s->v, row, SIDE), x, s->p, m, nu,
+             AT(s->source, after, SLOTS), mu);
+    }
+}
+
+/* 0, or 1 where there is no memory. Each thread takes some of the samples through all steps, about as many rows as the others. */
+static int swept(struct sweep *s, void (*run)(const void *, long, long, real *), int transposed) {
+    long d = s->d, K = transposed ? READS * d : GATES * d, N = transposed ? GATES * d : READS * d;
+    size_t width = (SLOTS + GATES + READS) * d, weights = s->W ? vectors(N) * L * K : 0;
+    char *memory = malloc(sizeof(real) * (weights + s->B * width) + 64);
+    if (!memory) return 1;
+    real *P = (real *)(memory + 64 - (uintptr_t)memory % 64), *scratch = P + weights;
+    if (s->W) packed(P, s->W, K, N, transposed), s->W = P;
+    struct share shares[MOST_THREADS];
+    long lo = 0, done = 0, count = 0, length = s->T;
+    for (long i = 0; i < s->B; i++) {
+        while (length && start(s, length) - start(s, length - 1) <= i) length--; /* of sample i */
+        done += length;
+        int enough = count < s->threads - 1 && (i + 1) % 4 == 0 && done * s->threads >= start(s, s->T) * (count + 1);
+        if (enough || i + 1 == s->B) {
+            shares[count++] = (struct share){run, s, lo, i + 1, scratch + lo * width};
+            lo = i + 1;
+        }
+    }
+    shared(shares, count);
+    free(memory);
+    return 0;
+}
+
+int forward(struct sweep *s) { return swept(s, forward_share, 1); }
+int adjoint(struct sweep *s) { return swept(s, adjoint_share, 0); }
+int tangent(struct sweep *s) { return swept(s, tangent_share, 1); }
