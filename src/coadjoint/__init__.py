@@ -32,7 +32,17 @@ if TYPE_CHECKING:
     from .penalties import Penalty
     from .training import Interrupted, Result, evaluate, train
 
-_MODULES = ("cells", "initialisers", "losses", "optimisers", "parametrisations", "penalties", "report", "segments", "tasks")
+_MODULES = (
+    "cells",
+    "initialisers",
+    "losses",
+    "optimisers",
+    "parametrisations",
+    "penalties",
+    "report",
+    "segments",
+    "tasks",
+)
 _HOMES = {
     "batch": ("Batch",),
     "cells": ("Cell", "cell"),

@@ -408,7 +408,7 @@ def written(
     spelling   how an operation is written, "add": "({0} + {1})"; "const" and "power" have {value} too
     statement  how a value is given a name, "const float {0} = {1};"; the names are `mark` and a number
     """
-    text, lines = dict(names), []
+    text, lines = dict(names), list[str]()
     for n in walk(outputs, frozenset(names)):
         if n not in text:
             said = spelling[n.op].format(*(text[a] for a in n.args), value=repr(n.value))

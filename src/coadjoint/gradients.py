@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from .batch import Batch
 from .errors import InputError, Unsupported
+from .graphs import Recordings
 from .losses import LossLike, entries
 from .network import Costates, Layout, Network, Trajectory
 from .penalties import Schedule, penalty
@@ -270,6 +271,13 @@ def in_segments(net: Network, batch: Batch, loss: LossLike, found: Found, rho: f
     return Evaluation(net, batch, found.losses, found.penalties, rho, found.gradient, **later_)
 
 
+def replayed(net: Network, batch: Batch, loss: LossLike, found: tuple[Any, ...], rho: float = 0.0) -> Evaluation:
+    """The Evaluation of a recorded gradient; its trajectory and costates are computed if they are asked for."""
+    losses, penalties, gradient = found
+    later_ = later(net, batch, loss, lambda: net(batch.u, batch.lengths, batch.x0))
+    return Evaluation(net, batch, losses, penalties, rho, gradient, **later_)
+
+
 class BPTT(Method):
     """Backpropagation through time: forward, adjoint.
 
@@ -279,19 +287,25 @@ class BPTT(Method):
     """
 
     def __init__(self, segments: Segments = None) -> None:
-        self.segments = wanted(segments)
+        self.segments, self.recordings = wanted(segments), Recordings()
 
     def evaluate(self, net: Network, batch: Batch, loss: LossLike) -> Evaluation:
         if self.segments is not None:
             trained(net)
             return in_segments(net, batch, loss, Segmented(net, batch, loss, self.segments).plain())
+        found = self.recordings(self.compute, net, batch, loss, 0.0)
+        if found is not None:
+            return replayed(net, batch, loss, found)
+        losses, none, gradient, run = self.compute(net, batch, loss)
+        return Evaluation(net, batch, losses.detach(), none, 0.0, gradient, **later(net, batch, loss, lambda: run))
+
+    def compute(
+        self, net: Network, batch: Batch, loss: LossLike, _: Any = None
+    ) -> tuple[Tensor, Tensor, Gradient, Trajectory]:
         with torch.enable_grad():
             run = net(batch.u, batch.lengths, batch.x0)
             losses = run.loss(loss, batch.y, mask=batch.mask, reduce=batch.reduce)
-            gradient = differentiate(batch.mean(losses), net)
-        return Evaluation(
-            net, batch, losses.detach(), torch.zeros_like(losses), 0.0, gradient, **later(net, batch, loss, lambda: run)
-        )
+            return losses, torch.zeros_like(losses), differentiate(batch.mean(losses), net), run
 
 
 class Penalised(Method):
@@ -304,6 +318,7 @@ class Penalised(Method):
 
     def __init__(self, G: Any, weight: float | Schedule = 1.0, segments: Segments = None) -> None:
         self.penalty, self.weight, self.step, self.segments = penalty(G), weight, 0, wanted(segments)
+        self.recordings = Recordings()
         if not callable(weight) and not (isinstance(weight, int | float) and math.isfinite(weight)):
             raise InputError(f"weight must be a finite number or a function of the step; got {weight!r}.")
 
@@ -324,13 +339,21 @@ class Penalised(Method):
             swept = Segmented(net, batch, loss, self.segments)
             found = swept.penalised(self.penalty, self.penalty.name, rho, check_penalty)
             return in_segments(net, batch, loss, found, rho)
+        again = self.recordings(lambda *given: self.compute(*given)[:4], net, batch, loss, rho) if rho else None
+        if again is not None:
+            return replayed(net, batch, loss, again, rho)
+        losses, G, gradient, run, lam = self.compute(net, batch, loss, rho)
+        return Evaluation(net, batch, losses.detach(), G.detach(), rho, gradient, lambda: run, lambda _: lam.detach())
+
+    def compute(
+        self, net: Network, batch: Batch, loss: LossLike, rho: Any
+    ) -> tuple[Tensor, Tensor, Gradient, Trajectory, Costates]:
         with torch.enable_grad():
             run = net(batch.u, batch.lengths, batch.x0)
             lam = run.costates(loss, batch.y, mask=batch.mask, reduce=batch.reduce)
             G = check_penalty(self.penalty(lam), lam, self.penalty.name)
-            objective = lam.loss if rho == 0 else lam.loss + rho * G
-            gradient = differentiate(batch.mean(objective), net)
-        return Evaluation(net, batch, lam.loss.detach(), G.detach(), rho, gradient, lambda: run, lambda _: lam.detach())
+            objective = lam.loss if isinstance(rho, float) and rho == 0 else lam.loss + rho * G
+            return lam.loss, G, differentiate(batch.mean(objective), net), run, lam
 
 
 def check_penalty(G: Any, lam: Costates, name: str) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .errors import InputError, KindError, Unsupported, choose
+from .errors import Deferred, InputError, KindError, Unsupported, choose, insist
 
 OUTPUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "identity": lambda a: a,
@@ -87,19 +87,22 @@ def _cross_entropy(a: Tensor, y: Tensor) -> Tensor:
         raise KindError(
             f"loss 'cross-entropy' takes class numbers (integers) or probabilities (floats); got {y.dtype}."
         )
-    if y.numel() and (y.min() < 0 or y.max() >= a.shape[-1]):
-        raise InputError(
-            f"loss 'cross-entropy': class numbers must lie in 0..{a.shape[-1] - 1}; got {int(y.min())}..{int(y.max())}."
-        )
+    most = a.shape[-1] - 1
+    y = _within(y, 0, most, f"loss 'cross-entropy': class numbers must lie in 0..{most}")
     return -F.log_softmax(a, -1).gather(-1, y.long()[..., None])[..., 0]
+
+
+def _within(y: Tensor, low: float, high: float, what: str) -> Tensor:
+    """y, if all of it lies in low..high."""
+    if y.numel():
+        wrong = lambda: InputError(f"{what}; got {y.min().item():g}..{y.max().item():g}.")
+        insist((y.min() >= low) & (y.max() <= high), wrong)
+    return y.clamp(low, high) if Deferred.on else y  # a class out of range would stop the device before it is reported
 
 
 def _binary_cross_entropy(a: Tensor, y: Tensor) -> Tensor:
     y = _same_shape("binary-cross-entropy", a, y)
-    if y.numel() and (y.min() < 0 or y.max() > 1):
-        raise InputError(
-            f"loss 'binary-cross-entropy': targets must lie in 0..1; got {float(y.min()):g}..{float(y.max()):g}."
-        )
+    y = _within(y, 0, 1, "loss 'binary-cross-entropy': targets must lie in 0..1")
     return (F.softplus(a, 1.0, 40.0) - a * y).sum(-1)
 
 

@@ -21,7 +21,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from . import cells, losses, sweeps
 from .cells import Activation, Cell
-from .errors import InputError, KindError, Unsupported, choose
+from .errors import InputError, KindError, Unsupported, choose, insist
 from .losses import LossLike, Output
 from .sweeps import Choice, Plan, Rows, Stepped, Swept, scale
 from .sweeps.derivatives import affine, ensure, watched
@@ -135,10 +135,10 @@ class Judge:
                 raise InputError("the loss mask holds NaN or inf; expected finite weights.")
         if y is not None and y.is_floating_point():
             counts = y if weight is None else y[weight != 0]
-            if not torch.isfinite(counts).all():
-                raise InputError(
-                    "the target y holds NaN or inf on entries that count; clean it, or leave those entries out with mask=."
-                )
+            wrong = (
+                "the target y holds NaN or inf on entries that count; clean it, or leave those entries out with mask=."
+            )
+            insist(torch.isfinite(counts).all(), lambda: InputError(wrong))
         return Judge(net, layout, loss, y, weight, reduce)
 
     @property
@@ -308,10 +308,10 @@ class Trajectory:
                 raise InputError("the loss does not depend on the states of this trajectory, but on something else.")
         declared = None
         if every and s is not None and not isinstance(loss, Tensor):
-            counts = torch.ones(self.layout.rows.N, dtype=torch.bool)
+            counts = torch.ones(self.layout.rows.N, dtype=torch.bool, device=s.device)
             if mask is not None:
-                counts = self.layout.flat(torch.as_tensor(mask)) != 0
-            declared = torch.cat([torch.zeros(self.layout.rows.B, dtype=torch.bool), counts.cpu()]).to(s.device)
+                counts = self.layout.flat(torch.as_tensor(mask, device=s.device)) != 0
+            declared = torch.cat([counts.new_zeros(self.layout.rows.B), counts])
         with torch.set_grad_enabled(recorded):
             mantissa, exponent = run.costate(s, s_last, declared)
         return Costates(self, mantissa, exponent, value if recorded else value.detach())
@@ -334,7 +334,7 @@ class _Norm(torch.autograd.Function):
     @staticmethod
     def forward(x: Tensor) -> Tensor:
         n = torch.linalg.vector_norm(x, 2, -1)
-        if ((n == 0) | torch.isinf(n)).any():  # squares may have left the range where the norm has not
+        if x.is_cuda or ((n == 0) | torch.isinf(n)).any():  # squares may have left the range where the norm has not
             k = torch.frexp(x.abs().amax(-1)).exponent
             n = scale(torch.linalg.vector_norm(scale(x, -k[..., None]), 2, -1), k)
         return n
@@ -409,6 +409,9 @@ class Costates:
     @property
     def mask(self) -> Tensor:
         """[T + 1, B]: does the costate exist"""
+        rows = self.trajectory.layout.rows
+        if rows.uniform:
+            return torch.ones(rows.T + 1, rows.B, dtype=torch.bool, device=self.rows.device)
         return self.trajectory.mask.to(self.rows.device)
 
     @functools.cached_property
@@ -539,7 +542,7 @@ class Network(nn.Module):
                         f"mask has shape {list(mask.shape)}; expected that of W, {list(self.W.shape) if self.W is not None else 'none: this cell has no W'}."
                     )
                 mask = mask.to(**make)
-            apart = torch.tensor([g in self.cell.side for g in self.cell.gates])
+            apart = torch.tensor([g in self.cell.side for g in self.cell.gates], device=device)
             self.register_buffer(
                 "_apart", apart.repeat_interleave(hidden) if self.cell.side else None, persistent=False
             )
@@ -611,8 +614,11 @@ class Network(nn.Module):
         apart = self._apart
         if apart is None:
             return (R, b), None
+        assert self.cell is not None
         base = R.masked_fill(apart[:, None], 0), None if b is None else b.masked_fill(apart, 0)
-        return base, (R[apart], None if b is None else b[apart])
+        gates = [i for i, g in enumerate(self.cell.gates) if g in self.cell.side]
+        of = lambda y: torch.cat([y[i * self.hidden : (i + 1) * self.hidden] for i in gates])
+        return base, (of(R), None if b is None else of(b))
 
     def advance(self, u: Tensor, x: Tensor) -> Tensor:
         """One step from u [B, inputs] and x [B, n], by torch's own operations."""

@@ -46,7 +46,7 @@ class Choice(str):
 
 def load(name: str) -> Engine | None:
     """The engine's three loops; None for 'autograd', which has none of its own."""
-    return None if name == "autograd" else importlib.import_module(f".{name}", __name__)  # type: ignore[return-value]
+    return None if name == "autograd" else importlib.import_module(f".{name}", __name__)
 
 
 def resolve(name: str, cell: Cell | None, device: str) -> Choice:
@@ -63,7 +63,7 @@ def resolve(name: str, cell: Cell | None, device: str) -> Choice:
         if refusal is not None:
             raise Unsupported(f"engine '{name}' {refusal}")
         return Choice(name, "asked for by name")
-    passed = []
+    passed: list[tuple[str, str]] = []
     for candidate in PREFERRED.get(device, ("reference",)):
         refusal = refused(candidate, device)
         if refusal is None:
@@ -136,4 +136,17 @@ class Swept:
         return derivatives.tangent(self.plan, tape, self.W, g, base)[0]
 
 
-__all__ = ["ENGINES", "Choice", "Engine", "Link", "Plan", "Rows", "Stepped", "Swept", "Tape", "load", "resolve", "scale"]
+__all__ = [
+    "ENGINES",
+    "Choice",
+    "Engine",
+    "Link",
+    "Plan",
+    "Rows",
+    "Stepped",
+    "Swept",
+    "Tape",
+    "load",
+    "resolve",
+    "scale",
+]

@@ -1,4 +1,4 @@
-"""The system's C compiler, and a folder that keeps what it made.
+"""The system's C compiler, and a folder that keeps what compilers made.
 
 A library is found again by its source, the compiler, the options and the processor it was made for. The folder belongs
 to the user alone; a file in it is loaded only if its contents have the digest that its name tells.
@@ -17,7 +17,7 @@ import shutil
 import stat
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -135,27 +135,28 @@ def library(source: str) -> ctypes.CDLL:
 
 
 def _library(compiler: Compiler, flags: tuple[str, ...], source: str) -> ctypes.CDLL:
-    key = _digest("\0".join((source, compiler.identity, *flags, processor())).encode())
-    for path in kept(key):
-        return ctypes.CDLL(str(path))
-    with tempfile.TemporaryDirectory(dir=folder()) as place:
-        text, out = Path(place, "cell.c"), Path(place, "cell.so")
+    def make(out: Path) -> None:
+        text = out.with_suffix(".c")
         text.write_text(source)
         _run([*compiler.command, *flags, str(text), "-o", str(out), "-lm"])
-        path = folder() / f"{key}-{_digest(out.read_bytes())}.so"
-        out.chmod(0o700)
-        out.replace(path)
-    return ctypes.CDLL(str(path))
+
+    return ctypes.CDLL(str(kept("\0".join((source, compiler.identity, *flags, processor())), ".so", make)))
 
 
-def kept(key: str) -> Iterator[Path]:
-    """The library of that key, if it is there and whole; one that is not is removed."""
-    for path in folder().glob(f"{key}-*.so"):
+def kept(recipe: str, suffix: str, make: Callable[[Path], object]) -> Path:
+    """The file that `make(path)` makes of the recipe: found again if it is there and whole, else made. One that is damaged
+    or somebody else's is removed."""
+    key = _digest(recipe.encode())
+    for path in folder().glob(f"{key}-*{suffix}"):
         with contextlib.suppress(OSError):
             if ours(path) and path.stem == f"{key}-{_digest(path.read_bytes())}":
-                yield path
-            else:
-                path.unlink()
+                return path
+            path.unlink()
+    with tempfile.TemporaryDirectory(dir=folder()) as place:
+        out = Path(place, f"cell{suffix}")
+        make(out)
+        out.chmod(0o700)
+        return out.replace(folder() / f"{key}-{_digest(out.read_bytes())}{suffix}")
 
 
 def _digest(data: bytes) -> str:

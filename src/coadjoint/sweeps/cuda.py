@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import hashlib
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -21,17 +20,16 @@ from torch import Tensor
 
 from ..cells import Cell
 from ..formula import Node, walk, written
-from .cache import folder, publish
+from .compiler import kept
 from .derivatives import Plan, Tape
 from .eager import backwards, forwards
 from .pointwise import Pointwise
-from .rows import NONE, Link, Rows
+from .rows import NONE, Link, Rows, exponent
 
 WEIGHTS = 512  # bytes of W that a thread keeps in registers
 SHARED = 180 << 10  # bytes of W that shared memory may hold, where that keeps a network on one multiprocessor
 WARPS = 8
 ROWS = 4  # samples of an item
-READS = 2  # cycles for four entries out of shared memory
 MARK = {torch.float32: 0x7FA1B2C3, torch.float64: 0x7FF4A1B2C3D4E5F6}
 SPELLING = {
     "add": "({0} + {1})", "sub": "({0} - {1})", "mul": "({0} * {1})", "div": "({0} / {1})", "neg": "(-{0})",
@@ -182,7 +180,12 @@ def adjoint_source(cell: Cell, s_: bool, last: bool, sa: bool, link: bool, scale
 def tangent_source(cell: Cell, g: bool, ga: bool, link: bool) -> Source:
     s, e = Source(cell), forwards(cell)
     moving = named("mu", e.mu) | named("nu", e.nu)
-    s.function("change", "const real* mu, const real* nu, const real* y, const real* p", s.tape(e.out, moving, "y") | moving, {"z": e.out})
+    s.function(
+        "change",
+        "const real* mu, const real* nu, const real* y, const real* p",
+        s.tape(e.out, moving, "y") | moving,
+        {"z": e.out},
+    )
     s.function("along", "const real* mu, const real* y", s.tape(e.ahead, e.mu, "y") | named("mu", e.mu), {"q": e.ahead})
     s.function("along_at", "const real* mu, const real* x", named("mu", e.mu) | named("x", cell.x), {"q": e.ahead})
     used = set(walk(e.ahead, frozenset([*e.mu, *cell.x])))
@@ -224,13 +227,13 @@ def tile(inner: int, outer: int, rows: int, warps: int, weights: int) -> Tile | 
     best: tuple[float, Tile] | None = None
     for LC, WC, CC in itertools.product((1, 2, 4, 8, 16, 32), _divisors(warps), (1, 2, 3, 4, 6, 8, 12, 16)):
         LK, WK = 32 // LC, warps // WC
-        if LC * WC * CC < outer or (CC > 1 and LC * WC * (CC - 1) >= outer):
+        if outer > LC * WC * CC or (CC > 1 and outer <= LC * WC * (CC - 1)):
             continue
         KC = 4 * -(-inner // (4 * LK * WK))
-        if KC * CC > weights:
+        if weights < KC * CC:
             continue
-        fma, reads, steps = KC * CC * warps / 4, KC / 4 * warps, (LK.bit_length() - 1) * CC * warps
-        cost = rows * (fma + max(0, READS * reads - fma) + steps) + rows * WK * outer / 32
+        fma, moved = KC * CC * warps / 4, KC * warps + (LK.bit_length() - 1) * CC * warps
+        cost = rows * (max(fma, moved) + min(fma, moved) / 4) + rows * WK * outer / 32
         if best is None or cost < best[0]:
             best = cost, Tile(KC, CC, LC, LK, WC, WK)
     return None if best is None else best[1]
@@ -272,7 +275,9 @@ def geometry(cell: Cell, d: int, B: int, size: int, processors: int, warps: int 
 
 
 @functools.cache
-def source(name: str, cell: Cell, g: Geometry, d: int, dtype: torch.dtype, uniform: bool, *options: bool) -> tuple[str, int]:
+def source(
+    name: str, cell: Cell, g: Geometry, d: int, dtype: torch.dtype, uniform: bool, *options: bool
+) -> tuple[str, int]:
     """The kernel's source, and the bytes of shared memory it takes."""
     size, made = dtype.itemsize, SOURCES[name](cell, *options)
     G, NR = len(cell.gates), len(cell.read)
@@ -298,7 +303,9 @@ def source(name: str, cell: Cell, g: Geometry, d: int, dtype: torch.dtype, unifo
     cut = text.index("// ---- the product with W")
     vectors = g.rows * shape.WK * shape.LK * shape.KC + shape.WK * g.rows * max(1, outer)
     vectors += (shape.KC - keep) * shape.CC * 32 * g.warps
-    return head + str(made) + text[:cut] + "AFTER_ARGS\n\n" + text[cut:], size * vectors + 4 * (5 * g.rows + g.rows * g.blocks) + 16
+    return head + str(made) + text[:cut] + "AFTER_ARGS\n\n" + text[cut:], size * vectors + 4 * (
+        5 * g.rows + g.rows * g.blocks
+    ) + 16
 
 
 # compiling and launching
@@ -309,7 +316,7 @@ PREFACE = """
 #define PAUSE()
 """
 ARRAYS = (
-    "X", "A", "Q", "LAM", "DEL", "MU", "NU", "BASE", "V", "W", "PAR", "SRC", "LAST", "SA", "LINK", "K", "TOPS", "KS", "KLAST", "LEN", "STARTS",
+    "X", "A", "Q", "LAM", "DEL", "MU", "NU", "BASE", "V", "W", "PAR", "SRC", "LAST", "SA", "LINK", "K", "TOPS", "KS", "KEND", "KLAST", "LEN", "STARTS",
 )  # fmt: skip
 
 
@@ -356,7 +363,9 @@ def driver() -> ctypes.CDLL:
 
 
 @functools.cache
-def kernel(name: str, cell: Cell, g: Geometry, d: int, dtype: torch.dtype, uniform: bool, device: int, *options: bool) -> tuple[ctypes.c_void_p, int]:
+def kernel(
+    name: str, cell: Cell, g: Geometry, d: int, dtype: torch.dtype, uniform: bool, device: int, *options: bool
+) -> tuple[ctypes.c_void_p, int]:
     """A loaded kernel and its shared memory."""
     text, shared = source(name, cell, g, d, dtype, uniform, *options)
     return loaded(PREFACE + text, name, device, shared), shared
@@ -364,11 +373,10 @@ def kernel(name: str, cell: Cell, g: Geometry, d: int, dtype: torch.dtype, unifo
 
 def loaded(text: str, name: str, device: int, shared: int) -> ctypes.c_void_p:
     """The function of that name, compiled for the device or found in the cache."""
-    arch = "sm_%d%d" % torch.cuda.get_device_capability(device)
-    key = hashlib.sha256(f"{arch} {torch.version.cuda} {text}".encode()).hexdigest()[:32]
-    path = Path(folder()) / f"{key}.cubin"
-    code = path.read_bytes() if path.exists() else compiled(text, arch, nvrtc())
-    publish(path, code)
+    major, minor = torch.cuda.get_device_capability(device)
+    arch = f"sm_{major}{minor}"
+    recipe = f"{arch} {torch.version.cuda} {text}"
+    code = kept(recipe, ".cubin", lambda out: out.write_bytes(compiled(text, arch, nvrtc()))).read_bytes()
     module, function = ctypes.c_void_p(), ctypes.c_void_p()
     with torch.cuda.device(device):
         torch.cuda.current_stream().synchronize()  # a context, if there is none yet
@@ -378,11 +386,14 @@ def loaded(text: str, name: str, device: int, shared: int) -> ctypes.c_void_p:
     return function
 
 
-def start(function: ctypes.c_void_p, grid: int, threads: int, shared: int, pack: Any, device: int, together: bool = False) -> None:
+def start(
+    function: ctypes.c_void_p, grid: int, threads: int, shared: int, pack: Any, device: int, together: bool = False
+) -> None:
     """Launch; together: all blocks must be on the chip at once."""
     pointers = (ctypes.c_void_p * 1)(ctypes.addressof(pack))
     stream = ctypes.c_void_p(torch.cuda.current_stream(device).cuda_stream)
-    call, more = (driver().cuLaunchCooperativeKernel, ()) if together else (driver().cuLaunchKernel, (None,))
+    call: Any = driver().cuLaunchCooperativeKernel if together else driver().cuLaunchKernel
+    more = () if together else (None,)
     with torch.cuda.device(device):
         checked(call(function, grid, 1, 1, threads, 1, 1, shared, stream, pointers, *more))
 
@@ -424,7 +435,7 @@ class Launch:
         return y
 
     def run(self, name: str, options: tuple[bool, ...], **arrays: Tensor | None) -> None:
-        rows, g = self.plan.rows, self.geometry
+        rows = self.plan.rows
         starts, lengths = where(rows, self.like.device)
         arrays |= {"STARTS": starts, "LEN": lengths}
         addresses = [0 if (y := arrays.get(n)) is None else y.data_ptr() for n in ARRAYS]
@@ -433,7 +444,9 @@ class Launch:
 
     def launch(self, name: str, options: tuple[bool, ...], pack: Any) -> None:
         g, device = self.geometry, self.like.get_device()
-        function, shared = kernel(name, self.plan.cell, g, self.d, self.like.dtype, self.plan.rows.uniform, device, *options)
+        function, shared = kernel(
+            name, self.plan.cell, g, self.d, self.like.dtype, self.plan.rows.uniform, device, *options
+        )
         start(function, g.groups * g.parts, 32 * g.warps, shared, pack, device, g.parts > 1)
 
 
@@ -457,24 +470,23 @@ def adjoint(
     link: Link | None, scaled: bool, keep: bool, k_last: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
     rows, x = plan.rows, tape.x
-    if s is not None and s_last is not None:
-        s, s_last = s + rows.last_back(s_last), None
     run = make(plan, x, x.shape[1])
     lam = run.array(rows.B + rows.N, x.shape[1])
     delta = run.array(rows.N, tape.a.shape[1], run.exchanged and W is not None)
-    k = tops = ks = None
+    k = tops = end = None
     if scaled:
         k = torch.empty(rows.B + rows.N, dtype=torch.int32, device=x.device)
         if run.geometry.parts > 1:
             tops = torch.full((rows.N * run.geometry.parts,), -1, dtype=torch.int32, device=x.device)
-        ks = exponents(s if s is not None else s_last)
         k_last = torch.zeros(rows.B, dtype=torch.int32, device=x.device) if k_last is None else k_last
-        if ks is not None and s_last is not None:
-            ks = torch.where(ks == NONE, NONE, ks + k_last)
+        if s_last is not None:
+            e = exponent(s_last)
+            end = torch.where(e == NONE, NONE, e + k_last).int()
     options = (s is not None, s_last is not None, sa is not None, link is not None, scaled)
     run.run(
         "adjoint", options, LAM=lam, DEL=delta, K=k, TOPS=tops, X=x, A=tape.a, Q=tape.q, V=_plain(tape.v), W=_plain(W),
-        PAR=_plain(tape.p), SRC=_plain(s), LAST=_plain(s_last), SA=_plain(sa), KS=ks, KLAST=k_last,
+        PAR=_plain(tape.p), SRC=_plain(s), LAST=_plain(s_last), SA=_plain(sa), KLAST=k_last, KEND=end,
+        KS=exponent(s).int() if scaled and s is not None else None,
         LINK=None if link is None else link.factor.contiguous(),
     )  # fmt: skip
     return lam, delta, k
@@ -520,7 +532,10 @@ def points(op: Pointwise, present: tuple[bool, ...], d: int, dtype: torch.dtype,
     lines, results = written(flat, {n: f"l{i}" for i, n in enumerate(used)}, SPELLING, "const real {0} = {1};")
     found, stores = iter(results), list[str]()
     for i, nodes in enumerate(outputs):
-        stores += [f"a.y[{len(given) + i}][row * {len(nodes) * d} + {j * d} + unit] = {next(found)};" for j in range(len(nodes))]
+        stores += [
+            f"a.y[{len(given) + i}][row * {len(nodes) * d} + {j * d} + unit] = {next(found)};"
+            for j in range(len(nodes))
+        ]
     body = "".join(f"    {line}\n" for line in (*loads, *lines, *stores))
     text = f"typedef {'double' if dtype == torch.float64 else 'float'} real;\n#define D {d}\n{FUNCTIONS}"
     text += f"struct Args {{ real* y[{len(given) + len(outputs)}]; long long rows; }};\n{POINTS}{body}  }}\n}}\n"
@@ -549,11 +564,3 @@ make = Launch  # a test may run the same source elsewhere
 
 def _plain(y: Tensor | None) -> Tensor | None:
     return None if y is None else y.contiguous()
-
-
-def exponents(s: Tensor | None) -> Tensor | None:
-    """e with max |s| < 2^e for each row, NONE for zeros."""
-    if s is None:
-        return None
-    top = s.abs().amax(1)
-    return torch.where(top > 0, torch.frexp(top).exponent, NONE).to(torch.int32)

@@ -17,7 +17,6 @@ and no derivative of any order needs a fourth loop. docs/derivation.md has the a
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -28,7 +27,7 @@ from torch.autograd import Function, forward_ad
 from torch.nn.functional import pad
 
 from ..cells import Cell
-from ..errors import NumericalError
+from ..errors import Deferred, Doubt, NumericalError
 from .chunks import product, total
 from .memory import empty
 from .pointwise import Pointwise, nested, no_vmap, quick
@@ -87,13 +86,6 @@ class Plan:
     doubts: list[Doubt] = field(default_factory=list)
 
 
-class Doubt(NamedTuple):
-    """Something that must hold. On a GPU it is asked at the end of the gradient: an answer waits for all work before it."""
-
-    holds: Tensor
-    wrong: Callable[[], Exception | None]  # what to raise if it does not; None for a false alarm
-
-
 def ensure(plan: Plan, y: Tensor, wrong: Callable[[], Exception | None]) -> None:
     """y must be finite: at once on a CPU, and on a GPU when `settle` is called."""
     doubt = Doubt(y.detach().sum().isfinite(), wrong)
@@ -104,6 +96,9 @@ def ensure(plan: Plan, y: Tensor, wrong: Callable[[], Exception | None]) -> None
 
 
 def settle(plan: Plan) -> None:
+    """Raise what is wrong, if anything is."""
+    if Deferred.on:
+        return  # graphs.py asks after each replay
     doubts = plan.doubts[:]
     plan.doubts.clear()
     if doubts and not torch.stack([d.holds for d in doubts]).all().item():
@@ -330,9 +325,7 @@ class Adjoint(Function):
 
     @staticmethod
     @nested
-    def jvp(
-        ctx: Any, _plan: Any, _scaled: Any, _factor: Any, _declared: Any, *dots: Tensor | None
-    ) -> Any:
+    def jvp(ctx: Any, _plan: Any, _scaled: Any, _factor: Any, _declared: Any, *dots: Tensor | None) -> Any:
         link, _, W, tape, lam, delta, k = Adjoint.saved(ctx)
         ds, dlast, dsa, dW, da, dv, dx, dp, _ = dots
         plan, cell, rows = ctx.plan, ctx.plan.cell, ctx.plan.rows

@@ -327,7 +327,9 @@ class Kernel:
         kinds: dict[bool, list[str]] = {}
         for name, _, _ in wanted:
             kinds.setdefault(name.startswith("top"), []).append(f"absent({name}, {self.mark})")
-        flat = lambda text, narrow: f"tl.max(tl.max({text}, 1), 0)" if narrow or self.shape.copies > 1 else f"tl.max({text}, 0)"
+        flat = lambda text, narrow: (
+            f"tl.max(tl.max({text}, 1), 0)" if narrow or self.shape.copies > 1 else f"tl.max({text}, 0)"
+        )
         check = "waiting = " + " | ".join(flat(" | ".join(names), narrow) for narrow, names in kinds.items())
         if not asked:
             self(*read)
@@ -408,7 +410,12 @@ def forward(cell: Cell, shape: Shape) -> str:
     if shape.on_chip:
         for r in k.rows:
             k(f"b{r} = b_first + {r}")
-            k(*(f"x{s}_{r} = tl.load(X + b{r}.to(tl.int64) * ({S} * D) + {s} * D + u, mask=on & (b{r} < b_end), other=0.0)" for s in range(S)))
+            k(
+                *(
+                    f"x{s}_{r} = tl.load(X + b{r}.to(tl.int64) * ({S} * D) + {s} * D + u, mask=on & (b{r} < b_end), other=0.0)"
+                    for s in range(S)
+                )
+            )
     else:
         for s in used:
             k.stream(f"x{s}", "X", S, s, "before", fresh=True)
@@ -491,22 +498,19 @@ def adjoint(cell: Cell, shape: Shape, s: bool, last: bool, sa: bool, link: bool,
     def begun(r: int, tag: str, condition: str) -> None:
         """Samples whose last state is that after the step begin with their source."""
         row = k.row("after", r, tag)
-        start = f"SRC + {row}" if s else f"LAST + b{r}{tag}.to(tl.int64)"
+        own = f"k{r}{tag}"
         k(f"new{r} = act{r}{tag} & ({condition})")
-        if scaled and (s or last):
-            k(f"e_ = tl.load(KS + {row if s else f'b{r}{tag}'}, mask=new{r}, other=NONE)")
-            k(f"k{r}{tag} = tl.where(new{r}, tl.where(e_ == NONE, 0, e_), k{r}{tag})")
-            if last:
-                k(f"kl_ = tl.load(KLAST + b{r}{tag}, mask=new{r}, other=0)")
-        elif scaled:
-            k(f"k{r}{tag} = tl.where(new{r}, 0, k{r}{tag})")
+        if scaled:
+            k(f"kl_ = tl.load(KLAST + b{r}{tag}, mask=new{r}, other=0)", "e_ = kl_ * 0 + NONE")
+            k(*([f"e_ = tl.maximum(e_, tl.load(KS + {row}, mask=new{r}, other=NONE))"] * s))
+            k(*([f"e_ = tl.maximum(e_, tl.load(KEND + b{r}{tag}, mask=new{r}, other=NONE))"] * last))
+            k(f"{own} = tl.where(new{r}, tl.where(e_ == NONE, kl_, e_), {own})")
+        sources = [(f"SRC + {row}", f"-{own}")] * s + [(f"LAST + b{r}{tag}.to(tl.int64)", f"kl_ - {own}")] * last
         for i in range(S):
             value = "0.0"
-            if s or last:
-                k(f"y_ = tl.load({start} * ({S} * D) + {i} * D + u, mask=on & new{r}, other=0.0)")
-                value = "y_"
-                if scaled:
-                    value = f"scaled(y_, {'kl_ ' if last else ''}- k{r}{tag})"
+            for j, (start, shift) in enumerate(sources):
+                k(f"y{j}_ = tl.load({start} * ({S} * D) + {i} * D + u, mask=on & new{r}, other=0.0)")
+                value += f" + scaled(y{j}_, {shift})" if scaled else f" + y{j}_"
             k(f"lam{i}_{r}{tag} = tl.where(new{r}, {value}, lam{i}_{r}{tag})")
             k(f"tl.store(LAM + {row} * ({S} * D) + {i} * D + u, lam{i}_{r}{tag}, mask=on & new{r})")
         if scaled:
@@ -527,7 +531,9 @@ def adjoint(cell: Cell, shape: Shape, s: bool, last: bool, sa: bool, link: bool,
                 k(f"tl.store({at}, del{i}_{r}{tag}, mask=go{r}{tag})")
             k(*(f"kept{i}_{r}{tag} = {results[G + i]} + tl.zeros_like(lam{i}_{r}{tag})" for i in range(S)))
             if scaled:
-                size = functools.reduce(lambda a, b: f"tl.maximum({a}, {b})", (f"tl.abs(lam{i}_{r}{tag})" for i in range(S)))
+                size = functools.reduce(
+                    lambda a, b: f"tl.maximum({a}, {b})", (f"tl.abs(lam{i}_{r}{tag})" for i in range(S))
+                )
                 k(f"top{r}{tag} = tl.max(tl.where(go{r}{tag}, {size}, 0.0), 0)")
                 if shape.split:
                     k(f"tl.store(TOPS + {k.row('step', r, tag)} * P + part, top{r}{tag}, mask=act{r}{tag})")
@@ -542,7 +548,9 @@ def adjoint(cell: Cell, shape: Shape, s: bool, last: bool, sa: bool, link: bool,
             arrays = [Stream(f"g{i}", "DEL", G, i, "step", whole=True, fresh=True) for i in range(G)]
             vectors = {f"g{i}_{r}": (arrays[i], r) for r in k.rows for i in range(G)} if k.exchanged else {}
             own = "g" if k.exchanged else "del"
-            terms = {f"rbar{j}_{r}": [(f"{own}{i}_{r}", i, j) for i in range(G)] for r in k.rows for j in range(k.reads)}
+            terms = {
+                f"rbar{j}_{r}": [(f"{own}{i}_{r}", i, j) for i in range(G)] for r in k.rows for j in range(k.reads)
+            }
             k.multiply(targets, vectors, lambda _: terms, tops)
         elif tops:
             k.poll(tops)
@@ -609,7 +617,7 @@ def adjoint(cell: Cell, shape: Shape, s: bool, last: bool, sa: bool, link: bool,
             k(*(f"{name}{i}_{r} = {name}{i}_{r}_n" for name in carried for i in range(G if name == "del" else S)))
             k(f"go{r} = go{r}_n", *([f"k{r} = k{r}_n", f"top{r} = top{r}_n"] * scaled))
         k.depth -= 1
-    arguments = "LAM, DEL, K, TOPS, KNOW, X, A, Q, V, W, PAR, SRC, LAST, SA, LINK, KS, KLAST"
+    arguments = "LAM, DEL, K, TOPS, KNOW, X, A, Q, V, W, PAR, SRC, LAST, SA, LINK, KS, KEND, KLAST"
     return k.source("adjoint", arguments, len(targets))
 
 
@@ -632,7 +640,12 @@ def tangent(cell: Cell, shape: Shape, g: bool, ga: bool, link: bool) -> str:
     if shape.on_chip:
         for r in k.rows:
             k(f"b{r} = b_first + {r}")
-            k(*(f"mu{i}_{r} = tl.load(MU + b{r}.to(tl.int64) * ({S} * D) + {i} * D + u, mask=on & (b{r} < b_end), other=0.0)" for i in range(S)))
+            k(
+                *(
+                    f"mu{i}_{r} = tl.load(MU + b{r}.to(tl.int64) * ({S} * D) + {i} * D + u, mask=on & (b{r} < b_end), other=0.0)"
+                    for i in range(S)
+                )
+            )
     else:
         for i in range(S):
             k.stream(f"mu{i}", "MU", S, i, "before", fresh=True)

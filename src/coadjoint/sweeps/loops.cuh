@@ -18,7 +18,7 @@ struct Args {
   real *X, *A, *Q, *LAM, *DEL, *MU, *NU;
   const real *BASE, *V, *W, *PAR, *SRC, *LAST, *SA, *LINK;
   int *K, *TOPS;
-  const int *KS, *KLAST, *LEN;
+  const int *KS, *KEND, *KLAST, *LEN;
   const long long* STARTS;
   long long B;
 };
@@ -221,8 +221,17 @@ __device__ __forceinline__ real summed(const real* sums, int r, int outer) {
   return y;
 }
 
+template <int N>
+__device__ __forceinline__ void put(real* p, const real (*y)[N], int k) {  // entry k of VEC places side by side
+#if VEC == 4
+  *(float4*)p = float4{y[0][k], y[1][k], y[2][k], y[3][k]};
+#else
+  p[0] = y[0][k];
+#endif
+}
+
 // What W multiplies, as the group exchanges it: N entries (slots) for each of WIDTH places of R samples.
-// see(m) asks for those of item m; take(m, use) waits for them and hands them on, use(sample, place, entries, factor).
+// see(m) asks for those of item m; take(m, use) waits for them and hands them on, use(sample, first place, entries of VEC places).
 // Where there are few of them they are asked for in advance (AT_ONCE); else they are read in batches.
 #define TURNS(width) ((R * (width) / VEC + NT - 1) / NT)
 template <int N, int WIDTH>
@@ -254,13 +263,12 @@ struct Gather {
 #pragma unroll
           for (int n = 0; n < N; n++)
             if (const real* p = from(j / WIDTH, j % WIDTH, n)) awaited(p, y[c][n]);
+          real z[VEC][N];
 #pragma unroll
-          for (int v = 0; v < VEC; v++) {
-            real z[N];
+          for (int v = 0; v < VEC; v++)
 #pragma unroll
-            for (int n = 0; n < N; n++) z[n] = y[c][n][v];
-            use(j / WIDTH, j % WIDTH + v, z);
-          }
+            for (int n = 0; n < N; n++) z[v][n] = y[c][n][v];
+          use(j / WIDTH, j % WIDTH, z);
         }
       }
     }
@@ -333,11 +341,12 @@ KERNEL(forward) {
     }
     if (NR) {
       if (EXCHANGED) {
-        gather.take(i && !ON_CHIP, there(m), from(m), [&](int r, int unit, const real* z) {
-          real q[NR + 1];
-          read(z, q);
+        gather.take(i && !ON_CHIP, there(m), from(m), [&](int r, int unit, const real (*z)[S]) {
+          real q[VEC][NR + 1];
 #pragma unroll
-          for (int k = 0; k < NR; k++) h[r * IP + k * D + unit] = q[k];
+          for (int v = 0; v < VEC; v++) read(z[v], q[v]);
+#pragma unroll
+          for (int k = 0; k < NR; k++) put<NR + 1>(h + r * IP + k * D + unit, q, k);
         });
       }
       __syncthreads();
@@ -437,18 +446,22 @@ KERNEL(tangent) {
         real factor[R];
 #pragma unroll
         for (int r = 0; r < R; r++) factor[r] = there(m)(r) ? link(a, m.after - a.B + m.row + r) : 0;
-        gather.take(i && !ON_CHIP, there(m), from(m), [&](int r, int unit, const real* z) {
-          real x[S], y[S], q[NR + 1], l = 1;
+        gather.take(i && !ON_CHIP, there(m), from(m), [&](int r, int unit, const real (*z)[S]) {
+          real q[VEC][NR + 1], l = 1;
 #pragma unroll
           for (int k = 0; k < R; k++) if (k == r) l = factor[k];
 #pragma unroll
-          for (int s = 0; s < S; s++) {
-            y[s] = z[s] * l;
-            x[s] = ALONG_STATE(s) ? a.X[(m.before + m.row + r) * (S * D) + s * D + unit] : 0;
-          }
-          along_at(y, x, q);
+          for (int v = 0; v < VEC; v++) {
+            real x[S], y[S];
 #pragma unroll
-          for (int k = 0; k < NR; k++) h[r * IP + k * D + unit] = q[k];
+            for (int s = 0; s < S; s++) {
+              y[s] = z[v][s] * l;
+              x[s] = ALONG_STATE(s) ? a.X[(m.before + m.row + r) * (S * D) + s * D + unit + v] : 0;
+            }
+            along_at(y, x, q[v]);
+          }
+#pragma unroll
+          for (int k = 0; k < NR; k++) put<NR + 1>(h + r * IP + k * D + unit, q, k);
         });
       }
       __syncthreads();
@@ -505,13 +518,22 @@ __device__ __forceinline__ void first_half(
       }
       if (q.n == m.t + 1) {  // the sample begins here, with its source
         if (SCALED) {
-          y.k[e] = HAS_S ? a.KS[m.after + q.b] : HAS_LAST ? a.KS[q.b] : 0;
-          if (y.k[e] == NONE) y.k[e] = 0;
+          y.k[e] = NONE;
+          if (HAS_S) y.k[e] = a.KS[m.after + q.b];
+          if (HAS_LAST) y.k[e] = max(y.k[e], a.KEND[q.b]);
+          if (y.k[e] == NONE) y.k[e] = a.KLAST[q.b];
         }
 #pragma unroll
         for (int s = 0; s < S; s++) {
-          real source = HAS_S ? a.SRC[(m.after + q.b) * (S * D) + s * D + q.unit] : HAS_LAST ? a.LAST[(long long)q.b * (S * D) + s * D + q.unit] : 0;
-          if (SCALED) source = scaled(source, (HAS_LAST ? a.KLAST[q.b] : 0) - y.k[e]);
+          real source = 0;
+          if (HAS_S) {
+            const real given = a.SRC[(m.after + q.b) * (S * D) + s * D + q.unit];
+            source += SCALED ? scaled(given, -y.k[e]) : given;
+          }
+          if (HAS_LAST) {
+            const real given = a.LAST[(long long)q.b * (S * D) + s * D + q.unit];
+            source += SCALED ? scaled(given, a.KLAST[q.b] - y.k[e]) : given;
+          }
           y.lam[e][s] = source;
           a.LAM[(m.after + q.b) * (S * D) + s * D + q.unit] = source;
         }
@@ -601,7 +623,7 @@ KERNEL(adjoint) {
       continue;
     }
     if (NR && EXCHANGED)
-      gather.take(i && !ON_CHIP, there(m), from(m), [&](int r, int index, const real* z) { h[r * IP + index] = z[0]; });
+      gather.take(i && !ON_CHIP, there(m), from(m), [&](int r, int index, const real (*z)[1]) { put<1>(h + r * IP + index, z, 0); });
     if (SCALED && P > 1) {
       for (int r = threadIdx.x / 32; r < R; r += NT / 32) {
         unsigned top = 0;

@@ -7,10 +7,8 @@ group, so that each program's part of W fits on its multiprocessor; float32 is f
 from __future__ import annotations
 
 import functools
-import hashlib
 import importlib.util
 from dataclasses import dataclass
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -19,10 +17,10 @@ from torch import Tensor
 
 from ..cells import Cell
 from . import kernels
-from .cache import folder, publish
+from .compiler import kept
 from .derivatives import Plan, Tape
 from .kernels import Shape
-from .rows import NONE, Link, Rows
+from .rows import NONE, Link, Rows, exponent
 
 ON_CHIP = 1 << 17  # bytes of W that a program keeps in registers
 ROWS = 4  # samples of an item
@@ -92,9 +90,8 @@ def built(name: str, cell: Cell, shape: Shape, *options: bool) -> Any:
 @functools.cache
 def load(source: str) -> ModuleType:
     """Triton reads a kernel's source from its file."""
-    name = f"kernel_{hashlib.sha256(source.encode()).hexdigest()[:24]}"
-    path = publish(Path(folder()) / f"{name}.py", source.encode())
-    spec = importlib.util.spec_from_file_location(name, path)
+    path = kept(source, ".py", lambda out: out.write_text(source))
+    spec = importlib.util.spec_from_file_location(f"kernel_{path.stem[:32]}", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -127,9 +124,7 @@ class Launch:
         self.plan, self.like = plan, like
         self.d = n // len(plan.cell.slots)
         rows = plan.rows
-        self.geometry = geometry(
-            plan.cell, self.d, rows.B, like.dtype, rows.uniform, processors(like.device)
-        )
+        self.geometry = geometry(plan.cell, self.d, rows.B, like.dtype, rows.uniform, processors(like.device))
         self.exchanged = self.geometry.shape.split or not self.geometry.shape.on_chip
 
     def array(self, rows: int, columns: int, exchanged: bool) -> Tensor:
@@ -163,7 +158,11 @@ def forward(
     a = base if W is None else torch.empty_like(base)
     q = run.array(rows.N, run.d * len(cell.kept), False) if cell.kept else None
     Wt = None if W is None else W.t().contiguous()
-    run.run("forward", (), (x, a if W is not None else torch.empty_like(base), q, base.contiguous(), _plain(v), Wt, _plain(p)))
+    run.run(
+        "forward",
+        (),
+        (x, a if W is not None else torch.empty_like(base), q, base.contiguous(), _plain(v), Wt, _plain(p)),
+    )
     return x, a.clone() if W is None else a, q
 
 
@@ -173,26 +172,27 @@ def adjoint(
     link: Link | None, scaled: bool, keep: bool, k_last: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
     rows, x = plan.rows, tape.x
-    if s is not None and s_last is not None:
-        s, s_last = s + rows.last_back(s_last), None
     run = Launch(plan, x, x.shape[1])
     lam = run.array(rows.B + rows.N, x.shape[1], False)
     delta = run.array(rows.N, tape.a.shape[1], run.exchanged)
-    k = tops = ks = now = None
+    k = tops = ks = end = now = None
     if scaled:
         k = torch.empty(rows.B + rows.N, dtype=torch.int32, device=x.device)
-        now = torch.empty(rows.B * run.geometry.parts, dtype=torch.int32, device=x.device)  # each program's own copy of k
+        now = torch.empty(
+            rows.B * run.geometry.parts, dtype=torch.int32, device=x.device
+        )  # each program's own copy of k
         tops = run.array(rows.N, run.geometry.parts, True) if run.geometry.parts > 1 else None
-        ks = _exponents(s if s is not None else s_last)
-        if k_last is None:
-            k_last = torch.zeros(rows.B, dtype=torch.int32, device=x.device)
-        elif ks is not None:
-            ks = torch.where(ks == NONE, NONE, ks + k_last)
+        k_last = torch.zeros(rows.B, dtype=torch.int32, device=x.device) if k_last is None else k_last
+        if s is not None:
+            ks = exponent(s).int()
+        if s_last is not None:
+            e = exponent(s_last)
+            end = torch.where(e == NONE, NONE, e + k_last).int()
     options = (s is not None, s_last is not None, sa is not None, link is not None, scaled)
     run.run(
         "adjoint", options,
         (lam, delta, k, tops, now, x, tape.a, tape.q, _plain(tape.v), _plain(W), _plain(tape.p), _plain(s), _plain(s_last),
-         _plain(sa), None if link is None else link.factor.contiguous(), ks, k_last),
+         _plain(sa), None if link is None else link.factor.contiguous(), ks, end, k_last),
     )  # fmt: skip
     return lam, delta, k
 
@@ -216,11 +216,3 @@ def tangent(
 
 def _plain(y: Tensor | None) -> Tensor | None:
     return None if y is None else y.contiguous()
-
-
-def _exponents(s: Tensor | None) -> Tensor | None:
-    """e with max |s| < 2^e for each row, NONE for zeros."""
-    if s is None:
-        return None
-    top = s.abs().amax(1)
-    return torch.where(top > 0, torch.frexp(top).exponent, NONE).to(torch.int32)
