@@ -89,14 +89,15 @@ def _cross_entropy(a: Tensor, y: Tensor) -> Tensor:
         )
     most = a.shape[-1] - 1
     y = _within(y, 0, most, f"loss 'cross-entropy': class numbers must lie in 0..{most}")
-    return -F.log_softmax(a, -1).gather(-1, y.long()[..., None])[..., 0]
+    return F.nll_loss(F.log_softmax(a, -1), y.long(), reduction="none")
 
 
 def _within(y: Tensor, low: float, high: float, what: str) -> Tensor:
     """y, if all of it lies in low..high."""
     if y.numel():
-        wrong = lambda: InputError(f"{what}; got {y.min().item():g}..{y.max().item():g}.")
-        insist((y.min() >= low) & (y.max() <= high), wrong)
+        least, most = y.aminmax()
+        wrong = lambda: InputError(f"{what}; got {least.item():g}..{most.item():g}.")
+        insist((least >= low) & (most <= high) if y.is_cuda else low <= least.item() and most.item() <= high, wrong)
     return y.clamp(low, high) if Deferred.on else y  # a class out of range would stop the device before it is reported
 
 

@@ -151,32 +151,37 @@ class Judge:
         cut = lambda y: None if y is None else y[begin : begin + rows.N]
         return replace(self, layout=Layout(rows, None), y=cut(self.y), weight=cut(self.weight))
 
-    def kept(self) -> Tensor | slice:
-        """The rows that count."""
-        return slice(None) if self.weight is None else self.weight.nonzero()[:, 0]
+    @functools.cached_property
+    def kept(self) -> Tensor | None:
+        """The rows that count; None if all do."""
+        return None if self.weight is None else self.weight.nonzero()[:, 0]
+
+    def counting(self, y: Tensor) -> Tensor:
+        """y in the rows that count."""
+        return y if self.kept is None else y[self.kept]
 
     def sample(self, device: torch.device) -> Tensor:
         """The sample of each row that counts, in the rows' order."""
         rows = self.layout.rows
-        return (rows.sample.to(device) if self.every else torch.arange(rows.B, device=device))[self.kept()]
+        return self.counting(rows.sample.to(device) if self.every else torch.arange(rows.B, device=device))
 
     def values(self, pre: Tensor) -> Tensor:
         """The weighted loss of each row that counts, from a = pre."""
-        keep, rows = self.kept(), self.layout.rows
-        y = None if self.y is None else self.y[keep]
-        if isinstance(keep, Tensor) and not len(keep):
-            return pre[keep].sum(-1)
+        rows, pre = self.layout.rows, self.counting(pre)
+        y = None if self.y is None else self.counting(self.y)
+        if not len(pre):
+            return pre.sum(-1)
         if not self.every or len(rows.chunks) == 1 or (rows.uniform and self.weight is None):
-            value = losses.entries(self.loss, pre[keep], y, self.network.output)
+            value = losses.entries(self.loss, pre, y, self.network.output)
         else:  # rows that are not a multiple of rows.LANES: torch's vectors end elsewhere unless each chunk is apart
             ends = torch.tensor([c.stop for c in rows.chunks])
-            if isinstance(keep, Tensor):
-                ends = torch.searchsorted(keep.cpu(), ends)
+            if self.kept is not None:
+                ends = torch.searchsorted(self.kept.cpu(), ends)
             sizes = ends.diff(prepend=ends.new_zeros(1)).tolist()
             ys = [None] * len(sizes) if y is None else y.split(sizes)
-            found = zip(pre[keep].split(sizes), ys, sizes, strict=True)
+            found = zip(pre.split(sizes), ys, sizes, strict=True)
             value = torch.cat([losses.entries(self.loss, a, b, self.network.output) for a, b, n in found if n])
-        return value if self.weight is None else value * self.weight[keep]
+        return value if self.weight is None else value * self.counting(self.weight)
 
     def losses(self, pre: Tensor) -> Tensor:
         """The loss of each sample, [B], in the user's order."""
@@ -198,7 +203,7 @@ class Judge:
         if self.weight is None:
             count = rows.lengths.to(total) if self.every else torch.ones_like(total)
         else:
-            count = self.summed(self.weight[self.kept()])
+            count = self.summed(self.counting(self.weight))
         return total / torch.where(count == 0, 1, count)
 
 
@@ -334,7 +339,7 @@ class _Norm(torch.autograd.Function):
     @staticmethod
     def forward(x: Tensor) -> Tensor:
         n = torch.linalg.vector_norm(x, 2, -1)
-        if x.is_cuda or ((n == 0) | torch.isinf(n)).any():  # squares may have left the range where the norm has not
+        if x.is_cuda or not within(n):  # squares may have left the range where the norm has not
             k = torch.frexp(x.abs().amax(-1)).exponent
             n = scale(torch.linalg.vector_norm(scale(x, -k[..., None]), 2, -1), k)
         return n
@@ -363,6 +368,14 @@ class _Norm(torch.autograd.Function):
     @staticmethod
     def vmap(*_: Any) -> Any:
         raise no_vmap()
+
+
+def within(n: Tensor) -> bool:
+    """Is all of n above 0 and below inf?"""
+    if not n.numel():
+        return True
+    least, most = n.aminmax()
+    return least.item() > 0 and most.item() < math.inf
 
 
 def norm(x: Tensor) -> Tensor:
@@ -420,6 +433,12 @@ class Costates:
         return norm(self.mantissa)
 
     @functools.cached_property
+    def whole(self) -> bool:
+        """Are all costates there and none zero? Asked on a CPU; a GPU would have to be waited for."""
+        rows = self.trajectory.layout.rows
+        return rows.uniform and not self.size.is_cuda and within(self.size.detach())
+
+    @functools.cached_property
     def nonzero(self) -> Tensor:
         """[T + 1, B]: does the costate exist and differ from zero"""
         return self.mask & (self.size.detach() > 0)
@@ -443,11 +462,12 @@ class Costates:
         """log ||lam_t|| - log ||lam_{t+1}||, [T, B] float64, from mantissas and the difference of exponents, so that it
         keeps its digits at any T; NaN where one of the two is zero or missing."""
         log = self._log_size()
-        value = log[:-1] - log[1:] + (self.exponent[:-1] - self.exponent[1:]).double() * math.log(2)
-        return torch.where(self.nonzero[:-1] & self.nonzero[1:], value, math.nan)
+        k = self.exponent
+        value = torch.add(log[:-1] - log[1:], k[:-1] - k[1:], alpha=math.log(2))
+        return value if self.whole else torch.where(self.nonzero[:-1] & self.nonzero[1:], value, math.nan)
 
     def _log_size(self) -> Tensor:
-        return torch.log(torch.where(self.nonzero, self.size, 1).double())
+        return torch.log((self.size if self.whole else torch.where(self.nonzero, self.size, 1)).double())
 
 
 class Network(nn.Module):
@@ -588,7 +608,7 @@ class Network(nn.Module):
 
     def shown(self, x: Tensor) -> Tensor:
         """The slot the readout reads: the first."""
-        return x[..., : self.hidden]
+        return x if self.slots == 1 else x[..., : self.hidden]
 
     def read_out(self, layout: Layout, x: Tensor, last: Tensor, V: Tensor, b_o: Tensor | None) -> Tensor:
         """a = V h + b_o, in rows."""

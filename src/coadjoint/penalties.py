@@ -82,7 +82,7 @@ def present(lam: Costates) -> Tensor | None:
 def mean(values: Tensor, on: Tensor | None) -> Tensor:
     """The mean over t of the entries that are on, [t, B] -> [B]; 0 if there are none. Others are not touched, NaN or not."""
     if on is None:
-        return values.mean(0)
+        return values.sum(0) / max(len(values), 1)
     return torch.where(on, values, 0).sum(0) / on.sum(0).clamp(min=1)
 
 
@@ -115,7 +115,7 @@ def variance_l1(lam: Costates) -> Tensor:
 def log_ratio(lam: Costates) -> Tensor:
     """mean over t = 1..T-1 of (log ||lam_t|| - log ||lam_{t+1}||)^2, natural logarithm; 0 if T < 2"""
     r = lam.log_ratios()[1:]
-    return mean(r.square(), ~r.isnan()).to(lam.loss.dtype)
+    return mean(r.square(), None if lam.whole else ~r.isnan()).to(lam.loss.dtype)
 
 
 @named("ratio")

@@ -7,7 +7,8 @@ reference    an engine: the definition
 eager        an engine: torch's own operations on a CPU, nothing allocated inside the loops
 cpu          an engine: loops in C, made from the cell's formula by the system's compiler
 cuda         an engine: persistent kernels on an NVIDIA GPU, made from the cell's formula by NVRTC
-triton       an engine: the same in Triton, for other GPUs
+stepwise     an engine: a product and a fused operation for each step, where W is too large for a chip
+triton       an engine: persistent kernels in Triton, for other GPUs
 autograd     any step function, by torch's own differentiation
 """
 
@@ -29,8 +30,8 @@ from .autograd import Stepped
 from .derivatives import Engine, Plan, Tape
 from .rows import Link, Rows, scale
 
-ENGINES = ("reference", "eager", "cpu", "cuda", "triton", "autograd")
-PREFERRED = {"cpu": ("cpu", "eager"), "cuda": ("cuda", "triton", "reference")}  # the fastest first
+ENGINES = ("reference", "eager", "cpu", "stepwise", "cuda", "triton", "autograd")
+PREFERRED = {"cpu": ("cpu", "eager"), "cuda": ("cuda", "triton", "stepwise")}  # the fastest first
 
 
 class Choice(str):

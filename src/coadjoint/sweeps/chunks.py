@@ -7,24 +7,27 @@ added up in float64: float32 does not keep its digits over ten thousand rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
+from . import thrice
 from .rows import SUM, Rows, split
 
 FEW = 256  # rows added up at once where the result is so small that a BLAS adds them one by one
 
 
-def pieces(rows: Rows | None, count: int, size: int, gpu: bool) -> Iterator[slice]:
-    """Rows that are added up at once, the last first."""
-    if gpu:  # its products are not reproducible to the bit across sizes, and every launch costs as much as a chunk
-        yield slice(0, count)
+def pieces(rows: Rows | None, *arrays: Tensor, few: bool = False) -> Iterator[Sequence[Tensor]]:
+    """The rows of step arrays that meet a BLAS at once, the last first."""
+    gpu, count, size = arrays[0].is_cuda, len(arrays[0]), FEW if few else 2 * SUM
+    chunks = rows.chunks if rows else [range(count)]
+    if gpu or (len(chunks) == 1 and count <= size):
+        yield arrays  # a GPU's products are not reproducible to the bit across sizes, and every launch costs as much as a chunk
         return
-    for chunk in reversed(rows.chunks if rows else [range(count)]):
+    for chunk in reversed(chunks):
         for piece in reversed(split(chunk, size)):
-            yield slice(piece.start, piece.stop)
+            yield [y[piece.start : piece.stop] for y in arrays]
 
 
 class Sum:
@@ -47,13 +50,13 @@ class Sum:
     def product(self, rows: Rows | None, y: Tensor, r: Tensor) -> None:
         """sum over rows of y_i r_i'; where r is much narrower it comes first, which is up to ten times faster."""
         narrow = 8 * r.shape[1] <= y.shape[1]
-        for piece in pieces(rows, len(y), SUM if y.shape[1] * r.shape[1] > 64 else FEW, y.is_cuda):
-            self.add((r[piece].T @ y[piece]).T if narrow else y[piece].T @ r[piece])
+        for y_, r_ in pieces(rows, y, r, few=y.shape[1] * r.shape[1] <= 64):
+            self.add(torch.mm(r_.t(), y_).t() if narrow else thrice.product(y_, r_))
 
     def rows(self, rows: Rows | None, y: Tensor) -> None:
         """sum over rows of y_i"""
-        for piece in pieces(rows, len(y), SUM, y.is_cuda):
-            self.add(y[piece].sum(0))
+        for (part,) in pieces(rows, y):
+            self.add(part.sum(0))
 
     def total(self) -> Tensor:
         assert self.value is not None

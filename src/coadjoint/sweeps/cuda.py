@@ -20,6 +20,7 @@ from torch import Tensor
 
 from ..cells import Cell
 from ..formula import Node, walk, written
+from . import stepwise
 from .compiler import kept
 from .derivatives import Plan, Tape
 from .eager import backwards, forwards
@@ -29,7 +30,8 @@ from .rows import NONE, Link, Rows, exponent
 WEIGHTS = 512  # bytes of W that a thread keeps in registers
 SHARED = 180 << 10  # bytes of W that shared memory may hold, where that keeps a network on one multiprocessor
 WARPS = 8
-ROWS = 4  # samples of an item
+ROWS = 4  # samples of an item, twice as many for cells of several gates
+TRAFFIC = 14 << 20  # bytes that the blocks of all groups read at a step, above which a product for each step is quicker
 MARK = {torch.float32: 0x7FA1B2C3, torch.float64: 0x7FF4A1B2C3D4E5F6}
 SPELLING = {
     "add": "({0} + {1})", "sub": "({0} - {1})", "mul": "({0} * {1})", "div": "({0} / {1})", "neg": "(-{0})",
@@ -252,26 +254,25 @@ class Geometry:
     groups: int
     rows: int  # samples of an item
     blocks: int  # items of a step
-    resident: bool
     warps: int
 
 
 @functools.cache
-def geometry(cell: Cell, d: int, B: int, size: int, processors: int, warps: int = WARPS) -> Geometry:
+def geometry(cell: Cell, d: int, B: int, size: int, processors: int, warps: int = WARPS) -> Geometry | None:
     G, NR, weights = len(cell.gates), len(cell.read), WEIGHTS // size
     if not NR:
-        return Geometry(d, 1, B, 1, 1, True, min(warps, -(-d // 32)))
+        return Geometry(d, 1, B, 1, 1, min(warps, -(-d // 32)))
     both = lambda U, w: bool(tile(NR * d, G * U, ROWS, warps, w) and tile(G * d, NR * U, ROWS, warps, w))
     most = lambda P: weights + (SHARED // (32 * warps * size) if P == 1 else 0)
     parts = next((P for P in range(1, min(d, processors) + 1) if both(-(-d // P), most(P))), 0)
-    resident = parts > 0
-    parts = parts or min(processors, -(-d // 8))
+    if not parts:
+        return None
     units = -(-d // parts)
     parts = -(-d // units)
     total = -(-B // min(B, max(1, processors // parts)))
-    blocks = -(-total // ROWS)
+    blocks = -(-total // (ROWS if G < 3 else 2 * ROWS))
     rows = -(-total // blocks)
-    return Geometry(units, parts, -(-B // (rows * blocks)), rows, blocks, resident, warps)
+    return Geometry(units, parts, -(-B // (rows * blocks)), rows, blocks, warps)
 
 
 @functools.cache
@@ -284,17 +285,17 @@ def source(
     inner, outer = (G * d, NR * g.units) if name == "adjoint" else (NR * d, G * g.units)
     if NR:
         most = WEIGHTS // size + (SHARED // (32 * g.warps * size) if g.parts == 1 else 0)
-        shape = tile(inner, outer, ROWS, g.warps, most if g.resident else 1 << 30)
+        shape = tile(inner, outer, ROWS, g.warps, most)
     else:
         shape = Tile(4, 1, 32, 1, g.warps, 1)
     assert shape is not None
     entries = -(-g.rows * g.units // (32 * g.warps))
-    keep = min(shape.KC, WEIGHTS // size // shape.CC // 4 * 4) if g.resident else shape.KC
+    keep = min(shape.KC, WEIGHTS // size // shape.CC // 4 * 4)
     quick = g.blocks == 1 and g.parts == 1 and entries * len(made.streams) <= 8
     made.defined |= {"KC": shape.KC, "CC": shape.CC, "LC": shape.LC, "LK": shape.LK, "WC": shape.WC, "WK": shape.WK}
     made.defined |= {
         "D": d, "U": g.units, "P": g.parts, "R": g.rows, "BLOCKS": g.blocks, "INNER": inner, "OUTER": max(1, outer),
-        "RESIDENT": int(g.resident), "UNIFORM": int(uniform), "AHEAD": 3 if quick else 1, "KEEP": keep,
+        "UNIFORM": int(uniform), "AHEAD": 3 if quick else 1, "KEEP": keep,
         "VEC": 4 if size == 4 and d % 4 == 0 else 1,
         "DOUBLE": int(dtype == torch.float64), "MARK": f"{MARK[dtype]}{'LL' if size == 8 else ''}", "SPINS": 1 << 24,
     }  # fmt: skip
@@ -419,14 +420,9 @@ def where(rows: Rows, device: torch.device) -> tuple[Tensor, Tensor]:
 class Launch:
     """One sweep: its geometry, its arrays, its launch."""
 
-    def __init__(self, plan: Plan, like: Tensor, n: int) -> None:
-        self.plan, self.like, self.d = plan, like, n // len(plan.cell.slots)
-        self.geometry = geometry(plan.cell, self.d, plan.rows.B, like.element_size(), self.processors)
-        self.exchanged = self.geometry.parts > 1 or self.geometry.blocks > 1
-
-    @property
-    def processors(self) -> int:
-        return processors(self.like.get_device())
+    def __init__(self, plan: Plan, like: Tensor, d: int, g: Geometry) -> None:
+        self.plan, self.like, self.d, self.geometry = plan, like, d, g
+        self.exchanged = bool(plan.cell.read) and (g.parts > 1 or g.blocks > 1)
 
     def array(self, rows: int, columns: int, exchanged: bool = False) -> Tensor:
         y = self.like.new_empty(rows, columns)
@@ -455,8 +451,10 @@ def forward(
     plan: Plan, base: Tensor, v: Tensor | None, W: Tensor | None, x0: Tensor, p: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     cell, rows = plan.cell, plan.rows
-    run = make(plan, base, x0.shape[1])
-    x = run.array(rows.B + rows.N, x0.shape[1], run.exchanged and W is not None)
+    run = launch("forward", plan, base, x0.shape[1])
+    if run is None:
+        return stepwise.forward(plan, base, v, W, x0, p)
+    x = run.array(rows.B + rows.N, x0.shape[1], run.exchanged)
     x[: rows.B] = x0
     a = torch.empty_like(base)
     q = run.array(rows.N, run.d * len(cell.kept)) if cell.kept else None
@@ -470,9 +468,11 @@ def adjoint(
     link: Link | None, scaled: bool, keep: bool, k_last: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
     rows, x = plan.rows, tape.x
-    run = make(plan, x, x.shape[1])
+    run = launch("adjoint", plan, x, x.shape[1])
+    if run is None:
+        return stepwise.adjoint(plan, tape, W, s, s_last, sa, link, scaled, keep, k_last)
     lam = run.array(rows.B + rows.N, x.shape[1])
-    delta = run.array(rows.N, tape.a.shape[1], run.exchanged and W is not None)
+    delta = run.array(rows.N, tape.a.shape[1], run.exchanged)
     k = tops = end = None
     if scaled:
         k = torch.empty(rows.B + rows.N, dtype=torch.int32, device=x.device)
@@ -497,8 +497,10 @@ def tangent(
     plan: Plan, tape: Tape, W: Tensor | None, g: Tensor | None, ga: Tensor | None, link: Link | None
 ) -> tuple[Tensor, Tensor]:
     rows, x = plan.rows, tape.x
-    run = make(plan, x, x.shape[1])
-    mu, nu = run.array(rows.B + rows.N, x.shape[1], run.exchanged and W is not None), run.array(rows.N, tape.a.shape[1])
+    run = launch("tangent", plan, x, x.shape[1])
+    if run is None:
+        return stepwise.tangent(plan, tape, W, g, ga, link)
+    mu, nu = run.array(rows.B + rows.N, x.shape[1], run.exchanged), run.array(rows.N, tape.a.shape[1])
     mu[: rows.B] = 0 if g is None else g[: rows.B]
     run.run(
         "tangent", (g is not None, ga is not None, link is not None), MU=mu, NU=nu, X=x, A=tape.a, Q=tape.q,
@@ -559,7 +561,15 @@ def pointwise(
     return outputs
 
 
-make = Launch  # a test may run the same source elsewhere
+def launch(name: str, plan: Plan, like: Tensor, n: int) -> Launch | None:
+    """The sweep as one kernel; None where W does not fit the chip, or its parts would read each other's work for longer
+    than a product takes."""
+    cell, rows, d = plan.cell, plan.rows, n // len(plan.cell.slots)
+    g = geometry(cell, d, rows.B, like.element_size(), processors(like.get_device()))
+    inner = d * len(cell.gates if name == "adjoint" else cell.read)
+    if g is None or (g.parts > 1 and rows.B * g.parts * inner * like.element_size() > TRAFFIC):
+        return None
+    return Launch(plan, like, d, g)
 
 
 def _plain(y: Tensor | None) -> Tensor | None:

@@ -17,6 +17,7 @@ and no derivative of any order needs a fourth loop. docs/derivation.md has the a
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -28,7 +29,7 @@ from torch.nn.functional import pad
 
 from ..cells import Cell
 from ..errors import Deferred, Doubt, NumericalError
-from .chunks import product, total
+from .chunks import pieces, product, total
 from .memory import empty
 from .pointwise import Pointwise, nested, no_vmap, quick
 from .rows import Link, Rows, scale
@@ -88,10 +89,10 @@ class Plan:
 
 def ensure(plan: Plan, y: Tensor, wrong: Callable[[], Exception | None]) -> None:
     """y must be finite: at once on a CPU, and on a GPU when `settle` is called."""
-    doubt = Doubt(y.detach().sum().isfinite(), wrong)
+    total = y.detach().sum()
     if y.is_cuda:
-        plan.doubts.append(doubt)
-    elif not doubt.holds.item() and (error := wrong()) is not None:
+        plan.doubts.append(Doubt(total.isfinite(), wrong))
+    elif not math.isfinite(total.item()) and (error := wrong()) is not None:
         raise error
 
 
@@ -437,10 +438,9 @@ class Affine(Function):
     @staticmethod
     def forward(rows: Rows, y: Tensor, M: Tensor, b: Tensor | None) -> Tensor:
         out, Mt = empty((len(y), len(M)), y), M.t()
-        for chunk in rows.chunks if y.device.type == "cpu" else [range(len(y))]:
-            here = slice(chunk.start, chunk.stop)
-            part = aligned(y[here])
-            torch.mm(part, Mt, out=out[here]) if b is None else torch.addmm(b, part, Mt, out=out[here])
+        for part, into in pieces(rows, y, out):
+            part = aligned(part)
+            torch.mm(part, Mt, out=into) if b is None else torch.addmm(b, part, Mt, out=into)
         return out
 
     @staticmethod

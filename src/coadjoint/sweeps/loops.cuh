@@ -128,17 +128,11 @@ __device__ __forceinline__ real weight(const real* W, int in, int outer, int par
   return transposed ? W[(long long)in * (NR * D) + which * D + unit] : W[(long long)(which * D + unit) * (NR * D) + in];
 }
 struct Weights {  // the first KEEP inner entries of a thread are in registers, the others in shared memory
-#if RESIDENT
   real w[KEEP][CC];
-#endif
   real* more;  // [(KC - KEEP) / 4, CC, NT, 4]
-  const real* W;
-  int part;
-  bool transposed;
   __device__ __forceinline__ real* spot(int i, int j) const { return more + (((i - KEEP) / 4 * CC + j) * NT + threadIdx.x) * 4 + i % 4; }
-  __device__ __forceinline__ void load(const real* W_, int part_, bool transposed_, const Place& p, real* more_) {
-    W = W_; part = part_; transposed = transposed_; more = more_;
-#if RESIDENT
+  __device__ __forceinline__ void load(const real* W, int part, bool transposed, const Place& p, real* more_) {
+    more = more_;
 #pragma unroll
     for (int i = 0; i < KEEP; i++)
 #pragma unroll
@@ -146,7 +140,6 @@ struct Weights {  // the first KEEP inner entries of a thread are in registers, 
     for (int i = KEEP; i < KC; i++)
 #pragma unroll
       for (int j = 0; j < CC; j++) *spot(i, j) = weight(W, inner(p, i), p.outer + j * LC, part, transposed);
-#endif
   }
   __device__ __forceinline__ void four(const real* p, real* y) const {
 #if DOUBLE
@@ -172,7 +165,6 @@ struct Weights {  // the first KEEP inner entries of a thread are in registers, 
           for (int j = 0; j < CC; j++) acc[r][j] += y[l] * v[j][l];
       }
     };
-#if RESIDENT
 #pragma unroll
     for (int i = 0; i < KEEP; i += 4) {
       real v[CC][4];
@@ -189,17 +181,6 @@ struct Weights {  // the first KEEP inner entries of a thread are in registers, 
       for (int j = 0; j < CC; j++) four(spot(i, j), v[j]);
       add(i, v);
     }
-#else
-#pragma unroll 1
-    for (int i = 0; i < KC; i += 4) {
-      real v[CC][4];
-#pragma unroll
-      for (int l = 0; l < 4; l++)
-#pragma unroll
-        for (int j = 0; j < CC; j++) v[j][l] = weight(W, inner(p, i + l), p.outer + j * LC, part, transposed);
-      add(i, v);
-    }
-#endif
 #pragma unroll
     for (int m = LC; m < 32; m *= 2)
 #pragma unroll

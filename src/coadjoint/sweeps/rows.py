@@ -53,7 +53,7 @@ LANES = 32  # a chunk of equally long samples has a multiple of so many rows: ve
 def chunk(B: int) -> int:
     """The time steps of a chunk."""
     unit = LANES // math.gcd(B, LANES)
-    return max(1, SUM // (B * unit)) * unit
+    return max(1, round(SUM / (B * unit))) * unit
 
 
 def split(rows: range, size: int) -> list[range]:
