@@ -167,9 +167,7 @@ class Emulated(cuda.Launch):
 
     def launch(self, name, options, pack):
         g = self.geometry
-        text, shared = cuda.source(
-            name, self.plan.cell, g, self.d, self.like.dtype, self.plan.rows.uniform, *options
-        )
+        text, shared = cuda.source(name, self.plan.cell, g, self.d, self.like.dtype, self.plan.rows.uniform, *options)
         library = compiled(HEAD + THREADS + text + LAUNCH, f"-DNAME={name}", f"-DPATIENCE={PATIENCE}")
         assert not library.launch(pack, g.groups * g.parts, shared), f"a thread of {name} waits for others in vain"
 

@@ -102,7 +102,9 @@ def test_weights_in_shared_memory(chip):
     for name, options in (("forward", ()), ("adjoint", (True,) * 5), ("tangent", (True,) * 3)):
         g = cuda.geometry(cells.lstm, 31, 5, 4, 4)
         text, _ = cuda.source(name, cells.lstm, g, 31, F32, False, *options)
-        defined = dict(line.split()[1:3] for line in text.splitlines() if line.startswith(("#define KC", "#define KEEP")))
+        defined = dict(
+            line.split()[1:3] for line in text.splitlines() if line.startswith(("#define KC", "#define KEEP"))
+        )
         assert 0 < int(defined["KEEP"]) < int(defined["KC"])
 
 
@@ -133,7 +135,9 @@ def test_pointwise(name, dtype, chip):
     hand, inputs = (tape.x[rows.B :], tape.q), (tape.a, tape.v, rows.prev(tape.x), tape.p)
     for one, more in ((op.pulled(("x",), wrt), (lam,)), (op.pushed(("a", "x")).pulled(("x",), wrt), (nu, m, lam))):
         if one.live:
-            found, true = (run(one, rows, hand, (*inputs, *more)) for run in (cuda.pointwise, pointwise.Pointwise.by_torch))
+            found, true = (
+                run(one, rows, hand, (*inputs, *more)) for run in (cuda.pointwise, pointwise.Pointwise.by_torch)
+            )
             for y, z, group in zip(found, true, one.live, strict=True):
                 near(y, z.double(), {F32: 2e-4, F64: 1e-12}[dtype], f"by {group}")
 
@@ -151,9 +155,11 @@ def test_functions(dtype, chip):
     for i, name in enumerate(names):
         expected, eps = PRIMITIVES[name].run(a[:, 0]), torch.finfo(dtype).eps
         atol = 2 * eps if name.endswith("_slope") else 0  # of a value q: 1 - q q, q - q q
-        if name == "sign":  # torch has 0 for NaN; a NaN that stays is as good
+        if name in ("sign", "step"):  # torch has 0 for NaN; a NaN that stays is as good
             expected = torch.where(a[:, 0].isnan(), a[:, 0], expected)
-        torch.testing.assert_close(found[:, i], expected, rtol=8 * eps, atol=atol, equal_nan=True, msg=lambda m, n=name: f"{n}: {m}")
+        torch.testing.assert_close(
+            found[:, i], expected, rtol=8 * eps, atol=atol, equal_nan=True, msg=lambda m, n=name: f"{n}: {m}"
+        )
 
 
 # how a network lies on the chip
@@ -185,10 +191,15 @@ CHIP = 227 << 10  # bytes of shared memory that a block may take on the devices 
 def test_geometry(name):
     """Every unit of every sample has its place, once; blocks that wait for each other are on the chip together."""
     cell = CELLS[name]
-    for d, B, dtype, processors in itertools.product((1, 2, 3, 31, 33, 127, 128, 500, 1024), (1, 3, 64, 1000), (F32, F64), (8, 132)):
+    for d, B, dtype, processors in itertools.product(
+        (1, 2, 3, 31, 33, 127, 128, 500, 1024), (1, 3, 64, 1000), (F32, F64), (8, 132)
+    ):
         g = cuda.geometry(cell, d, B, dtype.itemsize, processors)
         if g is None:
-            assert d * d * len(cell.gates) * len(cell.read) * dtype.itemsize > processors * cuda.WARPS * 32 * cuda.WEIGHTS / 4
+            assert (
+                d * d * len(cell.gates) * len(cell.read) * dtype.itemsize
+                > processors * cuda.WARPS * 32 * cuda.WEIGHTS / 4
+            )
             continue
         assert (g.parts - 1) * g.units < d <= g.parts * g.units
         assert (g.groups - 1) * g.rows * g.blocks < B <= g.groups * g.rows * g.blocks

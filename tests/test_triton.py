@@ -14,12 +14,21 @@ from coadjoint.sweeps import triton
 
 HERE = Path(__file__).parent
 installed = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="the package triton, which comes with torch for GPUs, is not installed"
+    importlib.util.find_spec("triton") is None,
+    reason="the package triton, which comes with torch for GPUs, is not installed",
 )
+
+FAULTS = {  # what does not work, and why
+    "too large, one block": "states that wait in memory are read an item ahead, before they are written",
+    "a root": "tl.sqrt_rn is for float32",
+}
+MODES = ["on chip", "blocks", "too large"]
 
 
 @installed
-@pytest.mark.parametrize("mode", ["on chip", "blocks", "too large"])
+@pytest.mark.parametrize(
+    "mode", MODES + [pytest.param(m, marks=pytest.mark.xfail(strict=True, reason=why)) for m, why in FAULTS.items()]
+)
 def test_against_the_definition(mode, tmp_path):
     """Where W and the states stay on the chip, where the states wait in memory, and where W is read at every step."""
     env = os.environ | {"TRITON_INTERPRET": "1", "COADJOINT_CACHE": str(tmp_path), "OMP_NUM_THREADS": "1"}
@@ -27,12 +36,15 @@ def test_against_the_definition(mode, tmp_path):
         [sys.executable, str(HERE / "interpreted.py"), mode], env=env, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert len(done.stdout.splitlines()) > 10
+    assert mode in done.stdout
 
 
 @installed
 def test_refusal_without_a_gpu():
-    assert triton.refusal("cpu") == "runs on a GPU, and the data is on cpu. Use engine='auto' or move the network with .to('cuda')."
+    assert (
+        triton.refusal("cpu")
+        == "runs on a GPU, and the data is on cpu. Use engine='auto' or move the network with .to('cuda')."
+    )
     assert triton.refusal("cuda") is None
 
 

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from . import thrice
 from .rows import SUM, Rows, split
 
 FEW = 256  # rows added up at once where the result is so small that a BLAS adds them one by one
@@ -51,7 +50,7 @@ class Sum:
         """sum over rows of y_i r_i'; where r is much narrower it comes first, which is up to ten times faster."""
         narrow = 8 * r.shape[1] <= y.shape[1]
         for y_, r_ in pieces(rows, y, r, few=y.shape[1] * r.shape[1] <= 64):
-            self.add(torch.mm(r_.t(), y_).t() if narrow else thrice.product(y_, r_))
+            self.add(torch.mm(r_.t(), y_).t() if narrow else torch.mm(y_.t(), r_))
 
     def rows(self, rows: Rows | None, y: Tensor) -> None:
         """sum over rows of y_i"""

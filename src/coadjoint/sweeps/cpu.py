@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any, NamedTuple
@@ -64,6 +65,12 @@ def refusal(device: str) -> str | None:
         return f"runs on the CPU, and the data is on {device}. Use engine='auto'."
     missing = compiler.built().refusal
     return missing and f"{missing}. Install gcc or clang, set $CC, or use engine='eager'."
+
+
+def describe() -> str:
+    """What compiles the loops."""
+    found, flags, refusal = compiler.built()
+    return f"{os.path.basename(found.command[0])} {' '.join(flags)}" if found else str(refusal)
 
 
 class Array(NamedTuple):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,6 +59,26 @@ def refusal(device: str) -> str | None:
     except OSError:
         return "needs NVRTC, CUDA's run-time compiler, and it was not found. Use engine='auto'."
     return None
+
+
+def describe() -> str:
+    """What compiles the kernels."""
+    return f"NVRTC of CUDA {torch.version.cuda}" if refusal("cuda") is None else "NVRTC not found"
+
+
+def explain(cell: Cell, hidden: int, batch: int, dtype: torch.dtype = torch.float32) -> str:
+    """How a network lies on the GPU."""
+    count = processors(0)
+    g = geometry(cell, hidden, batch, dtype.itemsize, count)
+    if g is None:
+        return f"W does not fit the registers of {count} multiprocessors: a product for each step"
+    by_steps = [name for name in SOURCES if too_much(name, cell, hidden, batch, dtype.itemsize, g)]
+    where = "W in registers" + (
+        " and shared memory of one multiprocessor" if g.parts == 1 else f" of {g.parts} multiprocessors"
+    )
+    text = f"{where}, {g.groups} groups of {g.rows * g.blocks} samples"
+    text += f" in {g.blocks} items a step" if g.blocks > 1 else ""
+    return text + (f"; a product for each step of {', '.join(by_steps)}" if by_steps else "")
 
 
 # the cell, as source
@@ -205,7 +225,7 @@ def tangent_source(cell: Cell, g: bool, ga: bool, link: bool) -> Source:
     return s
 
 
-SOURCES = {"forward": forward_source, "adjoint": adjoint_source, "tangent": tangent_source}
+SOURCES: dict[str, Callable[..., Source]] = {"forward": forward_source, "adjoint": adjoint_source, "tangent": tangent_source}
 
 
 # how it lies on the chip
@@ -561,13 +581,18 @@ def pointwise(
     return outputs
 
 
+def too_much(name: str, cell: Cell, d: int, B: int, size: int, g: Geometry) -> bool:
+    """Would the parts of the groups read more of each other's work at a step than a product of its own takes?"""
+    inner = d * len(cell.gates if name == "adjoint" else cell.read)
+    return g.parts > 1 and B * g.parts * inner * size > TRAFFIC
+
+
 def launch(name: str, plan: Plan, like: Tensor, n: int) -> Launch | None:
     """The sweep as one kernel; None where W does not fit the chip, or its parts would read each other's work for longer
     than a product takes."""
     cell, rows, d = plan.cell, plan.rows, n // len(plan.cell.slots)
     g = geometry(cell, d, rows.B, like.element_size(), processors(like.get_device()))
-    inner = d * len(cell.gates if name == "adjoint" else cell.read)
-    if g is None or (g.parts > 1 and rows.B * g.parts * inner * like.element_size() > TRAFFIC):
+    if g is None or too_much(name, cell, d, rows.B, like.element_size(), g):
         return None
     return Launch(plan, like, d, g)
 

@@ -16,7 +16,6 @@ from ..cells import Cell
 from .derivatives import Plan, Tape, next_of, picked, read, read_of, read_push
 from .pointwise import Pointwise
 from .rows import NONE, Link, exponent, next_exponent, pow2, scale
-from .thrice import Factor
 
 SHARED = 4
 
@@ -46,10 +45,9 @@ def forward(
     cell, rows, op = plan.cell, plan.rows, step_of(plan.cell)
     sides = [None] * rows.T if v is None else rows.steps(v)
     x, a, q = [x0.contiguous()], list[Tensor](), list[Tensor]()
-    recurrent = None if W is None else Factor(W.t())
     for n, base_t, v_t in zip(rows.sizes, rows.steps(base), sides, strict=True):
         before = x[-1][:n]
-        a_t = base_t if recurrent is None else recurrent(read(cell, before), base_t)
+        a_t = base_t if W is None else torch.addmm(base_t, read(cell, before), W.t())
         found = fill(op, (), (a_t, v_t, before, p))
         x.append(found["x"] if "x" in found else torch.zeros_like(before))
         a.append(a_t)
@@ -86,7 +84,6 @@ def adjoint(
         own = scale(own, (k - new)[:, None])
         return own if sources is None else own + scale(sources[t][here], -new[:, None]), new
 
-    recurrent = None if W is None else Factor(W)
     lam_t, k_t = begun(rows.T, 0)
     lam, ks, delta = [lam_t], [k_t], list[Tensor]()
     for t in reversed(range(rows.T)):
@@ -95,11 +92,10 @@ def adjoint(
         if into is not None:
             delta_t = delta_t + into[t]
         out = found["x"] if "x" in found else torch.zeros_like(lam_t)
-        if recurrent is not None and cell.read_slot is not None:
-            recurrent.add(delta_t, picked(cell, out))
-        elif recurrent is not None:
-            rbar = recurrent(delta_t, delta_t.new_zeros(()))
-            out = out + fill(read_of(cell).pulled(("r",), ("x",)), (), (befores[t], rbar))["x"]
+        if W is not None and cell.read_slot is not None:
+            picked(cell, out).addmm_(delta_t, W)
+        elif W is not None:
+            out = out + fill(read_of(cell).pulled(("r",), ("x",)), (), (befores[t], delta_t @ W))["x"]
         if factors is not None:
             out = out * factors[t]
         n, source = len(out), None if sources is None else sources[t]
@@ -135,14 +131,13 @@ def tangent(
     args, sides = rows.steps(tape.a), [None] * rows.T if tape.v is None else rows.steps(tape.v)
     kept = [None] * rows.T if tape.q is None else rows.steps(tape.q)
     factors, into = None if link is None else rows.steps(link.factor), None if ga is None else rows.steps(ga)
-    recurrent = None if W is None else Factor(W.t())
     mu = [torch.zeros_like(tape.x[: rows.B]) if sources is None else sources[0].contiguous()]
     nu = []
     for t, n in enumerate(rows.sizes):
         m = mu[-1][:n] if factors is None else mu[-1][:n] * factors[t]
         nu_t = torch.zeros_like(args[t]) if into is None else into[t]
-        if recurrent is not None:
-            nu_t = recurrent(read_push(cell, befores[t], m), nu_t)
+        if W is not None:
+            nu_t = torch.addmm(nu_t, read_push(cell, befores[t], m), W.t())
         found = fill(op, (afters[t], kept[t]), (args[t], sides[t], befores[t], tape.p, nu_t, m))
         out = found["x"] if "x" in found else torch.zeros_like(m)
         mu.append(out if sources is None else out + sources[t + 1])
