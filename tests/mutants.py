@@ -45,7 +45,7 @@ SCOPE: dict[str, set[str] | None] = {
     "losses.py": None,
     "gradients.py": None,
     "network.py": {
-        "Layout", "Trajectory", "_Norm", "Costates", "affine", "_formula_step", "Network.shown", "Network.read_out",
+        "Layout", "Trajectory", "_Norm", "Costates", "_formula_step", "Network.shown", "Network.read_out",
         "Network.recurrent", "Network.drive", "Network.advance", "Network.forward", "Network._call_step", "Network._start",
     },
     "sweeps/__init__.py": {"Swept"},
@@ -79,7 +79,6 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ("sweeps/eager.py", "one", "torch.where(new == NONE, k[(t - 1)], new)"): "a row of zeros may have any exponent",
     ("sweeps/eager.py", "Loop.__init__", " size = max("): "how many steps are prepared at once is a matter of speed",
     ("sweeps/eager.py", "flushed", "set_flush_denormal(True) -> pass"): "denormals cost time and change nothing here",
-    ("sweeps/derivatives.py", "product", "if "): "summed at once or in parts",
     ("sweeps/derivatives.py", "skip-branch", "link = None if ((active is None))"): "both are None or neither",
     ("sweeps/derivatives.py", "skip-branch", "link = None if ((factor is None))"): "both are None or neither",
     ("sweeps/derivatives.py", "skip-branch", "if ((t is not None))"): UNASKED,

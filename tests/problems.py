@@ -79,9 +79,9 @@ class Problem:
         g, ga, link = (y if n in given.split() else None for n, y in sources.items())
         return engine.tangent(self.plan(engine), tape, self.W, g, ga, link)
 
-    def against(self, engine, adjoint=(*ADJOINT, *SCALED), tangent=TANGENT):
+    def against(self, engine, adjoint=(*ADJOINT, *SCALED), tangent=TANGENT, bar=None):
         """The engine's loops and those of the definition, with each of these sources."""
-        true, bar = self.exact(), BARS[self.dtype]
+        true, bar = self.exact(), bar or BARS[self.dtype]
         ours, tape = self.tape(engine), true.tape(reference)
         near(ours.x, tape.x, bar, "x")
         if self.cell.needs_a:

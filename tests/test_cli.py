@@ -67,7 +67,7 @@ def test_help_is_quick_and_does_not_load_torch():
         assert best < 1
 
 
-COMMANDS = ("train", "resume", "replay", "compare", "predict", "report", "tasks", "demo")
+COMMANDS = ("train", "resume", "replay", "compare", "predict", "report", "tasks", "demo", "bench")
 
 
 @pytest.mark.parametrize("command", COMMANDS)

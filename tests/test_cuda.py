@@ -174,8 +174,8 @@ def test_tiles(warps):
             assert n * m > 32 * warps * weights / 6, (n, m)  # given up only where rounding up takes the room
             continue
         assert t.LC * t.LK == 32
-        assert t.WC * t.WK == warps
-        assert t.KC * t.CC <= weights
+        assert warps == t.WC * t.WK
+        assert weights >= t.KC * t.CC
         thread, i, j = torch.meshgrid(torch.arange(32 * warps), torch.arange(t.KC), torch.arange(t.CC), indexing="ij")
         warp, lane = thread // 32, thread % 32
         inner = (warp // t.WC * (t.KC // 4) * t.LK + i // 4 * t.LK + lane // t.LC) * 4 + i % 4

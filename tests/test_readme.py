@@ -51,7 +51,7 @@ def test_links_of_the_readme_exist():
     [
         (["examples/own_cell.py"], "parameters of the cell: leak, tau, gain"),
         (["examples/temporal_order.py", "--steps", "100", "--length", "20"], "costates.png"),
-        (["benchmarks/cpu.py", "--quick", "--cells", "elman", "--rounds", "1"], "elman"),
+        (["benchmarks/memory.py", "elman", "2000", "2", "16", "log-ratio", "auto"], "MB"),
     ],
 )
 def test_examples_run(command, expected, tmp_path):

@@ -339,7 +339,7 @@ class _Norm(torch.autograd.Function):
     @staticmethod
     def forward(x: Tensor) -> Tensor:
         n = torch.linalg.vector_norm(x, 2, -1)
-        if x.is_cuda or not within(n):  # squares may have left the range where the norm has not
+        if x.is_cuda or not within(n, 0):  # squares may have left the range where the norm has not
             k = torch.frexp(x.abs().amax(-1)).exponent
             n = scale(torch.linalg.vector_norm(scale(x, -k[..., None]), 2, -1), k)
         return n
@@ -352,8 +352,10 @@ class _Norm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Tensor:
         x, n = ctx.saved_tensors
-        on = n >= torch.finfo(n.dtype).tiny
-        size, g = torch.where(on, n, 1)[..., None], torch.where(on, g, 0)[..., None]
+        tiny = torch.finfo(n.dtype).tiny
+        if n.is_cuda or not within(n, tiny):
+            n, g = torch.where(n >= tiny, n, 1), torch.where(n >= tiny, g, 0)
+        size, g = n[..., None], g[..., None]
         if torch.is_grad_enabled() or watched():
             return x / size * g
         return torch.div(x, size, out=empty(x.shape, x)).mul_(g)
@@ -370,12 +372,12 @@ class _Norm(torch.autograd.Function):
         raise no_vmap()
 
 
-def within(n: Tensor) -> bool:
-    """Is all of n above 0 and below inf?"""
+def within(n: Tensor, low: float) -> bool:
+    """Is all of n above `low` and finite? Not for a GPU, which would have to be waited for."""
     if not n.numel():
         return True
     least, most = n.aminmax()
-    return least.item() > 0 and most.item() < math.inf
+    return least.item() > low and most.item() < math.inf
 
 
 def norm(x: Tensor) -> Tensor:
@@ -434,9 +436,9 @@ class Costates:
 
     @functools.cached_property
     def whole(self) -> bool:
-        """Are all costates there and none zero? Asked on a CPU; a GPU would have to be waited for."""
+        """Are all costates there, and none zero? On a GPU nobody looks."""
         rows = self.trajectory.layout.rows
-        return rows.uniform and not self.size.is_cuda and within(self.size.detach())
+        return rows.uniform and not self.size.is_cuda and within(self.size.detach(), 0)
 
     @functools.cached_property
     def nonzero(self) -> Tensor:

@@ -307,7 +307,7 @@ class Adjoint(Function):
         gs = unscaled(plan, mu, k, declared) if has_s and need[4] else None
         glast = None
         if has_last and need[5]:
-            glast = unscaled(plan, rows.last(mu), None if k is None else rows.last(k[:, None])[:, 0], None)
+            glast = unscaled(plan, rows.last(mu), None if k is None else rows.last(k), None)
         return (
             None,
             None,

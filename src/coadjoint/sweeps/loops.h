@@ -150,24 +150,24 @@ INLINE real power_of_two(long k) {
     return r;
 }
 
+/* `does` for the numbers j .. j + l of a row of n: whole vectors, and what is left */
+#define EACH(n, j, l, does) \
+    { \
+        long j = 0; \
+        for (; j + L <= n; j += L) { enum { l = L }; does; } \
+        if (j < n) { const long l = n - j; does; } \
+    }
+
 /* y = y 2^k + z 2^h; a power is taken in two factors, as it may leave the range when the product does not */
 INLINE void scaled_sum(long n, real *y, long k, const real *z, long h) {
     long half = k >> 1, other = h >> 1;
     real k1 = power_of_two(half), k2 = power_of_two(k - half), h1 = power_of_two(other), h2 = power_of_two(h - other);
-    for (long j = 0; j < n; j += L) {
-        long left = n - j < L ? n - j : L;
-        vec r = get(y + j, left) * k1 * k2;
-        if (z) r += get(z + j, left) * h1 * h2;
-        put(y + j, r, left);
-    }
+    if (z) EACH(n, j, l, put(y + j, get(y + j, l) * k1 * k2 + get(z + j, l) * h1 * h2, l))
+    else EACH(n, j, l, put(y + j, get(y + j, l) * k1 * k2, l))
 }
 
-INLINE void added(long n, real *y, const real *z) {
-    for (long j = 0; j < n; j += L) {
-        long left = n - j < L ? n - j : L;
-        put(y + j, get(y + j, left) + get(z + j, left), left);
-    }
-}
+INLINE void added(long n, real *y, const real *z) { EACH(n, j, l, put(y + j, get(y + j, l) + get(z + j, l), l)) }
+INLINE void times(long n, real *out, const real *y, real factor) { EACH(n, j, l, put(out + j, get(y + j, l) * factor, l)) }
 
 /* y = lam_t of one sample, in the state row `row`, is at 2^before what comes from later: its source is added and, in a
    scaled sweep, its exponent chosen: that of the larger of the two. A row of zeros keeps the exponent it had. */
@@ -208,8 +208,7 @@ static void adjoint_share(const void *job, long lo, long hi, real *scratch) {
             }
             for (long i = 0; i < n && (s->link || s->scaled || s->source); i++) {
                 real *y = lam + i * size;
-                if (s->link && s->link[row + i] != 1)
-                    for (long j = 0; j < size; j++) y[j] *= s->link[row + i];
+                if (s->link && s->link[row + i] != 1) times(size, y, y, s->link[row + i]);
                 joined(s, here + i, y, s->scaled ? s->k[state_row(s, t + 1) + lo + i] : 0);
             }
         }
@@ -234,8 +233,7 @@ static void tangent_share(const void *job, long lo, long hi, real *scratch) {
         real *nu = s->step + row * GATES * d;
         const real *ga = AT(s->step_source, row, GATES);
         if (s->link) {
-            for (long i = 0; i < n; i++)
-                for (long j = 0; j < size; j++) held[i * size + j] = mu[i * size + j] * s->link[row + i];
+            for (long i = 0; i < n; i++) times(size, held + i * size, mu + i * size, s->link[row + i]);
             m = held;
         }
         if (s->W) {

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._functorch.utils import unwrap_dead_wrappers
-from torch.autograd import Function
+from torch.autograd import Function, forward_ad
 from torch.autograd.forward_ad import _set_fwd_grad_enabled, unpack_dual
 
 from ..errors import Unsupported
@@ -200,13 +200,15 @@ def nested(jvp: Callable[..., Any]) -> Callable[..., Any]:
 
 def quick(function: type[Function]) -> type[Function]:
     """torch binds the arguments of `forward` by its signature at every call, which takes longer than a small operation.
-    Ours are given in their places, all of them, so only torch.func's transforms need the long way."""
+    Ours are given in their places, all of them, so only torch.func's transforms need the long way; and where nothing is
+    differentiated there is nothing to keep."""
     usual, direct = function.apply, super(Function, function).apply  # type: ignore[misc]
 
     def apply(*args: Any) -> Any:
         if torch._C._are_functorch_transforms_active():
             return usual(*args)
-        return direct(*unwrap_dead_wrappers(args))
+        args = unwrap_dead_wrappers(args)
+        return direct(*args) if torch.is_grad_enabled() or forward_ad._current_level >= 0 else function.forward(*args)
 
     function.apply = apply  # type: ignore[method-assign]
     return function

@@ -159,7 +159,7 @@ def pow2(k: Tensor, dtype: torch.dtype) -> Tensor:
 
 def scale(y: Tensor, k: Tensor) -> Tensor:
     """y 2^k, in two factors so that 2^k may lie outside the range when y 2^k does not."""
-    half = torch.div(k, 2, rounding_mode="floor")
+    half = k >> 1
     return y * pow2(half, y.dtype) * pow2(k - half, y.dtype)
 
 
@@ -203,4 +203,4 @@ class Link:
     @staticmethod
     def between(rows: Rows, k: Tensor, dtype: torch.dtype) -> Link:
         """2^(k_t - k_{t-1}) for exponents k of the state rows."""
-        return Link(rows, pow2(k[rows.B :, None] - rows.prev(k[:, None]), dtype))
+        return Link(rows, pow2(k[rows.B :] - rows.prev(k), dtype)[:, None])

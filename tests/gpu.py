@@ -1,0 +1,356 @@
+"""`make test-gpu`: the engines on a GPU against the definition in float64 on the CPU, and what only a GPU can show: equal
+bits a hundred times over, and recorded gradients. Needs torch and numpy alone; one line for each group.
+
+    python tests/gpu.py                    all groups
+    python tests/gpu.py sweeps recorded    some of them
+    python tests/gpu.py --dry              the same functions on the CPU, to try this file where there is no GPU
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import importlib.util
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch.nn.utils.rnn import PackedSequence
+
+import cases
+import coadjoint as co
+from cases import Case, Data
+from coadjoint import graphs
+from coadjoint.sweeps import cuda, load, triton
+from problems import ADJOINT, CELLS, SCALED, TANGENT, Problem, poisoned
+
+F32, F64 = torch.float32, torch.float64
+BARS = {F32: 1e-5, F64: 1e-11}
+ROWS = {F32: 3e-5, F64: 1e-11}  # of the worst row of an array, at its own scale
+SOME = {"adjoint": ("s sa", "s_last link", "s s_last k_last scaled"), "tangent": ("g ga link",)}
+EVERY = {"adjoint": (*ADJOINT, *SCALED), "tangent": TANGENT}
+REPEATS = 100
+THREADS = 8  # kernels are compiled side by side
+
+
+class Setting:
+    """Where and by which engines; the first of them is the one that records."""
+
+    def __init__(self, dry):
+        self.device = "cpu" if dry else "cuda"
+        self.engines = ("cpu", "stepwise", "reference") if dry else ("cuda", "triton", "stepwise", "reference")
+        self.dry, self.best = dry, self.engines[0]
+        self.engines = [e for e in self.engines if load(e).refusal(self.device) is None]
+
+
+def together(engine, function, table):
+    """function(row) for each row of the table -> what it returned; side by side where that is compiling, mostly."""
+    threads = THREADS if engine == "cuda" else 1
+    with poisoned(cuda.Launch, triton.Launch), ThreadPoolExecutor(threads) as pool:
+        return list(pool.map(function, table))
+
+
+# the three loops
+
+
+SIZES = {  # (samples of each step, d)
+    "one": ([1], 1),
+    "three": ([4] * 3, 3),
+    "ragged": ([6, 5, 5, 2, 1], 31),
+    "33": ([5] * 3, 33),
+    "127": ([3, 2], 127),
+    "500": ([3, 3, 1], 500),
+    "many": ([1100] * 2, 24),  # more samples than the multiprocessors take at once
+    "several": ([9, 8, 8, 4, 2], 260),  # more units than one multiprocessor holds
+}
+WIDE = [  # (cell, size, dtype, sources)
+    *((name, size, F32 if (i + j) % 2 else F64, SOME)
+      for i, name in enumerate(CELLS) for j, size in enumerate(("one", "ragged", "33"))),
+    *(("lstm", size, F32, SOME) for size in ("three", "127", "500", "many")),
+    *(("elman", size, F64, SOME) for size in ("127", "500", "many")),
+    ("gru", "several", F32, SOME), ("pair", "several", F64, SOME), ("odd", "127", F32, SOME),
+    ("lstm", "ragged", F32, EVERY), ("elman", "several", F32, EVERY), ("pair", "many", F32, EVERY),
+]  # fmt: skip
+NARROW = [  # where each kernel takes seconds to compile
+    ("elman", "ragged", F32, SOME), ("lstm", "33", F32, SOME), ("pair", "three", F64, SOME), ("gru", "several", F32, SOME),
+]  # fmt: skip
+
+
+def sweeps(setting):
+    for engine in setting.engines:
+
+        def check(row, engine=engine):
+            name, size, dtype, given = row
+            try:
+                Problem(name, *SIZES[size], dtype, setting.device).against(load(engine), **given, bar=ROWS[dtype])
+            except Exception as error:  # named with its case
+                return f"{engine}: {name}, {size}, {str(dtype)[6:]}: {type(error).__name__} {error}"
+            return None
+
+        table = NARROW if engine == "triton" else WIDE
+        yield engine, len(table), [e for e in together(engine, check, table) if e], ""
+
+
+# whole gradients
+
+
+SHAPES = (
+    {"H": 1, "B": 1, "T": 1, "dtype": F64},
+    {"H": 3, "B": 5, "T": 6, "ragged": True, "readout": "every", "dtype": F64},
+    {"H": 31, "B": 3, "T": 4, "x0": "learned"},
+    {"H": 33, "B": 4, "T": 5, "ragged": True, "reduce": "mean"},
+    {"H": 127, "B": 2, "T": 3, "readout": "every", "x0": "given"},
+    {"H": 500, "B": 3, "T": 3, "ragged": True},
+)
+TABLE = [
+    Case(cell, loss=("squared", "cross-entropy")[(i + j) % 2], penalty=("log-ratio", "variance")[i % 2], u_grad=False,
+         seed=50 * i + j, **{"dtype": (F32, F64)[(i + j) % 2]} | shape)
+    for i, cell in enumerate(("elman", "leaky", "rate", "lstm", "gru", "odd", "diagonal", "pair"))
+    for j, shape in enumerate(SHAPES)
+]  # fmt: skip
+DRAWN = [replace(c, u_grad=False) for c in map(cases.drawn, range(60)) if c.loss != "values"]
+FEW = [c for c in TABLE if c.cell in ("elman", "lstm", "pair") and c.H in (3, 33)]  # for triton
+
+
+def moved(u, device, dtype):
+    if isinstance(u, list | tuple) and not isinstance(u, PackedSequence):
+        return [y.to(device, dtype) for y in u]
+    return u.to(device=device, dtype=dtype)
+
+
+def evaluated(case, device="cpu", engine="reference", dtype=F64, nudge=0):
+    """States, costates, log-norms, a tangent, losses and gradients of a case, by name, in float64."""
+    data = Data.of(replace(case, dtype=case.dtype), F64, oracle=False, nudge=nudge)
+    net = cases.network(replace(case, engine="reference", dtype=F64), data).to(device=device, dtype=dtype)
+    net.engine = engine
+    batch = cases.batch(case, data)
+    batch = replace(batch.to(dtype, device), u=moved(batch.u, device, dtype))
+    data = replace(data, direction=data.direction.to(device, dtype))
+    loss = cases.LOSSES.get(case.loss, case.loss)
+    plain = co.BPTT()(net, batch, loss)
+    e = co.Penalised(cases.penalty(case, data), case.rho)(net, batch, loss)
+    mask = plain.trajectory.mask[1:].to(device)[..., None]
+    push = plain.trajectory.push(torch.where(mask, data.direction, 0))
+    found = {"x": e.trajectory.x, "lam": e.costates.lam, "log-norms": e.costates.log_norms(), "tangent": push}
+    found |= {"loss": e.losses, "penalty": e.penalties}
+    for kind, g in (("L", plain.gradient), ("F", e.gradient)):
+        found |= {f"d{kind}/{name}": y for name, y in g.items()}
+    return {name: y.detach().cpu().double().nan_to_num(nan=0.0, neginf=-1e3) for name, y in found.items()}
+
+
+def errors(truth, found):
+    assert truth.keys() == found.keys()
+    return {n: float((found[n] - y).norm() / y.norm().clamp_min(1e-300)) if bool((found[n] != y).any()) else 0.0
+            for n, y in truth.items()}  # fmt: skip
+
+
+def disagreements(case, device, engine):
+    """(what is wrong, is the case ill conditioned: a change of the last digits of its numbers matters as much)"""
+    truth, bar = evaluated(case), BARS[case.dtype]
+    wrong = {n: e for n, e in errors(truth, evaluated(case, device, engine, case.dtype)).items() if not e <= bar}
+    if wrong:
+        own = [errors(truth, evaluated(case, nudge=k)) for k in (1, 2)]
+        if all(max(y[n] for y in own) > bar / 10 and e < 100 * max(y[n] for y in own) for n, e in wrong.items()):
+            return {}, True
+    return wrong, False
+
+
+def gradients(setting):
+    for engine in setting.engines:
+
+        def check(case, engine=engine):
+            try:
+                wrong, ill = disagreements(case, setting.device, engine)
+            except Exception as error:  # named with its case
+                return f"{engine}: {case}: {type(error).__name__} {error}", False
+            return (f"{engine}: {case}: " + ", ".join(f"{n} {e:.1e}" for n, e in wrong.items()) if wrong else None), ill
+
+        table = (
+            FEW if engine == "triton" else [*TABLE, *DRAWN] if engine == setting.best else [*TABLE[::3], *DRAWN[::4]]
+        )
+        found = together(engine, check, table)
+        yield engine, len(table), [e for e, _ in found if e], f"{sum(ill for _, ill in found)} ill conditioned"
+
+
+def large(setting):
+    """d = 1024, where W is spread over the whole chip or does not fit it."""
+    shape = {"H": 1024, "B": 3, "T": 4, "D": 2, "O": 2, "penalty": "log-ratio", "u_grad": False, "dtype": F32}
+    failures = []
+    for cell in ("elman", "lstm", "gru"):
+        wrong, _ = disagreements(Case(cell, **shape), setting.device, setting.best)
+        failures += [f"{cell}: {n} {e:.1e}" for n, e in wrong.items()]
+    yield setting.best, 3, failures, ""
+
+
+# equal bits
+
+
+REPEATED = [  # (cell, samples of each step, d, what the geometry shows)
+    ("elman", [64] * 20, 128, lambda g: g.parts == g.blocks == 1),
+    ("elman", [1100] * 4, 64, lambda g: g.parts == 1 < g.blocks),
+    ("lstm", [8] * 10, 300, lambda g: g.parts > 1),
+    ("gru", [900, 900, 500, 7], 200, lambda g: g.parts > 1 and g.blocks > 1),
+]
+
+
+def determinism(setting):
+    engine, failures = load(setting.best), []
+
+    def swept(problem):
+        tape = problem.tape(engine)
+        found = [
+            tape.x,
+            *problem.adjoint(engine, tape, "s s_last sa scaled"),
+            *problem.tangent(engine, tape, "g ga link"),
+        ]
+        return [y for y in (*found, tape.q) if y is not None]
+
+    for name, sizes, d, holds in REPEATED:
+        problem = Problem(name, sizes, d, F32, setting.device)
+        if not setting.dry:
+            g = cuda.geometry(problem.cell, d, problem.rows.B, 4, cuda.processors(problem.base.get_device()))
+            if g is None or not holds(g):
+                failures.append(f"{name}, d = {d}: the network lies otherwise on this chip, {g}")
+        first = swept(problem)
+        differ = sum(
+            not all(torch.equal(y, z) for y, z in zip(first, swept(problem), strict=True)) for _ in range(REPEATS)
+        )
+        failures += [f"{name}, d = {d}: {differ} of {REPEATS} repeats differ"] if differ else []
+    yield setting.best, len(REPEATED) * REPEATS, failures, ""
+
+
+# recorded gradients
+
+
+def raised(function):
+    try:
+        function()
+    except co.InputError as error:
+        return str(error)
+    return "nothing"
+
+
+def equal(e, other):
+    pairs = [(e.losses, other.losses), (e.penalties, other.penalties)]
+    pairs += [(e.gradient[n], other.gradient[n]) for n in other.gradient]
+    return e.gradient.keys() == other.gradient.keys() and all(torch.equal(a, b) for a, b in pairs)
+
+
+METHODS = {
+    "BPTT": co.BPTT,
+    "Penalised": lambda: co.Penalised("log-ratio", 0.3),
+    "variance": lambda: co.Penalised("variance", 0.1),
+}
+
+
+def recorded(setting):
+    """The same bits as operation by operation; and what is wrong with a batch is still said."""
+    T, B, classes, failures, count = 12, 5, 4, [], 0
+    for cell, hidden, (name, method) in (
+        (cell, hidden, m)
+        for cell, hidden in (("elman", 33), ("lstm", 64), ("gru", 260), (cases.diagonal, 7))
+        for m in METHODS.items()
+    ):
+        torch.manual_seed(hidden)
+        net = co.Network(cell, inputs=3, hidden=hidden, outputs=classes, device=setting.device, engine=setting.best)
+        where, again = f"{net.cell.name}, {name}", method()
+
+        def drawn(steps=T):
+            y = torch.randint(classes, (B,), device=setting.device)
+            return co.Batch(torch.randn(steps, B, 3, device=setting.device), y)
+
+        def same(what, batch, again=again, net=net, method=method, where=where):
+            if not equal(again(net, batch, "cross-entropy"), method()(net, batch, "cross-entropy")):
+                failures.append(f"{where}: {what}: not the same bits")
+
+        for _ in range(graphs.CALLS + 3):
+            same("another batch", drawn())
+        kinds = [type(y).__name__ for y in again.recordings.calls.values()]
+        if not setting.dry and kinds != ["Recording"]:
+            failures.append(f"{where}: {kinds}, expected a recording: {again.recordings.refusal}")
+        good = drawn()
+        bad = replace(good, u=good.u.index_fill(0, torch.tensor([1], device=setting.device), torch.nan))
+        said = raised(lambda again=again, net=net, bad=bad: again(net, bad, "cross-entropy"))
+        if "`u` holds NaN or inf, first at step 2 of sample 0" not in said:
+            failures.append(f"{where}: of NaN in the inputs: {said}")
+        bad = replace(good, y=good.y + classes)
+        said = raised(lambda again=again, net=net, bad=bad: again(net, bad, "cross-entropy"))
+        if "class numbers must lie in 0..3" not in said:
+            failures.append(f"{where}: of classes out of range: {said}")
+        same("after a wrong batch", good)
+        with torch.no_grad():
+            for p in net.parameters():
+                p.mul_(0.9)
+        same("with changed weights", good)
+        for _ in range(graphs.CALLS + 2):
+            same("of another length", drawn(T + 3))
+        same("of the first length", good)
+        moved_net = copy.deepcopy(net)
+        if not equal(again(moved_net, good, "cross-entropy"), method()(moved_net, good, "cross-entropy")):
+            failures.append(f"{where}: another network: not the same bits")
+        count += 2 * graphs.CALLS + 11
+    yield setting.best, count, failures, ""
+
+
+# the command line
+
+
+def train(setting):
+    missing = [
+        n for n in ("pydantic", "typer", "rich", "yaml", "safetensors", "jinja2") if importlib.util.find_spec(n) is None
+    ]
+    if missing:
+        yield "train", 0, [], f"skipped: {', '.join(missing)} missing"
+        return
+    failures = []
+    with tempfile.TemporaryDirectory() as place:
+        for more in (["--cell", "lstm"], ["--penalty", "log-ratio", "--ragged", "--length", "10,20"]):
+            out = Path(place, f"run{len(more)}")
+            command = [sys.executable, "-m", "coadjoint", "train", "temporal-order", "--length", "20", *more]
+            command += ["--steps", "20", "--device", setting.device, "--out", str(out)]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode or not list(out.iterdir()):
+                failures.append(f"{' '.join(command[3:])}: {(done.stderr or done.stdout)[-500:]}")
+    yield "train", 2, failures, ""
+
+
+GROUPS = {f.__name__: f for f in (sweeps, gradients, large, determinism, recorded, train)}
+
+
+def main():
+    parser = argparse.ArgumentParser(description="The engines on a GPU against the definition.")
+    parser.add_argument("groups", nargs="*", help=f"of {', '.join(GROUPS)}; all by default")
+    parser.add_argument("--dry", action="store_true", help="on the CPU, to try the functions of this file")
+    given = parser.parse_args()
+    if unknown := set(given.groups) - set(GROUPS):
+        parser.error(f"unknown group {', '.join(unknown)}; known: {', '.join(GROUPS)}")
+    if not given.dry and not torch.cuda.is_available():
+        print("skipped: torch finds no CUDA device here (torch.cuda.is_available() is False). Try --dry on a CPU.")
+        return 0
+    setting, failed = Setting(given.dry), False
+    torch.backends.cuda.matmul.allow_tf32 = False
+    print(
+        f"engines {', '.join(setting.engines)} on {'the CPU' if given.dry else torch.cuda.get_device_name()}, torch {torch.__version__}"
+    )
+    for name in given.groups or GROUPS:
+        begin = time.perf_counter()
+        try:
+            for what, count, failures, remark in GROUPS[name](setting):
+                took, begin = time.perf_counter() - begin, time.perf_counter()
+                verdict = f"{len(failures)} FAILED" if failures else "ok"
+                print(f"{name:12} {what:10} {count:5} checks  {verdict}  {remark}  {took:.1f} s", flush=True)
+                print(*(f"    {f}" for f in failures[:8]), sep="\n", end="\n" if failures else "", flush=True)
+                failed |= bool(failures)
+        except Exception as error:  # the other groups still run
+            print(f"{name:12} {type(error).__name__}: {error}", flush=True)
+            failed = True
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
