@@ -1,10 +1,10 @@
-# make demo | test | test-crash | test-page | lint | bench | mutants      each sets up .venv first, from the pins in constraints.txt
+# make demo | test | test-gpu | test-crash | test-page | lint | bench | mutants      each sets up .venv first, from the pins in constraints.txt
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/ready
 
-.PHONY: demo test test-crash test-page lint bench mutants clean
+.PHONY: demo test test-gpu test-crash test-page lint bench mutants clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -22,6 +22,10 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# as it is: where there is a GPU, torch is there already and often nothing can be installed
+test-gpu:
+	PYTHONPATH=src $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) tests/gpu.py
 
 test-crash: $(READY)
 	$(BIN)/python tests/crash.py

@@ -159,7 +159,7 @@ class Mode:
     processors: int = 4
 
 
-CACHES = (cuda.geometry, cuda.tile, cuda.source, cuda.points)  # they depend on the chip
+CACHES = (cuda.geometry, cuda.tile, cuda.held, cuda.source, cuda.points)  # they depend on the chip
 
 
 class Emulated(cuda.Launch):

@@ -66,6 +66,7 @@ SIZES = {  # (samples of each step, d)
     "127": ([3, 2], 127),
     "500": ([3, 3, 1], 500),
     "many": ([1100] * 2, 24),  # more samples than the multiprocessors take at once
+    "both": ([900, 500], 200),
     "several": ([9, 8, 8, 4, 2], 260),  # more units than one multiprocessor holds
 }
 WIDE = [  # (cell, size, dtype, sources)
@@ -73,7 +74,7 @@ WIDE = [  # (cell, size, dtype, sources)
       for i, name in enumerate(CELLS) for j, size in enumerate(("one", "ragged", "33"))),
     *(("lstm", size, F32, SOME) for size in ("three", "127", "500", "many")),
     *(("elman", size, F64, SOME) for size in ("127", "500", "many")),
-    ("gru", "several", F32, SOME), ("pair", "several", F64, SOME), ("odd", "127", F32, SOME),
+    ("gru", "several", F32, SOME), ("gru", "both", F32, SOME), ("pair", "several", F64, SOME), ("odd", "127", F32, SOME),
     ("lstm", "ragged", F32, EVERY), ("elman", "several", F32, EVERY), ("pair", "many", F32, EVERY),
 ]  # fmt: skip
 NARROW = [  # where each kernel takes seconds to compile
@@ -125,7 +126,7 @@ def moved(u, device, dtype):
 
 def evaluated(case, device="cpu", engine="reference", dtype=F64, nudge=0):
     """States, costates, log-norms, a tangent, losses and gradients of a case, by name, in float64."""
-    data = Data.of(replace(case, dtype=case.dtype), F64, oracle=False, nudge=nudge)
+    data = Data.of(case, F64, oracle=False, nudge=nudge)
     net = cases.network(replace(case, engine="reference", dtype=F64), data).to(device=device, dtype=dtype)
     net.engine = engine
     batch = cases.batch(case, data)
@@ -294,6 +295,18 @@ def recorded(setting):
         if not equal(again(moved_net, good, "cross-entropy"), method()(moved_net, good, "cross-entropy")):
             failures.append(f"{where}: another network: not the same bits")
         count += 2 * graphs.CALLS + 11
+    again = co.BPTT()
+    for activation in ("tanh", "relu", "sin"):  # each takes the place of the one before: its name and its memory
+        net = co.Network(
+            "elman", inputs=3, hidden=33, outputs=classes, activation=cases.ACTIVATIONS.get(activation, activation),
+            device=setting.device, engine=setting.best,
+        )  # fmt: skip
+        batch = drawn()
+        for _ in range(graphs.CALLS + 2):
+            if not equal(again(net, batch, "cross-entropy"), co.BPTT()(net, batch, "cross-entropy")):
+                failures.append(f"elman, {activation}, BPTT: in the place of another network: not the same bits")
+        del net
+        count += graphs.CALLS + 2
     yield setting.best, count, failures, ""
 
 

@@ -29,7 +29,7 @@ MODES = {  # settings of the engine, [(cell, samples of each step, d, dtype, sou
         ("leaky", [3, 3], 5, F64, SOME), ("lstm", [3, 2], 31, F32, SOME), ("rate", [2, 1], 70, F32, SOME),
         ("pair", [3, 1], 5, F32, SOME),
     ]),
-    "too large, one block": ({"ON_CHIP": 16}, [("leaky", FEW, 5, F64, SOME)]),
+    "too large, few samples": ({"ON_CHIP": 16}, [("leaky", FEW, 5, F64, SOME)]),
     "a root": ({}, [("mixed", FEW, 3, F64, SOME)]),
 }  # fmt: skip
 
@@ -47,7 +47,7 @@ def patch() -> None:
 
 def holds(mode: str, g) -> bool:
     """Does the network lie on the chip as the mode says?"""
-    resident, whole = not mode.startswith("too large"), mode in ("on chip", "a root", "too large, one block")
+    resident, whole = not mode.startswith("too large"), mode in ("on chip", "a root")
     return g.shape.resident == resident and (g.shape.blocks == 1) == whole
 
 

@@ -46,6 +46,8 @@ class Problem:
         self.base, self.v = randn(N, G * d), randn(N, len(cell.side) * d) if cell.side else None
         self.x0, self.p = randn(B, S * d), (0.3 + 0.4 * randn(len(cell.p) * d).abs()) if cell.p else None
         self.s, self.s_last, self.sa = randn(B + N, S * d), randn(B, S * d), randn(N, G * d)
+        if B > 2:
+            self.s_last[1] = 0  # a sample without a source of its own: its costate has no exponent
         self.factor = torch.tensor([1.0, 0.5, 0.0, 4.0], dtype=dtype, device=device)[torch.arange(N) % 4][:, None]
         self.k_last = torch.tensor([-200, 3, 0, 150], dtype=torch.int32, device=device)[torch.arange(B) % 4]
 

@@ -112,7 +112,7 @@ def test_weights_in_shared_memory(chip):
 def test_begun_elsewhere(chip):
     """Costates far below the smallest number: scaled sweeps keep them, and may be handed on with their exponent."""
     chip(Mode())
-    problem = Problem("elman", [3] * 40, 5, F32)
+    problem = Problem("elman", [2] * 40, 5, F32)
     problem.W *= 1e-3
     problem.base *= 0.3  # away from where tanh is flat: there a last digit of x is many of its slope
     lam, _, k = problem.adjoint(cuda, problem.tape(cuda), "s_last scaled")
@@ -206,6 +206,12 @@ def test_geometry(name):
         assert g.parts == 1 or g.groups * g.parts <= processors
         for kernel, options in (("forward", ()), ("adjoint", (True,) * 5), ("tangent", (True,) * 3)):
             assert cuda.source(kernel, cell, g, d, dtype, True, *options)[1] <= CHIP, (kernel, d, B, g)
+
+
+@pytest.mark.parametrize("kernel", ["forward", "adjoint"])
+def test_geometry_of_many_samples(kernel):
+    g = cuda.geometry(cells.lstm, 88, 1056, 8, 132)
+    assert cuda.source(kernel, cells.lstm, g, 88, F64, True, *((True,) * 5 if kernel == "adjoint" else ()))[1] <= CHIP
 
 
 # where there is no GPU

@@ -256,9 +256,8 @@ def trained(net: Network) -> dict[str, nn.Parameter]:
     return parameters
 
 
-def differentiate(objective: Tensor, net: Network) -> Gradient:
+def differentiate(objective: Tensor, parameters: dict[str, nn.Parameter]) -> Gradient:
     """d objective / d parameters; zeros for parameters it does not reach."""
-    parameters = trained(net)
     grads = torch.autograd.grad(objective, list(parameters.values()), allow_unused=True)
     return {
         name: torch.zeros_like(p) if g is None else g for (name, p), g in zip(parameters.items(), grads, strict=True)
@@ -305,7 +304,7 @@ class BPTT(Method):
         with torch.enable_grad():
             run = net(batch.u, batch.lengths, batch.x0)
             losses = run.loss(loss, batch.y, mask=batch.mask, reduce=batch.reduce)
-            return losses, torch.zeros_like(losses), differentiate(batch.mean(losses), net), run
+            return losses, torch.zeros_like(losses), differentiate(batch.mean(losses), trained(net)), run
 
 
 class Penalised(Method):
@@ -331,11 +330,11 @@ class Penalised(Method):
         return e
 
     def evaluate(self, net: Network, batch: Batch, loss: LossLike) -> Evaluation:
-        trained(net)
         rho = self.rho(self.step)
         if not math.isfinite(rho):
             raise InputError(f"the schedule gave rho = {rho} at step {self.step}; expected a finite number.")
         if self.segments is not None:
+            trained(net)
             swept = Segmented(net, batch, loss, self.segments)
             found = swept.penalised(self.penalty, self.penalty.name, rho, check_penalty)
             return in_segments(net, batch, loss, found, rho)
@@ -348,12 +347,13 @@ class Penalised(Method):
     def compute(
         self, net: Network, batch: Batch, loss: LossLike, rho: Any
     ) -> tuple[Tensor, Tensor, Gradient, Trajectory, Costates]:
+        parameters = trained(net)
         with torch.enable_grad():
             run = net(batch.u, batch.lengths, batch.x0)
             lam = run.costates(loss, batch.y, mask=batch.mask, reduce=batch.reduce)
             G = check_penalty(self.penalty(lam), lam, self.penalty.name)
             objective = lam.loss if isinstance(rho, float) and rho == 0 else lam.loss + rho * G
-            return lam.loss, G, differentiate(batch.mean(objective), net), run, lam
+            return lam.loss, G, differentiate(batch.mean(objective), parameters), run, lam
 
 
 def check_penalty(G: Any, lam: Costates, name: str) -> Tensor:
@@ -420,7 +420,7 @@ class Truncated(Method):
                 if batch.reduce == "mean":
                     count = torch.where(torch.arange(len(full))[:, None] < lengths, full, 0).sum(0)[index]
                     values = values / torch.where(count == 0, 1, count)
-            return differentiate((weight[index] * values).sum() / len(lengths), net)
+            return differentiate((weight[index] * values).sum() / len(lengths), trained(net))
 
 
 class _Advance(nn.Module):

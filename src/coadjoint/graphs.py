@@ -140,6 +140,6 @@ class Recordings:
         except TypeError:
             return None
         return (
-            id(net), weights, loss, net.readout, net.output, net.training,
+            id(net), net.cell, weights, loss, net.readout, net.output, net.training,
             like(batch.u), like(batch.y), like(batch.x0), batch.reduce,
         )  # fmt: skip

@@ -463,8 +463,7 @@ class Costates:
     def log_ratios(self) -> Tensor:
         """log ||lam_t|| - log ||lam_{t+1}||, [T, B] float64, from mantissas and the difference of exponents, so that it
         keeps its digits at any T; NaN where one of the two is zero or missing."""
-        log = self._log_size()
-        k = self.exponent
+        log, k = self._log_size(), self.exponent
         value = torch.add(log[:-1] - log[1:], k[:-1] - k[1:], alpha=math.log(2))
         return value if self.whole else torch.where(self.nonzero[:-1] & self.nonzero[1:], value, math.nan)
 
@@ -754,7 +753,7 @@ class Network(nn.Module):
             )
         if flat.shape[-1] != self.inputs:
             raise InputError(f"the PackedSequence holds {flat.shape[-1]} inputs but this network reads {self.inputs}.")
-        if not flat.is_cuda and not math.isfinite(flat.detach().sum().item()) and (error := _not_finite(layout, flat)):
+        if not flat.is_cuda and not math.isfinite(flat.sum().item()) and (error := _not_finite(layout, flat)):
             raise error
         return layout, flat
 

@@ -58,6 +58,7 @@ SPELLING = {
 }
 WORK = 10_000_000  # operations that are worth a thread
 MOST = 64  # threads
+FIELDS = ctypes.c_int64 * 21  # struct sweep
 
 
 def refusal(device: str) -> str | None:
@@ -280,8 +281,8 @@ def run(
     work = rows.N * d * (2 * d * len(cell.gates) * max(1, len(cell.read)) + 100)
     threads = max(1, min(torch.get_num_threads(), MOST, work // WORK))
     held = [None if y is None else y.contiguous() for y in (starts, p, *arrays)]
-    fields = (rows.T, rows.B, d, threads, *flags, *(0 if y is None else y.data_ptr() for y in held))
-    if sweep((ctypes.c_int64 * len(fields))(*fields)):
+    pointers = [0 if y is None else y.data_ptr() for y in held]
+    if sweep(FIELDS(rows.T, rows.B, d, threads, *flags, *pointers)):
         raise MemoryError("no memory for the sweep's weights.")
 
 

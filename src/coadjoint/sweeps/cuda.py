@@ -13,7 +13,7 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -225,7 +225,11 @@ def tangent_source(cell: Cell, g: bool, ga: bool, link: bool) -> Source:
     return s
 
 
-SOURCES: dict[str, Callable[..., Source]] = {"forward": forward_source, "adjoint": adjoint_source, "tangent": tangent_source}
+SOURCES: dict[str, Callable[..., Source]] = {
+    "forward": forward_source,
+    "adjoint": adjoint_source,
+    "tangent": tangent_source,
+}
 
 
 # how it lies on the chip
@@ -277,22 +281,50 @@ class Geometry:
     warps: int
 
 
+LIMIT = 227 << 10  # bytes of shared memory that a block may have
+
+
 @functools.cache
 def geometry(cell: Cell, d: int, B: int, size: int, processors: int, warps: int = WARPS) -> Geometry | None:
-    G, NR, weights = len(cell.gates), len(cell.read), WEIGHTS // size
+    """The fewest parts that fit; None if none do."""
+    G, NR = len(cell.gates), len(cell.read)
     if not NR:
         return Geometry(d, 1, B, 1, 1, min(warps, -(-d // 32)))
-    both = lambda U, w: bool(tile(NR * d, G * U, ROWS, warps, w) and tile(G * d, NR * U, ROWS, warps, w))
-    most = lambda P: weights + (SHARED // (32 * warps * size) if P == 1 else 0)
-    parts = next((P for P in range(1, min(d, processors) + 1) if both(-(-d // P), most(P))), 0)
-    if not parts:
+    for parts in range(1, min(d, processors) + 1):
+        units = -(-d // parts)
+        needed = -(-d // units)
+        total = -(-B // min(B, max(1, processors // needed)))
+        blocks = -(-total // (ROWS if G < 3 else 2 * ROWS))
+        rows = -(-total // blocks)
+        g = Geometry(units, needed, -(-B // (rows * blocks)), rows, blocks, warps)
+        if all(held(cell, d, g, size, backwards) is not None for backwards in (False, True)):
+            return g
+    return None
+
+
+class Held(NamedTuple):
+    """Where a block keeps W: a tile for each thread, its first `keep` inner entries in registers."""
+
+    shape: Tile
+    keep: int
+    inner: int
+    outer: int
+    shared: int  # bytes of shared memory, with what W multiplies and the sums
+
+
+@functools.cache
+def held(cell: Cell, d: int, g: Geometry, size: int, backwards: bool) -> Held | None:
+    """None if it does not fit."""
+    G, NR = len(cell.gates), len(cell.read)
+    inner, outer = (G * d, NR * g.units) if backwards else (NR * d, G * g.units)
+    most = WEIGHTS // size + (SHARED // (32 * g.warps * size) if g.parts == 1 else 0)
+    shape = tile(inner, outer, ROWS, g.warps, most) if NR else Tile(4, 1, 32, 1, g.warps, 1)
+    if shape is None:
         return None
-    units = -(-d // parts)
-    parts = -(-d // units)
-    total = -(-B // min(B, max(1, processors // parts)))
-    blocks = -(-total // (ROWS if G < 3 else 2 * ROWS))
-    rows = -(-total // blocks)
-    return Geometry(units, parts, -(-B // (rows * blocks)), rows, blocks, warps)
+    keep = min(shape.KC, WEIGHTS // size // shape.CC // 4 * 4)
+    vectors = g.rows * shape.WK * (shape.LK * shape.KC + max(1, outer)) + (shape.KC - keep) * shape.CC * 32 * g.warps
+    shared = size * vectors + 4 * (5 * g.rows + g.rows * g.blocks) + 16
+    return Held(shape, keep, inner, max(1, outer), shared) if shared <= LIMIT else None
 
 
 @functools.cache
@@ -301,32 +333,22 @@ def source(
 ) -> tuple[str, int]:
     """The kernel's source, and the bytes of shared memory it takes."""
     size, made = dtype.itemsize, SOURCES[name](cell, *options)
-    G, NR = len(cell.gates), len(cell.read)
-    inner, outer = (G * d, NR * g.units) if name == "adjoint" else (NR * d, G * g.units)
-    if NR:
-        most = WEIGHTS // size + (SHARED // (32 * g.warps * size) if g.parts == 1 else 0)
-        shape = tile(inner, outer, ROWS, g.warps, most)
-    else:
-        shape = Tile(4, 1, 32, 1, g.warps, 1)
-    assert shape is not None
+    found = held(cell, d, g, size, name == "adjoint")
+    assert found is not None
+    shape = found.shape
     entries = -(-g.rows * g.units // (32 * g.warps))
-    keep = min(shape.KC, WEIGHTS // size // shape.CC // 4 * 4)
     quick = g.blocks == 1 and g.parts == 1 and entries * len(made.streams) <= 8
     made.defined |= {"KC": shape.KC, "CC": shape.CC, "LC": shape.LC, "LK": shape.LK, "WC": shape.WC, "WK": shape.WK}
     made.defined |= {
-        "D": d, "U": g.units, "P": g.parts, "R": g.rows, "BLOCKS": g.blocks, "INNER": inner, "OUTER": max(1, outer),
-        "UNIFORM": int(uniform), "AHEAD": 3 if quick else 1, "KEEP": keep,
+        "D": d, "U": g.units, "P": g.parts, "R": g.rows, "BLOCKS": g.blocks, "INNER": found.inner, "OUTER": found.outer,
+        "UNIFORM": int(uniform), "AHEAD": 3 if quick else 1, "KEEP": found.keep,
         "VEC": 4 if size == 4 and d % 4 == 0 else 1,
         "DOUBLE": int(dtype == torch.float64), "MARK": f"{MARK[dtype]}{'LL' if size == 8 else ''}", "SPINS": 1 << 24,
     }  # fmt: skip
     head = f"typedef {'double' if size == 8 else 'float'} real;\n"
     text = (Path(__file__).parent / "loops.cuh").read_text()
     cut = text.index("// ---- the product with W")
-    vectors = g.rows * shape.WK * shape.LK * shape.KC + shape.WK * g.rows * max(1, outer)
-    vectors += (shape.KC - keep) * shape.CC * 32 * g.warps
-    return head + str(made) + text[:cut] + "AFTER_ARGS\n\n" + text[cut:], size * vectors + 4 * (
-        5 * g.rows + g.rows * g.blocks
-    ) + 16
+    return head + str(made) + text[:cut] + "AFTER_ARGS\n\n" + text[cut:], found.shared
 
 
 # compiling and launching

@@ -89,10 +89,9 @@ class Plan:
 
 def ensure(plan: Plan, y: Tensor, wrong: Callable[[], Exception | None]) -> None:
     """y must be finite: at once on a CPU, and on a GPU when `settle` is called."""
-    total = y.detach().sum()
     if y.is_cuda:
-        plan.doubts.append(Doubt(total.isfinite(), wrong))
-    elif not math.isfinite(total.item()) and (error := wrong()) is not None:
+        plan.doubts.append(Doubt(y.detach().sum().isfinite(), wrong))
+    elif not math.isfinite(y.sum().item()) and (error := wrong()) is not None:
         raise error
 
 

@@ -34,7 +34,7 @@ SPELLING = {
     "relu": "relu({0})",
     "exp": "tl.exp({0})",
     "log": "tl.log({0})",
-    "sqrt": "tl.sqrt_rn({0})",
+    "sqrt": "root({0})",
     "sin": "tl.sin({0})",
     "cos": "tl.cos({0})",
     "erf": "tl.erf({0})",
@@ -84,6 +84,15 @@ def softplus(a):
 
 
 @triton.jit
+def root(a):
+    if a.dtype == tl.float64:
+        y = tl.sqrt(a)
+    else:
+        y = tl.sqrt_rn(a)
+    return y
+
+
+@triton.jit
 def relu(a):
     return tl.where(a < 0, 0.0, a)
 
@@ -112,10 +121,10 @@ def sign(a):
 def power_of_two(k, like):
     """2^k, exactly; 0 below the normal range."""
     if like.dtype == tl.float64:
-        e = tl.minimum(tl.maximum(k, -1023), 1023).to(tl.int64) + 1023
-        return (e << 52).to(tl.float64, bitcast=True)
-    e = tl.minimum(tl.maximum(k, -127), 127) + 127
-    return (e << 23).to(tl.float32, bitcast=True)
+        y = ((tl.minimum(tl.maximum(k, -1023), 1023).to(tl.int64) + 1023) << 52).to(tl.float64, bitcast=True)
+    else:
+        y = ((tl.minimum(tl.maximum(k, -127), 127) + 127) << 23).to(tl.float32, bitcast=True)
+    return y
 
 
 @triton.jit

@@ -66,6 +66,7 @@ def geometry(cell: Cell, d: int, B: int, dtype: torch.dtype, uniform: bool, proc
     groups = min(B, max(1, processors // parts)) if cell.read else B
     rows = -(-B // groups)
     blocks = -(-rows // (ROWS if columns < 3 else 2))  # more would not fit the registers
+    blocks = blocks if resident else max(2, blocks)  # a state that waits in memory is asked for one item ahead
     rows = -(-rows // blocks)
     groups = -(-B // (rows * blocks))
     block = width if resident else min(width, 64)
