@@ -177,7 +177,7 @@ def install(monkeypatch, mode):
     forget()
     patches = {
         "WEIGHTS": mode.weights, "SHARED": mode.shared, "ROWS": mode.rows, "TRAFFIC": mode.traffic, "Launch": Emulated,
-        "geometry": functools.partial(CACHES[0], warps=mode.warps), "processors": lambda device: mode.processors,
+        "geometry": functools.partial(CACHES[0], warps=mode.warps), "processors": lambda device: mode.processors, "room": lambda device: cuda.LIMIT,
         "loaded": lambda text, name, device, shared: compiled(HEAD + text + POINTS),
         "start": lambda library, grid, threads, shared, pack, device: library.launch(pack, grid, threads),
     }  # fmt: skip

@@ -481,7 +481,8 @@ class Network(nn.Module):
     output      phi: "identity", "sigmoid", "softmax", "tanh" or a function
     x0          "zero", "learned", or a tensor [n]; a call may give its own
     mask        a fixed mask on W, shaped like W: zeros are absent connections
-    engine      "auto", "cpu", "triton", "eager", "reference", "autograd"; `net.engine` says which one runs, `.why` why
+    engine      "auto", "cpu", "eager", "cuda", "triton", "stepwise", "reference", "autograd"; `net.engine` says which runs,
+                `net.engine.why` why
     slots       for a step function: how many parts of size `hidden` its state has
 
     Parameters: W (recurrent), R (input), b, V (readout), b_o, x0 if learned, and the cell's own under `p`.

@@ -54,6 +54,8 @@ def refusal(device: str) -> str | None:
         return f"runs on an NVIDIA GPU, and the data is on {device}. Use engine='auto' or move the network with .to('cuda')."
     if torch.version.cuda is None:
         return "needs an NVIDIA GPU and torch built for CUDA. Use engine='auto'."
+    if torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 0):
+        return "needs a GPU of compute capability 8.0 or higher. Use engine='auto'."
     try:
         nvrtc()
     except OSError:
@@ -69,7 +71,7 @@ def describe() -> str:
 def explain(cell: Cell, hidden: int, batch: int, dtype: torch.dtype = torch.float32) -> str:
     """How a network lies on the GPU."""
     count = processors(0)
-    g = geometry(cell, hidden, batch, dtype.itemsize, count)
+    g = geometry(cell, hidden, batch, dtype.itemsize, count, room(0))
     if g is None:
         return f"W does not fit the registers of {count} multiprocessors: a product for each step"
     by_steps = [name for name in SOURCES if too_much(name, cell, hidden, batch, dtype.itemsize, g)]
@@ -281,12 +283,14 @@ class Geometry:
     warps: int
 
 
-LIMIT = 227 << 10  # bytes of shared memory that a block may have
+LIMIT = 227 << 10  # bytes of shared memory that a block may have on a Hopper GPU
 
 
 @functools.cache
-def geometry(cell: Cell, d: int, B: int, size: int, processors: int, warps: int = WARPS) -> Geometry | None:
-    """The fewest parts that fit; None if none do."""
+def geometry(
+    cell: Cell, d: int, B: int, size: int, processors: int, limit: int = LIMIT, warps: int = WARPS
+) -> Geometry | None:
+    """The fewest parts that fit, on so many multiprocessors with so much shared memory; None if none do."""
     G, NR = len(cell.gates), len(cell.read)
     if not NR:
         return Geometry(d, 1, B, 1, 1, min(warps, -(-d // 32)))
@@ -297,7 +301,8 @@ def geometry(cell: Cell, d: int, B: int, size: int, processors: int, warps: int 
         blocks = -(-total // (ROWS if G < 3 else 2 * ROWS))
         rows = -(-total // blocks)
         g = Geometry(units, needed, -(-B // (rows * blocks)), rows, blocks, warps)
-        if all(held(cell, d, g, size, backwards) is not None for backwards in (False, True)):
+        both = [held(cell, d, g, size, backwards) for backwards in (False, True)]
+        if all(h is not None and h.shared <= limit for h in both):
             return g
     return None
 
@@ -314,7 +319,7 @@ class Held(NamedTuple):
 
 @functools.cache
 def held(cell: Cell, d: int, g: Geometry, size: int, backwards: bool) -> Held | None:
-    """None if it does not fit."""
+    """None if the registers do not hold it."""
     G, NR = len(cell.gates), len(cell.read)
     inner, outer = (G * d, NR * g.units) if backwards else (NR * d, G * g.units)
     most = WEIGHTS // size + (SHARED // (32 * g.warps * size) if g.parts == 1 else 0)
@@ -324,7 +329,7 @@ def held(cell: Cell, d: int, g: Geometry, size: int, backwards: bool) -> Held | 
     keep = min(shape.KC, WEIGHTS // size // shape.CC // 4 * 4)
     vectors = g.rows * shape.WK * (shape.LK * shape.KC + max(1, outer)) + (shape.KC - keep) * shape.CC * 32 * g.warps
     shared = size * vectors + 4 * (5 * g.rows + g.rows * g.blocks) + 16
-    return Held(shape, keep, inner, max(1, outer), shared) if shared <= LIMIT else None
+    return Held(shape, keep, inner, max(1, outer), shared)
 
 
 @functools.cache
@@ -444,6 +449,12 @@ def start(
 @functools.cache
 def processors(device: int) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@functools.cache
+def room(device: int) -> int:
+    """Bytes of shared memory that a block may have."""
+    return getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 96 << 10)
 
 
 @functools.lru_cache(64)
@@ -613,7 +624,7 @@ def launch(name: str, plan: Plan, like: Tensor, n: int) -> Launch | None:
     """The sweep as one kernel; None where W does not fit the chip, or its parts would read each other's work for longer
     than a product takes."""
     cell, rows, d = plan.cell, plan.rows, n // len(plan.cell.slots)
-    g = geometry(cell, d, rows.B, like.element_size(), processors(like.get_device()))
+    g = geometry(cell, d, rows.B, like.element_size(), processors(like.get_device()), room(like.get_device()))
     if g is None or too_much(name, cell, d, rows.B, like.element_size(), g):
         return None
     return Launch(plan, like, d, g)
