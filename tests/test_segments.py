@@ -293,7 +293,7 @@ def test_float32_keeps_its_digits_over_many_rows(monkeypatch):
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
 @pytest.mark.parametrize(
     "what",
-    ["elman 20000 32 256 plain auto", "elman 20000 8 256 log-ratio auto", "lstm 4000 8 128 log-ratio 4 every",
+    ["elman 12000 96 256 plain auto", "elman 20000 8 256 log-ratio auto", "lstm 4000 8 128 log-ratio 4 every",
      "elman 3000 8 256 log-ratio none"],
 )  # fmt: skip
 def test_memory_is_what_was_predicted(what):

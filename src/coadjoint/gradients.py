@@ -205,6 +205,13 @@ def later(net: Network, batch: Batch, loss: LossLike, run: Callable[[], Trajecto
 class Method:
     """A way to a gradient: `method(net, batch, loss)` returns an Evaluation."""
 
+    segments: Segments = None
+
+    @functools.cached_property
+    def recordings(self) -> Recordings:
+        """Gradients that repeat, on a GPU."""
+        return Recordings()
+
     def __call__(self, net: Network, batch: Batch, loss: LossLike) -> Evaluation:
         return self.evaluate(net, batch, loss)
 
@@ -286,7 +293,7 @@ class BPTT(Method):
     """
 
     def __init__(self, segments: Segments = None) -> None:
-        self.segments, self.recordings = wanted(segments), Recordings()
+        self.segments = wanted(segments)
 
     def evaluate(self, net: Network, batch: Batch, loss: LossLike) -> Evaluation:
         if self.segments is not None:
@@ -317,7 +324,6 @@ class Penalised(Method):
 
     def __init__(self, G: Any, weight: float | Schedule = 1.0, segments: Segments = None) -> None:
         self.penalty, self.weight, self.step, self.segments = penalty(G), weight, 0, wanted(segments)
-        self.recordings = Recordings()
         if not callable(weight) and not (isinstance(weight, int | float) and math.isfinite(weight)):
             raise InputError(f"weight must be a finite number or a function of the step; got {weight!r}.")
 
