@@ -18,9 +18,10 @@ from torch import Tensor
 from ..cells import Cell
 from . import kernels
 from .compiler import kept
+from .cuda import where
 from .derivatives import Plan, Tape
 from .kernels import Shape
-from .rows import NONE, Link, Rows, exponent
+from .rows import NONE, Link, exponent
 
 ON_CHIP = 1 << 17  # bytes of W that a program keeps in registers
 ROWS = 4  # samples of an item
@@ -103,19 +104,6 @@ def load(source: str) -> ModuleType:
 @functools.cache
 def processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
-
-
-@functools.lru_cache(64)
-def _even(T: int, B: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    return torch.zeros(1, dtype=torch.int64, device=device), torch.full((B,), T, dtype=torch.int32, device=device)
-
-
-def where(rows: Rows, device: torch.device) -> tuple[Tensor, Tensor]:
-    """(the first row of each state, the samples' lengths)"""
-    if rows.uniform:
-        return _even(rows.T, rows.B, device)
-    starts = torch.tensor([0, *(rows.B + n for n in rows.starts[:-1])], dtype=torch.int64)
-    return starts.to(device), rows.lengths.to(torch.int32).to(device)
 
 
 class Launch:
