@@ -354,7 +354,7 @@ def test_finite_at_arguments_of_ten_thousand(cell, activation, dtype):
 
 
 def test_tables_hold_what_the_names_promise():
-    assert sorted(CELLS) == ["elman", "gru", "leaky", "lstm", "rate"]
+    assert sorted(CELLS) == ["elman", "gru", "leaky", "lstm", "peephole", "rate"]
     assert sorted(ACTIVATIONS) == ["identity", "relu", "sigmoid", "softplus", "tanh"]
     for name in CELLS:
         assert make(name).cell.equations, name

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.3.0"
 
 if TYPE_CHECKING:
-    from . import cells, initialisers, losses, optimisers, parametrisations, penalties, report, segments, tasks
+    from . import cells, initialisers, losses, nn, optimisers, parametrisations, penalties, report, segments, tasks
     from .batch import Batch
     from .cells import Cell, cell
     from .errors import (
@@ -30,12 +30,14 @@ if TYPE_CHECKING:
     from .gradients import BPTT, RTRL, Evaluation, Penalised, Stream, Truncated
     from .network import Costates, Network, Trajectory, norm
     from .penalties import Penalty
+    from .recording import Recorded, Tape, record
     from .training import Interrupted, Result, evaluate, train
 
 _MODULES = (
     "cells",
     "initialisers",
     "losses",
+    "nn",
     "optimisers",
     "parametrisations",
     "penalties",
@@ -56,15 +58,16 @@ _HOMES = {
     "gradients": ("BPTT", "RTRL", "Evaluation", "Penalised", "Stream", "Truncated"),
     "network": ("Costates", "Network", "Trajectory", "norm"),
     "penalties": ("Penalty",),
+    "recording": ("Recorded", "Tape", "record"),
     "training": ("Interrupted", "Result", "evaluate", "train"),
 }  # fmt: skip
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
     "BPTT", "RTRL", "Batch", "Cell", "CoadjointError", "ConfigError", "Costates", "DataError", "Evaluation", "InputError",
-    "Interrupted", "KindError", "MissingError", "Network", "NumericalError", "Penalised", "Penalty", "Result", "StorageError",
-    "Stream", "Trajectory", "Truncated", "Unsupported", "abs", "atan", "cell", "cells", "cos", "erf", "evaluate", "exp",
-    "initialisers", "log", "losses", "norm", "optimisers", "parametrisations", "penalties", "relu", "report", "segments", "sigmoid",
+    "Interrupted", "KindError", "MissingError", "Network", "NumericalError", "Penalised", "Penalty", "Recorded", "Result", "StorageError",
+    "Stream", "Tape", "Trajectory", "Truncated", "Unsupported", "abs", "atan", "cell", "cells", "cos", "erf", "evaluate", "exp",
+    "initialisers", "log", "losses", "nn", "norm", "optimisers", "parametrisations", "penalties", "record", "relu", "report", "segments", "sigmoid",
     "sign", "sin", "softplus", "sqrt", "step", "tanh", "tasks", "train",
 ]  # fmt: skip
 

@@ -5,6 +5,8 @@
     x_t                    the state                           one entry for each slot
     p                      per-unit parameters, trained        (time constants, a second bias)
 
+v may also hold data that comes with each step and is no gate: a mask, noise (`given`).
+
 f and the read r are written once, over the functions of `coadjoint.formula`; every derivative and every engine
 takes its code from them. Throughout, W is recurrent and R reads the input (other libraries swap the letters).
 """
@@ -13,7 +15,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -50,6 +52,7 @@ class Cell:
     reads: str | Callable[..., Any] | None
     equations: str = ""
     anonymous: bool = field(default=False)  # one gate without a name: z and v are passed bare
+    given: tuple[str, ...] = ()  # entries of v beside the gates
 
     def __post_init__(self) -> None:
         _ = self.next, self.read  # a formula that cannot be recorded is refused where it is written
@@ -75,8 +78,8 @@ class Cell:
 
     @functools.cached_property
     def v(self) -> tuple[Node, ...]:
-        """v of the gates where it is used apart from z."""
-        return tuple(symbol(f"v.{g}") for g in self.side)
+        """v of the gates where it is used apart from z, and what is given."""
+        return tuple(symbol(f"v.{g}") for g in (*self.side, *self.given))
 
     @functools.cached_property
     def next(self) -> tuple[Node, ...]:
@@ -115,7 +118,7 @@ class Cell:
     @functools.cached_property
     def _recorded(self) -> tuple[tuple[Node, ...], tuple[str, ...]]:
         z = {g: symbol(f"z.{g}") for g in self.gates}
-        v = {g: symbol(f"v.{g}") for g in self.gates}
+        v = {g: symbol(f"v.{g}") for g in (*self.gates, *self.given)}
         out = self._call(
             z, v, dict(zip(self.slots, self.x, strict=True)), dict(zip(self.parameters, self.p, strict=True))
         )
@@ -177,7 +180,8 @@ class Cell:
         v = dict(zip(self.gates, base.chunk(count, -1), strict=True))
         if side is not None:
             z |= {g: z[g] + v[g] for g in self.side}
-            v |= dict(zip(self.side, side.chunk(len(self.side), -1), strict=True))
+            names = (*self.side, *self.given)
+            v |= dict(zip(names, side.chunk(len(names), -1), strict=True))
         out = self._call(z, v, slots, p)
         return torch.cat([torch.as_tensor(o, dtype=x.dtype, device=x.device).expand(len(x), d) for o in out], -1)
 
@@ -187,6 +191,7 @@ def cell(
     gates: str | None = None,
     parameters: Mapping[str, float] | None = None,
     reads: str | Callable[..., Any] | None = FIRST,
+    given: str = "",
 ) -> Callable[[Callable[..., Any]], Cell]:
     """Make a cell of a formula f(z, v, x, p).
 
@@ -194,13 +199,15 @@ def cell(
     gates       names of the entries of z and v, "i f g o"; without it z and v are single values
     parameters  per-unit parameters and their initial values, {"tau": 0.1}; they are trained
     reads       what W multiplies: names of slots (the first, if not given), a formula of x, or None for no W
+    given       names of entries of v that are no gates but data of each step, "mask"; z and v are then entries by name
 
     The formula returns the new value of each slot. Where z and v of a gate are used only as `z.g + v.g`, write just
     that sum: the engines then keep one array instead of two.
     """
-    names = tuple((gates or "z").split())
+    names, data = tuple((gates or "z").split()), tuple(given.split())
     table = MappingProxyType(dict(parameters or {}))
-    for kind, entries in (("slots", slots.split()), ("gates", names), ("parameters", tuple(table))):
+    kinds = (("slots", slots.split()), ("gates", (*names, *data)), ("parameters", tuple(table)))
+    for kind, entries in kinds:
         if (
             len(set(entries)) != len(entries)
             or not all(e.isidentifier() for e in entries)
@@ -210,7 +217,8 @@ def cell(
 
     def make(formula: Callable[..., Any]) -> Cell:
         doc = (formula.__doc__ or "").strip()
-        return Cell(formula.__name__, formula, tuple(slots.split()), names, table, reads, doc, gates is None)
+        bare = gates is None and not data
+        return Cell(formula.__name__, formula, tuple(slots.split()), names, table, reads, doc, bare, data)
 
     return make
 
@@ -289,14 +297,54 @@ def gru(z, v, x, p):
     return (1 - u) * n + u * x.h
 
 
+@cell(slots="h c", gates="i f g o", parameters={"pi": 0.0, "pf": 0.0, "po": 0.0})
+def peephole(z, v, x, p):
+    """The lstm whose gates see the memory: i and f also p_i c and p_f c, o also p_o c'.  Gers & Schmidhuber (2000)."""
+    i, f = sigmoid(z.i + v.i + p.pi * x.c), sigmoid(z.f + v.f + p.pf * x.c)
+    c = f * x.c + i * tanh(z.g + v.g)
+    return sigmoid(z.o + v.o + p.po * c) * tanh(c), c
+
+
+@functools.cache
+def noisy(base: Cell, dropout: bool, zoneout: bool) -> Cell:
+    """`base` under noise that comes as data.
+
+    dropout  W reads r = m h instead of h; with one mask m for all steps of a sample: Gal & Ghahramani (2016)
+    zoneout  a slot s keeps its value where k_s is 1: s' = k_s s + (1 - k_s) s_new.  Krueger et al. (2017)
+    """
+    keep = {s: f"k_{s}" for s in base.slots} if zoneout else {}
+    given = (*keep.values(), *(("m",) if dropout else ()))
+    reads = "r" if dropout else base.reads
+
+    @cell(
+        " ".join((*base.slots, *(("r",) if dropout else ()))),
+        " ".join(base.gates),
+        base.parameters,
+        reads,
+        " ".join(given),
+    )
+    def noisy(z, v, x, p):
+        entries = lambda y, names: {n: getattr(y, n) for n in names}
+        new = base._call(
+            entries(z, base.gates), entries(v, base.gates), entries(x, base.slots), entries(p, base.parameters)
+        )
+        if zoneout:
+            pairs = [(getattr(v, keep[s]), getattr(x, s), y) for s, y in zip(base.slots, new, strict=True)]
+            new = [k * old + (1 - k) * y for k, old, y in pairs]
+        return (*new, v.m * new[0]) if dropout else tuple(new)
+
+    return replace(noisy, name=f"{base.name}{' dropout' * dropout}{' zoneout' * zoneout}")
+
+
 CELLS: dict[str, Callable[[Activation], Cell]] = {
     "elman": elman,
     "leaky": leaky,
     "rate": rate,
     "lstm": lambda activation: lstm,
     "gru": lambda activation: gru,
+    "peephole": lambda activation: peephole,
 }
-FIXED = ("lstm", "gru")  # cells whose equations name their activations
+FIXED = ("lstm", "gru", "peephole")  # cells whose equations name their activations
 
 
 def named(name: str, activation: Activation | None = None) -> Cell:

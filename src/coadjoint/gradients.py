@@ -126,7 +126,7 @@ class Temporal:
                 assert net._apart is not None
                 into_v[:, net._apart] = scale(back["v"], k) * share
             r = derivatives.read(cell, rows.prev(tape.x)) if run.W is not None else None
-            return Temporal(net, layout, delta, into_v, r, lam.trajectory.inputs)
+            return Temporal(net, layout, delta, into_v, r, e.trajectory.inputs)
 
     def norms(self) -> dict[str, Tensor]:
         """||grad_t||, [T] float64, for W, R, b (those the network has) and for all of them jointly ("joint")."""

@@ -51,6 +51,11 @@ class Layout:
         return Layout(Rows((n > np.arange(T)[:, None]).sum(1).tolist()), order)
 
     @property
+    def dense(self) -> bool:
+        """Are rows [T, B, .] as they stand?"""
+        return self.rows.uniform and self.order is None
+
+    @property
     def sample(self) -> Tensor:
         """The user's sample of each row of a step array."""
         return self.rows.sample if self.order is None else torch.from_numpy(self.order[self.rows.index.sample])
@@ -61,7 +66,7 @@ class Layout:
 
     def flat(self, y: Tensor) -> Tensor:
         """[T, B, ...] -> [N, ...]; what stands beyond a sample's length is not read."""
-        if self.rows.uniform:
+        if self.dense:
             return y.flatten(0, 1)
         return y[(self.rows.time - 1).to(y.device), self.sample.to(y.device)]
 
@@ -75,7 +80,7 @@ class Layout:
     def padded(self, y: Tensor, fill: float = 0) -> Tensor:
         """Step rows [N, ...] -> [T, B, ...]."""
         T, B = self.rows.T, self.rows.B
-        if self.rows.uniform:
+        if self.dense:
             return y.unflatten(0, (T, B))
         index = ((self.rows.time - 1) * B + self.sample).to(y.device)
         return y.new_full((T * B, *y.shape[1:]), fill).index_copy(0, index, y).unflatten(0, (T, B))
@@ -83,7 +88,7 @@ class Layout:
     def padded_states(self, x: Tensor, fill: float = 0) -> Tensor:
         """State rows [B + N, ...] -> [T + 1, B, ...]."""
         B = self.rows.B
-        if self.rows.uniform:
+        if self.dense:
             return x.unflatten(0, (self.rows.T + 1, B))
         return torch.cat([self.unsort(x[:B])[None], self.padded(x[B:], fill)])
 
@@ -208,7 +213,36 @@ class Judge:
 
 
 @dataclass(frozen=True, eq=False)
-class Trajectory:
+class Passage:
+    """One run of a recurrence over a batch.
+
+    x [T+1, B, n], state [B, n] (each sample's last), lengths [B], mask [T+1, B]. Padding is zero. n is the number of units
+    times the slots of the cell.
+    """
+
+    layout: Layout
+    run: Swept | Stepped
+    hidden: int
+
+    @functools.cached_property
+    def x(self) -> Tensor:
+        return self.layout.padded_states(self.run.x)
+
+    @functools.cached_property
+    def state(self) -> Tensor:
+        return self.layout.unsort(self.run.last)
+
+    @property
+    def lengths(self) -> Tensor:
+        return self.layout.lengths
+
+    @property
+    def mask(self) -> Tensor:
+        return self.layout.mask
+
+
+@dataclass(frozen=True, eq=False)
+class Trajectory(Passage):
     """One run of a network over a batch.
 
     u [T, B, inputs], x [T+1, B, n], a and y_hat [B, outputs] or [T, B, outputs], state [B, n] (each sample's last, for
@@ -216,9 +250,7 @@ class Trajectory:
     """
 
     network: Network
-    layout: Layout
     inputs: Tensor  # step rows
-    run: Swept | Stepped
     pre: Tensor  # a, in rows: [B, outputs] in the rows' order or [N, outputs]
     V: Tensor  # the readout and input weights of this run, whatever the network holds later
     b_o: Tensor | None
@@ -236,28 +268,12 @@ class Trajectory:
         return self.layout.padded(self.inputs)
 
     @functools.cached_property
-    def x(self) -> Tensor:
-        return self.layout.padded_states(self.run.x)
-
-    @functools.cached_property
     def a(self) -> Tensor:
         return self._outward(self.pre)
 
     @functools.cached_property
     def y_hat(self) -> Tensor:
         return self._outward(losses.output_function(self.network.output)(self.pre))
-
-    @functools.cached_property
-    def state(self) -> Tensor:
-        return self.layout.unsort(self.run.last)
-
-    @property
-    def lengths(self) -> Tensor:
-        return self.layout.lengths
-
-    @property
-    def mask(self) -> Tensor:
-        return self.layout.mask
 
     def _outward(self, y: Tensor) -> Tensor:
         return self.layout.unsort(y) if self.network.readout == "last" else self.layout.padded(y)
@@ -318,8 +334,8 @@ class Trajectory:
                 counts = self.layout.flat(torch.as_tensor(mask, device=s.device)) != 0
             declared = torch.cat([counts.new_zeros(self.layout.rows.B), counts])
         with torch.set_grad_enabled(recorded):
-            mantissa, exponent = run.costate(s, s_last, declared)
-        return Costates(self, mantissa, exponent, value if recorded else value.detach())
+            found = run.costate(s, s_last, declared)
+        return Costates(self, found.mantissa, found.exponent, value if recorded else value.detach())
 
     def push(self, du: Tensor) -> Tensor:
         """The change of y_hat along a change du of the inputs: DF(u) . du, shaped like y_hat. Differentiable."""
@@ -393,7 +409,7 @@ class Costates:
     log-norms and ratios are exact where lam itself would be 0 or inf. Exponents are constants under differentiation.
     """
 
-    trajectory: Trajectory
+    trajectory: Passage
     rows: Tensor  # mantissas [B + N, n]
     powers: Tensor  # exponents [B + N]
     loss: Tensor  # [B]
@@ -532,6 +548,10 @@ class Network(nn.Module):
             self.cell = cells.named(cell, activation)
         elif isinstance(cell, Cell):
             self.cell = cell
+            if cell.given:
+                raise Unsupported(
+                    f"cell '{cell.name}' is given data at each step ({', '.join(cell.given)}), and a Network has only inputs. Use co.nn, or make it a gate that reads an input."
+                )
         elif callable(cell):
             self.step = cell
         else:
@@ -648,7 +668,7 @@ class Network(nn.Module):
             return self._call_step(u, x)
         drive = self.drive(u, self.R, self.b)
         p = torch.cat(list(self.p.values())) if len(self.p) else None
-        return _formula_step(self.cell, self.recurrent(), p)(*(d for d in drive if d is not None), x)
+        return formula_step(self.cell, self.recurrent(), p)(*(d for d in drive if d is not None), x)
 
     def forward(self, u: Sequences, lengths: Any = None, x0: Tensor | None = None) -> Trajectory:
         """Run over u: [T, B, inputs], a list of [T_i, inputs], or a PackedSequence; x0 [B, n] or [n]."""
@@ -672,7 +692,7 @@ class Network(nn.Module):
             W, engine = self.recurrent(), sweeps.load(self.engine)
             if engine is None:
                 run = Stepped.run(
-                    _formula_step(self.cell, W, p),
+                    formula_step(self.cell, W, p),
                     layout.rows,
                     (base,) if side is None else (base, side),
                     layout.sort(start),
@@ -683,7 +703,7 @@ class Network(nn.Module):
                     ensure(plan, rows_u, lambda: _not_finite(layout, rows_u))
                 run = Swept.run(plan, base, side, W, layout.sort(start), p)
         pre = self.read_out(layout, run.x, run.last, V, b_o)
-        return Trajectory(self, layout, rows_u, run, pre, V, b_o, R)
+        return Trajectory(layout, run, self.hidden, self, rows_u, pre, V, b_o, R)
 
     def _call_step(self, u: Tensor, x: Tensor) -> Tensor:
         state = tuple(x.split(self.hidden, -1)) if self.slots > 1 else x
@@ -770,7 +790,7 @@ def _not_finite(layout: Layout, u: Tensor) -> InputError | None:
     )
 
 
-def _formula_step(cell: Cell, W: Tensor | None, p: Tensor | None) -> Callable[..., Tensor]:
+def formula_step(cell: Cell, W: Tensor | None, p: Tensor | None) -> Callable[..., Tensor]:
     parameters = dict(zip(cell.parameters, p.chunk(len(cell.parameters)), strict=True)) if p is not None else {}
 
     def step(base: Tensor, *rest: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from .errors import InputError, KindError, Unsupported, choose
-from .network import Costates, norm
+from .network import Costates, Passage, Trajectory, norm
 from .sweeps import Swept, scale
 
 
@@ -32,8 +32,13 @@ class Penalty:
     value: Callable[[Costates], Tensor]
     __doc__: str | None = None
 
-    def __call__(self, lam: Costates) -> Tensor:
-        return self.value(lam)
+    def __call__(self, lam: Costates | Sequence[Costates]) -> Tensor:
+        """[B]; of the costates of several layers (co.record), the mean of what it is for each."""
+        if isinstance(lam, Costates):
+            return self.value(lam)
+        if not lam:
+            raise InputError("there are no costates to penalise.")
+        return functools.reduce(torch.add, map(self.value, lam)) / len(lam)
 
     def __add__(self, other: Penalty) -> Penalty:
         other = penalty(other)
@@ -208,8 +213,17 @@ def omega_published(lam: Costates) -> Tensor:
 def norm_stabiliser(lam: Costates) -> Tensor:
     """mean over t = 1..T of (||h_t|| - ||h_{t-1}||)^2 on the states themselves (the first slot).  Krueger & Memisevic (2015)"""
     run = lam.trajectory
-    n = norm(run.network.shown(run.x))
+    n = norm(run.x[..., : run.hidden])
     return mean((n[1:] - n[:-1]).square(), present(lam))
+
+
+def of_network(lam: Costates, name: str) -> Trajectory:
+    run: Any = lam.trajectory
+    if isinstance(run, Passage) and not isinstance(run, Trajectory):
+        raise Unsupported(
+            f"penalty '{name}' asks a network for its outputs, and a recorded layer has none of its own. Use co.Network."
+        )
+    return run
 
 
 def tangent(v: Tensor, beta: Tensor | float = 0.0) -> Penalty:
@@ -217,7 +231,7 @@ def tangent(v: Tensor, beta: Tensor | float = 0.0) -> Penalty:
     asked to be beta.  The tangent loss of Simard et al. (1992), as in Caterini's framework (section 3)."""
 
     def value(lam: Costates) -> Tensor:
-        change = lam.trajectory.push(v) - beta
+        change = of_network(lam, "tangent").push(v) - beta
         axes = [i for i in range(change.dim()) if i != change.dim() - 2]
         if change.dim() == 3:
             change = torch.where(lam.mask[1:, :, None], change, 0)
@@ -231,7 +245,7 @@ def of_output(G: Any = "variance") -> Penalty:
     inner = penalty(G)
 
     def value(lam: Costates) -> Tensor:
-        run = lam.trajectory
+        run = of_network(lam, "of_output")
         T, outputs = run.layout.rows.T, run.network.outputs
         at_end = None if run.network.readout == "last" else torch.arange(1, T + 1)[:, None] == run.lengths
         values = [inner(run.costates(lambda y_hat, k=k: y_hat[:, k], mask=at_end)) for k in range(outputs)]

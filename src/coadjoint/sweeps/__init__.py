@@ -26,7 +26,7 @@ from torch.nn.functional import pad
 from ..cells import Cell
 from ..errors import Unsupported, choose
 from . import derivatives
-from .autograd import Stepped
+from .autograd import Costate, Stepped
 from .derivatives import Engine, Plan, Tape
 from .rows import Link, Rows, scale
 
@@ -107,10 +107,21 @@ class Swept:
     def x(self) -> Tensor:
         return self.tape.x
 
-    def costate(self, s: Tensor | None, s_last: Tensor | None, declared: Tensor | None) -> tuple[Tensor, Tensor]:
-        """-> (mantissa [B + N, n], exponent [B + N])"""
-        mantissa, _, k = derivatives.costate(self.plan, self.tape, self.W, s, s_last, declared)
-        return mantissa, k
+    def costate(
+        self, s: Tensor | None, s_last: Tensor | None, declared: Tensor | None, unit: Tensor | None = None
+    ) -> Costate:
+        """Arguments as in derivatives.costate."""
+        mantissa, delta, k = derivatives.costate(self.plan, self.tape, self.W, s, s_last, declared, unit)
+        return Costate(mantissa, k, lambda: (delta, self._side(mantissa)))
+
+    def _side(self, lam: Tensor) -> Tensor | None:
+        """f_v' lam"""
+        rows, tape = self.plan.rows, self.tape
+        if tape.v is None:
+            return None
+        op = derivatives.next_of(self.plan.cell).pulled(("x",), ("v",))
+        known = (tape.x[rows.B :], tape.q)
+        return op(known, tape.a, tape.v, rows.prev(tape.x), tape.p, lam[rows.B :], rows=rows)["v"]
 
     def pull(self, lam: Tensor, frozen: bool = False) -> Tensor:
         """J_t' lam_t for all steps at once, from state rows to step rows; frozen: everything but W held constant."""

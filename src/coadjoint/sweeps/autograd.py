@@ -4,15 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from ..errors import NumericalError, Unsupported
-from .rows import Rows, exponent, next_exponent, scale
+from .rows import Link, Rows, exponent, next_exponent, scale
 
 Step = Callable[..., Tensor]  # step(*drive_t, x_{t-1}) -> x_t, all [n_t, .]
+
+
+class Costate(NamedTuple):
+    """lam_t = mantissa_t 2^exponent_t, and the gradient by what drives the steps."""
+
+    mantissa: Tensor  # [B + N, n]
+    exponent: Tensor  # [B + N]
+    drive: Callable[[], tuple[Tensor | None, ...]]  # step arrays, in the units of their steps' exponents
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,11 +34,11 @@ class Stepped:
     x: Tensor  # [B + N, n]
 
     @staticmethod
-    def run(step: Step, rows: Rows, drive: tuple[Tensor, ...], x0: Tensor) -> Stepped:
+    def run(step: Step, rows: Rows, drive: tuple[Tensor, ...], x0: Tensor, checked: bool = True) -> Stepped:
         states, drives = [x0.contiguous()], [rows.steps(y) for y in drive]
         for t, n in enumerate(rows.sizes):
             states.append(step(*(y[t] for y in drives), states[-1][:n]))
-        for t, x in enumerate(states):
+        for t, x in enumerate(states if checked else ()):
             if not torch.isfinite(x).all():
                 raise NumericalError(f"the state is outside the range of {str(x.dtype)[6:]} at t = {t} of {rows.T}.")
         return Stepped(step, rows, drive, torch.cat(states))
@@ -38,30 +47,38 @@ class Stepped:
     def last(self) -> Tensor:
         return self.rows.last(self.x)
 
-    def costate(self, s: Tensor | None, s_last: Tensor | None, declared: Tensor | None) -> tuple[Tensor, Tensor]:
-        """-> (mantissa [B + N, n], exponent [B + N])"""
+    def costate(
+        self, s: Tensor | None, s_last: Tensor | None, declared: Tensor | None, unit: Tensor | None = None
+    ) -> Costate:
+        """Arguments as in derivatives.costate."""
         rows, drives = self.rows, [self.rows.steps(y) for y in self.drive]
         s = torch.zeros_like(self.x) if s is None else s
         s = s if s_last is None else s + rows.last_back(s_last)
+        links = None if unit is None else rows.steps(Link.between(rows, unit, s.dtype).factor)
+        into: list[tuple[Tensor, ...]] = []
         sources, before, states = rows.states(s), rows.before(self.x), rows.states(self.x)
         k = [next_exponent(exponent(s[:0].detach()), s[:0].detach(), sources[-1].detach())]
         lam = [scale(sources[-1], -k[0][:, None])]
         tolerance = torch.finfo(s.dtype).eps ** 0.75
         for t in reversed(range(rows.T)):
             drive = [y[t] for y in drives]
-            again, pull = torch.func.vjp(lambda x, drive=drive: self.step(*drive, x), before[t])  # type: ignore[misc]
+            again, pull = torch.func.vjp(self.step, *drive, before[t])  # type: ignore[misc]
             if not torch.allclose(again.detach(), states[t + 1].detach(), rtol=tolerance, atol=tolerance):
                 raise Unsupported(
                     f"the step function gave another state when step {t + 1} was repeated: it is random or keeps a memory. "
                     "Pass what is drawn (a dropout mask, noise) as part of the input u, so that a step is a function of u and x."
                 )
-            out = pull(lam[0])[0]
+            *by_drive, out = pull(lam[0])
+            into.insert(0, tuple(by_drive))
+            out = out if links is None else out * links[t]
             k.insert(0, next_exponent(k[0], out.detach(), sources[t].detach()))
             out = scale(out, (k[1] - k[0][: len(again)])[:, None])
             lam.insert(0, pad(out, (0, 0, 0, len(sources[t]) - len(again))) + scale(sources[t], -k[0][:, None]))
             if not torch.isfinite(lam[0]).all():
                 raise NumericalError(f"the costate is outside the range of {str(s.dtype)[6:]} at t = {t} of {rows.T}.")
-        return torch.cat(lam), torch.cat(k)
+        exponents = torch.cat(k)
+        drive_of = lambda: tuple(torch.cat(part) for part in zip(*into, strict=True))
+        return Costate(torch.cat(lam), exponents if unit is None else exponents + unit, drive_of)
 
     def pull(self, lam: Tensor) -> Tensor:
         """J_t' lam_t for all steps, from state rows to step rows."""

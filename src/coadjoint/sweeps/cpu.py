@@ -169,7 +169,7 @@ def source(cell: Cell, dtype: torch.dtype) -> str:
         "GATES": len(cell.gates),
         "READS": len(cell.read),
         "KEPT": len(cell.kept),
-        "SIDE": len(cell.side),
+        "SIDE": len(cell.v),
         "READ_SLOT": slot,
         "NEEDS_A": int(cell.needs_a),
         "INTO_READ": int(into_read),

@@ -79,16 +79,22 @@ class Engine(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """Which cell, over which rows, by which engine."""
+    """Which cell, over which rows, by which engine.
+
+    checked: what leaves the range of its type is an error that names the step; otherwise inf and NaN go through, as in
+    torch, where a GradScaler and the like wait for them."""
 
     cell: Cell
     rows: Rows
     engine: Engine
     doubts: list[Doubt] = field(default_factory=list)
+    checked: bool = True
 
 
 def ensure(plan: Plan, y: Tensor, wrong: Callable[[], Exception | None]) -> None:
     """y must be finite: at once on a CPU, and on a GPU when `settle` is called."""
+    if not plan.checked:
+        return
     if y.is_cuda:
         plan.doubts.append(Doubt(y.detach().sum().isfinite(), wrong))
     elif not math.isfinite(y.sum().item()) and (error := wrong()) is not None:
@@ -204,24 +210,10 @@ class Forward(Function):
     @staticmethod
     def backward(ctx: Any, gx: Tensor | None, ga: Tensor | None, glast: Tensor | None, _q: Any) -> Any:
         v, W, p, x, a, q = ctx.saved_tensors
-        plan, rows, need = ctx.plan, ctx.plan.rows, ctx.needs_input_grad
+        plan, need = ctx.plan, ctx.needs_input_grad
         if gx is None and ga is None and glast is None:
             return (None,) * 6
-        tape = Tape(a, v, x, p, q)
-        wrt = tuple(n for n, t, i in (("v", v, 2), ("p", p, 5)) if t is not None and need[i])
-        if torch.is_grad_enabled() or wrt or watched():
-            lam, delta = adjoint(plan, tape, W, gx, glast, ga)
-        else:  # nobody will differentiate this sweep: lam need not be kept
-            sweep = functools.partial(plan.engine.adjoint, plan, tape, W, gx, glast, ga, None, False)
-            lam, delta, _ = sweep(False)
-            check(plan, lam[: rows.B], "the gradient by the state", lambda: sweep(True)[0])
-        side: dict[str, Tensor | None] = {}
-        if wrt:
-            op = next_of(plan.cell).pulled(("x",), wrt)
-            side = op((x[rows.B :], q), a, v, rows.prev(x), p, lam[rows.B :], rows=rows)
-        gW = product(rows, delta, read(plan.cell, rows.prev(x), rows)) if W is not None and need[3] else None
-        settle(plan)
-        return None, delta, side.get("v"), gW, lam[: rows.B] if need[4] else None, side.get("p")
+        return None, *back(plan, Tape(a, v, x, p, q), W, gx, glast, ga, need[1:])
 
     @staticmethod
     @nested
@@ -248,6 +240,28 @@ class Forward(Function):
         return mu, nu, rows.last(mu), None
 
     vmap = staticmethod(lambda *_: _raise(no_vmap()))
+
+
+def back(
+    plan: Plan, tape: Tape, W: Tensor | None, gx: Tensor | None, glast: Tensor | None, ga: Tensor | None,
+    need: Sequence[bool],
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    """The gradient of a forward sweep by (base, v, W, x0, p), of those that need one."""
+    rows, (a, v, x, p, q) = plan.rows, tape
+    wrt = tuple(n for n, t, i in (("v", v, 1), ("p", p, 4)) if t is not None and need[i])
+    if torch.is_grad_enabled() or wrt or watched():
+        lam, delta = adjoint(plan, tape, W, gx, glast, ga)
+    else:  # nobody will differentiate this sweep: lam need not be kept
+        sweep = functools.partial(plan.engine.adjoint, plan, tape, W, gx, glast, ga, None, False)
+        lam, delta, _ = sweep(False)
+        check(plan, lam[: rows.B], "the gradient by the state", lambda: sweep(True)[0])
+    side: dict[str, Tensor | None] = {}
+    if wrt:
+        op = next_of(plan.cell).pulled(("x",), wrt)
+        side = op((x[rows.B :], q), a, v, rows.prev(x), p, lam[rows.B :], rows=rows)
+    gW = product(rows, delta, read(plan.cell, rows.prev(x), rows)) if W is not None and need[2] else None
+    settle(plan)
+    return delta, side.get("v"), gW, lam[: rows.B] if need[3] else None, side.get("p")
 
 
 @quick
@@ -281,7 +295,8 @@ class Adjoint(Function):
         factor, declared, W, a, v, x, p, q, lam, delta, k = ctx.saved_tensors
         link = Link(ctx.plan.rows, factor) if factor is not None else None
         if k is not None:
-            link = Link.between(ctx.plan.rows, k, lam.dtype)
+            between = Link.between(ctx.plan.rows, k, lam.dtype)
+            link = between if link is None else Link(ctx.plan.rows, between.factor * link.factor)
         return link, declared, W, Tape(a, v, x, p, q), lam, delta, k
 
     @staticmethod
@@ -502,13 +517,24 @@ def adjoint(
 
 
 def costate(
-    plan: Plan, tape: Tape, W: Tensor | None, s: Tensor | None, s_last: Tensor | None, declared: Tensor | None
+    plan: Plan,
+    tape: Tape,
+    W: Tensor | None,
+    s: Tensor | None,
+    s_last: Tensor | None,
+    declared: Tensor | None,
+    unit: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The scale-free adjoint -> (mantissa [B + N, n], delta in the same units, exponent [B + N]).
 
     declared [B + N]: the state rows where the loss reads the state; at the others the source is zero whatever the state is.
+    unit [B + N]: sources are given as s 2^unit, and s_last as s_last 2^(unit of the last state).
     """
-    return Adjoint.apply(plan, True, None, declared, s, s_last, None, W, *tape)
+    if unit is None:
+        return Adjoint.apply(plan, True, None, declared, s, s_last, None, W, *tape)
+    factor = Link.between(plan.rows, unit, tape.x.dtype).factor  # a sweep in these units is one with links between them
+    mantissa, delta, k = Adjoint.apply(plan, True, factor, declared, s, s_last, None, W, *tape)
+    return mantissa, delta, k + unit
 
 
 def tangent(

@@ -316,16 +316,16 @@ def adjoint(
     lam = empty(tape.x.shape, tape.x) if keep else tape.x.new_empty(2 * rows.B, tape.x.shape[1])
     with flushed():
         loop = AdjointLoop(plan, tape, W, lam, "states" if keep else "alternating", delta, sa)
-        if scaled:
-            return lam, delta, _scaled(loop, s, s_last, k_last)
-        sources, into = None if s is None else rows.states(s), loop.into
         factors = active_factors(rows, link) if link is not None else {}
+        if scaled:
+            return lam, delta, _scaled(loop, s, s_last, k_last, factors)
+        sources, into = None if s is None else rows.states(s), loop.into
         start(loop, sources, s_last, rows.T)
         for i, (lo, hi) in reversed(list(enumerate(loop.chunks))):
             loop.refresh(i)
             for t in reversed(range(lo, hi)):
                 loop.step(t)
-                if link is not None and link.active[t]:
+                if t in factors:
                     into[t].mul_(factors[t])
                 if sources is not None:
                     into[t].add_(sources[t][: rows.sizes[t]])
@@ -351,7 +351,9 @@ def start(loop: AdjointLoop, sources: Views | None, s_last: Tensor | None, t: in
             lam[going:] = source[going:n]
 
 
-def _scaled(loop: AdjointLoop, s: Tensor | None, s_last: Tensor | None, k_last: Tensor | None) -> Tensor:
+def _scaled(
+    loop: AdjointLoop, s: Tensor | None, s_last: Tensor | None, k_last: Tensor | None, factors: dict[int, Tensor]
+) -> Tensor:
     """Runs the loop on mantissas and returns the exponents of the state rows.
 
     A block of steps shares one exponent for each sample, taken from the costate it begins with and from the sources
@@ -367,6 +369,11 @@ def _scaled(loop: AdjointLoop, s: Tensor | None, s_last: Tensor | None, k_last: 
     k = k_last.expand(T + 1, B).clone()
     k[T] = torch.where(ks[T] == NONE, k_last, ks[T])
 
+    def step(t: int) -> None:
+        loop.step(t)
+        if t in factors:
+            loop.into[t].mul_(factors[t])
+
     def join(t: int, k_t: Tensor) -> None:
         """The samples whose last state is x_t begin with their sources."""
         lam, going = lams[t], rows.sizes[t] if t < T else 0
@@ -381,7 +388,7 @@ def _scaled(loop: AdjointLoop, s: Tensor | None, s_last: Tensor | None, k_last: 
 
     def one(t: int) -> Tensor:
         """lam_t from lam_{t+1} -> its own exponent."""
-        loop.step(t)
+        step(t)
         m, source = rows.sizes[t], sources[t] if sources is not None else None
         e = exponent(loop.into[t])
         new = ks[t].clone()
@@ -408,7 +415,7 @@ def _scaled(loop: AdjointLoop, s: Tensor | None, s_last: Tensor | None, k_last: 
             new = torch.where(new == NONE, k[hi], new)
             factor = pow2((k[hi] - new)[:n, None], dtype)
         for t in reversed(range(lo, hi)):
-            loop.step(t)
+            step(t)
             m = rows.sizes[t]
             if t == hi - 1:
                 loop.into[t].mul_(factor[:m])

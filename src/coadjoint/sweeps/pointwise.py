@@ -198,12 +198,30 @@ def nested(jvp: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
+def exact(compute: Callable[..., Any]) -> Callable[..., Any]:
+    """torch.autocast would round our products to half precision; here it has no say."""
+
+    @functools.wraps(compute)
+    def wrapped(*args: Any) -> Any:
+        if not torch._C._is_any_autocast_enabled():
+            return compute(*args)
+        with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+            return compute(*args)
+
+    return wrapped
+
+
 def quick(function: type[Function]) -> type[Function]:
     """torch binds the arguments of `forward` by its signature at every call, which takes longer than a small operation.
     Ours are given in their places, all of them, so only torch.func's transforms need the long way; and where nothing is
     differentiated there is nothing to keep."""
     usual, direct = function.apply, super(Function, function).apply  # type: ignore[misc]
+    function.backward, function.jvp = (  # type: ignore[method-assign]
+        staticmethod(exact(function.backward)),
+        staticmethod(exact(function.jvp)),
+    )
 
+    @exact
     def apply(*args: Any) -> Any:
         if torch._C._are_functorch_transforms_active():
             return usual(*args)

@@ -109,6 +109,14 @@ class Rows:
             return pad(y, (0, 0, 0, self.B))
         return y.new_zeros(self.B + self.N, y.shape[1]).index_copy(0, torch.from_numpy(self.index.prev).to(y.device), y)
 
+    def turned(self, y: Tensor) -> Tensor:
+        """A step array with the time of each sample reversed; its own inverse."""
+        if self.uniform:
+            return y.unflatten(0, (self.T, self.B)).flip(0).flatten(0, 1)
+        sample, time = self.index.sample, self.index.time
+        rows = np.array(self.starts)[lengths_of(self.sizes)[sample] - time] + sample
+        return y.index_select(0, torch.from_numpy(rows).to(y.device))
+
     def last(self, x: Tensor) -> Tensor:
         """Each sample's state at its own last step, [B, .]."""
         return x[self.N :] if self.uniform else x.index_select(0, torch.from_numpy(self.index.last).to(x.device))

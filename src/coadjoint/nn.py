@@ -1,0 +1,633 @@
+"""RNN, LSTM and GRU with torch.nn's arguments, outputs and weights, that differentiate any number of times.
+
+Each layer in each direction is one sweep over flat rows. torch's two biases are one here, but for the GRU's b_hn, which
+stands inside the reset. A projected state h = W_hr m is read by W_hh W_hr, so that a sweep carries m itself.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import dropout, pad
+from torch.nn.functional import layer_norm as normalised
+from torch.nn.utils.rnn import PackedSequence
+
+from . import cells, recording, sweeps
+from .cells import Cell
+from .errors import InputError, KindError, Unsupported, choose
+from .initialisers import identity_, orthogonal_
+from .network import DTYPES, Layout, formula_step
+from .sweeps import Choice, Plan, Rows, Stepped, Swept, opaque
+from .sweeps.derivatives import affine
+from .sweeps.pointwise import no_vmap
+from .sweeps.rows import equal
+
+FORMULAS = {"RNN_TANH": cells.elman("tanh"), "RNN_RELU": cells.elman("relu"), "LSTM": cells.lstm, "GRU": cells.gru}
+INITS = {"torch": None, "orthogonal": orthogonal_, "identity": identity_}
+PEEPHOLES = ("weight_pi", "weight_pf", "weight_po")
+HALF = (
+    "the weights are {}; sweeps run in float32 or float64, for half precision loses what derivatives live on. Keep the "
+    "module in float32 and use torch.autocast around the model: these modules then compute and return float32."
+)
+
+
+@functools.cache
+def formula(mode: str, peephole: bool = False, dropout: bool = False, zoneout: bool = False) -> tuple[Cell, str]:
+    """The cell of a module, and its name in compiled programs."""
+    base = cells.peephole if peephole else FORMULAS[mode]
+    cell = cells.noisy(base, dropout, zoneout) if dropout or zoneout else base
+    name = mode + " peephole" * peephole + " dropout" * dropout + " zoneout" * zoneout
+    return opaque.KNOWN.setdefault(name, cell), name
+
+
+def bias(mode: str, ih: Tensor | None, hh: Tensor | None) -> Tensor | None:
+    """b, of torch's two."""
+    if ih is None or hh is None:
+        return None
+    return ih + (pad(hh[: 2 * len(hh) // 3], (0, len(hh) // 3)) if mode == "GRU" else hh)
+
+
+def inside(mode: str, W: Tensor, hh: Tensor | None) -> Tensor | None:
+    """p of the GRU: the bias inside its reset."""
+    if mode != "GRU":
+        return None
+    d = len(W) // 3
+    return W.new_zeros(d) if hh is None else hh[2 * d :]
+
+
+def parted(cell: Cell, v: Tensor) -> tuple[Tensor, Tensor | None]:
+    """(base, side) of v = R u + b: a gate where v is used apart from z has nothing in base."""
+    if not cell.side:
+        return v, None
+    gates = dict(zip(cell.gates, v.chunk(len(cell.gates), 1), strict=True))
+    base = [torch.zeros_like(y) if g in cell.side else y for g, y in gates.items()]
+    return torch.cat(base, 1), torch.cat([gates[g] for g in cell.side], 1)
+
+
+class Frame:
+    """T steps of B samples: as rows, or, where torch.compile looks on, as the two numbers alone."""
+
+    def __init__(self, T: int, B: int, rows: Rows | None) -> None:
+        self.T, self.B, self.rows = T, B, rows
+
+    def turned(self, y: Tensor) -> Tensor:
+        """A step array with the time of each sample reversed; its own inverse."""
+        return y.unflatten(0, (self.T, self.B)).flip(0).flatten(0, 1) if self.rows is None else self.rows.turned(y)
+
+    def spread(self, y: Tensor) -> Tensor:
+        """What samples have, [B, .], for each of their steps."""
+        if self.rows is None or self.rows.uniform:
+            return y.expand(self.T, *y.shape).flatten(0, 1)
+        return y.index_select(0, self.rows.sample.to(y.device))
+
+
+def run(
+    cell: Cell,
+    name: str,
+    engine: str,
+    frame: Frame,
+    base: Tensor,
+    side: Tensor | None,
+    W: Tensor,
+    x0: Tensor,
+    p: Tensor | None,
+) -> tuple[Tensor, Tensor, Swept | Stepped | None]:
+    """-> (x [B + N, n], the last state of each sample, the run)"""
+    rows = frame.rows
+    if rows is None:
+        x = opaque.sweep(base, side, W, x0, p, name, engine)[0]
+        return x, x[-frame.B :], None
+    found: Swept | Stepped
+    sweep = sweeps.load(sweeps.resolve(engine, cell, base.device.type))
+    if sweep is None:
+        drive = (base,) if side is None else (base, side)
+        found = Stepped.run(formula_step(cell, W, p), rows, drive, x0, checked=False)
+    else:
+        found = Swept.run(Plan(cell, rows, sweep, checked=False), base, side, W, x0, p)
+    return found.x, found.last, found
+
+
+def check_weights(W: Tensor) -> None:
+    if W.dtype not in DTYPES:
+        raise Unsupported(HALF.format(str(W.dtype)[6:]))
+
+
+def check_input(input: Tensor, W: Tensor) -> None:
+    """What torch's own checks leave out."""
+    if torch._C._functorch.is_batchedtensor(input):
+        raise no_vmap()
+    if input.device != W.device:
+        raise InputError(
+            f"the input is on {input.device} but the module is on {W.device}; move one of them with .to()."
+        )
+
+
+def probability(name: str, p: Any) -> float:
+    if isinstance(p, bool) or not isinstance(p, int | float) or not 0 <= p < 1:
+        raise InputError(f"{name} must be a probability, 0 <= p < 1; got {p!r}.")
+    return float(p)
+
+
+class Layers(nn.RNNBase):
+    """What RNN, LSTM and GRU share: torch's module of layers, run by sweeps.
+
+    engine             "auto" or a name (docs/engines.md); `module.engine` says which runs, `module.engine.why` why
+    recurrent_dropout  W reads m h, with one mask m for all steps of a sample (in training)
+    zoneout            the state keeps its value with this probability, in each unit and step; an LSTM takes (for h, for c)
+    layer_norm         of W h and R u (and of an LSTM's c): not elementwise, so on engine "autograd"
+    init               of the recurrent weights: "torch", or "orthogonal" or "identity" for each gate
+    """
+
+    weight_hh_l0: Tensor
+    torch_class: type[nn.RNNBase]
+    arguments: tuple[str, ...] = (
+        "input_size", "hidden_size", "num_layers", "bias", "batch_first", "dropout", "bidirectional",
+    )  # fmt: skip
+    slots = 1
+    norms: tuple[str, ...] = ("gain_ih", "gain_hh")
+
+    def __init__(
+        self, mode: str, *args: Any, engine: str = "auto", recurrent_dropout: float = 0.0,
+        zoneout: float | Sequence[float] = 0.0, layer_norm: bool = False, init: str = "torch", peephole: bool = False,
+        forget_bias: float | None = None, **kwargs: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(mode, *args, **kwargs)
+        check_weights(self.weight_hh_l0)
+        self.recurrent_dropout = probability("recurrent_dropout", recurrent_dropout)
+        each = tuple(zoneout) if isinstance(zoneout, Sequence) else (zoneout,) * self.slots
+        if len(each) != self.slots:
+            raise InputError(
+                f"zoneout is one probability or {self.slots}, for each part of the state; got {zoneout!r}."
+            )
+        self.zoneout = tuple(probability("zoneout", p) for p in each)
+        self.layer_norm, self.peephole, self.forget_bias = layer_norm, peephole, forget_bias
+        self.init = choose("init", init, INITS)
+        noisy = self.recurrent_dropout > 0 or max(self.zoneout) > 0
+        for wrong, reason, out in (
+            (self.proj_size and noisy, "a projected state has no units that a mask could meet", "Leave out proj_size"),
+            (
+                layer_norm and (noisy or peephole or self.proj_size),
+                "layer_norm=True has equations of its own",
+                "Leave it out",
+            ),
+        ):
+            if wrong:
+                raise Unsupported(f"these options cannot be had together: {reason}. {out}, or the others.")
+        make: dict[str, Any] = {"device": self.weight_hh_l0.device, "dtype": self.weight_hh_l0.dtype}
+        extra = [*(PEEPHOLES if peephole else ()), *(self.norms if layer_norm else ())]
+        for suffix in self.suffixes:
+            for name in extra:
+                size = self.weight_hh_l0.shape[0] if name in ("gain_ih", "gain_hh") else self.hidden_size
+                self.register_parameter(name + suffix, nn.Parameter(torch.empty(size, **make)))
+        self.engine = engine
+        _ = self.engine
+        self._extend()
+        formula(mode, peephole)
+
+    @property
+    def suffixes(self) -> list[str]:
+        """Of the parameters of each layer in each direction."""
+        return [f"_l{k}{s}" for k in range(self.num_layers) for s in ("", "_reverse")[: 1 + self.bidirectional]]
+
+    @property
+    def engine(self) -> Choice:
+        """The engine that runs this module where it is now; `.why` says why. Assign a name to ask for another."""
+        if self.layer_norm:
+            return Choice("autograd", "layer_norm=True is not elementwise over units")
+        return sweeps.resolve(self._engine, formula(self.mode, self.peephole)[0], self.weight_hh_l0.device.type)
+
+    @engine.setter
+    def engine(self, name: str) -> None:
+        self._engine = choose("engine", name, [*sweeps.ENGINES, "auto"])
+        if self.layer_norm and self._engine not in ("auto", "autograd"):
+            raise Unsupported(
+                f"engine '{name}' takes its code from an elementwise formula, and layer_norm=True is not one. Use engine='autograd'."
+            )
+
+    def reset_parameters(self) -> None:
+        """As torch.nn does, then what `init` and `forget_bias` ask for."""
+        super().reset_parameters()
+        if hasattr(self, "init"):
+            self._extend(again=True)
+
+    @torch.no_grad()
+    def _extend(self, again: bool = False) -> None:
+        """Set what torch.nn has not: the extras, drawn after its own so that a seed gives both libraries the same weights."""
+        bound = self.hidden_size**-0.5
+        for name, parameter in self.named_parameters():
+            if name.startswith("gain"):
+                parameter.fill_(1.0)
+            elif name.startswith(PEEPHOLES) and not again:
+                parameter.uniform_(-bound, bound)
+        rule = INITS[self.init]
+        for suffix in self.suffixes:
+            if rule is not None:
+                for block in getattr(self, "weight_hh" + suffix).split(self.hidden_size):
+                    rule(block)
+            if self.bias and self.forget_bias is not None:
+                for name, value in (("bias_ih", self.forget_bias), ("bias_hh", 0.0)):
+                    getattr(self, name + suffix)[self.hidden_size : 2 * self.hidden_size] = value
+
+    def flatten_parameters(self) -> None:
+        """Nothing to do: there are no cuDNN buffers here."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """torch.nn's arguments."""
+        return {name: getattr(self, name) for name in self.arguments}
+
+    @property
+    def extras(self) -> dict[str, Any]:
+        """The arguments torch.nn does not have, where they are not as torch.nn would have them."""
+        zoneout = self.zoneout if max(self.zoneout) > 0 else 0.0
+        found = {
+            "recurrent_dropout": self.recurrent_dropout,
+            "zoneout": zoneout,
+            "layer_norm": self.layer_norm,
+            "peephole": self.peephole,
+        }
+        return {name: value for name, value in found.items() if value}
+
+    def to_torch(self) -> nn.RNNBase:
+        """torch.nn's module with these weights."""
+        if extras := self.extras:
+            raise Unsupported(
+                f"torch.nn.{self.torch_class.__name__} has no {', '.join(extras)}: this module has no counterpart there."
+            )
+        W = self.weight_hh_l0
+        made = self.torch_class(**self.options, device=W.device, dtype=W.dtype)
+        made.load_state_dict(self.state_dict())
+        for name, parameter in self.named_parameters():
+            made.get_parameter(name).requires_grad_(parameter.requires_grad)
+        return made.train(self.training)
+
+    @classmethod
+    def from_torch(cls, module: nn.RNNBase, **extras: Any) -> Any:
+        """This module with the weights of torch.nn's; extras: engine=, recurrent_dropout=, zoneout=, ..."""
+        if not isinstance(module, cls.torch_class):
+            raise KindError(f"expected a torch.nn.{cls.torch_class.__name__}; got {type(module).__name__}.")
+        W = module.weight_hh_l0
+        options = {name: getattr(module, name) for name in cls.arguments}
+        made = cls(**options, **extras, device=W.device, dtype=W.dtype)
+        made.load_state_dict(module.state_dict(), strict=not extras)
+        for name, parameter in module.named_parameters():
+            made.get_parameter(name).requires_grad_(parameter.requires_grad)
+        return made.train(module.training)
+
+    def extra_repr(self) -> str:
+        more = {**self.extras, "init": self.init, "forget_bias": self.forget_bias, "engine": self._engine}
+        usual = {"init": "torch", "forget_bias": None, "engine": "auto"}
+        return super().extra_repr() + "".join(f", {n}={v!r}" for n, v in more.items() if v != usual.get(n, ()))
+
+    def forward(self, input: Any, hx: Any = None) -> Any:
+        """As torch.nn's: (output, h_n), of an LSTM (output, (h_n, c_n))."""
+        whole = self.layer_norm or self._engine == "autograd" or isinstance(input, PackedSequence)
+        return self._apart(input, hx) if torch.compiler.is_compiling() and whole else self._forward(input, hx)
+
+    @torch.compiler.disable
+    def _apart(self, input: Any, hx: Any) -> Any:
+        """What torch.compile is not asked to look into."""
+        return self._forward(input, hx)
+
+    def _forward(self, input: Any, hx: Any) -> Any:
+        packed, name = isinstance(input, PackedSequence), self.torch_class.__name__
+        whole: Any = input if packed else (input, None, None, None)
+        u, sizes, order, unorder = whole
+        if not isinstance(u, Tensor):
+            raise KindError(f"{name}: expected a tensor or a PackedSequence; got {type(input).__name__}.")
+        check_input(u, self.weight_hh_l0)
+        if not packed and u.dim() not in (2, 3):
+            raise ValueError(f"{name}: Expected input to be 2D or 3D, got {u.dim()}D tensor instead")
+        single = not packed and u.dim() == 2
+        u = u.unsqueeze(0 if self.batch_first else 1) if single else u
+        states = self._states(hx, single)
+        if order is not None:
+            states = [y.index_select(1, order) for y in states]
+        self._check(u, states, sizes)
+        W = self.weight_hh_l0
+        check_weights(W)
+        if packed:
+            rows = Rows(sizes.tolist())
+            frame = Frame(rows.T, rows.B, rows)
+        else:
+            u = u.transpose(0, 1) if self.batch_first else u
+            T, B = u.shape[:2]
+            if T == 0:
+                raise InputError(
+                    f"{name}: Expected sequence length to be larger than 0 in RNN; got an input of no steps."
+                )
+            u = u.flatten(0, 1)
+            frame = Frame(T, B, None if torch.compiler.is_compiling() or B == 0 else equal(T, B))
+        work: Any = self._layers if frame.B else self._empty
+        if torch._C._is_any_autocast_enabled():
+            with torch.autocast(W.device.type, enabled=False):
+                h, last, pieces = work(frame, u.to(W.dtype), [y.to(W.dtype) for y in states])
+        else:
+            h, last, pieces = work(frame, u, states)
+        if order is not None:
+            last = [y.index_select(1, unorder) for y in last]
+        if single:
+            last = [y.squeeze(1) for y in last]
+        if not packed:
+            h = h.unflatten(0, (frame.T, frame.B))
+            h = h.transpose(0, 1) if self.batch_first else h
+            h = h.squeeze(0 if self.batch_first else 1) if single else h
+        if recording.active and pieces:
+            layout = Layout(frame.rows, None if order is None else np.array(order.tolist()))  # type: ignore[arg-type]
+            recording.note(self, recording.Call(layout, h, last, pieces, self.hidden_size))
+        output = PackedSequence(h, sizes, order, unorder) if packed else h
+        return output, (tuple(last) if len(last) > 1 else last[0])
+
+    def _states(self, hx: Any, single: bool) -> list[Tensor]:
+        """h_0 (and c_0), each [layers, B, .]; none if not given."""
+        if hx is None:
+            return []
+        states = list(hx) if self.slots > 1 and isinstance(hx, tuple | list) else [hx]
+        if len(states) != self.slots or not all(isinstance(y, Tensor) for y in states):
+            what = "a tuple (h_0, c_0)" if self.slots > 1 else "a tensor"
+            raise KindError(f"{self.torch_class.__name__}: hx must be {what}; got {type(hx).__name__}.")
+        dim = 2 if single else 3
+        for y in states:
+            if y.dim() != dim:
+                kind = "unbatched 2-D" if single else "batched 3-D"
+                raise RuntimeError(f"For {kind} input, hx should also be {dim}-D but got {y.dim()}-D tensor")
+        return [y.unsqueeze(1) for y in states] if single else states
+
+    def _check(self, u: Tensor, states: list[Tensor], sizes: Tensor | None) -> None:
+        """torch.nn's checks, in its words."""
+        self.check_input(u, sizes)
+        expected = self.get_expected_hidden_size(u, sizes)
+        sizes_of = [expected, (*expected[:2], self.hidden_size)]
+        for i, y in enumerate(states):
+            which = f"Expected hidden[{i}] size {{}}, got {{}}" if self.slots > 1 else "Expected hidden size {}, got {}"
+            self.check_hidden_size(y, sizes_of[i], which)
+            if y.device != u.device or (y.dtype != u.dtype and not torch._C._is_any_autocast_enabled()):
+                raise InputError(
+                    f"hx is {str(y.dtype)[6:]} on {y.device} but the input is {str(u.dtype)[6:]} on {u.device}; use hx.to(input)."
+                )
+
+    def _empty(self, frame: Frame, u: Tensor, states: list[Tensor]) -> tuple[Tensor, list[Tensor], None]:
+        """An empty batch has outputs of the right shape and a gradient of zero."""
+        zero = sum(p.sum() for p in self.parameters()) * u.sum() * 0
+        D, H = 1 + self.bidirectional, self.proj_size or self.hidden_size
+        last = [zero.new_zeros(self.num_layers * D, 0, n) + zero for n in (H, self.hidden_size)[: self.slots]]
+        return zero.new_zeros(0, D * H) + zero, last, None
+
+    def _layers(self, frame: Frame, u: Tensor, states: list[Tensor]) -> tuple[Tensor, list[Tensor], list[Any]]:
+        """-> (the rows of the output, [h_n, c_n], what each layer and direction leaves to a recording)"""
+        D, last, pieces = 1 + self.bidirectional, list[list[Tensor]](), list[Any]()
+        for layer in range(self.num_layers):
+            heads, here = [], []
+            for direction in range(D):
+                start = [y[layer * D + direction] for y in states]
+                suffix = self.suffixes[layer * D + direction]
+                h, ends, piece = self._direction(frame, frame.turned(u) if direction else u, start, suffix)
+                heads.append(frame.turned(h) if direction else h)
+                last.append(ends)
+                here.append(piece)
+            pieces.append(here)
+            top = layer + 1 == self.num_layers
+            u = (
+                torch.cat(heads, 1)
+                if D > 1
+                else heads[0].clone(memory_format=torch.contiguous_format)
+                if top
+                else heads[0]
+            )
+            if not top:
+                u = dropout(u, self.dropout, self.training)
+        return u, [torch.stack(y) for y in zip(*last, strict=True)], pieces
+
+    def _direction(
+        self, frame: Frame, u: Tensor, start: list[Tensor], suffix: str
+    ) -> tuple[Tensor, list[Tensor], recording.Piece | None]:
+        """One sweep -> (rows of h, [h_T, c_T], piece)"""
+        w: Any = lambda name: getattr(self, name + suffix, None)
+        R, W_h, project, hh, d, B = (
+            w("weight_ih"),
+            w("weight_hh"),
+            w("weight_hr"),
+            w("bias_hh"),
+            self.hidden_size,
+            frame.B,
+        )
+        b = bias(self.mode, w("bias_ih"), hh)
+        x0 = list(start) if start else [u.new_zeros(B, d)] * self.slots
+        if recording.active and torch.is_grad_enabled() and not u.requires_grad:
+            u = u.detach().requires_grad_()  # costates exist where nothing is trained, too
+        if self.layer_norm:
+            base = self._normal(affine(frame.rows, u, R, None), w("gain_ih"))
+            base = base if b is None else base + b
+            assert frame.rows is not None
+            found: Any = Stepped.run(self._normal_step(w), frame.rows, (base,), torch.cat(x0, 1), checked=False)
+            x, end, drive = found.x, found.last, [base]
+        else:
+            noise = self.recurrent_dropout > 0 and self.training, max(self.zoneout) > 0
+            cell, name = formula(self.mode, self.peephole, *noise)
+            v = affine(frame.rows, u, R, b)
+            base, side = parted(cell, v)
+            p = torch.cat([w(n) for n in PEEPHOLES]) if self.peephole else inside(self.mode, W_h, hh)
+            W = W_h
+            if project is not None:  # m_0 is unknown, but only W_hh h_0 is asked of it
+                W = W_h @ project
+                if start:
+                    base = torch.cat([base[:B] + start[0] @ W_h.t(), base[B:]])
+                x0[0] = u.new_zeros(B, d)
+            if any(noise):
+                side, masks = self._noise(frame, side, base, *noise)
+                x0 = [*x0, *(m * x0[0] for m in masks)]
+            x, end, found = run(cell, name, self._engine, frame, base, side, W, torch.cat(x0, 1), p)
+            drive = [base] if side is None else [base, side]
+        h, ends = x[B:, :d], [end[:, i * d : (i + 1) * d] for i in range(self.slots)]
+        if project is not None:
+            h, ends[0] = affine(frame.rows, h, project, None), ends[0] @ project.t()
+        piece = recording.Piece(found, drive, project, suffix.endswith("_reverse")) if recording.active else None
+        return h, ends, piece
+
+    def _noise(
+        self, frame: Frame, side: Tensor | None, like: Tensor, masked: bool, kept: bool
+    ) -> tuple[Tensor, list[Tensor]]:
+        """-> (side with the cell's given entries, [the mask on h of each sample] if there is one)"""
+        d, entries, masks = self.hidden_size, [] if side is None else [side], []
+        for p in self.zoneout if kept else ():
+            k = like.new_full((len(like), d), p)
+            entries.append(torch.bernoulli(k) if self.training else k)
+        if masked:
+            masks = [dropout(like.new_ones(frame.B, d), self.recurrent_dropout)]
+            entries += [frame.spread(m) for m in masks]
+        return torch.cat(entries, 1), masks
+
+    def _normal(self, y: Tensor, gain: Any) -> Tensor:
+        """gain LN(y); a GRU's candidate apart from its gates."""
+        d = self.hidden_size
+        parts = y.split([2 * d, d], 1) if self.mode == "GRU" else (y,)
+        return torch.cat([normalised(part, part.shape[1:]) for part in parts], 1) * gain
+
+    def _normal_step(self, w: Any) -> Any:
+        """The step function with layer normalisation of W h and, in an LSTM, of c.  Ba, Kiros & Hinton (2016)"""
+        W, gain, d = w("weight_hh"), w("gain_hh"), self.hidden_size
+        p: Any = inside(self.mode, W, w("bias_hh"))
+
+        def step(base: Tensor, x: Tensor) -> Tensor:
+            z = self._normal(x[:, :d] @ W.t(), gain)
+            if self.mode == "GRU":
+                r, k = torch.sigmoid(z[:, : 2 * d] + base[:, : 2 * d]).chunk(2, 1)
+                return (1 - k) * torch.tanh(base[:, 2 * d :] + r * (z[:, 2 * d :] + p)) + k * x
+            if self.mode == "LSTM":
+                i, f, g, o = (z + base).chunk(4, 1)
+                c = torch.sigmoid(f) * x[:, d:] + torch.sigmoid(i) * torch.tanh(g)
+                seen = normalised(c, (d,)) * w("gain_c") + w("shift_c")
+                return torch.cat([torch.sigmoid(o) * torch.tanh(seen), c], 1)
+            return torch.relu(z + base) if self.mode == "RNN_RELU" else torch.tanh(z + base)
+
+        return step
+
+
+class RNN(Layers):
+    """torch.nn.RNN, twice differentiable on every device.
+
+    h' = tanh(W_ih u + b_ih + W_hh h + b_hh), or relu. Arguments, inputs, outputs and parameters are torch.nn.RNN's; what it
+    has beyond them: engine, recurrent_dropout, zoneout, layer_norm, init (see Layers)."""
+
+    torch_class = nn.RNN
+    arguments = (*Layers.arguments, "nonlinearity")
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        nonlinearity: str = "tanh",
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        if "proj_size" in kwargs:
+            raise InputError("proj_size argument is only supported for LSTM, not RNN or GRU")
+        self.nonlinearity = choose("nonlinearity", nonlinearity, ("tanh", "relu"))
+        super().__init__(f"RNN_{nonlinearity.upper()}", input_size, hidden_size, num_layers, *args, **kwargs)
+
+
+class LSTM(Layers):
+    """torch.nn.LSTM, twice differentiable on every device.
+
+    c' = f c + i g, h' = o tanh(c') (W_hr of it, with proj_size). Arguments, inputs, outputs and parameters are
+    torch.nn.LSTM's; what it has beyond them: engine, recurrent_dropout, zoneout, layer_norm, init (see Layers), and
+
+    peephole           the gates see c: parameters weight_pi, weight_pf, weight_po, one value for each unit
+    forget_bias        the forget gate's bias at the start; 1 is a common choice, torch.nn draws it around 0"""
+
+    torch_class = nn.LSTM
+    arguments = (*Layers.arguments, "proj_size")
+    slots = 2
+    norms = ("gain_ih", "gain_hh", "gain_c", "shift_c")
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__("LSTM", *args, **kwargs)
+
+
+class GRU(Layers):
+    """torch.nn.GRU, twice differentiable on every device.
+
+    h' = (1 - z) n + z h, n = tanh(W_in u + b_in + r (W_hn h + b_hn)). Arguments, inputs, outputs and parameters are
+    torch.nn.GRU's; what it has beyond them: engine, recurrent_dropout, zoneout, layer_norm, init (see Layers)."""
+
+    torch_class = nn.GRU
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        if "proj_size" in kwargs:
+            raise InputError("proj_size argument is only supported for LSTM, not RNN or GRU")
+        super().__init__("GRU", *args, **kwargs)
+
+
+def replace(model: nn.Module, **extras: Any) -> nn.Module:
+    """Every torch.nn.RNN, LSTM and GRU inside `model`, replaced by ours with the same weights; the model itself is returned,
+    or, if it is one of these, its replacement. extras: engine=, recurrent_dropout=, zoneout=, ..."""
+    for ours in (RNN, LSTM, GRU):
+        if isinstance(model, ours.torch_class):
+            return ours.from_torch(model, **extras)
+    for name, child in model.named_children():
+        setattr(model, name, replace(child, **extras))
+    return model
+
+
+class CellModule(nn.RNNCellBase):
+    """What RNNCell, LSTMCell and GRUCell share: torch's cell, run as a sweep of one step."""
+
+    slots = 1
+    _engine = "auto"
+
+    def formula(self) -> tuple[str, Cell, str]:
+        mode = f"RNN_{self.nonlinearity.upper()}" if isinstance(self, nn.RNNCell) else type(self).__name__[:-4]
+        if mode not in FORMULAS:
+            raise RuntimeError(f"Unknown nonlinearity: {self.nonlinearity}")
+        return mode, *formula(mode)
+
+    def forward(self, input: Tensor, hx: Any = None) -> Any:
+        """As torch.nn's: h', of an LSTMCell (h', c')."""
+        mode, cell, name = self.formula()
+        check_weights(self.weight_hh)
+        check_input(input, self.weight_hh)
+        states = [] if hx is None else list(hx) if self.slots > 1 else [hx]
+        self._check(input, states)
+        single = input.dim() == 1
+        u = input[None] if single else input
+        states = [y[None] if single else y for y in states]
+        if torch._C._is_any_autocast_enabled():
+            u, states = u.to(self.weight_hh.dtype), [y.to(self.weight_hh.dtype) for y in states]
+        B = len(u)
+        frame = Frame(1, B, None if torch.compiler.is_compiling() or B == 0 else equal(1, B))
+        x0 = torch.cat(states or [u.new_zeros(B, self.hidden_size)] * self.slots, 1)
+        if B == 0:
+            x = x0 + sum(p.sum() for p in self.parameters()) * 0
+        else:
+            v = affine(frame.rows, u, self.weight_ih, bias(mode, self.bias_ih, self.bias_hh))
+            base, side = parted(cell, v)
+            p = inside(mode, self.weight_hh, self.bias_hh)
+            x = run(cell, name, self._engine, frame, base, side, self.weight_hh, x0, p)[1]
+        found = [y.clone(memory_format=torch.contiguous_format) for y in x.chunk(self.slots, 1)]
+        found = [y[0] for y in found] if single else found
+        return tuple(found) if self.slots > 1 else found[0]
+
+    def _check(self, input: Tensor, states: list[Tensor]) -> None:
+        """torch.nn's checks, in its words."""
+        name = type(self).__name__
+        if input.dim() not in (1, 2):
+            raise ValueError(f"{name}: Expected input to be 1D or 2D, got {input.dim()}D instead")
+        for i, y in enumerate(states):
+            which = f"hx[{i}]" if self.slots > 1 else "hidden"
+            if y.dim() not in (1, 2):
+                raise ValueError(f"{name}: Expected {which} to be 1D or 2D, got {y.dim()}D instead")
+            if y.shape[-1] != self.hidden_size:
+                raise RuntimeError(
+                    f"hidden{i} has inconsistent hidden_size: got {y.shape[-1]}, expected {self.hidden_size}"
+                )
+            if y.dim() != input.dim() or (y.dim() == 2 and len(y) != len(input)):
+                sizes = [len(t) if t.dim() == 2 else "none" for t in (input, y)]
+                raise RuntimeError(f"Input batch size {sizes[0]} doesn't match hidden{i} batch size {sizes[1]}")
+        if input.shape[-1] != self.input_size:
+            raise RuntimeError(f"input has inconsistent input_size: got {input.shape[-1]} expected {self.input_size}")
+        if not torch._C._is_any_autocast_enabled():
+            for y in (input, *states):
+                if y.dtype != self.weight_hh.dtype:
+                    raise KindError(
+                        f"{name}: got {y.dtype} but the weights are {self.weight_hh.dtype}; convert with .to()."
+                    )
+
+
+class RNNCell(CellModule, nn.RNNCell):
+    """torch.nn.RNNCell, by the sweeps' formulas."""
+
+
+class LSTMCell(CellModule, nn.LSTMCell):
+    """torch.nn.LSTMCell, by the sweeps' formulas."""
+
+    slots = 2
+
+
+class GRUCell(CellModule, nn.GRUCell):
+    """torch.nn.GRUCell, by the sweeps' formulas."""
