@@ -380,7 +380,9 @@ class Layers(nn.RNNBase):
 
     def _layers(self, frame: Frame, u: Tensor, states: list[Tensor]) -> tuple[Tensor, list[Tensor], list[Any]]:
         """-> (the rows of the output, [h_n, c_n], what each layer and direction leaves to a recording)"""
-        D, last, pieces = 1 + self.bidirectional, list[list[Tensor]](), list[Any]()
+        last: list[list[Tensor]] = []
+        pieces: list[Any] = []
+        D = 1 + self.bidirectional
         for layer in range(self.num_layers):
             heads, here = [], []
             for direction in range(D):

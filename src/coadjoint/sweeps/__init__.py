@@ -112,16 +112,16 @@ class Swept:
     ) -> Costate:
         """Arguments as in derivatives.costate."""
         mantissa, delta, k = derivatives.costate(self.plan, self.tape, self.W, s, s_last, declared, unit)
-        return Costate(mantissa, k, lambda: (delta, self._side(mantissa)))
+        return Costate(mantissa, k, lambda: (delta, *self._side(mantissa)))
 
-    def _side(self, lam: Tensor) -> Tensor | None:
-        """f_v' lam"""
+    def _side(self, lam: Tensor) -> tuple[Tensor | None, ...]:
+        """f_v' lam, if there is a v"""
         rows, tape = self.plan.rows, self.tape
         if tape.v is None:
-            return None
+            return ()
         op = derivatives.next_of(self.plan.cell).pulled(("x",), ("v",))
         known = (tape.x[rows.B :], tape.q)
-        return op(known, tape.a, tape.v, rows.prev(tape.x), tape.p, lam[rows.B :], rows=rows)["v"]
+        return (op(known, tape.a, tape.v, rows.prev(tape.x), tape.p, lam[rows.B :], rows=rows)["v"],)
 
     def pull(self, lam: Tensor, frozen: bool = False) -> Tensor:
         """J_t' lam_t for all steps at once, from state rows to step rows; frozen: everything but W held constant."""
