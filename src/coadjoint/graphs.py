@@ -2,7 +2,7 @@
 
 On a GPU a gradient is a hundred small operations, and telling the device about each of them takes longer than doing
 it. A gradient method that is called again and again with batches of one shape is recorded once and then replayed as a
-whole: the same operations on the same weights, with the new batch copied in.
+whole: the same operations on the same weights, with the new batch copied in. So is a module of co.nn, and its backward.
 
 What cannot be recorded (ragged batches, losses or penalties that look at values) runs operation by operation as before.
 """
@@ -11,18 +11,21 @@ from __future__ import annotations
 
 import contextlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import Function
+from torch.nn import Parameter
 from torch.nn.utils.stateless import _reparametrize_module
 
 from .batch import Batch
 from .errors import Deferred, Doubt
 from .network import Network, Trajectory
 from .sweeps import Swept
+from .sweeps.derivatives import watched as forward_mode
 
 CALLS = 2  # operation by operation, before a gradient is recorded
 KEPT = 4  # recordings of a method
@@ -52,6 +55,20 @@ def watched() -> Iterator[None]:
         torch.cuda.set_sync_debug_mode(before)
 
 
+def apart(device: torch.device, rehearse: Callable[[], object]) -> torch.cuda.Stream:
+    """A stream to record on, after two rehearsals: the first may load kernels, which waits for the device; what fails only
+    while recording would leave the device in disorder."""
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        rehearse()
+        with watched():
+            rehearse()
+    torch.cuda.current_stream(device).wait_stream(stream)
+    torch.cuda.synchronize(device)
+    return stream
+
+
 class Recording:
     """One gradient, recorded with its own copies of the batch."""
 
@@ -59,15 +76,7 @@ class Recording:
         own = lambda y: y.detach().clone() if isinstance(y, Tensor) else y
         self.batch = replace(batch, u=own(batch.u), y=own(batch.y), x0=own(batch.x0))
         self.rho = torch.full((), rho, dtype=batch.u.dtype, device=batch.u.device)
-        stream = torch.cuda.Stream(batch.u.device)
-        stream.wait_stream(torch.cuda.current_stream(batch.u.device))
-        with (
-            torch.cuda.stream(stream),
-            watched(),
-        ):  # a rehearsal: what fails while recording leaves the device in disorder
-            self.compute(compute, net, loss)
-        torch.cuda.current_stream(batch.u.device).wait_stream(stream)
-        torch.cuda.synchronize(batch.u.device)
+        stream = apart(batch.u.device, lambda: self.compute(compute, net, loss))
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph, stream=stream):
             self.found, self.doubts = self.compute(compute, net, loss)
@@ -143,3 +152,137 @@ class Recordings:
             id(net), net.cell, weights, loss, net.readout, net.output, net.training,
             like(batch.u), like(batch.y), like(batch.x0), batch.reduce,
         )  # fmt: skip
+
+
+Map = Callable[[Sequence[Tensor], Sequence[Tensor]], Sequence[Tensor]]  # (data, weights) -> outputs
+
+
+class Replay:
+    """A function of data and weights, and its gradient, each recorded: with copies of the data, and the weights where they
+    lie. What the forward leaves to the backward is overwritten by the next forward, so `turn` counts them."""
+
+    def __init__(self, f: Map, data: Sequence[Tensor], weights: Sequence[Tensor]) -> None:
+        self.f, self.turn, self.back = f, 0, None
+        leaf = lambda y, held: held.requires_grad_(y.requires_grad)
+        self.data = [leaf(y, y.detach().clone()) for y in data]
+        leaves = [leaf(y, y.detach()) for y in weights]
+        inputs = [*self.data, *leaves]
+        self.wanted = [y.requires_grad for y in inputs]
+        again = torch.is_grad_enabled() and any(self.wanted)
+        gradient = lambda outputs, bars: torch.autograd.grad(
+            outputs, [y for y in inputs if y.requires_grad], bars, retain_graph=True, allow_unused=True
+        )
+
+        def rehearse() -> None:
+            outputs = f(self.data, leaves)
+            if again:
+                gradient(outputs, [torch.zeros_like(y) for y in outputs])
+
+        stream, pool = apart(data[0].device, rehearse), torch.cuda.graph_pool_handle()
+        self.forward = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.forward, pool=pool, stream=stream, capture_error_mode="thread_local"):
+            outputs = f(self.data, leaves)
+        self.outputs = [y.detach() for y in outputs]
+        if again:
+            self.held = outputs  # and with them what the backward reads, so that it may be replayed more than once
+            self.bars = [torch.zeros_like(y) for y in outputs]
+            self.blank = [True] * len(outputs)
+            self.back = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.back, pool=pool, stream=stream, capture_error_mode="thread_local"):
+                found = gradient(outputs, self.bars)
+                self.found = [g for g in found if g is not None]
+                self.flat = torch.cat([g.reshape(-1) for g in self.found])  # one copy hands them all out
+            self.given = [g is not None for g in found]
+
+    def run(self, data: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        for held, y in zip(self.data, data, strict=True):
+            held.detach().copy_(y)
+        self.turn += 1
+        self.forward.replay()
+        return tuple(y.clone() for y in self.outputs)
+
+    def pull(self, bars: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """The gradient by the inputs that want one."""
+        assert self.back is not None
+        for i, (held, bar) in enumerate(zip(self.bars, bars, strict=True)):
+            if bar is not None:
+                held.copy_(bar)
+            elif not self.blank[i]:
+                held.zero_()
+            self.blank[i] = bar is None
+        self.back.replay()
+        found = iter(torch._utils._unflatten_dense_tensors(self.flat.clone(), self.found))
+        return [next(found) if given else None for given in self.given]
+
+
+class Replayed(Function):
+    """apply(replays, replay, number of data tensors, *data, *weights)"""
+
+    @staticmethod
+    def forward(ctx: Any, owner: Replays, replay: Replay, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        outputs = replay.run(tensors[:count])
+        ctx.owner, ctx.replay, ctx.count, ctx.turn = owner, replay, count, replay.turn
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*tensors)
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, *bars: Tensor | None) -> Any:
+        tensors, replay = ctx.saved_tensors, ctx.replay
+        if (
+            torch.is_grad_enabled() or ctx.turn != replay.turn
+        ):  # to be differentiated again, or overwritten: compute afresh
+            ctx.owner.twice |= torch.is_grad_enabled()
+            again = torch.is_grad_enabled()
+            with torch.enable_grad():
+                pairs = zip(replay.f(tensors[: ctx.count], tensors[ctx.count :]), bars, strict=True)
+                outputs, given = zip(*((y, bar) for y, bar in pairs if bar is not None), strict=True)
+                wanted = [y for y, on in zip(tensors, replay.wanted, strict=True) if on]
+                found = iter(torch.autograd.grad(outputs, wanted, given, create_graph=again, allow_unused=True))
+        else:
+            found = iter(replay.pull(bars))
+        return None, None, None, *(next(found) if on else None for on in replay.wanted)
+
+
+class Replays:
+    """The recordings of a module, the newest last."""
+
+    def __init__(self) -> None:
+        self.calls: OrderedDict[Any, int | Replay | None] = OrderedDict()  # None: cannot be recorded
+        self.twice = False  # somebody takes second derivatives, which a recording does not have
+        self.refusal = ""
+
+    def __deepcopy__(self, memo: Any) -> Replays:
+        return Replays()  # a copy has weights of its own
+
+    def __reduce__(self) -> Any:
+        return Replays, ()
+
+    def __call__(self, key: Any, f: Map, data: Sequence[Tensor], weights: Sequence[Tensor]) -> Sequence[Tensor]:
+        """f(data, weights), by a recording if this was asked for often enough; key: whatever else f depends on."""
+        plain = all(isinstance(w, Parameter) for w in weights) and not self.twice and not forward_mode()
+        if not plain or torch.cuda.is_current_stream_capturing():
+            return f(data, weights)
+        like = lambda y: (tuple(y.shape), y.stride(), y.dtype, y.device, y.requires_grad)
+        rounding = torch.get_float32_matmul_precision()
+        key = (
+            key,
+            torch.is_grad_enabled(),
+            rounding,
+            *map(like, data),
+            *((w.data_ptr(), w.requires_grad) for w in weights),
+        )
+        known = self.calls.pop(key, 0)
+        if isinstance(known, int):
+            known += 1
+            if known > CALLS:
+                try:
+                    known = Replay(f, data, weights)
+                except RuntimeError as error:  # something looked at a value: it cannot be known while recording
+                    known, self.refusal = None, str(error)
+        self.calls[key] = known
+        while len(self.calls) > KEPT:
+            self.calls.popitem(last=False)
+        if not isinstance(known, Replay):
+            return f(data, weights)
+        return Replayed.apply(self, known, len(data), *data, *weights)

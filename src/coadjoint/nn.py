@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from torch.nn.utils.rnn import PackedSequence
 from . import cells, recording, sweeps
 from .cells import Cell
 from .errors import InputError, KindError, Unsupported, choose
+from .graphs import Replays
 from .initialisers import identity_, orthogonal_
 from .network import DTYPES, Layout, formula_step
 from .sweeps import Choice, Plan, Rows, Stepped, Swept, opaque
@@ -30,6 +32,8 @@ from .sweeps.rows import equal
 FORMULAS = {"RNN_TANH": cells.elman("tanh"), "RNN_RELU": cells.elman("relu"), "LSTM": cells.lstm, "GRU": cells.gru}
 INITS = {"torch": None, "orthogonal": orthogonal_, "identity": identity_}
 PEEPHOLES = ("weight_pi", "weight_pf", "weight_po")
+NORMS = ("gain_ih", "gain_hh", "gain_c", "shift_c")
+NAMES = ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr", *PEEPHOLES, *NORMS)  # of a layer's parameters
 HALF = (
     "the weights are {}; sweeps run in float32 or float64, for half precision loses what derivatives live on. Keep the "
     "module in float32 and use torch.autocast around the model: these modules then compute and return float32."
@@ -74,6 +78,7 @@ class Frame:
 
     def __init__(self, T: int, B: int, rows: Rows | None) -> None:
         self.T, self.B, self.rows = T, B, rows
+        self.recorded = rows is not None and bool(recording.active)
 
     def turned(self, y: Tensor) -> Tensor:
         """A step array with the time of each sample reversed; its own inverse."""
@@ -184,6 +189,8 @@ class Layers(nn.RNNBase):
             for name in extra:
                 size = self.weight_hh_l0.shape[0] if name in ("gain_ih", "gain_hh") else self.hidden_size
                 self.register_parameter(name + suffix, nn.Parameter(torch.empty(size, **make)))
+        self._held = [n + suffix for suffix in self.suffixes for n in NAMES if hasattr(self, n + suffix)]
+        self._replays = Replays()
         self.engine = engine
         _ = self.engine
         self._extend()
@@ -323,12 +330,11 @@ class Layers(nn.RNNBase):
                 )
             u = u.flatten(0, 1)
             frame = Frame(T, B, None if torch.compiler.is_compiling() or B == 0 else equal(T, B))
-        work: Any = self._layers if frame.B else self._empty
         if torch._C._is_any_autocast_enabled():
             with torch.autocast(W.device.type, enabled=False):
-                h, last, pieces = work(frame, u.to(W.dtype), [y.to(W.dtype) for y in states])
+                h, last, pieces = self._work(frame, u.to(W.dtype), [y.to(W.dtype) for y in states])
         else:
-            h, last, pieces = work(frame, u, states)
+            h, last, pieces = self._work(frame, u, states)
         if order is not None:
             last = [y.index_select(1, unorder) for y in last]
         if single:
@@ -337,7 +343,7 @@ class Layers(nn.RNNBase):
             h = h.unflatten(0, (frame.T, frame.B))
             h = h.transpose(0, 1) if self.batch_first else h
             h = h.squeeze(0 if self.batch_first else 1) if single else h
-        if recording.active and pieces:
+        if frame.recorded:
             layout = Layout(frame.rows, None if order is None else np.array(order.tolist()))  # type: ignore[arg-type]
             recording.note(self, recording.Call(layout, h, last, pieces, self.hidden_size))
         output = PackedSequence(h, sizes, order, unorder) if packed else h
@@ -378,20 +384,47 @@ class Layers(nn.RNNBase):
         last = [zero.new_zeros(self.num_layers * D, 0, n) + zero for n in (H, self.hidden_size)[: self.slots]]
         return zero.new_zeros(0, D * H) + zero, last, None
 
-    def _layers(self, frame: Frame, u: Tensor, states: list[Tensor]) -> tuple[Tensor, list[Tensor], list[Any]]:
+    def _work(self, frame: Frame, u: Tensor, states: list[Tensor]) -> tuple[Tensor, list[Tensor], Any]:
+        """The layers; on a GPU by a CUDA graph, where one shape comes again and again and nothing is drawn."""
+        if frame.B == 0:
+            return self._empty(frame, u, states)
+        held = {name: getattr(self, name) for name in self._held}
+        drawn = self.training and (self.dropout > 0 or self.recurrent_dropout > 0 or max(self.zoneout) > 0)
+        if not u.is_cuda or frame.rows is None or not frame.rows.uniform or frame.recorded or drawn or self.layer_norm:
+            return self._layers(frame, u, states, held)
+
+        def compute(data: Sequence[Tensor], weights: Sequence[Tensor]) -> list[Tensor]:
+            h, last, _ = self._layers(frame, data[0], list(data[1:]), dict(zip(held, weights, strict=True)))
+            return [h, *last]
+
+        key = frame.T, frame.B, self.training, self._engine
+        h, *last = self._replays(key, compute, [u, *states], list(held.values()))
+        return h, last, None
+
+    def _layers(
+        self, frame: Frame, u: Tensor, states: list[Tensor], held: dict[str, Tensor]
+    ) -> tuple[Tensor, list[Tensor], list[Any]]:
         """-> (the rows of the output, [h_n, c_n], what each layer and direction leaves to a recording)"""
         last: list[list[Tensor]] = []
         pieces: list[Any] = []
-        D = 1 + self.bidirectional
+        D, beside = 1 + self.bidirectional, self._beside(frame, u) if frame.rows else None
         for layer in range(self.num_layers):
             heads, here = [], []
+            if beside:
+                beside.wait_stream(torch.cuda.current_stream(u.device))
             for direction in range(D):
                 start = [y[layer * D + direction] for y in states]
                 suffix = self.suffixes[layer * D + direction]
-                h, ends, piece = self._direction(frame, frame.turned(u) if direction else u, start, suffix)
-                heads.append(frame.turned(h) if direction else h)
+                w = {name: held.get(name + suffix) for name in NAMES}
+                with torch.cuda.stream(beside) if direction and beside else nullcontext():
+                    h, ends, piece = self._direction(
+                        frame, frame.turned(u) if direction else u, start, w, direction == 1
+                    )
+                    heads.append(frame.turned(h) if direction else h)
                 last.append(ends)
                 here.append(piece)
+            if beside:
+                torch.cuda.current_stream(u.device).wait_stream(beside)
             pieces.append(here)
             top = layer + 1 == self.num_layers
             u = (
@@ -405,25 +438,27 @@ class Layers(nn.RNNBase):
                 u = dropout(u, self.dropout, self.training)
         return u, [torch.stack(y) for y in zip(*last, strict=True)], pieces
 
+    def _beside(self, frame: Frame, u: Tensor) -> torch.cuda.Stream | None:
+        """A second stream for the second direction, in a CUDA graph: recorded so, they run at once."""
+        if not (self.bidirectional and u.is_cuda and torch.cuda.is_current_stream_capturing()):
+            return None
+        engine = sweeps.load(self.engine)
+        shares = getattr(engine, "shares", None)
+        alone = shares is None or not shares(formula(self.mode, self.peephole)[0], self.hidden_size, frame.B, u)
+        return None if alone else torch.cuda.Stream(u.device)
+
     def _direction(
-        self, frame: Frame, u: Tensor, start: list[Tensor], suffix: str
+        self, frame: Frame, u: Tensor, start: list[Tensor], w: dict[str, Any], turned: bool
     ) -> tuple[Tensor, list[Tensor], recording.Piece | None]:
         """One sweep -> (rows of h, [h_T, c_T], piece)"""
-        w: Any = lambda name: getattr(self, name + suffix, None)
-        R, W_h, project, hh, d, B = (
-            w("weight_ih"),
-            w("weight_hh"),
-            w("weight_hr"),
-            w("bias_hh"),
-            self.hidden_size,
-            frame.B,
-        )
-        b = bias(self.mode, w("bias_ih"), hh)
+        R, W_h, hh, project = w["weight_ih"], w["weight_hh"], w["bias_hh"], w["weight_hr"]
+        d, B = self.hidden_size, frame.B
+        b = bias(self.mode, w["bias_ih"], hh)
         x0 = list(start) if start else [u.new_zeros(B, d)] * self.slots
-        if recording.active and torch.is_grad_enabled() and not u.requires_grad:
-            u = u.detach().requires_grad_()  # costates exist where nothing is trained, too
+        masks: list[Tensor] = []
+        u = recording.attached(u) if frame.recorded else u
         if self.layer_norm:
-            base = self._normal(affine(frame.rows, u, R, None), w("gain_ih"))
+            base = self._normal(affine(frame.rows, u, R, None), w["gain_ih"])
             base = base if b is None else base + b
             assert frame.rows is not None
             found: Any = Stepped.run(self._normal_step(w), frame.rows, (base,), torch.cat(x0, 1), checked=False)
@@ -433,7 +468,7 @@ class Layers(nn.RNNBase):
             cell, name = formula(self.mode, self.peephole, *noise)
             v = affine(frame.rows, u, R, b)
             base, side = parted(cell, v)
-            p = torch.cat([w(n) for n in PEEPHOLES]) if self.peephole else inside(self.mode, W_h, hh)
+            p = torch.cat([w[n] for n in PEEPHOLES]) if self.peephole else inside(self.mode, W_h, hh)
             W = W_h
             if project is not None:  # m_0 is unknown, but only W_hh h_0 is asked of it
                 W = W_h @ project
@@ -448,7 +483,7 @@ class Layers(nn.RNNBase):
         h, ends = x[B:, :d], [end[:, i * d : (i + 1) * d] for i in range(self.slots)]
         if project is not None:
             h, ends[0] = affine(frame.rows, h, project, None), ends[0] @ project.t()
-        piece = recording.Piece(found, drive, project, suffix.endswith("_reverse")) if recording.active else None
+        piece = recording.Piece(found, drive, project, turned, *masks) if frame.recorded else None
         return h, ends, piece
 
     def _noise(
@@ -470,10 +505,10 @@ class Layers(nn.RNNBase):
         parts = y.split([2 * d, d], 1) if self.mode == "GRU" else (y,)
         return torch.cat([normalised(part, part.shape[1:]) for part in parts], 1) * gain
 
-    def _normal_step(self, w: Any) -> Any:
+    def _normal_step(self, w: dict[str, Any]) -> Any:
         """The step function with layer normalisation of W h and, in an LSTM, of c.  Ba, Kiros & Hinton (2016)"""
-        W, gain, d = w("weight_hh"), w("gain_hh"), self.hidden_size
-        p: Any = inside(self.mode, W, w("bias_hh"))
+        W, gain, d = w["weight_hh"], w["gain_hh"], self.hidden_size
+        p: Any = inside(self.mode, W, w["bias_hh"])
 
         def step(base: Tensor, x: Tensor) -> Tensor:
             z = self._normal(x[:, :d] @ W.t(), gain)
@@ -483,7 +518,7 @@ class Layers(nn.RNNBase):
             if self.mode == "LSTM":
                 i, f, g, o = (z + base).chunk(4, 1)
                 c = torch.sigmoid(f) * x[:, d:] + torch.sigmoid(i) * torch.tanh(g)
-                seen = normalised(c, (d,)) * w("gain_c") + w("shift_c")
+                seen = normalised(c, (d,)) * w["gain_c"] + w["shift_c"]
                 return torch.cat([torch.sigmoid(o) * torch.tanh(seen), c], 1)
             return torch.relu(z + base) if self.mode == "RNN_RELU" else torch.tanh(z + base)
 
@@ -526,7 +561,7 @@ class LSTM(Layers):
     torch_class = nn.LSTM
     arguments = (*Layers.arguments, "proj_size")
     slots = 2
-    norms = ("gain_ih", "gain_hh", "gain_c", "shift_c")
+    norms = NORMS
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__("LSTM", *args, **kwargs)
@@ -549,12 +584,13 @@ class GRU(Layers):
 def replace(model: nn.Module, **extras: Any) -> nn.Module:
     """Every torch.nn.RNN, LSTM and GRU inside `model`, replaced by ours with the same weights; the model itself is returned,
     or, if it is one of these, its replacement. extras: engine=, recurrent_dropout=, zoneout=, ..."""
-    for ours in (RNN, LSTM, GRU):
-        if isinstance(model, ours.torch_class):
-            return ours.from_torch(model, **extras)
-    for name, child in model.named_children():
-        setattr(model, name, replace(child, **extras))
-    return model
+    kinds = [(m, ours) for m in model.modules() for ours in (RNN, LSTM, GRU) if isinstance(m, ours.torch_class)]
+    made: dict[nn.Module | None, nn.Module] = {m: ours.from_torch(m, **extras) for m, ours in kinds}
+    for parent in list(model.modules()):
+        for name, child in list(parent._modules.items()):  # named_children() would miss a second name of one module
+            if child in made:
+                setattr(parent, name, made[child])
+    return made.get(model, model)
 
 
 class CellModule(nn.RNNCellBase):

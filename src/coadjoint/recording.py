@@ -12,6 +12,7 @@ above it what they would send down, in units of their costates, so that nothing 
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -25,8 +26,9 @@ from .errors import InputError, KindError, Unsupported
 from .network import Costates, Layout, Passage
 from .penalties import penalty
 from .sweeps import Stepped, Swept, scale
+from .sweeps.autograd import Costate
 from .sweeps.derivatives import settle
-from .sweeps.rows import Rows, exponent
+from .sweeps.rows import NONE, ROOM, Rows, exponent
 
 DIRECTIONS = ("forward", "reverse")
 Source = tuple[Tensor, Tensor | None]  # s and its unit: s 2^unit, for each state row
@@ -51,6 +53,32 @@ class Piece:
     drive: list[Tensor]  # what the inputs said to its steps
     project: Tensor | None
     turned: bool
+    mask: Tensor | None = None  # [B, d], of recurrent dropout
+
+
+@dataclass(frozen=True, eq=False)
+class Masked:
+    """A run under recurrent dropout. Its last slot r = m h is h by another name: the state is what stands before it."""
+
+    run: Swept | Stepped
+    mask: Tensor  # m, [B + N, d]
+
+    @property
+    def x(self) -> Tensor:
+        return self.run.x[:, : -self.mask.shape[1]]
+
+    @property
+    def last(self) -> Tensor:
+        return self.run.last[:, : -self.mask.shape[1]]
+
+    def seen(self, lam: Tensor) -> Tensor:
+        """lam^h + m lam^r, and the other slots; of state rows or step rows"""
+        d, m = self.mask.shape[1], self.mask[-len(lam) :]
+        return torch.cat([lam[:, :d] + m * lam[:, -d:], lam[:, d:-d]], 1)
+
+    def pull(self, lam: Tensor) -> Tensor:
+        """J_t' lam_t, as Swept has it."""
+        return self.seen(self.run.pull(pad(lam, (0, self.mask.shape[1]))))
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,6 +107,20 @@ class _Active(threading.local):
 active = _Active()
 
 
+def refuse_transforms() -> None:
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        raise Unsupported(
+            "costates of a recording are made by torch.autograd, which torch.func's transforms do not see. Use backward() "
+            "or torch.autograd.grad, or co.Network."
+        )
+
+
+def attached(u: Tensor) -> Tensor:
+    """The inputs of a layer that is recorded: costates exist where nothing is trained, too."""
+    refuse_transforms()
+    return u if u.requires_grad or not torch.is_grad_enabled() else u.detach().requires_grad_()
+
+
 def note(module: nn.Module, call: Call) -> None:
     for tape in active.tapes:
         if module in tape.names:
@@ -86,7 +128,7 @@ def note(module: nn.Module, call: Call) -> None:
 
 
 class Recorded(Sequence[Costates]):
-    """The costates of every layer and direction that the loss depends on, from the first call's first layer on.
+    """The costates of every layer and direction of the calls that the loss depends on, from the first call's first layer on.
 
     `lam.trajectory` of each names its module, call, layer and direction; `select` picks by these."""
 
@@ -130,6 +172,7 @@ class Tape:
     calls: list[Call] = field(default_factory=list)
 
     def __enter__(self) -> Tape:
+        self.calls.clear()
         active.tapes.append(self)
         return self
 
@@ -148,32 +191,36 @@ class Tape:
         """lam_t = dL/dx_t of each sample's own loss, for every layer, direction and call. loss: [B], made from the outputs;
         sample j's value must depend on sample j alone. Differentiable, for penalties, unless gradients are switched off."""
         if not self.calls:
-            raise InputError("nothing was recorded: call the module inside `with co.record(module) as tape:`.")
+            raise InputError(
+                "nothing was recorded: call the module inside `with co.record(module) as tape:`, and not through torch.compile."
+            )
         if not isinstance(loss, Tensor):
             raise KindError(f"the loss must be a tensor of one value for each sample; got {type(loss).__name__}.")
-        B = self.calls[0].layout.rows.B
-        if loss.shape != (B,) and not (B == 1 and loss.dim() == 0):
+        sizes = {call.layout.rows.B: None for call in self.calls}
+        if loss.numel() not in sizes or loss.dim() > 1:
             what = "a scalar" if loss.dim() == 0 else f"of shape {list(loss.shape)}"
             raise InputError(
-                f"the loss is {what}; expected one value for each sample, shape [{B}]: use reduction='none' and average "
-                "after the penalty has been added."
+                f"the loss is {what}; expected one value for each sample, shape {' or '.join(f'[{B}]' for B in sizes)}: use "
+                "reduction='none' and average after the penalty has been added."
             )
-        if torch._C._functorch.peek_interpreter_stack() is not None:
-            raise Unsupported(
-                "costates of a recording are made by torch.autograd, which torch.func's transforms do not see. Use backward() "
-                "or torch.autograd.grad, or co.Network."
-            )
-        outputs = [y for call in self.calls for y in (call.output, *call.last)]
+        refuse_transforms()
         if not loss.requires_grad:
             raise InputError("the loss does not depend on what was recorded, or gradients were off (torch.no_grad).")
-        again = torch.is_grad_enabled()
-        found = iter(torch.autograd.grad(loss.sum(), outputs, create_graph=again, retain_graph=True, allow_unused=True))
-        items: list[Costates] = []
-        for call in self.calls:
-            sources = [next(found) for _ in (call.output, *call.last)]
-            items += down(call, sources[0], sources[1:], loss if again else loss.detach(), again)
+        again, device = torch.is_grad_enabled(), loss.device.type
+        outputs = [y for call in self.calls for y in (call.output, *call.last) if y.requires_grad]
+        each = torch.ones_like(loss)
+        grads = torch.autograd.grad(loss, outputs, each, True, again, allow_unused=True) if outputs else ()
+        found, items = dict(zip(map(id, outputs), grads, strict=True)), list[Costates]()
+        with torch.autocast(device, enabled=False):
+            for call in self.calls:
+                g, *g_last = (found.get(id(y)) for y in (call.output, *call.last))
+                if g is not None or any(y is not None for y in g_last):
+                    items += down(call, g, g_last, loss if again else loss.detach(), again)
         if not items:
-            raise InputError("the loss does not depend on the outputs that were recorded: there are no costates.")
+            raise InputError(
+                "the loss does not depend on the outputs that were recorded, or they carry no gradient (torch.no_grad, "
+                "reentrant checkpointing): there are no costates."
+            )
         return Recorded(items, loss)
 
     def penalty(self, G: Any, loss: Tensor) -> Tensor:
@@ -187,7 +234,8 @@ def record(module: nn.Module) -> Tape:
 
     if not isinstance(module, nn.Module):
         raise KindError(f"record expects a torch.nn.Module; got {type(module).__name__}.")
-    if isinstance(module, torch._dynamo.OptimizedModule):
+    inside = lambda m: [y for y in m.modules() if isinstance(y, Layers)]
+    if any(compiled(m) and inside(m) for m in module.modules()):
         raise Unsupported(
             "a compiled module cannot be recorded: its recurrences have one derivative. Record the module that was given to "
             "torch.compile, and call that one."
@@ -204,9 +252,19 @@ def record(module: nn.Module) -> Tape:
     return Tape(names)
 
 
+def compiled(module: nn.Module) -> bool:
+    dynamo: Any = sys.modules.get("torch._dynamo")  # slow to import, and not needed to know that nobody did
+    return module._compiled_call_impl is not None or (dynamo is not None and isinstance(module, dynamo.OptimizedModule))
+
+
 def down(call: Call, g: Tensor | None, g_last: Sequence[Tensor | None], loss: Tensor, again: bool) -> list[Costates]:
     """The costates of a call from the loss's gradient by its outputs: of the top layer, then by what it sends down."""
     rows, D = call.layout.rows, len(call.pieces[0])
+    if loss.numel() != rows.B:
+        raise InputError(
+            f"the loss has {loss.numel()} values, but it depends on a call of {call.module or 'the module'} with {rows.B} "
+            "samples: every call must have one sample for each value."
+        )
     tops = [piece.run.x for piece in call.pieces[-1]]
     pull = lambda ys, xs, gs: torch.autograd.grad(ys, xs, gs, create_graph=again, retain_graph=True, allow_unused=True)
     received = [None] * D if g is None else pull([call.output], tops, [g])
@@ -216,15 +274,12 @@ def down(call: Call, g: Tensor | None, g_last: Sequence[Tensor | None], loss: Te
         here, found = call.pieces[layer], []
         with torch.set_grad_enabled(again):
             for i, (piece, sources) in enumerate(zip(here, arriving, strict=True)):
-                s, s_last, unit = joined(rows, sources, ends(call, piece, g_last, layer * D + i))
-                if s is not None or s_last is not None:
-                    run = strict(piece.run)
-                    found.append((piece, run, run.costate(s, s_last, None, unit)))
-        named = [
-            (Layer(call.layout, run, call.hidden, call.module, call.number, layer, DIRECTIONS[p.turned]), c)
-            for p, run, c in found
-        ]
-        items.insert(0, [Costates(at, c.mantissa, c.exponent, loss.reshape(rows.B)) for at, c in named])
+                run = strict(piece.run)
+                costate = swept(rows, run, sources, ends(call, piece, g_last, layer * D + i))
+                if costate is not None:
+                    found.append((piece, run, costate))
+        with torch.set_grad_enabled(again):
+            items.insert(0, [costates(call, layer, *each, loss) for each in found])
         if layer == 0:
             break
         below = call.pieces[layer - 1]
@@ -243,6 +298,16 @@ def down(call: Call, g: Tensor | None, g_last: Sequence[Tensor | None], loss: Te
         if isinstance(piece.run, Swept) and not again:
             settle(piece.run.plan)
     return [lam for layer in items for lam in layer]
+
+
+def costates(call: Call, layer: int, piece: Piece, run: Any, costate: Costate, loss: Tensor) -> Costates:
+    """What is found, by its names."""
+    lam, rows = costate.mantissa, call.layout.rows
+    if piece.mask is not None:
+        run = Masked(run, torch.cat([piece.mask, piece.mask.index_select(0, rows.sample.to(lam.device))]))
+        lam = run.seen(lam)
+    at = Layer(call.layout, run, call.hidden, call.module, call.number, layer, DIRECTIONS[piece.turned])
+    return Costates(at, lam, costate.exponent, loss.reshape(rows.B).to(lam.dtype))
 
 
 def strict(run: Swept | Stepped) -> Swept | Stepped:
@@ -268,17 +333,40 @@ def ends(call: Call, piece: Piece, g_last: Sequence[Tensor | None], i: int) -> T
     return pad(s, (0, n - s.shape[1]))
 
 
-def joined(
-    rows: Rows, sources: list[Source], s_last: Tensor | None
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """(s, s_last, unit): the sources added up in one unit for each state, large enough for all; None if it is 1."""
-    units = [unit for _, unit in sources if unit is not None]
-    if not units:
-        return (sources[0][0] if sources else None), s_last, None
-    unit = functools.reduce(torch.maximum, units)
+def swept(rows: Rows, run: Swept | Stepped, sources: list[Source], s_last: Tensor | None) -> Costate | None:
+    """The costate that the sources make; None if there are none.
+
+    Sources in different units are added up in that of the costate they make. It is that of the largest of them, unless the
+    layer forgets more slowly than those above it: then what is found says which."""
+    scaled = [(s, k) for s, k in sources if k is not None]
+    if not scaled:
+        s = sources[0][0] if sources else None
+        read = None if s is None else exponent(s.detach()) != NONE
+        return None if s is None and s_last is None else run.costate(s, s_last, read)
+    room, powers = ROOM[run.x.dtype], [(exponent(s.detach()), k) for s, k in scaled]
+    size = functools.reduce(torch.maximum, [torch.where(e == NONE, NONE, e + k) for e, k in powers])
     if s_last is not None:
-        own = rows.last(unit)
-        unit = unit + rows.last_back((torch.maximum(own, exponent(s_last.detach())) - own)[:, None])[:, 0]
-        s_last = scale(s_last, -rows.last(unit)[:, None])
-    parts = [scale(s, ((0 if k is None else k) - unit)[:, None]) for s, k in sources]
-    return functools.reduce(torch.add, parts), s_last, unit
+        own = rows.last(size)
+        size = size + rows.last_back((torch.maximum(own, exponent(s_last.detach())) - own)[:, None])[:, 0]
+
+    def attempt(size: Tensor) -> tuple[Tensor, Costate]:
+        unit = gentle(rows, size, room)
+        shifts = [torch.where((e == NONE) & (k - unit > room), NONE, k - unit)[:, None] for e, k in powers]
+        s = functools.reduce(torch.add, [scale(s, shift) for (s, _), shift in zip(scaled, shifts, strict=True)])
+        own = None if s_last is None else scale(s_last, -rows.last(unit)[:, None])
+        return unit, run.costate(s, own, None, unit)
+
+    unit, found = attempt(size)
+    e = exponent(found.mantissa.detach())
+    if torch.where(e == NONE, 0, found.exponent - unit).abs().max() > room:
+        _, found = attempt(torch.where(e == NONE, NONE, e + found.exponent))
+    return found
+
+
+def gentle(rows: Rows, unit: Tensor, fall: int) -> Tensor:
+    """Units at least as large that never fall by more than 2^fall from a state to the one before it, so that the links
+    between them stay in range. A state without one (NONE) has the unit of the state after it."""
+    dense = Layout(rows, None).padded_states(unit, NONE)
+    ramp = torch.where(dense == NONE, 0, fall).flip(0).cumsum(0)
+    found = (dense.flip(0) + ramp).cummax(0).values - ramp
+    return rows.of_states(torch.where(found > NONE // 2, found, 0).flip(0)).to(unit.dtype)

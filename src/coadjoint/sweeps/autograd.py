@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..errors import NumericalError, Unsupported
-from .rows import Link, Rows, exponent, next_exponent, scale
+from .rows import NONE, ROOM, Link, Rows, exponent, next_exponent, scale
 
 Step = Callable[..., Tensor]  # step(*drive_t, x_{t-1}) -> x_t, all [n_t, .]
 
@@ -58,7 +58,14 @@ class Stepped:
         into: list[tuple[Tensor, ...]] = []
         sources, before, states = rows.states(s), rows.before(self.x), rows.states(self.x)
         k = [next_exponent(exponent(s[:0].detach()), s[:0].detach(), sources[-1].detach())]
-        lam = [scale(sources[-1], -k[0][:, None])]
+        read = None if declared is None else rows.states(declared)
+
+        def scaled(t: int) -> Tensor:
+            """The source in the unit of lam_t; one that is not there is not differentiated at 2^-k."""
+            shift = -k[0] if read is None else torch.where(read[t] | (k[0] > -ROOM[s.dtype]), -k[0], NONE)
+            return scale(sources[t], shift[:, None])
+
+        lam = [scaled(rows.T)]
         tolerance = torch.finfo(s.dtype).eps ** 0.75
         for t in reversed(range(rows.T)):
             drive = [y[t] for y in drives]
@@ -73,7 +80,7 @@ class Stepped:
             out = out if links is None else out * links[t]
             k.insert(0, next_exponent(k[0], out.detach(), sources[t].detach()))
             out = scale(out, (k[1] - k[0][: len(again)])[:, None])
-            lam.insert(0, pad(out, (0, 0, 0, len(sources[t]) - len(again))) + scale(sources[t], -k[0][:, None]))
+            lam.insert(0, pad(out, (0, 0, 0, len(sources[t]) - len(again))) + scaled(t))
             if not torch.isfinite(lam[0]).all():
                 raise NumericalError(f"the costate is outside the range of {str(s.dtype)[6:]} at t = {t} of {rows.T}.")
         exponents = torch.cat(k)

@@ -620,6 +620,14 @@ def too_much(name: str, cell: Cell, d: int, B: int, size: int, g: Geometry) -> b
     return g.parts > 1 and B * g.parts * inner * size > TRAFFIC
 
 
+def shares(cell: Cell, d: int, B: int, like: Tensor) -> bool:
+    """May two such sweeps run at once? Not where the blocks of one wait for each other: they might wait for room that the
+    other holds."""
+    size, device = like.element_size(), like.get_device()
+    g = geometry(cell, d, B, size, processors(device), room(device))
+    return g is None or g.parts == 1 or all(too_much(name, cell, d, B, size, g) for name in ("forward", "adjoint"))
+
+
 def launch(name: str, plan: Plan, like: Tensor, n: int) -> Launch | None:
     """The sweep as one kernel; None where W does not fit the chip, or its parts would read each other's work for longer
     than a product takes."""

@@ -31,8 +31,8 @@ from ..cells import Cell
 from ..errors import Deferred, Doubt, NumericalError
 from .chunks import pieces, product, total
 from .memory import empty
-from .pointwise import Pointwise, nested, no_vmap, quick
-from .rows import Link, Rows, scale
+from .pointwise import Pointwise, asked, nested, no_vmap, quick
+from .rows import ROOM, Link, Rows, scale
 
 
 class Tape(NamedTuple):
@@ -210,7 +210,7 @@ class Forward(Function):
     @staticmethod
     def backward(ctx: Any, gx: Tensor | None, ga: Tensor | None, glast: Tensor | None, _q: Any) -> Any:
         v, W, p, x, a, q = ctx.saved_tensors
-        plan, need = ctx.plan, ctx.needs_input_grad
+        plan, need = ctx.plan, asked(ctx)
         if gx is None and ga is None and glast is None:
             return (None,) * 6
         return None, *back(plan, Tape(a, v, x, p, q), W, gx, glast, ga, need[1:])
@@ -302,7 +302,7 @@ class Adjoint(Function):
     @staticmethod
     def backward(ctx: Any, glam: Tensor | None, gdelta: Tensor | None, _k: Any) -> Any:
         link, declared, W, tape, lam, delta, k = Adjoint.saved(ctx)
-        plan, rows, need = ctx.plan, ctx.plan.rows, ctx.needs_input_grad
+        plan, rows, need = ctx.plan, ctx.plan.rows, asked(ctx)
         if glam is None and gdelta is None:
             return (None,) * 13
         try:
@@ -397,7 +397,7 @@ class Tangent(Function):
     @staticmethod
     def backward(ctx: Any, gmu: Tensor | None, gnu: Tensor | None) -> Any:
         link, W, tape, mu, nu = Tangent.saved(ctx)
-        plan, rows, need = ctx.plan, ctx.plan.rows, ctx.needs_input_grad
+        plan, rows, need = ctx.plan, ctx.plan.rows, asked(ctx)
         if gmu is None and gnu is None:
             return (None,) * 10
         lam, delta = adjoint(plan, tape, W, gmu, None, gnu, link)
@@ -466,7 +466,7 @@ class Affine(Function):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor | None) -> Any:
-        (y, M), rows, need = ctx.saved_tensors, ctx.rows, ctx.needs_input_grad
+        (y, M), rows, need = ctx.saved_tensors, ctx.rows, asked(ctx)
         if g is None:
             return (None,) * 4
         gy = affine(rows, g, M.t(), None) if need[1] else None
@@ -527,7 +527,8 @@ def costate(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The scale-free adjoint -> (mantissa [B + N, n], delta in the same units, exponent [B + N]).
 
-    declared [B + N]: the state rows where the loss reads the state; at the others the source is zero whatever the state is.
+    declared [B + N]: the state rows where the loss reads the state; at the others the source is zero, and where costates
+    are far below one its derivative is taken for zero too.
     unit [B + N]: sources are given as s 2^unit, and s_last as s_last 2^(unit of the last state).
     """
     if unit is None:
@@ -559,7 +560,7 @@ def unscaled(plan: Plan, mu: Tensor, k: Tensor | None, declared: Tensor | None) 
         return mu
     rows, true = plan.rows, scale(mu, -k[:, None])
     if declared is not None:
-        true = torch.where(declared[:, None], true, 0)
+        true = torch.where((declared | (k > -ROOM[mu.dtype]))[:, None], true, 0)
 
     def wrong() -> NumericalError | None:
         rows_bad = (~torch.isfinite(true).all(1)).nonzero()

@@ -232,6 +232,20 @@ def quick(function: type[Function]) -> type[Function]:
     return function
 
 
+def asked(ctx: Any) -> tuple[bool, ...]:
+    """The inputs whose gradient somebody waits for: of ctx.needs_input_grad, which knows what can be differentiated, those
+    that lead to what this backward pass was asked for."""
+    edges = iter([node for node, _ in ctx.next_functions if node is not None])
+    return tuple(need and _leads(next(edges)) for need in ctx.needs_input_grad)
+
+
+def _leads(node: Any) -> bool:
+    try:
+        return torch._C._will_engine_execute_node(node)
+    except RuntimeError:  # a leaf that torch.autograd.grad was asked for
+        return True
+
+
 @quick
 class _Apply(Function):
     """apply(op, rows, *values at hand, *inputs); the values at hand are constants: derivatives go through the expressions."""
@@ -251,7 +265,7 @@ class _Apply(Function):
     def backward(ctx: Any, *bars: Tensor | None) -> Any:
         op, hand = ctx.op, len(ctx.op.known)
         seeds = [(name, bar) for name, bar in zip(op.live, bars, strict=True) if bar is not None]
-        wrt = tuple(n for (n, _), need in zip(op.inputs, ctx.needs_input_grad[2 + hand :], strict=True) if need)
+        wrt = tuple(n for (n, _), need in zip(op.inputs, asked(ctx)[2 + hand :], strict=True) if need)
         if not seeds or not wrt:
             return (None,) * (2 + len(ctx.saved_tensors))
         saved, rows = ctx.saved_tensors, ctx.rows

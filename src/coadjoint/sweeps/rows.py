@@ -172,6 +172,7 @@ def scale(y: Tensor, k: Tensor) -> Tensor:
 
 
 NONE = -(1 << 28)  # the exponent of nothing
+ROOM = {torch.float32: 40, torch.float64: 400}  # 2^ROOM stays in range when it is multiplied a few times
 
 
 def exponent(y: Tensor) -> Tensor:

@@ -143,3 +143,8 @@ def tangent(
         mu.append(out if sources is None else out + sources[t + 1])
         nu.append(nu_t)
     return torch.cat(mu), torch.cat(nu)
+
+
+def shares(cell: Cell, d: int, B: int, like: Tensor) -> bool:
+    """May two such sweeps run at once?"""
+    return True

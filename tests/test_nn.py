@@ -1,0 +1,1067 @@
+"""co.nn against torch.nn, against plain loops of torch.nn's equations, and against PyTorch's own samples of its modules."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import importlib
+import importlib.util
+import io
+import itertools
+import pickle
+import random
+import subprocess
+import sys
+import unittest
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+from torch.utils.checkpoint import checkpoint
+
+import coadjoint as co
+import oracles
+
+ENGINES = ("reference", "eager", "cpu", "autograd")
+LAYERS = {"RNN": (nn.RNN, co.nn.RNN), "LSTM": (nn.LSTM, co.nn.LSTM), "GRU": (nn.GRU, co.nn.GRU)}
+CELLS = {
+    "RNNCell": (nn.RNNCell, co.nn.RNNCell),
+    "LSTMCell": (nn.LSTMCell, co.nn.LSTMCell),
+    "GRUCell": (nn.GRUCell, co.nn.GRUCell),
+}
+BOTH = LAYERS | CELLS
+DOUBLE = {"dtype": torch.float64}
+
+
+def near(found, expected, bar, what):
+    """Each array at its own scale; NaN where NaN is expected."""
+    assert found.shape == expected.shape, f"{what}: {tuple(found.shape)}, expected {tuple(expected.shape)}"
+    assert found.dtype == expected.dtype, f"{what}: {found.dtype}, expected {expected.dtype}"
+    assert torch.equal(found.isnan(), expected.isnan()), f"{what}: NaN at other places"
+    if found.numel():
+        apart, size = ((y.nan_to_num().abs().max().item()) for y in (found - expected, expected))
+        assert apart <= bar * size, f"{what}: off by {apart:.1e} of {size:.1e}"
+
+
+def all_near(found, expected, bar, what):
+    assert found.keys() == expected.keys(), what
+    for name in expected:
+        near(found[name], expected[name], bar, f"{what}: {name}")
+
+
+class Case(NamedTuple):
+    """A module's arguments and what it is given. lengths: None for a tensor, else those of a packed sequence."""
+
+    name: str
+    options: dict[str, Any]
+    sizes: tuple[int, int, int, int]  # T, B, inputs, units
+    kind: str = "batched"  # or unbatched, sorted, unsorted, equal
+    hx: bool = True
+
+    def pair(self):
+        """torch's module and ours, each drawn from the same seed."""
+        made = []
+        for cls in LAYERS[self.name]:
+            torch.manual_seed(3)
+            made.append(cls(*self.sizes[2:], **self.options, **DOUBLE))
+        return made
+
+    @property
+    def lengths(self):
+        T, B = self.sizes[:2]
+        some = [1 + 7 * (j + 1) % T for j in range(B)]
+        table = {"sorted": sorted(some, reverse=True), "unsorted": some, "equal": [T] * B}
+        return table.get(self.kind)
+
+    def leaves(self):
+        """u, h_0 (as "x0") and c_0 (as "given x0"), time first; the names are those of oracles.higher."""
+        T, B, inputs, units = self.sizes
+        g = torch.Generator().manual_seed(5)
+        rand = lambda *shape: torch.randn(*shape, generator=g, **DOUBLE).requires_grad_()
+        found, D = {"u": rand(T, B, inputs)}, 1 + self.options.get("bidirectional", False)
+        if self.hx:
+            n = D * self.options.get("num_layers", 1)
+            found["x0"] = rand(n, B, self.options.get("proj_size") or units)
+            if self.name == "LSTM":
+                found["given x0"] = rand(n, B, units)
+        return found
+
+    def given(self, leaves):
+        """The arguments of the call, made of leaves."""
+        u, states = leaves["u"], [leaves[n] for n in ("x0", "given x0") if n in leaves]
+        first = self.options.get("batch_first", False)
+        u = u.transpose(0, 1) if first else u
+        if self.kind == "unbatched":
+            u, states = u.squeeze(0 if first else 1), [y.squeeze(1) for y in states]
+        if self.lengths is not None:
+            u = pack_padded_sequence(u, self.lengths, first, enforce_sorted=self.kind == "sorted")
+        return u, (None if not states else tuple(states) if self.name == "LSTM" else states[0])
+
+
+def named(output, last):
+    """What a module returns, by name."""
+    last = last if isinstance(last, tuple) else (last,)
+    return {"output": output, **dict(zip(("h_n", "c_n"), last, strict=False))}
+
+
+def objective(values):
+    """A scalar in which every entry counts differently."""
+    w = oracles.directions(values, 9)
+    return sum((w[n] * torch.sin(y)).sum() for n, y in values.items())
+
+
+BARS = {"values": 1e-13, "first": 1e-12, "second": 1e-11}
+
+
+def orders(values, leaves):
+    """The values, the gradient of an objective by all leaves, and a product with its Hessian."""
+    first, v = oracles.gradient(objective(values), leaves, True), oracles.directions(leaves, 1)
+    return {
+        "values": values,
+        "first": {n: y.detach() for n, y in first.items()},
+        "second": oracles.gradient(oracles.dot(first, v, leaves), leaves),
+    }
+
+
+def ran(module, case, seed=7):
+    """-> what `orders` finds by the input, hx and all parameters; the output"""
+    leaves = case.leaves()
+    torch.manual_seed(seed)
+    output, last = module(*case.given(leaves))
+    values = named(output.data if isinstance(output, PackedSequence) else output, last)
+    return orders(values, leaves | dict(module.named_parameters())), output
+
+
+def same(ours, theirs, case):
+    """That two modules agree -> their outputs"""
+    (found, output), (expected, their_output) = ran(ours, case), ran(theirs, case)
+    for order, bar in BARS.items():
+        all_near(found[order], expected[order], bar, f"{case}: {order}")
+    return output, their_output
+
+
+SIZES = [(6, 4, 3, 5), (1, 1, 1, 1), (5, 3, 1, 17), (3, 2, 9, 2), (4, 1, 2, 3)]
+CROSS = {
+    "num_layers": (1, 2, 3),
+    "bidirectional": (False, True),
+    "bias": (False, True),
+    "batch_first": (False, True),
+    "dropout": (0.0, 0.4),
+}
+KINDS = ("batched", "unbatched", "sorted", "unsorted", "equal")
+PARITY = {
+    "RNN, tanh": ("RNN", {"nonlinearity": "tanh"}),
+    "RNN, relu": ("RNN", {"nonlinearity": "relu"}),
+    "LSTM": ("LSTM", {}),
+    "LSTM, projected": ("LSTM", {"proj_size": 2}),
+    "GRU": ("GRU", {}),
+}
+
+
+def crossed(name, more, count):
+    """`count` of all combinations of arguments, with sizes in turn."""
+    every = list(itertools.product(*CROSS.values(), KINDS, (False, True)))
+    chosen = random.Random(f"{name}{more}").sample(every, count)
+    sizes = [s for s in SIZES if s[3] > more.get("proj_size", 0)]
+    for i, (*values, kind, hx) in enumerate(chosen):
+        options = dict(zip(CROSS, values, strict=True)) | more
+        if options["num_layers"] == 1:
+            options["dropout"] = 0.0  # torch warns that there it does nothing
+        T, B, inputs, units = sizes[i % len(sizes)]
+        yield Case(name, options, (T, 1 if kind == "unbatched" else B, inputs, units), kind, hx)
+
+
+@pytest.mark.parametrize("name", PARITY)
+def test_parity_with_torch(name, record_property):
+    count = 80
+    for case in crossed(*PARITY[name], count):
+        theirs, ours = case.pair()
+        for n, y in theirs.state_dict().items():
+            assert torch.equal(ours.state_dict()[n], y), f"{case}: {n} begins differently"
+        output, expected = same(ours, theirs, case)
+        if isinstance(expected, PackedSequence):
+            for n in ("batch_sizes", "sorted_indices", "unsorted_indices"):
+                a, b = getattr(output, n), getattr(expected, n)
+                assert a is b is None or torch.equal(a, b), f"{case}: {n}"
+    record_property("cases", count)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_weights_load_both_ways(name):
+    case = Case(name, {"num_layers": 2, "bidirectional": True}, (4, 3, 3, 5))
+    theirs, ours = case.pair()
+    assert list(ours.state_dict()) == list(theirs.state_dict())
+    assert [n for n, _ in ours.named_parameters()] == [n for n, _ in theirs.named_parameters()]
+    torch.manual_seed(11)
+    ours.reset_parameters()
+    theirs.load_state_dict(ours.state_dict())
+    same(theirs, ours, case)
+    theirs.reset_parameters()
+    ours.load_state_dict(theirs.state_dict())
+    same(ours, theirs, case)
+
+
+@pytest.mark.parametrize("name", PARITY)
+def test_to_torch_and_back(name):
+    name, more = PARITY[name]
+    options = more | {"num_layers": 2, "bidirectional": True, "bias": False, "batch_first": True, "dropout": 0.25}
+    case = Case(name, options, (4, 3, 3, 5))
+    theirs, _ = case.pair()
+    theirs.weight_ih_l1.requires_grad_(False)
+    theirs.eval()
+    ours = LAYERS[name][1].from_torch(theirs, engine="eager")
+    back = ours.to_torch()
+    for made in (ours, back):
+        assert repr(made).replace(", engine='eager'", "") == repr(theirs)
+        assert not made.training
+        assert made.weight_hh_l0.dtype == torch.float64
+        assert [p.requires_grad for p in made.parameters()] == [p.requires_grad for p in theirs.parameters()]
+        all_equal = zip(made.parameters(), theirs.parameters(), strict=True)
+        assert all(torch.equal(p, q) and p is not q for p, q in all_equal)
+    assert type(back) is LAYERS[name][0]
+    assert ours.engine == "eager"
+
+
+def test_from_torch_takes_the_right_class_alone():
+    with pytest.raises(TypeError, match=r"expected a torch\.nn\.LSTM; got GRU"):
+        co.nn.LSTM.from_torch(nn.GRU(2, 3))
+    with pytest.raises(NotImplementedError, match="no zoneout"):
+        co.nn.GRU(2, 3, zoneout=0.1).to_torch()
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("RNN", (3, 5, 2, "relu", False, True, 0.5, True)),
+        ("RNN", (3, 5, 2, "tanh")),
+        ("LSTM", (3, 5, 2, False, True, 0.5, True, 2)),
+        ("GRU", (3, 5, 2, False, True, 0.5, True)),
+        ("LSTM", (3, 5, 1, True, False, 0.0, False, 0, "cpu", torch.float64)),
+        ("GRU", (3, 5, 1, True, False, 0.0, False, 0, "cpu", torch.float64)),
+        ("RNN", (3, 5, 1, "relu", True, False, 0.0, False, 0, "cpu", torch.float64)),
+        ("RNNCell", (3, 5, False, "relu", "cpu", torch.float64)),
+        ("LSTMCell", (3, 5, False, "cpu", torch.float64)),
+        ("GRUCell", (3, 5, False, "cpu", torch.float64)),
+    ],
+)
+def test_positional_arguments_mean_what_they_mean_in_torch(name, arguments):
+    theirs, ours = (cls(*arguments) for cls in BOTH[name])
+    assert repr(ours) == repr(theirs)
+    shapes = [{n: (p.shape, p.dtype) for n, p in m.named_parameters()} for m in (theirs, ours)]
+    assert shapes[0] == shapes[1]
+    assert getattr(ours, "nonlinearity", None) == getattr(theirs, "nonlinearity", None)
+
+
+@pytest.mark.parametrize("name", CELLS)
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", [(4, 3), (1, 1), (3,)])
+@pytest.mark.parametrize("hx", [True, False])
+def test_cells_have_torchs_values_and_gradients(name, bias, shape, hx):
+    pair, found = [], []
+    for nonlinearity in ("tanh", "relu") if name == "RNNCell" else (None,):
+        more = {} if nonlinearity is None else {"nonlinearity": nonlinearity}
+        for cls in CELLS[name]:
+            torch.manual_seed(2)
+            pair.append(cls(shape[-1], 5, bias=bias, **more, **DOUBLE))
+            u, h, c = (torch.randn(*s, **DOUBLE).requires_grad_() for s in [shape, *[(*shape[:-1], 5)] * 2])
+            states = (h, c) if name == "LSTMCell" else h
+            y = pair[-1](u, states) if hx else pair[-1](u)
+            values = named(*(y if name == "LSTMCell" else (y, ())))
+            leaves = {"u": u, "h": h, "c": c} | dict(pair[-1].named_parameters())
+            found.append(orders(values, leaves))
+    for (theirs, ours), (order, bar) in itertools.product(zip(found[::2], found[1::2], strict=True), BARS.items()):
+        all_near(ours[order], theirs[order], bar, f"{name}: {order}")
+
+
+sigmoid = oracles.sigmoid
+
+
+def step(mode, w, u, h, c):
+    """torch.nn's equations for one sample and one step -> (h', c')"""
+    v, z = w["weight_ih"] @ u, w["weight_hh"] @ h
+    if "bias_ih" in w:
+        v, z = v + w["bias_ih"], z + w["bias_hh"]
+    if mode == "GRU":
+        (vr, vk, vn), (zr, zk, zn) = v.chunk(3), z.chunk(3)
+        k = sigmoid(vk + zk)
+        return (1 - k) * torch.tanh(vn + sigmoid(vr + zr) * zn) + k * h, c
+    if mode == "LSTM":
+        i, f, g, o = (v + z).chunk(4)
+        c = sigmoid(f) * c + sigmoid(i) * torch.tanh(g)
+        h = sigmoid(o) * torch.tanh(c)
+        return (w["weight_hr"] @ h if "weight_hr" in w else h), c
+    return oracles.ACTIVATIONS[mode[4:].lower()](v + z), c
+
+
+def plain(module, theta, leaves, lengths):
+    """A module's run by plain loops over samples and steps, from its parameters theta -> outputs by name, padded."""
+    T, B = leaves["u"].shape[:2]
+    D, slots = 1 + module.bidirectional, 2 if module.mode == "LSTM" else 1
+    ends: list[Any] = []
+    sequences = [[leaves["u"][t, j] for t in range(n)] for j, n in enumerate(lengths or [T] * B)]
+    for layer, reverse in itertools.product(range(module.num_layers), range(D)):
+        suffix = f"_l{layer}" + "_reverse" * reverse
+        w = {n.removesuffix(suffix): y for n, y in theta.items() if n.endswith(suffix)}
+        read, end = [], []
+        for j, sequence in enumerate(sequences):
+            h = leaves["x0"][len(ends), j] if "x0" in leaves else w["weight_hh"].new_zeros(w["weight_hh"].shape[1])
+            c = leaves["given x0"][len(ends), j] if "given x0" in leaves else h.new_zeros(module.hidden_size)
+            states = []
+            for u in reversed(sequence) if reverse else sequence:
+                h, c = step(module.mode, w, u, h, c)
+                states.append(h)
+            read.append(states[::-1] if reverse else states)
+            end.append((h, c)[:slots])
+        ends.append([torch.stack(y) for y in zip(*end, strict=True)])
+        halves = read if not reverse else [[torch.cat(y) for y in zip(*p, strict=True)] for p in zip(half, read, strict=True)]
+        half = read
+        if reverse + 1 == D:
+            sequences = halves
+    output = oracles.padded([torch.stack(y) for y in sequences], max(map(len, sequences)))
+    return named(output, tuple(torch.stack(y) for y in zip(*ends, strict=True)))
+
+
+def padded_outputs(module, case, leaves):
+    output, last = module(*case.given(leaves))
+    if case.lengths is not None:
+        output = pad_packed_sequence(output)[0]
+    return named(output, last)
+
+
+def critics(values, leaves):
+    """The gradient penalty of a critic, by the inputs and by the initial states."""
+    first = oracles.gradient(objective(values), leaves, True)
+    return sum((y.square().sum().sqrt() - 1) ** 2 for n, y in first.items() if n in ("u", "x0", "given x0"))
+
+
+def higher_order(values, leaves):
+    """H v along inputs, initial states and parameters, third derivatives, and the gradient of a gradient penalty"""
+    found = oracles.higher(objective(values), leaves, third=True)
+    return found | {f"penalty/{n}": y for n, y in oracles.gradient(critics(values, leaves), leaves).items()}
+
+
+SECOND = {
+    "RNN": Case("RNN", {}, (4, 3, 2, 3)),
+    "RNN, one of each": Case("RNN", {"bias": False}, (1, 1, 1, 1)),
+    "RNN, relu, 2 layers": Case("RNN", {"nonlinearity": "relu", "num_layers": 2, "bidirectional": True}, (4, 3, 2, 3)),
+    "RNN, packed": Case("RNN", {"num_layers": 2, "bidirectional": True, "bias": False}, (5, 4, 2, 3), "unsorted"),
+    "LSTM, 2 layers": Case("LSTM", {"num_layers": 2, "bidirectional": True}, (4, 3, 2, 3)),
+    "LSTM, packed": Case("LSTM", {"num_layers": 2, "bidirectional": True}, (5, 4, 2, 3), "sorted"),
+    "LSTM, no bias": Case("LSTM", {"bias": False}, (4, 3, 1, 5), "unsorted", hx=False),
+    "LSTM, projected": Case("LSTM", {"num_layers": 2, "bidirectional": True, "proj_size": 2}, (4, 3, 2, 3)),
+    "LSTM, projected, packed": Case("LSTM", {"proj_size": 1, "bias": False}, (5, 4, 2, 3), "unsorted"),
+    "GRU, 2 layers": Case("GRU", {"num_layers": 2, "bidirectional": True}, (4, 3, 2, 3)),
+    "GRU, packed": Case("GRU", {"num_layers": 2, "bidirectional": True}, (5, 4, 2, 3), "equal"),
+    "GRU, no bias": Case("GRU", {"num_layers": 2, "bias": False}, (4, 3, 1, 5), "unsorted", hx=False),
+}
+
+
+@functools.cache
+def truth(name):
+    case = SECOND[name]
+    leaves, theirs = case.leaves(), case.pair()[0]
+    theta = dict(theirs.named_parameters())
+    values = plain(theirs, theta, leaves, case.lengths)
+    return values | higher_order(values, leaves | theta)
+
+
+@pytest.mark.parametrize("name", SECOND)
+def test_the_plain_loops_are_torchs(name):
+    """So that agreement with them is agreement with torch."""
+    case = SECOND[name]
+    theirs, leaves = case.pair()[0], case.leaves()
+    with torch.no_grad():
+        all_near(plain(theirs, dict(theirs.named_parameters()), leaves, case.lengths), padded_outputs(theirs, case, leaves), 1e-13, name)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("name", SECOND)
+def test_second_and_third_derivatives(name, engine, record_property):
+    case = SECOND[name]
+    ours, leaves = case.pair()[1], case.leaves()
+    ours.engine = engine
+    values = padded_outputs(ours, case, leaves)
+    found = values | higher_order(values, leaves | dict(ours.named_parameters()))
+    all_near(found, truth(name), 1e-10, f"{case} {engine}")
+    record_property("cases", 1)
+
+
+@pytest.mark.parametrize("name", CELLS)
+@pytest.mark.parametrize("bias", [True, False])
+def test_second_and_third_derivatives_of_cells(name, bias):
+    for more in ({"nonlinearity": "tanh"}, {"nonlinearity": "relu"}) if name == "RNNCell" else ({},):
+        torch.manual_seed(1)
+        cell = CELLS[name][1](2, 3, bias=bias, **more, **DOUBLE)
+        leaves = {"u": torch.randn(4, 2, **DOUBLE), "x0": torch.randn(4, 3, **DOUBLE)}
+        leaves |= {"given x0": torch.randn(4, 3, **DOUBLE)} if name == "LSTMCell" else {}
+        leaves = {n: y.requires_grad_() for n, y in leaves.items()} | dict(cell.named_parameters())
+        hx = (leaves["x0"], leaves["given x0"]) if name == "LSTMCell" else leaves["x0"]
+        y = cell(leaves["u"], hx)
+        values = named(*y) if name == "LSTMCell" else {"output": y}
+        mode = name[:-4] + ("_" + cell.nonlinearity.upper() if more else "")
+        rows = [
+            step(mode, leaves, *(leaves[n][j] if n in leaves else None for n in ("u", "x0", "given x0")))
+            for j in range(4)
+        ]
+        expected = dict(zip(values, map(torch.stack, zip(*rows, strict=True)), strict=False)) if name == "LSTMCell" else {"output": torch.stack([h for h, _ in rows])}
+        found = values | higher_order(values, leaves)
+        all_near(found, expected | higher_order(expected, leaves), 1e-10, f"{name} {more}")
+
+
+def as_function(module, names):
+    """A function of the input, the states and the parameters, for gradcheck."""
+
+    def f(*arguments):
+        theta, (u, *states) = dict(zip(names, arguments[: len(names)], strict=True)), arguments[len(names) :]
+        hx = tuple(states) if len(states) > 1 else states[0] if states else None
+        found = torch.func.functional_call(module, theta, (u, hx))
+        return tuple(y for y in torch.utils._pytree.tree_leaves(found) if isinstance(y, torch.Tensor) and y.requires_grad)
+
+    return f
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("name", PARITY)
+def test_gradgradcheck(name, engine):
+    name, more = PARITY[name]
+    case = Case(name, more | {"bidirectional": True}, (3, 2, 2, 3))
+    ours = case.pair()[1]
+    ours.engine = engine
+    names, leaves = zip(*ours.named_parameters(), strict=True)
+    inputs = (*leaves, *case.leaves().values())
+    assert torch.autograd.gradgradcheck(as_function(ours, names), inputs, fast_mode=True)
+
+
+@pytest.fixture(scope="module")
+def database():
+    """PyTorch's samples of its own modules, by name. Their file asks for expecttest, as the base of a class not used here,
+    and freezes the flags of torch.backends; neither is left behind."""
+    with pytest.MonkeyPatch.context() as patch:
+        if importlib.util.find_spec("expecttest") is None:
+            patch.setitem(sys.modules, "expecttest", SimpleNamespace(TestCase=unittest.TestCase))
+        from torch.testing._internal import common_modules
+
+        setattr(torch.backends, "__allow_nonbracketed_mutation_flag", True)  # noqa: B010
+    return {info.module_cls.__name__: (info, common_modules.ModuleErrorEnum) for info in common_modules.module_db}
+
+
+def samples(info, **more):
+    """[(what it is, the sample)], in training and not, with packed sequences where there are some"""
+    for training, packed in ((True, True), (False, False)):
+        torch.manual_seed(13)
+        settings = {"device": "cpu", "dtype": torch.float64, "requires_grad": True, "training": training}
+        found = info.module_inputs_func(info, **settings, with_packed_sequence=packed)
+        for i, sample in enumerate(found):
+            made = sample.constructor_input
+            yield f"{info.name} {i}: {made.args} {made.kwargs}, {training=}, {packed=}", training, sample
+
+
+def tensors(found):
+    """All tensors of a nest that can be differentiated."""
+    flat = torch.utils._pytree.tree_leaves(found)
+    flat = [y.data if isinstance(y, PackedSequence) else y for y in flat]
+    return [y for y in flat if isinstance(y, torch.Tensor) and y.is_floating_point()]
+
+
+def test_pytorchs_samples_are_there(database):
+    counts = {name: len(list(samples(database[name][0]))) for name in BOTH}
+    assert all(counts[name] >= 48 for name in LAYERS), counts
+    assert all(counts[name] >= 4 for name in CELLS), counts
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_pytorchs_samples(database, name, record_property):
+    info, count = database[name][0], 0
+    for what, training, sample in samples(info):
+        made, call = sample.constructor_input, sample.forward_input
+        theirs, ours = (cls(*made.args, **made.kwargs, **DOUBLE).train(training) for cls in BOTH[name])
+        ours.load_state_dict(theirs.state_dict())
+        inputs, found = tensors((call.args, call.kwargs)), []
+        for module in (theirs, ours):
+            output = module(*call.args, **call.kwargs)
+            values = {f"output {i}": y for i, y in enumerate(tensors(output))}
+            leaves = {f"input {i}": y for i, y in enumerate(inputs)} | dict(module.named_parameters())
+            found.append(orders(values, leaves))
+        for order, bar in BARS.items():
+            all_near(found[1][order], found[0][order], bar, f"{what}: {order}")
+        if sample.reference_fn is not None and not isinstance(call.args[0], PackedSequence):
+            expected = tensors(sample.reference_fn(ours, *call.args, **call.kwargs))
+            for i, y in enumerate(expected):
+                near(found[1]["values"][f"output {i}"].detach(), y.detach(), 1e-12, f"{what}: reference {i}")
+        count += 1
+    record_property("cases", count)
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_pytorchs_samples_differentiate_twice(database, name):
+    """By finite differences, as PyTorch asks of its own on a CPU; some of the samples, for they take long."""
+    for what, training, sample in itertools.islice(samples(database[name][0]), 1, None, 25):
+        made, call = sample.constructor_input, sample.forward_input
+        ours = BOTH[name][1](*made.args, **made.kwargs, **DOUBLE).train(training)
+        packed = isinstance(call.args[0], PackedSequence)
+        names, theta = zip(*ours.named_parameters(), strict=True)
+        inputs = tensors((call.args, call.kwargs))
+
+        def f(*y, ours=ours, call=call, packed=packed, names=names):
+            weights, (u, *states) = dict(zip(names, y, strict=False)), y[len(names) :]
+            u = PackedSequence(u, call.args[0].batch_sizes) if packed else u
+            hx = (tuple(states) if len(states) > 1 else states[0]) if states else None
+            return tuple(y for y in tensors(torch.func.functional_call(ours, weights, (u, hx))) if y.requires_grad)
+
+        assert torch.autograd.gradgradcheck(f, (*theta, *inputs), fast_mode=True), what
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_pytorchs_error_samples(database, name):
+    info, stage = database[name]
+    found = info.module_error_inputs_func(info, device="cpu", dtype=torch.float32, requires_grad=False, training=True)
+    assert found
+    for case in found:
+        made, call = case.module_error_input.constructor_input, case.module_error_input.forward_input
+        if case.error_on == stage.CONSTRUCTION_ERROR:
+            with pytest.raises(case.error_type, match=case.error_regex):
+                BOTH[name][1](*made.args, **made.kwargs)
+        else:
+            ours = BOTH[name][1](*made.args, **made.kwargs)
+            with pytest.raises(case.error_type, match=case.error_regex):
+                ours(*call.args, **call.kwargs)
+
+
+CASES = {  # one of each, for what does not depend on the arguments
+    "RNN": Case("RNN", {"num_layers": 2, "bidirectional": True}, (4, 3, 2, 3)),
+    "LSTM": Case("LSTM", {"num_layers": 2, "bidirectional": True}, (4, 3, 2, 3)),
+    "LSTM, projected": Case("LSTM", {"num_layers": 2, "proj_size": 2}, (4, 3, 2, 3)),
+    "GRU": Case("GRU", {"num_layers": 2, "batch_first": True}, (4, 3, 2, 3)),
+    "GRU, packed": Case("GRU", {"bidirectional": True}, (5, 4, 2, 3), "unsorted"),
+}
+each = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+
+
+def call_of(module, case):
+    """-> (values by name, leaves by name)"""
+    leaves = case.leaves()
+    return padded_outputs(module, case, leaves), leaves | dict(module.named_parameters())
+
+
+def gradients(values, leaves):
+    return oracles.gradient(objective(values), leaves)
+
+
+@each
+def test_copies_run_and_train_alike(case):
+    theirs, ours = case.pair()
+    buffer = io.BytesIO()
+    torch.save(ours.state_dict(), buffer)
+    buffer.seek(0)
+    loaded = type(ours)(*case.sizes[2:], **case.options, **DOUBLE)
+    loaded.load_state_dict(torch.load(buffer, weights_only=True))
+    for made in (copy.deepcopy(ours), loaded, pickle.loads(pickle.dumps(ours)), ours.float().double()):
+        assert made.engine == ours.engine
+        if made is not ours:
+            same(made, theirs, case)
+    first = copy.deepcopy(ours)
+    with torch.no_grad():
+        first.weight_hh_l0.zero_()
+    assert ours.weight_hh_l0.any()
+
+
+@each
+def test_other_dtypes_and_devices(case):
+    theirs, ours = (m.float() for m in case.pair())
+    for values, leaves in [[{n: y.detach().float() for n, y in case.leaves().items()}] * 2]:
+        found, expected = padded_outputs(ours, case, values), padded_outputs(theirs, case, leaves)
+    all_near(found, expected, 1e-5, "float32")
+    assert all(p.dtype == torch.float32 for p in ours.parameters())
+    empty = type(ours)(*case.sizes[2:], **case.options, device="meta", dtype=torch.float64)
+    assert {(p.device.type, p.dtype) for p in empty.parameters()} == {("meta", torch.float64)}
+    empty.to_empty(device="cpu").load_state_dict(theirs.double().state_dict())
+    same(empty, theirs, case)
+
+
+@each
+def test_views_as_inputs(case):
+    theirs, ours = case.pair()
+    leaves = {n: torch.stack([y, y + 1], -1).detach().requires_grad_() for n, y in case.leaves().items()}
+    parts = {n: y[..., 0] for n, y in leaves.items()}
+    assert not any(y.is_contiguous() for y in parts.values())
+    found = [
+        orders(padded_outputs(m, case, parts), leaves | dict(m.named_parameters())) for m in (theirs, ours)
+    ]
+    for order, bar in BARS.items():
+        all_near(found[1][order], found[0][order], bar, order)
+
+
+def test_the_name_of_a_module_says_what_it_is():
+    made = co.nn.LSTM(3, 5, num_layers=2, proj_size=2, engine="eager", zoneout=0.1, forget_bias=1.0)
+    assert repr(made) == "LSTM(3, 5, proj_size=2, num_layers=2, zoneout=(0.1, 0.1), forget_bias=1.0, engine='eager')"
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@each
+def test_forward_mode(case, engine):
+    ours = case.pair()[1]
+    ours.engine = engine
+    leaves = case.leaves() | dict(ours.named_parameters())
+    names = [n for n, _ in ours.named_parameters()]
+
+    def f(leaves):
+        with torch.nn.utils.stateless._reparametrize_module(ours, {n: leaves[n] for n in names}):
+            return padded_outputs(ours, case, leaves)
+
+    v = oracles.directions(leaves, 1)
+    still = {n: y.detach() for n, y in leaves.items()}
+    values, found = torch.func.jvp(f, (still,), (v,))
+    true = plain(ours, dict(ours.named_parameters()), leaves, case.lengths)
+    all_near(values, {n: y.detach() for n, y in true.items()}, 1e-12, "values")
+    all_near(found, oracles.along(true, leaves, v), 1e-11, "jvp")
+    gradient, Hv = torch.func.jvp(torch.func.grad(lambda y: objective(f(y))), (still,), (v,))
+    first = oracles.gradient(objective(true), leaves, True)
+    all_near(gradient, {n: y.detach() for n, y in first.items()}, 1e-11, "grad")
+    all_near(Hv, oracles.gradient(oracles.dot(first, v, leaves), leaves), 1e-10, "jvp of grad")
+
+
+@each
+def test_functional_call(case):
+    _, ours = case.pair()
+    leaves, theta = case.leaves(), {n: (p + 0.1).detach() for n, p in ours.named_parameters()}
+    u, hx = case.given(leaves)
+
+    def f(theta):
+        output, last = torch.func.functional_call(ours, theta, (u, hx))
+        return objective(named(output.data if isinstance(output, PackedSequence) else output, last))
+
+    found = torch.func.grad(f)(theta)
+    with torch.no_grad():
+        for n, p in ours.named_parameters():
+            p.copy_(theta[n])
+    all_near(found, oracles.gradient(f(dict(ours.named_parameters())), dict(ours.named_parameters())), 1e-12, "gradient")
+
+
+@each
+def test_hooks_see_what_torchs_see(case):
+    seen = []
+    for module in case.pair():
+        here: list[Any] = []
+        module.register_forward_pre_hook(lambda m, given, here=here: here.append(given))
+        module.register_forward_hook(lambda m, given, found, here=here: here.append(found))
+        values, leaves = call_of(module, case)
+        gradients(values, leaves)
+        seen.append([y.detach() for y in tensors(here)])
+    assert len(seen[0]) > 3
+    for ours, theirs in zip(seen[1], seen[0], strict=True):
+        near(ours, theirs, 1e-13, "hooks")
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_full_backward_hooks(name):
+    case, seen = Case(name, {}, (4, 3, 2, 3), hx=False), []
+    for module in case.pair():
+        here: list[Any] = []
+        module.register_full_backward_hook(lambda m, below, above, here=here: here.append((below, above)))
+        module.register_full_backward_pre_hook(lambda m, above, here=here: here.append(above))
+        module.weight_hh_l0.register_hook(lambda g, here=here: here.append(g))
+        output, _ = module(case.leaves()["u"])
+        (output.sin() * torch.arange(output.numel(), **DOUBLE).view(output.shape)).sum().backward()
+        seen.append(tensors(here))
+    assert len(seen[0]) > 3
+    for ours, theirs in zip(seen[1], seen[0], strict=True):
+        near(ours, theirs, 1e-12, "gradients in hooks")
+
+
+@each
+@pytest.mark.parametrize("trained", ["weight_hh_l0", "bias", "weight_ih", "nothing", "nothing and no input"])
+def test_requires_grad_on_a_subset(case, trained):
+    found = []
+    for module in case.pair():
+        for n, p in module.named_parameters():
+            p.requires_grad_(n.startswith(trained))
+        leaves = {n: y.detach().requires_grad_(trained == "nothing") for n, y in case.leaves().items()}
+        values = padded_outputs(module, case, leaves)
+        if trained == "nothing and no input":
+            assert not any(y.requires_grad for y in values.values())
+            continue
+        objective(values).backward()
+        every = leaves | dict(module.named_parameters())
+        found.append({n: y.grad for n, y in every.items() if y.grad is not None})
+        assert found[-1].keys() == {n for n, y in every.items() if y.requires_grad}
+    if found:
+        all_near(found[1], found[0], 1e-12, trained)
+
+
+@each
+def test_two_calls_before_a_backward(case):
+    found = []
+    for module in case.pair():
+        leaves = case.leaves()
+        values = [padded_outputs(module, case, {n: y + k for n, y in leaves.items()}) for k in (0, 1, 0)]
+        total = objective(values[0]) * objective(values[1]) + objective(values[2])
+        found.append(oracles.gradient(total, leaves | dict(module.named_parameters())))
+    all_near(found[1], found[0], 1e-12, "gradient")
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_module_used_twice_in_one_graph(name):
+    found = []
+    for module in Case(name, {}, (4, 3, 5, 5)).pair():
+        u = Case(name, {}, (4, 3, 5, 5)).leaves()["u"]
+        first, last = module(u)
+        output, last = module(first, last)
+        found.append(orders(named(output, last), {"u": u} | dict(module.named_parameters())))
+    for order, bar in BARS.items():
+        all_near(found[1][order], found[0][order], bar, order)
+
+
+@each
+def test_without_gradients(case):
+    theirs, ours = case.pair()
+    for context in (torch.no_grad, torch.inference_mode):
+        with context():
+            found, expected = padded_outputs(ours, case, case.leaves()), padded_outputs(theirs, case, case.leaves())
+            all_near(found, expected, 1e-13, context.__name__)
+            assert not any(y.requires_grad for y in found.values())
+            assert all(y.is_inference() == (context is torch.inference_mode) for y in found.values())
+
+
+def test_dropout_is_for_training():
+    theirs, ours = Case("GRU", {"num_layers": 3, "dropout": 0.5}, (4, 3, 2, 8)).pair()
+    u = torch.randn(4, 3, 2, **DOUBLE)
+    assert not torch.equal(ours(u)[0], ours(u)[0])
+    ours.eval(), theirs.eval()
+    assert torch.equal(ours(u)[0], ours(u)[0])
+    near(ours(u)[0], theirs(u)[0], 1e-13, "eval")
+    with pytest.warns(UserWarning, match="dropout option adds dropout after all but last"):
+        co.nn.GRU(2, 3, dropout=0.5)
+
+
+@pytest.mark.parametrize("name", BOTH)
+@pytest.mark.parametrize("half", [False, True])
+def test_autocast_computes_in_float32(name, half):
+    torch.manual_seed(0)
+    module, shape = BOTH[name][1](3, 5), (4, 2, 3) if name in LAYERS else (2, 3)
+    u = torch.randn(shape).bfloat16()
+    u = (u if half else u.float()).requires_grad_()
+    hx = torch.randn(1, 2, 5)[0 if name in CELLS else slice(None)].requires_grad_()
+    hx = (hx, hx) if "LSTM" in name else hx
+
+    def second(given, states):
+        """Up to a gradient penalty's gradient."""
+        output = tensors(module(given, states))
+        first = torch.autograd.grad(output[0].square().sum(), (given, *module.parameters()), create_graph=True)
+        return output, first, torch.autograd.grad(sum(y.float().square().sum() for y in first), (given, *module.parameters()))
+
+    expected = second(u.detach().float().requires_grad_(), hx)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside = second(u, hx)
+        output = tensors(module(u, hx))
+    outside = torch.autograd.grad(output[0].square().sum(), (u, *module.parameters()), create_graph=True)
+    again = torch.autograd.grad(sum(y.float().square().sum() for y in outside), (u, *module.parameters()))
+    assert {y.dtype for y in output} == {torch.float32}
+    for what, found in {"inside": inside, "outside": (output, outside, again)}.items():
+        for order, ours, theirs in zip(("values", "first", "second"), found, expected, strict=True):
+            for y, true in zip(ours, theirs, strict=True):
+                near(y.float(), true, 2e-2 if half and order != "values" and y is ours[0] else 1e-6, f"{what}: {order}")
+
+
+def test_autocast_around_a_model():
+    torch.manual_seed(0)
+    before, rnn, after = nn.Linear(3, 4), co.nn.GRU(4, 5, num_layers=2), nn.Linear(5, 1)
+    u = torch.randn(6, 2, 3, requires_grad=True)
+    exact = after(rnn(before(u))[0]).sum()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        rounded = after(rnn(before(u))[0])
+    assert rounded.dtype == torch.bfloat16
+    a, b = (torch.autograd.grad(y, u, create_graph=True)[0] for y in (exact, rounded.float().sum()))
+    near(b, a, 0.05, "gradient")
+    a, b = (torch.autograd.grad(y.square().sum(), rnn.weight_hh_l0)[0] for y in (a, b))
+    near(b, a, 0.1, "second derivative")
+
+
+@each
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_gradient_checkpointing(case, reentrant):
+    ours, leaves = case.pair()[1], case.leaves()
+    ours.dropout = 0.3
+    run = lambda *y: tuple(padded_outputs(ours, case, dict(zip(leaves, y, strict=True))).values())
+    every, found = leaves | dict(ours.named_parameters()), []
+    for wrapped in (run, functools.partial(checkpoint, run, use_reentrant=reentrant)):
+        torch.manual_seed(4)
+        values = dict(enumerate(wrapped(*leaves.values())))
+        total = objective({str(n): y for n, y in values.items()})
+        if reentrant:
+            for y in every.values():
+                y.grad = None
+            total.backward()
+            found.append({n: y.grad for n, y in every.items()})
+        else:
+            first = oracles.gradient(total, every, True)
+            v = oracles.directions(every, 1)
+            second = oracles.gradient(oracles.dot(first, v, every), every)
+            found.append({n: y.detach() for n, y in first.items()} | {f"H v {n}": y for n, y in second.items()})
+    all_near(found[1], found[0], 1e-13, f"{reentrant=}")
+
+
+def in_parallel(rank, folder, state, u, y):
+    """One process of test_distributed_data_parallel: half of the batch."""
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=2)
+    model = Small()
+    model.load_state_dict(state)
+    model = nn.parallel.DistributedDataParallel(model)
+    half = slice(rank * 2, rank * 2 + 2)
+    model.module.penalised(model(u[:, half]), y[half]).backward()
+    if rank == 0:
+        torch.save({n: p.grad for n, p in model.module.named_parameters()}, f"{folder}/gradient.pt")
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
+class Small(nn.Module):
+    """A model with a recurrence inside."""
+
+    def __init__(self, cls=None):
+        super().__init__()
+        self.before, self.after = nn.Linear(3, 4, **DOUBLE), nn.Linear(10, 1, **DOUBLE)
+        self.rnn = (cls or co.nn.LSTM)(4, 5, num_layers=2, bidirectional=True, **DOUBLE)
+
+    def forward(self, u):
+        return self.after(self.rnn(self.before(u))[0].mean(0))[:, 0]
+
+    @staticmethod
+    def penalised(found, y):
+        return (found - y).square().mean()
+
+
+def test_distributed_data_parallel(tmp_path):
+    torch.manual_seed(0)
+    model, u, y = Small(), torch.randn(5, 4, 3, **DOUBLE), torch.randn(4, **DOUBLE)
+    start = torch.multiprocessing.get_context("spawn").Process
+    workers = [start(target=in_parallel, args=(rank, str(tmp_path), model.state_dict(), u, y)) for rank in range(2)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(90)
+        if worker.is_alive():
+            worker.kill()
+    assert [worker.exitcode for worker in workers] == [0, 0]
+    model.penalised(model(u), y).backward()
+    found = torch.load(tmp_path / "gradient.pt", weights_only=True)
+    all_near(found, {n: p.grad for n, p in model.named_parameters()}, 1e-12, "gradient")
+
+
+@each
+def test_outputs_can_be_edited_in_place(case):
+    found = []
+    for module in case.pair():
+        leaves = case.leaves()
+        output, last = module(*case.given(leaves))
+        values = named(output.data if isinstance(output, PackedSequence) else output, last)
+        for y in values.values():
+            y += 1
+            torch.nn.functional.relu_(y)
+            y[0] = 0
+        found.append(values | gradients(values, leaves | dict(module.named_parameters())))
+    all_near(found[1], found[0], 1e-12, "edited")
+
+
+@each
+def test_outputs_lie_in_memory_as_torchs(case):
+    found = []
+    for module in case.pair():
+        output, last = module(*case.given(case.leaves()))
+        found.append([(y.stride(), y.is_contiguous()) for y in tensors(named(output.data, last))])
+    assert found[0] == found[1]
+
+
+@each
+@pytest.mark.parametrize("engine", ENGINES)
+def test_edits_between_forward_and_backward_are_noticed(case, engine):
+    """What a derivative reads may not change before it is taken; or else it must not matter."""
+    for name in ("u", "x0", "weight_ih_l0", "weight_hh_l0", "bias_hh_l0", "weight_hr_l0"):
+        ours = case.pair()[1]
+        ours.engine = engine
+        leaves, theta = case.leaves(), dict(ours.named_parameters())
+        if name not in leaves | theta:
+            continue
+        seen = {n: y * 1 for n, y in leaves.items()}
+        values = padded_outputs(ours, case, seen)
+        before = gradients(values, leaves | theta)
+        with torch.no_grad():
+            (seen | theta)[name].add_(1)
+        try:
+            after = gradients(values, leaves | theta)
+        except RuntimeError as error:
+            assert "modified by an inplace operation" in str(error)
+        else:
+            all_near(after, before, 1e-13, f"{name} edited")
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_an_empty_batch(name):
+    more = {"num_layers": 2, "bidirectional": True} if name in LAYERS else {}
+    found = []
+    for cls in BOTH[name]:
+        module = cls(3, 5, **more, **DOUBLE)
+        u = torch.zeros((4, 0, 3) if name in LAYERS else (0, 3), **DOUBLE, requires_grad=True)
+        y = tensors(module(u))
+        sum(v.sum() for v in y).backward()
+        found.append([v.shape for v in y])
+        assert u.grad is not None
+        assert u.grad.shape == u.shape
+        assert all(p.grad is not None and not p.grad.any() for p in module.parameters())
+    assert found[0] == found[1]
+
+
+def test_no_steps_at_all():
+    for name in LAYERS:
+        with pytest.raises(ValueError, match="Expected sequence length to be larger than 0"):
+            BOTH[name][1](3, 5)(torch.zeros(0, 2, 3))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("engine", ENGINES)
+@each
+def test_what_is_not_finite_goes_through_its_own_sample(case, engine, value):
+    found, j = [], 1
+    for module in case.pair():
+        if isinstance(module, co.nn.Layers):
+            module.engine = engine
+        leaves = case.leaves()
+        with torch.no_grad():
+            leaves["u"][0, j, 0] = value
+        values = padded_outputs(module, case, leaves)
+        found.append(values | {"by u": oracles.gradient(objective(values), leaves)["u"]})
+    clean = call_of(case.pair()[1], case)[0]
+    first = case.options.get("batch_first", False)
+    all_near(found[1], found[0], 1e-12, f"{value}")
+    for n, y in found[1].items():
+        axis = 0 if n == "output" and first else 1
+        others = torch.arange(y.shape[axis]) != j
+        rest = y.movedim(axis, 0)[others]
+        assert rest.isfinite().all(), f"{n}: other samples are touched"
+        if n in clean:
+            near(rest, clean[n].movedim(axis, 0)[others], 1e-13, f"{n}: other samples")
+    if value != value:
+        assert found[1]["output"].isnan().any()
+
+
+def test_vmap_is_refused():
+    u, grad, vmap, call = torch.randn(4, 2, 3), torch.func.grad, torch.vmap, torch.func.functional_call
+    for cls, given in ((co.nn.LSTM, u), (co.nn.GRU, u), (co.nn.RNN, u), (co.nn.GRUCell, u[0]), (co.nn.LSTMCell, u[0])):
+        module = cls(3, 5)
+        theta = {n: p.detach() for n, p in module.named_parameters()}
+        value = lambda theta, given, m=module: sum(y.sum() for y in tensors(call(m, theta, (given,))))
+        many = {n: torch.stack([p, p]) for n, p in theta.items()}
+        for f in (
+            lambda given=given, theta=theta, value=value: vmap(value, (None, 0))(theta, torch.stack([given, given])),
+            lambda given=given, many=many, value=value: vmap(value, (0, None))(many, given),
+            lambda given=given, theta=theta, value=value: vmap(grad(value), (None, -2))(theta, given),
+            lambda given=given, m=module: torch.func.jacrev(lambda y: tensors(m(y))[0].sum(-1))(given),
+        ):
+            with pytest.raises(NotImplementedError, match=r"torch\.vmap over a recurrence is not supported"):
+                f()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", BOTH)
+def test_half_precision_weights_are_refused(name, dtype):
+    theirs, ours = BOTH[name]
+    u = torch.zeros((4, 2, 3) if name in LAYERS else (2, 3), dtype=dtype)
+    tries = [lambda: ours(3, 5).to(dtype)(u), lambda: ours(3, 5, dtype=dtype)(u)]
+    tries += [lambda: ours.from_torch(theirs(3, 5, dtype=dtype))] if name in LAYERS else []
+    for attempt in tries:
+        with pytest.raises(NotImplementedError, match=r"the weights are b?float16.*torch\.autocast"):
+            attempt()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("way", ["weight_norm", "orthogonal", "spectral_norm"])
+@pytest.mark.parametrize("name", LAYERS)
+def test_parametrised_weights(name, way, engine):
+    case = Case(name, {}, (4, 3, 2, 3))
+    ours, leaves = case.pair()[1], case.leaves()
+    ours.engine = engine
+    more = {"orthogonal": {"orthogonal_map": "cayley"} if name == "RNN" else {"orthogonal_map": "matrix_exp"}}
+    getattr(torch.nn.utils.parametrizations, way)(ours, "weight_hh_l0", **more.get(way, {}))
+    ours.eval()  # spectral_norm iterates in training
+    found = []
+    every = leaves | dict(ours.named_parameters())
+    assert any("parametrizations" in n for n in every)
+    for run in (padded_outputs(ours, case, leaves), None):
+        W = {n: getattr(ours, n) for n in ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")}
+        values = run or plain(ours, W, leaves, case.lengths)
+        found.append(orders(values, every))
+    for order, bar in {"values": 1e-12, "first": 1e-11, "second": 1e-10}.items():
+        all_near(found[0][order], found[1][order], bar, order)
+
+
+@pytest.mark.parametrize("engine", ["cuda", "triton", "stepwise"])
+@pytest.mark.parametrize("name", LAYERS)
+def test_an_engine_that_cannot_run_here_is_refused(name, engine):
+    with pytest.raises(NotImplementedError, match=f"engine '{engine}' "):
+        LAYERS[name][1](2, 3, engine=engine)
+    with pytest.raises(ValueError, match="unknown engine 'cpp'"):
+        LAYERS[name][1](2, 3, engine="cpp")
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_the_engine_that_runs_is_the_one_that_is_named(name, monkeypatch):
+    calls = []
+    for engine in ("reference", "eager", "cpu"):
+        loaded = importlib.import_module(f"coadjoint.sweeps.{engine}")
+        forward = lambda *a, f=loaded.forward, e=engine: (calls.append(e), f(*a))[1]
+        monkeypatch.setattr(loaded, "forward", forward)
+    for engine in ENGINES:
+        module = LAYERS[name][1](2, 3, engine=engine)
+        assert module.engine == engine
+        assert module.engine.why == "asked for by name"
+        calls.clear()
+        module(torch.zeros(4, 2, 2))
+        assert calls == ([] if engine == "autograd" else [engine])
+    module = LAYERS[name][1](2, 3)
+    assert module.engine in ("cpu", "eager")
+    assert module.engine.why.startswith("the cell is a formula and the data is on cpu")
+    module.engine = "reference"
+    assert (module.engine, module.engine.why) == ("reference", "asked for by name")
+    with pytest.raises(NotImplementedError, match="layer_norm=True is not one"):
+        LAYERS[name][1](2, 3, engine="cpu", layer_norm=True)
+    assert LAYERS[name][1](2, 3, layer_norm=True).engine == "autograd"
+
+
+def test_replace_changes_what_can_be_and_nothing_else():
+    torch.manual_seed(0)
+    model = Small(nn.GRU)
+    u = torch.randn(5, 4, 3, **DOUBLE)
+    model.rnn.weight_ih_l1.requires_grad_(False)
+    model.eval()
+    expected, parameters = model(u), dict(model.named_parameters())
+    assert co.nn.replace(model, engine="eager") is model
+    assert type(model.rnn) is co.nn.GRU
+    assert model.rnn.engine == "eager"
+    assert not model.rnn.training
+    near(model(u), expected, 1e-12, "output")
+    assert {n: p.requires_grad for n, p in model.named_parameters()} == {n: p.requires_grad for n, p in parameters.items()}
+    assert type(co.nn.replace(nn.LSTM(2, 3))) is co.nn.LSTM
+    already = co.nn.RNN(2, 3)
+    assert co.nn.replace(nn.Sequential(already))[0] is already
+
+
+MEASURE = """
+import time, torch
+start = time.perf_counter()
+import coadjoint
+plain = time.perf_counter() - start
+import coadjoint.nn
+print(plain, time.perf_counter() - start)
+"""
+
+
+def test_importing_is_quick():
+    times = []
+    for _ in range(3):
+        done = subprocess.run([sys.executable, "-c", MEASURE], capture_output=True, text=True, check=True)
+        times.append(tuple(map(float, done.stdout.split())))
+    for what, seconds in zip(("coadjoint", "coadjoint.nn"), zip(*times, strict=True), strict=True):
+        assert sorted(seconds)[1] < 0.3, f"import {what} adds {seconds} s to that of torch"
