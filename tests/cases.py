@@ -227,7 +227,7 @@ def penalty(case, data):
 VARIANTS = [
     *(("elman", a) for a in oracles.ACTIVATIONS),
     ("leaky", "tanh"), ("leaky", "softplus"), ("rate", "tanh"), ("rate", "sigmoid"),
-    ("lstm", "tanh"), ("gru", "tanh"), ("odd", "tanh"),
+    ("lstm", "tanh"), ("gru", "tanh"), ("odd", "tanh"), ("peephole", "tanh"),
 ]  # fmt: skip
 CROSS_LOSSES = ("squared", "cross-entropy", "binary-cross-entropy", "absolute", "huber", "user")
 PENALTIES = (*co.penalties.PENALTIES, "tangent", "user", "none")

@@ -332,7 +332,102 @@ def train(setting):
     yield "train", 2, failures, ""
 
 
-GROUPS = {f.__name__: f for f in (sweeps, gradients, large, determinism, recorded, train)}
+# the modules of co.nn
+
+OPTIONS = (
+    {},
+    {"num_layers": 2, "bidirectional": True},
+    {"num_layers": 2, "bidirectional": True, "batch_first": True, "bias": False},
+    {"bidirectional": True, "hidden_size": 130},
+    {"zoneout": 0.3},
+)
+
+
+def module_of(kind, options, dtype, device):
+    torch.manual_seed(0)
+    made = getattr(co.nn, kind)(5, **{"hidden_size": 37, **options}, dtype=F64)
+    return made.to(dtype).to(device).eval()
+
+
+def packed_of(u, batch_first):
+    return torch.nn.utils.rnn.pack_padded_sequence(u, [3, 9, 7, 9], batch_first, enforce_sorted=False)
+
+
+def answers(module, u, packed):
+    """Outputs, first and second derivatives, and a penalised gradient."""
+    u, mine = u.detach().requires_grad_(), list(module.parameters())
+    fed = packed_of(u, module.batch_first) if packed else u
+    first, last = module(fed)
+    out = first.data if packed else first
+    last = last if isinstance(last, tuple) else (last,)
+    value = out.square().sum() + sum(y.sin().sum() for y in last)
+    by = torch.autograd.grad(value, [u, *mine], create_graph=True)
+    again = torch.autograd.grad(by[0].square().sum() + by[2].square().sum(), [u, *mine])
+    with co.record(module) as tape:
+        last = module(packed_of(u, module.batch_first) if packed else u)[1]
+        loss = (last[0] if isinstance(last, tuple) else last).square().sum((0, 2))
+    penalised = torch.autograd.grad((loss + 0.1 * tape.penalty("log-ratio", loss)).mean(), [u, *mine])
+    return [y.detach().cpu().double() for y in (out, *by, *again, *penalised)]
+
+
+def replayed(kind, device):
+    """Training steps by recordings and without them: equal bits, whatever the order of calls."""
+    one = module_of(kind, {"num_layers": 2, "bidirectional": True}, F32, device)
+    other = copy.deepcopy(one)
+    other._replays.twice = True  # never recorded
+    found = []
+    for i in range(6):
+        u = torch.randn(20, 8, 5, generator=torch.Generator().manual_seed(i)).to(device).requires_grad_()
+        both = []
+        for module in (one, other):
+            out = module(u)[0]
+            value = out.square().sum() if i % 2 else out[-1].sin().sum()
+            twice = torch.autograd.grad(value, u, retain_graph=True)
+            if i == 5:  # another call before the backward
+                value = value + module(2 * u)[0].sum()
+            gradient = torch.autograd.grad(value, [u, *module.parameters()])
+            with torch.no_grad():
+                both.append([out.clone(), *twice, *gradient, module(u)[0]])
+                for p, g in zip(module.parameters(), gradient[1:], strict=True):
+                    p -= 0.01 * g
+        if not all(torch.equal(y, z) for y, z in zip(*both, strict=True)):
+            found.append(f"{kind}: call {i} differs from one that was not recorded")
+    kinds = [type(k).__name__ for k in one._replays.calls.values()]
+    if device == "cuda" and kinds.count("Replay") != 2:  # with gradients, and without
+        found.append(f"{kind}: {kinds} instead of recordings: {one._replays.refusal}")
+    return found
+
+
+def compiled(kind, device):
+    module = module_of(kind, {"num_layers": 2, "bidirectional": True}, F32, device)
+    u = torch.randn(9, 4, 5, device=device, requires_grad=True)
+    take = lambda f: torch.autograd.grad(f(u)[0].square().sum(), [u, *module.parameters()])
+    pairs = zip(take(module), take(torch.compile(module, fullgraph=True, backend="aot_eager")), strict=True)
+    return [f"{kind}: compiled gradients differ"] if any((y - z).norm() > 1e-5 * y.norm() for y, z in pairs) else []
+
+
+def modules(setting):
+    failures, count = [], 0
+    for kind in ("RNN", "LSTM", "GRU"):
+        for options in (*OPTIONS, *([{"proj_size": 11}, {"peephole": True}] if kind == "LSTM" else [])):
+            shape = (4, 9, 5) if options.get("batch_first") else (9, 4, 5)
+            u = torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=F64)
+            for packed in (False, True):
+                truth = answers(module_of(kind, options, F64, "cpu"), u, packed)
+                for dtype in (F32, F64):
+                    found = answers(
+                        module_of(kind, options, dtype, setting.device), u.to(dtype).to(setting.device), packed
+                    )
+                    worst = max(((y - z).norm() / z.norm()).item() for y, z in zip(found, truth, strict=True))
+                    count += 1
+                    if not worst < BARS[dtype]:
+                        failures.append(f"{kind} {options} packed={packed} {dtype}: {worst:.1e}")
+    yield "answers", count, failures, ""
+    yield "replayed", 3, [line for kind in ("RNN", "LSTM", "GRU") for line in replayed(kind, setting.device)], ""
+    yield "compiled", 3, [line for kind in ("RNN", "LSTM", "GRU") for line in compiled(kind, setting.device)], ""
+
+
+GROUPS = {f.__name__: f for f in (sweeps, gradients, large, determinism, recorded, modules, train)}
 
 
 def main():

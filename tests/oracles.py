@@ -45,6 +45,13 @@ def lstm(z, v, x, p, sigma):
     return torch.cat([sigmoid(o) * torch.tanh(c), c])
 
 
+def peephole(z, v, x, p, sigma):
+    c = x.chunk(2)[1]
+    i, f, g, o = (z + v).chunk(4)
+    new = sigmoid(f + p["pf"] * c) * c + sigmoid(i + p["pi"] * c) * torch.tanh(g)
+    return torch.cat([sigmoid(o + p["po"] * new) * torch.tanh(new), new])
+
+
 def gru(z, v, x, p, sigma):
     (zr, zu, zn), (vr, vu, vn) = z.chunk(3), v.chunk(3)
     keep = sigmoid(zu + vu)
@@ -77,6 +84,7 @@ CELLS = {  # name: step, read, slots, gates, reads, parameters
     "rate": (rate, lambda x, s: s(x), 1, 1, 1, ("tau",)),
     "lstm": (lstm, lambda x, s: x.chunk(2)[0], 2, 4, 1, ()),
     "gru": (gru, lambda x, s: x, 1, 3, 1, ("b_n",)),
+    "peephole": (peephole, lambda x, s: x.chunk(2)[0], 2, 4, 1, ("pi", "pf", "po")),
     "odd": (odd, lambda x, s: x, 2, 2, 2, ("kappa",)),
     "diagonal": (diagonal, None, 1, 1, 0, ("w",)),
     "pair": (pair, pair_read, 2, 1, 2, ("k",)),

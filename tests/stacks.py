@@ -26,7 +26,7 @@ def normalised(y):
 class Direction(oracles.Sample):
     """The steps of one layer in one direction, x: t = 0..T; inputs u in the order of its own time."""
 
-    def __init__(self, module, w, suffix, u, start, noise, frozen=False):
+    def __init__(self, module, w, suffix, u, start, noise):
         self.mode, self.d, self.suffix = module.mode, module.hidden_size, suffix
         self.case = SimpleNamespace(H=module.hidden_size, switch=1e-5)
         self.w = lambda name: w.get(name + suffix)
@@ -36,20 +36,24 @@ class Direction(oracles.Sample):
         self.h_0 = start[0] if start else u[0].new_zeros(len(self.w("weight_hr")) if self.projected else self.d)
         first = torch.zeros_like(self.h_0[:1]).expand(self.d) if self.projected else self.h_0
         rest = list(start[1:]) or [u[0].new_zeros(self.d)] * (slots - 1)
-        self.x = [torch.cat([first, *rest])]
+        x_0 = torch.cat([first, *rest])
+        self.x = [x_0 if x_0.requires_grad else x_0.requires_grad_()]
         for t in range(self.T):
-            self.x.append(self.step(t, self.x[t], self.w))
+            self.x.append(self.finish(t, self.x[t], self.said(t, self.x[t])))
 
-    def h(self, t, x, w):
-        """What the network reads of a state."""
+    def h(self, t, x):
+        """What is shown of a state."""
         if not self.projected:
             return x[: self.d]
-        return w("weight_hr") @ x[: self.d] + (self.h_0 if t == 0 else 0)
+        return self.w("weight_hr") @ x[: self.d] + (self.h_0 if t == 0 else 0)
 
-    def step(self, t, x, w):
-        d, h, u = self.d, self.h(t, x, w), self.u[t]
-        r = h * self.noise["m"] if "m" in self.noise else h
-        a, b = w("weight_ih") @ u, w("weight_hh") @ r
+    def said(self, t, x):
+        """W_hh h"""
+        return self.w("weight_hh") @ (self.h(t, x) * self.noise.get("m", 1.0))
+
+    def finish(self, t, x, b):
+        """x_{t+1} from x_t and b = W_hh h"""
+        d, w, a = self.d, self.w, self.w("weight_ih") @ self.u[t]
         if w("gain_ih") is not None:
             parts = [2 * d, d] if self.mode == "GRU" else [len(a)]
             a, b = (
@@ -58,25 +62,24 @@ class Direction(oracles.Sample):
             )
         if w("bias_ih") is not None:
             a, b = a + w("bias_ih"), b + w("bias_hh")
-        new = getattr(self, self.mode)(a, b, x, w)
+        new = getattr(self, self.mode)(a, b, x)
         if "k" in self.noise:
             new = [k[t] * old + (1 - k[t]) * y for k, old, y in zip(self.noise["k"], x.split(d), new, strict=True)]
         return torch.cat(new)
 
-    def RNN_TANH(self, a, b, x, w):
+    def RNN_TANH(self, a, b, x):
         return [torch.tanh(a + b)]
 
-    def RNN_RELU(self, a, b, x, w):
+    def RNN_RELU(self, a, b, x):
         return [(a + b) * (a + b > 0)]
 
-    def GRU(self, a, b, x, w):
+    def GRU(self, a, b, x):
         (ar, az, an), (br, bz, bn) = a.chunk(3), b.chunk(3)
         z = sigmoid(az + bz)
         return [(1 - z) * torch.tanh(an + sigmoid(ar + br) * bn) + z * x]
 
-    def LSTM(self, a, b, x, w):
-        i, f, g, o = (a + b).chunk(4)
-        c = x[self.d :]
+    def LSTM(self, a, b, x):
+        (i, f, g, o), c, w = (a + b).chunk(4), x[self.d :], self.w
         if w("weight_pi") is not None:
             i, f = i + w("weight_pi") * c, f + w("weight_pf") * c
         c = sigmoid(f) * c + sigmoid(i) * torch.tanh(g)
@@ -87,12 +90,11 @@ class Direction(oracles.Sample):
 
     def back_by_W(self, t):
         """J_t' lam_t where nothing but W (and a projection, which is a part of it) is a variable."""
-        weights = ("weight_hh", "weight_hr")
-        w = lambda n: self.w(n) if n in weights or self.w(n) is None else self.w(n).detach()
-        frozen = object.__new__(Direction)
-        frozen.__dict__ = self.__dict__ | {"u": [u.detach() for u in self.u], "h_0": self.h_0.detach()}
-        x = self.x[t - 1].detach().requires_grad_()
-        return torch.autograd.grad(frozen.step(t - 1, x, w), x, self.lam[t].detach(), create_graph=True)[0]
+        x, b = (y.detach().requires_grad_() for y in (self.x[t - 1], self.said(t - 1, self.x[t - 1])))
+        lam = self.lam[t].detach()
+        delta, of_x = torch.autograd.grad(self.finish(t - 1, x, b), [b, x], lam, allow_unused=True)
+        through = torch.autograd.grad(self.said(t - 1, x), x, delta, create_graph=True)[0]
+        return through if of_x is None else through + of_x
 
 
 class Stack:
@@ -108,7 +110,7 @@ class Stack:
                 own = u.flip(0) if direction else u
                 run = Direction(module, w, suffix, own, here, (noise or {}).get((layer, direction), {}))
                 self.directions[layer, direction] = run
-                h = torch.stack([run.h(t + 1, x, run.w) for t, x in enumerate(run.x[1:])])
+                h = torch.stack([run.h(t + 1, x) for t, x in enumerate(run.x[1:])])
                 heads.append(h.flip(0) if direction else h)
                 h_n.append(h[-1])
                 c_n.append(run.x[-1][run.d :])
@@ -144,7 +146,7 @@ class Truth:
             for j in range(B)
         ]
         self.loss = torch.stack([LOSSES[loss](s.output, s.h_n, s.c_n) for s in self.stacks])
-        self.at = [at for at in self.stacks[0].directions]
+        self.at = list(self.stacks[0].directions)
         for s, value in zip(self.stacks, self.loss, strict=True):
             runs = list(s.directions.values())
             nodes = [x for run in runs for x in run.x]
@@ -198,9 +200,7 @@ class Truth:
             each = [oracles.omega_published([s.directions[at] for s in self.stacks]) for at in self.at]
             return (sum(each) / len(each)).expand(len(self.u))
         value = oracles.PENALTIES[name]
-        return torch.stack(
-            [sum(value(run) for run in s.directions.values()) / len(s.directions) for s in self.stacks]
-        )
+        return torch.stack([sum(value(run) for run in s.directions.values()) / len(s.directions) for s in self.stacks])
 
     @property
     def leaves(self):
@@ -244,5 +244,8 @@ def loss_of(name, outputs, h_n, c_n):
 
 def apart(found, expected, floor=0.0):
     """The largest difference, relative to the largest entry of each last axis."""
+    assert found.shape == expected.shape
+    if not expected.numel():
+        return 0.0
     top = expected.detach().abs().amax(-1, keepdim=True).clamp_min(max(floor, 1e-300))
-    return ((found.detach() - expected.detach()).abs() / top).max().item() if expected.numel() else 0.0
+    return ((found.detach() - expected.detach()).abs() / top).max().item()

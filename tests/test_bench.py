@@ -72,6 +72,43 @@ def test_a_peer_computes_our_gradient(cell, peer):
     assert bench.apart(ours["plain"](), ours["penalised"]()) > 1e-2
 
 
+@pytest.mark.parametrize("name", bench.FORMULAS)
+def test_a_module_and_torch_s_have_one_gradient(name):
+    stack = bench.Stack(name, (7, 3, 5), "cpu")
+    ours, theirs = stack.contenders(bench.OURS)[bench.OURS], stack.contenders("torch")["torch.nn"]
+    for kind in stack.kinds:
+        found = theirs[kind]()
+        assert set(found) == {"u", *dict(stack.theirs.named_parameters())}
+        assert bench.apart(ours[kind](), found) < 1e-4
+    assert bench.apart(ours["plain"](), ours["double"]()) > 1e-2
+    assert stack.contenders("jax") == {}
+
+
+@pytest.mark.parametrize("kind", ["plain", "double"])
+@pytest.mark.parametrize("name", bench.FORMULAS)
+def test_flops_of_a_module_are_those_torch_counts(name, kind):
+    """Of torch's own products as they go by, but for the sums over few inputs, which are left out."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils.flop_counter import flop_registry
+
+    class Counter(TorchDispatchMode):
+        total = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            out = func(*args, **(kwargs or {}))
+            if func.overloadpacket in flop_registry:
+                self.total += flop_registry[func.overloadpacket](*args, **(kwargs or {}), out_val=out)
+            return out
+
+    size = (4, 8, 64)
+    stack = bench.Stack(name, size, "cpu")
+    stack.theirs.double()
+    stack.u = stack.u.detach().double().requires_grad_()
+    with Counter() as counter:
+        stack.contenders("torch")["torch.nn"][kind]()
+    assert bench.flops(name, size, kind) == pytest.approx(counter.total, rel=0.12)
+
+
 @pytest.mark.skipif(not JAX, reason="jax is not installed")
 def test_the_faster_scan_competes(monkeypatch):
     """Both are tried, both are right, and the faster one is taken."""

@@ -1,8 +1,12 @@
 """Benchmark: the time of one training gradient, ours and the peers', and its share of what the machine can do.
 
-    the gradient   cross-entropy at the last step, 6 inputs, 4 classes, float32; plain, or penalised by the log-ratio
-    ours           BPTT and Penalised through the public names, on the engine that "auto" picks
-    torch          torch.nn.RNN, LSTM, GRU (plain); on a GPU that is cuDNN, with tf32 and without
+    the gradient   of a network, elman, lstm or gru: cross-entropy at the last step, 6 inputs, 4 classes, float32; plain, or
+                   penalised by the log-ratio
+                   of a module, nn.RNN, nn.LSTM or nn.GRU: 2 layers, bidirectional, the sum of the squared outputs; plain, or
+                   double: of the squared gradient by the inputs
+    ours           BPTT, Penalised and co.nn through the public names, on the engine that "auto" picks
+    torch          torch.nn.RNN, LSTM, GRU; on a GPU that is cuDNN, with tf32 and without, which has no double gradient: that
+                   is torch.nn's without cuDNN
     autograd       a Python loop of torch's fused cells, differentiated twice (penalised)
     jax            a compiled scan, its gradient (plain) and the gradient of its gradient (penalised)
 
@@ -13,6 +17,7 @@ compared before anything is timed. Contenders take turns, so that a busy machine
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import json
 import os
@@ -33,6 +38,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from . import __version__, cells, files, sweeps
+from . import nn as modules
 from .batch import Batch
 from .errors import InputError, MissingError, StorageError, choose
 from .gradients import BPTT, Penalised
@@ -46,7 +52,9 @@ Tick = Callable[[float, int, str | None], None]  # rows done, of how many, what 
 INPUTS, OUTPUTS, RHO = 6, 4, 1.0
 OURS = "ours"
 METHODS = {"plain": BPTT(), "penalised": Penalised("log-ratio", RHO)}
-PRODUCTS = {"plain": (2, 1), "penalised": (4, 2)}  # sweeps and weight products of one gradient
+PRODUCTS = {"plain": (2, 1), "penalised": (4, 2), "double": (4, 2)}  # sweeps and weight products of one gradient
+PRODUCTS["plain tf32"] = PRODUCTS["plain"]
+LAYERS, DIRECTIONS = 2, 2  # of a module
 SIZES: dict[str, tuple[Size, ...]] = {
     "cpu": ((100, 20, 50), (200, 64, 128), (200, 64, 512)),
     "cuda": ((200, 64, 128), (200, 64, 256), (784, 128, 128), (200, 64, 512), (200, 64, 1024)),
@@ -71,6 +79,8 @@ SAME = 0.05  # gradients further apart than this, tf32 or not, are of different 
 class Problem:
     """One cell at one size on one device: our network, the same weights in torch's module, a batch."""
 
+    kinds: tuple[str, ...] = ("plain", "penalised")
+
     def __init__(self, cell: str, size: Size, device: str) -> None:
         self.cell, self.size, self.device = cell, size, device
         T, B, d = size
@@ -86,6 +96,13 @@ class Problem:
         self.u = torch.randn(T, B, INPUTS, generator=draw).to(device)
         self.y = torch.randint(0, OUTPUTS, (B,), generator=draw).to(device)
         self.n = len(formula.slots) * d
+
+    @property
+    def engine(self) -> str:
+        return str(self.net.engine)
+
+    def contenders(self, peer: str) -> dict[str, dict[str, Run]]:
+        return {OURS: ours, **PEERS}[peer](self)
 
     @functools.cached_property
     def weights(self) -> dict[str, Tensor]:
@@ -215,6 +232,75 @@ PEERS: dict[str, Callable[[Problem], dict[str, dict[str, Run]]]] = {
 }
 
 
+class Stack:
+    """A module at one size on one device: ours, and torch's with the same weights. On a GPU cuDNN may round to tf32, by
+    default, and torch.mm, of which ours are made, may not: both are measured both ways."""
+
+    def __init__(self, name: str, size: Size, device: str) -> None:
+        T, B, d = size
+        draw = torch.Generator().manual_seed(0)
+        self.device, self.u = device, torch.randn(T, B, INPUTS, generator=draw).to(device).requires_grad_()
+        make = getattr(nn, name.removeprefix("nn."))
+        self.theirs = make(INPUTS, d, num_layers=LAYERS, bidirectional=DIRECTIONS == 2, device=device)
+        self.ours = getattr(modules, make.__name__).from_torch(self.theirs)
+        self.kinds = ("plain", "double") if device == "cpu" else ("plain", "plain tf32", "double")
+
+    @property
+    def engine(self) -> str:
+        return str(self.ours.engine)
+
+    def plain(self, module: nn.Module) -> dict[str, Tensor]:
+        return self.gradient(module, module(self.u)[0].square().sum())
+
+    def double(self, module: nn.Module) -> dict[str, Tensor]:
+        by_u = torch.autograd.grad(module(self.u)[0].square().sum(), self.u, create_graph=True)[0]
+        return self.gradient(module, by_u.square().sum())
+
+    def gradient(self, module: nn.Module, value: Tensor) -> dict[str, Tensor]:
+        named = {"u": self.u, **dict(module.named_parameters())}
+        return dict(zip(named, torch.autograd.grad(value, list(named.values()), allow_unused=True), strict=True))
+
+    def unfused(self) -> dict[str, Tensor]:
+        """cuDNN and oneDNN have no second derivative."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # oneDNN's switch speaks of other processors
+            with torch.backends.cudnn.flags(enabled=False), torch.backends.mkldnn.flags(enabled=False):
+                return self.double(self.theirs)
+
+    def rounded(self, module: nn.Module) -> dict[str, Tensor]:
+        with tf32(True):
+            return self.plain(module)
+
+    def contenders(self, peer: str) -> dict[str, dict[str, Run]]:
+        on_gpu = self.device == "cuda"
+        if peer == OURS:
+            ours, rounded, twice = (
+                self.ours,
+                copy.deepcopy(self.ours),
+                copy.deepcopy(self.ours),
+            )  # each is recorded apart
+            found: dict[str, Run] = {"plain": lambda: self.plain(ours), "double": lambda: self.double(twice)}
+            return {OURS: found | ({"plain tf32": lambda: self.rounded(rounded)} if on_gpu else {})}
+        if peer != "torch":
+            return {}
+        plain: Run = lambda: self.plain(self.theirs)
+        if not on_gpu:
+            return {"torch.nn": {"plain": plain, "double": self.unfused}}
+        less: Run = lambda: self.rounded(self.theirs)
+        return {
+            "cuDNN tf32": {"plain": less, "plain tf32": less},
+            "cuDNN": {"plain": plain},
+            "torch.nn without cuDNN": {"double": self.unfused},
+        }
+
+
+SUBJECTS: dict[str, type[Problem] | type[Stack]] = {
+    **dict.fromkeys(MODULES, Problem),
+    **dict.fromkeys(("nn.RNN", "nn.LSTM", "nn.GRU"), Stack),
+}
+FORMULAS = {"nn.RNN": "elman", "nn.LSTM": "lstm", "nn.GRU": "gru"}
+
+
 def load_jax(device: str) -> Any:
     """JAX for one device: on a CPU with one thread (these words count before its first import), on a GPU without taking
     all memory."""
@@ -334,19 +420,28 @@ def bandwidth(entries: int, device: str) -> float:
     return 2e-6 * y.nbytes / best(lambda: y.add_(1.0), device)
 
 
+def layers(cell: str, size: Size) -> list[int]:
+    """The inputs of each sweep's layer that are as many as units, or none where they are few."""
+    d = size[2]
+    return [width for width in (0, DIRECTIONS * d)[:LAYERS] for _ in range(DIRECTIONS)] if cell in FORMULAS else [0]
+
+
 def flops(cell: str, size: Size, kind: str) -> float:
-    """What a gradient must multiply and add: every sweep and every weight product is T B rows times W, [g d, d]."""
-    (T, B, d), g = size, len(cells.named(cell).gates)
-    return sum(PRODUCTS[kind]) * 2.0 * T * B * g * d * d
+    """What a gradient must multiply and add: every sweep and every weight product is T B rows times W, [g d, d], and as
+    many products with the input weights of a layer that reads another."""
+    (T, B, d), g = size, len(cells.named(FORMULAS.get(cell, cell)).gates)
+    return sum(sum(PRODUCTS[kind]) * 2.0 * T * B * g * d * (d + inputs) for inputs in layers(cell, size))
 
 
 def traffic(cell: str, size: Size, kind: str) -> float:
     """Bytes a gradient must move at the least: a sweep reads one array of gates and writes one of states, or the other
-    way round; a weight product reads one of each."""
-    (T, B, d), formula = size, cells.named(cell)
+    way round; a weight product reads one of each; a product with input weights has both."""
+    (T, B, d), formula = size, cells.named(FORMULAS.get(cell, cell))
     sweep, product = len(formula.gates) + len(formula.slots), len(formula.gates) + 1
     count = PRODUCTS[kind]
-    return 4.0 * T * B * d * (count[0] * sweep + count[1] * product)
+    own = d * (count[0] * sweep + count[1] * product)
+    read = [sum(count) * (inputs + len(formula.gates) * d) if inputs else 0 for inputs in layers(cell, size)]
+    return 4.0 * T * B * sum(own + more for more in read)
 
 
 @dataclass(frozen=True)
@@ -372,15 +467,20 @@ class Row:
         theirs = self.ms[kind].get(peer)
         return None if theirs is None else theirs / self.ms[kind][OURS]
 
+    @property
+    def other(self) -> str:
+        """The gradient that is not plain: "penalised" or "double"."""
+        return list(self.ms)[-1]
+
     def to_plain(self, peer: str) -> float | None:
-        """The peer's plain gradient by our penalised one."""
+        """The peer's plain gradient by our other one."""
         theirs = self.ms["plain"].get(peer)
-        return None if theirs is None else theirs / self.ms["penalised"][OURS]
+        return None if theirs is None else theirs / self.ms[self.other][OURS]
 
     @property
     def cost(self) -> float:
-        """A penalised gradient in plain ones."""
-        return self.ms["penalised"][OURS] / self.ms["plain"][OURS]
+        """The other gradient in plain ones."""
+        return self.ms[self.other][OURS] / self.ms["plain"][OURS]
 
     def share(self, kind: str) -> float:
         """The time of the products alone, by our time."""
@@ -391,7 +491,7 @@ class Row:
 
     def step(self, kind: str) -> float:
         """Microseconds of one step of one sweep."""
-        return 1e3 * self.ms[kind][OURS] / (PRODUCTS[kind][0] * self.size[0])
+        return 1e3 * self.ms[kind][OURS] / (PRODUCTS[kind][0] * self.size[0] * len(layers(self.cell, self.size)))
 
     def strange(self) -> list[str]:
         """Peers that failed, or whose gradient is not ours, in words."""
@@ -404,9 +504,9 @@ class Row:
         T, B, d = self.size
         return {
             "cell": self.cell, "T": T, "B": B, "d": d, "engine": self.engine,
-            "penalised in plain gradients": self.cost,
+            f"{self.other} in plain gradients": self.cost,
             "ours is faster by": {k: {q: r for q in self.peers if (r := self.ratio(k, q))} for k in self.ms},
-            "ours penalised is faster than plain by": {q: r for q in self.peers if (r := self.to_plain(q))},
+            f"ours {self.other} is faster than plain by": {q: r for q in self.peers if (r := self.to_plain(q))},
             "ms": self.ms,
             "gradients differ by": {k: {q: finite(v) for q, v in found.items()} for k, found in self.differs.items()},
             "failed": self.failed, "GEMM GFLOP/s": self.rate,
@@ -426,11 +526,11 @@ def finite(value: float) -> float | None:
 
 def measure(cell: str, size: Size, options: Options, found: Mapping[str, float], tick: Callable[[float], None]) -> Row:
     """Compare gradients, then time everyone."""
-    device, problem = options.device, Problem(cell, size, options.device)
-    contenders, failed = ours(problem), {}
+    device, problem = options.device, SUBJECTS[cell](cell, size, options.device)
+    contenders, failed = problem.contenders(OURS), {}
     for peer in options.peers:
         try:
-            contenders |= PEERS[peer](problem)
+            contenders |= problem.contenders(peer)
         except RuntimeError as error:  # out of memory, say: that peer has no figure here
             failed[peer] = first_line(error)
     runs = {(kind, name): run for name, kinds in contenders.items() for kind, run in kinds.items()}
@@ -442,8 +542,8 @@ def measure(cell: str, size: Size, options: Options, found: Mapping[str, float],
             if name == OURS:
                 raise
             failed[f"{kind} {name}"] = first_line(error)
-    ms: dict[str, dict[str, float]] = {kind: {} for kind in METHODS}
-    differs: dict[str, dict[str, float]] = {kind: {} for kind in METHODS}
+    ms: dict[str, dict[str, float]] = {kind: {} for kind in problem.kinds}
+    differs: dict[str, dict[str, float]] = {kind: {} for kind in problem.kinds}
     for (kind, name), gradient in gradients.items():
         if name != OURS:
             differs[kind][name] = apart(gradients[kind, OURS], gradient)
@@ -451,10 +551,10 @@ def measure(cell: str, size: Size, options: Options, found: Mapping[str, float],
     del gradients
     for (kind, name), times in interleaved(runs, options.repeat, device, tick).items():
         ms[kind][name] = statistics.median(times)
-    (_, B, d), gates = size, len(cells.named(cell).gates)
+    (_, B, d), gates = size, len(cells.named(FORMULAS.get(cell, cell)).gates)
     rate = gemm(B, d, gates * d, device) if device == "cpu" else found["GEMM GFLOP/s"]
     peers = tuple(name for name in contenders if name != OURS)
-    return Row(cell, size, str(problem.net.engine), peers, ms, differs, failed, rate, found["memory GB/s"])
+    return Row(cell, size, problem.engine, peers, ms, differs, failed, rate, found["memory GB/s"])
 
 
 @dataclass(frozen=True)
@@ -462,7 +562,7 @@ class Options:
     """What to measure. `sizes` (): the device's own; `threads` of a CPU."""
 
     device: str = "cpu"
-    cells: tuple[str, ...] = tuple(MODULES)
+    cells: tuple[str, ...] = tuple(SUBJECTS)
     sizes: tuple[Size, ...] = ()
     peers: tuple[str, ...] = tuple(PEERS)
     repeat: int = 9
@@ -470,11 +570,11 @@ class Options:
 
     def __post_init__(self) -> None:
         choose("device", self.device, SIZES)
-        for kind, names, known in (("cell", self.cells, MODULES), ("peer", self.peers, PEERS)):
+        for kind, names, known in (("cell", self.cells, SUBJECTS), ("peer", self.peers, PEERS)):
             for name in names:
                 choose(kind, name, known)
         if not self.cells:
-            raise InputError(f"no cell to measure; name some of {', '.join(MODULES)}.")
+            raise InputError(f"no cell to measure; name some of {', '.join(SUBJECTS)}.")
         if not self.sizes:
             object.__setattr__(self, "sizes", SIZES[self.device])
         if self.repeat < 1:
@@ -573,9 +673,9 @@ class Result:
             "T, B, d": lambda row, kind: ", ".join(map(str, row.size)),
             "gradient": lambda row, kind: kind,
             **{f"vs {peer}": versus(peer) for peer in peers},
-            "costs": lambda row, kind: f"{row.cost:.2f} plain" if kind == "penalised" else "",
+            "costs": lambda row, kind: f"{row.cost:.2f} plain" if kind == row.other else "",
             **{f"ms {name}": times(name) for name in (OURS, *peers)},
-            "of GEMM": lambda row, kind: f"{row.share(kind):.0%}",
+            "of GEMM": lambda row, kind: f"{row.share(kind):.0%}" if "tf32" not in kind else "",
         }
         if self.options.device == "cuda":
             columns["of memory"] = lambda row, kind: f"{row.memory_share(kind):.0%}"
@@ -588,13 +688,17 @@ class Result:
         """What the columns say, and what was left out."""
         gpu = self.options.device == "cuda"
         notes = [
-            "vs: the peer's time by ours, above 1x ours is faster; * against the peer's plain gradient, for it has no penalised one. "
-            "costs: our penalised gradient in plain ones (arithmetic says 2).",
-            "of GEMM: the products a gradient must do (plain: 2 sweeps and 1 weight product; penalised: 4 and 2), at the rate of "
+            "vs: the peer's time by ours, above 1x ours is faster; * against the peer's plain gradient, for it has no other. "
+            "costs: our penalised or double gradient in plain ones (arithmetic says 2).",
+            "of GEMM: the products a gradient must do (plain: 2 sweeps and 1 weight product; penalised and double: 4 and 2; as many with the input weights of a second layer), at the rate of "
             + ("a large float32 torch.mm" if gpu else "torch.mm on [B, d] x [d, g d]")
             + f", by our time. {MORE[self.options.device]}",
             "differs: the largest relative difference between our gradient and a peer's.",
         ]
+        if gpu and any(row.cell in FORMULAS for row in self.rows):
+            notes.append(
+                "plain tf32: the products of both rounded to tf32, ours by torch.set_float32_matmul_precision('high')."
+            )
         if gpu and "jax" in self.options.peers and "jax" not in self.missing:
             notes.append("JAX multiplies at its default precision: tf32, where a GPU has it.")
         if "jax" in self.options.peers and "jax" not in self.missing:
@@ -637,7 +741,7 @@ def figure(ms: float | None) -> str:
 def against(row: Row, kind: str, peer: str) -> str:
     """The ratio to the peer's gradient of that kind; with a star, to its plain one, where it has no other."""
     ratio, star = row.ratio(kind, peer), ""
-    if ratio is None and kind == "penalised":
+    if ratio is None and kind == row.other:
         ratio, star = row.to_plain(peer), "*"
     return "" if ratio is None else f"{ratio:.2f}x{star}"
 
@@ -727,7 +831,7 @@ def explain(devices: Sequence[str], names: Sequence[str], sizes: Sequence[Size] 
     """Which engine "auto" picks for each cell on each device, why, and how it would be launched; nothing is timed."""
     lines = []
     for name in names:
-        choose("cell", name, MODULES)
+        choose("cell", name, SUBJECTS)
     for device in devices:
         choose("device", device, SIZES)
         if device == "cuda" and not torch.cuda.is_available():
@@ -739,7 +843,7 @@ def explain(devices: Sequence[str], names: Sequence[str], sizes: Sequence[Size] 
         )
         lines.append(f"{device}: " + ", ".join(f"{key} {about.get(key, 'not found')}" for key in keys))
         for name in names:
-            cell = cells.named(name)
+            cell = cells.named(FORMULAS.get(name, name))
             choice = sweeps.resolve("auto", cell, device)
             lines.append(f"  {name}: engine '{choice}': {choice.why}")
             geometry: Any = getattr(sweeps.load(choice), "explain", None)

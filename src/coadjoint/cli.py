@@ -488,7 +488,7 @@ def demo(
 @app.command()
 def bench(
     device: Optional[str] = typer.Option(None, "--device", help="cpu (default) or cuda"),
-    cells: Optional[str] = typer.Option(None, "--cells", help="elman,lstm,gru"),
+    cells: Optional[str] = typer.Option(None, "--cells", help="elman,lstm,gru,nn.RNN,nn.LSTM,nn.GRU"),
     sizes: Optional[str] = typer.Option(None, "--sizes", help="steps x samples x units: 100x20x50,200x64x128"),
     peers: Optional[str] = typer.Option(None, "--peers", help="torch,autograd,jax; or none"),
     repeat: Optional[int] = typer.Option(None, "--repeat", help="rounds; the median counts"),
@@ -501,7 +501,7 @@ def bench(
     write: Optional[Path] = typer.Option(None, "--write", help="put the table into this page, in the device's section"),
     quiet: bool = typer.Option(False, "--quiet", "-q", help="the results alone, no lines on the way"),
 ) -> None:
-    """Time a plain and a penalised gradient against torch.nn, autograd and JAX, and against what this machine can do.
+    """Time plain, penalised and double gradients against torch.nn, autograd and JAX, and against what this machine can do.
 
     \b
     coadjoint bench

@@ -6,7 +6,6 @@ stands inside the reset. A projected state h = W_hr m is read by W_hh W_hr, so t
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -24,7 +23,7 @@ from .errors import InputError, KindError, Unsupported, choose
 from .graphs import Replays
 from .initialisers import identity_, orthogonal_
 from .network import DTYPES, Layout, formula_step
-from .sweeps import Choice, Plan, Rows, Stepped, Swept, opaque
+from .sweeps import Choice, Plan, Rows, Stepped, Swept, derivatives, opaque
 from .sweeps.derivatives import affine
 from .sweeps.pointwise import no_vmap
 from .sweeps.rows import equal
@@ -40,13 +39,18 @@ HALF = (
 )
 
 
-@functools.cache
 def formula(mode: str, peephole: bool = False, dropout: bool = False, zoneout: bool = False) -> tuple[Cell, str]:
     """The cell of a module, and its name in compiled programs."""
-    base = cells.peephole if peephole else FORMULAS[mode]
-    cell = cells.noisy(base, dropout, zoneout) if dropout or zoneout else base
     name = mode + " peephole" * peephole + " dropout" * dropout + " zoneout" * zoneout
-    return opaque.KNOWN.setdefault(name, cell), name
+    if name not in opaque.KNOWN:
+        base = cells.peephole if peephole else FORMULAS[mode]
+        opaque.KNOWN[name] = cells.noisy(base, dropout, zoneout) if dropout or zoneout else base
+        _ = opaque.KNOWN[name].side  # before torch.compile looks on: it does not enter the lock of a cached property
+    return opaque.KNOWN[name], name
+
+
+for mode in FORMULAS:
+    formula(mode)
 
 
 def bias(mode: str, ih: Tensor | None, hh: Tensor | None) -> Tensor | None:
@@ -64,10 +68,12 @@ def inside(mode: str, W: Tensor, hh: Tensor | None) -> Tensor | None:
     return W.new_zeros(d) if hh is None else hh[2 * d :]
 
 
-def parted(cell: Cell, v: Tensor) -> tuple[Tensor, Tensor | None]:
+def parted(cell: Cell, v: Tensor, rows: Rows | None = None) -> tuple[Tensor, Tensor | None]:
     """(base, side) of v = R u + b: a gate where v is used apart from z has nothing in base."""
     if not cell.side:
         return v, None
+    if rows is not None and not v.is_cuda:
+        return derivatives.parted(rows, cell, v)
     gates = dict(zip(cell.gates, v.chunk(len(cell.gates), 1), strict=True))
     base = [torch.zeros_like(y) if g in cell.side else y for g, y in gates.items()]
     return torch.cat(base, 1), torch.cat([gates[g] for g in cell.side], 1)
@@ -82,7 +88,21 @@ class Frame:
 
     def turned(self, y: Tensor) -> Tensor:
         """A step array with the time of each sample reversed; its own inverse."""
-        return y.unflatten(0, (self.T, self.B)).flip(0).flatten(0, 1) if self.rows is None else self.rows.turned(y)
+        if self.rows is None:
+            return y.unflatten(0, (self.T, self.B)).flip(0).flatten(0, 1)
+        return derivatives.turned(self.rows, y) if self.moves(y) else self.rows.turned(y)
+
+    def moves(self, y: Tensor) -> bool:
+        """Are arrays put together by `derivatives.Moved`? It spares a CPU passes over memory, and a GPU little."""
+        return self.rows is not None and not y.is_cuda
+
+    def joined(self, heads: list[Tensor], d: int, top: bool) -> Tensor:
+        """h of each direction side by side; where blocks are moved, a head is the array whose last rows begin with h."""
+        if self.rows is not None and self.moves(heads[0]):
+            return derivatives.side_by_side(self.rows, heads, d)
+        if len(heads) > 1:
+            return torch.cat(heads, 1)
+        return heads[0].clone(memory_format=torch.contiguous_format) if top else heads[0]
 
     def spread(self, y: Tensor) -> Tensor:
         """What samples have, [B, .], for each of their steps."""
@@ -126,6 +146,10 @@ def check_input(input: Tensor, W: Tensor) -> None:
     """What torch's own checks leave out."""
     if torch._C._functorch.is_batchedtensor(input):
         raise no_vmap()
+    if torch.jit.is_tracing():
+        raise Unsupported(
+            "torch.jit.trace sees torch's own operations, and a sweep is none. Use torch.export, or to_torch()."
+        )
     if input.device != W.device:
         raise InputError(
             f"the input is on {input.device} but the module is on {W.device}; move one of them with .to()."
@@ -172,12 +196,21 @@ class Layers(nn.RNNBase):
         self.zoneout = tuple(probability("zoneout", p) for p in each)
         self.layer_norm, self.peephole, self.forget_bias = layer_norm, peephole, forget_bias
         self.init = choose("init", init, INITS)
+        if mode != "LSTM" and (peephole or forget_bias is not None):
+            raise InputError(
+                "peephole and forget_bias are arguments of an LSTM: RNN and GRU have no memory c and no forget gate."
+            )
         noisy = self.recurrent_dropout > 0 or max(self.zoneout) > 0
         for wrong, reason, out in (
             (self.proj_size and noisy, "a projected state has no units that a mask could meet", "Leave out proj_size"),
             (
                 layer_norm and (noisy or peephole or self.proj_size),
                 "layer_norm=True has equations of its own",
+                "Leave it out",
+            ),
+            (
+                forget_bias is not None and not self.bias,
+                "forget_bias is a bias, and bias=False has none",
                 "Leave it out",
             ),
         ):
@@ -194,7 +227,8 @@ class Layers(nn.RNNBase):
         self.engine = engine
         _ = self.engine
         self._extend()
-        formula(mode, peephole)
+        for masked in (False, self.recurrent_dropout > 0):  # known before torch.compile looks on
+            formula(mode, peephole, masked, max(self.zoneout) > 0)
 
     @property
     def suffixes(self) -> list[str]:
@@ -229,6 +263,8 @@ class Layers(nn.RNNBase):
         for name, parameter in self.named_parameters():
             if name.startswith("gain"):
                 parameter.fill_(1.0)
+            elif name.startswith("shift"):
+                parameter.zero_()
             elif name.startswith(PEEPHOLES) and not again:
                 parameter.uniform_(-bound, bound)
         rule = INITS[self.init]
@@ -296,7 +332,7 @@ class Layers(nn.RNNBase):
         whole = self.layer_norm or self._engine == "autograd" or isinstance(input, PackedSequence)
         return self._apart(input, hx) if torch.compiler.is_compiling() and whole else self._forward(input, hx)
 
-    @torch.compiler.disable
+    @torch._disable_dynamo  # torch.compiler.disable imports all of torch.compile, which takes a second
     def _apart(self, input: Any, hx: Any) -> Any:
         """What torch.compile is not asked to look into."""
         return self._forward(input, hx)
@@ -420,20 +456,14 @@ class Layers(nn.RNNBase):
                     h, ends, piece = self._direction(
                         frame, frame.turned(u) if direction else u, start, w, direction == 1
                     )
-                    heads.append(frame.turned(h) if direction else h)
+                    heads.append(frame.turned(h) if direction and not frame.moves(h) else h)
                 last.append(ends)
                 here.append(piece)
             if beside:
                 torch.cuda.current_stream(u.device).wait_stream(beside)
             pieces.append(here)
             top = layer + 1 == self.num_layers
-            u = (
-                torch.cat(heads, 1)
-                if D > 1
-                else heads[0].clone(memory_format=torch.contiguous_format)
-                if top
-                else heads[0]
-            )
+            u = frame.joined(heads, self.proj_size or self.hidden_size, top)
             if not top:
                 u = dropout(u, self.dropout, self.training)
         return u, [torch.stack(y) for y in zip(*last, strict=True)], pieces
@@ -450,7 +480,7 @@ class Layers(nn.RNNBase):
     def _direction(
         self, frame: Frame, u: Tensor, start: list[Tensor], w: dict[str, Any], turned: bool
     ) -> tuple[Tensor, list[Tensor], recording.Piece | None]:
-        """One sweep -> (rows of h, [h_T, c_T], piece)"""
+        """One sweep -> (rows of h as Frame.joined takes them, [h_T, c_T], piece)"""
         R, W_h, hh, project = w["weight_ih"], w["weight_hh"], w["bias_hh"], w["weight_hr"]
         d, B = self.hidden_size, frame.B
         b = bias(self.mode, w["bias_ih"], hh)
@@ -467,7 +497,7 @@ class Layers(nn.RNNBase):
             noise = self.recurrent_dropout > 0 and self.training, max(self.zoneout) > 0
             cell, name = formula(self.mode, self.peephole, *noise)
             v = affine(frame.rows, u, R, b)
-            base, side = parted(cell, v)
+            base, side = parted(cell, v, frame.rows)
             p = torch.cat([w[n] for n in PEEPHOLES]) if self.peephole else inside(self.mode, W_h, hh)
             W = W_h
             if project is not None:  # m_0 is unknown, but only W_hh h_0 is asked of it
@@ -480,9 +510,9 @@ class Layers(nn.RNNBase):
                 x0 = [*x0, *(m * x0[0] for m in masks)]
             x, end, found = run(cell, name, self._engine, frame, base, side, W, torch.cat(x0, 1), p)
             drive = [base] if side is None else [base, side]
-        h, ends = x[B:, :d], [end[:, i * d : (i + 1) * d] for i in range(self.slots)]
+        h, ends = x if frame.moves(x) else x[B:, :d], [end[:, i * d : (i + 1) * d] for i in range(self.slots)]
         if project is not None:
-            h, ends[0] = affine(frame.rows, h, project, None), ends[0] @ project.t()
+            h, ends[0] = affine(frame.rows, x[B:, :d], project, None), ends[0] @ project.t()
         piece = recording.Piece(found, drive, project, turned, *masks) if frame.recorded else None
         return h, ends, piece
 
@@ -597,10 +627,11 @@ class CellModule(nn.RNNCellBase):
     """What RNNCell, LSTMCell and GRUCell share: torch's cell, run as a sweep of one step."""
 
     slots = 1
+    mode = "RNN"
     _engine = "auto"
 
     def formula(self) -> tuple[str, Cell, str]:
-        mode = f"RNN_{self.nonlinearity.upper()}" if isinstance(self, nn.RNNCell) else type(self).__name__[:-4]
+        mode = f"RNN_{self.nonlinearity.upper()}" if isinstance(self, nn.RNNCell) else self.mode
         if mode not in FORMULAS:
             raise RuntimeError(f"Unknown nonlinearity: {self.nonlinearity}")
         return mode, *formula(mode)
@@ -621,7 +652,7 @@ class CellModule(nn.RNNCellBase):
         frame = Frame(1, B, None if torch.compiler.is_compiling() or B == 0 else equal(1, B))
         x0 = torch.cat(states or [u.new_zeros(B, self.hidden_size)] * self.slots, 1)
         if B == 0:
-            x = x0 + sum(p.sum() for p in self.parameters()) * 0
+            x = x0 + sum(p.sum() for p in self.parameters()) * u.sum() * 0
         else:
             v = affine(frame.rows, u, self.weight_ih, bias(mode, self.bias_ih, self.bias_hh))
             base, side = parted(cell, v)
@@ -664,8 +695,10 @@ class RNNCell(CellModule, nn.RNNCell):
 class LSTMCell(CellModule, nn.LSTMCell):
     """torch.nn.LSTMCell, by the sweeps' formulas."""
 
-    slots = 2
+    slots, mode = 2, "LSTM"
 
 
 class GRUCell(CellModule, nn.GRUCell):
     """torch.nn.GRUCell, by the sweeps' formulas."""
+
+    mode = "GRU"

@@ -207,12 +207,13 @@ class Tape:
         if not loss.requires_grad:
             raise InputError("the loss does not depend on what was recorded, or gradients were off (torch.no_grad).")
         again, device = torch.is_grad_enabled(), loss.device.type
-        outputs = [y for call in self.calls for y in (call.output, *call.last) if y.requires_grad]
+        calls = [call for call in self.calls if call.pieces[0][0].run.x.requires_grad]
+        outputs = [y for call in calls for y in (call.output, *call.last)]
         each = torch.ones_like(loss)
         grads = torch.autograd.grad(loss, outputs, each, True, again, allow_unused=True) if outputs else ()
         found, items = dict(zip(map(id, outputs), grads, strict=True)), list[Costates]()
         with torch.autocast(device, enabled=False):
-            for call in self.calls:
+            for call in calls:
                 g, *g_last = (found.get(id(y)) for y in (call.output, *call.last))
                 if g is not None or any(y is not None for y in g_last):
                     items += down(call, g, g_last, loss if again else loss.detach(), again)
@@ -278,7 +279,6 @@ def down(call: Call, g: Tensor | None, g_last: Sequence[Tensor | None], loss: Te
                 costate = swept(rows, run, sources, ends(call, piece, g_last, layer * D + i))
                 if costate is not None:
                     found.append((piece, run, costate))
-        with torch.set_grad_enabled(again):
             items.insert(0, [costates(call, layer, *each, loss) for each in found])
         if layer == 0:
             break

@@ -70,7 +70,7 @@ class Stepped:
         for t in reversed(range(rows.T)):
             drive = [y[t] for y in drives]
             again, pull = torch.func.vjp(self.step, *drive, before[t])  # type: ignore[misc]
-            if not torch.allclose(again.detach(), states[t + 1].detach(), rtol=tolerance, atol=tolerance):
+            if not torch.allclose(again.detach(), states[t + 1].detach(), tolerance, tolerance, equal_nan=True):
                 raise Unsupported(
                     f"the step function gave another state when step {t + 1} was repeated: it is random or keeps a memory. "
                     "Pass what is drawn (a dropout mask, noise) as part of the input u, so that a step is a function of u and x."

@@ -482,6 +482,92 @@ class Affine(Function):
     vmap = staticmethod(lambda *_: _raise(no_vmap()))
 
 
+class Block(NamedTuple):
+    """The N rows of an array from `row` on, in the columns `left` .. `left + width`."""
+
+    array: int
+    row: int
+    left: int
+    width: int
+
+    def of(self, arrays: Sequence[Tensor], N: int) -> Tensor:
+        return arrays[self.array][self.row : self.row + N, self.left : self.left + self.width]
+
+
+@dataclass(frozen=True, eq=False)
+class Moves:
+    """Blocks of some arrays put into others, which are zero elsewhere; turned: with the time of each sample reversed.
+    No block is put into two places, so that the transpose puts them back."""
+
+    rows: Rows
+    sources: tuple[tuple[int, int], ...]  # shapes
+    targets: tuple[tuple[int, int], ...]
+    blocks: tuple[tuple[Block, Block, bool], ...]
+
+    @property
+    def back(self) -> Moves:
+        return Moves(self.rows, self.targets, self.sources, tuple((to, at, turned) for at, to, turned in self.blocks))
+
+
+@quick
+class Moved(Function):
+    """Blocks put into other places in one pass, where torch's slices, flips and concatenations take several."""
+
+    @staticmethod
+    def forward(moves: Moves, *arrays: Tensor | None) -> tuple[Tensor, ...]:
+        rows, found = moves.rows, [y is not None for y in arrays]
+        like = _of(next(y for y in arrays if y is not None))
+        targets = tuple(empty(shape, like) for shape in moves.targets)
+        for i, target in enumerate(targets):
+            if (
+                sum(to.width for at, to, _ in moves.blocks if to.array == i and found[at.array]) * rows.N
+                < target.numel()
+            ):
+                target.zero_()
+        for at, to, turned in moves.blocks:
+            if found[at.array]:
+                part, into = at.of(arrays, rows.N), to.of(targets, rows.N)  # type: ignore[arg-type]
+                rows.turned_into(into, part) if turned else into.copy_(part)
+        return targets
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.moves = inputs[0]
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, *g: Tensor | None) -> Any:
+        moves = ctx.moves
+        return None, *((None,) * len(moves.sources) if all(y is None for y in g) else Moved.apply(moves.back, *g))
+
+    @staticmethod
+    @nested
+    def jvp(ctx: Any, _moves: Any, *dots: Tensor | None) -> Any:
+        return Moved.apply(ctx.moves, *dots)
+
+    vmap = staticmethod(lambda *_: _raise(no_vmap()))
+
+
+def turned(rows: Rows, y: Tensor) -> Tensor:
+    """A step array with the time of each sample reversed; its own inverse."""
+    shape, whole = tuple(y.shape), Block(0, 0, 0, y.shape[1])
+    return Moved.apply(Moves(rows, (shape,), (shape,), ((whole, whole, True),)), y)[0]
+
+
+def side_by_side(rows: Rows, ys: Sequence[Tensor], d: int) -> Tensor:
+    """The first d columns of step arrays, or of the states after the first, [N, D d]; the second with time reversed."""
+    blocks = tuple((Block(i, len(y) - rows.N, 0, d), Block(0, 0, i * d, d), i == 1) for i, y in enumerate(ys))
+    return Moved.apply(Moves(rows, tuple(tuple(y.shape) for y in ys), ((rows.N, d * len(ys)),), blocks), *ys)[0]
+
+
+def parted(rows: Rows, cell: Cell, v: Tensor) -> tuple[Tensor, Tensor]:
+    """(base, side) of v: a gate that the cell reads apart from z has nothing in base."""
+    d = v.shape[1] // len(cell.gates)
+    place = lambda i, g: Block(1, 0, cell.side.index(g) * d, d) if g in cell.side else Block(0, 0, i * d, d)
+    blocks = tuple((Block(0, 0, i * d, d), place(i, g), False) for i, g in enumerate(cell.gates))
+    return Moved.apply(Moves(rows, (tuple(v.shape),), (tuple(v.shape), (len(v), d * len(cell.side))), blocks), v)
+
+
 def affine(rows: Rows | None, y: Tensor, M: Tensor, b: Tensor | None) -> Tensor:
     """y_i M' + b; rows: those of a step array, None for any others."""
     return torch.nn.functional.linear(y, M, b) if rows is None else Affine.apply(rows, y, M, b)

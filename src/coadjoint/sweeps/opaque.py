@@ -88,8 +88,8 @@ def _back(ctx: Any, gx: Tensor, ga: Tensor, gq: Tensor) -> tuple[Any, ...]:
 
 def _no_more(ctx: Any, *_: Any) -> None:
     raise Unsupported(
-        "a compiled recurrence has one derivative, and this is a second one. Take it from the model without torch.compile, "
-        "or compile the parts around the recurrence."
+        "a compiled recurrence has one derivative, and this is a second one. Take it from the model without torch.compile: "
+        "no part that is differentiated twice can be compiled."
     )
 
 
