@@ -613,9 +613,14 @@ class GRU(Layers):
 
 def replace(model: nn.Module, **extras: Any) -> nn.Module:
     """Every torch.nn.RNN, LSTM and GRU inside `model`, replaced by ours with the same weights; the model itself is returned,
-    or, if it is one of these, its replacement. extras: engine=, recurrent_dropout=, zoneout=, ..."""
-    kinds = [(m, ours) for m in model.modules() for ours in (RNN, LSTM, GRU) if isinstance(m, ours.torch_class)]
+    or, if it is one of these, its replacement. Parameters and hooks are taken over as they are: an optimiser and tied weights
+    stay valid. Subclasses are left alone. extras: engine=, recurrent_dropout=, zoneout=, ..."""
+    kinds = [(m, ours) for m in model.modules() for ours in (RNN, LSTM, GRU) if type(m) is ours.torch_class]
     made: dict[nn.Module | None, nn.Module] = {m: ours.from_torch(m, **extras) for m, ours in kinds}
+    for m, _ in kinds:
+        for name, parameter in m.named_parameters():
+            setattr(made[m], name, parameter)
+        made[m].__dict__.update({name: held for name, held in m.__dict__.items() if "_hooks" in name})
     for parent in list(model.modules()):
         for name, child in list(parent._modules.items()):  # named_children() would miss a second name of one module
             if child in made:
