@@ -17,6 +17,7 @@ and no derivative of any order needs a fourth loop. docs/derivation.md has the a
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -451,7 +452,10 @@ class Affine(Function):
 
     @staticmethod
     def forward(rows: Rows, y: Tensor, M: Tensor, b: Tensor | None) -> Tensor:
-        out, Mt = empty((len(y), len(M)), y), M.t()
+        out = empty((len(y), len(M)), y)
+        Mt = (
+            M.contiguous() if 8 * len(M) <= M.shape[1] else M
+        ).t()  # a BLAS is slow at few columns that lie side by side
         for part, into in pieces(rows, y, out):
             part = aligned(part)
             torch.mm(part, Mt, out=into) if b is None else torch.addmm(b, part, Mt, out=into)
@@ -500,8 +504,8 @@ class Moves:
     No block is put into two places, so that the transpose puts them back."""
 
     rows: Rows
-    sources: tuple[tuple[int, int], ...]  # shapes
-    targets: tuple[tuple[int, int], ...]
+    sources: tuple[tuple[int, ...], ...]  # shapes
+    targets: tuple[tuple[int, ...], ...]
     blocks: tuple[tuple[Block, Block, bool], ...]
 
     @property
@@ -519,11 +523,7 @@ class Moved(Function):
         like = _of(next(y for y in arrays if y is not None))
         targets = tuple(empty(shape, like) for shape in moves.targets)
         for i, target in enumerate(targets):
-            if (
-                sum(to.width for at, to, _ in moves.blocks if to.array == i and found[at.array]) * rows.N
-                < target.numel()
-            ):
-                target.zero_()
+            _clear(target, [to for at, to, _ in moves.blocks if to.array == i and found[at.array]], rows.N)
         for at, to, turned in moves.blocks:
             if found[at.array]:
                 part, into = at.of(arrays, rows.N), to.of(targets, rows.N)  # type: ignore[arg-type]
@@ -548,6 +548,17 @@ class Moved(Function):
     vmap = staticmethod(lambda *_: _raise(no_vmap()))
 
 
+def _clear(target: Tensor, blocks: Sequence[Block], N: int) -> None:
+    """Zeros wherever there is no block; those of an array begin in the same row and come from left to right."""
+    row, right = blocks[0].row if blocks else len(target), 0
+    between = target[row : row + N]
+    for block in blocks:
+        between[:, right : block.left].zero_()
+        right = block.left + block.width
+    for rest in (target[:row], between[:, right:], target[row + N :]):
+        rest.zero_()
+
+
 def turned(rows: Rows, y: Tensor) -> Tensor:
     """A step array with the time of each sample reversed; its own inverse."""
     shape, whole = tuple(y.shape), Block(0, 0, 0, y.shape[1])
@@ -562,10 +573,13 @@ def side_by_side(rows: Rows, ys: Sequence[Tensor], d: int) -> Tensor:
 
 def parted(rows: Rows, cell: Cell, v: Tensor) -> tuple[Tensor, Tensor]:
     """(base, side) of v: a gate that the cell reads apart from z has nothing in base."""
-    d = v.shape[1] // len(cell.gates)
-    place = lambda i, g: Block(1, 0, cell.side.index(g) * d, d) if g in cell.side else Block(0, 0, i * d, d)
-    blocks = tuple((Block(0, 0, i * d, d), place(i, g), False) for i, g in enumerate(cell.gates))
-    return Moved.apply(Moves(rows, (tuple(v.shape),), (tuple(v.shape), (len(v), d * len(cell.side))), blocks), v)
+    d, blocks, i = v.shape[1] // len(cell.gates), [], 0
+    for apart, run in itertools.groupby(cell.gates, lambda g: g in cell.side):
+        gates = list(run)
+        at = Block(0, 0, i * d, len(gates) * d)
+        blocks.append((at, at._replace(array=1, left=cell.side.index(gates[0]) * d) if apart else at, False))
+        i += len(gates)
+    return Moved.apply(Moves(rows, (tuple(v.shape),), (tuple(v.shape), (len(v), d * len(cell.side))), tuple(blocks)), v)
 
 
 def affine(rows: Rows | None, y: Tensor, M: Tensor, b: Tensor | None) -> Tensor:
