@@ -5,6 +5,7 @@ import random
 from dataclasses import dataclass, replace
 from typing import Any
 
+import pytest
 import torch
 from torch.nn.utils.rnn import pack_sequence
 
@@ -50,7 +51,24 @@ def user_penalty(lam):
     return (lam.lam**2 + lam.lam**3 + x * lam.lam).sum((0, 2))
 
 
+def refused(lam):
+    """omega-published where there is no W to differentiate by; the oracle says nothing then."""
+    with pytest.raises(co.Unsupported, match="differentiates by W alone"):
+        co.penalties.PENALTIES["omega-published"](lam)
+    return 0 * lam.loss
+
+
 CELLS = {"odd": odd, "diagonal": diagonal, "pair": pair}
+MORE = {  # cells of the package with constants of their own: those of oracles.py
+    "scrn": co.cells.scrn(0.6),
+    "scrn-learned": co.cells.scrn(learned=True),
+    "antisymmetric": co.cells.antisymmetric(0.4, 0.1),
+    "antisymmetric-gated": co.cells.antisymmetric(0.4, 0.1, gated=True),
+    "lipschitz": co.cells.lipschitz(0.3, 0.7, 0.1),
+    "cornn": co.cells.cornn(0.5, 1.1, 0.7),
+    "unicornn": co.cells.unicornn(0.8, 0.9),
+    "inverse": co.cells.inverse(2),
+}
 ACTIVATIONS = {"sin": co.sin, "user": user_activation}
 OUTPUTS = {"user": lambda a: a + 0.2 * a * a}
 LOSSES = {"user": user_loss, "no-target": no_target}
@@ -87,6 +105,9 @@ class Case:
     dtype: torch.dtype = torch.float64
     switch: float = 2.0
     beta: float = 0.3
+    tilt: float = 0.7  # beta of a tilted readout
+    attended: int = 2  # b_t of an attention
+    skip: bool = False  # D u in the readout
     rho: float = 0.3
     higher: bool = False  # second and third derivatives and forward mode too
     seed: int = 0
@@ -133,18 +154,28 @@ class Data:
         randn = lambda *shape: torch.randn(*shape, generator=g, dtype=torch.float64)
         rand = lambda *shape: torch.rand(*shape, generator=g, dtype=torch.float64)
         theta = {}
+        rows, shown = oracles.ROWS.get(case.cell, gates) * H, oracles.SHOWS.get(case.cell, 1) * H
         if reads:
-            W = randn(gates * H, reads * H)
-            theta["W"] = (1.1 if T <= 7 else 0.95) * W / torch.linalg.matrix_norm(W, 2)
-        theta["R"] = 0.7 * randn(gates * H, D)
+            W = randn(oracles.RAW_ROWS.get(case.cell, gates) * H, reads * H)
+            W = (1.1 if T <= 7 else 0.95) * W / torch.linalg.matrix_norm(W, 2)
+            if case.cell == "inverse":  # well conditioned
+                W = torch.linalg.qr(W + torch.eye(H))[0] + 0.1 * W
+            theta[oracles.RAW if case.cell in oracles.SHAPES else "W"] = W
+        theta["R"] = 0.7 * randn(rows, D)
         if case.bias:
-            theta |= {"b": 0.4 * randn(gates * H), "b_o": 0.4 * randn(O)}
+            theta |= {"b": 0.4 * randn(rows), "b_o": 0.4 * randn(O)}
             if case.activation == "relu":  # keep most units alive
                 theta["b"] = theta["b"].abs() + 0.3
-        theta["V"] = 0.7 * randn(O, H) / H**0.5
+        theta["V"] = 0.7 * randn(O, shown) / H**0.5
+        if case.skip:
+            theta["D"] = 0.7 * randn(O, D)
+        if case.readout == "attention":
+            theta |= {"w_a": randn(shown) / H**0.5, "b_a": 0.5 * randn(case.attended)}
         if case.x0 == "learned":
             theta["x0"] = 0.5 * randn(slots * H)
         theta |= {f"p.{name}": 0.3 + 0.4 * rand(H) for name in parameters}
+        if case.cell == "exponential":  # some units silent: otherwise all costates would be of one norm
+            theta["p.c"] = -theta["p.c"]
         theta = {name: leaf(y, oracle or name not in case.frozen) for name, y in theta.items()}
         leaves = {name: y for name, y in theta.items() if name not in case.frozen}
 
@@ -190,11 +221,13 @@ class Data:
 def network(case, data):
     """The case's network, holding the data's own leaves as its parameters."""
     net = co.Network(
-        CELLS.get(case.cell, case.cell), inputs=case.D, hidden=case.H, outputs=case.O,
+        (CELLS | MORE).get(case.cell, case.cell), inputs=case.D, hidden=case.H, outputs=case.O,
         activation=ACTIVATIONS.get(case.activation, case.activation) if case.cell in ("elman", "leaky", "rate") else None,
         readout=case.readout, output=OUTPUTS.get(case.output, case.output), bias=case.bias, mask=data.W_mask,
         x0=data.x0 if case.x0 == "buffer" else "learned" if case.x0 == "learned" else "zero",
-        engine=case.engine, dtype=case.dtype,
+        engine=case.engine, dtype=case.dtype, skip=case.skip,
+        beta=case.tilt if case.readout.startswith("tilted") else None,
+        steps=case.attended if case.readout == "attention" else None,
     )  # fmt: skip
     with torch.no_grad():
         for name, parameter in net.named_parameters():
@@ -219,16 +252,23 @@ def penalty(case, data):
         return co.penalties.tangent(data.direction, case.beta)
     if case.penalty == "barrier":
         return co.penalties.barrier(case.switch)
+    if case.penalty == "omega-published" and not oracles.CELLS[case.cell][4]:
+        return refused
     if case.penalty == "none":
         return lambda lam: 0 * lam.loss
     return co.penalties.penalty({"user": user_penalty}.get(case.penalty, case.penalty))
 
 
-VARIANTS = [
+FULL = [
     *(("elman", a) for a in oracles.ACTIVATIONS),
     ("leaky", "tanh"), ("leaky", "softplus"), ("rate", "tanh"), ("rate", "sigmoid"),
     ("lstm", "tanh"), ("gru", "tanh"), ("odd", "tanh"), ("peephole", "tanh"),
 ]  # fmt: skip
+NEWER = (
+    "lstm-1997", "scrn", "scrn-learned", "antisymmetric", "antisymmetric-gated", "exponential", "lipschitz", "cornn", "unicornn",
+    "inverse", "mingru", "minlstm", "lru",
+)  # fmt: skip
+VARIANTS = [*FULL, *((cell, "tanh") for cell in NEWER)]
 CROSS_LOSSES = ("squared", "cross-entropy", "binary-cross-entropy", "absolute", "huber", "user")
 PENALTIES = (*co.penalties.PENALTIES, "tangent", "user", "none")
 SETTINGS = (  # one for each seed: sizes incl. T = 1, d = 1, B = 1, readouts and initial states
@@ -237,6 +277,13 @@ SETTINGS = (  # one for each seed: sizes incl. T = 1, d = 1, B = 1, readouts and
     {"B": 1, "T": 4, "D": 1, "H": 2, "readout": "last", "x0": "given", "reduce": "mean"},
     {"B": 3, "T": 1, "D": 2, "H": 3, "readout": "every", "x0": "given"},
     {"B": 2, "T": 3, "D": 1, "H": 1, "readout": "every", "x0": "buffer", "reduce": "mean"},
+)
+RAGGED = (  # the same for the newer cells, of samples that differ in length, with every readout
+    {"B": 3, "T": 4, "D": 2, "H": 3, "ragged": True, "x0": "given"},
+    {"B": 2, "T": 3, "D": 2, "H": 3, "readout": "every", "x0": "learned", "ragged": True, "skip": True},
+    {"B": 2, "T": 5, "D": 1, "H": 2, "readout": "tilted", "x0": "given", "reduce": "mean"},
+    {"B": 3, "T": 3, "D": 2, "H": 3, "readout": "attention", "x0": "buffer", "ragged": True, "skip": True},
+    {"B": 2, "T": 4, "D": 1, "H": 1, "readout": "tilted-tanh", "x0": "learned", "ragged": True},
 )
 STRIDE = 19  # one case in so many is differentiated further; prime to the lengths of the tables
 
@@ -250,7 +297,7 @@ def engine_of(case, turn):
 def cross(cell, activation, loss):
     """Groups of cases that share their data and their oracle: one group for each seed, one case for each penalty."""
     v, l = VARIANTS.index((cell, activation)), CROSS_LOSSES.index(loss)
-    for seed, setting in enumerate(SETTINGS):
+    for seed, setting in enumerate(RAGGED if cell in NEWER else SETTINGS):
         base = Case(cell, activation, loss, seed=1000 * v + 100 * l + 10 + seed, **setting)
         base = replace(base, weighted=loss in ("absolute", "huber"))  # slopes of +-1 would cancel between samples
         if loss in FOLDED:
@@ -262,18 +309,20 @@ def cross(cell, activation, loss):
         yield group
 
 
-CROSS = list(itertools.product(VARIANTS, CROSS_LOSSES))
+CROSS = list(itertools.product(FULL, CROSS_LOSSES))
+CROSS += [(variant, CROSS_LOSSES[i % len(CROSS_LOSSES)]) for i, variant in enumerate(VARIANTS[len(FULL) :])]
 CROSS_CASES = len(SETTINGS) * len(PENALTIES)  # in each entry of CROSS
 
 
 def drawn(i):
-    """Random case number i, over all options at once."""
-    r = random.Random(i)
+    """Random case number i, over all options at once; from number LATER on, of the newer cells and readouts."""
+    r, later = random.Random(i), i >= LATER
     pick = lambda *options: r.choice(options)
     often = lambda common, *rare: r.choice([common] * len(rare) + list(rare))
-    cell, activation = r.choice([*VARIANTS, ("diagonal", "tanh"), ("pair", "tanh")])
+    every = [*FULL, ("diagonal", "tanh"), ("pair", "tanh")]
+    cell, activation = r.choice(every) if not later or r.random() < 0.2 else (r.choice(NEWER), "tanh")
     loss = r.choice([*CROSS_LOSSES, "no-target", "values"])
-    name = r.choice([p for p in PENALTIES if not (p == "omega-published" and cell == "diagonal")])
+    name = r.choice([p for p in PENALTIES if p != "omega-published" or oracles.CELLS[cell][4]])
     kind = r.random()
     sizes = {"B": pick(1, 2, 3, 5), "T": pick(1, 2, 3, 5, 7), "D": pick(1, 3), "H": pick(1, 2, 5, 8)}
     if kind < 0.015:
@@ -283,10 +332,18 @@ def drawn(i):
     elif kind < 0.08:
         sizes = {"B": pick(2, 3), "T": pick(2, 7), "D": 3, "H": pick(31, 32, 33)}
     outputs = {"cross-entropy": FOLDED["cross-entropy"], "binary-cross-entropy": FOLDED["binary-cross-entropy"]}
-    readout, ragged = pick("last", "every"), sizes["B"] > 1 and sizes["T"] > 1 and r.random() < 0.5
+    if cell == "exponential":  # one unit does not rotate
+        sizes["H"] = max(2, sizes["H"])
+    readout = pick("last", "every", *(oracles.SUMMARIES if later else ()))
+    if (
+        readout == "attention" and sizes["T"] == 1
+    ) or cell == "exponential":  # where all shares, or norms of costates, are one
+        readout = "every"
+    ragged = sizes["B"] > 1 and sizes["T"] > 1 and r.random() < 0.5
     form = pick("tensor", "strided", "list", "packed", *(() if ragged else ("expanded",)))
     x0, bias = pick("zero", "buffer", "learned", "given", "given-one"), r.random() < 0.7
-    names = [*(["W"] if oracles.CELLS[cell][4] else []), "V", *(f"p.{q}" for q in oracles.CELLS[cell][5])]
+    W = oracles.RAW if cell in oracles.SHAPES else "W"
+    names = [*([W] if oracles.CELLS[cell][4] else []), "V", *(f"p.{q}" for q in oracles.CELLS[cell][5])]
     names += [*(["b", "b_o"] if bias else []), *(["x0"] if x0 == "learned" else [])]
     names += ["R"] if loss != "values" else []  # values come with their graph: some of it must reach the states
     output = r.choice(outputs.get(loss, ("identity", "tanh", "sigmoid", "softmax", "user")))
@@ -303,10 +360,13 @@ def drawn(i):
         u_grad=r.random() < 0.8, dtype=torch.float32 if sizes["H"] > 1 and r.random() < 0.1 else torch.float64,
         rho=pick(0.1, 0.3, 1.0), seed=10**6 + i,
     )  # fmt: skip
+    if later:
+        case = replace(case, skip=r.random() < 0.2, tilt=pick(-1.3, 0.7, 2.0), attended=pick(2, 3, 4))
     small = case.B * case.T * case.H < 100 and case.dtype == torch.float64
     return replace(case, engine=engine_of(case, i), higher=small and i % STRIDE == 0)
 
 
-RANDOM = 2900
+LATER = 2900
+RANDOM = LATER + 400
 CHUNK = 100  # random cases in one test
 TOTAL = len(CROSS) * CROSS_CASES + RANDOM

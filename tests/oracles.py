@@ -78,6 +78,126 @@ def pair_read(x, sigma):
     return torch.cat([torch.tanh(x1) * x2, x2])
 
 
+# cells with structured weights, at constants of their own (cases.MORE makes the same); v is what ENTER made of it
+
+
+def lstm_1997(z, v, x, p, sigma):
+    c = x.chunk(2)[1]
+    i, g, o = (z + v).chunk(3)
+    c = c + sigmoid(i) * (4 * sigmoid(g) - 2)
+    return torch.cat([sigmoid(o) * (2 * sigmoid(c) - 1), c])
+
+
+def scrn(z, v, x, p, sigma):
+    (v_h, into_s), s = v.chunk(2), x.chunk(2)[1]
+    return torch.cat([sigmoid(z + v_h), slowness(p) * s + into_s])
+
+
+def slowness(p):
+    return sigmoid(p["beta"]) if "beta" in p else 0.6
+
+
+def scrn_enters(v, W, p, t):
+    """h also reads P times what enters s."""
+    (v_h, v_s), P = v.chunk(2), W[:, len(W) :]
+    into_s = (1 - slowness(p)) * v_s
+    return torch.cat([v_h + P @ into_s, into_s])
+
+
+def antisymmetric(z, v, x, p, sigma):
+    return x + 0.4 * torch.tanh(z + v)
+
+
+def antisymmetric_gated(z, v, x, p, sigma):
+    v, g = v.chunk(2)
+    return x + 0.4 * sigmoid(z + g) * torch.tanh(z + v)
+
+
+def skew(M, beta, gamma):
+    return (1 - beta) * (M + M.T) + beta * (M - M.T) - gamma * torch.eye(len(M), dtype=M.dtype)
+
+
+def exponential(z, v, x, p, sigma):
+    a = z + v
+    size = abs(a) + p["c"]
+    return torch.where(a > 0, 1.0, -1.0) * torch.where(size > 0, size, 0)
+
+
+def exp_of(M):
+    """The series."""
+    A, total = M - M.T, torch.eye(len(M), dtype=M.dtype)
+    term = total
+    for k in range(1, 40):
+        term = term @ A / k
+        total = total + term
+    return total
+
+
+def lipschitz(z, v, x, p, sigma):
+    a, w = z.chunk(2)
+    return x + 0.3 * (a + torch.tanh(w + v))
+
+
+def cornn(z, v, x, p, sigma):
+    y, s = x.chunk(2)
+    s = s + 0.5 * (torch.tanh(z + v) - 1.1 * y - 0.7 * s)
+    return torch.cat([y + 0.5 * s, s])
+
+
+def unicornn(z, v, x, p, sigma):
+    y, s = x.chunk(2)
+    dl = 0.8 * (0.5 + 0.5 * torch.tanh(p["c"] / 2))
+    s = s - dl * (torch.tanh(p["w"] * y + v) + 0.9 * y)
+    return torch.cat([y + dl * s, s])
+
+
+def inverse(z, v, x, p, sigma):
+    plain, turned = z.chunk(2)
+    v, on = v.chunk(2)
+    return torch.tanh(plain * on + turned * (1 - on) + v)
+
+
+def inverse_enters(v, W, p, t):
+    """t = 1, 2: the inverse; 3, 4: W; ..."""
+    return torch.cat([v, torch.full_like(v, [0.0, 0.0, 1.0, 1.0][(t - 1) % 4])])
+
+
+def mingru(z, v, x, p, sigma):
+    g, h = v.chunk(2)
+    return x + sigmoid(g) * (h - x)
+
+
+def minlstm(z, v, x, p, sigma):
+    f, i, h = v.chunk(3)
+    f, i = sigmoid(f), sigmoid(i)
+    return f / (f + i) * x + i / (f + i) * h
+
+
+def lru(z, v, x, p, sigma):
+    state, enters = (torch.complex(*y.chunk(2)) for y in (x, v))
+    L = torch.exp(torch.complex(-torch.exp(p["nu"]), p["theta"]))
+    new = L * state + torch.sqrt(1 - L.abs() ** 2) * enters
+    return torch.cat([new.real, new.imag])
+
+
+RAW = "parametrizations.W.original"
+SHAPES = {  # W of its raw parameter
+    "antisymmetric": lambda M: skew(M, 1, 0.1),
+    "antisymmetric-gated": lambda M: skew(M, 1, 0.1),
+    "exponential": exp_of,
+    "lipschitz": lambda M: torch.cat([skew(block, 0.7, 0.1) for block in M.split(M.shape[1])]),
+    "inverse": lambda M: torch.cat([M, torch.linalg.solve(M, torch.eye(len(M), dtype=M.dtype))]),
+}
+RAW_ROWS = {"inverse": 1}  # blocks of the raw parameter where W has more
+ROWS = {
+    "scrn": 2,
+    "scrn-learned": 2,
+    "antisymmetric-gated": 2,
+    "lipschitz": 1,
+    "inverse": 1,
+}  # of R, where it has not one for each gate
+SHOWS = {"scrn": 2, "scrn-learned": 2, "lru": 2}  # slots that the readout reads
+ENTER = {"scrn": scrn_enters, "scrn-learned": scrn_enters, "inverse": inverse_enters}
 CELLS = {  # name: step, read, slots, gates, reads, parameters
     "elman": (elman, lambda x, s: x, 1, 1, 1, ()),
     "leaky": (leaky, lambda x, s: x, 1, 1, 1, ("leak",)),
@@ -88,7 +208,55 @@ CELLS = {  # name: step, read, slots, gates, reads, parameters
     "odd": (odd, lambda x, s: x, 2, 2, 2, ("kappa",)),
     "diagonal": (diagonal, None, 1, 1, 0, ("w",)),
     "pair": (pair, pair_read, 2, 1, 2, ("k",)),
+    "lstm-1997": (lstm_1997, lambda x, s: x.chunk(2)[0], 2, 3, 1, ()),
+    "scrn": (scrn, lambda x, s: x, 2, 1, 2, ()),
+    "scrn-learned": (scrn, lambda x, s: x, 2, 1, 2, ("beta",)),
+    "antisymmetric": (antisymmetric, lambda x, s: x, 1, 1, 1, ()),
+    "antisymmetric-gated": (antisymmetric_gated, lambda x, s: x, 1, 1, 1, ()),
+    "exponential": (exponential, lambda x, s: x, 1, 1, 1, ("c",)),
+    "lipschitz": (lipschitz, lambda x, s: x, 1, 2, 1, ()),
+    "cornn": (cornn, lambda x, s: x, 2, 1, 2, ()),
+    "unicornn": (unicornn, None, 2, 1, 0, ("w", "c")),
+    "inverse": (inverse, lambda x, s: x, 1, 2, 1, ()),
+    "mingru": (mingru, None, 1, 2, 0, ()),
+    "minlstm": (minlstm, None, 1, 3, 0, ()),
+    "lru": (lru, None, 2, 2, 0, ("nu", "theta")),
 }
+
+
+def weight(cell, theta, mask):
+    """W as z = W r(x) has it."""
+    if cell in SHAPES:
+        W = SHAPES[cell](theta[RAW])
+        return W if mask is None else W * mask
+    W = theta.get("W")
+    return W if W is None or mask is None else W * mask
+
+
+def slowed(cell, W, p):
+    """SCRN: P s' = P alpha s + ..., so z reads P alpha."""
+    if not cell.startswith("scrn"):
+        return W
+    return torch.cat([W[:, : len(W)], W[:, len(W) :] * slowness(p)], 1)
+
+
+def tilted(h, theta, case):
+    return torch.log(sum(torch.exp(case.tilt * y) for y in h) / len(h)) / case.tilt
+
+
+def tilted_tanh(h, theta, case):
+    """log tanh(m), in a form that keeps its digits where tanh(m) is nearly 1"""
+    m = sum(torch.exp(case.tilt * y) for y in h) / len(h)
+    return torch.where(m < 1, torch.log(torch.tanh(m)), torch.log1p(-2 / (torch.exp(2 * m) + 1))) / case.tilt
+
+
+def attention(h, theta, case):
+    b = theta["b_a"]
+    e = [torch.exp(torch.tanh(theta["w_a"] @ y + b[min(t, len(b) - 1)])) for t, y in enumerate(h)]
+    return sum(w * y for w, y in zip(e, h, strict=True)) / sum(e)
+
+
+SUMMARIES = {"tilted": tilted, "tilted-tanh": tilted_tanh, "attention": attention}
 
 OUTPUTS = {
     "identity": lambda a: a,
@@ -141,15 +309,15 @@ class Sample:
 
     def __init__(self, case, data, j, perm=None):
         d = case.H
-        step, read, slots, gates, reads, _ = CELLS[case.cell]
+        step, read, slots, _, reads, _ = CELLS[case.cell]
         sigma = ACTIVATIONS[case.activation]
-        theta = data.theta if perm is None else permuted(data.theta, perm, slots, gates, reads)
+        theta = data.theta if perm is None else permuted(data.theta, perm)
         self.theta, self.data, self.case, self.j = theta, data, case, j
-        self.W = theta.get("W", None)
-        if self.W is not None and data.W_mask is not None:
-            mask = data.W_mask if perm is None else permuted({"W": data.W_mask}, perm, slots, gates, reads)["W"]
-            self.W = self.W * mask
         self.p = {name[2:]: value for name, value in theta.items() if name.startswith("p.")}
+        mask = data.W_mask if perm is None or data.W_mask is None else permuted({"W": data.W_mask}, perm)["W"]
+        trained = weight(case.cell, theta, mask)
+        self.W = slowed(case.cell, trained, self.p)
+        enter = ENTER.get(case.cell, lambda v, W, p, t: v)
         self.step, self.read, self.sigma = step, read, sigma
         self.T = int(data.lengths[j])
         start = theta.get("x0", data.x0)
@@ -159,13 +327,19 @@ class Sample:
         self.z, self.v = [], []
         self.u = [data.u[t, j] for t in range(self.T)]
         for t, u in enumerate(self.u):
-            self.v.append(theta["R"] @ u + (theta.get("b", 0)))
+            self.v.append(enter(theta["R"] @ u + (theta.get("b", 0)), trained, self.p, t + 1))
             r = read(self.x[t], sigma) if reads else None
             self.z.append(self.W @ r if reads else u.new_zeros(d))
             self.x.append(step(self.z[t], self.v[t], self.x[t], self.p, sigma))
         read_at = range(1, self.T + 1) if case.readout == "every" else [self.T]
-        bias = theta.get("b_o", 0)
-        self.a = [theta["V"] @ self.x[t][:d] + bias for t in read_at]
+        bias, shown = theta.get("b_o", 0), SHOWS.get(case.cell, 1) * d
+        if case.readout in SUMMARIES:
+            h = [SUMMARIES[case.readout]([x[:shown] for x in self.x[1:]], theta, case)]
+        else:
+            h = [self.x[t][:shown] for t in read_at]
+        self.a = [theta["V"] @ y + bias for y in h]
+        if "D" in theta:
+            self.a = [a + theta["D"] @ self.u[t - 1] for a, t in zip(self.a, read_at, strict=True)]
         self.y_hat = [OUTPUTS[case.output](a) for a in self.a]
         self.loss = self.total_loss()
         self.lam = self.by_states(self.loss)
@@ -294,6 +468,8 @@ class Truth:
         self.loss = torch.stack([s.loss for s in self.samples])
 
     def penalty(self, name):
+        if name == "omega-published" and self.samples[0].W is None:
+            return 0 * self.loss
         if name == "omega-published":
             return omega_published(self.samples).expand(self.case.B)
         return torch.stack([PENALTIES[name](s).to(self.loss.dtype) for s in self.samples])
@@ -302,7 +478,7 @@ class Truth:
         return (values if self.data.weight is None else values * self.data.weight).mean()
 
     def y_hat(self):
-        if self.case.readout == "last":
+        if self.case.readout != "every":
             return torch.stack([s.y_hat[0] for s in self.samples])
         return padded([torch.stack(s.y_hat) for s in self.samples], self.case.T)
 
@@ -330,23 +506,13 @@ def gradient(value, leaves, create_graph=False):
     return {n: torch.zeros_like(y) if g is None else g for (n, y), g in zip(leaves.items(), found, strict=True)}
 
 
-def permuted(theta, perm, slots, gates, reads):
+def permuted(theta, perm):
     """The same network with its hidden units in another order."""
     d = len(perm)
-    rows = lambda y, blocks: y.unflatten(0, (blocks, d))[:, perm].flatten(0, 1)
-    out = {}
-    for name, y in theta.items():
-        if name == "W":
-            out[name] = rows(rows(y, gates).T, reads).T
-        elif name in ("R", "b"):
-            out[name] = rows(y, gates)
-        elif name == "V":
-            out[name] = y[:, perm]
-        elif name == "x0":
-            out[name] = rows(y, slots)
-        else:
-            out[name] = y[perm] if name.startswith("p.") else y
-    return out
+    rows = lambda y: y.unflatten(0, (-1, d))[:, perm].flatten(0, 1)
+    of = {"W": lambda y: rows(rows(y).T).T, "V": lambda y: rows(y.T).T}
+    of |= {RAW: of["W"], **dict.fromkeys(("R", "b", "x0", "w_a"), rows)}
+    return {name: (rows if name.startswith("p.") else of.get(name, lambda y: y))(y) for name, y in theta.items()}
 
 
 def directions(leaves, seed):

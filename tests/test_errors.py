@@ -284,7 +284,11 @@ BUILD = [
     ({"cell": "elmann"}, co.InputError, "unknown cell 'elmann'; did you mean 'elman'"),
     ({"activation": "rellu"}, co.InputError, "unknown activation 'rellu'; did you mean 'relu'"),
     ({"readout": "lst"}, co.InputError, "unknown readout 'lst'; did you mean 'last'"),
-    ({"readout": None}, co.KindError, "readout must be a name, one of every, last; got NoneType"),
+    (
+        {"readout": None},
+        co.KindError,
+        "readout must be a name, one of attention, every, last, tilted, tilted-tanh; got NoneType",
+    ),
     ({"output": "sofmax"}, co.InputError, "unknown output function 'sofmax'; did you mean 'softmax'"),
     ({"engine": "refrence"}, co.InputError, "unknown engine 'refrence'; did you mean 'reference'"),
     ({"x0": "zeros"}, co.InputError, "unknown x0 'zeros'; did you mean 'zero'"),

@@ -440,7 +440,7 @@ def test_engine_is_resolved(engine, cell, device, resolved):
         (
             {"engine": "gpu"},
             co.InputError,
-            "unknown engine 'gpu'.*Known: auto, autograd, cpu, cuda, eager, reference, stepwise, triton",
+            "unknown engine 'gpu'.*Known: auto, autograd, cpu, cuda, eager, reference, scan, stepwise, triton",
         ),
         (
             {"cell": lambda u, x: x, "engine": "cpu"},

@@ -28,6 +28,7 @@ from torch.utils.checkpoint import checkpoint
 
 import coadjoint as co
 import oracles
+from coadjoint.sweeps import derivatives
 
 ENGINES = ("reference", "eager", "cpu", "stepwise", "autograd")
 LAYERS = {"RNN": (nn.RNN, co.nn.RNN), "LSTM": (nn.LSTM, co.nn.LSTM), "GRU": (nn.GRU, co.nn.GRU)}
@@ -1088,6 +1089,28 @@ def test_the_engine_that_runs_is_the_one_that_is_named(name, monkeypatch):
     with pytest.raises(NotImplementedError, match="layer_norm=True is not one"):
         LAYERS[name][1](2, 3, engine="cpu", layer_norm=True)
     assert LAYERS[name][1](2, 3, layer_norm=True).engine == "autograd"
+
+
+@pytest.mark.parametrize("kind", ["RNN", "LSTM", "GRU"])
+def test_what_nobody_asked_for_is_not_computed(kind, monkeypatch):
+    """A gradient by the inputs alone makes no weight products; whatever is asked for has the same bits."""
+    torch.manual_seed(0)
+    module = getattr(co.nn, kind)(3, 4, num_layers=2, bidirectional=True, **DOUBLE)
+    u = torch.randn(5, 2, 3, **DOUBLE, requires_grad=True)
+    value = lambda: module(u)[0].square().sum()
+    every = [u, *module.parameters()]
+    whole = torch.autograd.grad(value(), every)
+    for y, g in zip(every, whole, strict=True):
+        assert torch.equal(torch.autograd.grad(value(), y)[0], g)
+    kept = value()
+    assert torch.equal(torch.autograd.grad(kept, u, retain_graph=True)[0], whole[0])
+    assert all(map(torch.equal, torch.autograd.grad(kept, every[1:]), whole[1:]))
+    calls, usual = [], derivatives.product
+    monkeypatch.setattr(derivatives, "product", lambda *args: (calls.append(0), usual(*args))[1])
+    torch.autograd.grad(value(), u, create_graph=True)
+    assert not calls
+    torch.autograd.grad(value(), every)
+    assert len(calls) == 8
 
 
 def test_replace_changes_what_can_be_and_nothing_else():

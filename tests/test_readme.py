@@ -50,6 +50,7 @@ def test_links_of_the_readme_exist():
     ("command", "expected"),
     [
         (["examples/own_cell.py"], "parameters of the cell: leak, tau, gain"),
+        (["examples/reservoir.py"], "running free for 1000 steps"),
         (["examples/temporal_order.py", "--steps", "100", "--length", "20"], "costates.png"),
         (["benchmarks/memory.py", "elman", "2000", "2", "16", "log-ratio", "auto"], "MB"),
     ],

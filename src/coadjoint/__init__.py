@@ -12,7 +12,19 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.4.0"
 
 if TYPE_CHECKING:
-    from . import cells, initialisers, losses, nn, optimisers, parametrisations, penalties, report, segments, tasks
+    from . import (
+        cells,
+        initialisers,
+        losses,
+        nn,
+        optimisers,
+        parametrisations,
+        penalties,
+        report,
+        segments,
+        steps,
+        tasks,
+    )
     from .batch import Batch
     from .cells import Cell, cell
     from .errors import (
@@ -31,6 +43,7 @@ if TYPE_CHECKING:
     from .network import Costates, Network, Trajectory, norm
     from .penalties import Penalty
     from .recording import Recorded, Tape, record
+    from .reservoir import Reservoir
     from .training import Interrupted, Result, evaluate, train
 
 _MODULES = (
@@ -43,6 +56,7 @@ _MODULES = (
     "penalties",
     "report",
     "segments",
+    "steps",
     "tasks",
 )
 _HOMES = {
@@ -59,16 +73,17 @@ _HOMES = {
     "network": ("Costates", "Network", "Trajectory", "norm"),
     "penalties": ("Penalty",),
     "recording": ("Recorded", "Tape", "record"),
+    "reservoir": ("Reservoir",),
     "training": ("Interrupted", "Result", "evaluate", "train"),
 }  # fmt: skip
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
     "BPTT", "RTRL", "Batch", "Cell", "CoadjointError", "ConfigError", "Costates", "DataError", "Evaluation", "InputError",
-    "Interrupted", "KindError", "MissingError", "Network", "NumericalError", "Penalised", "Penalty", "Recorded", "Result", "StorageError",
+    "Interrupted", "KindError", "MissingError", "Network", "NumericalError", "Penalised", "Penalty", "Recorded", "Reservoir", "Result", "StorageError",
     "Stream", "Tape", "Trajectory", "Truncated", "Unsupported", "abs", "atan", "cell", "cells", "cos", "erf", "evaluate", "exp",
     "initialisers", "log", "losses", "nn", "norm", "optimisers", "parametrisations", "penalties", "record", "relu", "report", "segments", "sigmoid",
-    "sign", "sin", "softplus", "sqrt", "step", "tanh", "tasks", "train",
+    "sign", "sin", "softplus", "sqrt", "step", "steps", "tanh", "tasks", "train",
 ]  # fmt: skip
 
 

@@ -5,7 +5,8 @@
     x_t                    the state                           one entry for each slot
     p                      per-unit parameters, trained        (time constants, a second bias)
 
-v may also hold data that comes with each step and is no gate: a mask, noise (`given`).
+v may also hold an entry that no product goes with (`inputs`), and data that comes with each step: a mask, noise (`given`).
+A gate whose formula leaves out v has no rows in R and b.
 
 f and the read r are written once, over the functions of `coadjoint.formula`; every derivative and every engine
 takes its code from them. Throughout, W is recurrent and R reads the input (other libraries swap the letters).
@@ -14,18 +15,72 @@ takes its code from them. Throughout, W is recurrent and R reads the input (othe
 from __future__ import annotations
 
 import functools
+import inspect
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from . import parametrisations
 from .errors import InputError, KindError, choose
-from .formula import DEAR, Node, add, depends, node, pull, relu, sigmoid, softplus, substitute, symbol, tanh, walk
+from .formula import (
+    DEAR,
+    Node,
+    add,
+    cos,
+    depends,
+    exp,
+    node,
+    pull,
+    relu,
+    sigmoid,
+    sign,
+    sin,
+    softplus,
+    sqrt,
+    substitute,
+    symbol,
+    tanh,
+    walk,
+)  # fmt: skip
 
 FIRST = "first slot"
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """Where a per-unit parameter begins: a function of numbers drawn uniformly from low..high."""
+
+    low: float
+    high: float
+    of: Callable[[Tensor], Tensor] | None = None
+
+    def __call__(self, d: int, generator: torch.Generator | None = None) -> Tensor:
+        where = None if generator is None else generator.device
+        drawn = self.low + (self.high - self.low) * torch.rand(
+            d, generator=generator, dtype=torch.float64, device=where
+        )
+        return drawn if self.of is None else self.of(drawn)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.low:g}..{self.high:g}" if self.of is None else f"{self.of.__name__} of {self.low:g}..{self.high:g}"
+        )
+
+
+Initial = float | Uniform
+
+
+class Weights(Protocol):
+    """(W, R, b, p) as they are trained -> (W, R, b) as the formula takes them."""
+
+    def __call__(
+        self, W: Tensor, R: Tensor, b: Tensor | None, p: Mapping[str, Tensor]
+    ) -> tuple[Tensor, Tensor, Tensor | None]: ...
 
 
 class Fields:
@@ -48,11 +103,17 @@ class Cell:
     formula: Callable[..., Any]
     slots: tuple[str, ...]
     gates: tuple[str, ...]
-    parameters: Mapping[str, float]
+    parameters: Mapping[str, Initial]
     reads: str | Callable[..., Any] | None
     equations: str = ""
     anonymous: bool = field(default=False)  # one gate without a name: z and v are passed bare
-    given: tuple[str, ...] = ()  # entries of v beside the gates
+    given: tuple[str, ...] = ()  # entries of v that are data
+    paper: str = ""
+    inputs: tuple[str, ...] = ()  # entries of v that are made by R and b, and have no product
+    shows: tuple[str, ...] = ()  # the slots that the readout reads; the first, if empty
+    structure: Callable[..., nn.Module] | None = None  # a parametrisation of W for d units
+    weights: Weights | None = None
+    data: Callable[[Tensor, int, bool], Tensor] | None = None  # (t [N], d, training) -> what is given, [N, given d]
 
     def __post_init__(self) -> None:
         _ = self.next, self.read  # a formula that cannot be recorded is refused where it is written
@@ -78,8 +139,17 @@ class Cell:
 
     @functools.cached_property
     def v(self) -> tuple[Node, ...]:
-        """v of the gates where it is used apart from z, and what is given."""
-        return tuple(symbol(f"v.{g}") for g in (*self.side, *self.given))
+        """v of the gates where it is used apart from z, of the inputs, and what is given."""
+        return tuple(symbol(f"v.{g}") for g in self.beside)
+
+    @property
+    def beside(self) -> tuple[str, ...]:
+        return (*self.side, *self.inputs, *self.given)
+
+    @functools.cached_property
+    def enters(self) -> tuple[str, ...]:
+        """The entries of v that R and b make, in the order of their rows."""
+        return (*(g for g in self.gates if g not in self._recorded[2]), *self.inputs)
 
     @functools.cached_property
     def next(self) -> tuple[Node, ...]:
@@ -116,9 +186,10 @@ class Cell:
         return any(n in self.a for n in walk(grads, known))
 
     @functools.cached_property
-    def _recorded(self) -> tuple[tuple[Node, ...], tuple[str, ...]]:
+    def _recorded(self) -> tuple[tuple[Node, ...], tuple[str, ...], tuple[str, ...]]:
+        """x_t, the gates where v is apart from z, the gates without v."""
         z = {g: symbol(f"z.{g}") for g in self.gates}
-        v = {g: symbol(f"v.{g}") for g in (*self.gates, *self.given)}
+        v = {g: symbol(f"v.{g}") for g in (*self.gates, *self.inputs, *self.given)}
         out = self._call(
             z, v, dict(zip(self.slots, self.x, strict=True)), dict(zip(self.parameters, self.p, strict=True))
         )
@@ -128,15 +199,16 @@ class Cell:
         out = [node(o) for o in out]
         nodes, side = walk(out), []
         replaced: dict[Node, Node] = {}
+        deaf = tuple(g for g in self.gates if z[g] in nodes and v[g] not in nodes)
         for g, a in zip(self.gates, self.a, strict=True):
             total = add(z[g], v[g])
             users = {n for n in nodes if z[g] in n.args or v[g] in n.args}
-            if users <= {total} and z[g] not in out and v[g] not in out:
+            if g not in deaf and users <= {total} and z[g] not in out and v[g] not in out:
                 replaced |= {total: a}
             else:
                 replaced |= {z[g]: a}
-                side.append(g)
-        return tuple(substitute(out, replaced)), tuple(side)
+                side += [] if g in deaf else [g]
+        return tuple(substitute(out, replaced)), tuple(side), deaf
 
     def _call(
         self, z: Mapping[str, Any], v: Mapping[str, Any], x: Mapping[str, Any], p: Mapping[str, Any]
@@ -180,8 +252,7 @@ class Cell:
         v = dict(zip(self.gates, base.chunk(count, -1), strict=True))
         if side is not None:
             z |= {g: z[g] + v[g] for g in self.side}
-            names = (*self.side, *self.given)
-            v |= dict(zip(names, side.chunk(len(names), -1), strict=True))
+            v |= dict(zip(self.beside, side.chunk(len(self.beside), -1), strict=True))
         out = self._call(z, v, slots, p)
         return torch.cat([torch.as_tensor(o, dtype=x.dtype, device=x.device).expand(len(x), d) for o in out], -1)
 
@@ -189,24 +260,37 @@ class Cell:
 def cell(
     slots: str = "h",
     gates: str | None = None,
-    parameters: Mapping[str, float] | None = None,
+    parameters: Mapping[str, Initial] | None = None,
     reads: str | Callable[..., Any] | None = FIRST,
     given: str = "",
+    inputs: str = "",
+    shows: str = "",
+    structure: Callable[..., nn.Module] | None = None,
+    weights: Weights | None = None,
+    data: Callable[[Tensor, int, bool], Tensor] | None = None,
+    name: str = "",
 ) -> Callable[[Callable[..., Any]], Cell]:
     """Make a cell of a formula f(z, v, x, p).
 
-    slots       names of the parts of the state, "h c"; the readout reads the first
+    slots       names of the parts of the state, "h c"
     gates       names of the entries of z and v, "i f g o"; without it z and v are single values
-    parameters  per-unit parameters and their initial values, {"tau": 0.1}; they are trained
+    parameters  per-unit parameters and their initial values, {"tau": 0.1}, or where they are drawn; they are trained
     reads       what W multiplies: names of slots (the first, if not given), a formula of x, or None for no W
     given       names of entries of v that are no gates but data of each step, "mask"; z and v are then entries by name
+    inputs      names of entries of v that are made of the input like those of gates, and have no product
+    shows       names of the slots that the readout reads; the first, if not given
+    structure   (units=d) -> a parametrisation of W for d units (co.parametrisations)
+    weights     (W, R, b, p) as they are trained -> (W, R, b) as the formula takes them
+    data        (t [N], d, training) -> what is given at the steps t of d units, [N, given d], where a Network makes it
+    name        that of the function, if not given
 
     The formula returns the new value of each slot. Where z and v of a gate are used only as `z.g + v.g`, write just
-    that sum: the engines then keep one array instead of two.
+    that sum: the engines then keep one array instead of two. Its docstring has the equations and, in a paragraph of its
+    own at the end, the paper.
     """
-    names, data = tuple((gates or "z").split()), tuple(given.split())
+    names, extra, apart = tuple((gates or "z").split()), tuple(given.split()), tuple(inputs.split())
     table = MappingProxyType(dict(parameters or {}))
-    kinds = (("slots", slots.split()), ("gates", (*names, *data)), ("parameters", tuple(table)))
+    kinds = (("slots", slots.split()), ("gates", (*names, *apart, *extra)), ("parameters", tuple(table)))
     for kind, entries in kinds:
         if (
             len(set(entries)) != len(entries)
@@ -214,11 +298,16 @@ def cell(
             or (kind != "parameters" and not entries)
         ):
             raise InputError(f"{kind} must be different identifiers separated by spaces; got {' '.join(entries)!r}.")
+    for slot in shows.split():
+        choose("slot", slot, slots.split())
 
     def make(formula: Callable[..., Any]) -> Cell:
-        doc = (formula.__doc__ or "").strip()
-        bare = gates is None and not data
-        return Cell(formula.__name__, formula, tuple(slots.split()), names, table, reads, doc, bare, data)
+        equations, _, paper = inspect.cleandoc(formula.__doc__ or "").rpartition("\n\n")
+        return Cell(
+            name or formula.__name__, formula, tuple(slots.split()), names, table, reads, equations or paper,
+            gates is None and not extra and not apart, extra, paper if equations else "", apart, tuple(shows.split()),
+            structure, weights, data,
+        )  # fmt: skip
 
     return make
 
@@ -243,55 +332,102 @@ def activation_function(activation: Activation) -> Callable[[Any], Any]:
     return ACTIVATIONS[choose("activation", activation, ACTIVATIONS)]
 
 
-@functools.cache
+def once(make: Callable[..., Cell]) -> Callable[..., Cell]:
+    """One cell for the same options, however they are given: what is compiled for a cell is kept with it."""
+    signature, known = inspect.signature(make), dict[Any, Cell]()
+
+    @functools.wraps(make)
+    def of(*args: Any, **options: Any) -> Cell:
+        bound = signature.bind(*args, **options)
+        bound.apply_defaults()
+        key = tuple(bound.arguments.values())
+        if key not in known:
+            known[key] = make(*key)
+        return known[key]
+
+    return of
+
+
+@once
 def elman(activation: Activation = "tanh") -> Cell:
     sigma = activation_function(activation)
 
     @cell(slots="h")
     def elman(z, v, x, p):
-        """h' = sigma(W h + R u + b).  Elman, Cognitive Science 14 (1990)."""
+        """h' = sigma(W h + R u + b)
+
+        Elman, Cognitive Science 14 (1990)"""
         return sigma(z + v)
 
     return elman
 
 
-@functools.cache
+@once
 def leaky(activation: Activation = "tanh") -> Cell:
     sigma = activation_function(activation)
 
     @cell(slots="h", parameters={"leak": 0.5})
     def leaky(z, v, x, p):
-        """h' = (1 - leak) h + leak sigma(W h + R u + b), one leak for each unit.  Jaeger et al., Neural Networks 20 (2007)."""
+        """h' = (1 - leak) h + leak sigma(W h + R u + b), one leak for each unit
+
+        Jaeger et al., Neural Networks 20 (2007)"""
         return (1 - p.leak) * x.h + p.leak * sigma(z + v)
 
     return leaky
 
 
-@functools.cache
-def rate(activation: Activation = "tanh") -> Cell:
+@once
+def rate(activation: Activation = "tanh", noise: float = 0.0) -> Cell:
+    """noise: the standard deviation of n at each step; drawn anew for every run in training mode by torch's own generator
+    (torch.manual_seed), and left out by net.eval(). For Dale's law give the network a structure="dale"."""
     sigma = activation_function(activation)
+    more: dict[str, Any] = {}
+    if noise:
+        more = {"gates": "x", "given": "n", "data": functools.partial(gaussian, noise)}
 
-    @cell(slots="x", parameters={"tau": 0.1}, reads=lambda x: sigma(x.x))
+    @cell(slots="x", parameters={"tau": 0.1}, reads=lambda x: sigma(x.x), **more)
     def rate(z, v, x, p):
-        """x' = (1 - tau) x + tau (W sigma(x) + R u + b), one tau for each unit.  Sompolinsky et al., PRL 61 (1988)."""
+        """x' = (1 - tau) x + tau (W sigma(x) + R u + b) + n, one tau for each unit; process noise n if it is asked for
+
+        Sompolinsky et al., PRL 61 (1988)"""
+        if noise:
+            return (1 - p.tau) * x.x + p.tau * (z.x + v.x) + v.n
         return (1 - p.tau) * x.x + p.tau * (z + v)
 
     return rate
 
 
+def gaussian(std: float, t: Tensor, d: int, training: bool) -> Tensor:
+    """Independent N(0, std^2) for each unit at the steps t; zero outside training."""
+    return std * torch.randn(len(t), d) if training else torch.zeros(len(t), d)
+
+
 @cell(slots="h c", gates="i f g o")
 def lstm(z, v, x, p):
-    """c' = f c + i g, h' = o tanh(c'); i, f, o sigmoid, g tanh of W h + R u + b; torch's gate order.
-    Hochreiter & Schmidhuber (1997), forget gate by Gers et al. (2000)."""
+    """c' = f c + i g, h' = o tanh(c'); i, f, o sigmoid, g tanh of W h + R u + b; torch's gate order
+
+    Hochreiter & Schmidhuber, Neural Computation 9 (1997); forget gate by Gers et al. (2000)"""
     i, f, g, o = sigmoid(z.i + v.i), sigmoid(z.f + v.f), tanh(z.g + v.g), sigmoid(z.o + v.o)
     c = f * x.c + i * g
     return o * tanh(c), c
 
 
+@cell(slots="h c", gates="i g o", name="lstm-1997")
+def lstm_1997(z, v, x, p):
+    """c' = c + i g, h' = o s(c'); i, o sigmoid of W h + R u + b, g = 2 s of it, s(a) = 2 sigmoid(a) - 1 = tanh(a/2): no forget
+    gate, and the squashing functions of the paper, 4 sigmoid - 2 and 2 sigmoid - 1
+
+    Hochreiter & Schmidhuber, Neural Computation 9 (1997)"""
+    c = x.c + sigmoid(z.i + v.i) * 2 * tanh((z.g + v.g) / 2)
+    return sigmoid(z.o + v.o) * tanh(c / 2), c
+
+
 @cell(slots="h", gates="r u n", parameters={"b_n": 0.0})
 def gru(z, v, x, p):
-    """h' = (1 - u) n + u h, n = tanh(v_n + r (z_n + b_n)); r, u sigmoid; torch's order and its reset after the product.
-    b_n is torch's b_hn; the other recurrent biases are part of b.  Cho et al. (2014)."""
+    """h' = (1 - u) n + u h, n = tanh(v_n + r (z_n + b_n)); r, u sigmoid; torch's order and its reset after the product;
+    b_n is torch's b_hn; the other recurrent biases are part of b
+
+    Cho et al., EMNLP (2014)"""
     r, u = sigmoid(z.r + v.r), sigmoid(z.u + v.u)
     n = tanh(v.n + r * (z.n + p.b_n))
     return (1 - u) * n + u * x.h
@@ -299,10 +435,184 @@ def gru(z, v, x, p):
 
 @cell(slots="h c", gates="i f g o", parameters={"pi": 0.0, "pf": 0.0, "po": 0.0})
 def peephole(z, v, x, p):
-    """The lstm whose gates see the memory: i and f also p_i c and p_f c, o also p_o c'.  Gers & Schmidhuber (2000)."""
+    """The lstm whose gates see the memory: i and f also p_i c and p_f c, o also p_o c'
+
+    Gers & Schmidhuber, IJCNN (2000)"""
     i, f = sigmoid(z.i + v.i + p.pi * x.c), sigmoid(z.f + v.f + p.pf * x.c)
     c = f * x.c + i * tanh(z.g + v.g)
     return sigmoid(z.o + v.o + p.po * c) * tanh(c), c
+
+
+@once
+def scrn(alpha: float = 0.95, learned: bool = False, activation: Activation = "sigmoid") -> Cell:
+    """learned: alpha = sigmoid(beta), one for each unit; otherwise it is fixed."""
+    sigma = activation_function(activation)
+    if not 0 < alpha < 1:
+        raise InputError(f"alpha must lie between 0 and 1; got {alpha}.")
+    decay = lambda p: sigmoid(p["beta"]) if learned else alpha
+
+    def weights(
+        W: Tensor, R: Tensor, b: Tensor | None, p: Mapping[str, Tensor]
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """P s' = P alpha s + P (1 - alpha) (B u + b_s): one part goes to W, the other to the input."""
+        d, a = len(W), decay(p)
+        Wh, P = W.split(d, 1)
+        onto = lambda y: torch.cat([y[:d] + (P * (1 - a)) @ y[d:], y[d:]])
+        return torch.cat([Wh, P * a], 1), onto(R), None if b is None else onto(b)
+
+    table = {"beta": math.log(alpha / (1 - alpha))} if learned else {}
+
+    name = "scrn-learned" if learned else "scrn"
+
+    @cell("h s", "h", table, reads="h s", inputs="s", shows="h s", weights=weights, name=name)
+    def scrn(z, v, x, p):
+        """s' = alpha s + (1 - alpha) (B u + b_s), h' = sigma(W h + P s' + A u + b_h); R holds A and B, W holds W and P; the
+        readout reads h and s
+
+        Mikolov et al., arXiv:1412.7753 (2014)"""
+        a = decay({"beta": p.beta}) if learned else alpha
+        return sigma(z.h + v.h), a * x.s + (1 - a) * v.s
+
+    return scrn
+
+
+@once
+def antisymmetric(eps: float = 0.01, gamma: float = 0.01, gated: bool = False, activation: Activation = "tanh") -> Cell:
+    sigma, structure = activation_function(activation), functools.partial(parametrisations.Skew, gamma=gamma)
+    if gated:
+
+        @cell(slots="h", gates="h", inputs="g", structure=structure, name="antisymmetric-gated")
+        def gated_antisymmetric(z, v, x, p):
+            """h' = h + eps sigmoid(W h + R_g u + b_g) sigma(W h + R u + b), W = M - M' - gamma I for both
+
+            Chang et al., ICLR (2019)"""
+            return x.h + eps * sigmoid(z.h + v.g) * sigma(z.h + v.h)
+
+        return gated_antisymmetric
+
+    @cell(slots="h", structure=structure)
+    def antisymmetric(z, v, x, p):
+        """h' = h + eps sigma(W h + R u + b), W = M - M' - gamma I
+
+        Chang et al., ICLR (2019)"""
+        return x.h + eps * sigma(z + v)
+
+    return antisymmetric
+
+
+@cell(slots="h", parameters={"c": Uniform(-0.01, 0.01)}, structure=parametrisations.Orthogonal)
+def exponential(z, v, x, p):
+    """h' = modrelu(W h + R u + b), modrelu(a) = sign(a) relu(|a| + c), one c for each unit; W = exp(A), A = M - M', begins at
+    the Cayley initialisation and stays orthogonal; the paper has no b
+
+    Lezcano-Casado & Martinez-Rubio, ICML (2019)"""
+    a = z + v
+    s = sign(a)
+    return s * relu(s * a + p.c)
+
+
+@once
+def lipschitz(eps: float = 0.03, beta: float = 0.75, gamma: float = 0.001, activation: Activation = "tanh") -> Cell:
+    sigma, structure = activation_function(activation), functools.partial(parametrisations.Skew, beta, gamma)
+
+    @cell(slots="h", gates="a h", structure=structure)
+    def lipschitz(z, v, x, p):
+        """h' = h + eps (A h + sigma(W h + R u + b)); A = (1 - beta)(M + M') + beta (M - M') - gamma I, and W likewise of its
+        own M; both stand in W, A first
+
+        Erichson et al., ICLR (2021)"""
+        return x.h + eps * (z.a + sigma(z.h + v.h))
+
+    return lipschitz
+
+
+@once
+def cornn(dt: float = 0.042, gamma: float = 2.7, eps: float = 4.7, activation: Activation = "tanh") -> Cell:
+    sigma = activation_function(activation)
+
+    @cell(slots="y z", reads="y z")
+    def cornn(z, v, x, p):
+        """z' = z + dt (sigma(W y + W_z z + R u + b) - gamma y - eps z), y' = y + dt z'
+
+        Rusch & Mishra, ICLR (2021)"""
+        new = x.z + dt * (sigma(z + v) - gamma * x.y - eps * x.z)
+        return x.y + dt * new, new
+
+    return cornn
+
+
+@once
+def unicornn(eps: float = 0.03, alpha: float = 0.9, activation: Activation = "tanh") -> Cell:
+    sigma = activation_function(activation)
+
+    @cell(slots="y z", parameters={"w": Uniform(0.0, 1.0), "c": Uniform(-0.1, 0.1)}, reads=None)
+    def unicornn(z, v, x, p):
+        """z' = z - e (sigma(w y + R u + b) + alpha y), y' = y + e z', e = eps sigmoid(c); w and c for each unit, no W
+
+        Rusch & Mishra, ICML (2021)"""
+        e = eps * sigmoid(p.c)
+        new = x.z - e * (sigma(p.w * x.y + (z + v)) + alpha * x.y)
+        return x.y + e * new, new
+
+    return unicornn
+
+
+@once
+def inverse(k: int = 1, activation: Activation = "tanh") -> Cell:
+    """k: how many steps with W^-1, then as many with W."""
+    sigma = activation_function(activation)
+    if not isinstance(k, int) or k < 1:
+        raise InputError(f"k must be a number of steps, at least 1; got {k!r}.")
+
+    def turn(t: Tensor, d: int, training: bool) -> Tensor:
+        """1 at the steps that take W, 0 at those that take its inverse."""
+        return ((t - 1) // k % 2)[:, None].expand(-1, d)
+
+    @cell(slots="h", gates="w i", inputs="h", given="m", structure=parametrisations.WithInverse, data=turn)
+    def inverse(z, v, x, p):
+        """h' = sigma(W^-1 h + R u + b) for k steps, then sigma(W h + R u + b) for k steps, and so on"""
+        return sigma(v.m * z.w + (1 - v.m) * z.i + v.h)
+
+    return inverse
+
+
+@cell(slots="h", gates="g h", reads=None)
+def mingru(z, v, x, p):
+    """h' = (1 - g) h + g (R u + b), g = sigmoid(R_g u + b_g): linear in h
+
+    Feng et al., arXiv:2410.01201 (2024)"""
+    g = sigmoid(z.g + v.g)
+    return (1 - g) * x.h + g * (z.h + v.h)
+
+
+@cell(slots="h", gates="f i h", reads=None)
+def minlstm(z, v, x, p):
+    """h' = f/(f + i) h + i/(f + i) (R u + b), f and i sigmoid of their own R u + b: linear in h
+
+    Feng et al., arXiv:2410.01201 (2024)"""
+    keep = sigmoid(
+        softplus(-(z.i + v.i)) - softplus(-(z.f + v.f))
+    )  # f/(f + i), also where both are zero to the last digit
+    return keep * x.h + (1 - keep) * (z.h + v.h)
+
+
+def ring(area: Tensor) -> Tensor:
+    """nu of units whose |L|^2 is `area`, kept off 0 and 1, where it ends."""
+    return torch.log(-torch.log(area.clamp(1e-6, 1 - 1e-6)) / 2)
+
+
+@cell(
+    slots="re im", gates="re im", reads=None, shows="re im",
+    parameters={"nu": Uniform(0.0, 1.0, ring), "theta": Uniform(0.0, 2 * math.pi)},
+)  # fmt: skip
+def lru(z, v, x, p):
+    """x' = L x + sqrt(1 - |L|^2) (R u + b), complex, L = exp(-exp(nu) + i theta) for each unit: linear in x; L begins uniform
+    on the unit disc; the readout takes Re(C x), its V being (Re C, -Im C), and D u with skip=True
+
+    Orvieto et al., ICML (2023)"""
+    size = exp(-exp(p.nu))
+    re, im, enters = size * cos(p.theta), size * sin(p.theta), sqrt(1 - size * size)
+    return re * x.re - im * x.im + enters * (z.re + v.re), im * x.re + re * x.im + enters * (z.im + v.im)
 
 
 @functools.cache
@@ -322,12 +632,17 @@ def noisy(base: Cell, dropout: bool, zoneout: bool) -> Cell:
         base.parameters,
         reads,
         " ".join(given),
+        " ".join(base.inputs),
+        " ".join(base.shows),
+        base.structure,
+        base.weights,
     )
     def noisy(z, v, x, p):
         entries = lambda y, names: {n: getattr(y, n) for n in names}
         new = base._call(
-            entries(z, base.gates), entries(v, base.gates), entries(x, base.slots), entries(p, base.parameters)
-        )
+            entries(z, base.gates), entries(v, (*base.gates, *base.inputs)), entries(x, base.slots),
+            entries(p, base.parameters),
+        )  # fmt: skip
         if zoneout:
             pairs = [(getattr(v, keep[s]), getattr(x, s), y) for s, y in zip(base.slots, new, strict=True)]
             new = [k * old + (1 - k) * y for k, old, y in pairs]
@@ -336,24 +651,58 @@ def noisy(base: Cell, dropout: bool, zoneout: bool) -> Cell:
     return replace(noisy, name=f"{base.name}{' dropout' * dropout}{' zoneout' * zoneout}")
 
 
-CELLS: dict[str, Callable[[Activation], Cell]] = {
+CELLS: dict[str, Cell | Callable[..., Cell]] = {  # a cell, or a function of its options
     "elman": elman,
     "leaky": leaky,
     "rate": rate,
-    "lstm": lambda activation: lstm,
-    "gru": lambda activation: gru,
-    "peephole": lambda activation: peephole,
+    "lstm": lstm,
+    "lstm-1997": lstm_1997,
+    "peephole": peephole,
+    "gru": gru,
+    "scrn": scrn,
+    "scrn-learned": functools.partial(scrn, learned=True),
+    "antisymmetric": antisymmetric,
+    "antisymmetric-gated": functools.partial(antisymmetric, gated=True),
+    "exponential": exponential,
+    "lipschitz": lipschitz,
+    "cornn": cornn,
+    "unicornn": unicornn,
+    "inverse": inverse,
+    "mingru": mingru,
+    "minlstm": minlstm,
+    "lru": lru,
 }
-FIXED = ("lstm", "gru", "peephole")  # cells whose equations name their activations
 
 
-def named(name: str, activation: Activation | None = None) -> Cell:
-    """The cell of that name; `activation` (tanh, if not given) for those that leave it open."""
-    choose("cell", name, CELLS)
+def options(name: str) -> dict[str, Any]:
+    """The options of a cell of the table and what they are if they are not given."""
+    make = CELLS[choose("cell", name, CELLS)]
+    if isinstance(make, Cell):
+        return {}
+    taken = make.keywords if isinstance(make, functools.partial) else {}
+    found = inspect.signature(make).parameters
+    return {n: o.default for n, o in found.items() if n not in taken}
+
+
+FIXED = tuple(
+    name for name in CELLS if "activation" not in options(name)
+)  # cells whose equations name their activations
+
+
+def named(name: str, activation: Activation | None = None, **given: Any) -> Cell:
+    """The cell of that name with its options; `activation` for those that leave it open."""
+    known = options(name)
     if name in FIXED and activation is not None:
         raise InputError(f"cell '{name}' fixes its activations by its equations; leave out activation={activation!r}.")
+    unknown = [n for n in given if n not in known]
+    if unknown:
+        has = ", ".join(n for n in known if n != "activation") or "none"
+        raise KindError(f"cell '{name}' has no option {', '.join(unknown)}; its options: {has}.")
+    make, given = CELLS[name], given | ({} if activation is None else {"activation": activation})
+    if isinstance(make, Cell):
+        return make
     try:
-        return CELLS[name](activation or "tanh")
+        return make(**given)
     except TypeError as e:
         if "unhashable" in str(e):
             raise KindError(f"activation must be a name or a function; got {type(activation).__name__}.") from e

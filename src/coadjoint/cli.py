@@ -459,6 +459,31 @@ def tasks() -> None:
     print_table(["task", "what it asks", "options"], rows)
 
 
+@app.command("cells")
+def list_cells() -> None:
+    """List the cells with their equations, parameters, engines and papers."""
+    from .cells import CELLS, named, options
+    from .steps import STEPS
+    from .sweeps import ENGINES, declined
+
+    rows = []
+    for name in CELLS:
+        cell = named(name)
+        declining = [engine for engine in ENGINES if declined(engine, cell)]
+        rows.append(
+            [
+                name, " ".join(cell.equations.split()), ", ".join(f"{n}={v}" for n, v in options(name).items()),
+                " ".join((*(("W",) if cell.read else ()), "R", "b", *(f"p.{n}" for n in cell.parameters))),
+                f"all but {', '.join(declining)}" if declining else "all", str(len(cell.slots)), cell.paper,
+            ]
+        )  # fmt: skip
+    for name, step in STEPS.items():
+        about = [" ".join(part.split()) for part in (step.__doc__ or "").split("\n\n")]
+        taken = [n for n in inspect.signature(step).parameters if n not in ("inputs", "hidden", "dtype", "device")]
+        rows.append([name, " ".join(about[:-1]), ", ".join(taken), "its own", "autograd", "its slots", about[-1]])
+    print_table(["cell", "equations", "options", "parameters", "engines", "state", "paper"], rows)
+
+
 DEMO: dict[str, dict[str, Any]] = {
     "task": {"name": "temporal-order", "length": 50},
     "network": {"hidden": 64, "init": "spectral", "radius": 0.5},

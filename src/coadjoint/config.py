@@ -82,7 +82,7 @@ class NetworkSection(Section):
     activation: str | None = Field(None, description="tanh (default), sigmoid, relu, identity, softplus")
     x0: Literal["zero", "learned"] = Field("zero", description="the initial state")
     bias: bool = Field(True, description="b and b_o")
-    engine: str = Field("auto", description="auto, cpu, eager, cuda, triton, stepwise, reference, autograd")
+    engine: str = Field("auto", description="auto, cpu, eager, cuda, scan, triton, stepwise, reference, autograd")
     init: str | None = Field(
         None, description="torch, gaussian, spectral, orthogonal, identity; spectral if --radius is given"
     )

@@ -92,7 +92,8 @@ class Evaluation:
 
 @dataclass(frozen=True, eq=False)
 class Temporal:
-    """grad_t = sum over samples of delta_t r(x_{t-1})' for W, delta_t u_t' for R, delta_t for b; sum_t grad_t is the gradient.
+    """grad_t = sum over samples of delta_t r(x_{t-1})' for W, delta_t u_t' for R, delta_t for b; sum_t grad_t is the gradient
+    by W, R and b as the formula takes them (a structured W, not its raw parameter).
 
     Norms come from Gram matrices of the batch, ||sum_b d_b r_b'||^2 = sum_{b,c} (d_b . d_c)(r_b . r_c): no array of T matrices.
     """
@@ -115,16 +116,12 @@ class Temporal:
         cell, rows, tape = run.plan.cell, layout.rows, run.tape
         with torch.no_grad():
             mantissa, k = lam.rows[rows.B :], lam.powers[rows.B :, None]
-            op = derivatives.next_of(cell).pulled(("x",), ("a", "v") if cell.side else ("a",))
+            op = derivatives.next_of(cell).pulled(("x",), ("a", "v") if cell.beside else ("a",))
             back = op((tape.x[rows.B :], tape.q), tape.a, tape.v, rows.prev(tape.x), tape.p, mantissa)
             share = layout.sort(e.batch.weights(lam.mantissa))[rows.sample][:, None] / rows.B
             delta = scale(back["a"] if back["a"] is not None else torch.zeros_like(tape.a), k) * share
-            into_v = delta
-            if cell.side:
-                into_v = delta.clone()
-                assert back["v"] is not None
-                assert net._apart is not None
-                into_v[:, net._apart] = scale(back["v"], k) * share
+            side = back.get("v")
+            into_v = net.heard(delta, None if side is None else scale(side, k) * share)
             r = derivatives.read(cell, rows.prev(tape.x)) if run.W is not None else None
             return Temporal(net, layout, delta, into_v, r, e.trajectory.inputs)
 
@@ -388,6 +385,7 @@ class Truncated(Method):
         self.k1, self.k2 = k1, k2
 
     def evaluate(self, net: Network, batch: Batch, loss: LossLike) -> Evaluation:
+        net.whole("truncated backpropagation")
         layout, flat = net._layout(batch.u, batch.lengths)
         u, lengths = layout.padded(flat), layout.lengths
         with torch.no_grad():

@@ -138,7 +138,12 @@ class Recordings:
     def key(self, net: Network, batch: Batch, loss: Any) -> Any:
         """What a recording depends on; None where there can be none."""
         plain = isinstance(batch.u, Tensor) and batch.lengths is None and batch.mask is None and batch.weight is None
-        if not plain or not batch.u.is_cuda or net.engine != "cuda" or not isinstance(batch.y, Tensor | None):
+        if (
+            not plain
+            or not batch.u.is_cuda
+            or net.engine not in ("cuda", "scan")
+            or not isinstance(batch.y, Tensor | None)
+        ):
             return None
         if torch.cuda.is_current_stream_capturing() or (batch.y is not None and not batch.y.is_cuda):
             return None
@@ -149,7 +154,7 @@ class Recordings:
         except TypeError:
             return None
         return (
-            id(net), net.cell, weights, loss, net.readout, net.output, net.training,
+            id(net), net.cell, str(net.engine), weights, loss, net.readout, net.output, net.training,
             like(batch.u), like(batch.y), like(batch.x0), batch.reduce,
         )  # fmt: skip
 

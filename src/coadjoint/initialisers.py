@@ -68,7 +68,8 @@ INITIALISERS: dict[str, tuple[str, Rule | None]] = {  # name: (what W becomes, f
 def initialise(net: Network, name: str, *, radius: float = 1.0, std: float = 0.1, seed: int = 0) -> Network:
     """Begin a network anew: W by its name in the table, R and V with entries N(0, std^2), biases 0.
 
-    "torch" draws every parameter as the constructor does. Per-unit parameters of a cell and x0 stay as they are."""
+    "torch" draws every parameter as the constructor does. Whatever the name, a structured W and per-unit parameters that are
+    drawn begin where their definition says; other per-unit parameters and x0 stay as they are."""
     rule = INITIALISERS[choose("initialiser", name, INITIALISERS)][1]
     generator = torch.Generator(device=net.V.device).manual_seed(seed)
     for what, value in (("radius", radius), ("std", std)):
@@ -84,6 +85,7 @@ def initialise(net: Network, name: str, *, radius: float = 1.0, std: float = 0.1
                 gaussian_(p, std, generator)
             elif key in ("b", "b_o"):
                 p.zero_()
+        net.begin(generator)
         if rule is not None:
             for W in blocks(net):
                 rule(W, radius, generator)

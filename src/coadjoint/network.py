@@ -1,7 +1,7 @@
 """Network -> Trajectory -> Costates.
 
 x_t   = f(W r(x_{t-1}), R u_t + b, x_{t-1}, p)     t = 1..T
-a     = V h + b_o,  y_hat = phi(a)                 h the first slot of x, at the last step or at every step
+a     = V h + D u + b_o,  y_hat = phi(a)           h what the cell shows of x, at the last step, at every step or of all steps
 lam_t = dL/dx_t                                    t = 0..T, each sample's own loss, positive
 """
 
@@ -17,10 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
+from torch.nn.functional import pad
+from torch.nn.utils import parametrize
 from torch.nn.utils.rnn import PackedSequence
 
-from . import cells, losses, sweeps
-from .cells import Activation, Cell
+from . import cells, losses, parametrisations, sweeps
+from .cells import Activation, Cell, Uniform
 from .errors import InputError, KindError, Unsupported, choose, insist
 from .losses import LossLike, Output
 from .sweeps import Choice, Plan, Rows, Stepped, Swept, scale
@@ -32,6 +34,7 @@ from .sweeps.rows import equal
 DTYPES = (torch.float32, torch.float64)
 HALF = "parameters are float32 or float64; got {}. Half precision loses what second derivatives live on."
 Weights = tuple[Tensor, Tensor | None]
+Entering = tuple[Weights, Weights | None]
 Sequences = Tensor | PackedSequence | Sequence[Tensor]
 
 
@@ -254,14 +257,15 @@ class Trajectory(Passage):
     pre: Tensor  # a, in rows: [B, outputs] in the rows' order or [N, outputs]
     V: Tensor  # the readout and input weights of this run, whatever the network holds later
     b_o: Tensor | None
-    R: Tensor | None
+    more: dict[str, Tensor]  # what else the readout has
+    entering: Entering | None
 
     def __repr__(self) -> str:
         T, B, n = self.layout.rows.T, self.layout.rows.B, self.run.x.shape[1]
         return f"<Trajectory of {B} samples, T = {T}, {n} state entries, readout {self.network.readout!r}>"
 
     def read_out(self, x: Tensor, last: Tensor) -> Tensor:
-        return self.network.read_out(self.layout, x, last, self.V, self.b_o)
+        return self.network.read_out(self.layout, x, last, self.V, self.b_o, self.inputs, self.more)
 
     @functools.cached_property
     def u(self) -> Tensor:
@@ -306,15 +310,16 @@ class Trajectory(Passage):
     ) -> Costates:
         """lam_t = dL/dx_t of each sample's own loss; arguments as in `loss`. Differentiable, for penalties."""
         run, every = self.run, self.network.readout == "every"
+        by_x = every or self.network.summary is not None
         x, last, pre, attached = run.x, run.last, self.pre, run.x.requires_grad
         dual, mapped = forward_ad._current_level >= 0, torch._C._functorch.peek_interpreter_stack() is not None
         recorded = (torch.is_grad_enabled() and (attached or self.pre.requires_grad)) or dual or mapped
         s, s_last = None, None
         if mapped and not isinstance(loss, Tensor):  # torch.func allows no leaves of our own
             of = lambda h: self._loss(loss, y, mask, reduce, self.read_out(h, h))
-            value, pull, *_ = torch.func.vjp(of, x if every else last)
+            value, pull, *_ = torch.func.vjp(of, x if by_x else last)
             source = pull(torch.ones_like(value))[0]
-            s, s_last = (source, None) if every else (None, source)
+            s, s_last = (source, None) if by_x else (None, source)
         else:
             with torch.enable_grad():
                 if not (attached and recorded) and not isinstance(loss, Tensor):
@@ -341,11 +346,23 @@ class Trajectory(Passage):
         """The change of y_hat along a change du of the inputs: DF(u) . du, shaped like y_hat. Differentiable."""
         if du.shape != self.u.shape:
             raise InputError(f"the direction du has shape {list(du.shape)}; expected that of u, {list(self.u.shape)}.")
-        mu = self.run.push(*self.network.drive(self.layout.flat(du), self.R, None))
-        net, rows = self.network, self.layout.rows
-        h = net.shown(rows.last(mu) if net.readout == "last" else mu[rows.B :])
+        net, rows, flat = self.network, self.layout.rows, self.layout.flat(du)
+        mu = self.run.push(*net.drive(flat, changes(self.entering)))
+        if net.summary is None:
+            h = net.seen(self.layout, mu, rows.last(mu), {})
+        else:
+            of = lambda x: net.seen(self.layout, x, None, self.more)
+            h = torch.func.jvp(of, (self.run.x,), (mu,))[1]
+        da = h @ self.V.T
+        if "D" in self.more:
+            da = da + net.read_at(rows, flat) @ self.more["D"].T
         phi = losses.output_function(net.output)
-        return self._outward(torch.func.jvp(phi, (self.pre,), (h @ self.V.T,))[1])
+        return self._outward(torch.func.jvp(phi, (self.pre,), (da,))[1])
+
+
+def changes(entering: Entering | None) -> Entering | None:
+    """The same weights without their biases: what a change of the input says."""
+    return None if entering is None else (entering[0][:1] + (None,), entering[1] and (entering[1][0], None))
 
 
 @quick
@@ -487,22 +504,69 @@ class Costates:
         return torch.log((self.size if self.whole else torch.where(self.nonzero, self.size, 1)).double())
 
 
+def tilted(net: Network, rows: Rows, h: Tensor, more: dict[str, Tensor]) -> Tensor:
+    """(1/beta) log mean_t exp(beta h_t) over each sample's own steps"""
+    return log_mean_exp(rows, net.beta * h) / net.beta
+
+
+def tilted_tanh(net: Network, rows: Rows, h: Tensor, more: dict[str, Tensor]) -> Tensor:
+    """(1/beta) log tanh(mean_t exp(beta h_t)): log tanh(m) is log m where m is tiny, and log(1 - 2/(e^2m + 1)) where it is not"""
+    log = log_mean_exp(rows, net.beta * h)
+    small, large = (
+        torch.exp(log.clamp(-20, 0)),
+        torch.exp(log.clamp(0, 5.8)),
+    )  # past that the last digit of 0 is reached
+    near = torch.where(log < 0, torch.log(torch.tanh(small)), torch.log1p(-2 * torch.sigmoid(-2 * large)))
+    return torch.where(log < -20, log, near) / net.beta
+
+
+def log_mean_exp(rows: Rows, y: Tensor) -> Tensor:
+    """[N, n] -> [B, n]"""
+    sample, top = rows.sample.to(y.device), y.new_full((rows.B, y.shape[1]), -math.inf)
+    top = top.scatter_reduce(0, sample[:, None].expand_as(y), y.detach(), "amax")  # a shift that cancels: no derivative
+    total = y.new_zeros(rows.B, y.shape[1]).index_add(0, sample, torch.exp(y - top[sample]))
+    return top + torch.log(total / rows.lengths.to(y)[:, None])
+
+
+def attention(net: Network, rows: Rows, h: Tensor, more: dict[str, Tensor]) -> Tensor:
+    """sum_t a_t h_t, a = softmax over each sample's own steps of tanh(w . h_t + b_t)"""
+    sample, b = rows.sample.to(h.device), more["b_a"]
+    at = (rows.time - 1).clamp(max=len(b) - 1).to(h.device)
+    e = torch.exp(torch.tanh(h @ more["w_a"] + b[at]))  # between 1/e and e: nothing overflows
+    total = e.new_zeros(rows.B).index_add(0, sample, e)
+    return h.new_zeros(rows.B, h.shape[1]).index_add(0, sample, (e / total[sample])[:, None] * h)
+
+
+SUMMARIES: dict[str, Callable[..., Tensor]] = {"tilted": tilted, "tilted-tanh": tilted_tanh, "attention": attention}
+READOUT = ("D", "w_a", "b_a")  # parameters of a readout beside V and b_o
+
+
 class Network(nn.Module):
     """A recurrent layer and a linear readout.
 
-    cell        a name ("elman", "leaky", "rate", "lstm", "gru"), a cell made with @co.cell, a torch cell module
-                (RNNCell, LSTMCell, GRUCell) or any step function (u_t, x) -> x; the last two run on the autograd engine
+    cell        a name ("elman", "lstm", "gru", ...; co.cells.CELLS has them all), a cell made with @co.cell, a torch cell
+                module (RNNCell, LSTMCell, GRUCell) or any step function (u_t, x) -> x; the last two run on the autograd engine
     activation  "tanh", "sigmoid", "relu", "identity", "softplus" or a function written with co.tanh, co.exp, ...
-    readout     "last": y_hat at each sample's last step; "every": at every step
+    readout     "last": y_hat at each sample's last step; "every": at every step; or one y_hat for each sample of all its steps:
+                "tilted" reads (1/beta) log mean_t exp(beta h_t), "tilted-tanh" the same with a tanh around the mean,
+                "attention" sum_t a_t h_t, a = softmax over its own steps of tanh(w . h_t + b_t). `net.readout` then is
+                "last", where y_hat goes, and `net.summary` says which
+    beta        of the tilted readouts, 1 if not given
+    steps       of "attention": how many b_t there are, 1 if not given; later steps take the last of them
+    skip        add D u to the readout, u of the steps that it reads
     output      phi: "identity", "sigmoid", "softmax", "tanh" or a function
     x0          "zero", "learned", or a tensor [n]; a call may give its own
     mask        a fixed mask on W, shaped like W: zeros are absent connections
+    structure   of W: "antisymmetric", "orthogonal", "cayley", "diagonal", "low-rank", "dale" or a torch parametrisation
+                (co.parametrisations); some cells bring their own
     engine      "auto", "cpu", "eager", "cuda", "triton", "stepwise", "reference", "autograd"; `net.engine` says which runs,
                 `net.engine.why` why
     slots       for a step function: how many parts of size `hidden` its state has
+    options     of a cell given by name: eps=0.05, ...
 
-    Parameters: W (recurrent), R (input), b, V (readout), b_o, x0 if learned, and the cell's own under `p`.
-    All are drawn uniformly from +-1/sqrt(hidden), as torch.nn does; see co.initialisers for others.
+    Parameters: W (recurrent), R (input), b, V (readout), b_o, D if skip, w_a and b_a of an attention, x0 if learned, and the
+    cell's own under `p`. All are drawn uniformly from +-1/sqrt(hidden), as torch.nn does, but a structured W begins where
+    its structure says (its raw parameter is parametrizations.W.original); see co.initialisers for others.
     """
 
     W: nn.Parameter | None
@@ -510,7 +574,6 @@ class Network(nn.Module):
     b: nn.Parameter | None
     x0: Tensor
     mask: Tensor | None
-    _apart: Tensor | None  # the rows of R and b that belong to gates where v is used apart from z
 
     def __init__(
         self,
@@ -525,10 +588,15 @@ class Network(nn.Module):
         x0: str | Tensor = "zero",
         bias: bool = True,
         mask: Tensor | None = None,
+        structure: str | nn.Module | None = None,
+        skip: bool = False,
+        beta: float | None = None,
+        steps: int | None = None,
         engine: str = "auto",
         slots: int | None = None,
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
+        **options: Any,
     ) -> None:
         super().__init__()
         for name, value in (("inputs", inputs), ("hidden", hidden), ("outputs", outputs)):
@@ -538,17 +606,27 @@ class Network(nn.Module):
         if dtype not in DTYPES:
             raise Unsupported(HALF.format(dtype))
         self.inputs, self.hidden, self.outputs = inputs, hidden, outputs
-        self.readout = choose("readout", readout, ("last", "every"))
+        choose("readout", readout, ("last", "every", *SUMMARIES))
+        self.readout = "every" if readout == "every" else "last"
+        self.summary = readout if readout in SUMMARIES else None
+        if readout.startswith("tilted"):
+            self.beta = 1.0 if beta is None else float(beta)
+            if not math.isfinite(self.beta) or self.beta == 0:
+                raise InputError(f"beta must be a finite number and not 0; got {beta!r}.")
+        elif beta is not None:
+            options["beta"] = beta  # some cells have one too
+        if steps is not None and (readout != "attention" or not isinstance(steps, int) or steps < 1):
+            raise InputError(f"steps is how many b_t readout='attention' has, at least 1; got {steps!r}, {readout=}.")
         losses.output_function(output)
         self.output = output
         make: dict[str, Any] = {"dtype": dtype, "device": device}
         self.cell: Cell | None = None
         self.step: Any = None
         if isinstance(cell, str):
-            self.cell = cells.named(cell, activation)
+            self.cell = cells.named(cell, activation, **options)
         elif isinstance(cell, Cell):
             self.cell = cell
-            if cell.given:
+            if cell.given and cell.data is None:
                 raise Unsupported(
                     f"cell '{cell.name}' is given data at each step ({', '.join(cell.given)}), and a Network has only inputs. Use co.nn, or make it a gate that reads an input."
                 )
@@ -558,39 +636,43 @@ class Network(nn.Module):
             raise KindError(
                 f"cell must be a name, a cell made with @co.cell, a torch cell module or a step function; got {type(cell).__name__}."
             )
-        if activation is not None and not isinstance(cell, str):
-            raise InputError("activation= belongs to a cell given by name; a formula or a step function has its own.")
+        if not isinstance(cell, str) and (activation is not None or options):
+            names = ", ".join((["activation"] if activation is not None else []) + [*options])
+            raise InputError(f"{names}= belongs to a cell given by name; a formula or a step function has its own.")
         self.engine = engine
         self.p = nn.ParameterDict()
         if self.cell is None:
-            self.slots = slots or (2 if isinstance(cell, nn.LSTMCell) else 1)
-            if mask is not None:
-                raise InputError("mask= acts on W; a step function holds its own weights.")
+            self.slots = slots or getattr(cell, "slots", None) or (2 if isinstance(cell, nn.LSTMCell) else 1)
+            if mask is not None or structure is not None:
+                what = "mask" if mask is not None else "structure"
+                raise InputError(f"{what}= acts on W; a step function holds its own weights.")
         else:
             if slots is not None:
                 raise InputError(
                     f"slots= belongs to a step function; cell '{self.cell.name}' has {len(self.cell.slots)}."
                 )
             self.slots = len(self.cell.slots)
-            gates, reads = len(self.cell.gates), len(self.cell.read)
+            gates, reads, enters = len(self.cell.gates), len(self.cell.read), len(self.cell.enters)
             self.W = nn.Parameter(torch.empty(gates * hidden, reads * hidden, **make)) if reads else None
-            self.R = nn.Parameter(torch.empty(gates * hidden, inputs, **make))
-            self.b = nn.Parameter(torch.empty(gates * hidden, **make)) if bias else None
-            for name, initial in self.cell.parameters.items():
-                self.p[name] = nn.Parameter(torch.full((hidden,), float(initial), **make))
+            self.R = nn.Parameter(torch.empty(enters * hidden, inputs, **make))
+            self.b = nn.Parameter(torch.empty(enters * hidden, **make)) if bias else None
+            for name in self.cell.parameters:
+                self.p[name] = nn.Parameter(torch.empty(hidden, **make))
             if mask is not None:
                 if self.W is None or tuple(mask.shape) != tuple(self.W.shape):
                     raise InputError(
                         f"mask has shape {list(mask.shape)}; expected that of W, {list(self.W.shape) if self.W is not None else 'none: this cell has no W'}."
                     )
                 mask = mask.to(**make)
-            apart = torch.tensor([g in self.cell.side for g in self.cell.gates], device=device)
-            self.register_buffer(
-                "_apart", apart.repeat_interleave(hidden) if self.cell.side else None, persistent=False
-            )
         self.register_buffer("mask", mask)
-        self.V = nn.Parameter(torch.empty(outputs, hidden, **make))
+        self.shows = [self.cell.slots.index(s) for s in self.cell.shows] if self.cell and self.cell.shows else [0]
+        wide = len(self.shows) * hidden
+        self.V = nn.Parameter(torch.empty(outputs, wide, **make))
         self.b_o = nn.Parameter(torch.empty(outputs, **make)) if bias else None
+        if skip:
+            self.D = nn.Parameter(torch.empty(outputs, inputs, **make))
+        if readout == "attention":
+            self.w_a, self.b_a = nn.Parameter(torch.empty(wide, **make)), nn.Parameter(torch.empty(steps or 1, **make))
         n = self.slots * hidden
         if isinstance(x0, Tensor):
             if tuple(x0.shape) != (n,):
@@ -600,6 +682,8 @@ class Network(nn.Module):
             self.x0 = nn.Parameter(torch.empty(n, **make))
         else:
             self.register_buffer("x0", torch.zeros(n, **make), persistent=False)
+        if self.cell is not None and (structure is not None or self.cell.structure is not None):
+            self._structure(structure)
         self.reset_parameters()
         sweeps.resolve(self._engine, self.cell, self.V.device.type)
 
@@ -612,61 +696,168 @@ class Network(nn.Module):
     def engine(self, name: str) -> None:
         self._engine = choose("engine", name, [*sweeps.ENGINES, "auto"])
 
+    def _structure(self, given: str | nn.Module | None) -> None:
+        """Give W its structure: the one that is asked for, or the cell's own."""
+        assert self.cell is not None
+        if self.W is None:
+            raise InputError(f"structure= acts on W, and cell '{self.cell.name}' has none.")
+        with torch.no_grad():  # the identity has every structure, or nearly
+            self.W.copy_(torch.eye(self.hidden).repeat(*(n // self.hidden for n in self.W.shape)))
+        if given is None:
+            assert self.cell.structure is not None
+            module = self.cell.structure(units=self.hidden)
+        else:
+            module = parametrisations.structure(given, self.hidden)
+        parametrize.register_parametrization(self, "W", module.to(self.V.device))
+
     def reset_parameters(self) -> None:
-        """Uniform in +-1/sqrt(hidden); the cell's own parameters keep the values its formula gives, x0 starts at zero."""
+        """Uniform in +-1/sqrt(hidden); a structured W and the cell's own parameters begin where their definition says, x0 at
+        zero."""
         bound = 1 / math.sqrt(self.hidden)
         with torch.no_grad():
-            for name in ("W", "R", "b", "V", "b_o"):
+            for name in ("W", "R", "b", "V", "b_o", *READOUT):
                 if isinstance(getattr(self, name, None), nn.Parameter):
                     getattr(self, name).uniform_(-bound, bound)
+            for name, initial in self.cell.parameters.items() if self.cell is not None else ():
+                if not isinstance(initial, Uniform):
+                    self.p[name].fill_(initial)
             if isinstance(self.x0, nn.Parameter):
                 self.x0.zero_()
-            if self.mask is not None and self.W is not None:
+            if self.mask is not None and isinstance(self.W, nn.Parameter):
                 self.W.mul_(self.mask)
+        self.begin()
+
+    def begin(self, generator: torch.Generator | None = None) -> None:
+        """Draw what a structure of W and the cell's own parameters draw: their raw parameters, where the definition says."""
+        with torch.no_grad():
+            if parametrize.is_parametrized(self, "W"):
+                structure: Any = self.parametrizations["W"]  # type: ignore[index]
+                raw, bound = list(structure.parameters(recurse=False)), 1 / math.sqrt(self.hidden)
+                if hasattr(structure[0], "begin"):
+                    structure[0].begin(*raw, generator=generator)
+                else:
+                    for M in raw:
+                        M.uniform_(-bound, bound, generator=generator)
+            for name, initial in self.cell.parameters.items() if self.cell is not None else ():
+                if isinstance(initial, Uniform):
+                    self.p[name].copy_(initial(self.hidden, generator))
 
     def extra_repr(self) -> str:
         name = self.cell.name if self.cell is not None else "step"
-        return f"{name}, inputs={self.inputs}, hidden={self.hidden}, outputs={self.outputs}, readout={self.readout!r}, engine={self._engine!r}"
+        return f"{name}, inputs={self.inputs}, hidden={self.hidden}, outputs={self.outputs}, readout={self.summary or self.readout!r}, engine={self._engine!r}"
+
+    def whole(self, what: str) -> None:
+        """Refuse `what`, which takes a sequence apart, where that is not the same."""
+        why = None
+        if self.summary is not None:
+            why = f"readout='{self.summary}' reads all steps of a sequence at once"
+        elif self.cell is not None and self.cell.given:
+            why = (
+                f"cell '{self.cell.name}' is given data by the steps of a whole sequence ({', '.join(self.cell.given)})"
+            )
+        if why is not None:
+            raise Unsupported(f"{what}: {why}. Use BPTT or Penalised without segments.")
 
     def shown(self, x: Tensor) -> Tensor:
-        """The slot the readout reads: the first."""
-        return x if self.slots == 1 else x[..., : self.hidden]
+        """The slots that the readout reads."""
+        if self.shows == list(range(self.slots)):
+            return x
+        return torch.cat([x[..., i * self.hidden : (i + 1) * self.hidden] for i in self.shows], -1)
 
-    def read_out(self, layout: Layout, x: Tensor, last: Tensor, V: Tensor, b_o: Tensor | None) -> Tensor:
-        """a = V h + b_o, in rows."""
+    def seen(self, layout: Layout, x: Tensor, last: Tensor | None, more: dict[str, Tensor]) -> Tensor:
+        """h, what V reads, in rows; last: each sample's last state, for readout "last"."""
+        if self.summary is not None:
+            return SUMMARIES[self.summary](self, layout.rows, self.shown(x[layout.rows.B :]), more)
         if self.readout == "last":
-            return affine(None, self.shown(last), V, b_o)
-        return affine(layout.rows, self.shown(x[layout.rows.B :]), V, b_o)
+            assert last is not None
+            return self.shown(last)
+        return self.shown(x[layout.rows.B :])
+
+    def read_at(self, rows: Rows, u: Tensor) -> Tensor:
+        """The rows of a step array that stand beside those of the readout."""
+        return u if self.readout == "every" else rows.last(pad(u, (0, 0, rows.B, 0)))
+
+    def read_out(
+        self, layout: Layout, x: Tensor, last: Tensor, V: Tensor, b_o: Tensor | None,
+        u: Tensor | None = None, more: dict[str, Tensor] | None = None,
+    ) -> Tensor:  # fmt: skip
+        """a = V h + D u + b_o, in rows."""
+        more, rows = more or {}, layout.rows if self.readout == "every" else None
+        a = affine(rows, self.seen(layout, x, last, more), V, b_o)
+        if "D" not in more:
+            return a
+        assert u is not None
+        return a + affine(rows, self.read_at(layout.rows, u), more["D"], None)
 
     def recurrent(self) -> Tensor | None:
-        """W with its mask."""
-        return self.W if self.mask is None or self.W is None else self.W * self.mask
+        """W with its mask, as the formula takes it."""
+        W = self.W if self.mask is None or self.W is None else self.W * self.mask
+        if W is None or self.cell is None or self.cell.weights is None:
+            return W
+        return self.cell.weights(W, self.R, self.b, dict(self.p.items()))[0]
 
     def drive(
-        self, u: Tensor, R: Tensor | None, b: Tensor | None, rows: Rows | None = None
+        self, u: Tensor, entering: Entering | None, rows: Rows | None = None, given: Tensor | None = None
     ) -> tuple[Tensor | None, ...]:
-        """What the inputs say to each step: (base, side) for a formula, (u,) for a step function."""
-        if R is None:
+        """What the inputs say to each step: (base, side) for a formula, (u,) for a step function. given: the data that the
+        cell is given at each step, nothing for a change of the input."""
+        if entering is None:
             return (u,)
-        base, side = self.into(R, b)
-        return affine(rows, u, *base), None if side is None else affine(rows, u, *side)
-
-    def into(self, R: Tensor, b: Tensor | None) -> tuple[Weights, Weights | None]:
-        """The weights and biases that make (base, side) of the inputs."""
-        apart = self._apart
-        if apart is None:
-            return (R, b), None
+        base, side = (None if w is None else affine(rows, u, *w) for w in entering)
         assert self.cell is not None
-        base = R.masked_fill(apart[:, None], 0), None if b is None else b.masked_fill(apart, 0)
-        gates = [i for i, g in enumerate(self.cell.gates) if g in self.cell.side]
-        of = lambda y: torch.cat([y[i * self.hidden : (i + 1) * self.hidden] for i in gates])
-        return base, (of(R), None if b is None else of(b))
+        if self.cell.given:
+            given = u.new_zeros(len(u), len(self.cell.given) * self.hidden) if given is None else given
+            side = given if side is None else torch.cat([side, given], 1)
+        return base, side
+
+    def into(self, R: Tensor, b: Tensor | None) -> Entering:
+        """The weights and biases that make (base, side) of the inputs of a part of a sequence."""
+        self.whole("sweeps in segments")
+        for what, has in (("skip=True", hasattr(self, "D")), ("a readout of several slots", self.shows != [0])):
+            if has:
+                raise Unsupported(f"sweeps in segments have no {what}. Use BPTT or Penalised without segments.")
+        return self.entering(R, b)
+
+    def entering(self, R: Tensor, b: Tensor | None) -> Entering:
+        """The weights and biases that make (base, side) of the inputs."""
+        cell, d = self.cell, self.hidden
+        assert cell is not None
+        if cell.weights is not None:
+            W = self.W if self.mask is None or self.W is None else self.W * self.mask
+            assert W is not None
+            _, R, b = cell.weights(W, R, b, dict(self.p.items()))
+        if cell.enters == cell.gates and not cell.side:
+            return (R, b), None
+        place = {name: i * d for i, name in enumerate(cell.enters)}
+
+        def of(y: Tensor, names: Sequence[str | None]) -> Tensor:
+            none = y.new_zeros(d, *y.shape[1:])
+            return torch.cat([none if n is None else y[place[n] : place[n] + d] for n in names])
+
+        pick = lambda names: (of(R, names), None if b is None else of(b, names))
+        together = [g if g in place and g not in cell.side else None for g in cell.gates]
+        apart = [*cell.side, *cell.inputs]
+        return pick(together), pick(apart) if apart else None
+
+    def heard(self, delta: Tensor, side: Tensor | None) -> Tensor:
+        """What reaches the rows of R and b: columns of delta [N, gates d], and of v's own [N, beside d]."""
+        cell, d = self.cell, self.hidden
+        assert cell is not None
+        if cell.enters == cell.gates and not cell.side:
+            return delta
+        assert side is not None or not cell.beside
+        found = {g: delta[:, i * d : (i + 1) * d] for i, g in enumerate(cell.gates)}
+        found |= {n: side[:, i * d : (i + 1) * d] for i, n in enumerate(cell.beside) if side is not None}
+        return torch.cat([found[n] for n in cell.enters], 1)
 
     def advance(self, u: Tensor, x: Tensor) -> Tensor:
         """One step from u [B, inputs] and x [B, n], by torch's own operations."""
+        self.whole("one step at a time")
+        if hasattr(self, "D"):
+            raise Unsupported("real-time recurrent learning has no skip=True. Use BPTT or Penalised.")
         if self.cell is None:
             return self._call_step(u, x)
-        drive = self.drive(u, self.R, self.b)
+        drive = self.drive(u, self.entering(self.R, self.b))
         p = torch.cat(list(self.p.values())) if len(self.p) else None
         return formula_step(self.cell, self.recurrent(), p)(*(d for d in drive if d is not None), x)
 
@@ -680,8 +871,12 @@ class Network(nn.Module):
         B = layout.rows.B
         start = self._start(x0, B, rows_u)
         V, b_o = self.V, self.b_o
-        R, b = (self.R, self.b) if self.cell is not None else (None, None)
-        drive = self.drive(rows_u, R, b, layout.rows)
+        entering, given = None, None
+        if self.cell is not None:
+            entering = self.entering(self.R, self.b)
+            if self.cell.data is not None:
+                given = self.cell.data(layout.rows.time, self.hidden, self.training).to(rows_u)
+        drive = self.drive(rows_u, entering, layout.rows, given)
         run: Swept | Stepped
         if self.cell is None:
             run = Stepped.run(self._call_step, layout.rows, drive, layout.sort(start))  # type: ignore[arg-type]
@@ -702,8 +897,9 @@ class Network(nn.Module):
                 if rows_u.is_cuda:
                     ensure(plan, rows_u, lambda: _not_finite(layout, rows_u))
                 run = Swept.run(plan, base, side, W, layout.sort(start), p)
-        pre = self.read_out(layout, run.x, run.last, V, b_o)
-        return Trajectory(layout, run, self.hidden, self, rows_u, pre, V, b_o, R)
+        more = {name: getattr(self, name) for name in READOUT if hasattr(self, name)}
+        pre = self.read_out(layout, run.x, run.last, V, b_o, rows_u, more)
+        return Trajectory(layout, run, self.hidden, self, rows_u, pre, V, b_o, more, entering)
 
     def _call_step(self, u: Tensor, x: Tensor) -> Tensor:
         state = tuple(x.split(self.hidden, -1)) if self.slots > 1 else x

@@ -695,7 +695,7 @@ def widths(net: Network) -> dict[str, int]:
     """Entries in a row that are alive at once: in the adjoint, in the costates, before the second adjoint."""
     cell, d, every = net.cell, net.hidden, net.readout == "every"
     assert cell is not None
-    n, g, side, own = (d * len(y) for y in (cell.slots, cell.gates, cell.side, cell.parameters))
+    n, g, side, own = (d * len(y) for y in (cell.slots, cell.gates, cell.beside, cell.parameters))
     formula = d * len(cell.read) if cell.read_slot is None else 0
     a = g if cell.needs_a or net.W is None else 0  # otherwise its pages are never touched
     tape = n + a + d * len(cell.kept) + side

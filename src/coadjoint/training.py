@@ -695,7 +695,7 @@ def look_inside(net: Network, b: Batch, task: Task, most: int = 200) -> Row:
             temporal = [math.log10(v) if v > 0 else None for v in norms.tolist()]
             temporal = [temporal[s - 1] for s in t if s > 0]
         radius = None
-        W = net.state_dict().get("W")
+        W = getattr(net, "W", None)
         if W is not None and W.dim() == 2 and W.shape[0] == W.shape[1]:
             radius = float(torch.linalg.eigvals(W.double()).abs().max())
         return {

@@ -7,6 +7,7 @@ reference    an engine: the definition
 eager        an engine: torch's own operations on a CPU, nothing allocated inside the loops
 cpu          an engine: loops in C, made from the cell's formula by the system's compiler
 cuda         an engine: persistent kernels on an NVIDIA GPU, made from the cell's formula by NVRTC
+scan         an engine: linear recurrences by a parallel scan, on any device
 stepwise     an engine: a product and a fused operation for each step, where W is too large for a chip
 triton       an engine: persistent kernels in Triton, for other GPUs
 autograd     any step function, by torch's own differentiation
@@ -30,8 +31,8 @@ from .autograd import Costate, Stepped
 from .derivatives import Engine, Plan, Tape
 from .rows import Link, Rows, scale
 
-ENGINES = ("reference", "eager", "cpu", "stepwise", "cuda", "triton", "autograd")
-PREFERRED = {"cpu": ("cpu", "eager"), "cuda": ("cuda", "triton", "stepwise")}  # the fastest first
+ENGINES = ("reference", "eager", "cpu", "scan", "stepwise", "cuda", "triton", "autograd")
+PREFERRED = {"cpu": ("cpu", "eager"), "cuda": ("scan", "cuda", "triton", "stepwise")}  # the fastest first
 
 
 class Choice(str):
@@ -60,20 +61,22 @@ def resolve(name: str, cell: Cell | None, device: str) -> Choice:
             f"engine '{name}' takes its code from a cell's formula, and this network runs a step function. Use engine='autograd' or write the cell with @co.cell."
         )
     if name != "auto":
-        refusal = refused(name, device)
+        refusal = refused(name, device) or declined(name, cell)
         if refusal is not None:
             raise Unsupported(f"engine '{name}' {refusal}")
         return Choice(name, "asked for by name")
-    passed: list[tuple[str, str]] = []
+    missing, other = "", ""  # the last engine that cannot run here, or not this cell
     for candidate in PREFERRED.get(device, ("reference",)):
-        refusal = refused(candidate, device)
-        if refusal is None:
+        refusal, decline = refused(candidate, device), declined(candidate, cell)
+        if refusal is None and decline is None:
             why = f"the cell is a formula and the data is on {device}"
-            if passed:
-                why += f"; engine '{passed[-1][0]}' {passed[-1][1]}"
-                say(f"engine '{candidate}' runs: engine '{passed[-1][0]}' {passed[-1][1]}")
-            return Choice(candidate, why)
-        passed.append((candidate, refusal))
+            if missing:
+                say(f"engine '{candidate}' runs: {missing}")
+            return Choice(candidate, "; ".join(filter(None, (why, missing or other))))
+        if refusal is not None:
+            missing = f"engine '{candidate}' {refusal}"
+        else:
+            other = f"engine '{candidate}' {decline}"
     raise AssertionError("the last engine of each list runs everywhere")
 
 
@@ -82,6 +85,13 @@ def refused(name: str, device: str) -> str | None:
     """Why an engine cannot run here, as the end of a sentence; None if it can."""
     engine = load(name)
     return None if engine is None else engine.refusal(device)
+
+
+@functools.cache
+def declined(name: str, cell: Cell) -> str | None:
+    """Why an engine cannot run this cell, as the end of a sentence; None if it can. Most run any."""
+    declines = getattr(load(name), "declines", None)
+    return None if declines is None else declines(cell)
 
 
 @functools.cache  # once
