@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from coadjoint import cells, cli, compare, initialisers, optimisers, penalties, settings
+from coadjoint import cells, cli, compare, initialisers, optimisers, penalties, settings, steps
 
 SMALL = [
     "--hidden",
@@ -67,7 +67,7 @@ def test_help_is_quick_and_does_not_load_torch():
         assert best < 1
 
 
-COMMANDS = ("train", "resume", "replay", "compare", "predict", "report", "tasks", "demo", "bench")
+COMMANDS = ("train", "resume", "replay", "compare", "predict", "report", "tasks", "cells", "demo", "bench")
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -86,6 +86,17 @@ def test_help_shows_groups_defaults_and_examples(coadjoint):
         "coadjoint train temporal-order",
     ):
         assert text in out
+
+
+def test_cells_are_listed_with_their_engines_and_papers(coadjoint):
+    code, out, err = coadjoint("cells")
+    assert (code, err) == (0, "")
+    rows = {line.split()[0]: line for line in out.splitlines()[2:]}
+    assert set(rows) == {*cells.CELLS, *steps.STEPS}
+    assert "all but scan" in rows["elman"]
+    assert "all but" not in rows["lru"]
+    assert "Orvieto et al." in rows["lru"]
+    assert " autograd " in rows["gated-feedback"]
 
 
 NAMES = [

@@ -48,3 +48,32 @@ def test_std_of_what_is_gaussian():
 def test_refusals(wrong):
     with pytest.raises(InputError):
         initialise(network(), **{"name": "spectral", **wrong})
+
+
+def test_sparse_has_so_many_links_into_each_unit():
+    for W in gates(initialise(network("gru"), "sparse", radius=0.8)):
+        assert ((W != 0).sum(1) == 15).all()
+        assert float(torch.linalg.eigvals(W).abs().max()) == pytest.approx(0.8, rel=1e-12)
+    few = initialise(network(hidden=9), "sparse", radius=0.8)
+    assert (gates(few)[0] != 0).all()
+
+
+def test_recipes_have_their_own_numbers():
+    """Standard deviations of R and V, and what W is."""
+    stds = {"sigmoid": 0.01, "basic-tanh": 0.1, "smart-tanh": 0.01}
+    for name, std in stds.items():
+        held = initialise(network(hidden=300), name).state_dict()
+        for key in ("R", "V") if name == "smart-tanh" else ("W", "R", "V"):
+            assert float(held[key].std()) == pytest.approx(std, rel=0.15), (name, key)
+        assert not held["b"].any()
+    W = gates(initialise(network(), "smart-tanh"))[0]
+    assert ((W != 0).sum(1) == 15).all()
+    assert float(torch.linalg.eigvals(W).abs().max()) == pytest.approx(0.95, rel=1e-12)
+    with pytest.raises(InputError, match="initialiser 'smart-tanh' takes no options; got radius"):
+        initialise(network(), "smart-tanh", radius=0.5)
+
+
+@pytest.mark.parametrize(("name", "variance"), [("glorot", 2 / 600), ("he", 2 / 300)])
+def test_fans(name, variance):
+    W = gates(initialise(network(hidden=300), name))[0]
+    assert float(W.var()) == pytest.approx(variance, rel=0.05)

@@ -77,14 +77,15 @@ class DataSection(Section):
 class NetworkSection(Section):
     """The network and where it begins."""
 
-    cell: str = Field("elman", description="elman, leaky, rate, lstm, gru")
+    cell: str = Field("elman", description="elman, lstm, gru, ...: `coadjoint cells` lists them")
     hidden: Whole = Field(64, description="units")
     activation: str | None = Field(None, description="tanh (default), sigmoid, relu, identity, softplus")
     x0: Literal["zero", "learned"] = Field("zero", description="the initial state")
     bias: bool = Field(True, description="b and b_o")
     engine: str = Field("auto", description="auto, cpu, eager, cuda, scan, triton, stepwise, reference, autograd")
     init: str | None = Field(
-        None, description="torch, gaussian, spectral, orthogonal, identity; spectral if --radius is given"
+        None,
+        description="torch, gaussian, spectral, sparse, orthogonal, identity, glorot, he, sigmoid, basic-tanh, smart-tanh; spectral if --radius is given",
     )
     radius: Positive | None = Field(None, description="spectral radius of W to begin with (gain of the others)")
     std: Positive | None = Field(None, description="standard deviation of R and V to begin with (0.1)")
@@ -510,7 +511,7 @@ def method(g: GradientSection) -> dict[str, Any]:
 
 
 # Keys that mean something only where another key has one of these values.
-_SCALED = ("spectral", "orthogonal", "identity")
+_SCALED = ("spectral", "sparse", "orthogonal", "identity")
 APPLIES: dict[tuple[str, str], tuple[str, tuple[str, ...]]] = {
     ("network", "radius"): ("init", _SCALED),
     ("network", "std"): ("init", ("gaussian", *_SCALED)),

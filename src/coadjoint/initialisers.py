@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -55,26 +56,73 @@ def blocks(net: Network) -> Iterator[Tensor]:
     yield from W.split(net.hidden)
 
 
-Rule = Callable[[Tensor, float, torch.Generator], Tensor]
-INITIALISERS: dict[str, tuple[str, Rule | None]] = {  # name: (what W becomes, for each gate)
-    "torch": ("uniform on +-1/sqrt(hidden), all parameters; torch.nn's own", None),
-    "gaussian": ("N(0, std^2), like R and V", None),
-    "spectral": ("Gaussian, scaled to the spectral radius", lambda W, radius, g: spectral_(W, radius, g)),
-    "orthogonal": ("a random rotation times the radius", lambda W, radius, g: orthogonal_(W, radius, g)),
-    "identity": ("the identity times the radius", lambda W, radius, g: identity_(W, radius)),
-}
+def sparse_(W: Tensor, radius: float, links: int = 15, generator: torch.Generator | None = None) -> Tensor:
+    """`links` Gaussian entries in each row, the incoming connections of a unit, scaled to the spectral radius; all of them, where
+    there are fewer columns."""
+    spectral_(W, radius, generator)
+    with torch.no_grad():
+        places = torch.rand(W.shape, generator=generator, device=W.device).argsort(1)
+        W[places >= links] = 0
+        size = torch.linalg.eigvals(W.double()).abs().max().to(W.dtype)
+        return W.mul_(radius / size) if size > 0 else W
 
 
-def initialise(net: Network, name: str, *, radius: float = 1.0, std: float = 0.1, seed: int = 0) -> Network:
-    """Begin a network anew: W by its name in the table, R and V with entries N(0, std^2), biases 0.
+def fan_(W: Tensor, gain: float, both: bool, generator: torch.Generator | None = None) -> Tensor:
+    """N(0, gain / n), n the number of columns, or the mean of columns and rows."""
+    n = sum(W.shape) / 2 if both else W.shape[1]
+    return gaussian_(W, (gain / n) ** 0.5, generator)
+
+
+@dataclass(frozen=True)
+class Start:
+    """A row of the table: what becomes of R and V, and of each gate of W; the options it takes and what they are if they are
+    not given. A recipe that has its own numbers takes none."""
+
+    text: str
+    others: Callable[[Tensor, dict[str, float], torch.Generator], Tensor]
+    W: Callable[[Tensor, dict[str, float], torch.Generator], Tensor] | None = None  # as the others
+    options: Mapping[str, float] = field(default_factory=dict)
+
+
+def normal(std: float | None = None) -> Callable[[Tensor, dict[str, float], torch.Generator], Tensor]:
+    return lambda W, o, g: gaussian_(W, std or o["std"], g)
+
+
+SCALED = {"radius": 1.0, "std": 0.1}
+INITIALISERS: dict[str, Start] = {
+    "torch": Start("uniform on +-1/sqrt(hidden), biases too; torch.nn's own", lambda W, o, g: W),
+    "gaussian": Start("N(0, std^2), like R and V", normal(), None, {"std": 0.1}),
+    "spectral": Start("Gaussian, scaled to the spectral radius", normal(), lambda W, o, g: spectral_(W, o["radius"], g), SCALED),
+    "sparse": Start(
+        "15 Gaussian links into each unit, scaled to the spectral radius", normal(),
+        lambda W, o, g: sparse_(W, o["radius"], generator=g), SCALED,
+    ),
+    "orthogonal": Start("a random rotation times the radius", normal(), lambda W, o, g: orthogonal_(W, o["radius"], g), SCALED),
+    "identity": Start("the identity times the radius", normal(), lambda W, o, g: identity_(W, o["radius"]), SCALED),
+    "glorot": Start("N(0, 2 / (columns + rows)), like R and V", lambda W, o, g: fan_(W, 1.0, True, g)),
+    "he": Start("N(0, 2 / columns), like R and V", lambda W, o, g: fan_(W, 2.0, False, g)),
+    "sigmoid": Start("N(0, 0.01^2), like R and V; of Pascanu et al. (2013) for sigmoid units", normal(0.01)),
+    "basic-tanh": Start("N(0, 0.1^2), like R and V; of Pascanu et al. (2013)", normal(0.1)),
+    "smart-tanh": Start(
+        "15 links into each unit, radius 0.95, R and V N(0, 0.01^2); of Pascanu et al. (2013)", normal(0.01),
+        lambda W, o, g: sparse_(W, 0.95, generator=g),
+    ),
+}  # fmt: skip
+
+
+def initialise(net: Network, name: str, *, seed: int = 0, **given: float) -> Network:
+    """Begin a network anew: W, R and V by a name of the table, with its options (radius, std), biases 0.
 
     "torch" draws every parameter as the constructor does. Whatever the name, a structured W and per-unit parameters that are
     drawn begin where their definition says; other per-unit parameters and x0 stay as they are."""
-    rule = INITIALISERS[choose("initialiser", name, INITIALISERS)][1]
+    start = INITIALISERS[choose("initialiser", name, INITIALISERS)]
     generator = torch.Generator(device=net.V.device).manual_seed(seed)
-    for what, value in (("radius", radius), ("std", std)):
+    for what, value in given.items():
+        if what not in start.options:
+            raise InputError(f"initialiser '{name}' takes {' and '.join(start.options) or 'no options'}; got {what}.")
         if not 0 < value < float("inf"):
             raise InputError(f"{what} must be a positive number; got {value}.")
+    options = {**start.options, **given}
     with torch.no_grad():
         for key, p in net.named_parameters():
             if name == "torch":
@@ -82,11 +130,11 @@ def initialise(net: Network, name: str, *, radius: float = 1.0, std: float = 0.1
                     bound = net.hidden**-0.5
                     p.uniform_(-bound, bound, generator=generator)
             elif key in ("W", "R", "V"):
-                gaussian_(p, std, generator)
+                start.others(p, options, generator)
             elif key in ("b", "b_o"):
                 p.zero_()
         net.begin(generator)
-        if rule is not None:
+        if start.W is not None:
             for W in blocks(net):
-                rule(W, radius, generator)
+                start.W(W, options, generator)
     return net
