@@ -1,8 +1,12 @@
 """One thread for each worker, and a count of the gradient cases at the end."""
 
+import signal
+
 import torch
 
 torch.set_num_threads(1)
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell starts background jobs so, and tests send it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_terminal_summary(terminalreporter):
