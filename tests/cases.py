@@ -69,6 +69,12 @@ MORE = {  # cells of the package with constants of their own: those of oracles.p
     "unicornn": co.cells.unicornn(0.8, 0.9),
     "inverse": co.cells.inverse(2),
 }
+MAKE = {  # modules of co.nn
+    "tanh": co.nn.RNN,
+    "relu": lambda *a, **k: co.nn.RNN(*a, nonlinearity="relu", **k),
+    "lstm": co.nn.LSTM,
+    "gru": co.nn.GRU,
+}
 ACTIVATIONS = {"sin": co.sin, "user": user_activation}
 OUTPUTS = {"user": lambda a: a + 0.2 * a * a}
 LOSSES = {"user": user_loss, "no-target": no_target}

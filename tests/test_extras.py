@@ -18,6 +18,7 @@ import coadjoint as co
 import emulated
 import oracles
 import stacks
+from cases import MAKE
 from coadjoint import cells
 from coadjoint.errors import InputError, Unsupported
 from coadjoint.sweeps import Rows, cuda
@@ -26,12 +27,6 @@ from stacks import Truth, apart, called, loss_of
 
 ENGINES = ("reference", "eager", "cpu", "stepwise", "autograd")
 F32, F64 = torch.float32, torch.float64
-MAKE = {
-    "tanh": co.nn.RNN,
-    "relu": lambda *a, **k: co.nn.RNN(*a, nonlinearity="relu", **k),
-    "lstm": co.nn.LSTM,
-    "gru": co.nn.GRU,
-}
 NOISE = {
     "dropout": {"recurrent_dropout": 0.4},
     "zoneout": {"zoneout": 0.3},

@@ -17,6 +17,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence, pad_packed_sequenc
 import coadjoint as co
 import oracles
 import stacks
+from cases import MAKE
 from coadjoint.errors import InputError, KindError, NumericalError, Unsupported
 from coadjoint.penalties import PENALTIES
 from coadjoint.sweeps import cpu, eager, reference, scale, stepwise
@@ -25,12 +26,6 @@ from stacks import LOSSES, Truth, apart, called, loss_of
 
 ENGINES = ("reference", "eager", "cpu", "autograd")
 F32, F64 = torch.float32, torch.float64
-MAKE = {
-    "tanh": co.nn.RNN,
-    "relu": lambda *a, **k: co.nn.RNN(*a, nonlinearity="relu", **k),
-    "lstm": co.nn.LSTM,
-    "gru": co.nn.GRU,
-}
 LENGTHS = {  # (of the samples, packed?)
     "dense": ([4, 4, 4], False),
     "sorted": ([5, 3, 2], True),
