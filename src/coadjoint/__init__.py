@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     )
     from .batch import Batch
     from .cells import Cell, cell
+    from .costates import Costates, norm
     from .errors import (
         CoadjointError,
         ConfigError,
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     )
     from .formula import abs, atan, cos, erf, exp, log, relu, sigmoid, sign, sin, softplus, sqrt, step, tanh
     from .gradients import BPTT, RTRL, Evaluation, Penalised, Stream, Truncated
-    from .network import Costates, Network, Trajectory, norm
+    from .network import Network, Trajectory
     from .penalties import Penalty
     from .recording import Recorded, Tape, record
     from .reservoir import Reservoir
@@ -70,7 +71,8 @@ _HOMES = {
         "abs", "atan", "cos", "erf", "exp", "log", "relu", "sigmoid", "sign", "sin", "softplus", "sqrt", "step", "tanh",
     ),
     "gradients": ("BPTT", "RTRL", "Evaluation", "Penalised", "Stream", "Truncated"),
-    "network": ("Costates", "Network", "Trajectory", "norm"),
+    "costates": ("Costates", "norm"),
+    "network": ("Network", "Trajectory"),
     "penalties": ("Penalty",),
     "recording": ("Recorded", "Tape", "record"),
     "reservoir": ("Reservoir",),

@@ -15,10 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from .batch import Batch
+from .costates import Costates
 from .errors import InputError, Unsupported
 from .graphs import Recordings
+from .layout import Layout, lay_out
 from .losses import LossLike, entries
-from .network import Costates, Layout, Network, Trajectory
+from .network import Network, Trajectory
 from .penalties import Schedule, penalty
 from .segments import Found, Segmented, Segments, wanted
 from .sweeps import Swept, derivatives, scale
@@ -219,7 +221,7 @@ class Method:
         """The gradient of each sample's own objective, stacked: by parameter name, [B, ...]. Their mean is the gradient.
 
         One evaluation for each sample: a method's own definition, at B small sweeps."""
-        layout = net._layout(batch.u, batch.lengths)[0]
+        layout = lay_out(batch.u, batch.lengths, net.inputs, net.V)[0]
         B, lengths = layout.rows.B, layout.lengths.tolist()
         found: list[Gradient] = []
         for j in range(B):
@@ -229,7 +231,7 @@ class Method:
 
 def sample(net: Network, batch: Batch, j: int, length: int) -> Batch:
     """The batch that consists of sample j."""
-    layout, flat = net._layout(batch.u, batch.lengths)
+    layout, flat = lay_out(batch.u, batch.lengths, net.inputs, net.V)
     every = net.readout == "every"
 
     def pick(y: Any) -> Any:
@@ -386,7 +388,7 @@ class Truncated(Method):
 
     def evaluate(self, net: Network, batch: Batch, loss: LossLike) -> Evaluation:
         net.whole("truncated backpropagation")
-        layout, flat = net._layout(batch.u, batch.lengths)
+        layout, flat = lay_out(batch.u, batch.lengths, net.inputs, net.V)
         u, lengths = layout.padded(flat), layout.lengths
         with torch.no_grad():
             run = net(u, None if layout.rows.uniform else lengths, batch.x0)
@@ -443,7 +445,7 @@ class RTRL(Method):
     """
 
     def evaluate(self, net: Network, batch: Batch, loss: LossLike) -> Evaluation:
-        layout, flat = net._layout(batch.u, batch.lengths)
+        layout, flat = lay_out(batch.u, batch.lengths, net.inputs, net.V)
         rows = layout.rows
         T, B, every = rows.T, rows.B, net.readout == "every"
         u, lengths = layout.padded(flat), layout.lengths
@@ -489,6 +491,8 @@ class Stream:
     def __init__(self, net: Network, batch: int, x0: Tensor | None = None) -> None:
         if batch < 1:
             raise InputError(f"a stream needs at least one sample; got batch={batch}.")
+        net.whole("one step at a time")
+        net.plain("real-time recurrent learning")
         self.net, self.batch, self.given = net, batch, x0
         self.module = _Advance(net)
         self.names = [n for n in trained(net) if n not in ("V", "b_o")]
@@ -502,7 +506,7 @@ class Stream:
             raise InputError(f"rows must lie in 0..{self.batch - 1}; got {index.tolist()}.")
         net = self.net
         with torch.no_grad():
-            start = net._start(self.given, self.batch, net.V).clone()
+            start = net.start(self.given, self.batch).clone()
             n = start.shape[1]
             first = {name: net.V.new_zeros(self.batch, n, *net.get_parameter(name).shape) for name in self.names}
             if "x0" in first and self.given is None:

@@ -19,8 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .costates import Costates, Passage, norm
 from .errors import InputError, KindError, Unsupported, choose
-from .network import Costates, Passage, Trajectory, norm
+from .network import Trajectory
 from .sweeps import Swept, scale
 
 

@@ -22,8 +22,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from .costates import Costates, Passage
 from .errors import InputError, KindError, Unsupported
-from .network import Costates, Layout, Passage
+from .layout import Layout
 from .penalties import penalty
 from .sweeps import Stepped, Swept, scale
 from .sweeps.autograd import Costate

@@ -19,9 +19,11 @@ from torch import Tensor, nn
 
 from .batch import Batch
 from .cells import Activation
+from .costates import Costates
 from .errors import InputError, KindError, NumericalError, choose
+from .layout import Sequences
 from .losses import LossLike
-from .network import Costates, Network, Sequences, Trajectory
+from .network import Network, Trajectory
 
 TINY = sys.float_info.min
 DENSE = 500  # up to this size all eigenvalues are found; beyond, the largest alone

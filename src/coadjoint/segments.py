@@ -30,9 +30,12 @@ from torch.utils._pytree import tree_leaves
 
 from . import sweeps
 from .batch import Batch
+from .costates import Costates, norm
 from .errors import InputError, NumericalError, Unsupported
+from .layout import Layout, lay_out, not_finite
 from .losses import LossLike
-from .network import Costates, Judge, Layout, Network, _not_finite, norm
+from .network import Network
+from .readout import Judge
 from .sweeps import Link, Plan, Rows, Tape, scale
 from .sweeps.chunks import Sum
 from .sweeps.derivatives import affine, bend, blamed, check, linked, next_of, plus, read, read_push, settle, unscaled
@@ -151,12 +154,12 @@ class Segmented:
                 "segments need the cell's formula, to sweep a part of a sequence: use a cell and engine 'auto', not a step function or engine 'autograd'."
             )
         self.net, self.batch, self.cell, self.engine = net, batch, net.cell, engine
-        self.layout, self.u = net._layout(batch.u, batch.lengths)
+        self.layout, self.u = lay_out(batch.u, batch.lengths, net.inputs, net.V)
         rows = self.layout.rows
-        if self.u.is_cuda and (error := _not_finite(self.layout, self.u)) is not None:
+        if self.u.is_cuda and (error := not_finite(self.layout, self.u)) is not None:
             raise error
         with torch.enable_grad():  # the parameters' own graph: masks, gates apart
-            self.start = self.layout.sort(net._start(batch.x0, rows.B, self.u))
+            self.start = self.layout.sort(net.start(batch.x0, rows.B))
             self.W = net.recurrent()
             self.base, self.side = net.into(net.R, net.b)
             self.p = torch.cat(list(net.p.values())) if len(net.p) else None
