@@ -758,7 +758,7 @@ def test_memory(gru):
         lam = tape.costates(loss)
         G = PENALTIES["log-ratio"](lam)
         (loss + G).mean().backward()
-        held = [weakref.ref(x) for x in (y, tape.calls[0].pieces[0][0].run, lam[0], lam[0].rows, tape)]
+        held = [weakref.ref(x) for x in (y, tape.calls[0].levels[0].pieces[0].run, lam[0], lam[0].rows, tape)]
         del tape, y, loss, lam, G
         assert [ref() for ref in held] == [None] * len(held)
     finally:

@@ -535,7 +535,7 @@ def test_arguments_that_cannot_be_used(options, said):
 
 
 def test_kinds_that_cannot_be_used():
-    with pytest.raises(KindError, match="a Network and a Task"):
+    with pytest.raises(KindError, match="and a Task; got Linear"):
         co.train(torch.nn.Linear(1, 1), co.tasks.TemporalOrder(10))
 
 

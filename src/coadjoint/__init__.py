@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from .penalties import Penalty
     from .recording import Recorded, Tape, record
     from .reservoir import Reservoir
+    from .stack import Stack
     from .training import Interrupted, Result, evaluate, train
 
 _MODULES = (
@@ -76,13 +77,14 @@ _HOMES = {
     "penalties": ("Penalty",),
     "recording": ("Recorded", "Tape", "record"),
     "reservoir": ("Reservoir",),
+    "stack": ("Stack",),
     "training": ("Interrupted", "Result", "evaluate", "train"),
 }  # fmt: skip
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
     "BPTT", "RTRL", "Batch", "Cell", "CoadjointError", "ConfigError", "Costates", "DataError", "Evaluation", "InputError",
-    "Interrupted", "KindError", "MissingError", "Network", "NumericalError", "Penalised", "Penalty", "Recorded", "Reservoir", "Result", "StorageError",
+    "Interrupted", "KindError", "MissingError", "Network", "NumericalError", "Penalised", "Penalty", "Recorded", "Reservoir", "Result", "Stack", "StorageError",
     "Stream", "Tape", "Trajectory", "Truncated", "Unsupported", "abs", "atan", "cell", "cells", "cos", "erf", "evaluate", "exp",
     "initialisers", "log", "losses", "nn", "norm", "optimisers", "parametrisations", "penalties", "record", "relu", "report", "segments", "sigmoid",
     "sign", "sin", "softplus", "sqrt", "step", "steps", "tanh", "tasks", "train",

@@ -22,6 +22,7 @@ from .layout import Layout, lay_out
 from .losses import LossLike, entries
 from .network import Network, Trajectory
 from .penalties import Schedule, penalty
+from .readout import Net
 from .segments import Found, Segmented, Segments, wanted
 from .sweeps import Swept, derivatives, scale
 
@@ -37,7 +38,7 @@ class Evaluation:
     trajectory         the run; costates  of the loss alone
     """
 
-    network: Network
+    network: Net
     batch: Batch
     losses: Tensor
     penalties: Tensor
@@ -76,7 +77,7 @@ class Evaluation:
         """The norm of the whole gradient."""
         return math.sqrt(sum(float(g.double().square().sum()) for g in self.gradient.values()))
 
-    def write_grad(self, net: Network) -> None:
+    def write_grad(self, net: Net) -> None:
         """Put the gradient where torch's optimisers look for it."""
         parameters = dict(net.named_parameters())
         unknown = set(self.gradient) - set(parameters)
@@ -109,6 +110,8 @@ class Temporal:
 
     @staticmethod
     def of(e: Evaluation) -> Temporal:
+        if not isinstance(e.network, Network):
+            raise Unsupported("temporal components are those of one layer: use a co.Network.")
         lam = e.costates
         net, run, layout = e.network, lam.trajectory.run, lam.trajectory.layout
         if not isinstance(run, Swept):
@@ -170,7 +173,14 @@ class Temporal:
         return (self._step(t) for t in range(1, self.layout.rows.T + 1))
 
 
-def unchanged(net: Network) -> Callable[[], None]:
+def one_layer(net: Net, what: str) -> Network:
+    """The network, for a method that takes sequences apart; others refuse it."""
+    net.whole(what)
+    assert isinstance(net, Network)
+    return net
+
+
+def unchanged(net: Net) -> Callable[[], None]:
     """A check, for what is computed when it is asked for, that the weights are still those of the evaluation."""
     before = [(name, p, p._version) for name, p in net.named_parameters()]
 
@@ -185,7 +195,7 @@ def unchanged(net: Network) -> Callable[[], None]:
     return check
 
 
-def later(net: Network, batch: Batch, loss: LossLike, run: Callable[[], Trajectory]) -> dict[str, Any]:
+def later(net: Net, batch: Batch, loss: LossLike, run: Callable[[], Trajectory]) -> dict[str, Any]:
     """An Evaluation's trajectory and costates, found when they are asked for."""
     check = unchanged(net)
 
@@ -211,13 +221,13 @@ class Method:
         """Gradients that repeat, on a GPU."""
         return Recordings()
 
-    def __call__(self, net: Network, batch: Batch, loss: LossLike) -> Evaluation:
+    def __call__(self, net: Net, batch: Batch, loss: LossLike) -> Evaluation:
         return self.evaluate(net, batch, loss)
 
-    def evaluate(self, net: Network, batch: Batch, loss: LossLike) -> Evaluation:
+    def evaluate(self, net: Net, batch: Batch, loss: LossLike) -> Evaluation:
         raise NotImplementedError
 
-    def per_sample(self, net: Network, batch: Batch, loss: LossLike) -> Gradient:
+    def per_sample(self, net: Net, batch: Batch, loss: LossLike) -> Gradient:
         """The gradient of each sample's own objective, stacked: by parameter name, [B, ...]. Their mean is the gradient.
 
         One evaluation for each sample: a method's own definition, at B small sweeps."""
@@ -229,7 +239,7 @@ class Method:
         return {name: torch.stack([g[name] for g in found]) for name in found[0]}
 
 
-def sample(net: Network, batch: Batch, j: int, length: int) -> Batch:
+def sample(net: Net, batch: Batch, j: int, length: int) -> Batch:
     """The batch that consists of sample j."""
     layout, flat = lay_out(batch.u, batch.lengths, net.inputs, net.V)
     every = net.readout == "every"
@@ -253,7 +263,7 @@ def sample(net: Network, batch: Batch, j: int, length: int) -> Batch:
     )
 
 
-def trained(net: Network) -> dict[str, nn.Parameter]:
+def trained(net: Net) -> dict[str, nn.Parameter]:
     parameters = {name: p for name, p in net.named_parameters() if p.requires_grad}
     if not parameters:
         raise InputError(
@@ -262,21 +272,21 @@ def trained(net: Network) -> dict[str, nn.Parameter]:
     return parameters
 
 
-def differentiate(objective: Tensor, parameters: dict[str, nn.Parameter]) -> Gradient:
-    """d objective / d parameters; zeros for parameters it does not reach."""
-    grads = torch.autograd.grad(objective, list(parameters.values()), allow_unused=True)
+def differentiate(objective: Tensor, parameters: dict[str, nn.Parameter], keep: bool = False) -> Gradient:
+    """d objective / d parameters; zeros for parameters it does not reach. keep: the graph, for costates later."""
+    grads = torch.autograd.grad(objective, list(parameters.values()), retain_graph=keep, allow_unused=True)
     return {
         name: torch.zeros_like(p) if g is None else g for (name, p), g in zip(parameters.items(), grads, strict=True)
     }
 
 
-def in_segments(net: Network, batch: Batch, loss: LossLike, found: Found, rho: float = 0.0) -> Evaluation:
+def in_segments(net: Net, batch: Batch, loss: LossLike, found: Found, rho: float = 0.0) -> Evaluation:
     """The Evaluation of a gradient in segments; its trajectory and costates are computed, at once, if they are asked for."""
     later_ = later(net, batch, loss, lambda: net(batch.u, batch.lengths, batch.x0))
     return Evaluation(net, batch, found.losses, found.penalties, rho, found.gradient, **later_)
 
 
-def replayed(net: Network, batch: Batch, loss: LossLike, found: tuple[Any, ...], rho: float = 0.0) -> Evaluation:
+def replayed(net: Net, batch: Batch, loss: LossLike, found: tuple[Any, ...], rho: float = 0.0) -> Evaluation:
     """The Evaluation of a recorded gradient; its trajectory and costates are computed if they are asked for."""
     losses, penalties, gradient = found
     later_ = later(net, batch, loss, lambda: net(batch.u, batch.lengths, batch.x0))
@@ -294,10 +304,11 @@ class BPTT(Method):
     def __init__(self, segments: Segments = None) -> None:
         self.segments = wanted(segments)
 
-    def evaluate(self, net: Network, batch: Batch, loss: LossLike) -> Evaluation:
+    def evaluate(self, net: Net, batch: Batch, loss: LossLike) -> Evaluation:
         if self.segments is not None:
             trained(net)
-            return in_segments(net, batch, loss, Segmented(net, batch, loss, self.segments).plain())
+            swept = Segmented(one_layer(net, "sweeps in segments"), batch, loss, self.segments)
+            return in_segments(net, batch, loss, swept.plain())
         found = self.recordings(self.compute, net, batch, loss, 0.0)
         if found is not None:
             return replayed(net, batch, loss, found)
@@ -305,12 +316,13 @@ class BPTT(Method):
         return Evaluation(net, batch, losses.detach(), none, 0.0, gradient, **later(net, batch, loss, lambda: run))
 
     def compute(
-        self, net: Network, batch: Batch, loss: LossLike, _: Any = None
+        self, net: Net, batch: Batch, loss: LossLike, _: Any = None
     ) -> tuple[Tensor, Tensor, Gradient, Trajectory]:
         with torch.enable_grad():
             run = net(batch.u, batch.lengths, batch.x0)
             losses = run.loss(loss, batch.y, mask=batch.mask, reduce=batch.reduce)
-            return losses, torch.zeros_like(losses), differentiate(batch.mean(losses), trained(net)), run
+            keep = not isinstance(net, Network)  # the costates of several layers are pulled through what lies between them
+            return losses, torch.zeros_like(losses), differentiate(batch.mean(losses), trained(net), keep), run
 
 
 class Penalised(Method):
@@ -329,18 +341,18 @@ class Penalised(Method):
     def rho(self, step: int) -> float:
         return float(self.weight(step)) if callable(self.weight) else float(self.weight)
 
-    def __call__(self, net: Network, batch: Batch, loss: LossLike) -> Evaluation:
+    def __call__(self, net: Net, batch: Batch, loss: LossLike) -> Evaluation:
         e = self.evaluate(net, batch, loss)
         self.step += 1
         return e
 
-    def evaluate(self, net: Network, batch: Batch, loss: LossLike) -> Evaluation:
+    def evaluate(self, net: Net, batch: Batch, loss: LossLike) -> Evaluation:
         rho = self.rho(self.step)
         if not math.isfinite(rho):
             raise InputError(f"the schedule gave rho = {rho} at step {self.step}; expected a finite number.")
         if self.segments is not None:
             trained(net)
-            swept = Segmented(net, batch, loss, self.segments)
+            swept = Segmented(one_layer(net, "sweeps in segments"), batch, loss, self.segments)
             found = swept.penalised(self.penalty, self.penalty.name, rho, check_penalty)
             return in_segments(net, batch, loss, found, rho)
         again = self.recordings(lambda *given: self.compute(*given)[:4], net, batch, loss, rho) if rho else None
@@ -350,7 +362,7 @@ class Penalised(Method):
         return Evaluation(net, batch, losses.detach(), G.detach(), rho, gradient, lambda: run, lambda _: lam.detach())
 
     def compute(
-        self, net: Network, batch: Batch, loss: LossLike, rho: Any
+        self, net: Net, batch: Batch, loss: LossLike, rho: Any
     ) -> tuple[Tensor, Tensor, Gradient, Trajectory, Costates]:
         parameters = trained(net)
         with torch.enable_grad():
@@ -386,7 +398,7 @@ class Truncated(Method):
             raise InputError(f"Truncated takes whole numbers 1 <= k1 <= k2; got k1={k1!r}, k2={k2!r}.")
         self.k1, self.k2 = k1, k2
 
-    def evaluate(self, net: Network, batch: Batch, loss: LossLike) -> Evaluation:
+    def evaluate(self, net: Net, batch: Batch, loss: LossLike) -> Evaluation:
         net.whole("truncated backpropagation")
         layout, flat = lay_out(batch.u, batch.lengths, net.inputs, net.V)
         u, lengths = layout.padded(flat), layout.lengths
@@ -405,7 +417,7 @@ class Truncated(Method):
         )
 
     def _window(
-        self, net: Network, batch: Batch, loss: LossLike, u: Tensor, lengths: Tensor, x: Tensor, index: Tensor, end: int
+        self, net: Net, batch: Batch, loss: LossLike, u: Tensor, lengths: Tensor, x: Tensor, index: Tensor, end: int
     ) -> Gradient:
         """The gradient of the samples' losses of the last k1 steps up to `end`, pulled back k2 steps."""
         begin, fresh = max(0, end - self.k2), end - ((end - 1) % self.k1 + 1)
@@ -444,7 +456,7 @@ class RTRL(Method):
     The gradient of BPTT, without the past: memory does not grow with T, but is B x n x parameters. Any cell or step function.
     """
 
-    def evaluate(self, net: Network, batch: Batch, loss: LossLike) -> Evaluation:
+    def evaluate(self, net: Net, batch: Batch, loss: LossLike) -> Evaluation:
         layout, flat = lay_out(batch.u, batch.lengths, net.inputs, net.V)
         rows = layout.rows
         T, B, every = rows.T, rows.B, net.readout == "every"
@@ -480,7 +492,7 @@ class RTRL(Method):
         run = lambda: net(u, run_lengths, batch.x0)
         return Evaluation(net, batch, losses, torch.zeros_like(losses), 0.0, total, **later(net, batch, loss, run))
 
-    def stream(self, net: Network, batch: int = 1, x0: Tensor | None = None) -> Stream:
+    def stream(self, net: Net, batch: int = 1, x0: Tensor | None = None) -> Stream:
         """Learn online: `s.step(u_t, y_t, loss)` gives one gradient for each arriving step."""
         return Stream(net, batch, x0)
 
@@ -488,13 +500,12 @@ class RTRL(Method):
 class Stream:
     """`batch` streams in parallel: their states x [B, n] and influences S, {parameter: [B, n, ...]}."""
 
-    def __init__(self, net: Network, batch: int, x0: Tensor | None = None) -> None:
+    def __init__(self, net: Net, batch: int, x0: Tensor | None = None) -> None:
         if batch < 1:
             raise InputError(f"a stream needs at least one sample; got batch={batch}.")
-        net.whole("one step at a time")
         net.plain("real-time recurrent learning")
-        self.net, self.batch, self.given = net, batch, x0
-        self.module = _Advance(net)
+        self.net, self.batch, self.given = one_layer(net, "one step at a time"), batch, x0
+        self.module = _Advance(self.net)
         self.names = [n for n in trained(net) if n not in ("V", "b_o")]
         self.t = 0
         self.reset()

@@ -23,7 +23,8 @@ from torch.nn.utils.stateless import _reparametrize_module
 
 from .batch import Batch
 from .errors import Deferred, Doubt
-from .network import Network, Trajectory
+from .network import Trajectory
+from .readout import Net
 from .sweeps import Swept
 from .sweeps.derivatives import watched as forward_mode
 
@@ -31,7 +32,7 @@ CALLS = 2  # operation by operation, before a gradient is recorded
 KEPT = 4  # recordings of a method
 
 Found = tuple[Tensor, Tensor, dict[str, Tensor]]  # losses, penalties, gradient
-Compute = Callable[[Network, Batch, Any, Any], tuple[Tensor, Tensor, dict[str, Tensor], Trajectory]]
+Compute = Callable[[Net, Batch, Any, Any], tuple[Tensor, Tensor, dict[str, Tensor], Trajectory]]
 
 
 @contextlib.contextmanager
@@ -72,7 +73,7 @@ def apart(device: torch.device, rehearse: Callable[[], object]) -> torch.cuda.St
 class Recording:
     """One gradient, recorded with its own copies of the batch."""
 
-    def __init__(self, compute: Compute, net: Network, batch: Batch, loss: Any, rho: float) -> None:
+    def __init__(self, compute: Compute, net: Net, batch: Batch, loss: Any, rho: float) -> None:
         own = lambda y: y.detach().clone() if isinstance(y, Tensor) else y
         self.batch = replace(batch, u=own(batch.u), y=own(batch.y), x0=own(batch.x0))
         self.rho = torch.full((), rho, dtype=batch.u.dtype, device=batch.u.device)
@@ -82,7 +83,7 @@ class Recording:
             self.found, self.doubts = self.compute(compute, net, loss)
             self.fine = torch.stack([d.holds for d in self.doubts]).all()
 
-    def compute(self, compute: Compute, net: Network, loss: Any) -> tuple[Found, list[Doubt]]:
+    def compute(self, compute: Compute, net: Net, loss: Any) -> tuple[Found, list[Doubt]]:
         """Parameters are replaced by leaves that share their memory: autograd ties a leaf to the stream it is first used on."""
         leaves = {name: p.detach().requires_grad_(p.requires_grad) for name, p in net.named_parameters()}
         with deferred() as doubts, _reparametrize_module(net, leaves):
@@ -113,7 +114,7 @@ class Recordings:
         self.calls: OrderedDict[Any, int | Recording | None] = OrderedDict()  # None: cannot be recorded
         self.refusal = ""  # why, the last time
 
-    def __call__(self, compute: Compute, net: Network, batch: Batch, loss: Any, rho: float) -> Found | None:
+    def __call__(self, compute: Compute, net: Net, batch: Batch, loss: Any, rho: float) -> Found | None:
         """The gradient by a recording; None if this call runs operation by operation."""
         key = self.key(net, batch, loss)
         if key is None:
@@ -128,19 +129,20 @@ class Recordings:
             self.calls.popitem(last=False)
         return known(batch, rho) if isinstance(known, Recording) else None
 
-    def record(self, compute: Compute, net: Network, batch: Batch, loss: Any, rho: float) -> Recording | None:
+    def record(self, compute: Compute, net: Net, batch: Batch, loss: Any, rho: float) -> Recording | None:
         try:
             return Recording(compute, net, batch, loss, rho)
         except RuntimeError as error:  # something looked at a value: it cannot be known while recording
             self.refusal = str(error)
             return None
 
-    def key(self, net: Network, batch: Batch, loss: Any) -> Any:
+    def key(self, net: Net, batch: Batch, loss: Any) -> Any:
         """What a recording depends on; None where there can be none."""
         plain = isinstance(batch.u, Tensor) and batch.lengths is None and batch.mask is None and batch.weight is None
         if (
             not plain
             or not batch.u.is_cuda
+            or net.cell is None
             or net.engine not in ("cuda", "scan")
             or not isinstance(batch.y, Tensor | None)
         ):

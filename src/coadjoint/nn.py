@@ -369,9 +369,9 @@ class Layers(nn.RNNBase):
             frame = Frame(T, B, None if torch.compiler.is_compiling() or B == 0 else equal(T, B))
         if torch._C._is_any_autocast_enabled():
             with torch.autocast(W.device.type, enabled=False):
-                h, last, pieces = self._work(frame, u.to(W.dtype), [y.to(W.dtype) for y in states])
+                h, last, levels = self._work(frame, u.to(W.dtype), [y.to(W.dtype) for y in states])
         else:
-            h, last, pieces = self._work(frame, u, states)
+            h, last, levels = self._work(frame, u, states)
         if order is not None:
             last = [y.index_select(1, unorder) for y in last]
         if single:
@@ -382,7 +382,7 @@ class Layers(nn.RNNBase):
             h = h.squeeze(0 if self.batch_first else 1) if single else h
         if frame.recorded:
             layout = Layout(frame.rows, None if order is None else np.array(order.tolist()))  # type: ignore[arg-type]
-            recording.note(self, recording.Call(layout, h, last, pieces, self.hidden_size))
+            recording.note(self, recording.Call(layout, h, last, levels))
         output = PackedSequence(h, sizes, order, unorder) if packed else h
         return output, (tuple(last) if len(last) > 1 else last[0])
 
@@ -443,10 +443,10 @@ class Layers(nn.RNNBase):
     ) -> tuple[Tensor, list[Tensor], list[Any]]:
         """-> (the rows of the output, [h_n, c_n], what each layer and direction leaves to a recording)"""
         last: list[list[Tensor]] = []
-        pieces: list[Any] = []
+        levels: list[recording.Level] = []
         D, beside = 1 + self.bidirectional, self._beside(frame, u) if frame.rows else None
         for layer in range(self.num_layers):
-            heads, here = [], []
+            heads, here = [], list[Any]()
             if beside:
                 beside.wait_stream(torch.cuda.current_stream(u.device))
             for direction in range(D):
@@ -462,12 +462,13 @@ class Layers(nn.RNNBase):
                 here.append(piece)
             if beside:
                 torch.cuda.current_stream(u.device).wait_stream(beside)
-            pieces.append(here)
             top = layer + 1 == self.num_layers
             u = frame.joined(heads, self.proj_size or self.hidden_size, top)
+            if frame.recorded:
+                levels.append(recording.Level(here, u))
             if not top:
                 u = dropout(u, self.dropout, self.training)
-        return u, [torch.stack(y) for y in zip(*last, strict=True)], pieces
+        return u, [torch.stack(y) for y in zip(*last, strict=True)], levels
 
     def _beside(self, frame: Frame, u: Tensor) -> torch.cuda.Stream | None:
         """A second stream for the second direction, in a CUDA graph: recorded so, they run at once."""
@@ -514,7 +515,7 @@ class Layers(nn.RNNBase):
         h, ends = x if frame.moves(x) else x[B:, :d], [end[:, i * d : (i + 1) * d] for i in range(self.slots)]
         if project is not None:
             h, ends[0] = affine(frame.rows, x[B:, :d], project, None), ends[0] @ project.t()
-        piece = recording.Piece(found, drive, project, turned, *masks) if frame.recorded else None
+        piece = recording.Piece(found, drive, d, turned, project, *masks) if frame.recorded else None
         return h, ends, piece
 
     def _noise(

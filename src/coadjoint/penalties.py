@@ -32,14 +32,33 @@ class Penalty:
     name: str
     value: Callable[[Costates], Tensor]
     __doc__: str | None = None
+    among: Callable[[Any], Any] | None = None  # which costates of several; all if None
 
     def __call__(self, lam: Costates | Sequence[Costates]) -> Tensor:
-        """[B]; of the costates of several layers (co.record), the mean of what it is for each."""
+        """[B]; of the costates of several layers (co.Stack, co.record), the mean of what it is for each."""
+        if self.among is not None:
+            lam = self.among(lam)
         if isinstance(lam, Costates):
             return self.value(lam)
         if not lam:
             raise InputError("there are no costates to penalise.")
         return functools.reduce(torch.add, map(self.value, lam)) / len(lam)
+
+    def on(self, what: str | None = None, **where: Any) -> Penalty:
+        """The same penalty of some of the costates: on(layer=0), on(direction="forward"), ...; on("top"), the last layer;
+        on("whole"), the states of all layers as one. Of a single layer all are that layer's."""
+        names = ", ".join([*([what] if what else []), *(f"{n}={v!r}" for n, v in where.items())])
+        if what is not None:
+            choose("layers", what, ("top", "whole"))
+
+        def among(lam: Any) -> Any:
+            if isinstance(lam, Costates):
+                return lam
+            lam = lam.select(**where) if where else lam
+            top = lambda: lam.select(layer=max(one.trajectory.layer for one in lam))
+            return lam.whole() if what == "whole" else top() if what == "top" else lam
+
+        return Penalty(f"{self.name} on {names}", self, among=among)
 
     def __add__(self, other: Penalty) -> Penalty:
         other = penalty(other)

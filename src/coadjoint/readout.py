@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from . import losses
+from .cells import Cell
 from .errors import InputError, Unsupported, choose, insist
 from .layout import Layout
 from .losses import LossLike, Output
@@ -70,6 +71,8 @@ class Readout(nn.Module):
 
     inputs: int
     outputs: int
+    cell: Cell | None = None  # if there is one
+    apart = "this network reads whole sequences"  # why `whole` refuses
 
     def _make_readout(
         self, wide: int, *, readout: str, output: Output, bias: bool, skip: bool, beta: float | None, steps: int | None,
@@ -106,6 +109,10 @@ class Readout(nn.Module):
                     getattr(self, name).uniform_(-bound, bound)
         for layer in self.deep:
             layer.reset_parameters()  # type: ignore[operator]
+
+    def whole(self, what: str) -> None:
+        """Refuse `what`, which takes a sequence apart, where that is not the same."""
+        raise Unsupported(f"{what}: {self.apart}. Use BPTT or Penalised without segments.")
 
     @property
     def linear(self) -> bool:
@@ -310,3 +317,6 @@ class Answers:
                 )
             return loss
         return Judge.of(self.network, self.layout, loss, y, mask, reduce, pre).losses(pre)
+
+
+Net = Readout  # what gradient methods and training take: a Network, a Stack, an EncoderDecoder

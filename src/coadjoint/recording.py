@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, overload
 
@@ -51,10 +51,20 @@ class Piece:
     """What a layer leaves behind in one direction."""
 
     run: Swept | Stepped
-    drive: list[Tensor]  # what the inputs said to its steps
-    project: Tensor | None
+    drive: Sequence[Tensor]  # what the inputs said to its steps
+    hidden: int
     turned: bool
+    project: Tensor | None = None
     mask: Tensor | None = None  # [B, d], of recurrent dropout
+
+
+@dataclass(frozen=True, eq=False)
+class Level:
+    """A layer of a stack."""
+
+    pieces: list[Piece]  # in each direction
+    y: Tensor  # what it hands on, step rows: of the pieces' states, and of the level below where it is residual
+    residual: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,8 +99,7 @@ class Call:
     layout: Layout
     output: Tensor
     last: list[Tensor]  # h_n (and c_n), as they were returned
-    pieces: list[list[Piece]]  # of each layer, in each direction
-    hidden: int
+    levels: list[Level]
     module: str = ""
     number: int = 0
 
@@ -159,6 +168,46 @@ class Recorded(Sequence[Costates]):
             raise InputError(f"no costates of {where}; there are those of " + "; ".join(map(name_of, self)) + ".")
         return Recorded(found, self.loss)
 
+    def whole(self) -> Costates:
+        """The costates of all states as one: lam_t of the stack, its layers' side by side in one unit for each step.
+
+        Of layers that read in one direction: states of two directions at one step have different pasts."""
+        first: Any = self.items[0].trajectory
+        for lam in self.items:
+            at: Any = lam.trajectory
+            if (at.direction, at.call, at.module) != (first.direction, first.call, first.module):
+                raise Unsupported(
+                    "costates are joined where their steps are the same: of one call, in one direction. Use "
+                    "select(direction='forward'), and module= and call= if there are several."
+                )
+        e = [exponent(lam.rows.detach()) for lam in self.items]
+        units = [torch.where(k == NONE, NONE, lam.powers) for k, lam in zip(e, self.items, strict=True)]
+        top = functools.reduce(torch.maximum, units)
+        top = torch.where(top == NONE, 0, top).to(self.items[0].powers.dtype)
+        rows = torch.cat([scale(lam.rows, (lam.powers - top)[:, None]) for lam in self.items], 1)
+        run: Any = Joined([lam.trajectory.run for lam in self.items])
+        return Costates(Passage(first.layout, run, first.hidden), rows, top, self.items[0].loss)
+
+
+@dataclass(frozen=True, eq=False)
+class Joined:
+    """The runs of several layers as one: their states side by side."""
+
+    runs: Sequence[Any]
+
+    @property
+    def x(self) -> Tensor:
+        return torch.cat([run.x for run in self.runs], 1)
+
+    @property
+    def last(self) -> Tensor:
+        return torch.cat([run.last for run in self.runs], 1)
+
+    def pull(self, lam: Tensor) -> Tensor:
+        raise Unsupported(
+            "this penalty takes the Jacobian of one layer's step: use it for each layer, not on the whole."
+        )
+
 
 def name_of(lam: Costates) -> str:
     at: Any = lam.trajectory
@@ -208,7 +257,7 @@ class Tape:
         if not loss.requires_grad:
             raise InputError("the loss does not depend on what was recorded, or gradients were off (torch.no_grad).")
         again, device = torch.is_grad_enabled(), loss.device.type
-        calls = [call for call in self.calls if call.pieces[0][0].run.x.requires_grad]
+        calls = [call for call in self.calls if call.levels[0].pieces[0].run.x.requires_grad]
         outputs = [y for call in calls for y in (call.output, *call.last)]
         each = torch.ones_like(loss)
         grads = torch.autograd.grad(loss, outputs, each, True, again, allow_unused=True) if outputs else ()
@@ -217,7 +266,7 @@ class Tape:
             for call in calls:
                 g, *g_last = (found.get(id(y)) for y in (call.output, *call.last))
                 if g is not None or any(y is not None for y in g_last):
-                    items += down(call, g, g_last, loss if again else loss.detach(), again)
+                    items += of_call(call, g, g_last, loss if again else loss.detach(), again)
         if not items:
             raise InputError(
                 "the loss does not depend on the outputs that were recorded, or they carry no gradient (torch.no_grad, "
@@ -259,56 +308,90 @@ def compiled(module: nn.Module) -> bool:
     return module._compiled_call_impl is not None or (dynamo is not None and isinstance(module, dynamo.OptimizedModule))
 
 
-def down(call: Call, g: Tensor | None, g_last: Sequence[Tensor | None], loss: Tensor, again: bool) -> list[Costates]:
-    """The costates of a call from the loss's gradient by its outputs: of the top layer, then by what it sends down."""
-    rows, D = call.layout.rows, len(call.pieces[0])
+def of_call(call: Call, g: Tensor | None, g_last: Sequence[Tensor | None], loss: Tensor, again: bool) -> list[Costates]:
+    """The costates of a call from the loss's gradient by its outputs."""
+    rows = call.layout.rows
     if loss.numel() != rows.B:
         raise InputError(
             f"the loss has {loss.numel()} values, but it depends on a call of {call.module or 'the module'} with {rows.B} "
             "samples: every call must have one sample for each value."
         )
-    tops = [piece.run.x for piece in call.pieces[-1]]
-    pull = lambda ys, xs, gs: torch.autograd.grad(ys, xs, gs, create_graph=again, retain_graph=True, allow_unused=True)
-    received = [None] * D if g is None else pull([call.output], tops, [g])
-    arriving: list[list[Source]] = [[] if s is None else [(s, None)] for s in received]
-    items: list[list[Costates]] = []
-    for layer in reversed(range(len(call.pieces))):
-        here, found = call.pieces[layer], []
+    if g is not None:
+        top = call.levels[-1].y
+        g = g if call.output is top else pulled([call.output], [top], [g], again)[0]
+    D = len(call.levels[0].pieces)
+    last = [
+        [ends(call, piece, g_last, layer * D + i) for i, piece in enumerate(level.pieces)]
+        for layer, level in enumerate(call.levels)
+    ]
+    where = lambda layer, direction: (call.module, call.number, layer, direction)
+    return down(call.layout, call.levels, g, last, loss.reshape(rows.B), again, where)
+
+
+def pulled(ys: Sequence[Tensor], xs: Sequence[Tensor], gs: Sequence[Tensor], again: bool) -> Sequence[Tensor | None]:
+    return torch.autograd.grad(ys, xs, gs, create_graph=again, retain_graph=True, allow_unused=True)
+
+
+def down(
+    layout: Layout,
+    levels: Sequence[Level],
+    g: Tensor | None,
+    g_last: Sequence[Sequence[Tensor | None]],
+    loss: Tensor,
+    again: bool,
+    where: Callable[[int, str], tuple[Any, ...]],
+) -> list[Costates]:
+    """The costates of a stack from the loss's gradient by what its top hands on, g, and by the last states of each piece:
+    of the top layer, then by what it sends down. where(layer, direction): the names of what is found."""
+    rows = layout.rows
+    items: list[Costates] = []
+    arriving: list[Source] = [] if g is None else [(g, None)]  # at y, in units of the steps
+    for layer in reversed(range(len(levels))):
+        level, found = levels[layer], []
+        sources: list[list[Source]] = [[] for _ in level.pieces]
+        for s, k in arriving:
+            for piece, own, by_x in zip(
+                level.pieces, sources, pulled([level.y], [p.run.x for p in level.pieces], [s], again), strict=True
+            ):
+                if by_x is not None:
+                    turn = rows.turned if piece.turned else lambda k: k
+                    own.append((by_x, None if k is None else of_states(rows, turn(k))))
         with torch.set_grad_enabled(again):
-            for i, (piece, sources) in enumerate(zip(here, arriving, strict=True)):
+            for piece, own, s_last in zip(level.pieces, sources, g_last[layer], strict=True):
                 run = strict(piece.run)
-                costate = swept(rows, run, sources, ends(call, piece, g_last, layer * D + i))
+                costate = swept(rows, run, own, s_last)
                 if costate is not None:
                     found.append((piece, run, costate))
-            items.insert(0, [costates(call, layer, *each, loss) for each in found])
+            named = [costates(layout, where(layer, DIRECTIONS[each[0].turned]), *each, loss) for each in found]
+            items = named + items
         if layer == 0:
             break
-        below = call.pieces[layer - 1]
-        arriving = [[] for _ in below]
+        below = levels[layer - 1].y
+        sent = arriving if level.residual else []
         for piece, _, costate in found:
-            k = costate.exponent[rows.B :]
-            k = rows.turned(k) if piece.turned else k
             with torch.set_grad_enabled(again):
-                pairs = zip(piece.drive, costate.drive(), strict=True)
-            sent = [(y, gy) for y, gy in pairs if y.requires_grad and gy is not None]
-            received = pull([y for y, _ in sent], [p.run.x for p in below], [gy for _, gy in sent])
-            for lower, sources, s in zip(below, arriving, received, strict=True):
-                if s is not None:
-                    sources.append((s, of_states(rows, rows.turned(k) if lower.turned else k)))
-    for piece in (p for layer in call.pieces for p in layer):
+                driven = list(zip(piece.drive, costate.drive(), strict=True))
+            pairs = [(y, gy) for y, gy in driven if y.requires_grad and gy is not None]
+            down_here = pulled([y for y, _ in pairs], [below], [gy for _, gy in pairs], again)[0] if pairs else None
+            if down_here is not None:
+                k = costate.exponent[rows.B :]
+                sent = [*sent, (down_here, rows.turned(k) if piece.turned else k)]
+        arriving = sent
+    for piece in (p for level in levels for p in level.pieces):
         if isinstance(piece.run, Swept) and not again:
             settle(piece.run.plan)
-    return [lam for layer in items for lam in layer]
+    return items
 
 
-def costates(call: Call, layer: int, piece: Piece, run: Any, costate: Costate, loss: Tensor) -> Costates:
+def costates(
+    layout: Layout, names: tuple[Any, ...], piece: Piece, run: Any, costate: Costate, loss: Tensor
+) -> Costates:
     """What is found, by its names."""
-    lam, rows = costate.mantissa, call.layout.rows
+    lam, rows = costate.mantissa, layout.rows
     if piece.mask is not None:
         run = Masked(run, torch.cat([piece.mask, piece.mask.index_select(0, rows.sample.to(lam.device))]))
         lam = run.seen(lam)
-    at = Layer(call.layout, run, call.hidden, call.module, call.number, layer, DIRECTIONS[piece.turned])
-    return Costates(at, lam, costate.exponent, loss.reshape(rows.B).to(lam.dtype))
+    return Costates(Layer(layout, run, piece.hidden, *names), lam, costate.exponent, loss.to(lam.dtype))
 
 
 def strict(run: Swept | Stepped) -> Swept | Stepped:
@@ -328,7 +411,7 @@ def ends(call: Call, piece: Piece, g_last: Sequence[Tensor | None], i: int) -> T
     B, n = call.layout.rows.B, piece.run.x.shape[1]
     parts: list[Tensor] = []
     for g in g_last:
-        y = piece.run.x.new_zeros(B, call.hidden) if g is None else call.layout.sort(g.reshape(-1, B, g.shape[-1])[i])
+        y = piece.run.x.new_zeros(B, piece.hidden) if g is None else call.layout.sort(g.reshape(-1, B, g.shape[-1])[i])
         parts.append(y @ piece.project if piece.project is not None and g is not None and not parts else y)
     s = torch.cat(parts, 1)
     return pad(s, (0, n - s.shape[1]))
@@ -339,11 +422,12 @@ def swept(rows: Rows, run: Swept | Stepped, sources: list[Source], s_last: Tenso
 
     Sources in different units are added up in that of the costate they make. It is that of the largest of them, unless the
     layer forgets more slowly than those above it: then what is found says which."""
-    scaled = [(s, k) for s, k in sources if k is not None]
-    if not scaled:
+    if all(k is None for _, k in sources):  # at true scale: one source at most
         s = sources[0][0] if sources else None
         read = None if s is None else exponent(s.detach()) != NONE
         return None if s is None and s_last is None else run.costate(s, s_last, read)
+    true = torch.zeros(len(run.x), dtype=torch.int32, device=run.x.device)
+    scaled = [(s, true if k is None else k) for s, k in sources]
     room, powers = ROOM[run.x.dtype], [(exponent(s.detach()), k) for s, k in scaled]
     size = functools.reduce(torch.maximum, [torch.where(e == NONE, NONE, e + k) for e, k in powers])
     if s_last is not None:

@@ -25,11 +25,13 @@ from torch import Tensor
 
 from . import files, runs
 from .batch import Batch
+from .costates import Costates
 from .display import display as bar
 from .errors import CoadjointError, InputError, KindError, NumericalError, StorageError, choose
 from .gradients import BPTT, Evaluation, Gradient, Method
 from .network import Network
 from .optimisers import Optimiser, adam
+from .readout import Net
 from .tasks import Task, rng
 
 POLICIES = ("stop", "skip", "dump")
@@ -62,7 +64,7 @@ class Silent:
 class Result:
     """What came of a run. `rows` are the lines of metrics.jsonl; `metrics` those of the final weights, by split."""
 
-    network: Network
+    network: Net
     status: str  # "success", "finished" or "early-stopped"
     step: int
     seconds: float
@@ -94,7 +96,7 @@ class Progress:
 
 
 def train(
-    net: Network,
+    net: Net,
     task: Task,
     *,
     gradient: Method | None = None,
@@ -155,7 +157,7 @@ def train(
 class Training:
     """A run in progress: the arguments of `train`, and what they have become."""
 
-    net: Network
+    net: Net
     task: Task
     gradient: Method | None
     optimiser: Optimiser | None
@@ -181,8 +183,10 @@ class Training:
 
     def __post_init__(self) -> None:
         net, task = self.net, self.task
-        if not isinstance(net, Network) or not isinstance(task, Task):
-            raise KindError(f"train takes a Network and a Task; got {type(net).__name__} and {type(task).__name__}.")
+        if not isinstance(net, Net) or not isinstance(task, Task):
+            raise KindError(
+                f"train takes a Network (or a Stack, an EncoderDecoder) and a Task; got {type(net).__name__} and {type(task).__name__}."
+            )
         for what, ours, theirs in (
             ("inputs", net.inputs, task.inputs),
             ("outputs", net.outputs, task.outputs),
@@ -579,7 +583,7 @@ class Training:
 
 
 def again(
-    net: Network, task: Task, saved: runs.Checkpoint, arguments: dict[str, Any]
+    net: Net, task: Task, saved: runs.Checkpoint, arguments: dict[str, Any]
 ) -> tuple[float, float, float, Gradient]:
     """The gradient of the step after a checkpoint, computed as the run did; NumericalError if it is not finite."""
     nothing: dict[str, Any] = dict.fromkeys(Training.__dataclass_fields__)
@@ -602,7 +606,7 @@ def difference(a: Any, b: Any, name: str = "") -> str:
     return f"{name or 'the description of the run'} ({a!r} then, {b!r} now)"
 
 
-def fit(net: Network, weights: dict[str, Tensor], source: str) -> None:
+def fit(net: Net, weights: dict[str, Tensor], source: str) -> None:
     """Load weights into a network of the same shape, or say where they differ first."""
     own = net.state_dict()
     for name in sorted(set(own) | set(weights)):
@@ -615,13 +619,11 @@ def fit(net: Network, weights: dict[str, Tensor], source: str) -> None:
     net.load_state_dict(weights)
 
 
-def evaluate(
-    net: Network, task: Task, split: str, seed: int = 0, draw: int | str = 0, n: int = 1000
-) -> dict[str, float]:
+def evaluate(net: Net, task: Task, split: str, seed: int = 0, draw: int | str = 0, n: int = 1000) -> dict[str, float]:
     """The loss (mean over sequences) and the scores of a network on a held-out set."""
     totals: dict[str, tuple[float, float]] = {}
     count = 0
-    with torch.no_grad():
+    with torch.no_grad(), judged(net):
         for b in task.held_out(split, seed, draw, n):
             b = b.to(net.V.dtype, net.V.device)
             run = net(b.u, b.lengths, b.x0)
@@ -637,16 +639,16 @@ def evaluate(
     }
 
 
-def examples(net: Network, task: Task, seed: int, k: int = 8) -> list[Row]:
+def examples(net: Net, task: Task, seed: int, k: int = 8) -> list[Row]:
     """A few held-out sequences: what was asked, what the network said (for readout "every", at the last step)."""
     split = task.splits[-1] if task.splits else "train"
     b = next(task.held_out(split, seed, "examples", k)).to(net.V.dtype, net.V.device)
     try:
-        with torch.no_grad():
+        with torch.no_grad(), judged(net):
             run = net(b.u, b.lengths, b.x0)
+            a, y, n = run.a, b.y, run.lengths
     except NumericalError:
         return []
-    a, y, n = run.a, b.y, run.lengths
     if task.readout == "every":
         index = torch.arange(len(n))
         a, y = a[n - 1, index], y[n - 1, index]
@@ -658,14 +660,26 @@ def examples(net: Network, task: Task, seed: int, k: int = 8) -> list[Row]:
     ]
 
 
-def first_fault(e: Evaluation) -> str:
-    """Where numbers first leave their range: the earliest state, or the costate nearest to the end."""
+@contextmanager
+def judged(net: Net) -> Iterator[None]:
+    """Without dropout and noise."""
+    training = net.training
+    net.eval()
     try:
-        x = e.trajectory.x
-        lam = e.costates.mantissa
+        yield
+    finally:
+        net.train(training)
+
+
+def first_fault(e: Evaluation) -> str:
+    """Where numbers first leave their range: the earliest state, or the costate nearest to the end; of the lowest layer
+    where that happens."""
+    try:
+        layers = [e.costates] if isinstance(e.costates, Costates) else list(e.costates)
     except CoadjointError as error:
         return f": {error}"
-    for what, values, order in (("state", x, 1), ("costate", lam, -1)):
+    states = [("state", lam.trajectory.x, 1) for lam in layers]
+    for what, values, order in (*states, *(("costate", lam.mantissa, -1) for lam in layers)):
         bad = ~torch.isfinite(values).all(-1)
         if bad.any():
             t = bad.any(1).nonzero()[:, 0][0 if order > 0 else -1]
@@ -675,22 +689,25 @@ def first_fault(e: Evaluation) -> str:
     return "; states and costates are finite at every time step"
 
 
-def look_inside(net: Network, b: Batch, task: Task, most: int = 200) -> Row:
-    """Means over samples of log10 ||lam_t|| and of log10 ||temporal component||, at up to `most` time steps."""
-    e = BPTT().evaluate(net, b, task.loss)
+def look_inside(net: Net, b: Batch, task: Task, most: int = 200) -> Row:
+    """Means over samples of log10 ||lam_t|| and of log10 ||temporal component||, at up to `most` time steps. Of several layers
+    those that read forwards are looked at as one."""
+    with judged(net):
+        e = BPTT().evaluate(net, b, task.loss)
     with torch.no_grad():
-        logs = e.costates.log_norms() / math.log(10)
-        on = e.costates.nonzero
+        lam = e.costates if isinstance(e.costates, Costates) else e.costates.select(direction="forward", call=0).whole()
+        logs = lam.log_norms() / math.log(10)
+        on = lam.nonzero
         count = on.sum(1)
         curve = torch.where(on, logs, 0).sum(1) / count
         T = len(logs) - 1
         t = sorted({round(k * T / min(T, most - 1)) for k in range(min(T, most - 1) + 1)})
-        n = e.trajectory.lengths.to(logs.device)
+        n = lam.trajectory.lengths.to(logs.device)
         ends = torch.stack([logs[0], logs.gather(0, n[None])[0]])
         both = on[0] & on.gather(0, n[None])[0]
         decay = float((ends[0] - ends[1])[both].mean()) if both.any() else None
         temporal = None
-        if net.cell is not None and net.engine != "autograd":
+        if isinstance(net, Network) and net.cell is not None and net.engine != "autograd":
             norms = e.temporal_components().norms()["joint"]
             temporal = [math.log10(v) if v > 0 else None for v in norms.tolist()]
             temporal = [temporal[s - 1] for s in t if s > 0]
