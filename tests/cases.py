@@ -68,6 +68,7 @@ MORE = {  # cells of the package with constants of their own: those of oracles.p
     "cornn": co.cells.cornn(0.5, 1.1, 0.7),
     "unicornn": co.cells.unicornn(0.8, 0.9),
     "inverse": co.cells.inverse(2),
+    "lstm-1997-truncated": co.cells.lstm_1997(truncated=True),
 }
 MAKE = {  # modules of co.nn
     "tanh": co.nn.RNN,
@@ -272,8 +273,9 @@ FULL = [
 ]  # fmt: skip
 NEWER = (
     "lstm-1997", "scrn", "scrn-learned", "antisymmetric", "antisymmetric-gated", "exponential", "lipschitz", "cornn", "unicornn",
-    "inverse", "mingru", "minlstm", "lru",
+    "inverse", "mingru", "minlstm", "lru", "lstm-1997-truncated",
 )  # fmt: skip
+NO_GRADIENT = ("lstm-1997-truncated",)  # what comes back is no derivative: second ones are not symmetric
 VARIANTS = [*FULL, *((cell, "tanh") for cell in NEWER)]
 CROSS_LOSSES = ("squared", "cross-entropy", "binary-cross-entropy", "absolute", "huber", "user")
 PENALTIES = (*co.penalties.PENALTIES, "tangent", "user", "none")

@@ -10,7 +10,7 @@ import triton.runtime.interpreter as interpreter
 from triton import knobs
 
 from coadjoint.sweeps import triton
-from problems import ADJOINT, CELLS, SCALED, TANGENT, Problem, poisoned
+from problems import ADJOINT, CELLS, NEWER, ONE, SCALED, TANGENT, Problem, poisoned
 
 F32, F64 = torch.float32, torch.float64
 SOME = {"adjoint": ("s sa", "s_last link", "s s_last k_last scaled"), "tangent": ("g ga link",)}
@@ -23,14 +23,15 @@ MODES = {  # settings of the engine, [(cell, samples of each step, d, dtype, sou
     ]),
     "blocks": ({"ROWS": 1}, [
         ("elman", [3, 2], 5, F64, SOME), ("lstm", [5, 5], 3, F32, SOME), ("odd", [3, 1], 1, F32, SOME),
-        ("rate", [2, 2], 31, F32, SOME),
+        ("rate", [2, 2], 31, F32, SOME), ("lstm-1997-truncated", [3, 2], 5, F64, ONE),
     ]),
     "too large": ({"ROWS": 1, "ON_CHIP": 16}, [
         ("leaky", [3, 3], 5, F64, SOME), ("lstm", [3, 2], 31, F32, SOME), ("rate", [2, 1], 70, F32, SOME),
-        ("pair", [3, 1], 5, F32, SOME),
+        ("pair", [3, 1], 5, F32, SOME), ("lstm-1997-truncated", [3, 2], 5, F32, ONE),
     ]),
     "too large, few samples": ({"ON_CHIP": 16}, [("leaky", FEW, 5, F64, SOME)]),
     "a root": ({}, [("mixed", FEW, 3, F64, SOME)]),
+    "the other cells": ({}, [(name, FEW, 3, (F32, F64)[i % 2], ONE) for i, name in enumerate(NEWER)]),
 }  # fmt: skip
 
 
@@ -47,7 +48,7 @@ def patch() -> None:
 
 def holds(mode: str, g) -> bool:
     """Does the network lie on the chip as the mode says?"""
-    resident, whole = not mode.startswith("too large"), mode in ("on chip", "a root")
+    resident, whole = not mode.startswith("too large"), mode in ("on chip", "a root", "the other cells")
     return g.shape.resident == resident and (g.shape.blocks == 1) == whole
 
 

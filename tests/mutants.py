@@ -83,6 +83,8 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ("sweeps/eager.py", "one", "torch.where(new == NONE, k[(t - 1)], new)"): "a row of zeros may have any exponent",
     ("sweeps/eager.py", "Loop.__init__", " size = max("): "how many steps are prepared at once is a matter of speed",
     ("sweeps/eager.py", "flushed", "set_flush_denormal(True) -> pass"): "denormals cost time and change nothing here",
+    ("sweeps/eager.py", "skip-branch", "W if e.through else None -> W = W"): "a product that goes nowhere costs time alone",
+    ("sweeps/eager.py", "skip-branch", "else None -> slots, out, W = len(cell.slots), e.out, W"): "likewise",
     ("sweeps/derivatives.py", "skip-branch", "link = None if ((active is None))"): "both are None or neither",
     ("sweeps/derivatives.py", "skip-branch", "link = None if ((factor is None))"): "both are None or neither",
     ("sweeps/derivatives.py", "skip-branch", "if ((t is not None))"): UNASKED,

@@ -209,6 +209,7 @@ CELLS = {  # name: step, read, slots, gates, reads, parameters
     "diagonal": (diagonal, None, 1, 1, 0, ("w",)),
     "pair": (pair, pair_read, 2, 1, 2, ("k",)),
     "lstm-1997": (lstm_1997, lambda x, s: x.chunk(2)[0], 2, 3, 1, ()),
+    "lstm-1997-truncated": (lstm_1997, lambda x, s: x.chunk(2)[0].detach(), 2, 3, 1, ()),
     "scrn": (scrn, lambda x, s: x, 2, 1, 2, ()),
     "scrn-learned": (scrn, lambda x, s: x, 2, 1, 2, ("beta",)),
     "antisymmetric": (antisymmetric, lambda x, s: x, 1, 1, 1, ()),
@@ -374,7 +375,10 @@ class Sample:
         p = {name: value.detach() for name, value in self.p.items()}
         lam = self.lam[t].detach()
         delta, of_x = torch.autograd.grad(self.step(z, v, x, p, self.sigma), [z, x], lam, allow_unused=True)
-        through = torch.autograd.grad(self.read(x, self.sigma), x, self.W.T @ delta, create_graph=True)[0]
+        r = self.read(x, self.sigma)
+        if not r.requires_grad:
+            return of_x
+        through = torch.autograd.grad(r, x, self.W.T @ delta, create_graph=True)[0]
         return through if of_x is None else through + of_x
 
     def norms(self, of=norm):

@@ -26,24 +26,27 @@ CELLS = {
     "elman": cells.elman(), "lstm": cells.lstm, "gru": cells.gru, "leaky": cells.leaky(), "rate": cells.rate(),
     **cases.CELLS, "mixed": mixed,
 }  # fmt: skip
+NEWER = {name: cells.named(name) for name in cells.CELLS if name not in CELLS}
+NEWER["lstm-1997-truncated"] = cells.lstm_1997(truncated=True)  # nothing goes back through its W
 BARS = {torch.float32: 2e-5, torch.float64: 1e-12}
 NAMES = ("s", "s_last", "sa", "link", "k_last")  # the sources of an adjoint sweep, as Problem holds them
 ADJOINT = ("s", "s_last", "s sa", "s_last link", "s s_last sa link", "sa")
 SCALED = ("s scaled", "s_last scaled", "s s_last scaled", "s_last k_last scaled", "s s_last k_last scaled")
 TANGENT = ("g", "ga", "g ga link", "")
+ONE = {"adjoint": ("s sa link", "s s_last k_last scaled"), "tangent": ("g ga link",)}  # every source once
 
 
 class Problem:
     """The numbers are rounded to `dtype`, so that the definition may take the same ones in float64."""
 
     def __init__(self, name, sizes, d, dtype=torch.float64, device="cpu", seed=7):
-        cell, rows = CELLS[name], Rows(sizes)
+        cell, rows = (CELLS | NEWER)[name], Rows(sizes)
         g = torch.Generator().manual_seed(seed)
         randn = lambda *shape: torch.randn(*shape, generator=g, dtype=torch.float64).to(dtype).to(device)
         G, S, B, N = len(cell.gates), len(cell.slots), rows.B, rows.N
         self.cell, self.rows, self.dtype, self.device = cell, rows, dtype, device
         self.W = randn(G * d, len(cell.read) * d) * 0.8 / d**0.5 if cell.read else None
-        self.base, self.v = randn(N, G * d), randn(N, len(cell.side) * d) if cell.side else None
+        self.base, self.v = randn(N, G * d), randn(N, len(cell.v) * d) if cell.v else None
         self.x0, self.p = randn(B, S * d), (0.3 + 0.4 * randn(len(cell.p) * d).abs()) if cell.p else None
         self.s, self.s_last, self.sa = randn(B + N, S * d), randn(B, S * d), randn(N, G * d)
         if B > 2:

@@ -83,6 +83,7 @@ def test_help_shows_groups_defaults_and_examples(coadjoint):
         "Your own data",
         "The optimiser and its step size",
         "step size (0.001)",
+        "Options of single cells",
         "coadjoint train temporal-order",
     ):
         assert text in out
@@ -91,19 +92,48 @@ def test_help_shows_groups_defaults_and_examples(coadjoint):
 def test_cells_are_listed_with_their_engines_and_papers(coadjoint):
     code, out, err = coadjoint("cells")
     assert (code, err) == (0, "")
-    rows = {line.split()[0]: line for line in out.splitlines()[2:]}
-    assert set(rows) == {*cells.CELLS, *steps.STEPS}
+    rows = {line.split()[0]: " ".join(line.split()) for line in out.splitlines()[2:]}
+    assert set(rows) == {*cells.CELLS, *steps.STEPS, "reservoir"}
     assert "all but scan" in rows["elman"]
     assert "all but" not in rows["lru"]
     assert "Orvieto et al." in rows["lru"]
-    assert " autograd " in rows["gated-feedback"]
+    assert " autograd layers; lstm: 2 layers Chung" in rows["gated-feedback"]
+    assert "step.W step.R step.b" in rows["gru-before"]
+    assert " W R b p.leak all but scan 1 Jaeger" in rows["reservoir"]
+    assert " all but scan 2 Hochreiter" in rows["lstm"]
+
+
+PAGES = {
+    "lstm": ["c' = f c + i g, h' = o tanh(c')", "W  [28, 7]", "R  [28, 3]", "not scan, which is for recurrences without W"],
+    "cornn": ["--dt          0.042", "--eps         4.7", "W  [7, 14]", "\n    2\n"],
+    "lru": ["p.nu     [7]", "reference, eager, cpu, scan, stepwise", "torch, gaussian, glorot, he, sigmoid, basic-tanh, ring"],
+    "inverse": ["--k           1\n", "W  [7, 7]", "paper\n    none"],
+    "gated-feedback": ["s        = sum_i g_ij U_ij h_i", "step.levels.1.U         [7, 14]", "--unit    tanh", "autograd\n    not reference"],
+    "deep-transition": ["--width       as many as --hidden", "--shortcut    no"],
+    "reservoir": ["W, R, b and leak are fixed", "co.Reservoir", "p.leak  [7]"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_everything_about_a_cell(coadjoint, name):
+    code, out, err = coadjoint("cells", name, "--hidden", "7", "--inputs", "3")
+    assert (code, err) == (0, "")
+    assert [text for text in PAGES[name] if text not in out] == []
 
 
 NAMES = [
     *(["--cell", name] for name in cells.CELLS),
     *(["--penalty", name] for name in penalties.PENALTIES),
     *(["--optimiser", name] for name in optimisers.OPTIMISERS),
-    *(["--init", name] for name in initialisers.INITIALISERS),
+    *(["--cell", name] for name in (*steps.STEPS, "reservoir")),
+    *(["--init", name] for name in initialisers.INITIALISERS if name != "ring"),
+    ["--cell", "lru", "--init", "ring", "--inner", "0.9", "--radius", "0.99", "--skip"],
+    ["--cell", "cornn", "--dt", "0.1", "--gamma", "1", "--eps", "2", "--freeze", "W,b"],
+    ["--cell", "gated-feedback", "--layers", "3", "--unit", "gru"],
+    ["--cell", "lstm,gru", "--residual", "--dropout", "0.1", "--penalty", "log-ratio"],
+    ["--cell", "lstm-1997", "--truncated", "--no-skip"],
+    ["--layers", "2", "--bidirectional", "--deep", "6,5"],
+    ["--structure", "orthogonal", "--readout", "attention", "--attention-steps", "5"],
     *(["--schedule", name] for name in optimisers.SCHEDULES),
     ["--method", "rtrl"],
     ["--method", "truncated", "--k1", "3", "--k2", "6"],
@@ -126,6 +156,14 @@ REFUSED = [
     ("train", 2, "what to train on?"),
     ("train xr", 2, "did you mean 'xor'?"),
     ("train xor --cell lstmm", 2, "did you mean 'lstm'?"),
+    ("train xor --cell lstm,gruu", 2, "did you mean 'gru'?"),
+    ("train xor --cell lstm --eps 1", 2, "--eps does nothing with cell 'lstm'; its options: none."),
+    ("train xor --cell lstm --init ring", 2, "init 'ring' belongs to cells with a complex diagonal"),
+    ("train xor --deep 3,x", 2, "--deep: must be a whole number from 1 to 2147483647 or a list of them; got [3, 'x']."),
+    ("train xor --layers 0", 2, "--layers: must be a whole number from 1 to 1000; got 0."),
+    ("train xor --beta x --readout tilted", 2, "--beta: must be a number; got 'x'."),
+    ("cells lstmm", 2, "did you mean 'lstm'?"),
+    ("cells lstm --hidden 0", 2, "--hidden"),
     ("train xor --penalty logratio", 2, "did you mean 'log-ratio'?"),
     ("train xor --lr -1", 2, "--lr: must be a number greater than 0; got -1."),
     ("train xor --lrr 1", 2, "--lr"),
@@ -205,6 +243,22 @@ def test_runs_have_numbers_and_can_go_on(coadjoint):
     code, out, _ = coadjoint("resume", "runs/xor-1", "--steps", "6")
     assert code == 0
     assert "step 6" in out
+
+
+@pytest.mark.parametrize(
+    "words", [["--cell", "rate", "--noise", "0.1"], ["--cell", "gru,lstm", "--dropout", "0.5"]], ids=" ".join
+)
+def test_what_is_random_in_training_goes_on_where_it_stopped(coadjoint, words):
+    for name, steps_, more in (("whole", "4", []), ("part", "2", ["resume", "part", "--steps", "4"])):
+        run = [*XOR, *words, "--no-stop-on-success", "--quiet", "--out", name]
+        run[run.index("--steps") + 1] = steps_
+        assert coadjoint(*run)[0] == 0
+        assert not more or coadjoint(*more, "--quiet")[0] == 0
+    rows = lambda name: [
+        r for r in map(json.loads, Path(name, "metrics.jsonl").read_text().splitlines()) if r["kind"] == "train"
+    ]
+    assert rows("whole") == rows("part")
+    assert len(rows("part")) == 4
 
 
 def test_a_fault_is_one_line_and_debug_shows_it(coadjoint, monkeypatch):

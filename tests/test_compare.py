@@ -1,16 +1,23 @@
 """Comparisons: rows from words, tables from results, and a stop that loses nothing."""
 
+import contextlib
+import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from coadjoint import compare, settings
+from coadjoint import cells, cli, compare, config, report, settings, steps
 from coadjoint.errors import ConfigError
+
+FEW = {"steps": 3, "every": 3, "tests": 8, "confirm": 8, "probes": 2, "batch": 2}
+SMALL = {"network": {"hidden": 4}, "training": FEW}
+TASKS = [*compare.tasks("xor length=12"), *compare.tasks("addition length=20 steps=2 every=2")]
 
 
 def test_alternatives_make_rows():
@@ -21,6 +28,44 @@ def test_alternatives_make_rows():
         "gradient": {"penalty": "log-ratio", "weight": 2},
         "optimiser": {"name": "adam"},
     }
+
+
+def test_all_cells():
+    rows = compare.variants("p cell=all lr=1")
+    assert [row.values["network"]["cell"] for row in rows] == [*cells.CELLS, *steps.STEPS]
+    assert rows[0].name == "p cell=elman"
+    assert [row.name for row in compare.variants("p cell=lru|gru")] == ["p cell=lru", "p cell=gru"]
+
+
+def test_a_task_has_settings_of_its_own():
+    (one,) = compare.tasks("addition length=100 steps=7")
+    assert (one.name, one.values) == (
+        "addition",
+        {"task": {"length": 100, "name": "addition"}, "training": {"steps": 7}},
+    )
+    assert [task.name for task in compare.tasks("copy length=20|50")] == ["copy length=20", "copy length=50"]
+
+
+@pytest.mark.parametrize(
+    ("text", "why"), [("", "a task takes a name"), ("length=3", "a task takes a name"), ("xorr", "'xor'"), ("xor lrr=1", "'lr'")]
+)  # fmt: skip
+def test_words_that_make_no_task(text, why):
+    with pytest.raises(ConfigError if "xorr" not in text else Exception, match=why):
+        compare.tasks(text)
+
+
+@pytest.mark.parametrize(
+    ("values", "name", "title"),
+    [
+        ({"task": {"name": "digits"}}, "digits", "digits"),
+        ({"task": {"name": "copy", "length": 50, "curriculum": (10, 99)}}, "copy", "copy, 50 steps, curriculum 10,99"),
+        ({"task": {"name": "xor", "length": (10, 20)}}, "xor length=10,20", "xor, 10 to 20 steps"),
+        ({"task": {"name": "xor"}}, "xor steps=20", "xor, steps 20"),
+        ({"data": {"train": "a.csv"}}, "", "a.csv"),
+    ],
+)
+def test_titles(values, name, title):
+    assert compare.titled(config.resolve(None, values), name) == title
 
 
 @pytest.mark.parametrize(
@@ -48,11 +93,11 @@ def test_a_stop_saves_every_run_and_a_resume_ends_it(tmp_path):
     words = [sys.executable, "-m", "coadjoint", "resume", str(folder), "--jobs", "2"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         rows = [folder / r / "metrics.jsonl" for r in ("runs/a-seed-0", "runs/a-seed-1")]
-        end = time.monotonic() + 60
+        end = time.monotonic() + 240
         while time.monotonic() < end and not all(p.exists() and p.stat().st_size for p in rows):
             time.sleep(0.02)
         os.kill(process.pid, signal.SIGINT)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=240)
     assert process.returncode == 75
     assert err.count("\n") == 1
     assert f"coadjoint resume {folder}" in err
@@ -60,4 +105,139 @@ def test_a_stop_saves_every_run_and_a_resume_ends_it(tmp_path):
     assert {r["status"] for row in found["rows"] for r in row["runs"]} <= {"interrupted", "finished"}
     found = compare.run(folder, 2)
     assert [r["status"] for row in found["rows"] for r in row["runs"]] == ["finished", "finished"]
-    assert compare.table(found)[1][0][1] == "0 of 2"
+    assert compare.tables(found)["addition, 20 steps"][1][0][1] == "0 of 2"
+
+
+# several tasks
+
+WILD = "wild lr=1e38 optimiser=sgd activation=relu"  # its second step is not finite
+
+
+@pytest.fixture(scope="module")
+def several(tmp_path_factory):
+    """Two tasks under two methods, one of which fails: the folder, compare.json, and the runs in the order they ended."""
+    folder = tmp_path_factory.mktemp("several") / "cmp"
+    rows = [*compare.variants("plain"), *compare.variants(WILD)]
+    compare.start(SMALL, rows, [0], folder, "coadjoint compare ...", TASKS)
+    found, ended = compare.read(folder), []
+    for pace, row in zip((1, 4, 3, 2), found["rows"], strict=True):
+        row["pace"] = pace
+    (folder / "compare.json").write_text(json.dumps(found))
+    found = compare.run(
+        folder, 1, lambda done, total, what: ended.append((done, total, (what or "").partition(":")[0]))
+    )
+    return folder, found, ended
+
+
+def test_the_longest_run_first(several):
+    names = ("", "xor-wild-seed-0", "addition-plain-seed-0", "addition-wild-seed-0", "xor-plain-seed-0")
+    assert several[2] == [(k, 4, name) for k, name in enumerate(names)]
+
+
+def test_each_row_has_its_task(several):
+    folder, found, _ = several
+    told = [(row["task"], row["metric"], row["goal"], row["name"]) for row in found["rows"]]
+    xor, addition = ("xor, 12 steps", "right", "right >= 1"), ("addition, 20 steps", "right_0.2", "right_0.2 >= 0.99")
+    assert told == [(*task, name) for task in (xor, addition) for name in ("plain", "wild")]
+    plain = settings.load(folder / "configs/addition-plain-seed-0.yaml").values
+    assert (plain["training"]["steps"], plain["task"]) == (2, {"name": "addition", "length": 20})
+    assert found == settings.read_json(folder / "compare.json")
+    assert found["seconds"] > 0
+
+
+def test_a_run_that_fails_is_a_row_of_its_task(several):
+    folder, found, _ = several
+    status = {Path(r["folder"]).name: r["status"] for row in found["rows"] for r in row["runs"]}
+    assert status["xor-plain-seed-0"] in ("finished", "success")
+    assert status["addition-wild-seed-0"] == "failed"
+    heads, rows = compare.tables(found)["addition, 20 steps"]
+    assert heads[-1] == "right_0.2"
+    assert [row[:2] for row in rows][1] == ["wild", "0 of 1, 1 failed"]
+    text = report.markdown(folder)
+    assert "| name | xor | addition |" in text
+    assert "| wild | 0 of 1, 1 failed · – | 0 of 1, 1 failed · – |" in text
+
+
+def test_runs_of_two_tasks_compare_in_two_tables(several, tmp_path):
+    folder, *_ = several
+    found = compare.existing(sorted((folder / "runs").iterdir()), tmp_path / "both", None)
+    tables = compare.tables(found)
+    assert {task: [row[0] for row in rows] for task, (_, rows) in tables.items()} == {
+        task: [f"{task}-plain-seed-0", f"{task}-wild-seed-0"] for task in ("addition", "xor")
+    }
+    assert found["rows"][0]["settings"].keys() == {"lr", "name", "activation"}
+
+
+def complain(words, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["coadjoint", "compare", *words])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    return end.value.code, err
+
+
+def test_refusals(several, tmp_path, monkeypatch, capsys):
+    folder, *_ = several
+    monkeypatch.chdir(tmp_path)
+    told = lambda *words: complain(words, monkeypatch, capsys)
+    code, err = told(str(folder / "runs/xor-plain-seed-0"), "xor", "-m", "a")
+    assert (code, "is a folder and 'xor' is none: compare takes tasks, or the folders of runs" in err) == (4, True)
+    code, err = told("xor length=12", "digits", "--hidden", "4", "--tests", "5", "-m", "a")
+    assert (code, "task digits, --method a: --tests does nothing" in err) == (2, True)
+    code, err = told("xor length=12", "digits", "--hidden", "4", "-m", "a", "-m", "b cell=lru activation=relu")
+    assert (code, "task xor, --method b: " in err) == (2, True)
+    code, err = told("xor length=12", "xor length=20", "-m", "a")
+    assert (code, "two tasks share the name 'xor'" in err) == (2, True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_comparison_of_before(tmp_path):
+    """compare.json once named task, metric and goal for all rows together."""
+    one = {"task": "xor", "metric": "right", "goal": None, "rows": [{"name": "a", "runs": []}]}
+    (tmp_path / "compare.json").write_text(json.dumps(one))
+    found = compare.read(tmp_path)
+    assert found["rows"][0] == {"name": "a", "runs": [], "task": "xor", "metric": "right", "goal": None}
+    assert compare.tables(found)["xor"][1] == [["a", "no goal; 0 of 0 ended", "-", "-", "-"]]
+
+
+def test_a_metric_that_is_not_finite_counts_for_nothing(tmp_path):
+    result = {"status": "finished", "step": 3, "seconds": 1, "success": False, "metrics": {"test": {"right": "NaN"}}}
+    (tmp_path / "result.json").write_text(json.dumps(result))
+    r = {}
+    compare.outcome(tmp_path, r, "right")
+    assert (r["status"], r["metric"]) == ("finished", None)
+
+
+def kill(folder, done):
+    """SIGKILL to the first run; of the second, to the process that it was forked from as well."""
+    killed = set()
+    while not done.is_set() and len(killed) < 2:
+        for lock in (folder / "runs").glob("*/lock"):
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                pid = int(lock.read_text().split()[1])
+                parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+                if pid in killed or not (lock.parent / "metrics.jsonl").exists():
+                    continue
+                if killed:
+                    os.kill(parent, signal.SIGKILL)
+                os.kill(pid, signal.SIGKILL)
+                killed.add(pid)
+        time.sleep(0.01)
+
+
+def test_runs_that_are_killed_leave_the_others_alone(tmp_path):
+    folder, done = tmp_path / "cmp", threading.Event()
+    base = {**SMALL, "training": {**FEW, "steps": 300, "every": 300}}
+    compare.start(base, compare.variants("a"), [0, 1, 2], folder, None, TASKS[:1])
+    killer = threading.Thread(target=kill, args=(folder, done))
+    killer.start()
+    found = compare.run(folder, 1)
+    done.set()
+    killer.join()
+    told = [(r["status"], r["error"]) for r in found["rows"][0]["runs"]]
+    assert told[:2] == [("waiting", "ended without a word (exit code -9)")] * 2
+    assert told[2] in (("finished", None), ("success", None))
+    assert compare.tables(found)["xor, 12 steps"][1][0][1].endswith("2 failed")
+    found = compare.run(folder, 1)
+    assert {r["status"] for r in found["rows"][0]["runs"]} <= {"finished", "success"}

@@ -1,14 +1,19 @@
 """Config: what a file or a flag may say, what is refused and in which words, and what comes of it."""
 
+import json
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.torch import save_file
 
-from coadjoint import config, gradients, settings
-from coadjoint.errors import CoadjointError, ConfigError, MissingError
+import coadjoint as co
+from coadjoint import cells, config, gradients, initialisers, settings, steps, training
+from coadjoint.errors import CoadjointError, ConfigError, MissingError, StorageError
 
 TASK = {"task": {"name": "xor", "length": 12}, "network": {"hidden": 4}}
 WHOLE = "a whole number from 1 to 2147483647"
@@ -24,7 +29,10 @@ FILES = [
     ("optimiser:\n  lr: -1.0", "run.yaml:2: optimiser.lr: must be a number greater than 0; got -1.0."),
     ("optimiser:\n  lr: true", "run.yaml:2: optimiser.lr: must be a number greater than 0; got true."),
     ("optimiser:\n  lr: [1, 2]", "run.yaml:2: optimiser.lr: must be a number greater than 0; got [1, 2]."),
-    ("network:\n  cell: false", "run.yaml:2: network.cell: must be text; got false. Write it in quotes."),
+    (
+        "network:\n  cell: false",
+        "run.yaml:2: network.cell: must be text or a list of texts; got false. Write it in quotes.",
+    ),
     ("network:\n  hidden: '4'", f"run.yaml:2: network.hidden: must be {WHOLE}; got '4'."),
     ("network:\n  bias: 1", "run.yaml:2: network.bias: must be true or false; got 1."),
     ("task:\n  length: [1, 2, 3]", f"run.yaml:2: task.length: must be {WHOLE} or two of them; got [1, 2, 3]."),
@@ -102,7 +110,27 @@ IDLE = [
     ({"optimiser": {"schedule": "cosine", "plateau": 3}}, "--plateau does nothing with --schedule cosine: it belongs to plateau."),
     ({"optimiser": {"schedule": "plateau", "end": 0.1}}, "--end does nothing with --schedule plateau: it belongs to linear, cosine."),
     ({"network": {"std": 0.1}}, "--std does nothing with --init torch: it belongs to gaussian, spectral, sparse, orthogonal, identity."),
-    ({"network": {"init": "gaussian", "radius": 1.0}}, "--radius does nothing with --init gaussian: it belongs to spectral, sparse, orthogonal, identity."),
+    ({"network": {"init": "gaussian", "radius": 1.0}}, "--radius does nothing with --init gaussian: it belongs to spectral, sparse, orthogonal, identity, ring."),
+    ({"network": {"inner": 0.5}}, "--inner does nothing with --init torch: it belongs to ring."),
+    ({"network": {"attention_steps": 5}}, "--attention-steps does nothing with --readout last: it belongs to attention."),
+    ({"network": {"eps": 0.1}}, "--eps does nothing with cell 'elman'; its options: activation."),
+    ({"network": {"cell": "lru", "noise": 0.1}}, "--noise does nothing with cell 'lru'; its options: none."),
+    ({"network": {"cell": "scrn", "eps": 0.1}}, "--eps does nothing with cell 'scrn'; its options: activation, alpha."),
+    ({"network": {"cell": "cornn", "k": 2}}, "--k does nothing with cell 'cornn'; its options: activation, eps, gamma, dt."),
+    ({"network": {"cell": "gru-before", "depth": 2}}, "--depth does nothing with cell 'gru-before'; its options: none."),
+    ({"network": {"cell": "gated-feedback", "width": 2}}, "--width does nothing with cell 'gated-feedback'; its options: layers, unit."),
+    ({"network": {"cell": "lstm", "activation": "relu"}}, "--activation does nothing with cell 'lstm'; its options: none."),
+    ({"network": {"cell": ["lstm", "rate"], "eps": 0.1}}, "--eps does nothing with cells lstm, rate; their options: activation, noise."),
+    ({"network": {"beta": 0.5}}, "--beta does nothing with cell 'elman'; its options: activation."),
+    ({"network": {"cell": "inverse", "structure": "diagonal"}}, "--structure does nothing with cell 'inverse': its equations say what W is."),
+    ({"network": {"dropout": 0.1}}, "--dropout acts between layers, and there is one: give --layers or a list of cells."),
+    ({"network": {"residual": True, "bidirectional": True}}, "--residual acts between layers, and there is one: give --layers or a list of cells."),
+    ({"network": {"cell": ["lstm", "gru"], "layers": 2}}, "--cell lstm,gru has a layer for each name: leave out --layers, or name one cell."),
+    ({"network": {"cell": ["reservoir", "gru"]}}, "a reservoir is not mixed with other cells; --layers 2 makes two of it."),
+    ({"network": {"cell": []}}, "--cell names no cell: `coadjoint cells` lists them."),
+    ({"network": {"freeze": ["W", "p.leak"]}}, "--freeze: this network has no parameter 'p.leak'; it has W, R, b, V, b_o."),
+    ({"network": {"cell": "antisymmetric", "freeze": ""}}, "--freeze: this network has no parameter ''; it has W, R, b, V, b_o."),
+    ({"task": {"name": "memorisation-5"}, "network": {"readout": "tilted"}}, "--readout tilted gives one answer for a sequence, and here one is asked for at every step."),
     ({"gradient": {"weight": 2.0}}, "--weight does nothing with --method bptt: it belongs to penalised."),
     ({"gradient": {"weight_rate": 2.0}}, "--weight-rate does nothing with --weight-schedule constant: it belongs to inverse-time, exponential."),
     ({"gradient": {"penalty": "variance", "weight_end": 1.0}}, "--weight-end does nothing with --weight-schedule constant: it belongs to linear."),
@@ -225,3 +253,182 @@ def test_names_of_other_libraries_are_understood(section, key, meant):
     with pytest.raises(ConfigError) as error:
         config.resolve(None, {section: {key: 1}})
     assert meant in str(error.value)
+
+
+# networks
+
+
+def job_of(tmp_path=None, **network):
+    """A run of two steps, and its result."""
+    short = {"steps": 2, "every": 2, "tests": 4, "confirm": 4, "probes": 2, "batch": 3}
+    job = config.build(config.resolve(None, merged({"network": network, "training": short})))
+    before = {key: p.detach().clone() for key, p in job.network.named_parameters()}
+    result = training.train(job.network, job.task, **job.arguments, folder=tmp_path and tmp_path / "run")
+    return job, before, result
+
+
+@pytest.mark.parametrize("cell", [*cells.CELLS, *steps.STEPS, "reservoir"])
+def test_every_cell_with_every_start_trains_or_is_refused(cell):
+    trained, refused = [], {}
+    for init in initialisers.INITIALISERS:
+        try:
+            _, _, result = job_of(cell=cell, init=init)
+            assert result.step == 2
+            trained.append(init)
+        except CoadjointError as error:
+            refused[init] = str(error)
+    assert all(line.startswith(f"init '{init}' ") and "\n" not in line for init, line in refused.items())
+    assert {"torch", "gaussian", "glorot", "he"} <= set(trained)
+    assert ("ring" in trained) == (cell == "lru")
+    assert trained == config.about(cell).starts
+
+
+NETWORKS = {
+    "antisymmetric": {"cell": "antisymmetric-gated", "eps": 0.1, "gamma": 0.2},
+    "cornn": {"cell": "cornn", "dt": 0.1, "eps": 2, "gamma": 1.5, "x0": "learned"},
+    "scrn": {"cell": "scrn-learned", "alpha": 0.5, "skip": True},
+    "inverse": {"cell": "inverse", "k": 3, "activation": "relu"},
+    "rate": {"cell": "rate", "noise": 0.1, "structure": "dale", "init": "spectral"},
+    "lstm-1997": {"cell": "lstm-1997", "truncated": True},
+    "lipschitz": {"cell": "lipschitz", "beta": 0.6, "readout": "attention", "attention_steps": 4},
+    "tilted": {"cell": "lipschitz", "beta": -2.0, "readout": "tilted"},
+    "lru": {"cell": "lru", "init": "ring", "inner": 0.9, "radius": 0.99, "skip": True},
+    "gated-feedback": {"cell": "gated-feedback", "layers": 3, "unit": "lstm", "bias": False},
+    "deep-transition": {"cell": "deep-transition", "depth": 3, "width": 5, "shortcut": True, "activation": "sigmoid"},
+    "reservoir": {"cell": "reservoir", "deep": [6, 5]},
+    "frozen": {"cell": "lstm", "freeze": ["W", "b_o"], "structure": "low-rank", "deep": 3},
+    "stack": {"cell": ["lstm", "gru-before", "rate"], "noise": 0.1, "residual": True, "dropout": 0.2, "readout": "tilted-tanh"},
+    "both ways": {"cell": "elman", "layers": 2, "bidirectional": True, "deep": 5, "x0": "learned"},
+    "reservoirs": {"cell": "reservoir", "layers": 2},
+}  # fmt: skip
+
+
+SIZES = {"inputs": 2, "outputs": 1, "hidden": 4, "output": "sigmoid", "dtype": torch.float64}
+BY_HAND = {
+    "antisymmetric": lambda: co.Network("antisymmetric", gated=True, eps=0.1, gamma=0.2, **SIZES),
+    "cornn": lambda: co.Network(cells.cornn(0.1, 1.5, 2), x0="learned", **SIZES),
+    "scrn": lambda: co.Network(cells.scrn(0.5, True), skip=True, **SIZES),
+    "inverse": lambda: co.Network(cells.inverse(3, "relu"), **SIZES),
+    "rate": lambda: co.Network(cells.rate(noise=0.1), structure=co.parametrisations.dale(4), **SIZES),
+    "lstm-1997": lambda: co.Network("lstm-1997", truncated=True, **SIZES),
+    "lipschitz": lambda: co.Network(cells.lipschitz(beta=0.6), readout="attention", steps=4, **SIZES),
+    "tilted": lambda: co.Network(cells.lipschitz(), readout="tilted", beta=-2.0, **SIZES),
+    "lru": lambda: co.Network(cells.lru, skip=True, **SIZES),
+    "gated-feedback": lambda: co.Network(
+        steps.GatedFeedback(2, 4, layers=3, unit="lstm", bias=False, dtype=torch.float64), bias=False, **SIZES
+    ),
+    "deep-transition": lambda: co.Network(
+        steps.DeepTransition(2, 4, depth=3, width=5, shortcut=True, activation="sigmoid", dtype=torch.float64), **SIZES
+    ),
+    "reservoir": lambda: co.Network("leaky", deep=(6, 5), **SIZES),
+    "frozen": lambda: co.Network("lstm", structure="low-rank", deep=(3,), **SIZES),
+    "stack": lambda: co.Stack(
+        ["lstm", "gru-before", cells.rate(noise=0.1)], residual=True, dropout=0.2, readout="tilted-tanh", **SIZES
+    ),
+    "both ways": lambda: co.Stack(["elman", "elman"], bidirectional=True, deep=5, x0="learned", **SIZES),
+    "reservoirs": lambda: co.Stack(["leaky", "leaky"], **SIZES),
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_section_says_what_the_library_would(name):
+    """The same outputs and gradients, in training, as of a network made by hand with the same weights."""
+    shape = config.Shape(inputs=2, outputs=1, readout="last", output="sigmoid")
+    ours, theirs = config.construct(config.NetworkSection(hidden=4, **NETWORKS[name]), shape, 64), BY_HAND[name]()
+    theirs.load_state_dict(ours.state_dict())
+    batch = co.Batch(
+        torch.randn(9, 5, 2, dtype=torch.float64), torch.rand(5, 1, dtype=torch.float64), lengths=[9, 7, 7, 2, 1]
+    )
+    found = []
+    for net in (ours, theirs):
+        torch.manual_seed(0)
+        found.append(co.BPTT()(net, batch, "squared"))
+    assert torch.equal(found[0].losses, found[1].losses)
+    assert found[0].gradient
+    assert all(torch.equal(g, found[1].gradient[key]) for key, g in found[0].gradient.items())
+
+
+@pytest.mark.parametrize("network", NETWORKS.values(), ids=NETWORKS)
+def test_a_model_of_any_kind_is_loaded_as_it_was_saved(network, tmp_path):
+    job, _, _ = job_of(tmp_path, **network)
+    net, description = config.load_model(tmp_path / "run" / "model.safetensors")
+    u = torch.randn(7, 3, job.task.inputs)
+    assert torch.equal(net(u).a, job.network.eval()(u).a)
+    assert net.extra_repr() == job.network.extra_repr()
+    assert [p.requires_grad for p in net.parameters()] == [p.requires_grad for p in job.network.parameters()]
+    assert not net.training
+    assert {key: description["network"][key] for key in network} == network
+
+
+@pytest.mark.parametrize(
+    ("network", "moved"),
+    [
+        ({"cell": "reservoir"}, {"V", "b_o"}),
+        ({"cell": ["reservoir"]}, {"V", "b_o"}),
+        ({"cell": "reservoir", "deep": 3}, {"V", "b_o", "deep.0.weight", "deep.0.bias"}),
+        ({"cell": "leaky", "freeze": "leak"}, {"W", "R", "b", "V", "b_o"}),
+        ({"cell": "leaky", "freeze": ["p", "R"]}, {"W", "b", "V", "b_o"}),
+        ({"cell": "antisymmetric", "freeze": "W"}, {"R", "b", "V", "b_o"}),
+        ({"cell": "gru-before", "freeze": ["step.W", "V"]}, {"step.R", "step.b", "b_o"}),
+        ({"cell": "elman", "x0": "learned", "freeze": ["x0", "b"]}, {"W", "R", "V", "b_o"}),
+    ],
+)
+def test_what_is_frozen_does_not_move(network, moved):
+    job, before, _ = job_of(**network)
+    assert {key for key, p in job.network.named_parameters() if not torch.equal(p, before[key])} == moved
+
+
+def test_a_reservoir_begins_sparse_within_the_unit_circle():
+    job, _, _ = job_of(cell="reservoir", hidden=40)
+    W = job.network.W.detach()
+    assert ((W != 0).sum(1) == 15).all()
+    assert float(torch.linalg.eigvals(W).abs().max()) == pytest.approx(0.9, rel=1e-5)
+    assert (job.config.network.init, job.config.network.radius, job.config.network.std) == ("sparse", 0.9, 0.1)
+    wide, _, _ = job_of(cell="reservoir", hidden=40, radius=1.2)
+    assert float(torch.linalg.eigvals(wide.network.W).abs().max()) == pytest.approx(1.2, rel=1e-5)
+
+
+def test_every_option_of_every_cell_is_a_key():
+    """But those that have a cell of their own."""
+    apart = {"learned", "gated"}
+    known = {key for name in cells.CELLS for key in cells.options(name)}
+    known |= {key for name in steps.STEPS for key in steps.options(name)}
+    assert known - apart <= set(config.NetworkSection.model_fields)
+    keys = {k for k, f in config.NetworkSection.model_fields.items() if config.panel(f) == config.OPTIONS}
+    assert keys <= known
+
+
+DAMAGED = [
+    (lambda d: d.pop("network"), "its description is damaged (KeyError: 'network')"),
+    (lambda d: d.update(network=[1]), "its description is damaged (network: "),
+    (lambda d: d["network"].update(hidden="4"), "its description is damaged (hidden: input should be a valid integer)"),
+    (lambda d: d["network"].update(evil="x"), "its description is damaged (evil: extra inputs are not permitted)"),
+    (lambda d: d["network"].update(eps="a"), "its description is damaged (eps: "),
+    (lambda d: d["shape"].update(mask=1), "its description is damaged (mask: "),
+    (lambda d: d["shape"].update(readout="never"), "its description is damaged (readout: "),
+    (lambda d: d["shape"].update(output="os.system"), "cannot be built: unknown output function 'os.system'"),
+    (lambda d: d["network"].update(cell="os.system"), "cannot be built: unknown cell 'os.system'"),
+    (lambda d: d["network"].update(cell="rate", eps=0.1), "cannot be built: --eps does nothing with cell 'rate'"),
+    (lambda d: d["network"].update(hidden=2**31 - 1), "cannot be built: it is larger than the file"),
+    (lambda d: d["network"].update(cell="deep-transition", width=2**31 - 1), "cannot be built: it is larger than the file"),
+    (lambda d: d["network"].update(deep=[1, 2**31 - 1]), "cannot be built: it is larger than the file"),
+    (lambda d: d["network"].update(freeze=["x"]), "cannot be built: --freeze: this network has no parameter 'x'"),
+    (lambda d: d["network"].update(structure="dale"), "belongs to another network: for 'W' it has float32 [4, 4]"),
+    (lambda d: d["network"].update(hidden=5), "belongs to another network: for 'R' it has"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("harm", "line"), DAMAGED, ids=[line for _, line in DAMAGED])
+def test_a_damaged_model_gets_one_line(harm, line, tmp_path):
+    job_of(tmp_path, cell="elman")
+    path = tmp_path / "run" / "model.safetensors"
+    with safe_open(str(path), framework="pt") as file:
+        weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        description = json.loads(file.metadata()["coadjoint"])
+    harm(description)
+    save_file(weights, path, {"coadjoint": json.dumps(description)})
+    with pytest.raises(StorageError) as error:
+        config.load_model(path)
+    assert line in str(error.value)
+    assert str(path) in str(error.value)
+    assert "\n" not in str(error.value)

@@ -15,7 +15,7 @@ from coadjoint.errors import Unsupported
 from coadjoint.formula import PRIMITIVES, Node, symbol
 from coadjoint.sweeps import cuda, derivatives, pointwise, resolve, stepwise
 from emulated import Emulated, Mode
-from problems import ADJOINT, CELLS, SCALED, TANGENT, Problem, near, poisoned
+from problems import ADJOINT, CELLS, NEWER, ONE, SCALED, TANGENT, Problem, near, poisoned
 
 F32, F64 = torch.float32, torch.float64
 compiles = pytest.mark.skipif(emulated.COMPILER is None, reason="no C++ compiler (c++, g++ or $CXX) was found")
@@ -23,6 +23,7 @@ SIZES = {  # (samples of each step, d)
     "one": ([1], 1),
     "one step": ([3], 7),
     "three": ([4] * 3, 3),
+    "small": ([3, 2, 1], 13),
     "ragged": ([6, 5, 5, 2, 1], 13),
     "twelve": ([7, 7, 7, 3], 12),  # four float32 at a time
     "31": ([5, 4, 2], 31),
@@ -60,7 +61,7 @@ CASES = [  # (cell, mode, size, dtype)
     ("odd", "blocks", "twelve", F32),
     ("pair", "on chip", "ragged", F64), ("pair", "parts", "twelve", F32), ("pair", "blocks", "three", F64),
     ("diagonal", "on chip", "31", F64), ("diagonal", "two warps", "ragged", F32), ("diagonal", "on chip", "one", F64),
-    ("mixed", "on chip", "three", F32), ("mixed", "parts, blocks", "ragged", F64),
+    ("mixed", "on chip", "three", F32), ("mixed", "parts, blocks", "ragged", F64), ("lstm-1997-truncated", "parts", "small", F32),
     *((name, "too large", "31", F64) for name in CELLS if name != "diagonal"), ("lstm", "too busy", "33", F32),
 ]  # fmt: skip
 ALL = [("lstm", "on chip", "ragged", F32), ("pair", "parts, blocks", "twelve", F32), ("gru", "too large", "31", F64)]
@@ -96,6 +97,15 @@ def test_every_source(name, mode, size, dtype, chip):
 
 
 @compiles
+@pytest.mark.parametrize("name", NEWER)
+def test_the_other_cells(name, chip):
+    """Once each; the ways to lie on a chip in turn, for those that have a W to lay there."""
+    i = list(NEWER).index(name)
+    mode = ("on chip", "parts", "blocks", "parts, blocks")[i % 4] if NEWER[name].read else "on chip"
+    swept(chip, name, mode, "small", (F32, F64)[i // 4 % 2], **ONE)
+
+
+@compiles
 def test_weights_in_shared_memory(chip):
     """The case that says so does keep a part of W there."""
     chip(MODES["shared"][0](cells.lstm, 31, 4))
@@ -122,8 +132,7 @@ def test_begun_elsewhere(chip):
 
 
 @compiles
-@pytest.mark.parametrize("dtype", [F64, F32])
-@pytest.mark.parametrize("name", CELLS)
+@pytest.mark.parametrize(("name", "dtype"), [*itertools.product(CELLS, (F64, F32)), *((name, F64) for name in NEWER)])
 def test_pointwise(name, dtype, chip):
     """Slopes and bends by a kernel and by torch's operations."""
     chip(Mode())

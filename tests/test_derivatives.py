@@ -37,7 +37,8 @@ def ours(case, data):
     found |= gradients("dL", batch.mean(plain), leaves) | gradients("dF", objective, leaves)
     if case.higher:
         found |= further(batch.mean(plain), objective, leaves)
-        found["asymmetry"] = torch.tensor(oracles.asymmetry(objective, leaves))
+        if case.cell not in cases.NO_GRADIENT:
+            found["asymmetry"] = torch.tensor(oracles.asymmetry(objective, leaves))
         found |= {f"jvp {n}": y for n, y in pushed(case, net, data).items()}
     return {name: y.detach().double() for name, y in found.items()}
 

@@ -9,7 +9,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import coadjoint as co
-from coadjoint.formula import ONE, PRIMITIVES, ZERO, Node, Program, apart, evaluate, pull, push, substitute, symbol
+from coadjoint.formula import (
+    ONE,
+    PRIMITIVES,
+    ZERO,
+    Node,
+    Program,
+    apart,
+    evaluate,
+    held,
+    pull,
+    push,
+    substitute,
+    symbol,
+)
 
 A, B = symbol("a"), symbol("b")
 POINTS = torch.tensor([-2.7, -1.0, -0.3, 0.4, 1.0, 1.9], dtype=torch.float64)
@@ -32,6 +45,7 @@ EXPRESSIONS = {
     "gate": lambda a, b: (1 - co.sigmoid(b)) * co.tanh(a) + co.sigmoid(b) * a,
     "gelu": lambda a, b: a * (1 + co.erf(a / math.sqrt(2))) / 2 + 0 * b,
     "softplus": lambda a, b: co.softplus(a) * co.exp(-b * b),
+    "held": lambda a, b: held(co.tanh(a) * b) * a * b + held(b) ** 2,
     "alone": lambda a, b: b,
 }
 

@@ -137,7 +137,6 @@ def write_compare(folder, seeds=6, steps=3000, **run):
         "command": "coadjoint compare compare.yaml --seeds 6",
         "task": "temporal-order, length 100",
         "goal": "right >= 1",
-        "columns": ["radius", "lr", "weight"],
         "rows": rows,
         "environment": ENVIRONMENT,
     }
@@ -433,6 +432,81 @@ def test_the_page_of_a_comparison(compare_folder):
     }
 
 
+def write_tasks(folder, methods=("plain cell=gru", "penalised cell=gru")):
+    """A comparison of three tasks: one that is learned, one that fails with one seed of two, one without a goal."""
+    rows = []
+    for task, metric, goal, values in (
+        ("xor, 12 steps", "right", "right >= 1", (1.0, 1.0)),
+        ("addition, 20 steps", "right_0.2", "right_0.2 >= 0.99", (0.5, None)),
+        ("digits", "accuracy", None, (0.25, 0.75)),
+    ):
+        for name in methods:
+            runs = [
+                {"seed": k, "folder": f"runs/{task[:3]}-{k}", "status": "failed" if v is None else "success" if v == 1 else "finished", "success": v == 1,
+                 "steps": 100 * (k + 1), "seconds": 2, "metric": v, "error": "why" if v is None else None}
+                for k, v in enumerate(values)
+            ]  # fmt: skip
+            rows.append(
+                {"task": task, "metric": metric, "goal": goal, "name": name, "settings": {"cell": "gru"}, "runs": runs}
+            )
+    held_out = {"kind": "held-out", "split": "test", "step": 100, "right": 1.0, "right_0.2": 0.5, "accuracy": 0.25}
+    for run in {run["folder"] for row in rows for run in row["runs"]}:
+        (folder / run).mkdir(parents=True)
+        (folder / run / "metrics.jsonl").write_text(json.dumps(held_out) + "\n")
+    data = {
+        "command": "coadjoint compare xor | `x`",
+        "tasks": {"digits": {"steps": 7}},
+        "rows": rows,
+        "seconds": 61.0,
+        "jobs": 4,
+    }
+    (folder / "compare.json").write_text(json.dumps(data))
+    return folder
+
+
+def test_the_page_of_several_tasks(tmp_path):
+    page = page_of(write_tasks(tmp_path))
+    for words in (
+        "xor · addition · digits", "4 of 8 runs succeeded", "goal of addition right_0.2 ≥ 0.99", "took 61 s, 4 runs at a time",
+        "name xor addition digits plain cell=gru 2 of 2 · 1 0 of 2, 1 failed · 0.5 0.5 penalised cell=gru",
+        "addition, 20 steps: plain cell=gru, seed 1 failed why", "digits.steps 7", "0.5 (0.25 to 0.75)",
+    ):  # fmt: skip
+        assert words in page.text, words
+    kinds = {name: figure["kind"] for name, figure in page.figures.items()}
+    assert kinds == {
+        f"{name}{tail}": kind
+        for tail in ("", "-1", "-2")
+        for name, kind in (("steps", "dots"), ("share", "lines"), ("curves", "lines"), ("final", "dots"))
+        if tail != "-2" or name not in ("steps", "share")  # digits: no goal, no success
+    }
+    assert page.figures["curves-1"]["series"][0]["y"] == [0.5]
+    ids = [value for name, value in page.attributes if name == "id"]
+    assert len(ids) == len(set(ids))
+
+
+def test_rows_that_colours_cannot_tell_apart(tmp_path):
+    page = page_of(write_tasks(tmp_path, [f"plain cell={k}" for k in range(report.APART + 1)]))
+    assert set(page.figures) == {"steps", "final", "steps-1", "final-1", "final-2"}
+    assert "15 rows are more than colours can tell apart" in page.text
+
+
+def test_the_tables_in_markdown(tmp_path, compare_folder):
+    text = report.markdown(write_tasks(tmp_path))
+    assert text.startswith("```console\ncoadjoint compare xor | `x`\n```\n\n12 runs; 61 s, 4 runs at a time.\n")
+    assert "| name | xor | addition | digits |\n| --- | --- | --- | --- |\n| plain cell=gru | 2 of 2 · 1 |" in text
+    assert [line for line in text.splitlines() if line.startswith("#")] == [
+        "### Overview",
+        "### xor, 12 steps",
+        "### addition, 20 steps",
+        "### digits",
+    ]
+    edit(tmp_path / "compare.json", lambda data: data["rows"][0].update(name="a|b\nc"))
+    assert "| a\\|b c | 2 of 2 |" in report.markdown(tmp_path)
+    one = report.markdown(compare_folder)
+    assert "#" not in one
+    assert one.count("| penalised | 0.5 | 0.001 | 2.0 |") == 1
+
+
 @pytest.mark.parametrize(
     "folder", ["../outside", "..", ".", "", None, 7, "javascript:alert(1)", "runs/none", "a\0b", "x" * 5000]
 )
@@ -481,8 +555,8 @@ RUN = st.fixed_dictionaries(
     {}, optional=dict.fromkeys(("seed", "folder", "status", "success", "steps", "seconds", "metric", "error"), JSON)
 )
 COMPARE = st.fixed_dictionaries({}, optional={
-    **dict.fromkeys(("command", "task", "goal", "columns", "environment"), JSON),
-    "rows": JSON | st.lists(st.fixed_dictionaries({}, optional={"name": JSON, "settings": JSON, "runs": st.lists(RUN, max_size=3)}), max_size=3),
+    **dict.fromkeys(("command", "task", "goal", "metric", "tasks", "seconds", "jobs", "environment"), JSON),
+    "rows": JSON | st.lists(st.fixed_dictionaries({}, optional={"task": JSON, "goal": JSON, "metric": JSON, "name": JSON, "settings": JSON, "runs": st.lists(RUN, max_size=3)}), max_size=3),
 })  # fmt: skip
 
 
@@ -523,12 +597,12 @@ FIELDS = [
         ("task", "name"), ("task", KEY), ("network", "cell"), ("gradient", "name"), ("gradient", "penalty"), ("optimiser", "name"), ("training", KEY), ("training", "steps"), (KEY,))),
     *(("metrics.jsonl", field) for field in (("held-out", KEY), ("held-out", "split"), ("probe", "gradients", KEY), ("train", "skipped"))),
     *(("compare.json", field) for field in (
-        ("command",), ("task",), ("goal",), ("columns", 0), ("rows", 0, "name"), ("rows", 0, "settings", KEY), ("rows", 0, "settings", "lr"),
+        ("command",), ("task",), ("goal",), ("rows", 0, "task"), ("rows", 0, "metric"), ("rows", 0, "goal"), ("tasks",), ("rows", 0, "name"), ("rows", 0, "settings", KEY), ("rows", 0, "settings", "lr"),
         ("rows", 0, "runs", 0, "seed"), ("rows", 0, "runs", 0, "folder"), ("rows", 0, "runs", 0, "status"), ("rows", 0, "runs", 0, "error"),
         ("environment", "device"), ("environment", KEY))),
     ("run of compare.json", ("held-out", KEY)),
 ]  # fmt: skip
-NOT_SHOWN = {("compare.json", ("columns", 0)), ("compare.json", ("rows", 0, "runs", 0, "folder"))}
+NOT_SHOWN = {("compare.json", ("tasks",)), ("compare.json", ("rows", 0, "runs", 0, "folder"))}
 
 
 def put(data, path, word):
@@ -562,7 +636,6 @@ def plant(folder, file, path, word):
             "command": "c",
             "task": "t",
             "goal": None,
-            "columns": ["other"],
             "rows": rows,
             "environment": dict(ENVIRONMENT),
         }

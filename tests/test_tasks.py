@@ -1,5 +1,6 @@
 """Tasks against one-sequence-at-a-time checks of their definitions."""
 
+import itertools
 import math
 import os
 import struct
@@ -16,7 +17,21 @@ import torch
 import coadjoint as co
 from coadjoint import losses, tasks
 from coadjoint.errors import DataError, InputError, MissingError
-from coadjoint.tasks import TASKS, XOR, Addition, Copy, Digits, Memorisation, Multiplication, Music, TemporalOrder
+from coadjoint.seq2seq import EncoderDecoder
+from coadjoint.tasks import (
+    TASKS,
+    XOR,
+    Addition,
+    Copy,
+    Digits,
+    Memorisation,
+    Multiplication,
+    Music,
+    Reversal,
+    Sorting,
+    TemporalOrder,
+    Transduction,
+)
 from coadjoint.tasks.digits import parts
 from coadjoint.tasks.music import variables
 
@@ -28,9 +43,10 @@ def sequences(batch):
     """(u_j [T_j, inputs], y_j) of each sample, as lists of Python numbers."""
     T, B = batch.u.shape[:2]
     ends = [T] * B if batch.lengths is None else batch.lengths.tolist()
-    every = batch.y.shape[:2] == (T, B)
+    every, answers = batch.y.shape[:2] == (T, B), batch.y.shape == (T + 1, B)  # an answer: the letters, and the end
     for j, end in enumerate(ends):
-        yield batch.u[:end, j].tolist(), (batch.y[:end, j] if every else batch.y[j]).tolist()
+        y = batch.y[:end, j] if every else batch.y[: end + 1, j] if answers else batch.y[j]
+        yield batch.u[:end, j].tolist(), y.tolist()
 
 
 def symbol(row):
@@ -105,6 +121,15 @@ def check_recall(k, m, early):
     return check
 
 
+def check_answer(order):
+    def check(u, y):
+        s = [symbol(row) for row in u]
+        assert y == [*order(s), len(u[0])]
+        return (s[0], s[-1])
+
+    return check
+
+
 CHECKS = {
     "addition": check_addition,
     "multiplication": check_multiplication,
@@ -115,6 +140,8 @@ CHECKS = {
     "memorisation-5": check_recall(2, 5, 0),
     "memorisation-20": check_recall(5, 10, 0),
     "copy": check_recall(8, 10, 1),
+    "reversal": check_answer(lambda s: s[::-1]),
+    "sorting": check_answer(sorted),
 }
 
 
@@ -143,6 +170,8 @@ def test_every_sequence_obeys_the_definition(name, chosen):
         ("memorisation-5", (0, 0), (1, 1)),
         ("memorisation-20", (0, 0), (4, 4)),
         ("copy", (0, 0), (7, 7)),
+        ("reversal", (0, 0), (9, 9)),
+        ("sorting", (0, 0), (9, 9)),
     ],
 )
 def test_both_ends_of_every_window_are_reached(name, low, high):
@@ -162,8 +191,12 @@ def test_every_answer_is_as_likely_as_it_should_be(name):
         assert abs(float(y.mean()) - mean) < 5 * sd / math.sqrt(8000)
         return
     answers = y[-task.positions :].flatten() if isinstance(task, Memorisation) else y
+    if isinstance(task, Transduction):
+        assert (y[-1] == task.values).all()
+        answers = y[:-1]
     counts = np.unique(answers.numpy(), return_counts=True)[1]
-    k = round(1 / task.baseline()["symbols" if "symbols" in task.baseline() else "right"])
+    share = task.baseline()["symbols" if "symbols" in task.baseline() else "right"]
+    k = task.values if isinstance(task, Transduction) else round(1 / share)
     assert len(counts) == k
     assert np.abs(counts / counts.sum() - 1 / k).max() < 5 * math.sqrt(1 / k / counts.sum())
 
@@ -245,6 +278,8 @@ def test_ragged_sequences_have_their_own_lengths_and_silent_padding(name):
     assert not b.u[beyond].any()
     if task.readout == "every":
         assert not b.y[beyond].any()
+    if task.readout == "sequence":
+        assert torch.equal(b.y == -1, torch.arange(len(b.y))[:, None] > b.lengths)
 
 
 @pytest.mark.parametrize(
@@ -265,7 +300,7 @@ def test_the_curriculum_moves_the_upper_length(chosen, expected):
 def perfect(task, y):
     """Pre-outputs that say y."""
     if task.loss == "cross-entropy":
-        return 50 * torch.nn.functional.one_hot(y, task.outputs).float()
+        return 50 * torch.nn.functional.one_hot(y.clamp(min=0), task.outputs).float()
     return (y if task.loss == "squared" else 50 * (2 * y - 1))[..., None]
 
 
@@ -286,8 +321,9 @@ def test_scores_of_perfect_wrong_and_undefined_outputs(name, chosen):
     assert set(judge(task, wrong, batch).values()) == {0.0}
     one = a.clone()
     one[..., 3, :] = wrong[..., 3, :]
-    assert judge(task, one, batch)[task.metric] == pytest.approx(39 / 40)
-    assert {count for metric, (_, count) in task.score(a, batch).items() if metric != "symbols"} == {40.0}
+    of_sequences = "whole" if isinstance(task, Transduction) else task.metric
+    assert judge(task, one, batch)[of_sequences] == pytest.approx(39 / 40)
+    assert task.score(a, batch)[of_sequences][1] == 40.0
 
 
 @pytest.mark.parametrize("kind", [Memorisation, Copy])
@@ -338,7 +374,7 @@ def constant(task, y):
     return a
 
 
-@pytest.mark.parametrize("name", GENERATED)
+@pytest.mark.parametrize("name", [name for name in GENERATED if TASKS[name].build not in (Reversal, Sorting)])
 def test_baselines_by_simulation(name):
     task = tasks.make(name, length=30)
     batch = task.batch(0, 20000, seed=6)
@@ -352,6 +388,50 @@ def test_baselines_by_simulation(name):
     assert found.keys() == claimed.keys()
     for metric, share in claimed.items():
         assert found[metric] == pytest.approx(share, abs=4 * math.sqrt(share / 20000) + 1e-9)
+
+
+@pytest.mark.parametrize("kind", [Reversal, Sorting])
+def test_baselines_of_answers_by_enumeration(kind):
+    """Of all sequences of up to 4 of 3 letters: the entropy of answers, the best letter of each place, the likeliest answer."""
+    entropy, letters, whole = [], [], []
+    for L in range(1, 5):
+        inputs = list(itertools.product(range(3), repeat=L))
+        answers = [tuple(reversed(s)) if kind is Reversal else tuple(sorted(s)) for s in inputs]
+        shares = [answers.count(a) / len(answers) for a in set(answers)]
+        entropy.append(-sum(p * math.log(p) for p in shares) / (L + 1))
+        letters.append(sum(max(np.bincount(place)) for place in zip(*answers, strict=True)) / len(answers))
+        whole.append(max(shares))
+        claimed = kind(L, values=3).baseline()
+        expected = {"loss": entropy[-1], "right": (letters[-1] + 1) / (L + 1), "whole": whole[-1]}
+        assert claimed == pytest.approx(expected, rel=1e-12)
+    expected = {"loss": np.mean(entropy), "right": (np.mean(letters) + 1) / 3.5, "whole": np.mean(whole)}
+    assert kind((1, 4), values=3).baseline() == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("said", "right", "whole"),
+    [
+        ([1, 2, 0, 3], (4, 4), 1),  # as it should be
+        ([1, 2, 0, 3, 1, 3, 0], (4, 4), 1),  # nothing is said after the end
+        ([1, 2, 0, 1, 3], (3, 5), 0),  # one too many, and the end too late
+        ([1, 2, 0], (3, 4), 0),  # cut off before the end
+        ([1, 2, 3], (2, 4), 0),  # ended too early: a letter and the end are missing
+        ([1, 1, 0, 3], (3, 4), 0),
+        ([3], (0, 4), 0),
+        ([0, 0, 1, 0, 1, 0, 1], (0, 7), 0),
+    ],
+)
+def test_missing_and_extra_tokens_are_wrong(said, right, whole):
+    task = Reversal(3, values=3)
+    batch = co.Batch(None, torch.tensor([[1], [2], [0], [3]]))
+    a = torch.nn.functional.one_hot(torch.tensor(said), 4).float()[:, None]
+    assert task.score(a, batch) == {"right": right, "whole": (whole, 1)}
+    letters = " ".join(map(str, itertools.takewhile(lambda v: v != 3, said))) or "nothing"
+    assert task.show(a.transpose(0, 1), batch.y.T) == [("1 2 0", letters)]
+    a[0, 0, 2] = float("nan")
+    found = task.score(a, batch)
+    assert found["whole"] == (0, 1)
+    assert found["right"][0] <= right[0]
 
 
 def test_baselines_in_figures():
@@ -368,9 +448,11 @@ def test_baselines_in_figures():
 @pytest.mark.parametrize("name", GENERATED)
 def test_a_network_takes_every_task(name, chosen):
     task = tasks.make(name, **chosen)
-    net = co.Network(
-        "elman", inputs=task.inputs, hidden=4, outputs=task.outputs, readout=task.readout, output=task.output
-    )
+    make = EncoderDecoder
+    if task.readout != "sequence":
+        make = lambda *cell, **sizes: co.Network(*cell, readout=task.readout, output=task.output, **sizes)
+    net = make("elman", inputs=task.inputs, hidden=4, outputs=task.outputs)
+    assert (net.readout, net.output) == (task.readout, task.output)
     b = task.batch(0, 5, seed=0)
     run = net(b.u, lengths=b.lengths)
     value = run.loss(task.loss, b.y, reduce=task.reduce)
@@ -399,6 +481,8 @@ def test_a_network_takes_every_task(name, chosen):
         (lambda: Addition(30, rule="strikt"), "did you mean 'strict'"),
         (lambda: Memorisation(30, values=1), "at least 2"),
         (lambda: Memorisation(30, positions=0), "at least 1"),
+        (lambda: Reversal(0), "at least 1; got 0"),
+        (lambda: Sorting(values=1), "at least 2; got 1"),
         (lambda: TemporalOrder(30).batch(0, 0, seed=0), "number of sequences"),
         (lambda: next(TemporalOrder(30).held_out("tset", seed=0)), "did you mean 'test'"),
         (lambda: tasks.make("temporal-ordr"), "did you mean 'temporal-order'"),
@@ -417,6 +501,10 @@ def test_refusals_name_the_way_out(call, words):
 def test_options_and_names():
     assert tasks.options("temporal-order-3") == {"length": 100, "ragged": False, "curriculum": None}
     assert tasks.options("addition")["rule"] == "loose"
+    assert tasks.options("sorting") == {"length": (5, 10), "ragged": True, "curriculum": None, "values": 10}
+    assert [Sorting(**chosen).ragged for chosen in ({}, {"length": 7}, {"length": (3, 3)}, {"ragged": False})] == [
+        True, False, False, False,
+    ]  # fmt: skip
     assert tasks.options("music") == {"path": ..., "chunk": None}
     assert tasks.options("digits") == {"pixels": 1, "permuted": False}
     assert all(TASKS[name].about for name in TASKS)

@@ -18,7 +18,7 @@ installed = pytest.mark.skipif(
     reason="the package triton, which comes with torch for GPUs, is not installed",
 )
 
-MODES = ["on chip", "blocks", "too large", "too large, few samples", "a root"]
+MODES = ["on chip", "blocks", "too large", "too large, few samples", "a root", "the other cells"]
 
 
 @installed

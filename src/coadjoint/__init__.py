@@ -9,11 +9,13 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.4.0"
+__version__ = "0.5.0"
 
 if TYPE_CHECKING:
     from . import (
         cells,
+        curvature,
+        directions,
         initialisers,
         losses,
         nn,
@@ -39,17 +41,20 @@ if TYPE_CHECKING:
         StorageError,
         Unsupported,
     )
-    from .formula import abs, atan, cos, erf, exp, log, relu, sigmoid, sign, sin, softplus, sqrt, step, tanh
+    from .formula import abs, atan, cos, erf, exp, held, log, relu, sigmoid, sign, sin, softplus, sqrt, step, tanh
     from .gradients import BPTT, RTRL, Evaluation, Penalised, Stream, Truncated
     from .network import Network, Trajectory
     from .penalties import Penalty
     from .recording import Recorded, Tape, record
     from .reservoir import Reservoir
+    from .seq2seq import EncoderDecoder
     from .stack import Stack
     from .training import Interrupted, Result, evaluate, train
 
 _MODULES = (
     "cells",
+    "directions",
+    "curvature",
     "initialisers",
     "losses",
     "nn",
@@ -69,7 +74,7 @@ _HOMES = {
         "StorageError", "Unsupported",
     ),
     "formula": (
-        "abs", "atan", "cos", "erf", "exp", "log", "relu", "sigmoid", "sign", "sin", "softplus", "sqrt", "step", "tanh",
+        "abs", "atan", "cos", "erf", "exp", "held", "log", "relu", "sigmoid", "sign", "sin", "softplus", "sqrt", "step", "tanh",
     ),
     "gradients": ("BPTT", "RTRL", "Evaluation", "Penalised", "Stream", "Truncated"),
     "costates": ("Costates", "norm"),
@@ -77,15 +82,16 @@ _HOMES = {
     "penalties": ("Penalty",),
     "recording": ("Recorded", "Tape", "record"),
     "reservoir": ("Reservoir",),
+    "seq2seq": ("EncoderDecoder",),
     "stack": ("Stack",),
     "training": ("Interrupted", "Result", "evaluate", "train"),
 }  # fmt: skip
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
-    "BPTT", "RTRL", "Batch", "Cell", "CoadjointError", "ConfigError", "Costates", "DataError", "Evaluation", "InputError",
+    "BPTT", "RTRL", "Batch", "Cell", "CoadjointError", "ConfigError", "Costates", "DataError", "EncoderDecoder", "Evaluation", "InputError",
     "Interrupted", "KindError", "MissingError", "Network", "NumericalError", "Penalised", "Penalty", "Recorded", "Reservoir", "Result", "Stack", "StorageError",
-    "Stream", "Tape", "Trajectory", "Truncated", "Unsupported", "abs", "atan", "cell", "cells", "cos", "erf", "evaluate", "exp",
+    "Stream", "Tape", "Trajectory", "Truncated", "Unsupported", "abs", "atan", "cell", "cells", "cos", "curvature", "directions", "erf", "evaluate", "exp", "held",
     "initialisers", "log", "losses", "nn", "norm", "optimisers", "parametrisations", "penalties", "record", "relu", "report", "segments", "sigmoid",
     "sign", "sin", "softplus", "sqrt", "step", "steps", "tanh", "tasks", "train",
 ]  # fmt: skip

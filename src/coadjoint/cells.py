@@ -34,6 +34,7 @@ from .formula import (
     cos,
     depends,
     exp,
+    held,
     node,
     pull,
     relu,
@@ -412,14 +413,22 @@ def lstm(z, v, x, p):
     return o * tanh(c), c
 
 
-@cell(slots="h c", gates="i g o", name="lstm-1997")
-def lstm_1997(z, v, x, p):
-    """c' = c + i g, h' = o s(c'); i, o sigmoid of W h + R u + b, g = 2 s of it, s(a) = 2 sigmoid(a) - 1 = tanh(a/2): no forget
-    gate, and the squashing functions of the paper, 4 sigmoid - 2 and 2 sigmoid - 1
+@once
+def lstm_1997(truncated: bool = False) -> Cell:
+    """truncated: as in the paper no error goes back through W: the memory alone carries it to earlier steps, and W itself still
+    learns by delta_t h_{t-1}'. That is no gradient of the loss; its own derivatives are those of the step with h held."""
+    reads, name = ((lambda x: held(x.h)), "lstm-1997-truncated") if truncated else (FIRST, "lstm-1997")
 
-    Hochreiter & Schmidhuber, Neural Computation 9 (1997)"""
-    c = x.c + sigmoid(z.i + v.i) * 2 * tanh((z.g + v.g) / 2)
-    return sigmoid(z.o + v.o) * tanh(c / 2), c
+    @cell("h c", "i g o", reads=reads, name=name)
+    def lstm_1997(z, v, x, p):
+        """c' = c + i g, h' = o s(c'); i, o sigmoid of W h + R u + b, g = 2 s of it, s(a) = 2 sigmoid(a) - 1 = tanh(a/2): no forget
+        gate, and the squashing functions of the paper, 4 sigmoid - 2 and 2 sigmoid - 1
+
+        Hochreiter & Schmidhuber, Neural Computation 9 (1997)"""
+        c = x.c + sigmoid(z.i + v.i) * 2 * tanh((z.g + v.g) / 2)
+        return sigmoid(z.o + v.o) * tanh(c / 2), c
+
+    return lstm_1997
 
 
 @cell(slots="h", gates="r u n", parameters={"b_n": 0.0})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -87,7 +88,7 @@ def configured(function: Callable[..., None]) -> Callable[..., None]:
             option = typer.Option(
                 None, f"{flag}/--no-{flag[2:]}" if boolean else flag, help=f"{field.description}{words}{default}",
                 metavar="" if boolean else "TEXT" if text else "NUMBER", show_default=False,
-                rich_help_panel=str(model.__doc__).rstrip("."),
+                rich_help_panel=configs.panel(field) or str(model.__doc__).rstrip("."),
             )  # fmt: skip
             kind = Optional[bool] if boolean else Optional[str]
             extra.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=kind))
@@ -219,8 +220,11 @@ def train(
     if not quiet:
         for note in job.notes:
             print(safe(note))
-        count = sum(p.numel() for p in job.network.parameters())
-        print(safe(f"{job.network.extra_repr()}\n{count:,} parameters; run folder {folder}"))
+        count, trained = (
+            sum(p.numel() for p in job.network.parameters() if p.requires_grad or every) for every in (True, False)
+        )
+        of_them = "" if trained == count else f", {trained:,} of them trained"
+        print(safe(f"{job.network.extra_repr()}\n{count:,} parameters{of_them}; run folder {folder}"))
         if hasattr(job.task, "baseline"):
             figures = "  ".join(f"{name} {value:.4g}" for name, value in job.task.baseline().items())
             print(safe(f"remembering nothing gives: {figures}"))
@@ -303,9 +307,15 @@ def replay(run: Path = RUN) -> None:
 @app.command()
 @configured
 def compare(
-    what: Optional[list[str]] = typer.Argument(None, help="a task; or the folders of runs that are there already"),
+    what: Optional[list[str]] = typer.Argument(
+        None,
+        help="tasks, each with settings of its own: 'addition length=100'; or the folders of runs that are there already",
+    ),
     method: list[str] = typer.Option(
-        [], "--method", "-m", help="a row: 'NAME key=value key=a|b ...'; alternatives make more rows"
+        [],
+        "--method",
+        "-m",
+        help="a row: 'NAME key=value key=a|b ...'; alternatives make more rows, cell=all one for each cell",
     ),
     seeds: int = typer.Option(3, "--seeds", help="runs of each row: seed, seed + 1, ..."),
     jobs: Optional[int] = typer.Option(
@@ -316,18 +326,26 @@ def compare(
     quiet: bool = QUIET,
     flags: Any = None,
 ) -> None:
-    """Train the same task under several settings and seeds, in parallel; one table, one page.
+    """Train the same tasks under several settings and seeds, in parallel; a table for each task, one page.
 
     \b
     coadjoint compare xor --length 20 -m plain -m 'clipped clip=1 lr=1e-3|1e-2'
     coadjoint compare xor -m plain -m 'penalised penalty=log-ratio weight=1|2'
+    coadjoint compare 'addition length=50' 'digits steps=2000' -m 'plain cell=all'
     coadjoint compare runs/xor-1 runs/xor-2
     """
     from . import compare as comparing
     from . import report
+    from .errors import StorageError
 
     what = what or []
-    if len(what) > 1 or (what and Path(what[0]).is_dir()):
+    folders = [text for text in what if Path(text).is_dir()]
+    if folders and len(folders) < len(what):
+        other = next(text for text in what if text not in folders)
+        raise StorageError(
+            f"{folders[0]} is a folder and {other!r} is none: compare takes tasks, or the folders of runs, not both."
+        )
+    if folders:
         if method or config or any(flags.values()):
             raise ConfigError(
                 "runs that are there already are compared as they are: leave out --method, --config and settings."
@@ -344,16 +362,17 @@ def compare(
         raise ConfigError("what to compare? Give rows with --method 'NAME key=value ...', or the folders of runs.")
     if seeds < 1:
         raise ConfigError(f"--seeds must be at least 1; got {seeds}.")
-    base = configs.plain(resolved(what[0] if what else None, config, flags))
+    base = configs.plain(resolved(None, config, flags))
     first = base.get("training", {}).get("seed", 0)
-    folder = out or free(f"compare-{what[0] if what else 'data'}")
+    tasks = {"on": [task for text in what for task in comparing.tasks(text)]} if what else {}
+    folder = out or free("-".join(["compare", *(text.split()[0] for text in what[:3])] if what else ["compare-data"]))
     rows = [row for text in method for row in comparing.variants(text)]
-    comparing.start(base, rows, range(first, first + seeds), folder, command_line())
+    comparing.start(base, rows, range(first, first + seeds), folder, command_line(), **tasks)
     compared(folder, jobs, quiet)
 
 
 def compared(folder: Path, jobs: int | None, quiet: bool) -> None:
-    """Run a comparison to its end, print the table, write the page."""
+    """Run a comparison to its end, print its tables, write the page."""
     from . import compare as comparing
     from . import report
 
@@ -404,11 +423,14 @@ class ticking:
 
 
 def show(found: dict[str, Any]) -> None:
-    """The table of a comparison."""
-    from .compare import table
+    """The tables of a comparison, one for each task."""
+    from .compare import tables
 
-    heads, rows = table(found)
-    print_table(heads, rows)
+    told = tables(found)
+    for task, (heads, rows) in told.items():
+        if len(told) > 1:
+            print(safe(f"\n{task}\n"))
+        print_table(heads, rows)
 
 
 def print_table(heads: list[str], rows: list[list[str]]) -> None:
@@ -440,11 +462,18 @@ def predict(
 
 
 @app.command()
-def report(folder: Path = typer.Argument(..., help="a run folder or a comparison")) -> None:
+def report(
+    folder: Path = typer.Argument(..., help="a run folder or a comparison"),
+    markdown: Optional[Path] = typer.Option(None, "--markdown", help="also write a comparison's tables to this file"),
+) -> None:
     """Write report.html of a run or a comparison anew: one file, to look at offline."""
+    from . import files
     from . import report as pages
 
     print(safe(pages.write(folder)))
+    if markdown is not None:
+        files.replace(markdown, pages.markdown(folder))
+        print(safe(markdown))
 
 
 @app.command()
@@ -460,28 +489,61 @@ def tasks() -> None:
 
 
 @app.command("cells")
-def list_cells() -> None:
-    """List the cells with their equations, parameters, engines and papers."""
-    from .cells import CELLS, named, options
-    from .steps import STEPS
-    from .sweeps import ENGINES, declined
-
+def list_cells(
+    name: Optional[str] = typer.Argument(None, help="one of them: everything about it"),
+    hidden: int = typer.Option(64, "--hidden", min=1, max=10_000, help="units, for the shapes of its parameters"),
+    inputs: int = typer.Option(1, "--inputs", min=1, max=10_000, help="inputs, likewise"),
+) -> None:
+    """List the cells with their equations, options, parameters, engines, state entries of a unit and papers."""
+    if name is not None:
+        return print_cell(name, hidden, inputs)
     rows = []
-    for name in CELLS:
-        cell = named(name)
-        declining = [engine for engine in ENGINES if declined(engine, cell)]
-        rows.append(
-            [
-                name, " ".join(cell.equations.split()), ", ".join(f"{n}={v}" for n, v in options(name).items()),
-                " ".join((*(("W",) if cell.read else ()), "R", "b", *(f"p.{n}" for n in cell.parameters))),
-                f"all but {', '.join(declining)}" if declining else "all", str(len(cell.slots)), cell.paper,
-            ]
-        )  # fmt: skip
-    for name, step in STEPS.items():
-        about = [" ".join(part.split()) for part in (step.__doc__ or "").split("\n\n")]
-        taken = [n for n in inspect.signature(step).parameters if n not in ("inputs", "hidden", "dtype", "device")]
-        rows.append([name, " ".join(about[:-1]), ", ".join(taken), "its own", "autograd", "its slots", about[-1]])
+    for cell in configs.cell_names():
+        about = configs.about(cell)
+        given = [f"{n}={v}" if v is not None else n for n, v in about.options.items()]
+        declining = [engine for engine, why in about.engines.items() if why]
+        engines = ", ".join(e for e in about.engines if e not in declining)
+        if len(declining) < len(about.engines) / 2:
+            engines = f"all but {', '.join(declining)}" if declining else "all"
+        parameters = dict.fromkeys(re.sub(r"\.\d+\.", ".*.", n) for n in about.parameters)
+        equations = " ".join(about.equations.split())
+        rows.append([cell, equations, ", ".join(given), " ".join(parameters), engines, about.state, about.paper])
     print_table(["cell", "equations", "options", "parameters", "engines", "state", "paper"], rows)
+    return None
+
+
+def print_cell(name: str, hidden: int, inputs: int) -> None:
+    """Everything about a cell, part by part."""
+    about = configs.about(name, hidden, inputs)
+    options = {configs.flag("network", key): value for key, value in about.options.items()}
+    reasons = dict.fromkeys(why for why in about.engines.values() if why)
+    having = lambda why: ", ".join(engine for engine, found in about.engines.items() if found == why)
+    parts = {
+        "": about.equations.splitlines(),
+        "paper": [about.paper or "none"],
+        "entries of the state for each unit": [about.state],
+        "options, and what they are if they are not given": aligned(options) or ["none"],
+        f"parameters, --hidden {hidden} --inputs {inputs}": aligned(
+            {n: list(shape) for n, shape in about.parameters.items()}
+        ),
+        "engines": [
+            having(None),
+            *(f"not {having(why)}, which {why.partition('. Use')[0]}" for why in reasons),
+        ],
+        "starts, --init": [", ".join(about.starts)],
+    }
+    print(safe(name))
+    for title, lines in parts.items():
+        print(f"\n{title}" if title else "")
+        for line in lines:
+            print(safe(f"    {line}".rstrip()))
+
+
+def aligned(table: Mapping[str, Any]) -> list[str]:
+    """A line for each entry, its values below each other."""
+    wide = max(map(len, table), default=0)
+    words = {"None": "as many as --hidden", "True": "yes", "False": "no"}
+    return [f"{key.ljust(wide)}  {words.get(str(value), value)}" for key, value in table.items()]
 
 
 DEMO: dict[str, dict[str, Any]] = {

@@ -1,11 +1,12 @@
-"""Compare: one task under several settings and seeds, each run in a process of its own; one table, one page.
+"""Compare: one task or several, under several settings and seeds, each run in a process of its own; tables and a page.
 
-A comparison is a folder of run folders and `compare.json`. It goes on where it stopped: runs that have ended are not
-repeated, others are resumed.
+A comparison is a folder of run folders and `compare.json`, whose rows are methods on tasks. It goes on where it stopped:
+runs that have ended are not repeated, others are resumed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -22,45 +23,79 @@ from typing import Any
 
 from . import config as configs
 from . import files, settings
-from .errors import CoadjointError, ConfigError, StorageError
+from .errors import CoadjointError, ConfigError, StorageError, choose
 
 ENDED = ("success", "finished", "early-stopped", "failed")
 MOST = 10_000  # runs of a comparison
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 Tick = Callable[[int, int, str | None], None]  # runs that have ended, all of them, the one that ended just now
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A row of the table: a name, and what it changes of the common config."""
+    """A method or a task: a name, and what it changes of the common config."""
 
     name: str
     values: dict[str, dict[str, Any]]  # by section
     shown: dict[str, Any] = field(default_factory=dict)
 
 
-def variants(text: str) -> list[Variant]:
-    """'clipped clip=1 lr=1e-2|1e-3' -> one row for each choice among alternatives."""
+def variants(text: str, what: str = "--method", example: str = "clipped clip=1 lr=1e-2|1e-3") -> list[Variant]:
+    """'clipped clip=1 lr=1e-2|1e-3' -> one for each choice among alternatives; cell=all is every cell that can be trained."""
     words = text.split()
     if not words or "=" in words[0]:
-        raise ConfigError(f"--method takes a name and settings, 'clipped clip=1 lr=1e-2|1e-3'; got {text!r}.")
+        raise ConfigError(f"{what} takes a name and settings, {example!r}; got {text!r}.")
     name, choices = words[0], []
     for word in words[1:]:
         key, sign, value = word.partition("=")
         section = "optimiser" if key == "optimiser" else configs.HOMES.get(key.replace("-", "_"))
         if not sign or section is None:
             why = configs.nearest((key.replace("-", "_"),)) if sign else f"{word!r} is not key=value."
-            raise ConfigError(f"--method {name}: {why}")
+            raise ConfigError(f"{what} {name}: {why}")
         leaf = "name" if key == "optimiser" else key.replace("-", "_")
-        choices.append([(section, leaf, configs.from_flag(section, leaf, v)) for v in value.split("|")])
-    rows = []
+        among = [v for one in value.split("|") for v in (cells() if (leaf, one) == ("cell", "all") else [one])]
+        choices.append([(section, leaf, configs.from_flag(section, leaf, v)) for v in among])
+    found = []
     varied = {c[0][1] for c in choices if len(c) > 1}
     for combination in itertools.product(*choices):
         values: dict[str, dict[str, Any]] = {}
         for section, leaf, value in combination:
             values.setdefault(section, {})[leaf] = value
         label = " ".join([name, *(f"{leaf}={v}" for _, leaf, v in combination if leaf in varied)])
-        rows.append(Variant(label, values, {leaf: v for _, leaf, v in combination}))
-    return rows
+        found.append(Variant(label, values, {leaf: v for _, leaf, v in combination}))
+    return found
+
+
+def cells() -> list[str]:
+    """Every cell that can be trained, those of a formula first."""
+    from .cells import CELLS
+    from .steps import STEPS
+
+    return [*CELLS, *STEPS]
+
+
+def tasks(text: str) -> list[Variant]:
+    """'addition length=100' -> a built-in task with settings of its own."""
+    from .tasks import TASKS
+
+    found = variants(text, "a task", "addition length=100")
+    name = choose("task", text.split()[0], TASKS)
+    return [Variant(v.name, {**v.values, "task": {**v.values.get("task", {}), "name": name}}, v.shown) for v in found]
+
+
+def titled(config: configs.Config, name: str = "") -> str:
+    """A task in words: "addition, 100 steps, curriculum 20,2000"; and what else tells it from others, by its name."""
+    said = lambda v, sign: sign.join(map(str, v)) if isinstance(v, tuple) else str(v)
+    given = configs.given(config.task)
+    task, length = given.pop("name", str(config.data.train)), given.pop("length", None)
+    steps = [] if length is None else [f"{said(length, ' to ')} steps"]
+    own = [f"{key} {said(value, ',')}" for key, value in given.items()]
+    other = [
+        word.replace("=", " ")
+        for word in name.split()[1:]
+        if word.partition("=")[0] not in configs.TaskSection.model_fields
+    ]
+    return ", ".join([task, *steps, *own, *other])
 
 
 def plain_name(name: str) -> str:
@@ -86,36 +121,43 @@ def start(
     seeds: Sequence[int],
     folder: Path,
     command: str | None = None,
+    on: Sequence[Variant] = (Variant("", {}),),
 ) -> None:
-    """Check every config and lay out the folder: nothing runs yet."""
-    names = [plain_name(row.name) for row in rows]
-    twice = [row.name for row, name in zip(rows, names, strict=True) if names.count(name) > 1]
-    if twice:
-        raise ConfigError(f"two methods share the name '{twice[0]}', or that of a folder: give each its own.")
-    if len(rows) * len(seeds) > MOST:
-        raise ConfigError(f"{len(rows)} methods x {len(seeds)} seeds are more than {MOST:,} runs: compare fewer.")
+    """Check every config, of every row on every task, and lay out the folder: nothing runs yet."""
+    for what, given, way in (
+        ("methods", rows, "give each its own"),
+        ("tasks", on, "write 'addition length=50|100' for one task in two settings"),
+    ):
+        names = [plain_name(one.name) for one in given]
+        twice = [one.name for one, name in zip(given, names, strict=True) if names.count(name) > 1]
+        if twice:
+            raise ConfigError(f"two {what} share the name '{twice[0]}', or that of a folder: {way}.")
+    if len(on) * len(rows) * len(seeds) > MOST:
+        many = f"{len(on)} tasks x " if len(on) > 1 else ""
+        raise ConfigError(f"{many}{len(rows)} methods x {len(seeds)} seeds are more than {MOST:,} runs: compare fewer.")
     vacant(folder)
     table: list[dict[str, Any]] = []
     resolved = []
-    goal, metric, about = None, "loss", ""
-    for row in rows:
-        merged = {s: {**base.get(s, {}), **row.values.get(s, {})} for s in configs.SECTIONS}
-        runs = []
-        for seed in seeds:
-            merged["training"] = {**merged["training"], "seed": seed}
-            config = configs.resolve(None, merged)
-            resolved.append(config)
-            runs.append({"seed": seed, "folder": f"runs/{plain_name(row.name)}-seed-{seed}", "status": "waiting"})
+    for task, row in itertools.product(on, rows):
+        merged = {s: {**base.get(s, {}), **task.values.get(s, {}), **row.values.get(s, {})} for s in configs.SECTIONS}
+        named, runs = " ".join(filter(None, (task.name if len(on) > 1 else "", row.name))), []
+        began = time.perf_counter()
         try:
-            task = configs.build(config).task
+            for seed in seeds:
+                config = configs.resolve(None, {**merged, "training": {**merged["training"], "seed": seed}})
+                resolved.append(config)
+                runs.append({"seed": seed, "folder": f"runs/{plain_name(named)}-seed-{seed}", "status": "waiting"})
+            job = configs.build(config)
         except CoadjointError as error:
-            error.args = (f"--method {row.name}: {error}",)
+            where = f"task {task.name}, " if len(on) > 1 else ""
+            error.args = (f"{where}--method {row.name}: {' '.join(str(error).split())}",)
             raise
-        goal, metric = (str(task.goal) if task.goal else None), task.metric
-        about = config.task.name or str(config.data.train)
-        if isinstance(config.task.length, int):
-            about += f", {config.task.length} steps"
-        table.append({"name": row.name, "settings": row.shown, "runs": runs})
+        table.append({
+            "task": titled(config, task.name), "metric": job.task.metric, "goal": str(job.task.goal) if job.task.goal else None,
+            "name": row.name, "settings": row.shown,
+            "pace": round((time.perf_counter() - began) * job.arguments["steps"]),  # for the order of the runs
+            "runs": runs,
+        })  # fmt: skip
     with files.storing(folder):
         (folder / "runs").mkdir(parents=True)
         (folder / "configs").mkdir()
@@ -125,9 +167,7 @@ def start(
 
     found = {
         "command": command,
-        "task": about,
-        "goal": goal,
-        "metric": metric,
+        "tasks": {row["task"]: task.shown for row, task in zip(table[:: len(rows)], on, strict=True)},
         "rows": table,
         "environment": storage.environment(seeds[0], "cpu", command),
     }
@@ -141,39 +181,44 @@ def read(folder: Path) -> dict[str, Any]:
     found = settings.read_json(path, 50_000_000, StorageError)
     if not isinstance(found, dict) or not isinstance(found.get("rows"), list):
         raise StorageError(f"{path} is not a comparison.")
+    for row in found["rows"]:  # once, a comparison had one task, and said so once
+        for key in ("task", "metric", "goal"):
+            row.setdefault(key, found.get(key))
     return found
 
 
 def run(folder: Path, jobs: int, tick: Tick = lambda done, total, what: None) -> dict[str, Any]:
     """Run what has not ended yet, `jobs` at a time, and collect the results."""
-    found = read(folder)
-    waiting = [r for row in found["rows"] for r in row["runs"] if status(folder / r["folder"]) not in ENDED]
-    total = sum(len(row["runs"]) for row in found["rows"])
+    found, began = read(folder), time.monotonic()
+    every = [(row, r) for row in found["rows"] for r in row["runs"]]
+    waiting = [(row, r) for row, r in every if status(folder / r["folder"]) not in ENDED]
+    waiting.sort(key=lambda one: -one[0].get("pace", 0))  # the longest first: at the end no core waits for another
+    total = len(every)
     tick(total - len(waiting), total, None)
-    active: list[tuple[subprocess.Popen[bytes], dict[str, Any]]] = []
+    workers: list[Worker] = []
     caught: list[int] = []
-    before = {
-        s: signal.signal(s, lambda n, _: caught.append(n)) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    }
+    heard = [s for s in SIGNALS if signal.getsignal(s) is not signal.SIG_IGN]  # `nohup` counts on it
+    before = {s: signal.signal(s, lambda n, _: caught.append(n)) for s in heard}
     try:
-        while (waiting and not caught) or active:
-            while waiting and not caught and len(active) < jobs:
-                r = waiting.pop(0)
-                active.append((launch(folder, r), r))
-            for process, r in list(active):
-                if process.poll() is None:
-                    continue
-                active.remove((process, r))
-                r["error"] = (process.stderr.read() if process.stderr else b"").decode(errors="replace").strip() or None
-                outcome(folder / r["folder"], r, found["metric"])
-                tick(total - len(waiting) - len(active), total, ended(r))
-            if caught:
-                for process, _ in active:
-                    process.terminate()
+        while (waiting and not caught) or any(worker.busy for worker in workers):
+            while waiting and not caught and (idle := idle_of(workers, jobs)):
+                idle.begin(folder, *waiting.pop(0))
+            for worker in workers:
+                if worker.busy and (run := worker.poll()):
+                    row, r, r["error"] = run
+                    outcome(folder / r["folder"], r, row["metric"])
+                    active = sum(w.busy for w in workers)
+                    tick(total - len(waiting) - active, total, ended(r))
+                if caught:
+                    worker.stop()
             time.sleep(0.05)
     finally:
+        for worker in workers:
+            worker.dismiss()
         for s, handler in before.items():
             signal.signal(s, handler)
+    found["seconds"] = round(found.get("seconds", 0) + time.monotonic() - began, 1)
+    found["jobs"] = jobs
     collect(folder, found)
     if caught:
         from .training import Interrupted
@@ -191,16 +236,96 @@ def ended(r: dict[str, Any]) -> str:
     return f"{Path(r['folder']).name}: {' '.join(how.split())}{'' if r['error'] else at}"
 
 
-def launch(folder: Path, r: dict[str, Any]) -> subprocess.Popen[bytes]:
-    """A run in a process of its own, which starts no new process group: a terminal's Ctrl-C reaches it too."""
-    target = folder / r["folder"]
-    if (target / "config.yaml").exists():
-        words = ["resume", str(target), "--fallback"]
-    else:
-        words = ["train", "--config", str(folder / "configs" / f"{target.name}.yaml"), "--out", str(target)]
-    quiet = [sys.executable, "-m", "coadjoint", *words, "--quiet"]
-    environment = {"OMP_NUM_THREADS": "1", **os.environ}
-    return subprocess.Popen(quiet, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment)
+class Worker:
+    """A process that has imported torch, and takes run after run, each into a fork of its own: a run begins at once, and one
+    that crashes takes nothing with it."""
+
+    def __init__(self) -> None:
+        begin = [sys.executable, "-c", "from coadjoint.compare import serve; serve()"]
+        environment = {"OMP_NUM_THREADS": "1", **os.environ}
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        self.process = subprocess.Popen(begin, bufsize=0, env=environment, **pipes)  # type: ignore[call-overload]
+        self.at: tuple[dict[str, Any], dict[str, Any]] | None = None
+        self.said, self.complaint = b"", b""
+        for pipe in (self.process.stdout, self.process.stderr):
+            os.set_blocking(pipe.fileno(), False)
+
+    @property
+    def busy(self) -> bool:
+        return self.at is not None
+
+    @property
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    def begin(self, folder: Path, row: dict[str, Any], r: dict[str, Any]) -> None:
+        self.at, self.said, self.complaint = (row, r), b"", b""
+        target = folder / r["folder"]
+        if (target / "config.yaml").exists():
+            words = ["resume", str(target), "--fallback"]
+        else:
+            words = ["train", "--config", str(folder / "configs" / f"{target.name}.yaml"), "--out", str(target)]
+        with contextlib.suppress(BrokenPipeError):  # it has died: poll tells
+            self.process.stdin.write(json.dumps([*words, "--quiet"]).encode() + b"\n")
+
+    def poll(self) -> tuple[dict[str, Any], dict[str, Any], str | None] | None:
+        """The run that has just ended, and what it complained of; None while it goes on."""
+        dead = not self.alive
+        self.said += self.process.stdout.read() or b""
+        self.complaint += self.process.stderr.read() or b""
+        if self.at is None or (self.said.count(b"\n") < 2 and not dead):
+            return None
+        (row, r), self.at = self.at, None
+        code = int(self.said.split()[1]) if self.said.count(b"\n") > 1 else self.process.returncode
+        why = self.complaint.decode(errors="replace").strip() or f"ended without a word (exit code {code})"
+        return row, r, why if code else None
+
+    def stop(self) -> None:
+        """Tell the run to save and end."""
+        if self.busy and b"\n" in self.said:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(self.said.split()[0]), signal.SIGTERM)
+
+    def dismiss(self) -> None:
+        """No more runs will come: an idle worker ends, a busy one after its run."""
+        self.process.stdin.close()
+        if not self.busy:
+            self.process.wait()
+        self.process.stdout.close()
+        self.process.stderr.close()
+
+
+def idle_of(workers: list[Worker], jobs: int) -> Worker | None:
+    """A worker that has nothing to do, a new one if there may be more; those that have died are forgotten."""
+    workers[:] = [worker for worker in workers if worker.busy or worker.alive]
+    idle = next((worker for worker in workers if not worker.busy), None)
+    if idle is None and len(workers) < jobs:
+        workers.append(idle := Worker())
+    return idle
+
+
+def serve() -> None:
+    """Run command lines, a JSON list on each line of stdin; answer with the number of the process, and its exit code.
+
+    The signals of a terminal are for the runs: a worker ends when its stdin does."""
+    before = {s: signal.signal(s, signal.SIG_IGN) for s in SIGNALS}
+    import torch._dynamo  # noqa: F401  by torch.optim's first use otherwise, in every run
+
+    from . import cli, report, training  # noqa: F401
+
+    with contextlib.suppress(ImportError):
+        import jinja2  # noqa: F401
+        import safetensors.torch  # noqa: F401
+    for line in sys.stdin:
+        sys.argv = ["coadjoint", *json.loads(line)]
+        pid = os.fork()
+        if pid == 0:
+            for s, handler in before.items():
+                signal.signal(s, handler)
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # stdout is for the answers
+            cli.main()
+        print(pid, flush=True)
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
 
 
 def status(run: Path) -> str | None:
@@ -214,7 +339,7 @@ def collect(folder: Path, found: dict[str, Any]) -> None:
     """Put every run's outcome into compare.json."""
     for row in found["rows"]:
         for r in row["runs"]:
-            outcome(folder / r["folder"], r, found["metric"])
+            outcome(folder / r["folder"], r, row["metric"])
     from . import runs as storage
 
     files.replace(folder / "compare.json", storage.dumps(found, indent=1))
@@ -228,10 +353,11 @@ def outcome(run: Path, r: dict[str, Any], metric: str) -> None:
         return
     result = json.loads((run / "result.json").read_text())
     values = result.get("metrics", {})
+    value = values.get("test", values.get("valid", {})).get(metric)
     r["success"] = bool(result["success"])
     r["steps"] = result["success_step"] if r["success"] else result["step"]
     r["seconds"] = round(result["success_seconds"] if r["success"] else result["seconds"], 1)
-    r["metric"] = values.get("test", values.get("valid", {})).get(metric)
+    r["metric"] = value if isinstance(value, int | float) else None  # "NaN", where states left their range
     r["error"] = result.get("reason") or r["error"]
 
 
@@ -243,34 +369,31 @@ def existing(paths: Sequence[Path], folder: Path, command: str | None) -> dict[s
     if len({path.resolve() for path in paths}) < len(paths):
         raise ConfigError("a run is named twice: name each folder once.")
     rows: dict[str, dict[str, Any]] = {}
-    metric, goal = None, None
+    judged: dict[str, str] = {}
     for path in paths:
         config = configs.read(path)
         if status(path) is None:
             raise StorageError(f"{path} has no result yet. Go on with: coadjoint resume {path}")
         result = json.loads((path / "result.json").read_text())
-        metric, goal = metric or result["metric"], goal or result["goal"]
-        if result["metric"] != metric:
-            raise StorageError(
-                f"{path} is judged by '{result['metric']}', the others by '{metric}': they do not compare."
-            )
+        task, metric = config.task.name or str(config.data.train), result["metric"]
+        if judged.setdefault(task, metric) != metric:
+            raise StorageError(f"{path} is judged by '{metric}', the others by '{judged[task]}': they do not compare.")
         values = configs.plain(config)
         seed = values["training"].pop("seed", 0)
         for key in ("threads", "device"):
             values["training"].pop(key, None)
-        row = rows.setdefault(json.dumps(values), {"name": path.name, "settings": {}, "values": values, "runs": []})
+        new = {"task": task, "metric": metric, "goal": result["goal"], "name": path.name, "values": values, "runs": []}
+        row = rows.setdefault(json.dumps(values), new)
         r = {"seed": seed, "folder": os.path.relpath(path, folder)}
         outcome(path, r, metric)
         row["runs"].append(r)
-    flat = [{k: v for s in row.pop("values").values() for k, v in s.items()} for row in rows.values()]
-    for row, mine in zip(rows.values(), flat, strict=True):
-        row["settings"] = {
-            k: mine.get(k) for k in sorted({k for f in flat for k in f}) if any(f.get(k) != mine.get(k) for f in flat)
-        }
-    found = {
-        "command": command, "task": "runs", "goal": goal, "metric": metric, "rows": list(rows.values()),
-        "environment": storage.environment(0, "cpu", command),
-    }  # fmt: skip
+    for task in judged:
+        here = [row for row in rows.values() if row["task"] == task]
+        flat = [{k: v for s in row.pop("values").values() for k, v in s.items()} for row in here]
+        differ = [k for k in sorted({k for f in flat for k in f}) if any(f.get(k) != flat[0].get(k) for f in flat)]
+        for row, mine in zip(here, flat, strict=True):
+            row["settings"] = {k: mine.get(k) for k in differ}
+    found = {"command": command, "rows": list(rows.values()), "environment": storage.environment(0, "cpu", command)}
     with files.storing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     files.replace(folder / "compare.json", storage.dumps(found, indent=1))
@@ -286,18 +409,20 @@ def spread(values: Iterable[float | None], form: str = ",.0f") -> str:
     return middle if len(known) == 1 else f"{middle} ({format(known[0], form)} - {format(known[-1], form)})"
 
 
-def table(found: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Heads and rows: success, steps and seconds to success, the metric; median and range over seeds."""
-    heads = ["method", "success", "steps to success", "seconds to success", found["metric"]]
-    rows = []
+def tables(found: dict[str, Any]) -> dict[str, tuple[list[str], list[list[str]]]]:
+    """Heads and rows for each task: success, steps and seconds to success, the metric; median and range over seeds."""
+    told: dict[str, tuple[list[str], list[list[str]]]] = {}
     for row in found["rows"]:
         won = [r for r in row["runs"] if r["success"]]
         failed = sum(r["status"] not in ("success", "finished", "early-stopped") for r in row["runs"])
-        rows.append([
+        many = len(row["runs"])
+        score = f"{len(won)} of {many}" if row["goal"] else f"no goal; {many - failed} of {many} ended"
+        heads = ["method", "success", "steps to success", "seconds to success", row["metric"]]
+        told.setdefault(row["task"], (heads, []))[1].append([
             row["name"],
-            f"{len(won)} of {len(row['runs'])}" + (f", {failed} failed" if failed else ""),
+            score + (f", {failed} failed" if failed else ""),
             spread([r["steps"] for r in won]),
             spread([r["seconds"] for r in won]),
             spread([r["metric"] for r in row["runs"]], ".4g"),
         ])  # fmt: skip
-    return heads, rows
+    return told

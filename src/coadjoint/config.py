@@ -8,22 +8,34 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import functools
+import inspect
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Literal, cast, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from .errors import CoadjointError, ConfigError, DataError, MissingError, NumericalError, StorageError
+from .errors import CoadjointError, ConfigError, DataError, MissingError, NumericalError, StorageError, choose
 from .settings import Settings
 
 Whole = Annotated[int, Field(ge=1, lt=2**31)]
+Few = Annotated[int, Field(ge=1, le=1000)]
+Number = Annotated[float, Field(allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
+
+
+OPTIONS = "Options of single cells"
+
+
+def option(text: str) -> Any:
+    """A key that belongs to some cells: `coadjoint cells` says to which, and what it is if it is not given."""
+    return Field(None, description=text, json_schema_extra={"panel": OPTIONS})
 
 
 class Section(BaseModel):
@@ -77,18 +89,61 @@ class DataSection(Section):
 class NetworkSection(Section):
     """The network and where it begins."""
 
-    cell: str = Field("elman", description="elman, lstm, gru, ...: `coadjoint cells` lists them")
-    hidden: Whole = Field(64, description="units")
-    activation: str | None = Field(None, description="tanh (default), sigmoid, relu, identity, softplus")
+    cell: str | list[str] | None = Field(
+        None,
+        description="elman (default; gru where the answer is a sequence), lstm, ...: `coadjoint cells` lists them; lstm,gru: a layer of each; reservoir: fixed, only the readout is trained",
+    )
+    hidden: Whole = Field(64, description="units, of each layer")
+    layers: Few | None = Field(None, description="so many layers of the cell (1; gated-feedback: of its own, 2)")
+    bidirectional: bool | None = Field(None, description="each layer reads a sequence in both directions")
+    residual: bool | None = Field(None, description="a layer adds to what it receives, from the second on")
+    dropout: Share | None = Field(None, description="share of what is dropped between layers, in training (0)")
+    activation: str | None = Field(
+        None, description="tanh, sigmoid, relu, identity, softplus, where a cell leaves it open"
+    )
+    structure: str | None = Field(
+        None, description="of W: antisymmetric, orthogonal, cayley, diagonal, low-rank, dale; some cells have their own"
+    )
     x0: Literal["zero", "learned"] = Field("zero", description="the initial state")
     bias: bool = Field(True, description="b and b_o")
+    readout: str | None = Field(
+        None,
+        description="tilted, tilted-tanh, attention: read all steps, where a task asks for one answer; the last if not given",
+    )
+    attention_steps: Whole | None = Field(None, description="attention: so many steps have a bias of their own (1)")
+    deep: Whole | list[Whole] | None = Field(
+        None, description="hidden layers of the readout, by their widths: 32 or 64,32"
+    )
+    skip: bool | None = Field(None, description="add D u to the readout")
+    decoder: str | None = Field(None, description="sequences: the decoder's cell; the encoder's last if not given")
+    attend: bool | None = Field(None, description="sequences: the decoder looks at all steps of the input (default)")
+    embedding: Whole | None = Field(None, description="sequences: entries of a token's embedding (the units)")
+    freeze: str | list[str] | None = Field(None, description="parameters that are not trained: W,R,b,V,b_o,x0, ...")
     engine: str = Field("auto", description="auto, cpu, eager, cuda, scan, triton, stepwise, reference, autograd")
     init: str | None = Field(
         None,
-        description="torch, gaussian, spectral, sparse, orthogonal, identity, glorot, he, sigmoid, basic-tanh, smart-tanh; spectral if --radius is given",
+        description="torch, gaussian, spectral, sparse, orthogonal, identity, glorot, he, sigmoid, basic-tanh, smart-tanh, ring; spectral if --radius is given",
     )
-    radius: Positive | None = Field(None, description="spectral radius of W to begin with (gain of the others)")
+    radius: Positive | None = Field(
+        None,
+        description="spectral radius of W to begin with (1); orthogonal, identity: its gain; ring: the largest |L|",
+    )
+    inner: NotNegative | None = Field(None, description="ring: the smallest |L| to begin with (0)")
     std: Positive | None = Field(None, description="standard deviation of R and V to begin with (0.1)")
+    eps: Positive | None = option("antisymmetric, lipschitz, unicornn: size of a step; cornn: damping")
+    gamma: NotNegative | None = option(
+        "antisymmetric, lipschitz: what is taken off the diagonal of W; cornn: stiffness"
+    )
+    dt: Positive | None = option("cornn: size of a step")
+    alpha: NotNegative | None = option("scrn: decay of the slow state; unicornn: stiffness")
+    beta: Number | None = option("lipschitz: share of the skew part of W; with --readout tilted its sharpness instead")
+    k: Whole | None = option("inverse: steps with W^-1, then as many with W")
+    noise: NotNegative | None = option("rate: standard deviation of the noise of a step, in training")
+    truncated: bool | None = option("lstm-1997: the truncated gradient of the paper")
+    unit: str | None = option("gated-feedback: tanh, gru, lstm")
+    depth: Few | None = option("deep-transition: layers between one state and the next")
+    width: Whole | None = option("deep-transition: units of those layers")
+    shortcut: bool | None = option("deep-transition: the last layer also sees the state")
 
 
 class GradientSection(Section):
@@ -98,6 +153,9 @@ class GradientSection(Section):
         None, description="penalised by default if --penalty is given, bptt otherwise"
     )
     penalty: str | None = Field(None, description="log-ratio, variance, omega, ...: a function of the costates")
+    penalty_on: Literal["each", "top", "whole"] | None = Field(
+        None, description="several layers: the mean over each (default), the last, or the states of all as one"
+    )
     weight: NotNegative | None = Field(None, description="rho, the penalty's weight (1); 0 is plain backpropagation")
     weight_schedule: Literal["constant", "inverse-time", "exponential", "linear"] | None = Field(
         None, description="how the weight changes with the step"
@@ -217,15 +275,21 @@ def expected(kinds: list[Any]) -> str:
             each = "of them" if parts[0] in kinds else f"values, each {expected([parts[0]])}"
             found += [f"{'two' if len(parts) == 2 else 'three'} {each}"]
         elif get_origin(t) is Annotated:
-            found += [("a whole number " if parts[0] is int else "a number ") + span(parts[1].metadata)]
+            found += [
+                " ".join(filter(None, ("a whole number" if parts[0] is int else "a number", span(parts[1].metadata))))
+            ]
+        elif get_origin(t) is list and parts[0] in kinds and parts[0] is not str:
+            found += ["a list of them"]
         else:
             found += [{str: "text", bool: "true or false"}.get(t, "a list of texts")]
     return " or ".join(found)
 
 
 def span(bounds: list[Any]) -> str:
-    """Ge(1), Lt(10) -> "from 1 to 9"."""
+    """Ge(1), Lt(10) -> "from 1 to 9"; nothing without bounds."""
     at = {name: getattr(b, name) for b in bounds for name in ("ge", "gt", "le", "lt") if hasattr(b, name)}
+    if not at:
+        return ""
     if "gt" in at:
         return f"greater than {at['gt']}"
     most = at.get("le", at["lt"] - 1 if "lt" in at else None)
@@ -361,6 +425,9 @@ def build(config: Config) -> Job:
     set_threads(training.threads, config.network.hidden)
     task = task_of(config)
     finite(config, task)
+    if config.network.cell is None:
+        usual = "gru" if task.readout == "sequence" else "elman"
+        config = config.model_copy(update={"network": config.network.model_copy(update={"cell": usual})})
     net = network_of(config, task, device)
     per_epoch = task.steps_per_epoch(training.batch * training.accumulate) if task.size is not None else None
     steps = training.steps or (training.epochs * per_epoch if training.epochs and per_epoch else 10_000)
@@ -438,7 +505,7 @@ def describe(config: Config, net: Any, task: Any) -> dict[str, Any]:
     settings = plain(config)
     network = settings.pop("network", {})
     settings["training"] = {k: v for k, v in settings["training"].items() if k not in FREE}
-    shape = {k: getattr(net, k) for k in ("inputs", "outputs", "readout", "output")}
+    shape = {k: getattr(net, k) for k in Shape.model_fields}
     data = task.describe() if hasattr(task, "describe") else None
     about = {
         "network": network,
@@ -496,12 +563,41 @@ def task_of(config: Config) -> Any:
     return tasks.make(name, **options)
 
 
+@dataclass(frozen=True)
+class Reservoir:
+    """Cell "reservoir": another one whose parameters stay where they begin."""
+
+    cell: str = "leaky"
+    start: Mapping[str, Any] = field(default_factory=lambda: {"init": "sparse", "radius": 0.9})
+    frozen: tuple[str, ...] = ("W", "R", "b", "p.leak")
+    text: str = (
+        "W, R, b and leak are fixed: W sparse, of spectral radius 0.9 if nothing else is asked for. Only the readout is\n"
+        "trained, by the gradient; co.Reservoir solves it by ridge regression."
+    )
+    paper: str = "Jaeger, GMD report 148 (2001)"
+
+
+RESERVOIR = Reservoir()
+
+
+def names_of(n: NetworkSection) -> list[str]:
+    return n.cell if isinstance(n.cell, list) else [n.cell or "elman"]
+
+
+def is_reservoir(n: NetworkSection) -> bool:
+    return names_of(n) == ["reservoir"]
+
+
 def start(config: Config) -> dict[str, Any]:
     """Where the weights begin, with the defaults of what applies."""
+    from .initialisers import INITIALISERS
+
     n = config.network
-    init = n.init or ("spectral" if n.radius is not None else "torch")
-    begin = {"radius": n.radius or 1.0, "std": n.std or 0.1}
-    return {"init": init, **{key: value for key, value in begin.items() if init in APPLIES["network", key][1]}}
+    own = RESERVOIR.start if is_reservoir(n) else {"init": "torch" if n.radius is None else "spectral"}
+    init = choose("initialiser", n.init or own["init"], INITIALISERS)
+    given = {key: getattr(n, key) for key in INITIALISERS[init].options}
+    defaults = {**INITIALISERS[init].options, **{key: own[key] for key in given if key in own}}
+    return {"init": init, **{key: defaults[key] if value is None else value for key, value in given.items()}}
 
 
 def method(g: GradientSection) -> dict[str, Any]:
@@ -511,11 +607,10 @@ def method(g: GradientSection) -> dict[str, Any]:
 
 
 # Keys that mean something only where another key has one of these values.
-_SCALED = ("spectral", "sparse", "orthogonal", "identity")
 APPLIES: dict[tuple[str, str], tuple[str, tuple[str, ...]]] = {
-    ("network", "radius"): ("init", _SCALED),
-    ("network", "std"): ("init", ("gaussian", *_SCALED)),
+    ("network", "attention_steps"): ("readout", ("attention",)),
     ("gradient", "penalty"): ("method", ("penalised",)),
+    ("gradient", "penalty_on"): ("method", ("penalised",)),
     ("gradient", "weight"): ("method", ("penalised",)),
     ("gradient", "weight_schedule"): ("method", ("penalised",)),
     ("gradient", "weight_rate"): ("weight_schedule", ("inverse-time", "exponential")),
@@ -531,17 +626,17 @@ APPLIES: dict[tuple[str, str], tuple[str, tuple[str, ...]]] = {
 
 def idle(config: Config) -> None:
     """Refuse what would do nothing: a setting that is ignored is a mistake, or a misunderstanding."""
-    from .errors import choose
     from .initialisers import INITIALISERS
     from .optimisers import OPTIMISERS
 
-    g, o = config.gradient, config.optimiser
-    init = choose("initialiser", start(config)["init"], INITIALISERS)
+    n, g, o = config.network, config.gradient, config.optimiser
     choose("optimiser", o.name, OPTIMISERS)
     takes = lambda key: tuple(name for name, (_, _, options) in OPTIMISERS.items() if key in options)
-    applies = APPLIES | {("optimiser", key): ("name", takes(key)) for key in ("momentum", "betas", "weight_decay")}
+    begins = lambda key: tuple(name for name, row in INITIALISERS.items() if key in row.options)
+    applies = {("network", key): ("init", begins(key)) for key in ("radius", "inner", "std")} | APPLIES
+    applies |= {("optimiser", key): ("name", takes(key)) for key in ("momentum", "betas", "weight_decay")}
     chosen = {
-        "init": init, "method": method(g)["method"], "weight_schedule": g.weight_schedule or "constant",
+        "init": start(config)["init"], "readout": n.readout or "last", "method": method(g)["method"], "weight_schedule": g.weight_schedule or "constant",
         "schedule": o.schedule, "name": o.name,
     }  # fmt: skip
     lines = [
@@ -574,20 +669,189 @@ def finite(config: Config, task: Any) -> None:
         raise ConfigError("\n".join(lines))
 
 
+class Shape(Section):
+    """What a task asks of a network."""
+
+    inputs: Whole
+    outputs: Whole
+    readout: Literal["last", "every", "sequence"]
+    output: str
+
+
 def network_of(config: Config, task: Any, device: str) -> Any:
-    import torch
-
     from .initialisers import initialise
-    from .network import Network
 
-    n, begin = config.network, start(config)
-    dtype = torch.float64 if config.training.precision == 64 else torch.float32
-    net = Network(
-        n.cell, inputs=task.inputs, hidden=n.hidden, outputs=task.outputs, activation=n.activation, readout=task.readout,
-        output=task.output, x0=n.x0, bias=n.bias, engine=n.engine, dtype=dtype,
-    )  # fmt: skip
+    begin = start(config)
+    net = construct(
+        config.network, Shape(**{k: getattr(task, k) for k in Shape.model_fields}), config.training.precision
+    )
     initialise(net, begin.pop("init"), seed=config.training.seed, **begin)
     return net.to(device)
+
+
+def construct(n: NetworkSection, shape: Shape, precision: int) -> Any:
+    """The network of a section, for the inputs and answers of a task; its weights are not yet set."""
+    import torch
+
+    from . import cells
+    from .network import Network
+    from .readout import SUMMARIES
+    from .seq2seq import EncoderDecoder
+    from .stack import Stack
+
+    kinds, options, sequence = layers_of(n), options_of(n), shape.readout == "sequence"
+    if n.readout is not None:
+        choose("readout", n.readout, SUMMARIES)
+        if shape.readout != "last":
+            raise ConfigError(
+                f"--readout {n.readout} gives one answer for a sequence, and here "
+                + ("a sequence is asked for." if sequence else "one is asked for at every step.")
+            )
+    for key in ("skip",) if sequence else ("decoder", "attend", "embedding"):
+        if getattr(n, key) is not None:
+            raise ConfigError(
+                f"{flag('network', key)} does nothing where the answer is {'' if sequence else 'no '}a sequence."
+            )
+    for kind in kinds:
+        if n.structure is not None and kind in cells.CELLS and cells.named(kind).structure is not None:
+            raise ConfigError(f"--structure does nothing with cell '{kind}': its equations say what W is.")
+    more: dict[str, Any] = {"structure": n.structure, "deep": n.deep}
+    make: Any = functools.partial(Network, kinds[0])
+    if len(kinds) > 1 or n.bidirectional or sequence:
+        more |= {key: getattr(n, key) for key in ("bidirectional", "residual", "dropout")}
+        make = functools.partial(Stack, kinds)
+    if sequence:
+        more |= {"decoder": n.decoder, "attention": n.attend, "embedding": n.embedding}
+        make = functools.partial(EncoderDecoder, kinds)
+    else:
+        more |= {"steps": n.attention_steps, "skip": n.skip, "beta": n.beta}
+        more |= {"readout": n.readout or shape.readout, "output": shape.output}
+    net = make(
+        hidden=n.hidden, inputs=shape.inputs, outputs=shape.outputs, x0=n.x0, bias=n.bias, engine=n.engine,
+        dtype=torch.float64 if precision == 64 else torch.float32, **options,
+        **{key: value for key, value in more.items() if value is not None and key not in options},
+    )  # fmt: skip
+    freeze(net, n)
+    return net
+
+
+def layers_of(n: NetworkSection) -> list[str]:
+    """The cell of each layer, as the library calls it."""
+    names = names_of(n)
+    for name in names:
+        choose("cell", name, cell_names())
+    own = names == ["gated-feedback"]  # its layers are inside
+    if not names:
+        raise ConfigError("--cell names no cell: `coadjoint cells` lists them.")
+    if isinstance(n.cell, list) and n.layers is not None:
+        raise ConfigError(f"--cell {','.join(names)} has a layer for each name: leave out --layers, or name one cell.")
+    if "reservoir" in names and len(names) > 1:
+        raise ConfigError("a reservoir is not mixed with other cells; --layers 2 makes two of it.")
+    kinds = [RESERVOIR.cell if name == "reservoir" else name for name in names] * (1 if own else n.layers or 1)
+    for key in ("residual", "dropout"):
+        if getattr(n, key) and len(kinds) == 1:
+            raise ConfigError(
+                f"{flag('network', key)} acts between layers, and there is one: give --layers or a list of cells."
+            )
+    return kinds
+
+
+def options_of(n: NetworkSection) -> dict[str, Any]:
+    """The options of cells among the keys; what no cell has is refused."""
+    names = names_of(n)
+    known = {key: None for name in names for key in known_options(name)}
+    elsewhere = {"beta"} if (n.readout or "").startswith("tilted") else set()  # the readout's
+    elsewhere |= set() if "layers" in known else {"layers"}  # the stack's
+    keys = ["activation", "layers", *(k for k, f in NetworkSection.model_fields.items() if panel(f) == OPTIONS)]
+    found = {key: getattr(n, key) for key in keys if getattr(n, key) is not None and key not in elsewhere}
+    for key in found:
+        if key not in known:
+            has = ", ".join(k for k in keys if k in known) or "none"
+            whose = f"cell '{names[0]}'; its" if len(names) == 1 else f"cells {', '.join(names)}; their"
+            raise ConfigError(f"{flag('network', key)} does nothing with {whose} options: {has}.")
+    return found
+
+
+def known_options(cell: str) -> dict[str, Any]:
+    """The options of a cell and what they are if they are not given."""
+    from . import cells, steps
+
+    choose("cell", cell, cell_names())
+    return (
+        steps.options(cell) if cell in steps.STEPS else cells.options(RESERVOIR.cell if cell == "reservoir" else cell)
+    )
+
+
+@dataclass(frozen=True)
+class About:
+    """What there is to know of a cell."""
+
+    equations: str
+    paper: str
+    options: dict[str, Any]  # with what they are if they are not given
+    parameters: dict[str, tuple[int, ...]]  # their shapes
+    engines: dict[str, str | None]  # why one declines, or None
+    state: str  # entries of the state for each unit
+    starts: list[str]  # the initialisers that can begin it
+
+
+def cell_names() -> list[str]:
+    """The names that `cell` takes."""
+    from .cells import CELLS
+    from .steps import STEPS
+
+    return [*CELLS, *STEPS, "reservoir"]
+
+
+def about(name: str, hidden: int = 8, inputs: int = 1) -> About:
+    """A cell in words and sizes, taken from a network of it."""
+    from .initialisers import INITIALISERS, initialise
+    from .steps import STEPS
+    from .sweeps import ENGINES, declined
+
+    shape = Shape(inputs=inputs, outputs=1, readout="last", output="identity")
+    net = construct(NetworkSection(cell=name, hidden=hidden), shape, 32)
+    cell, parameters, starts = net.cell, visible(net), []
+    for init in INITIALISERS:
+        with contextlib.suppress(CoadjointError):
+            initialise(net, init)
+            starts.append(init)
+    if cell is None:
+        equations, _, paper = inspect.cleandoc(STEPS[name].__doc__ or "").rpartition("\n\n")
+        state = net.step.state
+    else:
+        equations, paper, state = cell.equations, cell.paper, str(len(cell.slots))
+    if name == "reservoir":
+        equations, paper = f"{equations}\n{RESERVOIR.text}", RESERVOIR.paper
+    none = "take their code from a formula, and this is a step function"
+    return About(
+        equations, paper, {key: value for key, value in known_options(name).items() if key in NetworkSection.model_fields},
+        {key: tuple(p.shape) for key, p in parameters.items() if key not in ("V", "b_o")},
+        {e: (None if e == "autograd" else none) if cell is None else declined(e, cell) for e in ENGINES}, state, starts,
+    )  # fmt: skip
+
+
+def panel(key: Any) -> str | None:
+    """The panel of the help that a key stands in, if not that of its section."""
+    return (key.json_schema_extra or {}).get("panel")
+
+
+def visible(net: Any) -> dict[str, Any]:
+    """The parameters by the names that they are spoken of, W first: of a structured W, its raw matrix."""
+    plain = lambda key: key.replace("parametrizations.", "").partition(".original")[0]
+    found = {plain(key): p for key, p in net.named_parameters()}
+    return dict(sorted(found.items(), key=lambda item: item[0] != "W"))
+
+
+def freeze(net: Any, n: NetworkSection) -> None:
+    """Take parameters out of training, by their names or parts of them: W, p.leak, step."""
+    chosen = [n.freeze] if isinstance(n.freeze, str) else n.freeze or []
+    for name in (*chosen, *(RESERVOIR.frozen if is_reservoir(n) else ())):
+        found = [p for key, p in net.named_parameters() if f".{name}." in f".{key}."]
+        if not found and name in chosen:
+            raise ConfigError(f"--freeze: this network has no parameter '{name}'; it has {', '.join(visible(net))}.")
+        for p in found:
+            p.requires_grad_(False)
 
 
 def gradient_of(config: Config, steps: int) -> Any:
@@ -598,9 +862,10 @@ def gradient_of(config: Config, steps: int) -> Any:
     if name == "penalised":
         if g.penalty is None:
             raise ConfigError(f"--method penalised needs a --penalty: {', '.join(penalties.PENALTIES)}.")
-        penalties.penalty(g.penalty)
+        G = penalties.penalty(g.penalty)
+        G = G if g.penalty_on in (None, "each") else G.on(g.penalty_on)
         weight = weight_of(g, steps)
-        return gradients.BPTT(g.segments) if weight == 0 else gradients.Penalised(g.penalty, weight, g.segments)
+        return gradients.BPTT(g.segments) if weight == 0 else gradients.Penalised(G, weight, g.segments)
     if name == "truncated":
         if g.k1 is None:
             raise ConfigError("--method truncated needs --k1, and --k2 if losses are pulled back further.")
@@ -655,10 +920,7 @@ def read(folder: Path) -> Config:
 
 def load_model(path: Path) -> tuple[Any, dict[str, Any]]:
     """The network of a model.safetensors file, and its description. The file is a stranger's: nothing in it is run."""
-    import torch
-
     from . import runs, settings
-    from .network import Network
     from .training import fit
 
     runs.safetensors()
@@ -675,22 +937,34 @@ def load_model(path: Path) -> tuple[Any, dict[str, Any]]:
     description = settings.read_json(about, error=StorageError)
     try:
         n = NetworkSection.model_validate(description["network"])
-        shape = description["shape"]
-        dtype = torch.float64 if description["precision"] == 64 else torch.float32
-        net = Network(
-            n.cell,
-            hidden=n.hidden,
-            activation=n.activation,
-            x0=n.x0,
-            bias=n.bias,
-            engine=n.engine,
-            dtype=dtype,
-            **shape,
+        shape = Shape.model_validate(description["shape"])
+        deep = n.deep if isinstance(n.deep, list) else [n.deep]
+        sizes = (
+            n.hidden,
+            len(names_of(n)),
+            n.layers,
+            n.depth,
+            n.width,
+            n.attention_steps,
+            n.embedding,
+            *deep,
+            shape.inputs,
+            shape.outputs,
         )
-    except (KeyError, TypeError, ValidationError) as error:
-        raise StorageError(f"{path}: its description of the network is damaged ({type(error).__name__}).") from None
+        if max(size or 1 for size in sizes) > sum(w.numel() for w in weights.values()):
+            raise ConfigError("it is larger than the file")
+        net = construct(n, shape, description["precision"])
+    except ValidationError as error:
+        what = error.errors()[0]
+        where = ".".join(map(str, what["loc"])) or "network"
+        raise StorageError(f"{path}: its description is damaged ({where}: {what['msg'].lower()}).") from None
+    except (KeyError, TypeError) as error:
+        raise StorageError(f"{path}: its description is damaged ({type(error).__name__}: {error}).") from None
+    except (CoadjointError, RuntimeError, MemoryError) as error:
+        words = " ".join(str(error).split()).rstrip(".")
+        raise StorageError(f"{path}: the network it describes cannot be built: {words[:200]}.") from None
     fit(net, weights, str(path))
-    return net, description
+    return net.eval(), description
 
 
 def predict(run: Path, data: Path, out: Path, **reading: Any) -> tuple[int, tuple[str, ...]]:

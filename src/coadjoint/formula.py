@@ -246,6 +246,10 @@ def _step(a: Tensor, *, out: Tensor | None = None) -> Tensor:
     return torch.heaviside(a.detach(), a.new_zeros(()), out=out)
 
 
+def _held(a: Tensor, *, out: Tensor | None = None) -> Tensor:
+    return a.detach() if out is None else out.copy_(a)
+
+
 @functools.cache
 def _one(dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.ones((), dtype=dtype, device=device)
@@ -273,6 +277,7 @@ atan = primitive("atan", torch.atan, lambda q, a: 1 / (1 + a * a))
 abs = primitive("abs", torch.abs, lambda q, a: Node("sign", (a,)))
 sign = primitive("sign", torch.sign, lambda q, a: ZERO)
 step = primitive("step", _step, lambda q, a: ZERO)
+held = primitive("held", _held, lambda q, a: ZERO)  # a, and no derivative goes through it: torch's detach
 primitive("tanh_slope", _tanh_slope, lambda q, a: -2 * a)
 primitive("sigmoid_slope", _sigmoid_slope, lambda q, a: 1 - 2 * a)
 

@@ -159,6 +159,21 @@ class Temporal:
             out["W"] = dw.T @ r if self.network.mask is None else (dw.T @ r) * self.network.mask.double()
         return out
 
+    def weighted(self, w: Tensor) -> Gradient:
+        """sum_t w_t grad_t, by W, R and b; w [T]."""
+        rows = self.layout.rows
+        if tuple(w.shape) != (rows.T,):
+            raise InputError(f"there is one weight for each of {rows.T} time steps; got shape {list(w.shape)}.")
+        each = w.to(self.into_v)[rows.time.to(w.device) - 1][:, None]
+        of_v = self.into_v * each
+        out = {"R": of_v.T @ self.u}
+        if self.network.b is not None:
+            out["b"] = of_v.sum(0)
+        if self.r is not None:
+            W = (self.into_W * each).T @ self.r
+            out["W"] = W if self.network.mask is None else W * self.network.mask
+        return out
+
     def _step(self, t: int) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
         rows = self.layout.rows
         here = slice(rows.starts[t - 1], rows.starts[t])
@@ -242,13 +257,12 @@ class Method:
 def sample(net: Net, batch: Batch, j: int, length: int) -> Batch:
     """The batch that consists of sample j."""
     layout, flat = lay_out(batch.u, batch.lengths, net.inputs, net.V)
-    every = net.readout == "every"
-
-    def pick(y: Any) -> Any:
-        if y is None:
-            return None
-        y = torch.as_tensor(y)
-        return y[:length, j : j + 1] if every else y[j : j + 1]
+    cut = {
+        "last": (slice(j, j + 1),),
+        "every": (slice(length), slice(j, j + 1)),
+        "sequence": (slice(None), slice(j, j + 1)),
+    }
+    pick = lambda y: None if y is None else torch.as_tensor(y)[cut[net.readout]]
 
     x0 = batch.x0 if batch.x0 is None or batch.x0.dim() == 1 else batch.x0[j : j + 1]
     weight = None if batch.weight is None else torch.as_tensor(batch.weight)[j : j + 1]
@@ -321,7 +335,9 @@ class BPTT(Method):
         with torch.enable_grad():
             run = net(batch.u, batch.lengths, batch.x0)
             losses = run.loss(loss, batch.y, mask=batch.mask, reduce=batch.reduce)
-            keep = not isinstance(net, Network)  # the costates of several layers are pulled through what lies between them
+            keep = not isinstance(
+                net, Network
+            )  # the costates of several layers are pulled through what lies between them
             return losses, torch.zeros_like(losses), differentiate(batch.mean(losses), trained(net), keep), run
 
 

@@ -161,11 +161,11 @@ class LowRank(nn.Module):
         return join(eye(X) + X)
 
     def right_inverse(self, W: Tensor) -> tuple[Tensor, Tensor]:
-        """The nearest of this rank."""
+        """The nearest of this rank; where that is I, N is not 0, or neither L nor N would ever move."""
         X = cut(W, self.units)
         U, S, Vh = torch.linalg.svd(X - eye(X), full_matrices=False)
         root, r = S.sqrt()[..., None, : self.rank], self.rank
-        return U[..., :r] * root, Vh.mT[..., :r] * root
+        return U[..., :r] * root, Vh.mT[..., :r] * torch.where(root > 0, root, 1)
 
     def begin(self, L: Tensor, N: Tensor, generator: torch.Generator | None = None) -> None:
         bound = 1 / math.sqrt(L.shape[-2])

@@ -211,7 +211,8 @@ class Joined:
 
 def name_of(lam: Costates) -> str:
     at: Any = lam.trajectory
-    return f"{at.module or 'the module'}, call {at.call}, layer {at.layer}, {at.direction}"
+    call = f"{at.module or 'the module'}, call {at.call}, " if at.module or at.call else ""
+    return f"{call}layer {at.layer}, {at.direction}"
 
 
 @dataclass(eq=False)

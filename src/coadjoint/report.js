@@ -319,7 +319,7 @@
 
   const KINDS = { lines, heat, dots };
   const height = (figure, width) => {
-    if (figure.kind === "dots") return 54 + Math.max(figure.rows.length * 84, 90) + (figure.rules ? 16 : 0);
+    if (figure.kind === "dots") return 54 + Math.max(figure.rows.length * (figure.rows.length > 2 * COLOURS ? 50 : 84), 90) + (figure.rules ? 16 : 0);
     return Math.round(Math.min(figure.kind === "heat" ? 400 : 320, Math.max(figure.kind === "heat" ? 330 : 250, width * 0.56)));
   };
 

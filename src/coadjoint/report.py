@@ -33,6 +33,7 @@ Curve = tuple[str, np.ndarray, np.ndarray]  # name, steps, values
 FIGURE, SERIES = 24_000, 1500  # points drawn
 ROWS, COLUMNS = 120, 200  # cells of a heatmap
 TEXT = 2000  # characters of one field
+APART = 14  # curves that colours and dashes can tell apart
 UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
 NOT_METRICS = ("kind", "split", "step", "sequences")
 CURVES = ("loss", "gradient", "penalty", "rho", "rate")
@@ -64,6 +65,22 @@ def write(folder: str | Path) -> Path:
     page = _render(_compare_page(folder) if compared else _run_page(folder))
     files.replace(folder / "report.html", page.encode())
     return folder / "report.html"
+
+
+def markdown(folder: str | Path) -> str:
+    """The tables of a comparison in Markdown, with the command that made it and the time it took."""
+    page = _compare_page(Path(folder))
+    plain = lambda cell: " ".join((cell if isinstance(cell, str) else cell[0]).split()).replace("|", "\\|")
+    line = lambda cells: f"| {' | '.join(map(plain, cells))} |"
+    fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", page["command"])), default=0))
+    parts = [f"{fence}console\n{page['command']}\n{fence}"]
+    parts += [f"{page['runs']}; {page['facts']['took']}."] if "took" in page["facts"] else []
+    for section in page["sections"]:
+        for table in section["tables"] if section["id"].startswith(("overview", "results")) else ():
+            rows = [line(table["head"]), line("---" for _ in table["head"]), *map(line, table["rows"])]
+            parts += [f"### {section['title']}"] if len(page["tasks"]) > 1 else []
+            parts += ["\n".join(rows)]
+    return "\n\n".join(parts) + "\n"
 
 
 def _render(page: Row) -> str:
@@ -585,93 +602,171 @@ def _dots(id: str, title: str, label: str, rows: list[str], points: list[tuple[i
     )
 
 
-def _compare_page(folder: Path) -> Row:
-    faults: list[str] = []
+@dataclass(frozen=True)
+class _Method:
+    """A row of a comparison: a method on a task."""
+
+    name: str
+    settings: Row
+    runs: list[Row]
+
+
+@dataclass(frozen=True)
+class _Task:
+    """A task of a comparison and its rows. `tail` tells its figures from those of other tasks."""
+
+    name: str
+    goal: str
+    metric: str
+    rows: list[_Method]
+    tail: str
+
+    @property
+    def short(self) -> str:
+        """ "addition" of "addition, 100 steps"."""
+        return self.name.split(",")[0]
+
+    @property
+    def runs(self) -> list[tuple[int, Row]]:
+        return [(k, run) for k, row in enumerate(self.rows) for run in row.runs]
+
+    def score(self, runs: list[Row]) -> str:
+        """ "2 of 3, 1 failed"; of a task that has no goal only how many failed."""
+        crashed = lambda run: run.get("status") == "waiting" and bool(run.get("error"))
+        lost = sum(run.get("status") == "failed" or crashed(run) for run in runs)
+        won = f"{len(_won(runs))} of {len(runs)}" if self.goal else ""
+        return ", ".join(filter(None, (won, f"{lost} failed" if lost else "")))
+
+    def brief(self, name: str) -> str:
+        """Success and median metric of a method, for the overview."""
+        runs = [run for row in self.rows if row.name == name for run in row.runs]
+        known = _column(runs, "metric")
+        return " · ".join(filter(None, (self.score(runs), _short(statistics.median(known)) if known else "–")))
+
+
+def _read_compare(folder: Path, faults: list[str]) -> tuple[Row, list[_Task]]:
     compare = _read(folder / "compare.json", faults)
     if not compare:
         why = " ".join(faults)
         raise StorageError(f"'{folder / 'compare.json'}' holds no comparison. {why} Run `coadjoint compare` again.")
-    entries = _dicts(compare.get("rows"))
-    rows = [(clean(r.get("name") or "unnamed"), _dict(r.get("settings")), _dicts(r.get("runs"))) for r in entries]
-    runs = [
-        (row, run, f"{rows[row][0]}, seed {clean(run.get('seed'))}") for row in range(len(rows)) for run in rows[row][2]
-    ]
-    metric, threshold, goal = _goal(compare.get("goal"))
+    found: dict[str, _Task] = {}
+    for entry in _dicts(compare.get("rows")) or [{}]:
+        told = {key: entry.get(key, compare.get(key)) for key in ("task", "goal", "metric")}  # of the row, or of all
+        name = clean(told["task"] or folder.resolve().name)
+        metric = told["metric"] if isinstance(told["metric"], str) else _goal(told["goal"])[0]
+        task = found.setdefault(
+            name, _Task(name, str(told["goal"] or ""), metric, [], f"-{len(found)}" if found else "")
+        )
+        if entry:
+            row = clean(entry.get("name") or "unnamed"), _dict(entry.get("settings")), _dicts(entry.get("runs"))
+            task.rows.append(_Method(*row))
+    return compare, list(found.values())
 
-    curves, colours, each = [], [], []
-    for row, run, label in runs:
-        path = _run_folder(folder, run)
-        page = path / "report.html" if path else folder
-        link = "./" + quote(page.relative_to(folder.resolve()).as_posix()) if page.is_file() else ""
-        told = _short(run.get("steps")), _time(run.get("seconds")), _short(run.get("metric"))
-        each.append([(label, link) if link else label, run.get("status"), *told])
-        if path:
+
+def _task_sections(folder: Path, task: _Task, title: str, faults: list[str]) -> list[Row]:
+    """The table of a task, and its figures."""
+    metric, threshold, goal = task.metric, *_goal(task.goal)[1:]
+    curves, colours = [], []
+    for k, run in task.runs:
+        if path := _run_folder(folder, run):
             metric, (_, steps, values) = _held_out(path, metric, faults)
-            curves.append((label, steps, values))
-            colours.append(row)
-
-    names, measure, every = [name for name, _, _ in rows], clean(metric or "metric"), [run for _, run, _ in runs]
-    settled, listed = [chosen for _, chosen, _ in rows], compare.get("columns")
-    known = list(dict.fromkeys(key for chosen in settled for key in chosen))
-    differ = [key for key in known if len({str(chosen.get(key)) for chosen in settled}) > 1]
-    shown = ([key for key in known if isinstance(listed, list) and key in listed] or differ)[:8]
-    score = lambda of: f"{len(_won(of))} of {len(of)}"
+            curves.append((f"{task.rows[k].name}, seed {clean(run.get('seed'))}", steps, values))
+            colours.append(k)
+    names, measure, every = [row.name for row in task.rows], clean(metric or "metric"), [run for _, run in task.runs]
+    known = list(dict.fromkeys(key for row in task.rows for key in row.settings))
+    shown = [key for key in known if len({str(row.settings.get(key)) for row in task.rows}) > 1][:8]
     results = [
-        [name, *(chosen.get(key) for key in shown), score(of), _spread(_column(_won(of), "steps")),
-         _spread(_column(_won(of), "seconds"), _time), _spread(_column(of, "metric"))]
-        for name, chosen, of in rows
+        [row.name, *(row.settings.get(key) for key in shown), task.score(row.runs) or "no goal", _spread(_column(_won(row.runs), "steps")),
+         _spread(_column(_won(row.runs), "seconds"), _time), _spread(_column(row.runs, "metric"))]
+        for row in task.rows
     ]  # fmt: skip
-    failures = [
-        [label, run.get("status"), run.get("error") or "no reason was recorded"]
-        for _, run, label in runs
-        if run.get("error") or run.get("status") == "failed"
-    ]
     longest = max(_column(every, "steps"), default=0.0)
     rules: Row = (
         {"rules": [{"x": threshold, "y": threshold, "label": f"goal: {goal}"}]} if threshold == threshold else {}
     )
     span = {"span": [0, 1]} if _stem(metric) in SHARES else {"log": None}
-    steps_of = [
-        (row, run, number(run.get("steps")) if run.get("success") is True else math.nan) for row, run, _ in runs
-    ]
-    final_of = [(row, run, number(run.get("metric"))) for row, run, _ in runs]
+    steps_of = [(k, run, number(run.get("steps")) if run.get("success") is True else math.nan) for k, run in task.runs]
+    final_of = [(k, run, number(run.get("metric"))) for k, run in task.runs]
+    many = f"{len(names)} rows are more than colours can tell apart: each run has a page of its own."
+    few, none = len(names) <= APART, "The run folders hold no held-out values."
     success = [
-        _dots("steps", "Steps to success, seed by seed", "steps to success", names, steps_of, "no success"),
-        _lines("share", "Success over steps", "share of the seeds that have succeeded by then", "share of seeds",
-               [_share(name, of, longest) for name, _, of in rows if of], span=[0, 1], stairs=True),
-        _lines("curves", f"Held-out {measure} of every run", "coloured by row of the table", measure, curves, colours=colours, rows=names,
-               none="The run folders hold no held-out values.", **span, **rules),
-        _dots("final", f"Final {measure}, seed by seed", f"final {measure}", names, final_of, "no value", **rules),
+        _dots(f"steps{task.tail}", "Steps to success, seed by seed", "steps to success", names, steps_of, "no success"),
+        _lines(f"share{task.tail}", "Success over steps", "share of the seeds that have succeeded by then", "share of seeds",
+               [_share(row.name, row.runs, longest) for row in task.rows if row.runs and few], span=[0, 1], stairs=True,
+               none="No runs." if few else many),
+        _lines(f"curves{task.tail}", f"Held-out {measure} of every run", "coloured by row of the table", measure, curves if few else [],
+               colours=colours, rows=names, none=none if few else many, **span, **rules),
+        _dots(f"final{task.tail}", f"Final {measure}, seed by seed", f"final {measure}", names, final_of, "no value", **rules),
     ]  # fmt: skip
     head = ["name", *shown, "successes", "steps to success", "time to success", f"final {measure}"]
-    pairs = (pair for name, chosen, _ in rows for pair in _flat(chosen, name))
+    lead = "Median, and range in brackets. Steps and time are those of the runs that succeeded."
+    results_table = _table("Results", head, results, "This comparison holds no rows.", text=(0,))
+    drawn = success if task.goal else success[2:]
+    return [
+        _section(f"results{task.tail}", title or "Side by side", lead, tables=[results_table]),
+        _section(f"success{task.tail}", "" if title else "Success", figures=drawn),
+    ]
+
+
+def _compare_page(folder: Path) -> Row:
+    faults: list[str] = []
+    compare, tasks = _read_compare(folder, faults)
+    several = len(tasks) > 1
+    each, failures = [], []
+    for task in tasks:
+        for k, run in task.runs:
+            path = _run_folder(folder, run)
+            page = path / "report.html" if path else folder
+            link = "./" + quote(page.relative_to(folder.resolve()).as_posix()) if page.is_file() else ""
+            label = f"{task.name}: " * several + f"{task.rows[k].name}, seed {clean(run.get('seed'))}"
+            told = _short(run.get("steps")), _time(run.get("seconds")), _short(run.get("metric"))
+            each.append([(label, link) if link else label, run.get("status"), *told])
+            if run.get("error") or run.get("status") == "failed":
+                failures.append([label, run.get("status"), run.get("error") or "no reason was recorded"])
+    names = list(dict.fromkeys(row.name for task in tasks for row in task.rows))
+    matrix = ([name, *(task.brief(name) for task in tasks)] for name in names)
+    about = "The runs that succeeded, where a task has a goal, and the median of its metric."
+    overview = _table("All tasks", ["name", *(task.short for task in tasks)], matrix, "No rows.", text=(0,))
+    rows_of = ((row.settings, row.name) for task in tasks for row in task.rows)
+    settled = [*((value, key) for key, value in _dict(compare.get("tasks")).items()), *rows_of]
+    pairs = dict.fromkeys(pair for chosen, name in settled if chosen for pair in _flat(chosen, clean(name)))
     tables = {
-        "results": [_table("Results", head, results, "This comparison holds no rows.", text=(0,))],
         "runs": [
             _table("Failures", ["run", "outcome", "reason"], failures, "No run failed.", text=range(3), most=200),
-            _table("Every run", ["run", "outcome", "steps", "time", f"final {measure}"], each, "No runs.", most=2000, folded=len(each) > 12),
+            _table("Every run", ["run", "outcome", "steps", "time", "final metric"], each, "No runs.", most=2000, folded=len(each) > 12),
         ],
         "setup": [
-            _table("Settings", ["setting", "value"], pairs, "No settings were recorded."),
+            _table("Settings", ["setting", "value"], pairs, "No settings were recorded.", folded=len(pairs) > 40),
             _table("Environment", ["what", "value"], _flat(_dict(compare.get("environment"))), "No environment was recorded."),
         ],
     }  # fmt: skip
-    lead = "Median, and range in brackets. Steps and time are those of the runs that succeeded."
-    wins, command = len(_won(every)), clean(compare.get("command") or "not recorded")
+    counted = [run for task in tasks if task.goal for _, run in task.runs]
+    wins, command = len(_won(counted)), clean(compare.get("command") or "not recorded")
+    tone = "good" if wins else "calm"
+    scores = {task.name: task.score([run for _, run in task.runs]) or "no goal" for task in tasks}
+    goals = {f"goal of {task.short}" if several else "goal": _goal(task.goal)[2] for task in tasks if task.goal}
+    seconds, jobs = number(compare.get("seconds")), number(compare.get("jobs"))
+    took = {"took": f"{_time(seconds)}, {_short(jobs)} runs at a time"} if seconds == seconds else {}
+    sections = [
+        *([_section("overview", "Overview", about, tables=[overview])] if several else []),
+        *(one for task in tasks for one in _task_sections(folder, task, task.name if several else "", faults)),
+        _section("runs", "Runs", tables=tables["runs"]),
+        _section("setup", "Set-up", tables=tables["setup"], pairs=True),
+        _section("again", "Run it again", commands={"The command that made this comparison": command}),
+    ]
     return {
         "kind": "comparison",
         "name": clean(folder.resolve().name),
-        "title": clean(compare.get("task") or folder.resolve().name),
-        "outcome": ("good" if wins else "calm", f"{wins} of {len(every)}", "runs succeeded"),
-        "facts": {"goal": goal} if goal else {},
+        "title": " · ".join(task.short for task in tasks) if several else tasks[0].name,
+        "outcome": (tone, f"{wins} of {len(counted)}", "runs succeeded")
+        if counted
+        else ("calm", str(len(each)), "runs"),
+        "facts": goals | took,
         "notices": [fault + f" ({n} runs)" * (n > 1) for fault, n in Counter(faults).most_common(20)],
-        "cards": {name: score(of) for name, _, of in rows[:12]},
+        "cards": scores if several else {row.name: tasks[0].score(row.runs) or "no goal" for row in tasks[0].rows[:12]},
         "clock": None,
-        "sections": [
-            _section("results", "Side by side", lead, tables=tables["results"]),
-            _section("success", "Success", figures=success),
-            _section("runs", "Runs", tables=tables["runs"]),
-            _section("setup", "Set-up", tables=tables["setup"], pairs=True),
-            _section("again", "Run it again", commands={"The command that made this comparison": command}),
-        ],
+        "sections": sections,
+        "command": command,
+        "tasks": [task.name for task in tasks],
+        "runs": _count(len(each), "run"),
     }

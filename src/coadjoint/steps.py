@@ -11,6 +11,7 @@ All parameters are drawn uniformly from +-1/sqrt(hidden), as torch.nn does.
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -33,6 +34,7 @@ class Step(nn.Module):
     """A module (u [B, inputs], x) -> x; x is [B, hidden], or a tuple of `slots` such parts; the readout reads the first."""
 
     slots = 1
+    state = "1"  # entries of the state for each unit
 
     def __init__(self, inputs: int, hidden: int, **sizes: int) -> None:
         super().__init__()
@@ -47,6 +49,10 @@ class Step(nn.Module):
         with torch.no_grad():
             for p in self.parameters():
                 p.uniform_(-bound, bound)
+
+    def blocks(self) -> list[Tensor]:
+        """The matrices between one state and the next, square where they can be: what an initialiser of W places."""
+        raise NotImplementedError
 
     def extra_repr(self) -> str:
         return f"inputs={self.inputs}, hidden={self.hidden}"
@@ -78,6 +84,9 @@ class ResetBefore(Step):
         self.b = weights(3 * hidden, **make) if bias else None
         self.reset_parameters()
 
+    def blocks(self) -> list[Tensor]:
+        return list(self.W.split(self.hidden))
+
     def forward(self, u: Tensor, h: Tensor) -> Tensor:
         d = self.hidden
         gates, n = linear(u, self.R, self.b).split([2 * d, d], -1)
@@ -94,7 +103,8 @@ class DeepTransition(Step):
     h'  = y_depth
 
     With shortcut=True the last layer also sees the state: phi(W_L y_{L-1} + S h + b_L), so that the way from h to h' need
-    not grow with the depth. depth = 1 is the Elman cell; width is `hidden` if not given.
+    not grow with the depth; the authors' code gives h to every layer after the first, the same for depth 2. depth = 1 is the
+    Elman cell; width is `hidden` if not given.
 
     Pascanu, Gulcehre, Cho & Bengio, How to construct deep recurrent neural networks, ICLR (2014): DT-RNN and DT(S)-RNN.
     """
@@ -123,6 +133,10 @@ class DeepTransition(Step):
         self.rest = nn.ModuleList(nn.Linear(n, m, bias, **make) for n, m in itertools.pairwise(sizes))
         self.S = weights(hidden, hidden, **make) if shortcut else None
         self.reset_parameters()
+
+    def blocks(self) -> list[Tensor]:
+        within = [layer.weight for layer in self.rest if isinstance(layer, nn.Linear)]
+        return [self.W, *within, *([] if self.S is None else [self.S])]
 
     def forward(self, u: Tensor, h: Tensor) -> Tensor:
         a = linear(h, self.W) + linear(u, self.R, self.b)
@@ -193,6 +207,8 @@ class GatedFeedback(Step):
     Chung, Gulcehre, Cho & Bengio, Gated feedback recurrent neural networks, ICML (2015), who leave out b.
     """
 
+    state = "layers; lstm: 2 layers"
+
     def __init__(
         self,
         inputs: int,
@@ -212,6 +228,14 @@ class GatedFeedback(Step):
         self.levels = nn.ModuleList(Level(n, hidden, layers, unit, bias, make) for n in below)
         self.reset_parameters()
 
+    def blocks(self) -> list[Tensor]:
+        """U from each layer to each, and W of the gates of a unit."""
+        d, found = self.hidden, list[Tensor]()
+        for level in self.levels:
+            assert isinstance(level, Level)
+            found += [*level.U.split(d, 1), *(() if level.W is None else level.W.split(d))]
+        return found
+
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, layers={self.layers}, unit={self.unit!r}"
 
@@ -230,13 +254,20 @@ class GatedFeedback(Step):
         return torch.cat([part for slot in zip(*new, strict=True) for part in slot], -1)
 
 
-STEPS: dict[str, Callable[..., Step]] = {
+STEPS: dict[str, type[Step]] = {
     "gru-before": ResetBefore,
     "gated-feedback": GatedFeedback,
     "deep-transition": DeepTransition,
 }
 
 
-def named(name: str, inputs: int, hidden: int, **options: Any) -> Step:
+def options(name: str) -> dict[str, Any]:
+    """The options of a step of the table and what they are if they are not given."""
+    general = ("inputs", "hidden", "bias", "dtype", "device")
+    found = inspect.signature(STEPS[choose("step", name, STEPS)]).parameters
+    return {n: o.default for n, o in found.items() if n not in general}
+
+
+def named(name: str, inputs: int, hidden: int, **given: Any) -> Step:
     """The step of that name; options as its class takes them."""
-    return STEPS[choose("step", name, STEPS)](inputs, hidden, **options)
+    return STEPS[choose("step", name, STEPS)](inputs, hidden, **given)

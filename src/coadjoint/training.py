@@ -32,6 +32,7 @@ from .gradients import BPTT, Evaluation, Gradient, Method
 from .network import Network
 from .optimisers import Optimiser, adam
 from .readout import Net
+from .recording import Recorded
 from .tasks import Task, rng
 
 POLICIES = ("stop", "skip", "dump")
@@ -640,7 +641,8 @@ def evaluate(net: Net, task: Task, split: str, seed: int = 0, draw: int | str = 
 
 
 def examples(net: Net, task: Task, seed: int, k: int = 8) -> list[Row]:
-    """A few held-out sequences: what was asked, what the network said (for readout "every", at the last step)."""
+    """A few held-out sequences: what was asked, what the network said (for readout "every", at the last step; a sequence
+    whole)."""
     split = task.splits[-1] if task.splits else "train"
     b = next(task.held_out(split, seed, "examples", k)).to(net.V.dtype, net.V.device)
     try:
@@ -652,6 +654,8 @@ def examples(net: Net, task: Task, seed: int, k: int = 8) -> list[Row]:
     if task.readout == "every":
         index = torch.arange(len(n))
         a, y = a[n - 1, index], y[n - 1, index]
+    if task.readout == "sequence":
+        a, y = a.transpose(0, 1), y.T
     shown = task.show(a[:k].cpu(), y[:k].cpu())
     length = lambda i: f"{int(n[i])} steps"
     right = lambda t, p: {} if task.output == "identity" else {"right": t == p}  # numbers are near or far, not right
@@ -689,13 +693,19 @@ def first_fault(e: Evaluation) -> str:
     return "; states and costates are finite at every time step"
 
 
+def forwards(found: Recorded) -> Costates:
+    """The layers that read forwards, as one; of an encoder, where there is a decoder."""
+    first: Any = found[0].trajectory
+    return found.select(module=first.module, call=first.call, direction="forward").whole()
+
+
 def look_inside(net: Net, b: Batch, task: Task, most: int = 200) -> Row:
     """Means over samples of log10 ||lam_t|| and of log10 ||temporal component||, at up to `most` time steps. Of several layers
     those that read forwards are looked at as one."""
     with judged(net):
         e = BPTT().evaluate(net, b, task.loss)
     with torch.no_grad():
-        lam = e.costates if isinstance(e.costates, Costates) else e.costates.select(direction="forward", call=0).whole()
+        lam = e.costates if isinstance(e.costates, Costates) else forwards(e.costates)
         logs = lam.log_norms() / math.log(10)
         on = lam.nonzero
         count = on.sum(1)

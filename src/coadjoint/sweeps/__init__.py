@@ -22,7 +22,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from ..cells import Cell
 from ..errors import Unsupported, choose
@@ -147,15 +146,16 @@ class Swept:
         total = derivatives.plus(back["x"], through)
         return torch.zeros_like(xprev) if total is None else total
 
-    def push(self, base: Tensor | None, side: Tensor | None) -> Tensor:
-        """The tangent mu [B + N, n] for directions of base and side."""
-        rows, tape = self.plan.rows, self.tape
-        g = None
-        if side is not None:
-            op = derivatives.next_of(self.plan.cell).pushed(("v",))
-            g = op((tape.x[rows.B :], tape.q), tape.a, tape.v, rows.prev(tape.x), tape.p, side)["x"]
-            g = None if g is None else pad(g, (0, 0, rows.B, 0))
-        return derivatives.tangent(self.plan, tape, self.W, g, base)[0]
+    def push(
+        self,
+        base: Tensor | None,
+        side: Tensor | None,
+        W: Tensor | None = None,
+        x0: Tensor | None = None,
+        p: Tensor | None = None,
+    ) -> Tensor:
+        """The tangent mu [B + N, n] for directions of what went into the sweep."""
+        return derivatives.push(self.plan, self.tape, self.W, base, side, W, x0, p)[0]
 
 
 __all__ = [

@@ -35,6 +35,7 @@ SPELLING = {
     "const": "all({value})",
     "power": "power_({0}, {value})",
     "abs": "magnitude({0})",
+    "held": "({0})",
     "tanh_slope": "((1 - {0}) * (1 + {0}))",
     "sigmoid_slope": "({0} * (1 - {0}))",
     **{
@@ -309,7 +310,7 @@ def adjoint(
     n = tape.x.shape[1]
     lam, delta = empty(tape.x.shape if keep else (2 * rows.B, n), tape.x), empty(tape.a.shape, tape.x)
     k = torch.empty(rows.B + rows.N, dtype=torch.int32) if scaled else None
-    factor = None if link is None else link.factor
+    W, factor = W if backwards(cell).through else None, None if link is None else link.factor
     arrays = (W, tape.v, tape.a, tape.x, tape.q, sa, s, s_last, k_last, factor, lam, delta, k)
     run(loops.adjoint, plan, loops.once, tape.p, n // len(cell.slots), (scaled, keep), arrays)
     return lam, delta, k
@@ -319,7 +320,7 @@ def adjoint(
 def tangent(
     plan: Plan, tape: Tape, W: Tensor | None, g: Tensor | None, ga: Tensor | None, link: Link | None
 ) -> tuple[Tensor, Tensor]:
-    cell, loops = plan.cell, made(plan.cell, tape.x.dtype)
+    cell, loops, W = plan.cell, made(plan.cell, tape.x.dtype), W if forwards(plan.cell).through else None
     mu, nu = empty(tape.x.shape, tape.x), empty(tape.a.shape, tape.x)
     factor, d = None if link is None else link.factor, tape.x.shape[1] // len(cell.slots)
     arrays = (W, tape.v, tape.a, tape.x, tape.q, ga, g, None, None, factor, mu, nu, None)

@@ -39,6 +39,7 @@ SPELLING = {
     "tanh": "tanh({0})", "sigmoid": "sigmoid({0})", "softplus": "softplus({0})", "relu": "({0} < 0 ? real(0) : {0})",
     "exp": "exp({0})", "log": "log({0})", "sqrt": "sqrt({0})", "sin": "sin({0})", "cos": "cos({0})",
     "erf": "erf({0})", "atan": "atan({0})", "abs": "fabs({0})", "sign": "signum({0})", "step": "step({0})",
+    "held": "({0})",
     "tanh_slope": "(real(1) - {0} * {0})", "sigmoid_slope": "({0} - {0} * {0})",
 }  # fmt: skip
 FUNCTIONS = """

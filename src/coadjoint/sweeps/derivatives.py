@@ -141,13 +141,15 @@ def read_push(cell: Cell, x: Tensor, m: Tensor, rows: Rows | None = None) -> Ten
     """r'(x) m"""
     if cell.read_slot is not None:
         return picked(cell, m)
-    return _of(read_of(cell).pushed(("x",))((), x, m, rows=rows)["r"])
+    found = read_of(cell).pushed(("x",))((), x, m, rows=rows)["r"]
+    return x.new_zeros(len(x), x.shape[1] // len(cell.slots) * len(cell.read)) if found is None else found
 
 
 def read_pull(cell: Cell, x: Tensor, rbar: Tensor) -> Tensor:
     """r'(x)' rbar"""
     if cell.read_slot is None:
-        return _of(read_of(cell).pulled(("r",), ("x",))((), x, rbar)["x"])
+        found = read_of(cell).pulled(("r",), ("x",))((), x, rbar)["x"]
+        return torch.zeros_like(x) if found is None else found
     d, after = rbar.shape[1], len(cell.slots) - 1 - cell.read_slot
     return pad(rbar, (cell.read_slot * d, after * d))
 
@@ -229,18 +231,27 @@ class Forward(Function):
     ) -> Any:
         v, W, p, x, a, q = ctx.saved_tensors
         plan, rows = ctx.plan, ctx.plan.rows
-        xprev, along = rows.prev(x), directions(v=dv, p=dp)
-        g = None
-        if along:
-            op = next_of(plan.cell).pushed(tuple(n for n, _ in along))
-            g = op((x[rows.B :], q), a, v, xprev, p, *(t for _, t in along))["x"]
-            g = None if g is None else pad(g, (0, 0, rows.B, 0))
-        g = plus(g, None if dx0 is None else pad(dx0, (0, 0, 0, rows.N)))
-        ga = plus(dbase, None if dW is None else read(plan.cell, xprev) @ dW.T)
-        mu, nu = tangent(plan, Tape(a, v, x, p, q), W, g, ga)
+        mu, nu = push(plan, Tape(a, v, x, p, q), W, dbase, dv, dW, dx0, dp)
         return mu, nu, rows.last(mu), None
 
     vmap = staticmethod(lambda *_: _raise(no_vmap()))
+
+
+def push(
+    plan: Plan, tape: Tape, W: Tensor | None, dbase: Tensor | None, dv: Tensor | None = None, dW: Tensor | None = None,
+    dx0: Tensor | None = None, dp: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The tangents (mu, nu) of a forward sweep along a change of what went into it."""
+    rows, (a, v, x, p, q) = plan.rows, tape
+    xprev, along = rows.prev(x), directions(v=dv, p=dp)
+    g = None
+    if along:
+        op = next_of(plan.cell).pushed(tuple(n for n, _ in along))
+        g = op((x[rows.B :], q), a, v, xprev, p, *(t for _, t in along))["x"]
+        g = None if g is None else pad(g, (0, 0, rows.B, 0))
+    g = plus(g, None if dx0 is None else pad(dx0, (0, 0, 0, rows.N)))
+    ga = plus(dbase, None if dW is None else read(plan.cell, xprev) @ dW.T)
+    return tangent(plan, tape, W, g, ga)
 
 
 def back(

@@ -242,6 +242,11 @@ class Backwards:
     into_x: tuple[Node, ...]  # f_x' lam_t
     back: tuple[Node, ...]  # r' rbar
 
+    @property
+    def through(self) -> bool:
+        """Does anything go back through W?"""
+        return any(n is not ZERO for n in self.back)
+
 
 @functools.cache
 def backwards(cell: Cell) -> Backwards:
@@ -262,6 +267,7 @@ class AdjointLoop(Loop):
         self, plan: Plan, tape: Tape, W: Tensor | None, lam: Tensor, states: str, delta: Tensor, sa: Tensor | None
     ) -> None:
         cell, rows, e = plan.cell, plan.rows, backwards(plan.cell)
+        W = W if e.through else None
         super().__init__(plan, tape, (*e.into_a, *e.into_x, *(e.back if W is not None else ())), (*e.lam, *e.rbar))
         cut, slots, gates = self.cut, len(cell.slots), len(cell.gates)
         lams = getattr(cut, states)
@@ -474,6 +480,11 @@ class Forwards:
     out: tuple[Node, ...]  # f_x m_t + f_a nu_t
     ahead: tuple[Node, ...]  # r' m_t
 
+    @property
+    def through(self) -> bool:
+        """Does anything go on through W?"""
+        return any(n is not ZERO for n in self.ahead)
+
 
 @functools.cache
 def forwards(cell: Cell) -> Forwards:
@@ -488,7 +499,7 @@ def tangent(
     plan: Plan, tape: Tape, W: Tensor | None, g: Tensor | None, ga: Tensor | None, link: Link | None
 ) -> tuple[Tensor, Tensor]:
     cell, rows, e = plan.cell, plan.rows, forwards(plan.cell)
-    slots, out = len(cell.slots), e.out
+    slots, out, W = len(cell.slots), e.out, W if e.through else None
     mu, nu = empty(tape.x.shape, tape.x), empty(tape.a.shape, tape.x)
     with flushed():
         loop = Loop(plan, tape, (*e.out, *(e.ahead if W is not None else ())), (*e.mu, *e.nu))

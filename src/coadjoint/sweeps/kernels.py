@@ -42,6 +42,7 @@ SPELLING = {
     "abs": "tl.abs({0})",
     "sign": "sign({0})",
     "step": "step({0})",
+    "held": "({0})",
     "tanh_slope": "(1.0 - {0} * {0})",
     "sigmoid_slope": "({0} - {0} * {0})",
 }
@@ -199,9 +200,10 @@ class Stream:
 class Kernel:
     """What the three kernels share: items, reading ahead, the exchange and the product with W."""
 
-    def __init__(self, cell: Cell, shape: Shape, transposed: bool, backwards: bool) -> None:
+    def __init__(self, cell: Cell, shape: Shape, transposed: bool, backwards: bool, through: bool = True) -> None:
+        """through: does anything go through W here"""
         self.cell, self.shape, self.transposed, self.backwards = cell, shape, transposed, backwards
-        self.slots, self.gates, self.reads = len(cell.slots), len(cell.gates), len(cell.read)
+        self.slots, self.gates, self.reads = len(cell.slots), len(cell.gates), len(cell.read) if through else 0
         self.rows = range(shape.rows)
         self.mark = str(MARK64 if shape.double else MARK32)
         self.exchanged = shape.split or not shape.on_chip
@@ -489,8 +491,9 @@ def of_sample(names: dict[Node, str], r: int, tag: str, cell: Cell) -> dict[Node
 
 def adjoint(cell: Cell, shape: Shape, s: bool, last: bool, sa: bool, link: bool, scaled: bool) -> str:
     """del_t = sa_t + f_a' lam_t,  lam_{t-1} = s_{t-1} + link_t (f_x' lam_t + r' W' del_t)"""
-    k = Kernel(cell, shape, transposed=False, backwards=True)
-    S, G, e = k.slots, k.gates, backwards(cell)
+    e = backwards(cell)
+    k = Kernel(cell, shape, transposed=False, backwards=True, through=e.through)
+    S, G = k.slots, k.gates
     moving = {n: f"lam{i}" for i, n in enumerate(e.lam)} | {n: f"rbar{j}" for j, n in enumerate(e.rbar)}
     names = tape(k, (*e.into_a, *e.into_x, *(e.back if k.reads else ())), moving) | moving
     k.begin()
@@ -632,8 +635,9 @@ def adjoint(cell: Cell, shape: Shape, s: bool, last: bool, sa: bool, link: bool,
 
 def tangent(cell: Cell, shape: Shape, g: bool, ga: bool, link: bool) -> str:
     """nu_t = ga_t + W r' m_t,  mu_t = g_t + f_x m_t + f_a nu_t,  m_t = link_t mu_{t-1}"""
-    k = Kernel(cell, shape, transposed=True, backwards=False)
-    S, G, e = k.slots, k.gates, forwards(cell)
+    e = forwards(cell)
+    k = Kernel(cell, shape, transposed=True, backwards=False, through=e.through)
+    S, G = k.slots, k.gates
     moving = {n: f"m{i}" for i, n in enumerate(e.mu)} | {n: f"nu{i}" for i, n in enumerate(e.nu)}
     names = tape(k, e.out, moving) | moving
     own_read = {} if k.exchanged else tape(k, e.ahead, moving)  # x_{t-1}, where r' is taken

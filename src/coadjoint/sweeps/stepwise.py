@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..cells import Cell
 from .derivatives import Plan, Tape, next_of, picked, read, read_of, read_push
+from .eager import backwards, forwards
 from .pointwise import Pointwise
 from .rows import NONE, Link, exponent, next_exponent, pow2, scale
 
@@ -61,7 +62,7 @@ def adjoint(
     link: Link | None, scaled: bool, keep: bool, k_last: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
     cell, rows = plan.cell, plan.rows
-    op = next_of(cell).pulled(("x",), ("a", "x"))
+    op, W = next_of(cell).pulled(("x",), ("a", "x")), W if backwards(cell).through else None
     sources = None if s is None else rows.states(s)
     first = torch.zeros_like(rows.last(tape.x)) if s_last is None else s_last
     k_first = torch.zeros(rows.B, dtype=torch.int32, device=first.device) if k_last is None else k_last.int()
@@ -125,7 +126,7 @@ def tangent(
     plan: Plan, tape: Tape, W: Tensor | None, g: Tensor | None, ga: Tensor | None, link: Link | None
 ) -> tuple[Tensor, Tensor]:
     cell, rows = plan.cell, plan.rows
-    op = next_of(cell).pushed(("a", "x"))
+    op, W = next_of(cell).pushed(("a", "x")), W if forwards(cell).through else None
     sources = None if g is None else rows.states(g)
     befores, afters = rows.before(tape.x), rows.states(tape.x)[1:]
     args, sides = rows.steps(tape.a), [None] * rows.T if tape.v is None else rows.steps(tape.v)

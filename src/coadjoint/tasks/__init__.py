@@ -12,6 +12,7 @@ from .digits import Digits
 from .music import Music
 from .synthetic import XOR, Addition, Copy, Generated, Memorisation, Multiplication, Permutation, TemporalOrder
 from .task import Collection, Goal, Sequences, Task, rng
+from .transduction import Reversal, Sorting, Transduction
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,8 @@ TASKS: dict[str, Entry] = {
     "memorisation-5": Entry(Memorisation, "five bits repeated after a delay", {"values": 2, "positions": 5}),
     "memorisation-20": Entry(Memorisation, "ten of five symbols repeated after a delay", {"values": 5, "positions": 10}),
     "copy": Entry(Copy, "ten of eight letters repeated after a delay, cued one step ahead"),
+    "reversal": Entry(Reversal, "letters written from the last to the first (an encoder-decoder)"),
+    "sorting": Entry(Sorting, "letters written in order, each as often as it came (an encoder-decoder)"),
     "digits": Entry(Digits, "handwritten digits, read by pixel or by row (scikit-learn)"),
     "music": Entry(Music, "the next notes of a piano roll, from a MATLAB file at `path`"),
 }  # fmt: skip
@@ -59,5 +62,6 @@ def make(name: str, **chosen: Any) -> Task:
 
 __all__ = [
     "TASKS", "XOR", "Addition", "Collection", "Copy", "Digits", "Entry", "Generated", "Goal", "Memorisation",
-    "Multiplication", "Music", "Permutation", "Sequences", "Task", "TemporalOrder", "make", "options", "rng",
+    "Multiplication", "Music", "Permutation", "Reversal", "Sequences", "Sorting", "Task", "TemporalOrder", "Transduction", "make",
+    "options", "rng",
 ]  # fmt: skip

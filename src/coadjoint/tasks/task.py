@@ -49,7 +49,8 @@ class Task:
     """What a network reads and writes, where batches come from, and how outputs are judged.
 
     inputs, outputs  entries of u_t and of a
-    readout          "last" or "every"; output: the output function; loss, reduce: as in Trajectory.loss
+    readout          "last", "every", or "sequence" where the answer has a length of its own (an EncoderDecoder);
+                     output: the output function; loss, reduce: as in Trajectory.loss
     metric, lower    the score that is watched, and whether less of it is better; goal: success, or None
     size             number of training sequences; None if they are generated without end
     splits           held-out sets: ("test",) or ("valid", "test")
@@ -77,11 +78,12 @@ class Task:
         raise NotImplementedError
 
     def score(self, a: Tensor, batch: Batch) -> Scores:
-        """Judge the pre-outputs a, [B, outputs] or [T, B, outputs]."""
+        """Judge the pre-outputs a, [B, outputs] or [T, B, outputs]; of a sequence, those of what was said by itself."""
         raise NotImplementedError
 
     def show(self, a: Tensor, y: Tensor) -> list[tuple[str, str]]:
-        """Target and prediction of a few sequences in words: a and y of one step, [B, outputs] and [B, ...]."""
+        """Target and prediction of a few sequences in words: a and y of one step, [B, outputs] and [B, ...], or, with
+        readout "sequence", of whole answers [B, U, ...]."""
         if self.output == "softmax":
             return [(str(int(t)), str(int(p))) for t, p in zip(y, a.argmax(-1), strict=True)]
         if self.output == "sigmoid":
