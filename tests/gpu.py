@@ -468,7 +468,66 @@ def modules(setting):
     yield "compiled", 3, [line for kind in ("RNN", "LSTM", "GRU") for line in compiled(kind, setting.device)], ""
 
 
-GROUPS = {f.__name__: f for f in (sweeps, gradients, others, large, determinism, recorded, modules, train)}
+# networks of several layers, decoders, curvature
+
+
+SHAPES = {
+    "stack": lambda make: co.Stack(
+        ["lstm", "gru", "elman"], inputs=3, hidden=7, outputs=2, residual=True, deep=(5,), **make
+    ),
+    "both directions": lambda make: co.Stack(
+        ["cornn", "gru-before", "lru"], inputs=3, hidden=7, outputs=2, bidirectional=True, readout="every", **make
+    ),
+    "encoder-decoder": lambda make: co.EncoderDecoder(
+        ["gru", "lstm"], inputs=3, hidden=7, outputs=4, bidirectional=True, residual=True, **make
+    ),
+}
+
+
+def shapes(setting):
+    """Penalised gradients of each shape, and products of curvature, against the CPU in float64."""
+    wrong, count = [], 0
+    for name, shape in SHAPES.items():
+        torch.manual_seed(0)
+        plain = shape({"dtype": F64})
+        u, lengths = torch.randn(12, 5, 3, dtype=F64), torch.tensor([12, 7, 9, 12, 3])
+        y = {
+            "stack": torch.randn(5, 2, dtype=F64), "both directions": torch.randn(12, 5, 2, dtype=F64),
+            "encoder-decoder": torch.tensor([[0, 1, 2, 0, 1], [3, 2, 1, 3, 0], [-1, 3, 3, -1, 3]]),
+        }[name]  # fmt: skip
+        loss = "cross-entropy" if name == "encoder-decoder" else "squared"
+        truth = co.Penalised("log-ratio", 0.3)(plain, co.Batch(u, y, lengths), loss)
+        for dtype in (F64, F32):
+            net = copy.deepcopy(plain).to(setting.device, dtype)
+            b = co.Batch(u, y, lengths).to(dtype, setting.device)
+            found = co.Penalised("log-ratio", 0.3)(net, b, loss)
+            size = max(float(g.abs().max()) for g in truth.gradient.values())
+            worst = (
+                max(float((found.gradient[n].cpu().double() - g).abs().max()) for n, g in truth.gradient.items()) / size
+            )
+            count += 1
+            if not worst < (1e-10 if dtype == F64 else 1e-4):
+                wrong.append(f"{name}, {dtype}: {worst:.1e}")
+            if name == "encoder-decoder":
+                tokens = net(b.u, b.lengths).decode(beam=3).tokens.cpu()
+                count += 1
+                if dtype == F64 and not torch.equal(tokens, plain(u, lengths).decode(beam=3).tokens):
+                    wrong.append("beams differ")
+    for cell in ("elman", "lstm", "lru"):
+        torch.manual_seed(0)
+        plain = co.Network(cell, inputs=3, hidden=7, outputs=2, dtype=F64)
+        b = co.Batch(torch.randn(12, 5, 3, dtype=F64), torch.randn(5, 2, dtype=F64))
+        there = co.curvature.Curvature(copy.deepcopy(plain).to(setting.device), b.to(F64, setting.device), "squared")
+        here = co.curvature.Curvature(plain, b, "squared")
+        v = torch.randn(sum(p.numel() for p in plain.parameters()), dtype=F64)
+        off = (there.product(v.to(setting.device), 1.0, 0.5).cpu() - here.product(v, 1.0, 0.5)).abs().max()
+        count += 1
+        if not off < 1e-10:
+            wrong.append(f"curvature of {cell}: {off:.1e}")
+    yield "shapes", count, wrong, ""
+
+
+GROUPS = {f.__name__: f for f in (sweeps, gradients, others, large, determinism, recorded, modules, shapes, train)}
 
 
 def main():
