@@ -254,7 +254,8 @@ def conjugate_gradients(
         r = r.sub(Ad, alpha=size / bent)
         past.append(-0.5 * float((r + b) @ x))
         k = max(10, i // 10)
-        done = i == most or (i > k and past[-1] < 0 and (past[-1] - past[-1 - k]) / past[-1] < k * progress)
+        little = i > k and past[-1] < 0 and (past[-1] - past[-1 - k]) / past[-1] < k * progress
+        done = i == most or (progress > 0 and little)
         z = apply(r)
         before, size = size, float(r @ z)
         done = done or not size > torch.finfo(b.dtype).eps ** 2 * float(b @ apply(b))

@@ -128,7 +128,8 @@ class Temporal:
             side = back.get("v")
             into_v = net.heard(delta, None if side is None else scale(side, k) * share)
             r = derivatives.read(cell, rows.prev(tape.x)) if run.W is not None else None
-            return Temporal(net, layout, delta, into_v, r, e.trajectory.inputs)
+            arrays = (None if y is None else y.detach() for y in (delta, into_v, r, e.trajectory.inputs))
+            return Temporal(net, layout, *arrays)  # type: ignore[arg-type]
 
     def norms(self) -> dict[str, Tensor]:
         """||grad_t||, [T] float64, for W, R, b (those the network has) and for all of them jointly ("joint")."""

@@ -431,6 +431,10 @@ def _run_figures(run: _Run) -> tuple[list[Row], list[Row]]:
     def draw(kind: str, key: str, title: str, about: str, label: str, options: Row) -> Row:
         return _lines(key, title, about, label, [run.store.curve(kind, key)], **(common | options))
 
+    def idle(kind: str, key: str) -> bool:
+        """A penalty that is none."""
+        return key in ("penalty", "rho") and (kind, key) in run.store and not run.store.curve(kind, key)[2].any()
+
     def held_out(k: int, stem: str) -> Row:
         options: Row = {"span": [0, 1]} if stem in SHARES else {"log": None}
         if _stem(metric) == stem and threshold == threshold:
@@ -449,7 +453,7 @@ def _run_figures(run: _Run) -> tuple[list[Row], list[Row]]:
     training = [
         _lines("loss", "Loss", "of each training batch, and of held-out sequences", "loss per sequence", loss, log=None, smooth=True, **common),
         *(held_out(k, stem) for k, stem in enumerate(metrics)),
-        *(draw(*figure) for figure in TRAINING),
+        *(draw(*figure) for figure in TRAINING if not idle(*figure[:2])),
     ]  # fmt: skip
     inside = [
         heat(1, "costates", "Costates through time", "how much of the error signal reaches each moment", "log₁₀ ‖λₜ‖"),
@@ -466,7 +470,7 @@ def _cards(run: _Run) -> Row:
     splits = _dict(result.get("metrics")).items()
     final = [(name != metric, name, split, value) for split, of in splits for name, value in _dict(of).items()]
     ends: Callable[..., list[float]] = lambda *key: list(run.store.curve(*key)[2][[0, -1]]) if key in run.store else []
-    change = lambda key: " → ".join(_short(v, 3) for v in ends("probe", key))
+    change = lambda key: " → ".join(_short(v, 3) for v in ends("probe", key) if v == v)
     cards = {
         "steps": _short(result.get("step") or run.last),
         "time": _time(result.get("seconds") or [None, *ends("clock", "seconds")][-1]),

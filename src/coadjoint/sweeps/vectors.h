@@ -46,8 +46,8 @@ typedef bits ivec __attribute__((vector_size(BYTES)));
 #else
 #define UNROLLED _Pragma("GCC unroll 16")
 #endif
-#define inf __builtin_inf()
-#define nan __builtin_nan("")
+#define inf ((real)__builtin_inf())
+#define nan ((real)__builtin_nan(""))
 
 /* n <= L numbers from memory, the other lanes zero; n is a constant wherever it is L */
 INLINE vec get(const real *y, long n) {

@@ -1,0 +1,191 @@
+"""Hessian-free steps and conjugate gradients; directions and step rules."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import coadjoint as co
+from coadjoint.curvature import Curvature, conjugate_gradients
+from coadjoint.directions import Armijo, Galvan, distance, dot, norm, steepest, temporal
+from coadjoint.hessian_free import HessianFree, objective
+
+F64 = torch.float64
+
+
+def positive(n, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    M = torch.randn(n, n, generator=g, dtype=F64)
+    return M @ M.T + 0.1 * torch.eye(n, dtype=F64), torch.randn(n, generator=g, dtype=F64)
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("begun", [False, True])
+def test_conjugate_gradients_solve(scaled, begun):
+    A, b = positive(23)
+    found = conjugate_gradients(
+        lambda x: A @ x, b, torch.ones_like(b) if begun else None, A.diag() if scaled else None, most=200, progress=0.0
+    )
+    assert torch.allclose(found.iterates[-1], torch.linalg.solve(A, b), rtol=1e-8, atol=1e-10)
+    for x, model in zip(found.iterates, found.models, strict=True):
+        assert model == pytest.approx(float(x @ A @ x / 2 - b @ x), rel=1e-9)
+    assert found.models == sorted(found.models, reverse=True)
+
+
+def test_conjugate_gradients_stop_when_little_is_gained():
+    A, b = positive(300)
+    all_the_way = conjugate_gradients(lambda x: A @ x, b, most=250, progress=0.0)
+    early = conjugate_gradients(lambda x: A @ x, b, most=250, progress=5e-3)
+    assert 10 < early.iterations < all_the_way.iterations
+    assert early.models[-1] < 0.8 * all_the_way.models[-1]
+    assert conjugate_gradients(lambda x: A @ x, b, most=7).iterations == 7
+    assert conjugate_gradients(lambda x: A @ x, torch.zeros_like(b)).iterations == 0
+
+
+def linear_problem():
+    """A network that is linear in what is trained: its squared error is a quadratic, and its Gauss-Newton matrix the Hessian."""
+    torch.manual_seed(0)
+    net = co.Network("elman", inputs=2, hidden=6, outputs=2, dtype=F64)
+    for name, p in net.named_parameters():
+        p.requires_grad_(name in ("V", "b_o"))
+    return net, co.Batch(torch.randn(9, 40, 2, dtype=F64), torch.randn(40, 2, dtype=F64))
+
+
+def test_a_quadratic_is_minimised_in_one_step():
+    net, batch = linear_problem()
+    h = torch.cat([net(batch.u).state.detach(), torch.ones(40, 1, dtype=F64)], 1)
+    best = torch.linalg.lstsq(h, batch.y).solution
+    least = float((h @ best - batch.y).square().sum(1).mean())
+    taken = HessianFree(damping=1e-12, structural=0.0, cg=500, progress=0.0, least=0.0).step(net, batch, "squared")
+    assert taken.rate == 1.0
+    assert taken.after == pytest.approx(least, rel=1e-8)
+    assert torch.allclose(torch.cat([net.V, net.b_o[:, None]], 1).detach().T, best, rtol=1e-4, atol=1e-6)
+    assert taken.kept == pytest.approx(1.0, rel=1e-6)
+
+
+def test_damping_follows_what_came_true():
+    net, batch = linear_problem()
+    hf = HessianFree(damping=1.0, structural=0.0)
+    hf.step(net, batch, "squared")
+    assert hf.state["damping"] < 1.0  # of a quadratic, more comes true than the damped model says
+    torch.manual_seed(1)
+    rough = co.Network("elman", inputs=1, hidden=8, outputs=1, dtype=F64)
+    with torch.no_grad():
+        rough.W.mul_(8)
+    b = co.Batch(torch.randn(30, 10, 1, dtype=F64), torch.randn(10, 1, dtype=F64))
+    hf = HessianFree(damping=1e-6, structural=0.0, cg=30)
+    for _ in range(3):
+        taken = hf.step(rough, b, "squared")
+        assert taken.after <= taken.before
+    assert hf.state["damping"] > 1e-6
+
+
+@pytest.mark.parametrize("method", [co.BPTT(), co.Penalised("log-ratio", 0.1)], ids=["plain", "penalised"])
+@pytest.mark.parametrize("cell", ["elman", "lstm", "gru"])
+def test_the_objective_falls(cell, method):
+    torch.manual_seed(0)
+    net = co.Network(cell, inputs=2, hidden=5, outputs=1, dtype=F64)
+    batch = co.Batch(torch.randn(8, 30, 2, dtype=F64), torch.randn(30, 1, dtype=F64))
+    hf, values = HessianFree(cg=20), [objective(method, net, batch, "squared")]
+    for _ in range(6):
+        taken = hf.step(net, batch, "squared", method=method)
+        assert taken.after == pytest.approx(objective(method, net, batch, "squared"), rel=1e-12)
+        assert taken.before == pytest.approx(float(taken.evaluation.objective), rel=1e-12)
+        values.append(taken.after)
+    assert values == sorted(values, reverse=True)
+    assert values[-1] < 0.95 * values[0]
+
+
+def test_structural_damping_holds_the_states():
+    """The same damping, with and without: the step moves the states less."""
+    moved = []
+    for structural in (0.0, 30.0):
+        torch.manual_seed(0)
+        net = co.Network("elman", inputs=2, hidden=8, outputs=1, dtype=F64)
+        batch = co.Batch(torch.randn(20, 30, 2, dtype=F64), torch.randn(30, 1, dtype=F64))
+        before = net(batch.u).x.detach()
+        HessianFree(damping=0.01, structural=structural, cg=50).step(net, batch, "squared")
+        moved.append(float((net(batch.u).x.detach() - before).norm()))
+    assert moved[1] < 0.5 * moved[0]
+
+
+def test_another_batch_for_the_curvature():
+    net, batch = linear_problem()
+    part = co.Batch(batch.u[:, :10], batch.y[:10])
+    taken = HessianFree(damping=0.1, structural=0.0).step(net, batch, "squared", curvature=part)
+    assert taken.after < taken.before
+
+
+@pytest.mark.parametrize(
+    "change", [{"damping": 0.0}, {"structural": -1.0}, {"cg": 0}, {"decay": 2.0}, {"damping": math.nan}]
+)
+def test_what_hessian_free_refuses(change):
+    with pytest.raises(co.InputError, match=next(iter(change))):
+        HessianFree(**change)
+
+
+# directions and step rules
+
+
+def evaluation(every=False, ragged=True, cell="elman"):
+    torch.manual_seed(0)
+    net = co.Network(cell, inputs=2, hidden=4, outputs=2, readout="every" if every else "last", dtype=F64)
+    y = torch.randn(7, 5, 2, dtype=F64) if every else torch.randn(5, 2, dtype=F64)
+    lengths = torch.tensor([7, 3, 5, 6, 2]) if ragged else None
+    return co.BPTT()(net, co.Batch(torch.randn(7, 5, 2, dtype=F64), y, lengths), "squared")
+
+
+@pytest.mark.parametrize("cell", ["elman", "lstm", "scrn", "lru"])
+def test_weighted_components(cell):
+    parts = evaluation(True, cell=cell).temporal_components()
+    w = torch.randn(7, dtype=F64)
+    found = parts.weighted(w)
+    for name in found:
+        each = sum(w[t - 1] * parts.at(t)[name] for t in range(1, 8))
+        assert torch.allclose(found[name], each, rtol=1e-12, atol=1e-14), name
+    with pytest.raises(co.InputError, match="one weight for each"):
+        parts.weighted(w[:3])
+
+
+def test_the_temporal_direction():
+    e = evaluation(ragged=False)
+    d = temporal(e, np.random.default_rng(3))
+    joint = lambda g: {n: g[n] for n in ("W", "R", "b")}
+    assert norm(joint(d)) == pytest.approx(norm(joint(e.gradient)), rel=1e-12)
+    assert torch.equal(d["V"], e.gradient["V"])
+    parts, beta = e.temporal_components(), np.random.default_rng(3).dirichlet(np.ones(7))
+    size = [math.sqrt(sum(float(v.square().sum()) for v in parts.at(t).values())) for t in range(1, 8)]
+    mixed = {n: sum(beta[t - 1] / size[t - 1] * parts.at(t)[n] for t in range(1, 8)) for n in ("W", "R", "b")}
+    factor = norm(joint(e.gradient)) / norm(mixed)
+    for name, g in mixed.items():
+        assert torch.allclose(d[name], factor * g, rtol=1e-10, atol=1e-13)
+    again = temporal(e, np.random.default_rng(3))
+    assert all(torch.equal(d[n], again[n]) for n in d)
+    assert distance(d, e.gradient) == pytest.approx(
+        math.sqrt(2 - 2 * dot(d, e.gradient) / (norm(d) * norm(e.gradient))), rel=1e-12
+    )
+    assert distance(steepest(e, np.random.default_rng()), e.gradient) == pytest.approx(0, abs=1e-7)
+    structured = co.Network("elman", inputs=2, hidden=4, outputs=1, structure="orthogonal")
+    with pytest.raises(co.Unsupported, match="takes W as it is"):
+        temporal(
+            co.BPTT()(structured, co.Batch(torch.randn(3, 2, 2), torch.randn(2, 1)), "squared"), np.random.default_rng()
+        )
+
+
+def test_step_rules():
+    d = {"W": torch.tensor([3.0, 4.0])}
+    assert Galvan(c=5.0)(0.1, d, -1.0, lambda a: 0.0) == 0.1
+    assert Galvan(c=4.9)(0.1, d, -1.0, lambda a: 0.0) == pytest.approx(0.1 / 5)
+    value = lambda a: (a - 0.1) ** 2
+    rate = Armijo()(1.0, d, -0.2, value)
+    assert value(rate) <= value(0) - 1e-4 * rate * 0.2
+    assert value(2 * rate) > value(0) - 1e-4 * 2 * rate * 0.2
+    assert Armijo()(1.0, d, 0.2, value) == 0.0
+    with pytest.raises(co.InputError, match="c must be"):
+        Galvan(c=0.0)
+
+
+def test_curvature_is_a_part_of_the_library():
+    net, batch = linear_problem()
+    assert isinstance(co.curvature.Curvature(net, batch, "squared"), Curvature)
