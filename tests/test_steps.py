@@ -317,3 +317,17 @@ def test_steps_by_name():
     ]
     assert steps.named("gated-feedback", 2, 3, layers=3, unit="lstm").slots == 6
     assert "layers=3, unit='lstm'" in repr(steps.named("gated-feedback", 2, 3, layers=3, unit="lstm"))
+
+
+def test_a_network_takes_them_by_name():
+    for name, step in co.steps.STEPS.items():
+        net = co.Network(name, inputs=2, hidden=3, outputs=1)
+        assert isinstance(net.step, step)
+        assert net.slots == net.step.slots
+        assert net.extra_repr().startswith(step.__name__)
+        for wrong in ({"eps": 0.1}, {"nonsense": 1}):
+            with pytest.raises(co.KindError, match=f"cell '{name}' has no option {next(iter(wrong))}; its options"):
+                co.Network(name, inputs=2, hidden=3, outputs=1, **wrong)
+    assert co.Network("gated-feedback", inputs=2, hidden=3, outputs=1, layers=4, unit="lstm").slots == 8
+    with pytest.raises(co.InputError, match="did you mean 'gru-before'"):
+        co.Network("gru-befor", inputs=2, hidden=3, outputs=1)

@@ -183,8 +183,7 @@ class Network(Recurrence, Readout):
         self._draw_readout(1 / math.sqrt(self.hidden))
 
     def extra_repr(self) -> str:
-        name = self.cell.name if self.cell is not None else "step"
-        return f"{name}, inputs={self.inputs}, hidden={self.hidden}, outputs={self.outputs}, readout={self.summary or self.readout!r}, engine={self._engine!r}"
+        return f"{self.name}, inputs={self.inputs}, hidden={self.hidden}, outputs={self.outputs}, readout={self.summary or self.readout!r}, engine={self._engine!r}"
 
     def whole(self, what: str) -> None:
         """Refuse `what`, which takes a sequence apart, where that is not the same."""

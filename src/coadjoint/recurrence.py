@@ -134,6 +134,13 @@ class Recurrence(nn.Module):
         sweeps.resolve(self._engine, self.cell, self.x0.device.type)
 
     @property
+    def name(self) -> str:
+        """The cell's, or that of the step function."""
+        if self.cell is not None:
+            return self.cell.name
+        return getattr(self.step, "__name__", type(self.step).__name__)
+
+    @property
     def engine(self) -> Choice:
         """The engine that runs this network where it is now; `.why` says why. Assign a name to ask for another."""
         return sweeps.resolve(self._engine, self.cell, self.x0.device.type)

@@ -293,12 +293,11 @@ class EncoderDecoder(Readout):
         return STEPWISE
 
     def extra_repr(self) -> str:
-        name = lambda m: m.cell.name if m.cell is not None else type(m.step).__name__
-        kinds = ", ".join(name(level[0]) for level in self.encoder.levels)  # type: ignore[index]
+        kinds = ", ".join(m.name for m, *_ in self.encoder.grid)
         words = [w for w in ("bidirectional", "residual") if getattr(self.encoder, w)]
         words += [] if self.attention else ["no attention"]
         sizes = f"inputs={self.inputs}, hidden={self.hidden}, outputs={self.outputs}"
-        return ", ".join([f"[{kinds}] to {name(self.decoder)}", *words, sizes])
+        return ", ".join([f"[{kinds}] to {self.decoder.name}", *words, sizes])
 
     def reset_parameters(self) -> None:
         for part in (*self.encoder, *self.children()):

@@ -301,7 +301,7 @@ class Stack(Readout):
         self._draw_readout(1 / math.sqrt(self.layers.sizes[-1]))
 
     def extra_repr(self) -> str:
-        kinds = ", ".join(m.cell.name if m.cell is not None else type(m.step).__name__ for m, *_ in self.layers.grid)
+        kinds = ", ".join(m.name for m, *_ in self.layers.grid)
         words = [w for w in ("bidirectional", "residual") if getattr(self.layers, w)]
         return f"[{kinds}]{''.join(f', {w}' for w in words)}, inputs={self.inputs}, outputs={self.outputs}, readout={self.summary or self.readout!r}"
 

@@ -1,9 +1,9 @@
 """Steps: cells that a formula over units cannot say, because f multiplies matrices more than once.
 
-Each is a module (u_t, x) -> x with its own parameters, for `co.Network(step, inputs=..., hidden=..., slots=step.slots, ...)`:
+Each is a module (u_t, x) -> x with its own parameters; a network takes it by name, or as a module:
 
-    step = co.steps.GatedFeedback(3, 16, layers=2)
-    net = co.Network(step, inputs=3, hidden=16, outputs=2, slots=step.slots)
+    net = co.Network("gated-feedback", inputs=3, hidden=16, outputs=2, layers=2)
+    net = co.Network(co.steps.GatedFeedback(3, 16, layers=2), inputs=3, hidden=16, outputs=2)
 
 They run on the autograd engine; costates and penalties are those of any network. W is recurrent and R reads the input.
 All parameters are drawn uniformly from +-1/sqrt(hidden), as torch.nn does.
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from .cells import Activation, activation_function
-from .errors import InputError, choose
+from .errors import InputError, KindError, choose
 
 Make = dict[str, Any]  # dtype and device
 
@@ -261,13 +261,19 @@ STEPS: dict[str, type[Step]] = {
 }
 
 
+GENERAL = ("inputs", "hidden", "bias", "dtype", "device")  # what all steps take
+
+
 def options(name: str) -> dict[str, Any]:
     """The options of a step of the table and what they are if they are not given."""
-    general = ("inputs", "hidden", "bias", "dtype", "device")
     found = inspect.signature(STEPS[choose("step", name, STEPS)]).parameters
-    return {n: o.default for n, o in found.items() if n not in general}
+    return {n: o.default for n, o in found.items() if n not in GENERAL}
 
 
 def named(name: str, inputs: int, hidden: int, **given: Any) -> Step:
     """The step of that name; options as its class takes them."""
-    return STEPS[choose("step", name, STEPS)](inputs, hidden, **given)
+    known = options(name)
+    unknown = [n for n in given if n not in (*known, *GENERAL)]
+    if unknown:
+        raise KindError(f"cell '{name}' has no option {', '.join(unknown)}; its options: {', '.join(known) or 'none'}.")
+    return STEPS[name](inputs, hidden, **given)
