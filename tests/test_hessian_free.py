@@ -7,9 +7,10 @@ import pytest
 import torch
 
 import coadjoint as co
+from coadjoint import hessian_free
 from coadjoint.curvature import Curvature, conjugate_gradients
 from coadjoint.directions import Armijo, Galvan, distance, dot, norm, steepest, temporal
-from coadjoint.hessian_free import HessianFree, objective
+from coadjoint.hessian_free import HessianFree, backtracked, objective
 
 F64 = torch.float64
 
@@ -113,8 +114,41 @@ def test_structural_damping_holds_the_states():
 def test_another_batch_for_the_curvature():
     net, batch = linear_problem()
     part = co.Batch(batch.u[:, :10], batch.y[:10])
-    taken = HessianFree(damping=0.1, structural=0.0).step(net, batch, "squared", curvature=part)
+    c = Curvature(net, part, "squared")
+    n = len(c.gradient())
+    matrix = torch.stack([c.gauss_newton(e) for e in torch.eye(n, dtype=F64)]) + 0.1 * torch.eye(n, dtype=F64)
+    g = c.packing.pack(co.BPTT()(net, batch, "squared").gradient)
+    hf = HessianFree(damping=0.1, structural=0.0, cg=200, progress=0.0)
+    taken = hf.step(net, batch, "squared", curvature=part)
+    assert torch.allclose(hf.state["solution"], torch.linalg.solve(matrix, -g), rtol=1e-6, atol=1e-8)
     assert taken.after < taken.before
+
+
+def test_what_a_step_hands_to_conjugate_gradients(monkeypatch):
+    given = []
+    solve = hessian_free.conjugate_gradients
+
+    def watched(A, b, start, scale, most, progress):
+        given.append((start, scale))
+        return solve(A, b, start, scale, most, progress)
+
+    monkeypatch.setattr(hessian_free, "conjugate_gradients", watched)
+    net, batch = linear_problem()
+    hf = HessianFree(damping=0.3, structural=0.0, cg=4, decay=0.5, precondition=0.75)
+    diagonal = Curvature(net, batch, "squared").diagonal(seed=0)
+    hf.step(net, batch, "squared")
+    last = hf.state["solution"].clone()
+    hf.step(net, batch, "squared")
+    assert given[0][0] is None
+    assert torch.allclose(given[0][1], (diagonal + 0.3) ** 0.75)
+    assert torch.equal(given[1][0], 0.5 * last)
+
+
+def test_backtracking_takes_the_lowest_of_the_last_iterates():
+    points = [torch.tensor([float(i)]) for i in range(6)]
+    values = [9.0, 1.0, 5.0, 3.0, 2.0, 4.0]
+    found, promised, lowest = backtracked(points, [-float(i) for i in range(6)], lambda d: values[int(d)])
+    assert (float(found), promised, lowest) == (4.0, -4.0, 2.0)
 
 
 @pytest.mark.parametrize(
@@ -186,6 +220,19 @@ def test_step_rules():
         Galvan(c=0.0)
 
 
-def test_curvature_is_a_part_of_the_library():
+def test_curvature_belongs_to_the_weights_it_was_made_at():
     net, batch = linear_problem()
-    assert isinstance(co.curvature.Curvature(net, batch, "squared"), Curvature)
+    c = Curvature(net, batch, "squared")
+    v = c.gradient()
+    with torch.no_grad():
+        net.V.mul_(2)
+    for product in (c.gauss_newton, c.hessian, lambda v: c.gradient()):
+        with pytest.raises(co.InputError, match="has changed since"):
+            product(v)
+    with pytest.raises(co.InputError, match="a vector of the weights has shape"):
+        Curvature(net, batch, "squared").gauss_newton(v[:3])
+    noisy = co.Network("rate", inputs=2, hidden=3, outputs=2, noise=0.1, dtype=F64)
+    with pytest.raises(co.Unsupported, match=r"net\.eval"):
+        Curvature(noisy, batch, "squared")
+    zero = torch.zeros(sum(p.numel() for p in noisy.parameters()), dtype=F64)
+    assert not Curvature(noisy.eval(), batch, "squared").gauss_newton(zero).any()

@@ -585,3 +585,28 @@ def test_gradients_of_single_samples():
     whole = co.Penalised("log-ratio", 0.3)(net, batch, "cross-entropy").gradient
     for name, g in whole.items():
         assert torch.allclose(each[name].mean(0), g, rtol=1e-10, atol=1e-12), name
+
+
+def test_costates_are_those_of_the_run_that_was_evaluated():
+    torch.manual_seed(0)
+    net = EncoderDecoder("gru", inputs=3, hidden=4, outputs=4, layers=2, dropout=0.5, dtype=torch.float64)
+    y = torch.tensor([[0, 2], [3, 1], [-1, 3]])
+    batch = co.Batch(torch.randn(5, 2, 3, dtype=torch.float64), y, torch.tensor([5, 3]))
+    for method in (co.BPTT(), co.Penalised("log-ratio", 0.2)):
+        e = method(net, batch, "cross-entropy")
+        assert torch.allclose(e.costates.loss, e.losses, rtol=1e-12)
+    with torch.no_grad():
+        run = net(batch.u, batch.lengths)
+    with pytest.raises(InputError, match="what was dropped"):
+        run.costates("cross-entropy", y)
+    net.eval()
+    assert len(run.costates("cross-entropy", y)) == 3
+
+
+def test_the_top_is_the_decoder():
+    net = EncoderDecoder("gru", inputs=3, hidden=4, outputs=4, layers=2, dtype=torch.float64)
+    lam = net(torch.randn(5, 2, 3, dtype=torch.float64)).costates(
+        "cross-entropy", torch.tensor([[0, 2], [3, 1], [-1, 3]])
+    )
+    G = co.penalties.variance
+    assert torch.equal(G.on("top")(lam), G(lam.select(module="decoder")[0]))

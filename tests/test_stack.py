@@ -327,3 +327,74 @@ def test_state_goes_on():
     u = torch.randn(8, 4, 2, dtype=F64)
     first = net(u[:5])
     assert torch.allclose(net(u[5:], x0=first.state).a, net(u).a, rtol=0, atol=1e-14)
+
+
+def joint_norms(parts):
+    return torch.sqrt(sum(n.square() for n in parts))
+
+
+@pytest.mark.parametrize("name", ["log-ratio", "variance", "squared-norm", "log-variance", "norm-stabiliser"])
+def test_penalties_of_some_layers_scale_and_add(name):
+    torch.manual_seed(0)
+    net = co.Stack(["gru", "lstm", "elman"], inputs=2, hidden=4, outputs=1, dtype=F64)
+    lam = net(torch.randn(6, 3, 2, dtype=F64)).costates("squared", torch.randn(3, 1, dtype=F64))
+    G = co.penalties.penalty(name)
+    each = torch.stack([G(one) for one in lam])
+    assert torch.allclose(G(lam), each.mean(0))
+    assert torch.equal(G.on("top")(lam), each[2])
+    assert torch.equal(G.on(layer=1)(lam), each[1])
+    whole = G.on("whole")(lam)
+    assert torch.equal(whole, G(lam.whole()))
+    assert not torch.allclose(whole, each.mean(0))
+    assert torch.allclose((2 * G.on("whole"))(lam), 2 * whole)
+    assert torch.allclose((G.on("whole") + 0.5 * G.on(layer=0))(lam), whole + 0.5 * each[0])
+    assert torch.allclose((G + G)(lam), 2 * each.mean(0))
+    with pytest.raises(co.InputError, match="unknown part of a stack"):
+        G.on(depth=1)
+
+
+def test_the_stabiliser_of_the_whole_takes_all_units():
+    torch.manual_seed(0)
+    net = co.Stack(["lstm", "gru"], inputs=2, hidden=[4, 3], outputs=1, dtype=F64)
+    run = net(torch.randn(6, 3, 2, dtype=F64))
+    lam = run.costates("squared", torch.randn(3, 1, dtype=F64))
+    h = [layer["forward"].x[..., :d].norm(dim=-1) for layer, d in zip(run.layers, (4, 3), strict=True)]
+    n = joint_norms(h)
+    expected = (n[1:] - n[:-1]).square().mean(0)
+    assert torch.allclose(co.penalties.norm_stabiliser.on("whole")(lam), expected)
+
+
+def test_costates_of_a_penalised_evaluation():
+    net = co.Stack(["gru", "elman"], inputs=2, hidden=3, outputs=1, dtype=F64)
+    batch = co.Batch(torch.randn(5, 2, 2, dtype=F64), torch.randn(2, 1, dtype=F64))
+    e = co.Penalised("log-ratio", 0.1)(net, batch, "squared")
+    plain = co.BPTT()(net, batch, "squared")
+    for one, other in zip(e.costates, plain.costates, strict=True):
+        assert not one.lam.requires_grad
+        assert torch.allclose(one.lam, other.lam)
+
+
+def test_costates_where_nothing_is_trained():
+    net = co.Stack(["gru", "elman"], inputs=2, hidden=3, outputs=1, dtype=F64)
+    u, y = torch.randn(5, 2, 2, dtype=F64), torch.randn(2, 1, dtype=F64)
+    expected = net(u).costates("squared", y)
+    net.requires_grad_(False)
+    for one, other in zip(net(u).costates("squared", y), expected, strict=True):
+        assert torch.equal(one.lam.detach(), other.lam.detach())
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: co.Stack([3], inputs=2, hidden=3, outputs=1), "a layer is a cell's name"),
+        (lambda: co.Stack(["gru"], inputs=2, hidden=2.5, outputs=1), "hidden is a whole number"),
+        (lambda: co.Stack(["gru"], inputs=2, hidden=3, outputs=1, bidirectional="yes"), "True or False"),
+        (lambda: co.Stack(["gru"], inputs=2, hidden=3, outputs=1)(torch.zeros(4, 5, 2), x0=[0.0] * 3), "must be a tensor"),
+        (lambda: co.Stack(["gru", "gru"], inputs=2, hidden=3, outputs=1)(torch.zeros(4, 5, 2), x0=torch.zeros(4, 6)), r"\[5, 6\]"),
+        (lambda: co.Stack(["gru"], inputs=2, hidden=3, outputs=1)(torch.zeros(4, 5, 2)).costates("squared", torch.zeros(5, 1))[:0].whole(), "no costates to join"),
+        (lambda: co.EncoderDecoder([], inputs=2, hidden=3, outputs=3), "got none"),
+    ],
+)  # fmt: skip
+def test_clear_words_for_what_cannot_be(make, words):
+    with pytest.raises(co.CoadjointError, match=words):
+        make()

@@ -61,7 +61,9 @@ def variants(text: str, what: str = "--method", example: str = "clipped clip=1 l
         values: dict[str, dict[str, Any]] = {}
         for section, leaf, value in combination:
             values.setdefault(section, {})[leaf] = value
-        label = " ".join([name, *(f"{leaf}={v}" for _, leaf, v in combination if leaf in varied)])
+        said = lambda v: ",".join(v) if isinstance(v, list) and all(isinstance(w, str) for w in v) else v
+        called = lambda section, leaf: section if leaf == "name" else leaf
+        label = " ".join([name, *(f"{called(s, leaf)}={said(v)}" for s, leaf, v in combination if leaf in varied)])
         found.append(Variant(label, values, {leaf: v for _, leaf, v in combination}))
     return found
 

@@ -57,7 +57,7 @@ class TaskSection(Section):
     pixels: Literal[1, 8] | None = Field(None, description="digits; pixels read at a time")
     permuted: bool | None = Field(None, description="digits: pixels in a fixed random order")
     path: str | None = Field(None, description="music: the MATLAB file")
-    values: Whole | None = Field(None, description="copy: letters of the alphabet")
+    values: Whole | None = Field(None, description="copy, reversal, sorting: letters of the alphabet")
     positions: Whole | None = Field(None, description="copy: letters to repeat")
     chunk: Whole | None = Field(None, description="music: cut training pieces into parts of so many steps")
 
@@ -302,7 +302,7 @@ def from_flag(section: str, key: str, text: str) -> Any:
 
     kinds = KINDS[section, key]
     if str in kinds:
-        return text.split(",") if len(kinds) > 1 and "," in text else text
+        return [part.strip() for part in text.split(",") if part.strip()] if len(kinds) > 1 and "," in text else text
     words = [value for value in choices(kinds) if isinstance(value, str)]
     if text in words or (words and len(kinds) == 1):
         return text
@@ -419,6 +419,8 @@ def build(config: Config) -> Job:
     """Make the network, the task, the gradient method and the optimiser."""
     import torch
 
+    from .network import Network
+
     training = config.training
     idle(config)
     device = device_of(training.device)
@@ -429,6 +431,8 @@ def build(config: Config) -> Job:
         usual = "gru" if task.readout == "sequence" else "elman"
         config = config.model_copy(update={"network": config.network.model_copy(update={"cell": usual})})
     net = network_of(config, task, device)
+    if config.gradient.penalty_on not in (None, "each") and isinstance(net, Network):
+        raise ConfigError("--penalty-on chooses among layers, and there is one: give --layers or a list of cells.")
     per_epoch = task.steps_per_epoch(training.batch * training.accumulate) if task.size is not None else None
     steps = training.steps or (training.epochs * per_epoch if training.epochs and per_epoch else 10_000)
     every = training.every or per_epoch or 100
@@ -709,9 +713,14 @@ def construct(n: NetworkSection, shape: Shape, precision: int) -> Any:
             )
     for key in ("skip",) if sequence else ("decoder", "attend", "embedding"):
         if getattr(n, key) is not None:
-            raise ConfigError(
-                f"{flag('network', key)} does nothing where the answer is {'' if sequence else 'no '}a sequence."
-            )
+            answer = "a sequence" if sequence else "no sequence"
+            raise ConfigError(f"{flag('network', key)} does nothing where the answer is {answer}.")
+    if sequence and is_reservoir(n):
+        raise ConfigError(
+            "a reservoir is fixed, and a decoder has to learn: choose another --cell where the answer is a sequence."
+        )
+    if sequence and "layers" in options:
+        raise ConfigError("gated-feedback has its own two layers in an encoder: leave out --layers.")
     for kind in kinds:
         if n.structure is not None and kind in cells.CELLS and cells.named(kind).structure is not None:
             raise ConfigError(f"--structure does nothing with cell '{kind}': its equations say what W is.")
@@ -758,7 +767,7 @@ def layers_of(n: NetworkSection) -> list[str]:
 
 def options_of(n: NetworkSection) -> dict[str, Any]:
     """The options of cells among the keys; what no cell has is refused."""
-    names = names_of(n)
+    names = [*names_of(n), *([n.decoder] if n.decoder else [])]
     known = {key: None for name in names for key in known_options(name)}
     elsewhere = {"beta"} if (n.readout or "").startswith("tilted") else set()  # the readout's
     elsewhere |= set() if "layers" in known else {"layers"}  # the stack's

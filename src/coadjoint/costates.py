@@ -38,6 +38,11 @@ class Passage:
         return self.layout.unsort(self.run.last)
 
     @property
+    def shown(self) -> Tensor:
+        """The first slot of x, [T + 1, B, hidden]"""
+        return self.x[..., : self.hidden]
+
+    @property
     def lengths(self) -> Tensor:
         return self.layout.lengths
 

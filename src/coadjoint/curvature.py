@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from .batch import Batch
-from .errors import Unsupported
-from .gradients import Gradient, trained
+from .errors import InputError, Unsupported
+from .gradients import Gradient, trained, unchanged
 from .losses import LOSSES, Loss, LossLike
 from .network import Network, Trajectory
 from .readout import Judge
@@ -53,6 +53,9 @@ class Packing:
         return torch.cat([y.reshape(-1) for y in each])
 
     def unpack(self, v: Tensor) -> Gradient:
+        n = sum(s.numel() for s in self.shapes)
+        if tuple(v.shape) != (n,):
+            raise InputError(f"a vector of the weights has shape [{n}]; got {list(v.shape)}.")
         parts = v.split([s.numel() for s in self.shapes])
         return {n: y.reshape(s) for n, s, y in zip(self.names, self.shapes, parts, strict=True)}
 
@@ -66,6 +69,11 @@ class Curvature:
         if not isinstance(net, Network):
             raise Unsupported(f"curvature is that of a co.Network; got {type(net).__name__}.")
         convex(loss, net.output)
+        if net.training and net.cell is not None and net.cell.given and net.cell.name != "inverse":
+            raise Unsupported(
+                f"cell '{net.cell.name}' draws noise, and curvature is that of one function: call net.eval()."
+            )
+        self._check = unchanged(net)
         self.net, self.batch, self.loss = net, batch, loss
         self.parameters = trained(net)
         self.packing = Packing.of(self.parameters)
@@ -84,6 +92,7 @@ class Curvature:
 
     def gradient(self) -> Tensor:
         """The gradient of the mean loss."""
+        self._check()
         return self._pull([self.run.pre], [self.by_a.detach()])
 
     def gauss_newton(self, v: Tensor) -> Tensor:
@@ -96,6 +105,7 @@ class Curvature:
 
     def product(self, v: Tensor, outputs: float = 1.0, states: float = 0.0) -> Tensor:
         """(outputs G + states S) v, in one tangent and one adjoint sweep."""
+        self._check()
         da, dx = self.push(v)
         ends: list[Tensor] = []
         sources: list[Tensor] = []
@@ -121,6 +131,7 @@ class Curvature:
 
     def hessian(self, v: Tensor) -> Tensor:
         """The exact Hessian of the mean loss times v: four sweeps."""
+        self._check()
         with torch.enable_grad():
             run = self.net(self.batch.u, self.batch.lengths, self.batch.x0)
             mean = self.batch.mean(run.loss(self.loss, self.batch.y, mask=self.batch.mask, reduce=self.batch.reduce))

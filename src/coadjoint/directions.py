@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch.nn.utils import parametrize
 
-from .errors import InputError, Unsupported, choose
+from .errors import InputError, Unsupported
 from .gradients import Evaluation, Gradient
 
 Value = Callable[[float], float]
@@ -51,7 +51,7 @@ def temporal(e: Evaluation, rng: np.random.Generator) -> Gradient:
     beta = np.zeros(len(there))
     beta[there] = rng.dirichlet(np.ones(int(there.sum()))) if there.any() else 0
     w = torch.from_numpy(beta).to(size) / torch.where(size > 0, size, 1)
-    mixed = parts.weighted(w.to(e.gradient["R"].dtype))
+    mixed = {name: g for name, g in parts.weighted(w.to(parts.into_v.dtype)).items() if name in e.gradient}
     joint = {name: e.gradient[name] for name in mixed}
     long = norm(mixed)
     factor = norm(joint) / long if long > 0 else 0.0
@@ -114,7 +114,3 @@ class Armijo:
 
 
 STEP_RULES: dict[str, Callable[..., Any]] = {"constant": Constant, "galvan": Galvan, "armijo": Armijo}
-
-
-def step_rule(name: str, **options: Any) -> Any:
-    return STEP_RULES[choose("step rule", name, STEP_RULES)](**options)

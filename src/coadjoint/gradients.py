@@ -204,8 +204,8 @@ def unchanged(net: Net) -> Callable[[], None]:
         changed = [name for name, p, version in before if p._version != version]
         if changed:
             raise InputError(
-                f"parameter {', '.join(changed)} has changed since this evaluation: ask for its trajectory and costates before "
-                "the optimiser's step (Penalised keeps its costates)."
+                f"parameter {', '.join(changed)} has changed since this evaluation: ask for its trajectory, costates and "
+                "curvature before the optimiser's step (Penalised keeps its costates)."
             )
 
     return check

@@ -32,42 +32,45 @@ class Penalty:
     name: str
     value: Callable[[Costates], Tensor]
     __doc__: str | None = None
-    among: Callable[[Any], Any] | None = None  # which costates of several; all if None
+    joint: bool = False  # does it take the costates of several layers as they are, and not one after the other
 
     def __call__(self, lam: Costates | Sequence[Costates]) -> Tensor:
         """[B]; of the costates of several layers (co.Stack, co.record), the mean of what it is for each."""
-        if self.among is not None:
-            lam = self.among(lam)
-        if isinstance(lam, Costates):
-            return self.value(lam)
+        if self.joint or isinstance(lam, Costates):
+            return self.value(lam)  # type: ignore[arg-type]
         if not lam:
             raise InputError("there are no costates to penalise.")
         return functools.reduce(torch.add, map(self.value, lam)) / len(lam)
 
     def on(self, what: str | None = None, **where: Any) -> Penalty:
-        """The same penalty of some of the costates: on(layer=0), on(direction="forward"), ...; on("top"), the last layer;
-        on("whole"), the states of all layers as one. Of a single layer all are that layer's."""
+        """The same penalty of some of the costates: on(layer=0), on(direction="forward"), ...; on("top"), the last layer (of an
+        encoder-decoder, the decoder); on("whole"), the states of all layers as one. Of a single layer all are that layer's."""
         names = ", ".join([*([what] if what else []), *(f"{n}={v!r}" for n, v in where.items())])
         if what is not None:
             choose("layers", what, ("top", "whole"))
+        for name in where:
+            choose("part of a stack", name, PARTS)
 
-        def among(lam: Any) -> Any:
+        def value(lam: Any) -> Tensor:
             if isinstance(lam, Costates):
-                return lam
+                return self(lam)
             lam = lam.select(**where) if where else lam
-            top = lambda: lam.select(layer=max(one.trajectory.layer for one in lam))
-            return lam.whole() if what == "whole" else top() if what == "top" else lam
+            if what == "top":
+                last = lam[-1].trajectory
+                within = lam.select(module=last.module, call=last.call)
+                lam = within.select(layer=max(one.trajectory.layer for one in within))
+            return self(lam.whole() if what == "whole" else lam)
 
-        return Penalty(f"{self.name} on {names}", self, among=among)
+        return Penalty(f"{self.name} on {names}", value, joint=True)
 
     def __add__(self, other: Penalty) -> Penalty:
         other = penalty(other)
-        return Penalty(f"{self.name} + {other.name}", lambda lam: self(lam) + other(lam))
+        return Penalty(f"{self.name} + {other.name}", lambda lam: self(lam) + other(lam), joint=True)
 
     __radd__ = __add__
 
     def __mul__(self, weight: float) -> Penalty:
-        return Penalty(f"{weight:g} {self.name}", lambda lam: weight * self(lam))
+        return Penalty(f"{weight:g} {self.name}", lambda lam: weight * self(lam), joint=True)
 
     __rmul__ = __mul__
 
@@ -76,6 +79,7 @@ class Penalty:
 
 
 PENALTIES: dict[str, Penalty] = {}
+PARTS = ("module", "call", "layer", "direction")  # by which costates of several layers are told apart
 
 
 def named(name: str) -> Callable[[Callable[[Costates], Tensor]], Penalty]:
@@ -233,7 +237,7 @@ def omega_published(lam: Costates) -> Tensor:
 def norm_stabiliser(lam: Costates) -> Tensor:
     """mean over t = 1..T of (||h_t|| - ||h_{t-1}||)^2 on the states themselves (the first slot).  Krueger & Memisevic (2015)"""
     run = lam.trajectory
-    n = norm(run.x[..., : run.hidden])
+    n = norm(run.shown)
     return mean((n[1:] - n[:-1]).square(), present(lam))
 
 

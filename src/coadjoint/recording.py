@@ -25,7 +25,7 @@ from torch.nn.functional import pad
 from .costates import Costates, Passage
 from .errors import InputError, KindError, Unsupported
 from .layout import Layout
-from .penalties import penalty
+from .penalties import PARTS, penalty
 from .sweeps import Stepped, Swept, scale
 from .sweeps.autograd import Costate
 from .sweeps.derivatives import settle
@@ -158,10 +158,14 @@ class Recorded(Sequence[Costates]):
     def __repr__(self) -> str:
         return "<costates of " + "; ".join(map(name_of, self.items)) + ">"
 
+    def detach(self) -> Recorded:
+        """The same costates without their graph."""
+        return Recorded([lam.detach() for lam in self.items], self.loss.detach())
+
     def select(self, **where: Any) -> Recorded:
         """Those of module=, call=, layer=, direction= ("forward" or "reverse")."""
         for name in where:
-            if name not in ("module", "call", "layer", "direction"):
+            if name not in PARTS:
                 raise InputError(f"costates are selected by module, call, layer or direction; got {name!r}.")
         found = [lam for lam in self if all(getattr(lam.trajectory, n) == v for n, v in where.items())]
         if not found:
@@ -172,6 +176,8 @@ class Recorded(Sequence[Costates]):
         """The costates of all states as one: lam_t of the stack, its layers' side by side in one unit for each step.
 
         Of layers that read in one direction: states of two directions at one step have different pasts."""
+        if not self.items:
+            raise InputError("there are no costates to join.")
         first: Any = self.items[0].trajectory
         for lam in self.items:
             at: Any = lam.trajectory
@@ -186,7 +192,19 @@ class Recorded(Sequence[Costates]):
         top = torch.where(top == NONE, 0, top).to(self.items[0].powers.dtype)
         rows = torch.cat([scale(lam.rows, (lam.powers - top)[:, None]) for lam in self.items], 1)
         run: Any = Joined([lam.trajectory.run for lam in self.items])
-        return Costates(Passage(first.layout, run, first.hidden), rows, top, self.items[0].loss)
+        shown = [lam.trajectory.shown for lam in self.items]
+        return Costates(Together(first.layout, run, first.hidden, shown), rows, top, self.items[0].loss)
+
+
+@dataclass(frozen=True, eq=False)
+class Together(Passage):
+    """Several layers as one."""
+
+    parts: Sequence[Tensor]  # what each shows
+
+    @property
+    def shown(self) -> Tensor:
+        return torch.cat(list(self.parts), 2)
 
 
 @dataclass(frozen=True, eq=False)

@@ -323,13 +323,11 @@ def _describe(section: object) -> str:
     """{"name": "temporal-order", "length": 100} -> "temporal-order, length 100"."""
     if not isinstance(section, dict):
         return clean(section or "")
-    lead = next((k for k in ("name", "method", "kind", "cell", "path") if isinstance(section.get(k), str)), "")
-    rest = [
-        f"{k} {v}"
-        for k, v in section.items()
-        if k != lead and isinstance(v, str | int | float) and not isinstance(v, bool)
-    ]
-    return clean(", ".join(([section[lead]] if lead else []) + rest[:5]))
+    said = {k: ", ".join(map(str, v)) if isinstance(v, list) else v for k, v in section.items()}
+    lead = next((k for k in ("name", "method", "kind", "cell", "path") if isinstance(said.get(k), str)), "")
+    words = [k if v is True else f"{k} {v}" for k, v in said.items() if k != lead and isinstance(v, str | int | float)]
+    rest = [word for word in words if not word.endswith(" False")]
+    return clean(", ".join(([said[lead]] if lead else []) + rest[:8]))
 
 
 def _goal(text: object) -> tuple[str, float, str]:

@@ -150,8 +150,12 @@ class Translation:
         refuse_transforms()
         net, again = self.network, torch.is_grad_enabled()
         with torch.enable_grad():
-            kept = again and self.h.requires_grad  # else its graph is not there, or has been used up
-            levels = self.levels if kept else net.encoder.run(self.layout, self.inputs, self.x0)
+            if not self.h.requires_grad and net.training and net.encoder.dropout:
+                raise InputError(
+                    "this run was made without gradients (torch.no_grad), and what was dropped in it is not known: run the "
+                    "network with gradients, or after net.eval()."
+                )
+            levels = self.levels if self.h.requires_grad else net.encoder.run(self.layout, self.inputs, self.x0)
             h = levels[-1].y
             run, judge, value = self._forced(h, loss, y, mask, reduce)
             if not value.requires_grad:
@@ -246,6 +250,8 @@ class EncoderDecoder(Readout):
         kinds: list[Any] = list(cell) if isinstance(cell, list | tuple) else [cell] * layers
         if isinstance(cell, list | tuple) and layers not in (1, len(cell)):
             raise InputError(f"there are {len(cell)} cells and layers={layers}; leave out layers=.")
+        if not kinds:
+            raise KindError("an encoder is made of a list of cells, from the input up; got none.")
         last = kinds[-1] if decoder is None else decoder
         if decoder is None and isinstance(last, nn.Module):
             raise InputError(

@@ -24,12 +24,13 @@ from . import cells, steps
 from .cells import Activation, Cell
 from .costates import Passage
 from .errors import InputError, KindError, Unsupported
-from .layout import Layout, Sequences, lay_out
+from .layout import Layout, Sequences, check_like, lay_out
 from .losses import LossLike, Output
 from .readout import Answers, Readout
-from .recording import DIRECTIONS, Layer, Level, Piece, Recorded, attached, down, pulled
+from .recording import DIRECTIONS, Layer, Level, Piece, Recorded, attached, down, pulled, refuse_transforms
 from .recurrence import DTYPES, HALF, Recurrence, positive
 from .sweeps import Choice
+from .sweeps.pointwise import no_vmap
 
 Kind = str | Cell | nn.Module | Callable[..., Any]
 
@@ -54,6 +55,11 @@ class Layers(nn.Module):
         super().__init__()
         if isinstance(kinds, str) or not isinstance(kinds, Sequence) or not kinds:
             raise KindError(f"a stack is made of a list of cells, from the input up; got {kinds!r}.")
+        if not isinstance(hidden, int | list | tuple):
+            raise KindError(f"hidden is a whole number, or a list of them; got {hidden!r}.")
+        for word, value in (("bidirectional", bidirectional), ("residual", residual)):
+            if not isinstance(value, bool):
+                raise KindError(f"{word} is True or False; got {value!r}.")
         units = [hidden] * len(kinds) if isinstance(hidden, int) else list(hidden)
         positive(inputs=inputs, **{f"hidden[{i}]": d for i, d in enumerate(units)})
         if len(units) != len(kinds):
@@ -102,7 +108,8 @@ class Layers(nn.Module):
         """The first states of all layers, [B, n] each, from those of all together."""
         if x0 is None:
             return [layer.start(None, B) for layer in self]
-        if x0.shape[-1:] != (self.n,):
+        check_like("x0", x0, next(iter(self)).x0)
+        if tuple(x0.shape) not in ((B, self.n), (self.n,)):
             raise InputError(
                 f"x0 has shape {list(x0.shape)}; expected [{B}, {self.n}] or [{self.n}]: all layers' states."
             )
@@ -167,7 +174,13 @@ def accepted(kind: Kind) -> Sequence[str]:
 
 def built(kind: Kind, inputs: int, hidden: int) -> Any:
     """A cell, or what a function (inputs, hidden) -> cell or step makes."""
-    return kind if isinstance(kind, str | Cell | nn.Module) else kind(inputs, hidden)
+    if isinstance(kind, str | Cell | nn.Module):
+        return kind
+    if not callable(kind):
+        raise KindError(
+            f"a layer is a cell's name, a cell made with @co.cell, a module, or a function (inputs, hidden) -> step; got {kind!r}."
+        )
+    return kind(inputs, hidden)
 
 
 @dataclass(frozen=True, eq=False)
@@ -213,6 +226,7 @@ class Ascent(Answers):
     ) -> Recorded:
         """lam_t = dL/dx_t of each sample's own loss, for every layer and direction, from the first layer on; arguments as in
         `loss`. Differentiable, for penalties."""
+        refuse_transforms()
         again, net = torch.is_grad_enabled(), self.network
         with torch.enable_grad():
             value = self._loss(loss, y, mask, reduce, self.pre)
@@ -307,6 +321,8 @@ class Stack(Readout):
 
     def forward(self, u: Sequences, lengths: Any = None, x0: Tensor | None = None) -> Ascent:
         """Run over u: [T, B, inputs], a list of [T_i, inputs], or a PackedSequence; x0 [B, n] or [n], of all layers."""
+        if isinstance(u, Tensor) and torch._C._functorch.is_batchedtensor(u):
+            raise no_vmap()
         if self.V.dtype not in DTYPES:
             raise Unsupported(HALF.format(self.V.dtype))
         layout, rows_u = lay_out(u, lengths, self.inputs, self.V)
