@@ -207,7 +207,7 @@ def fitting(case):
     return case
 
 
-@pytest.mark.parametrize("seed", range(240))
+@pytest.mark.parametrize("seed", range(140))
 def test_against_one_sample_at_a_time(seed):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
