@@ -22,7 +22,7 @@ TASKS = [*compare.tasks("xor length=12"), *compare.tasks("addition length=20 ste
 
 def test_alternatives_make_rows():
     rows = compare.variants("p clip=1 penalty=log-ratio weight=1|2 optimiser=sgd|adam")
-    assert [row.name for row in rows] == [f"p weight={w} name={o}" for w in (1, 2) for o in ("sgd", "adam")]
+    assert [row.name for row in rows] == [f"p weight={w} optimiser={o}" for w in (1, 2) for o in ("sgd", "adam")]
     assert rows[3].values == {
         "training": {"clip": 1},
         "gradient": {"penalty": "log-ratio", "weight": 2},

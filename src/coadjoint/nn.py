@@ -446,7 +446,8 @@ class Layers(nn.RNNBase):
         levels: list[recording.Level] = []
         D, beside = 1 + self.bidirectional, self._beside(frame, u) if frame.rows else None
         for layer in range(self.num_layers):
-            heads, here = [], list[Any]()
+            heads: list[Tensor] = []
+            here: list[Any] = []
             if beside:
                 beside.wait_stream(torch.cuda.current_stream(u.device))
             for direction in range(D):
