@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .layout import Layout
+from .layout import Laid, Layout
 from .sweeps import Stepped, Swept, scale
 from .sweeps.derivatives import watched
 from .sweeps.memory import empty
@@ -18,7 +18,7 @@ from .sweeps.pointwise import nested, no_vmap, quick
 
 
 @dataclass(frozen=True, eq=False)
-class Passage:
+class Passage(Laid):
     """One run of a recurrence over a batch.
 
     x [T+1, B, n], state [B, n] (each sample's last), lengths [B], mask [T+1, B]. Padding is zero. n is the number of units
@@ -41,14 +41,6 @@ class Passage:
     def shown(self) -> Tensor:
         """The first slot of x, [T + 1, B, hidden]"""
         return self.x[..., : self.hidden]
-
-    @property
-    def lengths(self) -> Tensor:
-        return self.layout.lengths
-
-    @property
-    def mask(self) -> Tensor:
-        return self.layout.mask
 
 
 @quick

@@ -13,11 +13,14 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from .errors import InputError, KindError
+from .errors import InputError, KindError, Unsupported
 from .sweeps import Rows
+from .sweeps.pointwise import no_vmap
 from .sweeps.rows import equal
 
 Sequences = Tensor | PackedSequence | Sequence[Tensor]
+DTYPES = (torch.float32, torch.float64)
+HALF = "parameters are float32 or float64; got {}. Half precision loses what second derivatives live on."
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,8 +91,26 @@ class Layout:
         return torch.arange(self.rows.T + 1)[:, None] <= self.lengths
 
 
+class Laid:
+    """What lies in a layout: lengths [B], mask [T + 1, B]."""
+
+    layout: Layout
+
+    @property
+    def lengths(self) -> Tensor:
+        return self.layout.lengths
+
+    @property
+    def mask(self) -> Tensor:
+        return self.layout.mask
+
+
 def lay_out(u: Any, lengths: Any, inputs: int, like: Tensor) -> tuple[Layout, Tensor]:
     """The layout and the step rows [N, inputs] of [T, B, inputs], a list of [T_i, inputs], or a PackedSequence."""
+    if isinstance(u, Tensor) and torch._C._functorch.is_batchedtensor(u):
+        raise no_vmap()
+    if like.dtype not in DTYPES:
+        raise Unsupported(HALF.format(like.dtype))
     if isinstance(u, PackedSequence):
         if lengths is not None:
             raise InputError("a PackedSequence knows its lengths; leave out lengths=.")

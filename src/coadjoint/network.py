@@ -23,9 +23,8 @@ from .errors import InputError, Unsupported
 from .layout import Layout, Sequences, lay_out
 from .losses import LossLike, Output
 from .readout import Answers, Readout
-from .recurrence import DTYPES, HALF, Entering, Recurrence, positive
+from .recurrence import Entering, Recurrence, positive
 from .sweeps import Rows
-from .sweeps.pointwise import no_vmap
 
 
 @dataclass(frozen=True, eq=False)
@@ -216,10 +215,6 @@ class Network(Recurrence, Readout):
 
     def forward(self, u: Sequences, lengths: Any = None, x0: Tensor | None = None) -> Trajectory:
         """Run over u: [T, B, inputs], a list of [T_i, inputs], or a PackedSequence; x0 [B, n] or [n]."""
-        if isinstance(u, Tensor) and torch._C._functorch.is_batchedtensor(u):
-            raise no_vmap()
-        if self.V.dtype not in DTYPES:
-            raise Unsupported(HALF.format(self.V.dtype))
         layout, rows_u = lay_out(u, lengths, self.inputs, self.V)
         run, _, entering = self.sweep(layout, rows_u, self.start(x0, layout.rows.B))
         V, b_o, more = self.V, self.b_o, self.held()

@@ -22,8 +22,8 @@ from .cells import Cell
 from .errors import InputError, KindError, Unsupported, choose
 from .graphs import Replays
 from .initialisers import identity_, orthogonal_
-from .layout import Layout
-from .recurrence import DTYPES, formula_step
+from .layout import DTYPES, Layout
+from .recurrence import formula_step
 from .sweeps import Choice, Plan, Rows, Stepped, Swept, derivatives, opaque
 from .sweeps.derivatives import affine
 from .sweeps.pointwise import no_vmap

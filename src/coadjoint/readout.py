@@ -19,7 +19,7 @@ from torch.nn.functional import pad
 from . import losses
 from .cells import Cell
 from .errors import InputError, Unsupported, choose, insist
-from .layout import Layout
+from .layout import Laid, Layout
 from .losses import LossLike, Output
 from .sweeps import Rows
 from .sweeps.derivatives import affine
@@ -272,7 +272,7 @@ class Judge:
         return total / torch.where(count == 0, 1, count)
 
 
-class Answers:
+class Answers(Laid):
     """What a run of a network says of its outputs: u, a, y_hat, loss."""
 
     layout: Layout

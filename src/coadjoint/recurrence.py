@@ -13,12 +13,10 @@ from torch.nn.utils import parametrize
 from . import cells, parametrisations, steps, sweeps
 from .cells import Activation, Cell, Uniform
 from .errors import InputError, KindError, Unsupported, choose
-from .layout import Layout, check_like, not_finite
+from .layout import DTYPES, HALF, Layout, check_like, not_finite
 from .sweeps import Choice, Plan, Rows, Stepped, Swept
 from .sweeps.derivatives import affine, ensure
 
-DTYPES = (torch.float32, torch.float64)
-HALF = "parameters are float32 or float64; got {}. Half precision loses what second derivatives live on."
 Weights = tuple[Tensor, Tensor | None]
 Entering = tuple[Weights, Weights | None]
 Drive = tuple[

@@ -27,15 +27,14 @@ from .cells import Activation
 from .costates import Costates
 from .decoding import Decoded
 from .errors import InputError, KindError, Unsupported
-from .layout import Layout, Sequences, lay_out
+from .layout import Laid, Layout, Sequences, lay_out
 from .losses import LossLike
 from .network import Network
 from .readout import Judge, Readout
 from .recording import Layer, Level, Recorded, down, refuse_transforms
-from .recurrence import DTYPES, HALF, formula_step, positive
+from .recurrence import formula_step, positive
 from .stack import Kind, Layers, accepted, built
 from .sweeps import Choice, Rows, Stepped
-from .sweeps.pointwise import no_vmap
 
 STEPWISE = Choice(
     "autograd", "a decoder takes one step at a time; the layers of `net.encoder` have engines of their own."
@@ -82,7 +81,7 @@ class Hearing:
 
 
 @dataclass(frozen=True, eq=False)
-class Translation:
+class Translation(Laid):
     """One run of an EncoderDecoder: the encoder has read u; the decoder runs for what is asked.
 
     u [T, B, inputs], lengths [B]; a [U, B, outputs], alignment [U, B, T]: of greedy decoding, what the network says by itself.
@@ -100,10 +99,6 @@ class Translation:
     @property
     def u(self) -> Tensor:
         return self.layout.padded(self.inputs)
-
-    @property
-    def lengths(self) -> Tensor:
-        return self.layout.lengths
 
     @property
     def h(self) -> Tensor:
@@ -312,10 +307,6 @@ class EncoderDecoder(Readout):
 
     def forward(self, u: Sequences, lengths: Any = None, x0: Tensor | None = None) -> Translation:
         """Read u: [T, B, inputs], a list of [T_i, inputs], or a PackedSequence; x0 [B, n] or [n], where the encoder begins."""
-        if isinstance(u, Tensor) and torch._C._functorch.is_batchedtensor(u):
-            raise no_vmap()
-        if self.V.dtype not in DTYPES:
-            raise Unsupported(HALF.format(self.V.dtype))
         layout, rows_u = lay_out(u, lengths, self.inputs, self.V)
         return Translation(self, layout, rows_u, x0, self.encoder.run(layout, rows_u, x0))
 

@@ -23,14 +23,13 @@ from torch.nn.functional import dropout
 from . import cells, steps
 from .cells import Activation, Cell
 from .costates import Passage
-from .errors import InputError, KindError, Unsupported
+from .errors import InputError, KindError
 from .layout import Layout, Sequences, check_like, lay_out
 from .losses import LossLike, Output
 from .readout import Answers, Readout
 from .recording import DIRECTIONS, Layer, Level, Piece, Recorded, attached, down, pulled, refuse_transforms
-from .recurrence import DTYPES, HALF, Recurrence, positive
+from .recurrence import Recurrence, positive
 from .sweeps import Choice
-from .sweeps.pointwise import no_vmap
 
 Kind = str | Cell | nn.Module | Callable[..., Any]
 
@@ -213,14 +212,6 @@ class Ascent(Answers):
     def state(self) -> Tensor:
         return self.layout.unsort(torch.cat([p.run.last for level in self.levels for p in level.pieces], 1))
 
-    @property
-    def lengths(self) -> Tensor:
-        return self.layout.lengths
-
-    @property
-    def mask(self) -> Tensor:
-        return self.layout.mask
-
     def costates(
         self, loss: LossLike | Tensor, y: Any = None, *, mask: Tensor | None = None, reduce: str = "sum"
     ) -> Recorded:
@@ -321,10 +312,6 @@ class Stack(Readout):
 
     def forward(self, u: Sequences, lengths: Any = None, x0: Tensor | None = None) -> Ascent:
         """Run over u: [T, B, inputs], a list of [T_i, inputs], or a PackedSequence; x0 [B, n] or [n], of all layers."""
-        if isinstance(u, Tensor) and torch._C._functorch.is_batchedtensor(u):
-            raise no_vmap()
-        if self.V.dtype not in DTYPES:
-            raise Unsupported(HALF.format(self.V.dtype))
         layout, rows_u = lay_out(u, lengths, self.inputs, self.V)
         levels = self.layers.run(layout, rows_u, x0)
         seen = levels[-1].y if self.by_steps else self.layers.end(levels)
