@@ -232,6 +232,38 @@ def test_json(coadjoint):
     assert str(Path.home()) not in out
 
 
+def test_a_hessian_free_step(coadjoint):
+    code, out, err = coadjoint("bench", *TINY, "--cells", "hessian-free", "--json", "s.json")
+    assert code == 0, err
+    (line,) = [line for line in out.splitlines() if line.startswith("hessian-free 4x3x5: a step of ")]
+    assert " x (tangent + adjoint + their two weight products) + the gradient" in line
+    assert "is asked for" not in line  # of another size
+    assert "1 of 1: hessian-free 4x3x5" in err
+    (found,) = json.loads(Path("s.json").read_text())["hessian-free"]
+    assert (found["T"], found["B"], found["d"], found["engine"]) == (
+        4,
+        3,
+        5,
+        co.Network(inputs=1, hidden=1, outputs=1).engine,
+    )
+    assert found["ratio"] == found["ms"] / found["ms of its parts"] > 0
+    limited = str(bench.Step((100, 200, 100), "cpu", 50, 1050.0, 1000.0))
+    assert "a step of 50 iterations takes 1050 ms, 1.05x of 50 x" in limited
+    assert limited.endswith("1000 ms; at most 1.10x is asked for.")
+    assert bench.Options(sizes=((4, 3, 5),)).steps == ((4, 3, 5),)
+    assert bench.Options().steps == ((100, 200, 100),)
+    assert bench.Options(cells=("elman",)).steps == ()
+
+
+def test_a_step_begins_where_the_others_did(monkeypatch):
+    taken, step = [], bench.HessianFree.step
+    monkeypatch.setattr(bench.HessianFree, "step", lambda *given: taken.append(step(*given)) or taken[-1])
+    found = bench.measure_step((12, 30, 20), 2)
+    assert len(taken) == 4  # one for the last solution, one to warm up
+    assert len({t.before for t in taken}) == 1
+    assert found.iterations == taken[-1].iterations == taken[-2].iterations
+
+
 def test_the_rows_and_columns_asked_for(coadjoint):
     code, out, err = coadjoint("bench", *TINY, "--cells", "gru,elman", "--peers", "autograd", "--json", "all.json")
     assert code == 0
@@ -254,6 +286,7 @@ def test_a_missing_peer_is_named(coadjoint, monkeypatch):
 
 
 REFUSED = [
+    ("--device cuda --cells hessian-free", 2, "is measured on a CPU"),
     ("--sizes 100x20", 2, "a size is TxBxd"),
     ("--sizes 1x20x5", 2, "steps, at least 2"),
     ("--sizes 10x0x5", 2, "got '10x0x5'"),

@@ -67,7 +67,7 @@ def test_help_is_quick_and_does_not_load_torch():
         assert best < 1
 
 
-COMMANDS = ("train", "resume", "replay", "compare", "predict", "report", "tasks", "cells", "demo", "bench")
+COMMANDS = ("train", "resume", "replay", "compare", "predict", "report", "diagnose", "tasks", "cells", "demo", "bench")
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -82,7 +82,7 @@ def test_help_shows_groups_defaults_and_examples(coadjoint):
     for text in (
         "Your own data",
         "The optimiser and its step size",
-        "step size (0.001)",
+        "step size (1e-3; lbfgs: 1)",
         "Options of single cells",
         "coadjoint train temporal-order",
     ):
@@ -110,7 +110,7 @@ PAGES = {
     "inverse": ["--k           1\n", "W  [7, 7]", "paper\n    none"],
     "gated-feedback": ["s        = sum_i g_ij U_ij h_i", "step.levels.1.U         [7, 14]", "--unit    tanh", "autograd\n    not reference"],
     "deep-transition": ["--width       as many as --hidden", "--shortcut    no"],
-    "reservoir": ["W, R, b and leak are fixed", "co.Reservoir", "p.leak  [7]"],
+    "reservoir": ["W, R, b and leak are fixed", "--optimiser ridge", "p.leak  [7]"],
 }  # fmt: skip
 
 
@@ -246,9 +246,17 @@ def test_runs_have_numbers_and_can_go_on(coadjoint):
 
 
 @pytest.mark.parametrize(
-    "words", [["--cell", "rate", "--noise", "0.1"], ["--cell", "gru,lstm", "--dropout", "0.5"]], ids=" ".join
+    "words",
+    [
+        ["--cell", "rate", "--noise", "0.1"],
+        ["--cell", "gru,lstm", "--dropout", "0.5"],
+        ["--dropout", "0.5", "--penalty", "log-ratio", "--pretrain", "3"],
+        ["--penalty", "log-ratio", "--weight-target", "0.01", "--weight-gain", "0.5"],
+        ["--easiest", "0.4,3"],
+    ],
+    ids=" ".join,
 )
-def test_what_is_random_in_training_goes_on_where_it_stopped(coadjoint, words):
+def test_what_changes_with_the_steps_goes_on_where_it_stopped(coadjoint, words):
     for name, steps_, more in (("whole", "4", []), ("part", "2", ["resume", "part", "--steps", "4"])):
         run = [*XOR, *words, "--no-stop-on-success", "--quiet", "--out", name]
         run[run.index("--steps") + 1] = steps_

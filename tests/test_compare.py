@@ -241,3 +241,32 @@ def test_runs_that_are_killed_leave_the_others_alone(tmp_path):
     assert compare.tables(found)["xor, 12 steps"][1][0][1].endswith("2 failed")
     found = compare.run(folder, 1)
     assert {r["status"] for r in found["rows"][0]["runs"]} <= {"finished", "success"}
+
+
+def test_success_within_budgets():
+    """Counted within each budget of a row, with gradients beside the seconds; without budgets nothing is added."""
+    run = lambda success, work, seconds: {
+        "status": "finished", "success": success, "steps": 5, "work": work, "seconds": seconds, "metric": 0.5,
+    }  # fmt: skip
+    runs = [run(True, 900, 70.0), run(True, 1100, 20.0), run(False, 5000, 99.0)]
+    about = {"task": "xor", "metric": "right", "goal": "right >= 1", "settings": {}, "runs": runs}
+    found = {"rows": [{**about, "name": "a", "budget": {"gradients": 1000, "seconds": 60.0}}, {**about, "name": "b"}]}
+    heads, (a, b) = compare.tables(found)["xor"]
+    at = lambda row, head: row[heads.index(head)]
+    assert [at(a, h) for h in ("success", "in 1,000 gradients", "in 60 seconds")] == ["2 of 3", "1 of 3", "1 of 3"]
+    assert at(a, "gradients to success") == "1,000 (900 - 1,100)"
+    assert [at(b, h) for h in ("success", "in 1,000 gradients", "gradients to success")] == ["2 of 3", "-", "-"]
+    plain = compare.tables({"rows": [{**about, "name": "b"}]})["xor"][0]
+    assert plain == ["method", "success", "steps to success", "seconds to success", "right"]
+
+
+def test_a_comparison_with_budgets(tmp_path):
+    rows = compare.variants("plain") + compare.variants("penalised penalty=log-ratio")
+    base = {"task": {"name": "xor", "length": 10}, "training": {"gradients": 200, "batch": 10, "tests": 10, "confirm": 10}}
+    compare.start(base, rows, [0], tmp_path / "c")
+    found = compare.run(tmp_path / "c", 2)
+    assert [row["runs"][0]["work"] for row in found["rows"]] == [200, 200]
+    assert [row["runs"][0]["steps"] for row in found["rows"]] == [20, 10]
+    page = report.write(tmp_path / "c").read_text()
+    assert "in 200 gradients" in page
+    assert "gradients to success" in page

@@ -80,6 +80,12 @@ FLAGS = [
     ("training", "seed", "012", "--seed: must be a whole number from 0 to 9223372036854775807; got '012'."),
     ("training", "threads", "9999", "--threads: must be a whole number from 1 to 1024; got 9999."),
     ("training", "device", "gpu", "--device: must be cpu, cuda or auto; got 'gpu'. Did you mean 'cpu'?"),
+    (
+        "task",
+        "easiest",
+        "0,5",
+        "--easiest: must be two values, a number greater than 0 and at most 1 and a whole number from 1 to 2147483647; got [0, 5].",
+    ),
     ("data", "split", ".5,.5", "--split: must be three values, each a number from 0 to 1; got [0.5, 0.5]."),
 ]
 
@@ -106,9 +112,17 @@ def test_lists_of_columns():
 IDLE = [
     ({"optimiser": {"momentum": 0.9}}, "--momentum does nothing with --optimiser adam: it belongs to momentum, nesterov, rmsprop."),
     ({"optimiser": {"name": "sgd", "betas": [0.9, 0.99]}}, "--betas does nothing with --optimiser sgd: it belongs to adam, adamw, adamax, nadam, radam."),
-    ({"optimiser": {"decay": 0.5}}, "--decay does nothing with --schedule constant: it belongs to exponential, plateau."),
+    ({"optimiser": {"decay": 0.5}}, "--decay does nothing with --schedule constant: it belongs to exponential, inverse-time, plateau."),
     ({"optimiser": {"schedule": "cosine", "plateau": 3}}, "--plateau does nothing with --schedule cosine: it belongs to plateau."),
     ({"optimiser": {"schedule": "plateau", "end": 0.1}}, "--end does nothing with --schedule plateau: it belongs to linear, cosine."),
+    ({"optimiser": {"name": "hessian-free", "lr": 0.1}}, None),
+    ({"optimiser": {"name": "hessian-free", "schedule": "cosine"}}, "--schedule and --warmup do nothing with --optimiser hessian-free: it has no step size."),
+    ({"optimiser": {"name": "lbfgs", "step_rule": "armijo"}}, None),
+    ({"optimiser": {"name": "lbfgs"}, "training": {"clip_mean": 2.0}}, "--clip-mean does nothing with --optimiser lbfgs: it finds its own way."),
+    ({"optimiser": {"cg": 20}}, "--cg does nothing with --optimiser adam: it belongs to hessian-free."),
+    ({"optimiser": {"history": 20}}, "--history does nothing with --optimiser adam: it belongs to lbfgs."),
+    ({"optimiser": {"ridge": 1.0}}, "--ridge does nothing with --optimiser adam: it belongs to ridge."),
+    ({"optimiser": {"step_rule": "armijo", "threshold": 1.0}}, "--threshold does nothing with --step-rule armijo: it belongs to galvan."),
     ({"network": {"std": 0.1}}, "--std does nothing with --init torch: it belongs to gaussian, spectral, sparse, orthogonal, identity."),
     ({"network": {"init": "gaussian", "radius": 1.0}}, "--radius does nothing with --init gaussian: it belongs to spectral, sparse, orthogonal, identity, ring."),
     ({"network": {"inner": 0.5}}, "--inner does nothing with --init torch: it belongs to ring."),
@@ -123,7 +137,13 @@ IDLE = [
     ({"network": {"cell": ["lstm", "rate"], "eps": 0.1}}, "--eps does nothing with cells lstm, rate; their options: activation, noise."),
     ({"network": {"beta": 0.5}}, "--beta does nothing with cell 'elman'; its options: activation."),
     ({"network": {"cell": "inverse", "structure": "diagonal"}}, "--structure does nothing with cell 'inverse': its equations say what W is."),
-    ({"network": {"dropout": 0.1}}, "--dropout acts between layers, and there is one: give --layers or a list of cells."),
+    ({"network": {"dropout": 0.1}, "task": {"name": "sorting"}}, "--dropout acts between the layers of the encoder where the answer is a sequence, and there is one: give --layers."),
+    ({"gradient": {"pretrain": 5}}, "--pretrain does nothing with --method bptt: it belongs to penalised."),
+    ({"gradient": {"pretrain": 5, "penalty": "variance", "weight": 0.0}}, "--pretrain minimises the penalty alone, and --weight 0 leaves nothing of it."),
+    ({"gradient": {"weight_target": 0.1}}, "--weight-target does nothing with --method bptt: it belongs to penalised."),
+    ({"gradient": {"weight_target": 0.1, "penalty": "variance", "weight_schedule": "linear"}}, "--weight-target does nothing with --weight-schedule linear: it belongs to steered."),
+    ({"gradient": {"weight_schedule": "steered", "penalty": "variance"}}, "--weight-schedule steered needs --weight-target."),
+    ({"task": {"name": "xor", "easiest_by": "loss"}}, "--easiest-by says what is easy, and does nothing without --easiest."),
     ({"network": {"residual": True, "bidirectional": True}}, "--residual acts between layers, and there is one: give --layers or a list of cells."),
     ({"network": {"cell": ["lstm", "gru"], "layers": 2}}, "--cell lstm,gru has a layer for each name: leave out --layers, or name one cell."),
     ({"network": {"cell": ["reservoir", "gru"]}}, "a reservoir is not mixed with other cells; --layers 2 makes two of it."),
@@ -176,9 +196,21 @@ def test_what_does_not_go_with_a_finite_set_is_refused(training, line):
     assert found.startswith(line)
 
 
-def test_a_penalty_that_declines_the_network_is_refused_before_a_run():
-    changes = {"network": {"engine": "autograd"}, "gradient": {"penalty": "omega-published"}}
-    with pytest.raises(CoadjointError, match="omega-published"):
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"network": {"engine": "autograd"}, "gradient": {"penalty": "omega-published"}}, "omega-published"),
+        ({"network": {"dropout": 1.0}}, "from 0 to below 1; got 1.0"),
+        ({"optimiser": {"name": "ridge"}, "network": {"deep": 5}}, "solves V h . b_o alone"),
+        ({"optimiser": {"name": "hessian-free"}, "network": {"layers": 2}}, "curvature is that of a co.Network"),
+        ({"optimiser": {"direction": "temporal"}, "network": {"structure": "orthogonal"}}, "takes W as it is"),
+        ({"network": {"dropout": 0.1}, "gradient": {"segments": 2}}, "sweeps in segments: dropout=0.1 drops something"),
+        ({"gradient": {"method": "truncated", "k1": 2}, "network": {"dropout": 0.1}}, "backpropagation: dropout=0.1"),
+        ({"gradient": {"penalty": "variance", "weight_target": 0.1, "weight": 0.0}}, "start of a steered weight"),
+    ],
+)
+def test_what_a_part_declines_is_refused_before_a_run(changes, words):
+    with pytest.raises(CoadjointError, match=words):
         config.build(config.resolve(None, merged(changes)))
 
 
@@ -204,6 +236,10 @@ WHOLES = [
         "optimiser": {"name": "momentum", "momentum": 0.5, "schedule": "cosine"},
     },
     {"task": {"length": [10, 20], "ragged": True}, "training": {"clip": 1e-5, "precision": 64}},
+    {"optimiser": {"name": "hessian-free", "cg": 5}, "training": {"seconds": 1.5, "gradients": 7}},
+    {"optimiser": {"name": "lbfgs"}, "task": {"easiest": [0.5, 3]}},
+    {"optimiser": {"name": "sgd", "direction": "temporal", "step_rule": "galvan", "threshold": 2.0}},
+    {"optimiser": {"name": "ridge", "ridge": 0.1}, "network": {"cell": "reservoir"}},
 ]
 
 

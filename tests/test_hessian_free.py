@@ -1,15 +1,13 @@
-"""Hessian-free steps and conjugate gradients; directions and step rules."""
+"""Hessian-free steps and conjugate gradients."""
 
 import math
 
-import numpy as np
 import pytest
 import torch
 
 import coadjoint as co
 from coadjoint import hessian_free
 from coadjoint.curvature import Curvature, conjugate_gradients
-from coadjoint.directions import Armijo, Galvan, distance, dot, norm, steepest, temporal
 from coadjoint.hessian_free import HessianFree, backtracked, objective
 
 F64 = torch.float64
@@ -92,7 +90,7 @@ def test_the_objective_falls(cell, method):
     for _ in range(6):
         taken = hf.step(net, batch, "squared", method=method)
         assert taken.after == pytest.approx(objective(method, net, batch, "squared"), rel=1e-12)
-        assert taken.before == pytest.approx(float(taken.evaluation.objective), rel=1e-12)
+        assert taken.before == pytest.approx(values[-1], rel=1e-12)
         values.append(taken.after)
     assert values == sorted(values, reverse=True)
     assert values[-1] < 0.95 * values[0]
@@ -159,67 +157,6 @@ def test_what_hessian_free_refuses(change):
         HessianFree(**change)
 
 
-# directions and step rules
-
-
-def evaluation(every=False, ragged=True, cell="elman"):
-    torch.manual_seed(0)
-    net = co.Network(cell, inputs=2, hidden=4, outputs=2, readout="every" if every else "last", dtype=F64)
-    y = torch.randn(7, 5, 2, dtype=F64) if every else torch.randn(5, 2, dtype=F64)
-    lengths = torch.tensor([7, 3, 5, 6, 2]) if ragged else None
-    return co.BPTT()(net, co.Batch(torch.randn(7, 5, 2, dtype=F64), y, lengths), "squared")
-
-
-@pytest.mark.parametrize("cell", ["elman", "lstm", "scrn", "lru"])
-def test_weighted_components(cell):
-    parts = evaluation(True, cell=cell).temporal_components()
-    w = torch.randn(7, dtype=F64)
-    found = parts.weighted(w)
-    for name in found:
-        each = sum(w[t - 1] * parts.at(t)[name] for t in range(1, 8))
-        assert torch.allclose(found[name], each, rtol=1e-12, atol=1e-14), name
-    with pytest.raises(co.InputError, match="one weight for each"):
-        parts.weighted(w[:3])
-
-
-def test_the_temporal_direction():
-    e = evaluation(ragged=False)
-    d = temporal(e, np.random.default_rng(3))
-    joint = lambda g: {n: g[n] for n in ("W", "R", "b")}
-    assert norm(joint(d)) == pytest.approx(norm(joint(e.gradient)), rel=1e-12)
-    assert torch.equal(d["V"], e.gradient["V"])
-    parts, beta = e.temporal_components(), np.random.default_rng(3).dirichlet(np.ones(7))
-    size = [math.sqrt(sum(float(v.square().sum()) for v in parts.at(t).values())) for t in range(1, 8)]
-    mixed = {n: sum(beta[t - 1] / size[t - 1] * parts.at(t)[n] for t in range(1, 8)) for n in ("W", "R", "b")}
-    factor = norm(joint(e.gradient)) / norm(mixed)
-    for name, g in mixed.items():
-        assert torch.allclose(d[name], factor * g, rtol=1e-10, atol=1e-13)
-    again = temporal(e, np.random.default_rng(3))
-    assert all(torch.equal(d[n], again[n]) for n in d)
-    assert distance(d, e.gradient) == pytest.approx(
-        math.sqrt(2 - 2 * dot(d, e.gradient) / (norm(d) * norm(e.gradient))), rel=1e-12
-    )
-    assert distance(steepest(e, np.random.default_rng()), e.gradient) == pytest.approx(0, abs=1e-7)
-    structured = co.Network("elman", inputs=2, hidden=4, outputs=1, structure="orthogonal")
-    with pytest.raises(co.Unsupported, match="takes W as it is"):
-        temporal(
-            co.BPTT()(structured, co.Batch(torch.randn(3, 2, 2), torch.randn(2, 1)), "squared"), np.random.default_rng()
-        )
-
-
-def test_step_rules():
-    d = {"W": torch.tensor([3.0, 4.0])}
-    assert Galvan(c=5.0)(0.1, d, -1.0, lambda a: 0.0) == 0.1
-    assert Galvan(c=4.9)(0.1, d, -1.0, lambda a: 0.0) == pytest.approx(0.1 / 5)
-    value = lambda a: (a - 0.1) ** 2
-    rate = Armijo()(1.0, d, -0.2, value)
-    assert value(rate) <= value(0) - 1e-4 * rate * 0.2
-    assert value(2 * rate) > value(0) - 1e-4 * 2 * rate * 0.2
-    assert Armijo()(1.0, d, 0.2, value) == 0.0
-    with pytest.raises(co.InputError, match="c must be"):
-        Galvan(c=0.0)
-
-
 def test_curvature_belongs_to_the_weights_it_was_made_at():
     net, batch = linear_problem()
     c = Curvature(net, batch, "squared")
@@ -236,3 +173,77 @@ def test_curvature_belongs_to_the_weights_it_was_made_at():
         Curvature(noisy, batch, "squared")
     zero = torch.zeros(sum(p.numel() for p in noisy.parameters()), dtype=F64)
     assert not Curvature(noisy.eval(), batch, "squared").gauss_newton(zero).any()
+
+
+def test_conjugate_gradients_with_products_in_float32():
+    """Vectors and sums are float64, so that the model of each iterate is the true one and its fall is seen to the end."""
+    g = torch.Generator().manual_seed(1)
+    Q = torch.linalg.qr(torch.randn(80, 80, generator=g, dtype=F64)).Q
+    A = Q @ torch.diag(torch.logspace(-4, 0, 80, dtype=F64)) @ Q.T
+    b, A32 = A @ torch.randn(80, generator=g, dtype=F64), A.float()
+    found = conjugate_gradients(lambda x: A32 @ x, b.float(), most=400, progress=0.0)
+    assert found.iterates[-1].dtype == torch.float32
+    x = found.iterates[-1].double()
+    least = -0.5 * float(b @ torch.linalg.solve(A, b))
+    assert float(x @ A @ x / 2 - b @ x) == pytest.approx(least, rel=1e-6)
+    assert found.models[-1] == pytest.approx(least, rel=1e-6)
+    assert found.models == sorted(found.models, reverse=True)
+
+
+def curved(readout, method):
+    """A small problem with everything that a matrix may depend on, its damped matrix and the gradient of an objective."""
+    torch.manual_seed(0)
+    net = co.Network("elman", inputs=2, hidden=3, outputs=2, readout=readout, output="softmax", dtype=F64)
+    lead = (6, 4) if readout == "every" else (4,)
+    mask = torch.rand(lead, dtype=F64).round() + 0.5
+    lengths, weight = torch.tensor([6, 3, 5, 6]), torch.tensor([1.0, 0.5, 2.0, 1.0], dtype=F64)
+    u, y = torch.randn(6, 4, 2, dtype=F64), torch.randint(0, 2, lead)
+    batch = co.Batch(u, y, lengths, mask, weight, reduce="mean")
+    c = Curvature(net, batch, "cross-entropy")
+    eye = torch.eye(sum(p.numel() for p in net.parameters()), dtype=F64)
+    matrix = torch.stack([c.product(e, 1.0, 0.1 * 0.5) for e in eye]) + 0.1 * eye
+    return net, batch, matrix, c.packing.pack(method(net, batch, "cross-entropy").gradient)
+
+
+@pytest.mark.parametrize("method", [co.BPTT(), co.Penalised("log-ratio", 0.1)], ids=["plain", "penalised"])
+@pytest.mark.parametrize("readout", ["last", "every"])
+def test_a_step_solves_its_system(readout, method):
+    """Samples of their own lengths and weights, masks, both readouts; of a penalised objective the gradient alone."""
+    net, batch, matrix, g = curved(readout, method)
+    hf = HessianFree(damping=0.1, structural=0.5, cg=500, progress=0.0)
+    taken = hf.step(net, batch, "cross-entropy", method=method)
+    assert torch.allclose(hf.state["solution"], torch.linalg.solve(matrix, -g), rtol=1e-6, atol=1e-9)
+    assert taken.norm == pytest.approx(float(g.norm()), rel=1e-12)
+    assert taken.after < taken.before
+
+
+def test_a_refused_step_leaves_the_weights_and_forgets_its_solution():
+    net, batch = linear_problem()
+    c = Curvature(net, batch, "squared")
+    before = {name: p.detach().clone() for name, p in net.named_parameters()}
+    hf = HessianFree(structural=0.0)
+    taken = hf.minimise(c, c.packing.unpack(c.gradient()), c.value, lambda: math.inf)
+    assert (taken.rate, taken.after) == (0.0, taken.before)
+    assert all(torch.equal(p, before[name]) for name, p in net.named_parameters())
+    assert "solution" not in hf.state
+    assert hf.state["damping"] == 1.5
+
+
+def test_damping_stays_in_range_where_nothing_is_left_to_gain():
+    """In float32 a model soon promises less than the objective can show: that is no reason to damp more."""
+    net, batch = linear_problem()
+    net, batch = net.float(), batch.to(torch.float32, "cpu")
+    hf = HessianFree(damping=1e-4, structural=0.1, cg=60)
+    taken = [hf.step(net, batch, "squared") for _ in range(40)]
+    assert all(t.after <= t.before for t in taken)
+    assert abs(taken[-1].promised) < 1e-6 * taken[-1].before
+    assert hf.state["damping"] <= 1e-4
+
+
+def test_networks_of_several_layers_are_refused_in_one_line():
+    stack = co.Stack(["elman", "elman"], inputs=2, hidden=3, outputs=2, dtype=F64)
+    pair = co.EncoderDecoder("elman", inputs=2, hidden=3, outputs=4, dtype=F64)
+    for net in (stack, pair):
+        with pytest.raises(co.Unsupported, match=f"got {type(net).__name__}") as refused:
+            HessianFree().step(net, co.Batch(torch.randn(3, 2, 2, dtype=F64), torch.randn(2, 2, dtype=F64)), "squared")
+        assert "\n" not in str(refused.value)

@@ -12,8 +12,10 @@ import sys
 import time
 
 import pytest
+import torch
 
-from coadjoint import report
+import coadjoint as co
+from coadjoint import diagnostics, report
 from test_report import PAYLOADS, write_compare, write_run
 
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium")
@@ -132,6 +134,13 @@ def browser(tmp_path_factory):
     one.close()
 
 
+def evaluation():
+    """Of a network that every diagnostic has something to say of."""
+    torch.manual_seed(0)
+    net = co.Network("elman", inputs=2, hidden=6, outputs=2, activation="relu")
+    return co.BPTT()(net, co.Batch(torch.randn(40, 5, 2), torch.randn(5, 2)), "squared")
+
+
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
     """Pages of folders: a run of 5,000 steps with 50 probes, a comparison, three steps, no probes, nothing but a cut line."""
@@ -140,6 +149,7 @@ def pages(tmp_path_factory):
     write_compare(root / "compare")
     write_run(root / "short", steps=3, solved=2, every=1, length=5, status="failed")
     write_run(root / "plain", steps=900, solved=10**9, probes=False, penalised=False, status="interrupted")
+    diagnostics.save(root / "diagnosis", diagnostics.examine(evaluation()), {"task": {"name": "lines"}, "seed": 0})
     (root / "cut").mkdir()
     (root / "cut/metrics.jsonl").write_text('{"kind":"train","step":1,"loss":1.5}\n{"kind":"tra')
     for k, payload in enumerate(PAYLOADS):
@@ -161,7 +171,7 @@ SCREENS = {
     "phone, dark": {"width": 390, "height": 844, "dark": True},
     "small phone": {"width": 320, "height": 640},
 }
-FIGURES = {"run": 11, "compare": 4, "short": 11, "plain": 4, "cut": 1} | {
+FIGURES = {"run": 11, "compare": 4, "diagnosis": 12, "short": 11, "plain": 4, "cut": 1} | {
     f"hostile-{k}": 3 for k in range(len(PAYLOADS))
 }
 
@@ -211,6 +221,8 @@ def tip(browser, figure):
         ("compare", "share", ("step ", "penalised", "plain")),
         ("compare", "curves", ("step ", "seed ")),
         ("compare", "steps", ("seed ",)),
+        ("diagnosis", "diagnostic-0", ("time step k ", "joint", "W")),
+        ("diagnosis", "diagnostic-11", ("(", ", ", "loss")),
     ],
 )
 def test_pointing_shows_values(browser, pages, page, figure, words):

@@ -9,20 +9,24 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.5.0"
+__version__ = "0.6.0"
 
 if TYPE_CHECKING:
     from . import (
         cells,
+        curriculum,
         curvature,
+        diagnostics,
         directions,
         initialisers,
         losses,
         nn,
+        online,
         optimisers,
         parametrisations,
         penalties,
         report,
+        ridge,
         segments,
         steps,
         tasks,
@@ -54,14 +58,18 @@ if TYPE_CHECKING:
 _MODULES = (
     "cells",
     "directions",
+    "curriculum",
     "curvature",
+    "diagnostics",
     "initialisers",
     "losses",
     "nn",
+    "online",
     "optimisers",
     "parametrisations",
     "penalties",
     "report",
+    "ridge",
     "segments",
     "steps",
     "tasks",
@@ -91,8 +99,8 @@ _HOME = {name: module for module, names in _HOMES.items() for name in names}
 __all__ = [
     "BPTT", "RTRL", "Batch", "Cell", "CoadjointError", "ConfigError", "Costates", "DataError", "EncoderDecoder", "Evaluation", "InputError",
     "Interrupted", "KindError", "MissingError", "Network", "NumericalError", "Penalised", "Penalty", "Recorded", "Reservoir", "Result", "Stack", "StorageError",
-    "Stream", "Tape", "Trajectory", "Truncated", "Unsupported", "abs", "atan", "cell", "cells", "cos", "curvature", "directions", "erf", "evaluate", "exp", "held",
-    "initialisers", "log", "losses", "nn", "norm", "optimisers", "parametrisations", "penalties", "record", "relu", "report", "segments", "sigmoid",
+    "Stream", "Tape", "Trajectory", "Truncated", "Unsupported", "abs", "atan", "cell", "cells", "cos", "curriculum", "curvature", "diagnostics", "directions", "erf", "evaluate", "exp", "held",
+    "initialisers", "log", "losses", "nn", "norm", "online", "optimisers", "parametrisations", "penalties", "record", "relu", "report", "ridge", "segments", "sigmoid",
     "sign", "sin", "softplus", "sqrt", "step", "steps", "tanh", "tasks", "train",
 ]  # fmt: skip
 

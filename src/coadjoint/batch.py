@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence, pack_sequence, pad_packed_sequence
 
-from .errors import InputError
+from .errors import InputError, choose
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +38,56 @@ class Batch:
         real = lambda v: v.to(device, dtype if v.is_floating_point() else None) if isinstance(v, Tensor) else v
         values: dict[str, Any] = {name: real(getattr(self, name)) for name in ("u", "y", "mask", "weight", "x0")}
         return replace(self, **values)
+
+    @property
+    def sizes(self) -> Tensor:
+        """[B]: the length of each sample"""
+        if isinstance(self.u, PackedSequence):
+            return pad_packed_sequence(self.u)[1]
+        if isinstance(self.u, list | tuple):
+            return torch.tensor([len(s) for s in self.u])
+        if self.lengths is None:
+            return torch.full((self.u.shape[1],), len(self.u))
+        return torch.as_tensor(self.lengths).cpu()
+
+    def select(self, index: Any, readout: str = "last") -> Batch:
+        """The batch of some of these samples, in the order of index, cut to the longest of them.
+
+        index    their numbers, or [B] booleans
+        readout  of the network it is for: with "last" y and mask begin with the samples, with "every" and "sequence" (an
+                 answer that has steps of its own, which are not cut) with time
+        """
+        choose("readout", readout, ("last", "every", "sequence"))
+        sizes = self.sizes
+        B, chosen = len(sizes), torch.as_tensor(index).cpu()
+        chosen = chosen.nonzero()[:, 0] if chosen.dtype == torch.bool and chosen.shape == (B,) else chosen
+        if chosen.dim() != 1 or not len(chosen) or chosen.is_floating_point() or chosen.dtype == torch.bool:
+            raise InputError(f"select takes the numbers of some samples, or a boolean for each of {B}; got {index!r}.")
+        if int(chosen.min()) < 0 or int(chosen.max()) >= B:
+            raise InputError(f"samples are numbered 0..{B - 1}; got {chosen.tolist()}.")
+        n = sizes[chosen]
+        T = int(n.max())
+
+        def of(values: Any, time: int | None, rest: int | None = None) -> Any:
+            """The chosen samples of an array whose axis `rest` holds them, and of time the first T."""
+            if values is None:
+                return None
+            values = torch.as_tensor(values)
+            values = values if time is None else values.narrow(time, 0, T)
+            return values.index_select(rest or 0, chosen.to(values.device))
+
+        u, lengths = self.u, None if self.lengths is None else n
+        if isinstance(u, PackedSequence):  # a tuple too
+            padded = pad_packed_sequence(u)[0]
+            u = pack_sequence([padded[: sizes[j], j] for j in chosen.tolist()], enforce_sorted=False)
+        elif isinstance(u, list | tuple):
+            u = [u[j] for j in chosen.tolist()]
+        else:
+            u = of(u, 0, 1)
+        axes = {"last": (None, 0), "every": (0, 1), "sequence": (None, 1)}[readout]
+        x0 = self.x0 if self.x0 is None or self.x0.dim() == 1 else of(self.x0, None)
+        weight, y, mask = of(self.weight, None), of(self.y, *axes), of(self.mask, *axes)
+        return replace(self, u=u, y=y, lengths=lengths, mask=mask, weight=weight, x0=x0)
 
     def mean(self, values: Tensor) -> Tensor:
         """The mean over samples of weighted values, [B] -> scalar."""

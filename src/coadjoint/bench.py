@@ -9,6 +9,8 @@
                    is torch.nn's without cuDNN
     autograd       a Python loop of torch's fused cells, differentiated twice (penalised)
     jax            a compiled scan, its gradient (plain) and the gradient of its gradient (penalised)
+    hessian-free   one step of co.hessian_free beside what it cannot do without: for each iteration of conjugate gradients a
+                   tangent, an adjoint and their two weight products, and the gradient; elman, on a CPU
 
 Everyone starts from the same weights, drawn so that costates stay inside float32, where peers keep them; gradients are
 compared before anything is timed. Contenders take turns, so that a busy machine disturbs all alike, and medians count.
@@ -40,10 +42,13 @@ from torch.nn.functional import cross_entropy
 from . import __version__, cells, files, sweeps
 from . import nn as modules
 from .batch import Batch
+from .curvature import Curvature
 from .errors import InputError, MissingError, StorageError, choose
 from .gradients import BPTT, Penalised
+from .hessian_free import HessianFree
 from .initialisers import initialise
 from .network import Network
+from .sweeps.derivatives import affine, product
 
 Size = tuple[int, int, int]  # T, B, d
 Run = Callable[[], Mapping[str, Any]]  # one gradient, by parameter name
@@ -299,6 +304,7 @@ SUBJECTS: dict[str, type[Problem] | type[Stack]] = {
     **dict.fromkeys(("nn.RNN", "nn.LSTM", "nn.GRU"), Stack),
 }
 FORMULAS = {"nn.RNN": "elman", "nn.LSTM": "lstm", "nn.GRU": "gru"}
+STEP, STEP_SIZE, ITERATIONS, MOST = "hessian-free", (100, 200, 100), 50, 1.1  # a step, and how much it may cost
 
 
 def load_jax(device: str) -> Any:
@@ -558,11 +564,78 @@ def measure(cell: str, size: Size, options: Options, found: Mapping[str, float],
 
 
 @dataclass(frozen=True)
+class Step:
+    """A Hessian-free step: milliseconds, and those of its parts."""
+
+    size: Size
+    engine: str
+    iterations: int  # of conjugate gradients; fewer than asked for where nothing is left to solve
+    ms: float
+    parts: float
+
+    @property
+    def ratio(self) -> float:
+        return self.ms / self.parts
+
+    def __str__(self) -> str:
+        limit = f"; at most {MOST:.2f}x is asked for" if self.size == STEP_SIZE else ""
+        return (
+            f"{STEP} {'x'.join(map(str, self.size))}: a step of {self.iterations} iterations takes {figure(self.ms)} ms, {self.ratio:.2f}x of "
+            f"{self.iterations} x (tangent + adjoint + their two weight products) + the gradient, {figure(self.parts)} ms{limit}."
+        )
+
+    def plain_data(self) -> dict[str, Any]:
+        T, B, d = self.size
+        return {
+            "T": T,
+            "B": B,
+            "d": d,
+            "engine": self.engine,
+            "iterations": self.iterations,
+            "ms": self.ms,
+            "ms of its parts": self.parts,
+            "ratio": self.ratio,
+        }
+
+
+def measure_step(size: Size, rounds: int) -> Step:
+    """Both in turns, the least of each: a step begun at the last solution, as all but the first are."""
+    p = Problem("elman", size, "cpu")
+    batch, way = Batch(p.u, p.y), HessianFree(cg=ITERATIONS, progress=0.0)
+    begin = {name: y.clone() for name, y in p.weights.items()}
+    way.step(p.net, batch, "cross-entropy")
+    state, taken = dict(way.state), []
+    (_, B, d), w = size, Curvature(p.net, batch, "cross-entropy").weights
+    plan, tape, W = w.swept.plan, w.swept.tape, p.weights["W"]
+    direction, of_last = torch.randn(d, w.known.shape[1]) / d, torch.randn(B, d)
+
+    def step() -> None:
+        with torch.no_grad():
+            for name, y in p.net.named_parameters():
+                y.copy_(begin[name])
+        way.state.clear()
+        way.state.update(state)
+        taken.append(way.step(p.net, batch, "cross-entropy").iterations)
+
+    def parts() -> None:
+        with torch.no_grad():
+            for _ in range(taken[-1]):
+                ga = affine(w.rows, w.known, direction, None)
+                mu, _ = plan.engine.tangent(plan, tape, W, None, ga, None)
+                _, delta, _ = plan.engine.adjoint(plan, tape, W, mu, of_last, None, None, False, False)
+                product(w.rows, delta, w.known)
+        BPTT()(p.net, batch, "cross-entropy")
+
+    times = [(clock(step, 1, "cpu"), clock(parts, 1, "cpu")) for _ in range(rounds + 1)][1:]  # the first warms up
+    return Step(size, p.engine, taken[-1], *(min(each) for each in zip(*times, strict=True)))
+
+
+@dataclass(frozen=True)
 class Options:
     """What to measure. `sizes` (): the device's own; `threads` of a CPU."""
 
     device: str = "cpu"
-    cells: tuple[str, ...] = tuple(SUBJECTS)
+    cells: tuple[str, ...] = (*SUBJECTS, STEP)
     sizes: tuple[Size, ...] = ()
     peers: tuple[str, ...] = tuple(PEERS)
     repeat: int = 9
@@ -570,11 +643,13 @@ class Options:
 
     def __post_init__(self) -> None:
         choose("device", self.device, SIZES)
-        for kind, names, known in (("cell", self.cells, SUBJECTS), ("peer", self.peers, PEERS)):
+        for kind, names, known in (("cell", self.cells, (*SUBJECTS, STEP)), ("peer", self.peers, PEERS)):
             for name in names:
                 choose(kind, name, known)
         if not self.cells:
-            raise InputError(f"no cell to measure; name some of {', '.join(SUBJECTS)}.")
+            raise InputError(f"no cell to measure; name some of {', '.join((*SUBJECTS, STEP))}.")
+        if self.cells == (STEP,) and self.device != "cpu":
+            raise InputError(f"'{STEP}' is measured on a CPU; got device '{self.device}'.")
         if not self.sizes:
             object.__setattr__(self, "sizes", SIZES[self.device])
         if self.repeat < 1:
@@ -583,6 +658,13 @@ class Options:
             raise MissingError("device 'cuda': torch finds no GPU here. Use device 'cpu'.")
         if self.device == "cpu" and not 1 <= self.threads <= len(cores()):
             raise InputError(f"threads must lie in 1..{len(cores())}, the cores of this process; got {self.threads}.")
+
+    @property
+    def steps(self) -> tuple[Size, ...]:
+        """The sizes of Hessian-free steps."""
+        if STEP not in self.cells or self.device != "cpu":
+            return ()
+        return (STEP_SIZE,) if self.sizes == SIZES[self.device] else self.sizes
 
     @property
     def command(self) -> str:
@@ -649,6 +731,7 @@ class Result:
     machine: dict[str, Any]
     limits: dict[str, float]
     rows: tuple[Row, ...]
+    steps: tuple[Step, ...] = ()
     missing: dict[str, str] = field(default_factory=dict)  # peers that are not here, and why
     interrupted: bool = False
     attention: float = 1.0  # the share of the time that the one core worked for this process; 1 where there are more
@@ -659,6 +742,7 @@ class Result:
             "penalty": f"{RHO:g} log-ratio", "repeat": self.options.repeat,
             "machine": self.machine, "limits": self.limits, "missing": self.missing,
             "interrupted": self.interrupted, "share of its core": self.attention, "rows": [row.plain_data() for row in self.rows],
+            STEP: [step.plain_data() for step in self.steps],
         }  # fmt: skip
         return json.dumps(data, indent=1) + "\n"
 
@@ -707,6 +791,7 @@ class Result:
             notes.append(
                 f"The machine was busy: this process had {self.attention:.0%} of its core, so times are too long and ratios uncertain. Measure again when it is quiet."
             )
+        notes = (notes if self.rows else []) + [str(step) for step in self.steps]
         notes += [f"peer '{peer}' left out: {why}" for peer, why in self.missing.items()]
         return notes + [line for row in self.rows for line in row.strange()]
 
@@ -728,7 +813,7 @@ class Result:
         return "\n".join(
             [
                 f"## {'GPU' if self.options.device == 'cuda' else 'CPU'}", "", f"Written by `{self.options.command}`.", "",
-                f"{self.where()}.", "", row(heads), "|---" * len(heads) + "|", *map(row, lines), "",
+                f"{self.where()}.", "", *([row(heads), "|---" * len(heads) + "|", *map(row, lines), ""] if lines else []),
                 *(f"- {note}" for note in self.notes()),
             ]
         )  # fmt: skip
@@ -753,8 +838,8 @@ def run(options: Options, tick: Tick = lambda done, total, text: None) -> Result
     found: dict[str, float] = {}
     told: dict[str, Any] = {}
     interrupted = False
-    grid = [(cell, size) for cell in options.cells for size in options.sizes]
-    total = len(grid)
+    grid = [(cell, size) for cell in options.cells if cell != STEP for size in options.sizes]
+    total, steps = len(grid) + len(options.steps), []
     began, worked = time.perf_counter(), time.process_time()
     with pinned(options), tf32(False):
         try:
@@ -767,12 +852,15 @@ def run(options: Options, tick: Tick = lambda done, total, text: None) -> Result
                 row = measure(cell, size, present, found, lambda share: tick(len(rows) + share, total, None))
                 rows.append(row)
                 tick(len(rows), total, "; ".join([summary(row), *row.strange()]))
+            for size in options.steps:
+                steps.append(measure_step(size, options.repeat))
+                tick(len(rows) + len(steps), total, str(steps[-1]))
         except KeyboardInterrupt:
             interrupted = True
             told = told or machine(options.device)
     busy = (time.process_time() - worked) / (time.perf_counter() - began)
     attention = min(1.0, busy) if (options.device, options.threads) == ("cpu", 1) else 1.0
-    return Result(options, told, found, tuple(rows), missing, interrupted, attention)
+    return Result(options, told, found, tuple(rows), tuple(steps), missing, interrupted, attention)
 
 
 def here(options: Options) -> tuple[Options, dict[str, str]]:

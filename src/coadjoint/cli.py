@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import itertools
 import os
@@ -10,7 +11,7 @@ import shlex
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Optional, TextIO
 
@@ -25,6 +26,7 @@ class Absent:
     """In place of the config where its package is not installed: commands that need none still run."""
 
     SECTIONS: Mapping[str, Any] = {}
+    ONLINE: Mapping[str, Any] = {}
 
     def __getattr__(self, name: str) -> Any:
         raise MissingError("this command needs pydantic, which is not installed: pip install pydantic.")
@@ -67,15 +69,16 @@ def _root(
         os.environ["COADJOINT_DEBUG"] = "1"
 
 
-def configured(function: Callable[..., None]) -> Callable[..., None]:
-    """Give a command one flag for each key of the config. It receives them as `flags`, {section: {key: value}}."""
+def configured(function: Callable[..., None], only: Mapping[str, Sequence[str]] | None = None) -> Callable[..., None]:
+    """Give a command one flag for each key of the config, or for those in `only`. It receives them as `flags`,
+    {section: {key: value}}."""
     own = [p for p in inspect.signature(function).parameters.values() if p.name != "flags"]
     taken = {word for p in own for word in getattr(p.default, "param_decls", None) or ()}
     extra: list[inspect.Parameter] = []
     keys: dict[str, tuple[str, str]] = {}
     for section, model in configs.SECTIONS.items():
         for key, field in model.model_fields.items():
-            if (section, key) == ("task", "name"):
+            if (section, key) == ("task", "name") or (only is not None and key not in only.get(section, ())):
                 continue
             if (flag := configs.flag(section, key)) in taken:
                 continue
@@ -248,6 +251,8 @@ def resume(
         return compared(run, jobs, quiet)
     if jobs is not None:
         raise ConfigError("--jobs belongs to a comparison, not to a run.")
+    if (run / "online.json").exists():
+        return stream_on(run, steps, fallback, quiet)
     config = configs.read(run)
     if steps is not None:
         config = configs.resolve(
@@ -285,6 +290,107 @@ def finished(run: Path, steps: int) -> str | None:
 
 
 @app.command()
+@functools.partial(configured, only={**configs.ONLINE, "gradient": ("k1", "k2")})
+def online(
+    data: str = typer.Argument(
+        ..., help="a .csv, .tsv, .txt (also .gz), .npy or .parquet file; - for what is piped in"
+    ),
+    learner: Optional[str] = typer.Option(
+        None, "--learner", help="rtrl: an update at every step (default); truncated: one every --k1 steps"
+    ),
+    classes: Optional[str] = typer.Option(
+        None, "--classes", help="the labels of --kind classify, a,b,c; without it a first pass over the file finds them"
+    ),
+    window: int = typer.Option(1000, "--window", min=1, help="steps that the moving averages go over"),
+    config: Optional[Path] = typer.Option(
+        None, "--config", "-c", help="a .toml, .yaml or .json file; flags come on top"
+    ),
+    out: Optional[Path] = OUT,
+    quiet: bool = QUIET,
+    flags: Any = None,
+) -> None:
+    """Learn from a stream, row by row: each is predicted first and then learned from, in memory that does not grow.
+
+    \b
+    coadjoint online sensors.csv --target load --hidden 30
+    coadjoint online sensors.csv --kind next --learner truncated --k1 10 --k2 50
+    zcat log.csv.gz | coadjoint online - --kind next --cell gru
+    """
+    from . import files, runs, settings
+    from .errors import StorageError, choose
+
+    if learner is not None:
+        flags.setdefault("gradient", {})["method"] = choose("learner", learner, ("rtrl", "truncated"))
+    flags.setdefault("data", {})["train"] = data
+    labels = None if classes is None else [label.strip() for label in classes.split(",")]
+    job = configs.streamed(resolved(None, config, flags), labels, window)
+    folder = out or free(job.stream.name)
+    runs.create(folder, 0)
+    lock = runs.Lock(folder)
+    try:
+        if (folder / "config.yaml").exists():
+            raise StorageError(
+                f"{folder} already holds a run. Go on with it: coadjoint resume {shlex.quote(str(folder))}; or choose another --out."
+            )
+        files.replace(folder / "online.json", runs.dumps({"classes": labels, "window": window}, indent=1))
+        settings.dump(job.plain, folder / "config.yaml")
+    finally:
+        lock.release()
+    if not quiet:
+        for note in job.stream.notes:
+            print(safe(note))
+        count = sum(p.numel() for p in job.network.parameters())
+        print(safe(f"{job.network.extra_repr()}\n{count:,} parameters; run folder {folder}"))
+    follow(job, folder, quiet)
+
+
+def follow(job: configs.Online, folder: Path, quiet: bool, **more: Any) -> None:
+    """Learn a stream to its end, say how it went, write the page."""
+    from . import online as learning
+    from . import report, training
+    from .errors import DataError, NumericalError
+
+    try:
+        result = learning.learn(
+            job.network, job.stream, **job.arguments, folder=folder, display=not quiet, command=command_line(), **more
+        )
+    except (NumericalError, DataError, training.Interrupted):
+        report.write(folder)
+        raise
+    page = report.write(folder)
+    if quiet:
+        return
+    last = min(result.step, job.arguments["window"])
+    for split, values in (("all steps", result.so_far), (f"last {last} steps", result.recent)):
+        print(safe(f"{split}: " + "  ".join(f"{k} {v:.6g}" for k, v in values.items())))
+    how = "the stream ended" if result.status == "ended" else "finished"
+    print(safe(f"{how} at step {result.step}, {result.updates} updates, {result.seconds:.0f} s"))
+    print(safe(f"run:    {folder}\nreport: {page}"))
+
+
+def stream_on(run: Path, steps: int | None, fallback: bool, quiet: bool) -> None:
+    """Go on with a run of `coadjoint online`."""
+    from . import runs, settings
+    from .errors import StorageError
+
+    own = settings.read_json(run / "online.json", 50_000_000, StorageError)
+    config = configs.read(run)
+    if steps is not None:
+        training = config.training.model_copy(update={"steps": steps})
+        config = config.model_copy(update={"training": training})
+    if steps is None and (ended := finished(run, 0)) is not None:
+        if not quiet:
+            more = f"To go on, if its stream does: coadjoint resume {run} --steps N"
+            print(safe(f"{run} has ended already ({ended}). {more}"))
+        return
+    job = configs.streamed(config, own["classes"], own["window"])
+    if steps is not None:
+        runs.Lock(run).release()
+        settings.dump(job.plain, run / "config.yaml")
+    follow(job, run, quiet, resume=True, fallback=fallback)
+
+
+@app.command()
 def replay(run: Path = RUN) -> None:
     """Compute again the step at which a run met a number that is not finite, and say where it arose."""
     from . import runs, training
@@ -297,7 +403,7 @@ def replay(run: Path = RUN) -> None:
     saved = runs.load(found[-1])
     arguments = {**job.arguments, "nonfinite": "stop"}
     try:
-        loss, *_ = training.again(job.network, job.task, saved, arguments)
+        loss = training.again(job.network, job.task, saved, arguments).loss
     except NumericalError as error:
         print(safe(f"step {saved.step + 1}: {error}"))
         raise typer.Exit(NumericalError.exit_code) from None
@@ -477,6 +583,104 @@ def report(
 
 
 @app.command()
+@configured
+def diagnose(
+    what: Optional[str] = typer.Argument(
+        None, help="a run folder; or a built-in task (or --train FILE), for a network before its training"
+    ),
+    radius: Optional[str] = typer.Option(
+        None, "--radius", help="spectral radius of W to begin with; several, a,b,c, are drawn side by side"
+    ),
+    samples: int = typer.Option(100, "--samples", min=1, help="held-out sequences to look at"),
+    only: Optional[str] = typer.Option(None, "--only", help="some of them: temporal,decay,lyapunov, ..."),
+    config: Optional[Path] = typer.Option(
+        None, "--config", "-c", help="a .toml, .yaml or .json file; flags come on top"
+    ),
+    out: Optional[Path] = typer.Option(
+        None, "--out", "-o", help="the folder to write; RUN/diagnostics, or runs/diagnose-TASK-1, -2, ... by default"
+    ),
+    quiet: bool = QUIET,
+    flags: Any = None,
+) -> None:
+    """Look at what the gradient does inside a network: figures, plots, arrays and a page.
+
+    \b
+    coadjoint diagnose runs/xor-1
+    coadjoint diagnose temporal-order --length 100 --cell lstm
+    coadjoint diagnose temporal-order --radius 0.8,1.0,1.2 --only temporal
+    """
+    from . import diagnostics, report
+    from .errors import StorageError, choose
+
+    names = [choose("diagnostic", n.strip(), diagnostics.DIAGNOSTICS) for n in only.split(",")] if only else None
+    run = Path(what) if what is not None and Path(what).is_dir() else None
+    jobs: dict[str, tuple[Any, Any, configs.Config]] = {}  # network, task, config
+    weights = "weights before training"
+    if run is not None:
+        if config or radius or any(flags.values()):
+            raise ConfigError("a run is looked at as it is: leave out --config, --radius and settings.")
+        *found_there, weights = weights_of(run)
+        jobs[""] = tuple(found_there)
+    for value in () if run else radius.split(",") if radius else [None]:
+        chosen = {} if value is None else {"radius": configs.from_flag("network", "radius", value.strip())}
+        job = configs.build(resolved(what, config, flags | {"network": flags.get("network", {}) | chosen}))
+        jobs[f"radius {value}"] = job.network, job.task, job.config
+    net, task, settled = next(iter(jobs.values()))
+    folder = out or (run / "diagnostics" if run else free(f"diagnose-{settled.task.name or 'data'}"))
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / "diagnostics.json").is_file():
+        raise StorageError(f"{folder} exists and is not empty: choose another --out.")
+    if len(jobs) > 1 and names is None:
+        names = [n for n in diagnostics.DIAGNOSTICS if n != "landscape"]  # a picture of one network
+    each = {}
+    for name, (net, task, settled) in jobs.items():
+        e = diagnostics.evaluate(net, task, samples, settled.training.seed)
+        each[name] = diagnostics.examine(e, names)
+    found = diagnostics.Compared(each) if len(each) > 1 else next(iter(each.values()))
+    settings = configs.plain(settled)
+    count = f"{len(e.losses):,} held-out sequence{'s' * (len(e.losses) != 1)}"
+    if len(jobs) > 1:
+        weights += f", spectral radius {', '.join(name.removeprefix('radius ') for name in jobs)}"
+        settings["network"].pop("radius")
+    about = {
+        "task": settings.get("task") or settings.get("data"),
+        "network": settings.get("network"),
+        "weights": weights,
+    }
+    about |= {"sequences": count, "seed": settled.training.seed, "command": command_line()}
+    diagnostics.save(folder, found, about)
+    page = report.write(folder if out or not run else run)
+    if quiet:
+        return
+    print(safe(f"{net.extra_repr()}\n{weights}; {count}\n"))
+    print_table(*found.table())
+    declined: dict[str, list[str]] = {}
+    for name, why in found.declined.items():
+        declined.setdefault(why.partition(": ")[2], []).append(name)
+    for why, without in declined.items():
+        print(safe(f"not {', '.join(without)}: {why}"))
+    print(safe(f"\nfolder: {folder}\npage:   {page}"))
+
+
+def weights_of(run: Path) -> tuple[Any, Any, Any, str]:
+    """The network of a run, its task and config, and which weights these are: the model's or the last checkpoint's."""
+    from . import runs, training
+    from .errors import StorageError
+
+    if (run / "online.json").is_file():
+        raise StorageError(f"{run} learned from a stream, which has no held-out sequences to look at.")
+    settled = configs.read(run)
+    task = configs.task_of(settled)
+    if (run / "model.safetensors").is_file():
+        return configs.load_model(run / "model.safetensors")[0], task, settled, "weights after training"
+    saved = runs.latest(run)
+    if saved is None:
+        raise StorageError(f"{run} holds no weights yet: neither a model nor a checkpoint.")
+    net = configs.network_of(settled, task, "cpu")
+    training.fit(net, saved.model, str(run))
+    return net, task, settled, f"weights at step {saved.step:,}"
+
+
+@app.command()
 def tasks() -> None:
     """List the built-in tasks with their options."""
     from .tasks import TASKS, options
@@ -575,7 +779,7 @@ def demo(
 @app.command()
 def bench(
     device: Optional[str] = typer.Option(None, "--device", help="cpu (default) or cuda"),
-    cells: Optional[str] = typer.Option(None, "--cells", help="elman,lstm,gru,nn.RNN,nn.LSTM,nn.GRU"),
+    cells: Optional[str] = typer.Option(None, "--cells", help="elman,lstm,gru,nn.RNN,nn.LSTM,nn.GRU,hessian-free"),
     sizes: Optional[str] = typer.Option(None, "--sizes", help="steps x samples x units: 100x20x50,200x64x128"),
     peers: Optional[str] = typer.Option(None, "--peers", help="torch,autograd,jax; or none"),
     repeat: Optional[int] = typer.Option(None, "--repeat", help="rounds; the median counts"),
@@ -622,10 +826,11 @@ def bench(
         result = benchmark.run(options, tick)
     if json == "-":
         print(result.json(), end="")
-    elif result.rows:
+    elif result.rows or result.steps:
         print(safe(f"{result.where()}\n"))
-        print_table(*result.table())
-        print()
+        if result.rows:
+            print_table(*result.table())
+            print()
         for note in result.notes():
             print(safe(note))
     if json is not None and json != "-":

@@ -24,6 +24,7 @@ from typing import Any
 from . import config as configs
 from . import files, settings
 from .errors import CoadjointError, ConfigError, StorageError, choose
+from .report import BUDGETS
 
 ENDED = ("success", "finished", "early-stopped", "failed")
 MOST = 10_000  # runs of a comparison
@@ -157,6 +158,7 @@ def start(
         table.append({
             "task": titled(config, task.name), "metric": job.task.metric, "goal": str(job.task.goal) if job.task.goal else None,
             "name": row.name, "settings": row.shown,
+            "budget": {key: value for key in BUDGETS if (value := getattr(config.training, key)) is not None},
             "pace": round((time.perf_counter() - began) * job.arguments["steps"]),  # for the order of the runs
             "runs": runs,
         })  # fmt: skip
@@ -350,7 +352,7 @@ def collect(folder: Path, found: dict[str, Any]) -> None:
 def outcome(run: Path, r: dict[str, Any], metric: str) -> None:
     ended = status(run)
     r.setdefault("error", None)
-    r.update(status=ended or "waiting", success=False, steps=None, seconds=None, metric=None)
+    r.update(status=ended or "waiting", success=False, steps=None, seconds=None, work=None, metric=None)
     if ended is None:
         return
     result = json.loads((run / "result.json").read_text())
@@ -359,6 +361,7 @@ def outcome(run: Path, r: dict[str, Any], metric: str) -> None:
     r["success"] = bool(result["success"])
     r["steps"] = result["success_step"] if r["success"] else result["step"]
     r["seconds"] = round(result["success_seconds"] if r["success"] else result["seconds"], 1)
+    r["work"] = result.get("success_work" if r["success"] else "work")
     r["metric"] = value if isinstance(value, int | float) else None  # "NaN", where states left their range
     r["error"] = result.get("reason") or r["error"]
 
@@ -412,19 +415,28 @@ def spread(values: Iterable[float | None], form: str = ",.0f") -> str:
 
 
 def tables(found: dict[str, Any]) -> dict[str, tuple[list[str], list[list[str]]]]:
-    """Heads and rows for each task: success, steps and seconds to success, the metric; median and range over seeds."""
-    told: dict[str, tuple[list[str], list[list[str]]]] = {}
+    """Heads and rows for each task: success, steps and seconds to success, the metric; median and range over seeds. Where
+    runs had budgets, success is counted within each of them, and gradients stand beside the seconds."""
+    told: dict[str, list[dict[str, str]]] = {}
     for row in found["rows"]:
         won = [r for r in row["runs"] if r["success"]]
         failed = sum(r["status"] not in ("success", "finished", "early-stopped") for r in row["runs"])
         many = len(row["runs"])
         score = f"{len(won)} of {many}" if row["goal"] else f"no goal; {many - failed} of {many} ended"
-        heads = ["method", "success", "steps to success", "seconds to success", row["metric"]]
-        told.setdefault(row["task"], (heads, []))[1].append([
-            row["name"],
-            score + (f", {failed} failed" if failed else ""),
-            spread([r["steps"] for r in won]),
-            spread([r["seconds"] for r in won]),
-            spread([r["metric"] for r in row["runs"]], ".4g"),
-        ])  # fmt: skip
-    return told
+        cells = {"method": row["name"], "success": score + (f", {failed} failed" if failed else "")}
+        for key, most in row.get("budget", {}).items():
+            within = sum((r.get(BUDGETS[key]) or 0) <= most for r in won)
+            cells[f"in {most:,.0f} {key}"] = f"{within} of {many}" if row["goal"] else "-"
+        cells["steps to success"] = spread([r["steps"] for r in won])
+        if row.get("budget"):
+            cells["gradients to success"] = spread([r.get("work") for r in won])
+        cells["seconds to success"] = spread([r["seconds"] for r in won])
+        cells[row["metric"]] = spread([r["metric"] for r in row["runs"]], ".4g")
+        told.setdefault(row["task"], []).append(cells)
+    heads = {
+        task: list(dict.fromkeys(h for cells in sorted(rows, key=len, reverse=True) for h in cells))
+        for task, rows in told.items()
+    }
+    return {
+        task: (heads[task], [[cells.get(h, "-") for h in heads[task]] for cells in rows]) for task, rows in told.items()
+    }

@@ -12,7 +12,7 @@ import functools
 import inspect
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Literal, cast, get_args, get_origin, get_type_hints
@@ -28,6 +28,7 @@ Number = Annotated[float, Field(allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
+Part = Annotated[float, Field(gt=0, le=1)]
 
 
 OPTIONS = "Options of single cells"
@@ -50,6 +51,13 @@ class TaskSection(Section):
     ragged: bool | None = Field(None, description="each sequence of a batch has a length of its own")
     curriculum: tuple[Whole, Whole] | None = Field(
         None, description="start,steps: the length grows from start over so many steps"
+    )
+    easiest: tuple[Part, Whole] | None = Field(
+        None,
+        description="start,steps: learn from the easiest share of what is drawn, from start to all over so many steps",
+    )
+    easiest_by: Literal["loss", "length"] | None = Field(
+        None, description="what is easy: a small loss under the present weights (default), or few steps"
     )
     rule: Literal["loose", "strict"] | None = Field(
         None, description="addition, multiplication; errors below 0.2 or 0.04 are right"
@@ -97,7 +105,9 @@ class NetworkSection(Section):
     layers: Few | None = Field(None, description="so many layers of the cell (1; gated-feedback: of its own, 2)")
     bidirectional: bool | None = Field(None, description="each layer reads a sequence in both directions")
     residual: bool | None = Field(None, description="a layer adds to what it receives, from the second on")
-    dropout: Share | None = Field(None, description="share of what is dropped between layers, in training (0)")
+    dropout: Share | None = Field(
+        None, description="share of what is dropped in training: of inputs, between layers, before the readout (0)"
+    )
     activation: str | None = Field(
         None, description="tanh, sigmoid, relu, identity, softplus, where a cell leaves it open"
     )
@@ -157,13 +167,18 @@ class GradientSection(Section):
         None, description="several layers: the mean over each (default), the last, or the states of all as one"
     )
     weight: NotNegative | None = Field(None, description="rho, the penalty's weight (1); 0 is plain backpropagation")
-    weight_schedule: Literal["constant", "inverse-time", "exponential", "linear"] | None = Field(
-        None, description="how the weight changes with the step"
+    weight_schedule: Literal["constant", "inverse-time", "exponential", "linear", "steered"] | None = Field(
+        None, description="how the weight changes with the step; steered if --weight-target is given"
     )
     weight_rate: Positive | None = Field(
         None, description="inverse-time: weight/(1 + rate step); exponential: weight rate^step"
     )
     weight_end: NotNegative | None = Field(None, description="linear: the weight after the last step (0)")
+    weight_target: Positive | None = Field(
+        None, description="steered: the |log-decay| of costates per step that the weight is turned up or down for"
+    )
+    weight_gain: Positive | None = Field(None, description="steered: by how much at most a step turns it (0.01)")
+    pretrain: Whole | None = Field(None, description="penalised: minimise the penalty alone for so many steps first")
     k1: Whole | None = Field(None, description="truncated: steps between gradients")
     k2: Whole | None = Field(None, description="truncated: steps that losses are pulled back")
     segments: Whole | Literal["auto"] | None = Field(
@@ -175,15 +190,38 @@ class GradientSection(Section):
 class OptimiserSection(Section):
     """The optimiser and its step size."""
 
-    name: str = Field("adam", description="sgd, momentum, nesterov, adagrad, rmsprop, adam, adamw, ...")
-    lr: Annotated[float, Field(gt=0, le=1e38)] = Field(1e-3, description="step size")
+    name: str = Field(
+        "adam", description="sgd, momentum, nesterov, adagrad, rmsprop, adam, adamw, lbfgs, hessian-free, ridge, ..."
+    )
+    lr: Annotated[float, Field(gt=0, le=1e38)] | None = Field(None, description="step size (1e-3; lbfgs: 1)")
+    direction: Literal["steepest", "temporal"] | None = Field(
+        None, description="the gradient (default), or its temporal components mixed at random"
+    )
+    step_rule: Literal["constant", "galvan", "armijo", "wolfe"] | None = Field(
+        None, description="how much of a move is taken: all of it (default), or what a rule or line search says"
+    )
+    threshold: Positive | None = Field(
+        None, description="galvan: directions longer than this are brought to norm 1 (1)"
+    )
     momentum: Share | None = Field(None, description="momentum, nesterov, rmsprop")
     betas: tuple[Share, Share] | None = Field(None, description="adam and its kin")
     weight_decay: NotNegative | None = Field(None, description="L2 term (adamw: decoupled)")
-    schedule: Literal["constant", "exponential", "linear", "cosine", "plateau"] = Field(
+    history: Whole | None = Field(None, description="lbfgs: steps that it remembers (10)")
+    iterations: Whole | None = Field(None, description="lbfgs: of its own within a step (20)")
+    cg: Whole | None = Field(None, description="hessian-free: conjugate gradient iterations of a step, at most")
+    damping: Positive | None = Field(None, description="hessian-free: to begin with")
+    structural: NotNegative | None = Field(None, description="hessian-free: how much a change of the states counts")
+    curvature: Whole | None = Field(None, description="hessian-free: so many of the batch for the curvature (all)")
+    ridge: NotNegative | None = Field(
+        None, description="ridge: the weight of |V|^2 beside the sum of squared errors (1e-6)"
+    )
+    schedule: Literal["constant", "exponential", "inverse-time", "linear", "cosine", "plateau"] = Field(
         "constant", description="how the step size changes"
     )
-    decay: Positive | None = Field(None, description="exponential: factor for each step; plateau: for each plateau")
+    decay: Positive | None = Field(
+        None,
+        description="exponential: factor for each step; inverse-time: lr/(1 + decay step); plateau: for each plateau",
+    )
     end: Share | None = Field(None, description="linear, cosine: the last step size, as a share of lr")
     plateau: Whole | None = Field(None, description="plateau: looks without a better loss before the step size falls")
     warmup: Annotated[int, Field(ge=0, lt=2**31)] = Field(0, description="steps over which the step size grows to lr")
@@ -197,6 +235,15 @@ class TrainingSection(Section):
     batch: Whole = Field(32, description="sequences of a step")
     accumulate: Whole = Field(1, description="batches averaged in a step")
     clip: Positive | None = Field(None, description="largest norm of a gradient")
+    clip_value: Positive | None = Field(None, description="largest entry of a gradient")
+    clip_mean: Positive | None = Field(None, description="largest norm, as a multiple of the running mean of norms")
+    weight_noise: NotNegative | None = Field(
+        None, description="standard deviation of noise on the weights while a gradient is computed (0)"
+    )
+    gradients: Whole | None = Field(
+        None, description="budget: gradients of a sequence, of two sweeps; other work counts by its sweeps"
+    )
+    seconds: Positive | None = Field(None, description="budget; a run ends when all that are given are spent")
     seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(0, description="everything random follows from it")
     every: Whole | None = Field(
         None, description="steps between looks at held-out sequences (100; finite sets: an epoch)"
@@ -271,6 +318,8 @@ def expected(kinds: list[Any]) -> str:
         parts = get_args(t)
         if get_origin(t) is Literal:
             found += [" or ".join(filter(None, (", ".join(map(str, parts[:-1])), str(parts[-1]))))]
+        elif get_origin(t) is tuple and len(set(parts)) > 1:
+            found += [f"{'two' if len(parts) == 2 else 'three'} values, {' and '.join(expected([p]) for p in parts)}"]
         elif get_origin(t) is tuple:
             each = "of them" if parts[0] in kinds else f"values, each {expected([parts[0]])}"
             found += [f"{'two' if len(parts) == 2 else 'three'} {each}"]
@@ -291,7 +340,7 @@ def span(bounds: list[Any]) -> str:
     if not at:
         return ""
     if "gt" in at:
-        return f"greater than {at['gt']}"
+        return f"greater than {at['gt']}" + (f" and at most {at['le']}" if at.get("le", 1e38) < 1e38 else "")
     most = at.get("le", at["lt"] - 1 if "lt" in at else None)
     return f"at least {at['ge']}" if most is None else f"from {at['ge']} to {most}"
 
@@ -419,7 +468,9 @@ def build(config: Config) -> Job:
     """Make the network, the task, the gradient method and the optimiser."""
     import torch
 
+    from .directions import DIRECTIONS
     from .network import Network
+    from .tasks import rng
 
     training = config.training
     idle(config)
@@ -441,6 +492,7 @@ def build(config: Config) -> Job:
         update={
             "network": config.network.model_copy(update=start(config)),
             "gradient": config.gradient.model_copy(update=method(config.gradient)),
+            "optimiser": config.optimiser.model_copy(update={"lr": pace(config.optimiser)}),
             "training": training.model_copy(
                 update={
                     "steps": steps,
@@ -455,8 +507,11 @@ def build(config: Config) -> Job:
     )
     arguments = {
         **{k: getattr(training, k) for k in (
-            "batch", "accumulate", "clip", "seed", "probes", "patience", "stop_on_success", "nonfinite", "checkpoint", "keep",
+            "batch", "accumulate", "clip", "clip_value", "clip_mean", "gradients", "seconds", "seed", "probes", "patience",
+            "stop_on_success", "nonfinite", "checkpoint", "keep",
         )},
+        "weight_noise": training.weight_noise or 0.0,
+        "easiest": curriculum_of(config),
         **fresh,
         "steps": steps,
         "every": min(every, steps),
@@ -464,11 +519,12 @@ def build(config: Config) -> Job:
         "optimiser": optimiser_of(config),
         "description": describe(resolved, net, task),
     }  # fmt: skip
-    # What torch or a gradient method declines is declined before anything is written.
-    arguments["optimiser"].make(net.parameters())
+    # What an optimiser or a gradient method declines is declined before anything is written.
     b = task.batch(0, 1, training.seed).to(net.V.dtype, net.V.device)
+    arguments["optimiser"].try_on(net, b, task.loss)
     with contextlib.suppress(NumericalError):
-        arguments["gradient"].evaluate(net, b, task.loss)
+        e = arguments["gradient"].evaluate(net, b, task.loss)
+        DIRECTIONS[arguments["optimiser"].direction](e, rng(training.seed))
     notes = (*getattr(task, "notes", ()), *memory_of(net, len(b.u), config, arguments["gradient"]))
     return Job(resolved, net, task, arguments, notes)
 
@@ -544,7 +600,8 @@ def task_of(config: Config) -> Any:
     from .tasks.data import Data
 
     name, options, data = config.task.name, given(config.task), given(config.data)
-    options.pop("name", None)
+    for key in ("name", "easiest", "easiest_by"):  # the last two are those of every task: curriculum_of
+        options.pop(key, None)
     if (name is None) == ("train" not in data):
         raise ConfigError(
             "what to train on? Name a task (`coadjoint tasks` lists them) or give a file of your own: --train data.csv"
@@ -576,7 +633,7 @@ class Reservoir:
     frozen: tuple[str, ...] = ("W", "R", "b", "p.leak")
     text: str = (
         "W, R, b and leak are fixed: W sparse, of spectral radius 0.9 if nothing else is asked for. Only the readout is\n"
-        "trained, by the gradient; co.Reservoir solves it by ridge regression."
+        "trained: by the gradient, or in closed form with --optimiser ridge."
     )
     paper: str = "Jaeger, GMD report 148 (2001)"
 
@@ -610,6 +667,10 @@ def method(g: GradientSection) -> dict[str, Any]:
     return {"method": name, **({"weight": 1.0 if g.weight is None else g.weight} if name == "penalised" else {})}
 
 
+def weight_schedule(g: GradientSection) -> str:
+    return g.weight_schedule or ("constant" if g.weight_target is None else "steered")
+
+
 # Keys that mean something only where another key has one of these values.
 APPLIES: dict[tuple[str, str], tuple[str, tuple[str, ...]]] = {
     ("network", "attention_steps"): ("readout", ("attention",)),
@@ -619,10 +680,14 @@ APPLIES: dict[tuple[str, str], tuple[str, tuple[str, ...]]] = {
     ("gradient", "weight_schedule"): ("method", ("penalised",)),
     ("gradient", "weight_rate"): ("weight_schedule", ("inverse-time", "exponential")),
     ("gradient", "weight_end"): ("weight_schedule", ("linear",)),
+    ("gradient", "weight_target"): ("method", ("penalised",)),
+    ("gradient", "weight_gain"): ("weight_schedule", ("steered",)),
+    ("gradient", "pretrain"): ("method", ("penalised",)),
     ("gradient", "k1"): ("method", ("truncated",)),
     ("gradient", "k2"): ("method", ("truncated",)),
     ("gradient", "segments"): ("method", ("bptt", "penalised")),
-    ("optimiser", "decay"): ("schedule", ("exponential", "plateau")),
+    ("optimiser", "threshold"): ("step_rule", ("galvan",)),
+    ("optimiser", "decay"): ("schedule", ("exponential", "inverse-time", "plateau")),
     ("optimiser", "end"): ("schedule", ("linear", "cosine")),
     ("optimiser", "plateau"): ("schedule", ("plateau",)),
 }
@@ -631,23 +696,31 @@ APPLIES: dict[tuple[str, str], tuple[str, tuple[str, ...]]] = {
 def idle(config: Config) -> None:
     """Refuse what would do nothing: a setting that is ignored is a mistake, or a misunderstanding."""
     from .initialisers import INITIALISERS
-    from .optimisers import OPTIMISERS
+    from .optimisers import OPTIMISERS, OWN_PACE, PACELESS
 
     n, g, o = config.network, config.gradient, config.optimiser
     choose("optimiser", o.name, OPTIMISERS)
     takes = lambda key: tuple(name for name, (_, _, options) in OPTIMISERS.items() if key in options)
     begins = lambda key: tuple(name for name, row in INITIALISERS.items() if key in row.options)
     applies = {("network", key): ("init", begins(key)) for key in ("radius", "inner", "std")} | APPLIES
-    applies |= {("optimiser", key): ("name", takes(key)) for key in ("momentum", "betas", "weight_decay")}
+    applies |= {("optimiser", key): ("name", takes(own)) for key, own in OPTIMISER_OPTIONS.items()}
+    pliant = tuple(name for name in OPTIMISERS if name not in OWN_PACE)
+    applies |= {("optimiser", key): ("name", pliant) for key in ("direction", "step_rule")}
+    applies["optimiser", "lr"] = ("name", tuple(name for name in OPTIMISERS if name not in PACELESS))
     chosen = {
-        "init": start(config)["init"], "readout": n.readout or "last", "method": method(g)["method"], "weight_schedule": g.weight_schedule or "constant",
-        "schedule": o.schedule, "name": o.name,
+        "init": start(config)["init"], "readout": n.readout or "last", "method": method(g)["method"], "weight_schedule": weight_schedule(g),
+        "schedule": o.schedule, "name": o.name, "step_rule": o.step_rule or "constant",
     }  # fmt: skip
     lines = [
         f"{flag(section, key)} does nothing with {flag(section, by)} {chosen[by]}: it belongs to {', '.join(values)}."
         for (section, key), (by, values) in applies.items()
         if getattr(getattr(config, section), key) is not None and chosen[by] not in values
     ]
+    for key in ("clip", "clip_value", "clip_mean"):
+        if getattr(config.training, key) is not None and o.name in OWN_PACE:
+            lines.append(f"{flag('training', key)} does nothing with --optimiser {o.name}: it finds its own way.")
+    if o.name in PACELESS and (o.schedule != "constant" or o.warmup):
+        lines.append(f"--schedule and --warmup do nothing with --optimiser {o.name}: it has no step size.")
     if lines:
         raise ConfigError("\n".join(lines))
 
@@ -724,10 +797,14 @@ def construct(n: NetworkSection, shape: Shape, precision: int) -> Any:
     for kind in kinds:
         if n.structure is not None and kind in cells.CELLS and cells.named(kind).structure is not None:
             raise ConfigError(f"--structure does nothing with cell '{kind}': its equations say what W is.")
-    more: dict[str, Any] = {"structure": n.structure, "deep": n.deep}
+    if sequence and n.dropout and len(kinds) == 1:
+        raise ConfigError(
+            "--dropout acts between the layers of the encoder where the answer is a sequence, and there is one: give --layers."
+        )
+    more: dict[str, Any] = {"structure": n.structure, "deep": n.deep, "dropout": n.dropout}
     make: Any = functools.partial(Network, kinds[0])
     if len(kinds) > 1 or n.bidirectional or sequence:
-        more |= {key: getattr(n, key) for key in ("bidirectional", "residual", "dropout")}
+        more |= {key: getattr(n, key) for key in ("bidirectional", "residual")}
         make = functools.partial(Stack, kinds)
     if sequence:
         more |= {"decoder": n.decoder, "attention": n.attend, "embedding": n.embedding}
@@ -757,11 +834,8 @@ def layers_of(n: NetworkSection) -> list[str]:
     if "reservoir" in names and len(names) > 1:
         raise ConfigError("a reservoir is not mixed with other cells; --layers 2 makes two of it.")
     kinds = [RESERVOIR.cell if name == "reservoir" else name for name in names] * (1 if own else n.layers or 1)
-    for key in ("residual", "dropout"):
-        if getattr(n, key) and len(kinds) == 1:
-            raise ConfigError(
-                f"{flag('network', key)} acts between layers, and there is one: give --layers or a list of cells."
-            )
+    if n.residual and len(kinds) == 1:
+        raise ConfigError("--residual acts between layers, and there is one: give --layers or a list of cells.")
     return kinds
 
 
@@ -874,7 +948,11 @@ def gradient_of(config: Config, steps: int) -> Any:
         G = penalties.penalty(g.penalty)
         G = G if g.penalty_on in (None, "each") else G.on(g.penalty_on)
         weight = weight_of(g, steps)
-        return gradients.BPTT(g.segments) if weight == 0 else gradients.Penalised(G, weight, g.segments)
+        if weight != 0:
+            return gradients.Penalised(G, weight, g.segments, g.pretrain or 0)
+        if g.pretrain:
+            raise ConfigError("--pretrain minimises the penalty alone, and --weight 0 leaves nothing of it.")
+        return gradients.BPTT(g.segments)
     if name == "truncated":
         if g.k1 is None:
             raise ConfigError("--method truncated needs --k1, and --k2 if losses are pulled back further.")
@@ -886,11 +964,18 @@ def weight_of(g: GradientSection, steps: int) -> Any:
     """rho, or its schedule."""
     from . import penalties
 
-    rho, schedule = 1.0 if g.weight is None else g.weight, g.weight_schedule or "constant"
+    rho, schedule = 1.0 if g.weight is None else g.weight, weight_schedule(g)
+    if g.weight_target is not None and schedule != "steered":
+        raise ConfigError(f"--weight-target does nothing with --weight-schedule {schedule}: it belongs to steered.")
     if schedule == "constant":
         return rho
     if schedule == "linear":
         return penalties.linear(rho, g.weight_end or 0.0, steps)
+    if schedule == "steered":
+        if g.weight_target is None:
+            raise ConfigError("--weight-schedule steered needs --weight-target.")
+        gain = {} if g.weight_gain is None else {"gain": g.weight_gain}
+        return penalties.Steered(rho, g.weight_target, **gain)
     if g.weight_rate is None:
         raise ConfigError(f"--weight-schedule {schedule} needs --weight-rate.")
     if schedule == "inverse-time":
@@ -902,14 +987,132 @@ def weight_of(g: GradientSection, steps: int) -> Any:
     return penalties.exponential(rho, g.weight_rate)
 
 
+OPTIMISER_OPTIONS = {  # key: what the optimiser calls it
+    "momentum": "momentum", "betas": "betas", "weight_decay": "weight_decay", "history": "history_size", "iterations": "max_iter",
+    "cg": "cg", "damping": "damping", "structural": "structural", "curvature": "curvature",
+    "ridge": "ridge",
+}  # fmt: skip
+
+
+def pace(o: OptimiserSection) -> float | None:
+    """The step size, with the default of the optimiser; None where it has none."""
+    from .optimisers import PACELESS, optimiser
+
+    return None if o.name in PACELESS else optimiser(o.name, o.lr).lr
+
+
+def curriculum_of(config: Config) -> Any:
+    """Which of the drawn sequences a step learns from; None if all."""
+    from .curriculum import Easiest
+
+    t = config.task
+    if t.easiest is None:
+        if t.easiest_by is not None:
+            raise ConfigError("--easiest-by says what is easy, and does nothing without --easiest.")
+        return None
+    return Easiest(*t.easiest, t.easiest_by or "loss")
+
+
 def optimiser_of(config: Config) -> Any:
-    from . import optimisers
+    from . import directions, optimisers
 
     o = config.optimiser
     shape = {"decay": o.decay, "end": o.end, "patience": o.plateau}
     schedule = optimisers.SCHEDULES[o.schedule](warmup=o.warmup, **{k: v for k, v in shape.items() if v is not None})
-    options = {k: getattr(o, k) for k in ("momentum", "betas", "weight_decay") if getattr(o, k) is not None}
-    return optimisers.optimiser(o.name, o.lr, schedule, **options)
+    options = {own: getattr(o, key) for key, own in OPTIMISER_OPTIONS.items() if getattr(o, key) is not None}
+    rule = directions.STEP_RULES[o.step_rule or "constant"](**({} if o.threshold is None else {"c": o.threshold}))
+    direction = o.direction or "steepest"
+    return optimisers.optimiser(o.name, o.lr, schedule, direction=direction, rule=rule, **options)
+
+
+# streams
+
+ONLINE: dict[str, tuple[str, ...]] = {  # the keys that mean something where a stream is learned, by section
+    "data": ("target", "features", "kind", "id", "time", "standardise", "missing", "sep", "decimal", "thousands", "header"),
+    "network": (
+        "cell", "hidden", "activation", "structure", "x0", "bias", "deep", "skip", "freeze", "engine", "init", "radius", "inner", "std",
+        *(key for key, field in NetworkSection.model_fields.items() if panel(field) == OPTIONS),
+    ),
+    "gradient": ("method", "k1", "k2"),
+    "optimiser": ("name", "lr", "momentum", "betas", "weight_decay", "schedule", "decay", "end", "warmup"),
+    "training": ("steps", "clip", "seed", "every", "checkpoint", "keep", "precision", "threads"),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Online:
+    """What a Config means for a stream: a network, the stream, and the arguments of co.online.learn."""
+
+    config: Config
+    network: Any
+    stream: Any
+    arguments: dict[str, Any]
+
+    @property
+    def plain(self) -> dict[str, Any]:
+        """The config as a file holds it: the keys that mean something here."""
+        keys = ONLINE | {"data": ("train", *ONLINE["data"])}
+        kept = {
+            name: {k: v for k, v in section.items() if k in keys.get(name, ())}
+            for name, section in plain(self.config).items()
+        }
+        return {name: section for name, section in kept.items() if section}
+
+
+def streamed(config: Config, classes: list[str] | None, window: int) -> Online:
+    """Make the stream, the network, the learner and the optimiser; what one of them declines is declined here."""
+    import torch
+
+    from . import online
+
+    for name in SECTIONS:
+        allowed = (*ONLINE.get(name, ()), *(("train",) if name == "data" else ()))
+        for key in sorted(getattr(config, name).model_fields_set):
+            if key not in allowed:
+                raise ConfigError(f"{flag(name, key)} does nothing where a stream is learned.")
+    t, g, data = config.training, config.gradient, given(config.data)
+    if g.method not in (None, "rtrl", "truncated"):
+        raise ConfigError(f"--learner must be rtrl or truncated; got {g.method!r}.")
+    if "checkpoint" not in t.model_fields_set:
+        t = t.model_copy(update={"checkpoint": 10_000})  # single steps are quick
+    learner = g.method or ("rtrl" if g.k1 is None and g.k2 is None else "truncated")
+    if learner == "truncated" and g.k1 is None:
+        raise ConfigError("--learner truncated needs --k1, and --k2 if losses are pulled back further.")
+    if learner == "rtrl" and (g.k1 is not None or g.k2 is not None):
+        raise ConfigError("--k1 and --k2 belong to --learner truncated: rtrl learns at every step.")
+    update: dict[str, Any] = {"gradient": g.model_copy(update={"method": learner}), "training": t}
+    if config.network.cell is None:
+        update["network"] = config.network.model_copy(update={"cell": "elman"})
+    config = config.model_copy(update=update)
+    idle(config)
+    set_threads(t.threads, config.network.hidden)
+    dtype = torch.float64 if t.precision == 64 else torch.float32
+    stream = online.read(data.pop("train"), classes=classes, dtype=dtype, **data)
+    net = network_of(config, stream, "cpu")
+    config = config.model_copy(
+        update={
+            "network": config.network.model_copy(update=start(config)),
+            "training": t.model_copy(update={"threads": torch.get_num_threads()}),
+        }
+    )
+    method, optimiser = gradient_of(config, t.steps or 1), optimiser_of(config)
+    method.stream(net)
+    online.chosen(optimiser, net, t.steps)
+    told = Online(config, net, stream, {})
+    settings = {**told.plain, "training": {k: v for k, v in told.plain["training"].items() if k not in FREE}}
+    shape = {k: getattr(net, k) for k in Shape.model_fields}
+    about = {"network": settings.pop("network"), "shape": shape, "precision": t.precision, "task": stream.name}
+    return replace(
+        told,
+        arguments={
+            **{k: getattr(t, k) for k in ("clip", "steps", "seed", "checkpoint", "keep")},
+            "learner": method,
+            "optimiser": optimiser,
+            "every": t.every or 1000,
+            "window": window,
+            "description": {**about, "settings": settings, "classes": classes, "window": window},
+        },
+    )
 
 
 # runs that exist

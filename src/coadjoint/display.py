@@ -22,7 +22,7 @@ def short(value: object) -> str:
 class Lines:
     """One line for each look."""
 
-    def __init__(self, name: str, steps: int, metric: str) -> None:
+    def __init__(self, name: str, steps: int | None, metric: str) -> None:
         self.name, self.steps, self.metric = name, steps, metric
         self.row: Row = {}
         self.began: tuple[int, float] | None = None
@@ -49,14 +49,13 @@ class Lines:
         found += [f"{name} {value}" for name, value in self.seen.items()]
         if self.began is not None and step > self.began[0]:
             rate = (step - self.began[0]) / max(time.monotonic() - self.began[1], 1e-9)
-            found += [f"{rate:.0f} steps/s", f"{(self.steps - step) / rate:.0f} s left"]
+            found += [f"{rate:.0f} steps/s"]
+            found += [] if self.steps is None else [f"{(self.steps - step) / rate:.0f} s left"]
         return found
 
     def draw(self, step: int) -> None:
-        print(
-            safe(f"{self.name}  {step:>{len(str(self.steps))}}/{self.steps}  " + "  ".join(self.fields(step))),
-            flush=True,
-        )
+        at = f"{step}" if self.steps is None else f"{step:>{len(str(self.steps))}}/{self.steps}"
+        print(safe(f"{self.name}  {at}  " + "  ".join(self.fields(step))), flush=True)
 
     def say(self, text: str) -> None:
         print(safe(text), flush=True)
@@ -67,7 +66,7 @@ class Lines:
 class Bar(Lines):
     """A bar that moves, with the same fields."""
 
-    def __init__(self, name: str, steps: int, metric: str) -> None:
+    def __init__(self, name: str, steps: int | None, metric: str) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
         super().__init__(name, steps, metric)
@@ -98,6 +97,6 @@ class Bar(Lines):
         self.progress.stop()
 
 
-def display(name: str, steps: int, metric: str) -> Lines:
-    """A bar on a terminal, lines elsewhere."""
+def display(name: str, steps: int | None, metric: str) -> Lines:
+    """A bar on a terminal, lines elsewhere. steps: None where nobody knows how many there will be."""
     return (Bar if sys.stdout.isatty() else Lines)(name, steps, metric)

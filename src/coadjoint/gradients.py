@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,15 +19,17 @@ from .batch import Batch
 from .costates import Costates
 from .errors import InputError, Unsupported
 from .graphs import Recordings
+from .influence import Influence
 from .layout import Layout, lay_out
-from .losses import LossLike, entries
+from .losses import LossLike, entries, sloped
 from .network import Network, Trajectory
-from .penalties import Schedule, penalty
+from .penalties import Schedule, Steered, log_decay, penalty
 from .readout import Net
 from .segments import Found, Segmented, Segments, wanted
 from .sweeps import Swept, derivatives, scale
 
 Gradient = dict[str, Tensor]
+CHUNK = 256  # steps whose Gram matrices are held at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +37,8 @@ class Evaluation:
     """What a gradient method found at one point.
 
     losses, penalties  [B] per-sample values; loss, penalty, objective  their means
-    gradient           by parameter name, of the objective = mean of weight_j (loss_j + rho penalty_j)
+    gradient           by parameter name, of the objective = mean of weight_j (share loss_j + rho penalty_j); share is 1, or 0
+                       where the penalty alone is minimised
     trajectory         the run; costates  of the loss alone
     """
 
@@ -46,6 +50,8 @@ class Evaluation:
     gradient: Gradient
     run: Callable[[], Trajectory]
     adjoint: Callable[[Trajectory], Costates]
+    share: float = 1.0
+    criterion: LossLike | None = None  # the loss that was asked for
 
     def __repr__(self) -> str:
         return (
@@ -62,7 +68,7 @@ class Evaluation:
 
     @functools.cached_property
     def objective(self) -> Tensor:
-        return self.loss + self.rho * self.penalty
+        return self.share * self.loss + self.rho * self.penalty if self.share else self.rho * self.penalty
 
     @functools.cached_property
     def trajectory(self) -> Trajectory:
@@ -134,17 +140,24 @@ class Temporal:
     def norms(self) -> dict[str, Tensor]:
         """||grad_t||, [T] float64, for W, R, b (those the network has) and for all of them jointly ("joint")."""
         squares: dict[str, list[Tensor]] = {}
-        for t, (dw, dv, r, u) in enumerate(self._steps()):
-            gram = dv @ dv.T
-            found = {"R": (gram * (u @ u.T)).sum()}
+        masked, T = self.network.mask is not None, self.layout.rows.T
+        wide = [None if y is None else self.layout.padded(y) for y in (self.into_W, self.into_v, self.r, self.u)]
+        for begin in range(0, T, CHUNK):
+            dw, dv, r, u = (None if y is None else y[begin : begin + CHUNK].double() for y in wide)
+            gram = lambda y: y @ y.transpose(1, 2)  # of the samples, at each step
+            assert dw is not None and dv is not None and u is not None  # noqa: PT018
+            each = gram(dv)
+            found = {"R": (each * gram(u)).sum((1, 2))}
             if self.network.b is not None:
-                found["b"] = gram.sum()
-            if r is not None:
-                masked = self.network.mask is not None
-                found["W"] = self.at(t + 1)["W"].square().sum() if masked else ((dw @ dw.T) * (r @ r.T)).sum()
+                found["b"] = each.sum((1, 2))
+            if r is not None and masked:
+                steps = range(begin + 1, begin + 1 + len(r))
+                found["W"] = torch.stack([self.at(t)["W"].square().sum() for t in steps])
+            elif r is not None:
+                found["W"] = (gram(dw) * gram(r)).sum((1, 2))
             for name, value in found.items():
                 squares.setdefault(name, []).append(value.clamp(min=0))
-        out = {name: torch.stack(values) for name, values in squares.items()}
+        out = {name: torch.cat(values) for name, values in squares.items()}
         out["joint"] = torch.stack(list(out.values())).sum(0)
         return {name: value.sqrt() for name, value in out.items()}
 
@@ -185,9 +198,6 @@ class Temporal:
             self.u[here].double(),
         )
 
-    def _steps(self) -> Iterator[tuple[Tensor, Tensor, Tensor | None, Tensor]]:
-        return (self._step(t) for t in range(1, self.layout.rows.T + 1))
-
 
 def one_layer(net: Net, what: str) -> Network:
     """The network, for a method that takes sequences apart; others refuse it."""
@@ -224,7 +234,7 @@ def later(net: Net, batch: Batch, loss: LossLike, run: Callable[[], Trajectory])
         check()
         return run()
 
-    return {"run": checked, "adjoint": adjoint}
+    return {"run": checked, "adjoint": adjoint, "criterion": loss}
 
 
 class Method:
@@ -237,6 +247,11 @@ class Method:
         """Gradients that repeat, on a GPU."""
         return Recordings()
 
+    @functools.cached_property
+    def state(self) -> dict[str, float]:
+        """What the next gradient depends on beside its arguments and the step: to be saved with a run, and put back."""
+        return {}
+
     def __call__(self, net: Net, batch: Batch, loss: LossLike) -> Evaluation:
         return self.evaluate(net, batch, loss)
 
@@ -247,35 +262,11 @@ class Method:
         """The gradient of each sample's own objective, stacked: by parameter name, [B, ...]. Their mean is the gradient.
 
         One evaluation for each sample: a method's own definition, at B small sweeps."""
-        layout = lay_out(batch.u, batch.lengths, net.inputs, net.V)[0]
-        B, lengths = layout.rows.B, layout.lengths.tolist()
-        found: list[Gradient] = []
-        for j in range(B):
-            found.append(self.evaluate(net, sample(net, batch, j, lengths[j]), loss).gradient)
+        net.still("gradients of single samples")
+        B, before = lay_out(batch.u, batch.lengths, net.inputs, net.V)[0].rows.B, dict(self.state)
+        found = [self.evaluate(net, batch.select([j], net.readout), loss).gradient for j in range(B)]
+        self.state.update(before)
         return {name: torch.stack([g[name] for g in found]) for name in found[0]}
-
-
-def sample(net: Net, batch: Batch, j: int, length: int) -> Batch:
-    """The batch that consists of sample j."""
-    layout, flat = lay_out(batch.u, batch.lengths, net.inputs, net.V)
-    cut = {
-        "last": (slice(j, j + 1),),
-        "every": (slice(length), slice(j, j + 1)),
-        "sequence": (slice(None), slice(j, j + 1)),
-    }
-    pick = lambda y: None if y is None else torch.as_tensor(y)[cut[net.readout]]
-
-    x0 = batch.x0 if batch.x0 is None or batch.x0.dim() == 1 else batch.x0[j : j + 1]
-    weight = None if batch.weight is None else torch.as_tensor(batch.weight)[j : j + 1]
-    return replace(
-        batch,
-        u=layout.padded(flat)[:length, j : j + 1],
-        y=pick(batch.y),
-        lengths=None,
-        mask=pick(batch.mask),
-        weight=weight,
-        x0=x0,
-    )
 
 
 def trained(net: Net) -> dict[str, nn.Parameter]:
@@ -295,17 +286,21 @@ def differentiate(objective: Tensor, parameters: dict[str, nn.Parameter], keep: 
     }
 
 
-def in_segments(net: Net, batch: Batch, loss: LossLike, found: Found, rho: float = 0.0) -> Evaluation:
+def in_segments(
+    net: Net, batch: Batch, loss: LossLike, found: Found, rho: float = 0.0, share: float = 1.0
+) -> Evaluation:
     """The Evaluation of a gradient in segments; its trajectory and costates are computed, at once, if they are asked for."""
     later_ = later(net, batch, loss, lambda: net(batch.u, batch.lengths, batch.x0))
-    return Evaluation(net, batch, found.losses, found.penalties, rho, found.gradient, **later_)
+    return Evaluation(net, batch, found.losses, found.penalties, rho, found.gradient, **later_, share=share)
 
 
-def replayed(net: Net, batch: Batch, loss: LossLike, found: tuple[Any, ...], rho: float = 0.0) -> Evaluation:
+def replayed(
+    net: Net, batch: Batch, loss: LossLike, found: tuple[Any, ...], rho: float = 0.0, share: float = 1.0
+) -> Evaluation:
     """The Evaluation of a recorded gradient; its trajectory and costates are computed if they are asked for."""
     losses, penalties, gradient = found
     later_ = later(net, batch, loss, lambda: net(batch.u, batch.lengths, batch.x0))
-    return Evaluation(net, batch, losses, penalties, rho, gradient, **later_)
+    return Evaluation(net, batch, losses, penalties, rho, gradient, **later_, share=share)
 
 
 class BPTT(Method):
@@ -345,18 +340,38 @@ class BPTT(Method):
 class Penalised(Method):
     """Penalised backpropagation, mean of L + rho G({lam_t}): forward, adjoint, tangent, adjoint.
 
-    G       a penalty's name, a Penalty, or any callable of Costates that returns [B] values
-    weight  rho: a number or a schedule rho(step); the step counts the calls of this object
+    G         a penalty's name, a Penalty, or any callable of Costates that returns [B] values
+    weight    rho: a number, a schedule rho(step), or co.penalties.Steered; the step counts the calls of this object
     segments  as in BPTT, for 10 sweeps instead of 4; G then may use norms, log-norms and log-ratios of costates
+    pretrain  for so many steps rho G is minimised alone. The costates are those of L all the while: a network whose past
+              fades is brought to life first, and then trained
+
+    With a Steered weight, `state` holds the weight of the present step and that of the next, which follows from the decay
+    measured at the last evaluation of the present one.
     """
 
-    def __init__(self, G: Any, weight: float | Schedule = 1.0, segments: Segments = None) -> None:
+    def __init__(
+        self, G: Any, weight: float | Schedule | Steered = 1.0, segments: Segments = None, pretrain: int = 0
+    ) -> None:
         self.penalty, self.weight, self.step, self.segments = penalty(G), weight, 0, wanted(segments)
-        if not callable(weight) and not (isinstance(weight, int | float) and math.isfinite(weight)):
+        number = isinstance(weight, int | float) and math.isfinite(weight)
+        if not number and not callable(weight) and not isinstance(weight, Steered):
             raise InputError(f"weight must be a finite number or a function of the step; got {weight!r}.")
+        if not isinstance(pretrain, int) or isinstance(pretrain, bool) or pretrain < 0:
+            raise InputError(f"pretrain is a number of steps, at least 0; got {pretrain!r}.")
+        self.pretrain = pretrain
+        if isinstance(weight, Steered):
+            self.state.update(step=0, rho=weight.start, next=weight.start)
 
     def rho(self, step: int) -> float:
+        if isinstance(self.weight, Steered):
+            return self.state["rho"]
         return float(self.weight(step)) if callable(self.weight) else float(self.weight)
+
+    @property
+    def share(self) -> float:
+        """Of the loss in the present step's objective: none while the penalty is minimised alone."""
+        return 0.0 if self.step < self.pretrain else 1.0
 
     def __call__(self, net: Net, batch: Batch, loss: LossLike) -> Evaluation:
         e = self.evaluate(net, batch, loss)
@@ -364,30 +379,64 @@ class Penalised(Method):
         return e
 
     def evaluate(self, net: Net, batch: Batch, loss: LossLike) -> Evaluation:
-        rho = self.rho(self.step)
+        self._turn()
+        rho, share = self.rho(self.step), self.share
         if not math.isfinite(rho):
             raise InputError(f"the schedule gave rho = {rho} at step {self.step}; expected a finite number.")
+        if rho == 0 and not share:
+            raise InputError(
+                f"pretraining minimises rho G alone, and rho is 0 at step {self.step}; expected a positive weight."
+            )
         if self.segments is not None:
             trained(net)
             swept = Segmented(one_layer(net, "sweeps in segments"), batch, loss, self.segments)
-            found = swept.penalised(self.penalty, self.penalty.name, rho, check_penalty)
-            return in_segments(net, batch, loss, found, rho)
-        again = self.recordings(lambda *given: self.compute(*given)[:4], net, batch, loss, rho) if rho else None
+            decays: list[Tensor] = []
+
+            def checked(G: Any, lam: Costates, name: str) -> Tensor:
+                decays.append(self._decay(lam))
+                return check_penalty(G, lam, name)
+
+            found = swept.penalised(self.penalty, self.penalty.name, rho, checked, share)
+            self._steer(decays[0])
+            return in_segments(net, batch, loss, found, rho, share)
+        compute = functools.partial(self.compute, share=share)
+        again = self.recordings(lambda *given: compute(*given)[:4], net, batch, loss, rho, share) if rho else None
         if again is not None:
-            return replayed(net, batch, loss, again, rho)
-        losses, G, gradient, run, lam = self.compute(net, batch, loss, rho)
-        return Evaluation(net, batch, losses.detach(), G.detach(), rho, gradient, lambda: run, lambda _: lam.detach())
+            losses, (G, decay), gradient = again
+            self._steer(decay)
+            return replayed(net, batch, loss, (losses, G, gradient), rho, share)
+        losses, (G, decay), gradient, run, lam = compute(net, batch, loss, rho)
+        self._steer(decay)
+        return Evaluation(
+            net, batch, losses.detach(), G.detach(), rho, gradient, lambda: run, lambda _: lam.detach(), share, loss
+        )
 
     def compute(
-        self, net: Net, batch: Batch, loss: LossLike, rho: Any
+        self, net: Net, batch: Batch, loss: LossLike, rho: Any, share: float = 1.0
     ) -> tuple[Tensor, Tensor, Gradient, Trajectory, Costates]:
+        """-> losses, [penalties, decays] stacked, gradient, run, costates"""
         parameters = trained(net)
         with torch.enable_grad():
             run = net(batch.u, batch.lengths, batch.x0)
             lam = run.costates(loss, batch.y, mask=batch.mask, reduce=batch.reduce)
             G = check_penalty(self.penalty(lam), lam, self.penalty.name)
-            objective = lam.loss if isinstance(rho, float) and rho == 0 else lam.loss + rho * G
-            return lam.loss, G, differentiate(batch.mean(objective), parameters), run, lam
+            objective = lam.loss if isinstance(rho, float) and rho == 0 else lam.loss + rho * G if share else rho * G
+            gradient = differentiate(batch.mean(objective), parameters)
+            return lam.loss, torch.stack([G.detach(), self._decay(lam)]), gradient, run, lam
+
+    def _decay(self, lam: Costates) -> Tensor:
+        """What the weight is steered by, [B]; nothing is measured otherwise."""
+        return log_decay(lam).to(lam.loss) if isinstance(self.weight, Steered) else torch.zeros_like(lam.loss)
+
+    def _turn(self) -> None:
+        """A new step takes the weight that the one before left for it; an earlier one begins again."""
+        if isinstance(self.weight, Steered) and self.step != self.state["step"]:
+            rho = self.state["next"] if self.step > self.state["step"] else self.weight.start
+            self.state.update(step=self.step, rho=rho, next=rho)
+
+    def _steer(self, decays: Tensor) -> None:
+        if isinstance(self.weight, Steered):
+            self.state["next"] = self.weight.next(self.state["rho"], float(decays.double().nanmean()))
 
 
 def check_penalty(G: Any, lam: Costates, name: str) -> Tensor:
@@ -457,20 +506,16 @@ class Truncated(Method):
                     values = values / torch.where(count == 0, 1, count)
             return differentiate((weight[index] * values).sum() / len(lengths), trained(net))
 
-
-class _Advance(nn.Module):
-    def __init__(self, net: Network) -> None:
-        super().__init__()
-        self.net = net
-
-    def forward(self, u: Tensor, x: Tensor) -> Tensor:
-        return self.net.advance(u[None], x[None])[0]
+    def stream(self, net: Net, batch: int = 1, x0: Tensor | None = None) -> Windows:
+        """Learn from a stream that need not end: `s.take(u_t, y_t, loss)` gives a gradient every k1 steps."""
+        return Windows(net, self.k1, self.k2, batch, x0)
 
 
 class RTRL(Method):
     """Real-time recurrent learning: the influence S_t = dx_t/dtheta is carried forward, S_t = J_t S_{t-1} + f_theta.
 
-    The gradient of BPTT, without the past: memory does not grow with T, but is B x n x parameters. Any cell or step function.
+    The gradient of BPTT, without the past: memory does not grow with T, but is twice B x n x parameters. Any cell or step
+    function; of a formula its own slopes make J_t and f_theta (co.influence), of others torch.func.
     """
 
     def evaluate(self, net: Net, batch: Batch, loss: LossLike) -> Evaluation:
@@ -499,12 +544,12 @@ class RTRL(Method):
         total = {name: torch.zeros_like(p) for name, p in trained(net).items()}
         for t in range(T):
             going = lengths > t
-            stream.advance(u[t], going)
+            stream.advance(u[t], None if going.all() else going)
             counts = going & (mask[t] != 0) if every else (lengths == t + 1) & (mask != 0)
             if counts.any():
                 target = None if y is None else (y[t] if every else y)
                 w = weight * factor * (mask[t] if every else 1.0)
-                g, _ = stream.gradient(target, loss, counts, w)
+                g, *_ = stream.gradient(target, loss, counts, w)
                 total = {name: total[name] + v for name, v in g.items()}
         run = lambda: net(u, run_lengths, batch.x0)
         return Evaluation(net, batch, losses, torch.zeros_like(losses), 0.0, total, **later(net, batch, loss, run))
@@ -515,87 +560,185 @@ class RTRL(Method):
 
 
 class Stream:
-    """`batch` streams in parallel: their states x [B, n] and influences S, {parameter: [B, n, ...]}."""
+    """`batch` streams in parallel: their states x [B, n] and influences S_t = dx_t/dtheta, {parameter: [B, n, ...]}."""
 
     def __init__(self, net: Net, batch: int, x0: Tensor | None = None) -> None:
         if batch < 1:
             raise InputError(f"a stream needs at least one sample; got batch={batch}.")
         net.plain("real-time recurrent learning")
+        net.still("real-time recurrent learning")
         self.net, self.batch, self.given = one_layer(net, "one step at a time"), batch, x0
-        self.module = _Advance(self.net)
         self.names = [n for n in trained(net) if n not in ("V", "b_o")]
+        self.shown = {name: p for name, p in trained(net).items() if name in ("V", "b_o")}
+        self.carried = Influence(self.net, self.names, batch)
         self.t = 0
         self.reset()
+
+    @property
+    def influence(self) -> dict[str, Tensor]:
+        return self.carried.of
 
     def reset(self, rows: Sequence[int] | Tensor | None = None) -> None:
         """Start again from the initial state, all streams or the given ones."""
         index = torch.arange(self.batch) if rows is None else torch.as_tensor(rows)
         if index.numel() and (int(index.min()) < 0 or int(index.max()) >= self.batch):
             raise InputError(f"rows must lie in 0..{self.batch - 1}; got {index.tolist()}.")
-        net = self.net
         with torch.no_grad():
-            start = net.start(self.given, self.batch).clone()
-            n = start.shape[1]
-            first = {name: net.V.new_zeros(self.batch, n, *net.get_parameter(name).shape) for name in self.names}
-            if "x0" in first and self.given is None:
-                first["x0"][:] = torch.eye(n, dtype=start.dtype, device=start.device)
-        if rows is None:
-            self.x, self.influence = start, first
-            return
-        self.x[index] = start[index]
-        for name in self.names:
-            self.influence[name][index] = first[name][index]
+            start = self.net.start(self.given, self.batch).clone()
+            if rows is None:
+                self.x = start
+            self.x[index] = start[index]
+            self.carried.begin(index, self.given is None)
 
     def advance(self, u: Tensor, going: Tensor | None = None) -> None:
         """One step of the streams that are `going`."""
-        index = torch.arange(self.batch) if going is None else going.nonzero()[:, 0]
-        parameters = {f"net.{n}": self.net.get_parameter(n).detach() for n in self.names}
-
-        def step(theta: dict[str, Tensor], x: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-            out = torch.func.functional_call(self.module, theta, (u, x))
-            return out, out
-
-        both = torch.func.jacrev(step, argnums=(0, 1), has_aux=True)
-        (of_theta, J), x = torch.func.vmap(both, in_dims=(None, 0, 0))(parameters, self.x[index], u[index])
-        for name in self.names:
-            S = self.influence[name]
-            carried = (J @ S[index].flatten(2)).unflatten(2, S.shape[2:]) if S[0, 0].numel() else S[index]
-            S[index] = carried + of_theta[f"net.{name}"]
-        self.x[index] = x.detach()
+        self.x = self.carried.advance(u, self.x, None if going is None else going.nonzero()[:, 0])
         self.t += 1
 
-    def gradient(self, y: Tensor | None, loss: LossLike, counts: Tensor, weight: Tensor) -> tuple[Gradient, Tensor]:
-        """The gradient of (1 / B) sum of weight_j L_j over the streams that count, at their present states; and the L_j."""
-        index = counts.nonzero()[:, 0]
-        x = self.x[index].requires_grad_()
-        readout = {name: p for name, p in trained(self.net).items() if name in ("V", "b_o")}
-        with torch.enable_grad():
-            a = nn.functional.linear(self.net.shown(x), self.net.V, self.net.b_o)
-            values = entries(loss, a, None if y is None else y[index], self.net.output)
-            grads = torch.autograd.grad(
-                (weight[index] * values).sum() / self.batch, [x, *readout.values()], allow_unused=True
-            )
-        out = {name: torch.einsum("bn,bn...->...", grads[0], self.influence[name][index]) for name in self.names}
-        return out | {
-            name: torch.zeros_like(p) if g is None else g
-            for (name, p), g in zip(readout.items(), grads[1:], strict=True)
-        }, values.detach()
+    def gradient(
+        self, y: Tensor | None, loss: LossLike, counts: Tensor | None = None, weight: Tensor | None = None
+    ) -> tuple[Gradient, Tensor, Tensor]:
+        """The gradient of (1 / B) sum of weight_j L_j over the streams that count, at their present states; the L_j, and a.
+
+        lam_t = V' dL/da is the costate of this step's loss alone: dL/dtheta = lam_t' S_t."""
+        net, index = self.net, None if counts is None else counts.nonzero()[:, 0]
+        x, y = (self.x, y) if index is None else (self.x[index], None if y is None else y[index])
+        with torch.no_grad():
+            h = net.shown(x)
+            a = nn.functional.linear(h, net.V, net.b_o)
+            values, by_a = sloped(loss, a, y, net.output)
+            if weight is not None:
+                by_a = by_a * (weight if index is None else weight[index])[:, None]
+            by_a = by_a / self.batch if self.batch > 1 else by_a
+            gradient = self.carried.pull(unshown(net, by_a @ net.V), index)
+            if "V" in self.shown:
+                gradient["V"] = by_a.t() @ h
+            if "b_o" in self.shown:
+                gradient["b_o"] = by_a.sum(0)
+        return gradient, values, a
+
+    def take(self, u: Tensor, y: Any, loss: LossLike) -> tuple[Tensor, Tensor, Gradient]:
+        """Take u_t [B, inputs] and y_t: what the network says, a_t [B, outputs], before it learns; the loss of each stream;
+        the gradient of their mean."""
+        self.advance(checked(self, u))
+        gradient, losses, a = self.gradient(target_of(y, self.batch), loss)
+        return a, losses, gradient
+
+    def rest(self, loss: LossLike) -> None:
+        """What a sequence that ends here has still to learn: nothing."""
+
+    def state(self) -> dict[str, Tensor]:
+        """What the next step depends on, beside the weights."""
+        return {"x": self.x, "S": self.carried.S}
+
+    def restore(self, state: dict[str, Tensor], t: int) -> None:
+        self.x, self.t = state["x"].to(self.x), t
+        self.carried.S.copy_(state["S"])
 
     def step(self, u: Tensor, y: Any, loss: LossLike) -> Evaluation:
         """Take u_t [B, inputs] (or [inputs] for one stream) and y_t; the gradient of this step's mean loss by all parameters."""
-        u = u[None] if u.dim() == 1 and self.batch == 1 else u
-        if tuple(u.shape) != (self.batch, self.net.inputs):
-            raise InputError(f"u_t has shape {list(u.shape)}; expected [{self.batch}, {self.net.inputs}].")
-        if not torch.isfinite(u).all():
-            raise InputError(f"u_t holds NaN or inf at step {self.t + 1} of the stream.")
-        x0 = self.x.clone()
-        self.advance(u)
-        y = None if y is None else torch.as_tensor(y)
-        y = y[None] if y is not None and self.batch == 1 and (y.dim() == 0 or len(y) != 1) else y
-        gradient, losses = self.gradient(
-            y, loss, torch.ones(self.batch, dtype=torch.bool), torch.ones(self.batch, dtype=self.x.dtype)
-        )
+        u, x0 = checked(self, u), self.x.clone()
+        _, losses, gradient = self.take(u, y, loss)
+        y = target_of(y, self.batch)
         target = y if y is None or self.net.readout == "last" else y[None]
         batch = Batch(u[None], target, x0=x0)
         run = later(self.net, batch, loss, lambda: self.net(u[None], x0=x0))
         return Evaluation(self.net, batch, losses, torch.zeros_like(losses), 0.0, gradient, **run)
+
+
+def unshown(net: Network, bar: Tensor) -> Tensor:
+    """The costate of a state of which the slots `shows` are read: the transpose of `shown`."""
+    if net.slots == 1:
+        return bar
+    parts = dict(zip(net.shows, bar.split(net.hidden, -1), strict=True))
+    none = torch.zeros_like(parts[net.shows[0]])
+    return torch.cat([parts.get(i, none) for i in range(net.slots)], -1)
+
+
+def checked(stream: Stream | Windows, u: Tensor) -> Tensor:
+    """u_t as [B, inputs], finite."""
+    u = u[None] if u.dim() == 1 and stream.batch == 1 else u
+    if tuple(u.shape) != (stream.batch, stream.net.inputs):
+        raise InputError(f"u_t has shape {list(u.shape)}; expected [{stream.batch}, {stream.net.inputs}].")
+    if not math.isfinite(u.sum().item()) and not torch.isfinite(u).all():
+        raise InputError(f"u_t holds NaN or inf at step {stream.t + 1} of the stream.")
+    return u
+
+
+def target_of(y: Any, batch: int) -> Tensor | None:
+    """y_t as [B, ...]; of one stream, also without the first dimension."""
+    y = None if y is None else torch.as_tensor(y)
+    return y[None] if y is not None and batch == 1 and (y.dim() == 0 or len(y) != 1) else y
+
+
+class Windows:
+    """Truncated backpropagation of streams: every k1 steps their losses are pulled back through the last k2 steps.
+
+    Kept are k2 steps (x_{t-1}, u_t, y_t), however long the streams are. A window is swept with the weights of its end, from
+    the state that was reached at its beginning; that state is not computed again."""
+
+    def __init__(self, net: Net, k1: int, k2: int, batch: int, x0: Tensor | None = None) -> None:
+        if batch < 1:
+            raise InputError(f"a stream needs at least one sample; got batch={batch}.")
+        if net.readout != "every":
+            raise InputError(f"a stream is answered at every step: use readout='every', not '{net.readout}'.")
+        net.still("truncated backpropagation")
+        self.net, self.k1, self.batch, self.given = one_layer(net, "truncated backpropagation"), k1, batch, x0
+        self.past: deque[tuple[Tensor, Tensor, Tensor | None]] = deque(maxlen=k2)
+        self.reset()
+
+    def reset(self) -> None:
+        """Start again from the initial state."""
+        with torch.no_grad():
+            self.x = self.net.start(self.given, self.batch).clone()
+        self.past.clear()
+        self.t = self.fresh = 0  # steps, and those whose loss no gradient has seen
+
+    def take(self, u: Tensor, y: Any, loss: LossLike) -> tuple[Tensor, Tensor, Gradient | None]:
+        """Take u_t and y_t: a_t, the loss of each stream, and every k1 steps the gradient of the sum of their means."""
+        u, y = checked(self, u), target_of(y, self.batch)
+        self.past.append((self.x, u, y))
+        with torch.no_grad():
+            self.x = self.net.advance(u, self.x)
+            a = answered(self.net, self.x, u)
+            losses = entries(loss, a, y, self.net.output)
+        self.t, self.fresh = self.t + 1, self.fresh + 1
+        return a, losses, self.rest(loss) if self.fresh == self.k1 else None
+
+    def rest(self, loss: LossLike) -> Gradient | None:
+        """The gradient of the losses that no gradient has seen, pulled back k2 steps; None if there are none."""
+        if not self.fresh:
+            return None
+        (x, *_), k = self.past[0], len(self.past)
+        u, ys = torch.stack([u for _, u, _ in self.past]), [y for *_, y in self.past]
+        mask = u.new_zeros(k, self.batch)
+        mask[k - self.fresh :] = 1
+        self.fresh = 0
+        with torch.enable_grad():
+            run = self.net(u, x0=self.given if self.t == k else x)
+            y = None if ys[0] is None else torch.stack(ys)  # type: ignore[arg-type]
+            return differentiate(run.loss(loss, y, mask=mask).mean(), trained(self.net))
+
+    def state(self) -> dict[str, Tensor]:
+        """What the next step depends on, beside the weights."""
+        found = {"x": self.x, "fresh": torch.tensor(self.fresh)}
+        for name, parts in zip(("past.x", "past.u", "past.y"), zip(*self.past, strict=True), strict=False):
+            found |= {} if parts[0] is None else {name: torch.stack(parts)}
+        return found
+
+    def restore(self, state: dict[str, Tensor], t: int) -> None:
+        self.reset()
+        self.x, self.t, self.fresh = state["x"].to(self.x), t, int(state["fresh"])
+        if "past.x" in state:
+            x, u = (state[name].to(self.x) for name in ("past.x", "past.u"))
+            y = state["past.y"].to(self.x.device) if "past.y" in state else [None] * len(x)
+            self.past.extend(zip(x, u, y, strict=True))
+
+
+def answered(net: Network, x: Tensor, u: Tensor) -> Tensor:
+    """a = V h + D u + b_o of one step, h through the layers of a deep readout."""
+    h = net.shown(x)
+    for layer in net.deep:
+        h = torch.tanh(layer(h))
+    a = nn.functional.linear(h, net.V, net.b_o)
+    return a + nn.functional.linear(u, net.D) if hasattr(net, "D") else a

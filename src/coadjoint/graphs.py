@@ -114,11 +114,14 @@ class Recordings:
         self.calls: OrderedDict[Any, int | Recording | None] = OrderedDict()  # None: cannot be recorded
         self.refusal = ""  # why, the last time
 
-    def __call__(self, compute: Compute, net: Net, batch: Batch, loss: Any, rho: float) -> Found | None:
-        """The gradient by a recording; None if this call runs operation by operation."""
+    def __call__(
+        self, compute: Compute, net: Net, batch: Batch, loss: Any, rho: float, kind: Any = None
+    ) -> Found | None:
+        """The gradient by a recording; None if this call runs operation by operation. kind: what else `compute` depends on."""
         key = self.key(net, batch, loss)
         if key is None:
             return None
+        key = (kind, *key)
         known = self.calls.pop(key, 0)
         if isinstance(known, int):
             known += 1
@@ -143,6 +146,7 @@ class Recordings:
             not plain
             or not batch.u.is_cuda
             or net.cell is None
+            or (net.dropout and net.training)
             or net.engine not in ("cuda", "scan")
             or not isinstance(batch.y, Tensor | None)
         ):

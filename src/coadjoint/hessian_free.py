@@ -21,11 +21,12 @@ import torch
 from torch import Tensor
 
 from .batch import Batch
-from .curvature import Curvature, conjugate_gradients
+from .curvature import Curvature, conjugate_gradients, fits
 from .errors import InputError, NumericalError
-from .gradients import BPTT, Evaluation, Method, Penalised
+from .gradients import BPTT, Gradient, Method, Penalised
 from .losses import LossLike
 from .network import Network
+from .readout import Net
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,6 @@ class Taken:
     iterations: int  # of conjugate gradients
     rate: float  # of the line search; 0 if the step was refused
     norm: float  # of the gradient
-    evaluation: Evaluation
 
     @property
     def kept(self) -> float:
@@ -83,11 +83,17 @@ class HessianFree:
     ) -> Taken:
         """One step of the network's weights. batch: for the gradient and the objective; curvature: for the matrices, the same
         if not given; method: BPTT() or Penalised(...)."""
+        fits(net, loss)
         method = method or BPTT()
         e = method.evaluate(net, batch, loss)
-        c = Curvature(net, curvature or batch, loss)
-        g, damping = c.packing.pack(e.gradient), self.state["damping"]
-        value, before = lambda: objective(method, net, batch, loss), float(e.objective)
+        value = lambda: objective(method, net, batch, loss)
+        c = Curvature(net, batch, loss, e.trajectory) if curvature is None else Curvature(net, curvature, loss)
+        return self.minimise(c, e.gradient, float(e.objective), value)
+
+    def minimise(self, c: Curvature, gradient: Gradient, before: float, value: Callable[[], float]) -> Taken:
+        """One step from where the objective is `before` and has this gradient. c: the curvature there; value(): the objective
+        at the weights as they are."""
+        g, damping = c.packing.pack(gradient), self.state["damping"]
         start = self.state.get("solution")
         start = self.decay * start.to(g) if start is not None and len(start) == len(g) else None
         scale = None
@@ -102,12 +108,15 @@ class HessianFree:
         d, promised, lowest = backtracked(found.iterates, found.models, lambda d: self.at(c, theta + d, value))
         rate, after = line_search(lambda a: self.at(c, theta + a * d, value), before, float(g @ d), lowest)
         self.at(c, theta + rate * d, None)
-        taken = Taken(before, after, promised, damping, found.iterations, rate, float(g.norm()), e)
+        taken = Taken(before, after, promised, damping, found.iterations, rate, float(g.norm()))
         self.state["solution"] = found.iterates[-1]
+        if not rate:
+            del self.state["solution"]  # where it led nobody could go
         self.state["steps"] = self.state.get("steps", 0) + 1
-        # by the whole step, as the model promised it
+        # by the whole step, as the model promised it; of less than the objective can show, nothing is learned
         ratio = (lowest - before) / promised if promised < 0 else 0.0
-        factor = 1.5 if not ratio >= 0.25 else 2 / 3 if ratio > 0.75 else 1.0
+        shown = abs(promised) > 8 * torch.finfo(g.dtype).eps * abs(before)
+        factor = 2 / 3 if ratio > 0.75 or not shown else 1.0 if ratio >= 0.25 else 1.5
         self.state["damping"] = max(self.least, damping * factor)
         return taken
 
@@ -126,14 +135,14 @@ class HessianFree:
         return found if math.isfinite(found) else math.inf
 
 
-def objective(method: Method, net: Network, batch: Batch, loss: LossLike) -> float:
+def objective(method: Method, net: Net, batch: Batch, loss: LossLike) -> float:
     """The value alone of what a method differentiates."""
     with torch.no_grad():
         run = net(batch.u, batch.lengths, batch.x0)
         if not isinstance(method, Penalised):
             return float(batch.mean(run.loss(loss, batch.y, mask=batch.mask, reduce=batch.reduce)))
         lam = run.costates(loss, batch.y, mask=batch.mask, reduce=batch.reduce)
-        return float(batch.mean(lam.loss + method.rho(method.step) * method.penalty(lam)))
+        return float(batch.mean(method.share * lam.loss + method.rho(method.step) * method.penalty(lam)))
 
 
 def backtracked(

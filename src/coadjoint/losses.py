@@ -32,11 +32,14 @@ def output_function(output: Output) -> Callable[[Tensor], Tensor]:
 
 @dataclass(frozen=True)
 class Loss:
-    """value(a or y_hat, y) -> [entries]. `folds`: the output functions that `value` contains; it then receives a."""
+    """value(a or y_hat, y) -> [entries]. `folds`: the output functions that `value` contains; it then receives a.
+
+    slope: d value / d (a or y_hat), [entries, outputs], where it is shorter than what autograd does; y has passed `value`."""
 
     name: str
     value: Callable[[Tensor, Tensor], Tensor]
     folds: tuple[str, ...] = ()
+    slope: Callable[[Tensor, Tensor], Tensor] | None = None
 
     def __call__(self, a: Tensor, y: Tensor | None, output: Output) -> Tensor:
         if y is None:
@@ -107,10 +110,27 @@ def _binary_cross_entropy(a: Tensor, y: Tensor) -> Tensor:
     return (F.softplus(a, 1.0, 40.0) - a * y).sum(-1)
 
 
-squared = Loss("squared", _squared)
+def like(y: Tensor, a: Tensor) -> Tensor:
+    return y.reshape(a.shape).to(a.dtype)
+
+
+def _cross_entropy_slope(a: Tensor, y: Tensor) -> Tensor:
+    p = torch.softmax(a, -1)
+    if y.is_floating_point():
+        y = like(y, a)
+        return p * y.sum(-1, keepdim=True) - y
+    return p.scatter_add(-1, y.long()[..., None], p.new_full((*y.shape, 1), -1.0))
+
+
+squared = Loss("squared", _squared, (), lambda y_hat, y: 2 * (y_hat - like(y, y_hat)))
 absolute = Loss("absolute", _absolute)
-cross_entropy = Loss("cross-entropy", _cross_entropy, ("softmax", "identity"))
-binary_cross_entropy = Loss("binary-cross-entropy", _binary_cross_entropy, ("sigmoid", "identity"))
+cross_entropy = Loss("cross-entropy", _cross_entropy, ("softmax", "identity"), _cross_entropy_slope)
+binary_cross_entropy = Loss(
+    "binary-cross-entropy",
+    _binary_cross_entropy,
+    ("sigmoid", "identity"),
+    lambda a, y: torch.sigmoid(a) - like(y, a),
+)
 
 
 def huber(delta: float = 1.0) -> Loss:
@@ -153,3 +173,16 @@ def entries(loss: LossLike, a: Tensor, y: Tensor | None, output: Output) -> Tens
             "coadjoint averages over samples itself: use reduction='none' and sum over outputs only."
         )
     return value
+
+
+def sloped(loss: LossLike, a: Tensor, y: Tensor | None, output: Output) -> tuple[Tensor, Tensor]:
+    """The loss of each entry and its slope by that entry's own a: [len(a)] and [len(a), outputs]. Not differentiable."""
+    named = LOSSES.get(loss) if isinstance(loss, str) else loss
+    if isinstance(named, Loss) and named.slope is not None and (named.folds or output == "identity"):
+        value = named(a, y, output)
+        assert y is not None
+        return value, named.slope(a, y)
+    with torch.enable_grad():
+        a = a.detach().requires_grad_()
+        value = entries(loss, a, y, output)
+        return value.detach(), torch.autograd.grad(value.sum(), a)[0]

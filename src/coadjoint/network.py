@@ -22,7 +22,7 @@ from .costates import Costates, Passage
 from .errors import InputError, Unsupported
 from .layout import Layout, Sequences, lay_out
 from .losses import LossLike, Output
-from .readout import Answers, Readout
+from .readout import DROPPED, Answers, Readout, check_dropout
 from .recurrence import Entering, Recurrence, positive
 from .sweeps import Rows
 
@@ -31,8 +31,9 @@ from .sweeps import Rows
 class Trajectory(Passage, Answers):
     """One run of a network over a batch.
 
-    u [T, B, inputs], x [T+1, B, n], a and y_hat [B, outputs] or [T, B, outputs], state [B, n] (each sample's last, for
-    the next call), lengths [B], mask [T+1, B]. Padding is zero. n is the number of units times the slots of the cell.
+    u [T, B, inputs] (what dropout left of it), x [T+1, B, n], a and y_hat [B, outputs] or [T, B, outputs], state [B, n] (each
+    sample's last, for the next call), lengths [B], mask [T+1, B]. Padding is zero. n is the number of units times the slots of
+    the cell.
     """
 
     network: Network
@@ -42,10 +43,16 @@ class Trajectory(Passage, Answers):
     b_o: Tensor | None
     more: dict[str, Tensor]  # what else the readout has
     entering: Entering | None
+    heard: Tensor | None = None  # the mask of the inputs, in rows, where some are dropped
 
     def __repr__(self) -> str:
         T, B, n = self.layout.rows.T, self.layout.rows.B, self.run.x.shape[1]
         return f"<Trajectory of {B} samples, T = {T}, {n} state entries, readout {self.network.readout!r}>"
+
+    @property
+    def looked_at(self) -> Tensor:
+        """What the readout looks at, in rows: the states of all steps, or each sample's last."""
+        return self.network.looked_at(self.layout.rows, self.run.x, self.run.last)
 
     def read_out(self, x: Tensor, last: Tensor) -> Tensor:
         return self.network.read_out(self.layout, x, last, self.V, self.b_o, self.inputs, self.more)
@@ -92,6 +99,7 @@ class Trajectory(Passage, Answers):
         if du.shape != self.u.shape:
             raise InputError(f"the direction du has shape {list(du.shape)}; expected that of u, {list(self.u.shape)}.")
         net, rows, flat = self.network, self.layout.rows, self.layout.flat(du)
+        flat = flat if self.heard is None else flat * self.heard
         mu = self.run.push(*net.drive(flat, changes(self.entering)))
         of = lambda x: net.seen(rows, net.looked_at(rows, x, rows.last(x)), self.more)
         h = of(mu) if net.linear else torch.func.jvp(of, (self.run.x,), (mu,))[1]
@@ -122,6 +130,9 @@ class Network(Recurrence, Readout):
     steps       of "attention": how many b_t there are, 1 if not given; later steps take the last of them
     skip        add D u to the readout, u of the steps that it reads
     deep        hidden layers of the readout, by their widths: V reads tanh(O h + c) in place of h, and so on
+    dropout     the share of u, and of what the readout looks at, that is dropped in training: entry by entry, anew at every
+                step, the rest scaled by 1 / (1 - dropout); never on the way from one state to the next. Costates and penalised
+                gradients are those of the network that is left. Zaremba, Sutskever & Vinyals (2014)
     output      phi: "identity", "sigmoid", "softmax", "tanh" or a function
     x0          "zero", "learned", or a tensor [n]; a call may give its own
     mask        a fixed mask on W, shaped like W: zeros are absent connections
@@ -155,6 +166,7 @@ class Network(Recurrence, Readout):
         beta: float | None = None,
         steps: int | None = None,
         deep: int | Sequence[int] = (),
+        dropout: float = 0.0,
         engine: str = "auto",
         slots: int | None = None,
         dtype: torch.dtype | None = None,
@@ -168,7 +180,7 @@ class Network(Recurrence, Readout):
             cell, inputs=inputs, hidden=hidden, activation=activation, x0=x0, bias=bias, mask=mask, structure=structure,
             engine=engine, slots=slots, dtype=dtype, device=device, **options,
         )  # fmt: skip
-        self.outputs = outputs
+        self.outputs, self.dropout = outputs, check_dropout(dropout, "inputs and of what the readout reads")
         self._make_readout(
             self.wide, readout=readout, output=output, bias=bias, skip=skip, beta=beta, steps=steps, deep=deep,
             make={"dtype": self.x0.dtype, "device": device},
@@ -190,6 +202,7 @@ class Network(Recurrence, Readout):
             raise Unsupported(
                 f"{what}: readout='{self.summary}' reads all steps of a sequence at once. Use BPTT or Penalised without segments."
             )
+        self.still(what)
         super().whole(what)
 
     def into(self, R: Tensor, b: Tensor | None) -> Entering:
@@ -216,7 +229,10 @@ class Network(Recurrence, Readout):
     def forward(self, u: Sequences, lengths: Any = None, x0: Tensor | None = None) -> Trajectory:
         """Run over u: [T, B, inputs], a list of [T_i, inputs], or a PackedSequence; x0 [B, n] or [n]."""
         layout, rows_u = lay_out(u, lengths, self.inputs, self.V)
-        run, _, entering = self.sweep(layout, rows_u, self.start(x0, layout.rows.B))
-        V, b_o, more = self.V, self.b_o, self.held()
+        rows, V, b_o, more = layout.rows, self.V, self.b_o, self.held()
+        heard, seen = self.dropping(rows.N, self.inputs), self.dropping(rows.N if self.by_steps else rows.B, self.wide)
+        rows_u = rows_u if heard is None else rows_u * heard
+        more |= {} if seen is None else {DROPPED: seen}
+        run, _, entering = self.sweep(layout, rows_u, self.start(x0, rows.B))
         pre = self.read_out(layout, run.x, run.last, V, b_o, rows_u, more)
-        return Trajectory(layout, run, self.hidden, self, rows_u, pre, V, b_o, more, entering)
+        return Trajectory(layout, run, self.hidden, self, rows_u, pre, V, b_o, more, entering, heard)

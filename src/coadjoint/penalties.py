@@ -296,3 +296,49 @@ def exponential(start: float, decay: float) -> Schedule:
 def linear(start: float, end: float, steps: int) -> Schedule:
     """rho(step) from start to end over `steps` steps, then end"""
     return lambda step: start + (end - start) * min(step / steps, 1.0)
+
+
+def log_decay(lam: Costates | Sequence[Costates]) -> Tensor:
+    """|mean over t = 1..T-1 of (log ||lam_t|| - log ||lam_{t+1}||)|, [B] float64: the logarithm of the factor by which a
+    costate changes in one step, in geometric mean, vanishing or exploding. NaN for a sample without two costates that differ
+    from zero; of several layers, the mean. No gradient."""
+    if not isinstance(lam, Costates):
+        return torch.stack([log_decay(one) for one in lam]).nanmean(0)
+    r = lam.log_ratios()[1:].detach()
+    on = ~r.isnan()
+    return torch.where(on.any(0), mean(r, on).abs(), math.nan)
+
+
+@dataclass(frozen=True)
+class Steered:
+    """A penalty's weight that is turned until costates decay as little as is asked for:
+
+    rho <- rho exp(gain clip(log(decay / target), -1, 1)),  within [low, high], after each step
+
+    start   the weight of the first step
+    target  the log-decay per step that is wanted: 0.01 lets a costate fall to 1/e, or grow to e, over 100 steps
+    decay   what is measured: the mean over samples of `log_decay`; the weight stays where there is none
+    """
+
+    start: float
+    target: float
+    gain: float = 0.01
+    low: float = 1e-4
+    high: float = 1e4
+
+    def __post_init__(self) -> None:
+        for name in ("start", "target", "gain", "low", "high"):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
+                raise InputError(f"{name} of a steered weight must be a positive number; got {value!r}.")
+        if not self.low <= self.start <= self.high:
+            raise InputError(
+                f"a steered weight starts within low = {self.low:g} and high = {self.high:g}; got start = {self.start:g}."
+            )
+
+    def next(self, rho: float, decay: float) -> float:
+        """The weight after a step at which this decay was measured."""
+        if not math.isfinite(decay):
+            return rho
+        off = math.log(decay / self.target) if decay > 0 else -1.0
+        return min(max(rho * math.exp(self.gain * min(max(off, -1.0), 1.0)), self.low), self.high)

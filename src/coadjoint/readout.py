@@ -5,10 +5,11 @@ a = V h + D u + b_o,  y_hat = phi(a)     h what is seen of the states: at the la
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -60,6 +61,19 @@ def attention(net: Readout, rows: Rows, h: Tensor, more: dict[str, Tensor]) -> T
 
 SUMMARIES: dict[str, Callable[..., Tensor]] = {"tilted": tilted, "tilted-tanh": tilted_tanh, "attention": attention}
 MORE = ("D", "w_a", "b_a")  # parameters of a readout beside V and b_o
+DROPPED = "dropped"  # the mask of what it reads, among what else a run of it has
+
+
+def drawn(p: float, shape: Sequence[int], like: Tensor) -> Tensor:
+    """0 with probability p, else 1 / (1 - p): on every device from the CPU's generator, whose state is saved
+    with a run."""
+    return nn.functional.dropout(torch.ones(*shape, dtype=like.dtype), p).to(like.device)
+
+
+def check_dropout(p: Any, of: str) -> float:
+    if not isinstance(p, int | float) or isinstance(p, bool) or not 0 <= p < 1:
+        raise InputError(f"dropout is the share of {of} that is dropped in training, from 0 to below 1; got {p!r}.")
+    return float(p)
 
 
 class Readout(nn.Module):
@@ -67,12 +81,14 @@ class Readout(nn.Module):
 
     readout  "last", "every", or a summary of all steps (then self.readout is "last", and self.summary says which)
     deep     hidden layers between h and V: h <- tanh(O h + c), as many as there are widths
+    dropout  the share of the inputs and of h that is dropped, in training
     """
 
     inputs: int
     outputs: int
     cell: Cell | None = None  # if there is one
     apart = "this network reads whole sequences"  # why `whole` refuses
+    dropout: float = 0.0
 
     def _make_readout(
         self, wide: int, *, readout: str, output: Output, bias: bool, skip: bool, beta: float | None, steps: int | None,
@@ -114,6 +130,18 @@ class Readout(nn.Module):
         """Refuse `what`, which takes a sequence apart, where that is not the same."""
         raise Unsupported(f"{what}: {self.apart}. Use BPTT or Penalised without segments.")
 
+    def still(self, what: str) -> None:
+        """Refuse `what`, which runs the network more than once, where each run drops something else."""
+        if self.dropout and self.training:
+            raise Unsupported(
+                f"{what}: dropout={self.dropout:g} drops something else in every run, in training. Leave it out, call net.eval(), or "
+                "use BPTT or Penalised without segments."
+            )
+
+    def dropping(self, rows: int, wide: int) -> Tensor | None:
+        """The mask of an array [rows, wide]; None where nothing is dropped."""
+        return drawn(self.dropout, (rows, wide), self.V) if self.dropout and self.training else None
+
     @property
     def linear(self) -> bool:
         """Is what V reads linear in the states?"""
@@ -137,6 +165,8 @@ class Readout(nn.Module):
 
     def seen(self, rows: Rows, h: Tensor, more: dict[str, Tensor]) -> Tensor:
         """What V reads, in rows: of step rows if `by_steps`, else of each sample's last one."""
+        if DROPPED in more:
+            h = h * more[DROPPED]
         if self.summary is not None:
             h = SUMMARIES[self.summary](self, rows, h, more)
         for i in range(len(self.deep)):
@@ -317,6 +347,17 @@ class Answers(Laid):
                 )
             return loss
         return Judge.of(self.network, self.layout, loss, y, mask, reduce, pre).losses(pre)
+
+
+@contextlib.contextmanager
+def judged(net: Readout) -> Iterator[None]:
+    """Without dropout and noise."""
+    training = net.training
+    net.eval()
+    try:
+        yield
+    finally:
+        net.train(training)
 
 
 Net = Readout  # what gradient methods and training take: a Network, a Stack, an EncoderDecoder

@@ -231,9 +231,10 @@
     const colours = cells.map((row) => row.map((v) => (v === null ? null : shade((v - low) / (high - low)))));
     const image = (attributes, href) => svg("image", { preserveAspectRatio: "none", href, ...attributes }, root);
     image({ x: box.left, y: box.top, width: box.right - box.left, height: box.bottom - box.top }, picture(width, height, (i, j) => colours[rows[j]][columns[i]]));
-    for (const v of y.ticks.filter(Number.isInteger)) svg("text", { x: box.left - 8, y: y.at(v) + 4, "text-anchor": "end" }, root, show(v));
-    below(root, box, x, "time t in the sequence");
-    svg("text", { class: "label", x: 0, y: box.top - 10 }, root, "training step");
+    const counted = !figure.x; // steps and moments, or what its labels say
+    for (const v of counted ? y.ticks.filter(Number.isInteger) : y.ticks) svg("text", { x: box.left - 8, y: y.at(v) + 4, "text-anchor": "end" }, root, show(v));
+    below(root, box, x, figure.x || "time t in the sequence", counted);
+    svg("text", { class: "label", x: 0, y: box.top - 10 }, root, figure.y || "training step");
     const from = Math.max(box.left, box.right - 240), scale = linear(low, high, from, box.right, 3);
     image({ x: from, y: 18, width: box.right - from, height: 10 }, picture(200, 1, (i) => shade(i / 199)));
     svg("text", { class: "label", x: box.right, y: 12, "text-anchor": "end" }, root, figure.label);
@@ -253,7 +254,7 @@
         return {
           x: (x.at(ex[i]) + x.at(ex[i + 1])) / 2, y: (y.at(ey[j]) + y.at(ey[j + 1])) / 2,
           frame: [x.at(ex[i]), y.at(ey[j + 1]), x.at(ex[i + 1]) - x.at(ex[i]), y.at(ey[j]) - y.at(ey[j + 1])],
-          head: `step ${show(steps[j])}${when ? ` · ${when}` : ""} · t = ${show(t[i])}`, lines: [[null, figure.label, v === null ? "zero or not finite" : show(v)]],
+          head: counted ? `step ${show(steps[j])}${when ? ` · ${when}` : ""} · t = ${show(t[i])}` : `(${show(t[i])}, ${show(steps[j])})`, lines: [[null, figure.label, v === null ? "zero or not finite" : show(v)]],
         };
       },
     };

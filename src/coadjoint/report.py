@@ -1,4 +1,4 @@
-"""Report: a run folder, or a folder of compared runs -> one page of HTML that needs nothing else.
+"""Report: a run folder, a folder of compared runs or of diagnostics -> one page of HTML that needs nothing else.
 
 A figure is a row of a table: kind ("lines", "heat", "dots"), title, axes, series. The page's script draws by kind.
 Everything in a folder is a stranger's text: made visible on its way in, escaped on its way into the page.
@@ -36,8 +36,9 @@ TEXT = 2000  # characters of one field
 APART = 14  # curves that colours and dashes can tell apart
 UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
 NOT_METRICS = ("kind", "split", "step", "sequences")
-CURVES = ("loss", "gradient", "penalty", "rho", "rate")
+CURVES = ("loss", "gradient", "penalty", "rho", "rate", "distance", "share", "damping", "cg")
 SHARES = ("right", "accuracy")  # metrics between 0 and 1
+BUDGETS = {"gradients": "work", "seconds": "seconds"}  # a setting of a run, and what it says of itself
 
 # kind of row, key, title, what it shows, label of the axis, options of _lines
 TRAINING: list[tuple[str, str, str, str, str, Row]] = [
@@ -45,7 +46,13 @@ TRAINING: list[tuple[str, str, str, str, str, Row]] = [
     ("train", "penalty", "Penalty", "G, a function of the costates", "penalty G", {"log": None, "smooth": True, "none": "No penalty: plain backpropagation has none."}),
     ("train", "rho", "Penalty weight", "ρ in L + ρ G", "weight ρ", {"log": None, "none": "No penalty, and so no weight."}),
     ("train", "rate", "Step size", "of the optimiser", "step size", {"log": None}),
+    ("train", "distance", "Distance of the direction from the gradient", "√(2 − 2 cos θ), θ the angle between them", "distance",
+     {"rules": [{"y": 1, "label": "Galvan's condition for convergence needs less"}], "smooth": True}),
+    ("train", "share", "Share of the move that was taken", "as the step rule or the line search judged it", "share", {"log": None}),
+    ("train", "damping", "Damping", "of the model that conjugate gradients minimise", "damping", {"log": True}),
+    ("train", "cg", "Conjugate gradient iterations", "of each step", "iterations", {}),
 ]  # fmt: skip
+OF_SOME = ("distance", "share", "damping", "cg")  # curves that only some optimisers have
 PROBED: list[tuple[str, str, str, str, str, Row]] = [
     ("probe", "decay", "Decay of the costates", "0: the signal arrives whole; below, it vanishes; above, it explodes",
      "log₁₀ ‖λ₀‖ / ‖λ_T‖", {"rules": [{"y": 0, "label": "neither vanishes nor explodes"}]}),
@@ -54,15 +61,16 @@ PROBED: list[tuple[str, str, str, str, str, Row]] = [
 
 
 def write(folder: str | Path) -> Path:
-    """Make report.html in a run folder, or in a compare folder (one that holds compare.json)."""
+    """Make report.html in a run folder, in a compare folder (one that holds compare.json) or beside a diagnostics.json."""
     folder = Path(folder)
-    compared = (folder / "compare.json").is_file()
-    if not compared and not any((folder / f).is_file() for f in ("metrics.jsonl", "result.json", "environment.json")):
+    compared, diagnosed = ((folder / f).is_file() for f in ("compare.json", "diagnostics.json"))
+    run = any((folder / f).is_file() for f in ("metrics.jsonl", "result.json", "environment.json"))
+    if not (compared or run or diagnosed):
         raise StorageError(
             f"'{folder}' is neither a run folder (metrics.jsonl) nor a compare folder (compare.json). "
             "Give the folder that `coadjoint train` or `coadjoint compare` wrote."
         )
-    page = _render(_compare_page(folder) if compared else _run_page(folder))
+    page = _render((_compare_page if compared else _run_page if run else _diagnosis_page)(folder))
     files.replace(folder / "report.html", page.encode())
     return folder / "report.html"
 
@@ -430,7 +438,9 @@ def _run_figures(run: _Run) -> tuple[list[Row], list[Row]]:
         return _lines(key, title, about, label, [run.store.curve(kind, key)], **(common | options))
 
     def idle(kind: str, key: str) -> bool:
-        """A penalty that is none."""
+        """A penalty that is none, or what this optimiser does not have."""
+        if key in OF_SOME:
+            return (kind, key) not in run.store
         return key in ("penalty", "rho") and (kind, key) in run.store and not run.store.curve(kind, key)[2].any()
 
     def held_out(k: int, stem: str) -> Row:
@@ -535,9 +545,92 @@ def _run_page(folder: Path) -> Row:
         "sections": [
             _section("training", "Training", figures=training, tables=[held_out]),
             _section("inside", "Inside the gradient", costates, inside),
+            *_diagnoses(folder / "diagnostics", run.faults)[1],
             _section("examples", "Example predictions", tables=[examples]),
             _section("setup", "Set-up", tables=setup, pairs=True),
             _section("again", "Run it again", commands=again),
+        ],
+    }
+
+
+def _drawn(chart: Row, k: int) -> Row:
+    """A figure of diagnostics.json: curves, or the cells of a grid."""
+    id, title, about, x, y = f"diagnostic-{k}", *(clean(chart.get(key) or "") for key in ("title", "about", "x", "y"))
+    rows = lambda key, n: [r for r in chart[key] if isinstance(r, list) and len(r) == n][:60] if isinstance(chart.get(key), list) else []  # fmt: skip
+    vector = lambda v: np.array([number(one) for one in v] if isinstance(v, list) else [])
+    curves: list[Curve] = []
+    for name, *both in rows("curves", 3):
+        across, up = map(vector, both)
+        n = min(len(across), len(up))
+        at = np.isfinite(across[:n])
+        curves.append((clean(name), across[:n][at], up[:n][at]))
+    if not isinstance(chart.get("cells"), list):
+        label = f"log₁₀ of the {y}" if chart.get("decades") is True else y
+        rest: Row = {"x": x, "span": [0, 1] if chart.get("share") is True else None}
+        rules = [{"y": at, "label": clean(label)} for value, label in rows("rules", 2) if (at := number(value)) == at]
+        return _lines(id, title, about, label, curves, **rest, **({"rules": rules} if rules else {}))  # type: ignore[arg-type]
+    _, across, up = curves[0] if curves else ("", np.empty(0), np.empty(0))
+    cells = [row[: len(up)] for row in map(vector, chart["cells"][:ROWS]) if len(row) >= len(up)][: len(across)]
+    if not any(np.isfinite(row).any() for row in cells):
+        return _figure("heat", id, title, about, "No values were recorded.")
+    grid = np.array(cells).T
+    ends = _numbers(np.quantile(grid[np.isfinite(grid)], (0.01, 0.99)), 3)
+    axes: Row = {
+        "t": _numbers(across[: len(cells)]),
+        "steps": _numbers(up),
+        "x": x,
+        "y": y,
+        "label": clean(chart.get("label") or ""),
+    }
+    values = [_numbers(row, 4) for row in grid]
+    return _figure("heat", id, title, about, cells=values, span=ends, drawn=grid.size, total=grid.size, **axes)
+
+
+def _diagnoses(folder: Path, faults: list[str]) -> tuple[Row, list[Row]]:
+    """What diagnostics.json says, and its section; none where there is no such file."""
+    found = _read(folder / "diagnostics.json", faults)
+    if not found:
+        return {}, []
+    about, table = _dict(found.get("about")), _dict(found.get("table"))
+    texts = lambda v: [clean(one) for one in v][:60] if isinstance(v, list) else []
+    heads = texts(table.get("heads"))
+    rows = [row for r in table.get("rows") or () if len(row := texts(r)) == len(heads)] if heads else []
+    words = {i for i, head in enumerate(heads) if head in ("figure", "unit", "what it says")}
+    declined = list(_dict(found.get("declined")).items())
+    tables = [_table("Figures", heads, rows, "No figures were recorded.", text=words)]
+    if declined:
+        tables.append(_table("Not for this network", ["diagnostic", "why"], declined, "", folded=True))
+    lead = "; ".join(clean(about[key]) for key in ("weights", "sequences") if about.get(key))
+    drawn = [_drawn(chart, k) for k, chart in enumerate(_dicts(found.get("charts"))[:40])]
+    return found, [_section("diagnostics", "Diagnostics", lead, drawn, tables)]
+
+
+def _diagnosis_page(folder: Path) -> Row:
+    """A page of diagnostics alone."""
+    faults: list[str] = []
+    found, sections = _diagnoses(folder, faults)
+    if not found:
+        why = " ".join(faults)
+        raise StorageError(
+            f"'{folder / 'diagnostics.json'}' holds no diagnostics. {why} Run `coadjoint diagnose` again."
+        )
+    about = _dict(found.get("about"))
+    facts = {"network": _describe(about.get("network")), "seed": clean(about.get("seed"))}
+    table = sections[0]["tables"][0]
+    single = table["head"][:3] == ["figure", "value", "unit"]
+    command = clean(about.get("command") or "not recorded")
+    return {
+        "kind": "diagnosis",
+        "name": clean(folder.resolve().name),
+        "title": _describe(about.get("task")) or clean(folder.resolve().name),
+        "outcome": ("calm", clean(about.get("sequences") or "Diagnostics"), clean(about.get("weights") or "")),
+        "facts": facts,
+        "notices": faults,
+        "cards": {row[0]: f"{row[1]} {row[2]}" for row in table["rows"][:8]} if single else {},
+        "clock": None,
+        "sections": [
+            *sections,
+            _section("again", "Run it again", commands={"The command that made this page": command}),
         ],
     }
 
@@ -606,11 +699,17 @@ def _dots(id: str, title: str, label: str, rows: list[str], points: list[tuple[i
 
 @dataclass(frozen=True)
 class _Method:
-    """A row of a comparison: a method on a task."""
+    """A row of a comparison: a method on a task, and the budgets of its runs."""
 
     name: str
     settings: Row
     runs: list[Row]
+    budget: Row
+
+    def within(self, budget: str) -> str:
+        """How many of its runs succeeded within a budget."""
+        most, used = number(self.budget.get(budget)), BUDGETS[budget]
+        return f"{sum(x <= most for x in _column(_won(self.runs), used))} of {len(self.runs)}" if most == most else "–"
 
 
 @dataclass(frozen=True)
@@ -661,7 +760,7 @@ def _read_compare(folder: Path, faults: list[str]) -> tuple[Row, list[_Task]]:
         )
         if entry:
             row = clean(entry.get("name") or "unnamed"), _dict(entry.get("settings")), _dicts(entry.get("runs"))
-            task.rows.append(_Method(*row))
+            task.rows.append(_Method(*row, _dict(entry.get("budget"))))
     return compare, list(found.values())
 
 
@@ -677,9 +776,12 @@ def _task_sections(folder: Path, task: _Task, title: str, faults: list[str]) -> 
     names, measure, every = [row.name for row in task.rows], clean(metric or "metric"), [run for _, run in task.runs]
     known = list(dict.fromkeys(key for row in task.rows for key in row.settings))
     shown = [key for key in known if len({str(row.settings.get(key)) for row in task.rows}) > 1][:8]
+    budgets = [key for key in BUDGETS if any(key in row.budget for row in task.rows)]
+    counted = lambda row: [_spread(_column(_won(row.runs), "work"))] if budgets else []
     results = [
-        [row.name, *(row.settings.get(key) for key in shown), task.score(row.runs) or "no goal", _spread(_column(_won(row.runs), "steps")),
-         _spread(_column(_won(row.runs), "seconds"), _time), _spread(_column(row.runs, "metric"))]
+        [row.name, *(row.settings.get(key) for key in shown), task.score(row.runs) or "no goal", *(row.within(key) for key in budgets),
+         _spread(_column(_won(row.runs), "steps")), *counted(row), _spread(_column(_won(row.runs), "seconds"), _time),
+         _spread(_column(row.runs, "metric"))]
         for row in task.rows
     ]  # fmt: skip
     longest = max(_column(every, "steps"), default=0.0)
@@ -700,7 +802,9 @@ def _task_sections(folder: Path, task: _Task, title: str, faults: list[str]) -> 
                colours=colours, rows=names, none=none if few else many, **span, **rules),
         _dots(f"final{task.tail}", f"Final {measure}, seed by seed", f"final {measure}", names, final_of, "no value", **rules),
     ]  # fmt: skip
-    head = ["name", *shown, "successes", "steps to success", "time to success", f"final {measure}"]
+    limits = {key: next((_short(row.budget[key]) for row in task.rows if key in row.budget), "") for key in budgets}
+    head = ["name", *shown, "successes", *(f"in {most} {key}" for key, most in limits.items()), "steps to success",
+            *(["gradients to success"] if budgets else []), "time to success", f"final {measure}"]  # fmt: skip
     lead = "Median, and range in brackets. Steps and time are those of the runs that succeeded."
     results_table = _table("Results", head, results, "This comparison holds no rows.", text=(0,))
     drawn = success if task.goal else success[2:]

@@ -9,7 +9,6 @@ Jaeger, GMD report 148 (2001); Lukosevicius & Jaeger, Computer Science Review 3 
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -24,16 +23,9 @@ from .errors import InputError, KindError, NumericalError, choose
 from .layout import Sequences
 from .losses import LossLike
 from .network import Network, Trajectory
+from .ridge import AT_ONCE, TINY, gathered, number, one_hot, solved
 
-TINY = sys.float_info.min
 DENSE = 500  # up to this size all eigenvalues are found; beyond, the largest alone
-
-
-def number(name: str, value: Any, least: float, most: float) -> float:
-    if isinstance(value, int | float) and least <= value <= most and math.isfinite(value):
-        return value
-    bounds = ("positive" if least == TINY else "at least 0") + (f" and at most {most:g}" if most < math.inf else "")
-    raise InputError(f"{name} must be a number, {bounds}; got {value!r}.")
 
 
 def sparse(hidden: int, links: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -235,11 +227,9 @@ class Reservoir(nn.Module):
         if self.expansion in KERNELS:
             self._kept.append((x, target))
             return run.state
-        for at in range(0, len(x), 4096):
-            part = self.features(x[at : at + 4096])
-            rows = torch.cat([torch.ones_like(part[:, :1]), part, target[at : at + 4096]], 1)
-            before = rows.new_zeros(rows.shape[1], rows.shape[1]) if self._factor is None else self._factor.to(rows)
-            self._factor = torch.linalg.qr(torch.cat([before, rows]), mode="r")[1]
+        for part, wanted in zip(x.split(AT_ONCE), target.split(AT_ONCE), strict=True):
+            phi = self.features(part)
+            self._factor = gathered(self._factor, torch.cat([torch.ones_like(phi[:, :1]), phi, wanted], 1))
         return run.state
 
     @torch.no_grad()
@@ -248,7 +238,11 @@ class Reservoir(nn.Module):
         self.ridge = number("ridge", self.ridge if ridge is None else ridge, 0, math.inf)
         if self._factor is None and not self._kept:
             raise InputError("nothing was accumulated; call fit(u, y), or accumulate(u, y) before solve().")
-        A, c = self._kernel_ridge() if self.expansion in KERNELS else self._linear_ridge()
+        if self.expansion in KERNELS:
+            A, c = self._kernel_ridge()
+        else:
+            assert self._factor is not None
+            A, c = solved(self._factor, self.network.outputs, self.ridge)
         if self.expansion == "linear":
             self.network.V.copy_(A.T)
             self.network.get_parameter("b_o").copy_(c)
@@ -256,18 +250,6 @@ class Reservoir(nn.Module):
             self.A, self.c = A.contiguous(), c  # as it will be loaded: the same bits
         self.fitted.fill_(True)
         return self
-
-    def _linear_ridge(self) -> tuple[Tensor, Tensor]:
-        """By the singular values of R, so that the condition number is not squared. The first column is the constant:
-        rows below the first belong to features and targets less their means."""
-        F = self._factor
-        assert F is not None
-        m = F.shape[1] - self.network.outputs
-        left, s, right = torch.linalg.svd(F[1:m, 1:m])
-        s = torch.where(s > m * torch.finfo(s.dtype).eps * s[0], s, 0)
-        inverse = torch.where(s > 0, s / torch.where(s > 0, s * s + self.ridge, 1), 0)
-        A = right.T @ (inverse[:, None] * (left.T @ F[1:m, m:]))
-        return A, (F[0, m:] - F[0, 1:m] @ A) / F[0, 0]
 
     def _kernel_ridge(self) -> tuple[Tensor, Tensor]:
         """A = (K + r I)^{-1} (Y - mean), c = mean"""
@@ -368,12 +350,7 @@ class Reservoir(nn.Module):
 
     def _values(self, y: Tensor) -> Tensor:
         """Targets [N, outputs]; classes as ones among zeros."""
-        outputs = self.network.outputs
-        if y.is_floating_point():
-            return y
-        if y.numel() and not (int(y.min()) >= 0 and int(y.max()) < outputs):
-            raise InputError(f"classes must lie in 0..{outputs - 1}; got {int(y.min())}..{int(y.max())}.")
-        return nn.functional.one_hot(y.long(), outputs)
+        return y if y.is_floating_point() else one_hot(y, self.network.outputs)
 
     def _examples(self, run: Trajectory, y: Any, continued: bool) -> tuple[Tensor, Tensor]:
         """The states and targets that count, in rows."""

@@ -316,7 +316,7 @@ def create(folder: Path, need: int) -> None:
 
 def vacant(folder: Path) -> None:
     """Be sure that no run has begun here: nothing but what comes before it, and what a crash then has left half-written."""
-    before = ("lock", "checkpoints", "config.yaml")
+    before = ("lock", "checkpoints", "config.yaml", "online.json")
     here = {p.name for p in folder.iterdir()} if folder.is_dir() else set()
     if all(name in before or (name.startswith(".") and name.endswith(".tmp")) for name in here):
         return

@@ -327,8 +327,10 @@ class Segmented:
                 self.add_into("side", run, of_v)
         return begin
 
-    def penalised(self, G: Callable[[Costates], Tensor], name: str, rho: float, checked: Any) -> Found:
-        """The gradient of L + rho G, G a function of norms of costates."""
+    def penalised(
+        self, G: Callable[[Costates], Tensor], name: str, rho: float, checked: Any, part: float = 1.0
+    ) -> Found:
+        """The gradient of part L + rho G, part 0 or 1, G a function of norms of costates."""
         last, total = self.forward()
         ends = Ends(self, last, total)
         share = ends.share(torch.ones_like(ends.losses))
@@ -337,7 +339,8 @@ class Segmented:
         with torch.enable_grad():
             lam = Scalars(Unkept(self.net, self.layout, self.u, name), name, at, leaves[2])
             value = checked(G(lam), lam, name)
-            objective = self.batch.mean(leaves[2] if rho == 0 else leaves[2] + rho * value)
+            own = leaves[2] if part else torch.zeros_like(leaves[2])
+            objective = self.batch.mean(own if rho == 0 else own + rho * value)
             of_size, of_size_1, of_loss = torch.autograd.grad(objective, leaves, allow_unused=True)
         found = value.detach()
         slopes = Slopes(self.layout, of_size, of_size_1)

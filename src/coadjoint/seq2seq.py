@@ -197,8 +197,8 @@ class EncoderDecoder(Readout):
                not given; both as in co.Stack
     hidden     units of the decoder, and of each layer of the encoder in each direction
     outputs    the tokens, the last of which is the end
-    layers, bidirectional, residual, dropout, x0: of the encoder, as in co.Stack; engine: its own, too, for the decoder steps
-               by torch's own operations
+    layers, bidirectional, residual, x0: of the encoder, as in co.Stack; dropout: between its layers; engine: its own, too, for
+               the decoder steps by torch's own operations
     attention  the decoder looks at all h_j again for every token; without, at `end` alone
     embedding  entries of the embedding of a token, `hidden` if not given
     deep       hidden layers of the decoder's readout, as in co.Network
@@ -263,6 +263,7 @@ class EncoderDecoder(Readout):
             kinds, inputs=inputs, hidden=hidden, bidirectional=bidirectional, residual=residual, dropout=dropout, x0=x0,
             engine=engine, **{"activation": None, **own(*kinds)}, **common,
         )  # fmt: skip
+        self.dropout = self.encoder.dropout
         E = self.encoder.sizes[-1]
         self.decoder = Network(
             built(last, m + E, hidden), inputs=m + E, hidden=hidden, outputs=outputs, readout="every", output="softmax",

@@ -1,7 +1,7 @@
 """Stack: layers of recurrences on top of each other, in one direction or in both, and a readout of the top.
 
 y^0   = u
-x^l   = the states of layer l, driven by y^{l-1} (with dropout, in training, between layers)
+x^l   = the states of layer l, driven by y^{l-1} (with dropout, in training)
 y^l   = h^l, what layer l shows of x^l; [h^l forward, h^l reverse] if bidirectional; y^{l-1} + h^l if residual
 a     = V y^L + D u + b_o,  y_hat = phi(a)
 
@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import dropout
 
 from . import cells, steps
 from .cells import Activation, Cell
@@ -26,7 +25,7 @@ from .costates import Passage
 from .errors import InputError, KindError
 from .layout import Layout, Sequences, check_like, lay_out
 from .losses import LossLike, Output
-from .readout import Answers, Readout
+from .readout import DROPPED, Answers, Readout, check_dropout, drawn
 from .recording import DIRECTIONS, Layer, Level, Piece, Recorded, attached, down, pulled, refuse_transforms
 from .recurrence import Recurrence, positive
 from .sweeps import Choice
@@ -63,16 +62,13 @@ class Layers(nn.Module):
         positive(inputs=inputs, **{f"hidden[{i}]": d for i, d in enumerate(units)})
         if len(units) != len(kinds):
             raise InputError(f"{len(kinds)} layers have hidden={hidden!r}; expected one number, or one for each layer.")
-        if not isinstance(dropout, int | float) or not 0 <= dropout < 1:
-            raise InputError(
-                f"dropout is the share of what is dropped between layers, from 0 to below 1; got {dropout!r}."
-            )
+        dropout = check_dropout(dropout, "what layers hand on")
         common = {k: given.pop(k) for k in ("x0", "bias", "structure", "engine", "dtype", "device") if k in given}
         options = given if activation is None else {"activation": activation, **given}
         unknown = [name for name in options if not any(name in accepted(kind) for kind in kinds)]
         if unknown:
             raise KindError(f"no layer of this stack has an option {', '.join(unknown)}.")
-        self.dropout, self.residual, self.bidirectional = float(dropout), residual, bidirectional
+        self.dropout, self.residual, self.bidirectional = dropout, residual, bidirectional
         self.sizes: list[int] = []
         self.levels = nn.ModuleList()
         for kind, d in zip(kinds, units, strict=True):
@@ -121,7 +117,7 @@ class Layers(nn.Module):
             y = attached(y)  # costates exist where nothing is trained, too
         found: list[Level] = []
         for i, level in enumerate(self.grid):
-            z = dropout(y, self.dropout, self.training and i > 0)
+            z = y * drawn(self.dropout, y.shape, y) if self.dropout and self.training and i > 0 else y
             pieces, heads = [], []
             for layer, direction in zip(level, DIRECTIONS, strict=False):
                 turned = direction == "reverse"
@@ -243,8 +239,8 @@ class Stack(Readout):
     bidirectional  each layer reads the sequence in both directions and hands on both; readout "last" then reads what each
                    direction has at its own end, that of the reverse one being the first step
     residual       a layer adds to what it receives: y^l = y^{l-1} + h^l, from the second on
-    dropout        the share of y^l that is dropped, in training, on the way to the next layer; never inside a layer, and not
-                   before the readout
+    dropout        the share that is dropped, in training, of the inputs, of y^l on the way to the next layer, and of what the
+                   readout looks at; never on the way from one state to the next
     readout, output, beta, steps, skip, deep, x0, bias, structure, engine, dtype, device: as in co.Network, for all layers
     options        of cells given by name, for the layers that have them: eps=0.05, ...
 
@@ -283,7 +279,7 @@ class Stack(Readout):
         positive(inputs=inputs, outputs=outputs)
         if beta is not None and not readout.startswith("tilted"):
             options["beta"], beta = beta, None
-        self.inputs, self.outputs = inputs, outputs
+        self.inputs, self.outputs, self.dropout = inputs, outputs, check_dropout(dropout, "what is handed on")
         self.layers = Layers(
             cells, inputs=inputs, hidden=hidden, bidirectional=bidirectional, residual=residual, dropout=dropout,
             activation=activation, x0=x0, bias=bias, structure=structure, engine=engine, dtype=dtype, device=device, **options,
@@ -313,7 +309,11 @@ class Stack(Readout):
     def forward(self, u: Sequences, lengths: Any = None, x0: Tensor | None = None) -> Ascent:
         """Run over u: [T, B, inputs], a list of [T_i, inputs], or a PackedSequence; x0 [B, n] or [n], of all layers."""
         layout, rows_u = lay_out(u, lengths, self.inputs, self.V)
+        heard = self.dropping(layout.rows.N, self.inputs)
+        rows_u = rows_u if heard is None else rows_u * heard
         levels = self.layers.run(layout, rows_u, x0)
         seen = levels[-1].y if self.by_steps else self.layers.end(levels)
-        pre = self.answer(layout.rows, seen, self.V, self.b_o, rows_u, self.held())
+        dropped, more = self.dropping(*seen.shape), self.held()
+        more |= {} if dropped is None else {DROPPED: dropped}
+        pre = self.answer(layout.rows, seen, self.V, self.b_o, rows_u, more)
         return Ascent(layout, self, rows_u, levels, seen, pre)

@@ -26,12 +26,15 @@ from torch import Tensor
 from . import files, runs
 from .batch import Batch
 from .costates import Costates
+from .curriculum import Easiest
+from .directions import DIRECTIONS, distance, norm
 from .display import display as bar
 from .errors import CoadjointError, InputError, KindError, NumericalError, StorageError, choose
-from .gradients import BPTT, Evaluation, Gradient, Method
+from .gradients import BPTT, RTRL, Evaluation, Gradient, Method, Penalised, Truncated, trained
+from .hessian_free import HessianFree, objective
 from .network import Network
-from .optimisers import Optimiser, adam
-from .readout import Net
+from .optimisers import OWN_PACE, Optimiser, Point, adam, recipe_of
+from .readout import Net, judged
 from .recording import Recorded
 from .tasks import Task, rng
 
@@ -72,8 +75,10 @@ class Result:
     success: bool
     success_step: int | None
     success_seconds: float | None
+    success_work: float | None
     best_step: int | None
     skipped: int  # steps that were not finite and left out
+    work: float  # gradients of a sequence that were computed, or as much as that
     metrics: dict[str, dict[str, float]]
     rows: list[Row] = field(repr=False)
     folder: Path | None = None
@@ -92,8 +97,23 @@ class Progress:
     plateau_waited: int = 0
     skipped: int = 0
     seconds: float = 0.0
+    work: float = 0.0  # gradients of a sequence, two sweeps each
+    norms: float = 0.0  # running mean of the norms of gradients
     success_step: int | None = None
     success_seconds: float | None = None
+    success_work: float | None = None
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a step begins with: means over the samples of its batches. direction: what is proposed in place of the gradient."""
+
+    loss: float
+    penalty: float
+    rho: float
+    objective: float
+    gradient: Gradient
+    direction: Gradient
 
 
 def train(
@@ -101,11 +121,17 @@ def train(
     task: Task,
     *,
     gradient: Method | None = None,
-    optimiser: Optimiser | None = None,
+    optimiser: Optimiser | HessianFree | None = None,
     steps: int = 10_000,
     batch: int = 32,
     accumulate: int = 1,
     clip: float | None = None,
+    clip_value: float | None = None,
+    clip_mean: float | None = None,
+    weight_noise: float = 0.0,
+    easiest: Easiest | None = None,
+    gradients: int | None = None,
+    seconds: float | None = None,
     seed: int = 0,
     every: int = 100,
     tests: int = 1000,
@@ -129,7 +155,12 @@ def train(
     gradient    BPTT() (default), Penalised(G, weight), Truncated(k1, k2), RTRL()
     optimiser   co.optimisers.adam(1e-3) by default
     steps       at most so many; batch: sequences of a step, drawn `accumulate` times and averaged
-    clip        the largest norm of a gradient; a larger one is scaled down
+    clip        the largest norm of a gradient; a larger one is scaled down. clip_value: the largest entry, others are cut;
+                clip_mean: the largest norm as a multiple of the running mean of norms
+    weight_noise  standard deviation of what is added to the weights while a gradient is computed, new in each step
+    easiest     a curriculum by difficulty, co.curriculum.Easiest(start, steps)
+    gradients, seconds   budgets: the run ends when those that are given are spent, all of them. A gradient is that of one
+                sequence by backpropagation, two sweeps; other work counts by its sweeps
     every       steps between looks: held-out metrics on `tests` sequences (finite tasks: all), costates on `probes` of them
     confirm     sequences that confirm a success (generated tasks)
     patience    stop after so many looks without a better held-out metric
@@ -144,7 +175,7 @@ def train(
             t.look()
         while not t.over:
             t.advance()
-            if t.step % every == 0 or t.step == steps:
+            if t.step % every == 0 or t.over:
                 t.look()
             if stopped and not t.over:
                 t.save()
@@ -161,11 +192,17 @@ class Training:
     net: Net
     task: Task
     gradient: Method | None
-    optimiser: Optimiser | None
+    optimiser: Optimiser | HessianFree | None
     steps: int
     batch: int
     accumulate: int
     clip: float | None
+    clip_value: float | None
+    clip_mean: float | None
+    weight_noise: float
+    easiest: Easiest | None
+    gradients: int | None
+    seconds: float | None
     seed: int
     every: int
     tests: int
@@ -200,8 +237,12 @@ class Training:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise InputError(f"{name} must be a whole number, at least 1; got {value!r}.")
-        if self.clip is not None and not (0 < self.clip < math.inf):
-            raise InputError(f"clip must be a positive number; got {self.clip!r}.")
+        for name in ("clip", "clip_value", "clip_mean", "gradients", "seconds"):
+            value = getattr(self, name)
+            if value is not None and not (0 < value < math.inf):
+                raise InputError(f"{name} must be a positive number; got {value!r}.")
+        if not 0 <= self.weight_noise < math.inf:
+            raise InputError(f"weight_noise must be a finite number, at least 0; got {self.weight_noise!r}.")
         choose("nonfinite policy", self.nonfinite, POLICIES)
         rng(self.seed)
         # Finite tasks are watched on "valid" alone; fresh sequences of a generated one tell nothing about later ones.
@@ -209,8 +250,10 @@ class Training:
         if self.patience is not None and self.watched is None:
             raise InputError("patience needs a validation set: give one, or leave patience out.")
         self.method = self.gradient or BPTT()
-        self.recipe = self.optimiser or adam(1e-3)
-        self.torch_optimiser = self.recipe.make([p for p in net.parameters() if p.requires_grad])
+        self.recipe = recipe_of(self.optimiser or adam(1e-3))
+        if self.recipe.name in OWN_PACE and (self.clip or self.clip_value or self.clip_mean):
+            raise InputError(f"optimiser '{self.recipe.name}' finds its own way: it takes no clipping.")
+        self.stepper = self.recipe.stepper(net)
         if isinstance(self.display, bool):
             self.show: Display = bar(task.name, self.steps, task.metric) if self.display else Silent()
         else:
@@ -229,52 +272,130 @@ class Training:
     # one step
 
     def advance(self) -> None:
-        """theta <- theta - (optimiser's step along the gradient), or not at all if something is not finite."""
+        """theta <- theta + (the optimiser's step), or not at all if something is not finite."""
         self.step += 1
         try:
-            loss, penalty, rho, gradient = self.evaluate(self.step - 1)
-            norm = math.sqrt(sum(float(g.double().square().sum()) for g in gradient.values()))
-            if not (math.isfinite(loss) and math.isfinite(norm)):
-                raise NumericalError(self.blame(loss, gradient))
+            found = self.evaluate(self.step - 1)
+            size = norm(found.gradient)
+            long = size if found.direction is found.gradient else norm(found.direction)
+            if not (math.isfinite(found.loss) and math.isfinite(size) and math.isfinite(long)):
+                raise NumericalError(self.blame(found.loss, found.gradient))
         except NumericalError as error:
             return self.reject(str(error))
-        scale = min(1.0, self.clip / norm) if self.clip and norm > 0 else 1.0
-        parameters = dict(self.net.named_parameters())
-        for name, p in parameters.items():
-            g = gradient.get(name)
-            p.grad = None if g is None else g * scale if scale < 1 else g
+        direction, clipped = self.clipped(found.direction)
         rate = self.recipe.lr * self.recipe.schedule(self.step - 1, self.steps) * self.past.factor
-        for group in self.torch_optimiser.param_groups:
-            group["lr"] = rate
+        parameters = dict(self.net.named_parameters())
         before = {name: p.detach().clone() for name, p in parameters.items()}
-        self.torch_optimiser.step()
+        told = self.stepper.step(self.point(found, direction), rate)
         bad = [name for name, p in parameters.items() if not torch.isfinite(p).all()]
         if bad:
             return self.undo(before, f"{', '.join(bad)} is not finite after the optimiser's step: lower the step size")
-        row = {"kind": "train", "step": self.step, "loss": loss, "penalty": penalty, "rho": rho, "gradient": norm}
-        self.log(row | {"rate": rate} | ({"clipped": True} if scale < 1 else {}))
+        row = {"kind": "train", "step": self.step, "loss": found.loss, "penalty": found.penalty, "rho": found.rho}
+        row |= {"gradient": size, "rate": rate} | ({"clipped": True} if clipped else {}) | told
+        if self.recipe.direction != "steepest":
+            row["distance"] = distance(found.direction, found.gradient)
+        self.log(row)
         self.show.step(self.step, row)
         self.due = self.due or self.step % self.checkpoint == 0
-        self.over = self.step >= self.steps
+        self.over = self.step >= self.steps or self.spent
         return None
 
-    def evaluate(self, step: int) -> tuple[float, float, float, Gradient]:
-        """Loss, penalty, its weight and the gradient: means over the samples of all batches of this step."""
-        found: list[tuple[int, Evaluation]] = []
+    def evaluate(self, step: int) -> Found:
+        """What a step begins with. Its batches and random numbers are kept, for what its optimiser asks later."""
         if hasattr(self.method, "step"):
             self.method.step = step
-        for k in range(self.accumulate):
-            b = self.move(self.task.batch(step * self.accumulate + k, self.batch, self.seed))
-            e = self.method.evaluate(self.net, b, self.task.loss)
-            found.append((len(e.losses), e))
+        self.batches = tuple(self.move(self.draw(step, k)) for k in range(self.accumulate))
+        self.random = torch.get_rng_state()
+        return self.differentiate(step)
+
+    def draw(self, step: int, k: int) -> Batch:
+        """Batch k of a step."""
+        number = step * self.accumulate + k
+        if self.easiest is None:
+            return self.task.batch(number, self.batch, self.seed)
+        if self.easiest.by == "loss":
+            self.past.work += self.batch / self.easiest.share(step) / 2
+        return self.easiest.choose(self.net, self.task, step, self.batch, self.seed, number)
+
+    def differentiate(self, step: int) -> Found:
+        """The objective and its gradient on the batches of a step."""
+        found: list[tuple[float, Evaluation, Gradient]] = []
+        steepest, propose = self.recipe.direction == "steepest", DIRECTIONS[self.recipe.direction]
+        with perturbed(self.net, self.weight_noise, self.seed, step):
+            for k, b in enumerate(self.batches):
+                e = self.method.evaluate(self.net, b, self.task.loss)
+                d = e.gradient if steepest else propose(e, rng(self.seed, "direction", step, k))
+                found.append((len(e.losses), e, d))
+        self.past.work += sum(n for n, _, _ in found) * sweeps(self.method, self.net) / 2
         finite = lambda e: all(torch.isfinite(v).all() for v in (e.losses, *e.gradient.values()))
-        self.latest = next((e for _, e in found if len(found) > 1 and not finite(e)), e)
-        if len(found) == 1:
-            return float(e.loss), float(e.penalty), e.rho, e.gradient
-        total = sum(n for n, _ in found)
-        mean = lambda of: sum(n / total * of(e) for n, e in found)
-        gradient = {name: mean(lambda e, name=name: e.gradient[name]) for name in e.gradient}
-        return float(mean(lambda e: e.loss)), float(mean(lambda e: e.penalty)), e.rho, gradient
+        self.latest = next((e for _, e, _ in found if len(found) > 1 and not finite(e)), e)
+        total = sum(n for n, _, _ in found)
+        mean = lambda of: of(*found[0][1:]) if len(found) == 1 else sum(n / total * of(e, d) for n, e, d in found)
+        gradient = {name: mean(lambda e, d, name=name: e.gradient[name]) for name in e.gradient}
+        direction = gradient if steepest else {name: mean(lambda e, d, name=name: d[name]) for name in e.gradient}
+        figures = (float(mean(of)) for of in (lambda e, d: e.loss, lambda e, d: e.penalty, lambda e, d: e.objective))
+        loss, penalty, whole = figures
+        return Found(loss, penalty, e.rho, whole, gradient, direction)
+
+    def point(self, found: Found, direction: Gradient) -> Point:
+        """What the optimiser may ask: on the batches of this step, with the random numbers that its gradient had."""
+        step = self.step - 1
+
+        @contextmanager
+        def same() -> Iterator[None]:
+            after = torch.get_rng_state()
+            torch.set_rng_state(self.random)
+            try:
+                yield
+            finally:
+                torch.set_rng_state(after)
+
+        def value() -> float:
+            with same(), perturbed(self.net, self.weight_noise, self.seed, step):
+                each = [objective(self.method, self.net, b, self.task.loss) for b in self.batches]
+            sizes = [len(b.sizes) for b in self.batches]
+            self.past.work += sum(sizes) * (1.0 if isinstance(self.method, Penalised) else 0.5)
+            return sum(n * v for n, v in zip(sizes, each, strict=True)) / sum(sizes)
+
+        def evaluate() -> tuple[float, Gradient]:
+            with same():
+                here = self.differentiate(step)
+            return here.objective, here.gradient
+
+        def curvature() -> Batch:
+            b, n = self.batches[0], self.recipe.options.get("curvature")
+            return b if n is None or n >= len(b.sizes) else b.select(range(n), self.task.readout)
+
+        return Point(
+            self.net, found.objective, found.gradient, direction, value, evaluate, self.task.loss, self.batches, curvature,
+            self.spend,
+        )  # fmt: skip
+
+    def spend(self, work: float) -> None:
+        self.past.work += work
+
+    def clipped(self, d: Gradient) -> tuple[Gradient, bool]:
+        """The direction with its entries and its norm cut, and whether they were."""
+        most, past = self.clip_value, self.past
+        cut = most is not None and any(bool((g.abs() > most).any()) for g in d.values())
+        d = {name: g.clamp(-most, most) for name, g in d.items()} if cut and most is not None else d
+        if self.clip is None and self.clip_mean is None:
+            return d, cut
+        size, bound = norm(d), self.clip or math.inf
+        if self.clip_mean is not None and past.norms > 0:
+            bound = min(bound, self.clip_mean * past.norms)
+        if size > bound:
+            d, cut = {name: g * (bound / size) for name, g in d.items()}, True
+        # of what was let through, so that one explosion does not let the next ones pass; over about the last 100 steps
+        past.norms += (min(size, bound) - past.norms) / min(self.step, 100)
+        return d, cut
+
+    @property
+    def spent(self) -> bool:
+        """Are all budgets that were given used up?"""
+        given = [(self.gradients, self.past.work), (self.seconds, self.elapsed())]
+        left = [used < most for most, used in given if most is not None]
+        return bool(left) and not any(left)
 
     def move(self, b: Batch) -> Batch:
         V = self.net.V
@@ -284,7 +405,8 @@ class Training:
         """Which tensor is not finite, and from which time step on."""
         bad = [f"the gradient of {name}" for name, g in gradient.items() if not torch.isfinite(g).all()]
         what = ", ".join(([f"the loss ({loss})"] if not math.isfinite(loss) else []) + bad)
-        return f"{what or 'the norm of the gradient'} is not finite{first_fault(self.latest)}"
+        where = "" if self.weight_noise else first_fault(self.latest)  # the weights are not those it was found at
+        return f"{what or 'the norm of the gradient'} is not finite{where}"
 
     def reject(self, reason: str) -> None:
         """Leave weights, optimiser and random numbers as they were before this step."""
@@ -372,7 +494,7 @@ class Training:
         if self.recipe.schedule.patience is not None:
             self.wait_for_loss(values["loss"])
         if goal and past.success_step is None:
-            past.success_step, past.success_seconds = self.step, self.elapsed()
+            past.success_step, past.success_seconds, past.success_work = self.step, self.elapsed(), past.work
             if self.stop_on_success:
                 self.status, self.over = "success", True
         if self.patience is not None and past.waited >= self.patience and not self.over:
@@ -455,12 +577,11 @@ class Training:
         """Everything the next step depends on."""
         tensors: dict[str, Tensor] = {"rng": torch.get_rng_state()}
         numbers: dict[str, Any] = {}
-        for i, values in self.torch_optimiser.state_dict()["state"].items():
-            for name, value in values.items():
-                if isinstance(value, Tensor):
-                    tensors[f"optimiser.{i}.{name}"] = value
-                elif value is not None:
-                    numbers[f"{i}.{name}"] = value
+        for name, value in self.stepper.state.items():
+            if isinstance(value, Tensor):
+                tensors[f"optimiser.{name}"] = value
+            else:
+                numbers[name] = value
         if self.best_weights is not None and self.past.best_step != step:
             tensors |= {f"best.{name}": value for name, value in self.best_weights.items()}
         state = {
@@ -468,6 +589,7 @@ class Training:
             "over": self.over,
             "status": self.status,
             "optimiser": numbers,
+            "method": dict(self.method.state),
             "seed": self.seed,
             "description": runs.plain(self.description),
             "threads": torch.get_num_threads(),
@@ -500,16 +622,9 @@ class Training:
                 f"{self.folder} cannot go on: {what} has changed since it began. Restore it, or start a new run."
             )
         fit(self.net, saved.model, f"checkpoint {runs.name_of(saved.step)} of {self.folder}")
-        optimiser = self.torch_optimiser.state_dict()
-        slots: dict[int, dict[str, Any]] = {}
-        for name, value in saved.tensors.items():
-            if name.startswith("optimiser."):
-                _, i, key = name.split(".", 2)
-                slots.setdefault(int(i), {})[key] = value
-        for name, number in state["optimiser"].items():
-            i, key = name.split(".", 1)
-            slots.setdefault(int(i), {})[key] = number
-        self.torch_optimiser.load_state_dict({**optimiser, "state": slots})
+        tensors = {name[10:]: value for name, value in saved.tensors.items() if name.startswith("optimiser.")}
+        self.stepper.restore({**tensors, **state["optimiser"]})
+        self.method.state.update(state.get("method", {}))
         torch.set_rng_state(saved.tensors["rng"])
         # JSON has no infinity: it comes back as its name
         past: dict[str, Any] = {k: float(v) if isinstance(v, str) else v for k, v in state["progress"].items()}
@@ -555,12 +670,20 @@ class Training:
         p = self.past
         result = Result(
             self.net, self.status, self.step, p.seconds, p.success_step is not None, p.success_step, p.success_seconds,
-            p.best_step, p.skipped, metrics, self.rows, self.folder,
+            p.success_work, p.best_step, p.skipped, p.work, metrics, self.rows, self.folder,
         )  # fmt: skip
         if self.folder is not None:
             files.replace(self.folder / "model.safetensors", runs.pack(self.net.state_dict(), self.metadata()))
             self.write_result(self.status, None, metrics)
         return result
+
+    def distances(self) -> dict[str, float] | None:
+        """Of a direction that is not the gradient: how far from it, on the unit sphere; below 1 Galvan's condition for
+        convergence can hold."""
+        far = [row["distance"] for row in self.rows if math.isfinite(row.get("distance", math.nan))]
+        if not far:
+            return None
+        return {"mean": sum(far) / len(far), "most": max(far), "below_one": sum(d < 1 for d in far) / len(far)}
 
     def write_result(self, status: str, reason: str | None, metrics: Any = None) -> None:
         p = self.past
@@ -572,6 +695,9 @@ class Training:
             "success": p.success_step is not None,
             "success_step": p.success_step,
             "success_seconds": p.success_seconds,
+            "success_work": p.success_work,
+            "work": p.work,
+            "distance": self.distances(),
             "goal": str(self.task.goal) if self.task.goal else None,
             "metric": self.task.metric,
             "best_step": p.best_step,
@@ -583,17 +709,46 @@ class Training:
         files.replace(self.folder / "result.json", runs.dumps(found, indent=1))
 
 
-def again(
-    net: Net, task: Task, saved: runs.Checkpoint, arguments: dict[str, Any]
-) -> tuple[float, float, float, Gradient]:
+def again(net: Net, task: Task, saved: runs.Checkpoint, arguments: dict[str, Any]) -> Found:
     """The gradient of the step after a checkpoint, computed as the run did; NumericalError if it is not finite."""
     nothing: dict[str, Any] = dict.fromkeys(Training.__dataclass_fields__)
-    t = Training(**nothing | {"loggers": (), "display": False} | arguments | {"net": net, "task": task})
+    usual = {"loggers": (), "display": False, "weight_noise": 0.0}
+    t = Training(**nothing | usual | arguments | {"net": net, "task": task})
     t.restore(saved)
-    loss, penalty, rho, gradient = t.evaluate(saved.step)
-    if not (math.isfinite(loss) and all(torch.isfinite(g).all() for g in gradient.values())):
-        raise NumericalError(t.blame(loss, gradient))
-    return loss, penalty, rho, gradient
+    found = t.evaluate(saved.step)
+    if not (math.isfinite(found.loss) and all(torch.isfinite(g).all() for g in found.gradient.values())):
+        raise NumericalError(t.blame(found.loss, found.gradient))
+    return found
+
+
+def sweeps(method: Method, net: Net) -> float:
+    """Sweeps over a sequence that a method's gradient takes."""
+    if isinstance(method, Penalised):
+        # the published Omega is differentiated by W alone: forward, and an adjoint each for the costates and the gradient
+        return 10 if method.segments is not None else 3 if method.penalty.name == "omega-published" else 4
+    if isinstance(method, Truncated):
+        return 1 + 2 * method.k2 / method.k1
+    if isinstance(method, RTRL):
+        return 2 + sum(p.numel() for name, p in trained(net).items() if name not in ("V", "b_o"))
+    return 3 if method.segments is not None else 2
+
+
+@contextmanager
+def perturbed(net: Net, std: float, seed: int, step: int) -> Iterator[None]:
+    """Inside, the trained weights have noise of a step added; after it they are what they were."""
+    if not std:
+        yield
+        return
+    draw, before = rng(seed, "weight-noise", step), {name: p.detach().clone() for name, p in trained(net).items()}
+    with torch.no_grad():
+        for p in trained(net).values():
+            p.add_(torch.from_numpy(draw.standard_normal(p.shape)).to(p), alpha=std)
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for name, p in trained(net).items():
+                p.copy_(before[name])
 
 
 def difference(a: Any, b: Any, name: str = "") -> str:
@@ -662,17 +817,6 @@ def examples(net: Net, task: Task, seed: int, k: int = 8) -> list[Row]:
     return [
         {"id": str(i), "target": t, "prediction": p, **right(t, p), "note": length(i)} for i, (t, p) in enumerate(shown)
     ]
-
-
-@contextmanager
-def judged(net: Net) -> Iterator[None]:
-    """Without dropout and noise."""
-    training = net.training
-    net.eval()
-    try:
-        yield
-    finally:
-        net.train(training)
 
 
 def first_fault(e: Evaluation) -> str:

@@ -188,10 +188,10 @@ def read_csv(source: Source, options: Options, problems: Problems) -> Recording:
     start, rows = next(blocks, (np.zeros(0, np.int64), []))
     if not rows:
         problems.refuse(f"{source.path}: the file holds no text.")
-    _separator(rows, sep, problems)
+    check_separator(rows, sep, problems)
     if options.header:
         names = [n.strip() for n in rows[0]]
-        _header(names, options, problems)
+        check_header(names, options, problems)
         start, rows = start[1:], rows[1:]
     else:
         names = [f"c{k + 1}" for k in range(len(rows[0]))]
@@ -264,7 +264,7 @@ def _blocks(text: str, sep: str, problems: Problems) -> Iterator[tuple[np.ndarra
         line = reader.line_num + 1
 
 
-def _separator(rows: list[list[str]], sep: str, problems: Problems) -> None:
+def check_separator(rows: list[list[str]], sep: str, problems: Problems) -> None:
     """One column in which another separator stands equally often in the first two lines."""
     if len(rows) < 2 or len(rows[0]) > 1:
         return
@@ -278,7 +278,7 @@ def _separator(rows: list[list[str]], sep: str, problems: Problems) -> None:
             )
 
 
-def _header(names: list[str], options: Options, problems: Problems) -> None:
+def check_header(names: list[str], options: Options, problems: Problems) -> None:
     """Numbers among the names are data, unless a name that was asked for or is usual stands there too."""
     asked = {options.id, options.time, *(options.target or ()), *(options.features or ())} - {None, ""}
     known = any(n in asked or n.casefold() in sum(USUAL.values(), ()) for n in names)
