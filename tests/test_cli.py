@@ -67,7 +67,20 @@ def test_help_is_quick_and_does_not_load_torch():
         assert best < 1
 
 
-COMMANDS = ("train", "resume", "replay", "compare", "predict", "report", "diagnose", "tasks", "cells", "demo", "bench")
+COMMANDS = (
+    "train",
+    "online",
+    "resume",
+    "replay",
+    "compare",
+    "predict",
+    "report",
+    "diagnose",
+    "tasks",
+    "cells",
+    "demo",
+    "bench",
+)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

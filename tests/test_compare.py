@@ -262,7 +262,10 @@ def test_success_within_budgets():
 
 def test_a_comparison_with_budgets(tmp_path):
     rows = compare.variants("plain") + compare.variants("penalised penalty=log-ratio")
-    base = {"task": {"name": "xor", "length": 10}, "training": {"gradients": 200, "batch": 10, "tests": 10, "confirm": 10}}
+    base = {
+        "task": {"name": "xor", "length": 10},
+        "training": {"gradients": 200, "batch": 10, "tests": 10, "confirm": 10},
+    }
     compare.start(base, rows, [0], tmp_path / "c")
     found = compare.run(tmp_path / "c", 2)
     assert [row["runs"][0]["work"] for row in found["rows"]] == [200, 200]

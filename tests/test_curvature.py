@@ -160,9 +160,11 @@ def test_the_diagonal_is_right_on_average():
     assert float((found.mean(0) - exact).abs().max() / exact.max()) < 0.2
 
 
-def test_frozen_weights_are_no_part_of_it():
-    net, batch = problem("elman", "last", {})
-    net.R.requires_grad_(False)
+@pytest.mark.parametrize("frozen", ["W", "R", "b", "V"])
+@pytest.mark.parametrize("cell", ["elman", "gru", "lstm"])
+def test_frozen_weights_are_no_part_of_it(cell, frozen):
+    net, batch = problem(cell, "last", {})
+    net.get_parameter(frozen).requires_grad_(False)
     c = Curvature(net, batch, "squared")
     v = torch.randn(len(c.gradient()), dtype=F64)
     assert len(v) == sum(p.numel() for p in net.parameters() if p.requires_grad)

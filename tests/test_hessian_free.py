@@ -8,7 +8,7 @@ import torch
 import coadjoint as co
 from coadjoint import hessian_free
 from coadjoint.curvature import Curvature, conjugate_gradients
-from coadjoint.hessian_free import HessianFree, backtracked, objective
+from coadjoint.hessian_free import HessianFree, backtracked
 
 F64 = torch.float64
 
@@ -86,10 +86,10 @@ def test_the_objective_falls(cell, method):
     torch.manual_seed(0)
     net = co.Network(cell, inputs=2, hidden=5, outputs=1, dtype=F64)
     batch = co.Batch(torch.randn(8, 30, 2, dtype=F64), torch.randn(30, 1, dtype=F64))
-    hf, values = HessianFree(cg=20), [objective(method, net, batch, "squared")]
+    hf, values = HessianFree(cg=20), [method.value(net, batch, "squared")]
     for _ in range(6):
         taken = hf.step(net, batch, "squared", method=method)
-        assert taken.after == pytest.approx(objective(method, net, batch, "squared"), rel=1e-12)
+        assert taken.after == pytest.approx(method.value(net, batch, "squared"), rel=1e-12)
         assert taken.before == pytest.approx(values[-1], rel=1e-12)
         values.append(taken.after)
     assert values == sorted(values, reverse=True)
@@ -227,6 +227,20 @@ def test_a_refused_step_leaves_the_weights_and_forgets_its_solution():
     assert all(torch.equal(p, before[name]) for name, p in net.named_parameters())
     assert "solution" not in hf.state
     assert hf.state["damping"] == 1.5
+
+
+def test_a_solution_that_is_worse_than_nothing_is_forgotten():
+    net, batch = linear_problem()
+    hf = HessianFree(structural=0.0, cg=1)
+    hf.step(net, batch, "squared")
+    assert "solution" in hf.state
+    hf.state["solution"] = 1e3 * torch.randn_like(hf.state["solution"])
+    taken = hf.step(net, batch, "squared")
+    assert taken.promised > 0
+    assert taken.after <= taken.before
+    assert "solution" not in hf.state
+    hf.step(net, batch, "squared")
+    assert "solution" in hf.state
 
 
 def test_damping_stays_in_range_where_nothing_is_left_to_gain():

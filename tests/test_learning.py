@@ -14,7 +14,6 @@ import coadjoint as co
 from coadjoint.curriculum import Easiest
 from coadjoint.curvature import Curvature
 from coadjoint.gradients import Method
-from coadjoint.hessian_free import objective
 from coadjoint.initialisers import initialise
 from coadjoint.penalties import Steered, log_decay
 from coadjoint.ridge import Ridge
@@ -112,7 +111,7 @@ def test_pretraining_minimises_the_penalty_alone(cell, readout, segments):
         check(e, *truth.gradient(share, 0.7))
         assert e.share == share
         method.step -= 1
-        assert objective(method, net, batch, "squared") == pytest.approx(float(e.objective), rel=1e-12)
+        assert method.value(net, batch, "squared") == pytest.approx(float(e.objective), rel=1e-12)
         method.step += 1
         assert close(e.losses, truth.losses)
         assert close(e.penalties, truth.penalties)

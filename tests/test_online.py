@@ -582,6 +582,18 @@ def test_a_signal_saves_and_says_how_to_go_on(learner, tmp_path):
     assert whole(folder) == whole(tmp_path / "one")
 
 
+def test_a_signal_that_also_ends_the_stream_does_not_end_the_run(tmp_path):
+    def cut():
+        yield from pairs(*data(47))[:20]
+        os.kill(os.getpid(), signal.SIGINT)
+
+    begun("gru", "truncated", tmp_path / "one")
+    with pytest.raises(training.Interrupted, match="saved at step 20"):
+        begun("gru", "truncated", tmp_path / "two", stream=cut())
+    begun("gru", "truncated", tmp_path / "two", resume=True)
+    assert whole(tmp_path / "one") == whole(tmp_path / "two")
+
+
 def test_steps_in_two_parts_are_those_in_one(tmp_path):
     for learner in LEARNERS:
         begun("elman", learner, tmp_path / f"{learner} one", steps=40)

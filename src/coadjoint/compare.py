@@ -65,7 +65,7 @@ def variants(text: str, what: str = "--method", example: str = "clipped clip=1 l
         said = lambda v: ",".join(v) if isinstance(v, list) and all(isinstance(w, str) for w in v) else v
         called = lambda section, leaf: section if leaf == "name" else leaf
         label = " ".join([name, *(f"{called(s, leaf)}={said(v)}" for s, leaf, v in combination if leaf in varied)])
-        found.append(Variant(label, values, {leaf: v for _, leaf, v in combination}))
+        found.append(Variant(label, values, {called(s, leaf): v for s, leaf, v in combination}))
     return found
 
 
@@ -92,7 +92,7 @@ def titled(config: configs.Config, name: str = "") -> str:
     given = configs.given(config.task)
     task, length = given.pop("name", str(config.data.train)), given.pop("length", None)
     steps = [] if length is None else [f"{said(length, ' to ')} steps"]
-    own = [f"{key} {said(value, ',')}" for key, value in given.items()]
+    own = [key if value is True else f"{key} {said(value, ',')}" for key, value in given.items()]
     other = [
         word.replace("=", " ")
         for word in name.split()[1:]

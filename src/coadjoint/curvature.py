@@ -293,12 +293,17 @@ class Weights:
             self.all = net.by_steps
             seen = (x if self.all else run.run.last).detach().requires_grad_()
             self.reads: Derivative | Answer
-            if net.linear and not self.all and set(self.readers) <= {"V", "b_o"} and net.wide == net.n:
+            if (
+                net.linear
+                and not self.all
+                and set(self.readers) <= {"V", "b_o"}
+                and net.shows == list(range(net.slots))
+            ):
                 self.reads = Answer(seen.detach(), at["V"].detach())
             else:
                 a = net.read_out(run.layout, seen, seen, at["V"], at.get("b_o"), self.u, at)
                 self.reads = Derivative([a], [seen, *at.values()])
-        self.given = len(cell.given) * net.hidden
+        self.given, self.beside = len(cell.given) * net.hidden, len(taken.get("R_v", ()))
         with torch.no_grad():
             parts = {"W": read(cell, rows.prev(x), rows)} if "W" in taken else {}
             parts["R"] = self.u
@@ -319,9 +324,10 @@ class Weights:
                 if (d := dot.get(name)) is not None:
                     into.copy_(d.reshape(into.shape))
             base = affine(rows, self.known, M, None)
-            side, of_u = None, dot.get("R_v")
-            if of_u is not None:
-                side = pad(affine(rows, self.u, of_u, dot.get("b_v")), (0, self.given))
+            side = None
+            if "R_v" in dot:
+                R_v = self.u.new_zeros(self.beside, self.u.shape[1]) if dot["R_v"] is None else dot["R_v"]
+                side = pad(affine(rows, self.u, R_v, dot.get("b_v")), (0, self.given))
             dx0 = dot.get("x0")
             dx = swept.push(base, side, None, None if dx0 is None else dx0.expand(rows.B, -1), dot.get("p"))
         da = self.reads.push([dx if self.all else rows.last(dx), *(dot[name] for name in self.readers)])[0]

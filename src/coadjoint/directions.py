@@ -77,14 +77,14 @@ class Line:
 
     size          ||d||, the length of the direction: the move's without its step size
     start, slope  the objective at a = 0 and how it changes there
-    value(a)      the objective, infinite where it is not finite; tangent(a): with its slope
+    value(a)      the objective, infinite where it is not finite; tangent(a): with its slope, for rules that ask for it
     """
 
     size: float
     start: float
     slope: float
     value: Callable[[float], float]
-    tangent: Callable[[float], tuple[float, float]]
+    tangent: Callable[[float], tuple[float, float]] | None = None
 
 
 @dataclass(frozen=True)
@@ -141,6 +141,7 @@ class Wolfe:
     def __call__(self, line: Line) -> float:
         if line.slope >= 0:
             return 0.0
+        assert line.tangent is not None
         enough = lambda a, value: value <= line.start + self.c1 * a * line.slope
         flat = lambda slope: abs(slope) <= -self.c2 * line.slope
         low: Tangent = (0.0, line.start, line.slope)  # the lowest that has enough

@@ -258,6 +258,12 @@ class Method:
     def evaluate(self, net: Net, batch: Batch, loss: LossLike) -> Evaluation:
         raise NotImplementedError
 
+    @torch.no_grad()
+    def value(self, net: Net, batch: Batch, loss: LossLike) -> float:
+        """The objective alone, without its gradient."""
+        run = net(batch.u, batch.lengths, batch.x0)
+        return float(batch.mean(run.loss(loss, batch.y, mask=batch.mask, reduce=batch.reduce)))
+
     def per_sample(self, net: Net, batch: Batch, loss: LossLike) -> Gradient:
         """The gradient of each sample's own objective, stacked: by parameter name, [B, ...]. Their mean is the gradient.
 
@@ -410,6 +416,12 @@ class Penalised(Method):
         return Evaluation(
             net, batch, losses.detach(), G.detach(), rho, gradient, lambda: run, lambda _: lam.detach(), share, loss
         )
+
+    @torch.no_grad()
+    def value(self, net: Net, batch: Batch, loss: LossLike) -> float:
+        run = net(batch.u, batch.lengths, batch.x0)
+        lam = run.costates(loss, batch.y, mask=batch.mask, reduce=batch.reduce)
+        return float(batch.mean(self.share * lam.loss + self.rho(self.step) * self.penalty(lam)))
 
     def compute(
         self, net: Net, batch: Batch, loss: LossLike, rho: Any, share: float = 1.0

@@ -111,6 +111,8 @@ def learn(
                 raise t.interrupted(stopped[0])
             if t.step % checkpoint == 0:
                 t.save()
+        if stopped:  # a pipe often ends by the same signal
+            raise t.interrupted(stopped[0])
         return t.finish()
 
 

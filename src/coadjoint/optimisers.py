@@ -369,6 +369,7 @@ class Curved:
         return dict(self.way.state)
 
     def restore(self, state: dict[str, Any]) -> None:
+        self.way.state.clear()
         self.way.state.update(state)
 
 

@@ -31,7 +31,7 @@ from .directions import DIRECTIONS, distance, norm
 from .display import display as bar
 from .errors import CoadjointError, InputError, KindError, NumericalError, StorageError, choose
 from .gradients import BPTT, RTRL, Evaluation, Gradient, Method, Penalised, Truncated, trained
-from .hessian_free import HessianFree, objective
+from .hessian_free import HessianFree
 from .network import Network
 from .optimisers import OWN_PACE, Optimiser, Point, adam, recipe_of
 from .readout import Net, judged
@@ -352,7 +352,7 @@ class Training:
 
         def value() -> float:
             with same(), perturbed(self.net, self.weight_noise, self.seed, step):
-                each = [objective(self.method, self.net, b, self.task.loss) for b in self.batches]
+                each = [self.method.value(self.net, b, self.task.loss) for b in self.batches]
             sizes = [len(b.sizes) for b in self.batches]
             self.past.work += sum(sizes) * (1.0 if isinstance(self.method, Penalised) else 0.5)
             return sum(n * v for n, v in zip(sizes, each, strict=True)) / sum(sizes)
