@@ -485,7 +485,15 @@ def build(config: Config) -> Job:
     if config.gradient.penalty_on not in (None, "each") and isinstance(net, Network):
         raise ConfigError("--penalty-on chooses among layers, and there is one: give --layers or a list of cells.")
     per_epoch = task.steps_per_epoch(training.batch * training.accumulate) if task.size is not None else None
-    steps = training.steps or (training.epochs * per_epoch if training.epochs and per_epoch else 10_000)
+    budget = training.gradients or training.seconds
+    endless = 2**31 - 1
+    most = endless if budget else 10_000
+    steps = training.steps or (training.epochs * per_epoch if training.epochs and per_epoch else most)
+    by_share = [config.optimiser.schedule in ("linear", "cosine"), config.gradient.weight_schedule == "linear"]
+    if steps == endless and any(by_share):
+        raise ConfigError(
+            "a linear or cosine schedule ends with the last step, and a budget does not say which: give --steps."
+        )
     every = training.every or per_epoch or 100
     fresh = {} if per_epoch else {"tests": training.tests or 1000, "confirm": training.confirm or 10_000}
     resolved = config.model_copy(
@@ -719,6 +727,18 @@ def idle(config: Config) -> None:
     for key in ("clip", "clip_value", "clip_mean"):
         if getattr(config.training, key) is not None and o.name in OWN_PACE:
             lines.append(f"{flag('training', key)} does nothing with --optimiser {o.name}: it finds its own way.")
+    if o.name in PACELESS and config.training.weight_noise:
+        lines.append(f"--weight-noise does nothing with --optimiser {o.name}: it takes the weights as they are.")
+    if o.name == "ridge" and chosen["method"] != "bptt":
+        lines.append(f"--method {chosen['method']} does nothing with --optimiser ridge: it solves for the readout.")
+    if o.direction == "temporal" and chosen["method"] not in ("bptt", "rtrl"):
+        lines.append(
+            f"--direction temporal takes the gradient of the loss apart: leave out --method {chosen['method']} and --penalty."
+        )
+    if o.name == "hessian-free" and n.dropout:
+        lines.append(
+            "--dropout makes every sweep another function, and --optimiser hessian-free needs one: use another optimiser."
+        )
     if o.name in PACELESS and (o.schedule != "constant" or o.warmup):
         lines.append(f"--schedule and --warmup do nothing with --optimiser {o.name}: it has no step size.")
     if lines:

@@ -60,7 +60,12 @@ class Easiest:
         if self.by == "length":
             return b.sizes
         if callable(self.by):
-            return self.by(b)
+            found = torch.as_tensor(self.by(b))
+            if found.shape != b.sizes.shape:
+                raise InputError(
+                    f"a measure of difficulty gives one number for each of {len(b.sizes)} samples; got shape {list(found.shape)}."
+                )
+            return found
         at = b.to(net.V.dtype, net.V.device)
         with judged(net):
             return net(at.u, at.lengths, at.x0).loss(task.loss, at.y, mask=at.mask, reduce=at.reduce)

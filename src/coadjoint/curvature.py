@@ -375,6 +375,7 @@ class Solved:
     iterates: list[Tensor]
     models: list[float]  # x'Ax / 2 - b'x
     iterations: int
+    products: int  # with A
 
 
 def conjugate_gradients(
@@ -427,4 +428,4 @@ def conjugate_gradients(
         d = z.add(d, alpha=size / before)
     if not iterates:
         iterates, models = [x.to(dtype)], [past[-1]]
-    return Solved(iterates, models, i)
+    return Solved(iterates, models, i, i + (start is not None))

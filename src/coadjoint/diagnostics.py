@@ -118,18 +118,13 @@ class Components:
 
 
 def temporal(e: Evaluation) -> Components:
-    """The norms of `e.temporal_components()`, at any scale: those of grad_k 2^{-m_k}, m_k the largest exponent of a costate at
-    step k, and m_k log 2 added."""
+    """The norms of `e.temporal_components()`, at any scale: those of the components in units of their own, and the logarithms
+    of the units added."""
     swept(e, "temporal components")
-    lam = e.costates
-    rows = lam.trajectory.layout.rows
-    tops = [int(part.max()) for part in rows.states(lam.powers)]
-    unit = torch.cat([torch.full_like(part, m) for part, m in zip(rows.states(lam.powers), tops, strict=True)])
-    near = Costates(lam.trajectory, lam.rows, lam.powers - unit, lam.loss)
-    norms = Temporal.of(replace(e, run=lambda: e.trajectory, adjoint=lambda _: near)).norms()
+    near, tops = Temporal.near(e)
     with np.errstate(divide="ignore"):
-        logs = {name: np.log(numbers(n)) + np.array(tops[1:]) * LN2 for name, n in norms.items()}
-    return Components(np.arange(1, rows.T + 1), dict(sorted(logs.items(), key=lambda item: item[0] != "joint")))
+        logs = {name: np.log(numbers(n)) + np.array(tops) * LN2 for name, n in near.norms().items()}
+    return Components(np.arange(1, len(tops) + 1), dict(sorted(logs.items(), key=lambda item: item[0] != "joint")))
 
 
 def line(x: Array, y: Array) -> float:

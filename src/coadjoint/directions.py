@@ -18,7 +18,7 @@ import torch
 from torch.nn.utils import parametrize
 
 from .errors import InputError, Unsupported
-from .gradients import Evaluation, Gradient
+from .gradients import Evaluation, Gradient, Temporal
 
 
 def dot(a: Gradient, b: Gradient) -> float:
@@ -38,21 +38,23 @@ def temporal(e: Evaluation, rng: np.random.Generator) -> Gradient:
     """The temporal components of (W, R, b), each brought to norm one, mixed by weights drawn uniformly from the simplex and
     brought to the norm of the gradient by (W, R, b); all other parameters take the plain gradient.  Galvan (2016), chapter 3
 
-    A step whose component is zero is left out."""
+    A step whose component is zero is left out. Components may be of any size: they are mixed in units of their own."""
     net: Any = e.network
+    if e.rho or not e.share:
+        raise Unsupported("the temporal direction takes the loss apart, and not a penalty: use BPTT.")
     if parametrize.is_parametrized(net, "W") or (net.cell is not None and net.cell.weights is not None):
         raise Unsupported("the temporal direction takes W as it is, and that of this network is made of others.")
-    parts = e.temporal_components()
+    parts, _ = Temporal.near(e)
     size = parts.norms()["joint"]
     there = (size > 0).numpy(force=True)
     beta = np.zeros(len(there))
     beta[there] = rng.dirichlet(np.ones(int(there.sum()))) if there.any() else 0
     w = torch.from_numpy(beta).to(size) / torch.where(size > 0, size, 1)
-    mixed = {name: g for name, g in parts.weighted(w.to(parts.into_v.dtype)).items() if name in e.gradient}
+    mixed = {name: g for name, g in parts.weighted(w).items() if name in e.gradient}
     joint = {name: e.gradient[name] for name in mixed}
     long = norm(mixed)
     factor = norm(joint) / long if long > 0 else 0.0
-    return {**e.gradient, **{name: g * factor for name, g in mixed.items()}}
+    return {**e.gradient, **{name: (g * factor).to(e.gradient[name]) for name, g in mixed.items()}}
 
 
 DIRECTIONS: dict[str, Callable[[Evaluation, np.random.Generator], Gradient]] = {
@@ -117,6 +119,10 @@ class Armijo:
     shrink: float = 0.5
     most: int = 40
 
+    def __post_init__(self) -> None:
+        if not (0 < self.c < 1 and 0 < self.shrink < 1 and self.most >= 1):
+            raise InputError(f"c and shrink lie between 0 and 1, and most is at least 1; got {self}.")
+
     def __call__(self, line: Line) -> float:
         if line.slope >= 0:
             return 0.0
@@ -137,6 +143,10 @@ class Wolfe:
     c1: float = 1e-4
     c2: float = 0.9
     most: int = 25
+
+    def __post_init__(self) -> None:
+        if not (0 < self.c1 < self.c2 < 1 and self.most >= 1):
+            raise InputError(f"0 < c1 < c2 < 1, and most is at least 1; got {self}.")
 
     def __call__(self, line: Line) -> float:
         if line.slope >= 0:

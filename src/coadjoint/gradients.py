@@ -9,7 +9,7 @@ import functools
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -104,7 +104,7 @@ class Temporal:
     """grad_t = sum over samples of delta_t r(x_{t-1})' for W, delta_t u_t' for R, delta_t for b; sum_t grad_t is the gradient
     by W, R and b as the formula takes them (a structured W, not its raw parameter).
 
-    Norms come from Gram matrices of the batch, ||sum_b d_b r_b'||^2 = sum_{b,c} (d_b . d_c)(r_b . r_c): no array of T matrices.
+    All of it is float64. Norms come from Gram matrices of the batch, ||sum_b d_b r_b'||^2 = sum_{b,c} (d_b . d_c)(r_b . r_c): no array of T matrices.
     """
 
     network: Network
@@ -130,12 +130,24 @@ class Temporal:
             op = derivatives.next_of(cell).pulled(("x",), ("a", "v") if cell.beside else ("a",))
             back = op((tape.x[rows.B :], tape.q), tape.a, tape.v, rows.prev(tape.x), tape.p, mantissa)
             share = layout.sort(e.batch.weights(lam.mantissa))[rows.sample][:, None] / rows.B
-            delta = scale(back["a"] if back["a"] is not None else torch.zeros_like(tape.a), k) * share
+            whole = lambda y: scale(y.double(), k) * share  # the past may lie far below what float32 can hold
+            delta = whole(back["a"] if back["a"] is not None else torch.zeros_like(tape.a))
             side = back.get("v")
-            into_v = net.heard(delta, None if side is None else scale(side, k) * share)
+            into_v = net.heard(delta, None if side is None else whole(side))
             r = derivatives.read(cell, rows.prev(tape.x)) if run.W is not None else None
-            arrays = (None if y is None else y.detach() for y in (delta, into_v, r, e.trajectory.inputs))
+            arrays = (None if y is None else y.detach().double() for y in (delta, into_v, r, e.trajectory.inputs))
             return Temporal(net, layout, *arrays)  # type: ignore[arg-type]
+
+    @staticmethod
+    def near(e: Evaluation) -> tuple[Temporal, list[int]]:
+        """The components in units of their own, grad_t 2^{-m_t} with m_t the largest exponent of a costate at step t, so that
+        they hold at any scale; and m_1..m_T."""
+        lam = e.costates
+        parts = lam.trajectory.layout.rows.states(lam.powers)
+        tops = [int(part.max()) for part in parts]
+        unit = torch.cat([torch.full_like(part, m) for part, m in zip(parts, tops, strict=True)])
+        near = Costates(lam.trajectory, lam.rows, lam.powers - unit, lam.loss)
+        return Temporal.of(replace(e, run=lambda: e.trajectory, adjoint=lambda _: near)), tops[1:]
 
     def norms(self) -> dict[str, Tensor]:
         """||grad_t||, [T] float64, for W, R, b (those the network has) and for all of them jointly ("joint")."""
@@ -143,7 +155,7 @@ class Temporal:
         masked, T = self.network.mask is not None, self.layout.rows.T
         wide = [None if y is None else self.layout.padded(y) for y in (self.into_W, self.into_v, self.r, self.u)]
         for begin in range(0, T, CHUNK):
-            dw, dv, r, u = (None if y is None else y[begin : begin + CHUNK].double() for y in wide)
+            dw, dv, r, u = (None if y is None else y[begin : begin + CHUNK] for y in wide)
             gram = lambda y: y @ y.transpose(1, 2)  # of the samples, at each step
             assert dw is not None and dv is not None and u is not None  # noqa: PT018
             each = gram(dv)
@@ -264,6 +276,10 @@ class Method:
         run = net(batch.u, batch.lengths, batch.x0)
         return float(batch.mean(run.loss(loss, batch.y, mask=batch.mask, reduce=batch.reduce)))
 
+    def sweeps(self, net: Net, T: int) -> float:
+        """Sweeps over a sequence of T steps that its gradient takes."""
+        return 2
+
     def per_sample(self, net: Net, batch: Batch, loss: LossLike) -> Gradient:
         """The gradient of each sample's own objective, stacked: by parameter name, [B, ...]. Their mean is the gradient.
 
@@ -331,6 +347,9 @@ class BPTT(Method):
         losses, none, gradient, run = self.compute(net, batch, loss)
         return Evaluation(net, batch, losses.detach(), none, 0.0, gradient, **later(net, batch, loss, lambda: run))
 
+    def sweeps(self, net: Net, T: int) -> float:
+        return 2 if self.segments is None else 3
+
     def compute(
         self, net: Net, batch: Batch, loss: LossLike, _: Any = None
     ) -> tuple[Tensor, Tensor, Gradient, Trajectory]:
@@ -352,8 +371,8 @@ class Penalised(Method):
     pretrain  for so many steps rho G is minimised alone. The costates are those of L all the while: a network whose past
               fades is brought to life first, and then trained
 
-    With a Steered weight, `state` holds the weight of the present step and that of the next, which follows from the decay
-    measured at the last evaluation of the present one.
+    With a Steered weight, `state` holds the weight of the present step and the decays measured in it, of all its batches:
+    their mean gives the weight of the next one.
     """
 
     def __init__(
@@ -367,7 +386,7 @@ class Penalised(Method):
             raise InputError(f"pretrain is a number of steps, at least 0; got {pretrain!r}.")
         self.pretrain = pretrain
         if isinstance(weight, Steered):
-            self.state.update(step=0, rho=weight.start, next=weight.start)
+            self.state.update(step=0, rho=weight.start, decay=0.0, samples=0)
 
     def rho(self, step: int) -> float:
         if isinstance(self.weight, Steered):
@@ -423,6 +442,10 @@ class Penalised(Method):
         lam = run.costates(loss, batch.y, mask=batch.mask, reduce=batch.reduce)
         return float(batch.mean(self.share * lam.loss + self.rho(self.step) * self.penalty(lam)))
 
+    def sweeps(self, net: Net, T: int) -> float:
+        # the published Omega is differentiated by W alone: forward, and an adjoint each for the costates and the gradient
+        return 10 if self.segments is not None else 3 if self.penalty.name == "omega-published" else 4
+
     def compute(
         self, net: Net, batch: Batch, loss: LossLike, rho: Any, share: float = 1.0
     ) -> tuple[Tensor, Tensor, Gradient, Trajectory, Costates]:
@@ -441,14 +464,19 @@ class Penalised(Method):
         return log_decay(lam).to(lam.loss) if isinstance(self.weight, Steered) else torch.zeros_like(lam.loss)
 
     def _turn(self) -> None:
-        """A new step takes the weight that the one before left for it; an earlier one begins again."""
-        if isinstance(self.weight, Steered) and self.step != self.state["step"]:
-            rho = self.state["next"] if self.step > self.state["step"] else self.weight.start
-            self.state.update(step=self.step, rho=rho, next=rho)
+        """A new step takes the weight that follows from the decays of the one before; an earlier one begins again."""
+        state = self.state
+        if isinstance(self.weight, Steered) and self.step != state["step"]:
+            measured = state["decay"] / state["samples"] if state["samples"] else math.nan
+            rho = self.weight.next(state["rho"], measured) if self.step > state["step"] else self.weight.start
+            state.update(step=self.step, rho=rho, decay=0.0, samples=0)
 
     def _steer(self, decays: Tensor) -> None:
+        """Note the decays of a batch: a step may have several."""
         if isinstance(self.weight, Steered):
-            self.state["next"] = self.weight.next(self.state["rho"], float(decays.double().nanmean()))
+            known = decays.double()[~decays.isnan()]
+            self.state["decay"] += float(known.sum())
+            self.state["samples"] += len(known)
 
 
 def check_penalty(G: Any, lam: Costates, name: str) -> Tensor:
@@ -494,6 +522,10 @@ class Truncated(Method):
             net, batch, losses, torch.zeros_like(losses), 0.0, total, **later(net, batch, loss, lambda: run)
         )
 
+    def sweeps(self, net: Net, T: int) -> float:
+        pulled = min(self.k2, T)
+        return 1 + 2 * pulled / (min(self.k1, T) if net.readout == "every" else T)
+
     def _window(
         self, net: Net, batch: Batch, loss: LossLike, u: Tensor, lengths: Tensor, x: Tensor, index: Tensor, end: int
     ) -> Gradient:
@@ -514,7 +546,8 @@ class Truncated(Method):
                 window[: fresh - begin] = 0
                 values = run.loss(loss, None if y is None else y[begin:end, index], mask=window)
                 if batch.reduce == "mean":
-                    count = torch.where(torch.arange(len(full))[:, None] < lengths, full, 0).sum(0)[index]
+                    on = (torch.arange(len(full))[:, None] < lengths).to(full.device)
+                    count = torch.where(on, full, 0).sum(0)[index]
                     values = values / torch.where(count == 0, 1, count)
             return differentiate((weight[index] * values).sum() / len(lengths), trained(net))
 
@@ -541,23 +574,20 @@ class RTRL(Method):
         with torch.no_grad():
             losses = net(u, run_lengths, batch.x0).loss(loss, batch.y, mask=batch.mask, reduce=batch.reduce)
         if every:
-            mask = (
-                torch.ones(T, B, dtype=flat.dtype) if batch.mask is None else torch.as_tensor(batch.mask).to(flat.dtype)
-            )
-            mask = torch.where(torch.arange(T)[:, None] < lengths, mask, 0)
+            mask = flat.new_ones(T, B) if batch.mask is None else torch.as_tensor(batch.mask).to(flat)
+            mask = torch.where((torch.arange(T)[:, None] < lengths).to(mask.device), mask, 0)
             count = mask.sum(0)
-            factor = (
-                1 / torch.where(count == 0, 1, count) if batch.reduce == "mean" else torch.ones(B, dtype=flat.dtype)
-            )
+            factor = 1 / torch.where(count == 0, 1, count) if batch.reduce == "mean" else flat.new_ones(B)
         else:
-            mask = torch.ones(B, dtype=flat.dtype) if batch.mask is None else torch.as_tensor(batch.mask).to(flat.dtype)
+            mask = flat.new_ones(B) if batch.mask is None else torch.as_tensor(batch.mask).to(flat)
             factor = mask if batch.reduce == "sum" else (mask != 0).to(flat.dtype)
+        there = (mask != 0).cpu()  # as lengths are
         stream = Stream(net, B, batch.x0)
         total = {name: torch.zeros_like(p) for name, p in trained(net).items()}
         for t in range(T):
             going = lengths > t
             stream.advance(u[t], None if going.all() else going)
-            counts = going & (mask[t] != 0) if every else (lengths == t + 1) & (mask != 0)
+            counts = going & there[t] if every else (lengths == t + 1) & there
             if counts.any():
                 target = None if y is None else (y[t] if every else y)
                 w = weight * factor * (mask[t] if every else 1.0)
@@ -565,6 +595,9 @@ class RTRL(Method):
                 total = {name: total[name] + v for name, v in g.items()}
         run = lambda: net(u, run_lengths, batch.x0)
         return Evaluation(net, batch, losses, torch.zeros_like(losses), 0.0, total, **later(net, batch, loss, run))
+
+    def sweeps(self, net: Net, T: int) -> float:
+        return 2 + sum(p.numel() for name, p in trained(net).items() if name not in ("V", "b_o"))
 
     def stream(self, net: Net, batch: int = 1, x0: Tensor | None = None) -> Stream:
         """Learn online: `s.step(u_t, y_t, loss)` gives one gradient for each arriving step."""

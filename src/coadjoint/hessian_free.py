@@ -42,11 +42,8 @@ class Taken:
     iterations: int  # of conjugate gradients
     rate: float  # of the line search; 0 if the step was refused
     norm: float  # of the gradient
-
-    @property
-    def kept(self) -> float:
-        """What came true of what was promised."""
-        return (self.after - self.before) / self.promised if self.promised < 0 else 0.0
+    kept: float  # what came true of what was promised, by the whole step
+    work: float  # gradients of a sample, by the curvature's sweeps
 
 
 @dataclass
@@ -117,13 +114,14 @@ class HessianFree:
 
         rate = SEARCH(Line(float(d.norm()), before, float(g @ d), along))
         self.at(c, theta + rate * d, None)
-        taken = Taken(before, seen[rate], promised, damping, found.iterations, rate, float(g.norm()))
         self.state["solution"] = found.iterates[-1]
         if not rate or found.models[-1] >= 0:
             del self.state["solution"]  # where it led nobody could go, or conjugate gradients did not come back from it
         self.state["steps"] = self.state.get("steps", 0) + 1
         # by the whole step, as the model promised it; of less than the objective can show, nothing is learned
         ratio = (lowest - before) / promised if promised < 0 else 0.0
+        work = found.products + 0.5 + 0.5 * bool(self.precondition)  # the run itself, and the diagonal
+        taken = Taken(before, seen[rate], promised, damping, found.iterations, rate, float(g.norm()), ratio, work)
         shown = abs(promised) > 8 * torch.finfo(g.dtype).eps * abs(before)
         factor = 2 / 3 if ratio > 0.75 or not shown else 1.0 if ratio >= 0.25 else 1.5
         self.state["damping"] = max(self.least, damping * factor)

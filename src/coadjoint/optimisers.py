@@ -72,6 +72,10 @@ class Schedule:
     patience: int | None = None
     warmup: int = 0
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.warmup, int) or self.warmup < 0:
+            raise InputError(f"warmup is a number of steps, at least 0; got {self.warmup!r}.")
+
     def __call__(self, step: int, steps: int) -> float:
         ramp = min(1.0, (step + 1) / self.warmup) if self.warmup else 1.0
         return ramp * self.factor(min(step / max(steps, 1), 1.0), step)
@@ -150,7 +154,10 @@ class Optimiser:
         for option in self.options:
             choose(f"option of optimiser '{self.name}'", option, known)
         choose("direction", self.direction, DIRECTIONS)
-        if not callable(self.rule):
+        n = self.options.get("curvature")
+        if n is not None and not (isinstance(n, int) and n >= 1):
+            raise InputError(f"curvature is a number of sequences, at least 1; got {n!r}.")
+        if not callable(self.rule) or isinstance(self.rule, type):
             raise InputError(f"a step rule is one of co.directions, Armijo() for instance; got {self.rule!r}.")
         if self.name in OWN_PACE and (self.direction != "steepest" or not isinstance(self.rule, Constant)):
             raise InputError(f"optimiser '{self.name}' finds its own way: it takes no direction and no step rule.")
@@ -359,9 +366,7 @@ class Curved:
         batch = at.curvature()
         c: Any = Curvature(at.net, batch, at.loss)  # type: ignore[arg-type]
         taken = self.way.minimise(c, at.gradient, at.objective, at.value)
-        at.spend(
-            (taken.iterations + 1) * len(c.losses)
-        )  # the tangent and adjoint of each product; forward and diagonal
+        at.spend(taken.work * len(batch.sizes))
         return {"cg": taken.iterations, "damping": taken.damping, "share": taken.rate, "kept": taken.kept}
 
     @property
@@ -382,6 +387,7 @@ class Regressed:
     def step(self, at: Point, rate: float) -> dict[str, Any]:
         for b in at.batches:
             self.way.add(b)
+            at.spend(len(b.sizes) / 2)
         self.way.solve()
         return {}
 

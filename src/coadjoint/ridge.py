@@ -114,6 +114,8 @@ class Ridge:
         net = self.net
         if "factor" not in self.state:
             raise InputError("nothing was added; call add(batch) before solve().")
+        if not float(self.state["factor"].abs().max()) > 0:
+            raise InputError("all that was added has weight 0: there is nothing to solve.")
         A, c = solved(self.state["factor"], net.outputs, self.alpha, net.b_o is not None)
         net.V.copy_(A.T)
         if net.b_o is not None:

@@ -30,10 +30,10 @@ from .curriculum import Easiest
 from .directions import DIRECTIONS, distance, norm
 from .display import display as bar
 from .errors import CoadjointError, InputError, KindError, NumericalError, StorageError, choose
-from .gradients import BPTT, RTRL, Evaluation, Gradient, Method, Penalised, Truncated, trained
+from .gradients import BPTT, Evaluation, Gradient, Method, Penalised, Truncated, trained
 from .hessian_free import HessianFree
 from .network import Network
-from .optimisers import OWN_PACE, Optimiser, Point, adam, recipe_of
+from .optimisers import OWN_PACE, PACELESS, Optimiser, Point, adam, recipe_of
 from .readout import Net, judged
 from .recording import Recorded
 from .tasks import Task, rng
@@ -239,9 +239,9 @@ class Training:
                 raise InputError(f"{name} must be a whole number, at least 1; got {value!r}.")
         for name in ("clip", "clip_value", "clip_mean", "gradients", "seconds"):
             value = getattr(self, name)
-            if value is not None and not (0 < value < math.inf):
+            if value is not None and not (isinstance(value, int | float) and 0 < value < math.inf):
                 raise InputError(f"{name} must be a positive number; got {value!r}.")
-        if not 0 <= self.weight_noise < math.inf:
+        if not (isinstance(self.weight_noise, int | float) and 0 <= self.weight_noise < math.inf):
             raise InputError(f"weight_noise must be a finite number, at least 0; got {self.weight_noise!r}.")
         choose("nonfinite policy", self.nonfinite, POLICIES)
         rng(self.seed)
@@ -250,9 +250,18 @@ class Training:
         if self.patience is not None and self.watched is None:
             raise InputError("patience needs a validation set: give one, or leave patience out.")
         self.method = self.gradient or BPTT()
+        for name, kind in (("optimiser", Optimiser | HessianFree), ("easiest", Easiest), ("gradient", Method)):
+            if getattr(self, name) is not None and not isinstance(getattr(self, name), kind):
+                raise KindError(
+                    f"{name} has the wrong kind: {type(getattr(self, name)).__name__}; see co.train's own words."
+                )
         self.recipe = recipe_of(self.optimiser or adam(1e-3))
         if self.recipe.name in OWN_PACE and (self.clip or self.clip_value or self.clip_mean):
             raise InputError(f"optimiser '{self.recipe.name}' finds its own way: it takes no clipping.")
+        if self.recipe.name in PACELESS and self.weight_noise:
+            raise InputError(f"optimiser '{self.recipe.name}' takes the weights as they are: it takes no weight_noise.")
+        if self.recipe.direction != "steepest" and isinstance(self.method, Truncated):
+            raise InputError("the temporal direction takes the whole gradient apart: use BPTT, not Truncated.")
         self.stepper = self.recipe.stepper(net)
         if isinstance(self.display, bool):
             self.show: Display = bar(task.name, self.steps, task.metric) if self.display else Silent()
@@ -286,7 +295,11 @@ class Training:
         rate = self.recipe.lr * self.recipe.schedule(self.step - 1, self.steps) * self.past.factor
         parameters = dict(self.net.named_parameters())
         before = {name: p.detach().clone() for name, p in parameters.items()}
-        told = self.stepper.step(self.point(found, direction), rate)
+        try:
+            told = self.stepper.step(self.point(found, direction), rate)
+        except NumericalError as error:
+            self.net.load_state_dict(before, strict=False)
+            return self.reject(str(error))
         bad = [name for name, p in parameters.items() if not torch.isfinite(p).all()]
         if bad:
             return self.undo(before, f"{', '.join(bad)} is not finite after the optimiser's step: lower the step size")
@@ -304,8 +317,8 @@ class Training:
         """What a step begins with. Its batches and random numbers are kept, for what its optimiser asks later."""
         if hasattr(self.method, "step"):
             self.method.step = step
-        self.batches = tuple(self.move(self.draw(step, k)) for k in range(self.accumulate))
         self.random = torch.get_rng_state()
+        self.batches = tuple(self.move(self.draw(step, k)) for k in range(self.accumulate))
         return self.differentiate(step)
 
     def draw(self, step: int, k: int) -> Batch:
@@ -313,8 +326,9 @@ class Training:
         number = step * self.accumulate + k
         if self.easiest is None:
             return self.task.batch(number, self.batch, self.seed)
-        if self.easiest.by == "loss":
-            self.past.work += self.batch / self.easiest.share(step) / 2
+        drawn = round(self.batch / self.easiest.share(step))
+        if self.easiest.by == "loss" and drawn > self.batch:
+            self.past.work += drawn / 2
         return self.easiest.choose(self.net, self.task, step, self.batch, self.seed, number)
 
     def differentiate(self, step: int) -> Found:
@@ -326,7 +340,8 @@ class Training:
                 e = self.method.evaluate(self.net, b, self.task.loss)
                 d = e.gradient if steepest else propose(e, rng(self.seed, "direction", step, k))
                 found.append((len(e.losses), e, d))
-        self.past.work += sum(n for n, _, _ in found) * sweeps(self.method, self.net) / 2
+        per_sequence = lambda e: self.method.sweeps(self.net, int(e.batch.sizes.max())) + (not steepest)  # its costates
+        self.past.work += sum(n * per_sequence(e) for n, e, _ in found) / 2
         finite = lambda e: all(torch.isfinite(v).all() for v in (e.losses, *e.gradient.values()))
         self.latest = next((e for _, e, _ in found if len(found) > 1 and not finite(e)), e)
         total = sum(n for n, _, _ in found)
@@ -358,8 +373,10 @@ class Training:
             return sum(n * v for n, v in zip(sizes, each, strict=True)) / sum(sizes)
 
         def evaluate() -> tuple[float, Gradient]:
+            state = dict(self.method.state)  # what a step measures, it measures where it begins
             with same():
                 here = self.differentiate(step)
+            self.method.state.update(state)
             return here.objective, here.gradient
 
         def curvature() -> Batch:
@@ -386,8 +403,9 @@ class Training:
             bound = min(bound, self.clip_mean * past.norms)
         if size > bound:
             d, cut = {name: g * (bound / size) for name, g in d.items()}, True
-        # of what was let through, so that one explosion does not let the next ones pass; over about the last 100 steps
-        past.norms += (min(size, bound) - past.norms) / min(self.step, 100)
+        # over about the last 100 steps; an explosion counts no more than ten of them, so that the next ones do not pass
+        known = min(size, 10 * past.norms) if past.norms > 0 else size
+        past.norms += (known - past.norms) / min(self.step, 100)
         return d, cut
 
     @property
@@ -411,6 +429,7 @@ class Training:
     def reject(self, reason: str) -> None:
         """Leave weights, optimiser and random numbers as they were before this step."""
         words = f"step {self.step}: {reason.rstrip('.')}"
+        torch.set_rng_state(self.random)
         self.past.skipped += 1
         if self.folder is not None and self.nonfinite != "skip":
             before = self.step - 1
@@ -430,7 +449,7 @@ class Training:
         self.log({"kind": "train", "step": self.step, "skipped": reason})
         self.show.say(words)
         self.due = self.due or self.step % self.checkpoint == 0
-        self.over = self.step >= self.steps
+        self.over = self.step >= self.steps or self.spent
 
     def undo(self, weights: dict[str, Tensor], reason: str) -> None:
         """Put the weights back after a step of the optimiser that left the range of their type, and stop: its own state is lost."""
@@ -631,6 +650,7 @@ class Training:
         self.step, self.kept, self.past, self.status = saved.step, saved.step, Progress(**past), state["status"]
         self.over = self.step >= self.steps or (state["over"] and self.status != "finished")
         self.started = time.monotonic() - self.past.seconds
+        self.over = self.over or self.spent
         if self.past.best_step is not None:
             best = {name[5:]: value for name, value in saved.tensors.items() if name.startswith("best.")}
             self.best_weights = saved.model if self.past.best_step == saved.step else best
@@ -719,18 +739,6 @@ def again(net: Net, task: Task, saved: runs.Checkpoint, arguments: dict[str, Any
     if not (math.isfinite(found.loss) and all(torch.isfinite(g).all() for g in found.gradient.values())):
         raise NumericalError(t.blame(found.loss, found.gradient))
     return found
-
-
-def sweeps(method: Method, net: Net) -> float:
-    """Sweeps over a sequence that a method's gradient takes."""
-    if isinstance(method, Penalised):
-        # the published Omega is differentiated by W alone: forward, and an adjoint each for the costates and the gradient
-        return 10 if method.segments is not None else 3 if method.penalty.name == "omega-published" else 4
-    if isinstance(method, Truncated):
-        return 1 + 2 * method.k2 / method.k1
-    if isinstance(method, RTRL):
-        return 2 + sum(p.numel() for name, p in trained(net).items() if name not in ("V", "b_o"))
-    return 3 if method.segments is not None else 2
 
 
 @contextmanager
