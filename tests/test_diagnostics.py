@@ -438,7 +438,7 @@ def test_noise_scale_of_single_gradients():
     np.testing.assert_allclose(found.norms, np.linalg.norm(g, axis=1))
     assert math.sqrt(found.signal + found.spread / 4) == pytest.approx(e.norm)
     one = co.BPTT()(net, co.Batch(e.batch.u[:, :1], e.batch.y[:1]), "squared")
-    with pytest.raises(co.InputError, match="at least two samples"):
+    with pytest.raises(co.Unsupported, match="at least two samples"):
         dg.noise(one)
 
 
@@ -541,11 +541,53 @@ def test_charts_stay_readable_where_values_are_not():
     assert wide.label == "log₁₀ of the loss"
     assert wide.cells[0, 1] == 6
     along = dg.Along(np.array([0.1, 1.0]), np.array([1.5, 1e9]), 2.0, 1.0)
-    assert np.isnan(along.chart().curves[0][2][1])
+    assert [list(y) for y in along.chart().curves[0][1:]] == [[-1.0], [1.5]]
     assert [f.value for f in along.figures()] == [1.0, 0.1]
     assert math.isnan(dg.Along(np.array([1.0]), np.array([np.nan]), 2.0, 1.0).figures()[1].value)
     names = [name for name, *_ in dg.bounds(evaluated(readout="every")).chart().curves]
     assert names == ["Jacobian products", "bound by the singular value", "bound by the entries of W"]
+
+
+def test_rates_of_ragged_batches_are_means_over_samples():
+    """Each sample over its own steps: one long sample does not speak for the short ones."""
+    torch.manual_seed(0)
+    net = co.Network("elman", inputs=2, hidden=4, outputs=1, dtype=torch.float64)
+    lengths = torch.tensor([3, 4, 12, 3])
+    batch = co.Batch(torch.randn(12, 4, 2, dtype=torch.float64), torch.randn(4, 1, dtype=torch.float64), lengths)
+    e = co.BPTT()(net, batch, "squared")
+    J, logs = dg.jacobians(e, 4), e.costates.log_norms()
+    wide, fall = [], []
+    for j, n in enumerate(lengths.tolist()):
+        P = np.eye(4)
+        for t in range(n):
+            P = J[t, j] @ P
+        wide.append(np.log(np.linalg.norm(P, 2)) / n)
+        fall.append(float(logs[0, j] - logs[n, j]) / n)
+    assert dg.singular_values(e).slope == pytest.approx(np.mean(wide), rel=1e-10)
+    assert dg.bounds(e).rates == pytest.approx((np.mean(wide), np.mean(fall)), rel=1e-10)
+
+
+def test_a_past_that_adds_nothing_says_so():
+    net = co.Network("elman", inputs=1, hidden=3, outputs=1)
+    with torch.no_grad():
+        net.W.zero_()
+    found = dg.temporal(co.BPTT()(net, co.Batch(torch.randn(4, 2, 1), torch.randn(2, 1)), "squared"))
+    assert found.figures()[0].value == -math.inf
+
+
+def test_a_finite_set_is_looked_at_by_a_full_batch_and_one_sample_is_enough():
+    class Two(co.tasks.task.Task):
+        name, inputs, outputs = "two", 1, 1
+
+        def held_out(self, split, seed, draw=0, n=1000):
+            for B in (5, 1):
+                yield co.Batch(torch.randn(4, B, 1), torch.randn(B, 1))
+
+    net = co.Network("elman", inputs=1, hidden=3, outputs=1)
+    assert len(dg.evaluate(net, Two()).losses) == 5
+    alone = dg.examine(co.BPTT()(net, co.Batch(torch.randn(4, 1, 1), torch.randn(1, 1)), "squared"))
+    assert set(alone.declined) >= {"noise"}
+    assert "decay" in alone.found
 
 
 def test_import_needs_no_matplotlib():

@@ -190,7 +190,9 @@ def test_a_weight_goes_on_from_its_state():
     first = co.Penalised("log-ratio", rule)
     for step in range(3):
         first.evaluate(net, batch.select([0]), "squared")
-        assert first.evaluate(net, batch.select(range(1, len(batch.sizes))), "squared").rho == pytest.approx(wanted[step])
+        assert first.evaluate(net, batch.select(range(1, len(batch.sizes))), "squared").rho == pytest.approx(
+            wanted[step]
+        )
         first.step += 1
     second = co.Penalised("log-ratio", rule)
     second.state.update(json.loads(json.dumps(first.state)))

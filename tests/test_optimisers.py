@@ -4,13 +4,14 @@ run keeps of them."""
 import functools
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import coadjoint as co
 from coadjoint.curvature import Packing
-from coadjoint.directions import STEP_RULES, Armijo, Constant, Galvan, Wolfe
+from coadjoint.directions import STEP_RULES, Armijo, Constant, Galvan, Wolfe, temporal
 from coadjoint.hessian_free import HessianFree
 from coadjoint.optimisers import OPTIMISERS, SCHEDULES, Point, optimiser
 
@@ -251,7 +252,9 @@ def test_clipping():
         assert row.get("clipped", False) == (row["gradient"] > bound)
         mean += ((min(row["gradient"], 10 * mean) if k else row["gradient"]) - mean) / min(k + 1, 100)
     assert any("clipped" in row for row in rows)
-    assert mean > 0.9 * sum(row["gradient"] for row in rows) / 30  # what is cut off counts: the threshold does not fall with it
+    assert (
+        mean > 0.9 * sum(row["gradient"] for row in rows) / 30
+    )  # what is cut off counts: the threshold does not fall with it
 
 
 def test_weight_noise_is_on_the_gradient_alone():
@@ -300,8 +303,123 @@ def test_the_distance_to_the_gradient_is_kept(tmp_path):
         (lambda: trained(seconds=-1.0), "seconds must be"),
         (lambda: trained(weight_noise=math.nan), "weight_noise must be"),
         (lambda: SCHEDULES["inverse-time"](-1.0), "decay must be"),
+        (lambda: SCHEDULES["constant"](warmup=-1), "warmup is a number"),
+        (lambda: optimiser("hessian-free", curvature=0.5), "curvature is a number"),
+        (lambda: optimiser("sgd", rule=Armijo), "step rule"),
+        (lambda: Armijo(shrink=2.0), "between 0 and 1"),
+        (lambda: Wolfe(c1=0.9, c2=0.1), "c1 < c2"),
+        (lambda: trained(optimiser="adam"), "wrong kind"),
+        (lambda: trained(easiest=(0.5, 10)), "wrong kind"),
+        (lambda: trained(clip="1"), "clip must be"),
+        (lambda: trained(optimiser=RUNS["hessian-free"], weight_noise=0.1), "no weight_noise"),
     ],
 )
 def test_what_is_refused(make, words):
     with pytest.raises(co.CoadjointError, match=words):
         make()
+
+
+def test_the_temporal_direction_of_a_fading_past():
+    """In float32, where the components of the first steps lie far below its range: finite, and the first step has its say."""
+    task = co.tasks.make("temporal-order", length=300)
+    net = co.Network("elman", inputs=task.inputs, hidden=16, outputs=task.outputs, output=task.output)
+    co.initialisers.initialise(net, "spectral", radius=0.4, seed=0)
+    double = co.Network("elman", inputs=task.inputs, hidden=16, outputs=task.outputs, output=task.output, dtype=F64)
+    double.load_state_dict({name: p.double() for name, p in net.state_dict().items()})
+    batch = task.batch(0, 5, 0)
+    found = []
+    for one in (net, double):
+        e = co.BPTT()(one, batch.to(one.V.dtype, "cpu"), task.loss)
+        found.append(temporal(e, np.random.default_rng(1)))
+    assert float(torch.as_tensor(e.temporal_components().norms()["joint"][0])) < 1e-60
+    for name, d in found[0].items():
+        assert torch.isfinite(d).all()
+        assert torch.allclose(d.double(), found[1][name], rtol=1e-3, atol=1e-5 * float(found[1][name].abs().max())), (
+            name
+        )
+
+
+def test_the_temporal_direction_takes_no_penalty():
+    net, batch = network(), Recall().batch(0, 20, 0)
+    for method in (co.Penalised("log-ratio", 0.1), co.Penalised("log-ratio", 0.1, pretrain=5)):
+        with pytest.raises(co.Unsupported, match="not a penalty"):
+            temporal(method(net, batch, "squared"), np.random.default_rng(0))
+    with pytest.raises(co.InputError, match="not Truncated"):
+        trained(optimiser=RUNS["sgd temporal"], gradient=co.Truncated(2, 3))
+
+
+def test_a_budget_that_is_spent_stays_spent(tmp_path):
+    run = functools.partial(co.train, task=Recall(), batch=20, tests=1, probes=2, gradients=100, folder=tmp_path / "r")
+    assert run(network()).step == 5
+    before = weights(tmp_path / "r")
+    assert run(network(), resume=True).step == 5
+    assert weights(tmp_path / "r") == before
+
+
+def test_steps_that_are_refused_spend_their_budget():
+    net = network()
+    with torch.no_grad():
+        net.V.fill_(1e200)
+    run = co.train(net, Recall(), batch=20, steps=1000, tests=1, probes=2, gradients=100, nonfinite="skip")
+    assert run.step == run.skipped == 5
+
+
+WORK = [  # gradients of a sequence for each sequence, T = 6
+    (co.BPTT(), {}, 1.0),
+    (co.BPTT(2), {}, 1.5),
+    (co.Penalised("log-ratio"), {}, 2.0),
+    (co.Penalised("omega-published"), {}, 1.5),
+    (co.Truncated(2, 3), {}, 1.0),  # one answer: one window of three steps
+    (co.BPTT(), {"optimiser": RUNS["sgd temporal"]}, 1.5),
+]
+
+
+@pytest.mark.parametrize(("method", "more", "work"), WORK)
+def test_what_a_gradient_costs(method, more, work):
+    more = {"optimiser": optimiser("sgd", 0.01), **more}
+    assert trained(gradient=method, steps=3, **more).work == pytest.approx(3 * 20 * work)
+
+
+def test_what_hessian_free_costs(monkeypatch):
+    """A gradient and values of the batch; a run and products of the curvature, the first step's without a start."""
+    from coadjoint import curvature
+
+    products = []
+    plain = curvature.Curvature.product
+    monkeypatch.setattr(curvature.Curvature, "product", lambda *given: products.append(1) or plain(*given))
+    values = []
+    method = co.BPTT()
+    value = method.value
+    method.value = lambda *given: values.append(1) or value(*given)
+    run = trained(gradient=method, steps=3, optimiser=optimiser("hessian-free", cg=4, curvature=11))
+    assert run.work == 3 * 20 + 10 * len(values) + 11 * (len(products) + 1.5)
+
+
+def test_a_refused_step_gives_its_random_numbers_back():
+    net = co.Network("elman", inputs=1, hidden=7, outputs=1, dropout=0.5, dtype=F64)
+    with torch.no_grad():
+        net.V.fill_(1e200)
+    co.train(net, Recall(), batch=20, steps=3, tests=1, probes=2, nonfinite="skip", seed=5)
+    now = torch.get_rng_state()
+    torch.manual_seed(5)
+    assert torch.equal(now, torch.get_rng_state())
+
+
+@pytest.mark.parametrize(
+    "recipe", [optimiser("sgd", 0.05), optimiser("sgd", 1.0, rule=Wolfe())], ids=["plain", "wolfe"]
+)
+def test_a_steered_weight_follows_where_steps_begin(recipe):
+    """However often a step is evaluated, and in however many parts."""
+    rho = lambda **more: [
+        row["rho"]
+        for row in trained(
+            gradient=co.Penalised("log-ratio", co.penalties.Steered(0.1, 0.2, gain=0.5)),
+            optimiser=recipe,
+            steps=2,
+            **more,
+        ).rows
+        if row["kind"] == "train"
+    ]
+    once = co.Penalised("log-ratio", co.penalties.Steered(0.1, 0.2, gain=0.5))
+    once(network(), Recall().batch(0, 20, 0), "squared")
+    assert rho()[1] == once(network(), Recall().batch(0, 20, 0), "squared").rho != 0.1

@@ -69,9 +69,13 @@ def _root(
         os.environ["COADJOINT_DEBUG"] = "1"
 
 
-def configured(function: Callable[..., None], only: Mapping[str, Sequence[str]] | None = None) -> Callable[..., None]:
-    """Give a command one flag for each key of the config, or for those in `only`. It receives them as `flags`,
-    {section: {key: value}}."""
+def configured(
+    function: Callable[..., None],
+    only: Mapping[str, Sequence[str]] | None = None,
+    texts: Mapping[tuple[str, str], str] | None = None,
+) -> Callable[..., None]:
+    """Give a command one flag for each key of the config, or for those in `only`, explained by `texts` where it has a text. It
+    receives them as `flags`, {section: {key: value}}."""
     own = [p for p in inspect.signature(function).parameters.values() if p.name != "flags"]
     taken = {word for p in own for word in getattr(p.default, "param_decls", None) or ()}
     extra: list[inspect.Parameter] = []
@@ -89,7 +93,8 @@ def configured(function: Callable[..., None], only: Mapping[str, Sequence[str]] 
             default = "" if boolean or field.default is None else f" ({field.default})"
             text = str in kinds or any(isinstance(value, str) for value in choices)
             option = typer.Option(
-                None, f"{flag}/--no-{flag[2:]}" if boolean else flag, help=f"{field.description}{words}{default}",
+                None, f"{flag}/--no-{flag[2:]}" if boolean else flag,
+                help=(texts or {}).get((section, key), f"{field.description}{words}{default}"),
                 metavar="" if boolean else "TEXT" if text else "NUMBER", show_default=False,
                 rich_help_panel=configs.panel(field) or str(model.__doc__).rstrip("."),
             )  # fmt: skip
@@ -290,7 +295,7 @@ def finished(run: Path, steps: int) -> str | None:
 
 
 @app.command()
-@functools.partial(configured, only={**configs.ONLINE, "gradient": ("k1", "k2")})
+@functools.partial(configured, only={**configs.ONLINE, "gradient": ("k1", "k2")}, texts=configs.ONLINE_TEXTS)
 def online(
     data: str = typer.Argument(
         ..., help="a .csv, .tsv, .txt (also .gz), .npy or .parquet file; - for what is piped in"
@@ -378,7 +383,7 @@ def stream_on(run: Path, steps: int | None, fallback: bool, quiet: bool) -> None
     if steps is not None:
         training = config.training.model_copy(update={"steps": steps})
         config = config.model_copy(update={"training": training})
-    if steps is None and (ended := finished(run, 0)) is not None:
+    if (ended := finished(run, steps or 0)) is not None:
         if not quiet:
             more = f"To go on, if its stream does: coadjoint resume {run} --steps N"
             print(safe(f"{run} has ended already ({ended}). {more}"))

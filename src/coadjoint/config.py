@@ -1059,6 +1059,22 @@ ONLINE: dict[str, tuple[str, ...]] = {  # the keys that mean something where a s
 }  # fmt: skip
 
 
+ONLINE_TEXTS = {  # keys that say something else where a stream is learned
+    ("data", "standardise"): "each column by the mean and variance of the rows before (default)",
+    ("data", "missing"): "what to do with empty cells: refuse (default), ffill",
+    ("network", "cell"): "elman (default), lstm, ...: `coadjoint cells` lists them",
+    ("optimiser", "name"): "sgd, momentum, nesterov, adagrad, rmsprop, adam (default), adamw, ...",
+    (
+        "optimiser",
+        "schedule",
+    ): "how the step size changes: constant (default), exponential, inverse-time, linear, cosine",
+    ("training", "steps"): "at most so many steps (to the end of the stream)",
+    ("training", "every"): "steps between rows of metrics.jsonl (1,000)",
+    ("training", "checkpoint"): "steps between checkpoints (10,000)",
+    ("training", "keep"): "checkpoints that stay (2)",
+}
+
+
 @dataclass(frozen=True)
 class Online:
     """What a Config means for a stream: a network, the stream, and the arguments of co.online.learn."""

@@ -109,8 +109,10 @@ class Components:
         return Chart("Temporal components of the gradient", about, "time step k", "norm of the component at k", curves, True)  # fmt: skip
 
     def figures(self) -> list[Figure]:
-        known = self.logs["joint"][np.isfinite(self.logs["joint"])]
-        span = (known[0] - known[-1]) / DECADE if len(known) else math.nan
+        y = self.logs["joint"]
+        span = (
+            (y[0] - y[-1]) / DECADE if np.isfinite(y[-1]) else math.nan
+        )  # -inf where the first step adds nothing at all
         return [
             Figure("temporal components, first to last", span, "decades", "below 0: the past adds less to the gradient than the end"),
             Figure("temporal components, towards the past", factor(self.slope()), "× per step", "1: every step counts alike"),
@@ -221,16 +223,13 @@ def stepwise(run: Stepped, place: Array) -> Iterator[Array]:
 @dataclass(frozen=True)
 class Products:
     """logs [P, n]: logarithms of the singular values of dx_T / dx_{T-s} = J_T ... J_{T-s+1}, largest first, s = steps[p] steps
-    before each sample's own end; means over samples. NaN: lost in the rounding of the largest."""
+    before each sample's own end; means over samples. NaN: lost in the rounding of the largest. slope: log of the largest one
+    over a whole sequence, per step, the mean over samples."""
 
     steps: Array
     logs: Array
     samples: int
-
-    @property
-    def slope(self) -> float:
-        """log of the largest singular value, per step, over the whole sequence."""
-        return float(self.logs[-1, 0] / self.steps[-1])
+    slope: float
 
     def chart(self) -> Chart:
         pick = np.unique(np.linspace(0, self.logs.shape[1] - 1, min(6, self.logs.shape[1])).round().astype(int))
@@ -249,9 +248,9 @@ def singular_values(e: Evaluation, samples: int = 8, points: int = 65) -> Produc
     at = np.unique(np.linspace(0, T, min(points, T + 1)).round().astype(int))
     logs = np.full((len(at), S, n), np.nan)
     logs[0] = 0
-    P, size = np.broadcast_to(np.eye(n), (S, n, n)).copy(), np.zeros(S)
+    P, size, slope = np.broadcast_to(np.eye(n), (S, n, n)).copy(), np.zeros(S), np.zeros(S)
     for s in range(1, T + 1):
-        on = np.flatnonzero(lengths >= s)
+        on, ends = np.flatnonzero(lengths >= s), np.flatnonzero(lengths == s)
         P[on] = P[on] @ J[lengths[on] - s, on]
         top = np.abs(P[on]).max((1, 2))
         with np.errstate(divide="ignore"):
@@ -259,7 +258,8 @@ def singular_values(e: Evaluation, samples: int = 8, points: int = 65) -> Produc
         P[on] /= np.where(top > 0, top, 1)[:, None, None]
         if s in at:
             logs[np.searchsorted(at, s), on] = resolved(P[on]) + size[on, None]
-    return Products(at, mean(logs), S)
+        slope[ends] = (resolved(P[ends])[:, 0] + size[ends]) / s if len(ends) else 0
+    return Products(at, mean(logs), S, float(slope.mean()))
 
 
 def resolved(P: Array) -> Array:
@@ -384,6 +384,7 @@ class Bounds:
     by_singular_value    log(sigma' s_1(W))
     jacobians, costates  what was measured: log of the largest singular value over s steps [P], and, where the loss reads the
                          last step alone, log ||lam_{T-s}|| - log ||lam_T|| [T+1]; means over samples
+    rates                the same two over whole sequences, per step, means over samples
     """
 
     by_entries: float
@@ -392,6 +393,7 @@ class Bounds:
     steps: Array
     jacobians: Array
     costates: Array
+    rates: tuple[float, float]
 
     def chart(self) -> Chart:
         s = np.arange(len(self.costates))
@@ -399,11 +401,12 @@ class Bounds:
             bounds = [s * one / DECADE for one in (self.by_singular_value, self.by_entries)]
         measured, fall = self.jacobians / DECADE, self.costates / DECADE
         far = 1.5 * np.nanmax(np.abs([measured[-1], fall[-1], bounds[0][-1]]))  # where the other bound is not followed
+        near = np.abs(bounds[1]) <= far
         curves = (
             ("Jacobian products", self.steps, measured),
             ("costates", s, fall),
             ("bound by the singular value", s, bounds[0]),
-            ("bound by the entries of W", s, np.where(np.abs(bounds[1]) <= far, bounds[1], np.nan)),
+            ("bound by the entries of W", s[near], bounds[1][near]),
         )
         about = "what W and the slopes allow, and what happened: a bound that falls says that the past must vanish"
         drawn = tuple(c for c in curves if np.isfinite(c[2]).any())
@@ -415,11 +418,10 @@ class Bounds:
         rows = [
             Figure("bound by the entries of W", factor(self.by_entries), "× per step", "r sigma' max|W|: growth is at most this"),
             Figure("bound by the singular value", factor(self.by_singular_value), "× per step", "sigma' s_1(W): below 1 the past must vanish"),
-            Figure("measured, Jacobian products", factor(self.jacobians[-1] / self.steps[-1]), "× per step", "never above the bounds"),
+            Figure("measured, Jacobian products", factor(self.rates[0]), "× per step", "never above the bounds"),
         ]  # fmt: skip
-        if np.isfinite(self.costates[-1]):
-            rate = self.costates[-1] / (len(self.costates) - 1)
-            rows.append(Figure("measured, costates", factor(float(rate)), "× per step", "never above the bounds"))
+        if np.isfinite(self.rates[1]):
+            rows.append(Figure("measured, costates", factor(self.rates[1]), "× per step", "never above the bounds"))
         return rows
 
 
@@ -440,7 +442,16 @@ def bounds(e: Evaluation, samples: int = 8) -> Bounds:
         logs = logs_of(e.costates)
         for j, n in enumerate(lengths):
             fall[: n + 1, j] = logs[n::-1, j] - logs[n, j]
-    return Bounds(float(by_entries), float(by_singular_value), sigma, products.steps, products.logs[:, 0], mean(fall))
+    whole = float(np.mean(fall[lengths, np.arange(len(lengths))] / lengths))
+    return Bounds(
+        float(by_entries),
+        float(by_singular_value),
+        sigma,
+        products.steps,
+        products.logs[:, 0],
+        mean(fall),
+        (products.slope, whole),
+    )
 
 
 # units
@@ -686,7 +697,7 @@ def noise(e: Evaluation) -> Noise:
     g = np.concatenate([numbers(v.flatten(1)) for v in each.values()], 1)
     B = len(g)
     if B < 2:
-        raise InputError("a gradient-noise scale needs at least two samples; got one.")
+        raise Unsupported("the gradient-noise scale: it needs at least two samples, and there is one.")
     middle = g.mean(0)
     spread = float(((g - middle) ** 2).sum() / (B - 1))
     signal = float(middle @ middle) - spread / B
@@ -727,10 +738,8 @@ class Along:
 
     def chart(self) -> Chart:
         about = "the loss after one step of plain descent, by its step size"
-        near = np.where(
-            self.loss <= self.before + 3 * abs(self.before), self.loss, np.nan
-        )  # steps that are far too long
-        curves = (("after the step", np.log10(self.steps), near),)
+        far = self.loss > self.before + 3 * abs(self.before)  # steps that are far too long
+        curves = (("after the step", np.log10(self.steps[~far]), self.loss[~far]),)
         return Chart("Loss along the gradient", about, "log₁₀ of the step size", "loss", curves, rules=((self.before, "before the step"),))  # fmt: skip
 
     def figures(self) -> list[Figure]:
@@ -843,7 +852,11 @@ class Compared:
 
     @property
     def declined(self) -> dict[str, str]:
-        return {name: why for one in self.each.values() for name, why in one.declined.items()}
+        told = {name: why for one in self.each.values() for name, why in one.declined.items()}
+        alone = {k for one in self.each.values() for k, chart in one.charts().items() if chart.alone}
+        return told | {
+            kind: f"{kind}: its picture is of one network; the arrays of all are kept." for kind in sorted(alone)
+        }
 
     def charts(self) -> dict[str, Chart]:
         """The first curve of each network's chart, in one; and the horizontal lines that they share."""
@@ -893,8 +906,10 @@ def evaluate(net: Net, task: Task, samples: int = 100, seed: int = 0) -> Evaluat
     and noise: the network is left in eval mode."""
     split = task.splits[-1] if task.splits else "train"
     batches = list(task.held_out(split, seed, "diagnose", samples))
+    most = max(len(b.sizes) for b in batches)
+    full = [b for b in batches if len(b.sizes) == most]
     net.eval()
-    return BPTT().evaluate(net, batches[len(batches) // 2].to(net.V.dtype, net.V.device), task.loss)
+    return BPTT().evaluate(net, full[len(full) // 2].to(net.V.dtype, net.V.device), task.loss)
 
 
 def arrays(found: Found) -> dict[str, Array]:

@@ -465,6 +465,8 @@ class Learning:
         """At the end of the stream, learn what is left; then write the model."""
         if self.ended:
             self.rest()
+        if not self.step:
+            raise DataError("the stream held no step to learn from: --kind next needs two rows, others one.")
         if self.step % self.every:
             self.look()
         self.seconds = self.elapsed()

@@ -337,11 +337,13 @@ class Training:
         steepest, propose = self.recipe.direction == "steepest", DIRECTIONS[self.recipe.direction]
         with perturbed(self.net, self.weight_noise, self.seed, step):
             for k, b in enumerate(self.batches):
+                n = b.sizes
+                self.past.work += (
+                    len(n) * (self.method.sweeps(self.net, int(n.max())) + (not steepest)) / 2
+                )  # its costates
                 e = self.method.evaluate(self.net, b, self.task.loss)
                 d = e.gradient if steepest else propose(e, rng(self.seed, "direction", step, k))
                 found.append((len(e.losses), e, d))
-        per_sequence = lambda e: self.method.sweeps(self.net, int(e.batch.sizes.max())) + (not steepest)  # its costates
-        self.past.work += sum(n * per_sequence(e) for n, e, _ in found) / 2
         finite = lambda e: all(torch.isfinite(v).all() for v in (e.losses, *e.gradient.values()))
         self.latest = next((e for _, e, _ in found if len(found) > 1 and not finite(e)), e)
         total = sum(n for n, _, _ in found)
