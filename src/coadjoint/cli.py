@@ -27,6 +27,7 @@ class Absent:
 
     SECTIONS: Mapping[str, Any] = {}
     ONLINE: Mapping[str, Any] = {}
+    ONLINE_TEXTS: Mapping[Any, str] = {}
 
     def __getattr__(self, name: str) -> Any:
         raise MissingError("this command needs pydantic, which is not installed: pip install pydantic.")
