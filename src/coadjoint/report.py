@@ -52,7 +52,7 @@ TRAINING: list[tuple[str, str, str, str, str, Row]] = [
     ("train", "damping", "Damping", "of the model that conjugate gradients minimise", "damping", {"log": True}),
     ("train", "cg", "Conjugate gradient iterations", "of each step", "iterations", {}),
 ]  # fmt: skip
-OF_SOME = ("distance", "share", "damping", "cg")  # curves that only some optimisers have
+OF_SOME = ("rate", "distance", "share", "damping", "cg")  # curves that only some optimisers have
 PROBED: list[tuple[str, str, str, str, str, Row]] = [
     ("probe", "decay", "Decay of the costates", "0: the signal arrives whole; below, it vanishes; above, it explodes",
      "log₁₀ ‖λ₀‖ / ‖λ_T‖", {"rules": [{"y": 0, "label": "neither vanishes nor explodes"}]}),

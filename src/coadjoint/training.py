@@ -304,7 +304,8 @@ class Training:
         if bad:
             return self.undo(before, f"{', '.join(bad)} is not finite after the optimiser's step: lower the step size")
         row = {"kind": "train", "step": self.step, "loss": found.loss, "penalty": found.penalty, "rho": found.rho}
-        row |= {"gradient": size, "rate": rate} | ({"clipped": True} if clipped else {}) | told
+        paced = {} if self.recipe.name in PACELESS else {"rate": rate}
+        row |= {"gradient": size, **paced} | ({"clipped": True} if clipped else {}) | told
         if self.recipe.direction != "steepest":
             row["distance"] = distance(found.direction, found.gradient)
         self.log(row)
