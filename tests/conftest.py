@@ -1,12 +1,31 @@
 """One thread for each worker, and a count of the gradient cases at the end."""
 
 import signal
+import sys
 
+import pytest
 import torch
 
 torch.set_num_threads(1)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell starts background jobs so, and tests send it
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture
+def coadjoint(monkeypatch, capsys):
+    """coadjoint("train", ...) -> exit code, what was printed, what was complained about."""
+
+    from coadjoint import cli
+
+    def call(*words):
+        monkeypatch.setattr(sys, "argv", ["coadjoint", *words])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        out, err = capsys.readouterr()
+        assert "Traceback" not in err
+        return end.value.code, out, err
+
+    return call
 
 
 def pytest_terminal_summary(terminalreporter):

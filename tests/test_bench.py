@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import coadjoint as co
-from coadjoint import bench, cli
+from coadjoint import bench
 
 JAX = importlib.util.find_spec("jax") is not None
 TINY = ["--sizes", "4x3x5", "--repeat", "1"]
@@ -24,21 +24,6 @@ def quick(tmp_path, monkeypatch):
     monkeypatch.setattr(bench, "TURN", 0.01)
     monkeypatch.setattr(bench, "INSIDE", (True,))
     monkeypatch.setattr(bench, "limits", lambda device: {"GEMM GFLOP/s": 50.0, "memory GB/s": 10.0})
-
-
-@pytest.fixture
-def coadjoint(monkeypatch, capsys):
-    """coadjoint("bench", ...) -> exit code, what was printed, what was complained about."""
-
-    def call(*words):
-        monkeypatch.setattr(sys, "argv", ["coadjoint", *words])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        out, err = capsys.readouterr()
-        assert "Traceback" not in err
-        return end.value.code, out, err
-
-    return call
 
 
 def row(**changes):

@@ -39,21 +39,6 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.fixture
-def coadjoint(monkeypatch, capsys):
-    """coadjoint("train", ...) -> exit code, what was printed, what was complained about."""
-
-    def call(*words):
-        monkeypatch.setattr(sys, "argv", ["coadjoint", *words])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        out, err = capsys.readouterr()
-        assert "Traceback" not in err
-        return end.value.code, out, err
-
-    return call
-
-
 def test_help_is_quick_and_does_not_load_torch():
     look = "import sys, coadjoint.cli as c; sys.argv = ['coadjoint', *sys.argv[1:]]\ntry: c.main()\nexcept SystemExit: print('torch' in sys.modules)"
     for words in (["--help"], ["train", "--help"]):

@@ -632,19 +632,10 @@ def test_a_strangers_diagnostics_are_text(text, tmp_path):
 
 
 @pytest.fixture
-def coadjoint(monkeypatch, capsys, tmp_path):
+def coadjoint(coadjoint, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("COADJOINT_DEBUG", raising=False)
-
-    def call(*words):
-        monkeypatch.setattr(sys, "argv", ["coadjoint", *words])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        out, err = capsys.readouterr()
-        assert "Traceback" not in err
-        return end.value.code, out, err
-
-    return call
+    return coadjoint
 
 
 def test_the_command_looks_at_a_run(coadjoint, tmp_path):

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 import coadjoint as co
-from coadjoint import cli, losses, online, runs, streams, training
+from coadjoint import losses, online, runs, streams, training
 
 F64 = torch.float64
 ROOT = Path(__file__).parent.parent
@@ -688,16 +688,8 @@ def test_a_killed_process_goes_on_bit_for_bit(here):
 
 
 @pytest.fixture
-def coadjoint(here, monkeypatch, capsys):
-    def call(*words):
-        monkeypatch.setattr(sys, "argv", ["coadjoint", *words])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        out, err = capsys.readouterr()
-        assert "Traceback" not in err
-        return end.value.code, out, err
-
-    return call
+def coadjoint(coadjoint, here):
+    return coadjoint
 
 
 SMALL = ["--hidden", "4", "--every", "20", "--window", "30", "--checkpoint", "20", "--precision", "64"]

@@ -17,7 +17,7 @@ import shlex
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -360,31 +360,12 @@ class Learning:
                 raise InputError("resume=True needs the folder of the run.")
             yield
             return
-        runs.safetensors()
-        if not resume:
-            weights = sum(t.numel() * t.element_size() for t in (*self.net.parameters(), *self.carry.state().values()))
-            runs.create(self.folder, 4 * weights + 2**20)
-        elif not (self.folder / "checkpoints").is_dir():
-            raise StorageError(f"{self.folder} holds no run to go on with (checkpoints is missing).")
-        lock = runs.Lock(self.folder)
-        try:
-            saved = runs.latest(self.folder, fallback, self.show.say) if resume else None
-            if saved is not None:
-                self.restore(saved)
-            else:
-                if resume:
-                    self.show.say("There is no checkpoint yet: the run begins again at step 0.")
-                about = runs.environment(self.seed, str(self.net.V.device), self.command)
-                files.replace(self.folder / "environment.json", runs.dumps(about, indent=1))
-            at = saved.state if saved else {"metrics": None, "clock": None}
-            with ExitStack() as open_files:
-                self.metrics = runs.Rows(self.folder / "metrics.jsonl", at["metrics"])
-                open_files.callback(self.metrics.close)
-                self.clock = runs.Rows(self.folder / "clock.jsonl", at["clock"])
-                open_files.callback(self.clock.close)
-                yield
-        finally:
-            lock.release()
+        weights = sum(t.numel() * t.element_size() for t in (*self.net.parameters(), *self.carry.state().values()))
+        about = lambda: runs.environment(self.seed, str(self.net.V.device), self.command)
+        need = 4 * weights + 2**20
+        with runs.held(self.folder, resume, fallback, need, about, self.restore, self.show.say) as opened:
+            self.metrics, self.clock, _ = opened
+            yield
 
     def save(self) -> None:
         if self.folder is None or self.kept == self.step:

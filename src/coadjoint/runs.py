@@ -22,6 +22,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -31,7 +32,7 @@ import torch
 from torch import Tensor
 
 from .errors import MissingError, StorageError
-from .files import storing, sync_folder, write
+from .files import replace, storing, sync_folder, write
 
 FORMAT = 1
 MANIFEST = "manifest.sha256"
@@ -325,6 +326,45 @@ def vacant(folder: Path) -> None:
             f"{folder} already holds a run. Go on with it: coadjoint resume {shlex.quote(str(folder))}; or choose another --out."
         )
     raise StorageError(f"{folder} exists and is not empty: choose another --out.")
+
+
+@contextlib.contextmanager
+def held(
+    folder: Path,
+    resume: bool,
+    fallback: bool,
+    need: int,
+    about: Callable[[], dict[str, Any]],
+    restore: Callable[[Checkpoint], None],
+    say: Callable[[str], None],
+) -> Iterator[tuple[Rows, Rows, bool]]:
+    """Hold a run folder, new (it will take `need` bytes) or one to go on with: one writer, metrics and clock open. Yields
+    both, and whether there is a past, which `restore` has put back."""
+    safetensors()
+    if not resume:
+        create(folder, need)
+    elif not (folder / "checkpoints").is_dir():
+        raise StorageError(f"{folder} holds no run to go on with (checkpoints is missing).")
+    lock = Lock(folder)
+    try:
+        if not resume:
+            vacant(folder)  # another run may have come and gone before the lock was ours
+        saved = latest(folder, fallback, say) if resume else None
+        if saved is not None:
+            restore(saved)
+        else:
+            if resume:
+                say("There is no checkpoint yet: the run begins again at step 0.")
+            replace(folder / "environment.json", dumps(about(), indent=1))
+        at = saved.state if saved else {"metrics": None, "clock": None}
+        with contextlib.ExitStack() as files:
+            metrics = Rows(folder / "metrics.jsonl", at["metrics"])
+            files.callback(metrics.close)
+            clock = Rows(folder / "clock.jsonl", at["clock"])
+            files.callback(clock.close)
+            yield metrics, clock, saved is not None
+    finally:
+        lock.release()
 
 
 def environment(seed: int, device: str, command: str | None = None) -> dict[str, Any]:

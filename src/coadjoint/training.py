@@ -14,7 +14,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -564,36 +564,14 @@ class Training:
                 raise InputError("resume=True needs the folder of the run.")
             yield
             return
-        runs.safetensors()
-        if not resume:
-            runs.create(self.folder, 4 * sum(p.numel() * p.element_size() for p in self.net.parameters()) + 2**20)
-        elif not (self.folder / "checkpoints").is_dir():
-            raise StorageError(f"{self.folder} holds no run to go on with (checkpoints is missing).")
-        lock = runs.Lock(self.folder)
-        try:
-            if not resume:
-                runs.vacant(self.folder)  # another run may have come and gone before the lock was ours
-            saved = runs.latest(self.folder, fallback, self.show.say) if resume else None
-            at = saved.state if saved else {"metrics": None, "clock": None}
-            if saved is not None:
-                self.restore(saved)
-            else:
-                if resume:
-                    self.show.say("There is no checkpoint yet: the run begins again at step 0.")
-                where = str(next(self.net.parameters()).device)
-                about = runs.environment(self.seed, where, self.command)
-                files.replace(self.folder / "environment.json", runs.dumps(about, indent=1))
-            with ExitStack() as open_files:
-                self.metrics = runs.Rows(self.folder / "metrics.jsonl", at["metrics"])
-                open_files.callback(self.metrics.close)
-                self.clock = runs.Rows(self.folder / "clock.jsonl", at["clock"])
-                open_files.callback(self.clock.close)
-                if saved is not None:
-                    lines = (self.folder / "metrics.jsonl").read_bytes()[: self.metrics.bytes].splitlines()
-                    self.rows = [json.loads(line) for line in lines]
-                yield
-        finally:
-            lock.release()
+        need = 4 * sum(p.numel() * p.element_size() for p in self.net.parameters()) + 2**20
+        about = lambda: runs.environment(self.seed, str(next(self.net.parameters()).device), self.command)
+        with runs.held(self.folder, resume, fallback, need, about, self.restore, self.show.say) as opened:
+            self.metrics, self.clock, past = opened
+            if past:
+                lines = (self.folder / "metrics.jsonl").read_bytes()[: self.metrics.bytes].splitlines()
+                self.rows = [json.loads(line) for line in lines]
+            yield
 
     def snapshot(self, step: int, reason: str | None = None) -> runs.Checkpoint:
         """Everything the next step depends on."""
