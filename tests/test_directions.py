@@ -66,7 +66,7 @@ CURVES = {  # value and slope along a, a minimum at some a > 0
 }
 
 
-def line(name, start=None):
+def line(name):
     value, slope = CURVES[name]
     return Line(5.0, value(0.0), slope(0.0), value, lambda a: (value(a), slope(a)))
 
@@ -79,10 +79,7 @@ def test_the_rule_of_galvan():
         Galvan(c=0.0)
 
 
-DOWN = [name for name in CURVES if CURVES[name][1](0.0) < 0]
-
-
-@pytest.mark.parametrize("name", DOWN)
+@pytest.mark.parametrize("name", CURVES)
 def test_armijo(name):
     value, slope = CURVES[name]
     a, along = Armijo()(line(name)), slope(0.0)
@@ -91,7 +88,7 @@ def test_armijo(name):
     assert a == 1 or value(2 * a) > value(0) + 1e-4 * 2 * a * along
 
 
-@pytest.mark.parametrize("name", [name for name in DOWN if "cliff" not in name])
+@pytest.mark.parametrize("name", [name for name in CURVES if "cliff" not in name])
 @pytest.mark.parametrize("c2", [0.9, 0.1])
 def test_wolfe(name, c2):
     value, slope = CURVES[name]

@@ -795,3 +795,14 @@ def test_scale_is_that_of_all_rows_before():
         scale.add(x)
     assert np.allclose(scale.mean, values.mean(0), rtol=1e-12)
     assert np.allclose(scale.std, values.std(0), rtol=1e-9)
+
+
+def test_a_stream_without_a_step(coadjoint, here):
+    (here / "one.csv").write_text("a,b\n1,2\n")
+    code, _, err = coadjoint("online", "one.csv", "--kind", "next", "--out", "r")
+    assert (code, err.count("\n")) == (3, 1)
+    assert "held no step to learn from" in err
+    assert not (here / "r" / "model.safetensors").exists()
+    (here / "one.csv").write_text("a,b\n1,2\n3,4\n5,6\n")
+    assert coadjoint("resume", "r")[0] == 0
+    assert (here / "r" / "model.safetensors").exists()

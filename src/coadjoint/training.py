@@ -250,11 +250,14 @@ class Training:
         if self.patience is not None and self.watched is None:
             raise InputError("patience needs a validation set: give one, or leave patience out.")
         self.method = self.gradient or BPTT()
-        for name, kind in (("optimiser", Optimiser | HessianFree), ("easiest", Easiest), ("gradient", Method)):
-            if getattr(self, name) is not None and not isinstance(getattr(self, name), kind):
-                raise KindError(
-                    f"{name} has the wrong kind: {type(getattr(self, name)).__name__}; see co.train's own words."
-                )
+        for name, kind, example in (
+            ("gradient", Method, "co.BPTT()"),
+            ("optimiser", Optimiser | HessianFree, "co.optimisers.adam(1e-3)"),
+            ("easiest", Easiest, "co.curriculum.Easiest(0.5, 1000)"),
+        ):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, kind):
+                raise KindError(f"{name} must be like {example}; got {value!r}.")
         self.recipe = recipe_of(self.optimiser or adam(1e-3))
         if self.recipe.name in OWN_PACE and (self.clip or self.clip_value or self.clip_mean):
             raise InputError(f"optimiser '{self.recipe.name}' finds its own way: it takes no clipping.")
@@ -329,7 +332,7 @@ class Training:
             return self.task.batch(number, self.batch, self.seed)
         drawn = round(self.batch / self.easiest.share(step))
         if self.easiest.by == "loss" and drawn > self.batch:
-            self.past.work += drawn / 2
+            self.spend(drawn / 2)
         return self.easiest.choose(self.net, self.task, step, self.batch, self.seed, number)
 
     def differentiate(self, step: int) -> Found:
@@ -338,10 +341,8 @@ class Training:
         steepest, propose = self.recipe.direction == "steepest", DIRECTIONS[self.recipe.direction]
         with perturbed(self.net, self.weight_noise, self.seed, step):
             for k, b in enumerate(self.batches):
-                n = b.sizes
-                self.past.work += (
-                    len(n) * (self.method.sweeps(self.net, int(n.max())) + (not steepest)) / 2
-                )  # its costates
+                sweeps = self.method.sweeps(self.net, int(b.sizes.max())) + (not steepest)  # one more for its costates
+                self.spend(len(b.sizes) * sweeps / 2)
                 e = self.method.evaluate(self.net, b, self.task.loss)
                 d = e.gradient if steepest else propose(e, rng(self.seed, "direction", step, k))
                 found.append((len(e.losses), e, d))
@@ -372,14 +373,16 @@ class Training:
             with same(), perturbed(self.net, self.weight_noise, self.seed, step):
                 each = [self.method.value(self.net, b, self.task.loss) for b in self.batches]
             sizes = [len(b.sizes) for b in self.batches]
-            self.past.work += sum(sizes) * (1.0 if isinstance(self.method, Penalised) else 0.5)
+            self.spend(sum(sizes) * (1.0 if isinstance(self.method, Penalised) else 0.5))
             return sum(n * v for n, v in zip(sizes, each, strict=True)) / sum(sizes)
 
         def evaluate() -> tuple[float, Gradient]:
             state = dict(self.method.state)  # what a step measures, it measures where it begins
-            with same():
-                here = self.differentiate(step)
-            self.method.state.update(state)
+            try:
+                with same():
+                    here = self.differentiate(step)
+            finally:
+                self.method.state.update(state)
             return here.objective, here.gradient
 
         def curvature() -> Batch:
