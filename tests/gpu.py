@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import argparse
 import copy
+import gc
 import importlib.util
 import itertools
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -306,9 +308,9 @@ def recorded(setting):
 
         for _ in range(graphs.CALLS + 3):
             same("another batch", drawn())
-        kinds = [type(y).__name__ for y in again.recordings.calls.values()]
+        kinds = [type(y).__name__ for y in again.recordings.cache.entries.values()]
         if not setting.dry and cell not in EITHER and kinds != ["Recording"]:
-            failures.append(f"{where}: {kinds}, expected a recording: {again.recordings.refusal}")
+            failures.append(f"{where}: {kinds}, expected a recording: {again.recordings.cache.refusal}")
         good = drawn()
         bad = replace(good, u=good.u.index_fill(0, torch.tensor([1], device=setting.device), torch.nan))
         said = raised(lambda again=again, net=net, bad=bad: again(net, bad, "cross-entropy"))
@@ -351,6 +353,80 @@ def recorded(setting):
         del net
         count += graphs.CALLS + 2
     yield setting.best, count, failures, ""
+
+
+def captures(setting):
+    """Every shape is recorded, however often garbage is collected and whatever other threads do meanwhile."""
+    failures = []
+    shapes = [(T, B, hidden) for T in (5, 9, 14) for B in (3, 8) for hidden in (7, 33, 64)]
+    found = garbage_between(setting, shapes)
+    failures += [f"with garbage of old graphs: {f}" for f in found]
+    failures += [f"beside another thread: {f}" for f in beside_a_thread(setting, shapes[:6])]
+    yield setting.best, 2 * len(shapes) + 6, failures, "shapes"
+
+
+def record_one(setting, method, shape, loss="cross-entropy"):
+    """Call the method until it records -> None, or why there is no recording."""
+    T, B, hidden = shape
+    net = co.Network("elman", inputs=3, hidden=hidden, outputs=4, device=setting.device, engine=setting.best)
+    y = torch.randint(4, (B,), device=setting.device)
+    batch = co.Batch(torch.randn(T, B, 3, device=setting.device), y)
+    for _ in range(graphs.CALLS + 2):
+        method(net, batch, loss)
+    kinds = [type(y).__name__ for y in method.recordings.cache.entries.values()]
+    if setting.dry or kinds == ["Recording"]:
+        return None
+    return f"{shape}: {kinds} instead of a recording: {method.recordings.cache.refusal}"
+
+
+def garbage_between(setting, shapes):
+    """Old graphs become garbage in the middle of a recording, and the collector runs at every opportunity."""
+    old = []
+
+    def loss(y_hat, y):
+        if y_hat.is_cuda and torch.cuda.is_current_stream_capturing():
+            old.clear()
+            _ = [[] for _ in range(100)]  # containers: with a low threshold the collector runs
+        return (y_hat - torch.nn.functional.one_hot(y, 4)).square().sum(-1)
+
+    before, found = gc.get_threshold(), []
+    gc.set_threshold(1, 1, 1)
+    try:
+        for shape in shapes:
+            for method in (co.BPTT(), co.Penalised("log-ratio", 0.3)):
+                found.append(record_one(setting, method, shape, loss))
+                method.itself = method  # a cycle: only the collector destroys its graphs
+                old.append(method)
+    finally:
+        gc.set_threshold(*before)
+    return [f for f in found if f]
+
+
+def beside_a_thread(setting, shapes):
+    """A second thread waits for the device and gives wrong targets; it is told so, and the first one records."""
+    over, wrong = threading.Event(), []
+
+    def other():
+        net = co.Network("elman", inputs=3, hidden=5, outputs=3, device=setting.device, engine="reference")
+        u = torch.randn(4, 2, 3, device=setting.device)
+        y = torch.tensor([0, 99], device=setting.device)
+        while not over.is_set():
+            try:
+                u.sum().item()
+                said = raised(lambda: net(u).loss("cross-entropy", y))
+            except Exception as error:
+                said = f"{type(error).__name__} {error}"
+            if "class numbers must lie in 0..2" not in said:
+                wrong.append(said)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    try:
+        found = [record_one(setting, co.BPTT(), shape) for shape in shapes]
+    finally:
+        over.set()
+        thread.join()
+    return [*(f for f in found if f), *(f"the other thread: {w}" for w in wrong[:3])]
 
 
 # the command line
@@ -435,9 +511,9 @@ def replayed(kind, device):
                     p -= 0.01 * g
         if not all(torch.equal(y, z) for y, z in zip(*both, strict=True)):
             found.append(f"{kind}: call {i} differs from one that was not recorded")
-    kinds = [type(k).__name__ for k in one._replays.calls.values()]
+    kinds = [type(k).__name__ for k in one._replays.cache.entries.values()]
     if device == "cuda" and kinds.count("Replay") != 2:  # with gradients, and without
-        found.append(f"{kind}: {kinds} instead of recordings: {one._replays.refusal}")
+        found.append(f"{kind}: {kinds} instead of recordings: {one._replays.cache.refusal}")
     return found
 
 
@@ -529,7 +605,9 @@ def shapes(setting):
     yield "shapes", count, wrong, ""
 
 
-GROUPS = {f.__name__: f for f in (sweeps, gradients, others, large, determinism, recorded, modules, shapes, train)}
+GROUPS = {
+    f.__name__: f for f in (sweeps, gradients, others, large, determinism, recorded, captures, modules, shapes, train)
+}
 
 
 def main():

@@ -3,7 +3,10 @@ lie on a chip, odd sizes, unwritten outputs full of NaN. And what chooses how it
 
 from __future__ import annotations
 
+import gc
 import itertools
+import threading
+import warnings
 
 import pytest
 import torch
@@ -13,7 +16,7 @@ import emulated
 from coadjoint import cells, graphs
 from coadjoint.errors import Unsupported
 from coadjoint.formula import PRIMITIVES, Node, symbol
-from coadjoint.sweeps import cuda, derivatives, pointwise, resolve, stepwise
+from coadjoint.sweeps import checks, cuda, derivatives, pointwise, resolve, stepwise
 from emulated import Emulated, Mode
 from problems import ADJOINT, CELLS, NEWER, ONE, SCALED, TANGENT, Problem, near, poisoned
 
@@ -250,8 +253,148 @@ def test_nothing_is_recorded_on_a_cpu():
     assert recordings.key(net, batch, "squared") is None
     for _ in range(graphs.CALLS + 2):
         assert recordings(never, net, batch, "squared", 0.0) is None
-    assert not recordings.calls
+    assert not recordings.cache.entries
     for method in (co.BPTT(), co.Penalised("log-ratio", 0.1)):
         found = [method(net, batch, "squared").gradient for _ in range(graphs.CALLS + 2)]
-        assert not method.recordings.calls
+        assert not method.recordings.cache.entries
         assert all(torch.equal(found[-1][n], g) for n, g in found[0].items())
+
+
+def test_what_one_thread_records_does_not_silence_the_checks_of_another():
+    """A class out of range is collected where a gradient is recorded, and refused at once in any other thread."""
+    net = co.Network("elman", inputs=2, hidden=3, outputs=3)
+    u, y = torch.randn(4, 2, 2), torch.tensor([0, 99])
+    said = []
+
+    def other():
+        try:
+            said.append(net(u).loss("cross-entropy", y))
+        except co.InputError as error:
+            said.append(str(error))
+
+    with checks.deferred() as doubts:
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+        assert not doubts
+        net(u).loss("cross-entropy", y)  # clamped: the doubt is asked after the replay
+    assert said == ["loss 'cross-entropy': class numbers must lie in 0..2; got 0..99."]
+    assert len(doubts) == 1
+    with pytest.raises(co.InputError, match="class numbers"):
+        net(u).loss("cross-entropy", y)
+
+
+def test_recordings_inside_each_other_keep_their_own_doubts():
+    with checks.deferred() as outer:
+        checks.insist(torch.tensor(False), lambda: None)
+        with checks.deferred() as inner:
+            checks.insist(torch.tensor(False), lambda: None)
+            checks.insist(torch.tensor(False), lambda: None)
+        checks.insist(torch.tensor(False), lambda: None)
+    assert (len(outer), len(inner)) == (2, 2)
+    assert not checks.is_deferred()
+
+
+def test_a_plan_knows_that_it_is_recorded_in_whichever_thread_it_is_settled():
+    """autograd runs a backward on a GPU in a thread of its own, where the context of its caller is unknown."""
+    with checks.deferred():
+        run = co.Network("elman", inputs=2, hidden=3, outputs=3)(torch.randn(4, 2, 2))
+    plan = run.run.plan
+    plan.doubts.append(checks.Doubt(torch.tensor(False), lambda: pytest.fail("asked while recording")))
+    thread = threading.Thread(target=derivatives.settle, args=(plan,))
+    thread.start()
+    thread.join()
+    assert len(plan.doubts) == 1
+
+
+def test_a_recording_that_fails_is_tried_once_more_and_then_said_once():
+    built, tries = object(), []
+
+    def fails_once():
+        tries.append(1)
+        if len(tries) == 1:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return built
+
+    cache = graphs.GraphCache("this gradient")
+    for _ in range(graphs.CALLS):
+        assert cache.find("a", fails_once) is None
+    assert not tries
+    assert cache.find("a", fails_once) is built
+    assert cache.find("a", pytest.fail) is built
+
+    def never():
+        raise RuntimeError("no room\nmore lines")
+
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for key in "bc":
+            for _ in range(graphs.CALLS + 2):
+                assert cache.find(key, never) is None
+    assert [str(w.message) for w in said] == [
+        "this gradient cannot be replayed as a CUDA graph (no room). It runs operation by operation: the same numbers, "
+        "but slower."
+    ]
+
+
+def test_old_recordings_go_before_a_new_one_begins():
+    class Old:
+        def __del__(self):
+            gone.append(1)
+
+    gone, cache = [], graphs.GraphCache("this gradient")
+    for key in range(graphs.KEPT):
+        for _ in range(graphs.CALLS + 1):
+            cache.find(key, Old)
+    assert not gone
+    seen = []
+    for _ in range(graphs.CALLS + 1):
+        cache.find("new", lambda: seen.append(len(gone)) or Old())
+    assert seen == [1]
+    assert len(cache.entries) == graphs.KEPT
+
+
+def test_no_garbage_is_collected_during_a_recording(monkeypatch):
+    collecting = []
+
+    class Graph:
+        def __init__(self, *_, **options):
+            assert options["capture_error_mode"] == "thread_local"
+
+        def __enter__(self):
+            collecting.append(gc.isenabled())
+
+        def __exit__(self, *_):
+            collecting.append(gc.isenabled())
+
+    monkeypatch.setattr(torch.cuda, "graph", Graph)
+    with graphs.capturing(None, None):
+        collecting.append(gc.isenabled())
+    with pytest.raises(ZeroDivisionError), graphs.capturing(None, None):
+        _ = 1 / 0
+    assert collecting == [False, False, False, False, False]
+    assert gc.isenabled()
+
+
+@pytest.mark.parametrize(
+    ("compute", "reads"),
+    [
+        (lambda y: y.sum().item(), True),
+        (lambda y: y[y > 0], True),
+        (lambda y: torch.nonzero(y), True),
+        (lambda y: y.masked_select(y > 0), True),
+        (lambda y: torch.where(y > 0, y, 0).sum(), False),
+        (lambda y: y[torch.tensor([0, 1])], False),
+    ],
+)
+def test_what_depends_on_values_is_refused_in_the_rehearsal(compute, reads):
+    """Seen on the CPU by calling everything a tensor of the device."""
+    mode = graphs.RefuseWaiting()
+    mode.on_device = lambda y: isinstance(y, torch.Tensor)
+    y = torch.randn(4)
+    if reads:
+        with pytest.raises(graphs.Unrecordable), mode:
+            compute(y)
+    else:
+        with mode:
+            compute(y)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Iterable
 
 
 class CoadjointError(Exception):
@@ -63,25 +62,3 @@ def choose(kind: str, name: object, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f"did you mean '{near[0]}'? " if near else ""
     raise InputError(f"unknown {kind} '{name}'; {hint}Known: {', '.join(names)}.")
-
-
-class Doubt(NamedTuple):
-    """Something that must hold, on a GPU, where an answer waits for all work before it: so it is asked late."""
-
-    holds: Any  # a tensor
-    wrong: Callable[[], Exception | None]  # what to raise if it does not; None for a false alarm
-
-
-class Deferred:
-    """Doubts of the gradient that is being recorded (see graphs.py); outside a recording they are asked at once."""
-
-    on = False
-    doubts: ClassVar[list[Doubt]] = []
-
-
-def insist(holds: Any, wrong: Callable[[], Exception | None]) -> None:
-    """`holds` must be true: now, or whenever the recording is replayed."""
-    if Deferred.on:
-        Deferred.doubts.append(Doubt(holds, wrong))
-    elif not holds and (error := wrong()) is not None:
-        raise error

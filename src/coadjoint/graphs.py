@@ -10,64 +10,149 @@ What cannot be recorded (ragged batches, losses or penalties that look at values
 from __future__ import annotations
 
 import contextlib
+import gc
+import threading
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 from torch.nn import Parameter
 from torch.nn.utils.stateless import _reparametrize_module
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from .batch import Batch
-from .errors import Deferred, Doubt
+from .errors import CoadjointError
 from .network import Trajectory
 from .readout import Net
 from .sweeps import Swept
+from .sweeps.checks import Doubt, ask, deferred
 from .sweeps.derivatives import watched as forward_mode
 
 CALLS = 2  # operation by operation, before a gradient is recorded
 KEPT = 4  # recordings of a method
+ATTEMPTS = 2  # at a recording: a failure may have come from elsewhere in the process
 
 Found = tuple[Tensor, Tensor, dict[str, Tensor]]  # losses, penalties, gradient
 Compute = Callable[[Net, Batch, Any, Any], tuple[Tensor, Tensor, dict[str, Tensor], Trajectory]]
+Built = TypeVar("Built")
+
+# CUDA takes one recording at a time; a second thread that wants one waits.
+_one_at_a_time = threading.Lock()
 
 
-@contextlib.contextmanager
-def deferred() -> Iterator[list[Doubt]]:
-    """Inside, doubts are collected instead of asked."""
-    Deferred.on, Deferred.doubts = True, []
-    try:
-        yield Deferred.doubts
-    finally:
-        Deferred.on, Deferred.doubts = False, []
+class Unrecordable(RuntimeError):
+    """The operations depend on values, or leave the device: no recording can repeat them."""
 
 
-@contextlib.contextmanager
-def watched() -> Iterator[None]:
-    """Inside, an operation that waits for the device raises."""
-    before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode(before)
+class RefuseWaiting(TorchDispatchMode):
+    """Inside, and in this thread alone (and autograd's on its behalf), an operation that waits for the device is refused.
+
+    torch.cuda.set_sync_debug_mode would refuse it in every other thread of the process too."""
+
+    WAITS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.reads_values(func, args):
+            raise Unrecordable(f"{func} needs values while the gradient is computed")
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor) and self.changes_device(args, result):
+            raise Unrecordable(f"{func} moves data between the CPU and the GPU")
+        return result
+
+    @staticmethod
+    def on_device(y: Any) -> bool:
+        return isinstance(y, Tensor) and y.is_cuda
+
+    def reads_values(self, func: Any, args: Sequence[Any]) -> bool:
+        if not any(map(self.on_device, args)):
+            return False
+        if func.overloadpacket in (torch.ops.aten.index, torch.ops.aten.index_put_):
+            # An index of truth values has as many entries as there are true ones.
+            return any(isinstance(i, Tensor) and i.dtype in (torch.bool, torch.uint8) for i in args[1])
+        return any(tag in func.tags for tag in self.WAITS)
+
+    def changes_device(self, args: Sequence[Any], result: Tensor) -> bool:
+        given = [y.is_cuda for y in args if isinstance(y, Tensor) and y.dim()]
+        return bool(given) and result.dim() > 0 and any(cuda != result.is_cuda for cuda in given)
 
 
-def apart(device: torch.device, rehearse: Callable[[], object]) -> torch.cuda.Stream:
+def prepare(device: torch.device, rehearse: Callable[[], object]) -> torch.cuda.Stream:
     """A stream to record on, after two rehearsals: the first may load kernels, which waits for the device; what fails only
     while recording would leave the device in disorder."""
     stream = torch.cuda.Stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
         rehearse()
-        with watched():
+        with RefuseWaiting():
             rehearse()
     torch.cuda.current_stream(device).wait_stream(stream)
     torch.cuda.synchronize(device)
     return stream
+
+
+@contextlib.contextmanager
+def capturing(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, pool: Any = None) -> Iterator[None]:
+    """Record what is launched on `stream` inside.
+
+    No garbage is collected meanwhile: it may hold graphs of the past, and CUDA refuses to destroy one during a recording.
+    Other threads may go on using the device (capture_error_mode)."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+            yield
+    finally:
+        if collecting:
+            gc.enable()
+
+
+class GraphCache(Generic[Built]):
+    """The last KEPT recordings, by key: made at the third call with one key, replayed from then on."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what  # is recorded, for the warning
+        self.entries: OrderedDict[Any, int | Built | None] = OrderedDict()  # calls so far; None: cannot be recorded
+        self.refusal = ""  # why, the last time
+        self.warned = False
+
+    def find(self, key: Any, build: Callable[[], Built]) -> Built | None:
+        """The recording for this key; None if this call runs operation by operation."""
+        known = self.entries.pop(key, 0)
+        if isinstance(known, int):
+            calls = known + 1
+            # What is dropped here is destroyed before a recording begins, not while it goes on.
+            while len(self.entries) >= KEPT:
+                self.entries.popitem(last=False)
+            known = calls if calls <= CALLS else self.record(build)
+        self.entries[key] = known
+        return None if known is None or isinstance(known, int) else known
+
+    def record(self, build: Callable[[], Built]) -> Built | None:
+        for _ in range(ATTEMPTS):
+            try:
+                with _one_at_a_time:
+                    return build()
+            except CoadjointError:
+                raise
+            except Unrecordable as error:
+                self.refusal = str(error)
+                break
+            except RuntimeError as error:
+                self.refusal = str(error)
+        if not self.warned:
+            self.warned = True
+            first_line = self.refusal.partition("\n")[0].rstrip(".")
+            warnings.warn(
+                f"{self.what} cannot be replayed as a CUDA graph ({first_line}). It runs operation by operation: "
+                "the same numbers, but slower.",
+                stacklevel=2,
+            )
+        return None
 
 
 class Recording:
@@ -77,9 +162,9 @@ class Recording:
         own = lambda y: y.detach().clone() if isinstance(y, Tensor) else y
         self.batch = replace(batch, u=own(batch.u), y=own(batch.y), x0=own(batch.x0))
         self.rho = torch.full((), rho, dtype=batch.u.dtype, device=batch.u.device)
-        stream = apart(batch.u.device, lambda: self.compute(compute, net, loss))
+        stream = prepare(batch.u.device, lambda: self.compute(compute, net, loss))
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, stream=stream):
+        with capturing(self.graph, stream):
             self.found, self.doubts = self.compute(compute, net, loss)
             self.fine = torch.stack([d.holds for d in self.doubts]).all()
 
@@ -101,18 +186,15 @@ class Recording:
         losses, penalties, gradient = self.found
         result = losses.clone(), penalties.clone(), {name: g.clone() for name, g in gradient.items()}
         if not self.fine.item():
-            for d in self.doubts:
-                if not d.holds.item() and (error := d.wrong()) is not None:
-                    raise error
+            ask(self.doubts)
         return result
 
 
 class Recordings:
-    """The recordings of a method, the newest last."""
+    """The recordings of a method."""
 
     def __init__(self) -> None:
-        self.calls: OrderedDict[Any, int | Recording | None] = OrderedDict()  # None: cannot be recorded
-        self.refusal = ""  # why, the last time
+        self.cache: GraphCache[Recording] = GraphCache("this gradient")
 
     def __call__(
         self, compute: Compute, net: Net, batch: Batch, loss: Any, rho: float, kind: Any = None
@@ -121,23 +203,8 @@ class Recordings:
         key = self.key(net, batch, loss)
         if key is None:
             return None
-        key = (kind, *key)
-        known = self.calls.pop(key, 0)
-        if isinstance(known, int):
-            known += 1
-            if known > CALLS:
-                known = self.record(compute, net, batch, loss, rho)
-        self.calls[key] = known
-        while len(self.calls) > KEPT:
-            self.calls.popitem(last=False)
-        return known(batch, rho) if isinstance(known, Recording) else None
-
-    def record(self, compute: Compute, net: Net, batch: Batch, loss: Any, rho: float) -> Recording | None:
-        try:
-            return Recording(compute, net, batch, loss, rho)
-        except RuntimeError as error:  # something looked at a value: it cannot be known while recording
-            self.refusal = str(error)
-            return None
+        recording = self.cache.find((kind, *key), lambda: Recording(compute, net, batch, loss, rho))
+        return None if recording is None else recording(batch, rho)
 
     def key(self, net: Net, batch: Batch, loss: Any) -> Any:
         """What a recording depends on; None where there can be none."""
@@ -189,9 +256,10 @@ class Replay:
             if again:
                 gradient(outputs, [torch.zeros_like(y) for y in outputs])
 
-        stream, pool = apart(data[0].device, rehearse), torch.cuda.graph_pool_handle()
+        stream = prepare(data[0].device, rehearse)
+        pool = torch.cuda.graph_pool_handle()
         self.forward = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.forward, pool=pool, stream=stream, capture_error_mode="thread_local"):
+        with capturing(self.forward, stream, pool):
             outputs = f(self.data, leaves)
         self.outputs = [y.detach() for y in outputs]
         if again:
@@ -199,7 +267,7 @@ class Replay:
             self.bars = [torch.zeros_like(y) for y in outputs]
             self.blank = [True] * len(outputs)
             self.back = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.back, pool=pool, stream=stream, capture_error_mode="thread_local"):
+            with capturing(self.back, stream, pool):
                 found = gradient(outputs, self.bars)
                 self.found = [g for g in found if g is not None]
                 self.flat = torch.cat([g.reshape(-1) for g in self.found])  # one copy hands them all out
@@ -256,12 +324,11 @@ class Replayed(Function):
 
 
 class Replays:
-    """The recordings of a module, the newest last."""
+    """The recordings of a module."""
 
     def __init__(self) -> None:
-        self.calls: OrderedDict[Any, int | Replay | None] = OrderedDict()  # None: cannot be recorded
+        self.cache: GraphCache[Replay] = GraphCache("this module")
         self.twice = False  # somebody takes second derivatives, which a recording does not have
-        self.refusal = ""
 
     def __deepcopy__(self, memo: Any) -> Replays:
         return Replays()  # a copy has weights of its own
@@ -283,17 +350,7 @@ class Replays:
             *map(like, data),
             *((w.data_ptr(), w.requires_grad) for w in weights),
         )
-        known = self.calls.pop(key, 0)
-        if isinstance(known, int):
-            known += 1
-            if known > CALLS:
-                try:
-                    known = Replay(f, data, weights)
-                except RuntimeError as error:  # something looked at a value: it cannot be known while recording
-                    known, self.refusal = None, str(error)
-        self.calls[key] = known
-        while len(self.calls) > KEPT:
-            self.calls.popitem(last=False)
-        if not isinstance(known, Replay):
+        replay = self.cache.find(key, lambda: Replay(f, data, weights))
+        if replay is None:
             return f(data, weights)
-        return Replayed.apply(self, known, len(data), *data, *weights)
+        return Replayed.apply(self, replay, len(data), *data, *weights)

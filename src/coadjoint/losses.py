@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .errors import Deferred, InputError, KindError, Unsupported, choose, insist
+from .errors import InputError, KindError, Unsupported, choose
+from .sweeps.checks import insist, is_deferred
 
 OUTPUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "identity": lambda a: a,
@@ -101,7 +102,8 @@ def _within(y: Tensor, low: float, high: float, what: str) -> Tensor:
         least, most = y.aminmax()
         wrong = lambda: InputError(f"{what}; got {least.item():g}..{most.item():g}.")
         insist((least >= low) & (most <= high) if y.is_cuda else low <= least.item() and most.item() <= high, wrong)
-    return y.clamp(low, high) if Deferred.on else y  # a class out of range would stop the device before it is reported
+    # While recording, a class out of range would stop the device before it is reported.
+    return y.clamp(low, high) if is_deferred() else y
 
 
 def _binary_cross_entropy(a: Tensor, y: Tensor) -> Tensor:

@@ -19,10 +19,11 @@ from torch.nn.functional import pad
 
 from . import losses
 from .cells import Cell
-from .errors import InputError, Unsupported, choose, insist
+from .errors import InputError, Unsupported, choose
 from .layout import Laid, Layout
 from .losses import LossLike, Output
 from .sweeps import Rows
+from .sweeps.checks import insist
 from .sweeps.derivatives import affine
 
 

@@ -29,7 +29,8 @@ from torch.autograd import Function, forward_ad
 from torch.nn.functional import pad
 
 from ..cells import Cell
-from ..errors import Deferred, Doubt, NumericalError
+from ..errors import NumericalError
+from .checks import Doubt, ask, is_deferred
 from .chunks import pieces, product, total
 from .memory import empty
 from .pointwise import Pointwise, asked, nested, no_vmap, quick
@@ -83,13 +84,16 @@ class Plan:
     """Which cell, over which rows, by which engine.
 
     checked: what leaves the range of its type is an error that names the step; otherwise inf and NaN go through, as in
-    torch, where a GradScaler and the like wait for them."""
+    torch, where a GradScaler and the like wait for them.
+    deferred: the plan is made while its gradient is recorded. It is noted here because the backward runs in a thread of
+    autograd's, which does not know what its caller is doing."""
 
     cell: Cell
     rows: Rows
     engine: Engine
     doubts: list[Doubt] = field(default_factory=list)
     checked: bool = True
+    deferred: bool = field(default_factory=is_deferred)
 
 
 def ensure(plan: Plan, y: Tensor, wrong: Callable[[], Exception | None]) -> None:
@@ -104,14 +108,12 @@ def ensure(plan: Plan, y: Tensor, wrong: Callable[[], Exception | None]) -> None
 
 def settle(plan: Plan) -> None:
     """Raise what is wrong, if anything is."""
-    if Deferred.on:
+    if plan.deferred:
         return  # graphs.py asks after each replay
     doubts = plan.doubts[:]
     plan.doubts.clear()
     if doubts and not torch.stack([d.holds for d in doubts]).all().item():
-        for d in doubts:
-            if not d.holds.item() and (error := d.wrong()) is not None:
-                raise error
+        ask(doubts)
 
 
 @functools.cache
