@@ -1,11 +1,17 @@
-"""Files that appear whole or not at all, and the operating system's complaints in one line."""
+"""Files that appear whole or not at all, and the operating system's complaints in one line.
+
+A folder may come from a stranger. What is written there is made new, or opened by `own`, never through a link; what is
+deleted there is deleted by `clear` and `sweep`, which do not follow links either.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import os
+import re
 import shutil
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -13,6 +19,11 @@ from typing import BinaryIO
 from .errors import CoadjointError, StorageError
 
 File = str | os.PathLike[str]
+NO_LINKS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)  # not on all systems
+LEFT = re.compile(r"\..+\.([1-9][0-9]{0,9})\.tmp", re.DOTALL)  # what `replacing` writes to: .NAME.PID.tmp
+LINK = "a link, and nothing is written through links: put the file or folder itself there."
+# names that Windows keeps for devices, whatever follows a dot
+DEVICES = {"con", "prn", "aux", "nul", *(f"{port}{n}" for port in ("com", "lpt") for n in range(10))}
 
 
 @contextlib.contextmanager
@@ -48,7 +59,111 @@ def sync_folder(path: Path) -> None:
 
 def create(path: Path) -> BinaryIO:
     """Open a file that is not there yet, never through a link."""
-    return open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666), "wb")
+    return open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_LINKS, 0o666), "wb")
+
+
+def own(path: Path) -> BinaryIO:
+    """Open a file of a run folder to read and write it where it stands; made if it is not there.
+
+    It must be a regular file under this name alone: what a link leads to is not the folder's."""
+    with contextlib.suppress(FileNotFoundError):
+        regular(path, os.lstat(path))  # before it is opened: to open a device can do something already
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | NO_LINKS, 0o666)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise StorageError(f"{path} is {LINK}") from None
+        raise
+    file = open(handle, "r+b")
+    try:
+        regular(path, os.fstat(handle))
+        if not same(file, path):
+            raise StorageError(f"{path} was replaced while it was opened: let one process at a time write to its folder.")
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def regular(path: Path, status: os.stat_result) -> None:
+    """Refuse what is not a regular file of one name."""
+    if stat.S_ISLNK(status.st_mode):
+        raise StorageError(f"{path} is {LINK}")
+    if not stat.S_ISREG(status.st_mode):
+        kind = "a folder" if stat.S_ISDIR(status.st_mode) else "a pipe or device"
+        raise StorageError(f"{path} is {kind}, where a regular file belongs: remove it.")
+    if status.st_nlink > 1:
+        raise StorageError(
+            f"{path} has {status.st_nlink} names (hard links), and writing would change the file under all of them: "
+            "put a copy of its own there."
+        )
+
+
+def same(file: BinaryIO, path: Path) -> bool:
+    """Is the open file still what stands at the path?"""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), os.lstat(path))
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
+def inner(path: Path) -> bool:
+    """Is there a folder at the path, in a folder of ours? A link or a file in its place is refused."""
+    try:
+        mode = os.lstat(path).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    if stat.S_ISLNK(mode):
+        raise StorageError(f"{path} is {LINK}")
+    if not stat.S_ISDIR(mode):
+        raise StorageError(f"{path} is a file, where a folder belongs: remove it.")
+    return True
+
+
+def is_name(text: object) -> bool:
+    """Is it the plain name of a file or folder, on any system: no path, no device, nothing that a system would change?"""
+    if not isinstance(text, str) or not 0 < len(text.encode(errors="replace")) <= 255:
+        return False
+    if any(c in '/\\:*?"<>|' or not c.isprintable() for c in text):
+        return False
+    return text[-1] not in ". " and text[0] != " " and text.partition(".")[0].rstrip().lower() not in DEVICES
+
+
+def clear(path: Path) -> None:
+    """Remove what has this name, a folder with all that it holds; of a link the link alone."""
+    try:
+        folder = stat.S_ISDIR(os.lstat(path).st_mode)
+    except FileNotFoundError:
+        return
+    if folder:
+        shutil.rmtree(path)
+    else:
+        os.unlink(path)
+
+
+def alive(pid: int) -> bool:
+    """Is there a process of this number? Yes, where there is no way to tell."""
+    if os.name != "posix":  # os.kill would end it
+        return True
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):
+        return True
+    return True
+
+
+def sweep(folder: Path) -> None:
+    """Remove the files that processes were writing when they were killed: by the pattern of `replacing`, of dead processes."""
+    with contextlib.suppress(OSError):
+        for path in folder.iterdir():
+            left = LEFT.fullmatch(path.name)
+            if left is None or alive(int(left[1])):
+                continue
+            with contextlib.suppress(OSError):
+                if stat.S_ISREG(os.lstat(path).st_mode):
+                    os.unlink(path)
 
 
 def write(path: Path, content: bytes) -> None:

@@ -238,6 +238,7 @@ class Learning:
         )
         self.rows: deque[Row] = deque(maxlen=ROWS)
         self.kept: int | None = None
+        self.storage: runs.Held | None = None
         self.metrics: runs.Rows | None = None
         self.clock: runs.Rows | None = None
         self.rate, self.ended, self.seconds, self.started = 0.0, False, 0.0, time.monotonic()
@@ -364,18 +365,20 @@ class Learning:
         about = lambda: runs.environment(self.seed, str(self.net.V.device), self.command)
         need = 4 * weights + 2**20
         with runs.held(self.folder, resume, fallback, need, about, self.restore, self.show.say) as opened:
-            self.metrics, self.clock, _ = opened
+            self.storage, self.metrics, self.clock = opened, opened.metrics, opened.clock
             yield
 
     def save(self) -> None:
-        if self.folder is None or self.kept == self.step:
+        if self.folder is None:
+            return
+        assert self.storage is not None
+        self.storage.sync()
+        if self.kept == self.step:
             return
         if not all(torch.isfinite(p).all() for p in self.net.parameters()):
             self.fail("a weight is not finite")
         assert self.metrics is not None
         assert self.clock is not None
-        self.metrics.sync()
-        self.clock.sync()
         arrays, figures = self.figures.state()
         steps = {f"optimiser.{name}": v for name, v in self.stepper.state.items()}
         tensors = {name: v for name, v in steps.items() if isinstance(v, Tensor)}

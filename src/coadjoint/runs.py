@@ -16,6 +16,7 @@ import json
 import math
 import os
 import platform
+import re
 import shlex
 import shutil
 import socket
@@ -32,10 +33,12 @@ import torch
 from torch import Tensor
 
 from .errors import MissingError, StorageError
-from .files import replace, storing, sync_folder, write
+from .files import clear, inner, own, replace, replacing, same, storing, sweep, sync_folder, write
 
 FORMAT = 1
 MANIFEST = "manifest.sha256"
+PART = 2**20  # bytes of a long file that are read at a time
+HALF_WRITTEN = re.compile(r"step-[0-9]+\.(tmp|old)")  # a checkpoint on its way in or out
 
 
 def plain(value: Any) -> Any:
@@ -59,13 +62,13 @@ class Lock:
     """One writer for one run folder: flock on the file `lock`, which names the owner. The kernel frees it with the process."""
 
     def __init__(self, folder: Path) -> None:
+        self.path = folder / "lock"
         with storing(folder):
-            self.file = open(folder / "lock", "a+")
+            self.file = own(self.path)
         try:
             fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            self.file.seek(0)
-            owner = self.file.read().strip() or "another process"
+            owner = self.file.read(200).decode(errors="replace").strip() or "another process"
             self.file.close()
             raise StorageError(
                 f"run folder {folder} is in use by {owner}. Wait for it to end, or choose another --out."
@@ -73,8 +76,11 @@ class Lock:
         since = time.strftime("%Y-%m-%d %H:%M:%S")
         with storing(folder):
             self.file.truncate(0)
-            self.file.write(f"pid {os.getpid()} on {socket.gethostname()} since {since}\n")
+            self.file.write(f"pid {os.getpid()} on {socket.gethostname()} since {since}\n".encode())
             self.file.flush()
+        if not same(self.file, self.path):  # removed before it was locked: the next process would lock another file
+            self.file.close()
+            raise StorageError(f"{self.path} was removed while it was locked: let one process at a time use {folder}.")
 
     def release(self) -> None:
         self.file.close()
@@ -87,22 +93,30 @@ class Rows:
         """Begin a new file, or go on after the first at["bytes"] bytes, whose sum must be at["sha256"]."""
         self.path = path
         self.file: BinaryIO
+        self.bytes, self.sum = 0, hashlib.sha256()
+        if at is not None and not os.path.lexists(path):
+            raise StorageError(f"{path} is missing: the run cannot go on without the rows before its checkpoint.")
         with storing(path):
-            if at is None:
-                self.file = open(path, "wb")
-                self.bytes, self.sum = 0, hashlib.sha256()
-                return
-            if not path.exists():
-                raise StorageError(f"{path} is missing: the run cannot go on without the rows before its checkpoint.")
-            self.file = open(path, "r+b")
-            head = self.file.read(at["bytes"])
-            self.bytes, self.sum = len(head), hashlib.sha256(head)
-            if self.position != at:
-                raise StorageError(
-                    f"{path} does not begin with the {at['bytes']:,} bytes its checkpoint recorded: it was changed or cut. "
-                    "Restore it, or start the run again."
-                )
-            self.file.truncate(at["bytes"])
+            self.file = own(path)
+            try:
+                if at is not None:
+                    self.pass_over(at)
+                self.file.truncate(self.bytes)
+                self.file.seek(self.bytes)
+            except BaseException:
+                self.file.close()
+                raise
+
+    def pass_over(self, at: dict[str, Any]) -> None:
+        """Take the rows that a checkpoint has recorded as they are; they must be those."""
+        while self.bytes < at["bytes"] and (part := self.file.read(min(PART, at["bytes"] - self.bytes))):
+            self.bytes += len(part)
+            self.sum.update(part)
+        if self.position != at:
+            raise StorageError(
+                f"{self.path} does not begin with the {at['bytes']:,} bytes its checkpoint recorded: it was changed or cut. "
+                "Restore it, or start the run again."
+            )
 
     @property
     def position(self) -> dict[str, Any]:
@@ -124,9 +138,77 @@ class Rows:
         with storing(self.path):
             os.fsync(self.file.fileno())
 
+    def parts(self) -> Iterator[bytes]:
+        """What was written so far, whatever has become of the path since."""
+        self.flush()
+        at = 0
+        while at < self.bytes and (part := os.pread(self.file.fileno(), min(PART, self.bytes - at), at)):
+            yield part
+            at += len(part)
+
+    def lines(self) -> Iterator[bytes]:
+        rest = b""
+        for part in self.parts():
+            *whole, rest = (rest + part).split(b"\n")
+            yield from whole
+
+    def rescue(self) -> str:
+        """The path is not this file any more: write the rows once more, and say where. What stands there now is left alone."""
+        to = self.path
+        number = 0
+        while os.path.lexists(to):
+            number += 1
+            to = self.path.with_name(f"{self.path.name}.kept-{number}")
+        with replacing(to) as file:
+            for part in self.parts():
+                file.write(part)
+        if to == self.path:
+            return f"{self.path.name} was deleted while the run went on; its rows were put back"
+        back = f"mv {shlex.quote(str(to))} {shlex.quote(str(self.path))}"
+        return f"{self.path.name} was replaced while the run went on; its rows are in {to.name}, and belong back: {back}"
+
     def close(self) -> None:
         with storing(self.path):
             self.file.close()
+
+
+@dataclass(frozen=True)
+class Written:
+    """The rows that a run has written, to be read when they are asked for: a long run has more than fit in memory."""
+
+    path: Path
+    bytes: int
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        with contextlib.ExitStack() as files:
+            try:
+                file = files.enter_context(open(self.path, "rb"))
+            except OSError as error:
+                raise StorageError(f"{self.path} cannot be read: {error.strerror}. The rows of a run stay there.") from None
+            left = self.bytes
+            while left > 0 and (line := file.readline(left)):
+                left -= len(line)
+                yield revived(row(line, self.path))
+
+
+def row(line: bytes, path: Path) -> dict[str, Any]:
+    """A line of metrics.jsonl."""
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise StorageError(f"{path} holds a line that is not a row of metrics: {line[:60]!r}. Restore it.")
+    return value
+
+
+def revived(value: Any) -> Any:
+    """What `plain` has made strings of, as numbers again."""
+    if isinstance(value, dict):
+        return {key: revived(v) for key, v in value.items()}
+    if isinstance(value, list):
+        return [revived(v) for v in value]
+    return float(value) if value in ("NaN", "Infinity", "-Infinity") else value
 
 
 def safetensors() -> Any:
@@ -181,10 +263,11 @@ def save(parent: Path, checkpoint: Checkpoint, metadata: dict[str, str] | None =
     }
     final = parent / name_of(checkpoint.step)
     temporary = final.with_suffix(".tmp")
+    if not inner(parent):
+        raise StorageError(f"{parent} is missing, and checkpoints belong there: make it, or start another run.")
     with storing(final):
         try:
-            if temporary.exists():
-                shutil.rmtree(temporary)
+            clear(temporary)
             temporary.mkdir()
             for name, content in [*files.items(), (MANIFEST, manifest(files))]:
                 write(temporary / name, content)
@@ -244,9 +327,11 @@ def load(path: Path) -> Checkpoint:
 
 
 def saved(folder: Path, kind: str = "checkpoints") -> list[Path]:
-    """The checkpoints of a run (or its replays), oldest first."""
-    found = (folder / kind).glob("step-*")
-    return sorted((p for p in found if p.is_dir() and p.name[5:].isdecimal()), key=lambda p: int(p.name[5:]))
+    """The checkpoints of a run (or its replays), oldest first; links are refused."""
+    if not inner(folder / kind):
+        return []
+    found = [p for p in (folder / kind).glob("step-*") if p.name[5:].isdecimal()]
+    return sorted((p for p in found if inner(p)), key=lambda p: int(p.name[5:]))
 
 
 def latest(folder: Path, fallback: bool = False, say: Any = print) -> Checkpoint | None:
@@ -268,7 +353,7 @@ def latest(folder: Path, fallback: bool = False, say: Any = print) -> Checkpoint
                 raise StorageError(f"{error} {offer}") from None
             aside = path.with_suffix(".damaged")
             with storing(aside):
-                shutil.rmtree(aside, ignore_errors=True)
+                clear(aside)
                 os.rename(path, aside)
             say(f"{error} Set aside as {aside.name}; going on from {good.name}.")
     return None
@@ -290,13 +375,13 @@ def prune(folder: Path, keep: int, best: int | None) -> None:
         for path in paths:
             if path.name not in spare:
                 doomed = path.with_suffix(".old")  # a name that is not a checkpoint's, before its files go one by one
-                shutil.rmtree(doomed, ignore_errors=True)
+                clear(doomed)
                 os.rename(path, doomed)
-                shutil.rmtree(doomed)
-        for path in (folder / "checkpoints").glob("step-*.tmp"):
-            shutil.rmtree(path, ignore_errors=True)
-        for path in (folder / "checkpoints").glob("step-*.old"):
-            shutil.rmtree(path, ignore_errors=True)
+                clear(doomed)
+        for path in (folder / "checkpoints").glob("step-*.*"):
+            if HALF_WRITTEN.fullmatch(path.name):
+                with contextlib.suppress(OSError):
+                    clear(path)
 
 
 def create(folder: Path, need: int) -> None:
@@ -307,7 +392,8 @@ def create(folder: Path, need: int) -> None:
         raise StorageError(f"{folder} is a file, not a folder: choose another --out.")
     vacant(folder)
     with storing(folder):
-        (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+        if not inner(folder / "checkpoints"):
+            (folder / "checkpoints").mkdir(parents=True, exist_ok=True)  # another process may have been quicker
         free = shutil.disk_usage(folder).free
     if free < need:
         raise StorageError(
@@ -328,6 +414,38 @@ def vacant(folder: Path) -> None:
     raise StorageError(f"{folder} exists and is not empty: choose another --out.")
 
 
+@dataclass(frozen=True)
+class Held:
+    """A run folder in the hands of its one writer. past: whether a checkpoint was there to go on from."""
+
+    folder: Path
+    lock: Lock
+    metrics: Rows
+    clock: Rows
+    past: bool
+
+    def sync(self) -> None:
+        """Be sure that the rows so far are on the disk, and that all files are where they were: before every checkpoint.
+
+        Without this, a run whose files were deleted would write into nothing and end as if all were well."""
+        resume = f"coadjoint resume {shlex.quote(str(self.folder))}"
+        if not inner(self.folder / "checkpoints"):
+            raise StorageError(
+                f"{self.folder} (or checkpoints in it) was deleted or moved while the run went on: nothing more can be "
+                f"saved. Put it back and go on from its last checkpoint: {resume}; or start the run again."
+            )
+        if not same(self.lock.file, self.lock.path):
+            raise StorageError(
+                f"{self.lock.path} was deleted or replaced while the run went on: another process may be writing there. "
+                f"Be sure that none does, and go on from the last checkpoint: {resume}"
+            )
+        said = [rows.rescue() for rows in (self.metrics, self.clock) if not same(rows.file, rows.path)]
+        if said:
+            raise StorageError(f"{self.folder}: {'; '.join(said)}. Go on from the last checkpoint: {resume}")
+        self.metrics.sync()
+        self.clock.sync()
+
+
 @contextlib.contextmanager
 def held(
     folder: Path,
@@ -337,18 +455,19 @@ def held(
     about: Callable[[], dict[str, Any]],
     restore: Callable[[Checkpoint], None],
     say: Callable[[str], None],
-) -> Iterator[tuple[Rows, Rows, bool]]:
-    """Hold a run folder, new (it will take `need` bytes) or one to go on with: one writer, metrics and clock open. Yields
-    both, and whether there is a past, which `restore` has put back."""
+) -> Iterator[Held]:
+    """Hold a run folder, new (it will take `need` bytes) or one to go on with: one writer, metrics and clock open, and the
+    past, if there is one, put back by `restore`."""
     safetensors()
     if not resume:
         create(folder, need)
-    elif not (folder / "checkpoints").is_dir():
+    elif not inner(folder / "checkpoints"):
         raise StorageError(f"{folder} holds no run to go on with (checkpoints is missing).")
     lock = Lock(folder)
     try:
         if not resume:
             vacant(folder)  # another run may have come and gone before the lock was ours
+        sweep(folder)
         saved = latest(folder, fallback, say) if resume else None
         if saved is not None:
             restore(saved)
@@ -362,7 +481,7 @@ def held(
             files.callback(metrics.close)
             clock = Rows(folder / "clock.jsonl", at["clock"])
             files.callback(clock.close)
-            yield metrics, clock, saved is not None
+            yield Held(folder, lock, metrics, clock, saved is not None)
     finally:
         lock.release()
 

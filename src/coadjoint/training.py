@@ -13,9 +13,10 @@ import shlex
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
@@ -66,7 +67,7 @@ class Silent:
 
 @dataclass(frozen=True)
 class Result:
-    """What came of a run. `rows` are the lines of metrics.jsonl; `metrics` those of the final weights, by split."""
+    """What came of a run. `metrics` are those of the final weights, by split."""
 
     network: Net
     status: str  # "success", "finished" or "early-stopped"
@@ -80,8 +81,14 @@ class Result:
     skipped: int  # steps that were not finite and left out
     work: float  # gradients of a sequence that were computed, or as much as that
     metrics: dict[str, dict[str, float]]
-    rows: list[Row] = field(repr=False)
+    told: Sequence[Row] | runs.Written = field(repr=False)  # where `rows` come from
     folder: Path | None = None
+
+    @cached_property
+    def rows(self) -> list[Row]:
+        """What the run has logged, row by row: the lines of metrics.jsonl, read from there when they are first asked for.
+        A run without a folder has kept them in memory."""
+        return list(self.told)
 
 
 @dataclass
@@ -274,8 +281,9 @@ class Training:
         self.step, self.past, self.over, self.due = 0, Progress(), False, False
         self.kept: int | None = None  # the step of the last checkpoint
         self.status = "finished"
-        self.rows: list[Row] = []
+        self.rows: list[Row] = []  # of a run without a folder; others have theirs on the disk alone
         self.best_weights: dict[str, Tensor] | None = None
+        self.storage: runs.Held | None = None
         self.metrics: runs.Rows | None = None
         self.clock: runs.Rows | None = None
         self.started = time.monotonic()
@@ -440,9 +448,10 @@ class Training:
         if self.folder is not None and self.nonfinite != "skip":
             before = self.step - 1
             parent = self.folder / "replay"
-            if not (parent / runs.name_of(before)).exists():
+            if not files.inner(parent):
                 with files.storing(parent):
-                    parent.mkdir(exist_ok=True)
+                    parent.mkdir()
+            if not files.inner(parent / runs.name_of(before)):
                 runs.save(parent, self.snapshot(before, reason))
             words += f". See it again: coadjoint replay {shlex.quote(str(self.folder))}"
         if self.nonfinite == "stop":
@@ -550,9 +559,10 @@ class Training:
     # storage
 
     def log(self, row: Row) -> None:
-        self.rows.append(row)
         if self.metrics is not None:
             self.metrics.append(row)
+        else:
+            self.rows.append(row)
         for logger in self.loggers:
             logger(row)
 
@@ -570,10 +580,7 @@ class Training:
         need = 4 * sum(p.numel() * p.element_size() for p in self.net.parameters()) + 2**20
         about = lambda: runs.environment(self.seed, str(next(self.net.parameters()).device), self.command)
         with runs.held(self.folder, resume, fallback, need, about, self.restore, self.show.say) as opened:
-            self.metrics, self.clock, past = opened
-            if past:
-                lines = (self.folder / "metrics.jsonl").read_bytes()[: self.metrics.bytes].splitlines()
-                self.rows = [json.loads(line) for line in lines]
+            self.storage, self.metrics, self.clock = opened, opened.metrics, opened.clock
             yield
 
     def snapshot(self, step: int, reason: str | None = None) -> runs.Checkpoint:
@@ -607,12 +614,10 @@ class Training:
         self.due = False
         if self.folder is None:
             return
+        assert self.storage is not None
+        self.storage.sync()
         if self.kept != self.step:
-            assert self.metrics is not None
-            assert self.clock is not None
             self.past.seconds = self.elapsed()
-            self.metrics.sync()
-            self.clock.sync()
             runs.save(self.folder / "checkpoints", self.snapshot(self.step), self.metadata())
             self.kept = self.step
         runs.prune(self.folder, self.keep, self.past.best_step)
@@ -672,9 +677,10 @@ class Training:
         for values in metrics.values():
             values.pop("sequences")
         p = self.past
+        told = self.rows if self.metrics is None else runs.Written(self.metrics.path.absolute(), self.metrics.bytes)
         result = Result(
             self.net, self.status, self.step, p.seconds, p.success_step is not None, p.success_step, p.success_seconds,
-            p.success_work, p.best_step, p.skipped, p.work, metrics, self.rows, self.folder,
+            p.success_work, p.best_step, p.skipped, p.work, metrics, told, self.folder,
         )  # fmt: skip
         if self.folder is not None:
             files.replace(self.folder / "model.safetensors", runs.pack(self.net.state_dict(), self.metadata()))
@@ -684,10 +690,31 @@ class Training:
     def distances(self) -> dict[str, float] | None:
         """Of a direction that is not the gradient: how far from it, on the unit sphere; below 1 Galvan's condition for
         convergence can hold."""
-        far = [row["distance"] for row in self.rows if math.isfinite(row.get("distance", math.nan))]
-        if not far:
+        if self.recipe.direction == "steepest":
             return None
-        return {"mean": sum(far) / len(far), "most": max(far), "below_one": sum(d < 1 for d in far) / len(far)}
+        count, below, most = 0, 0, -math.inf
+
+        def counted() -> Iterator[float]:
+            nonlocal count, below, most
+            for distance in self.far():
+                count += 1
+                below += distance < 1
+                most = max(most, distance)
+                yield distance
+
+        total = sum(counted())
+        return {"mean": total / count, "most": most, "below_one": below / count} if count else None
+
+    def far(self) -> Iterator[float]:
+        """The distances of all steps so far that are finite, those before a resume too."""
+        rows: Iterable[Row] = self.rows
+        if self.metrics is not None:
+            path = self.metrics.path
+            rows = (runs.row(line, path) for line in self.metrics.lines() if b'"distance":' in line)
+        for row in rows:
+            distance = row.get("distance")
+            if isinstance(distance, float) and math.isfinite(distance):
+                yield distance
 
     def write_result(self, status: str, reason: str | None, metrics: Any = None) -> None:
         p = self.past
