@@ -169,6 +169,8 @@ def carry_out(job: configs.Job, folder: Path, quiet: bool, **more: Any) -> None:
 
 
 def tensorboard(folder: Path) -> Callable[[dict[str, Any]], None]:
+    from . import files
+
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
@@ -177,7 +179,9 @@ def tensorboard(folder: Path) -> Callable[[dict[str, Any]], None]:
 
     def log(row: dict[str, Any]) -> None:
         nonlocal writer
-        writer = writer or SummaryWriter(str(folder / "tensorboard"), purge_step=row["step"])
+        if writer is None:
+            files.inner(folder / "tensorboard")
+            writer = SummaryWriter(str(folder / "tensorboard"), purge_step=row["step"])
         kind = row.get("split", row["kind"])
         for key, value in row.items():
             if isinstance(value, float):
@@ -615,7 +619,7 @@ def diagnose(
     coadjoint diagnose temporal-order --length 100 --cell lstm
     coadjoint diagnose temporal-order --radius 0.8,1.0,1.2 --only temporal
     """
-    from . import diagnostics, report
+    from . import diagnostics, files, report
     from .errors import StorageError, choose
 
     names = [choose("diagnostic", n.strip(), diagnostics.DIAGNOSTICS) for n in only.split(",")] if only else None
@@ -633,6 +637,8 @@ def diagnose(
         jobs[f"radius {value}"] = job.network, job.task, job.config
     net, task, settled = next(iter(jobs.values()))
     folder = out or (run / "diagnostics" if run else free(f"diagnose-{settled.task.name or 'data'}"))
+    if run and not out:
+        files.inner(folder)
     if folder.is_dir() and any(folder.iterdir()) and not (folder / "diagnostics.json").is_file():
         raise StorageError(f"{folder} exists and is not empty: choose another --out.")
     if len(jobs) > 1 and names is None:

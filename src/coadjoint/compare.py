@@ -10,11 +10,13 @@ import contextlib
 import itertools
 import json
 import os
+import select
 import shlex
 import signal
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -146,6 +148,8 @@ def start(
         named, runs = " ".join(filter(None, (task.name if len(on) > 1 else "", row.name))), []
         began = time.perf_counter()
         try:
+            if not files.is_name(f"{plain_name(named)}-seed-{max(seeds)}.yaml"):
+                raise ConfigError("its name makes no name for a folder: choose a shorter one, and none that a device has.")
             for seed in seeds:
                 config = configs.resolve(None, {**merged, "training": {**merged["training"], "seed": seed}})
                 resolved.append(config)
@@ -195,6 +199,8 @@ def run(folder: Path, jobs: int, tick: Tick = lambda done, total, what: None) ->
     """Run what has not ended yet, `jobs` at a time, and collect the results."""
     found, began = read(folder), time.monotonic()
     every = [(row, r) for row in found["rows"] for r in row["runs"]]
+    within(folder, [r.get("folder") for _, r in every])
+    files.sweep(folder)
     waiting = [(row, r) for row, r in every if status(folder / r["folder"]) not in ENDED]
     waiting.sort(key=lambda one: -one[0].get("pace", 0))  # the longest first: at the end no core waits for another
     total = len(every)
@@ -231,6 +237,19 @@ def run(folder: Path, jobs: int, tick: Tick = lambda done, total, what: None) ->
             f"{signal.Signals(caught[0]).name}: every run was saved. Go on with: coadjoint resume {shlex.quote(str(folder))}"
         )
     return found
+
+
+def within(folder: Path, names: Sequence[object]) -> None:
+    """Be sure that every run is one of this comparison's own, runs/NAME: what a file names is never followed elsewhere."""
+    for name in names:
+        home, _, leaf = str(name).partition("/")
+        if home != "runs" or not files.is_name(leaf):
+            raise StorageError(
+                f"{folder / 'compare.json'} names the run {str(name)!r}, and a comparison goes on with its own alone, "
+                "runs/NAME. Go on with others by themselves: coadjoint resume RUN"
+            )
+        files.inner(folder / "runs" / leaf)
+    files.inner(folder / "runs")
 
 
 def ended(r: dict[str, Any]) -> str:
@@ -311,7 +330,7 @@ def idle_of(workers: list[Worker], jobs: int) -> Worker | None:
 def serve() -> None:
     """Run command lines, a JSON list on each line of stdin; answer with the number of the process, and its exit code.
 
-    The signals of a terminal are for the runs: a worker ends when its stdin does."""
+    The signals of a terminal are for the runs: a worker ends when its stdin does, and so does the run that it has begun."""
     before = {s: signal.signal(s, signal.SIG_IGN) for s in SIGNALS}
     import torch._dynamo  # noqa: F401  by torch.optim's first use otherwise, in every run
 
@@ -322,14 +341,33 @@ def serve() -> None:
         import safetensors.torch  # noqa: F401
     for line in sys.stdin:
         sys.argv = ["coadjoint", *json.loads(line)]
-        pid = os.fork()
+        worker, pid = os.getpid(), os.fork()
         if pid == 0:
             for s, handler in before.items():
                 signal.signal(s, handler)
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # stdout is for the answers
+            threading.Thread(target=end_with, args=(worker,), daemon=True).start()
             cli.main()
-        print(pid, flush=True)
-        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+        with contextlib.suppress(BrokenPipeError):  # nobody waits for the answers any more
+            print(pid, flush=True)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        try:
+            print(code, flush=True)
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what Python flushes at its end goes nowhere
+            return
+
+
+def end_with(worker: int) -> None:
+    """Let this run save and end, as SIGTERM would, when the comparison that began it is gone, or the worker between them.
+
+    The comparison holds the other end of stdin, and whatever ends it, even SIGKILL, closes that."""
+    stdin = select.poll()
+    stdin.register(0, 0)  # nothing is to be read: that it was hung up is told unasked
+    while os.getppid() == worker and not stdin.poll(500):
+        pass
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # nobody reads its complaints any more
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def status(run: Path) -> str | None:
@@ -389,7 +427,7 @@ def existing(paths: Sequence[Path], folder: Path, command: str | None) -> dict[s
             values["training"].pop(key, None)
         new = {"task": task, "metric": metric, "goal": result["goal"], "name": path.name, "values": values, "runs": []}
         row = rows.setdefault(json.dumps(values), new)
-        r = {"seed": seed, "folder": os.path.relpath(path, folder)}
+        r = {"seed": seed, "folder": path.resolve().name}
         outcome(path, r, metric)
         row["runs"].append(r)
     for task in judged:

@@ -928,6 +928,7 @@ def save(folder: str | Path, found: Examination | Compared, about: Mapping[str, 
     folder, charts = Path(folder), found.charts()
     with files.storing(folder):
         folder.mkdir(parents=True, exist_ok=True)
+    files.sweep(folder)
     heads, rows = found.table()
     told = {
         "format": 1,

@@ -74,15 +74,14 @@ def own(path: Path) -> BinaryIO:
         if error.errno == errno.ELOOP:
             raise StorageError(f"{path} is {LINK}") from None
         raise
-    file = open(handle, "r+b")
     try:
         regular(path, os.fstat(handle))
-        if not same(file, path):
+        if not same(handle, path):
             raise StorageError(f"{path} was replaced while it was opened: let one process at a time write to its folder.")
     except BaseException:
-        file.close()
+        os.close(handle)
         raise
-    return file
+    return open(handle, "r+b")
 
 
 def regular(path: Path, status: os.stat_result) -> None:
@@ -99,10 +98,10 @@ def regular(path: Path, status: os.stat_result) -> None:
         )
 
 
-def same(file: BinaryIO, path: Path) -> bool:
+def same(handle: int, path: Path) -> bool:
     """Is the open file still what stands at the path?"""
     try:
-        return os.path.samestat(os.fstat(file.fileno()), os.lstat(path))
+        return os.path.samestat(os.fstat(handle), os.lstat(path))
     except (FileNotFoundError, NotADirectoryError):
         return False
 

@@ -78,7 +78,7 @@ class Lock:
             self.file.truncate(0)
             self.file.write(f"pid {os.getpid()} on {socket.gethostname()} since {since}\n".encode())
             self.file.flush()
-        if not same(self.file, self.path):  # removed before it was locked: the next process would lock another file
+        if not same(self.file.fileno(), self.path):  # removed before it was locked: the next process would lock another file
             self.file.close()
             raise StorageError(f"{self.path} was removed while it was locked: let one process at a time use {folder}.")
 
@@ -434,12 +434,12 @@ class Held:
                 f"{self.folder} (or checkpoints in it) was deleted or moved while the run went on: nothing more can be "
                 f"saved. Put it back and go on from its last checkpoint: {resume}; or start the run again."
             )
-        if not same(self.lock.file, self.lock.path):
+        if not same(self.lock.file.fileno(), self.lock.path):
             raise StorageError(
                 f"{self.lock.path} was deleted or replaced while the run went on: another process may be writing there. "
                 f"Be sure that none does, and go on from the last checkpoint: {resume}"
             )
-        said = [rows.rescue() for rows in (self.metrics, self.clock) if not same(rows.file, rows.path)]
+        said = [rows.rescue() for rows in (self.metrics, self.clock) if not same(rows.file.fileno(), rows.path)]
         if said:
             raise StorageError(f"{self.folder}: {'; '.join(said)}. Go on from the last checkpoint: {resume}")
         self.metrics.sync()

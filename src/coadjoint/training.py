@@ -696,11 +696,11 @@ class Training:
 
         def counted() -> Iterator[float]:
             nonlocal count, below, most
-            for distance in self.far():
+            for far in self.far():
                 count += 1
-                below += distance < 1
-                most = max(most, distance)
-                yield distance
+                below += far < 1
+                most = max(most, far)
+                yield far
 
         total = sum(counted())
         return {"mean": total / count, "most": most, "below_one": below / count} if count else None
@@ -712,9 +712,9 @@ class Training:
             path = self.metrics.path
             rows = (runs.row(line, path) for line in self.metrics.lines() if b'"distance":' in line)
         for row in rows:
-            distance = row.get("distance")
-            if isinstance(distance, float) and math.isfinite(distance):
-                yield distance
+            far = row.get("distance")
+            if isinstance(far, float) and math.isfinite(far):
+                yield far
 
     def write_result(self, status: str, reason: str | None, metrics: Any = None) -> None:
         p = self.past

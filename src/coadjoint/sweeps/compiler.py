@@ -12,12 +12,14 @@ import functools
 import hashlib
 import os
 import platform
+import re
 import shlex
 import shutil
 import stat
 import subprocess
 import tempfile
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,6 +40,9 @@ FLAGS = (
 TUNED = (("-march=native",), ("-mcpu=native",), ())  # the first that the compiler takes
 PROBE = "#include <math.h>\n#include <pthread.h>\n#include <stdint.h>\nint answer(void) { return 42; }\n"
 PATIENCE = 300  # seconds for one library
+BUILDING = "build-"  # how the names of folders begin in which something is being made
+OLD_STYLE = re.compile("tmp[a-z0-9_]{8}")  # and how they were called once
+DAY = 86_400  # seconds
 
 
 class Compiler(NamedTuple):
@@ -80,10 +85,11 @@ def processor() -> str:
 def folder() -> Path:
     """Where libraries are kept: $COADJOINT_CACHE, else the user's cache; a temporary folder where that is not ours alone."""
     home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    wanted = Path(os.environ.get("COADJOINT_CACHE") or os.path.join(home, "coadjoint"))
+    wanted = Path(os.path.realpath(os.environ.get("COADJOINT_CACHE") or os.path.join(home, "coadjoint")))
     with contextlib.suppress(OSError):
-        wanted.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if ours(wanted) and os.access(wanted, os.W_OK | os.X_OK):
+        for missing in reversed([path for path in (wanted, *wanted.parents) if not path.exists()]):
+            missing.mkdir(mode=0o700, exist_ok=True)
+        if ours(wanted) and all(safe(path) for path in wanted.parents) and os.access(wanted, os.W_OK | os.X_OK):
             return wanted
     return _temporary()
 
@@ -93,6 +99,31 @@ def ours(path: Path) -> bool:
     status = path.lstat()
     kind = stat.S_ISDIR(status.st_mode) or stat.S_ISREG(status.st_mode)
     return kind and status.st_uid == os.getuid() and not status.st_mode & 0o022
+
+
+def safe(path: Path) -> bool:
+    """Can nobody but this user and root put something else in place of what a folder above the libraries holds? Where all may
+    write, as in /tmp, the sticky bit keeps them from what is not theirs."""
+    status = path.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid not in (0, os.getuid()):
+        return False
+    if status.st_mode & stat.S_ISVTX:
+        return True
+    if status.st_mode & stat.S_IWOTH:
+        return False
+    return not status.st_mode & stat.S_IWGRP or private(status.st_gid)
+
+
+def private(gid: int) -> bool:
+    """Is it a group of this user alone, as many systems make one for each?"""
+    import grp
+    import pwd
+
+    try:
+        group, user = grp.getgrgid(gid), pwd.getpwuid(os.getuid())
+    except KeyError:
+        return False
+    return group.gr_name == user.pw_name and gid == user.pw_gid and set(group.gr_mem) <= {user.pw_name}
 
 
 def _temporary() -> Path:
@@ -152,11 +183,38 @@ def kept(recipe: str, suffix: str, make: Callable[[Path], object]) -> Path:
             if ours(path) and path.stem == f"{key}-{_digest(path.read_bytes())}":
                 return path
             path.unlink()
-    with tempfile.TemporaryDirectory(dir=folder()) as place:
+    with _building(folder()), tempfile.TemporaryDirectory(prefix=BUILDING, dir=folder()) as place:
         out = Path(place, f"cell{suffix}")
         make(out)
         out.chmod(0o700)
         return out.replace(folder() / f"{key}-{_digest(out.read_bytes())}{suffix}")
+
+
+@contextlib.contextmanager
+def _building(cache: Path) -> Iterator[None]:
+    """Inside, something is made in the cache. What others were making when they were killed is removed first, if nobody else
+    is making anything: those who do share a lock, and the kernel frees it with the process."""
+    import fcntl
+
+    handle = os.open(cache, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with contextlib.suppress(OSError):  # others are at work; or a disk without locks
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _remove_leftovers(cache)
+        with contextlib.suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_SH)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _remove_leftovers(cache: Path) -> None:
+    """Folders in which processes were compiling when they were killed."""
+    for path in cache.iterdir():
+        with contextlib.suppress(OSError):
+            old = OLD_STYLE.fullmatch(path.name) and path.lstat().st_mtime < time.time() - DAY
+            if (path.name.startswith(BUILDING) or old) and stat.S_ISDIR(path.lstat().st_mode):
+                shutil.rmtree(path)
 
 
 def _digest(data: bytes) -> str:
