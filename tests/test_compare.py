@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from coadjoint import cells, cli, compare, config, report, settings, steps
+from coadjoint import cells, cli, compare, config, report, runs, settings, steps
 from coadjoint.errors import ConfigError
 
 FEW = {"steps": 3, "every": 3, "tests": 8, "confirm": 8, "probes": 2, "batch": 2}
@@ -273,3 +273,64 @@ def test_a_comparison_with_budgets(tmp_path):
     page = report.write(tmp_path / "c").read_text()
     assert "in 200 gradients" in page
     assert "gradients to success" in page
+
+
+def owner(run):
+    """The process that holds, or held, a run folder."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return int((run / "lock").read_text().split()[1])
+    return None
+
+
+def gone(pid):
+    """Has a process ended? One that nobody has waited for counts as ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def eventually(condition, seconds=120):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if condition():
+            return True
+        time.sleep(0.02)
+    return False
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are looked up in /proc")
+@pytest.mark.parametrize("victim", ["comparison", "worker"])
+def test_runs_save_and_end_when_what_began_them_is_killed(tmp_path, victim):
+    """SIGKILL to the comparison, or to the process between it and a run; the runs would take hours."""
+    folder = tmp_path / "cmp"
+    long = {**SMALL, "training": {**FEW, "steps": 10_000_000, "every": 100_000, "checkpoint": 1_000_000}}
+    compare.start(long, compare.variants("a"), [0, 1], folder, None, TASKS[:1])
+    words = [sys.executable, "-m", "coadjoint", "resume", str(folder), "--jobs", "2"]
+    places = [folder / "runs" / f"a-seed-{seed}" for seed in (0, 1)]
+    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    pids = []
+    try:
+        begun = lambda: all((p / "metrics.jsonl").exists() and (p / "metrics.jsonl").stat().st_size for p in places)
+        assert eventually(begun), "the runs never began"
+        pids = [owner(place) for place in places]
+        assert not any(gone(pid) for pid in pids)
+        if victim == "comparison":
+            process.kill()
+        else:
+            for pid in pids:
+                parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+                assert parent != process.pid
+                os.kill(parent, signal.SIGKILL)
+        assert eventually(lambda: all(map(gone, pids))), "the runs go on alone"
+        process.wait(120)
+    finally:
+        process.kill()
+        process.wait()
+        for pid in pids:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+    for place in places:
+        result = json.loads((place / "result.json").read_text())
+        assert (result["status"], result["reason"]) == ("interrupted", f"SIGTERM at step {result['step']}")
+        assert runs.latest(place).step == result["step"] > 0

@@ -570,7 +570,8 @@ def test_a_folder_removed_while_the_run_goes_on(tmp_path):
     (tmp_path / "run").rename(tmp_path / "elsewhere")
     code, output = process.wait()
     assert code == 4
-    assert "No such file or directory" in output
+    # between two saves, or in the middle of one
+    assert "was deleted or moved while the run went on" in output or "No such file or directory" in output
     assert not (tmp_path / "run").exists()
     assert all(runs.whole(p) for p in runs.saved(tmp_path / "elsewhere"))
 
@@ -906,3 +907,130 @@ def test_the_environment_says_where_a_run_was_made(truth):
     assert found["threads"] == 1
     assert found["seed"] == 0
     assert found["command"].startswith("coadjoint train temporal-order")
+
+
+# files that go while a run goes on
+
+
+class After(training.Silent):
+    """Do something after a step."""
+
+    def __init__(self, step, what):
+        self.at, self.what = step, what
+
+    def step(self, step, row):
+        if step == self.at:
+            self.what()
+
+
+def swapped(path):
+    """Another file of the same content, as an editor leaves it."""
+    content = path.read_bytes()
+    path.unlink()
+    path.write_bytes(content)
+
+
+ROWS = ("metrics.jsonl", "clock.jsonl")
+
+
+@pytest.mark.parametrize("step", [1, 5, 12])
+@pytest.mark.parametrize("names", [ROWS[:1], ROWS[1:], ROWS])
+def test_rows_deleted_while_the_run_goes_on(tmp_path, tiny_run, names, step):
+    """The run ends at its next save; its rows are put back, and so it can go on."""
+    folder = tmp_path / "run"
+    delete = lambda: [(folder / name).unlink() for name in names]
+    with pytest.raises(StorageError) as caught:
+        tiny(folder, display=After(step, delete))
+    text = str(caught.value)
+    assert "\n" not in text
+    for name in names:
+        assert f"{name} was deleted while the run went on; its rows were put back" in text
+    assert f"Go on from the last checkpoint: coadjoint resume {folder}" in text
+    kept = [int(p.name[5:]) for p in runs.saved(folder) if runs.whole(p)]
+    assert max(kept, default=0) == {1: 0, 5: 4, 12: 9}[step], "the last one before, of every third step and of the best"
+    assert not (folder / "result.json").exists()
+    tiny(folder, resume=True)
+    assert ended(folder) == ended(tiny_run)
+
+
+@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("put", [swapped, lambda path: (path.unlink(), path.mkdir())])
+def test_rows_replaced_while_the_run_goes_on(tmp_path, tiny_run, name, put):
+    """What stands there now is left alone; the rows are beside it."""
+    folder, path = tmp_path / "run", tmp_path / "run" / name
+    with pytest.raises(StorageError) as caught:
+        tiny(folder, display=After(5, lambda: put(path)))
+    kept = folder / f"{name}.kept-1"
+    assert f"{name} was replaced while the run went on; its rows are in {kept.name}" in str(caught.value)
+    assert f"mv {kept} {path}" in str(caught.value)
+    assert path.exists()
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    kept.rename(path)
+    tiny(folder, resume=True)
+    assert ended(folder) == ended(tiny_run)
+
+
+@pytest.mark.parametrize("put", [Path.unlink, swapped])
+def test_a_lock_that_goes_while_the_run_goes_on(tmp_path, tiny_run, put):
+    folder = tmp_path / "run"
+    with pytest.raises(StorageError, match=r"lock was deleted or replaced while the run went on: another process may"):
+        tiny(folder, display=After(5, lambda: put(folder / "lock")))
+    assert runs.saved(folder)[-1].name == runs.name_of(4)
+    tiny(folder, resume=True)
+    assert ended(folder) == ended(tiny_run)
+
+
+@pytest.mark.parametrize("what", ["run", "run/checkpoints"])
+def test_a_folder_that_goes_while_the_run_goes_on(tmp_path, tiny_run, what):
+    folder, elsewhere = tmp_path / what, tmp_path / "elsewhere"
+    with pytest.raises(StorageError, match=r"was deleted or moved while the run went on.* Put it back and go on"):
+        tiny(tmp_path / "run", display=After(5, lambda: folder.rename(elsewhere)))
+    assert not folder.exists()
+    elsewhere.rename(folder)
+    tiny(tmp_path / "run", resume=True)
+    assert ended(tmp_path / "run") == ended(tiny_run)
+
+
+def test_a_folder_that_is_moved_and_linked_is_the_same(tmp_path, tiny_run):
+    def move():
+        (tmp_path / "run").rename(tmp_path / "elsewhere")
+        (tmp_path / "run").symlink_to(tmp_path / "elsewhere")
+
+    tiny(tmp_path / "run", display=After(5, move))
+    assert ended(tmp_path / "run") == ended(tiny_run)
+
+
+def test_the_command_line_says_so_in_one_line(tmp_path):
+    folder = tmp_path / "run"
+    process = child(*WORDS, "--out", folder, "--quiet", before=slowly)
+    until(lambda: (folder / "metrics.jsonl").exists())
+    (folder / "metrics.jsonl").unlink()
+    code, output = process.wait()
+    assert code == 4, output
+    assert output.count("\n") == 1
+    assert output.startswith(f"coadjoint: error: {folder}: metrics.jsonl was deleted while the run went on")
+    code, output = command("resume", folder)
+    assert code == 0, output
+
+
+def test_long_rows_are_not_held_in_memory_to_check_them(tmp_path, monkeypatch):
+    """A file of many parts; lines that lie across them."""
+    monkeypatch.setattr(runs, "PART", 64)
+    rows = runs.Rows(tmp_path / "rows")
+    told = [{"step": k, "text": "x" * (7 * k % 150)} for k in range(40)]
+    for row in told[:30]:
+        rows.append(row)
+    at = rows.position
+    rows.append({"step": "lost"})
+    rows.close()
+    rows = runs.Rows(tmp_path / "rows", at)
+    for row in told[30:]:
+        rows.append(row)
+    assert [json.loads(line) for line in rows.lines()] == told
+    assert b"".join(rows.parts()) == (tmp_path / "rows").read_bytes()
+    where = runs.Written(tmp_path / "rows", rows.bytes)
+    rows.append({"step": "later"})
+    rows.close()
+    assert list(where) == told
+    with pytest.raises(StorageError, match="changed or cut"):
+        runs.Rows(tmp_path / "rows", {**at, "bytes": at["bytes"] + 1})
