@@ -290,7 +290,7 @@ def gone(pid):
         return True
 
 
-def eventually(condition, seconds=120):
+def eventually(condition, seconds=300):
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if condition():
@@ -302,35 +302,32 @@ def eventually(condition, seconds=120):
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are looked up in /proc")
 @pytest.mark.parametrize("victim", ["comparison", "worker"])
 def test_runs_save_and_end_when_what_began_them_is_killed(tmp_path, victim):
-    """SIGKILL to the comparison, or to the process between it and a run; the runs would take hours."""
+    """SIGKILL to the comparison, or to the process between it and a run; the run would take hours."""
     folder = tmp_path / "cmp"
     long = {**SMALL, "training": {**FEW, "steps": 10_000_000, "every": 100_000, "checkpoint": 1_000_000}}
-    compare.start(long, compare.variants("a"), [0, 1], folder, None, TASKS[:1])
-    words = [sys.executable, "-m", "coadjoint", "resume", str(folder), "--jobs", "2"]
-    places = [folder / "runs" / f"a-seed-{seed}" for seed in (0, 1)]
+    compare.start(long, compare.variants("a"), [0], folder, None, TASKS[:1])
+    words = [sys.executable, "-m", "coadjoint", "resume", str(folder), "--jobs", "1"]
+    run, pid = folder / "runs" / "a-seed-0", None
     process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    pids = []
     try:
-        begun = lambda: all((p / "metrics.jsonl").exists() and (p / "metrics.jsonl").stat().st_size for p in places)
-        assert eventually(begun), "the runs never began"
-        pids = [owner(place) for place in places]
-        assert not any(gone(pid) for pid in pids)
+        begun = lambda: (run / "metrics.jsonl").exists() and (run / "metrics.jsonl").stat().st_size
+        assert eventually(begun), "the run never began"
+        pid = owner(run)
+        assert not gone(pid)
         if victim == "comparison":
             process.kill()
         else:
-            for pid in pids:
-                parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-                assert parent != process.pid
-                os.kill(parent, signal.SIGKILL)
-        assert eventually(lambda: all(map(gone, pids))), "the runs go on alone"
-        process.wait(120)
+            parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+            assert parent != process.pid
+            os.kill(parent, signal.SIGKILL)
+        assert eventually(lambda: gone(pid)), "the run goes on alone"
+        process.wait(300)
     finally:
         process.kill()
         process.wait()
-        for pid in pids:
+        if pid is not None:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
-    for place in places:
-        result = json.loads((place / "result.json").read_text())
-        assert (result["status"], result["reason"]) == ("interrupted", f"SIGTERM at step {result['step']}")
-        assert runs.latest(place).step == result["step"] > 0
+    result = json.loads((run / "result.json").read_text())
+    assert (result["status"], result["reason"]) == ("interrupted", f"SIGTERM at step {result['step']}")
+    assert runs.latest(run).step == result["step"] > 0

@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -313,6 +314,98 @@ def test_folder_of_another(fresh):
     assert compiler.folder() != fresh
     assert compiler.library(SOURCE).number() == 5
     assert not list(fresh.iterdir())
+
+
+@pytest.mark.parametrize(("mode", "accepted"), [(0o755, True), (0o1777, True), (0o777, False), (0o757, False)])
+@pytest.mark.parametrize("above", [1, 2])
+def test_folders_above_the_cache(fresh, monkeypatch, mode, accepted, above):
+    """Who can rename a folder above it can put another cache in its place."""
+    cache = fresh / "a" / "b"
+    cache.mkdir(parents=True, mode=0o700)
+    cache.parents[above - 1].chmod(mode)
+    monkeypatch.setenv("COADJOINT_CACHE", str(cache))
+    assert (compiler.folder() == cache) == accepted
+
+
+@pytest.mark.parametrize(("alone", "accepted"), [(True, True), (False, False)])
+def test_folders_above_the_cache_that_a_group_may_write(fresh, monkeypatch, alone, accepted):
+    fresh.mkdir(mode=0o700)
+    fresh.chmod(0o775)
+    monkeypatch.setenv("COADJOINT_CACHE", str(fresh / "cache"))
+    monkeypatch.setattr(compiler, "private", lambda gid: alone)
+    assert (compiler.folder() == fresh / "cache") == accepted
+
+
+def test_a_cache_behind_a_link_is_judged_where_it_is(fresh, monkeypatch):
+    (fresh / "open").mkdir(parents=True)
+    (fresh / "open" / "cache").mkdir(mode=0o700)
+    (fresh / "open").chmod(0o777)
+    (fresh / "link").symlink_to(fresh / "open" / "cache")
+    monkeypatch.setenv("COADJOINT_CACHE", str(fresh / "link"))
+    assert compiler.folder() != fresh / "open" / "cache"
+    assert not compiler.folder().is_relative_to(fresh)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="users and groups")
+def test_folders_above_the_cache_of_another_user(tmp_path):
+    class Other:
+        st_mode, st_uid, st_gid = 0o40755, os.getuid() + 1, 0
+
+    class Place:
+        def lstat(self):
+            return Other
+
+    assert not compiler.safe(Place())
+    Other.st_uid = 0
+    assert compiler.safe(Place())
+
+
+def test_folders_made_for_the_cache_are_private(fresh, monkeypatch):
+    monkeypatch.setenv("COADJOINT_CACHE", str(fresh / "a" / "b"))
+    before = os.umask(0)
+    try:
+        assert compiler.folder() == fresh / "a" / "b"
+    finally:
+        os.umask(before)
+    assert [p.stat().st_mode & 0o777 for p in (fresh, fresh / "a", fresh / "a" / "b")] == [0o700] * 3
+
+
+KILLED = """
+import os, signal
+from coadjoint.sweeps import compiler
+compiler.kept("recipe", ".so", lambda out: (out.write_text("half"), os.kill(os.getpid(), signal.SIGKILL)))
+"""
+
+
+def test_what_a_killed_compiler_leaves_is_removed_by_the_next(fresh):
+    done = subprocess.run([sys.executable, "-c", KILLED], env=os.environ, check=False)
+    assert done.returncode == -signal.SIGKILL
+    [left] = fresh.iterdir()
+    assert left.is_dir()
+    old, young, other = fresh / "tmpabcd_123", fresh / "tmpabcd_124", fresh / "notes"
+    for path in (old, young, other):
+        path.mkdir()
+        (path / "cell.c").write_text("")
+    os.utime(old, (1e9, 1e9))
+    assert compiler.library(SOURCE).number() == 5
+    assert not left.exists()
+    assert not old.exists()
+    assert young.exists()
+    assert other.exists()
+
+
+def test_what_others_are_making_is_left_alone(fresh):
+    """Two at once: the second removes nothing of the first."""
+    met = []
+
+    def slowly(out):
+        out.write_text("first")
+        compiler.kept("second", ".so", lambda inner: inner.write_text("second"))
+        met.append(out.exists())
+
+    assert compiler.kept("first", ".so", slowly).read_text() == "first"
+    assert met == [True]
+    assert {p.read_text() for p in fresh.iterdir()} == {"first", "second"}
 
 
 @pytest.mark.parametrize(

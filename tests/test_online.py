@@ -552,6 +552,26 @@ def whole(folder):
     return {name: (folder / name).read_bytes() for name in names}
 
 
+@pytest.mark.parametrize("at", [5, 25, 45])
+def test_rows_deleted_while_the_stream_goes_on(tmp_path, at):
+    """The run ends at its next save, with its rows put back; 45 comes after the last one but that of the end."""
+    folder = tmp_path / "two"
+
+    def stream():
+        for t, pair in enumerate(pairs(*data(47)), 1):
+            if t == at:
+                (folder / "metrics.jsonl").unlink()
+            yield pair
+
+    begun("elman", "rtrl", tmp_path / "one")
+    with pytest.raises(
+        co.StorageError, match=r"metrics.jsonl was deleted while the run went on; its rows were put back"
+    ):
+        begun("elman", "rtrl", folder, stream=stream())
+    begun("elman", "rtrl", folder, resume=True)
+    assert whole(folder) == whole(tmp_path / "one")
+
+
 @pytest.mark.parametrize("learner", LEARNERS)
 @pytest.mark.parametrize("name", ["elman", "lstm"])
 def test_a_run_goes_on_where_it_crashed_bit_for_bit(name, learner, tmp_path):

@@ -482,6 +482,81 @@ def test_rows_on_disk_are_the_rows_of_the_result(tmp_path):
     assert logged == result.rows
 
 
+def test_the_rows_of_a_run_with_a_folder_stay_on_the_disk(tmp_path, monkeypatch):
+    """Nothing grows with the number of steps; the result reads them when it is asked."""
+    held, finish = [], training.Training.finish
+
+    def finishing(run):
+        held.append(len(run.rows))
+        return finish(run)
+
+    monkeypatch.setattr(training.Training, "finish", finishing)
+    free = train()
+    kept = train(folder=tmp_path / "run")
+    train(folder=tmp_path / "half", steps=5)
+    again = train(folder=tmp_path / "half", resume=True)
+    assert held == [len(free.rows), 0, 0, 0]
+    assert "rows" not in vars(kept), "read too early"
+    assert kept.rows is kept.rows
+    assert kept.rows == again.rows == free.rows
+    (tmp_path / "half" / "metrics.jsonl").unlink()
+    assert again.rows == free.rows, "they were read before"
+
+
+def test_rows_that_are_gone_are_said_to_be(tmp_path):
+    result = train(folder=tmp_path / "run")
+    (tmp_path / "run").rename(tmp_path / "elsewhere")
+    with pytest.raises(co.StorageError, match=r"metrics.jsonl cannot be read: No such file"):
+        _ = result.rows
+
+
+def test_rows_are_found_from_another_folder_and_are_those_of_this_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = train(folder="run")
+    longer = train(folder="run", steps=15, resume=True)
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    assert len(longer.rows) > len(result.rows)
+    assert result.rows == longer.rows[: len(result.rows)]
+
+
+def test_numbers_that_json_lacks_are_numbers_again(tmp_path, monkeypatch):
+    look = training.evaluate
+
+    def strange(*words, **options):
+        return look(*words, **options) | {"right": math.nan, "least": -math.inf, "most": math.inf}
+
+    monkeypatch.setattr(training, "evaluate", strange)
+    for row in rows(train(folder=tmp_path / "run"), "held-out"):
+        assert math.isnan(row["right"])
+        assert (row["least"], row["most"]) == (-math.inf, math.inf)
+
+
+@pytest.mark.parametrize("fault", [None, math.nan])
+def test_distances_are_those_of_all_steps_before_and_after_a_resume(tmp_path, monkeypatch, fault):
+    measure, met = training.distance, []
+
+    def measured(d, g):
+        met.append(measure(d, g))
+        return met[-1] if fault is None or len(met) != 4 else fault
+
+    monkeypatch.setattr(training, "distance", measured)
+    told = lambda name: json.loads((tmp_path / name / "result.json").read_text())["distance"]
+    recipe = lambda: {"optimiser": co.optimisers.optimiser("sgd", 0.1, direction="temporal")}
+    free = train(steps=9, **recipe())
+    far = [row["distance"] for row in rows(free, "train") if math.isfinite(row["distance"])]
+    assert len(far) == (9 if fault is None else 8)
+    expected = {"mean": sum(far) / len(far), "most": max(far), "below_one": sum(d < 1 for d in far) / len(far)}
+    met.clear()
+    train(steps=9, folder=tmp_path / "whole", **recipe())
+    met.clear()
+    train(steps=5, folder=tmp_path / "half", **recipe())
+    train(steps=9, folder=tmp_path / "half", resume=True, **recipe())
+    assert told("whole") == told("half") == expected
+    assert train(folder=tmp_path / "plain").folder is not None
+    assert told("plain") is None
+
+
 # without display, without folder
 
 
