@@ -96,6 +96,16 @@ def norm(x: Tensor) -> Tensor:
     return _Norm.apply(x)
 
 
+def at_zero(x: Tensor, size: Tensor) -> Tensor:
+    """x where its norm `size` is 0, and so has no derivatives; the constant 0 elsewhere.
+
+    A squared norm is smooth at 0, with the second derivative 2, which size^2 does not have there. The squares of this,
+    added to it, give it back; they change neither its value nor its first derivative.
+    """
+    flat = size.detach() < torch.finfo(size.dtype).tiny
+    return torch.where(flat[..., None], x, 0)
+
+
 @dataclass(frozen=True, eq=False)
 class Costates:
     """lam_t = mantissa_t 2^{exponent_t}, t = 0..T, of each sample's own loss.
@@ -164,6 +174,14 @@ class Costates:
         """||lam_t||_p at true scale, [T + 1, B]; 0 where there is no costate."""
         size = self.size if p == 2 else self.mantissa.abs().sum(-1)
         return scale(size, self.exponent)
+
+    def squared_norms(self) -> Tensor:
+        """||lam_t||^2 at true scale, [T + 1, B]; 0 where there is no costate. Smooth at a zero costate, which norms() are not."""
+        value = self.norms().square()
+        if self.whole:
+            return value
+        zeros = scale(at_zero(self.mantissa, self.size), self.exponent[..., None])
+        return value + zeros.square().sum(-1)
 
     def log_norms(self) -> Tensor:
         """log ||lam_t||, [T + 1, B] float64; -inf at a zero costate, NaN where there is none."""

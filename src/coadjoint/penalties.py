@@ -4,6 +4,10 @@ Every penalty states its formula, whether it sums or averages, and its range of 
 the state, T is the sample's own length, and lam_0, the costate of the initial state, is left out unless said otherwise.
 Logarithmic ones leave out costates that are exactly zero (count them with `costates.zeros()`).
 
+Derivatives where something is exactly zero: squares of norms have their true ones, first and second. A norm that is not
+squared has a kink there (`variance`, `end-points`, `share-variance`, `norm-stabiliser` beside a state that is not zero),
+and so has |lam_i| (`variance-l1`): its first and second derivatives are taken as 0. What is left out has none.
+
 Any callable that takes Costates and returns [B] values is a penalty; those here can also be added and multiplied by
 numbers: `0.1 * log_ratio + variance`.
 """
@@ -19,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .costates import Costates, Passage, norm
+from .costates import Costates, Passage, at_zero, norm
 from .errors import InputError, KindError, Unsupported, choose
 from .network import Trajectory
 from .sweeps import Swept, scale
@@ -125,7 +129,7 @@ def variance_of(values: Tensor, on: Tensor | None) -> Tensor:
 @named("squared-norm")
 def squared_norm(lam: Costates) -> Tensor:
     """mean over t = 1..T of ||lam_t||^2"""
-    return mean(lam.norms()[1:].square(), present(lam))
+    return mean(lam.squared_norms()[1:], present(lam))
 
 
 @named("variance")
@@ -207,10 +211,13 @@ def omega(lam: Costates) -> Tensor:
     states, the costates and every parameter.  The regulariser of Pascanu et al. (2013), eq. 10; zero costates are left out."""
     back = lam.trajectory.run.pull(lam.rows)
     layout = lam.trajectory.layout
-    before = layout.padded(norm(back)[:, None])[..., 0]
+    before = norm(back)
     on = lam.nonzero[1:]
-    r = before / torch.where(on, lam.size[1:], 1)
-    return mean((r.square() - 1).square(), on)
+    size = torch.where(on, lam.size[1:], 1)
+    r = layout.padded(before[:, None])[..., 0] / size
+    # Where J_t' lam_t is zero the ratio has a kink, but its square is smooth.
+    zeros = layout.padded(at_zero(back, before)) / size[..., None]
+    return mean((r.square() + zeros.square().sum(-1) - 1).square(), on)
 
 
 @named("omega-published")
@@ -228,8 +235,12 @@ def omega_published(lam: Costates) -> Tensor:
     back = run.pull(mantissa, frozen=True)
     size = norm(mantissa)[rows.B :]
     on = (scale(size, k[rows.B :]) / rows.B).square() >= 1e-20
-    r = norm(back) / torch.where(on, size, 1)
-    value = torch.where(on, (r.square() - 1).square(), 0).sum() / on.sum().clamp(min=1)
+    size = torch.where(on, size, 1)
+    before = norm(back)
+    r = before / size
+    zeros = at_zero(back, before) / size[:, None]  # as in omega
+    terms = (r.square() + zeros.square().sum(-1) - 1).square()
+    value = torch.where(on, terms, 0).sum() / on.sum().clamp(min=1)
     return value.expand(rows.B)
 
 
@@ -238,7 +249,10 @@ def norm_stabiliser(lam: Costates) -> Tensor:
     """mean over t = 1..T of (||h_t|| - ||h_{t-1}||)^2 on the states themselves (the first slot).  Krueger & Memisevic (2015)"""
     run = lam.trajectory
     n = norm(run.shown)
-    return mean((n[1:] - n[:-1]).square(), present(lam))
+    change = (n[1:] - n[:-1]).square()
+    # After a state of zeros the change is ||h_t||^2, which is smooth where h_t is zero too.
+    zeros = at_zero(run.shown, n)[1:].square().sum(-1)
+    return mean(change + torch.where(n[:-1] == 0, zeros, 0), present(lam))
 
 
 def of_network(lam: Costates, name: str) -> Trajectory:

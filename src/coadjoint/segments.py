@@ -84,6 +84,10 @@ class Scalars(Costates):
     def norms(self, p: int = 2) -> Tensor:
         return scale(self.size if p == 2 else self.size_1, self.exponent)
 
+    def squared_norms(self) -> Tensor:
+        """By the norms alone: nobody takes a second derivative of these."""
+        return self.norms().square()
+
     def __repr__(self) -> str:
         return f"<Scalars of costates, t = 0..{len(self.size) - 1}>"
 
@@ -102,7 +106,7 @@ class Unkept:
 def unkept(name: str, what: str) -> Unsupported:
     return Unsupported(
         f"penalty '{name}' reads {what}, and with segments only numbers of single steps are known of all steps at once: "
-        "norms(), log_norms(), log_ratios(), exponent. States and costates would take the memory that segments save. "
+        "norms(), squared_norms(), log_norms(), log_ratios(), exponent. States and costates would take the memory that segments save. "
         "Use a penalty of these (log-ratio, variance, ...), or leave out segments."
     )
 
