@@ -157,6 +157,9 @@ def test_what_pretraining_refuses():
     [
         (1.0, 0.02, 2.0**0.5), (1.0, 0.005, 0.5**0.5), (1.0, 0.01, 1.0), (1.0, 5.0, math.e**0.5), (1.0, 0.0, math.e**-0.5),
         (1.0, math.nan, 1.0), (1.0, math.inf, 1.0), (7.0, 1.0, 8.0), (0.15, 1e-9, 0.1),
+        (1.0, 0.01 * math.exp(-1.5), math.e**-0.5),  # both clips, within [low, high]
+        (1.0, 1e-300, math.e**-0.5),
+        (1.0, 0.01 * math.exp(1.5), math.e**0.5),
     ],
 )  # fmt: skip
 def test_the_rule_of_a_steered_weight(rho, decay, wanted):

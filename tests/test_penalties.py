@@ -219,6 +219,19 @@ def test_omega_published_leaves_out_costates_below_its_bound():
         assert (G == 0).all().item() is zero
 
 
+@pytest.mark.parametrize("samples", [1, 4])
+@pytest.mark.parametrize(("factor", "counts"), [(0.99, False), (1.01, True)])
+def test_omega_published_has_its_bound_on_costates_of_the_mean_loss(factor, counts, samples):
+    """Left out below ||lam_t / B|| = 1e-10: published code takes costates of the mean over B samples."""
+    net, u = network()
+    size = float(net.V.sum(0).norm().detach())
+    slope = factor * samples * 1e-10 / size  # of a linear loss, so that ||lam_1|| = factor B 1e-10
+    lam = net(u[:1, :samples]).costates(lambda y: slope * y.sum(-1))
+    assert lam.norms()[1].tolist() == pytest.approx([factor * samples * 1e-10] * samples, rel=1e-12)
+    G = PENALTIES["omega-published"](lam)
+    assert (G != 0).tolist() == [counts] * samples
+
+
 def test_omega_published_needs_a_formula_with_w():
     net, u = network(engine="autograd")
     with pytest.raises(co.Unsupported, match=r"omega-published.*Use 'omega'"):
