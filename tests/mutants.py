@@ -321,6 +321,11 @@ def called(call: ast.Call) -> str:
     return getattr(call.func, "attr", getattr(call.func, "id", ""))
 
 
+def is_function(node: ast.AST, *names: str) -> bool:
+    """A call of one of these, by its bare name: a formula's add(a, b), not a list's x.add(a, b)."""
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names
+
+
 def is_text(node: ast.AST) -> bool:
     return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
 
@@ -342,7 +347,7 @@ def drop_term(place: Place) -> Iterator[Edit]:
         yield n, place.text(n.left)
         if not isinstance(n.right, ast.Constant):
             yield n, place.text(n.right) if isinstance(n.op, ast.Add) else f"(-{place.text(n.right)})"
-    elif isinstance(place.node, ast.Call) and called(place.node) in ("plus", "add") and len(place.node.args) == 2:
+    elif is_function(place.node, "plus", "add") and len(place.node.args) == 2:
         for i, arg in enumerate(place.node.args):
             yield arg, "None" if called(place.node) == "plus" else ("ZERO" if i else "node(0.0)")
 
