@@ -3,8 +3,11 @@
 import gzip
 import io
 import os
+import random
+import re
 import struct
 import zipfile
+from contextlib import closing
 from datetime import datetime, timedelta, timezone
 from decimal import Decimal
 
@@ -13,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from coadjoint import online
 from coadjoint.errors import CoadjointError, ConfigError, DataError
 from coadjoint.tasks.readers import Options, read
 
@@ -522,3 +526,119 @@ def test_written_numbers_come_back_bit_for_bit(tmp_path, rows):
     text.write("a,b,c\n" + "".join(",".join(map(repr, row)) + "\n" for row in rows))
     r = read(put(tmp_path, "d.csv", text.getvalue()), Options(kind="next"))
     assert r.u.tobytes() == np.array(rows).tobytes()
+
+
+# damaged headers, from a file of which only its first or its last bytes say what it is
+
+SCRAPS = (
+    b"'", b"(", b")", b"{", b"}", b"[", b",", b":", b"\\", b'"', b"\n", b"\r", b"\0", b"\xff", b"9" * 30, b"-1", b"1e9", b"L", b"#",
+    b"None", b"True", b"<f8", b"|O", b"|V3", b"<U9", b"<M8[s]", b"99999999999", b" " * 200, b"PAR1", b"PK\x03\x04", b"@data", b"inf", b"?",
+)  # fmt: skip
+HEAD = 200  # bytes
+FOOT = 700  # bytes: of a Parquet file, whose description stands at its end
+
+
+def damaged(dice, content):
+    """The content with one to four pieces of it changed, lost or put in."""
+    content = bytearray(content)
+    for _ in range(dice.randint(1, 4)):
+        at = dice.randrange(len(content) + 1)
+        scrap = dice.choice(SCRAPS)
+        length, put_in = dice.choice([(0, scrap), (len(scrap), scrap), (dice.randint(1, 6), b""), (1, bytes([dice.randrange(256)])), (len(content), b"")])  # fmt: skip
+        content[at : at + length] = put_in
+    return bytes(content)
+
+
+def with_damage(dice, suffix, content):
+    at_end = suffix == ".parquet" and dice.random() < 0.7
+    if at_end:
+        return content[:-FOOT] + damaged(dice, content[-FOOT:])
+    return damaged(dice, content[:HEAD]) + content[HEAD:]
+
+
+def headers(tmp):
+    """A valid file of each kind."""
+    table = GOOD.replace("up", "1").replace("down", "2").encode()
+    rows = io.BytesIO()
+    np.save(rows, np.arange(12.0).reshape(6, 2))
+    return seeds(tmp) | {".rows.npy": rows.getvalue(), ".csv": table, ".csv.gz": gzip.compress(table)}
+
+
+def streamed(path, kind):
+    with closing(online.read(path, kind=kind)) as stream:
+        for _ in stream:
+            pass
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".csv.gz", ".ts", ".npz", ".npy", ".rows.npy", ".parquet"])
+def test_a_damaged_header_ends_in_one_of_our_errors(suffix, tmp_path):
+    valid, path = headers(tmp_path)[suffix], tmp_path / f"damaged{suffix}"
+    refusals = 0
+    for seed in range(150):
+        dice = random.Random(f"{suffix} {seed}")
+        path.write_bytes(with_damage(dice, suffix, valid))
+        kind = dice.choice([None, "next", "classify", "regress"])
+        for reading in (lambda kind=kind: read(path, Options(kind=kind)), lambda kind=kind: streamed(path, kind)):
+            try:
+                reading()
+            except CoadjointError as error:
+                refusals += 1
+                assert not re.search(r"[a-z]\.\.(?!\.)|\?\.( |$)", str(error)), error
+    assert refusals > 50
+
+
+def test_a_header_that_ends_too_soon_is_no_array(tmp_path):
+    """A bracket that opens and never closes: what reads Python's tokens gives up in its own way."""
+    whole = io.BytesIO()
+    np.save(whole, np.ones((4, 2)))
+    path = put(tmp_path, "rows.npy", whole.getvalue().replace(b"{'descr'", b"{('escr'"))
+    for reading in (lambda: read(path, Options(kind="next")), lambda: online.read(path, kind="next")):
+        with pytest.raises(DataError, match=r"rows\.npy is not a NumPy array: .*\. Write it with numpy\.save"):
+            reading()
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (np.array([[1, "a"]], dtype=object), "Python objects; not loaded"),
+        (np.ones((2, 2), complex), r"dtype complex128 and shape \(2, 2\)"),
+        (np.ones((2, 2, 2)), r"shape \(2, 2, 2\); expected numbers \[rows, columns\]"),
+        (np.ones((0, 2)), r"shape \(0, 2\)"),
+    ],
+)
+def test_arrays_that_are_not_streamed(content, words, tmp_path):
+    np.save(tmp_path / "rows.npy", content)
+    with pytest.raises(DataError, match=words):
+        online.read(tmp_path / "rows.npy", kind="next")
+
+
+def test_an_archive_or_a_short_file_is_no_stream_of_rows(tmp_path):
+    archive = io.BytesIO()
+    np.savez(archive, u=np.ones(3))
+    with pytest.raises(DataError, match="is not a NumPy array"):
+        online.read(put(tmp_path, "rows.npy", archive.getvalue()), kind="next")
+    whole = io.BytesIO()
+    np.save(whole, np.ones((4, 2)))
+    with pytest.raises(DataError, match=r"the header says shape \(4, 2\) of float64, 64 bytes, and the file has 60"):
+        online.read(put(tmp_path, "rows.npy", whole.getvalue()[:-4]), kind="next")
+
+
+@pytest.mark.parametrize("order", [np.ascontiguousarray, np.asfortranarray, lambda u: u.astype(">f4"), lambda u: u[:, 0]])  # fmt: skip
+def test_rows_of_an_array_are_streamed_in_their_order(order, tmp_path):
+    u = order(np.arange(12.0).reshape(6, 2))
+    np.save(tmp_path / "rows.npy", u)
+    with closing(online.read(tmp_path / "rows.npy", kind="next", standardise=False)) as stream:
+        found = [y.tolist() for _, y in stream]
+    assert found == u.reshape(6, -1)[1:].tolist()
+
+
+def test_no_doubled_full_stop(tmp_path):
+    cut = put(tmp_path, "cut.parquet", b"PAR1 and no more")
+    put(tmp_path, "co2.csv", GOOD)
+    for reading in (lambda: read(cut), lambda: online.read(cut)):
+        with pytest.raises(DataError, match=r"not a parquet file\. Write it again\.$"):
+            reading()
+    with pytest.raises(DataError, match=r"does not exist; did you mean 'co2\.csv'\?$"):
+        read(tmp_path / "CO3.csv")
+    with pytest.raises(DataError, match=r"zzzzzzzzzzzz\.csv does not exist\.$"):
+        read(tmp_path / "zzzzzzzzzzzz.csv")

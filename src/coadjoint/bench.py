@@ -43,7 +43,7 @@ from . import __version__, cells, files, sweeps
 from . import nn as modules
 from .batch import Batch
 from .curvature import Curvature
-from .errors import InputError, MissingError, StorageError, choose
+from .errors import InputError, MissingError, StorageError, choose, said
 from .gradients import BPTT, Penalised
 from .hessian_free import HessianFree
 from .initialisers import initialise
@@ -953,7 +953,7 @@ def write(path: Path, result: Result) -> None:
     try:
         text = path.read_text(encoding="utf-8") if path.exists() else HEADER
     except (OSError, UnicodeDecodeError) as error:
-        raise StorageError(f"{path} cannot be read: {error}.") from None
+        raise StorageError(f"{path} cannot be read: {said(error)}.") from None
     section = f"{begin}\n{result.markdown()}\n{end}"
     if (begin in text) != (end in text):
         raise InputError(f"{path} holds only one of the marks '{begin}' and '{end}'; put the other one back.")

@@ -194,7 +194,8 @@ def tensorboard(folder: Path) -> Callable[[dict[str, Any]], None]:
 
 
 def command_line() -> str:
-    return shlex.join(["coadjoint", *sys.argv[1:]])
+    """As it was typed, in text that can be written: names of files need not be UTF-8."""
+    return shlex.join(["coadjoint", *sys.argv[1:]]).encode(errors="backslashreplace").decode()
 
 
 @app.command()

@@ -7,9 +7,9 @@ share a key, so a flag needs no prefix. Names (of cells, penalties, tasks, ...) 
 from __future__ import annotations
 
 import contextlib
-import difflib
 import functools
 import inspect
+import os
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -19,8 +19,9 @@ from typing import Annotated, Any, Literal, cast, get_args, get_origin, get_type
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from .errors import CoadjointError, ConfigError, DataError, MissingError, NumericalError, StorageError, choose
-from .settings import Settings
+from .errors import CoadjointError, ConfigError, DataError, MissingError, NumericalError, StorageError, choose, said
+from .errors import nearest as nearest_name
+from .settings import SURROGATE, Settings
 
 Whole = Annotated[int, Field(ge=1, lt=2**31)]
 Few = Annotated[int, Field(ge=1, le=1000)]
@@ -371,12 +372,22 @@ def resolve(file: Settings | None = None, flags: Mapping[str, Mapping[str, Any]]
     for name, section in (flags or {}).items():
         if isinstance(values.setdefault(name, {}), dict):
             values[name].update(section)
+    for name, key in given:
+        refuse_bytes(flag(name, key), values[name].get(key) if isinstance(values[name], dict) else None)
     try:
         return Config.model_validate({name: tupled(name, section) for name, section in values.items()})
     except ValidationError as error:
         lines = list(dict.fromkeys(explain(e["loc"], values, file, given) for e in error.errors()))
         more = [f"... and {len(lines) - 20} more."] if len(lines) > 20 else []
         raise ConfigError("\n".join(lines[:20] + more)) from None
+
+
+def refuse_bytes(where: str, value: Any) -> None:
+    """A run folder holds text: a name from the command line that is not UTF-8 could not be written there."""
+    for part in value if isinstance(value, list | tuple) else (value,):
+        if isinstance(part, str) and not part.isascii() and SURROGATE.search(part):
+            what = repr(os.fsencode(part))[1:]
+            raise ConfigError(f"{where}: {what} is not text in UTF-8, and a run's settings are. Rename it.")
 
 
 def tupled(name: str, section: Any) -> Any:
@@ -404,8 +415,8 @@ def explain(
         return f"{where}: a section of keys is expected; got {shown(came)}. Keys: {', '.join(SECTIONS[name].model_fields)}."
     kinds = KINDS[name, rest[0]]
     words = [str(value) for value in choices(kinds)]
-    near = difflib.get_close_matches(str(came), words, 1, 0.5) if isinstance(came, str) else []
-    hint = f" Did you mean '{near[0]}'?" if near else ""
+    near = nearest_name(came, words) if isinstance(came, str) else None
+    hint = f" Did you mean '{near}'?" if near else ""
     if str in kinds and isinstance(came, bool | int | float):
         hint = " Write it in quotes."
     return f"{where}: must be {expected(kinds)}; got {shown(came)}.{hint}"
@@ -428,11 +439,10 @@ def nearest(address: tuple[str, ...]) -> str:
     if key in HOMES:
         return f"'{key}' belongs in section [{HOMES[key]}]{within}."
     known = list(SECTIONS[address[0]].model_fields) if within else list(SECTIONS)
-    other = difflib.get_close_matches(key, ELSEWHERE, 1, 0.8)
-    near = [ELSEWHERE[word] for word in other] or difflib.get_close_matches(key, known, 1, 0.5)
-    near = near or difflib.get_close_matches(key, HOMES, 1, 0.6)
-    home = f" of section [{HOMES[near[0]]}]" if near and near[0] not in known else ""
-    hint = f" did you mean '{near[0]}'{home}?" if near else ""
+    other = nearest_name(key, ELSEWHERE, 0.8)
+    near = ELSEWHERE[other] if other else nearest_name(key, known) or nearest_name(key, HOMES, 0.6)
+    home = f" of section [{HOMES[near]}]" if near and near not in known else ""
+    hint = f" did you mean '{near}'{home}?" if near else ""
     return f"unknown {'key' if within else 'section'} '{key}';{hint} Known: {', '.join(known)}."
 
 
@@ -1179,10 +1189,10 @@ def load_model(path: Path) -> tuple[Any, dict[str, Any]]:
             about = (file.metadata() or {}).get("coadjoint")
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
-        raise StorageError(f"{path} is not a model file: {error}.") from None
+        raise StorageError(f"{path} is not a model file: {said(error)}.") from None
     if about is None:
         raise StorageError(f"{path} was not written by coadjoint: it does not say what network it belongs to.")
-    description = settings.read_json(about, error=StorageError)
+    description = settings.read_json(about, error=StorageError, name=f"{path}, its description")
     try:
         n = NetworkSection.model_validate(description["network"])
         shape = Shape.model_validate(description["shape"])

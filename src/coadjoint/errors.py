@@ -52,6 +52,30 @@ class MissingError(CoadjointError, ImportError):
     exit_code = 7
 
 
+def shown(text: object, limit: int = 40) -> str:
+    """Text from outside, on one line and without control sequences."""
+    whole = str(text)
+    plain = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in whole[:limit])
+    return plain + ("..." if len(whole) > limit else "")
+
+
+def said(error: BaseException, limit: int = 200) -> str:
+    """What another library's error says, to stand inside a sentence of ours: on one line, without its own full stop."""
+    words = str(getattr(error, "strerror", None) or error) or type(error).__name__
+    if len(error.args) > 1 and words == str(error.args):  # a text and where it stood, as tokenize has them
+        words = str(error.args[0])
+    return shown(" ".join(words.split()).rstrip(" .:;,!?"), limit)
+
+
+def nearest(name: str, known: Iterable[str], cutoff: float = 0.5) -> str | None:
+    """The known name that is most like this one, upper and lower case alike; None if none is."""
+    spelled: dict[str, str] = {}
+    for each in known:
+        spelled.setdefault(each.casefold(), each)
+    near = difflib.get_close_matches(name.casefold(), spelled, n=1, cutoff=cutoff)
+    return spelled[near[0]] if near else None
+
+
 def choose(kind: str, name: object, known: Iterable[str]) -> str:
     """`name` if it is one of `known`, else an error that offers the nearest one."""
     names = sorted(known)
@@ -59,6 +83,6 @@ def choose(kind: str, name: object, known: Iterable[str]) -> str:
         return name
     if not isinstance(name, str):
         raise KindError(f"{kind} must be a name, one of {', '.join(names)}; got {type(name).__name__}.")
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    hint = f"did you mean '{near[0]}'? " if near else ""
-    raise InputError(f"unknown {kind} '{name}'; {hint}Known: {', '.join(names)}.")
+    near = nearest(name, names)
+    hint = f"did you mean '{near}'? " if near else ""
+    raise InputError(f"unknown {kind} '{shown(name, 80)}'; {hint}Known: {', '.join(names)}.")

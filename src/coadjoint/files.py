@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from .errors import CoadjointError, StorageError
+from .errors import CoadjointError, StorageError, said
 
 File = str | os.PathLike[str]
 NO_LINKS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)  # not on all systems
@@ -38,9 +38,8 @@ def storing(what: File) -> Iterator[None]:
         if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             with contextlib.suppress(OSError):
                 room = f" ({shutil.disk_usage(existing(Path(what))).free:,} bytes free)"
-        reason = getattr(error, "strerror", None) or error
         raise StorageError(
-            f"{os.fspath(what)!r} cannot be written: {reason}{room}. What was there before is intact; make room or choose another place."
+            f"{os.fspath(what)!r} cannot be written: {said(error)}{room}. What was there before is intact; make room or choose another place."
         ) from None
 
 

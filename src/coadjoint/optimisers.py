@@ -24,7 +24,7 @@ from torch import nn
 from .batch import Batch
 from .curvature import Curvature
 from .directions import DIRECTIONS, Constant, Line, Rule, dot, norm
-from .errors import InputError, NumericalError, choose
+from .errors import InputError, NumericalError, choose, said
 from .gradients import Gradient
 from .hessian_free import HessianFree
 from .losses import LossLike
@@ -177,7 +177,7 @@ class Optimiser:
         try:
             return of(parameters, lr=self.lr, **self.settings)
         except (ValueError, TypeError) as error:
-            raise InputError(f"optimiser '{self.name}': {error}.") from None
+            raise InputError(f"optimiser '{self.name}': {said(error)}.") from None
 
     def stepper(self, net: Net) -> Stepper:
         """What takes steps with it."""

@@ -25,7 +25,7 @@ from urllib.parse import quote
 import numpy as np
 
 from . import files, settings
-from .errors import CoadjointError, MissingError, StorageError
+from .errors import CoadjointError, MissingError, StorageError, said
 
 Row = dict[str, Any]
 Curve = tuple[str, np.ndarray, np.ndarray]  # name, steps, values
@@ -145,7 +145,7 @@ def scan(path: Path, faults: list[str], word: str = "") -> Iterator[Row]:
                 else:
                     bad.append(n)
     except OSError as error:
-        faults.append(f"{path.name} could not be read: {error.strerror}.")
+        faults.append(f"{path.name} could not be read: {said(error)}.")
     if bad and bad[-1] == n and not line.endswith("\n"):
         bad.pop()
         faults.append(f"The last line of {path.name} was cut off, as by a crash; it is left out.")

@@ -32,7 +32,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .errors import MissingError, StorageError
+from .errors import MissingError, StorageError, said
 from .files import clear, inner, own, replace, replacing, same, storing, sweep, sync_folder, write
 
 FORMAT = 1
@@ -231,7 +231,7 @@ def unpack(content: bytes, path: Path) -> dict[str, Tensor]:
     try:
         return dict(tensors.load(content))
     except SafetensorError as error:
-        raise StorageError(f"{path} is not a file of tensors: {error}.") from None
+        raise StorageError(f"{path} is not a file of tensors: {said(error)}.") from None
 
 
 @dataclass(frozen=True)
@@ -289,7 +289,7 @@ def contents(path: Path) -> dict[str, bytes]:
         try:
             found[name] = (path / name).read_bytes()
         except OSError as error:
-            raise damaged(f"{name} cannot be read ({error.strerror})") from None
+            raise damaged(f"{name} cannot be read ({said(error)})") from None
     listed = found.pop(MANIFEST)
     extra = sorted(p.name for p in path.iterdir() if p.name not in found and p.name != MANIFEST)
     if extra:
@@ -313,7 +313,7 @@ def load(path: Path) -> Checkpoint:
     from .settings import read_json
 
     files = contents(path)
-    state = read_json(files["state.json"], error=StorageError)
+    state = read_json(files["state.json"], error=StorageError, name=str(path / "state.json"))
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         state = state if isinstance(state, dict) else {}
         raise StorageError(
@@ -490,6 +490,7 @@ def environment(seed: int, device: str, command: str | None = None) -> dict[str,
     """Where and with what a run was made."""
     from . import __version__
 
+    command = command or " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
     return {
         "coadjoint": __version__,
         "torch": torch.__version__,
@@ -502,7 +503,7 @@ def environment(seed: int, device: str, command: str | None = None) -> dict[str,
         "seed": seed,
         "revision": revision(),
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "command": command or " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": command.encode(errors="backslashreplace").decode(),  # names of files need not be UTF-8
     }
 
 

@@ -8,7 +8,6 @@ A file is data: it names no types and repeats nothing by reference, and its size
 from __future__ import annotations
 
 import contextlib
-import difflib
 import json
 import math
 import os
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from . import files
-from .errors import CoadjointError, ConfigError, MissingError
+from .errors import CoadjointError, ConfigError, MissingError, nearest, said
 from .files import File
 
 BYTES, DEPTH, SHOWN = 1_000_000, 8, 20  # of a file; of mappings and lists inside each other; problems in one error
@@ -57,10 +56,12 @@ def load(path: File) -> Settings:
     return Settings(values, notes.name, notes.lines)
 
 
-def read_json(source: File | bytes, max_bytes: int = BYTES, error: type[CoadjointError] = ConfigError) -> Any:
-    """The value of a JSON file (a Path) or text (str or bytes), with the same rules."""
+def read_json(
+    source: File | bytes, max_bytes: int = BYTES, error: type[CoadjointError] = ConfigError, name: str = "JSON text"
+) -> Any:
+    """The value of a JSON file (a Path) or text (str or bytes), with the same rules. name: what errors call a text."""
     file = isinstance(source, os.PathLike)
-    notes = _Notes(_name(source) if file else "JSON text", error)
+    notes = _Notes(_name(source) if file else name, error)
     raw = source.encode(errors="surrogatepass") if isinstance(source, str) else source
     value = _json(_decode(_bytes(source, max_bytes, notes) if file else raw, max_bytes, notes), notes)
     notes.check()
@@ -145,7 +146,7 @@ def _bytes(path: Any, max_bytes: int, notes: _Notes) -> bytes:
     except PermissionError:
         reason = "no permission to read it. Change its mode or owner."
     except (OSError, ValueError) as e:
-        reason = f"cannot be read ({getattr(e, 'strerror', None) or e}). Check the name."
+        reason = f"cannot be read ({said(e)}). Check the name."
     raise notes.stop(None, reason)
 
 
@@ -154,7 +155,8 @@ def _nearest(path: Path) -> str:
     while path.parent != path and not path.parent.is_dir():
         path = path.parent
     with contextlib.suppress(OSError):
-        for near in difflib.get_close_matches(path.name, os.listdir(path.parent), n=1, cutoff=0.5):
+        near = nearest(path.name, os.listdir(path.parent))
+        if near:
             return f"Did you mean {_name(path.parent / near)}?"
     return "Check the name and the folder."
 

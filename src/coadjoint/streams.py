@@ -28,11 +28,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .errors import ConfigError, DataError, MissingError, StorageError
+from .errors import ConfigError, DataError, MissingError, StorageError, said, shown
 from .tasks.data import REAL_LABEL, WHOLE_LABEL, Description
 from .tasks.readers import Options
+from .tasks.readers.arrays import read_header
 from .tasks.readers.parsing import is_number, number
-from .tasks.readers.recording import Problems, listed, shown
+from .tasks.readers.recording import Problems, listed
 from .tasks.readers.source import Source
 from .tasks.readers.table import check_header, check_separator, roles
 
@@ -77,7 +78,7 @@ class Text:
             try:
                 line = self.file.readline(LINE)
             except (OSError, EOFError, zlib.error) as error:
-                raise DataError(f"{self.path}:{n + 1}: cannot be read on: {shown(error, 200)}.") from None
+                raise DataError(f"{self.path}:{n + 1}: cannot be read on: {said(error)}.") from None
             if not line:
                 return
             n += 1
@@ -98,7 +99,7 @@ class Text:
             try:
                 row = next(reader, None)
             except csv.Error as e:
-                raise DataError(f'{self.path}:{line}: the quotes (") of this row do not pair up: {shown(e, 200)}. Fix the row.') from None  # fmt: skip
+                raise DataError(f'{self.path}:{line}: the quotes (") of this row do not pair up: {said(e)}. Fix the row.') from None  # fmt: skip
             if row is None:
                 return
             if not row:
@@ -126,14 +127,24 @@ class Array:
 
     def __init__(self, path: str, options: Options) -> None:
         self.path = path
-        opened(path).close()
+        with opened(path) as file:
+            shape, fortran, dtype = read_header(file, path)
+            begin, size = file.tell(), os.fstat(file.fileno()).st_size
+        if dtype.hasobject:
+            raise DataError(f"{path} contains Python objects; not loaded. Write numbers [rows, columns].")
+        if dtype.kind not in "fiub" or len(shape) not in (1, 2) or min(shape) < 1:
+            raise DataError(f"{path} has dtype {shown(dtype)} and shape {shape}; expected numbers [rows, columns].")
+        need = math.prod(shape) * dtype.itemsize
+        if need != size - begin:
+            raise DataError(
+                f"{path}: the header says shape {shape} of {dtype}, {need:,} bytes, and the file has {size - begin:,}. "
+                "It is cut off or damaged."
+            )
         try:
-            self.values = np.load(path, mmap_mode="r", allow_pickle=False)
-        except (ValueError, OSError, EOFError) as error:
-            raise DataError(f"{path} is not a NumPy array: {shown(error, 120)}. Write it with numpy.save.") from None
-        if self.values.dtype.kind not in "fiub" or self.values.ndim not in (1, 2) or not self.values.size:
-            raise DataError(f"{path} has dtype {self.values.dtype} and shape {self.values.shape}; expected numbers [rows, columns].")  # fmt: skip
-        self.values = self.values.reshape(len(self.values), -1)
+            values = np.memmap(path, dtype, "r", begin, shape, "F" if fortran else "C")
+        except (ValueError, OSError) as error:
+            raise DataError(f"{path} cannot be mapped into memory: {said(error, 120)}.") from None
+        self.values = values.reshape(len(values), -1)
         self.names = [f"c{k + 1}" for k in range(self.values.shape[1])]
 
     def __iter__(self) -> Iterator[tuple[str, Cells]]:
@@ -148,17 +159,15 @@ class Parquet:
 
     def __init__(self, path: str, options: Options) -> None:
         try:
-            import pyarrow as pa  # type: ignore[import-untyped]
             import pyarrow.parquet as pq  # type: ignore[import-untyped]
         except ImportError:
             raise MissingError("reading Parquet needs pyarrow: pip install 'coadjoint[data]'.") from None
         self.path, self.handle = path, opened(path)
         try:
             self.file = pq.ParquetFile(self.handle)
-        except (pa.ArrowException, OSError, ValueError) as error:
-            raise DataError(f"{path} is not a whole Parquet file: {shown(error, 120)}.") from None
-        self.names = [str(name) for name in self.file.schema_arrow.names]
-        self.damaged = (pa.ArrowException, OSError)
+            self.names = [str(name) for name in self.file.schema_arrow.names]
+        except Exception as error:  # a damaged file ends in any kind of error
+            raise DataError(f"{path} is not a whole Parquet file: {said(error, 120)}. Write it again.") from None
 
     def __iter__(self) -> Iterator[tuple[str, Cells]]:
         n = 0
@@ -167,8 +176,8 @@ class Parquet:
                 for row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
                     n += 1
                     yield f"{self.path} row {n}", list(row)
-        except self.damaged as error:
-            raise DataError(f"{self.path} row {n + 1}: cannot be read on: {shown(error, 120)}.") from None
+        except Exception as error:
+            raise DataError(f"{self.path} row {n + 1}: cannot be read on: {said(error, 120)}.") from None
 
     def close(self) -> None:
         self.handle.close()
@@ -183,7 +192,7 @@ def opened(path: str) -> IO[bytes]:
     except FileNotFoundError:
         raise DataError(f"{shown(path, 4096)} does not exist.") from None
     except (OSError, ValueError) as error:
-        raise DataError(f"{shown(path, 4096)} cannot be opened: {getattr(error, 'strerror', None) or error}.") from None
+        raise DataError(f"{shown(path, 4096)} cannot be opened: {said(error)}.") from None
 
 
 def rows_of(path: str, options: Options) -> Any:

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from ..errors import MissingError
+from ..errors import MissingError, said
 
 USUAL = ("cc", "gcc", "clang")
 FLAGS = (
@@ -162,7 +162,7 @@ def library(source: str) -> ctypes.CDLL:
     try:
         return _library(compiler, flags, source)
     except OSError as e:
-        raise MissingError(f"{' '.join(compiler.command)} could not compile a cell: {e}. Use engine='eager'.") from None
+        raise MissingError(f"{' '.join(compiler.command)} could not compile a cell: {said(e)}. Use engine='eager'.") from None
 
 
 def _library(compiler: Compiler, flags: tuple[str, ...], source: str) -> ctypes.CDLL:

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from .. import files
 from ..batch import Batch
-from ..errors import ConfigError, DataError, InputError, NumericalError, StorageError
+from ..errors import ConfigError, DataError, InputError, NumericalError, StorageError, shown
 from .readers import Options, Recording, read
-from .readers.recording import KINDS, Problems, listed, shown
+from .readers.recording import KINDS, Problems, listed
 from .task import Collection, Scores, Sequences, right, rng
 
 REAL_LABEL = re.compile(r"[+-]?(\d+\.\d*|\.\d+|\d+(?=[eE]))([eE][+-]?\d+)?|[+-]?(nan|inf)", re.ASCII)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .. import losses
 from ..batch import Batch
-from ..errors import DataError, InputError
+from ..errors import DataError, InputError, said
 from .task import Collection, Scores, Sequences
 
 NOTES = 88
@@ -87,9 +87,9 @@ def read(path: Path) -> dict[str, list[np.ndarray]]:
     try:
         found = dict(variables(path.read_bytes()))
     except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}.") from error
+        raise DataError(f"{path} cannot be read: {said(error)}.") from error
     except (ValueError, struct.error, zlib.error) as error:
-        raise DataError(f"{path.name} is not a whole MATLAB file of version 5 to 7.2: {error}.") from error
+        raise DataError(f"{path.name} is not a whole MATLAB file of version 5 to 7.2: {said(error)}.") from error
     if missing := [key for key in KEYS.values() if key not in found]:
         raise DataError(
             f"{path.name} has no {' or '.join(missing)}; expected cell arrays {', '.join(KEYS.values())}, "

@@ -6,10 +6,10 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from ...errors import DataError
+from ...errors import DataError, shown
 from .arrays import read_npy, read_npz
 from .parquet import read_parquet
-from .recording import Options, Problems, Recording, shown
+from .recording import Options, Problems, Recording
 from .source import Source, load
 from .table import read_csv
 from .ts import read_ts

@@ -11,9 +11,9 @@ from typing import IO
 import numpy as np
 from numpy.lib import format as npy
 
-from ...errors import DataError
+from ...errors import DataError, said, shown
 from .parsing import EXACT
-from .recording import Options, Problems, Recording, finish, shown
+from .recording import Options, Problems, Recording, finish
 from .source import Source
 
 AXES = "u (n, T, C): sequences first, then steps, then features"
@@ -37,7 +37,7 @@ def read_npz(source: Source, options: Options, problems: Problems) -> Recording:
         infos = archive.infolist()
     except Exception as e:
         kind = source.magic()
-        what = f"holds {kind[0]}" if kind and "zip" not in kind[0] else f"is not a whole zip archive ({shown(e, 80)})"
+        what = f"holds {kind[0]}" if kind and "zip" not in kind[0] else f"is not a whole zip archive ({said(e, 80)})"
         raise DataError(f"{source.path} is named .npz but {what}. Write it with numpy.savez.") from None
     names = [i.filename.removesuffix(".npy") for i in infos]
     if len(set(names)) != len(names):
@@ -73,25 +73,32 @@ def read_npz(source: Source, options: Options, problems: Problems) -> Recording:
         except DataError:
             raise
         except Exception as e:
-            raise DataError(f"{source.path}: array '{name}' is damaged: {shown(e, 80)}. Write it again.") from None
+            raise DataError(f"{source.path}: array '{name}' is damaged: {said(e, 80)}. Write it again.") from None
     notes = tuple(f"array '{shown(n)}' is left out" for n in names if n not in MEMBERS)
     return _recording(source, arrays, notes, options, problems)
 
 
-def _array(f: IO[bytes], size: int, name: str, kinds: str, dims: tuple[int, ...], expected: str) -> np.ndarray:
-    """One array whose header was judged before anything is allocated."""
+def read_header(f: IO[bytes], name: str) -> tuple[tuple[int, ...], bool, np.dtype]:
+    """(shape, whether it is in Fortran's order, dtype) of an array; f then stands at its numbers."""
+    headers = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             version = npy.read_magic(f)
-            header = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}[version]
-            shape, fortran, dtype = header(f)
+            if version not in headers:
+                raise ValueError(f"format {version[0]}.{version[1]}, expected 1.0 or 2.0")
+            return headers[version](f)
     except zipfile.BadZipFile:
         raise
     except Exception as e:
         raise DataError(
-            f"{name} is not a NumPy array: {shown(e, 80)}. Write it with numpy.save or numpy.savez."
+            f"{name} is not a NumPy array: {said(e, 80)}. Write it with numpy.save or numpy.savez."
         ) from None
+
+
+def _array(f: IO[bytes], size: int, name: str, kinds: str, dims: tuple[int, ...], expected: str) -> np.ndarray:
+    """One array whose header was judged before anything is allocated."""
+    shape, fortran, dtype = read_header(f, name)
     if dtype.hasobject:
         raise DataError(f"{name} contains Python objects; not loaded. Write numbers: {expected}.")
     accepted = {"f": "float, integer or boolean", "U": "text", "i": "integer"}

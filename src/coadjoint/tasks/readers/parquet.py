@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import DataError, MissingError
+from ...errors import DataError, MissingError, said, shown
 from .parsing import EXACT
-from .recording import Options, Problems, Recording, shown
+from .recording import Options, Problems, Recording
 from .source import Source
 from .table import Columns, long_table, roles
 
@@ -73,7 +73,7 @@ def read_parquet(source: Source, options: Options, problems: Problems) -> Record
 
 
 def _damaged(source: Source, error: Exception) -> DataError:
-    return DataError(f"{source.path}: the Parquet file is damaged: {shown(error, 160)}. Write it again.")
+    return DataError(f"{source.path}: the Parquet file is damaged: {said(error, 160)}. Write it again.")
 
 
 def _kind(pa: Any, type: Any) -> str:

@@ -9,7 +9,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from .recording import Options, shown
+from ...errors import shown
+from .recording import Options
 
 GAPS = frozenset({"", "nan", "na", "n/a", "#n/a", "null", "none", "?"})  # what stands for a missing number, in any case
 PLAIN = {".": b"0123456789+-eE.", ",": b"0123456789+-eE,"}

@@ -9,17 +9,11 @@ from typing import NoReturn
 
 import numpy as np
 
-from ...errors import ConfigError, DataError
+from ...errors import ConfigError, DataError, shown
 
 MISSING = ("refuse", "drop", "ffill", "mask")
 KINDS = ("classify", "regress", "next")
 CELLS, LINES = 5, 20  # cells listed for one column, lines listed for one file
-
-
-def shown(text: object, limit: int = 40) -> str:
-    """Text from a file, on one line and without control sequences."""
-    plain = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text)[:limit])
-    return plain + ("..." if len(str(text)) > limit else "")
 
 
 def listed(names: Sequence[object], limit: int = 12) -> str:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import os
 import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...errors import DataError
-from .recording import shown
+from ...errors import DataError, nearest, said, shown
 
 MAGIC = (  # how a file begins, what it is, what to do
     (b"\x1f\x8b", "gzip", "Unpack it first (gunzip)."),
@@ -78,11 +76,11 @@ def load(path: str | os.PathLike[str], max_bytes: int) -> Source:
     try:
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     except FileNotFoundError:
-        raise DataError(f"{name} does not exist{_nearest(Path(path))}.") from None
+        raise DataError(f"{name} does not exist{_nearest(Path(path))}") from None
     except PermissionError:
         raise DataError(f"{name} cannot be read: no permission. Check its owner and mode (ls -l).") from None
     except (OSError, ValueError) as e:
-        raise DataError(f"{name} cannot be opened: {shown(getattr(e, 'strerror', None) or e, 200)}.") from None
+        raise DataError(f"{name} cannot be opened: {said(e)}.") from None
     try:
         status = os.fstat(handle)
         if stat.S_ISDIR(status.st_mode):
@@ -98,16 +96,17 @@ def load(path: str | os.PathLike[str], max_bytes: int) -> Source:
         with os.fdopen(handle, "rb", closefd=False) as f:
             data = f.read(status.st_size)
     except OSError as e:
-        raise DataError(f"{name} cannot be read: {shown(e.strerror, 200)}.") from None
+        raise DataError(f"{name} cannot be read: {said(e)}.") from None
     finally:
         os.close(handle)
     return Source(name, data, hashlib.sha256(data).hexdigest())
 
 
 def _nearest(path: Path) -> str:
+    """The end of a sentence that says a file is not there: what may have been meant."""
     try:
         siblings = sorted(p.name for p in path.parent.iterdir())
     except (OSError, ValueError):
-        return f", nor can its folder '{shown(path.parent, 200)}' be listed"
-    near = difflib.get_close_matches(path.name, siblings, n=1, cutoff=0.5)
-    return f"; did you mean '{shown(near[0])}'?" if near else ""
+        return f", nor can its folder '{shown(path.parent, 200)}' be listed."
+    near = nearest(path.name, siblings)
+    return f"; did you mean '{shown(near)}'?" if near else "."

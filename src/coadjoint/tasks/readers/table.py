@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import difflib
 import io
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -11,8 +10,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ...errors import nearest, said, shown
 from .parsing import is_number, numbers, times
-from .recording import CELLS, Options, Problems, Recording, finish, listed, shown
+from .recording import CELLS, Options, Problems, Recording, finish, listed
 from .source import Source
 
 USUAL = {"id": ("id",), "time": ("time", "timestamp"), "target": ("target", "label", "class")}
@@ -55,8 +55,8 @@ def roles(names: Sequence[str], options: Options, problems: Problems) -> Roles:
     def find(role: str, asked: str | None) -> str:
         if asked is not None:
             if asked and asked not in here:
-                near = difflib.get_close_matches(asked, names, n=1, cutoff=0.5)
-                hint = f" Did you mean '{shown(near[0])}'?" if near else ""
+                near = nearest(asked, names)
+                hint = f" Did you mean '{shown(near)}'?" if near else ""
                 problems.add(
                     f"{problems.path}: there is no column '{shown(asked)}' for --{role}.{hint} Columns: {listed(names)}."
                 )
@@ -76,8 +76,8 @@ def roles(names: Sequence[str], options: Options, problems: Problems) -> Roles:
         one = find("target", None)
         targets = (one,) if one else ()
         if not one:
-            near = difflib.get_close_matches("target", names, n=1, cutoff=0.5)
-            hint = f" Did you mean '{shown(near[0])}'?" if near else ""
+            near = nearest("target", names)
+            hint = f" Did you mean '{shown(near)}'?" if near else ""
             problems.add(
                 f"{problems.path}: there is no column called target, label or class.{hint} Pass --target NAME, or --kind next to predict "
                 f"the next step. Columns: {listed(names)}."
@@ -93,8 +93,8 @@ def roles(names: Sequence[str], options: Options, problems: Problems) -> Roles:
         used = taken.union(features)
         unused = [n for n in names if n not in used]
         if lacking:
-            alike = {n: difflib.get_close_matches(n, unused[:200], n=1, cutoff=0.5) for n in lacking[:CELLS]}
-            hint = "".join(f" Is '{shown(m[0])}' what is called '{shown(n)}'?" for n, m in alike.items() if m)
+            alike = {n: nearest(n, unused[:200]) for n in lacking[:CELLS]}
+            hint = "".join(f" Is '{shown(m)}' what is called '{shown(n)}'?" for n, m in alike.items() if m)
             problems.add(
                 f"{problems.path}: missing columns: {listed(lacking)}; extra columns: {listed(unused) or 'none'}. Expected the features {listed(features)}.{hint}"
             )
@@ -248,7 +248,7 @@ def _blocks(text: str, sep: str, problems: Problems) -> Iterator[tuple[np.ndarra
         except csv.Error as e:
             if "end of data" in str(e) or "field larger" in str(e):
                 problems.refuse(f'{problems.path}:{line}: a quote (") opens in this row and is never closed. Close it, or remove it.')  # fmt: skip
-            problems.refuse(f'{problems.path}:{line}: the quotes (") of this row do not pair up: {shown(e, 200)}. Fix the row, or double the quotes inside a cell.')  # fmt: skip
+            problems.refuse(f'{problems.path}:{line}: the quotes (") of this row do not pair up: {said(e)}. Fix the row, or double the quotes inside a cell.')  # fmt: skip
         if row is None or len(rows) == BLOCK:
             yield np.array(starts, np.int64), rows
             starts, rows = [], []

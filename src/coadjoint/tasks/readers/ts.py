@@ -6,8 +6,9 @@ import math
 
 import numpy as np
 
+from ...errors import shown
 from .parsing import number, numbers
-from .recording import Options, Problems, Recording, finish, listed, shown
+from .recording import Options, Problems, Recording, finish, listed
 from .source import Source
 
 PLAIN = Options()  # points and no grouping, whatever tables use
