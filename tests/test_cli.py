@@ -408,3 +408,82 @@ def test_a_pipe_that_closes_is_no_error():
         ["bash", "-c", command], capture_output=True, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"}
     )
     assert "Traceback" not in done.stderr
+
+
+# names that are not UTF-8: what cannot be written is refused before anything is, and what can is
+
+LATIN = os.fsdecode(b"d\xe9j\xe0")  # as a shell hands over a name of another encoding
+
+
+def table(path):
+    path.write_text("a,b,target\n" + "".join(f"{i},{i % 3},{i % 2}.5\n" for i in range(12)))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("online", f"{LATIN}.csv", "--out", "run"),
+        ("train", "--train", f"{LATIN}.csv", "--kind", "regress", "--at", "every", "--out", "run", *SMALL),
+        ("train", "--train", "d.csv", "--target", LATIN, "--out", "run", *SMALL),
+    ],
+)
+def test_a_name_that_settings_cannot_hold_is_refused_before_anything_is_written(words, coadjoint, here):
+    for name in ("d.csv", f"{LATIN}.csv"):
+        table(here / name)
+    before = sorted(os.listdir(here))
+    code, _, err = coadjoint(*words)
+    assert code == 2
+    assert r"'d\xe9j\xe0" in err
+    assert "is not text in UTF-8" in err
+    assert "room" not in err
+    assert err.count("\n") == 1
+    assert sorted(os.listdir(here)) == before
+
+
+@pytest.mark.parametrize(
+    "words", [(*XOR, "--out", LATIN), ("online", "d.csv", "--hidden", "4", "--steps", "4", "--out", LATIN)]
+)
+def test_a_run_folder_may_have_any_name(words, coadjoint, here):
+    table(here / "d.csv")
+    code, _, err = coadjoint(*words)
+    assert (code, err) == (0, "")
+    about = json.loads((here / LATIN / "environment.json").read_text())
+    assert r"--out 'd\udce9j\udce0'" in about["command"]
+    assert (here / LATIN / "report.html").exists()
+    assert coadjoint("report", LATIN)[0] == 0
+    assert coadjoint("resume", LATIN, "--steps", "6")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (("train", "xor", "--cell", "LSTM"), "did you mean 'lstm'?"),
+        (("train", "XOR"), "did you mean 'xor'?"),
+        (("train", "xor", "--penalty", "LogRatio"), "did you mean 'log-ratio'?"),
+        (("train", "xor", "--optimiser", "ADAM"), "Did you mean 'adam'?"),
+        (("train", "xor", "--init", "ORTHOGONAL"), "did you mean 'orthogonal'?"),
+        (("train", "xor", "--activation", "ReLU"), "Did you mean 'relu'?"),
+        (("online", "d.csv", "--learner", "RTRL"), "did you mean 'rtrl'?"),
+        (("online", "d.csv", "--target", "TARGET"), "Did you mean 'target'?"),
+        (("train", "--train", "E.CSV"), "did you mean 'd.csv'?"),
+    ],
+)
+def test_names_in_another_case_get_a_suggestion(words, meant, coadjoint, here):
+    table(here / "d.csv")
+    code, _, err = coadjoint(*words, "--out", "run")
+    assert code in (2, 3)
+    assert meant.casefold() in err.casefold()
+    assert "?." not in err
+    assert not (here / "run").exists()
+
+
+def test_a_damaged_description_names_its_file(coadjoint, here):
+    from safetensors.torch import load_file, save_file
+
+    assert coadjoint(*XOR, "--out", "run")[0] == 0
+    model = here / "run" / "model.safetensors"
+    save_file(load_file(model), model, {"coadjoint": '{"network": '})
+    code, _, err = coadjoint("diagnose", "run")
+    assert code == 4
+    assert "run/model.safetensors" in err
+    assert "JSON text" not in err
