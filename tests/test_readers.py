@@ -573,7 +573,7 @@ def streamed(path, kind):
 @pytest.mark.parametrize("suffix", [".csv", ".csv.gz", ".ts", ".npz", ".npy", ".rows.npy", ".parquet"])
 def test_a_damaged_header_ends_in_one_of_our_errors(suffix, tmp_path):
     valid, path = headers(tmp_path)[suffix], tmp_path / f"damaged{suffix}"
-    refusals = 0
+    refusals = []
     for seed in range(150):
         dice = random.Random(f"{suffix} {seed}")
         path.write_bytes(with_damage(dice, suffix, valid))
@@ -582,9 +582,9 @@ def test_a_damaged_header_ends_in_one_of_our_errors(suffix, tmp_path):
             try:
                 reading()
             except CoadjointError as error:
-                refusals += 1
-                assert not re.search(r"[a-z]\.\.(?!\.)|\?\.( |$)", str(error)), error
-    assert refusals > 50
+                refusals.append(str(error))
+    assert len(refusals) > 50
+    assert not [text for text in refusals if re.search(r"[a-z]\.\.(?!\.)|\?\.( |$)", text)]
 
 
 def test_a_header_that_ends_too_soon_is_no_array(tmp_path):

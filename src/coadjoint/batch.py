@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_sequence, pad_packed_sequence
 
-from .errors import InputError, choose
+from .errors import InputError, KindError, brief, choose
+from .layout import tensor_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +36,12 @@ class Batch:
 
     def to(self, dtype: torch.dtype, device: torch.device | str) -> Batch:
         """The same batch with real numbers of this type, on this device. Class numbers stay integers."""
+        if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+            raise KindError(f"a batch is moved to a type of real numbers, torch.float64 say; got {brief(dtype)}.")
+        try:
+            device = torch.device(device)
+        except (RuntimeError, TypeError, ValueError):
+            raise InputError(f"a batch is moved to a device that torch knows; got {brief(device)}.") from None
         real = lambda v: v.to(device, dtype if v.is_floating_point() else None) if isinstance(v, Tensor) else v
         values: dict[str, Any] = {name: real(getattr(self, name)) for name in ("u", "y", "mask", "weight", "x0")}
         return replace(self, **values)
@@ -59,7 +66,7 @@ class Batch:
         """
         choose("readout", readout, ("last", "every", "sequence"))
         sizes = self.sizes
-        B, chosen = len(sizes), torch.as_tensor(index).cpu()
+        B, chosen = len(sizes), tensor_of("index", index).cpu()
         chosen = chosen.nonzero()[:, 0] if chosen.dtype == torch.bool and chosen.shape == (B,) else chosen
         if chosen.dim() != 1 or not len(chosen) or chosen.is_floating_point() or chosen.dtype == torch.bool:
             raise InputError(f"select takes the numbers of some samples, or a boolean for each of {B}; got {index!r}.")
@@ -72,7 +79,7 @@ class Batch:
             """The chosen samples of an array whose axis `rest` holds them, and of time the first T."""
             if values is None:
                 return None
-            values = torch.as_tensor(values)
+            values = tensor_of("what belongs to the samples", values)
             values = values if time is None else values.narrow(time, 0, T)
             return values.index_select(rest or 0, chosen.to(values.device))
 
@@ -98,7 +105,7 @@ class Batch:
         B = like.shape[1]
         if self.weight is None:
             return like.new_ones(B)
-        weight = torch.as_tensor(self.weight, dtype=like.dtype, device=like.device)
+        weight = tensor_of("weight", self.weight, like).to(like.dtype)
         if weight.shape != (B,) or not torch.isfinite(weight).all():
             raise InputError(
                 f"weight has shape {list(weight.shape)}; expected one finite weight for each of {B} samples."

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from . import parametrisations
-from .errors import InputError, KindError, choose
+from .errors import InputError, KindError, check_kind, choose, real
 from .formula import (
     DEAR,
     Node,
@@ -289,6 +289,14 @@ def cell(
     that sum: the engines then keep one array instead of two. Its docstring has the equations and, in a paragraph of its
     own at the end, the paper.
     """
+    for word, value in (("slots", slots), ("gates", gates or ""), ("given", given), ("inputs", inputs), ("shows", shows)):
+        check_kind(word, value, str, "names separated by spaces")
+    check_kind("gates", gates, (str, type(None)), "names separated by spaces")
+    check_kind("parameters", parameters, (Mapping, type(None)), "a dict of names and where they begin")
+    for entry, begin in (parameters or {}).items():
+        check_kind("the name of a parameter", entry, str, "a text")
+        if not isinstance(begin, Uniform):
+            real(f"where parameter {entry} begins", begin)
     names, extra, apart = tuple((gates or "z").split()), tuple(given.split()), tuple(inputs.split())
     table = MappingProxyType(dict(parameters or {}))
     kinds = (("slots", slots.split()), ("gates", (*names, *apart, *extra)), ("parameters", tuple(table)))
@@ -707,6 +715,9 @@ def named(name: str, activation: Activation | None = None, **given: Any) -> Cell
     if unknown:
         has = ", ".join(n for n in known if n != "activation") or "none"
         raise KindError(f"cell '{name}' has no option {', '.join(unknown)}; its options: {has}.")
+    for option, value in given.items():
+        if isinstance(known[option], float):
+            real(f"option {option} of cell '{name}'", value)
     make, given = CELLS[name], given | ({} if activation is None else {"activation": activation})
     if isinstance(make, Cell):
         return make

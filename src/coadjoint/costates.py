@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .layout import Laid, Layout
+from .errors import InputError, brief
+from .layout import Laid, Layout, dense
 from .sweeps import Stepped, Swept, scale
 from .sweeps.derivatives import watched
 from .sweeps.memory import empty
@@ -93,6 +94,7 @@ def within(n: Tensor, low: float) -> bool:
 
 def norm(x: Tensor) -> Tensor:
     """||x||_2 over the last axis; value, first and second derivative are 0 at 0."""
+    dense("x", x)
     return _Norm.apply(x)
 
 
@@ -104,6 +106,11 @@ def at_zero(x: Tensor, size: Tensor) -> Tensor:
     """
     flat = size.detach() < torch.finfo(size.dtype).tiny
     return torch.where(flat[..., None], x, 0)
+
+
+def check_power(p: Any) -> None:
+    if p not in (1, 2) or isinstance(p, bool):
+        raise InputError(f"norms are those of p = 1 or 2; got p = {brief(p)}.")
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,7 +178,8 @@ class Costates:
         return (self.mask & ~self.nonzero).sum(0)
 
     def norms(self, p: int = 2) -> Tensor:
-        """||lam_t||_p at true scale, [T + 1, B]; 0 where there is no costate."""
+        """||lam_t||_p at true scale, p = 1 or 2, [T + 1, B]; 0 where there is no costate."""
+        check_power(p)
         size = self.size if p == 2 else self.mantissa.abs().sum(-1)
         return scale(size, self.exponent)
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .batch import Batch
-from .errors import InputError, choose
+from .errors import InputError, choose, whole
 from .readout import Net, judged
 from .tasks import Task
 
@@ -37,8 +37,7 @@ class Easiest:
             raise InputError(
                 f"start is the share of sequences that is kept at first, above 0 and at most 1; got {self.start!r}."
             )
-        if not isinstance(self.steps, int) or isinstance(self.steps, bool) or self.steps < 1:
-            raise InputError(f"steps must be a whole number, at least 1; got {self.steps!r}.")
+        whole("steps", self.steps)
         if not callable(self.by):
             choose("measure of difficulty", self.by, BY)
 

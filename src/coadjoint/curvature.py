@@ -23,8 +23,9 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from .batch import Batch
-from .errors import InputError, Unsupported
-from .gradients import Gradient, trained, unchanged
+from .errors import InputError, KindError, Unsupported, brief, check_seed, real, whole
+from .gradients import Gradient, check_given, trained, unchanged
+from .layout import dense
 from .losses import LOSSES, Loss, LossLike
 from .network import Network, Trajectory
 from .readout import Judge
@@ -59,7 +60,7 @@ class Packing:
 
     def unpack(self, v: Tensor) -> Gradient:
         n = sum(s.numel() for s in self.shapes)
-        if tuple(v.shape) != (n,):
+        if tuple(dense("a vector of the weights", v).shape) != (n,):
             raise InputError(f"a vector of the weights has shape [{n}]; got {list(v.shape)}.")
         parts = v.split([s.numel() for s in self.shapes])
         return {n: y.reshape(s) for n, s, y in zip(self.names, self.shapes, parts, strict=True)}
@@ -72,6 +73,7 @@ class Curvature:
     there is one at these weights."""
 
     def __init__(self, net: Network, batch: Batch, loss: LossLike, run: Trajectory | None = None) -> None:
+        check_given(net, batch)
         fits(net, loss)
         self._check = unchanged(net)
         self.net, self.batch, self.loss = net, batch, loss
@@ -125,7 +127,8 @@ class Curvature:
     def diagonal(self, probes: int = 1, seed: int = 0) -> Tensor:
         """An estimate of the diagonal of G from random signs, without bias: one adjoint sweep for each probe."""
         self._check()
-        generator = torch.Generator().manual_seed(seed)
+        whole("probes", probes)
+        generator = torch.Generator().manual_seed(check_seed(seed))
         total = torch.zeros(sum(s.numel() for s in self.packing.shapes), dtype=self.pre.dtype, device=self.pre.device)
         for _ in range(probes):
             signs = torch.randint(0, 2, self.pre.shape, generator=generator).to(self.pre) * 2 - 1
@@ -392,7 +395,12 @@ def conjugate_gradients(
     It ends after `most` products, or when the model has fallen by less than `progress` of itself for each of the last k
     iterations, k = max(10, a tenth of all), or when nothing is left of the residual. Kept are the iterates ceil(keep^j).
     Martens, Deep learning via Hessian-free optimization, ICML (2010)."""
-    dtype, b = b.dtype, b.double()
+    if not callable(A):
+        raise KindError(f"A must be a function of a vector; got {brief(A)}.")
+    whole("most", most)
+    real("progress", progress, 0)
+    real("keep", keep, 1)
+    dtype, b = dense("b", b).dtype, b.double()
     times = lambda y: A(y.to(dtype)).double()  # A may be float32; sums and vectors are not
     scale = None if scale is None else scale.double()
     x = torch.zeros_like(b) if start is None else start.double()

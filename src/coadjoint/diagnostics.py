@@ -26,11 +26,24 @@ from torch import Tensor
 from . import files, runs
 from .charts import Array, Chart, Figure, draw
 from .costates import Costates
-from .errors import InputError, MissingError, NumericalError, Unsupported, choose
+from .errors import (
+    InputError,
+    KindError,
+    MissingError,
+    NumericalError,
+    Unsupported,
+    brief,
+    check_kind,
+    check_path,
+    check_seed,
+    choose,
+    real,
+    whole,
+)
 from .gradients import BPTT, Evaluation, Gradient, Temporal, trained
 from .losses import output_function
 from .network import Network, Trajectory
-from .readout import Net
+from .readout import Net, check_net
 from .recurrence import Recurrence
 from .sweeps import Stepped, Swept, derivatives, scale
 from .tasks import Task
@@ -43,6 +56,14 @@ class Found(Protocol):
 
     def chart(self) -> Chart: ...
     def figures(self) -> list[Figure]: ...
+
+
+def check_evaluation(e: Any) -> None:
+    check_kind("what is diagnosed", e, Evaluation, "an Evaluation, of co.diagnostics.evaluate(net, task) for instance")
+
+
+def check_samples(samples: Any) -> None:
+    whole("samples", samples)
 
 
 def one_layer(e: Evaluation, what: str) -> Network:
@@ -122,6 +143,7 @@ class Components:
 def temporal(e: Evaluation) -> Components:
     """The norms of `e.temporal_components()`, at any scale: those of the components in units of their own, and the logarithms
     of the units added."""
+    check_evaluation(e)
     swept(e, "temporal components")
     near, tops = Temporal.near(e)
     with np.errstate(divide="ignore"):
@@ -164,6 +186,7 @@ class Decay:
 def decay(e: Evaluation) -> Decay:
     """Of several layers, those that read forwards are looked at as one (of an encoder, where there is a decoder). A costate that
     is exactly zero is left out."""
+    check_evaluation(e)
     found: Any = e.costates
     layers: dict[str, Array] = {}
     if not isinstance(found, Costates):
@@ -192,6 +215,8 @@ def logs_of(lam: Costates) -> Array:
 def jacobians(e: Evaluation, samples: int = 8) -> Array:
     """J_t = dx_t / dx_{t-1} of the first samples, in the network's type: [T, samples, n, n], all in memory; zero past a sample's
     end. Rows of all steps at once by n pull-backs; of a step function, step by step."""
+    check_evaluation(e)
+    check_samples(samples)
     net, run, layout = one_layer(e, "a Jacobian"), e.trajectory.run, e.trajectory.layout
     rows, n = layout.rows, net.n
     S = min(samples, rows.B)
@@ -243,6 +268,9 @@ class Products:
 
 def singular_values(e: Evaluation, samples: int = 8, points: int = 65) -> Products:
     """Of the first samples, at up to `points` numbers of steps. Products are kept at size one, their size apart."""
+    check_evaluation(e)
+    check_samples(samples)
+    whole("points", points)
     J, lengths = jacobians(e, samples), e.trajectory.lengths[:samples].numpy()
     T, S, n, _ = J.shape
     at = np.unique(np.linspace(0, T, min(points, T + 1)).round().astype(int))
@@ -289,6 +317,8 @@ def lyapunov(e: Evaluation, samples: int = 8) -> Lyapunov:
     """(1/T) sum over t of log |diag R_t|, Q_t R_t = J_t Q_{t-1}, Q_0 = I, over each sample's own steps, sorted; of the first
     samples. Exponents of a finite sequence: nothing is left out at its beginning. -inf: a direction that some step has lost, as a
     relu that is off does."""
+    check_evaluation(e)
+    check_samples(samples)
     J, lengths = jacobians(e, samples), e.trajectory.lengths[:samples].numpy()
     T, S, n, _ = J.shape
     Q, total = np.broadcast_to(np.eye(n), (S, n, n)).copy(), np.zeros((S, n))
@@ -345,6 +375,7 @@ class Spectrum:
 
 def spectrum(e: Evaluation) -> Spectrum:
     """Of W as the formula takes it (with its mask, its structure), as the weights are now; of each layer of a stack."""
+    check_evaluation(e)
     names, blocks = [], []
     layers = [("", e.network)] if isinstance(e.network, Network) else list(recurrences(e))
     for place, layer in layers:
@@ -428,6 +459,8 @@ class Bounds:
 def bounds(e: Evaluation, samples: int = 8) -> Bounds:
     """J_t = diag(sigma') W, so ||J_T ... J_{T-s+1}||_2 <= (sigma' s_1(W))^s <= (r sigma' max |W_ij|)^s; Jacobians of the first
     samples."""
+    check_evaluation(e)
+    check_samples(samples)
     net = elman(e, "bounds on the decay")
     recurrent, sigma = net.recurrent(), float(np.nanmax(slopes_of(e)))
     assert recurrent is not None
@@ -522,8 +555,9 @@ def saturation(e: Evaluation, flat: float = 0.05) -> Saturation:
     """A unit is saturated at a step where no pre-activation moves it: where |dx/da|, the largest over its slots and gates, is
     below `flat` times what it is at rest (state 0, pre-activation 0 or 1, the steeper). For tanh: |h| > 0.975 with 0.05; for
     relu: the unit is off."""
-    if not 0 < flat < 1:
-        raise InputError(f"flat is a share of the slope at rest, between 0 and 1; got {flat!r}.")
+    check_evaluation(e)
+    if not isinstance(flat, int | float) or not 0 < flat < 1:
+        raise InputError(f"flat is a share of the slope at rest, between 0 and 1; got {brief(flat)}.")
     slopes = slopes_of(e)
     there = ~np.isnan(slopes)
     net = one_layer(e, "saturation")
@@ -570,6 +604,7 @@ def paths(e: Evaluation) -> Paths:
     """For cell "elman" with relu, whose slopes are 1 (on) or 0 (off): dx_T / dx_{T-s} is the sum over enabled paths of the
     products of their weights. A path is j_{T-s}, ..., j_T with W[j_t, j_{t-1}] != 0 at each step, and enabled if the units
     j_{T-s+1}, ..., j_T are on when it crosses them. NaN where there is no path at all."""
+    check_evaluation(e)
     net = elman(e, "the view of paths")
     assert net.cell is not None
     if net.cell.next[0].op != "relu":
@@ -627,6 +662,7 @@ class Sensitivity:
 
 def sensitivity(e: Evaluation) -> Sensitivity:
     """One adjoint sweep for each output, its costates at any scale."""
+    check_evaluation(e)
     net, run = one_layer(e, "the sensitivity of the output"), e.trajectory
     net.still("the sensitivity of the output")
     layout = run.layout
@@ -693,6 +729,7 @@ class Noise:
 def noise(e: Evaluation) -> Noise:
     """tr(covariance) / ||mean||^2 of the gradients of single samples' losses (weights of the batch included); inf where the mean
     cannot be told from zero.  McCandlish et al. (2018)"""
+    check_evaluation(e)
     each = per_sample(e)
     g = np.concatenate([numbers(v.flatten(1)) for v in each.values()], 1)
     B = len(g)
@@ -754,7 +791,11 @@ class Along:
 
 def along(e: Evaluation, steps: Any = None) -> Along:
     """L(theta - s g) for step sizes s, by default 41 from 1e-4 to 10."""
-    chosen = np.logspace(-4, 1, 41) if steps is None else np.asarray(steps, float)
+    check_evaluation(e)
+    try:
+        chosen = np.logspace(-4, 1, 41) if steps is None else np.asarray(steps, float)
+    except (TypeError, ValueError):
+        raise InputError(f"step sizes are positive numbers; got {brief(steps)}.") from None
     if chosen.ndim != 1 or not len(chosen) or not (np.isfinite(chosen).all() and (chosen > 0).all()):
         raise InputError(f"step sizes are positive numbers; got {steps!r}.")
     theta = {name: p.detach() for name, p in trained(e.network).items()}
@@ -788,9 +829,11 @@ class Landscape:
 def landscape(e: Evaluation, seed: int = 0, points: int = 21, reach: float = 1.0) -> Landscape:
     """A grid of points x points (odd, so that the middle is here), from -reach to reach: at 1, each row of a matrix has moved by
     its own norm (filter normalisation, Li et al. 2018; vectors are one row)."""
-    if points < 3 or points % 2 == 0 or not reach > 0:
-        raise InputError(f"a landscape takes an odd number of points, at least 3, and a positive reach; got {points}, {reach}.")  # fmt: skip
-    generator = torch.Generator().manual_seed(seed)
+    check_evaluation(e)
+    if whole("points", points, 3) % 2 == 0:
+        raise InputError(f"a landscape takes an odd number of points; got {points}.")
+    real("reach", reach, 0, above=True)
+    generator = torch.Generator().manual_seed(check_seed(seed))
     theta = {name: p.detach() for name, p in trained(e.network).items()}
     d, d2 = ({name: normalised(p, generator) for name, p in theta.items()} for _ in range(2))
     at = np.linspace(-reach, reach, points)
@@ -891,8 +934,11 @@ def short(value: float) -> str:
 
 def examine(e: Evaluation, names: Iterable[str] | None = None) -> Examination:
     """All diagnostics, or those of `names`."""
+    check_evaluation(e)
     found: dict[str, Found] = {}
     declined: dict[str, str] = {}
+    if names is not None and (isinstance(names, str) or not isinstance(names, Iterable)):
+        raise KindError(f"names must be a list of diagnostics; got {brief(names)}.")
     for name in DIAGNOSTICS if names is None else [choose("diagnostic", n, DIAGNOSTICS) for n in names]:
         try:
             found[name] = DIAGNOSTICS[name](e)
@@ -904,6 +950,9 @@ def examine(e: Evaluation, names: Iterable[str] | None = None) -> Examination:
 def evaluate(net: Net, task: Task, samples: int = 100, seed: int = 0) -> Evaluation:
     """The plain gradient on held-out sequences, for an examination; of a finite set, sequences of medium length. Without dropout
     and noise: the network is left in eval mode."""
+    check_net(net)
+    check_kind("task", task, Task, "one of co.tasks")
+    whole("samples", samples)
     split = task.splits[-1] if task.splits else "train"
     batches = list(task.held_out(split, seed, "diagnose", samples))
     most = max(len(b.sizes) for b in batches)
@@ -925,6 +974,8 @@ def arrays(found: Found) -> dict[str, Array]:
 def save(folder: str | Path, found: Examination | Compared, about: Mapping[str, Any] | None = None) -> None:
     """diagnostics.json (the figures, and what charts draw: `co.report.write(folder)` makes a page of it), diagnostics.npz (all
     arrays, without pickle) and, where matplotlib is installed, a PNG of each chart."""
+    check_path("folder", folder)
+    check_kind("what is saved", found, (Examination, Compared), "what co.diagnostics.examine has found")
     folder, charts = Path(folder), found.charts()
     with files.storing(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -951,6 +1002,8 @@ def save(folder: str | Path, found: Examination | Compared, about: Mapping[str, 
 
 def plot(found: Found | Chart) -> Any:
     """A matplotlib figure of what a diagnostic has found, or of a chart."""
+    if not isinstance(found, Chart) and not hasattr(found, "chart"):
+        raise KindError(f"plot draws what a diagnostic has found, or a chart; got {brief(found)}.")
     return draw(found if isinstance(found, Chart) else found.chart())
 
 

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import math
+import numbers
+import os
 from collections.abc import Iterable
+from typing import Any
 
 
 class CoadjointError(Exception):
@@ -86,3 +90,54 @@ def choose(kind: str, name: object, known: Iterable[str]) -> str:
     near = nearest(name, names)
     hint = f"did you mean '{near}'? " if near else ""
     raise InputError(f"unknown {kind} '{shown(name, 80)}'; {hint}Known: {', '.join(names)}.")
+
+
+MOST = 2**31 - 1  # of anything that is counted
+
+
+def whole(name: str, value: Any, least: int = 1, most: int = MOST) -> int:
+    """`value`, a whole number from least to most."""
+    if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < least:
+        raise InputError(f"{name} must be a whole number, at least {least}; got {brief(value)}.")
+    if value > most:
+        raise InputError(f"{name} must be a whole number, at most {most:,}; got {brief(value)}.")
+    return int(value)
+
+
+def real(name: str, value: Any, least: float = -math.inf, most: float = math.inf, above: bool = False) -> float:
+    """`value`, a finite number from least (or above it) to most."""
+    number = isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
+    if number and least <= value <= most and not (above and value == least):
+        return value  # type: ignore[return-value]
+    bounds = []
+    if least > -math.inf:
+        bounds.append(f"{'above' if above else 'at least'} {least:g}")
+    if most < math.inf:
+        bounds.append(f"at most {most:g}")
+    words = ", ".join(["a finite number", " and ".join(bounds)] if bounds else ["a finite number"])
+    raise InputError(f"{name} must be {words}; got {brief(value)}.")
+
+
+def check_seed(value: Any) -> int:
+    """What random numbers begin from."""
+    if isinstance(value, numbers.Integral) and 0 <= value < 2**63:
+        return int(value)
+    raise InputError(f"a seed is a whole number in 0..2^63 - 1; got {brief(value)}.")
+
+
+def check_kind(name: str, value: Any, kinds: Any, expected: str) -> None:
+    """An object of one of our classes, or of Python's."""
+    if not isinstance(value, kinds):
+        raise KindError(f"{name} must be {expected}; got {brief(value)}.")
+
+
+def check_path(name: str, value: Any) -> None:
+    check_kind(name, value, (str, os.PathLike), "the name of a file or folder")
+
+
+def brief(value: object) -> str:
+    """A value that was not expected, in one short line; of an object that is no number and no text, its kind."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return shown(repr(value), 60)
+    text = repr(value) if isinstance(value, list | tuple | dict) and len(value) < 5 else ""
+    return shown(text, 60) if text and "\n" not in text else type(value).__name__

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
+import numbers
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -16,7 +17,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from .errors import KindError
+from .errors import KindError, brief
 
 
 class Node:
@@ -221,6 +222,8 @@ def apply(name: str, a: Any) -> Any:
         return node(apply(name, a.value)) if is_const(a) else Node(name, (a,))
     if isinstance(a, Tensor):
         return PRIMITIVES[name].run(a)
+    if not isinstance(a, numbers.Real):
+        raise KindError(f"{name} is taken of a tensor, a number or what a cell's formula is made of; got {brief(a)}.")
     return float(PRIMITIVES[name].run(torch.tensor(float(a), dtype=torch.float64)))
 
 

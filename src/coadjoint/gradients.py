@@ -17,19 +17,20 @@ from torch import Tensor, nn
 
 from .batch import Batch
 from .costates import Costates
-from .errors import InputError, Unsupported
+from .errors import InputError, KindError, NumericalError, Unsupported, brief, check_kind, whole
 from .graphs import Recordings
 from .influence import Influence
-from .layout import Layout, lay_out
+from .layout import Layout, check_like, dense, lay_out, tensor_of
 from .losses import LossLike, entries, sloped
 from .network import Network, Trajectory
 from .penalties import Schedule, Steered, log_decay, penalty
-from .readout import Net
+from .readout import Net, check_net
 from .segments import Found, Segmented, Segments, wanted
 from .sweeps import Swept, derivatives, scale
 
 Gradient = dict[str, Tensor]
 CHUNK = 256  # steps whose Gram matrices are held at a time
+LARGE = 1e6  # a weight that is named where a derivative leaves its range: it may be the weight's doing
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,6 +86,7 @@ class Evaluation:
 
     def write_grad(self, net: Net) -> None:
         """Put the gradient where torch's optimisers look for it."""
+        check_kind("the network", net, nn.Module, "a module")
         parameters = dict(net.named_parameters())
         unknown = set(self.gradient) - set(parameters)
         if unknown:
@@ -175,8 +177,8 @@ class Temporal:
 
     def at(self, t: int) -> Gradient:
         """grad_t itself, for one step t in 1..T."""
-        if not 1 <= t <= self.layout.rows.T:
-            raise InputError(f"t must lie in 1..{self.layout.rows.T}; got {t}.")
+        if not isinstance(t, int) or isinstance(t, bool) or not 1 <= t <= self.layout.rows.T:
+            raise InputError(f"t must lie in 1..{self.layout.rows.T}; got {brief(t)}.")
         dw, dv, r, u = self._step(t)
         out = {"R": dv.T @ u}
         if self.network.b is not None:
@@ -188,7 +190,7 @@ class Temporal:
     def weighted(self, w: Tensor) -> Gradient:
         """sum_t w_t grad_t, by W, R and b; w [T]."""
         rows = self.layout.rows
-        if tuple(w.shape) != (rows.T,):
+        if tuple(dense("w", w).shape) != (rows.T,):
             raise InputError(f"there is one weight for each of {rows.T} time steps; got shape {list(w.shape)}.")
         each = w.to(self.into_v)[rows.time.to(w.device) - 1][:, None]
         of_v = self.into_v * each
@@ -249,6 +251,12 @@ def later(net: Net, batch: Batch, loss: LossLike, run: Callable[[], Trajectory])
     return {"run": checked, "adjoint": adjoint, "criterion": loss}
 
 
+def check_given(net: Any, batch: Any) -> None:
+    """What a gradient is taken of."""
+    check_net(net)
+    check_kind("the batch", batch, Batch, "a co.Batch(u, y)")
+
+
 class Method:
     """A way to a gradient: `method(net, batch, loss)` returns an Evaluation."""
 
@@ -273,6 +281,7 @@ class Method:
     @torch.no_grad()
     def value(self, net: Net, batch: Batch, loss: LossLike) -> float:
         """The objective alone, without its gradient."""
+        check_given(net, batch)
         run = net(batch.u, batch.lengths, batch.x0)
         return float(batch.mean(run.loss(loss, batch.y, mask=batch.mask, reduce=batch.reduce)))
 
@@ -284,6 +293,7 @@ class Method:
         """The gradient of each sample's own objective, stacked: by parameter name, [B, ...]. Their mean is the gradient.
 
         One evaluation for each sample: a method's own definition, at B small sweeps."""
+        check_given(net, batch)
         net.still("gradients of single samples")
         B, before = lay_out(batch.u, batch.lengths, net.inputs, net.V)[0].rows.B, dict(self.state)
         found = [self.evaluate(net, batch.select([j], net.readout), loss).gradient for j in range(B)]
@@ -337,6 +347,7 @@ class BPTT(Method):
         self.segments = wanted(segments)
 
     def evaluate(self, net: Net, batch: Batch, loss: LossLike) -> Evaluation:
+        check_given(net, batch)
         if self.segments is not None:
             trained(net)
             swept = Segmented(one_layer(net, "sweeps in segments"), batch, loss, self.segments)
@@ -366,7 +377,8 @@ class Penalised(Method):
     """Penalised backpropagation, mean of L + rho G({lam_t}): forward, adjoint, tangent, adjoint.
 
     G         a penalty's name, a Penalty, or any callable of Costates that returns [B] values
-    weight    rho: a number, a schedule rho(step), or co.penalties.Steered; the step counts the calls of this object
+    weight    rho: a number, a schedule rho(step), or co.penalties.Steered; the step counts the calls of this object. It is
+              never negative: what a penalty of negative weight would reward has no bound below
     segments  as in BPTT, for 10 sweeps instead of 4; G then may use norms, log-norms and log-ratios of costates
     pretrain  for so many steps rho G is minimised alone. The costates are those of L all the while: a network whose past
               fades is brought to life first, and then trained
@@ -379,9 +391,11 @@ class Penalised(Method):
         self, G: Any, weight: float | Schedule | Steered = 1.0, segments: Segments = None, pretrain: int = 0
     ) -> None:
         self.penalty, self.weight, self.step, self.segments = penalty(G), weight, 0, wanted(segments)
-        number = isinstance(weight, int | float) and math.isfinite(weight)
+        number = isinstance(weight, int | float) and math.isfinite(weight) and weight >= 0
         if not number and not callable(weight) and not isinstance(weight, Steered):
-            raise InputError(f"weight must be a finite number or a function of the step; got {weight!r}.")
+            raise InputError(
+                f"weight must be a finite number, at least 0, or a function of the step; got {brief(weight)}."
+            )
         if not isinstance(pretrain, int) or isinstance(pretrain, bool) or pretrain < 0:
             raise InputError(f"pretrain is a number of steps, at least 0; got {pretrain!r}.")
         self.pretrain = pretrain
@@ -404,10 +418,19 @@ class Penalised(Method):
         return e
 
     def evaluate(self, net: Net, batch: Batch, loss: LossLike) -> Evaluation:
+        check_given(net, batch)
         self._turn()
         rho, share = self.rho(self.step), self.share
-        if not math.isfinite(rho):
-            raise InputError(f"the schedule gave rho = {rho} at step {self.step}; expected a finite number.")
+        if not math.isfinite(rho) or rho < 0:
+            raise InputError(
+                f"the schedule gave rho = {rho} at step {self.step}; expected a finite number, at least 0."
+            )
+        most = torch.finfo(net.V.dtype).max if hasattr(net, "V") else math.inf
+        if rho > most:
+            raise NumericalError(
+                f"the penalty's weight rho = {rho:g} is outside the range of {str(net.V.dtype)[6:]}, at most {most:.2g}: "
+                "lower the weight."
+            )
         if rho == 0 and not share:
             raise InputError(
                 f"pretraining minimises rho G alone, and rho is 0 at step {self.step}; expected a positive weight."
@@ -456,7 +479,12 @@ class Penalised(Method):
             lam = run.costates(loss, batch.y, mask=batch.mask, reduce=batch.reduce)
             G = check_penalty(self.penalty(lam), lam, self.penalty.name)
             objective = lam.loss if isinstance(rho, float) and rho == 0 else lam.loss + rho * G if share else rho * G
-            gradient = differentiate(batch.mean(objective), parameters)
+            try:
+                gradient = differentiate(batch.mean(objective), parameters)
+            except NumericalError as error:
+                if not isinstance(rho, float) or rho < LARGE:
+                    raise
+                raise NumericalError(f"{error} The penalty's weight is rho = {rho:g}: lower it.") from None
             return lam.loss, torch.stack([G.detach(), self._decay(lam)]), gradient, run, lam
 
     def _decay(self, lam: Costates) -> Tensor:
@@ -500,11 +528,14 @@ class Truncated(Method):
     """
 
     def __init__(self, k1: int, k2: int) -> None:
-        if not (isinstance(k1, int) and isinstance(k2, int) and 1 <= k1 <= k2):
-            raise InputError(f"Truncated takes whole numbers 1 <= k1 <= k2; got k1={k1!r}, k2={k2!r}.")
+        counts = all(isinstance(k, int) and not isinstance(k, bool) for k in (k1, k2))
+        if not counts or not 1 <= k1 <= k2:
+            raise InputError(f"Truncated takes whole numbers 1 <= k1 <= k2; got k1={brief(k1)}, k2={brief(k2)}.")
+        whole("k2", k2)
         self.k1, self.k2 = k1, k2
 
     def evaluate(self, net: Net, batch: Batch, loss: LossLike) -> Evaluation:
+        check_given(net, batch)
         net.whole("truncated backpropagation")
         layout, flat = lay_out(batch.u, batch.lengths, net.inputs, net.V)
         u, lengths = layout.padded(flat), layout.lengths
@@ -532,8 +563,8 @@ class Truncated(Method):
         """The gradient of the samples' losses of the last k1 steps up to `end`, pulled back k2 steps."""
         begin, fresh = max(0, end - self.k2), end - ((end - 1) % self.k1 + 1)
         start = batch.x0 if batch.x0 is None or batch.x0.dim() == 1 else batch.x0[index]
-        y = None if batch.y is None else torch.as_tensor(batch.y)
-        mask = None if batch.mask is None else torch.as_tensor(batch.mask)
+        y = None if batch.y is None else tensor_of("the target y", batch.y)
+        mask = None if batch.mask is None else tensor_of("the loss mask", batch.mask)
         weight = batch.weights(u)
         with torch.enable_grad():
             run = net(u[begin:end, index], x0=start if begin == 0 else x[begin, index].detach())
@@ -564,22 +595,23 @@ class RTRL(Method):
     """
 
     def evaluate(self, net: Net, batch: Batch, loss: LossLike) -> Evaluation:
+        check_given(net, batch)
         layout, flat = lay_out(batch.u, batch.lengths, net.inputs, net.V)
         rows = layout.rows
         T, B, every = rows.T, rows.B, net.readout == "every"
         u, lengths = layout.padded(flat), layout.lengths
         run_lengths = None if rows.uniform else lengths
-        y = None if batch.y is None else torch.as_tensor(batch.y)
+        y = None if batch.y is None else tensor_of("the target y", batch.y)
         weight = batch.weights(u)
         with torch.no_grad():
             losses = net(u, run_lengths, batch.x0).loss(loss, batch.y, mask=batch.mask, reduce=batch.reduce)
         if every:
-            mask = flat.new_ones(T, B) if batch.mask is None else torch.as_tensor(batch.mask).to(flat)
+            mask = flat.new_ones(T, B) if batch.mask is None else tensor_of("the loss mask", batch.mask).to(flat)
             mask = torch.where((torch.arange(T)[:, None] < lengths).to(mask.device), mask, 0)
             count = mask.sum(0)
             factor = 1 / torch.where(count == 0, 1, count) if batch.reduce == "mean" else flat.new_ones(B)
         else:
-            mask = flat.new_ones(B) if batch.mask is None else torch.as_tensor(batch.mask).to(flat)
+            mask = flat.new_ones(B) if batch.mask is None else tensor_of("the loss mask", batch.mask).to(flat)
             factor = mask if batch.reduce == "sum" else (mask != 0).to(flat.dtype)
         there = (mask != 0).cpu()  # as lengths are
         stream = Stream(net, B, batch.x0)
@@ -608,8 +640,8 @@ class Stream:
     """`batch` streams in parallel: their states x [B, n] and influences S_t = dx_t/dtheta, {parameter: [B, n, ...]}."""
 
     def __init__(self, net: Net, batch: int, x0: Tensor | None = None) -> None:
-        if batch < 1:
-            raise InputError(f"a stream needs at least one sample; got batch={batch}.")
+        check_net(net)
+        check_streams(batch)
         net.plain("real-time recurrent learning")
         net.still("real-time recurrent learning")
         self.net, self.batch, self.given = one_layer(net, "one step at a time"), batch, x0
@@ -625,7 +657,9 @@ class Stream:
 
     def reset(self, rows: Sequence[int] | Tensor | None = None) -> None:
         """Start again from the initial state, all streams or the given ones."""
-        index = torch.arange(self.batch) if rows is None else torch.as_tensor(rows)
+        index = torch.arange(self.batch) if rows is None else tensor_of("rows", rows)
+        if index.is_floating_point() or index.is_complex():
+            raise KindError(f"rows must be whole numbers; got {index.dtype}.")
         if index.numel() and (int(index.min()) < 0 or int(index.max()) >= self.batch):
             raise InputError(f"rows must lie in 0..{self.batch - 1}; got {index.tolist()}.")
         with torch.no_grad():
@@ -700,8 +734,15 @@ def unshown(net: Network, bar: Tensor) -> Tensor:
     return torch.cat([parts.get(i, none) for i in range(net.slots)], -1)
 
 
+def check_streams(batch: Any) -> None:
+    if not isinstance(batch, int) or isinstance(batch, bool) or batch < 1:
+        raise InputError(f"a stream needs at least one sample; got batch={brief(batch)}.")
+    whole("batch", batch)
+
+
 def checked(stream: Stream | Windows, u: Tensor) -> Tensor:
     """u_t as [B, inputs], finite."""
+    check_like("u_t", u, stream.net.V)
     u = u[None] if u.dim() == 1 and stream.batch == 1 else u
     if tuple(u.shape) != (stream.batch, stream.net.inputs):
         raise InputError(f"u_t has shape {list(u.shape)}; expected [{stream.batch}, {stream.net.inputs}].")
@@ -712,7 +753,7 @@ def checked(stream: Stream | Windows, u: Tensor) -> Tensor:
 
 def target_of(y: Any, batch: int) -> Tensor | None:
     """y_t as [B, ...]; of one stream, also without the first dimension."""
-    y = None if y is None else torch.as_tensor(y)
+    y = None if y is None else tensor_of("y_t", y)
     return y[None] if y is not None and batch == 1 and (y.dim() == 0 or len(y) != 1) else y
 
 
@@ -723,8 +764,8 @@ class Windows:
     the state that was reached at its beginning; that state is not computed again."""
 
     def __init__(self, net: Net, k1: int, k2: int, batch: int, x0: Tensor | None = None) -> None:
-        if batch < 1:
-            raise InputError(f"a stream needs at least one sample; got batch={batch}.")
+        check_net(net)
+        check_streams(batch)
         if net.readout != "every":
             raise InputError(f"a stream is answered at every step: use readout='every', not '{net.readout}'.")
         net.still("truncated backpropagation")

@@ -23,7 +23,7 @@ from torch import Tensor
 from .batch import Batch
 from .curvature import Curvature, conjugate_gradients, fits
 from .directions import Armijo, Line
-from .errors import InputError, NumericalError
+from .errors import InputError, NumericalError, real, whole
 from .gradients import BPTT, Gradient, Method
 from .losses import LossLike
 from .network import Network
@@ -67,6 +67,9 @@ class HessianFree:
     state: dict[str, Any] = field(default_factory=dict, repr=False)  # what the next step depends on
 
     def __post_init__(self) -> None:
+        for name in ("damping", "structural", "progress", "decay", "precondition", "least"):
+            real(f"hessian-free: {name}", getattr(self, name))
+        whole("hessian-free: cg", self.cg)
         rules = {
             "damping": self.damping > 0, "structural": self.structural >= 0, "cg": isinstance(self.cg, int) and self.cg >= 1,
             "progress": 0 <= self.progress < 1, "decay": 0 <= self.decay <= 1, "precondition": 0 <= self.precondition <= 1,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -12,9 +13,10 @@ from torch.nn.utils import parametrize
 
 from . import cells
 from .cells import Uniform
-from .errors import InputError, Unsupported, choose
+from .errors import InputError, Unsupported, brief, check_kind, check_seed, choose, real, whole
+from .layout import dense
 from .parametrisations import cut
-from .readout import Readout
+from .readout import Readout, check_net
 from .recurrence import Recurrence
 from .stack import Stack
 
@@ -23,15 +25,20 @@ def spectral_(W: Tensor, radius: float, generator: torch.Generator | None = None
     """Gaussian entries, scaled so that the largest |eigenvalue| of the square matrix W is `radius`.
 
     Below 1, the costates of a tanh network vanish; above, they may explode."""
-    if W.dim() != 2 or W.shape[0] != W.shape[1]:
+    if dense("W", W).dim() != 2 or W.shape[0] != W.shape[1]:
         raise InputError(
             f"a spectral radius belongs to a square matrix; got {list(W.shape)}. For a gated cell scale the block of one gate."
         )
-    if not radius > 0:
-        raise InputError(f"radius must be positive; got {radius}.")
+    if not isinstance(radius, int | float) or not 0 < radius < math.inf:
+        raise InputError(f"radius must be positive; got {brief(radius)}.")
+    check_generator(generator)
     with torch.no_grad():
         W.normal_(generator=generator)
         return W.mul_(radius / size(W))
+
+
+def check_generator(generator: Any) -> None:
+    check_kind("generator", generator, (torch.Generator, type(None)), "a torch.Generator")
 
 
 def size(W: Tensor) -> Tensor:
@@ -41,24 +48,35 @@ def size(W: Tensor) -> Tensor:
 
 def gaussian_(W: Tensor, std: float, generator: torch.Generator | None = None) -> Tensor:
     """Independent entries N(0, std^2)."""
+    dense("W", W)
+    real("std", std, 0)
+    check_generator(generator)
     with torch.no_grad():
         return W.normal_(0.0, std, generator=generator)
 
 
 def orthogonal_(W: Tensor, gain: float = 1.0, generator: torch.Generator | None = None) -> Tensor:
     """W' W = gain^2 I: a random rotation."""
+    dense("W", W)
+    real("gain", gain)
+    check_generator(generator)
     nn.init.orthogonal_(W, gain, generator)
     return W
 
 
 def identity_(W: Tensor, gain: float = 1.0) -> Tensor:
     """W = gain I.  With relu units, the IRNN of Le et al. (2015)"""
+    if dense("W", W).dim() != 2:
+        raise InputError(f"the identity is a matrix; got shape {list(W.shape)}.")
+    real("gain", gain)
     with torch.no_grad():
         return W.copy_(gain * torch.eye(*W.shape, dtype=W.dtype, device=W.device))
 
 
 def rotation_(W: Tensor, generator: torch.Generator | None = None) -> Tensor:
     """A random orthogonal W of determinant 1."""
+    if dense("W", W).dim() != 2 or W.shape[0] != W.shape[1]:
+        raise InputError(f"a rotation is a square matrix; got shape {list(W.shape)}.")
     orthogonal_(W, 1.0, generator)
     with torch.no_grad():
         W[0] *= torch.linalg.det(W.double()).sign().to(W.dtype)
@@ -68,6 +86,7 @@ def rotation_(W: Tensor, generator: torch.Generator | None = None) -> Tensor:
 def sparse_(W: Tensor, radius: float, links: int = 15, generator: torch.Generator | None = None) -> Tensor:
     """`links` Gaussian entries in each row, the incoming connections of a unit, scaled to the spectral radius; all of them, where
     there are fewer columns."""
+    whole("links", links)
     spectral_(W, radius, generator)
     with torch.no_grad():
         places = torch.rand(W.shape, generator=generator, device=W.device).argsort(1)
@@ -137,18 +156,20 @@ INITIALISERS: dict[str, Start] = {
 
 def initialise(net: Net, name: str, *, seed: int = 0, **given: float) -> Net:
     """Begin a network anew by a name of the table, with its options (radius, std): its matrices, W block by block where the
-    name says so; biases 0.
+    name says so; biases 0. seed: 0 or above, as everywhere.
 
     "torch" draws every parameter as the constructor does. Whatever the name, per-unit parameters that are drawn begin where
     their definition says, and so does a structured W, unless the name places W and the structure can hold what it asks for;
     other per-unit parameters and x0 stay as they are."""
     start = INITIALISERS[choose("initialiser", name, INITIALISERS)]
-    generator = torch.Generator(device=net.V.device).manual_seed(seed)
+    check_net(net)
+    generator = torch.Generator(device=net.V.device).manual_seed(check_seed(seed))
     for what, value in given.items():
         if what not in start.options:
             raise InputError(f"initialiser '{name}' takes {' and '.join(start.options) or 'no options'}; got {what}.")
-        if not (0 < value < float("inf") or (what == "inner" and value == 0)):
-            raise InputError(f"{what} must be a positive number; got {value}.")
+        positive = isinstance(value, int | float) and 0 < value < math.inf
+        if not positive and not (what == "inner" and value == 0):
+            raise InputError(f"{what} must be a positive number; got {brief(value)}.")
     options = {**start.options, **given}
     layers = {key: m for key, m in net.named_modules() if isinstance(m, Recurrence)}
     with torch.no_grad():

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from .errors import InputError, KindError, Unsupported
+from .errors import InputError, KindError, MissingError, Unsupported, brief
 from .sweeps import Rows
 from .sweeps.pointwise import no_vmap
 from .sweeps.rows import equal
@@ -21,6 +21,53 @@ from .sweeps.rows import equal
 Sequences = Tensor | PackedSequence | Sequence[Tensor]
 DTYPES = (torch.float32, torch.float64)
 HALF = "parameters are float32 or float64; got {}. Half precision loses what second derivatives live on."
+
+
+def check_make(dtype: Any, device: Any) -> None:
+    """A type that second derivatives can live on, and a device that torch knows."""
+    if dtype is not None and not isinstance(dtype, torch.dtype):
+        raise KindError(f"dtype must be torch.float32 or torch.float64; got {brief(dtype)}.")
+    if dtype is not None and dtype not in DTYPES:
+        raise Unsupported(HALF.format(dtype))
+    if device is None:
+        return
+    try:
+        torch.device(device)
+    except (RuntimeError, TypeError, ValueError):
+        raise InputError(f"device must be one that torch knows, 'cpu' or 'cuda'; got {brief(device)}.") from None
+
+
+def parameter(*shape: int, dtype: torch.dtype | None = None, device: Any = None) -> nn.Parameter:
+    """A parameter that is not drawn yet."""
+    try:
+        return nn.Parameter(torch.empty(*shape, dtype=dtype, device=device))
+    except (RuntimeError, MemoryError, TypeError, OverflowError) as error:
+        if dtype not in (None, *DTYPES):
+            raise Unsupported(HALF.format(dtype)) from None
+        of = "x".join(map(str, shape))
+        raise MissingError(f"there is no room for a parameter of {of} numbers: choose smaller sizes.") from error
+
+
+def dense(name: str, y: Any) -> Tensor:
+    """y, a tensor whose numbers all stand in memory, none left out."""
+    if not isinstance(y, Tensor):
+        raise KindError(f"{name} must be a tensor; got {brief(y)}.")
+    if y.is_nested:
+        raise KindError(f"{name} is a nested tensor; expected a plain one: pad it, and give lengths=.")
+    if y.layout != torch.strided:
+        raise KindError(f"{name} is a sparse tensor; expected a dense one: {name.split()[-1].strip('`')}.to_dense().")
+    return y
+
+
+def tensor_of(name: str, value: Any, like: Tensor | None = None) -> Tensor:
+    """A dense tensor from anything that torch can make one of, on the device of `like`."""
+    try:
+        y = value if isinstance(value, Tensor) else torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError):
+        raise KindError(f"{name} must be a tensor, or numbers to make one of; got {brief(value)}.") from None
+    if dense(name, y).is_meta and (like is None or not like.is_meta):
+        raise InputError(f"{name} is on meta: it has a shape but no numbers.")
+    return y if like is None else y.to(like.device)
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,6 +188,8 @@ def lay_out(u: Any, lengths: Any, inputs: int, like: Tensor) -> tuple[Layout, Te
         if not u:
             raise InputError("`u` is an empty list; expected at least one sequence [T_i, inputs].")
         for i, s in enumerate(u):
+            if isinstance(s, Tensor):
+                dense(f"sequence {i} of `u`", s)
             if not isinstance(s, Tensor) or s.dim() != 2 or s.shape[1] != inputs or not len(s):
                 got = tuple(s.shape) if isinstance(s, Tensor) else type(s).__name__
                 raise InputError(f"sequence {i} of `u` has shape {got}; expected [T_i, {inputs}] with T_i >= 1.")
@@ -174,10 +223,7 @@ def not_finite(layout: Layout, u: Tensor) -> InputError | None:
 def _lengths(lengths: Any, T: int, B: int) -> list[int] | None:
     if lengths is None:
         return None
-    try:
-        n = torch.as_tensor(lengths).cpu()
-    except (TypeError, ValueError, RuntimeError) as e:
-        raise KindError(f"lengths must be integers, one for each sample; got {type(lengths).__name__}.") from e
+    n = tensor_of("lengths", lengths).cpu()
     if n.is_floating_point() or n.is_complex() or n.dtype == torch.bool:
         raise KindError(f"lengths must be integers; got {n.dtype}.")
     if tuple(n.shape) != (B,):
@@ -193,8 +239,7 @@ def _lengths(lengths: Any, T: int, B: int) -> list[int] | None:
 
 
 def check_like(name: str, y: Tensor, like: Tensor) -> None:
-    if not isinstance(y, Tensor):
-        raise KindError(f"{name} must be a tensor; got {type(y).__name__}.")
+    dense(name, y)
     if y.device != like.device:
         raise InputError(f"{name} is on {y.device} but the network is on {like.device}; move one of them with .to().")
     if y.dtype != like.dtype:

@@ -7,6 +7,7 @@ and stay finite, with their first two derivatives, at a = +-1e4. A user's loss r
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .errors import InputError, KindError, Unsupported, choose
+from .errors import InputError, KindError, Unsupported, brief, choose
 from .sweeps.checks import insist, is_deferred
 
 OUTPUTS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -137,8 +138,8 @@ binary_cross_entropy = Loss(
 
 def huber(delta: float = 1.0) -> Loss:
     """e^2 / 2 for |e| <= delta, delta (|e| - delta / 2) beyond, summed over outputs."""
-    if not delta > 0:
-        raise InputError(f"huber's delta must be positive; got {delta}.")
+    if not isinstance(delta, int | float) or not 0 < delta < math.inf:
+        raise InputError(f"huber's delta must be positive and finite; got {brief(delta)}.")
     return Loss("huber", lambda y_hat, y: _huber(delta, y_hat, y))
 
 

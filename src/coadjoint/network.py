@@ -20,7 +20,7 @@ from . import losses
 from .cells import Activation, Cell
 from .costates import Costates, Passage
 from .errors import InputError, Unsupported
-from .layout import Layout, Sequences, lay_out
+from .layout import Layout, Sequences, dense, lay_out, tensor_of
 from .losses import LossLike, Output
 from .readout import DROPPED, Answers, Readout, check_dropout
 from .recurrence import Entering, Recurrence, positive
@@ -88,7 +88,7 @@ class Trajectory(Passage, Answers):
         if every and s is not None and not isinstance(loss, Tensor):
             counts = torch.ones(self.layout.rows.N, dtype=torch.bool, device=s.device)
             if mask is not None:
-                counts = self.layout.flat(torch.as_tensor(mask, device=s.device)) != 0
+                counts = self.layout.flat(tensor_of("the loss mask", mask, s)) != 0
             declared = torch.cat([counts.new_zeros(self.layout.rows.B), counts])
         with torch.set_grad_enabled(recorded):
             found = run.costate(s, s_last, declared)
@@ -96,7 +96,7 @@ class Trajectory(Passage, Answers):
 
     def push(self, du: Tensor) -> Tensor:
         """The change of y_hat along a change du of the inputs: DF(u) . du, shaped like y_hat. Differentiable."""
-        if du.shape != self.u.shape:
+        if dense("the direction du", du).shape != self.u.shape:
             raise InputError(f"the direction du has shape {list(du.shape)}; expected that of u, {list(self.u.shape)}.")
         net, rows, flat = self.network, self.layout.rows, self.layout.flat(du)
         flat = flat if self.heard is None else flat * self.heard
@@ -174,7 +174,7 @@ class Network(Recurrence, Readout):
         **options: Any,
     ) -> None:
         positive(outputs=outputs)
-        if beta is not None and not readout.startswith("tilted"):
+        if beta is not None and not str(readout).startswith("tilted"):
             options["beta"], beta = beta, None  # some cells have one too
         super().__init__(
             cell, inputs=inputs, hidden=hidden, activation=activation, x0=x0, bias=bias, mask=mask, structure=structure,

@@ -19,10 +19,10 @@ from torch.nn.utils.rnn import PackedSequence
 
 from . import cells, recording, sweeps
 from .cells import Cell
-from .errors import InputError, KindError, Unsupported, choose
+from .errors import InputError, KindError, Unsupported, choose, real
 from .graphs import Replays
 from .initialisers import identity_, orthogonal_
-from .layout import DTYPES, Layout
+from .layout import DTYPES, Layout, dense
 from .recurrence import formula_step
 from .sweeps import Choice, Plan, Rows, Stepped, Swept, derivatives, opaque
 from .sweeps.derivatives import affine
@@ -145,6 +145,7 @@ def check_weights(W: Tensor) -> None:
 
 def check_input(input: Tensor, W: Tensor) -> None:
     """What torch's own checks leave out."""
+    dense("the input", input)
     if torch._C._functorch.is_batchedtensor(input):
         raise no_vmap()
     if torch.jit.is_tracing():
@@ -195,6 +196,8 @@ class Layers(nn.RNNBase):
                 f"zoneout is one probability or {self.slots}, for each part of the state; got {zoneout!r}."
             )
         self.zoneout = tuple(probability("zoneout", p) for p in each)
+        if forget_bias is not None:
+            real("forget_bias", forget_bias)
         self.layer_norm, self.peephole, self.forget_bias = layer_norm, peephole, forget_bias
         self.init = choose("init", init, INITS)
         if mode != "LSTM" and (peephole or forget_bias is not None):
@@ -396,6 +399,7 @@ class Layers(nn.RNNBase):
             raise KindError(f"{self.torch_class.__name__}: hx must be {what}; got {type(hx).__name__}.")
         dim = 2 if single else 3
         for y in states:
+            dense("hx", y)
             if y.dim() != dim:
                 kind = "unbatched 2-D" if single else "batched 3-D"
                 raise RuntimeError(f"For {kind} input, hx should also be {dim}-D but got {y.dim()}-D tensor")
@@ -618,6 +622,8 @@ def replace(model: nn.Module, **extras: Any) -> nn.Module:
     """Every torch.nn.RNN, LSTM and GRU inside `model`, replaced by ours with the same weights; the model itself is returned,
     or, if it is one of these, its replacement. Parameters and hooks are taken over as they are: an optimiser and tied weights
     stay valid. Subclasses are left alone. extras: engine=, recurrent_dropout=, zoneout=, ..."""
+    if not isinstance(model, nn.Module):
+        raise KindError(f"replace expects a torch.nn.Module; got {type(model).__name__}.")
     kinds = [(m, ours) for m in model.modules() for ours in (RNN, LSTM, GRU) if type(m) is ours.torch_class]
     made: dict[nn.Module | None, nn.Module] = {m: ours.from_torch(m, **extras) for m, ours in kinds}
     for m, _ in kinds:

@@ -29,13 +29,25 @@ from torch import Tensor
 from . import files, runs
 from .directions import Constant
 from .display import display as bar
-from .errors import DataError, InputError, NumericalError, StorageError, Unsupported
+from .errors import (
+    DataError,
+    InputError,
+    KindError,
+    NumericalError,
+    StorageError,
+    Unsupported,
+    brief,
+    check_seed,
+    real,
+    whole,
+)
 from .gradients import RTRL, Gradient, Truncated
+from .layout import tensor_of
 from .losses import LossLike
 from .optimisers import Judged, Optimiser, adam, recipe_of
-from .readout import Net
+from .readout import Net, check_net
 from .streams import File
-from .training import Display, Interrupted, Row, Silent, difference, fit, interruptible
+from .training import Display, Interrupted, Row, Silent, check_run, difference, fit, interruptible
 
 ROWS = 1000  # of the latest rows, kept in memory
 read = File
@@ -104,7 +116,7 @@ def learn(
                 t.rest()
                 t.carry.reset()
                 continue
-            t.take(*pair)
+            t.take(*pair_of(pair, t.step + 1))
             if t.step % every == 0:
                 t.look()
             if stopped:
@@ -114,6 +126,21 @@ def learn(
         if stopped:  # a pipe often ends by the same signal
             raise t.interrupted(stopped[0])
         return t.finish()
+
+
+def pair_of(item: Any, step: int) -> tuple[Any, Any]:
+    """(u_t, y_t) from what a stream gave."""
+    if not isinstance(item, tuple | list) or len(item) != 2:
+        what = f"{len(item)} things" if isinstance(item, tuple | list) else brief(item)
+        raise KindError(f"a stream gives pairs (u_t, y_t), or None before another sequence; at step {step} it gave {what}.")
+    return item[0], item[1]
+
+
+def scores_of(found: Any) -> dict[str, float]:
+    """What a score function returned."""
+    if not isinstance(found, dict) or not all(isinstance(value, int | float) for value in found.values()):
+        raise KindError(f"score must return figures by name, {{'error': 0.1}}; it returned {brief(found)}.")
+    return found
 
 
 class Running:
@@ -165,7 +192,7 @@ class Running:
 
 def chosen(given: Optimiser | None, net: Net, steps: int | None) -> tuple[Optimiser, Judged]:
     """The optimiser, if a single step of a stream is enough for it."""
-    recipe = recipe_of(given or adam(1e-3))
+    recipe = recipe_of(adam(1e-3) if given is None else given)
     stepper = recipe.stepper(net)
     if not isinstance(stepper, Judged) or not isinstance(recipe.rule, Constant) or recipe.direction != "steepest":
         raise Unsupported(
@@ -204,12 +231,18 @@ class Learning:
 
     def __post_init__(self) -> None:
         for name in ("batch", "every", "window", "checkpoint", "keep", *(() if self.steps is None else ("steps",))):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise InputError(f"{name} must be a whole number, at least 1; got {value!r}.")
-        if self.clip is not None and not 0 < self.clip < math.inf:
-            raise InputError(f"clip must be a positive number; got {self.clip!r}.")
-        method = self.learner or RTRL()
+            setattr(self, name, whole(name, getattr(self, name)))
+        check_net(self.net)
+        check_run(self.folder, self.display, self.description, self.command)
+        if self.clip is not None:
+            real("clip", self.clip, 0, above=True)
+        if self.score is not None and not callable(self.score):
+            raise KindError(f"score must be a function of a_t; got {brief(self.score)}.")
+        if isinstance(self.stream, str | bytes | dict) or not isinstance(self.stream, Iterable):
+            raise KindError(
+                f"a stream is an iterable of (u_t, y_t); got {brief(self.stream)}. co.online.read(path) makes one of a file."
+            )
+        method = RTRL() if self.learner is None else self.learner
         if not isinstance(method, RTRL | Truncated):
             raise InputError(f"a stream is learned by RTRL() or Truncated(k1, k2); got {type(method).__name__}.")
         of_stream = getattr(self.stream, "loss", None)
@@ -217,7 +250,7 @@ class Learning:
             raise InputError("this stream names no loss: give one, loss='squared' for instance.")
         self.criterion: LossLike = of_stream if self.loss is None else self.loss  # type: ignore[assignment]
         self.judge = self.score or getattr(self.stream, "score", None)
-        torch.manual_seed(self.seed)
+        torch.manual_seed(check_seed(self.seed))
         self.carry = method.stream(self.net, self.batch)
         self.recipe, self.stepper = chosen(self.optimiser, self.net, self.steps)
         self.trained = {name: p for name, p in self.net.named_parameters() if p.requires_grad}
@@ -281,11 +314,11 @@ class Learning:
     def take(self, u: Any, y: Any) -> None:
         """Predict, then learn."""
         self.step += 1
-        a, losses, gradient = self.carry.take(torch.as_tensor(u).to(self.net.V), y, self.criterion)
+        a, losses, gradient = self.carry.take(tensor_of("u_t", u).to(self.net.V), y, self.criterion)
         loss = float(losses.sum()) / self.batch
         if not math.isfinite(loss):
             self.fail(f"the loss is {loss}")
-        self.figures.add({"loss": loss} if self.judge is None else {"loss": loss, **self.judge(a)})
+        self.figures.add({"loss": loss} if self.judge is None else {"loss": loss, **scores_of(self.judge(a))})
         if gradient is not None:
             self.update(gradient)
         self.show.step(self.step, {"loss": loss, "gradient": self.norm})

@@ -24,7 +24,7 @@ from torch import nn
 from .batch import Batch
 from .curvature import Curvature
 from .directions import DIRECTIONS, Constant, Line, Rule, dot, norm
-from .errors import InputError, NumericalError, choose, said
+from .errors import InputError, NumericalError, brief, check_kind, choose, real, said, whole
 from .gradients import Gradient
 from .hessian_free import HessianFree
 from .losses import LossLike
@@ -74,7 +74,7 @@ class Schedule:
 
     def __post_init__(self) -> None:
         if not isinstance(self.warmup, int) or self.warmup < 0:
-            raise InputError(f"warmup is a number of steps, at least 0; got {self.warmup!r}.")
+            raise InputError(f"warmup is a number of steps, at least 0; got {brief(self.warmup)}.")
 
     def __call__(self, step: int, steps: int) -> float:
         ramp = min(1.0, (step + 1) / self.warmup) if self.warmup else 1.0
@@ -82,8 +82,8 @@ class Schedule:
 
 
 def _share(name: str, value: float, low: float = 0.0) -> float:
-    if not low <= value <= 1:
-        raise InputError(f"{name} must lie in {low:g}..1; got {value}.")
+    if not isinstance(value, int | float) or not low <= value <= 1:
+        raise InputError(f"{name} must lie in {low:g}..1; got {brief(value)}.")
     return value
 
 
@@ -100,8 +100,7 @@ def exponential(decay: float = 0.999, warmup: int = 0) -> Schedule:
 
 def inverse_time(decay: float = 1e-3, warmup: int = 0) -> Schedule:
     """lr / (1 + decay step)"""
-    if not 0 <= decay < math.inf:
-        raise InputError(f"decay must be a finite number, at least 0; got {decay}.")
+    real("decay", decay, 0)
     return Schedule("inverse-time", lambda progress, step: 1 / (1 + decay * step), warmup=warmup)
 
 
@@ -120,8 +119,7 @@ def cosine(end: float = 0.0, warmup: int = 0) -> Schedule:
 def plateau(decay: float = 0.5, patience: int = 5, warmup: int = 0) -> Schedule:
     """lr times `decay` whenever `patience` evaluations have brought no better held-out loss"""
     _share("decay", decay)
-    if patience < 1:
-        raise InputError(f"patience must be at least 1; got {patience}.")
+    whole("patience", patience)
     return Schedule("plateau", lambda progress, step: 1.0, decay, patience, warmup)
 
 
@@ -151,6 +149,8 @@ class Optimiser:
         known = OPTIMISERS[choose("optimiser", self.name, OPTIMISERS)][2]
         if not (isinstance(self.lr, int | float) and 0 < self.lr < math.inf):
             raise InputError(f"lr must be a positive finite number; got {self.lr!r}.")
+        check_kind("schedule", self.schedule, Schedule, "like co.optimisers.cosine()")
+        check_kind("options", self.options, dict, "a dict")
         for option in self.options:
             choose(f"option of optimiser '{self.name}'", option, known)
         choose("direction", self.direction, DIRECTIONS)
@@ -159,8 +159,14 @@ class Optimiser:
             raise InputError(f"curvature is a number of sequences, at least 1; got {n!r}.")
         if not callable(self.rule) or isinstance(self.rule, type):
             raise InputError(f"a step rule is one of co.directions, Armijo() for instance; got {self.rule!r}.")
+        self._check_options()
         if self.name in OWN_PACE and (self.direction != "steepest" or not isinstance(self.rule, Constant)):
             raise InputError(f"optimiser '{self.name}' finds its own way: it takes no direction and no step rule.")
+
+    def _check_options(self) -> None:
+        """What torch would refuse later, on a weight that nobody has."""
+        if self.name not in PACELESS:
+            self.make([nn.Parameter(torch.zeros(1))])
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -409,8 +415,9 @@ def optimiser(
     **options: Any,
 ) -> Optimiser:
     """An optimiser by its name in OPTIMISERS; options are torch's, or those of co.hessian_free."""
+    choose("optimiser", name, OPTIMISERS)
     lr = (1.0 if name in OWN_PACE else 1e-3) if lr is None else lr
-    return Optimiser(name, lr, options, schedule or constant(), direction, rule or Constant())
+    return Optimiser(name, lr, options, constant() if schedule is None else schedule, direction, Constant() if rule is None else rule)
 
 
 sgd = functools.partial(optimiser, "sgd")
@@ -428,5 +435,6 @@ hessian_free = HessianFree  # co.train takes it as it is
 def recipe_of(given: Optimiser | HessianFree) -> Optimiser:
     """An Optimiser, of what `train` may be given."""
     if not isinstance(given, HessianFree):
+        check_kind("optimiser", given, Optimiser, "like co.optimisers.adam(1e-3)")
         return given
     return optimiser("hessian-free", **{name: getattr(given, name) for name in _HF})

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .errors import InputError, KindError, choose
+from .errors import InputError, KindError, brief, choose, real, whole
 
 
 def cut(W: Tensor, d: int | None) -> Tensor:
@@ -70,8 +70,9 @@ class Skew(Blocks):
 
     def __init__(self, beta: float = 1.0, gamma: float = 0.01, units: int | None = None) -> None:
         super().__init__(units)
-        if not 0 <= beta <= 1:
-            raise InputError(f"beta must lie between 0 and 1; got {beta}.")
+        if not isinstance(beta, int | float) or not 0 <= beta <= 1:
+            raise InputError(f"beta must lie between 0 and 1; got {brief(beta)}.")
+        real("gamma", gamma)
         self.beta, self.gamma = beta, gamma
 
     def of(self, M: Tensor) -> Tensor:
@@ -152,8 +153,7 @@ class LowRank(nn.Module):
 
     def __init__(self, rank: int = 1, units: int | None = None) -> None:
         super().__init__()
-        if not isinstance(rank, int) or rank < 1:
-            raise InputError(f"rank must be a whole number, at least 1; got {rank!r}.")
+        whole("rank", rank)
         self.rank, self.units = rank, units
 
     def forward(self, L: Tensor, N: Tensor) -> Tensor:
@@ -213,7 +213,8 @@ class Signed(nn.Module):
 
 def dale(units: int, excitatory: float = 0.8) -> Signed:
     """The first 80% of the units are excitatory, the others inhibitory."""
-    count = round(excitatory * units)
+    whole("units", units)
+    count = round(real("excitatory", excitatory, 0, 1) * units)
     return Signed(torch.cat([torch.ones(count), -torch.ones(units - count)]))
 
 
@@ -233,4 +234,5 @@ def structure(given: Any, units: int) -> nn.Module:
         return given
     if not isinstance(given, str):
         raise KindError(f"structure must be a name or a torch module; got {type(given).__name__}.")
+    whole("units", units)
     return STRUCTURES[choose("structure", given, STRUCTURES)](units=units)

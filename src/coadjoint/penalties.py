@@ -24,7 +24,8 @@ import torch
 from torch import Tensor
 
 from .costates import Costates, Passage, at_zero, norm
-from .errors import InputError, KindError, Unsupported, choose
+from .errors import InputError, KindError, Unsupported, brief, choose, real, whole
+from .layout import dense
 from .network import Trajectory
 from .sweeps import Swept, scale
 
@@ -40,18 +41,22 @@ class Penalty:
 
     def __call__(self, lam: Costates | Sequence[Costates]) -> Tensor:
         """[B]; of the costates of several layers (co.Stack, co.record), the mean of what it is for each."""
-        if self.joint or isinstance(lam, Costates):
-            return self.value(lam)  # type: ignore[arg-type]
+        if isinstance(lam, Costates):
+            return self.value(lam)
+        if not isinstance(lam, Sequence) or not all(isinstance(one, Costates) for one in lam):
+            raise KindError(f"a penalty is one of Costates, or of those of several layers; got {brief(lam)}.")
         if not lam:
             raise InputError("there are no costates to penalise.")
+        if self.joint:
+            return self.value(lam)  # type: ignore[arg-type]
         return functools.reduce(torch.add, map(self.value, lam)) / len(lam)
 
     def on(self, what: str | None = None, **where: Any) -> Penalty:
         """The same penalty of some of the costates: on(layer=0), on(direction="forward"), ...; on("top"), the last layer (of an
         encoder-decoder, the decoder); on("whole"), the states of all layers as one. Of a single layer all are that layer's."""
-        names = ", ".join([*([what] if what else []), *(f"{n}={v!r}" for n, v in where.items())])
         if what is not None:
             choose("layers", what, ("top", "whole"))
+        names = ", ".join([*([what] if what else []), *(f"{n}={v!r}" for n, v in where.items())])
         for name in where:
             choose("part of a stack", name, PARTS)
 
@@ -188,8 +193,7 @@ def barrier(switch: float = 1e-5) -> Penalty:
     """sum over units i of phi(lam_{T,i}), phi(v) = log(|v| / switch)^2 below the switch and 0 above: keeps the last costate
     away from zero. phi has a continuous slope; units whose costate is exactly zero are left out.
     After the log barrier of Johnston & Patel's code, switched at 1e-5."""
-    if not switch > 0:
-        raise InputError(f"the barrier's switch must be positive; got {switch}.")
+    real("the barrier's switch", switch, 0, above=True)
 
     def value(lam: Costates) -> Tensor:
         last = lam.trajectory.lengths.to(lam.rows.device)
@@ -267,6 +271,7 @@ def of_network(lam: Costates, name: str) -> Trajectory:
 def tangent(v: Tensor, beta: Tensor | float = 0.0) -> Penalty:
     """sum over outputs (and steps) of (DF(u) v - beta)^2: the change of y_hat along the input direction v [T, B, inputs] is
     asked to be beta.  The tangent loss of Simard et al. (1992), as in Caterini's framework (section 3)."""
+    dense("the direction v", v)
 
     def value(lam: Costates) -> Tensor:
         change = of_network(lam, "tangent").push(v) - beta
@@ -299,16 +304,23 @@ Schedule = Callable[[int], float]
 
 def inverse_time(start: float, rate: float = 1.0) -> Schedule:
     """rho(step) = start / (1 + rate step); a fixed weight hurts on natural data, Pascanu et al. (2013) used 1/t"""
+    real("start", start, 0)
+    real("rate", rate, 0)
     return lambda step: start / (1 + rate * step)
 
 
 def exponential(start: float, decay: float) -> Schedule:
     """rho(step) = start decay^step"""
+    real("start", start, 0)
+    real("decay", decay, 0)
     return lambda step: start * decay**step
 
 
 def linear(start: float, end: float, steps: int) -> Schedule:
     """rho(step) from start to end over `steps` steps, then end"""
+    real("start", start, 0)
+    real("end", end, 0)
+    whole("steps", steps)
     return lambda step: start + (end - start) * min(step / steps, 1.0)
 
 

@@ -19,8 +19,8 @@ from torch.nn.functional import pad
 
 from . import losses
 from .cells import Cell
-from .errors import InputError, Unsupported, choose
-from .layout import Laid, Layout
+from .errors import MOST, InputError, KindError, Unsupported, brief, choose, real, whole
+from .layout import Laid, Layout, dense, parameter, tensor_of
 from .losses import LossLike, Output
 from .sweeps import Rows
 from .sweeps.checks import insist
@@ -100,22 +100,26 @@ class Readout(nn.Module):
         self.readout = "every" if readout == "every" else "last"
         self.summary = readout if readout in SUMMARIES else None
         if readout.startswith("tilted"):
-            self.beta = 1.0 if beta is None else float(beta)
-            if not math.isfinite(self.beta) or self.beta == 0:
+            self.beta = 1.0 if beta is None else float(real("beta", beta))
+            if self.beta == 0:
                 raise InputError(f"beta must be a finite number and not 0; got {beta!r}.")
         if steps is not None and (readout != "attention" or not isinstance(steps, int) or steps < 1):
             raise InputError(f"steps is how many b_t readout='attention' has, at least 1; got {steps!r}, {readout=}.")
+        if steps is not None:
+            whole("steps", steps)
         losses.output_function(output)
         self.output = output
-        widths = (deep,) if isinstance(deep, int) else tuple(deep)
-        if not all(isinstance(m, int) and not isinstance(m, bool) and m > 0 for m in widths):
-            raise InputError(f"deep is the widths of the readout's hidden layers, positive integers; got {deep!r}.")
-        self.V = nn.Parameter(torch.empty(self.outputs, [wide, *widths][-1], **make))
-        self.b_o = nn.Parameter(torch.empty(self.outputs, **make)) if bias else None
+        widths = tuple(deep) if isinstance(deep, list | tuple) else (deep,)
+        if not all(isinstance(m, int) and not isinstance(m, bool) and 0 < m <= MOST for m in widths):
+            raise InputError(
+                f"deep is the widths of the readout's hidden layers, positive integers; got {brief(deep)}."
+            )
+        self.V = parameter(self.outputs, [wide, *widths][-1], **make)
+        self.b_o = parameter(self.outputs, **make) if bias else None
         if skip:
-            self.D = nn.Parameter(torch.empty(self.outputs, self.inputs, **make))
+            self.D = parameter(self.outputs, self.inputs, **make)
         if readout == "attention":
-            self.w_a, self.b_a = nn.Parameter(torch.empty(wide, **make)), nn.Parameter(torch.empty(steps or 1, **make))
+            self.w_a, self.b_a = parameter(wide, **make), parameter(steps or 1, **make)
         self.deep = nn.ModuleList(nn.Linear(n, m, bias, **make) for n, m in itertools.pairwise((wide, *widths)))
 
     def _draw_readout(self, bound: float) -> None:
@@ -214,7 +218,7 @@ class Judge:
         choose("reduce", reduce, ("sum", "mean"))
         lead = (T, B) if every else (B,)
         if y is not None:
-            y = torch.as_tensor(y, device=like.device)
+            y = tensor_of("the target y", y, like)
             if tuple(y.shape[: len(lead)]) != lead:
                 raise InputError(
                     f"the target y has shape {list(y.shape)}; with readout='{net.readout}' it must begin with {list(lead)}"
@@ -223,7 +227,7 @@ class Judge:
             y = layout.flat(y) if every else layout.sort(y)
         weight = None
         if mask is not None:
-            mask = torch.as_tensor(mask, device=like.device)
+            mask = tensor_of("the loss mask", mask, like)
             if tuple(mask.shape) != lead:
                 raise InputError(f"the loss mask has shape {list(mask.shape)}; expected {list(lead)}.")
             weight = (layout.flat(mask) if every else layout.sort(mask)).to(like.dtype)
@@ -341,7 +345,7 @@ class Answers(Laid):
     def _loss(self, loss: LossLike | Tensor, y: Any, mask: Tensor | None, reduce: str, pre: Tensor) -> Tensor:
         B = self.layout.rows.B
         if isinstance(loss, Tensor):
-            if loss.shape != (B,):
+            if dense("the loss", loss).shape != (B,):
                 what = "a scalar" if loss.dim() == 0 else f"shape {list(loss.shape)}"
                 raise InputError(
                     f"the loss is {what}; expected one value for each sample, shape [{B}]. coadjoint averages over samples itself."
@@ -359,6 +363,12 @@ def judged(net: Readout) -> Iterator[None]:
         yield
     finally:
         net.train(training)
+
+
+def check_net(net: Any) -> None:
+    """A network, or a module around one."""
+    if not hasattr(net, "readout") and not hasattr(getattr(net, "module", None), "readout"):
+        raise KindError(f"the network must be a co.Network, co.Stack or co.EncoderDecoder; got {brief(net)}.")
 
 
 Net = Readout  # what gradient methods and training take: a Network, a Stack, an EncoderDecoder

@@ -12,8 +12,8 @@ from torch.nn.utils import parametrize
 
 from . import cells, parametrisations, steps, sweeps
 from .cells import Activation, Cell, Uniform
-from .errors import InputError, KindError, Unsupported, choose
-from .layout import DTYPES, HALF, Layout, check_like, not_finite
+from .errors import MOST, InputError, KindError, Unsupported, brief, choose
+from .layout import Layout, check_like, check_make, dense, not_finite, parameter
 from .sweeps import Choice, Plan, Rows, Stepped, Swept
 from .sweeps.derivatives import affine, ensure
 
@@ -27,7 +27,9 @@ Drive = tuple[
 def positive(**sizes: Any) -> None:
     for name, value in sizes.items():
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise InputError(f"{name} must be a positive integer; got {value!r}.")
+            raise InputError(f"{name} must be a positive integer; got {brief(value)}.")
+        if value > MOST:
+            raise InputError(f"{name} must be at most {MOST:,}; got {brief(value)}.")
 
 
 class Recurrence(nn.Module):
@@ -60,9 +62,8 @@ class Recurrence(nn.Module):
     ) -> None:
         super().__init__()
         positive(inputs=inputs, hidden=hidden)
-        dtype = dtype or torch.get_default_dtype()
-        if dtype not in DTYPES:
-            raise Unsupported(HALF.format(dtype))
+        dtype = torch.get_default_dtype() if dtype is None else dtype
+        check_make(dtype, device)
         self.inputs, self.hidden = inputs, hidden
         make: dict[str, Any] = {"dtype": dtype, "device": device}
         self.cell: Cell | None = None
@@ -91,6 +92,8 @@ class Recurrence(nn.Module):
             raise InputError(f"{names}= belongs to a cell given by name; a formula or a step function has its own.")
         self.engine = engine
         self.p = nn.ParameterDict()
+        if slots is not None:
+            positive(slots=slots)
         if self.cell is None:
             self.slots = slots or getattr(cell, "slots", None) or (2 if isinstance(cell, nn.LSTMCell) else 1)
             if mask is not None or structure is not None:
@@ -103,12 +106,13 @@ class Recurrence(nn.Module):
                 )
             self.slots = len(self.cell.slots)
             gates, reads, enters = len(self.cell.gates), len(self.cell.read), len(self.cell.enters)
-            self.W = nn.Parameter(torch.empty(gates * hidden, reads * hidden, **make)) if reads else None
-            self.R = nn.Parameter(torch.empty(enters * hidden, inputs, **make))
-            self.b = nn.Parameter(torch.empty(enters * hidden, **make)) if bias else None
+            self.W = parameter(gates * hidden, reads * hidden, **make) if reads else None
+            self.R = parameter(enters * hidden, inputs, **make)
+            self.b = parameter(enters * hidden, **make) if bias else None
             for name in self.cell.parameters:
-                self.p[name] = nn.Parameter(torch.empty(hidden, **make))
+                self.p[name] = parameter(hidden, **make)
             if mask is not None:
+                dense("mask", mask)
                 if self.W is None or tuple(mask.shape) != tuple(self.W.shape):
                     raise InputError(
                         f"mask has shape {list(mask.shape)}; expected that of W, {list(self.W.shape) if self.W is not None else 'none: this cell has no W'}."
@@ -119,11 +123,14 @@ class Recurrence(nn.Module):
         self.wide = len(self.shows) * hidden
         n = self.n = self.slots * hidden
         if isinstance(x0, Tensor):
+            dense("x0", x0)
             if tuple(x0.shape) != (n,):
                 raise InputError(f"x0 has shape {list(x0.shape)}; expected [{n}] (hidden x slots).")
+            if not x0.is_meta and not torch.isfinite(x0).all():
+                raise InputError("x0 holds NaN or inf.")
             self.register_buffer("x0", x0.detach().clone().to(**make))
         elif choose("x0", x0, ("zero", "learned")) == "learned":
-            self.x0 = nn.Parameter(torch.empty(n, **make))
+            self.x0 = parameter(n, **make)
         else:
             self.register_buffer("x0", torch.zeros(n, **make), persistent=False)
         if self.cell is not None and (structure is not None or self.cell.structure is not None):

@@ -25,7 +25,7 @@ from urllib.parse import quote
 import numpy as np
 
 from . import files, settings
-from .errors import CoadjointError, MissingError, StorageError, said
+from .errors import CoadjointError, MissingError, StorageError, check_path, said
 
 Row = dict[str, Any]
 Curve = tuple[str, np.ndarray, np.ndarray]  # name, steps, values
@@ -62,6 +62,7 @@ PROBED: list[tuple[str, str, str, str, str, Row]] = [
 
 def write(folder: str | Path) -> Path:
     """Make report.html in a run folder, in a compare folder (one that holds compare.json) or beside a diagnostics.json."""
+    check_path("folder", folder)
     folder = Path(folder)
     compared, diagnosed = ((folder / f).is_file() for f in ("compare.json", "diagnostics.json"))
     run = any((folder / f).is_file() for f in ("metrics.jsonl", "result.json", "environment.json"))
@@ -77,6 +78,7 @@ def write(folder: str | Path) -> Path:
 
 def markdown(folder: str | Path) -> str:
     """The tables of a comparison in Markdown, with the command that made it and the time it took."""
+    check_path("folder", folder)
     page = _compare_page(Path(folder))
     plain = lambda cell: " ".join((cell if isinstance(cell, str) else cell[0]).split()).replace("|", "\\|")
     line = lambda cells: f"| {' | '.join(map(plain, cells))} |"
@@ -156,6 +158,7 @@ def scan(path: Path, faults: list[str], word: str = "") -> Iterator[Row]:
 
 def read_rows(path: str | Path) -> list[Row]:
     """The rows of a JSON-lines file, without a last line that a crash cut off."""
+    check_path("path", path)
     return list(scan(Path(path), []))
 
 

@@ -19,10 +19,11 @@ from torch import Tensor, nn
 from .batch import Batch
 from .cells import Activation
 from .costates import Costates
-from .errors import InputError, KindError, NumericalError, choose
-from .layout import Sequences
+from .errors import MOST, InputError, KindError, NumericalError, choose, whole
+from .layout import Sequences, tensor_of
 from .losses import LossLike
 from .network import Network, Trajectory
+from .recurrence import positive
 from .ridge import AT_ONCE, TINY, gathered, number, one_hot, solved
 
 DENSE = 500  # up to this size all eigenvalues are found; beyond, the largest alone
@@ -156,8 +157,7 @@ class Reservoir(nn.Module):
         ):  # fmt: skip
             number(name, value, least, most)
         for name, count, least in (("washout", washout, 0), ("degree", degree, 1), ("seed", seed, 0)):
-            if not isinstance(count, int) or isinstance(count, bool) or count < least:
-                raise InputError(f"{name} must be a whole number, at least {least}; got {count!r}.")
+            whole(name, count, least, 2**63 - 1 if name == "seed" else MOST)
         self.washout, self.ridge, self.gamma, self.degree = washout, ridge, gamma, degree
         self.expansion = choose("expansion", expansion, {*EXPANSIONS, *KERNELS})
         self._draw(radius, leak, max(1, round(density * hidden)), input_scale, bias_scale, seed)
@@ -313,8 +313,7 @@ class Reservoir(nn.Module):
             raise InputError(
                 f"outputs are fed back as inputs, and this reservoir has {net.outputs} and {net.inputs}; expected as many."
             )
-        if not isinstance(steps, int) or steps < 1:
-            raise InputError(f"steps must be a positive integer; got {steps!r}.")
+        positive(steps=steps)
         x = net(u, lengths, x0).state
         out = [self.read(x)]
         for t in range(1, steps):
@@ -331,7 +330,7 @@ class Reservoir(nn.Module):
         net = self.network
         run = net(u, lengths, x0)
         T, B = run.layout.rows.T, run.layout.rows.B
-        y = torch.as_tensor(y)
+        y = tensor_of("the target y", y)
         if loss == "squared" and not y.is_floating_point():
             y = self._values(y).to(net.V)
         mask = None
@@ -355,7 +354,7 @@ class Reservoir(nn.Module):
     def _examples(self, run: Trajectory, y: Any, continued: bool) -> tuple[Tensor, Tensor]:
         """The states and targets that count, in rows."""
         every, outputs = self.network.readout == "every", self.network.outputs
-        y = torch.as_tensor(y, device=run.x.device)
+        y = tensor_of("the target y", y, run.x)
         lead = [*run.mask[1:].shape] if every else [run.mask.shape[1]]
         expected = [*lead, outputs] if y.is_floating_point() else lead
         if list(y.shape) != expected:

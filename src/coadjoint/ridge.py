@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from .batch import Batch
-from .errors import InputError, Unsupported
-from .readout import Judge, Net, judged
+from .errors import InputError, Unsupported, check_kind
+from .readout import Judge, Net, check_net, judged
 
 TINY = sys.float_info.min
 AT_ONCE = 4096  # rows of a decomposition
@@ -70,6 +70,7 @@ class Ridge:
     """
 
     def __init__(self, net: Net, alpha: float = 1e-6) -> None:
+        check_net(net)
         self.net, self.alpha = net, number("alpha", alpha, 0, math.inf)
         self.state: dict[str, Tensor] = {}
         has = {
@@ -88,6 +89,7 @@ class Ridge:
     def add(self, batch: Batch) -> Ridge:
         """Take a batch in."""
         net = self.net
+        check_kind("the batch", batch, Batch, "a co.Batch(u, y)")
         if batch.y is None:
             raise InputError("ridge regression needs targets: pass y.")
         with judged(net):

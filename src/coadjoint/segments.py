@@ -30,8 +30,8 @@ from torch.utils._pytree import tree_leaves
 
 from . import sweeps
 from .batch import Batch
-from .costates import Costates, norm
-from .errors import InputError, NumericalError, Unsupported
+from .costates import Costates, check_power, norm
+from .errors import InputError, KindError, NumericalError, Unsupported, brief, check_kind, whole
 from .layout import Layout, lay_out, not_finite
 from .losses import LossLike
 from .network import Network
@@ -82,6 +82,7 @@ class Scalars(Costates):
         return self.trajectory.mask.to(self.size.device)
 
     def norms(self, p: int = 2) -> Tensor:
+        check_power(p)
         return scale(self.size if p == 2 else self.size_1, self.exponent)
 
     def squared_norms(self) -> Tensor:
@@ -676,6 +677,11 @@ def predict(net: Network, T: int, B: int, method: Any) -> int:
     without. What a penalty of whole costates adds of its own is not counted; samples of different lengths need less for
     the sweeps, and a copy of the batch.
     """
+    check_kind("the network", net, Network, "a co.Network")
+    whole("T", T)
+    whole("B", B)
+    if not hasattr(method, "segments"):
+        raise KindError(f"method must be like co.BPTT() or co.Penalised(...); got {brief(method)}.")
     if net.cell is None:
         raise Unsupported("memory is counted from a cell's formula, and this network runs a step function.")
     item, rows, segments = net.V.element_size(), T * B, getattr(method, "segments", None)

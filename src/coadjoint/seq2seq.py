@@ -26,8 +26,8 @@ from . import decoding
 from .cells import Activation
 from .costates import Costates
 from .decoding import Decoded
-from .errors import InputError, KindError, Unsupported
-from .layout import Laid, Layout, Sequences, lay_out
+from .errors import InputError, KindError, Unsupported, brief
+from .layout import Laid, Layout, Sequences, check_make, lay_out, tensor_of
 from .losses import LossLike
 from .network import Network
 from .readout import Judge, Readout
@@ -36,6 +36,7 @@ from .recurrence import formula_step, positive
 from .stack import Kind, Layers, accepted, built
 from .sweeps import Choice, Rows, Stepped
 
+LAYERS = 1000  # the most
 STEPWISE = Choice(
     "autograd", "a decoder takes one step at a time; the layers of `net.encoder` have engines of their own."
 )
@@ -240,8 +241,11 @@ class EncoderDecoder(Readout):
         super().__init__()
         m = hidden if embedding is None else embedding
         positive(inputs=inputs, hidden=hidden, layers=layers, embedding=m)
+        if layers > LAYERS:
+            raise InputError(f"layers must be at most {LAYERS:,}; got {layers:,}.")
         if not isinstance(outputs, int) or isinstance(outputs, bool) or outputs < 2:
-            raise InputError(f"outputs is the number of tokens, one at least and the end; got {outputs!r}.")
+            raise InputError(f"outputs is the number of tokens, one at least and the end; got {brief(outputs)}.")
+        positive(outputs=outputs)
         kinds: list[Any] = list(cell) if isinstance(cell, list | tuple) else [cell] * layers
         if isinstance(cell, list | tuple) and layers not in (1, len(cell)):
             raise InputError(f"there are {len(cell)} cells and layers={layers}; leave out layers=.")
@@ -256,6 +260,7 @@ class EncoderDecoder(Readout):
         own = lambda *of: {name: y for name, y in options.items() if any(name in accepted(kind) for kind in of)}
         if unknown := options.keys() - own(*kinds, last):
             raise KindError(f"neither encoder nor decoder has an option {', '.join(sorted(unknown))}.")
+        check_make(dtype, device)
         make: dict[str, Any] = {"dtype": dtype or torch.get_default_dtype(), "device": device}
         common = {"structure": structure, "bias": bias, **make}
         self.inputs, self.hidden, self.outputs, self.attention = inputs, hidden, outputs, attention
@@ -377,7 +382,7 @@ class EncoderDecoder(Readout):
         K = self.outputs - 1
         if y is None:
             raise InputError("a decoder learns from what it should have said: pass y, tokens [U, B].")
-        y = torch.as_tensor(y, device=device)
+        y = tensor_of("y", y).to(device)
         if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
             raise KindError(f"y must hold tokens, whole numbers; got {y.dtype}.")
         if y.dim() != 2 or y.shape[1] != B:

@@ -277,7 +277,7 @@ class Stack(Readout):
     ) -> None:
         super().__init__()
         positive(inputs=inputs, outputs=outputs)
-        if beta is not None and not readout.startswith("tilted"):
+        if beta is not None and not str(readout).startswith("tilted"):
             options["beta"], beta = beta, None
         self.inputs, self.outputs, self.dropout = inputs, outputs, check_dropout(dropout, "what is handed on")
         self.layers = Layers(
@@ -287,7 +287,7 @@ class Stack(Readout):
         wide = self.layers.sizes[-1]
         self._make_readout(
             wide, readout=readout, output=output, bias=bias, skip=skip, beta=beta, steps=steps, deep=deep,
-            make={"dtype": dtype or torch.get_default_dtype(), "device": device},
+            make={"dtype": torch.get_default_dtype() if dtype is None else dtype, "device": device},
         )  # fmt: skip
         self._draw_readout(1 / math.sqrt(wide))
 

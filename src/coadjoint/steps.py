@@ -21,13 +21,15 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from .cells import Activation, activation_function
-from .errors import InputError, KindError, choose
+from .errors import MOST, InputError, KindError, brief, choose
+from .layout import check_make, parameter
 
 Make = dict[str, Any]  # dtype and device
 
 
 def weights(*shape: int, **make: Any) -> nn.Parameter:
-    return nn.Parameter(torch.empty(*shape, **make))
+    check_make(make.get("dtype"), make.get("device"))
+    return parameter(*shape, **make)
 
 
 class Step(nn.Module):
@@ -40,7 +42,9 @@ class Step(nn.Module):
         super().__init__()
         for name, value in {"inputs": inputs, "hidden": hidden, **sizes}.items():
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise InputError(f"{name} must be a positive integer; got {value!r}.")
+                raise InputError(f"{name} must be a positive integer; got {brief(value)}.")
+            if value > MOST:
+                raise InputError(f"{name} must be at most {MOST:,}; got {brief(value)}.")
         self.inputs, self.hidden = inputs, hidden
 
     def reset_parameters(self) -> None:

@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .errors import ConfigError, DataError, MissingError, StorageError, said, shown
+from .errors import ConfigError, DataError, KindError, MissingError, StorageError, brief, check_path, said, shown
 from .tasks.data import REAL_LABEL, WHOLE_LABEL, Description
 from .tasks.readers import Options
 from .tasks.readers.arrays import read_header
@@ -272,8 +272,15 @@ class File:
         header: bool = True,
         dtype: torch.dtype = torch.float32,
     ) -> None:
+        check_path("path", path)
         if missing not in ("refuse", "ffill"):
-            raise ConfigError(f"--missing must be refuse or ffill for a stream; got {missing!r}.")
+            raise ConfigError(f"--missing must be refuse or ffill for a stream; got {brief(missing)}.")
+        if dtype not in (torch.float32, torch.float64):
+            raise KindError(f"dtype must be torch.float32 or torch.float64; got {brief(dtype)}.")
+        for name, columns in (("target", target), ("features", features)):
+            listed_ = isinstance(columns, list | tuple) and all(isinstance(column, str) for column in columns)
+            if columns is not None and not isinstance(columns, str) and not listed_:
+                raise KindError(f"{name} must be the name of a column, or a list of them; got {brief(columns)}.")
         listing = lambda names: (names,) if isinstance(names, str) else None if names is None else tuple(names)
         reading: dict[str, Any] = {"sep": sep, "decimal": decimal, "thousands": thousands, "header": header}
         self.options = Options(id, time, listing(target), listing(features), kind, "every", missing=missing, **reading)

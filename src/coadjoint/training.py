@@ -30,12 +30,23 @@ from .costates import Costates
 from .curriculum import Easiest
 from .directions import DIRECTIONS, distance, norm
 from .display import display as bar
-from .errors import CoadjointError, InputError, KindError, NumericalError, StorageError, choose
+from .errors import (
+    CoadjointError,
+    InputError,
+    KindError,
+    NumericalError,
+    StorageError,
+    brief,
+    check_kind,
+    check_path,
+    choose,
+    whole,
+)
 from .gradients import BPTT, Evaluation, Gradient, Method, Penalised, Truncated, trained
 from .hessian_free import HessianFree
 from .network import Network
 from .optimisers import OWN_PACE, PACELESS, Optimiser, Point, adam, recipe_of
-from .readout import Net, judged
+from .readout import Net, check_net, judged
 from .recording import Recorded
 from .tasks import Task, rng
 
@@ -63,6 +74,17 @@ class Silent:
     def look(self, step: int, rows: Sequence[Row]) -> None: ...
     def say(self, text: str) -> None: ...
     def close(self) -> None: ...
+
+
+def check_run(folder: Any, display: Any, description: Any, command: Any) -> None:
+    """What `train` and `online.learn` are both given, beside what is learned."""
+    if folder is not None:
+        check_path("folder", folder)
+    shows = all(callable(getattr(display, word, None)) for word in ("step", "look", "say", "close"))
+    if not isinstance(display, bool) and not shows:
+        raise KindError(f"display must be True, False or an object with step, look, say and close; got {brief(display)}.")
+    check_kind("description", description, (dict, type(None)), "a dict")
+    check_kind("command", command, (str, type(None)), "a text")
 
 
 @dataclass(frozen=True)
@@ -241,9 +263,12 @@ class Training:
             if ours != theirs:
                 raise InputError(f"task '{task.name}' needs a network with {what}={theirs!r}; this one has {ours!r}.")
         for name in ("steps", "batch", "accumulate", "every", "tests", "confirm", "probes", "checkpoint", "keep"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise InputError(f"{name} must be a whole number, at least 1; got {value!r}.")
+            setattr(self, name, whole(name, getattr(self, name)))
+        if self.patience is not None:
+            whole("patience", self.patience)
+        check_run(self.folder, self.display, self.description, self.command)
+        if not isinstance(self.loggers, Sequence) or not all(callable(log) for log in self.loggers):
+            raise KindError(f"loggers must be a list of functions of a row; got {brief(self.loggers)}.")
         for name in ("clip", "clip_value", "clip_mean", "gradients", "seconds"):
             value = getattr(self, name)
             if value is not None and not (isinstance(value, int | float) and 0 < value < math.inf):
@@ -796,6 +821,8 @@ def fit(net: Net, weights: dict[str, Tensor], source: str) -> None:
 
 def evaluate(net: Net, task: Task, split: str, seed: int = 0, draw: int | str = 0, n: int = 1000) -> dict[str, float]:
     """The loss (mean over sequences) and the scores of a network on a held-out set."""
+    check_net(net)
+    check_kind("task", task, Task, "one of co.tasks")
     totals: dict[str, tuple[float, float]] = {}
     count = 0
     with torch.no_grad(), judged(net):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .. import losses
 from ..batch import Batch
-from ..errors import DataError, InputError, said
+from ..errors import DataError, InputError, check_path, said
 from .task import Collection, Scores, Sequences
 
 NOTES = 88
@@ -43,6 +43,7 @@ class Music(Collection):
     def __init__(self, path: str | Path, chunk: int | None = None) -> None:
         if chunk is not None and (not isinstance(chunk, int) or isinstance(chunk, bool) or chunk < 1):
             raise InputError(f"chunk must be a whole number of steps, at least 1; got {chunk!r}.")
+        check_path("path", path)
         self.path, self.chunk = str(path), chunk
         pieces = {name: Sequences([r[:-1] for r in of], [r[1:] for r in of]) for name, of in read(Path(path)).items()}
         super().__init__(

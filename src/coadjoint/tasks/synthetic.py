@@ -7,7 +7,6 @@ counted in whole steps: a tenth of L is L // 10.
 from __future__ import annotations
 
 import math
-import numbers
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..batch import Batch
-from ..errors import InputError, choose
+from ..errors import InputError, choose, whole
 from .task import Goal, Scores, Task, right, rng
 
 
@@ -31,12 +30,6 @@ def one_hot(s: np.ndarray, k: int) -> np.ndarray:
 def agree(a: Tensor, y: Tensor) -> Tensor:
     """Is y the largest entry of a? NaN is wrong. a [..., k], y [...]"""
     return (a.argmax(-1) == y) & ~a.isnan().any(-1)
-
-
-def whole(what: str, value: Any, least: int) -> int:
-    if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < least:
-        raise InputError(f"{what} must be a whole number, at least {least}; got {value!r}.")
-    return int(value)
 
 
 def pair(what: str, value: Any, names: str) -> tuple[Any, Any]:
@@ -104,11 +97,13 @@ class Generated(Task):
         return min(low, high), high
 
     def batch(self, step: int, size: int, seed: int) -> Batch:
+        whole("step", step, 0, 2**62)
         return self._draw(rng(seed, "train", step), size, *self.reach(step))
 
     def held_out(self, split: str, seed: int, draw: int | str = 0, n: int = 1000) -> Iterator[Batch]:
         """`n` fresh sequences; where batches differ in length, in small batches, so that many lengths are seen."""
         choose("split", split, self.splits)
+        whole("n", n, 1)
         size = 1000 if self.ragged or self.span[0] == self.span[1] else 100
         for k, done in enumerate(range(0, n, size)):
             yield self._draw(rng(seed, split, draw, k), min(size, n - done), *self.span)
@@ -243,7 +238,7 @@ class TemporalOrder(Generated):
     output, loss = "softmax", "cross-entropy"
 
     def __post_init__(self) -> None:
-        if self.symbols not in WINDOWS:
+        if not isinstance(self.symbols, int) or self.symbols not in WINDOWS:
             raise InputError(f"temporal order has symbols=2 or 3; got {self.symbols!r}.")
         self.name = "temporal-order" if self.symbols == 2 else "temporal-order-3"
         self.outputs = 2**self.symbols

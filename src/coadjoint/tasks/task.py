@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from ..batch import Batch
-from ..errors import InputError, choose
+from ..errors import InputError, check_seed, choose, whole
 from ..losses import LossLike
 
 STEPS = 100_000  # of a held-out batch, padding included
@@ -24,8 +24,7 @@ Scores = dict[str, tuple[float, float]]  # name -> (total, count); a metric is t
 
 def rng(seed: int, *keys: int | str) -> np.random.Generator:
     """The random numbers that belong to these keys and to no others: what a step draws does not depend on the past."""
-    if not (isinstance(seed, int | np.integer) and 0 <= seed < 2**63):
-        raise InputError(f"a seed is a whole number in 0..2^63 - 1; got {seed!r}.")
+    check_seed(seed)
     words = [zlib.crc32(key.encode()) if isinstance(key, str) else key for key in keys]
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, len(words), *words])))
 
@@ -143,11 +142,12 @@ class Collection(Task):
         return math.ceil(len(self.sets["train"]) / size)
 
     def batch(self, step: int, size: int, seed: int) -> Batch:
-        epoch, k = divmod(step, self.steps_per_epoch(size))
+        epoch, k = divmod(whole("step", step, 0, 2**62), self.steps_per_epoch(whole("size", size)))
         return self._of("train", self._order(seed, epoch)[k * size : (k + 1) * size])
 
     def held_out(self, split: str, seed: int, draw: int | str = 0, n: int = 1000) -> Iterator[Batch]:
         """All sequences of a split, in batches of at most `n`, short ones together so that little is padded."""
+        whole("n", n)
         lengths = np.array([len(u) for u in self.sets[choose("split", split, self.sets)].u])
         order, begin = np.argsort(lengths, kind="stable"), 0
         for end in range(1, len(order) + 1):

@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..batch import Batch
-from .synthetic import Generated, one_hot, whole
+from ..errors import whole
+from .synthetic import Generated, one_hot
 from .task import Goal, Scores, right
 
 
