@@ -531,9 +531,40 @@ def test_written_numbers_come_back_bit_for_bit(tmp_path, rows):
 # damaged headers, from a file of which only its first or its last bytes say what it is
 
 SCRAPS = (
-    b"'", b"(", b")", b"{", b"}", b"[", b",", b":", b"\\", b'"', b"\n", b"\r", b"\0", b"\xff", b"9" * 30, b"-1", b"1e9", b"L", b"#",
-    b"None", b"True", b"<f8", b"|O", b"|V3", b"<U9", b"<M8[s]", b"99999999999", b" " * 200, b"PAR1", b"PK\x03\x04", b"@data", b"inf", b"?",
-)  # fmt: skip
+    b"'",
+    b"(",
+    b")",
+    b"{",
+    b"}",
+    b"[",
+    b",",
+    b":",
+    b"\\",
+    b'"',
+    b"\n",
+    b"\r",
+    b"\0",
+    b"\xff",
+    b"9" * 30,
+    b"-1",
+    b"1e9",
+    b"L",
+    b"#",
+    b"None",
+    b"True",
+    b"<f8",
+    b"|O",
+    b"|V3",
+    b"<U9",
+    b"<M8[s]",
+    b"99999999999",
+    b" " * 200,
+    b"PAR1",
+    b"PK\x03\x04",
+    b"@data",
+    b"inf",
+    b"?",
+)
 HEAD = 200  # bytes
 FOOT = 700  # bytes: of a Parquet file, whose description stands at its end
 
@@ -544,8 +575,10 @@ def damaged(dice, content):
     for _ in range(dice.randint(1, 4)):
         at = dice.randrange(len(content) + 1)
         scrap = dice.choice(SCRAPS)
-        length, put_in = dice.choice([(0, scrap), (len(scrap), scrap), (dice.randint(1, 6), b""), (1, bytes([dice.randrange(256)])), (len(content), b"")])  # fmt: skip
-        content[at : at + length] = put_in
+        put_in_or_over = [(0, scrap), (len(scrap), scrap), (1, bytes([dice.randrange(256)]))]
+        taken_out = [(dice.randint(1, 6), b""), (len(content), b"")]
+        length, instead = dice.choice(put_in_or_over + taken_out)
+        content[at : at + length] = instead
     return bytes(content)
 
 
@@ -623,7 +656,9 @@ def test_an_archive_or_a_short_file_is_no_stream_of_rows(tmp_path):
         online.read(put(tmp_path, "rows.npy", whole.getvalue()[:-4]), kind="next")
 
 
-@pytest.mark.parametrize("order", [np.ascontiguousarray, np.asfortranarray, lambda u: u.astype(">f4"), lambda u: u[:, 0]])  # fmt: skip
+@pytest.mark.parametrize(
+    "order", [np.ascontiguousarray, np.asfortranarray, lambda u: u.astype(">f4"), lambda u: u[:, 0]]
+)
 def test_rows_of_an_array_are_streamed_in_their_order(order, tmp_path):
     u = order(np.arange(12.0).reshape(6, 2))
     np.save(tmp_path / "rows.npy", u)

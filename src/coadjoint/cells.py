@@ -289,7 +289,13 @@ def cell(
     that sum: the engines then keep one array instead of two. Its docstring has the equations and, in a paragraph of its
     own at the end, the paper.
     """
-    for word, value in (("slots", slots), ("gates", gates or ""), ("given", given), ("inputs", inputs), ("shows", shows)):
+    for word, value in (
+        ("slots", slots),
+        ("gates", gates or ""),
+        ("given", given),
+        ("inputs", inputs),
+        ("shows", shows),
+    ):
         check_kind(word, value, str, "names separated by spaces")
     check_kind("gates", gates, (str, type(None)), "names separated by spaces")
     check_kind("parameters", parameters, (Mapping, type(None)), "a dict of names and where they begin")

@@ -97,9 +97,10 @@ MOST = 2**31 - 1  # of anything that is counted
 
 def whole(name: str, value: Any, least: int = 1, most: int = MOST) -> int:
     """`value`, a whole number from least to most."""
-    if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < least:
+    counts = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if not counts or int(value) < least:
         raise InputError(f"{name} must be a whole number, at least {least}; got {brief(value)}.")
-    if value > most:
+    if int(value) > most:
         raise InputError(f"{name} must be a whole number, at most {most:,}; got {brief(value)}.")
     return int(value)
 
@@ -108,7 +109,7 @@ def real(name: str, value: Any, least: float = -math.inf, most: float = math.inf
     """`value`, a finite number from least (or above it) to most."""
     number = isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
     if number and least <= value <= most and not (above and value == least):
-        return value  # type: ignore[return-value]
+        return value
     bounds = []
     if least > -math.inf:
         bounds.append(f"{'above' if above else 'at least'} {least:g}")
@@ -120,7 +121,7 @@ def real(name: str, value: Any, least: float = -math.inf, most: float = math.inf
 
 def check_seed(value: Any) -> int:
     """What random numbers begin from."""
-    if isinstance(value, numbers.Integral) and 0 <= value < 2**63:
+    if isinstance(value, numbers.Integral) and 0 <= int(value) < 2**63:
         return int(value)
     raise InputError(f"a seed is a whole number in 0..2^63 - 1; got {brief(value)}.")
 

@@ -132,7 +132,9 @@ def pair_of(item: Any, step: int) -> tuple[Any, Any]:
     """(u_t, y_t) from what a stream gave."""
     if not isinstance(item, tuple | list) or len(item) != 2:
         what = f"{len(item)} things" if isinstance(item, tuple | list) else brief(item)
-        raise KindError(f"a stream gives pairs (u_t, y_t), or None before another sequence; at step {step} it gave {what}.")
+        raise KindError(
+            f"a stream gives pairs (u_t, y_t), or None before another sequence; at step {step} it gave {what}."
+        )
     return item[0], item[1]
 
 

@@ -417,7 +417,9 @@ def optimiser(
     """An optimiser by its name in OPTIMISERS; options are torch's, or those of co.hessian_free."""
     choose("optimiser", name, OPTIMISERS)
     lr = (1.0 if name in OWN_PACE else 1e-3) if lr is None else lr
-    return Optimiser(name, lr, options, constant() if schedule is None else schedule, direction, Constant() if rule is None else rule)
+    return Optimiser(
+        name, lr, options, constant() if schedule is None else schedule, direction, Constant() if rule is None else rule
+    )
 
 
 sgd = functools.partial(optimiser, "sgd")

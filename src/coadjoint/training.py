@@ -82,7 +82,9 @@ def check_run(folder: Any, display: Any, description: Any, command: Any) -> None
         check_path("folder", folder)
     shows = all(callable(getattr(display, word, None)) for word in ("step", "look", "say", "close"))
     if not isinstance(display, bool) and not shows:
-        raise KindError(f"display must be True, False or an object with step, look, say and close; got {brief(display)}.")
+        raise KindError(
+            f"display must be True, False or an object with step, look, say and close; got {brief(display)}."
+        )
     check_kind("description", description, (dict, type(None)), "a dict")
     check_kind("command", command, (str, type(None)), "a text")
 

@@ -162,7 +162,9 @@ def library(source: str) -> ctypes.CDLL:
     try:
         return _library(compiler, flags, source)
     except OSError as e:
-        raise MissingError(f"{' '.join(compiler.command)} could not compile a cell: {said(e)}. Use engine='eager'.") from None
+        raise MissingError(
+            f"{' '.join(compiler.command)} could not compile a cell: {said(e)}. Use engine='eager'."
+        ) from None
 
 
 def _library(compiler: Compiler, flags: tuple[str, ...], source: str) -> ctypes.CDLL:
