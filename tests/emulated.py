@@ -33,7 +33,7 @@ HEAD = r"""
 #define __forceinline__ inline
 #define __launch_bounds__(...)
 #define ONE(y) extern "C" double y(double) noexcept; extern "C" float y##f(float) noexcept; inline float y(float a) noexcept { return y##f(a); }
-ONE(tanh) ONE(exp) ONE(log) ONE(log1p) ONE(sqrt) ONE(sin) ONE(cos) ONE(erf) ONE(atan) ONE(fabs)
+ONE(tanh) ONE(exp) ONE(expm1) ONE(log) ONE(log1p) ONE(sqrt) ONE(sin) ONE(cos) ONE(erf) ONE(atan) ONE(fabs)
 extern "C" double pow(double, double) noexcept; extern "C" float powf(float, float) noexcept;
 inline float pow(float a, float b) noexcept { return powf(a, b); }
 template <class T> T min(T a, T b) { return b < a ? b : a; }

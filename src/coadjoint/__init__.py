@@ -45,7 +45,9 @@ if TYPE_CHECKING:
         StorageError,
         Unsupported,
     )
-    from .formula import abs, atan, cos, erf, exp, held, log, relu, sigmoid, sign, sin, softplus, sqrt, step, tanh
+    from .formula import (
+        abs, atan, cos, erf, exp, expm1, held, log, log1p, relu, sigmoid, sign, sin, softplus, sqrt, step, tanh,
+    )  # fmt: skip
     from .gradients import BPTT, RTRL, Evaluation, Penalised, Stream, Truncated
     from .network import Network, Trajectory
     from .penalties import Penalty
@@ -82,7 +84,8 @@ _HOMES = {
         "StorageError", "Unsupported",
     ),
     "formula": (
-        "abs", "atan", "cos", "erf", "exp", "held", "log", "relu", "sigmoid", "sign", "sin", "softplus", "sqrt", "step", "tanh",
+        "abs", "atan", "cos", "erf", "exp", "expm1", "held", "log", "log1p", "relu", "sigmoid", "sign", "sin", "softplus",
+        "sqrt", "step", "tanh",
     ),
     "gradients": ("BPTT", "RTRL", "Evaluation", "Penalised", "Stream", "Truncated"),
     "costates": ("Costates", "norm"),
@@ -99,8 +102,8 @@ _HOME = {name: module for module, names in _HOMES.items() for name in names}
 __all__ = [
     "BPTT", "RTRL", "Batch", "Cell", "CoadjointError", "ConfigError", "Costates", "DataError", "EncoderDecoder", "Evaluation", "InputError",
     "Interrupted", "KindError", "MissingError", "Network", "NumericalError", "Penalised", "Penalty", "Recorded", "Reservoir", "Result", "Stack", "StorageError",
-    "Stream", "Tape", "Trajectory", "Truncated", "Unsupported", "abs", "atan", "cell", "cells", "cos", "curriculum", "curvature", "diagnostics", "directions", "erf", "evaluate", "exp", "held",
-    "initialisers", "log", "losses", "nn", "norm", "online", "optimisers", "parametrisations", "penalties", "record", "relu", "report", "ridge", "segments", "sigmoid",
+    "Stream", "Tape", "Trajectory", "Truncated", "Unsupported", "abs", "atan", "cell", "cells", "cos", "curriculum", "curvature", "diagnostics", "directions", "erf", "evaluate", "exp", "expm1", "held",
+    "initialisers", "log", "log1p", "losses", "nn", "norm", "online", "optimisers", "parametrisations", "penalties", "record", "relu", "report", "ridge", "segments", "sigmoid",
     "sign", "sin", "softplus", "sqrt", "step", "steps", "tanh", "tasks", "train",
 ]  # fmt: skip
 

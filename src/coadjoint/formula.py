@@ -207,7 +207,9 @@ DEAR = (
     "sigmoid",
     "softplus",
     "exp",
+    "expm1",
     "log",
+    "log1p",
     "sqrt",
     "sin",
     "cos",
@@ -271,7 +273,9 @@ sigmoid = primitive("sigmoid", torch.sigmoid, lambda q, a: Node("sigmoid_slope",
 relu = primitive("relu", _relu, lambda q, a: Node("step", (q,)))
 softplus = primitive("softplus", _softplus, lambda q, a: sigmoid(a))
 exp = primitive("exp", torch.exp, lambda q, a: q)
+expm1 = primitive("expm1", torch.expm1, lambda q, a: exp(a))  # q + 1 would lose e^a where it is small
 log = primitive("log", torch.log, lambda q, a: 1 / a)
+log1p = primitive("log1p", torch.log1p, lambda q, a: 1 / (1 + a))
 sqrt = primitive("sqrt", torch.sqrt, lambda q, a: 0.5 / q)
 sin = primitive("sin", torch.sin, lambda q, a: Node("cos", (a,)))
 cos = primitive("cos", torch.cos, lambda q, a: -sin(a))

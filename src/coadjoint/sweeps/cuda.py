@@ -38,6 +38,7 @@ SPELLING = {
     "const": "real({value})", "power": "pow({0}, real({value}))",
     "tanh": "tanh({0})", "sigmoid": "sigmoid({0})", "softplus": "softplus({0})", "relu": "({0} < 0 ? real(0) : {0})",
     "exp": "exp({0})", "log": "log({0})", "sqrt": "sqrt({0})", "sin": "sin({0})", "cos": "cos({0})",
+    "expm1": "expm1({0})", "log1p": "log1p({0})",
     "erf": "erf({0})", "atan": "atan({0})", "abs": "fabs({0})", "sign": "signum({0})", "step": "step({0})",
     "held": "({0})",
     "tanh_slope": "(real(1) - {0} * {0})", "sigmoid_slope": "({0} - {0} * {0})",

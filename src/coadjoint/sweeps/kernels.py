@@ -33,7 +33,9 @@ SPELLING = {
     "softplus": "softplus({0})",
     "relu": "relu({0})",
     "exp": "tl.exp({0})",
+    "expm1": "expm1({0})",
     "log": "tl.log({0})",
+    "log1p": "log1p({0})",
     "sqrt": "root({0})",
     "sin": "tl.sin({0})",
     "cos": "tl.cos({0})",
@@ -82,6 +84,21 @@ def softplus(a):
     e = tl.exp(-tl.abs(a))
     v = 1.0 + e
     return tl.where(a < 0, 0.0, a) + tl.where(v == 1.0, e, tl.log(v) * (e / (v - 1.0)))
+
+
+@triton.jit
+def expm1(a):
+    """e^a - 1; by t = tanh(a / 2), as 2 t / (1 - t), where the difference would cancel."""
+    t = tanh(0.5 * a)
+    return tl.where(tl.abs(a) < 1.0, 2.0 * t / (1.0 - t), tl.exp(a) - 1.0)
+
+
+@triton.jit
+def log1p(a):
+    """log(1 + a); what 1 + a was rounded by is made good where it was rounded."""
+    v = 1.0 + a
+    near = tl.where(v == 1.0, a, tl.log(v) * (a / (v - 1.0)))
+    return tl.where(v - 1.0 == a, tl.log(v), near)
 
 
 @triton.jit

@@ -161,6 +161,14 @@ INLINE vec exp_(vec a) {
     return p * two_to(half) * two_to(n - half);
 }
 
+/* e^a - 1 = 2 (2^(n-1) (e^r - 1) + 2^(n-1) - 1/2): 2^n alone may leave the range */
+INLINE vec expm1_(vec a) {
+    vec n, least = all(-TANH_MOST), most = all(EXP_MOST);
+    a = pick(a < least, least, pick(a > most, most, a));
+    vec p = reduced(a, &n), half = two_to(n - 1);
+    return 2 * fma_(p, half, half - (real)0.5);
+}
+
 INLINE vec tanh_(vec a) {
     vec n, y = magnitude(a) * 2, most = all(TANH_MOST);
     y = pick(y > most, most, y);
@@ -192,6 +200,21 @@ INLINE vec log_(vec a) {
     r = pick(a == 0, all(-inf), r);
     r = pick((a == inf) | (a != a), a, r);
     return pick(a < 0, all(nan), r);
+}
+
+/* log(1 + a): what 1 + a was rounded by is added again beside its mantissa */
+INLINE vec log1p_(vec a) {
+    vec u = 1 + a, one = u - a;
+    vec lost = (1 - one) + (a - (u - one)); /* 1 + a = u + lost, exactly */
+    ivec t = (ivec)u - ROOT_HALF, e = t >> DIGITS;
+    vec m = (vec)((t & (((bits)1 << DIGITS) - 1)) + ROOT_HALF), n;
+    for (int l = 0; l < L; l++) n[l] = (real)e[l];
+    vec most = all(BIAS - 1); /* past 2^most, `lost` is nothing beside u, and 2^-n would leave the range */
+    vec w = fma_(lost, two_to(-pick(n > most, most, n)), m - 1);
+    vec r = fma_(n, all(LN2_HIGH), fma_(n, all(LN2_LOW), log_near(w)));
+    r = pick(a == -1, all(-inf), r);
+    r = pick((a == inf) | (a != a), a, r);
+    return pick(a < -1, all(nan), r);
 }
 
 /* log(1 + e^a) = max(a, 0) + log(1 + e^-|a|) */
