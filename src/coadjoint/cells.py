@@ -34,6 +34,7 @@ from .formula import (
     cos,
     depends,
     exp,
+    expm1,
     held,
     node,
     pull,
@@ -43,6 +44,7 @@ from .formula import (
     sin,
     softplus,
     sqrt,
+    step,
     substitute,
     symbol,
     tanh,
@@ -472,16 +474,19 @@ def scrn(alpha: float = 0.95, learned: bool = False, activation: Activation = "s
     sigma = activation_function(activation)
     if not 0 < alpha < 1:
         raise InputError(f"alpha must lie between 0 and 1; got {alpha}.")
-    decay = lambda p: sigmoid(p["beta"]) if learned else alpha
+
+    def shares(p: Mapping[str, Any]) -> tuple[Any, Any]:
+        """alpha and 1 - alpha, neither of which is zero before the other is one."""
+        return (sigmoid(p["beta"]), sigmoid(-p["beta"])) if learned else (alpha, 1 - alpha)
 
     def weights(
         W: Tensor, R: Tensor, b: Tensor | None, p: Mapping[str, Tensor]
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """P s' = P alpha s + P (1 - alpha) (B u + b_s): one part goes to W, the other to the input."""
-        d, a = len(W), decay(p)
+        d, (keep, enter) = len(W), shares(p)
         Wh, P = W.split(d, 1)
-        onto = lambda y: torch.cat([y[:d] + (P * (1 - a)) @ y[d:], y[d:]])
-        return torch.cat([Wh, P * a], 1), onto(R), None if b is None else onto(b)
+        onto = lambda y: torch.cat([y[:d] + (P * enter) @ y[d:], y[d:]])
+        return torch.cat([Wh, P * keep], 1), onto(R), None if b is None else onto(b)
 
     table = {"beta": math.log(alpha / (1 - alpha))} if learned else {}
 
@@ -493,8 +498,8 @@ def scrn(alpha: float = 0.95, learned: bool = False, activation: Activation = "s
         readout reads h and s
 
         Mikolov et al., arXiv:1412.7753 (2014)"""
-        a = decay({"beta": p.beta}) if learned else alpha
-        return sigma(z.h + v.h), a * x.s + (1 - a) * v.s
+        keep, enter = shares({"beta": p.beta} if learned else {})
+        return sigma(z.h + v.h), keep * x.s + enter * v.s
 
     return scrn
 
@@ -604,8 +609,8 @@ def mingru(z, v, x, p):
     """h' = (1 - g) h + g (R u + b), g = sigmoid(R_g u + b_g): linear in h
 
     Feng et al., arXiv:2410.01201 (2024)"""
-    g = sigmoid(z.g + v.g)
-    return (1 - g) * x.h + g * (z.h + v.h)
+    a = z.g + v.g
+    return sigmoid(-a) * x.h + sigmoid(a) * (z.h + v.h)  # 1 - g would be zero long before what h keeps is
 
 
 @cell(slots="h", gates="f i h", reads=None)
@@ -613,15 +618,34 @@ def minlstm(z, v, x, p):
     """h' = f/(f + i) h + i/(f + i) (R u + b), f and i sigmoid of their own R u + b: linear in h
 
     Feng et al., arXiv:2410.01201 (2024)"""
-    keep = sigmoid(
-        softplus(-(z.i + v.i)) - softplus(-(z.f + v.f))
-    )  # f/(f + i), also where both are zero to the last digit
-    return keep * x.h + (1 - keep) * (z.h + v.h)
+    odds = softplus(-(z.i + v.i)) - softplus(-(z.f + v.f))  # log(f/i), also where both are zero to the last digit
+    return sigmoid(odds) * x.h + sigmoid(-odds) * (z.h + v.h)
 
 
 def ring(area: Tensor) -> Tensor:
     """nu of units whose |L|^2 is `area`, kept off 0 and 1, where it ends."""
     return torch.log(-torch.log(area.clamp(1e-6, 1 - 1e-6)) / 2)
+
+
+FADES_AT_ONCE = 7.0  # nu above which |L| = exp(-exp(nu)) is zero
+NEVER_FADES = -37.0  # nu below which sqrt(1 - |L|^2) is sqrt(2 exp(nu)) to the last digit of a double
+
+
+def at_most(high: float, a: Any) -> Any:
+    """The lesser of both, by a switch: a formula has no branches, and high - relu(high - a) would lose digits of a."""
+    over = step(a - high)
+    return (1 - over) * a + over * high
+
+
+def enters(nu: Any) -> Any:
+    """sqrt(1 - |L|^2) = sqrt(1 - exp(-2 exp(nu))), also where |L| is nearly 1, and so are its derivatives.
+
+    A root is infinitely steep at 0. It is taken no further down than where it is exp(nu / 2), but for a factor, and the rest
+    of that is one more factor."""
+    under = step(NEVER_FADES - nu)
+    within = (1 - under) * nu + under * NEVER_FADES
+    beneath = under * (nu - NEVER_FADES)
+    return sqrt(-expm1(-2 * exp(within))) * exp(beneath / 2)
 
 
 @cell(
@@ -633,9 +657,10 @@ def lru(z, v, x, p):
     on the unit disc; the readout takes Re(C x), its V being (Re C, -Im C), and D u with skip=True
 
     Orvieto et al., ICML (2023)"""
-    size = exp(-exp(p.nu))
-    re, im, enters = size * cos(p.theta), size * sin(p.theta), sqrt(1 - size * size)
-    return re * x.re - im * x.im + enters * (z.re + v.re), im * x.re + re * x.im + enters * (z.im + v.im)
+    nu = at_most(FADES_AT_ONCE, p.nu)  # further up exp(nu) overflows, and infinity times |L| = 0 is no number
+    size, gain = exp(-exp(nu)), enters(nu)
+    re, im = size * cos(p.theta), size * sin(p.theta)
+    return re * x.re - im * x.im + gain * (z.re + v.re), im * x.re + re * x.im + gain * (z.im + v.im)
 
 
 @functools.cache
