@@ -2,7 +2,9 @@
 
 An entry is a sample (readout at the last step) or a sample's time step (readout at every step). Built-in losses fold
 the output function in, so that softmax with cross-entropy and sigmoid with binary cross-entropy are computed from a
-and stay finite, with their first two derivatives, at a = +-1e4. A user's loss receives y_hat = phi(a) and y.
+and stay finite, with their first two derivatives, at a = +-1e4; and so that the slope of an answer that is nearly right
+keeps its digits, however small it is: penalties that do not depend on the size of costates hear it as well as any other.
+A user's loss receives y_hat = phi(a) and y.
 """
 
 from __future__ import annotations
@@ -81,9 +83,23 @@ def _huber(delta: float, y_hat: Tensor, y: Tensor) -> Tensor:
     return torch.where(e <= delta, 0.5 * e.square(), delta * (e - 0.5 * delta)).sum(-1)
 
 
+def greatest(a: Tensor) -> Tensor:
+    """Where the greatest entry of each row is, one for each row."""
+    return torch.arange(a.shape[-1], device=a.device) == a.argmax(-1, keepdim=True)
+
+
+def log_softmax(a: Tensor) -> Tensor:
+    """log p, where the greatest p is 1 less the sum of the others: its logarithm is made of those, and so are its slopes,
+    which torch's own takes as a difference from 1."""
+    top = greatest(a)
+    behind = torch.where(top, 0, a - torch.where(top, a, 0).sum(-1, keepdim=True))
+    others = torch.where(top, 0, torch.exp(behind)).sum(-1, keepdim=True)
+    return behind - torch.log1p(others)
+
+
 def _cross_entropy(a: Tensor, y: Tensor) -> Tensor:
     if y.is_floating_point():
-        return -(_same_shape("cross-entropy", a, y) * F.log_softmax(a, -1)).sum(-1)
+        return -(_same_shape("cross-entropy", a, y) * log_softmax(a)).sum(-1)
     if y.shape != a.shape[:-1]:
         raise InputError(
             f"loss 'cross-entropy': the network gives {list(a.shape)}, so y must hold class numbers {list(a.shape[:-1])} or probabilities {list(a.shape)}; got {list(y.shape)}."
@@ -94,7 +110,7 @@ def _cross_entropy(a: Tensor, y: Tensor) -> Tensor:
         )
     most = a.shape[-1] - 1
     y = _within(y, 0, most, f"loss 'cross-entropy': class numbers must lie in 0..{most}")
-    return F.nll_loss(F.log_softmax(a, -1), y.long(), reduction="none")
+    return F.nll_loss(log_softmax(a), y.long(), reduction="none")
 
 
 def _within(y: Tensor, low: float, high: float, what: str) -> Tensor:
@@ -110,7 +126,7 @@ def _within(y: Tensor, low: float, high: float, what: str) -> Tensor:
 def _binary_cross_entropy(a: Tensor, y: Tensor) -> Tensor:
     y = _same_shape("binary-cross-entropy", a, y)
     y = _within(y, 0, 1, "loss 'binary-cross-entropy': targets must lie in 0..1")
-    return (F.softplus(a, 1.0, 40.0) - a * y).sum(-1)
+    return (y * F.softplus(-a, 1.0, 40.0) + (1 - y) * F.softplus(a, 1.0, 40.0)).sum(-1)
 
 
 def like(y: Tensor, a: Tensor) -> Tensor:
@@ -118,11 +134,21 @@ def like(y: Tensor, a: Tensor) -> Tensor:
 
 
 def _cross_entropy_slope(a: Tensor, y: Tensor) -> Tensor:
-    p = torch.softmax(a, -1)
+    """p - y, of which the greatest entry of p takes what makes the sum zero: it may be near 1."""
+    p, top = torch.softmax(a, -1), greatest(a)
     if y.is_floating_point():
         y = like(y, a)
-        return p * y.sum(-1, keepdim=True) - y
-    return p.scatter_add(-1, y.long()[..., None], p.new_full((*y.shape, 1), -1.0))
+        slope = p * y.sum(-1, keepdim=True) - y
+    else:
+        slope = p.scatter_add(-1, y.long()[..., None], p.new_full((*y.shape, 1), -1.0))
+    others = torch.where(top, 0, slope)
+    return torch.where(top, -others.sum(-1, keepdim=True), others)
+
+
+def _binary_cross_entropy_slope(a: Tensor, y: Tensor) -> Tensor:
+    """sigmoid(a) - y"""
+    y = like(y, a)
+    return (1 - y) * torch.sigmoid(a) - y * torch.sigmoid(-a)
 
 
 squared = Loss("squared", _squared, (), lambda y_hat, y: 2 * (y_hat - like(y, y_hat)))
@@ -132,7 +158,7 @@ binary_cross_entropy = Loss(
     "binary-cross-entropy",
     _binary_cross_entropy,
     ("sigmoid", "identity"),
-    lambda a, y: torch.sigmoid(a) - like(y, a),
+    _binary_cross_entropy_slope,
 )
 
 

@@ -1,0 +1,190 @@
+"""Formulas where numbers end: parameters and inputs that saturate, vanish or overflow, against 50 digits.
+
+Values, slopes and bends of every cell, in both types and on the engines that run on any machine, must be as good as rounding
+lets them be; never infinite or NaN where the truth is not."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+
+import mpmath as mp
+import pytest
+import torch
+
+import coadjoint as co
+import precise
+from coadjoint import cells
+from coadjoint.formula import ONE, Node, evaluate, pull, symbol
+from coadjoint.sweeps import Plan, Rows, Tape, cpu, eager, pointwise, reference, scan
+from coadjoint.sweeps.derivatives import next_of
+
+F32, F64 = torch.float32, torch.float64
+TYPES = pytest.mark.parametrize("dtype", [F32, F64], ids=["f32", "f64"])
+ROOM = 16  # how many times the error that each operation may make
+POINTS = 14
+
+INPUTS = (0.0, 0.001, -0.5, 3.0, -12.0, 20.0, -20.0, 40.0, 80.0, -80.0, 1e4, -1e4, 1e-30, 1e-310)
+STATES = (0.0, 0.5, -0.5, 0.001, -1e-30, 3.0, -80.0)
+NU = (-1e4, -300.0, -150.0, -110.0, -80.0, -38.0, -37.0, -17.5, -16.5, -14.5, -3.0, 0.5, 3.0, 5.0, 8.0, 50.0, 100.0, 1e4, 1e9)
+BESIDE_A = {"nu": NU}  # values of a parameter that has extremes of its own
+
+
+def points(cell, dtype):
+    """[{(kind, name): number}]: every extreme of every input, in random company."""
+    draw = random.Random(7)
+    columns = {}
+    for kind, names in (("a", cell.gates), ("v", cell.beside), ("x", cell.slots), ("p", tuple(cell.parameters))):
+        for name in names:
+            values = STATES if kind == "x" else BESIDE_A.get(name, INPUTS)
+            count = max(POINTS, len(NU)) if "nu" in cell.parameters else POINTS
+            column = list(itertools.islice(itertools.cycle(values), count))
+            draw.shuffle(column)
+            columns[kind, name] = [float(torch.tensor(y, dtype=dtype)) for y in column]
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def arrays(rows, dtype):
+    """The points as the units of one row: {"a": [1, gates d], ..., "p": [parameters d]}."""
+    found = {}
+    for kind in "avxp":
+        columns = [[row[key] for row in rows] for key in rows[0] if key[0] == kind]
+        if columns:
+            flat = torch.tensor(columns, dtype=dtype).flatten()
+            found[kind] = flat if kind == "p" else flat[None]
+    return found
+
+
+class Truth:
+    """A cell at one point, in 50 digits; `seeds` weigh its slots where they are differentiated."""
+
+    def __init__(self, name, point, seeds):
+        self.f, self.point, self.seeds = precise.CELLS[name], point, seeds
+        self.known = {}
+
+    def slots(self, one, other):
+        kinds = {kind: {} for kind in "avxp"}
+        for key, value in self.point.items():
+            parts = [precise.Rounded(y) for y in (value, key == one, key == other)]
+            kinds[key[0]][key[1]] = precise.Number(*parts)
+        return self.f(*kinds.values())
+
+    def value(self, slot):
+        return self.slots(None, None)[slot].parts[0]
+
+    def derivative(self, *keys):
+        """By one of the inputs, or by two."""
+        if keys not in self.known:
+            total = precise.Rounded(0)
+            part = {1: 1, 2: 3}[len(keys)]
+            for seed, slot in zip(self.seeds, self.slots(*keys, *[None] * (2 - len(keys))), strict=True):
+                total += precise.Rounded(seed) * slot.parts[part]
+            self.known[keys] = total
+        return self.known[keys]
+
+
+def flushed(point, dtype):
+    """The point as an engine sees it that takes denormal numbers for zero."""
+    return {key: 0.0 if abs(y) < torch.finfo(dtype).tiny else y for key, y in point.items()}
+
+
+def close(found, truth, dtype):
+    if abs(truth.value) > torch.finfo(dtype).max:
+        return not math.isfinite(found) or abs(found) > 0.9 * torch.finfo(dtype).max
+    return math.isfinite(found) and abs(mp.mpf(found) - truth.value) <= ROOM * (truth.error + precise.Rounded.tiny)
+
+
+class Compared:
+    """What engines found at all points, beside the truth."""
+
+    def __init__(self, name, dtype):
+        self.name, self.dtype, self.cell = name, dtype, cells.named(name)
+        self.points = points(self.cell, dtype)
+        self.keys = list(self.points[0])
+        self.seeds = [float(torch.tensor(y, dtype=dtype)) for y in (1.0, 0.7)[: len(self.cell.slots)]]
+        self.given = arrays(self.points, dtype)
+        self.truths = [Truth(name, point, self.seeds) for point in self.points]
+        self.lam = torch.tensor(self.seeds, dtype=dtype).repeat_interleave(len(self.points))[None]
+
+    def same(self, what, found, of):
+        """found [points]: as the truth has it, or as it is where denormal numbers are zero."""
+        for y, at in zip(found.tolist(), self.truths, strict=True):
+            truth = of(at)
+            near = close(y, truth, self.dtype)
+            if not near:
+                zeros = Truth(self.name, flushed(at.point, self.dtype), self.seeds)
+                near = zeros.point != at.point and close(y, of(zeros), self.dtype)
+            true = f"{mp.nstr(truth.value, 8)} +- {mp.nstr(truth.error, 2)}"
+            assert near, f"{what}: {y:.8g}, and the truth is {true}, at {at.point}"
+
+    def by_key(self, group, found):
+        """[(key, [points])] of an array that packs the inputs of one kind."""
+        keys = [key for key in self.keys if key[0] == group]
+        return zip(keys, found.reshape(len(keys), -1), strict=True)
+
+    def sweeps(self, engine):
+        """One step forward and one back."""
+        cell, given = self.cell, self.given
+        plan, d = Plan(cell, Rows([1]), engine), len(self.points)
+        W = torch.zeros(len(cell.gates) * d, len(cell.read) * d, dtype=self.dtype) if cell.read else None
+        a, v, x, p = (given.get(kind) for kind in "avxp")
+        states, kept_a, q = engine.forward(plan, a, v, W, x, p)
+        what = f"{engine.__name__.rpartition('.')[2]}, {self.name}"
+        for i, found in enumerate(states[1].reshape(len(cell.slots), -1)):
+            self.same(f"{what}, {cell.slots[i]}", found, lambda truth, i=i: truth.value(i))
+        tape = Tape(kept_a, v, states, p, q)
+        lam, delta, _ = engine.adjoint(plan, tape, W, None, self.lam, None, None, False, True)
+        for group, found in (("x", lam[0]), ("a", delta[0])):
+            for key, column in self.by_key(group, found):
+                self.same(f"{what}, by {key}", column, lambda truth, key=key: truth.derivative(key))
+
+    def derivatives(self, run):
+        """The gradient by everything, and all second derivatives."""
+        kinds = tuple(self.given)
+        op = next_of(self.cell)
+        inputs = [self.given.get(kind) for kind, _ in op.inputs]
+        self.gradient(op.pulled(("x",), kinds), run, (*inputs, self.lam), "by", ())
+        bend = op.pushed(kinds).pulled(("x",), kinds)
+        for key in self.keys:
+            dots = [self.direction(kind, key) for kind in kinds]
+            self.gradient(bend, run, (*inputs, *dots, self.lam), f"by {key} and", (key,))
+
+    def gradient(self, op, run, inputs, what, keys):
+        found = dict(zip(op.live, run(op.rowwise, None, (None, None), inputs), strict=True))
+        for group in self.given:
+            columns = found.get(group)
+            columns = torch.zeros_like(self.given[group]) if columns is None else columns
+            for key, column in self.by_key(group, columns):
+                if not keys or self.keys.index(key) >= self.keys.index(keys[0]):  # the other half is the same
+                    of = lambda truth, key=key: truth.derivative(*keys, key)
+                    self.same(f"{run.__module__}, {self.name}, {what} {key}", column, of)
+
+    def direction(self, kind, key):
+        """One in this input of every point."""
+        keys = [k for k in self.keys if k[0] == kind]
+        flat = torch.tensor([[float(k == key)] * len(self.points) for k in keys], dtype=self.dtype).flatten()
+        return flat if kind == "p" else flat[None]
+
+
+def test_every_cell_is_here():
+    assert list(precise.CELLS) == list(cells.CELLS)
+
+
+@TYPES
+@pytest.mark.parametrize("name", precise.CELLS)
+def test_cells_at_the_extremes(name, dtype):
+    """Values and slopes on each engine, and all first and second derivatives."""
+    with precise.precision(dtype):
+        compared = Compared(name, dtype)
+        for engine in (reference, eager, cpu, scan):
+            if engine is not scan or scan.declines(compared.cell) is None:
+                compared.sweeps(engine)
+        compared.derivatives(pointwise.Pointwise.by_torch)
+
+
+@TYPES
+@pytest.mark.parametrize("name", ["lstm", "scrn-learned", "minlstm", "lru"])
+def test_compiled_derivatives_at_the_extremes(name, dtype):
+    with precise.precision(dtype):
+        Compared(name, dtype).derivatives(cpu.pointwise)
