@@ -188,3 +188,144 @@ def test_cells_at_the_extremes(name, dtype):
 def test_compiled_derivatives_at_the_extremes(name, dtype):
     with precise.precision(dtype):
         Compared(name, dtype).derivatives(cpu.pointwise)
+
+
+# parameters of the lru, as a network has them
+
+
+@pytest.mark.parametrize("engine", ["reference", "eager", "cpu", "scan", "autograd"])
+@pytest.mark.parametrize(
+    ("nu", "dtype"), [(-14.5, F32), (-17.5, F32), (-80.0, F32), (100.0, F32), (-38.0, F64), (-400.0, F64), (800.0, F64)]
+)
+def test_lru_learns_at_any_nu(engine, nu, dtype):
+    """What enters at the first step is sqrt(1 - |L|^2) u, with its slope by nu; a penalised gradient is finite."""
+    net = co.Network("lru", inputs=1, hidden=2, outputs=1, dtype=dtype, engine=engine)
+    with torch.no_grad():
+        net.p["nu"].fill_(nu)
+        net.R.fill_(1.0)
+        net.b.zero_()
+    with precise.precision(dtype):
+        exact = precise.exp(precise.Number(precise.Rounded(nu), precise.Rounded(1)))
+        exact = precise.sqrt(precise.one_minus_exp(-2 * exact))
+        (value, slope), least = (float(y.value) for y in exact.parts[:2]), torch.finfo(dtype).tiny
+    bar = 1e-4 if dtype == F32 else 1e-12
+    run = net(torch.ones(1, 1, 1, dtype=dtype))
+    enters = run.x[1, 0, 0]
+    assert enters.item() == pytest.approx(value, rel=bar)
+    (g,) = torch.autograd.grad(enters, net.p["nu"])
+    assert g[0].item() == pytest.approx(slope, rel=bar, abs=least)
+    lam = net(torch.ones(4, 1, 1, dtype=dtype)).costates(lambda y: (y**2).sum(-1))
+    value = (lam.loss + co.penalties.PENALTIES["log-ratio"](lam)).mean()
+    grads = torch.autograd.grad(value, [net.p["nu"], net.R, net.p["theta"]])
+    assert all(torch.isfinite(g).all() for g in grads)
+
+
+# the functions that formulas are made of
+
+
+A = symbol("a")
+NEAR_ZERO = (1e-30, -1e-30, 1e-9, -1e-9, 1e-4, -0.01, 0.3, -0.3, 0.7, -0.7)
+FUNCTIONS = {  # f and three derivatives, where they may cancel
+    "expm1": ((mp.expm1, mp.exp, mp.exp, mp.exp), (*NEAR_ZERO, 2.5, -2.5, -20.0, -40.0, -80.0, 80.0, -1e4)),
+    "log1p": (
+        (mp.log1p, lambda a: 1 / (1 + a), lambda a: -1 / (1 + a) ** 2, lambda a: 2 / (1 + a) ** 3),
+        (*NEAR_ZERO, -0.99, -1 + 2**-20, 3.0, 80.0, 1e4, 1e9),
+    ),
+}
+
+
+@TYPES
+@pytest.mark.parametrize("compiled", [False, True], ids=["torch", "compiled"])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_near_zero_and_far_out(name, compiled, dtype):
+    """To the last digits, and so are three derivatives."""
+    truths, at = FUNCTIONS[name]
+    a = torch.tensor(at, dtype=dtype)
+    y = Node(name, (A,))
+    for order, truth in enumerate(truths):
+        if compiled:
+            op = pointwise.Pointwise((("x", (A,)),), (("y", (y,)),), (), frozenset())
+            found = cpu.pointwise(op, None, (), (a[:, None],))[0][:, 0]
+        else:
+            found = evaluate([y], {A: a})[0]
+        with mp.workdps(50):
+            expected = torch.tensor([float(truth(mp.mpf(v))) for v in a.tolist()], dtype=F64)
+        apart = (found.double() - expected).abs()
+        allowed = 8 * torch.finfo(dtype).eps * expected.abs() + torch.finfo(dtype).tiny
+        assert (apart <= allowed).all(), f"order {order}: {found.tolist()}"
+        (y,) = pull([y], [ONE], [A])
+
+
+@pytest.mark.parametrize("nu", [-60.0, -38.0, -20.0, -3.0, 1.0, 6.0, 20.0])
+def test_three_derivatives_of_what_enters_an_lru(nu):
+    """In float32, where a root of what is nearly zero is steep: third derivatives stay in range."""
+    y, at = cells.enters(cells.at_most(cells.FADES_AT_ONCE, A)), torch.tensor([nu], dtype=F32)
+    with mp.workdps(50):
+        truth = mp.taylor(lambda x: mp.sqrt(-mp.expm1(-2 * mp.exp(x))), nu, 3)
+    for order in range(4):
+        true = truth[order] * mp.factorial(order)
+        found = torch.as_tensor(evaluate([y], {A: at})[0]).item()
+        assert found == pytest.approx(float(true), rel=1e-4, abs=1e-37), f"order {order}"
+        (y,) = pull([y], [ONE], [A])
+
+
+# losses and readouts
+
+
+def same(found, expected, dtype):
+    """Each row at its own scale."""
+    expected = torch.tensor(expected, dtype=F64)
+    size = expected.abs().amax(-1, keepdim=True)
+    bar = 16 * torch.finfo(dtype).eps * size + 4 * torch.finfo(dtype).tiny
+    assert ((found.detach().double() - expected).abs() <= bar).all(), f"{found.tolist()}, expected {expected.tolist()}"
+
+
+def checked(loss, output, a, y, value, slope, bend, dtype):
+    """One entry: its value, its slope by both ways, its Hessian."""
+    a = torch.tensor([a], dtype=dtype, requires_grad=True)
+    found = co.losses.entries(loss, a, y, output)
+    (g,) = torch.autograd.grad(found.sum(), a, create_graph=True)
+    rows = [torch.autograd.grad(g[0, i], a, retain_graph=True)[0][0] for i in range(a.shape[1])]
+    quick, its_slope = co.losses.sloped(loss, a.detach(), y, output)
+    for ours in (found, quick):
+        same(ours, [value], dtype)
+    for ours in (g[0], its_slope[0]):
+        same(ours, slope, dtype)
+    same(torch.stack(rows).flatten(), [h for row in bend for h in row], dtype)
+
+
+LOGITS = (
+    (12.0, 0.0, -1.0), (20.0, 0.0, -3.0), (30.0, 29.0, 0.0), (80.0, 0.0, 0.0), (0.0, 80.0, 40.0), (1e4, -1e4, 0.0),
+    (0.0, 0.0, 0.0), (1e-30, 0.0, 17.0),
+)  # fmt: skip
+
+
+@TYPES
+@pytest.mark.parametrize("kind", ["class", "one-hot"])
+@pytest.mark.parametrize("right", range(3))
+def test_cross_entropy_of_answers_that_are_nearly_right(right, kind, dtype):
+    """The slope is minus the sum of the other p where the answer is right, however small that is."""
+    y = torch.tensor([right]) if kind == "class" else torch.eye(3, dtype=dtype)[[right]]
+    for a in LOGITS:
+        a = torch.tensor(a, dtype=dtype).tolist()
+        with mp.workdps(50):
+            e = [mp.exp(mp.mpf(v) - mp.mpf(a[right])) for v in a]
+            total = mp.fsum(e)
+            p = [v / total for v in e]
+            rest = [mp.fsum(v for j, v in enumerate(p) if j != k) for k in range(3)]  # 1 - p_k
+            value = float(mp.log1p(mp.fsum(v for j, v in enumerate(e) if j != right)))
+            slope = [float(-rest[k] if k == right else p[k]) for k in range(3)]
+            bend = [[float(p[j] * rest[j] if j == k else -p[j] * p[k]) for k in range(3)] for j in range(3)]
+        checked("cross-entropy", "softmax", a, y, value, slope, bend, dtype)
+
+
+@TYPES
+@pytest.mark.parametrize("y", [0.0, 1.0])
+@pytest.mark.parametrize("a", [-1e4, -80.0, -20.0, -12.0, -1e-30, 0.0, 0.5, 12.0, 20.0, 80.0, 1e4])
+def test_binary_cross_entropy_of_answers_that_are_nearly_right(a, y, dtype):
+    with mp.workdps(50):
+        x = mp.mpf(float(torch.tensor(a, dtype=dtype)) * (1 - 2 * y))  # how wrong it is
+        value, slope = float(mp.log1p(mp.exp(x))), float((1 - 2 * y) * precise.logistic(x))
+        bend = float(precise.logistic(x) * precise.logistic(-x))
+    target = torch.tensor([[y]], dtype=dtype)
+    checked("binary-cross-entropy", "sigmoid", [a], target, value, [slope], [[bend]], dtype)
