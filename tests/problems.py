@@ -17,9 +17,10 @@ from coadjoint.sweeps.rows import pow2
 
 @co.cell(slots="h m", gates="a b", parameters={"k": 0.5, "s": 0.2}, reads=lambda x: co.tanh(x.h) * x.m)
 def mixed(z, v, x, p):
-    """A user's cell: functions of parameters alone, a gate used apart, roots and quotients."""
+    """A user's cell: functions of parameters alone, a gate used apart, roots and quotients, functions near one."""
     m = co.exp(-p.k) * x.m + co.sigmoid(p.s) * co.tanh(z.a + v.a)
-    return co.sin(m) * co.sqrt(1 + x.h * x.h) / (2 + v.b * v.b + co.cos(z.b)), m
+    near = co.expm1(-m * m) * co.log1p(x.h * x.h) / 4
+    return co.sin(m) * co.sqrt(1 + x.h * x.h) / (2 + v.b * v.b + co.cos(z.b)) + near, m
 
 
 CELLS = {

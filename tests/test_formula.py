@@ -26,7 +26,7 @@ from coadjoint.formula import (
 
 A, B = symbol("a"), symbol("b")
 POINTS = torch.tensor([-2.7, -1.0, -0.3, 0.4, 1.0, 1.9], dtype=torch.float64)
-POSITIVE = ("log", "sqrt")
+POSITIVE = ("log", "log1p", "sqrt")
 ORDERS = 3
 
 EXPRESSIONS = {
@@ -205,7 +205,7 @@ def test_functions_take_nodes_tensors_and_numbers(name):
     assert name in f.__doc__
 
 
-@pytest.mark.parametrize("name", ["tanh", "sigmoid", "relu", "exp", "sin", "abs", "erf", "atan", "log", "sqrt", "sign"])
+@pytest.mark.parametrize("name", ["tanh", "sigmoid", "relu", "exp", "expm1", "sin", "abs", "erf", "atan", "log", "log1p", "sqrt", "sign"])
 def test_torch_functions_record_the_same_node(name):
     assert getattr(torch, name)(A) is getattr(co, name)(A)
 

@@ -336,6 +336,10 @@ EXPRESSIONS: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Tensor, Tensor
     "softplus": (lambda a, b: co.softplus(a * b), lambda a, b: torch.nn.functional.softplus(a * b)),
     "relu": (lambda a, b: co.relu(a - b) ** 3, lambda a, b: torch.relu(a - b) ** 3),
     "log": (lambda a, b: co.log(2 + a * a) * b, lambda a, b: torch.log(2 + a * a) * b),
+    "near one": (
+        lambda a, b: co.expm1(a - b) * co.log1p(a * a * b * b),
+        lambda a, b: torch.expm1(a - b) * torch.log1p(a * a * b * b),
+    ),
     "sqrt": (lambda a, b: co.sqrt(1 + a**2) / b, lambda a, b: torch.sqrt(1 + a**2) / b),
     "sin cos": (lambda a, b: co.sin(a) * co.cos(b) - a, lambda a, b: torch.sin(a) * torch.cos(b) - a),
     "erf": (lambda a, b: -co.erf(a) * b, lambda a, b: -torch.erf(a) * b),
