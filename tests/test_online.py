@@ -281,22 +281,97 @@ def test_steps_end_a_stream_that_does_not():
     assert (found.step, found.status, found.updates) == (25, "finished", 25)
 
 
-BOTH = """
-import sys
+APART = """
+import json, sys
 sys.path.insert(0, sys.argv[1])
-import online
-online.main("2000", "30")
-online.main("2000", "30", "truncated", "5", "20")
+import test_online
+print(json.dumps(getattr(test_online, sys.argv[2])(*sys.argv[3:])))
 """
+STEPS = 600  # between two weighings
 
 
-def test_memory_does_not_grow():
-    """The benchmark, shorter. Keeping a state of 30 units for each step would be a megabyte; an influence, 200."""
-    done = subprocess.run([sys.executable, "-c", BOTH, ROOT / "benchmarks"], capture_output=True, text=True)
+def apart(function, *words):
+    """What a function of this file returns in a process of its own, where nobody else leaves anything behind."""
+    command = [sys.executable, "-c", APART, ROOT / "tests", function.__name__, *words]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
-    growth = [int(part.split(" kB")[0]) for part in done.stdout.split("growth ")[1:]]
-    assert len(growth) == 2
-    assert max(growth) < 150, done.stdout
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def growth_of_learners(folder):
+    """What STEPS steps add to all that is alive, by each learner: objects, bytes, nodes of graphs."""
+    from alive import alive
+
+    torch.set_num_threads(1)
+    online.ROWS = 5  # rows are kept up to a limit, which is reached before the first weighing
+    u, y = data(64)
+    found = {}
+    alive()  # the first time leaves something behind itself
+
+    def watched(weights):
+        for t in range(201 + STEPS):
+            if t in (200, 200 + STEPS):
+                weights.append(alive())
+            yield u[t % 64], y[t % 64]
+
+    for learner, method in LEARNERS.items():
+        weights = []
+        online.learn(
+            make("lstm"), watched(weights), "squared", method, co.optimisers.adam(1e-3),
+            folder=Path(folder) / learner, score=lambda a: {"size": float(a.norm())}, every=10, window=50, checkpoint=100,
+        )  # fmt: skip
+        before, after = weights
+        found[learner] = after.more_than(before)
+    return found
+
+
+def grows(objects, size, nodes):
+    """One object in twenty steps, eight bytes in each or a single node: less than anything that is kept for each step."""
+    return objects > STEPS // 20, size > 8 * STEPS, nodes > 0
+
+
+def test_memory_does_not_grow(tmp_path):
+    found = apart(growth_of_learners, tmp_path)
+    assert list(found) == list(LEARNERS)
+    for learner, growth in found.items():
+        assert grows(*growth) == (False, False, False), (learner, growth)
+
+
+def growth_of_hoards():
+    """The same of what is kept on purpose: a number, some text, a state or an operation for each step."""
+    from alive import alive
+
+    kept, found = {"numbers": [], "text": "", "states": [], "graph": torch.ones(1, requires_grad=True)}, {}
+
+    def keep(what, t):
+        if what == "numbers":
+            kept[what].append(1.5 * t)
+        elif what == "text":
+            kept[what] += "one more step"
+        elif what == "states":
+            kept[what].append(torch.zeros(4))
+        else:
+            kept[what] = kept[what] + 1
+
+    alive()
+    before = alive()
+    for what in kept:
+        for t in range(STEPS):
+            keep(what, t)
+        after = alive()
+        found[what] = after.more_than(before)
+        before = after
+    return found
+
+
+def test_memory_that_grows_is_noticed():
+    found = {what: grows(*growth) for what, growth in apart(growth_of_hoards).items()}
+    assert found == {
+        "numbers": (True, True, False),
+        "text": (False, True, False),
+        "states": (True, True, False),
+        "graph": (False, False, True),
+    }
 
 
 # files
