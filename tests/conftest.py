@@ -1,5 +1,6 @@
 """One thread for each worker, and a count of the gradient cases at the end."""
 
+import contextlib
 import signal
 import sys
 
@@ -7,6 +8,12 @@ import pytest
 import torch
 
 torch.set_num_threads(1)
+with contextlib.suppress(ImportError):
+    from hypothesis import HealthCheck, settings
+
+    # no example is too slow: that would be said of the machine, and it may be busy
+    settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("untimed")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell starts background jobs so, and tests send it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from coadjoint.sweeps import cuda
 
-PATIENCE = 60  # seconds at a barrier
+PATIENCE = 600  # seconds at a barrier: threads that wait in vain, and not ones that a busy machine is slow to run
 COMPILER = shutil.which(os.environ.get("CXX", "c++")) or shutil.which("g++")
 
 # <cmath> would take longer to read than the kernel to compile

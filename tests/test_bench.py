@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -135,11 +136,12 @@ def test_contenders_take_turns(monkeypatch):
     assert shares == [0.25, 0.5, 0.75, 1]
 
 
-def test_clock_is_of_one_call():
+def test_clock_is_of_one_call(monkeypatch):
     count = []
-    ms = bench.clock(lambda: (count.append(1), bench.time.sleep(0.002)), 5, "cpu")
+    monkeypatch.setattr(bench, "time", SimpleNamespace(perf_counter=lambda: 7 + 0.002 * len(count)))
+    ms = bench.clock(lambda: count.append(1), 5, "cpu")
     assert len(count) == 5
-    assert 2 <= ms < 8
+    assert ms == pytest.approx(2)
 
 
 @pytest.mark.parametrize(("cell", "gates", "slots"), [("elman", 1, 1), ("lstm", 4, 2), ("gru", 3, 1)])
@@ -361,10 +363,19 @@ def test_a_section_is_replaced_and_the_rest_kept(coadjoint):
 
 def test_a_busy_machine_is_named(monkeypatch):
     options = bench.Options(cells=("elman",), sizes=((4, 3, 5),), peers=(), repeat=1)
-    monkeypatch.setattr(bench, "measure", lambda *_: (bench.time.sleep(0.2), row())[1])  # asleep is not at work
+    clock = SimpleNamespace(now=0.0, worked=0.0)
+    clocks = SimpleNamespace(perf_counter=lambda: clock.now, process_time=lambda: clock.worked)
+
+    def measure(*_):
+        clock.now, clock.worked = clock.now + 8, clock.worked + 2
+        return row()
+
+    monkeypatch.setattr(bench, "time", clocks)
+    monkeypatch.setattr(bench, "limits", lambda device: {})
+    monkeypatch.setattr(bench, "measure", measure)
     found = bench.run(options)
-    assert found.attention < 0.5
-    assert any(note.startswith("The machine was busy: this process had") for note in found.notes())
+    assert found.attention == 0.25
+    assert any(note.startswith("The machine was busy: this process had 25%") for note in found.notes())
     assert not any("busy" in note for note in result().notes())
 
 

@@ -464,23 +464,17 @@ def test_repr_says_what_it_is():
 # the import
 
 PROBE = """
-import json, sys, time
+import json, sys
 import torch
 import numpy
-before, begin = set(sys.modules), time.perf_counter()
+before = set(sys.modules)
 import coadjoint
-print(json.dumps([time.perf_counter() - begin, sorted({m.split(".")[0] for m in set(sys.modules) - before})]))
+print(json.dumps(sorted({m.split(".")[0] for m in set(sys.modules) - before})))
 """
 
 
-def test_import_needs_torch_and_numpy_alone_and_is_quick():
-    runs = []
-    for _ in range(3):
-        out = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, check=True).stdout
-        runs.append(json.loads(out))
-        if runs[-1][0] < 0.3:
-            break
-    assert min(seconds for seconds, _ in runs) < 0.3
-    new = set(runs[0][1]) - set(sys.stdlib_module_names)
+def test_import_needs_torch_and_numpy_alone():
+    out = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, check=True).stdout
+    new = set(json.loads(out)) - set(sys.stdlib_module_names)
     assert not new & {"matplotlib", "rich", "sympy", "typer", "yaml", "safetensors", "jinja2", "pandas", "scipy"}
     assert {m for m in new if not m.startswith("_")} <= {"coadjoint", "torch", "numpy"}, new

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import coadjoint as co
+from coadjoint import training
 from coadjoint.curvature import Packing
 from coadjoint.directions import STEP_RULES, Armijo, Constant, Galvan, Wolfe, temporal
 from coadjoint.hessian_free import HessianFree
@@ -270,16 +271,17 @@ def test_weight_noise_is_on_the_gradient_alone():
         assert torch.allclose(dict(net.named_parameters())[name], p - 0.1 * g[name], rtol=1e-12, atol=1e-14)
 
 
-def test_budgets():
+def test_budgets(monkeypatch):
     spent = lambda **more: trained(optimiser=optimiser("sgd", 0.01), steps=10**6, **more)
     assert spent(gradients=101).step == 6  # of 20 sequences
     assert spent(gradients=101, gradient=co.Penalised("log-ratio")).step == 3
+    monkeypatch.setattr(training.Training, "elapsed", lambda run: 0.125 * run.step)  # a clock that ticks with the steps
     timed = spent(seconds=0.3)
-    assert 0.3 <= timed.seconds < 3
-    assert timed.work == 20 * timed.step
-    both = spent(seconds=0.3, gradients=40)
-    assert both.work >= 40
-    assert both.seconds >= 0.3
+    assert (timed.step, timed.seconds, timed.work) == (3, 0.375, 60)
+    both = spent(seconds=0.3, gradients=40)  # both are used up
+    assert (both.step, both.work) == (3, 60)
+    both = spent(seconds=0.3, gradients=101)
+    assert (both.step, both.work) == (6, 120)
 
 
 def test_the_distance_to_the_gradient_is_kept(tmp_path):

@@ -51,7 +51,7 @@ class Browser:
 
     session = None
 
-    def message(self, patience=30.0):
+    def message(self, patience=300.0):
         until = time.monotonic() + patience
         while b"\0" not in self.buffer:
             ready, _, _ = select.select([self.into], [], [], max(0, until - time.monotonic()))
@@ -120,10 +120,10 @@ class Browser:
         try:
             self.session = None
             self.send("Browser.close")
-            self.process.wait(10)
+            self.process.wait(60)
         except (TimeoutError, OSError, subprocess.TimeoutExpired):
             self.process.kill()
-            self.process.wait(10)
+            self.process.wait()
         os.close(self.out), os.close(self.into)
 
 

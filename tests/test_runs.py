@@ -71,22 +71,49 @@ class child:
         os.kill(self.pid, number)
 
 
-def until(condition, seconds=30):
-    end = time.monotonic() + seconds
+def until(condition):
+    end = time.monotonic() + 600
     while not condition():
         assert time.monotonic() < end, "it never came"
         time.sleep(0.005)
 
 
-def slowly(seconds=0.02):
-    """Steps that take a while, so that there is time for a signal."""
-    advance = training.Training.advance
+class Gate:
+    """A run in a child waits here after one of its steps, until it is let go: `before=gate`."""
 
-    def slow(run):
-        advance(run)
-        time.sleep(seconds)
+    def __init__(self, step):
+        self.step = step
+        self.said, self.saying = os.pipe()
+        self.waiting, self.opening = os.pipe()
 
-    training.Training.advance = slow
+    def __call__(self):
+        """In the child. A signal that comes while it waits is handled, said, and waited on."""
+        advance, install = training.Training.advance, signal.signal
+
+        def held(run):
+            advance(run)
+            if run.step == self.step:
+                os.write(self.saying, b"waiting\n")
+                os.read(self.waiting, 1)
+
+        def telling(number, handler):
+            def handle(n, frame):
+                handler(n, frame)
+                os.write(self.saying, b"handled\n")
+
+            return install(number, handle if callable(handler) else handler)
+
+        training.Training.advance, signal.signal = held, telling
+
+    def hear(self, what):
+        """Wait until the child says it, or has ended."""
+        if self.saying is not None:
+            os.close(self.saying)  # the child's end alone is left, so that it closes with the child
+            self.saying = None
+        assert os.read(self.said, len(what) + 1).decode() == f"{what}\n"
+
+    def open(self):
+        os.write(self.opening, b"x")
 
 
 @pytest.fixture(scope="module")
@@ -105,10 +132,13 @@ def copy(truth, tmp_path):
 
 
 def half(to):
-    """A run that was stopped by SIGTERM after step 20, in `to`."""
-    process = child(*WORDS, "--out", to, before=slowly)
-    until(lambda: (to / "checkpoints" / runs.name_of(20)).exists())
+    """A run that was stopped by SIGTERM at step 25, in `to`."""
+    gate = Gate(25)
+    process = child(*WORDS, "--out", to, before=gate)
+    gate.hear("waiting")
+    assert (to / "checkpoints" / runs.name_of(20)).exists()
     process.send(signal.SIGTERM)
+    gate.open()
     code, output = process.wait()
     assert code == 75, output
     return to
@@ -358,8 +388,9 @@ def test_steps_are_ordered_as_numbers(tmp_path):
 
 
 def test_the_second_writer_is_refused_and_told_who_is_first(tmp_path):
-    process = child(*WORDS, "--out", tmp_path / "run", before=lambda: slowly(0.5))
-    until(lambda: (tmp_path / "run" / "metrics.jsonl").exists())
+    gate = Gate(5)
+    process = child(*WORDS, "--out", tmp_path / "run", before=gate)
+    gate.hear("waiting")
     with pytest.raises(StorageError, match=rf"in use by pid {process.pid} on \S+ since \d{{4}}-"):
         runs.Lock(tmp_path / "run")
     code, output = command("resume", tmp_path / "run")
@@ -565,9 +596,11 @@ def test_places_that_cannot_be_written(tmp_path):
 
 
 def test_a_folder_removed_while_the_run_goes_on(tmp_path):
-    process = child(*WORDS, "--out", tmp_path / "run", before=slowly)
-    until(lambda: runs.saved(tmp_path / "run"))
+    gate = Gate(15)
+    process = child(*WORDS, "--out", tmp_path / "run", before=gate)
+    gate.hear("waiting")
     (tmp_path / "run").rename(tmp_path / "elsewhere")
+    gate.open()
     code, output = process.wait()
     assert code == 4
     # between two saves, or in the middle of one
@@ -612,17 +645,18 @@ def test_new_files_are_not_written_through_links(tmp_path):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_stops_the_run_and_it_goes_on_in_the_same_bits(tmp_path, truth, number):
-    folder = tmp_path / "a run"
-    process = child(*WORDS, "--out", folder, before=slowly)
-    until(lambda: runs.saved(folder))
+    folder, gate = tmp_path / "a run", Gate(15)
+    process = child(*WORDS, "--out", folder, before=gate)
+    gate.hear("waiting")
     process.send(number)
+    gate.open()
     code, output = process.wait()
     assert code == 75
     found = re.search(r"stopped: (SIG\w+): saved at step (\d+)\. Go on with: coadjoint (resume '.*')\n$", output)
     assert found, output
     assert found[1] == signal.Signals(number).name
     step = int(found[2])
-    assert 10 <= step < 60
+    assert step == 15
     assert runs.saved(folder)[-1].name == runs.name_of(step)
     result = json.loads((folder / "result.json").read_text())
     assert (result["status"], result["step"]) == ("interrupted", step)
@@ -631,33 +665,31 @@ def test_a_signal_stops_the_run_and_it_goes_on_in_the_same_bits(tmp_path, truth,
 
 
 def test_two_interrupts_stop_at_once(tmp_path, truth):
-    folder = tmp_path / "run"
-    process = child(*WORDS, "--out", folder, before=lambda: slowly(0.4))
-    until(lambda: (folder / "metrics.jsonl").exists())
-    time.sleep(0.1)
-    begin = time.monotonic()
+    folder, gate = tmp_path / "run", Gate(5)
+    process = child(*WORDS, "--out", folder, before=gate)
+    gate.hear("waiting")
     process.send(signal.SIGINT)
-    time.sleep(0.05)
-    process.send(signal.SIGINT)
+    gate.hear("handled")
+    process.send(signal.SIGINT)  # the gate stays shut: the run ends inside its step
     code, output = process.wait()
     assert code == 75
     assert "interrupted twice" in output
     assert f"Go on with: coadjoint resume {folder}" in output
-    assert time.monotonic() - begin < 5
     assert not runs.saved(folder)
     resumed_equal(folder, truth)
 
 
 def test_signals_that_were_ignored_stay_ignored(tmp_path, truth):
-    folder = tmp_path / "run"
+    folder, gate = tmp_path / "run", Gate(15)
 
     def nohup():
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        slowly()
+        gate()
 
     process = child(*WORDS, "--out", folder, before=nohup)
-    until(lambda: runs.saved(folder))
+    gate.hear("waiting")
     process.send(signal.SIGHUP)
+    gate.open()
     code, output = process.wait()
     assert code == 0, output
     same(folder, truth)
@@ -678,9 +710,9 @@ def test_a_signal_in_a_real_process(tmp_path, truth):
         [sys.executable, "-m", "coadjoint", *words, "--out", folder], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )  # fmt: skip
-    until(lambda: runs.saved(folder), 60)
+    until(lambda: runs.saved(folder))
     process.terminate()
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=600)
     assert process.returncode == 75
     assert f"coadjoint resume {folder}" in errors
 

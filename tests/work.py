@@ -1,0 +1,49 @@
+"""Work that is counted and not timed: a busy machine counts as an idle one does."""
+
+import signal
+import sys
+import threading
+from contextlib import contextmanager
+
+PROCESSOR = 120  # seconds of this process's own, for one call that never comes back: a pattern that tries everything
+
+
+class TooMuch(AssertionError):
+    pass
+
+
+class Calls:
+    """The number of calls of functions so far."""
+
+    count = 0
+
+
+@contextmanager
+def counted(most=None):
+    """Count the calls of functions, those written in C among them; more than `most` of them are TooMuch.
+
+    What one call does inside is not counted. Against one that does not end there is a limit of processor time, some
+    hundred times what anything here takes."""
+    calls, before, main = Calls(), sys.getprofile(), threading.current_thread() is threading.main_thread()
+
+    def note(frame, event, argument):
+        if event in ("call", "c_call"):
+            calls.count += 1
+            if most is not None and calls.count > most:
+                sys.setprofile(before)
+                raise TooMuch(f"more than {most:,} calls")
+
+    def spent(number, frame):
+        raise TooMuch(f"more than {PROCESSOR} s of processor time")
+
+    if main:
+        handler = signal.signal(signal.SIGVTALRM, spent)
+        signal.setitimer(signal.ITIMER_VIRTUAL, PROCESSOR)
+    sys.setprofile(note)
+    try:
+        yield calls
+    finally:
+        sys.setprofile(before)
+        if main:
+            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+            signal.signal(signal.SIGVTALRM, handler)
