@@ -1,9 +1,4 @@
-"""What is alive in this process, counted and not measured: no allocator, free list or other process has a say in it.
-
-    objects     everything that the interpreter can reach
-    bytes       of these objects themselves, and of the storages of tensors, each once
-    nodes       of the autograd graphs that live tensors hold on to: torch keeps them where the interpreter does not look
-"""
+"""What is alive in this process, counted and not measured: no allocator, free list or other process has a say in it."""
 
 import gc
 import sys
@@ -13,9 +8,11 @@ import torch
 
 
 class Alive(NamedTuple):
-    objects: int
-    bytes: int
-    nodes: int
+    objects: int  # everything that the interpreter can reach
+    bytes: int  # of these objects themselves, and of the storages of tensors, each once
+    nodes: (
+        int  # of the autograd graphs that live tensors hold on to: torch keeps them where the interpreter does not look
+    )
 
     def more_than(self, before: "Alive") -> "Alive":
         """What has been added since."""

@@ -47,7 +47,9 @@ try:
 except SystemExit:
     print(*{name.split(".")[0] for name in sys.modules})
 """
-HEAVY = {"torch", "numpy", "yaml", "jinja2", "safetensors", "matplotlib", "pandas", "pyarrow", "scipy", "sklearn", "sympy"}
+HEAVY = set(
+    ["torch", "numpy", "yaml", "jinja2", "safetensors", "matplotlib", "pandas", "pyarrow", "scipy", "sklearn", "sympy"]
+)
 
 
 def test_help_loads_nothing_that_takes_long():

@@ -250,9 +250,7 @@ def test_a_row_takes_a_few_calls(tmp_path):
     """However many rows there are."""
     rng, calls = np.random.default_rng(0), []
     for n in (5_000, 20_000):
-        rows = "\n".join(
-            f"s{i // 1000},{i % 1000},{x:.6f},{y:.4f}" for i, (x, y) in enumerate(rng.normal(size=(n, 2)))
-        )
+        rows = "\n".join(f"s{i // 1000},{i % 1000},{x:.6f},{y:.4f}" for i, (x, y) in enumerate(rng.normal(size=(n, 2))))
         path = put(tmp_path, f"{n}.csv", "id,time,a,b\n" + rows)
         with counted() as work:
             r = read(path, Options(kind="next"))

@@ -560,7 +560,9 @@ COMPARE = st.fixed_dictionaries({}, optional={
 })  # fmt: skip
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(
+    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(rows=st.lists(ROW, max_size=6), result=RESULT, environment=JSON)
 def test_any_run_folder_makes_a_page(tmp_path, rows, result, environment):
     (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
@@ -569,7 +571,9 @@ def test_any_run_folder_makes_a_page(tmp_path, rows, result, environment):
     page_of(tmp_path)
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(
+    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(data=COMPARE)
 def test_any_comparison_makes_a_page_or_a_refusal(tmp_path, data):
     (tmp_path / "compare.json").write_text(json.dumps(data))
