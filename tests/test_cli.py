@@ -47,9 +47,8 @@ try:
 except SystemExit:
     print(*{name.split(".")[0] for name in sys.modules})
 """
-HEAVY = set(
-    ["torch", "numpy", "yaml", "jinja2", "safetensors", "matplotlib", "pandas", "pyarrow", "scipy", "sklearn", "sympy"]
-)
+OURS = {"torch", "numpy", "yaml", "jinja2", "safetensors"}
+HEAVY = OURS | {"matplotlib", "pandas", "pyarrow", "scipy", "sklearn", "sympy"}
 
 
 def test_help_loads_nothing_that_takes_long():
