@@ -30,6 +30,7 @@ from .sweeps import Stepped, Swept, scale
 from .sweeps.autograd import Costate
 from .sweeps.derivatives import settle
 from .sweeps.rows import NONE, ROOM, Rows, exponent
+from .wrappers import refuse_wrappers
 
 DIRECTIONS = ("forward", "reverse")
 Source = tuple[Tensor, Tensor | None]  # s and its unit: s 2^unit, for each state row
@@ -278,6 +279,8 @@ class Tape:
         again, device = torch.is_grad_enabled(), loss.device.type
         calls = [call for call in self.calls if call.levels[0].pieces[0].run.x.requires_grad]
         outputs = [y for call in calls for y in (call.output, *call.last)]
+        called = {call.module for call in calls}
+        refuse_wrappers(loss, outputs, {m: name for m, name in self.names.items() if name in called})
         each = torch.ones_like(loss)
         grads = torch.autograd.grad(loss, outputs, each, True, again, allow_unused=True) if outputs else ()
         found, items = dict(zip(map(id, outputs), grads, strict=True)), list[Costates]()
