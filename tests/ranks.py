@@ -36,6 +36,7 @@ PLACES = (
     "begun",  # recorded in forward, and the penalty asked for outside
     "later",  # around the wrapped model, from the second step on
 )
+NETWORKS = ("network", "network-inside")  # a co.Network that is wrapped itself, or called by the wrapped module
 
 
 class Reader(nn.Module):
@@ -63,8 +64,36 @@ class Reader(nn.Module):
         return loss + WEIGHT * tape.penalty("log-ratio", loss)
 
 
-def objective(model: nn.Module, reader: Reader, step: int, u: Tensor, y: Tensor) -> Tensor:
+class Told(nn.Module):
+    """A network, and the penalised loss of what it says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.network = co.Network("gru", inputs=3, hidden=4, outputs=4)
+
+    def forward(self, u: Tensor, y: Tensor) -> Tensor:
+        return penalised(self.network, u, y)
+
+
+def penalised(network: nn.Module, u: Tensor, y: Tensor) -> Tensor:
+    lam = network(u.transpose(0, 1)).costates("cross-entropy", y)
+    return lam.loss + WEIGHT * co.penalties.log_ratio(lam)
+
+
+def fresh(place: str) -> nn.Module:
+    torch.manual_seed(1)
+    if place in NETWORKS:
+        told = Told()
+        return told.network if place == "network" else told
+    return Reader(place)
+
+
+def objective(model: nn.Module, reader: nn.Module, step: int, u: Tensor, y: Tensor) -> Tensor:
     """The mean penalised loss; `model` is the reader, wrapped or not."""
+    if isinstance(reader, co.Network):
+        return penalised(model, u, y).mean()
+    if isinstance(reader, Told):
+        return model(u, y).mean()
     if reader.place in ("inside", "self") or (reader.place == "later" and step == 0):
         return model(u, y).mean()
     if reader.place == "begun":
@@ -75,18 +104,18 @@ def objective(model: nn.Module, reader: Reader, step: int, u: Tensor, y: Tensor)
     return (loss + WEIGHT * tape.penalty("log-ratio", loss)).mean()
 
 
-def parallel(**options: bool) -> Callable[[Reader], nn.Module]:
-    def wrap(reader: Reader) -> nn.Module:
+def parallel(**options: bool) -> Callable[[nn.Module], nn.Module]:
+    def wrap(reader: nn.Module) -> nn.Module:
         reader.unused = nn.Parameter(torch.zeros(2), requires_grad="find_unused_parameters" in options)
         return DistributedDataParallel(reader, **options)
 
     return wrap
 
 
-def shard(*parts: str, **options: bool) -> Callable[[Reader], nn.Module]:
+def shard(*parts: str, **options: bool) -> Callable[[nn.Module], nn.Module]:
     """Shard the parts of the reader on their own, then the reader ("" stands for it)."""
 
-    def wrap(reader: Reader) -> nn.Module:
+    def wrap(reader: nn.Module) -> nn.Module:
         mesh = init_device_mesh("cpu", (WORLD,))
         for part in parts:
             fully_shard(reader.get_submodule(part), mesh=mesh, **options)
@@ -95,7 +124,7 @@ def shard(*parts: str, **options: bool) -> Callable[[Reader], nn.Module]:
     return wrap
 
 
-WRAPPERS: dict[str, Callable[[Reader], nn.Module]] = {
+WRAPPERS: dict[str, Callable[[nn.Module], nn.Module]] = {
     "ddp": parallel(),
     "ddp-unused": parallel(find_unused_parameters=True),
     "ddp-static": parallel(static_graph=True),
@@ -133,11 +162,7 @@ def outcome(case: str, rank: int) -> float | str:
     u, y = torch.randn(SAMPLES, 6, 3), torch.randint(0, 4, (SAMPLES,))
     share = SAMPLES // WORLD
     mine = slice(rank * share, (rank + 1) * share)
-    readers = []
-    for _ in range(2):
-        torch.manual_seed(1)
-        readers.append(Reader(place))
-    alone, reader = readers
+    alone, reader = fresh(place), fresh(place)
     model = WRAPPERS[wrapper](reader)
     optimisers = [torch.optim.SGD(m.parameters(), 0.1) for m in (alone, model)]
     worst = 0.0

@@ -25,6 +25,7 @@ from .losses import LossLike, Output
 from .readout import DROPPED, Answers, Readout, check_dropout
 from .recurrence import Entering, Recurrence, positive
 from .sweeps import Rows
+from .wrappers import refuse_wrapped
 
 
 @dataclass(frozen=True, eq=False)
@@ -228,6 +229,7 @@ class Network(Recurrence, Readout):
 
     def forward(self, u: Sequences, lengths: Any = None, x0: Tensor | None = None) -> Trajectory:
         """Run over u: [T, B, inputs], a list of [T_i, inputs], or a PackedSequence; x0 [B, n] or [n]."""
+        refuse_wrapped(self)
         layout, rows_u = lay_out(u, lengths, self.inputs, self.V)
         rows, V, b_o, more = layout.rows, self.V, self.b_o, self.held()
         heard, seen = self.dropping(rows.N, self.inputs), self.dropping(rows.N if self.by_steps else rows.B, self.wide)

@@ -35,6 +35,7 @@ from .recording import Layer, Level, Recorded, down, refuse_transforms
 from .recurrence import formula_step, positive
 from .stack import Kind, Layers, accepted, built
 from .sweeps import Choice, Rows, Stepped
+from .wrappers import refuse_wrapped
 
 LAYERS = 1000  # the most
 STEPWISE = Choice(
@@ -313,6 +314,7 @@ class EncoderDecoder(Readout):
 
     def forward(self, u: Sequences, lengths: Any = None, x0: Tensor | None = None) -> Translation:
         """Read u: [T, B, inputs], a list of [T_i, inputs], or a PackedSequence; x0 [B, n] or [n], where the encoder begins."""
+        refuse_wrapped(self)
         layout, rows_u = lay_out(u, lengths, self.inputs, self.V)
         return Translation(self, layout, rows_u, x0, self.encoder.run(layout, rows_u, x0))
 

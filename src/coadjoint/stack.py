@@ -29,6 +29,7 @@ from .readout import DROPPED, Answers, Readout, check_dropout, drawn
 from .recording import DIRECTIONS, Layer, Level, Piece, Recorded, attached, down, pulled, refuse_transforms
 from .recurrence import Recurrence, positive
 from .sweeps import Choice
+from .wrappers import refuse_wrapped
 
 Kind = str | Cell | nn.Module | Callable[..., Any]
 
@@ -308,6 +309,7 @@ class Stack(Readout):
 
     def forward(self, u: Sequences, lengths: Any = None, x0: Tensor | None = None) -> Ascent:
         """Run over u: [T, B, inputs], a list of [T_i, inputs], or a PackedSequence; x0 [B, n] or [n], of all layers."""
+        refuse_wrapped(self)
         layout, rows_u = lay_out(u, lengths, self.inputs, self.V)
         heard = self.dropping(layout.rows.N, self.inputs)
         rows_u = rows_u if heard is None else rows_u * heard

@@ -24,9 +24,14 @@ SINK = "_DDPSinkBackward"  # stands on the outputs of a DistributedDataParallel
 SHARDED = "RegisterPostBackwardFunctionBackward"  # stands on the inputs of what fully_shard has sharded
 
 
+def one_of_many() -> bool:
+    """Is this process one of several that work together?"""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
 def refuse_wrappers(loss: Tensor, outputs: Iterable[Tensor], recorded: Mapping[nn.Module, str]) -> None:
     """Refuse a gradient from the loss to the outputs of the recorded modules that would set off a wrapper's hooks."""
-    if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+    if not one_of_many():
         return
     for module, name in recorded.items():
         if any(at_rest(state) for state in shards_of(module)):
@@ -47,6 +52,25 @@ def sharded(what: str) -> Unsupported:
         f"{what}, and its weights are freed when costates have been taken: put co.record, the loss and the penalty "
         "inside the forward of one sharded module, and shard no part of that one from the recurrence to the loss on "
         "its own."
+    )
+
+
+def refuse_wrapped(network: nn.Module) -> None:
+    """Refuse a wrapper right around a network. It looks for tensors in what forward returns, and in a trajectory sees none."""
+    if not one_of_many():
+        return
+    wrapper = getattr(nn.parallel.DistributedDataParallel, "_active_ddp_module", None)
+    if wrapper is not None and wrapper.module is network and wrapper.static_graph:
+        raise hidden(network, "DistributedDataParallel(static_graph=True)")
+    if "torch.distributed.fsdp" in sys.modules and isinstance(network, torch.distributed.fsdp.FSDPModule):
+        raise hidden(network, "fully_shard")
+
+
+def hidden(network: nn.Module, wrapper: str) -> Unsupported:
+    kind = type(network).__name__.removeprefix("FSDP")  # fully_shard gives what it shards a class of its own
+    return Unsupported(
+        f"{wrapper} looks for tensors in what a module returns, and a co.{kind} returns a run in which it sees none: "
+        f"give it a module of your own that calls the {kind} and returns the loss, with the penalty added."
     )
 
 
