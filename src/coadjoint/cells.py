@@ -50,6 +50,7 @@ from .formula import (
     tanh,
     walk,
 )  # fmt: skip
+from .transport import Portable, remember
 
 FIRST = "first slot"
 
@@ -99,7 +100,7 @@ class Fields:
 
 
 @dataclass(frozen=True, eq=False)
-class Cell:
+class Cell(Portable):
     """One formula and what follows from it. Made by `@cell`."""
 
     name: str
@@ -121,8 +122,21 @@ class Cell:
     def __post_init__(self) -> None:
         _ = self.next, self.read  # a formula that cannot be recorded is refused where it is written
 
-    def __deepcopy__(self, memo: Any) -> Cell:
+    def __copy__(self) -> Cell:
         return self  # nothing in it changes
+
+    def __deepcopy__(self, memo: Any) -> Cell:
+        return self
+
+    @property
+    def _function(self) -> Callable[..., Any]:
+        return self.formula
+
+    def _reduce_without_place(self, protocol: Any) -> Any:
+        raise InputError(
+            f"cell '{self.name}' cannot be pickled: a cell of one's own is pickled by its import path, and this one is not "
+            f"at the top level of module {self.formula.__module__}. Define it there, outside of functions and classes."
+        )
 
     def __repr__(self) -> str:
         return f"<cell {self.name}: slots {' '.join(self.slots)}>"
@@ -359,7 +373,7 @@ def once(make: Callable[..., Cell]) -> Callable[..., Cell]:
         bound.apply_defaults()
         key = tuple(bound.arguments.values())
         if key not in known:
-            known[key] = make(*key)
+            known[key] = remember(make(*key), of, *key)
         return known[key]
 
     return of
@@ -663,7 +677,7 @@ def lru(z, v, x, p):
     return re * x.re - im * x.im + gain * (z.re + v.re), im * x.re + re * x.im + gain * (z.im + v.im)
 
 
-@functools.cache
+@once
 def noisy(base: Cell, dropout: bool, zoneout: bool) -> Cell:
     """`base` under noise that comes as data.
 

@@ -272,6 +272,10 @@ class Method:
         """What the next gradient depends on beside its arguments and the step: to be saved with a run, and put back."""
         return {}
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy, here or in another process, begins with: recordings belong to this process and its networks."""
+        return {name: value for name, value in self.__dict__.items() if name != "recordings"}
+
     def __call__(self, net: Net, batch: Batch, loss: LossLike) -> Evaluation:
         return self.evaluate(net, batch, loss)
 

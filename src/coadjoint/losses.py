@@ -20,6 +20,7 @@ from torch import Tensor
 
 from .errors import InputError, KindError, Unsupported, brief, choose
 from .sweeps.checks import insist, is_deferred
+from .transport import Portable, remembered
 
 OUTPUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "identity": lambda a: a,
@@ -35,7 +36,7 @@ def output_function(output: Output) -> Callable[[Tensor], Tensor]:
 
 
 @dataclass(frozen=True)
-class Loss:
+class Loss(Portable):
     """value(a or y_hat, y) -> [entries]. `folds`: the output functions that `value` contains; it then receives a.
 
     slope: d value / d (a or y_hat), [entries, outputs], where it is shorter than what autograd does; y has passed `value`."""
@@ -44,6 +45,10 @@ class Loss:
     value: Callable[[Tensor, Tensor], Tensor]
     folds: tuple[str, ...] = ()
     slope: Callable[[Tensor, Tensor], Tensor] | None = None
+
+    @property
+    def _function(self) -> Callable[..., Any]:
+        return self.value
 
     def __call__(self, a: Tensor, y: Tensor | None, output: Output) -> Tensor:
         if y is None:
@@ -164,6 +169,7 @@ binary_cross_entropy = Loss(
 )
 
 
+@remembered
 def huber(delta: float = 1.0) -> Loss:
     """e^2 / 2 for |e| <= delta, delta (|e| - delta / 2) beyond, summed over outputs."""
     if not isinstance(delta, int | float) or not 0 < delta < math.inf:

@@ -30,6 +30,7 @@ from .hessian_free import HessianFree
 from .losses import LossLike
 from .readout import Net
 from .ridge import Ridge
+from .transport import Portable, remembered
 
 _SGD = ("momentum", "dampening", "weight_decay")
 _ADAM = ("betas", "eps", "weight_decay")
@@ -60,7 +61,7 @@ PACELESS = ("hessian-free", "ridge")  # have no step size
 
 
 @dataclass(frozen=True)
-class Schedule:
+class Schedule(Portable):
     """factor(progress, step): the step size as a share of lr; progress = step / steps in 0..1, step counts from 0.
 
     A schedule with a `patience` waits: after so many evaluations without a better held-out loss it multiplies by `decay`.
@@ -76,6 +77,10 @@ class Schedule:
         if not isinstance(self.warmup, int) or self.warmup < 0:
             raise InputError(f"warmup is a number of steps, at least 0; got {brief(self.warmup)}.")
 
+    @property
+    def _function(self) -> Callable[..., Any]:
+        return self.factor
+
     def __call__(self, step: int, steps: int) -> float:
         ramp = min(1.0, (step + 1) / self.warmup) if self.warmup else 1.0
         return ramp * self.factor(min(step / max(steps, 1), 1.0), step)
@@ -87,35 +92,41 @@ def _share(name: str, value: float, low: float = 0.0) -> float:
     return value
 
 
+@remembered
 def constant(warmup: int = 0) -> Schedule:
     """lr"""
     return Schedule("constant", lambda progress, step: 1.0, warmup=warmup)
 
 
+@remembered
 def exponential(decay: float = 0.999, warmup: int = 0) -> Schedule:
     """lr decay^step"""
     _share("decay", decay)
     return Schedule("exponential", lambda progress, step: decay**step, warmup=warmup)
 
 
+@remembered
 def inverse_time(decay: float = 1e-3, warmup: int = 0) -> Schedule:
     """lr / (1 + decay step)"""
     real("decay", decay, 0)
     return Schedule("inverse-time", lambda progress, step: 1 / (1 + decay * step), warmup=warmup)
 
 
+@remembered
 def linear(end: float = 0.0, warmup: int = 0) -> Schedule:
     """from lr to end * lr over all steps"""
     _share("end", end)
     return Schedule("linear", lambda progress, step: 1 + (end - 1) * progress, warmup=warmup)
 
 
+@remembered
 def cosine(end: float = 0.0, warmup: int = 0) -> Schedule:
     """from lr to end * lr over all steps, along half a cosine"""
     _share("end", end)
     return Schedule("cosine", lambda p, step: end + (1 - end) * (1 + math.cos(math.pi * p)) / 2, warmup=warmup)
 
 
+@remembered
 def plateau(decay: float = 0.5, patience: int = 5, warmup: int = 0) -> Schedule:
     """lr times `decay` whenever `patience` evaluations have brought no better held-out loss"""
     _share("decay", decay)

@@ -28,10 +28,11 @@ from .errors import InputError, KindError, Unsupported, brief, choose, real, who
 from .layout import dense
 from .network import Trajectory
 from .sweeps import Swept, scale
+from .transport import Portable, remembered
 
 
 @dataclass(frozen=True)
-class Penalty:
+class Penalty(Portable):
     """A function of Costates that knows its name, adds and scales."""
 
     name: str
@@ -51,6 +52,11 @@ class Penalty:
             return self.value(lam)  # type: ignore[arg-type]
         return functools.reduce(torch.add, map(self.value, lam)) / len(lam)
 
+    @property
+    def _function(self) -> Callable[..., Any]:
+        return self.value
+
+    @remembered
     def on(self, what: str | None = None, **where: Any) -> Penalty:
         """The same penalty of some of the costates: on(layer=0), on(direction="forward"), ...; on("top"), the last layer (of an
         encoder-decoder, the decoder); on("whole"), the states of all layers as one. Of a single layer all are that layer's."""
@@ -72,12 +78,14 @@ class Penalty:
 
         return Penalty(f"{self.name} on {names}", value, joint=True)
 
+    @remembered
     def __add__(self, other: Penalty) -> Penalty:
         other = penalty(other)
         return Penalty(f"{self.name} + {other.name}", lambda lam: self(lam) + other(lam), joint=True)
 
     __radd__ = __add__
 
+    @remembered
     def __mul__(self, weight: float) -> Penalty:
         return Penalty(f"{weight:g} {self.name}", lambda lam: weight * self(lam), joint=True)
 
@@ -189,6 +197,7 @@ def share_variance(lam: Costates) -> Tensor:
     return torch.where(any_on, torch.where(lam.mask[1:], (share - 1 / T).square(), 0).sum(0), 0).to(lam.loss.dtype)
 
 
+@remembered
 def barrier(switch: float = 1e-5) -> Penalty:
     """sum over units i of phi(lam_{T,i}), phi(v) = log(|v| / switch)^2 below the switch and 0 above: keeps the last costate
     away from zero. phi has a continuous slope; units whose costate is exactly zero are left out.
@@ -268,6 +277,7 @@ def of_network(lam: Costates, name: str) -> Trajectory:
     return run
 
 
+@remembered
 def tangent(v: Tensor, beta: Tensor | float = 0.0) -> Penalty:
     """sum over outputs (and steps) of (DF(u) v - beta)^2: the change of y_hat along the input direction v [T, B, inputs] is
     asked to be beta.  The tangent loss of Simard et al. (1992), as in Caterini's framework (section 3)."""
@@ -283,6 +293,7 @@ def tangent(v: Tensor, beta: Tensor | float = 0.0) -> Penalty:
     return Penalty("tangent", value, tangent.__doc__)
 
 
+@remembered
 def of_output(G: Any = "variance") -> Penalty:
     """mean over outputs k of G applied to d y_hat_k / dx_t instead of dL/dx_t; y_hat is that of the sample's last step."""
     inner = penalty(G)
@@ -306,14 +317,14 @@ def inverse_time(start: float, rate: float = 1.0) -> Schedule:
     """rho(step) = start / (1 + rate step); a fixed weight hurts on natural data, Pascanu et al. (2013) used 1/t"""
     real("start", start, 0)
     real("rate", rate, 0)
-    return lambda step: start / (1 + rate * step)
+    return functools.partial(_inverse_time, start, rate)
 
 
 def exponential(start: float, decay: float) -> Schedule:
     """rho(step) = start decay^step"""
     real("start", start, 0)
     real("decay", decay, 0)
-    return lambda step: start * decay**step
+    return functools.partial(_exponential, start, decay)
 
 
 def linear(start: float, end: float, steps: int) -> Schedule:
@@ -321,7 +332,19 @@ def linear(start: float, end: float, steps: int) -> Schedule:
     real("start", start, 0)
     real("end", end, 0)
     whole("steps", steps)
-    return lambda step: start + (end - start) * min(step / steps, 1.0)
+    return functools.partial(_linear, start, end, steps)
+
+
+def _inverse_time(start: float, rate: float, step: int) -> float:
+    return start / (1 + rate * step)
+
+
+def _exponential(start: float, decay: float, step: int) -> float:
+    return start * decay**step
+
+
+def _linear(start: float, end: float, steps: int, step: int) -> float:
+    return start + (end - start) * min(step / steps, 1.0)
 
 
 def log_decay(lam: Costates | Sequence[Costates]) -> Tensor:

@@ -25,6 +25,7 @@ from .losses import LossLike, Output
 from .sweeps import Rows
 from .sweeps.checks import insist
 from .sweeps.derivatives import affine
+from .transport import Structured
 
 
 def tilted(net: Readout, rows: Rows, h: Tensor, more: dict[str, Tensor]) -> Tensor:
@@ -77,7 +78,7 @@ def check_dropout(p: Any, of: str) -> float:
     return float(p)
 
 
-class Readout(nn.Module):
+class Readout(Structured):
     """V, b_o and what else a readout has; of a Network and of a Stack.
 
     readout  "last", "every", or a summary of all steps (then self.readout is "last", and self.summary says which)

@@ -16,6 +16,7 @@ from .errors import MOST, InputError, KindError, Unsupported, brief, choose
 from .layout import Layout, check_like, check_make, dense, not_finite, parameter
 from .sweeps import Choice, Plan, Rows, Stepped, Swept
 from .sweeps.derivatives import affine, ensure
+from .transport import Structured
 
 Weights = tuple[Tensor, Tensor | None]
 Entering = tuple[Weights, Weights | None]
@@ -32,7 +33,7 @@ def positive(**sizes: Any) -> None:
             raise InputError(f"{name} must be at most {MOST:,}; got {brief(value)}.")
 
 
-class Recurrence(nn.Module):
+class Recurrence(Structured):
     """The recurrent part of a Network, a layer of a Stack; arguments as in Network.
 
     Parameters: W (recurrent), R (input), b, x0 if learned, and the cell's own under `p`; a step function has its own."""

@@ -122,6 +122,12 @@ class Sequences:
         return Batch(pad_sequence(u), y, lengths=torch.tensor([len(s) for s in u]), reduce=reduce)
 
 
+@functools.lru_cache(maxsize=4)
+def permutation(n: int, seed: int, epoch: int) -> np.ndarray:
+    """The order of n sequences in an epoch."""
+    return rng(seed, "epoch", epoch).permutation(n)
+
+
 class Collection(Task):
     """A finite set of sequences in splits: "train", and "valid" and "test" where there are any.
 
@@ -134,16 +140,13 @@ class Collection(Task):
         self.sets = sets
         self.size = len(sets["train"])
         self.splits = tuple(s for s in ("valid", "test") if s in sets and len(sets[s]))
-        self._order = functools.lru_cache(maxsize=2)(
-            lambda seed, epoch: rng(seed, "epoch", epoch).permutation(len(sets["train"]))
-        )
 
     def steps_per_epoch(self, size: int) -> int:
         return math.ceil(len(self.sets["train"]) / size)
 
     def batch(self, step: int, size: int, seed: int) -> Batch:
         epoch, k = divmod(whole("step", step, 0, 2**62), self.steps_per_epoch(whole("size", size)))
-        return self._of("train", self._order(seed, epoch)[k * size : (k + 1) * size])
+        return self._of("train", permutation(len(self.sets["train"]), seed, epoch)[k * size : (k + 1) * size])
 
     def held_out(self, split: str, seed: int, draw: int | str = 0, n: int = 1000) -> Iterator[Batch]:
         """All sequences of a split, in batches of at most `n`, short ones together so that little is padded."""
