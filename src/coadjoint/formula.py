@@ -229,9 +229,16 @@ def apply(name: str, a: Any) -> Any:
     return float(PRIMITIVES[name].run(torch.tensor(float(a), dtype=torch.float64)))
 
 
+class Function(functools.partial[Any]):
+    """A primitive as formulas call it. It is pickled by its name in this module."""
+
+    def __reduce__(self) -> str:
+        return str(self.args[0])
+
+
 def primitive(name: str, run: Callable[..., Tensor], slope: Callable[[Node, Node], Node]) -> Callable[[Any], Any]:
     PRIMITIVES[name] = Primitive(run, slope)
-    function = functools.partial(apply, name)
+    function = Function(apply, name)
     function.__doc__ = f"{name}(a), in a cell's formula or on a tensor."
     return function
 

@@ -5,11 +5,12 @@ All differentiate the mean over samples of per-sample values, so a gradient does
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -33,6 +34,13 @@ CHUNK = 256  # steps whose Gram matrices are held at a time
 LARGE = 1e6  # a weight that is named where a derivative leaves its range: it may be the weight's doing
 
 
+def elsewhere(*_: Any) -> Any:
+    raise Unsupported(
+        "this evaluation was made in another process, and its run stayed there: ask for trajectory and costates where "
+        "the gradient is taken, and send their tensors."
+    )
+
+
 @dataclass(frozen=True, eq=False)
 class Evaluation:
     """What a gradient method found at one point.
@@ -53,6 +61,15 @@ class Evaluation:
     adjoint: Callable[[Trajectory], Costates]
     share: float = 1.0
     criterion: LossLike | None = None  # the loss that was asked for
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For another process: all but the run, which stays where it was made."""
+        held = {f.name: getattr(self, f.name) for f in fields(self)}
+        return held | {"run": elsewhere, "adjoint": elsewhere}
+
+    def __deepcopy__(self, memo: Any) -> Evaluation:
+        held = {f.name: copy.deepcopy(getattr(self, f.name), memo) for f in fields(self)}
+        return Evaluation(**held)
 
     def __repr__(self) -> str:
         return (

@@ -29,7 +29,7 @@ from torch.autograd import Function, forward_ad
 from torch.nn.functional import pad
 
 from ..cells import Cell
-from ..errors import NumericalError
+from ..errors import NumericalError, Unsupported
 from .checks import Doubt, ask, is_deferred
 from .chunks import pieces, product, total
 from .memory import empty
@@ -94,6 +94,12 @@ class Plan:
     doubts: list[Doubt] = field(default_factory=list)
     checked: bool = True
     deferred: bool = field(default_factory=is_deferred)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise Unsupported(
+            "a run of a network, and the costates on it, belong to the process that made them and cannot be copied or "
+            "pickled: take their tensors, trajectory.x.detach() or costates.lam.detach()."
+        )
 
 
 def ensure(plan: Plan, y: Tensor, wrong: Callable[[], Exception | None]) -> None:
