@@ -46,7 +46,23 @@ if TYPE_CHECKING:
         Unsupported,
     )
     from .formula import (
-        abs, atan, cos, erf, exp, expm1, held, log, log1p, relu, sigmoid, sign, sin, softplus, sqrt, step, tanh,
+        abs,
+        atan,
+        cos,
+        erf,
+        exp,
+        expm1,
+        held,
+        log,
+        log1p,
+        relu,
+        sigmoid,
+        sign,
+        sin,
+        softplus,
+        sqrt,
+        step,
+        tanh,
     )  # fmt: skip
     from .gradients import BPTT, RTRL, Evaluation, Penalised, Stream, Truncated
     from .network import Network, Trajectory

@@ -11,6 +11,7 @@ import shlex
 import shutil
 import sys
 import textwrap
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Optional, TextIO
@@ -256,20 +257,20 @@ def resume(
     """Go on with a run, or with a comparison, where it stopped: bit for bit as if it had not."""
     from . import report, runs, settings
 
-    if (run / "compare.json").exists():
+    if os.path.lexists(run / "compare.json"):
         if steps is not None or fallback:
             raise ConfigError("--steps and --fallback belong to a run, not to a comparison.")
         return compared(run, jobs, quiet)
     if jobs is not None:
         raise ConfigError("--jobs belongs to a comparison, not to a run.")
-    if (run / "online.json").exists():
+    if os.path.lexists(run / "online.json"):
         return stream_on(run, steps, fallback, quiet)
     config = configs.read(run)
     if steps is not None:
         config = configs.resolve(
             None, {**configs.plain(config), "training": {**configs.plain(config)["training"], "steps": steps}}
         )
-    job = configs.build(config)
+    job = configs.build(config, runs.glimpse(run))
     ended = finished(run, job.arguments["steps"])
     if ended is not None:
         if not (run / "report.html").exists():
@@ -287,13 +288,12 @@ def resume(
 
 def finished(run: Path, steps: int) -> str | None:
     """How the run ended, if it cannot go on."""
-    from . import settings
-    from .errors import StorageError
+    from . import schemas
 
     path = run / "result.json"
-    if not path.exists():
+    if not os.path.lexists(path):
         return None
-    result = settings.read_json(path, 50_000_000, StorageError)
+    result = schemas.read(path, schemas.Result)
     over = result["status"] in ("success", "early-stopped") or (
         result["status"] == "finished" and result["step"] >= steps
     )
@@ -381,10 +381,9 @@ def follow(job: configs.Online, folder: Path, quiet: bool, **more: Any) -> None:
 
 def stream_on(run: Path, steps: int | None, fallback: bool, quiet: bool) -> None:
     """Go on with a run of `coadjoint online`."""
-    from . import runs, settings
-    from .errors import StorageError
+    from . import runs, schemas, settings
 
-    own = settings.read_json(run / "online.json", 50_000_000, StorageError)
+    own = schemas.read(run / "online.json", schemas.OnlineSettings)
     config = configs.read(run)
     if steps is not None:
         training = config.training.model_copy(update={"steps": steps})
@@ -394,7 +393,7 @@ def stream_on(run: Path, steps: int | None, fallback: bool, quiet: bool) -> None
             more = f"To go on, if its stream does: coadjoint resume {run} --steps N"
             print(safe(f"{run} has ended already ({ended}). {more}"))
         return
-    job = configs.streamed(config, own["classes"], own["window"])
+    job = configs.streamed(config, own["classes"], own["window"], runs.glimpse(run))
     if steps is not None:
         runs.Lock(run).release()
         settings.dump(job.plain, run / "config.yaml")
@@ -410,7 +409,7 @@ def replay(run: Path = RUN) -> None:
     found = runs.saved(run, "replay")
     if not found:
         raise StorageError(f"{run} holds no replay: no step of it was refused.")
-    job = configs.build(configs.read(run))
+    job = configs.build(configs.read(run), runs.glimpse(run, "replay"))
     saved = runs.load(found[-1])
     arguments = {**job.arguments, "nonfinite": "stop"}
     try:
@@ -679,12 +678,13 @@ def weights_of(run: Path) -> tuple[Any, Any, Any, str]:
     from . import runs, training
     from .errors import StorageError
 
-    if (run / "online.json").is_file():
+    if os.path.lexists(run / "online.json"):
         raise StorageError(f"{run} learned from a stream, which has no held-out sequences to look at.")
     settled = configs.read(run)
     task = configs.task_of(settled)
-    if (run / "model.safetensors").is_file():
+    if os.path.lexists(run / "model.safetensors"):
         return configs.load_model(run / "model.safetensors")[0], task, settled, "weights after training"
+    configs.belongs(settled, task, runs.glimpse(run))
     saved = runs.latest(run)
     if saved is None:
         raise StorageError(f"{run} holds no weights yet: neither a model nor a checkpoint.")
@@ -854,10 +854,17 @@ def bench(
         benchmark.write(write, result)
 
 
+def warn(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+    """A warning in one line, without the place in the source that it came from."""
+    print(safe(f"coadjoint: warning: {message}"), file=sys.stderr)
+
+
 def main() -> None:
     """The entry point: errors in one line, each kind with its exit code."""
     try:
-        code = app(standalone_mode=False)
+        with warnings.catch_warnings():
+            warnings.showwarning = warn
+            code = app(standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
     except typer.Exit as end:
         sys.exit(end.exit_code)
@@ -876,7 +883,9 @@ def main() -> None:
         if os.environ.get("COADJOINT_DEBUG"):
             raise
         if isinstance(error, MemoryError) or "allocate memory" in str(error) or "out of memory" in str(error):
-            fail("not enough memory. Lower --hidden, --batch or --length.", MissingError.exit_code)
+            reading = sys.argv[1:2] in (["resume"], ["replay"], ["predict"], ["report"])
+            advice = "This folder asks for more than there is here." if reading else "Lower --hidden, --batch or --length."
+            fail(f"not enough memory. {advice}", MissingError.exit_code)
         words = " ".join(str(error).split())[:200]
         fail(f"a fault of coadjoint: {type(error).__name__}: {words}. `coadjoint --debug ...` shows where.", 1)
 

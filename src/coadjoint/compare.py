@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from . import config as configs
-from . import files, settings
+from . import files, schemas, settings
 from .errors import CoadjointError, ConfigError, StorageError, choose
 from .report import BUDGETS
 
@@ -186,13 +186,7 @@ def read(folder: Path) -> dict[str, Any]:
     path = folder / "compare.json"
     if not path.exists():
         raise StorageError(f"{folder} holds no comparison (compare.json is missing).")
-    found = settings.read_json(path, 50_000_000, StorageError)
-    if not isinstance(found, dict) or not isinstance(found.get("rows"), list):
-        raise StorageError(f"{path} is not a comparison.")
-    for row in found["rows"]:  # once, a comparison had one task, and said so once
-        for key in ("task", "metric", "goal"):
-            row.setdefault(key, found.get(key))
-    return found
+    return schemas.read(path, schemas.Comparison)
 
 
 def run(folder: Path, jobs: int, tick: Tick = lambda done, total, what: None) -> dict[str, Any]:
@@ -370,11 +364,19 @@ def end_with(worker: int) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
+def result_of(run: Path) -> dict[str, Any] | None:
+    """What came of a run; None if it has no result yet."""
+    path = run / "result.json"
+    return schemas.read(path, schemas.TrainingResult) if os.path.lexists(path) else None
+
+
 def status(run: Path) -> str | None:
+    """How a run ended; None if it has not, or does not say so in words that can be read."""
     try:
-        return json.loads((run / "result.json").read_text()).get("status")
-    except (OSError, ValueError, AttributeError):
+        result = result_of(run)
+    except StorageError:
         return None
+    return None if result is None else str(result["status"])
 
 
 def collect(folder: Path, found: dict[str, Any]) -> None:
@@ -388,12 +390,16 @@ def collect(folder: Path, found: dict[str, Any]) -> None:
 
 
 def outcome(run: Path, r: dict[str, Any], metric: str) -> None:
-    ended = status(run)
     r.setdefault("error", None)
-    r.update(status=ended or "waiting", success=False, steps=None, seconds=None, work=None, metric=None)
-    if ended is None:
+    r.update(status="waiting", success=False, steps=None, seconds=None, work=None, metric=None)
+    try:
+        result = result_of(run)
+    except StorageError as error:
+        r["error"] = str(error)
         return
-    result = json.loads((run / "result.json").read_text())
+    if result is None:
+        return
+    r["status"] = result["status"]
     values = result.get("metrics", {})
     value = values.get("test", values.get("valid", {})).get(metric)
     r["success"] = bool(result["success"])
@@ -415,9 +421,9 @@ def existing(paths: Sequence[Path], folder: Path, command: str | None) -> dict[s
     judged: dict[str, str] = {}
     for path in paths:
         config = configs.read(path)
-        if status(path) is None:
+        result = result_of(path)
+        if result is None:
             raise StorageError(f"{path} has no result yet. Go on with: coadjoint resume {path}")
-        result = json.loads((path / "result.json").read_text())
         task, metric = config.task.name or str(config.data.train), result["metric"]
         if judged.setdefault(task, metric) != metric:
             raise StorageError(f"{path} is judged by '{metric}', the others by '{judged[task]}': they do not compare.")

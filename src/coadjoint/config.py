@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import io
 import os
 import shlex
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,7 +21,7 @@ from typing import Annotated, Any, Literal, cast, get_args, get_origin, get_type
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from .errors import CoadjointError, ConfigError, DataError, MissingError, NumericalError, StorageError, choose, said
+from .errors import CoadjointError, ConfigError, DataError, MissingError, NumericalError, StorageError, choose
 from .errors import nearest as nearest_name
 from .settings import SURROGATE, Settings
 
@@ -474,8 +476,9 @@ def plain(config: Config) -> dict[str, Any]:
     return {name: section for name, section in out.items() if section}
 
 
-def build(config: Config) -> Job:
-    """Make the network, the task, the gradient method and the optimiser."""
+def build(config: Config, past: Any = None) -> Job:
+    """Make the network, the task, the gradient method and the optimiser. past: a runs.Glimpse of a checkpoint to go on from; a
+    config that does not belong to it is refused before anything is built of it."""
     import torch
 
     from .directions import DIRECTIONS
@@ -484,6 +487,7 @@ def build(config: Config) -> Job:
 
     training = config.training
     idle(config)
+    unchanged(config, past)
     device = device_of(training.device)
     set_threads(training.threads, config.network.hidden)
     task = task_of(config)
@@ -491,6 +495,7 @@ def build(config: Config) -> Job:
     if config.network.cell is None:
         usual = "gru" if task.readout == "sequence" else "elman"
         config = config.model_copy(update={"network": config.network.model_copy(update={"cell": usual})})
+    belongs(config, task, past)
     net = network_of(config, task, device)
     if config.gradient.penalty_on not in (None, "each") and isinstance(net, Network):
         raise ConfigError("--penalty-on chooses among layers, and there is one: give --layers or a list of cells.")
@@ -545,6 +550,32 @@ def build(config: Config) -> Job:
         DIRECTIONS[arguments["optimiser"].direction](e, rng(training.seed))
     notes = (*getattr(task, "notes", ()), *memory_of(net, len(b.u), config, arguments["gradient"]))
     return Job(resolved, net, task, arguments, notes)
+
+
+def unchanged(config: Config, past: Any) -> None:
+    """Refuse a config in which a key has another value than in the description of the run's checkpoint: it is compared again,
+    whole, when the run goes on, but by then it has been obeyed."""
+    about = past.description if past is not None and isinstance(past.description, dict) else {}
+    settings = about.get("settings")
+    sections = {"network": about.get("network"), **(settings if isinstance(settings, dict) else {})}
+    for name, section in plain(config).items():
+        then = sections.get(name)
+        for key, now in section.items() if isinstance(then, dict) else ():
+            if key in then and then[key] != now and not (name == "training" and key in FREE):
+                where = f"{'' if name == 'network' else 'settings.'}{name}.{key}"
+                raise StorageError(
+                    f"{past.source} cannot be gone on from: {where} ({then[key]!r} then, {now!r} now) has changed since "
+                    "the run began. Restore it in config.yaml, or start a new run."
+                )
+
+
+def belongs(config: Config, task: Any, past: Any) -> None:
+    """Refuse a config whose network is not that of the run's checkpoint, before there is memory for it."""
+    from .training import compare_tensors
+
+    if past is not None:
+        shape = Shape(**{key: getattr(task, key) for key in Shape.model_fields})
+        compare_tensors(outlined(config.network, shape, config.training.precision), past.outline, past.source)
 
 
 def memory_of(net: Any, T: int, config: Config, method: Any) -> list[str]:
@@ -1105,8 +1136,9 @@ class Online:
         return {name: section for name, section in kept.items() if section}
 
 
-def streamed(config: Config, classes: list[str] | None, window: int) -> Online:
-    """Make the stream, the network, the learner and the optimiser; what one of them declines is declined here."""
+def streamed(config: Config, classes: list[str] | None, window: int, past: Any = None) -> Online:
+    """Make the stream, the network, the learner and the optimiser; what one of them declines is declined here. past: as in
+    `build`."""
     import torch
 
     from . import online
@@ -1131,9 +1163,11 @@ def streamed(config: Config, classes: list[str] | None, window: int) -> Online:
         update["network"] = config.network.model_copy(update={"cell": "elman"})
     config = config.model_copy(update=update)
     idle(config)
+    unchanged(config, past)
     set_threads(t.threads, config.network.hidden)
     dtype = torch.float64 if t.precision == 64 else torch.float32
     stream = online.read(data.pop("train"), classes=classes, dtype=dtype, **data)
+    belongs(config, stream, past)
     net = network_of(config, stream, "cpu")
     config = config.model_copy(
         update={
@@ -1166,62 +1200,64 @@ def streamed(config: Config, classes: list[str] | None, window: int) -> Online:
 
 def read(folder: Path) -> Config:
     """The config a run was started with."""
-    from . import settings
+    from . import files, settings
 
     path = folder / "config.yaml"
     if not folder.is_dir():
         raise StorageError(f"{folder} is not a run folder{' (no such folder)' if not folder.exists() else ''}.")
-    if not path.exists():
+    if not os.path.lexists(path):
         raise StorageError(f"{folder} holds no config.yaml: it is not a run made by `coadjoint train`.")
-    return resolve(settings.load(path))
+    return resolve(settings.load(path, files.read_regular(path, settings.BYTES)))
+
+
+def outlined(n: NetworkSection, shape: Shape, precision: int) -> dict[str, Any]:
+    """The tensors of the network of a section, by name: types and shapes without any memory behind them."""
+    import torch
+
+    with torch.device("meta"):
+        return dict(construct(n, shape, precision).state_dict())
+
+
+def within(n: NetworkSection, shape: Shape, header: Any) -> None:
+    """Refuse a network of more parts or units than a file of tensors has tensors or numbers: it need not be laid out."""
+    deep = n.deep if isinstance(n.deep, list) else [n.deep]
+    sizes = (n.hidden, n.layers, n.depth, n.width, n.attention_steps, n.embedding, *deep, shape.inputs, shape.outputs)
+    parts = max(len(names_of(n)), len(deep) if n.deep else 0)
+    if max(size or 1 for size in sizes) > header.numbers or parts > len(header.tensors):
+        raise ConfigError("it is larger than the file")
 
 
 def load_model(path: Path) -> tuple[Any, dict[str, Any]]:
-    """The network of a model.safetensors file, and its description. The file is a stranger's: nothing in it is run."""
-    from . import runs, settings
-    from .training import fit
+    """The network of a model.safetensors file, and its description. The file is a stranger's: nothing in it is run, and no
+    memory is taken before its header was compared with the network that it describes."""
+    from . import files, runs, schemas
+    from .training import compare_tensors, fit
 
     runs.safetensors()
-    from safetensors import SafetensorError, safe_open
-
+    path = Path(path)
+    header = schemas.read_header(path)
+    description = schemas.described(path, header)
+    n = NetworkSection.model_validate(description["network"])
+    shape = Shape.model_validate(description["shape"])
     try:
-        with safe_open(str(path), framework="pt") as file:
-            about = (file.metadata() or {}).get("coadjoint")
-            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise StorageError(f"{path} is not a model file: {said(error)}.") from None
-    if about is None:
-        raise StorageError(f"{path} was not written by coadjoint: it does not say what network it belongs to.")
-    description = settings.read_json(about, error=StorageError, name=f"{path}, its description")
-    try:
-        n = NetworkSection.model_validate(description["network"])
-        shape = Shape.model_validate(description["shape"])
-        deep = n.deep if isinstance(n.deep, list) else [n.deep]
-        sizes = (
-            n.hidden,
-            len(names_of(n)),
-            n.layers,
-            n.depth,
-            n.width,
-            n.attention_steps,
-            n.embedding,
-            *deep,
-            shape.inputs,
-            shape.outputs,
-        )
-        if max(size or 1 for size in sizes) > sum(w.numel() for w in weights.values()):
-            raise ConfigError("it is larger than the file")
-        net = construct(n, shape, description["precision"])
-    except ValidationError as error:
-        what = error.errors()[0]
-        where = ".".join(map(str, what["loc"])) or "network"
-        raise StorageError(f"{path}: its description is damaged ({where}: {what['msg'].lower()}).") from None
-    except (KeyError, TypeError) as error:
-        raise StorageError(f"{path}: its description is damaged ({type(error).__name__}: {error}).") from None
+        within(n, shape, header)
+        outline = outlined(n, shape, description["precision"])
     except (CoadjointError, RuntimeError, MemoryError) as error:
         words = " ".join(str(error).split()).rstrip(".")
         raise StorageError(f"{path}: the network it describes cannot be built: {words[:200]}.") from None
-    fit(net, weights, str(path))
+    compare_tensors(outline, header.outline, str(path))
+    if description.get("sha256") is None:
+        warnings.warn(
+            f"{path} carries no SHA-256 sum, as models before 0.6.1 do not: a flipped bit in it would not be noticed.",
+            stacklevel=2,
+        )
+    content = files.read_regular(path, header.size)
+    if description.get("sha256") is not None and not runs.unbroken(io.BytesIO(content), description["sha256"]):
+        raise StorageError(
+            f"{path} is damaged: its bytes do not have the SHA-256 sum that it carries. {schemas.Model.advice}"
+        )
+    net = construct(n, shape, description["precision"])
+    fit(net, runs.unpack(content, path), str(path))
     return net.eval(), description
 
 
@@ -1231,10 +1267,10 @@ def predict(run: Path, data: Path, out: Path, **reading: Any) -> tuple[int, tupl
 
     from .tasks.data import Data
 
-    path = run / "model.safetensors" if run.is_dir() else run
+    path = run / "model.safetensors" if run.is_dir() else run.resolve()  # a link that was named is followed
     if not run.exists():
         raise StorageError(f"{run} does not exist. Name a run folder, or a model.safetensors.")
-    if not path.exists():
+    if not os.path.lexists(path):
         config = run / "config.yaml"
         raise StorageError(
             f"{run} has not finished: there is no model yet. Go on with: coadjoint resume {shlex.quote(str(run))}"

@@ -195,3 +195,54 @@ def replace(path: File, content: bytes | str) -> None:
     """Put a file in place of an old one, whole or not at all."""
     with replacing(path) as file:
         file.write(content.encode() if isinstance(content, str) else content)
+
+
+def open_regular(path: File) -> BinaryIO:
+    """Open a file of a folder that may be a stranger's: never through a link, and never a pipe, a device or a folder, which
+    may be endless or may wait for ever."""
+    flags = os.O_RDONLY
+    for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC"):
+        flags |= getattr(os, name, 0)
+    try:
+        handle = os.open(path, flags)
+    except (OSError, ValueError) as error:
+        if getattr(error, "errno", None) == errno.ELOOP:
+            raise StorageError(f"{path} is a link. Put the file itself in its place.") from None
+        reason = getattr(error, "strerror", None) or error
+        raise StorageError(f"{path} cannot be read: {reason}.") from None
+    mode = os.fstat(handle).st_mode
+    if stat.S_ISREG(mode):
+        return open(handle, "rb")
+    os.close(handle)
+    kind = "a folder" if stat.S_ISDIR(mode) else "a pipe or device"
+    raise StorageError(f"{path} is {kind}; expected a regular file.")
+
+
+def read_regular(path: File, most: int) -> bytes:
+    """The bytes of a regular file; one of more than `most` bytes is refused before anything is read."""
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > most:
+            raise StorageError(f"{path} has {size:,} bytes; at most {most:,} are read.")
+        try:
+            return file.read(size)  # what is written meanwhile is not waited for
+        except OSError as error:
+            raise StorageError(f"{path} cannot be read: {error.strerror}.") from None
+
+
+def read_lines(path: File, most_line: int) -> Iterator[bytes]:
+    """The lines of a regular file, one after the other, so that its length does not matter; one of more than `most_line`
+    bytes is refused."""
+    with open_regular(path) as file:
+        number = 0
+        while True:
+            try:
+                line = file.readline(most_line + 1)
+            except OSError as error:
+                raise StorageError(f"{path} cannot be read: {error.strerror}.") from None
+            if not line:
+                return
+            number += 1
+            if len(line) > most_line:
+                raise StorageError(f"{path}:{number}: the line has more than {most_line:,} bytes.")
+            yield line

@@ -26,6 +26,7 @@ from .losses import LossLike, entries, sloped
 from .network import Network, Trajectory
 from .penalties import Schedule, Steered, log_decay, penalty
 from .readout import Net, check_net
+from .runs import misfit
 from .segments import Found, Segmented, Segments, wanted
 from .sweeps import Swept, derivatives, scale
 
@@ -670,6 +671,7 @@ class Stream:
         self.shown = {name: p for name, p in trained(net).items() if name in ("V", "b_o")}
         self.carried = Influence(self.net, self.names, batch)
         self.t = 0
+        self.kept = 0  # steps of the past
         self.reset()
 
     @property
@@ -730,6 +732,10 @@ class Stream:
     def state(self) -> dict[str, Tensor]:
         """What the next step depends on, beside the weights."""
         return {"x": self.x, "S": self.carried.S}
+
+    def complaint(self, state: dict[str, Tensor]) -> str | None:
+        """What is wrong with a state that was read from a file; None if it can be restored."""
+        return misfit(self.state(), state)
 
     def restore(self, state: dict[str, Tensor], t: int) -> None:
         self.x, self.t = state["x"].to(self.x), t
@@ -792,6 +798,7 @@ class Windows:
         net.still("truncated backpropagation")
         self.net, self.k1, self.batch, self.given = one_layer(net, "truncated backpropagation"), k1, batch, x0
         self.past: deque[tuple[Tensor, Tensor, Tensor | None]] = deque(maxlen=k2)
+        self.kept = k2
         self.reset()
 
     def reset(self) -> None:
@@ -832,6 +839,25 @@ class Windows:
         for name, parts in zip(("past.x", "past.u", "past.y"), zip(*self.past, strict=True), strict=False):
             found |= {} if parts[0] is None else {name: torch.stack(parts)}
         return found
+
+    def complaint(self, state: dict[str, Tensor]) -> str | None:
+        """What is wrong with a state that was read from a file; None if it can be restored."""
+        y = state.get("past.y")
+        k = len(state["past.x"]) if "past.x" in state and state["past.x"].dim() else 0
+        expected = {"x": self.x, "fresh": torch.tensor(0)}
+        if any(name.startswith("past.") for name in state):
+            u = self.x.new_empty(k, self.batch, self.net.inputs, device="meta")
+            expected |= {"past.x": self.x.new_empty(k, *self.x.shape, device="meta"), "past.u": u}
+        if y is not None:
+            expected["past.y"] = y
+        if wrong := misfit(expected, state):
+            return wrong
+        if y is not None and tuple(y.shape[:2]) != (k, self.batch):
+            return f"'past.y' has shape {list(y.shape)}; expected [{k}, {self.batch}, ...]"
+        most = self.kept
+        if k > most or not 0 <= int(state["fresh"]) <= k:
+            return f"it keeps {k} steps, {int(state['fresh'])} of them new; expected at most {most}, and no more new ones"
+        return None
 
     def restore(self, state: dict[str, Tensor], t: int) -> None:
         self.reset()

@@ -47,7 +47,19 @@ from .losses import LossLike
 from .optimisers import Judged, Optimiser, adam, recipe_of
 from .readout import Net, check_net
 from .streams import File
-from .training import Display, Interrupted, Row, Silent, check_run, difference, fit, interruptible
+from .training import (
+    Display,
+    Interrupted,
+    Row,
+    Silent,
+    check_run,
+    complain,
+    difference,
+    fit,
+    interruptible,
+    numbers,
+    part,
+)  # fmt: skip
 
 ROWS = 1000  # of the latest rows, kept in memory
 read = File
@@ -158,6 +170,8 @@ class Running:
             self.names = list(figures)
             self.total, self.marked = np.zeros(len(figures)), np.zeros(len(figures))
             self.ring = np.zeros((self.window, len(figures)))
+        if list(figures) != self.names:
+            raise StorageError(f"this run has the figures {', '.join(self.names)}; now there are {', '.join(figures)}.")
         row = np.fromiter(figures.values(), float, len(figures))
         self.ring[self.t % self.window] = row
         self.total = self.total + row
@@ -184,6 +198,13 @@ class Running:
         arrays = {"total": self.total, "marked": self.marked, "ring": self.ring}
         rest = {"names": self.names, "t": self.t, "looked": self.looked, "window": self.window}
         return {name: torch.from_numpy(y) for name, y in arrays.items()}, rest
+
+    def complaint(self, tensors: dict[str, Tensor], rest: dict[str, Any]) -> str | None:
+        """What is wrong with arrays that were read from a file; None if they can be restored."""
+        many, window = len(rest["names"]), rest["window"]
+        shapes = {"total": (many,), "marked": (many,), "ring": (window, many)}
+        expected = {name: torch.empty(s, dtype=torch.float64, device="meta") for name, s in shapes.items()}
+        return runs.misfit(expected, tensors)
 
     def restore(self, tensors: dict[str, Tensor], rest: dict[str, Any]) -> None:
         self.total, self.marked, self.ring = (tensors[name].numpy() for name in ("total", "marked", "ring"))
@@ -399,9 +420,18 @@ class Learning:
         weights = sum(t.numel() * t.element_size() for t in (*self.net.parameters(), *self.carry.state().values()))
         about = lambda: runs.environment(self.seed, str(self.net.V.device), self.command)
         need = 4 * weights + 2**20
-        with runs.held(self.folder, resume, fallback, need, about, self.restore, self.show.say) as opened:
+        call = (self.folder, resume, fallback, need, about, self.check, self.restore, self.show.say, self.most)
+        with runs.held(*call) as opened:
             self.storage, self.metrics, self.clock = opened, opened.metrics, opened.clock
             yield
+
+    @property
+    def most(self) -> int:
+        """Bytes that no file of a checkpoint of this run exceeds."""
+        weights = sum(t.numel() * max(8, t.element_size()) for t in self.net.state_dict().values())
+        learner = sum(t.numel() * t.element_size() for t in self.carry.state().values())
+        window = 8 * self.carry.kept * self.batch * (self.net.n + self.net.inputs + self.net.outputs)
+        return 2**26 + 8 * weights + learner + window + 8 * 64 * self.window
 
     def save(self) -> None:
         if self.folder is None:
@@ -437,9 +467,26 @@ class Learning:
             "clock": self.clock.position,
         }
         found = runs.Checkpoint(self.step, dict(self.net.state_dict()), tensors, state)
-        runs.save(self.folder / "checkpoints", found, self.metadata())
+        runs.save(self.folder / "checkpoints", found, self.about())
         self.kept = self.step
         runs.prune(self.folder, self.keep, None)
+
+    def check(self, saved: runs.Checkpoint) -> None:
+        """Refuse a checkpoint that lacks something of what `restore` and the next step need, by its name, type or shape."""
+        door = runs.schemas()
+        state, tensors = door.check("state.json", saved.state, door.StreamState), saved.tensors
+        if state["description"] != json.loads(runs.dumps(self.description)):
+            return  # another run's: `restore` says what has changed
+        steps = part("optimiser", tensors) | part("optimiser", numbers(state["optimiser"]))
+        complain(self.stepper.complaint(self.net, steps, state["updates"] > 0), "its optimiser: ")
+        complain(self.carry.complaint(part("learner", tensors)), "its learner: ")
+        complain(self.figures.complaint(part("figures", tensors), state["figures"]), "its figures: ")
+        complain(runs.misfit(self.total or {}, part("held", tensors)), "its sum of gradients: ")
+        for name in tensors:
+            if name.partition(".")[0] not in ("optimiser", "learner", "figures", "held"):
+                complain(f"{name!a} does not belong to it")
+        if hasattr(self.stream, "complaint"):
+            complain(self.stream.complaint(state["stream"]), "its stream: ")
 
     def restore(self, saved: runs.Checkpoint) -> None:
         state, here = saved.state, json.loads(runs.dumps(self.description))
@@ -447,12 +494,11 @@ class Learning:
             what = difference(state["description"], here)
             raise StorageError(f"{self.folder} cannot go on: {what} has changed since it began. Restore it, or start a new run.")  # fmt: skip
         fit(self.net, saved.model, f"checkpoint {runs.name_of(saved.step)} of {self.folder}")
-        part = lambda of: {name[len(of) + 1 :]: v for name, v in saved.tensors.items() if name.startswith(f"{of}.")}
-        numbers = {name.removeprefix("optimiser."): v for name, v in state["optimiser"].items()}
-        self.stepper.restore(part("optimiser") | numbers)
-        self.carry.restore(part("learner"), state["t"])
-        self.figures.restore(part("figures"), state["figures"])
-        self.total = part("held") if self.held else None
+        tensors = saved.tensors
+        self.stepper.restore(part("optimiser", tensors) | part("optimiser", numbers(state["optimiser"])))
+        self.carry.restore(part("learner", tensors), state["t"])
+        self.figures.restore(part("figures", tensors), state["figures"])
+        self.total = part("held", tensors) if self.held else None
         self.norms, self.updates, self.skip, self.rate = (state[k] for k in ("norms", "updates", "items", "rate"))
         if hasattr(self.stream, "restore"):
             self.stream.restore(state["stream"])
@@ -463,9 +509,10 @@ class Learning:
             if state[what] != now:
                 self.show.say(f"{what} was {state[what]} and is {now}: the run goes on, but not necessarily in the same bits.")  # fmt: skip
 
-    def metadata(self) -> dict[str, str]:
+    def about(self) -> dict[str, Any]:
+        """What a model says of itself: the run's description, and what the stream has been so far."""
         data = self.stream.describe() if hasattr(self.stream, "describe") else None
-        return {"coadjoint": json.dumps(runs.plain({**(self.description or {}), "data": data}))}
+        return {**(self.description or {}), "data": data}
 
     @property
     def go_on(self) -> str:
@@ -492,7 +539,8 @@ class Learning:
         status = "ended" if self.ended else "finished"
         if self.folder is not None:
             self.save()
-            files.replace(self.folder / "model.safetensors", runs.pack(self.net.state_dict(), self.metadata()))
+            model = runs.pack_model(dict(self.net.state_dict()), self.about())
+            files.replace(self.folder / "model.safetensors", model)
             self.write_result("finished", None)
         return Learned(
             self.net, status, self.step, self.updates, self.seconds, self.figures.so_far, self.figures.recent,

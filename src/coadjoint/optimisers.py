@@ -15,11 +15,12 @@ import contextlib
 import functools
 import math
 from collections.abc import Callable, Iterable
+from copy import deepcopy
 from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from .batch import Batch
 from .curvature import Curvature
@@ -30,6 +31,7 @@ from .hessian_free import HessianFree
 from .losses import LossLike
 from .readout import Net
 from .ridge import Ridge
+from .runs import misfit
 from .transport import Portable, remembered
 
 _SGD = ("momentum", "dampening", "weight_decay")
@@ -285,7 +287,23 @@ class Stepper(Protocol):
     @property
     def state(self) -> dict[str, Any]: ...
 
+    def complaint(self, net: Net, state: dict[str, Any], begun: bool) -> str | None:
+        """What is wrong with a state that was read from a file, for this network; None if it can be restored. begun: at least
+        one step was taken, so that nothing may be missing."""
+        ...
+
     def restore(self, state: dict[str, Any]) -> None: ...
+
+
+def whole_number(value: Any, least: int = 0) -> bool:
+    """Whether a number, or a tensor of one, is whole and not less than `least`."""
+    x = float(value)
+    return least <= x < 2**53 and x == int(x)
+
+
+def numbers_of(net: Net) -> int:
+    """How many numbers are trained."""
+    return sum(p.numel() for p in net.parameters() if p.requires_grad)
 
 
 def flat(values: Any, name: str = "") -> dict[str, Any]:
@@ -322,6 +340,28 @@ class Judged:
     @property
     def state(self) -> dict[str, Any]:
         return flat(self.optimiser.state_dict()["state"])
+
+    def after_a_step(self) -> dict[str, Any]:
+        """The state that a first step leaves, found by taking one with a copy: its names, types and shapes are those of all
+        later ones."""
+        copy = deepcopy(self.optimiser)
+        for group in copy.param_groups:
+            for p in group["params"]:
+                p.grad = torch.zeros_like(p)
+        copy.step()
+        return flat(copy.state_dict()["state"])
+
+    def complaint(self, net: Net, state: dict[str, Any], begun: bool) -> str | None:
+        expected = self.state if not begun and set(state) == set(self.state) else self.after_a_step()
+        if wrong := misfit(expected, state):
+            return wrong
+        for name, value in state.items():
+            slot = name.rpartition(".")[2]
+            if slot == "step" and not whole_number(value, int(begun)):
+                return f"{name} is {float(value)!r}; expected a number of steps"
+            if slot == "mu_product" and not 0 < float(value) < 1:
+                return f"{name} is {float(value)!r}; expected a product of numbers between 0 and 1"
+        return None
 
     def restore(self, state: dict[str, Any]) -> None:
         slots: dict[int, dict[str, Any]] = {}
@@ -363,6 +403,33 @@ class Quasi:
         found = self.optimiser.state_dict()["state"].get(0, {})
         return flat({key: value for key, value in found.items() if key != "al"})  # room to compute in
 
+    def complaint(self, net: Net, state: dict[str, Any], begun: bool) -> str | None:
+        if not state and not begun:
+            return None
+        counts = ("func_evals", "n_iter")
+        for name in counts:
+            if not isinstance(state.get(name), int) or state[name] < 0:
+                return f"{name} should be a number of evaluations or iterations; got {state.get(name)!r}"
+        if set(state) == set(counts):  # where the gradient is as good as zero, it stops there
+            return None
+        like = self.optimiser.param_groups[0]["params"][0]
+        vector = like.new_empty(numbers_of(net), device="meta")
+        one = like.new_empty((), device="meta")
+        expected: dict[str, Any] = dict.fromkeys(("d", "prev_flat_grad"), vector)
+        remembered = sum(name.startswith("old_dirs.") for name in state)
+        if remembered > self.optimiser.param_groups[0]["history_size"]:
+            return f"it remembers {remembered} steps; expected at most history_size"
+        for i in range(remembered):
+            expected |= {f"old_dirs.{i}": vector, f"old_stps.{i}": vector, f"ro.{i}": one}
+        rest = {name: value for name, value in state.items() if name not in counts}
+        for name in ("t", "H_diag", "prev_loss"):  # numbers, or tensors of one
+            value = rest.pop(name, None)
+            if isinstance(value, Tensor) and value.numel() == 1:
+                value = float(value)
+            if not isinstance(value, int | float):
+                return f"{name} should be a number; got {value!r}"
+        return misfit(expected, rest)
+
     def restore(self, state: dict[str, Any]) -> None:
         slot: dict[str, Any] = {key: value for key, value in state.items() if "." not in key}
         if slot:
@@ -390,6 +457,17 @@ class Curved:
     def state(self) -> dict[str, Any]:
         return dict(self.way.state)
 
+    def complaint(self, net: Net, state: dict[str, Any], begun: bool) -> str | None:
+        damping, steps = state.get("damping"), state.get("steps", None if begun else 0)
+        if not isinstance(damping, int | float) or not 0 < damping < math.inf:
+            return f"damping should be a positive number; got {damping!r}"
+        if not isinstance(steps, int) or steps < int(begun):
+            return f"steps should be a number of steps; got {steps!r}"
+        rest = {name: value for name, value in state.items() if name not in ("damping", "steps")}
+        like = next(p for p in net.parameters() if p.requires_grad)
+        solution = like.new_empty(numbers_of(net), device="meta")
+        return misfit({"solution": solution} if rest else {}, rest)
+
     def restore(self, state: dict[str, Any]) -> None:
         self.way.state.clear()
         self.way.state.update(state)
@@ -411,6 +489,12 @@ class Regressed:
     @property
     def state(self) -> dict[str, Any]:
         return dict(self.way.state)
+
+    def complaint(self, net: Net, state: dict[str, Any], begun: bool) -> str | None:
+        if not state and not begun:
+            return None
+        wide = net.V.shape[1] + net.outputs + (net.b_o is not None)
+        return misfit({"factor": torch.empty(wide, wide, dtype=torch.float64, device="meta")}, state)
 
     def restore(self, state: dict[str, Any]) -> None:
         self.way.state.update(state)

@@ -111,7 +111,8 @@ class Orthogonal(Blocks):
             else:
                 A = torch.linalg.solve(eye(X) + X, eye(X) - X)
             M = ((A - A.mT) / 4).to(W.dtype)
-            near = bool((self.of(M) - W).abs().max() <= math.sqrt(torch.finfo(W.dtype).eps))
+            far = (self.of(M) - W).abs().max()
+            near = far.is_meta or bool(far <= math.sqrt(torch.finfo(W.dtype).eps))  # a shape alone is not judged
         except RuntimeError:  # singular
             near = False
         if not near:
@@ -197,7 +198,8 @@ class Signed(nn.Module):
 
     def __init__(self, signs: Tensor) -> None:
         super().__init__()
-        if signs.dim() != 1 or not torch.isin(signs, torch.tensor([-1, 1], dtype=signs.dtype)).all():
+        known = torch.isin(signs, torch.tensor([-1, 1], dtype=signs.dtype, device=signs.device)).all()
+        if signs.dim() != 1 or not (known.is_meta or known):  # a shape alone is not judged
             raise InputError("signs must be a vector of +1 and -1, one for each unit.")
         self.register_buffer("signs", signs)
 

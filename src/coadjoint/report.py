@@ -11,6 +11,7 @@ import hashlib
 import itertools
 import json
 import math
+import os
 import re
 import shlex
 import statistics
@@ -24,8 +25,8 @@ from urllib.parse import quote
 
 import numpy as np
 
-from . import files, settings
-from .errors import CoadjointError, MissingError, StorageError, check_path, said
+from . import files, runs, settings
+from .errors import CoadjointError, MissingError, StorageError, check_path
 
 Row = dict[str, Any]
 Curve = tuple[str, np.ndarray, np.ndarray]  # name, steps, values
@@ -33,6 +34,7 @@ Curve = tuple[str, np.ndarray, np.ndarray]  # name, steps, values
 FIGURE, SERIES = 24_000, 1500  # points drawn
 ROWS, COLUMNS = 120, 200  # cells of a heatmap
 TEXT = 2000  # characters of one field
+MOST, LINE = 200_000_000, 4 << 20  # bytes of a file that is read whole; of a line of one that is read line by line
 APART = 14  # curves that colours and dashes can tell apart
 UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
 NOT_METRICS = ("kind", "split", "step", "sequences")
@@ -134,26 +136,32 @@ def scan(path: Path, faults: list[str], word: str = "") -> Iterator[Row]:
     """The objects of a JSON-lines file, of the lines that hold `word`; what cannot be read adds a sentence to `faults`."""
     bad, n, line = [], 0, ""
     try:
-        with path.open(encoding="utf-8", errors="replace") as file:
-            for n, line in enumerate(file, 1):
-                if word not in line or not line.strip():
-                    continue
-                try:
-                    row = json.loads(line)
-                except (ValueError, RecursionError):
-                    row = None
-                if isinstance(row, dict):
-                    yield row
-                else:
-                    bad.append(n)
-    except OSError as error:
-        faults.append(f"{path.name} could not be read: {said(error)}.")
+        for n, content in enumerate(files.read_lines(path, LINE), 1):
+            line = content.decode("utf-8", "replace")
+            if word not in line or not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError):
+                row = None
+            if isinstance(row, dict):
+                yield row
+            else:
+                bad.append(n)
+    except StorageError as error:
+        faults.append(f"{path.name} could not be read{f' beyond line {n}' if n else ''}: {_reason(path, error)}")
     if bad and bad[-1] == n and not line.endswith("\n"):
         bad.pop()
         faults.append(f"The last line of {path.name} was cut off, as by a crash; it is left out.")
     if bad:
         where = ", ".join(map(str, bad[:5])) + (", …" if len(bad) > 5 else "")
         faults.append(f"{path.name}: {_count(len(bad), 'unreadable line')} left out ({where}).")
+
+
+def _reason(path: Path, error: object) -> str:
+    """What an error says of a file that was named already."""
+    text = (clean(error).splitlines() or ["damaged"])[0]
+    return text.removeprefix(str(path)).lstrip(": ").removeprefix("cannot be read: ")[:200]
 
 
 def read_rows(path: str | Path) -> list[Row]:
@@ -164,16 +172,35 @@ def read_rows(path: str | Path) -> list[Row]:
 
 def _read(path: Path, faults: list[str]) -> Row:
     """A mapping from a JSON or YAML file; {} where there is none, and a sentence in `faults` if it is damaged."""
-    if not path.is_file():
+    if not os.path.lexists(path):
         return {}
     try:
-        value = json.loads(path.read_text(encoding="utf-8")) if path.suffix == ".json" else settings.load(path).values
+        content = files.read_regular(path, MOST)
+        value = json.loads(content.decode()) if path.suffix == ".json" else settings.load(path, content).values
         if isinstance(value, dict):
             return value
         faults.append(f"{path.name} could not be read: it holds no mapping.")
-    except (OSError, ValueError, RecursionError, CoadjointError) as error:
-        faults.append(f"{path.name} could not be read: {(clean(error).splitlines() or ['damaged'])[0][:200]}")
+    except (ValueError, RecursionError, CoadjointError) as error:
+        faults.append(f"{path.name} could not be read: {_reason(path, error)}")
     return {}
+
+
+def _judge_model(path: Path, faults: list[str]) -> None:
+    """A sentence in `faults` if the model of a run is damaged: whoever reads the page may want to use it."""
+    if not os.path.lexists(path):
+        return
+    try:
+        door = runs.schemas()
+        description = door.described(path, door.read_header(path))
+        if description.get("sha256") is None:
+            return  # of a version that wrote none
+        with files.open_regular(path) as file:
+            if not runs.unbroken(file, description["sha256"]):
+                faults.append(f"{path.name} is damaged: it does not have the SHA-256 sum that it carries.")
+    except StorageError as error:
+        faults.append(f"{path.name} cannot be used: {_reason(path, error)}")
+    except MissingError:
+        return
 
 
 def _dict(value: object) -> Row:
@@ -422,9 +449,10 @@ def _read_run(folder: Path) -> _Run:
             store.put(row, ("decay", "radius"), "probe")
             norms = _dict(row.get("gradients"))
             store.put(norms | {"step": step}, (k for k in norms if k != "step"), "norm")
-    if (folder / "clock.jsonl").is_file():
+    if os.path.lexists(folder / "clock.jsonl"):
         for row in scan(folder / "clock.jsonl", faults):
             store.put(row, ("seconds",), "clock")
+    _judge_model(folder / "model.safetensors", faults)
     faults += [f"{_count(n, 'step')} skipped: {why}." for why, n in skipped.most_common(5)]
     trained = len(store.get(("train", "gradient"), ((),))[0])
     return _Run(config, environment, result, store, probes, faults, clipped / max(1, trained))
@@ -656,7 +684,7 @@ def _run_folder(folder: Path, run: Row) -> Path | None:
 def _held_out(path: Path, metric: str, faults: list[str]) -> tuple[str, Curve]:
     """The held-out curve of a run: of `metric` or, if none is named, of the first that is not the loss."""
     store = _Store()
-    for row in scan(path / "metrics.jsonl", faults, '"held-out"') if (path / "metrics.jsonl").is_file() else ():
+    for row in scan(path / "metrics.jsonl", faults, '"held-out"') if os.path.lexists(path / "metrics.jsonl") else ():
         if row.get("kind") == "held-out":
             store.put(row, (k for k in row if k not in NOT_METRICS), str(row.get("split", "")))
     metric = metric or next((key[1] for key in store if key[1] != "loss"), "loss" if store else "")

@@ -23,7 +23,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -33,12 +33,27 @@ import torch
 from torch import Tensor
 
 from .errors import MissingError, StorageError, said
-from .files import clear, inner, own, replace, replacing, same, storing, sweep, sync_folder, write
+from .files import (
+    clear,
+    inner,
+    own,
+    read_regular,
+    replace,
+    replacing,
+    same,
+    storing,
+    sweep,
+    sync_folder,
+    write,
+)  # fmt: skip
 
 FORMAT = 1
 MANIFEST = "manifest.sha256"
 PART = 2**20  # bytes of a long file that are read at a time
 HALF_WRITTEN = re.compile(r"step-[0-9]+\.(tmp|old)")  # a checkpoint on its way in or out
+STATE = 50_000_000  # bytes of a state.json, and of a manifest
+MOST = 8 << 30  # bytes of a file of tensors, where nothing else tells how many to expect
+SEAL = b'\\"sha256\\": \\"%s\\"'  # how the sum of a model stands in its header: JSON within JSON
 
 
 def plain(value: Any) -> Any:
@@ -219,15 +234,77 @@ def safetensors() -> Any:
     return safetensors.torch
 
 
+def schemas() -> Any:
+    """The module that looks at what is read; what is written needs none."""
+    try:
+        from . import schemas
+    except ModuleNotFoundError as error:
+        if error.name != "pydantic":
+            raise
+        raise MissingError("reading a run folder needs pydantic: pip install pydantic.") from None
+    return schemas
+
+
 def pack(tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> bytes:
     whole = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
     return bytes(safetensors().save(whole, metadata))
+
+
+def pack_model(tensors: dict[str, Tensor], description: dict[str, Any]) -> bytes:
+    """The file of a model: its tensors, what network they belong to, and the SHA-256 sum of the file, in which zeros stand
+    for the sum itself."""
+    zeros = "0" * 64
+    about = json.dumps(plain({**description, "sha256": zeros}))
+    content = pack(tensors, {"coadjoint": about})
+    found = hashlib.sha256(content).hexdigest()
+    blank, sealed = SEAL % zeros.encode(), SEAL % found.encode()
+    assert content.count(blank) == 1
+    return content.replace(blank, sealed)
+
+
+def unbroken(file: BinaryIO, stated: str) -> bool:
+    """Whether the file of a model has the sum that its description states. It is read in pieces."""
+    sealed, blank = SEAL % stated.encode(), SEAL % (b"0" * 64)
+    length = file.read(8)
+    header = file.read(int.from_bytes(length, "little"))
+    if header.count(sealed) != 1:
+        return False
+    found = hashlib.sha256(length + header.replace(sealed, blank))
+    while part := file.read(1 << 20):
+        found.update(part)
+    return found.hexdigest() == stated
+
+
+def misfit(expected: Mapping[str, Tensor], found: Mapping[str, Any]) -> str | None:
+    """How tensors differ from those that are expected, by name, type and shape; None if they do not."""
+    missing = sorted(set(expected) - set(found))
+    if missing:
+        more = f" and {len(missing) - 6} more" if len(missing) > 6 else ""
+        return f"it lacks {', '.join(missing[:6])}{more}"
+    for name, given in sorted(found.items()):
+        if name not in expected:
+            return f"{name!a} does not belong to it"
+        mine = expected[name]
+        if not isinstance(given, Tensor) or given.dtype != mine.dtype or given.shape != mine.shape:
+            return f"{name!a} is {told(given)}; expected {told(mine)}"
+    return None
+
+
+def told(value: Any) -> str:
+    """A tensor in words: "float32 [3, 4]"."""
+    if isinstance(value, Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+    return f"the value {value!r}"
 
 
 def unpack(content: bytes, path: Path) -> dict[str, Tensor]:
     tensors = safetensors()
     from safetensors import SafetensorError
 
+    length = int.from_bytes(content[:8], "little")
+    if len(content) < 8 or length > len(content) - 8:
+        raise StorageError(f"{path} is not a file of tensors: its header does not fit into its {len(content):,} bytes.")
+    schemas().header_of(content[8 : 8 + length], len(content) - 8 - length, path)
     try:
         return dict(tensors.load(content))
     except SafetensorError as error:
@@ -254,10 +331,11 @@ def name_of(step: int) -> str:
     return f"step-{step:08d}"
 
 
-def save(parent: Path, checkpoint: Checkpoint, metadata: dict[str, str] | None = None) -> Path:
+def save(parent: Path, checkpoint: Checkpoint, description: dict[str, Any] | None = None) -> Path:
     """Write step-N into `parent`: another name, sync, manifest, sync, rename, sync, and read it back."""
+    whole_model = description is not None
     files = {
-        "model.safetensors": pack(checkpoint.model, metadata),
+        "model.safetensors": pack_model(checkpoint.model, description) if whole_model else pack(checkpoint.model),
         "state.safetensors": pack(checkpoint.tensors),
         "state.json": dumps({"format": FORMAT, "step": checkpoint.step, **checkpoint.state}, indent=1).encode(),
     }
@@ -277,19 +355,19 @@ def save(parent: Path, checkpoint: Checkpoint, metadata: dict[str, str] | None =
         except OSError:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
-    contents(final)
+    contents(final, max(len(content) for content in files.values()))
     return final
 
 
-def contents(path: Path) -> dict[str, bytes]:
-    """The bytes of a checkpoint's files, every one of them checked; a damaged one is named."""
+def contents(path: Path, most: int = MOST) -> dict[str, bytes]:
+    """The bytes of a checkpoint's files, at most `most` of each, every one of them checked; a damaged one is named."""
     damaged = lambda what: StorageError(f"checkpoint {path} is damaged: {what}.")
     found: dict[str, bytes] = {}
     for name in ("model.safetensors", "state.safetensors", "state.json", MANIFEST):
         try:
-            found[name] = (path / name).read_bytes()
-        except OSError as error:
-            raise damaged(f"{name} cannot be read ({said(error)})") from None
+            found[name] = read_regular(path / name, most if name.endswith(".safetensors") else STATE)
+        except StorageError as error:
+            raise damaged(str(error).rstrip(".")) from None
     listed = found.pop(MANIFEST)
     extra = sorted(p.name for p in path.iterdir() if p.name not in found and p.name != MANIFEST)
     if extra:
@@ -309,19 +387,20 @@ def manifest_head(listed: bytes) -> bytes:
     return listed if mark and hashlib.sha256(body).hexdigest().encode() + b"\n" == end else b"\0"
 
 
-def load(path: Path) -> Checkpoint:
-    from .settings import read_json
-
-    files = contents(path)
-    state = read_json(files["state.json"], error=StorageError, name=str(path / "state.json"))
+def load(path: Path, most: int = MOST) -> Checkpoint:
+    """A checkpoint whose files have their sums, of this format and step. What a run needs of it, the run itself demands."""
+    door = schemas()
+    files = contents(path, most)
+    state = door.parsed(files["state.json"], str(path / "state.json"))
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         state = state if isinstance(state, dict) else {}
         raise StorageError(
-            f"checkpoint {path} has format {state.get('format')!r}; this version of coadjoint reads format {FORMAT}."
+            f"checkpoint {path} has format {door.shown(state.get('format'))}; "
+            f"this version of coadjoint reads format {FORMAT}."
         )
     step = state.get("step")
-    if not isinstance(step, int) or path.name != name_of(step):
-        raise StorageError(f"checkpoint {path} is damaged: it holds step {step!r}, not what its name says.")
+    if not isinstance(step, int) or isinstance(step, bool) or path.name != name_of(step):
+        raise StorageError(f"checkpoint {path} is damaged: it holds step {door.shown(step)}, not what its name says.")
     tensors = {name: unpack(files[name], path / name) for name in ("model.safetensors", "state.safetensors")}
     return Checkpoint(step, tensors["model.safetensors"], tensors["state.safetensors"], state)
 
@@ -334,15 +413,60 @@ def saved(folder: Path, kind: str = "checkpoints") -> list[Path]:
     return sorted((p for p in found if inner(p)), key=lambda p: int(p.name[5:]))
 
 
-def latest(folder: Path, fallback: bool = False, say: Any = print) -> Checkpoint | None:
-    """The latest checkpoint; None if there is none yet. A damaged one is refused by name, or set aside with `fallback`."""
+@dataclass(frozen=True)
+class Glimpse:
+    """What a checkpoint says of itself: enough to see, before anything is built, that it belongs to another run."""
+
+    source: str
+    description: Any
+    outline: dict[str, Tensor]  # of its network: types and shapes
+
+
+def glimpse(folder: Path, kind: str = "checkpoints") -> Glimpse | None:
+    """A look at the latest checkpoint (or replay); None where there is none, or it cannot be read: `latest` says why."""
+    door = schemas()
+    for path in reversed(saved(folder, kind)):
+        try:
+            state = door.read(path / "state.json", door.State)
+            header = door.read_header(path / "model.safetensors")
+        except StorageError:
+            continue
+        return Glimpse(f"checkpoint {path.name} of {folder}", state.get("description"), header.outline)
+    return None
+
+
+def latest(
+    folder: Path,
+    fallback: bool = False,
+    say: Any = print,
+    check: Callable[[Checkpoint], None] = lambda saved: None,
+    most: int = MOST,
+) -> Checkpoint | None:
+    """The latest checkpoint; None if there is none yet. One that is damaged, or lacks what `check` demands, is refused by
+    name, or set aside with `fallback`."""
+
+    def checked(path: Path) -> Checkpoint:
+        found = load(path, most)
+        try:
+            check(found)
+        except StorageError as error:
+            raise StorageError(f"checkpoint {path} does not fit this run: {error}") from None
+        return found
+
+    def usable(path: Path) -> bool:
+        try:
+            checked(path)
+        except StorageError:
+            return False
+        return True
+
     paths = saved(folder)
     while paths:
         path = paths.pop()
         try:
-            return load(path)
+            return checked(path)
         except StorageError as error:
-            good = next((p for p in reversed(paths) if whole(p)), None)
+            good = next((p for p in reversed(paths) if usable(p)), None)
             if good is None:
                 offer = "There is no older one that is whole: start the run again."
             else:
@@ -453,11 +577,14 @@ def held(
     fallback: bool,
     need: int,
     about: Callable[[], dict[str, Any]],
+    check: Callable[[Checkpoint], None],
     restore: Callable[[Checkpoint], None],
     say: Callable[[str], None],
+    most: int = MOST,
 ) -> Iterator[Held]:
     """Hold a run folder, new (it will take `need` bytes) or one to go on with: one writer, metrics and clock open, and the
-    past, if there is one, put back by `restore`."""
+    past, if there is one, found to be whole by `check` and put back by `restore`. A file of its checkpoints has at most
+    `most` bytes."""
     safetensors()
     if not resume:
         create(folder, need)
@@ -468,7 +595,7 @@ def held(
         if not resume:
             vacant(folder)  # another run may have come and gone before the lock was ours
         sweep(folder)
-        saved = latest(folder, fallback, say) if resume else None
+        saved = latest(folder, fallback, say, check, most) if resume else None
         if saved is not None:
             restore(saved)
         else:
@@ -476,6 +603,8 @@ def held(
                 say("There is no checkpoint yet: the run begins again at step 0.")
             replace(folder / "environment.json", dumps(about(), indent=1))
         at = saved.state if saved else {"metrics": None, "clock": None}
+        for name in ("metrics", "clock"):
+            long_enough(folder / f"{name}.jsonl", at[name])
         with contextlib.ExitStack() as files:
             metrics = Rows(folder / "metrics.jsonl", at["metrics"])
             files.callback(metrics.close)
@@ -484,6 +613,15 @@ def held(
             yield Held(folder, lock, metrics, clock, saved is not None)
     finally:
         lock.release()
+
+
+def long_enough(path: Path, at: dict[str, Any] | None) -> None:
+    """Refuse a file of rows that is shorter than its checkpoint says, before so many bytes are asked for."""
+    if at is not None and path.exists() and path.lstat().st_size < at["bytes"]:
+        raise StorageError(
+            f"{path} does not begin with the {at['bytes']:,} bytes its checkpoint recorded: it was changed or cut. "
+            "Restore it, or start the run again."
+        )
 
 
 def environment(seed: int, device: str, command: str | None = None) -> dict[str, Any]:

@@ -43,12 +43,13 @@ class Settings:
         return self.name if line is None else f"{self.name}:{line}"
 
 
-def load(path: File) -> Settings:
-    """Read a .toml, .yaml, .yml or .json file. An empty file holds no settings."""
+def load(path: File, content: bytes | None = None) -> Settings:
+    """Read a .toml, .yaml, .yml or .json file, or its `content`. An empty file holds no settings."""
     notes, suffix = _Notes(_name(path)), Path(path).suffix.lower()
     if suffix not in READERS and os.path.isfile(path):
         raise notes.stop(None, f"settings are read from {', '.join(READERS)} files; got {_show(suffix)}.")
-    text = _decode(_bytes(path, BYTES, notes), BYTES, notes)
+    content = _bytes(path, BYTES, notes) if content is None else content
+    text = _decode(content, BYTES, notes)
     values = READERS[suffix](text, notes) if text.strip() else {}
     if not isinstance(values, dict):
         notes.add(1, f"the top level must be a mapping of keys to values; got {type(values).__name__}.")
@@ -63,7 +64,14 @@ def read_json(
     file = isinstance(source, os.PathLike)
     notes = _Notes(_name(source) if file else name, error)
     raw = source.encode(errors="surrogatepass") if isinstance(source, str) else source
-    value = _json(_decode(_bytes(source, max_bytes, notes) if file else raw, max_bytes, notes), notes)
+    text = _decode(_bytes(source, max_bytes, notes) if file else raw, max_bytes, notes)
+    try:
+        return _quick_json(text)
+    except (ValueError, RecursionError):
+        pass  # the careful reader says where, and why
+    if len(text) > BYTES:
+        raise notes.stop(None, "not JSON, or with a key that appears twice, a number out of range or too many levels.")
+    value = _json(text, notes)
     notes.check()
     return value
 
@@ -308,6 +316,49 @@ def _json(text: str, notes: _Notes) -> Any:
         raise notes.stop(e.lineno, f"column {e.colno}: not JSON: {e.msg}.") from None
     events = (e._replace(text=json.loads(e.text)) if e.kind == "quoted" else e for e in _json_events(text))
     return _build(next(events), events, (), notes)
+
+
+def _quick_json(text: str) -> Any:
+    """The value that `_json` gives, many times quicker; ValueError or RecursionError for anything that it may refuse."""
+    value = json.loads(
+        text,
+        object_pairs_hook=_once,
+        parse_int=lambda digits: _in_range(int(digits[:21])),  # 21 characters are beyond 64 bits already
+        parse_float=scalar,
+        parse_constant=scalar,
+    )
+    if _levels(value, DEPTH + 1) > DEPTH:
+        raise ValueError(TOO_DEEP)
+    if "\\ud" in text.lower():
+        for word in _words(value):
+            _in_range(word)
+    return value
+
+
+def _words(value: Any) -> Iterator[str]:
+    """Every text in a value, keys too."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        yield from value
+    if isinstance(value, dict | list):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from _words(inner)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    mapping = dict(pairs)
+    if len(mapping) < len(pairs):
+        raise ValueError("a key appears twice")
+    return mapping
+
+
+def _levels(value: Any, most: int) -> int:
+    """How many mappings and lists stand inside each other, counted up to `most`."""
+    if not isinstance(value, dict | list) or most == 0:
+        return 0
+    inner = value.values() if isinstance(value, dict) else value
+    return 1 + max((_levels(entry, most - 1) for entry in inner), default=0)
 
 
 def _json_events(text: str) -> Iterator[_Event]:

@@ -28,6 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from . import runs
 from .errors import ConfigError, DataError, KindError, MissingError, StorageError, brief, check_path, said, shown
 from .tasks.data import REAL_LABEL, WHOLE_LABEL, Description
 from .tasks.readers import Options
@@ -447,6 +448,27 @@ class File:
             "rows": self.count, "sha256": self.sum.hex(), "id": self.word, "before": plain(self.before), "last": plain(self.last),
             "scale": self.scale.state(), "target_scale": self.target_scale.state(), "counts": self.counts.tolist(),
         }  # fmt: skip
+
+    def complaint(self, state: Any) -> str | None:
+        """What is wrong with a place that was read from a file; None if it can be restored."""
+        door = runs.schemas()
+        try:
+            place = door.check("its place in the file", state, door.Place)
+        except StorageError as error:
+            return str(error).rstrip(".")
+        lengths = {
+            "before": (place["before"], self.inputs),
+            "last": (place["last"], self.inputs),
+            "scale.mean": (place["scale"]["mean"], self.inputs),
+            "scale.M": (place["scale"]["M"], self.inputs),
+            "target_scale.mean": (place["target_scale"]["mean"], len(self.target_scale.mean)),
+            "target_scale.M": (place["target_scale"]["M"], len(self.target_scale.M)),
+            "counts": (place["counts"], self.outputs),
+        }
+        for key, (values, expected) in lengths.items():
+            if values is not None and len(values) != expected:
+                return f"'stream.{key}' has {len(values)} entries; expected {expected}"
+        return None
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on after the rows that were taken: they are read again, and must be the same."""

@@ -13,7 +13,7 @@ import shlex
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -606,9 +606,17 @@ class Training:
             return
         need = 4 * sum(p.numel() * p.element_size() for p in self.net.parameters()) + 2**20
         about = lambda: runs.environment(self.seed, str(next(self.net.parameters()).device), self.command)
-        with runs.held(self.folder, resume, fallback, need, about, self.restore, self.show.say) as opened:
+        call = (self.folder, resume, fallback, need, about, self.check, self.restore, self.show.say, self.most)
+        with runs.held(*call) as opened:
             self.storage, self.metrics, self.clock = opened, opened.metrics, opened.clock
             yield
+
+    @property
+    def most(self) -> int:
+        """Bytes that no file of a checkpoint of this run exceeds: weights, the best ones, and what optimisers keep of each
+        weight; L-BFGS keeps two numbers of it for each step it remembers."""
+        weights = sum(t.numel() * max(8, t.element_size()) for t in self.net.state_dict().values())
+        return 2**26 + weights * (8 + 2 * self.recipe.settings.get("history_size", 0))
 
     def snapshot(self, step: int, reason: str | None = None) -> runs.Checkpoint:
         """Everything the next step depends on."""
@@ -645,9 +653,33 @@ class Training:
         self.storage.sync()
         if self.kept != self.step:
             self.past.seconds = self.elapsed()
-            runs.save(self.folder / "checkpoints", self.snapshot(self.step), self.metadata())
+            runs.save(self.folder / "checkpoints", self.snapshot(self.step), self.description or {})
             self.kept = self.step
         runs.prune(self.folder, self.keep, self.past.best_step)
+
+    def check(self, saved: runs.Checkpoint) -> None:
+        """Refuse a checkpoint that lacks something of what `restore` and the next step need, by its name, type or shape."""
+        door = runs.schemas()
+        state = door.check("state.json", saved.state, door.TrainingState)
+        if state["description"] != json.loads(runs.dumps(self.description)):
+            return  # another run's: `restore` says what has changed
+        past, tensors = state["progress"], saved.tensors
+        parts = {"optimiser", "rng"}
+        if past["best_step"] not in (None, saved.step):
+            parts.add("best")
+            complain(runs.misfit(self.net.state_dict(), part("best", tensors)), "state.safetensors, best weights: ")
+        complain(runs.misfit({"rng": torch.get_rng_state()}, {k: v for k, v in tensors.items() if k == "rng"}))
+        for name in tensors:
+            if name.partition(".")[0] not in parts:
+                complain(f"{name!a} does not belong to it")
+        # A replay was saved after the step that it shows had been counted as skipped.
+        skipped = past["skipped"] - (state["reason"] is not None)
+        whole = {**part("optimiser", tensors), **numbers(state["optimiser"])}
+        complain(self.stepper.complaint(self.net, whole, saved.step > skipped), "its optimiser: ")
+        kept = state.get("method", {})
+        if set(kept) != set(self.method.state):
+            names = ", ".join(sorted(self.method.state)) or "nothing"
+            complain(f"'method' should hold {names}", "state.json: ")
 
     def restore(self, saved: runs.Checkpoint) -> None:
         state = saved.state
@@ -657,27 +689,25 @@ class Training:
                 f"{self.folder} cannot go on: {what} has changed since it began. Restore it, or start a new run."
             )
         fit(self.net, saved.model, f"checkpoint {runs.name_of(saved.step)} of {self.folder}")
-        tensors = {name[10:]: value for name, value in saved.tensors.items() if name.startswith("optimiser.")}
-        self.stepper.restore({**tensors, **state["optimiser"]})
+        self.stepper.restore({**part("optimiser", saved.tensors), **numbers(state["optimiser"])})
         self.method.state.update(state.get("method", {}))
-        torch.set_rng_state(saved.tensors["rng"])
-        # JSON has no infinity: it comes back as its name
-        past: dict[str, Any] = {k: float(v) if isinstance(v, str) else v for k, v in state["progress"].items()}
+        try:
+            torch.set_rng_state(saved.tensors["rng"])
+        except RuntimeError:
+            complain("its random numbers are damaged ('rng' of state.safetensors)", f"{self.folder} cannot go on: ")
+        past = numbers(state["progress"])
         self.step, self.kept, self.past, self.status = saved.step, saved.step, Progress(**past), state["status"]
         self.over = self.step >= self.steps or (state["over"] and self.status != "finished")
         self.started = time.monotonic() - self.past.seconds
         self.over = self.over or self.spent
         if self.past.best_step is not None:
-            best = {name[5:]: value for name, value in saved.tensors.items() if name.startswith("best.")}
-            self.best_weights = saved.model if self.past.best_step == saved.step else best
+            last = self.past.best_step == saved.step
+            self.best_weights = saved.model if last else part("best", saved.tensors)
         for what, here in (("threads", torch.get_num_threads()), ("torch", torch.__version__)):
             if state[what] != here:
                 self.show.say(
                     f"{what} was {state[what]} and is {here}: the run goes on, but not necessarily in the same bits."
                 )
-
-    def metadata(self) -> dict[str, str]:
-        return {"coadjoint": json.dumps(runs.plain(self.description or {}))}
 
     @property
     def go_on(self) -> str:
@@ -710,7 +740,8 @@ class Training:
             p.success_work, p.best_step, p.skipped, p.work, metrics, told, self.folder,
         )  # fmt: skip
         if self.folder is not None:
-            files.replace(self.folder / "model.safetensors", runs.pack(self.net.state_dict(), self.metadata()))
+            model = runs.pack_model(dict(self.net.state_dict()), self.description or {})
+            files.replace(self.folder / "model.safetensors", model)
             self.write_result(self.status, None, metrics)
         return result
 
@@ -772,6 +803,7 @@ def again(net: Net, task: Task, saved: runs.Checkpoint, arguments: dict[str, Any
     nothing: dict[str, Any] = dict.fromkeys(Training.__dataclass_fields__)
     usual = {"loggers": (), "display": False, "weight_noise": 0.0}
     t = Training(**nothing | usual | arguments | {"net": net, "task": task})
+    t.check(saved)
     t.restore(saved)
     found = t.evaluate(saved.step)
     if not (math.isfinite(found.loss) and all(torch.isfinite(g).all() for g in found.gradient.values())):
@@ -808,17 +840,37 @@ def difference(a: Any, b: Any, name: str = "") -> str:
     return f"{name or 'the description of the run'} ({a!r} then, {b!r} now)"
 
 
+def numbers(values: dict[str, Any]) -> dict[str, Any]:
+    """JSON has no infinity: it comes back as its name."""
+    return {name: float(value) if isinstance(value, str) else value for name, value in values.items()}
+
+
+def part(of: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Of {"optimiser.0.step": x, "rng": y} the part "optimiser", {"0.step": x}."""
+    return {name[len(of) + 1 :]: value for name, value in tensors.items() if name.startswith(f"{of}.")}
+
+
+def complain(what: str | None, before: str = "") -> None:
+    """Refuse a checkpoint, if there is something to complain about."""
+    if what is not None:
+        raise StorageError(f"{before}{what}.")
+
+
 def fit(net: Net, weights: dict[str, Tensor], source: str) -> None:
     """Load weights into a network of the same shape, or say where they differ first."""
-    own = net.state_dict()
-    for name in sorted(set(own) | set(weights)):
-        mine, given = own.get(name), weights.get(name)
-        if mine is None or given is None or mine.shape != given.shape or mine.dtype != given.dtype:
-            tell = lambda v: "nothing" if v is None else f"{str(v.dtype).removeprefix('torch.')} {list(v.shape)}"
-            raise StorageError(
-                f"{source} belongs to another network: for '{name}' it has {tell(given)} and the network {tell(mine)}."
-            )
+    compare_tensors(net.state_dict(), weights, source)
     net.load_state_dict(weights)
+
+
+def compare_tensors(own: Mapping[str, Tensor], given: Mapping[str, Tensor], source: str) -> None:
+    """Refuse tensors of other names, types or shapes than a network's own: say where they differ first."""
+    for name in sorted(set(own) | set(given)):
+        mine, theirs = own.get(name), given.get(name)
+        if mine is None or theirs is None or mine.shape != theirs.shape or mine.dtype != theirs.dtype:
+            tell = lambda tensor: "nothing" if tensor is None else runs.told(tensor)
+            raise StorageError(
+                f"{source} belongs to another network: for '{name}' it has {tell(theirs)} and the network {tell(mine)}."
+            )
 
 
 def evaluate(net: Net, task: Task, split: str, seed: int = 0, draw: int | str = 0, n: int = 1000) -> dict[str, float]:
