@@ -11,7 +11,6 @@ import shlex
 import shutil
 import sys
 import textwrap
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Optional, TextIO
@@ -571,7 +570,7 @@ def predict(
     out: Path = typer.Option(Path("predictions.csv"), "--out", "-o", help="the file to write"),
 ) -> None:
     """Predict for new sequences with a run that was trained on your own data."""
-    count, notes = configs.predict(run, data, out)
+    count, notes = configs.predict(run, data, out, warn)
     for note in notes:
         print(safe(note))
     print(safe(f"{count} sequences -> {out}"))
@@ -683,7 +682,7 @@ def weights_of(run: Path) -> tuple[Any, Any, Any, str]:
     settled = configs.read(run)
     task = configs.task_of(settled)
     if os.path.lexists(run / "model.safetensors"):
-        return configs.load_model(run / "model.safetensors")[0], task, settled, "weights after training"
+        return configs.load_model(run / "model.safetensors", warn)[0], task, settled, "weights after training"
     configs.belongs(settled, task, runs.glimpse(run))
     saved = runs.latest(run)
     if saved is None:
@@ -854,17 +853,10 @@ def bench(
         benchmark.write(write, result)
 
 
-def warn(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
-    """A warning in one line, without the place in the source that it came from."""
-    print(safe(f"coadjoint: warning: {message}"), file=sys.stderr)
-
-
 def main() -> None:
     """The entry point: errors in one line, each kind with its exit code."""
     try:
-        with warnings.catch_warnings():
-            warnings.showwarning = warn
-            code = app(standalone_mode=False)
+        code = app(standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
     except typer.Exit as end:
         sys.exit(end.exit_code)
@@ -888,6 +880,11 @@ def main() -> None:
             fail(f"not enough memory. {advice}", MissingError.exit_code)
         words = " ".join(str(error).split())[:200]
         fail(f"a fault of coadjoint: {type(error).__name__}: {words}. `coadjoint --debug ...` shows where.", 1)
+
+
+def warn(message: str) -> None:
+    """What the user should know of, though the command goes on."""
+    print(safe(f"coadjoint: warning: {message}"), file=sys.stderr)
 
 
 def fail(message: str, code: int) -> None:

@@ -13,7 +13,7 @@ import io
 import os
 import shlex
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import NoneType
@@ -1227,9 +1227,10 @@ def within(n: NetworkSection, shape: Shape, header: Any) -> None:
         raise ConfigError("it is larger than the file")
 
 
-def load_model(path: Path) -> tuple[Any, dict[str, Any]]:
+def load_model(path: Path, warn: Callable[[str], None] = warnings.warn) -> tuple[Any, dict[str, Any]]:
     """The network of a model.safetensors file, and its description. The file is a stranger's: nothing in it is run, and no
-    memory is taken before its header was compared with the network that it describes."""
+    memory is taken before its header was compared with the network that it describes. `warn` hears of a model that carries
+    no SHA-256 sum."""
     from . import files, runs, schemas
     from .training import compare_tensors, fit
 
@@ -1247,10 +1248,7 @@ def load_model(path: Path) -> tuple[Any, dict[str, Any]]:
         raise StorageError(f"{path}: the network it describes cannot be built: {words[:200]}.") from None
     compare_tensors(outline, header.outline, str(path))
     if description.get("sha256") is None:
-        warnings.warn(
-            f"{path} carries no SHA-256 sum, as models before 0.6.1 do not: a flipped bit in it would not be noticed.",
-            stacklevel=2,
-        )
+        warn(f"{path} carries no SHA-256 sum, as models before 0.6.1 do not: a flipped bit in it would not be noticed.")
     content = files.read_regular(path, header.size)
     if description.get("sha256") is not None and not runs.unbroken(io.BytesIO(content), description["sha256"]):
         raise StorageError(
@@ -1261,7 +1259,9 @@ def load_model(path: Path) -> tuple[Any, dict[str, Any]]:
     return net.eval(), description
 
 
-def predict(run: Path, data: Path, out: Path, **reading: Any) -> tuple[int, tuple[str, ...]]:
+def predict(
+    run: Path, data: Path, out: Path, warn: Callable[[str], None] = warnings.warn, **reading: Any
+) -> tuple[int, tuple[str, ...]]:
     """Predictions of a trained run for the sequences of a file; how many, and what there is to say of them."""
     import torch
 
@@ -1277,7 +1277,7 @@ def predict(run: Path, data: Path, out: Path, **reading: Any) -> tuple[int, tupl
             if config.exists()
             else f"{run} is not a run folder: it holds no model.safetensors."
         )
-    net, description = load_model(path)
+    net, description = load_model(path, warn)
     if description.get("data") is None:
         raise DataError(
             f"{run} was trained on task '{description.get('task')}', not on files: there is nothing to predict for a file."

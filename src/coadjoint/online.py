@@ -48,17 +48,9 @@ from .optimisers import Judged, Optimiser, adam, recipe_of
 from .readout import Net, check_net
 from .streams import File
 from .training import (
-    Display,
-    Interrupted,
-    Row,
-    Silent,
-    check_run,
-    complain,
-    difference,
-    fit,
-    interruptible,
-    numbers,
-    part,
+from .training import (
+    Display, Interrupted, Row, Silent, check_run, complain, difference, fit, interruptible, numbers, part,
+)  # fmt: skip
 )  # fmt: skip
 
 ROWS = 1000  # of the latest rows, kept in memory
@@ -477,6 +469,7 @@ class Learning:
         state, tensors = door.check("state.json", saved.state, door.StreamState), saved.tensors
         if state["description"] != json.loads(runs.dumps(self.description)):
             return  # another run's: `restore` says what has changed
+        compare_tensors(self.net.state_dict(), saved.model, "its model.safetensors")
         steps = part("optimiser", tensors) | part("optimiser", numbers(state["optimiser"]))
         complain(self.stepper.complaint(self.net, steps, state["updates"] > 0), "its optimiser: ")
         complain(self.carry.complaint(part("learner", tensors)), "its learner: ")

@@ -395,7 +395,7 @@ def load(path: Path, most: int = MOST) -> Checkpoint:
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         state = state if isinstance(state, dict) else {}
         raise StorageError(
-            f"checkpoint {path} has format {door.shown(state.get('format'))}; "
+            f"checkpoint {path} has format {ascii(state.get('format'))[:60]}; "
             f"this version of coadjoint reads format {FORMAT}."
         )
     step = state.get("step")

@@ -663,6 +663,7 @@ class Training:
         state = door.check("state.json", saved.state, door.TrainingState)
         if state["description"] != json.loads(runs.dumps(self.description)):
             return  # another run's: `restore` says what has changed
+        compare_tensors(self.net.state_dict(), saved.model, "its model.safetensors")
         past, tensors = state["progress"], saved.tensors
         parts = {"optimiser", "rng"}
         if past["best_step"] not in (None, saved.step):
