@@ -215,7 +215,14 @@ def test_a_comparison_of_before(tmp_path):
 
 def test_a_metric_that_is_not_finite_counts_for_nothing(tmp_path):
     result = {"status": "finished", "step": 3, "seconds": 1, "success": False, "metrics": {"test": {"right": "NaN"}}}
-    result |= {"metric": "right", "goal": None, "reason": None, "success_step": None, "success_seconds": None, "parameters": 9}
+    result |= {
+        "metric": "right",
+        "goal": None,
+        "reason": None,
+        "success_step": None,
+        "success_seconds": None,
+        "parameters": 9,
+    }
     (tmp_path / "result.json").write_text(json.dumps(result))
     r = {}
     compare.outcome(tmp_path, r, "right")

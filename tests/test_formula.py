@@ -205,7 +205,9 @@ def test_functions_take_nodes_tensors_and_numbers(name):
     assert name in f.__doc__
 
 
-@pytest.mark.parametrize("name", ["tanh", "sigmoid", "relu", "exp", "expm1", "sin", "abs", "erf", "atan", "log", "log1p", "sqrt", "sign"])
+@pytest.mark.parametrize(
+    "name", ["tanh", "sigmoid", "relu", "exp", "expm1", "sin", "abs", "erf", "atan", "log", "log1p", "sqrt", "sign"]
+)
 def test_torch_functions_record_the_same_node(name):
     assert getattr(torch, name)(A) is getattr(co, name)(A)
 

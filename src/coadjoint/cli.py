@@ -876,7 +876,9 @@ def main() -> None:
             raise
         if isinstance(error, MemoryError) or "allocate memory" in str(error) or "out of memory" in str(error):
             reading = sys.argv[1:2] in (["resume"], ["replay"], ["predict"], ["report"])
-            advice = "This folder asks for more than there is here." if reading else "Lower --hidden, --batch or --length."
+            advice = (
+                "This folder asks for more than there is here." if reading else "Lower --hidden, --batch or --length."
+            )
             fail(f"not enough memory. {advice}", MissingError.exit_code)
         words = " ".join(str(error).split())[:200]
         fail(f"a fault of coadjoint: {type(error).__name__}: {words}. `coadjoint --debug ...` shows where.", 1)

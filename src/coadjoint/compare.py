@@ -149,7 +149,9 @@ def start(
         began = time.perf_counter()
         try:
             if not files.is_name(f"{plain_name(named)}-seed-{max(seeds)}.yaml"):
-                raise ConfigError("its name makes no name for a folder: choose a shorter one, and none that a device has.")
+                raise ConfigError(
+                    "its name makes no name for a folder: choose a shorter one, and none that a device has."
+                )
             for seed in seeds:
                 config = configs.resolve(None, {**merged, "training": {**merged["training"], "seed": seed}})
                 resolved.append(config)

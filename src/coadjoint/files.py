@@ -19,7 +19,9 @@ from typing import BinaryIO
 from .errors import CoadjointError, StorageError, said
 
 File = str | os.PathLike[str]
-NO_LINKS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)  # not on all systems
+NO_LINKS = (
+    getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+)  # not on all systems
 LEFT = re.compile(r"\..+\.([1-9][0-9]{0,9})\.tmp", re.DOTALL)  # what `replacing` writes to: .NAME.PID.tmp
 LINK = "a link, and nothing is written through links: put the file or folder itself there."
 # names that Windows keeps for devices, whatever follows a dot
@@ -76,7 +78,9 @@ def own(path: Path) -> BinaryIO:
     try:
         regular(path, os.fstat(handle))
         if not same(handle, path):
-            raise StorageError(f"{path} was replaced while it was opened: let one process at a time write to its folder.")
+            raise StorageError(
+                f"{path} was replaced while it was opened: let one process at a time write to its folder."
+            )
     except BaseException:
         os.close(handle)
         raise

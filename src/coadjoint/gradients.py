@@ -856,7 +856,9 @@ class Windows:
             return f"'past.y' has shape {list(y.shape)}; expected [{k}, {self.batch}, ...]"
         most = self.kept
         if k > most or not 0 <= int(state["fresh"]) <= k:
-            return f"it keeps {k} steps, {int(state['fresh'])} of them new; expected at most {most}, and no more new ones"
+            return (
+                f"it keeps {k} steps, {int(state['fresh'])} of them new; expected at most {most}, and no more new ones"
+            )
         return None
 
     def restore(self, state: dict[str, Tensor], t: int) -> None:

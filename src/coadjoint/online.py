@@ -48,10 +48,19 @@ from .optimisers import Judged, Optimiser, adam, recipe_of
 from .readout import Net, check_net
 from .streams import File
 from .training import (
-from .training import (
-    Display, Interrupted, Row, Silent, check_run, complain, difference, fit, interruptible, numbers, part,
-)  # fmt: skip
-)  # fmt: skip
+    Display,
+    Interrupted,
+    Row,
+    Silent,
+    check_run,
+    compare_tensors,
+    complain,
+    difference,
+    fit,
+    interruptible,
+    numbers,
+    part,
+)
 
 ROWS = 1000  # of the latest rows, kept in memory
 read = File

@@ -361,11 +361,13 @@ def _describe(section: object) -> str:
     """{"name": "temporal-order", "length": 100} -> "temporal-order, length 100"."""
     if not isinstance(section, dict):
         return clean(section or "")
-    said = {k: ", ".join(map(str, v)) if isinstance(v, list) else v for k, v in section.items()}
-    lead = next((k for k in ("name", "method", "kind", "cell", "path") if isinstance(said.get(k), str)), "")
-    words = [k if v is True else f"{k} {v}" for k, v in said.items() if k != lead and isinstance(v, str | int | float)]
+    words_of = {k: ", ".join(map(str, v)) if isinstance(v, list) else v for k, v in section.items()}
+    lead = next((k for k in ("name", "method", "kind", "cell", "path") if isinstance(words_of.get(k), str)), "")
+    words = [
+        k if v is True else f"{k} {v}" for k, v in words_of.items() if k != lead and isinstance(v, str | int | float)
+    ]
     rest = [word for word in words if not word.endswith(" False")]
-    return clean(", ".join(([said[lead]] if lead else []) + rest[:8]))
+    return clean(", ".join(([words_of[lead]] if lead else []) + rest[:8]))
 
 
 def _goal(text: object) -> tuple[str, float, str]:

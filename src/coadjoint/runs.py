@@ -93,7 +93,9 @@ class Lock:
             self.file.truncate(0)
             self.file.write(f"pid {os.getpid()} on {socket.gethostname()} since {since}\n".encode())
             self.file.flush()
-        if not same(self.file.fileno(), self.path):  # removed before it was locked: the next process would lock another file
+        if not same(
+            self.file.fileno(), self.path
+        ):  # removed before it was locked: the next process would lock another file
             self.file.close()
             raise StorageError(f"{self.path} was removed while it was locked: let one process at a time use {folder}.")
 
@@ -180,7 +182,9 @@ class Rows:
         if to == self.path:
             return f"{self.path.name} was deleted while the run went on; its rows were put back"
         back = f"mv {shlex.quote(str(to))} {shlex.quote(str(self.path))}"
-        return f"{self.path.name} was replaced while the run went on; its rows are in {to.name}, and belong back: {back}"
+        return (
+            f"{self.path.name} was replaced while the run went on; its rows are in {to.name}, and belong back: {back}"
+        )
 
     def close(self) -> None:
         with storing(self.path):
@@ -199,7 +203,9 @@ class Written:
             try:
                 file = files.enter_context(open(self.path, "rb"))
             except OSError as error:
-                raise StorageError(f"{self.path} cannot be read: {error.strerror}. The rows of a run stay there.") from None
+                raise StorageError(
+                    f"{self.path} cannot be read: {error.strerror}. The rows of a run stay there."
+                ) from None
             left = self.bytes
             while left > 0 and (line := file.readline(left)):
                 left -= len(line)

@@ -362,7 +362,9 @@ def complaint(error: ValidationError, value: Any) -> str:
     missing = first["type"] == "missing"
     parts: list[str] = []
     for part in first["loc"]:  # also names alternatives of a key, which are no keys
-        if (isinstance(value, dict) and part in value) or (isinstance(value, list) and isinstance(part, int) and part < len(value)):
+        if (isinstance(value, dict) and part in value) or (
+            isinstance(value, list) and isinstance(part, int) and part < len(value)
+        ):
             value = value[part]
         elif not missing:
             continue
@@ -458,7 +460,9 @@ def header_of(content: bytes, rest: int, path: Path) -> Header:
         tensors[name] = kind, tuple(entry["shape"])
         numbers, end = numbers + count, after
     if end != rest:
-        raise StorageError(f"{path} is not a file of tensors: {rest:,} bytes follow its header, which speaks of {end:,}.")
+        raise StorageError(
+            f"{path} is not a file of tensors: {rest:,} bytes follow its header, which speaks of {end:,}."
+        )
     return Header(tensors, metadata, numbers, 8 + len(content) + rest)
 
 

@@ -83,10 +83,39 @@ def real(tmp_path_factory):
     os.chdir(here)
     try:
         data_files(here)
-        small = "--hidden 3 --steps 4 --every 2 --checkpoint 2 --batch 4 --probes 2 -q".split()
-        learn = "--train data.csv --id id --time t --target label".split()
+        small = [
+            "--hidden",
+            "3",
+            "--steps",
+            "4",
+            "--every",
+            "2",
+            "--checkpoint",
+            "2",
+            "--batch",
+            "4",
+            "--probes",
+            "2",
+            "-q",
+        ]
+        learn = ["--train", "data.csv", "--id", "id", "--time", "t", "--target", "label"]
         assert call("train", *learn, *small, "--out", "done") == (0, "")
-        stream = "stream.csv --target y --hidden 3 --steps 4 --every 2 --checkpoint 2 --window 3 -q".split()
+        stream = [
+            "stream.csv",
+            "--target",
+            "y",
+            "--hidden",
+            "3",
+            "--steps",
+            "4",
+            "--every",
+            "2",
+            "--checkpoint",
+            "2",
+            "--window",
+            "3",
+            "-q",
+        ]
         assert call("online", *stream, "--out", "stream-done") == (0, "")
         longer(here / "done", here / "stopped", 6)
         longer(here / "stream-done", here / "stream", 6)
