@@ -1034,9 +1034,11 @@ def test_a_folder_that_is_moved_and_linked_is_the_same(tmp_path, tiny_run):
 
 def test_the_command_line_says_so_in_one_line(tmp_path):
     folder = tmp_path / "run"
-    process = child(*WORDS, "--out", folder, "--quiet", before=slowly)
-    until(lambda: (folder / "metrics.jsonl").exists())
+    gate = Gate(5)
+    process = child(*WORDS, "--out", folder, "--quiet", before=gate)
+    gate.hear("waiting")
     (folder / "metrics.jsonl").unlink()
+    gate.open()
     code, output = process.wait()
     assert code == 4, output
     assert output.count("\n") == 1
