@@ -475,3 +475,80 @@ def test_costates_that_are_zero_have_no_logarithm():
     assert (lam.log_norms()[:-1] == -float("inf")).all()
     assert (lam.zeros() == T).all()
     assert (co.penalties.log_ratio(lam) == 0).all()
+
+
+# weights of penalties, seeds, names
+
+
+@pytest.mark.parametrize("weight", [-1.0, -1, -1e-300, -0.5])
+def test_a_negative_weight_is_refused(weight):
+    refuses(lambda: co.Penalised("log-ratio", weight), co.InputError, "at least 0, or a function of the step; got -")
+    method = co.Penalised("log-ratio", lambda step: 1.0 if step == 0 else float(weight))
+    batch = co.Batch(torch.ones(T, B, I), torch.ones(B, O))
+    method(make(), batch, "squared")
+    refuses(
+        lambda: method(make(), batch, "squared"), co.InputError, r"the schedule gave rho = -.* at step 1; .*at least 0"
+    )
+
+
+def test_a_weight_of_zero_and_a_negative_factor_are_taken():
+    batch = co.Batch(torch.ones(T, B, I), torch.ones(B, O))
+    assert co.Penalised("log-ratio", 0)(make(), batch, "squared").rho == 0
+    difference = co.penalties.ratio + -0.5 * co.penalties.variance
+    assert torch.isfinite(co.Penalised(difference, 0.1)(make(), batch, "squared").objective)
+
+
+@pytest.mark.parametrize("segments", [None, 2])
+@pytest.mark.parametrize("rho", [1e60, 1e39])
+def test_a_weight_outside_the_range_is_blamed_itself(rho, segments):
+    batch = co.Batch(torch.ones(T, B, I), torch.ones(B, O))
+    call = lambda: co.Penalised("log-ratio", rho, segments=segments)(make(), batch, "squared")
+    refuses(call, co.NumericalError, r"weight rho = 1e\+\d\d is outside the range of float32, at most 3\.4e\+38: lower")
+    wide = co.Batch(torch.ones(T, B, I, dtype=F64), torch.ones(B, O, dtype=F64))
+    assert co.Penalised("log-ratio", rho, segments=segments)(make(dtype=F64), wide, "squared").rho == rho
+
+
+def test_a_large_weight_is_named_where_a_derivative_leaves_its_range():
+    """Loss and penalty are finite, and so is the weight: their product's derivative is not."""
+    u = torch.linspace(-1, 1, T * B * I).reshape(T, B, I)
+    steep = co.Penalty("steep", lambda lam: 1e30 * lam.norms().sum(0))
+    call = lambda: co.Penalised(steep, 1e30)(make(), co.Batch(u, torch.ones(B, O)), "squared")
+    refuses(call, co.NumericalError, r"The penalty's weight is rho = 1e\+30: lower it")
+
+
+@pytest.mark.parametrize("seed", [-1, -(2**70), 2**63, 1.0, "0", None])
+def test_seeds_are_refused_alike_everywhere(seed):
+    batch = co.Batch(torch.ones(T, B, I), torch.ones(B, O))
+    e = co.BPTT()(make(), batch, "squared")
+    calls = [
+        lambda: co.initialisers.initialise(make(), "orthogonal", seed=seed),
+        lambda: co.tasks.XOR(10).batch(0, 2, seed),
+        lambda: co.diagnostics.landscape(e, seed=seed, points=3),
+        lambda: co.curvature.Curvature(make(), batch, "squared").diagonal(seed=seed),
+        lambda: co.online.learn(make(readout="every"), [(torch.ones(I), torch.ones(O))], "squared", seed=seed),
+    ]
+    for call in calls:
+        refuses(call, co.InputError, r"a seed is a whole number in 0\.\.2\^63 - 1; got")
+
+
+def test_numpy_integers_are_seeds_and_counts():
+    first, second = (co.initialisers.initialise(make(), "orthogonal", seed=seed).W for seed in (3, np.int64(3)))
+    assert torch.equal(first, second)
+    assert co.tasks.XOR(np.int64(12)).length == 12
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("LSTM", "lstm"), ("Gru", "gru"), ("LRU", "lru"), ("MinGRU", "mingru"), ("DEEP_TRANSITION", "deep-transition")],
+)
+def test_names_match_in_any_case(name, meant):
+    refuses(lambda: make(name), co.InputError, f"unknown cell '{name}'; did you mean '{meant}'\\? Known: ")
+
+
+def test_a_network_that_no_memory_holds():
+    """Beyond any address space: it is refused before a number is drawn."""
+    for hidden in (10**9, 2**31 - 1):
+        refuses(
+            lambda hidden=hidden: make(hidden=hidden), co.MissingError, f"no room for a parameter of {hidden}x{hidden}"
+        )
+    refuses(lambda: make(hidden=10**12), co.InputError, "hidden must be at most 2,147,483,647; got 1000000000000")

@@ -47,6 +47,8 @@ class Easiest:
 
     def choose(self, net: Net, task: Task, step: int, batch: int, seed: int, draw: int | None = None) -> Batch:
         """The batch of a step, in the order it was drawn in. draw: the number of the drawn batch, the step's if not given."""
+        whole("step", step, 0, 2**62)
+        whole("batch", batch)
         drawn = task.batch(step if draw is None else draw, round(batch / self.share(step)), seed)
         if len(drawn.sizes) <= batch:
             return drawn

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch.nn.utils import parametrize
 
-from .errors import InputError, Unsupported
+from .errors import InputError, Unsupported, real, whole
 from .gradients import Evaluation, Gradient, Temporal
 
 
@@ -104,8 +104,7 @@ class Galvan:
     c: float = 1.0
 
     def __post_init__(self) -> None:
-        if not 0 < self.c < math.inf:
-            raise InputError(f"c must be a positive number; got {self.c!r}.")
+        real("c", self.c, 0, above=True)
 
     def __call__(self, line: Line) -> float:
         return 1.0 if line.size <= self.c else 1 / line.size
@@ -120,7 +119,10 @@ class Armijo:
     most: int = 40
 
     def __post_init__(self) -> None:
-        if not (0 < self.c < 1 and 0 < self.shrink < 1 and self.most >= 1):
+        for name in ("c", "shrink"):
+            real(name, getattr(self, name))
+        whole("most", self.most)
+        if not (0 < self.c < 1 and 0 < self.shrink < 1):
             raise InputError(f"c and shrink lie between 0 and 1, and most is at least 1; got {self}.")
 
     def __call__(self, line: Line) -> float:
@@ -145,7 +147,10 @@ class Wolfe:
     most: int = 25
 
     def __post_init__(self) -> None:
-        if not (0 < self.c1 < self.c2 < 1 and self.most >= 1):
+        for name in ("c1", "c2"):
+            real(name, getattr(self, name))
+        whole("most", self.most)
+        if not 0 < self.c1 < self.c2 < 1:
             raise InputError(f"0 < c1 < c2 < 1, and most is at least 1; got {self}.")
 
     def __call__(self, line: Line) -> float:

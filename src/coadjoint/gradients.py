@@ -427,7 +427,13 @@ class Penalised(Method):
     def rho(self, step: int) -> float:
         if isinstance(self.weight, Steered):
             return self.state["rho"]
-        return float(self.weight(step)) if callable(self.weight) else float(self.weight)
+        if not callable(self.weight):
+            return float(self.weight)
+        given = self.weight(step)
+        try:
+            return float(given)
+        except (TypeError, ValueError):
+            raise KindError(f"the schedule gave rho = {brief(given)} at step {step}; expected a number.") from None
 
     @property
     def share(self) -> float:

@@ -51,7 +51,7 @@ def parameter(*shape: int, dtype: torch.dtype | None = None, device: Any = None)
 def dense(name: str, y: Any) -> Tensor:
     """y, a tensor whose numbers all stand in memory, none left out."""
     if not isinstance(y, Tensor):
-        raise KindError(f"{name} must be a tensor; got {brief(y)}.")
+        raise KindError(f"{name} must be a tensor; got {type(y).__name__}.")
     if y.is_nested:
         raise KindError(f"{name} is a nested tensor; expected a plain one: pad it, and give lengths=.")
     if y.layout != torch.strided:

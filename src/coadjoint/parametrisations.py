@@ -198,8 +198,11 @@ class Signed(nn.Module):
 
     def __init__(self, signs: Tensor) -> None:
         super().__init__()
+        plain = isinstance(signs, Tensor) and not signs.is_nested and signs.layout == torch.strided
+        if not plain or signs.dim() != 1:
+            raise InputError("signs must be a vector of +1 and -1, one for each unit.")
         known = torch.isin(signs, torch.tensor([-1, 1], dtype=signs.dtype, device=signs.device)).all()
-        if signs.dim() != 1 or not (known.is_meta or known):  # a shape alone is not judged
+        if not known.is_meta and not known:  # a shape alone is not judged
             raise InputError("signs must be a vector of +1 and -1, one for each unit.")
         self.register_buffer("signs", signs)
 

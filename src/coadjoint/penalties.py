@@ -87,6 +87,9 @@ class Penalty(Portable):
 
     @remembered
     def __mul__(self, weight: float) -> Penalty:
+        """A factor may be negative, in a difference of penalties; the weight of a Penalised may not."""
+        if not isinstance(weight, Tensor) or weight.dim():
+            real("a penalty's factor", weight)
         return Penalty(f"{weight:g} {self.name}", lambda lam: weight * self(lam), joint=True)
 
     __rmul__ = __mul__
@@ -352,6 +355,8 @@ def log_decay(lam: Costates | Sequence[Costates]) -> Tensor:
     costate changes in one step, in geometric mean, vanishing or exploding. NaN for a sample without two costates that differ
     from zero; of several layers, the mean. No gradient."""
     if not isinstance(lam, Costates):
+        if not isinstance(lam, Sequence) or not lam or not all(isinstance(one, Costates) for one in lam):
+            raise KindError(f"log_decay is that of Costates, or of those of several layers; got {brief(lam)}.")
         return torch.stack([log_decay(one) for one in lam]).nanmean(0)
     r = lam.log_ratios()[1:].detach()
     on = ~r.isnan()

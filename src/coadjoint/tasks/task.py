@@ -145,6 +145,7 @@ class Collection(Task):
         return math.ceil(len(self.sets["train"]) / size)
 
     def batch(self, step: int, size: int, seed: int) -> Batch:
+        check_seed(seed)
         epoch, k = divmod(whole("step", step, 0, 2**62), self.steps_per_epoch(whole("size", size)))
         return self._of("train", permutation(len(self.sets["train"]), seed, epoch)[k * size : (k + 1) * size])
 
