@@ -23,6 +23,7 @@ from . import compiler
 from .derivatives import Plan, Tape
 from .eager import backwards, forwards, split_up
 from .memory import empty
+from .pointers import Asked, pointers
 from .pointwise import Pointwise
 from .rows import Link, Rows
 
@@ -62,6 +63,8 @@ SPELLING = {
 WORK = 10_000_000  # operations that are worth a thread
 MOST = 64  # threads
 FIELDS = ctypes.c_int64 * 21  # struct sweep
+NAMES = ("p", "W", "v", "a", "x", "q", "base", "s", "s_last", "k_last", "link", "lam", "delta", "k")  # its arrays, from p on
+CPU = torch.device("cpu")
 
 
 def refusal(device: str) -> str | None:
@@ -141,6 +144,7 @@ class Made(NamedTuple):
     adjoint: Any
     tangent: Any
     once: tuple[Node, ...]  # made of the parameters alone, and handed over beside them
+    dtype: torch.dtype
 
 
 @functools.cache
@@ -208,7 +212,7 @@ def made(cell: Cell, dtype: torch.dtype) -> Made:
     if dtype not in (torch.float32, torch.float64):
         raise Unsupported(f"engine 'cpu' computes in float32 or float64; got {str(dtype)[6:]}.")
     lib = compiler.library(source(cell, dtype))
-    return Made(lib.forward, lib.adjoint, lib.tangent, once_of(cell))
+    return Made(lib.forward, lib.adjoint, lib.tangent, once_of(cell), dtype)
 
 
 class Points(NamedTuple):
@@ -248,7 +252,7 @@ def pointwise(
 ) -> list[Tensor]:
     """The outputs of `op` that are not identically zero, row by row."""
     groups = [*((None, y) for y in op.known), *op.inputs]
-    given = [(*group, y.contiguous()) for group, y in zip(groups, (*at_hand, *tensors), strict=True) if y is not None]
+    given = [(*group, y) for group, y in zip(groups, (*at_hand, *tensors), strict=True) if y is not None]
     like, width = next((y, len(nodes)) for name, nodes, y in given if name is not None and name not in op.uniform)
     d, count = like.shape[1] // width, like.shape[0]
     run, once = points(op, tuple(y is not None for y in (*at_hand, *tensors)), like.dtype)
@@ -262,31 +266,64 @@ def pointwise(
     arrays = [*(y for *_, y in given), extra, *outputs]
     entries = sum(y.shape[-1] for y in arrays) // d
     threads = max(1, min(torch.get_num_threads(), MOST, count, 20 * count * d * entries // WORK))
-    run(count, d, threads, (ctypes.c_void_p * len(arrays))(*(y.data_ptr() for y in arrays)))
+    asked = op.asked(given, outputs, count, d)
+    asked.insert(len(given), Asked("once", extra, len(once) * d, like.dtype))
+    found = pointers(asked, CPU)
+    run(count, d, threads, (ctypes.c_void_p * len(arrays))(*found.addresses))
     return outputs
 
 
 def run(
     sweep: Any,
     plan: Plan,
-    once: tuple[Node, ...],
+    loops: Made,
     p: Tensor | None,
     d: int,
     flags: tuple[int, int],
     arrays: Sequence[Tensor | None],
 ) -> None:
-    """Calls a loop; arrays: those of struct sweep after p, handed over as pointers to their contiguous values."""
-    cell, rows = plan.cell, plan.rows
+    """Calls a loop. flags: scaled, and keep: is there a row of lam or mu for every state? arrays: those of struct sweep after
+    p, handed over as pointers to their contiguous values."""
+    cell, rows, once = plan.cell, plan.rows, loops.once
     if once and p is not None:
         values = dict(zip(cell.p, p.chunk(len(cell.p)), strict=True))
         p = torch.cat([p, *(torch.as_tensor(y, dtype=p.dtype) for y in evaluate(once, values))])
     starts = None if rows.uniform else torch.tensor(rows.starts)
     work = rows.N * d * (2 * d * len(cell.gates) * max(1, len(cell.read)) + 100)
     threads = max(1, min(torch.get_num_threads(), MOST, work // WORK))
-    held = [None if y is None else y.contiguous() for y in (starts, p, *arrays)]
-    pointers = [0 if y is None else y.data_ptr() for y in held]
-    if sweep(FIELDS(rows.T, rows.B, d, threads, *flags, *pointers)):
+    first = Asked("starts", starts, rows.T + 1, torch.int64)
+    asked = map(Asked, NAMES, (p, *arrays), counts(plan, loops, d, bool(flags[1])), kinds(loops.dtype))
+    found = pointers((first, *asked), CPU)
+    if sweep(FIELDS(rows.T, rows.B, d, threads, *flags, *found.addresses)):
         raise MemoryError("no memory for the sweep's weights.")
+
+
+def counts(plan: Plan, loops: Made, d: int, keep: bool) -> tuple[int, ...]:
+    """How many values the arrays of struct sweep have, from p on."""
+    cell, B, N = plan.cell, plan.rows.B, plan.rows.N
+    gates, slots = len(cell.gates) * d, len(cell.slots) * d
+    return (
+        (len(cell.p) + len(loops.once)) * d,
+        gates * len(cell.read) * d,
+        N * len(cell.v) * d,
+        N * gates,
+        (B + N) * slots,
+        N * len(cell.kept) * d,
+        N * gates,
+        (B + N) * slots,
+        B * slots,
+        B,
+        N,
+        (B + N if keep else 2 * B) * slots,
+        N * gates,
+        B + N,
+    )
+
+
+@functools.cache
+def kinds(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
+    """The types of the arrays of struct sweep, from p on."""
+    return tuple(torch.int32 if name in ("k_last", "k") else dtype for name in NAMES)
 
 
 @torch.no_grad()
@@ -299,7 +336,7 @@ def forward(
     x[: rows.B] = x0
     q = empty((rows.N, d * len(cell.kept)), base) if cell.kept else None
     a = base.clone() if W is None and cell.needs_a else empty(base.shape, base)
-    run(loops.forward, plan, loops.once, p, d, (0, 0), (W, v, a, x, q, base, *[None] * 7))
+    run(loops.forward, plan, loops, p, d, (0, 1), (W, v, a, x, q, base, *[None] * 7))
     return x, a, q
 
 
@@ -314,7 +351,7 @@ def adjoint(
     k = torch.empty(rows.B + rows.N, dtype=torch.int32) if scaled else None
     W, factor = W if backwards(cell).through else None, None if link is None else link.factor
     arrays = (W, tape.v, tape.a, tape.x, tape.q, sa, s, s_last, k_last, factor, lam, delta, k)
-    run(loops.adjoint, plan, loops.once, tape.p, n // len(cell.slots), (scaled, keep), arrays)
+    run(loops.adjoint, plan, loops, tape.p, n // len(cell.slots), (scaled, keep), arrays)
     return lam, delta, k
 
 
@@ -326,5 +363,5 @@ def tangent(
     mu, nu = empty(tape.x.shape, tape.x), empty(tape.a.shape, tape.x)
     factor, d = None if link is None else link.factor, tape.x.shape[1] // len(cell.slots)
     arrays = (W, tape.v, tape.a, tape.x, tape.q, ga, g, None, None, factor, mu, nu, None)
-    run(loops.tangent, plan, loops.once, tape.p, d, (0, 0), arrays)
+    run(loops.tangent, plan, loops, tape.p, d, (0, 1), arrays)
     return mu, nu

@@ -24,6 +24,7 @@ from . import stepwise
 from .compiler import kept
 from .derivatives import Plan, Tape
 from .eager import backwards, forwards
+from .pointers import Asked, pointers
 from .pointwise import Pointwise
 from .rows import NONE, Link, Rows, exponent
 
@@ -370,6 +371,33 @@ ARRAYS = (
 )  # fmt: skip
 
 
+INTEGERS = {name: torch.int32 for name in ("K", "TOPS", "KS", "KEND", "KLAST", "NOW", "LEN")} | {"STARTS": torch.int64}
+
+
+def sizes(cell: Cell, rows: Rows, d: int, parts: int) -> dict[str, int]:
+    """How many values the arrays of a sweep have."""
+    B, N = rows.B, rows.N
+    gates, slots = len(cell.gates) * d, len(cell.slots) * d
+    step = dict.fromkeys(("A", "DEL", "NU", "BASE", "SA"), N * gates)
+    state = dict.fromkeys(("X", "LAM", "MU", "SRC"), (B + N) * slots)
+    return step | state | {
+        "Q": N * len(cell.kept) * d,
+        "V": N * len(cell.v) * d,
+        "W": gates * len(cell.read) * d,
+        "PAR": len(cell.p) * d,
+        "LAST": B * slots,
+        "LINK": N,
+        "K": B + N,
+        "KS": B + N,
+        "KEND": B,
+        "KLAST": B,
+        "TOPS": N * parts,
+        "NOW": B * parts,
+        "LEN": B,
+        "STARTS": 1 if rows.uniform else rows.T + 1,
+    }
+
+
 @functools.cache
 def nvrtc() -> ctypes.CDLL:
     major = str(torch.version.cuda).split(".")[0]
@@ -489,8 +517,12 @@ class Launch:
         rows = self.plan.rows
         starts, lengths = where(rows, self.like.device)
         arrays |= {"STARTS": starts, "LEN": lengths}
-        addresses = [0 if (y := arrays.get(n)) is None else y.data_ptr() for n in ARRAYS]
-        pack = (ctypes.c_longlong * (len(ARRAYS) + 1))(*addresses, rows.B)
+        expected = sizes(self.plan.cell, rows, self.d, self.geometry.parts)
+        asked = [
+            Asked(n, arrays.get(n), expected[n], INTEGERS.get(n, self.like.dtype)) for n in ARRAYS
+        ]
+        found = pointers(asked, self.like.device)
+        pack = (ctypes.c_longlong * (len(ARRAYS) + 1))(*found.addresses, rows.B)
         self.launch(name, options, pack)
 
     def launch(self, name: str, options: tuple[bool, ...], pack: Any) -> None:
@@ -511,9 +543,9 @@ def forward(
         return stepwise.forward(plan, base, v, W, x0, p)
     x = run.array(rows.B + rows.N, x0.shape[1], run.exchanged)
     x[: rows.B] = x0
-    a = torch.empty_like(base)
+    a = run.array(rows.N, base.shape[1])
     q = run.array(rows.N, run.d * len(cell.kept)) if cell.kept else None
-    run.run("forward", (), X=x, A=a, Q=q, BASE=base.contiguous(), V=_plain(v), W=_plain(W), PAR=_plain(p))
+    run.run("forward", (), X=x, A=a, Q=q, BASE=base, V=v, W=W, PAR=p)
     return x, a, q
 
 
@@ -539,10 +571,10 @@ def adjoint(
             end = torch.where(e == NONE, NONE, e + k_last).int()
     options = (s is not None, s_last is not None, sa is not None, link is not None, scaled)
     run.run(
-        "adjoint", options, LAM=lam, DEL=delta, K=k, TOPS=tops, X=x, A=tape.a, Q=tape.q, V=_plain(tape.v), W=_plain(W),
-        PAR=_plain(tape.p), SRC=_plain(s), LAST=_plain(s_last), SA=_plain(sa), KLAST=k_last, KEND=end,
+        "adjoint", options, LAM=lam, DEL=delta, K=k, TOPS=tops, X=x, A=tape.a, Q=tape.q, V=tape.v, W=W,
+        PAR=tape.p, SRC=s, LAST=s_last, SA=sa, KLAST=k_last, KEND=end,
         KS=exponent(s).int() if scaled and s is not None else None,
-        LINK=None if link is None else link.factor.contiguous(),
+        LINK=None if link is None else link.factor,
     )  # fmt: skip
     return lam, delta, k
 
@@ -559,8 +591,7 @@ def tangent(
     mu[: rows.B] = 0 if g is None else g[: rows.B]
     run.run(
         "tangent", (g is not None, ga is not None, link is not None), MU=mu, NU=nu, X=x, A=tape.a, Q=tape.q,
-        V=_plain(tape.v), W=_plain(W), PAR=_plain(tape.p), SRC=_plain(g), SA=_plain(ga),
-        LINK=None if link is None else link.factor.contiguous(),
+        V=tape.v, W=W, PAR=tape.p, SRC=g, SA=ga, LINK=None if link is None else link.factor,
     )  # fmt: skip
     return mu, nu
 
@@ -604,13 +635,13 @@ def pointwise(
 ) -> list[Tensor]:
     """The outputs of `op` that are not identically zero, row by row."""
     groups = [*((None, y) for y in op.known), *op.inputs]
-    given = [(*group, y.contiguous()) for group, y in zip(groups, (*at_hand, *tensors), strict=True) if y is not None]
+    given = [(*group, y) for group, y in zip(groups, (*at_hand, *tensors), strict=True) if y is not None]
     like, width = next((y, len(nodes)) for name, nodes, y in given if name is not None and name not in op.uniform)
     d, count, device = like.shape[1] // width, like.shape[0], like.get_device()
     function = points(op, tuple(y is not None for y in (*at_hand, *tensors)), d, like.dtype, device)
     outputs = [like.new_empty(count, d * len(nodes)) for name, nodes in op.outputs if name in op.live]
-    arrays = [*(y for *_, y in given), *outputs]
-    pack = (ctypes.c_longlong * (len(arrays) + 1))(*(y.data_ptr() for y in arrays), count)
+    found = pointers(op.asked(given, outputs, count, d), like.device)
+    pack = (ctypes.c_longlong * (len(found.addresses) + 1))(*found.addresses, count)
     grid = min(-(-count * d // 256), processors(device) * 16)
     start(function, grid, 256, 0, pack, device)
     return outputs
@@ -638,7 +669,3 @@ def launch(name: str, plan: Plan, like: Tensor, n: int) -> Launch | None:
     if g is None or too_much(name, cell, d, rows.B, like.element_size(), g):
         return None
     return Launch(plan, like, d, g)
-
-
-def _plain(y: Tensor | None) -> Tensor | None:
-    return None if y is None else y.contiguous()

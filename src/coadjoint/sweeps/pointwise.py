@@ -21,6 +21,7 @@ from ..errors import Unsupported
 from ..formula import ZERO, Node, Program, apart, evaluate, pull, push, symbol
 from .chunks import total
 from .memory import empty
+from .pointers import Asked
 from .rows import Rows, split
 
 Groups = tuple[tuple[str, tuple[Node, ...]], ...]
@@ -112,6 +113,23 @@ class Pointwise:
         outputs = (run or Pointwise.by_torch)(self, rows, at_hand, tensors)
         live = [name for name, _ in self.outputs if name in self.live]
         return [total(rows, out) if name in self.summed else out for name, out in zip(live, outputs, strict=True)]
+
+    def asked(
+        self,
+        given: Sequence[tuple[str | None, tuple[Node, ...], Tensor]],
+        outputs: Sequence[Tensor],
+        count: int,
+        d: int,
+    ) -> list[Asked]:
+        """What a loop over `count` rows needs: the arrays given, as (name, entries, array), and its outputs."""
+        dtype, found = outputs[0].dtype, list[Asked]()
+        for name, nodes, y in given:
+            rows = 1 if name in self.uniform else count
+            found.append(Asked(name or "a value at hand", y, rows * len(nodes) * d, dtype))
+        live = [(name, nodes) for name, nodes in self.outputs if name in self.live]
+        for (name, nodes), y in zip(live, outputs, strict=True):
+            found.append(Asked(name, y, count * len(nodes) * d, dtype))
+        return found
 
     def by_torch(
         self, rows: Rows | None, at_hand: Sequence[Tensor | None], tensors: Sequence[Tensor | None]

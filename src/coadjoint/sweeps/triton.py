@@ -18,9 +18,10 @@ from torch import Tensor
 from ..cells import Cell
 from . import kernels
 from .compiler import kept
-from .cuda import where
+from .cuda import INTEGERS, sizes, where
 from .derivatives import Plan, Tape
 from .kernels import Shape
+from .pointers import Asked, pointers
 from .rows import NONE, Link, exponent
 
 ON_CHIP = 1 << 17  # bytes of W that a program keeps in registers
@@ -123,12 +124,15 @@ class Launch:
             y.view(torch.int64 if double else torch.int32).fill_(kernels.MARK64 if double else kernels.MARK32)
         return y
 
-    def run(self, name: str, options: tuple[bool, ...], arrays: tuple[Tensor | None, ...]) -> None:
+    def run(self, name: str, options: tuple[bool, ...], **arrays: Tensor | None) -> None:
+        """arrays: by the names of cuda.sizes, in the order of the kernel's arguments."""
         g, rows = self.geometry, self.plan.rows
         kernel = built(name, self.plan.cell, g.shape, *options)
         starts, lengths = where(rows, self.like.device)
         more = {"launch_cooperative_grid": True} if g.parts > 1 else {}
-        given = [self.like if y is None else y for y in arrays]
+        expected, kinds = sizes(self.plan.cell, rows, self.d, g.parts), INTEGERS | {"TOPS": self.like.dtype}
+        asked = [Asked(n, y, expected[n], kinds.get(n, self.like.dtype)) for n, y in arrays.items()]
+        given = [self.like if y is None else y for y in pointers(asked, self.like.device).held]
         kernel[(g.groups * g.parts,)](
             *given, rows.B, starts, lengths,
             D=self.d, DP=_power_of_two(self.d), U=g.units, P=g.parts, PP=_power_of_two(g.parts), KC=g.block,
@@ -144,15 +148,10 @@ def forward(
     run = Launch(plan, base, x0.shape[1])
     x = run.array(rows.B + rows.N, x0.shape[1], run.exchanged)
     x[: rows.B] = x0
-    a = base if W is None else torch.empty_like(base)
+    a = run.array(rows.N, base.shape[1], False)
     q = run.array(rows.N, run.d * len(cell.kept), False) if cell.kept else None
-    Wt = None if W is None else W.t().contiguous()
-    run.run(
-        "forward",
-        (),
-        (x, a if W is not None else torch.empty_like(base), q, base.contiguous(), _plain(v), Wt, _plain(p)),
-    )
-    return x, a.clone() if W is None else a, q
+    run.run("forward", (), X=x, A=a, Q=q, BASE=base, V=v, W=None if W is None else W.t(), PAR=p)
+    return x, base.clone() if W is None else a, q
 
 
 @torch.no_grad()
@@ -179,9 +178,8 @@ def adjoint(
             end = torch.where(e == NONE, NONE, e + k_last).int()
     options = (s is not None, s_last is not None, sa is not None, link is not None, scaled)
     run.run(
-        "adjoint", options,
-        (lam, delta, k, tops, now, x, tape.a, tape.q, _plain(tape.v), _plain(W), _plain(tape.p), _plain(s), _plain(s_last),
-         _plain(sa), None if link is None else link.factor.contiguous(), ks, end, k_last),
+        "adjoint", options, LAM=lam, DEL=delta, K=k, TOPS=tops, NOW=now, X=x, A=tape.a, Q=tape.q, V=tape.v, W=W, PAR=tape.p,
+        SRC=s, LAST=s_last, SA=sa, LINK=None if link is None else link.factor, KS=ks, KEND=end, KLAST=k_last,
     )  # fmt: skip
     return lam, delta, k
 
@@ -194,14 +192,8 @@ def tangent(
     run = Launch(plan, x, x.shape[1])
     mu, nu = run.array(rows.B + rows.N, x.shape[1], run.exchanged), run.array(rows.N, tape.a.shape[1], False)
     mu[: rows.B] = 0 if g is None else g[: rows.B]
-    Wt = None if W is None else W.t().contiguous()
     run.run(
-        "tangent", (g is not None, ga is not None, link is not None),
-        (mu, nu, x, tape.a, tape.q, _plain(tape.v), Wt, _plain(tape.p), _plain(g), _plain(ga),
-         None if link is None else link.factor.contiguous()),
+        "tangent", (g is not None, ga is not None, link is not None), MU=mu, NU=nu, X=x, A=tape.a, Q=tape.q, V=tape.v,
+        W=None if W is None else W.t(), PAR=tape.p, SRC=g, SA=ga, LINK=None if link is None else link.factor,
     )  # fmt: skip
     return mu, nu
-
-
-def _plain(y: Tensor | None) -> Tensor | None:
-    return None if y is None else y.contiguous()

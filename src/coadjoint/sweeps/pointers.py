@@ -1,0 +1,145 @@
+"""The one way by which an array leaves Python: its address, handed to compiled code.
+
+Compiled code believes what it is told. So an address is given away only if the tensor is an ordinary one, of the type,
+device and number of values that the loop will read, with that much memory behind it. All other tensors are refused here:
+what torch only imagines (FakeTensorMode, the meta device), what is spread over processes (DTensor), what lies otherwise
+(sparse, nested), what a transform of torch.func has wrapped, and what has lost its memory.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from ..errors import CoadjointError, InputError, KindError, Unsupported
+
+FAKE = torch._C._TorchDispatchModeKey.FAKE
+PROXY = torch._C._TorchDispatchModeKey.PROXY
+PLAIN = (Tensor, Parameter)
+WAYS_OUT = {
+    "DTensor": "Take .to_local() or .full_tensor() of it first.",
+    "FakeTensor": "Use tensors that have values; the modules of co.nn work on fake ones too.",
+}
+
+
+class Asked(NamedTuple):
+    """An array that a loop reads or writes, and what it must be."""
+
+    name: str
+    array: Tensor | None  # none where the loop does without
+    count: int  # of its values
+    dtype: torch.dtype
+
+
+class Pointers(NamedTuple):
+    """Addresses, and the tensors that own them: these must live until the loop has run."""
+
+    addresses: list[int]
+    held: list[Tensor | None]
+
+
+def pointers(asked: Iterable[Asked], device: torch.device) -> Pointers:
+    """The addresses of arrays whose values lie row after row; 0 for one that is not there."""
+    addresses: list[int] = []
+    held: list[Tensor | None] = []
+    for name, array, count, dtype in asked:
+        if array is None:
+            addresses.append(0)
+            held.append(None)
+            continue
+        y, size = array, count * dtype.itemsize
+        if type(y) not in PLAIN:
+            if not ordinary(type(y)):
+                raise refused(name, array, count, dtype, device)
+            y = y.as_subclass(Tensor)
+        try:
+            y = y.contiguous()
+            room = y.untyped_storage().nbytes()
+            if room != size:  # a part of something larger, which may be a view that torch only marks as negative
+                y = y.resolve_neg()
+                room = y.untyped_storage().nbytes()
+            address = y.data_ptr()
+        except RuntimeError:  # a wrapper of torch.func or a sparse tensor: neither has memory of its own
+            raise refused(name, array, count, dtype, device) from None
+        enough = room - y.storage_offset() * dtype.itemsize >= size
+        if not enough or y.dtype is not dtype or y.nbytes != size or y.device != device:
+            raise refused(name, array, count, dtype, device)
+        if address == 0 and count > 0:
+            if not y._is_zerotensor():
+                raise refused(name, array, count, dtype, device)
+            y = torch.zeros_like(y)  # what forward mode calls zero is stored nowhere
+            address = y.data_ptr()
+        addresses.append(address)
+        held.append(y)
+    return Pointers(addresses, held)
+
+
+@functools.cache
+def ordinary(kind: type) -> bool:
+    """Are operations on tensors of this class torch's own? A subclass may have other methods, but not other memory."""
+    return kind.__torch_dispatch__ is Tensor.__torch_dispatch__  # type: ignore[attr-defined]
+
+
+def refused(name: str, y: Tensor, count: int, dtype: torch.dtype, device: torch.device) -> CoadjointError:
+    """What to say of a tensor whose address cannot be given away."""
+    odd = unusual(y)
+    if odd is not None:
+        return Unsupported(f"{name} is {odd[0]}; sweeps read memory, and need an ordinary dense tensor. {odd[1]}")
+    if y.dtype is not dtype:
+        return KindError(f"{name} is {str(y.dtype)[6:]}; expected {str(dtype)[6:]}. Convert it with .to({dtype}).")
+    if y.device != device:
+        return InputError(f"{name} is on {y.device}; expected it on {device}. Move it with .to('{device}').")
+    if y.numel() != count:
+        return InputError(f"{name} has {y.numel()} values, shape {list(y.shape)}; expected {count}.")
+    return InputError(
+        f"{name} has shape {list(y.shape)}, but its memory was freed or is too small for that. Load its values again; a "
+        "module whose weights are sharded or offloaded must be called in the way that brings them back."
+    )
+
+
+def unusual(y: Tensor) -> tuple[str, str] | None:
+    """(what kind of tensor it is, the way out), of one without memory of its own; None for an ordinary one."""
+    if not ordinary(type(y)):
+        kind = type(y).__name__
+        return f"a {kind}", WAYS_OUT.get(kind, "Take the tensor inside it.")
+    if torch._C._functorch.is_functorch_wrapped_tensor(y):
+        return "wrapped by a transform of torch.func", "Use torch.func.grad, vjp or jvp around the whole call."
+    if y.is_nested:
+        return "a nested tensor", "Use a PackedSequence or a list of tensors."
+    if y.layout is not torch.strided:
+        return f"a tensor of layout {str(y.layout)[6:]}", "Take .to_dense() of it first."
+    if y.is_meta:
+        return "on the device meta, where tensors have no values", "Give it values on a real device, with .to_empty()."
+    return None
+
+
+def insist_on_values(name: str, y: Tensor) -> None:
+    """Refuse a tensor whose values cannot be looked at."""
+    odd = unusual(y)
+    if odd is None and imagined():
+        odd = "used under FakeTensorMode, where tensors have no values", "Leave that mode; co.nn's modules work in it."
+    if odd is not None:
+        raise Unsupported(f"{name} is {odd[0]}; expected an ordinary dense tensor. {odd[1]}")
+
+
+def imagined() -> bool:
+    """Is FakeTensorMode on?"""
+    return torch._C._get_dispatch_mode(FAKE) is not None
+
+
+def traced(*tensors: Tensor) -> bool:
+    """Does torch write operations down, or only find out their shapes? Then a sweep must be one operator that it knows."""
+    if imagined() or torch._C._get_dispatch_mode(PROXY) is not None:
+        return True
+    return any(not ordinary(type(y)) and fake(y) for y in tensors)
+
+
+def fake(y: Tensor) -> bool:
+    from torch._subclasses.fake_tensor import FakeTensor  # slow to import, and not needed to know that nobody did
+
+    return isinstance(y, FakeTensor)
