@@ -366,7 +366,7 @@ def effective(net: Network, learned_x0: bool) -> dict[str, Tensor]:
     (R, b), side = net.entering(net.R, net.b)
     found = {"W": net.recurrent(), "R": R, "b": b, "V": net.V, "b_o": net.b_o, **net.held()}
     found |= {} if side is None else {"R_v": side[0], "b_v": side[1]}
-    found |= {"p": torch.cat(list(net.p.values()))} if len(net.p) else {}
+    found["p"] = net.packed()
     found |= {"x0": net.x0} if learned_x0 and isinstance(net.x0, nn.Parameter) else {}
     return {name: y for name, y in found.items() if y is not None}
 

@@ -15,6 +15,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from .errors import InputError, KindError, MissingError, Unsupported, brief
 from .sweeps import Rows
+from .sweeps.pointers import insist_on_values
 from .sweeps.pointwise import no_vmap
 from .sweeps.rows import equal
 
@@ -246,3 +247,5 @@ def check_like(name: str, y: Tensor, like: Tensor) -> None:
         raise KindError(
             f"{name} is {str(y.dtype)[6:]} but the network is {str(like.dtype)[6:]}; convert it with {name.split()[0].strip('`')}.to({like.dtype})."
         )
+    insist_on_values(name, y)
+    insist_on_values("the network's weight", like)

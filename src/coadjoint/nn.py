@@ -26,6 +26,7 @@ from .layout import DTYPES, Layout, dense
 from .recurrence import formula_step
 from .sweeps import Choice, Plan, Rows, Stepped, Swept, derivatives, opaque
 from .sweeps.derivatives import affine
+from .sweeps.pointers import insist_on_memory, traced, unusual
 from .sweeps.pointwise import no_vmap
 from .sweeps.rows import equal
 
@@ -58,7 +59,18 @@ def bias(mode: str, ih: Tensor | None, hh: Tensor | None) -> Tensor | None:
     """b, of torch's two."""
     if ih is None or hh is None:
         return None
-    return ih + (pad(hh[: 2 * len(hh) // 3], (0, len(hh) // 3)) if mode == "GRU" else hh)
+    return ih + (pad(hh[: 2 * len(hh) // 3], (0, len(hh) // 3)) if mode == "GRU" else own(hh))
+
+
+def own(y: Tensor) -> Tensor:
+    """y, whose gradient shares its memory with no other parameter's."""
+    return opaque.own(y) if seen_as_operators(y) else y * 1
+
+
+def seen_as_operators(*tensors: Tensor) -> bool:
+    """Does torch write operations down (torch.compile, torch.export, make_fx) or imagine them (FakeTensorMode)? Then a sweep
+    is one operator to it, without rows."""
+    return torch.compiler.is_compiling() or traced(*tensors)
 
 
 def inside(mode: str, W: Tensor, hh: Tensor | None) -> Tensor | None:
@@ -103,7 +115,11 @@ class Frame:
             return derivatives.side_by_side(self.rows, heads, d)
         if len(heads) > 1:
             return torch.cat(heads, 1)
-        return heads[0].clone(memory_format=torch.contiguous_format) if top else heads[0]
+        return self.apart(heads[0]) if top else heads[0]
+
+    def apart(self, y: Tensor) -> Tensor:
+        """A copy, so that whoever changes it leaves the sweep's states alone; inductor takes torch's own copies for spare."""
+        return y.clone(memory_format=torch.contiguous_format) if self.rows is not None else opaque.own(y)
 
     def spread(self, y: Tensor) -> Tensor:
         """What samples have, [B, .], for each of their steps."""
@@ -152,6 +168,9 @@ def check_input(input: Tensor, W: Tensor) -> None:
         raise Unsupported(
             "torch.jit.trace sees torch's own operations, and a sweep is none. Use torch.export, or to_torch()."
         )
+    if input.layout is not torch.strided:
+        kind, way_out = unusual(input) or ("", "")
+        raise Unsupported(f"the input is {kind}; expected a dense tensor. {way_out}")
     if input.device != W.device:
         raise InputError(
             f"the input is on {input.device} but the module is on {W.device}; move one of them with .to()."
@@ -369,7 +388,9 @@ class Layers(nn.RNNBase):
                     f"{name}: Expected sequence length to be larger than 0 in RNN; got an input of no steps."
                 )
             u = u.flatten(0, 1)
-            frame = Frame(T, B, None if torch.compiler.is_compiling() or B == 0 else equal(T, B))
+            by_steps = self.layer_norm or self._engine == "autograd"
+            operator = seen_as_operators(u, W) and not by_steps
+            frame = Frame(T, B, None if operator or B == 0 else equal(T, B))
         if torch._C._is_any_autocast_enabled():
             with torch.autocast(W.device.type, enabled=False):
                 h, last, levels = self._work(frame, u.to(W.dtype), [y.to(W.dtype) for y in states])
@@ -430,6 +451,8 @@ class Layers(nn.RNNBase):
         if frame.B == 0:
             return self._empty(frame, u, states)
         held = {name: getattr(self, name) for name in self._held}
+        if frame.rows is not None:
+            insist_on_memory([("the input", u), *(("hx", y) for y in states), *held.items()])
         drawn = self.training and (self.dropout > 0 or self.recurrent_dropout > 0 or max(self.zoneout) > 0)
         if not u.is_cuda or frame.rows is None or not frame.rows.uniform or frame.recorded or drawn or self.layer_norm:
             return self._layers(frame, u, states, held)
@@ -473,7 +496,10 @@ class Layers(nn.RNNBase):
                 levels.append(recording.Level(here, u))
             if not top:
                 u = dropout(u, self.dropout, self.training)
-        return u, [torch.stack(y) for y in zip(*last, strict=True)], levels
+        ends = [torch.stack(y) for y in zip(*last, strict=True)]
+        if frame.rows is None:
+            ends = [frame.apart(y) for y in ends]
+        return u, ends, levels
 
     def _beside(self, frame: Frame, u: Tensor) -> torch.cuda.Stream | None:
         """A second stream for the second direction, in a CUDA graph: recorded so, they run at once."""
@@ -505,7 +531,7 @@ class Layers(nn.RNNBase):
             cell, name = formula(self.mode, self.peephole, *noise)
             v = affine(frame.rows, u, R, b)
             base, side = parted(cell, v, frame.rows)
-            p = torch.cat([w[n] for n in PEEPHOLES]) if self.peephole else inside(self.mode, W_h, hh)
+            p = torch.cat([own(w[n]) for n in PEEPHOLES]) if self.peephole else inside(self.mode, W_h, hh)
             W = W_h
             if project is not None:  # m_0 is unknown, but only W_hh h_0 is asked of it
                 W = W_h @ project
@@ -663,7 +689,9 @@ class CellModule(nn.RNNCellBase):
         if torch._C._is_any_autocast_enabled():
             u, states = u.to(self.weight_hh.dtype), [y.to(self.weight_hh.dtype) for y in states]
         B = len(u)
-        frame = Frame(1, B, None if torch.compiler.is_compiling() or B == 0 else equal(1, B))
+        if not torch.compiler.is_compiling():
+            insist_on_memory([("the input", u), *(("hx", y) for y in states), *self.named_parameters()])
+        frame = Frame(1, B, None if B == 0 or seen_as_operators(u, self.weight_hh) else equal(1, B))
         x0 = torch.cat(states or [u.new_zeros(B, self.hidden_size)] * self.slots, 1)
         if B == 0:
             x = x0 + sum(p.sum() for p in self.parameters()) * u.sum() * 0
@@ -672,7 +700,7 @@ class CellModule(nn.RNNCellBase):
             base, side = parted(cell, v)
             p = inside(mode, self.weight_hh, self.bias_hh)
             x = run(cell, name, self._engine, frame, base, side, self.weight_hh, x0, p)[1]
-        found = [y.clone(memory_format=torch.contiguous_format) for y in x.chunk(self.slots, 1)]
+        found = [frame.apart(y) for y in x.chunk(self.slots, 1)]
         found = [y[0] for y in found] if single else found
         return tuple(found) if self.slots > 1 else found[0]
 

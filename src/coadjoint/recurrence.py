@@ -215,6 +215,10 @@ class Recurrence(Structured):
             return x
         return torch.cat([x[..., i * self.hidden : (i + 1) * self.hidden] for i in self.shows], -1)
 
+    def packed(self) -> Tensor | None:
+        """The cell's own parameters side by side; each times one, so that its gradient is not a part of another's memory."""
+        return torch.cat([y * 1 for y in self.p.values()]) if len(self.p) else None
+
     def recurrent(self) -> Tensor | None:
         """W with its mask, as the formula takes it."""
         W = self.W if self.mask is None or self.W is None else self.W * self.mask
@@ -274,7 +278,7 @@ class Recurrence(Structured):
         if self.cell is None:
             return self._call_step(u, x)
         drive = self.drive(u, self.entering(self.R, self.b))
-        p = torch.cat(list(self.p.values())) if len(self.p) else None
+        p = self.packed()
         return formula_step(self.cell, self.recurrent(), p)(*(d for d in drive if d is not None), x)
 
     def sweep(self, layout: Layout, u: Tensor, start: Tensor) -> tuple[Swept | Stepped, Drive, Entering | None]:
@@ -289,7 +293,7 @@ class Recurrence(Structured):
             return Stepped.run(self._call_step, layout.rows, drive, x0), drive, None  # type: ignore[arg-type]
         base, side = drive
         assert base is not None
-        p = torch.cat(list(self.p.values())) if len(self.p) else None
+        p = self.packed()
         W, engine = self.recurrent(), sweeps.load(self.engine)
         if engine is None:
             inputs = (base,) if side is None else (base, side)

@@ -167,7 +167,7 @@ class Segmented:
             self.start = self.layout.sort(net.start(batch.x0, rows.B))
             self.W = net.recurrent()
             self.base, self.side = net.into(net.R, net.b)
-            self.p = torch.cat(list(net.p.values())) if len(net.p) else None
+            self.p = net.packed()
         self.judge = Judge.of(net, self.layout, loss, batch.y, batch.mask, batch.reduce, net.V)
         self.steps = length(rows, segments)
         self.sizes = rows.sizes[:: self.steps]  # the samples of each segment

@@ -353,8 +353,7 @@ class EncoderDecoder(Readout):
             f: Callable[..., Tensor] = net._call_step
             entering = None
         else:
-            p = torch.cat(list(net.p.values())) if len(net.p) else None
-            f, entering = formula_step(net.cell, net.recurrent(), p), net.entering(net.R, net.b)
+            f, entering = formula_step(net.cell, net.recurrent(), net.packed()), net.entering(net.R, net.b)
 
         def step(e: Tensor, s: Tensor, memory: Memory) -> tuple[Tensor, Tensor, Tensor]:
             c, alpha = self.attend(s, memory)

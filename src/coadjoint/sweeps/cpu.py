@@ -63,7 +63,9 @@ SPELLING = {
 WORK = 10_000_000  # operations that are worth a thread
 MOST = 64  # threads
 FIELDS = ctypes.c_int64 * 21  # struct sweep
-NAMES = ("p", "W", "v", "a", "x", "q", "base", "s", "s_last", "k_last", "link", "lam", "delta", "k")  # its arrays, from p on
+NAMES = (
+    "p", "W", "v", "a", "x", "q", "base", "s", "s_last", "k_last", "link", "lam", "delta", "k",
+)  # fmt: skip  # the arrays of struct sweep, from p on
 CPU = torch.device("cpu")
 
 

@@ -371,7 +371,7 @@ ARRAYS = (
 )  # fmt: skip
 
 
-INTEGERS = {name: torch.int32 for name in ("K", "TOPS", "KS", "KEND", "KLAST", "NOW", "LEN")} | {"STARTS": torch.int64}
+INTEGERS = dict.fromkeys(("K", "TOPS", "KS", "KEND", "KLAST", "NOW", "LEN"), torch.int32) | {"STARTS": torch.int64}
 
 
 def sizes(cell: Cell, rows: Rows, d: int, parts: int) -> dict[str, int]:
@@ -380,22 +380,26 @@ def sizes(cell: Cell, rows: Rows, d: int, parts: int) -> dict[str, int]:
     gates, slots = len(cell.gates) * d, len(cell.slots) * d
     step = dict.fromkeys(("A", "DEL", "NU", "BASE", "SA"), N * gates)
     state = dict.fromkeys(("X", "LAM", "MU", "SRC"), (B + N) * slots)
-    return step | state | {
-        "Q": N * len(cell.kept) * d,
-        "V": N * len(cell.v) * d,
-        "W": gates * len(cell.read) * d,
-        "PAR": len(cell.p) * d,
-        "LAST": B * slots,
-        "LINK": N,
-        "K": B + N,
-        "KS": B + N,
-        "KEND": B,
-        "KLAST": B,
-        "TOPS": N * parts,
-        "NOW": B * parts,
-        "LEN": B,
-        "STARTS": 1 if rows.uniform else rows.T + 1,
-    }
+    return (
+        step
+        | state
+        | {
+            "Q": N * len(cell.kept) * d,
+            "V": N * len(cell.v) * d,
+            "W": gates * len(cell.read) * d,
+            "PAR": len(cell.p) * d,
+            "LAST": B * slots,
+            "LINK": N,
+            "K": B + N,
+            "KS": B + N,
+            "KEND": B,
+            "KLAST": B,
+            "TOPS": N * parts,
+            "NOW": B * parts,
+            "LEN": B,
+            "STARTS": 1 if rows.uniform else rows.T + 1,
+        }
+    )
 
 
 @functools.cache
@@ -518,9 +522,7 @@ class Launch:
         starts, lengths = where(rows, self.like.device)
         arrays |= {"STARTS": starts, "LEN": lengths}
         expected = sizes(self.plan.cell, rows, self.d, self.geometry.parts)
-        asked = [
-            Asked(n, arrays.get(n), expected[n], INTEGERS.get(n, self.like.dtype)) for n in ARRAYS
-        ]
+        asked = [Asked(n, arrays.get(n), expected[n], INTEGERS.get(n, self.like.dtype)) for n in ARRAYS]
         found = pointers(asked, self.like.device)
         pack = (ctypes.c_longlong * (len(ARRAYS) + 1))(*found.addresses, rows.B)
         self.launch(name, options, pack)

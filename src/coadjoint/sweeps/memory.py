@@ -14,6 +14,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, UntypedStorage
 
+from .pointers import traced
+
 SMALL = 1 << 17  # bytes below which the allocator itself is quick
 STALE = 200  # requests after which a size counts as no longer asked for
 _kept: dict[int, list[UntypedStorage]] = {}
@@ -25,7 +27,7 @@ _lock = threading.Lock()
 def empty(shape: Sequence[int], like: Tensor) -> Tensor:
     """An array whose values are not set, of the kind of `like`."""
     size = math.prod(shape) * like.element_size()
-    if size < SMALL or like.device.type != "cpu" or torch.are_deterministic_algorithms_enabled():
+    if size < SMALL or like.device.type != "cpu" or torch.are_deterministic_algorithms_enabled() or traced(like):
         return like.new_empty(tuple(shape))
     with _lock:
         now = _asked[size] = next(_clock)

@@ -2,6 +2,9 @@
 
 The compiled program calls the same engines. It takes one derivative: a second one is refused, by torch where the backward
 has been compiled too, and here where it has not.
+
+What an operator returns must share no memory with what it was given nor with what else it returns: a compiled program
+hands gradients out as they are, and somebody will change one of them in place.
 """
 
 from __future__ import annotations
@@ -28,6 +31,30 @@ def planned(cell: str, engine: str, x0: Tensor, base: Tensor) -> Plan:
 
 def or_empty(y: Tensor | None, like: Tensor) -> Tensor:
     return like.new_empty(0) if y is None else y
+
+
+def gradient(g: Tensor | None, of: Tensor | None, like: Tensor) -> Tensor:
+    """g as a gradient of `of`: zeros where nothing depends on it, and empty where there is no such input."""
+    if of is None:
+        return like.new_empty(0)
+    return torch.zeros_like(of) if g is None else g
+
+
+@torch.library.custom_op("coadjoint::own", mutates_args=())
+def own(y: Tensor) -> Tensor:
+    """y, whose gradient has memory of its own.
+
+    The gradients of a sum's terms are one tensor, and those of joined parts lie in one. autograd copies it where two
+    parameters would get the same, but a program compiled by inductor returns that memory once for each of them."""
+    return y.clone(memory_format=torch.contiguous_format)
+
+
+@own.register_fake
+def _(y: Tensor) -> Tensor:
+    return y.new_empty(y.shape)
+
+
+own.register_autograd(lambda ctx, g: own(g))
 
 
 @torch.library.custom_op("coadjoint::sweep", mutates_args=())
@@ -61,7 +88,7 @@ def sweep_back(
     tape = Tape(a, side, x, p, q if q.numel() else None)
     plan = planned(cell, engine, x0, base)
     found = derivatives.back(plan, tape, W, gx, None, None, (True, side is not None, True, True, p is not None))
-    gbase, gside, gW, gx0, gp = (or_empty(g, gx) for g in found)
+    gbase, gside, gW, gx0, gp = map(gradient, found, (base, side, W, x0, p), [gx] * 5)
     return gbase, gside, gW, gx0.clone(), gp
 
 

@@ -32,7 +32,7 @@ class Asked(NamedTuple):
 
     name: str
     array: Tensor | None  # none where the loop does without
-    count: int  # of its values
+    entries: int
     dtype: torch.dtype
 
 
@@ -58,13 +58,13 @@ def pointers(asked: Iterable[Asked], device: torch.device) -> Pointers:
                 raise refused(name, array, count, dtype, device)
             y = y.as_subclass(Tensor)
         try:
-            y = y.contiguous()
-            room = y.untyped_storage().nbytes()
-            if room != size:  # a part of something larger, which may be a view that torch only marks as negative
+            if not y.is_contiguous():
+                y = copied(y)
+            if y.is_neg():  # torch has only marked it as the negative of what is stored
                 y = y.resolve_neg()
-                room = y.untyped_storage().nbytes()
+            room = y.untyped_storage().nbytes()
             address = y.data_ptr()
-        except RuntimeError:  # a wrapper of torch.func or a sparse tensor: neither has memory of its own
+        except RuntimeError:  # a wrapper of torch.func or a sparse tensor: neither has memory of its own; or no memory
             raise refused(name, array, count, dtype, device) from None
         enough = room - y.storage_offset() * dtype.itemsize >= size
         if not enough or y.dtype is not dtype or y.nbytes != size or y.device != device:
@@ -79,6 +79,15 @@ def pointers(asked: Iterable[Asked], device: torch.device) -> Pointers:
     return Pointers(addresses, held)
 
 
+def copied(y: Tensor) -> Tensor:
+    """y row after row. torch itself would read beyond the end of memory that is too small."""
+    last = sum((n - 1) * stride for n, stride in zip(y.shape, y.stride(), strict=True))
+    needed = (y.storage_offset() + last + 1) * y.element_size() if y.numel() else 0
+    if y.untyped_storage().nbytes() < needed:
+        raise RuntimeError("too little memory")
+    return y.contiguous()
+
+
 @functools.cache
 def ordinary(kind: type) -> bool:
     """Are operations on tensors of this class torch's own? A subclass may have other methods, but not other memory."""
@@ -88,6 +97,11 @@ def ordinary(kind: type) -> bool:
 def refused(name: str, y: Tensor, count: int, dtype: torch.dtype, device: torch.device) -> CoadjointError:
     """What to say of a tensor whose address cannot be given away."""
     odd = unusual(y)
+    if torch._C._functorch.is_functorch_wrapped_tensor(y):
+        odd = (
+            "wrapped by a transform of torch.func",
+            "Put the transform around the whole call of the network or module.",
+        )
     if odd is not None:
         return Unsupported(f"{name} is {odd[0]}; sweeps read memory, and need an ordinary dense tensor. {odd[1]}")
     if y.dtype is not dtype:
@@ -107,8 +121,6 @@ def unusual(y: Tensor) -> tuple[str, str] | None:
     if not ordinary(type(y)):
         kind = type(y).__name__
         return f"a {kind}", WAYS_OUT.get(kind, "Take the tensor inside it.")
-    if torch._C._functorch.is_functorch_wrapped_tensor(y):
-        return "wrapped by a transform of torch.func", "Use torch.func.grad, vjp or jvp around the whole call."
     if y.is_nested:
         return "a nested tensor", "Use a PackedSequence or a list of tensors."
     if y.layout is not torch.strided:
@@ -125,6 +137,14 @@ def insist_on_values(name: str, y: Tensor) -> None:
         odd = "used under FakeTensorMode, where tensors have no values", "Leave that mode; co.nn's modules work in it."
     if odd is not None:
         raise Unsupported(f"{name} is {odd[0]}; expected an ordinary dense tensor. {odd[1]}")
+
+
+def insist_on_memory(tensors: Iterable[tuple[str, Tensor]]) -> None:
+    """Refuse tensors of a class that keeps its values elsewhere, like DTensor; not fake ones, whose operations torch knows."""
+    for name, y in tensors:
+        if type(y) not in PLAIN and not ordinary(type(y)) and not fake(y):
+            kind, way_out = unusual(y) or ("", "")
+            raise Unsupported(f"{name} is {kind}; sweeps read memory, and need an ordinary dense tensor. {way_out}")
 
 
 def imagined() -> bool:
