@@ -560,7 +560,9 @@ def unchanged(config: Config, past: Any) -> None:
     sections = {"network": about.get("network"), **(settings if isinstance(settings, dict) else {})}
     for name, section in plain(config).items():
         then = sections.get(name)
-        for key, now in section.items() if isinstance(then, dict) else ():
+        if not isinstance(then, dict):
+            continue
+        for key, now in section.items():
             if key in then and then[key] != now and not (name == "training" and key in FREE):
                 where = f"{'' if name == 'network' else 'settings.'}{name}.{key}"
                 raise StorageError(

@@ -339,9 +339,12 @@ def name_of(step: int) -> str:
 
 def save(parent: Path, checkpoint: Checkpoint, description: dict[str, Any] | None = None) -> Path:
     """Write step-N into `parent`: another name, sync, manifest, sync, rename, sync, and read it back."""
-    whole_model = description is not None
+    if description is None:
+        model = pack(checkpoint.model)
+    else:
+        model = pack_model(checkpoint.model, description)
     files = {
-        "model.safetensors": pack_model(checkpoint.model, description) if whole_model else pack(checkpoint.model),
+        "model.safetensors": model,
         "state.safetensors": pack(checkpoint.tensors),
         "state.json": dumps({"format": FORMAT, "step": checkpoint.step, **checkpoint.state}, indent=1).encode(),
     }

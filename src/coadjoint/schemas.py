@@ -362,9 +362,8 @@ def complaint(error: ValidationError, value: Any) -> str:
     missing = first["type"] == "missing"
     parts: list[str] = []
     for part in first["loc"]:  # also names alternatives of a key, which are no keys
-        if (isinstance(value, dict) and part in value) or (
-            isinstance(value, list) and isinstance(part, int) and part < len(value)
-        ):
+        inside_list = isinstance(value, list) and isinstance(part, int) and part < len(value)
+        if inside_list or (isinstance(value, dict) and part in value):
             value = value[part]
         elif not missing:
             continue
