@@ -49,6 +49,12 @@ def shared(tensors):
     return [(a, b) for a, b in itertools.combinations(where, 2) if where[a] == where[b]]
 
 
+def unowned(parameters, gradients):
+    """The pairs of gradients, or of a gradient and a parameter, that lie in one storage."""
+    gradients = {f"gradient of {name}": g for name, g in zip(parameters, gradients, strict=True)}
+    return shared(gradients | parameters)
+
+
 def objective(outputs):
     """Of the sums of the outputs: it keeps none of their values, so that they may be changed before a backward pass."""
     return sum((k + 1) * y.sum(0).sum() for k, y in enumerate(outputs))
@@ -93,11 +99,11 @@ def test_compiled_gradients_may_be_changed_in_place(name, backend):
         gap = (found[what] - y).abs().max().item()
         assert gap <= 1e-12 * y.abs().max().item(), f"{what} is off by {gap}"
     parameters = dict(twin.named_parameters())
-    assert not shared({n: p.grad for n, p in parameters.items()} | parameters)
+    assert not unowned(parameters, [p.grad for p in parameters.values()])
     outputs = tree_leaves(fast(u))
     assert not shared({f"output {k}": y for k, y in enumerate(outputs)} | {"input": u} | parameters)
     grads = torch.autograd.grad(objective(outputs), list(parameters.values()))
-    assert not shared(dict(zip(parameters, grads, strict=True)))
+    assert not unowned(parameters, grads)
     torch._dynamo.reset()
 
 
@@ -110,9 +116,9 @@ def test_gradients_of_a_module_share_no_memory(name):
         torch.autograd.grad(value(), list(parameters.values())),
         torch.autograd.grad(value(), list(parameters.values()), create_graph=True),
     ):
-        assert not shared(dict(zip(parameters, grads, strict=True)) | parameters)
+        assert not unowned(parameters, grads)
     value().backward()
-    assert not shared({n: p.grad for n, p in parameters.items()} | parameters)
+    assert not unowned(parameters, [p.grad for p in parameters.values()])
 
 
 @pytest.mark.parametrize("cell", ["elman", "lstm", "gru", "peephole", "lru", "unicornn"])
@@ -120,12 +126,13 @@ def test_gradients_of_a_network_share_no_memory(cell):
     torch.manual_seed(0)
     net = co.Network(cell, inputs=3, hidden=4, outputs=2, readout="every", skip=True, x0="learned", **DOUBLE)
     batch = co.Batch(torch.randn(4, 2, 3, **DOUBLE), torch.randn(4, 2, 2, **DOUBLE))
+    parameters = dict(net.named_parameters())
     for method in (co.BPTT(), co.Penalised("log-ratio", 0.1)):
-        found = method(net, batch, "squared")
-        assert not shared(found.gradient | dict(net.named_parameters()))
+        found = method(net, batch, "squared").gradient
+        assert not unowned(parameters, [found[name] for name in parameters])
     lam = net(batch.u).costates("squared", batch.y)
     (lam.loss + co.penalties.log_ratio(lam)).mean().backward()
-    assert not shared({n: p.grad for n, p in net.named_parameters()})
+    assert not unowned(parameters, [p.grad for p in parameters.values()])
 
 
 CELLS = ("RNN_TANH", "LSTM", "GRU", "LSTM peephole", "GRU dropout zoneout")

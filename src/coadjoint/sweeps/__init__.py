@@ -2,6 +2,7 @@
 
 rows         where time steps lie in flat arrays
 pointwise    what is parallel over time: slopes, bends
+pointers     how arrays reach compiled code: ordinary tensors with the memory it will read, or not at all
 derivatives  the three loops as operations that differentiate any number of times
 reference    an engine: the definition
 eager        an engine: torch's own operations on a CPU, nothing allocated inside the loops
