@@ -793,11 +793,20 @@ def child(project: Path, root: Path, tests: Sequence[str], log: Path, seconds: i
     os._exit(int(code))
 
 
+class Work(NamedTuple):
+    """What is to be tested: a mutant, or a name for the source as it is."""
+
+    what: Any
+    stages: Sequence[Sequence[str]]  # tests; the next stage is for what survives one
+    seconds: float  # of the processor, for each
+    taken: float = 0.0
+
+
 @dataclass
 class Run:
     """One test run under way."""
 
-    what: Any
+    work: Work
     process: Any
     log: Path
     folder: tempfile.TemporaryDirectory[str]
@@ -818,54 +827,63 @@ class Runner:
         assert "coadjoint" not in sys.modules
         self.project, self.jobs = project, jobs
 
-    def start(self, what: Any, tests: Sequence[str], seconds: float) -> Run:
+    def start(self, work: Work) -> Run:
         folder = tempfile.TemporaryDirectory()
         root, log = Path(folder.name) / "src", Path(folder.name) / "log"
         shutil.copytree(self.project / "src", root, ignore=shutil.ignore_patterns("__pycache__"))
-        if isinstance(what, Mutant):
-            (root / "coadjoint" / what.file).write_text(str(what.text))
-        arguments = (self.project, root, tests, log, math.ceil(seconds), not isinstance(what, Mutant))
+        if isinstance(work.what, Mutant):
+            (root / "coadjoint" / work.what.file).write_text(str(work.what.text))
+        all_of_them = not isinstance(work.what, Mutant)
+        arguments = (self.project, root, work.stages[0], log, math.ceil(work.seconds), all_of_them)
         process = multiprocessing.get_context("fork").Process(target=child, args=arguments)
         process.start()
         now = time.perf_counter()
-        return Run(what, process, log, folder, now + 30 * seconds, now)
+        return Run(work, process, log, folder, now + 30 * work.seconds, now)
 
-    def run(self, work: Sequence[tuple[Any, Sequence[str], float]]) -> Iterator[tuple[Any, str, str, float]]:
-        """(what, tests, seconds) -> (what, killed | timeout | survived, by what, seconds taken), as they end."""
-        todo, running = list(reversed(work)), []
+    def run(self, work: Sequence[Work]) -> Iterator[tuple[Any, str, str, float]]:
+        """-> (what, killed | timeout | survived, by what, seconds taken), as they end."""
+        todo = list(reversed(work))
+        running: list[Run] = []
         try:
             while todo or running:
                 while todo and len(running) < self.jobs:
-                    running.append(self.start(*todo.pop()))
+                    running.append(self.start(todo.pop()))
                 multiprocessing.connection.wait([r.process.sentinel for r in running], timeout=1)
                 for r in [r for r in running if not r.process.is_alive() or time.perf_counter() > r.deadline]:
                     running.remove(r)
-                    yield self.end(r)
+                    outcome, by = self.end(r)
+                    taken = r.work.taken + time.perf_counter() - r.began
+                    if outcome == "survived" and r.work.stages[1:]:
+                        todo.append(r.work._replace(stages=r.work.stages[1:], taken=taken))
+                    else:
+                        yield r.work.what, outcome, by, taken
         finally:
             for r in running:
                 end_group(r.process)
 
-    def end(self, r: Run) -> tuple[Any, str, str, float]:
+    def end(self, r: Run) -> tuple[str, str]:
         late = r.process.is_alive()
-        end_group(r.process)
-        r.process.join()
-        late = late or r.process.exitcode == -signal.SIGXCPU
-        text, code = r.log.read_text() if r.log.exists() else "", r.process.exitcode
-        r.folder.cleanup()
-        taken = time.perf_counter() - r.began
         if late:
-            return r.what, "timeout", "ran out of time", taken
+            end_group(r.process)
+        r.process.join()
+        code = r.process.exitcode
+        text = r.log.read_text() if r.log.exists() else ""
+        r.folder.cleanup()
+        if late or code == -signal.SIGXCPU:
+            return "timeout", "ran out of time"
         if code in (4, 5, 9):
             raise RuntimeError(f"the tests could not be run: {text[-500:]}")
         found = re.findall(rf"^{FAILED}(?:tests/)?(.+)$", text, re.M)
         by = "\n".join(found) if found else f"exit code {code}"
-        return (r.what, "killed", by, taken) if code else (r.what, "survived", "", taken)
+        return ("killed", by) if code else ("survived", "")
 
 
 def end_group(process: Any) -> None:
-    """The process, and those it started."""
-    with contextlib.suppress(ProcessLookupError):
+    """A process that is alive, and those it started."""
+    try:
         os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:  # it has no group of its own yet
+        process.kill()
 
 
 def main() -> int:
@@ -908,17 +926,17 @@ def mutate(project: Path, options: argparse.Namespace) -> int:
         return 0
     same = [m for m in chosen if m.equivalent]
     began, runner = time.perf_counter(), Runner(project, options.jobs)
-    ((_, outcome, by, _),) = runner.run([("nothing", list(KERNEL), options.seconds)])
+    ((_, outcome, by, _),) = runner.run([Work("nothing", [KERNEL], options.seconds)])
     if outcome != "survived":
         print(f"{KERNEL} fails without a mutation: {by}")
         return 2
-    results: dict[Mutant, tuple[str, str]] = {}
-    left = [m for m in chosen if not m.equivalent]
-    for stage, title in enumerate(("own tests", "other tests")[: 1 if options.quick else 2]):
-        tests = {m: TESTS.get(m.file, (KERNEL, SLOW))[stage] for m in left}
-        work = [(m, files, options.seconds) for m, files in tests.items() if files]
-        results |= {m: (outcome, by) for m, outcome, by, _ in shown(title, runner.run(work), len(work))}
-        left = [m for m in left if results[m][0] == "survived"]
+    work = []
+    for m in chosen:
+        own, others = TESTS.get(m.file, (KERNEL, SLOW))
+        stages = [own] if options.quick or not others else [own, others]
+        if not m.equivalent:
+            work.append(Work(m, stages, options.seconds))
+    results = {m: (outcome, by) for m, outcome, by, _ in shown(runner.run(work), len(work))}
     innocent = unmoved(runner, results, options.seconds)
     for m, (_, by) in results.items():
         if by in innocent:
@@ -932,7 +950,7 @@ def unmoved(runner: Runner, results: dict[Mutant, tuple[str, str]], seconds: flo
     for _, by in results.values():
         if "::" in by and by not in by_file.setdefault(by.split("::")[0], []):
             by_file[by.split("::")[0]].append(by)
-    work = [(file, tests, seconds) for file, tests in by_file.items()]
+    work = [Work(file, [tests], seconds) for file, tests in by_file.items()]
     failed: set[str] = set()
     for file, outcome, by, _ in runner.run(work):
         if outcome != "survived":
@@ -959,22 +977,20 @@ def report(results: dict[Mutant, tuple[str, str]], same: list[Mutant], seconds: 
     return 1 if survivors else 0
 
 
-def shown(
-    title: str, results: Iterator[tuple[Any, str, str, float]], total: int
-) -> Iterator[tuple[Any, str, str, float]]:
+def shown(results: Iterator[tuple[Any, str, str, float]], total: int) -> Iterator[tuple[Any, str, str, float]]:
     """Results as they come: with a bar on a terminal, a line each otherwise."""
     if not sys.stdout.isatty():
         for i, (m, outcome, by, taken) in enumerate(results, 1):
-            print(f"{title} {i}/{total}  {outcome:8} {taken:4.0f} s  {m.name}  {by}", flush=True)
+            print(f"{i}/{total}  {outcome:8} {taken:4.0f} s  {m.name}  {by}", flush=True)
             yield m, outcome, by, taken
         return
     from rich.progress import Progress
 
     with Progress(auto_refresh=False) as bar:  # no second thread in a process that forks
-        task, survived = bar.add_task(title, total=total), 0
+        task, survived = bar.add_task("mutants", total=total), 0
         for result in results:
             survived += result[1] == "survived"
-            bar.update(task, advance=1, description=f"{title}, {survived} survived", refresh=True)
+            bar.update(task, advance=1, description=f"mutants, {survived} survived", refresh=True)
             yield result
 
 
