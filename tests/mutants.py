@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import ast
-import contextlib
 import functools
 import hashlib
 import itertools
