@@ -1,8 +1,9 @@
 """The cells in 50 digits, with two derivatives and with what rounding may do to them.
 
-Written again from the papers, for mpmath, which has no range to leave; and so that no digit need be lost: 1 - sigmoid(a) is
-sigmoid(-a). A number carries two directions and the product of both, so that a mixed second derivative is exact, and with each
-of these the error that the same operations would make in float32 or float64.
+Written again from the papers, for mpmath, which has no range to leave; and so that no digit need
+be lost: 1 - sigmoid(a) is sigmoid(-a). A number carries two directions and the product of both, so
+that a mixed second derivative is exact, and with each of these the error that the same operations
+would make in float32 or float64.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ class Rounded:
         self.value, self.error = mp.mpf(value), mp.mpf(error)
 
     def rounded(self):
-        lost = self.tiny if abs(self.value) < self.tiny and self.value else self.eps * abs(self.value)
+        size = abs(self.value)
+        underflows = 0 < size < self.tiny
+        lost = self.tiny if underflows else self.eps * size
         return Rounded(self.value, self.error + lost)
 
     def __add__(self, other):
@@ -59,8 +62,8 @@ class Number:
         return self.parts[0].value
 
     def through(self, value, slope, bend, third, lost=0):
-        """f of this number, by f and its derivatives at its value; lost: what a slope may have lost of its digits before
-        it is rounded, as 1 - q q does where q is nearly 1."""
+        """f of this number, by f and its derivatives at its value; lost: what a slope may have lost
+        of its digits before it is rounded, as 1 - q q does where q is nearly 1."""
         y, d1, d2, d12 = self.parts
         eps, moved = Rounded.eps, y.error
         value = Rounded(value, abs(slope) * moved).rounded()
@@ -82,7 +85,8 @@ class Number:
 
     def __mul__(self, other):
         (a, a1, a2, a12), (b, b1, b2, b12) = self.parts, number(other).parts
-        return Number(a * b, a1 * b + a * b1, a2 * b + a * b2, a12 * b + a1 * b2 + a2 * b1 + a * b12)
+        both = a12 * b + a1 * b2 + a2 * b1 + a * b12
+        return Number(a * b, a1 * b + a * b1, a2 * b + a * b2, both)
 
     __radd__, __rmul__ = __add__, __mul__
 
@@ -120,7 +124,8 @@ def relu(a):
 
 
 def power_of_e(y):
-    """mpmath would need as many digits as y has; below this, no product of ours comes back into any range."""
+    """mpmath would need as many digits as y has; so far below 1, no product of ours comes back into
+    any range."""
     return mp.exp(y) if y > -(10**6) else mp.mpf(0)
 
 
@@ -202,7 +207,9 @@ def lru(a, v, x, p):
     rate = exp(p["nu"])
     size, enters = exp(-rate), sqrt(one_minus_exp(-2 * rate))
     re, im = size * cos(p["theta"]), size * sin(p["theta"])
-    return re * x["re"] - im * x["im"] + enters * a["re"], im * x["re"] + re * x["im"] + enters * a["im"]
+    new_re = re * x["re"] - im * x["im"] + enters * a["re"]
+    new_im = im * x["re"] + re * x["im"] + enters * a["im"]
+    return new_re, new_im
 
 
 def scrn(a, v, x, p):
@@ -213,7 +220,13 @@ def scrn_learned(a, v, x, p):
     return sigmoid(a["h"]), sigmoid(p["beta"]) * x["s"] + sigmoid(-p["beta"]) * v["s"]
 
 
-CELLS = {  # (a, v, x, p) -> the slots; a the arguments z + v of the gates, or z alone where the formula keeps v apart
+def gated_antisymmetric(a, v, x, p):
+    gate = sigmoid(a["h"] + v["g"])
+    return (x["h"] + 0.01 * gate * tanh(a["h"] + v["h"]),)
+
+
+# (a, v, x, p) -> the slots; a: the arguments z + v of the gates, or z alone where v is kept apart
+CELLS = {
     "elman": lambda a, v, x, p: (tanh(a["z"]),),
     "leaky": lambda a, v, x, p: ((1 - p["leak"]) * x["h"] + p["leak"] * tanh(a["z"]),),
     "rate": lambda a, v, x, p: ((1 - p["tau"]) * x["x"] + p["tau"] * a["z"],),
@@ -224,7 +237,7 @@ CELLS = {  # (a, v, x, p) -> the slots; a the arguments z + v of the gates, or z
     "scrn": scrn,
     "scrn-learned": scrn_learned,
     "antisymmetric": lambda a, v, x, p: (x["h"] + 0.01 * tanh(a["z"]),),
-    "antisymmetric-gated": lambda a, v, x, p: (x["h"] + 0.01 * sigmoid(a["h"] + v["g"]) * tanh(a["h"] + v["h"]),),
+    "antisymmetric-gated": gated_antisymmetric,
     "exponential": exponential,
     "lipschitz": lambda a, v, x, p: (x["h"] + 0.03 * (a["a"] + tanh(a["h"])),),
     "cornn": cornn,

@@ -63,7 +63,7 @@ if TYPE_CHECKING:
         sqrt,
         step,
         tanh,
-    )  # fmt: skip
+    )
     from .gradients import BPTT, RTRL, Evaluation, Penalised, Stream, Truncated
     from .network import Network, Trajectory
     from .penalties import Penalty

@@ -624,7 +624,8 @@ def mingru(z, v, x, p):
 
     Feng et al., arXiv:2410.01201 (2024)"""
     a = z.g + v.g
-    return sigmoid(-a) * x.h + sigmoid(a) * (z.h + v.h)  # 1 - g would be zero long before what h keeps is
+    keep = sigmoid(-a)  # 1 - g, which as a difference would be zero long before it is
+    return keep * x.h + sigmoid(a) * (z.h + v.h)
 
 
 @cell(slots="h", gates="f i h", reads=None)
@@ -632,7 +633,8 @@ def minlstm(z, v, x, p):
     """h' = f/(f + i) h + i/(f + i) (R u + b), f and i sigmoid of their own R u + b: linear in h
 
     Feng et al., arXiv:2410.01201 (2024)"""
-    odds = softplus(-(z.i + v.i)) - softplus(-(z.f + v.f))  # log(f/i), also where both are zero to the last digit
+    # log(f/i), also where both are zero to the last digit
+    odds = softplus(-(z.i + v.i)) - softplus(-(z.f + v.f))
     return sigmoid(odds) * x.h + sigmoid(-odds) * (z.h + v.h)
 
 
@@ -642,20 +644,21 @@ def ring(area: Tensor) -> Tensor:
 
 
 FADES_AT_ONCE = 7.0  # nu above which |L| = exp(-exp(nu)) is zero
-NEVER_FADES = -37.0  # nu below which sqrt(1 - |L|^2) is sqrt(2 exp(nu)) to the last digit of a double
+NEVER_FADES = -37.0  # nu below which 1 - |L|^2 is 2 exp(nu) to the last digit of a double
 
 
 def at_most(high: float, a: Any) -> Any:
-    """The lesser of both, by a switch: a formula has no branches, and high - relu(high - a) would lose digits of a."""
+    """The lesser of both, by a switch: a formula has no branches, and high - relu(high - a) would
+    lose digits of a."""
     over = step(a - high)
     return (1 - over) * a + over * high
 
 
 def enters(nu: Any) -> Any:
-    """sqrt(1 - |L|^2) = sqrt(1 - exp(-2 exp(nu))), also where |L| is nearly 1, and so are its derivatives.
+    """sqrt(1 - |L|^2) = sqrt(1 - exp(-2 exp(nu))), exact with its derivatives where |L| is nearly 1.
 
-    A root is infinitely steep at 0. It is taken no further down than where it is exp(nu / 2), but for a factor, and the rest
-    of that is one more factor."""
+    A root is infinitely steep at 0, so that its slopes would leave the range. Below NEVER_FADES it is
+    proportional to exp(nu / 2): the root stops there, and that factor goes on."""
     under = step(NEVER_FADES - nu)
     within = (1 - under) * nu + under * NEVER_FADES
     beneath = under * (nu - NEVER_FADES)
@@ -671,10 +674,13 @@ def lru(z, v, x, p):
     on the unit disc; the readout takes Re(C x), its V being (Re C, -Im C), and D u with skip=True
 
     Orvieto et al., ICML (2023)"""
-    nu = at_most(FADES_AT_ONCE, p.nu)  # further up exp(nu) overflows, and infinity times |L| = 0 is no number
+    # further up exp(nu) overflows, and infinity times |L| = 0 is no number
+    nu = at_most(FADES_AT_ONCE, p.nu)
     size, gain = exp(-exp(nu)), enters(nu)
     re, im = size * cos(p.theta), size * sin(p.theta)
-    return re * x.re - im * x.im + gain * (z.re + v.re), im * x.re + re * x.im + gain * (z.im + v.im)
+    new_re = re * x.re - im * x.im + gain * (z.re + v.re)
+    new_im = im * x.re + re * x.im + gain * (z.im + v.im)
+    return new_re, new_im
 
 
 @once

@@ -2,9 +2,9 @@
 
 An entry is a sample (readout at the last step) or a sample's time step (readout at every step). Built-in losses fold
 the output function in, so that softmax with cross-entropy and sigmoid with binary cross-entropy are computed from a
-and stay finite, with their first two derivatives, at a = +-1e4; and so that the slope of an answer that is nearly right
-keeps its digits, however small it is: penalties that do not depend on the size of costates hear it as well as any other.
-A user's loss receives y_hat = phi(a) and y.
+and stay finite, with their first two derivatives, at a = +-1e4. The slope of an answer that is nearly right keeps its
+digits, however small it is: penalties that do not depend on the size of costates hear it as well as any other. A user's
+loss receives y_hat = phi(a) and y.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ def greatest(a: Tensor) -> Tensor:
 
 
 def log_softmax(a: Tensor) -> Tensor:
-    """log p, where the greatest p is 1 less the sum of the others: its logarithm is made of those, and so are its slopes,
-    which torch's own takes as a difference from 1."""
+    """log p. The greatest p is 1 less the sum of the others: its logarithm is made of those, and so
+    are its slopes, which torch's own takes as a difference from 1."""
     top = greatest(a)
     behind = torch.where(top, 0, a - torch.where(top, a, 0).sum(-1, keepdim=True))
     others = torch.where(top, 0, torch.exp(behind)).sum(-1, keepdim=True)

@@ -209,7 +209,7 @@ INLINE vec log1p_(vec a) {
     ivec t = (ivec)u - ROOT_HALF, e = t >> DIGITS;
     vec m = (vec)((t & (((bits)1 << DIGITS) - 1)) + ROOT_HALF), n;
     for (int l = 0; l < L; l++) n[l] = (real)e[l];
-    vec most = all(BIAS - 1); /* past 2^most, `lost` is nothing beside u, and 2^-n would leave the range */
+    vec most = all(BIAS - 1); /* 2^-n must not leave the range; `lost` is nothing beside such a u */
     vec w = fma_(lost, two_to(-pick(n > most, most, n)), m - 1);
     vec r = fma_(n, all(LN2_HIGH), fma_(n, all(LN2_LOW), log_near(w)));
     r = pick(a == -1, all(-inf), r);
