@@ -236,7 +236,9 @@ def run(folder: Path, jobs: int, tick: Tick = lambda done, total, what: None) ->
 
 
 def within(folder: Path, names: Sequence[object]) -> None:
-    """Be sure that every run is one of this comparison's own, runs/NAME: what a file names is never followed elsewhere."""
+    """Be sure that every run is one of this comparison's own, runs/NAME.
+
+    What a file names is never followed elsewhere."""
     for name in names:
         home, _, leaf = str(name).partition("/")
         if home != "runs" or not files.is_name(leaf):
@@ -326,7 +328,8 @@ def idle_of(workers: list[Worker], jobs: int) -> Worker | None:
 def serve() -> None:
     """Run command lines, a JSON list on each line of stdin; answer with the number of the process, and its exit code.
 
-    The signals of a terminal are for the runs: a worker ends when its stdin does, and so does the run that it has begun."""
+    The signals of a terminal are for the runs: a worker ends when its stdin does, and so does the
+    run that it has begun."""
     before = {s: signal.signal(s, signal.SIG_IGN) for s in SIGNALS}
     import torch._dynamo  # noqa: F401  by torch.optim's first use otherwise, in every run
 
@@ -355,9 +358,10 @@ def serve() -> None:
 
 
 def end_with(worker: int) -> None:
-    """Let this run save and end, as SIGTERM would, when the comparison that began it is gone, or the worker between them.
+    """Let this run save and end, as SIGTERM would, when the comparison that began it is gone, or the
+    worker between them.
 
-    The comparison holds the other end of stdin, and whatever ends it, even SIGKILL, closes that."""
+    The comparison holds the other end of stdin: whatever ends it, even SIGKILL, closes that."""
     stdin = select.poll()
     stdin.register(0, 0)  # nothing is to be read: that it was hung up is told unasked
     while os.getppid() == worker and not stdin.poll(500):

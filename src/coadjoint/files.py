@@ -1,7 +1,7 @@
 """Files that appear whole or not at all, and the operating system's complaints in one line.
 
-A folder may come from a stranger. What is written there is made new, or opened by `own`, never through a link; what is
-deleted there is deleted by `clear` and `sweep`, which do not follow links either.
+A folder may come from a stranger. What is written there is made new, or opened by `own`, never through
+a link; what is deleted there is deleted by `clear` and `sweep`, which do not follow links either.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ from typing import BinaryIO
 from .errors import CoadjointError, StorageError, said
 
 File = str | os.PathLike[str]
-NO_LINKS = (
-    getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-)  # not on all systems
+# how files are opened that a stranger may have made: not every system has these
+NO_LINKS = sum(getattr(os, flag, 0) for flag in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"))
 LEFT = re.compile(r"\..+\.([1-9][0-9]{0,9})\.tmp", re.DOTALL)  # what `replacing` writes to: .NAME.PID.tmp
 LINK = "a link, and nothing is written through links: put the file or folder itself there."
 # names that Windows keeps for devices, whatever follows a dot
@@ -96,8 +95,8 @@ def regular(path: Path, status: os.stat_result) -> None:
         raise StorageError(f"{path} is {kind}, where a regular file belongs: remove it.")
     if status.st_nlink > 1:
         raise StorageError(
-            f"{path} has {status.st_nlink} names (hard links), and writing would change the file under all of them: "
-            "put a copy of its own there."
+            f"{path} has {status.st_nlink} names (hard links), and writing would change the file under "
+            "all of them: put a copy of its own there."
         )
 
 
@@ -123,12 +122,15 @@ def inner(path: Path) -> bool:
 
 
 def is_name(text: object) -> bool:
-    """Is it the plain name of a file or folder, on any system: no path, no device, nothing that a system would change?"""
+    """Is it the plain name of a file or folder, on any system: no path, no device, nothing that a
+    system would change?"""
     if not isinstance(text, str) or not 0 < len(text.encode(errors="replace")) <= 255:
         return False
     if any(c in '/\\:*?"<>|' or not c.isprintable() for c in text):
         return False
-    return text[-1] not in ". " and text[0] != " " and text.partition(".")[0].rstrip().lower() not in DEVICES
+    if text[0] == " " or text[-1] in ". ":
+        return False
+    return text.partition(".")[0].rstrip().lower() not in DEVICES
 
 
 def clear(path: Path) -> None:
@@ -157,7 +159,8 @@ def alive(pid: int) -> bool:
 
 
 def sweep(folder: Path) -> None:
-    """Remove the files that processes were writing when they were killed: by the pattern of `replacing`, of dead processes."""
+    """Remove the files that processes were writing when they were killed: those that have the
+    pattern of `replacing`, and the number of a process that is no more."""
     with contextlib.suppress(OSError):
         for path in folder.iterdir():
             left = LEFT.fullmatch(path.name)

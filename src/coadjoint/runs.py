@@ -93,9 +93,8 @@ class Lock:
             self.file.truncate(0)
             self.file.write(f"pid {os.getpid()} on {socket.gethostname()} since {since}\n".encode())
             self.file.flush()
-        if not same(
-            self.file.fileno(), self.path
-        ):  # removed before it was locked: the next process would lock another file
+        if not same(self.file.fileno(), self.path):
+            # removed before it was locked: the next process would make a file and lock that
             self.file.close()
             raise StorageError(f"{self.path} was removed while it was locked: let one process at a time use {folder}.")
 
@@ -131,8 +130,8 @@ class Rows:
             self.sum.update(part)
         if self.position != at:
             raise StorageError(
-                f"{self.path} does not begin with the {at['bytes']:,} bytes its checkpoint recorded: it was changed or cut. "
-                "Restore it, or start the run again."
+                f"{self.path} does not begin with the {at['bytes']:,} bytes its checkpoint recorded: it was "
+                "changed or cut. Restore it, or start the run again."
             )
 
     @property
@@ -170,7 +169,8 @@ class Rows:
             yield from whole
 
     def rescue(self) -> str:
-        """The path is not this file any more: write the rows once more, and say where. What stands there now is left alone."""
+        """The path is not this file any more: write the rows once more, and say where. What stands there
+        now is left alone."""
         to = self.path
         number = 0
         while os.path.lexists(to):
@@ -204,7 +204,7 @@ class Written:
                 file = files.enter_context(open(self.path, "rb"))
             except OSError as error:
                 raise StorageError(
-                    f"{self.path} cannot be read: {error.strerror}. The rows of a run stay there."
+                    f"{self.path} cannot be read: {error.strerror}. The rows of a run stay there: put it back."
                 ) from None
             left = self.bytes
             while left > 0 and (line := file.readline(left)):
@@ -558,21 +558,26 @@ class Held:
     past: bool
 
     def sync(self) -> None:
-        """Be sure that the rows so far are on the disk, and that all files are where they were: before every checkpoint.
+        """Be sure, before every checkpoint, that all files are where they were, and the rows on the disk.
 
-        Without this, a run whose files were deleted would write into nothing and end as if all were well."""
+        Without this, a run whose files were deleted would write into nothing and end as if all were
+        well."""
         resume = f"coadjoint resume {shlex.quote(str(self.folder))}"
         if not inner(self.folder / "checkpoints"):
             raise StorageError(
-                f"{self.folder} (or checkpoints in it) was deleted or moved while the run went on: nothing more can be "
-                f"saved. Put it back and go on from its last checkpoint: {resume}; or start the run again."
+                f"{self.folder} (or checkpoints in it) was deleted or moved while the run went on: nothing "
+                f"more can be saved. Put it back and go on from its last checkpoint: {resume}; or start the "
+                "run again."
             )
         if not same(self.lock.file.fileno(), self.lock.path):
             raise StorageError(
-                f"{self.lock.path} was deleted or replaced while the run went on: another process may be writing there. "
-                f"Be sure that none does, and go on from the last checkpoint: {resume}"
+                f"{self.lock.path} was deleted or replaced while the run went on: another process may be "
+                f"writing there. Be sure that none does, and go on from the last checkpoint: {resume}"
             )
-        said = [rows.rescue() for rows in (self.metrics, self.clock) if not same(rows.file.fileno(), rows.path)]
+        said = []
+        for rows in (self.metrics, self.clock):
+            if not same(rows.file.fileno(), rows.path):
+                said.append(rows.rescue())
         if said:
             raise StorageError(f"{self.folder}: {'; '.join(said)}. Go on from the last checkpoint: {resume}")
         self.metrics.sync()

@@ -110,8 +110,8 @@ class Result:
 
     @cached_property
     def rows(self) -> list[Row]:
-        """What the run has logged, row by row: the lines of metrics.jsonl, read from there when they are first asked for.
-        A run without a folder has kept them in memory."""
+        """What the run has logged, row by row: the lines of metrics.jsonl, read from there when they are
+        first asked for. A run without a folder has kept them in memory."""
         return list(self.told)
 
 

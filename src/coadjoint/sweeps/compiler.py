@@ -89,7 +89,8 @@ def folder() -> Path:
     with contextlib.suppress(OSError):
         for missing in reversed([path for path in (wanted, *wanted.parents) if not path.exists()]):
             missing.mkdir(mode=0o700, exist_ok=True)
-        if ours(wanted) and all(safe(path) for path in wanted.parents) and os.access(wanted, os.W_OK | os.X_OK):
+        private_place = ours(wanted) and all(safe(path) for path in wanted.parents)
+        if private_place and os.access(wanted, os.W_OK | os.X_OK):
             return wanted
     return _temporary()
 
@@ -102,8 +103,8 @@ def ours(path: Path) -> bool:
 
 
 def safe(path: Path) -> bool:
-    """Can nobody but this user and root put something else in place of what a folder above the libraries holds? Where all may
-    write, as in /tmp, the sticky bit keeps them from what is not theirs."""
+    """Can nobody but this user and root put something else in place of what a folder above the
+    libraries holds? Where all may write, as in /tmp, the sticky bit keeps them from what is not theirs."""
     status = path.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid not in (0, os.getuid()):
         return False
@@ -194,8 +195,9 @@ def kept(recipe: str, suffix: str, make: Callable[[Path], object]) -> Path:
 
 @contextlib.contextmanager
 def _building(cache: Path) -> Iterator[None]:
-    """Inside, something is made in the cache. What others were making when they were killed is removed first, if nobody else
-    is making anything: those who do share a lock, and the kernel frees it with the process."""
+    """Inside, something is made in the cache. What others were making when they were killed is removed
+    first, if nobody else is making anything: those who do share a lock, and the kernel frees it with
+    the process."""
     import fcntl
 
     handle = os.open(cache, os.O_RDONLY | os.O_DIRECTORY)
@@ -214,8 +216,9 @@ def _remove_leftovers(cache: Path) -> None:
     """Folders in which processes were compiling when they were killed."""
     for path in cache.iterdir():
         with contextlib.suppress(OSError):
-            old = OLD_STYLE.fullmatch(path.name) and path.lstat().st_mtime < time.time() - DAY
-            if (path.name.startswith(BUILDING) or old) and stat.S_ISDIR(path.lstat().st_mode):
+            status = path.lstat()
+            old = OLD_STYLE.fullmatch(path.name) and status.st_mtime < time.time() - DAY
+            if (old or path.name.startswith(BUILDING)) and stat.S_ISDIR(status.st_mode):
                 shutil.rmtree(path)
 
 
