@@ -16,7 +16,7 @@ import torch
 
 import coadjoint as co
 from coadjoint.sweeps import Link, Plan, Rows, Tape, cpu, eager, reference
-from coadjoint.sweeps.pointers import Asked, pointers
+from coadjoint.sweeps.pointers import pointers
 
 HERE = Path(__file__).parent
 SOURCES = HERE.parent / "src" / "coadjoint"
@@ -24,7 +24,7 @@ CPU, F32 = torch.device("cpu"), torch.float32
 
 
 def address(y, entries=6, dtype=F32, device=CPU):
-    return pointers([Asked("W", y, entries, dtype)], device)
+    return pointers(["W"], [y], [entries], [dtype], device)
 
 
 def test_addresses_of_ordinary_tensors():
@@ -34,7 +34,7 @@ def test_addresses_of_ordinary_tensors():
     assert address(y[1], 3).addresses == [y.data_ptr() + 12]
     assert address(None).addresses == [0]
     assert address(torch.empty(0), 0).addresses == [0]
-    assert pointers([Asked("k", torch.zeros(2, dtype=torch.int32), 2, torch.int32)], CPU).held[0].tolist() == [0, 0]
+    assert address(torch.ones(2, dtype=torch.int32), 2, torch.int32).held[0].tolist() == [1, 1]
 
 
 def test_what_torch_has_not_computed_yet_is_computed():

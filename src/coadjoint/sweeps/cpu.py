@@ -23,7 +23,7 @@ from . import compiler
 from .derivatives import Plan, Tape
 from .eager import backwards, forwards, split_up
 from .memory import empty
-from .pointers import Asked, pointers
+from .pointers import pointers
 from .pointwise import Pointwise
 from .rows import Link, Rows
 
@@ -64,8 +64,8 @@ WORK = 10_000_000  # operations that are worth a thread
 MOST = 64  # threads
 FIELDS = ctypes.c_int64 * 21  # struct sweep
 NAMES = (
-    "p", "W", "v", "a", "x", "q", "base", "s", "s_last", "k_last", "link", "lam", "delta", "k",
-)  # fmt: skip  # the arrays of struct sweep, from p on
+    "starts", "p", "W", "v", "a", "x", "q", "base", "s", "s_last", "k_last", "link", "lam", "delta", "k",
+)  # fmt: skip  # the arrays of struct sweep
 CPU = torch.device("cpu")
 
 
@@ -268,9 +268,10 @@ def pointwise(
     arrays = [*(y for *_, y in given), extra, *outputs]
     entries = sum(y.shape[-1] for y in arrays) // d
     threads = max(1, min(torch.get_num_threads(), MOST, count, 20 * count * d * entries // WORK))
-    asked = op.asked(given, outputs, count, d)
-    asked.insert(len(given), Asked("once", extra, len(once) * d, like.dtype))
-    found = pointers(asked, CPU)
+    names, sizes = op.expected([(name, nodes) for name, nodes, _ in given], count, d)
+    names.insert(len(given), "once")
+    sizes.insert(len(given), len(once) * d)
+    found = pointers(names, arrays, sizes, [like.dtype] * len(arrays), CPU)
     run(count, d, threads, (ctypes.c_void_p * len(arrays))(*found.addresses))
     return outputs
 
@@ -293,18 +294,18 @@ def run(
     starts = None if rows.uniform else torch.tensor(rows.starts)
     work = rows.N * d * (2 * d * len(cell.gates) * max(1, len(cell.read)) + 100)
     threads = max(1, min(torch.get_num_threads(), MOST, work // WORK))
-    first = Asked("starts", starts, rows.T + 1, torch.int64)
-    asked = map(Asked, NAMES, (p, *arrays), counts(plan, loops, d, bool(flags[1])), kinds(loops.dtype))
-    found = pointers((first, *asked), CPU)
+    sizes = counts(plan, loops, d, bool(flags[1]))
+    found = pointers(NAMES, (starts, p, *arrays), sizes, kinds(loops.dtype), CPU)
     if sweep(FIELDS(rows.T, rows.B, d, threads, *flags, *found.addresses)):
         raise MemoryError("no memory for the sweep's weights.")
 
 
 def counts(plan: Plan, loops: Made, d: int, keep: bool) -> tuple[int, ...]:
-    """How many values the arrays of struct sweep have, from p on."""
+    """How many values the arrays of struct sweep have."""
     cell, B, N = plan.cell, plan.rows.B, plan.rows.N
     gates, slots = len(cell.gates) * d, len(cell.slots) * d
     return (
+        plan.rows.T + 1,
         (len(cell.p) + len(loops.once)) * d,
         gates * len(cell.read) * d,
         N * len(cell.v) * d,
@@ -324,8 +325,9 @@ def counts(plan: Plan, loops: Made, d: int, keep: bool) -> tuple[int, ...]:
 
 @functools.cache
 def kinds(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
-    """The types of the arrays of struct sweep, from p on."""
-    return tuple(torch.int32 if name in ("k_last", "k") else dtype for name in NAMES)
+    """The types of the arrays of struct sweep."""
+    integers = {"starts": torch.int64, "k_last": torch.int32, "k": torch.int32}
+    return tuple(integers.get(name, dtype) for name in NAMES)
 
 
 @torch.no_grad()

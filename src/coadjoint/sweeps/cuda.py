@@ -24,7 +24,7 @@ from . import stepwise
 from .compiler import kept
 from .derivatives import Plan, Tape
 from .eager import backwards, forwards
-from .pointers import Asked, pointers
+from .pointers import pointers
 from .pointwise import Pointwise
 from .rows import NONE, Link, Rows, exponent
 
@@ -522,8 +522,9 @@ class Launch:
         starts, lengths = where(rows, self.like.device)
         arrays |= {"STARTS": starts, "LEN": lengths}
         expected = sizes(self.plan.cell, rows, self.d, self.geometry.parts)
-        asked = [Asked(n, arrays.get(n), expected[n], INTEGERS.get(n, self.like.dtype)) for n in ARRAYS]
-        found = pointers(asked, self.like.device)
+        dtypes = [INTEGERS.get(n, self.like.dtype) for n in ARRAYS]
+        given = [arrays.get(n) for n in ARRAYS]
+        found = pointers(ARRAYS, given, [expected[n] for n in ARRAYS], dtypes, self.like.device)
         pack = (ctypes.c_longlong * (len(ARRAYS) + 1))(*found.addresses, rows.B)
         self.launch(name, options, pack)
 
@@ -642,7 +643,9 @@ def pointwise(
     d, count, device = like.shape[1] // width, like.shape[0], like.get_device()
     function = points(op, tuple(y is not None for y in (*at_hand, *tensors)), d, like.dtype, device)
     outputs = [like.new_empty(count, d * len(nodes)) for name, nodes in op.outputs if name in op.live]
-    found = pointers(op.asked(given, outputs, count, d), like.device)
+    arrays = [*(y for *_, y in given), *outputs]
+    names, expected = op.expected([(name, nodes) for name, nodes, _ in given], count, d)
+    found = pointers(names, arrays, expected, [like.dtype] * len(arrays), like.device)
     pack = (ctypes.c_longlong * (len(found.addresses) + 1))(*found.addresses, count)
     grid = min(-(-count * d // 256), processors(device) * 16)
     start(function, grid, 256, 0, pack, device)

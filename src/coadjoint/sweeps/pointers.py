@@ -9,7 +9,7 @@ what torch only imagines (FakeTensorMode, the meta device), what is spread over 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -27,15 +27,6 @@ WAYS_OUT = {
 }
 
 
-class Asked(NamedTuple):
-    """An array that a loop reads or writes, and what it must be."""
-
-    name: str
-    array: Tensor | None  # none where the loop does without
-    entries: int
-    dtype: torch.dtype
-
-
 class Pointers(NamedTuple):
     """Addresses, and the tensors that own them: these must live until the loop has run."""
 
@@ -43,16 +34,23 @@ class Pointers(NamedTuple):
     held: list[Tensor | None]
 
 
-def pointers(asked: Iterable[Asked], device: torch.device) -> Pointers:
-    """The addresses of arrays whose values lie row after row; 0 for one that is not there."""
+def pointers(
+    names: Sequence[str],
+    arrays: Sequence[Tensor | None],
+    entries: Sequence[int],
+    dtypes: Sequence[torch.dtype],
+    device: torch.device,
+) -> Pointers:
+    """The addresses of arrays whose values lie row after row; 0 for one that is not there. entries, dtypes: how many values
+    of which type the loop takes each of them for."""
     addresses: list[int] = []
     held: list[Tensor | None] = []
-    for name, array, count, dtype in asked:
+    for name, array, count, dtype in zip(names, arrays, entries, dtypes, strict=True):
         if array is None:
             addresses.append(0)
             held.append(None)
             continue
-        y, size = array, count * dtype.itemsize
+        y = array
         if type(y) not in PLAIN:
             if not ordinary(type(y)):
                 raise refused(name, array, count, dtype, device)
@@ -66,8 +64,9 @@ def pointers(asked: Iterable[Asked], device: torch.device) -> Pointers:
             address = y.data_ptr()
         except RuntimeError:  # a wrapper of torch.func or a sparse tensor: neither has memory of its own; or no memory
             raise refused(name, array, count, dtype, device) from None
-        enough = room - y.storage_offset() * dtype.itemsize >= size
-        if not enough or y.dtype is not dtype or y.nbytes != size or y.device != device:
+        size = dtype.itemsize
+        enough = room >= (y.storage_offset() + count) * size
+        if not enough or y.nbytes != count * size or y.dtype is not dtype or y.device != device:
             raise refused(name, array, count, dtype, device)
         if address == 0 and count > 0:
             if not y._is_zerotensor():

@@ -21,7 +21,6 @@ from ..errors import Unsupported
 from ..formula import ZERO, Node, Program, apart, evaluate, pull, push, symbol
 from .chunks import total
 from .memory import empty
-from .pointers import Asked
 from .rows import Rows, split
 
 Groups = tuple[tuple[str, tuple[Node, ...]], ...]
@@ -114,22 +113,15 @@ class Pointwise:
         live = [name for name, _ in self.outputs if name in self.live]
         return [total(rows, out) if name in self.summed else out for name, out in zip(live, outputs, strict=True)]
 
-    def asked(
-        self,
-        given: Sequence[tuple[str | None, tuple[Node, ...], Tensor]],
-        outputs: Sequence[Tensor],
-        count: int,
-        d: int,
-    ) -> list[Asked]:
-        """What a loop over `count` rows needs: the arrays given, as (name, entries, array), and its outputs."""
-        dtype, found = outputs[0].dtype, list[Asked]()
-        for name, nodes, y in given:
-            rows = 1 if name in self.uniform else count
-            found.append(Asked(name or "a value at hand", y, rows * len(nodes) * d, dtype))
+    def expected(
+        self, given: Sequence[tuple[str | None, tuple[Node, ...]]], count: int, d: int
+    ) -> tuple[list[str], list[int]]:
+        """The names, and how many values a loop over `count` rows takes them to have, of the groups that are given and then of
+        the outputs that are not identically zero."""
         live = [(name, nodes) for name, nodes in self.outputs if name in self.live]
-        for (name, nodes), y in zip(live, outputs, strict=True):
-            found.append(Asked(name, y, count * len(nodes) * d, dtype))
-        return found
+        names = [name or "a value at hand" for name, _ in (*given, *live)]
+        sizes = [(1 if name in self.uniform else count) * len(nodes) * d for name, nodes in given]
+        return names, sizes + [count * len(nodes) * d for _, nodes in live]
 
     def by_torch(
         self, rows: Rows | None, at_hand: Sequence[Tensor | None], tensors: Sequence[Tensor | None]

@@ -21,7 +21,7 @@ from .compiler import kept
 from .cuda import INTEGERS, sizes, where
 from .derivatives import Plan, Tape
 from .kernels import Shape
-from .pointers import Asked, pointers
+from .pointers import pointers
 from .rows import NONE, Link, exponent
 
 ON_CHIP = 1 << 17  # bytes of W that a program keeps in registers
@@ -131,8 +131,9 @@ class Launch:
         starts, lengths = where(rows, self.like.device)
         more = {"launch_cooperative_grid": True} if g.parts > 1 else {}
         expected, kinds = sizes(self.plan.cell, rows, self.d, g.parts), INTEGERS | {"TOPS": self.like.dtype}
-        asked = [Asked(n, y, expected[n], kinds.get(n, self.like.dtype)) for n, y in arrays.items()]
-        given = [self.like if y is None else y for y in pointers(asked, self.like.device).held]
+        dtypes = [kinds.get(n, self.like.dtype) for n in arrays]
+        found = pointers(list(arrays), list(arrays.values()), [expected[n] for n in arrays], dtypes, self.like.device)
+        given = [self.like if y is None else y for y in found.held]
         kernel[(g.groups * g.parts,)](
             *given, rows.B, starts, lengths,
             D=self.d, DP=_power_of_two(self.d), U=g.units, P=g.parts, PP=_power_of_two(g.parts), KC=g.block,
