@@ -27,6 +27,7 @@ from . import files, runs
 from .charts import Array, Chart, Figure, draw
 from .costates import Costates
 from .errors import (
+    MOST,
     InputError,
     KindError,
     MissingError,
@@ -37,7 +38,6 @@ from .errors import (
     check_path,
     check_seed,
     choose,
-    real,
     whole,
 )
 from .gradients import BPTT, Evaluation, Gradient, Temporal, trained
@@ -830,9 +830,10 @@ def landscape(e: Evaluation, seed: int = 0, points: int = 21, reach: float = 1.0
     """A grid of points x points (odd, so that the middle is here), from -reach to reach: at 1, each row of a matrix has moved by
     its own norm (filter normalisation, Li et al. 2018; vectors are one row)."""
     check_evaluation(e)
-    if whole("points", points, 3) % 2 == 0:
-        raise InputError(f"a landscape takes an odd number of points; got {points}.")
-    real("reach", reach, 0, above=True)
+    odd = isinstance(points, int) and 3 <= points <= MOST and points % 2 == 1
+    if not odd or not isinstance(reach, int | float) or not 0 < reach < math.inf:
+        words = f"an odd number of points, at least 3, and a positive reach; got {brief(points)}, {brief(reach)}"
+        raise InputError(f"a landscape takes {words}.")
     generator = torch.Generator().manual_seed(check_seed(seed))
     theta = {name: p.detach() for name, p in trained(e.network).items()}
     d, d2 = ({name: normalised(p, generator) for name, p in theta.items()} for _ in range(2))
