@@ -38,7 +38,6 @@ from .errors import (
     Unsupported,
     brief,
     check_seed,
-    real,
     whole,
 )
 from .gradients import RTRL, Gradient, Truncated
@@ -258,8 +257,8 @@ class Learning:
             setattr(self, name, whole(name, getattr(self, name)))
         check_net(self.net)
         check_run(self.folder, self.display, self.description, self.command)
-        if self.clip is not None:
-            real("clip", self.clip, 0, above=True)
+        if self.clip is not None and not (isinstance(self.clip, int | float) and 0 < self.clip < math.inf):
+            raise InputError(f"clip must be a positive number; got {brief(self.clip)}.")
         if self.score is not None and not callable(self.score):
             raise KindError(f"score must be a function of a_t; got {brief(self.score)}.")
         if isinstance(self.stream, str | bytes | dict) or not isinstance(self.stream, Iterable):
