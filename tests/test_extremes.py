@@ -25,9 +25,9 @@ from coadjoint.sweeps.derivatives import next_of
 F32, F64 = torch.float32, torch.float64
 TYPES = pytest.mark.parametrize("dtype", [F32, F64], ids=["f32", "f64"])
 ROOM = 16  # how many times the error that each operation may make
-POINTS = 14
+POINTS = 12
 
-INPUTS = (0.0, 0.001, -0.5, 3.0, -12.0, 20.0, -20.0, 40.0, 80.0, -80.0, 1e4, -1e4, 1e-30, 1e-310)
+INPUTS = (0.0, 0.001, -0.5, -12.0, 20.0, -20.0, 80.0, -80.0, 1e4, -1e4, 1e-30)  # and a denormal
 STATES = (0.0, 0.5, -0.5, 0.001, -1e-30, 3.0, -80.0)
 NU = (
     -1e4, -300.0, -150.0, -110.0, -80.0, -38.0, -37.0, -17.5, -16.5, -14.5, -3.0,
@@ -43,7 +43,8 @@ def points(cell, dtype):
     kinds = {"a": cell.gates, "v": cell.beside, "x": cell.slots, "p": tuple(cell.parameters)}
     for kind, names in kinds.items():
         for name in names:
-            values = STATES if kind == "x" else BESIDE_A.get(name, INPUTS)
+            denormal = torch.finfo(dtype).tiny / 8
+            values = STATES if kind == "x" else BESIDE_A.get(name, (*INPUTS, denormal))
             count = max(POINTS, len(NU)) if "nu" in cell.parameters else POINTS
             column = list(itertools.islice(itertools.cycle(values), count))
             draw.shuffle(column)
