@@ -88,17 +88,12 @@ def _huber(delta: float, y_hat: Tensor, y: Tensor) -> Tensor:
     return torch.where(e <= delta, 0.5 * e.square(), delta * (e - 0.5 * delta)).sum(-1)
 
 
-def greatest(a: Tensor) -> Tensor:
-    """Where the greatest entry of each row is, one for each row."""
-    return torch.arange(a.shape[-1], device=a.device) == a.argmax(-1, keepdim=True)
-
-
 def log_softmax(a: Tensor) -> Tensor:
     """log p. The greatest p is 1 less the sum of the others: its logarithm is made of those, and so
     are its slopes, which torch's own takes as a difference from 1."""
-    top = greatest(a)
-    behind = torch.where(top, 0, a - torch.where(top, a, 0).sum(-1, keepdim=True))
-    others = torch.where(top, 0, torch.exp(behind)).sum(-1, keepdim=True)
+    top = a.argmax(-1, keepdim=True)
+    behind = (a - a.gather(-1, top)).scatter(-1, top, 0.0)  # 0, without a slope, at the top
+    others = torch.exp(behind).scatter(-1, top, 0.0).sum(-1, keepdim=True)
     return behind - torch.log1p(others)
 
 
@@ -142,14 +137,14 @@ def like(y: Tensor, a: Tensor) -> Tensor:
 
 def _cross_entropy_slope(a: Tensor, y: Tensor) -> Tensor:
     """p - y, of which the greatest entry of p takes what makes the sum zero: it may be near 1."""
-    p, top = torch.softmax(a, -1), greatest(a)
+    p, top = torch.softmax(a, -1), a.argmax(-1, keepdim=True)
     if y.is_floating_point():
         y = like(y, a)
         slope = p * y.sum(-1, keepdim=True) - y
     else:
         slope = p.scatter_add(-1, y.long()[..., None], p.new_full((*y.shape, 1), -1.0))
-    others = torch.where(top, 0, slope)
-    return torch.where(top, -others.sum(-1, keepdim=True), others)
+    others = slope.scatter(-1, top, 0.0)
+    return others.scatter(-1, top, -others.sum(-1, keepdim=True))
 
 
 def _binary_cross_entropy_slope(a: Tensor, y: Tensor) -> Tensor:
