@@ -559,9 +559,8 @@ def unchanged(config: Config, past: Any) -> None:
     settings = about.get("settings")
     sections = {"network": about.get("network"), **(settings if isinstance(settings, dict) else {})}
     for name, section in plain(config).items():
-        then = sections.get(name)
-        if not isinstance(then, dict):
-            continue
+        told = sections.get(name)
+        then: dict[str, Any] = told if isinstance(told, dict) else {}
         for key, now in section.items():
             if key in then and then[key] != now and not (name == "training" and key in FREE):
                 where = f"{'' if name == 'network' else 'settings.'}{name}.{key}"

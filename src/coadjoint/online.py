@@ -430,8 +430,7 @@ class Learning:
         """Bytes that no file of a checkpoint of this run exceeds."""
         weights = sum(t.numel() * max(8, t.element_size()) for t in self.net.state_dict().values())
         learner = sum(t.numel() * t.element_size() for t in self.carry.state().values())
-        units = int(self.net.n)  # type: ignore[arg-type]
-        window = 8 * self.carry.kept * self.batch * (units + self.net.inputs + self.net.outputs)
+        window = 8 * self.carry.kept * self.batch * (self.carry.net.n + self.net.inputs + self.net.outputs)
         return 2**26 + 8 * weights + learner + window + 8 * 64 * self.window
 
     def save(self) -> None:

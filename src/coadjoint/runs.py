@@ -339,10 +339,7 @@ def name_of(step: int) -> str:
 
 def save(parent: Path, checkpoint: Checkpoint, description: dict[str, Any] | None = None) -> Path:
     """Write step-N into `parent`: another name, sync, manifest, sync, rename, sync, and read it back."""
-    if description is None:
-        model = pack(checkpoint.model)
-    else:
-        model = pack_model(checkpoint.model, description)
+    model = pack(checkpoint.model) if description is None else pack_model(checkpoint.model, description)
     files = {
         "model.safetensors": model,
         "state.safetensors": pack(checkpoint.tensors),

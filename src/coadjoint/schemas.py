@@ -289,7 +289,7 @@ def of_data(value: dict[str, Any] | None) -> dict[str, Any] | None:
         try:
             Description.of(value)
         except CoadjointError as error:
-            raise ValueError(str(error).rpartition(": ")[2].rstrip(".")) from None
+            raise ValueError(f"is damaged: {str(error).rpartition(': ')[2].rstrip('.')}") from None
     return value
 
 
@@ -361,12 +361,11 @@ def complaint(error: ValidationError, value: Any) -> str:
     first = error.errors(include_url=False, include_context=False)[0]
     missing = first["type"] == "missing"
     parts: list[str] = []
-    for part in first["loc"]:  # also names alternatives of a key, which are no keys
-        inside_list = isinstance(value, list) and isinstance(part, int) and part < len(value)
-        if inside_list or (isinstance(value, dict) and part in value):
+    for part in first["loc"]:
+        if holds(value, part):
             value = value[part]
         elif not missing:
-            continue
+            continue  # the name of an alternative of the key, which is no key
         parts.append(str(part))
     key = ascii(".".join(parts))
     words = first["msg"].removeprefix("Value error, ")
@@ -376,10 +375,17 @@ def complaint(error: ValidationError, value: Any) -> str:
         return f"{key} is missing"
     if first["type"] == "extra_forbidden":
         return f"{key} does not belong to it"
-    if not parts and first["type"] == "value_error":
-        return words
     where = f"{key} " if parts else "its content "
+    if first["type"] == "value_error" and isinstance(value, dict | list):
+        return f"{where if parts else ''}{words}"  # a sentence of ours, that tells enough
     return f"{where}{words}; got {shown(value)}"
+
+
+def holds(value: Any, part: Any) -> bool:
+    """Whether a mapping has this key, or a list this index."""
+    if isinstance(value, list):
+        return isinstance(part, int) and part < len(value)
+    return isinstance(value, dict) and part in value
 
 
 def shown(value: Any) -> str:

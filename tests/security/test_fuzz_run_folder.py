@@ -2,28 +2,29 @@
 codes, without a traceback, and touches nothing outside the folder."""
 
 import contextlib
+import copy
+import functools
 import hashlib
-import io
 import json
 import os
 import random
 import shutil
 import struct
-import sys
 from pathlib import Path
 
+import jinja2
 import pytest
-import torch
+import run_folders
 import typer.main
+from run_folders import CHECKPOINT, LAST, call, vouched
 
-from coadjoint import cli, compare, online, runs, training
+from coadjoint import cli, compare, diagnostics, online, runs, training
+from coadjoint.errors import MissingError
 
 CASES, PARTS = 2000, 10
 CODES = {0, 2, 3, 4, 5, 7, 75}  # all but 1, "a fault of coadjoint"
 STEPS = 2  # that a run which goes on may take: some mutations ask for very many
 
-CHECKPOINT = ("model.safetensors", "state.safetensors", "state.json", runs.MANIFEST)
-LAST = "checkpoints/step-00000004"
 # folder, the files to harm, and the commands that read them; F stands for the folder
 TARGETS = [
     ("stopped", [f"{LAST}/{name}" for name in CHECKPOINT], ["resume F -q", "resume F -q --fallback", "diagnose F --only decay -q"]),
@@ -37,96 +38,9 @@ TARGETS = [
 ]  # fmt: skip
 
 
-# real folders, made once
-
-
-def call(*words):
-    """The command line in this process: its exit code, and what it complained about."""
-    out, err, argv = io.StringIO(), io.StringIO(), sys.argv
-    sys.argv = ["coadjoint", *map(str, words)]
-    try:
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            cli.main()
-    except SystemExit as end:
-        return end.code or 0, err.getvalue()
-    finally:
-        sys.argv = argv
-        torch.set_num_threads(1)
-    raise AssertionError("the command line did not end")
-
-
-def data_files(folder):
-    draw = random.Random(0)
-    lines = ["id,t,a,b,label"]
-    for i in range(12):
-        lines += [f"s{i},{t},{draw.gauss(i % 2, 1):.3f},{draw.gauss(0, 1):.3f},{'xy'[i % 2]}" for t in range(4)]
-    (folder / "data.csv").write_text("\n".join(lines) + "\n")
-    rows = [f"{draw.gauss(0, 1):.3f},{draw.gauss(0, 1):.3f},{draw.gauss(0, 1):.3f}" for _ in range(8)]
-    (folder / "stream.csv").write_text("\n".join(["a,b,y", *rows]) + "\n")
-
-
-def longer(folder, to, steps):
-    """A run that was stopped: what has ended, with more steps to take."""
-    shutil.copytree(folder, to)
-    config = to / "config.yaml"
-    config.write_text(config.read_text().replace("steps: 4\n", f"steps: {steps}\n"))
-    assert f"steps: {steps}" in config.read_text()
-    (to / "model.safetensors").unlink()
-    result = json.loads((to / "result.json").read_text())
-    (to / "result.json").write_text(json.dumps(result | {"status": "interrupted", "reason": "SIGTERM at step 4"}))
-
-
 @pytest.fixture(scope="module")
 def real(tmp_path_factory):
-    """Folders of runs that ended and of runs that were stopped."""
-    here, before = tmp_path_factory.mktemp("real"), Path.cwd()
-    os.chdir(here)
-    try:
-        data_files(here)
-        small = [
-            "--hidden",
-            "3",
-            "--steps",
-            "4",
-            "--every",
-            "2",
-            "--checkpoint",
-            "2",
-            "--batch",
-            "4",
-            "--probes",
-            "2",
-            "-q",
-        ]
-        learn = ["--train", "data.csv", "--id", "id", "--time", "t", "--target", "label"]
-        assert call("train", *learn, *small, "--out", "done") == (0, "")
-        stream = [
-            "stream.csv",
-            "--target",
-            "y",
-            "--hidden",
-            "3",
-            "--steps",
-            "4",
-            "--every",
-            "2",
-            "--checkpoint",
-            "2",
-            "--window",
-            "3",
-            "-q",
-        ]
-        assert call("online", *stream, "--out", "stream-done") == (0, "")
-        longer(here / "done", here / "stopped", 6)
-        longer(here / "stream-done", here / "stream", 6)
-        shutil.copy(here / "stream-done" / "model.safetensors", here / "stream" / "model.safetensors")
-        shutil.rmtree(here / "stream-done")
-        assert call("compare", "done", "stopped", "--out", "compared", "-q")[0] == 0
-        for name in ("done", "stopped", "stream"):
-            (here / name / "report.html").unlink(missing_ok=True)
-    finally:
-        os.chdir(before)
-    return here
+    return run_folders.make(tmp_path_factory.mktemp("real"))
 
 
 class NoWorker:
@@ -154,12 +68,21 @@ class NoWorker:
 
 @pytest.fixture
 def quick(monkeypatch):
-    """The command line, built once, whose runs take a few steps and whose comparisons start no processes."""
+    """The command line, built once, whose runs take a few steps, whose comparisons start no processes, and whose pages have a
+    template that is compiled once."""
     command = typer.main.get_command(cli.app)
     monkeypatch.setattr(cli, "app", command)
     monkeypatch.setattr(compare, "Worker", NoWorker)
+    monkeypatch.setattr(jinja2.Environment, "from_string", functools.cache(jinja2.Environment.from_string))
+    monkeypatch.setattr(jinja2.Environment, "__eq__", lambda one, other: True)  # all of them have the same options
+    monkeypatch.setattr(jinja2.Environment, "__hash__", lambda one: 0)
+    monkeypatch.setattr(diagnostics, "plot", no_picture)
     for owner, name in ((training.Training, "advance"), (online.Learning, "take")):
         stop_soon(monkeypatch, owner, name)
+
+
+def no_picture(chart):
+    raise MissingError("pictures take long")
 
 
 def stop_soon(monkeypatch, owner, name):
@@ -182,6 +105,10 @@ VALUES = [
     "success", "failed", "elman", "lstm", "../../outside", "\u202e", "é" * 10, "a" * 5000, [], {}, [[]], [1, 2], ["x", "x"],
     {"x": 1}, {"bytes": 0, "sha256": "0" * 64}, {"t": 1, "mean": [0.0], "M": [-1.0]},
 ]  # fmt: skip
+
+
+def any_value(draw):
+    return copy.deepcopy(draw.choice(VALUES))
 
 
 def some_bytes(draw, content):
@@ -215,11 +142,11 @@ def places(value, at=()):
 
 def some_json(draw, value):
     """A value of the same shape in which a few entries are others, missing, or those of another place."""
-    value = json.loads(json.dumps(value))
+    value = copy.deepcopy(value)
     for _ in range(draw.choice([1, 1, 1, 2, 4])):
         every = [at for at in places(value) if at]
         if not every:
-            return draw.choice(VALUES)
+            return any_value(draw)
         *way, key = draw.choice(every)
         inner = value
         for part in way:
@@ -233,11 +160,11 @@ def some_json(draw, value):
             with contextlib.suppress(KeyError, IndexError, TypeError):
                 for part in (*other, last):
                     found = found[part]
-                inner[key] = json.loads(json.dumps(found))
+                inner[key] = copy.deepcopy(found)
         else:
-            inner[key] = draw.choice(VALUES)
+            inner[key] = any_value(draw)
         if isinstance(inner, dict) and draw.random() < 0.1:
-            inner[draw.choice(["x", "step", "status", ""])] = draw.choice(VALUES)
+            inner[draw.choice(["x", "step", "status", ""])] = any_value(draw)
     return value
 
 
@@ -330,8 +257,7 @@ def harmed(draw, path, outside):
         state[path.stem] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
         (last / "state.json").write_text(json.dumps(state))
     if vouch and (last / runs.MANIFEST).exists() and path.name != runs.MANIFEST:
-        listed = {name: (last / name).read_bytes() for name in CHECKPOINT[:3]}
-        (last / runs.MANIFEST).write_bytes(runs.manifest(listed))
+        vouched(last)
     return None
 
 
