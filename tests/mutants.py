@@ -126,9 +126,13 @@ OUTSIDE: dict[str, str] = {
     "display.py": DOOR,
     "errors.py": DOOR,
     "report.py": DOOR,
+    "schemas.py": DOOR,
     "settings.py": DOOR,
+    "transport.py": DOOR,
+    "wrappers.py": DOOR,
     "tasks/readers/source.py": DOOR,
     "graphs.py": GPU,
+    "sweeps/checks.py": GPU,
     "sweeps/cuda.py": GPU,
     "sweeps/kernels.py": GPU,
     "sweeps/triton.py": GPU,
@@ -136,6 +140,7 @@ OUTSIDE: dict[str, str] = {
     "sweeps/cpu.py": SPEED,
     "sweeps/memory.py": SPEED,
     "sweeps/opaque.py": SPEED,
+    "sweeps/pointers.py": DOOR,
     "sweeps/stepwise.py": SPEED,
 }
 
