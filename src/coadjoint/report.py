@@ -191,7 +191,7 @@ def _judge_model(path: Path, faults: list[str]) -> None:
         return
     try:
         door = runs.schemas()
-        description = door.described(path, door.read_header(path))
+        description = door.description_of(path, door.read_header(path))
         if description.get("sha256") is None:
             return  # of a version that wrote none
         with files.open_regular(path) as file:

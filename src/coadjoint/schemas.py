@@ -149,19 +149,6 @@ class OnlineSettings(Checked):
     window: Annotated[int, Field(ge=1, lt=2**31)]
 
 
-# environment.json
-
-
-class Environment(Checked):
-    """environment.json, of which only the page speaks."""
-
-    coadjoint: str
-    torch: str
-    seed: int
-    started: str
-    command: str
-
-
 # rows of metrics.jsonl and clock.jsonl
 
 
@@ -293,11 +280,17 @@ def of_data(value: dict[str, Any] | None) -> dict[str, Any] | None:
     return value
 
 
-class Model(Checked):
-    """What a model.safetensors says of itself, in JSON, under the name `coadjoint` of its metadata."""
+class Sealed(Checked):
+    """What every model.safetensors says of itself, in JSON, under the name `coadjoint` of its metadata."""
+
+    advice: ClassVar[str] = "Restore the file; or delete it, and `coadjoint resume` of its run writes it anew."
+    sha256: Sum | None = None
+
+
+class Model(Sealed):
+    """What it says if its network can be built from it."""
 
     model_config = ConfigDict(extra="forbid")
-    advice: ClassVar[str] = "Restore the file; or delete it, and `coadjoint resume` of its run writes it anew."
     network: NetworkSection
     shape: Shape
     precision: Literal[32, 64]
@@ -306,7 +299,6 @@ class Model(Checked):
     settings: dict[str, Any] = {}
     classes: Labels | None = None
     window: Count | None = None
-    sha256: Sum | None = None
 
     @model_validator(mode="after")
     def data_fit_the_network(self) -> Model:
@@ -471,10 +463,20 @@ def header_of(content: bytes, rest: int, path: Path) -> Header:
     return Header(tensors, metadata, numbers, 8 + len(content) + rest)
 
 
-def described(path: Path, header: Header) -> dict[str, Any]:
-    """What a model file says of itself, checked."""
+def description_of(path: Path, header: Header) -> dict[str, Any]:
+    """What a model file says of itself, not yet checked but for its sum."""
     about = header.metadata.get("coadjoint")
     if about is None:
         raise StorageError(f"{path} was not written by coadjoint: it does not say what network it belongs to.")
     name = f"{path}: its description"
-    return check(name, parsed(about, name), Model)
+    return check(name, parsed(about, name), Sealed)
+
+
+def described(path: Path, header: Header) -> dict[str, Any]:
+    """What a model file says of itself, checked."""
+    description = description_of(path, header)
+    if not set(description) - {"sha256", "data"}:
+        raise StorageError(
+            f"{path} does not say what network it belongs to: it was trained from Python. Load its tensors with safetensors."
+        )
+    return check(f"{path}: its description", description, Model)

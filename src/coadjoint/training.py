@@ -609,7 +609,17 @@ class Training:
         call = (self.folder, resume, fallback, need, about, self.check, self.restore, self.show.say, self.most)
         with runs.held(*call) as opened:
             self.storage, self.metrics, self.clock = opened, opened.metrics, opened.clock
+            if opened.past:
+                self.check_rows()
             yield
+
+    def check_rows(self) -> None:
+        """The rows before a checkpoint are those of a run: every line has the form that `log` writes."""
+        assert self.folder is not None
+        door = runs.schemas()
+        for name, schema in (("metrics.jsonl", door.MetricsRow), ("clock.jsonl", door.ClockRow)):
+            for _ in door.read_rows(self.folder / name, schema):
+                pass
 
     @property
     def most(self) -> int:

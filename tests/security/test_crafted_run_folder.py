@@ -216,23 +216,25 @@ def test_nested_without_end(name, words, here):
 
 
 ROWS = [
-    ("[1]", "should be"),
-    ('{"kind": "evil", "step": 1}', "'kind' should be"),
-    ('{"kind": "train"}', "'step' is missing"),
+    ("metrics", "[1]", "should be"),
+    ("metrics", '{"kind": "evil", "step": 1}', "'kind' should be"),
+    ("metrics", '{"kind": "train"}', "'step' is missing"),
+    ("metrics", "{", "not JSON"),
+    ("clock", '{"step": 1, "seconds": "x"}', "'seconds' should be"),
 ]
 
 
-@pytest.mark.parametrize(("row", "said"), ROWS)
-def test_rows_that_a_checkpoint_vouches_for(row, said, here):
-    path, last = here / "stopped" / "metrics.jsonl", here / "stopped" / LAST
+@pytest.mark.parametrize(("name", "row", "said"), ROWS)
+def test_rows_that_a_checkpoint_vouches_for(name, row, said, here):
+    path, last = here / "stopped" / f"{name}.jsonl", here / "stopped" / LAST
     path.write_text(row + "\n")
     rows = runs.Rows(here / "other.jsonl")
     rows.bytes, content = len(row) + 1, path.read_bytes()
     rows.sum.update(content)
-    put(last / "state.json", "metrics", value=rows.position)
+    put(last / "state.json", name, value=rows.position)
     rows.close()
     vouched(last)
-    refused("resume stopped -q", 4, "metrics.jsonl:1", said)
+    refused("resume stopped -q", 4, f"{name}.jsonl:1", said)
 
 
 # tensors
@@ -429,6 +431,22 @@ def test_a_flipped_bit_of_a_weight_is_noticed_by_every_command(here):
     path.unlink()
     assert call("resume", "done", "-q") == (0, "")
     assert path.read_bytes() == content
+
+
+def test_a_model_trained_from_python_has_a_sum_too(tmp_path):
+    """It does not say what network it belongs to; its page does not complain, unless it is damaged."""
+    net = coadjoint.Network("elman", inputs=6, hidden=3, outputs=4, output="softmax")
+    task = coadjoint.tasks.TemporalOrder(10)
+    coadjoint.train(net, task, steps=1, tests=2, confirm=2, probes=2, batch=2, folder=tmp_path / "run")
+    path, page = tmp_path / "run" / "model.safetensors", tmp_path / "run" / "report.html"
+    with pytest.raises(StorageError, match="does not say what network it belongs to: it was trained from Python"):
+        config.load_model(path)
+    assert call("report", tmp_path / "run") == (0, "")
+    assert "model.safetensors is damaged" not in page.read_text(encoding="utf-8")
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    assert call("report", tmp_path / "run") == (0, "")
+    assert "model.safetensors is damaged" in page.read_text(encoding="utf-8")
 
 
 def test_a_model_without_a_sum_is_used_with_one_warning(here):
