@@ -188,7 +188,7 @@ REFUSED = [
     ("replay none", 4, "holds no replay"),
     ("predict none x.csv", 4, "none does not exist"),
     ("predict full x.csv", 4, "not a run folder"),
-    ("predict file x.csv", 4, "not a model file"),
+    ("predict file x.csv", 4, "not a file of tensors"),
     ("compare", 2, "what to compare?"),
     ("compare xor", 2, "what to compare?"),
     ("compare xor -m a -m a", 2, "two methods share the name 'a'"),
