@@ -14,12 +14,13 @@ import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
@@ -124,6 +125,13 @@ def shard(*parts: str, **options: bool) -> Callable[[nn.Module], nn.Module]:
     return wrap
 
 
+def flatten(**options: Any) -> Callable[[nn.Module], nn.Module]:
+    def wrap(reader: nn.Module) -> nn.Module:
+        return FullyShardedDataParallel(reader, device_id=torch.device("cpu"), **options)
+
+    return wrap
+
+
 WRAPPERS: dict[str, Callable[[nn.Module], nn.Module]] = {
     "ddp": parallel(),
     "ddp-unused": parallel(find_unused_parameters=True),
@@ -136,11 +144,19 @@ WRAPPERS: dict[str, Callable[[nn.Module], nn.Module]] = {
     "sharded-rnn": shard("rnn", ""),
     "sharded-readout": shard("out", ""),
     "sharded-encoder": shard("enter", ""),
+    "flat": flatten(use_orig_params=True),
+    "flat-alone": flatten(use_orig_params=False),
+    "flat-grad": flatten(use_orig_params=True, sharding_strategy=ShardingStrategy.SHARD_GRAD_OP),
 }
 
 
 def gap(ours: nn.Module, alone: nn.Module) -> float:
     """The largest difference of a gradient from that of one process, relative to its largest entry."""
+    if isinstance(ours, FullyShardedDataParallel):
+        with FullyShardedDataParallel.summon_full_params(ours, with_grads=True):
+            found = torch.cat([parameter.grad.flatten() for parameter in ours.parameters()])
+        expected = torch.cat([parameter.grad.flatten() for parameter in alone.parameters()])
+        return float((found - expected).abs().max() / expected.abs().max())
     truth = {name: parameter.grad for name, parameter in alone.named_parameters()}
     worst = 0.0
     for name, parameter in ours.named_parameters():

@@ -26,6 +26,7 @@ FORWARD = ("inside", "self")
 STATIC = r"^DistributedDataParallel\(static_graph=True\) .* inside the forward of the wrapped module, or leave out"
 SHARDED = r"^(rnn|the module) is inside a module that fully_shard has sharded, .* inside the forward of one sharded"
 BETWEEN = r"^a module between the recorded one and the loss is sharded by fully_shard on its own, .* inside the forward"
+FLAT = r"^the loss depends on weights that FullyShardedDataParallel has sharded, .* inside the forward of one sharded"
 HIDDEN = r"^(Distr|fully).* returns a run in which it sees none: give it a module of your own that calls the Network"
 
 
@@ -39,6 +40,8 @@ def expectation(wrapper: str, place: str) -> str | None:
         return None if place in (*FORWARD, "later") else STATIC
     if wrapper.startswith("ddp"):
         return None
+    if wrapper.startswith("flat"):
+        return None if place in FORWARD else FLAT
     if wrapper == "sharded-rnn" or place not in FORWARD:
         return SHARDED
     return BETWEEN if wrapper == "sharded-readout" else None
@@ -56,6 +59,9 @@ GROUPS = {
     "sharded": [  # it may end a process: apart
         *cases((*PLACES, *NETWORKS), "sharded", "sharded-freed"),
         *cases(("around", "inside"), "sharded-kept", "sharded-rnn", "sharded-readout", "sharded-encoder"),
+        *cases(("around", "inner", "inside", "begun"), "flat"),
+        *cases(("around", "inside"), "flat-grad"),
+        "flat-alone/around",
     ],
 }
 

@@ -4,7 +4,7 @@ Costates come from a gradient that is taken before the backward pass. A wrapper'
 
     DistributedDataParallel(static_graph=True)   averages over processes when the first gradient has gone by, here that of
                                                  the costates, and never sees the one that is trained on
-    fully_shard                                  frees its weights then, and the second derivative has none to read
+    fully_shard, FullyShardedDataParallel        free their weights then, and the second derivative has none to read
 
 Inside the wrapped module's forward neither has put its hooks on anything yet, and all is exact.
 """
@@ -36,6 +36,8 @@ def refuse_wrappers(loss: Tensor, outputs: Iterable[Tensor], recorded: Mapping[n
     for module, name in recorded.items():
         if any(at_rest(state) for state in shards_of(module)):
             raise sharded(f"{name or 'the module'} is inside a module that fully_shard has sharded")
+    if any(ends_at_a_shard(node) for node in below(loss.grad_fn)):
+        raise sharded("the loss depends on weights that FullyShardedDataParallel has sharded")
     for node in on_the_way(loss, outputs):
         if node.name() == SINK and waits_for_first(node):
             raise Unsupported(
@@ -49,7 +51,7 @@ def refuse_wrappers(loss: Tensor, outputs: Iterable[Tensor], recorded: Mapping[n
 
 def sharded(what: str) -> Unsupported:
     return Unsupported(
-        f"{what}, and its weights are freed when costates have been taken: put co.record, the loss and the penalty "
+        f"{what}, which frees weights that costates need: put co.record, the loss and the penalty "
         "inside the forward of one sharded module, and shard no part of that one from the recurrence to the loss on "
         "its own."
     )
@@ -92,6 +94,16 @@ def at_rest(state: Any) -> bool:
     """Has the forward of this sharded module ended?"""
     training_state = getattr(state, "_training_state", None)
     return getattr(training_state, "name", "IDLE") == "IDLE"
+
+
+def ends_at_a_shard(node: Any) -> bool:
+    """Is this the end of the graph at the weights of a FullyShardedDataParallel (FSDP1) whose forward has ended? It keeps them
+    in one flat array, whole in the forward, and this process's share of it otherwise."""
+    flat = getattr(node, "variable", None)
+    if not getattr(flat, "_is_flat_param", False):
+        return False
+    whole = getattr(flat, "_unpadded_unsharded_size", None)
+    return whole is None or flat.numel() < whole.numel()
 
 
 def waits_for_first(sink: Any) -> bool:
