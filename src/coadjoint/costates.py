@@ -88,7 +88,7 @@ def within(n: Tensor, low: float) -> bool:
     """Is all of n above `low` and finite? Not for a GPU, which would have to be waited for."""
     if not n.numel():
         return True
-    least, most = n.aminmax()
+    least, most = n.detach().aminmax()  # torch 2.11 has no forward-mode derivative of it
     return least.item() > low and most.item() < math.inf
 
 
