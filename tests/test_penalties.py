@@ -148,7 +148,7 @@ def test_barrier_below_its_switch():
     for switch in (1e-5, 1e-3):
         truth = (np.where(np.abs(last) < switch, np.log(np.abs(last) / switch), 0) ** 2).sum(1)
         np.testing.assert_allclose(co.penalties.barrier(switch)(lam).detach(), truth, rtol=1e-12)
-    with pytest.raises(co.InputError, match=r"switch must be positive"):
+    with pytest.raises(co.InputError, match=r"the barrier's switch must be a finite number, above 0; got 0"):
         co.penalties.barrier(0)
 
 
@@ -277,7 +277,7 @@ def test_schedules_count_the_calls(schedule, values):
 
 @pytest.mark.parametrize("weight", [math.nan, math.inf, "0.1", None])
 def test_weight_that_is_no_number(weight):
-    with pytest.raises(co.InputError, match=r"weight must be a finite number or a function of the step"):
+    with pytest.raises(co.InputError, match=r"weight must be a finite number, at least 0, or a function of the step"):
         co.Penalised("variance", weight)
     net, u = network()
     with pytest.raises(co.InputError, match=r"the schedule gave rho = nan at step 0"):

@@ -1015,6 +1015,8 @@ CALLS = {
             "sqrt",
             "step",
             "tanh",
+            "expm1",
+            "log1p",
         )
     },
     "train": (co.train, TRAIN),

@@ -614,8 +614,6 @@ def held(
                 say("There is no checkpoint yet: the run begins again at step 0.")
             replace(folder / "environment.json", dumps(about(), indent=1))
         at = saved.state if saved else {"metrics": None, "clock": None}
-        for name in ("metrics", "clock"):
-            long_enough(folder / f"{name}.jsonl", at[name])
         with contextlib.ExitStack() as files:
             metrics = Rows(folder / "metrics.jsonl", at["metrics"])
             files.callback(metrics.close)
@@ -624,15 +622,6 @@ def held(
             yield Held(folder, lock, metrics, clock, saved is not None)
     finally:
         lock.release()
-
-
-def long_enough(path: Path, at: dict[str, Any] | None) -> None:
-    """Refuse a file of rows that is shorter than its checkpoint says, before so many bytes are asked for."""
-    if at is not None and path.exists() and path.lstat().st_size < at["bytes"]:
-        raise StorageError(
-            f"{path} does not begin with the {at['bytes']:,} bytes its checkpoint recorded: it was changed or cut. "
-            "Restore it, or start the run again."
-        )
 
 
 def environment(seed: int, device: str, command: str | None = None) -> dict[str, Any]:

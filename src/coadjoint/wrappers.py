@@ -99,7 +99,7 @@ def at_rest(state: Any) -> bool:
 def ends_at_a_shard(node: Any) -> bool:
     """Is this the end of the graph at the weights of a FullyShardedDataParallel (FSDP1) whose forward has ended? It keeps them
     in one flat array, whole in the forward, and this process's share of it otherwise."""
-    flat = getattr(node, "variable", None)
+    flat: Any = getattr(node, "variable", None)
     if not getattr(flat, "_is_flat_param", False):
         return False
     whole = getattr(flat, "_unpadded_unsharded_size", None)
