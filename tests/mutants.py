@@ -146,7 +146,10 @@ OUTSIDE: dict[str, str] = {
 
 # The tests of a file's mutants: those that are about it, and others that ought to notice. KERNEL and SLOW if it is not here.
 TESTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "batch.py": (("test_gradients.py",), ("test_training.py", "test_segments.py", "test_tasks.py")),
+    "batch.py": (
+        ("test_gradients.py",),
+        ("test_training.py", "test_segments.py", "test_tasks.py", "test_learning.py"),
+    ),
     "curriculum.py": (("test_learning.py",), ("test_optimisers.py",)),
     "curvature.py": (("test_curvature.py",), ("test_hessian_free.py", "test_optimisers.py")),
     "decoding.py": (("test_seq2seq.py",), ()),
@@ -229,6 +232,8 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ("formula.py", "skip-branch", "a.order <= b.order"): "sums and products commute; the order only helps sharing",
     ("formula.py", "comparison", "a.order <= b.order"): "sums and products commute; the order only helps sharing",
     ("formula.py", "add", "if b is ZERO: -> if False:"): "x + 0 is computed instead of x",
+    ("sweeps/scan.py", "parts", "turns = ((len(A) == 1))"): "complex numbers are scanned as the matrices they are, slower",
+    ("seq2seq.py", "skip-branch", '"dtype": (dtype), "device"'): "whatever is made takes torch's default for None",
 }  # fmt: skip
 
 SHAPES = {"new_empty", "new_zeros", "new_full", "empty", "zeros", "split", "chunk", "unflatten", "expand", "isinstance"}
