@@ -567,6 +567,14 @@ def test_rates_of_ragged_batches_are_means_over_samples():
     assert dg.bounds(e).rates == pytest.approx((np.mean(wide), np.mean(fall)), rel=1e-10)
 
 
+def test_the_span_of_temporal_components_is_their_ratio_in_decades():
+    falls = dg.Components(np.arange(1.0, 4.0), {"joint": np.log([1e-3, 1e-1, 1e2])})
+    assert falls.figures()[0].value == pytest.approx(-5)
+    assert falls.figures()[1].value == pytest.approx(10**-2.5)
+    silent = dg.Components(np.arange(1.0, 3.0), {"joint": np.array([0.0, -math.inf])})
+    assert math.isnan(silent.figures()[0].value)
+
+
 def test_a_past_that_adds_nothing_says_so():
     net = co.Network("elman", inputs=1, hidden=3, outputs=1)
     with torch.no_grad():

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import coadjoint as co
-from coadjoint.directions import Armijo, Constant, Galvan, Line, Wolfe, distance, dot, norm, steepest, temporal
+from coadjoint.directions import Armijo, Constant, Galvan, Line, Wolfe, between, distance, dot, norm, steepest, temporal
 
 F64 = torch.float64
 
@@ -104,3 +104,20 @@ def test_line_searches_where_there_is_no_minimum():
     assert Armijo()(up) == Wolfe()(up) == 0.0
     lie = Line(1.0, 0.0, -1.0, lambda a: 1.0, lambda a: (1.0, 0.0))  # never as low as the slope says
     assert Armijo()(lie) == Wolfe()(lie) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "lowest", "found"),
+    [
+        (1.0, 3.0, 2.2, 2.2),
+        (3.0, 1.0, 2.2, 2.2),
+        (1.0, 3.0, 2.95, 2.8),
+        (3.0, 1.0, 2.95, 2.8),
+        (1.0, 3.0, 1.05, 1.2),
+        (3.0, 1.0, 1.05, 1.2),
+    ],
+)
+def test_an_interval_is_cut_at_the_minimum_but_a_tenth_off_its_ends(low, high, lowest, found):
+    """Of a parabola, which the cubic is; the interval does not begin at 0."""
+    point = lambda a: (a, (a - lowest) ** 2, 2 * (a - lowest))
+    assert between(point(low), point(high)) == pytest.approx(found, rel=1e-12)

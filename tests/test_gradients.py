@@ -476,3 +476,11 @@ def test_gradient_does_not_depend_on_how_a_batch_is_cut_up():
         g = co.Penalised("log-variance", 0.2)(net, part, "squared").gradient
         pieces.append({name: v * len(rows) / B for name, v in g.items()})
     same({name: pieces[0][name] + pieces[1][name] for name in whole}, whole)
+
+
+def test_a_state_that_all_samples_begin_in_is_not_selected_from():
+    u, x0 = torch.randn(4, 3, 2), torch.randn(3, 5)
+    begin = lambda start: co.Batch(u, x0=start).select([2, 0]).x0
+    assert torch.equal(begin(x0), x0[[2, 0]])
+    assert torch.equal(begin(x0[0]), x0[0])
+    assert begin(None) is None

@@ -107,6 +107,7 @@ SHAPES = {
     "structured": lambda: co.Network("lstm", inputs=3, hidden=5, outputs=2, structure="low-rank"),
     "stack": lambda: co.Stack(["lstm", "gated-feedback", "lru"], inputs=3, hidden=5, outputs=2, bidirectional=True, deep=4),
     "torch's cell": lambda: co.Network(torch.nn.GRUCell(3, 5), inputs=3, hidden=5, outputs=2),
+    "embedding": lambda: co.EncoderDecoder("gru", inputs=3, hidden=5, outputs=4),
 }  # fmt: skip
 
 
@@ -126,7 +127,7 @@ def test_the_seed_reaches_every_parameter(shape, name):
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_torch_draws_as_the_constructor_does(shape):
-    """The largest entry of each parameter is that of the same uniform interval, over many seeds."""
+    """The largest entry of each parameter is that of the same distribution, over many seeds."""
     largest = lambda nets: {
         key: max(float(p.detach().abs().max()) for p in every)
         for key, every in zip(

@@ -7,6 +7,8 @@ import itertools
 import json
 import math
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -415,6 +417,12 @@ def test_numbers_are_standardised_by_the_rows_before(here):
     assert np.array_equal(plain, values)
 
 
+def test_a_stream_is_called_after_its_file(here, monkeypatch):
+    (here / "deep.down.csv").write_text(CSV)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(CSV.encode())))
+    assert [read(path).name for path in ("d.csv", here / "deep.down.csv", "-")] == ["d", "deep", "stream"]
+
+
 def test_scores_are_in_the_targets_own_units(here):
     values, _ = table()
     stream = read()
@@ -625,6 +633,21 @@ def whole(folder):
     """What must be the same bit for bit."""
     names = ("model.safetensors", "metrics.jsonl")
     return {name: (folder / name).read_bytes() for name in names}
+
+
+@pytest.mark.parametrize("learner", LEARNERS)
+def test_too_little_room_is_said_before_anything_is_learned(learner, tmp_path, monkeypatch):
+    """Room for several copies of the weights, and of what the learner keeps."""
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: type("", (), {"free": 1000}))
+    net = make("elman", x0="learned")
+    with pytest.raises(co.StorageError, match="has 1,000 bytes free and this run needs about") as refused:
+        begun("elman", learner, tmp_path / "run")
+    need = int(re.search(r"needs about ([\d,]+)", str(refused.value))[1].replace(",", ""))
+    numbers = {name: p.numel() for name, p in net.named_parameters()}
+    weights = sum(numbers.values())
+    within = weights - numbers["V"] - numbers["b_o"]
+    influence = net.n * within if learner == "rtrl" else 0
+    assert need >= 4 * 8 * (weights + influence) + 2**20
 
 
 @pytest.mark.parametrize("at", [5, 25, 45])

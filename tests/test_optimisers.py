@@ -213,6 +213,7 @@ GOES_ON = {
     **RUNS,
     "clip mean": optimiser("sgd", 0.1),
     "weight noise": optimiser("momentum", 0.05),
+    "ridge": optimiser("ridge"),
 }
 MORE = {"clip mean": {"clip_mean": 0.9}, "weight noise": {"weight_noise": 0.05}}
 

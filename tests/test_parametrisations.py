@@ -266,3 +266,13 @@ def test_cayley_initialisation():
     assert q.min() >= 0
     assert q.max() <= torch.pi / 2
     assert float(q.mean()) == pytest.approx(torch.pi / 4, abs=0.1)
+
+
+def test_the_angles_of_a_cayley_initialisation_are_uniform():
+    """Ten thousand blocks of one pair each: no angle is further from its place than chance allows."""
+    M = torch.empty(20_000, 2, dtype=F64)
+    Orthogonal("cayley", 2).begin(M, torch.Generator().manual_seed(0))
+    A = M.unflatten(0, (-1, 2))
+    q = -2 * torch.atan(A[:, 0, 1] - A[:, 1, 0])
+    even = torch.linspace(0, torch.pi / 2, len(q), dtype=F64)
+    assert float((q.sort().values - even).abs().max()) < 0.03

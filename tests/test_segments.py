@@ -286,6 +286,28 @@ def test_float32_keeps_its_digits_over_many_rows(monkeypatch):
     assert float((chunks.total(many, y) - y.double().sum(0)).norm() / y.double().sum(0).norm()) < 3e-7
 
 
+def test_small_products_add_up_few_rows_at_once():
+    y = torch.arange(20.0)[:, None]
+    found = [part.flatten().tolist() for (part,) in chunks.pieces(None, y, few=True)]
+    assert found == [[16, 17, 18, 19], [*range(8, 16)], [*range(8)]]
+    assert [len(part) for (part,) in chunks.pieces(None, y)] == [20]
+
+
+def test_memory_that_is_alive_is_counted_once_and_until_it_goes():
+    with segments.Live() as live:
+        one = torch.ones(1000)
+        assert (live.now, live.most) == (4000, 4000)
+        view = one.view(10, 100)
+        assert (live.now, live.most) == (4000, 4000)
+        del one
+        other = torch.ones(500)
+        assert (live.now, live.most) == (6000, 6000)
+        del view
+        assert live.now == 2000
+        del other
+    assert (live.now, live.most) == (0, 6000)
+
+
 def most_asked_for(run):
     """The most bytes of tensors that were alive at once, as torch asked its allocator for them: not what that took."""
     memory.release()

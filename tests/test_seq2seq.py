@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from pathlib import Path as File
@@ -14,7 +15,7 @@ from torch.nn.utils.rnn import pack_sequence
 import coadjoint as co
 import oracles
 from cases import MORE
-from coadjoint import tasks
+from coadjoint import decoding, tasks
 from coadjoint.errors import InputError, KindError, NumericalError, Unsupported
 from coadjoint.seq2seq import EncoderDecoder
 from coadjoint.training import examples
@@ -475,6 +476,21 @@ def test_equals_are_taken_in_order():
     assert run.decode(3, limit=3).tokens.tolist() == [[2, 2]]  # ended at once: the fewest factors of 1/3
     assert run.decode(2, limit=3).tokens.tolist() == [[0, 0]] * 3  # the end is third
     assert run.decode(3, limit=3, normalise=1.0).tokens.tolist() == [[0, 0]] * 3
+
+
+def test_what_is_impossible_is_not_followed():
+    """The end is certain after one token: the other hypothesis of a beam of two has probability zero, and stops there."""
+    asked = []
+
+    def say(token, x, sample):
+        asked.append(token.tolist())
+        a = torch.tensor([[0.0, -math.inf, -math.inf], [-math.inf, -math.inf, 0.0]], dtype=F64)
+        return x, a[[min(len(asked), 2) - 1]].expand(len(token), -1), x.new_zeros(len(token), 0)
+
+    said = decoding.decode(say, torch.zeros(1, 1, dtype=F64), end=2, most=torch.tensor([5]), beam=2)
+    assert said.tokens.tolist() == [[0], [2]]
+    assert said.log_probability.tolist() == [0.0]
+    assert asked == [[2], [0]]
 
 
 def test_a_network_that_has_left_its_range_says_so():

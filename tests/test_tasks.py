@@ -233,6 +233,26 @@ def test_a_held_out_set_has_n_sequences(chosen, n):
     assert sum(b.u.shape[1] for b in TemporalOrder(**chosen).held_out("test", seed=0, n=n)) == n
 
 
+@pytest.mark.parametrize(
+    ("n", "most", "sizes"),
+    [
+        (2, 100, [[1, 2], [2, 3], [3]]),  # as many as are asked for
+        (100, 6, [[1, 2, 2], [3, 3]]),  # as many steps as there may be, padding included
+        (100, 5, [[1, 2], [2], [3], [3]]),
+        (100, 1, [[1], [2], [2], [3], [3]]),  # a sequence is never cut
+        (100, 100, [[1, 2, 2, 3, 3]]),
+    ],
+)
+def test_the_size_of_held_out_batches(n, most, sizes, monkeypatch):
+    class Own(tasks.task.Collection):
+        name, inputs, outputs, readout, reduce = "own", 1, 1, "last", "sum"
+
+    monkeypatch.setattr(tasks.task, "STEPS", most)
+    given = tasks.task.Sequences([np.zeros((T, 1), np.float32) for T in (3, 2, 1, 3, 2)], [0.0] * 5)
+    batches = Own({"train": given, "test": given}).held_out("test", seed=0, n=n)
+    assert [b.lengths.tolist() for b in batches] == sizes
+
+
 def lengths(task, steps):
     """The lengths, in the task's own sense, of training batches."""
     found = []
@@ -341,6 +361,13 @@ def test_one_wrong_step_spoils_a_sequence(kind, chosen):
             recalled, spoils = end - m <= t < end, t < end and (kind is Memorisation or t >= end - m)
             assert task.score(a, batch)["right"] == (4 - spoils, 4)
             assert task.score(a, batch)["symbols"] == (4 * m - recalled, 4 * m)
+
+
+@pytest.mark.parametrize(("a", "says"), [(0.0, 0), (-1e-30, 0), (1e-30, 1)])
+def test_an_xor_of_one_half_says_zero(a, says):
+    """Three sequences whose bits are equal, and one whose bits differ."""
+    batch = co.Batch(torch.zeros(1, 4, 2), torch.tensor([0.0, 0.0, 0.0, 1.0]))
+    assert XOR(20).score(torch.full((4, 1), a), batch) == {"right": (1 if says else 3, 4)}
 
 
 @pytest.mark.parametrize("kind", [Addition, Multiplication])
