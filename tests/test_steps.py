@@ -331,3 +331,12 @@ def test_a_network_takes_them_by_name():
     assert co.Network("gated-feedback", inputs=2, hidden=3, outputs=1, layers=4, unit="lstm").slots == 8
     with pytest.raises(co.InputError, match="did you mean 'gru-before'"):
         co.Network("gru-befor", inputs=2, hidden=3, outputs=1)
+
+
+@pytest.mark.parametrize("name", steps.STEPS)
+def test_without_a_bias_there_is_none(name):
+    """The equations above take the biases that are there, so that they would not notice."""
+    of = lambda **options: [n for n, _ in steps.named(name, 2, 3, **options).named_parameters()]
+    biases = [n for n in of() if n.rsplit(".", 1)[-1] in ("b", "bias")]
+    assert biases
+    assert of(bias=False) == [n for n in of() if n not in biases]
