@@ -552,3 +552,11 @@ def test_a_network_that_no_memory_holds():
             lambda hidden=hidden: make(hidden=hidden), co.MissingError, f"no room for a parameter of {hidden}x{hidden}"
         )
     refuses(lambda: make(hidden=10**12), co.InputError, "hidden must be at most 2,147,483,647; got 1000000000000")
+
+
+def test_numbers_of_numpy_are_numbers():
+    net = co.Network("elman", inputs=np.int64(2), hidden=np.int32(3), outputs=np.int64(1))
+    assert net(torch.zeros(4, 2, 2)).a.shape == (2, 1)
+    assert co.Penalised("variance", np.float32(0.5)).rho(0) == 0.5
+    with pytest.raises(co.InputError, match=r"at least 0, or a function of the step; got np.float32\(-0.5\)"):
+        co.Penalised("variance", np.float32(-0.5))

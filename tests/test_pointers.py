@@ -321,6 +321,11 @@ assert co.nn.GRU(3, 6, device="meta")(u.to("meta"))[0].shape == (4, 2, 6)
 for run in (module, lambda u: net(u).y_hat):
     refused("vmap", lambda: torch.vmap(run)(torch.stack([u, u])), "torch.vmap over a recurrence is not supported")
 
+freed = torch.randn(4, 2, 3)
+freed.untyped_storage().resize_(0)
+for what, run in (("a network", net), ("a module", module)):
+    refused(f"{what} with freed input", lambda: run(freed), "has lost its memory")
+
 W = net.W.detach().clone()
 f = lambda W: torch.func.functional_call(net, {"W": W}, (u,)).y_hat.sum()
 leaf = W.clone().requires_grad_()

@@ -138,7 +138,7 @@ def check_path(name: str, value: Any) -> None:
 
 def brief(value: object) -> str:
     """A value that was not expected, in one short line; of an object that is no number and no text, its kind."""
-    if value is None or isinstance(value, bool | int | float | str):
+    if value is None or isinstance(value, str | numbers.Number):
         return shown(repr(value), 60)
     text = repr(value) if isinstance(value, list | tuple | dict) and len(value) < 5 else ""
     return shown(text, 60) if text and "\n" not in text else type(value).__name__

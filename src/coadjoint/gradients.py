@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import functools
 import math
+import numbers
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
@@ -413,7 +414,7 @@ class Penalised(Method):
         self, G: Any, weight: float | Schedule | Steered = 1.0, segments: Segments = None, pretrain: int = 0
     ) -> None:
         self.penalty, self.weight, self.step, self.segments = penalty(G), weight, 0, wanted(segments)
-        number = isinstance(weight, int | float) and math.isfinite(weight) and weight >= 0
+        number = isinstance(weight, numbers.Real) and math.isfinite(weight) and weight >= 0
         if not number and not callable(weight) and not isinstance(weight, Steered):
             raise InputError(
                 f"weight must be a finite number, at least 0, or a function of the step; got {brief(weight)}."

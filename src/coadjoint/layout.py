@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from .errors import InputError, KindError, MissingError, Unsupported, brief
 from .sweeps import Rows
-from .sweeps.pointers import insist_on_values
+from .sweeps.pointers import insist_on_values, lost_memory
 from .sweeps.pointwise import no_vmap
 from .sweeps.rows import equal
 
@@ -57,6 +57,10 @@ def dense(name: str, y: Any) -> Tensor:
         raise KindError(f"{name} is a nested tensor; expected a plain one: pad it, and give lengths=.")
     if y.layout != torch.strided:
         raise KindError(f"{name} is a sparse tensor; expected a dense one: {name.split()[-1].strip('`')}.to_dense().")
+    if not torch.compiler.is_compiling() and lost_memory(y):
+        raise InputError(
+            f"{name} has lost its memory: its storage is smaller than its shape. Pass a tensor that was not freed."
+        )
     return y
 
 

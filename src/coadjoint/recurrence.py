@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,9 +28,9 @@ Drive = tuple[
 
 def positive(**sizes: Any) -> None:
     for name, value in sizes.items():
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < 1:
             raise InputError(f"{name} must be a positive integer; got {brief(value)}.")
-        if value > MOST:
+        if int(value) > MOST:
             raise InputError(f"{name} must be at most {MOST:,}; got {brief(value)}.")
 
 

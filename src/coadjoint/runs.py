@@ -313,7 +313,7 @@ def unpack(content: bytes, path: Path) -> dict[str, Tensor]:
     schemas().header_of(content[8 : 8 + length], len(content) - 8 - length, path)
     try:
         return dict(tensors.load(content))
-    except SafetensorError as error:
+    except (SafetensorError, RuntimeError) as error:
         raise StorageError(f"{path} is not a file of tensors: {said(error)}.") from None
 
 

@@ -433,11 +433,13 @@ def test_a_flipped_bit_of_a_weight_is_noticed_by_every_command(here):
     assert path.read_bytes() == content
 
 
-def test_a_model_trained_from_python_has_a_sum_too(tmp_path):
+@pytest.mark.parametrize("description", [None, {"note": "by hand"}], ids=["no description", "a note"])
+def test_a_model_trained_from_python_has_a_sum_too(tmp_path, description):
     """It does not say what network it belongs to; its page does not complain, unless it is damaged."""
     net = coadjoint.Network("elman", inputs=6, hidden=3, outputs=4, output="softmax")
     task = coadjoint.tasks.TemporalOrder(10)
-    coadjoint.train(net, task, steps=1, tests=2, confirm=2, probes=2, batch=2, folder=tmp_path / "run")
+    short = {"steps": 1, "tests": 2, "confirm": 2, "probes": 2, "batch": 2}
+    coadjoint.train(net, task, **short, folder=tmp_path / "run", description=description)
     path, page = tmp_path / "run" / "model.safetensors", tmp_path / "run" / "report.html"
     with pytest.raises(StorageError, match="does not say what network it belongs to: it was trained from Python"):
         config.load_model(path)
@@ -462,12 +464,15 @@ def test_a_model_without_a_sum_is_used_with_one_warning(here):
     assert len(caught) == 1
 
 
+# without a single value, and with strides that torch cannot count
+ENDLESS = b'{"a": {"dtype": "F32", "shape": [0, 4611686018427387904, 8], "data_offsets": [0, 0]}}'
 HEADERS = [
     (b"", "does not fit into its 0 bytes"),
     (struct.pack("<Q", 2**60) + b"{}", "does not fit into its 10 bytes"),
     (struct.pack("<Q", 2) + b"[]", "its header is a list"),
     (struct.pack("<Q", 11) + b'{"a": "b"} ', "tensor 'a' is damaged"),
     (struct.pack("<Q", 2) + b"{}abc", "3 bytes follow its header"),
+    (struct.pack("<Q", len(ENDLESS)) + ENDLESS, "has a shape that no tensor can have"),
 ]
 
 

@@ -78,11 +78,25 @@ def pointers(
     return Pointers(addresses, held)
 
 
+def is_short_of_memory(y: Tensor) -> bool:
+    """Does the storage of a plain tensor end before its last value? It was freed, or made smaller."""
+    if not y.numel():
+        return False
+    last = sum((n - 1) * stride for n, stride in zip(y.shape, y.stride(), strict=True))
+    needed = (y.storage_offset() + last + 1) * y.element_size()
+    return y.untyped_storage().nbytes() < needed
+
+
+def lost_memory(y: Tensor) -> bool:
+    """Has a plain tensor lost its values? Of others, which keep them elsewhere or have none, nothing is known here."""
+    if type(y) not in PLAIN or y.is_meta or torch._C._functorch.is_functorch_wrapped_tensor(y):
+        return False
+    return is_short_of_memory(y)
+
+
 def copied(y: Tensor) -> Tensor:
     """y row after row. torch itself would read beyond the end of memory that is too small."""
-    last = sum((n - 1) * stride for n, stride in zip(y.shape, y.stride(), strict=True))
-    needed = (y.storage_offset() + last + 1) * y.element_size() if y.numel() else 0
-    if y.untyped_storage().nbytes() < needed:
+    if is_short_of_memory(y):
         raise RuntimeError("too little memory")
     return y.contiguous()
 
