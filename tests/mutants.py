@@ -40,7 +40,18 @@ from typing import Any, NamedTuple
 
 PROJECT = Path(__file__).resolve().parent.parent
 FAILED = "mutants: failed: "  # what a line begins with that names a test
-COPIED = ("src", "tests", "docs", "examples", "benchmarks", "README.md", "CHANGELOG.md", "Makefile", "pyproject.toml")
+COPIED = (
+    "src",
+    "tests",
+    "tools",
+    "docs",
+    "examples",
+    "benchmarks",
+    "README.md",
+    "CHANGELOG.md",
+    "Makefile",
+    "pyproject.toml",
+)
 KERNEL = ("test_kernel.py", "test_errors.py")
 SLOW = (
     "test_formula.py", "test_cells.py", "test_losses.py", "test_penalties.py", "test_network.py", "test_gradients.py",
