@@ -25,21 +25,21 @@ lint: $(READY)
 
 # as it is: where there is a GPU, torch is there already and often nothing can be installed
 test-gpu:
-	PYTHONPATH=src $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) tests/gpu.py
+	PYTHONPATH=src $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) tools/gpu.py
 
 test-crash: $(READY)
-	$(BIN)/python tests/crash.py
+	$(BIN)/python tools/crash.py
 
 test-page: $(READY)
 	command -v chromium >/dev/null || (apt-get update -qq && apt-get install -y -qq chromium)
-	$(BIN)/python -m pytest tests/test_page.py
+	$(BIN)/python -m pytest tests/training/test_page.py
 
 bench: $(READY)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[bench]' --no-build-isolation
 	$(BIN)/coadjoint bench --write benchmarks/RESULTS.md
 
 mutants: $(READY)
-	$(BIN)/python tests/mutants.py
+	$(BIN)/python tools/mutants.py
 
 clean:
 	rm -rf $(VENV) runs .pytest_cache .mypy_cache .ruff_cache

@@ -12,7 +12,7 @@ import math
 import torch
 
 import coadjoint as co
-from coadjoint.reservoir import Reservoir
+from coadjoint.networks.reservoir import Reservoir
 
 
 def mackey_glass(T, tau=17, inner=10):

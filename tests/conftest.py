@@ -22,12 +22,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell starts backgrou
 def coadjoint(monkeypatch, capsys):
     """coadjoint("train", ...) -> exit code, what was printed, what was complained about."""
 
-    from coadjoint import cli
+    from coadjoint.cli import program
 
     def call(*words):
         monkeypatch.setattr(sys, "argv", ["coadjoint", *words])
         with pytest.raises(SystemExit) as end:
-            cli.main()
+            program.main()
         out, err = capsys.readouterr()
         assert "Traceback" not in err
         return end.value.code, out, err

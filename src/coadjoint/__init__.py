@@ -1,51 +1,42 @@
 """coadjoint: recurrent networks, their costates, and penalised backpropagation.
 
-The names in the order data flows: tasks, cells, networks, losses and penalties, gradient methods, optimisers, training.
+The packages in the order of the theory; each imports only from those before it:
+
+    errors       what is said when something is wrong
+    cells        x_t = f(z_t, v_t, x_{t-1}, p)
+    sweeps       forward, adjoint, tangent: the three loops over time, and their engines
+    objectives   mean over samples of L + rho G(costates)
+    networks     a recurrence and a readout -> a run -> its costates
+    nn           torch.nn's RNN, LSTM and GRU, twice differentiable
+    gradients    (net, batch, loss) -> Evaluation
+    optimisers   a direction proposes, a rule judges, a stepper moves
+    tasks        Task -> Batch; users' own data
+    diagnostics  questions asked of an Evaluation
+    training     the loop, and what a run leaves behind
+    cli          the command line
+
 Names are loaded when they are first used, so that `import coadjoint` and the command line's help need not wait for torch.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.abc
+import importlib.machinery
+import sys
+import types
+import warnings
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.6.1"
 
 if TYPE_CHECKING:
-    from . import (
-        cells,
-        curriculum,
-        curvature,
-        diagnostics,
-        directions,
-        initialisers,
-        losses,
-        nn,
-        online,
-        optimisers,
-        parametrisations,
-        penalties,
-        report,
-        ridge,
-        segments,
-        steps,
-        tasks,
-    )
-    from .batch import Batch
-    from .cells import Cell, cell
-    from .costates import Costates, norm
-    from .errors import (
-        CoadjointError,
-        ConfigError,
-        DataError,
-        InputError,
-        KindError,
-        MissingError,
-        NumericalError,
-        StorageError,
-        Unsupported,
-    )
-    from .formula import (
+    from . import cells, diagnostics, nn, optimisers, tasks
+    from .cells import steps
+    from .cells import structures as parametrisations
+    from .cells.cell import Cell, cell
+    from .cells.formula import (
         abs,
         atan,
         cos,
@@ -64,69 +55,221 @@ if TYPE_CHECKING:
         step,
         tanh,
     )
-    from .gradients import BPTT, RTRL, Evaluation, Penalised, Stream, Truncated
-    from .network import Network, Trajectory
-    from .penalties import Penalty
-    from .recording import Recorded, Tape, record
-    from .reservoir import Reservoir
-    from .seq2seq import EncoderDecoder
-    from .stack import Stack
-    from .training import Interrupted, Result, evaluate, train
+    from .errors import (
+        CoadjointError,
+        ConfigError,
+        DataError,
+        InputError,
+        KindError,
+        MissingError,
+        NumericalError,
+        StorageError,
+        Unsupported,
+    )
+    from .gradients import memory as segments
+    from .gradients.bptt import BPTT
+    from .gradients.evaluation import Evaluation
+    from .gradients.penalised import Penalised
+    from .gradients.rtrl import RTRL, Stream
+    from .gradients.truncated import Truncated
+    from .networks import initialisers, ridge
+    from .networks.layers import Recorded
+    from .networks.network import Network, Trajectory
+    from .networks.reservoir import Reservoir
+    from .networks.seq2seq import EncoderDecoder
+    from .networks.stack import Stack
+    from .nn.recording import Tape, record
+    from .objectives import losses, penalties
+    from .objectives.batch import Batch
+    from .objectives.penalties import Penalty
+    from .optimisers import curvature
+    from .optimisers import step_rules as directions
+    from .sweeps.costates import Costates, norm
+    from .training import curriculum, online, report
+    from .training.loop import Interrupted, Result, train
+    from .training.validation import evaluate
 
-_MODULES = (
+# Public names, by the module that defines them.
+_NAMES = {
+    "cells.cell": "Cell cell",
+    "cells.formula": "abs atan cos erf exp expm1 held log log1p relu sigmoid sign sin softplus sqrt step tanh",
+    "errors": "CoadjointError ConfigError DataError InputError KindError MissingError NumericalError StorageError Unsupported",
+    "gradients.bptt": "BPTT",
+    "gradients.evaluation": "Evaluation",
+    "gradients.penalised": "Penalised",
+    "gradients.rtrl": "RTRL Stream",
+    "gradients.truncated": "Truncated",
+    "networks.layers": "Recorded",
+    "networks.network": "Network Trajectory",
+    "networks.reservoir": "Reservoir",
+    "networks.seq2seq": "EncoderDecoder",
+    "networks.stack": "Stack",
+    "nn.recording": "Tape record",
+    "objectives.batch": "Batch",
+    "objectives.penalties": "Penalty",
+    "sweeps.costates": "Costates norm",
+    "training.loop": "Interrupted Result train",
+    "training.validation": "evaluate",
+}
+_HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
+
+# Public modules, by name.
+_MODULES = {
+    "cells": "cells",
+    "curriculum": "training.curriculum",
+    "curvature": "optimisers.curvature",
+    "diagnostics": "diagnostics",
+    "directions": "optimisers.step_rules",
+    "initialisers": "networks.initialisers",
+    "losses": "objectives.losses",
+    "nn": "nn",
+    "online": "training.online",
+    "optimisers": "optimisers",
+    "parametrisations": "cells.structures",
+    "penalties": "objectives.penalties",
+    "report": "training.report",
+    "ridge": "networks.ridge",
+    "segments": "gradients.memory",
+    "steps": "cells.steps",
+    "tasks": "tasks",
+}
+
+# Modules of 0.6 and where their contents are now. `import coadjoint.losses` works until 1.0, with a DeprecationWarning.
+_MOVED = {
+    "batch": "objectives.batch",
+    "bench": "cli.bench.problems cli.bench.measure cli.bench.clock cli.bench.tables",
+    "charts": "diagnostics.charts",
+    "compare": "cli.comparison cli.workers",
+    "config": "cli.schema cli.flags cli.build cli.build_network cli.catalogue cli.build_online cli.models",
+    "costates": "sweeps.costates",
+    "curriculum": "training.curriculum",
+    "curvature": "optimisers.curvature optimisers.conjugate_gradients",
+    "decoding": "networks.decoding",
+    "directions": "optimisers.directions optimisers.step_rules",
+    "display": "training.display",
+    "files": "training.files",
+    "formula": "cells.formula cells.program",
+    "graphs": "sweeps.engines.cuda.capture gradients.recorded nn.replay",
+    "hessian_free": "optimisers.hessian_free",
+    "influence": "gradients.influence",
+    "initialisers": "networks.initialisers",
+    "layout": "sweeps.layout cells.making",
+    "losses": "objectives.losses",
+    "network": "networks.network",
+    "online": "training.learning training.online",
+    "parametrisations": "cells.structures",
+    "penalties": "objectives.penalties objectives.weights",
+    "readout": "networks.readout networks.judge",
+    "recording": "networks.layers nn.recording",
+    "recurrence": "networks.recurrence",
+    "report": "training.report.text training.report.curves training.report.read training.report.figures training.report.pages training.report.summary",
+    "reservoir": "networks.reservoir",
+    "ridge": "networks.ridge",
+    "runs": "training.storage training.json_rows training.run_folder gradients.restoring training.environment",
+    "schemas": "training.schemas cli.model_schema",
+    "segments": "gradients.segments gradients.segment gradients.memory",
+    "seq2seq": "networks.seq2seq",
+    "settings": "training.settings",
+    "stack": "networks.stack",
+    "steps": "cells.steps",
+    "streams": "tasks.files.stream tasks.files.row_sources",
+    "sweeps.autograd": "sweeps.run",
+    "sweeps.compiler": "sweeps.engines.c.compiler",
+    "sweeps.cpu": "sweeps.engines.c.engine",
+    "sweeps.cuda": "sweeps.engines.cuda.geometry sweeps.engines.cuda.source sweeps.engines.cuda.engine sweeps.engines.cuda.driver",
+    "sweeps.derivatives": "sweeps.plan sweeps.slopes sweeps.affine sweeps.differentiable sweeps.blocks sweeps.overflow",
+    "sweeps.eager": "sweeps.engines.views sweeps.engines.eager sweeps.engines.expressions",
+    "sweeps.opaque": "sweeps.engines.opaque",
+    "sweeps.reference": "sweeps.engines.reference",
+    "sweeps.scan": "sweeps.engines.scan",
+    "sweeps.stepwise": "sweeps.engines.stepwise",
+    "tasks.data": "tasks.preparation tasks.description tasks.prediction",
+    "tasks.readers": "tasks.files",
+    "tasks.readers.arrays": "tasks.files.arrays",
+    "tasks.readers.parquet": "tasks.files.parquet",
+    "tasks.readers.parsing": "tasks.files.parsing",
+    "tasks.readers.recording": "tasks.files.sheet",
+    "tasks.readers.source": "tasks.files.source",
+    "tasks.readers.table": "tasks.files.table",
+    "tasks.readers.ts": "tasks.files.ts",
+    "transport": "cells.transport",
+    "wrappers": "sweeps.wrappers",
+}
+
+__all__ = [
+    "BPTT",
+    "Batch",
+    "Cell",
+    "CoadjointError",
+    "ConfigError",
+    "Costates",
+    "DataError",
+    "EncoderDecoder",
+    "Evaluation",
+    "InputError",
+    "Interrupted",
+    "KindError",
+    "MissingError",
+    "Network",
+    "NumericalError",
+    "Penalised",
+    "Penalty",
+    "RTRL",
+    "Recorded",
+    "Reservoir",
+    "Result",
+    "Stack",
+    "StorageError",
+    "Stream",
+    "Tape",
+    "Trajectory",
+    "Truncated",
+    "Unsupported",
+    "abs",
+    "atan",
+    "cell",
     "cells",
-    "directions",
+    "cos",
     "curriculum",
     "curvature",
     "diagnostics",
+    "directions",
+    "erf",
+    "evaluate",
+    "exp",
+    "expm1",
+    "held",
     "initialisers",
+    "log",
+    "log1p",
     "losses",
     "nn",
+    "norm",
     "online",
     "optimisers",
     "parametrisations",
     "penalties",
+    "record",
+    "relu",
     "report",
     "ridge",
     "segments",
+    "sigmoid",
+    "sign",
+    "sin",
+    "softplus",
+    "sqrt",
+    "step",
     "steps",
+    "tanh",
     "tasks",
-)
-_HOMES = {
-    "batch": ("Batch",),
-    "cells": ("Cell", "cell"),
-    "errors": (
-        "CoadjointError", "ConfigError", "DataError", "InputError", "KindError", "MissingError", "NumericalError",
-        "StorageError", "Unsupported",
-    ),
-    "formula": (
-        "abs", "atan", "cos", "erf", "exp", "expm1", "held", "log", "log1p", "relu", "sigmoid", "sign", "sin", "softplus",
-        "sqrt", "step", "tanh",
-    ),
-    "gradients": ("BPTT", "RTRL", "Evaluation", "Penalised", "Stream", "Truncated"),
-    "costates": ("Costates", "norm"),
-    "network": ("Network", "Trajectory"),
-    "penalties": ("Penalty",),
-    "recording": ("Recorded", "Tape", "record"),
-    "reservoir": ("Reservoir",),
-    "seq2seq": ("EncoderDecoder",),
-    "stack": ("Stack",),
-    "training": ("Interrupted", "Result", "evaluate", "train"),
-}  # fmt: skip
-_HOME = {name: module for module, names in _HOMES.items() for name in names}
-
-__all__ = [
-    "BPTT", "RTRL", "Batch", "Cell", "CoadjointError", "ConfigError", "Costates", "DataError", "EncoderDecoder", "Evaluation", "InputError",
-    "Interrupted", "KindError", "MissingError", "Network", "NumericalError", "Penalised", "Penalty", "Recorded", "Reservoir", "Result", "Stack", "StorageError",
-    "Stream", "Tape", "Trajectory", "Truncated", "Unsupported", "abs", "atan", "cell", "cells", "cos", "curriculum", "curvature", "diagnostics", "directions", "erf", "evaluate", "exp", "expm1", "held",
-    "initialisers", "log", "log1p", "losses", "nn", "norm", "online", "optimisers", "parametrisations", "penalties", "record", "relu", "report", "ridge", "segments", "sigmoid",
-    "sign", "sin", "softplus", "sqrt", "step", "steps", "tanh", "tasks", "train",
-]  # fmt: skip
+    "train",
+]
 
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
-        return importlib.import_module(f".{name}", __name__)
+        return importlib.import_module(f".{_MODULES[name]}", __name__)
     if name not in _HOME:
         raise AttributeError(f"module 'coadjoint' has no attribute {name!r}")
     value = getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
@@ -136,3 +279,39 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+class _OldPath(types.ModuleType):
+    """A module of the past: its names are looked up where they are now."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        for home in _MOVED[self.__name__.removeprefix("coadjoint.")].split():
+            module = importlib.import_module(f".{home}", __package__)
+            if hasattr(module, name):
+                return getattr(module, name)
+        raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+
+
+class _OldPaths(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds modules under the paths they had before."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        package, _, name = fullname.partition(".")
+        if package != __name__ or name not in _MOVED:
+            return None
+        now = " and ".join(f"coadjoint.{home}" for home in _MOVED[name].split())
+        warnings.warn(f"{fullname} has moved to {now}; the old path goes in 1.0.", DeprecationWarning, stacklevel=2)
+        return importlib.machinery.ModuleSpec(fullname, self)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
+        return _OldPath(spec.name)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        """Nothing to run: names are looked up when they are asked for."""
+
+
+sys.meta_path.append(_OldPaths())

@@ -1,6 +1,8 @@
 """python -m coadjoint"""
 
-from .cli import main
+from __future__ import annotations
+
+from .cli.program import main
 
 if __name__ == "__main__":
     main()

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import torch
 
-from coadjoint import cli, runs
+from coadjoint.cli import program
+from coadjoint.training import storage
 
-CHECKPOINT = ("model.safetensors", "state.safetensors", "state.json", runs.MANIFEST)
+CHECKPOINT = ("model.safetensors", "state.safetensors", "state.json", storage.MANIFEST)
 LAST = "checkpoints/step-00000004"
 
 
@@ -24,7 +25,7 @@ def call(*words):
     sys.argv = ["coadjoint", *map(str, words)]
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            cli.main()
+            program.main()
     except SystemExit as end:
         return end.code or 0, err.getvalue()
     finally:
@@ -80,4 +81,4 @@ def make(here):
 def vouched(last):
     """Let the manifest of a checkpoint vouch for what is in it now."""
     listed = {name: (last / name).read_bytes() for name in CHECKPOINT[:3]}
-    (last / runs.MANIFEST).write_bytes(runs.manifest(listed))
+    (last / storage.MANIFEST).write_bytes(storage.manifest(listed))

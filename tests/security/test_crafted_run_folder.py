@@ -17,8 +17,9 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 import coadjoint
-from coadjoint import config, files, runs
+from coadjoint.cli import build_network, models
 from coadjoint.errors import MissingError, StorageError
+from coadjoint.training import files, json_rows, storage
 
 
 @pytest.fixture(scope="module")
@@ -228,7 +229,7 @@ ROWS = [
 def test_rows_that_a_checkpoint_vouches_for(name, row, said, here):
     path, last = here / "stopped" / f"{name}.jsonl", here / "stopped" / LAST
     path.write_text(row + "\n")
-    rows = runs.Rows(here / "other.jsonl")
+    rows = json_rows.Rows(here / "other.jsonl")
     rows.bytes, content = len(row) + 1, path.read_bytes()
     rows.sum.update(content)
     put(last / "state.json", name, value=rows.position)
@@ -335,7 +336,7 @@ def redescribed(path, harm, sealed=False):
     description.pop("sha256", None)
     harm(description)
     if sealed:
-        path.write_bytes(runs.pack_model(tensors, description))
+        path.write_bytes(storage.pack_model(tensors, description))
     else:
         save_file(tensors, path, {"coadjoint": json.dumps(description)})
 
@@ -371,14 +372,14 @@ def test_no_network_is_built_before_its_tensors_are_counted(here, monkeypatch):
     description["network"]["hidden"] = 19000
     save_file(tensors, path, {"coadjoint": json.dumps(description)})
     assert path.stat().st_size < 90_000
-    construct, where = config.construct, []
+    construct, where = build_network.construct, []
 
     def noted(*arguments):
         where.append(torch.empty(0).device.type)
         assert where[-1] == "meta", "a network of 1.4 GB is built"
         return construct(*arguments)
 
-    monkeypatch.setattr(config, "construct", noted)
+    monkeypatch.setattr(build_network, "construct", noted)
     refused("predict done data.csv", 4, "for 'R' it has float32 [3, 2] and the network float32 [19000, 2]")
     assert where == ["meta"]
 
@@ -388,7 +389,7 @@ def test_no_network_is_built_that_is_not_the_checkpoints(command, here, monkeypa
     """The same where config.yaml asks for it; and where state.json agrees with it."""
     config_file, last = here / "stopped" / "config.yaml", here / "stopped" / LAST
     config_file.write_text(config_file.read_text().replace("hidden: 3", "hidden: 19000"))
-    monkeypatch.setattr(config, "network_of", lambda *_: pytest.fail("a network of 1.4 GB is built"))
+    monkeypatch.setattr(build_network, "network_of", lambda *_: pytest.fail("a network of 1.4 GB is built"))
     refused(command, 4, "19000")
     put(last / "state.json", "description", "network", "hidden", value=19000)
     vouched(last)
@@ -407,12 +408,12 @@ def test_every_flipped_byte_of_a_model_is_noticed(run, here):
     content = path.read_bytes()
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # one that is whole says nothing
-        config.load_model(path)
+        models.load_model(path)
         for i in range(len(content)):
             flip = 0xFF if i % 3 == 0 else 1 << i % 8
             path.write_bytes(content[:i] + bytes([content[i] ^ flip]) + content[i + 1 :])
             with pytest.raises(StorageError, match=r"model\.safetensors"):
-                config.load_model(path)
+                models.load_model(path)
 
 
 def test_a_flipped_bit_of_a_weight_is_noticed_by_every_command(here):
@@ -442,7 +443,7 @@ def test_a_model_trained_from_python_has_a_sum_too(tmp_path, description):
     coadjoint.train(net, task, **short, folder=tmp_path / "run", description=description)
     path, page = tmp_path / "run" / "model.safetensors", tmp_path / "run" / "report.html"
     with pytest.raises(StorageError, match="does not say what network it belongs to: it was trained from Python"):
-        config.load_model(path)
+        models.load_model(path)
     assert call("report", tmp_path / "run") == (0, "")
     assert "model.safetensors is damaged" not in page.read_text(encoding="utf-8")
     content = path.read_bytes()
@@ -460,7 +461,7 @@ def test_a_model_without_a_sum_is_used_with_one_warning(here):
     assert err.count("\n") == 1
     assert "coadjoint: warning: done/model.safetensors carries no SHA-256 sum" in err
     with pytest.warns(UserWarning, match="carries no SHA-256 sum") as caught:
-        config.load_model(here / "done" / "model.safetensors")
+        models.load_model(here / "done" / "model.safetensors")
     assert len(caught) == 1
 
 
@@ -512,7 +513,7 @@ PLACES = [
     (f"stopped/{LAST}/state.json", "resume stopped -q"),
     (f"stopped/{LAST}/state.safetensors", "resume stopped -q"),
     (f"stopped/{LAST}/model.safetensors", "resume stopped -q"),
-    (f"stopped/{LAST}/{runs.MANIFEST}", "resume stopped -q"),
+    (f"stopped/{LAST}/{storage.MANIFEST}", "resume stopped -q"),
     ("stream/online.json", "resume stream -q"),
     ("compared/compare.json", "resume compared -q"),
 ]
@@ -582,11 +583,11 @@ def test_a_model_behind_a_link_that_the_user_names_is_used(here):
 
 def test_without_pydantic_a_folder_is_not_read(here, monkeypatch):
     """One line says what is missing; what is written needs none."""
-    saved = runs.load(here / "stopped" / LAST)
+    saved = storage.load(here / "stopped" / LAST)
     monkeypatch.delattr(coadjoint, "schemas")
     monkeypatch.delitem(sys.modules, "coadjoint.schemas")
     monkeypatch.setitem(sys.modules, "pydantic", None)
     with pytest.raises(MissingError, match=r"reading a run folder needs pydantic: pip install pydantic\."):
-        runs.load(here / "stopped" / LAST)
+        storage.load(here / "stopped" / LAST)
     (here / "other").mkdir()
-    assert runs.whole(runs.save(here / "other", saved, {}))
+    assert storage.whole(storage.save(here / "other", saved, {}))

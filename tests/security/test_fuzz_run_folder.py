@@ -18,8 +18,10 @@ import run_folders
 import typer.main
 from run_folders import CHECKPOINT, LAST, call, vouched
 
-from coadjoint import cli, compare, diagnostics, online, runs, training
+from coadjoint.cli import program, workers
+from coadjoint.diagnostics import examination
 from coadjoint.errors import MissingError
+from coadjoint.training import learning, loop, signals, storage
 
 CASES, PARTS = 2000, 10
 CODES = {0, 2, 3, 4, 5, 7, 75}  # all but 1, "a fault of coadjoint"
@@ -70,14 +72,14 @@ class NoWorker:
 def quick(monkeypatch):
     """The command line, built once, whose runs take a few steps, whose comparisons start no processes, and whose pages have a
     template that is compiled once."""
-    command = typer.main.get_command(cli.app)
-    monkeypatch.setattr(cli, "app", command)
-    monkeypatch.setattr(compare, "Worker", NoWorker)
+    command = typer.main.get_command(program.app)
+    monkeypatch.setattr(program, "app", command)
+    monkeypatch.setattr(workers, "Worker", NoWorker)
     monkeypatch.setattr(jinja2.Environment, "from_string", functools.cache(jinja2.Environment.from_string))
     monkeypatch.setattr(jinja2.Environment, "__eq__", lambda one, other: True)  # all of them have the same options
     monkeypatch.setattr(jinja2.Environment, "__hash__", lambda one: 0)
-    monkeypatch.setattr(diagnostics, "plot", no_picture)
-    for owner, name in ((training.Training, "advance"), (online.Learning, "take")):
+    monkeypatch.setattr(examination, "plot", no_picture)
+    for owner, name in ((loop.Training, "advance"), (learning.Learning, "take")):
         stop_soon(monkeypatch, owner, name)
 
 
@@ -92,7 +94,7 @@ def stop_soon(monkeypatch, owner, name):
         taken[id(run)] = taken.get(id(run), 0) + 1
         if taken[id(run)] > STEPS:
             taken.clear()
-            raise training.Interrupted("enough")
+            raise signals.Interrupted("enough")
         return step(run, *arguments)
 
     monkeypatch.setattr(owner, name, limited)
@@ -250,13 +252,13 @@ def harmed(draw, path, outside):
         return instead(draw, path, outside)
     path.write_bytes(mutated(draw, path))
     vouch = draw.random() < 0.85
-    last = path.parent if path.name in CHECKPOINT and path.name != runs.MANIFEST else path.parent / LAST
+    last = path.parent if path.name in CHECKPOINT and path.name != storage.MANIFEST else path.parent / LAST
     if path.name in ("metrics.jsonl", "clock.jsonl") and vouch:
         state = json.loads((last / "state.json").read_text())
         content = path.read_bytes()
         state[path.stem] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
         (last / "state.json").write_text(json.dumps(state))
-    if vouch and (last / runs.MANIFEST).exists() and path.name != runs.MANIFEST:
+    if vouch and (last / storage.MANIFEST).exists() and path.name != storage.MANIFEST:
         vouched(last)
     return None
 

@@ -10,8 +10,10 @@ import pytest
 import torch
 
 import coadjoint as co
-from coadjoint import cli, compare, files, runs, training
+from coadjoint.cli import comparison as comparison_module
+from coadjoint.cli import program, train
 from coadjoint.errors import NumericalError, StorageError
+from coadjoint.training import files, json_rows, loop, run_folder, storage
 
 OPTIONS = "--length 10 --hidden 4 --every 4 --tests 5 --confirm 5 --probes 2 --batch 2 --checkpoint 3 --keep 2"
 TRAIN = ["train", "temporal-order", *OPTIONS.split(), "--steps", "6", "--quiet"]
@@ -22,7 +24,7 @@ def command(*words):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["coadjoint", *map(str, words)])
         with pytest.raises(SystemExit) as end:
-            cli.main()
+            program.main()
     return end.value.code
 
 
@@ -47,7 +49,7 @@ def outside(finished, tmp_path):
     (place / "folder" / "step-00000099.tmp" / "kept").write_text("mine")
     (place / "folder" / "step-00000098.old").mkdir()
     for step in (1, 2, 3):
-        shutil.copytree(finished / "checkpoints" / runs.name_of(6), place / "folder" / runs.name_of(step))
+        shutil.copytree(finished / "checkpoints" / storage.name_of(6), place / "folder" / storage.name_of(step))
     for name in ("diagnostics.json", "temporal.png", "decay.png", "file"):
         (place / "folder" / name).write_text("{}")
     (place / "file").write_text("mine\n" * 2000)
@@ -143,7 +145,7 @@ def test_a_link_within_the_folder_is_refused_too(run):
     (run / "clock.jsonl").symlink_to("config.yaml")
     before = (run / "config.yaml").read_bytes()
     with pytest.raises(StorageError, match="is a link"):
-        runs.Rows(run / "clock.jsonl")
+        json_rows.Rows(run / "clock.jsonl")
     assert (run / "config.yaml").read_bytes() == before
 
 
@@ -161,7 +163,7 @@ def test_a_link_that_comes_between_the_look_and_the_opening(monkeypatch, run, ou
 
     monkeypatch.setattr(os, "lstat", slow)
     with pytest.raises(StorageError, match="is a link"):
-        runs.Lock(run)
+        run_folder.Lock(run)
     assert looks
     monkeypatch.undo()
     assert contents(outside) == before
@@ -174,7 +176,7 @@ def test_systems_that_cannot_open_without_links(monkeypatch, run, outside):
         kind(run / "lock", outside)
         before = contents(outside)
         with pytest.raises(StorageError):
-            runs.Lock(run)
+            run_folder.Lock(run)
         assert contents(outside) == before
 
 
@@ -204,10 +206,10 @@ def test_checkpoints_that_are_a_file(capsys, run, outside):
 @pytest.mark.parametrize("step", [1, 6, 99])
 def test_a_checkpoint_elsewhere(capsys, run, outside, step):
     """Whether it would be loaded, or removed as an old one."""
-    path = run / "checkpoints" / runs.name_of(step)
+    path = run / "checkpoints" / storage.name_of(step)
     if path.exists():
         shutil.rmtree(path)
-    path.symlink_to(outside / "folder" / runs.name_of(1))
+    path.symlink_to(outside / "folder" / storage.name_of(1))
     assert f"{path} is a link" in refused(capsys, outside, "resume", run, "--steps", "9", "--fallback")
 
 
@@ -224,7 +226,7 @@ def test_half_written_checkpoints_that_are_links(run, outside, name, target):
 
 def test_a_damaged_checkpoint_set_aside_over_a_link(run, outside):
     before = contents(outside)
-    last = runs.saved(run)[-1]
+    last = storage.saved(run)[-1]
     (last / "state.json").unlink()
     last.with_suffix(".damaged").symlink_to(outside / "folder")
     assert command("resume", run, "--steps", "9", "--fallback", "--quiet") == 0
@@ -254,7 +256,7 @@ def test_replays_elsewhere(monkeypatch, tmp_path, outside):
         run.random = torch.get_rng_state()
         raise NumericalError("a number is not finite")
 
-    monkeypatch.setattr(training.Training, "evaluate", not_finite)
+    monkeypatch.setattr(loop.Training, "evaluate", not_finite)
     before = contents(outside)
     with pytest.raises(StorageError, match="replay is a link"):
         tiny(tmp_path / "run", 9, resume=True)
@@ -272,7 +274,7 @@ def test_logs_elsewhere(run, outside):
     (run / "tensorboard").symlink_to(outside / "folder")
     before = contents(outside)
     with pytest.raises(StorageError, match="tensorboard is a link"):
-        cli.tensorboard(run)({"kind": "train", "step": 1, "loss": 0.5})
+        train.tensorboard(run)({"kind": "train", "step": 1, "loss": 0.5})
     assert contents(outside) == before
 
 
@@ -361,7 +363,7 @@ def comparison(tmp_path):
         "network": {"hidden": 4},
         "training": {"steps": 2, "every": 2, "tests": 4, "confirm": 4, "probes": 2, "batch": 2},
     }
-    compare.start(base, compare.variants("a"), [0], tmp_path / "cmp")
+    comparison_module.start(base, comparison_module.variants("a"), [0], tmp_path / "cmp")
     return tmp_path / "cmp"
 
 
@@ -424,5 +426,5 @@ def test_runs_that_were_there_already_are_not_gone_on_with(capsys, run, tmp_path
 def test_a_method_whose_name_no_folder_can_have(tmp_path):
     for name in ("x" * 250, "nul.txt"):
         with pytest.raises(co.ConfigError, match="makes no name for a folder"):
-            compare.start({"task": {"name": "xor"}}, compare.variants(name), [0], tmp_path / "cmp")
+            comparison_module.start({"task": {"name": "xor"}}, comparison_module.variants(name), [0], tmp_path / "cmp")
     assert not (tmp_path / "cmp").exists()

@@ -7,6 +7,7 @@ gradient is summed over them. `pulled` and `pushed` are again Pointwise, so a de
 from __future__ import annotations
 
 import functools
+import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,8 +18,9 @@ from torch._functorch.utils import unwrap_dead_wrappers
 from torch.autograd import Function, forward_ad
 from torch.autograd.forward_ad import _set_fwd_grad_enabled, unpack_dual
 
+from ..cells.formula import ZERO, Node, apart, evaluate, pull, push, symbol
+from ..cells.program import Program
 from ..errors import Unsupported
-from ..formula import ZERO, Node, Program, apart, evaluate, pull, push, symbol
 from .chunks import total
 from .memory import empty
 from .rows import Rows, split
@@ -166,18 +168,18 @@ class Pointwise:
         return packed
 
 
+# By device: where the engine lives that runs a Pointwise instead of torch's own operations. The engines are made of this
+# module, so they are found by name when they are first needed.
+RUNNERS = {"cpu": "c.engine", "cuda": "cuda.engine"}
+
+
 def runner(device: str, elements: int) -> Callable[..., list[Tensor]] | None:
     """What runs a Pointwise on this device instead of torch's own operations, where `elements` make it worth it. They are
     counted over the whole sequence, so that its segments are run alike."""
-    if device == "cpu" and elements >= WORTH:
-        from . import cpu  # it is made of this module
-
-        return cpu.pointwise if cpu.refusal("cpu") is None else None
-    if device == "cuda":
-        from . import cuda
-
-        return cuda.pointwise if cuda.refusal("cuda") is None else None
-    return None
+    if device not in RUNNERS or (device == "cpu" and elements < WORTH):
+        return None
+    engine = importlib.import_module(f"{__package__}.engines.{RUNNERS[device]}")
+    return engine.pointwise if engine.refusal(device) is None else None
 
 
 @functools.cache

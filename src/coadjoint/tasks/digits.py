@@ -7,8 +7,8 @@ import math
 import numpy as np
 from torch import Tensor
 
-from ..batch import Batch
 from ..errors import InputError, MissingError
+from ..objectives.batch import Batch
 from .synthetic import agree
 from .task import Collection, Scores, Sequences, right, rng
 

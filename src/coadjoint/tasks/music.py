@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .. import losses
-from ..batch import Batch
 from ..errors import DataError, InputError, check_path, said
+from ..objectives import losses
+from ..objectives.batch import Batch
 from .task import Collection, Scores, Sequences
 
 NOTES = 88

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..batch import Batch
 from ..errors import InputError, choose, whole
+from ..objectives.batch import Batch
 from .task import Goal, Scores, Task, right, rng
 
 

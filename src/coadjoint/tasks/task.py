@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from ..batch import Batch
 from ..errors import InputError, check_seed, choose, whole
-from ..losses import LossLike
+from ..objectives.batch import Batch
+from ..objectives.losses import LossLike
 
 STEPS = 100_000  # of a held-out batch, padding included
 Scores = dict[str, tuple[float, float]]  # name -> (total, count); a metric is the sum of totals over the sum of counts

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..batch import Batch
 from ..errors import whole
+from ..objectives.batch import Batch
 from .synthetic import Generated, one_hot
 from .task import Goal, Scores, right
 

@@ -1,0 +1,92 @@
+"""Cells: one step of a recurrence, x_t = f(z_t, v_t, x_{t-1}, p) with z_t = W r(x_{t-1}) and v_t = R u_t + b.
+
+A cell is a formula over scalars; its slopes and bends (second derivatives) are derived from it, and every engine takes
+its code from it. This package imports `errors` alone.
+
+formula      expressions: nodes, primitives, and how they are differentiated (pull, push)
+program      expressions as torch operations without allocation, and as source text
+cell         Cell and @cell: a formula with its slots, gates and parameters
+library      the cells that come with the package, and CELLS, their names
+steps        recurrences that are no formula: any step function, differentiated by torch
+structures   structured recurrent weights: orthogonal, antisymmetric, low rank, ...
+"""
+
+from __future__ import annotations
+
+from .cell import Cell, Fields, Uniform, Weights, cell
+from .library import (
+    ACTIVATIONS,
+    CELLS,
+    FADES_AT_ONCE,
+    FIXED,
+    NEVER_FADES,
+    Activation,
+    activation_function,
+    antisymmetric,
+    at_most,
+    cornn,
+    elman,
+    enters,
+    exponential,
+    gaussian,
+    gru,
+    identity,
+    inverse,
+    leaky,
+    lipschitz,
+    lru,
+    lstm,
+    lstm_1997,
+    mingru,
+    minlstm,
+    named,
+    noisy,
+    once,
+    options,
+    peephole,
+    rate,
+    ring,
+    scrn,
+    unicornn,
+)
+
+__all__ = [
+    "ACTIVATIONS",
+    "Activation",
+    "CELLS",
+    "Cell",
+    "FADES_AT_ONCE",
+    "FIXED",
+    "Fields",
+    "NEVER_FADES",
+    "Uniform",
+    "Weights",
+    "activation_function",
+    "antisymmetric",
+    "at_most",
+    "cell",
+    "cornn",
+    "elman",
+    "enters",
+    "exponential",
+    "gaussian",
+    "gru",
+    "identity",
+    "inverse",
+    "leaky",
+    "lipschitz",
+    "lru",
+    "lstm",
+    "lstm_1997",
+    "mingru",
+    "minlstm",
+    "named",
+    "noisy",
+    "once",
+    "options",
+    "peephole",
+    "rate",
+    "ring",
+    "scrn",
+    "unicornn",
+]

@@ -1,0 +1,282 @@
+"""Steps: cells that a formula over units cannot say, because f multiplies matrices more than once.
+
+Each is a module (u_t, x) -> x with its own parameters; a network takes it by name, or as a module:
+
+    net = co.Network("gated-feedback", inputs=3, hidden=16, outputs=2, layers=2)
+    net = co.Network(co.steps.GatedFeedback(3, 16, layers=2), inputs=3, hidden=16, outputs=2)
+
+They run on the autograd engine; costates and penalties are those of any network. W is recurrent and R reads the input.
+All parameters are drawn uniformly from +-1/sqrt(hidden), as torch.nn does.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from ..errors import MOST, InputError, KindError, brief, choose
+from .library import Activation, activation_function
+from .making import check_make, parameter
+
+Make = dict[str, Any]  # dtype and device
+
+
+def weights(*shape: int, **make: Any) -> nn.Parameter:
+    check_make(make.get("dtype"), make.get("device"))
+    return parameter(*shape, **make)
+
+
+class Step(nn.Module):
+    """A module (u [B, inputs], x) -> x; x is [B, hidden], or a tuple of `slots` such parts; the readout reads the first."""
+
+    slots = 1
+    state = "1"  # entries of the state for each unit
+
+    def __init__(self, inputs: int, hidden: int, **sizes: int) -> None:
+        super().__init__()
+        for name, value in {"inputs": inputs, "hidden": hidden, **sizes}.items():
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise InputError(f"{name} must be a positive integer; got {brief(value)}.")
+            if value > MOST:
+                raise InputError(f"{name} must be at most {MOST:,}; got {brief(value)}.")
+        self.inputs, self.hidden = inputs, hidden
+
+    def reset_parameters(self) -> None:
+        """Uniform in +-1/sqrt(hidden)."""
+        bound = self.hidden**-0.5
+        with torch.no_grad():
+            for p in self.parameters():
+                p.uniform_(-bound, bound)
+
+    def blocks(self) -> list[Tensor]:
+        """The matrices between one state and the next, square where they can be: what an initialiser of W places."""
+        raise NotImplementedError
+
+    def extra_repr(self) -> str:
+        return f"inputs={self.inputs}, hidden={self.hidden}"
+
+
+class ResetBefore(Step):
+    """The GRU whose reset gate acts before the product.
+
+    r, k = sigmoid(W h + R u + b)             one W, R, b for each gate; order r, k, n
+    n    = tanh(W_n (r * h) + R_n u + b_n)
+    h'   = (1 - k) * n + k * h
+
+    Cho et al., Learning phrase representations using RNN encoder-decoder, EMNLP (2014), who leave out b. Cell "gru" is the
+    other one, torch's: r * (W_n h).
+    """
+
+    def __init__(
+        self,
+        inputs: int,
+        hidden: int,
+        *,
+        bias: bool = True,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__(inputs, hidden)
+        make: Make = {"dtype": dtype, "device": device}
+        self.W, self.R = weights(3 * hidden, hidden, **make), weights(3 * hidden, inputs, **make)
+        self.b = weights(3 * hidden, **make) if bias else None
+        self.reset_parameters()
+
+    def blocks(self) -> list[Tensor]:
+        return list(self.W.split(self.hidden))
+
+    def forward(self, u: Tensor, h: Tensor) -> Tensor:
+        d = self.hidden
+        gates, n = linear(u, self.R, self.b).split([2 * d, d], -1)
+        r, k = torch.sigmoid(linear(h, self.W[: 2 * d]) + gates).chunk(2, -1)
+        n = torch.tanh(linear(r * h, self.W[2 * d :]) + n)
+        return (1 - k) * n + k * h
+
+
+class DeepTransition(Step):
+    """A multilayer perceptron between one state and the next.
+
+    y_1 = phi(W h + R u + b)                        [width]
+    y_l = phi(W_l y_{l-1} + b_l)    l = 2..depth    [width], the last one [hidden]
+    h'  = y_depth
+
+    With shortcut=True the last layer also sees the state: phi(W_L y_{L-1} + S h + b_L), so that the way from h to h' need
+    not grow with the depth; the authors' code gives h to every layer after the first, the same for depth 2. depth = 1 is the
+    Elman cell; width is `hidden` if not given.
+
+    Pascanu, Gulcehre, Cho & Bengio, How to construct deep recurrent neural networks, ICLR (2014): DT-RNN and DT(S)-RNN.
+    """
+
+    def __init__(
+        self,
+        inputs: int,
+        hidden: int,
+        *,
+        depth: int = 2,
+        width: int | None = None,
+        activation: Activation = "tanh",
+        shortcut: bool = False,
+        bias: bool = True,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__(inputs, hidden, depth=depth, width=hidden if width is None else width)
+        if shortcut and depth == 1:
+            raise InputError("shortcut=True skips the layers between W and the new state, and depth=1 has none.")
+        make: Make = {"dtype": dtype, "device": device}
+        self.phi = activation_function(activation)
+        sizes = [*[width or hidden] * (depth - 1), hidden]
+        self.W, self.R = weights(sizes[0], hidden, **make), weights(sizes[0], inputs, **make)
+        self.b = weights(sizes[0], **make) if bias else None
+        self.rest = nn.ModuleList(nn.Linear(n, m, bias, **make) for n, m in itertools.pairwise(sizes))
+        self.S = weights(hidden, hidden, **make) if shortcut else None
+        self.reset_parameters()
+
+    def blocks(self) -> list[Tensor]:
+        within = [layer.weight for layer in self.rest if isinstance(layer, nn.Linear)]
+        return [self.W, *within, *([] if self.S is None else [self.S])]
+
+    def forward(self, u: Tensor, h: Tensor) -> Tensor:
+        a = linear(h, self.W) + linear(u, self.R, self.b)
+        for layer in self.rest:
+            a = layer(self.phi(a))
+        return self.phi(a if self.S is None else a + linear(h, self.S))
+
+
+def tanh_unit(gates: list[Tensor], v: Tensor, s: Tensor, h: Tensor, c: Any) -> tuple[Tensor, ...]:
+    return (torch.tanh(v + s),)
+
+
+def gru_unit(gates: list[Tensor], v: Tensor, s: Tensor, h: Tensor, c: Any) -> tuple[Tensor, ...]:
+    r, k = gates
+    return ((1 - k) * torch.tanh(v + r * s) + k * h,)
+
+
+def lstm_unit(gates: list[Tensor], v: Tensor, s: Tensor, h: Tensor, c: Any) -> tuple[Tensor, ...]:
+    i, f, o = gates
+    c = f * c + i * torch.tanh(v + s)
+    return o * torch.tanh(c), c
+
+
+UNITS: dict[str, tuple[int, Callable[..., tuple[Tensor, ...]]]] = {  # how many gates, and the new parts of the state
+    "tanh": (0, tanh_unit),
+    "gru": (2, gru_unit),
+    "lstm": (3, lstm_unit),
+}
+
+
+class Level(nn.Module):
+    """One layer of gated feedback."""
+
+    def __init__(self, below: int, hidden: int, layers: int, unit: str, bias: bool, make: Make) -> None:
+        super().__init__()
+        d, (gates, self.content) = hidden, UNITS[unit]
+        self.gates = gates
+        self.R = weights((gates + 1) * d, below, **make)  # reads the layer below, or u; gates, then the new content
+        self.b = weights((gates + 1) * d, **make) if bias else None
+        self.W = weights(gates * d, d, **make) if gates else None  # of the gates of a unit: its own layer alone
+        self.U = weights(d, layers * d, **make)  # of the new content: all layers, each through its global gate
+        self.g_below, self.g_states = weights(layers, below, **make), weights(layers, layers * d, **make)
+
+    def forward(self, y: Tensor, every: Tensor, h: Tensor, c: Tensor | None) -> tuple[Tensor, ...]:
+        """From the layer below, the states of all layers [B, layers, hidden] and its own: its new h (and c)."""
+        g = torch.sigmoid(linear(y, self.g_below) + linear(every.flatten(-2), self.g_states))
+        s = linear((g[..., None] * every).flatten(-2), self.U)
+        *gates, v = linear(y, self.R, self.b).chunk(self.gates + 1, -1)
+        if self.W is not None:
+            said = linear(h, self.W).chunk(self.gates, -1)
+            gates = [torch.sigmoid(a + z) for a, z in zip(gates, said, strict=True)]
+        return self.content(gates, v, s, h, c)
+
+
+class GatedFeedback(Step):
+    """Stacked layers, each reading the previous states of all layers, through global reset gates between layers.
+
+    y        = h'_{j-1}, the new state of the layer below; u for j = 1
+    g_ij     = sigmoid(w_ij . y + u_ij . (all h))       one number for each pair of layers: from i to j
+    s        = sum_i g_ij U_ij h_i
+    tanh     h'_j = tanh(R y + b + s)
+    gru      r, k = sigmoid(R y + W h_j + b);  n = tanh(R_n y + b_n + r * s);  h'_j = (1 - k) * n + k * h_j
+    lstm     i, f, o = sigmoid(R y + W h_j + b);  c'_j = f * c_j + i * tanh(R_c y + b_c + s);  h'_j = o * tanh(c'_j)
+
+    The gates of a unit read its own layer; only the new content hears the others. The state has the top layer first, for the
+    readout: h_L, ..., h_1, and for lstm then c_L, ..., c_1.
+
+    Chung, Gulcehre, Cho & Bengio, Gated feedback recurrent neural networks, ICML (2015), who leave out b.
+    """
+
+    state = "layers; lstm: 2 layers"
+
+    def __init__(
+        self,
+        inputs: int,
+        hidden: int,
+        *,
+        layers: int = 2,
+        unit: str = "tanh",
+        bias: bool = True,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__(inputs, hidden, layers=layers)
+        self.unit, self.layers = choose("unit", unit, UNITS), layers
+        self.slots = layers * (2 if unit == "lstm" else 1)
+        make: Make = {"dtype": dtype, "device": device}
+        below = [inputs, *[hidden] * (layers - 1)]
+        self.levels = nn.ModuleList(Level(n, hidden, layers, unit, bias, make) for n in below)
+        self.reset_parameters()
+
+    def blocks(self) -> list[Tensor]:
+        """U from each layer to each, and W of the gates of a unit."""
+        d, found = self.hidden, list[Tensor]()
+        for level in self.levels:
+            assert isinstance(level, Level)
+            found += [*level.U.split(d, 1), *(() if level.W is None else level.W.split(d))]
+        return found
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, layers={self.layers}, unit={self.unit!r}"
+
+    def forward(self, u: Tensor, x: Tensor | tuple[Tensor, ...]) -> Tensor:
+        parts = (x,) if isinstance(x, Tensor) else x
+        if len(parts) != self.slots:
+            raise InputError(
+                f"the state has {len(parts)} parts; expected {self.slots}: give co.Network slots=step.slots."
+            )
+        h, c = parts[: self.layers], parts[self.layers :]  # the top layer first
+        every, y = torch.stack(h, -2), u
+        new: list[tuple[Tensor, ...]] = []
+        for level, own in zip(self.levels, reversed(range(self.layers)), strict=True):
+            new.insert(0, level(y, every, h[own], c[own] if c else None))
+            y = new[0][0]
+        return torch.cat([part for slot in zip(*new, strict=True) for part in slot], -1)
+
+
+STEPS: dict[str, type[Step]] = {
+    "gru-before": ResetBefore,
+    "gated-feedback": GatedFeedback,
+    "deep-transition": DeepTransition,
+}
+
+GENERAL = ("inputs", "hidden", "bias", "dtype", "device")  # what all steps take
+
+
+def options(name: str) -> dict[str, Any]:
+    """The options of a step of the table and what they are if they are not given."""
+    found = inspect.signature(STEPS[choose("step", name, STEPS)]).parameters
+    return {n: o.default for n, o in found.items() if n not in GENERAL}
+
+
+def named(name: str, inputs: int, hidden: int, **given: Any) -> Step:
+    """The step of that name; options as its class takes them."""
+    known = options(name)
+    unknown = [n for n in given if n not in (*known, *GENERAL)]
+    if unknown:
+        raise KindError(f"cell '{name}' has no option {', '.join(unknown)}; its options: {', '.join(known) or 'none'}.")
+    return STEPS[name](inputs, hidden, **given)

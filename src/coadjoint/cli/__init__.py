@@ -1,0 +1,45 @@
+"""The command line: a thin door. Each command reads settings, builds objects, and calls the library.
+
+This package imports everything above it, and defers what needs torch, so that `--help` answers at once.
+
+program             the program itself; flags from settings; errors in one line
+schema, flags       settings: the sections, and how flags and files fill them
+build, build_network, build_online, catalogue, models    from settings to objects
+train, online, compare, predict, diagnose, lists, demo, benchmark    the commands
+comparison          many runs side by side
+bench/              speed against peers
+"""
+
+from __future__ import annotations
+
+from ..errors import MissingError
+from . import benchmark
+from .program import app, main
+
+try:
+    from . import compare, demo, diagnose, lists, online, predict, train
+except ModuleNotFoundError as error:
+    if error.name != "pydantic":
+        raise
+
+    def _missing() -> None:
+        raise MissingError("this command needs pydantic, which is not installed: pip install pydantic.")
+
+    # Settings are pydantic models: commands that need none still run.
+    for _name in (
+        "train",
+        "resume",
+        "online",
+        "replay",
+        "compare",
+        "predict",
+        "report",
+        "diagnose",
+        "tasks",
+        "cells",
+        "demo",
+    ):
+        _any = {"ignore_unknown_options": True, "allow_extra_args": True}
+        app.command(_name, context_settings=_any)(_missing)
+
+__all__ = ["app", "main"]

@@ -1,0 +1,1 @@
+"""`coadjoint bench`: ours against torch.nn, double-backward loops and JAX, in one run."""

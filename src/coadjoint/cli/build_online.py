@@ -1,0 +1,122 @@
+"""Config: every choice of a run as one typed value; TOML, YAML or JSON in, flags on top, objects out.
+
+The sections below are the whole vocabulary: the command line takes its flags from them, a file its keys. No two sections
+share a key, so a flag needs no prefix. Names (of cells, penalties, tasks, ...) are looked up in the library's tables.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..errors import ConfigError
+from .build import FREE, belongs, gradient_of, idle, optimiser_of, set_threads, unchanged
+from .build_network import Shape, network_of, panel, start
+from .flags import flag, given, plain
+from .schema import OPTIONS, SECTIONS, Config, NetworkSection
+
+# streams
+ONLINE: dict[str, tuple[str, ...]] = {  # the keys that mean something where a stream is learned, by section
+    "data": ("target", "features", "kind", "id", "time", "standardise", "missing", "sep", "decimal", "thousands", "header"),
+    "network": (
+        "cell", "hidden", "activation", "structure", "x0", "bias", "deep", "skip", "freeze", "engine", "init", "radius", "inner", "std",
+        *(key for key, field in NetworkSection.model_fields.items() if panel(field) == OPTIONS),
+    ),
+    "gradient": ("method", "k1", "k2"),
+    "optimiser": ("name", "lr", "momentum", "betas", "weight_decay", "schedule", "decay", "end", "warmup"),
+    "training": ("steps", "clip", "seed", "every", "checkpoint", "keep", "precision", "threads"),
+}  # fmt: skip
+
+ONLINE_TEXTS = {  # keys that say something else where a stream is learned
+    ("data", "standardise"): "each column by the mean and variance of the rows before (default)",
+    ("data", "missing"): "what to do with empty cells: refuse (default), ffill",
+    ("network", "cell"): "elman (default), lstm, ...: `coadjoint cells` lists them",
+    ("optimiser", "name"): "sgd, momentum, nesterov, adagrad, rmsprop, adam (default), adamw, ...",
+    (
+        "optimiser",
+        "schedule",
+    ): "how the step size changes: constant (default), exponential, inverse-time, linear, cosine",
+    ("training", "steps"): "at most so many steps (to the end of the stream)",
+    ("training", "every"): "steps between rows of metrics.jsonl (1,000)",
+    ("training", "checkpoint"): "steps between checkpoints (10,000)",
+    ("training", "keep"): "checkpoints that stay (2)",
+}
+
+
+@dataclass(frozen=True)
+class Online:
+    """What a Config means for a stream: a network, the stream, and the arguments of co.online.learn."""
+
+    config: Config
+    network: Any
+    stream: Any
+    arguments: dict[str, Any]
+
+    @property
+    def plain(self) -> dict[str, Any]:
+        """The config as a file holds it: the keys that mean something here."""
+        keys = ONLINE | {"data": ("train", *ONLINE["data"])}
+        kept = {
+            name: {k: v for k, v in section.items() if k in keys.get(name, ())}
+            for name, section in plain(self.config).items()
+        }
+        return {name: section for name, section in kept.items() if section}
+
+
+def streamed(config: Config, classes: list[str] | None, window: int, past: Any = None) -> Online:
+    """Make the stream, the network, the learner and the optimiser; what one of them declines is declined here. past: as in
+    `build`."""
+    import torch
+
+    from ..training import learning, online
+
+    for name in SECTIONS:
+        allowed = (*ONLINE.get(name, ()), *(("train",) if name == "data" else ()))
+        for key in sorted(getattr(config, name).model_fields_set):
+            if key not in allowed:
+                raise ConfigError(f"{flag(name, key)} does nothing where a stream is learned.")
+    t, g, data = config.training, config.gradient, given(config.data)
+    if g.method not in (None, "rtrl", "truncated"):
+        raise ConfigError(f"--learner must be rtrl or truncated; got {g.method!r}.")
+    if "checkpoint" not in t.model_fields_set:
+        t = t.model_copy(update={"checkpoint": 10_000})  # single steps are quick
+    learner = g.method or ("rtrl" if g.k1 is None and g.k2 is None else "truncated")
+    if learner == "truncated" and g.k1 is None:
+        raise ConfigError("--learner truncated needs --k1, and --k2 if losses are pulled back further.")
+    if learner == "rtrl" and (g.k1 is not None or g.k2 is not None):
+        raise ConfigError("--k1 and --k2 belong to --learner truncated: rtrl learns at every step.")
+    update: dict[str, Any] = {"gradient": g.model_copy(update={"method": learner}), "training": t}
+    if config.network.cell is None:
+        update["network"] = config.network.model_copy(update={"cell": "elman"})
+    config = config.model_copy(update=update)
+    idle(config)
+    unchanged(config, past)
+    set_threads(t.threads, config.network.hidden)
+    dtype = torch.float64 if t.precision == 64 else torch.float32
+    stream = online.read(data.pop("train"), classes=classes, dtype=dtype, **data)
+    belongs(config, stream, past)
+    net = network_of(config, stream, "cpu")
+    config = config.model_copy(
+        update={
+            "network": config.network.model_copy(update=start(config)),
+            "training": t.model_copy(update={"threads": torch.get_num_threads()}),
+        }
+    )
+    method, optimiser = gradient_of(config, t.steps or 1), optimiser_of(config)
+    method.stream(net)
+    learning.chosen(optimiser, net, t.steps)
+    told = Online(config, net, stream, {})
+    settings = {**told.plain, "training": {k: v for k, v in told.plain["training"].items() if k not in FREE}}
+    shape = {k: getattr(net, k) for k in Shape.model_fields}
+    about = {"network": settings.pop("network"), "shape": shape, "precision": t.precision, "task": stream.name}
+    return replace(
+        told,
+        arguments={
+            **{k: getattr(t, k) for k in ("clip", "steps", "seed", "checkpoint", "keep")},
+            "learner": method,
+            "optimiser": optimiser,
+            "every": t.every or 1000,
+            "window": window,
+            "description": {**about, "settings": settings, "classes": classes, "window": window},
+        },
+    )

@@ -1,0 +1,145 @@
+"""The command line: a thin door. Flags and files become a Config, a Config becomes a library call."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Optional, TextIO
+
+import typer
+
+from ..errors import ConfigError
+from ..training.display import safe
+from . import flags as setting_flags
+from .program import OUT, QUIET, app, command_line, configured, free, print_table, resolved
+
+
+@app.command()
+@configured
+def compare(
+    what: Optional[list[str]] = typer.Argument(
+        None,
+        help="tasks, each with settings of its own: 'addition length=100'; or the folders of runs that are there already",
+    ),
+    method: list[str] = typer.Option(
+        [],
+        "--method",
+        "-m",
+        help="a row: 'NAME key=value key=a|b ...'; alternatives make more rows, cell=all one for each cell",
+    ),
+    seeds: int = typer.Option(3, "--seeds", help="runs of each row: seed, seed + 1, ..."),
+    jobs: Optional[int] = typer.Option(
+        None, "--jobs", "-j", help="processes at a time; one for each CPU core by default"
+    ),
+    config: Optional[Path] = typer.Option(None, "--config", "-c", help="common settings from a file"),
+    out: Optional[Path] = OUT,
+    quiet: bool = QUIET,
+    flags: Any = None,
+) -> None:
+    """Train the same tasks under several settings and seeds, in parallel; a table for each task, one page.
+
+    \b
+    coadjoint compare xor --length 20 -m plain -m 'clipped clip=1 lr=1e-3|1e-2'
+    coadjoint compare xor -m plain -m 'penalised penalty=log-ratio weight=1|2'
+    coadjoint compare 'addition length=50' 'digits steps=2000' -m 'plain cell=all'
+    coadjoint compare runs/xor-1 runs/xor-2
+    """
+    from ..errors import StorageError
+    from ..training.report import pages
+    from . import comparison
+
+    what = what or []
+    folders = [text for text in what if Path(text).is_dir()]
+    if folders and len(folders) < len(what):
+        other = next(text for text in what if text not in folders)
+        raise StorageError(
+            f"{folders[0]} is a folder and {other!r} is none: compare takes tasks, or the folders of runs, not both."
+        )
+    if folders:
+        if method or config or any(flags.values()):
+            raise ConfigError(
+                "runs that are there already are compared as they are: leave out --method, --config and settings."
+            )
+        folder = out or free("compare")
+        found = comparison.existing([Path(p) for p in what], folder, command_line())
+        page = pages.write(folder)
+        if not quiet:
+            show(found)
+            print(safe(f"report: {page}"))
+        return
+    cores_of(jobs)
+    if not method:
+        raise ConfigError("what to compare? Give rows with --method 'NAME key=value ...', or the folders of runs.")
+    if seeds < 1:
+        raise ConfigError(f"--seeds must be at least 1; got {seeds}.")
+    base = setting_flags.plain(resolved(None, config, flags))
+    first = base.get("training", {}).get("seed", 0)
+    tasks = {"on": [task for text in what for task in comparison.tasks(text)]} if what else {}
+    folder = out or free("-".join(["compare", *(text.split()[0] for text in what[:3])] if what else ["compare-data"]))
+    rows = [row for text in method for row in comparison.variants(text)]
+    comparison.start(base, rows, range(first, first + seeds), folder, command_line(), **tasks)
+    compared(folder, jobs, quiet)
+
+
+def compared(folder: Path, jobs: int | None, quiet: bool) -> None:
+    """Run a comparison to its end, print its tables, write the page."""
+    from ..training.report import pages
+    from . import comparison
+
+    with ticking(quiet) as tick:
+        found = comparison.run(folder, cores_of(jobs), tick)
+    page = pages.write(folder)
+    if not quiet:
+        show(found)
+        print(safe(f"runs:   {folder / 'runs'}\nreport: {page}"))
+
+
+def cores_of(jobs: int | None) -> int:
+    """Processes at a time: as many as asked for, or one for each core."""
+    if jobs is not None and jobs < 1:
+        raise ConfigError(f"--jobs must be at least 1; got {jobs}.")
+    return jobs or (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+
+
+class ticking:
+    """What is done, a line each; on a terminal a bar below them."""
+
+    def __init__(self, quiet: bool, name: str = "runs", to: TextIO | None = None) -> None:
+        self.quiet, self.name, self.to = quiet, name, to or sys.stdout
+        self.bar: Any = None
+
+    def __enter__(self) -> Callable[[float, int, str | None], None]:
+        if self.to.isatty() and not self.quiet:
+            from rich.console import Console
+            from rich.progress import Progress
+
+            self.bar = Progress(console=Console(file=self.to))
+            self.bar.start()
+            self.task = self.bar.add_task(self.name, total=None)
+        return self.tick
+
+    def tick(self, done: float, total: int, what: str | None) -> None:
+        line = safe(what if self.bar is not None else f"{done:g} of {total}: {what}")
+        if self.bar is not None:
+            self.bar.update(self.task, completed=done, total=total)
+            if what:
+                self.bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
+        elif what and not self.quiet:
+            print(line, flush=True, file=self.to)
+
+    def __exit__(self, *_: object) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+
+
+def show(found: dict[str, Any]) -> None:
+    """The tables of a comparison, one for each task."""
+    from .comparison import tables
+
+    told = tables(found)
+    for task, (heads, rows) in told.items():
+        if len(told) > 1:
+            print(safe(f"\n{task}\n"))
+        print_table(heads, rows)

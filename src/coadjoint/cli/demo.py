@@ -1,0 +1,38 @@
+"""The command line: a thin door. Flags and files become a Config, a Config becomes a library call."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Optional
+
+import typer
+
+from .compare import compared, cores_of
+from .program import OUT, QUIET, app, command_line, free
+
+DEMO: dict[str, dict[str, Any]] = {
+    "task": {"name": "temporal-order", "length": 50},
+    "network": {"hidden": 64, "init": "spectral", "radius": 0.5},
+    "optimiser": {"lr": 2e-3},
+    "training": {"steps": 4000, "every": 100},
+}
+DEMO_ROWS = ("plain", "clipped clip=1", "penalised clip=1 penalty=log-ratio weight=2")
+
+
+@app.command()
+def demo(
+    out: Optional[Path] = OUT,
+    jobs: Optional[int] = typer.Option(None, "--jobs", "-j", help="processes at a time"),
+    quiet: bool = QUIET,
+) -> None:
+    """Temporal order from a vanishing start, by three methods: about a minute, offline, and a page at the end."""
+    from . import comparison
+
+    cores_of(jobs)
+    folder = out or free("demo")
+    if not quiet:
+        print("Temporal order, 50 steps: 64 tanh units, spectral radius 0.5, at most 4,000 steps of Adam")
+    comparison.start(
+        DEMO, [row for text in DEMO_ROWS for row in comparison.variants(text)], [0], folder, command_line()
+    )
+    compared(folder, jobs, quiet)

@@ -1,0 +1,191 @@
+"""Config: every choice of a run as one typed value; TOML, YAML or JSON in, flags on top, objects out.
+
+The sections below are the whole vocabulary: the command line takes its flags from them, a file its keys. No two sections
+share a key, so a flag needs no prefix. Names (of cells, penalties, tasks, ...) are looked up in the library's tables.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from types import NoneType
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+from pydantic import ValidationError
+
+from ..errors import ConfigError
+from ..errors import nearest as nearest_name
+from ..training.settings import SURROGATE, Settings
+from .schema import ELSEWHERE, HOMES, SECTIONS, Config, Section
+
+
+def flag(section: str, key: str) -> str:
+    """The flag of a key: its own name, or its section's for "name"."""
+    return "--" + (section if key == "name" else key).replace("_", "-")
+
+
+def types(kind: Any) -> list[Any]:
+    """The alternatives of an annotation, None left out: Whole | tuple[Whole, Whole] | None -> [Whole, tuple[Whole, Whole]]."""
+    union = get_args(kind) if get_origin(kind) not in (None, Annotated, Literal, tuple, list) else [kind]
+    return [t for t in union if t is not NoneType]
+
+
+KINDS: dict[tuple[str, str], list[Any]] = {
+    (name, key): types(kind)
+    for name, section in SECTIONS.items()
+    for key, kind in get_type_hints(section, include_extras=True).items()
+    if key in section.model_fields
+}
+
+
+def choices(kinds: list[Any]) -> list[Any]:
+    """The values that may be chosen, where a key has a list of them."""
+    return [value for t in kinds if get_origin(t) is Literal for value in get_args(t)]
+
+
+def expected(kinds: list[Any]) -> str:
+    """A key's type in words: "a number greater than 0", "loose or strict"."""
+    found: list[str] = []
+    for t in kinds:
+        parts = get_args(t)
+        if get_origin(t) is Literal:
+            found += [" or ".join(filter(None, (", ".join(map(str, parts[:-1])), str(parts[-1]))))]
+        elif get_origin(t) is tuple and len(set(parts)) > 1:
+            found += [f"{'two' if len(parts) == 2 else 'three'} values, {' and '.join(expected([p]) for p in parts)}"]
+        elif get_origin(t) is tuple:
+            each = "of them" if parts[0] in kinds else f"values, each {expected([parts[0]])}"
+            found += [f"{'two' if len(parts) == 2 else 'three'} {each}"]
+        elif get_origin(t) is Annotated:
+            found += [
+                " ".join(filter(None, ("a whole number" if parts[0] is int else "a number", span(parts[1].metadata))))
+            ]
+        elif get_origin(t) is list and parts[0] in kinds and parts[0] is not str:
+            found += ["a list of them"]
+        else:
+            found += [{str: "text", bool: "true or false"}.get(t, "a list of texts")]
+    return " or ".join(found)
+
+
+def span(bounds: list[Any]) -> str:
+    """Ge(1), Lt(10) -> "from 1 to 9"; nothing without bounds."""
+    at = {name: getattr(b, name) for b in bounds for name in ("ge", "gt", "le", "lt") if hasattr(b, name)}
+    if not at:
+        return ""
+    if "gt" in at:
+        return f"greater than {at['gt']}" + (f" and at most {at['le']}" if at.get("le", 1e38) < 1e38 else "")
+    most = at.get("le", at["lt"] - 1 if "lt" in at else None)
+    return f"at least {at['ge']}" if most is None else f"from {at['ge']} to {most}"
+
+
+def from_flag(section: str, key: str, text: str) -> Any:
+    """A flag's text as a value: a number, or a list of them, where the key takes numbers."""
+    from ..training.settings import scalar
+
+    kinds = KINDS[section, key]
+    if str in kinds:
+        return [part.strip() for part in text.split(",") if part.strip()] if len(kinds) > 1 and "," in text else text
+    words = [value for value in choices(kinds) if isinstance(value, str)]
+    if text in words or (words and len(kinds) == 1):
+        return text
+    try:
+        parts = [scalar(part.strip()) if part.strip() else "" for part in text.split(",")]
+    except ValueError:
+        return text  # no number: the check says what is expected
+    return parts if len(parts) > 1 else parts[0]
+
+
+def resolve(file: Settings | None = None, flags: Mapping[str, Mapping[str, Any]] | None = None) -> Config:
+    """The file's settings with the flags on top, checked."""
+    values: dict[str, Any] = {}
+    for name, section in (file.values if file else {}).items():
+        values[name] = dict(section) if isinstance(section, dict) else section
+    given = {(name, key) for name, section in (flags or {}).items() for key in section}
+    for name, section in (flags or {}).items():
+        if isinstance(values.setdefault(name, {}), dict):
+            values[name].update(section)
+    for name, key in given:
+        refuse_bytes(flag(name, key), values[name].get(key) if isinstance(values[name], dict) else None)
+    try:
+        return Config.model_validate({name: tupled(name, section) for name, section in values.items()})
+    except ValidationError as error:
+        lines = list(dict.fromkeys(explain(e["loc"], values, file, given) for e in error.errors()))
+        more = [f"... and {len(lines) - 20} more."] if len(lines) > 20 else []
+        raise ConfigError("\n".join(lines[:20] + more)) from None
+
+
+def refuse_bytes(where: str, value: Any) -> None:
+    """A run folder holds text: a name from the command line that is not UTF-8 could not be written there."""
+    for part in value if isinstance(value, list | tuple) else (value,):
+        if isinstance(part, str) and not part.isascii() and SURROGATE.search(part):
+            what = repr(os.fsencode(part))[1:]
+            raise ConfigError(f"{where}: {what} is not text in UTF-8, and a run's settings are. Rename it.")
+
+
+def tupled(name: str, section: Any) -> Any:
+    """Lists as tuples where pairs are expected: files know only lists."""
+    if not isinstance(section, dict):
+        return section
+    pair = lambda key: any(get_origin(t) is tuple for t in KINDS.get((name, key), ()))
+    return {k: tuple(v) if isinstance(v, list) and pair(k) else v for k, v in section.items()}
+
+
+def explain(
+    loc: tuple[str | int, ...], values: Mapping[str, Any], file: Settings | None, given: set[tuple[str, str]]
+) -> str:
+    """One line for a key: where, what was expected, what came."""
+    name, *rest = (str(part) for part in loc[:2])
+    address = (name, *rest)
+    came = values[name] if not rest else values[name].get(rest[0])
+    spelled = tuple(part if part.isprintable() else repr(part)[1:-1] for part in address)
+    where = f"{file.where(address)}: {'.'.join(spelled)}" if file else ".".join(spelled)
+    if rest and (name, rest[0]) in given:
+        where = flag(name, rest[0])
+    if name not in SECTIONS or (rest and (name, rest[0]) not in KINDS):
+        return f"{where}: {nearest(spelled)}"
+    if not rest:
+        return f"{where}: a section of keys is expected; got {shown(came)}. Keys: {', '.join(SECTIONS[name].model_fields)}."
+    kinds = KINDS[name, rest[0]]
+    words = [str(value) for value in choices(kinds)]
+    near = nearest_name(came, words) if isinstance(came, str) else None
+    hint = f" Did you mean '{near}'?" if near else ""
+    if str in kinds and isinstance(came, bool | int | float):
+        hint = " Write it in quotes."
+    return f"{where}: must be {expected(kinds)}; got {shown(came)}.{hint}"
+
+
+def shown(value: Any) -> str:
+    """A value as a file would have it, not too long."""
+    text = (
+        {True: "true", False: "false", None: "nothing"}[value]
+        if value is None or value is True or value is False
+        else repr(value)
+    )
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def nearest(address: tuple[str, ...]) -> str:
+    """What an unknown key may have been meant for."""
+    key = address[-1]
+    within = f", not [{address[0]}]" if len(address) > 1 else ""
+    if key in HOMES:
+        return f"'{key}' belongs in section [{HOMES[key]}]{within}."
+    known = list(SECTIONS[address[0]].model_fields) if within else list(SECTIONS)
+    other = nearest_name(key, ELSEWHERE, 0.8)
+    near = ELSEWHERE[other] if other else nearest_name(key, known) or nearest_name(key, HOMES, 0.6)
+    home = f" of section [{HOMES[near]}]" if near and near not in known else ""
+    hint = f" did you mean '{near}'{home}?" if near else ""
+    return f"unknown {'key' if within else 'section'} '{key}';{hint} Known: {', '.join(known)}."
+
+
+def given(section: Section) -> dict[str, Any]:
+    """The keys that have a value."""
+    return {key: value for key, value in section if value is not None}
+
+
+def plain(config: Config) -> dict[str, Any]:
+    """The config as a file holds it: the keys that have a value, by section."""
+    out = {
+        name: {k: list(v) if isinstance(v, tuple) else v for k, v in given(getattr(config, name)).items()}
+        for name in SECTIONS
+    }
+    return {name: section for name, section in out.items() if section}

@@ -1,0 +1,114 @@
+"""The command line: a thin door. Flags and files become a Config, a Config becomes a library call."""
+
+from __future__ import annotations
+
+import functools
+import shlex
+from pathlib import Path
+from typing import Any, Optional
+
+import typer
+
+from ..training.display import safe
+from . import build_online, models
+from .program import OUT, QUIET, app, command_line, configured, finished, free, resolved
+
+
+@app.command()
+@functools.partial(configured, only={**build_online.ONLINE, "gradient": ("k1", "k2")}, texts=build_online.ONLINE_TEXTS)
+def online(
+    data: str = typer.Argument(
+        ..., help="a .csv, .tsv, .txt (also .gz), .npy or .parquet file; - for what is piped in"
+    ),
+    learner: Optional[str] = typer.Option(
+        None, "--learner", help="rtrl: an update at every step (default); truncated: one every --k1 steps"
+    ),
+    classes: Optional[str] = typer.Option(
+        None, "--classes", help="the labels of --kind classify, a,b,c; without it a first pass over the file finds them"
+    ),
+    window: int = typer.Option(1000, "--window", min=1, help="steps that the moving averages go over"),
+    config: Optional[Path] = typer.Option(
+        None, "--config", "-c", help="a .toml, .yaml or .json file; flags come on top"
+    ),
+    out: Optional[Path] = OUT,
+    quiet: bool = QUIET,
+    flags: Any = None,
+) -> None:
+    """Learn from a stream, row by row: each is predicted first and then learned from, in memory that does not grow.
+
+    \b
+    coadjoint online sensors.csv --target load --hidden 30
+    coadjoint online sensors.csv --kind next --learner truncated --k1 10 --k2 50
+    zcat log.csv.gz | coadjoint online - --kind next --cell gru
+    """
+    from ..errors import StorageError, choose
+    from ..training import files, json_rows, run_folder, settings
+
+    if learner is not None:
+        flags.setdefault("gradient", {})["method"] = choose("learner", learner, ("rtrl", "truncated"))
+    flags.setdefault("data", {})["train"] = data
+    labels = None if classes is None else [label.strip() for label in classes.split(",")]
+    job = build_online.streamed(resolved(None, config, flags), labels, window)
+    folder = out or free(job.stream.name)
+    run_folder.create(folder, 0)
+    lock = run_folder.Lock(folder)
+    try:
+        if (folder / "config.yaml").exists():
+            raise StorageError(
+                f"{folder} already holds a run. Go on with it: coadjoint resume {shlex.quote(str(folder))}; or choose another --out."
+            )
+        files.replace(folder / "online.json", json_rows.dumps({"classes": labels, "window": window}, indent=1))
+        settings.dump(job.plain, folder / "config.yaml")
+    finally:
+        lock.release()
+    if not quiet:
+        for note in job.stream.notes:
+            print(safe(note))
+        count = sum(p.numel() for p in job.network.parameters())
+        print(safe(f"{job.network.extra_repr()}\n{count:,} parameters; run folder {folder}"))
+    follow(job, folder, quiet)
+
+
+def follow(job: build_online.Online, folder: Path, quiet: bool, **more: Any) -> None:
+    """Learn a stream to its end, say how it went, write the page."""
+    from ..errors import DataError, NumericalError
+    from ..training import online, signals
+    from ..training.report import pages
+
+    try:
+        result = online.learn(
+            job.network, job.stream, **job.arguments, folder=folder, display=not quiet, command=command_line(), **more
+        )
+    except (NumericalError, DataError, signals.Interrupted):
+        pages.write(folder)
+        raise
+    page = pages.write(folder)
+    if quiet:
+        return
+    last = min(result.step, job.arguments["window"])
+    for split, values in (("all steps", result.so_far), (f"last {last} steps", result.recent)):
+        print(safe(f"{split}: " + "  ".join(f"{k} {v:.6g}" for k, v in values.items())))
+    how = "the stream ended" if result.status == "ended" else "finished"
+    print(safe(f"{how} at step {result.step}, {result.updates} updates, {result.seconds:.0f} s"))
+    print(safe(f"run:    {folder}\nreport: {page}"))
+
+
+def stream_on(run: Path, steps: int | None, fallback: bool, quiet: bool) -> None:
+    """Go on with a run of `coadjoint online`."""
+    from ..training import run_folder, schemas, settings, storage
+
+    own = schemas.read(run / "online.json", schemas.OnlineSettings)
+    config = models.read(run)
+    if steps is not None:
+        training = config.training.model_copy(update={"steps": steps})
+        config = config.model_copy(update={"training": training})
+    if (ended := finished(run, steps or 0)) is not None:
+        if not quiet:
+            more = f"To go on, if its stream does: coadjoint resume {run} --steps N"
+            print(safe(f"{run} has ended already ({ended}). {more}"))
+        return
+    job = build_online.streamed(config, own["classes"], own["window"], storage.glimpse(run))
+    if steps is not None:
+        run_folder.Lock(run).release()
+        settings.dump(job.plain, run / "config.yaml")
+    follow(job, run, quiet, resume=True, fallback=fallback)

@@ -1,0 +1,192 @@
+"""The command line: a thin door. Flags and files become a Config, a Config becomes a library call."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import os
+import shlex
+import shutil
+import sys
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Optional
+
+import typer
+
+from .. import __version__
+from ..errors import CoadjointError, MissingError
+from ..training.display import safe
+from . import build_network, schema
+from . import flags as setting_flags
+
+app = typer.Typer(
+    name="coadjoint",
+    help="Train recurrent networks by backpropagation, plain or penalised, and look at what their gradients do.",
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+USAGE: Any = typer.BadParameter.mro()[2]  # the parent of every complaint about arguments
+RUN = typer.Argument(..., help="a run folder")
+OUT = typer.Option(None, "--out", "-o", help="the folder to write; runs/TASK-1, -2, ... by default")
+QUIET = typer.Option(False, "--quiet", "-q", help="print errors only")
+
+
+def _version(value: bool) -> None:
+    if value:
+        print(f"coadjoint {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="print the version"),
+    debug: bool = typer.Option(False, "--debug", help="show the whole traceback of an error"),
+) -> None:
+    if debug:
+        os.environ["COADJOINT_DEBUG"] = "1"
+
+
+def configured(
+    function: Callable[..., None],
+    only: Mapping[str, Sequence[str]] | None = None,
+    texts: Mapping[tuple[str, str], str] | None = None,
+) -> Callable[..., None]:
+    """Give a command one flag for each key of the config, or for those in `only`, explained by `texts` where it has a text. It
+    receives them as `flags`, {section: {key: value}}."""
+    own = [p for p in inspect.signature(function).parameters.values() if p.name != "flags"]
+    taken = {word for p in own for word in getattr(p.default, "param_decls", None) or ()}
+    extra: list[inspect.Parameter] = []
+    keys: dict[str, tuple[str, str]] = {}
+    for section, model in schema.SECTIONS.items():
+        for key, field in model.model_fields.items():
+            if (section, key) == ("task", "name") or (only is not None and key not in only.get(section, ())):
+                continue
+            if (flag := setting_flags.flag(section, key)) in taken:
+                continue
+            name, kinds = f"{section}__{key}", setting_flags.KINDS[section, key]
+            boolean = bool in kinds
+            choices = setting_flags.choices(kinds)
+            words = f": {', '.join(map(str, choices))}" if choices else ""
+            default = "" if boolean or field.default is None else f" ({field.default})"
+            text = str in kinds or any(isinstance(value, str) for value in choices)
+            option = typer.Option(
+                None, f"{flag}/--no-{flag[2:]}" if boolean else flag,
+                help=(texts or {}).get((section, key), f"{field.description}{words}{default}"),
+                metavar="" if boolean else "TEXT" if text else "NUMBER", show_default=False,
+                rich_help_panel=build_network.panel(field) or str(model.__doc__).rstrip("."),
+            )  # fmt: skip
+            kind = Optional[bool] if boolean else Optional[str]
+            extra.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=kind))
+            keys[name] = section, key
+
+    def command(**given: Any) -> None:
+        flags: dict[str, dict[str, Any]] = {}
+        for name, (section, key) in keys.items():
+            value = given.pop(name)
+            if value is not None:
+                value = value if isinstance(value, bool) else setting_flags.from_flag(section, key, value)
+                flags.setdefault(section, {})[key] = value
+        function(flags=flags, **given)
+
+    hints = {p.name: p.annotation for p in [*own, *extra]}
+    command.__signature__ = inspect.Signature([p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in [*own, *extra]])  # type: ignore[attr-defined]
+    command.__annotations__ = inspect.get_annotations(function, eval_str=True) | {
+        k: v for k, v in hints.items() if not isinstance(v, str)
+    }
+    command.__name__, command.__doc__ = function.__name__, function.__doc__
+    return command
+
+
+def free(name: str) -> Path:
+    """runs/NAME-1, or the next number that is not taken."""
+    n = 1
+    while (path := Path("runs") / f"{name}-{n}").exists():
+        n += 1
+    return path
+
+
+def resolved(task: str | None, file: Path | None, flags: Mapping[str, Mapping[str, Any]]) -> schema.Config:
+    from ..training import settings
+
+    merged = {name: dict(section) for name, section in flags.items()}
+    if task is not None:
+        merged.setdefault("task", {})["name"] = task
+    return setting_flags.resolve(settings.load(file) if file else None, merged)
+
+
+def command_line() -> str:
+    """As it was typed, in text that can be written: names of files need not be UTF-8."""
+    return shlex.join(["coadjoint", *sys.argv[1:]]).encode(errors="backslashreplace").decode()
+
+
+def finished(run: Path, steps: int) -> str | None:
+    """How the run ended, if it cannot go on."""
+    from ..training import schemas
+
+    path = run / "result.json"
+    if not os.path.lexists(path):
+        return None
+    result = schemas.read(path, schemas.Result)
+    over = result["status"] in ("success", "early-stopped") or (
+        result["status"] == "finished" and result["step"] >= steps
+    )
+    return str(result["status"]) if over and (run / "model.safetensors").exists() else None
+
+
+def print_table(heads: list[str], rows: list[list[str]]) -> None:
+    """Columns as wide as their longest cell; a terminal narrower than that folds cells, at words, the widest column first."""
+    widths = [max(len(safe(r[i])) for r in [heads, *rows]) for i in range(len(heads))]
+    if sys.stdout.isatty():
+        room = shutil.get_terminal_size().columns - 2 * (len(heads) - 1)
+        while sum(widths) > room and max(widths) > 12:
+            widths[widths.index(max(widths))] -= 1
+    for row in [heads, ["-" * w for w in widths], *rows]:
+        folded = [textwrap.wrap(safe(c), w) or [""] for c, w in zip(row, widths, strict=True)]
+        for line in itertools.zip_longest(*folded, fillvalue=""):
+            print("  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip())
+
+
+def main() -> None:
+    """The entry point: errors in one line, each kind with its exit code."""
+    try:
+        code = app(standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else 0)
+    except typer.Exit as end:
+        sys.exit(end.exit_code)
+    except USAGE as error:
+        fail(error.format_message(), 2)
+    except CoadjointError as error:
+        if os.environ.get("COADJOINT_DEBUG"):
+            raise
+        fail(str(error), error.exit_code)
+    except (typer.Abort, KeyboardInterrupt):
+        fail("interrupted.", 130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+    except Exception as error:
+        if os.environ.get("COADJOINT_DEBUG"):
+            raise
+        if isinstance(error, MemoryError) or "allocate memory" in str(error) or "out of memory" in str(error):
+            reading = sys.argv[1:2] in (["resume"], ["replay"], ["predict"], ["report"])
+            advice = (
+                "This folder asks for more than there is here." if reading else "Lower --hidden, --batch or --length."
+            )
+            fail(f"not enough memory. {advice}", MissingError.exit_code)
+        words = " ".join(str(error).split())[:200]
+        fail(f"a fault of coadjoint: {type(error).__name__}: {words}. `coadjoint --debug ...` shows where.", 1)
+
+
+def warn(message: str) -> None:
+    """What the user should know of, though the command goes on."""
+    print(safe(f"coadjoint: warning: {message}"), file=sys.stderr)
+
+
+def fail(message: str, code: int) -> None:
+    print(safe(f"coadjoint: {'stopped' if code == 75 else 'error'}: {message}"), file=sys.stderr)
+    sys.exit(code)

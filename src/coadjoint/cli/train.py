@@ -1,0 +1,184 @@
+"""The command line: a thin door. Flags and files become a Config, a Config becomes a library call."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Optional
+
+import typer
+
+from ..errors import ConfigError, MissingError
+from ..training.display import safe
+from . import build, models
+from . import flags as setting_flags
+from .compare import compared
+from .online import stream_on
+from .program import OUT, QUIET, RUN, app, command_line, configured, finished, free, resolved
+
+
+def carry_out(job: build.Job, folder: Path, quiet: bool, **more: Any) -> None:
+    """Train, say how it went, write the page."""
+    from ..errors import NumericalError
+    from ..training import loop, signals
+    from ..training.report import pages
+
+    loggers = [tensorboard(folder)] if job.config.training.tensorboard else []
+    try:
+        result = loop.train(
+            job.network, job.task, **job.arguments, folder=folder, display=not quiet, loggers=loggers, command=command_line(), **more
+        )  # fmt: skip
+    except (NumericalError, signals.Interrupted):
+        pages.write(folder)
+        raise
+    page = pages.write(folder)
+    if quiet:
+        return
+    if result.skipped:
+        print(f"{result.skipped} of {result.step} steps were not finite and left out")
+    for split, values in result.metrics.items():
+        print(safe(f"{split}: " + "  ".join(f"{k} {v:.6g}" for k, v in values.items())))
+    goal = f" ({job.task.goal})" if job.task.goal else ""
+    won = f"; success{goal} at step {result.success_step}" if result.success else f"; no success{goal}" if goal else ""
+    outcome = {
+        "success": f"success{goal} at step {result.success_step}, {result.success_seconds or 0:.0f} s",
+        "early-stopped": f"stopped early at step {result.step}; the best step is {result.best_step}",
+        "finished": f"finished at step {result.step}, {result.seconds:.0f} s{won}",
+    }[result.status]
+    print(safe(f"{outcome}\nrun:    {folder}\nreport: {page}"))
+
+
+def tensorboard(folder: Path) -> Callable[[dict[str, Any]], None]:
+    from ..training import files
+
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise MissingError("--tensorboard needs its package: pip install 'coadjoint[tensorboard]'.") from None
+    writer: Any = None
+
+    def log(row: dict[str, Any]) -> None:
+        nonlocal writer
+        if writer is None:
+            files.inner(folder / "tensorboard")
+            writer = SummaryWriter(str(folder / "tensorboard"), purge_step=row["step"])
+        kind = row.get("split", row["kind"])
+        for key, value in row.items():
+            if isinstance(value, float):
+                writer.add_scalar(f"{kind}/{key}", value, row["step"])
+        for key, value in row.get("gradients", {}).items():
+            writer.add_scalar(f"gradient/{key}", value, row["step"])
+        writer.flush()
+
+    return log
+
+
+@app.command()
+@configured
+def train(
+    task: Optional[str] = typer.Argument(None, help="a built-in task (`coadjoint tasks`); or --train FILE"),
+    config: Optional[Path] = typer.Option(
+        None, "--config", "-c", help="a .toml, .yaml or .json file; flags come on top"
+    ),
+    out: Optional[Path] = OUT,
+    quiet: bool = QUIET,
+    flags: Any = None,
+) -> None:
+    """Train a network on a task or on your own data, in a run folder that survives crashes and ends in a page.
+
+    \b
+    coadjoint train temporal-order --length 50 --penalty log-ratio --clip 1
+    coadjoint train addition --cell lstm --length 50,60 --ragged --schedule cosine
+    coadjoint train --train data.csv --id series --target label --patience 10
+    """
+    from ..errors import StorageError
+    from ..training import run_folder, settings
+
+    job = build.build(resolved(task, config, flags))
+    folder = out or free(job.config.task.name or Path(str(job.config.data.train)).stem)
+    run_folder.create(folder, 0)
+    lock = run_folder.Lock(folder)  # of two that begin at once in one folder, the second finds the first one's config
+    try:
+        if (folder / "config.yaml").exists():
+            raise StorageError(
+                f"{folder} already holds a run. Go on with it: coadjoint resume {shlex.quote(str(folder))}; or choose another --out."
+            )
+        settings.dump(setting_flags.plain(job.config), folder / "config.yaml")
+    finally:
+        lock.release()
+    if not quiet:
+        for note in job.notes:
+            print(safe(note))
+        count, trained = (
+            sum(p.numel() for p in job.network.parameters() if p.requires_grad or every) for every in (True, False)
+        )
+        of_them = "" if trained == count else f", {trained:,} of them trained"
+        print(safe(f"{job.network.extra_repr()}\n{count:,} parameters{of_them}; run folder {folder}"))
+        if hasattr(job.task, "baseline"):
+            figures = "  ".join(f"{name} {value:.4g}" for name, value in job.task.baseline().items())
+            print(safe(f"remembering nothing gives: {figures}"))
+    carry_out(job, folder, quiet)
+
+
+@app.command()
+def resume(
+    run: Path = RUN,
+    steps: Optional[int] = typer.Option(None, "--steps", help="go on up to this step instead"),
+    fallback: bool = typer.Option(False, "--fallback", help="use the previous checkpoint if the last one is damaged"),
+    jobs: Optional[int] = typer.Option(None, "--jobs", "-j", help="processes (of a comparison)"),
+    quiet: bool = QUIET,
+) -> None:
+    """Go on with a run, or with a comparison, where it stopped: bit for bit as if it had not."""
+    from ..training import run_folder, settings, storage
+    from ..training.report import pages
+
+    if os.path.lexists(run / "compare.json"):
+        if steps is not None or fallback:
+            raise ConfigError("--steps and --fallback belong to a run, not to a comparison.")
+        return compared(run, jobs, quiet)
+    if jobs is not None:
+        raise ConfigError("--jobs belongs to a comparison, not to a run.")
+    if os.path.lexists(run / "online.json"):
+        return stream_on(run, steps, fallback, quiet)
+    config = models.read(run)
+    if steps is not None:
+        config = setting_flags.resolve(
+            None,
+            {**setting_flags.plain(config), "training": {**setting_flags.plain(config)["training"], "steps": steps}},
+        )
+    job = build.build(config, storage.glimpse(run))
+    ended = finished(run, job.arguments["steps"])
+    if ended is not None:
+        if not (run / "report.html").exists():
+            pages.write(run)
+        longer = f" To train longer: coadjoint resume {run} --steps N" if ended == "finished" else ""
+        if not quiet:
+            print(safe(f"{run} has ended already ({ended}).{longer}"))
+        return None
+    if steps is not None:
+        run_folder.Lock(run).release()
+        settings.dump(setting_flags.plain(job.config), run / "config.yaml")
+    carry_out(job, run, quiet, resume=True, fallback=fallback)
+    return None
+
+
+@app.command()
+def replay(run: Path = RUN) -> None:
+    """Compute again the step at which a run met a number that is not finite, and say where it arose."""
+    from ..errors import NumericalError, StorageError
+    from ..training import loop, storage
+
+    found = storage.saved(run, "replay")
+    if not found:
+        raise StorageError(f"{run} holds no replay: no step of it was refused.")
+    job = build.build(models.read(run), storage.glimpse(run, "replay"))
+    saved = storage.load(found[-1])
+    arguments = {**job.arguments, "nonfinite": "stop"}
+    try:
+        loss = loop.again(job.network, job.task, saved, arguments).loss
+    except NumericalError as error:
+        print(safe(f"step {saved.step + 1}: {error}"))
+        raise typer.Exit(NumericalError.exit_code) from None
+    print(f"step {saved.step + 1}: loss {loss:.6g}, finite here. The run refused it: {safe(saved.state['reason'])}")

@@ -1,0 +1,99 @@
+"""Diagnostics: what the gradient does inside a sequence. Each takes an Evaluation and returns arrays.
+
+    e = co.BPTT()(net, batch, loss)
+    found = co.diagnostics.decay(e)          # costates: their log-norms, and what a step towards the past adds to them
+    co.diagnostics.plot(found)               # a matplotlib figure
+    co.diagnostics.examine(e)                # all of them that this network has
+
+Arrays are numpy, in float64; logarithms are natural (charts show decades). Everything that shrinks or grows with T is made
+of mantissas and exponents, of sums of logarithms or of QR steps: nothing under- or overflows. docs/diagnostics.md has the
+formulas and how to read them.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Protocol
+
+import numpy as np
+from torch import Tensor
+
+from ..errors import Unsupported, check_kind, whole
+from ..gradients.evaluation import Evaluation
+from ..networks.network import Network
+from ..sweeps.run import Swept
+from .charts import Array, Chart, Figure
+
+LN2, DECADE = math.log(2), math.log(10)
+
+
+class Found(Protocol):
+    """What a diagnostic returns: a frozen dataclass of arrays."""
+
+    def chart(self) -> Chart: ...
+    def figures(self) -> list[Figure]: ...
+
+
+def check_evaluation(e: Any) -> None:
+    check_kind("what is diagnosed", e, Evaluation, "an Evaluation, of co.diagnostics.evaluate(net, task) for instance")
+
+
+def check_samples(samples: Any) -> None:
+    whole("samples", samples)
+
+
+def one_layer(e: Evaluation, what: str) -> Network:
+    if not isinstance(e.network, Network):
+        raise Unsupported(f"{what}: of one recurrent layer, and this network has several parts. Use co.Network.")
+    return e.network
+
+
+def swept(e: Evaluation, what: str) -> tuple[Network, Swept]:
+    net, run = one_layer(e, what), e.trajectory.run
+    if not isinstance(run, Swept):
+        raise Unsupported(
+            f"{what}: taken from the cell's formula. Use engine 'cpu' or 'reference', not a step function or engine 'autograd'."
+        )
+    return net, run
+
+
+def elman(e: Evaluation, what: str) -> Network:
+    net = one_layer(e, what)
+    if net.cell is None or net.cell.name != "elman":
+        raise Unsupported(f"{what}: J = diag(sigma') W is the Jacobian of cell 'elman', and this one is '{net.name}'.")
+    return net
+
+
+def numbers(y: Tensor) -> Array:
+    return y.detach().double().numpy(force=True)
+
+
+def mean(values: Array, axis: int = 1) -> Array:
+    """Over what is there: NaN left out, NaN where nothing is."""
+    there = ~np.isnan(values)
+    with np.errstate(invalid="ignore"):
+        return np.where(there, values, 0.0).sum(axis) / np.where(there.any(axis), there.sum(axis), np.nan)
+
+
+def log_norms(mantissa: Tensor, exponent: Tensor) -> Array:
+    """log ||m 2^k|| over the last axis."""
+    with np.errstate(divide="ignore"):
+        return np.log(np.linalg.norm(numbers(mantissa), axis=-1)) + exponent.numpy(force=True) * LN2
+
+
+def factor(slope: float) -> float:
+    """exp, without a complaint where it leaves the range."""
+    return float(np.exp(min(slope, 700.0)))
+
+
+def line(x: Array, y: Array) -> float:
+    """The slope of the line that fits best, over the finite values; NaN for fewer than two."""
+    on = np.isfinite(y)
+    if on.sum() < 2:
+        return math.nan
+    x, y = x[on] - x[on].mean(), y[on]
+    return float(x @ y / (x @ x))
+
+
+def short(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.4g}"

@@ -1,0 +1,147 @@
+"""Diagnostics: what the gradient does inside a sequence. Each takes an Evaluation and returns arrays.
+
+    e = co.BPTT()(net, batch, loss)
+    found = co.diagnostics.decay(e)          # costates: their log-norms, and what a step towards the past adds to them
+    co.diagnostics.plot(found)               # a matplotlib figure
+    co.diagnostics.examine(e)                # all of them that this network has
+
+Arrays are numpy, in float64; logarithms are natural (charts show decades). Everything that shrinks or grows with T is made
+of mantissas and exponents, of sums of logarithms or of QR steps: nothing under- or overflows. docs/diagnostics.md has the
+formulas and how to read them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ..errors import whole
+from ..gradients.evaluation import Evaluation
+from ..sweeps.run import Stepped
+from .charts import Array, Chart, Figure
+from .finding import DECADE, check_evaluation, check_samples, factor, mean, one_layer
+
+
+# Jacobians
+def jacobians(e: Evaluation, samples: int = 8) -> Array:
+    """J_t = dx_t / dx_{t-1} of the first samples, in the network's type: [T, samples, n, n], all in memory; zero past a sample's
+    end. Rows of all steps at once by n pull-backs; of a step function, step by step."""
+    check_evaluation(e)
+    check_samples(samples)
+    net, run, layout = one_layer(e, "a Jacobian"), e.trajectory.run, e.trajectory.layout
+    rows, n = layout.rows, net.n
+    S = min(samples, rows.B)
+    out = np.zeros((rows.T, S, n, n), str(run.x.dtype).removeprefix("torch."))
+    with torch.no_grad():
+        if isinstance(run, Stepped):
+            place = np.arange(S) if layout.inverse is None else layout.inverse[:S]
+            for t, J in enumerate(stepwise(run, place)):
+                out[t, np.flatnonzero(place < rows.sizes[t])] = J
+            return out
+        bar = torch.zeros_like(run.x)
+        for i in range(n):
+            bar.zero_()[:, i] = 1
+            out[:, :, i] = layout.padded(run.pull(bar))[:, :S].numpy(force=True)
+    return out
+
+
+def stepwise(run: Stepped, place: Array) -> Iterator[Array]:
+    """The Jacobians of each step at these places of its rows, where a sample is still there."""
+    drives, E = [run.rows.steps(y) for y in run.drive], torch.eye(run.x.shape[1]).to(run.x)
+    for t, x in enumerate(run.rows.before(run.x)):
+        at = torch.from_numpy(place[place < len(x)]).to(x.device)
+        step = lambda x, t=t, at=at: run.step(*(y[t][at] for y in drives), x)
+        pull = torch.func.vjp(step, x[at])[1]
+        J = torch.func.vmap(pull)(E[:, None].expand(-1, len(at), -1))[0]
+        yield J.transpose(0, 1).numpy(force=True)
+
+
+@dataclass(frozen=True)
+class Products:
+    """logs [P, n]: logarithms of the singular values of dx_T / dx_{T-s} = J_T ... J_{T-s+1}, largest first, s = steps[p] steps
+    before each sample's own end; means over samples. NaN: lost in the rounding of the largest. slope: log of the largest one
+    over a whole sequence, per step, the mean over samples."""
+
+    steps: Array
+    logs: Array
+    samples: int
+    slope: float
+
+    def chart(self) -> Chart:
+        pick = np.unique(np.linspace(0, self.logs.shape[1] - 1, min(6, self.logs.shape[1])).round().astype(int))
+        curves = tuple((f"no. {i + 1}", self.steps, self.logs[:, i] / DECADE) for i in pick)
+        about = "how much a change of the state s steps before the end is stretched on its way there; fan: how unevenly"
+        return Chart("Singular values of Jacobian products", about, "steps s before the end", "singular value over s steps", curves, True)  # fmt: skip
+
+    def figures(self) -> list[Figure]:
+        return [Figure("largest singular value of Jacobian products", factor(self.slope), "× per step", "the most that a change of the state grows")]  # fmt: skip
+
+
+def singular_values(e: Evaluation, samples: int = 8, points: int = 65) -> Products:
+    """Of the first samples, at up to `points` numbers of steps. Products are kept at size one, their size apart."""
+    check_evaluation(e)
+    check_samples(samples)
+    whole("points", points)
+    J, lengths = jacobians(e, samples), e.trajectory.lengths[:samples].numpy()
+    T, S, n, _ = J.shape
+    at = np.unique(np.linspace(0, T, min(points, T + 1)).round().astype(int))
+    logs = np.full((len(at), S, n), np.nan)
+    logs[0] = 0
+    P, size, slope = np.broadcast_to(np.eye(n), (S, n, n)).copy(), np.zeros(S), np.zeros(S)
+    for s in range(1, T + 1):
+        on, ends = np.flatnonzero(lengths >= s), np.flatnonzero(lengths == s)
+        P[on] = P[on] @ J[lengths[on] - s, on]
+        top = np.abs(P[on]).max((1, 2))
+        with np.errstate(divide="ignore"):
+            size[on] += np.log(top)
+        P[on] /= np.where(top > 0, top, 1)[:, None, None]
+        if s in at:
+            logs[np.searchsorted(at, s), on] = resolved(P[on]) + size[on, None]
+        slope[ends] = (resolved(P[ends])[:, 0] + size[ends]) / s if len(ends) else 0
+    return Products(at, mean(logs), S, float(slope.mean()))
+
+
+def resolved(P: Array) -> Array:
+    """Logarithms of singular values; NaN below the rounding of the largest."""
+    s = np.linalg.svd(P, compute_uv=False)
+    with np.errstate(divide="ignore"):
+        return np.log(np.where((s > 0) & (s < np.finfo(float).eps * P.shape[-1] * s[:, :1]), np.nan, s))
+
+
+@dataclass(frozen=True)
+class Lyapunov:
+    """exponents [n]: largest first, per step, means over samples; each [samples, n]."""
+
+    exponents: Array
+    each: Array
+
+    def chart(self) -> Chart:
+        about = "the growth of small changes of the state, direction by direction; above 0: chaos, below: the past is forgotten"
+        curves = (("exponent", np.arange(1, len(self.exponents) + 1), self.exponents),)
+        return Chart("Lyapunov exponents", about, "direction", "exponent per step", curves, rules=((0.0, "0"),))  # fmt: skip
+
+    def figures(self) -> list[Figure]:
+        return [Figure("largest Lyapunov exponent", float(self.exponents[0]), "nats per step", "above 0 small changes grow")]  # fmt: skip
+
+
+def lyapunov(e: Evaluation, samples: int = 8) -> Lyapunov:
+    """(1/T) sum over t of log |diag R_t|, Q_t R_t = J_t Q_{t-1}, Q_0 = I, over each sample's own steps, sorted; of the first
+    samples. Exponents of a finite sequence: nothing is left out at its beginning. -inf: a direction that some step has lost, as a
+    relu that is off does."""
+    check_evaluation(e)
+    check_samples(samples)
+    J, lengths = jacobians(e, samples), e.trajectory.lengths[:samples].numpy()
+    T, S, n, _ = J.shape
+    Q, total = np.broadcast_to(np.eye(n), (S, n, n)).copy(), np.zeros((S, n))
+    for t in range(T):
+        on = np.flatnonzero(lengths > t)
+        Q[on], R = np.linalg.qr(J[t, on].astype(float) @ Q[on])
+        stretch = np.abs(np.diagonal(R, axis1=1, axis2=2))
+        lost = stretch < n * np.finfo(float).eps * np.linalg.norm(R, axis=(1, 2))[:, None]
+        with np.errstate(divide="ignore"):
+            total[on] += np.log(np.where(lost, 0, stretch))
+    each = -np.sort(-total / lengths[:, None], 1)
+    return Lyapunov(mean(each, 0), each)

@@ -1,0 +1,57 @@
+"""Diagnostics: what the gradient does inside a sequence. Each takes an Evaluation and returns arrays.
+
+    e = co.BPTT()(net, batch, loss)
+    found = co.diagnostics.decay(e)          # costates: their log-norms, and what a step towards the past adds to them
+    co.diagnostics.plot(found)               # a matplotlib figure
+    co.diagnostics.examine(e)                # all of them that this network has
+
+Arrays are numpy, in float64; logarithms are natural (charts show decades). Everything that shrinks or grows with T is made
+of mantissas and exponents, of sums of logarithms or of QR steps: nothing under- or overflows. docs/diagnostics.md has the
+formulas and how to read them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..errors import InputError, brief
+from ..gradients.evaluation import Evaluation
+from .charts import Array, Chart, Figure
+from .finding import check_evaluation, mean, one_layer
+from .weights import at_rest, slopes_of
+
+
+@dataclass(frozen=True)
+class Saturation:
+    """share [T]: of the units of all samples at step t that are flat; units [d]: share of steps at which each unit is."""
+
+    t: Array
+    share: Array
+    units: Array
+    flat: float
+
+    def chart(self) -> Chart:
+        about = f"share of units whose slope is below {self.flat:g} of that at rest: they pass nothing on to the past"
+        return Chart("Saturation", about, "time t", "share of units", (("saturated", self.t, self.share),), share=True)
+
+    def figures(self) -> list[Figure]:
+        return [
+            Figure("saturated", 100 * float(self.units.mean()), "% of units and steps", "slope near 0: nothing passes"),
+            Figure("units saturated at more than 95% of steps", float((self.units > 0.95).sum()), f"of {len(self.units)}", "they have stopped learning"),
+        ]  # fmt: skip
+
+
+def saturation(e: Evaluation, flat: float = 0.05) -> Saturation:
+    """A unit is saturated at a step where no pre-activation moves it: where |dx/da|, the largest over its slots and gates, is
+    below `flat` times what it is at rest (state 0, pre-activation 0 or 1, the steeper). For tanh: |h| > 0.975 with 0.05; for
+    relu: the unit is off."""
+    check_evaluation(e)
+    if not isinstance(flat, int | float) or not 0 < flat < 1:
+        raise InputError(f"flat is a share of the slope at rest, between 0 and 1; got {brief(flat)}.")
+    slopes = slopes_of(e)
+    there = ~np.isnan(slopes)
+    net = one_layer(e, "saturation")
+    flats = np.where(there, np.nan_to_num(slopes) < flat * at_rest(net), np.nan)
+    return Saturation(np.arange(1, len(slopes) + 1), mean(flats.reshape(len(flats), -1)), mean(flats.reshape(-1, net.hidden), 0), flat)  # fmt: skip

@@ -1,0 +1,224 @@
+"""Diagnostics: what the gradient does inside a sequence. Each takes an Evaluation and returns arrays.
+
+    e = co.BPTT()(net, batch, loss)
+    found = co.diagnostics.decay(e)          # costates: their log-norms, and what a step towards the past adds to them
+    co.diagnostics.plot(found)               # a matplotlib figure
+    co.diagnostics.examine(e)                # all of them that this network has
+
+Arrays are numpy, in float64; logarithms are natural (charts show decades). Everything that shrinks or grows with T is made
+of mantissas and exponents, of sums of logarithms or of QR steps: nothing under- or overflows. docs/diagnostics.md has the
+formulas and how to read them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ..errors import Unsupported
+from ..gradients.evaluation import Evaluation
+from ..networks.network import Network
+from ..networks.recurrence import Recurrence
+from ..sweeps import slopes
+from .charts import Array, Chart, Figure
+from .costates import logs_of
+from .finding import DECADE, check_evaluation, check_samples, elman, factor, mean, numbers, swept
+from .jacobians import singular_values
+
+
+# W
+@dataclass(frozen=True)
+class Spectrum:
+    """Of each square block of W, one for each gate: the absolute eigenvalues and the singular values, largest first."""
+
+    names: tuple[str, ...]
+    eigenvalues: tuple[Array, ...]
+    singular: tuple[Array, ...]
+
+    @property
+    def radius(self) -> Array:
+        """The spectral radius of each block."""
+        return np.array([v[0] for v in self.eigenvalues])
+
+    @property
+    def largest(self) -> Array:
+        """The largest singular value of each block."""
+        return np.array([v[0] for v in self.singular])
+
+    def chart(self) -> Chart:
+        tell = lambda what, name: f"{what} of {name}" if len(self.names) > 1 else what
+        both = (("|eigenvalues|", self.eigenvalues), ("singular values", self.singular))
+        curves = tuple(
+            (tell(what, name), np.arange(1, len(v) + 1), v)
+            for what, of in both
+            for name, v in zip(self.names, of, strict=True)
+        )
+        about = "of W as the formula takes it; the two curves agree where W is normal"
+        return Chart("Spectrum of W", about, "number", "size", curves, rules=((1.0, "1"),))
+
+    def figures(self) -> list[Figure]:
+        rows = []
+        for name, r, s in zip(self.names, self.radius, self.largest, strict=True):
+            rows.append(Figure(f"spectral radius of {name}", float(r), "", "the largest |eigenvalue|"))
+            rows.append(Figure(f"largest singular value of {name}", float(s), "", "the most that W stretches a vector"))
+        return rows
+
+
+def spectrum(e: Evaluation) -> Spectrum:
+    """Of W as the formula takes it (with its mask, its structure), as the weights are now; of each layer of a stack."""
+    check_evaluation(e)
+    names, blocks = [], []
+    layers = [("", e.network)] if isinstance(e.network, Network) else list(recurrences(e))
+    for place, layer in layers:
+        with torch.no_grad():
+            W = layer.recurrent() if layer.cell is not None else None
+        if W is None:
+            continue
+        assert layer.cell is not None
+        gates = layer.cell.gates if len(layer.cell.gates) * layer.hidden == len(W) else range(len(W) // layer.hidden)
+        for gate, part in zip(gates, W.split(layer.hidden), strict=True):
+            for i, block in enumerate(part.split(layer.hidden, 1)):
+                many = len(part.T) > layer.hidden
+                gated = f"_{gate}" if len(W) > layer.hidden else ""
+                names.append(f"W{gated}{f', read {i}' if many else ''}{place}")
+                blocks.append(numbers(block))
+    if not blocks:
+        raise Unsupported("the spectrum of W: this network has none, or a step function hides it. Use a cell with a W.")
+    eigenvalues = tuple(-np.sort(-np.abs(np.linalg.eigvals(W))) for W in blocks)
+    return Spectrum(tuple(names), eigenvalues, tuple(np.linalg.svd(W, compute_uv=False) for W in blocks))
+
+
+def recurrences(e: Evaluation) -> Iterator[tuple[str, Recurrence]]:
+    """The layers of a stack, with their places in words."""
+    grid = getattr(getattr(e.network, "layers", None), "grid", None)
+    if grid is None:
+        raise Unsupported("the spectrum of W: that of a co.Network or a co.Stack.")
+    for l, level in enumerate(grid):
+        for layer, way in zip(level, ("", ", reverse"), strict=False):
+            yield f", layer {l}{way}", layer
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Of log ||dx_T / dx_{T-s}||_2 per step, for cell "elman". r units; sigma' the largest slope on the way.
+
+    by_entries           log(r sigma' max |W_ij|)
+    by_singular_value    log(sigma' s_1(W))
+    jacobians, costates  what was measured: log of the largest singular value over s steps [P], and, where the loss reads the
+                         last step alone, log ||lam_{T-s}|| - log ||lam_T|| [T+1]; means over samples
+    rates                the same two over whole sequences, per step, means over samples
+    """
+
+    by_entries: float
+    by_singular_value: float
+    sigma: float
+    steps: Array
+    jacobians: Array
+    costates: Array
+    rates: tuple[float, float]
+
+    def chart(self) -> Chart:
+        s = np.arange(len(self.costates))
+        with np.errstate(invalid="ignore"):
+            bounds = [s * one / DECADE for one in (self.by_singular_value, self.by_entries)]
+        measured, fall = self.jacobians / DECADE, self.costates / DECADE
+        far = 1.5 * np.nanmax(np.abs([measured[-1], fall[-1], bounds[0][-1]]))  # where the other bound is not followed
+        near = np.abs(bounds[1]) <= far
+        curves = (
+            ("Jacobian products", self.steps, measured),
+            ("costates", s, fall),
+            ("bound by the singular value", s, bounds[0]),
+            ("bound by the entries of W", s[near], bounds[1][near]),
+        )
+        about = "what W and the slopes allow, and what happened: a bound that falls says that the past must vanish"
+        drawn = tuple(c for c in curves if np.isfinite(c[2]).any())
+        return Chart(
+            "Bounds on the decay", about, "steps s before the end", "growth over s steps", drawn, True, alone=True
+        )
+
+    def figures(self) -> list[Figure]:
+        rows = [
+            Figure("bound by the entries of W", factor(self.by_entries), "× per step", "r sigma' max|W|: growth is at most this"),
+            Figure("bound by the singular value", factor(self.by_singular_value), "× per step", "sigma' s_1(W): below 1 the past must vanish"),
+            Figure("measured, Jacobian products", factor(self.rates[0]), "× per step", "never above the bounds"),
+        ]  # fmt: skip
+        if np.isfinite(self.rates[1]):
+            rows.append(Figure("measured, costates", factor(self.rates[1]), "× per step", "never above the bounds"))
+        return rows
+
+
+def bounds(e: Evaluation, samples: int = 8) -> Bounds:
+    """J_t = diag(sigma') W, so ||J_T ... J_{T-s+1}||_2 <= (sigma' s_1(W))^s <= (r sigma' max |W_ij|)^s; Jacobians of the first
+    samples."""
+    check_evaluation(e)
+    check_samples(samples)
+    net = elman(e, "bounds on the decay")
+    recurrent, sigma = net.recurrent(), float(np.nanmax(slopes_of(e)))
+    assert recurrent is not None
+    W = numbers(recurrent)
+    with np.errstate(divide="ignore"):
+        by_entries = np.log(net.hidden * sigma * np.abs(W).max())
+        by_singular_value = np.log(sigma * np.linalg.norm(W, 2))
+    products = singular_values(e, samples)
+    T, lengths = e.trajectory.layout.rows.T, e.trajectory.lengths.numpy()
+    fall = np.full((T + 1, len(lengths)), np.nan)
+    if not net.by_steps:
+        logs = logs_of(e.costates)
+        for j, n in enumerate(lengths):
+            fall[: n + 1, j] = logs[n::-1, j] - logs[n, j]
+    whole = float(np.mean(fall[lengths, np.arange(len(lengths))] / lengths))
+    return Bounds(
+        float(by_entries),
+        float(by_singular_value),
+        sigma,
+        products.steps,
+        products.logs[:, 0],
+        mean(fall),
+        (products.slope, whole),
+    )
+
+
+# units
+def slopes_of(e: Evaluation) -> Array:
+    """|dx / da| of each unit at each step, [T, B, units], NaN past a sample's end: the largest over slots and gates (v's own
+    entries included)."""
+    net, run = swept(e, "the slopes of units")
+    cell, rows, tape, d = run.plan.cell, run.plan.rows, run.tape, net.hidden
+    heard = len(cell.beside) - len(cell.given)
+    op = slopes.next_of(cell).pulled(("x",), ("a", "v") if heard else ("a",))
+    out = torch.zeros(rows.N, d, dtype=run.x.dtype, device=run.x.device)
+    with torch.no_grad():
+        for slot in range(len(cell.slots)):
+            bar = torch.zeros_like(run.x[rows.B :])
+            bar[:, slot * d : (slot + 1) * d] = 1
+            back = op((tape.x[rows.B :], tape.q), tape.a, tape.v, rows.prev(tape.x), tape.p, bar)
+            for part in (back["a"], back.get("v")):
+                if part is not None:
+                    part = part if part is back["a"] else part[:, : heard * d]  # what is given is no argument
+                    out = torch.maximum(out, part.unflatten(1, (-1, d)).abs().amax(1))
+    return numbers(e.trajectory.layout.padded(out, math.nan))
+
+
+def at_rest(net: Network) -> Array:
+    """The same slope [units] of a state 0, at pre-activations 0 or 1, whichever is steeper."""
+    cell, d = net.cell, net.hidden
+    assert cell is not None
+    p = {name: value.detach() for name, value in net.p.items()}
+    x, steepest = net.x0.new_zeros(1, net.n), np.zeros(d)
+    for a in (0.0, 1.0):
+        arguments = [x.new_full((1, len(cell.gates) * d), a)]
+        if cell.beside:
+            arguments.append(x.new_full((1, len(cell.beside) * d), a))
+        step = lambda base, side=None: cell.step(base, side, None, x, p)
+        pull = torch.func.vjp(step, *arguments)[1]
+        for slot in range(len(cell.slots)):
+            bar = torch.zeros_like(x)
+            bar[:, slot * d : (slot + 1) * d] = 1
+            base, *side = pull(bar)
+            parts = [base, *(y[:, : (len(cell.beside) - len(cell.given)) * d] for y in side)]
+            steepest = np.maximum(steepest, np.abs(numbers(torch.cat(parts, 1))).reshape(-1, d).max(0))
+    return steepest

@@ -1,0 +1,42 @@
+"""Gradient methods: (net, batch, loss) -> Evaluation, with the gradient by parameter name.
+
+    BPTT         dL/dtheta by forward and adjoint
+    Truncated    the same, cut every k1 steps
+    RTRL         forward in time, with the influence dx_t/dtheta carried along
+    Penalised    d(L + rho G)/dtheta by forward, adjoint, tangent, adjoint
+
+This package imports `nn` and what is above it; a method takes any network that makes runs.
+
+method       what methods have in common
+evaluation   Evaluation: losses, penalties, gradient, run and costates
+temporal     the gradient taken apart by time steps
+bptt, penalised, truncated, rtrl    the methods
+influence, streams   what RTRL and streams carry
+segments, segment, memory    gradients in O(sqrt T) memory, and the peak predicted
+recorded     gradients as CUDA graphs
+"""
+
+from __future__ import annotations
+
+from .bptt import BPTT
+from .evaluation import Evaluation, Gradient
+from .method import Method, differentiate, trained
+from .penalised import Penalised
+from .rtrl import RTRL, Stream
+from .temporal import Temporal
+from .truncated import Truncated, Windows
+
+__all__ = [
+    "BPTT",
+    "Evaluation",
+    "Gradient",
+    "Method",
+    "Penalised",
+    "RTRL",
+    "Stream",
+    "Temporal",
+    "Truncated",
+    "Windows",
+    "differentiate",
+    "trained",
+]

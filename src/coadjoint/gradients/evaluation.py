@@ -1,0 +1,141 @@
+"""Gradient methods: net, batch, loss -> Evaluation. BPTT, Truncated, RTRL, Penalised.
+
+All differentiate the mean over samples of per-sample values, so a gradient does not depend on how a batch is cut up.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import InputError, Unsupported, check_kind
+from ..networks.network import Trajectory
+from ..networks.readout import Net
+from ..objectives.batch import Batch
+from ..objectives.losses import LossLike
+from ..sweeps.costates import Costates
+from .temporal import Temporal
+
+Gradient = dict[str, Tensor]
+
+
+def elsewhere(*_: Any) -> Any:
+    raise Unsupported(
+        "this evaluation was made in another process, and its run stayed there: ask for trajectory and costates where "
+        "the gradient is taken, and send their tensors."
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """What a gradient method found at one point.
+
+    losses, penalties  [B] per-sample values; loss, penalty, objective  their means
+    gradient           by parameter name, of the objective = mean of weight_j (share loss_j + rho penalty_j); share is 1, or 0
+                       where the penalty alone is minimised
+    trajectory         the run; costates  of the loss alone
+    """
+
+    network: Net
+    batch: Batch
+    losses: Tensor
+    penalties: Tensor
+    rho: float
+    gradient: Gradient
+    run: Callable[[], Trajectory]
+    adjoint: Callable[[Trajectory], Costates]
+    share: float = 1.0
+    criterion: LossLike | None = None  # the loss that was asked for
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For another process: all but the run, which stays where it was made."""
+        held = {f.name: getattr(self, f.name) for f in fields(self)}
+        return held | {"run": elsewhere, "adjoint": elsewhere}
+
+    def __deepcopy__(self, memo: Any) -> Evaluation:
+        held = {f.name: copy.deepcopy(getattr(self, f.name), memo) for f in fields(self)}
+        return Evaluation(**held)
+
+    def __repr__(self) -> str:
+        return (
+            f"<Evaluation: loss {self.loss.item():.4g}, penalty {self.penalty.item():.4g}, |gradient| {self.norm:.3g}>"
+        )
+
+    @functools.cached_property
+    def loss(self) -> Tensor:
+        return self.batch.mean(self.losses)
+
+    @functools.cached_property
+    def penalty(self) -> Tensor:
+        return self.batch.mean(self.penalties)
+
+    @functools.cached_property
+    def objective(self) -> Tensor:
+        return self.share * self.loss + self.rho * self.penalty if self.share else self.rho * self.penalty
+
+    @functools.cached_property
+    def trajectory(self) -> Trajectory:
+        return self.run()
+
+    @functools.cached_property
+    def costates(self) -> Costates:
+        return self.adjoint(self.trajectory)
+
+    @functools.cached_property
+    def norm(self) -> float:
+        """The norm of the whole gradient."""
+        return math.sqrt(sum(float(g.double().square().sum()) for g in self.gradient.values()))
+
+    def write_grad(self, net: Net) -> None:
+        """Put the gradient where torch's optimisers look for it."""
+        check_kind("the network", net, nn.Module, "a module")
+        parameters = dict(net.named_parameters())
+        unknown = set(self.gradient) - set(parameters)
+        if unknown:
+            raise InputError(
+                f"this network has no parameter {', '.join(sorted(unknown))}; the gradient belongs to another one."
+            )
+        for name, parameter in parameters.items():
+            parameter.grad = self.gradient[name].clone() if name in self.gradient else None
+
+    def temporal_components(self) -> Temporal:
+        """The gradient of the loss by W, R and b, taken apart into the contributions of the time steps."""
+        return Temporal.of(self)
+
+
+def unchanged(net: Net) -> Callable[[], None]:
+    """A check, for what is computed when it is asked for, that the weights are still those of the evaluation."""
+    before = [(name, p, p._version) for name, p in net.named_parameters()]
+
+    def check() -> None:
+        changed = [name for name, p, version in before if p._version != version]
+        if changed:
+            raise InputError(
+                f"parameter {', '.join(changed)} has changed since this evaluation: ask for its trajectory, costates and "
+                "curvature before the optimiser's step (Penalised keeps its costates)."
+            )
+
+    return check
+
+
+def later(net: Net, batch: Batch, loss: LossLike, run: Callable[[], Trajectory]) -> dict[str, Any]:
+    """An Evaluation's trajectory and costates, found when they are asked for."""
+    check = unchanged(net)
+
+    def adjoint(trajectory: Trajectory) -> Costates:
+        check()
+        with torch.no_grad():
+            return trajectory.costates(loss, batch.y, mask=batch.mask, reduce=batch.reduce)
+
+    def checked() -> Trajectory:
+        check()
+        return run()
+
+    return {"run": checked, "adjoint": adjoint, "criterion": loss}

@@ -1,0 +1,105 @@
+"""Gradients that repeat, as CUDA graphs.
+
+On a GPU a gradient is a hundred small operations, and telling the device about each of them takes longer than doing
+it. A gradient method that is called again and again with batches of one shape is recorded once and then replayed as a
+whole: the same operations on the same weights, with the new batch copied in. So is a module of co.nn, and its backward.
+
+What cannot be recorded (ragged batches, losses or penalties that look at values) runs operation by operation as before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.stateless import _reparametrize_module
+
+from ..networks.network import Trajectory
+from ..networks.readout import Net
+from ..objectives.batch import Batch
+from ..sweeps.checks import Doubt, ask, deferred
+from ..sweeps.engines.cuda.capture import GraphCache, capturing, prepare
+from ..sweeps.run import Swept
+
+Found = tuple[Tensor, Tensor, dict[str, Tensor]]  # losses, penalties, gradient
+Compute = Callable[[Net, Batch, Any, Any], tuple[Tensor, Tensor, dict[str, Tensor], Trajectory]]
+
+
+class Recording:
+    """One gradient, recorded with its own copies of the batch."""
+
+    def __init__(self, compute: Compute, net: Net, batch: Batch, loss: Any, rho: float) -> None:
+        own = lambda y: y.detach().clone() if isinstance(y, Tensor) else y
+        self.batch = replace(batch, u=own(batch.u), y=own(batch.y), x0=own(batch.x0))
+        self.rho = torch.full((), rho, dtype=batch.u.dtype, device=batch.u.device)
+        stream = prepare(batch.u.device, lambda: self.compute(compute, net, loss))
+        self.graph = torch.cuda.CUDAGraph()
+        with capturing(self.graph, stream):
+            self.found, self.doubts = self.compute(compute, net, loss)
+            self.fine = torch.stack([d.holds for d in self.doubts]).all()
+
+    def compute(self, compute: Compute, net: Net, loss: Any) -> tuple[Found, list[Doubt]]:
+        """Parameters are replaced by leaves that share their memory: autograd ties a leaf to the stream it is first used on."""
+        leaves = {name: p.detach().requires_grad_(p.requires_grad) for name, p in net.named_parameters()}
+        with deferred() as doubts, _reparametrize_module(net, leaves):
+            losses, penalties, gradient, run = compute(net, self.batch, loss, self.rho)
+            assert isinstance(run.run, Swept)
+            return (losses.detach(), penalties.detach(), gradient), [*doubts, *run.run.plan.doubts]
+
+    def __call__(self, batch: Batch, rho: float) -> Found:
+        for name in ("u", "y", "x0"):
+            held = getattr(self.batch, name)
+            if isinstance(held, Tensor):
+                held.copy_(getattr(batch, name))
+        self.rho.fill_(rho)
+        self.graph.replay()
+        losses, penalties, gradient = self.found
+        result = losses.clone(), penalties.clone(), {name: g.clone() for name, g in gradient.items()}
+        if not self.fine.item():
+            ask(self.doubts)
+        return result
+
+
+class Recordings:
+    """The recordings of a method."""
+
+    def __init__(self) -> None:
+        self.cache: GraphCache[Recording] = GraphCache("this gradient")
+
+    def __call__(
+        self, compute: Compute, net: Net, batch: Batch, loss: Any, rho: float, kind: Any = None
+    ) -> Found | None:
+        """The gradient by a recording; None if this call runs operation by operation. kind: what else `compute` depends on."""
+        key = self.key(net, batch, loss)
+        if key is None:
+            return None
+        recording = self.cache.find((kind, *key), lambda: Recording(compute, net, batch, loss, rho))
+        return None if recording is None else recording(batch, rho)
+
+    def key(self, net: Net, batch: Batch, loss: Any) -> Any:
+        """What a recording depends on; None where there can be none."""
+        plain = isinstance(batch.u, Tensor) and batch.lengths is None and batch.mask is None and batch.weight is None
+        if (
+            not plain
+            or not batch.u.is_cuda
+            or net.cell is None
+            or (net.dropout and net.training)
+            or net.engine not in ("cuda", "scan")
+            or not isinstance(batch.y, Tensor | None)
+        ):
+            return None
+        if torch.cuda.is_current_stream_capturing() or (batch.y is not None and not batch.y.is_cuda):
+            return None
+        like = lambda y: None if y is None else (tuple(y.shape), y.dtype, y.device)
+        weights = tuple((n, p.data_ptr(), p.requires_grad) for n, p in (*net.named_parameters(), *net.named_buffers()))
+        try:
+            hash(loss)
+        except TypeError:
+            return None
+        return (
+            id(net), net.cell, str(net.engine), weights, loss, net.readout, net.output, net.training,
+            like(batch.u), like(batch.y), like(batch.x0), batch.reduce,
+        )  # fmt: skip

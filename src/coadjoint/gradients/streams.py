@@ -1,0 +1,55 @@
+"""Gradient methods: net, batch, loss -> Evaluation. BPTT, Truncated, RTRL, Penalised.
+
+All differentiate the mean over samples of per-sample values, so a gradient does not depend on how a batch is cut up.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import InputError
+from ..networks.network import Network
+from ..sweeps.layout import check_like, tensor_of
+
+if TYPE_CHECKING:
+    from .rtrl import Stream
+    from .truncated import Windows
+
+
+def unshown(net: Network, bar: Tensor) -> Tensor:
+    """The costate of a state of which the slots `shows` are read: the transpose of `shown`."""
+    if net.slots == 1:
+        return bar
+    parts = dict(zip(net.shows, bar.split(net.hidden, -1), strict=True))
+    none = torch.zeros_like(parts[net.shows[0]])
+    return torch.cat([parts.get(i, none) for i in range(net.slots)], -1)
+
+
+def checked(stream: Stream | Windows, u: Tensor) -> Tensor:
+    """u_t as [B, inputs], finite."""
+    check_like("u_t", u, stream.net.V)
+    u = u[None] if u.dim() == 1 and stream.batch == 1 else u
+    if tuple(u.shape) != (stream.batch, stream.net.inputs):
+        raise InputError(f"u_t has shape {list(u.shape)}; expected [{stream.batch}, {stream.net.inputs}].")
+    if not math.isfinite(u.sum().item()) and not torch.isfinite(u).all():
+        raise InputError(f"u_t holds NaN or inf at step {stream.t + 1} of the stream.")
+    return u
+
+
+def target_of(y: Any, batch: int) -> Tensor | None:
+    """y_t as [B, ...]; of one stream, also without the first dimension."""
+    y = None if y is None else tensor_of("y_t", y)
+    return y[None] if y is not None and batch == 1 and (y.dim() == 0 or len(y) != 1) else y
+
+
+def answered(net: Network, x: Tensor, u: Tensor) -> Tensor:
+    """a = V h + D u + b_o of one step, h through the layers of a deep readout."""
+    h = net.shown(x)
+    for layer in net.deep:
+        h = torch.tanh(layer(h))
+    a = nn.functional.linear(h, net.V, net.b_o)
+    return a + nn.functional.linear(u, net.D) if hasattr(net, "D") else a

@@ -1,0 +1,26 @@
+"""Networks: a recurrence and a readout make a run; a run gives its costates.
+
+    x_t = f(W r(x_{t-1}), R u_t + b, x_{t-1}, p),   a = V h + b_o,   y_hat = phi(a),   lam_t = dL/dx_t
+
+This package imports `objectives` and what is above it. It knows nothing of gradient methods.
+
+recurrence     W, R, b, x_0 and the cell's parameters
+readout        V, b_o: from states to outputs
+judge          from outputs to the loss of each sample
+network        Network: one recurrence and its readout; Trajectory, its run
+layers         costates through several layers
+stack          Stack: layers of any cells, both directions
+seq2seq, decoding   EncoderDecoder: sequence to sequence, with attention
+reservoir, ridge    echo state networks; readouts in closed form
+initialisers   starts by name
+"""
+
+from __future__ import annotations
+
+from .layers import Recorded
+from .network import Network, Trajectory
+from .reservoir import Reservoir
+from .seq2seq import EncoderDecoder
+from .stack import Stack
+
+__all__ = ["EncoderDecoder", "Network", "Recorded", "Reservoir", "Stack", "Trajectory"]

@@ -1,0 +1,323 @@
+"""Stack: layers of recurrences on top of each other, in one direction or in both, and a readout of the top.
+
+y^0   = u
+x^l   = the states of layer l, driven by y^{l-1} (with dropout, in training)
+y^l   = h^l, what layer l shows of x^l; [h^l forward, h^l reverse] if bidirectional; y^{l-1} + h^l if residual
+a     = V y^L + D u + b_o,  y_hat = phi(a)
+
+lam^l_t = dL/dx^l_t counts the way through the layers above as part of what the loss says to layer l at step t.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..cells import library, steps
+from ..cells.cell import Cell
+from ..cells.library import Activation
+from ..errors import InputError, KindError
+from ..objectives.losses import LossLike, Output
+from ..sweeps.costates import Passage
+from ..sweeps.engines import Choice
+from ..sweeps.layout import Layout, Sequences, check_like, lay_out
+from ..sweeps.wrappers import refuse_wrapped
+from .judge import Answers
+from .layers import DIRECTIONS, Layer, Level, Piece, Recorded, attached, down, pulled, refuse_transforms
+from .readout import DROPPED, Readout, check_dropout, drawn
+from .recurrence import Recurrence, positive
+
+Kind = str | Cell | nn.Module | Callable[..., Any]
+
+
+class Layers(nn.Module):
+    """The recurrences of a stack: arguments as in Stack.
+
+    `sizes` are the entries of y^1, ..., y^L, `n` those of all states together: layer by layer, in each the forward one first."""
+
+    def __init__(
+        self,
+        kinds: Sequence[Kind],
+        *,
+        inputs: int,
+        hidden: int | Sequence[int],
+        bidirectional: bool,
+        residual: bool,
+        dropout: float,
+        activation: Activation | None,
+        **given: Any,
+    ) -> None:
+        super().__init__()
+        if isinstance(kinds, str) or not isinstance(kinds, Sequence) or not kinds:
+            raise KindError(f"a stack is made of a list of cells, from the input up; got {kinds!r}.")
+        if not isinstance(hidden, int | list | tuple):
+            raise KindError(f"hidden is a whole number, or a list of them; got {hidden!r}.")
+        for word, value in (("bidirectional", bidirectional), ("residual", residual)):
+            if not isinstance(value, bool):
+                raise KindError(f"{word} is True or False; got {value!r}.")
+        units = [hidden] * len(kinds) if isinstance(hidden, int) else list(hidden)
+        positive(inputs=inputs, **{f"hidden[{i}]": d for i, d in enumerate(units)})
+        if len(units) != len(kinds):
+            raise InputError(f"{len(kinds)} layers have hidden={hidden!r}; expected one number, or one for each layer.")
+        dropout = check_dropout(dropout, "what layers hand on")
+        common = {k: given.pop(k) for k in ("x0", "bias", "structure", "engine", "dtype", "device") if k in given}
+        options = given if activation is None else {"activation": activation, **given}
+        unknown = [name for name in options if not any(name in accepted(kind) for kind in kinds)]
+        if unknown:
+            raise KindError(f"no layer of this stack has an option {', '.join(unknown)}.")
+        self.dropout, self.residual, self.bidirectional = dropout, residual, bidirectional
+        self.sizes: list[int] = []
+        self.levels = nn.ModuleList()
+        for kind, d in zip(kinds, units, strict=True):
+            below = self.sizes[-1] if self.sizes else inputs
+            own = {name: value for name, value in options.items() if name in accepted(kind)}
+            if bidirectional and isinstance(kind, nn.Module):
+                raise InputError(
+                    "a module is one direction: its weights would be those of both. Give cells by name, or a function "
+                    "(inputs, hidden) -> step that makes one for each direction."
+                )
+            level = [
+                Recurrence(built(kind, below, d), inputs=below, hidden=d, **common, **own)
+                for _ in range(1 + bidirectional)
+            ]
+            self.levels.append(nn.ModuleList(level))
+            self.sizes.append(sum(layer.wide for layer in level))
+        if residual and len(set(self.sizes)) > 1:
+            raise InputError(
+                f"residual connections add what layers hand on, and theirs have {self.sizes} entries: give all the same units."
+            )
+        self.n = sum(layer.n for layer in self)
+
+    @property
+    def grid(self) -> list[list[Recurrence]]:
+        """By level and direction."""
+        return [list(level) for level in self.levels]  # type: ignore[call-overload]
+
+    def __iter__(self) -> Iterator[Recurrence]:
+        return (layer for level in self.grid for layer in level)
+
+    def starts(self, x0: Tensor | None, B: int) -> list[Tensor]:
+        """The first states of all layers, [B, n] each, from those of all together."""
+        if x0 is None:
+            return [layer.start(None, B) for layer in self]
+        check_like("x0", x0, next(iter(self)).x0)
+        if tuple(x0.shape) not in ((B, self.n), (self.n,)):
+            raise InputError(
+                f"x0 has shape {list(x0.shape)}; expected [{B}, {self.n}] or [{self.n}]: all layers' states."
+            )
+        return [layer.start(y, B) for layer, y in zip(self, x0.split([layer.n for layer in self], -1), strict=True)]
+
+    def run(self, layout: Layout, u: Tensor, x0: Tensor | None) -> list[Level]:
+        """The levels over step rows u."""
+        rows, starts, y = layout.rows, iter(self.starts(x0, layout.rows.B)), u
+        if not any(p.requires_grad for p in self.levels[0].parameters()):
+            y = attached(y)  # costates exist where nothing is trained, too
+        found: list[Level] = []
+        for i, level in enumerate(self.grid):
+            z = y * drawn(self.dropout, y.shape, y) if self.dropout and self.training and i > 0 else y
+            pieces, heads = [], []
+            for layer, direction in zip(level, DIRECTIONS, strict=False):
+                turned = direction == "reverse"
+                run, drive, _ = layer.sweep(layout, rows.turned(z) if turned else z, next(starts))
+                h = layer.shown(run.x[rows.B :])
+                heads.append(rows.turned(h) if turned else h)
+                pieces.append(Piece(run, [d for d in drive if d is not None], layer.hidden, turned))
+            add = self.residual and i > 0
+            y = torch.cat(heads, 1) + y if add else torch.cat(heads, 1)
+            found.append(Level(pieces, y, add))
+        return found
+
+    def lasts(self, found: Sequence[Level]) -> list[list[Tensor]]:
+        """What each layer shows after its last step, by level and direction."""
+        both = zip(self.grid, found, strict=True)
+        return [[layer.shown(p.run.last) for layer, p in zip(m, f.pieces, strict=True)] for m, f in both]
+
+    def end(self, found: Sequence[Level]) -> Tensor:
+        """y^L after the last step of each direction, [B, sizes[-1]] in the rows' order: for the reverse one, that is the
+        beginning of the sequence."""
+        lasts = [torch.cat(heads, 1) for heads in self.lasts(found)]
+        return functools.reduce(torch.add, lasts) if self.residual else lasts[-1]
+
+    def by_last(self, g: Tensor | None) -> list[list[Tensor | None]]:
+        """The loss's gradient by the last states of each layer, from that by `end`."""
+        out: list[list[Tensor | None]] = []
+        for i, level in enumerate(self.grid):
+            if g is None or not (self.residual or i + 1 == len(self.levels)):
+                out.append([None] * len(level))
+                continue
+            parts = g.split([layer.wide for layer in level], 1)
+            out.append([placed(layer, part) for layer, part in zip(level, parts, strict=True)])
+        return out
+
+
+def placed(layer: Recurrence, g: Tensor) -> Tensor:
+    """The transpose of layer.shown: [B, wide] -> [B, n]."""
+    d, parts = layer.hidden, dict(zip(layer.shows, g.split(layer.hidden, 1), strict=True))
+    none = g.new_zeros(len(g), d)
+    return torch.cat([parts.get(i, none) for i in range(layer.slots)], 1)
+
+
+def accepted(kind: Kind) -> Sequence[str]:
+    """The options of a cell."""
+    if not isinstance(kind, str):
+        return ()
+    return list(steps.options(kind) if kind in steps.STEPS else library.options(kind))
+
+
+def built(kind: Kind, inputs: int, hidden: int) -> Any:
+    """A cell, or what a function (inputs, hidden) -> cell or step makes."""
+    if isinstance(kind, str | Cell | nn.Module):
+        return kind
+    if not callable(kind):
+        raise KindError(
+            f"a layer is a cell's name, a cell made with @co.cell, a module, or a function (inputs, hidden) -> step; got {kind!r}."
+        )
+    return kind(inputs, hidden)
+
+
+@dataclass(frozen=True, eq=False)
+class Ascent(Answers):
+    """One run of a stack over a batch.
+
+    u [T, B, inputs], a and y_hat [B, outputs] or [T, B, outputs], lengths [B], mask [T+1, B]; `layers[l]`: the states of
+    layer l, x [T+1, B, n_l], by direction (that of "reverse" begins at the end); state [B, n]: the last states of all.
+    """
+
+    layout: Layout
+    network: Stack
+    inputs: Tensor
+    levels: list[Level]
+    looked_at: Tensor  # what the readout looks at: y^L of all steps, or after the last ones
+    pre: Tensor
+
+    def __repr__(self) -> str:
+        rows = self.layout.rows
+        return (
+            f"<Ascent of {rows.B} samples, T = {rows.T}, {len(self.levels)} layers, readout {self.network.readout!r}>"
+        )
+
+    @functools.cached_property
+    def layers(self) -> list[dict[str, Passage]]:
+        name = lambda l, p: Layer(self.layout, p.run, p.hidden, "", 0, l, DIRECTIONS[p.turned])
+        return [{DIRECTIONS[p.turned]: name(l, p) for p in level.pieces} for l, level in enumerate(self.levels)]
+
+    @functools.cached_property
+    def state(self) -> Tensor:
+        return self.layout.unsort(torch.cat([p.run.last for level in self.levels for p in level.pieces], 1))
+
+    def costates(
+        self, loss: LossLike | Tensor, y: Any = None, *, mask: Tensor | None = None, reduce: str = "sum"
+    ) -> Recorded:
+        """lam_t = dL/dx_t of each sample's own loss, for every layer and direction, from the first layer on; arguments as in
+        `loss`. Differentiable, for penalties."""
+        refuse_transforms()
+        again, net = torch.is_grad_enabled(), self.network
+        with torch.enable_grad():
+            value = self._loss(loss, y, mask, reduce, self.pre)
+        if not value.requires_grad or not self.looked_at.requires_grad:
+            raise InputError(
+                "the loss does not depend on the states of this run, or it was made without gradients (torch.no_grad)."
+            )
+        (g,) = pulled([value], [self.looked_at], [torch.ones_like(value)], again)
+        if g is None:
+            raise InputError("the loss does not depend on the states of this run, but on something else.")
+        steps, last = (g, None) if net.by_steps else (None, g)
+        value = value if again else value.detach()
+        where = lambda layer, direction: ("", 0, layer, direction)
+        return Recorded(down(self.layout, self.levels, steps, net.layers.by_last(last), value, again, where), value)
+
+
+class Stack(Readout):
+    """Recurrent layers on top of each other, and a linear readout.
+
+    cells          one for each layer, from the input up: names, cells made with @co.cell, or functions (inputs, hidden) ->
+                   step; any mix
+    hidden         units of each layer; one number, or one for each
+    bidirectional  each layer reads the sequence in both directions and hands on both; readout "last" then reads what each
+                   direction has at its own end, that of the reverse one being the first step
+    residual       a layer adds to what it receives: y^l = y^{l-1} + h^l, from the second on
+    dropout        the share that is dropped, in training, of the inputs, of y^l on the way to the next layer, and of what the
+                   readout looks at; never on the way from one state to the next
+    readout, output, beta, steps, skip, deep, x0, bias, structure, engine, dtype, device: as in co.Network, for all layers
+    options        of cells given by name, for the layers that have them: eps=0.05, ...
+
+    BPTT and Penalised take it like a Network; its costates are a sequence, one for each layer and direction (co.Recorded). A
+    penalty of them is the mean over layers; `penalty.on(...)` chooses layers, or the states of all layers as one.
+    """
+
+    apart = "a stack runs layer by layer over whole sequences"
+
+    def __init__(
+        self,
+        cells: Sequence[Kind],
+        *,
+        inputs: int,
+        hidden: int | Sequence[int],
+        outputs: int,
+        bidirectional: bool = False,
+        residual: bool = False,
+        dropout: float = 0.0,
+        activation: Activation | None = None,
+        readout: str = "last",
+        output: Output = "identity",
+        x0: str = "zero",
+        bias: bool = True,
+        structure: str | None = None,
+        skip: bool = False,
+        beta: float | None = None,
+        steps: int | None = None,
+        deep: int | Sequence[int] = (),
+        engine: str = "auto",
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        positive(inputs=inputs, outputs=outputs)
+        if beta is not None and not str(readout).startswith("tilted"):
+            options["beta"], beta = beta, None
+        self.inputs, self.outputs, self.dropout = inputs, outputs, check_dropout(dropout, "what is handed on")
+        self.layers = Layers(
+            cells, inputs=inputs, hidden=hidden, bidirectional=bidirectional, residual=residual, dropout=dropout,
+            activation=activation, x0=x0, bias=bias, structure=structure, engine=engine, dtype=dtype, device=device, **options,
+        )  # fmt: skip
+        wide = self.layers.sizes[-1]
+        self._make_readout(
+            wide, readout=readout, output=output, bias=bias, skip=skip, beta=beta, steps=steps, deep=deep,
+            make={"dtype": torch.get_default_dtype() if dtype is None else dtype, "device": device},
+        )  # fmt: skip
+        self._draw_readout(1 / math.sqrt(wide))
+
+    @property
+    def engine(self) -> Choice:
+        """The engine of the first layer."""
+        return next(iter(self.layers)).engine
+
+    def reset_parameters(self) -> None:
+        for layer in self.layers:
+            layer.reset_parameters()
+        self._draw_readout(1 / math.sqrt(self.layers.sizes[-1]))
+
+    def extra_repr(self) -> str:
+        kinds = ", ".join(m.name for m, *_ in self.layers.grid)
+        words = [w for w in ("bidirectional", "residual") if getattr(self.layers, w)]
+        return f"[{kinds}]{''.join(f', {w}' for w in words)}, inputs={self.inputs}, outputs={self.outputs}, readout={self.summary or self.readout!r}"
+
+    def forward(self, u: Sequences, lengths: Any = None, x0: Tensor | None = None) -> Ascent:
+        """Run over u: [T, B, inputs], a list of [T_i, inputs], or a PackedSequence; x0 [B, n] or [n], of all layers."""
+        refuse_wrapped(self)
+        layout, rows_u = lay_out(u, lengths, self.inputs, self.V)
+        heard = self.dropping(layout.rows.N, self.inputs)
+        rows_u = rows_u if heard is None else rows_u * heard
+        levels = self.layers.run(layout, rows_u, x0)
+        seen = levels[-1].y if self.by_steps else self.layers.end(levels)
+        dropped, more = self.dropping(*seen.shape), self.held()
+        more |= {} if dropped is None else {DROPPED: dropped}
+        pre = self.answer(layout.rows, seen, self.V, self.b_o, rows_u, more)
+        return Ascent(layout, self, rows_u, levels, seen, pre)

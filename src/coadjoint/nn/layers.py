@@ -1,0 +1,454 @@
+"""RNN, LSTM and GRU with torch.nn's arguments, outputs and weights, that differentiate any number of times.
+
+Each layer in each direction is one sweep over flat rows. torch's two biases are one here, but for the GRU's b_hn, which
+stands inside the reset. A projected state h = W_hr m is read by W_hh W_hr, so that a sweep carries m itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import dropout
+from torch.nn.functional import layer_norm as normalised
+from torch.nn.utils.rnn import PackedSequence
+
+from ..errors import InputError, KindError, Unsupported, choose, real
+from ..networks import layers
+from ..networks.initialisers import identity_, orthogonal_
+from ..sweeps import engines
+from ..sweeps.affine import affine
+from ..sweeps.engines import Choice
+from ..sweeps.layout import Layout, dense
+from ..sweeps.pointers import insist_on_memory
+from ..sweeps.rows import Rows, equal
+from ..sweeps.run import Stepped
+from . import recording
+from .frame import (
+    Frame,
+    bias,
+    check_input,
+    check_weights,
+    formula,
+    inside,
+    own,
+    parted,
+    probability,
+    run,
+    seen_as_operators,
+)
+from .replay import Replays
+
+INITS = {"torch": None, "orthogonal": orthogonal_, "identity": identity_}
+PEEPHOLES = ("weight_pi", "weight_pf", "weight_po")
+NORMS = ("gain_ih", "gain_hh", "gain_c", "shift_c")
+NAMES = ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr", *PEEPHOLES, *NORMS)  # of a layer's parameters
+
+
+class Layers(nn.RNNBase):
+    """What RNN, LSTM and GRU share: torch's module of layers, run by sweeps.
+
+    engine             "auto" or a name (docs/engines.md); `module.engine` says which runs, `module.engine.why` why
+    recurrent_dropout  W reads m h, with one mask m for all steps of a sample (in training)
+    zoneout            the state keeps its value with this probability, in each unit and step; an LSTM takes (for h, for c)
+    layer_norm         of W h and R u (and of an LSTM's c): not elementwise, so on engine "autograd"
+    init               of the recurrent weights: "torch", or "orthogonal" or "identity" for each gate
+    """
+
+    weight_hh_l0: Tensor
+    torch_class: type[nn.RNNBase]
+    arguments: tuple[str, ...] = (
+        "input_size", "hidden_size", "num_layers", "bias", "batch_first", "dropout", "bidirectional",
+    )  # fmt: skip
+    slots = 1
+    norms: tuple[str, ...] = ("gain_ih", "gain_hh")
+
+    def __init__(
+        self, mode: str, *args: Any, engine: str = "auto", recurrent_dropout: float = 0.0,
+        zoneout: float | Sequence[float] = 0.0, layer_norm: bool = False, init: str = "torch", peephole: bool = False,
+        forget_bias: float | None = None, **kwargs: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(mode, *args, **kwargs)
+        check_weights(self.weight_hh_l0)
+        self.recurrent_dropout = probability("recurrent_dropout", recurrent_dropout)
+        each = tuple(zoneout) if isinstance(zoneout, Sequence) else (zoneout,) * self.slots
+        if len(each) != self.slots:
+            raise InputError(
+                f"zoneout is one probability or {self.slots}, for each part of the state; got {zoneout!r}."
+            )
+        self.zoneout = tuple(probability("zoneout", p) for p in each)
+        if forget_bias is not None:
+            real("forget_bias", forget_bias)
+        self.layer_norm, self.peephole, self.forget_bias = layer_norm, peephole, forget_bias
+        self.init = choose("init", init, INITS)
+        if mode != "LSTM" and (peephole or forget_bias is not None):
+            raise InputError(
+                "peephole and forget_bias are arguments of an LSTM: RNN and GRU have no memory c and no forget gate."
+            )
+        noisy = self.recurrent_dropout > 0 or max(self.zoneout) > 0
+        for wrong, reason, out in (
+            (self.proj_size and noisy, "a projected state has no units that a mask could meet", "Leave out proj_size"),
+            (
+                layer_norm and (noisy or peephole or self.proj_size),
+                "layer_norm=True has equations of its own",
+                "Leave it out",
+            ),
+            (
+                forget_bias is not None and not self.bias,
+                "forget_bias is a bias, and bias=False has none",
+                "Leave it out",
+            ),
+        ):
+            if wrong:
+                raise Unsupported(f"these options cannot be had together: {reason}. {out}, or the others.")
+        make: dict[str, Any] = {"device": self.weight_hh_l0.device, "dtype": self.weight_hh_l0.dtype}
+        extra = [*(PEEPHOLES if peephole else ()), *(self.norms if layer_norm else ())]
+        for suffix in self.suffixes:
+            for name in extra:
+                size = self.weight_hh_l0.shape[0] if name in ("gain_ih", "gain_hh") else self.hidden_size
+                self.register_parameter(name + suffix, nn.Parameter(torch.empty(size, **make)))
+        self._held = [n + suffix for suffix in self.suffixes for n in NAMES if hasattr(self, n + suffix)]
+        self._replays = Replays()
+        self.engine = engine
+        _ = self.engine
+        self._extend()
+        for masked in (False, self.recurrent_dropout > 0):  # known before torch.compile looks on
+            formula(mode, peephole, masked, max(self.zoneout) > 0)
+
+    @property
+    def suffixes(self) -> list[str]:
+        """Of the parameters of each layer in each direction."""
+        return [f"_l{k}{s}" for k in range(self.num_layers) for s in ("", "_reverse")[: 1 + self.bidirectional]]
+
+    @property
+    def engine(self) -> Choice:
+        """The engine that runs this module where it is now; `.why` says why. Assign a name to ask for another."""
+        if self.layer_norm:
+            return Choice("autograd", "layer_norm=True is not elementwise over units")
+        return engines.resolve(self._engine, formula(self.mode, self.peephole)[0], self.weight_hh_l0.device.type)
+
+    @engine.setter
+    def engine(self, name: str) -> None:
+        self._engine = choose("engine", name, [*engines.ENGINES, "auto"])
+        if self.layer_norm and self._engine not in ("auto", "autograd"):
+            raise Unsupported(
+                f"engine '{name}' takes its code from an elementwise formula, and layer_norm=True is not one. Use engine='autograd'."
+            )
+
+    def reset_parameters(self) -> None:
+        """As torch.nn does, then what `init` and `forget_bias` ask for."""
+        super().reset_parameters()
+        if hasattr(self, "init"):
+            self._extend(again=True)
+
+    @torch.no_grad()
+    def _extend(self, again: bool = False) -> None:
+        """Set what torch.nn has not: the extras, drawn after its own so that a seed gives both libraries the same weights."""
+        bound = self.hidden_size**-0.5
+        for name, parameter in self.named_parameters():
+            if name.startswith("gain"):
+                parameter.fill_(1.0)
+            elif name.startswith("shift"):
+                parameter.zero_()
+            elif name.startswith(PEEPHOLES) and not again:
+                parameter.uniform_(-bound, bound)
+        rule = INITS[self.init]
+        for suffix in self.suffixes:
+            if rule is not None:
+                for block in getattr(self, "weight_hh" + suffix).split(self.hidden_size):
+                    rule(block)
+            if self.bias and self.forget_bias is not None:
+                for name, value in (("bias_ih", self.forget_bias), ("bias_hh", 0.0)):
+                    getattr(self, name + suffix)[self.hidden_size : 2 * self.hidden_size] = value
+
+    def flatten_parameters(self) -> None:
+        """Nothing to do: there are no cuDNN buffers here."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """torch.nn's arguments."""
+        return {name: getattr(self, name) for name in self.arguments}
+
+    @property
+    def extras(self) -> dict[str, Any]:
+        """The arguments torch.nn does not have, where they are not as torch.nn would have them."""
+        zoneout = self.zoneout if max(self.zoneout) > 0 else 0.0
+        found = {
+            "recurrent_dropout": self.recurrent_dropout,
+            "zoneout": zoneout,
+            "layer_norm": self.layer_norm,
+            "peephole": self.peephole,
+        }
+        return {name: value for name, value in found.items() if value}
+
+    def to_torch(self) -> nn.RNNBase:
+        """torch.nn's module with these weights."""
+        if extras := self.extras:
+            raise Unsupported(
+                f"torch.nn.{self.torch_class.__name__} has no {', '.join(extras)}: this module has no counterpart there."
+            )
+        W = self.weight_hh_l0
+        made = self.torch_class(**self.options, device=W.device, dtype=W.dtype)
+        made.load_state_dict(self.state_dict())
+        for name, parameter in self.named_parameters():
+            made.get_parameter(name).requires_grad_(parameter.requires_grad)
+        return made.train(self.training)
+
+    @classmethod
+    def from_torch(cls, module: nn.RNNBase, **extras: Any) -> Any:
+        """This module with the weights of torch.nn's; extras: engine=, recurrent_dropout=, zoneout=, ..."""
+        if not isinstance(module, cls.torch_class):
+            raise KindError(f"expected a torch.nn.{cls.torch_class.__name__}; got {type(module).__name__}.")
+        W = module.weight_hh_l0
+        options = {name: getattr(module, name) for name in cls.arguments}
+        made = cls(**options, **extras, device=W.device, dtype=W.dtype)
+        made.load_state_dict(module.state_dict(), strict=not extras)
+        for name, parameter in module.named_parameters():
+            made.get_parameter(name).requires_grad_(parameter.requires_grad)
+        return made.train(module.training)
+
+    def extra_repr(self) -> str:
+        more = {**self.extras, "init": self.init, "forget_bias": self.forget_bias, "engine": self._engine}
+        usual = {"init": "torch", "forget_bias": None, "engine": "auto"}
+        return super().extra_repr() + "".join(f", {n}={v!r}" for n, v in more.items() if v != usual.get(n, ()))
+
+    def forward(self, input: Any, hx: Any = None) -> Any:
+        """As torch.nn's: (output, h_n), of an LSTM (output, (h_n, c_n))."""
+        whole = self.layer_norm or self._engine == "autograd" or isinstance(input, PackedSequence)
+        return self._apart(input, hx) if torch.compiler.is_compiling() and whole else self._forward(input, hx)
+
+    @torch._disable_dynamo  # torch.compiler.disable imports all of torch.compile, which takes a second
+    def _apart(self, input: Any, hx: Any) -> Any:
+        """What torch.compile is not asked to look into."""
+        return self._forward(input, hx)
+
+    def _forward(self, input: Any, hx: Any) -> Any:
+        packed, name = isinstance(input, PackedSequence), self.torch_class.__name__
+        whole: Any = input if packed else (input, None, None, None)
+        u, sizes, order, unorder = whole
+        if not isinstance(u, Tensor):
+            raise KindError(f"{name}: expected a tensor or a PackedSequence; got {type(input).__name__}.")
+        check_input(u, self.weight_hh_l0)
+        if not packed and u.dim() not in (2, 3):
+            raise ValueError(f"{name}: Expected input to be 2D or 3D, got {u.dim()}D tensor instead")
+        single = not packed and u.dim() == 2
+        u = u.unsqueeze(0 if self.batch_first else 1) if single else u
+        states = self._states(hx, single)
+        if order is not None:
+            states = [y.index_select(1, order) for y in states]
+        self._check(u, states, sizes)
+        W = self.weight_hh_l0
+        check_weights(W)
+        if packed:
+            rows = Rows(sizes.tolist())
+            frame = Frame(rows.T, rows.B, rows)
+        else:
+            u = u.transpose(0, 1) if self.batch_first else u
+            T, B = u.shape[:2]
+            if T == 0:
+                raise InputError(
+                    f"{name}: Expected sequence length to be larger than 0 in RNN; got an input of no steps."
+                )
+            u = u.flatten(0, 1)
+            by_steps = self.layer_norm or self._engine == "autograd"
+            operator = seen_as_operators(u, W) and not by_steps
+            frame = Frame(T, B, None if operator or B == 0 else equal(T, B))
+        if torch._C._is_any_autocast_enabled():
+            with torch.autocast(W.device.type, enabled=False):
+                h, last, levels = self._work(frame, u.to(W.dtype), [y.to(W.dtype) for y in states])
+        else:
+            h, last, levels = self._work(frame, u, states)
+        if order is not None:
+            last = [y.index_select(1, unorder) for y in last]
+        if single:
+            last = [y.squeeze(1) for y in last]
+        if not packed:
+            h = h.unflatten(0, (frame.T, frame.B))
+            h = h.transpose(0, 1) if self.batch_first else h
+            h = h.squeeze(0 if self.batch_first else 1) if single else h
+        if frame.recorded:
+            layout = Layout(frame.rows, None if order is None else np.array(order.tolist()))  # type: ignore[arg-type]
+            recording.note(self, recording.Call(layout, h, last, levels))
+        output = PackedSequence(h, sizes, order, unorder) if packed else h
+        return output, (tuple(last) if len(last) > 1 else last[0])
+
+    def _states(self, hx: Any, single: bool) -> list[Tensor]:
+        """h_0 (and c_0), each [layers, B, .]; none if not given."""
+        if hx is None:
+            return []
+        states = list(hx) if self.slots > 1 and isinstance(hx, tuple | list) else [hx]
+        if len(states) != self.slots or not all(isinstance(y, Tensor) for y in states):
+            what = "a tuple (h_0, c_0)" if self.slots > 1 else "a tensor"
+            raise KindError(f"{self.torch_class.__name__}: hx must be {what}; got {type(hx).__name__}.")
+        dim = 2 if single else 3
+        for y in states:
+            dense("hx", y)
+            if y.dim() != dim:
+                kind = "unbatched 2-D" if single else "batched 3-D"
+                raise RuntimeError(f"For {kind} input, hx should also be {dim}-D but got {y.dim()}-D tensor")
+        return [y.unsqueeze(1) for y in states] if single else states
+
+    def _check(self, u: Tensor, states: list[Tensor], sizes: Tensor | None) -> None:
+        """torch.nn's checks, in its words."""
+        self.check_input(u, sizes)
+        expected = self.get_expected_hidden_size(u, sizes)
+        sizes_of = [expected, (*expected[:2], self.hidden_size)]
+        for i, y in enumerate(states):
+            which = f"Expected hidden[{i}] size {{}}, got {{}}" if self.slots > 1 else "Expected hidden size {}, got {}"
+            self.check_hidden_size(y, sizes_of[i], which)
+            if y.device != u.device or (y.dtype != u.dtype and not torch._C._is_any_autocast_enabled()):
+                raise InputError(
+                    f"hx is {str(y.dtype)[6:]} on {y.device} but the input is {str(u.dtype)[6:]} on {u.device}; use hx.to(input)."
+                )
+
+    def _empty(self, frame: Frame, u: Tensor, states: list[Tensor]) -> tuple[Tensor, list[Tensor], None]:
+        """An empty batch has outputs of the right shape and a gradient of zero."""
+        zero = sum(p.sum() for p in self.parameters()) * u.sum() * 0
+        D, H = 1 + self.bidirectional, self.proj_size or self.hidden_size
+        last = [zero.new_zeros(self.num_layers * D, 0, n) + zero for n in (H, self.hidden_size)[: self.slots]]
+        return zero.new_zeros(0, D * H) + zero, last, None
+
+    def _work(self, frame: Frame, u: Tensor, states: list[Tensor]) -> tuple[Tensor, list[Tensor], Any]:
+        """The layers; on a GPU by a CUDA graph, where one shape comes again and again and nothing is drawn."""
+        if frame.B == 0:
+            return self._empty(frame, u, states)
+        held = {name: getattr(self, name) for name in self._held}
+        if frame.rows is not None:
+            insist_on_memory([("the input", u), *(("hx", y) for y in states), *held.items()])
+        drawn = self.training and (self.dropout > 0 or self.recurrent_dropout > 0 or max(self.zoneout) > 0)
+        if not u.is_cuda or frame.rows is None or not frame.rows.uniform or frame.recorded or drawn or self.layer_norm:
+            return self._layers(frame, u, states, held)
+
+        def compute(data: Sequence[Tensor], weights: Sequence[Tensor]) -> list[Tensor]:
+            h, last, _ = self._layers(frame, data[0], list(data[1:]), dict(zip(held, weights, strict=True)))
+            return [h, *last]
+
+        key = frame.T, frame.B, self.training, self._engine
+        h, *last = self._replays(key, compute, [u, *states], list(held.values()))
+        return h, last, None
+
+    def _layers(
+        self, frame: Frame, u: Tensor, states: list[Tensor], held: dict[str, Tensor]
+    ) -> tuple[Tensor, list[Tensor], list[Any]]:
+        """-> (the rows of the output, [h_n, c_n], what each layer and direction leaves to a recording)"""
+        last: list[list[Tensor]] = []
+        levels: list[layers.Level] = []
+        D, beside = 1 + self.bidirectional, self._beside(frame, u) if frame.rows else None
+        for layer in range(self.num_layers):
+            heads: list[Tensor] = []
+            here: list[Any] = []
+            if beside:
+                beside.wait_stream(torch.cuda.current_stream(u.device))
+            for direction in range(D):
+                start = [y[layer * D + direction] for y in states]
+                suffix = self.suffixes[layer * D + direction]
+                w = {name: held.get(name + suffix) for name in NAMES}
+                with torch.cuda.stream(beside) if direction and beside else nullcontext():
+                    h, ends, piece = self._direction(
+                        frame, frame.turned(u) if direction else u, start, w, direction == 1
+                    )
+                    heads.append(frame.turned(h) if direction and not frame.moves(h) else h)
+                last.append(ends)
+                here.append(piece)
+            if beside:
+                torch.cuda.current_stream(u.device).wait_stream(beside)
+            top = layer + 1 == self.num_layers
+            u = frame.joined(heads, self.proj_size or self.hidden_size, top)
+            if frame.recorded:
+                levels.append(layers.Level(here, u))
+            if not top:
+                u = dropout(u, self.dropout, self.training)
+        ends = [torch.stack(y) for y in zip(*last, strict=True)]
+        if frame.rows is None:
+            ends = [frame.apart(y) for y in ends]
+        return u, ends, levels
+
+    def _beside(self, frame: Frame, u: Tensor) -> torch.cuda.Stream | None:
+        """A second stream for the second direction, in a CUDA graph: recorded so, they run at once."""
+        if not (self.bidirectional and u.is_cuda and torch.cuda.is_current_stream_capturing()):
+            return None
+        engine = engines.load(self.engine)
+        shares = getattr(engine, "shares", None)
+        alone = shares is None or not shares(formula(self.mode, self.peephole)[0], self.hidden_size, frame.B, u)
+        return None if alone else torch.cuda.Stream(u.device)
+
+    def _direction(
+        self, frame: Frame, u: Tensor, start: list[Tensor], w: dict[str, Any], turned: bool
+    ) -> tuple[Tensor, list[Tensor], layers.Piece | None]:
+        """One sweep -> (rows of h as Frame.joined takes them, [h_T, c_T], piece)"""
+        R, W_h, hh, project = w["weight_ih"], w["weight_hh"], w["bias_hh"], w["weight_hr"]
+        d, B = self.hidden_size, frame.B
+        b = bias(self.mode, w["bias_ih"], hh)
+        x0 = list(start) if start else [u.new_zeros(B, d)] * self.slots
+        masks: list[Tensor] = []
+        u = layers.attached(u) if frame.recorded else u
+        if self.layer_norm:
+            base = self._normal(affine(frame.rows, u, R, None), w["gain_ih"])
+            base = base if b is None else base + b
+            assert frame.rows is not None
+            found: Any = Stepped.run(self._normal_step(w), frame.rows, (base,), torch.cat(x0, 1), checked=False)
+            x, end, drive = found.x, found.last, [base]
+        else:
+            noise = self.recurrent_dropout > 0 and self.training, max(self.zoneout) > 0
+            cell, name = formula(self.mode, self.peephole, *noise)
+            v = affine(frame.rows, u, R, b)
+            base, side = parted(cell, v, frame.rows)
+            p = torch.cat([own(w[n]) for n in PEEPHOLES]) if self.peephole else inside(self.mode, W_h, hh)
+            W = W_h
+            if project is not None:  # m_0 is unknown, but only W_hh h_0 is asked of it
+                W = W_h @ project
+                if start:
+                    base = torch.cat([base[:B] + start[0] @ W_h.t(), base[B:]])
+                x0[0] = u.new_zeros(B, d)
+            if any(noise):
+                side, masks = self._noise(frame, side, base, *noise)
+                x0 = [*x0, *(m * x0[0] for m in masks)]
+            x, end, found = run(cell, name, self._engine, frame, base, side, W, torch.cat(x0, 1), p)
+            drive = [base] if side is None else [base, side]
+        h, ends = x if frame.moves(x) else x[B:, :d], [end[:, i * d : (i + 1) * d] for i in range(self.slots)]
+        if project is not None:
+            h, ends[0] = affine(frame.rows, x[B:, :d], project, None), ends[0] @ project.t()
+        piece = layers.Piece(found, drive, d, turned, project, *masks) if frame.recorded else None
+        return h, ends, piece
+
+    def _noise(
+        self, frame: Frame, side: Tensor | None, like: Tensor, masked: bool, kept: bool
+    ) -> tuple[Tensor, list[Tensor]]:
+        """-> (side with the cell's given entries, [the mask on h of each sample] if there is one)"""
+        d, entries, masks = self.hidden_size, [] if side is None else [side], []
+        for p in self.zoneout if kept else ():
+            k = like.new_full((len(like), d), p)
+            entries.append(torch.bernoulli(k) if self.training else k)
+        if masked:
+            masks = [dropout(like.new_ones(frame.B, d), self.recurrent_dropout)]
+            entries += [frame.spread(m) for m in masks]
+        return torch.cat(entries, 1), masks
+
+    def _normal(self, y: Tensor, gain: Any) -> Tensor:
+        """gain LN(y); a GRU's candidate apart from its gates."""
+        d = self.hidden_size
+        parts = y.split([2 * d, d], 1) if self.mode == "GRU" else (y,)
+        return torch.cat([normalised(part, part.shape[1:]) for part in parts], 1) * gain
+
+    def _normal_step(self, w: dict[str, Any]) -> Any:
+        """The step function with layer normalisation of W h and, in an LSTM, of c.  Ba, Kiros & Hinton (2016)"""
+        W, gain, d = w["weight_hh"], w["gain_hh"], self.hidden_size
+        p: Any = inside(self.mode, W, w["bias_hh"])
+
+        def step(base: Tensor, x: Tensor) -> Tensor:
+            z = self._normal(x[:, :d] @ W.t(), gain)
+            if self.mode == "GRU":
+                r, k = torch.sigmoid(z[:, : 2 * d] + base[:, : 2 * d]).chunk(2, 1)
+                return (1 - k) * torch.tanh(base[:, 2 * d :] + r * (z[:, 2 * d :] + p)) + k * x
+            if self.mode == "LSTM":
+                i, f, g, o = (z + base).chunk(4, 1)
+                c = torch.sigmoid(f) * x[:, d:] + torch.sigmoid(i) * torch.tanh(g)
+                seen = normalised(c, (d,)) * w["gain_c"] + w["shift_c"]
+                return torch.cat([torch.sigmoid(o) * torch.tanh(seen), c], 1)
+            return torch.relu(z + base) if self.mode == "RNN_RELU" else torch.tanh(z + base)
+
+        return step

@@ -1,0 +1,19 @@
+"""Objectives: what is minimised, the mean over samples of weight_j (L_j + rho G_j).
+
+L is the loss of one sample, G a function of its costates, rho the weight of the penalty. This package imports `sweeps` and what is
+above it; a penalty sees Costates and the run they belong to, never a kind of network.
+
+batch       sequences, targets, lengths, masks and weights of samples
+losses      L(a, y) with the output function folded in, and L(y_hat, y) of one's own
+penalties   G({lam_t}), by name or as a function
+weights     rho as a function of the step, or steered by the decay of costates
+"""
+
+from __future__ import annotations
+
+from .batch import Batch
+from .losses import LOSSES, OUTPUTS, Loss
+from .penalties import PENALTIES, Penalty, penalty
+from .weights import Steered
+
+__all__ = ["Batch", "LOSSES", "Loss", "OUTPUTS", "PENALTIES", "Penalty", "Steered", "penalty"]

@@ -1,0 +1,334 @@
+"""Penalties: G(costates), one value for each sample.
+
+Every penalty states its formula, whether it sums or averages, and its range of t. Norms are Euclidean over all slots of
+the state, T is the sample's own length, and lam_0, the costate of the initial state, is left out unless said otherwise.
+Logarithmic ones leave out costates that are exactly zero (count them with `costates.zeros()`).
+
+Derivatives where something is exactly zero: squares of norms have their true ones, first and second. A norm that is not
+squared has a kink there (`variance`, `end-points`, `share-variance`, `norm-stabiliser` beside a state that is not zero),
+and so has |lam_i| (`variance-l1`): its first and second derivatives are taken as 0. What is left out has none.
+
+Any callable that takes Costates and returns [B] values is a penalty; those here can also be added and multiplied by
+numbers: `0.1 * log_ratio + variance`.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..cells.transport import Portable, remembered
+from ..errors import InputError, KindError, Unsupported, brief, choose, real
+from ..sweeps.costates import Costates, at_zero, norm
+from ..sweeps.layout import dense
+from ..sweeps.rows import scale
+from ..sweeps.run import Swept
+
+# public as co.penalties.X
+from .weights import Steered as Steered
+from .weights import exponential as exponential
+from .weights import inverse_time as inverse_time
+from .weights import linear as linear
+
+
+@dataclass(frozen=True)
+class Penalty(Portable):
+    """A function of Costates that knows its name, adds and scales."""
+
+    name: str
+    value: Callable[[Costates], Tensor]
+    __doc__: str | None = None
+    joint: bool = False  # does it take the costates of several layers as they are, and not one after the other
+
+    def __call__(self, lam: Costates | Sequence[Costates]) -> Tensor:
+        """[B]; of the costates of several layers (co.Stack, co.record), the mean of what it is for each."""
+        if isinstance(lam, Costates):
+            return self.value(lam)
+        if not isinstance(lam, Sequence) or not all(isinstance(one, Costates) for one in lam):
+            raise KindError(f"a penalty is one of Costates, or of those of several layers; got {brief(lam)}.")
+        if not lam:
+            raise InputError("there are no costates to penalise.")
+        if self.joint:
+            return self.value(lam)  # type: ignore[arg-type]
+        return functools.reduce(torch.add, map(self.value, lam)) / len(lam)
+
+    @property
+    def _function(self) -> Callable[..., Any]:
+        return self.value
+
+    @remembered
+    def on(self, what: str | None = None, **where: Any) -> Penalty:
+        """The same penalty of some of the costates: on(layer=0), on(direction="forward"), ...; on("top"), the last layer (of an
+        encoder-decoder, the decoder); on("whole"), the states of all layers as one. Of a single layer all are that layer's."""
+        if what is not None:
+            choose("layers", what, ("top", "whole"))
+        names = ", ".join([*([what] if what else []), *(f"{n}={v!r}" for n, v in where.items())])
+        for name in where:
+            choose("part of a stack", name, PARTS)
+
+        def value(lam: Any) -> Tensor:
+            if isinstance(lam, Costates):
+                return self(lam)
+            lam = lam.select(**where) if where else lam
+            if what == "top":
+                last = lam[-1].trajectory
+                within = lam.select(module=last.module, call=last.call)
+                lam = within.select(layer=max(one.trajectory.layer for one in within))
+            return self(lam.whole() if what == "whole" else lam)
+
+        return Penalty(f"{self.name} on {names}", value, joint=True)
+
+    @remembered
+    def __add__(self, other: Penalty) -> Penalty:
+        other = penalty(other)
+        return Penalty(f"{self.name} + {other.name}", lambda lam: self(lam) + other(lam), joint=True)
+
+    __radd__ = __add__
+
+    @remembered
+    def __mul__(self, weight: float) -> Penalty:
+        """A factor may be negative, in a difference of penalties; the weight of a Penalised may not."""
+        if not isinstance(weight, Tensor) or weight.dim():
+            real("a penalty's factor", weight)
+        return Penalty(f"{weight:g} {self.name}", lambda lam: weight * self(lam), joint=True)
+
+    __rmul__ = __mul__
+
+    def __repr__(self) -> str:
+        return f"<penalty {self.name}>"
+
+
+PENALTIES: dict[str, Penalty] = {}
+PARTS = ("module", "call", "layer", "direction")  # by which costates of several layers are told apart
+
+
+def named(name: str) -> Callable[[Callable[[Costates], Tensor]], Penalty]:
+    """Enter a penalty into the table."""
+
+    def enter(value: Callable[[Costates], Tensor]) -> Penalty:
+        PENALTIES[name] = Penalty(name, value, value.__doc__)
+        return PENALTIES[name]
+
+    return enter
+
+
+def penalty(G: Any) -> Penalty:
+    """A penalty from a name, a Penalty or any callable of Costates."""
+    if isinstance(G, Penalty):
+        return G
+    if isinstance(G, str):
+        return PENALTIES[choose("penalty", G, PENALTIES)]
+    if callable(G):
+        return Penalty(getattr(G, "__name__", "penalty"), G)
+    raise KindError(f"a penalty is a name, a Penalty or a function of Costates; got {type(G).__name__}.")
+
+
+def present(lam: Costates) -> Tensor | None:
+    """[T, B]: does lam_t exist, t = 1..T; None if all do."""
+    return None if lam.trajectory.layout.rows.uniform else lam.mask[1:]
+
+
+def mean(values: Tensor, on: Tensor | None) -> Tensor:
+    """The mean over t of the entries that are on, [t, B] -> [B]; 0 if there are none. Others are not touched, NaN or not."""
+    if on is None:
+        return values.sum(0) / max(len(values), 1)
+    return torch.where(on, values, 0).sum(0) / on.sum(0).clamp(min=1)
+
+
+def variance_of(values: Tensor, on: Tensor | None) -> Tensor:
+    """mean over t of (value - mean)^2, in two passes; the second term is what the rounding of the mean has left."""
+    values = values if on is None else torch.where(on, values, 0)
+    d = values - mean(values, on)
+    return mean(d.square(), on) - mean(d, on).square()
+
+
+@named("squared-norm")
+def squared_norm(lam: Costates) -> Tensor:
+    """mean over t = 1..T of ||lam_t||^2"""
+    return mean(lam.squared_norms()[1:], present(lam))
+
+
+@named("variance")
+def variance(lam: Costates) -> Tensor:
+    """mean over t = 1..T of (||lam_t|| - mean_s ||lam_s||)^2.  Johnston & Patel (2021); their published code sums over t."""
+    return variance_of(lam.norms()[1:], present(lam))
+
+
+@named("variance-l1")
+def variance_l1(lam: Costates) -> Tensor:
+    """mean over t = 1..T of (||lam_t||_1 - mean_s ||lam_s||_1)^2.  Johnston & Patel (2021)"""
+    return variance_of(lam.norms(1)[1:], present(lam))
+
+
+@named("log-ratio")
+def log_ratio(lam: Costates) -> Tensor:
+    """mean over t = 1..T-1 of (log ||lam_t|| - log ||lam_{t+1}||)^2, natural logarithm; 0 if T < 2"""
+    r = lam.log_ratios()[1:]
+    return mean(r.square(), None if lam.whole else ~r.isnan()).to(lam.loss.dtype)
+
+
+@named("ratio")
+def ratio(lam: Costates) -> Tensor:
+    """mean over t = 1..T-1 of (||lam_t|| / ||lam_{t+1}|| - 1)^2; pairs with a zero norm are left out.
+    The published code of Johnston & Patel calls it Pascanu's; Pascanu's own is `omega`."""
+    r = lam.log_ratios()[1:]
+    on = ~r.isnan()
+    return mean((torch.where(on, r, 0).exp() - 1).square(), on).to(lam.loss.dtype)
+
+
+@named("log-variance")
+def log_variance(lam: Costates) -> Tensor:
+    """mean over t = 1..T of (log ||lam_t|| - mean_s log ||lam_s||)^2"""
+    return variance_of(lam.log_norms()[1:], lam.nonzero[1:]).to(lam.loss.dtype)
+
+
+@named("end-points")
+def end_points(lam: Costates) -> Tensor:
+    """(||lam_1|| - ||lam_T||)^2.  Johnston & Patel's code"""
+    n = lam.norms()
+    return (n[1] - n.gather(0, lam.trajectory.lengths.to(n.device)[None])[0]).square()
+
+
+@named("share-variance")
+def share_variance(lam: Costates) -> Tensor:
+    """sum over t = 1..T of (||lam_t|| / sum_s ||lam_s|| - 1/T)^2, from log-norms, so that it holds at any scale; 0 if all are zero"""
+    on = lam.nonzero[1:]
+    logs = torch.where(on, lam.log_norms()[1:], -math.inf)
+    any_on = on.any(0)
+    share = torch.softmax(torch.where(any_on, logs, 0), 0)
+    T = lam.trajectory.lengths.to(logs.device)
+    return torch.where(any_on, torch.where(lam.mask[1:], (share - 1 / T).square(), 0).sum(0), 0).to(lam.loss.dtype)
+
+
+@remembered
+def barrier(switch: float = 1e-5) -> Penalty:
+    """sum over units i of phi(lam_{T,i}), phi(v) = log(|v| / switch)^2 below the switch and 0 above: keeps the last costate
+    away from zero. phi has a continuous slope; units whose costate is exactly zero are left out.
+    After the log barrier of Johnston & Patel's code, switched at 1e-5."""
+    real("the barrier's switch", switch, 0, above=True)
+
+    def value(lam: Costates) -> Tensor:
+        last = lam.trajectory.lengths.to(lam.rows.device)
+        m = lam.mantissa.gather(0, last[None, :, None].expand(1, -1, lam.mantissa.shape[2]))[0].double()
+        k = lam.exponent.gather(0, last[None])[0].double()
+        size = m.abs()
+        log = torch.log(torch.where(size > 0, size, 1)) + k[:, None] * math.log(2) - math.log(switch)
+        return torch.where((size > 0) & (log < 0), log, 0).square().sum(1).to(lam.loss.dtype)
+
+    return Penalty("barrier", value, barrier.__doc__)
+
+
+PENALTIES["barrier"] = barrier()
+
+
+@named("omega")
+def omega(lam: Costates) -> Tensor:
+    """mean over t = 1..T of (||J_t' lam_t||^2 / ||lam_t||^2 - 1)^2, J_t = dx_t/dx_{t-1}, with its exact gradient: through the
+    states, the costates and every parameter.  The regulariser of Pascanu et al. (2013), eq. 10; zero costates are left out."""
+    back = lam.trajectory.run.pull(lam.rows)
+    layout = lam.trajectory.layout
+    before = norm(back)
+    on = lam.nonzero[1:]
+    size = torch.where(on, lam.size[1:], 1)
+    r = layout.padded(before[:, None])[..., 0] / size
+    # Where J_t' lam_t is zero the ratio has a kink, but its square is smooth.
+    zeros = layout.padded(at_zero(back, before)) / size[..., None]
+    return mean((r.square() + zeros.square().sum(-1) - 1).square(), on)
+
+
+@named("omega-published")
+def omega_published(lam: Costates) -> Tensor:
+    """The same ratio as in the published code of Pascanu et al. (2013): only the immediate derivative by W (states and costates
+    are constants, other parameters get nothing); steps with ||lam_t / B||^2 < 1e-20 are left out; the sum over steps and
+    samples is divided by the number of steps left: one value for the batch, given to every sample."""
+    run = lam.trajectory.run
+    if not isinstance(run, Swept) or run.W is None:
+        raise Unsupported(
+            "penalty 'omega-published' differentiates by W alone, and a step function hides its W (or this cell has none). Use 'omega', or a cell that is a formula on engine 'cpu' or 'reference'."
+        )
+    rows = run.plan.rows
+    mantissa, k = lam.rows.detach(), lam.powers
+    back = run.pull(mantissa, frozen=True)
+    size = norm(mantissa)[rows.B :]
+    on = (scale(size, k[rows.B :]) / rows.B).square() >= 1e-20
+    size = torch.where(on, size, 1)
+    before = norm(back)
+    r = before / size
+    zeros = at_zero(back, before) / size[:, None]  # as in omega
+    terms = (r.square() + zeros.square().sum(-1) - 1).square()
+    value = torch.where(on, terms, 0).sum() / on.sum().clamp(min=1)
+    return value.expand(rows.B)
+
+
+@named("norm-stabiliser")
+def norm_stabiliser(lam: Costates) -> Tensor:
+    """mean over t = 1..T of (||h_t|| - ||h_{t-1}||)^2 on the states themselves (the first slot).  Krueger & Memisevic (2015)"""
+    run = lam.trajectory
+    n = norm(run.shown)
+    change = (n[1:] - n[:-1]).square()
+    # After a state of zeros the change is ||h_t||^2, which is smooth where h_t is zero too.
+    zeros = at_zero(run.shown, n)[1:].square().sum(-1)
+    return mean(change + torch.where(n[:-1] == 0, zeros, 0), present(lam))
+
+
+def of_network(lam: Costates, name: str) -> Any:
+    """The run of a whole network, which can be asked for its outputs: it has `push`, the change of y_hat along a direction."""
+    run = lam.trajectory
+    if not hasattr(run, "push"):
+        raise Unsupported(
+            f"penalty '{name}' asks a network for its outputs, and a recorded layer has none of its own. Use co.Network."
+        )
+    return run
+
+
+@remembered
+def tangent(v: Tensor, beta: Tensor | float = 0.0) -> Penalty:
+    """sum over outputs (and steps) of (DF(u) v - beta)^2: the change of y_hat along the input direction v [T, B, inputs] is
+    asked to be beta.  The tangent loss of Simard et al. (1992), as in Caterini's framework (section 3)."""
+    dense("the direction v", v)
+
+    def value(lam: Costates) -> Tensor:
+        change = of_network(lam, "tangent").push(v) - beta
+        axes = [i for i in range(change.dim()) if i != change.dim() - 2]
+        if change.dim() == 3:
+            change = torch.where(lam.mask[1:, :, None], change, 0)
+        return change.square().sum(axes)
+
+    return Penalty("tangent", value, tangent.__doc__)
+
+
+@remembered
+def of_output(G: Any = "variance") -> Penalty:
+    """mean over outputs k of G applied to d y_hat_k / dx_t instead of dL/dx_t; y_hat is that of the sample's last step."""
+    inner = penalty(G)
+
+    def value(lam: Costates) -> Tensor:
+        run = of_network(lam, "of_output")
+        T, outputs = run.layout.rows.T, run.network.outputs
+        at_end = None if run.network.readout == "last" else torch.arange(1, T + 1)[:, None] == run.lengths
+        values = [inner(run.costates(lambda y_hat, k=k: y_hat[:, k], mask=at_end)) for k in range(outputs)]
+        return functools.reduce(torch.add, values) / outputs
+
+    return Penalty(f"{inner.name} of the output", value, of_output.__doc__)
+
+
+PENALTIES["output-variance"] = of_output("variance")
+
+
+def log_decay(lam: Costates | Sequence[Costates]) -> Tensor:
+    """|mean over t = 1..T-1 of (log ||lam_t|| - log ||lam_{t+1}||)|, [B] float64: the logarithm of the factor by which a
+    costate changes in one step, in geometric mean, vanishing or exploding. NaN for a sample without two costates that differ
+    from zero; of several layers, the mean. No gradient."""
+    if not isinstance(lam, Costates):
+        if not isinstance(lam, Sequence) or not lam or not all(isinstance(one, Costates) for one in lam):
+            raise KindError(f"log_decay is that of Costates, or of those of several layers; got {brief(lam)}.")
+        return torch.stack([log_decay(one) for one in lam]).nanmean(0)
+    r = lam.log_ratios()[1:].detach()
+    on = ~r.isnan()
+    return torch.where(on.any(0), mean(r, on).abs(), math.nan)

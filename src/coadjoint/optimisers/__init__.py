@@ -1,0 +1,71 @@
+"""Optimisers: a direction proposes, a step rule judges, a stepper moves the weights.
+
+This package imports `gradients` and what is above it.
+
+recipes        optimisers by name: adam, sgd, ..., lbfgs, hessian_free, ridge
+schedules      the step size as a function of the step
+directions     the gradient, or what takes its place
+step_rules     how much of a step is taken: constant, Galvan, Armijo, Wolfe
+steppers       what moves the weights
+curvature      Gauss-Newton, structural damping and Hessian products
+conjugate_gradients, hessian_free    Newton steps without the Hessian
+"""
+
+from __future__ import annotations
+
+from .recipes import (
+    OPTIMISERS,
+    OWN_PACE,
+    PACELESS,
+    Optimiser,
+    adagrad,
+    adam,
+    adamw,
+    hessian_free,
+    lbfgs,
+    momentum,
+    nesterov,
+    optimiser,
+    recipe_of,
+    ridge,
+    rmsprop,
+    sgd,
+)
+from .schedules import SCHEDULES, Schedule, constant, cosine, exponential, inverse_time, linear, plateau
+from .steppers import Curved, Judged, Point, Quasi, Regressed, Stepper, flat, numbers_of, whole_number
+
+__all__ = [
+    "Curved",
+    "Judged",
+    "OPTIMISERS",
+    "OWN_PACE",
+    "Optimiser",
+    "PACELESS",
+    "Point",
+    "Quasi",
+    "Regressed",
+    "SCHEDULES",
+    "Schedule",
+    "Stepper",
+    "adagrad",
+    "adam",
+    "adamw",
+    "constant",
+    "cosine",
+    "exponential",
+    "flat",
+    "hessian_free",
+    "inverse_time",
+    "lbfgs",
+    "linear",
+    "momentum",
+    "nesterov",
+    "numbers_of",
+    "optimiser",
+    "plateau",
+    "recipe_of",
+    "ridge",
+    "rmsprop",
+    "sgd",
+    "whole_number",
+]

@@ -1,0 +1,89 @@
+"""The three loops as differentiable operations, closed under differentiation.
+
+With a_t = base_t + W r(x_{t-1}) and x_t = f(a_t, v_t, x_{t-1}, p), the loops are
+
+    forward  ->  a_t, x_t
+    tangent  ->  nu_t  = ga_t + W r' m_t           mu_t    = g_t + f_x m_t + f_a nu_t        m_t = link_t mu_{t-1}
+    adjoint  <-  del_t = sa_t + f_a' lam_t         lam_t-1 = s_t-1 + link_t (f_x' lam_t + r' W' del_t)
+
+tangent and adjoint are transposes: <lam, g> + <del, ga> = <s, mu> + <sa, nu>. Each is linear in its sources; by
+everything else its derivative is the bend, a pointwise term, so
+
+    d forward = adjoint (reverse) or tangent (forward),   d adjoint = tangent + bend,   d tangent = adjoint + bend
+
+and no derivative of any order needs a fourth loop. docs/derivation.md has the algebra.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from .chunks import pieces, product, total
+from .memory import empty
+from .pointwise import asked, nested, no_vmap, quick
+from .rows import Rows
+
+
+def plus(*terms: Tensor | None) -> Tensor | None:
+    """The sum of the terms that are there; None stands for zero."""
+    found = [t for t in terms if t is not None]
+    return functools.reduce(torch.add, found) if found else None
+
+
+@quick
+class Affine(Function):
+    """y_i M' + b for step rows, by chunks."""
+
+    @staticmethod
+    def forward(rows: Rows, y: Tensor, M: Tensor, b: Tensor | None) -> Tensor:
+        out = empty((len(y), len(M)), y)
+        Mt = (
+            M.contiguous() if 8 * len(M) <= M.shape[1] else M
+        ).t()  # a BLAS is slow at few columns that lie side by side
+        for part, into in pieces(rows, y, out):
+            part = aligned(part)
+            torch.mm(part, Mt, out=into) if b is None else torch.addmm(b, part, Mt, out=into)
+        return out
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.rows, y, M, _ = inputs
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(y, M)
+        ctx.save_for_forward(y, M)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor | None) -> Any:
+        (y, M), rows, need = ctx.saved_tensors, ctx.rows, asked(ctx)
+        if g is None:
+            return (None,) * 4
+        gy = affine(rows, g, M.t(), None) if need[1] else None
+        return None, gy, product(rows, g, y) if need[2] else None, total(rows, g) if need[3] else None
+
+    @staticmethod
+    @nested
+    def jvp(ctx: Any, _rows: Any, dy: Tensor | None, dM: Tensor | None, db: Tensor | None) -> Any:
+        y, M = ctx.saved_tensors
+        out = plus(None if dy is None else affine(ctx.rows, dy, M, None), None if dM is None else y @ dM.t(), db)
+        return None if out is None else out.expand(len(y), len(M))
+
+    vmap = staticmethod(lambda *_: _raise(no_vmap()))
+
+
+def affine(rows: Rows | None, y: Tensor, M: Tensor, b: Tensor | None) -> Tensor:
+    """y_i M' + b; rows: those of a step array, None for any others."""
+    return torch.nn.functional.linear(y, M, b) if rows is None else Affine.apply(rows, y, M, b)
+
+
+def aligned(y: Tensor) -> Tensor:
+    """A BLAS may add up in another order where an array does not begin at a multiple of 64 bytes."""
+    return y if y.data_ptr() % 64 == 0 else y.clone(memory_format=torch.contiguous_format)
+
+
+def _raise(error: Exception) -> None:
+    raise error

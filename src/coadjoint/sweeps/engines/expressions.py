@@ -1,0 +1,84 @@
+"""The engine of torch's own operations on a CPU: preallocated arrays, `out=` everywhere, no autograd inside the loops.
+
+The slopes of a block of steps are computed at once, so that a step of the adjoint or tangent loop is one product with
+W and the few operations that involve the direction itself. Denormal numbers, which vanishing costates are made of and
+which cost a CPU a hundred times more than zeros, are flushed inside and the caller's setting is restored.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+from ...cells.cell import Cell
+from ...cells.formula import ZERO, Node, apart, is_const, pull, push, symbol
+
+
+def named(kind: str, count: int) -> tuple[Node, ...]:
+    return tuple(symbol(f"{kind}.{i}") for i in range(count))
+
+
+@functools.cache
+def _only(n: Node, leaves: tuple[Node, ...]) -> bool:
+    return n in leaves or is_const(n) or (bool(n.args) and all(_only(a, leaves) for a in n.args))
+
+
+@functools.cache
+def split_up(
+    cell: Cell, outputs: tuple[Node, ...], moving: tuple[Node, ...], at_hand: frozenset[Node]
+) -> tuple[tuple[Node, ...], tuple[Node, ...]]:
+    """What a loop over `moving` needs and can be had before it: (made of the parameters alone, slopes)."""
+    once = [n for n in apart(outputs, (*moving, *cell.a, *cell.v, *cell.x, *at_hand), at_hand) if _only(n, cell.p)]
+    return tuple(once), tuple(n for n in apart(outputs, moving, at_hand) if n not in at_hand and n not in once)
+
+
+@dataclass(frozen=True)
+class Backwards:
+    """The expressions of a step of the adjoint loop."""
+
+    lam: tuple[Node, ...]  # lam_t
+    sa: tuple[Node, ...]
+    rbar: tuple[Node, ...]  # W' delta_t
+    kept: tuple[Node, ...]  # what lam_{t-1} holds already
+    into_a: tuple[Node, ...]  # f_a' lam_t
+    into_x: tuple[Node, ...]  # f_x' lam_t
+    back: tuple[Node, ...]  # r' rbar
+
+    @property
+    def through(self) -> bool:
+        """Does anything go back through W?"""
+        return any(n is not ZERO for n in self.back)
+
+
+@functools.cache
+def backwards(cell: Cell) -> Backwards:
+    slots = len(cell.slots)
+    lam, rbar = named("lam", slots), named("rbar", len(cell.read))
+    into_a, into_x = pull(cell.next, lam, cell.a), pull(cell.next, lam, cell.x)
+    back = pull(cell.read, rbar, cell.x)
+    sa, kept = named("sa", len(cell.gates)), named("e", slots)
+    return Backwards(lam, sa, rbar, kept, tuple(into_a), tuple(into_x), tuple(back))
+
+
+@dataclass(frozen=True)
+class Forwards:
+    """The expressions of a step of the tangent loop."""
+
+    mu: tuple[Node, ...]  # m_t
+    nu: tuple[Node, ...]
+    g: tuple[Node, ...]
+    out: tuple[Node, ...]  # f_x m_t + f_a nu_t
+    ahead: tuple[Node, ...]  # r' m_t
+
+    @property
+    def through(self) -> bool:
+        """Does anything go on through W?"""
+        return any(n is not ZERO for n in self.ahead)
+
+
+@functools.cache
+def forwards(cell: Cell) -> Forwards:
+    mu, nu, g = named("mu", len(cell.slots)), named("nu", len(cell.gates)), named("g", len(cell.slots))
+    along = dict(zip(cell.x, mu, strict=True))
+    out = push(cell.next, along | dict(zip(cell.a, nu, strict=True)))
+    return Forwards(mu, nu, g, tuple(out), tuple(push(cell.read, along)))

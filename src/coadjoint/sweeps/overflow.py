@@ -1,0 +1,82 @@
+"""The three loops as differentiable operations, closed under differentiation.
+
+With a_t = base_t + W r(x_{t-1}) and x_t = f(a_t, v_t, x_{t-1}, p), the loops are
+
+    forward  ->  a_t, x_t
+    tangent  ->  nu_t  = ga_t + W r' m_t           mu_t    = g_t + f_x m_t + f_a nu_t        m_t = link_t mu_{t-1}
+    adjoint  <-  del_t = sa_t + f_a' lam_t         lam_t-1 = s_t-1 + link_t (f_x' lam_t + r' W' del_t)
+
+tangent and adjoint are transposes: <lam, g> + <del, ga> = <s, mu> + <sa, nu>. Each is linear in its sources; by
+everything else its derivative is the bend, a pointwise term, so
+
+    d forward = adjoint (reverse) or tangent (forward),   d adjoint = tangent + bend,   d tangent = adjoint + bend
+
+and no derivative of any order needs a fourth loop. docs/derivation.md has the algebra.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ..errors import NumericalError
+from .plan import Plan, ensure
+from .rows import ROOM, Rows, scale
+
+
+def unscaled(plan: Plan, mu: Tensor, k: Tensor | None, declared: Tensor | None) -> Tensor:
+    """mu at its true scale, where a loss is declared: the change of the source that the penalty asks for."""
+    if k is None:
+        return mu
+    rows, true = plan.rows, scale(mu, -k[:, None])
+    if declared is not None:
+        true = torch.where((declared | (k > -ROOM[mu.dtype]))[:, None], true, 0)
+
+    def wrong() -> NumericalError | None:
+        rows_bad = (~torch.isfinite(true).all(1)).nonzero()
+        if not len(rows_bad):
+            return None
+        bad = int(rows_bad[0, 0])
+        t = _time(rows, bad) if len(mu) == rows.B + rows.N else rows.begin + int(rows.lengths[bad])
+        return NumericalError(
+            f"the second adjoint is outside the range of {str(mu.dtype)[6:]} at t = {t}: the penalty's derivative by the loss's "
+            f"gradient there is 2^{-int(k[bad])} times a number of order one. Use float64, a shorter sequence or a smaller gain; "
+            "if the loss gives that step no weight, say so with mask=."
+        )
+
+    ensure(plan, true, wrong)
+    return true
+
+
+def check(plan: Plan, end: Tensor, what: str, states: Callable[[], Tensor]) -> None:
+    """Whatever leaves the range of its type on the way is not finite at the end of the sweep."""
+
+    def wrong() -> NumericalError | None:
+        if torch.isfinite(end).all():
+            return None
+        bad = (~torch.isfinite(states()).all(1)).nonzero()[:, 0].tolist()
+        times = [_time(plan.rows, row) for row in bad]
+        t = min(times) if what in ("the state", "the tangent") else max(times)
+        return NumericalError(
+            f"{what} is outside the range of {str(end.dtype)[6:]} at t = {t} of {plan.rows.end}. "
+            "Use float64, a shorter sequence, or weights of a smaller gain (spectral radius)."
+        )
+
+    ensure(plan, end, wrong)
+
+
+def blamed(rows: Rows, glam: Tensor | None, error: NumericalError) -> NumericalError:
+    """The error of a tangent sweep, or that of the penalty it came from."""
+    bad = [] if glam is None else (~torch.isfinite(glam).all(1)).nonzero()[:, 0].tolist()
+    if not bad:
+        return error
+    return NumericalError(
+        f"the penalty's derivative by the costate is not finite at t = {_time(rows, bad[0])}: "
+        "look for a logarithm, a root or a quotient of something that is zero there."
+    )
+
+
+def _time(rows: Rows, row: int) -> int:
+    return rows.begin + (0 if row < rows.B else int(rows.time[row - rows.B]))

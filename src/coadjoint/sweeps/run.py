@@ -1,0 +1,170 @@
+"""The general door: any step function, differentiated by torch one step at a time. Slower, never different."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from ..errors import NumericalError, Unsupported
+from . import affine, differentiable, slopes
+from .plan import Plan, Tape
+from .rows import NONE, ROOM, Link, Rows, exponent, next_exponent, scale
+
+
+@dataclass(frozen=True, eq=False)
+class Swept:
+    """A run of a formula: its states, and its costates and tangents by the three loops."""
+
+    plan: Plan
+    tape: Tape
+    W: Tensor | None
+    last: Tensor  # [B, n]
+
+    @staticmethod
+    def run(plan: Plan, base: Tensor, side: Tensor | None, W: Tensor | None, x0: Tensor, p: Tensor | None) -> Swept:
+        tape, last = differentiable.forward(plan, base, side, W, x0, p)
+        return Swept(plan, tape, W, last)
+
+    @property
+    def x(self) -> Tensor:
+        return self.tape.x
+
+    def costate(
+        self, s: Tensor | None, s_last: Tensor | None, declared: Tensor | None, unit: Tensor | None = None
+    ) -> Costate:
+        """Arguments as in derivatives.costate."""
+        mantissa, delta, k = differentiable.costate(self.plan, self.tape, self.W, s, s_last, declared, unit)
+        return Costate(mantissa, k, lambda: (delta, *self._side(mantissa)))
+
+    def _side(self, lam: Tensor) -> tuple[Tensor | None, ...]:
+        """f_v' lam, if there is a v"""
+        rows, tape = self.plan.rows, self.tape
+        if tape.v is None:
+            return ()
+        op = slopes.next_of(self.plan.cell).pulled(("x",), ("v",))
+        known = (tape.x[rows.B :], tape.q)
+        return (op(known, tape.a, tape.v, rows.prev(tape.x), tape.p, lam[rows.B :], rows=rows)["v"],)
+
+    def pull(self, lam: Tensor, frozen: bool = False) -> Tensor:
+        """J_t' lam_t for all steps at once, from state rows to step rows; frozen: everything but W held constant."""
+        cell, rows, tape = self.plan.cell, self.plan.rows, self.tape
+        if frozen:
+            tape = Tape(*(None if y is None else y.detach() for y in tape))  # type: ignore[arg-type]
+        xprev = rows.prev(tape.x)
+        op = slopes.next_of(cell).pulled(("x",), ("a", "x"))
+        back = op((tape.x[rows.B :], tape.q), tape.a, tape.v, xprev, tape.p, lam[rows.B :])
+        through = None
+        if self.W is not None and back["a"] is not None:
+            through = slopes.read_pull(cell, xprev, back["a"] @ self.W)
+        total = affine.plus(back["x"], through)
+        return torch.zeros_like(xprev) if total is None else total
+
+    def push(
+        self,
+        base: Tensor | None,
+        side: Tensor | None,
+        W: Tensor | None = None,
+        x0: Tensor | None = None,
+        p: Tensor | None = None,
+    ) -> Tensor:
+        """The tangent mu [B + N, n] for directions of what went into the sweep."""
+        return differentiable.push(self.plan, self.tape, self.W, base, side, W, x0, p)[0]
+
+
+Step = Callable[..., Tensor]  # step(*drive_t, x_{t-1}) -> x_t, all [n_t, .]
+
+
+class Costate(NamedTuple):
+    """lam_t = mantissa_t 2^exponent_t, and the gradient by what drives the steps."""
+
+    mantissa: Tensor  # [B + N, n]
+    exponent: Tensor  # [B + N]
+    drive: Callable[[], tuple[Tensor | None, ...]]  # step arrays, in the units of their steps' exponents
+
+
+@dataclass(frozen=True, eq=False)
+class Stepped:
+    """A run of a step function: its states, and its costates and tangents step by step."""
+
+    step: Step
+    rows: Rows
+    drive: tuple[Tensor, ...]  # step arrays
+    x: Tensor  # [B + N, n]
+
+    @staticmethod
+    def run(step: Step, rows: Rows, drive: tuple[Tensor, ...], x0: Tensor, checked: bool = True) -> Stepped:
+        states, drives = [x0.contiguous()], [rows.steps(y) for y in drive]
+        for t, n in enumerate(rows.sizes):
+            states.append(step(*(y[t] for y in drives), states[-1][:n]))
+        for t, x in enumerate(states if checked else ()):
+            if not torch.isfinite(x).all():
+                raise NumericalError(f"the state is outside the range of {str(x.dtype)[6:]} at t = {t} of {rows.T}.")
+        return Stepped(step, rows, drive, torch.cat(states))
+
+    @property
+    def last(self) -> Tensor:
+        return self.rows.last(self.x)
+
+    def costate(
+        self, s: Tensor | None, s_last: Tensor | None, declared: Tensor | None, unit: Tensor | None = None
+    ) -> Costate:
+        """Arguments as in derivatives.costate."""
+        rows, drives = self.rows, [self.rows.steps(y) for y in self.drive]
+        s = torch.zeros_like(self.x) if s is None else s
+        s = s if s_last is None else s + rows.last_back(s_last)
+        links = None if unit is None else rows.steps(Link.between(rows, unit, s.dtype).factor)
+        into: list[tuple[Tensor, ...]] = []
+        sources, before, states = rows.states(s), rows.before(self.x), rows.states(self.x)
+        k = [next_exponent(exponent(s[:0].detach()), s[:0].detach(), sources[-1].detach())]
+        read = None if declared is None else rows.states(declared)
+
+        def scaled(t: int) -> Tensor:
+            """The source in the unit of lam_t; one that is not there is not differentiated at 2^-k."""
+            shift = -k[0] if read is None else torch.where(read[t] | (k[0] > -ROOM[s.dtype]), -k[0], NONE)
+            return scale(sources[t], shift[:, None])
+
+        lam = [scaled(rows.T)]
+        tolerance = torch.finfo(s.dtype).eps ** 0.75
+        for t in reversed(range(rows.T)):
+            drive = [y[t] for y in drives]
+            again, pull = torch.func.vjp(self.step, *drive, before[t])  # type: ignore[misc]
+            if not torch.allclose(again.detach(), states[t + 1].detach(), tolerance, tolerance, equal_nan=True):
+                raise Unsupported(
+                    f"the step function gave another state when step {t + 1} was repeated: it is random or keeps a memory. "
+                    "Pass what is drawn (a dropout mask, noise) as part of the input u, so that a step is a function of u and x."
+                )
+            *by_drive, out = pull(lam[0])
+            into.insert(0, tuple(by_drive))
+            out = out if links is None else out * links[t]
+            k.insert(0, next_exponent(k[0], out.detach(), sources[t].detach()))
+            out = scale(out, (k[1] - k[0][: len(again)])[:, None])
+            lam.insert(0, pad(out, (0, 0, 0, len(sources[t]) - len(again))) + scaled(t))
+            if not torch.isfinite(lam[0]).all():
+                raise NumericalError(f"the costate is outside the range of {str(s.dtype)[6:]} at t = {t} of {rows.T}.")
+        exponents = torch.cat(k)
+        drive_of = lambda: tuple(torch.cat(part) for part in zip(*into, strict=True))
+        return Costate(torch.cat(lam), exponents if unit is None else exponents + unit, drive_of)
+
+    def pull(self, lam: Tensor) -> Tensor:
+        """J_t' lam_t for all steps, from state rows to step rows."""
+        rows, drives = self.rows, [self.rows.steps(y) for y in self.drive]
+        out = []
+        for t, (before, bar) in enumerate(zip(rows.before(self.x), rows.states(lam)[1:], strict=True)):
+            drive = [y[t] for y in drives]
+            out.append(torch.func.vjp(lambda x, drive=drive: self.step(*drive, x), before)[1](bar)[0])
+        return torch.cat(out)
+
+    def push(self, *directions: Tensor | None) -> Tensor:
+        """The tangent mu [B + N, n] for directions of the drive."""
+        rows, drives = self.rows, [self.rows.steps(y) for y in self.drive]
+        dots = [rows.steps(d) for d in directions if d is not None]
+        mu = [torch.zeros_like(self.x[: rows.B])]
+        for t, before in enumerate(rows.before(self.x)):
+            primal = (*(y[t] for y in drives), before)
+            mu.append(torch.func.jvp(self.step, primal, (*(d[t] for d in dots), mu[-1][: len(before)]))[1])
+        return torch.cat(mu)

@@ -1,0 +1,98 @@
+"""The three loops as differentiable operations, closed under differentiation.
+
+With a_t = base_t + W r(x_{t-1}) and x_t = f(a_t, v_t, x_{t-1}, p), the loops are
+
+    forward  ->  a_t, x_t
+    tangent  ->  nu_t  = ga_t + W r' m_t           mu_t    = g_t + f_x m_t + f_a nu_t        m_t = link_t mu_{t-1}
+    adjoint  <-  del_t = sa_t + f_a' lam_t         lam_t-1 = s_t-1 + link_t (f_x' lam_t + r' W' del_t)
+
+tangent and adjoint are transposes: <lam, g> + <del, ga> = <s, mu> + <sa, nu>. Each is linear in its sources; by
+everything else its derivative is the bend, a pointwise term, so
+
+    d forward = adjoint (reverse) or tangent (forward),   d adjoint = tangent + bend,   d tangent = adjoint + bend
+
+and no derivative of any order needs a fourth loop. docs/derivation.md has the algebra.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from ..cells.cell import Cell
+from .affine import affine, plus
+from .plan import Plan, Tape
+from .pointwise import Pointwise
+from .rows import Rows
+
+
+@functools.cache
+def next_of(cell: Cell) -> Pointwise:
+    """x_t = f(a, v, x, p)"""
+    inputs = (("a", cell.a), ("v", cell.v), ("x", cell.x), ("p", cell.p))
+    return Pointwise(inputs, (("x", cell.next),), (cell.next, cell.kept), frozenset({"p"}))
+
+
+@functools.cache
+def read_of(cell: Cell) -> Pointwise:
+    """r(x)"""
+    return Pointwise((("x", cell.x),), (("r", cell.read),), (), frozenset())
+
+
+def picked(cell: Cell, x: Tensor) -> Tensor:
+    d = x.shape[-1] // len(cell.slots)
+    slot = cell.read_slot or 0
+    return x if len(cell.slots) == 1 else x[:, slot * d : (slot + 1) * d]
+
+
+def read(cell: Cell, x: Tensor, rows: Rows | None = None) -> Tensor:
+    return picked(cell, x) if cell.read_slot is not None else _of(read_of(cell)((), x, rows=rows)["r"])
+
+
+def read_push(cell: Cell, x: Tensor, m: Tensor, rows: Rows | None = None) -> Tensor:
+    """r'(x) m"""
+    if cell.read_slot is not None:
+        return picked(cell, m)
+    found = read_of(cell).pushed(("x",))((), x, m, rows=rows)["r"]
+    return x.new_zeros(len(x), x.shape[1] // len(cell.slots) * len(cell.read)) if found is None else found
+
+
+def read_pull(cell: Cell, x: Tensor, rbar: Tensor) -> Tensor:
+    """r'(x)' rbar"""
+    if cell.read_slot is None:
+        found = read_of(cell).pulled(("r",), ("x",))((), x, rbar)["x"]
+        return torch.zeros_like(x) if found is None else found
+    d, after = rbar.shape[1], len(cell.slots) - 1 - cell.read_slot
+    return pad(rbar, (cell.read_slot * d, after * d))
+
+
+def _of(y: Tensor | None) -> Tensor:
+    assert y is not None
+    return y
+
+
+def directions(**dots: Tensor | None) -> list[tuple[str, Tensor]]:
+    return [(name, dot) for name, dot in dots.items() if dot is not None]
+
+
+def bend(
+    plan: Plan, tape: Tape, W: Tensor | None, lam: Tensor, delta: Tensor, m: Tensor, nu: Tensor, wrt: tuple[str, ...],
+    rowwise: bool = False,
+) -> dict[str, Tensor | None]:  # fmt: skip
+    """The gradient of sum_t <lam_t, f_x m_t + f_a nu_t> + <W' delta_t, r' m_t> by the tape: a, v, x (a state array), p.
+    rowwise: that by p is not summed over rows."""
+    cell, rows = plan.cell, plan.rows
+    xprev, y = rows.prev(tape.x), (tape.x[rows.B :], tape.q)
+    op = next_of(cell).pushed(("a", "x")).pulled(("x",), wrt)
+    op = op.rowwise if rowwise else op
+    grads = op(y, tape.a, tape.v, xprev, tape.p, nu, m, lam[rows.B :], rows=rows)
+    if "x" in wrt:
+        of_x = grads["x"]
+        if W is not None and cell.read_slot is None:
+            turn = read_of(cell).pushed(("x",)).pulled(("r",), ("x",))
+            of_x = plus(of_x, turn((), xprev, m, affine(rows, delta, W.t(), None), rows=rows)["x"])
+        grads["x"] = None if of_x is None else rows.prev_back(of_x)
+    return grads

@@ -1,0 +1,131 @@
+"""Wrappers that spread a module over processes, and why some of them cannot stand between costates and their loss.
+
+Costates come from a gradient that is taken before the backward pass. A wrapper's hooks cannot tell one from the other:
+
+    DistributedDataParallel(static_graph=True)   averages over processes when the first gradient has gone by, here that of
+                                                 the costates, and never sees the one that is trained on
+    fully_shard, FullyShardedDataParallel        free their weights then, and the second derivative has none to read
+
+Inside the wrapped module's forward neither has put its hooks on anything yet, and all is exact.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import Unsupported
+
+SINK = "_DDPSinkBackward"  # stands on the outputs of a DistributedDataParallel
+SHARDED = "RegisterPostBackwardFunctionBackward"  # stands on the inputs of what fully_shard has sharded
+
+
+def one_of_many() -> bool:
+    """Is this process one of several that work together?"""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def refuse_wrappers(loss: Tensor, outputs: Iterable[Tensor], recorded: Mapping[nn.Module, str]) -> None:
+    """Refuse a gradient from the loss to the outputs of the recorded modules that would set off a wrapper's hooks."""
+    if not one_of_many():
+        return
+    for module, name in recorded.items():
+        if any(at_rest(state) for state in shards_of(module)):
+            raise sharded(f"{name or 'the module'} is inside a module that fully_shard has sharded")
+    if any(ends_at_a_shard(node) for node in below(loss.grad_fn)):
+        raise sharded("the loss depends on weights that FullyShardedDataParallel has sharded")
+    for node in on_the_way(loss, outputs):
+        if node.name() == SINK and waits_for_first(node):
+            raise Unsupported(
+                "DistributedDataParallel(static_graph=True) takes the gradient that costates are made of for the "
+                "backward pass, and would leave the rest of it unaveraged: put co.record, the loss and the penalty "
+                "inside the forward of the wrapped module, or leave out static_graph=True."
+            )
+        if node.name() == SHARDED:
+            raise sharded("a module between the recorded one and the loss is sharded by fully_shard on its own")
+
+
+def sharded(what: str) -> Unsupported:
+    return Unsupported(
+        f"{what}, which frees weights that costates need: put co.record, the loss and the penalty "
+        "inside the forward of one sharded module, and shard no part of that one from the recurrence to the loss on "
+        "its own."
+    )
+
+
+def refuse_wrapped(network: nn.Module) -> None:
+    """Refuse a wrapper right around a network. It looks for tensors in what forward returns, and in a trajectory sees none."""
+    if not one_of_many():
+        return
+    wrapper = getattr(nn.parallel.DistributedDataParallel, "_active_ddp_module", None)
+    if wrapper is not None and wrapper.module is network and wrapper.static_graph:
+        raise hidden(network, "DistributedDataParallel(static_graph=True)")
+    if "torch.distributed.fsdp" in sys.modules and isinstance(network, torch.distributed.fsdp.FSDPModule):
+        raise hidden(network, "fully_shard")
+
+
+def hidden(network: nn.Module, wrapper: str) -> Unsupported:
+    kind = type(network).__name__.removeprefix("FSDP")  # fully_shard gives what it shards a class of its own
+    return Unsupported(
+        f"{wrapper} looks for tensors in what a module returns, and a co.{kind} returns a run in which it sees none: "
+        f"give it a module of your own that calls the {kind} and returns the loss, with the penalty added."
+    )
+
+
+def shards_of(module: nn.Module) -> list[Any]:
+    """The states that fully_shard keeps of the modules around `module`, and of itself."""
+    if "torch.distributed.fsdp" not in sys.modules:  # slow to import, and not needed to know that nobody did
+        return []
+    from torch.distributed._composable_state import _module_state_mapping
+    from torch.distributed.fsdp import FSDPModule
+
+    found = []
+    for outer, state in list(_module_state_mapping.items()):
+        if isinstance(outer, FSDPModule) and any(inner is module for inner in outer.modules()):
+            found.append(state())
+    return found
+
+
+def at_rest(state: Any) -> bool:
+    """Has the forward of this sharded module ended?"""
+    training_state = getattr(state, "_training_state", None)
+    return getattr(training_state, "name", "IDLE") == "IDLE"
+
+
+def ends_at_a_shard(node: Any) -> bool:
+    """Is this the end of the graph at the weights of a FullyShardedDataParallel (FSDP1) whose forward has ended? It keeps them
+    in one flat array, whole in the forward, and this process's share of it otherwise."""
+    flat: Any = getattr(node, "variable", None)
+    if not getattr(flat, "_is_flat_param", False):
+        return False
+    whole = getattr(flat, "_unpadded_unsharded_size", None)
+    return whole is None or flat.numel() < whole.numel()
+
+
+def waits_for_first(sink: Any) -> bool:
+    """Does a wrapper wait at this node for the first gradient that comes by, to see the order of its parameters?"""
+    wrapper = sink.ddp_weakref()
+    return wrapper is not None and wrapper.static_graph
+
+
+def on_the_way(loss: Tensor, outputs: Iterable[Tensor]) -> list[Any]:
+    """The wrappers' nodes of torch's graph that a gradient from the loss to the outputs goes through."""
+    ends = {output.grad_fn for output in outputs}
+    nodes = [node for node in below(loss.grad_fn) if node.name() in (SINK, SHARDED)]
+    return [node for node in nodes if not ends.isdisjoint(below(node))]
+
+
+def below(top: Any) -> set[Any]:
+    """`top` and every node that a gradient at it can reach."""
+    found = {top}
+    waiting = [top]
+    while waiting:
+        for node, _ in waiting.pop().next_functions:
+            if node is not None and node not in found:
+                found.add(node)
+                waiting.append(node)
+    return found

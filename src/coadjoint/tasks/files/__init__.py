@@ -1,0 +1,40 @@
+"""Readers of users' own data: strict, and every refusal names the file, the row, the column and the way out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from ...errors import DataError, shown
+from .arrays import read_npy, read_npz
+from .parquet import read_parquet
+from .sheet import Options, Problems, Recording
+from .source import Source, load
+from .table import read_csv
+from .ts import read_ts
+
+__all__ = ["READERS", "Options", "Recording", "read"]
+
+READERS: dict[str, Callable[[Source, Options, Problems], Recording]] = {
+    ".csv": read_csv,
+    ".tsv": read_csv,
+    ".txt": read_csv,
+    ".parquet": read_parquet,
+    ".pq": read_parquet,
+    ".npz": read_npz,
+    ".npy": read_npy,
+    ".ts": read_ts,
+}
+
+
+def read(path: str | os.PathLike[str], options: Options | None = None) -> Recording:
+    """The sequences of a file; its suffix chooses the reader."""
+    options = options or Options()
+    source = load(path, options.max_bytes)
+    suffix = Path(path).suffix.lower()
+    if suffix not in READERS:
+        raise DataError(
+            f"{source.path}: files named '{shown(suffix)}' are not read; expected one of {', '.join(READERS)}."
+        )
+    return READERS[suffix](source, options, Problems(source.path))

@@ -1,0 +1,29 @@
+"""Training: the loop, and what a run leaves behind.
+
+This package imports `diagnostics` and what is above it.
+
+loop         train: step, validate, save
+validation   held-out metrics, examples, and what goes on inside
+online       learn: one update for each step of a stream
+curriculum   the easiest sequences first
+run_folder   one writer for a run folder; starting and resuming
+storage      checkpoints and their manifests
+json_rows    rows of JSON, appended and read back
+schemas      what each file of a run folder must hold
+restore      what a resumed run must agree on
+learning     the loop of `online`
+signals      stopping after a step
+predict      predictions for new sequences
+files        files that appear whole or not at all
+settings     YAML, TOML and JSON, strictly read
+environment  where and with what a run was made
+display      progress on a terminal
+report/      a run folder as one page
+"""
+
+from __future__ import annotations
+
+from .loop import Interrupted, Result, train
+from .validation import evaluate
+
+__all__ = ["Interrupted", "Result", "evaluate", "train"]

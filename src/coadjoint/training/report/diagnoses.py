@@ -1,0 +1,54 @@
+"""Diagnostics: what the gradient does inside a sequence. Each takes an Evaluation and returns arrays.
+
+    e = co.BPTT()(net, batch, loss)
+    found = co.diagnostics.decay(e)          # costates: their log-norms, and what a step towards the past adds to them
+    co.diagnostics.plot(found)               # a matplotlib figure
+    co.diagnostics.examine(e)                # all of them that this network has
+
+Arrays are numpy, in float64; logarithms are natural (charts show decades). Everything that shrinks or grows with T is made
+of mantissas and exponents, of sums of logarithms or of QR steps: nothing under- or overflows. docs/diagnostics.md has the
+formulas and how to read them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...diagnostics.examination import DIAGNOSTICS, Compared, Examination, plot
+from ...errors import MissingError, check_kind, check_path
+from .. import files, json_rows
+
+
+def save(folder: str | Path, found: Examination | Compared, about: Mapping[str, Any] | None = None) -> None:
+    """diagnostics.json (the figures, and what charts draw: `co.report.write(folder)` makes a page of it), diagnostics.npz (all
+    arrays, without pickle) and, where matplotlib is installed, a PNG of each chart."""
+    check_path("folder", folder)
+    check_kind("what is saved", found, (Examination, Compared), "what co.diagnostics.examine has found")
+    folder, charts = Path(folder), found.charts()
+    with files.storing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    files.sweep(folder)
+    heads, rows = found.table()
+    told = {
+        "format": 1,
+        "about": dict(about or {}),
+        "table": {"heads": heads, "rows": rows},
+        "declined": found.declined,
+        "charts": [{"id": name, **asdict(chart)} for name, chart in charts.items()],
+    }
+    files.replace(folder / "diagnostics.json", json_rows.dumps(told, indent=1))
+    with files.replacing(folder / "diagnostics.npz") as file:
+        np.savez_compressed(file, **found.arrays())  # type: ignore[arg-type]
+    with files.storing(folder):
+        for name in DIAGNOSTICS:  # of an earlier look
+            (folder / f"{name}.png").unlink(missing_ok=True)
+    with contextlib.suppress(MissingError):
+        for name, chart in charts.items():
+            with files.replacing(folder / f"{name}.png") as file:
+                plot(chart).savefig(file, format="png", dpi=120)

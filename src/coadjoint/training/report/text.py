@@ -1,0 +1,75 @@
+"""Report: a run folder, a folder of compared runs or of diagnostics -> one page of HTML that needs nothing else.
+
+A figure is a row of a table: kind ("lines", "heat", "dots"), title, axes, series. The page's script draws by kind.
+Everything in a folder is a stranger's text: made visible on its way in, escaped on its way into the page.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from typing import Any
+
+Row = dict[str, Any]
+ROWS, COLUMNS = 120, 200  # cells of a heatmap
+TEXT = 2000  # characters of one field
+UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
+SHARES = ("right", "accuracy")  # metrics between 0 and 1
+BUDGETS = {"gradients": "work", "seconds": "seconds"}  # a setting of a run, and what it says of itself
+OF_SOME = ("rate", "distance", "share", "damping", "cg")  # curves that only some optimisers have
+
+
+def clean(value: object) -> str:
+    """Text that can be shown: characters that hide or reorder others are spelt out, and long text is cut."""
+    text = "–" if value is None else str(value)
+    cut = f"… ({len(text):,} characters)" if len(text) > TEXT else ""
+    return UNSEEN.sub(lambda m: f"\\u{ord(m[0]):04x}", text[:TEXT]) + cut
+
+
+def number(value: object) -> float:
+    """A finite float, or NaN: for null, for "NaN", "Infinity" and "-Infinity", and for what is no number."""
+    try:
+        x = math.nan if isinstance(value, bool) or not isinstance(value, int | float) else float(value)
+    except OverflowError:
+        return math.nan
+    return x if math.isfinite(x) else math.nan
+
+
+def _count(n: int, noun: str) -> str:
+    return f"{n:,} {noun}{'' if n == 1 else 's'}"
+
+
+def _short(value: object, digits: int = 4) -> str:
+    """A number for people: 12,000 or 0.9876 or −3.1e-07; – where there is none."""
+    x = number(value)
+    plain = f"{x:,.0f}" if (x == round(x) if x == x else False) or abs(x) >= 1000 else f"{x:.{digits}g}"
+    return "–" if x != x else (plain if abs(x) < 1e9 else f"{x:.3g}").replace("-", "−", 1 if x < 0 else 0)
+
+
+def _time(value: object) -> str:
+    s = number(value)
+    return "–" if s != s else f"{s:.3g} s" if s < 100 else f"{s / 60:.3g} min" if s < 6000 else f"{s / 3600:.3g} h"
+
+
+def _goal(text: object) -> tuple[str, float, str]:
+    """ "right >= 1" -> ("right", 1.0, "right ≥ 1"); ("", nan, "") if there is none."""
+    found = re.fullmatch(r"\s*(\S+)\s*[<>]=\s*([-+.\deE]+)\s*", str(text or ""))
+    try:
+        threshold = number(float(found[2])) if found else math.nan
+    except ValueError:
+        threshold = math.nan
+    return found[1] if found else "", threshold, clean(text or "").replace(">=", "≥").replace("<=", "≤")
+
+
+def _stem(metric: str) -> str:
+    """right_0.2 and right_0.04 share a figure with right."""
+    return re.sub(r"_[\d.]+$", "", metric)
+
+
+def _won(runs: Iterable[Row]) -> list[Row]:
+    return [run for run in runs if run.get("success") is True]
+
+
+def _column(runs: Iterable[Row], key: str) -> list[float]:
+    return [x for run in runs if (x := number(run.get(key))) == x]

@@ -1,0 +1,490 @@
+"""Config: what a file or a flag may say, what is refused and in which words, and what comes of it."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+import coadjoint as co
+from coadjoint.cells import library, steps
+from coadjoint.cli import build, build_network, catalogue, models, schema
+from coadjoint.cli import flags as setting_flags
+from coadjoint.errors import CoadjointError, ConfigError, MissingError, StorageError
+from coadjoint.gradients import bptt, penalised
+from coadjoint.networks import initialisers
+from coadjoint.training import loop, settings
+
+TASK = {"task": {"name": "xor", "length": 12}, "network": {"hidden": 4}}
+WHOLE = "a whole number from 1 to 2147483647"
+
+
+def refusal(function, *arguments):
+    with pytest.raises(ConfigError) as error:
+        function(*arguments)
+    return str(error.value).splitlines()
+
+
+FILES = [
+    ("optimiser:\n  lr: -1.0", "run.yaml:2: optimiser.lr: must be a number greater than 0; got -1.0."),
+    ("optimiser:\n  lr: true", "run.yaml:2: optimiser.lr: must be a number greater than 0; got true."),
+    ("optimiser:\n  lr: [1, 2]", "run.yaml:2: optimiser.lr: must be a number greater than 0; got [1, 2]."),
+    (
+        "network:\n  cell: false",
+        "run.yaml:2: network.cell: must be text or a list of texts; got false. Write it in quotes.",
+    ),
+    ("network:\n  hidden: '4'", f"run.yaml:2: network.hidden: must be {WHOLE}; got '4'."),
+    ("network:\n  bias: 1", "run.yaml:2: network.bias: must be true or false; got 1."),
+    ("task:\n  length: [1, 2, 3]", f"run.yaml:2: task.length: must be {WHOLE} or two of them; got [1, 2, 3]."),
+    ("task:\n  length: {a: 1}", f"run.yaml:2: task.length: must be {WHOLE} or two of them; got {{'a': 1}}."),
+    ("task:\n  curriculum: [a, b]", f"run.yaml:2: task.curriculum: must be two values, each {WHOLE}; got ['a', 'b']."),
+    ("task:\n  rule: loos", "run.yaml:2: task.rule: must be loose or strict; got 'loos'. Did you mean 'loose'?"),
+    ("training:\n  precision: 16", "run.yaml:2: training.precision: must be 32 or 64; got 16."),
+    (
+        "training:\n  seed: -1",
+        "run.yaml:2: training.seed: must be a whole number from 0 to 9223372036854775807; got -1.",
+    ),
+    ("data:\n  target: [1]", "run.yaml:2: data.target: must be text or a list of texts; got [1]."),
+    ("network:\n  lr: 3", "run.yaml:2: network.lr: 'lr' belongs in section [optimiser], not [network]."),
+    ("lr: 3", "run.yaml:1: lr: 'lr' belongs in section [optimiser]."),
+    (
+        "optimizer: {lr: 1}",
+        "run.yaml:1: optimizer: unknown section 'optimizer'; did you mean 'optimiser'? "
+        "Known: task, data, network, gradient, optimiser, training.",
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "line"), FILES, ids=[t for t, _ in FILES])
+def test_refusal_of_a_file(text, line, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("run.yaml").write_text(text)
+    assert refusal(setting_flags.resolve, settings.load("run.yaml")) == [line]
+
+
+def test_an_unknown_key_and_a_section_that_is_none_are_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("run.toml").write_text("training = 5\n[optimiser]\nlearning = 1\nbetaz = 2\n")
+    lines = sorted(refusal(setting_flags.resolve, settings.load("run.toml")))
+    assert len(lines) == 3
+    assert any("unknown key 'betaz'; did you mean 'betas'?" in line for line in lines)
+    assert any(line.startswith("run.toml:1: training: a section of keys is expected; got 5.") for line in lines)
+
+
+FLAGS = [
+    ("optimiser", "lr", "0", "--lr: must be a number greater than 0; got 0."),
+    ("optimiser", "lr", "", "--lr: must be a number greater than 0; got ''."),
+    ("optimiser", "lr", "nan", "--lr: must be a number greater than 0; got 'nan'."),
+    ("optimiser", "lr", "1e999", "--lr: must be a number greater than 0; got '1e999'."),
+    ("optimiser", "betas", "0.9", "--betas: must be two values, each a number from 0 to 1; got 0.9."),
+    ("training", "seed", "012", "--seed: must be a whole number from 0 to 9223372036854775807; got '012'."),
+    ("training", "threads", "9999", "--threads: must be a whole number from 1 to 1024; got 9999."),
+    ("training", "device", "gpu", "--device: must be cpu, cuda or auto; got 'gpu'. Did you mean 'cpu'?"),
+    (
+        "task",
+        "easiest",
+        "0,5",
+        "--easiest: must be two values, a number greater than 0 and at most 1 and a whole number from 1 to 2147483647; got [0, 5].",
+    ),
+    ("data", "split", ".5,.5", "--split: must be three values, each a number from 0 to 1; got [0.5, 0.5]."),
+]
+
+
+@pytest.mark.parametrize(("section", "key", "text", "line"), FLAGS)
+def test_refusal_of_a_flag(section, key, text, line):
+    assert refusal(setting_flags.resolve, None, {section: {key: setting_flags.from_flag(section, key, text)}}) == [line]
+
+
+def test_flags_come_on_top_of_a_file(tmp_path):
+    (tmp_path / "a.json").write_text('{"optimiser": {"lr": 0.1, "name": "sgd"}, "task": {"length": [10, 20]}}')
+    c = setting_flags.resolve(
+        settings.load(tmp_path / "a.json"), {"optimiser": {"lr": setting_flags.from_flag("optimiser", "lr", "1e-2")}}
+    )
+    assert (c.optimiser.lr, c.optimiser.name, c.task.length) == (0.01, "sgd", (10, 20))
+
+
+def test_lists_of_columns():
+    assert setting_flags.from_flag("data", "target", "a,b") == ["a", "b"]
+    assert setting_flags.from_flag("data", "target", "12") == "12"
+    assert setting_flags.from_flag("data", "sep", ",") == ","
+
+
+IDLE = [
+    ({"optimiser": {"momentum": 0.9}}, "--momentum does nothing with --optimiser adam: it belongs to momentum, nesterov, rmsprop."),
+    ({"optimiser": {"name": "sgd", "betas": [0.9, 0.99]}}, "--betas does nothing with --optimiser sgd: it belongs to adam, adamw, adamax, nadam, radam."),
+    ({"optimiser": {"decay": 0.5}}, "--decay does nothing with --schedule constant: it belongs to exponential, inverse-time, plateau."),
+    ({"optimiser": {"schedule": "cosine", "plateau": 3}}, "--plateau does nothing with --schedule cosine: it belongs to plateau."),
+    ({"optimiser": {"schedule": "plateau", "end": 0.1}}, "--end does nothing with --schedule plateau: it belongs to linear, cosine."),
+    ({"optimiser": {"name": "hessian-free", "lr": 0.1}}, None),
+    ({"optimiser": {"name": "hessian-free", "schedule": "cosine"}}, "--schedule and --warmup do nothing with --optimiser hessian-free: it has no step size."),
+    ({"optimiser": {"name": "lbfgs", "step_rule": "armijo"}}, None),
+    ({"optimiser": {"name": "lbfgs"}, "training": {"clip_mean": 2.0}}, "--clip-mean does nothing with --optimiser lbfgs: it finds its own way."),
+    ({"optimiser": {"cg": 20}}, "--cg does nothing with --optimiser adam: it belongs to hessian-free."),
+    ({"optimiser": {"history": 20}}, "--history does nothing with --optimiser adam: it belongs to lbfgs."),
+    ({"optimiser": {"ridge": 1.0}}, "--ridge does nothing with --optimiser adam: it belongs to ridge."),
+    ({"optimiser": {"name": "ridge"}, "gradient": {"penalty": "variance"}}, "--method penalised does nothing with --optimiser ridge: it solves for the readout."),
+    ({"optimiser": {"name": "hessian-free"}, "network": {"dropout": 0.1}}, None),
+    ({"optimiser": {"direction": "temporal"}, "gradient": {"penalty": "variance"}}, None),
+    ({"optimiser": {"schedule": "cosine"}, "training": {"seconds": 5.0}}, "a linear or cosine schedule ends with the last step, and a budget does not say which: give --steps."),
+    ({"optimiser": {"step_rule": "armijo", "threshold": 1.0}}, "--threshold does nothing with --step-rule armijo: it belongs to galvan."),
+    ({"network": {"std": 0.1}}, "--std does nothing with --init torch: it belongs to gaussian, spectral, sparse, orthogonal, identity."),
+    ({"network": {"init": "gaussian", "radius": 1.0}}, "--radius does nothing with --init gaussian: it belongs to spectral, sparse, orthogonal, identity, ring."),
+    ({"network": {"inner": 0.5}}, "--inner does nothing with --init torch: it belongs to ring."),
+    ({"network": {"attention_steps": 5}}, "--attention-steps does nothing with --readout last: it belongs to attention."),
+    ({"network": {"eps": 0.1}}, "--eps does nothing with cell 'elman'; its options: activation."),
+    ({"network": {"cell": "lru", "noise": 0.1}}, "--noise does nothing with cell 'lru'; its options: none."),
+    ({"network": {"cell": "scrn", "eps": 0.1}}, "--eps does nothing with cell 'scrn'; its options: activation, alpha."),
+    ({"network": {"cell": "cornn", "k": 2}}, "--k does nothing with cell 'cornn'; its options: activation, eps, gamma, dt."),
+    ({"network": {"cell": "gru-before", "depth": 2}}, "--depth does nothing with cell 'gru-before'; its options: none."),
+    ({"network": {"cell": "gated-feedback", "width": 2}}, "--width does nothing with cell 'gated-feedback'; its options: layers, unit."),
+    ({"network": {"cell": "lstm", "activation": "relu"}}, "--activation does nothing with cell 'lstm'; its options: none."),
+    ({"network": {"cell": ["lstm", "rate"], "eps": 0.1}}, "--eps does nothing with cells lstm, rate; their options: activation, noise."),
+    ({"network": {"beta": 0.5}}, "--beta does nothing with cell 'elman'; its options: activation."),
+    ({"network": {"cell": "inverse", "structure": "diagonal"}}, "--structure does nothing with cell 'inverse': its equations say what W is."),
+    ({"network": {"dropout": 0.1}, "task": {"name": "sorting"}}, "--dropout acts between the layers of the encoder where the answer is a sequence, and there is one: give --layers."),
+    ({"gradient": {"pretrain": 5}}, "--pretrain does nothing with --method bptt: it belongs to penalised."),
+    ({"gradient": {"pretrain": 5, "penalty": "variance", "weight": 0.0}}, "--pretrain minimises the penalty alone, and --weight 0 leaves nothing of it."),
+    ({"gradient": {"weight_target": 0.1}}, "--weight-target does nothing with --method bptt: it belongs to penalised."),
+    ({"gradient": {"weight_target": 0.1, "penalty": "variance", "weight_schedule": "linear"}}, "--weight-target does nothing with --weight-schedule linear: it belongs to steered."),
+    ({"gradient": {"weight_schedule": "steered", "penalty": "variance"}}, "--weight-schedule steered needs --weight-target."),
+    ({"task": {"name": "xor", "easiest_by": "loss"}}, "--easiest-by says what is easy, and does nothing without --easiest."),
+    ({"network": {"residual": True, "bidirectional": True}}, "--residual acts between layers, and there is one: give --layers or a list of cells."),
+    ({"network": {"cell": ["lstm", "gru"], "layers": 2}}, "--cell lstm,gru has a layer for each name: leave out --layers, or name one cell."),
+    ({"network": {"cell": ["reservoir", "gru"]}}, "a reservoir is not mixed with other cells; --layers 2 makes two of it."),
+    ({"network": {"cell": []}}, "--cell names no cell: `coadjoint cells` lists them."),
+    ({"network": {"freeze": ["W", "p.leak"]}}, "--freeze: this network has no parameter 'p.leak'; it has W, R, b, V, b_o."),
+    ({"network": {"cell": "antisymmetric", "freeze": ""}}, "--freeze: this network has no parameter ''; it has W, R, b, V, b_o."),
+    ({"task": {"name": "memorisation-5"}, "network": {"readout": "tilted"}}, "--readout tilted gives one answer for a sequence, and here one is asked for at every step."),
+    ({"gradient": {"weight": 2.0}}, "--weight does nothing with --method bptt: it belongs to penalised."),
+    ({"gradient": {"weight_rate": 2.0}}, "--weight-rate does nothing with --weight-schedule constant: it belongs to inverse-time, exponential."),
+    ({"gradient": {"penalty": "variance", "weight_end": 1.0}}, "--weight-end does nothing with --weight-schedule constant: it belongs to linear."),
+    ({"gradient": {"weight_schedule": "constant"}}, "--weight-schedule does nothing with --method bptt: it belongs to penalised."),
+    ({"gradient": {"method": "rtrl", "penalty": "variance"}}, "--penalty does nothing with --method rtrl: it belongs to penalised."),
+    ({"gradient": {"k1": 3}}, "--k1 does nothing with --method bptt: it belongs to truncated."),
+    ({"task": {"rule": "strict"}}, "--rule does nothing with task 'xor'; its options: length, ragged, curriculum."),
+    ({"task": {"pixels": 1}}, "--pixels does nothing with task 'xor'; its options: length, ragged, curriculum."),
+    ({"data": {"kind": "next"}}, "--kind belongs to your own data (--train FILE), not to task 'xor'."),
+    ({"training": {"epochs": 3}}, "--epochs counts passes over a finite set, and this task is generated without end: use --steps."),
+    ({"gradient": {"method": "penalised"}}, None),
+    ({"gradient": {"method": "truncated"}}, "--method truncated needs --k1, and --k2 if losses are pulled back further."),
+    ({"gradient": {"penalty": "variance", "weight_schedule": "exponential"}}, "--weight-schedule exponential needs --weight-rate."),
+    ({"gradient": {"penalty": "variance", "weight_schedule": "exponential", "weight_rate": 2.0}}, None),
+]  # fmt: skip
+
+
+def merged(changes):
+    return {name: {**TASK.get(name, {}), **changes.get(name, {})} for name in schema.SECTIONS}
+
+
+@pytest.mark.parametrize(("changes", "line"), IDLE, ids=[str(c) for c, _ in IDLE])
+def test_what_does_nothing_is_refused(changes, line):
+    lines = refusal(build.build, setting_flags.resolve(None, merged(changes)))
+    assert len(lines) == 1
+    assert line is None or lines == [line]
+
+
+FINITE = [
+    ({"tests": 5}, "--tests does nothing with a finite set"),
+    ({"confirm": 5}, "--confirm does nothing with a finite set"),
+    ({"epochs": 5, "steps": 5}, "--steps and --epochs say the same thing twice"),
+    ({"patience": 5}, "--patience needs a validation set"),
+]
+
+
+@pytest.mark.parametrize(("training", "line"), FINITE)
+def test_what_does_not_go_with_a_finite_set_is_refused(training, line):
+    class Finite:
+        size, splits = 10, ("test",)
+
+    (found,) = refusal(build.finite, setting_flags.resolve(None, {"training": training}), Finite)
+    assert found.startswith(line)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"network": {"engine": "autograd"}, "gradient": {"penalty": "omega-published"}}, "omega-published"),
+        ({"network": {"dropout": 1.0}}, "from 0 to below 1; got 1.0"),
+        ({"optimiser": {"name": "ridge"}, "network": {"deep": 5}}, "solves V h . b_o alone"),
+        ({"optimiser": {"name": "hessian-free"}, "network": {"layers": 2}}, "curvature is that of a co.Network"),
+        ({"optimiser": {"direction": "temporal"}, "network": {"structure": "orthogonal"}}, "takes W as it is"),
+        ({"network": {"dropout": 0.1}, "gradient": {"segments": 2}}, "sweeps in segments: dropout=0.1 drops something"),
+        ({"gradient": {"method": "truncated", "k1": 2}, "network": {"dropout": 0.1}}, "backpropagation: dropout=0.1"),
+        ({"gradient": {"penalty": "variance", "weight_target": 0.1, "weight": 0.0}}, "start of a steered weight"),
+    ],
+)
+def test_what_a_part_declines_is_refused_before_a_run(changes, words):
+    with pytest.raises(CoadjointError, match=words):
+        build.build(setting_flags.resolve(None, merged(changes)))
+
+
+def test_a_device_that_is_not_there(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(MissingError, match="Use --device cpu") as error:
+        build.build(setting_flags.resolve(None, merged({"training": {"device": "cuda"}})))
+    assert error.value.exit_code == 7
+
+
+def test_a_weight_of_zero_is_plain_unless_it_grows():
+    of = lambda **g: build.gradient_of(setting_flags.resolve(None, {"gradient": {"penalty": "variance", **g}}), 10)
+    assert isinstance(of(weight=0), bptt.BPTT)
+    assert isinstance(of(), penalised.Penalised)
+    assert isinstance(of(weight=0, weight_schedule="linear", weight_end=2), penalised.Penalised)
+
+
+WHOLES = [
+    {},
+    {"gradient": {"penalty": "log-ratio"}, "network": {"radius": 0.5}},
+    {
+        "gradient": {"method": "truncated", "k1": 3},
+        "optimiser": {"name": "momentum", "momentum": 0.5, "schedule": "cosine"},
+    },
+    {"task": {"length": [10, 20], "ragged": True}, "training": {"clip": 1e-5, "precision": 64}},
+    {"optimiser": {"name": "hessian-free", "cg": 5}, "training": {"seconds": 1.5, "gradients": 7}},
+    {"optimiser": {"name": "lbfgs"}, "task": {"easiest": [0.5, 3]}},
+    {"optimiser": {"name": "sgd", "direction": "temporal", "step_rule": "galvan", "threshold": 2.0}},
+    {"optimiser": {"name": "ridge", "ridge": 0.1}, "network": {"cell": "reservoir"}},
+]
+
+
+@pytest.mark.parametrize("changes", WHOLES)
+def test_a_resolved_config_reads_back_and_means_the_same(changes, tmp_path):
+    job = build.build(setting_flags.resolve(None, merged(changes)))
+    settings.dump(setting_flags.plain(job.config), tmp_path / "config.yaml")
+    back = setting_flags.resolve(settings.load(tmp_path / "config.yaml"))
+    assert back == job.config
+    again = build.build(back)
+    assert again.config == job.config
+    assert again.arguments["description"] == job.arguments["description"]
+
+
+LEAVES = (
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.lists(st.integers(), max_size=3)
+)
+KEYS = st.sampled_from(sorted(schema.HOMES)) | st.text(max_size=5)
+FOUND = st.dictionaries(
+    st.sampled_from(sorted(schema.SECTIONS)) | st.text(max_size=5),
+    LEAVES | st.dictionaries(KEYS, LEAVES, max_size=3),
+    max_size=3,
+)
+
+
+@examples(max_examples=200, deadline=None)
+@given(FOUND)
+def test_only_our_errors_escape(values):
+    try:
+        setting_flags.resolve(settings.Settings(values, "run.yaml", {}))
+    except CoadjointError as error:
+        lines = str(error).splitlines()
+        assert lines
+        assert all(line.startswith("run.yaml: ") for line in lines if not line.startswith("..."))
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "meant"),
+    [
+        ("optimiser", "leraning_rate", "did you mean 'lr'?"),
+        ("network", "learning_rate", "did you mean 'lr' of section [optimiser]?"),
+        ("network", "hidden_size", "did you mean 'hidden'?"),
+        ("training", "batch_sise", "did you mean 'batch'?"),
+    ],
+)
+def test_names_of_other_libraries_are_understood(section, key, meant):
+    with pytest.raises(ConfigError) as error:
+        setting_flags.resolve(None, {section: {key: 1}})
+    assert meant in str(error.value)
+
+
+# networks
+
+
+def job_of(tmp_path=None, **network):
+    """A run of two steps, and its result."""
+    short = {"steps": 2, "every": 2, "tests": 4, "confirm": 4, "probes": 2, "batch": 3}
+    job = build.build(setting_flags.resolve(None, merged({"network": network, "training": short})))
+    before = {key: p.detach().clone() for key, p in job.network.named_parameters()}
+    result = loop.train(job.network, job.task, **job.arguments, folder=tmp_path and tmp_path / "run")
+    return job, before, result
+
+
+@pytest.mark.parametrize("cell", [*library.CELLS, *steps.STEPS, "reservoir"])
+def test_every_cell_with_every_start_trains_or_is_refused(cell):
+    trained, refused = [], {}
+    for init in initialisers.INITIALISERS:
+        try:
+            _, _, result = job_of(cell=cell, init=init)
+            assert result.step == 2
+            trained.append(init)
+        except CoadjointError as error:
+            refused[init] = str(error)
+    assert all(line.startswith(f"init '{init}' ") and "\n" not in line for init, line in refused.items())
+    assert {"torch", "gaussian", "glorot", "he"} <= set(trained)
+    assert ("ring" in trained) == (cell == "lru")
+    assert trained == catalogue.about(cell).starts
+
+
+NETWORKS = {
+    "antisymmetric": {"cell": "antisymmetric-gated", "eps": 0.1, "gamma": 0.2},
+    "cornn": {"cell": "cornn", "dt": 0.1, "eps": 2, "gamma": 1.5, "x0": "learned"},
+    "scrn": {"cell": "scrn-learned", "alpha": 0.5, "skip": True},
+    "inverse": {"cell": "inverse", "k": 3, "activation": "relu"},
+    "rate": {"cell": "rate", "noise": 0.1, "structure": "dale", "init": "spectral"},
+    "lstm-1997": {"cell": "lstm-1997", "truncated": True},
+    "lipschitz": {"cell": "lipschitz", "beta": 0.6, "readout": "attention", "attention_steps": 4},
+    "tilted": {"cell": "lipschitz", "beta": -2.0, "readout": "tilted"},
+    "lru": {"cell": "lru", "init": "ring", "inner": 0.9, "radius": 0.99, "skip": True},
+    "gated-feedback": {"cell": "gated-feedback", "layers": 3, "unit": "lstm", "bias": False},
+    "deep-transition": {"cell": "deep-transition", "depth": 3, "width": 5, "shortcut": True, "activation": "sigmoid"},
+    "reservoir": {"cell": "reservoir", "deep": [6, 5]},
+    "frozen": {"cell": "lstm", "freeze": ["W", "b_o"], "structure": "low-rank", "deep": 3},
+    "stack": {"cell": ["lstm", "gru-before", "rate"], "noise": 0.1, "residual": True, "dropout": 0.2, "readout": "tilted-tanh"},
+    "both ways": {"cell": "elman", "layers": 2, "bidirectional": True, "deep": 5, "x0": "learned"},
+    "reservoirs": {"cell": "reservoir", "layers": 2},
+}  # fmt: skip
+
+
+SIZES = {"inputs": 2, "outputs": 1, "hidden": 4, "output": "sigmoid", "dtype": torch.float64}
+BY_HAND = {
+    "antisymmetric": lambda: co.Network("antisymmetric", gated=True, eps=0.1, gamma=0.2, **SIZES),
+    "cornn": lambda: co.Network(library.cornn(0.1, 1.5, 2), x0="learned", **SIZES),
+    "scrn": lambda: co.Network(library.scrn(0.5, True), skip=True, **SIZES),
+    "inverse": lambda: co.Network(library.inverse(3, "relu"), **SIZES),
+    "rate": lambda: co.Network(library.rate(noise=0.1), structure=co.parametrisations.dale(4), **SIZES),
+    "lstm-1997": lambda: co.Network("lstm-1997", truncated=True, **SIZES),
+    "lipschitz": lambda: co.Network(library.lipschitz(beta=0.6), readout="attention", steps=4, **SIZES),
+    "tilted": lambda: co.Network(library.lipschitz(), readout="tilted", beta=-2.0, **SIZES),
+    "lru": lambda: co.Network(library.lru, skip=True, **SIZES),
+    "gated-feedback": lambda: co.Network(
+        steps.GatedFeedback(2, 4, layers=3, unit="lstm", bias=False, dtype=torch.float64), bias=False, **SIZES
+    ),
+    "deep-transition": lambda: co.Network(
+        steps.DeepTransition(2, 4, depth=3, width=5, shortcut=True, activation="sigmoid", dtype=torch.float64), **SIZES
+    ),
+    "reservoir": lambda: co.Network("leaky", deep=(6, 5), **SIZES),
+    "frozen": lambda: co.Network("lstm", structure="low-rank", deep=(3,), **SIZES),
+    "stack": lambda: co.Stack(
+        ["lstm", "gru-before", library.rate(noise=0.1)], residual=True, dropout=0.2, readout="tilted-tanh", **SIZES
+    ),
+    "both ways": lambda: co.Stack(["elman", "elman"], bidirectional=True, deep=5, x0="learned", **SIZES),
+    "reservoirs": lambda: co.Stack(["leaky", "leaky"], **SIZES),
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_section_says_what_the_library_would(name):
+    """The same outputs and gradients, in training, as of a network made by hand with the same weights."""
+    shape = build_network.Shape(inputs=2, outputs=1, readout="last", output="sigmoid")
+    ours, theirs = (
+        build_network.construct(schema.NetworkSection(hidden=4, **NETWORKS[name]), shape, 64),
+        BY_HAND[name](),
+    )
+    theirs.load_state_dict(ours.state_dict())
+    batch = co.Batch(
+        torch.randn(9, 5, 2, dtype=torch.float64), torch.rand(5, 1, dtype=torch.float64), lengths=[9, 7, 7, 2, 1]
+    )
+    found = []
+    for net in (ours, theirs):
+        torch.manual_seed(0)
+        found.append(co.BPTT()(net, batch, "squared"))
+    assert torch.equal(found[0].losses, found[1].losses)
+    assert found[0].gradient
+    assert all(torch.equal(g, found[1].gradient[key]) for key, g in found[0].gradient.items())
+
+
+@pytest.mark.parametrize("network", NETWORKS.values(), ids=NETWORKS)
+def test_a_model_of_any_kind_is_loaded_as_it_was_saved(network, tmp_path):
+    job, _, _ = job_of(tmp_path, **network)
+    net, description = models.load_model(tmp_path / "run" / "model.safetensors")
+    u = torch.randn(7, 3, job.task.inputs)
+    assert torch.equal(net(u).a, job.network.eval()(u).a)
+    assert net.extra_repr() == job.network.extra_repr()
+    assert [p.requires_grad for p in net.parameters()] == [p.requires_grad for p in job.network.parameters()]
+    assert not net.training
+    assert {key: description["network"][key] for key in network} == network
+
+
+@pytest.mark.parametrize(
+    ("network", "moved"),
+    [
+        ({"cell": "reservoir"}, {"V", "b_o"}),
+        ({"cell": ["reservoir"]}, {"V", "b_o"}),
+        ({"cell": "reservoir", "deep": 3}, {"V", "b_o", "deep.0.weight", "deep.0.bias"}),
+        ({"cell": "leaky", "freeze": "leak"}, {"W", "R", "b", "V", "b_o"}),
+        ({"cell": "leaky", "freeze": ["p", "R"]}, {"W", "b", "V", "b_o"}),
+        ({"cell": "antisymmetric", "freeze": "W"}, {"R", "b", "V", "b_o"}),
+        ({"cell": "gru-before", "freeze": ["step.W", "V"]}, {"step.R", "step.b", "b_o"}),
+        ({"cell": "elman", "x0": "learned", "freeze": ["x0", "b"]}, {"W", "R", "V", "b_o"}),
+    ],
+)
+def test_what_is_frozen_does_not_move(network, moved):
+    job, before, _ = job_of(**network)
+    assert {key for key, p in job.network.named_parameters() if not torch.equal(p, before[key])} == moved
+
+
+def test_a_reservoir_begins_sparse_within_the_unit_circle():
+    job, _, _ = job_of(cell="reservoir", hidden=40)
+    W = job.network.W.detach()
+    assert ((W != 0).sum(1) == 15).all()
+    assert float(torch.linalg.eigvals(W).abs().max()) == pytest.approx(0.9, rel=1e-5)
+    assert (job.config.network.init, job.config.network.radius, job.config.network.std) == ("sparse", 0.9, 0.1)
+    wide, _, _ = job_of(cell="reservoir", hidden=40, radius=1.2)
+    assert float(torch.linalg.eigvals(wide.network.W).abs().max()) == pytest.approx(1.2, rel=1e-5)
+
+
+def test_every_option_of_every_cell_is_a_key():
+    """But those that have a cell of their own."""
+    apart = {"learned", "gated"}
+    known = {key for name in library.CELLS for key in library.options(name)}
+    known |= {key for name in steps.STEPS for key in steps.options(name)}
+    assert known - apart <= set(schema.NetworkSection.model_fields)
+    keys = {k for k, f in schema.NetworkSection.model_fields.items() if build_network.panel(f) == schema.OPTIONS}
+    assert keys <= known
+
+
+DAMAGED = [
+    (lambda d: d.pop("network"), "its description is damaged: 'network' is missing"),
+    (lambda d: d.update(network=[1]), "its description is damaged: 'network' should be a valid dictionary"),
+    (lambda d: d["network"].update(hidden="4"), "its description is damaged: 'network.hidden' should be a valid integer; got '4'"),
+    (lambda d: d["network"].update(evil="x"), "its description is damaged: 'network.evil' does not belong to it"),
+    (lambda d: d["network"].update(eps="a"), "its description is damaged: 'network.eps' should be a valid number; got 'a'"),
+    (lambda d: d["shape"].update(mask=1), "its description is damaged: 'shape.mask' does not belong to it"),
+    (lambda d: d["shape"].update(readout="never"), "its description is damaged: 'shape.readout' should be 'last', 'every' or 'sequence'; got 'never'"),
+    (lambda d: d["shape"].update(output="os.system"), "cannot be built: unknown output function 'os.system'"),
+    (lambda d: d["network"].update(cell="os.system"), "cannot be built: unknown cell 'os.system'"),
+    (lambda d: d["network"].update(cell="rate", eps=0.1), "cannot be built: --eps does nothing with cell 'rate'"),
+    (lambda d: d["network"].update(hidden=2**31 - 1), "cannot be built: it is larger than the file"),
+    (lambda d: d["network"].update(cell="deep-transition", width=2**31 - 1), "cannot be built: it is larger than the file"),
+    (lambda d: d["network"].update(deep=[1, 2**31 - 1]), "cannot be built: it is larger than the file"),
+    (lambda d: d["network"].update(freeze=["x"]), "cannot be built: --freeze: this network has no parameter 'x'"),
+    (lambda d: d["network"].update(structure="dale"), "belongs to another network: for 'W' it has float32 [4, 4]"),
+    (lambda d: d["network"].update(hidden=5), "belongs to another network: for 'R' it has"),
+    (lambda d: d.update(precision="x"), "its description is damaged: 'precision' should be 32 or 64; got 'x'"),
+    (lambda d: d.update(precision=16), "its description is damaged: 'precision' should be 32 or 64; got 16"),
+    (lambda d: d.pop("precision"), "its description is damaged: 'precision' is missing"),
+    (lambda d: d.update(evil=1), "its description is damaged: 'evil' does not belong to it"),
+    (lambda d: d.update(task=1), "its description is damaged: 'task' should be a valid string; got 1"),
+    (lambda d: d["network"].update(cell=["elman"] * 50), "cannot be built: it is larger than the file"),
+    (lambda d: d["network"].update(deep=[1] * 50), "cannot be built: it is larger than the file"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("harm", "line"), DAMAGED, ids=[line for _, line in DAMAGED])
+def test_a_damaged_model_gets_one_line(harm, line, tmp_path):
+    job_of(tmp_path, cell="elman")
+    path = tmp_path / "run" / "model.safetensors"
+    with safe_open(str(path), framework="pt") as file:
+        weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        description = json.loads(file.metadata()["coadjoint"])
+    description.pop("sha256")
+    harm(description)
+    save_file(weights, path, {"coadjoint": json.dumps(description)})
+    with pytest.raises(StorageError) as error:
+        models.load_model(path)
+    assert line in str(error.value)
+    assert str(path) in str(error.value)
+    assert "\n" not in str(error.value)

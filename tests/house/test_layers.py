@@ -1,0 +1,46 @@
+"""The house stays in order: imports point only to packages that come earlier in the list, no file is too long to read,
+and private names of torch are used in one file alone."""
+
+from __future__ import annotations
+
+import re
+
+import imports
+
+LONGEST = 450  # lines of a file
+
+
+def test_every_package_has_a_place_in_the_order():
+    found = {imports.package_of(name) for name in imports.modules()} - {"", "__main__"}
+    assert sorted(found - set(imports.ORDER)) == []
+
+
+def test_imports_point_to_earlier_packages():
+    wrong = imports.against_the_order(imports.edges())
+    assert [f"{e.source}:{e.line} imports {e.name} of {e.target}" for e in wrong] == []
+
+
+def test_modules_do_not_import_each_other_in_circles():
+    found = imports.edges()
+    assert imports.cycles(found, ("top",)) == []
+    assert imports.cycles(found, ("top", "deferred")) == []
+
+
+def test_imports_are_deferred_in_the_command_line_alone():
+    """Elsewhere only optional packages are imported inside functions."""
+    found = [e for e in imports.edges() if e.kind == "deferred" and imports.package_of(e.source) != "cli"]
+    assert [f"{e.source}:{e.line} imports {e.name} of {e.target}" for e in found if e.target] == []
+
+
+def test_the_package_imports_itself_by_relative_paths():
+    wrong = []
+    for name, path in imports.modules().items():
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            if re.match(r"\s*(from|import) coadjoint\b", line):
+                wrong.append(f"{name}:{number}")
+    assert wrong == []
+
+
+def test_no_file_is_longer_than_can_be_read():
+    lengths = {name: len(path.read_text(encoding="utf-8").splitlines()) for name, path in imports.modules().items()}
+    assert {name: n for name, n in lengths.items() if n > LONGEST} == {}

@@ -1,0 +1,127 @@
+"""co.record in two real processes (gloo): a wrapper gives the gradients of one process, or is refused in a sentence."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from ranks import NETWORKS, PLACES, WORLD
+from paths import EXAMPLES, SUPPORT
+
+pytestmark = pytest.mark.skipif(
+    not torch.distributed.is_available() or not torch.distributed.is_gloo_available(), reason="needs gloo"
+)
+
+FORWARD = ("inside", "self")
+STATIC = r"^DistributedDataParallel\(static_graph=True\) .* inside the forward of the wrapped module, or leave out"
+SHARDED = r"^(rnn|the module) is inside a module that fully_shard has sharded, .* inside the forward of one sharded"
+BETWEEN = r"^a module between the recorded one and the loss is sharded by fully_shard on its own, .* inside the forward"
+FLAT = r"^the loss depends on weights that FullyShardedDataParallel has sharded, .* inside the forward of one sharded"
+HIDDEN = r"^(Distr|fully).* returns a run in which it sees none: give it a module of your own that calls the Network"
+
+
+def expectation(wrapper: str, place: str) -> str | None:
+    """What a case is refused with; None if it is exact."""
+    if place == "network" and wrapper.startswith(("ddp-static", "sharded")):
+        return HIDDEN
+    if place == "network-inside":
+        return None
+    if wrapper.startswith("ddp-static"):
+        return None if place in (*FORWARD, "later") else STATIC
+    if wrapper.startswith("ddp"):
+        return None
+    if wrapper.startswith("flat"):
+        return None if place in FORWARD else FLAT
+    if wrapper == "sharded-rnn" or place not in FORWARD:
+        return SHARDED
+    return BETWEEN if wrapper == "sharded-readout" else None
+
+
+def cases(places: tuple[str, ...], *wrappers: str) -> list[str]:
+    return [f"{wrapper}/{place}" for wrapper, place in itertools.product(wrappers, places)]
+
+
+GROUPS = {
+    "ddp": [
+        *cases((*PLACES, *NETWORKS), "ddp", "ddp-unused", "ddp-static"),
+        *cases(("around", "inside"), "ddp-views", "ddp-static-unused"),
+    ],
+    "sharded": [  # it may end a process: apart
+        *cases((*PLACES, *NETWORKS), "sharded", "sharded-freed"),
+        *cases(("around", "inside"), "sharded-kept", "sharded-rnn", "sharded-readout", "sharded-encoder"),
+        *cases(("around", "inner", "inside", "begun"), "flat"),
+        *cases(("around", "inside"), "flat-grad"),
+        "flat-alone/around",
+    ],
+}
+
+
+def in_two_processes(script: Path, *arguments: str) -> list[str]:
+    """Run `script RANK STORE OUT arguments` in two processes -> what each wrote to OUT."""
+    with tempfile.TemporaryDirectory() as folder:
+        outs = [Path(folder) / f"out{rank}" for rank in range(WORLD)]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        processes = [
+            subprocess.Popen(
+                [sys.executable, script, str(rank), f"{folder}/store", out, *arguments],
+                env=environment,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for rank, out in enumerate(outs)
+        ]
+        try:
+            errors = [process.communicate(timeout=300)[1] for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
+        for process, error in zip(processes, errors, strict=True):
+            assert process.returncode == 0, f"exit code {process.returncode}: {error[-2000:]}"
+        return [out.read_text() for out in outs]
+
+
+@functools.cache
+def outcomes(group: str) -> list[dict[str, float | str]] | str:
+    """What became of the cases of a group in each process, or what the processes died of."""
+    try:
+        return [json.loads(text) for text in in_two_processes(SUPPORT / "ranks.py", *GROUPS[group])]
+    except (AssertionError, subprocess.TimeoutExpired) as failure:
+        return str(failure)
+
+
+@pytest.mark.parametrize(("group", "case"), [(group, case) for group in GROUPS for case in GROUPS[group]])
+def test_exact_or_refused(group, case):
+    expected = expectation(*case.split("/"))
+    results = outcomes(group)
+    assert not isinstance(results, str), results
+    for found in results:
+        if expected is None:
+            assert isinstance(found[case], float), found[case]
+            assert found[case] < 1e-12
+        else:
+            assert isinstance(found[case], str), f"accepted, and off by {found[case]}"
+            assert re.match(expected, found[case])
+            assert found[case].count(". ") == 0  # one sentence
+
+
+def test_shares_of_unequal_size(tmp_path):
+    """The example's weights are those of one process with the factor it shows, and not without."""
+    script = EXAMPLES / "loop_ddp.py"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, script, "3"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    scaled, unscaled = (float(line.split()[-1]) for line in done.stdout.splitlines())
+    assert scaled < 1e-12
+    assert unscaled > 1e-5
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,192 @@
+"""The CUDA source, compiled for the CPU: a POSIX thread for each CUDA thread, all blocks at once.
+
+What CUDA gives a thread is written again in a few lines of C++: its place, barriers, exchanges within a warp. A barrier
+that some thread never reaches breaks after a while, and the launch fails instead of waiting forever.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from coadjoint.sweeps.engines.cuda import engine as cuda_engine
+from coadjoint.sweeps.engines.cuda import geometry, source
+
+PATIENCE = 600  # seconds at a barrier: threads that wait in vain, and not ones that a busy machine is slow to run
+COMPILER = shutil.which(os.environ.get("CXX", "c++")) or shutil.which("g++")
+
+# <cmath> would take longer to read than the kernel to compile
+HEAD = r"""
+#include <pthread.h>
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#define __device__
+#define __global__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define ONE(y) extern "C" double y(double) noexcept; extern "C" float y##f(float) noexcept; inline float y(float a) noexcept { return y##f(a); }
+ONE(tanh) ONE(exp) ONE(expm1) ONE(log) ONE(log1p) ONE(sqrt) ONE(sin) ONE(cos) ONE(erf) ONE(atan) ONE(fabs)
+extern "C" double pow(double, double) noexcept; extern "C" float powf(float, float) noexcept;
+inline float pow(float a, float b) noexcept { return powf(a, b); }
+template <class T> T min(T a, T b) { return b < a ? b : a; }
+template <class T> T max(T a, T b) { return a < b ? b : a; }
+struct float4 { float x, y, z, w; };
+struct double2 { double x, y; };
+struct Place1 { int x; };
+static thread_local Place1 threadIdx, blockIdx;
+static Place1 gridDim;
+"""
+THREADS = r"""
+template <class To, class From> static To bits(From y) { To z; memcpy(&z, &y, sizeof z); return z; }
+static int __float_as_int(float y) { return bits<int>(y); }
+static float __int_as_float(int k) { return bits<float>(k); }
+static long long __double_as_longlong(double y) { return bits<long long>(y); }
+static double __longlong_as_double(long long k) { return bits<double>(k); }
+
+static volatile int broken = 0;
+static void leave() { pthread_exit(0); }
+struct Barrier {
+  pthread_mutex_t lock; pthread_cond_t turn; int count, here, round;
+  void of(int n) { pthread_mutex_init(&lock, 0); pthread_cond_init(&turn, 0); count = n; here = round = 0; }
+  void wait() {
+    pthread_mutex_lock(&lock);
+    const int mine = round;
+    if (++here == count) { here = 0; round++; pthread_cond_broadcast(&turn); }
+    timespec end; clock_gettime(CLOCK_REALTIME, &end); end.tv_sec += PATIENCE;
+    while (round == mine && !broken) if (pthread_cond_timedwait(&turn, &lock, &end)) broken = 1;
+    pthread_mutex_unlock(&lock);
+    if (broken) { pthread_cond_broadcast(&turn); leave(); }
+  }
+};
+struct Warp { Barrier barrier; double lanes[32]; };
+struct Block { Barrier barrier; Warp* warps; unsigned char* memory; };
+static thread_local Block* block;
+
+static void __syncthreads() { block->barrier.wait(); }
+static void PAUSE() { if (broken) leave(); sched_yield(); }
+template <class T, class Of> static T among(T y, Of of) {
+  Warp& w = block->warps[threadIdx.x / 32];
+  memcpy(&w.lanes[threadIdx.x % 32], &y, sizeof y);
+  w.barrier.wait();
+  const T z = of(w.lanes);
+  w.barrier.wait();
+  return z;
+}
+template <class T> static T __shfl_xor_sync(unsigned, T y, int m) {
+  return among(y, [&](double* lanes) { T z; memcpy(&z, &lanes[threadIdx.x % 32 ^ m], sizeof z); return z; });
+}
+static unsigned __reduce_max_sync(unsigned, unsigned y) {
+  return among(y, [&](double* lanes) { unsigned top = 0, z; for (int i = 0; i < 32; i++) { memcpy(&z, &lanes[i], 4); top = max(top, z); } return top; });
+}
+static void atomicMax(unsigned* p, unsigned y) {
+  unsigned old = __atomic_load_n(p, __ATOMIC_SEQ_CST);
+  while (old < y && !__atomic_compare_exchange_n(p, &old, y, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {}
+}
+#define KERNEL(name) static void name(const Args& a)
+#define SHARED_MEMORY unsigned char* shared = block->memory
+"""
+# shared memory begins as what it may hold on a device: anything
+LAUNCH = r"""
+struct Job { const Args* a; Block* block; int thread, number; };
+static void* begin(void* given) {
+  const Job& j = *(Job*)given;
+  threadIdx.x = j.thread; blockIdx.x = j.number; block = j.block;
+  NAME(*j.a);
+  return 0;
+}
+extern "C" int launch(const Args* a, int grid, int shared) {
+  gridDim.x = grid;
+  Block* blocks = new Block[grid]; Job* jobs = new Job[grid * NT]; pthread_t* threads = new pthread_t[grid * NT];
+  for (int g = 0; g < grid; g++) {
+    Block& b = blocks[g];
+    b.barrier.of(NT);
+    b.warps = new Warp[NT / 32];
+    for (int w = 0; w < NT / 32; w++) b.warps[w].barrier.of(32);
+    b.memory = (unsigned char*)aligned_alloc(64, (shared + 63) / 64 * 64);
+    memset(b.memory, 0xff, shared);
+  }
+  for (int i = 0; i < grid * NT; i++) jobs[i] = {a, blocks + i / NT, i % NT, i / NT};
+  for (int i = 0; i < grid * NT; i++) if (pthread_create(threads + i, 0, begin, jobs + i)) abort();
+  for (int i = 0; i < grid * NT; i++) pthread_join(threads[i], 0);
+  for (int g = 0; g < grid; g++) { free(blocks[g].memory); delete[] blocks[g].warps; }
+  delete[] blocks; delete[] jobs; delete[] threads;
+  return broken;
+}
+"""
+POINTS = r"""
+extern "C" void launch(const Args* a, int grid, int threads) {
+  gridDim.x = grid;
+  for (blockIdx.x = 0; blockIdx.x < grid; blockIdx.x++)
+    for (threadIdx.x = 0; threadIdx.x < threads; threadIdx.x++) points(*a);
+}
+"""
+
+
+@functools.cache
+def folder():
+    return tempfile.TemporaryDirectory(prefix="emulated-")
+
+
+@functools.cache
+def compiled(text, *flags):
+    """The source as a library."""
+    place = Path(folder().name, hashlib.sha256("\0".join((text, *flags)).encode()).hexdigest()[:32])
+    place.with_suffix(".cpp").write_text(text)
+    command = [COMPILER, "-std=c++17", "-O1", "-w", "-fPIC", "-shared", "-pthread", *flags]
+    command += [str(place.with_suffix(".cpp")), "-o", str(place.with_suffix(".so"))]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[:3000]
+    return ctypes.CDLL(str(place.with_suffix(".so")))
+
+
+@dataclass(frozen=True)
+class Mode:
+    """A chip: what a thread, a block and the whole may hold."""
+
+    weights: int = geometry.WEIGHTS
+    shared: int = geometry.SHARED
+    rows: int = geometry.ROWS
+    traffic: int = geometry.TRAFFIC
+    warps: int = 1
+    processors: int = 4
+
+
+CACHES = (geometry.geometry, geometry.tile, geometry.held, source.source, cuda_engine.points)  # they depend on the chip
+
+
+class Emulated(cuda_engine.Launch):
+    """A sweep on threads of the CPU."""
+
+    def launch(self, name, options, pack):
+        g = self.geometry
+        text, shared = source.source(name, self.plan.cell, g, self.d, self.like.dtype, self.plan.rows.uniform, *options)
+        library = compiled(HEAD + THREADS + text + LAUNCH, f"-DNAME={name}", f"-DPATIENCE={PATIENCE}")
+        assert not library.launch(pack, g.groups * g.parts, shared), f"a thread of {name} waits for others in vain"
+
+
+def install(monkeypatch, mode):
+    """Engine `cuda` on this chip, made of threads."""
+    forget()
+    patches = {
+        "WEIGHTS": mode.weights, "SHARED": mode.shared, "ROWS": mode.rows, "TRAFFIC": mode.traffic, "Launch": Emulated,
+        "geometry": functools.partial(CACHES[0], warps=mode.warps), "processors": lambda device: mode.processors, "room": lambda device: geometry.LIMIT,
+        "loaded": lambda text, name, device, shared: compiled(HEAD + text + POINTS),
+        "start": lambda library, grid, threads, shared, pack, device: library.launch(pack, grid, threads),
+    }  # fmt: skip
+    for name, value in patches.items():
+        monkeypatch.setattr(cuda_engine, name, value)
+
+
+def forget():
+    """What was cached for a chip that is no longer there."""
+    for cache in CACHES:
+        cache.cache_clear()
