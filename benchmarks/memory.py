@@ -27,12 +27,16 @@ def problem(cell: str, T: int, B: int, units: int, readout: str) -> tuple[co.Net
 
 def main(cell: str, T: str, B: str, units: str, name: str, segments: str, readout: str = "last") -> None:
     torch.set_num_threads(1)
-    co.segments.steady()
+    co.gradients.memory.steady()
     cut = None if segments == "none" else segments if segments == "auto" else int(segments)
     method = co.BPTT(cut) if name == "plain" else co.Penalised(name, 0.1, cut)
     method(*problem(cell, 64, 2, 8, readout), "squared")  # code that is loaded or compiled on first use
     net, batch = problem(cell, int(T), int(B), int(units), readout)
-    predicted, before, begin = co.segments.predict(net, int(T), int(B), method), kilobytes("VmRSS"), time.perf_counter()
+    predicted, before, begin = (
+        co.gradients.memory.predict(net, int(T), int(B), method),
+        kilobytes("VmRSS"),
+        time.perf_counter(),
+    )
     print(f"predicted {predicted / 1e6:.1f} MB", flush=True)
     e = method(net, batch, "squared")
     peak = 1024 * (kilobytes("VmHWM") - before)

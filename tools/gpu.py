@@ -25,6 +25,8 @@ from pathlib import Path
 import torch
 from torch.nn.utils.rnn import PackedSequence
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
+
 import cases
 import coadjoint as co
 from cases import Case, Data

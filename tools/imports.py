@@ -186,7 +186,9 @@ def draw(found: list[Edge]) -> str:
         )
     for name in there:
         y = middle[name]
-        lines.append(f'<rect x="20" y="{y - 16}" width="{left - 20}" height="32" rx="6" fill="#eef2f8" stroke="#4a6fa5"/>')
+        lines.append(
+            f'<rect x="20" y="{y - 16}" width="{left - 20}" height="32" rx="6" fill="#eef2f8" stroke="#4a6fa5"/>'
+        )
         lines.append(f'<text x="{(left + 20) / 2}" y="{y + 5}" text-anchor="middle" fill="#1d2b45">{name}</text>')
     return "\n".join([*lines, "</svg>"]) + "\n"
 

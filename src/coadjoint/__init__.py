@@ -32,9 +32,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.6.1"
 
 if TYPE_CHECKING:
-    from . import cells, diagnostics, nn, optimisers, tasks
-    from .cells import steps
-    from .cells import structures as parametrisations
+    from . import cells, diagnostics, gradients, networks, nn, objectives, optimisers, sweeps, tasks, training
     from .cells.cell import Cell, cell
     from .cells.formula import (
         abs,
@@ -66,13 +64,12 @@ if TYPE_CHECKING:
         StorageError,
         Unsupported,
     )
-    from .gradients import memory as segments
     from .gradients.bptt import BPTT
     from .gradients.evaluation import Evaluation
     from .gradients.penalised import Penalised
     from .gradients.rtrl import RTRL, Stream
     from .gradients.truncated import Truncated
-    from .networks import initialisers, ridge
+    from .networks import initialisers
     from .networks.layers import Recorded
     from .networks.network import Network, Trajectory
     from .networks.reservoir import Reservoir
@@ -83,9 +80,8 @@ if TYPE_CHECKING:
     from .objectives.batch import Batch
     from .objectives.penalties import Penalty
     from .optimisers import curvature
-    from .optimisers import step_rules as directions
     from .sweeps.costates import Costates, norm
-    from .training import curriculum, online, report
+    from .training import online, report
     from .training.loop import Interrupted, Result, train
     from .training.validation import evaluate
 
@@ -116,22 +112,21 @@ _HOME = {name: module for module, names in _NAMES.items() for name in names.spli
 # Public modules, by name.
 _MODULES = {
     "cells": "cells",
-    "curriculum": "training.curriculum",
     "curvature": "optimisers.curvature",
     "diagnostics": "diagnostics",
-    "directions": "optimisers.step_rules",
+    "gradients": "gradients",
     "initialisers": "networks.initialisers",
     "losses": "objectives.losses",
+    "networks": "networks",
     "nn": "nn",
+    "objectives": "objectives",
     "online": "training.online",
     "optimisers": "optimisers",
-    "parametrisations": "cells.structures",
     "penalties": "objectives.penalties",
     "report": "training.report",
-    "ridge": "networks.ridge",
-    "segments": "gradients.memory",
-    "steps": "cells.steps",
+    "sweeps": "sweeps",
     "tasks": "tasks",
+    "training": "training",
 }
 
 # Modules of 0.6 and where their contents are now. `import coadjoint.losses` works until 1.0, with a DeprecationWarning.
@@ -198,6 +193,7 @@ _MOVED = {
 
 __all__ = [
     "BPTT",
+    "RTRL",
     "Batch",
     "Cell",
     "CoadjointError",
@@ -214,7 +210,6 @@ __all__ = [
     "NumericalError",
     "Penalised",
     "Penalty",
-    "RTRL",
     "Recorded",
     "Reservoir",
     "Result",
@@ -230,44 +225,45 @@ __all__ = [
     "cell",
     "cells",
     "cos",
-    "curriculum",
     "curvature",
     "diagnostics",
-    "directions",
     "erf",
     "evaluate",
     "exp",
     "expm1",
+    "gradients",
     "held",
     "initialisers",
     "log",
     "log1p",
     "losses",
+    "networks",
     "nn",
     "norm",
+    "objectives",
     "online",
     "optimisers",
-    "parametrisations",
     "penalties",
     "record",
     "relu",
     "report",
-    "ridge",
-    "segments",
     "sigmoid",
     "sign",
     "sin",
     "softplus",
     "sqrt",
     "step",
-    "steps",
+    "sweeps",
     "tanh",
     "tasks",
     "train",
+    "training",
 ]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MOVED and name not in _MODULES:
+        return importlib.import_module(f".{name}", __name__)  # warns
     if name in _MODULES:
         return importlib.import_module(f".{_MODULES[name]}", __name__)
     if name not in _HOME:

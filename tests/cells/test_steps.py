@@ -320,7 +320,7 @@ def test_steps_by_name():
 
 
 def test_a_network_takes_them_by_name():
-    for name, step in co.steps.STEPS.items():
+    for name, step in co.cells.steps.STEPS.items():
         net = co.Network(name, inputs=2, hidden=3, outputs=1)
         assert isinstance(net.step, step)
         assert net.slots == net.step.slots

@@ -354,7 +354,7 @@ BY_HAND = {
     "cornn": lambda: co.Network(library.cornn(0.1, 1.5, 2), x0="learned", **SIZES),
     "scrn": lambda: co.Network(library.scrn(0.5, True), skip=True, **SIZES),
     "inverse": lambda: co.Network(library.inverse(3, "relu"), **SIZES),
-    "rate": lambda: co.Network(library.rate(noise=0.1), structure=co.parametrisations.dale(4), **SIZES),
+    "rate": lambda: co.Network(library.rate(noise=0.1), structure=co.cells.structures.dale(4), **SIZES),
     "lstm-1997": lambda: co.Network("lstm-1997", truncated=True, **SIZES),
     "lipschitz": lambda: co.Network(library.lipschitz(beta=0.6), readout="attention", steps=4, **SIZES),
     "tilted": lambda: co.Network(library.lipschitz(), readout="tilted", beta=-2.0, **SIZES),

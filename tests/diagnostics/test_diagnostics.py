@@ -13,10 +13,10 @@ import torch
 
 import coadjoint as co
 from coadjoint.cli import diagnose
-from coadjoint.diagnostics import examination, finding, landscape
+from coadjoint.diagnostics import examination, finding
 from coadjoint.diagnostics.costates import Components, decay, paths, sensitivity, temporal
 from coadjoint.diagnostics.jacobians import jacobians, lyapunov, singular_values
-from coadjoint.diagnostics.landscape import Along, Landscape, landscape, noise, normalised
+from coadjoint.diagnostics.landscape import Along, Landscape, along, landscape, noise, normalised
 from coadjoint.diagnostics.units import saturation
 from coadjoint.diagnostics.weights import at_rest, bounds, slopes_of, spectrum
 from coadjoint.training.report import diagnoses
@@ -194,7 +194,7 @@ def test_nothing_leaves_the_range_of_numbers(factor, T):
     assert found.by_singular_value == pytest.approx(log, abs=1e-6)
     np.testing.assert_allclose(found.costates, far[::-1] * log, rtol=1e-5, atol=1e-3)
     if factor < 1:  # states of the others leave the range themselves
-        assert np.isfinite(landscape.along(e, [1e-3]).loss).all()
+        assert np.isfinite(along(e, [1e-3]).loss).all()
 
 
 def test_a_relu_network_may_be_dead_without_a_complaint():
@@ -463,7 +463,7 @@ def test_the_loss_elsewhere_and_weights_that_stay(options):
     net = e.network
     before = {name: p.detach().clone() for name, p in net.named_parameters()}
     versions = [p._version for p in net.parameters()]
-    found = landscape.along(e, [1e-7, 1e-2, 0.3])
+    found = along(e, [1e-7, 1e-2, 0.3])
     assert found.before == pytest.approx(float(e.loss), rel=1e-12)
     assert (found.loss[0] - found.before) / 1e-7 == pytest.approx(-(e.norm**2), rel=1e-4)
     for s, value in zip(found.steps, found.loss, strict=True):
@@ -487,7 +487,7 @@ def test_the_loss_elsewhere_and_weights_that_stay(options):
 def test_a_loss_out_of_range_is_no_error():
     e = evaluated(activation="identity", T=60, ragged=False)
     with torch.no_grad():
-        loss = landscape.along(e, [1e-3, 1e300]).loss
+        loss = along(e, [1e-3, 1e300]).loss
     assert np.isfinite(loss[0])
     assert not np.isfinite(loss[1])
 
@@ -495,7 +495,7 @@ def test_a_loss_out_of_range_is_no_error():
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda e: landscape.along(e, [0.1, -1]), "step sizes are positive numbers; got"),
+        (lambda e: along(e, [0.1, -1]), "step sizes are positive numbers; got"),
         (lambda e: landscape(e, points=4), "an odd number of points, at least 3, and a positive reach; got 4"),
         (lambda e: examination.examine(e, ["lyapunow"]), "unknown diagnostic 'lyapunow'; did you mean 'lyapunov'?"),
         (lambda e: noise(co.Evaluation(e.network, e.batch, e.losses, e.penalties, 0.0, e.gradient, e.run, e.adjoint)), "does not know its loss"),

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from pathlib import Path
 
 import pytest
+
 from paths import DATA, ROOT
 
 spec = importlib.util.spec_from_file_location("digests", ROOT / "tools" / "digests.py")

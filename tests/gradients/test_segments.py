@@ -10,7 +10,8 @@ import torch
 import cases
 import coadjoint as co
 from coadjoint.gradients import memory, segments
-from coadjoint.sweeps import chunks, differentiable, engines, memory, rows
+from coadjoint.sweeps import chunks, differentiable, engines, rows
+from coadjoint.sweeps.memory import release
 
 CELLS = ("elman", "lstm", "gru", "leaky", "rate", "odd", "diagonal", "pair")
 SCALAR = (
@@ -310,7 +311,7 @@ def test_memory_that_is_alive_is_counted_once_and_until_it_goes():
 
 def most_asked_for(run):
     """The most bytes of tensors that were alive at once, as torch asked its allocator for them: not what that took."""
-    memory.release()
+    release()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         run()
     waiting, changes = list(profile.profiler.kineto_results.experimental_event_tree()), []

@@ -6,11 +6,11 @@ import re
 import runpy
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
+
 from paths import EXAMPLES
 
 REFUSAL = "Double backwards is not supported for CuDNN RNNs due to limitations in the CuDNN API"

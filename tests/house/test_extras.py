@@ -3,12 +3,7 @@ begin. Outputs, gradients and Hessian products against the slow truth of stacks.
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch

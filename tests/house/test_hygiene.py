@@ -4,9 +4,9 @@ import io
 import re
 import token
 import tokenize
-from pathlib import Path
 
 import pytest
+
 from paths import ROOT
 
 FILES = sorted(p for folder in ("src", "examples", "benchmarks") for p in (ROOT / folder).rglob("*.py"))

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from paths import ROOT
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -355,7 +355,7 @@ EXTRAS = (
 )  # what torch.nn does not have
 UNMADE = (  # calls of which the table has no good one: they take files, or other networks
     "Tape.costates",
-    "diagnostics.save",
+    "report.save",
     "diagnostics.plot",
     "diagnostics.paths",
     "online.read",
@@ -795,8 +795,8 @@ CALLS = {
         lambda seed, points, reach: co.diagnostics.landscape(evaluation(), seed, points, reach),
         {"seed": (0, SEED), "points": (3, (*WHOLE, None)), "reach": (1.0, (*REAL, -1.0))},
     ),
-    "diagnostics.save": (
-        lambda folder, found: co.diagnostics.save(folder, found),
+    "report.save": (
+        lambda folder, found: co.report.save(folder, found),
         {"folder": (None, (3, 1.5, [], Odd())), "found": (None, KIND)},
     ),
     "diagnostics.plot": (
@@ -844,7 +844,7 @@ CALLS = {
         },
     ),
     "segments.predict": (
-        co.segments.predict,
+        co.gradients.memory.predict,
         {
             "net": (net, NET),
             "T": (T, (*WHOLE, None)),
@@ -853,7 +853,7 @@ CALLS = {
         },
     ),
     "curriculum.Easiest": (
-        co.curriculum.Easiest,
+        co.training.curriculum.Easiest,
         {
             "start": (0.5, (*REAL, -1.0, 0.0, 2.0)),
             "steps": (5, (*WHOLE, None)),
@@ -925,21 +925,21 @@ CALLS = {
         },
     ),
     "parametrisations.dale": (
-        co.parametrisations.dale,
+        co.cells.structures.dale,
         {"units": (D, (*WHOLE, None)), "excitatory": (0.8, (*REAL, -1.0, 2.0))},
     ),
-    "parametrisations.LowRank": (co.parametrisations.LowRank, {"rank": (1, (*WHOLE, None))}),
-    "parametrisations.Orthogonal": (co.parametrisations.Orthogonal, {"by": ("exp", NAME)}),
+    "parametrisations.LowRank": (co.cells.structures.LowRank, {"rank": (1, (*WHOLE, None))}),
+    "parametrisations.Orthogonal": (co.cells.structures.Orthogonal, {"by": ("exp", NAME)}),
     "parametrisations.Skew": (
-        co.parametrisations.Skew,
+        co.cells.structures.Skew,
         {"beta": (1.0, REAL), "gamma": (0.01, REAL)},
     ),
     "parametrisations.structure": (
-        co.parametrisations.structure,
+        co.cells.structures.structure,
         {"given": ("orthogonal", ("no such", 3, None, [], Odd())), "units": (D, (*WHOLE, None))},
     ),
-    "ridge.Ridge": (co.ridge.Ridge, {"net": (net, NET), "alpha": (1e-6, (*REAL, -1.0))}),
-    "ridge.Ridge.add": (lambda batch: co.ridge.Ridge(net()).add(batch), {"batch": (batch, NET)}),
+    "ridge.Ridge": (co.networks.ridge.Ridge, {"net": (net, NET), "alpha": (1e-6, (*REAL, -1.0))}),
+    "ridge.Ridge.add": (lambda batch: co.networks.ridge.Ridge(net()).add(batch), {"batch": (batch, NET)}),
     "cells.named": (
         co.cells.named,
         {"name": ("elman", NAME), "activation": ("tanh", ("no such", 3, [], Odd()))},
@@ -961,12 +961,12 @@ CALLS = {
     },
     "cells.options": (co.cells.options, {"name": ("elman", NAME)}),
     "steps.named": (
-        co.steps.named,
+        co.cells.steps.named,
         {"name": ("gru-before", NAME), "inputs": (I, WHOLE), "hidden": (D, WHOLE)},
     ),
-    "steps.options": (co.steps.options, {"name": ("gru-before", NAME)}),
+    "steps.options": (co.cells.steps.options, {"name": ("gru-before", NAME)}),
     "steps.DeepTransition": (
-        co.steps.DeepTransition,
+        co.cells.steps.DeepTransition,
         {
             "inputs": (I, WHOLE),
             "hidden": (D, (*WHOLE, 10**9)),
@@ -977,7 +977,7 @@ CALLS = {
         },
     ),
     "steps.GatedFeedback": (
-        co.steps.GatedFeedback,
+        co.cells.steps.GatedFeedback,
         {
             "inputs": (I, WHOLE),
             "hidden": (D, (*WHOLE, 10**9)),
@@ -1123,21 +1123,21 @@ CALLS = {
         co.penalties.log_decay,
         {"lam": (costates, (None, "x", 3, [], Odd(), torch.ones(T, B, D)))},
     ),
-    "directions.Galvan": (co.directions.Galvan, {"c": (1.0, (*REAL, -1.0))}),
+    "directions.Galvan": (co.optimisers.Galvan, {"c": (1.0, (*REAL, -1.0))}),
     "directions.Armijo": (
-        co.directions.Armijo,
+        co.optimisers.Armijo,
         {"c": (1e-4, (*REAL, -1.0)), "shrink": (0.5, (*REAL, -1.0)), "most": (40, (*WHOLE, None))},
     ),
     "directions.Wolfe": (
-        co.directions.Wolfe,
+        co.optimisers.Wolfe,
         {"c1": (1e-4, (*REAL, -1.0)), "c2": (0.9, (*REAL, -1.0)), "most": (25, (*WHOLE, None))},
     ),
     "parametrisations.Signed": (
-        co.parametrisations.Signed,
+        co.cells.structures.Signed,
         {"signs": (lambda: torch.ones(D), (None, "x", 3, [], Odd(), torch.zeros(D), sparse(D), nested(D, 1)))},
     ),
     "Easiest.choose": (
-        lambda step, batch, seed: co.curriculum.Easiest(0.5, 5).choose(xor_net(), task(), step, batch, seed),
+        lambda step, batch, seed: co.training.curriculum.Easiest(0.5, 5).choose(xor_net(), task(), step, batch, seed),
         {"step": (0, (-1, 1.5, "x", None)), "batch": (2, (*WHOLE, None)), "seed": (0, SEED)},
     ),
     "Reservoir.predict": (

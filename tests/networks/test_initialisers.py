@@ -85,7 +85,7 @@ REFUSED = {  # cells without W, and structures that cannot hold what is asked fo
     "exponential": ("spectral", "sparse", "smart-tanh"),
     "inverse": ("spectral", "sparse", "orthogonal", "smart-tanh"),
 }
-KINDS = [*co.cells.CELLS, *co.steps.STEPS]
+KINDS = [*co.cells.CELLS, *co.cells.steps.STEPS]
 
 
 @pytest.mark.parametrize("cell", KINDS)

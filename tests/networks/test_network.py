@@ -4,7 +4,6 @@ import copy
 import json
 import subprocess
 import sys
-from importlib.util import find_spec
 
 import pytest
 import torch
@@ -226,7 +225,7 @@ def test_signed_parametrisation(engine):
     signs = torch.tensor([1, 1, -1, 1, -1])
     net = make(engine=engine)
     size = net.W.detach().abs()
-    parametrize.register_parametrization(net, "W", co.parametrisations.Signed(signs))
+    parametrize.register_parametrization(net, "W", co.cells.structures.Signed(signs))
     assert torch.equal(net.W, size * signs)
     optimiser = torch.optim.SGD(net.parameters(), lr=0.5)
     for _ in range(3):
@@ -240,7 +239,7 @@ def test_signed_parametrisation(engine):
     (of_M,) = torch.autograd.grad(net(inputs()).costates(loss).loss.sum(), M)
     assert torch.isfinite(of_M).all()
     with pytest.raises(co.InputError, match=r"signs must be a vector of \+1 and -1"):
-        co.parametrisations.Signed(torch.tensor([1, 0]))
+        co.cells.structures.Signed(torch.tensor([1, 0]))
 
 
 def test_initialisers():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
-from pathlib import Path as File
 from types import SimpleNamespace
 
 import pytest

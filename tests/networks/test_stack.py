@@ -18,7 +18,7 @@ KINDS = {n: (cases.CELLS | cases.MORE).get(n, n) for n in (*NAMES, "odd", "pair"
 
 
 def gru_before(theta, u, x):
-    """One step of co.steps.ResetBefore, by hand."""
+    """One step of co.cells.steps.ResetBefore, by hand."""
     W, R, b, d = theta["step.W"], theta["step.R"], theta["step.b"], len(x)
     a = R @ u + b
     r = oracles.sigmoid(W[:d] @ x + a[:d])

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from ranks import NETWORKS, PLACES, WORLD
 from paths import EXAMPLES, SUPPORT
+from ranks import NETWORKS, PLACES, WORLD
 
 pytestmark = pytest.mark.skipif(
     not torch.distributed.is_available() or not torch.distributed.is_gloo_available(), reason="needs gloo"

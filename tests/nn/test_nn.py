@@ -18,7 +18,6 @@ import shutil
 import subprocess
 import sys
 import unittest
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -31,6 +30,7 @@ from torch.utils.checkpoint import checkpoint
 import coadjoint as co
 import oracles
 from coadjoint.sweeps import chunks
+from coadjoint.sweeps.engines import load
 from paths import SUPPORT
 
 ENGINES = ("reference", "eager", "cpu", "stepwise", "autograd")

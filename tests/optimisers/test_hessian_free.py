@@ -6,7 +6,6 @@ import pytest
 import torch
 
 import coadjoint as co
-from coadjoint.optimisers import conjugate_gradients
 from coadjoint.optimisers.conjugate_gradients import conjugate_gradients
 from coadjoint.optimisers.curvature import Curvature
 from coadjoint.optimisers.hessian_free import HessianFree, backtracked

@@ -9,7 +9,6 @@ import re
 import subprocess
 import sys
 import tokenize
-from pathlib import Path
 
 import pytest
 import torch

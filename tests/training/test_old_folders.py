@@ -11,6 +11,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+
 from paths import DATA
 
 VERSIONS = sorted(path.name.removeprefix("folders-") for path in DATA.glob("folders-*"))

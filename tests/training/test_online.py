@@ -23,7 +23,7 @@ import coadjoint as co
 from coadjoint.objectives import losses
 from coadjoint.tasks.files import stream as stream_module
 from coadjoint.training import learning, online, signals, storage
-from paths import ROOT, SUPPORT
+from paths import SUPPORT
 
 F64 = torch.float64
 I, D, O = 2, 5, 3
@@ -568,7 +568,7 @@ def test_other_files_that_cannot_be_read(here):
         ({"clip": -1.0}, co.InputError, "clip must be a positive number"),
         ({"optimiser": co.optimisers.lbfgs()}, co.Unsupported, "sees a step once"),
         ({"optimiser": co.optimisers.hessian_free()}, co.Unsupported, "sees a step once"),
-        ({"optimiser": co.optimisers.sgd(1e-2, rule=co.directions.Armijo())}, co.Unsupported, "sees a step once"),
+        ({"optimiser": co.optimisers.sgd(1e-2, rule=co.optimisers.Armijo())}, co.Unsupported, "sees a step once"),
         ({"optimiser": co.optimisers.sgd(1e-2, co.optimisers.plateau())}, co.Unsupported, "plateau"),
         ({"optimiser": co.optimisers.sgd(1e-2, co.optimisers.cosine())}, co.InputError, "needs to know how many steps"),
         ({"batch": 0}, co.InputError, "batch must be a whole number"),

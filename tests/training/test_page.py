@@ -13,12 +13,12 @@ import time
 
 import pytest
 import torch
+from test_report import PAYLOADS, write_compare, write_run
 
 import coadjoint as co
 from coadjoint.diagnostics import examination
 from coadjoint.training.report import diagnoses
 from coadjoint.training.report import pages as pages_module
-from test_report import PAYLOADS, write_compare, write_run
 
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium")
 FLAGS = [

@@ -19,10 +19,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from coadjoint.errors import CoadjointError, MissingError, StorageError
-from coadjoint.training import settings
 from coadjoint.training.report import curves as curves_module
 from coadjoint.training.report import pages, read, summary
 from coadjoint.training.report import text as text_module
+from coadjoint.training.settings import dump, load
 
 ENVIRONMENT = {
     "coadjoint": "0.2.0", "torch": "2.13.0", "numpy": "2.3.1", "python": "3.12.3", "platform": "Linux-6.8-x86_64", "processor": "x86_64",
@@ -659,9 +659,9 @@ def plant(folder, file, path, word):
                 put(row, path[1:], word)
         (folder / file).write_text("\n".join(map(json.dumps, rows)))
     elif file == "config.yaml":
-        mapping = settings.load(folder / file).values
+        mapping = load(folder / file).values
         put(mapping, path, word)
-        settings.dump(mapping, folder / file)
+        dump(mapping, folder / file)
     elif file:
         edit(folder / file, lambda data: put(data, path, word))
 

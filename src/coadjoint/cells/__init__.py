@@ -13,6 +13,7 @@ structures   structured recurrent weights: orthogonal, antisymmetric, low rank, 
 
 from __future__ import annotations
 
+from . import steps, structures
 from .cell import Cell, Fields, Uniform, Weights, cell
 from .library import (
     ACTIVATIONS,
@@ -52,13 +53,13 @@ from .library import (
 
 __all__ = [
     "ACTIVATIONS",
-    "Activation",
     "CELLS",
-    "Cell",
     "FADES_AT_ONCE",
     "FIXED",
-    "Fields",
     "NEVER_FADES",
+    "Activation",
+    "Cell",
+    "Fields",
     "Uniform",
     "Weights",
     "activation_function",
@@ -88,5 +89,7 @@ __all__ = [
     "rate",
     "ring",
     "scrn",
+    "steps",
+    "structures",
     "unicornn",
 ]

@@ -3,7 +3,7 @@
 Each is a module (u_t, x) -> x with its own parameters; a network takes it by name, or as a module:
 
     net = co.Network("gated-feedback", inputs=3, hidden=16, outputs=2, layers=2)
-    net = co.Network(co.steps.GatedFeedback(3, 16, layers=2), inputs=3, hidden=16, outputs=2)
+    net = co.Network(co.cells.steps.GatedFeedback(3, 16, layers=2), inputs=3, hidden=16, outputs=2)
 
 They run on the autograd engine; costates and penalties are those of any network. W is recurrent and R reads the input.
 All parameters are drawn uniformly from +-1/sqrt(hidden), as torch.nn does.

@@ -1,8 +1,8 @@
 """Structured W: parametrisations, outside the sweeps, of any cell's recurrent matrix.
 
     co.Network("elman", structure="orthogonal", ...)            by name
-    co.Network("elman", structure=co.parametrisations.Skew(), ...)
-    torch.nn.utils.parametrize.register_parametrization(net, "W", co.parametrisations.Signed(signs))
+    co.Network("elman", structure=co.cells.structures.Skew(), ...)
+    torch.nn.utils.parametrize.register_parametrization(net, "W", co.cells.structures.Signed(signs))
 
 W [g d, k d] of a cell with g gates, reading k slots, is cut into blocks [d, d], and each has the structure. What is trained
 is the raw parameter `parametrizations.W.original`; its gradient is the sweep's by W, pulled back by autograd.

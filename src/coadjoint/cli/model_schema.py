@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, ConfigDict, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
 from ..errors import StorageError
 from ..tasks.description import Description
@@ -28,7 +28,7 @@ class Model(Sealed):
     precision: Literal[32, 64]
     data: Annotated[dict[str, Any] | None, AfterValidator(of_data)] = None
     task: str | None = None
-    settings: dict[str, Any] = {}
+    settings: dict[str, Any] = Field(default_factory=dict)
     classes: Labels | None = None
     window: Count | None = None
 

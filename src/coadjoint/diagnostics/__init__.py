@@ -38,12 +38,12 @@ from .units import Saturation, saturation
 from .weights import Bounds, Spectrum, at_rest, bounds, recurrences, slopes_of, spectrum
 
 __all__ = [
+    "DIAGNOSTICS",
     "Along",
     "Bounds",
     "Chart",
     "Compared",
     "Components",
-    "DIAGNOSTICS",
     "Decay",
     "Examination",
     "Figure",

@@ -18,6 +18,7 @@ recorded     gradients as CUDA graphs
 
 from __future__ import annotations
 
+from . import memory
 from .bptt import BPTT
 from .evaluation import Evaluation, Gradient
 from .method import Method, differentiate, trained
@@ -28,15 +29,16 @@ from .truncated import Truncated, Windows
 
 __all__ = [
     "BPTT",
+    "RTRL",
     "Evaluation",
     "Gradient",
     "Method",
     "Penalised",
-    "RTRL",
     "Stream",
     "Temporal",
     "Truncated",
     "Windows",
     "differentiate",
+    "memory",
     "trained",
 ]

@@ -17,10 +17,11 @@ initialisers   starts by name
 
 from __future__ import annotations
 
+from . import ridge
 from .layers import Recorded
 from .network import Network, Trajectory
 from .reservoir import Reservoir
 from .seq2seq import EncoderDecoder
 from .stack import Stack
 
-__all__ = ["EncoderDecoder", "Network", "Recorded", "Reservoir", "Stack", "Trajectory"]
+__all__ = ["EncoderDecoder", "Network", "Recorded", "Reservoir", "Stack", "Trajectory", "ridge"]

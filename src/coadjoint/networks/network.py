@@ -121,7 +121,7 @@ def changes(entering: Entering | None) -> Entering | None:
 class Network(Recurrence, Readout):
     """A recurrent layer and a linear readout.
 
-    cell        a name ("elman", "lstm", "gru", ...; co.cells.CELLS and co.steps.STEPS have them all), a cell made with
+    cell        a name ("elman", "lstm", "gru", ...; co.cells.CELLS and co.cells.steps.STEPS have them all), a cell made with
                 @co.cell, a torch cell module (RNNCell, LSTMCell, GRUCell) or any step function (u_t, x) -> x; what is no
                 formula runs on the autograd engine
     activation  "tanh", "sigmoid", "relu", "identity", "softplus" or a function written with co.tanh, co.exp, ...

@@ -18,4 +18,4 @@ from .layers import Layers
 from .modules import GRU, LSTM, RNN, replace
 from .recording import Tape, record
 
-__all__ = ["GRU", "GRUCell", "LSTM", "LSTMCell", "Layers", "RNN", "RNNCell", "Tape", "record", "replace"]
+__all__ = ["GRU", "LSTM", "RNN", "GRUCell", "LSTMCell", "Layers", "RNNCell", "Tape", "record", "replace"]

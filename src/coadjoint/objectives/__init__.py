@@ -16,4 +16,4 @@ from .losses import LOSSES, OUTPUTS, Loss
 from .penalties import PENALTIES, Penalty, penalty
 from .weights import Steered
 
-__all__ = ["Batch", "LOSSES", "Loss", "OUTPUTS", "PENALTIES", "Penalty", "Steered", "penalty"]
+__all__ = ["LOSSES", "OUTPUTS", "PENALTIES", "Batch", "Loss", "Penalty", "Steered", "penalty"]

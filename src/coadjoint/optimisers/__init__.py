@@ -13,6 +13,7 @@ conjugate_gradients, hessian_free    Newton steps without the Hessian
 
 from __future__ import annotations
 
+from .directions import DIRECTIONS, distance, temporal
 from .recipes import (
     OPTIMISERS,
     OWN_PACE,
@@ -32,26 +33,32 @@ from .recipes import (
     sgd,
 )
 from .schedules import SCHEDULES, Schedule, constant, cosine, exponential, inverse_time, linear, plateau
+from .step_rules import Armijo, Galvan, Wolfe
 from .steppers import Curved, Judged, Point, Quasi, Regressed, Stepper, flat, numbers_of, whole_number
 
 __all__ = [
-    "Curved",
-    "Judged",
+    "DIRECTIONS",
     "OPTIMISERS",
     "OWN_PACE",
-    "Optimiser",
     "PACELESS",
+    "SCHEDULES",
+    "Armijo",
+    "Curved",
+    "Galvan",
+    "Judged",
+    "Optimiser",
     "Point",
     "Quasi",
     "Regressed",
-    "SCHEDULES",
     "Schedule",
     "Stepper",
+    "Wolfe",
     "adagrad",
     "adam",
     "adamw",
     "constant",
     "cosine",
+    "distance",
     "exponential",
     "flat",
     "hessian_free",
@@ -67,5 +74,6 @@ __all__ = [
     "ridge",
     "rmsprop",
     "sgd",
+    "temporal",
     "whole_number",
 ]

@@ -35,6 +35,8 @@ from ..sweeps.layout import dense
 from ..sweeps.memory import empty
 from ..sweeps.run import Swept
 from ..sweeps.slopes import read
+from .conjugate_gradients import Solved as Solved
+from .conjugate_gradients import conjugate_gradients as conjugate_gradients
 
 CONVEX = {  # loss: the output functions with which it is convex in a
     "squared": ("identity",),

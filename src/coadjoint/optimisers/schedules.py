@@ -1,7 +1,7 @@
 """Optimisers: torch's and our own by name, the schedule of their step size, and what takes a step with them.
 
     co.train(net, task, optimiser=co.optimisers.adam(3e-4, schedule=co.optimisers.cosine()))
-    co.train(net, task, optimiser=co.optimisers.sgd(1e-2, direction="temporal", rule=co.directions.Galvan(1.0)))
+    co.train(net, task, optimiser=co.optimisers.sgd(1e-2, direction="temporal", rule=co.optimisers.Galvan(1.0)))
     co.train(net, task, optimiser=co.optimisers.hessian_free(structural=0.1), batch=1000)
 
 An Optimiser is a recipe. A Schedule is a factor on the step size: a function of the step alone (constant, exponential,

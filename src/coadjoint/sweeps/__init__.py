@@ -28,12 +28,12 @@ from .rows import Link, Rows, scale
 from .run import Costate, Stepped, Swept
 
 __all__ = [
+    "ENGINES",
+    "PREFERRED",
     "Choice",
     "Costate",
-    "ENGINES",
     "Engine",
     "Link",
-    "PREFERRED",
     "Plan",
     "Rows",
     "Stepped",

@@ -23,7 +23,8 @@ report/      a run folder as one page
 
 from __future__ import annotations
 
+from . import curriculum
 from .loop import Interrupted, Result, train
 from .validation import evaluate
 
-__all__ = ["Interrupted", "Result", "evaluate", "train"]
+__all__ = ["Interrupted", "Result", "curriculum", "evaluate", "train"]

@@ -185,7 +185,7 @@ def train(
     clip        the largest norm of a gradient; a larger one is scaled down. clip_value: the largest entry, others are cut;
                 clip_mean: the largest norm as a multiple of the running mean of norms
     weight_noise  standard deviation of what is added to the weights while a gradient is computed, new in each step
-    easiest     a curriculum by difficulty, co.curriculum.Easiest(start, steps)
+    easiest     a curriculum by difficulty, co.training.curriculum.Easiest(start, steps)
     gradients, seconds   budgets: the run ends when those that are given are spent, all of them. A gradient is that of one
                 sequence by backpropagation, two sweeps; other work counts by its sweeps
     every       steps between looks: held-out metrics on `tests` sequences (finite tasks: all), costates on `probes` of them
@@ -283,7 +283,7 @@ class Training:
         for name, kind, example in (
             ("gradient", Method, "co.BPTT()"),
             ("optimiser", Optimiser | HessianFree, "co.optimisers.adam(1e-3)"),
-            ("easiest", Easiest, "co.curriculum.Easiest(0.5, 1000)"),
+            ("easiest", Easiest, "co.training.curriculum.Easiest(0.5, 1000)"),
         ):
             value = getattr(self, name)
             if value is not None and not isinstance(value, kind):

@@ -238,9 +238,7 @@ def explain(devices: Sequence[str], names: Sequence[str], sizes: Sequence[Size] 
             lines.append("cuda: torch finds no GPU here.")
             continue
         about = machine(device)
-        keys = (
-            ("gpu", "cuda", "torch") if device == "cuda" else ("cpu", "cores", "threads", "compiler", "torch")
-        )
+        keys = ("gpu", "cuda", "torch") if device == "cuda" else ("cpu", "cores", "threads", "compiler", "torch")
         lines.append(f"{device}: " + ", ".join(f"{key} {about.get(key, 'not found')}" for key in keys))
         for name in names:
             cell = library.named(FORMULAS.get(name, name))
