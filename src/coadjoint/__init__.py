@@ -178,7 +178,6 @@ _MOVED = {
     "sweeps.reference": "sweeps.engines.reference",
     "sweeps.scan": "sweeps.engines.scan",
     "sweeps.stepwise": "sweeps.engines.stepwise",
-    "tasks.data": "tasks.preparation tasks.description tasks.prediction",
     "tasks.readers": "tasks.files",
     "tasks.readers.arrays": "tasks.files.arrays",
     "tasks.readers.parquet": "tasks.files.parquet",
