@@ -8,7 +8,7 @@ lam_t = dL/dx_t                                    t = 0..T, each sample's own l
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +27,7 @@ from ..sweeps.rows import Rows
 from ..sweeps.wrappers import refuse_wrapped
 from .judge import Answers
 from .readout import DROPPED, Readout, check_dropout
-from .recurrence import Entering, Recurrence, positive
+from .recurrence import Effective, Entering, Recurrence, positive
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,8 +199,25 @@ class Network(Recurrence, Readout):
     def extra_repr(self) -> str:
         return f"{self.name}, inputs={self.inputs}, hidden={self.hidden}, outputs={self.outputs}, readout={self.summary or self.readout!r}, engine={self._engine!r}"
 
+    @property
+    def one_layer(self) -> Network:
+        return self
+
+    @property
+    def recurrences(self) -> Iterable[tuple[str, Recurrence]]:
+        return (("", self),)
+
+    @property
+    def reads(self) -> int:
+        return self.wide
+
+    def recordable(self) -> Hashable | None:
+        drops = self.dropout and self.training
+        if self.cell is None or drops or self.engine not in ("cuda", "scan"):
+            return None
+        return self.cell, str(self.engine), self.readout, self.output, self.training
+
     def whole(self, what: str) -> None:
-        """Refuse `what`, which takes a sequence apart, where that is not the same."""
         if self.summary is not None:
             raise Unsupported(
                 f"{what}: readout='{self.summary}' reads all steps of a sequence at once. Use BPTT or Penalised without segments."
@@ -208,15 +225,15 @@ class Network(Recurrence, Readout):
         self.still(what)
         super().whole(what)
 
-    def into(self, R: Tensor, b: Tensor | None) -> Entering:
-        """The weights and biases that make (base, side) of the inputs of a part of a sequence."""
+    def in_parts(self) -> Effective:
+        """The weights of a sweep over a part of a sequence."""
         self.whole("sweeps in segments")
         self.plain("a sweep in segments")
         if self.shows != [0]:
             raise Unsupported(
                 "a sweep in segments has no readout of several slots. Use BPTT or Penalised without segments."
             )
-        return self.entering(R, b)
+        return self.effective()
 
     def looked_at(self, rows: Rows, x: Tensor, last: Tensor) -> Tensor:
         """What the readout looks at: the states of all steps, or each sample's last."""

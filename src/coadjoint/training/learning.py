@@ -40,7 +40,7 @@ from ..gradients import restoring
 from ..gradients.evaluation import Gradient
 from ..gradients.rtrl import RTRL
 from ..gradients.truncated import Truncated
-from ..networks.readout import Net, check_net
+from ..networks.interface import Net, check_net
 from ..objectives.losses import LossLike
 from ..optimisers.recipes import Optimiser, adam, recipe_of
 from ..optimisers.step_rules import Constant
@@ -269,7 +269,7 @@ class Learning:
     def take(self, u: Any, y: Any) -> None:
         """Predict, then learn."""
         self.step += 1
-        a, losses, gradient = self.carry.take(tensor_of("u_t", u).to(self.net.V), y, self.criterion)
+        a, losses, gradient = self.carry.take(tensor_of("u_t", u).to(self.net.like), y, self.criterion)
         loss = float(losses.sum()) / self.batch
         if not math.isfinite(loss):
             self.fail(f"the loss is {loss}")
@@ -350,7 +350,7 @@ class Learning:
             yield
             return
         weights = sum(t.numel() * t.element_size() for t in (*self.net.parameters(), *self.carry.state().values()))
-        about = lambda: environment.environment(self.seed, str(self.net.V.device), self.command)
+        about = lambda: environment.environment(self.seed, str(self.net.like.device), self.command)
         need = 4 * weights + 2**20
         call = (self.folder, resume, fallback, need, about, self.check, self.restore, self.show.say, self.most)
         with run_folder.held(*call) as opened:

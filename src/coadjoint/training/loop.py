@@ -39,7 +39,7 @@ from ..gradients.evaluation import Evaluation, Gradient
 from ..gradients.method import Method, trained
 from ..gradients.penalised import Penalised
 from ..gradients.truncated import Truncated
-from ..networks.readout import Net
+from ..networks.interface import Net
 from ..objectives.batch import Batch
 from ..optimisers.directions import DIRECTIONS, distance, norm
 from ..optimisers.hessian_free import HessianFree
@@ -453,8 +453,7 @@ class Training:
         return bool(left) and not any(left)
 
     def move(self, b: Batch) -> Batch:
-        V = self.net.V
-        return b.to(V.dtype, V.device)
+        return self.net.moved(b)
 
     def blame(self, loss: float, gradient: Gradient) -> str:
         """Which tensor is not finite, and from which time step on."""

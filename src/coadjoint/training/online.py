@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..gradients.rtrl import RTRL
 from ..gradients.truncated import Truncated
-from ..networks.readout import Net
+from ..networks.interface import Net
 from ..objectives.losses import LossLike
 from ..optimisers.recipes import Optimiser
 from ..tasks.files.stream import File
