@@ -35,7 +35,7 @@ from coadjoint.sweeps import affine, differentiable
 from coadjoint.sweeps.engines import load, opaque
 from paths import SUPPORT
 
-ENGINES = ("reference", "eager", "cpu", "stepwise", "autograd")
+ENGINES = ("reference", "eager", "cpu", "autograd")
 LAYERS = {"RNN": (nn.RNN, co.nn.RNN), "LSTM": (nn.LSTM, co.nn.LSTM), "GRU": (nn.GRU, co.nn.GRU)}
 CELLS = {
     "RNNCell": (nn.RNNCell, co.nn.RNNCell),

@@ -155,7 +155,7 @@ def arguments(name, engine, T, B, d):
     return base, randn(T * B, side) if side else None, W, x0, randn(own) if own else None, name, engine
 
 
-@pytest.mark.parametrize("engine", ["reference", "eager", "cpu", "stepwise"])
+@pytest.mark.parametrize("engine", ["reference", "eager", "cpu"])
 @pytest.mark.parametrize("name", CELLS)
 def test_operators_return_memory_of_their_own(name, engine):
     """Their outputs share none with each other nor with what they were given: at one step, at several, and where arrays are
