@@ -117,7 +117,7 @@ def test_cells_are_listed_with_their_engines_and_papers(coadjoint):
 PAGES = {
     "lstm": ["c' = f c + i g, h' = o tanh(c')", "W  [28, 7]", "R  [28, 3]", "not scan, which is for recurrences without W"],
     "cornn": ["--dt          0.042", "--eps         4.7", "W  [7, 14]", "\n    2\n"],
-    "lru": ["p.nu     [7]", "reference, eager, cpu, scan, stepwise", "torch, gaussian, glorot, he, sigmoid, basic-tanh, ring"],
+    "lru": ["p.nu     [7]", "reference, eager, cpu, scan", "torch, gaussian, glorot, he, sigmoid, basic-tanh, ring"],
     "inverse": ["--k           1\n", "W  [7, 7]", "paper\n    none"],
     "gated-feedback": ["s        = sum_i g_ij U_ij h_i", "step.levels.1.U         [7, 14]", "--unit    tanh", "autograd\n    not reference"],
     "deep-transition": ["--width       as many as --hidden", "--shortcut    no"],

@@ -21,6 +21,7 @@ import coadjoint as co
 from coadjoint.cells import formula, program
 from coadjoint.objectives.penalties import PENALTIES
 from coadjoint.sweeps import differentiable, pointwise
+from coadjoint.sweeps.engines.eager import in_place
 from coadjoint.sweeps.rows import Link
 
 T, B, D, O, H = 4, 3, 2, 2, 3
@@ -945,7 +946,7 @@ def test_penalties(G: str, readout: str) -> None:
 def test_blocks(name: str, lengths: list[int], chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Many chunks of steps and blocks of rows instead of one."""
     monkeypatch.setattr(pointwise, "CHUNK", chunk)
-    monkeypatch.setattr(pointwise, "CHUNK", chunk)
+    monkeypatch.setattr(in_place, "CHUNK", chunk)
     net = network(name, "eager", "every")
     g, Hd = truth(name, "every", True, lengths is LENGTHS)
     found = curvature(ours(net, lengths, True), given(net))

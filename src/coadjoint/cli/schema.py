@@ -116,7 +116,7 @@ class NetworkSection(Section):
     attend: bool | None = Field(None, description="sequences: the decoder looks at all steps of the input (default)")
     embedding: Whole | None = Field(None, description="sequences: entries of a token's embedding (the units)")
     freeze: str | list[str] | None = Field(None, description="parameters that are not trained: W,R,b,V,b_o,x0, ...")
-    engine: str = Field("auto", description="auto, cpu, eager, cuda, scan, stepwise, reference, autograd")
+    engine: str = Field("auto", description="auto, cpu, eager, cuda, scan, reference, autograd")
     init: str | None = Field(
         None,
         description="torch, gaussian, spectral, sparse, orthogonal, identity, glorot, he, sigmoid, basic-tanh, smart-tanh, ring; spectral if --radius is given",

@@ -141,7 +141,7 @@ class Network(Recurrence, Readout):
     mask        a fixed mask on W, shaped like W: zeros are absent connections
     structure   of W: "antisymmetric", "orthogonal", "cayley", "diagonal", "low-rank", "dale" or a torch parametrisation
                 (co.parametrisations); some cells bring their own
-    engine      "auto", "cpu", "eager", "cuda", "stepwise", "reference", "autograd"; `net.engine` says which runs,
+    engine      "auto", "cpu", "eager", "cuda", "scan", "reference", "autograd"; `net.engine` says which runs,
                 `net.engine.why` why
     slots       for a step function: how many parts of size `hidden` its state has
     options     of a cell given by name: eps=0.05, ...

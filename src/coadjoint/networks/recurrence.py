@@ -221,7 +221,7 @@ class Recurrence(Structured):
 
     @engine.setter
     def engine(self, name: str) -> None:
-        self._engine = choose("engine", name, [*engines.ENGINES, "auto"])
+        self._engine = engines.current(name)
 
     def _structure(self, given: str | nn.Module | None) -> None:
         """Give W its structure: the one that is asked for, or the cell's own."""

@@ -133,7 +133,7 @@ class Layers(nn.RNNBase):
 
     @engine.setter
     def engine(self, name: str) -> None:
-        self._engine = choose("engine", name, [*engines.ENGINES, "auto"])
+        self._engine = engines.current(name)
         if self.layer_norm and self._engine not in ("auto", "autograd"):
             raise Unsupported(
                 f"engine '{name}' takes its code from an elementwise formula, and layer_norm=True is not one. Use engine='autograd'."
