@@ -26,7 +26,6 @@ from coadjoint.optimisers.recipes import OPTIMISERS
 from coadjoint.sweeps.costates import Axis, BaseCostates, widened
 from coadjoint.sweeps.rows import scale
 from coadjoint.tasks.task import Task, right, rng
-from coadjoint.training import loop
 
 F64 = torch.float64
 WIDTHS = (5, 7, 4, 6, 3)
@@ -341,6 +340,15 @@ def test_decay_is_by_layer():
     assert [f.name for f in found.figures()] == ["costates, towards the input"]
 
 
+def test_components_are_the_runs_own_where_it_has_them():
+    e = co.BPTT()(Chain(), batch(), "cross-entropy")
+    norms = e.components().norms()["joint"]
+    assert norms.tolist() == pytest.approx([float(e.gradient[f"maps.{i}.weight"].norm()) for i in range(4)])
+    net, b, loss = recurrent("network")
+    e = co.BPTT()(net, b, loss)
+    assert torch.equal(e.components().norms()["joint"], e.temporal_components().norms()["joint"])
+
+
 def test_an_examination_holds_what_applies_and_says_why_not_of_the_rest():
     found = co.diagnostics.examine(co.BPTT()(Chain(), batch(), "cross-entropy"))
     assert set(found.found) == {"decay", "noise", "along", "landscape"}
@@ -370,10 +378,16 @@ def test_optimisers_step_it(name):
     assert np.mean(losses[-few:]) < np.mean(losses[:few])
 
 
-class Stop(loop.Silent):
+class Stop:
+    """A display that interrupts the run at its fifth step."""
+
     def step(self, step, row):
         if step == 5:
             os.kill(os.getpid(), signal.SIGINT)
+
+    def look(self, step, rows): ...
+    def say(self, text): ...
+    def close(self): ...
 
 
 @pytest.mark.parametrize("gradient", [co.BPTT, lambda: co.Penalised("log-ratio", 0.1)], ids=["plain", "penalised"])
@@ -486,3 +500,58 @@ def test_a_module_around_a_network_is_called_as_itself():
         found = method(around, b, loss).gradient
         close({n.removeprefix("module."): g for n, g in found.items()}, method(net, b, loss).gradient, 0)
     assert around.calls == 2
+
+
+# runs and weights of recurrences
+
+
+def test_a_part_of_a_run_is_read_and_not_swept_again():
+    net, b, loss = recurrent("stack")
+    whole = net.run(b).costates(loss, b.y).whole().trajectory.run
+    assert tuple(whole.x.shape) == (16, 8)
+    assert whole.formula is None
+    calls = (
+        lambda: whole.push(None),
+        lambda: whole.costate(None, None, None),
+        lambda: whole.jacobians(None, 1),
+        whole.strict,
+    )
+    for call in calls:
+        with pytest.raises(co.Unsupported, match="only a part of this run's state is seen here"):
+            call()
+
+
+@pytest.mark.parametrize("engine", ["cpu", "reference", "autograd"])
+def test_costates_by_number_are_those_by_time(engine):
+    net = co.Network("lstm", inputs=5, hidden=4, outputs=3, dtype=F64, engine=engine)
+    lam = net.run(co.Batch(torch.randn(7, 2, 5, dtype=F64), lengths=[7, 4])).costates(lambda y_hat: y_hat.sum(1))
+    assert all(torch.equal(lam.at(t), lam.lam[t]) for t in range(8))
+    assert torch.equal(lam.last, torch.tensor([7, 4]))
+    assert torch.equal(lam.last_mantissa(), torch.stack([lam.mantissa[7, 0], lam.mantissa[4, 1]]))
+    assert lam.layers == (lam,)
+    assert lam.forwards() is lam
+
+
+@pytest.mark.parametrize("cell", ["elman", "lstm", "scrn", "lru"])
+def test_unshown_is_the_transpose_of_shown(cell):
+    net = co.Network(cell, inputs=2, hidden=3, outputs=1, dtype=F64)
+    x, bar = torch.randn(4, net.n, dtype=F64), torch.randn(4, net.wide, dtype=F64)
+    assert torch.allclose((net.shown(x) * bar).sum(), (x * net.unshown(bar)).sum(), rtol=1e-14)
+
+
+@pytest.mark.parametrize(
+    "options", [{"cell": "elman", "masked": True}, {"cell": "scrn"}, {"cell": "antisymmetric"}, {"cell": "gru"}]
+)
+def test_effective_weights_make_the_step(options):
+    """x_1 from the weights as the formula takes them, by torch's operations, is that of the sweep."""
+    masked = options.pop("masked", False)
+    mask = torch.tensor([[1.0, 0, 1], [0, 1, 1], [1, 1, 0]], dtype=F64) if masked else None
+    net = co.Network(**options, inputs=2, hidden=3, outputs=1, dtype=F64, mask=mask)
+    u = torch.randn(1, 4, 2, dtype=F64)
+    taken, x0 = net.effective(), torch.randn(4, net.n, dtype=F64)
+    drive = [u[0] @ R.T + b for R, b in taken.entering if R is not None] if taken.side else [u[0] @ taken.R.T + taken.b]
+    assert torch.allclose(taken.step()(*drive, x0), net(u, x0=x0).x[1], rtol=1e-12)
+    assert torch.allclose(net.advance(u[0], x0), net(u, x0=x0).x[1], rtol=1e-12)
+    if masked:
+        assert torch.equal(taken.W, net.W * mask)
+    assert taken.x0 is net.x0

@@ -96,7 +96,7 @@ def build(config: Config, past: Any = None) -> Job:
         "description": describe(resolved, net, task),
     }  # fmt: skip
     # What an optimiser or a gradient method declines is declined before anything is written.
-    b = task.batch(0, 1, training.seed).to(net.V.dtype, net.V.device)
+    b = net.moved(task.batch(0, 1, training.seed))
     arguments["optimiser"].try_on(net, b, task.loss)
     with contextlib.suppress(NumericalError):
         e = arguments["gradient"].evaluate(net, b, task.loss)

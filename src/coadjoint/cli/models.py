@@ -112,8 +112,7 @@ def predict(
     def outputs() -> Any:
         with torch.no_grad():
             for _, b in new.batches():
-                b = b.to(net.V.dtype, net.V.device)
-                yield net(b.u, b.lengths, b.x0).a
+                yield net.run(net.moved(b)).a
 
     write_predictions(new, out, outputs())
     return len(new), new.notes

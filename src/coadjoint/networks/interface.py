@@ -81,8 +81,8 @@ class Net(Structured, ABC):
     dropout: float = 0.0
 
     @abstractmethod
-    def run(self, batch: Batch) -> Any:
-        """A NetRun of this network over the batch. (Each kind has its own, with more than NetRun has.)"""
+    def run(self, batch: Batch) -> NetRun:
+        """The run of this network over a batch. (Each kind has its own, with more than NetRun has.)"""
 
     @property
     def like(self) -> Tensor:
@@ -163,7 +163,7 @@ def hooked(module: nn.Module) -> bool:
     return own or everywhere or module._compiled_call_impl is not None
 
 
-def door(net: Any) -> Callable[[Batch], Any]:
+def door(net: Any) -> Callable[[Batch], NetRun]:
     """net.run; of a module around a network (DistributedDataParallel, say), which is no Net, a call of that module."""
     if isinstance(net, Net):
         return net.run

@@ -208,9 +208,9 @@ def share_variance(lam: BaseCostates) -> Tensor:
     logs = torch.where(on, lam.log_norms()[1:], -math.inf)
     any_on = on.any(0)
     share = torch.softmax(torch.where(any_on, logs, 0), 0)
-    return torch.where(any_on, torch.where(lam.mask[1:], (share - 1 / lam.last).square(), 0).sum(0), 0).to(
-        lam.loss.dtype
-    )
+    even = 1 / lam.last
+    off = torch.where(lam.mask[1:], (share - even).square(), 0)
+    return torch.where(any_on, off.sum(0), 0).to(lam.loss.dtype)
 
 
 @remembered

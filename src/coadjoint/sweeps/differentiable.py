@@ -304,16 +304,6 @@ class Tangent(Function):
     vmap = staticmethod(lambda *_: _raise(no_vmap()))
 
 
-def forward(
-    plan: Plan, base: Tensor, v: Tensor | None, W: Tensor | None, x0: Tensor, p: Tensor | None
-) -> tuple[Tape, Tensor]:
-    """-> (tape, x of each sample at its own last step)"""
-    x, a, last, q = Forward.apply(plan, base, v, W, x0, p)
-    if not torch.is_grad_enabled():
-        settle(plan)
-    return Tape(a, v, x, p, q), last
-
-
 def adjoint(
     plan: Plan,
     tape: Tape,

@@ -70,8 +70,10 @@ class Swept:
 
     @staticmethod
     def run(plan: Plan, base: Tensor, side: Tensor | None, W: Tensor | None, x0: Tensor, p: Tensor | None) -> Swept:
-        tape, last = differentiable.forward(plan, base, side, W, x0, p)
-        return Swept(plan, tape, W, last)
+        x, a, last, q = differentiable.Forward.apply(plan, base, side, W, x0, p)
+        if not torch.is_grad_enabled():
+            settle(plan)
+        return Swept(plan, Tape(a, side, x, p, q), W, last)
 
     @property
     def x(self) -> Tensor:
