@@ -18,7 +18,7 @@ from coadjoint.optimisers import directions
 from coadjoint.optimisers.recipes import OPTIMISERS
 from coadjoint.optimisers.schedules import constant, cosine, exponential, linear, plateau
 from coadjoint.tasks.task import Goal
-from coadjoint.training import display, json_rows, loop, plan, storage, validation
+from coadjoint.training import display, json_rows, loop, plan, storage, trainer, validation
 
 F64 = torch.float64
 QUICK = {"batch": 4, "every": 5, "tests": 8, "confirm": 8, "probes": 4}
@@ -543,7 +543,7 @@ def test_distances_are_those_of_all_steps_before_and_after_a_resume(tmp_path, mo
         met.append(measure(d, g))
         return met[-1] if fault is None or len(met) != 4 else fault
 
-    monkeypatch.setattr(directions, "distance", measured)
+    monkeypatch.setattr(trainer, "distance", measured)
     told = lambda name: json.loads((tmp_path / name / "result.json").read_text())["distance"]
     recipe = lambda: {"optimiser": co.optimisers.optimiser("sgd", 0.1, direction="temporal")}
     free = train(steps=9, **recipe())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -42,12 +42,17 @@ class Result:
 def distances(rows: Iterable[Row]) -> dict[str, float] | None:
     """Of a direction that is not the gradient: how far from it, on the unit sphere, over all steps where that is finite.
     Below 1 Galvan's condition for convergence can hold."""
-    count, below, most, total = 0, 0, -math.inf, 0.0
-    for row in rows:
-        far = row.get("distance")
-        if isinstance(far, float) and math.isfinite(far):
-            count += 1
-            below += far < 1
-            most = max(most, far)
-            total += far
+    count, below, most = 0, 0, -math.inf
+
+    def known() -> Iterator[float]:
+        nonlocal count, below, most
+        for row in rows:
+            far = row.get("distance")
+            if isinstance(far, float) and math.isfinite(far):
+                count += 1
+                below += far < 1
+                most = max(most, far)
+                yield far
+
+    total = sum(known())
     return {"mean": total / count, "most": most, "below_one": below / count} if count else None

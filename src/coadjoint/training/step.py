@@ -18,9 +18,9 @@ from ..objectives.batch import Batch
 from ..optimisers.directions import DIRECTIONS, norm
 from ..optimisers.steppers import Point
 from ..tasks.task import Task, rng
+from . import validation
 from .plan import TrainingPlan
 from .progress import Progress
-from .validation import first_fault
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ class Steps:
         if not math.isfinite(found.loss):
             bad.insert(0, f"the loss ({found.loss})")
         # with noise, the weights are not those it was found at
-        where = "" if self.plan.weight_noise else first_fault(self.latest)
+        where = "" if self.plan.weight_noise else validation.first_fault(self.latest)
         return f"{', '.join(bad) or 'the norm of the gradient'} is not finite{where}"
 
 
