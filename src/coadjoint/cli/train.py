@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 import typer
 
@@ -18,17 +17,21 @@ from .compare import compared
 from .online import stream_on
 from .program import OUT, QUIET, RUN, app, command_line, configured, finished, free, resolved
 
+if TYPE_CHECKING:
+    from ..training.run_folder import RunFolder
 
-def carry_out(job: build.Job, folder: Path, quiet: bool, **more: Any) -> None:
+
+def carry_out(job: build.Job, run: RunFolder, quiet: bool, **more: Any) -> None:
     """Train, say how it went, write the page."""
     from ..errors import NumericalError
     from ..training import loop, signals
     from ..training.report import pages
 
+    folder = Path(run)
     loggers = [tensorboard(folder)] if job.config.training.tensorboard else []
     try:
         result = loop.train(
-            job.network, job.task, **job.arguments, folder=folder, display=not quiet, loggers=loggers, command=command_line(), **more
+            job.network, job.task, **job.arguments, folder=run, display=not quiet, loggers=loggers, command=command_line(), **more
         )  # fmt: skip
     except (NumericalError, signals.Interrupted):
         pages.write(folder)
@@ -93,33 +96,36 @@ def train(
     coadjoint train addition --cell lstm --length 50,60 --ragged --schedule cosine
     coadjoint train --train data.csv --id series --target label --patience 10
     """
-    from ..errors import StorageError
-    from ..training import run_folder, settings
+    from ..training.run_folder import RunFolder
 
     job = build.build(resolved(task, config, flags))
-    folder = out or free(job.config.task.name or Path(str(job.config.data.train)).stem)
-    run_folder.create(folder, 0)
-    lock = run_folder.Lock(folder)  # of two that begin at once in one folder, the second finds the first one's config
-    try:
-        if (folder / "config.yaml").exists():
-            raise StorageError(
-                f"{folder} already holds a run. Go on with it: coadjoint resume {shlex.quote(str(folder))}; or choose another --out."
-            )
-        settings.dump(setting_flags.plain(job.config), folder / "config.yaml")
-    finally:
-        lock.release()
-    if not quiet:
-        for note in job.notes:
-            print(safe(note))
-        count, trained = (
-            sum(p.numel() for p in job.network.parameters() if p.requires_grad or every) for every in (True, False)
-        )
-        of_them = "" if trained == count else f", {trained:,} of them trained"
-        print(safe(f"{job.network.extra_repr()}\n{count:,} parameters{of_them}; run folder {folder}"))
-        if hasattr(job.task, "baseline"):
-            figures = "  ".join(f"{name} {value:.4g}" for name, value in job.task.baseline().items())
-            print(safe(f"remembering nothing gives: {figures}"))
-    carry_out(job, folder, quiet)
+    place = out or free(job.config.task.name or Path(str(job.config.data.train)).stem)
+    folder = RunFolder(place, settings_of(job))
+    with folder.held(new=True):
+        if not quiet:
+            introduce(job, place)
+        carry_out(job, folder, quiet)
+
+
+def settings_of(job: build.Job) -> Callable[[Path], None]:
+    """Writes the settings of a run into its folder."""
+    from ..training import settings
+
+    return lambda folder: settings.dump(setting_flags.plain(job.config), folder / "config.yaml")
+
+
+def introduce(job: build.Job, folder: Path) -> None:
+    """Say what is going to be trained."""
+    for note in job.notes:
+        print(safe(note))
+    parameters = list(job.network.parameters())
+    count = sum(p.numel() for p in parameters)
+    trained = sum(p.numel() for p in parameters if p.requires_grad)
+    of_them = "" if trained == count else f", {trained:,} of them trained"
+    print(safe(f"{job.network.extra_repr()}\n{count:,} parameters{of_them}; run folder {folder}"))
+    if hasattr(job.task, "baseline"):
+        figures = "  ".join(f"{name} {value:.4g}" for name, value in job.task.baseline().items())
+        print(safe(f"remembering nothing gives: {figures}"))
 
 
 @app.command()
@@ -131,8 +137,9 @@ def resume(
     quiet: bool = QUIET,
 ) -> None:
     """Go on with a run, or with a comparison, where it stopped: bit for bit as if it had not."""
-    from ..training import run_folder, settings, storage
+    from ..training import storage
     from ..training.report import pages
+    from ..training.run_folder import RunFolder
 
     if os.path.lexists(run / "compare.json"):
         if steps is not None or fallback:
@@ -157,10 +164,8 @@ def resume(
         if not quiet:
             print(safe(f"{run} has ended already ({ended}).{longer}"))
         return None
-    if steps is not None:
-        run_folder.Lock(run).release()
-        settings.dump(setting_flags.plain(job.config), run / "config.yaml")
-    carry_out(job, run, quiet, resume=True, fallback=fallback)
+    folder = RunFolder(run, None if steps is None else settings_of(job))
+    carry_out(job, folder, quiet, resume=True, fallback=fallback)
     return None
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from ...errors import CoadjointError, MissingError, StorageError, check_path
-from .. import files, settings, storage
+from .. import files, schemas, settings, storage
 from .curves import CURVES, Curve, _Store
 from .text import BUDGETS, Row, _column, _count, _goal, _short, _stem, _time, _won, clean, number
 
@@ -85,8 +85,7 @@ def _judge_model(path: Path, faults: list[str]) -> None:
     if not os.path.lexists(path):
         return
     try:
-        door = storage.schemas()
-        description = door.description_of(path, door.read_header(path))
+        description = schemas.description_of(path, schemas.read_header(path))
         if description.get("sha256") is None:
             return  # of a version that wrote none
         with files.open_regular(path) as file:
