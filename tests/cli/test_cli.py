@@ -284,13 +284,13 @@ def test_a_fault_is_one_line_and_debug_shows_it(coadjoint, monkeypatch):
     def broken(*_):
         raise RuntimeError("two\nlines")
 
-    monkeypatch.setattr("coadjoint.config.build", broken)
+    monkeypatch.setattr("coadjoint.cli.build.build", broken)
     code, _, err = coadjoint(*XOR)
     assert (code, err.count("\n")) == (1, 1)
     assert "a fault of coadjoint: RuntimeError: two lines" in err
-    monkeypatch.setattr("coadjoint.config.build", lambda _: (_ for _ in ()).throw(MemoryError()))
+    monkeypatch.setattr("coadjoint.cli.build.build", lambda _: (_ for _ in ()).throw(MemoryError()))
     assert coadjoint(*XOR)[0] == 7
-    monkeypatch.setattr("coadjoint.config.build", broken)
+    monkeypatch.setattr("coadjoint.cli.build.build", broken)
     monkeypatch.setenv("COADJOINT_DEBUG", "1")
     monkeypatch.setattr(sys, "argv", ["coadjoint", *XOR])
     with pytest.raises(RuntimeError):

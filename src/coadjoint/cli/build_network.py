@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ..errors import ConfigError, MissingError, choose
-from .flags import flag
+from .flags import flag, panel
 from .schema import OPTIONS, Config, NetworkSection, Section, Whole
 
 
@@ -188,11 +188,6 @@ def cell_names() -> list[str]:
     from ..cells.steps import STEPS
 
     return [*CELLS, *STEPS, "reservoir"]
-
-
-def panel(key: Any) -> str | None:
-    """The panel of the help that a key stands in, if not that of its section."""
-    return (key.json_schema_extra or {}).get("panel")
 
 
 def visible(net: Any) -> dict[str, Any]:

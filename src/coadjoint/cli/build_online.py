@@ -11,8 +11,8 @@ from typing import Any
 
 from ..errors import ConfigError
 from .build import FREE, belongs, gradient_of, idle, optimiser_of, set_threads, unchanged
-from .build_network import Shape, network_of, panel, start
-from .flags import flag, given, plain
+from .build_network import Shape, network_of, start
+from .flags import flag, given, panel, plain
 from .schema import OPTIONS, SECTIONS, Config, NetworkSection
 
 # streams

@@ -12,7 +12,8 @@ from ..errors import ConfigError
 from ..training.display import safe
 from . import build, build_network, models, schema
 from . import flags as setting_flags
-from .program import QUIET, app, command_line, configured, free, print_table, resolved, warn
+from .flags import configured, resolved
+from .program import QUIET, app, command_line, free, print_table, warn
 
 
 @app.command()

@@ -11,7 +11,8 @@ import typer
 
 from ..training.display import safe
 from . import build_online, models
-from .program import OUT, QUIET, app, command_line, configured, finished, free, resolved
+from .flags import configured, resolved
+from .program import OUT, QUIET, app, command_line, finished, free
 
 
 @app.command()

@@ -15,8 +15,9 @@ from ..training.display import safe
 from . import build, models
 from . import flags as setting_flags
 from .compare import compared
+from .flags import configured, resolved
 from .online import stream_on
-from .program import OUT, QUIET, RUN, app, command_line, configured, finished, free, resolved
+from .program import OUT, QUIET, RUN, app, command_line, finished, free
 
 
 def carry_out(job: build.Job, folder: Path, quiet: bool, **more: Any) -> None:
