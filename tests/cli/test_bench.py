@@ -418,7 +418,7 @@ import sys
 
 class Lacking:
     def find_spec(self, name, *_):
-        if name == "pydantic":
+        if name == "coadjoint.cli.schema":
             raise ModuleNotFoundError("No module named 'pydantic'", name="pydantic")
 
 sys.meta_path.insert(0, Lacking())
