@@ -1,8 +1,4 @@
-"""Config: every choice of a run as one typed value; TOML, YAML or JSON in, flags on top, objects out.
-
-The sections below are the whole vocabulary: the command line takes its flags from them, a file its keys. No two sections
-share a key, so a flag needs no prefix. Names (of cells, penalties, tasks, ...) are looked up in the library's tables.
-"""
+"""Settings as flags, files and error lines: a Config from what was typed and what a file says."""
 
 from __future__ import annotations
 
@@ -16,7 +12,7 @@ from typing import Annotated, Any, Literal, Optional, get_args, get_origin, get_
 import typer
 from pydantic import ValidationError
 
-from ..errors import ConfigError
+from ..errors import ConfigError, StorageError
 from ..errors import nearest as nearest_name
 from ..training.settings import SURROGATE, Settings
 from .schema import ELSEWHERE, HOMES, SECTIONS, Config, Section
@@ -258,3 +254,15 @@ def resolved(task: str | None, file: Path | None, flags: Mapping[str, Mapping[st
     if task is not None:
         merged.setdefault("task", {})["name"] = task
     return resolve(settings.load(file) if file else None, merged)
+
+
+def read_run(folder: Path) -> Config:
+    """The config a run was started with."""
+    from ..training import files, settings
+
+    path = folder / "config.yaml"
+    if not folder.is_dir():
+        raise StorageError(f"{folder} is not a run folder{' (no such folder)' if not folder.exists() else ''}.")
+    if not os.path.lexists(path):
+        raise StorageError(f"{folder} holds no config.yaml: it is not a run made by `coadjoint train`.")
+    return resolve(settings.load(path, files.read_regular(path, settings.BYTES)))

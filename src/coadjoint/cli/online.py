@@ -10,8 +10,8 @@ from typing import Any, Optional
 import typer
 
 from ..training.display import safe
-from . import build_online, models
-from .flags import configured, resolved
+from . import build_online
+from .flags import configured, read_run, resolved
 from .program import OUT, QUIET, app, command_line, finished, free
 
 
@@ -99,7 +99,7 @@ def stream_on(run: Path, steps: int | None, fallback: bool, quiet: bool) -> None
     from ..training import run_folder, schemas, settings, storage
 
     own = schemas.read(run / "online.json", schemas.OnlineSettings)
-    config = models.read(run)
+    config = read_run(run)
     if steps is not None:
         training = config.training.model_copy(update={"steps": steps})
         config = config.model_copy(update={"training": training})
