@@ -121,7 +121,7 @@ PAGES = {
     "inverse": ["--k           1\n", "W  [7, 7]", "paper\n    none"],
     "gated-feedback": ["s        = sum_i g_ij U_ij h_i", "step.levels.1.U         [7, 14]", "--unit    tanh", "autograd\n    not reference"],
     "deep-transition": ["--width       as many as --hidden", "--shortcut    no"],
-    "reservoir": ["W, R, b and leak are fixed", "--optimiser ridge", "p.leak  [7]"],
+    "reservoir": ["W, R, b and leak are fixed", "with optimiser ridge", "p.leak  [7]"],
 }  # fmt: skip
 
 
@@ -284,13 +284,13 @@ def test_a_fault_is_one_line_and_debug_shows_it(coadjoint, monkeypatch):
     def broken(*_):
         raise RuntimeError("two\nlines")
 
-    monkeypatch.setattr("coadjoint.config.build", broken)
+    monkeypatch.setattr("coadjoint.cli.build.build", broken)
     code, _, err = coadjoint(*XOR)
     assert (code, err.count("\n")) == (1, 1)
     assert "a fault of coadjoint: RuntimeError: two lines" in err
-    monkeypatch.setattr("coadjoint.config.build", lambda _: (_ for _ in ()).throw(MemoryError()))
+    monkeypatch.setattr("coadjoint.cli.build.build", lambda _: (_ for _ in ()).throw(MemoryError()))
     assert coadjoint(*XOR)[0] == 7
-    monkeypatch.setattr("coadjoint.config.build", broken)
+    monkeypatch.setattr("coadjoint.cli.build.build", broken)
     monkeypatch.setenv("COADJOINT_DEBUG", "1")
     monkeypatch.setattr(sys, "argv", ["coadjoint", *XOR])
     with pytest.raises(RuntimeError):

@@ -22,7 +22,7 @@ from ..errors import CoadjointError, ConfigError, StorageError, choose
 from ..training import files, schemas, settings
 from ..training.report.text import BUDGETS
 from ..training.signals import Interrupted, noting
-from . import build, models, schema
+from . import build, schema
 from . import flags as setting_flags
 from .workers import Worker, wait_for
 
@@ -315,7 +315,7 @@ def existing(paths: Sequence[Path], folder: Path, command: str | None) -> dict[s
     rows: dict[str, dict[str, Any]] = {}
     judged: dict[str, str] = {}
     for path in paths:
-        config = models.read(path)
+        config = setting_flags.read_run(path)
         result = result_of(path)
         if result is None:
             raise StorageError(f"{path} has no result yet. Go on with: coadjoint resume {path}")

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Optional
 import typer
 
 from ..training.display import safe
-from . import build_online, models
-from .program import OUT, QUIET, app, command_line, configured, finished, free, resolved
+from . import build_online
+from .flags import configured, read_run, resolved
+from .program import OUT, QUIET, app, command_line, finished, free
 
 if TYPE_CHECKING:
     from ..training.run_folder import RunFolder
@@ -100,7 +101,7 @@ def stream_on(run: Path, steps: int | None, fallback: bool, quiet: bool) -> None
     from ..training.run_folder import RunFolder
 
     own = schemas.read(run / "online.json", schemas.OnlineSettings)
-    config = models.read(run)
+    config = read_run(run)
     if steps is not None:
         training = config.training.model_copy(update={"steps": steps})
         config = config.model_copy(update={"training": training})

@@ -11,11 +11,12 @@ import typer
 
 from ..errors import ConfigError, MissingError
 from ..training.display import safe
-from . import build, models
+from . import build
 from . import flags as setting_flags
 from .compare import compared
+from .flags import configured, resolved
 from .online import stream_on
-from .program import OUT, QUIET, RUN, app, command_line, configured, finished, free, resolved
+from .program import OUT, QUIET, RUN, app, command_line, finished, free
 
 if TYPE_CHECKING:
     from ..training.run_folder import RunFolder
@@ -149,7 +150,7 @@ def resume(
         raise ConfigError("--jobs belongs to a comparison, not to a run.")
     if os.path.lexists(run / "online.json"):
         return stream_on(run, steps, fallback, quiet)
-    config = models.read(run)
+    config = setting_flags.read_run(run)
     if steps is not None:
         config = setting_flags.resolve(
             None,
@@ -178,7 +179,7 @@ def replay(run: Path = RUN) -> None:
     found = storage.saved(run, "replay")
     if not found:
         raise StorageError(f"{run} holds no replay: no step of it was refused.")
-    job = build.build(models.read(run), storage.glimpse(run, "replay"))
+    job = build.build(setting_flags.read_run(run), storage.glimpse(run, "replay"))
     saved = storage.load(found[-1])
     arguments = {**job.arguments, "nonfinite": "stop"}
     try:

@@ -14,11 +14,14 @@ stack          Stack: layers of any cells, both directions
 seq2seq, decoding   EncoderDecoder: sequence to sequence, with attention
 reservoir, ridge    echo state networks; readouts in closed form
 initialisers   starts by name
+factory        make: networks by plain options; about: what a cell is in a network
 """
 
 from __future__ import annotations
 
-from . import ridge
+from . import initialisers, ridge
+from .about import About, about
+from .factory import make
 from .interface import Net, NetRun
 from .layers import Recorded
 from .network import Network, Trajectory
@@ -27,6 +30,7 @@ from .seq2seq import EncoderDecoder
 from .stack import Stack
 
 __all__ = [
+    "About",
     "EncoderDecoder",
     "Net",
     "NetRun",
@@ -35,5 +39,8 @@ __all__ = [
     "Reservoir",
     "Stack",
     "Trajectory",
+    "about",
+    "initialisers",
+    "make",
     "ridge",
 ]
