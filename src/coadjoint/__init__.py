@@ -153,7 +153,7 @@ _MOVED = {
     "network": "networks.network",
     "online": "training.learning training.online",
     "parametrisations": "cells.structures",
-    "penalties": "objectives.penalties objectives.weights",
+    "penalties": "objectives.penalties objectives.schedules objectives.weights",
     "readout": "networks.readout networks.judge",
     "recording": "networks.layers nn.recording",
     "recurrence": "networks.recurrence",

@@ -340,7 +340,7 @@ def gradient_of(config: Config, steps: int) -> Any:
 
 def weight_of(g: GradientSection, steps: int) -> Any:
     """rho, or its schedule."""
-    from ..objectives import weights
+    from ..objectives import schedules, weights
 
     rho, schedule = 1.0 if g.weight is None else g.weight, weight_schedule(g)
     if g.weight_target is not None and schedule != "steered":
@@ -348,7 +348,7 @@ def weight_of(g: GradientSection, steps: int) -> Any:
     if schedule == "constant":
         return rho
     if schedule == "linear":
-        return weights.linear(rho, g.weight_end or 0.0, steps)
+        return schedules.linear(rho, g.weight_end or 0.0, steps)
     if schedule == "steered":
         if g.weight_target is None:
             raise ConfigError("--weight-schedule steered needs --weight-target.")
@@ -357,12 +357,12 @@ def weight_of(g: GradientSection, steps: int) -> Any:
     if g.weight_rate is None:
         raise ConfigError(f"--weight-schedule {schedule} needs --weight-rate.")
     if schedule == "inverse-time":
-        return weights.inverse_time(rho, g.weight_rate)
+        return schedules.inverse_time(rho, g.weight_rate)
     if g.weight_rate > 1:
         raise ConfigError(
             f"--weight-schedule exponential grows without end for --weight-rate {g.weight_rate}: at most 1."
         )
-    return weights.exponential(rho, g.weight_rate)
+    return schedules.exponential(rho, g.weight_rate)
 
 
 OPTIMISER_OPTIONS = {  # key: what the optimiser calls it

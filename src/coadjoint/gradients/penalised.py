@@ -19,7 +19,8 @@ from ..networks.readout import Net
 from ..objectives.batch import Batch
 from ..objectives.losses import LossLike
 from ..objectives.penalties import log_decay, penalty
-from ..objectives.weights import Schedule, Steered
+from ..objectives.schedules import Schedule
+from ..objectives.weights import Steered
 from ..sweeps.costates import Costates
 from .evaluation import Evaluation, Gradient
 from .method import Method, check_given, differentiate, in_segments, one_layer, replayed, trained
