@@ -545,7 +545,7 @@ def test_other_files_that_cannot_be_read(here):
         "latin.csv": "latin.csv:3: byte 0xe4 is not UTF-8",
         "cut.csv.gz": r"cut.csv.gz:\d+: cannot be read on",
         "long.csv": "a line of 1,048,576 bytes",
-        "words.npy": "expected numbers",
+        "words.npy": "expected float, integer or boolean numbers",
         "d.parquet": "not a whole Parquet file",
         "d.npy": "is not a NumPy array",
         "d.xlsx": "files named '.xlsx' are not streamed",

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import Applies, OptionError, choose, idle_options, refuse_options
-from ..objectives import weights
+from ..objectives import schedules, weights
 from ..objectives.penalties import PENALTIES
 from ..objectives.penalties import penalty as penalty_of
 from .bptt import BPTT
@@ -147,7 +147,7 @@ def _weight(given: Mapping[str, Any], steps: int | None) -> Any:
     if schedule == "linear":
         if steps is None:
             raise OptionError("$weight_schedule linear needs $steps.")
-        return weights.linear(rho, given["weight_end"] or 0.0, steps)
+        return schedules.linear(rho, given["weight_end"] or 0.0, steps)
     if schedule == "steered":
         if target is None:
             raise OptionError("$weight_schedule steered needs $weight_target.")
@@ -156,7 +156,7 @@ def _weight(given: Mapping[str, Any], steps: int | None) -> Any:
     if rate is None:
         raise OptionError(f"$weight_schedule {schedule} needs $weight_rate.")
     if schedule == "inverse-time":
-        return weights.inverse_time(rho, rate)
+        return schedules.inverse_time(rho, rate)
     if rate > 1:
         raise OptionError(f"$weight_schedule exponential grows without end for $weight_rate {rate}: at most 1.")
-    return weights.exponential(rho, rate)
+    return schedules.exponential(rho, rate)

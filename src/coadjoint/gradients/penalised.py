@@ -18,7 +18,8 @@ from ..networks.interface import Net, door
 from ..objectives.batch import Batch
 from ..objectives.losses import LossLike
 from ..objectives.penalties import log_decay, penalty
-from ..objectives.weights import Schedule, Steered
+from ..objectives.schedules import Schedule
+from ..objectives.weights import Steered
 from .evaluation import Evaluation, Found, without_run
 from .method import Method, by_name, check_given, one_layer, trained
 from .recorded import on_gpu

@@ -30,10 +30,10 @@ from ..sweeps.layout import dense
 from ..sweeps.rows import scale
 
 # public as co.penalties.X
+from .schedules import exponential as exponential
+from .schedules import inverse_time as inverse_time
+from .schedules import linear as linear
 from .weights import Steered as Steered
-from .weights import exponential as exponential
-from .weights import inverse_time as inverse_time
-from .weights import linear as linear
 
 
 @dataclass(frozen=True)
