@@ -1,11 +1,13 @@
 """Gradient methods against plain loops: BPTT, Truncated, RTRL, Penalised; temporal components, samples, weights."""
 
+import functools
 import itertools
 
 import pytest
 import torch
 from torch import nn
 
+import build
 import coadjoint as co
 from compare import close, difference
 
@@ -22,16 +24,8 @@ METHODS = {
 }
 
 
-def make(cell="elman", seed=0, **options):
-    torch.manual_seed(seed)
-    return co.Network(cell, **({"inputs": I, "hidden": D, "outputs": O, "dtype": F64} | options))
-
-
-def batch_for(net, lengths=None, seed=1, **more):
-    rng = torch.Generator().manual_seed(seed)
-    lead = (T, B) if net.readout == "every" else (B,)
-    u = torch.randn(T, B, I, dtype=F64, generator=rng)
-    return co.Batch(u, torch.randn(*lead, O, dtype=F64, generator=rng), lengths=lengths, **more)
+make = functools.partial(build.network, inputs=I, hidden=D, outputs=O)
+batch_for = functools.partial(build.batch, T=T, B=B)
 
 
 def lengths_of(batch):

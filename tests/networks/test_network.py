@@ -1,6 +1,7 @@
 """Network: what goes in and comes out, in which shape, on which engine, and what it leaves as it was."""
 
 import copy
+import functools
 import json
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import torch
 from torch.nn.utils import parametrize
 from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence
 
+import build
 import coadjoint as co
 from compare import close
 
@@ -19,9 +21,7 @@ LENGTHS = [3, 7, 1, 5]
 CELLS = ["elman", "leaky", "rate", "lstm", "gru"]
 
 
-def make(cell="elman", seed=0, **options):
-    torch.manual_seed(seed)
-    return co.Network(cell, **({"inputs": I, "hidden": D, "outputs": O, "dtype": F64} | options))
+make = functools.partial(build.network, inputs=I, hidden=D, outputs=O)
 
 
 def inputs(T=T, B=B, seed=1):
