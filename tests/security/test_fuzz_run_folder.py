@@ -23,6 +23,8 @@ from coadjoint.diagnostics import examination
 from coadjoint.errors import MissingError
 from coadjoint.training import learning, loop, signals, storage
 
+pytestmark = pytest.mark.slow
+
 CASES, PARTS = 500, 10
 THOROUGH = 2000  # cases
 CODES = {0, 2, 3, 4, 5, 7, 75}  # all but 1, "a fault of coadjoint"

@@ -10,6 +10,8 @@ import cases
 import oracles
 from cases import Data
 
+pytestmark = pytest.mark.slow
+
 
 def loss_of(case, run):
     """The loss as a user would name it; or as values that were made from the outputs."""
