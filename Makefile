@@ -1,10 +1,10 @@
-# make demo | test | test-gpu | test-crash | test-page | lint | bench | mutants      each sets up .venv first, from the pins in constraints.txt
+# make demo | test | test-quick (under 90 s) | test-thorough (all cases) | test-gpu | test-crash | test-page | lint | bench | mutants      each sets up .venv first, from the pins in constraints.txt
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/ready
 
-.PHONY: demo test test-gpu test-crash test-page lint bench mutants clean
+.PHONY: demo test test-quick test-thorough test-gpu test-crash test-page lint bench mutants clean
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -16,7 +16,13 @@ demo: $(READY)
 	$(BIN)/coadjoint demo
 
 test: $(READY) lint
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
+
+test-quick: $(READY)
+	$(BIN)/python -m pytest -n 2 -m "not slow"
+
+test-thorough: $(READY) lint
+	$(BIN)/python -m pytest -n 2 --dist loadgroup --thorough
 
 lint: $(READY)
 	$(BIN)/ruff check .

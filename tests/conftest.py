@@ -18,6 +18,16 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell starts backgrou
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_addoption(parser):
+    parser.addoption("--thorough", action="store_true", help="run every case of the large tables, not a part of them")
+
+
+@pytest.fixture(scope="session")
+def thorough(request):
+    """Whether every case of a large table is to run."""
+    return request.config.getoption("--thorough")
+
+
 @pytest.fixture
 def coadjoint(monkeypatch, capsys):
     """coadjoint("train", ...) -> exit code, what was printed, what was complained about."""

@@ -9,6 +9,7 @@ from torch import nn
 import coadjoint as co
 import oracles
 from coadjoint.cells import steps
+from compare import close
 from oracles import sigmoid
 
 F64 = torch.float64
@@ -162,17 +163,6 @@ def user(lam):
     return (lam.lam**2 + lam.lam**3 + lam.trajectory.x * lam.lam).sum((0, 2))
 
 
-def close(found, expected, bar=1e-10):
-    """Relative by norm, each tensor at its own scale."""
-    assert found.keys() == expected.keys()
-    expected = {n: y.detach() for n, y in expected.items()}
-    apart = {
-        n: float((found[n].detach().double() - y).norm() / max(float(y.norm()), 1e-300)) for n, y in expected.items()
-    }
-    wrong = {n: e for n, e in apart.items() if not (e <= bar or (not expected[n].any() and not found[n].any()))}
-    assert not wrong, wrong
-
-
 PENALTIES = [name for name in oracles.PENALTIES if name != "none"]
 
 
@@ -189,10 +179,10 @@ def test_states_costates_and_penalised_gradients(name, setting):
     )
     for G in PENALTIES:
         ours, theirs = case.penalty(G)(lam), torch.stack([oracles.PENALTIES[G](s).to(F64) for s in case.samples])
-        close({G: ours}, {G: theirs})
+        close({G: ours}, {G: theirs}, 1e-10)
         of_ours = oracles.gradient((lam.loss + 0.3 * ours).mean(), case.ours)
         of_theirs = oracles.gradient((case.loss + 0.3 * theirs).mean(), case.theirs)
-        close(of_ours, of_theirs)
+        close(of_ours, of_theirs, 1e-10)
 
 
 @pytest.mark.parametrize("name", TABLE)
@@ -201,9 +191,9 @@ def test_second_and_third_derivatives(name):
     theirs = (case.loss + 0.3 * torch.stack([oracles.PENALTIES["log-ratio"](s) for s in case.samples])).mean()
     lam = case.costates()
     ours = (lam.loss + 0.3 * co.penalties.log_ratio(lam)).mean()
-    close(oracles.higher(ours, case.ours, False), oracles.higher(theirs, case.theirs, False))
+    close(oracles.higher(ours, case.ours, False), oracles.higher(theirs, case.theirs, False), 1e-10)
     ours, theirs = lam.loss.mean(), case.loss.mean()
-    close(oracles.higher(ours, case.ours, True), oracles.higher(theirs, case.theirs, True))
+    close(oracles.higher(ours, case.ours, True), oracles.higher(theirs, case.theirs, True), 1e-10)
 
 
 @pytest.mark.parametrize("name", TABLE)

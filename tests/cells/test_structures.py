@@ -8,6 +8,7 @@ from torch.nn.utils import parametrize
 
 import coadjoint as co
 from coadjoint.cells.structures import STRUCTURES, Diagonal, LowRank, Orthogonal, Signed, Skew, WithInverse
+from compare import close
 
 F64 = torch.float64
 T, B, I, D = 5, 3, 2, 4
@@ -74,11 +75,6 @@ def gradients(objective, leaves):
     return [*g, *torch.autograd.grad(along, leaves)]
 
 
-def worst(ours, truth):
-    far = lambda a, b: float((a - b).detach().norm() / max(float(b.detach().norm()), 1e-200))
-    return max(far(a, b) for a, b in zip(ours, truth, strict=True))
-
-
 def objective(net, u):
     lam = net(u).costates(lambda y: (y**2).sum(-1))
     return (lam.loss + 0.3 * co.penalties.log_ratio(lam) + co.penalties.variance(lam)).mean()
@@ -99,7 +95,7 @@ def test_gradients_by_the_raw_parameters(name, cell):
             if n != "W":
                 p.copy_(dict(net.named_parameters())[n])
     W = by_hand(*leaves)
-    assert worst([net.W], [W]) < 1e-13
+    close(net.W, W, 1e-13)
     rest = {n: p for n, p in plain.named_parameters() if n != "W"}
 
     def of(u):  # functional_call would detach nothing, and takes W as it is made
@@ -107,7 +103,7 @@ def test_gradients_by_the_raw_parameters(name, cell):
 
     lam = of(u).costates(lambda y: (y**2).sum(-1))
     truth = (lam.loss + 0.3 * co.penalties.log_ratio(lam) + co.penalties.variance(lam)).mean()
-    assert worst(gradients(objective(net, u), leaves), gradients(truth, leaves)) < 1e-11
+    close(gradients(objective(net, u), leaves), gradients(truth, leaves), 1e-11)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +124,7 @@ def test_methods_cope_with_parameters_of_another_name(cell):
                 method(None)(truth, batch, "squared").gradient,
             )
             assert found.keys() == expected.keys() == dict(net.named_parameters()).keys()
-            assert worst(found.values(), expected.values()) < 1e-11, cut
+            close(found, expected, 1e-11, str(cut))
     if len(segments) == 1:
         with pytest.raises(co.Unsupported, match="segments"):
             co.BPTT(3)(net, batch, "squared")
@@ -233,7 +229,7 @@ def test_a_parametrisation_of_the_user():
         for n, p in plain.named_parameters():
             p.copy_(net.W if n == "W" else dict(net.named_parameters())[n])
     expected = co.BPTT()(plain, e.batch, "squared").gradient["W"] / 2
-    assert worst([e.gradient["parametrizations.W.original"]], [expected]) < 1e-13
+    close(e.gradient["parametrizations.W.original"], expected, 1e-13)
 
 
 def test_exponential_stays_orthogonal():

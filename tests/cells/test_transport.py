@@ -21,6 +21,7 @@ from coadjoint.errors import InputError, Unsupported
 from coadjoint.objectives import losses
 from coadjoint.objectives.penalties import PENALTIES
 from coadjoint.optimisers import recipes, schedules
+from compare import same_bits
 
 F64 = torch.float64
 SIZES = {"inputs": 3, "hidden": 4, "outputs": 2, "dtype": F64}
@@ -131,13 +132,6 @@ def answers(model):
     return [*(y.detach() for y in outputs), *(torch.zeros(0) if g is None else g for g in gradients)]
 
 
-def equal(found, expected):
-    assert len(found) == len(expected) > 0
-    for a, b in zip(found, expected, strict=True):
-        assert a.dtype == b.dtype
-        assert torch.equal(a, b)
-
-
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", MAKE)
 def test_a_network_comes_back_bit_for_bit(name, way):
@@ -147,7 +141,7 @@ def test_a_network_comes_back_bit_for_bit(name, way):
     assert repr(twin) == repr(model)
     assert [n for n, _ in twin.named_parameters()] == [n for n, _ in model.named_parameters()]
     assert [n for n, _ in twin.named_buffers()] == [n for n, _ in model.named_buffers()]
-    equal(answers(twin), answers(model))
+    same_bits(answers(twin), answers(model))
     for parameter in model.parameters():  # the twin has weights of its own
         parameter.data.add_(1)
     if list(model.parameters()):
@@ -260,9 +254,9 @@ def test_a_method_finds_the_same_gradient_after_the_journey(method, way):
     net = co.Network("gru", output="softmax", **SIZES)
     method = copy.deepcopy(method)  # a steered weight moves
     twin = WAYS[way](method)
-    equal(objectives(twin, net), objectives(method, net))
+    same_bits(objectives(twin, net), objectives(method, net))
     again = WAYS[way](method)  # after use, with what it has kept
-    equal(objectives(again, net), objectives(method, net))
+    same_bits(objectives(again, net), objectives(method, net))
 
 
 @pytest.mark.parametrize("name", PENALTIES)
@@ -321,7 +315,7 @@ def test_an_evaluation_arrives_without_its_run():
     found = co.Penalised("log-ratio", 0.1)(net, batch, "squared")
     for send in (pickled, saved):
         twin = send(found)
-        equal([twin.losses, *twin.gradient.values()], [found.losses, *found.gradient.values()])
+        same_bits([twin.losses, *twin.gradient.values()], [found.losses, *found.gradient.values()])
         assert torch.equal(twin.objective, found.objective)
         with pytest.raises(Unsupported, match=r"made in another process, and its run stayed there"):
             _ = twin.costates
@@ -355,7 +349,7 @@ def test_a_spawned_process():
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         found = pool.submit(all_answers, models).result(timeout=300)
     for there, model in zip(found, models, strict=True):
-        equal(there, answers(model))
+        same_bits(there, answers(model))
 
 
 def test_joblib():
@@ -363,7 +357,7 @@ def test_joblib():
     models = sent()
     [found] = joblib.Parallel(n_jobs=2, backend="loky", timeout=300)([joblib.delayed(all_answers)(models)])
     for there, model in zip(found, models, strict=True):
-        equal(there, answers(model))
+        same_bits(there, answers(model))
 
 
 SCRIPT = """

@@ -98,6 +98,7 @@ def shorten(path, steps):
     path.write_text(text.replace(f"steps: {ENDLESS}\n", f"steps: {steps}\n"))
 
 
+@pytest.mark.slow
 def test_a_stop_saves_every_run_and_a_resume_ends_it(tmp_path):
     """SIGINT to the comparison alone: its runs are told, saved and resumed."""
     folder = tmp_path / "cmp"
@@ -145,11 +146,13 @@ def several(tmp_path_factory):
     return folder, found, ended
 
 
+@pytest.mark.slow
 def test_the_longest_run_first(several):
     names = ("", "xor-wild-seed-0", "addition-plain-seed-0", "addition-wild-seed-0", "xor-plain-seed-0")
     assert several[2] == [(k, 4, name) for k, name in enumerate(names)]
 
 
+@pytest.mark.slow
 def test_each_row_has_its_task(several):
     folder, found, _ = several
     told = [(row["task"], row["metric"], row["goal"], row["name"]) for row in found["rows"]]
@@ -161,6 +164,7 @@ def test_each_row_has_its_task(several):
     assert found["seconds"] > 0
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_is_a_row_of_its_task(several):
     folder, found, _ = several
     status = {Path(r["folder"]).name: r["status"] for row in found["rows"] for r in row["runs"]}
@@ -174,6 +178,7 @@ def test_a_run_that_fails_is_a_row_of_its_task(several):
     assert "| wild | 0 of 1, 1 failed · – | 0 of 1, 1 failed · – |" in text
 
 
+@pytest.mark.slow
 def test_runs_of_two_tasks_compare_in_two_tables(several, tmp_path):
     folder, *_ = several
     found = comparison.existing(sorted((folder / "runs").iterdir()), tmp_path / "both", None)
@@ -193,6 +198,7 @@ def complain(words, monkeypatch, capsys):
     return end.value.code, err
 
 
+@pytest.mark.slow
 def test_refusals(several, tmp_path, monkeypatch, capsys):
     folder, *_ = several
     monkeypatch.chdir(tmp_path)
@@ -250,6 +256,7 @@ def kill(folder, done):
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_runs_that_are_killed_leave_the_others_alone(tmp_path):
     folder, done = tmp_path / "cmp", threading.Event()
     base = {**SMALL, "training": {**FEW, "steps": ENDLESS, "every": 300}, "optimiser": {"lr": 1e-9}}
@@ -291,6 +298,7 @@ def test_success_within_budgets():
     assert plain == ["method", "success", "steps to success", "seconds to success", "right"]
 
 
+@pytest.mark.slow
 def test_a_comparison_with_budgets(tmp_path):
     rows = comparison.variants("plain") + comparison.variants("penalised penalty=log-ratio")
     base = {
@@ -330,6 +338,7 @@ def eventually(condition, seconds=300):
     return False
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are looked up in /proc")
 @pytest.mark.parametrize("victim", ["comparison", "worker"])
 def test_runs_save_and_end_when_what_began_them_is_killed(tmp_path, victim):

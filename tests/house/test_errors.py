@@ -1,5 +1,6 @@
 """Bad input, by the words of the error: what was expected, what came, what to do. And requests that are declined."""
 
+import functools
 import re
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+import build
 import coadjoint as co
 
 F64, F32 = torch.float64, torch.float32
@@ -14,8 +16,7 @@ T, B, I, D, O = 5, 3, 2, 4, 2
 NAN, INF = float("nan"), float("inf")
 
 
-def make(cell="elman", **options):
-    return co.Network(cell, **({"inputs": I, "hidden": D, "outputs": O} | options))
+make = functools.partial(build.network, inputs=I, hidden=D, outputs=O, dtype=F32)
 
 
 def u_like(*shape, dtype=F32, **options):

@@ -13,6 +13,8 @@ from torch.nn.functional import cross_entropy
 
 from paths import EXAMPLES
 
+pytestmark = pytest.mark.slow
+
 REFUSAL = "Double backwards is not supported for CuDNN RNNs due to limitations in the CuDNN API"
 NUMBER = r"(-?\d+\.?\d*)"
 

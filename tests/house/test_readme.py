@@ -13,6 +13,7 @@ from paths import ROOT
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_blocks_run_and_print_what_the_page_says(page, tmp_path):
     """All blocks of a page in one process, in order; a `text` block holds exactly what the one above it prints."""
@@ -26,6 +27,7 @@ def test_blocks_run_and_print_what_the_page_says(page, tmp_path):
         assert not expected or found == expected, code
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", [p for p in PAGES if "```bash\n" in p.read_text()], ids=lambda p: p.name)
 def test_shell_blocks_run_as_pasted(page, tmp_path):
     """All `bash` blocks of a page, in order, in one empty folder; `console` blocks are only shown."""
@@ -47,6 +49,7 @@ def test_links_of_the_readme_exist():
     assert all((ROOT / link).exists() for link in links), links
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "expected"),
     [
@@ -64,6 +67,7 @@ def test_examples_run(command, expected, tmp_path):
     assert expected in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

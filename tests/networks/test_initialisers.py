@@ -1,15 +1,16 @@
 """Initialisers: what W becomes, gate by gate, as a function of the seed alone."""
 
+import functools
+
 import pytest
 import torch
 
+import build
 import coadjoint as co
 from coadjoint.errors import InputError, Unsupported
 from coadjoint.networks.initialisers import INITIALISERS, initialise
 
-
-def network(cell="elman", hidden=31):
-    return co.Network(cell, inputs=3, hidden=hidden, outputs=2, dtype=torch.float64)
+network = functools.partial(build.network, seed=None, hidden=31)
 
 
 def gates(net):

@@ -1,6 +1,7 @@
 """Network: what goes in and comes out, in which shape, on which engine, and what it leaves as it was."""
 
 import copy
+import functools
 import json
 import subprocess
 import sys
@@ -10,7 +11,9 @@ import torch
 from torch.nn.utils import parametrize
 from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence
 
+import build
 import coadjoint as co
+from compare import close
 
 F64 = torch.float64
 T, B, I, D, O = 7, 4, 3, 5, 2
@@ -18,9 +21,7 @@ LENGTHS = [3, 7, 1, 5]
 CELLS = ["elman", "leaky", "rate", "lstm", "gru"]
 
 
-def make(cell="elman", seed=0, **options):
-    torch.manual_seed(seed)
-    return co.Network(cell, **({"inputs": I, "hidden": D, "outputs": O, "dtype": F64} | options))
+make = functools.partial(build.network, inputs=I, hidden=D, outputs=O)
 
 
 def inputs(T=T, B=B, seed=1):
@@ -34,10 +35,6 @@ def loss(y_hat):
 def flat_gradient(net, lam, weight=0.3):
     objective = (lam.loss + weight * co.penalties.log_ratio(lam)).mean()
     return torch.cat([g.flatten() for g in torch.autograd.grad(objective, list(net.parameters()))])
-
-
-def close(ours, truth, bar=1e-12):
-    return float((ours - truth).detach().norm()) <= bar * float(truth.detach().norm())
 
 
 # shapes
@@ -65,7 +62,7 @@ def test_shapes(cell, readout):
     assert tuple(lam.loss.shape) == tuple(lam.zeros().shape) == (B,)
     assert torch.equal(run.u, inputs())
     assert torch.equal(run.x[-1], run.state)
-    assert close(run.a, (run.state if readout == "last" else run.x[1:])[..., :D] @ net.V.T + net.b_o)
+    close(run.a, (run.state if readout == "last" else run.x[1:])[..., :D] @ net.V.T + net.b_o, 1e-12)
 
 
 @pytest.mark.parametrize(("T", "B", "D"), [(1, 1, 1), (1, 3, 2), (2, 1, 1), (65, 1, 3)])
@@ -105,17 +102,17 @@ def test_ragged_batch_is_its_samples_alone(engine, readout):
         for k, j in enumerate(where):
             n, single = LENGTHS[j], alone[j]
             one = single.trajectory
-            assert close(run.x[: n + 1, k], one.x[:, 0]), name
+            close(run.x[: n + 1, k], one.x[:, 0], 1e-12, name)
             assert (run.x[n + 1 :, k] == 0).all(), name
-            assert close(run.state[k], one.state[0]), name
+            close(run.state[k], one.state[0], 1e-12, name)
             out = (run.y_hat[:n, k], one.y_hat[:, 0]) if readout == "every" else (run.y_hat[k], one.y_hat[0])
-            assert close(*out), name
-            assert close(lam.lam[: n + 1, k], single.lam[:, 0]), name
-            assert close(lam.loss[k], single.loss[0]), name
+            close(*out, 1e-12, name)
+            close(lam.lam[: n + 1, k], single.lam[:, 0], 1e-12, name)
+            close(lam.loss[k], single.loss[0], 1e-12, name)
             assert lam.log_norms()[n + 1 :, k].isnan().all(), name
             assert (lam.norms()[n + 1 :, k] == 0).all(), name
             assert run.mask[:, k].tolist() == [True] * (n + 1) + [False] * (T - n), name
-        assert close(flat_gradient(net, lam), gradient), name
+        close(flat_gradient(net, lam), gradient, 1e-12, name)
 
 
 @pytest.mark.parametrize("poison", [0.0, 1e30, float("nan"), float("inf")])
@@ -138,9 +135,9 @@ def test_state_is_carried_into_the_next_call(cell):
     net, u = make(cell), inputs()
     first = net(u[:3])
     second = net(u[3:], x0=first.state)
-    assert close(second.state, net(u).state)
+    close(second.state, net(u).state, 1e-12)
     ragged = net(u, lengths=LENGTHS)
-    assert close(ragged.state[0], net(u[:3, :1]).state[0])
+    close(ragged.state[0], net(u[:3, :1]).state[0], 1e-12)
     assert second.state.requires_grad
 
 
@@ -158,12 +155,12 @@ def test_x0_variants():
     assert (learned.x0 == 0).all()
     lam = learned(u).costates(loss)
     (of_x0,) = torch.autograd.grad(lam.loss.sum(), learned.x0, retain_graph=True)
-    assert close(lam.lam[0].sum(0), of_x0)
+    close(lam.lam[0].sum(0), of_x0, 1e-12)
     assert torch.equal(zero(u, x0=start).x, fixed(u).x)
     each = torch.randn(B, D, dtype=F64, requires_grad=True)
     lam = zero(u, lengths=LENGTHS, x0=each).costates(loss)
     (of_each,) = torch.autograd.grad(lam.loss.sum(), each, retain_graph=True)
-    assert close(lam.lam[0], of_each)
+    close(lam.lam[0], of_each, 1e-12)
     (second,) = torch.autograd.grad(co.penalties.log_ratio(lam).sum(), each)
     assert float(second.norm()) > 0
 
@@ -292,7 +289,7 @@ def test_two_calls_before_a_backward():
     grads = torch.autograd.grad(together, list(net.parameters()), retain_graph=True)
     again = torch.autograd.grad(together, list(net.parameters()))
     flat = torch.cat([g.flatten() for g in grads])
-    assert close(flat, alone[0] + alone[1])
+    close(flat, alone[0] + alone[1], 1e-12)
     assert torch.equal(flat, torch.cat([g.flatten() for g in again]))
 
 
@@ -316,8 +313,8 @@ def test_two_losses_of_one_trajectory():
     run = net(inputs())
     a, b = run.costates(loss), run.costates(lambda y: y.sum(-1))
     both = run.costates(lambda y: (y**2).sum(-1) + y.sum(-1))
-    assert close(a.lam + b.lam, both.lam)
-    assert close(flat_gradient(net, both), flat_gradient(net, net(inputs()).costates(lambda y: (y**2 + y).sum(-1))))
+    close(a.lam + b.lam, both.lam, 1e-12)
+    close(flat_gradient(net, both), flat_gradient(net, net(inputs()).costates(lambda y: (y**2 + y).sum(-1))), 1e-12)
 
 
 def test_costates_of_a_loss_given_as_values():
@@ -326,11 +323,11 @@ def test_costates_of_a_loss_given_as_values():
     mask = run.mask[1:, :, None]
     by_values = run.costates((torch.where(mask, run.y_hat, 0) ** 2).sum((0, 2)))
     by_function = net(inputs(), lengths=LENGTHS).costates(loss)
-    assert close(by_values.lam, by_function.lam)
-    assert close(flat_gradient(net, by_values), flat_gradient(net, by_function))
+    close(by_values.lam, by_function.lam, 1e-12)
+    close(flat_gradient(net, by_values), flat_gradient(net, by_function), 1e-12)
     states = net(inputs())  # a loss of the states themselves, read nowhere by the readout
     lam = states.costates((states.x[2] ** 2).sum(-1))
-    assert close(lam.lam[2], 2 * states.x[2])
+    close(lam.lam[2], 2 * states.x[2], 1e-12)
     assert (lam.lam[3:] == 0).all()
     with pytest.raises(co.InputError, match=r"does not depend on the states"):
         states.costates(torch.ones(B, dtype=F64))
@@ -345,7 +342,7 @@ def test_push_is_the_change_of_the_output():
             h = 1e-6
             difference = (net(u + h * v, lengths=LENGTHS).y_hat - net(u - h * v, lengths=LENGTHS).y_hat) / (2 * h)
             keep = run.mask[1:, :, None] if readout == "every" else torch.tensor(True)
-            assert close(torch.where(keep, run.push(v), 0), torch.where(keep, difference, 0), 1e-7)
+            close(torch.where(keep, run.push(v), 0), torch.where(keep, difference, 0), 1e-7)
     with pytest.raises(co.InputError, match=r"the direction du has shape"):
         run.push(v[1:])
 

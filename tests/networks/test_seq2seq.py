@@ -19,6 +19,7 @@ from coadjoint.errors import InputError, KindError, NumericalError, Unsupported
 from coadjoint.networks import decoding
 from coadjoint.networks.seq2seq import EncoderDecoder
 from coadjoint.training.validation import examples
+from compare import close
 from paths import EXAMPLES
 
 F64 = torch.float64
@@ -191,14 +192,6 @@ class Case:
         return found
 
 
-def close(ours, theirs, what, bar=1e-10):
-    size = theirs.abs().max() if theirs.numel() else 0
-    assert ours.shape == theirs.shape, what
-    assert (ours - theirs).abs().max() <= bar * size + 1e-300, (
-        f"{what}: {(ours - theirs).abs().max():.3g} of {size:.3g}"
-    )
-
-
 def gradients(value, case):
     leaves = {"u": case.u, **dict(case.net.named_parameters())}
     return oracles.gradient(value, leaves)
@@ -218,11 +211,11 @@ def test_loss_costates_and_gradients_of_first_and_second_order(name, turn):
     run, truth = case.run(), case.truth()
     value = torch.stack([said.loss for said in truth])
     options = {"mask": case.mask, "reduce": case.reduce}
-    close(run.loss("cross-entropy", case.y, **options), value, "loss")
+    close(run.loss("cross-entropy", case.y, **options), value, 1e-10, "loss")
     for key, g in gradients(run.loss("cross-entropy", case.y, **options).mean(), case).items():
-        close(g, gradients(value.mean(), case)[key], f"gradient by {key}")
+        close(g, gradients(value.mean(), case)[key], 1e-10, f"gradient by {key}")
     lam = run.costates("cross-entropy", case.y, **options)
-    close(lam.loss, value, "loss of the costates")
+    close(lam.loss, value, 1e-10, "loss of the costates")
     assert len(lam) == len(truth[0].paths)
     for one in lam:
         at = one.trajectory
@@ -230,8 +223,8 @@ def test_loss_costates_and_gradients_of_first_and_second_order(name, turn):
         for j, path in enumerate(paths):
             assert int(at.lengths[j]) == path.T
             for t in range(path.T + 1):
-                close(at.x[t, j], path.x[t], f"{at.module} x_{t} of sample {j}")
-                close(one.lam[t, j], path.lam[t], f"{at.module} lam_{t} of sample {j}")
+                close(at.x[t, j], path.x[t], 1e-10, f"{at.module} x_{t} of sample {j}")
+                close(one.lam[t, j], path.lam[t], 1e-10, f"{at.module} lam_{t} of sample {j}")
             assert not one.lam[path.T + 1 :, j].any()
     weights = torch.linspace(0.5, 1.5, len(value), dtype=F64)
     for G in USED[turn::2]:
@@ -239,10 +232,10 @@ def test_loss_costates_and_gradients_of_first_and_second_order(name, turn):
         per_path = [[oracles.PENALTIES[G](path) for path in said.paths.values()] for said in truth]
         theirs = torch.stack([sum(y) / len(y) for y in per_path])
         if G != "none":
-            close(ours, theirs, G)
+            close(ours, theirs, 1e-10, G)
         found = gradients((weights * (lam.loss + 0.3 * ours)).sum(), case)
         for key, g in gradients((weights * (value + 0.3 * theirs)).sum(), case).items():
-            close(found[key], g, f"gradient of {G} by {key}")
+            close(found[key], g, 1e-10, f"gradient of {G} by {key}")
 
 
 @pytest.mark.parametrize("name", ["elman", "two layers", "lstm, end"])
@@ -256,14 +249,14 @@ def test_gradient_methods_take_it_as_it_is(name):
     G = torch.stack([sum(map(oracles.PENALTIES["log-ratio"], s.paths.values())) / len(s.paths) for s in truth])
     for method, objective in ((co.BPTT(), value), (co.Penalised("log-ratio", rho), value + rho * G)):
         e = method(case.net, batch, "cross-entropy")
-        close(e.losses, value.detach(), "losses")
+        close(e.losses, value.detach(), 1e-10, "losses")
         expected = gradients((weight * objective).mean(), case)
         assert e.gradient.keys() == dict(case.net.named_parameters()).keys()
         for key, g in e.gradient.items():
-            close(g, expected[key], key)
+            close(g, expected[key], 1e-10, key)
     lam = co.BPTT()(case.net, batch, "cross-entropy").costates
     for one, path in zip(lam, truth[0].paths.values(), strict=True):
-        close(one.lam[: path.T + 1, 0], torch.stack(path.lam).detach(), "costates after the gradient")
+        close(one.lam[: path.T + 1, 0], torch.stack(path.lam).detach(), 1e-10, "costates after the gradient")
         assert not one.lam.requires_grad
 
 
@@ -284,15 +277,15 @@ def test_step_functions_read_and_write():
             layer.b.copy_(other.step.bias_ih + inside)
     u, y = torch.randn(4, 3, 2, dtype=F64), lettered(0, 3, 3)
     runs = [net(u, [4, 2, 3]) for net in (ours, theirs)]
-    close(*(run.loss("cross-entropy", y) for run in runs), "loss")
+    close(*(run.loss("cross-entropy", y) for run in runs), 1e-10, "loss")
     lams = [run.costates("cross-entropy", y) for run in runs]
     for a, b in zip(*lams, strict=True):
-        close(a.lam, b.lam, "costates")
+        close(a.lam, b.lam, 1e-10, "costates")
     by_S = [
         torch.autograd.grad(co.penalties.log_ratio(lam).sum(), net.S.weight)[0]
         for lam, net in zip(lams, (ours, theirs), strict=True)
     ]
-    close(*by_S, "gradient of the penalty")
+    close(*by_S, 1e-10, "gradient of the penalty")
     assert torch.equal(runs[0].decode(3).tokens, runs[1].decode(3).tokens)
     EncoderDecoder("deep-transition", inputs=2, hidden=3, outputs=4)(u.float()).costates("cross-entropy", y)
 
@@ -339,12 +332,12 @@ def test_each_sample_has_its_own_loss_costates_and_words():
         alone = case.net(case.u[:n, j : j + 1])
         other = alone.costates("cross-entropy", case.y[:, j : j + 1])
         for a, b in zip(lam, other, strict=True):
-            close(a.lam[: len(b.lam), j], b.lam[:, 0], "costates")
+            close(a.lam[: len(b.lam), j], b.lam[:, 0], 1e-10, "costates")
         words = alone.decode(beam=3, normalise=0.5)
         assert torch.equal(said.tokens[: len(words.tokens), j], words.tokens[:, 0])
         assert (said.tokens[len(words.tokens) :, j] == -1).all()
-        close(said.log_probability[j], words.log_probability[0], "log-probability")
-        close(said.alignment[: len(words.tokens), j, :n], words.alignment[:, 0], "alignment")
+        close(said.log_probability[j], words.log_probability[0], 1e-10, "log-probability")
+        close(said.alignment[: len(words.tokens), j, :n], words.alignment[:, 0], 1e-10, "alignment")
 
 
 def log_p(a):
@@ -444,9 +437,9 @@ def test_greedy_decoding(name):
             tokens.append(p.index(max(p)))
             total += max(p)
             t = len(tokens) - 1
-            close(greedy.a[t, j], a, f"a_{t + 1}")
+            close(greedy.a[t, j], a, 1e-10, f"a_{t + 1}")
             if alpha is not None:
-                close(greedy.alignment[t, j, : len(alpha)], torch.stack(alpha), "alignment")
+                close(greedy.alignment[t, j, : len(alpha)], torch.stack(alpha), 1e-10, "alignment")
                 assert not greedy.alignment[t, j, len(alpha) :].any()
         assert words(greedy, j) == tuple(tokens)
         assert float(greedy.log_probability[j]) == pytest.approx(total, rel=1e-10)
@@ -464,7 +457,7 @@ def test_log_probability_is_the_loss_of_what_was_said():
     assert ended.any()
     y = torch.where(ended, said.tokens, case.net.outputs - 1)  # others at anything that is a target
     y[1:, ~ended] = -1
-    close(-run.loss("cross-entropy", y)[ended].detach(), said.log_probability[ended], "log-probability")
+    close(-run.loss("cross-entropy", y)[ended].detach(), said.log_probability[ended], 1e-10, "log-probability")
 
 
 def test_equals_are_taken_in_order():

@@ -10,6 +10,7 @@ import torch
 import cases
 import coadjoint as co
 import oracles
+from compare import close
 
 torch.set_num_threads(1)
 F64 = torch.float64
@@ -162,12 +163,6 @@ def wanted_penalty(case, s):
     return sum(of(one) for one in parts) / len(parts)
 
 
-def close(ours, theirs, what, bar=1e-10):
-    scale = max(1.0, float(theirs.detach().abs().max())) if theirs.numel() else 1.0
-    worst = float((ours.detach() - theirs.detach()).abs().max()) if theirs.numel() else 0.0
-    assert worst < bar * scale, f"{what}: off by {worst:.1e}"
-
-
 def compare(case):
     net, batch = make(case)
     B, D = case["B"], 1 + case["bidirectional"]
@@ -176,30 +171,30 @@ def compare(case):
     lam = run.costates("squared", batch.y)
     assert len(lam) == len(case["cells"]) * D
     for j, s in enumerate(samples):
-        close(run.loss("squared", batch.y)[j], s.loss, "loss")
+        close(run.loss("squared", batch.y)[j], s.loss, 1e-10, "loss")
         if case["readout"] == "every":
-            close(run.a[: len(s.a), j], torch.stack(s.a), "a")
+            close(run.a[: len(s.a), j], torch.stack(s.a), 1e-10, "a")
         else:
-            close(run.a[j], s.a[0], "a")
+            close(run.a[j], s.a[0], 1e-10, "a")
         for i, (one, ours) in enumerate(zip(s.layers, lam, strict=True)):
             assert (ours.trajectory.layer, ours.trajectory.direction) == (i // D, ("forward", "reverse")[i % D])
-            close(ours.trajectory.x[: one.T + 1, j], torch.stack(one.x), "x")
-            close(ours.lam[: one.T + 1, j], torch.stack(one.lam), "costates")
+            close(ours.trajectory.x[: one.T + 1, j], torch.stack(one.x), 1e-10, "x")
+            close(ours.lam[: one.T + 1, j], torch.stack(one.lam), 1e-10, "costates")
     names = list(dict(net.named_parameters()))
     gradient = lambda value: torch.autograd.grad(value, list(net.parameters()), retain_graph=True, allow_unused=True)
     first = co.BPTT()(net, batch, "squared").gradient
     for name, theirs in zip(names, gradient(sum(s.loss for s in samples) / B), strict=True):
-        close(first[name], torch.zeros_like(first[name]) if theirs is None else theirs, name)
+        close(first[name], torch.zeros_like(first[name]) if theirs is None else theirs, 1e-10, name)
     G = co.penalties.penalty(case["penalty"])
     where = {"layer": 0} if case["on"] == 0 else {}
     G = G.on(case["on"] if isinstance(case["on"], str) else None, **where) if case["on"] is not None else G
     e = co.Penalised(G, 0.3)(net, batch, "squared")
     total = sum(s.loss + 0.3 * wanted_penalty(case, s) for s in samples) / B
-    close(e.objective, total, "objective", 1e-9)
+    close(e.objective, total, 1e-9, "objective")
     size = max(float(g.abs().max()) for g in gradient(total) if g is not None)
     for name, theirs in zip(names, gradient(total), strict=True):
         ours = e.gradient[name]
-        close(ours / size, (torch.zeros_like(ours) if theirs is None else theirs) / size, f"penalised {name}", 1e-9)
+        close(ours / size, (torch.zeros_like(ours) if theirs is None else theirs) / size, 1e-9, f"penalised {name}")
 
 
 def fitting(case):
@@ -246,10 +241,10 @@ def test_dropout_is_on_every_connection_that_is_not_recurrent(bidirectional, res
     samples = [Sample(case, net, batch, j, each[j]) for j in range(B)]
     of = oracles.PENALTIES["log-ratio"]
     total = sum(s.loss + 0.5 * sum(of(one) for one in s.layers) / len(s.layers) for s in samples) / B
-    close(e.objective, total, "objective")
+    close(e.objective, total, 1e-10, "objective")
     names, parameters = zip(*net.named_parameters(), strict=True)
     for name, theirs in zip(names, torch.autograd.grad(total, parameters), strict=True):
-        close(e.gradient[name], theirs, name, 1e-9)
+        close(e.gradient[name], theirs, 1e-9, name)
     assert all(float((m == 0).double().mean()) > 0.1 for m in masks)
     net.eval()
     assert torch.equal(net(batch.u).a, net(batch.u).a)
@@ -264,7 +259,7 @@ def test_one_layer_is_a_network():
         b = co.Batch(torch.randn(6, 4, 3, dtype=F64), torch.randn(4, 2, dtype=F64))
         one, other = (co.Penalised("variance", 2.0)(m, b, "squared") for m in (net, stack))
         for key, g in one.gradient.items():
-            close(other.gradient[key if key in other.gradient else f"layers.levels.0.0.{key}"], g, key, 1e-12)
+            close(other.gradient[key if key in other.gradient else f"layers.levels.0.0.{key}"], g, 1e-12, key)
 
 
 def test_the_whole_of_costates_that_leave_the_range_of_numbers():

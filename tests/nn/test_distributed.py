@@ -18,9 +18,12 @@ import torch
 from paths import EXAMPLES, SUPPORT
 from ranks import NETWORKS, PLACES, WORLD
 
-pytestmark = pytest.mark.skipif(
-    not torch.distributed.is_available() or not torch.distributed.is_gloo_available(), reason="needs gloo"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not torch.distributed.is_available() or not torch.distributed.is_gloo_available(), reason="needs gloo"
+    ),
+]
 
 FORWARD = ("inside", "self")
 STATIC = r"^DistributedDataParallel\(static_graph=True\) .* inside the forward of the wrapped module, or leave out"
@@ -99,7 +102,14 @@ def outcomes(group: str) -> list[dict[str, float | str]] | str:
         return str(failure)
 
 
-@pytest.mark.parametrize(("group", "case"), [(group, case) for group in GROUPS for case in GROUPS[group]])
+@pytest.mark.parametrize(
+    ("group", "case"),
+    [
+        pytest.param(group, case, marks=pytest.mark.xdist_group(f"ranks, {group}"))
+        for group in GROUPS
+        for case in GROUPS[group]
+    ],
+)
 def test_exact_or_refused(group, case):
     expected = expectation(*case.split("/"))
     results = outcomes(group)

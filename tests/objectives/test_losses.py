@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+import build
 import coadjoint as co
 from coadjoint.objectives.losses import LOSSES, OUTPUTS, entries
 
@@ -119,8 +120,7 @@ T, B, O = 5, 3, 2
 
 
 def network(readout="every", **options):
-    torch.manual_seed(0)
-    net = co.Network("elman", inputs=2, hidden=3, outputs=O, readout=readout, dtype=F64, **options)
+    net = build.network(inputs=2, hidden=3, outputs=O, readout=readout, **options)
     return net, torch.randn(T, B, 2, dtype=F64), torch.randn(T, B, O, dtype=F64)
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+import build
 import coadjoint as co
 from coadjoint.objectives.penalties import PENALTIES
 
@@ -15,8 +16,7 @@ LENGTHS = {"whole": [6, 6, 6, 6], "ragged": [6, 1, 4, 2], "one step": [1, 1, 1, 
 
 
 def network(readout="last", cell="elman", **options):
-    torch.manual_seed(0)
-    net = co.Network(cell, inputs=I, hidden=D, outputs=O, readout=readout, dtype=F64, **options)
+    net = build.network(cell, inputs=I, hidden=D, outputs=O, readout=readout, **options)
     return net, torch.randn(T, B, I, dtype=F64)
 
 

@@ -17,6 +17,8 @@ from coadjoint.nn import frame
 from coadjoint.sweeps import memory
 from coadjoint.sweeps.engines import opaque
 
+pytestmark = pytest.mark.slow
+
 DOUBLE = {"dtype": torch.float64}
 MODULES = {
     "RNN": lambda: co.nn.RNN(3, 5, **DOUBLE),

@@ -12,6 +12,7 @@ import oracles
 from cases import ENGINES, Case, Data
 from coadjoint.sweeps import differentiable
 from coadjoint.sweeps import rows as rows_module
+from compare import close, same_bits
 
 CELLS = ("elman", "leaky", "rate", "lstm", "gru", "odd", "diagonal", "pair")
 LOOPS = [(c, e) for c in CELLS for e in ("reference", "cpu")]
@@ -41,23 +42,6 @@ def costates(net, batch, loss):
     return net(batch.u, batch.lengths, batch.x0).costates(loss, batch.y, mask=batch.mask, reduce=batch.reduce)
 
 
-def close(a, b, bar=BAR):
-    """Relative, by norm, each tensor at its own scale."""
-    a, b = ({"": a}, {"": b}) if isinstance(a, torch.Tensor) else (a, b)
-    assert a.keys() == b.keys()
-    wrong = {n: float((a[n] - b[n]).norm() / b[n].norm()) for n in a if not (a[n] - b[n]).norm() <= bar * b[n].norm()}
-    assert not wrong, wrong
-
-
-def same(a, b):
-    """Bit for bit."""
-    a, b = ({"": a}, {"": b}) if isinstance(a, torch.Tensor) else (a, b)
-    assert a.keys() == b.keys()
-    assert all(torch.isfinite(y).all() for y in b.values())
-    wrong = [n for n in a if not torch.equal(a[n], b[n])]
-    assert not wrong, wrong
-
-
 @on_loops
 @pytest.mark.parametrize("linked", [False, True])
 def test_adjoint_and_tangent_are_transposes(cell, engine, linked):
@@ -82,9 +66,9 @@ def test_adjoint_and_tangent_are_transposes(cell, engine, linked):
 def test_bptt_is_rtrl_is_untruncated(cell, engine, readout, options):
     net, batch, loss = prepared(cell, engine, readout=readout, **options)
     expected = co.BPTT()(net, batch, loss).gradient
-    close(co.RTRL()(net, batch, loss).gradient, expected)
+    close(co.RTRL()(net, batch, loss).gradient, expected, BAR)
     for k1, k2 in ((1, 5), (2, 5), (5, 9)):
-        close(co.Truncated(k1, k2)(net, batch, loss).gradient, expected)
+        close(co.Truncated(k1, k2)(net, batch, loss).gradient, expected, BAR)
 
 
 @on_engines
@@ -99,8 +83,8 @@ def test_truncation_differs(cell, engine):
 def test_weight_zero_is_plain(cell, engine):
     net, batch, loss = prepared(cell, engine)
     plain, zero = co.BPTT()(net, batch, loss), co.Penalised("log-ratio", 0.0)(net, batch, loss)
-    same(zero.gradient, plain.gradient)
-    same(zero.losses, plain.losses)
+    same_bits(zero.gradient, plain.gradient)
+    same_bits(zero.losses, plain.losses)
 
 
 @on_engines
@@ -125,7 +109,7 @@ def test_padding_is_not_read(cell, engine, loss):
         lam = costates(net, filled, loss)
         found.append(penalised(net, filled, loss) | {"lam": lam.lam, "loss": lam.loss, "y_hat": lam.trajectory.y_hat})
     for other in found[1:]:
-        same(other, found[0])
+        same_bits(other, found[0])
 
 
 @on_engines
@@ -136,11 +120,11 @@ def test_loss_times_a_power_of_two(cell, engine, k, readout):
     net, batch, _ = prepared(cell, engine, readout=readout)
     squared = lambda y_hat, y: (y_hat - y).square().sum(-1)
     one, scaled = (costates(net, batch, lambda *y, c=c: c * squared(*y)) for c in (1.0, 2.0**k))
-    same(scaled.mantissa, one.mantissa)
-    same(scaled.lam, one.lam * 2.0**k)
+    same_bits(scaled.mantissa, one.mantissa)
+    same_bits(scaled.lam, one.lam * 2.0**k)
     there = one.size > 0
     assert torch.equal(scaled.exponent[there], one.exponent[there] + k)
-    same(scaled.log_ratios().nan_to_num(), one.log_ratios().nan_to_num())
+    same_bits(scaled.log_ratios().nan_to_num(), one.log_ratios().nan_to_num())
 
 
 @on_engines
@@ -152,7 +136,7 @@ def test_frozen_parameters_change_nothing_else(cell, engine, G):
         parameter.requires_grad_(False)
         found = penalised(net, batch, loss, G)
         assert name not in found
-        same(found, {n: y for n, y in everything.items() if n != name})
+        same_bits(found, {n: y for n, y in everything.items() if n != name})
         parameter.requires_grad_(True)
 
 
@@ -161,7 +145,7 @@ def test_repeated_runs_are_identical(cell, engine):
     net, batch, loss = prepared(cell, engine, H=9, B=5)
     first = penalised(net, batch, loss, "log-ratio")
     for _ in range(3):
-        same(penalised(net, batch, loss, "log-ratio"), first)
+        same_bits(penalised(net, batch, loss, "log-ratio"), first)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -173,8 +157,8 @@ def test_linear_cell_is_matrix_powers(engine):
     x = x0 @ power(5).T + sum((batch.u.detach()[t - 1] @ R.T + b) @ power(5 - t).T for t in range(1, 6))
     e = 2 * (x @ V.T + b_o - batch.y)
     lam = costates(net, batch, loss)
-    close(lam.trajectory.state, x)
-    close({str(t): lam.lam[t] for t in range(6)}, {str(t): e @ V @ power(5 - t) for t in range(6)})
+    close(lam.trajectory.state, x, BAR)
+    close({str(t): lam.lam[t] for t in range(6)}, {str(t): e @ V @ power(5 - t) for t in range(6)}, BAR)
 
 
 @on_engines
@@ -203,7 +187,7 @@ def test_forward_mode_does_not_need_gradients(cell, engine):
         assert None not in changes.values()
         found.append(changes)
     for other in found[1:]:
-        close(other, found[0])
+        close(other, found[0], BAR)
 
 
 @on_engines
@@ -214,9 +198,9 @@ def test_sample_alone_is_sample_in_batch(cell, engine):
     for j, n in enumerate(batch.lengths.tolist()):
         alone = replace(batch, u=batch.u[:n, j : j + 1], y=batch.y[:n, j : j + 1], lengths=None)
         one = costates(net, alone, loss)
-        close({str(t): one.lam[t, 0] for t in range(n + 1)}, {str(t): lam.lam[t, j] for t in range(n + 1)})
-        close(one.loss[0], lam.loss[j])
-        close(co.penalties.log_ratio(one)[0], G[j])
+        close({str(t): one.lam[t, 0] for t in range(n + 1)}, {str(t): lam.lam[t, j] for t in range(n + 1)}, BAR)
+        close(one.loss[0], lam.loss[j], BAR)
+        close(co.penalties.log_ratio(one)[0], G[j], BAR)
 
 
 @on_engines
@@ -226,9 +210,9 @@ def test_batches_split_and_averaged_are_the_whole(cell, engine, method):
     parts = [replace(batch, u=batch.u[:, j], y=batch.y[:, j]) for j in (slice(0, 1), slice(1, 3), slice(3, 6))]
     found = [method(net, part, loss).gradient for part in parts]
     whole = method(net, batch, loss).gradient
-    close({n: sum(w * g[n] for w, g in zip((1, 2, 3), found, strict=True)) / 6 for n in whole}, whole)
+    close({n: sum(w * g[n] for w, g in zip((1, 2, 3), found, strict=True)) / 6 for n in whole}, whole, BAR)
     stacked = method.per_sample(net, batch, loss)
-    close({n: y.mean(0) for n, y in stacked.items()}, whole)
+    close({n: y.mean(0) for n, y in stacked.items()}, whole, BAR)
 
 
 @on_engines
@@ -236,10 +220,10 @@ def test_state_carried_over_is_one_long_call(cell, engine):
     net, batch, _ = prepared(cell, engine, ragged=False, T=7)
     long, first = net(batch.u), net(batch.u[:4])
     second = net(batch.u[4:], x0=first.state)
-    close(torch.cat([first.x, second.x[1:]]), long.x)
+    close(torch.cat([first.x, second.x[1:]]), long.x, BAR)
     theta = dict(net.named_parameters())
     value = first.y_hat.square().sum() + second.y_hat.square().sum()
-    close(oracles.gradient(value, theta), oracles.gradient(long.y_hat.square().sum(), theta))
+    close(oracles.gradient(value, theta), oracles.gradient(long.y_hat.square().sum(), theta), BAR)
 
 
 @pytest.mark.parametrize(
@@ -257,10 +241,10 @@ def test_torch_cells_are_our_cells(name, make):
         if name == "gru":
             module.bias_hh[8:] = net.p["b_n"]
         other.V.copy_(net.V), other.b_o.copy_(net.b_o)
-    close(costates(other, batch, loss).lam, costates(net, batch, loss).lam)
+    close(costates(other, batch, loss).lam, costates(net, batch, loss).lam, BAR)
     found, expected = penalised(other, batch, loss, "omega"), penalised(net, batch, loss, "omega")
     pairs = {"W": "step.weight_hh", "R": "step.weight_ih", "b": "step.bias_ih", "V": "V", "b_o": "b_o"}
-    close({n: found[m] for n, m in pairs.items()}, {n: expected[n] for n in pairs})
+    close({n: found[m] for n, m in pairs.items()}, {n: expected[n] for n in pairs}, BAR)
 
 
 @pytest.fixture
@@ -287,8 +271,8 @@ def test_nothing_unwritten_is_read(cell, ragged, readout, G, nan_memory):
         net, batch, loss = prepared(cell, engine, ragged=ragged, readout=readout)
         found[engine] = penalised(net, batch, loss, G) | {"plain": co.BPTT()(net, batch, loss).gradient["R"]}
         assert all(torch.isfinite(y).all() for y in found[engine].values())
-    close(found["reference"], found["autograd"])
-    close(found["cpu"], found["autograd"])
+    close(found["reference"], found["autograd"], BAR)
+    close(found["cpu"], found["autograd"], BAR)
 
 
 def test_table_is_large_enough():

@@ -10,6 +10,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import build
 import coadjoint as co
 from coadjoint.errors import CoadjointError, ConfigError, DataError, NumericalError, StorageError
 from coadjoint.tasks.data import Data
@@ -349,8 +350,7 @@ def predicted(prediction, net, path, n=3):
 
 
 def network(data):
-    torch.manual_seed(0)
-    return co.Network("elman", inputs=data.inputs, hidden=5, outputs=data.outputs, readout=data.readout)
+    return build.network(inputs=data.inputs, outputs=data.outputs, readout=data.readout, dtype=torch.float32)
 
 
 def test_predictions_do_not_depend_on_the_order_of_columns(tmp_path):

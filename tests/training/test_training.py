@@ -1,5 +1,6 @@
 """The training loop: what it computes is what it says, and what is not finite never enters the weights."""
 
+import functools
 import json
 import math
 import os
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+import build
 import coadjoint as co
 from coadjoint.cli import program
 from coadjoint.errors import CoadjointError, InputError, KindError, NumericalError
@@ -24,11 +26,7 @@ F64 = torch.float64
 QUICK = {"batch": 4, "every": 5, "tests": 8, "confirm": 8, "probes": 4}
 
 
-def network(seed=0, hidden=5, **options):
-    torch.manual_seed(seed)
-    return co.Network(
-        "elman", **({"inputs": 6, "hidden": hidden, "outputs": 4, "output": "softmax", "dtype": F64} | options)
-    )
+network = functools.partial(build.network, "elman", inputs=6, hidden=5, outputs=4, output="softmax")
 
 
 def train(net=None, task=None, **options):

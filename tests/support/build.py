@@ -1,0 +1,24 @@
+"""A small network and a batch for it, where neither the sizes nor the numbers are the point."""
+
+import torch
+
+import coadjoint as co
+
+SIZES = {"inputs": 3, "hidden": 5, "outputs": 2, "dtype": torch.float64}
+
+
+def network(cell="elman", seed=0, **options):
+    """co.Network with the sizes above, drawn from `seed`; options change sizes and anything else.
+
+    seed: None draws from where torch's generator is."""
+    if seed is not None:
+        torch.manual_seed(seed)
+    return co.Network(cell, **(SIZES | options))
+
+
+def batch(net, lengths=None, T=7, B=4, seed=1, **more):
+    """Normal inputs and targets in the network's shapes and type; more: what else co.Batch takes."""
+    rng = torch.Generator().manual_seed(seed)
+    randn = lambda *shape: torch.randn(*shape, dtype=net.V.dtype, generator=rng)
+    steps = (T, B) if net.readout == "every" else (B,)
+    return co.Batch(randn(T, B, net.inputs), randn(*steps, net.outputs), lengths, **more)
