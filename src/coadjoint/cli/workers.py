@@ -94,10 +94,11 @@ def serve() -> None:
     The signals of a terminal are for the runs: a worker ends when its stdin does, and so does the
     run that it has begun."""
     before = {s: signal.signal(s, signal.SIG_IGN) for s in SIGNALS}
-    import torch._dynamo  # noqa: F401  by torch.optim's first use otherwise, in every run
-
+    from ..sweeps.torch_internals import load_compiler
     from ..training import loop  # noqa: F401
     from . import program
+
+    load_compiler()  # here, and not in every run
 
     with contextlib.suppress(ImportError):
         import jinja2  # noqa: F401

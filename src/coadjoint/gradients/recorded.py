@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.utils.stateless import _reparametrize_module
 
 from ..networks.network import Trajectory
 from ..networks.readout import Net
@@ -23,6 +22,7 @@ from ..objectives.batch import Batch
 from ..sweeps.checks import Doubt, ask, deferred
 from ..sweeps.engines.cuda.capture import GraphCache, capturing, prepare
 from ..sweeps.run import Swept
+from ..sweeps.torch_internals import with_parameters
 
 Found = tuple[Tensor, Tensor, dict[str, Tensor]]  # losses, penalties, gradient
 Compute = Callable[[Net, Batch, Any, Any], tuple[Tensor, Tensor, dict[str, Tensor], Trajectory]]
@@ -44,7 +44,7 @@ class Recording:
     def compute(self, compute: Compute, net: Net, loss: Any) -> tuple[Found, list[Doubt]]:
         """Parameters are replaced by leaves that share their memory: autograd ties a leaf to the stream it is first used on."""
         leaves = {name: p.detach().requires_grad_(p.requires_grad) for name, p in net.named_parameters()}
-        with deferred() as doubts, _reparametrize_module(net, leaves):
+        with deferred() as doubts, with_parameters(net, leaves):
             losses, penalties, gradient, run = compute(net, self.batch, loss, self.rho)
             assert isinstance(run.run, Swept)
             return (losses.detach(), penalties.detach(), gradient), [*doubts, *run.run.plan.doubts]

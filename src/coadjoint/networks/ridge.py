@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from ..errors import InputError, Unsupported, check_kind
 from ..objectives.batch import Batch
+from ..sweeps.torch_internals import has_parameter
 from .judge import Judge, judged
 from .readout import Net, check_net
 
@@ -77,7 +78,7 @@ class Ridge:
         has = {
             "an answer that is a sequence": net.readout == "sequence", "skip=True": hasattr(net, "D"),
             "deep=": net.readout != "sequence" and len(net.deep) > 0, "readout='attention'": hasattr(net, "w_a"),
-            "a parametrised V": not isinstance(net._parameters.get("V"), nn.Parameter) and net.readout != "sequence",
+            "a parametrised V": not has_parameter(net, "V") and net.readout != "sequence",
             f"output={net.output!r}": net.output not in ("identity", "softmax", "sigmoid"),
         }  # fmt: skip
         for what, on in has.items():

@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 
 from ..errors import NumericalError, Unsupported
 from . import affine, differentiable, slopes
-from .plan import Plan, Tape
+from .plan import Plan, Tape, settle
 from .rows import NONE, ROOM, Link, Rows, exponent, next_exponent, scale
 
 
@@ -27,8 +27,10 @@ class Swept:
 
     @staticmethod
     def run(plan: Plan, base: Tensor, side: Tensor | None, W: Tensor | None, x0: Tensor, p: Tensor | None) -> Swept:
-        tape, last = differentiable.forward(plan, base, side, W, x0, p)
-        return Swept(plan, tape, W, last)
+        x, a, last, q = differentiable.Forward.apply(plan, base, side, W, x0, p)
+        if not torch.is_grad_enabled():
+            settle(plan)
+        return Swept(plan, Tape(a, side, x, p, q), W, last)
 
     @property
     def x(self) -> Tensor:
@@ -37,8 +39,19 @@ class Swept:
     def costate(
         self, s: Tensor | None, s_last: Tensor | None, declared: Tensor | None, unit: Tensor | None = None
     ) -> Costate:
-        """Arguments as in derivatives.costate."""
-        mantissa, delta, k = differentiable.costate(self.plan, self.tape, self.W, s, s_last, declared, unit)
+        """The scale-free adjoint: lam_t = s_t + J_{t+1}' lam_{t+1} in mantissas and exponents.
+
+        declared [B + N]: the state rows where the loss reads the state; at the others the source is zero, and where
+        costates are far below one its derivative is taken for zero too.
+        unit [B + N]: sources are given as s 2^unit, and s_last as s_last 2^(unit of the last state)."""
+        factor = None
+        if unit is not None:  # a sweep in these units is one with links between them
+            factor = Link.between(self.plan.rows, unit, self.tape.x.dtype).factor
+        mantissa, delta, k = differentiable.Adjoint.apply(
+            self.plan, True, factor, declared, s, s_last, None, self.W, *self.tape
+        )
+        if unit is not None:
+            k = k + unit
         return Costate(mantissa, k, lambda: (delta, *self._side(mantissa)))
 
     def _side(self, lam: Tensor) -> tuple[Tensor | None, ...]:
@@ -113,7 +126,7 @@ class Stepped:
     def costate(
         self, s: Tensor | None, s_last: Tensor | None, declared: Tensor | None, unit: Tensor | None = None
     ) -> Costate:
-        """Arguments as in derivatives.costate."""
+        """Arguments as in Swept.costate."""
         rows, drives = self.rows, [self.rows.steps(y) for y in self.drive]
         s = torch.zeros_like(self.x) if s is None else s
         s = s if s_last is None else s + rows.last_back(s_last)
