@@ -19,6 +19,7 @@ from ..errors import InputError, Unsupported, check_kind
 from ..networks.interface import Net, NetRun, door
 from ..objectives.batch import Batch
 from ..objectives.losses import LossLike
+from ..sweeps.torch_internals import version
 from .temporal import Temporal
 
 Gradient = dict[str, Tensor]
@@ -124,10 +125,10 @@ class Evaluation:
 
 def unchanged(net: Net) -> Callable[[], None]:
     """A check, for what is computed when it is asked for, that the weights are still those of the evaluation."""
-    before = [(name, p, p._version) for name, p in net.named_parameters()]
+    before = [(name, p, version(p)) for name, p in net.named_parameters()]
 
     def check() -> None:
-        changed = [name for name, p, version in before if p._version != version]
+        changed = [name for name, p, count in before if version(p) != count]
         if changed:
             raise InputError(
                 f"parameter {', '.join(changed)} has changed since this evaluation: ask for its trajectory, costates and "

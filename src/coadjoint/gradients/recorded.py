@@ -15,13 +15,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.utils.stateless import _reparametrize_module
 
 from ..networks.interface import Net
 from ..networks.network import Trajectory
 from ..objectives.batch import Batch
 from ..sweeps.checks import Doubt, ask, deferred
 from ..sweeps.engines.cuda.capture import GraphCache, capturing, prepare
+from ..sweeps.torch_internals import with_parameters
 from .evaluation import Found
 
 Compute = Callable[[Net, Batch, Any, Any], tuple[Found, Trajectory]]
@@ -48,7 +48,7 @@ class Recording:
     def compute(self, compute: Compute, net: Net, loss: Any) -> tuple[Found, list[Doubt]]:
         """Parameters are replaced by leaves that share their memory: autograd ties a leaf to the stream it is first used on."""
         leaves = {name: p.detach().requires_grad_(p.requires_grad) for name, p in net.named_parameters()}
-        with deferred() as doubts, _reparametrize_module(net, leaves):
+        with deferred() as doubts, with_parameters(net, leaves):
             found, run = compute(net, self.batch, loss, self.rho)
             swept = run.run.formula
             assert swept is not None

@@ -21,6 +21,7 @@ from ..sweeps.costates import Costates, Passage
 from ..sweeps.layout import Layout
 from ..sweeps.rows import NONE, ROOM, Rows, exponent, scale
 from ..sweeps.run import Costate, SeenRun, SweepRun
+from ..sweeps.torch_internals import innermost_transform
 
 DIRECTIONS = ("forward", "reverse")
 Source = tuple[Tensor, Tensor | None]  # s and its unit: s 2^unit, for each state row
@@ -84,7 +85,7 @@ class Masked(SeenRun):
 
 
 def refuse_transforms() -> None:
-    if torch._C._functorch.peek_interpreter_stack() is not None:
+    if innermost_transform() is not None:
         raise Unsupported(
             "costates of a recording are made by torch.autograd, which torch.func's transforms do not see. Use backward() "
             "or torch.autograd.grad, or co.Network."

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 
 from ..cells.cell import Cell
 from ..cells.library import Activation
@@ -24,6 +23,7 @@ from ..objectives.losses import LossLike, Output
 from ..sweeps.costates import Costates, Passage
 from ..sweeps.layout import Layout, Sequences, dense, lay_out, tensor_of
 from ..sweeps.rows import Rows
+from ..sweeps.torch_internals import forward_mode_is_on, innermost_transform
 from ..sweeps.wrappers import refuse_wrapped
 from .judge import Answers
 from .readout import DROPPED, Readout, check_dropout
@@ -67,7 +67,7 @@ class Trajectory(Passage, Answers):
         run, every = self.run, self.network.readout == "every"
         by_x = self.network.by_steps
         x, last, pre, attached = run.x, run.last, self.pre, run.x.requires_grad
-        dual, mapped = forward_ad._current_level >= 0, torch._C._functorch.peek_interpreter_stack() is not None
+        dual, mapped = forward_mode_is_on(), innermost_transform() is not None
         recorded = (torch.is_grad_enabled() and (attached or self.pre.requires_grad)) or dual or mapped
         s, s_last = None, None
         if mapped and not isinstance(loss, Tensor):  # torch.func allows no leaves of our own

@@ -20,6 +20,7 @@ from ..objectives import losses
 from ..objectives.losses import Output
 from ..sweeps.affine import affine
 from ..sweeps.rows import Rows
+from ..sweeps.torch_internals import has_parameter
 from .interface import SequenceNet
 
 
@@ -141,7 +142,7 @@ class Readout(SequenceNet):
             ("skip=True", hasattr(self, "D")),
             ("deep=", len(self.deep) > 0),
             ("readout='attention'", hasattr(self, "w_a")),
-            ("a parametrised V", not isinstance(self._parameters.get("V"), nn.Parameter)),
+            ("a parametrised V", not has_parameter(self, "V")),
         ):
             if has:
                 yield name

@@ -92,8 +92,19 @@ class Swept:
     def costate(
         self, s: Tensor | None, s_last: Tensor | None, declared: Tensor | None, unit: Tensor | None = None
     ) -> Costate:
-        """Arguments as in derivatives.costate."""
-        mantissa, delta, k = differentiable.costate(self.plan, self.tape, self.W, s, s_last, declared, unit)
+        """The scale-free adjoint: lam_t = s_t + J_{t+1}' lam_{t+1} in mantissas and exponents.
+
+        declared [B + N]: the state rows where the loss reads the state; at the others the source is zero, and where
+        costates are far below one its derivative is taken for zero too.
+        unit [B + N]: sources are given as s 2^unit, and s_last as s_last 2^(unit of the last state)."""
+        factor = None
+        if unit is not None:  # a sweep in these units is one with links between them
+            factor = Link.between(self.plan.rows, unit, self.tape.x.dtype).factor
+        mantissa, delta, k = differentiable.Adjoint.apply(
+            self.plan, True, factor, declared, s, s_last, None, self.W, *self.tape
+        )
+        if unit is not None:
+            k = k + unit
         return Costate(mantissa, k, lambda: (delta, *self._side(mantissa)))
 
     def _side(self, lam: Tensor) -> tuple[Tensor | None, ...]:
@@ -180,7 +191,7 @@ class Stepped:
     def costate(
         self, s: Tensor | None, s_last: Tensor | None, declared: Tensor | None, unit: Tensor | None = None
     ) -> Costate:
-        """Arguments as in derivatives.costate."""
+        """Arguments as in Swept.costate."""
         rows, drives = self.rows, [self.rows.steps(y) for y in self.drive]
         s = torch.zeros_like(self.x) if s is None else s
         s = s if s_last is None else s + rows.last_back(s_last)
