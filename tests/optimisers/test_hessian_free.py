@@ -124,13 +124,11 @@ def test_another_batch_for_the_curvature():
 
 def test_what_a_step_hands_to_conjugate_gradients(monkeypatch):
     given = []
-    solve = conjugate_gradients.conjugate_gradients
-
     def watched(A, b, start, scale, most, progress):
         given.append((start, scale))
-        return solve(A, b, start, scale, most, progress)
+        return conjugate_gradients(A, b, start, scale, most, progress)
 
-    monkeypatch.setattr(conjugate_gradients, "conjugate_gradients", watched)
+    monkeypatch.setattr("coadjoint.optimisers.hessian_free.conjugate_gradients", watched)
     net, batch = linear_problem()
     hf = HessianFree(damping=0.3, structural=0.0, cg=4, decay=0.5, precondition=0.75)
     diagonal = Curvature(net, batch, "squared").diagonal(seed=0)

@@ -315,7 +315,7 @@ def test_the_distance_to_the_gradient_is_kept(tmp_path):
         (lambda: Armijo(shrink=2.0), "between 0 and 1"),
         (lambda: Wolfe(c1=0.9, c2=0.1), "c1 < c2"),
         (lambda: trained(optimiser="adam"), "optimiser must be like co.optimisers"),
-        (lambda: trained(easiest=(0.5, 10)), "easiest must be like co.curriculum"),
+        (lambda: trained(easiest=(0.5, 10)), "easiest must be like co.training.curriculum"),
         (lambda: trained(clip="1"), "clip must be"),
         (lambda: trained(optimiser=RUNS["hessian-free"], weight_noise=0.1), "no weight_noise"),
     ],
