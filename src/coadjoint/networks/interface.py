@@ -21,7 +21,7 @@ from ..errors import InputError, KindError, Unsupported, brief
 from ..objectives.batch import Batch
 from ..objectives.losses import LossLike, Output
 from ..sweeps.costates import BaseCostates
-from ..sweeps.layout import lay_out
+from ..sweeps.layout import Sequences, lay_out
 
 if TYPE_CHECKING:
     from .layers import Recorded
@@ -52,13 +52,11 @@ class NetRun(Protocol):
     def states(self) -> Sequence[Tensor] | Tensor:
         """x_0, x_1, ...: states[i] is [B, ...], by time steps or by layers."""
 
-    def loss(
-        self, loss: LossLike | Tensor, y: Any = None, *, mask: Tensor | None = None, reduce: str = "sum"
-    ) -> Tensor:
+    def loss(self, loss: LossLike, y: Any = None, *, mask: Tensor | None = None, reduce: str = "sum") -> Tensor:
         """The loss of each sample, [B]."""
 
     def costates(
-        self, loss: LossLike | Tensor, y: Any = None, *, mask: Tensor | None = None, reduce: str = "sum"
+        self, loss: LossLike, y: Any = None, *, mask: Tensor | None = None, reduce: str = "sum"
     ) -> BaseCostates | Recorded:
         """lam_i = dL/dx_i of each sample's own loss. Differentiable, for penalties."""
 
@@ -142,22 +140,29 @@ class SequenceNet(Net):
 
     cell: Cell | None = None  # if there is one
 
-    def run(self, batch: Batch) -> Any:
+    @abstractmethod
+    def run(self, batch: Batch, called: bool = False) -> Any:
+        """The run over a batch. called: by `forward`, so that torch's hooks, if there are any, have fired."""
+
+    def forward(self, u: Sequences, lengths: Any = None, x0: Tensor | None = None) -> Any:
+        """Run over u: [T, B, inputs], a list of [T_i, inputs], or a PackedSequence; x0 [B, n] or [n], of all layers."""
+        return self.run(Batch(u, lengths=lengths, x0=x0), called=True)
+
+    def samples(self, batch: Batch) -> int:
+        return lay_out(batch.u, batch.lengths, self.inputs, self.like)[0].rows.B
+
+    def _must_be_called(self, batch: Batch) -> bool:
+        """Must `run` go through torch's __call__: for hooks, a compiled module, or a forward that is not ours?"""
         if batch.axis != 1:
             raise InputError(
                 f"this network reads sequences [T, B, inputs], and the samples of the batch lie along axis {batch.axis}; "
                 "expected axis=1."
             )
-        if hooked(self):
-            return self(batch.u, batch.lengths, batch.x0)
-        return self.forward(batch.u, batch.lengths, batch.x0)
-
-    def samples(self, batch: Batch) -> int:
-        return lay_out(batch.u, batch.lengths, self.inputs, self.like)[0].rows.B
+        return hooked(self) or getattr(self.forward, "__func__", None) is not SequenceNet.forward
 
 
 def hooked(module: nn.Module) -> bool:
-    """Must a call go through torch's __call__: because of hooks, or because the module was compiled?"""
+    """Has torch something to do around a call of this module: hooks, or what torch.compile made of it?"""
     own = any(getattr(module, name) for name in HOOKS)
     everywhere = any(getattr(torch_module, name) for name in GLOBAL_HOOKS)
     return own or everywhere or module._compiled_call_impl is not None

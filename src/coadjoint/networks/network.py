@@ -19,9 +19,10 @@ from ..cells.cell import Cell
 from ..cells.library import Activation
 from ..errors import InputError, Unsupported
 from ..objectives import losses
+from ..objectives.batch import Batch
 from ..objectives.losses import LossLike, Output
 from ..sweeps.costates import Costates, Passage
-from ..sweeps.layout import Layout, Sequences, dense, lay_out, tensor_of
+from ..sweeps.layout import Layout, dense, lay_out, tensor_of
 from ..sweeps.rows import Rows
 from ..sweeps.torch_internals import forward_mode_is_on, innermost_transform
 from ..sweeps.wrappers import refuse_wrapped
@@ -246,14 +247,15 @@ class Network(Recurrence, Readout):
         """a, in rows."""
         return self.answer(layout.rows, self.looked_at(layout.rows, x, last), V, b_o, u, more)
 
-    def forward(self, u: Sequences, lengths: Any = None, x0: Tensor | None = None) -> Trajectory:
-        """Run over u: [T, B, inputs], a list of [T_i, inputs], or a PackedSequence; x0 [B, n] or [n]."""
+    def run(self, batch: Batch, called: bool = False) -> Trajectory:
+        if not called and self._must_be_called(batch):
+            return self(batch.u, batch.lengths, batch.x0)
         refuse_wrapped(self)
-        layout, rows_u = lay_out(u, lengths, self.inputs, self.V)
+        layout, rows_u = lay_out(batch.u, batch.lengths, self.inputs, self.V)
         rows, V, b_o, more = layout.rows, self.V, self.b_o, self.held()
         heard, seen = self.dropping(rows.N, self.inputs), self.dropping(rows.N if self.by_steps else rows.B, self.wide)
         rows_u = rows_u if heard is None else rows_u * heard
         more |= {} if seen is None else {DROPPED: seen}
-        run, _, entering = self.sweep(layout, rows_u, self.start(x0, rows.B))
+        run, _, entering = self.sweep(layout, rows_u, self.start(batch.x0, rows.B))
         pre = self.read_out(layout, run.x, run.last, V, b_o, rows_u, more)
         return Trajectory(layout, run, self.hidden, self, rows_u, pre, V, b_o, more, entering, heard)

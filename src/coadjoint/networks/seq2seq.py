@@ -25,10 +25,11 @@ from torch.nn.functional import pad
 from ..cells.library import Activation
 from ..cells.making import check_make
 from ..errors import InputError, KindError, Unsupported, brief
+from ..objectives.batch import Batch
 from ..objectives.losses import LossLike
 from ..sweeps.costates import Costates
 from ..sweeps.engines import Choice
-from ..sweeps.layout import Laid, Layout, Sequences, lay_out, tensor_of
+from ..sweeps.layout import Laid, Layout, lay_out, tensor_of
 from ..sweeps.rows import Rows
 from ..sweeps.run import SeenRun, Stepped
 from ..sweeps.wrappers import refuse_wrapped
@@ -326,11 +327,13 @@ class EncoderDecoder(SequenceNet):
             if part is not self.encoder:
                 part.reset_parameters()
 
-    def forward(self, u: Sequences, lengths: Any = None, x0: Tensor | None = None) -> Translation:
-        """Read u: [T, B, inputs], a list of [T_i, inputs], or a PackedSequence; x0 [B, n] or [n], where the encoder begins."""
+    def run(self, batch: Batch, called: bool = False) -> Translation:
+        """What has read u; x0 [B, n] or [n], where the encoder begins."""
+        if not called and self._must_be_called(batch):
+            return self(batch.u, batch.lengths, batch.x0)
         refuse_wrapped(self)
-        layout, rows_u = lay_out(u, lengths, self.inputs, self.like)
-        return Translation(self, layout, rows_u, x0, self.encoder.run(layout, rows_u, x0))
+        layout, rows_u = lay_out(batch.u, batch.lengths, self.inputs, self.like)
+        return Translation(self, layout, rows_u, batch.x0, self.encoder.run(layout, rows_u, batch.x0))
 
     def remember(self, layout: Layout, h: Tensor, order: Layout | None) -> Memory:
         """What the decoder reads of step rows h, its samples in the order of the rows it will run over."""

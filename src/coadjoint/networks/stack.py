@@ -23,10 +23,11 @@ from ..cells import library, steps
 from ..cells.cell import Cell
 from ..cells.library import Activation
 from ..errors import InputError, KindError
+from ..objectives.batch import Batch
 from ..objectives.losses import LossLike, Output
 from ..sweeps.costates import Passage
 from ..sweeps.engines import Choice
-from ..sweeps.layout import Layout, Sequences, check_like, lay_out
+from ..sweeps.layout import Layout, check_like, lay_out
 from ..sweeps.wrappers import refuse_wrapped
 from .judge import Answers
 from .layers import DIRECTIONS, Layer, Level, Piece, Recorded, attached, down, pulled, refuse_transforms
@@ -317,13 +318,14 @@ class Stack(Readout):
         words = [w for w in ("bidirectional", "residual") if getattr(self.layers, w)]
         return f"[{kinds}]{''.join(f', {w}' for w in words)}, inputs={self.inputs}, outputs={self.outputs}, readout={self.summary or self.readout!r}"
 
-    def forward(self, u: Sequences, lengths: Any = None, x0: Tensor | None = None) -> Ascent:
-        """Run over u: [T, B, inputs], a list of [T_i, inputs], or a PackedSequence; x0 [B, n] or [n], of all layers."""
+    def run(self, batch: Batch, called: bool = False) -> Ascent:
+        if not called and self._must_be_called(batch):
+            return self(batch.u, batch.lengths, batch.x0)
         refuse_wrapped(self)
-        layout, rows_u = lay_out(u, lengths, self.inputs, self.V)
+        layout, rows_u = lay_out(batch.u, batch.lengths, self.inputs, self.V)
         heard = self.dropping(layout.rows.N, self.inputs)
         rows_u = rows_u if heard is None else rows_u * heard
-        levels = self.layers.run(layout, rows_u, x0)
+        levels = self.layers.run(layout, rows_u, batch.x0)
         seen = levels[-1].y if self.by_steps else self.layers.end(levels)
         dropped, more = self.dropping(*seen.shape), self.held()
         more |= {} if dropped is None else {DROPPED: dropped}
