@@ -1,4 +1,4 @@
-"""One thread for each worker, and a count of the gradient cases at the end."""
+"""One thread for each worker, NaN in arrays that nobody has written, and a count of the gradient cases at the end."""
 
 import contextlib
 import signal
@@ -7,7 +7,10 @@ import sys
 import pytest
 import torch
 
+import poison
+
 torch.set_num_threads(1)
+poison.install()
 with contextlib.suppress(ImportError):
     from hypothesis import HealthCheck, settings
 

@@ -172,7 +172,7 @@ _MOVED = {
     "sweeps.compiler": "sweeps.engines.c.compiler",
     "sweeps.cpu": "sweeps.engines.c.engine",
     "sweeps.cuda": "sweeps.engines.cuda.geometry sweeps.engines.cuda.source sweeps.engines.cuda.engine sweeps.engines.cuda.driver",
-    "sweeps.derivatives": "sweeps.plan sweeps.slopes sweeps.affine sweeps.differentiable sweeps.blocks sweeps.overflow",
+    "sweeps.derivatives": "sweeps.plan sweeps.slopes sweeps.affine sweeps.differentiable sweeps.overflow",
     "sweeps.eager": "sweeps.engines.eager.views sweeps.engines.eager.in_place sweeps.engines.expressions",
     "sweeps.opaque": "sweeps.engines.opaque",
     "sweeps.reference": "sweeps.engines.reference",

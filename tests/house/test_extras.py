@@ -18,7 +18,7 @@ from coadjoint.cells import library
 from coadjoint.errors import InputError, Unsupported
 from coadjoint.sweeps.engines.cuda import engine as cuda_engine
 from coadjoint.sweeps.rows import Rows
-from problems import CELLS, Problem, poisoned
+from problems import CELLS, Problem
 from stacks import Truth, apart, called, loss_of
 
 ENGINES = ("reference", "eager", "cpu", "autograd")
@@ -376,8 +376,7 @@ def test_given_on_cuda(monkeypatch, another):
     """The kernels' own source, on threads of the CPU."""
     emulated.install(monkeypatch, emulated.Mode())
     try:
-        with poisoned(emulated.Emulated):
-            given(dtype=F32).against(cuda_engine, **SOME)
+        given(dtype=F32).against(cuda_engine, **SOME)
     finally:
         monkeypatch.undo()
         emulated.forget()

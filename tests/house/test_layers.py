@@ -44,3 +44,24 @@ def test_the_package_imports_itself_by_relative_paths():
 def test_no_file_is_longer_than_can_be_read():
     lengths = {name: len(path.read_text(encoding="utf-8").splitlines()) for name, path in imports.modules().items()}
     assert {name: n for name, n in lengths.items() if n > LONGEST} == {}
+
+
+PRIVATE = re.compile(
+    r"\btorch(\.\w+)*\._(?!_)\w"  # torch._C, torch.utils._pytree
+    r"|\bfrom torch[\w.]* import .*\b_\w"
+    r"|\bforward_ad\._"
+    r"|\._(cdata|version|modules|parameters|buffers|compiled_call_impl|is_zerotensor)\b"
+    r"|\"_(active_ddp_module|training_state|is_flat_param|unpadded_unsharded_size)\""
+)
+
+
+def test_private_names_of_torch_are_in_one_file():
+    """torch changes them without notice: sweeps/torch_internals.py has a function and a test for each."""
+    wrong = []
+    for name, path in imports.modules().items():
+        if name == "sweeps.torch_internals":
+            continue
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            if PRIVATE.search(line):
+                wrong.append(f"{name}:{number}: {line.strip()}")
+    assert wrong == []

@@ -2,6 +2,8 @@
 
 import math
 
+import sys
+
 import pytest
 import torch
 
@@ -128,7 +130,7 @@ def test_what_a_step_hands_to_conjugate_gradients(monkeypatch):
         given.append((start, scale))
         return conjugate_gradients(A, b, start, scale, most, progress)
 
-    monkeypatch.setattr("coadjoint.optimisers.hessian_free.conjugate_gradients", watched)
+    monkeypatch.setattr(sys.modules[HessianFree.__module__], "conjugate_gradients", watched)
     net, batch = linear_problem()
     hf = HessianFree(damping=0.3, structural=0.0, cg=4, decay=0.5, precondition=0.75)
     diagonal = Curvature(net, batch, "squared").diagonal(seed=0)

@@ -3,9 +3,6 @@ definition: its three loops, any sources, each row at its own scale."""
 
 from __future__ import annotations
 
-import contextlib
-from unittest import mock
-
 import torch
 
 import cases
@@ -118,29 +115,3 @@ def near(found, expected, bar, what):
     top, apart = expected.abs().amax(-1), (found - expected).abs().amax(-1)
     worst = (apart / top.clamp_min(1e-30)).max()
     assert worst <= bar, f"{what}: off by {worst:.1e}"
-
-
-@contextlib.contextmanager
-def poisoned(*launches):
-    """Inside, what is not written stays NaN, or -77 where it is an integer. launches: classes whose arrays are filled too;
-    those that are exchanged begin as a NaN of their own."""
-
-    def fill(y):
-        return y.fill_(torch.nan if y.is_floating_point() else -77)
-
-    def filled(make):
-        return lambda *given, **more: fill(make(*given, **more))
-
-    def array(plain):
-        def make(self, rows, columns, exchanged=False):
-            y = plain(self, rows, columns, exchanged)
-            return y if exchanged else fill(y)
-
-        return make
-
-    with contextlib.ExitStack() as stack:
-        for name in ("empty", "empty_like"):
-            stack.enter_context(mock.patch.object(torch, name, filled(getattr(torch, name))))
-        for launch in launches:
-            stack.enter_context(mock.patch.object(launch, "array", array(launch.array)))
-        yield

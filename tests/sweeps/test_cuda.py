@@ -23,8 +23,8 @@ from coadjoint.sweeps.engines.cuda import capture, driver, geometry, source
 from coadjoint.sweeps.engines.cuda import engine as cuda_engine
 from coadjoint.sweeps.engines.eager import fused
 from coadjoint.sweeps.plan import settle
-from emulated import Emulated, Mode
-from problems import ADJOINT, CELLS, NEWER, ONE, SCALED, TANGENT, Problem, near, poisoned
+from emulated import Mode
+from problems import ADJOINT, CELLS, NEWER, ONE, SCALED, TANGENT, Problem, near
 
 F32, F64 = torch.float32, torch.float64
 compiles = pytest.mark.skipif(emulated.COMPILER is None, reason="no C++ compiler (c++, g++ or $CXX) was found")
@@ -89,8 +89,7 @@ def swept(chip, name, mode, size, dtype, **given):
     problem, d = Problem(name, *SIZES[size], dtype), SIZES[size][1]
     chip(make(problem.cell, d, dtype.itemsize))
     assert holds(g := geometry.geometry(problem.cell, d, problem.rows.B, dtype.itemsize, driver.processors(-1))), g
-    with poisoned(Emulated):
-        problem.against(cuda_engine, **given)
+    problem.against(cuda_engine, **given)
 
 
 @compiles

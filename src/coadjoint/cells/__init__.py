@@ -6,6 +6,7 @@ its code from it. This package imports `errors` alone.
 formula      expressions: nodes, primitives, and how they are differentiated (pull, push)
 program      expressions as torch operations without allocation, and as source text
 cell         Cell and @cell: a formula with its slots, gates and parameters
+activations  tanh, sigmoid, relu, ... by name
 library      the cells that come with the package, and CELLS, their names
 steps        recurrences that are no formula: any step function, differentiated by torch
 about        what there is to know of a cell by its name
@@ -16,15 +17,13 @@ from __future__ import annotations
 
 from . import steps, structures
 from .about import About, about
+from .activations import ACTIVATIONS, Activation, activation_function, identity
 from .cell import Cell, Fields, Uniform, Weights, cell
 from .library import (
-    ACTIVATIONS,
     CELLS,
     FADES_AT_ONCE,
     FIXED,
     NEVER_FADES,
-    Activation,
-    activation_function,
     antisymmetric,
     at_most,
     cornn,
@@ -33,7 +32,6 @@ from .library import (
     exponential,
     gaussian,
     gru,
-    identity,
     inverse,
     leaky,
     lipschitz,

@@ -26,29 +26,10 @@ from torch import Tensor
 
 from ..errors import InputError, KindError, choose, real
 from . import structures
+from .activations import Activation, activation_function
 from .cell import FIRST, Cell, Uniform, cell
 from .formula import cos, exp, expm1, held, relu, sigmoid, sign, sin, softplus, sqrt, step, tanh
 from .transport import remember
-
-
-def identity(a: Any) -> Any:
-    return a
-
-
-ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
-    "tanh": tanh,
-    "sigmoid": sigmoid,
-    "relu": relu,
-    "identity": identity,
-    "softplus": softplus,
-}
-Activation = str | Callable[[Any], Any]
-
-
-def activation_function(activation: Activation) -> Callable[[Any], Any]:
-    if callable(activation):
-        return activation
-    return ACTIVATIONS[choose("activation", activation, ACTIVATIONS)]
 
 
 def once(make: Callable[..., Cell]) -> Callable[..., Cell]:

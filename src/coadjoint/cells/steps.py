@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from ..errors import MOST, InputError, KindError, brief, choose
-from .library import Activation, activation_function
+from .activations import Activation, activation_function
 from .making import check_make, parameter
 
 Make = dict[str, Any]  # dtype and device

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..cells.activations import Activation
 from ..cells.cell import Cell
-from ..cells.library import Activation
 from ..errors import InputError, Unsupported
 from ..objectives import losses
 from ..objectives.batch import Batch

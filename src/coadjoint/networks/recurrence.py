@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from ..cells import library, steps, structures
+from ..cells.activations import Activation
 from ..cells.cell import Cell, Uniform
-from ..cells.library import Activation
 from ..cells.making import check_make, parameter
 from ..cells.transport import Structured
 from ..errors import MOST, InputError, KindError, Unsupported, brief, choose

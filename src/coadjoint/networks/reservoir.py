@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..cells.library import Activation
+from ..cells.activations import Activation
 from ..errors import MOST, InputError, KindError, NumericalError, choose, whole
 from ..objectives.batch import Batch
 from ..objectives.losses import LossLike

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from ..cells.library import Activation
+from ..cells.activations import Activation
 from ..cells.making import check_make
 from ..errors import InputError, KindError, Unsupported, brief
 from ..objectives.batch import Batch

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from ..cells import library, steps
+from ..cells.activations import Activation
 from ..cells.cell import Cell
-from ..cells.library import Activation
 from ..errors import InputError, KindError
 from ..objectives.batch import Batch
 from ..objectives.losses import LossLike, Output

@@ -7,6 +7,7 @@ modules     RNN, LSTM, GRU, and `replace`, which puts them into a model
 layers      what the three have in common
 cells       RNNCell, LSTMCell, GRUCell
 frame       one layer in one direction, as a sweep
+layer_norm  the step with layer normalisation
 recording   record: the costates of every module inside a model
 replay      modules as CUDA graphs
 """

@@ -17,7 +17,7 @@ from ..cells.cell import Cell
 from ..cells.making import DTYPES
 from ..errors import InputError, Unsupported
 from ..networks.recurrence import formula_step
-from ..sweeps import blocks, engines
+from ..sweeps import engines
 from ..sweeps.engines import opaque
 from ..sweeps.layout import dense
 from ..sweeps.plan import Plan
@@ -82,12 +82,10 @@ def inside(mode: str, W: Tensor, hh: Tensor | None) -> Tensor | None:
     return W.new_zeros(d) if hh is None else hh[2 * d :]
 
 
-def parted(cell: Cell, v: Tensor, rows: Rows | None = None) -> tuple[Tensor, Tensor | None]:
+def parted(cell: Cell, v: Tensor) -> tuple[Tensor, Tensor | None]:
     """(base, side) of v = R u + b: a gate where v is used apart from z has nothing in base."""
     if not cell.side:
         return v, None
-    if rows is not None and not v.is_cuda:
-        return blocks.parted(rows, cell, v)
     gates = dict(zip(cell.gates, v.chunk(len(cell.gates), 1), strict=True))
     base = [torch.zeros_like(y) if g in cell.side else y for g, y in gates.items()]
     return torch.cat(base, 1), torch.cat([gates[g] for g in cell.side], 1)
@@ -104,16 +102,10 @@ class Frame:
         """A step array with the time of each sample reversed; its own inverse."""
         if self.rows is None:
             return y.unflatten(0, (self.T, self.B)).flip(0).flatten(0, 1)
-        return blocks.turned(self.rows, y) if self.moves(y) else self.rows.turned(y)
+        return self.rows.turned(y)
 
-    def moves(self, y: Tensor) -> bool:
-        """Are arrays put together by `derivatives.Moved`? It spares a CPU passes over memory, and a GPU little."""
-        return self.rows is not None and not y.is_cuda
-
-    def joined(self, heads: list[Tensor], d: int, top: bool) -> Tensor:
-        """h of each direction side by side; where blocks are moved, a head is the array whose last rows begin with h."""
-        if self.rows is not None and self.moves(heads[0]):
-            return blocks.side_by_side(self.rows, heads, d)
+    def joined(self, heads: list[Tensor], top: bool) -> Tensor:
+        """h of each direction side by side. top: it is the module's output, which its user may change."""
         if len(heads) > 1:
             return torch.cat(heads, 1)
         return self.apart(heads[0]) if top else heads[0]

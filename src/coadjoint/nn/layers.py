@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import dropout
-from torch.nn.functional import layer_norm as normalised
 from torch.nn.utils.rnn import PackedSequence
 
 from ..errors import InputError, KindError, Unsupported, choose, real
@@ -28,7 +27,7 @@ from ..sweeps.pointers import insist_on_memory
 from ..sweeps.rows import Rows, equal
 from ..sweeps.run import Stepped
 from ..sweeps.torch_internals import autocast_is_on, not_compiled
-from . import recording
+from . import layer_norm, recording
 from .frame import (
     Frame,
     bias,
@@ -60,6 +59,7 @@ class Layers(nn.RNNBase):
     init               of the recurrent weights: "torch", or "orthogonal" or "identity" for each gate
     """
 
+    recordable = True  # by co.record
     weight_hh_l0: Tensor
     torch_class: type[nn.RNNBase]
     arguments: tuple[str, ...] = (
@@ -219,63 +219,74 @@ class Layers(nn.RNNBase):
 
     def forward(self, input: Any, hx: Any = None) -> Any:
         """As torch.nn's: (output, h_n), of an LSTM (output, (h_n, c_n))."""
-        whole = self.layer_norm or self._engine == "autograd" or isinstance(input, PackedSequence)
-        return self._apart(input, hx) if torch.compiler.is_compiling() and whole else self._forward(input, hx)
+        by_steps = self.layer_norm or self._engine == "autograd"
+        if torch.compiler.is_dynamo_compiling() and (by_steps or isinstance(input, PackedSequence)):
+            return self._apart(input, hx)
+        frame, u, states, packed = self._arranged(input, hx)
+        W = self.weight_hh_l0
+        held = {name: getattr(self, name) for name in self._held}
+        if frame.rows is not None:
+            insist_on_memory([("the input", u), *(("hx", y) for y in states), *held.items()])
+        compute = self._layers
+        if frame.B == 0:
+            compute = self._empty
+        elif self._repeats(frame, u):
+            compute = self._replayed
+        if autocast_is_on():
+            with torch.autocast(W.device.type, enabled=False):
+                h, last, levels = compute(frame, u.to(W.dtype), [y.to(W.dtype) for y in states], held)
+        else:
+            h, last, levels = compute(frame, u, states, held)
+        single = packed is None and input.dim() == 2
+        if packed is None:
+            h = h.unflatten(0, (frame.T, frame.B))
+            h = h.transpose(0, 1) if self.batch_first else h
+            h = h.squeeze(0 if self.batch_first else 1) if single else h
+        elif packed.unsorted_indices is not None:
+            last = [y.index_select(1, packed.unsorted_indices) for y in last]
+        if single:
+            last = [y.squeeze(1) for y in last]
+        if frame.recorded:
+            order = None if packed is None else packed.sorted_indices
+            layout = Layout(frame.rows, None if order is None else np.array(order.tolist()))  # type: ignore[arg-type]
+            recording.note(self, recording.Call(layout, h, last, levels))
+        output = h if packed is None else PackedSequence(h, *packed[1:])
+        return output, (tuple(last) if len(last) > 1 else last[0])
 
     @not_compiled
     def _apart(self, input: Any, hx: Any) -> Any:
         """What torch.compile is not asked to look into."""
-        return self._forward(input, hx)
+        return self.forward(input, hx)
 
-    def _forward(self, input: Any, hx: Any) -> Any:
-        packed, name = isinstance(input, PackedSequence), self.torch_class.__name__
-        whole: Any = input if packed else (input, None, None, None)
-        u, sizes, order, unorder = whole
+    def _arranged(self, input: Any, hx: Any) -> tuple[Frame, Tensor, list[Tensor], PackedSequence | None]:
+        """-> (frame, the input's rows [N, inputs], [h_0, c_0] each [layers, B, .] or none, the input if it is packed)"""
+        name = self.torch_class.__name__
+        packed = input if isinstance(input, PackedSequence) else None
+        u: Any = input if packed is None else packed.data
         if not isinstance(u, Tensor):
             raise KindError(f"{name}: expected a tensor or a PackedSequence; got {type(input).__name__}.")
-        check_input(u, self.weight_hh_l0)
-        if not packed and u.dim() not in (2, 3):
+        W = self.weight_hh_l0
+        check_input(u, W)
+        if packed is None and u.dim() not in (2, 3):
             raise ValueError(f"{name}: Expected input to be 2D or 3D, got {u.dim()}D tensor instead")
-        single = not packed and u.dim() == 2
+        single = packed is None and u.dim() == 2
         u = u.unsqueeze(0 if self.batch_first else 1) if single else u
         states = self._states(hx, single)
-        if order is not None:
-            states = [y.index_select(1, order) for y in states]
-        self._check(u, states, sizes)
-        W = self.weight_hh_l0
+        if packed is not None and packed.sorted_indices is not None:
+            states = [y.index_select(1, packed.sorted_indices) for y in states]
+        self._check(u, states, None if packed is None else packed.batch_sizes)
         check_weights(W)
-        if packed:
-            rows = Rows(sizes.tolist())
-            frame = Frame(rows.T, rows.B, rows)
-        else:
-            u = u.transpose(0, 1) if self.batch_first else u
-            T, B = u.shape[:2]
-            if T == 0:
-                raise InputError(
-                    f"{name}: Expected sequence length to be larger than 0 in RNN; got an input of no steps."
-                )
-            u = u.flatten(0, 1)
-            by_steps = self.layer_norm or self._engine == "autograd"
-            operator = seen_as_operators(u, W) and not by_steps
-            frame = Frame(T, B, None if operator or B == 0 else equal(T, B))
-        if autocast_is_on():
-            with torch.autocast(W.device.type, enabled=False):
-                h, last, levels = self._work(frame, u.to(W.dtype), [y.to(W.dtype) for y in states])
-        else:
-            h, last, levels = self._work(frame, u, states)
-        if order is not None:
-            last = [y.index_select(1, unorder) for y in last]
-        if single:
-            last = [y.squeeze(1) for y in last]
-        if not packed:
-            h = h.unflatten(0, (frame.T, frame.B))
-            h = h.transpose(0, 1) if self.batch_first else h
-            h = h.squeeze(0 if self.batch_first else 1) if single else h
-        if frame.recorded:
-            layout = Layout(frame.rows, None if order is None else np.array(order.tolist()))  # type: ignore[arg-type]
-            recording.note(self, recording.Call(layout, h, last, levels))
-        output = PackedSequence(h, sizes, order, unorder) if packed else h
-        return output, (tuple(last) if len(last) > 1 else last[0])
+        if packed is not None:
+            rows = Rows(packed.batch_sizes.tolist())
+            return Frame(rows.T, rows.B, rows), u, states, packed
+        u = u.transpose(0, 1) if self.batch_first else u
+        T, B = u.shape[:2]
+        if T == 0:
+            raise InputError(f"{name}: Expected sequence length to be larger than 0 in RNN; got an input of no steps.")
+        u = u.flatten(0, 1)
+        by_steps = self.layer_norm or self._engine == "autograd"
+        operator = seen_as_operators(u, W) and not by_steps
+        return Frame(T, B, None if operator or B == 0 else equal(T, B)), u, states, None
 
     def _states(self, hx: Any, single: bool) -> list[Tensor]:
         """h_0 (and c_0), each [layers, B, .]; none if not given."""
@@ -306,23 +317,25 @@ class Layers(nn.RNNBase):
                     f"hx is {str(y.dtype)[6:]} on {y.device} but the input is {str(u.dtype)[6:]} on {u.device}; use hx.to(input)."
                 )
 
-    def _empty(self, frame: Frame, u: Tensor, states: list[Tensor]) -> tuple[Tensor, list[Tensor], None]:
+    def _empty(
+        self, frame: Frame, u: Tensor, states: list[Tensor], held: dict[str, Tensor]
+    ) -> tuple[Tensor, list[Tensor], Any]:
         """An empty batch has outputs of the right shape and a gradient of zero."""
         zero = sum(p.sum() for p in self.parameters()) * u.sum() * 0
         D, H = 1 + self.bidirectional, self.proj_size or self.hidden_size
         last = [zero.new_zeros(self.num_layers * D, 0, n) + zero for n in (H, self.hidden_size)[: self.slots]]
         return zero.new_zeros(0, D * H) + zero, last, None
 
-    def _work(self, frame: Frame, u: Tensor, states: list[Tensor]) -> tuple[Tensor, list[Tensor], Any]:
-        """The layers; on a GPU by a CUDA graph, where one shape comes again and again and nothing is drawn."""
-        if frame.B == 0:
-            return self._empty(frame, u, states)
-        held = {name: getattr(self, name) for name in self._held}
-        if frame.rows is not None:
-            insist_on_memory([("the input", u), *(("hx", y) for y in states), *held.items()])
-        drawn = self.training and (self.dropout > 0 or self.recurrent_dropout > 0 or max(self.zoneout) > 0)
-        if not u.is_cuda or frame.rows is None or not frame.rows.uniform or frame.recorded or drawn or self.layer_norm:
-            return self._layers(frame, u, states, held)
+    def _repeats(self, frame: Frame, u: Tensor) -> bool:
+        """May a call be replayed as a CUDA graph? On a GPU, where nothing is drawn and nobody asks for costates."""
+        if not u.is_cuda or frame.rows is None or not frame.rows.uniform or frame.recorded or self.layer_norm:
+            return False
+        return not (self.training and (self.dropout > 0 or self.recurrent_dropout > 0 or max(self.zoneout) > 0))
+
+    def _replayed(
+        self, frame: Frame, u: Tensor, states: list[Tensor], held: dict[str, Tensor]
+    ) -> tuple[Tensor, list[Tensor], Any]:
+        """The layers by a CUDA graph, from the third call of one shape on."""
 
         def compute(data: Sequence[Tensor], weights: Sequence[Tensor]) -> list[Tensor]:
             h, last, _ = self._layers(frame, data[0], list(data[1:]), dict(zip(held, weights, strict=True)))
@@ -352,13 +365,13 @@ class Layers(nn.RNNBase):
                     h, ends, piece = self._direction(
                         frame, frame.turned(u) if direction else u, start, w, direction == 1
                     )
-                    heads.append(frame.turned(h) if direction and not frame.moves(h) else h)
+                    heads.append(frame.turned(h) if direction else h)
                 last.append(ends)
                 here.append(piece)
             if beside:
                 torch.cuda.current_stream(u.device).wait_stream(beside)
             top = layer + 1 == self.num_layers
-            u = frame.joined(heads, self.proj_size or self.hidden_size, top)
+            u = frame.joined(heads, top)
             if frame.recorded:
                 levels.append(layers.Level(here, u))
             if not top:
@@ -380,7 +393,7 @@ class Layers(nn.RNNBase):
     def _direction(
         self, frame: Frame, u: Tensor, start: list[Tensor], w: dict[str, Any], turned: bool
     ) -> tuple[Tensor, list[Tensor], layers.Piece | None]:
-        """One sweep -> (rows of h as Frame.joined takes them, [h_T, c_T], piece)"""
+        """One sweep -> (h of each step [N, .], [h_T, c_T], piece)"""
         R, W_h, hh, project = w["weight_ih"], w["weight_hh"], w["bias_hh"], w["weight_hr"]
         d, B = self.hidden_size, frame.B
         b = bias(self.mode, w["bias_ih"], hh)
@@ -388,16 +401,18 @@ class Layers(nn.RNNBase):
         masks: list[Tensor] = []
         u = layers.attached(u) if frame.recorded else u
         if self.layer_norm:
-            base = self._normal(affine(frame.rows, u, R, None), w["gain_ih"])
+            base = layer_norm.normal(self.mode, affine(frame.rows, u, R, None), w["gain_ih"])
             base = base if b is None else base + b
             assert frame.rows is not None
-            found: Any = Stepped.run(self._normal_step(w), frame.rows, (base,), torch.cat(x0, 1), checked=False)
+            found: Any = Stepped.run(
+                layer_norm.step(self.mode, w), frame.rows, (base,), torch.cat(x0, 1), checked=False
+            )
             x, end, drive = found.x, found.last, [base]
         else:
             noise = self.recurrent_dropout > 0 and self.training, max(self.zoneout) > 0
             cell, name = formula(self.mode, self.peephole, *noise)
             v = affine(frame.rows, u, R, b)
-            base, side = parted(cell, v, frame.rows)
+            base, side = parted(cell, v)
             p = torch.cat([own(w[n]) for n in PEEPHOLES]) if self.peephole else inside(self.mode, W_h, hh)
             W = W_h
             if project is not None:  # m_0 is unknown, but only W_hh h_0 is asked of it
@@ -410,9 +425,11 @@ class Layers(nn.RNNBase):
                 x0 = [*x0, *(m * x0[0] for m in masks)]
             x, end, found = run(cell, name, self._engine, frame, base, side, W, torch.cat(x0, 1), p)
             drive = [base] if side is None else [base, side]
-        h, ends = x if frame.moves(x) else x[B:, :d], [end[:, i * d : (i + 1) * d] for i in range(self.slots)]
+        h = x[B:, :d]
+        ends = [end[:, i * d : (i + 1) * d] for i in range(self.slots)]
         if project is not None:
-            h, ends[0] = affine(frame.rows, x[B:, :d], project, None), ends[0] @ project.t()
+            h = affine(frame.rows, h, project, None)
+            ends[0] = ends[0] @ project.t()
         piece = layers.Piece(found, drive, d, turned, project, *masks) if frame.recorded else None
         return h, ends, piece
 
@@ -428,28 +445,3 @@ class Layers(nn.RNNBase):
             masks = [dropout(like.new_ones(frame.B, d), self.recurrent_dropout)]
             entries += [frame.spread(m) for m in masks]
         return torch.cat(entries, 1), masks
-
-    def _normal(self, y: Tensor, gain: Any) -> Tensor:
-        """gain LN(y); a GRU's candidate apart from its gates."""
-        d = self.hidden_size
-        parts = y.split([2 * d, d], 1) if self.mode == "GRU" else (y,)
-        return torch.cat([normalised(part, part.shape[1:]) for part in parts], 1) * gain
-
-    def _normal_step(self, w: dict[str, Any]) -> Any:
-        """The step function with layer normalisation of W h and, in an LSTM, of c.  Ba, Kiros & Hinton (2016)"""
-        W, gain, d = w["weight_hh"], w["gain_hh"], self.hidden_size
-        p: Any = inside(self.mode, W, w["bias_hh"])
-
-        def step(base: Tensor, x: Tensor) -> Tensor:
-            z = self._normal(x[:, :d] @ W.t(), gain)
-            if self.mode == "GRU":
-                r, k = torch.sigmoid(z[:, : 2 * d] + base[:, : 2 * d]).chunk(2, 1)
-                return (1 - k) * torch.tanh(base[:, 2 * d :] + r * (z[:, 2 * d :] + p)) + k * x
-            if self.mode == "LSTM":
-                i, f, g, o = (z + base).chunk(4, 1)
-                c = torch.sigmoid(f) * x[:, d:] + torch.sigmoid(i) * torch.tanh(g)
-                seen = normalised(c, (d,)) * w["gain_c"] + w["shift_c"]
-                return torch.cat([torch.sigmoid(o) * torch.tanh(seen), c], 1)
-            return torch.relu(z + base) if self.mode == "RNN_RELU" else torch.tanh(z + base)
-
-        return step

@@ -129,17 +129,15 @@ class Tape:
 
 def record(module: nn.Module) -> Tape:
     """Record the calls of every co.nn.RNN, LSTM and GRU inside `module`, for `with co.record(module) as tape:`."""
-    from .layers import Layers  # it is made of this module
-
     if not isinstance(module, nn.Module):
         raise KindError(f"record expects a torch.nn.Module; got {type(module).__name__}.")
-    inside = lambda m: [y for y in m.modules() if isinstance(y, Layers)]
+    inside = lambda m: [y for y in m.modules() if is_recordable(y)]
     if any(is_compiled(m) and inside(m) for m in module.modules()):
         raise Unsupported(
             "a compiled module cannot be recorded: its recurrences have one derivative. Record the module that was given to "
             "torch.compile, and call that one."
         )
-    names: dict[nn.Module, str] = {m: name for name, m in module.named_modules() if isinstance(m, Layers)}
+    names: dict[nn.Module, str] = {m: name for name, m in module.named_modules() if is_recordable(m)}
     if not names:
         found = {type(m).__name__ for m in module.modules() if isinstance(m, nn.RNNBase)}
         hint = (
@@ -149,6 +147,11 @@ def record(module: nn.Module) -> Tape:
         )
         raise InputError(f"there is no co.nn.RNN, LSTM or GRU inside {type(module).__name__}.{hint}")
     return Tape(names)
+
+
+def is_recordable(module: nn.Module) -> bool:
+    """Does the module note its calls on a tape? Those of co.nn do: RNN, LSTM, GRU."""
+    return getattr(module, "recordable", False) is True
 
 
 def of_call(call: Call, g: Tensor | None, g_last: Sequence[Tensor | None], loss: Tensor, again: bool) -> list[Costates]:

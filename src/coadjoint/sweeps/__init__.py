@@ -11,12 +11,13 @@ This package imports `cells` and `errors`. It knows nothing of losses.
 layout           users' sequences as flat rows, and what is refused
 rows             where time steps lie in flat arrays; powers of two
 plan             which cell, over which rows, by which engine; what an engine is
-slopes, pointwise, affine, blocks    what is parallel over time
+slopes, pointwise, affine    what is parallel over time
 differentiable   the three loops as operations that differentiate any number of times
 run              a sweep that has been made, and can be pulled back and pushed forward
 costates         lam_t, a mantissa and a power of two for each sample and step
 checks, overflow what must hold of values, and what is said when it does not
 chunks, memory   sums in a fixed order; arrays that are used again
+torch_internals  every private name of torch that the package uses
 engines/         the loops themselves, one file or folder for each engine
 """
 

@@ -115,13 +115,6 @@ class Rows:
             return y.unflatten(0, (self.T, self.B)).flip(0).flatten(0, 1)
         return y.index_select(0, torch.from_numpy(self.turn).to(y.device))
 
-    def turned_into(self, out: Tensor, y: Tensor) -> None:
-        """out = turned(y)"""
-        if self.uniform:
-            y, out = y.unflatten(0, (self.T, self.B)), out.unflatten(0, (self.T, self.B))
-        turn = torch.arange(self.T - 1, -1, -1) if self.uniform else torch.from_numpy(self.turn)
-        torch.index_select(y, 0, turn.to(y.device), out=out)
-
     @functools.cached_property
     def turn(self) -> np.ndarray:
         """Where each row of a step array comes from when time is reversed."""

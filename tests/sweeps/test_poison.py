@@ -1,0 +1,26 @@
+"""The tests' own poison: what the package makes without values is NaN, until somebody writes it."""
+
+from __future__ import annotations
+
+import torch
+
+from coadjoint.sweeps import affine, memory
+from coadjoint.sweeps.engines.c import engine as c_engine
+
+
+def test_arrays_without_values_are_nan():
+    like = torch.zeros(1)
+    for shape in ((3, 2), (memory.SMALL, 1)):
+        y = memory.empty(shape, like)
+        assert y.isnan().all()
+        y.zero_()
+        del y
+        assert memory.empty(shape, like).isnan().all()  # the same storage again, perhaps
+    assert affine.empty is c_engine.empty is memory.empty
+
+
+def test_so_are_those_that_torch_makes_for_the_package():
+    here = {"torch": torch, "like": torch.zeros(1), "__name__": "coadjoint.somewhere"}
+    for made in ("torch.empty(3)", "torch.empty_like(like)", "like.new_empty(2, 2)"):
+        assert eval(made, here).isnan().all()
+    assert (eval("torch.empty(3, dtype=torch.int32)", here) == -77).all()

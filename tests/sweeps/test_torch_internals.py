@@ -1,0 +1,278 @@
+"""Each private name of torch still does what we use it for: a version of torch that changed one fails here first."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+from torch.autograd import forward_ad
+
+from coadjoint.sweeps import torch_internals as internals
+
+
+def test_autocast():
+    assert not internals.autocast_is_on()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert internals.autocast_is_on()
+        with torch.autocast("cpu", enabled=False):
+            assert not internals.autocast_is_on()
+
+
+def test_forward_mode():
+    assert not internals.forward_mode_is_on()
+    with forward_ad.dual_level():
+        assert internals.forward_mode_is_on()
+    assert not internals.forward_mode_is_on()
+
+
+def test_forward_mode_within_a_jvp():
+    """torch switches it off there, and a direction would be lost."""
+
+    class Double(torch.autograd.Function):
+        @staticmethod
+        def forward(x):
+            return 2 * x
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            pass
+
+        @staticmethod
+        def jvp(ctx, dx):
+            y = forward_ad.make_dual(torch.ones(1), torch.ones(1))
+            without = forward_ad.unpack_dual(3 * y).tangent
+            with internals.forward_mode_within_jvp():
+                within = forward_ad.unpack_dual(3 * y).tangent
+            seen.append((without, within))
+            return 2 * dx
+
+    seen = []
+    with forward_ad.dual_level():
+        Double.apply(forward_ad.make_dual(torch.ones(1), torch.ones(1)))
+    ((without, within),) = seen
+    assert without is None
+    assert within.item() == 3
+
+
+def test_transforms():
+    seen = []
+
+    def f(x):
+        seen.append(
+            (internals.transforms_are_on(), internals.innermost_transform() is not None, internals.is_wrapped(x))
+        )
+        return x.sum()
+
+    torch.func.grad(f)(torch.ones(2))
+    f(torch.ones(2))
+    assert seen == [(True, True, True), (False, False, False)]
+
+
+def test_batched():
+    seen = []
+    torch.vmap(lambda x: seen.append(internals.is_batched(x)) or x)(torch.ones(2, 3))
+    assert seen == [True]
+    assert not internals.is_batched(torch.ones(2))
+
+
+def test_dead_wrappers():
+    """A tensor that a transform has left behind is taken out of its wrapper."""
+    left = []
+    torch.func.grad(lambda x: left.append(x) or x.sum())(torch.ones(2))
+    (found,) = internals.unwrap_dead_wrappers((left[0],))
+    assert not internals.is_wrapped(found)
+    assert found.tolist() == [1, 1]
+
+
+FAKE = """
+import torch
+from coadjoint.sweeps import torch_internals as internals
+y = torch.ones(2)
+assert not internals.is_fake(y) and not internals.fake_mode_is_on() and not internals.proxy_mode_is_on()
+from torch._subclasses.fake_tensor import FakeTensorMode
+with FakeTensorMode() as mode:
+    assert internals.fake_mode_is_on()
+    fake = mode.from_tensor(y)
+assert internals.is_fake(fake) and not internals.is_fake(y) and not internals.fake_mode_is_on()
+from torch.fx.experimental.proxy_tensor import make_fx
+seen = []
+make_fx(lambda x: seen.append(internals.proxy_mode_is_on()) or x + 1)(y)
+assert seen == [True]
+"""
+
+
+def test_fake_and_proxy_modes():
+    """In a process of its own, where FakeTensor has not been imported before."""
+    done = subprocess.run([sys.executable, "-c", FAKE], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_zero_tensors():
+    assert internals.is_zero_everywhere(torch._efficientzerotensor((2,)))
+    assert not internals.is_zero_everywhere(torch.zeros(2))
+
+
+def test_versions():
+    y = torch.zeros(2)
+    before = internals.version(y)
+    y += 1
+    assert internals.version(y) == before + 1
+
+
+def test_storages():
+    y = torch.zeros(4)
+    storage = y.untyped_storage()
+    alone = internals.holders(storage)
+    view = y[1:]
+    assert internals.holders(storage) == alone + 1
+    assert internals.address(view.untyped_storage()) == internals.address(storage)
+    assert internals.address(torch.zeros(4).untyped_storage()) != internals.address(storage)
+    del view
+    assert internals.holders(storage) == alone
+
+
+def test_unflattened():
+    like = [torch.zeros(2, 3), torch.zeros(4)]
+    found = internals.unflattened(torch.arange(10.0), like)
+    assert [y.shape for y in found] == [y.shape for y in like]
+    assert torch.cat([y.flatten() for y in found]).tolist() == list(range(10))
+
+
+def test_nodes_that_a_backward_pass_goes_through():
+    class Watch(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, y):
+            return x + y
+
+        @staticmethod
+        def backward(ctx, g):
+            seen.append([internals.will_run(node) for node, _ in ctx.next_functions])
+            return g, g
+
+    seen = []
+    x, y = torch.ones(1, requires_grad=True), torch.ones(1, requires_grad=True)
+    middle = 2 * x
+    out = Watch.apply(middle, 3 * y)
+    torch.autograd.grad(out, middle, retain_graph=True)
+    assert seen == [[True, False]]
+    seen.clear()
+    out.backward()
+    assert seen == [[True, True]]
+
+
+def test_a_leaf_that_was_asked_for_is_an_error():
+    """The engine has no node to execute there; pointwise.asked takes the error for a yes."""
+
+    class Watch(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return 2 * x
+
+        @staticmethod
+        def backward(ctx, g):
+            ((node, _),) = ctx.next_functions
+            with pytest.raises(RuntimeError):
+                internals.will_run(node)
+            return g
+
+    x = torch.ones(1, requires_grad=True)
+    torch.autograd.grad(Watch.apply(x), x)
+
+
+def test_parameters_put_in_for_a_while():
+    module = nn.Linear(2, 1)
+    own = module.weight
+    other = torch.full((1, 2), 3.0)
+    with internals.with_parameters(module, {"weight": other}):
+        assert module.weight is other
+        assert torch.equal(module(torch.ones(1, 2)), 6 + module.bias[None])
+    assert module.weight is own
+
+
+def test_children_by_all_their_names():
+    inner = nn.Linear(1, 1)
+    module = nn.ModuleDict({"a": inner, "b": inner})
+    assert internals.children(module) == [("a", inner), ("b", inner)]
+    assert len(list(module.named_children())) == 1
+
+
+def test_parameters_that_are_not_made_from_others():
+    module = nn.Linear(2, 2)
+    assert internals.has_parameter(module, "weight")
+    assert not internals.has_parameter(module, "absent")
+    nn.utils.parametrizations.orthogonal(module)
+    assert not internals.has_parameter(module, "weight")
+
+
+COMPILED = """
+import torch
+from coadjoint.sweeps import torch_internals as internals
+module = torch.nn.Linear(1, 1)
+assert not internals.is_compiled(module)
+assert internals.is_compiled(torch.compile(module, backend="eager"))
+assert not internals.is_compiled(module)
+module.compile(backend="eager")
+assert internals.is_compiled(module)
+
+seen = []
+class Two(torch.nn.Module):
+    def forward(self, x):
+        return self.apart(x) + 1
+    @internals.not_compiled
+    def apart(self, x):
+        seen.append(torch.compiler.is_dynamo_compiling())
+        return 2 * x
+assert torch.compile(Two(), backend="eager")(torch.ones(1)).item() == 3
+assert seen == [False]
+internals.load_compiler()
+"""
+
+
+def test_compiled_modules():
+    done = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_importing_does_not_load_the_compiler():
+    code = "import sys; from coadjoint.sweeps import torch_internals; assert 'torch._dynamo' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(("name", "kind"), [("gru_cell", nn.GRUCell), ("rnn_tanh_cell", nn.RNNCell)])
+def test_fused_cells(name, kind):
+    cell, u, h = kind(2, 3), torch.randn(4, 2), torch.randn(4, 3)
+    weights = (cell.weight_ih, cell.weight_hh, cell.bias_ih, cell.bias_hh)
+    assert torch.equal(internals.fused_cell(name)(u, h, *weights), cell(u, h))
+
+
+def test_operations_are_seen_below_autograd():
+    class Count(internals.TorchDispatchMode):
+        def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+            seen.append(str(op))
+            return op(*args, **(kwargs or {}))
+
+    seen = []
+    with Count():
+        torch.ones(2) + 1
+    assert "aten.add.Tensor" in seen
+    assert internals.tree_leaves({"a": [1, (2, 3)]}) == [1, 2, 3]
+
+
+def test_names_of_wrappers():
+    """What they do in several processes is in tests/nn/test_distributed.py."""
+    from torch.distributed._composable_state import _module_state_mapping
+
+    assert hasattr(_module_state_mapping, "items")
+    assert hasattr(nn.parallel.DistributedDataParallel, "_active_ddp_module")
+    assert internals.wrapper_in_forward() is None
+    assert internals.sharded_modules() == []
+    assert internals.is_idle(object())
+    assert not internals.is_shard_of_flat_weights(torch.zeros(2))
+    assert not internals.is_shard_of_flat_weights(None)
+    from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
+
+    assert TrainingState.IDLE.name == "IDLE"
