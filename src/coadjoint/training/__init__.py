@@ -8,7 +8,8 @@ plan              the settings of both, checked once
 step              batches, gradients and clipping of one step
 watch             held-out metrics along the way, the best weights, the end
 validation        held-out metrics, examples, and what goes on inside
-progress, result, figures    what a run remembers, what comes of it, means over a stream
+progress          what a run remembers, and what comes of it
+figures           means over a stream
 curriculum        the easiest sequences first
 run_folder        one folder for both: one writer, rows, checkpoints, resuming, signals, the result
 storage, lock     checkpoints and their manifests; who writes
