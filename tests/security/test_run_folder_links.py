@@ -114,9 +114,9 @@ SAID = {
 
 
 @pytest.mark.parametrize("kind", SAID)
-@pytest.mark.parametrize("name", ["lock", "metrics.jsonl", "clock.jsonl"])
+@pytest.mark.parametrize("name", ["lock", ".lock", "metrics.jsonl", "clock.jsonl"])
 def test_a_file_that_is_written_where_it_stands(capsys, run, outside, name, kind):
-    (run / name).unlink()
+    (run / name).unlink(missing_ok=True)
     kind(run / name, outside)
     said = refused(capsys, outside, "resume", run, "--steps", "9")
     assert f"{run / name} {SAID[kind]}" in said
@@ -135,9 +135,10 @@ def test_a_run_that_begins_again_because_it_has_no_checkpoint(capsys, run, outsi
 
 
 @pytest.mark.parametrize("kind", [link, dangling, hard_link, pipe])
-def test_a_new_run_in_a_folder_that_holds_a_lock(capsys, tmp_path, outside, kind):
+@pytest.mark.parametrize("name", ["lock", ".lock"])
+def test_a_new_run_in_a_folder_that_holds_a_lock(capsys, tmp_path, outside, name, kind):
     (tmp_path / "new").mkdir()
-    kind(tmp_path / "new" / "lock", outside)
+    kind(tmp_path / "new" / name, outside)
     assert SAID[kind] in refused(capsys, outside, *TRAIN, "--out", tmp_path / "new")
 
 

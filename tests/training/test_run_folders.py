@@ -407,6 +407,33 @@ def test_the_second_writer_is_refused_and_told_who_is_first(tmp_path):
     run_folder.Lock(tmp_path / "run").release()
 
 
+def test_a_lock_is_freed_where_its_words_cannot_be_written(tmp_path):
+    (tmp_path / "lock").mkdir()
+    with pytest.raises(StorageError, match="lock is a folder, where a regular file belongs"):
+        run_folder.Lock(tmp_path)
+    (tmp_path / "lock").rmdir()
+    run_folder.Lock(tmp_path).release()
+
+
+def test_a_lock_that_says_nothing_still_holds(tmp_path):
+    held = run_folder.Lock(tmp_path)
+    (tmp_path / "lock").unlink()
+    with pytest.raises(StorageError, match="is in use by another process"):
+        run_folder.Lock(tmp_path)
+    held.release()
+
+
+def test_a_run_makes_and_locks_its_folder_once(tmp_path, monkeypatch):
+    made, locked, lock, create = [], [], run_folder.Lock, run_folder.create
+    monkeypatch.setattr(run_folder, "create", lambda path: made.append(path) or create(path))
+    monkeypatch.setattr(run_folder, "Lock", lambda path: locked.append(path) or lock(path))
+    monkeypatch.setattr(sys, "argv", ["coadjoint", *WORDS, "--out", str(tmp_path / "run"), "--quiet"])
+    with pytest.raises(SystemExit) as end:
+        program.main()
+    assert end.value.code == 0
+    assert (made, locked) == ([tmp_path / "run"], [tmp_path / "run"])
+
+
 def test_of_many_that_begin_at_once_one_wins(tmp_path):
     for race in range(20):
         folder = tmp_path / str(race)
@@ -469,6 +496,39 @@ def test_what_a_crash_before_the_run_leaves_does_not_stand_in_the_way(tmp_path, 
     code, output = command(*WORDS, "--out", folder)
     assert code == 0, output
     same(folder, truth)
+
+
+def test_a_resume_that_is_refused_leaves_the_settings_alone(copy):
+    """`--steps` is written when the run has been found fit to go on."""
+    before = (copy / "config.yaml").read_bytes()
+    last = storage.saved(copy)[-1]
+    rows = (copy / "metrics.jsonl").read_bytes()
+    (copy / "metrics.jsonl").write_bytes(rows.replace(b"loss", b"lass", 1))
+    code, output = command("resume", copy, "--steps", 70)
+    assert (code, "it was changed or cut" in output) == (4, True), output
+    assert (copy / "config.yaml").read_bytes() == before
+    (copy / "metrics.jsonl").write_bytes(rows)
+    state = (last / "state.json").read_bytes()
+    (last / "state.json").write_bytes(state + b" ")
+    code, output = command("resume", copy, "--steps", 70)
+    assert (code, "is damaged" in output) == (4, True), output
+    assert (copy / "config.yaml").read_bytes() == before
+    (last / "state.json").write_bytes(state)
+    code, output = command("resume", copy, "--steps", 70)
+    assert code == 0, output
+    assert b"steps: 70\n" in (copy / "config.yaml").read_bytes()
+
+
+def test_rows_are_appended_at_the_end_while_they_are_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(json_rows, "PART", 8)
+    rows = json_rows.Rows(tmp_path / "rows.jsonl")
+    rows.append({"step": 1})
+    parts = rows.parts()
+    assert next(parts) == b'{"step":'
+    rows.append({"step": 2})
+    assert b"".join(parts) == b'1}\n{"step":2}\n'
+    rows.close()
+    assert (tmp_path / "rows.jsonl").read_text() == '{"step":1}\n{"step":2}\n'
 
 
 @pytest.mark.parametrize("gone", [(), ("metrics.jsonl",), ("metrics.jsonl", "environment.json", "clock.jsonl")])
@@ -1005,11 +1065,12 @@ def test_rows_replaced_while_the_run_goes_on(tmp_path, tiny_run, name, put):
     assert ended(folder) == ended(tiny_run)
 
 
+@pytest.mark.parametrize("name", ["lock", ".lock"])
 @pytest.mark.parametrize("put", [Path.unlink, swapped])
-def test_a_lock_that_goes_while_the_run_goes_on(tmp_path, tiny_run, put):
+def test_a_lock_that_goes_while_the_run_goes_on(tmp_path, tiny_run, put, name):
     folder = tmp_path / "run"
     with pytest.raises(StorageError, match=r"lock was deleted or replaced while the run went on: another process may"):
-        tiny(folder, display=After(5, lambda: put(folder / "lock")))
+        tiny(folder, display=After(5, lambda: put(folder / name)))
     assert storage.saved(folder)[-1].name == storage.name_of(4)
     tiny(folder, resume=True)
     assert ended(folder) == ended(tiny_run)

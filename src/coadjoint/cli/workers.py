@@ -16,6 +16,8 @@ from multiprocessing.connection import wait as wait_for_any
 from pathlib import Path
 from typing import Any
 
+from .program import main
+
 # what takes long to import, and every run needs
 PRELOADED = (
     "torch._dynamo",  # by torch.optim's first use otherwise
@@ -104,8 +106,6 @@ def wait_for(workers: Sequence[Worker], seconds: float) -> None:
 
 def carry_out(words: list[str], leash: Connection, complaints: str) -> None:
     """In the process: run a command line."""
-    from . import main
-
     sys.argv = ["coadjoint", *words]
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115  until the process ends
     sys.stderr = open(complaints, "a", encoding="utf-8", errors="backslashreplace", buffering=1)  # noqa: SIM115

@@ -3,23 +3,27 @@
 This package imports `diagnostics` and what is above it. Its names are loaded when they are first used, so that the command
 line can read settings without waiting for torch.
 
-loop         train: step, validate, save
-validation   held-out metrics, examples, and what goes on inside
-online       learn: one update for each step of a stream
-curriculum   the easiest sequences first
-run_folder   one writer for a run folder; starting and resuming
-storage      checkpoints and their manifests
-json_rows    rows of JSON, appended and read back
-schemas      what each file of a run folder must hold
-restore      what a resumed run must agree on
-learning     the loop of `online`
-signals      stopping after a step
-predict      predictions for new sequences
-files        files that appear whole or not at all
-settings     YAML, TOML and JSON, strictly read
-environment  where and with what a run was made
-display      progress on a terminal
-report/      a run folder as one page
+loop, trainer     train: step, look, save; the run in progress
+online, learning  learn: one update for each step of a stream; the run in progress
+plan              the settings of both, checked once
+step              batches, gradients and clipping of one step
+watch             held-out metrics along the way, the best weights, the end
+validation        held-out metrics, examples, and what goes on inside
+progress          what a run remembers, and what comes of it
+figures           means over a stream
+curriculum        the easiest sequences first
+run_folder        one folder for both: one writer, rows, checkpoints, resuming, signals, the result
+storage, lock     checkpoints and their manifests; who writes
+json_rows         rows of JSON, appended and read back
+schemas           what each file of a run folder must hold
+restore           what a resumed run must agree on
+signals           stopping after a step
+predict           predictions for new sequences
+files             files that appear whole or not at all
+settings          YAML, TOML and JSON, strictly read
+environment       where and with what a run was made
+display           progress on a terminal
+report/           a run folder as one page
 """
 
 from __future__ import annotations

@@ -272,7 +272,7 @@ class Learning:
             if name.partition(".")[0] not in ("optimiser", "learner", "figures", "held"):
                 complain(f"{name!a} does not belong to it")
         if hasattr(self.stream, "complaint"):
-            place = schemas.check("its place in the stream", state["stream"], schemas.Place)
+            place = schemas.check("its place in the file", state["stream"], schemas.Place)
             complain(self.stream.complaint(place), "its stream: ")
 
     def restore(self, saved: Checkpoint) -> None:

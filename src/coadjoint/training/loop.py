@@ -19,7 +19,7 @@ from ..tasks.task import Task
 from .curriculum import Easiest
 from .display import Display, Row
 from .plan import TrainingPlan
-from .result import Result
+from .progress import Result
 from .signals import Interrupted
 from .step import Found
 from .storage import Checkpoint

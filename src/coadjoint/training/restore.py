@@ -1,8 +1,4 @@
-"""Training: a loop over steps, each of them a function of (weights, optimiser, step, seed) and of nothing else.
-
-Batches, held-out sequences and schedules are functions of the step, so a run that goes on from a checkpoint does what it
-would have done. What depends on the past is kept in `Progress`, and saved.
-"""
+"""Restoring: what a resumed run must agree on, and what is said where it does not."""
 
 from __future__ import annotations
 

@@ -18,9 +18,8 @@ from ..tasks.task import Task
 from . import json_rows, schemas
 from .display import Row, display
 from .plan import TrainingPlan
-from .progress import Progress
+from .progress import Progress, Result, distances
 from .restore import complain, numbers, part
-from .result import Result, distances
 from .run_folder import RunFolder
 from .step import Steps
 from .storage import Checkpoint

@@ -99,6 +99,8 @@ def ours(path: Path) -> bool:
     """Does it belong to this user, with nobody else allowed to write to it?"""
     status = path.lstat()
     kind = stat.S_ISDIR(status.st_mode) or stat.S_ISREG(status.st_mode)
+    if not hasattr(os, "getuid"):  # Windows: a user's own folders are closed to others
+        return kind
     return kind and status.st_uid == os.getuid() and not status.st_mode & 0o022
 
 
@@ -106,6 +108,8 @@ def safe(path: Path) -> bool:
     """Can nobody but this user and root put something else in place of what a folder above the
     libraries holds? Where all may write, as in /tmp, the sticky bit keeps them from what is not theirs."""
     status = path.lstat()
+    if not hasattr(os, "getuid"):
+        return stat.S_ISDIR(status.st_mode)
     if not stat.S_ISDIR(status.st_mode) or status.st_uid not in (0, os.getuid()):
         return False
     if status.st_mode & stat.S_ISVTX:
@@ -117,9 +121,11 @@ def safe(path: Path) -> bool:
 
 def private(gid: int) -> bool:
     """Is it a group of this user alone, as many systems make one for each?"""
-    import grp
-    import pwd
-
+    try:
+        import grp
+        import pwd
+    except ImportError:  # not every system has groups
+        return False
     try:
         group, user = grp.getgrgid(gid), pwd.getpwuid(os.getuid())
     except KeyError:
@@ -197,9 +203,12 @@ def kept(recipe: str, suffix: str, make: Callable[[Path], object]) -> Path:
 def _building(cache: Path) -> Iterator[None]:
     """Inside, something is made in the cache. What others were making when they were killed is removed
     first, if nobody else is making anything: those who do share a lock, and the kernel frees it with
-    the process."""
-    import fcntl
-
+    the process. A system without such locks keeps what was left."""
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
     handle = os.open(cache, os.O_RDONLY | os.O_DIRECTORY)
     try:
         with contextlib.suppress(OSError):  # others are at work; or a disk without locks
