@@ -2,9 +2,11 @@
 
 This package imports everything above it, and defers what needs torch, so that `--help` answers at once.
 
-program             the program itself; flags from settings; errors in one line
+program             the program itself; errors in one line
 schema, flags       settings: the sections, and how flags and files fill them
-build, build_network, build_online, catalogue, models    from settings to objects
+build, build_online from settings to objects, by the `make` of each noun
+past                settings of a run that goes on
+progress            lines and bars
 train, online, compare, predict, diagnose, lists, demo, benchmark    the commands
 comparison          many runs side by side
 bench/              speed against peers

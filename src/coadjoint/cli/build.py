@@ -6,15 +6,15 @@ Config  ->  settled  ->  task  ->  resolve_defaults  ->  networks.make, gradient
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import ConfigError, MissingError, NumericalError, OptionError, StorageError, refuse_options
-from .flags import flag, given, plain
+from ..errors import ConfigError, MissingError, NumericalError, refuse_options
+from ..training.network_section import Shape
+from .flags import flag, given, in_flags, plain
+from .past import FREE, belongs, unchanged
 from .schema import Config
 
-FREE = ("steps", "patience", "checkpoint", "keep", "threads", "tensorboard", "device")  # may change when a run goes on
 ENDLESS = 2**31 - 1  # steps of a run that a budget ends
 
 
@@ -30,8 +30,10 @@ class Job:
 
 
 def build(config: Config, past: Any = None) -> Job:
-    """Make the network, the task, the gradient method and the optimiser. past: a runs.Glimpse of a checkpoint to go on from; a
-    config that does not belong to it is refused before anything is built of it."""
+    """Make the network, the task, the gradient method and the optimiser.
+
+    past: a storage.Glimpse of the checkpoint to go on from. A config that does not belong to it is refused before anything is
+    built of it."""
     config = settled(config)
     unchanged(config, past)
     device = device_of(config.training.device)
@@ -48,15 +50,6 @@ def build(config: Config, past: Any = None) -> Job:
     return Job(config, net, task, passed, notes)
 
 
-@contextlib.contextmanager
-def in_flags() -> Iterator[None]:
-    """The library's keywords have the names of keys: where it refuses some, the error names their flags."""
-    try:
-        yield
-    except OptionError as error:
-        raise ConfigError(error.spelled(lambda key: flag("", key))) from None
-
-
 def changed(config: Config, **sections: dict[str, Any]) -> Config:
     """The config with other values of some keys: changed(config, training={"steps": 5})."""
     update = {name: getattr(config, name).model_copy(update=keys) for name, keys in sections.items()}
@@ -64,8 +57,9 @@ def changed(config: Config, **sections: dict[str, Any]) -> Config:
 
 
 def settled(config: Config) -> Config:
-    """With what follows from other keys where nothing is said: the start, the method and its weight, the step size. What would
-    do nothing is refused: a setting that is ignored is a mistake, or a misunderstanding."""
+    """With what follows from other keys where nothing is said: the start, the method and its weight.
+
+    What would do nothing is refused: a setting that is ignored is a mistake, or a misunderstanding."""
     from ..gradients import factory as gradients
     from ..networks import factory as networks
     from ..optimisers import factory as optimisers
@@ -73,24 +67,26 @@ def settled(config: Config) -> Config:
     n, g, o, t = config.network, config.gradient, config.optimiser, config.training
     start = networks.start(n.cell or "elman", n.init, n.radius, n.inner, n.std)
     method = gradients.defaults(g.method, g.penalty, g.weight)
-    name, training = method["method"], {"dropout": n.dropout, **given(t)}
+    name = method["method"]
+    beside = {"dropout": n.dropout, **given(t)}
     with in_flags():
         refuse_options(
             [
                 *networks.idle(given(n), start["init"], n.readout or "last"),
                 *gradients.idle(name, given(g)),
                 *optimisers.idle(o.name, given(o), o.schedule, o.warmup),
-                *optimisers.clashes(o.name, o.direction, name, training),
+                *optimisers.clashes(o.name, o.direction, name, beside),
             ]
         )
-    lr = optimisers.default_lr(o.name, o.lr)
-    return changed(config, network=start, gradient=method, optimiser={"lr": lr})
+    return changed(config, network=start, gradient=method)
 
 
 def resolve_defaults(config: Config, task: Any, device: str) -> Config:
-    """With what follows from the task and from this machine where nothing is said: the cell, how many steps, how often to look
-    at held-out sequences and at how many of them."""
+    """With what follows from the task, the optimiser and this machine where nothing is said: the cell, the step size, how many
+    steps, how often to look at held-out sequences and at how many of them."""
     import torch
+
+    from ..optimisers.factory import default_lr
 
     training = config.training
     cell = config.network.cell
@@ -116,7 +112,8 @@ def resolve_defaults(config: Config, task: Any, device: str) -> Config:
         raise ConfigError(
             "a linear or cosine schedule ends with the last step, and a budget does not say which: give --steps."
         )
-    return changed(config, network={"cell": cell}, training=found)
+    lr = default_lr(config.optimiser.name, config.optimiser.lr)
+    return changed(config, network={"cell": cell}, optimiser={"lr": lr}, training=found)
 
 
 PASSED = (  # keys that co.train calls by the same name
@@ -158,7 +155,7 @@ def network_of(config: Config, task: Any, device: str) -> Any:
     from ..training.model_schema import network_options
 
     with in_flags():
-        options = network_options(config.network, shape_of(task), config.training.precision)
+        options = network_options(config.network, Shape.of(task), config.training.precision)
         net = networks.make(**options, seed=config.training.seed, device=device)
     if config.gradient.penalty_on not in (None, "each") and isinstance(net, networks.Network):
         raise ConfigError("--penalty-on chooses among layers, and there is one: give --layers or a list of cells.")
@@ -177,42 +174,6 @@ def optimiser_of(config: Config) -> Any:
 
     with in_flags():
         return optimisers.make(**given(config.optimiser))
-
-
-def shape_of(task: Any) -> Any:
-    """What a task, or a network, says of inputs and answers."""
-    from ..training.network_section import Shape
-
-    return Shape(**{key: getattr(task, key) for key in Shape.model_fields})
-
-
-def unchanged(config: Config, past: Any) -> None:
-    """Refuse a config in which a key has another value than in the description of the run's checkpoint: it is compared again,
-    whole, when the run goes on, but by then it has been obeyed."""
-    about = past.description if past is not None and isinstance(past.description, dict) else {}
-    settings = about.get("settings")
-    sections = {"network": about.get("network"), **(settings if isinstance(settings, dict) else {})}
-    for name, section in plain(config).items():
-        told = sections.get(name)
-        then: dict[str, Any] = told if isinstance(told, dict) else {}
-        for key, now in section.items():
-            if key in then and then[key] != now and not (name == "training" and key in FREE):
-                where = f"{'' if name == 'network' else 'settings.'}{name}.{key}"
-                raise StorageError(
-                    f"{past.source} cannot be gone on from: {where} ({then[key]!r} then, {now!r} now) has changed since "
-                    "the run began. Restore it in config.yaml, or start a new run."
-                )
-
-
-def belongs(config: Config, task: Any, past: Any) -> None:
-    """Refuse a config whose network is not that of the run's checkpoint, before there is memory for it."""
-    from ..training.model_schema import outline
-    from ..training.restore import compare_tensors
-
-    if past is not None:
-        with in_flags():
-            tensors = outline(config.network, shape_of(task), config.training.precision)
-        compare_tensors(tensors, past.outline, past.source)
 
 
 def memory_of(net: Any, T: int, config: Config, method: Any) -> list[str]:
@@ -251,7 +212,7 @@ def describe(config: Config, net: Any, task: Any) -> dict[str, Any]:
     data = task.describe() if hasattr(task, "describe") else None
     about = {
         "network": network,
-        "shape": shape_of(net).model_dump(),
+        "shape": Shape.of(net).model_dump(),
         "precision": config.training.precision,
         "data": data,
         "task": task.name,

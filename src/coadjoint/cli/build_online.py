@@ -6,20 +6,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import ConfigError
-from ..training.network_section import OPTIONS, NetworkSection
-from .build import (
-    FREE,
-    belongs,
-    changed,
-    gradient_of,
-    network_of,
-    optimiser_of,
-    set_threads,
-    settled,
-    shape_of,
-    unchanged,
-)
+from ..training.network_section import OPTIONS, NetworkSection, Shape
+from .build import changed, gradient_of, network_of, optimiser_of, set_threads, settled
 from .flags import flag, given, panel, plain
+from .past import FREE, belongs, unchanged
 from .schema import SECTIONS, Config, GradientSection
 
 ONLINE: dict[str, tuple[str, ...]] = {  # the keys that mean something where a stream is learned, by section
@@ -101,7 +91,7 @@ def streamed(config: Config, classes: list[str] | None, window: int, past: Any =
     settings = {**told.plain, "training": {k: v for k, v in told.plain["training"].items() if k not in FREE}}
     about = {
         "network": settings.pop("network"),
-        "shape": shape_of(net).model_dump(),
+        "shape": Shape.of(net).model_dump(),
         "precision": t.precision,
         "task": stream.name,
     }

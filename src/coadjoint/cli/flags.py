@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Literal, Optional, get_args, get_origin, get_type_hints
@@ -12,7 +13,7 @@ from typing import Annotated, Any, Literal, Optional, get_args, get_origin, get_
 import typer
 from pydantic import ValidationError
 
-from ..errors import ConfigError, StorageError
+from ..errors import ConfigError, OptionError, StorageError
 from ..errors import nearest as nearest_name
 from ..training.settings import SURROGATE, Settings
 from .schema import ELSEWHERE, HOMES, SECTIONS, Config, Section
@@ -266,3 +267,12 @@ def read_run(folder: Path) -> Config:
     if not os.path.lexists(path):
         raise StorageError(f"{folder} holds no config.yaml: it is not a run made by `coadjoint train`.")
     return resolve(settings.load(path, files.read_regular(path, settings.BYTES)))
+
+
+@contextlib.contextmanager
+def in_flags() -> Iterator[None]:
+    """The library's keywords have the names of keys: where it refuses some, the error names their flags."""
+    try:
+        yield
+    except OptionError as error:
+        raise ConfigError(error.spelled(lambda key: flag("", key))) from None

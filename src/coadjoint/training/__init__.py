@@ -18,9 +18,10 @@ json_rows         rows of JSON, appended and read back
 schemas           what each file of a run folder must hold
 restore           what a resumed run must agree on
 signals           stopping after a step
-predict           predictions for new sequences
+predict           load_model, predict: networks of runs that exist, predictions for new sequences
+network_section, model_schema    what a model file says of its network
 files             files that appear whole or not at all
-settings          YAML, TOML and JSON, strictly read
+settings/         YAML, TOML and JSON, strictly read
 environment       where and with what a run was made
 display           progress on a terminal
 report/           a run folder as one page

@@ -98,3 +98,8 @@ class Shape(Section):
     outputs: Whole
     readout: Literal["last", "every", "sequence"]
     output: str
+
+    @classmethod
+    def of(cls, task: Any) -> Shape:
+        """What a task says of it, or a network."""
+        return cls(**{key: getattr(task, key) for key in cls.model_fields})

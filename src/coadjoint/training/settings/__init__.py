@@ -1,0 +1,93 @@
+"""Settings: TOML, YAML and JSON files read strictly, with the line of every key.
+
+A file becomes nested dicts and lists of str, int, float, bool and None, or an error that lists what is wrong with it, line
+by line. What two readers may understand differently is refused, not guessed: `no`, `012`, `1:30`, a key that appears twice.
+A file is data: it names no types and repeats nothing by reference, and its size and depth are bounded.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...errors import CoadjointError, ConfigError
+from .. import files
+from ..files import File
+from . import json_text, toml_text, yaml_text
+from .notes import BYTES, Address, Notes, line_of, name_of, show
+from .scalars import SURROGATE, scalar
+from .text import decode, read_bytes
+from .values import inspect
+
+__all__ = ["BYTES", "SURROGATE", "Settings", "dump", "load", "read_json", "scalar"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The values of a file, and where its keys stood: lines[("training", "lr")] = 12."""
+
+    values: dict[str, Any]
+    name: str
+    lines: Mapping[Address, int]
+
+    def where(self, address: Sequence[str | int] = ()) -> str:
+        """("training", "lr") -> "run.yaml:12"; without a line of its own, that of the nearest key around it."""
+        line = line_of(self.lines, tuple(address))
+        return self.name if line is None else f"{self.name}:{line}"
+
+
+def load(path: File, content: bytes | None = None) -> Settings:
+    """Read a .toml, .yaml, .yml or .json file, or its `content`. An empty file holds no settings."""
+    notes, suffix = Notes(name_of(path)), Path(path).suffix.lower()
+    if suffix not in READERS and os.path.isfile(path):
+        raise notes.stop(None, f"settings are read from {', '.join(READERS)} files; got {show(suffix)}.")
+    content = read_bytes(path, BYTES, notes) if content is None else content
+    text = decode(content, BYTES, notes)
+    values = READERS[suffix](text, notes) if text.strip() else {}
+    if not isinstance(values, dict):
+        notes.add(1, f"the top level must be a mapping of keys to values; got {type(values).__name__}.")
+    notes.check()
+    return Settings(values, notes.name, notes.lines)
+
+
+def read_json(
+    source: File | bytes, max_bytes: int = BYTES, error: type[CoadjointError] = ConfigError, name: str = "JSON text"
+) -> Any:
+    """The value of a JSON file (a Path) or text (str or bytes), with the same rules. name: what errors call a text."""
+    file = isinstance(source, os.PathLike)
+    notes = Notes(name_of(source) if file else name, error)
+    raw = source.encode(errors="surrogatepass") if isinstance(source, str) else source
+    text = decode(read_bytes(source, max_bytes, notes) if file else raw, max_bytes, notes)
+    try:
+        return json_text.read_quickly(text)
+    except (ValueError, RecursionError):
+        pass  # the careful reader says where, and why
+    if len(text) > BYTES:
+        raise notes.stop(None, "not JSON, or with a key that appears twice, a number out of range or too many levels.")
+    value = json_text.read(text, notes)
+    notes.check()
+    return value
+
+
+def dump(mapping: Mapping[str, Any], path: File) -> None:
+    """Write YAML that `load` reads back to the same values. The file appears whole or not at all."""
+    path, notes = Path(path), Notes(name_of(path))
+    if path.suffix.lower() not in (".yaml", ".yml"):
+        raise notes.stop(None, "settings are written as YAML. Name the file .yaml.")
+    inspect(mapping, (), notes)
+    notes.check()
+    data = yaml_text.written(mapping).encode() if mapping else b"\n"
+    if len(data) > BYTES:
+        raise notes.stop(None, f"{len(data):,} bytes of settings; at most {BYTES:,} can be read back.")
+    files.replace(path, data)
+
+
+READERS: dict[str, Callable[[str, Notes], Any]] = {
+    ".toml": toml_text.read,
+    ".yaml": yaml_text.read,
+    ".yml": yaml_text.read,
+    ".json": json_text.read,
+}

@@ -1,0 +1,84 @@
+"""JSON: read strictly, with the line of every key; or quickly, where no line is asked for.
+
+A reader of YAML would not do: tabs between tokens, DEL and U+0085 in a text, surrogate pairs and keys of more than a thousand
+characters are JSON and are refused there, or mean something else.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from .notes import DEPTH, TOO_DEEP, Notes
+from .scalars import in_range, scalar
+from .values import Event, build
+
+JSON = re.compile(r'(?P<quoted>"[^"\\]*+(?:\\.?[^"\\]*+)*+"?)|(?P<plain>[-+.\w]+)|[{}\[\]\n]', re.DOTALL)
+
+
+def read(text: str, notes: Notes) -> Any:
+    nest = 0
+    for event in events(text):  # before json follows them
+        nest += (event.kind in "{[") - (event.kind in "}]")
+        if nest > DEPTH:
+            raise notes.stop(event.line, TOO_DEEP)
+    try:
+        json.loads(text, parse_int=len, parse_float=len, parse_constant=len)  # the grammar alone
+    except json.JSONDecodeError as e:
+        raise notes.stop(e.lineno, f"column {e.colno}: not JSON: {e.msg}.") from None
+    found = (e._replace(text=json.loads(e.text)) if e.kind == "quoted" else e for e in events(text))
+    return build(next(found), found, (), notes)
+
+
+def read_quickly(text: str) -> Any:
+    """The value that `read` gives, many times quicker; ValueError or RecursionError for anything that it may refuse."""
+    value = json.loads(
+        text,
+        object_pairs_hook=_once,
+        parse_int=lambda digits: in_range(int(digits[:21])),  # 21 characters are beyond 64 bits already
+        parse_float=scalar,
+        parse_constant=scalar,
+    )
+    if _levels(value, DEPTH + 1) > DEPTH:
+        raise ValueError(TOO_DEEP)
+    if "\\ud" in text.lower():
+        for word in _words(value):
+            in_range(word)
+    return value
+
+
+def _words(value: Any) -> Iterator[str]:
+    """Every text in a value, keys too."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        yield from value
+    if isinstance(value, dict | list):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from _words(inner)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    mapping = dict(pairs)
+    if len(mapping) < len(pairs):
+        raise ValueError("a key appears twice")
+    return mapping
+
+
+def _levels(value: Any, most: int) -> int:
+    """How many mappings and lists stand inside each other, counted up to `most`."""
+    if not isinstance(value, dict | list) or most == 0:
+        return 0
+    inner = value.values() if isinstance(value, dict) else value
+    return 1 + max((_levels(entry, most - 1) for entry in inner), default=0)
+
+
+def events(text: str) -> Iterator[Event]:
+    line = 1
+    for token in JSON.finditer(text):
+        if token[0] == "\n":
+            line += 1
+        else:
+            yield Event(token.lastgroup or token[0], token[0], line)
