@@ -139,16 +139,18 @@ def whole(name: str, value: Any, least: int = 1, most: int = MOST) -> int:
     return int(value)
 
 
-def real(name: str, value: Any, least: float = -math.inf, most: float = math.inf, above: bool = False) -> float:
-    """`value`, a finite number from least (or above it) to most."""
+def real(
+    name: str, value: Any, least: float = -math.inf, most: float = math.inf, above: bool = False, below: bool = False
+) -> float:
+    """`value`, a finite number from least (or above it) to most (or below it)."""
     number = isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
-    if number and least <= value <= most and not (above and value == least):
+    if number and least <= value <= most and not (above and value == least) and not (below and value == most):
         return value
     bounds = []
     if least > -math.inf:
         bounds.append(f"{'above' if above else 'at least'} {least:g}")
     if most < math.inf:
-        bounds.append(f"at most {most:g}")
+        bounds.append(f"{'below' if below else 'at most'} {most:g}")
     words = ", ".join(["a finite number", " and ".join(bounds)] if bounds else ["a finite number"])
     raise InputError(f"{name} must be {words}; got {brief(value)}.")
 

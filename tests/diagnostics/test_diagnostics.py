@@ -331,7 +331,7 @@ def test_saturation_of_a_gated_unit_is_that_no_gate_moves_it():
     np.testing.assert_allclose(at_rest(net), 0.5, rtol=0.5)  # c by g at a = 0: sigmoid(0) = 1/2; by i, g at 1: more
     found = saturation(e, flat=0.9)
     np.testing.assert_allclose(found.share, (slopes < 0.9 * at_rest(net)).mean((1, 2)))
-    with pytest.raises(co.InputError, match="between 0 and 1; got 2"):
+    with pytest.raises(co.InputError, match=r"flat, .*, must be a finite number, above 0 and below 1; got 2"):
         saturation(e, flat=2)
 
 
@@ -496,7 +496,7 @@ def test_a_loss_out_of_range_is_no_error():
     ("call", "words"),
     [
         (lambda e: along(e, [0.1, -1]), "step sizes are positive numbers; got"),
-        (lambda e: landscape(e, points=4), "an odd number of points, at least 3, and a positive reach; got 4"),
+        (lambda e: landscape(e, points=4), "points must be odd, so that the middle of the landscape is here; got 4"),
         (lambda e: examination.examine(e, ["lyapunow"]), "unknown diagnostic 'lyapunow'; did you mean 'lyapunov'?"),
         (lambda e: noise(co.Evaluation(e.network, e.batch, e.losses, e.penalties, 0.0, e.gradient, e.run, e.adjoint)), "does not know its loss"),
     ],

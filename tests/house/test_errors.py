@@ -230,7 +230,7 @@ def test_loss_that_contains_another_output_function():
             co.Unsupported,
             "contains its output function: it takes output=",
         )
-    refuses(lambda: co.losses.huber(0), co.InputError, "delta must be positive")
+    refuses(lambda: co.losses.huber(0), co.InputError, "delta must be a finite number, above 0")
 
 
 # penalties and methods

@@ -73,7 +73,7 @@ def test_examples_run(command, expected, tmp_path):
     [
         (["--length", "5"], "the length of task 'temporal-order' must be a whole number, at least 10; got 5"),
         (["--steps", "0"], "steps must be a whole number, at least 1; got 0"),
-        (["--radius", "-1"], "radius must be a positive number; got -1"),
+        (["--radius", "-1"], "radius must be a finite number, above 0; got -1"),
     ],
 )
 def test_the_example_refuses_in_one_line(arguments, words, tmp_path):

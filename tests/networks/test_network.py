@@ -247,7 +247,7 @@ def test_initialisers():
     assert 0.003 < float(net.R.detach().std()) < 0.03
     with pytest.raises(co.InputError, match=r"square matrix"):
         co.initialisers.spectral_(net.R, 1.0)
-    with pytest.raises(co.InputError, match=r"radius must be positive"):
+    with pytest.raises(co.InputError, match=r"radius must be a finite number, above 0"):
         co.initialisers.spectral_(net.W, 0.0)
 
 

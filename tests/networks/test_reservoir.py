@@ -442,14 +442,14 @@ def fitted(**options):
 @pytest.mark.parametrize(
     ("act", "kind", "words"),
     [
-        (lambda: make(radius=0.0), co.InputError, "radius must be a number, positive; got 0.0"),
-        (lambda: make(leak=1.5), co.InputError, "leak must be a number, positive and at most 1; got 1.5"),
-        (lambda: make(density=0), co.InputError, "density must be a number, positive and at most 1; got 0"),
+        (lambda: make(radius=0.0), co.InputError, "radius must be a finite number, above 0; got 0.0"),
+        (lambda: make(leak=1.5), co.InputError, "leak must be a finite number, above 0 and at most 1; got 1.5"),
+        (lambda: make(density=0), co.InputError, "density must be a finite number, above 0 and at most 1; got 0"),
         (lambda: make(radius="big"), co.InputError, "got 'big'"),
         (lambda: make().fit([data()[0]]), co.KindError, "fit expects batches (u, y), (u, y, lengths) or co.Batch; got Tensor"),
         (lambda: make().costates(*data()), co.InputError, "no readout yet"),
         (lambda: make(gamma=math.nan), co.InputError, "gamma must be"),
-        (lambda: make(ridge=-1.0), co.InputError, "ridge must be a number, at least 0; got -1.0"),
+        (lambda: make(ridge=-1.0), co.InputError, "ridge must be a finite number, at least 0; got -1.0"),
         (lambda: make(input_scale=-1), co.InputError, "input_scale must be"),
         (lambda: make(washout=2.5), co.InputError, "washout must be a whole number, at least 0; got 2.5"),
         (lambda: make(degree=0), co.InputError, "degree must be"),

@@ -312,7 +312,7 @@ def test_the_distance_to_the_gradient_is_kept(tmp_path):
         (lambda: SCHEDULES["constant"](warmup=-1), "warmup must be a whole number, at least 0; got -1"),
         (lambda: optimiser("hessian-free", curvature=0.5), "curvature is a number"),
         (lambda: optimiser("sgd", rule=Armijo), "step rule"),
-        (lambda: Armijo(shrink=2.0), "between 0 and 1"),
+        (lambda: Armijo(shrink=2.0), "shrink must be a finite number, above 0 and below 1; got 2.0"),
         (lambda: Wolfe(c1=0.9, c2=0.1), "c1 < c2"),
         (lambda: trained(optimiser="adam"), "optimiser must be like co.optimisers"),
         (lambda: trained(easiest=(0.5, 10)), "easiest must be like co.training.curriculum"),

@@ -613,7 +613,7 @@ def test_readouts_that_ridge_refuses(what):
 
 def test_what_else_ridge_refuses():
     net, batch = make()
-    with pytest.raises(co.InputError, match="alpha must be a number, at least 0; got -1"):
+    with pytest.raises(co.InputError, match="alpha must be a finite number, at least 0; got -1"):
         Ridge(net, -1)
     with pytest.raises(co.InputError, match="nothing was added"):
         Ridge(net).solve()

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..errors import MOST, InputError, NumericalError, Unsupported, brief, check_seed
+from ..errors import InputError, NumericalError, Unsupported, brief, check_seed, real, whole
 from ..gradients.bptt import BPTT
 from ..gradients.evaluation import Evaluation, Gradient
 from ..gradients.method import trained
@@ -170,10 +170,9 @@ def landscape(e: Evaluation, seed: int = 0, points: int = 21, reach: float = 1.0
     """A grid of points x points (odd, so that the middle is here), from -reach to reach: at 1, each row of a matrix has moved by
     its own norm (filter normalisation, Li et al. 2018; vectors are one row)."""
     check_evaluation(e)
-    odd = isinstance(points, int) and 3 <= points <= MOST and points % 2 == 1
-    if not odd or not isinstance(reach, int | float) or not 0 < reach < math.inf:
-        words = f"an odd number of points, at least 3, and a positive reach; got {brief(points)}, {brief(reach)}"
-        raise InputError(f"a landscape takes {words}.")
+    real("reach", reach, 0, above=True)
+    if whole("points", points, 3) % 2 == 0:
+        raise InputError(f"points must be odd, so that the middle of the landscape is here; got {points}.")
     generator = torch.Generator().manual_seed(check_seed(seed))
     theta = {name: p.detach() for name, p in trained(e.network).items()}
     d, d2 = ({name: normalised(p, generator) for name, p in theta.items()} for _ in range(2))

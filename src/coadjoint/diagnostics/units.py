@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..errors import InputError, brief
+from ..errors import real
 from ..gradients.evaluation import Evaluation
 from .charts import Array, Chart, Figure
 from .finding import check_evaluation, mean, one_layer
@@ -48,8 +48,7 @@ def saturation(e: Evaluation, flat: float = 0.05) -> Saturation:
     below `flat` times what it is at rest (state 0, pre-activation 0 or 1, the steeper). For tanh: |h| > 0.975 with 0.05; for
     relu: the unit is off."""
     check_evaluation(e)
-    if not isinstance(flat, int | float) or not 0 < flat < 1:
-        raise InputError(f"flat is a share of the slope at rest, between 0 and 1; got {brief(flat)}.")
+    real("flat, a share of the slope at rest,", flat, 0, 1, above=True, below=True)
     slopes = slopes_of(e)
     there = ~np.isnan(slopes)
     net = one_layer(e, "saturation")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -14,7 +13,7 @@ from torch.nn.utils import parametrize
 from ..cells import library
 from ..cells.cell import Uniform
 from ..cells.structures import cut
-from ..errors import InputError, Unsupported, brief, check_kind, check_seed, choose, real, whole
+from ..errors import InputError, Unsupported, check_kind, check_seed, choose, real, whole
 from ..sweeps.layout import dense
 from .interface import Net as AnyNet
 from .interface import check_net
@@ -29,8 +28,7 @@ def spectral_(W: Tensor, radius: float, generator: torch.Generator | None = None
         raise InputError(
             f"a spectral radius belongs to a square matrix; got {list(W.shape)}. For a gated cell scale the block of one gate."
         )
-    if not isinstance(radius, int | float) or not 0 < radius < math.inf:
-        raise InputError(f"radius must be positive; got {brief(radius)}.")
+    real("radius", radius, 0, above=True)
     check_generator(generator)
     with torch.no_grad():
         W.normal_(generator=generator)
@@ -167,9 +165,7 @@ def initialise(net: Net, name: str, *, seed: int = 0, **given: float) -> Net:
     for what, value in given.items():
         if what not in start.options:
             raise InputError(f"initialiser '{name}' takes {' and '.join(start.options) or 'no options'}; got {what}.")
-        positive = isinstance(value, int | float) and 0 < value < math.inf
-        if not positive and not (what == "inner" and value == 0):
-            raise InputError(f"{what} must be a positive number; got {brief(value)}.")
+        real(what, value, 0, above=what != "inner")
     options = {**start.options, **given}
     layers = {key: m for key, m in net.named_modules() if isinstance(m, Recurrence)}
     with torch.no_grad():

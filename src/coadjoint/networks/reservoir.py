@@ -8,7 +8,6 @@ Jaeger, GMD report 148 (2001); Lukosevicius & Jaeger, Computer Science Review 3 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -17,14 +16,14 @@ import torch
 from torch import Tensor, nn
 
 from ..cells.activations import Activation
-from ..errors import MOST, InputError, KindError, NumericalError, choose, whole
+from ..errors import MOST, InputError, KindError, NumericalError, choose, real, whole
 from ..objectives.batch import Batch
 from ..objectives.losses import LossLike
 from ..sweeps.costates import Costates
 from ..sweeps.layout import Sequences, tensor_of
 from .network import Network, Trajectory
 from .recurrence import positive
-from .ridge import AT_ONCE, TINY, gathered, number, one_hot, solved
+from .ridge import AT_ONCE, gathered, one_hot, solved
 
 DENSE = 500  # up to this size all eigenvalues are found; beyond, the largest alone
 
@@ -150,12 +149,12 @@ class Reservoir(nn.Module):
             readout=choose("readout", readout, ("every", "last")), dtype=dtype, device=device,
         )  # fmt: skip
         gamma = 1 / hidden if gamma is None else gamma
-        for name, value, least, most in (
-            ("radius", radius, TINY, math.inf), ("leak", leak, TINY, 1), ("density", density, TINY, 1),
-            ("gamma", gamma, TINY, math.inf), ("input_scale", input_scale, 0, math.inf),
-            ("bias_scale", bias_scale, 0, math.inf), ("ridge", ridge, 0, math.inf),
-        ):  # fmt: skip
-            number(name, value, least, most)
+        for name, value in (("radius", radius), ("gamma", gamma)):
+            real(name, value, 0, above=True)
+        for name, value in (("leak", leak), ("density", density)):
+            real(name, value, 0, 1, above=True)
+        for name, value in (("input_scale", input_scale), ("bias_scale", bias_scale), ("ridge", ridge)):
+            real(name, value, 0)
         for name, count, least in (("washout", washout, 0), ("degree", degree, 1), ("seed", seed, 0)):
             whole(name, count, least, 2**63 - 1 if name == "seed" else MOST)
         self.washout, self.ridge, self.gamma, self.degree = washout, ridge, gamma, degree
@@ -235,7 +234,7 @@ class Reservoir(nn.Module):
     @torch.no_grad()
     def solve(self, ridge: float | None = None) -> Reservoir:
         """The readout of what was accumulated; another ridge needs no other sweep."""
-        self.ridge = number("ridge", self.ridge if ridge is None else ridge, 0, math.inf)
+        self.ridge = real("ridge", self.ridge if ridge is None else ridge, 0)
         if self._factor is None and not self._kept:
             raise InputError("nothing was accumulated; call fit(u, y), or accumulate(u, y) before solve().")
         if self.expansion in KERNELS:

@@ -8,28 +8,16 @@ as the number of columns. Its singular values solve the problem without squaring
 
 from __future__ import annotations
 
-import math
-import sys
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
-from ..errors import InputError, Unsupported, check_kind
+from ..errors import InputError, Unsupported, check_kind, real
 from ..objectives.batch import Batch
 from .interface import check_net
 from .judge import Judge, judged
 from .readout import Readout
 
-TINY = sys.float_info.min
 AT_ONCE = 4096  # rows of a decomposition
-
-
-def number(name: str, value: Any, least: float, most: float) -> float:
-    if isinstance(value, int | float) and least <= value <= most and math.isfinite(value):
-        return value
-    bounds = ("positive" if least == TINY else "at least 0") + (f" and at most {most:g}" if most < math.inf else "")
-    raise InputError(f"{name} must be a number, {bounds}; got {value!r}.")
 
 
 def gathered(factor: Tensor | None, rows: Tensor) -> Tensor:
@@ -73,7 +61,7 @@ class Ridge:
 
     def __init__(self, net: Readout, alpha: float = 1e-6) -> None:
         check_net(net)
-        self.net, self.alpha = net, number("alpha", alpha, 0, math.inf)
+        self.net, self.alpha = net, real("alpha", alpha, 0)
         self.state: dict[str, Tensor] = {}
         more = list(net.beside_readout())
         if net.output not in ("identity", "softmax", "sigmoid"):

@@ -9,7 +9,6 @@ loss receives y_hat = phi(a) and y.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..cells.transport import Portable, remembered
-from ..errors import InputError, KindError, Unsupported, brief, choose
+from ..errors import InputError, KindError, Unsupported, choose, real
 from ..sweeps.checks import insist, is_deferred
 
 OUTPUTS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -167,8 +166,7 @@ binary_cross_entropy = Loss(
 @remembered
 def huber(delta: float = 1.0) -> Loss:
     """e^2 / 2 for |e| <= delta, delta (|e| - delta / 2) beyond, summed over outputs."""
-    if not isinstance(delta, int | float) or not 0 < delta < math.inf:
-        raise InputError(f"huber's delta must be positive and finite; got {brief(delta)}.")
+    real("huber's delta", delta, 0, above=True)
     return Loss("huber", lambda y_hat, y: _huber(delta, y_hat, y))
 
 

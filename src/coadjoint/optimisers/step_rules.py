@@ -64,10 +64,8 @@ class Armijo:
 
     def __post_init__(self) -> None:
         for name in ("c", "shrink"):
-            real(name, getattr(self, name))
+            real(name, getattr(self, name), 0, 1, above=True, below=True)
         whole("most", self.most)
-        if not (0 < self.c < 1 and 0 < self.shrink < 1):
-            raise InputError(f"c and shrink lie between 0 and 1, and most is at least 1; got {self}.")
 
     def __call__(self, line: Line) -> float:
         if line.slope >= 0:
@@ -95,7 +93,7 @@ class Wolfe:
             real(name, getattr(self, name))
         whole("most", self.most)
         if not 0 < self.c1 < self.c2 < 1:
-            raise InputError(f"0 < c1 < c2 < 1, and most is at least 1; got {self}.")
+            raise InputError(f"c1 and c2 must satisfy 0 < c1 < c2 < 1; got {self}.")
 
     def __call__(self, line: Line) -> float:
         if line.slope >= 0:

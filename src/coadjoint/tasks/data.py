@@ -109,8 +109,9 @@ class Data(Collection):
         ):
             if value not in known:
                 raise ConfigError(f"--{flag} must be {' or '.join(known)}; got {value!r}.")
-        if window is not None and (type(window) is not int or window < (2 if kind == "next" else 1)):
-            raise ConfigError(f"--window must be a whole number of rows, at least {2 if kind == 'next' else 1}; got {window!r}.")  # fmt: skip
+        least = 2 if kind == "next" else 1
+        if window is not None and (type(window) is not int or window < least):
+            raise ConfigError(f"--window must be a whole number of rows, at least {least}; got {window!r}.")
         reading: dict[str, Any] = {
             "sep": sep,
             "decimal": decimal,

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import DataError, InputError, check_path, said
+from ..errors import DataError, check_path, said, whole
 from ..objectives import losses
 from ..objectives.batch import Batch
 from .task import Collection, Scores, Sequences
@@ -41,8 +41,8 @@ class Music(Collection):
     metric = "nll"
 
     def __init__(self, path: str | Path, chunk: int | None = None) -> None:
-        if chunk is not None and (not isinstance(chunk, int) or isinstance(chunk, bool) or chunk < 1):
-            raise InputError(f"chunk must be a whole number of steps, at least 1; got {chunk!r}.")
+        if chunk is not None:
+            whole("chunk", chunk)
         check_path("path", path)
         self.path, self.chunk = str(path), chunk
         pieces = {name: Sequences([r[:-1] for r in of], [r[1:] for r in of]) for name, of in read(Path(path)).items()}
