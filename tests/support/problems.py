@@ -14,6 +14,7 @@ from coadjoint.cells import library
 from coadjoint.sweeps.engines import reference
 from coadjoint.sweeps.plan import Plan, Tape
 from coadjoint.sweeps.rows import Link, Rows, pow2
+from compare import close
 
 
 @co.cell(slots="h m", gates="a b", parameters={"k": 0.5, "s": 0.2}, reads=lambda x: co.tanh(x.h) * x.m)
@@ -90,9 +91,9 @@ class Problem:
         """The engine's loops and those of the definition, with each of these sources."""
         true, bar = self.exact(), bar or BARS[self.dtype]
         ours, tape = self.tape(engine), true.tape(reference)
-        near(ours.x, tape.x, bar, "x")
+        close(ours.x, tape.x, bar, "x", rows=True)
         if self.cell.needs_a:
-            near(ours.a, tape.a, bar, "a")
+            close(ours.a, tape.a, bar, "a", rows=True)
         for given in adjoint:
             lam, delta, k = self.adjoint(engine, ours, given)
             lam_, delta_, k_ = true.adjoint(reference, tape, given)
@@ -101,23 +102,13 @@ class Problem:
                 assert (apart.abs() <= 24).all(), f"exponents with {given}: {int(apart.abs().max())} apart"
                 shift = pow2(apart[:, None], torch.float64)
                 lam, delta = lam.cpu().double() * shift, delta.cpu().double() * shift[self.rows.B :]
-            near(lam, lam_, bar, f"lam with {given}")
-            near(delta, delta_, bar, f"delta with {given}")
+            close(lam, lam_, bar, f"lam with {given}", rows=True)
+            close(delta, delta_, bar, f"delta with {given}", rows=True)
         for given in tangent:
             for what, found, expected in zip(
                 ("mu", "nu"), self.tangent(engine, ours, given), true.tangent(reference, tape, given), strict=True
             ):
-                near(found, expected, bar, f"{what} with {given or 'nothing'}")
-
-
-def near(found, expected, bar, what):
-    """Row by row, each at its own scale."""
-    assert found.shape == expected.shape, what
-    found = found.cpu().double()
-    assert torch.isfinite(found).all(), f"{what} is not finite"
-    top, apart = expected.abs().amax(-1), (found - expected).abs().amax(-1)
-    worst = (apart / top.clamp_min(1e-30)).max()
-    assert worst <= bar, f"{what}: off by {worst:.1e}"
+                close(found, expected, bar, f"{what} with {given or 'nothing'}", rows=True)
 
 
 @contextlib.contextmanager

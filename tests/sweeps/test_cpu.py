@@ -23,6 +23,7 @@ from coadjoint.sweeps.engines.c import compiler
 from coadjoint.sweeps.engines.c import engine as c_engine
 from coadjoint.sweeps.plan import Plan, Tape
 from coadjoint.sweeps.rows import Link, Rows, pow2
+from compare import close
 
 pytestmark = pytest.mark.skipif(c_engine.refusal("cpu") is not None, reason=f"engine 'cpu' {c_engine.refusal('cpu')}")
 
@@ -61,15 +62,6 @@ def poisoned(monkeypatch):
     monkeypatch.setattr(torch, "empty", lambda *a, **k: real(*a, **k).fill_(-77))
 
 
-def near(found, expected, bar, what):
-    """Row by row, each at its own scale."""
-    assert found.shape == expected.shape, what
-    top = expected.double().abs().amax(-1, keepdim=True)
-    apart = (found.double() - expected.double()).abs().amax(-1, keepdim=True)
-    assert torch.isfinite(found).all(), f"{what} is not finite"
-    assert (apart <= bar * top.clamp_min(1e-30)).all(), f"{what}: off by {(apart / top).nan_to_num().max():.1e}"
-
-
 class Problem:
     """One cell at one size, with values for every array a sweep may be given."""
 
@@ -102,9 +94,9 @@ class Problem:
 def test_against_the_definition(name, size, dtype, poisoned):
     problem, bar = Problem(name, *SIZES[size], dtype), BARS[dtype]
     ours, true = problem.tape(c_engine), problem.tape(reference)
-    near(ours.x, true.x, bar, "x")
+    close(ours.x, true.x, bar, "x", rows=True)
     if problem.cell.needs_a:
-        near(ours.a, true.a, bar, "a")
+        close(ours.a, true.a, bar, "a", rows=True)
     for has_s, has_last, has_a, has_link, scaled in itertools.product((0, 1), repeat=5):
         if not has_s and not has_last:
             continue
@@ -122,8 +114,8 @@ def test_against_the_definition(name, size, dtype, poisoned):
             assert ((exponents - k).abs() <= 1).all(), what  # a last digit may carry
             shift = pow2((exponents - k)[:, None], dtype)
             found, into = found * shift, into * shift[problem.rows.B :]
-        near(found, lam, bar, f"lam {what}")
-        near(into, delta, bar, f"delta {what}")
+        close(found, lam, bar, f"lam {what}", rows=True)
+        close(into, delta, bar, f"delta {what}", rows=True)
         if not scaled:
             short, again, _ = problem.adjoint(c_engine, ours, **given, keep=False)
             assert torch.equal(short[: problem.rows.B], found[: problem.rows.B]), what
@@ -131,8 +123,8 @@ def test_against_the_definition(name, size, dtype, poisoned):
     for g, ga, link in itertools.product((None, problem.s), (None, problem.sa), (None, problem.link)):
         mu, nu = reference.tangent(problem.plan(reference), true, problem.W, g, ga, link)
         found, into = c_engine.tangent(problem.plan(c_engine), ours, problem.W, g, ga, link)
-        near(found, mu, bar, f"mu {g is None} {ga is None} {link is None}")
-        near(into, nu, bar, f"nu {g is None} {ga is None} {link is None}")
+        close(found, mu, bar, f"mu {g is None} {ga is None} {link is None}", rows=True)
+        close(into, nu, bar, f"nu {g is None} {ga is None} {link is None}", rows=True)
 
 
 @pytest.mark.parametrize("name", ["lstm", "pair"])
@@ -245,7 +237,7 @@ def test_pointwise(name, dtype, poisoned):
                 run(one, rows, hand, (*inputs, *more)) for run in (c_engine.pointwise, pointwise.Pointwise.by_torch)
             )
             for y, z, group in zip(found, true, one.live, strict=True):
-                near(y, z, 10 * BARS[dtype], f"by {group}")
+                close(y, z, 10 * BARS[dtype], f"by {group}", rows=True)
 
 
 def test_worth(monkeypatch):
