@@ -75,11 +75,12 @@ class Boundaries:
         return wrapped
 
     def install(self) -> None:
-        from coadjoint.training import files, loop
+        from coadjoint.training import files
+        from coadjoint.training.run_folder import RunFolder
 
         for name in ("fsync", "rename", "replace", "mkdir", "unlink", "rmdir"):
             setattr(os, name, self.around(getattr(os, name)))
-        create, save, append = files.create, loop.Training.save, json_rows.Rows.append
+        create, save, append = files.create, RunFolder.save, json_rows.Rows.append
 
         class Half:
             """A file that can be caught with half of its content written."""
@@ -103,9 +104,9 @@ class Boundaries:
             def __exit__(half, *_: object) -> None:
                 half.file.close()
 
-        def saving(run: Any) -> None:
+        def saving(folder: Any, *run: Any) -> None:
             self.saving = True
-            save(run)
+            save(folder, *run)
             self.saving = False
 
         def appending(rows: Any, row: Any) -> None:
@@ -114,7 +115,7 @@ class Boundaries:
                 rows.file.flush()
 
         files.create = self.around(Half)  # type: ignore[assignment]
-        loop.Training.save = saving  # type: ignore[method-assign]
+        RunFolder.save = saving  # type: ignore[method-assign]
         json_rows.Rows.append = appending  # type: ignore[method-assign]
 
 

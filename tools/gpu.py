@@ -49,7 +49,7 @@ class Setting:
 
     def __init__(self, dry):
         self.device = "cpu" if dry else "cuda"
-        self.engines = ("cpu", "stepwise", "reference") if dry else ("cuda", "stepwise", "reference")
+        self.engines = ("cpu", "eager", "reference") if dry else ("cuda", "eager", "reference")
         self.dry, self.best = dry, self.engines[0]
         self.engines = [e for e in self.engines if load(e).refusal(self.device) is None]
 

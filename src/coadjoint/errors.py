@@ -6,7 +6,8 @@ import difflib
 import math
 import numbers
 import os
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 
@@ -36,6 +37,19 @@ class NumericalError(CoadjointError, ArithmeticError):
 
 class ConfigError(InputError):
     """A setting that cannot be used; the text names the file and line, or the flag."""
+
+
+class OptionError(ConfigError):
+    """Options that do not go together, or that do nothing. The words name an option as $option, so that a caller can put its
+    own spelling there: the text has the keyword of Python, the command line puts its flag. "$$" stands for a dollar sign."""
+
+    def __init__(self, words: str) -> None:
+        self.words = words
+        super().__init__(self.spelled(str))
+
+    def spelled(self, spell: Callable[[str], str]) -> str:
+        """The text with the options as `spell` writes them."""
+        return re.sub(r"\$(\$|\w+)", lambda found: "$" if found[1] == "$" else spell(found[1]), self.words)
 
 
 class DataError(InputError):
@@ -90,6 +104,26 @@ def choose(kind: str, name: object, known: Iterable[str]) -> str:
     near = nearest(name, names)
     hint = f"did you mean '{near}'? " if near else ""
     raise InputError(f"unknown {kind} '{shown(name, 80)}'; {hint}Known: {', '.join(names)}.")
+
+
+Applies = Mapping[
+    str, tuple[str, tuple[str, ...]]
+]  # option: (the option that decides, those of its values that use it)
+
+
+def idle_options(applies: Applies, given: Mapping[str, Any], chosen: Mapping[str, str]) -> list[str]:
+    """A line for each option that is given and does nothing with what is chosen, in the words of an OptionError."""
+    return [
+        f"${option} does nothing with ${by} {chosen[by]}: it belongs to {', '.join(values)}."
+        for option, (by, values) in applies.items()
+        if given.get(option) is not None and chosen[by] not in values
+    ]
+
+
+def refuse_options(lines: list[str]) -> None:
+    """Raise one OptionError for all of the lines, if there are any."""
+    if lines:
+        raise OptionError("\n".join(lines))
 
 
 MOST = 2**31 - 1  # of anything that is counted

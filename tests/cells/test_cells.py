@@ -476,7 +476,7 @@ def test_scrn_as_it_is_written():
         close(run.y_hat, torch.cat([h, s], 1) @ net.V.T + net.b_o, 1e-12)
 
 
-@pytest.mark.parametrize("engine", ["reference", "eager", "cpu", "stepwise", "autograd"])
+@pytest.mark.parametrize("engine", ["reference", "eager", "cpu", "autograd"])
 def test_truncated_gradient_of_1997(engine):
     """By the paper's own recursions, forwards in time: W of the cell inputs and input gates learns from the sum of what each step
     put into the memory, W of the output gates from the last step alone."""
@@ -524,7 +524,7 @@ def test_held_reads_are_not_scanned():
     with pytest.raises(co.Unsupported, match="engine 'scan' is for steps that are linear in the state"):
         make(half, "scan")
     truth = penalised(make(half, "autograd"), inputs())
-    for engine in ("reference", "eager", "cpu", "stepwise"):
+    for engine in ("reference", "eager", "cpu"):
         x, lam, grads = penalised(make(half, engine), inputs())
         close(x, truth[0], 1e-12)
         close(lam, truth[1], 1e-12)

@@ -16,7 +16,7 @@ from coadjoint.cli.bench import clock as clock_module
 from coadjoint.cli.bench import measure as measure_module
 from coadjoint.cli.bench import problems, tables
 from coadjoint.cli.bench.clock import apart, interleaved
-from coadjoint.optimisers import hessian_free
+from coadjoint.optimisers.hessian_free import HessianFree
 from coadjoint.sweeps import engines
 
 JAX = importlib.util.find_spec("jax") is not None
@@ -28,8 +28,8 @@ PEER_NAMES = {"torch": "torch.nn", "autograd": "autograd loop", **({"jax": "JAX 
 def quick(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(clock_module, "TURN", 0.01)
-    monkeypatch.setattr(clock_module, "INSIDE", (True,))
-    monkeypatch.setattr(measure_module, "limits", lambda device: {"GEMM GFLOP/s": 50.0, "memory GB/s": 10.0})
+    monkeypatch.setattr(problems, "INSIDE", (True,))
+    monkeypatch.setattr(tables, "limits", lambda device: {"GEMM GFLOP/s": 50.0, "memory GB/s": 10.0})
 
 
 def row(**changes):
@@ -106,8 +106,8 @@ def test_flops_of_a_module_are_those_torch_counts(name, kind):
 def test_the_faster_scan_competes(monkeypatch):
     """Both are tried, both are right, and the faster one is taken."""
     problem, tried = problems.Problem("elman", (7, 3, 5), "cpu"), []
-    monkeypatch.setattr(clock_module, "INSIDE", (True, False))
-    monkeypatch.setattr(clock_module, "best", lambda run, *_: (tried.append(run), -len(tried))[1])
+    monkeypatch.setattr(problems, "INSIDE", (True, False))
+    monkeypatch.setattr(problems, "best", lambda run, *_: (tried.append(run), -len(tried))[1])
     taken = problems.jax_scan(problem)["JAX scan"]
     assert len(tried) == 4
     assert list(taken.values()) == [tried[1], tried[3]]
@@ -147,7 +147,7 @@ def test_contenders_take_turns(monkeypatch):
 
 def test_clock_is_of_one_call(monkeypatch):
     count = []
-    monkeypatch.setattr(tables, "time", SimpleNamespace(perf_counter=lambda: 7 + 0.002 * len(count)))
+    monkeypatch.setattr(clock_module, "time", SimpleNamespace(perf_counter=lambda: 7 + 0.002 * len(count)))
     ms = clock_module.clock(lambda: count.append(1), 5, "cpu")
     assert len(count) == 5
     assert ms == pytest.approx(2)
@@ -256,8 +256,8 @@ def test_a_hessian_free_step(coadjoint):
 
 
 def test_a_step_begins_where_the_others_did(monkeypatch):
-    taken, step = [], hessian_free.HessianFree.step
-    monkeypatch.setattr(hessian_free.HessianFree, "step", lambda *given: taken.append(step(*given)) or taken[-1])
+    taken, step = [], HessianFree.step
+    monkeypatch.setattr(HessianFree, "step", lambda *given: taken.append(step(*given)) or taken[-1])
     found = measure_module.measure_step((12, 30, 20), 2)
     assert len(taken) == 4  # one for the last solution, one to warm up
     assert len({t.before for t in taken}) == 1
@@ -345,7 +345,7 @@ def test_interrupted_it_shows_what_it_has(coadjoint, monkeypatch):
             raise KeyboardInterrupt
         return measure(cell, *rest)
 
-    monkeypatch.setattr(measure_module, "measure", once)
+    monkeypatch.setattr(tables, "measure", once)
     words = ["bench", *TINY, "--peers", "none", "--json", "part.json", "--write", "R.md"]
     code, out, err = coadjoint(*words)
     assert code == 130
@@ -384,8 +384,8 @@ def test_a_busy_machine_is_named(monkeypatch):
         return row()
 
     monkeypatch.setattr(tables, "time", clocks)
-    monkeypatch.setattr(measure_module, "limits", lambda device: {})
-    monkeypatch.setattr(measure_module, "measure", measure)
+    monkeypatch.setattr(tables, "limits", lambda device: {})
+    monkeypatch.setattr(tables, "measure", measure)
     found = tables.run(options)
     assert found.attention == 0.25
     assert any(note.startswith("The machine was busy: this process had 25%") for note in found.notes())
@@ -404,7 +404,7 @@ def test_threads_and_cores_are_as_before(monkeypatch):
     before = torch.get_num_threads(), measure_module.cores()
     seen = []
     monkeypatch.setattr(
-        measure_module,
+        tables,
         "limits",
         lambda device: seen.append((torch.get_num_threads(), len(measure_module.cores()))) or {"memory GB/s": 1.0},
     )
@@ -418,7 +418,7 @@ import sys
 
 class Lacking:
     def find_spec(self, name, *_):
-        if name == "coadjoint.config":
+        if name == "coadjoint.cli.schema":
             raise ModuleNotFoundError("No module named 'pydantic'", name="pydantic")
 
 sys.meta_path.insert(0, Lacking())

@@ -117,11 +117,11 @@ def test_cells_are_listed_with_their_engines_and_papers(coadjoint):
 PAGES = {
     "lstm": ["c' = f c + i g, h' = o tanh(c')", "W  [28, 7]", "R  [28, 3]", "not scan, which is for recurrences without W"],
     "cornn": ["--dt          0.042", "--eps         4.7", "W  [7, 14]", "\n    2\n"],
-    "lru": ["p.nu     [7]", "reference, eager, cpu, scan, stepwise", "torch, gaussian, glorot, he, sigmoid, basic-tanh, ring"],
+    "lru": ["p.nu     [7]", "reference, eager, cpu, scan", "torch, gaussian, glorot, he, sigmoid, basic-tanh, ring"],
     "inverse": ["--k           1\n", "W  [7, 7]", "paper\n    none"],
     "gated-feedback": ["s        = sum_i g_ij U_ij h_i", "step.levels.1.U         [7, 14]", "--unit    tanh", "autograd\n    not reference"],
     "deep-transition": ["--width       as many as --hidden", "--shortcut    no"],
-    "reservoir": ["W, R, b and leak are fixed", "--optimiser ridge", "p.leak  [7]"],
+    "reservoir": ["W, R, b and leak are fixed", "with optimiser ridge", "p.leak  [7]"],
 }  # fmt: skip
 
 
@@ -284,13 +284,13 @@ def test_a_fault_is_one_line_and_debug_shows_it(coadjoint, monkeypatch):
     def broken(*_):
         raise RuntimeError("two\nlines")
 
-    monkeypatch.setattr("coadjoint.config.build", broken)
+    monkeypatch.setattr("coadjoint.cli.build.build", broken)
     code, _, err = coadjoint(*XOR)
     assert (code, err.count("\n")) == (1, 1)
     assert "a fault of coadjoint: RuntimeError: two lines" in err
-    monkeypatch.setattr("coadjoint.config.build", lambda _: (_ for _ in ()).throw(MemoryError()))
+    monkeypatch.setattr("coadjoint.cli.build.build", lambda _: (_ for _ in ()).throw(MemoryError()))
     assert coadjoint(*XOR)[0] == 7
-    monkeypatch.setattr("coadjoint.config.build", broken)
+    monkeypatch.setattr("coadjoint.cli.build.build", broken)
     monkeypatch.setenv("COADJOINT_DEBUG", "1")
     monkeypatch.setattr(sys, "argv", ["coadjoint", *XOR])
     with pytest.raises(RuntimeError):

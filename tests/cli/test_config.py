@@ -13,12 +13,15 @@ from safetensors.torch import save_file
 
 import coadjoint as co
 from coadjoint.cells import library, steps
-from coadjoint.cli import build, build_network, catalogue, models, schema
+from coadjoint.cli import build, schema
 from coadjoint.cli import flags as setting_flags
 from coadjoint.errors import CoadjointError, ConfigError, MissingError, StorageError
 from coadjoint.gradients import bptt, penalised
 from coadjoint.networks import initialisers
 from coadjoint.training import loop, settings
+from coadjoint.training.model_schema import constructed
+from coadjoint.training.network_section import OPTIONS, Shape
+from coadjoint.training.predict import load_model
 
 TASK = {"task": {"name": "xor", "length": 12}, "network": {"hidden": 4}}
 WHOLE = "a whole number from 1 to 2147483647"
@@ -139,7 +142,7 @@ IDLE = [
     ({"network": {"eps": 0.1}}, "--eps does nothing with cell 'elman'; its options: activation."),
     ({"network": {"cell": "lru", "noise": 0.1}}, "--noise does nothing with cell 'lru'; its options: none."),
     ({"network": {"cell": "scrn", "eps": 0.1}}, "--eps does nothing with cell 'scrn'; its options: activation, alpha."),
-    ({"network": {"cell": "cornn", "k": 2}}, "--k does nothing with cell 'cornn'; its options: activation, eps, gamma, dt."),
+    ({"network": {"cell": "cornn", "k": 2}}, "--k does nothing with cell 'cornn'; its options: activation, dt, eps, gamma."),
     ({"network": {"cell": "gru-before", "depth": 2}}, "--depth does nothing with cell 'gru-before'; its options: none."),
     ({"network": {"cell": "gated-feedback", "width": 2}}, "--width does nothing with cell 'gated-feedback'; its options: layers, unit."),
     ({"network": {"cell": "lstm", "activation": "relu"}}, "--activation does nothing with cell 'lstm'; its options: none."),
@@ -231,7 +234,8 @@ def test_a_device_that_is_not_there(monkeypatch):
 
 
 def test_a_weight_of_zero_is_plain_unless_it_grows():
-    of = lambda **g: build.gradient_of(setting_flags.resolve(None, {"gradient": {"penalty": "variance", **g}}), 10)
+    given = lambda g: {"gradient": {"penalty": "variance", **g}, "training": {"steps": 10}}
+    of = lambda **g: build.gradient_of(setting_flags.resolve(None, given(g)))
     assert isinstance(of(weight=0), bptt.BPTT)
     assert isinstance(of(), penalised.Penalised)
     assert isinstance(of(weight=0, weight_schedule="linear", weight_end=2), penalised.Penalised)
@@ -325,7 +329,7 @@ def test_every_cell_with_every_start_trains_or_is_refused(cell):
     assert all(line.startswith(f"init '{init}' ") and "\n" not in line for init, line in refused.items())
     assert {"torch", "gaussian", "glorot", "he"} <= set(trained)
     assert ("ring" in trained) == (cell == "lru")
-    assert trained == catalogue.about(cell).starts
+    assert trained == co.networks.about(cell).starts
 
 
 NETWORKS = {
@@ -378,9 +382,9 @@ BY_HAND = {
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_section_says_what_the_library_would(name):
     """The same outputs and gradients, in training, as of a network made by hand with the same weights."""
-    shape = build_network.Shape(inputs=2, outputs=1, readout="last", output="sigmoid")
+    shape = Shape(inputs=2, outputs=1, readout="last", output="sigmoid")
     ours, theirs = (
-        build_network.construct(schema.NetworkSection(hidden=4, **NETWORKS[name]), shape, 64),
+        constructed(schema.NetworkSection(hidden=4, **NETWORKS[name]), shape, 64),
         BY_HAND[name](),
     )
     theirs.load_state_dict(ours.state_dict())
@@ -399,7 +403,7 @@ def test_a_section_says_what_the_library_would(name):
 @pytest.mark.parametrize("network", NETWORKS.values(), ids=NETWORKS)
 def test_a_model_of_any_kind_is_loaded_as_it_was_saved(network, tmp_path):
     job, _, _ = job_of(tmp_path, **network)
-    net, description = models.load_model(tmp_path / "run" / "model.safetensors")
+    net, description = load_model(tmp_path / "run" / "model.safetensors")
     u = torch.randn(7, 3, job.task.inputs)
     assert torch.equal(net(u).a, job.network.eval()(u).a)
     assert net.extra_repr() == job.network.extra_repr()
@@ -442,7 +446,7 @@ def test_every_option_of_every_cell_is_a_key():
     known = {key for name in library.CELLS for key in library.options(name)}
     known |= {key for name in steps.STEPS for key in steps.options(name)}
     assert known - apart <= set(schema.NetworkSection.model_fields)
-    keys = {k for k, f in schema.NetworkSection.model_fields.items() if build_network.panel(f) == schema.OPTIONS}
+    keys = {k for k, f in schema.NetworkSection.model_fields.items() if setting_flags.panel(f) == OPTIONS}
     assert keys <= known
 
 
@@ -456,11 +460,11 @@ DAMAGED = [
     (lambda d: d["shape"].update(readout="never"), "its description is damaged: 'shape.readout' should be 'last', 'every' or 'sequence'; got 'never'"),
     (lambda d: d["shape"].update(output="os.system"), "cannot be built: unknown output function 'os.system'"),
     (lambda d: d["network"].update(cell="os.system"), "cannot be built: unknown cell 'os.system'"),
-    (lambda d: d["network"].update(cell="rate", eps=0.1), "cannot be built: --eps does nothing with cell 'rate'"),
+    (lambda d: d["network"].update(cell="rate", eps=0.1), "cannot be built: eps does nothing with cell 'rate'"),
     (lambda d: d["network"].update(hidden=2**31 - 1), "cannot be built: it is larger than the file"),
     (lambda d: d["network"].update(cell="deep-transition", width=2**31 - 1), "cannot be built: it is larger than the file"),
     (lambda d: d["network"].update(deep=[1, 2**31 - 1]), "cannot be built: it is larger than the file"),
-    (lambda d: d["network"].update(freeze=["x"]), "cannot be built: --freeze: this network has no parameter 'x'"),
+    (lambda d: d["network"].update(freeze=["x"]), "cannot be built: freeze: this network has no parameter 'x'"),
     (lambda d: d["network"].update(structure="dale"), "belongs to another network: for 'W' it has float32 [4, 4]"),
     (lambda d: d["network"].update(hidden=5), "belongs to another network: for 'R' it has"),
     (lambda d: d.update(precision="x"), "its description is damaged: 'precision' should be 32 or 64; got 'x'"),
@@ -484,7 +488,7 @@ def test_a_damaged_model_gets_one_line(harm, line, tmp_path):
     harm(description)
     save_file(weights, path, {"coadjoint": json.dumps(description)})
     with pytest.raises(StorageError) as error:
-        models.load_model(path)
+        load_model(path)
     assert line in str(error.value)
     assert str(path) in str(error.value)
     assert "\n" not in str(error.value)

@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import sys
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch import nn
 
 import build
 import coadjoint as co
+from coadjoint.sweeps import engines
 from compare import close, difference
 
 F64 = torch.float64
@@ -471,3 +473,28 @@ def test_a_state_that_all_samples_begin_in_is_not_selected_from():
     assert torch.equal(begin(x0), x0[[2, 0]])
     assert torch.equal(begin(x0[0]), x0[0])
     assert begin(None) is None
+
+
+@pytest.mark.parametrize("method", [co.BPTT, lambda: co.Penalised("log-ratio", 0.1)], ids=["plain", "penalised"])
+def test_few_calls_stand_between_a_gradient_and_its_sweeps(method, monkeypatch):
+    """Frames of gradients and networks above each loop of the engine."""
+    net = make(engine="reference")
+    engine, found = engines.load(net.engine), {}
+
+    def watched(name, plain):
+        def loop(*given, **options):
+            frame, walk = sys._getframe(1), []
+            while frame is not None:
+                if frame.f_globals["__name__"].startswith(("coadjoint.gradients.", "coadjoint.networks.")):
+                    walk.append(frame.f_code.co_name)
+                frame = frame.f_back
+            found.setdefault(name, walk)
+            return plain(*given, **options)
+
+        return loop
+
+    for name in ("forward", "adjoint", "tangent"):
+        monkeypatch.setattr(engine, name, watched(name, getattr(engine, name)))
+    method()(net, batch_for(net), "squared")
+    most = 5 if "tangent" in found else 6
+    assert max(map(len, found.values())) <= most, found

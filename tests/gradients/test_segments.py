@@ -10,7 +10,8 @@ import torch
 import cases
 import coadjoint as co
 from coadjoint.gradients import memory, segments
-from coadjoint.sweeps import chunks, differentiable, engines, rows
+from coadjoint.sweeps import chunks, engines, rows
+from coadjoint.sweeps.affine import affine
 from coadjoint.sweeps.memory import release
 
 CELLS = ("elman", "lstm", "gru", "leaky", "rate", "odd", "diagonal", "pair")
@@ -271,7 +272,7 @@ def test_a_penalty_that_is_not_differentiable_is_blamed():
 def test_affine_is_linear_algebra_and_differentiates_twice():
     net_rows = rows.Rows([5] * 9 + [2] * 8)
     y, M, b = (torch.randn(*s, dtype=torch.float64, requires_grad=True) for s in ((61, 3), (4, 3), (4,)))
-    ours = lambda y, M, b: differentiable.affine(net_rows, y, M, b)
+    ours = lambda y, M, b: affine(net_rows, y, M, b)
     assert len(net_rows.chunks) > 2
     assert torch.allclose(ours(y, M, b), y @ M.T + b, rtol=1e-14)
     assert torch.autograd.gradcheck(ours, (y, M, b), check_forward_ad=True)

@@ -52,7 +52,7 @@ def test_source_file(path):
 
 
 def test_there_are_files_to_look_at():
-    assert any(p.name == "cpu.py" and p.parent.name == "sweeps" for p in FILES)
+    assert any(p.name == "rows.py" and p.parent.name == "sweeps" for p in FILES)
 
 
 @pytest.mark.parametrize(

@@ -413,7 +413,7 @@ def test_the_callers_denormal_setting_is_left_as_it_was(setting):
     ("engine", "cell", "device", "resolved"),
     [
         ("auto", co.cells.lstm, "cpu", "cpu"),
-        ("auto", co.cells.lstm, "cuda", "stepwise"),
+        ("auto", co.cells.lstm, "cuda", "eager"),
         ("eager", co.cells.lstm, "cpu", "eager"),
         ("auto", None, "cpu", "autograd"),
         ("reference", co.cells.lstm, "cpu", "reference"),
@@ -436,7 +436,7 @@ def test_engine_is_resolved(engine, cell, device, resolved):
         (
             {"engine": "gpu"},
             co.InputError,
-            "unknown engine 'gpu'.*Known: auto, autograd, cpu, cuda, eager, reference, scan, stepwise",
+            "unknown engine 'gpu'.*Known: auto, autograd, cpu, cuda, eager, reference, scan",
         ),
         (
             {"cell": lambda u, x: x, "engine": "cpu"},

@@ -29,11 +29,13 @@ from torch.utils.checkpoint import checkpoint
 
 import coadjoint as co
 import oracles
-from coadjoint.sweeps import chunks
-from coadjoint.sweeps.engines import load
+from coadjoint.nn import frame
+from coadjoint.nn.layers import Layers
+from coadjoint.sweeps import affine, differentiable
+from coadjoint.sweeps.engines import load, opaque
 from paths import SUPPORT
 
-ENGINES = ("reference", "eager", "cpu", "stepwise", "autograd")
+ENGINES = ("reference", "eager", "cpu", "autograd")
 LAYERS = {"RNN": (nn.RNN, co.nn.RNN), "LSTM": (nn.LSTM, co.nn.LSTM), "GRU": (nn.GRU, co.nn.GRU)}
 CELLS = {
     "RNNCell": (nn.RNNCell, co.nn.RNNCell),
@@ -981,7 +983,7 @@ def test_no_steps_at_all():
 def test_what_is_not_finite_goes_through_its_own_sample(case, engine, value):
     found, j = [], 1
     for module in case.pair():
-        if isinstance(module, co.nn.Layers):
+        if isinstance(module, Layers):
             module.engine = engine
         leaves = case.leaves()
         with torch.no_grad():
@@ -1107,8 +1109,9 @@ def test_what_nobody_asked_for_is_not_computed(kind, monkeypatch):
     kept = value()
     assert torch.equal(torch.autograd.grad(kept, u, retain_graph=True)[0], whole[0])
     assert all(map(torch.equal, torch.autograd.grad(kept, every[1:]), whole[1:]))
-    calls, usual = [], chunks.product
-    monkeypatch.setattr(chunks, "product", lambda *args: (calls.append(0), usual(*args))[1])
+    calls, usual = [], differentiable.product
+    for module_of in (affine, differentiable):
+        monkeypatch.setattr(module_of, "product", lambda *args: (calls.append(0), usual(*args))[1])
     torch.autograd.grad(value(), u, create_graph=True)
     assert not calls
     torch.autograd.grad(value(), every)
@@ -1291,8 +1294,8 @@ def test_compiled_models_refuse_a_second_derivative(backend, compiled):
 
 
 def test_a_module_is_compiled_before_it_has_run(compiled, monkeypatch):
-    monkeypatch.setattr(co.nn, "FORMULAS", {"GRU": dataclasses.replace(co.nn.FORMULAS["GRU"])})
-    monkeypatch.setattr(co.nn.opaque, "KNOWN", {})
+    monkeypatch.setattr(frame, "FORMULAS", {"GRU": dataclasses.replace(frame.FORMULAS["GRU"])})
+    monkeypatch.setattr(opaque, "KNOWN", {})
     module = co.nn.GRU(3, 5)
     compiled(module, backend="eager", fullgraph=True)(torch.zeros(4, 2, 3))
 

@@ -20,8 +20,9 @@ import stacks
 from cases import MAKE
 from coadjoint.errors import InputError, KindError, NumericalError, Unsupported
 from coadjoint.objectives.penalties import PENALTIES
-from coadjoint.sweeps.engines import eager, reference, stepwise
+from coadjoint.sweeps.engines import eager, reference
 from coadjoint.sweeps.engines.c import engine as c_engine
+from coadjoint.sweeps.engines.eager import fused
 from coadjoint.sweeps.rows import scale
 from problems import CELLS, Problem
 from stacks import LOSSES, Truth, apart, called, loss_of
@@ -226,7 +227,7 @@ def test_network(cell, readout):
 SOURCES = [f"{given} link scaled" for given in ("s", "s_last", "s s_last", "s_last k_last", "s s_last k_last")]
 
 
-@pytest.mark.parametrize("engine", [eager, stepwise, c_engine], ids=lambda e: e.__name__.rpartition(".")[2])
+@pytest.mark.parametrize("engine", [eager, fused, c_engine], ids=lambda e: e.__name__.rpartition(".")[2])
 @pytest.mark.parametrize("name", [n for n in CELLS if n != "diagonal"])
 def test_links_in_scaled_sweeps(name, engine):
     """lam_{t-1} = s_{t-1} + link_t J' lam_t in mantissas and exponents; links of 0, powers of two, and any others."""
@@ -301,7 +302,7 @@ def test_scale_free(kind, options):
             assert (a - b).norm() < 2e-3 * b.norm().clamp_min(1e-6), reads
 
 
-@pytest.mark.parametrize("engine", [*ENGINES, "stepwise"])
+@pytest.mark.parametrize("engine", ENGINES)
 def test_scale_free_engines(engine):
     """The same on each engine, where a loss gives weight to one step alone."""
     options = {"T": 120, "gain": 0.1, "num_layers": 2, "bidirectional": True}

@@ -309,7 +309,7 @@ def test_the_distance_to_the_gradient_is_kept(tmp_path):
         (lambda: trained(seconds=-1.0), "seconds must be"),
         (lambda: trained(weight_noise=math.nan), "weight_noise must be"),
         (lambda: SCHEDULES["inverse-time"](-1.0), "decay must be"),
-        (lambda: SCHEDULES["constant"](warmup=-1), "warmup is a number"),
+        (lambda: SCHEDULES["constant"](warmup=-1), "warmup must be a whole number, at least 0; got -1"),
         (lambda: optimiser("hessian-free", curvature=0.5), "curvature is a number"),
         (lambda: optimiser("sgd", rule=Armijo), "step rule"),
         (lambda: Armijo(shrink=2.0), "between 0 and 1"),

@@ -17,9 +17,10 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 import coadjoint
-from coadjoint.cli import build_network, models
+from coadjoint.cli import build
 from coadjoint.errors import MissingError, StorageError
-from coadjoint.training import files, json_rows, storage
+from coadjoint.training import files, json_rows, model_schema, storage
+from coadjoint.training.predict import load_model
 
 
 @pytest.fixture(scope="module")
@@ -372,14 +373,14 @@ def test_no_network_is_built_before_its_tensors_are_counted(here, monkeypatch):
     description["network"]["hidden"] = 19000
     save_file(tensors, path, {"coadjoint": json.dumps(description)})
     assert path.stat().st_size < 90_000
-    construct, where = build_network.construct, []
+    constructed, where = model_schema.constructed, []
 
     def noted(*arguments):
         where.append(torch.empty(0).device.type)
         assert where[-1] == "meta", "a network of 1.4 GB is built"
-        return construct(*arguments)
+        return constructed(*arguments)
 
-    monkeypatch.setattr(build_network, "construct", noted)
+    monkeypatch.setattr(model_schema, "constructed", noted)
     refused("predict done data.csv", 4, "for 'R' it has float32 [3, 2] and the network float32 [19000, 2]")
     assert where == ["meta"]
 
@@ -389,7 +390,7 @@ def test_no_network_is_built_that_is_not_the_checkpoints(command, here, monkeypa
     """The same where config.yaml asks for it; and where state.json agrees with it."""
     config_file, last = here / "stopped" / "config.yaml", here / "stopped" / LAST
     config_file.write_text(config_file.read_text().replace("hidden: 3", "hidden: 19000"))
-    monkeypatch.setattr(build_network, "network_of", lambda *_: pytest.fail("a network of 1.4 GB is built"))
+    monkeypatch.setattr(build, "network_of", lambda *_: pytest.fail("a network of 1.4 GB is built"))
     refused(command, 4, "19000")
     put(last / "state.json", "description", "network", "hidden", value=19000)
     vouched(last)
@@ -408,12 +409,12 @@ def test_every_flipped_byte_of_a_model_is_noticed(run, here):
     content = path.read_bytes()
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # one that is whole says nothing
-        models.load_model(path)
+        load_model(path)
         for i in range(len(content)):
             flip = 0xFF if i % 3 == 0 else 1 << i % 8
             path.write_bytes(content[:i] + bytes([content[i] ^ flip]) + content[i + 1 :])
             with pytest.raises(StorageError, match=r"model\.safetensors"):
-                models.load_model(path)
+                load_model(path)
 
 
 def test_a_flipped_bit_of_a_weight_is_noticed_by_every_command(here):
@@ -443,7 +444,7 @@ def test_a_model_trained_from_python_has_a_sum_too(tmp_path, description):
     coadjoint.train(net, task, **short, folder=tmp_path / "run", description=description)
     path, page = tmp_path / "run" / "model.safetensors", tmp_path / "run" / "report.html"
     with pytest.raises(StorageError, match="does not say what network it belongs to: it was trained from Python"):
-        models.load_model(path)
+        load_model(path)
     assert call("report", tmp_path / "run") == (0, "")
     assert "model.safetensors is damaged" not in page.read_text(encoding="utf-8")
     content = path.read_bytes()
@@ -461,7 +462,7 @@ def test_a_model_without_a_sum_is_used_with_one_warning(here):
     assert err.count("\n") == 1
     assert "coadjoint: warning: done/model.safetensors carries no SHA-256 sum" in err
     with pytest.warns(UserWarning, match="carries no SHA-256 sum") as caught:
-        models.load_model(here / "done" / "model.safetensors")
+        load_model(here / "done" / "model.safetensors")
     assert len(caught) == 1
 
 

@@ -18,7 +18,7 @@ import run_folders
 import typer.main
 from run_folders import CHECKPOINT, LAST, call, vouched
 
-from coadjoint.cli import program, workers
+from coadjoint.cli import comparison, program
 from coadjoint.diagnostics import examination
 from coadjoint.errors import MissingError
 from coadjoint.training import learning, loop, signals, storage
@@ -51,24 +51,11 @@ def real(tmp_path_factory):
 class NoWorker:
     """In place of the processes of a comparison: a run that never starts."""
 
-    alive = True
+    ended = True
+    complaint = "not run"
 
-    def __init__(self):
-        self.at = None
-
-    @property
-    def busy(self):
-        return self.at is not None
-
-    def begin(self, folder, row, r):
-        self.at = row, r
-
-    def poll(self):
-        (row, r), self.at = self.at, None
-        return row, r, "not run"
-
-    def stop(self): ...
-    def dismiss(self): ...
+    def __init__(self, words): ...
+    def close(self): ...
 
 
 @pytest.fixture
@@ -77,7 +64,8 @@ def quick(monkeypatch):
     template that is compiled once."""
     command = typer.main.get_command(program.app)
     monkeypatch.setattr(program, "app", command)
-    monkeypatch.setattr(workers, "Worker", NoWorker)
+    monkeypatch.setattr(comparison, "Worker", NoWorker)
+    monkeypatch.setattr(comparison, "wait_for", lambda *_: None)
     monkeypatch.setattr(jinja2.Environment, "from_string", functools.cache(jinja2.Environment.from_string))
     monkeypatch.setattr(jinja2.Environment, "__eq__", lambda one, other: True)  # all of them have the same options
     monkeypatch.setattr(jinja2.Environment, "__hash__", lambda one: 0)

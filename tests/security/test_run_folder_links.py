@@ -13,7 +13,8 @@ import coadjoint as co
 from coadjoint.cli import comparison as comparison_module
 from coadjoint.cli import program, train
 from coadjoint.errors import NumericalError, StorageError
-from coadjoint.training import files, json_rows, loop, run_folder, storage
+from coadjoint.training import files, json_rows, run_folder, storage
+from coadjoint.training.step import Steps
 
 OPTIONS = "--length 10 --hidden 4 --every 4 --tests 5 --confirm 5 --probes 2 --batch 2 --checkpoint 3 --keep 2"
 TRAIN = ["train", "temporal-order", *OPTIONS.split(), "--steps", "6", "--quiet"]
@@ -252,11 +253,11 @@ def test_replays_elsewhere(monkeypatch, tmp_path, outside):
     tiny(tmp_path / "run", 6)
     (tmp_path / "run" / "replay").symlink_to(outside / "folder")
 
-    def not_finite(run, step):
-        run.random = torch.get_rng_state()
+    def not_finite(steps, step):
+        steps.random = torch.get_rng_state()
         raise NumericalError("a number is not finite")
 
-    monkeypatch.setattr(loop.Training, "evaluate", not_finite)
+    monkeypatch.setattr(Steps, "evaluate", not_finite)
     before = contents(outside)
     with pytest.raises(StorageError, match="replay is a link"):
         tiny(tmp_path / "run", 9, resume=True)

@@ -16,8 +16,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from coadjoint.sweeps.engines.cuda import driver, geometry, source
 from coadjoint.sweeps.engines.cuda import engine as cuda_engine
-from coadjoint.sweeps.engines.cuda import geometry, source
 
 PATIENCE = 600  # seconds at a barrier: threads that wait in vain, and not ones that a busy machine is slow to run
 COMPILER = shutil.which(os.environ.get("CXX", "c++")) or shutil.which("g++")
@@ -160,6 +160,7 @@ class Mode:
     processors: int = 4
 
 
+MODULES = (driver, geometry, source, cuda_engine)
 CACHES = (geometry.geometry, geometry.tile, geometry.held, source.source, cuda_engine.points)  # they depend on the chip
 
 
@@ -183,7 +184,10 @@ def install(monkeypatch, mode):
         "start": lambda library, grid, threads, shared, pack, device: library.launch(pack, grid, threads),
     }  # fmt: skip
     for name, value in patches.items():
-        monkeypatch.setattr(cuda_engine, name, value)
+        holders = [module for module in MODULES if hasattr(module, name)]  # a name is bound where it is imported, too
+        assert holders, name
+        for module in holders:
+            monkeypatch.setattr(module, name, value)
 
 
 def forget():

@@ -17,7 +17,7 @@ import cases
 import coadjoint as co
 from coadjoint.cells import library
 from coadjoint.cells.formula import PRIMITIVES, Node, symbol
-from coadjoint.sweeps import memory, pointwise
+from coadjoint.sweeps import memory, pointwise, slopes
 from coadjoint.sweeps.engines import reference
 from coadjoint.sweeps.engines.c import compiler
 from coadjoint.sweeps.engines.c import engine as c_engine
@@ -227,7 +227,7 @@ def test_pointwise(name, dtype, poisoned):
     """Slopes and bends by the compiled loop and by torch's operations."""
     problem = Problem(name, [5, 5, 2], 21, dtype)
     tape, rows, cell = problem.tape(c_engine), problem.rows, problem.cell
-    op = co.sweeps.derivatives.next_of(cell)
+    op = slopes.next_of(cell)
     wrt = tuple(n for n, y in zip("avxp", (1, cell.v, 1, cell.p), strict=True) if y)
     lam, m, nu = problem.s[rows.B :], problem.s[: rows.N], problem.sa
     hand, inputs = (tape.x[rows.B :], tape.q), (tape.a, tape.v, rows.prev(tape.x), tape.p)
@@ -368,7 +368,7 @@ def test_folders_made_for_the_cache_are_private(fresh, monkeypatch):
 
 KILLED = """
 import os, signal
-from coadjoint.sweeps import compiler
+from coadjoint.sweeps.engines.c import compiler
 compiler.kept("recipe", ".so", lambda out: (out.write_text("half"), os.kill(os.getpid(), signal.SIGKILL)))
 """
 

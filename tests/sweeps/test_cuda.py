@@ -18,9 +18,10 @@ from coadjoint.cells.formula import PRIMITIVES, Node, symbol
 from coadjoint.errors import Unsupported
 from coadjoint.gradients import recorded
 from coadjoint.sweeps import checks, pointwise, slopes
-from coadjoint.sweeps.engines import resolve, stepwise
+from coadjoint.sweeps.engines import resolve
 from coadjoint.sweeps.engines.cuda import capture, driver, geometry, source
 from coadjoint.sweeps.engines.cuda import engine as cuda_engine
+from coadjoint.sweeps.engines.eager import fused
 from coadjoint.sweeps.plan import settle
 from compare import close
 from emulated import Emulated, Mode
@@ -148,7 +149,7 @@ def test_pointwise(name, dtype, chip):
     """Slopes and bends by a kernel and by torch's operations."""
     chip(Mode())
     problem = Problem(name, [5, 5, 2], 21, dtype)
-    tape, rows, cell = problem.tape(stepwise), problem.rows, problem.cell
+    tape, rows, cell = problem.tape(fused), problem.rows, problem.cell
     op = slopes.next_of(cell)
     wrt = tuple(n for n, y in zip("avxp", (1, cell.v, 1, cell.p), strict=True) if y)
     lam, m, nu = problem.s[rows.B :], problem.s[: rows.N], problem.sa

@@ -21,6 +21,7 @@ import coadjoint as co
 from coadjoint.cells import formula, program
 from coadjoint.objectives.penalties import PENALTIES
 from coadjoint.sweeps import differentiable, pointwise
+from coadjoint.sweeps.engines.eager import in_place
 from coadjoint.sweeps.rows import Link
 from compare import close
 
@@ -720,7 +721,8 @@ def test_tangent_and_adjoint_are_transposes(name: str, lengths: list[int], sourc
             close(short[0][:B], lam[:B], 1e-11, "lam_0, nothing kept")
             close(short[1], delta, 1e-11, "delta, nothing kept")
         if on["sa"] is None:
-            m, d, k = differentiable.costate(plan, tape, run.W, on["s"], on["s_last"], None)
+            m, k, drive = run.costate(on["s"], on["s_last"], None)
+            d = drive()[0]
             found.append((m * 2.0 ** k[:, None], d * 2.0 ** k[rows.B :, None]))
     each = len(found) // len(SWEPT)
     for i, engine in enumerate(SWEPT):
@@ -940,7 +942,7 @@ def test_penalties(G: str, readout: str) -> None:
 def test_blocks(name: str, lengths: list[int], chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Many chunks of steps and blocks of rows instead of one."""
     monkeypatch.setattr(pointwise, "CHUNK", chunk)
-    monkeypatch.setattr(pointwise, "CHUNK", chunk)
+    monkeypatch.setattr(in_place, "CHUNK", chunk)
     net = network(name, "eager", "every")
     g, Hd = truth(name, "every", True, lengths is LENGTHS)
     found = curvature(ours(net, lengths, True), given(net))

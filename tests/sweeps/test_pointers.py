@@ -173,7 +173,12 @@ def test_marks_are_seen_by_all_engines_alike():
 
 def test_there_is_one_way_out():
     """No other file asks for an address, but where one tells arrays apart or how they are aligned."""
-    harmless = {"graphs.py": 2, "sweeps/eager.py": 1, "sweeps/derivatives.py": 1}
+    harmless = {
+        "gradients/recorded.py": 1,
+        "nn/replay.py": 1,
+        "sweeps/affine.py": 1,
+        "sweeps/engines/views.py": 1,
+    }
     found = {}
     for path in sorted(SOURCES.rglob("*.py")):
         with path.open("rb") as f:

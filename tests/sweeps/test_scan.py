@@ -516,7 +516,7 @@ def test_what_is_missing_is_said_before_what_is_declined(monkeypatch, caplog):
     monkeypatch.setattr(engines, "refused", lambda name, device: "is missing." if name == "cuda" else None)
     choice = engines.resolve("auto", library.lstm, "cuda")
     assert (choice, choice.why) == (
-        "stepwise",
+        "eager",
         "the cell is a formula and the data is on cuda; engine 'cuda' is missing.",
     )
-    assert "engine 'stepwise' runs: engine 'cuda' is missing." in caplog.text
+    assert "engine 'eager' runs: engine 'cuda' is missing." in caplog.text

@@ -14,6 +14,8 @@ import build
 import coadjoint as co
 from coadjoint.errors import CoadjointError, ConfigError, DataError, NumericalError, StorageError
 from coadjoint.tasks.data import Data
+from coadjoint.training.predict import write_predictions
+from coadjoint.training.validation import examples
 
 
 def put(folder, name, text):
@@ -98,7 +100,7 @@ def test_examples_speak_the_files_language(tmp_path):
     a = torch.tensor([[2.0, 1.0], [0.0, 1.0]])
     assert named.show(a, torch.tensor([1, 1])) == [("up", "down"), ("up", "up")]
     net = co.Network("elman", inputs=2, hidden=3, outputs=1)
-    assert all("right" not in example for example in co.training.examples(net, data, 0))
+    assert all("right" not in example for example in examples(net, data, 0))
 
 
 def test_values_too_large_to_square(tmp_path):
@@ -342,7 +344,7 @@ def test_array_and_ts_files(tmp_path):
 
 def predicted(prediction, net, path, n=3):
     outputs = [net(b.u, lengths=b.lengths).a for _, b in prediction.batches(n)]
-    prediction.write(path, outputs)
+    write_predictions(prediction, path, outputs)
     with open(path, newline="") as f:
         return list(csv.DictReader(f))
 
@@ -432,7 +434,7 @@ def test_cells_that_a_spreadsheet_would_run(tmp_path):
     path = put(tmp_path, "new.csv", table(4).replace("s1,", "=1+1,").replace("s2,", '"say ""hi"", now",'))
     prediction = Data.for_prediction(data.describe(), path)
     a = torch.eye(4) * 5
-    prediction.write(tmp_path / "out.csv", [a])
+    write_predictions(prediction, tmp_path / "out.csv", [a])
     with open(tmp_path / "out.csv", newline="") as f:
         rows = list(csv.DictReader(f))
     assert [r["id"] for r in rows] == ["s0", "'=1+1", 'say "hi", now', "s3"]
@@ -445,21 +447,21 @@ def test_writing_is_all_or_nothing(tmp_path, monkeypatch):
     before, files = (tmp_path / "d.csv").read_text(), sorted(os.listdir(tmp_path))
     good = torch.zeros(20, 2)
     with refused(["is the file the sequences were read from"], StorageError):
-        prediction.write(tmp_path / "d.csv", [good])
+        write_predictions(prediction, tmp_path / "d.csv", [good])
     os.link(tmp_path / "d.csv", tmp_path / "link.csv")
     with refused(["is the file the sequences were read from"], StorageError):
-        prediction.write(tmp_path / "link.csv", [good])
+        write_predictions(prediction, tmp_path / "link.csv", [good])
     (tmp_path / "link.csv").unlink()
     with refused(["cannot be written"], StorageError):
-        prediction.write(tmp_path / "nowhere" / "out.csv", [good])
+        write_predictions(prediction, tmp_path / "nowhere" / "out.csv", [good])
     with refused(["'s3'", "not finite"], NumericalError):
-        prediction.write(tmp_path / "out.csv", [good.index_fill(0, torch.tensor([3]), float("nan"))])
+        write_predictions(prediction, tmp_path / "out.csv", [good.index_fill(0, torch.tensor([3]), float("nan"))])
     for wrong in (good[:5], torch.zeros(20, 3), torch.zeros(21, 2)):
         with refused(["outputs", "expected"], CoadjointError):
-            prediction.write(tmp_path / "out.csv", [wrong])
+            write_predictions(prediction, tmp_path / "out.csv", [wrong])
     monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device")))
     with refused(["No space left"], StorageError):
-        prediction.write(tmp_path / "out.csv", [good])
+        write_predictions(prediction, tmp_path / "out.csv", [good])
     assert sorted(os.listdir(tmp_path)) == files
     assert (tmp_path / "d.csv").read_text() == before
 
@@ -500,7 +502,7 @@ def test_small_tables_give_batches_or_our_errors(tmp_path, rows, kind, at, missi
     loss = net(batch.u, lengths=batch.lengths).costates(data.loss, batch.y, mask=batch.mask, reduce=data.reduce).loss
     assert torch.isfinite(loss).all()
     again = Data.for_prediction(json.loads(json.dumps(data.describe())), path)
-    again.write(tmp_path / "out.csv", [net(b.u, lengths=b.lengths).a for _, b in again.batches(2)])
+    write_predictions(again, tmp_path / "out.csv", [net(b.u, lengths=b.lengths).a for _, b in again.batches(2)])
 
 
 def test_a_network_learns_from_a_file(tmp_path):

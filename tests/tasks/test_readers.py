@@ -6,6 +6,7 @@ import os
 import random
 import re
 import struct
+import tracemalloc
 import zipfile
 from contextlib import closing
 from datetime import datetime, timedelta, timezone
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 
 from coadjoint.errors import CoadjointError, ConfigError, DataError
 from coadjoint.tasks.files import read
+from coadjoint.tasks.files import text as text_module
 from coadjoint.tasks.files.sheet import Options
 from coadjoint.training import online
 from work import counted
@@ -210,12 +212,10 @@ def test_lines_count_newlines_in_quotes(tmp_path):
 
 
 def test_blocks_join_up(tmp_path, monkeypatch):
-    from coadjoint.tasks.files import table
-
     text = "id,time,a\n" + "".join(f"s{i // 7},{i % 7},{i / 8}\n" for i in range(70))
     whole = read(put(tmp_path, "d.csv", text), Options(kind="next"))
     for size in (2, 3, 70, 71):
-        monkeypatch.setattr(table, "BLOCK", size)
+        monkeypatch.setattr(text_module, "BLOCK", size)
         parts = read(tmp_path / "d.csv", Options(kind="next"))
         assert np.array_equal(parts.u, whole.u)
         assert np.array_equal(parts.lines, np.arange(2, 72))
@@ -679,3 +679,56 @@ def test_no_doubled_full_stop(tmp_path):
         read(tmp_path / "CO3.csv")
     with pytest.raises(DataError, match=r"zzzzzzzzzzzz\.csv does not exist\.$"):
         read(tmp_path / "zzzzzzzzzzzz.csv")
+
+
+@pytest.mark.parametrize("ends", ["\n", "\r\n", "\r"])
+def test_a_stream_has_the_rows_of_a_table_however_its_parts_fall(ends, tmp_path, monkeypatch):
+    lines = ["id,a", *(f'"s\u00e9{i // 5}",{i / 8}' for i in range(40))]
+    path = put(tmp_path, "d.csv", ends.join(lines).encode())
+    whole = read(path, Options(kind="next"))
+    for size in (7, 8, 9, 64, 1 << 20):
+        monkeypatch.setattr(text_module, "opened", lambda path, size=size: Dripping(path, size))
+        with closing(text_module.TextRows.stream(str(path), Options(kind="next"))) as rows:
+            found = list(rows)
+        assert [line for line, _ in found] == whole.lines.tolist()
+        assert [float(cells[1]) for _, cells in found] == whole.u[:, 0].tolist()
+        assert {cells[0] for _, cells in found} == set(whole.ids)
+
+
+class Dripping(io.FileIO):
+    """A file that gives a few bytes at a time, as a pipe may."""
+
+    def __init__(self, path, size):
+        super().__init__(path)
+        self.size = size
+
+    def read1(self, _):
+        return self.read(self.size)
+
+
+def test_a_stream_of_text_holds_a_part_of_its_file_at_most(tmp_path):
+    path = put(tmp_path, "d.csv", b"a,b\n" + b"1.25,2.5\n" * 200_000)
+    tracemalloc.start()
+    try:
+        with closing(text_module.TextRows.stream(str(path), Options(kind="next"))) as rows:
+            for line, _ in rows:
+                if line == 100_000:
+                    break
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert most < path.stat().st_size / 2
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".npy", ".parquet"])
+def test_a_stream_refuses_what_a_double_cannot_hold(suffix, tmp_path):
+    path = tmp_path / f"d{suffix}"
+    values = np.array([[1, 2], [3, 2**53 + 1]])
+    if suffix == ".npy":
+        np.save(path, values)
+    elif suffix == ".parquet":
+        pq.write_table(pa.table({"c1": values[:, 0], "c2": values[:, 1]}), path)
+    else:
+        path.write_text(f"c1,c2\n1,2\n3,{2**53 + 1}\n")
+    with pytest.raises(DataError, match=r"(:3| row 2) column 'c2': .9007199254740993. cannot be represented"):
+        streamed(path, "next")

@@ -248,7 +248,7 @@ def test_of_several_layers_and_of_none():
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ((0.0, 0.1), "start of a steered weight must be a positive number; got 0.0"),
+        ((0.0, 0.1), "start of a steered weight must be a finite number, above 0; got 0.0"),
         ((1.0, -1), "target of a steered weight"),
         ((1.0, 0.1, math.nan), "gain of a steered weight"),
         ((1.0, 0.1, 0.1, 2.0), "starts within low = 2 and high = 10000; got start = 1"),

@@ -21,7 +21,7 @@ import torch
 import coadjoint as co
 from coadjoint.cli import program
 from coadjoint.errors import StorageError
-from coadjoint.training import files, json_rows, loop, run_folder, storage, validation
+from coadjoint.training import display, files, json_rows, loop, run_folder, storage, validation
 from crash import ended
 
 NAMES = ("model.safetensors", "state.safetensors", "state.json", storage.MANIFEST)
@@ -831,7 +831,7 @@ def test_a_changed_config_is_refused(stopped_copy):
 
 
 def test_another_number_of_threads_is_said(tmp_path):
-    class Said(loop.Silent):
+    class Said(display.Silent):
         def __init__(self):
             self.lines = []
 
@@ -874,7 +874,7 @@ def test_what_json_lacks_survives_a_resume(tmp_path, monkeypatch):
 def stop_at(folder, end, options):
     """A run that gets SIGTERM in step `end`."""
 
-    class Stop(loop.Silent):
+    class Stop(display.Silent):
         def step(self, step, row):
             if step == end:
                 os.kill(os.getpid(), signal.SIGTERM)
@@ -947,7 +947,7 @@ def test_the_environment_says_where_a_run_was_made(truth):
 # files that go while a run goes on
 
 
-class After(loop.Silent):
+class After(display.Silent):
     """Do something after a step."""
 
     def __init__(self, step, what):

@@ -342,7 +342,7 @@ def test_yaml_without_its_package(here, monkeypatch):
 
 
 def test_import_needs_no_yaml():
-    code = "import sys, coadjoint.settings; sys.exit('yaml' in sys.modules)"
+    code = "import sys, coadjoint.training.settings; sys.exit('yaml' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 

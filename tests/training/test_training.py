@@ -20,7 +20,7 @@ from coadjoint.optimisers import directions
 from coadjoint.optimisers.recipes import OPTIMISERS
 from coadjoint.optimisers.schedules import constant, cosine, exponential, linear, plateau
 from coadjoint.tasks.task import Goal
-from coadjoint.training import json_rows, loop, storage, validation
+from coadjoint.training import display, json_rows, loop, plan, storage, trainer, validation
 
 F64 = torch.float64
 QUICK = {"batch": 4, "every": 5, "tests": 8, "confirm": 8, "probes": 4}
@@ -105,7 +105,7 @@ def test_the_step_size_follows_its_schedule_and_is_what_the_optimiser_used(name)
     net = network()
     before, seen = weights(net), []
 
-    class Watch(loop.Silent):
+    class Watch(display.Silent):
         def step(self, step, row):
             seen.append(weights(net))
 
@@ -174,7 +174,7 @@ def test_the_penalty_s_weight_follows_the_step_across_a_resume(tmp_path):
     whole = train(folder=tmp_path / "whole", **options)
     assert [r["rho"] for r in rows(whole, "train")] == [schedule(s) for s in range(9)]
 
-    class Stop(loop.Silent):
+    class Stop(display.Silent):
         def step(self, step, row):
             if step == 4:
                 os.kill(os.getpid(), signal.SIGINT)
@@ -196,7 +196,7 @@ def test_early_stopping_keeps_the_best_weights(lower):
     given = given if lower else [-v for v in given]
     net, seen = regression(), {}
 
-    class Watch(loop.Silent):
+    class Watch(display.Silent):
         def look(self, step, rows):
             seen[step] = weights(net)
 
@@ -286,7 +286,7 @@ def last_weights(**options):
     """The weights after the last step, not the best ones."""
     net, seen = network(), []
 
-    class Watch(loop.Silent):
+    class Watch(display.Silent):
         def step(self, step, row):
             seen.append(weights(net))
 
@@ -307,7 +307,7 @@ def test_a_stopped_run_goes_on_where_the_cause_is_gone(tmp_path):
 def test_skipped_steps_change_nothing_and_are_said(tmp_path, policy):
     net, seen, said = network(), {}, []
 
-    class Watch(loop.Silent):
+    class Watch(display.Silent):
         def step(self, step, row):
             seen[step] = weights(net)
 
@@ -354,7 +354,7 @@ def exploding():
     return net
 
 
-@pytest.mark.parametrize("policy", loop.POLICIES)
+@pytest.mark.parametrize("policy", plan.POLICIES)
 def test_a_network_that_really_explodes(tmp_path, policy):
     net = exploding()
     before = weights(net)
@@ -392,7 +392,7 @@ def test_replay_shows_it_again(tmp_path, monkeypatch, capsys):
     assert code == 4
 
 
-@pytest.mark.parametrize("policy", loop.POLICIES)
+@pytest.mark.parametrize("policy", plan.POLICIES)
 def test_a_step_size_that_throws_the_weights_out_of_range(tmp_path, policy):
     net = network(dtype=torch.float32)
     before = weights(net)
@@ -416,7 +416,7 @@ def test_a_step_size_that_throws_the_weights_out_of_range(tmp_path, policy):
 def test_train_rows_recomputed():
     net, task, seen = network(), co.tasks.TemporalOrder((10, 14), ragged=True), {0: weights(network())}
 
-    class Watch(loop.Silent):
+    class Watch(display.Silent):
         def step(self, step, row):
             seen[step] = weights(net)
 
@@ -435,7 +435,7 @@ def test_train_rows_recomputed():
 def test_held_out_rows_recomputed():
     net, task, seen = network(), co.tasks.TemporalOrder(10), {}
 
-    class Watch(loop.Silent):
+    class Watch(display.Silent):
         def look(self, step, rows):
             seen[step] = weights(net)
 
@@ -541,7 +541,7 @@ def test_distances_are_those_of_all_steps_before_and_after_a_resume(tmp_path, mo
         met.append(measure(d, g))
         return met[-1] if fault is None or len(met) != 4 else fault
 
-    monkeypatch.setattr(directions, "distance", measured)
+    monkeypatch.setattr(trainer, "distance", measured)
     told = lambda name: json.loads((tmp_path / name / "result.json").read_text())["distance"]
     recipe = lambda: {"optimiser": co.optimisers.optimiser("sgd", 0.1, direction="temporal")}
     free = train(steps=9, **recipe())
@@ -580,7 +580,7 @@ def test_without_a_folder_nothing_is_written_and_the_result_is_the_same(tmp_path
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_without_a_folder(number):
-    class Stop(loop.Silent):
+    class Stop(display.Silent):
         def step(self, step, row):
             if step == 3:
                 os.kill(os.getpid(), number)
@@ -597,8 +597,8 @@ def test_a_signal_without_a_folder(number):
         ({"steps": 0}, "steps must be a whole number"),
         ({"batch": True}, "batch must be"),
         ({"keep": 0}, "keep must be"),
-        ({"clip": 0.0}, "clip must be a positive number"),
-        ({"clip": math.inf}, "clip must be a positive number"),
+        ({"clip": 0.0}, "clip must be a finite number, above 0"),
+        ({"clip": math.inf}, "clip must be a finite number, above 0"),
         ({"nonfinite": "stopp"}, "did you mean 'stop'"),
         ({"seed": -1}, "a seed is"),
         ({"resume": True}, "needs the folder"),

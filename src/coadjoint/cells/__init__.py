@@ -8,12 +8,14 @@ program      expressions as torch operations without allocation, and as source t
 cell         Cell and @cell: a formula with its slots, gates and parameters
 library      the cells that come with the package, and CELLS, their names
 steps        recurrences that are no formula: any step function, differentiated by torch
+about        what there is to know of a cell by its name
 structures   structured recurrent weights: orthogonal, antisymmetric, low rank, ...
 """
 
 from __future__ import annotations
 
 from . import steps, structures
+from .about import About, about
 from .cell import Cell, Fields, Uniform, Weights, cell
 from .library import (
     ACTIVATIONS,
@@ -57,11 +59,13 @@ __all__ = [
     "FADES_AT_ONCE",
     "FIXED",
     "NEVER_FADES",
+    "About",
     "Activation",
     "Cell",
     "Fields",
     "Uniform",
     "Weights",
+    "about",
     "activation_function",
     "antisymmetric",
     "at_most",

@@ -251,7 +251,7 @@ def _softplus(a: Tensor, *, out: Tensor | None = None) -> Tensor:
     """log(1 + e^a): linear past a = 40, where e^-a is below the last digit of a double."""
     if out is None:
         return torch.nn.functional.softplus(a, 1.0, 40.0)
-    return torch._C._nn.softplus(a, 1.0, 40.0, out=out)  # type: ignore[call-arg]
+    return torch.nn.functional.softplus(a, 1.0, 40.0, out=out)  # type: ignore[call-arg]
 
 
 def _step(a: Tensor, *, out: Tensor | None = None) -> Tensor:

@@ -10,8 +10,8 @@ import typer
 
 from ..errors import ConfigError
 from ..training.display import safe
-from .compare import ticking
 from .program import app, fail, print_table
+from .progress import ticking
 
 
 @app.command()

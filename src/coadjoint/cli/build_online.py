@@ -1,8 +1,4 @@
-"""Config: every choice of a run as one typed value; TOML, YAML or JSON in, flags on top, objects out.
-
-The sections below are the whole vocabulary: the command line takes its flags from them, a file its keys. No two sections
-share a key, so a flag needs no prefix. Names (of cells, penalties, tasks, ...) are looked up in the library's tables.
-"""
+"""Config -> objects, where a stream is learned."""
 
 from __future__ import annotations
 
@@ -10,12 +6,22 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import ConfigError
-from .build import FREE, belongs, gradient_of, idle, optimiser_of, set_threads, unchanged
-from .build_network import Shape, network_of, panel, start
-from .flags import flag, given, plain
-from .schema import OPTIONS, SECTIONS, Config, NetworkSection
+from ..training.network_section import OPTIONS, NetworkSection
+from .build import (
+    FREE,
+    belongs,
+    changed,
+    gradient_of,
+    network_of,
+    optimiser_of,
+    set_threads,
+    settled,
+    shape_of,
+    unchanged,
+)
+from .flags import flag, given, panel, plain
+from .schema import SECTIONS, Config, GradientSection
 
-# streams
 ONLINE: dict[str, tuple[str, ...]] = {  # the keys that mean something where a stream is learned, by section
     "data": ("target", "features", "kind", "id", "time", "standardise", "missing", "sep", "decimal", "thousands", "header"),
     "network": (
@@ -76,39 +82,29 @@ def streamed(config: Config, classes: list[str] | None, window: int, past: Any =
             if key not in allowed:
                 raise ConfigError(f"{flag(name, key)} does nothing where a stream is learned.")
     t, g, data = config.training, config.gradient, given(config.data)
-    if g.method not in (None, "rtrl", "truncated"):
-        raise ConfigError(f"--learner must be rtrl or truncated; got {g.method!r}.")
-    if "checkpoint" not in t.model_fields_set:
-        t = t.model_copy(update={"checkpoint": 10_000})  # single steps are quick
-    learner = g.method or ("rtrl" if g.k1 is None and g.k2 is None else "truncated")
-    if learner == "truncated" and g.k1 is None:
-        raise ConfigError("--learner truncated needs --k1, and --k2 if losses are pulled back further.")
-    if learner == "rtrl" and (g.k1 is not None or g.k2 is not None):
-        raise ConfigError("--k1 and --k2 belong to --learner truncated: rtrl learns at every step.")
-    update: dict[str, Any] = {"gradient": g.model_copy(update={"method": learner}), "training": t}
-    if config.network.cell is None:
-        update["network"] = config.network.model_copy(update={"cell": "elman"})
-    config = config.model_copy(update=update)
-    idle(config)
+    learner = learner_of(g)
+    every = {} if "checkpoint" in t.model_fields_set else {"checkpoint": 10_000}  # single steps are quick
+    cell = config.network.cell or "elman"
+    config = settled(changed(config, network={"cell": cell}, gradient={"method": learner}, training=every))
     unchanged(config, past)
     set_threads(t.threads, config.network.hidden)
     dtype = torch.float64 if t.precision == 64 else torch.float32
     stream = online.read(data.pop("train"), classes=classes, dtype=dtype, **data)
     belongs(config, stream, past)
     net = network_of(config, stream, "cpu")
-    config = config.model_copy(
-        update={
-            "network": config.network.model_copy(update=start(config)),
-            "training": t.model_copy(update={"threads": torch.get_num_threads()}),
-        }
-    )
-    method, optimiser = gradient_of(config, t.steps or 1), optimiser_of(config)
+    config = changed(config, training={"threads": torch.get_num_threads()})
+    t = config.training
+    method, optimiser = gradient_of(config), optimiser_of(config)
     method.stream(net)
     learning.chosen(optimiser, net, t.steps)
     told = Online(config, net, stream, {})
     settings = {**told.plain, "training": {k: v for k, v in told.plain["training"].items() if k not in FREE}}
-    shape = {k: getattr(net, k) for k in Shape.model_fields}
-    about = {"network": settings.pop("network"), "shape": shape, "precision": t.precision, "task": stream.name}
+    about = {
+        "network": settings.pop("network"),
+        "shape": shape_of(net).model_dump(),
+        "precision": t.precision,
+        "task": stream.name,
+    }
     return replace(
         told,
         arguments={
@@ -120,3 +116,15 @@ def streamed(config: Config, classes: list[str] | None, window: int, past: Any =
             "description": {**about, "settings": settings, "classes": classes, "window": window},
         },
     )
+
+
+def learner_of(g: GradientSection) -> str:
+    """rtrl, or truncated where k1 and k2 are given."""
+    if g.method not in (None, "rtrl", "truncated"):
+        raise ConfigError(f"--learner must be rtrl or truncated; got {g.method!r}.")
+    learner = g.method or ("rtrl" if g.k1 is None and g.k2 is None else "truncated")
+    if learner == "truncated" and g.k1 is None:
+        raise ConfigError("--learner truncated needs --k1, and --k2 if losses are pulled back further.")
+    if learner == "rtrl" and (g.k1 is not None or g.k2 is not None):
+        raise ConfigError("--k1 and --k2 belong to --learner truncated: rtrl learns at every step.")
+    return learner

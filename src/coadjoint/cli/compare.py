@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Optional, TextIO
+from typing import Any, Optional
 
 import typer
 
 from ..errors import ConfigError
 from ..training.display import safe
 from . import flags as setting_flags
-from .program import OUT, QUIET, app, command_line, configured, free, print_table, resolved
+from .flags import configured, resolved
+from .program import OUT, QUIET, app, command_line, free, print_table
+from .progress import ticking
 
 
 @app.command()
@@ -101,37 +101,6 @@ def cores_of(jobs: int | None) -> int:
     if jobs is not None and jobs < 1:
         raise ConfigError(f"--jobs must be at least 1; got {jobs}.")
     return jobs or (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
-
-
-class ticking:
-    """What is done, a line each; on a terminal a bar below them."""
-
-    def __init__(self, quiet: bool, name: str = "runs", to: TextIO | None = None) -> None:
-        self.quiet, self.name, self.to = quiet, name, to or sys.stdout
-        self.bar: Any = None
-
-    def __enter__(self) -> Callable[[float, int, str | None], None]:
-        if self.to.isatty() and not self.quiet:
-            from rich.console import Console
-            from rich.progress import Progress
-
-            self.bar = Progress(console=Console(file=self.to))
-            self.bar.start()
-            self.task = self.bar.add_task(self.name, total=None)
-        return self.tick
-
-    def tick(self, done: float, total: int, what: str | None) -> None:
-        line = safe(what if self.bar is not None else f"{done:g} of {total}: {what}")
-        if self.bar is not None:
-            self.bar.update(self.task, completed=done, total=total)
-            if what:
-                self.bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
-        elif what and not self.quiet:
-            print(line, flush=True, file=self.to)
-
-    def __exit__(self, *_: object) -> None:
-        if self.bar is not None:
-            self.bar.stop()
 
 
 def show(found: dict[str, Any]) -> None:

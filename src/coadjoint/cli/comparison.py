@@ -21,9 +21,10 @@ from typing import Any
 from ..errors import CoadjointError, ConfigError, StorageError, choose
 from ..training import files, schemas, settings
 from ..training.report.text import BUDGETS
-from . import build, models, schema
+from ..training.signals import Interrupted, noting
+from . import build, schema
 from . import flags as setting_flags
-from .workers import SIGNALS, Worker, idle_of
+from .workers import Worker, wait_for
 
 ENDED = ("success", "finished", "early-stopped", "failed")
 MOST = 10_000  # runs of a comparison
@@ -197,38 +198,43 @@ def run(folder: Path, jobs: int, tick: Tick = lambda done, total, what: None) ->
     waiting.sort(key=lambda one: -one[0].get("pace", 0))  # the longest first: at the end no core waits for another
     total = len(every)
     tick(total - len(waiting), total, None)
-    workers: list[Worker] = []
+    workers: dict[Worker, tuple[dict[str, Any], dict[str, Any]]] = {}
     caught: list[int] = []
-    heard = [s for s in SIGNALS if signal.getsignal(s) is not signal.SIG_IGN]  # `nohup` counts on it
-    before = {s: signal.signal(s, lambda n, _: caught.append(n)) for s in heard}
     try:
-        while (waiting and not caught) or any(worker.busy for worker in workers):
-            while waiting and not caught and (idle := idle_of(workers, jobs)):
-                idle.begin(folder, *waiting.pop(0))
-            for worker in workers:
-                if worker.busy and (run := worker.poll()):
-                    row, r, r["error"] = run
+        with noting(lambda number, _: caught.append(number)):
+            while (waiting and not caught) or workers:
+                while waiting and not caught and len(workers) < jobs:
+                    row, r = waiting.pop(0)
+                    workers[Worker(words_of(folder, r))] = row, r
+                wait_for(list(workers), 0.1)
+                for worker in [worker for worker in workers if worker.ended]:
+                    row, r = workers.pop(worker)
+                    r["error"] = worker.complaint
+                    worker.close()
                     outcome(folder / r["folder"], r, row["metric"])
-                    active = sum(w.busy for w in workers)
-                    tick(total - len(waiting) - active, total, ended(r))
-                if caught:
+                    tick(total - len(waiting) - len(workers), total, ended(r))
+                for worker in workers if caught else ():
                     worker.stop()
-            time.sleep(0.05)
     finally:
         for worker in workers:
-            worker.dismiss()
-        for s, handler in before.items():
-            signal.signal(s, handler)
+            worker.close()
     found["seconds"] = round(found.get("seconds", 0) + time.monotonic() - began, 1)
     found["jobs"] = jobs
     collect(folder, found)
     if caught:
-        from ..training.signals import Interrupted
-
         raise Interrupted(
             f"{signal.Signals(caught[0]).name}: every run was saved. Go on with: coadjoint resume {shlex.quote(str(folder))}"
         )
     return found
+
+
+def words_of(folder: Path, r: dict[str, Any]) -> list[str]:
+    """The command line of a run: begun, or gone on with."""
+    target = folder / r["folder"]
+    if (target / "config.yaml").exists():
+        return ["resume", str(target), "--fallback", "--quiet"]
+    config = folder / "configs" / f"{target.name}.yaml"
+    return ["train", "--config", str(config), "--out", str(target), "--quiet"]
 
 
 def within(folder: Path, names: Sequence[object]) -> None:
@@ -309,7 +315,7 @@ def existing(paths: Sequence[Path], folder: Path, command: str | None) -> dict[s
     rows: dict[str, dict[str, Any]] = {}
     judged: dict[str, str] = {}
     for path in paths:
-        config = models.read(path)
+        config = setting_flags.read_run(path)
         result = result_of(path)
         if result is None:
             raise StorageError(f"{path} has no result yet. Go on with: coadjoint resume {path}")

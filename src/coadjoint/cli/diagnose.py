@@ -10,9 +10,10 @@ import typer
 
 from ..errors import ConfigError
 from ..training.display import safe
-from . import build, build_network, models, schema
+from . import build, schema
 from . import flags as setting_flags
-from .program import QUIET, app, command_line, configured, free, print_table, resolved, warn
+from .flags import configured, resolved
+from .program import QUIET, app, command_line, free, print_table, warn
 
 
 @app.command()
@@ -102,17 +103,18 @@ def weights_of(run: Path) -> tuple[Any, Any, Any, str]:
     """The network of a run, its task and config, and which weights these are: the model's or the last checkpoint's."""
     from ..errors import StorageError
     from ..training import restore, storage
+    from ..training.predict import load_model
 
     if os.path.lexists(run / "online.json"):
         raise StorageError(f"{run} learned from a stream, which has no held-out sequences to look at.")
-    settled = models.read(run)
+    settled = setting_flags.read_run(run)
     task = build.task_of(settled)
     if os.path.lexists(run / "model.safetensors"):
-        return models.load_model(run / "model.safetensors", warn)[0], task, settled, "weights after training"
+        return load_model(run, warn)[0], task, settled, "weights after training"
     build.belongs(settled, task, storage.glimpse(run))
     saved = storage.latest(run)
     if saved is None:
         raise StorageError(f"{run} holds no weights yet: neither a model nor a checkpoint.")
-    net = build_network.network_of(settled, task, "cpu")
+    net = build.network_of(settled, task, "cpu")
     restore.fit(net, saved.model, str(run))
     return net, task, settled, f"weights at step {saved.step:,}"

@@ -1,19 +1,18 @@
-"""Config: every choice of a run as one typed value; TOML, YAML or JSON in, flags on top, objects out.
-
-The sections below are the whole vocabulary: the command line takes its flags from them, a file its keys. No two sections
-share a key, so a flag needs no prefix. Names (of cells, penalties, tasks, ...) are looked up in the library's tables.
-"""
+"""Settings as flags, files and error lines: a Config from what was typed and what a file says."""
 
 from __future__ import annotations
 
+import inspect
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Optional, get_args, get_origin, get_type_hints
 
+import typer
 from pydantic import ValidationError
 
-from ..errors import ConfigError
+from ..errors import ConfigError, StorageError
 from ..errors import nearest as nearest_name
 from ..training.settings import SURROGATE, Settings
 from .schema import ELSEWHERE, HOMES, SECTIONS, Config, Section
@@ -189,3 +188,81 @@ def plain(config: Config) -> dict[str, Any]:
         for name in SECTIONS
     }
     return {name: section for name, section in out.items() if section}
+
+
+def panel(key: Any) -> str | None:
+    """The panel of the help that a key stands in, if not that of its section."""
+    return (key.json_schema_extra or {}).get("panel")
+
+
+def configured(
+    function: Callable[..., None],
+    only: Mapping[str, Sequence[str]] | None = None,
+    texts: Mapping[tuple[str, str], str] | None = None,
+) -> Callable[..., None]:
+    """Give a command one flag for each key of the config, or for those in `only`, explained by `texts` where it has a text. It
+    receives them as `flags`, {section: {key: value}}."""
+    own = [p for p in inspect.signature(function).parameters.values() if p.name != "flags"]
+    taken = {word for p in own for word in getattr(p.default, "param_decls", None) or ()}
+    extra: list[inspect.Parameter] = []
+    keys: dict[str, tuple[str, str]] = {}
+    for section, model in SECTIONS.items():
+        for key, field in model.model_fields.items():
+            if (section, key) == ("task", "name") or (only is not None and key not in only.get(section, ())):
+                continue
+            word = flag(section, key)
+            if word in taken:
+                continue
+            name, kinds = f"{section}__{key}", KINDS[section, key]
+            boolean = bool in kinds
+            values = choices(kinds)
+            words = f": {', '.join(map(str, values))}" if values else ""
+            default = "" if boolean or field.default is None else f" ({field.default})"
+            text = str in kinds or any(isinstance(value, str) for value in values)
+            option = typer.Option(
+                None, f"{word}/--no-{word[2:]}" if boolean else word,
+                help=(texts or {}).get((section, key), f"{field.description}{words}{default}"),
+                metavar="" if boolean else "TEXT" if text else "NUMBER", show_default=False,
+                rich_help_panel=panel(field) or str(model.__doc__).rstrip("."),
+            )  # fmt: skip
+            kind = Optional[bool] if boolean else Optional[str]
+            extra.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=kind))
+            keys[name] = section, key
+
+    def command(**given: Any) -> None:
+        flags: dict[str, dict[str, Any]] = {}
+        for name, (section, key) in keys.items():
+            value = given.pop(name)
+            if value is not None:
+                value = value if isinstance(value, bool) else from_flag(section, key, value)
+                flags.setdefault(section, {})[key] = value
+        function(flags=flags, **given)
+
+    hints = {p.name: p.annotation for p in [*own, *extra]}
+    command.__signature__ = inspect.Signature([p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in [*own, *extra]])  # type: ignore[attr-defined]
+    command.__annotations__ = inspect.get_annotations(function, eval_str=True) | {
+        k: v for k, v in hints.items() if not isinstance(v, str)
+    }
+    command.__name__, command.__doc__ = function.__name__, function.__doc__
+    return command
+
+
+def resolved(task: str | None, file: Path | None, flags: Mapping[str, Mapping[str, Any]]) -> Config:
+    from ..training import settings
+
+    merged = {name: dict(section) for name, section in flags.items()}
+    if task is not None:
+        merged.setdefault("task", {})["name"] = task
+    return resolve(settings.load(file) if file else None, merged)
+
+
+def read_run(folder: Path) -> Config:
+    """The config a run was started with."""
+    from ..training import files, settings
+
+    path = folder / "config.yaml"
+    if not folder.is_dir():
+        raise StorageError(f"{folder} is not a run folder{' (no such folder)' if not folder.exists() else ''}.")
+    if not os.path.lexists(path):
+        raise StorageError(f"{folder} holds no config.yaml: it is not a run made by `coadjoint train`.")
+    return resolve(settings.load(path, files.read_regular(path, settings.BYTES)))

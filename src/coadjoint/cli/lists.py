@@ -9,7 +9,6 @@ from typing import Any, Optional
 import typer
 
 from ..training.display import safe
-from . import build_network, catalogue
 from . import flags as setting_flags
 from .program import app, print_table
 
@@ -35,9 +34,12 @@ def list_cells(
     """List the cells with their equations, options, parameters, engines, state entries of a unit and papers."""
     if name is not None:
         return print_cell(name, hidden, inputs)
+    from .. import networks
+    from ..networks.factory import CELL_NAMES
+
     rows = []
-    for cell in build_network.cell_names():
-        about = catalogue.about(cell)
+    for cell in CELL_NAMES:
+        about = networks.about(cell)
         given = [f"{n}={v}" if v is not None else n for n, v in about.options.items()]
         declining = [engine for engine, why in about.engines.items() if why]
         engines = ", ".join(e for e in about.engines if e not in declining)
@@ -52,7 +54,9 @@ def list_cells(
 
 def print_cell(name: str, hidden: int, inputs: int) -> None:
     """Everything about a cell, part by part."""
-    about = catalogue.about(name, hidden, inputs)
+    from .. import networks
+
+    about = networks.about(name, hidden, inputs)
     options = {setting_flags.flag("network", key): value for key, value in about.options.items()}
     reasons = dict.fromkeys(why for why in about.engines.values() if why)
     having = lambda why: ", ".join(engine for engine, found in about.engines.items() if found == why)

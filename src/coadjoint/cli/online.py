@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import functools
-import shlex
 from pathlib import Path
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 import typer
 
 from ..training.display import safe
-from . import build_online, models
-from .program import OUT, QUIET, app, command_line, configured, finished, free, resolved
+from . import build_online
+from .flags import configured, read_run, resolved
+from .program import OUT, QUIET, app, command_line, finished, free
+
+if TYPE_CHECKING:
+    from ..training.run_folder import RunFolder
 
 
 @app.command()
@@ -41,43 +44,42 @@ def online(
     coadjoint online sensors.csv --kind next --learner truncated --k1 10 --k2 50
     zcat log.csv.gz | coadjoint online - --kind next --cell gru
     """
-    from ..errors import StorageError, choose
-    from ..training import files, json_rows, run_folder, settings
+    from ..errors import choose
+    from ..training import files, json_rows, settings
+    from ..training.run_folder import RunFolder
 
     if learner is not None:
         flags.setdefault("gradient", {})["method"] = choose("learner", learner, ("rtrl", "truncated"))
     flags.setdefault("data", {})["train"] = data
     labels = None if classes is None else [label.strip() for label in classes.split(",")]
     job = build_online.streamed(resolved(None, config, flags), labels, window)
-    folder = out or free(job.stream.name)
-    run_folder.create(folder, 0)
-    lock = run_folder.Lock(folder)
-    try:
-        if (folder / "config.yaml").exists():
-            raise StorageError(
-                f"{folder} already holds a run. Go on with it: coadjoint resume {shlex.quote(str(folder))}; or choose another --out."
-            )
-        files.replace(folder / "online.json", json_rows.dumps({"classes": labels, "window": window}, indent=1))
+    place = out or free(job.stream.name)
+
+    def write_settings(folder: Path) -> None:
+        own = {"classes": labels, "window": window}
+        files.replace(folder / "online.json", json_rows.dumps(own, indent=1))
         settings.dump(job.plain, folder / "config.yaml")
-    finally:
-        lock.release()
-    if not quiet:
-        for note in job.stream.notes:
-            print(safe(note))
-        count = sum(p.numel() for p in job.network.parameters())
-        print(safe(f"{job.network.extra_repr()}\n{count:,} parameters; run folder {folder}"))
-    follow(job, folder, quiet)
+
+    folder = RunFolder(place, write_settings)
+    with folder.held(new=True):
+        if not quiet:
+            for note in job.stream.notes:
+                print(safe(note))
+            count = sum(p.numel() for p in job.network.parameters())
+            print(safe(f"{job.network.extra_repr()}\n{count:,} parameters; run folder {place}"))
+        follow(job, folder, quiet)
 
 
-def follow(job: build_online.Online, folder: Path, quiet: bool, **more: Any) -> None:
+def follow(job: build_online.Online, run: RunFolder, quiet: bool, **more: Any) -> None:
     """Learn a stream to its end, say how it went, write the page."""
     from ..errors import DataError, NumericalError
     from ..training import online, signals
     from ..training.report import pages
 
+    folder = Path(run)
     try:
         result = online.learn(
-            job.network, job.stream, **job.arguments, folder=folder, display=not quiet, command=command_line(), **more
+            job.network, job.stream, **job.arguments, folder=run, display=not quiet, command=command_line(), **more
         )
     except (NumericalError, DataError, signals.Interrupted):
         pages.write(folder)
@@ -95,10 +97,11 @@ def follow(job: build_online.Online, folder: Path, quiet: bool, **more: Any) -> 
 
 def stream_on(run: Path, steps: int | None, fallback: bool, quiet: bool) -> None:
     """Go on with a run of `coadjoint online`."""
-    from ..training import run_folder, schemas, settings, storage
+    from ..training import schemas, settings, storage
+    from ..training.run_folder import RunFolder
 
     own = schemas.read(run / "online.json", schemas.OnlineSettings)
-    config = models.read(run)
+    config = read_run(run)
     if steps is not None:
         training = config.training.model_copy(update={"steps": steps})
         config = config.model_copy(update={"training": training})
@@ -108,7 +111,5 @@ def stream_on(run: Path, steps: int | None, fallback: bool, quiet: bool) -> None
             print(safe(f"{run} has ended already ({ended}). {more}"))
         return
     job = build_online.streamed(config, own["classes"], own["window"], storage.glimpse(run))
-    if steps is not None:
-        run_folder.Lock(run).release()
-        settings.dump(job.plain, run / "config.yaml")
-    follow(job, run, quiet, resume=True, fallback=fallback)
+    longer = lambda folder: settings.dump(job.plain, folder / "config.yaml")
+    follow(job, RunFolder(run, None if steps is None else longer), quiet, resume=True, fallback=fallback)

@@ -8,7 +8,6 @@ from typing import Optional
 import typer
 
 from ..training.display import safe
-from . import models
 from .program import app, warn
 
 
@@ -21,7 +20,9 @@ def predict(
     out: Path = typer.Option(Path("predictions.csv"), "--out", "-o", help="the file to write"),
 ) -> None:
     """Predict for new sequences with a run that was trained on your own data."""
-    count, notes = models.predict(run, data, out, warn)
+    from ..training.predict import predict as predict_file
+
+    count, notes = predict_file(run, data, out, warn)
     for note in notes:
         print(safe(note))
     print(safe(f"{count} sequences -> {out}"))

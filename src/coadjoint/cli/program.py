@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import os
 import shlex
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import typer
 
 from .. import __version__
 from ..errors import CoadjointError, MissingError
 from ..training.display import safe
-from . import build_network, schema
-from . import flags as setting_flags
 
 app = typer.Typer(
     name="coadjoint",
@@ -51,72 +47,12 @@ def _root(
         os.environ["COADJOINT_DEBUG"] = "1"
 
 
-def configured(
-    function: Callable[..., None],
-    only: Mapping[str, Sequence[str]] | None = None,
-    texts: Mapping[tuple[str, str], str] | None = None,
-) -> Callable[..., None]:
-    """Give a command one flag for each key of the config, or for those in `only`, explained by `texts` where it has a text. It
-    receives them as `flags`, {section: {key: value}}."""
-    own = [p for p in inspect.signature(function).parameters.values() if p.name != "flags"]
-    taken = {word for p in own for word in getattr(p.default, "param_decls", None) or ()}
-    extra: list[inspect.Parameter] = []
-    keys: dict[str, tuple[str, str]] = {}
-    for section, model in schema.SECTIONS.items():
-        for key, field in model.model_fields.items():
-            if (section, key) == ("task", "name") or (only is not None and key not in only.get(section, ())):
-                continue
-            if (flag := setting_flags.flag(section, key)) in taken:
-                continue
-            name, kinds = f"{section}__{key}", setting_flags.KINDS[section, key]
-            boolean = bool in kinds
-            choices = setting_flags.choices(kinds)
-            words = f": {', '.join(map(str, choices))}" if choices else ""
-            default = "" if boolean or field.default is None else f" ({field.default})"
-            text = str in kinds or any(isinstance(value, str) for value in choices)
-            option = typer.Option(
-                None, f"{flag}/--no-{flag[2:]}" if boolean else flag,
-                help=(texts or {}).get((section, key), f"{field.description}{words}{default}"),
-                metavar="" if boolean else "TEXT" if text else "NUMBER", show_default=False,
-                rich_help_panel=build_network.panel(field) or str(model.__doc__).rstrip("."),
-            )  # fmt: skip
-            kind = Optional[bool] if boolean else Optional[str]
-            extra.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=kind))
-            keys[name] = section, key
-
-    def command(**given: Any) -> None:
-        flags: dict[str, dict[str, Any]] = {}
-        for name, (section, key) in keys.items():
-            value = given.pop(name)
-            if value is not None:
-                value = value if isinstance(value, bool) else setting_flags.from_flag(section, key, value)
-                flags.setdefault(section, {})[key] = value
-        function(flags=flags, **given)
-
-    hints = {p.name: p.annotation for p in [*own, *extra]}
-    command.__signature__ = inspect.Signature([p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in [*own, *extra]])  # type: ignore[attr-defined]
-    command.__annotations__ = inspect.get_annotations(function, eval_str=True) | {
-        k: v for k, v in hints.items() if not isinstance(v, str)
-    }
-    command.__name__, command.__doc__ = function.__name__, function.__doc__
-    return command
-
-
 def free(name: str) -> Path:
     """runs/NAME-1, or the next number that is not taken."""
     n = 1
     while (path := Path("runs") / f"{name}-{n}").exists():
         n += 1
     return path
-
-
-def resolved(task: str | None, file: Path | None, flags: Mapping[str, Mapping[str, Any]]) -> schema.Config:
-    from ..training import settings
-
-    merged = {name: dict(section) for name, section in flags.items()}
-    if task is not None:
-        merged.setdefault("task", {})["name"] = task
-    return setting_flags.resolve(settings.load(file) if file else None, merged)
 
 
 def command_line() -> str:

@@ -3,32 +3,36 @@
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 import typer
 
 from ..errors import ConfigError, MissingError
 from ..training.display import safe
-from . import build, models
+from . import build
 from . import flags as setting_flags
 from .compare import compared
+from .flags import configured, resolved
 from .online import stream_on
-from .program import OUT, QUIET, RUN, app, command_line, configured, finished, free, resolved
+from .program import OUT, QUIET, RUN, app, command_line, finished, free
+
+if TYPE_CHECKING:
+    from ..training.run_folder import RunFolder
 
 
-def carry_out(job: build.Job, folder: Path, quiet: bool, **more: Any) -> None:
+def carry_out(job: build.Job, run: RunFolder, quiet: bool, **more: Any) -> None:
     """Train, say how it went, write the page."""
     from ..errors import NumericalError
     from ..training import loop, signals
     from ..training.report import pages
 
+    folder = Path(run)
     loggers = [tensorboard(folder)] if job.config.training.tensorboard else []
     try:
         result = loop.train(
-            job.network, job.task, **job.arguments, folder=folder, display=not quiet, loggers=loggers, command=command_line(), **more
+            job.network, job.task, **job.arguments, folder=run, display=not quiet, loggers=loggers, command=command_line(), **more
         )  # fmt: skip
     except (NumericalError, signals.Interrupted):
         pages.write(folder)
@@ -93,33 +97,36 @@ def train(
     coadjoint train addition --cell lstm --length 50,60 --ragged --schedule cosine
     coadjoint train --train data.csv --id series --target label --patience 10
     """
-    from ..errors import StorageError
-    from ..training import run_folder, settings
+    from ..training.run_folder import RunFolder
 
     job = build.build(resolved(task, config, flags))
-    folder = out or free(job.config.task.name or Path(str(job.config.data.train)).stem)
-    run_folder.create(folder, 0)
-    lock = run_folder.Lock(folder)  # of two that begin at once in one folder, the second finds the first one's config
-    try:
-        if (folder / "config.yaml").exists():
-            raise StorageError(
-                f"{folder} already holds a run. Go on with it: coadjoint resume {shlex.quote(str(folder))}; or choose another --out."
-            )
-        settings.dump(setting_flags.plain(job.config), folder / "config.yaml")
-    finally:
-        lock.release()
-    if not quiet:
-        for note in job.notes:
-            print(safe(note))
-        count, trained = (
-            sum(p.numel() for p in job.network.parameters() if p.requires_grad or every) for every in (True, False)
-        )
-        of_them = "" if trained == count else f", {trained:,} of them trained"
-        print(safe(f"{job.network.extra_repr()}\n{count:,} parameters{of_them}; run folder {folder}"))
-        if hasattr(job.task, "baseline"):
-            figures = "  ".join(f"{name} {value:.4g}" for name, value in job.task.baseline().items())
-            print(safe(f"remembering nothing gives: {figures}"))
-    carry_out(job, folder, quiet)
+    place = out or free(job.config.task.name or Path(str(job.config.data.train)).stem)
+    folder = RunFolder(place, settings_of(job))
+    with folder.held(new=True):
+        if not quiet:
+            introduce(job, place)
+        carry_out(job, folder, quiet)
+
+
+def settings_of(job: build.Job) -> Callable[[Path], None]:
+    """Writes the settings of a run into its folder."""
+    from ..training import settings
+
+    return lambda folder: settings.dump(setting_flags.plain(job.config), folder / "config.yaml")
+
+
+def introduce(job: build.Job, folder: Path) -> None:
+    """Say what is going to be trained."""
+    for note in job.notes:
+        print(safe(note))
+    parameters = list(job.network.parameters())
+    count = sum(p.numel() for p in parameters)
+    trained = sum(p.numel() for p in parameters if p.requires_grad)
+    of_them = "" if trained == count else f", {trained:,} of them trained"
+    print(safe(f"{job.network.extra_repr()}\n{count:,} parameters{of_them}; run folder {folder}"))
+    if hasattr(job.task, "baseline"):
+        figures = "  ".join(f"{name} {value:.4g}" for name, value in job.task.baseline().items())
+        print(safe(f"remembering nothing gives: {figures}"))
 
 
 @app.command()
@@ -131,8 +138,9 @@ def resume(
     quiet: bool = QUIET,
 ) -> None:
     """Go on with a run, or with a comparison, where it stopped: bit for bit as if it had not."""
-    from ..training import run_folder, settings, storage
+    from ..training import storage
     from ..training.report import pages
+    from ..training.run_folder import RunFolder
 
     if os.path.lexists(run / "compare.json"):
         if steps is not None or fallback:
@@ -142,7 +150,7 @@ def resume(
         raise ConfigError("--jobs belongs to a comparison, not to a run.")
     if os.path.lexists(run / "online.json"):
         return stream_on(run, steps, fallback, quiet)
-    config = models.read(run)
+    config = setting_flags.read_run(run)
     if steps is not None:
         config = setting_flags.resolve(
             None,
@@ -157,10 +165,8 @@ def resume(
         if not quiet:
             print(safe(f"{run} has ended already ({ended}).{longer}"))
         return None
-    if steps is not None:
-        run_folder.Lock(run).release()
-        settings.dump(setting_flags.plain(job.config), run / "config.yaml")
-    carry_out(job, run, quiet, resume=True, fallback=fallback)
+    folder = RunFolder(run, None if steps is None else settings_of(job))
+    carry_out(job, folder, quiet, resume=True, fallback=fallback)
     return None
 
 
@@ -173,7 +179,7 @@ def replay(run: Path = RUN) -> None:
     found = storage.saved(run, "replay")
     if not found:
         raise StorageError(f"{run} holds no replay: no step of it was refused.")
-    job = build.build(models.read(run), storage.glimpse(run, "replay"))
+    job = build.build(setting_flags.read_run(run), storage.glimpse(run, "replay"))
     saved = storage.load(found[-1])
     arguments = {**job.arguments, "nonfinite": "stop"}
     try:

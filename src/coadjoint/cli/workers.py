@@ -1,134 +1,125 @@
-"""Compare: one task or several, under several settings and seeds, each run in a process of its own; tables and a page.
-
-A comparison is a folder of run folders and `compare.json`, whose rows are methods on tasks. It goes on where it stopped:
-runs that have ended are not repeated, others are resumed.
-"""
+"""Workers: the runs of a comparison, each in a process of its own, so that one that crashes takes nothing with it."""
 
 from __future__ import annotations
 
 import contextlib
-import json
+import functools
+import multiprocessing
 import os
-import select
 import signal
-import subprocess
 import sys
+import tempfile
 import threading
+from collections.abc import Iterator, Sequence
+from multiprocessing.connection import Connection
+from multiprocessing.connection import wait as wait_for_any
 from pathlib import Path
 from typing import Any
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# what takes long to import, and every run needs
+PRELOADED = (
+    "torch._dynamo",  # by torch.optim's first use otherwise
+    "coadjoint.cli",
+    "coadjoint.training.loop",
+    "coadjoint.training.report.pages",
+    "jinja2",
+    "safetensors.torch",
+)
+
+
+@functools.cache
+def context() -> Any:
+    """How processes begin: on Linux as forks of a server that has imported torch once and runs nothing; elsewhere anew,
+    since Windows has no fork and on macOS libraries that were loaded do not survive one."""
+    if sys.platform != "linux" or not hasattr(os, "fork"):
+        return multiprocessing.get_context("spawn")
+    found = multiprocessing.get_context("forkserver")
+    found.set_forkserver_preload(list(PRELOADED))
+    return found
+
+
+@contextlib.contextmanager
+def one_thread_each() -> Iterator[None]:
+    """Inside, processes begin with one thread for each operation of torch, unless the user has said how many."""
+    name = "OMP_NUM_THREADS"
+    if name in os.environ:
+        yield
+        return
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[name]
 
 
 class Worker:
-    """A process that has imported torch, and takes run after run, each into a fork of its own: a run begins at once, and one
-    that crashes takes nothing with it."""
+    """A command line of coadjoint that runs in a process of its own."""
 
-    def __init__(self) -> None:
-        begin = [sys.executable, "-c", "from coadjoint.compare import serve; serve()"]
-        environment = {"OMP_NUM_THREADS": "1", **os.environ}
-        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-        self.process = subprocess.Popen(begin, bufsize=0, env=environment, **pipes)  # type: ignore[call-overload]
-        self.at: tuple[dict[str, Any], dict[str, Any]] | None = None
-        self.said, self.complaint = b"", b""
-        for pipe in (self.process.stdout, self.process.stderr):
-            os.set_blocking(pipe.fileno(), False)
-
-    @property
-    def busy(self) -> bool:
-        return self.at is not None
+    def __init__(self, words: Sequence[str]) -> None:
+        handle, name = tempfile.mkstemp(prefix="coadjoint-", suffix=".txt")
+        os.close(handle)
+        self._said = Path(name)  # what it complains of
+        # The process saves and ends when this is closed: whatever ends us, even SIGKILL, closes it.
+        theirs, self._leash = context().Pipe(duplex=False)
+        self.process = context().Process(target=carry_out, args=(list(words), theirs, name))
+        with one_thread_each():
+            self.process.start()
+        theirs.close()
+        self._told = False  # to stop
 
     @property
-    def alive(self) -> bool:
-        return self.process.poll() is None
+    def ended(self) -> bool:
+        return self.process.exitcode is not None
 
-    def begin(self, folder: Path, row: dict[str, Any], r: dict[str, Any]) -> None:
-        self.at, self.said, self.complaint = (row, r), b"", b""
-        target = folder / r["folder"]
-        if (target / "config.yaml").exists():
-            words = ["resume", str(target), "--fallback"]
-        else:
-            words = ["train", "--config", str(folder / "configs" / f"{target.name}.yaml"), "--out", str(target)]
-        with contextlib.suppress(BrokenPipeError):  # it has died: poll tells
-            self.process.stdin.write(json.dumps([*words, "--quiet"]).encode() + b"\n")
-
-    def poll(self) -> tuple[dict[str, Any], dict[str, Any], str | None] | None:
-        """The run that has just ended, and what it complained of; None while it goes on."""
-        dead = not self.alive
-        self.said += self.process.stdout.read() or b""
-        self.complaint += self.process.stderr.read() or b""
-        if self.at is None or (self.said.count(b"\n") < 2 and not dead):
+    @property
+    def complaint(self) -> str | None:
+        """Why the process that has ended has failed; None if it has not."""
+        code = self.process.exitcode
+        if not code:
             return None
-        (row, r), self.at = self.at, None
-        code = int(self.said.split()[1]) if self.said.count(b"\n") > 1 else self.process.returncode
-        why = self.complaint.decode(errors="replace").strip() or f"ended without a word (exit code {code})"
-        return row, r, why if code else None
+        with contextlib.suppress(OSError):
+            said = self._said.read_text(encoding="utf-8", errors="replace").strip()
+            if said:
+                return said
+        return f"ended without a word (exit code {code})"
 
     def stop(self) -> None:
-        """Tell the run to save and end."""
-        if self.busy and b"\n" in self.said:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(int(self.said.split()[0]), signal.SIGTERM)
+        """Tell the run to save and end; once is enough."""
+        if not self._told:
+            self._told = True
+            with contextlib.suppress(OSError):
+                self._leash.send("stop")
 
-    def dismiss(self) -> None:
-        """No more runs will come: an idle worker ends, a busy one after its run."""
-        self.process.stdin.close()
-        if not self.busy:
-            self.process.wait()
-        self.process.stdout.close()
-        self.process.stderr.close()
-
-
-def idle_of(workers: list[Worker], jobs: int) -> Worker | None:
-    """A worker that has nothing to do, a new one if there may be more; those that have died are forgotten."""
-    workers[:] = [worker for worker in workers if worker.busy or worker.alive]
-    idle = next((worker for worker in workers if not worker.busy), None)
-    if idle is None and len(workers) < jobs:
-        workers.append(idle := Worker())
-    return idle
+    def close(self) -> None:
+        """Forget the process; one that still runs saves and ends by itself."""
+        self._leash.close()
+        with contextlib.suppress(OSError):
+            self._said.unlink()
 
 
-def serve() -> None:
-    """Run command lines, a JSON list on each line of stdin; answer with the number of the process, and its exit code.
-
-    The signals of a terminal are for the runs: a worker ends when its stdin does, and so does the
-    run that it has begun."""
-    before = {s: signal.signal(s, signal.SIG_IGN) for s in SIGNALS}
-    import torch._dynamo  # noqa: F401  by torch.optim's first use otherwise, in every run
-
-    from ..training import loop  # noqa: F401
-    from . import program
-
-    with contextlib.suppress(ImportError):
-        import jinja2  # noqa: F401
-        import safetensors.torch  # noqa: F401
-    for line in sys.stdin:
-        sys.argv = ["coadjoint", *json.loads(line)]
-        worker, pid = os.getpid(), os.fork()
-        if pid == 0:
-            for s, handler in before.items():
-                signal.signal(s, handler)
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # stdout is for the answers
-            threading.Thread(target=end_with, args=(worker,), daemon=True).start()
-            program.main()
-        with contextlib.suppress(BrokenPipeError):  # nobody waits for the answers any more
-            print(pid, flush=True)
-        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        try:
-            print(code, flush=True)
-        except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what Python flushes at its end goes nowhere
-            return
+def wait_for(workers: Sequence[Worker], seconds: float) -> None:
+    """Until one of them ends, or so long."""
+    wait_for_any([worker.process.sentinel for worker in workers], seconds)
 
 
-def end_with(worker: int) -> None:
-    """Let this run save and end, as SIGTERM would, when the comparison that began it is gone, or the
-    worker between them.
+def carry_out(words: list[str], leash: Connection, complaints: str) -> None:
+    """In the process: run a command line."""
+    from . import main
 
-    The comparison holds the other end of stdin: whatever ends it, even SIGKILL, closes that."""
-    stdin = select.poll()
-    stdin.register(0, 0)  # nothing is to be read: that it was hung up is told unasked
-    while os.getppid() == worker and not stdin.poll(500):
-        pass
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # nobody reads its complaints any more
-    os.kill(os.getpid(), signal.SIGTERM)
+    sys.argv = ["coadjoint", *words]
+    sys.stdout = open(os.devnull, "w")  # noqa: SIM115  until the process ends
+    sys.stderr = open(complaints, "a", encoding="utf-8", errors="backslashreplace", buffering=1)  # noqa: SIM115
+    os.dup2(sys.stdout.fileno(), 1)  # what libraries say, too
+    os.dup2(sys.stderr.fileno(), 2)
+    threading.Thread(target=end_with, args=(leash, complaints), daemon=True).start()
+    main()
+
+
+def end_with(leash: Connection, complaints: str) -> None:
+    """Let this run save and end, as SIGTERM would, when the comparison that began it says so, or is gone."""
+    try:
+        leash.recv()
+    except (EOFError, OSError):
+        with contextlib.suppress(OSError):  # nobody will read it
+            os.unlink(complaints)
+    signal.raise_signal(signal.SIGTERM)

@@ -32,10 +32,10 @@ from .costates import (
 )
 from .examination import DIAGNOSTICS, Compared, Examination, arrays, evaluate, examine, plot
 from .finding import Found
-from .jacobians import Lyapunov, Products, jacobians, lyapunov, resolved, singular_values, stepwise
+from .jacobians import Lyapunov, Products, jacobians, lyapunov, resolved, singular_values
 from .landscape import Along, Landscape, Noise, along, asked, landscape, loss_at, noise, normalised, per_sample
 from .units import Saturation, saturation
-from .weights import Bounds, Spectrum, at_rest, bounds, recurrences, slopes_of, spectrum
+from .weights import Bounds, Spectrum, at_rest, bounds, slopes_of, spectrum
 
 __all__ = [
     "DIAGNOSTICS",
@@ -78,13 +78,11 @@ __all__ = [
     "paths",
     "per_sample",
     "plot",
-    "recurrences",
     "resolved",
     "saturation",
     "sensitivity",
     "singular_values",
     "slopes_of",
     "spectrum",
-    "stepwise",
     "temporal",
 ]

@@ -26,7 +26,7 @@ from ..gradients.temporal import Temporal
 from ..networks.network import Network, Trajectory
 from ..objectives.losses import output_function
 from ..sweeps import affine
-from ..sweeps.costates import Costates
+from ..sweeps.costates import TIME, Axis, BaseCostates
 from ..sweeps.rows import scale
 from .charts import Array, Chart, Figure
 from .finding import DECADE, LN2, check_evaluation, elman, factor, line, log_norms, mean, numbers, one_layer, swept
@@ -81,38 +81,38 @@ class Decay:
     log_norms: Array
     slope: float
     layers: dict[str, Array]
+    axis: Axis = TIME
 
     def chart(self) -> Chart:
         every = {"all layers" if self.layers else "costates": self.log_norms, **self.layers}
         curves = tuple((name, self.t, y / DECADE) for name, y in every.items())
-        about = "how much of the error signal reaches each moment; level: it arrives whole"
-        return Chart("Costates through time", about, "time t", "norm of the costate at t", curves, True)
+        about = f"how much of the error signal reaches each {self.axis.place}; level: it arrives whole"
+        label = f"norm of the costate at {self.axis.symbol}"
+        return Chart(f"Costates {self.axis.through}", about, self.axis.label, label, curves, True)
 
     def figures(self) -> list[Figure]:
-        return [Figure("costates, towards the past", factor(self.slope), "× per step", "below 1 they vanish, above 1 they explode")]  # fmt: skip
+        return [Figure(f"costates, {self.axis.backwards}", factor(self.slope), f"× per {self.axis.step}", "below 1 they vanish, above 1 they explode")]  # fmt: skip
 
 
 def decay(e: Evaluation) -> Decay:
     """Of several layers, those that read forwards are looked at as one (of an encoder, where there is a decoder). A costate that
     is exactly zero is left out."""
     check_evaluation(e)
-    found: Any = e.costates
+    found = e.costates
+    whole = found.forwards()
     layers: dict[str, Array] = {}
-    if not isinstance(found, Costates):
-        first = found[0].trajectory
-        for lam in found:
+    for lam in found.layers:
+        if lam is not whole and len(lam.exponent) == len(whole.exponent):
             at = lam.trajectory
             name = f"{at.module} layer {at.layer}".strip() + (", reverse" if at.direction == "reverse" else "")
-            if len(lam.trajectory.mask) == len(first.mask):
-                layers[name] = mean(logs_of(lam))
-        found = found.select(module=first.module, call=first.call, direction="forward").whole()
-    logs = logs_of(found)
+            layers[name] = mean(logs_of(lam))
+    logs = logs_of(whole)
     t = np.arange(len(logs))
     slope = mean(np.array([-line(t, one) for one in logs.T]), 0)
-    return Decay(t, mean(logs), float(slope), layers)
+    return Decay(t, mean(logs), float(slope), layers, whole.axis)
 
 
-def logs_of(lam: Costates) -> Array:
+def logs_of(lam: BaseCostates) -> Array:
     """log ||lam_t||, [T + 1, B]; NaN where there is none or it is zero"""
     logs = numbers(lam.log_norms())
     return np.where(np.isfinite(logs), logs, np.nan)
@@ -164,7 +164,7 @@ def paths(e: Evaluation) -> Paths:
         raise Unsupported(
             "the view of paths: relu enables a path or blocks it, others weigh it. Use activation='relu'."
         )
-    recurrent, run = net.recurrent(), e.trajectory
+    recurrent, run = net.effective().W, e.trajectory
     assert recurrent is not None
     W, on, lengths, T = np.abs(numbers(recurrent)), numbers(run.x[1:]) > 0, run.lengths.numpy(), run.layout.rows.T
     counted = [logs_of_paths(A, on, lengths) for A in ((W > 0).astype(float), W)]

@@ -21,7 +21,8 @@ import numpy as np
 from ..errors import KindError, Unsupported, brief, check_kind, choose, whole
 from ..gradients.bptt import BPTT
 from ..gradients.evaluation import Evaluation
-from ..networks.readout import Net, check_net
+from ..networks.interface import Net, check_net
+from ..sweeps.costates import Axis
 from ..tasks.task import Task
 from .charts import Array, Chart, draw
 from .costates import decay, paths, sensitivity, temporal
@@ -135,7 +136,7 @@ def evaluate(net: Net, task: Task, samples: int = 100, seed: int = 0) -> Evaluat
     most = max(len(b.sizes) for b in batches)
     full = [b for b in batches if len(b.sizes) == most]
     net.eval()
-    return BPTT().evaluate(net, full[len(full) // 2].to(net.V.dtype, net.V.device), task.loss)
+    return BPTT().evaluate(net, net.moved(full[len(full) // 2]), task.loss)
 
 
 def arrays(found: Found) -> dict[str, Array]:
@@ -143,6 +144,8 @@ def arrays(found: Found) -> dict[str, Array]:
     out: dict[str, Array] = {}
     for f in fields(found):  # type: ignore[arg-type]
         value = getattr(found, f.name)
+        if isinstance(value, Axis):
+            continue  # words, for the chart
         parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, tuple) else None
         out |= {f.name: np.asarray(value)} if parts is None else {f"{f.name}.{k}": np.asarray(v) for k, v in parts}
     return out

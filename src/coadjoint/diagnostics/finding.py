@@ -43,14 +43,16 @@ def check_samples(samples: Any) -> None:
 
 
 def one_layer(e: Evaluation, what: str) -> Network:
-    if not isinstance(e.network, Network):
+    net = e.network.one_layer
+    if net is None:
         raise Unsupported(f"{what}: of one recurrent layer, and this network has several parts. Use co.Network.")
-    return e.network
+    return net
 
 
 def swept(e: Evaluation, what: str) -> tuple[Network, Swept]:
-    net, run = one_layer(e, what), e.trajectory.run
-    if not isinstance(run, Swept):
+    net = one_layer(e, what)
+    run = e.trajectory.run.formula
+    if run is None:
         raise Unsupported(
             f"{what}: taken from the cell's formula. Use engine 'cpu' or 'reference', not a step function or engine 'autograd'."
         )

@@ -12,7 +12,6 @@ formulas and how to read them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +19,6 @@ import torch
 
 from ..errors import whole
 from ..gradients.evaluation import Evaluation
-from ..sweeps.run import Stepped
 from .charts import Array, Chart, Figure
 from .finding import DECADE, check_evaluation, check_samples, factor, mean, one_layer
 
@@ -31,32 +29,10 @@ def jacobians(e: Evaluation, samples: int = 8) -> Array:
     end. Rows of all steps at once by n pull-backs; of a step function, step by step."""
     check_evaluation(e)
     check_samples(samples)
-    net, run, layout = one_layer(e, "a Jacobian"), e.trajectory.run, e.trajectory.layout
-    rows, n = layout.rows, net.n
-    S = min(samples, rows.B)
-    out = np.zeros((rows.T, S, n, n), str(run.x.dtype).removeprefix("torch."))
+    one_layer(e, "a Jacobian")
+    run, layout = e.trajectory.run, e.trajectory.layout
     with torch.no_grad():
-        if isinstance(run, Stepped):
-            place = np.arange(S) if layout.inverse is None else layout.inverse[:S]
-            for t, J in enumerate(stepwise(run, place)):
-                out[t, np.flatnonzero(place < rows.sizes[t])] = J
-            return out
-        bar = torch.zeros_like(run.x)
-        for i in range(n):
-            bar.zero_()[:, i] = 1
-            out[:, :, i] = layout.padded(run.pull(bar))[:, :S].numpy(force=True)
-    return out
-
-
-def stepwise(run: Stepped, place: Array) -> Iterator[Array]:
-    """The Jacobians of each step at these places of its rows, where a sample is still there."""
-    drives, E = [run.rows.steps(y) for y in run.drive], torch.eye(run.x.shape[1]).to(run.x)
-    for t, x in enumerate(run.rows.before(run.x)):
-        at = torch.from_numpy(place[place < len(x)]).to(x.device)
-        step = lambda x, t=t, at=at: run.step(*(y[t][at] for y in drives), x)
-        pull = torch.func.vjp(step, x[at])[1]
-        J = torch.func.vmap(pull)(E[:, None].expand(-1, len(at), -1))[0]
-        yield J.transpose(0, 1).numpy(force=True)
+        return run.jacobians(layout, min(samples, layout.rows.B)).numpy(force=True)
 
 
 @dataclass(frozen=True)

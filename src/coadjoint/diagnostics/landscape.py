@@ -19,12 +19,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..errors import MOST, InputError, NumericalError, Unsupported, brief, check_seed
 from ..gradients.bptt import BPTT
 from ..gradients.evaluation import Evaluation, Gradient
 from ..gradients.method import trained
+from ..networks.interface import door
+from ..objectives.batch import Batch
 from .charts import Array, Chart, Figure
 from .finding import check_evaluation, numbers
 
@@ -78,13 +80,25 @@ def per_sample(e: Evaluation) -> Gradient:
     return BPTT().per_sample(e.network, e.batch, asked(e))
 
 
+class Runs(nn.Module):
+    """A network as a function of a batch, for torch.func.functional_call."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, batch: Batch) -> Any:
+        return door(self.net)(batch)
+
+
 def loss_at(e: Evaluation, theta: Mapping[str, Tensor]) -> float:
     """The mean loss of the batch with these weights; the network's own are not touched. NaN where numbers leave their range."""
     b, criterion = e.batch, asked(e)
     e.network.still("the loss at other weights")
     try:
         with torch.no_grad():
-            run: Any = torch.func.functional_call(e.network, dict(theta), (b.u, b.lengths, b.x0))
+            weights = {f"net.{name}": value for name, value in theta.items()}
+            run: Any = torch.func.functional_call(Runs(e.network), weights, (b,))
             return float(b.mean(run.loss(criterion, b.y, mask=b.mask, reduce=b.reduce)))
     except NumericalError:
         return math.nan

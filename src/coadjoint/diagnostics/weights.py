@@ -13,7 +13,6 @@ formulas and how to read them.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,7 +21,6 @@ import torch
 from ..errors import Unsupported
 from ..gradients.evaluation import Evaluation
 from ..networks.network import Network
-from ..networks.recurrence import Recurrence
 from ..sweeps import slopes
 from .charts import Array, Chart, Figure
 from .costates import logs_of
@@ -72,13 +70,16 @@ def spectrum(e: Evaluation) -> Spectrum:
     """Of W as the formula takes it (with its mask, its structure), as the weights are now; of each layer of a stack."""
     check_evaluation(e)
     names, blocks = [], []
-    layers = [("", e.network)] if isinstance(e.network, Network) else list(recurrences(e))
+    layers = list(e.network.recurrences)
+    if not layers:
+        raise Unsupported("the spectrum of W: that of a co.Network or a co.Stack.")
     for place, layer in layers:
+        if layer.cell is None:
+            continue
         with torch.no_grad():
-            W = layer.recurrent() if layer.cell is not None else None
+            W = layer.effective().W
         if W is None:
             continue
-        assert layer.cell is not None
         gates = layer.cell.gates if len(layer.cell.gates) * layer.hidden == len(W) else range(len(W) // layer.hidden)
         for gate, part in zip(gates, W.split(layer.hidden), strict=True):
             for i, block in enumerate(part.split(layer.hidden, 1)):
@@ -90,16 +91,6 @@ def spectrum(e: Evaluation) -> Spectrum:
         raise Unsupported("the spectrum of W: this network has none, or a step function hides it. Use a cell with a W.")
     eigenvalues = tuple(-np.sort(-np.abs(np.linalg.eigvals(W))) for W in blocks)
     return Spectrum(tuple(names), eigenvalues, tuple(np.linalg.svd(W, compute_uv=False) for W in blocks))
-
-
-def recurrences(e: Evaluation) -> Iterator[tuple[str, Recurrence]]:
-    """The layers of a stack, with their places in words."""
-    grid = getattr(getattr(e.network, "layers", None), "grid", None)
-    if grid is None:
-        raise Unsupported("the spectrum of W: that of a co.Network or a co.Stack.")
-    for l, level in enumerate(grid):
-        for layer, way in zip(level, ("", ", reverse"), strict=False):
-            yield f", layer {l}{way}", layer
 
 
 @dataclass(frozen=True)
@@ -157,7 +148,7 @@ def bounds(e: Evaluation, samples: int = 8) -> Bounds:
     check_evaluation(e)
     check_samples(samples)
     net = elman(e, "bounds on the decay")
-    recurrent, sigma = net.recurrent(), float(np.nanmax(slopes_of(e)))
+    recurrent, sigma = net.effective().W, float(np.nanmax(slopes_of(e)))
     assert recurrent is not None
     W = numbers(recurrent)
     with np.errstate(divide="ignore"):

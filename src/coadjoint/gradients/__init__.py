@@ -11,6 +11,7 @@ method       what methods have in common
 evaluation   Evaluation: losses, penalties, gradient, run and costates
 temporal     the gradient taken apart by time steps
 bptt, penalised, truncated, rtrl    the methods
+factory      make: methods by plain options
 influence, streams   what RTRL and streams carry
 segments, segment, memory    gradients in O(sqrt T) memory, and the peak predicted
 recorded     gradients as CUDA graphs
@@ -21,6 +22,7 @@ from __future__ import annotations
 from . import memory
 from .bptt import BPTT
 from .evaluation import Evaluation, Gradient
+from .factory import make
 from .method import Method, differentiate, trained
 from .penalised import Penalised
 from .rtrl import RTRL, Stream
@@ -39,6 +41,7 @@ __all__ = [
     "Truncated",
     "Windows",
     "differentiate",
+    "make",
     "memory",
     "trained",
 ]

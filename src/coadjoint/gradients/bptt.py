@@ -8,14 +8,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from ..networks.network import Network, Trajectory
-from ..networks.readout import Net
+from ..networks.interface import Net, door
 from ..objectives.batch import Batch
 from ..objectives.losses import LossLike
-from .evaluation import Evaluation, Gradient, later
-from .method import Method, check_given, differentiate, in_segments, one_layer, replayed, trained
+from .evaluation import Evaluation, Found, later, without_run
+from .method import Method, check_given, differentiate, one_layer, trained
+from .recorded import on_gpu
 from .segments import Segmented, Segments, wanted
 
 
@@ -35,23 +34,24 @@ class BPTT(Method):
         if self.segments is not None:
             trained(net)
             swept = Segmented(one_layer(net, "sweeps in segments"), batch, loss, self.segments)
-            return in_segments(net, batch, loss, swept.plain())
-        found = self.recordings(self.compute, net, batch, loss, 0.0)
-        if found is not None:
-            return replayed(net, batch, loss, found)
-        losses, none, gradient, run = self.compute(net, batch, loss)
-        return Evaluation(net, batch, losses.detach(), none, 0.0, gradient, **later(net, batch, loss, lambda: run))
+            return without_run(net, batch, loss, swept.plain())
+        if on_gpu(batch):
+            again = self.recordings(self.compute, net, batch, loss, 0.0)
+            if again is not None:
+                return without_run(net, batch, loss, again)
+        found, run = self.compute(net, batch, loss)
+        asked = later(net, batch, loss, lambda: run)
+        return Evaluation(net, batch, found.losses, found.penalties, 0.0, found.gradient, **asked)
 
     def sweeps(self, net: Net, T: int) -> float:
         return 2 if self.segments is None else 3
 
-    def compute(
-        self, net: Net, batch: Batch, loss: LossLike, _: Any = None
-    ) -> tuple[Tensor, Tensor, Gradient, Trajectory]:
+    def compute(self, net: Net, batch: Batch, loss: LossLike, _: Any = None) -> tuple[Found, Any]:
+        """The gradient, and the run."""
         with torch.enable_grad():
-            run = net(batch.u, batch.lengths, batch.x0)
+            run = door(net)(batch)
             losses = run.loss(loss, batch.y, mask=batch.mask, reduce=batch.reduce)
-            keep = not isinstance(
-                net, Network
-            )  # the costates of several layers are pulled through what lies between them
-            return losses, torch.zeros_like(losses), differentiate(batch.mean(losses), trained(net), keep), run
+            # One layer's costates come from its own sweep, all others are pulled through the graph.
+            keep = getattr(net, "one_layer", None) is None
+            gradient = differentiate(batch.mean(losses), trained(net), keep)
+            return Found(losses.detach(), torch.zeros_like(losses), gradient), run

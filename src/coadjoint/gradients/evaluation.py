@@ -10,20 +10,28 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import InputError, Unsupported, check_kind
-from ..networks.network import Trajectory
-from ..networks.readout import Net
+from ..networks.interface import Net, NetRun, door
 from ..objectives.batch import Batch
 from ..objectives.losses import LossLike
-from ..sweeps.costates import Costates
+from ..sweeps.torch_internals import version
 from .temporal import Temporal
 
 Gradient = dict[str, Tensor]
+
+
+class Found(NamedTuple):
+    """A gradient, and the values [B] of the objective it belongs to."""
+
+    losses: Tensor
+    penalties: Tensor
+    gradient: Gradient
+    decays: Tensor | None = None  # by which a penalty's weight is steered
 
 
 def elsewhere(*_: Any) -> Any:
@@ -40,7 +48,7 @@ class Evaluation:
     losses, penalties  [B] per-sample values; loss, penalty, objective  their means
     gradient           by parameter name, of the objective = mean of weight_j (share loss_j + rho penalty_j); share is 1, or 0
                        where the penalty alone is minimised
-    trajectory         the run; costates  of the loss alone
+    trajectory         the run (a NetRun); costates  of the loss alone
     """
 
     network: Net
@@ -49,8 +57,8 @@ class Evaluation:
     penalties: Tensor
     rho: float
     gradient: Gradient
-    run: Callable[[], Trajectory]
-    adjoint: Callable[[Trajectory], Costates]
+    run: Callable[[], NetRun]
+    adjoint: Callable[[NetRun], Any]
     share: float = 1.0
     criterion: LossLike | None = None  # the loss that was asked for
 
@@ -81,11 +89,12 @@ class Evaluation:
         return self.share * self.loss + self.rho * self.penalty if self.share else self.rho * self.penalty
 
     @functools.cached_property
-    def trajectory(self) -> Trajectory:
+    def trajectory(self) -> Any:
         return self.run()
 
     @functools.cached_property
-    def costates(self) -> Costates:
+    def costates(self) -> Any:
+        """BaseCostates, or those of each layer (Recorded)."""
         return self.adjoint(self.trajectory)
 
     @functools.cached_property
@@ -105,17 +114,21 @@ class Evaluation:
         for name, parameter in parameters.items():
             parameter.grad = self.gradient[name].clone() if name in self.gradient else None
 
-    def temporal_components(self) -> Temporal:
-        """The gradient of the loss by W, R and b, taken apart into the contributions of the time steps."""
-        return Temporal.of(self)
+    def components(self) -> Any:
+        """The gradient of the loss, taken apart into what each state adds to it: of a recurrence by W, R and b and by
+        time steps (Temporal). A run of another kind may have `components(evaluation)`, and answers itself."""
+        own = getattr(self.trajectory, "components", None)
+        return Temporal.of(self) if own is None else own(self)
+
+    temporal_components = components
 
 
 def unchanged(net: Net) -> Callable[[], None]:
     """A check, for what is computed when it is asked for, that the weights are still those of the evaluation."""
-    before = [(name, p, p._version) for name, p in net.named_parameters()]
+    before = [(name, p, version(p)) for name, p in net.named_parameters()]
 
     def check() -> None:
-        changed = [name for name, p, version in before if p._version != version]
+        changed = [name for name, p, count in before if version(p) != count]
         if changed:
             raise InputError(
                 f"parameter {', '.join(changed)} has changed since this evaluation: ask for its trajectory, costates and "
@@ -125,17 +138,25 @@ def unchanged(net: Net) -> Callable[[], None]:
     return check
 
 
-def later(net: Net, batch: Batch, loss: LossLike, run: Callable[[], Trajectory]) -> dict[str, Any]:
+def later(net: Net, batch: Batch, loss: LossLike, run: Callable[[], NetRun]) -> dict[str, Any]:
     """An Evaluation's trajectory and costates, found when they are asked for."""
     check = unchanged(net)
 
-    def adjoint(trajectory: Trajectory) -> Costates:
+    def adjoint(trajectory: NetRun) -> Any:
         check()
         with torch.no_grad():
             return trajectory.costates(loss, batch.y, mask=batch.mask, reduce=batch.reduce)
 
-    def checked() -> Trajectory:
+    def checked() -> NetRun:
         check()
         return run()
 
     return {"run": checked, "adjoint": adjoint, "criterion": loss}
+
+
+def without_run(
+    net: Net, batch: Batch, loss: LossLike, found: Found, rho: float = 0.0, share: float = 1.0
+) -> Evaluation:
+    """The Evaluation of a gradient whose run was not kept: run again, at once, if that is asked for."""
+    asked = later(net, batch, loss, lambda: door(net)(batch))
+    return Evaluation(net, batch, found.losses, found.penalties, rho, found.gradient, **asked, share=share)

@@ -21,6 +21,7 @@ from torch.nn.utils import parametrize
 from ..cells.cell import Cell
 from ..cells.formula import ONE, ZERO, Node, is_const, operation, pull, walk
 from ..networks.network import Network
+from ..networks.recurrence import Effective
 
 
 class Code:
@@ -59,12 +60,12 @@ class Slopes:
         turn = [] if cell.read_slot is not None else [n for r in cell.read for n in pull([r], [ONE], cell.x)]
         self.read = Code((*cell.read, *turn), cell.x)
 
-    def at(self, net: Network, u: Tensor, x: Tensor, W: Tensor | None) -> tuple[Tensor, list[Tensor | None]]:
+    def at(self, net: Network, u: Tensor, x: Tensor, taken: Effective) -> tuple[Tensor, list[Tensor | None]]:
         """x_t [B, s d]; r(x_{t-1}) [B, k d] and its slopes [B, k, s, d] where W reads more than a slot; the slopes of x_t by
         a, v, x and p, [B, s, entries, d] or None where all are zero."""
         cell, B, s, d = self.cell, x.shape[0], len(self.cell.slots), net.hidden
         slots = x.view(B, s, d).unbind(1)
-        (base, side), r, turn = net.drive(u, net.entering(net.R, net.b)), None, None
+        (base, side), W, r, turn = net.drive(u, taken.entering), taken.W, None, None
         assert base is not None
         if W is not None:
             found = self.read.run(slots)
@@ -95,13 +96,9 @@ def slopes(cell: Cell) -> Slopes:
 
 def made(net: Network) -> dict[str, Tensor]:
     """W, R and b as the formula takes them, of what is trained."""
-    assert net.cell is not None
-    W = net.W if net.mask is None or net.W is None else net.W * net.mask
-    found: tuple[Tensor | None, ...] = (W, net.R, net.b)
-    if net.cell.weights is not None:
-        assert W is not None
-        found = net.cell.weights(W, net.R, net.b, dict(net.p.items()))
-    return {name: y for name, y in zip(("W", "R", "b"), found, strict=True) if y is not None}
+    taken = net.effective()
+    found = {"W": taken.W, "R": taken.R, "b": taken.b}
+    return {name: y for name, y in found.items() if y is not None}
 
 
 class _Advance(nn.Module):
@@ -180,8 +177,9 @@ class Influence:
         net, law = self.net, self.formula
         if law is None:
             return self.differentiated(u, x)
-        B, s, d, W = x.shape[0], len(law.cell.slots), net.hidden, net.recurrent()
-        new, (r, turn, f_a, f_v, f_x, f_p) = law.at(net, u, x, W)
+        B, s, d, taken = x.shape[0], len(law.cell.slots), net.hidden, net.effective()
+        W = taken.W
+        new, (r, turn, f_a, f_v, f_x, f_p) = law.at(net, u, x, taken)
         J = x.new_zeros(B, s, d, s, d) if W is None or f_a is None else self.product(f_a, W, turn)
         if f_x is not None:
             J.diagonal(0, 2, 4).add_(f_x)

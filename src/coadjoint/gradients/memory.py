@@ -21,14 +21,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from ..errors import KindError, Unsupported, brief, check_kind, whole
 from ..networks.network import Network
 from ..sweeps.layout import Layout
 from ..sweeps.rows import Rows
 from ..sweeps.slopes import next_of
+from ..sweeps.torch_internals import TorchDispatchMode, address, tree_leaves
 from .segment import AllSteps, Scalars, Unkept
 from .segments import length
 
@@ -49,7 +48,7 @@ class Live(TorchDispatchMode):
         return out
 
     def see(self, storage: torch.UntypedStorage) -> None:
-        key, size = storage._cdata, storage.nbytes()
+        key, size = address(storage), storage.nbytes()
         if key not in self.alive:
             self.alive.add(key)
             self.now += size

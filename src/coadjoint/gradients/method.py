@@ -6,28 +6,28 @@ All differentiate the mean over samples of per-sample values, so a gradient does
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import InputError, brief, check_kind, whole
+from ..networks.interface import Net, check_net, door
 from ..networks.network import Network
-from ..networks.readout import Net, check_net
 from ..objectives.batch import Batch
 from ..objectives.losses import LossLike
-from ..sweeps.layout import lay_out
-from .evaluation import Evaluation, Gradient, later
+from .evaluation import Evaluation, Gradient
 from .recorded import Recordings
-from .segment import Found
 from .segments import Segments
 
 
 def one_layer(net: Net, what: str) -> Network:
     """The network, for a method that takes sequences apart; others refuse it."""
     net.whole(what)
-    assert isinstance(net, Network)
-    return net
+    layer = net.one_layer
+    assert layer is not None  # `whole` has refused all others
+    return layer
 
 
 def check_given(net: Any, batch: Any) -> None:
@@ -65,7 +65,7 @@ class Method:
     def value(self, net: Net, batch: Batch, loss: LossLike) -> float:
         """The objective alone, without its gradient."""
         check_given(net, batch)
-        run = net(batch.u, batch.lengths, batch.x0)
+        run = door(net)(batch)
         return float(batch.mean(run.loss(loss, batch.y, mask=batch.mask, reduce=batch.reduce)))
 
     def sweeps(self, net: Net, T: int) -> float:
@@ -78,7 +78,7 @@ class Method:
         One evaluation for each sample: a method's own definition, at B small sweeps."""
         check_given(net, batch)
         net.still("gradients of single samples")
-        B, before = lay_out(batch.u, batch.lengths, net.inputs, net.V)[0].rows.B, dict(self.state)
+        B, before = net.samples(batch), dict(self.state)
         found = [self.evaluate(net, batch.select([j], net.readout), loss).gradient for j in range(B)]
         self.state.update(before)
         return {name: torch.stack([g[name] for g in found]) for name in found[0]}
@@ -96,26 +96,13 @@ def trained(net: Net) -> dict[str, nn.Parameter]:
 def differentiate(objective: Tensor, parameters: dict[str, nn.Parameter], keep: bool = False) -> Gradient:
     """d objective / d parameters; zeros for parameters it does not reach. keep: the graph, for costates later."""
     grads = torch.autograd.grad(objective, list(parameters.values()), retain_graph=keep, allow_unused=True)
-    return {
-        name: torch.zeros_like(p) if g is None else g for (name, p), g in zip(parameters.items(), grads, strict=True)
-    }
+    return by_name(parameters, grads)
 
 
-def in_segments(
-    net: Net, batch: Batch, loss: LossLike, found: Found, rho: float = 0.0, share: float = 1.0
-) -> Evaluation:
-    """The Evaluation of a gradient in segments; its trajectory and costates are computed, at once, if they are asked for."""
-    later_ = later(net, batch, loss, lambda: net(batch.u, batch.lengths, batch.x0))
-    return Evaluation(net, batch, found.losses, found.penalties, rho, found.gradient, **later_, share=share)
-
-
-def replayed(
-    net: Net, batch: Batch, loss: LossLike, found: tuple[Any, ...], rho: float = 0.0, share: float = 1.0
-) -> Evaluation:
-    """The Evaluation of a recorded gradient; its trajectory and costates are computed if they are asked for."""
-    losses, penalties, gradient = found
-    later_ = later(net, batch, loss, lambda: net(batch.u, batch.lengths, batch.x0))
-    return Evaluation(net, batch, losses, penalties, rho, gradient, **later_, share=share)
+def by_name(parameters: dict[str, nn.Parameter], grads: Sequence[Tensor | None]) -> Gradient:
+    """Gradients under their parameters' names; zeros for parameters that have none."""
+    pairs = zip(parameters.items(), grads, strict=True)
+    return {name: torch.zeros_like(p) if g is None else g for (name, p), g in pairs}
 
 
 def check_streams(batch: Any) -> None:

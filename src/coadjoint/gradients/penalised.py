@@ -14,15 +14,15 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError, KindError, NumericalError, brief
-from ..networks.network import Trajectory
-from ..networks.readout import Net
+from ..networks.interface import Net, door
 from ..objectives.batch import Batch
 from ..objectives.losses import LossLike
 from ..objectives.penalties import log_decay, penalty
-from ..objectives.weights import Schedule, Steered
-from ..sweeps.costates import Costates
-from .evaluation import Evaluation, Gradient
-from .method import Method, check_given, differentiate, in_segments, one_layer, replayed, trained
+from ..objectives.schedules import Schedule
+from ..objectives.weights import Steered
+from .evaluation import Evaluation, Found, without_run
+from .method import Method, by_name, check_given, one_layer, trained
+from .recorded import on_gpu
 from .segments import Segmented, Segments, wanted
 
 LARGE = 1e6  # a weight that is named where a derivative leaves its range: it may be the weight's doing
@@ -74,11 +74,23 @@ class Penalised(Method):
         return 0.0 if self.step < self.pretrain else 1.0
 
     def __call__(self, net: Net, batch: Batch, loss: LossLike) -> Evaluation:
-        e = self.evaluate(net, batch, loss)
+        rho, share = self._weighed(net, batch)
+        e = self._apart(net, batch, loss, rho, share)
+        if e is None:
+            e = self._kept(net, batch, loss, rho, share, *self.compute(net, batch, loss, rho, share))
         self.step += 1
         return e
 
     def evaluate(self, net: Net, batch: Batch, loss: LossLike) -> Evaluation:
+        """The same, without counting a step. (It does not stand between __call__ and `compute`: a shorter walk.)"""
+        rho, share = self._weighed(net, batch)
+        e = self._apart(net, batch, loss, rho, share)
+        if e is None:
+            e = self._kept(net, batch, loss, rho, share, *self.compute(net, batch, loss, rho, share))
+        return e
+
+    def _weighed(self, net: Net, batch: Batch) -> tuple[float, float]:
+        """rho and the loss's share in the present step, checked."""
         check_given(net, batch)
         self._turn()
         rho, share = self.rho(self.step), self.share
@@ -86,43 +98,60 @@ class Penalised(Method):
             raise InputError(
                 f"the schedule gave rho = {rho} at step {self.step}; expected a finite number, at least 0."
             )
-        most = torch.finfo(net.V.dtype).max if hasattr(net, "V") else math.inf
+        dtype = next(net.parameters()).dtype
+        most = torch.finfo(dtype).max
         if rho > most:
             raise NumericalError(
-                f"the penalty's weight rho = {rho:g} is outside the range of {str(net.V.dtype)[6:]}, at most {most:.2g}: "
+                f"the penalty's weight rho = {rho:g} is outside the range of {str(dtype)[6:]}, at most {most:.2g}: "
                 "lower the weight."
             )
         if rho == 0 and not share:
             raise InputError(
                 f"pretraining minimises rho G alone, and rho is 0 at step {self.step}; expected a positive weight."
             )
+        return rho, share
+
+    def _apart(self, net: Net, batch: Batch, loss: LossLike, rho: float, share: float) -> Evaluation | None:
+        """The Evaluation in segments, or of a recorded gradient; None where neither is asked for or possible."""
         if self.segments is not None:
-            trained(net)
-            swept = Segmented(one_layer(net, "sweeps in segments"), batch, loss, self.segments)
-            decays: list[Tensor] = []
+            found = self._in_segments(net, batch, loss, rho, share)
+        elif rho and on_gpu(batch):
+            compute = functools.partial(self.compute, share=share)
+            again = self.recordings(lambda *given: compute(*given)[:2], net, batch, loss, rho, share)
+            if again is None:
+                return None
+            found = again
+        else:
+            return None
+        self._steer(found.decays)
+        return without_run(net, batch, loss, found, rho, share)
 
-            def checked(G: Any, lam: Costates, name: str) -> Tensor:
-                decays.append(self._decay(lam))
-                return check_penalty(G, lam, name)
+    def _in_segments(self, net: Net, batch: Batch, loss: LossLike, rho: float, share: float) -> Found:
+        trained(net)
+        swept = Segmented(one_layer(net, "sweeps in segments"), batch, loss, self.segments)
+        decays: list[Tensor | None] = []
 
-            found = swept.penalised(self.penalty, self.penalty.name, rho, checked, share)
-            self._steer(decays[0])
-            return in_segments(net, batch, loss, found, rho, share)
-        compute = functools.partial(self.compute, share=share)
-        again = self.recordings(lambda *given: compute(*given)[:4], net, batch, loss, rho, share) if rho else None
-        if again is not None:
-            losses, (G, decay), gradient = again
-            self._steer(decay)
-            return replayed(net, batch, loss, (losses, G, gradient), rho, share)
-        losses, (G, decay), gradient, run, lam = compute(net, batch, loss, rho)
-        self._steer(decay)
+        def checked(G: Any, lam: Any, name: str) -> Tensor:
+            decays.append(self._decay(lam))
+            return check_penalty(G, lam, name)
+
+        found = swept.penalised(self.penalty, self.penalty.name, rho, checked, share)
+        return found._replace(decays=decays[0])
+
+    def _kept(
+        self, net: Net, batch: Batch, loss: LossLike, rho: float, share: float, found: Found, run: Any, lam: Any
+    ) -> Evaluation:
+        """The Evaluation of a gradient whose run and costates are at hand."""
+        self._steer(found.decays)
+        losses, penalties, gradient, _ = found
         return Evaluation(
-            net, batch, losses.detach(), G.detach(), rho, gradient, lambda: run, lambda _: lam.detach(), share, loss
-        )
+            net, batch, losses, penalties, rho, gradient, lambda: run, lambda _: lam.detach(), share, loss
+        )  # fmt: skip
 
     @torch.no_grad()
     def value(self, net: Net, batch: Batch, loss: LossLike) -> float:
-        run = net(batch.u, batch.lengths, batch.x0)
+        check_given(net, batch)
+        run = door(net)(batch)
         lam = run.costates(loss, batch.y, mask=batch.mask, reduce=batch.reduce)
         return float(batch.mean(self.share * lam.loss + self.rho(self.step) * self.penalty(lam)))
 
@@ -130,27 +159,26 @@ class Penalised(Method):
         # the published Omega is differentiated by W alone: forward, and an adjoint each for the costates and the gradient
         return 10 if self.segments is not None else 3 if self.penalty.name == "omega-published" else 4
 
-    def compute(
-        self, net: Net, batch: Batch, loss: LossLike, rho: Any, share: float = 1.0
-    ) -> tuple[Tensor, Tensor, Gradient, Trajectory, Costates]:
-        """-> losses, [penalties, decays] stacked, gradient, run, costates"""
+    def compute(self, net: Net, batch: Batch, loss: LossLike, rho: Any, share: float = 1.0) -> tuple[Found, Any, Any]:
+        """The gradient, the run and its costates."""
         parameters = trained(net)
         with torch.enable_grad():
-            run = net(batch.u, batch.lengths, batch.x0)
+            run = door(net)(batch)
             lam = run.costates(loss, batch.y, mask=batch.mask, reduce=batch.reduce)
             G = check_penalty(self.penalty(lam), lam, self.penalty.name)
             objective = lam.loss if isinstance(rho, float) and rho == 0 else lam.loss + rho * G if share else rho * G
             try:
-                gradient = differentiate(batch.mean(objective), parameters)
+                grads = torch.autograd.grad(batch.mean(objective), list(parameters.values()), allow_unused=True)
             except NumericalError as error:
                 if not isinstance(rho, float) or rho < LARGE:
                     raise
                 raise NumericalError(f"{error} The penalty's weight is rho = {rho:g}: lower it.") from None
-            return lam.loss, torch.stack([G.detach(), self._decay(lam)]), gradient, run, lam
+            gradient = by_name(parameters, grads)
+            return Found(lam.loss.detach(), G.detach(), gradient, self._decay(lam)), run, lam
 
-    def _decay(self, lam: Costates) -> Tensor:
+    def _decay(self, lam: Any) -> Tensor | None:
         """What the weight is steered by, [B]; nothing is measured otherwise."""
-        return log_decay(lam).to(lam.loss) if isinstance(self.weight, Steered) else torch.zeros_like(lam.loss)
+        return log_decay(lam).to(lam.loss) if isinstance(self.weight, Steered) else None
 
     def _turn(self) -> None:
         """A new step takes the weight that follows from the decays of the one before; an earlier one begins again."""
@@ -160,15 +188,15 @@ class Penalised(Method):
             rho = self.weight.next(state["rho"], measured) if self.step > state["step"] else self.weight.start
             state.update(step=self.step, rho=rho, decay=0.0, samples=0)
 
-    def _steer(self, decays: Tensor) -> None:
+    def _steer(self, decays: Tensor | None) -> None:
         """Note the decays of a batch: a step may have several."""
-        if isinstance(self.weight, Steered):
+        if decays is not None:
             known = decays.double()[~decays.isnan()]
             self.state["decay"] += float(known.sum())
             self.state["samples"] += len(known)
 
 
-def check_penalty(G: Any, lam: Costates, name: str) -> Tensor:
+def check_penalty(G: Any, lam: Any, name: str) -> Tensor:
     B = lam.loss.shape[0]
     if not isinstance(G, Tensor) or G.shape != (B,):
         got = ("a scalar" if G.dim() == 0 else f"shape {list(G.shape)}") if isinstance(G, Tensor) else type(G).__name__

@@ -15,17 +15,21 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.utils.stateless import _reparametrize_module
 
+from ..networks.interface import Net
 from ..networks.network import Trajectory
-from ..networks.readout import Net
 from ..objectives.batch import Batch
 from ..sweeps.checks import Doubt, ask, deferred
 from ..sweeps.engines.cuda.capture import GraphCache, capturing, prepare
-from ..sweeps.run import Swept
+from ..sweeps.torch_internals import with_parameters
+from .evaluation import Found
 
-Found = tuple[Tensor, Tensor, dict[str, Tensor]]  # losses, penalties, gradient
-Compute = Callable[[Net, Batch, Any, Any], tuple[Tensor, Tensor, dict[str, Tensor], Trajectory]]
+Compute = Callable[[Net, Batch, Any, Any], tuple[Found, Trajectory]]
+
+
+def on_gpu(batch: Batch) -> bool:
+    """Is this a batch whose gradient may be recorded? Asked first: most are not."""
+    return isinstance(batch.u, Tensor) and batch.u.is_cuda
 
 
 class Recording:
@@ -44,10 +48,11 @@ class Recording:
     def compute(self, compute: Compute, net: Net, loss: Any) -> tuple[Found, list[Doubt]]:
         """Parameters are replaced by leaves that share their memory: autograd ties a leaf to the stream it is first used on."""
         leaves = {name: p.detach().requires_grad_(p.requires_grad) for name, p in net.named_parameters()}
-        with deferred() as doubts, _reparametrize_module(net, leaves):
-            losses, penalties, gradient, run = compute(net, self.batch, loss, self.rho)
-            assert isinstance(run.run, Swept)
-            return (losses.detach(), penalties.detach(), gradient), [*doubts, *run.run.plan.doubts]
+        with deferred() as doubts, with_parameters(net, leaves):
+            found, run = compute(net, self.batch, loss, self.rho)
+            swept = run.run.formula
+            assert swept is not None
+            return found, [*doubts, *swept.plan.doubts]
 
     def __call__(self, batch: Batch, rho: float) -> Found:
         for name in ("u", "y", "x0"):
@@ -56,8 +61,13 @@ class Recording:
                 held.copy_(getattr(batch, name))
         self.rho.fill_(rho)
         self.graph.replay()
-        losses, penalties, gradient = self.found
-        result = losses.clone(), penalties.clone(), {name: g.clone() for name, g in gradient.items()}
+        found = self.found
+        result = Found(
+            found.losses.clone(),
+            found.penalties.clone(),
+            {name: g.clone() for name, g in found.gradient.items()},
+            None if found.decays is None else found.decays.clone(),
+        )
         if not self.fine.item():
             ask(self.doubts)
         return result
@@ -81,15 +91,9 @@ class Recordings:
 
     def key(self, net: Net, batch: Batch, loss: Any) -> Any:
         """What a recording depends on; None where there can be none."""
-        plain = isinstance(batch.u, Tensor) and batch.lengths is None and batch.mask is None and batch.weight is None
-        if (
-            not plain
-            or not batch.u.is_cuda
-            or net.cell is None
-            or (net.dropout and net.training)
-            or net.engine not in ("cuda", "scan")
-            or not isinstance(batch.y, Tensor | None)
-        ):
+        plain = batch.lengths is None and batch.mask is None and batch.weight is None
+        own = net.recordable() if isinstance(net, Net) else None
+        if not plain or own is None or not on_gpu(batch) or not isinstance(batch.y, Tensor | None):
             return None
         if torch.cuda.is_current_stream_capturing() or (batch.y is not None and not batch.y.is_cuda):
             return None
@@ -99,7 +103,4 @@ class Recordings:
             hash(loss)
         except TypeError:
             return None
-        return (
-            id(net), net.cell, str(net.engine), weights, loss, net.readout, net.output, net.training,
-            like(batch.u), like(batch.y), like(batch.x0), batch.reduce,
-        )  # fmt: skip
+        return id(net), own, weights, loss, like(batch.u), like(batch.y), like(batch.x0), batch.reduce

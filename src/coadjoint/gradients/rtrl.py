@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InputError, KindError
-from ..networks.readout import Net, check_net
+from ..networks.interface import Net, check_net
+from ..networks.network import Network
 from ..objectives.batch import Batch
 from ..objectives.losses import LossLike, sloped
 from ..sweeps.layout import lay_out, tensor_of
@@ -20,7 +21,7 @@ from .evaluation import Evaluation, Gradient, later
 from .influence import Influence
 from .method import Method, check_given, check_streams, one_layer, trained
 from .restoring import misfit
-from .streams import checked, target_of, unshown
+from .streams import checked, target_of
 
 
 class RTRL(Method):
@@ -32,6 +33,7 @@ class RTRL(Method):
 
     def evaluate(self, net: Net, batch: Batch, loss: LossLike) -> Evaluation:
         check_given(net, batch)
+        net = by_steps(net)
         layout, flat = lay_out(batch.u, batch.lengths, net.inputs, net.V)
         rows = layout.rows
         T, B, every = rows.T, rows.B, net.readout == "every"
@@ -72,15 +74,20 @@ class RTRL(Method):
         return Stream(net, batch, x0)
 
 
+def by_steps(net: Net) -> Network:
+    """The network, if it can be taken one step at a time and has a linear readout; others are refused."""
+    net.plain("real-time recurrent learning")
+    net.still("real-time recurrent learning")
+    return one_layer(net, "one step at a time")
+
+
 class Stream:
     """`batch` streams in parallel: their states x [B, n] and influences S_t = dx_t/dtheta, {parameter: [B, n, ...]}."""
 
     def __init__(self, net: Net, batch: int, x0: Tensor | None = None) -> None:
         check_net(net)
         check_streams(batch)
-        net.plain("real-time recurrent learning")
-        net.still("real-time recurrent learning")
-        self.net, self.batch, self.given = one_layer(net, "one step at a time"), batch, x0
+        self.net, self.batch, self.given = by_steps(net), batch, x0
         self.names = [n for n in trained(net) if n not in ("V", "b_o")]
         self.shown = {name: p for name, p in trained(net).items() if name in ("V", "b_o")}
         self.carried = Influence(self.net, self.names, batch)
@@ -126,7 +133,7 @@ class Stream:
             if weight is not None:
                 by_a = by_a * (weight if index is None else weight[index])[:, None]
             by_a = by_a / self.batch if self.batch > 1 else by_a
-            gradient = self.carried.pull(unshown(net, by_a @ net.V), index)
+            gradient = self.carried.pull(net.unshown(by_a @ net.V), index)
             if "V" in self.shown:
                 gradient["V"] = by_a.t() @ h
             if "b_o" in self.shown:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -24,21 +23,20 @@ from torch.nn.functional import pad
 from ..errors import InputError, Unsupported
 from ..networks.judge import Judge
 from ..networks.network import Network
-from ..sweeps.costates import Costates, check_power, norm
+from ..sweeps.costates import Costates, norm
 from ..sweeps.layout import Layout
 from ..sweeps.overflow import check
 from ..sweeps.plan import Plan, Tape, settle
-from ..sweeps.rows import Rows, scale
+from ..sweeps.rows import Rows
 
 if TYPE_CHECKING:
-    from .segments import Gradient, Segmented
+    from .segments import Segmented
 
 
 class Scalars(Costates):
     """Costates of which only numbers of single steps are known: norms, log-norms, log-ratios, exponents."""
 
     name: str
-    size_1: Tensor
 
     def __init__(self, trajectory: Any, name: str, at: AllSteps, loss: Tensor) -> None:
         known = {"trajectory": trajectory, "name": name, "loss": loss, **at._asdict()}
@@ -53,10 +51,6 @@ class Scalars(Costates):
     @property
     def mask(self) -> Tensor:
         return self.trajectory.mask.to(self.size.device)
-
-    def norms(self, p: int = 2) -> Tensor:
-        check_power(p)
-        return scale(self.size if p == 2 else self.size_1, self.exponent)
 
     def squared_norms(self) -> Tensor:
         """By the norms alone: nobody takes a second derivative of these."""
@@ -113,13 +107,6 @@ class Back(NamedTuple):
     lam: Tensor  # mantissas
     delta: Tensor
     k: Tensor
-
-
-@dataclass(frozen=True, eq=False)
-class Found:
-    gradient: Gradient
-    losses: Tensor
-    penalties: Tensor
 
 
 def verify(plan: Plan, end: Tensor, what: str, states: Callable[[], Tensor]) -> None:

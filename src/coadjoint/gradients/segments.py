@@ -36,10 +36,10 @@ from ..sweeps.overflow import blamed, unscaled
 from ..sweeps.plan import Plan, Tape, settle
 from ..sweeps.rows import Link, Rows, scale
 from ..sweeps.slopes import bend, next_of, read, read_push
-from .segment import AllSteps, Back, Crossing, Ends, Found, Piece, Scalars, Slopes, Source, Unkept, detached, verify
+from .evaluation import Found, Gradient
+from .segment import AllSteps, Back, Crossing, Ends, Piece, Scalars, Slopes, Source, Unkept, detached, verify
 
 Segments = int | str | bool | None
-Gradient = dict[str, Tensor]
 
 
 def wanted(segments: Segments) -> Segments:
@@ -75,9 +75,8 @@ class Segmented:
             raise error
         with torch.enable_grad():  # the parameters' own graph: masks, gates apart
             self.start = self.layout.sort(net.start(batch.x0, rows.B))
-            self.W = net.recurrent()
-            self.base, self.side = net.into(net.R, net.b)
-            self.p = net.packed()
+            taken = net.in_parts()
+            self.W, self.base, self.side, self.p = taken.W, taken.base, taken.side, taken.p
         self.judge = Judge.of(net, self.layout, loss, batch.y, batch.mask, batch.reduce, net.V)
         self.steps = length(rows, segments)
         self.sizes = rows.sizes[:: self.steps]  # the samples of each segment
@@ -199,7 +198,7 @@ class Segmented:
         with torch.enable_grad():
             (of_loss,) = torch.autograd.grad(self.batch.mean(leaf), leaf)
         self.adjoint(ends, of_loss)
-        return Found(self.gradient(ends), ends.losses.detach(), torch.zeros_like(leaf))
+        return Found(ends.losses.detach(), torch.zeros_like(leaf), self.gradient(ends))
 
     @torch.no_grad()
     def adjoint(self, ends: Ends, of_loss: Tensor) -> None:
@@ -267,7 +266,7 @@ class Segmented:
         else:
             mus, mu_last = self.pass_tangents(ends, share, crossing, slopes)
             self.second_adjoint(ends, share, of_loss, crossing, slopes, mus, mu_last)
-        return Found(self.gradient(ends), ends.losses.detach(), found)
+        return Found(ends.losses.detach(), found, self.gradient(ends))
 
     @torch.no_grad()
     def pass_costates(self, ends: Ends, share: Tensor) -> tuple[AllSteps, Crossing]:

@@ -20,15 +20,6 @@ if TYPE_CHECKING:
     from .truncated import Windows
 
 
-def unshown(net: Network, bar: Tensor) -> Tensor:
-    """The costate of a state of which the slots `shows` are read: the transpose of `shown`."""
-    if net.slots == 1:
-        return bar
-    parts = dict(zip(net.shows, bar.split(net.hidden, -1), strict=True))
-    none = torch.zeros_like(parts[net.shows[0]])
-    return torch.cat([parts.get(i, none) for i in range(net.slots)], -1)
-
-
 def checked(stream: Stream | Windows, u: Tensor) -> Tensor:
     """u_t as [B, inputs], finite."""
     check_like("u_t", u, stream.net.V)

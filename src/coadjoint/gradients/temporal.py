@@ -17,7 +17,6 @@ from ..sweeps import slopes
 from ..sweeps.costates import Costates
 from ..sweeps.layout import Layout, dense
 from ..sweeps.rows import scale
-from ..sweeps.run import Swept
 
 if TYPE_CHECKING:
     from .evaluation import Evaluation, Gradient
@@ -42,11 +41,12 @@ class Temporal:
 
     @staticmethod
     def of(e: Evaluation) -> Temporal:
-        if not isinstance(e.network, Network):
+        net = e.network.one_layer
+        if net is None:
             raise Unsupported("temporal components are those of one layer: use a co.Network.")
         lam = e.costates
-        net, run, layout = e.network, lam.trajectory.run, lam.trajectory.layout
-        if not isinstance(run, Swept):
+        run, layout = lam.trajectory.run.formula, lam.trajectory.layout
+        if run is None:
             raise Unsupported(
                 "temporal components need the cell's formula: use engine 'cpu' or 'reference', not a step function or engine 'autograd'."
             )

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError, brief, whole
-from ..networks.readout import Net, check_net
+from ..networks.interface import Net, check_net
+from ..networks.network import Network
 from ..objectives.batch import Batch
 from ..objectives.losses import LossLike, entries
 from ..sweeps.layout import lay_out, tensor_of
@@ -39,7 +40,7 @@ class Truncated(Method):
 
     def evaluate(self, net: Net, batch: Batch, loss: LossLike) -> Evaluation:
         check_given(net, batch)
-        net.whole("truncated backpropagation")
+        net = one_layer(net, "truncated backpropagation")
         layout, flat = lay_out(batch.u, batch.lengths, net.inputs, net.V)
         u, lengths = layout.padded(flat), layout.lengths
         with torch.no_grad():
@@ -61,7 +62,7 @@ class Truncated(Method):
         return 1 + 2 * pulled / (min(self.k1, T) if net.readout == "every" else T)
 
     def _window(
-        self, net: Net, batch: Batch, loss: LossLike, u: Tensor, lengths: Tensor, x: Tensor, index: Tensor, end: int
+        self, net: Network, batch: Batch, loss: LossLike, u: Tensor, lengths: Tensor, x: Tensor, index: Tensor, end: int
     ) -> Gradient:
         """The gradient of the samples' losses of the last k1 steps up to `end`, pulled back k2 steps."""
         begin, fresh = max(0, end - self.k2), end - ((end - 1) % self.k1 + 1)

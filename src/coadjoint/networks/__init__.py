@@ -4,6 +4,7 @@
 
 This package imports `objectives` and what is above it. It knows nothing of gradient methods.
 
+interface      Net and NetRun: what gradient methods, diagnostics and training take
 recurrence     W, R, b, x_0 and the cell's parameters
 readout        V, b_o: from states to outputs
 judge          from outputs to the loss of each sample
@@ -13,15 +14,33 @@ stack          Stack: layers of any cells, both directions
 seq2seq, decoding   EncoderDecoder: sequence to sequence, with attention
 reservoir, ridge    echo state networks; readouts in closed form
 initialisers   starts by name
+factory        make: networks by plain options; about: what a cell is in a network
 """
 
 from __future__ import annotations
 
-from . import ridge
+from . import initialisers, ridge
+from .about import About, about
+from .factory import make
+from .interface import Net, NetRun
 from .layers import Recorded
 from .network import Network, Trajectory
 from .reservoir import Reservoir
 from .seq2seq import EncoderDecoder
 from .stack import Stack
 
-__all__ = ["EncoderDecoder", "Network", "Recorded", "Reservoir", "Stack", "Trajectory", "ridge"]
+__all__ = [
+    "About",
+    "EncoderDecoder",
+    "Net",
+    "NetRun",
+    "Network",
+    "Recorded",
+    "Reservoir",
+    "Stack",
+    "Trajectory",
+    "about",
+    "initialisers",
+    "make",
+    "ridge",
+]

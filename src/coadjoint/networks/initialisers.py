@@ -16,9 +16,9 @@ from ..cells.cell import Uniform
 from ..cells.structures import cut
 from ..errors import InputError, Unsupported, brief, check_kind, check_seed, choose, real, whole
 from ..sweeps.layout import dense
-from .readout import Readout, check_net
+from .interface import Net as AnyNet
+from .interface import check_net
 from .recurrence import Recurrence
-from .stack import Stack
 
 
 def spectral_(W: Tensor, radius: float, generator: torch.Generator | None = None) -> Tensor:
@@ -101,7 +101,7 @@ def fan_(W: Tensor, gain: float, both: bool, generator: torch.Generator | None =
     return gaussian_(W, (gain / n) ** 0.5, generator)
 
 
-Net = TypeVar("Net", bound=Readout)
+Net = TypeVar("Net", bound=AnyNet)
 Drawn = Callable[[Tensor, dict[str, float], torch.Generator], Tensor]
 
 
@@ -163,7 +163,7 @@ def initialise(net: Net, name: str, *, seed: int = 0, **given: float) -> Net:
     other per-unit parameters and x0 stay as they are."""
     start = INITIALISERS[choose("initialiser", name, INITIALISERS)]
     check_net(net)
-    generator = torch.Generator(device=net.V.device).manual_seed(check_seed(seed))
+    generator = torch.Generator(device=net.like.device).manual_seed(check_seed(seed))
     for what, value in given.items():
         if what not in start.options:
             raise InputError(f"initialiser '{name}' takes {' and '.join(start.options) or 'no options'}; got {what}.")
@@ -195,14 +195,14 @@ def initialise(net: Net, name: str, *, seed: int = 0, **given: float) -> Net:
     return net
 
 
-def units(net: Readout, layers: Mapping[str, Recurrence], key: str) -> int:
+def units(net: AnyNet, layers: Mapping[str, Recurrence], key: str) -> int:
     """How many units the constructor draws a parameter for: a linear map's inputs, a layer's own, or what the readout reads."""
     path = key.rpartition(".")[0]
     module = net.get_submodule(path)
     if isinstance(module, nn.Linear) and "step" not in path.split("."):
         return module.in_features
     within = [layer.hidden for path, layer in layers.items() if key.startswith(path)]
-    return within[0] if within else net.layers.sizes[-1] if isinstance(net, Stack) else net.V.shape[1]
+    return within[0] if within else net.reads
 
 
 PLAIN = "Use init 'torch', 'gaussian', 'glorot' or 'he'."

@@ -1,6 +1,6 @@
-"""Readout: from states to outputs, and from outputs to the loss of each sample.
+"""Judge: from outputs to the loss of each sample.
 
-a = V h + D u + b_o,  y_hat = phi(a)     h what is seen of the states: at the last step, at every step or of all steps
+y_hat = phi(a),  L_j = sum over what counts of weight * loss(y_hat, y)
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from ..objectives.losses import LossLike
 from ..sweeps.checks import insist
 from ..sweeps.layout import Laid, Layout, dense, tensor_of
 from ..sweeps.rows import Rows
-from .readout import Readout
+from .interface import Net
 
 
 @dataclass(frozen=True, eq=False)
 class Judge:
     """A loss and what it compares with, in rows: those of the samples (readout "last") or of their steps ("every")."""
 
-    network: Readout
+    network: Net
     layout: Layout
     loss: LossLike
     y: Tensor | None
@@ -35,9 +35,7 @@ class Judge:
     reduce: str
 
     @staticmethod
-    def of(
-        net: Readout, layout: Layout, loss: LossLike, y: Any, mask: Tensor | None, reduce: str, like: Tensor
-    ) -> Judge:
+    def of(net: Net, layout: Layout, loss: LossLike, y: Any, mask: Tensor | None, reduce: str, like: Tensor) -> Judge:
         """Arguments as in `Trajectory.loss`, checked; like: an array of the network's type."""
         every, B, T = net.readout == "every", layout.rows.B, layout.rows.T
         choose("reduce", reduce, ("sum", "mean"))
@@ -180,7 +178,7 @@ class Answers(Laid):
 
 
 @contextlib.contextmanager
-def judged(net: Readout) -> Iterator[None]:
+def judged(net: Net) -> Iterator[None]:
     """Without dropout and noise."""
     training = net.training
     net.eval()

@@ -1,19 +1,14 @@
-"""Record what the modules of co.nn do, and ask for their costates.
+"""Costates through several layers.
 
-    with co.record(model) as tape:
-        loss = per_sample_loss(model(u), y)                    # [B]
-    loss = loss + 0.1 * tape.penalty("log-ratio", loss)        # penalised backpropagation
-    loss.mean().backward()
-
-A module is a stack of sweeps. Its top ones receive the loss's gradient by the module's outputs; each receives from those
-above it what they would send down, in units of their costates, so that nothing vanishes on the way.
+A stack, or a module of co.nn, is a stack of sweeps. Its top ones receive the loss's gradient by its outputs; each receives
+from those above it what they would send down, in units of their costates, so that nothing vanishes on the way.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, overload
 
 import torch
@@ -24,9 +19,9 @@ from ..errors import InputError, Unsupported
 from ..objectives.penalties import PARTS
 from ..sweeps.costates import Costates, Passage
 from ..sweeps.layout import Layout
-from ..sweeps.plan import settle
 from ..sweeps.rows import NONE, ROOM, Rows, exponent, scale
-from ..sweeps.run import Costate, Stepped, Swept
+from ..sweeps.run import Costate, SeenRun, SweepRun
+from ..sweeps.torch_internals import innermost_transform
 
 DIRECTIONS = ("forward", "reverse")
 Source = tuple[Tensor, Tensor | None]  # s and its unit: s 2^unit, for each state row
@@ -47,7 +42,7 @@ class Layer(Passage):
 class Piece:
     """What a layer leaves behind in one direction."""
 
-    run: Swept | Stepped
+    run: SweepRun
     drive: Sequence[Tensor]  # what the inputs said to its steps
     hidden: int
     turned: bool
@@ -65,10 +60,10 @@ class Level:
 
 
 @dataclass(frozen=True, eq=False)
-class Masked:
+class Masked(SeenRun):
     """A run under recurrent dropout. Its last slot r = m h is h by another name: the state is what stands before it."""
 
-    run: Swept | Stepped
+    run: SweepRun
     mask: Tensor  # m, [B + N, d]
 
     @property
@@ -90,7 +85,7 @@ class Masked:
 
 
 def refuse_transforms() -> None:
-    if torch._C._functorch.peek_interpreter_stack() is not None:
+    if innermost_transform() is not None:
         raise Unsupported(
             "costates of a recording are made by torch.autograd, which torch.func's transforms do not see. Use backward() "
             "or torch.autograd.grad, or co.Network."
@@ -138,6 +133,16 @@ class Recorded(Sequence[Costates]):
             raise InputError(f"no costates of {where}; there are those of " + "; ".join(map(name_of, self)) + ".")
         return Recorded(found, self.loss)
 
+    @property
+    def layers(self) -> Sequence[Costates]:
+        """Those of each layer and direction."""
+        return self.items
+
+    def forwards(self) -> Costates:
+        """The layers of the first module that read forwards, as one; of an encoder and a decoder, the encoder's."""
+        first: Any = self.items[0].trajectory
+        return self.select(module=first.module, call=first.call, direction="forward").whole()
+
     def whole(self) -> Costates:
         """The costates of all states as one: lam_t of the stack, its layers' side by side in one unit for each step.
 
@@ -157,7 +162,7 @@ class Recorded(Sequence[Costates]):
         top = functools.reduce(torch.maximum, units)
         top = torch.where(top == NONE, 0, top).to(self.items[0].powers.dtype)
         rows = torch.cat([scale(lam.rows, (lam.powers - top)[:, None]) for lam in self.items], 1)
-        run: Any = Joined([lam.trajectory.run for lam in self.items])
+        run = Joined([lam.trajectory.run for lam in self.items])
         shown = [lam.trajectory.shown for lam in self.items]
         return Costates(Together(first.layout, run, first.hidden, shown), rows, top, self.items[0].loss)
 
@@ -174,10 +179,10 @@ class Together(Passage):
 
 
 @dataclass(frozen=True, eq=False)
-class Joined:
+class Joined(SeenRun):
     """The runs of several layers as one: their states side by side."""
 
-    runs: Sequence[Any]
+    runs: Sequence[SweepRun]
 
     @property
     def x(self) -> Tensor:
@@ -229,7 +234,7 @@ def down(
                     own.append((by_x, None if k is None else of_states(rows, turn(k))))
         with torch.set_grad_enabled(again):
             for piece, own, s_last in zip(level.pieces, sources, g_last[layer], strict=True):
-                run = strict(piece.run)
+                run = piece.run.strict()  # whatever the module lets through
                 costate = swept(rows, run, own, s_last)
                 if costate is not None:
                     found.append((piece, run, costate))
@@ -248,26 +253,21 @@ def down(
                 k = costate.exponent[rows.B :]
                 sent = [*sent, (down_here, rows.turned(k) if piece.turned else k)]
         arriving = sent
-    for piece in (p for level in levels for p in level.pieces):
-        if isinstance(piece.run, Swept) and not again:
-            settle(piece.run.plan)
+    if not again:
+        for piece in (p for level in levels for p in level.pieces):
+            piece.run.settle()
     return items
 
 
 def costates(
-    layout: Layout, names: tuple[Any, ...], piece: Piece, run: Any, costate: Costate, loss: Tensor
+    layout: Layout, names: tuple[Any, ...], piece: Piece, run: SweepRun, costate: Costate, loss: Tensor
 ) -> Costates:
     """What is found, by its names."""
     lam, rows = costate.mantissa, layout.rows
     if piece.mask is not None:
-        run = Masked(run, torch.cat([piece.mask, piece.mask.index_select(0, rows.sample.to(lam.device))]))
-        lam = run.seen(lam)
+        masked = Masked(run, torch.cat([piece.mask, piece.mask.index_select(0, rows.sample.to(lam.device))]))
+        run, lam = masked, masked.seen(lam)
     return Costates(Layer(layout, run, piece.hidden, *names), lam, costate.exponent, loss.to(lam.dtype))
-
-
-def strict(run: Swept | Stepped) -> Swept | Stepped:
-    """Costates that leave the range of their type are an error, whatever the module lets through."""
-    return replace(run, plan=replace(run.plan, checked=True)) if isinstance(run, Swept) else run
 
 
 def of_states(rows: Rows, k: Tensor) -> Tensor:
@@ -275,7 +275,7 @@ def of_states(rows: Rows, k: Tensor) -> Tensor:
     return torch.cat([k[: rows.B], k])
 
 
-def swept(rows: Rows, run: Swept | Stepped, sources: list[Source], s_last: Tensor | None) -> Costate | None:
+def swept(rows: Rows, run: SweepRun, sources: list[Source], s_last: Tensor | None) -> Costate | None:
     """The costate that the sources make; None if there are none.
 
     Sources in different units are added up in that of the costate they make. It is that of the largest of them, unless the

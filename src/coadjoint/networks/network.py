@@ -8,13 +8,12 @@ lam_t = dL/dx_t                                    t = 0..T, each sample's own l
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 
 from ..cells.cell import Cell
 from ..cells.library import Activation
@@ -24,10 +23,11 @@ from ..objectives.losses import LossLike, Output
 from ..sweeps.costates import Costates, Passage
 from ..sweeps.layout import Layout, Sequences, dense, lay_out, tensor_of
 from ..sweeps.rows import Rows
+from ..sweeps.torch_internals import forward_mode_is_on, innermost_transform
 from ..sweeps.wrappers import refuse_wrapped
 from .judge import Answers
 from .readout import DROPPED, Readout, check_dropout
-from .recurrence import Entering, Recurrence, positive
+from .recurrence import Effective, Entering, Recurrence, positive
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +67,7 @@ class Trajectory(Passage, Answers):
         run, every = self.run, self.network.readout == "every"
         by_x = self.network.by_steps
         x, last, pre, attached = run.x, run.last, self.pre, run.x.requires_grad
-        dual, mapped = forward_ad._current_level >= 0, torch._C._functorch.peek_interpreter_stack() is not None
+        dual, mapped = forward_mode_is_on(), innermost_transform() is not None
         recorded = (torch.is_grad_enabled() and (attached or self.pre.requires_grad)) or dual or mapped
         s, s_last = None, None
         if mapped and not isinstance(loss, Tensor):  # torch.func allows no leaves of our own
@@ -141,7 +141,7 @@ class Network(Recurrence, Readout):
     mask        a fixed mask on W, shaped like W: zeros are absent connections
     structure   of W: "antisymmetric", "orthogonal", "cayley", "diagonal", "low-rank", "dale" or a torch parametrisation
                 (co.parametrisations); some cells bring their own
-    engine      "auto", "cpu", "eager", "cuda", "stepwise", "reference", "autograd"; `net.engine` says which runs,
+    engine      "auto", "cpu", "eager", "cuda", "scan", "reference", "autograd"; `net.engine` says which runs,
                 `net.engine.why` why
     slots       for a step function: how many parts of size `hidden` its state has
     options     of a cell given by name: eps=0.05, ...
@@ -199,8 +199,25 @@ class Network(Recurrence, Readout):
     def extra_repr(self) -> str:
         return f"{self.name}, inputs={self.inputs}, hidden={self.hidden}, outputs={self.outputs}, readout={self.summary or self.readout!r}, engine={self._engine!r}"
 
+    @property
+    def one_layer(self) -> Network:
+        return self
+
+    @property
+    def recurrences(self) -> Iterable[tuple[str, Recurrence]]:
+        return (("", self),)
+
+    @property
+    def reads(self) -> int:
+        return self.wide
+
+    def recordable(self) -> Hashable | None:
+        drops = self.dropout and self.training
+        if self.cell is None or drops or self.engine not in ("cuda", "scan"):
+            return None
+        return self.cell, str(self.engine), self.readout, self.output, self.training
+
     def whole(self, what: str) -> None:
-        """Refuse `what`, which takes a sequence apart, where that is not the same."""
         if self.summary is not None:
             raise Unsupported(
                 f"{what}: readout='{self.summary}' reads all steps of a sequence at once. Use BPTT or Penalised without segments."
@@ -208,15 +225,15 @@ class Network(Recurrence, Readout):
         self.still(what)
         super().whole(what)
 
-    def into(self, R: Tensor, b: Tensor | None) -> Entering:
-        """The weights and biases that make (base, side) of the inputs of a part of a sequence."""
+    def in_parts(self) -> Effective:
+        """The weights of a sweep over a part of a sequence."""
         self.whole("sweeps in segments")
         self.plain("a sweep in segments")
         if self.shows != [0]:
             raise Unsupported(
                 "a sweep in segments has no readout of several slots. Use BPTT or Penalised without segments."
             )
-        return self.entering(R, b)
+        return self.effective()
 
     def looked_at(self, rows: Rows, x: Tensor, last: Tensor) -> Tensor:
         """What the readout looks at: the states of all steps, or each sample's last."""

@@ -7,21 +7,21 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from ..cells.cell import Cell
 from ..cells.making import parameter
-from ..cells.transport import Structured
-from ..errors import MOST, InputError, KindError, Unsupported, brief, choose, real, whole
+from ..errors import MOST, InputError, Unsupported, brief, choose, real, whole
 from ..objectives import losses
 from ..objectives.losses import Output
 from ..sweeps.affine import affine
 from ..sweeps.rows import Rows
+from ..sweeps.torch_internals import has_parameter
+from .interface import SequenceNet
 
 
 def tilted(net: Readout, rows: Rows, h: Tensor, more: dict[str, Tensor]) -> Tensor:
@@ -74,19 +74,15 @@ def check_dropout(p: Any, of: str) -> float:
     return float(p)
 
 
-class Readout(Structured):
-    """V, b_o and what else a readout has; of a Network and of a Stack.
+class Readout(SequenceNet):
+    """V, b_o and what else a readout has: what a Network and a Stack share.
 
     readout  "last", "every", or a summary of all steps (then self.readout is "last", and self.summary says which)
     deep     hidden layers between h and V: h <- tanh(O h + c), as many as there are widths
     dropout  the share of the inputs and of h that is dropped, in training
     """
 
-    inputs: int
-    outputs: int
-    cell: Cell | None = None  # if there is one
-    apart = "this network reads whole sequences"  # why `whole` refuses
-    dropout: float = 0.0
+    apart = "this network reads whole sequences"
 
     def _make_readout(
         self, wide: int, *, readout: str, output: Output, bias: bool, skip: bool, beta: float | None, steps: int | None,
@@ -128,17 +124,9 @@ class Readout(Structured):
         for layer in self.deep:
             layer.reset_parameters()  # type: ignore[operator]
 
-    def whole(self, what: str) -> None:
-        """Refuse `what`, which takes a sequence apart, where that is not the same."""
-        raise Unsupported(f"{what}: {self.apart}. Use BPTT or Penalised without segments.")
-
-    def still(self, what: str) -> None:
-        """Refuse `what`, which runs the network more than once, where each run drops something else."""
-        if self.dropout and self.training:
-            raise Unsupported(
-                f"{what}: dropout={self.dropout:g} drops something else in every run, in training. Leave it out, call net.eval(), or "
-                "use BPTT or Penalised without segments."
-            )
+    @property
+    def like(self) -> Tensor:
+        return self.V
 
     def dropping(self, rows: int, wide: int) -> Tensor | None:
         """The mask of an array [rows, wide]; None where nothing is dropped."""
@@ -149,8 +137,17 @@ class Readout(Structured):
         """Is what V reads linear in the states?"""
         return self.summary is None and not len(self.deep)
 
+    def beside_readout(self) -> Iterator[str]:
+        for name, has in (
+            ("skip=True", hasattr(self, "D")),
+            ("deep=", len(self.deep) > 0),
+            ("readout='attention'", hasattr(self, "w_a")),
+            ("a parametrised V", not has_parameter(self, "V")),
+        ):
+            if has:
+                yield name
+
     def plain(self, what: str) -> None:
-        """Refuse `what`, which knows V and b_o alone."""
         for name, has in (("skip=True", hasattr(self, "D")), ("deep=", len(self.deep) > 0)):
             if has:
                 raise Unsupported(f"{what} has no {name}. Use BPTT or Penalised without segments.")
@@ -193,12 +190,3 @@ class Readout(Structured):
             return a
         assert u is not None
         return a + affine(self.beside(rows), self.read_at(rows, u), more["D"], None)
-
-
-def check_net(net: Any) -> None:
-    """A network, or a module around one."""
-    if not hasattr(net, "readout") and not hasattr(getattr(net, "module", None), "readout"):
-        raise KindError(f"the network must be a co.Network, co.Stack or co.EncoderDecoder; got {brief(net)}.")
-
-
-Net = Readout  # what gradient methods and training take: a Network, a Stack, an EncoderDecoder

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import numbers
 from collections.abc import Callable, Sequence
@@ -23,13 +24,12 @@ from ..sweeps.engines import Choice
 from ..sweeps.layout import Layout, check_like, dense, not_finite
 from ..sweeps.plan import Plan, ensure
 from ..sweeps.rows import Rows
-from ..sweeps.run import Stepped, Swept
+from ..sweeps.run import Stepped, SweepRun, Swept
 
 Weights = tuple[Tensor, Tensor | None]
 Entering = tuple[Weights, Weights | None]
-Drive = tuple[
-    Tensor | None, ...
-]  # what the inputs say to each step: (base, side) for a formula, (u,) for a step function
+# What the inputs say to each step: (base, side) for a formula, (u,) for a step function.
+Drive = tuple[Tensor | None, ...]
 
 
 def positive(**sizes: Any) -> None:
@@ -38,6 +38,67 @@ def positive(**sizes: Any) -> None:
             raise InputError(f"{name} must be a positive integer; got {brief(value)}.")
         if int(value) > MOST:
             raise InputError(f"{name} must be at most {MOST:,}; got {brief(value)}.")
+
+
+class Effective:
+    """The weights of a recurrence as its formula takes them: W with its structure and mask, and what the cell's own
+    `weights` make of W, R and b.
+
+    W     [gates d, reads d]; None if the cell has none
+    R, b  rows of all that enters, gates and inputs
+    base  (R, b) of what is added to W r(x); side: of what enters beside it, None if nothing does
+    p     the cell's own parameters side by side; None if it has none
+    x0    where states begin if they are not told
+    """
+
+    def __init__(self, of: Recurrence) -> None:
+        assert of.cell is not None
+        self.of, self.cell, self.x0 = of, of.cell, of.x0
+        W: Tensor | None = of.W  # looked up once: a structured W is made anew each time
+        if W is not None and of.mask is not None:
+            W = W * of.mask
+        R: Tensor = of.R
+        b: Tensor | None = of.b
+        if of.cell.weights is not None:
+            assert W is not None
+            W, R, b = of.cell.weights(W, R, b, dict(of.p.items()))
+        self.W, self.R, self.b = W, R, b
+
+    @functools.cached_property
+    def p(self) -> Tensor | None:
+        """Each times one, so that its gradient is not a part of another's memory."""
+        return torch.cat([y * 1 for y in self.of.p.values()]) if len(self.of.p) else None
+
+    @functools.cached_property
+    def entering(self) -> Entering:
+        """(base, side): the weights and biases that make the drive of the inputs."""
+        cell, d = self.cell, self.of.hidden
+        if cell.enters == cell.gates and not cell.side:
+            return (self.R, self.b), None
+        place = {name: i * d for i, name in enumerate(cell.enters)}
+
+        def of(y: Tensor, names: Sequence[str | None]) -> Tensor:
+            none = y.new_zeros(d, *y.shape[1:])
+            return torch.cat([none if n is None else y[place[n] : place[n] + d] for n in names])
+
+        def pick(names: Sequence[str | None]) -> Weights:
+            return of(self.R, names), None if self.b is None else of(self.b, names)
+
+        together = [g if g in place and g not in cell.side else None for g in cell.gates]
+        apart = [*cell.side, *cell.inputs]
+        return pick(together), pick(apart) if apart else None
+
+    @property
+    def base(self) -> Weights:
+        return self.entering[0]
+
+    @property
+    def side(self) -> Weights | None:
+        return self.entering[1]
+
+    def step(self) -> Callable[..., Tensor]:
+        """(base_t, side_t, x_{t-1}) -> x_t, by torch's own operations; side_t is left out where there is none."""
+        return formula_step(self.cell, self.W, self.p)
 
 
 class Recurrence(Structured):
@@ -160,7 +221,7 @@ class Recurrence(Structured):
 
     @engine.setter
     def engine(self, name: str) -> None:
-        self._engine = choose("engine", name, [*engines.ENGINES, "auto"])
+        self._engine = engines.current(name)
 
     def _structure(self, given: str | nn.Module | None) -> None:
         """Give W its structure: the one that is asked for, or the cell's own."""
@@ -222,16 +283,17 @@ class Recurrence(Structured):
             return x
         return torch.cat([x[..., i * self.hidden : (i + 1) * self.hidden] for i in self.shows], -1)
 
-    def packed(self) -> Tensor | None:
-        """The cell's own parameters side by side; each times one, so that its gradient is not a part of another's memory."""
-        return torch.cat([y * 1 for y in self.p.values()]) if len(self.p) else None
+    def unshown(self, bar: Tensor) -> Tensor:
+        """The transpose of `shown`: [..., wide] -> [..., n]."""
+        if self.slots == 1:
+            return bar
+        parts = dict(zip(self.shows, bar.split(self.hidden, -1), strict=True))
+        none = torch.zeros_like(parts[self.shows[0]])
+        return torch.cat([parts.get(i, none) for i in range(self.slots)], -1)
 
-    def recurrent(self) -> Tensor | None:
-        """W with its mask, as the formula takes it."""
-        W = self.W if self.mask is None or self.W is None else self.W * self.mask
-        if W is None or self.cell is None or self.cell.weights is None:
-            return W
-        return self.cell.weights(W, self.R, self.b, dict(self.p.items()))[0]
+    def effective(self) -> Effective:
+        """The weights as the formula takes them; of a cell, not of a step function."""
+        return Effective(self)
 
     def drive(
         self, u: Tensor, entering: Entering | None, rows: Rows | None = None, given: Tensor | None = None
@@ -246,27 +308,6 @@ class Recurrence(Structured):
             given = u.new_zeros(len(u), len(self.cell.given) * self.hidden) if given is None else given
             side = given if side is None else torch.cat([side, given], 1)
         return base, side
-
-    def entering(self, R: Tensor, b: Tensor | None) -> Entering:
-        """The weights and biases that make (base, side) of the inputs."""
-        cell, d = self.cell, self.hidden
-        assert cell is not None
-        if cell.weights is not None:
-            W = self.W if self.mask is None or self.W is None else self.W * self.mask
-            assert W is not None
-            _, R, b = cell.weights(W, R, b, dict(self.p.items()))
-        if cell.enters == cell.gates and not cell.side:
-            return (R, b), None
-        place = {name: i * d for i, name in enumerate(cell.enters)}
-
-        def of(y: Tensor, names: Sequence[str | None]) -> Tensor:
-            none = y.new_zeros(d, *y.shape[1:])
-            return torch.cat([none if n is None else y[place[n] : place[n] + d] for n in names])
-
-        pick = lambda names: (of(R, names), None if b is None else of(b, names))
-        together = [g if g in place and g not in cell.side else None for g in cell.gates]
-        apart = [*cell.side, *cell.inputs]
-        return pick(together), pick(apart) if apart else None
 
     def heard(self, delta: Tensor, side: Tensor | None) -> Tensor:
         """What reaches the rows of R and b: columns of delta [N, gates d], and of v's own [N, beside d]."""
@@ -284,31 +325,29 @@ class Recurrence(Structured):
         self.whole("one step at a time")
         if self.cell is None:
             return self._call_step(u, x)
-        drive = self.drive(u, self.entering(self.R, self.b))
-        p = self.packed()
-        return formula_step(self.cell, self.recurrent(), p)(*(d for d in drive if d is not None), x)
+        taken = self.effective()
+        drive = self.drive(u, taken.entering)
+        return taken.step()(*(d for d in drive if d is not None), x)
 
-    def sweep(self, layout: Layout, u: Tensor, start: Tensor) -> tuple[Swept | Stepped, Drive, Entering | None]:
+    def sweep(self, layout: Layout, u: Tensor, start: Tensor) -> tuple[SweepRun, Drive, Entering | None]:
         """Run over step rows u from [B, n] states: the run, what drove its steps, and the weights that made it."""
-        entering, given = None, None
-        if self.cell is not None:
-            entering = self.entering(self.R, self.b)
-            if self.cell.data is not None:
-                given = self.cell.data(layout.rows.time, self.hidden, self.training).to(u)
-        drive, x0 = self.drive(u, entering, layout.rows, given), layout.sort(start)
+        x0 = layout.sort(start)
         if self.cell is None:
-            return Stepped.run(self._call_step, layout.rows, drive, x0), drive, None  # type: ignore[arg-type]
+            return Stepped.run(self._call_step, layout.rows, (u,), x0), (u,), None
+        taken, given = self.effective(), None
+        if self.cell.data is not None:
+            given = self.cell.data(layout.rows.time, self.hidden, self.training).to(u)
+        drive = self.drive(u, taken.entering, layout.rows, given)
         base, side = drive
         assert base is not None
-        p = self.packed()
-        W, engine = self.recurrent(), engines.load(self.engine)
+        engine = engines.load(self.engine)
         if engine is None:
             inputs = (base,) if side is None else (base, side)
-            return Stepped.run(formula_step(self.cell, W, p), layout.rows, inputs, x0), inputs, entering
+            return Stepped.run(taken.step(), layout.rows, inputs, x0), inputs, taken.entering
         plan = Plan(self.cell, layout.rows, engine)
         if u.is_cuda:
             ensure(plan, u, lambda: not_finite(layout, u))
-        return Swept.run(plan, base, side, W, x0, p), drive, entering
+        return Swept.run(plan, base, side, taken.W, x0, taken.p), drive, taken.entering
 
     def _call_step(self, u: Tensor, x: Tensor) -> Tensor:
         state = tuple(x.split(self.hidden, -1)) if self.slots > 1 else x

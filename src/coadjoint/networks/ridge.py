@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 from ..errors import InputError, Unsupported, check_kind
 from ..objectives.batch import Batch
+from .interface import check_net
 from .judge import Judge, judged
-from .readout import Net, check_net
+from .readout import Readout
 
 TINY = sys.float_info.min
 AT_ONCE = 4096  # rows of a decomposition
@@ -70,21 +71,17 @@ class Ridge:
     examples are taken in.
     """
 
-    def __init__(self, net: Net, alpha: float = 1e-6) -> None:
+    def __init__(self, net: Readout, alpha: float = 1e-6) -> None:
         check_net(net)
         self.net, self.alpha = net, number("alpha", alpha, 0, math.inf)
         self.state: dict[str, Tensor] = {}
-        has = {
-            "an answer that is a sequence": net.readout == "sequence", "skip=True": hasattr(net, "D"),
-            "deep=": net.readout != "sequence" and len(net.deep) > 0, "readout='attention'": hasattr(net, "w_a"),
-            "a parametrised V": not isinstance(net._parameters.get("V"), nn.Parameter) and net.readout != "sequence",
-            f"output={net.output!r}": net.output not in ("identity", "softmax", "sigmoid"),
-        }  # fmt: skip
-        for what, on in has.items():
-            if on:
-                raise Unsupported(
-                    f"ridge regression solves V h + b_o alone, and this network has {what}. Use a gradient method for it."
-                )
+        more = list(net.beside_readout())
+        if net.output not in ("identity", "softmax", "sigmoid"):
+            more.append(f"output={net.output!r}")
+        for what in more:
+            raise Unsupported(
+                f"ridge regression solves V h + b_o alone, and this network has {what}. Use a gradient method for it."
+            )
 
     @torch.no_grad()
     def add(self, batch: Batch) -> Ridge:
@@ -94,7 +91,7 @@ class Ridge:
         if batch.y is None:
             raise InputError("ridge regression needs targets: pass y.")
         with judged(net):
-            run = net(batch.u, batch.lengths, batch.x0)
+            run = net.run(batch)
             h = net.seen(run.layout.rows, run.looked_at, net.held()).double()
         rows, layout = run.layout.rows, run.layout
         judge = Judge.of(net, layout, "squared", batch.y, batch.mask, batch.reduce, h)

@@ -30,15 +30,15 @@ from ..sweeps.costates import Costates
 from ..sweeps.engines import Choice
 from ..sweeps.layout import Laid, Layout, Sequences, lay_out, tensor_of
 from ..sweeps.rows import Rows
-from ..sweeps.run import Stepped
+from ..sweeps.run import SeenRun, Stepped
 from ..sweeps.wrappers import refuse_wrapped
 from . import decoding
 from .decoding import Decoded
+from .interface import SequenceNet
 from .judge import Judge
 from .layers import Layer, Level, Recorded, down, refuse_transforms
 from .network import Network
-from .readout import Readout
-from .recurrence import formula_step, positive
+from .recurrence import positive
 from .stack import Kind, Layers, accepted, built
 
 LAYERS = 1000  # the most
@@ -61,7 +61,7 @@ class Memory(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Hearing:
+class Hearing(SeenRun):
     """A run of the decoder. Each context stands behind the state that it has made, where no step reads it: the loss reaches
     c_t there, and its costate is no part of the state's."""
 
@@ -110,6 +110,12 @@ class Translation(Laid):
     def h(self) -> Tensor:
         """h_1..h_T of all samples, as step rows [N, E]."""
         return self.levels[-1].y
+
+    @property
+    def states(self) -> Tensor:
+        """Those of the encoder's layers side by side, [T + 1, B, n]."""
+        runs = [piece.run for level in self.levels for piece in level.pieces]
+        return torch.cat([self.layout.padded_states(run.x) for run in runs], 2)
 
     @functools.cached_property
     def greedy(self) -> Decoded:
@@ -169,7 +175,7 @@ class Translation(Laid):
             on[rows.B :] = judge.weight != 0
         with torch.set_grad_enabled(again):
             found, states = run.run.costate(s, None, on), net.decoder.n
-            at = Layer(judge.layout, run, net.hidden, "decoder", 0, 0, "forward")  # type: ignore[arg-type]
+            at = Layer(judge.layout, run, net.hidden, "decoder", 0, 0, "forward")
             decoder = Costates(at, found.mantissa[:, :states], found.exponent, value)
         where = lambda layer, direction: ("encoder", 0, layer, direction)
         encoder = down(self.layout, levels, g, net.encoder.by_last(None), value, again, where)
@@ -196,7 +202,7 @@ class Translation(Laid):
             return decoding.decode(say, net.begin(memory), net.outputs - 1, most, beam, normalise)
 
 
-class EncoderDecoder(Readout):
+class EncoderDecoder(SequenceNet):
     """An encoder that reads a sequence, and a recurrent decoder that writes another, token by token.
 
     cell       of the encoder, or a list of them, one for each layer; decoder: that of the decoder, the encoder's last if
@@ -293,12 +299,16 @@ class EncoderDecoder(Readout):
             self.v_a = nn.Linear(hidden, 1, bias=False, **make)
 
     @property
-    def V(self) -> nn.Parameter:  # type: ignore[override]
+    def V(self) -> nn.Parameter:
+        """The decoder's readout."""
         return self.decoder.V
 
     @property
-    def deep(self) -> nn.ModuleList:  # type: ignore[override]
-        return self.decoder.deep
+    def like(self) -> Tensor:
+        return self.decoder.V
+
+    def beside_readout(self) -> tuple[str, ...]:
+        return ("an answer that is a sequence",)
 
     @property
     def engine(self) -> Choice:
@@ -319,7 +329,7 @@ class EncoderDecoder(Readout):
     def forward(self, u: Sequences, lengths: Any = None, x0: Tensor | None = None) -> Translation:
         """Read u: [T, B, inputs], a list of [T_i, inputs], or a PackedSequence; x0 [B, n] or [n], where the encoder begins."""
         refuse_wrapped(self)
-        layout, rows_u = lay_out(u, lengths, self.inputs, self.V)
+        layout, rows_u = lay_out(u, lengths, self.inputs, self.like)
         return Translation(self, layout, rows_u, x0, self.encoder.run(layout, rows_u, x0))
 
     def remember(self, layout: Layout, h: Tensor, order: Layout | None) -> Memory:
@@ -357,7 +367,8 @@ class EncoderDecoder(Readout):
             f: Callable[..., Tensor] = net._call_step
             entering = None
         else:
-            f, entering = formula_step(net.cell, net.recurrent(), net.packed()), net.entering(net.R, net.b)
+            taken = net.effective()
+            f, entering = taken.step(), taken.entering
 
         def step(e: Tensor, s: Tensor, memory: Memory) -> tuple[Tensor, Tensor, Tensor]:
             c, alpha = self.attend(s, memory)

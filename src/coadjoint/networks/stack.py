@@ -152,15 +152,8 @@ class Layers(nn.Module):
                 out.append([None] * len(level))
                 continue
             parts = g.split([layer.wide for layer in level], 1)
-            out.append([placed(layer, part) for layer, part in zip(level, parts, strict=True)])
+            out.append([layer.unshown(part) for layer, part in zip(level, parts, strict=True)])
         return out
-
-
-def placed(layer: Recurrence, g: Tensor) -> Tensor:
-    """The transpose of layer.shown: [B, wide] -> [B, n]."""
-    d, parts = layer.hidden, dict(zip(layer.shows, g.split(layer.hidden, 1), strict=True))
-    none = g.new_zeros(len(g), d)
-    return torch.cat([parts.get(i, none) for i in range(layer.slots)], 1)
 
 
 def accepted(kind: Kind) -> Sequence[str]:
@@ -206,6 +199,11 @@ class Ascent(Answers):
     def layers(self) -> list[dict[str, Passage]]:
         name = lambda l, p: Layer(self.layout, p.run, p.hidden, "", 0, l, DIRECTIONS[p.turned])
         return [{DIRECTIONS[p.turned]: name(l, p) for p in level.pieces} for l, level in enumerate(self.levels)]
+
+    @property
+    def states(self) -> Tensor:
+        """Those of all layers side by side, [T + 1, B, n]."""
+        return torch.cat([at.x for level in self.layers for at in level.values()], 2)
 
     @functools.cached_property
     def state(self) -> Tensor:
@@ -293,6 +291,16 @@ class Stack(Readout):
             make={"dtype": torch.get_default_dtype() if dtype is None else dtype, "device": device},
         )  # fmt: skip
         self._draw_readout(1 / math.sqrt(wide))
+
+    @property
+    def recurrences(self) -> Iterator[tuple[str, Recurrence]]:
+        for l, level in enumerate(self.layers.grid):
+            for layer, way in zip(level, ("", ", reverse"), strict=False):
+                yield f", layer {l}{way}", layer
+
+    @property
+    def reads(self) -> int:
+        return self.layers.sizes[-1]
 
     @property
     def engine(self) -> Choice:

@@ -16,6 +16,7 @@ from ..errors import KindError
 from ..sweeps.affine import affine
 from ..sweeps.pointers import insist_on_memory
 from ..sweeps.rows import equal
+from ..sweeps.torch_internals import autocast_is_on
 from .frame import FORMULAS, Frame, bias, check_input, check_weights, formula, inside, parted, run, seen_as_operators
 
 
@@ -42,7 +43,7 @@ class CellModule(nn.RNNCellBase):
         single = input.dim() == 1
         u = input[None] if single else input
         states = [y[None] if single else y for y in states]
-        if torch._C._is_any_autocast_enabled():
+        if autocast_is_on():
             u, states = u.to(self.weight_hh.dtype), [y.to(self.weight_hh.dtype) for y in states]
         B = len(u)
         if not torch.compiler.is_compiling():
@@ -78,7 +79,7 @@ class CellModule(nn.RNNCellBase):
                 raise RuntimeError(f"Input batch size {sizes[0]} doesn't match hidden{i} batch size {sizes[1]}")
         if input.shape[-1] != self.input_size:
             raise RuntimeError(f"input has inconsistent input_size: got {input.shape[-1]} expected {self.input_size}")
-        if not torch._C._is_any_autocast_enabled():
+        if not autocast_is_on():
             for y in (input, *states):
                 if y.dtype != self.weight_hh.dtype:
                     raise KindError(

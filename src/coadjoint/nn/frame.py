@@ -25,6 +25,7 @@ from ..sweeps.pointers import traced, unusual
 from ..sweeps.pointwise import no_vmap
 from ..sweeps.rows import Rows
 from ..sweeps.run import Stepped, Swept
+from ..sweeps.torch_internals import is_batched
 from . import recording
 
 FORMULAS = {
@@ -162,7 +163,7 @@ def check_weights(W: Tensor) -> None:
 def check_input(input: Tensor, W: Tensor) -> None:
     """What torch's own checks leave out."""
     dense("the input", input)
-    if torch._C._functorch.is_batchedtensor(input):
+    if is_batched(input):
         raise no_vmap()
     if torch.jit.is_tracing():
         raise Unsupported(

@@ -27,6 +27,7 @@ from ..sweeps.layout import Layout, dense
 from ..sweeps.pointers import insist_on_memory
 from ..sweeps.rows import Rows, equal
 from ..sweeps.run import Stepped
+from ..sweeps.torch_internals import autocast_is_on, not_compiled
 from . import recording
 from .frame import (
     Frame,
@@ -133,7 +134,7 @@ class Layers(nn.RNNBase):
 
     @engine.setter
     def engine(self, name: str) -> None:
-        self._engine = choose("engine", name, [*engines.ENGINES, "auto"])
+        self._engine = engines.current(name)
         if self.layer_norm and self._engine not in ("auto", "autograd"):
             raise Unsupported(
                 f"engine '{name}' takes its code from an elementwise formula, and layer_norm=True is not one. Use engine='autograd'."
@@ -221,7 +222,7 @@ class Layers(nn.RNNBase):
         whole = self.layer_norm or self._engine == "autograd" or isinstance(input, PackedSequence)
         return self._apart(input, hx) if torch.compiler.is_compiling() and whole else self._forward(input, hx)
 
-    @torch._disable_dynamo  # torch.compiler.disable imports all of torch.compile, which takes a second
+    @not_compiled
     def _apart(self, input: Any, hx: Any) -> Any:
         """What torch.compile is not asked to look into."""
         return self._forward(input, hx)
@@ -257,7 +258,7 @@ class Layers(nn.RNNBase):
             by_steps = self.layer_norm or self._engine == "autograd"
             operator = seen_as_operators(u, W) and not by_steps
             frame = Frame(T, B, None if operator or B == 0 else equal(T, B))
-        if torch._C._is_any_autocast_enabled():
+        if autocast_is_on():
             with torch.autocast(W.device.type, enabled=False):
                 h, last, levels = self._work(frame, u.to(W.dtype), [y.to(W.dtype) for y in states])
         else:
@@ -300,7 +301,7 @@ class Layers(nn.RNNBase):
         for i, y in enumerate(states):
             which = f"Expected hidden[{i}] size {{}}, got {{}}" if self.slots > 1 else "Expected hidden size {}, got {}"
             self.check_hidden_size(y, sizes_of[i], which)
-            if y.device != u.device or (y.dtype != u.dtype and not torch._C._is_any_autocast_enabled()):
+            if y.device != u.device or (y.dtype != u.dtype and not autocast_is_on()):
                 raise InputError(
                     f"hx is {str(y.dtype)[6:]} on {y.device} but the input is {str(u.dtype)[6:]} on {u.device}; use hx.to(input)."
                 )

@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from ..errors import InputError, KindError, choose
+from ..sweeps.torch_internals import children
 from .layers import NORMS, Layers
 
 
@@ -83,7 +84,7 @@ def replace(model: nn.Module, **extras: Any) -> nn.Module:
             setattr(made[m], name, parameter)
         made[m].__dict__.update({name: held for name, held in m.__dict__.items() if "_hooks" in name})
     for parent in list(model.modules()):
-        for name, child in list(parent._modules.items()):  # named_children() would miss a second name of one module
+        for name, child in children(parent):
             if child in made:
                 setattr(parent, name, made[child])
     return made.get(model, model)

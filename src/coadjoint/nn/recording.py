@@ -11,7 +11,6 @@ above it what they would send down, in units of their costates, so that nothing 
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -26,6 +25,7 @@ from ..networks.layers import Level, Piece, Recorded, down, pulled, refuse_trans
 from ..objectives.penalties import penalty
 from ..sweeps.costates import Costates
 from ..sweeps.layout import Layout
+from ..sweeps.torch_internals import is_compiled
 from ..sweeps.wrappers import refuse_wrappers
 
 
@@ -134,7 +134,7 @@ def record(module: nn.Module) -> Tape:
     if not isinstance(module, nn.Module):
         raise KindError(f"record expects a torch.nn.Module; got {type(module).__name__}.")
     inside = lambda m: [y for y in m.modules() if isinstance(y, Layers)]
-    if any(compiled(m) and inside(m) for m in module.modules()):
+    if any(is_compiled(m) and inside(m) for m in module.modules()):
         raise Unsupported(
             "a compiled module cannot be recorded: its recurrences have one derivative. Record the module that was given to "
             "torch.compile, and call that one."
@@ -149,11 +149,6 @@ def record(module: nn.Module) -> Tape:
         )
         raise InputError(f"there is no co.nn.RNN, LSTM or GRU inside {type(module).__name__}.{hint}")
     return Tape(names)
-
-
-def compiled(module: nn.Module) -> bool:
-    dynamo: Any = sys.modules.get("torch._dynamo")  # slow to import, and not needed to know that nobody did
-    return module._compiled_call_impl is not None or (dynamo is not None and isinstance(module, dynamo.OptimizedModule))
 
 
 def of_call(call: Call, g: Tensor | None, g_last: Sequence[Tensor | None], loss: Tensor, again: bool) -> list[Costates]:

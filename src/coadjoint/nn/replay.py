@@ -19,6 +19,7 @@ from torch.nn import Parameter
 
 from ..sweeps.differentiable import watched as forward_mode
 from ..sweeps.engines.cuda.capture import GraphCache, capturing, prepare
+from ..sweeps.torch_internals import unflattened
 
 Map = Callable[[Sequence[Tensor], Sequence[Tensor]], Sequence[Tensor]]  # (data, weights) -> outputs
 
@@ -78,7 +79,7 @@ class Replay:
                 held.zero_()
             self.blank[i] = bar is None
         self.back.replay()
-        found = iter(torch._utils._unflatten_dense_tensors(self.flat.clone(), self.found))
+        found = iter(unflattened(self.flat.clone(), self.found))
         return [next(found) if given else None for given in self.given]
 
 

@@ -6,7 +6,8 @@ above it; a penalty sees Costates and the run they belong to, never a kind of ne
 batch       sequences, targets, lengths, masks and weights of samples
 losses      L(a, y) with the output function folded in, and L(y_hat, y) of one's own
 penalties   G({lam_t}), by name or as a function
-weights     rho as a function of the step, or steered by the decay of costates
+schedules   a number as a function of the step: rho, or a factor on an optimiser's step size
+weights     rho steered by the decay of costates
 """
 
 from __future__ import annotations

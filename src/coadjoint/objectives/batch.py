@@ -24,6 +24,7 @@ class Batch:
     weight   [B] weights of the samples: the objective is the mean over samples of weight_j (L_j + rho G_j)
     x0       [B, n] or [n], where the states begin
     reduce   "sum" or "mean" of a sample's loss over its steps
+    axis     of u along which its samples lie: 1 for sequences, time-major; 0 for inputs [B, ...] without time
     """
 
     u: Any
@@ -33,6 +34,11 @@ class Batch:
     weight: Tensor | None = None
     x0: Tensor | None = None
     reduce: str = "sum"
+    axis: int = 1
+
+    def __post_init__(self) -> None:
+        if self.axis not in (0, 1) or isinstance(self.axis, bool):
+            raise InputError(f"axis is that of the samples in u, 0 or 1; got {brief(self.axis)}.")
 
     def to(self, dtype: torch.dtype, device: torch.device | str) -> Batch:
         """The same batch with real numbers of this type, on this device. Class numbers stay integers."""
@@ -48,7 +54,9 @@ class Batch:
 
     @property
     def sizes(self) -> Tensor:
-        """[B]: the length of each sample"""
+        """[B]: the length of each sample; 1 where there is no time"""
+        if self.axis == 0:
+            return torch.ones(len(self.u), dtype=torch.long)
         if isinstance(self.u, PackedSequence):
             return pad_packed_sequence(self.u)[1]
         if isinstance(self.u, list | tuple):
@@ -84,7 +92,9 @@ class Batch:
             return values.index_select(rest or 0, chosen.to(values.device))
 
         u, lengths = self.u, None if self.lengths is None else n
-        if isinstance(u, PackedSequence):  # a tuple too
+        if self.axis == 0:
+            u = of(u, None)
+        elif isinstance(u, PackedSequence):  # a tuple too
             padded = pad_packed_sequence(u)[0]
             u = pack_sequence([padded[: sizes[j], j] for j in chosen.tolist()], enforce_sorted=False)
         elif isinstance(u, list | tuple):

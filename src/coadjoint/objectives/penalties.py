@@ -25,16 +25,15 @@ from torch import Tensor
 
 from ..cells.transport import Portable, remembered
 from ..errors import InputError, KindError, Unsupported, brief, choose, real
-from ..sweeps.costates import Costates, at_zero, norm
+from ..sweeps.costates import BaseCostates, at_zero, norm
 from ..sweeps.layout import dense
 from ..sweeps.rows import scale
-from ..sweeps.run import Swept
 
 # public as co.penalties.X
+from .schedules import exponential as exponential
+from .schedules import inverse_time as inverse_time
+from .schedules import linear as linear
 from .weights import Steered as Steered
-from .weights import exponential as exponential
-from .weights import inverse_time as inverse_time
-from .weights import linear as linear
 
 
 @dataclass(frozen=True)
@@ -42,21 +41,20 @@ class Penalty(Portable):
     """A function of Costates that knows its name, adds and scales."""
 
     name: str
-    value: Callable[[Costates], Tensor]
+    value: Callable[[BaseCostates], Tensor]
     __doc__: str | None = None
     joint: bool = False  # does it take the costates of several layers as they are, and not one after the other
 
-    def __call__(self, lam: Costates | Sequence[Costates]) -> Tensor:
+    def __call__(self, lam: BaseCostates | Sequence[BaseCostates]) -> Tensor:
         """[B]; of the costates of several layers (co.Stack, co.record), the mean of what it is for each."""
-        if isinstance(lam, Costates):
-            return self.value(lam)
-        if not isinstance(lam, Sequence) or not all(isinstance(one, Costates) for one in lam):
+        layers = layers_of(lam)
+        if layers is None:
             raise KindError(f"a penalty is one of Costates, or of those of several layers; got {brief(lam)}.")
-        if not lam:
+        if not layers:
             raise InputError("there are no costates to penalise.")
-        if self.joint:
+        if self.joint or layers[0] is lam:
             return self.value(lam)  # type: ignore[arg-type]
-        return functools.reduce(torch.add, map(self.value, lam)) / len(lam)
+        return functools.reduce(torch.add, map(self.value, layers)) / len(layers)
 
     @property
     def _function(self) -> Callable[..., Any]:
@@ -73,7 +71,7 @@ class Penalty(Portable):
             choose("part of a stack", name, PARTS)
 
         def value(lam: Any) -> Tensor:
-            if isinstance(lam, Costates):
+            if lam.layers[0] is lam:
                 return self(lam)
             lam = lam.select(**where) if where else lam
             if what == "top":
@@ -108,10 +106,10 @@ PENALTIES: dict[str, Penalty] = {}
 PARTS = ("module", "call", "layer", "direction")  # by which costates of several layers are told apart
 
 
-def named(name: str) -> Callable[[Callable[[Costates], Tensor]], Penalty]:
+def named(name: str) -> Callable[[Callable[[BaseCostates], Tensor]], Penalty]:
     """Enter a penalty into the table."""
 
-    def enter(value: Callable[[Costates], Tensor]) -> Penalty:
+    def enter(value: Callable[[BaseCostates], Tensor]) -> Penalty:
         PENALTIES[name] = Penalty(name, value, value.__doc__)
         return PENALTIES[name]
 
@@ -129,9 +127,17 @@ def penalty(G: Any) -> Penalty:
     raise KindError(f"a penalty is a name, a Penalty or a function of Costates; got {type(G).__name__}.")
 
 
-def present(lam: Costates) -> Tensor | None:
+def layers_of(lam: Any) -> Sequence[BaseCostates] | None:
+    """The costates of each layer, from those of one or of several; None of anything else."""
+    layers = lam if isinstance(lam, list | tuple) else getattr(lam, "layers", None)
+    if layers is None or not all(isinstance(one, BaseCostates) for one in layers):
+        return None
+    return layers
+
+
+def present(lam: BaseCostates) -> Tensor | None:
     """[T, B]: does lam_t exist, t = 1..T; None if all do."""
-    return None if lam.trajectory.layout.rows.uniform else lam.mask[1:]
+    return None if lam.uniform else lam.mask[1:]
 
 
 def mean(values: Tensor, on: Tensor | None) -> Tensor:
@@ -149,32 +155,32 @@ def variance_of(values: Tensor, on: Tensor | None) -> Tensor:
 
 
 @named("squared-norm")
-def squared_norm(lam: Costates) -> Tensor:
+def squared_norm(lam: BaseCostates) -> Tensor:
     """mean over t = 1..T of ||lam_t||^2"""
     return mean(lam.squared_norms()[1:], present(lam))
 
 
 @named("variance")
-def variance(lam: Costates) -> Tensor:
+def variance(lam: BaseCostates) -> Tensor:
     """mean over t = 1..T of (||lam_t|| - mean_s ||lam_s||)^2.  Johnston & Patel (2021); their published code sums over t."""
     return variance_of(lam.norms()[1:], present(lam))
 
 
 @named("variance-l1")
-def variance_l1(lam: Costates) -> Tensor:
+def variance_l1(lam: BaseCostates) -> Tensor:
     """mean over t = 1..T of (||lam_t||_1 - mean_s ||lam_s||_1)^2.  Johnston & Patel (2021)"""
     return variance_of(lam.norms(1)[1:], present(lam))
 
 
 @named("log-ratio")
-def log_ratio(lam: Costates) -> Tensor:
+def log_ratio(lam: BaseCostates) -> Tensor:
     """mean over t = 1..T-1 of (log ||lam_t|| - log ||lam_{t+1}||)^2, natural logarithm; 0 if T < 2"""
     r = lam.log_ratios()[1:]
     return mean(r.square(), None if lam.whole else ~r.isnan()).to(lam.loss.dtype)
 
 
 @named("ratio")
-def ratio(lam: Costates) -> Tensor:
+def ratio(lam: BaseCostates) -> Tensor:
     """mean over t = 1..T-1 of (||lam_t|| / ||lam_{t+1}|| - 1)^2; pairs with a zero norm are left out.
     The published code of Johnston & Patel calls it Pascanu's; Pascanu's own is `omega`."""
     r = lam.log_ratios()[1:]
@@ -183,27 +189,28 @@ def ratio(lam: Costates) -> Tensor:
 
 
 @named("log-variance")
-def log_variance(lam: Costates) -> Tensor:
+def log_variance(lam: BaseCostates) -> Tensor:
     """mean over t = 1..T of (log ||lam_t|| - mean_s log ||lam_s||)^2"""
     return variance_of(lam.log_norms()[1:], lam.nonzero[1:]).to(lam.loss.dtype)
 
 
 @named("end-points")
-def end_points(lam: Costates) -> Tensor:
+def end_points(lam: BaseCostates) -> Tensor:
     """(||lam_1|| - ||lam_T||)^2.  Johnston & Patel's code"""
     n = lam.norms()
-    return (n[1] - n.gather(0, lam.trajectory.lengths.to(n.device)[None])[0]).square()
+    return (n[1] - n.gather(0, lam.last[None])[0]).square()
 
 
 @named("share-variance")
-def share_variance(lam: Costates) -> Tensor:
+def share_variance(lam: BaseCostates) -> Tensor:
     """sum over t = 1..T of (||lam_t|| / sum_s ||lam_s|| - 1/T)^2, from log-norms, so that it holds at any scale; 0 if all are zero"""
     on = lam.nonzero[1:]
     logs = torch.where(on, lam.log_norms()[1:], -math.inf)
     any_on = on.any(0)
     share = torch.softmax(torch.where(any_on, logs, 0), 0)
-    T = lam.trajectory.lengths.to(logs.device)
-    return torch.where(any_on, torch.where(lam.mask[1:], (share - 1 / T).square(), 0).sum(0), 0).to(lam.loss.dtype)
+    even = 1 / lam.last
+    off = torch.where(lam.mask[1:], (share - even).square(), 0)
+    return torch.where(any_on, off.sum(0), 0).to(lam.loss.dtype)
 
 
 @remembered
@@ -213,11 +220,9 @@ def barrier(switch: float = 1e-5) -> Penalty:
     After the log barrier of Johnston & Patel's code, switched at 1e-5."""
     real("the barrier's switch", switch, 0, above=True)
 
-    def value(lam: Costates) -> Tensor:
-        last = lam.trajectory.lengths.to(lam.rows.device)
-        m = lam.mantissa.gather(0, last[None, :, None].expand(1, -1, lam.mantissa.shape[2]))[0].double()
-        k = lam.exponent.gather(0, last[None])[0].double()
-        size = m.abs()
+    def value(lam: BaseCostates) -> Tensor:
+        size = lam.last_mantissa().double().abs()
+        k = lam.exponent.gather(0, lam.last[None])[0].double()
         log = torch.log(torch.where(size > 0, size, 1)) + k[:, None] * math.log(2) - math.log(switch)
         return torch.where((size > 0) & (log < 0), log, 0).square().sum(1).to(lam.loss.dtype)
 
@@ -228,32 +233,32 @@ PENALTIES["barrier"] = barrier()
 
 
 @named("omega")
-def omega(lam: Costates) -> Tensor:
+def omega(lam: BaseCostates) -> Tensor:
     """mean over t = 1..T of (||J_t' lam_t||^2 / ||lam_t||^2 - 1)^2, J_t = dx_t/dx_{t-1}, with its exact gradient: through the
     states, the costates and every parameter.  The regulariser of Pascanu et al. (2013), eq. 10; zero costates are left out."""
-    back = lam.trajectory.run.pull(lam.rows)
-    layout = lam.trajectory.layout
+    back = lam.pulled()
     before = norm(back)
     on = lam.nonzero[1:]
     size = torch.where(on, lam.size[1:], 1)
-    r = layout.padded(before[:, None])[..., 0] / size
+    r = before / size
     # Where J_t' lam_t is zero the ratio has a kink, but its square is smooth.
-    zeros = layout.padded(at_zero(back, before)) / size[..., None]
+    zeros = at_zero(back, before) / size[..., None]
     return mean((r.square() + zeros.square().sum(-1) - 1).square(), on)
 
 
 @named("omega-published")
-def omega_published(lam: Costates) -> Tensor:
+def omega_published(lam: BaseCostates) -> Tensor:
     """The same ratio as in the published code of Pascanu et al. (2013): only the immediate derivative by W (states and costates
     are constants, other parameters get nothing); steps with ||lam_t / B||^2 < 1e-20 are left out; the sum over steps and
     samples is divided by the number of steps left: one value for the batch, given to every sample."""
-    run = lam.trajectory.run
-    if not isinstance(run, Swept) or run.W is None:
+    run = None if lam.sweep is None else lam.sweep.formula
+    if run is None or run.W is None:
         raise Unsupported(
             "penalty 'omega-published' differentiates by W alone, and a step function hides its W (or this cell has none). Use 'omega', or a cell that is a formula on engine 'cpu' or 'reference'."
         )
     rows = run.plan.rows
-    mantissa, k = lam.rows.detach(), lam.powers
+    own: Any = lam  # a recurrence's costates lie in rows
+    mantissa, k = own.rows.detach(), own.powers
     back = run.pull(mantissa, frozen=True)
     size = norm(mantissa)[rows.B :]
     on = (scale(size, k[rows.B :]) / rows.B).square() >= 1e-20
@@ -267,17 +272,17 @@ def omega_published(lam: Costates) -> Tensor:
 
 
 @named("norm-stabiliser")
-def norm_stabiliser(lam: Costates) -> Tensor:
+def norm_stabiliser(lam: BaseCostates) -> Tensor:
     """mean over t = 1..T of (||h_t|| - ||h_{t-1}||)^2 on the states themselves (the first slot).  Krueger & Memisevic (2015)"""
-    run = lam.trajectory
-    n = norm(run.shown)
+    shown = lam.shown
+    n = norm(shown)
     change = (n[1:] - n[:-1]).square()
     # After a state of zeros the change is ||h_t||^2, which is smooth where h_t is zero too.
-    zeros = at_zero(run.shown, n)[1:].square().sum(-1)
+    zeros = at_zero(shown, n)[1:].square().sum(-1)
     return mean(change + torch.where(n[:-1] == 0, zeros, 0), present(lam))
 
 
-def of_network(lam: Costates, name: str) -> Any:
+def of_network(lam: BaseCostates, name: str) -> Any:
     """The run of a whole network, which can be asked for its outputs: it has `push`, the change of y_hat along a direction."""
     run = lam.trajectory
     if not hasattr(run, "push"):
@@ -293,7 +298,7 @@ def tangent(v: Tensor, beta: Tensor | float = 0.0) -> Penalty:
     asked to be beta.  The tangent loss of Simard et al. (1992), as in Caterini's framework (section 3)."""
     dense("the direction v", v)
 
-    def value(lam: Costates) -> Tensor:
+    def value(lam: BaseCostates) -> Tensor:
         change = of_network(lam, "tangent").push(v) - beta
         axes = [i for i in range(change.dim()) if i != change.dim() - 2]
         if change.dim() == 3:
@@ -308,10 +313,11 @@ def of_output(G: Any = "variance") -> Penalty:
     """mean over outputs k of G applied to d y_hat_k / dx_t instead of dL/dx_t; y_hat is that of the sample's last step."""
     inner = penalty(G)
 
-    def value(lam: Costates) -> Tensor:
+    def value(lam: BaseCostates) -> Tensor:
         run = of_network(lam, "of_output")
-        T, outputs = run.layout.rows.T, run.network.outputs
-        at_end = None if run.network.readout == "last" else torch.arange(1, T + 1)[:, None] == run.lengths
+        outputs, at_end = run.network.outputs, None
+        if run.network.readout != "last":
+            at_end = torch.arange(1, len(lam.exponent))[:, None] == run.lengths
         values = [inner(run.costates(lambda y_hat, k=k: y_hat[:, k], mask=at_end)) for k in range(outputs)]
         return functools.reduce(torch.add, values) / outputs
 
@@ -321,14 +327,16 @@ def of_output(G: Any = "variance") -> Penalty:
 PENALTIES["output-variance"] = of_output("variance")
 
 
-def log_decay(lam: Costates | Sequence[Costates]) -> Tensor:
+def log_decay(lam: BaseCostates | Sequence[BaseCostates]) -> Tensor:
     """|mean over t = 1..T-1 of (log ||lam_t|| - log ||lam_{t+1}||)|, [B] float64: the logarithm of the factor by which a
     costate changes in one step, in geometric mean, vanishing or exploding. NaN for a sample without two costates that differ
     from zero; of several layers, the mean. No gradient."""
-    if not isinstance(lam, Costates):
-        if not isinstance(lam, Sequence) or not lam or not all(isinstance(one, Costates) for one in lam):
-            raise KindError(f"log_decay is that of Costates, or of those of several layers; got {brief(lam)}.")
-        return torch.stack([log_decay(one) for one in lam]).nanmean(0)
-    r = lam.log_ratios()[1:].detach()
-    on = ~r.isnan()
-    return torch.where(on.any(0), mean(r, on).abs(), math.nan)
+    layers = layers_of(lam)
+    if not layers:
+        raise KindError(f"log_decay is that of Costates, or of those of several layers; got {brief(lam)}.")
+    found = []
+    for one in layers:
+        r = one.log_ratios()[1:].detach()
+        on = ~r.isnan()
+        found.append(torch.where(on.any(0), mean(r, on).abs(), math.nan))
+    return found[0] if len(found) == 1 else torch.stack(found).nanmean(0)

@@ -3,6 +3,7 @@
 This package imports `gradients` and what is above it.
 
 recipes        optimisers by name: adam, sgd, ..., lbfgs, hessian_free, ridge
+factory        make: optimisers by plain options
 schedules      the step size as a function of the step
 directions     the gradient, or what takes its place
 step_rules     how much of a step is taken: constant, Galvan, Armijo, Wolfe
@@ -14,6 +15,7 @@ conjugate_gradients, hessian_free    Newton steps without the Hessian
 from __future__ import annotations
 
 from .directions import DIRECTIONS, distance, temporal
+from .factory import make
 from .recipes import (
     OPTIMISERS,
     OWN_PACE,
@@ -65,6 +67,7 @@ __all__ = [
     "inverse_time",
     "lbfgs",
     "linear",
+    "make",
     "momentum",
     "nesterov",
     "numbers_of",

@@ -33,7 +33,6 @@ from ..sweeps.chunks import product, total
 from ..sweeps.differentiable import back
 from ..sweeps.layout import dense
 from ..sweeps.memory import empty
-from ..sweeps.run import Swept
 from ..sweeps.slopes import read
 from .conjugate_gradients import Solved as Solved
 from .conjugate_gradients import conjugate_gradients as conjugate_gradients
@@ -84,7 +83,7 @@ class Curvature:
         self.parameters = trained(net)
         self.packing = Packing.of(self.parameters)
         with torch.no_grad():
-            self.run = net(batch.u, batch.lengths, batch.x0) if run is None else run
+            self.run = net.run(batch) if run is None else run
         rows, layout = self.run.layout.rows, self.run.layout
         self.judge = Judge.of(net, layout, loss, batch.y, batch.mask, batch.reduce, self.run.pre)
         with torch.enable_grad():
@@ -143,7 +142,7 @@ class Curvature:
         """The exact Hessian of the mean loss times v: four sweeps."""
         self._check()
         with torch.enable_grad():
-            run = self.net(self.batch.u, self.batch.lengths, self.batch.x0)
+            run = self.net.run(self.batch)
             mean = self.batch.mean(run.loss(self.loss, self.batch.y, mask=self.batch.mask, reduce=self.batch.reduce))
             ps = list(self.parameters.values())
             g = torch.autograd.grad(mean, ps, create_graph=True, allow_unused=True)
@@ -185,7 +184,7 @@ class Curvature:
 
 def fits(net: Any, loss: LossLike) -> None:
     """Refuse what has no curvature here."""
-    if not isinstance(net, Network):
+    if getattr(net, "one_layer", None) is None:
         raise Unsupported(f"curvature is that of a co.Network; got {type(net).__name__}. Use another optimiser.")
     convex(loss, net.output)
     net.still("curvature")
@@ -283,14 +282,15 @@ class Weights:
     parameters: those that change; learned_x0: it began at the network's own x0."""
 
     def __init__(self, run: Trajectory, parameters: dict[str, nn.Parameter], learned_x0: bool) -> None:
-        if not isinstance(run.run, Swept):
+        swept = run.run.formula
+        if swept is None:
             raise Unsupported(
                 "a change of the weights is pushed through a cell's formula: use engine 'cpu' or 'reference', not a step function "
                 "or engine 'autograd'."
             )
-        net, self.rows, self.u, self.swept = run.network, run.layout.rows, run.inputs, run.run
+        net, self.rows, self.u, self.swept = run.network, run.layout.rows, run.inputs, swept
         assert net.cell is not None
-        cell, rows, x = net.cell, self.rows, run.run.x
+        cell, rows, x = net.cell, self.rows, swept.x
         with torch.enable_grad():
             taken = effective(net, learned_x0)
             self.names = list(taken)
@@ -367,9 +367,10 @@ class Weights:
 
 def effective(net: Network, learned_x0: bool) -> dict[str, Tensor]:
     """The weights as a sweep and a readout take them, of a network's own parameters: W with its structure and mask, ..."""
-    (R, b), side = net.entering(net.R, net.b)
-    found = {"W": net.recurrent(), "R": R, "b": b, "V": net.V, "b_o": net.b_o, **net.held()}
+    taken = net.effective()
+    (R, b), side = taken.entering
+    found = {"W": taken.W, "R": R, "b": b, "V": net.V, "b_o": net.b_o, **net.held()}
     found |= {} if side is None else {"R_v": side[0], "b_v": side[1]}
-    found["p"] = net.packed()
-    found |= {"x0": net.x0} if learned_x0 and isinstance(net.x0, nn.Parameter) else {}
+    found["p"] = taken.p
+    found |= {"x0": taken.x0} if learned_x0 and isinstance(taken.x0, nn.Parameter) else {}
     return {name: y for name, y in found.items() if y is not None}

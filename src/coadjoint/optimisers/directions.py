@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
@@ -39,10 +38,11 @@ def temporal(e: Evaluation, rng: np.random.Generator) -> Gradient:
     brought to the norm of the gradient by (W, R, b); all other parameters take the plain gradient.  Galvan (2016), chapter 3
 
     A step whose component is zero is left out. Components may be of any size: they are mixed in units of their own."""
-    net: Any = e.network
+    layer = e.network.one_layer
     if e.rho or not e.share:
         raise Unsupported("the temporal direction takes the loss apart, and not a penalty: use BPTT.")
-    if parametrize.is_parametrized(net, "W") or (net.cell is not None and net.cell.weights is not None):
+    own = layer is not None and layer.cell is not None and layer.cell.weights is not None
+    if own or parametrize.is_parametrized(e.network, "W"):
         raise Unsupported("the temporal direction takes W as it is, and that of this network is made of others.")
     parts, _ = Temporal.near(e)
     size = parts.norms()["joint"]

@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from ..errors import InputError, NumericalError, check_kind, choose, said
-from ..networks.readout import Net
+from ..networks.interface import Net
 from ..networks.ridge import Ridge
 from ..objectives.batch import Batch
 from ..objectives.losses import LossLike
@@ -120,7 +120,7 @@ class Optimiser:
             options.pop("curvature", None)
             return Curved(HessianFree(**options))
         if self.name == "ridge":
-            return Regressed(Ridge(net, options["ridge"]))
+            return Regressed(Ridge(net, options["ridge"]))  # type: ignore[arg-type]
         torchs = self.make([p for p in net.parameters() if p.requires_grad])
         return Quasi(torchs) if self.name == "lbfgs" else Judged(torchs, self.rule)
 

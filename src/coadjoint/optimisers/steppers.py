@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from ..errors import NumericalError
 from ..gradients.evaluation import Gradient
 from ..gradients.restoring import misfit
-from ..networks.readout import Net
+from ..networks.interface import Net
 from ..networks.ridge import Ridge
 from ..objectives.batch import Batch
 from ..objectives.losses import LossLike
@@ -264,7 +264,7 @@ class Curved:
     def step(self, at: Point, rate: float) -> dict[str, Any]:
         assert at.curvature is not None
         batch = at.curvature()
-        c: Any = Curvature(at.net, batch, at.loss)  # type: ignore[arg-type]
+        c = Curvature(at.net, batch, at.loss)  # type: ignore[arg-type]
         taken = self.way.minimise(c, at.gradient, at.objective, at.value)
         at.spend(taken.work * len(batch.sizes))
         return {"cg": taken.iterations, "damping": taken.damping, "share": taken.rate, "kept": taken.kept}
@@ -309,7 +309,8 @@ class Regressed:
     def complaint(self, net: Net, state: dict[str, Any], begun: bool) -> str | None:
         if not state and not begun:
             return None
-        wide = net.V.shape[1] + net.outputs + (net.b_o is not None)
+        own = self.way.net
+        wide = own.V.shape[1] + own.outputs + (own.b_o is not None)
         return misfit({"factor": torch.empty(wide, wide, dtype=torch.float64, device="meta")}, state)
 
     def restore(self, state: dict[str, Any]) -> None:

@@ -25,8 +25,9 @@ from torch.autograd import Function
 
 from .chunks import pieces, product, total
 from .memory import empty
-from .pointwise import asked, nested, no_vmap, quick
+from .pointwise import asked, nested, no_vmap, quick, without_autocast
 from .rows import Rows
+from .torch_internals import autocast_is_on
 
 
 def plus(*terms: Tensor | None) -> Tensor | None:
@@ -59,6 +60,8 @@ class Affine(Function):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor | None) -> Any:
+        if autocast_is_on():
+            return without_autocast(Affine.backward, ctx, g)
         (y, M), rows, need = ctx.saved_tensors, ctx.rows, asked(ctx)
         if g is None:
             return (None,) * 4

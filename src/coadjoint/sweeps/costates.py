@@ -1,22 +1,45 @@
-"""Costates: lam_t = dL/dx_t of each sample's own loss, as mantissas and powers of two."""
+"""Costates: lam_i = dL/dx_i of each sample's own loss, as mantissas and powers of two.
+
+BaseCostates   of any network whose states follow one another: by time steps, or by layers of different widths
+Costates       of a recurrence: states of one width, lying in rows
+"""
 
 from __future__ import annotations
 
 import functools
 import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from ..errors import InputError, brief
+from ..errors import InputError, Unsupported, brief
 from .differentiable import watched
 from .layout import Laid, Layout, dense
 from .memory import empty
-from .pointwise import nested, no_vmap, quick
+from .pointwise import nested, no_vmap, quick, without_autocast
 from .rows import scale
-from .run import Stepped, Swept
+from .run import SweepRun
+from .torch_internals import autocast_is_on
+
+
+class Axis(NamedTuple):
+    """Along what the states of a run follow one another, in words: for charts and messages."""
+
+    symbol: str = "t"  # the number of one
+    label: str = "time t"  # of a chart's axis
+    step: str = "step"  # from one to the next
+    place: str = "moment"  # one of them
+    number: str = "time step"  # what `symbol` counts
+    through: str = "through time"
+    backwards: str = "towards the past"
+
+
+TIME = Axis()
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,12 +51,17 @@ class Passage(Laid):
     """
 
     layout: Layout
-    run: Swept | Stepped
+    run: SweepRun
     hidden: int
 
     @functools.cached_property
     def x(self) -> Tensor:
         return self.layout.padded_states(self.run.x)
+
+    @property
+    def states(self) -> Tensor:
+        """x_0, ..., x_T: [T + 1, B, n]"""
+        return self.x
 
     @functools.cached_property
     def state(self) -> Tensor:
@@ -64,6 +92,8 @@ class _Norm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Tensor:
+        if autocast_is_on():
+            return without_autocast(_Norm.backward, ctx, g)
         x, n = ctx.saved_tensors
         tiny = torch.finfo(n.dtype).tiny
         if n.is_cuda or not within(n, tiny):
@@ -114,13 +144,147 @@ def check_power(p: Any) -> None:
         raise InputError(f"norms are those of p = 1 or 2; got p = {brief(p)}.")
 
 
-@dataclass(frozen=True, eq=False)
-class Costates:
-    """lam_t = mantissa_t 2^{exponent_t}, t = 0..T, of each sample's own loss.
+class BaseCostates(ABC):
+    """lam_i = mantissa_i 2^{exponent_i}, i = 0..L, of each sample's own loss.
 
-    Costates shrink or grow exponentially with T - t, so they are kept as a mantissa of order one and a power of two:
+    Costates shrink or grow exponentially with L - i, so they are kept as a mantissa of order one and a power of two:
     log-norms and ratios are exact where lam itself would be 0 or inf. Exponents are constants under differentiation.
+
+    A kind of network supplies loss, trajectory, exponent, mantissa_at(i) and detach(), and `pulled` if its maps can be
+    asked for J' lam. All else follows.
     """
+
+    loss: Tensor  # [B]
+    trajectory: Any  # the run they belong to
+    axis: Axis = TIME
+    sweep: SweepRun | None = None  # the recurrence's run, where there is one
+
+    @property
+    @abstractmethod
+    def exponent(self) -> Tensor:
+        """[L + 1, B], integers"""
+
+    @abstractmethod
+    def mantissa_at(self, i: int) -> Tensor:
+        """[B, ...]: the mantissa of lam_i, of any shape"""
+
+    @abstractmethod
+    def detach(self) -> BaseCostates:
+        """The same costates without their graph."""
+
+    def pulled(self) -> Tensor:
+        """J_i' mantissa_i, i = 1..L, J_i = dx_i/dx_{i-1}: [L, B, n], filled up with zeros where widths differ."""
+        raise Unsupported("this penalty takes the Jacobians of single steps, which this network does not give.")
+
+    def at(self, i: int) -> Tensor:
+        """lam_i at true scale, [B, ...]: zero or inf where the type ends."""
+        mantissa, k = self.mantissa_at(i), self.exponent[i]
+        return scale(mantissa, k.reshape(-1, *(1,) * (mantissa.dim() - 1)))
+
+    @property
+    def layers(self) -> Sequence[BaseCostates]:
+        """Those of each layer; of a network that is one, these."""
+        return (self,)
+
+    def forwards(self) -> BaseCostates:
+        """Those of the layers that read forwards, as one."""
+        return self
+
+    @property
+    def uniform(self) -> bool:
+        """Does every sample have all of them?"""
+        return True
+
+    @property
+    def mask(self) -> Tensor:
+        """[L + 1, B]: does the costate exist"""
+        return torch.ones(self.exponent.shape, dtype=torch.bool, device=self.loss.device)
+
+    @property
+    def last(self) -> Tensor:
+        """[B]: the number of each sample's last costate"""
+        L, B = len(self.exponent) - 1, self.exponent.shape[1]
+        return torch.full((B,), L, device=self.loss.device)
+
+    def last_mantissa(self) -> Tensor:
+        """[B, n]: that of each sample's last costate"""
+        return self.mantissa_at(len(self.exponent) - 1).flatten(1)
+
+    @property
+    def shown(self) -> Tensor:
+        """What others read of the states, [L + 1, B, n], filled up with zeros where widths differ."""
+        return widened([x.flatten(1) for x in self.trajectory.states])
+
+    @functools.cached_property
+    def size(self) -> Tensor:
+        """[L + 1, B] norms of the mantissas."""
+        return torch.stack([norm(self.mantissa_at(i).flatten(1)) for i in range(len(self.exponent))])
+
+    @functools.cached_property
+    def whole(self) -> bool:
+        """Are all costates there, and none zero? On a GPU nobody looks."""
+        return self.uniform and not self.size.is_cuda and within(self.size.detach(), 0)
+
+    @functools.cached_property
+    def nonzero(self) -> Tensor:
+        """[L + 1, B]: does the costate exist and differ from zero"""
+        return self.mask & (self.size.detach() > 0)
+
+    def zeros(self) -> Tensor:
+        """[B]: how many costates of a sample are exactly zero; logarithmic penalties leave them out."""
+        return (self.mask & ~self.nonzero).sum(0)
+
+    @functools.cached_property
+    def size_1(self) -> Tensor:
+        """[L + 1, B] 1-norms of the mantissas."""
+        return torch.stack([self.mantissa_at(i).flatten(1).abs().sum(1) for i in range(len(self.exponent))])
+
+    def norms(self, p: int = 2) -> Tensor:
+        """||lam_i||_p at true scale, p = 1 or 2, [L + 1, B]; 0 where there is no costate."""
+        check_power(p)
+        return scale(self.size if p == 2 else self.size_1, self.exponent)
+
+    def squared_norms(self) -> Tensor:
+        """||lam_i||^2 at true scale, [L + 1, B]; 0 where there is no costate. Smooth at a zero costate, which norms() are
+        not."""
+        value = self.norms().square()
+        return value if self.whole else value + self.squares_at_zero()
+
+    def squares_at_zero(self) -> Tensor:
+        """[L + 1, B]: the squares of the costates whose norm is zero, for their second derivatives"""
+        found = []
+        for i in range(len(self.exponent)):
+            flat = self.mantissa_at(i).flatten(1)
+            zeros = scale(at_zero(flat, self.size[i]), self.exponent[i][:, None])
+            found.append(zeros.square().sum(-1))
+        return torch.stack(found)
+
+    def log_norms(self) -> Tensor:
+        """log ||lam_i||, [L + 1, B] float64; -inf at a zero costate, NaN where there is none."""
+        value = self._log_size() + self.exponent.double() * math.log(2)
+        value = torch.where(self.nonzero, value, -math.inf)
+        return torch.where(self.mask, value, math.nan)
+
+    def log_ratios(self) -> Tensor:
+        """log ||lam_i|| - log ||lam_{i+1}||, [L, B] float64, from mantissas and the difference of exponents, so that it
+        keeps its digits at any L; NaN where one of the two is zero or missing."""
+        log, k = self._log_size(), self.exponent
+        value = torch.add(log[:-1] - log[1:], k[:-1] - k[1:], alpha=math.log(2))
+        return value if self.whole else torch.where(self.nonzero[:-1] & self.nonzero[1:], value, math.nan)
+
+    def _log_size(self) -> Tensor:
+        return torch.log((self.size if self.whole else torch.where(self.nonzero, self.size, 1)).double())
+
+
+def widened(parts: Sequence[Tensor]) -> Tensor:
+    """[B, n_i] each -> [L, B, n], n the largest of the n_i, filled up with zeros: their norms stay."""
+    n = max(part.shape[1] for part in parts)
+    return torch.stack([pad(part, (0, n - part.shape[1])) for part in parts])
+
+
+@dataclass(frozen=True, eq=False)
+class Costates(BaseCostates):
+    """lam_t = mantissa_t 2^{exponent_t}, t = 0..T: of a recurrence, whose states have one width."""
 
     trajectory: Passage
     rows: Tensor  # mantissas [B + N, n]
@@ -132,17 +296,22 @@ class Costates:
         return f"<Costates of {B} samples, t = 0..{T}, {n} entries; mean loss {self.loss.mean().item():.4g}>"
 
     def detach(self) -> Costates:
-        """The same costates without their graph."""
         return Costates(self.trajectory, self.rows.detach(), self.powers, self.loss.detach())
+
+    @property
+    def sweep(self) -> SweepRun:  # type: ignore[override]
+        return self.trajectory.run
 
     @functools.cached_property
     def mantissa(self) -> Tensor:
         """[T + 1, B, n]"""
         return self.trajectory.layout.padded_states(self.rows)
 
+    def mantissa_at(self, i: int) -> Tensor:
+        return self.mantissa[i]
+
     @functools.cached_property
     def exponent(self) -> Tensor:
-        """[T + 1, B], integers"""
         return self.trajectory.layout.padded_states(self.powers)
 
     @functools.cached_property
@@ -151,59 +320,39 @@ class Costates:
         return scale(self.mantissa, self.exponent[..., None])
 
     @property
+    def uniform(self) -> bool:
+        return self.trajectory.layout.rows.uniform
+
+    @property
     def mask(self) -> Tensor:
-        """[T + 1, B]: does the costate exist"""
         rows = self.trajectory.layout.rows
         if rows.uniform:
             return torch.ones(rows.T + 1, rows.B, dtype=torch.bool, device=self.rows.device)
         return self.trajectory.mask.to(self.rows.device)
 
+    @property
+    def last(self) -> Tensor:
+        return self.trajectory.lengths.to(self.loss.device)
+
+    def last_mantissa(self) -> Tensor:
+        at = self.last[None, :, None].expand(1, -1, self.mantissa.shape[2])
+        return self.mantissa.gather(0, at)[0]
+
+    @property
+    def shown(self) -> Tensor:
+        return self.trajectory.shown
+
     @functools.cached_property
     def size(self) -> Tensor:
-        """[T + 1, B] norms of the mantissas."""
         return norm(self.mantissa)
 
     @functools.cached_property
-    def whole(self) -> bool:
-        """Are all costates there, and none zero? On a GPU nobody looks."""
-        rows = self.trajectory.layout.rows
-        return rows.uniform and not self.size.is_cuda and within(self.size.detach(), 0)
+    def size_1(self) -> Tensor:
+        return self.mantissa.abs().sum(-1)
 
-    @functools.cached_property
-    def nonzero(self) -> Tensor:
-        """[T + 1, B]: does the costate exist and differ from zero"""
-        return self.mask & (self.size.detach() > 0)
-
-    def zeros(self) -> Tensor:
-        """[B]: how many costates of a sample are exactly zero; logarithmic penalties leave them out."""
-        return (self.mask & ~self.nonzero).sum(0)
-
-    def norms(self, p: int = 2) -> Tensor:
-        """||lam_t||_p at true scale, p = 1 or 2, [T + 1, B]; 0 where there is no costate."""
-        check_power(p)
-        size = self.size if p == 2 else self.mantissa.abs().sum(-1)
-        return scale(size, self.exponent)
-
-    def squared_norms(self) -> Tensor:
-        """||lam_t||^2 at true scale, [T + 1, B]; 0 where there is no costate. Smooth at a zero costate, which norms() are not."""
-        value = self.norms().square()
-        if self.whole:
-            return value
+    def squares_at_zero(self) -> Tensor:
         zeros = scale(at_zero(self.mantissa, self.size), self.exponent[..., None])
-        return value + zeros.square().sum(-1)
+        return zeros.square().sum(-1)
 
-    def log_norms(self) -> Tensor:
-        """log ||lam_t||, [T + 1, B] float64; -inf at a zero costate, NaN where there is none."""
-        value = self._log_size() + self.exponent.double() * math.log(2)
-        value = torch.where(self.nonzero, value, -math.inf)
-        return torch.where(self.mask, value, math.nan)
-
-    def log_ratios(self) -> Tensor:
-        """log ||lam_t|| - log ||lam_{t+1}||, [T, B] float64, from mantissas and the difference of exponents, so that it
-        keeps its digits at any T; NaN where one of the two is zero or missing."""
-        log, k = self._log_size(), self.exponent
-        value = torch.add(log[:-1] - log[1:], k[:-1] - k[1:], alpha=math.log(2))
-        return value if self.whole else torch.where(self.nonzero[:-1] & self.nonzero[1:], value, math.nan)
-
-    def _log_size(self) -> Tensor:
-        return torch.log((self.size if self.whole else torch.where(self.nonzero, self.size, 1)).double())
+    def pulled(self) -> Tensor:
+        return self.trajectory.layout.padded(self.trajectory.run.pull(self.rows))

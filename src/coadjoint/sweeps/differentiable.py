@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function, forward_ad
+from torch.autograd import Function
 from torch.nn.functional import pad
 
 from ..errors import NumericalError
@@ -31,9 +31,10 @@ from .chunks import product
 from .memory import empty
 from .overflow import blamed, check, unscaled
 from .plan import Plan, Tape, settle
-from .pointwise import asked, nested, no_vmap, quick
+from .pointwise import asked, nested, no_vmap, quick, without_autocast
 from .rows import Link, Rows, scale
 from .slopes import bend, directions, next_of, read, read_of, read_pull, read_push
+from .torch_internals import autocast_is_on, forward_mode_is_on, innermost_transform
 
 
 @quick
@@ -59,6 +60,8 @@ class Forward(Function):
 
     @staticmethod
     def backward(ctx: Any, gx: Tensor | None, ga: Tensor | None, glast: Tensor | None, _q: Any) -> Any:
+        if autocast_is_on():
+            return without_autocast(Forward.backward, ctx, gx, ga, glast, None)
         v, W, p, x, a, q = ctx.saved_tensors
         plan, need = ctx.plan, asked(ctx)
         if gx is None and ga is None and glast is None:
@@ -109,7 +112,7 @@ def back(
     rows, (a, v, x, p, q) = plan.rows, tape
     wrt = tuple(n for n, t, i in (("v", v, 1), ("p", p, 4)) if t is not None and need[i])
     if torch.is_grad_enabled() or wrt or watched():
-        lam, delta = adjoint(plan, tape, W, gx, glast, ga)
+        lam, delta, _ = Adjoint.apply(plan, False, None, None, gx, glast, ga, W, *tape)
     else:  # nobody will differentiate this sweep: lam need not be kept
         sweep = functools.partial(plan.engine.adjoint, plan, tape, W, gx, glast, ga, None, False)
         lam, delta, _ = sweep(False)
@@ -160,12 +163,14 @@ class Adjoint(Function):
 
     @staticmethod
     def backward(ctx: Any, glam: Tensor | None, gdelta: Tensor | None, _k: Any) -> Any:
+        if autocast_is_on():
+            return without_autocast(Adjoint.backward, ctx, glam, gdelta, None)
         link, declared, W, tape, lam, delta, k = Adjoint.saved(ctx)
         plan, rows, need = ctx.plan, ctx.plan.rows, asked(ctx)
         if glam is None and gdelta is None:
             return (None,) * 13
         try:
-            mu, nu = tangent(plan, tape, W, glam, gdelta, link)
+            mu, nu = Tangent.apply(plan, None if link is None else link.factor, glam, gdelta, W, *tape)
         except NumericalError as error:
             raise blamed(rows, glam, error) from None
         m = linked(rows, mu, link)
@@ -255,11 +260,14 @@ class Tangent(Function):
 
     @staticmethod
     def backward(ctx: Any, gmu: Tensor | None, gnu: Tensor | None) -> Any:
+        if autocast_is_on():
+            return without_autocast(Tangent.backward, ctx, gmu, gnu)
         link, W, tape, mu, nu = Tangent.saved(ctx)
         plan, rows, need = ctx.plan, ctx.plan.rows, asked(ctx)
         if gmu is None and gnu is None:
             return (None,) * 10
-        lam, delta = adjoint(plan, tape, W, gmu, None, gnu, link)
+        factor = None if link is None else link.factor
+        lam, delta, _ = Adjoint.apply(plan, False, factor, None, gmu, None, gnu, W, *tape)
         m = linked(rows, mu, link)
         wrt = tape.wanted(need[5:])
         bends = bend(plan, tape, W, lam, delta, m, nu, wrt) if wrt else {}
@@ -304,16 +312,6 @@ class Tangent(Function):
     vmap = staticmethod(lambda *_: _raise(no_vmap()))
 
 
-def forward(
-    plan: Plan, base: Tensor, v: Tensor | None, W: Tensor | None, x0: Tensor, p: Tensor | None
-) -> tuple[Tape, Tensor]:
-    """-> (tape, x of each sample at its own last step)"""
-    x, a, last, q = Forward.apply(plan, base, v, W, x0, p)
-    if not torch.is_grad_enabled():
-        settle(plan)
-    return Tape(a, v, x, p, q), last
-
-
 def adjoint(
     plan: Plan,
     tape: Tape,
@@ -326,28 +324,6 @@ def adjoint(
     """-> (lam [B + N, n], delta [N, g d])"""
     lam, delta, _ = Adjoint.apply(plan, False, None if link is None else link.factor, None, s, s_last, sa, W, *tape)
     return lam, delta
-
-
-def costate(
-    plan: Plan,
-    tape: Tape,
-    W: Tensor | None,
-    s: Tensor | None,
-    s_last: Tensor | None,
-    declared: Tensor | None,
-    unit: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The scale-free adjoint -> (mantissa [B + N, n], delta in the same units, exponent [B + N]).
-
-    declared [B + N]: the state rows where the loss reads the state; at the others the source is zero, and where costates
-    are far below one its derivative is taken for zero too.
-    unit [B + N]: sources are given as s 2^unit, and s_last as s_last 2^(unit of the last state).
-    """
-    if unit is None:
-        return Adjoint.apply(plan, True, None, declared, s, s_last, None, W, *tape)
-    factor = Link.between(plan.rows, unit, tape.x.dtype).factor  # a sweep in these units is one with links between them
-    mantissa, delta, k = Adjoint.apply(plan, True, factor, declared, s, s_last, None, W, *tape)
-    return mantissa, delta, k + unit
 
 
 def tangent(
@@ -368,4 +344,4 @@ def linked(rows: Rows, mu: Tensor, link: Link | None) -> Tensor:
 
 def watched() -> bool:
     """Is forward-mode differentiation or a transform of torch.func under way?"""
-    return forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None
+    return forward_mode_is_on() or innermost_transform() is not None

@@ -18,6 +18,7 @@ from ..errors import InputError, KindError, Unsupported, brief
 from .pointers import insist_on_values, lost_memory
 from .pointwise import no_vmap
 from .rows import Rows, equal
+from .torch_internals import is_batched
 
 Sequences = Tensor | PackedSequence | Sequence[Tensor]
 
@@ -132,7 +133,7 @@ class Laid:
 
 def lay_out(u: Any, lengths: Any, inputs: int, like: Tensor) -> tuple[Layout, Tensor]:
     """The layout and the step rows [N, inputs] of [T, B, inputs], a list of [T_i, inputs], or a PackedSequence."""
-    if isinstance(u, Tensor) and torch._C._functorch.is_batchedtensor(u):
+    if isinstance(u, Tensor) and is_batched(u):
         raise no_vmap()
     if like.dtype not in DTYPES:
         raise Unsupported(HALF.format(like.dtype))

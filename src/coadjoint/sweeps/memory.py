@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, UntypedStorage
 
 from .pointers import traced
+from .torch_internals import holders
 
 SMALL = 1 << 17  # bytes below which the allocator itself is quick
 STALE = 200  # requests after which a size counts as no longer asked for
@@ -32,17 +33,13 @@ def empty(shape: Sequence[int], like: Tensor) -> Tensor:
     with _lock:
         now = _asked[size] = next(_clock)
         storages = _kept.setdefault(size, [])
-        free = next((s for s in storages if _holders(s) == 1), None)
+        free = next((s for s in storages if holders(s) == 1), None)
         if free is None:
             for other in [n for n, last in _asked.items() if now - last > STALE]:
                 del _kept[other], _asked[other]
             free = UntypedStorage(size)
             storages.append(free)
         return like.new_empty(0).set_(free, 0, tuple(shape))  # type: ignore[call-overload]
-
-
-def _holders(storage: UntypedStorage) -> int:
-    return torch._C._storage_Use_Count(storage._cdata)
 
 
 def release() -> None:

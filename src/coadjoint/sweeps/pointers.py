@@ -17,9 +17,8 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from ..errors import CoadjointError, InputError, KindError, Unsupported
+from .torch_internals import fake_mode_is_on, is_fake, is_wrapped, is_zero_everywhere, proxy_mode_is_on
 
-FAKE = torch._C._TorchDispatchModeKey.FAKE
-PROXY = torch._C._TorchDispatchModeKey.PROXY
 PLAIN = (Tensor, Parameter)
 WAYS_OUT = {
     "DTensor": "Take .to_local() or .full_tensor() of it first.",
@@ -69,7 +68,7 @@ def pointers(
         if not enough or y.nbytes != count * size or y.dtype is not dtype or y.device != device:
             raise refused(name, array, count, dtype, device)
         if address == 0 and count > 0:
-            if not y._is_zerotensor():
+            if not is_zero_everywhere(y):
                 raise refused(name, array, count, dtype, device)
             y = torch.zeros_like(y)  # what forward mode calls zero is stored nowhere
             address = y.data_ptr()
@@ -89,7 +88,7 @@ def is_short_of_memory(y: Tensor) -> bool:
 
 def lost_memory(y: Tensor) -> bool:
     """Has a plain tensor lost its values? Of others, which keep them elsewhere or have none, nothing is known here."""
-    if type(y) not in PLAIN or y.is_meta or torch._C._functorch.is_functorch_wrapped_tensor(y):
+    if type(y) not in PLAIN or y.is_meta or is_wrapped(y):
         return False
     return is_short_of_memory(y)
 
@@ -110,7 +109,7 @@ def ordinary(kind: type) -> bool:
 def refused(name: str, y: Tensor, count: int, dtype: torch.dtype, device: torch.device) -> CoadjointError:
     """What to say of a tensor whose address cannot be given away."""
     odd = unusual(y)
-    if torch._C._functorch.is_functorch_wrapped_tensor(y):
+    if is_wrapped(y):
         odd = (
             "wrapped by a transform of torch.func",
             "Put the transform around the whole call of the network or module.",
@@ -146,7 +145,7 @@ def unusual(y: Tensor) -> tuple[str, str] | None:
 def insist_on_values(name: str, y: Tensor) -> None:
     """Refuse a tensor whose values cannot be looked at."""
     odd = unusual(y)
-    if odd is None and imagined():
+    if odd is None and fake_mode_is_on():
         odd = "used under FakeTensorMode, where tensors have no values", "Leave that mode; co.nn's modules work in it."
     if odd is not None:
         raise Unsupported(f"{name} is {odd[0]}; expected an ordinary dense tensor. {odd[1]}")
@@ -155,24 +154,13 @@ def insist_on_values(name: str, y: Tensor) -> None:
 def insist_on_memory(tensors: Iterable[tuple[str, Tensor]]) -> None:
     """Refuse tensors of a class that keeps its values elsewhere, like DTensor; not fake ones, whose operations torch knows."""
     for name, y in tensors:
-        if type(y) not in PLAIN and not ordinary(type(y)) and not fake(y):
+        if type(y) not in PLAIN and not ordinary(type(y)) and not is_fake(y):
             kind, way_out = unusual(y) or ("", "")
             raise Unsupported(f"{name} is {kind}; sweeps read memory, and need an ordinary dense tensor. {way_out}")
 
 
-def imagined() -> bool:
-    """Is FakeTensorMode on?"""
-    return torch._C._get_dispatch_mode(FAKE) is not None
-
-
 def traced(*tensors: Tensor) -> bool:
     """Does torch write operations down, or only find out their shapes? Then a sweep must be one operator that it knows."""
-    if imagined() or torch._C._get_dispatch_mode(PROXY) is not None:
+    if fake_mode_is_on() or proxy_mode_is_on():
         return True
-    return any(not ordinary(type(y)) and fake(y) for y in tensors)
-
-
-def fake(y: Tensor) -> bool:
-    from torch._subclasses.fake_tensor import FakeTensor  # slow to import, and not needed to know that nobody did
-
-    return isinstance(y, FakeTensor)
+    return any(not ordinary(type(y)) and is_fake(y) for y in tensors)

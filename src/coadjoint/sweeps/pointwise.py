@@ -14,9 +14,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._functorch.utils import unwrap_dead_wrappers
-from torch.autograd import Function, forward_ad
-from torch.autograd.forward_ad import _set_fwd_grad_enabled, unpack_dual
+from torch.autograd import Function
+from torch.autograd.forward_ad import unpack_dual
 
 from ..cells.formula import ZERO, Node, apart, evaluate, pull, push, symbol
 from ..cells.program import Program
@@ -24,6 +23,14 @@ from ..errors import Unsupported
 from .chunks import total
 from .memory import empty
 from .rows import Rows, split
+from .torch_internals import (
+    autocast_is_on,
+    forward_mode_is_on,
+    forward_mode_within_jvp,
+    transforms_are_on,
+    unwrap_dead_wrappers,
+    will_run,
+)
 
 Groups = tuple[tuple[str, tuple[Node, ...]], ...]
 WORTH = 1 << 14  # elements of an input from which a loop is worth compiling
@@ -200,45 +207,40 @@ class _Primal:
 
 def nested(jvp: Callable[..., Any]) -> Callable[..., Any]:
     """torch runs a jvp with forward mode switched off, so that a jvp of a jvp would silently lose its outer direction.
-    Switched on again, it must not see the inner one: hence primal values."""
+    Switched on again, it must not see the inner one: hence primal values. torch.autocast has no say inside."""
 
     @functools.wraps(jvp)
     def wrapped(ctx: Any, *dots: Any) -> Any:
-        with _set_fwd_grad_enabled(True):
+        with forward_mode_within_jvp():
+            if autocast_is_on():
+                return without_autocast(jvp, _Primal(ctx), *dots)
             return jvp(_Primal(ctx), *dots)
 
     return wrapped
 
 
-def exact(compute: Callable[..., Any]) -> Callable[..., Any]:
-    """torch.autocast would round our products to half precision; here it has no say."""
-
-    @functools.wraps(compute)
-    def wrapped(*args: Any) -> Any:
-        if not torch._C._is_any_autocast_enabled():
-            return compute(*args)
-        with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
-            return compute(*args)
-
-    return wrapped
+def without_autocast(compute: Callable[..., Any], *args: Any) -> Any:
+    """compute(*args), in which torch.autocast would round products to half precision."""
+    with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+        return compute(*args)
 
 
 def quick(function: type[Function]) -> type[Function]:
     """torch binds the arguments of `forward` by its signature at every call, which takes longer than a small operation.
     Ours are given in their places, all of them, so only torch.func's transforms need the long way; and where nothing is
-    differentiated there is nothing to keep."""
-    usual, direct = function.apply, super(Function, function).apply  # type: ignore[misc]
-    function.backward, function.jvp = (  # type: ignore[method-assign]
-        staticmethod(exact(function.backward)),
-        staticmethod(exact(function.jvp)),
-    )
+    differentiated there is nothing to keep.
 
-    @exact
+    torch.autocast has no say in `forward`. A `backward` begins by asking for itself whether it is on: a wrapper around it
+    would be one more call on the way to every loop."""
+    usual, direct = function.apply, super(Function, function).apply  # type: ignore[misc]
+
     def apply(*args: Any) -> Any:
-        if torch._C._are_functorch_transforms_active():
+        if autocast_is_on():
+            return without_autocast(apply, *args)
+        if transforms_are_on():
             return usual(*args)
         args = unwrap_dead_wrappers(args)
-        return direct(*args) if torch.is_grad_enabled() or forward_ad._current_level >= 0 else function.forward(*args)
+        return direct(*args) if torch.is_grad_enabled() or forward_mode_is_on() else function.forward(*args)
 
     function.apply = apply  # type: ignore[method-assign]
     return function
@@ -253,7 +255,7 @@ def asked(ctx: Any) -> tuple[bool, ...]:
 
 def _leads(node: Any) -> bool:
     try:
-        return torch._C._will_engine_execute_node(node)
+        return will_run(node)
     except RuntimeError:  # a leaf that torch.autograd.grad was asked for
         return True
 
@@ -275,6 +277,8 @@ class _Apply(Function):
 
     @staticmethod
     def backward(ctx: Any, *bars: Tensor | None) -> Any:
+        if autocast_is_on():
+            return without_autocast(_Apply.backward, ctx, *bars)
         op, hand = ctx.op, len(ctx.op.known)
         seeds = [(name, bar) for name, bar in zip(op.live, bars, strict=True) if bar is not None]
         wrt = tuple(n for (n, _), need in zip(op.inputs, asked(ctx)[2 + hand :], strict=True) if need)

@@ -1,19 +1,62 @@
-"""The general door: any step function, differentiated by torch one step at a time. Slower, never different."""
+"""Runs: what a sweep leaves behind, and what can be asked of it afterwards.
+
+Swept      a formula's run, by the three loops of an engine
+Stepped    any step function's run, differentiated by torch one step at a time: slower, never different
+SeenRun    a part of a run, or several runs side by side: read, but not swept again
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from ..errors import NumericalError, Unsupported
 from . import affine, differentiable, slopes
-from .plan import Plan, Tape
+from .layout import Layout
+from .plan import Plan, Tape, settle
 from .rows import NONE, ROOM, Link, Rows, exponent, next_exponent, scale
+
+
+class SweepRun(Protocol):
+    """A run over rows: states, costates and tangents. State rows are [B + N, .], step rows [N, .]."""
+
+    @property
+    def x(self) -> Tensor:
+        """The states, as state rows."""
+
+    @property
+    def last(self) -> Tensor:
+        """Each sample's last state, [B, n], in the rows' order."""
+
+    @property
+    def formula(self) -> Swept | None:
+        """This run, if it is that of a formula, whose slopes are known; None otherwise."""
+
+    def costate(
+        self, s: Tensor | None, s_last: Tensor | None, declared: Tensor | None, unit: Tensor | None = None
+    ) -> Costate:
+        """The costates that the sources s (of all states) and s_last (of the last ones) make."""
+
+    def pull(self, lam: Tensor) -> Tensor:
+        """J_t' lam_t for all steps at once, J_t = dx_t/dx_{t-1}: from state rows to step rows."""
+
+    def push(self, *directions: Tensor | None) -> Tensor:
+        """The tangent, as state rows, for directions of what drives the steps."""
+
+    def jacobians(self, layout: Layout, samples: int) -> Tensor:
+        """J_t of the first samples, [T, samples, n, n], on the CPU; zero past a sample's end."""
+
+    def strict(self) -> SweepRun:
+        """The same run; costates that leave the range of their type are an error."""
+
+    def settle(self) -> None:
+        """Raise what was found wrong since the run was made."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,18 +70,41 @@ class Swept:
 
     @staticmethod
     def run(plan: Plan, base: Tensor, side: Tensor | None, W: Tensor | None, x0: Tensor, p: Tensor | None) -> Swept:
-        tape, last = differentiable.forward(plan, base, side, W, x0, p)
-        return Swept(plan, tape, W, last)
+        x, a, last, q = differentiable.Forward.apply(plan, base, side, W, x0, p)
+        if not torch.is_grad_enabled():
+            settle(plan)
+        return Swept(plan, Tape(a, side, x, p, q), W, last)
 
     @property
     def x(self) -> Tensor:
         return self.tape.x
 
+    @property
+    def formula(self) -> Swept | None:
+        return self
+
+    def strict(self) -> Swept:
+        return replace(self, plan=replace(self.plan, checked=True))
+
+    def settle(self) -> None:
+        settle(self.plan)
+
     def costate(
         self, s: Tensor | None, s_last: Tensor | None, declared: Tensor | None, unit: Tensor | None = None
     ) -> Costate:
-        """Arguments as in derivatives.costate."""
-        mantissa, delta, k = differentiable.costate(self.plan, self.tape, self.W, s, s_last, declared, unit)
+        """The scale-free adjoint: lam_t = s_t + J_{t+1}' lam_{t+1} in mantissas and exponents.
+
+        declared [B + N]: the state rows where the loss reads the state; at the others the source is zero, and where
+        costates are far below one its derivative is taken for zero too.
+        unit [B + N]: sources are given as s 2^unit, and s_last as s_last 2^(unit of the last state)."""
+        factor = None
+        if unit is not None:  # a sweep in these units is one with links between them
+            factor = Link.between(self.plan.rows, unit, self.tape.x.dtype).factor
+        mantissa, delta, k = differentiable.Adjoint.apply(
+            self.plan, True, factor, declared, s, s_last, None, self.W, *self.tape
+        )
+        if unit is not None:
+            k = k + unit
         return Costate(mantissa, k, lambda: (delta, *self._side(mantissa)))
 
     def _side(self, lam: Tensor) -> tuple[Tensor | None, ...]:
@@ -64,16 +130,19 @@ class Swept:
         total = affine.plus(back["x"], through)
         return torch.zeros_like(xprev) if total is None else total
 
-    def push(
-        self,
-        base: Tensor | None,
-        side: Tensor | None,
-        W: Tensor | None = None,
-        x0: Tensor | None = None,
-        p: Tensor | None = None,
-    ) -> Tensor:
-        """The tangent mu [B + N, n] for directions of what went into the sweep."""
-        return differentiable.push(self.plan, self.tape, self.W, base, side, W, x0, p)[0]
+    def push(self, *directions: Tensor | None) -> Tensor:
+        """The tangent mu [B + N, n] for directions of what went into the sweep: base, side, W, x0, p."""
+        return differentiable.push(self.plan, self.tape, self.W, *directions)[0]
+
+    def jacobians(self, layout: Layout, samples: int) -> Tensor:
+        """Rows of all steps at once, by n pull-backs."""
+        n = self.x.shape[1]
+        out = torch.zeros(layout.rows.T, samples, n, n, dtype=self.x.dtype)
+        bar = torch.zeros_like(self.x)
+        for i in range(n):
+            bar.zero_()[:, i] = 1
+            out[:, :, i] = layout.padded(self.pull(bar))[:, :samples].cpu()
+        return out
 
 
 Step = Callable[..., Tensor]  # step(*drive_t, x_{t-1}) -> x_t, all [n_t, .]
@@ -110,10 +179,19 @@ class Stepped:
     def last(self) -> Tensor:
         return self.rows.last(self.x)
 
+    @property
+    def formula(self) -> Swept | None:
+        return None
+
+    def strict(self) -> Stepped:
+        return self  # it looks at every costate anyway
+
+    def settle(self) -> None: ...
+
     def costate(
         self, s: Tensor | None, s_last: Tensor | None, declared: Tensor | None, unit: Tensor | None = None
     ) -> Costate:
-        """Arguments as in derivatives.costate."""
+        """Arguments as in Swept.costate."""
         rows, drives = self.rows, [self.rows.steps(y) for y in self.drive]
         s = torch.zeros_like(self.x) if s is None else s
         s = s if s_last is None else s + rows.last_back(s_last)
@@ -168,3 +246,44 @@ class Stepped:
             primal = (*(y[t] for y in drives), before)
             mu.append(torch.func.jvp(self.step, primal, (*(d[t] for d in dots), mu[-1][: len(before)]))[1])
         return torch.cat(mu)
+
+    def jacobians(self, layout: Layout, samples: int) -> Tensor:
+        """Step by step, at the places of these samples that are still there."""
+        rows, n = self.rows, self.x.shape[1]
+        drives = [rows.steps(y) for y in self.drive]
+        units = torch.eye(n).to(self.x)
+        place = np.arange(samples) if layout.inverse is None else layout.inverse[:samples]
+        out = torch.zeros(rows.T, samples, n, n, dtype=self.x.dtype)
+        for t, x in enumerate(rows.before(self.x)):
+            there = np.flatnonzero(place < len(x))
+            at = torch.from_numpy(place[there]).to(x.device)
+            step = lambda x, t=t, at=at: self.step(*(y[t][at] for y in drives), x)
+            pull = torch.func.vjp(step, x[at])[1]
+            J = torch.func.vmap(pull)(units[:, None].expand(-1, len(at), -1))[0]
+            out[t, torch.from_numpy(there)] = J.transpose(0, 1).cpu()
+        return out
+
+
+class SeenRun:
+    """What others see of a run: a part of its states, or the states of several runs side by side."""
+
+    formula: Swept | None = None
+
+    def costate(
+        self, s: Tensor | None, s_last: Tensor | None, declared: Tensor | None, unit: Tensor | None = None
+    ) -> Costate:
+        raise self._unswept()
+
+    def push(self, *directions: Tensor | None) -> Tensor:
+        raise self._unswept()
+
+    def jacobians(self, layout: Layout, samples: int) -> Tensor:
+        raise self._unswept()
+
+    def strict(self) -> SweepRun:
+        raise self._unswept()
+
+    def settle(self) -> None: ...
+
+    def _unswept(self) -> Unsupported:
+        return Unsupported("only a part of this run's state is seen here: ask the run of one layer by itself.")

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import Unsupported
+from .torch_internals import is_idle, is_shard_of_flat_weights, sharded_modules, wrapper_in_forward
 
 SINK = "_DDPSinkBackward"  # stands on the outputs of a DistributedDataParallel
 SHARDED = "RegisterPostBackwardFunctionBackward"  # stands on the inputs of what fully_shard has sharded
@@ -34,7 +35,7 @@ def refuse_wrappers(loss: Tensor, outputs: Iterable[Tensor], recorded: Mapping[n
     if not one_of_many():
         return
     for module, name in recorded.items():
-        if any(at_rest(state) for state in shards_of(module)):
+        if any(is_idle(state) for state in shards_of(module)):
             raise sharded(f"{name or 'the module'} is inside a module that fully_shard has sharded")
     if any(ends_at_a_shard(node) for node in below(loss.grad_fn)):
         raise sharded("the loss depends on weights that FullyShardedDataParallel has sharded")
@@ -61,7 +62,7 @@ def refuse_wrapped(network: nn.Module) -> None:
     """Refuse a wrapper right around a network. It looks for tensors in what forward returns, and in a trajectory sees none."""
     if not one_of_many():
         return
-    wrapper = getattr(nn.parallel.DistributedDataParallel, "_active_ddp_module", None)
+    wrapper = wrapper_in_forward()
     if wrapper is not None and wrapper.module is network and wrapper.static_graph:
         raise hidden(network, "DistributedDataParallel(static_graph=True)")
     if "torch.distributed.fsdp" in sys.modules and isinstance(network, torch.distributed.fsdp.FSDPModule):
@@ -78,32 +79,14 @@ def hidden(network: nn.Module, wrapper: str) -> Unsupported:
 
 def shards_of(module: nn.Module) -> list[Any]:
     """The states that fully_shard keeps of the modules around `module`, and of itself."""
-    if "torch.distributed.fsdp" not in sys.modules:  # slow to import, and not needed to know that nobody did
-        return []
-    from torch.distributed._composable_state import _module_state_mapping
-    from torch.distributed.fsdp import FSDPModule
-
-    found = []
-    for outer, state in list(_module_state_mapping.items()):
-        if isinstance(outer, FSDPModule) and any(inner is module for inner in outer.modules()):
-            found.append(state())
-    return found
-
-
-def at_rest(state: Any) -> bool:
-    """Has the forward of this sharded module ended?"""
-    training_state = getattr(state, "_training_state", None)
-    return getattr(training_state, "name", "IDLE") == "IDLE"
+    inside = lambda outer: any(inner is module for inner in outer.modules())
+    return [state for outer, state in sharded_modules() if inside(outer)]
 
 
 def ends_at_a_shard(node: Any) -> bool:
     """Is this the end of the graph at the weights of a FullyShardedDataParallel (FSDP1) whose forward has ended? It keeps them
     in one flat array, whole in the forward, and this process's share of it otherwise."""
-    flat: Any = getattr(node, "variable", None)
-    if not getattr(flat, "_is_flat_param", False):
-        return False
-    whole = getattr(flat, "_unpadded_unsharded_size", None)
-    return whole is None or flat.numel() < whole.numel()
+    return is_shard_of_flat_weights(getattr(node, "variable", None))
 
 
 def waits_for_first(sink: Any) -> bool:

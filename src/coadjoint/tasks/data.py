@@ -19,24 +19,24 @@ from .files.sheet import Options, listed
 from .prediction import Prediction
 from .preparation import (
     Cut,
-    _as_trained,
-    _at,
-    _coded,
-    _constant,
-    _copies,
-    _cut,
-    _files,
-    _filled,
-    _inputs,
-    _judge_target,
-    _kind,
-    _labels,
-    _names,
-    _refuse_overlap,
-    _scale,
-    _sequences,
-    _split,
-    _target,
+    as_trained,
+    coded,
+    column_names,
+    constant,
+    count_copies,
+    cut_up,
+    filled,
+    inputs_of,
+    judge_target,
+    kind_of,
+    labels_in,
+    read_all,
+    refuse_overlap,
+    scale_of,
+    sequences_of,
+    split_up,
+    target_at,
+    target_of,
 )
 from .task import Collection, Scores, Sequences, right
 
@@ -111,23 +111,33 @@ class Data(Collection):
                 raise ConfigError(f"--{flag} must be {' or '.join(known)}; got {value!r}.")
         if window is not None and (type(window) is not int or window < (2 if kind == "next" else 1)):
             raise ConfigError(f"--window must be a whole number of rows, at least {2 if kind == 'next' else 1}; got {window!r}.")  # fmt: skip
-        reading = {"sep": sep, "decimal": decimal, "thousands": thousands, "header": header, "missing": missing}
-        options = Options(id, time, _names(target), _names(features), kind, at, max_bytes=max_bytes, **reading)  # type: ignore[arg-type]
-        recordings = _files({"train": train, "valid": valid, "test": test}, options)
+        reading: dict[str, Any] = {
+            "sep": sep,
+            "decimal": decimal,
+            "thousands": thousands,
+            "header": header,
+            "missing": missing,
+        }
+        options = Options(
+            id, time, column_names(target), column_names(features), kind, at, max_bytes=max_bytes, **reading
+        )
+        recordings = read_all({"train": train, "valid": valid, "test": test}, options)
         first = recordings["train"]
-        kind = kind or _kind(first)
-        labels = _labels(first) if kind == "classify" else []
-        coded = {s: _coded(r, labels) if labels else r for s, r in recordings.items()}
-        at = _at(coded["train"], kind, at)
-        _judge_target(coded["train"], kind, labels)
-        cuts = {s: _cut(_filled(r, kind, at, missing, irregular), kind, at, window, missing) for s, r in coded.items()}
+        kind = kind or kind_of(first)
+        labels = labels_in(first) if kind == "classify" else []
+        numbered = {s: coded(r, labels) if labels else r for s, r in recordings.items()}
+        at = target_at(numbered["train"], kind, at)
+        judge_target(numbered["train"], kind, labels)
+        cuts = {
+            s: cut_up(filled(r, kind, at, missing, irregular), kind, at, window, missing) for s, r in numbered.items()
+        }
         if overlap == "refuse":
-            _refuse_overlap(cuts)
+            refuse_overlap(cuts)
         notes = [*first.notes, *(note for cut in cuts.values() for note in cut.notes)]
         parts: dict[str, tuple[Cut, list[int]]] = {s: (c, list(range(len(c.pieces)))) for s, c in cuts.items()}
         if len(cuts) == 1:
-            parts = _split(cuts["train"], split, seed, kind == "classify" and at == "last")
-            copies = _copies(parts)
+            parts = split_up(cuts["train"], split, seed, kind == "classify" and at == "last")
+            copies = count_copies(parts)
             if copies:
                 notes.append(f"{copies} held-out sequences have the same inputs as a training sequence")
         masked = [f for j, f in enumerate(first.features) if missing == "mask" and any(np.isnan(c.recording.u[:, j]).any() for c in cuts.values())]  # fmt: skip
@@ -136,15 +146,15 @@ class Data(Collection):
         absent = [f for f, gone in zip(first.features, np.isnan(cut.recording.u[rows]).all(0), strict=True) if gone]
         if absent:
             raise DataError(f"{first.path}: in the training sequences every value of {listed(absent)} is missing. Leave the column out with --features.")  # fmt: skip
-        mean, std = _scale(cut.recording.u[rows], standardise)
-        still = _constant(cut.recording.u[rows])
+        mean, std = scale_of(cut.recording.u[rows], standardise)
+        still = constant(cut.recording.u[rows])
         notes += [f"feature '{shown(f)}' is constant in training" for f, s in zip(first.features, still, strict=True) if s]  # fmt: skip
         t_mean, t_std = mean, std
         if kind != "next":
-            y = np.concatenate([np.atleast_2d(_target(cut, i, at)) for i in index])
-            t_mean, t_std = _scale(y, standardise and kind == "regress")
-            if kind == "regress" and _constant(y).any():
-                name = first.targets[int(np.flatnonzero(_constant(y))[0])]
+            y = np.concatenate([np.atleast_2d(target_of(cut, i, at)) for i in index])
+            t_mean, t_std = scale_of(y, standardise and kind == "regress")
+            if kind == "regress" and constant(y).any():
+                name = first.targets[int(np.flatnonzero(constant(y))[0])]
                 raise DataError(f"{first.path} column '{shown(name)}': the target is constant in the training sequences: nothing can be learned.")  # fmt: skip
         elif still.all():
             raise DataError(f"{first.path}: every feature is constant, so the next step holds nothing to learn.")
@@ -155,8 +165,8 @@ class Data(Collection):
             reading | {"irregular": irregular},
             {s: {"name": Path(p).name, "sha256": recordings[s].sha256} for s, p in (("train", train), ("valid", valid), ("test", test)) if p is not None},
         )  # fmt: skip
-        ready = {s: _inputs(c.recording, description) for s, (c, _) in parts.items()}
-        sets = {s: _sequences(c, index, ready[s], description) for s, (c, index) in parts.items() if index}
+        ready = {s: inputs_of(c.recording, description) for s, (c, _) in parts.items()}
+        sets = {s: sequences_of(c, index, ready[s], description) for s, (c, index) in parts.items() if index}
         return cls(sets, description, tuple(dict.fromkeys(notes)), Path(train).stem)
 
     @staticmethod
@@ -173,10 +183,10 @@ class Data(Collection):
         irregular = how.pop("irregular", "refuse")
         columns: dict[str, Any] = {"id": d.columns["id"], "time": d.columns["time"]}
         options = Options(**columns, target=tuple(d.targets), features=tuple(d.features), kind="next", **how)
-        recording = _as_trained(read(path, options), d)
-        recording = _filled(recording, "predict", d.at, how.get("missing", "refuse"), irregular)
-        cut = _cut(recording, "predict", d.at, d.window, "refuse")
-        return Prediction(d, Path(path), cut, _inputs(cut.recording, d))
+        recording = as_trained(read(path, options), d)
+        recording = filled(recording, "predict", d.at, how.get("missing", "refuse"), irregular)
+        cut = cut_up(recording, "predict", d.at, d.window, "refuse")
+        return Prediction(d, Path(path), cut, inputs_of(cut.recording, d))
 
     def _of(self, split: str, index: Sequence[int] | np.ndarray) -> Batch:
         """Targets that are missing (NaN, class -1) get weight 0 in the loss."""

@@ -1,11 +1,11 @@
-"""Data: users' own sequences as a task; Prediction: new sequences for a network that was trained on it."""
+"""From recordings to sequences that a network can read: labels coded, gaps filled, cut, split and scaled."""
 
 from __future__ import annotations
 
 import hashlib
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,11 +36,11 @@ class Cut:
         return self.recording.ids[i] if whole else f"{self.recording.ids[i]}[{begin}:{begin + stop - start}]"
 
 
-def _names(names: Names) -> tuple[str, ...] | None:
+def column_names(names: Names) -> tuple[str, ...] | None:
     return None if names is None else (names,) if isinstance(names, str) else tuple(names)
 
 
-def _files(paths: dict[str, Path_ | None], options: Options) -> dict[str, Recording]:
+def read_all(paths: dict[str, Path_ | None], options: Options) -> dict[str, Recording]:
     """Each split's file; held-out files must have the columns of the training file, and be other files."""
     recordings: dict[str, Recording] = {}
     for split, path in paths.items():
@@ -48,7 +48,7 @@ def _files(paths: dict[str, Path_ | None], options: Options) -> dict[str, Record
             continue
         if recordings:
             first = recordings["train"]
-            options = replace(options, kind=options.kind or _kind(first))
+            options = replace(options, kind=options.kind or kind_of(first))
             if first.named:
                 options = replace(options, id=first.columns["id"], time=first.columns["time"], target=first.targets, features=first.features)  # fmt: skip
         new = read(path, options)
@@ -63,25 +63,31 @@ def _files(paths: dict[str, Path_ | None], options: Options) -> dict[str, Record
     return recordings
 
 
-def _kind(recording: Recording) -> str:
+def kind_of(recording: Recording) -> str:
     return "regress" if recording.y is not None and recording.y.dtype.kind == "f" else "classify"
 
 
-def _labels(recording: Recording) -> list[str]:
-    """The classes: sorted, as numbers if all of them are whole numbers."""
+def labels_in(recording: Recording) -> list[str]:
     assert recording.y is not None
-    found = sorted({w for w in recording.y.tolist() if w})
-    where = f"{recording.path} column '{shown(recording.targets[0])}'"
-    real = [w for w in found if REAL_LABEL.fullmatch(w)]
+    return labels_of(recording.y.tolist(), f"{recording.path} column '{shown(recording.targets[0])}'")
+
+
+def labels_of(words: Iterable[str], where: str) -> list[str]:
+    """The classes among labels ("" is none): sorted, as numbers if all of them are whole numbers. where: their column."""
+    found = sorted({word for word in words if word})
+    real = [word for word in found if REAL_LABEL.fullmatch(word)]
     if real:
-        raise DataError(f'{where}: "{shown(real[0])}" is a real number, and classes are words or whole numbers. Pass --kind regress, or write the labels without a decimal point.')  # fmt: skip
+        raise DataError(
+            f'{where}: "{shown(real[0])}" is a real number, and classes are words or whole numbers. '
+            "Pass --kind regress, or write the labels without a decimal point."
+        )
     if len(found) < 2:
         what = f"one class only, '{shown(found[0])}'" if found else "no labels: every one is missing"
         raise DataError(f"{where}: there is {what}; expected at least two classes.")
-    return sorted(found, key=int) if all(WHOLE_LABEL.fullmatch(w) for w in found) else found
+    return sorted(found, key=int) if all(WHOLE_LABEL.fullmatch(word) for word in found) else found
 
 
-def _coded(recording: Recording, labels: list[str]) -> Recording:
+def coded(recording: Recording, labels: list[str]) -> Recording:
     """Labels as class numbers [., 1], NaN where missing; a label that training has not is refused."""
     assert recording.y is not None
     index = {w: float(k) for k, w in enumerate(labels)} | {"": math.nan}
@@ -98,7 +104,7 @@ def _coded(recording: Recording, labels: list[str]) -> Recording:
     return replace(recording, y=np.array([index[w] for w in recording.y.tolist()])[:, None])
 
 
-def _at(recording: Recording, kind: str, at: str | None) -> str:
+def target_at(recording: Recording, kind: str, at: str | None) -> str:
     """Where the target is: asked for, or the only possibility."""
     if kind == "next":
         if at == "last":
@@ -119,7 +125,7 @@ def _at(recording: Recording, kind: str, at: str | None) -> str:
     raise DataError(f"{recording.path}: {why}. Pass --at every to predict it at each row, --at last to predict that of the last row.")  # fmt: skip
 
 
-def _judge_target(recording: Recording, kind: str, labels: list[str]) -> None:
+def judge_target(recording: Recording, kind: str, labels: list[str]) -> None:
     """A target that is all missing, or is one of the inputs, is refused."""
     if kind == "next":
         return
@@ -135,7 +141,7 @@ def _judge_target(recording: Recording, kind: str, labels: list[str]) -> None:
                 raise DataError(f"{recording.path}: target '{shown(name)}' equals input '{shown(feature)}' in every row. Leave the input out with --features.")  # fmt: skip
 
 
-def _filled(recording: Recording, kind: str, at: str, missing: str, irregular: str) -> Recording:
+def filled(recording: Recording, kind: str, at: str, missing: str, irregular: str) -> Recording:
     """The recording with rows dropped or filled as asked, at regular times."""
     notes = list(recording.notes)
     gaps = np.isnan(recording.u)
@@ -165,7 +171,7 @@ def _filled(recording: Recording, kind: str, at: str, missing: str, irregular: s
     return replace(recording, notes=tuple(notes))
 
 
-def _cut(recording: Recording, kind: str, at: str, window: int | None, missing: str) -> Cut:
+def cut_up(recording: Recording, kind: str, at: str, window: int | None, missing: str) -> Cut:
     """Sequences or windows of them, with those left out that have no target."""
     pieces: list[tuple[int, int, int]] = []
     problems, left = Problems(recording.path), 0
@@ -186,7 +192,7 @@ def _cut(recording: Recording, kind: str, at: str, window: int | None, missing: 
     notes = [f"{left} rows of {recording.path} at the ends of sequences do not fill a window and are left out"] if left else []  # fmt: skip
     cut = Cut(recording, pieces)
     if kind in ("classify", "regress"):
-        gaps = [np.isnan(_target(cut, i, at)) for i in range(len(pieces))]
+        gaps = [np.isnan(target_of(cut, i, at)) for i in range(len(pieces))]
         lacking = [g.all() if missing == "mask" and at == "every" else g.any() for g in gaps]
         if any(lacking) and missing not in ("drop", "mask"):
             for i in np.flatnonzero(lacking).tolist():
@@ -199,7 +205,7 @@ def _cut(recording: Recording, kind: str, at: str, window: int | None, missing: 
     return replace(cut, notes=tuple(notes))
 
 
-def _target(cut: Cut, piece: int, at: str) -> np.ndarray:
+def target_of(cut: Cut, piece: int, at: str) -> np.ndarray:
     """The target of a piece in its own units: [k] at the last row, [T, k] at every row; NaN where missing."""
     i, start, stop = cut.pieces[piece]
     y = cut.recording.y
@@ -220,7 +226,7 @@ def _contents(cut: Cut, piece: int) -> bytes:
     return hashlib.blake2b(np.ascontiguousarray(cut.recording.u[start:stop]).tobytes(), digest_size=16).digest()
 
 
-def _refuse_overlap(cuts: dict[str, Cut]) -> None:
+def refuse_overlap(cuts: dict[str, Cut]) -> None:
     """A sequence whose inputs stand in two files."""
     met: dict[bytes, tuple[str, str]] = {}
     for split, cut in cuts.items():
@@ -235,12 +241,12 @@ def _refuse_overlap(cuts: dict[str, Cut]) -> None:
         met |= new
 
 
-def _copies(parts: dict[str, tuple[Cut, list[int]]]) -> int:
+def count_copies(parts: dict[str, tuple[Cut, list[int]]]) -> int:
     seen = {_contents(parts["train"][0], i) for i in parts["train"][1]}
     return sum(_contents(cut, i) in seen for s, (cut, index) in parts.items() if s != "train" for i in index)
 
 
-def _split(cut: Cut, split: Sequence[float], seed: int, stratify: bool) -> dict[str, tuple[Cut, list[int]]]:
+def split_up(cut: Cut, split: Sequence[float], seed: int, stratify: bool) -> dict[str, tuple[Cut, list[int]]]:
     """Sequences dealt to train, valid and test; windows of one sequence stay together.
 
     The order is random, with each class spread evenly over it; windows of a single sequence keep the order of time.
@@ -255,7 +261,7 @@ def _split(cut: Cut, split: Sequence[float], seed: int, stratify: bool) -> dict[
     else:
         order = rng(seed, "split").permutation(units)
         if stratify:
-            of = {owner[p]: int(_target(cut, p, "last")[0]) for p in range(len(owner))}
+            of = {owner[p]: int(target_of(cut, p, "last")[0]) for p in range(len(owner))}
             classes = np.array([of[u] for u in order])
             order = order[np.argsort((_ranks(classes) + 0.5) / np.bincount(classes)[classes], kind="stable")]
     n = len(units)
@@ -279,21 +285,21 @@ def _ranks(classes: np.ndarray) -> np.ndarray:
     return ranks
 
 
-def _constant(values: np.ndarray) -> np.ndarray:
+def constant(values: np.ndarray) -> np.ndarray:
     return np.fmin.reduce(values) == np.fmax.reduce(values)
 
 
-def _scale(values: np.ndarray, standardise: bool) -> tuple[np.ndarray, np.ndarray]:
+def scale_of(values: np.ndarray, standardise: bool) -> tuple[np.ndarray, np.ndarray]:
     """(mean, standard deviation) of each column, gaps aside; 1 for a constant one. Large values do not overflow."""
     if not standardise:
         return np.zeros(values.shape[1]), np.ones(values.shape[1])
     size = np.nan_to_num(np.fmax.reduce(np.abs(values)), nan=1.0)
     size = np.where(size == 0, 1.0, size)
     mean, std = np.nanmean(values / size, 0) * size, np.nanstd(values / size, 0) * size
-    return mean, np.where(_constant(values) | (std == 0), 1.0, std)
+    return mean, np.where(constant(values) | (std == 0), 1.0, std)
 
 
-def _inputs(recording: Recording, d: Description) -> np.ndarray:
+def inputs_of(recording: Recording, d: Description) -> np.ndarray:
     """[N, inputs]: (u - mean) / std, zero where missing, then the inputs that say what is missing."""
     gaps = np.isnan(recording.u)
     for j in np.flatnonzero(gaps.any(0)):
@@ -314,13 +320,13 @@ def _cast(values: np.ndarray, dtype: str, place: Any) -> np.ndarray:
     return values.astype(dtype)
 
 
-def _sequences(cut: Cut, index: list[int], u: np.ndarray, d: Description) -> Sequences:
+def sequences_of(cut: Cut, index: list[int], u: np.ndarray, d: Description) -> Sequences:
     """Pieces with their targets: class numbers (-1 where missing), or numbers in units of the training deviation."""
     pieces, names = [cut.pieces[i] for i in index], [cut.name(i) for i in index]
     if d.kind == "next":
         v = np.where(np.isnan(cut.recording.u), np.nan, u[:, : len(d.features)]).astype(d.dtype)
         return Sequences([u[a : b - 1] for _, a, b in pieces], [v[a + 1 : b] for _, a, b in pieces], names)
-    raw = [_target(cut, i, d.at) for i in index]
+    raw = [target_of(cut, i, d.at) for i in index]
     if d.kind == "classify":
         whole = [np.nan_to_num(y[..., 0], nan=-1).astype(np.int64) for y in raw]
         y: Sequence[Any] = whole if d.at == "every" else [int(w) for w in whole]
@@ -331,7 +337,7 @@ def _sequences(cut: Cut, index: list[int], u: np.ndarray, d: Description) -> Seq
     return Sequences([u[a:b] for _, a, b in pieces], y, names)
 
 
-def _as_trained(recording: Recording, d: Description) -> Recording:
+def as_trained(recording: Recording, d: Description) -> Recording:
     """A file's features are those of training: by name where they have names, else by number."""
     if d.named and not recording.named:
         raise DataError(f"{recording.path} has no column names, and the network reads {listed(d.features)} by name. Give a table (.csv or .parquet).")  # fmt: skip

@@ -1,6 +1,7 @@
 """Training: the loop, and what a run leaves behind.
 
-This package imports `diagnostics` and what is above it.
+This package imports `diagnostics` and what is above it. Its names are loaded when they are first used, so that the command
+line can read settings without waiting for torch.
 
 loop         train: step, validate, save
 validation   held-out metrics, examples, and what goes on inside
@@ -23,8 +24,24 @@ report/      a run folder as one page
 
 from __future__ import annotations
 
-from . import curriculum
-from .loop import Interrupted, Result, train
-from .validation import evaluate
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from . import curriculum
+    from .loop import Interrupted, Result, train
+    from .validation import evaluate
 
 __all__ = ["Interrupted", "Result", "curriculum", "evaluate", "train"]
+
+_HOME = {"Interrupted": "loop", "Result": "loop", "evaluate": "validation", "train": "loop"}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "curriculum":
+        return importlib.import_module(f".{name}", __name__)
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
+    globals()[name] = value
+    return value

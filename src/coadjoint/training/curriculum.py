@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError, choose, whole
+from ..networks.interface import Net
 from ..networks.judge import judged
-from ..networks.readout import Net
 from ..objectives.batch import Batch
 from ..tasks.task import Task
 
@@ -68,6 +68,6 @@ class Easiest:
                     f"a measure of difficulty gives one number for each of {len(b.sizes)} samples; got shape {list(found.shape)}."
                 )
             return found
-        at = b.to(net.V.dtype, net.V.device)
+        at = net.moved(b)
         with judged(net):
-            return net(at.u, at.lengths, at.x0).loss(task.loss, at.y, mask=at.mask, reduce=at.reduce)
+            return net.run(at).loss(task.loss, at.y, mask=at.mask, reduce=at.reduce)

@@ -5,9 +5,27 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 Row = dict[str, Any]
+
+
+class Display(Protocol):
+    """What shows a run while it goes on."""
+
+    def step(self, step: int, row: Row) -> None: ...
+    def look(self, step: int, rows: Sequence[Row]) -> None: ...
+    def say(self, text: str) -> None: ...
+    def close(self) -> None: ...
+
+
+class Silent:
+    """Shows nothing."""
+
+    def step(self, step: int, row: Row) -> None: ...
+    def look(self, step: int, rows: Sequence[Row]) -> None: ...
+    def say(self, text: str) -> None: ...
+    def close(self) -> None: ...
 
 
 def safe(text: object) -> str:
@@ -97,6 +115,13 @@ class Bar(Lines):
         self.progress.stop()
 
 
-def display(name: str, steps: int | None, metric: str) -> Lines:
-    """A bar on a terminal, lines elsewhere. steps: None where nobody knows how many there will be."""
-    return (Bar if sys.stdout.isatty() else Lines)(name, steps, metric)
+def display(wanted: Display | bool, name: str, steps: int | None, metric: str) -> Display:
+    """What the user has asked for: True is a bar on a terminal, lines elsewhere.
+
+    steps: None where nobody knows how many there will be."""
+    if not isinstance(wanted, bool):
+        return wanted
+    if not wanted:
+        return Silent()
+    kind = Bar if sys.stdout.isatty() else Lines
+    return kind(name, steps, metric)

@@ -1,11 +1,4 @@
-"""Run folders: what a run writes, and how it survives.
-
-    metrics.jsonl  clock.jsonl  result.json  environment.json  model.safetensors  checkpoints/step-00001000/
-
-A checkpoint is written under another name, each file synced to the disk, a manifest of SHA-256 sums last, and renamed:
-a folder called step-N is whole or damaged from outside, never half-written. The latest one is found by looking, not by a
-pointer. Rows of metrics beyond a checkpoint are cut off when a run goes on from it, and computed again.
-"""
+"""Where and with what a run was made."""
 
 from __future__ import annotations
 
@@ -20,11 +13,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from .. import __version__
+
 
 def environment(seed: int, device: str, command: str | None = None) -> dict[str, Any]:
     """Where and with what a run was made."""
-    from .. import __version__
-
     command = command or " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
     return {
         "coadjoint": __version__,

@@ -50,6 +50,9 @@ def existing(path: Path) -> Path:
 
 
 def sync_folder(path: Path) -> None:
+    """Be sure that the names in a folder are on the disk. Windows cannot open one, and needs not."""
+    if not hasattr(os, "O_DIRECTORY"):
+        return
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -207,11 +210,8 @@ def replace(path: File, content: bytes | str) -> None:
 def open_regular(path: File) -> BinaryIO:
     """Open a file of a folder that may be a stranger's: never through a link, and never a pipe, a device or a folder, which
     may be endless or may wait for ever."""
-    flags = os.O_RDONLY
-    for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC"):
-        flags |= getattr(os, name, 0)
     try:
-        handle = os.open(path, flags)
+        handle = os.open(path, os.O_RDONLY | NO_LINKS)
     except (OSError, ValueError) as error:
         if getattr(error, "errno", None) == errno.ELOOP:
             raise StorageError(f"{path} is a link. Put the file itself in its place.") from None

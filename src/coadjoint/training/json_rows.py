@@ -102,9 +102,17 @@ class Rows:
         """What was written so far, whatever has become of the path since."""
         self.flush()
         at = 0
-        while at < self.bytes and (part := os.pread(self.file.fileno(), min(PART, self.bytes - at), at)):
+        while at < self.bytes and (part := self.read_at(at)):
             yield part
             at += len(part)
+
+    def read_at(self, at: int) -> bytes:
+        """A part of what was written; the next row is still appended at the end."""
+        self.file.seek(at)
+        try:
+            return self.file.read(min(PART, self.bytes - at))
+        finally:
+            self.file.seek(self.bytes)
 
     def lines(self) -> Iterator[bytes]:
         rest = b""

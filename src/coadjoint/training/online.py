@@ -19,13 +19,13 @@ from torch import Tensor
 
 from ..gradients.rtrl import RTRL
 from ..gradients.truncated import Truncated
-from ..networks.readout import Net
+from ..networks.interface import Net
 from ..objectives.losses import LossLike
 from ..optimisers.recipes import Optimiser
 from ..tasks.files.stream import File
+from .display import Display
 from .learning import Learned, Learning, pair_of
-from .loop import Display
-from .signals import interruptible
+from .plan import LearningPlan
 
 read = File
 
@@ -70,20 +70,43 @@ def learn(
                 were taken are passed over
     display     True: a bar on a terminal, lines elsewhere; or any object with step, look, say and close
     """
-    t = Learning(**{name: value for name, value in locals().items() if name not in ("resume", "fallback")})
-    with closing(t.show), t.writing(resume, fallback), interruptible(t.go_on) as stopped:
-        for pair in t.coming():
+    plan = LearningPlan(
+        loss=loss,
+        learner=learner,
+        optimiser=optimiser,
+        clip=clip,
+        held=held,
+        steps=steps,
+        batch=batch,
+        every=every,
+        window=window,
+        score=score,
+        seed=seed,
+        folder=folder,
+        checkpoint=checkpoint,
+        keep=keep,
+        display=display,
+        description=description,
+        command=command,
+    )
+    return carry_out(Learning(net, stream, plan), resume, fallback)
+
+
+def carry_out(run: Learning, resume: bool, fallback: bool) -> Learned:
+    """Predict, learn, save, until the stream or the run ends, or a signal asks it to stop."""
+    with closing(run.show), run.folder.open(run, resume, fallback) as stopped:
+        for pair in run.coming():
             if pair is None:
-                t.rest()
-                t.carry.reset()
+                run.rest()
+                run.carry.reset()
                 continue
-            t.take(*pair_of(pair, t.step + 1))
-            if t.step % every == 0:
-                t.look()
+            run.take(*pair_of(pair, run.step + 1))
+            if run.step % run.plan.every == 0:
+                run.look()
             if stopped:
-                raise t.interrupted(stopped[0])
-            if t.step % checkpoint == 0:
-                t.save()
+                raise run.folder.interrupted(run, stopped[0])
+            if run.step % run.plan.checkpoint == 0:
+                run.save()
         if stopped:  # a pipe often ends by the same signal
-            raise t.interrupted(stopped[0])
-        return t.finish()
+            raise run.folder.interrupted(run, stopped[0])
+        return run.finish()

@@ -1,19 +1,121 @@
-"""Predictions for new sequences, written to a file."""
+"""Networks of runs that exist, and their predictions for new sequences.
+
+net, description = load_model("runs/data-1")
+count, notes = predict("runs/data-1", "new.csv", "predictions.csv")
+"""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable
+import os
+import shlex
+import warnings
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from ..errors import StorageError, check_path, shown
+from ..errors import CoadjointError, ConfigError, DataError, StorageError, check_path, shown
+from ..networks.factory import cell_names
+from ..tasks.data import Data
 from ..tasks.description import Path_
 from ..tasks.prediction import Prediction
-from .files import replacing
+from . import model_schema, schemas, storage
+from .files import read_regular, replacing
+from .network_section import NetworkSection, Shape
+from .restore import compare_tensors, fit
+
+
+def load_model(run: Path_, warn: Callable[[str], None] = warnings.warn) -> tuple[Any, dict[str, Any]]:
+    """The network of a run folder, or of its model.safetensors, and what the file says of itself.
+
+    The file may be a stranger's: nothing in it is run, and no memory is taken before its header was compared with the network
+    that it describes. `warn` hears of a model that carries no SHA-256 sum. The network is in evaluation mode.
+
+    >>> net, description = load_model("runs/data-1")
+    >>> net(u).y_hat
+    """
+    check_path("run", run)
+    path = model_file(Path(run))
+    storage.safetensors()
+    header = schemas.read_header(path)
+    description = model_schema.described(path, header)
+    section = NetworkSection.model_validate(description["network"])
+    shape = Shape.model_validate(description["shape"])
+    precision = description["precision"]
+    try:
+        refuse_larger(section, shape, header)
+        outline = model_schema.outline(section, shape, precision)
+    except (CoadjointError, RuntimeError, MemoryError) as error:
+        words = " ".join(str(error).split()).rstrip(".")
+        raise StorageError(f"{path}: the network it describes cannot be built: {words[:200]}.") from None
+    compare_tensors(outline, header.outline, str(path))
+    if description.get("sha256") is None:
+        warn(f"{path} carries no SHA-256 sum, as models before 0.6.1 do not: a flipped bit in it would not be noticed.")
+    content = read_regular(path, header.size)
+    if description.get("sha256") is not None and not storage.unbroken(io.BytesIO(content), description["sha256"]):
+        raise StorageError(
+            f"{path} is damaged: its bytes do not have the SHA-256 sum that it carries. {model_schema.Model.advice}"
+        )
+    net = model_schema.constructed(section, shape, precision)
+    fit(net, storage.unpack(content, path), str(path))
+    return net.eval(), description
+
+
+def model_file(run: Path) -> Path:
+    """The model of a run folder; or the file itself, where one is named. A link that was named is followed."""
+    if not run.exists():
+        raise StorageError(f"{run} does not exist. Name a run folder, or a model.safetensors.")
+    if not run.is_dir():
+        return run.resolve()
+    path = run / "model.safetensors"
+    if not os.path.lexists(path):
+        config = run / "config.yaml"
+        raise StorageError(
+            f"{run} has not finished: there is no model yet. Go on with: coadjoint resume {shlex.quote(str(run))}"
+            if config.exists()
+            else f"{run} is not a run folder: it holds no model.safetensors."
+        )
+    return path
+
+
+def refuse_larger(section: NetworkSection, shape: Shape, header: Any) -> None:
+    """Refuse a network of more parts or units than a file of tensors has tensors or numbers: it need not be laid out."""
+    deep = section.deep if isinstance(section.deep, list) else [section.deep]
+    sizes = (
+        *(section.hidden, section.layers, section.depth, section.width, section.attention_steps, section.embedding),
+        *(*deep, shape.inputs, shape.outputs),
+    )
+    parts = max(len(cell_names(section.cell or "elman")), len(deep) if section.deep else 0)
+    if max(size or 1 for size in sizes) > header.numbers or parts > len(header.tensors):
+        raise ConfigError("it is larger than the file")
+
+
+def predict(
+    run: Path_, data: Path_, out: Path_, warn: Callable[[str], None] = warnings.warn, **reading: Any
+) -> tuple[int, tuple[str, ...]]:
+    """Predictions of a run that was trained on files, for the sequences of another file, written to `out` as CSV.
+
+    reading: how the file is read, as in `Data.for_prediction`. Returns how many sequences there are, and what there is to say
+    of them."""
+    net, description = load_model(run, warn)
+    if description.get("data") is None:
+        raise DataError(
+            f"{run} was trained on task '{description.get('task')}', not on files: there is nothing to predict for a file."
+        )
+    new = Data.for_prediction(description["data"], data, **reading)
+
+    def outputs() -> Iterator[Tensor]:
+        with torch.no_grad():
+            for _, batch in new.batches():
+                yield net.run(net.moved(batch)).a
+
+    write_predictions(new, out, outputs())
+    return len(new), new.notes
 
 
 def write_predictions(prediction: Prediction, path: Path_, outputs: Iterable[Tensor | np.ndarray]) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..errors import StorageError
 from ..gradients import restoring
-from ..networks.readout import Net
+from ..networks.interface import Net
 
 
 def difference(a: Any, b: Any, name: str = "") -> str:

@@ -1,114 +1,262 @@
 """Run folders: what a run writes, and how it survives.
 
-    metrics.jsonl  clock.jsonl  result.json  environment.json  model.safetensors  checkpoints/step-00001000/
+    config.yaml  metrics.jsonl  clock.jsonl  result.json  environment.json  model.safetensors
+    checkpoints/step-00001000/  replay/step-00001234/  lock
 
-A checkpoint is written under another name, each file synced to the disk, a manifest of SHA-256 sums last, and renamed:
-a folder called step-N is whole or damaged from outside, never half-written. The latest one is found by looking, not by a
-pointer. Rows of metrics beyond a checkpoint are cut off when a run goes on from it, and computed again.
+One class keeps them, for `train` and for `online.learn`: one writer, rows that are appended, checkpoints, going on from
+the latest of them, signals, the result. Rows beyond a checkpoint are cut off when a run goes on from it, and computed
+again.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
+import json
 import os
 import shlex
 import shutil
-import socket
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from ..errors import StorageError
-from .files import inner, own, replace, same, storing, sweep
-from .json_rows import Rows, dumps
-from .storage import MOST, Checkpoint, latest, safetensors
+import torch
+
+from ..errors import InputError, StorageError
+from ..networks.interface import Net
+from . import schemas, storage
+from .display import Display, Row
+from .environment import environment
+from .files import inner, replace, same, storing, sweep
+from .json_rows import Rows, dumps, plain
+from .lock import Lock
+from .plan import Plan
+from .restore import compare_tensors, difference, fit
+from .signals import Interrupted, interruptible
+from .storage import Checkpoint
+
+BEFORE = ("lock", ".lock", "checkpoints", "config.yaml", "online.json")  # what is there before a run begins
 
 
-class Lock:
-    """One writer for one run folder: flock on the file `lock`, which names the owner. The kernel frees it with the process."""
+class Run(Protocol):
+    """What a folder asks of the run that it keeps: `Training` and `Learning` are such runs."""
 
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / "lock"
-        with storing(folder):
-            self.file = own(self.path)
+    net: Net
+    step: int
+    show: Display
+    schema: type[schemas.Checked]  # of its state.json
+
+    @property
+    def plan(self) -> Plan: ...
+
+    @property
+    def need(self) -> int:
+        """Bytes that the run will take, at least."""
+
+    @property
+    def most(self) -> int:
+        """Bytes that no file of a checkpoint of this run exceeds."""
+
+    def save(self) -> None:
+        """Write a checkpoint, if there is a folder."""
+
+    def snapshot(self) -> Checkpoint:
+        """Everything the next step depends on."""
+
+    def about(self) -> dict[str, Any]:
+        """What a model file says of itself."""
+
+    def check(self, saved: Checkpoint) -> None:
+        """Refuse a checkpoint that lacks something of what `restore` and the next step need."""
+
+    def restore(self, saved: Checkpoint) -> None:
+        """Put everything but the weights back to where it was."""
+
+    def result(self, status: str, reason: str | None) -> dict[str, Any]:
+        """What result.json is to hold."""
+
+
+class RunFolder:
+    """The folder of a run in the hands of its one writer. A run without a folder has one whose path is None: nothing is
+    written, nothing is saved."""
+
+    def __init__(self, path: Path | None = None, write_settings: Callable[[Path], None] | None = None) -> None:
+        """write_settings: writes config.yaml into the folder, when a run begins there, or has been found fit to go on."""
+        self.path = path
+        self.write_settings = write_settings
+        self.lock: Lock | None = None
+        self.metrics: Rows | None = None
+        self.clock: Rows | None = None
+        self.kept: int | None = None  # the step of the last checkpoint
+        self.start_clock()
+
+    @staticmethod
+    def of(folder: str | os.PathLike[str] | None) -> RunFolder:
+        """What `train` and `learn` are given."""
+        if isinstance(folder, RunFolder):
+            return folder
+        return RunFolder(None if folder is None else Path(folder))
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    @property
+    def named(self) -> str:
+        """As it stands in a command line."""
+        return shlex.quote(str(self.path))
+
+    @property
+    def go_on(self) -> str:
+        if self.path is None:
+            return "Nothing is saved without a run folder."
+        return f"Go on with: coadjoint resume {self.named}"
+
+    def start_clock(self, seconds: float = 0.0) -> None:
+        """The run begins now, or goes on after so many seconds."""
+        self.started = time.monotonic() - seconds
+
+    def elapsed(self) -> float:
+        """Seconds of the run so far, those before it was resumed too."""
+        return time.monotonic() - self.started
+
+    # one writer
+
+    @contextlib.contextmanager
+    def held(self, new: bool) -> Iterator[None]:
+        """Hold the folder, made if it is new. Where it is held already, nothing happens."""
+        if self.path is None or self.lock is not None:
+            yield
+            return
+        storage.safetensors()
+        if new:
+            create(self.path)
+        elif not inner(self.path / "checkpoints"):
+            raise StorageError(f"{self.path} holds no run to go on with (checkpoints is missing).")
+        self.lock = Lock(self.path)
         try:
-            fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            owner = self.file.read(200).decode(errors="replace").strip() or "another process"
-            self.file.close()
+            if new:
+                vacant(self.path)  # another run may have come and gone before the lock was ours
+            sweep(self.path)
+            if new and self.write_settings is not None:
+                if os.path.lexists(self.path / "config.yaml"):
+                    raise occupied(self.path)
+                self.write_settings(self.path)
+            yield
+        finally:
+            self.lock.release()
+            self.lock = None
+
+    @contextlib.contextmanager
+    def open(self, run: Run, resume: bool = False, fallback: bool = False) -> Iterator[list[str]]:
+        """Hold the folder while a run goes on: rows open, the past put back if there is one. The list names the signals that
+        have asked the run to stop.
+
+        fallback: go on from an older checkpoint if the latest one is damaged."""
+        self.start_clock()
+        if self.path is None:
+            if resume:
+                raise InputError("resume=True needs the folder of the run.")
+            with interruptible(self.go_on) as stopped:
+                yield stopped
+            return
+        with self.held(new=not resume), contextlib.ExitStack() as rows:
+            saved = None
+            if resume:
+                check = lambda found: self.check(run, found)
+                saved = storage.latest(self.path, fallback, run.show.say, check, run.most)
+            if saved is not None:
+                self.restore(run, saved)
+            else:
+                if resume:
+                    run.show.say("There is no checkpoint yet: the run begins again at step 0.")
+                else:
+                    self.check_room(run.need)
+                self.write_environment(run)
+            self.metrics = self._rows("metrics", saved, rows)
+            self.clock = self._rows("clock", saved, rows)
+            if saved is not None:
+                self.check_rows()
+            if resume and self.write_settings is not None:
+                self.write_settings(self.path)
+            with interruptible(self.go_on) as stopped:
+                yield stopped
+
+    def _rows(self, name: str, saved: Checkpoint | None, stack: contextlib.ExitStack) -> Rows:
+        assert self.path is not None
+        rows = Rows(self.path / f"{name}.jsonl", None if saved is None else saved.state[name])
+        stack.callback(rows.close)
+        return rows
+
+    def check_room(self, need: int) -> None:
+        """Be sure that a new run has room, before anything is computed."""
+        assert self.path is not None
+        with storing(self.path):
+            free = shutil.disk_usage(self.path).free
+        if free < need:
             raise StorageError(
-                f"run folder {folder} is in use by {owner}. Wait for it to end, or choose another --out."
-            ) from None
-        since = time.strftime("%Y-%m-%d %H:%M:%S")
-        with storing(folder):
-            self.file.truncate(0)
-            self.file.write(f"pid {os.getpid()} on {socket.gethostname()} since {since}\n".encode())
-            self.file.flush()
-        if not same(self.file.fileno(), self.path):
-            # removed before it was locked: the next process would make a file and lock that
-            self.file.close()
-            raise StorageError(f"{self.path} was removed while it was locked: let one process at a time use {folder}.")
+                f"{self.path} has {free:,} bytes free and this run needs about {need:,}: "
+                "make room, or choose another --out."
+            )
 
-    def release(self) -> None:
-        self.file.close()
+    # rows
 
+    def append(self, row: Row) -> None:
+        """A row of metrics.jsonl."""
+        if self.metrics is not None:
+            self.metrics.append(row)
 
-def create(folder: Path, need: int) -> None:
-    """Make a new run folder, and be sure that it can be written and has room, before anything is computed."""
-    if len(str(folder.name)) > 200 or any(ord(c) < 32 for c in str(folder)):
-        raise StorageError(f"run folder {str(folder)!r}: a name has at most 200 characters and no control characters.")
-    if folder.exists() and not folder.is_dir():
-        raise StorageError(f"{folder} is a file, not a folder: choose another --out.")
-    vacant(folder)
-    with storing(folder):
-        if not inner(folder / "checkpoints"):
-            (folder / "checkpoints").mkdir(parents=True, exist_ok=True)  # another process may have been quicker
-        free = shutil.disk_usage(folder).free
-    if free < need:
-        raise StorageError(
-            f"{folder} has {free:,} bytes free and this run needs about {need:,}: make room, or choose another --out."
-        )
+    def tick(self, step: int, seconds: float) -> None:
+        """A row of clock.jsonl; with it, all rows so far can be read by others."""
+        if self.metrics is not None and self.clock is not None:
+            self.clock.append({"step": step, "seconds": round(seconds, 3)})
+            self.metrics.flush()
 
+    def check_rows(self) -> None:
+        """The rows before a checkpoint are those of a run: every line has its form."""
+        assert self.path is not None
+        for name, schema in (("metrics.jsonl", schemas.MetricsRow), ("clock.jsonl", schemas.ClockRow)):
+            for _ in schemas.read_rows(self.path / name, schema):
+                pass
 
-def vacant(folder: Path) -> None:
-    """Be sure that no run has begun here: nothing but what comes before it, and what a crash then has left half-written."""
-    before = ("lock", "checkpoints", "config.yaml", "online.json")
-    here = {p.name for p in folder.iterdir()} if folder.is_dir() else set()
-    if all(name in before or (name.startswith(".") and name.endswith(".tmp")) for name in here):
-        return
-    if here & {"metrics.jsonl", "environment.json"} and "checkpoints" in here:
-        raise StorageError(
-            f"{folder} already holds a run. Go on with it: coadjoint resume {shlex.quote(str(folder))}; or choose another --out."
-        )
-    raise StorageError(f"{folder} exists and is not empty: choose another --out.")
+    # checkpoints
 
+    def marks(self, plan: Plan) -> dict[str, Any]:
+        """What every state.json says: whose it is, what its bits depend on, and how far the rows go."""
+        return {
+            "description": plain(plan.description),
+            "threads": torch.get_num_threads(),
+            "torch": torch.__version__,
+            "metrics": self.metrics.position if self.metrics else None,
+            "clock": self.clock.position if self.clock else None,
+        }
 
-@dataclass(frozen=True)
-class Held:
-    """A run folder in the hands of its one writer. past: whether a checkpoint was there to go on from."""
-
-    folder: Path
-    lock: Lock
-    metrics: Rows
-    clock: Rows
-    past: bool
+    def save(self, run: Run, best: int | None = None) -> None:
+        """Write a checkpoint, unless that of this step is there, and remove all but the last few and the best."""
+        if self.path is None:
+            return
+        self.sync()
+        if self.kept != run.step:
+            storage.save(self.path / "checkpoints", run.snapshot(), run.about())
+            self.kept = run.step
+        storage.prune(self.path, run.plan.keep, best)
 
     def sync(self) -> None:
         """Be sure, before every checkpoint, that all files are where they were, and the rows on the disk.
 
         Without this, a run whose files were deleted would write into nothing and end as if all were
         well."""
-        resume = f"coadjoint resume {shlex.quote(str(self.folder))}"
-        if not inner(self.folder / "checkpoints"):
+        assert self.path is not None
+        assert self.lock is not None
+        assert self.metrics is not None
+        assert self.clock is not None
+        resume = f"coadjoint resume {self.named}"
+        if not inner(self.path / "checkpoints"):
             raise StorageError(
-                f"{self.folder} (or checkpoints in it) was deleted or moved while the run went on: nothing "
+                f"{self.path} (or checkpoints in it) was deleted or moved while the run went on: nothing "
                 f"more can be saved. Put it back and go on from its last checkpoint: {resume}; or start the "
                 "run again."
             )
-        if not same(self.lock.file.fileno(), self.lock.path):
+        if not self.lock.holds:
             raise StorageError(
                 f"{self.lock.path} was deleted or replaced while the run went on: another process may be "
                 f"writing there. Be sure that none does, and go on from the last checkpoint: {resume}"
@@ -118,49 +266,101 @@ class Held:
             if not same(rows.file.fileno(), rows.path):
                 said.append(rows.rescue())
         if said:
-            raise StorageError(f"{self.folder}: {'; '.join(said)}. Go on from the last checkpoint: {resume}")
+            raise StorageError(f"{self.path}: {'; '.join(said)}. Go on from the last checkpoint: {resume}")
         self.metrics.sync()
         self.clock.sync()
 
+    def save_replay(self, checkpoint: Checkpoint) -> None:
+        """Keep what a step began with that was not finite, to be looked at later."""
+        assert self.path is not None
+        parent = self.path / "replay"
+        if not inner(parent):
+            with storing(parent):
+                parent.mkdir()
+        if not inner(parent / storage.name_of(checkpoint.step)):
+            storage.save(parent, checkpoint)
 
-@contextlib.contextmanager
-def held(
-    folder: Path,
-    resume: bool,
-    fallback: bool,
-    need: int,
-    about: Callable[[], dict[str, Any]],
-    check: Callable[[Checkpoint], None],
-    restore: Callable[[Checkpoint], None],
-    say: Callable[[str], None],
-    most: int = MOST,
-) -> Iterator[Held]:
-    """Hold a run folder, new (it will take `need` bytes) or one to go on with: one writer, metrics and clock open, and the
-    past, if there is one, found to be whole by `check` and put back by `restore`. A file of its checkpoints has at most
-    `most` bytes."""
-    safetensors()
-    if not resume:
-        create(folder, need)
-    elif not inner(folder / "checkpoints"):
-        raise StorageError(f"{folder} holds no run to go on with (checkpoints is missing).")
-    lock = Lock(folder)
-    try:
-        if not resume:
-            vacant(folder)  # another run may have come and gone before the lock was ours
-        sweep(folder)
-        saved = latest(folder, fallback, say, check, most) if resume else None
-        if saved is not None:
-            restore(saved)
-        else:
-            if resume:
-                say("There is no checkpoint yet: the run begins again at step 0.")
-            replace(folder / "environment.json", dumps(about(), indent=1))
-        at = saved.state if saved else {"metrics": None, "clock": None}
-        with contextlib.ExitStack() as files:
-            metrics = Rows(folder / "metrics.jsonl", at["metrics"])
-            files.callback(metrics.close)
-            clock = Rows(folder / "clock.jsonl", at["clock"])
-            files.callback(clock.close)
-            yield Held(folder, lock, metrics, clock, saved is not None)
-    finally:
-        lock.release()
+    def check(self, run: Run, saved: Checkpoint) -> None:
+        """Refuse a checkpoint that lacks something of what the run needs, by its name, type or shape."""
+        state = schemas.check("state.json", saved.state, run.schema)
+        if state["description"] != told(run.plan):
+            return  # another run's: `restore` says what has changed
+        compare_tensors(run.net.state_dict(), saved.model, "its model.safetensors")
+        run.check(saved)
+
+    def restore(self, run: Run, saved: Checkpoint) -> None:
+        """Put a run back to where it was when the checkpoint was saved."""
+        state = saved.state
+        if state["description"] != told(run.plan):
+            what = difference(state["description"], told(run.plan))
+            raise StorageError(
+                f"{self.path} cannot go on: {what} has changed since it began. Restore it, or start a new run."
+            )
+        fit(run.net, saved.model, f"checkpoint {storage.name_of(saved.step)} of {self.path}")
+        run.restore(saved)
+        self.kept = saved.step
+        for what, here in (("threads", torch.get_num_threads()), ("torch", torch.__version__)):
+            if state[what] != here:
+                run.show.say(
+                    f"{what} was {state[what]} and is {here}: the run goes on, but not necessarily in the same bits."
+                )
+
+    # the end
+
+    def interrupted(self, run: Run, name: str) -> Interrupted:
+        """Save the run, and say how to go on with it."""
+        at = f"{name} at step {run.step}"
+        if self.path is None:
+            return Interrupted(f"{at}: nothing is saved without a run folder.")
+        run.save()
+        self.write_result(run.result("interrupted", at))
+        return Interrupted(f"{name}: saved at step {run.step}. {self.go_on}")
+
+    def write_result(self, result: dict[str, Any]) -> None:
+        if self.path is not None:
+            replace(self.path / "result.json", dumps(result, indent=1))
+
+    def write_model(self, run: Run) -> None:
+        if self.path is not None:
+            model = storage.pack_model(dict(run.net.state_dict()), run.about())
+            replace(self.path / "model.safetensors", model)
+
+    def write_environment(self, run: Run) -> None:
+        assert self.path is not None
+        device = str(run.net.like.device)
+        about = environment(run.plan.seed, device, run.plan.command)
+        replace(self.path / "environment.json", dumps(about, indent=1))
+
+
+def told(plan: Plan) -> Any:
+    """The description of a run as a file gives it back."""
+    return json.loads(dumps(plan.description))
+
+
+def create(folder: Path) -> None:
+    """Make a new run folder, where none is."""
+    if len(str(folder.name)) > 200 or any(ord(c) < 32 for c in str(folder)):
+        raise StorageError(f"run folder {str(folder)!r}: a name has at most 200 characters and no control characters.")
+    if folder.exists() and not folder.is_dir():
+        raise StorageError(f"{folder} is a file, not a folder: choose another --out.")
+    vacant(folder)
+    with storing(folder):
+        if not inner(folder / "checkpoints"):
+            (folder / "checkpoints").mkdir(parents=True, exist_ok=True)  # another process may have been quicker
+
+
+def vacant(folder: Path) -> None:
+    """Be sure that no run has begun here: nothing but what comes before it, and what a crash then has left half-written."""
+    here = {p.name for p in folder.iterdir()} if folder.is_dir() else set()
+    if all(name in BEFORE or (name.startswith(".") and name.endswith(".tmp")) for name in here):
+        return
+    if here & {"metrics.jsonl", "environment.json"} and "checkpoints" in here:
+        raise occupied(folder)
+    raise StorageError(f"{folder} exists and is not empty: choose another --out.")
+
+
+def occupied(folder: Path) -> StorageError:
+    return StorageError(
+        f"{folder} already holds a run. Go on with it: coadjoint resume {shlex.quote(str(folder))}; "
+        "or choose another --out."
+    )

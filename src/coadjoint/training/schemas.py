@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from ..errors import CoadjointError, StorageError
 from ..tasks.description import Description
 from . import files, settings
+from .optional_pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 MOST = 50_000_000  # bytes of a JSON file
 HEADER = 32 << 20  # bytes of the header of a file of tensors

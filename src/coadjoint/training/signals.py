@@ -1,18 +1,17 @@
-"""Training: a loop over steps, each of them a function of (weights, optimiser, step, seed) and of nothing else.
-
-Batches, held-out sequences and schedules are functions of the step, so a run that goes on from a checkpoint does what it
-would have done. What depends on the past is kept in `Progress`, and saved.
-"""
+"""Signals: a run is asked to stop, and does so after its step."""
 
 from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
 from ..errors import CoadjointError
+
+# Those that ask a program to end; each system has some of them.
+STOPPING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK") if hasattr(signal, name))
 
 
 class Interrupted(CoadjointError):
@@ -22,10 +21,22 @@ class Interrupted(CoadjointError):
 
 
 @contextmanager
-def interruptible(go_on: str = "") -> Iterator[list[str]]:
-    """Note the first SIGINT, SIGTERM or SIGHUP in the list, to stop after the step; a second SIGINT ends at once.
+def noting(note: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Inside, `note(number, frame)` hears of the signals that ask to stop.
 
     A signal that was ignored stays ignored: `nohup` and background jobs count on it."""
+    heard = [s for s in STOPPING if signal.getsignal(s) is not signal.SIG_IGN]
+    before = {s: signal.signal(s, note) for s in heard}
+    try:
+        yield
+    finally:
+        for s, handler in before.items():
+            signal.signal(s, handler)
+
+
+@contextmanager
+def interruptible(go_on: str = "") -> Iterator[list[str]]:
+    """Note the first signal in the list, to stop after the step; a second SIGINT ends at once."""
     caught: list[str] = []
 
     def note(number: int, frame: FrameType | None) -> None:
@@ -34,12 +45,7 @@ def interruptible(go_on: str = "") -> Iterator[list[str]]:
         caught.append(signal.Signals(number).name)
 
     if threading.current_thread() is not threading.main_thread():
-        yield caught
+        yield caught  # only the main thread may hear of signals
         return
-    heard = [s for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(s) is not signal.SIG_IGN]
-    before = {s: signal.signal(s, note) for s in heard}
-    try:
+    with noting(note):
         yield caught
-    finally:
-        for s, handler in before.items():
-            signal.signal(s, handler)

@@ -24,6 +24,7 @@ from typing import Any, BinaryIO
 from torch import Tensor
 
 from ..errors import MissingError, StorageError, said
+from . import schemas
 from .files import clear, inner, read_regular, storing, sync_folder, write
 from .json_rows import dumps, plain
 
@@ -41,17 +42,6 @@ def safetensors() -> Any:
     except ImportError:
         raise MissingError("run folders store tensors with safetensors: pip install safetensors.") from None
     return safetensors.torch
-
-
-def schemas() -> Any:
-    """The module that looks at what is read; what is written needs none."""
-    try:
-        from . import schemas
-    except ModuleNotFoundError as error:
-        if error.name != "pydantic":
-            raise
-        raise MissingError("reading a run folder needs pydantic: pip install pydantic.") from None
-    return schemas
 
 
 def pack(tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> bytes:
@@ -91,7 +81,7 @@ def unpack(content: bytes, path: Path) -> dict[str, Tensor]:
     length = int.from_bytes(content[:8], "little")
     if len(content) < 8 or length > len(content) - 8:
         raise StorageError(f"{path} is not a file of tensors: its header does not fit into its {len(content):,} bytes.")
-    schemas().header_of(content[8 : 8 + length], len(content) - 8 - length, path)
+    schemas.header_of(content[8 : 8 + length], len(content) - 8 - length, path)
     try:
         return dict(tensors.load(content))
     except (SafetensorError, RuntimeError) as error:
@@ -176,9 +166,8 @@ def manifest_head(listed: bytes) -> bytes:
 
 def load(path: Path, most: int = MOST) -> Checkpoint:
     """A checkpoint whose files have their sums, of this format and step. What a run needs of it, the run itself demands."""
-    door = schemas()
     files = contents(path, most)
-    state = door.parsed(files["state.json"], str(path / "state.json"))
+    state = schemas.parsed(files["state.json"], str(path / "state.json"))
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         state = state if isinstance(state, dict) else {}
         raise StorageError(
@@ -186,8 +175,10 @@ def load(path: Path, most: int = MOST) -> Checkpoint:
             f"this version of coadjoint reads format {FORMAT}."
         )
     step = state.get("step")
-    if not isinstance(step, int) or isinstance(step, bool) or path.name != name_of(step):
-        raise StorageError(f"checkpoint {path} is damaged: it holds step {door.shown(step)}, not what its name says.")
+    if type(step) is not int or path.name != name_of(step):
+        raise StorageError(
+            f"checkpoint {path} is damaged: it holds step {schemas.shown(step)}, not what its name says."
+        )
     tensors = {name: unpack(files[name], path / name) for name in ("model.safetensors", "state.safetensors")}
     return Checkpoint(step, tensors["model.safetensors"], tensors["state.safetensors"], state)
 
@@ -211,11 +202,10 @@ class Glimpse:
 
 def glimpse(folder: Path, kind: str = "checkpoints") -> Glimpse | None:
     """A look at the latest checkpoint (or replay); None where there is none, or it cannot be read: `latest` says why."""
-    door = schemas()
     for path in reversed(saved(folder, kind)):
         try:
-            state = door.read(path / "state.json", door.State)
-            header = door.read_header(path / "model.safetensors")
+            state = schemas.read(path / "state.json", schemas.State)
+            header = schemas.read_header(path / "model.safetensors")
         except StorageError:
             continue
         return Glimpse(f"checkpoint {path.name} of {folder}", state.get("description"), header.outline)

@@ -6,20 +6,20 @@ would have done. What depends on the past is kept in `Progress`, and saved.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from ..errors import CoadjointError, NumericalError, check_kind
+from ..errors import CoadjointError, NumericalError, Unsupported, check_kind
 from ..gradients.bptt import BPTT
 from ..gradients.evaluation import Evaluation
+from ..networks.interface import Net, check_net
 from ..networks.judge import judged
-from ..networks.layers import Recorded
-from ..networks.network import Network
-from ..networks.readout import Net, check_net
 from ..objectives.batch import Batch
-from ..sweeps.costates import Costates
+from ..sweeps.costates import TIME
 from ..tasks.task import Task
 
 Row = dict[str, Any]
@@ -33,8 +33,8 @@ def evaluate(net: Net, task: Task, split: str, seed: int = 0, draw: int | str = 
     count = 0
     with torch.no_grad(), judged(net):
         for b in task.held_out(split, seed, draw, n):
-            b = b.to(net.V.dtype, net.V.device)
-            run = net(b.u, b.lengths, b.x0)
+            b = net.moved(b)
+            run = net.run(b)
             losses = run.loss(task.loss, b.y, mask=b.mask, reduce=b.reduce)
             found = {"loss": (float(losses.double().sum()), float(len(losses))), **task.score(run.a, b)}
             count += len(losses)
@@ -51,48 +51,49 @@ def examples(net: Net, task: Task, seed: int, k: int = 8) -> list[Row]:
     """A few held-out sequences: what was asked, what the network said (for readout "every", at the last step; a sequence
     whole)."""
     split = task.splits[-1] if task.splits else "train"
-    b = next(task.held_out(split, seed, "examples", k)).to(net.V.dtype, net.V.device)
+    b = net.moved(next(task.held_out(split, seed, "examples", k)))
     try:
         with torch.no_grad(), judged(net):
-            run = net(b.u, b.lengths, b.x0)
-            a, y, n = run.a, b.y, run.lengths
+            run = net.run(b)
+            a, y = run.a, b.y
     except NumericalError:
         return []
+    n = getattr(run, "lengths", None)  # a recurrent network's run has them
     if task.readout == "every":
+        assert n is not None
         index = torch.arange(len(n))
         a, y = a[n - 1, index], y[n - 1, index]
     if task.readout == "sequence":
         a, y = a.transpose(0, 1), y.T
     shown = task.show(a[:k].cpu(), y[:k].cpu())
-    length = lambda i: f"{int(n[i])} steps"
+    note = lambda i: {} if n is None else {"note": f"{int(n[i])} steps"}
     right = lambda t, p: {} if task.output == "identity" else {"right": t == p}  # numbers are near or far, not right
-    return [
-        {"id": str(i), "target": t, "prediction": p, **right(t, p), "note": length(i)} for i, (t, p) in enumerate(shown)
-    ]
+    return [{"id": str(i), "target": t, "prediction": p, **right(t, p), **note(i)} for i, (t, p) in enumerate(shown)]
 
 
 def first_fault(e: Evaluation) -> str:
     """Where numbers first leave their range: the earliest state, or the costate nearest to the end; of the lowest layer
     where that happens."""
     try:
-        layers = [e.costates] if isinstance(e.costates, Costates) else list(e.costates)
+        layers = e.costates.layers
     except CoadjointError as error:
         return f": {error}"
-    states = [("state", lam.trajectory.x, 1) for lam in layers]
-    for what, values, order in (*states, *(("costate", lam.mantissa, -1) for lam in layers)):
-        bad = ~torch.isfinite(values).all(-1)
-        if bad.any():
-            t = bad.any(1).nonzero()[:, 0][0 if order > 0 else -1]
-            return (
-                f"; the {what} of sample {int(bad[t].nonzero()[0, 0])} at time step {int(t)} is the first that is not"
-            )
-    return "; states and costates are finite at every time step"
+    where = layers[0].axis.number
+    for lam in layers:
+        for i, x in enumerate(lam.trajectory.states):
+            if (sample := not_finite(x)) is not None:
+                return f"; the state of sample {sample} at {where} {i} is the first that is not"
+    for lam in layers:
+        for i in reversed(range(len(lam.exponent))):
+            if (sample := not_finite(lam.mantissa_at(i))) is not None:
+                return f"; the costate of sample {sample} at {where} {i} is the first that is not"
+    return f"; states and costates are finite at every {where}"
 
 
-def forwards(found: Recorded) -> Costates:
-    """The layers that read forwards, as one; of an encoder, where there is a decoder."""
-    first: Any = found[0].trajectory
-    return found.select(module=first.module, call=first.call, direction="forward").whole()
+def not_finite(x: Tensor) -> int | None:
+    """The first sample of x [B, ...] with an entry that is not finite; None if there is none."""
+    bad = ~torch.isfinite(x.flatten(1)).all(1)
+    return int(bad.nonzero()[0, 0]) if bad.any() else None
 
 
 def look_inside(net: Net, b: Batch, task: Task, most: int = 200) -> Row:
@@ -101,27 +102,28 @@ def look_inside(net: Net, b: Batch, task: Task, most: int = 200) -> Row:
     with judged(net):
         e = BPTT().evaluate(net, b, task.loss)
     with torch.no_grad():
-        lam = e.costates if isinstance(e.costates, Costates) else forwards(e.costates)
+        lam = e.costates.forwards()
         logs = lam.log_norms() / math.log(10)
         on = lam.nonzero
         count = on.sum(1)
         curve = torch.where(on, logs, 0).sum(1) / count
         T = len(logs) - 1
         t = sorted({round(k * T / min(T, most - 1)) for k in range(min(T, most - 1) + 1)})
-        n = lam.trajectory.lengths.to(logs.device)
-        ends = torch.stack([logs[0], logs.gather(0, n[None])[0]])
-        both = on[0] & on.gather(0, n[None])[0]
+        last = lam.last[None]
+        ends = torch.stack([logs[0], logs.gather(0, last)[0]])
+        both = on[0] & on.gather(0, last)[0]
         decay = float((ends[0] - ends[1])[both].mean()) if both.any() else None
         temporal = None
-        if isinstance(net, Network) and net.cell is not None and net.engine != "autograd":
-            norms = e.temporal_components().norms()["joint"]
-            temporal = [math.log10(v) if v > 0 else None for v in norms.tolist()]
-            temporal = [temporal[s - 1] for s in t if s > 0]
+        with contextlib.suppress(Unsupported):
+            norms = e.components().norms()["joint"].tolist()
+            temporal = [math.log10(norms[s - 1]) if norms[s - 1] > 0 else None for s in t if s > 0]
         radius = None
         W = getattr(net, "W", None)
         if W is not None and W.dim() == 2 and W.shape[0] == W.shape[1]:
             radius = float(torch.linalg.eigvals(W.double()).abs().max())
+        words = {} if lam.axis == TIME else {"axis": lam.axis.label}  # a report's axis is time if nothing is said
         return {
+            **words,
             "t": t,
             "log10_costates": [float(curve[s]) if count[s] else None for s in t],
             "temporal": temporal,

@@ -37,6 +37,7 @@ from ...networks.initialisers import initialise
 from ...networks.network import Network
 from ...nn import modules
 from ...objectives.batch import Batch
+from ...sweeps.torch_internals import fused_cell
 from .clock import INSIDE, best, tf32
 
 Size = tuple[int, int, int]  # T, B, d
@@ -138,7 +139,7 @@ def torch_nn(p: Problem) -> dict[str, dict[str, Run]]:
 def autograd_loop(p: Problem) -> dict[str, dict[str, Run]]:
     """The state is one node [h, c], so that lam^c is the costate and not the path through h."""
     layer, head, named = p.modules()
-    d, step = p.size[2], getattr(torch._VF, FUSED[p.cell])
+    d, step = p.size[2], fused_cell(FUSED[p.cell])
     weights: Any = (layer.weight_ih_l0, layer.weight_hh_l0, layer.bias_ih_l0, layer.bias_hh_l0)
 
     def penalised() -> dict[str, Tensor]:

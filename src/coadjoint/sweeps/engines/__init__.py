@@ -1,16 +1,18 @@
-"""The only sequential code: forward, adjoint and tangent, one file for each engine.
+"""The engines: the three loops over flat arrays, one file or folder for each way of running them.
 
-rows         where time steps lie in flat arrays
-pointwise    what is parallel over time: slopes, bends
-pointers     how arrays reach compiled code: ordinary tensors with the memory it will read, or not at all
-derivatives  the three loops as operations that differentiate any number of times
-reference    an engine: the definition
-eager        an engine: torch's own operations on a CPU, nothing allocated inside the loops
-cpu          an engine: loops in C, made from the cell's formula by the system's compiler
-cuda         an engine: persistent kernels on an NVIDIA GPU, made from the cell's formula by NVRTC
-scan         an engine: linear recurrences by a parallel scan, on any device
-stepwise     an engine: a product and a fused operation for each step, where W is too large for a chip
-autograd     any step function, by torch's own differentiation
+    forward  ->  x_t          adjoint  <-  lam_t          tangent  ->  mu_t
+
+An engine sees a cell's formula and rows. It knows no derivatives (differentiable.py has them) and no losses.
+
+reference    the definition
+eager/       torch's own operations, on any device
+c/           engine `cpu`: loops in C, made from the cell's formula by the system's compiler
+cuda/        persistent kernels on an NVIDIA GPU, made from the cell's formula by NVRTC
+scan         linear recurrences by a parallel scan, on any device
+expressions  the formulas of one step, which eager, c and cuda share
+opaque       a sweep as one operator, for torch.compile
+
+Engine `autograd` has no loops of its own: torch differentiates a step function (sweeps/run.py: Stepped).
 """
 
 from __future__ import annotations
@@ -29,12 +31,11 @@ MODULES = {  # where each engine's three loops live
     "eager": "eager",
     "cpu": "c.engine",
     "scan": "scan",
-    "stepwise": "stepwise",
     "cuda": "cuda.engine",
 }
 ENGINES = (*MODULES, "autograd")
-PREFERRED = {"cpu": ("cpu", "eager"), "cuda": ("scan", "cuda", "stepwise")}  # the fastest first
-REPLACED = {"triton": "stepwise"}  # engines of the past, and what runs in their place
+PREFERRED = {"cpu": ("cpu", "eager"), "cuda": ("scan", "cuda", "eager")}  # the fastest first
+REPLACED = {"stepwise": "eager", "triton": "eager"}  # engines of the past, and what runs in their place
 
 
 class Choice(str):
@@ -56,12 +57,17 @@ def load(name: str) -> Engine | None:
     return engine
 
 
+def current(name: str) -> str:
+    """The name of an engine as it is now, or 'auto'. A name of the past gives what replaced it, and says so once."""
+    if isinstance(name, str) and name in REPLACED:
+        say(f"engine '{name}' is deprecated: engine '{REPLACED[name]}' runs in its place.")
+        return REPLACED[name]
+    return choose("engine", name, [*ENGINES, "auto"])
+
+
 def resolve(name: str, cell: Cell | None, device: str) -> Choice:
     """The engine for a request. A request by name is honoured or refused, never swapped."""
-    if name in REPLACED:
-        say(f"engine '{name}' no longer exists: engine '{REPLACED[name]}' runs in its place.")
-        name = REPLACED[name]
-    choose("engine", name, [*ENGINES, "auto"])
+    name = current(name)
     if cell is None:
         if name in ("auto", "autograd"):
             return Choice("autograd", "a step function is differentiated by torch, step by step")

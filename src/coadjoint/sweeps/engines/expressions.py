@@ -1,8 +1,7 @@
-"""The engine of torch's own operations on a CPU: preallocated arrays, `out=` everywhere, no autograd inside the loops.
+"""The formulas of one step of the adjoint and the tangent loop, and what of them can be had before the loop.
 
-The slopes of a block of steps are computed at once, so that a step of the adjoint or tangent loop is one product with
-W and the few operations that involve the direction itself. Denormal numbers, which vanishing costates are made of and
-which cost a CPU a hundred times more than zeros, are flushed inside and the caller's setting is restored.
+adjoint   del_t = sa_t + f_a' lam_t      lam_{t-1} = s_{t-1} + f_x' lam_t + r' W' del_t
+tangent   nu_t  = ga_t + W r' m_t        mu_t      = g_t + f_x m_t + f_a nu_t
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from ..plan import Plan, Tape
 from ..pointwise import Pointwise
 from ..rows import NONE, Link, Rows, pow2, scale
 from ..slopes import next_of
-from .eager import flushed
+from .eager.in_place import flushed
 
 Values = tuple[Tensor, ...]  # the tensors that a number of an algebra is made of
 Wide = tuple[Tensor, Tensor]  # y 2^e, with an exponent for each entry or row

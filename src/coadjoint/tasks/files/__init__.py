@@ -11,7 +11,7 @@ from .arrays import read_npy, read_npz
 from .parquet import read_parquet
 from .sheet import Options, Problems, Recording
 from .source import Source, load
-from .table import read_csv
+from .text import read_csv
 from .ts import read_ts
 
 __all__ = ["READERS", "Options", "Recording", "read"]

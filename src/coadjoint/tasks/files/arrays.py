@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import io
 import math
+import os
 import warnings
 import zipfile
-from typing import IO
+from collections.abc import Iterator
+from typing import IO, Any
 
 import numpy as np
 from numpy.lib import format as npy
 
 from ...errors import DataError, said, shown
-from .parsing import EXACT
+from .parsing import EXACT, inexact
 from .sheet import Options, Problems, Recording, finish
-from .source import Source
+from .source import Source, opened
 
 AXES = "u (n, T, C): sequences first, then steps, then features"
 MEMBERS = ("u", "y", "lengths", "ids")
@@ -96,8 +98,10 @@ def read_header(f: IO[bytes], name: str) -> tuple[tuple[int, ...], bool, np.dtyp
         ) from None
 
 
-def _array(f: IO[bytes], size: int, name: str, kinds: str, dims: tuple[int, ...], expected: str) -> np.ndarray:
-    """One array whose header was judged before anything is allocated."""
+def judged_header(
+    f: IO[bytes], size: int, name: str, kinds: str, dims: tuple[int, ...], expected: str
+) -> tuple[tuple[int, ...], str, np.dtype]:
+    """(shape, its order "C" or "F", dtype) of an array that can be used, before anything is allocated; size: of the file."""
     shape, fortran, dtype = read_header(f, name)
     if dtype.hasobject:
         raise DataError(f"{name} contains Python objects; not loaded. Write numbers: {expected}.")
@@ -105,7 +109,7 @@ def _array(f: IO[bytes], size: int, name: str, kinds: str, dims: tuple[int, ...]
     fits = (dtype.kind in "fiub" and "f" in kinds) or (dtype.kind in "iu" and "i" in kinds) or (dtype.kind == "U" and "U" in kinds)  # fmt: skip
     if not fits or dtype.names or dtype.shape or (dtype.kind == "f" and dtype.itemsize > 8):
         raise DataError(
-            f"{name} has dtype {shown(dtype)}; expected {' or '.join(accepted[k] for k in kinds)} numbers of at most 64 bits."
+            f"{name} has dtype {shown(dtype)} and shape {shape}; expected {' or '.join(accepted[k] for k in kinds)} numbers of at most 64 bits."
         )
     if len(shape) not in dims or any(s < 0 for s in shape):
         raise DataError(f"{name} has {len(shape)} dimensions, shape {shape}; expected {expected}.")
@@ -116,8 +120,47 @@ def _array(f: IO[bytes], size: int, name: str, kinds: str, dims: tuple[int, ...]
         )
     if not need:
         raise DataError(f"{name} is empty: shape {shape}; expected {expected}.")
-    data = np.frombuffer(f.read(need), dtype=dtype).reshape(shape, order="F" if fortran else "C")
+    return shape, "F" if fortran else "C", dtype
+
+
+def _array(f: IO[bytes], size: int, name: str, *wanted: Any) -> np.ndarray:
+    """One array, read whole; `wanted` as judged_header takes it."""
+    shape, order, dtype = judged_header(f, size, name, *wanted)
+    need = math.prod(shape) * dtype.itemsize
+    data = np.frombuffer(f.read(need), dtype=dtype).reshape(shape, order=order)  # type: ignore[call-overload]
     return np.ascontiguousarray(data, dtype=dtype.newbyteorder("="))
+
+
+class ArrayRows:
+    """The rows of a .npy file [rows, columns], mapped into memory: (number, cells) of columns c1, c2, ..."""
+
+    named = False
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        with opened(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            shape, order, dtype = judged_header(file, size, path, "f", (1, 2), "numbers [rows, columns]")
+            begin = file.tell()
+        try:
+            values = np.memmap(path, dtype, "r", begin, shape, order)  # type: ignore[call-overload]
+        except (ValueError, OSError) as error:
+            raise DataError(f"{path} cannot be mapped into memory: {said(error, 120)}.") from None
+        self.values = values.reshape(len(values), -1)
+        self.names = [f"c{k + 1}" for k in range(self.values.shape[1])]
+
+    @classmethod
+    def stream(cls, path: str, options: Options) -> ArrayRows:
+        return cls(path)
+
+    def __iter__(self) -> Iterator[tuple[int, list[Any]]]:
+        for k, row in enumerate(self.values, 1):
+            yield k, row.tolist()
+
+    def place(self, row: int) -> str:
+        return f"{self.path} row {row}"
+
+    def close(self) -> None: ...
 
 
 def _recording(source: Source, arrays: dict[str, np.ndarray], notes: tuple[str, ...], options: Options, problems: Problems) -> Recording:  # fmt: skip
@@ -190,7 +233,7 @@ def _exact(values: np.ndarray, where, problems: Problems) -> None:  # type: igno
     for at in np.argwhere(np.abs(values.astype(np.float64)) >= EXACT):
         exact = int(values[tuple(at)])
         if int(float(exact)) != exact:
-            problems.add(f'{where(*map(int, at))}: "{exact}" cannot be represented exactly: whole numbers are exact up to 2^53 = {EXACT}. Scale it.', "exact")  # fmt: skip
+            problems.add(f"{where(*map(int, at))}: {inexact(exact)}.", "exact")
 
 
 def _text(values: np.ndarray, name: str) -> list[str]:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+import io
+from collections.abc import Iterator
+from typing import IO, Any
 
 import numpy as np
 
 from ...errors import DataError, MissingError, said, shown
-from .parsing import EXACT
+from .parsing import EXACT, inexact
 from .sheet import Options, Problems, Recording
-from .source import Source
-from .table import Columns, long_table, roles
+from .source import Source, magic, opened
+from .table import Columns, Roles, long_table, roles
 
 WANTED = {
     "id": ("words", "whole"),
@@ -18,32 +20,85 @@ WANTED = {
     "target": ("words", "whole", "number", "bool"),
     "feature": ("whole", "number", "bool"),
 }
+ROWS = 4096  # of a stream, at a time
 RATIO, FREE = 100, 16 << 20  # unpacked : packed, judged beyond this many bytes
+
+
+class ParquetRows:
+    """A Parquet file: `names`, `schema` and `count` rows; whole columns for a table, (number, cells) for a stream."""
+
+    named = True
+
+    def __init__(self, path: str, file: IO[bytes]) -> None:
+        self.path, self.handle = path, file
+        try:
+            import pyarrow as pa  # type: ignore[import-untyped]
+            import pyarrow.parquet as pq  # type: ignore[import-untyped]
+        except ImportError:
+            raise MissingError("reading Parquet needs pyarrow: pip install 'coadjoint[data]'.") from None
+        self.pa = pa
+        head = file.read(16)
+        if head[:4] != b"PAR1":
+            other = magic(head)
+            raise DataError(
+                f"{path} is named .parquet but {'holds ' + other[0] if other else 'is not Parquet'}; "
+                "expected a file that begins with PAR1."
+            )
+        try:
+            file.seek(0)
+            self.file = pq.ParquetFile(file, page_checksum_verification=True)
+            self.schema, self.metadata = self.file.schema_arrow, self.file.metadata
+            self.names = [str(name) for name in self.schema.names]
+            self.count = self.metadata.num_rows
+            groups = range(self.metadata.num_row_groups)
+            self.bytes = sum(self.metadata.row_group(i).total_byte_size for i in groups)
+        except Exception as error:  # a damaged file ends in any kind of error
+            raise self.damaged(error) from None
+        if not self.count:
+            raise DataError(f"{path} has columns but no rows.")
+
+    @classmethod
+    def stream(cls, path: str, options: Options) -> ParquetRows:
+        return cls(path, opened(path))
+
+    def damaged(self, error: Exception, where: str = "") -> DataError:
+        return DataError(
+            f"{self.path}{where} is not a whole Parquet file, or it is damaged: {said(error, 160)}. Write it again."
+        )
+
+    def columns(self, names: list[str]) -> dict[str, Any]:
+        """Whole columns, as arrays of pyarrow."""
+        table = self.file.read(columns=names)
+        table.validate(full=True)
+        arrays = {name: table.column(name).combine_chunks() for name in names}
+        for array in arrays.values():
+            array.validate(full=True)
+        return arrays
+
+    def __iter__(self) -> Iterator[tuple[int, list[Any]]]:
+        n = 0
+        try:
+            for batch in self.file.iter_batches(batch_size=ROWS):
+                for row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+                    n += 1
+                    yield n, list(row)
+        except Exception as error:
+            raise self.damaged(error, f" row {n + 1}") from None
+
+    def place(self, row: int) -> str:
+        return f"{self.path} row {row}"
+
+    def close(self) -> None:
+        self.handle.close()
 
 
 def read_parquet(source: Source, options: Options, problems: Problems) -> Recording:
     """Numbers, words (plain or dictionary) and times; anything else is refused with its column and type."""
-    try:
-        import pyarrow as pa  # type: ignore[import-untyped]
-        import pyarrow.parquet as pq  # type: ignore[import-untyped]
-    except ImportError:
-        raise MissingError("reading Parquet needs pyarrow: pip install 'coadjoint[data]'.") from None
-    if source.data[:4] != b"PAR1":
-        other = source.magic()
-        raise DataError(
-            f"{source.path} is named .parquet but {'holds ' + other[0] if other else 'is not Parquet'}; expected a file that begins with PAR1."
-        )
-    try:
-        file = pq.ParquetFile(pa.BufferReader(source.data), page_checksum_verification=True)
-        schema, rows, names = file.schema_arrow, file.metadata.num_rows, list(file.schema_arrow.names)
-        declared = sum(file.metadata.row_group(i).total_byte_size for i in range(file.metadata.num_row_groups))
-    except Exception as e:
-        raise _damaged(source, e) from None
-    if not rows:
-        raise DataError(f"{source.path} has columns but no rows.")
-    of = roles(names, options, problems)
+    file = ParquetRows(source.path, io.BytesIO(source.data))
+    pa, schema, rows = file.pa, file.schema, file.count
+    of = roles(file.names, options, problems)
     used = [n for n in dict.fromkeys((of.id, of.time, *of.targets, *of.features)) if n]
-    need = max(declared, 8 * rows * len(used))
+    need = max(file.bytes, 8 * rows * len(used))
     if need > options.max_bytes or (need > FREE and need > RATIO * len(source.data)):
         raise DataError(
             f"{source.path} declares {rows:,} rows, about {need:,} bytes unpacked from {len(source.data):,}: over --max-bytes {options.max_bytes:,} or over {RATIO}:1. "
@@ -60,20 +115,11 @@ def read_parquet(source: Source, options: Options, problems: Problems) -> Record
             )
     problems.stop()
     try:
-        table = file.read(columns=used)
-        table.validate(full=True)
-        arrays = {n: table.column(n).combine_chunks() for n in used}
-        for array in arrays.values():
-            array.validate(full=True)
-        return _recording(pa, source, of, arrays, options, problems)
+        return _recording(file, source, of, file.columns(used), options, problems)
     except DataError:
         raise
     except Exception as e:
-        raise _damaged(source, e) from None
-
-
-def _damaged(source: Source, error: Exception) -> DataError:
-    return DataError(f"{source.path}: the Parquet file is damaged: {said(error, 160)}. Write it again.")
+        raise file.damaged(e) from None
 
 
 def _kind(pa: Any, type: Any) -> str:
@@ -93,8 +139,11 @@ def _kind(pa: Any, type: Any) -> str:
     return "other"
 
 
-def _recording(pa: Any, source: Source, of: Any, arrays: dict, options: Options, problems: Problems) -> Recording:
-    where = lambda row, column: f"{source.path} row {row} column '{shown(column)}'"
+def _recording(
+    file: ParquetRows, source: Source, of: Roles, arrays: dict[str, Any], options: Options, problems: Problems
+) -> Recording:
+    pa = file.pa
+    where = lambda row, column: f"{file.place(row)} column '{shown(column)}'"
     columns = Columns(lines=np.arange(1, len(next(iter(arrays.values()))) + 1))
     for name, array in arrays.items():
         kind = _kind(pa, array.type)
@@ -141,10 +190,7 @@ def _numbers(pa: Any, array: Any, where: Any, problems: Problems) -> np.ndarray:
     if exact.dtype.kind in "iu":
         for row in np.flatnonzero(np.abs(values) >= EXACT):
             if int(exact[row]) != int(values[row]):
-                problems.add(
-                    f'{where(int(row))}: "{exact[row]}" cannot be represented exactly: whole numbers are exact up to 2^53 = {EXACT}. '
-                    "Scale it, or leave the column out with --features.",
-                    ("exact", where(0)),
-                )
+                what = f"{inexact(exact[row])}, or leave the column out with --features."
+                problems.add(f"{where(int(row))}: {what}", ("exact", where(0)))
     values[gaps] = np.nan
     return values

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -58,8 +59,27 @@ def number(cell: str, options: Options) -> float | str:
     if math.isinf(value):
         return f'"{shown(cell)}" is not finite: the largest number is 1.8e308. Fix the value.'
     if abs(value) >= EXACT and text.lstrip("+-").isdigit() and int(text) != int(value):
-        return f'"{shown(cell)}" cannot be represented exactly: whole numbers are exact up to 2^53 = {EXACT}. Scale it, or leave the column out with --features.'
+        return f"{inexact(cell)}, or leave the column out with --features."
     return value
+
+
+def inexact(cell: object) -> str:
+    return f'"{shown(cell)}" cannot be represented exactly: whole numbers are exact up to 2^53 = {EXACT}. Scale it'
+
+
+def quantity(cell: Any, options: Options) -> float | str:
+    """The number in a cell of any type, NaN where it is missing, or what is wrong with it."""
+    if isinstance(cell, str):
+        return number(cell, options)
+    if cell is None:
+        return math.nan
+    if not isinstance(cell, int | float):
+        return f'"{shown(cell)}" is not a number.'
+    if math.isinf(cell):
+        return f'"{cell}" is not finite. Fix the value.'
+    if isinstance(cell, int) and int(float(cell)) != cell:
+        return f"{inexact(cell)}, or leave the column out with --features."
+    return float(cell)
 
 
 def is_number(cell: str, options: Options) -> bool:

@@ -67,10 +67,10 @@ class Options:
 
 
 class Problems:
-    """What is wrong with one file, told together: a summary, then one line each."""
+    """What is wrong with one file, told together: a summary, then one line each; the first alone, if not patient."""
 
-    def __init__(self, path: str) -> None:
-        self.path = path
+    def __init__(self, path: str, patient: bool = True) -> None:
+        self.path, self.patient = path, patient
         self.groups: dict[object, list[str]] = {}
         self.counts: dict[object, int] = {}
 
@@ -81,6 +81,8 @@ class Problems:
         self.counts[group] = self.counts.get(group, 0) + count
         if len(lines) < CELLS:
             lines.append(text)
+        if not self.patient:
+            raise self.error()
 
     def refuse(self, text: str, group: object = None) -> NoReturn:
         """A problem that nothing can be read beyond."""

@@ -7,6 +7,7 @@ import os
 import stat
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from ...errors import DataError, nearest, said, shown
 
@@ -39,66 +40,80 @@ class Source:
     sha256: str
 
     def text(self) -> str:
-        """UTF-8, with or without a byte order mark."""
-        kind = self.magic()
-        if kind:
-            raise DataError(f"{self.path} is not text in UTF-8: it holds {kind[0]}. {kind[1]}")
-        at = self.data.find(b"\0")
-        if at >= 0:
-            if self.data.count(b"\0", 0, 4096) > min(len(self.data), 4096) // 4:
-                raise DataError(f"{self.path} looks like text in UTF-16 (every other byte is NUL). Save it as UTF-8.")
-            raise DataError(
-                f"{self.path}:{self._line(at)}: a NUL byte (byte {at} of the file). This is not a text file, or it is damaged."
-            )
-        try:
-            return self.data.decode("utf-8-sig")
-        except UnicodeDecodeError as e:
-            raise DataError(
-                f"{self.path}:{self._line(e.start)}: byte 0x{self.data[e.start]:02x} is not UTF-8; the file looks like latin-1 (Windows-1252). "
-                "Save it as UTF-8 (iconv -f latin1 -t utf-8)."
-            ) from None
+        return decoded(self.data, self.path)
 
     def magic(self) -> tuple[str, str] | None:
-        """(what the file is, what to do) where its first bytes tell."""
-        head = self.data[:16].lstrip().lower() if self.data[:16].lstrip()[:1] == b"<" else self.data[:16]
-        for begin, kind, advice in MAGIC:
-            if head.startswith(begin):
-                return ("an Excel workbook (.xlsx)", "Save it as CSV (UTF-8).") if begin == b"PK\x03\x04" and b"xl/" in self.data else (kind, advice)  # fmt: skip
-        return None
+        return magic(self.data)
 
-    def _line(self, at: int) -> int:
-        return self.data.count(b"\n", 0, at) + 1
+
+def magic(data: bytes) -> tuple[str, str] | None:
+    """(what a file is, what to do) where its first bytes tell."""
+    head = data[:16].lstrip().lower() if data[:16].lstrip()[:1] == b"<" else data[:16]
+    for begin, kind, advice in MAGIC:
+        if head.startswith(begin):
+            workbook = begin == b"PK\x03\x04" and b"xl/" in data
+            return ("an Excel workbook (.xlsx)", "Save it as CSV (UTF-8).") if workbook else (kind, advice)
+    return None
+
+
+def decoded(data: bytes, path: str, line: int = 1, begin: int = 0) -> str:
+    """UTF-8 as text, with or without a byte order mark. `data` may be a part of a file: it begins at this line and byte."""
+    kind = None if begin else magic(data)
+    if kind:
+        raise DataError(f"{path} is not text in UTF-8: it holds {kind[0]}. {kind[1]}")
+    at = data.find(b"\0")
+    if at >= 0:
+        if not begin and data.count(b"\0", 0, 4096) > min(len(data), 4096) // 4:
+            raise DataError(f"{path} looks like text in UTF-16 (every other byte is NUL). Save it as UTF-8.")
+        here = line + data.count(b"\n", 0, at)
+        raise DataError(
+            f"{path}:{here}: a NUL byte (byte {begin + at} of the file). This is not a text file, or it is damaged."
+        )
+    try:
+        return data.decode("utf-8" if begin else "utf-8-sig")
+    except UnicodeDecodeError as e:
+        here = line + data.count(b"\n", 0, e.start)
+        raise DataError(
+            f"{path}:{here}: byte 0x{data[e.start]:02x} is not UTF-8; "
+            "the file looks like latin-1 (Windows-1252). Save it as UTF-8 (iconv -f latin1 -t utf-8)."
+        ) from None
+
+
+def opened(path: str | os.PathLike[str], flags: int = 0) -> IO[bytes]:
+    """A file to be read; `flags` are more of os.open's."""
+    name = shown(os.fspath(path), 4096)
+    try:
+        return open(path, "rb", opener=lambda path, usual: os.open(path, usual | flags))
+    except FileNotFoundError:
+        raise DataError(f"{name} does not exist{_nearest(Path(path))}") from None
+    except IsADirectoryError:
+        raise DataError(f"{name} is a directory; expected a file.") from None
+    except PermissionError:
+        raise DataError(f"{name} cannot be read: no permission. Check its owner and mode (ls -l).") from None
+    except (OSError, ValueError) as e:
+        raise DataError(f"{name} cannot be opened: {said(e)}.") from None
 
 
 def load(path: str | os.PathLike[str], max_bytes: int) -> Source:
     """All bytes of a regular file of at most max_bytes; a pipe or device is not opened for reading."""
     name = shown(os.fspath(path), 4096)
-    try:
-        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
-    except FileNotFoundError:
-        raise DataError(f"{name} does not exist{_nearest(Path(path))}") from None
-    except PermissionError:
-        raise DataError(f"{name} cannot be read: no permission. Check its owner and mode (ls -l).") from None
-    except (OSError, ValueError) as e:
-        raise DataError(f"{name} cannot be opened: {said(e)}.") from None
-    try:
-        status = os.fstat(handle)
-        if stat.S_ISDIR(status.st_mode):
-            raise DataError(f"{name} is a directory; expected a file.")
-        if not stat.S_ISREG(status.st_mode):
-            raise DataError(f"{name} is a pipe or a device; expected a regular file. Save the data to a file first.")
-        if status.st_size == 0:
-            raise DataError(f"{name}: the file is empty (0 bytes).")
-        if status.st_size > max_bytes:
-            raise DataError(
-                f"{name} has {status.st_size:,} bytes and at most {max_bytes:,} are read. Raise --max-bytes, or split the file."
-            )
-        with os.fdopen(handle, "rb", closefd=False) as f:
-            data = f.read(status.st_size)
-    except OSError as e:
-        raise DataError(f"{name} cannot be read: {said(e)}.") from None
-    finally:
-        os.close(handle)
+    with opened(path, getattr(os, "O_NONBLOCK", 0)) as file:
+        try:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise DataError(
+                    f"{name} is a pipe or a device; expected a regular file. Save the data to a file first."
+                )
+            if status.st_size == 0:
+                raise DataError(f"{name}: the file is empty (0 bytes).")
+            if status.st_size > max_bytes:
+                raise DataError(
+                    f"{name} has {status.st_size:,} bytes and at most {max_bytes:,} are read. "
+                    "Raise --max-bytes, or split the file."
+                )
+            data = file.read(status.st_size)
+        except OSError as e:
+            raise DataError(f"{name} cannot be read: {said(e)}.") from None
     return Source(name, data, hashlib.sha256(data).hexdigest())
 
 

@@ -1,8 +1,4 @@
-"""Streams: the steps (u_t, y_t) of a file, one row after the other; no more than a few rows of it are ever in memory.
-
-    .csv .tsv .txt, also .gz, and - for what is piped in      line by line
-    .npy                                                      [rows, columns], mapped into memory
-    .parquet .pq                                              some thousands of rows at a time
+"""Streams: the steps (u_t, y_t) of a file, one row after the other; no more than a part of it is ever in memory.
 
 A number x_t is standardised by the rows before it: z_t = (x_t - mean_{t-1}) / std_{t-1}. What has not varied yet is 0, and
 no z_t is further out than sqrt(t - 1), as no number of a sample of t is.
@@ -25,15 +21,14 @@ import torch
 from torch import Tensor
 
 from ...errors import ConfigError, DataError, KindError, StorageError, brief, check_path, shown
-from ..description import Description
-from ..preparation import REAL_LABEL, WHOLE_LABEL
-from .parsing import is_number, number
-from .row_sources import Array, Cells, Pair, rows_of
+from ..description import Description, Names, Path_
+from ..preparation import column_names, labels_of
+from .parsing import is_number, quantity
+from .rows import Cells, rows_of
 from .sheet import Options, Problems, listed
 from .table import roles
 
-Names = str | Sequence[str] | None
-Path_ = str | os.PathLike[str]
+Pair = tuple[Tensor, Tensor]
 CLASSES = 10_000  # the most that a first pass collects
 
 
@@ -115,9 +110,10 @@ class File:
             listed_ = isinstance(columns, list | tuple) and all(isinstance(column, str) for column in columns)
             if columns is not None and not isinstance(columns, str) and not listed_:
                 raise KindError(f"{name} must be the name of a column, or a list of them; got {brief(columns)}.")
-        listing = lambda names: (names,) if isinstance(names, str) else None if names is None else tuple(names)
         reading: dict[str, Any] = {"sep": sep, "decimal": decimal, "thousands": thousands, "header": header}
-        self.options = Options(id, time, listing(target), listing(features), kind, "every", missing=missing, **reading)
+        self.options = Options(
+            id, time, column_names(target), column_names(features), kind, "every", missing=missing, **reading
+        )
         self.path, self.dtype, self.reading = os.fspath(path), dtype, reading | {"missing": missing}
         self.name = "stream" if self.path == "-" else Path(self.path).name.split(".")[0]
         self.source = rows_of(self.path, self.options)
@@ -126,9 +122,7 @@ class File:
         self.index = {name: k for k, name in enumerate(self.source.names)}
         self.notes = list(self.of.notes)
         self.rows = iter(self.source)
-        self.waiting = next(self.rows, None)
-        if self.waiting is None:
-            raise DataError(f"{self.source.path} has a header but no rows.")
+        self.waiting: tuple[int, Cells] | None = next(self.rows)  # there is one: a source without rows is refused
         self.kind = kind or self.guessed(classes)
         self.labels = self.classes(classes) if self.kind == "classify" else []
         self.code = {label: k for k, label in enumerate(self.labels)}
@@ -149,7 +143,7 @@ class File:
         self.before: np.ndarray | None = None  # it, filled
         self.last: np.ndarray | None = None  # its z, for the next one
         self.worth: Callable[[Tensor], dict[str, float]]
-        self.try_first(*self.waiting)
+        self.try_first(self.source.place(self.waiting[0]), self.waiting[1])
 
     def try_first(self, place: str, cells: Cells) -> None:
         """A first row that cannot be used is refused before anything begins."""
@@ -186,12 +180,7 @@ class File:
                     raise DataError(f"{self.source.path} column '{shown(self.of.targets[0])}': more than {CLASSES:,} classes. Pass --kind regress.")  # fmt: skip
         found.discard("")
         where = f"{self.source.path} column '{shown(self.of.targets[0])}'"
-        real = [label for label in sorted(found) if REAL_LABEL.fullmatch(label)]
-        if real:
-            raise DataError(f'{where}: "{shown(real[0])}" is a real number, and classes are words or whole numbers. Pass --kind regress.')  # fmt: skip
-        if len(found) < 2:
-            raise DataError(f"{where}: there is one class only; expected at least two.")
-        labels = sorted(found, key=int) if all(WHOLE_LABEL.fullmatch(w) for w in found) else sorted(found)
+        labels = labels_of(found, where)
         self.notes.append(f"{len(labels)} classes, found in a first pass: {listed(labels)}")
         return labels
 
@@ -199,7 +188,7 @@ class File:
         while (row := self.waiting or next(self.rows, None)) is not None:
             self.waiting = None
             passed = self.count < self.skip
-            found = [] if passed else self.steps(*row)
+            found = [] if passed else self.steps(self.source.place(row[0]), row[1])
             self.count += 1  # a row that is refused was not taken
             self.sum = hashlib.sha256(self.sum + repr(row[1]).encode("utf-8", "surrogatepass")).digest()
             if passed and self.count == self.skip and self.sum.hex() != self.expected:
@@ -311,11 +300,10 @@ class File:
         mean, std = lambda s: s.centre.tolist(), lambda s: np.where(s.std > 0, s.std, 1.0).tolist()
         t_mean, t_std = ([], []) if self.kind == "classify" else (mean(self.target_scale), std(self.target_scale))
         targets = [] if self.kind == "next" else list(self.of.targets)
-        named = not isinstance(self.source, Array)
         return asdict(
             Description(
                 self.kind, "every", list(self.of.features), targets, self.labels, mean(self.scale), std(self.scale), t_mean, t_std,
-                [], named, {"id": self.of.id, "time": self.of.time}, None, str(self.dtype).removeprefix("torch."),
+                [], self.source.named, {"id": self.of.id, "time": self.of.time}, None, str(self.dtype).removeprefix("torch."),
                 self.reading | {"irregular": "allow"},
             )
         )  # fmt: skip
@@ -332,17 +320,6 @@ def errors(t: np.ndarray, mean: np.ndarray, std: np.ndarray, a: Tensor) -> dict[
 
 def right(k: int, usual: int | None, a: Tensor) -> dict[str, float]:
     return {"accuracy": float(int(a.argmax()) == k), "baseline": float(usual == k)}
-
-
-def quantity(cell: Any, options: Options) -> float | str:
-    """The number in a cell, NaN where it is missing, or what is wrong with it."""
-    if isinstance(cell, str):
-        return number(cell, options)
-    if cell is None:
-        return math.nan
-    if not isinstance(cell, int | float):
-        return f'"{shown(cell)}" is not a number.'
-    return f'"{cell}" is not finite. Fix the value.' if math.isinf(cell) else float(cell)
 
 
 def label_of(cell: Any) -> str:

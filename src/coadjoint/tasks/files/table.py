@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from ...errors import nearest, said, shown
-from .parsing import is_number, numbers, times
+from ...errors import nearest, shown
+from .parsing import is_number
 from .sheet import CELLS, Options, Problems, Recording, finish, listed
 from .source import Source
 
 USUAL = {"id": ("id",), "time": ("time", "timestamp"), "target": ("target", "label", "class")}
-BLOCK = 1 << 12  # rows turned into numbers at a time: the text of a block is gone before the next is read
 
 
 @dataclass(frozen=True)
@@ -178,125 +175,3 @@ def _ask(words: dict[str, list[str]], options: Options, problems: Problems) -> N
             problems.add(
                 f"{problems.path} column '{shown(name)}': the target holds {what}. Pass --kind classify if they are classes, --kind regress if they are quantities."
             )
-
-
-def read_csv(source: Source, options: Options, problems: Problems) -> Recording:
-    """A table in UTF-8 text with a separator; every row has as many fields as the header has names."""
-    text = source.text()
-    sep = options.sep or ("\t" if source.path.lower().endswith(".tsv") else ",")
-    blocks = _blocks(text, sep, problems)
-    start, rows = next(blocks, (np.zeros(0, np.int64), []))
-    if not rows:
-        problems.refuse(f"{source.path}: the file holds no text.")
-    check_separator(rows, sep, problems)
-    if options.header:
-        names = [n.strip() for n in rows[0]]
-        check_header(names, options, problems)
-        start, rows = start[1:], rows[1:]
-    else:
-        names = [f"c{k + 1}" for k in range(len(rows[0]))]
-    if not rows:
-        problems.refuse(f"{source.path} has a header but no rows.")
-    lengths = {len(r) for r in rows[:100]}
-    if options.header and lengths == {len(names) + 1}:
-        problems.refuse(
-            f"{source.path}: the header has {len(names)} names, rows have {len(names) + 1} fields. Name every column in line 1."
-        )
-    of = roles(names, options, problems)
-    index = {n: k for k, n in enumerate(names)}
-    wordy = [n for n in (of.id, *(of.targets if options.kind in (None, "classify") else ())) if n]
-    numeric = [*of.features, *(of.targets if options.kind == "regress" else ())]
-    parts: dict[str, list[np.ndarray]] = {n: [] for n in numeric}
-    columns = Columns(words={n: [] for n in wordy}, stamps=[] if of.time else None)
-    same: dict[str, str] = {}  # one string for all cells that read alike
-    lines, where = [], lambda line, column: f"{source.path}:{line} column '{shown(column)}'"
-    while rows:
-        if set(map(len, rows)) != {len(names)}:
-            start, rows = _even(start, rows, len(names), problems)
-        cells = list(zip(*rows, strict=True)) if rows else [()] * len(names)
-        for name in numeric:
-            values, wrong = numbers(cells[index[name]], options)
-            parts[name].append(values)
-            for i, what in wrong:
-                problems.add(f"{where(int(start[i]), name)}: {what}", ("cells", name))
-        for name in wordy:
-            columns.words[name] += [same.setdefault(c, c) for c in map(str.strip, cells[index[name]])]
-        if columns.stamps is not None:
-            columns.stamps += map(str.strip, cells[index[of.time]])
-        lines.append(start)
-        start, rows = next(blocks, (start, []))
-    columns.lines = np.concatenate(lines)
-    columns.numbers = {n: np.concatenate(p) for n, p in parts.items()}
-    if columns.stamps is not None:
-        columns.time, columns.dated, wrong = times(columns.stamps, options)
-        for i, what in wrong:
-            problems.add(f"{where(int(columns.lines[i]), of.time)}: {what}", "time")
-    if not len(columns.lines):
-        problems.stop()
-    return long_table(source, of, columns, options, problems, where)
-
-
-def _blocks(text: str, sep: str, problems: Problems) -> Iterator[tuple[np.ndarray, list[list[str]]]]:
-    """(the line each row begins on, rows), some thousands at a time."""
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=sep, strict=True)
-    starts: list[int] = []
-    rows: list[list[str]] = []
-    blank, line = 0, 1
-    while True:
-        try:
-            row = next(reader, None)
-        except csv.Error as e:
-            if "end of data" in str(e) or "field larger" in str(e):
-                problems.refuse(f'{problems.path}:{line}: a quote (") opens in this row and is never closed. Close it, or remove it.')  # fmt: skip
-            problems.refuse(f'{problems.path}:{line}: the quotes (") of this row do not pair up: {said(e)}. Fix the row, or double the quotes inside a cell.')  # fmt: skip
-        if row is None or len(rows) == BLOCK:
-            yield np.array(starts, np.int64), rows
-            starts, rows = [], []
-        if row is None:
-            return
-        if not row:
-            blank = blank or line
-        else:
-            if blank:
-                problems.refuse(f"{problems.path}:{blank}: the line is blank, and rows follow it. Remove it.")
-            starts.append(line)
-            rows.append(row)
-        line = reader.line_num + 1
-
-
-def check_separator(rows: list[list[str]], sep: str, problems: Problems) -> None:
-    """One column in which another separator stands equally often in the first two lines."""
-    if len(rows) < 2 or len(rows[0]) > 1:
-        return
-    first, second = rows[0][0], sep.join(rows[1])
-    for other in ";\t|, ":
-        if other != sep and 0 < first.count(other) == second.count(other):
-            name = {"\t": "tab", " ": "space"}.get(other, other)
-            flag = {"\t": "$'\\t'"}.get(other, f"'{other}'")
-            problems.refuse(
-                f"{problems.path}: there is one column '{shown(first)}'; the file looks {name}-separated. Pass --sep {flag}."
-            )
-
-
-def check_header(names: list[str], options: Options, problems: Problems) -> None:
-    """Numbers among the names are data, unless a name that was asked for or is usual stands there too."""
-    asked = {options.id, options.time, *(options.target or ()), *(options.features or ())} - {None, ""}
-    known = any(n in asked or n.casefold() in sum(USUAL.values(), ()) for n in names)
-    digits = [n for n in names if is_number(n, options)]
-    if digits and not known:
-        problems.refuse(
-            f'{problems.path}:1: the first row looks like data ("{shown(digits[0])}"), not names. Pass --no-header (columns are then c1, c2, ...), or add a header.'
-        )
-    for k, name in enumerate(names):
-        if not name:
-            problems.add(f"{problems.path}:1: column {k + 1} has no name. Name it, or remove the column.", "names")
-    problems.stop()
-
-
-def _even(start: np.ndarray, rows: list[list[str]], width: int, problems: Problems) -> tuple[np.ndarray, list[list[str]]]:  # fmt: skip
-    """The rows of the right width; the others are problems."""
-    for line, row in zip(start, rows, strict=True):
-        if len(row) != width:
-            problems.add(f"{problems.path}:{line}: expected {width} fields, got {len(row)}. Fix the row.", "fields")
-    keep = [i for i, row in enumerate(rows) if len(row) == width]
-    return start[keep], [rows[i] for i in keep]

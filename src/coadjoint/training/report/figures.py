@@ -124,8 +124,11 @@ def _run_figures(run: _Run) -> tuple[list[Row], list[Row]]:
         title = f"Held-out {clean(stem)}"
         return _lines(f"held-out-{k}", title, about, label, run.held_out(stem), **common, **options)
 
-    def heat(k: int, *words: str) -> Row:
-        return _heat([(s, run.probes[s][0], run.probes[s][k]) for s in sorted(run.probes)], *words)
+    def heat(k: int, id: str, title: str, about: str, label: str) -> Row:
+        if run.axis:  # the states of this network follow one another by something else than time
+            title, about = f"{title.removesuffix(' through time')} by {run.axis}", about.replace("moment", "place")
+        probes = [(s, run.probes[s][0], run.probes[s][k]) for s in sorted(run.probes)]
+        return _heat(probes, id, title, about, label) | ({"axis": run.axis} if run.axis else {})
 
     stems = dict.fromkeys(_stem(key[2]) for key in run.store if key[0] == "held-out")
     metrics = sorted(stems.keys() - {"loss"}, key=lambda stem: (stem != _stem(metric), stem))[:12]

@@ -233,7 +233,7 @@
     image({ x: box.left, y: box.top, width: box.right - box.left, height: box.bottom - box.top }, picture(width, height, (i, j) => colours[rows[j]][columns[i]]));
     const counted = !figure.x; // steps and moments, or what its labels say
     for (const v of counted ? y.ticks.filter(Number.isInteger) : y.ticks) svg("text", { x: box.left - 8, y: y.at(v) + 4, "text-anchor": "end" }, root, show(v));
-    below(root, box, x, figure.x || "time t in the sequence", counted);
+    below(root, box, x, figure.x || figure.axis || "time t in the sequence", counted);
     svg("text", { class: "label", x: 0, y: box.top - 10 }, root, figure.y || "training step");
     const from = Math.max(box.left, box.right - 240), scale = linear(low, high, from, box.right, 3);
     image({ x: from, y: 18, width: box.right - from, height: 10 }, picture(200, 1, (i) => shade(i / 199)));

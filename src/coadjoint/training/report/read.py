@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from ...errors import CoadjointError, MissingError, StorageError, check_path
-from .. import files, settings, storage
+from .. import files, schemas, settings, storage
 from .curves import CURVES, Curve, _Store
 from .text import BUDGETS, Row, _column, _count, _goal, _short, _stem, _time, _won, clean, number
 
@@ -85,8 +85,7 @@ def _judge_model(path: Path, faults: list[str]) -> None:
     if not os.path.lexists(path):
         return
     try:
-        door = storage.schemas()
-        description = door.description_of(path, door.read_header(path))
+        description = schemas.description_of(path, schemas.read_header(path))
         if description.get("sha256") is None:
             return  # of a version that wrote none
         with files.open_regular(path) as file:
@@ -138,6 +137,7 @@ class _Run:
     probes: dict[float, list[np.ndarray]]
     faults: list[str]
     clipped: float  # share of the steps
+    axis: str = ""  # of the probes, where it is not time
 
     @property
     def last(self) -> float:
@@ -158,6 +158,7 @@ def _read_run(folder: Path) -> _Run:
     )
     store, skipped, clipped = _Store(), Counter[str](), 0
     probes: dict[float, list[np.ndarray]] = {}
+    axis = ""
     vector = lambda values: np.array([number(v) for v in values] if isinstance(values, list) else [])
     for row in scan(folder / "metrics.jsonl", faults):
         kind, step = row.get("kind"), number(row.get("step"))
@@ -170,6 +171,7 @@ def _read_run(folder: Path) -> _Run:
         elif kind == "probe" and step == step:
             probes[step] = [vector(row.get(key)) for key in ("t", "log10_costates", "temporal")]
             store.put(row, ("decay", "radius"), "probe")
+            axis = clean(row.get("axis") or "")
             norms = _dict(row.get("gradients"))
             store.put(norms | {"step": step}, (k for k in norms if k != "step"), "norm")
     if os.path.lexists(folder / "clock.jsonl"):
@@ -178,7 +180,7 @@ def _read_run(folder: Path) -> _Run:
     _judge_model(folder / "model.safetensors", faults)
     faults += [f"{_count(n, 'step')} skipped: {why}." for why, n in skipped.most_common(5)]
     trained = len(store.get(("train", "gradient"), ((),))[0])
-    return _Run(config, environment, result, store, probes, faults, clipped / max(1, trained))
+    return _Run(config, environment, result, store, probes, faults, clipped / max(1, trained), axis)
 
 
 def _run_folder(folder: Path, run: Row) -> Path | None:

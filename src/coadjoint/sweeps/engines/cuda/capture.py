@@ -19,9 +19,9 @@ from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ....errors import CoadjointError
+from ...torch_internals import TorchDispatchMode
 
 CALLS = 2  # operation by operation, before a gradient is recorded
 KEPT = 4  # recordings of a method

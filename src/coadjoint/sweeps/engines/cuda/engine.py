@@ -22,7 +22,7 @@ from ...plan import Plan, Tape
 from ...pointers import pointers
 from ...pointwise import Pointwise
 from ...rows import NONE, Link, Rows, exponent
-from .. import stepwise
+from ..eager import fused
 from .driver import ARRAYS, kernel, loaded, nvrtc, processors, room, start
 from .geometry import TRAFFIC, Geometry, geometry
 from .source import FUNCTIONS, MARK, POINTS, SOURCES, SPELLING
@@ -145,7 +145,7 @@ def forward(
     cell, rows = plan.cell, plan.rows
     run = launch("forward", plan, base, x0.shape[1])
     if run is None:
-        return stepwise.forward(plan, base, v, W, x0, p)
+        return fused.forward(plan, base, v, W, x0, p)
     x = run.array(rows.B + rows.N, x0.shape[1], run.exchanged)
     x[: rows.B] = x0
     a = run.array(rows.N, base.shape[1])
@@ -162,7 +162,7 @@ def adjoint(
     rows, x = plan.rows, tape.x
     run = launch("adjoint", plan, x, x.shape[1])
     if run is None:
-        return stepwise.adjoint(plan, tape, W, s, s_last, sa, link, scaled, keep, k_last)
+        return fused.adjoint(plan, tape, W, s, s_last, sa, link, scaled, keep, k_last)
     lam = run.array(rows.B + rows.N, x.shape[1])
     delta = run.array(rows.N, tape.a.shape[1], run.exchanged)
     k = tops = end = None
@@ -191,7 +191,7 @@ def tangent(
     rows, x = plan.rows, tape.x
     run = launch("tangent", plan, x, x.shape[1])
     if run is None:
-        return stepwise.tangent(plan, tape, W, g, ga, link)
+        return fused.tangent(plan, tape, W, g, ga, link)
     mu, nu = run.array(rows.B + rows.N, x.shape[1], run.exchanged), run.array(rows.N, tape.a.shape[1])
     mu[: rows.B] = 0 if g is None else g[: rows.B]
     run.run(

@@ -1,4 +1,4 @@
-"""The engine of torch's own operations on a CPU: preallocated arrays, `out=` everywhere, no autograd inside the loops.
+"""Engine `eager` on a CPU: preallocated arrays, `out=` everywhere, no autograd inside the loops.
 
 The slopes of a block of steps are computed at once, so that a step of the adjoint or tangent loop is one product with
 W and the few operations that involve the direction itself. Denormal numbers, which vanishing costates are made of and
@@ -15,19 +15,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ...cells.formula import ZERO, Node, add
-from ..memory import empty
-from ..plan import Plan, Tape
-from ..pointwise import CHUNK, program
-from ..rows import NONE, Link, Rows, exponent, pow2, scale
-from .expressions import backwards, forwards, split_up
+from ....cells.formula import ZERO, Node, add
+from ...memory import empty
+from ...plan import Plan, Tape
+from ...pointwise import CHUNK, program
+from ...rows import NONE, Link, Rows, exponent, pow2, scale
+from ..expressions import backwards, forwards, split_up
 from .views import Columns, Cut, Views, by_step, leaves, per_unit, targets
 
 BLOCK = 8  # steps that share one exponent, to begin with
-
-
-def refusal(device: str) -> str | None:
-    return None if device == "cpu" else f"runs on the CPU, and the data is on {device}. Use engine='auto'."
 
 
 @contextlib.contextmanager

@@ -1,9 +1,4 @@
-"""The engine of torch's own operations on a CPU: preallocated arrays, `out=` everywhere, no autograd inside the loops.
-
-The slopes of a block of steps are computed at once, so that a step of the adjoint or tangent loop is one product with
-W and the few operations that involve the direction itself. Denormal numbers, which vanishing costates are made of and
-which cost a CPU a hundred times more than zeros, are flushed inside and the caller's setting is restored.
-"""
+"""Arrays as views of their time steps, for loops that write into arrays made before them."""
 
 from __future__ import annotations
 
@@ -13,10 +8,10 @@ from typing import Any
 
 from torch import Tensor
 
-from ...cells.cell import Cell
-from ...cells.formula import Node, evaluate
-from ..plan import Plan, Tape
-from ..rows import Rows
+from ....cells.cell import Cell
+from ....cells.formula import Node, evaluate
+from ...plan import Plan, Tape
+from ...rows import Rows
 
 Views = Sequence[Tensor]  # one for each step, or for each block of steps
 

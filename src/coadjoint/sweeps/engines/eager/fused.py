@@ -1,7 +1,7 @@
-"""The three loops with one product and one fused pointwise operation for each step, on any device.
+"""Engine `eager` where it is not on a CPU: one product and one fused pointwise operation for each step.
 
-What a GPU does where W is too large to stay on the chip: the library's own matrix product is then the best there is.
-Nothing looks at a value, so that a whole gradient can be recorded (graphs.py). Costates share an exponent for SHARED
+Engine `cuda` does the same where W is too large to stay on the chip: the library's own matrix product is then the best
+there is. Nothing looks at a value, so that a whole gradient can be recorded (cuda/capture.py). Costates share an exponent for SHARED
 steps where no source enters.
 """
 
@@ -12,18 +12,14 @@ import functools
 import torch
 from torch import Tensor
 
-from ...cells.cell import Cell
-from ..plan import Plan, Tape
-from ..pointwise import Pointwise
-from ..rows import NONE, Link, exponent, next_exponent, pow2, scale
-from ..slopes import next_of, picked, read, read_of, read_push
-from .expressions import backwards, forwards
+from ....cells.cell import Cell
+from ...plan import Plan, Tape
+from ...pointwise import Pointwise
+from ...rows import NONE, Link, exponent, next_exponent, pow2, scale
+from ...slopes import next_of, picked, read, read_of, read_push
+from ..expressions import backwards, forwards
 
 SHARED = 4
-
-
-def refusal(device: str) -> str | None:
-    return None
 
 
 @functools.cache

@@ -1,0 +1,164 @@
+"""Plans: the settings of a run, checked once, when they are made."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from ..errors import InputError, KindError, brief, check_kind, check_path, check_seed, choose, real, whole
+from ..gradients.bptt import BPTT
+from ..gradients.method import Method
+from ..gradients.rtrl import RTRL
+from ..gradients.truncated import Truncated
+from ..objectives.losses import LossLike
+from ..optimisers.hessian_free import HessianFree
+from ..optimisers.recipes import OWN_PACE, PACELESS, Optimiser, adam, recipe_of
+from .curriculum import Easiest
+from .display import Display, Row
+
+POLICIES = ("stop", "skip", "dump")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What `train` and `online.learn` are both told."""
+
+    counts: ClassVar[tuple[str, ...]] = ("batch", "every", "checkpoint", "keep")
+
+    optimiser: Optimiser | HessianFree | None = None
+    clip: float | None = None
+    batch: int
+    seed: int = 0
+    every: int
+    folder: str | os.PathLike[str] | None = None
+    checkpoint: int
+    keep: int = 2
+    display: Display | bool = False
+    description: dict[str, Any] | None = None
+    command: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in self.counts:
+            self._set(name, whole(name, getattr(self, name)))
+        self._positive("clip")
+        check_seed(self.seed)
+        if self.folder is not None:
+            check_path("folder", self.folder)
+        words = ("step", "look", "say", "close")
+        shows = all(callable(getattr(self.display, word, None)) for word in words)
+        if not isinstance(self.display, bool) and not shows:
+            raise KindError(
+                f"display must be True, False or an object with step, look, say and close; got {brief(self.display)}."
+            )
+        check_kind("description", self.description, (dict, type(None)), "a dict")
+        check_kind("command", self.command, (str, type(None)), "a text")
+
+    def _set(self, name: str, value: Any) -> None:
+        """While it is made, a plan may still be changed."""
+        object.__setattr__(self, name, value)
+
+    def _positive(self, *names: str) -> None:
+        for name in names:
+            value = getattr(self, name)
+            if value is not None:
+                real(name, value, 0, above=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingPlan(Plan):
+    """The settings of `train`, which explains them."""
+
+    counts: ClassVar[tuple[str, ...]] = (
+        *Plan.counts,
+        "steps",
+        "accumulate",
+        "tests",
+        "confirm",
+        "probes",
+    )
+
+    gradient: Method | None = None
+    steps: int = 10_000
+    batch: int = 32
+    accumulate: int = 1
+    clip_value: float | None = None
+    clip_mean: float | None = None
+    weight_noise: float = 0.0
+    easiest: Easiest | None = None
+    gradients: int | None = None
+    seconds: float | None = None
+    every: int = 100
+    tests: int = 1000
+    confirm: int = 10_000
+    probes: int = 32
+    patience: int | None = None
+    stop_on_success: bool = True
+    nonfinite: str = "stop"
+    checkpoint: int = 1000
+    loggers: Sequence[Callable[[Row], None]] = ()
+    method: Method = field(init=False)  # `gradient`, or what it is by default
+    recipe: Optimiser = field(init=False)  # `optimiser`, likewise
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.patience is not None:
+            whole("patience", self.patience)
+        self._positive("clip_value", "clip_mean", "gradients", "seconds")
+        real("weight_noise", self.weight_noise, 0)
+        choose("nonfinite policy", self.nonfinite, POLICIES)
+        if not isinstance(self.loggers, Sequence) or not all(callable(log) for log in self.loggers):
+            raise KindError(f"loggers must be a list of functions of a row; got {brief(self.loggers)}.")
+        for name, kind, example in (
+            ("gradient", Method, "co.BPTT()"),
+            ("optimiser", Optimiser | HessianFree, "co.optimisers.adam(1e-3)"),
+            ("easiest", Easiest, "co.training.curriculum.Easiest(0.5, 1000)"),
+        ):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, kind):
+                raise KindError(f"{name} must be like {example}; got {value!r}.")
+        self._set("method", self.gradient or BPTT())
+        self._set("recipe", recipe_of(self.optimiser or adam(1e-3)))
+        self._check_recipe()
+
+    def _check_recipe(self) -> None:
+        """Refuse what the optimiser cannot do with."""
+        name = self.recipe.name
+        if name in OWN_PACE and (self.clip or self.clip_value or self.clip_mean):
+            raise InputError(f"optimiser '{name}' finds its own way: it takes no clipping.")
+        if name in PACELESS and self.weight_noise:
+            raise InputError(f"optimiser '{name}' takes the weights as they are: it takes no weight_noise.")
+        if self.recipe.direction != "steepest" and isinstance(self.method, Truncated):
+            raise InputError("the temporal direction takes the whole gradient apart: use BPTT, not Truncated.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearningPlan(Plan):
+    """The settings of `online.learn`, which explains them."""
+
+    counts: ClassVar[tuple[str, ...]] = (*Plan.counts, "window")
+
+    loss: LossLike | None = None
+    learner: RTRL | Truncated | None = None
+    held: bool = False
+    steps: int | None = None
+    batch: int = 1
+    every: int = 1000
+    window: int = 1000
+    score: Callable[[Tensor], dict[str, float]] | None = None
+    checkpoint: int = 10_000
+    method: RTRL | Truncated = field(init=False)  # `learner`, or what it is by default
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.steps is not None:
+            self._set("steps", whole("steps", self.steps))
+        if self.score is not None and not callable(self.score):
+            raise KindError(f"score must be a function of a_t; got {brief(self.score)}.")
+        method = RTRL() if self.learner is None else self.learner
+        if not isinstance(method, RTRL | Truncated):
+            raise InputError(f"a stream is learned by RTRL() or Truncated(k1, k2); got {type(method).__name__}.")
+        self._set("method", method)

@@ -1,0 +1,139 @@
+"""networks.make: whatever the command line can build, one call builds with the same bits; what does not fit is refused."""
+
+import inspect
+
+import pytest
+import torch
+
+import coadjoint as co
+from coadjoint.cells import library, steps
+from coadjoint.cli import build, flags
+from coadjoint.errors import InputError, OptionError
+from coadjoint.networks import factory
+from coadjoint.training.network_section import NetworkSection, Shape
+
+XOR = {"inputs": 2, "outputs": 1, "output": "sigmoid"}
+SORTING = {"inputs": 3, "outputs": 4, "readout": "sequence", "output": "softmax"}
+NETWORKS = {
+    "elman": {},
+    "spectral": {"cell": "elman", "radius": 0.5},
+    "gaussian": {"cell": "gru", "init": "gaussian", "std": 0.3, "x0": "learned", "bias": False},
+    "ring": {"cell": "lru", "init": "ring", "inner": 0.9, "radius": 0.99, "skip": True},
+    "options": {"cell": "antisymmetric-gated", "eps": 0.1, "gamma": 0.2, "freeze": "W"},
+    "activation": {"cell": "rate", "noise": 0.1, "structure": "dale", "init": "spectral", "activation": "relu"},
+    "tilted": {"cell": "lipschitz", "beta": -2.0, "readout": "tilted"},
+    "attention": {"cell": "lipschitz", "beta": 0.6, "readout": "attention", "attention_steps": 4},
+    "step": {"cell": "gated-feedback", "layers": 3, "unit": "lstm"},
+    "reservoir": {"cell": "reservoir", "deep": [6, 5]},
+    "reservoirs": {"cell": "reservoir", "layers": 2, "radius": 1.2},
+    "stack": {"cell": ["lstm", "gru-before"], "residual": True, "dropout": 0.2, "readout": "tilted-tanh"},
+    "both ways": {"cell": "elman", "layers": 2, "bidirectional": True, "deep": 5},
+}
+
+
+def from_settings(network, task="xor", **training):
+    options = {"name": task, "length": 12} if task == "xor" else {"name": task, "length": 4, "values": 3}
+    sections = {"task": options, "network": {"hidden": 4, **network}, "training": training}
+    return build.build(flags.resolve(None, sections))
+
+
+def same_bits(a, b):
+    ours, theirs = a.state_dict(), b.state_dict()
+    return list(ours) == list(theirs) and all(torch.equal(ours[key], theirs[key]) for key in ours)
+
+
+def same_gradient(a, b, batch, loss):
+    found = []
+    for net in (a, b):
+        torch.manual_seed(0)  # of dropout and noise
+        found.append(co.BPTT()(net, batch, loss).gradient)
+    return list(found[0]) == list(found[1]) and all(torch.equal(g, found[1][key]) for key, g in found[0].items())
+
+
+@pytest.mark.parametrize("precision", [32, 64])
+@pytest.mark.parametrize("network", NETWORKS.values(), ids=NETWORKS)
+def test_one_call_gives_what_settings_give(network, precision):
+    job = from_settings(network, seed=7, precision=precision)
+    dtype = torch.float64 if precision == 64 else torch.float32
+    net = co.networks.make(**XOR | network, hidden=4, seed=7, dtype=dtype)
+    assert net.extra_repr() == job.network.extra_repr()
+    assert same_bits(net, job.network)
+    assert [p.requires_grad for p in net.parameters()] == [p.requires_grad for p in job.network.parameters()]
+    assert same_gradient(net, job.network, job.task.batch(0, 3, 0).to(dtype, "cpu"), job.task.loss)
+
+
+@pytest.mark.parametrize(
+    "network",
+    [{}, {"cell": "lstm", "layers": 2, "dropout": 0.1}, {"cell": "gru", "decoder": "elman", "attend": False}],
+    ids=["default", "layers", "decoder"],
+)
+def test_one_call_gives_an_encoder_and_decoder(network):
+    job = from_settings(network, "sorting")
+    net = co.networks.make(**SORTING | {"cell": "gru"} | network, hidden=4)
+    assert isinstance(net, co.EncoderDecoder)
+    assert same_bits(net, job.network)
+    assert same_gradient(net, job.network, job.task.batch(0, 3, 0), job.task.loss)
+
+
+def test_every_key_of_the_settings_is_a_keyword():
+    """With the defaults of the settings; what is not in a signature is an option of some cell."""
+    taken = {**inspect.signature(factory.construct).parameters, **inspect.signature(factory.make).parameters}
+    of_cells = {key for name in factory.CELL_NAMES for key in factory.cell_options(name)}
+    for key, field in NetworkSection.model_fields.items():
+        assert key in taken or key in of_cells
+        if key in taken and field.default is not None:
+            assert taken[key].default == field.default
+    own = {"seed", "device", "dtype", "options", *Shape.model_fields}
+    assert set(taken) - own <= set(NetworkSection.model_fields)
+
+
+def test_the_same_call_gives_the_same_bits_and_another_seed_others():
+    a, b, c = (co.networks.make("lstm", inputs=2, outputs=1, hidden=3, seed=seed) for seed in (1, 1, 2))
+    assert same_bits(a, b)
+    assert not same_bits(a, c)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"eps": 0.1}, "eps does nothing with cell 'elman'; its options: activation."),
+        ({"std": 0.1}, "std does nothing with init torch: it belongs to gaussian, spectral, sparse, orthogonal, identity."),
+        ({"attention_steps": 3}, "attention_steps does nothing with readout last: it belongs to attention."),
+        ({"residual": True}, "residual acts between layers, and there is one: give layers or a list of cells."),
+        ({"cell": []}, "cell names no cell: `coadjoint cells` lists them."),
+        ({"cell": ["lstm"], "layers": 2}, "cell lstm has a layer for each name: leave out layers, or name one cell."),
+        ({"decoder": "gru"}, "decoder does nothing where the answer is no sequence."),
+        ({"skip": True, "readout": "sequence", "outputs": 3}, "skip does nothing where the answer is a sequence."),
+        ({"freeze": "$V"}, "freeze: this network has no parameter '$V'; it has W, R, b, V, b_o."),
+    ],
+)  # fmt: skip
+def test_what_does_nothing_is_refused_by_its_keyword(options, words):
+    with pytest.raises(OptionError) as error:
+        co.networks.make(**{"inputs": 2, "outputs": 1, "hidden": 3} | options)
+    assert str(error.value) == words
+
+
+def test_a_refusal_can_be_spelled_otherwise():
+    error = OptionError("$weight_rate does nothing with $method bptt, and costs 5$$.")
+    assert str(error) == "weight_rate does nothing with method bptt, and costs 5$."
+    assert error.spelled(str.upper) == "WEIGHT_RATE does nothing with METHOD bptt, and costs 5$."
+
+
+@pytest.mark.parametrize("options", [{"cell": "elmann"}, {"init": "spectrall"}, {"readout": "lasst"}])
+def test_a_wrong_name_is_answered_with_the_nearest(options):
+    with pytest.raises(InputError, match=r"did you mean '(elman|spectral|last)'"):
+        co.networks.make(**{"inputs": 2, "outputs": 1, "hidden": 3} | options)
+
+
+@pytest.mark.parametrize("name", [*library.CELLS, *steps.STEPS, "reservoir"])
+def test_about_a_cell(name):
+    found = co.networks.about(name, hidden=5, inputs=3)
+    net = co.networks.make(name, inputs=3, outputs=1, hidden=5)
+    assert found.parameters.keys() == factory.visible(net).keys() - {"V", "b_o"}
+    assert "torch" in found.starts
+    assert [engine for engine, why in found.engines.items() if why is None]
+    if name != "reservoir":
+        alone = co.cells.about(name)
+        assert (found.equations, found.paper, found.state) == (alone.equations, alone.paper, alone.state)
+        assert found.equations
+        assert found.options.items() <= alone.options.items()

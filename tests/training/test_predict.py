@@ -1,0 +1,64 @@
+"""load_model and predict: what `coadjoint predict` does, from Python."""
+
+import csv
+import shutil
+
+import pytest
+import torch
+
+from coadjoint.errors import DataError, KindError, StorageError
+from coadjoint.training.predict import load_model, predict
+from paths import DATA
+
+FOLDERS = DATA / "folders-0.6.1"
+
+
+def silent(message):
+    """Models before 0.6.1 carry no sum."""
+
+
+def test_a_folder_and_its_model_are_the_same_network():
+    net, description = load_model(FOLDERS / "data", silent)
+    again, _ = load_model(str(FOLDERS / "data" / "model.safetensors"), silent)
+    assert not net.training
+    assert description["data"]
+    assert all(torch.equal(p, again.state_dict()[key]) for key, p in net.state_dict().items())
+
+
+def test_predictions_from_python_are_those_of_the_command_line(tmp_path, coadjoint):
+    ours, theirs = tmp_path / "ours.csv", tmp_path / "theirs.csv"
+    count, notes = predict(FOLDERS / "data", FOLDERS / "train.csv", ours, silent)
+    code, out, _ = coadjoint("predict", str(FOLDERS / "data"), str(FOLDERS / "train.csv"), "--out", str(theirs))
+    assert code == 0
+    assert ours.read_bytes() == theirs.read_bytes()
+    assert out.splitlines() == [*notes, f"{count} sequences -> {theirs}"]
+    assert count == len(list(csv.DictReader(ours.open())))
+
+
+def test_a_link_that_is_named_is_followed(tmp_path):
+    (tmp_path / "link").symlink_to(FOLDERS / "data" / "model.safetensors")
+    assert load_model(tmp_path / "link", silent)[1] == load_model(FOLDERS / "data", silent)[1]
+
+
+def test_what_is_no_model_is_refused_in_one_line(tmp_path):
+    shutil.copytree(FOLDERS / "data", tmp_path / "unfinished")
+    (tmp_path / "unfinished" / "model.safetensors").unlink()
+    (tmp_path / "empty").mkdir()
+    says = {
+        "missing": "missing does not exist. Name a run folder, or a model.safetensors.",
+        "unfinished": "unfinished has not finished: there is no model yet. Go on with: coadjoint resume ",
+        "empty": "empty is not a run folder: it holds no model.safetensors.",
+    }
+    for name, words in says.items():
+        with pytest.raises(StorageError) as error:
+            load_model(tmp_path / name)
+        assert words in str(error.value)
+        assert "\n" not in str(error.value)
+    with pytest.raises(KindError, match="run must be the name of a file or folder"):
+        load_model(None)
+
+
+def test_a_run_of_a_task_has_no_file_to_predict_for(tmp_path):
+    with pytest.raises(DataError, match="not on files: there is nothing to predict for a file"):
+        predict(FOLDERS / "run", FOLDERS / "train.csv", tmp_path / "out.csv", silent)
+    assert not (tmp_path / "out.csv").exists()

@@ -1,0 +1,188 @@
+"""The tables of tools/mutants.py: what is mutated, which tests ought to notice, and which mutants mean the same.
+
+Keys are files and folders below src/coadjoint (folders end with "/"); where several fit a file, the longest counts.
+"""
+
+from __future__ import annotations
+
+# What is not mutated, and why. Everything else is, new files included.
+NAMES = "names alone"
+GPU = "runs on a GPU: `make test-gpu`"
+DOOR = "words, pages and arguments; what they ask for is tested where it is done"
+SPEED = "a matter of speed: what it makes is compared with the other engines"
+OUTSIDE: dict[str, str] = {
+    "cells/transport.py": DOOR,
+    "cli/": DOOR,
+    "diagnostics/charts.py": DOOR,
+    "errors.py": DOOR,
+    "gradients/recorded.py": GPU,
+    "nn/replay.py": GPU,
+    "sweeps/checks.py": GPU,
+    "sweeps/engines/c/": SPEED,
+    "sweeps/engines/cuda/": GPU,
+    "sweeps/engines/opaque.py": SPEED,
+    "sweeps/memory.py": SPEED,
+    "sweeps/pointers.py": DOOR,
+    "sweeps/wrappers.py": DOOR,
+    "tasks/files/source.py": DOOR,
+    "training/display.py": DOOR,
+    "training/environment.py": DOOR,
+    "training/report/": DOOR,
+    "training/schemas.py": DOOR,
+    "training/settings.py": DOOR,
+    "training/signals.py": DOOR,
+}
+
+# Of these files only some parts are mutated.
+PARTS: dict[str, set[str]] = {
+    "sweeps/layout.py": {"Layout"},
+}
+
+# Files that have more mutants in the sample than others.
+WEIGHT = {
+    "cells/formula.py": 3,
+    "gradients/penalised.py": 2,
+    "networks/network.py": 2,
+    "objectives/penalties.py": 2,
+    "sweeps/differentiable.py": 4,
+    "sweeps/engines/eager.py": 4,
+}
+
+# The tests of a file's mutants: those that are about it, and others that ought to notice.
+KERNEL = ("sweeps/test_kernel.py", "house/test_errors.py")
+SLOW = (
+    "cells/test_formula.py", "cells/test_cells.py", "objectives/test_losses.py", "objectives/test_penalties.py",
+    "networks/test_network.py", "gradients/test_gradients.py", "sweeps/test_identities.py", "sweeps/test_scale_free.py",
+    "sweeps/test_differentiable.py", "sweeps/test_zeros.py", "training/test_learning.py",
+)  # fmt: skip
+TESTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "cells/": (KERNEL, SLOW),
+    "cells/steps.py": (("cells/test_steps.py",), ("networks/test_initialisers.py",)),
+    "cells/structures.py": (("cells/test_structures.py",), ("cells/test_cells.py",)),
+    "sweeps/": (KERNEL, SLOW),
+    "sweeps/chunks.py": (("gradients/test_segments.py",), KERNEL),
+    "sweeps/engines/scan.py": (("sweeps/test_scan.py",), ("cells/test_cells.py",)),
+    "objectives/": (KERNEL, SLOW),
+    "objectives/batch.py": (
+        ("gradients/test_gradients.py",),
+        ("training/test_training.py", "gradients/test_segments.py", "tasks/test_tasks.py", "training/test_learning.py"),
+    ),
+    "networks/": (KERNEL, SLOW),
+    "networks/decoding.py": (("networks/test_seq2seq.py",), ()),
+    "networks/initialisers.py": (
+        ("networks/test_initialisers.py",),
+        ("training/test_learning.py", "networks/test_reservoir.py"),
+    ),
+    "networks/layers.py": (("nn/test_recording.py",), ("networks/test_stack.py", "nn/test_nn.py")),
+    "networks/reservoir.py": (("networks/test_reservoir.py",), ()),
+    "networks/ridge.py": (("networks/test_reservoir.py",), ("training/test_learning.py",)),
+    "networks/seq2seq.py": (("networks/test_seq2seq.py",), ()),
+    "networks/stack.py": (("networks/test_stack.py",), ("networks/test_seq2seq.py",)),
+    "nn/": (("nn/test_nn.py",), ("nn/test_recording.py", "house/test_extras.py")),
+    "nn/recording.py": (("nn/test_recording.py",), ("networks/test_stack.py", "nn/test_nn.py")),
+    "gradients/": (KERNEL, SLOW),
+    "gradients/influence.py": (("gradients/test_gradients.py",), ("training/test_online.py",)),
+    "gradients/memory.py": (("gradients/test_segments.py",), ("sweeps/test_memory.py",)),
+    "gradients/restoring.py": (("training/test_run_folders.py",), ("training/test_training.py",)),
+    "gradients/segment.py": (("gradients/test_segments.py",), ("sweeps/test_memory.py",)),
+    "gradients/segments.py": (("gradients/test_segments.py",), ("sweeps/test_memory.py",)),
+    "optimisers/": (("optimisers/test_optimisers.py",), ("optimisers/test_directions.py", "training/test_training.py")),
+    "optimisers/conjugate_gradients.py": (("optimisers/test_hessian_free.py",), ("optimisers/test_curvature.py",)),
+    "optimisers/curvature.py": (
+        ("optimisers/test_curvature.py",),
+        ("optimisers/test_hessian_free.py", "optimisers/test_optimisers.py"),
+    ),
+    "optimisers/directions.py": (("optimisers/test_directions.py",), ("optimisers/test_optimisers.py",)),
+    "optimisers/hessian_free.py": (("optimisers/test_hessian_free.py",), ("optimisers/test_optimisers.py",)),
+    "optimisers/step_rules.py": (("optimisers/test_directions.py",), ("optimisers/test_optimisers.py",)),
+    "tasks/": (("tasks/test_data.py",), ("tasks/test_tasks.py", "tasks/test_readers.py")),
+    "tasks/digits.py": (("tasks/test_tasks.py",), ()),
+    "tasks/files/": (("tasks/test_readers.py",), ("tasks/test_data.py", "tasks/test_tasks.py")),
+    "tasks/files/row_sources.py": (("training/test_online.py",), ()),
+    "tasks/files/stream.py": (("training/test_online.py",), ()),
+    "tasks/music.py": (("tasks/test_tasks.py",), ("tasks/test_data.py",)),
+    "tasks/synthetic.py": (("tasks/test_tasks.py",), ()),
+    "tasks/task.py": (("tasks/test_tasks.py",), ("training/test_training.py", "tasks/test_data.py")),
+    "tasks/transduction.py": (("tasks/test_tasks.py",), ("networks/test_seq2seq.py",)),
+    "diagnostics/": (("diagnostics/test_diagnostics.py",), ("training/test_learning.py",)),
+    "training/": (
+        ("training/test_training.py",),
+        ("training/test_run_folders.py", "optimisers/test_optimisers.py", "training/test_learning.py"),
+    ),
+    "training/curriculum.py": (("training/test_learning.py",), ("optimisers/test_optimisers.py",)),
+    "training/files.py": (("training/test_run_folders.py",), ("training/test_online.py",)),
+    "training/json_rows.py": (("training/test_run_folders.py",), ("training/test_online.py",)),
+    "training/learning.py": (("training/test_online.py",), ()),
+    "training/online.py": (("training/test_online.py",), ()),
+    "training/predict.py": (("tasks/test_data.py",), ()),
+    "training/run_folder.py": (
+        ("training/test_run_folders.py",),
+        ("training/test_training.py", "training/test_online.py"),
+    ),
+    "training/storage.py": (
+        ("training/test_run_folders.py",),
+        ("training/test_training.py", "training/test_online.py"),
+    ),
+}
+
+# Code that only words an error, or only prepares one.
+WORDING = {
+    "__repr__", "extra_repr", "__getattr__", "__bool__", "__torch_function__", "check", "_time", "_raise", "no_vmap",
+    "_same_shape", "check_penalty", "named", "watched", "blamed", "blame", "first_fault", "go_on", "describe", "environment",
+    "unkept", "refuse", "name_of", "interrupted", "say",
+}  # fmt: skip
+
+GROWTH = (
+    "how many steps share an exponent is a matter of speed: a block that leaves the safe range is done again, shorter"
+)
+BLOCKS = "the exponent a block shares is a matter of speed: one that does not suit is refused and found step by step"
+UNASKED = "a gradient that nobody asks for is computed and dropped, or None is given where nothing is asked for"
+# Mutants that no test can kill because they mean the same: (file, rule or function, a piece of 'line before -> line after') -> why.
+EQUIVALENT: dict[tuple[str, str, str], str] = {
+    ("sweeps/engines/eager.py", "_scaled", "hi - begin == size"): GROWTH,
+    ("sweeps/engines/eager.py", "_scaled", "size = min(2 * size, 64)"): GROWTH,
+    ("sweeps/engines/eager.py", "_scaled.run", "new = torch.where(new == NONE, k[hi], new) ->"): BLOCKS,
+    ("sweeps/engines/eager.py", "_scaled.run", "new = torch.maximum(mine, "): BLOCKS,
+    ("sweeps/engines/eager.py", "_scaled.run", "mine[:n] = "): BLOCKS,
+    ("sweeps/engines/eager.py", "one", "torch.where(new == NONE, k[t], new)"): "a row of zeros may have any exponent",
+    ("sweeps/engines/eager.py", "one", "torch.where(new == NONE, k[(t - 1)], new)"): "a row of zeros may have any exponent",
+    ("sweeps/engines/eager.py", "Loop.__init__", " size = max("): "how many steps are prepared at once is a matter of speed",
+    ("sweeps/engines/eager.py", "flushed", "set_flush_denormal(True) -> pass"): "denormals cost time and change nothing here",
+    ("sweeps/engines/eager.py", "skip-branch", "W if e.through else None -> W = W"): "a product that goes nowhere costs time alone",
+    ("sweeps/engines/eager.py", "skip-branch", "else None -> slots, out, W = len(cell.slots), e.out, W"): "likewise",
+    ("sweeps/differentiable.py", "skip-branch", "if ((t is not None))"): UNASKED,
+    ("sweeps/differentiable.py", "skip-branch", "if (need["): UNASKED,
+    ("sweeps/differentiable.py", "skip-branch", "if ((W is not None)) else None"): UNASKED,
+    ("sweeps/differentiable.py", "skip-statement", "mark_non_differentiable(k)"): "integers have no gradient anyway",
+    ("sweeps/pointwise.py", "pulled", "frozenset(uniform), self.uniform)"): "`summed` is only asked about the outputs",
+    ("cells/cell.py", "Cell.step", "self.side} -> pass"): "base is 0 for a gate that has a side array",
+    ("cells/cell.py", "Cell.step", "z |= {g: z[g] for"): "base is 0 for a gate that has a side array",
+    ("cells/cell.py", "Cell.step", "z |= {g: (z[g] - v[g])"): "base is 0 for a gate that has a side array",
+    ("sweeps/rows.py", "skip-branch", "if self.uniform: -> if False:"): "samples of one length take the general path",
+    ("networks/network.py", "flip-sign", "h - torch.zeros_like(h)"): "minus zero",
+    ("networks/network.py", "skip-branch", "if (every and (not isinstance(loss, Tensor)))"): "s is never None there",
+    ("gradients/rtrl.py", "Stream.advance", "self.t += 1"): "only words an error",
+    ("objectives/losses.py", "_huber", "torch.where(e < delta"): "both sides and their slopes agree at e = delta",
+    ("cells/formula.py", "order", "stack"): "any order with arguments first will do",
+    ("cells/program.py", "Program.__init__", "for m in n.args if m.op"): "which of two products is fused is a matter of speed",
+    ("cells/formula.py", "skip-branch", "a.order <= b.order"): "sums and products commute; the order only helps sharing",
+    ("cells/formula.py", "comparison", "a.order <= b.order"): "sums and products commute; the order only helps sharing",
+    ("cells/formula.py", "add", "if b is ZERO: -> if False:"): "x + 0 is computed instead of x",
+    ("sweeps/engines/scan.py", "parts", "turns = ((len(A) == 1))"): "complex numbers are scanned as the matrices they are, slower",
+    ("networks/seq2seq.py", "skip-branch", '"dtype": (dtype), "device"'): "whatever is made takes torch's default for None",
+}  # fmt: skip
+
+SHAPES = {"new_empty", "new_zeros", "new_full", "empty", "zeros", "split", "chunk", "unflatten", "expand", "isinstance"}
+PAIRS = {
+    frozenset(p.split())
+    for p in (
+        "lam mu", "nu m", "lam delta", "mu nu", "glam gdelta", "into_a into_x", "z v", "base side", "g ga", "dg dga",
+        "s s_last", "ds dlast", "dlam ddelta", "begin fresh", "x last", "tape.a tape.v",
+    )
+}  # fmt: skip
+
+
+def row_of(table: dict, file: str):
+    """The row of a table that counts for a file: its own, or that of the innermost folder; None if there is none."""
+    fits = [key for key in table if file == key or (key.endswith("/") and file.startswith(key))]
+    return table[max(fits, key=len)] if fits else None
