@@ -400,6 +400,7 @@ def test_tables_hold_what_the_names_promise():
     close(x[1], by_hand, 1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("page", "tables"), [("cells.md", 5), ("engines.md", 1)])
 def test_tables_of_the_pages_are_what_their_block_prints(page, tables):
     text = (ROOT / "docs" / page).read_text()

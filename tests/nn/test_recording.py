@@ -335,6 +335,7 @@ def longdouble(m, u, top):
     return [np.array([float(np.log(np.sqrt((v * v).sum()))) for v in lam]) for lam in lams]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(np.finfo(np.longdouble).maxexp < 16384, reason="numpy's longdouble has no wider exponent here")
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("slow", [False, True])

@@ -373,6 +373,7 @@ compiler.kept("recipe", ".so", lambda out: (out.write_text("half"), os.kill(os.g
 """
 
 
+@pytest.mark.slow
 def test_what_a_killed_compiler_leaves_is_removed_by_the_next(fresh):
     done = subprocess.run([sys.executable, "-c", KILLED], env=os.environ, check=False)
     assert done.returncode == -signal.SIGKILL
@@ -422,6 +423,7 @@ def test_no_compiler(CC, said, fresh, monkeypatch):
     assert found.endswith("use engine='eager'.")
 
 
+@pytest.mark.slow
 def test_auto_without_a_compiler(tmp_path):
     """In a process of its own: the eager engine runs and one line says so."""
     code = (

@@ -325,6 +325,7 @@ def grows(objects, size, nodes):
     return objects > STEPS // 20, size > 8 * STEPS, nodes > 0
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow(tmp_path):
     found = apart(growth_of_learners, tmp_path)
     assert list(found) == list(LEARNERS)
@@ -359,6 +360,7 @@ def growth_of_hoards():
     return found
 
 
+@pytest.mark.slow
 def test_memory_that_grows_is_noticed():
     found = {what: grows(*growth) for what, growth in apart(growth_of_hoards).items()}
     assert found == {
@@ -786,6 +788,7 @@ test_online.file_run(test_online.Path("two"), score=lambda a, n=[0]: (n.append(0
 """
 
 
+@pytest.mark.slow
 def test_a_killed_process_goes_on_bit_for_bit(here):
     file_run(here / "one", score=lambda a: {"x": 0.0})
     done = subprocess.run([sys.executable, "-c", KILLED, SUPPORT, Path(__file__).parent], cwd=here, capture_output=True)
