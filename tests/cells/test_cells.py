@@ -12,10 +12,12 @@ import pytest
 import torch
 from torch import nn
 
+import build
 import cases
 import coadjoint as co
 from coadjoint.cells.formula import held
 from coadjoint.cells.library import ACTIVATIONS, CELLS
+from compare import close, difference
 from paths import EXAMPLES, ROOT
 
 F64 = torch.float64
@@ -34,18 +36,12 @@ OWN = {
 }
 
 
-def close(ours, truth, bar=1e-12):
-    scale = max(float(truth.detach().norm()), 1e-300)
-    return float((ours - truth).detach().norm()) <= bar * scale
-
-
 def inputs(seed=0, T=T, B=B, dtype=F64):
     return torch.randn(T, B, I, dtype=dtype, generator=torch.Generator().manual_seed(seed))
 
 
-def make(cell, engine="cpu", seed=0, **options):
-    torch.manual_seed(seed)
-    return co.Network(cell, inputs=I, hidden=D, outputs=2, dtype=F64, engine=engine, **options)
+def make(cell, engine="cpu", **options):
+    return build.network(cell, inputs=I, hidden=D, engine=engine, **options)
 
 
 def penalised(net, u, loss=lambda y: (y**2).sum(-1)):
@@ -92,15 +88,15 @@ def test_outputs_and_gradients_of_torch(cell, module, options, engine):
     u = inputs().requires_grad_()
     out, _ = theirs(u)
     run = net(u)
-    assert close(run.x[1:, :, :D], out)
+    close(run.x[1:, :, :D], out, 1e-12)
     weight = torch.randn(T, B, D, dtype=F64)
     truth = torch.autograd.grad((weight * out).sum(), [u, *theirs.parameters()])
     ours = torch.autograd.grad((weight * run.x[1:, :, :D]).sum(), [u, net.R, net.W, net.b])
     for name, found, expected in zip(("u", "R", "W", "b"), ours, truth, strict=False):
-        assert close(found, expected), name
+        close(found, expected, 1e-12, name)
     if cell == "gru":
         (of_bn,) = torch.autograd.grad((weight * net(u).x[1:]).sum(), net.p["b_n"])
-        assert close(of_bn, truth[4][-D:])
+        close(of_bn, truth[4][-D:], 1e-12)
 
 
 @pytest.mark.parametrize(("cell", "module"), [("elman", nn.RNNCell), ("lstm", nn.LSTMCell), ("gru", nn.GRUCell)])
@@ -110,11 +106,11 @@ def test_torch_cell_modules_agree_with_the_formulas(cell, module):
     formula, step = from_torch(make(cell), theirs, suffix=""), make(theirs, "auto")
     step.load_state_dict({"V": formula.V, "b_o": formula.b_o}, strict=False)
     (x, lam, g), (x2, lam2, g2) = penalised(formula, inputs()), penalised(step, inputs())
-    assert close(x, x2)
-    assert close(lam, lam2)
+    close(x, x2, 1e-12)
+    close(lam, lam2, 1e-12)
     for ours, torchs in {"W": "weight_hh", "R": "weight_ih", "b": "bias_ih"}.items():
-        assert close(g[ours], g2[f"step.{torchs}"], 1e-11), ours
-    assert close(g["V"], g2["V"], 1e-11)
+        close(g[ours], g2[f"step.{torchs}"], 1e-11, ours)
+    close(g["V"], g2["V"], 1e-11)
 
 
 def test_step_function_agrees_with_the_formula():
@@ -122,14 +118,14 @@ def test_step_function_agrees_with_the_formula():
     step = make(lambda u, h: torch.tanh(u @ net.R.T + h @ net.W.T + net.b), "autograd")
     step.load_state_dict({"V": net.V, "b_o": net.b_o}, strict=False)
     (x, lam, g), (x2, lam2, g2) = penalised(net, inputs()), penalised(step, inputs())
-    assert close(x, x2)
-    assert close(lam, lam2)
-    assert close(g["V"], g2["V"], 1e-11)
+    close(x, x2, 1e-12)
+    close(lam, lam2, 1e-12)
+    close(g["V"], g2["V"], 1e-11)
     run = step(inputs()).costates(lambda y: (y**2).sum(-1))
     (gW,) = torch.autograd.grad(
         (run.loss + 0.3 * co.penalties.log_ratio(run) + co.penalties.variance(run)).mean(), net.W
     )
-    assert close(gW, g["W"], 1e-11)
+    close(gW, g["W"], 1e-11)
 
 
 def test_step_function_of_two_slots_returns_its_parts():
@@ -186,10 +182,10 @@ def engines_agree(cell, bar=1e-11, **options):
         net = make(cell, engine, **options)
         found.append(penalised(net, inputs()))
     for x, lam, g in found[:2]:
-        assert close(x, found[2][0])
-        assert close(lam, found[2][1], bar)
+        close(x, found[2][0], 1e-12)
+        close(lam, found[2][1], bar)
         for name, expected in found[2][2].items():
-            assert close(g[name], expected, bar), name
+            close(g[name], expected, bar, name)
     return found[0][2]
 
 
@@ -401,9 +397,10 @@ def test_tables_hold_what_the_names_promise():
     net = make("leaky")
     np.testing.assert_allclose(net.p["leak"].detach(), 0.5)
     by_hand = 0.5 * x[0] + 0.5 * torch.tanh(x[0] @ net.W.T + inputs()[0] @ net.R.T + net.b)
-    assert close(x[1], by_hand)
+    close(x[1], by_hand, 1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("page", "tables"), [("cells.md", 5), ("engines.md", 1)])
 def test_tables_of_the_pages_are_what_their_block_prints(page, tables):
     text = (ROOT / "docs" / page).read_text()
@@ -476,8 +473,8 @@ def test_scrn_as_it_is_written():
             s = alpha * s + (1 - alpha) * (u_t @ Bs.T + b_s)
             h = torch.sigmoid(s @ P.T + h @ W.T + u_t @ A.T + b_h)
         run = net(u, x0=x)
-        assert close(run.state, torch.cat([h, s], 1))
-        assert close(run.y_hat, torch.cat([h, s], 1) @ net.V.T + net.b_o)
+        close(run.state, torch.cat([h, s], 1), 1e-12)
+        close(run.y_hat, torch.cat([h, s], 1) @ net.V.T + net.b_o, 1e-12)
 
 
 @pytest.mark.parametrize("engine", ["reference", "eager", "cpu", "autograd"])
@@ -504,9 +501,9 @@ def test_truncated_gradient_of_1997(engine):
         into_c = error * o * (1 - squash(c) ** 2) / 2
         into_o = (error * squash(c) * o * (1 - o)).T @ before
         truth = torch.cat([(into_c[:, :, None] * y).sum(0) for y in (into_i, into_g)] + [into_o])
-    assert close(e.gradient["W"], truth)
-    assert not close(e.gradient["W"], exact.gradient["W"], 0.01)
-    assert close(e.gradient["V"], exact.gradient["V"])
+    close(e.gradient["W"], truth, 1e-12)
+    assert difference(e.gradient["W"], exact.gradient["W"]) > 0.01
+    close(e.gradient["V"], exact.gradient["V"], 1e-12)
     lam = e.costates.lam
     assert not lam[:T, :, :D].any()  # h is read by W and by the readout: nothing comes back to the h before the last
     assert lam[:T, :, D:].abs().amin() > 0
@@ -515,7 +512,7 @@ def test_truncated_gradient_of_1997(engine):
     truth = co.BPTT()(net, batch, "squared").gradient
     for method in (co.RTRL(), co.Truncated(2, T), *([co.BPTT(2)] if engine != "autograd" else [])):
         for name, g in method(net, batch, "squared").gradient.items():
-            assert close(g, truth[name], 1e-11), (type(method).__name__, name)
+            close(g, truth[name], 1e-11, str((type(method).__name__, name)))
 
 
 def test_held_reads_are_not_scanned():
@@ -530,10 +527,10 @@ def test_held_reads_are_not_scanned():
     truth = penalised(make(half, "autograd"), inputs())
     for engine in ("reference", "eager", "cpu"):
         x, lam, grads = penalised(make(half, engine), inputs())
-        assert close(x, truth[0])
-        assert close(lam, truth[1])
-        assert all(close(g, truth[2][n], 1e-11) for n, g in grads.items())
-    assert close(lam[-2], 0.5 * lam[-1])
+        close(x, truth[0], 1e-12)
+        close(lam, truth[1], 1e-12)
+        close(grads, truth[2], 1e-11)
+    close(lam[-2], 0.5 * lam[-1], 1e-12)
 
 
 def test_inverse_goes_back_where_it_came_from():
@@ -541,10 +538,10 @@ def test_inverse_goes_back_where_it_came_from():
     net = make("inverse", k=3, activation="identity", bias=False)
     x0 = torch.randn(B, D, dtype=F64)
     x = net(torch.zeros(8, B, I, dtype=F64), x0=x0).x
-    assert close(x[6], x0, 1e-13)
-    assert close(x[1] @ net.W[:D].T, x0, 1e-13)
-    assert close(x[3], x[1] @ torch.linalg.matrix_power(net.W[D:], 2).T, 1e-13)
-    assert close(x[8], x[2], 1e-12)
+    close(x[6], x0, 1e-13)
+    close(x[1] @ net.W[:D].T, x0, 1e-13)
+    close(x[3], x[1] @ torch.linalg.matrix_power(net.W[D:], 2).T, 1e-13)
+    close(x[8], x[2], 1e-12)
 
 
 def test_lru_is_complex():
@@ -556,7 +553,7 @@ def test_lru_is_complex():
     x, u = torch.zeros(B, D, dtype=torch.complex128), inputs()
     for t in range(T):
         x = L * x + torch.sqrt(1 - L.abs() ** 2) * (u[t].to(x.dtype) @ R.T + b)
-        assert close(net(u).y_hat[t], (x @ C.T).real + u[t] @ net.D.T + net.b_o, 1e-13)
+        close(net(u).y_hat[t], (x @ C.T).real + u[t] @ net.D.T + net.b_o, 1e-13)
     big = co.Network("lru", inputs=1, hidden=4000, outputs=1, dtype=F64)
     area = torch.exp(-2 * torch.exp(big.p["nu"].detach()))
     assert abs(float(area.mean()) - 0.5) < 0.02  # uniform in area
@@ -592,7 +589,7 @@ def test_process_noise():
     assert not torch.equal(run(1).x, run(2).x)
     quiet = make("rate")
     quiet.load_state_dict(net.state_dict())
-    assert close(quiet(inputs()).x, net.eval()(inputs()).x)
+    close(quiet(inputs()).x, net.eval()(inputs()).x, 1e-12)
     net.train()
     wide = co.Network("rate", inputs=1, hidden=50, outputs=1, noise=0.3, dtype=F64)
     x = wide(torch.zeros(1, 400, 1, dtype=F64)).x[1].detach()
@@ -616,10 +613,10 @@ def test_process_noise():
     torch.manual_seed(5)
     _, lam, ours = penalised(net, inputs())
     _, lam_, truth = penalised(other, torch.cat([inputs(), noise.view(T, B, D)], 2))
-    assert close(lam, lam_)
-    assert close(ours["W"], truth["W"][:D], 1e-11)
-    assert close(ours["R"], truth["R"][:D, :I], 1e-11)
-    assert close(ours["p.tau"], truth["p.tau"], 1e-11)
+    close(lam, lam_, 1e-12)
+    close(ours["W"], truth["W"][:D], 1e-11)
+    close(ours["R"], truth["R"][:D, :I], 1e-11)
+    close(ours["p.tau"], truth["p.tau"], 1e-11)
 
 
 # readouts
@@ -641,9 +638,9 @@ def test_tilted_readouts_are_stable(readout, beta, dtype):
     assert all(g is None or torch.isfinite(g).all() for g in grads)
     assert torch.isfinite(lam.lam).all()
     if readout == "tilted" and beta > 1:
-        assert close(net(u).y_hat, net(u).x[1:].amax(0) @ net.V.T + net.b_o, 1e-5)
+        close(net(u).y_hat, net(u).x[1:].amax(0) @ net.V.T + net.b_o, 1e-5)
     if readout == "tilted" and beta < 0:
-        assert close(net(u).y_hat, net(u).x[1:].amin(0) @ net.V.T + net.b_o, 1e-5)
+        close(net(u).y_hat, net(u).x[1:].amin(0) @ net.V.T + net.b_o, 1e-5)
 
 
 def test_attention_by_hand():
@@ -656,7 +653,7 @@ def test_attention_by_hand():
             x = run.x[1 : n + 1, j]
             b = net.b_a[torch.arange(n).clamp(max=len(net.b_a) - 1)]
             a = torch.softmax(torch.tanh(x @ net.w_a + b), 0)
-            assert close(run.y_hat[j], net.V @ (a @ x) + net.b_o)
+            close(run.y_hat[j], net.V @ (a @ x) + net.b_o, 1e-12)
 
 
 @pytest.mark.parametrize("readout", ["tilted", "tilted-tanh", "attention"])
@@ -691,7 +688,7 @@ def test_transforms_of_torch(cell, readout):
 
     ours, truth = torch.func.grad(value)(theta), torch.autograd.grad(value(theta), list(theta.values()))
     for (name, g), expected in zip(ours.items(), truth, strict=True):
-        assert close(g, expected, 1e-11), name
+        close(g, expected, 1e-11, name)
     there = value(theta)
     with torch.no_grad():
         for n, p in net.named_parameters():
@@ -699,7 +696,7 @@ def test_transforms_of_torch(cell, readout):
     run = net(u, [6, 2, 5])
     lam = run.costates(lambda y: (y**2).sum(-1))
     again = (lam.loss + 0.3 * co.penalties.log_ratio(lam)).mean() + run.push(u.flip(0)).square().sum()
-    assert close(there, again)
+    close(there, again, 1e-12)
 
 
 def test_what_segments_and_rtrl_do_not_have():
@@ -719,7 +716,7 @@ def test_what_segments_and_rtrl_do_not_have():
         net = make(name)
         ours = co.RTRL()(net, co.Batch(inputs(), y), "squared").gradient
         for n, expected in co.BPTT()(net, co.Batch(inputs(), y), "squared").gradient.items():
-            assert close(ours[n], expected, 1e-11), (name, n)
+            close(ours[n], expected, 1e-11, str((name, n)))
 
 
 @pytest.mark.parametrize("name", CELLS)
@@ -732,7 +729,7 @@ def test_temporal_components_of_every_cell(name):
     for key in parts.at(1):
         total = sum(parts.at(t)[key] for t in range(1, T + 1))
         if key in e.gradient and net.cell.weights is None:
-            assert close(total, e.gradient[key], 1e-13), key
+            close(total, e.gradient[key], 1e-13, key)
 
 
 TRAINED = [

@@ -171,6 +171,7 @@ tree = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(tree)
 def test_random_expressions_program_pull_and_autograd_agree(y):

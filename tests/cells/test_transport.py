@@ -344,6 +344,7 @@ def all_answers(models):
     return [answers(model) for model in models]
 
 
+@pytest.mark.slow
 def test_a_spawned_process():
     models = sent()
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
@@ -352,6 +353,7 @@ def test_a_spawned_process():
         same_bits(there, answers(model))
 
 
+@pytest.mark.slow
 def test_joblib():
     joblib = pytest.importorskip("joblib")
     models = sent()
@@ -386,6 +388,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_cells_of_a_script(tmp_path):
     """Under spawn a script is imported again: what stands in its main block is not there."""
     script = tmp_path / "script.py"

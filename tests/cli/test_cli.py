@@ -56,6 +56,7 @@ OURS = {"torch", "numpy", "yaml", "jinja2", "safetensors"}
 HEAVY = OURS | {"matplotlib", "pandas", "pyarrow", "scipy", "sklearn", "sympy"}
 
 
+@pytest.mark.slow
 def test_help_loads_nothing_that_takes_long():
     for words in (["--help"], ["train", "--help"]):
         done = subprocess.run([sys.executable, "-c", LOOK, *words], capture_output=True, text=True)
@@ -415,6 +416,7 @@ def test_a_table_folds_on_a_narrow_terminal(coadjoint, monkeypatch, capsys):
     assert sum(line.count("word") for line in lines) == 40
 
 
+@pytest.mark.slow
 def test_a_pipe_that_closes_is_no_error():
     command = f"{sys.executable} -m coadjoint tasks | head -1"
     done = subprocess.run(

@@ -278,6 +278,7 @@ FOUND = st.dictionaries(
 )
 
 
+@pytest.mark.slow
 @examples(max_examples=200, deadline=None)
 @given(FOUND)
 def test_only_our_errors_escape(values):

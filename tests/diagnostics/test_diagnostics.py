@@ -604,6 +604,7 @@ def test_a_finite_set_is_looked_at_by_a_full_batch_and_one_sample_is_enough():
     assert "decay" in alone.found
 
 
+@pytest.mark.slow
 def test_import_needs_no_matplotlib():
     look = "import sys; sys.modules['matplotlib'] = None\nimport coadjoint as co\nco.diagnostics.DIAGNOSTICS\ntry: co.diagnostics.plot(co.diagnostics.Chart('', '', '', '', ()))\nexcept co.MissingError as e: print(e)"
     done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True)

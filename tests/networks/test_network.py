@@ -469,6 +469,7 @@ print(json.dumps(sorted({m.split(".")[0] for m in set(sys.modules) - before})))
 """
 
 
+@pytest.mark.slow
 def test_import_needs_torch_and_numpy_alone():
     out = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, check=True).stdout
     new = set(json.loads(out)) - set(sys.stdlib_module_names)

@@ -551,6 +551,7 @@ def test_it_says_what_it_is():
     assert "3 samples, T = 5" in repr(net(torch.zeros(5, 3, 2)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "gradient", "options"),
     [("reversal", co.BPTT(), {}), ("sorting", co.Penalised("log-ratio", 0.01), {"bidirectional": True})],
@@ -572,6 +573,7 @@ def test_it_learns(name, gradient, options):
         assert row["right"] == (row["prediction"].split() == letters)
 
 
+@pytest.mark.slow
 def test_the_example_draws_where_it_looks(tmp_path):
     pytest.importorskip("matplotlib")
     example = EXAMPLES / "attention.py"

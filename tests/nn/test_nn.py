@@ -33,6 +33,7 @@ from coadjoint.nn import frame
 from coadjoint.nn.layers import Layers
 from coadjoint.sweeps import affine, differentiable
 from coadjoint.sweeps.engines import load, opaque
+from compare import close
 from paths import SUPPORT
 
 ENGINES = ("reference", "eager", "cpu", "autograd")
@@ -44,22 +45,6 @@ CELLS = {
 }
 BOTH = LAYERS | CELLS
 DOUBLE = {"dtype": torch.float64}
-
-
-def near(found, expected, bar, what):
-    """Each array at its own scale; NaN where NaN is expected."""
-    assert found.shape == expected.shape, f"{what}: {tuple(found.shape)}, expected {tuple(expected.shape)}"
-    assert found.dtype == expected.dtype, f"{what}: {found.dtype}, expected {expected.dtype}"
-    assert torch.equal(found.isnan(), expected.isnan()), f"{what}: NaN at other places"
-    if found.numel():
-        apart, size = ((y.nan_to_num().abs().max().item()) for y in (found - expected, expected))
-        assert apart <= bar * size, f"{what}: off by {apart:.1e} of {size:.1e}"
-
-
-def all_near(found, expected, bar, what):
-    assert found.keys() == expected.keys(), what
-    for name in expected:
-        near(found[name], expected[name], bar, f"{what}: {name}")
 
 
 class Case(NamedTuple):
@@ -161,7 +146,7 @@ def same(ours, theirs, case, second=True):
     """That two modules agree -> their outputs"""
     (found, output), (expected, their_output) = ran(ours, case, second), ran(theirs, case, second)
     for order, bar in BARS.items():
-        all_near(found[order], expected[order], bar, f"{case}: {order}")
+        close(found[order], expected[order], bar, f"{case}: {order}")
     return output, their_output
 
 
@@ -196,6 +181,7 @@ def crossed(name, more, count):
         yield Case(name, options, (T, 1 if kind == "unbatched" else B, inputs, units), kind, hx)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PARITY)
 def test_parity_with_torch(name, record_property):
     count = 60
@@ -295,7 +281,7 @@ def test_cells_have_torchs_values_and_gradients(name, bias, shape, hx):
             leaves = {"u": u, "h": h, "c": c} | dict(pair[-1].named_parameters())
             found.append(orders(values, leaves))
     for (theirs, ours), (order, bar) in itertools.product(zip(found[::2], found[1::2], strict=True), BARS.items()):
-        all_near(ours[order], theirs[order], bar, f"{name}: {order}")
+        close(ours[order], theirs[order], bar, f"{name}: {order}")
 
 
 sigmoid = oracles.sigmoid
@@ -401,7 +387,7 @@ def test_the_plain_loops_are_torchs(name):
     case = SECOND[name]
     theirs, leaves = case.pair()[0], case.leaves()
     with torch.no_grad():
-        all_near(
+        close(
             plain(theirs, dict(theirs.named_parameters()), leaves, case.lengths),
             padded_outputs(theirs, case, leaves),
             1e-13,
@@ -419,7 +405,7 @@ def test_second_and_third_derivatives(name, engine, record_property):
     third = engine in ("reference", "cpu")
     found = values | higher_order(values, leaves | dict(ours.named_parameters()), third)
     expected = {n: y for n, y in truth(name).items() if third or not n.startswith("third")}
-    all_near(found, expected, 1e-10, f"{case} {engine}")
+    close(found, expected, 1e-10, f"{case} {engine}")
     record_property("cases", 1)
 
 
@@ -446,7 +432,7 @@ def test_second_and_third_derivatives_of_cells(name, bias):
             else {"output": torch.stack([h for h, _ in rows])}
         )
         found = values | higher_order(values, leaves)
-        all_near(found, expected | higher_order(expected, leaves), 1e-10, f"{name} {more}")
+        close(found, expected | higher_order(expected, leaves), 1e-10, f"{name} {more}")
 
 
 def as_function(module, names):
@@ -506,12 +492,14 @@ def tensors(found):
     return [y for y in flat if isinstance(y, torch.Tensor) and y.is_floating_point()]
 
 
+@pytest.mark.slow
 def test_pytorchs_samples_are_there(database):
     counts = {name: len(list(samples(database[name][0]))) for name in BOTH}
     assert all(counts[name] >= 48 for name in LAYERS), counts
     assert all(counts[name] >= 4 for name in CELLS), counts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BOTH)
 def test_pytorchs_samples(database, name, record_property):
     info, count = database[name][0], 0
@@ -526,15 +514,16 @@ def test_pytorchs_samples(database, name, record_property):
             leaves = {f"input {i}": y for i, y in enumerate(inputs)} | dict(module.named_parameters())
             found.append(orders(values, leaves))
         for order, bar in BARS.items():
-            all_near(found[1][order], found[0][order], bar, f"{what}: {order}")
+            close(found[1][order], found[0][order], bar, f"{what}: {order}")
         if sample.reference_fn is not None and not isinstance(call.args[0], PackedSequence):
             expected = tensors(sample.reference_fn(ours, *call.args, **call.kwargs))
             for i, y in enumerate(expected):
-                near(found[1]["values"][f"output {i}"].detach(), y.detach(), 1e-12, f"{what}: reference {i}")
+                close(found[1]["values"][f"output {i}"].detach(), y.detach(), 1e-12, f"{what}: reference {i}")
         count += 1
     record_property("cases", count)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BOTH)
 def test_pytorchs_samples_differentiate_twice(database, name):
     """By finite differences, as PyTorch asks of its own on a CPU; some of the samples, for they take long."""
@@ -616,7 +605,7 @@ def test_copies_run_and_train_alike(case):
 def test_other_dtypes_and_devices(case):
     theirs, ours = (m.float() for m in case.pair())
     leaves = {n: y.detach().float() for n, y in case.leaves().items()}
-    all_near(padded_outputs(ours, case, leaves), padded_outputs(theirs, case, leaves), 1e-5, "float32")
+    close(padded_outputs(ours, case, leaves), padded_outputs(theirs, case, leaves), 1e-5, "float32")
     assert all(p.dtype == torch.float32 for p in ours.parameters())
     empty = type(ours)(*case.sizes[2:], **case.options, device="meta", dtype=torch.float64)
     assert {(p.device.type, p.dtype) for p in empty.parameters()} == {("meta", torch.float64)}
@@ -632,7 +621,7 @@ def test_views_as_inputs(case):
     assert not any(y.is_contiguous() for y in parts.values())
     found = [orders(padded_outputs(m, case, parts), leaves | dict(m.named_parameters())) for m in (theirs, ours)]
     for order, bar in BARS.items():
-        all_near(found[1][order], found[0][order], bar, order)
+        close(found[1][order], found[0][order], bar, order)
 
 
 def test_the_name_of_a_module_says_what_it_is():
@@ -657,12 +646,12 @@ def test_forward_mode(case, engine):
     still = {n: y.detach() for n, y in leaves.items()}
     values, found = torch.func.jvp(f, (still,), (v,))
     true = plain(ours, dict(ours.named_parameters()), leaves, case.lengths)
-    all_near(values, {n: y.detach() for n, y in true.items()}, 1e-12, "values")
-    all_near(found, oracles.along(true, leaves, v), 1e-11, "jvp")
+    close(values, {n: y.detach() for n, y in true.items()}, 1e-12, "values")
+    close(found, oracles.along(true, leaves, v), 1e-11, "jvp")
     gradient, Hv = torch.func.jvp(torch.func.grad(lambda y: objective(f(y))), (still,), (v,))
     first = oracles.gradient(objective(true), leaves, True)
-    all_near(gradient, {n: y.detach() for n, y in first.items()}, 1e-11, "grad")
-    all_near(Hv, oracles.gradient(oracles.dot(first, v, leaves), leaves), 1e-10, "jvp of grad")
+    close(gradient, {n: y.detach() for n, y in first.items()}, 1e-11, "grad")
+    close(Hv, oracles.gradient(oracles.dot(first, v, leaves), leaves), 1e-10, "jvp of grad")
 
 
 @each
@@ -679,9 +668,7 @@ def test_functional_call(case):
     with torch.no_grad():
         for n, p in ours.named_parameters():
             p.copy_(theta[n])
-    all_near(
-        found, oracles.gradient(f(dict(ours.named_parameters())), dict(ours.named_parameters())), 1e-12, "gradient"
-    )
+    close(found, oracles.gradient(f(dict(ours.named_parameters())), dict(ours.named_parameters())), 1e-12, "gradient")
 
 
 @each
@@ -696,7 +683,7 @@ def test_hooks_see_what_torchs_see(case):
         seen.append([y.detach() for y in tensors(here)])
     assert len(seen[0]) > 3
     for ours, theirs in zip(seen[1], seen[0], strict=True):
-        near(ours, theirs, 1e-13, "hooks")
+        close(ours, theirs, 1e-13, "hooks")
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -712,7 +699,7 @@ def test_full_backward_hooks(name):
         seen.append(tensors(here))
     assert len(seen[0]) > 3
     for ours, theirs in zip(seen[1], seen[0], strict=True):
-        near(ours, theirs, 1e-12, "gradients in hooks")
+        close(ours, theirs, 1e-12, "gradients in hooks")
 
 
 @each
@@ -732,7 +719,7 @@ def test_requires_grad_on_a_subset(case, trained):
         found.append({n: y.grad for n, y in every.items() if y.grad is not None})
         assert found[-1].keys() == {n for n, y in every.items() if y.requires_grad}
     if found:
-        all_near(found[1], found[0], 1e-12, trained)
+        close(found[1], found[0], 1e-12, trained)
 
 
 @each
@@ -743,7 +730,7 @@ def test_two_calls_before_a_backward(case):
         values = [padded_outputs(module, case, {n: y + k for n, y in leaves.items()}) for k in (0, 1, 0)]
         total = objective(values[0]) * objective(values[1]) + objective(values[2])
         found.append(oracles.gradient(total, leaves | dict(module.named_parameters())))
-    all_near(found[1], found[0], 1e-12, "gradient")
+    close(found[1], found[0], 1e-12, "gradient")
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -755,7 +742,7 @@ def test_a_module_used_twice_in_one_graph(name):
         output, last = module(first, last)
         found.append(orders(named(output, last), {"u": u} | dict(module.named_parameters())))
     for order, bar in BARS.items():
-        all_near(found[1][order], found[0][order], bar, order)
+        close(found[1][order], found[0][order], bar, order)
 
 
 @each
@@ -764,7 +751,7 @@ def test_without_gradients(case):
     for context in (torch.no_grad, torch.inference_mode):
         with context():
             found, expected = padded_outputs(ours, case, case.leaves()), padded_outputs(theirs, case, case.leaves())
-            all_near(found, expected, 1e-13, context.__name__)
+            close(found, expected, 1e-13, context.__name__)
             assert not any(y.requires_grad for y in found.values())
             assert all(y.is_inference() == (context is torch.inference_mode) for y in found.values())
 
@@ -775,7 +762,7 @@ def test_dropout_is_for_training():
     assert not torch.equal(ours(u)[0], ours(u)[0])
     ours.eval(), theirs.eval()
     assert torch.equal(ours(u)[0], ours(u)[0])
-    near(ours(u)[0], theirs(u)[0], 1e-13, "eval")
+    close(ours(u)[0], theirs(u)[0], 1e-13, "eval")
     with pytest.warns(UserWarning, match="dropout option adds dropout after all but last"):
         co.nn.GRU(2, 3, dropout=0.5)
 
@@ -822,7 +809,7 @@ def test_autocast_computes_in_float32(name, more, half):
     }
     for what, (ours, expected, bar) in found.items():
         for y, true in zip(ours, expected, strict=True):
-            near(y, true, bar, what)
+            close(y, true, bar, what)
     if half:
         with torch.autocast("cpu", dtype=torch.bfloat16):
             output = tensors(module(given, hx))[0]
@@ -838,9 +825,9 @@ def test_autocast_around_a_model():
         rounded = after(rnn(before(u))[0])
     assert rounded.dtype == torch.bfloat16
     a, b = (torch.autograd.grad(y, u, create_graph=True)[0] for y in (exact, rounded.float().sum()))
-    near(b, a, 0.05, "gradient")
+    close(b, a, 0.05, "gradient")
     a, b = (torch.autograd.grad(y.square().sum(), rnn.weight_hh_l0)[0] for y in (a, b))
-    near(b, a, 0.1, "second derivative")
+    close(b, a, 0.1, "second derivative")
 
 
 @each
@@ -864,7 +851,7 @@ def test_gradient_checkpointing(case, reentrant):
             v = oracles.directions(every, 1)
             second = oracles.gradient(oracles.dot(first, v, every), every)
             found.append({n: y.detach() for n, y in first.items()} | {f"H v {n}": y for n, y in second.items()})
-    all_near(found[1], found[0], 1e-13, f"{reentrant=}")
+    close(found[1], found[0], 1e-13, f"{reentrant=}")
 
 
 def in_parallel(rank, folder, model, u, y):
@@ -891,6 +878,7 @@ class Small(nn.Module):
         return self.after(self.rnn(self.before(u))[0].mean(0))[:, 0]
 
 
+@pytest.mark.slow
 def test_distributed_data_parallel(tmp_path):
     torch.manual_seed(0)
     model, u, y = Small(), torch.randn(5, 4, 3, **DOUBLE), torch.randn(4, **DOUBLE)
@@ -904,7 +892,7 @@ def test_distributed_data_parallel(tmp_path):
     assert [worker.exitcode for worker in workers] == [0, 0]
     (model(u) - y).square().mean().backward()
     found = torch.load(tmp_path / "gradient.pt", weights_only=True)
-    all_near(found, {n: p.grad for n, p in model.named_parameters()}, 1e-12, "gradient")
+    close(found, {n: p.grad for n, p in model.named_parameters()}, 1e-12, "gradient")
 
 
 @each
@@ -919,7 +907,7 @@ def test_outputs_can_be_edited_in_place(case):
             y[0] = 0
             torch.nn.functional.relu_(y)
         found.append(first_order(values, leaves | dict(module.named_parameters())))
-    all_near(found[1], found[0], 1e-12, "edited")
+    close(found[1], found[0], 1e-12, "edited")
 
 
 @each
@@ -952,7 +940,7 @@ def test_edits_between_forward_and_backward_are_noticed(case, engine):
             if "modified by an inplace operation" not in str(error):
                 raise
         else:
-            all_near(after, before, 1e-13, f"{name} edited")
+            close(after, before, 1e-13, f"{name} edited")
 
 
 @pytest.mark.parametrize("name", BOTH)
@@ -991,12 +979,12 @@ def test_what_is_not_finite_goes_through_its_own_sample(case, engine, value):
         values = padded_outputs(module, case, leaves)
         found.append(values | {"by u": oracles.gradient(objective(values), leaves)["u"]})
     clean = call_of(case.pair()[1], case)[0]
-    all_near(found[1], found[0], 1e-12, f"{value}")
+    close(found[1], found[0], 1e-12, f"{value}")
     for n, y in found[1].items():
         others = torch.arange(y.shape[1]) != j
         assert y[:, others].isfinite().all(), f"{n}: other samples are touched"
         if n in clean:
-            near(y[:, others], clean[n][:, others], 1e-13, f"{n}: other samples")
+            close(y[:, others], clean[n][:, others], 1e-13, f"{n}: other samples")
     if value != value:
         assert found[1]["output"].isnan().any()
 
@@ -1010,7 +998,7 @@ def test_a_subclass_is_what_it_was(name):
     plain = theirs(3, 5)
     plain.load_state_dict(made.state_dict())
     for y, expected in zip(tensors(made(u)), tensors(plain(u)), strict=True):
-        near(y, expected, 1e-5, name)
+        close(y, expected, 1e-5, name)
 
 
 def test_vmap_is_refused():
@@ -1060,7 +1048,7 @@ def test_parametrised_weights(name, way, engine):
         values = run or plain(ours, W, leaves, case.lengths)
         found.append(orders(values, every))
     for order, bar in {"values": 1e-12, "first": 1e-11, "second": 1e-10}.items():
-        all_near(found[0][order], found[1][order], bar, order)
+        close(found[0][order], found[1][order], bar, order)
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -1129,7 +1117,7 @@ def test_replace_changes_what_can_be_and_nothing_else():
     assert type(model.rnn) is co.nn.GRU
     assert model.rnn.engine == "eager"
     assert not model.rnn.training
-    near(model(u), expected, 1e-12, "output")
+    close(model(u), expected, 1e-12, "output")
     assert {n: p.requires_grad for n, p in model.named_parameters()} == {
         n: p.requires_grad for n, p in parameters.items()
     }
@@ -1177,6 +1165,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.slow
 def test_importing_is_little_work():
     """After torch: modules of this package alone, no compiler or other process, and a bounded number of calls."""
     command = [sys.executable, "-c", IMPORTING, str(SUPPORT)]
@@ -1225,6 +1214,7 @@ COMPILED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COMPILED)
 def test_compiled_training_is_training(name, compiled):
     backend, make = COMPILED[name]
@@ -1235,10 +1225,11 @@ def test_compiled_training_is_training(name, compiled):
     other = copy.deepcopy(model)
     u = torch.randn((2, 3) if name == "GRUCell" else (4, 2, 3), **DOUBLE)
     found = trained(compiled(other, backend=backend, fullgraph=True), other, u)
-    all_near(found, trained(model, model, u), 1e-12, name)
+    close(found, trained(model, model, u), 1e-12, name)
     assert not torch.equal(found["losses"][0], found["losses"][1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_compiled_models_take_other_shapes(backend, compiled):
     torch.manual_seed(0)
@@ -1247,7 +1238,7 @@ def test_compiled_models_take_other_shapes(backend, compiled):
     for T, B in ((4, 2), (7, 3), (2, 5), (1, 1)):
         u = torch.randn(T, B, 3, **DOUBLE, requires_grad=True)
         found = [first_order(dict(zip(("output", "h_n"), m(u), strict=True)), {"u": u}) for m in (fast, module)]
-        all_near(*found, 1e-12, f"{T=} {B=}")
+        close(*found, 1e-12, f"{T=} {B=}")
 
 
 def test_compiled_models_take_packed_sequences(compiled):
@@ -1264,7 +1255,7 @@ def test_compiled_models_take_packed_sequences(compiled):
     for f in (compiled(model, backend="aot_eager"), model):
         values = dict(zip(("output", "h", "c"), f(u, lengths), strict=True))
         found.append(first_order(values, {"u": u} | dict(module.named_parameters())))
-    all_near(*found, 1e-12, "packed")
+    close(*found, 1e-12, "packed")
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
@@ -1289,7 +1280,7 @@ def test_compiled_models_refuse_a_second_derivative(backend, compiled):
             refusals += 1
         else:
             assert first is parts["after"]
-            near(found, twice(model), 1e-10, "second derivative")
+            close(found, twice(model), 1e-10, "second derivative")
     assert refusals >= 12
 
 
@@ -1304,4 +1295,4 @@ def test_inside_a_compiled_program_other_parts_may_break_the_graph(compiled):
     torch.manual_seed(0)
     for more in ({"layer_norm": True}, {"engine": "autograd"}):
         module, u = co.nn.GRU(3, 5, **more, **DOUBLE), torch.randn(4, 2, 3, **DOUBLE)
-        near(compiled(module, backend="eager")(u)[0], module(u)[0], 1e-13, more)
+        close(compiled(module, backend="eager")(u)[0], module(u)[0], 1e-13, more)

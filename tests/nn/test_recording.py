@@ -24,6 +24,7 @@ from coadjoint.sweeps.engines import eager, reference
 from coadjoint.sweeps.engines.c import engine as c_engine
 from coadjoint.sweeps.engines.eager import fused
 from coadjoint.sweeps.rows import scale
+from compare import close
 from problems import CELLS, Problem
 from stacks import LOSSES, Truth, apart, called, loss_of
 
@@ -87,13 +88,6 @@ class Recorded:
             assert (c.log_ratios() - ratio)[both].abs().sum() < 1e-10
 
 
-def near(found, expected, bar, what):
-    assert found.keys() == expected.keys()
-    for name, y in expected.items():
-        off = (found[name] - y).abs().max() / y.abs().max().clamp_min(1e-6)
-        assert off < bar, f"{what} by {name}: off by {off:.1e}"
-
-
 @pytest.mark.parametrize(("kind", "option"), KINDS)
 def test_costates(kind, option):
     """Every loss, every way of handing over samples and every engine, each pair of them somewhere."""
@@ -132,7 +126,7 @@ def test_penalties(kind, option, lengths, loss, engine):
         assert apart(G, expected, 1e-6) < 1e-9, name
         assert torch.equal(G, sum(PENALTIES[name](c) for c in lam) / len(lam))
         ours, true = ((value + 0.3 * g).mean() for value, g in ((run.loss, G), (truth.loss, expected)))
-        near(truth.gradient(ours), truth.gradient(true), 1e-9, name)
+        close(truth.gradient(ours), truth.gradient(true), 1e-9, name, least=1e-6)
     assert torch.equal(run.tape.penalty("log-ratio", run.loss), PENALTIES["log-ratio"](lam))
     assert (
         apart(run.tape.penalty(lambda c: c.norms().sum(0), run.loss), sum(c.norms().sum(0) for c in lam) / len(lam))
@@ -151,7 +145,7 @@ def test_barrier():
     G, expected = co.penalties.barrier(2.0)(run.tape.costates(run.loss)), run.truth.penalty("barrier")
     assert apart(G, expected) < 1e-10
     assert (G > 0).all()
-    near(run.truth.gradient(G.mean()), run.truth.gradient(expected.mean()), 1e-9, "barrier")
+    close(run.truth.gradient(G.mean()), run.truth.gradient(expected.mean()), 1e-9, "barrier", least=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -171,7 +165,7 @@ def test_noise(kind, extras):
         for name in ("log-ratio", "omega", "norm-stabiliser"):
             G, expected = PENALTIES[name](lam), run.truth.penalty(name)
             assert apart(G, expected) < 1e-9, name
-            near(run.truth.gradient(G.mean()), run.truth.gradient(expected.mean()), 1e-9, name)
+            close(run.truth.gradient(G.mean()), run.truth.gradient(expected.mean()), 1e-9, name, least=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["tanh", "lstm", "gru"])
@@ -182,7 +176,7 @@ def test_extras(kind):
         lam = run.tape.costates(run.loss)
         run.same(lam)
         G, expected = PENALTIES["log-ratio"](lam), run.truth.penalty("log-ratio")
-        near(run.truth.gradient(G.mean()), run.truth.gradient(expected.mean()), 1e-9, "log-ratio")
+        close(run.truth.gradient(G.mean()), run.truth.gradient(expected.mean()), 1e-9, "log-ratio", least=1e-6)
 
 
 @pytest.mark.parametrize("cell", ["elman", "lstm", "gru"])
@@ -341,6 +335,7 @@ def longdouble(m, u, top):
     return [np.array([float(np.log(np.sqrt((v * v).sum()))) for v in lam]) for lam in lams]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(np.finfo(np.longdouble).maxexp < 16384, reason="numpy's longdouble has no wider exponent here")
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("slow", [False, True])
@@ -658,7 +653,7 @@ def test_frozen(frozen):
         value = (run.truth.loss + run.truth.penalty("log-ratio")).mean()
         trained = {n: p for n, p in run.module.named_parameters() if p.requires_grad}
         expected = oracles.gradient(value, trained) if trained else {}
-        near({n: p.grad for n, p in trained.items()}, expected, 1e-9, "log-ratio")
+        close({n: p.grad for n, p in trained.items()}, expected, 1e-9, "log-ratio", least=1e-6)
         assert all(p.grad is None for p in run.module.parameters() if not p.requires_grad)
         assert all(y.grad is None for y in u)
 

@@ -1,7 +1,6 @@
 """Hessian-free steps and conjugate gradients."""
 
 import math
-
 import sys
 
 import pytest
@@ -126,6 +125,7 @@ def test_another_batch_for_the_curvature():
 
 def test_what_a_step_hands_to_conjugate_gradients(monkeypatch):
     given = []
+
     def watched(A, b, start, scale, most, progress):
         given.append((start, scale))
         return conjugate_gradients(A, b, start, scale, most, progress)

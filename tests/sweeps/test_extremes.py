@@ -27,6 +27,8 @@ from coadjoint.sweeps.plan import Plan, Tape
 from coadjoint.sweeps.rows import Rows
 from coadjoint.sweeps.slopes import next_of
 
+pytestmark = pytest.mark.slow
+
 F32, F64 = torch.float32, torch.float64
 TYPES = pytest.mark.parametrize("dtype", [F32, F64], ids=["f32", "f64"])
 ROOM = 16  # how many times the error that each operation may make

@@ -480,6 +480,7 @@ def test_the_description_is_plain_json(tmp_path):
 cells = st.sampled_from(["0", "1", "2", "2.5", "1e39", "-7", "", "NA", "up", "down", "x"])
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck), database=None)
 @given(
     st.lists(st.tuples(st.sampled_from("xyz"), cells, cells, cells), min_size=1, max_size=12).map(lambda rows: sorted(rows, key=lambda r: r[0])),

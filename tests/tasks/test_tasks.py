@@ -531,6 +531,7 @@ def test_options_and_names():
     assert (tasks.make("memorisation-20").values, tasks.make("memorisation-20").positions) == (5, 10)
 
 
+@pytest.mark.slow
 def test_import_needs_torch_and_numpy_alone():
     code = (
         "import sys, coadjoint.tasks; print([m for m in ('scipy', 'sklearn', 'pyarrow', 'yaml') if m in sys.modules])"

@@ -10,6 +10,7 @@ import torch
 from torch.nn.functional import dropout
 from torch.nn.utils.rnn import pack_sequence
 
+import build
 import coadjoint as co
 from coadjoint.gradients import penalised
 from coadjoint.gradients.method import Method
@@ -19,15 +20,10 @@ from coadjoint.objectives.penalties import log_decay
 from coadjoint.objectives.weights import Steered
 from coadjoint.optimisers.curvature import Curvature
 from coadjoint.training.curriculum import Easiest
+from compare import close
 
 F64 = torch.float64
 T, B, I, H, O = 7, 5, 3, 4, 2
-
-
-def close(ours, theirs, bar=1e-10):
-    theirs = theirs.detach()
-    scale = max(1e-3, float(theirs.abs().max())) if theirs.numel() else 1.0
-    return ours.shape == theirs.shape and float((ours.detach() - theirs).abs().max()) <= bar * scale
 
 
 def ragged(seed=0):
@@ -38,8 +34,7 @@ def ragged(seed=0):
 
 
 def make(cell="elman", readout="last", seed=0, **more):
-    torch.manual_seed(seed)
-    net = co.Network(cell, inputs=I, hidden=H, outputs=O, readout=readout, x0="learned", dtype=F64, **more)
+    net = build.network(cell, seed, inputs=I, hidden=H, outputs=O, readout=readout, x0="learned", **more)
     with torch.no_grad():
         net.x0.normal_(0, 0.5)
     y = torch.randn(T, B, O, dtype=F64) if readout == "every" else torch.randn(B, O, dtype=F64)
@@ -93,10 +88,10 @@ class Loop:
 
 
 def check(e, value, gradient, bar=1e-10):
-    assert close(e.objective, value, bar)
+    close(e.objective, value, bar)
     assert set(e.gradient) == set(gradient)
     for name, g in gradient.items():
-        assert close(e.gradient[name], g, bar), name
+        close(e.gradient[name], g, bar, name)
 
 
 # pre-training
@@ -115,9 +110,9 @@ def test_pretraining_minimises_the_penalty_alone(cell, readout, segments):
         method.step -= 1
         assert method.value(net, batch, "squared") == pytest.approx(float(e.objective), rel=1e-12)
         method.step += 1
-        assert close(e.losses, truth.losses)
-        assert close(e.penalties, truth.penalties)
-        assert close(e.costates.loss, truth.losses)
+        close(e.losses, truth.losses, 1e-10)
+        close(e.penalties, truth.penalties, 1e-10)
+        close(e.costates.loss, truth.losses, 1e-10)
     assert float(co.Penalised("log-ratio", 0.7, pretrain=1)(net, batch, "squared").gradient["b_o"].abs().max()) > 0
 
 
@@ -174,7 +169,7 @@ def test_the_rule_of_a_steered_weight(rho, decay, wanted):
 def test_a_weight_is_steered_by_the_measured_decay(cell, readout, segments):
     net, batch = make(cell, readout)
     truth, rule = Loop(cell, net, batch), Steered(0.4, 0.1, gain=0.2)
-    assert close(log_decay(co.BPTT()(net, batch, "squared").costates), truth.decays)
+    close(log_decay(co.BPTT()(net, batch, "squared").costates), truth.decays, 1e-10)
     method, rho = co.Penalised("log-ratio", rule, segments), 0.4
     for _ in range(3):
         e = method(net, batch, "squared")
@@ -238,7 +233,7 @@ def test_of_several_layers_and_of_none():
     batch = co.Batch(torch.randn(T, B, I, dtype=F64), torch.randn(B, O, dtype=F64))
     method = co.Penalised("log-ratio", Steered(1.0, 0.05))
     lam = method(stack, batch, "squared").costates
-    assert close(log_decay(lam), torch.stack([lam[k].log_ratios()[1:].mean(0).abs() for k in range(2)]).mean(0))
+    close(log_decay(lam), torch.stack([lam[k].log_ratios()[1:].mean(0).abs() for k in range(2)]).mean(0), 1e-10)
     short = batch.select([0, 1])
     method(stack, co.Batch(short.u[:1], short.y), "squared")  # one step has no ratio: the weight stays
     rho = method.state["rho"]
@@ -309,11 +304,11 @@ def test_selected_samples_are_those_of_the_batch(kind, readout, index):
     whole, part = co.BPTT()(net, batch, "squared"), co.BPTT()(net, some, "squared")
     assert torch.equal(some.sizes, ragged()[chosen])
     assert some.reduce == "mean"
-    assert close(part.losses, whole.losses[chosen], 1e-13)
-    assert close(part.loss, (batch.weight * whole.losses)[chosen].mean(), 1e-13)
+    close(part.losses, whole.losses[chosen], 1e-13)
+    close(part.loss, (batch.weight * whole.losses)[chosen].mean(), 1e-13)
     one = [co.BPTT()(net, batch.select([j], readout), "squared").gradient for j in chosen.tolist()]
     for name, g in part.gradient.items():
-        assert close(g, sum(y[name] for y in one) / len(one), 1e-12), name
+        close(g, sum(y[name] for y in one) / len(one), 1e-12, name)
 
 
 def test_selected_sequences():
@@ -323,7 +318,7 @@ def test_selected_sequences():
     batch = co.Batch(torch.randn(5, 3, 3, dtype=F64), y, torch.tensor([5, 3, 2]))
     some, losses = batch.select([2, 1], "sequence"), co.BPTT()(net, batch, "cross-entropy").losses
     assert some.u.shape == (3, 2, 3)
-    assert close(co.BPTT()(net, some, "cross-entropy").losses, losses[[2, 1]])
+    close(co.BPTT()(net, some, "cross-entropy").losses, losses[[2, 1]], 1e-10)
 
 
 @pytest.mark.parametrize("index", [[], [5], [-1], [0.5], torch.tensor([True, False]), 3])
@@ -410,14 +405,14 @@ def test_dropout_is_one_mask_for_costates_and_both_derivatives(cell, readout, en
     truth = Loop(cell, net, batch, *masks(net, batch))
     e = co.Penalised("log-ratio", 0.6)(net, batch, "squared")
     check(e, *truth.gradient(1, 0.6), 1e-9)
-    assert close(log_decay(e.costates), truth.decays)
+    close(log_decay(e.costates), truth.decays, 1e-10)
     masks(net, batch)
     e = co.BPTT()(net, batch, "squared")
     check(e, *truth.gradient(1, 0.0), 1e-9)
-    assert close(log_decay(e.costates), truth.decays)
+    close(log_decay(e.costates), truth.decays, 1e-10)
     if engine != "autograd":
         found = e.temporal_components().weighted(torch.ones(T, dtype=F64))
-        assert all(close(g, e.gradient[name], 1e-12) for name, g in found.items())
+        close(found, {name: e.gradient[name] for name in found}, 1e-12)
     assert float((e.trajectory.u == 0).double().mean()) > 0.2
     net.eval()
     plain = Loop(cell, net, batch)
@@ -436,7 +431,7 @@ def test_a_change_of_the_inputs_goes_through_what_is_left(readout, deep):
 
     torch.manual_seed(5)
     ours = net(batch.u, batch.lengths).push(du)
-    assert close(ours, (said(batch.u + step * du) - said(batch.u - step * du)) / (2 * step), 1e-7)
+    close(ours, (said(batch.u + step * du) - said(batch.u - step * du)) / (2 * step), 1e-7)
 
 
 def test_dropped_entries_are_the_share_that_is_asked_for():
@@ -490,8 +485,8 @@ def test_a_stack_of_one_layer_drops_what_a_network_drops():
     for one in (net, stack):
         torch.manual_seed(3)
         found.append(co.Penalised("variance", 0.3)(one, batch, "squared"))
-    assert close(found[1].objective, found[0].objective)
-    assert close(found[1].gradient["layers.levels.0.0.W"], found[0].gradient["W"])
+    close(found[1].objective, found[0].objective, 1e-10)
+    close(found[1].gradient["layers.levels.0.0.W"], found[0].gradient["W"], 1e-10)
 
 
 # a readout in closed form
@@ -537,8 +532,9 @@ def test_ridge_is_least_squares(readout, bias, alpha, reduce, cell):
     V, b_o = regression(net, batch, alpha, batch.y)
     before = {name: p.detach().clone() for name, p in net.named_parameters()}
     ours = Ridge(net, alpha).add(batch).solve()
-    assert close(net.V, V, 1e-9)
-    assert not bias or close(net.b_o, b_o, 1e-9)
+    close(net.V, V, 1e-9)
+    if bias:
+        close(net.b_o, b_o, 1e-9)
     assert all(torch.equal(p, before[name]) for name, p in net.named_parameters() if name not in ("V", "b_o"))
     assert net.training
     if alpha == 0 and not (readout == "last" and reduce == "mean"):
@@ -551,7 +547,7 @@ def test_ridge_is_least_squares(readout, bias, alpha, reduce, cell):
         parts.add(batch.select([j], readout))
     assert set(parts.state) == {"factor"}
     parts.solve()
-    assert close(net.V, V, 1e-9)
+    close(net.V, V, 1e-9)
     assert ours.state["factor"].dtype == F64
 
 
@@ -565,8 +561,8 @@ def test_ridge_on_classes(output, readout):
     wanted = 2 * y - 1 if output == "sigmoid" else torch.nn.functional.one_hot(y, O)
     V, b_o = regression(net, batch, 0.1, wanted)
     Ridge(net, 0.1).add(batch).solve()
-    assert close(net.V, V, 1e-9)
-    assert close(net.b_o, b_o, 1e-9)
+    close(net.V, V, 1e-9)
+    close(net.b_o, b_o, 1e-9)
 
 
 def test_ridge_of_one_output_of_floats_of_a_stack_and_of_a_summary():

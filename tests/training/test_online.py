@@ -19,10 +19,12 @@ import pytest
 import torch
 from torch import nn
 
+import build
 import coadjoint as co
 from coadjoint.objectives import losses
 from coadjoint.tasks.files import stream as stream_module
 from coadjoint.training import learning, online, signals, storage
+from compare import close
 from paths import SUPPORT
 
 F64 = torch.float64
@@ -51,20 +53,9 @@ CELLS = {
 }
 
 
-def close(ours, truth, bar=1e-10):
-    return float((ours - truth).detach().norm()) <= bar * max(float(truth.detach().norm()), 1e-300)
-
-
-def same(ours, truth, bar=1e-10):
-    assert sorted(ours) == sorted(truth)
-    for name, expected in truth.items():
-        assert close(ours[name], expected, bar), name
-
-
 def make(name="elman", outputs=O, seed=3, **options):
-    torch.manual_seed(seed)
     cell = name.split()[0] if isinstance(name, str) else name
-    net = co.Network(cell, inputs=I, hidden=D, outputs=outputs, readout="every", dtype=F64, **options)
+    net = build.network(cell, seed, inputs=I, hidden=D, outputs=outputs, readout="every", **options)
     if isinstance(net.x0, nn.Parameter):
         with torch.no_grad():
             net.x0.copy_(torch.linspace(-0.5, 0.4, len(net.x0)))
@@ -96,7 +87,7 @@ def test_rtrl_of_held_weights_is_bptt_on_every_prefix(name):
     for T in (1, 2, 7, 23):
         found = held(net, pairs(u[:T], y[:T]), co.RTRL())
         truth = co.BPTT()(net, co.Batch(u[:T], y[:T]), "squared")
-        same(found.gradient, truth.gradient)
+        close(found.gradient, truth.gradient, 1e-10)
         assert math.isclose(found.so_far["loss"] * T, float(truth.loss), rel_tol=1e-12)
         assert (found.step, found.updates, found.status) == (T, 0, "ended")
     assert all(torch.equal(p, before[n]) for n, p in net.named_parameters())
@@ -136,7 +127,7 @@ def test_rtrl_of_held_weights_is_bptt_for(case):
     if case == "sigmoid":
         y = (y > 0).double()
     found = held(net, pairs(u, y), co.RTRL(), loss, batch=B)
-    same(found.gradient, co.BPTT()(net, co.Batch(u, y), loss).gradient)
+    close(found.gradient, co.BPTT()(net, co.Batch(u, y), loss).gradient, 1e-10)
 
 
 @pytest.mark.parametrize(("k1", "k2"), [(1, 1), (1, 4), (3, 3), (3, 7), (5, 8), (4, 40)])
@@ -147,7 +138,7 @@ def test_windows_of_held_weights_are_those_of_truncated(name, k1, k2):
     for T in (1, 8, 22):
         found = held(net, pairs(u[:T], y[:T]), method, batch=2)
         truth = method(net, co.Batch(u[:T], y[:T]), "squared")
-        same(found.gradient, truth.gradient)
+        close(found.gradient, truth.gradient, 1e-10)
         assert math.isclose(found.so_far["loss"] * T, float(truth.loss), rel_tol=1e-12)
 
 
@@ -156,7 +147,7 @@ def test_windows_read_out_what_the_network_does(options):
     net, (u, y) = make("gru", **options), data(9)
     found = held(net, pairs(u, y), co.Truncated(2, 5))
     truth = co.Truncated(2, 5)(net, co.Batch(u, y), "squared")
-    same(found.gradient, truth.gradient)
+    close(found.gradient, truth.gradient, 1e-10)
     assert math.isclose(found.so_far["loss"] * 9, float(truth.loss), rel_tol=1e-12)
     with pytest.raises(co.Unsupported, match="real-time recurrent learning has no"):
         held(net, pairs(u, y), co.RTRL())
@@ -167,7 +158,7 @@ def test_none_begins_another_sequence(learner):
     net, (u, y) = make("gru", x0="learned"), data(13)
     found = held(net, [*pairs(u[:5], y[:5]), None, *pairs(u[5:], y[5:])], learner)
     parts = [learner(net, co.Batch(u[cut], y[cut]), "squared").gradient for cut in (slice(5), slice(5, None))]
-    same(found.gradient, {name: parts[0][name] + parts[1][name] for name in parts[0]})
+    close(found.gradient, {name: parts[0][name] + parts[1][name] for name in parts[0]}, 1e-10)
 
 
 @pytest.mark.parametrize("loss", ["squared", "cross-entropy", "binary-cross-entropy", "absolute", "huber"])
@@ -182,8 +173,8 @@ def test_slopes_of_losses_are_their_derivatives(loss, output):
         value, slope = losses.sloped(loss, a, target, output)
         leaf = a.clone().requires_grad_()
         truth = losses.entries(loss, leaf, target, output)
-        assert close(value, truth.detach(), 1e-14)
-        assert close(slope, torch.autograd.grad(truth.sum(), leaf)[0], 1e-13)
+        close(value, truth.detach(), 1e-14)
+        close(slope, torch.autograd.grad(truth.sum(), leaf)[0], 1e-13)
         assert slope.dtype == F64
 
 
@@ -211,7 +202,7 @@ def test_updates_at_every_step_are_the_definition():
                 p -= rate * min(1.0, 1.5 / norm) * g[n]
     assert math.isclose(found.so_far["loss"], sum(values) / 12, rel_tol=1e-12)
     assert found.updates == 12
-    same(dict(ours.named_parameters()), dict(net.named_parameters()), 1e-11)
+    close(dict(ours.named_parameters()), dict(net.named_parameters()), 1e-11)
 
 
 class Step(nn.Module):
@@ -234,7 +225,7 @@ def test_a_window_is_swept_with_the_weights_of_its_end():
         e.write_grad(net)
         optimiser.step()
     assert found.updates == 3
-    same(dict(ours.named_parameters()), dict(net.named_parameters()), 1e-12)
+    close(dict(ours.named_parameters()), dict(net.named_parameters()), 1e-12)
 
 
 # figures
@@ -334,6 +325,7 @@ def grows(objects, size, nodes):
     return objects > STEPS // 20, size > 8 * STEPS, nodes > 0
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow(tmp_path):
     found = apart(growth_of_learners, tmp_path)
     assert list(found) == list(LEARNERS)
@@ -368,6 +360,7 @@ def growth_of_hoards():
     return found
 
 
+@pytest.mark.slow
 def test_memory_that_grows_is_noticed():
     found = {what: grows(*growth) for what, growth in apart(growth_of_hoards).items()}
     assert found == {
@@ -795,6 +788,7 @@ test_online.file_run(test_online.Path("two"), score=lambda a, n=[0]: (n.append(0
 """
 
 
+@pytest.mark.slow
 def test_a_killed_process_goes_on_bit_for_bit(here):
     file_run(here / "one", score=lambda a: {"x": 0.0})
     done = subprocess.run([sys.executable, "-c", KILLED, SUPPORT, Path(__file__).parent], cwd=here, capture_output=True)

@@ -32,7 +32,10 @@ pair = [fcntl.fcntl(int(fd), fcntl.F_DUPFD, 10) for fd in sys.argv[1:3]]
 os.dup2(pair[0], 3), os.dup2(pair[1], 4)
 os.execvp(sys.argv[3], sys.argv[3:])
 """
-pytestmark = pytest.mark.skipif(not CHROMIUM, reason="no browser: install chromium, or name one in $CHROMIUM")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not CHROMIUM, reason="no browser: install chromium, or name one in $CHROMIUM"),
+]
 
 
 class Browser:

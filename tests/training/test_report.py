@@ -380,6 +380,7 @@ def test_a_long_run_stays_small_and_keeps_its_spike(tmp_path):
     assert "24,000 cells drawn for 300,000 values" in page.text
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.floats(-1e6, 1e6) | st.just(math.nan), max_size=300), st.integers(3, 90))
 def test_thinning(values, most):
@@ -562,6 +563,7 @@ COMPARE = st.fixed_dictionaries({}, optional={
 })  # fmt: skip
 
 
+@pytest.mark.slow
 @settings(
     max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
@@ -573,6 +575,7 @@ def test_any_run_folder_makes_a_page(tmp_path, rows, result, environment):
     page_of(tmp_path)
 
 
+@pytest.mark.slow
 @settings(
     max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )

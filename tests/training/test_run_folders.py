@@ -24,6 +24,8 @@ from coadjoint.errors import StorageError
 from coadjoint.training import display, files, json_rows, loop, run_folder, storage, validation
 from crash import ended
 
+pytestmark = pytest.mark.slow
+
 NAMES = ("model.safetensors", "state.safetensors", "state.json", storage.MANIFEST)
 WORDS = shlex.split(
     "train temporal-order --length 10 --hidden 6 --steps 60 --every 20 --tests 20 --confirm 40 --probes 4 --batch 4 --checkpoint 10"

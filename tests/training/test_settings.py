@@ -341,6 +341,7 @@ def test_yaml_without_its_package(here, monkeypatch):
     assert "pip install pyyaml" in refusal(lambda: load("run.yaml", "a: 1"), MissingError)[0]
 
 
+@pytest.mark.slow
 def test_import_needs_no_yaml():
     code = "import sys, coadjoint.training.settings; sys.exit('yaml' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
@@ -415,6 +416,7 @@ def nested(depth):
     return st.dictionaries(text, inner, max_size=4) | st.lists(inner, max_size=4)
 
 
+@pytest.mark.slow
 @examples(max_examples=300, deadline=None)
 @given(st.dictionaries(text, nested(4), max_size=5))
 def test_round_trip(values):
@@ -548,6 +550,7 @@ def survives(kind, content):
         assert all(line.startswith(f"{path}:") for line in named)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", FORMATS)
 def test_any_pieces(kind):
     @examples(max_examples=300, deadline=None)
@@ -558,6 +561,7 @@ def test_any_pieces(kind):
     check()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", FORMATS)
 def test_any_bytes_in_a_good_file(kind):
     good = LINES[kind].encode()
@@ -574,6 +578,7 @@ def test_any_bytes_in_a_good_file(kind):
     check()
 
 
+@pytest.mark.slow
 @examples(max_examples=300, deadline=None)
 @given(st.lists(st.sampled_from(PIECES["json"]), max_size=12).map("".join))
 def test_json_is_what_json_accepts(content):
