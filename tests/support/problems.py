@@ -105,44 +105,4 @@ class Problem:
             for what, found, expected in zip(
                 ("mu", "nu"), self.tangent(engine, ours, given), true.tangent(reference, tape, given), strict=True
             ):
-<<<<<<< HEAD
-                near(found, expected, bar, f"{what} with {given or 'nothing'}")
-
-
-def near(found, expected, bar, what):
-    """Row by row, each at its own scale."""
-    assert found.shape == expected.shape, what
-    found = found.cpu().double()
-    assert torch.isfinite(found).all(), f"{what} is not finite"
-    top, apart = expected.abs().amax(-1), (found - expected).abs().amax(-1)
-    worst = (apart / top.clamp_min(1e-30)).max()
-    assert worst <= bar, f"{what}: off by {worst:.1e}"
-=======
                 close(found, expected, bar, f"{what} with {given or 'nothing'}", rows=True)
-
-
-@contextlib.contextmanager
-def poisoned(*launches):
-    """Inside, what is not written stays NaN, or -77 where it is an integer. launches: classes whose arrays are filled too;
-    those that are exchanged begin as a NaN of their own."""
-
-    def fill(y):
-        return y.fill_(torch.nan if y.is_floating_point() else -77)
-
-    def filled(make):
-        return lambda *given, **more: fill(make(*given, **more))
-
-    def array(plain):
-        def make(self, rows, columns, exchanged=False):
-            y = plain(self, rows, columns, exchanged)
-            return y if exchanged else fill(y)
-
-        return make
-
-    with contextlib.ExitStack() as stack:
-        for name in ("empty", "empty_like"):
-            stack.enter_context(mock.patch.object(torch, name, filled(getattr(torch, name))))
-        for launch in launches:
-            stack.enter_context(mock.patch.object(launch, "array", array(launch.array)))
-        yield
->>>>>>> testing

@@ -53,25 +53,6 @@ SIZES = {  # (lengths by step, d)
 BARS = {torch.float32: 2e-5, torch.float64: 1e-13}
 
 
-<<<<<<< HEAD
-def near(found, expected, bar, what):
-    """Row by row, each at its own scale."""
-    assert found.shape == expected.shape, what
-    top = expected.double().abs().amax(-1, keepdim=True)
-    apart = (found.double() - expected.double()).abs().amax(-1, keepdim=True)
-    assert torch.isfinite(found).all(), f"{what} is not finite"
-    assert (apart <= bar * top.clamp_min(1e-30)).all(), f"{what}: off by {(apart / top).nan_to_num().max():.1e}"
-=======
-@pytest.fixture
-def poisoned(monkeypatch):
-    """What is not written stays NaN."""
-    plain = memory.empty
-    monkeypatch.setattr(memory, "empty", lambda shape, like: plain(shape, like).fill_(torch.nan))
-    real = torch.empty
-    monkeypatch.setattr(torch, "empty", lambda *a, **k: real(*a, **k).fill_(-77))
->>>>>>> testing
-
-
 class Problem:
     """One cell at one size, with values for every array a sweep may be given."""
 

@@ -23,16 +23,11 @@ from coadjoint.sweeps.engines.cuda import capture, driver, geometry, source
 from coadjoint.sweeps.engines.cuda import engine as cuda_engine
 from coadjoint.sweeps.engines.eager import fused
 from coadjoint.sweeps.plan import settle
-<<<<<<< HEAD
-from emulated import Mode
-from problems import ADJOINT, CELLS, NEWER, ONE, SCALED, TANGENT, Problem, near
-=======
 from compare import close
-from emulated import Emulated, Mode
-from problems import ADJOINT, CELLS, NEWER, ONE, SCALED, TANGENT, Problem, poisoned
+from emulated import Mode
+from problems import ADJOINT, CELLS, NEWER, ONE, SCALED, TANGENT, Problem
 
 pytestmark = pytest.mark.slow
->>>>>>> testing
 
 F32, F64 = torch.float32, torch.float64
 compiles = pytest.mark.skipif(emulated.COMPILER is None, reason="no C++ compiler (c++, g++ or $CXX) was found")
