@@ -19,12 +19,13 @@ import torch
 from torch import nn
 
 import coadjoint as co
-from coadjoint.networks.interface import Net, NetRun, hooked
+from coadjoint.networks.interface import Net, NetRun
 from coadjoint.networks.readout import Readout
 from coadjoint.objectives.losses import entries, output_function
 from coadjoint.optimisers.recipes import OPTIMISERS
 from coadjoint.sweeps.costates import Axis, BaseCostates, widened
 from coadjoint.sweeps.rows import scale
+from coadjoint.sweeps.torch_internals import hooked
 from coadjoint.tasks.task import Task, right, rng
 
 F64 = torch.float64

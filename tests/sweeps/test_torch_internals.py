@@ -276,3 +276,26 @@ def test_names_of_wrappers():
     from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 
     assert TrainingState.IDLE.name == "IDLE"
+
+
+def test_hooks():
+    """Whatever torch would do around a call of a module is seen: hooks of the module, of all modules, a compiled call."""
+    register = (
+        "register_forward_hook",
+        "register_forward_pre_hook",
+        "register_full_backward_hook",
+        "register_full_backward_pre_hook",
+    )
+    module = nn.Linear(1, 1)
+    assert not internals.hooked(module)
+    for name in register:
+        handle = getattr(module, name)(lambda *_: None)
+        assert internals.hooked(module), name
+        handle.remove()
+        assert not internals.hooked(module), name
+    handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
+    assert internals.hooked(module)
+    handle.remove()
+    assert not internals.hooked(module)
+    module.compile(backend="eager")
+    assert internals.hooked(module)

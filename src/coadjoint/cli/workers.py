@@ -18,15 +18,7 @@ from typing import Any
 
 from .program import main
 
-# what takes long to import, and every run needs
-PRELOADED = (
-    "torch._dynamo",  # by torch.optim's first use otherwise
-    "coadjoint.cli",
-    "coadjoint.training.loop",
-    "coadjoint.training.report.pages",
-    "jinja2",
-    "safetensors.torch",
-)
+PRELOADED = ["coadjoint.cli.preloaded"]  # by the server that processes are forked from
 
 
 @functools.cache
@@ -36,7 +28,7 @@ def context() -> Any:
     if sys.platform != "linux" or not hasattr(os, "fork"):
         return multiprocessing.get_context("spawn")
     found = multiprocessing.get_context("forkserver")
-    found.set_forkserver_preload(list(PRELOADED))
+    found.set_forkserver_preload(PRELOADED)
     return found
 
 

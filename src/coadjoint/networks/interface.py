@@ -12,8 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from torch import Tensor, nn
-from torch.nn.modules import module as torch_module
+from torch import Tensor
 
 from ..cells.cell import Cell
 from ..cells.transport import Structured
@@ -22,19 +21,12 @@ from ..objectives.batch import Batch
 from ..objectives.losses import LossLike, Output
 from ..sweeps.costates import BaseCostates
 from ..sweeps.layout import Sequences, lay_out
+from ..sweeps.torch_internals import hooked
 
 if TYPE_CHECKING:
     from .layers import Recorded
     from .network import Network
     from .recurrence import Recurrence
-
-GLOBAL_HOOKS = (
-    "_global_forward_hooks",
-    "_global_forward_pre_hooks",
-    "_global_backward_hooks",
-    "_global_backward_pre_hooks",
-)
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 class NetRun(Protocol):
@@ -159,13 +151,6 @@ class SequenceNet(Net):
                 "expected axis=1."
             )
         return hooked(self) or getattr(self.forward, "__func__", None) is not SequenceNet.forward
-
-
-def hooked(module: nn.Module) -> bool:
-    """Has torch something to do around a call of this module: hooks, or what torch.compile made of it?"""
-    own = any(getattr(module, name) for name in HOOKS)
-    everywhere = any(getattr(torch_module, name) for name in GLOBAL_HOOKS)
-    return own or everywhere or module._compiled_call_impl is not None
 
 
 def door(net: Any) -> Callable[[Batch], NetRun]:

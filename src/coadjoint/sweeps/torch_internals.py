@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, UntypedStorage, nn
 from torch._functorch.utils import unwrap_dead_wrappers
 from torch.autograd import forward_ad
+from torch.nn.modules import module as torch_module
 from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -29,6 +30,13 @@ __all__ = [
 
 FAKE = torch._C._TorchDispatchModeKey.FAKE
 PROXY = torch._C._TorchDispatchModeKey.PROXY
+GLOBAL_HOOKS = (
+    "_global_forward_hooks",
+    "_global_forward_pre_hooks",
+    "_global_backward_hooks",
+    "_global_backward_pre_hooks",
+)
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 # modes
@@ -145,6 +153,13 @@ def is_compiled(module: nn.Module) -> bool:
         return True
     dynamo: Any = sys.modules.get("torch._dynamo")  # slow to import; where nobody has, nothing is compiled
     return dynamo is not None and isinstance(module, dynamo.OptimizedModule)
+
+
+def hooked(module: nn.Module) -> bool:
+    """Has torch something to do around a call of this module: hooks, or what torch.compile made of it?"""
+    own = any(getattr(module, name) for name in HOOKS)
+    everywhere = any(getattr(torch_module, name) for name in GLOBAL_HOOKS)
+    return own or everywhere or module._compiled_call_impl is not None
 
 
 def not_compiled(method: Callable[..., Any]) -> Callable[..., Any]:
