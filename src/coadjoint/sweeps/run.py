@@ -1,4 +1,8 @@
-"""The general door: any step function, differentiated by torch one step at a time. Slower, never different."""
+"""Runs of a recurrence: states, costates and tangents, by the three loops or step by step.
+
+Swept     a formula, by an engine's three loops
+Stepped   any step function, differentiated by torch one step at a time: slower, never different
+"""
 
 from __future__ import annotations
 
