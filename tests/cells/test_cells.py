@@ -14,8 +14,8 @@ from torch import nn
 
 import cases
 import coadjoint as co
-from coadjoint.cells.formula import held
 from coadjoint.cells.activations import ACTIVATIONS
+from coadjoint.cells.formula import held
 from coadjoint.cells.library import CELLS
 from paths import EXAMPLES, ROOT
 
