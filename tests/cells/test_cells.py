@@ -15,8 +15,9 @@ from torch import nn
 import build
 import cases
 import coadjoint as co
+from coadjoint.cells.activations import ACTIVATIONS
 from coadjoint.cells.formula import held
-from coadjoint.cells.library import ACTIVATIONS, CELLS
+from coadjoint.cells.library import CELLS
 from compare import close, difference
 from paths import EXAMPLES, ROOT
 

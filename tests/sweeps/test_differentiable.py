@@ -7,6 +7,7 @@ import torch
 from torch.autograd import forward_ad
 
 import cases
+import coadjoint as co
 import oracles
 from cases import Data
 
@@ -183,3 +184,38 @@ def test_random(first, thorough, record_property):
     table = [cases.drawn(i) for i in range(first, first + cases.CHUNK, 1 if thorough else 3)]
     failures, skipped = compare(table)
     report(record_property, failures, skipped, len(table), len(table))
+
+
+def swept_values(net, u, along):
+    """Values and derivatives that go through every operation of the sweeps: three derivatives of states and two of
+    costates by the input, one by the weights, and one in forward mode."""
+    u = u.clone().requires_grad_()
+    run = net(u).run
+    wave = torch.sin(torch.arange(run.x.numel(), dtype=u.dtype)).reshape(run.x.shape)
+    lam = run.costate(wave, None, None).mantissa
+    found = [run.x, lam]
+    for value, orders in (((run.x * wave).sum(), 3), (co.norm(lam).sum(), 2)):
+        found += torch.autograd.grad(value, (net.W, net.R, net.b), retain_graph=True)
+        for _ in range(orders):
+            (g,) = torch.autograd.grad(value, u, create_graph=True)
+            found.append(g)
+            value = g.square().sum()
+    with forward_ad.dual_level():
+        dual = net(forward_ad.make_dual(u.detach(), along)).run.x
+        found.append(forward_ad.unpack_dual(dual).tangent)
+    return found
+
+
+@pytest.mark.parametrize("engine", ["reference", "eager", "cpu"])
+@pytest.mark.parametrize("cell", ["elman", "lstm"])
+def test_autocast_has_no_say(cell, engine):
+    """Where it would round our products to bfloat16, every number keeps its bits."""
+    torch.manual_seed(0)
+    net = co.Network(cell, inputs=3, hidden=4, outputs=2, engine=engine, dtype=torch.float32)
+    u, along = torch.randn(5, 3, 3), torch.randn(5, 3, 3)
+    plain = swept_values(net, u, along)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.bfloat16
+        found = swept_values(net, u, along)
+    for y, z in zip(found, plain, strict=True):
+        assert torch.equal(y, z)

@@ -1,7 +1,6 @@
-"""RNN, LSTM and GRU with torch.nn's arguments, outputs and weights, that differentiate any number of times.
+"""One layer in one direction as a sweep over flat rows: its formula, its weights as the formula takes them, its rows.
 
-Each layer in each direction is one sweep over flat rows. torch's two biases are one here, but for the GRU's b_hn, which
-stands inside the reset. A projected state h = W_hr m is read by W_hh W_hr, so that a sweep carries m itself.
+torch's two biases are one here, but for the GRU's b_hn, which stands inside the reset.
 """
 
 from __future__ import annotations

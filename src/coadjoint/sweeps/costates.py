@@ -21,10 +21,9 @@ from ..errors import InputError, Unsupported, brief
 from .differentiable import watched
 from .layout import Laid, Layout, dense
 from .memory import empty
-from .pointwise import nested, no_vmap, quick, without_autocast
+from .pointwise import nested, no_vmap, quick
 from .rows import scale
 from .run import SweepRun
-from .torch_internals import autocast_is_on
 
 
 class Axis(NamedTuple):
@@ -92,8 +91,6 @@ class _Norm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Tensor:
-        if autocast_is_on():
-            return without_autocast(_Norm.backward, ctx, g)
         x, n = ctx.saved_tensors
         tiny = torch.finfo(n.dtype).tiny
         if n.is_cuda or not within(n, tiny):

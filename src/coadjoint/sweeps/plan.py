@@ -1,17 +1,10 @@
-"""The three loops as differentiable operations, closed under differentiation.
+"""What a sweep is: a cell over rows by an engine (Plan), what it leaves behind (Tape), and what an engine must do.
 
-With a_t = base_t + W r(x_{t-1}) and x_t = f(a_t, v_t, x_{t-1}, p), the loops are
+With a_t = base_t + W r(x_{t-1}) and x_t = f(a_t, v_t, x_{t-1}, p), an engine runs three loops over flat arrays:
 
     forward  ->  a_t, x_t
     tangent  ->  nu_t  = ga_t + W r' m_t           mu_t    = g_t + f_x m_t + f_a nu_t        m_t = link_t mu_{t-1}
     adjoint  <-  del_t = sa_t + f_a' lam_t         lam_t-1 = s_t-1 + link_t (f_x' lam_t + r' W' del_t)
-
-tangent and adjoint are transposes: <lam, g> + <del, ga> = <s, mu> + <sa, nu>. Each is linear in its sources; by
-everything else its derivative is the bend, a pointwise term, so
-
-    d forward = adjoint (reverse) or tangent (forward),   d adjoint = tangent + bend,   d tangent = adjoint + bend
-
-and no derivative of any order needs a fourth loop. docs/derivation.md has the algebra.
 """
 
 from __future__ import annotations

@@ -230,8 +230,8 @@ def quick(function: type[Function]) -> type[Function]:
     Ours are given in their places, all of them, so only torch.func's transforms need the long way; and where nothing is
     differentiated there is nothing to keep.
 
-    torch.autocast has no say in `forward`. A `backward` begins by asking for itself whether it is on: a wrapper around it
-    would be one more call on the way to every loop."""
+    torch.autocast has no say in `forward`. A `backward` that makes products of its own begins by asking whether it is on: a
+    wrapper around it would be one more call on the way to every loop."""
     usual, direct = function.apply, super(Function, function).apply  # type: ignore[misc]
 
     def apply(*args: Any) -> Any:
@@ -277,8 +277,6 @@ class _Apply(Function):
 
     @staticmethod
     def backward(ctx: Any, *bars: Tensor | None) -> Any:
-        if autocast_is_on():
-            return without_autocast(_Apply.backward, ctx, *bars)
         op, hand = ctx.op, len(ctx.op.known)
         seeds = [(name, bar) for name, bar in zip(op.live, bars, strict=True) if bar is not None]
         wrt = tuple(n for (n, _), need in zip(op.inputs, asked(ctx)[2 + hand :], strict=True) if need)

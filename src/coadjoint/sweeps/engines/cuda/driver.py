@@ -1,9 +1,4 @@
-"""The engine on an NVIDIA GPU: the three loops as persistent kernels, made from the cell's formula.
-
-loops.cuh holds the loops; this file writes what is about the cell, chooses how the network lies on the chip, has it
-compiled by NVRTC, which comes with torch, and launches it. float32 is float32 throughout: plain multiply-adds with W
-in registers.
-"""
+"""Kernels compiled by NVRTC, which comes with torch, kept on disk, loaded and launched by the CUDA driver."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """The engine on an NVIDIA GPU: the three loops as persistent kernels, made from the cell's formula.
 
-loops.cuh holds the loops; this file writes what is about the cell, chooses how the network lies on the chip, has it
-compiled by NVRTC, which comes with torch, and launches it. float32 is float32 throughout: plain multiply-adds with W
-in registers.
+source writes a kernel, geometry chooses how the network lies on the chip, driver has it compiled and launches it. float32 is
+float32 throughout: plain multiply-adds with W in registers.
 """
 
 from __future__ import annotations

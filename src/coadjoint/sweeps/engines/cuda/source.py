@@ -1,8 +1,8 @@
-"""The engine on an NVIDIA GPU: the three loops as persistent kernels, made from the cell's formula.
+"""The kernels' source: templates (.cuh) that are the same for all cells, and before them what is about one cell.
 
-loops.cuh holds the loops; this file writes what is about the cell, chooses how the network lies on the chip, has it
-compiled by NVRTC, which comes with torch, and launches it. float32 is float32 throughout: plain multiply-adds with W
-in registers.
+arguments.cuh   the arrays a kernel is given, powers of two, which rows are whose
+product.cuh     the product with W, whose parts stay in registers
+loops.cuh       forward, tangent, adjoint
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from ....cells.program import written
 from ..expressions import backwards, forwards
 from .geometry import Geometry, held
 
+TEMPLATES = ("arguments.cuh", "product.cuh", "loops.cuh")  # what is the same for all cells, in this order
 MARK = {torch.float32: 0x7FA1B2C3, torch.float64: 0x7FF4A1B2C3D4E5F6}
 SPELLING = {
     "add": "({0} + {1})", "sub": "({0} - {1})", "mul": "({0} * {1})", "div": "({0} / {1})", "neg": "(-{0})",
@@ -58,7 +59,7 @@ class Stream:
 
 
 class Source:
-    """What loops.cuh asks of a cell for one of its kernels."""
+    """What the templates ask of a cell for one of its kernels."""
 
     def __init__(self, cell: Cell) -> None:
         self.cell, self.streams = cell, list[Stream]()
@@ -208,9 +209,8 @@ def source(
         "DOUBLE": int(dtype == torch.float64), "MARK": f"{MARK[dtype]}{'LL' if size == 8 else ''}", "SPINS": 1 << 24,
     }  # fmt: skip
     head = f"typedef {'double' if size == 8 else 'float'} real;\n"
-    text = (Path(__file__).parent / "loops.cuh").read_text()
-    cut = text.index("// ---- the product with W")
-    return head + str(made) + text[:cut] + "AFTER_ARGS\n\n" + text[cut:], found.shared
+    arguments, product, loops = ((Path(__file__).parent / name).read_text() for name in TEMPLATES)
+    return head + str(made) + arguments + "AFTER_ARGS\n\n" + product + loops, found.shared
 
 
 # compiling and launching
