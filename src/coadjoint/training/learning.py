@@ -26,7 +26,7 @@ from . import schemas
 from .display import Row, display
 from .figures import Running, scores_of
 from .plan import LearningPlan
-from .restore import complain, numbers, part
+from .restore import belong, complain, numbers, part
 from .run_folder import RunFolder
 from .storage import Checkpoint
 
@@ -268,9 +268,7 @@ class Learning:
         complain(self.carry.complaint(part("learner", tensors)), "its learner: ")
         complain(self.figures.complaint(part("figures", tensors), state["figures"]), "its figures: ")
         complain(restoring.misfit(self.total or {}, part("held", tensors)), "its sum of gradients: ")
-        for name in tensors:
-            if name.partition(".")[0] not in ("optimiser", "learner", "figures", "held"):
-                complain(f"{name!a} does not belong to it")
+        belong(tensors, ("optimiser", "learner", "figures", "held"))
         if hasattr(self.stream, "complaint"):
             place = schemas.check("its place in the file", state["stream"], schemas.Place)
             complain(self.stream.complaint(place), "its stream: ")

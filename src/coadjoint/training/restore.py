@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -31,6 +31,13 @@ def numbers(values: dict[str, Any]) -> dict[str, Any]:
 def part(of: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Of {"optimiser.0.step": x, "rng": y} the part "optimiser", {"0.step": x}."""
     return {name[len(of) + 1 :]: value for name, value in tensors.items() if name.startswith(f"{of}.")}
+
+
+def belong(tensors: Iterable[str], parts: Collection[str]) -> None:
+    """Refuse a tensor that is of none of these parts."""
+    for name in tensors:
+        if name.partition(".")[0] not in parts:
+            complain(f"{name!a} does not belong to it")
 
 
 def complain(what: str | None, before: str = "") -> None:

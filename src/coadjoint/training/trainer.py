@@ -19,7 +19,7 @@ from . import json_rows, schemas
 from .display import Row, display
 from .plan import TrainingPlan
 from .progress import Progress, Result, distances
-from .restore import complain, numbers, part
+from .restore import belong, complain, numbers, part
 from .run_folder import RunFolder
 from .step import Steps
 from .storage import Checkpoint
@@ -199,9 +199,7 @@ class Training:
             wrong = restoring.misfit(self.net.state_dict(), part("best", tensors))
             complain(wrong, "state.safetensors, best weights: ")
         complain(restoring.misfit({"rng": torch.get_rng_state()}, {k: v for k, v in tensors.items() if k == "rng"}))
-        for name in tensors:
-            if name.partition(".")[0] not in parts:
-                complain(f"{name!a} does not belong to it")
+        belong(tensors, parts)
         # A replay was saved after the step that it shows had been counted as skipped.
         skipped = past["skipped"] - (state["reason"] is not None)
         whole = {**part("optimiser", tensors), **numbers(state["optimiser"])}
