@@ -40,8 +40,10 @@ class ConfigError(InputError):
 
 
 class OptionError(ConfigError):
-    """Options that do not go together, or that do nothing. The words name an option as $option, so that a caller can put its
-    own spelling there: the text has the keyword of Python, the command line puts its flag. "$$" stands for a dollar sign."""
+    """Options that do not go together, or that do nothing.
+
+    The words name an option as $option: the text has the keyword of Python there, and the command
+    line puts its flag. "$$" stands for a dollar sign."""
 
     def __init__(self, words: str) -> None:
         self.words = words
@@ -49,7 +51,8 @@ class OptionError(ConfigError):
 
     def spelled(self, spell: Callable[[str], str]) -> str:
         """The text with the options as `spell` writes them."""
-        return re.sub(r"\$(\$|\w+)", lambda found: "$" if found[1] == "$" else spell(found[1]), self.words)
+        put = lambda found: "$" if found[1] == "$" else spell(found[1])
+        return re.sub(r"\$(\$|\w+)", put, self.words)
 
 
 class DataError(InputError):
@@ -112,7 +115,7 @@ Applies = Mapping[
 
 
 def idle_options(applies: Applies, given: Mapping[str, Any], chosen: Mapping[str, str]) -> list[str]:
-    """A line for each option that is given and does nothing with what is chosen, in the words of an OptionError."""
+    """A line, in the words of an OptionError, for each option given that does nothing here."""
     return [
         f"${option} does nothing with ${by} {chosen[by]}: it belongs to {', '.join(values)}."
         for option, (by, values) in applies.items()

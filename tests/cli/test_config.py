@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 import coadjoint as co
 from coadjoint.cells import library, steps
-from coadjoint.cli import build, schema
+from coadjoint.cli import build, build_online, schema
 from coadjoint.cli import flags as setting_flags
 from coadjoint.errors import CoadjointError, ConfigError, MissingError, StorageError
 from coadjoint.gradients import bptt, penalised
@@ -265,6 +265,16 @@ def test_a_resolved_config_reads_back_and_means_the_same(changes, tmp_path):
     again = build.build(back)
     assert again.config == job.config
     assert again.arguments["description"] == job.arguments["description"]
+
+
+def test_a_stream_keeps_the_settings_of_earlier_versions(tmp_path):
+    """Its description holds no step size that was not given: folders of 0.6 are compared with it when they are resumed."""
+    (tmp_path / "s.csv").write_text("a,b\n" + "1.0,2.0\n" * 5)
+    sections = {"data": {"train": str(tmp_path / "s.csv"), "kind": "next"}, "network": {"hidden": 3}}
+    job = build_online.streamed(setting_flags.resolve(None, sections), None, 10)
+    assert job.plain["optimiser"] == {"name": "adam", "schedule": "constant", "warmup": 0}
+    assert job.plain["gradient"] == {"method": "rtrl"}
+    assert job.arguments["description"]["settings"]["optimiser"] == job.plain["optimiser"]
 
 
 LEAVES = (

@@ -1,6 +1,7 @@
 """Config -> objects: every section is handed to the `make` of its noun, which does the work.
 
-Config  ->  settled  ->  task  ->  resolve_defaults  ->  networks.make, gradients.make, optimisers.make  ->  Job
+Config -> settled -> task -> resolve_defaults
+       -> networks.make, gradients.make, optimisers.make -> Job
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ class Job:
 def build(config: Config, past: Any = None) -> Job:
     """Make the network, the task, the gradient method and the optimiser.
 
-    past: a storage.Glimpse of the checkpoint to go on from. A config that does not belong to it is refused before anything is
-    built of it."""
+    past: a storage.Glimpse of the checkpoint to go on from. A config that does not belong to it is
+    refused before anything is built of it."""
     config = settled(config)
     unchanged(config, past)
     device = device_of(config.training.device)
@@ -57,9 +58,9 @@ def changed(config: Config, **sections: dict[str, Any]) -> Config:
 
 
 def settled(config: Config) -> Config:
-    """With what follows from other keys where nothing is said: the start, the method and its weight.
+    """Fill in what follows from other keys: the start, the method and its weight.
 
-    What would do nothing is refused: a setting that is ignored is a mistake, or a misunderstanding."""
+    What would do nothing is refused: a setting without effect is a mistake or a misunderstanding."""
     from ..gradients import factory as gradients
     from ..networks import factory as networks
     from ..optimisers import factory as optimisers
@@ -82,8 +83,8 @@ def settled(config: Config) -> Config:
 
 
 def resolve_defaults(config: Config, task: Any, device: str) -> Config:
-    """With what follows from the task, the optimiser and this machine where nothing is said: the cell, the step size, how many
-    steps, how often to look at held-out sequences and at how many of them."""
+    """Fill in what follows from the task, the optimiser and this machine: the cell, the step size,
+    how many steps, how often to look at held-out sequences and at how many of them."""
     import torch
 
     from ..optimisers.factory import default_lr

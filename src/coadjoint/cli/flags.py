@@ -271,7 +271,7 @@ def read_run(folder: Path) -> Config:
 
 @contextlib.contextmanager
 def in_flags() -> Iterator[None]:
-    """The library's keywords have the names of keys: where it refuses some, the error names their flags."""
+    """The library's keywords are the keys: where it refuses some, the error names their flags."""
     try:
         yield
     except OptionError as error:

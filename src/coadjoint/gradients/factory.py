@@ -3,7 +3,7 @@
     gradients.make("bptt", segments="auto")
     gradients.make("truncated", k1=10, k2=50)
     gradients.make("penalised", penalty="log-ratio", weight=2.0)
-    gradients.make("penalised", penalty="omega", weight_schedule="linear", weight_end=0.0, steps=1000)
+    gradients.make("penalised", penalty="omega", weight_schedule="linear", steps=1000)
 
 Every keyword has the name of the key in a settings file and of the flag.
 """
@@ -63,14 +63,17 @@ def make(
 ) -> Method:
     """A gradient method by plain options; those that do nothing with it are refused.
 
-    method           "bptt", "penalised", "truncated" or "rtrl"; "penalised" with a penalty and "bptt" without, if not given
-    penalty          penalised: a name of `penalties.PENALTIES`, a Penalty, or a function of Costates
+    method           "bptt", "penalised", "truncated" or "rtrl"; if not given, "penalised" with a
+                     penalty and "bptt" without
+    penalty          a name of `penalties.PENALTIES`, a Penalty, or a function of Costates
     penalty_on       several layers: "each" (default), "top" or "whole", as in `Penalty.on`
     weight           rho, 1 if not given; of 0 that stays 0, plain BPTT is left
-    weight_schedule  "constant", "inverse-time" and "exponential" (with weight_rate), "linear" (to weight_end over `steps`), or
-                     "steered" (to weight_target, by weight_gain), which is the default with a weight_target
+    weight_schedule  "constant", "inverse-time" and "exponential" (with weight_rate), "linear" (to
+                     weight_end over `steps`), "steered" (to weight_target, by weight_gain), which
+                     is the default with a weight_target
     pretrain         penalised: so many steps of the penalty alone first
-    k1, k2           truncated: steps between gradients, steps that losses are pulled back (k1 if not given)
+    k1, k2           truncated: steps between gradients, and steps that losses are pulled back,
+                     k1 if not given
     segments         bptt, penalised: as in `BPTT`
     """
     name = method_name(method, penalty)

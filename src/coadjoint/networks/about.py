@@ -1,4 +1,4 @@
-"""What a cell is in a network: its parameters, the engines that run it, the starts that it can have."""
+"""What a cell is in a network: its parameters, the engines that run it, the starts it can have."""
 
 from __future__ import annotations
 

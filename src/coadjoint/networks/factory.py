@@ -1,9 +1,9 @@
-"""Networks by plain options: what a settings file, a model file or a flag can say, Python says in one call.
+"""Networks by plain options: what a settings file or a flag can say, Python says in one call.
 
     networks.make("lstm", inputs=2, outputs=1, hidden=64, layers=2, bidirectional=True)
-    networks.make("elman", inputs=6, outputs=4, output="softmax", init="spectral", radius=0.9, seed=1)
-    networks.make("gru", inputs=10, outputs=11, readout="sequence")              an EncoderDecoder
-    networks.make("reservoir", inputs=1, outputs=1, hidden=300, readout="every") only V and b_o are trained
+    networks.make("elman", inputs=6, outputs=4, output="softmax", init="spectral", radius=0.9)
+    networks.make("gru", inputs=10, outputs=11, readout="sequence")      an EncoderDecoder
+    networks.make("reservoir", inputs=1, outputs=1, hidden=300)          only V and b_o are trained
 
 Every keyword has the name of the key in a settings file and of the flag.
 """
@@ -76,13 +76,15 @@ def make(
     device: torch.device | str | None = None,
     **options: Any,
 ) -> Network | Stack | EncoderDecoder:
-    """A network by plain options, its weights drawn from the seed: the same call gives the same bits.
+    """A network by plain options. Its weights are drawn from the seed: the same call gives the same bits.
 
-    cell     a name of `cells.CELLS` or `cells.steps.STEPS`, "reservoir", or a list of names, one for each layer
-    init     a name of `initialisers.INITIALISERS`; "torch" if not given, "spectral" with a radius, "sparse" for a reservoir
+    cell     a name of `cells.CELLS` or `cells.steps.STEPS`, "reservoir", or a list of names, one
+             for each layer
+    init     a name of `initialisers.INITIALISERS`; if not given, "torch", or "spectral" with a
+             radius, or "sparse" for a reservoir
     radius, inner, std   options of the start; APPLIES says of which
     seed     of the start; the weights are drawn on the CPU and then moved to `device`
-    options  those of `construct`: inputs=, outputs=, hidden=, readout=, layers=, ... and the cell's own
+    options  of `construct`: inputs=, outputs=, hidden=, readout=, layers=, ..., and the cell's own
 
     >>> networks.make("lstm", inputs=2, outputs=1, hidden=8, layers=2).extra_repr()
     "[lstm, lstm], inputs=2, outputs=1, readout='last'"
@@ -148,15 +150,19 @@ def construct(
 ) -> Network | Stack | EncoderDecoder:
     """The network that `make` begins: its weights are those of its constructor.
 
-    A Network; a Stack with several layers or both directions; an EncoderDecoder where readout is "sequence".
+    A Network; a Stack with several layers or both directions; an EncoderDecoder where readout is
+    "sequence".
 
-    inputs, outputs, hidden, output, structure, x0, bias, deep, skip, engine, dtype, dropout   as in `Network`
-    readout          "last", "every", "sequence", or a summary of all steps: "tilted", "tilted-tanh", "attention"
+    inputs, outputs, hidden, output, structure, x0, bias, deep, skip, dropout, engine, dtype
+                     as in `Network`
+    readout          "last", "every", "sequence", or a summary of all steps: "tilted",
+                     "tilted-tanh", "attention"
     layers           of the cell; bidirectional, residual: as in `Stack`
     attention_steps  readout "attention": how many steps have a bias of their own
     decoder, attend, embedding   sequences: as decoder, attention and embedding in `EncoderDecoder`
-    freeze           parameters that are not trained, by name or a part of it: "W", "p.leak", ["R", "b"]
-    options          of the cells: activation=, eps=, ...; what no cell has is refused. Those that are None are not given
+    freeze           parameters that are not trained, by name or a part of it: "W", "p.leak"
+    options          of the cells: activation=, eps=, ...; what no cell has is refused. Those that
+                     are None count as not given
     """
     names = cell_names(cell)
     kinds = _layer_cells(cell, layers, residual)
@@ -219,7 +225,7 @@ def cell_options(cell: str) -> dict[str, Any]:
 
 
 def visible(net: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters by the names that they are spoken of, W first: of a structured W, its raw matrix."""
+    """The parameters by the names they are known by, W first: of a structured W, its raw matrix."""
     plain = lambda key: key.replace("parametrizations.", "").partition(".original")[0]
     found = {plain(key): p for key, p in net.named_parameters()}
     return dict(sorted(found.items(), key=lambda item: item[0] != "W"))

@@ -4,8 +4,8 @@
     optimisers.make("sgd", lr=1e-2, direction="temporal", step_rule="galvan", threshold=1.0)
     optimisers.make("hessian-free", cg=50, structural=0.1)
 
-Every keyword has the name of the key in a settings file and of the flag. `optimiser` takes objects in their place, and the
-options as torch calls them.
+Every keyword has the name of the key in a settings file and of the flag. `optimiser` takes objects
+in their place, and the options as torch calls them.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def make(
 
     name       of OPTIMISERS; lr: 1e-3 if not given, 1 for lbfgs
     direction  of DIRECTIONS; step_rule: of STEP_RULES, threshold: that of "galvan"
-    schedule   of SCHEDULES; decay, end and plateau (its patience) are its options, warmup that of all
+    schedule   of SCHEDULES, with its options: decay, end, plateau (its patience), warmup
     options    of some optimisers: the keys of OPTIONS. Those that are None are not given
 
     >>> make("momentum", lr=0.1, momentum=0.5, schedule="linear", end=0.1).settings
@@ -119,7 +119,8 @@ def make(
     }
     refuse_options(idle(name, given, schedule, warmup))
     shape = {"decay": decay, "end": end, "patience": plateau}
-    course = SCHEDULES[schedule](warmup=warmup, **{key: value for key, value in shape.items() if value is not None})
+    shape = {key: value for key, value in shape.items() if value is not None}
+    course = SCHEDULES[schedule](warmup=warmup, **shape)
     rule = STEP_RULES[step_rule or "constant"](**({} if threshold is None else {"c": threshold}))
     own = {OPTIONS[key]: value for key, value in options.items() if value is not None}
     return optimiser(name, lr, course, direction=direction or "steepest", rule=rule, **own)

@@ -54,11 +54,12 @@ def described(path: Path, header: Header) -> dict[str, Any]:
     return check(f"{path}: its description", description, Model)
 
 
-START = ("init", "radius", "inner", "std")  # where the weights began: no part of the network that is there
+# where the weights began: no part of a network whose weights are there
+START = ("init", "radius", "inner", "std")
 
 
 def network_options(section: NetworkSection, shape: Shape, precision: int) -> dict[str, Any]:
-    """The keywords of `networks.make` for a network of this section where a task asks for this shape."""
+    """The keywords of `networks.make` for a network of this section and shape."""
     options = {key: value for key, value in section if value is not None}
     if "readout" in options:
         choose("readout", options["readout"], SUMMARIES)
@@ -70,12 +71,12 @@ def network_options(section: NetworkSection, shape: Shape, precision: int) -> di
 
 
 def constructed(section: NetworkSection, shape: Shape, precision: int) -> Any:
-    """The network of a section, for the inputs and answers of a task; its weights are not yet set."""
+    """The network of a section and shape; its weights are not yet set."""
     options = network_options(section, shape, precision)
     return construct(**{key: value for key, value in options.items() if key not in START})
 
 
 def outline(section: NetworkSection, shape: Shape, precision: int) -> dict[str, Any]:
-    """The tensors of the network of a section, by name: types and shapes without any memory behind them."""
+    """The tensors of such a network by name: types and shapes without any memory behind them."""
     with torch.device("meta"):
         return dict(constructed(section, shape, precision).state_dict())

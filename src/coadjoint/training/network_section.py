@@ -1,4 +1,4 @@
-"""NetworkSection: the options of a network as a settings file and a model file have them, with their types and ranges.
+"""NetworkSection: the options of a network as settings and model files have them, with their ranges.
 
 This file loads without torch: the command line takes its flags from it.
 """

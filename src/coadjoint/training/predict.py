@@ -33,8 +33,9 @@ from .restore import compare_tensors, fit
 def load_model(run: Path_, warn: Callable[[str], None] = warnings.warn) -> tuple[Any, dict[str, Any]]:
     """The network of a run folder, or of its model.safetensors, and what the file says of itself.
 
-    The file may be a stranger's: nothing in it is run, and no memory is taken before its header was compared with the network
-    that it describes. `warn` hears of a model that carries no SHA-256 sum. The network is in evaluation mode.
+    The file may be a stranger's: nothing in it is run, and no memory is taken before its header was
+    compared with the network that it describes. `warn` hears of a model that carries no SHA-256 sum.
+    The network is in evaluation mode.
 
     >>> net, description = load_model("runs/data-1")
     >>> net(u).y_hat
@@ -67,7 +68,7 @@ def load_model(run: Path_, warn: Callable[[str], None] = warnings.warn) -> tuple
 
 
 def model_file(run: Path) -> Path:
-    """The model of a run folder; or the file itself, where one is named. A link that was named is followed."""
+    """The model of a run folder; or the file that is named, behind a link if it is one."""
     if not run.exists():
         raise StorageError(f"{run} does not exist. Name a run folder, or a model.safetensors.")
     if not run.is_dir():
@@ -84,7 +85,7 @@ def model_file(run: Path) -> Path:
 
 
 def refuse_larger(section: NetworkSection, shape: Shape, header: Any) -> None:
-    """Refuse a network of more parts or units than a file of tensors has tensors or numbers: it need not be laid out."""
+    """Refuse a network of more parts or units than a file has tensors or numbers, unbuilt."""
     deep = section.deep if isinstance(section.deep, list) else [section.deep]
     sizes = (
         *(section.hidden, section.layers, section.depth, section.width, section.attention_steps, section.embedding),
@@ -98,10 +99,10 @@ def refuse_larger(section: NetworkSection, shape: Shape, header: Any) -> None:
 def predict(
     run: Path_, data: Path_, out: Path_, warn: Callable[[str], None] = warnings.warn, **reading: Any
 ) -> tuple[int, tuple[str, ...]]:
-    """Predictions of a run that was trained on files, for the sequences of another file, written to `out` as CSV.
+    """Predictions of a run that was trained on files, for another file, written to `out` as CSV.
 
-    reading: how the file is read, as in `Data.for_prediction`. Returns how many sequences there are, and what there is to say
-    of them."""
+    reading: how the file is read, as in `Data.for_prediction`. Returns the number of sequences, and
+    notes on how they were read."""
     net, description = load_model(run, warn)
     if description.get("data") is None:
         raise DataError(

@@ -72,7 +72,7 @@ def written(values: Mapping[str, Any]) -> str:
 
 @functools.cache
 def dumper() -> Any:
-    """PyYAML's own, but for the words that it would leave without quotes and other readers take for something else."""
+    """PyYAML's own, but for words without quotes that other readers take for something else."""
     yaml = package()
 
     class Dumper(yaml.SafeDumper):  # type: ignore[name-defined]
