@@ -487,7 +487,7 @@ def test_the_page_of_several_tasks(tmp_path):
 
 
 def test_rows_that_colours_cannot_tell_apart(tmp_path):
-    page = page_of(write_tasks(tmp_path, [f"plain cell={k}" for k in range(read.APART + 1)]))
+    page = page_of(write_tasks(tmp_path, [f"plain cell={k}" for k in range(pages.APART + 1)]))
     assert set(page.figures) == {"steps", "final", "steps-1", "final-1", "final-2"}
     assert "15 rows are more than colours can tell apart" in page.text
 

@@ -136,9 +136,9 @@ class ticking:
 
 def show(found: dict[str, Any]) -> None:
     """The tables of a comparison, one for each task."""
-    from .comparison import tables
+    from ..training.report.comparison import TERMINAL, Comparison
 
-    told = tables(found)
+    told = Comparison.of(found).tables(TERMINAL)
     for task, (heads, rows) in told.items():
         if len(told) > 1:
             print(safe(f"\n{task}\n"))
