@@ -10,8 +10,7 @@ from typing import Any, Optional, TextIO
 
 import typer
 
-from ..errors import ConfigError
-from ..training.display import safe
+from ..errors import ConfigError, safe
 from . import flags as setting_flags
 from .program import OUT, QUIET, app, command_line, configured, free, print_table, resolved
 

@@ -8,8 +8,7 @@ from typing import Any, Optional
 
 import typer
 
-from ..errors import ConfigError
-from ..training.display import safe
+from ..errors import ConfigError, safe
 from . import build, build_network, models, schema
 from . import flags as setting_flags
 from .program import QUIET, app, command_line, configured, free, print_table, resolved, warn

@@ -9,7 +9,7 @@ from typing import Any, Optional
 
 import typer
 
-from ..training.display import safe
+from ..errors import safe
 from . import build_online, models
 from .program import OUT, QUIET, app, command_line, configured, finished, free, resolved
 

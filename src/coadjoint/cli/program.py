@@ -16,8 +16,7 @@ from typing import Any, Optional
 import typer
 
 from .. import __version__
-from ..errors import CoadjointError, MissingError
-from ..training.display import safe
+from ..errors import CoadjointError, MissingError, encodable, safe
 from . import build_network, schema
 from . import flags as setting_flags
 
@@ -121,7 +120,7 @@ def resolved(task: str | None, file: Path | None, flags: Mapping[str, Mapping[st
 
 def command_line() -> str:
     """As it was typed, in text that can be written: names of files need not be UTF-8."""
-    return shlex.join(["coadjoint", *sys.argv[1:]]).encode(errors="backslashreplace").decode()
+    return encodable(shlex.join(["coadjoint", *sys.argv[1:]]))
 
 
 def finished(run: Path, steps: int) -> str | None:

@@ -10,8 +10,7 @@ from typing import Any, Optional
 
 import typer
 
-from ..errors import ConfigError, MissingError
-from ..training.display import safe
+from ..errors import ConfigError, MissingError, safe
 from . import build, models
 from . import flags as setting_flags
 from .compare import compared

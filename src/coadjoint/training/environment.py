@@ -20,6 +20,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..errors import encodable
+
 
 def environment(seed: int, device: str, command: str | None = None) -> dict[str, Any]:
     """Where and with what a run was made."""
@@ -38,7 +40,7 @@ def environment(seed: int, device: str, command: str | None = None) -> dict[str,
         "seed": seed,
         "revision": revision(),
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "command": command.encode(errors="backslashreplace").decode(),  # names of files need not be UTF-8
+        "command": encodable(command),
     }
 
 
