@@ -1,4 +1,4 @@
-"""Data: users' own sequences as a task; Prediction: new sequences for a network that was trained on it."""
+"""Prediction: new sequences for a network that was trained on others, and its answers as rows of text."""
 
 from __future__ import annotations
 

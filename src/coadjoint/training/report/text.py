@@ -1,8 +1,4 @@
-"""Report: a run folder, a folder of compared runs or of diagnostics -> one page of HTML that needs nothing else.
-
-A figure is a row of a table: kind ("lines", "heat", "dots"), title, axes, series. The page's script draws by kind.
-Everything in a folder is a stranger's text: made visible on its way in, escaped on its way into the page.
-"""
+"""Text and numbers for the page. What a folder holds is a stranger's: it is made visible here, and escaped by the template."""
 
 from __future__ import annotations
 
