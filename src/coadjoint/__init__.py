@@ -157,7 +157,7 @@ _MOVED = {
     "readout": "networks.readout networks.judge",
     "recording": "networks.layers nn.recording",
     "recurrence": "networks.recurrence",
-    "report": "training.report.text training.report.curves training.report.read training.report.figures training.report.pages training.report.summary",
+    "report": "training.report.text training.report.curves training.report.read training.report.comparison training.report.figures training.report.pages training.report.summary",
     "reservoir": "networks.reservoir",
     "ridge": "networks.ridge",
     "runs": "training.storage training.json_rows training.run_folder gradients.restoring training.environment",

@@ -73,11 +73,24 @@ class MissingError(CoadjointError, ImportError):
     exit_code = 7
 
 
+# text from outside, made safe to print
+def safe(text: object, lines: bool = True) -> str:
+    """Text whose control sequences are spelled out, not obeyed; its lines stay lines, or become one."""
+    plain = str(text)
+    if plain.isprintable():
+        return plain
+    return "".join(c if c.isprintable() or (lines and c == "\n") else repr(c)[1:-1] for c in plain)
+
+
 def shown(text: object, limit: int = 40) -> str:
-    """Text from outside, on one line and without control sequences."""
-    whole = str(text)
-    plain = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in whole[:limit])
-    return plain + ("..." if len(whole) > limit else "")
+    """Text on one line, without control sequences and not too long."""
+    plain = str(text)
+    return safe(plain[:limit], lines=False) + ("..." if len(plain) > limit else "")
+
+
+def encodable(text: str) -> str:
+    """Text that UTF-8 can hold: the bytes of a file's name that are no UTF-8 are spelled out."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def said(error: BaseException, limit: int = 200) -> str:

@@ -18,6 +18,7 @@ from coadjoint.cli import flags as setting_flags
 from coadjoint.errors import ConfigError
 from coadjoint.training import settings, storage
 from coadjoint.training.report import pages, summary
+from coadjoint.training.report.comparison import TERMINAL, Comparison
 
 FEW = {"steps": 3, "every": 3, "tests": 8, "confirm": 8, "probes": 2, "batch": 2}
 SMALL = {"network": {"hidden": 4}, "training": FEW}
@@ -82,10 +83,14 @@ def test_words_that_make_no_row(text, why):
 
 @pytest.mark.parametrize(
     ("values", "text"),
-    [([], "-"), ([None], "-"), ([1200.0], "1,200"), ([1.0, None, 3.0], "2 (1 - 3)"), ([1.0, 2.0, 9.0], "2 (1 - 9)")],
+    [([], "-"), ([1200.0], "1,200"), ([5.0, 5.0], "5"), ([1.0, 3.0], "2 (1 - 3)"), ([1.0, 2.0, 9.0], "2 (1 - 9)")],
 )
 def test_spread(values, text):
-    assert comparison.spread(values) == text
+    assert TERMINAL.spread(values, TERMINAL.count) == text
+
+
+def tables(found):
+    return Comparison.of(found).tables(TERMINAL)
 
 
 ENDLESS = 100_000_000  # steps, so that no run ends before something happens to it, however busy the machine is
@@ -122,7 +127,7 @@ def test_a_stop_saves_every_run_and_a_resume_ends_it(tmp_path):
         shorten(folder / r["folder"] / "config.yaml", r["steps"] + 5)
     found = comparison.run(folder, 2)
     assert [r["status"] for row in found["rows"] for r in row["runs"]] == ["finished", "finished"]
-    assert comparison.tables(found)["addition, 20 steps"][1][0][1] == "0 of 2"
+    assert tables(found)["addition, 20 steps"][1][0][1] == "0 of 2"
 
 
 # several tasks
@@ -170,7 +175,7 @@ def test_a_run_that_fails_is_a_row_of_its_task(several):
     status = {Path(r["folder"]).name: r["status"] for row in found["rows"] for r in row["runs"]}
     assert status["xor-plain-seed-0"] in ("finished", "success")
     assert status["addition-wild-seed-0"] == "failed"
-    heads, rows = comparison.tables(found)["addition, 20 steps"]
+    heads, rows = tables(found)["addition, 20 steps"]
     assert heads[-1] == "right_0.2"
     assert [row[:2] for row in rows][1] == ["wild", "0 of 1, 1 failed"]
     text = summary.markdown(folder)
@@ -182,8 +187,7 @@ def test_a_run_that_fails_is_a_row_of_its_task(several):
 def test_runs_of_two_tasks_compare_in_two_tables(several, tmp_path):
     folder, *_ = several
     found = comparison.existing(sorted((folder / "runs").iterdir()), tmp_path / "both", None)
-    tables = comparison.tables(found)
-    assert {task: [row[0] for row in rows] for task, (_, rows) in tables.items()} == {
+    assert {task: [row[0] for row in rows] for task, (_, rows) in tables(found).items()} == {
         task: [f"{task}-plain-seed-0", f"{task}-wild-seed-0"] for task in ("addition", "xor")
     }
     assert found["rows"][0]["settings"].keys() == {"lr", "name", "activation"}
@@ -220,7 +224,7 @@ def test_a_comparison_of_before(tmp_path):
     (tmp_path / "compare.json").write_text(json.dumps(one))
     found = comparison.read(tmp_path)
     assert found["rows"][0] == {"name": "a", "runs": [], "task": "xor", "metric": "right", "goal": None}
-    assert comparison.tables(found)["xor"][1] == [["a", "no goal; 0 of 0 ended", "-", "-", "-"]]
+    assert tables(found)["xor"][1] == [["a", "no goal; 0 of 0 ended", "-", "-", "-"]]
 
 
 def test_a_metric_that_is_not_finite_counts_for_nothing(tmp_path):
@@ -274,7 +278,7 @@ def test_runs_that_are_killed_leave_the_others_alone(tmp_path):
     lost = 255  # the code of a run whose server is gone, too
     assert told[:2] == [("waiting", f"ended without a word (exit code {code})") for code in (-9, lost)]
     assert told[2] in (("finished", None), ("success", None))
-    assert comparison.tables(found)["xor, 12 steps"][1][0][1].endswith("2 failed")
+    assert tables(found)["xor, 12 steps"][1][0][1].endswith("2 failed")
     for config_ in killed:
         shorten(folder / "runs" / config_.stem / "config.yaml", 300)
     found = comparison.run(folder, 1)
@@ -289,12 +293,12 @@ def test_success_within_budgets():
     runs = [run(True, 900, 70.0), run(True, 1100, 20.0), run(False, 5000, 99.0)]
     about = {"task": "xor", "metric": "right", "goal": "right >= 1", "settings": {}, "runs": runs}
     found = {"rows": [{**about, "name": "a", "budget": {"gradients": 1000, "seconds": 60.0}}, {**about, "name": "b"}]}
-    heads, (a, b) = comparison.tables(found)["xor"]
+    heads, (a, b) = tables(found)["xor"]
     at = lambda row, head: row[heads.index(head)]
     assert [at(a, h) for h in ("success", "in 1,000 gradients", "in 60 seconds")] == ["2 of 3", "1 of 3", "1 of 3"]
     assert at(a, "gradients to success") == "1,000 (900 - 1,100)"
     assert [at(b, h) for h in ("success", "in 1,000 gradients", "gradients to success")] == ["2 of 3", "-", "-"]
-    plain = comparison.tables({"rows": [{**about, "name": "b"}]})["xor"][0]
+    plain = tables({"rows": [{**about, "name": "b"}]})["xor"][0]
     assert plain == ["method", "success", "steps to success", "seconds to success", "right"]
 
 

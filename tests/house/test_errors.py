@@ -10,6 +10,7 @@ from torch import nn
 
 import build
 import coadjoint as co
+from coadjoint import errors
 
 F64, F32 = torch.float64, torch.float32
 T, B, I, D, O = 5, 3, 2, 4, 2
@@ -561,3 +562,24 @@ def test_numbers_of_numpy_are_numbers():
     assert co.Penalised("variance", np.float32(0.5)).rho(0) == 0.5
     with pytest.raises(co.InputError, match=r"at least 0, or a function of the step; got np.float32\(-0.5\)"):
         co.Penalised("variance", np.float32(-0.5))
+
+
+def test_text_from_outside_is_safe_to_print():
+    assert errors.safe("a\nb\x1b[2J\u202e\ud800") == "a\nb\\x1b[2J\\u202e\\ud800"
+    assert errors.safe("a\nb", lines=False) == "a\\nb"
+    assert errors.shown("x\ny" * 30, 4) == "x\\nyx..."
+    assert errors.encodable("caf\u00e9 \udcff").encode() == b"caf\xc3\xa9 \\udcff"
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"value": 1, "least": 0, "most": 1, "below": True}, "at least 0 and below 1; got 1"),
+        ({"value": 0, "least": 0, "above": True}, "a finite number, above 0; got 0"),
+        ({"value": True}, "a finite number; got True"),
+        ({"value": NAN, "least": 0, "most": 1}, "at least 0 and at most 1; got nan"),
+    ],
+)
+def test_numbers_out_of_their_range(given, words):
+    refuses(lambda: errors.real("x", **given), co.InputError, words)
+    assert errors.real("x", 0.5, 0, 1, above=True, below=True) == 0.5

@@ -22,6 +22,7 @@ from coadjoint.errors import CoadjointError, MissingError, StorageError
 from coadjoint.training.report import curves as curves_module
 from coadjoint.training.report import pages, read, summary
 from coadjoint.training.report import text as text_module
+from coadjoint.training.report.comparison import PAGE, Comparison
 from coadjoint.training.settings import dump, load
 
 ENVIRONMENT = {
@@ -488,7 +489,7 @@ def test_the_page_of_several_tasks(tmp_path):
 
 
 def test_rows_that_colours_cannot_tell_apart(tmp_path):
-    page = page_of(write_tasks(tmp_path, [f"plain cell={k}" for k in range(read.APART + 1)]))
+    page = page_of(write_tasks(tmp_path, [f"plain cell={k}" for k in range(pages.APART + 1)]))
     assert set(page.figures) == {"steps", "final", "steps-1", "final-1", "final-2"}
     assert "15 rows are more than colours can tell apart" in page.text
 
@@ -784,3 +785,19 @@ def test_colours():
     for k, colour in enumerate(curves):
         low, high = sorted((luminance(colour), luminance(grounds[k // 7])))
         assert (high + 0.05) / (low + 0.05) >= 3, colour
+
+
+def test_results_without_a_goal_under_other_budgets_and_interrupted():
+    run = {"success": True, "status": "success", "steps": 5, "work": 9, "seconds": 100.0, "metric": 1.0}
+    stopped = {**run, "success": False, "status": "interrupted"}
+    about = {"task": "xor", "metric": "right", "goal": "right >= 1", "settings": {"lr": 1}}
+    rows = [
+        {**about, "name": "a", "runs": [run, stopped], "budget": {"gradients": 8}},
+        {**about, "name": "b", "runs": [run], "budget": {"gradients": 10}},
+        {"task": "copy", "metric": "nll", "goal": None, "name": "a", "runs": [stopped, {**run, "status": "finished"}]},
+    ]
+    (heads, (a, b)), (_, (copied,)) = Comparison.of({"rows": rows}).tables(PAGE).values()
+    assert heads[1:4] == ["successes", "in 8 gradients", "in 10 gradients"]
+    assert (a[1:4], b[1:4]) == (["1 of 2", "0 of 2", "–"], ["1 of 1", "–", "1 of 1"])
+    assert a[4:] == ["5", "9", "1.67 min", "1"]
+    assert copied[1] == "no goal; 1 of 2 ended"

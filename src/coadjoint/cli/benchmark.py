@@ -8,8 +8,7 @@ from typing import Any, Optional
 
 import typer
 
-from ..errors import ConfigError
-from ..training.display import safe
+from ..errors import ConfigError, safe
 from .program import app, fail, print_table
 from .progress import ticking
 

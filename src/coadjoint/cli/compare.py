@@ -8,8 +8,7 @@ from typing import Any, Optional
 
 import typer
 
-from ..errors import ConfigError
-from ..training.display import safe
+from ..errors import ConfigError, safe
 from . import flags as setting_flags
 from .flags import configured, resolved
 from .program import OUT, QUIET, app, command_line, free, print_table
@@ -105,9 +104,9 @@ def cores_of(jobs: int | None) -> int:
 
 def show(found: dict[str, Any]) -> None:
     """The tables of a comparison, one for each task."""
-    from .comparison import tables
+    from ..training.report.comparison import TERMINAL, Comparison
 
-    told = tables(found)
+    told = Comparison.of(found).tables(TERMINAL)
     for task, (heads, rows) in told.items():
         if len(told) > 1:
             print(safe(f"\n{task}\n"))

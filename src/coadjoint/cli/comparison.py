@@ -11,16 +11,15 @@ import json
 import os
 import shlex
 import signal
-import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..errors import CoadjointError, ConfigError, StorageError, choose
 from ..training import files, schemas, settings
-from ..training.report.text import BUDGETS
+from ..training.report.comparison import BUDGETS
 from ..training.signals import Interrupted, noting
 from . import build, schema
 from . import flags as setting_flags
@@ -342,40 +341,3 @@ def existing(paths: Sequence[Path], folder: Path, command: str | None) -> dict[s
         folder.mkdir(parents=True, exist_ok=True)
     files.replace(folder / "compare.json", json_rows.dumps(found, indent=1))
     return found
-
-
-def spread(values: Iterable[float | None], form: str = ",.0f") -> str:
-    """median (least - greatest)"""
-    known = sorted(v for v in values if v is not None)
-    if not known:
-        return "-"
-    middle = format(statistics.median(known), form)
-    return middle if len(known) == 1 else f"{middle} ({format(known[0], form)} - {format(known[-1], form)})"
-
-
-def tables(found: dict[str, Any]) -> dict[str, tuple[list[str], list[list[str]]]]:
-    """Heads and rows for each task: success, steps and seconds to success, the metric; median and range over seeds. Where
-    runs had budgets, success is counted within each of them, and gradients stand beside the seconds."""
-    told: dict[str, list[dict[str, str]]] = {}
-    for row in found["rows"]:
-        won = [r for r in row["runs"] if r["success"]]
-        failed = sum(r["status"] not in ("success", "finished", "early-stopped") for r in row["runs"])
-        many = len(row["runs"])
-        score = f"{len(won)} of {many}" if row["goal"] else f"no goal; {many - failed} of {many} ended"
-        cells = {"method": row["name"], "success": score + (f", {failed} failed" if failed else "")}
-        for key, most in row.get("budget", {}).items():
-            within = sum((r.get(BUDGETS[key]) or 0) <= most for r in won)
-            cells[f"in {most:,.0f} {key}"] = f"{within} of {many}" if row["goal"] else "-"
-        cells["steps to success"] = spread([r["steps"] for r in won])
-        if row.get("budget"):
-            cells["gradients to success"] = spread([r.get("work") for r in won])
-        cells["seconds to success"] = spread([r["seconds"] for r in won])
-        cells[row["metric"]] = spread([r["metric"] for r in row["runs"]], ".4g")
-        told.setdefault(row["task"], []).append(cells)
-    heads = {
-        task: list(dict.fromkeys(h for cells in sorted(rows, key=len, reverse=True) for h in cells))
-        for task, rows in told.items()
-    }
-    return {
-        task: (heads[task], [[cells.get(h, "-") for h in heads[task]] for cells in rows]) for task, rows in told.items()
-    }

@@ -8,8 +8,7 @@ from typing import Any, Optional
 
 import typer
 
-from ..errors import ConfigError
-from ..training.display import safe
+from ..errors import ConfigError, safe
 from . import build, schema
 from . import flags as setting_flags
 from .flags import configured, resolved

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Optional, get_args, get_origin, get_
 import typer
 from pydantic import ValidationError
 
-from ..errors import ConfigError, OptionError, StorageError
+from ..errors import ConfigError, OptionError, StorageError, safe
 from ..errors import nearest as nearest_name
 from ..training.settings import SURROGATE, Settings
 from .schema import ELSEWHERE, HOMES, SECTIONS, Config, Section
@@ -136,7 +136,7 @@ def explain(
     name, *rest = (str(part) for part in loc[:2])
     address = (name, *rest)
     came = values[name] if not rest else values[name].get(rest[0])
-    spelled = tuple(part if part.isprintable() else repr(part)[1:-1] for part in address)
+    spelled = tuple(safe(part, lines=False) for part in address)
     where = f"{file.where(address)}: {'.'.join(spelled)}" if file else ".".join(spelled)
     if rest and (name, rest[0]) in given:
         where = flag(name, rest[0])

@@ -8,7 +8,7 @@ from typing import Any, Optional
 
 import typer
 
-from ..training.display import safe
+from ..errors import safe
 from . import flags as setting_flags
 from .program import app, print_table
 

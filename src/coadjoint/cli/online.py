@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Optional
 
 import typer
 
-from ..training.display import safe
+from ..errors import safe
 from . import build_online
 from .flags import configured, read_run, resolved
 from .program import OUT, QUIET, app, command_line, finished, free

@@ -7,7 +7,7 @@ from typing import Optional
 
 import typer
 
-from ..training.display import safe
+from ..errors import safe
 from .program import app, warn
 
 

@@ -14,8 +14,7 @@ from typing import Any
 import typer
 
 from .. import __version__
-from ..errors import CoadjointError, MissingError
-from ..training.display import safe
+from ..errors import CoadjointError, MissingError, encodable, safe
 
 app = typer.Typer(
     name="coadjoint",
@@ -57,7 +56,7 @@ def free(name: str) -> Path:
 
 def command_line() -> str:
     """As it was typed, in text that can be written: names of files need not be UTF-8."""
-    return shlex.join(["coadjoint", *sys.argv[1:]]).encode(errors="backslashreplace").decode()
+    return encodable(shlex.join(["coadjoint", *sys.argv[1:]]))
 
 
 def finished(run: Path, steps: int) -> str | None:

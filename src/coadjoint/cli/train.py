@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, Optional
 
 import typer
 
-from ..errors import ConfigError, MissingError
-from ..training.display import safe
+from ..errors import ConfigError, MissingError, safe
 from . import build
 from . import flags as setting_flags
 from .compare import compared

@@ -1,4 +1,17 @@
-"""Tasks: where sequences come from, and how outputs are judged."""
+"""Tasks: where sequences come from, and how outputs are judged.
+
+This package imports `objectives` and what is above it; a task never sees a network.
+
+task           Task: batches as a function of (step, size, seed), held-out sets, scores; Collection: a finite set
+synthetic      sequences whose answer depends on steps long past
+transduction   answers that are sequences of their own
+digits, music  small sets of handwritten digits and of piano rolls
+data           users' own files as a task
+preparation    from what a file holds to sequences: labels coded, gaps filled, cut, split and scaled
+description    what a network must know of the data it was trained on
+prediction     new sequences for a trained network
+files/         readers of users' own files, whole or as a stream
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data: users' own sequences as a task; Prediction: new sequences for a network that was trained on it."""
+"""Data: users' own sequences as a task."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data: users' own sequences as a task; Prediction: new sequences for a network that was trained on it."""
+"""Description: what a network must know of the data it was trained on."""
 
 from __future__ import annotations
 

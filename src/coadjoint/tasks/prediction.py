@@ -1,4 +1,4 @@
-"""Data: users' own sequences as a task; Prediction: new sequences for a network that was trained on it."""
+"""Prediction: new sequences for a network that was trained on others, and its answers as rows of text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from ..errors import InputError, NumericalError, shown
+from ..errors import InputError, NumericalError, encodable, shown
 from ..objectives.batch import Batch
 from .description import Description
 from .preparation import Cut
@@ -55,7 +55,7 @@ class Prediction:
         many = d.features if d.kind == "next" else d.targets
         names = [f"prediction {n}" for n in many] if len(many) > 1 else ["prediction"]
         classes = [f"probability {label}" for label in d.labels]
-        yield [_safe(c) for c in ("id", *(["time"] if stamps else []), *names, *classes)]
+        yield [spreadsheet_cell(c) for c in ("id", *(["time"] if stamps else []), *names, *classes)]
         piece = 0
         for a in outputs:
             a = np.asarray(a.detach().cpu() if isinstance(a, Tensor) else a, dtype=np.float64)
@@ -67,10 +67,10 @@ class Prediction:
                 values = a[: stop - start, j] if every else a[j : j + 1]
                 if not np.isfinite(values).all() or len(values) < (stop - start if every else 1):
                     raise NumericalError(f"the outputs for sequence '{shown(self.cut.name(piece))}' are not finite, or too few; nothing was written.")  # fmt: skip
-                name = _safe(recording.ids[i] if every else self.cut.name(piece))
+                name = spreadsheet_cell(recording.ids[i] if every else self.cut.name(piece))
                 for k, cells in enumerate(self._cells(values)):
                     row = start + k if every else stop - 1
-                    yield [name, *([_safe(stamps[row])] if stamps else []), *cells]
+                    yield [name, *([spreadsheet_cell(stamps[row])] if stamps else []), *cells]
                 piece += 1
         if piece != len(self):
             raise InputError(f"outputs for {piece} sequences; expected {len(self)}.")
@@ -81,13 +81,13 @@ class Prediction:
             p = np.exp(a - a.max(-1, keepdims=True))
             p /= p.sum(-1, keepdims=True)
             for row in p:
-                yield [_safe(d.labels[int(row.argmax())]), *(f"{x:.9g}" for x in row)]
+                yield [spreadsheet_cell(d.labels[int(row.argmax())]), *(f"{x:.9g}" for x in row)]
         else:
             for row in a * np.array(d.target_std) + np.array(d.target_mean):
                 yield [f"{x:.9g}" for x in row]
 
 
-def _safe(cell: str) -> str:
+def spreadsheet_cell(cell: str) -> str:
     """Text that a spreadsheet would run as a formula gets an apostrophe; numbers stay."""
     risky = cell[:1] in ("=", "+", "-", "@", "\t", "\r") and not re.fullmatch(r"[+-][\d.:eE+-]*\d", cell)
-    return f"'{cell}" if risky else cell.encode("utf-8", "backslashreplace").decode()
+    return f"'{cell}" if risky else encodable(cell)

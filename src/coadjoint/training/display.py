@@ -7,6 +7,8 @@ import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from ..errors import safe
+
 Row = dict[str, Any]
 
 
@@ -28,15 +30,6 @@ class Silent:
     def close(self) -> None: ...
 
 
-def safe(text: object) -> str:
-    """Text for a terminal: control sequences shown, not obeyed."""
-    return "".join(c if c == "\n" or c.isprintable() else repr(c)[1:-1] for c in str(text))
-
-
-def short(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
 class Lines:
     """One line for each look."""
 
@@ -54,7 +47,7 @@ class Lines:
     def look(self, step: int, rows: Sequence[Row]) -> None:
         for row in rows:
             if row["kind"] == "held-out" and self.metric in row:
-                self.seen[self.metric] = short(row[self.metric])
+                self.seen[self.metric] = f"{row[self.metric]:.4g}"
             elif row["kind"] == "probe" and row["decay"] is not None:
                 self.seen["log10 |lam_0|/|lam_T|"] = f"{row['decay']:.1f}"
         self.draw(step)

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from .. import __version__
+from ..errors import encodable
 
 
 def environment(seed: int, device: str, command: str | None = None) -> dict[str, Any]:
@@ -31,7 +32,7 @@ def environment(seed: int, device: str, command: str | None = None) -> dict[str,
         "seed": seed,
         "revision": revision(),
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "command": command.encode(errors="backslashreplace").decode(),  # names of files need not be UTF-8
+        "command": encodable(command),
     }
 
 

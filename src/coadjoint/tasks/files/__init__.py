@@ -1,4 +1,16 @@
-"""Readers of users' own data: strict, and every refusal names the file, the row, the column and the way out."""
+"""Readers of users' own data: strict, and every refusal names the file, the row, the column and the way out.
+
+source      a file that nobody vouches for: opened, read, decoded
+sheet       Options, Problems, and the Recording that comes of a file
+parsing     cells as numbers and times
+table       which column is what, and a long table as sequences
+text        .csv .tsv .txt: its rows, and a table of them
+parquet     .parquet .pq: its rows, and a table of them
+arrays      .npy .npz: its rows, and arrays of sequences
+ts          .ts of the UEA and UCR archives
+rows        the row source of a file, by its suffix
+stream      File: the steps of a file, row by row, for learning while it is read
+"""
 
 from __future__ import annotations
 

@@ -16,11 +16,10 @@ from numpy.lib import format as npy
 from ...errors import DataError, said, shown
 from .parsing import EXACT, inexact
 from .sheet import Options, Problems, Recording, finish
-from .source import Source, opened
+from .source import Source, check_unpacked, opened
 
 AXES = "u (n, T, C): sequences first, then steps, then features"
 MEMBERS = ("u", "y", "lengths", "ids")
-RATIO, FREE = 100, 16 << 20  # unpacked : packed, judged beyond this many bytes
 
 
 def read_npy(source: Source, options: Options, problems: Problems) -> Recording:
@@ -50,15 +49,9 @@ def read_npz(source: Source, options: Options, problems: Problems) -> Recording:
             f"{source.path} holds {', '.join(shown(n) for n in names[:12]) or 'no arrays'}; expected an array {AXES}, and y."
         )
     need = sum(i.file_size for i in found.values())
-    if need > options.max_bytes:
-        raise DataError(
-            f"{source.path} declares {need:,} bytes unpacked and at most {options.max_bytes:,} are read. Raise --max-bytes, or split the file."
-        )
+    check_unpacked(source.path, "", need, need, options.max_bytes)
     for name, info in found.items():
-        if info.file_size > FREE and info.file_size > RATIO * max(info.compress_size, 1):
-            raise DataError(
-                f"{source.path}: '{name}' declares {info.file_size:,} bytes unpacked from {info.compress_size:,}, over {RATIO}:1. Write it with numpy.savez, uncompressed."
-            )
+        check_unpacked(f"{source.path}: '{name}'", "", info.file_size, info.compress_size, options.max_bytes)
     wanted = {
         "u": ("f", (2, 3), f"{AXES}; or u (sum of lengths, C) with lengths"),
         "y": ("fU", (1, 2, 3), "(n,), (n, k), (n, T) or (n, T, k)"),

@@ -11,7 +11,7 @@ import numpy as np
 from ...errors import DataError, MissingError, said, shown
 from .parsing import EXACT, inexact
 from .sheet import Options, Problems, Recording
-from .source import Source, magic, opened
+from .source import Source, check_unpacked, magic, opened
 from .table import Columns, Roles, long_table, roles
 
 WANTED = {
@@ -21,7 +21,6 @@ WANTED = {
     "feature": ("whole", "number", "bool"),
 }
 ROWS = 4096  # of a stream, at a time
-RATIO, FREE = 100, 16 << 20  # unpacked : packed, judged beyond this many bytes
 
 
 class ParquetRows:
@@ -99,11 +98,7 @@ def read_parquet(source: Source, options: Options, problems: Problems) -> Record
     of = roles(file.names, options, problems)
     used = [n for n in dict.fromkeys((of.id, of.time, *of.targets, *of.features)) if n]
     need = max(file.bytes, 8 * rows * len(used))
-    if need > options.max_bytes or (need > FREE and need > RATIO * len(source.data)):
-        raise DataError(
-            f"{source.path} declares {rows:,} rows, about {need:,} bytes unpacked from {len(source.data):,}: over --max-bytes {options.max_bytes:,} or over {RATIO}:1. "
-            "Raise --max-bytes, or write it without compression."
-        )
+    check_unpacked(source.path, f"{rows:,} rows, about ", need, len(source.data), options.max_bytes)
     for name in used:
         kind = _kind(pa, schema.field(name).type)
         role = "time" if name == of.time else "id" if name == of.id else "target" if name in of.targets else "feature"

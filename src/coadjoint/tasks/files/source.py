@@ -31,6 +31,9 @@ MAGIC = (  # how a file begins, what it is, what to do
 )
 
 
+RATIO, FREE = 100, 16 << 20  # unpacked : packed, judged beyond this many bytes
+
+
 @dataclass(frozen=True, eq=False)
 class Source:
     """The bytes of a regular file."""
@@ -77,6 +80,20 @@ def decoded(data: bytes, path: str, line: int = 1, begin: int = 0) -> str:
             f"{path}:{here}: byte 0x{data[e.start]:02x} is not UTF-8; "
             "the file looks like latin-1 (Windows-1252). Save it as UTF-8 (iconv -f latin1 -t utf-8)."
         ) from None
+
+
+def check_unpacked(name: str, what: str, need: int, packed: int, max_bytes: int) -> None:
+    """Refuse what would unpack to more than is read, or to far more than any honest file of that size."""
+    if need > max_bytes:
+        raise DataError(
+            f"{name} declares {what}{need:,} bytes unpacked and at most {max_bytes:,} are read. "
+            "Raise --max-bytes, or split the file."
+        )
+    if need > FREE and need > RATIO * max(packed, 1):
+        raise DataError(
+            f"{name} declares {what}{need:,} bytes unpacked from {packed:,}, over {RATIO}:1. "
+            "Write it without compression."
+        )
 
 
 def opened(path: str | os.PathLike[str], flags: int = 0) -> IO[bytes]:

@@ -122,7 +122,9 @@ class File:
         self.index = {name: k for k, name in enumerate(self.source.names)}
         self.notes = list(self.of.notes)
         self.rows = iter(self.source)
-        self.waiting: tuple[int, Cells] | None = next(self.rows)  # there is one: a source without rows is refused
+        self.waiting: tuple[int, Cells] | None = next(self.rows, None)
+        if self.waiting is None:
+            raise DataError(f"{self.source.path} holds no rows.")
         self.kind = kind or self.guessed(classes)
         self.labels = self.classes(classes) if self.kind == "classify" else []
         self.code = {label: k for k, label in enumerate(self.labels)}

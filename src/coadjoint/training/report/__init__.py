@@ -3,6 +3,7 @@
 read       what folders hold, however damaged
 text       text and numbers made safe to show
 curves     curves of many points made small
+comparison methods on tasks, and the table of their results
 figures    figures of runs, comparisons and diagnoses
 pages      the page itself
 summary    the same in short, as Markdown

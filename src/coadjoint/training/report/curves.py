@@ -1,8 +1,4 @@
-"""Report: a run folder, a folder of compared runs or of diagnostics -> one page of HTML that needs nothing else.
-
-A figure is a row of a table: kind ("lines", "heat", "dots"), title, axes, series. The page's script draws by kind.
-Everything in a folder is a stranger's text: made visible on its way in, escaped on its way into the page.
-"""
+"""Curves: columns of steps and values, compact in memory, and thinned before they are drawn."""
 
 from __future__ import annotations
 
@@ -22,7 +18,7 @@ FIGURE, SERIES = 24_000, 1500  # points drawn
 CURVES = ("loss", "gradient", "penalty", "rho", "rate", "distance", "share", "damping", "cg")
 
 
-class _Store(defaultdict[tuple[str, ...], tuple[array, array]]):
+class Store(defaultdict[tuple[str, ...], tuple[array, array]]):
     """Columns of steps and values, compact enough for long runs."""
 
     def __init__(self) -> None:
@@ -55,7 +51,7 @@ def thin(y: np.ndarray, most: int) -> np.ndarray:
     return np.array(sorted(keep))
 
 
-def _numbers(values: Iterable[float], digits: int = 5) -> list[float | None]:
+def json_numbers(values: Iterable[float], digits: int = 5) -> list[float | None]:
     """For JSON: rounded, whole numbers without a point, null for what is not finite."""
     short = lambda v: int(v) if v == int(v) and abs(v) < 1e15 else float(f"{v:.{digits}g}")
     return [short(v) if math.isfinite(v) else None for v in map(float, values)]

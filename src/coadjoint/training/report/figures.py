@@ -1,8 +1,4 @@
-"""Report: a run folder, a folder of compared runs or of diagnostics -> one page of HTML that needs nothing else.
-
-A figure is a row of a table: kind ("lines", "heat", "dots"), title, axes, series. The page's script draws by kind.
-Everything in a folder is a stranger's text: made visible on its way in, escaped on its way into the page.
-"""
+"""Figures: rows of a table with kind ("lines", "heat", "dots"), title, axes and series. The page's script draws by kind."""
 
 from __future__ import annotations
 
@@ -12,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from .curves import FIGURE, SERIES, Curve, _numbers, thin
-from .read import _Run
-from .text import COLUMNS, OF_SOME, ROWS, SHARES, Row, _count, _goal, _stem, clean, number
+from .curves import FIGURE, SERIES, Curve, json_numbers, thin
+from .read import RunRecord
+from .text import COLUMNS, OF_SOME, ROWS, SHARES, Row, clean, goal_of, number, plural, stem_of
 
-# kind of row, key, title, what it shows, label of the axis, options of _lines
+# kind of row, key, title, what it shows, label of the axis, options of lines
 TRAINING: list[tuple[str, str, str, str, str, Row]] = [
     ("train", "gradient", "Gradient norm", "of all parameters together, before clipping", "norm of the gradient", {"log": True, "smooth": True}),
     ("train", "penalty", "Penalty", "G, a function of the costates", "penalty G", {"log": None, "smooth": True, "none": "No penalty: plain backpropagation has none."}),
@@ -40,7 +36,7 @@ def _figure(kind: str, id: str, title: str, about: str, empty: str = "", notes: 
     return {"kind": kind, "id": id, "title": title, "about": about, "empty": empty, "notes": notes, **rest}
 
 
-def _lines(
+def lines(
     id: str, title: str, about: str, label: str, curves: Sequence[Curve], log: bool | None = False, smooth: bool = False,
     colours: Sequence[int] = (), span: list[int] | None = None, none: str = "No values were recorded.", **rest: Any,
 ) -> Row:  # fmt: skip
@@ -57,18 +53,18 @@ def _lines(
         at = thin(value, max(24, min(SERIES, FIGURE // len(curves))))
         drawn += len(at)
         faint = smooth and len(value) > 400
-        one = {"name": clean(name), "colour": colour, "x": _numbers(step[at], 12), "y": _numbers(value[at])}
+        one = {"name": clean(name), "colour": colour, "x": json_numbers(step[at], 12), "y": json_numbers(value[at])}
         series.append(one | {"faint": faint})
         if faint:
             parts = [p for p in np.array_split(np.arange(len(value)), 120) if np.isfinite(value[p]).any()]
             x, y = (step[p[len(p) // 2]] for p in parts), (np.nanmedian(value[p]) for p in parts)
-            middle = {"x": _numbers(x, 12), "y": _numbers(y)}
+            middle = {"x": json_numbers(x, 12), "y": json_numbers(y)}
             series.append(one | middle | {"name": f"{clean(name)}, running median"})
     total, gaps, zeros = len(every), len(every) - len(finite), int((finite <= 0).sum()) if log else 0
     notes = [
         f"{drawn:,} of {total:,} points drawn: the least and the greatest of each stretch." if drawn < total else "",
-        f"{_count(gaps, 'value')} not finite, shown as gaps." if gaps else "",
-        f"{_count(zeros, 'value')} not positive, left out of a logarithmic axis." if zeros else "",
+        f"{plural(gaps, 'value')} not finite, shown as gaps." if gaps else "",
+        f"{plural(zeros, 'value')} not positive, left out of a logarithmic axis." if zeros else "",
     ]
     rest = {"x": "training step", "y": {"label": label, "log": log, "range": span}, "series": series, **rest}
     return _figure("lines", id, title, about, notes=notes, drawn=drawn, total=total, **rest)
@@ -92,23 +88,23 @@ def _heat(probes: list[tuple[float, np.ndarray, np.ndarray]], id: str, title: st
     gaps, few = int((~np.isfinite(every)).sum()), cells.size < len(every)
     notes = [
         f"{cells.size:,} cells drawn for {len(every):,} values: each shows its greatest." if few else "",
-        f"{_count(gaps, 'value')} zero or not finite, left blank." if gaps else "",
+        f"{plural(gaps, 'value')} zero or not finite, left blank." if gaps else "",
     ]
-    grid = {"t": _numbers(starts), "steps": _numbers((pairs[b[0]][0] for b in bands), 12)}
-    span = _numbers(np.quantile(cells[np.isfinite(cells)], (0.01, 0.99)), 3)
-    rest: Row = {**grid, "cells": [_numbers(row, 4) for row in cells], "span": span, "label": label}
+    grid = {"t": json_numbers(starts), "steps": json_numbers((pairs[b[0]][0] for b in bands), 12)}
+    span = json_numbers(np.quantile(cells[np.isfinite(cells)], (0.01, 0.99)), 3)
+    rest: Row = {**grid, "cells": [json_numbers(row, 4) for row in cells], "span": span, "label": label}
     return _figure("heat", id, title, about, notes=notes, drawn=cells.size, total=len(every), **rest)
 
 
-def _run_figures(run: _Run) -> tuple[list[Row], list[Row]]:
+def run_figures(run: RunRecord) -> tuple[list[Row], list[Row]]:
     """Training curves, and what the probes saw."""
-    metric, threshold, goal = _goal(run.result.get("goal"))
+    metric, threshold, goal = goal_of(run.result.get("goal"))
     done = number(run.result.get("success_step"))
     succeeded = run.result.get("success") is True and done == done
     common: Row = {"marks": [{"x": done, "label": "success"}] if succeeded else [], "clock": True}
 
     def draw(kind: str, key: str, title: str, about: str, label: str, options: Row) -> Row:
-        return _lines(key, title, about, label, [run.store.curve(kind, key)], **(common | options))
+        return lines(key, title, about, label, [run.store.curve(kind, key)], **(common | options))
 
     def idle(kind: str, key: str) -> bool:
         """A penalty that is none, or what this optimiser does not have."""
@@ -118,11 +114,11 @@ def _run_figures(run: _Run) -> tuple[list[Row], list[Row]]:
 
     def held_out(k: int, stem: str) -> Row:
         options: Row = {"span": [0, 1]} if stem in SHARES else {"log": None}
-        if _stem(metric) == stem and threshold == threshold:
+        if stem_of(metric) == stem and threshold == threshold:
             options["rules"] = [{"y": threshold, "label": f"goal: {goal}"}]
         about, label = "of sequences that are not trained on", clean(stem) + ", share of answers" * (stem in SHARES)
         title = f"Held-out {clean(stem)}"
-        return _lines(f"held-out-{k}", title, about, label, run.held_out(stem), **common, **options)
+        return lines(f"held-out-{k}", title, about, label, run.held_out(stem), **common, **options)
 
     def heat(k: int, id: str, title: str, about: str, label: str) -> Row:
         if run.axis:  # the states of this network follow one another by something else than time
@@ -130,12 +126,12 @@ def _run_figures(run: _Run) -> tuple[list[Row], list[Row]]:
         probes = [(s, run.probes[s][0], run.probes[s][k]) for s in sorted(run.probes)]
         return _heat(probes, id, title, about, label) | ({"axis": run.axis} if run.axis else {})
 
-    stems = dict.fromkeys(_stem(key[2]) for key in run.store if key[0] == "held-out")
-    metrics = sorted(stems.keys() - {"loss"}, key=lambda stem: (stem != _stem(metric), stem))[:12]
+    stems = dict.fromkeys(stem_of(key[2]) for key in run.store if key[0] == "held-out")
+    metrics = sorted(stems.keys() - {"loss"}, key=lambda stem: (stem != stem_of(metric), stem))[:12]
     loss = [run.store.curve("train", "loss", name="training"), *run.held_out("loss")]
     norms = [run.store.curve(*key) for key in run.store if key[0] == "norm"]
     training = [
-        _lines("loss", "Loss", "of each training batch, and of held-out sequences", "loss per sequence", loss, log=None, smooth=True, **common),
+        lines("loss", "Loss", "of each training batch, and of held-out sequences", "loss per sequence", loss, log=None, smooth=True, **common),
         *(held_out(k, stem) for k, stem in enumerate(metrics)),
         *(draw(*figure) for figure in TRAINING if not idle(*figure[:2])),
     ]  # fmt: skip
@@ -143,12 +139,12 @@ def _run_figures(run: _Run) -> tuple[list[Row], list[Row]]:
         heat(1, "costates", "Costates through time", "how much of the error signal reaches each moment", "log₁₀ ‖λₜ‖"),
         heat(2, "temporal", "Temporal components", "what each moment adds to the gradient", "log₁₀ norm of the component at t"),
         *(draw(*figure) for figure in PROBED),
-        _lines("norms", "Gradient by parameter", "the norm for each of them", "norm of the gradient", norms, log=True, **common),
+        lines("norms", "Gradient by parameter", "the norm for each of them", "norm of the gradient", norms, log=True, **common),
     ]  # fmt: skip
     return training, inside
 
 
-def _drawn(chart: Row, k: int) -> Row:
+def drawn_chart(chart: Row, k: int) -> Row:
     """A figure of diagnostics.json: curves, or the cells of a grid."""
     id, title, about, x, y = f"diagnostic-{k}", *(clean(chart.get(key) or "") for key in ("title", "about", "x", "y"))
     rows = lambda key, n: [r for r in chart[key] if isinstance(r, list) and len(r) == n][:60] if isinstance(chart.get(key), list) else []  # fmt: skip
@@ -163,29 +159,29 @@ def _drawn(chart: Row, k: int) -> Row:
         label = f"log₁₀ of the {y}" if chart.get("decades") is True else y
         rest: Row = {"x": x, "span": [0, 1] if chart.get("share") is True else None}
         rules = [{"y": at, "label": clean(label)} for value, label in rows("rules", 2) if (at := number(value)) == at]
-        return _lines(id, title, about, label, curves, **rest, **({"rules": rules} if rules else {}))  # type: ignore[arg-type]
+        return lines(id, title, about, label, curves, **rest, **({"rules": rules} if rules else {}))  # type: ignore[arg-type]
     _, across, up = curves[0] if curves else ("", np.empty(0), np.empty(0))
     cells = [row[: len(up)] for row in map(vector, chart["cells"][:ROWS]) if len(row) >= len(up)][: len(across)]
     if not any(np.isfinite(row).any() for row in cells):
         return _figure("heat", id, title, about, "No values were recorded.")
     grid = np.array(cells).T
-    ends = _numbers(np.quantile(grid[np.isfinite(grid)], (0.01, 0.99)), 3)
+    ends = json_numbers(np.quantile(grid[np.isfinite(grid)], (0.01, 0.99)), 3)
     axes: Row = {
-        "t": _numbers(across[: len(cells)]),
-        "steps": _numbers(up),
+        "t": json_numbers(across[: len(cells)]),
+        "steps": json_numbers(up),
         "x": x,
         "y": y,
         "label": clean(chart.get("label") or ""),
     }
-    values = [_numbers(row, 4) for row in grid]
+    values = [json_numbers(row, 4) for row in grid]
     return _figure("heat", id, title, about, cells=values, span=ends, drawn=grid.size, total=grid.size, **axes)
 
 
-def _dots(id: str, title: str, label: str, rows: list[str], points: list[tuple[int, Row, float]], lane: str, **rest: Any) -> Row:  # fmt: skip
+def dots(id: str, title: str, label: str, rows: list[str], points: list[tuple[int, Row, float]], lane: str, **rest: Any) -> Row:  # fmt: skip
     """A mark for each seed; those without a value stand in a lane of their own."""
     marks = [
         {"row": row, "x": x, "label": f"seed {clean(run.get('seed'))}", "open": run.get("success") is not True}
-        for (row, run, _), x in zip(points, _numbers(value for _, _, value in points), strict=True)
+        for (row, run, _), x in zip(points, json_numbers(value for _, _, value in points), strict=True)
     ]
     rest = {
         "rows": rows,

@@ -1,8 +1,4 @@
-"""Report: a run folder, a folder of compared runs or of diagnostics -> one page of HTML that needs nothing else.
-
-A figure is a row of a table: kind ("lines", "heat", "dots"), title, axes, series. The page's script draws by kind.
-Everything in a folder is a stranger's text: made visible on its way in, escaped on its way into the page.
-"""
+"""Report: a run folder, a folder of compared runs or of diagnostics -> one page of HTML that needs nothing else."""
 
 from __future__ import annotations
 
@@ -12,7 +8,6 @@ import itertools
 import json
 import math
 import shlex
-import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -23,23 +18,13 @@ import numpy as np
 
 from ...errors import MissingError, StorageError, check_path
 from .. import files
-from .curves import _numbers, thin
-from .figures import _dots, _drawn, _lines, _run_figures
-from .read import (
-    APART,
-    _dict,
-    _dicts,
-    _held_out,
-    _outcome,
-    _read,
-    _read_compare,
-    _read_run,
-    _Run,
-    _run_folder,
-    _share,
-    _Task,
-)
-from .text import BUDGETS, SHARES, Row, _column, _count, _goal, _short, _stem, _time, _won, clean, number
+from .comparison import PAGE, Comparison, TaskRows, success_share, successes
+from .curves import json_numbers, thin
+from .figures import dots, drawn_chart, lines, run_figures
+from .read import RunRecord, folder_within, held_out_curve, mapping, mappings, outcome_of, read_mapping, read_run
+from .text import SHARES, Row, clean, duration, finite_values, goal_of, number, plural, short, stem_of
+
+APART = 14  # curves that colours and dashes can tell apart
 
 
 def write(folder: str | Path) -> Path:
@@ -53,7 +38,7 @@ def write(folder: str | Path) -> Path:
             f"'{folder}' is neither a run folder (metrics.jsonl) nor a compare folder (compare.json). "
             "Give the folder that `coadjoint train` or `coadjoint compare` wrote."
         )
-    page = _render((_compare_page if compared else _run_page if run else _diagnosis_page)(folder))
+    page = _render((compare_page if compared else _run_page if run else _diagnosis_page)(folder))
     files.replace(folder / "report.html", page.encode())
     return folder / "report.html"
 
@@ -118,19 +103,19 @@ def _describe(section: object) -> str:
     return clean(", ".join(([words_of[lead]] if lead else []) + rest[:8]))
 
 
-def _cards(run: _Run) -> Row:
+def _cards(run: RunRecord) -> Row:
     """The key figures, without those that are not there."""
-    result, metric = run.result, _goal(run.result.get("goal"))[0]
-    splits = _dict(result.get("metrics")).items()
-    final = [(name != metric, name, split, value) for split, of in splits for name, value in _dict(of).items()]
+    result, metric = run.result, goal_of(run.result.get("goal"))[0]
+    splits = mapping(result.get("metrics")).items()
+    final = [(name != metric, name, split, value) for split, of in splits for name, value in mapping(of).items()]
     ends: Callable[..., list[float]] = lambda *key: list(run.store.curve(*key)[2][[0, -1]]) if key in run.store else []
-    change = lambda key: " → ".join(_short(v, 3) for v in ends("probe", key) if v == v)
+    change = lambda key: " → ".join(short(v, 3) for v in ends("probe", key) if v == v)
     cards = {
-        "steps": _short(result.get("step") or run.last),
-        "time": _time(result.get("seconds") or [None, *ends("clock", "seconds")][-1]),
-        **{clean(f"{name} ({split})"): _short(x) for _, name, split, x in sorted(final, key=lambda f: f[0])[:6]},
-        "parameters": _short(result.get("parameters")),
-        "best step": _short(result.get("best_step")),
+        "steps": short(result.get("step") or run.last),
+        "time": duration(result.get("seconds") or [None, *ends("clock", "seconds")][-1]),
+        **{clean(f"{name} ({split})"): short(x) for _, name, split, x in sorted(final, key=lambda f: f[0])[:6]},
+        "parameters": short(result.get("parameters")),
+        "best step": short(result.get("best_step")),
         "decay, first → last": change("decay"),
         "spectral radius, first → last": change("radius"),
         "steps clipped": f"{run.clipped:.1%}" if run.clipped else "",
@@ -138,14 +123,14 @@ def _cards(run: _Run) -> Row:
     return {name: value for name, value in cards.items() if value not in ("", "–")}
 
 
-def _run_tables(run: _Run) -> tuple[Row, Row]:
+def _run_tables(run: RunRecord) -> tuple[Row, Row]:
     """Held-out values at up to 40 steps, and examples."""
-    stems = dict.fromkeys(_stem(key[2]) for key in run.store if key[0] == "held-out")
+    stems = dict.fromkeys(stem_of(key[2]) for key in run.store if key[0] == "held-out")
     values = {name: dict(zip(x, y, strict=True)) for stem in stems for name, x, y in run.held_out(stem)}
     grid = sorted({step for column in values.values() for step in column})
     grid = [grid[k] for k in np.unique(np.linspace(0, len(grid) - 1, min(40, len(grid))).astype(int))]
-    held = ([_short(step), *(_short(column.get(step)) for column in values.values())] for step in grid)
-    examples = _dicts(run.result.get("examples"))
+    held = ([short(step), *(short(column.get(step)) for column in values.values())] for step in grid)
+    examples = mappings(run.result.get("examples"))
     keys = list(dict.fromkeys(key for example in examples for key in example))[:8]
     mark = lambda v: ("✓ yes" if v else "✗ no") if isinstance(v, bool) else v
     shown = ([mark(example.get(key)) for key in keys] for example in examples)
@@ -156,9 +141,9 @@ def _run_tables(run: _Run) -> tuple[Row, Row]:
 
 
 def _run_page(folder: Path) -> Row:
-    run, name = _read_run(folder), folder.resolve().name
+    run, name = read_run(folder), folder.resolve().name
     config, environment = run.config, run.environment
-    (training, inside), (held_out, examples) = _run_figures(run), _run_tables(run)
+    (training, inside), (held_out, examples) = run_figures(run), _run_tables(run)
     _, steps, seconds = run.store.curve("clock", "seconds")
     at = thin(seconds, 600)
     facts = {
@@ -183,11 +168,11 @@ def _run_page(folder: Path) -> Row:
         "kind": "run",
         "name": clean(name),
         "title": _describe(config.get("task") or config.get("data")) or clean(name),
-        "outcome": _outcome(run.result, run.last),
+        "outcome": outcome_of(run.result, run.last),
         "facts": {k: v for k, v in facts.items() if v},
         "notices": run.faults,
         "cards": _cards(run),
-        "clock": {"steps": _numbers(steps[at], 12), "seconds": _numbers(seconds[at])} if len(at) else None,
+        "clock": {"steps": json_numbers(steps[at], 12), "seconds": json_numbers(seconds[at])} if len(at) else None,
         "sections": [
             _section("training", "Training", figures=training, tables=[held_out]),
             _section("inside", "Inside the gradient", costates, inside),
@@ -201,20 +186,20 @@ def _run_page(folder: Path) -> Row:
 
 def _diagnoses(folder: Path, faults: list[str]) -> tuple[Row, list[Row]]:
     """What diagnostics.json says, and its section; none where there is no such file."""
-    found = _read(folder / "diagnostics.json", faults)
+    found = read_mapping(folder / "diagnostics.json", faults)
     if not found:
         return {}, []
-    about, table = _dict(found.get("about")), _dict(found.get("table"))
+    about, table = mapping(found.get("about")), mapping(found.get("table"))
     texts = lambda v: [clean(one) for one in v][:60] if isinstance(v, list) else []
     heads = texts(table.get("heads"))
     rows = [row for r in table.get("rows") or () if len(row := texts(r)) == len(heads)] if heads else []
     words = {i for i, head in enumerate(heads) if head in ("figure", "unit", "what it says")}
-    declined = list(_dict(found.get("declined")).items())
+    declined = list(mapping(found.get("declined")).items())
     tables = [_table("Figures", heads, rows, "No figures were recorded.", text=words)]
     if declined:
         tables.append(_table("Not for this network", ["diagnostic", "why"], declined, "", folded=True))
     lead = "; ".join(clean(about[key]) for key in ("weights", "sequences") if about.get(key))
-    drawn = [_drawn(chart, k) for k, chart in enumerate(_dicts(found.get("charts"))[:40])]
+    drawn = [drawn_chart(chart, k) for k, chart in enumerate(mappings(found.get("charts"))[:40])]
     return found, [_section("diagnostics", "Diagnostics", lead, drawn, tables)]
 
 
@@ -227,7 +212,7 @@ def _diagnosis_page(folder: Path) -> Row:
         raise StorageError(
             f"'{folder / 'diagnostics.json'}' holds no diagnostics. {why} Run `coadjoint diagnose` again."
         )
-    about = _dict(found.get("about"))
+    about = mapping(found.get("about"))
     facts = {"network": _describe(about.get("network")), "seed": clean(about.get("seed"))}
     table = sections[0]["tables"][0]
     single = table["head"][:3] == ["figure", "value", "unit"]
@@ -248,53 +233,35 @@ def _diagnosis_page(folder: Path) -> Row:
     }
 
 
-def _spread(values: Sequence[float], tell: Callable[[object], str] = _short) -> str:
-    """Median (least to greatest)."""
-    middle = tell(statistics.median(values) if values else None)
-    return f"{middle} ({tell(min(values))} to {tell(max(values))})" if len(set(values)) > 1 else middle
-
-
-def _task_sections(folder: Path, task: _Task, title: str, faults: list[str]) -> list[Row]:
+def _task_sections(folder: Path, task: TaskRows, title: str, faults: list[str]) -> list[Row]:
     """The table of a task, and its figures."""
-    metric, threshold, goal = task.metric, *_goal(task.goal)[1:]
+    metric, threshold, goal = task.metric, *goal_of(task.goal)[1:]
     curves, colours = [], []
     for k, run in task.runs:
-        if path := _run_folder(folder, run):
-            metric, (_, steps, values) = _held_out(path, metric, faults)
+        if path := folder_within(folder, run):
+            metric, (_, steps, values) = held_out_curve(path, metric, faults)
             curves.append((f"{task.rows[k].name}, seed {clean(run.get('seed'))}", steps, values))
             colours.append(k)
     names, measure, every = [row.name for row in task.rows], clean(metric or "metric"), [run for _, run in task.runs]
-    known = list(dict.fromkeys(key for row in task.rows for key in row.settings))
-    shown = [key for key in known if len({str(row.settings.get(key)) for row in task.rows}) > 1][:8]
-    budgets = [key for key in BUDGETS if any(key in row.budget for row in task.rows)]
-    counted = lambda row: [_spread(_column(_won(row.runs), "work"))] if budgets else []
-    results = [
-        [row.name, *(row.settings.get(key) for key in shown), task.score(row.runs) or "no goal", *(row.within(key) for key in budgets),
-         _spread(_column(_won(row.runs), "steps")), *counted(row), _spread(_column(_won(row.runs), "seconds"), _time),
-         _spread(_column(row.runs, "metric"))]
-        for row in task.rows
-    ]  # fmt: skip
-    longest = max(_column(every, "steps"), default=0.0)
+    head, results = task.table(PAGE, metric)
+    longest = max(finite_values(every, "steps"), default=0.0)
     rules: Row = (
         {"rules": [{"x": threshold, "y": threshold, "label": f"goal: {goal}"}]} if threshold == threshold else {}
     )
-    span = {"span": [0, 1]} if _stem(metric) in SHARES else {"log": None}
+    span = {"span": [0, 1]} if stem_of(metric) in SHARES else {"log": None}
     steps_of = [(k, run, number(run.get("steps")) if run.get("success") is True else math.nan) for k, run in task.runs]
     final_of = [(k, run, number(run.get("metric"))) for k, run in task.runs]
     many = f"{len(names)} rows are more than colours can tell apart: each run has a page of its own."
     few, none = len(names) <= APART, "The run folders hold no held-out values."
     success = [
-        _dots(f"steps{task.tail}", "Steps to success, seed by seed", "steps to success", names, steps_of, "no success"),
-        _lines(f"share{task.tail}", "Success over steps", "share of the seeds that have succeeded by then", "share of seeds",
-               [_share(row.name, row.runs, longest) for row in task.rows if row.runs and few], span=[0, 1], stairs=True,
+        dots(f"steps{task.tail}", "Steps to success, seed by seed", "steps to success", names, steps_of, "no success"),
+        lines(f"share{task.tail}", "Success over steps", "share of the seeds that have succeeded by then", "share of seeds",
+               [success_share(row.name, row.runs, longest) for row in task.rows if row.runs and few], span=[0, 1], stairs=True,
                none="No runs." if few else many),
-        _lines(f"curves{task.tail}", f"Held-out {measure} of every run", "coloured by row of the table", measure, curves if few else [],
+        lines(f"curves{task.tail}", f"Held-out {measure} of every run", "coloured by row of the table", measure, curves if few else [],
                colours=colours, rows=names, none=none if few else many, **span, **rules),
-        _dots(f"final{task.tail}", f"Final {measure}, seed by seed", f"final {measure}", names, final_of, "no value", **rules),
+        dots(f"final{task.tail}", f"Final {measure}, seed by seed", f"final {measure}", names, final_of, "no value", **rules),
     ]  # fmt: skip
-    limits = {key: next((_short(row.budget[key]) for row in task.rows if key in row.budget), "") for key in budgets}
-    head = ["name", *shown, "successes", *(f"in {most} {key}" for key, most in limits.items()), "steps to success",
-            *(["gradients to success"] if budgets else []), "time to success", f"final {measure}"]  # fmt: skip
     lead = "Median, and range in brackets. Steps and time are those of the runs that succeeded."
     results_table = _table("Results", head, results, "This comparison holds no rows.", text=(0,))
     drawn = success if task.goal else success[2:]
@@ -304,18 +271,19 @@ def _task_sections(folder: Path, task: _Task, title: str, faults: list[str]) -> 
     ]
 
 
-def _compare_page(folder: Path) -> Row:
+def compare_page(folder: Path) -> Row:
     faults: list[str] = []
-    compare, tasks = _read_compare(folder, faults)
+    comparison = Comparison.read(folder, faults)
+    compare, tasks = comparison.about, comparison.tasks
     several = len(tasks) > 1
     each, failures = [], []
     for task in tasks:
         for k, run in task.runs:
-            path = _run_folder(folder, run)
+            path = folder_within(folder, run)
             page = path / "report.html" if path else folder
             link = "./" + quote(page.relative_to(folder.resolve()).as_posix()) if page.is_file() else ""
             label = f"{task.name}: " * several + f"{task.rows[k].name}, seed {clean(run.get('seed'))}"
-            told = _short(run.get("steps")), _time(run.get("seconds")), _short(run.get("metric"))
+            told = short(run.get("steps")), duration(run.get("seconds")), short(run.get("metric"))
             each.append([(label, link) if link else label, run.get("status"), *told])
             if run.get("error") or run.get("status") == "failed":
                 failures.append([label, run.get("status"), run.get("error") or "no reason was recorded"])
@@ -324,7 +292,7 @@ def _compare_page(folder: Path) -> Row:
     about = "The runs that succeeded, where a task has a goal, and the median of its metric."
     overview = _table("All tasks", ["name", *(task.short for task in tasks)], matrix, "No rows.", text=(0,))
     rows_of = ((row.settings, row.name) for task in tasks for row in task.rows)
-    settled = [*((value, key) for key, value in _dict(compare.get("tasks")).items()), *rows_of]
+    settled = [*((value, key) for key, value in mapping(compare.get("tasks")).items()), *rows_of]
     pairs = dict.fromkeys(pair for chosen, name in settled if chosen for pair in _flat(chosen, clean(name)))
     tables = {
         "runs": [
@@ -333,16 +301,16 @@ def _compare_page(folder: Path) -> Row:
         ],
         "setup": [
             _table("Settings", ["setting", "value"], pairs, "No settings were recorded.", folded=len(pairs) > 40),
-            _table("Environment", ["what", "value"], _flat(_dict(compare.get("environment"))), "No environment was recorded."),
+            _table("Environment", ["what", "value"], _flat(mapping(compare.get("environment"))), "No environment was recorded."),
         ],
     }  # fmt: skip
     counted = [run for task in tasks if task.goal for _, run in task.runs]
-    wins, command = len(_won(counted)), clean(compare.get("command") or "not recorded")
+    wins, command = len(successes(counted)), clean(compare.get("command") or "not recorded")
     tone = "good" if wins else "calm"
-    scores = {task.name: task.score([run for _, run in task.runs]) or "no goal" for task in tasks}
-    goals = {f"goal of {task.short}" if several else "goal": _goal(task.goal)[2] for task in tasks if task.goal}
+    scores = {task.name: task.score([run for _, run in task.runs]) for task in tasks}
+    goals = {f"goal of {task.short}" if several else "goal": goal_of(task.goal)[2] for task in tasks if task.goal}
     seconds, jobs = number(compare.get("seconds")), number(compare.get("jobs"))
-    took = {"took": f"{_time(seconds)}, {_short(jobs)} runs at a time"} if seconds == seconds else {}
+    took = {"took": f"{duration(seconds)}, {short(jobs)} runs at a time"} if seconds == seconds else {}
     sections = [
         *([_section("overview", "Overview", about, tables=[overview])] if several else []),
         *(one for task in tasks for one in _task_sections(folder, task, task.name if several else "", faults)),
@@ -359,10 +327,10 @@ def _compare_page(folder: Path) -> Row:
         else ("calm", str(len(each)), "runs"),
         "facts": goals | took,
         "notices": [fault + f" ({n} runs)" * (n > 1) for fault, n in Counter(faults).most_common(20)],
-        "cards": scores if several else {row.name: tasks[0].score(row.runs) or "no goal" for row in tasks[0].rows[:12]},
+        "cards": scores if several else {row.name: tasks[0].score(row.runs) for row in tasks[0].rows[:12]},
         "clock": None,
         "sections": sections,
         "command": command,
         "tasks": [task.name for task in tasks],
-        "runs": _count(len(each), "run"),
+        "runs": plural(len(each), "run"),
     }

@@ -1,15 +1,10 @@
-"""Report: a run folder, a folder of compared runs or of diagnostics -> one page of HTML that needs nothing else.
-
-A figure is a row of a table: kind ("lines", "heat", "dots"), title, axes, series. The page's script draws by kind.
-Everything in a folder is a stranger's text: made visible on its way in, escaped on its way into the page.
-"""
+"""What run folders hold, however damaged: each fault becomes a sentence on the page."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
-import statistics
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,11 +14,10 @@ import numpy as np
 
 from ...errors import CoadjointError, MissingError, StorageError, check_path
 from .. import files, schemas, settings, storage
-from .curves import CURVES, Curve, _Store
-from .text import BUDGETS, Row, _column, _count, _goal, _short, _stem, _time, _won, clean, number
+from .curves import CURVES, Curve, Store
+from .text import Row, clean, duration, goal_of, number, plural, short, stem_of
 
 MOST, LINE = 200_000_000, 4 << 20  # bytes of a file that is read whole; of a line of one that is read line by line
-APART = 14  # curves that colours and dashes can tell apart
 NOT_METRICS = ("kind", "split", "step", "sequences")
 
 
@@ -50,7 +44,7 @@ def scan(path: Path, faults: list[str], word: str = "") -> Iterator[Row]:
         faults.append(f"The last line of {path.name} was cut off, as by a crash; it is left out.")
     if bad:
         where = ", ".join(map(str, bad[:5])) + (", …" if len(bad) > 5 else "")
-        faults.append(f"{path.name}: {_count(len(bad), 'unreadable line')} left out ({where}).")
+        faults.append(f"{path.name}: {plural(len(bad), 'unreadable line')} left out ({where}).")
 
 
 def _reason(path: Path, error: object) -> str:
@@ -65,7 +59,7 @@ def read_rows(path: str | Path) -> list[Row]:
     return list(scan(Path(path), []))
 
 
-def _read(path: Path, faults: list[str]) -> Row:
+def read_mapping(path: Path, faults: list[str]) -> Row:
     """A mapping from a JSON or YAML file; {} where there is none, and a sentence in `faults` if it is damaged."""
     if not os.path.lexists(path):
         return {}
@@ -97,21 +91,23 @@ def _judge_model(path: Path, faults: list[str]) -> None:
         return
 
 
-def _dict(value: object) -> Row:
+def mapping(value: object) -> Row:
     return value if isinstance(value, dict) else {}
 
 
-def _dicts(value: object) -> list[Row]:
+def mappings(value: object) -> list[Row]:
     return [v for v in value if isinstance(v, dict)] if isinstance(value, list) else []
 
 
-def _outcome(result: Row, last: float) -> tuple[str, str, str]:
+def outcome_of(result: Row, last: float) -> tuple[str, str, str]:
     """Tone, word, and what happened."""
-    status, at, goal = result.get("status"), _short(result.get("step") or last), _goal(result.get("goal"))[2]
+    status, at, goal = result.get("status"), short(result.get("step") or last), goal_of(result.get("goal"))[2]
     why = f": {clean(result['reason'])}" if result.get("reason") else ""
     if result.get("success") is True:
         seconds = number(result.get("success_seconds"))
-        when = _short(result.get("success_step") or last) + (f", after {_time(seconds)}" if seconds == seconds else "")
+        when = short(result.get("success_step") or last) + (
+            f", after {duration(seconds)}" if seconds == seconds else ""
+        )
         after = "" if status in ("success", "finished") else f"; {clean(status)} at step {at}{why}"
         return "good", "Success", f"at step {when}" + (f": {goal}" if goal else "") + after
     missed = f", without reaching {goal}" if goal else ""
@@ -127,13 +123,13 @@ def _outcome(result: Row, last: float) -> tuple[str, str, str]:
 
 
 @dataclass(frozen=True)
-class _Run:
+class RunRecord:
     """What a run folder holds; probes: step -> (t, log10 |lam_t|, log10 norms of the temporal components)."""
 
     config: Row
     environment: Row
     result: Row
-    store: _Store
+    store: Store
     probes: dict[float, list[np.ndarray]]
     faults: list[str]
     clipped: float  # share of the steps
@@ -147,16 +143,16 @@ class _Run:
 
     def held_out(self, stem: str) -> list[Curve]:
         """The curves of a metric and its variants, for each split."""
-        keys = [key for key in self.store if key[0] == "held-out" and _stem(key[2]) == stem]
+        keys = [key for key in self.store if key[0] == "held-out" and stem_of(key[2]) == stem]
         return [self.store.curve(*key, name=f"{key[2]} ({key[1]})") for key in keys]
 
 
-def _read_run(folder: Path) -> _Run:
+def read_run(folder: Path) -> RunRecord:
     faults: list[str] = []
     config, environment, result = (
-        _read(folder / f, faults) for f in ("config.yaml", "environment.json", "result.json")
+        read_mapping(folder / f, faults) for f in ("config.yaml", "environment.json", "result.json")
     )
-    store, skipped, clipped = _Store(), Counter[str](), 0
+    store, skipped, clipped = Store(), Counter[str](), 0
     probes: dict[float, list[np.ndarray]] = {}
     axis = ""
     vector = lambda values: np.array([number(v) for v in values] if isinstance(values, list) else [])
@@ -172,18 +168,18 @@ def _read_run(folder: Path) -> _Run:
             probes[step] = [vector(row.get(key)) for key in ("t", "log10_costates", "temporal")]
             store.put(row, ("decay", "radius"), "probe")
             axis = clean(row.get("axis") or "")
-            norms = _dict(row.get("gradients"))
+            norms = mapping(row.get("gradients"))
             store.put(norms | {"step": step}, (k for k in norms if k != "step"), "norm")
     if os.path.lexists(folder / "clock.jsonl"):
         for row in scan(folder / "clock.jsonl", faults):
             store.put(row, ("seconds",), "clock")
     _judge_model(folder / "model.safetensors", faults)
-    faults += [f"{_count(n, 'step')} skipped: {why}." for why, n in skipped.most_common(5)]
+    faults += [f"{plural(n, 'step')} skipped: {why}." for why, n in skipped.most_common(5)]
     trained = len(store.get(("train", "gradient"), ((),))[0])
-    return _Run(config, environment, result, store, probes, faults, clipped / max(1, trained), axis)
+    return RunRecord(config, environment, result, store, probes, faults, clipped / max(1, trained), axis)
 
 
-def _run_folder(folder: Path, run: Row) -> Path | None:
+def folder_within(folder: Path, run: Row) -> Path | None:
     """The run's folder, if it lies within the compare folder."""
     try:
         path = (folder / str(run.get("folder") or "..")).resolve()
@@ -192,87 +188,12 @@ def _run_folder(folder: Path, run: Row) -> Path | None:
         return None
 
 
-def _held_out(path: Path, metric: str, faults: list[str]) -> tuple[str, Curve]:
+def held_out_curve(path: Path, metric: str, faults: list[str]) -> tuple[str, Curve]:
     """The held-out curve of a run: of `metric` or, if none is named, of the first that is not the loss."""
-    store = _Store()
+    store = Store()
     for row in scan(path / "metrics.jsonl", faults, '"held-out"') if os.path.lexists(path / "metrics.jsonl") else ():
         if row.get("kind") == "held-out":
             store.put(row, (k for k in row if k not in NOT_METRICS), str(row.get("split", "")))
     metric = metric or next((key[1] for key in store if key[1] != "loss"), "loss" if store else "")
     splits = sorted((key[0] for key in store if key[1] == metric), key=lambda split: split != "test")
     return metric, store.curve(splits[0] if splits else "", metric)
-
-
-def _share(name: str, runs: list[Row], longest: float) -> Curve:
-    """Share of runs that have succeeded by a step: known as far as the row ran, or to the end if all have succeeded."""
-    ends = sorted(_column(_won(runs), "steps"))
-    known = longest if len(ends) == len(runs) else max(_column(runs, "steps"), default=0.0)
-    share = np.arange(len(ends) + 1) / max(1, len(runs))
-    return name, np.array([0.0, *ends, known]), np.array([*share, share[-1]])
-
-
-@dataclass(frozen=True)
-class _Method:
-    """A row of a comparison: a method on a task, and the budgets of its runs."""
-
-    name: str
-    settings: Row
-    runs: list[Row]
-    budget: Row
-
-    def within(self, budget: str) -> str:
-        """How many of its runs succeeded within a budget."""
-        most, used = number(self.budget.get(budget)), BUDGETS[budget]
-        return f"{sum(x <= most for x in _column(_won(self.runs), used))} of {len(self.runs)}" if most == most else "–"
-
-
-@dataclass(frozen=True)
-class _Task:
-    """A task of a comparison and its rows. `tail` tells its figures from those of other tasks."""
-
-    name: str
-    goal: str
-    metric: str
-    rows: list[_Method]
-    tail: str
-
-    @property
-    def short(self) -> str:
-        """ "addition" of "addition, 100 steps"."""
-        return self.name.split(",")[0]
-
-    @property
-    def runs(self) -> list[tuple[int, Row]]:
-        return [(k, run) for k, row in enumerate(self.rows) for run in row.runs]
-
-    def score(self, runs: list[Row]) -> str:
-        """ "2 of 3, 1 failed"; of a task that has no goal only how many failed."""
-        crashed = lambda run: run.get("status") == "waiting" and bool(run.get("error"))
-        lost = sum(run.get("status") == "failed" or crashed(run) for run in runs)
-        won = f"{len(_won(runs))} of {len(runs)}" if self.goal else ""
-        return ", ".join(filter(None, (won, f"{lost} failed" if lost else "")))
-
-    def brief(self, name: str) -> str:
-        """Success and median metric of a method, for the overview."""
-        runs = [run for row in self.rows if row.name == name for run in row.runs]
-        known = _column(runs, "metric")
-        return " · ".join(filter(None, (self.score(runs), _short(statistics.median(known)) if known else "–")))
-
-
-def _read_compare(folder: Path, faults: list[str]) -> tuple[Row, list[_Task]]:
-    compare = _read(folder / "compare.json", faults)
-    if not compare:
-        why = " ".join(faults)
-        raise StorageError(f"'{folder / 'compare.json'}' holds no comparison. {why} Run `coadjoint compare` again.")
-    found: dict[str, _Task] = {}
-    for entry in _dicts(compare.get("rows")) or [{}]:
-        told = {key: entry.get(key, compare.get(key)) for key in ("task", "goal", "metric")}  # of the row, or of all
-        name = clean(told["task"] or folder.resolve().name)
-        metric = told["metric"] if isinstance(told["metric"], str) else _goal(told["goal"])[0]
-        task = found.setdefault(
-            name, _Task(name, str(told["goal"] or ""), metric, [], f"-{len(found)}" if found else "")
-        )
-        if entry:
-            row = clean(entry.get("name") or "unnamed"), _dict(entry.get("settings")), _dicts(entry.get("runs"))
-            task.rows.append(_Method(*row, _dict(entry.get("budget"))))
-    return compare, list(found.values())

@@ -1,8 +1,4 @@
-"""Report: a run folder, a folder of compared runs or of diagnostics -> one page of HTML that needs nothing else.
-
-A figure is a row of a table: kind ("lines", "heat", "dots"), title, axes, series. The page's script draws by kind.
-Everything in a folder is a stranger's text: made visible on its way in, escaped on its way into the page.
-"""
+"""The tables of a comparison as Markdown."""
 
 from __future__ import annotations
 
@@ -10,13 +6,13 @@ import re
 from pathlib import Path
 
 from ...errors import check_path
-from .pages import _compare_page
+from .pages import compare_page
 
 
 def markdown(folder: str | Path) -> str:
     """The tables of a comparison in Markdown, with the command that made it and the time it took."""
     check_path("folder", folder)
-    page = _compare_page(Path(folder))
+    page = compare_page(Path(folder))
     plain = lambda cell: " ".join((cell if isinstance(cell, str) else cell[0]).split()).replace("|", "\\|")
     line = lambda cells: f"| {' | '.join(map(plain, cells))} |"
     fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", page["command"])), default=0))

@@ -1,8 +1,4 @@
-"""Report: a run folder, a folder of compared runs or of diagnostics -> one page of HTML that needs nothing else.
-
-A figure is a row of a table: kind ("lines", "heat", "dots"), title, axes, series. The page's script draws by kind.
-Everything in a folder is a stranger's text: made visible on its way in, escaped on its way into the page.
-"""
+"""Text and numbers for the page. What a folder holds is a stranger's: it is made visible here, and escaped by the template."""
 
 from __future__ import annotations
 
@@ -16,7 +12,6 @@ ROWS, COLUMNS = 120, 200  # cells of a heatmap
 TEXT = 2000  # characters of one field
 UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
 SHARES = ("right", "accuracy")  # metrics between 0 and 1
-BUDGETS = {"gradients": "work", "seconds": "seconds"}  # a setting of a run, and what it says of itself
 OF_SOME = ("rate", "distance", "share", "damping", "cg")  # curves that only some optimisers have
 
 
@@ -36,23 +31,23 @@ def number(value: object) -> float:
     return x if math.isfinite(x) else math.nan
 
 
-def _count(n: int, noun: str) -> str:
+def plural(n: int, noun: str) -> str:
     return f"{n:,} {noun}{'' if n == 1 else 's'}"
 
 
-def _short(value: object, digits: int = 4) -> str:
+def short(value: object, digits: int = 4) -> str:
     """A number for people: 12,000 or 0.9876 or −3.1e-07; – where there is none."""
     x = number(value)
     plain = f"{x:,.0f}" if (x == round(x) if x == x else False) or abs(x) >= 1000 else f"{x:.{digits}g}"
     return "–" if x != x else (plain if abs(x) < 1e9 else f"{x:.3g}").replace("-", "−", 1 if x < 0 else 0)
 
 
-def _time(value: object) -> str:
+def duration(value: object) -> str:
     s = number(value)
     return "–" if s != s else f"{s:.3g} s" if s < 100 else f"{s / 60:.3g} min" if s < 6000 else f"{s / 3600:.3g} h"
 
 
-def _goal(text: object) -> tuple[str, float, str]:
+def goal_of(text: object) -> tuple[str, float, str]:
     """ "right >= 1" -> ("right", 1.0, "right ≥ 1"); ("", nan, "") if there is none."""
     found = re.fullmatch(r"\s*(\S+)\s*[<>]=\s*([-+.\deE]+)\s*", str(text or ""))
     try:
@@ -62,14 +57,10 @@ def _goal(text: object) -> tuple[str, float, str]:
     return found[1] if found else "", threshold, clean(text or "").replace(">=", "≥").replace("<=", "≤")
 
 
-def _stem(metric: str) -> str:
+def stem_of(metric: str) -> str:
     """right_0.2 and right_0.04 share a figure with right."""
     return re.sub(r"_[\d.]+$", "", metric)
 
 
-def _won(runs: Iterable[Row]) -> list[Row]:
-    return [run for run in runs if run.get("success") is True]
-
-
-def _column(runs: Iterable[Row], key: str) -> list[float]:
+def finite_values(runs: Iterable[Row], key: str) -> list[float]:
     return [x for run in runs if (x := number(run.get(key))) == x]
