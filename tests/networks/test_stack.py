@@ -204,6 +204,7 @@ def fitting(case):
     return case
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "seed", [seed if seed % 3 == 0 else pytest.param(seed, marks=pytest.mark.thorough) for seed in range(140)]
 )
