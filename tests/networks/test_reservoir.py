@@ -367,6 +367,7 @@ def moving_average(train, test, taps=30):
     return np.sqrt(((rows(test[0].numpy()) @ w - truth) ** 2).mean() / truth.var())
 
 
+@pytest.mark.slow
 def test_narma_is_predicted_better_than_by_a_linear_model():
     """At most 0.7 times the normalised error of 30 taps, and 0.6 times with an expansion of the states."""
     train, test = narma(2500, 0), narma(1500, 1)
