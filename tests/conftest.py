@@ -25,6 +25,15 @@ def pytest_addoption(parser):
     parser.addoption("--thorough", action="store_true", help="run every case of the large tables, not a part of them")
 
 
+def pytest_collection_modifyitems(config, items):
+    """Tests marked `thorough` run with --thorough alone."""
+    if config.getoption("--thorough"):
+        return
+    left_out = [item for item in items if item.get_closest_marker("thorough")]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if not item.get_closest_marker("thorough")]
+
+
 @pytest.fixture(scope="session")
 def thorough(request):
     """Whether every case of a large table is to run."""

@@ -203,6 +203,7 @@ def penalty_of(name):
     return lambda lam: co.penalties.PENALTIES[name](lam)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TABLE)
 @pytest.mark.parametrize("turn", range(2))
 def test_loss_costates_and_gradients_of_first_and_second_order(name, turn):

@@ -204,7 +204,10 @@ def fitting(case):
     return case
 
 
-@pytest.mark.parametrize("seed", range(140))
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "seed", [seed if seed % 3 == 0 else pytest.param(seed, marks=pytest.mark.thorough) for seed in range(140)]
+)
 def test_against_one_sample_at_a_time(seed):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

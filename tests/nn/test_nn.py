@@ -395,6 +395,7 @@ def test_the_plain_loops_are_torchs(name):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", SECOND)
 def test_second_and_third_derivatives(name, engine, record_property):
@@ -449,6 +450,7 @@ def as_function(module, names):
     return f
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", PARITY)
 def test_gradgradcheck(name, engine):
@@ -630,6 +632,7 @@ def test_the_name_of_a_module_says_what_it_is():
     assert repr(co.nn.LSTM(3, 5, proj_size=2)) == "LSTM(3, 5, proj_size=2)"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 @each
 def test_forward_mode(case, engine):

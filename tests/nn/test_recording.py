@@ -88,6 +88,7 @@ class Recorded:
             assert (c.log_ratios() - ratio)[both].abs().sum() < 1e-10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "option"), KINDS)
 def test_costates(kind, option):
     """Every loss, every way of handing over samples and every engine, each pair of them somewhere."""
@@ -102,6 +103,7 @@ def test_costates(kind, option):
 ON_COSTATES = [name for name in PENALTIES if name != "output-variance"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(
     ("kind", "option", "lengths", "loss"),
@@ -148,6 +150,7 @@ def test_barrier():
     close(run.truth.gradient(G.mean()), run.truth.gradient(expected.mean()), 1e-9, "barrier", least=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "extras", [{"recurrent_dropout": 0.4}, {"zoneout": 0.3}, {"recurrent_dropout": 0.3, "zoneout": 0.2}]
 )
@@ -221,6 +224,7 @@ def test_network(cell, readout):
 SOURCES = [f"{given} link scaled" for given in ("s", "s_last", "s s_last", "s_last k_last", "s s_last k_last")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", [eager, fused, c_engine], ids=lambda e: e.__name__.rpartition(".")[2])
 @pytest.mark.parametrize("name", [n for n in CELLS if n != "diagonal"])
 def test_links_in_scaled_sweeps(name, engine):

@@ -254,6 +254,7 @@ def test_every_step_is_predicted_before_it_is_learned():
     assert [row["place"] for row in looks] == [11.0, 26.0, 36.0]
 
 
+@pytest.mark.slow
 def test_it_learns_to_remember():
     torch.manual_seed(0)
     rng = torch.Generator().manual_seed(1)

@@ -346,6 +346,7 @@ def test_probes_of_unequal_lengths_and_blanks(tmp_path):
     assert "1 value not positive, left out of a logarithmic axis." in page.text
 
 
+@pytest.mark.slow
 def test_a_long_run_stays_small_and_keeps_its_spike(tmp_path):
     n, t = 60_000, list(range(1000))
     with (tmp_path / "metrics.jsonl").open("w") as file:
@@ -674,6 +675,7 @@ def test_there_are_fields_enough():
     assert len(FIELDS) >= 31
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("file", "path"),
     FIELDS,
