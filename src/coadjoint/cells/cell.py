@@ -8,7 +8,7 @@
 v may also hold an entry that no product goes with (`inputs`), and data that comes with each step: a mask, noise (`given`).
 A gate whose formula leaves out v has no rows in R and b.
 
-f and the read r are written once, over the functions of `coadjoint.formula`; every derivative and every engine
+f and the read r are written once, over the functions of `cells.formula`; every derivative and every engine
 takes its code from them. Throughout, W is recurrent and R reads the input (other libraries swap the letters).
 """
 

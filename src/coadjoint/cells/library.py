@@ -1,15 +1,7 @@
-"""Cells: formulas x_t = f(z_t, v_t, x_{t-1}, p), elementwise over units.
+"""The cells that come with the package, and CELLS, their names.
 
-    z_t = W r(x_{t-1})     what the network says to itself     one entry for each gate
-    v_t = R u_t + b        what the input says                 one entry for each gate
-    x_t                    the state                           one entry for each slot
-    p                      per-unit parameters, trained        (time constants, a second bias)
-
-v may also hold an entry that no product goes with (`inputs`), and data that comes with each step: a mask, noise (`given`).
-A gate whose formula leaves out v has no rows in R and b.
-
-f and the read r are written once, over the functions of `coadjoint.formula`; every derivative and every engine
-takes its code from them. Throughout, W is recurrent and R reads the input (other libraries swap the letters).
+Each is a formula over the functions of cells.formula, as its paper has it; W is recurrent and R reads the input throughout
+(other libraries swap the letters).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Layout: how the user's sequences lie in the flat rows of a sweep, and what is refused on the way there."""
+"""How parameters are made: their types, and what is refused."""
 
 from __future__ import annotations
 

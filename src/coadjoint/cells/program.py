@@ -1,9 +1,4 @@
-"""Formulas: scalar expressions that differentiate themselves and run on tensors.
-
-A cell is written once, as a Python function of scalars. Called with `Node`s it records an expression; `pull` and
-`push` differentiate an expression in reverse and in forward mode, any number of times, and `Program` runs
-expressions on tensors without allocating. Equal expressions are one object, so common subexpressions are shared.
-"""
+"""Programs: expressions as torch operations that allocate nothing, and as source text for compilers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line: a thin door. Flags and files become a Config, a Config becomes a library call."""
+"""`coadjoint demo`: plain and penalised backpropagation on one task, with a page at the end."""
 
 from __future__ import annotations
 

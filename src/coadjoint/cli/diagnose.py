@@ -1,4 +1,4 @@
-"""The command line: a thin door. Flags and files become a Config, a Config becomes a library call."""
+"""`coadjoint diagnose`: what gradients do inside a run or a task."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line: a thin door. Flags and files become a Config, a Config becomes a library call."""
+"""The program: the app, what every command shares, and errors in one line."""
 
 from __future__ import annotations
 

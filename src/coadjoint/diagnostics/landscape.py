@@ -1,14 +1,4 @@
-"""Diagnostics: what the gradient does inside a sequence. Each takes an Evaluation and returns arrays.
-
-    e = co.BPTT()(net, batch, loss)
-    found = co.diagnostics.decay(e)          # costates: their log-norms, and what a step towards the past adds to them
-    co.diagnostics.plot(found)               # a matplotlib figure
-    co.diagnostics.examine(e)                # all of them that this network has
-
-Arrays are numpy, in float64; logarithms are natural (charts show decades). Everything that shrinks or grows with T is made
-of mantissas and exponents, of sums of logarithms or of QR steps: nothing under- or overflows. docs/diagnostics.md has the
-formulas and how to read them.
-"""
+"""The loss around the weights: gradient noise, the loss along the gradient and on a plane."""
 
 from __future__ import annotations
 

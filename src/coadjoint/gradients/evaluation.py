@@ -1,7 +1,4 @@
-"""Gradient methods: net, batch, loss -> Evaluation. BPTT, Truncated, RTRL, Penalised.
-
-All differentiate the mean over samples of per-sample values, so a gradient does not depend on how a batch is cut up.
-"""
+"""Evaluation: what a gradient method found at one point; its run and costates are computed when they are asked for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradient methods: net, batch, loss -> Evaluation. BPTT, Truncated, RTRL, Penalised.
+"""Method: what gradient methods have in common.
 
 All differentiate the mean over samples of per-sample values, so a gradient does not depend on how a batch is cut up.
 """

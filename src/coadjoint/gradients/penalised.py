@@ -1,7 +1,4 @@
-"""Gradient methods: net, batch, loss -> Evaluation. BPTT, Truncated, RTRL, Penalised.
-
-All differentiate the mean over samples of per-sample values, so a gradient does not depend on how a batch is cut up.
-"""
+"""Penalised: penalised backpropagation, the gradient of the mean of L + rho G({lam_t})."""
 
 from __future__ import annotations
 

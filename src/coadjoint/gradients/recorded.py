@@ -1,10 +1,8 @@
 """Gradients that repeat, as CUDA graphs.
 
-On a GPU a gradient is a hundred small operations, and telling the device about each of them takes longer than doing
-it. A gradient method that is called again and again with batches of one shape is recorded once and then replayed as a
-whole: the same operations on the same weights, with the new batch copied in. So is a module of co.nn, and its backward.
-
-What cannot be recorded (ragged batches, losses or penalties that look at values) runs operation by operation as before.
+A gradient method that is called again and again with batches of one shape is recorded once and then replayed as a whole: the
+same operations on the same weights, with the new batch copied in. What cannot be recorded (ragged batches, losses or
+penalties that look at values) runs operation by operation.
 """
 
 from __future__ import annotations

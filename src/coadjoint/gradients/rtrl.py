@@ -1,7 +1,4 @@
-"""Gradient methods: net, batch, loss -> Evaluation. BPTT, Truncated, RTRL, Penalised.
-
-All differentiate the mean over samples of per-sample values, so a gradient does not depend on how a batch is cut up.
-"""
+"""RTRL: real-time recurrent learning. The influence dx_t/dtheta is carried forward in time; nothing is kept of the past."""
 
 from __future__ import annotations
 

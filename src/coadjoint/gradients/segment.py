@@ -1,14 +1,4 @@
-"""A gradient in O(sqrt T) memory: a sequence is swept segment by segment, and what a segment needs is computed again.
-
-Only what crosses the boundaries of segments is kept: states, costates, tangents of B samples each. The gradient of
-
-    L               forward ->, adjoint <-                                                       3 sweeps instead of 2
-    L + rho G       forward ->, costates <-, tangents ->, second adjoint <-                     10 sweeps instead of 4
-
-G may be any function of numbers of single steps: norms, log-norms and log-ratios of costates. They are few, [T + 1, B],
-so that dG/d||lam_t|| is known for all steps before the tangents are. Sums over time are taken over the same chunks as
-without segments (sweeps.chunks): the bits are the same.
-"""
+"""What one segment of a sequence needs and leaves behind: states, costates and tangents at its boundaries."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Gradient methods: net, batch, loss -> Evaluation. BPTT, Truncated, RTRL, Penalised.
-
-All differentiate the mean over samples of per-sample values, so a gradient does not depend on how a batch is cut up.
-"""
+"""What RTRL and Truncated share on a stream: checks of one arriving step, and its loss."""
 
 from __future__ import annotations
 

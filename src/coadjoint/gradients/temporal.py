@@ -1,7 +1,4 @@
-"""Gradient methods: net, batch, loss -> Evaluation. BPTT, Truncated, RTRL, Penalised.
-
-All differentiate the mean over samples of per-sample values, so a gradient does not depend on how a batch is cut up.
-"""
+"""Temporal: the gradient of the loss by W, R and b, taken apart into the contributions of the time steps."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Gradient methods: net, batch, loss -> Evaluation. BPTT, Truncated, RTRL, Penalised.
-
-All differentiate the mean over samples of per-sample values, so a gradient does not depend on how a batch is cut up.
-"""
+"""Truncated: backpropagation through windows of k2 steps, one for every k1."""
 
 from __future__ import annotations
 

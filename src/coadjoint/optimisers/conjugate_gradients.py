@@ -1,14 +1,4 @@
-"""Curvature: products of a vector with the Gauss-Newton matrix, the structural damping matrix and the Hessian.
-
-With a = a(theta) the pre-outputs of a batch and x = x(theta) its states,
-
-    J  v  = the change of (a, x) along a change v of the weights      one tangent sweep
-    J' w  = the gradient of <w, a> + <s, x>                           one adjoint sweep
-    G  v  = J_a' H J_a v / B,   H the Hessian of each sample's loss by its own a, positive where the loss is convex in a
-    S  v  = J_x' J_x v / B      how much the states move, t = 1..T
-
-Nothing is differentiated twice through time. The Hessian's own product (exact, perhaps indefinite) is beside them.
-"""
+"""Conjugate gradients for A x = b with A positive definite, given by its products, with Martens' stopping rule."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""Directions and step rules: one proposes where to go from an Evaluation, the other judges how far.
+"""Directions: where to go from an Evaluation.
 
-    d = direction(e, rng)        move = the optimiser's step along d        theta <- theta + rule(line) move
+    d = direction(e, rng)        a function of (Evaluation, numpy generator) -> Gradient
 
-A direction is a function of (Evaluation, numpy generator) -> Gradient; what it draws comes from the generator, so a run that
-goes on from a checkpoint draws the same. A step rule is a function of the Line along a move -> the share of it that is taken.
+What a direction draws comes from the generator, so a run that goes on from a checkpoint draws the same.
 """
 
 from __future__ import annotations

@@ -1,9 +1,6 @@
-"""Directions and step rules: one proposes where to go from an Evaluation, the other judges how far.
+"""Step rules: how much of a move is taken.
 
-    d = direction(e, rng)        move = the optimiser's step along d        theta <- theta + rule(line) move
-
-A direction is a function of (Evaluation, numpy generator) -> Gradient; what it draws comes from the generator, so a run that
-goes on from a checkpoint draws the same. A step rule is a function of the Line along a move -> the share of it that is taken.
+theta <- theta + rule(line) move        a function of the Line along a move -> the share of it that is taken
 """
 
 from __future__ import annotations

@@ -1,12 +1,7 @@
-"""Optimisers: torch's and our own by name, the schedule of their step size, and what takes a step with them.
+"""Steppers: what moves the weights from a Point.
 
-    co.train(net, task, optimiser=co.optimisers.adam(3e-4, schedule=co.optimisers.cosine()))
-    co.train(net, task, optimiser=co.optimisers.sgd(1e-2, direction="temporal", rule=co.optimisers.Galvan(1.0)))
-    co.train(net, task, optimiser=co.optimisers.hessian_free(structural=0.1), batch=1000)
-
-An Optimiser is a recipe. A Schedule is a factor on the step size: a function of the step alone (constant, exponential,
-inverse-time, linear, cosine), or of what held-out losses have done (plateau). A Stepper moves the weights from a Point, of
-which it may ask the objective's value, gradient and curvature around it.
+A Point is where the weights are, with the objective's value, gradient and curvature around it, computed when a stepper asks.
+Judged takes torch's optimisers with a step rule, Quasi is L-BFGS, Curved Hessian-free, Regressed ridge regression.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Training: a loop over steps, each of them a function of (weights, optimiser, step, seed) and of nothing else.
-
-Batches, held-out sequences and schedules are functions of the step, so a run that goes on from a checkpoint does what it
-would have done. What depends on the past is kept in `Progress`, and saved.
-"""
+"""Validation: held-out metrics, examples, and what costates and weights do along a run."""
 
 from __future__ import annotations
 

@@ -1,10 +1,7 @@
-"""Gradients that repeat, as CUDA graphs.
+"""CUDA graphs: operations recorded once and replayed as a whole.
 
-On a GPU a gradient is a hundred small operations, and telling the device about each of them takes longer than doing
-it. A gradient method that is called again and again with batches of one shape is recorded once and then replayed as a
-whole: the same operations on the same weights, with the new batch copied in. So is a module of co.nn, and its backward.
-
-What cannot be recorded (ragged batches, losses or penalties that look at values) runs operation by operation as before.
+On a GPU a gradient is a hundred small operations, and telling the device about each of them takes longer than doing it. One
+GraphCache serves the gradients (gradients/recorded.py) and the modules of co.nn (nn/replay.py).
 """
 
 from __future__ import annotations
