@@ -3,9 +3,11 @@ and private names of torch are used in one file alone."""
 
 from __future__ import annotations
 
+import ast
 import re
 
 import imports
+from paths import ROOT
 
 LONGEST = 450  # lines of a file
 
@@ -65,3 +67,21 @@ def test_private_names_of_torch_are_in_one_file():
             if PRIVATE.search(line):
                 wrong.append(f"{name}:{number}: {line.strip()}")
     assert wrong == []
+
+
+def test_a_package_says_what_its_modules_hold():
+    """The listing of the folder and the docstring of `__init__` tell the same."""
+    wrong = []
+    for name in imports.modules():
+        package, _, module = name.rpartition(".")
+        if not package:
+            continue
+        told = ast.get_docstring(ast.parse((imports.ROOT / package.replace(".", "/") / "__init__.py").read_text()))
+        if not re.search(rf"\b{module}\b", told or ""):
+            wrong.append(name)
+    assert wrong == []
+
+
+def test_the_drawing_of_the_packages_is_that_of_the_source():
+    drawn = (ROOT / "docs" / "imports.svg").read_text(encoding="utf-8")
+    assert drawn == imports.draw(imports.edges()), "python tools/imports.py --draw docs/imports.svg"

@@ -10,6 +10,8 @@ activations  tanh, sigmoid, relu, ... by name
 library      the cells that come with the package, and CELLS, their names
 steps        recurrences that are no formula: any step function, differentiated by torch
 about        what there is to know of a cell by its name
+making       types of parameters, and what is refused
+transport    cells and networks on their way to another process
 structures   structured recurrent weights: orthogonal, antisymmetric, low rank, ...
 """
 

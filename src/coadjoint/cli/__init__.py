@@ -8,7 +8,7 @@ build, build_online from settings to objects, by the `make` of each noun
 past                settings of a run that goes on
 progress            lines and bars
 train, online, compare, predict, diagnose, lists, demo, benchmark    the commands
-comparison          many runs side by side
+comparison, workers, preloaded    many runs side by side, each in a process
 bench/              speed against peers
 """
 

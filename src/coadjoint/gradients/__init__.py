@@ -15,6 +15,7 @@ factory      make: methods by plain options
 influence, streams   what RTRL and streams carry
 segments, segment, memory    gradients in O(sqrt T) memory, and the peak predicted
 recorded     gradients as CUDA graphs
+restoring    whether what was saved fits the method it is restored to
 """
 
 from __future__ import annotations

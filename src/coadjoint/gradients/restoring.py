@@ -1,11 +1,4 @@
-"""Run folders: what a run writes, and how it survives.
-
-    metrics.jsonl  clock.jsonl  result.json  environment.json  model.safetensors  checkpoints/step-00001000/
-
-A checkpoint is written under another name, each file synced to the disk, a manifest of SHA-256 sums last, and renamed:
-a folder called step-N is whole or damaged from outside, never half-written. The latest one is found by looking, not by a
-pointer. Rows of metrics beyond a checkpoint are cut off when a run goes on from it, and computed again.
-"""
+"""Whether the tensors and numbers that were saved fit what they are restored to."""
 
 from __future__ import annotations
 

@@ -17,6 +17,8 @@ run              a sweep that has been made, and can be pulled back and pushed f
 costates         lam_t, a mantissa and a power of two for each sample and step
 checks, overflow what must hold of values, and what is said when it does not
 chunks, memory   sums in a fixed order; arrays that are used again
+pointers         how arrays reach compiled code: dense, of the right size and type, or not at all
+wrappers         DistributedDataParallel and FSDP around a network
 torch_internals  every private name of torch that the package uses
 engines/         the loops themselves, one file or folder for each engine
 """

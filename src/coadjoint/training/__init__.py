@@ -16,6 +16,7 @@ run_folder        one folder for both: one writer, rows, checkpoints, resuming, 
 storage, lock     checkpoints and their manifests; who writes
 json_rows         rows of JSON, appended and read back
 schemas           what each file of a run folder must hold
+optional_pydantic what schemas are made of; stand-ins where it is not installed
 restore           what a resumed run must agree on
 signals           stopping after a step
 predict           load_model, predict: networks of runs that exist, predictions for new sequences
