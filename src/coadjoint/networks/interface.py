@@ -28,6 +28,14 @@ if TYPE_CHECKING:
     from .network import Network
     from .recurrence import Recurrence
 
+GLOBAL_HOOKS = (
+    "_global_forward_hooks",
+    "_global_forward_pre_hooks",
+    "_global_backward_hooks",
+    "_global_backward_pre_hooks",
+)
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
 
 class NetRun(Protocol):
     """One run of a network over a batch of B samples. A recurrent network's run has `lengths` [B], too."""
@@ -155,17 +163,9 @@ class SequenceNet(Net):
 
 def hooked(module: nn.Module) -> bool:
     """Has torch something to do around a call of this module: hooks, or what torch.compile made of it?"""
-    return bool(
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
-        or torch_module._global_forward_hooks
-        or torch_module._global_forward_pre_hooks
-        or torch_module._global_backward_hooks
-        or torch_module._global_backward_pre_hooks
-        or module._compiled_call_impl is not None
-    )
+    own = any(getattr(module, name) for name in HOOKS)
+    everywhere = any(getattr(torch_module, name) for name in GLOBAL_HOOKS)
+    return own or everywhere or module._compiled_call_impl is not None
 
 
 def door(net: Any) -> Callable[[Batch], NetRun]:
