@@ -550,7 +550,7 @@ def test_effective_weights_make_the_step(options):
     net = co.Network(**options, inputs=2, hidden=3, outputs=1, dtype=F64, mask=mask)
     u = torch.randn(1, 4, 2, dtype=F64)
     taken, x0 = net.effective(), torch.randn(4, net.n, dtype=F64)
-    drive = [u[0] @ R.T + b for R, b in taken.entering if R is not None] if taken.side else [u[0] @ taken.R.T + taken.b]
+    drive = [u[0] @ part[0].T + part[1] for part in taken.entering if part is not None]
     assert torch.allclose(taken.step()(*drive, x0), net(u, x0=x0).x[1], rtol=1e-12)
     assert torch.allclose(net.advance(u[0], x0), net(u, x0=x0).x[1], rtol=1e-12)
     if masked:

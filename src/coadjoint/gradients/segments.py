@@ -76,7 +76,8 @@ class Segmented:
         with torch.enable_grad():  # the parameters' own graph: masks, gates apart
             self.start = self.layout.sort(net.start(batch.x0, rows.B))
             taken = net.in_parts()
-            self.W, self.base, self.side, self.p = taken.W, taken.base, taken.side, taken.p
+            self.W, self.p = taken.W, taken.p
+            self.base, self.side = taken.entering
         self.judge = Judge.of(net, self.layout, loss, batch.y, batch.mask, batch.reduce, net.V)
         self.steps = length(rows, segments)
         self.sizes = rows.sizes[:: self.steps]  # the samples of each segment

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import numbers
 from collections.abc import Callable, Sequence
@@ -44,16 +43,16 @@ class Effective:
     """The weights of a recurrence as its formula takes them: W with its structure and mask, and what the cell's own
     `weights` make of W, R and b.
 
-    W     [gates d, reads d]; None if the cell has none
-    R, b  rows of all that enters, gates and inputs
-    base  (R, b) of what is added to W r(x); side: of what enters beside it, None if nothing does
-    p     the cell's own parameters side by side; None if it has none
-    x0    where states begin if they are not told
+    W         [gates d, reads d]; None if the cell has none
+    R, b      rows of all that enters, gates and inputs
+    entering  (base, side): (R, b) of what is added to W r(x), and of what enters beside it, None if nothing does
+    p         the cell's own parameters side by side; None if it has none
+    x0        where states begin if they are not told
     """
 
     def __init__(self, of: Recurrence) -> None:
         assert of.cell is not None
-        self.of, self.cell, self.x0 = of, of.cell, of.x0
+        self.of, self.cell = of, of.cell
         W: Tensor | None = of.W  # looked up once: a structured W is made anew each time
         if W is not None and of.mask is not None:
             W = W * of.mask
@@ -64,12 +63,17 @@ class Effective:
             W, R, b = of.cell.weights(W, R, b, dict(of.p.items()))
         self.W, self.R, self.b = W, R, b
 
-    @functools.cached_property
+    @property
+    def x0(self) -> Tensor:
+        return self.of.x0
+
+    @property
     def p(self) -> Tensor | None:
         """Each times one, so that its gradient is not a part of another's memory."""
-        return torch.cat([y * 1 for y in self.of.p.values()]) if len(self.of.p) else None
+        own = self.of.p
+        return torch.cat([y * 1 for y in own.values()]) if len(own) else None
 
-    @functools.cached_property
+    @property
     def entering(self) -> Entering:
         """(base, side): the weights and biases that make the drive of the inputs."""
         cell, d = self.cell, self.of.hidden
@@ -87,14 +91,6 @@ class Effective:
         together = [g if g in place and g not in cell.side else None for g in cell.gates]
         apart = [*cell.side, *cell.inputs]
         return pick(together), pick(apart) if apart else None
-
-    @property
-    def base(self) -> Weights:
-        return self.entering[0]
-
-    @property
-    def side(self) -> Weights | None:
-        return self.entering[1]
 
     def step(self) -> Callable[..., Tensor]:
         """(base_t, side_t, x_{t-1}) -> x_t, by torch's own operations; side_t is left out where there is none."""
@@ -337,17 +333,18 @@ class Recurrence(Structured):
         taken, given = self.effective(), None
         if self.cell.data is not None:
             given = self.cell.data(layout.rows.time, self.hidden, self.training).to(u)
-        drive = self.drive(u, taken.entering, layout.rows, given)
+        entering = taken.entering
+        drive = self.drive(u, entering, layout.rows, given)
         base, side = drive
         assert base is not None
         engine = engines.load(self.engine)
         if engine is None:
             inputs = (base,) if side is None else (base, side)
-            return Stepped.run(taken.step(), layout.rows, inputs, x0), inputs, taken.entering
+            return Stepped.run(taken.step(), layout.rows, inputs, x0), inputs, entering
         plan = Plan(self.cell, layout.rows, engine)
         if u.is_cuda:
             ensure(plan, u, lambda: not_finite(layout, u))
-        return Swept.run(plan, base, side, taken.W, x0, taken.p), drive, taken.entering
+        return Swept.run(plan, base, side, taken.W, x0, taken.p), drive, entering
 
     def _call_step(self, u: Tensor, x: Tensor) -> Tensor:
         state = tuple(x.split(self.hidden, -1)) if self.slots > 1 else x

@@ -47,12 +47,14 @@ class Penalty(Portable):
 
     def __call__(self, lam: BaseCostates | Sequence[BaseCostates]) -> Tensor:
         """[B]; of the costates of several layers (co.Stack, co.record), the mean of what it is for each."""
+        if isinstance(lam, BaseCostates):
+            return self.value(lam)
         layers = layers_of(lam)
         if layers is None:
             raise KindError(f"a penalty is one of Costates, or of those of several layers; got {brief(lam)}.")
         if not layers:
             raise InputError("there are no costates to penalise.")
-        if self.joint or layers[0] is lam:
+        if self.joint:
             return self.value(lam)  # type: ignore[arg-type]
         return functools.reduce(torch.add, map(self.value, layers)) / len(layers)
 
