@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from coadjoint.cells import library, steps
-from coadjoint.cli import comparison, program
+from coadjoint.cli import comparison, program, workers
 from coadjoint.cli import flags as setting_flags
 from coadjoint.errors import ConfigError
 from coadjoint.training import settings, storage
@@ -288,6 +288,22 @@ def test_runs_that_are_killed_leave_the_others_alone(tmp_path):
         shorten(folder / "runs" / config_.stem / "config.yaml", 300)
     found = comparison.run(folder, 1)
     assert {r["status"] for r in found["rows"][0]["runs"]} <= {"finished", "success"}
+
+
+def test_a_server_that_is_just_dying_is_asked_again(monkeypatch):
+    refusals = [ConnectionRefusedError(), BrokenPipeError(), EOFError()]
+
+    class Late:
+        def start(self):
+            if refusals:
+                raise refusals.pop()
+
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    workers.start(Late())
+    assert refusals == []
+    refusals += [ConnectionRefusedError()] * 3
+    with pytest.raises(ConnectionRefusedError):
+        workers.start(Late(), 3)
 
 
 def test_success_within_budgets():

@@ -10,6 +10,7 @@ import signal
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.connection import wait as wait_for_any
@@ -57,7 +58,7 @@ class Worker:
         theirs, self._leash = context().Pipe(duplex=False)
         self.process = context().Process(target=carry_out, args=(list(words), theirs, name))
         with one_thread_each():
-            self.process.start()
+            start(self.process)
         theirs.close()
         self._told = False  # to stop
 
@@ -82,13 +83,24 @@ class Worker:
         if not self._told:
             self._told = True
             with contextlib.suppress(OSError):
-                self._leash.send("stop")
+                self._leash.send_bytes(b"stop")
 
     def close(self) -> None:
         """Forget the process; one that still runs saves and ends by itself."""
         self._leash.close()
         with contextlib.suppress(OSError):
             self._said.unlink()
+
+
+def start(process: Any, tries: int = 50) -> None:
+    """Start a process. The server that it is forked from may just have been killed: the system takes a moment to tell, and
+    then another server is begun."""
+    for _ in range(tries - 1):
+        try:
+            return process.start()
+        except (ConnectionError, EOFError):
+            time.sleep(0.1)
+    return process.start()
 
 
 def wait_for(workers: Sequence[Worker], seconds: float) -> None:
@@ -110,7 +122,7 @@ def carry_out(words: list[str], leash: Connection, complaints: str) -> None:
 def end_with(leash: Connection, complaints: str) -> None:
     """Let this run save and end, as SIGTERM would, when the comparison that began it says so, or is gone."""
     try:
-        leash.recv()
+        leash.recv_bytes()
     except (EOFError, OSError):
         with contextlib.suppress(OSError):  # nobody will read it
             os.unlink(complaints)
