@@ -1,20 +1,4 @@
-"""Benchmark: the time of one training gradient, ours and the peers', and its share of what the machine can do.
-
-    the gradient   of a network, elman, lstm or gru: cross-entropy at the last step, 6 inputs, 4 classes, float32; plain, or
-                   penalised by the log-ratio
-                   of a module, nn.RNN, nn.LSTM or nn.GRU: 2 layers, bidirectional, the sum of the squared outputs; plain, or
-                   double: of the squared gradient by the inputs
-    ours           BPTT, Penalised and co.nn through the public names, on the engine that "auto" picks
-    torch          torch.nn.RNN, LSTM, GRU; on a GPU that is cuDNN, with tf32 and without, which has no double gradient: that
-                   is torch.nn's without cuDNN
-    autograd       a Python loop of torch's fused cells, differentiated twice (penalised)
-    jax            a compiled scan, its gradient (plain) and the gradient of its gradient (penalised)
-    hessian-free   one step of co.hessian_free beside what it cannot do without: for each iteration of conjugate gradients a
-                   tangent, an adjoint and their two weight products, and the gradient; elman, on a CPU
-
-Everyone starts from the same weights, drawn so that costates stay inside float32, where peers keep them; gradients are
-compared before anything is timed. Contenders take turns, so that a busy machine disturbs all alike, and medians count.
-"""
+"""Clocks: contenders take turns, and medians count."""
 
 from __future__ import annotations
 
