@@ -373,11 +373,13 @@ def test_read_json(here):
         assert same(settings.read_json(source), value)
     assert same(settings.read_json("[1]"), [1])
     assert settings.read_json("null") is None
+    assert settings.read_json('["\\ud83d\\ude00"]') == ["😀"]
     assert settings.read_json("[1]", max_bytes=3) == [1]
     says = {
         '{"a": 1,\n"a": 2}': r"JSON text:2: key 'a' appears twice (first at line 1). Remove one.",
         "[NaN]": "JSON text:1: '0' is NaN: not a finite number. Write 'NaN' in quotes if you mean the word.",
         "": "JSON text:1: column 1: not JSON: Expecting value.",
+        '{"\\ud83d": 1}': r"JSON text:1: a key is \ud83d: not text: it holds half of a surrogate pair.",
         "[" * 9: "JSON text:1: nested more than 8 deep. Flatten it.",
         "\ud800": "JSON text:1: byte 0xed is not UTF-8 (latin-1?). Save it as UTF-8.",
     }

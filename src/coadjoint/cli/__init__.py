@@ -28,19 +28,8 @@ except ModuleNotFoundError as error:
         raise MissingError("this command needs pydantic, which is not installed: pip install pydantic.")
 
     # Settings are pydantic models: commands that need none still run.
-    for _name in (
-        "train",
-        "resume",
-        "online",
-        "replay",
-        "compare",
-        "predict",
-        "report",
-        "diagnose",
-        "tasks",
-        "cells",
-        "demo",
-    ):
+    _WITH_SETTINGS = "train resume online replay compare predict report diagnose tasks cells demo"
+    for _name in _WITH_SETTINGS.split():
         _any = {"ignore_unknown_options": True, "allow_extra_args": True}
         app.command(_name, context_settings=_any)(_missing)
 

@@ -22,10 +22,8 @@ from ...errors import CoadjointError, ConfigError
 from .. import files
 from ..files import File
 from . import json_text, toml_text, yaml_text
-from .notes import BYTES, Address, Notes, line_of, name_of, show
-from .scalars import SURROGATE, scalar
-from .text import decode, read_bytes
-from .values import inspect
+from .text import BYTES, Address, Notes, decode, line_of, name_of, read_bytes, show
+from .values import SURROGATE, inspect, scalar
 
 __all__ = ["BYTES", "SURROGATE", "Settings", "dump", "load", "read_json", "scalar"]
 

@@ -11,9 +11,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from .notes import DEPTH, TOO_DEEP, Notes
-from .scalars import in_range, scalar
-from .values import Event, build
+from .text import DEPTH, TOO_DEEP, Notes
+from .values import Event, build, in_range, inspect, scalar
 
 JSON = re.compile(r'(?P<quoted>"[^"\\]*+(?:\\.?[^"\\]*+)*+"?)|(?P<plain>[-+.\w]+)|[{}\[\]\n]', re.DOTALL)
 
@@ -44,20 +43,11 @@ def read_quickly(text: str) -> Any:
     if _levels(value, DEPTH + 1) > DEPTH:
         raise ValueError(TOO_DEEP)
     if "\\ud" in text.lower():
-        for word in _words(value):
-            in_range(word)
+        notes = Notes("")
+        inspect(value, (), notes)
+        if notes.problems:
+            raise ValueError(notes.problems[0])
     return value
-
-
-def _words(value: Any) -> Iterator[str]:
-    """Every text in a value, keys too."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        yield from value
-    if isinstance(value, dict | list):
-        for inner in value.values() if isinstance(value, dict) else value:
-            yield from _words(inner)
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import re
 import tomllib
 from typing import Any
 
-from .notes import DEPTH, TOO_DEEP, Address, Notes
+from .text import DEPTH, TOO_DEEP, Address, Notes
 from .values import inspect
 
 TOML = re.compile(

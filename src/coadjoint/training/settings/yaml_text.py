@@ -8,9 +8,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ...errors import MissingError
-from .notes import Notes, show
-from .scalars import is_word
-from .values import Event, build
+from .text import Notes, show
+from .values import Event, build, is_word
 
 
 def package() -> Any:
