@@ -650,7 +650,7 @@ class TestMusic:
             one, other = next(whole.held_out(split, 0)), next(cut.held_out(split, 0))
             assert torch.equal(one.u, other.u)
             assert torch.equal(one.lengths, other.lengths)
-        with pytest.raises(co.InputError, match="chunk must be a whole number of steps, at least 1; got 0"):
+        with pytest.raises(co.InputError, match="chunk must be a whole number, at least 1; got 0"):
             Music(tmp_path / "a.mat", chunk=0)
 
     def test_nll_is_pooled_over_all_steps(self, tmp_path):
