@@ -16,6 +16,8 @@ from coadjoint.errors import NumericalError, StorageError
 from coadjoint.training import files, json_rows, run_folder, storage
 from coadjoint.training.step import Steps
 
+pytestmark = pytest.mark.slow
+
 OPTIONS = "--length 10 --hidden 4 --every 4 --tests 5 --confirm 5 --probes 2 --batch 2 --checkpoint 3 --keep 2"
 TRAIN = ["train", "temporal-order", *OPTIONS.split(), "--steps", "6", "--quiet"]
 

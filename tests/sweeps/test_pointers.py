@@ -21,6 +21,8 @@ from coadjoint.sweeps.pointers import pointers
 from coadjoint.sweeps.rows import Link, Rows
 from paths import ROOT
 
+pytestmark = pytest.mark.slow
+
 SOURCES = ROOT / "src" / "coadjoint"
 CPU, F32 = torch.device("cpu"), torch.float32
 
