@@ -429,7 +429,6 @@ main()
 """
 
 
-@pytest.mark.slow
 def test_it_runs_without_pydantic():
     """As with those versions of typer that do not need it."""
     run = lambda *words: subprocess.run([sys.executable, "-c", LACKING, *words], capture_output=True, text=True)

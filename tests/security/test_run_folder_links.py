@@ -308,7 +308,6 @@ def dead():
     return pid
 
 
-@pytest.mark.slow
 def test_what_killed_processes_were_writing_is_removed(run, outside):
     before, pid = contents(outside), dead()
     gone = [run / f".result.json.{pid}.tmp", run / f".report.html.{pid}.tmp"]
