@@ -739,6 +739,7 @@ TRAINED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "readout"), TRAINED, ids=lambda x: x)
 def test_every_cell_learns(name, readout):
     """The sum of 8 inputs, scaled to variance one, on inputs it has not seen. The readout stays as it began, so that all

@@ -166,6 +166,7 @@ def user(lam):
 PENALTIES = [name for name in oracles.PENALTIES if name != "none"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("setting", SETTINGS, ids=["ragged", "last", "one step"])
 @pytest.mark.parametrize("name", TABLE)
 def test_states_costates_and_penalised_gradients(name, setting):
@@ -252,6 +253,7 @@ def test_reset_before_and_after_the_product_differ():
     assert not torch.allclose(before(u).x[2], after(u).x[2], rtol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["gru-before", "deep 3, shortcut", "feedback tanh 2", "feedback gru 3", "feedback lstm 2"]
 )

@@ -232,6 +232,7 @@ def test_a_parametrisation_of_the_user():
     close(e.gradient["parametrizations.W.original"], expected, 1e-13)
 
 
+@pytest.mark.slow
 def test_exponential_stays_orthogonal():
     """float32, 1,000 steps of Adam at a step size that moves A far from where it began."""
     torch.manual_seed(0)

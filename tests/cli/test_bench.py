@@ -19,6 +19,8 @@ from coadjoint.cli.bench.clock import apart, interleaved
 from coadjoint.optimisers.hessian_free import HessianFree
 from coadjoint.sweeps import engines
 
+pytestmark = pytest.mark.slow
+
 JAX = importlib.util.find_spec("jax") is not None
 TINY = ["--sizes", "4x3x5", "--repeat", "1"]
 PEER_NAMES = {"torch": "torch.nn", "autograd": "autograd loop", **({"jax": "JAX scan"} if JAX else {})}
@@ -427,7 +429,6 @@ main()
 """
 
 
-@pytest.mark.slow
 def test_it_runs_without_pydantic():
     """As with those versions of typer that do not need it."""
     run = lambda *words: subprocess.run([sys.executable, "-c", LACKING, *words], capture_output=True, text=True)

@@ -156,6 +156,7 @@ NAMES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", NAMES, ids=" ".join)
 def test_every_name_trains(coadjoint, words):
     code, _, err = coadjoint(*XOR, *words, "--quiet", "--out", "run")

@@ -327,6 +327,7 @@ def job_of(tmp_path=None, **network):
     return job, before, result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cell", [*library.CELLS, *steps.STEPS, "reservoir"])
 def test_every_cell_with_every_start_trains_or_is_refused(cell):
     trained, refused = [], {}

@@ -14,6 +14,8 @@ from coadjoint.sweeps import chunks, engines, rows
 from coadjoint.sweeps.affine import affine
 from coadjoint.sweeps.memory import release
 
+pytestmark = pytest.mark.slow
+
 CELLS = ("elman", "lstm", "gru", "leaky", "rate", "odd", "diagonal", "pair")
 SCALAR = (
     "squared-norm",

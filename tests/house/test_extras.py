@@ -21,6 +21,8 @@ from coadjoint.sweeps.rows import Rows
 from problems import CELLS, Problem
 from stacks import Truth, apart, called, loss_of
 
+pytestmark = pytest.mark.slow
+
 ENGINES = ("reference", "eager", "cpu", "autograd")
 F32, F64 = torch.float32, torch.float64
 NOISE = {

@@ -10,6 +10,8 @@ import torch
 import coadjoint as co
 from coadjoint.networks.reservoir import EXPANSIONS, KERNELS, Reservoir, krylov
 
+pytestmark = pytest.mark.slow
+
 F64 = torch.float64
 ALL = [*EXPANSIONS, *KERNELS]
 
@@ -77,7 +79,7 @@ def predicted(r, X, Y, at):
         (7, 1.0, 1.3, 7),
         (50, 0.1, 0.9, 5),
         (200, 0.001, 0.8, 1),
-        pytest.param(700, 0.01, 0.95, 7, marks=pytest.mark.slow),
+        (700, 0.01, 0.95, 7),
     ],
 )
 def test_spectral_radius_and_links(hidden, density, radius, links):
@@ -86,7 +88,6 @@ def test_spectral_radius_and_links(hidden, density, radius, links):
     assert ((W != 0).sum(1) == links).all()
 
 
-@pytest.mark.slow
 def test_weights_are_uniform_on_their_scales_and_fixed():
     r = make(inputs=3, hidden=400, input_scale=0.2, bias_scale=0.7, leak=0.3)
     for name, scale in (("R", 0.2), ("b", 0.7)):
@@ -99,7 +100,6 @@ def test_weights_are_uniform_on_their_scales_and_fixed():
     assert [n for n, p in r.named_parameters() if p.requires_grad] == ["network.V", "network.b_o"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "matrix"),
     [
@@ -367,7 +367,6 @@ def moving_average(train, test, taps=30):
     return np.sqrt(((rows(test[0].numpy()) @ w - truth) ** 2).mean() / truth.var())
 
 
-@pytest.mark.slow
 def test_narma_is_predicted_better_than_by_a_linear_model():
     """At most 0.7 times the normalised error of 30 taps, and 0.6 times with an expansion of the states."""
     train, test = narma(2500, 0), narma(1500, 1)

@@ -22,6 +22,8 @@ from coadjoint.training.validation import examples
 from compare import close
 from paths import EXAMPLES
 
+pytestmark = pytest.mark.slow
+
 F64 = torch.float64
 ENGINES = ("reference", "eager", "cpu", "autograd")
 
@@ -203,7 +205,6 @@ def penalty_of(name):
     return lambda lam: co.penalties.PENALTIES[name](lam)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", TABLE)
 @pytest.mark.parametrize("turn", range(2))
 def test_loss_costates_and_gradients_of_first_and_second_order(name, turn):
@@ -552,7 +553,6 @@ def test_it_says_what_it_is():
     assert "3 samples, T = 5" in repr(net(torch.zeros(5, 3, 2)))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "gradient", "options"),
     [("reversal", co.BPTT(), {}), ("sorting", co.Penalised("log-ratio", 0.01), {"bidirectional": True})],
@@ -574,7 +574,6 @@ def test_it_learns(name, gradient, options):
         assert row["right"] == (row["prediction"].split() == letters)
 
 
-@pytest.mark.slow
 def test_the_example_draws_where_it_looks(tmp_path):
     pytest.importorskip("matplotlib")
     example = EXAMPLES / "attention.py"

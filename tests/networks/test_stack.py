@@ -214,6 +214,7 @@ def test_against_one_sample_at_a_time(seed):
         compare(fitting(random_case(seed)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*NAMES, "gru-before"])
 def test_every_cell_below_and_above_another(name):
     base = random_case(7) | {

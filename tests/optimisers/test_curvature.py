@@ -9,6 +9,8 @@ import coadjoint as co
 from coadjoint.optimisers import curvature
 from coadjoint.optimisers.curvature import Curvature
 
+pytestmark = pytest.mark.slow
+
 F64 = torch.float64
 PAIRS = [
     ("squared", "identity"),

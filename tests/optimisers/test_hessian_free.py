@@ -11,6 +11,8 @@ from coadjoint.optimisers.conjugate_gradients import conjugate_gradients
 from coadjoint.optimisers.curvature import Curvature
 from coadjoint.optimisers.hessian_free import HessianFree, backtracked
 
+pytestmark = pytest.mark.slow
+
 F64 = torch.float64
 
 

@@ -114,6 +114,7 @@ TABLE = [
 PROBLEMS = {"quadratic": Quadratic, "rosenbrock": Rosenbrock}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("problem", PROBLEMS)
 @pytest.mark.parametrize(
     "row", TABLE, ids=lambda row: f"{row[0]}-{type(row[2]).__name__.lower()}{'-options' if row[1] else ''}"

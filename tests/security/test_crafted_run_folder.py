@@ -23,6 +23,8 @@ from coadjoint.errors import StorageError
 from coadjoint.training import files, json_rows, model_schema, storage
 from coadjoint.training.predict import load_model
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def real(tmp_path_factory):

@@ -16,6 +16,8 @@ from coadjoint.errors import NumericalError, StorageError
 from coadjoint.training import files, json_rows, run_folder, storage
 from coadjoint.training.step import Steps
 
+pytestmark = pytest.mark.slow
+
 OPTIONS = "--length 10 --hidden 4 --every 4 --tests 5 --confirm 5 --probes 2 --batch 2 --checkpoint 3 --keep 2"
 TRAIN = ["train", "temporal-order", *OPTIONS.split(), "--steps", "6", "--quiet"]
 
@@ -307,7 +309,6 @@ def dead():
     return pid
 
 
-@pytest.mark.slow
 def test_what_killed_processes_were_writing_is_removed(run, outside):
     before, pid = contents(outside), dead()
     gone = [run / f".result.json.{pid}.tmp", run / f".report.html.{pid}.tmp"]

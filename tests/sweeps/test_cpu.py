@@ -79,6 +79,7 @@ class Problem:
         return engine.adjoint(self.plan(engine), tape, self.W, s, s_last, sa, link, scaled, keep, **more)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", CELLS)

@@ -64,6 +64,7 @@ def test_a_name_of_the_past_runs_what_replaced_it_and_says_so_once(old, once_mor
     assert old not in engines.ENGINES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("old", REPLACED)
 def test_a_run_folder_that_names_an_engine_of_the_past_is_resumed(old, once_more, coadjoint, caplog, tmp_path):
     words = "train addition --length 10 --hidden 3 --batch 4 --steps 6 --every 6 --checkpoint 3 --tests 10 --threads 1"

@@ -21,6 +21,8 @@ from coadjoint.sweeps.pointers import pointers
 from coadjoint.sweeps.rows import Link, Rows
 from paths import ROOT
 
+pytestmark = pytest.mark.slow
+
 SOURCES = ROOT / "src" / "coadjoint"
 CPU, F32 = torch.device("cpu"), torch.float32
 
@@ -347,7 +349,6 @@ with torch.autograd.graph.saved_tensors_hooks(lambda y: y, lambda y: y.double() 
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("body", [FAKE, OTHERS], ids=["fake tensors", "all others"])
 def test_no_tensor_ends_the_process(body):
     done = subprocess.run([sys.executable, "-c", BEGIN + body], capture_output=True, text=True, check=False)

@@ -10,6 +10,8 @@ import torch
 
 import coadjoint as co
 
+pytestmark = pytest.mark.slow
+
 GAINS = [0.5, 0.9, 0.99, 1.01, 1.1, 2.0]
 ROTATION = torch.linalg.qr(torch.randn(3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(5)))[0]
 READ = torch.tensor([0.7, -1.2, 0.4], dtype=torch.float64)

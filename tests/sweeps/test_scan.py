@@ -18,6 +18,8 @@ from coadjoint.sweeps.rows import Rows
 from compare import close
 from problems import Problem
 
+pytestmark = pytest.mark.slow
+
 
 @co.cell(slots="a b c", gates="i j", parameters={"k": 0.5}, reads=None)
 def three(z, v, x, p):

@@ -15,6 +15,8 @@ import coadjoint as co
 from coadjoint.objectives.penalties import PENALTIES
 from compare import close
 
+pytestmark = pytest.mark.slow
+
 F64 = torch.float64
 T, B, I, D, O = 4, 2, 2, 3, 2
 NAMES = [name for name in PENALTIES if name != "omega-published"]  # that one is no function of the weights

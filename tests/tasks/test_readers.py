@@ -24,6 +24,8 @@ from coadjoint.tasks.files.sheet import Options
 from coadjoint.training import online
 from work import counted
 
+pytestmark = pytest.mark.slow
+
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
 
@@ -494,7 +496,6 @@ options = st.builds(
 )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".csv", ".ts", ".npz", ".npy", ".parquet"])
 def test_only_our_errors_escape(suffix, tmp_path):
     valid = seeds(tmp_path)[suffix]
@@ -522,7 +523,6 @@ def test_only_our_errors_escape(suffix, tmp_path):
     mangle()
 
 
-@pytest.mark.slow
 @given(st.lists(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=3, max_size=3), min_size=1, max_size=8))  # fmt: skip
 @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck), database=None)
 def test_written_numbers_come_back_bit_for_bit(tmp_path, rows):

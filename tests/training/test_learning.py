@@ -22,6 +22,8 @@ from coadjoint.optimisers.curvature import Curvature
 from coadjoint.training.curriculum import Easiest
 from compare import close
 
+pytestmark = pytest.mark.slow
+
 F64 = torch.float64
 T, B, I, H, O = 7, 5, 3, 4, 2
 
@@ -207,7 +209,6 @@ def test_a_weight_goes_on_from_its_state():
     assert co.Penalised("log-ratio", 1.0).state == {}
 
 
-@pytest.mark.slow
 def test_a_steered_weight_brings_the_decay_to_its_target():
     task = co.tasks.make("temporal-order", length=30)
     net = co.Network("elman", inputs=task.inputs, hidden=16, outputs=task.outputs, output=task.output)

@@ -27,6 +27,8 @@ from coadjoint.training import learning, online, signals, storage
 from compare import close
 from paths import SUPPORT
 
+pytestmark = pytest.mark.slow
+
 F64 = torch.float64
 I, D, O = 2, 5, 3
 CELLS = {
@@ -254,7 +256,6 @@ def test_every_step_is_predicted_before_it_is_learned():
     assert [row["place"] for row in looks] == [11.0, 26.0, 36.0]
 
 
-@pytest.mark.slow
 def test_it_learns_to_remember():
     torch.manual_seed(0)
     rng = torch.Generator().manual_seed(1)
@@ -326,7 +327,6 @@ def grows(objects, size, nodes):
     return objects > STEPS // 20, size > 8 * STEPS, nodes > 0
 
 
-@pytest.mark.slow
 def test_memory_does_not_grow(tmp_path):
     found = apart(growth_of_learners, tmp_path)
     assert list(found) == list(LEARNERS)
@@ -361,7 +361,6 @@ def growth_of_hoards():
     return found
 
 
-@pytest.mark.slow
 def test_memory_that_grows_is_noticed():
     found = {what: grows(*growth) for what, growth in apart(growth_of_hoards).items()}
     assert found == {
@@ -789,7 +788,6 @@ test_online.file_run(test_online.Path("two"), score=lambda a, n=[0]: (n.append(0
 """
 
 
-@pytest.mark.slow
 def test_a_killed_process_goes_on_bit_for_bit(here):
     file_run(here / "one", score=lambda a: {"x": 0.0})
     done = subprocess.run([sys.executable, "-c", KILLED, SUPPORT, Path(__file__).parent], cwd=here, capture_output=True)

@@ -25,6 +25,8 @@ from coadjoint.training.report import text as text_module
 from coadjoint.training.report.comparison import PAGE, Comparison
 from coadjoint.training.settings import dump, load
 
+pytestmark = pytest.mark.slow
+
 ENVIRONMENT = {
     "coadjoint": "0.2.0", "torch": "2.13.0", "numpy": "2.3.1", "python": "3.12.3", "platform": "Linux-6.8-x86_64", "processor": "x86_64",
     "threads": 1, "device": "cpu", "seed": 0, "revision": "88b5608", "started": "2026-11-15T07:36:00+00:00",
@@ -346,7 +348,6 @@ def test_probes_of_unequal_lengths_and_blanks(tmp_path):
     assert "1 value not positive, left out of a logarithmic axis." in page.text
 
 
-@pytest.mark.slow
 def test_a_long_run_stays_small_and_keeps_its_spike(tmp_path):
     n, t = 60_000, list(range(1000))
     with (tmp_path / "metrics.jsonl").open("w") as file:
@@ -382,7 +383,6 @@ def test_a_long_run_stays_small_and_keeps_its_spike(tmp_path):
     assert "24,000 cells drawn for 300,000 values" in page.text
 
 
-@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.floats(-1e6, 1e6) | st.just(math.nan), max_size=300), st.integers(3, 90))
 def test_thinning(values, most):
@@ -565,7 +565,6 @@ COMPARE = st.fixed_dictionaries({}, optional={
 })  # fmt: skip
 
 
-@pytest.mark.slow
 @settings(
     max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
@@ -577,7 +576,6 @@ def test_any_run_folder_makes_a_page(tmp_path, rows, result, environment):
     page_of(tmp_path)
 
 
-@pytest.mark.slow
 @settings(
     max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
@@ -675,7 +673,6 @@ def test_there_are_fields_enough():
     assert len(FIELDS) >= 31
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("file", "path"),
     FIELDS,

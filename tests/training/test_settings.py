@@ -232,6 +232,7 @@ SLOW = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "text"), SLOW)
 def test_no_input_of_the_largest_size_takes_long(here, kind, text):
     """A few calls for each character, and not for each pair of them."""

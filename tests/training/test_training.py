@@ -79,6 +79,7 @@ def regression(seed=0, **options):
 # optimisers and schedules
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIMISERS)
 def test_every_optimiser_lowers_the_loss(name):
     lr = {"sgd": 0.05, "momentum": 0.01, "nesterov": 0.01, "adagrad": 0.05, "adadelta": 1.0, "radam": 0.05}.get(
