@@ -1,4 +1,4 @@
-# make demo | test | test-quick (under 90 s) | test-thorough (all cases) | test-gpu | test-crash | test-page | lint | bench | mutants      each sets up .venv first, from the pins in constraints.txt
+# make demo | test | test-quick (no slow tests) | test-thorough (all cases) | test-gpu | test-crash | test-page | lint | bench | mutants      each sets up .venv first, from the pins in constraints.txt
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin

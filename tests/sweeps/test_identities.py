@@ -127,6 +127,7 @@ def test_loss_times_a_power_of_two(cell, engine, k, readout):
     same_bits(scaled.log_ratios().nan_to_num(), one.log_ratios().nan_to_num())
 
 
+@pytest.mark.slow
 @on_engines
 @pytest.mark.parametrize("G", ["squared-norm", "omega", "log-ratio"])
 def test_frozen_parameters_change_nothing_else(cell, engine, G):
