@@ -10,6 +10,7 @@ import functools
 import sys
 
 import torch
+from torch.utils._device import _device_constructors
 
 from coadjoint.sweeps import memory
 from coadjoint.sweeps.pointers import traced
@@ -45,5 +46,6 @@ def install():
     for name, module in list(sys.modules.items()):  # modules that are imported later find the new one
         if name.startswith("coadjoint.") and getattr(module, "empty", None) is plain:
             module.empty = empty
+    _device_constructors()  # `with torch.device("meta")` knows functions by identity: it is to remember torch's own
     for holder, name in ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty")):
         setattr(holder, name, where_the_package_asks(getattr(holder, name)))

@@ -14,7 +14,7 @@ from coadjoint.sweeps.engines.c import engine as c_engine
 pytestmark = pytest.mark.skipif(c_engine.refusal("cpu") is not None, reason="engine 'cpu' has no compiler here")
 
 MOST_OF_A_MODULE = 9
-MOST_OF_A_GRADIENT = 10
+MOST_OF_A_GRADIENT = 9
 MOST_OF_A_BACKWARD = 6  # of these the sweeps' own
 PACKAGE = str(Path(co.__file__).parent)
 

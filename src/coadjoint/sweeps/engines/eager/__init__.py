@@ -3,7 +3,7 @@
 in_place   on a CPU: slopes of many steps at once, then a step is a product with W and a few operations into arrays made
            before the loop. On a GPU each of these would be a launch, and its costates look at values.
 fused      elsewhere: a step is a product with W and one fused operation (by NVRTC on an NVIDIA GPU); nothing looks at
-           a value, so that a gradient can be recorded as a CUDA graph. On a CPU it takes 6 to 9 times as long.
+           a value, so that a gradient can be recorded as a CUDA graph. On a CPU it takes 6 to 7 times as long.
 views      arrays as views of their time steps
 """
 
