@@ -29,12 +29,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"
 
 import cases
 import coadjoint as co
+import poison
 from cases import Case, Data
 from coadjoint.sweeps.engines import declined, load
 from coadjoint.sweeps.engines.cuda import capture, driver, geometry
-from coadjoint.sweeps.engines.cuda import engine as cuda_engine
-from problems import ADJOINT, CELLS, NEWER, ONE, SCALED, TANGENT, Problem, poisoned
+from problems import ADJOINT, CELLS, NEWER, ONE, SCALED, TANGENT, Problem
 
+poison.install()
 F32, F64 = torch.float32, torch.float64
 BARS = {F32: 1e-5, F64: 1e-11}
 ROWS = {F32: 3e-5, F64: 1e-11}  # of the worst row of an array, at its own scale
@@ -57,7 +58,7 @@ class Setting:
 def together(engine, function, table):
     """function(row) for each row of the table -> what it returned; side by side where that is compiling, mostly."""
     threads = THREADS if engine == "cuda" else 1
-    with poisoned(cuda_engine.Launch), ThreadPoolExecutor(threads) as pool:
+    with ThreadPoolExecutor(threads) as pool:
         return list(pool.map(function, table))
 
 

@@ -249,6 +249,8 @@ def child(project: Path, root: Path, tests: Sequence[str], log: Path, seconds: i
     sys.path.insert(0, str(root))
     try:
         import coadjoint
+        import coadjoint.nn
+        import coadjoint.training.loop  # and with it all that a mutant may break at import
     except Exception as e:
         print(f"{FAILED}import: {type(e).__name__}: {e}", flush=True)
         os._exit(1)
