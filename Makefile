@@ -16,13 +16,13 @@ demo: $(READY)
 	$(BIN)/coadjoint demo
 
 test: $(READY) lint
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -n 2
 
 test-quick: $(READY)
 	$(BIN)/python -m pytest -n 2 -m "not slow" --ignore=tests/house/test_mutants.py
 
 test-thorough: $(READY) lint
-	$(BIN)/python -m pytest -n 2 --dist loadgroup --thorough
+	$(BIN)/python -m pytest -n 2 --thorough
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -21,6 +21,27 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell starts backgrou
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# Tests whose names begin so share what is slow to set up: they run in one process, one after another.
+TOGETHER = (
+    "tests/cli/test_compare.py",
+    "tests/house/test_readme.py::test_blocks_run",
+    "tests/nn/test_distributed.py::test_exact_or_refused[ddp",
+    "tests/nn/test_distributed.py::test_exact_or_refused[sharded",
+)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """pytest-xdist hands out tests one by one, but for those in TOGETHER."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            return next((begin for begin in TOGETHER if nodeid.startswith(begin)), nodeid)
+
+    return Scheduling(config, log)
+
+
 def pytest_addoption(parser):
     parser.addoption("--thorough", action="store_true", help="run every case of the large tables, not a part of them")
 

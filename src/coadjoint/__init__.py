@@ -282,7 +282,11 @@ class _OldPath(types.ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        for home in _MOVED[self.__name__.removeprefix("coadjoint.")].split():
+        old = self.__name__.removeprefix("coadjoint.")
+        homes = _MOVED[old].split()
+        if old in _MODULES:  # co.losses is this module now, and has what the new one has
+            homes = [_MODULES[old], *homes]
+        for home in homes:
             module = importlib.import_module(f".{home}", __package__)
             if hasattr(module, name):
                 return getattr(module, name)

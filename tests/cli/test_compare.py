@@ -152,14 +152,12 @@ def several(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("several")
 def test_the_longest_run_first(several):
     names = ("", "xor-wild-seed-0", "addition-plain-seed-0", "addition-wild-seed-0", "xor-plain-seed-0")
     assert several[2] == [(k, 4, name) for k, name in enumerate(names)]
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("several")
 def test_each_row_has_its_task(several):
     folder, found, _ = several
     told = [(row["task"], row["metric"], row["goal"], row["name"]) for row in found["rows"]]
@@ -172,7 +170,6 @@ def test_each_row_has_its_task(several):
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("several")
 def test_a_run_that_fails_is_a_row_of_its_task(several):
     folder, found, _ = several
     status = {Path(r["folder"]).name: r["status"] for row in found["rows"] for r in row["runs"]}
@@ -187,7 +184,6 @@ def test_a_run_that_fails_is_a_row_of_its_task(several):
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("several")
 def test_runs_of_two_tasks_compare_in_two_tables(several, tmp_path):
     folder, *_ = several
     found = comparison.existing(sorted((folder / "runs").iterdir()), tmp_path / "both", None)
@@ -207,7 +203,6 @@ def complain(words, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("several")
 def test_refusals(several, tmp_path, monkeypatch, capsys):
     folder, *_ = several
     monkeypatch.chdir(tmp_path)

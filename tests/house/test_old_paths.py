@@ -100,3 +100,9 @@ def test_public_modules_do_not_warn(name, fresh, monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert getattr(co, name)
+
+
+def test_a_public_module_that_was_imported_by_its_old_path_has_its_new_names(fresh):
+    with pytest.warns(DeprecationWarning, match="has moved"):
+        importlib.import_module("coadjoint.report")
+    assert co.report.save is importlib.import_module("coadjoint.training.report").save

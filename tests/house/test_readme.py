@@ -57,7 +57,6 @@ def pages_run(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("pages")
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_blocks_run_and_print_what_the_page_says(page, pages_run):
     """All blocks of a page in one process, in order; a `text` block holds exactly what the one above it prints."""

@@ -104,11 +104,7 @@ def outcomes(group: str) -> list[dict[str, float | str]] | str:
 
 @pytest.mark.parametrize(
     ("group", "case"),
-    [
-        pytest.param(group, case, marks=pytest.mark.xdist_group(f"ranks, {group}"))
-        for group in GROUPS
-        for case in GROUPS[group]
-    ],
+    [(group, case) for group in GROUPS for case in GROUPS[group]],
 )
 def test_exact_or_refused(group, case):
     expected = expectation(*case.split("/"))
