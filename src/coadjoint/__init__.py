@@ -29,7 +29,7 @@ import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.6.1"
+__version__ = "0.7.0"
 
 if TYPE_CHECKING:
     from . import cells, diagnostics, gradients, networks, nn, objectives, optimisers, sweeps, tasks, training
