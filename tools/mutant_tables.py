@@ -84,7 +84,7 @@ TESTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "gradients/influence.py": (("gradients/test_gradients.py",), ("training/test_online.py",)),
     "gradients/memory.py": (("gradients/test_segments.py",), ("sweeps/test_memory.py",)),
     "gradients/restoring.py": (("training/test_run_folders.py",), ("training/test_training.py",)),
-    "gradients/segment.py": (("gradients/test_segments.py",), ("sweeps/test_memory.py",)),
+    "gradients/segment_parts.py": (("gradients/test_segments.py",), ("sweeps/test_memory.py",)),
     "gradients/segments.py": (("gradients/test_segments.py",), ("sweeps/test_memory.py",)),
     "optimisers/": (("optimisers/test_optimisers.py",), ("optimisers/test_directions.py", "training/test_training.py")),
     "optimisers/conjugate_gradients.py": (("optimisers/test_hessian_free.py",), ("optimisers/test_curvature.py",)),

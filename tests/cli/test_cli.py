@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from coadjoint.cells import library, steps
-from coadjoint.cli import comparison, program
+from coadjoint.cli import compared_runs, program
 from coadjoint.networks import initialisers
 from coadjoint.objectives import penalties
 from coadjoint.optimisers import recipes, schedules
@@ -381,9 +381,9 @@ def test_rows_are_checked_before_anything_runs(coadjoint):
 
 
 def test_a_comparison_goes_on_where_it_stopped(coadjoint):
-    rows = comparison.variants("a lr=1e-3|1e-2")
+    rows = compared_runs.variants("a lr=1e-3|1e-2")
     assert [row.name for row in rows] == ["a lr=0.001", "a lr=0.01"]
-    comparison.start(
+    compared_runs.start(
         {"task": {"name": "xor", "length": 12}, "network": {"hidden": 4}, "training": {"steps": 2}},
         rows,
         [0],

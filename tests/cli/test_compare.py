@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from coadjoint.cells import library, steps
-from coadjoint.cli import comparison, program, workers
+from coadjoint.cli import compared_runs, program, workers
 from coadjoint.cli import flags as setting_flags
 from coadjoint.errors import ConfigError
 from coadjoint.training import settings, storage
@@ -22,11 +22,11 @@ from coadjoint.training.report.comparison import TERMINAL, Comparison
 
 FEW = {"steps": 3, "every": 3, "tests": 8, "confirm": 8, "probes": 2, "batch": 2}
 SMALL = {"network": {"hidden": 4}, "training": FEW}
-TASKS = [*comparison.tasks("xor length=12"), *comparison.tasks("addition length=20 steps=2 every=2")]
+TASKS = [*compared_runs.tasks("xor length=12"), *compared_runs.tasks("addition length=20 steps=2 every=2")]
 
 
 def test_alternatives_make_rows():
-    rows = comparison.variants("p clip=1 penalty=log-ratio weight=1|2 optimiser=sgd|adam")
+    rows = compared_runs.variants("p clip=1 penalty=log-ratio weight=1|2 optimiser=sgd|adam")
     assert [row.name for row in rows] == [f"p weight={w} optimiser={o}" for w in (1, 2) for o in ("sgd", "adam")]
     assert rows[3].values == {
         "training": {"clip": 1},
@@ -36,19 +36,19 @@ def test_alternatives_make_rows():
 
 
 def test_all_cells():
-    rows = comparison.variants("p cell=all lr=1")
+    rows = compared_runs.variants("p cell=all lr=1")
     assert [row.values["network"]["cell"] for row in rows] == [*library.CELLS, *steps.STEPS]
     assert rows[0].name == "p cell=elman"
-    assert [row.name for row in comparison.variants("p cell=lru|gru")] == ["p cell=lru", "p cell=gru"]
+    assert [row.name for row in compared_runs.variants("p cell=lru|gru")] == ["p cell=lru", "p cell=gru"]
 
 
 def test_a_task_has_settings_of_its_own():
-    (one,) = comparison.tasks("addition length=100 steps=7")
+    (one,) = compared_runs.tasks("addition length=100 steps=7")
     assert (one.name, one.values) == (
         "addition",
         {"task": {"length": 100, "name": "addition"}, "training": {"steps": 7}},
     )
-    assert [task.name for task in comparison.tasks("copy length=20|50")] == ["copy length=20", "copy length=50"]
+    assert [task.name for task in compared_runs.tasks("copy length=20|50")] == ["copy length=20", "copy length=50"]
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_a_task_has_settings_of_its_own():
 )  # fmt: skip
 def test_words_that_make_no_task(text, why):
     with pytest.raises(ConfigError if "xorr" not in text else Exception, match=why):
-        comparison.tasks(text)
+        compared_runs.tasks(text)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_words_that_make_no_task(text, why):
     ],
 )
 def test_titles(values, name, title):
-    assert comparison.titled(setting_flags.resolve(None, values), name) == title
+    assert compared_runs.titled(setting_flags.resolve(None, values), name) == title
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_titles(values, name, title):
 )
 def test_words_that_make_no_row(text, why):
     with pytest.raises(ConfigError, match=why):
-        comparison.variants(text)
+        compared_runs.variants(text)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_a_stop_saves_every_run_and_a_resume_ends_it(tmp_path):
     folder = tmp_path / "cmp"
     base = {"task": {"name": "addition", "length": 20}, "network": {"hidden": 4}, "optimiser": {"lr": 1e-9}}
     few = {"steps": ENDLESS, "every": 250, "tests": 8, "confirm": 8, "probes": 4, "batch": 2}
-    comparison.start({**base, "training": few}, comparison.variants("a"), [0, 1], folder)
+    compared_runs.start({**base, "training": few}, compared_runs.variants("a"), [0, 1], folder)
     words = [sys.executable, "-m", "coadjoint", "resume", str(folder), "--jobs", "2"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         rows = [folder / r / "metrics.jsonl" for r in ("runs/a-seed-0", "runs/a-seed-1")]
@@ -125,7 +125,7 @@ def test_a_stop_saves_every_run_and_a_resume_ends_it(tmp_path):
     assert [r["status"] for row in found["rows"] for r in row["runs"]] == ["interrupted"] * 2
     for r in found["rows"][0]["runs"]:
         shorten(folder / r["folder"] / "config.yaml", r["steps"] + 5)
-    found = comparison.run(folder, 2)
+    found = compared_runs.run(folder, 2)
     assert [r["status"] for row in found["rows"] for r in row["runs"]] == ["finished", "finished"]
     assert tables(found)["addition, 20 steps"][1][0][1] == "0 of 2"
 
@@ -139,13 +139,13 @@ WILD = "wild lr=1e38 optimiser=sgd activation=relu"  # its second step is not fi
 def several(tmp_path_factory):
     """Two tasks under two methods, one of which fails: the folder, compare.json, and the runs in the order they ended."""
     folder = tmp_path_factory.mktemp("several") / "cmp"
-    rows = [*comparison.variants("plain"), *comparison.variants(WILD)]
-    comparison.start(SMALL, rows, [0], folder, "coadjoint compare ...", TASKS)
-    found, ended = comparison.read(folder), []
+    rows = [*compared_runs.variants("plain"), *compared_runs.variants(WILD)]
+    compared_runs.start(SMALL, rows, [0], folder, "coadjoint compare ...", TASKS)
+    found, ended = compared_runs.read(folder), []
     for pace, row in zip((1, 4, 3, 2), found["rows"], strict=True):
         row["pace"] = pace
     (folder / "compare.json").write_text(json.dumps(found))
-    found = comparison.run(
+    found = compared_runs.run(
         folder, 1, lambda done, total, what: ended.append((done, total, (what or "").partition(":")[0]))
     )
     return folder, found, ended
@@ -186,7 +186,7 @@ def test_a_run_that_fails_is_a_row_of_its_task(several):
 @pytest.mark.slow
 def test_runs_of_two_tasks_compare_in_two_tables(several, tmp_path):
     folder, *_ = several
-    found = comparison.existing(sorted((folder / "runs").iterdir()), tmp_path / "both", None)
+    found = compared_runs.existing(sorted((folder / "runs").iterdir()), tmp_path / "both", None)
     assert {task: [row[0] for row in rows] for task, (_, rows) in tables(found).items()} == {
         task: [f"{task}-plain-seed-0", f"{task}-wild-seed-0"] for task in ("addition", "xor")
     }
@@ -222,7 +222,7 @@ def test_a_comparison_of_before(tmp_path):
     """compare.json once named task, metric and goal for all rows together."""
     one = {"task": "xor", "metric": "right", "goal": None, "rows": [{"name": "a", "runs": []}]}
     (tmp_path / "compare.json").write_text(json.dumps(one))
-    found = comparison.read(tmp_path)
+    found = compared_runs.read(tmp_path)
     assert found["rows"][0] == {"name": "a", "runs": [], "task": "xor", "metric": "right", "goal": None}
     assert tables(found)["xor"][1] == [["a", "no goal; 0 of 0 ended", "-", "-", "-"]]
 
@@ -239,7 +239,7 @@ def test_a_metric_that_is_not_finite_counts_for_nothing(tmp_path):
     }
     (tmp_path / "result.json").write_text(json.dumps(result))
     r = {}
-    comparison.outcome(tmp_path, r, "right")
+    compared_runs.outcome(tmp_path, r, "right")
     assert (r["status"], r["metric"]) == ("finished", None)
 
 
@@ -264,13 +264,13 @@ def kill(folder, done):
 def test_runs_that_are_killed_leave_the_others_alone(tmp_path):
     folder, done = tmp_path / "cmp", threading.Event()
     base = {**SMALL, "training": {**FEW, "steps": ENDLESS, "every": 300}, "optimiser": {"lr": 1e-9}}
-    comparison.start(base, comparison.variants("a"), [0, 1, 2], folder, None, TASKS[:1])
+    compared_runs.start(base, compared_runs.variants("a"), [0, 1, 2], folder, None, TASKS[:1])
     *killed, left = sorted((folder / "configs").iterdir())
     shorten(left, 300)
     killer = threading.Thread(target=kill, args=(folder, done))
     killer.start()
     try:
-        found = comparison.run(folder, 1)
+        found = compared_runs.run(folder, 1)
     finally:
         done.set()
         killer.join()
@@ -281,7 +281,7 @@ def test_runs_that_are_killed_leave_the_others_alone(tmp_path):
     assert tables(found)["xor, 12 steps"][1][0][1].endswith("2 failed")
     for config_ in killed:
         shorten(folder / "runs" / config_.stem / "config.yaml", 300)
-    found = comparison.run(folder, 1)
+    found = compared_runs.run(folder, 1)
     assert {r["status"] for r in found["rows"][0]["runs"]} <= {"finished", "success"}
 
 
@@ -320,13 +320,13 @@ def test_success_within_budgets():
 
 @pytest.mark.slow
 def test_a_comparison_with_budgets(tmp_path):
-    rows = comparison.variants("plain") + comparison.variants("penalised penalty=log-ratio")
+    rows = compared_runs.variants("plain") + compared_runs.variants("penalised penalty=log-ratio")
     base = {
         "task": {"name": "xor", "length": 10},
         "training": {"gradients": 200, "batch": 10, "tests": 10, "confirm": 10},
     }
-    comparison.start(base, rows, [0], tmp_path / "c")
-    found = comparison.run(tmp_path / "c", 2)
+    compared_runs.start(base, rows, [0], tmp_path / "c")
+    found = compared_runs.run(tmp_path / "c", 2)
     assert [row["runs"][0]["work"] for row in found["rows"]] == [200, 200]
     assert [row["runs"][0]["steps"] for row in found["rows"]] == [20, 10]
     page = pages.write(tmp_path / "c").read_text()
@@ -365,7 +365,7 @@ def test_runs_save_and_end_when_what_began_them_is_killed(tmp_path, victim):
     """SIGKILL to the comparison, or to the process between it and a run; the run would take hours."""
     folder = tmp_path / "cmp"
     long = {**SMALL, "training": {**FEW, "steps": 10_000_000, "every": 100_000, "checkpoint": 1_000_000}}
-    comparison.start(long, comparison.variants("a"), [0], folder, None, TASKS[:1])
+    compared_runs.start(long, compared_runs.variants("a"), [0], folder, None, TASKS[:1])
     words = [sys.executable, "-m", "coadjoint", "resume", str(folder), "--jobs", "1"]
     run, pid = folder / "runs" / "a-seed-0", None
     process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

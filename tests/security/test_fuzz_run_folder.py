@@ -18,7 +18,7 @@ import run_folders
 import typer.main
 from run_folders import CHECKPOINT, LAST, call, vouched
 
-from coadjoint.cli import comparison, program
+from coadjoint.cli import compared_runs, program
 from coadjoint.diagnostics import examination
 from coadjoint.errors import MissingError
 from coadjoint.training import learning, loop, signals, storage
@@ -64,8 +64,8 @@ def quick(monkeypatch):
     template that is compiled once."""
     command = typer.main.get_command(program.app)
     monkeypatch.setattr(program, "app", command)
-    monkeypatch.setattr(comparison, "Worker", NoWorker)
-    monkeypatch.setattr(comparison, "wait_for", lambda *_: None)
+    monkeypatch.setattr(compared_runs, "Worker", NoWorker)
+    monkeypatch.setattr(compared_runs, "wait_for", lambda *_: None)
     monkeypatch.setattr(jinja2.Environment, "from_string", functools.cache(jinja2.Environment.from_string))
     monkeypatch.setattr(jinja2.Environment, "__eq__", lambda one, other: True)  # all of them have the same options
     monkeypatch.setattr(jinja2.Environment, "__hash__", lambda one: 0)

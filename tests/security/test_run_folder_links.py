@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import coadjoint as co
-from coadjoint.cli import comparison as comparison_module
+from coadjoint.cli import compared_runs as comparison_module
 from coadjoint.cli import program, train
 from coadjoint.errors import NumericalError, StorageError
 from coadjoint.training import files, json_rows, run_folder, storage

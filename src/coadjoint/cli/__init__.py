@@ -3,12 +3,16 @@
 This package imports everything above it, and defers what needs torch, so that `--help` answers at once.
 
 program             the program itself; errors in one line
-schema, flags       settings: the sections, and how flags and files fill them
+schema              every flag and key is a field of a section here (the network's: training/network_section)
+flags               these fields as flags, files and error lines; nothing to add for a new one
 build, build_online from settings to objects, by the `make` of each noun
 past                settings of a run that goes on
 progress            lines and bars
-train, online, compare, predict, diagnose, lists, demo, benchmark    the commands
-comparison, workers, preloaded    many runs side by side, each in a process
+train               train, resume, replay
+predict             predict, report
+lists               tasks, cells
+online, compare, diagnose, demo, benchmark (bench)    the commands of these names
+compared_runs, workers, preloaded    runs of a comparison: begun, run and collected, each in a process
 bench/              speed against peers
 """
 

@@ -47,7 +47,7 @@ def compare(
     """
     from ..errors import StorageError
     from ..training.report import pages
-    from . import comparison
+    from . import compared_runs
 
     what = what or []
     folders = [text for text in what if Path(text).is_dir()]
@@ -62,7 +62,7 @@ def compare(
                 "runs that are there already are compared as they are: leave out --method, --config and settings."
             )
         folder = out or free("compare")
-        found = comparison.existing([Path(p) for p in what], folder, command_line())
+        found = compared_runs.existing([Path(p) for p in what], folder, command_line())
         page = pages.write(folder)
         if not quiet:
             show(found)
@@ -75,20 +75,20 @@ def compare(
         raise ConfigError(f"--seeds must be at least 1; got {seeds}.")
     base = setting_flags.plain(resolved(None, config, flags))
     first = base.get("training", {}).get("seed", 0)
-    tasks = {"on": [task for text in what for task in comparison.tasks(text)]} if what else {}
+    tasks = {"on": [task for text in what for task in compared_runs.tasks(text)]} if what else {}
     folder = out or free("-".join(["compare", *(text.split()[0] for text in what[:3])] if what else ["compare-data"]))
-    rows = [row for text in method for row in comparison.variants(text)]
-    comparison.start(base, rows, range(first, first + seeds), folder, command_line(), **tasks)
+    rows = [row for text in method for row in compared_runs.variants(text)]
+    compared_runs.start(base, rows, range(first, first + seeds), folder, command_line(), **tasks)
     compared(folder, jobs, quiet)
 
 
 def compared(folder: Path, jobs: int | None, quiet: bool) -> None:
     """Run a comparison to its end, print its tables, write the page."""
     from ..training.report import pages
-    from . import comparison
+    from . import compared_runs
 
     with ticking(quiet) as tick:
-        found = comparison.run(folder, cores_of(jobs), tick)
+        found = compared_runs.run(folder, cores_of(jobs), tick)
     page = pages.write(folder)
     if not quiet:
         show(found)

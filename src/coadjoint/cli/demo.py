@@ -26,13 +26,13 @@ def demo(
     quiet: bool = QUIET,
 ) -> None:
     """Temporal order from a vanishing start, by three methods: about a minute, offline, and a page at the end."""
-    from . import comparison
+    from . import compared_runs
 
     cores_of(jobs)
     folder = out or free("demo")
     if not quiet:
         print("Temporal order, 50 steps: 64 tanh units, spectral radius 0.5, at most 4,000 steps of Adam")
-    comparison.start(
-        DEMO, [row for text in DEMO_ROWS for row in comparison.variants(text)], [0], folder, command_line()
+    compared_runs.start(
+        DEMO, [row for text in DEMO_ROWS for row in compared_runs.variants(text)], [0], folder, command_line()
     )
     compared(folder, jobs, quiet)

@@ -8,7 +8,7 @@ jacobians     singular values and Lyapunov exponents of products of Jacobians
 weights       spectra and bounds
 units         saturation
 landscape     gradient noise, the loss along directions
-examination   DIAGNOSTICS by name, examine, compare
+examination   DIAGNOSTICS by name, examine
 charts        the charts, drawn
 """
 

@@ -1,11 +1,11 @@
 """Gradient methods: (net, batch, loss) -> Evaluation, with the gradient by parameter name.
 
     BPTT         dL/dtheta by forward and adjoint
-    Truncated    the same, cut every k1 steps
+    Truncated    the same, every k1 steps for k2 steps back
     RTRL         forward in time, with the influence dx_t/dtheta carried along
     Penalised    d(L + rho G)/dtheta by forward, adjoint, tangent, adjoint
 
-This package imports `nn` and what is above it; a method takes any network that makes runs.
+This package imports `networks` and what is above it; a method takes any network that makes runs.
 
 method       what methods have in common
 evaluation   Evaluation: losses, penalties, gradient, run and costates
@@ -13,7 +13,9 @@ temporal     the gradient taken apart by time steps
 bptt, penalised, truncated, rtrl    the methods
 factory      make: methods by plain options
 influence, streams   what RTRL and streams carry
-segments, segment, memory    gradients in O(sqrt T) memory, and the peak predicted
+segments     the gradient segment by segment, in O(sqrt T) memory
+segment_parts    what one segment needs and leaves behind
+memory       the peak of a gradient, predicted
 recorded     gradients as CUDA graphs
 restoring    whether what was saved fits the method it is restored to
 """

@@ -18,7 +18,7 @@ from ..sweeps.layout import Layout
 from ..sweeps.rows import Rows
 from ..sweeps.slopes import next_of
 from ..sweeps.torch_internals import TorchDispatchMode, address, tree_leaves
-from .segment import AllSteps, Scalars, Unkept
+from .segment_parts import AllSteps, Scalars, Unkept
 from .segments import length
 
 

@@ -37,7 +37,7 @@ from ..sweeps.plan import Plan, Tape, settle
 from ..sweeps.rows import Link, Rows, scale
 from ..sweeps.slopes import bend, next_of, read, read_push
 from .evaluation import Found, Gradient
-from .segment import AllSteps, Back, Crossing, Ends, Piece, Scalars, Slopes, Source, Unkept, detached, verify
+from .segment_parts import AllSteps, Back, Crossing, Ends, Piece, Scalars, Slopes, Source, Unkept, detached, verify
 
 Segments = int | str | bool | None
 

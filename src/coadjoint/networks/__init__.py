@@ -6,15 +6,16 @@ This package imports `objectives` and what is above it. It knows nothing of grad
 
 interface      Net and NetRun: what gradient methods, diagnostics and training take
 recurrence     W, R, b, x_0 and the cell's parameters
-readout        V, b_o: from states to outputs
+readout        V, b_o: from states to outputs; last, every, tilted, attention
 judge          from outputs to the loss of each sample
 network        Network: one recurrence and its readout; Trajectory, its run
 layers         costates through several layers
 stack          Stack: layers of any cells, both directions
-seq2seq, decoding   EncoderDecoder: sequence to sequence, with attention
+seq2seq, decoding   EncoderDecoder: sequence to sequence, with an attention of its own
 reservoir, ridge    echo state networks; readouts in closed form
 initialisers   starts by name
-factory        make: networks by plain options; about: what a cell is in a network
+factory        make: networks by plain options
+about          what a cell is in a network
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Readout: from states to outputs, and from outputs to the loss of each sample.
+"""Readout: from states to outputs (networks/judge.py goes on to the loss of each sample).
 
 a = V h + D u + b_o,  y_hat = phi(a)     h what is seen of the states: at the last step, at every step or of all steps
 """

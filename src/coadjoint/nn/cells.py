@@ -1,8 +1,4 @@
-"""RNN, LSTM and GRU with torch.nn's arguments, outputs and weights, that differentiate any number of times.
-
-Each layer in each direction is one sweep over flat rows. torch's two biases are one here, but for the GRU's b_hn, which
-stands inside the reset. A projected state h = W_hr m is read by W_hh W_hr, so that a sweep carries m itself.
-"""
+"""RNNCell, LSTMCell and GRUCell: one step at a time, with torch.nn's arguments, outputs and weights."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 This package imports `gradients` and what is above it.
 
-recipes        optimisers by name: adam, sgd, ..., lbfgs, hessian_free, ridge
+recipes        OPTIMISERS, the list by name (adam, sgd, ..., lbfgs, hessian-free, ridge), and their step sizes
 factory        make: optimisers by plain options
 schedules      the step size as a function of the step
 directions     the gradient, or what takes its place

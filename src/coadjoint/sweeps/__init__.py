@@ -1,4 +1,4 @@
-"""Sweeps: the only sequential code, three loops over the time steps of a recurrence, closed under differentiation.
+"""Sweeps: the three loops over the time steps of a recurrence, closed under differentiation.
 
     forward  ->  x_t   = f(z_t, v_t, x_{t-1}, p)
     adjoint  <-  lam_t = s_t + J_{t+1}' lam_{t+1}         s any source
@@ -6,10 +6,10 @@
 
     d(forward) = adjoint;  d(adjoint) = tangent + bend;  d(tangent) = adjoint + bend
 
-This package imports `cells` and `errors`. It knows nothing of losses.
+This package imports `cells` and `errors`. It computes no losses.
 
 layout           users' sequences as flat rows, and what is refused
-rows             where time steps lie in flat arrays; powers of two
+rows             where time steps lie in flat arrays; the powers of two that engines rescale costates by
 plan             which cell, over which rows, by which engine; what an engine is
 slopes, pointwise, affine    what is parallel over time
 differentiable   the three loops as operations that differentiate any number of times

@@ -3,24 +3,25 @@
 This package imports `diagnostics` and what is above it. Its names are loaded when they are first used, so that the command
 line can read settings without waiting for torch.
 
-loop, trainer     train: step, look, save; the run in progress
-online, learning  learn: one update for each step of a stream; the run in progress
+loop, trainer     train: step, look, save; trainer is the run in progress, and says what result.json holds
+online, learning  learn: one update for each step of a stream; learning is the run in progress
 plan              the settings of both, checked once
 step              batches, gradients and clipping of one step
-watch             held-out metrics along the way, the best weights, the end
+watch             held-out metrics along the way, the best weights, patience, success
 validation        held-out metrics, examples, and what goes on inside
-progress          what a run remembers, and what comes of it
-figures           means over a stream
+progress          what a run remembers, and the Result that `train` returns
+stream_means      means over a stream
 curriculum        the easiest sequences first
-run_folder        one folder for both: one writer, rows, checkpoints, resuming, signals, the result
+run_folder        one folder for both: one writer, rows, checkpoints, resuming, stopping, result.json written
 storage, lock     checkpoints and their manifests; who writes
 json_rows         rows of JSON, appended and read back
 schemas           what each file of a run folder must hold
 optional_pydantic what schemas are made of; stand-ins where it is not installed
-restore           what a resumed run must agree on
-signals           stopping after a step
+restore           what a resumed run must agree on; weights put into a network
+signals           which signals ask a run to stop; run_folder.interrupted saves it
 predict           load_model, predict: networks of runs that exist, predictions for new sequences
-network_section, model_schema    what a model file says of its network
+network_section   the network's settings, flags and model-file keys
+model_schema      what a model file says of itself
 files             files that appear whole or not at all
 settings/         YAML, TOML and JSON, strictly read
 environment       where and with what a run was made

@@ -24,11 +24,11 @@ from ..optimisers.steppers import Judged
 from ..sweeps.layout import tensor_of
 from . import schemas
 from .display import Row, display
-from .figures import Running, scores_of
 from .plan import LearningPlan
 from .restore import belong, complain, numbers, part
 from .run_folder import RunFolder
 from .storage import Checkpoint
+from .stream_means import Running, scores_of
 
 ROWS = 1000  # of the latest rows, kept in memory
 

@@ -2,7 +2,8 @@
 
     forward  ->  x_t          adjoint  <-  lam_t          tangent  ->  mu_t
 
-An engine sees a cell's formula and rows. It knows no derivatives (differentiable.py has them) and no losses.
+An engine sees a cell's formula and rows. How sweeps are differentiated is in
+differentiable.py. Which engine runs is decided here (resolve, PREFERRED).
 
 reference    the definition
 eager/       torch's own operations, on any device

@@ -3,9 +3,9 @@
 read       what folders hold, however damaged
 text       text and numbers made safe to show
 curves     curves of many points made small
-comparison methods on tasks, and the table of their results
-figures    figures of runs, comparisons and diagnoses
-pages      the page itself
+comparison methods on tasks, and the table that terminal, page and Markdown share
+figures    figures of runs, and what draws those of comparisons (pages) and diagnoses (diagnostics)
+pages      the page itself; page.html, page.css and page.js beside it
 summary    the same in short, as Markdown
 diagnoses  diagnoses written to a folder
 """

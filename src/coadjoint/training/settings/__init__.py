@@ -4,10 +4,9 @@ A file becomes nested dicts and lists of str, int, float, bool and None, or an e
 by line. What two readers may understand differently is refused, not guessed: `no`, `012`, `1:30`, a key that appears twice.
 A file is data: it names no types and repeats nothing by reference, and its size and depth are bounded.
 
-text                                from a path to text: regular files of UTF-8, of bounded size
+text                                from a path to text; the line of each key, and the problems
 json_text, yaml_text, toml_text     one file for each format
-values, scalars                     values from events and from words without quotes
-notes                               the line of each key, and the problems
+values                              values from events and from words without quotes
 """
 
 from __future__ import annotations

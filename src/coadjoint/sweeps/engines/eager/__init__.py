@@ -5,6 +5,8 @@ in_place   on a CPU: slopes of many steps at once, then a step is a product with
 fused      elsewhere: a step is a product with W and one fused operation (by NVRTC on an NVIDIA GPU); nothing looks at
            a value, so that a gradient can be recorded as a CUDA graph. On a CPU it takes 6 to 7 times as long.
 views      arrays as views of their time steps
+
+Both rescale costates by powers of two inside their adjoint, with the functions of sweeps/rows.
 """
 
 from __future__ import annotations

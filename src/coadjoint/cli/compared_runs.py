@@ -1,4 +1,4 @@
-"""Compare: one task or several, under several settings and seeds, each run in a process of its own; tables and a page.
+"""Compare: one task or several, under several settings and seeds, each run in a process of its own.
 
 A comparison is a folder of run folders and `compare.json`, whose rows are methods on tasks. It goes on where it stopped:
 runs that have ended are not repeated, others are resumed.
