@@ -93,7 +93,7 @@ TESTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("optimisers/test_hessian_free.py", "optimisers/test_optimisers.py"),
     ),
     "optimisers/directions.py": (("optimisers/test_directions.py",), ("optimisers/test_optimisers.py",)),
-    "optimisers/factory.py": (("optimisers/test_make_optimiser.py",), ("training/test_settings.py",)),
+    "optimisers/factory.py": (("optimisers/test_make_optimiser.py",), ("cli/test_config.py",)),
     "optimisers/hessian_free.py": (("optimisers/test_hessian_free.py",), ("optimisers/test_optimisers.py",)),
     "optimisers/step_rules.py": (("optimisers/test_directions.py",), ("optimisers/test_optimisers.py",)),
     "tasks/": (("tasks/test_data.py",), ("tasks/test_tasks.py", "tasks/test_readers.py")),
@@ -169,7 +169,7 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ("cells/formula.py", "comparison", "a.order <= b.order"): "sums and products commute; the order only helps sharing",
     ("cells/formula.py", "add", "if b is ZERO: -> if False:"): "x + 0 is computed instead of x",
     ("sweeps/engines/scan.py", "parts", "turns = ((len(A) == 1))"): "complex numbers are scanned as the matrices they are, slower",
-    ("networks/reservoir.py", "Reservoir._examples", "run.mask[1:].shape] if every -> lead = [*run.mask[:-1]"): "without its first or its last row, a mask has the same shape",
+    ("networks/reservoir.py", "Reservoir._examples", "-> lead = [*run.mask[:-1].shape]"): "without its first or its last row, a mask has the same shape",
     ("networks/seq2seq.py", "skip-branch", '"dtype": (dtype), "device"'): "whatever is made takes torch's default for None",
 }  # fmt: skip
 
