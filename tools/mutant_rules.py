@@ -349,6 +349,11 @@ def only_raises(body: list[ast.stmt]) -> bool:
     return isinstance(body[-1], ast.Raise)
 
 
+def for_types_alone(node: ast.AST) -> bool:
+    """if TYPE_CHECKING: what it guards is never run, whatever it says."""
+    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+
+
 def places(node: ast.AST, source: Source, parents: tuple[ast.AST, ...] = ()) -> Iterator[Place]:
     """Every place worth a mutant: not annotations, messages, imports, nor what only guards an error."""
     if isinstance(node, ast.Raise | ast.Assert | ast.JoinedStr | ast.Import | ast.ImportFrom):
@@ -357,8 +362,11 @@ def places(node: ast.AST, source: Source, parents: tuple[ast.AST, ...] = ()) -> 
         return
     if isinstance(node, ast.Call) and called(node) in WORDING:
         return
-    yield Place(node, parents, source)
+    if not for_types_alone(node):
+        yield Place(node, parents, source)
     for part, value in ast.iter_fields(node):
+        if for_types_alone(node) and part != "orelse":
+            continue
         if part in ("annotation", "returns", "decorator_list", "type_comment", "defaults", "kw_defaults"):
             continue
         if isinstance(node, ast.If | ast.For) and only_raises(node.body) and part != "orelse":

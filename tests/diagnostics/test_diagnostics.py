@@ -15,7 +15,7 @@ import coadjoint as co
 from coadjoint.cli import diagnose
 from coadjoint.diagnostics import examination, finding
 from coadjoint.diagnostics.costates import Components, decay, paths, sensitivity, temporal
-from coadjoint.diagnostics.jacobians import jacobians, lyapunov, singular_values
+from coadjoint.diagnostics.jacobians import jacobians, lyapunov, resolved, singular_values
 from coadjoint.diagnostics.landscape import Along, Landscape, along, landscape, noise, normalised
 from coadjoint.diagnostics.units import saturation
 from coadjoint.diagnostics.weights import at_rest, bounds, slopes_of, spectrum
@@ -119,6 +119,13 @@ def test_fewer_samples_and_fewer_points():
     assert list(few.steps) == [0, 3, 6]
     np.testing.assert_allclose(few.logs[1:], singular_values(e, samples=1).logs[[3, 6]])
     assert lyapunov(e, 3).each.shape == (3, 5)
+
+
+def test_singular_values_below_rounding_are_unknown():
+    """Below n eps of the largest, n the size of the matrix; zero is known."""
+    eps = np.finfo(float).eps
+    logs = resolved(np.diag([1.0, 3 * eps, 5 * eps, 0.0])[None])[0]
+    np.testing.assert_allclose(logs, [0.0, np.log(5 * eps), np.nan, -np.inf], rtol=1e-14, atol=1e-14)
 
 
 def test_singular_values_say_what_rounding_has_taken():
@@ -546,8 +553,8 @@ def test_charts_stay_readable_where_values_are_not():
     wide = Landscape(np.arange(3.0), np.arange(3.0), np.array([[1.0, 1e6, 2], [3, 4, np.inf], [5, 6, 7]])).chart()
     assert wide.label == "log₁₀ of the loss"
     assert wide.cells[0, 1] == 6
-    along = Along(np.array([0.1, 1.0]), np.array([1.5, 1e9]), 2.0, 1.0)
-    assert [list(y) for y in along.chart().curves[0][1:]] == [[-1.0], [1.5]]
+    along = Along(np.array([0.1, 1.0, 10.0, 100.0]), np.array([1.5, 7.9, 8.1, 1e9]), 2.0, 1.0)
+    assert [list(y) for y in along.chart().curves[0][1:]] == [[-1.0, 0.0], [1.5, 7.9]]
     assert [f.value for f in along.figures()] == [1.0, 0.1]
     assert math.isnan(Along(np.array([1.0]), np.array([np.nan]), 2.0, 1.0).figures()[1].value)
     names = [name for name, *_ in bounds(evaluated(readout="every")).chart().curves]

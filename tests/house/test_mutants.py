@@ -37,6 +37,14 @@ def test_a_row_that_does_not_fit_is_named(table, row, words, monkeypatch):
     assert words in wrong
 
 
+def test_what_only_a_type_checker_reads_is_not_mutated(tmp_path):
+    text = "if TYPE_CHECKING:\n    x = 1 + 2\nelse:\n    y = 3 + 4\nif a:\n    z()\n"
+    (tmp_path / "coadjoint").mkdir()
+    (tmp_path / "coadjoint" / "file.py").write_text(text)
+    lines = {m.line for m in mutants.mutants_of(tmp_path, "file.py")}
+    assert lines == {4, 5, 6}
+
+
 def test_a_module_without_tests_is_noticed(monkeypatch):
     monkeypatch.setattr(mutants.tables, "EQUIVALENT", {})
     monkeypatch.setattr(

@@ -538,6 +538,15 @@ def test_refusals_name_the_way_out(call, error, text):
     assert "\n" not in str(found.value)
 
 
+def test_the_activation_is_that_of_encoder_and_decoder():
+    sizes = {"inputs": 2, "hidden": 8, "outputs": 4, "dtype": F64}
+    net = EncoderDecoder("elman", layers=2, activation="relu", **sizes)
+    run = net(torch.randn(6, 5, 2, dtype=F64))
+    assert run.states.min() == 0
+    h, u = torch.randn(5, 8, dtype=F64), torch.randn(5, 16, dtype=F64)
+    assert net.decoder.advance(u, h).min() == 0
+
+
 def test_it_says_what_it_is():
     tell = lambda *cells, **options: EncoderDecoder(*cells, inputs=2, hidden=3, outputs=4, **options).extra_repr()
     assert tell() == "[gru] to gru, inputs=2, hidden=3, outputs=4"

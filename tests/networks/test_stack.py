@@ -378,6 +378,17 @@ def test_costates_of_a_penalised_evaluation():
         assert torch.allclose(one.lam, other.lam)
 
 
+def test_parameters_are_drawn_again_as_those_of_a_new_stack():
+    make = lambda: co.Stack(["gru", "elman"], inputs=2, hidden=3, outputs=2, skip=True, x0="learned")
+    torch.manual_seed(1)
+    new = make()
+    net = make()
+    torch.manual_seed(1)
+    net.reset_parameters()
+    for name, p in net.named_parameters():
+        assert torch.equal(p, new.state_dict()[name]), name
+
+
 def test_costates_where_nothing_is_trained():
     net = co.Stack(["gru", "elman"], inputs=2, hidden=3, outputs=1, dtype=F64)
     u, y = torch.randn(5, 2, 2, dtype=F64), torch.randn(2, 1, dtype=F64)

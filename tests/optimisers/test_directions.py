@@ -58,6 +58,13 @@ def test_the_temporal_direction():
         )
 
 
+def test_the_temporal_direction_is_that_of_one_layer():
+    stack = co.Stack(["elman", "elman"], inputs=2, hidden=4, outputs=1)
+    e = co.BPTT()(stack, co.Batch(torch.randn(3, 2, 2), torch.randn(2, 1)), "squared")
+    with pytest.raises(co.Unsupported, match="temporal components are those of one layer"):
+        temporal(e, np.random.default_rng())
+
+
 CURVES = {  # value and slope along a, a minimum at some a > 0
     "parabola": (lambda a: (a - 0.1) ** 2, lambda a: 2 * (a - 0.1)),
     "far away": (lambda a: (a - 37.0) ** 2, lambda a: 2 * (a - 37.0)),

@@ -13,7 +13,7 @@ import coadjoint as co
 from coadjoint.optimisers.curvature import Packing
 from coadjoint.optimisers.directions import temporal
 from coadjoint.optimisers.hessian_free import HessianFree
-from coadjoint.optimisers.recipes import OPTIMISERS, optimiser
+from coadjoint.optimisers.recipes import OPTIMISERS, optimiser, recipe_of
 from coadjoint.optimisers.schedules import SCHEDULES
 from coadjoint.optimisers.step_rules import STEP_RULES, Armijo, Constant, Galvan, Wolfe
 from coadjoint.optimisers.steppers import Point
@@ -289,6 +289,13 @@ def test_budgets(monkeypatch):
     assert (both.step, both.work) == (6, 120)
 
 
+def test_step_sizes_that_are_not_given():
+    """1 for those that find their own pace, 1e-3 for all others."""
+    own = {name: optimiser(name).lr for name in ("lbfgs", "hessian-free", "ridge")}
+    assert set(own.values()) == {1.0}
+    assert {optimiser(name).lr for name in OPTIMISERS if name not in own} == {1e-3}
+
+
 def test_the_distance_to_the_gradient_is_kept(tmp_path):
     rows = trained(optimiser=RUNS["sgd temporal"], steps=5).rows
     far = [row["distance"] for row in rows if row["kind"] == "train"]
@@ -316,6 +323,7 @@ def test_the_distance_to_the_gradient_is_kept(tmp_path):
         (lambda: Armijo(shrink=2.0), "shrink must be a finite number, above 0 and below 1; got 2.0"),
         (lambda: Wolfe(c1=0.9, c2=0.1), "c1 < c2"),
         (lambda: trained(optimiser="adam"), "optimiser must be like co.optimisers"),
+        (lambda: recipe_of("adam"), r"optimiser must be like co\.optimisers\.adam\(1e-3\); got 'adam'"),
         (lambda: trained(easiest=(0.5, 10)), "easiest must be like co.training.curriculum"),
         (lambda: trained(clip="1"), "clip must be"),
         (lambda: trained(optimiser=RUNS["hessian-free"], weight_noise=0.1), "no weight_noise"),

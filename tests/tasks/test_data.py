@@ -137,6 +137,13 @@ def test_a_rare_class_is_in_training(tmp_path):
         assert "s7" in data.sets["train"].ids
 
 
+def test_quantities_do_not_change_the_split(tmp_path):
+    """Classes are spread evenly over the sets; quantities are not, whatever their sign."""
+    split = lambda target: Data.read(put(tmp_path, "d.csv", table(20, target=target)), kind="regress", at="last").sets
+    first, other = split(lambda i, t, row: 1.5 * i), split(lambda i, t, row: -(i % 3))
+    assert [s.ids for s in first.values()] == [s.ids for s in other.values()]
+
+
 def test_labels_are_sorted_as_numbers(tmp_path):
     data = Data.read(put(tmp_path, "d.csv", table(30, classes=("10", "9", "-1"))), kind="classify")
     assert data.description.labels == ["-1", "9", "10"]
@@ -420,7 +427,7 @@ def test_files_that_do_not_suit_the_network(tmp_path):
 
 @pytest.mark.parametrize(
     "change",
-    [{"kind": "guess"}, {"std": [1.0]}, {"std": [0.0, 1.0]}, {"mean": ["a", "b"]}, {"mean": [float("nan"), 0.0]}, {"labels": ["a"]}, {"masked": ["z"]}, {"features": "ab"}, {"columns": {}}, {"window": -1}, {"dtype": "object"}, {"reading": {"plugin": "x"}}, {"more": 1}],
+    [{"kind": "guess"}, {"std": [1.0]}, {"std": [0.0, 1.0]}, {"mean": ["a", "b"]}, {"mean": [float("nan"), 0.0]}, {"labels": ["a"]}, {"masked": ["z"]}, {"features": "ab"}, {"columns": {}}, {"window": -1}, {"dtype": "object"}, {"reading": {"plugin": "x"}}, {"reading": None}, {"reading": []}, {"more": 1}],
 )  # fmt: skip
 def test_a_damaged_description_is_refused(change, tmp_path):
     data = Data.read(put(tmp_path, "train.csv", table(20)))

@@ -402,6 +402,7 @@ NPZ = {
     "lengths do not add up": ({"u": U[0], "lengths": np.array([2, 1])}, NEXT, ["add up to 3", "4 rows"]),
     "real lengths": ({"u": U, "lengths": np.array([4.0, 2.0])}, NEXT, ["'lengths'", "integer"]),
     "ids twice": ({"u": U, "ids": np.array(["a", "a"])}, NEXT, ["'ids'", "expected 2 different"]),
+    "infinite target": ({"u": U, "y": np.array([1.0, np.inf])}, {"kind": "regress"}, ["d.npz y0 of sequence 1: the target is infinite"]),
 }  # fmt: skip
 
 
@@ -409,6 +410,14 @@ NPZ = {
 def test_bad_npz(case, tmp_path):
     arrays, options, words = NPZ[case]
     refused(npz(tmp_path, **arrays), ["d.npz", *words], **options)
+
+
+def test_arrays_that_do_not_fit_are_told_before_their_values(tmp_path):
+    values = U.copy()
+    values[0, 0, 0] = np.inf
+    text = refused(npz(tmp_path, u=values, ids=np.array(["a", "a"])), ["'ids' has 2 entries"], kind="next")
+    assert "\n" not in text
+    assert "infinite" in refused(npz(tmp_path, u=values, ids=np.array(["a", "b"])), [], kind="next")
 
 
 def test_strange_archives(tmp_path):
@@ -658,6 +667,16 @@ def test_an_archive_or_a_short_file_is_no_stream_of_rows(tmp_path):
     np.save(whole, np.ones((4, 2)))
     with pytest.raises(DataError, match=r"the header says shape \(4, 2\) of float64, 64 bytes, and the file has 60"):
         online.read(put(tmp_path, "rows.npy", whole.getvalue()[:-4]), kind="next")
+
+
+def test_text_alone_is_streamed_from_a_packed_file(tmp_path):
+    np.save(tmp_path / "rows.npy", np.ones((4, 2)))
+    packed = gzip.compress((tmp_path / "rows.npy").read_bytes())
+    with pytest.raises(DataError, match=r"rows\.npy\.gz: files named '\.gz' are not streamed"):
+        online.read(put(tmp_path, "rows.npy.gz", packed), kind="next")
+    text = put(tmp_path, "rows.csv.gz", gzip.compress(b"a\n1\n2\n"))
+    with closing(online.read(text, kind="next", standardise=False)) as stream:
+        assert [y.tolist() for _, y in stream] == [[2.0]]
 
 
 @pytest.mark.parametrize(

@@ -377,6 +377,13 @@ def test_a_difficulty_of_ones_own():
     assert all(any(torch.equal(u, v) for v in task.batch(7, 20, 0).u.unbind(1)) for u in other.u.unbind(1))
 
 
+def test_where_all_are_kept_nothing_is_measured():
+    task = co.tasks.make("addition", length=12)
+    net = co.Network("elman", inputs=2, hidden=4, outputs=1)
+    pace = Easiest(0.2, 10, by=lambda b: pytest.fail("measured"))
+    assert torch.equal(pace.choose(net, task, 10, 4, 0).u, task.batch(10, 4, 0).u)
+
+
 @pytest.mark.parametrize(("given", "words"), [((0, 5), "above 0 and at most 1"), ((0.5, 0), "at least 1"), ((0.5, 5, "size"), "difficulty")])  # fmt: skip
 def test_what_a_curriculum_refuses(given, words):
     with pytest.raises(co.CoadjointError, match=words):
@@ -621,5 +628,7 @@ def test_what_else_ridge_refuses():
         Ridge(net).add(co.Batch(batch.u, batch.y, batch.lengths, weight=-torch.ones(B, dtype=F64)))
     with pytest.raises(co.InputError, match="expected 2 entries"):
         Ridge(net).add(co.Batch(batch.u, torch.ones(B, 3, dtype=F64), batch.lengths))
+    with pytest.raises(co.InputError, match=r"the targets y end in \[\]; expected 2 entries"):
+        Ridge(net).targets(torch.ones(B, dtype=F64))
     with pytest.raises(co.InputError, match=r"classes must lie in 0\.\.1; got 0\.\.7"):
         Ridge(net).add(co.Batch(batch.u, torch.tensor([0, 1, 7, 0, 0]), batch.lengths))

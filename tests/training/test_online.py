@@ -573,6 +573,13 @@ def test_what_a_stream_cannot_be_learned_with(options, error, words):
         online.learn(make(), pairs(*data(3)), **({"loss": "squared"} | options))
 
 
+@pytest.mark.parametrize(("item", "words"), [((1, 2, 3), "3 things"), (5, "5")])
+def test_what_is_no_pair_is_named_by_its_step(item, words):
+    stream = [*pairs(*data(2)), item]
+    with pytest.raises(co.KindError, match=f"at step 3 it gave {words}"):
+        online.learn(make(), stream, "squared")
+
+
 def test_networks_that_read_whole_sequences_are_refused():
     u, y = data(3)
     stack = co.Stack(["elman", "elman"], inputs=I, hidden=D, outputs=O, readout="every", dtype=F64)

@@ -38,9 +38,7 @@ class Temporal:
 
     @staticmethod
     def of(e: Evaluation) -> Temporal:
-        net = e.network.one_layer
-        if net is None:
-            raise Unsupported("temporal components are those of one layer: use a co.Network.")
+        net = layer_of(e)
         lam = e.costates
         run, layout = lam.trajectory.run.formula, lam.trajectory.layout
         if run is None:
@@ -65,6 +63,7 @@ class Temporal:
     def near(e: Evaluation) -> tuple[Temporal, list[int]]:
         """The components in units of their own, grad_t 2^{-m_t} with m_t the largest exponent of a costate at step t, so that
         they hold at any scale; and m_1..m_T."""
+        layer_of(e)  # refuses several
         lam = e.costates
         parts = lam.trajectory.layout.rows.states(lam.powers)
         tops = [int(part.max()) for part in parts]
@@ -132,3 +131,11 @@ class Temporal:
             None if self.r is None else self.r[here].double(),
             self.u[here].double(),
         )
+
+
+def layer_of(e: Evaluation) -> Network:
+    """The one layer whose gradient is taken apart; several are refused."""
+    layer = e.network.one_layer
+    if layer is None:
+        raise Unsupported("temporal components are those of one layer: use a co.Network.")
+    return layer
