@@ -343,6 +343,7 @@ LARGE = [(c, a, d) for c, a, d in LARGE if d == "float64" or c in ("elman", "lea
 
 
 @pytest.mark.parametrize(("cell", "activation", "dtype"), LARGE)
+@pytest.mark.slow
 def test_finite_at_arguments_of_ten_thousand(cell, activation, dtype):
     """Saturated units of either sign, first and second order, all engines: finite, and zero costates are left out."""
     dtype = getattr(torch, dtype)

@@ -269,6 +269,7 @@ def test_runs_have_numbers_and_can_go_on(coadjoint):
     ],
     ids=" ".join,
 )
+@pytest.mark.slow
 def test_what_changes_with_the_steps_goes_on_where_it_stopped(coadjoint, words):
     for name, steps_, more in (("whole", "4", []), ("part", "2", ["resume", "part", "--steps", "4"])):
         run = [*XOR, *words, "--no-stop-on-success", "--quiet", "--out", name]
@@ -324,6 +325,7 @@ FINITE = ["--hidden", "4", "--epochs", "2", "--probes", "4", "--batch", "8", "--
 
 
 @pytest.mark.parametrize(("kind", "at"), OWN)
+@pytest.mark.slow
 def test_own_data_from_end_to_end(coadjoint, kind, at):
     rows = series(at == "every", kind)
     write("data.csv", rows)
@@ -362,6 +364,7 @@ def test_predicting_from_other_columns_is_refused(coadjoint):
 BASE = ["compare", "xor", "--length", "12", *SMALL, "--seeds", "1", "--out", "cmp"]
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_is_a_row_and_does_not_stop_the_others(coadjoint):
     code, out, _ = coadjoint(*BASE, "-m", "plain", "-m", "wild lr=1e38 optimiser=sgd activation=relu", "--jobs", "2")
     assert code == 0

@@ -77,6 +77,7 @@ def test_the_system_lacks_it(elsewhere):
     assert "No module named 'fcntl'" in done.stderr
 
 
+@pytest.mark.slow
 def test_the_whole_way(elsewhere, tmp_path):
     rows = [f"s{i},{t},{(i * 7 + t) % 5},{'xy'[i % 2]}" for i in range(12) for t in range(4)]
     (tmp_path / "data.csv").write_text("\n".join(["id,t,a,label", *rows]) + "\n")

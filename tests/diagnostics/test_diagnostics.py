@@ -530,6 +530,7 @@ def test_evaluations_of_every_method_can_be_examined(method):
 
 
 @pytest.mark.parametrize("name", examination.DIAGNOSTICS)
+@pytest.mark.slow
 def test_every_plot_is_a_figure_of_its_own(name, tmp_path):
     from matplotlib._pylab_helpers import Gcf
     from matplotlib.figure import Figure

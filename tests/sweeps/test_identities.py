@@ -206,6 +206,7 @@ def test_sample_alone_is_sample_in_batch(cell, engine):
 
 @on_engines
 @pytest.mark.parametrize("method", [co.BPTT(), co.Penalised("log-ratio", 0.3)])
+@pytest.mark.slow
 def test_batches_split_and_averaged_are_the_whole(cell, engine, method):
     net, batch, loss = prepared(cell, engine, B=6, ragged=False)
     parts = [replace(batch, u=batch.u[:, j], y=batch.y[:, j]) for j in (slice(0, 1), slice(1, 3), slice(3, 6))]
@@ -266,6 +267,7 @@ def nan_memory():
 @pytest.mark.parametrize("ragged", [False, True])
 @pytest.mark.parametrize("readout", ["last", "every"])
 @pytest.mark.parametrize("G", ["log-ratio", "omega", "norm-stabiliser"])
+@pytest.mark.slow
 def test_nothing_unwritten_is_read(cell, ragged, readout, G, nan_memory):
     found = {}
     for engine in ENGINES:

@@ -954,6 +954,7 @@ def test_blocks(name: str, lengths: list[int], chunk: int, monkeypatch: pytest.M
 @pytest.mark.parametrize("lengths", [[T] * B, LENGTHS])
 @pytest.mark.parametrize("engine", SWEPT)
 @pytest.mark.parametrize("name", ["odd", "lstm"])
+@pytest.mark.slow
 def test_torch_func(name: str, engine: str, lengths: list[int]) -> None:
     """torch.func's transforms nested to the third order, on L: d, dd, d of the gradient, gradient of dd, dd of the gradient."""
     net = network(name, engine)

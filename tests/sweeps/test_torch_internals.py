@@ -104,6 +104,7 @@ assert seen == [True]
 """
 
 
+@pytest.mark.slow
 def test_fake_and_proxy_modes():
     """In a process of its own, where FakeTensor has not been imported before."""
     done = subprocess.run([sys.executable, "-c", FAKE], capture_output=True, text=True)
@@ -231,11 +232,13 @@ internals.load_compiler()
 """
 
 
+@pytest.mark.slow
 def test_compiled_modules():
     done = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_importing_does_not_load_the_compiler():
     code = "import sys; from coadjoint.sweeps import torch_internals; assert 'torch._dynamo' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -166,6 +166,7 @@ def test_every_sequence_obeys_the_definition(name, chosen):
         ("sorting", (0, 0), (9, 9)),
     ],
 )
+@pytest.mark.slow
 def test_both_ends_of_every_window_are_reached(name, low, high):
     """At length 40; the windows of a real-valued or symbolic task are no narrower than they are said to be."""
     task = tasks.make(name, length=(40, 40))
