@@ -127,6 +127,7 @@ def test_the_seed_reaches_every_parameter(shape, name):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.slow
 def test_torch_draws_as_the_constructor_does(shape):
     """The largest entry of each parameter is that of the same distribution, over many seeds."""
     largest = lambda nets: {

@@ -924,6 +924,7 @@ def test_outputs_lie_in_memory_as_torchs(case):
 
 @each
 @pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.slow
 def test_edits_between_forward_and_backward_are_noticed(case, engine):
     """What a derivative reads may not change before it is taken; or else it must not matter."""
     for name in ("u", "x0", "weight_ih_l0", "weight_hh_l0", "bias_hh_l0", "weight_hr_l0"):

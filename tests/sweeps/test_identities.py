@@ -63,6 +63,7 @@ def test_adjoint_and_tangent_are_transposes(cell, engine, linked):
 @on_engines
 @pytest.mark.parametrize("readout", ["last", "every"])
 @pytest.mark.parametrize("options", [{}, {"counted": "weighted", "reduce": "mean", "weighted": True, "x0": "given"}])
+@pytest.mark.slow
 def test_bptt_is_rtrl_is_untruncated(cell, engine, readout, options):
     net, batch, loss = prepared(cell, engine, readout=readout, **options)
     expected = co.BPTT()(net, batch, loss).gradient
@@ -97,6 +98,7 @@ def test_penalty_without_a_gradient_is_plain(cell, engine):
 
 @on_engines
 @pytest.mark.parametrize("loss", ["squared", "cross-entropy"])
+@pytest.mark.slow
 def test_padding_is_not_read(cell, engine, loss):
     net, batch, _ = prepared(cell, engine, loss=loss, seed=12)
     beyond = torch.arange(5)[:, None] >= torch.as_tensor(batch.lengths)
@@ -164,6 +166,7 @@ def test_linear_cell_is_matrix_powers(engine):
 
 @on_engines
 @pytest.mark.parametrize("G", [None, "log-ratio", "omega"])
+@pytest.mark.slow
 def test_hessian_is_symmetric(cell, engine, G):
     net, batch, loss = prepared(cell, engine, form="strided", B=2, T=3, H=3)
     lam = costates(net, batch, loss)
