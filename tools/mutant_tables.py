@@ -139,6 +139,7 @@ BLOCKS = "the exponent a block shares is a matter of speed: one that does not su
 UNASKED = "a gradient that nobody asks for is computed and dropped, or None is given where nothing is asked for"
 # Mutants that no test can kill because they mean the same: (file, rule or function, a piece of 'line before -> line after') -> why.
 EQUIVALENT: dict[tuple[str, str, str], str] = {
+    ("diagnostics/finding.py", "line", "y @ x"): "vectors: x @ y is y @ x",
     ("sweeps/engines/eager/in_place.py", "_scaled", "hi - begin == size"): GROWTH,
     ("sweeps/engines/eager/in_place.py", "_scaled", "size = min(2 * size, 64)"): GROWTH,
     ("sweeps/engines/eager/in_place.py", "_scaled.run", "new = torch.where(new == NONE, k[hi], new) ->"): BLOCKS,

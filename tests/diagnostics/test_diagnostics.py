@@ -262,6 +262,8 @@ def test_spectrum_of_each_block():
     assert spectrum(masked).radius[0] == pytest.approx(max(abs(np.linalg.eigvals(W))))
     with pytest.raises(co.Unsupported, match="step function hides it"):
         spectrum(evaluated("gru-before"))
+    with pytest.raises(co.Unsupported, match="this network has none"):
+        spectrum(evaluated("lru"))
 
 
 @pytest.mark.parametrize("activation", ["tanh", "sigmoid", "relu", "softplus", "identity"])
@@ -384,6 +386,9 @@ def test_paths_one_by_one():
             np.testing.assert_allclose(np.exp(found.log_weight[s, j]), weight[0] / weight[1], rtol=1e-10)
         np.testing.assert_allclose(found.active[:n, j], on[1 : n + 1].mean(1))
     assert lost > 3
+    steps = [(t, j) for j, n in enumerate(LENGTHS.tolist()) for t in range(1, n + 1)]
+    on = [(e.trajectory.x[t, j] > 0).double().mean().item() for t, j in steps]
+    assert found.figures()[0].value == pytest.approx(100 * np.mean(on))
     with pytest.raises(co.Unsupported, match="Use activation='relu'"):
         paths(evaluated())
 
@@ -607,6 +612,8 @@ def test_a_finite_set_is_looked_at_by_a_full_batch_and_one_sample_is_enough():
 
     net = co.Network("elman", inputs=1, hidden=3, outputs=1)
     assert len(examination.evaluate(net, Two()).losses) == 5
+    with pytest.raises(co.KindError, match="task must be one of co"):
+        examination.evaluate(net, "xor")
     alone = examination.examine(co.BPTT()(net, co.Batch(torch.randn(4, 1, 1), torch.randn(1, 1)), "squared"))
     assert set(alone.declined) >= {"noise"}
     assert "decay" in alone.found
