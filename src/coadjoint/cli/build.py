@@ -158,7 +158,7 @@ def network_of(config: Config, task: Any, device: str) -> Any:
     with in_flags():
         options = network_options(config.network, Shape.of(task), config.training.precision)
         net = networks.make(**options, seed=config.training.seed, device=device)
-    if config.gradient.penalty_on not in (None, "each") and isinstance(net, networks.Network):
+    if config.gradient.penalty_on not in (None, "each") and net.one_layer is not None:
         raise ConfigError("--penalty-on chooses among layers, and there is one: give --layers or a list of cells.")
     return net
 
