@@ -33,7 +33,9 @@ def stream(steps: int) -> Iterator[tuple[Tensor, Tensor]]:
         yield u, torch.tensor([past[0]])
 
 
-def main(steps: str = "100000", units: str = "30", learner: str = "rtrl", k1: str = "10", k2: str = "50") -> None:
+def main(
+    steps: str = "100000", units: str = "30", learner: str = "rtrl", k1: str = "10", k2: str = "50"
+) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     total, marks = int(steps), dict[int, int]()
@@ -47,7 +49,9 @@ def main(steps: str = "100000", units: str = "30", learner: str = "rtrl", k1: st
             yield pair
 
     begin, spent = time.perf_counter(), time.process_time()
-    found = co.online.learn(net, watched(), "squared", method, co.optimisers.adam(1e-3), every=max(total // 10, 1))
+    found = co.online.learn(
+        net, watched(), "squared", method, co.optimisers.adam(1e-3), every=max(total // 10, 1)
+    )
     seconds, spent = time.perf_counter() - begin, time.process_time() - spent
     early, late = marks.values()
     print(

@@ -23,7 +23,14 @@ INPUTS, OUTPUTS = 4, 2
 def gradient(cell: str, T: int, B: int, d: int, method: str, engine: str, device: str):
     """A function that takes the gradient once, and waits for it."""
     torch.manual_seed(0)
-    net = co.Network(getattr(co.cells, cell), inputs=INPUTS, hidden=d, outputs=OUTPUTS, engine=engine, device=device)
+    net = co.Network(
+        getattr(co.cells, cell),
+        inputs=INPUTS,
+        hidden=d,
+        outputs=OUTPUTS,
+        engine=engine,
+        device=device,
+    )
     batch = co.Batch(torch.randn(T, B, INPUTS).to(device), torch.randn(B, OUTPUTS).to(device))
     take = METHODS[method]()
 
@@ -43,12 +50,18 @@ def seconds(once) -> float:
 
 
 def apart(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
-    worst = [float((one[n] - other[n]).norm() / max(other[n].norm(), one[n].norm())) for n in one if one[n].any()]
+    worst = [
+        float((one[n] - other[n]).norm() / max(other[n].norm(), one[n].norm()))
+        for n in one
+        if one[n].any()
+    ]
     return max(worst)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--cells", default="mingru,minlstm,lru")
     parser.add_argument("--lengths", default="1000,10000")
@@ -59,13 +72,20 @@ def main() -> None:
     asked = parser.parse_args()
     numbers = lambda text: [int(n) for n in text.split(",")]
     samples = numbers(asked.samples or ("1" if asked.device == "cuda" else "1,64"))
-    where = torch.cuda.get_device_name() if asked.device == "cuda" else f"cpu, {torch.get_num_threads()} threads"
+    where = (
+        torch.cuda.get_device_name()
+        if asked.device == "cuda"
+        else f"cpu, {torch.get_num_threads()} threads"
+    )
     print(f"{where}; {asked.units} units, float32")
     for cell in asked.cells.split(","):
         for T in numbers(asked.lengths):
             for B in samples:
                 for method in asked.methods.split(","):
-                    pair = [gradient(cell, T, B, asked.units, method, e, asked.device) for e in (asked.device, "scan")]
+                    pair = [
+                        gradient(cell, T, B, asked.units, method, e, asked.device)
+                        for e in (asked.device, "scan")
+                    ]
                     for once in pair * (
                         4 if asked.device == "cuda" else 1
                     ):  # they compile, and may be recorded on a GPU

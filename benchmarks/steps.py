@@ -15,7 +15,9 @@ import coadjoint as co
 
 
 def milliseconds(device: str, engine: str, method: co.BPTT | co.Penalised, steps: int) -> float:
-    net = co.Network("elman", inputs=6, hidden=64, outputs=4, output="softmax", device=device, engine=engine)
+    net = co.Network(
+        "elman", inputs=6, hidden=64, outputs=4, output="softmax", device=device, engine=engine
+    )
     co.initialisers.initialise(net, "spectral", radius=0.5, seed=0)
     task, adam = co.tasks.TemporalOrder(200), torch.optim.Adam(net.parameters(), 1e-3)
     start = 0.0
@@ -41,5 +43,6 @@ if __name__ == "__main__":
     for engine in engines.split(","):
         for name, method in (("plain", co.BPTT()), ("penalised", co.Penalised("log-ratio", 1.0))):
             print(
-                f"{where} {engine} {name}: {milliseconds(where, engine, method, int(count)):.2f} ms a step", flush=True
+                f"{where} {engine} {name}: {milliseconds(where, engine, method, int(count)):.2f} ms a step",
+                flush=True,
             )

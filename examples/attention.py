@@ -14,7 +14,9 @@ import coadjoint as co
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--task", choices=("reversal", "sorting"), default="reversal")
     parser.add_argument("--length", type=int, default=8, help="letters of a sequence, at least 2")
     parser.add_argument("--steps", type=int, default=600)
@@ -25,7 +27,9 @@ def main():
     torch.manual_seed(args.seed)
     try:
         task = co.tasks.make(args.task, length=(2, args.length))
-        net = co.EncoderDecoder("gru", inputs=task.inputs, hidden=64, outputs=task.outputs, bidirectional=True)
+        net = co.EncoderDecoder(
+            "gru", inputs=task.inputs, hidden=64, outputs=task.outputs, bidirectional=True
+        )
         method, optimiser = co.BPTT(), torch.optim.Adam(net.parameters(), 3e-3)
         for step in range(args.steps):
             method(net, task.batch(step, 32, args.seed), task.loss).write_grad(net)
@@ -33,10 +37,18 @@ def main():
             optimiser.step()
         found = co.evaluate(net, task, "test", args.seed)
         print(f"{found['right']:.1%} of tokens right, {found['whole']:.1%} of answers", flush=True)
-        letters = torch.randperm(task.values, generator=torch.Generator().manual_seed(args.seed))[: args.length]
+        letters = torch.randperm(task.values, generator=torch.Generator().manual_seed(args.seed))[
+            : args.length
+        ]
         said = net(torch.eye(task.values)[letters][:, None]).decode(beam=3)
         args.out.mkdir(parents=True, exist_ok=True)
-        plot(letters.tolist(), said.tokens[:, 0].tolist(), said.alignment[:, 0], task, args.out / "alignment.png")
+        plot(
+            letters.tolist(),
+            said.tokens[:, 0].tolist(),
+            said.alignment[:, 0],
+            task,
+            args.out / "alignment.png",
+        )
     except (co.CoadjointError, OSError) as error:
         parser.error(str(error))
     print(f"plot: {args.out / 'alignment.png'}")

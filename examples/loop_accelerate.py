@@ -25,7 +25,9 @@ def train(steps, weight=2.0):
     torch.manual_seed(0)
     accelerator, model = Accelerator(), Reader()
     optimiser = torch.optim.Adam(model.parameters(), 2e-3)
-    loader = DataLoader([batch(step) for step in range(steps)], collate_fn=lambda batches: batches[0])
+    loader = DataLoader(
+        [batch(step) for step in range(steps)], collate_fn=lambda batches: batches[0]
+    )
     model, optimiser, loader = accelerator.prepare(model, optimiser, loader)
     for u, y in loader:
         with co.record(model) as tape:  # one line

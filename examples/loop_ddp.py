@@ -42,7 +42,9 @@ def work(rank, store, steps):
     torch.set_default_dtype(torch.float64)
     torch.set_num_threads(1)
     processes = len(SHARES)
-    distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=processes)
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=processes
+    )
     share = SHARES[rank]
     n = share.stop - share.start
     B = SHARES[-1].stop
@@ -50,8 +52,13 @@ def work(rank, store, steps):
     unscaled = train(steps, DistributedDataParallel, share, 1.0)
     if rank == 0:
         alone = train(steps, lambda model: model, slice(0, B), 1.0)
-        for name, found in (("loss * n * processes / B", scaled), ("mean loss of each share", unscaled)):
-            print(f"{name}: weights differ from those of one process by {(found - alone).abs().max():.1e}")
+        for name, found in (
+            ("loss * n * processes / B", scaled),
+            ("mean loss of each share", unscaled),
+        ):
+            print(
+                f"{name}: weights differ from those of one process by {(found - alone).abs().max():.1e}"
+            )
     distributed.destroy_process_group()
 
 

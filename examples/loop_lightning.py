@@ -41,7 +41,9 @@ class Penalised(lightning.LightningModule):
 def train(steps, weight=2.0):
     torch.manual_seed(0)
     module = Penalised(weight)
-    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    quiet = dict.fromkeys(
+        ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
+    )
     trainer = lightning.Trainer(max_epochs=1, gradient_clip_val=1.0, devices=1, **quiet)
     trainer.fit(module, DataLoader([batch(step) for step in range(steps)], batch_size=None))
     return module.model

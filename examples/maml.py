@@ -40,14 +40,22 @@ def judged(model, tasks, second_order=False):
     weights, total = dict(model.named_parameters()), 0
     loss = lambda w, t, y: (functional_call(model, w, (t,)) - y).square().mean()
     for support, query in tasks:
-        g = torch.autograd.grad(loss(weights, *support), weights.values(), create_graph=second_order)
-        total += loss({name: w - 0.1 * dw for (name, w), dw in zip(weights.items(), g, strict=True)}, *query)
+        g = torch.autograd.grad(
+            loss(weights, *support), weights.values(), create_graph=second_order
+        )
+        total += loss(
+            {name: w - 0.1 * dw for (name, w), dw in zip(weights.items(), g, strict=True)}, *query
+        )
     return total / len(tasks)
 
 
 torch.manual_seed(0)
 fresh = [task() for _ in range(100)]
-for name, second_order, steps in (("no meta-learning", False, 0), ("first order", False, 250), ("MAML", True, 250)):
+for name, second_order, steps in (
+    ("no meta-learning", False, 0),
+    ("first order", False, 250),
+    ("MAML", True, 250),
+):
     torch.manual_seed(1)
     model = Wave().to(DEVICE)
     optimiser = torch.optim.Adam(model.parameters(), 3e-3)

@@ -37,7 +37,9 @@ def main() -> None:
             objective = (lam.loss + 0.1 * co.penalties.log_ratio(lam)).mean()
             gradients.append(torch.autograd.grad(objective, list(net.parameters())))
         apart = max(((a - b).norm() / b.norm()).item() for a, b in zip(*gradients, strict=True))
-        print(f"{net.cell.name:>8}: penalised gradients of the cpu and the autograd engine differ by {apart:.0e}")
+        print(
+            f"{net.cell.name:>8}: penalised gradients of the cpu and the autograd engine differ by {apart:.0e}"
+        )
         names = ", ".join(net.p) or "none"
         print(
             f"          parameters of the cell: {names}; log |lam_1| - log |lam_T| = {lam.log_ratios()[1:].sum(0).mean():.1f}"

@@ -29,7 +29,16 @@ def main():
     x = mackey_glass(3000)
     past, future = x[:2000], x[2000:]
     reservoir = Reservoir(
-        1, 300, 1, radius=0.95, leak=0.7, density=0.05, bias_scale=0.2, washout=100, ridge=1e-9, dtype=torch.float64
+        1,
+        300,
+        1,
+        radius=0.95,
+        leak=0.7,
+        density=0.05,
+        bias_scale=0.2,
+        washout=100,
+        ridge=1e-9,
+        dtype=torch.float64,
     )
     reservoir.fit(past[:-1], past[1:])
     one_step = math.sqrt(1 - reservoir.score(future[:-1], future[1:]))
@@ -42,7 +51,10 @@ def main():
     last[-1] = 1  # the loss counts at the last step alone
     lam = reservoir(past[:200]).costates("squared", past[1:201], mask=last)
     reach = co.norm(lam.lam)[:, 0].flip(0) / co.norm(lam.lam[-1])[0]
-    print("reach of the loss, |lam_{T-k}| / |lam_T|: " + ", ".join(f"{reach[k]:.0e} at k = {k}" for k in (10, 50, 100)))
+    print(
+        "reach of the loss, |lam_{T-k}| / |lam_T|: "
+        + ", ".join(f"{reach[k]:.0e} at k = {k}" for k in (10, 50, 100))
+    )
 
 
 if __name__ == "__main__":

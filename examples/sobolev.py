@@ -15,7 +15,9 @@ import coadjoint as co
 
 DEVICE = sys.argv[1] if len(sys.argv) > 1 else "cuda" if torch.cuda.is_available() else "cpu"
 T, N = 12, 48
-KERNEL = 0.8 ** torch.arange(T - 1, -1, -1.0, device=DEVICE)[:, None, None]  # what happened last counts most
+KERNEL = (
+    0.8 ** torch.arange(T - 1, -1, -1.0, device=DEVICE)[:, None, None]
+)  # what happened last counts most
 
 
 def function(u):
@@ -52,4 +54,6 @@ for name, weight in (("values alone", 0.0), ("values and derivatives", 1.0)):
         (value + weight * slope).backward()
         optimiser.step()
     value, slope = errors(model, fresh)
-    print(f"{name}: on new sequences, squared error of values {value:.4f}, of derivatives {slope:.4f}")
+    print(
+        f"{name}: on new sequences, squared error of values {value:.4f}, of derivatives {slope:.4f}"
+    )

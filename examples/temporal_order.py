@@ -25,9 +25,13 @@ def log_norms(net, task):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--length", type=int, default=50, help="steps of a sequence, at least 10")
-    parser.add_argument("--radius", type=float, default=0.5, help="spectral radius of W to begin with")
+    parser.add_argument(
+        "--radius", type=float, default=0.5, help="spectral radius of W to begin with"
+    )
     parser.add_argument("--weight", type=float, default=2.0, help="rho, the weight of the penalty")
     parser.add_argument("--steps", type=int, default=4000, help="at most so many for each method")
     parser.add_argument("--seed", type=int, default=0)
@@ -37,17 +41,31 @@ def main():
     curves = {}
     try:
         task = co.tasks.TemporalOrder(args.length)
-        for name, gradient in (("plain", co.BPTT()), ("penalised", co.Penalised("log-ratio", args.weight))):
-            net = co.Network("elman", inputs=task.inputs, hidden=64, outputs=task.outputs, output=task.output)
+        for name, gradient in (
+            ("plain", co.BPTT()),
+            ("penalised", co.Penalised("log-ratio", args.weight)),
+        ):
+            net = co.Network(
+                "elman", inputs=task.inputs, hidden=64, outputs=task.outputs, output=task.output
+            )
             co.initialisers.initialise(net, "spectral", radius=args.radius, seed=args.seed)
             curves.setdefault("before training", log_norms(net, task))
             optimiser = co.optimisers.adam(2e-3)
             run = co.train(
-                net, task, gradient=gradient, optimiser=optimiser, steps=args.steps, clip=1.0, seed=args.seed
+                net,
+                task,
+                gradient=gradient,
+                optimiser=optimiser,
+                steps=args.steps,
+                clip=1.0,
+                seed=args.seed,
             )
             curves[f"after {name} backpropagation"] = log_norms(run.network, task)
             right = run.metrics["test"]["right"]
-            print(f"{name:>9}: {right:.1%} right after {run.step} steps, {run.seconds:.0f} s", flush=True)
+            print(
+                f"{name:>9}: {right:.1%} right after {run.step} steps, {run.seconds:.0f} s",
+                flush=True,
+            )
         args.out.mkdir(parents=True, exist_ok=True)
         plot(curves, args.out / "costates.png")
     except (co.CoadjointError, OSError) as error:

@@ -19,7 +19,9 @@ T, B, NOISE = 12, 48, 4
 
 def sines():
     """Noisy sine waves of any phase, [T, B, 1]."""
-    angle = 0.5 * torch.arange(T, device=DEVICE)[:, None, None] + 6.283 * torch.rand(1, B, 1, device=DEVICE)
+    angle = 0.5 * torch.arange(T, device=DEVICE)[:, None, None] + 6.283 * torch.rand(
+        1, B, 1, device=DEVICE
+    )
     return angle.sin() + 0.05 * torch.randn(T, B, 1, device=DEVICE)
 
 
@@ -42,7 +44,9 @@ def slopes(critic, real, fake):
 torch.manual_seed(0)
 critic, generator = Recurrent(1).to(DEVICE), Recurrent(NOISE).to(DEVICE)
 fake = lambda: generator(torch.randn(1, B, NOISE, device=DEVICE).expand(T, B, NOISE))
-of_critic, of_generator = (torch.optim.Adam(m.parameters(), 3e-3, betas=(0.5, 0.9)) for m in (critic, generator))
+of_critic, of_generator = (
+    torch.optim.Adam(m.parameters(), 3e-3, betas=(0.5, 0.9)) for m in (critic, generator)
+)
 for part in range(1, 7):
     seen = []
     for step in range(150):  # the critic's; the generator makes one for every five
@@ -56,4 +60,8 @@ for part in range(1, 7):
             of_generator.zero_grad()
             (-critic(fake()).mean()).backward()
             of_generator.step()
-    print("{} steps: Wasserstein distance {:.2f}, gradient norm {:.2f}".format(30 * part, *torch.tensor(seen).mean(0)))
+    print(
+        "{} steps: Wasserstein distance {:.2f}, gradient norm {:.2f}".format(
+            30 * part, *torch.tensor(seen).mean(0)
+        )
+    )

@@ -15,9 +15,13 @@ with contextlib.suppress(ImportError):
     from hypothesis import HealthCheck, settings
 
     # no example is too slow: that would be said of the machine, and it may be busy
-    settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.register_profile(
+        "untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    )
     settings.load_profile("untimed")
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell starts background jobs so, and tests send it
+if (
+    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+):  # a shell starts background jobs so, and tests send it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -43,7 +47,11 @@ def pytest_xdist_make_scheduler(config, log):
 
 
 def pytest_addoption(parser):
-    parser.addoption("--thorough", action="store_true", help="run every case of the large tables, not a part of them")
+    parser.addoption(
+        "--thorough",
+        action="store_true",
+        help="run every case of the large tables, not a part of them",
+    )
 
 
 def pytest_collection_modifyitems(config, items):

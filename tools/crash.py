@@ -45,7 +45,12 @@ MOST = 5  # kills of one run
 
 
 def words(case: str) -> list[str]:
-    return ["train", *CASES[case].split(), *COMMON.split(), *(FRESH.split() if "finite" not in case else [])]
+    return [
+        "train",
+        *CASES[case].split(),
+        *COMMON.split(),
+        *(FRESH.split() if "finite" not in case else []),
+    ]
 
 
 # the run that kills itself
@@ -151,10 +156,18 @@ class Tally:
 
 
 def start(command: list[str], driver: list[str] | None = None) -> subprocess.Popen[str]:
-    program = [sys.executable, "-m", "coadjoint"] if driver is None else [sys.executable, __file__, *driver]
+    program = (
+        [sys.executable, "-m", "coadjoint"]
+        if driver is None
+        else [sys.executable, __file__, *driver]
+    )
     environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     return subprocess.Popen(
-        program + command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+        program + command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment,
     )
 
 
@@ -179,7 +192,9 @@ def reference(case: str, folder: Path) -> tuple[dict[str, Any], float]:
     if process.returncode:
         raise SystemExit(f"{case}: {output}")
     seconds = json.loads((folder / "result.json").read_text())["seconds"]
-    print(f"{case}: {seconds:.1f} s of training, {time.monotonic() - begin:.1f} s in all", flush=True)
+    print(
+        f"{case}: {seconds:.1f} s of training, {time.monotonic() - begin:.1f} s in all", flush=True
+    )
     return ended(folder), seconds
 
 
@@ -189,7 +204,9 @@ def stamp(path: Path) -> int | None:
     return None
 
 
-def disturb(folder: Path, command: list[str], how: str, draw: random.Random, seconds: float) -> tuple[str, str]:
+def disturb(
+    folder: Path, command: list[str], how: str, draw: random.Random, seconds: float
+) -> tuple[str, str]:
     """Run a command and kill it: by the clock, or at a boundary. "killed", "killed inside" or "ended", and its output."""
     if how != "clock":
         k = draw.randint(1, 120 if how == "save" else 60)
@@ -210,11 +227,15 @@ def disturb(folder: Path, command: list[str], how: str, draw: random.Random, sec
     if process.returncode != -signal.SIGKILL:
         return f"failed with {process.returncode}", output
     return (
-        "killed inside" if output.endswith("inside a save\n") and "outside" not in output[-20:] else "killed"
+        "killed inside"
+        if output.endswith("inside a save\n") and "outside" not in output[-20:]
+        else "killed"
     ), output
 
 
-def survive(case: str, folder: Path, truth: dict[str, Any], seconds: float, tally: Tally, seed: int) -> None:
+def survive(
+    case: str, folder: Path, truth: dict[str, Any], seconds: float, tally: Tally, seed: int
+) -> None:
     """Kill a run up to MOST times, let it end, and compare."""
     draw = random.Random(seed)
     history: list[str] = []
@@ -251,7 +272,10 @@ def survive(case: str, folder: Path, truth: dict[str, Any], seconds: float, tall
         if found[what] != value:
             fault(f"{what} differs")
     tally.runs += 1
-    print(f"{folder.name} ({case}): {', '.join(history) or 'no kill'}; {tally.kills} kills so far", flush=True)
+    print(
+        f"{folder.name} ({case}): {', '.join(history) or 'no kill'}; {tally.kills} kills so far",
+        flush=True,
+    )
     return None
 
 
@@ -269,7 +293,11 @@ def main() -> int:
         root = Path(scratch)
         names = list(CASES)
         truths = dict(
-            zip(names, pool.map(lambda case: reference(case, root / case.replace(" ", "-")), names), strict=True)
+            zip(
+                names,
+                pool.map(lambda case: reference(case, root / case.replace(" ", "-")), names),
+                strict=True,
+            )
         )
         numbers = iter(range(10**6))
 
@@ -282,9 +310,13 @@ def main() -> int:
         list(pool.map(work, range(chosen.jobs)))
     for line in tally.faults:
         print(f"FAULT {line}")
-    verdict = f"{len(tally.faults)} did not end bit-equal" if tally.faults else "all ended bit-equal"
+    verdict = (
+        f"{len(tally.faults)} did not end bit-equal" if tally.faults else "all ended bit-equal"
+    )
     seconds = time.monotonic() - begin
-    print(f"{tally.kills} kills ({tally.inside} inside a save), {tally.runs} runs: {verdict}; {seconds:.0f} s")
+    print(
+        f"{tally.kills} kills ({tally.inside} inside a save), {tally.runs} runs: {verdict}; {seconds:.0f} s"
+    )
     return 1 if tally.faults else 0
 
 

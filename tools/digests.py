@@ -33,9 +33,20 @@ METHODS = {
     "rtrl": lambda: co.RTRL(),
 }
 CASES = [  # cell, engine, method
-    *(("elman", engine, method) for engine in ("reference", "eager", "cpu", "autograd") for method in METHODS),
-    *((cell, engine, "penalised") for cell in ("lstm", "gru") for engine in ("reference", "eager", "cpu", "autograd")),
-    *((cell, "cpu", "penalised") for cell in ("leaky", "rate", "peephole", "scrn", "antisymmetric", "cornn")),
+    *(
+        ("elman", engine, method)
+        for engine in ("reference", "eager", "cpu", "autograd")
+        for method in METHODS
+    ),
+    *(
+        (cell, engine, "penalised")
+        for cell in ("lstm", "gru")
+        for engine in ("reference", "eager", "cpu", "autograd")
+    ),
+    *(
+        (cell, "cpu", "penalised")
+        for cell in ("leaky", "rate", "peephole", "scrn", "antisymmetric", "cornn")
+    ),
     *((cell, engine, "penalised") for cell in ("lru", "mingru") for engine in ("cpu", "scan")),
     ("lstm", "cpu", "truncated"),
     ("gru", "cpu", "rtrl"),
@@ -75,7 +86,11 @@ def digest(tensors: dict[str, torch.Tensor]) -> str:
 def projections(y: torch.Tensor) -> list[float]:
     """A few numbers that move when any entry does: the norm, and products with two fixed vectors."""
     flat = y.detach().double().reshape(-1)
-    return [float(flat.norm()), float(flat @ wave(flat.shape, 0.1)), float(flat @ wave(flat.shape, 1.3))]
+    return [
+        float(flat.norm()),
+        float(flat @ wave(flat.shape, 0.1)),
+        float(flat @ wave(flat.shape, 1.3)),
+    ]
 
 
 def run_folder() -> dict[str, str]:
@@ -97,7 +112,9 @@ def main() -> None:
     torch.set_num_threads(1)
     found = {" ".join(case): gradient(*case) for case in CASES}
     if given.write:
-        numbers = {case: {n: projections(y) for n, y in parts.items()} for case, parts in found.items()}
+        numbers = {
+            case: {n: projections(y) for n, y in parts.items()} for case, parts in found.items()
+        }
         given.write.write_text(json.dumps(numbers, indent=1) + "\n")
         return
     for case, parts in found.items():

@@ -94,7 +94,9 @@ def swept(setting, engine, table):
     def check(row):
         name, size, dtype, given = row
         try:
-            Problem(name, *SIZES[size], dtype, setting.device).against(load(engine), **given, bar=ROWS[dtype])
+            Problem(name, *SIZES[size], dtype, setting.device).against(
+                load(engine), **given, bar=ROWS[dtype]
+            )
         except Exception as error:  # named with its case
             return f"{engine}: {name}, {size}, {str(dtype)[6:]}: {type(error).__name__} {error}"
         return None
@@ -125,8 +127,16 @@ TABLE = [
     for j, shape in enumerate(SHAPES)
 ]  # fmt: skip
 DRAWN = [replace(c, u_grad=False) for c in map(cases.drawn, range(60)) if c.loss != "values"]
-LINEAR = (("one", SOME), ("ragged", EVERY), ("33", SOME), ("many", SOME), ("long", SOME))  # for the scan
-OTHER_ROWS = [(name, ("ragged", "33")[i % 2], (F32, F64)[i // 2 % 2], ONE) for i, name in enumerate(NEWER)]
+LINEAR = (
+    ("one", SOME),
+    ("ragged", EVERY),
+    ("33", SOME),
+    ("many", SOME),
+    ("long", SOME),
+)  # for the scan
+OTHER_ROWS = [
+    (name, ("ragged", "33")[i % 2], (F32, F64)[i // 2 % 2], ONE) for i, name in enumerate(NEWER)
+]
 OTHER_CASES = [
     Case(cell, loss=("squared", "cross-entropy")[i % 2], penalty=("variance", "log-ratio")[i % 2], u_grad=False, seed=900 + i,
          **{"dtype": (F32, F64)[i % 2]} | SHAPES[(3, 1)[i // 2 % 2]])
@@ -143,7 +153,9 @@ def moved(u, device, dtype):
 def evaluated(case, device="cpu", engine="reference", dtype=F64, nudge=0):
     """States, costates, log-norms, a tangent, losses and gradients of a case, by name, in float64."""
     data = Data.of(case, F64, oracle=False, nudge=nudge)
-    net = cases.network(replace(case, engine="reference", dtype=F64), data).to(device=device, dtype=dtype)
+    net = cases.network(replace(case, engine="reference", dtype=F64), data).to(
+        device=device, dtype=dtype
+    )
     net.engine = engine
     batch = cases.batch(case, data)
     batch = replace(batch.to(dtype, device), u=moved(batch.u, device, dtype))
@@ -153,11 +165,19 @@ def evaluated(case, device="cpu", engine="reference", dtype=F64, nudge=0):
     e = co.Penalised(cases.penalty(case, data), case.rho)(net, batch, loss)
     mask = plain.trajectory.mask[1:].to(device)[..., None]
     push = plain.trajectory.push(torch.where(mask, data.direction, 0))
-    found = {"x": e.trajectory.x, "lam": e.costates.lam, "log-norms": e.costates.log_norms(), "tangent": push}
+    found = {
+        "x": e.trajectory.x,
+        "lam": e.costates.lam,
+        "log-norms": e.costates.log_norms(),
+        "tangent": push,
+    }
     found |= {"loss": e.losses, "penalty": e.penalties}
     for kind, g in (("L", plain.gradient), ("F", e.gradient)):
         found |= {f"d{kind}/{name}": y for name, y in g.items()}
-    return {name: y.detach().cpu().double().nan_to_num(nan=0.0, neginf=-1e3) for name, y in found.items()}
+    return {
+        name: y.detach().cpu().double().nan_to_num(nan=0.0, neginf=-1e3)
+        for name, y in found.items()
+    }
 
 
 def errors(truth, found):
@@ -169,10 +189,17 @@ def errors(truth, found):
 def disagreements(case, device, engine):
     """(what is wrong, is the case ill conditioned: a change of the last digits of its numbers matters as much)"""
     truth, bar = evaluated(case), BARS[case.dtype]
-    wrong = {n: e for n, e in errors(truth, evaluated(case, device, engine, case.dtype)).items() if not e <= bar}
+    wrong = {
+        n: e
+        for n, e in errors(truth, evaluated(case, device, engine, case.dtype)).items()
+        if not e <= bar
+    }
     if wrong:
         own = [errors(truth, evaluated(case, nudge=k)) for k in (1, 2)]
-        if all(max(y[n] for y in own) > bar / 10 and e < 100 * max(y[n] for y in own) for n, e in wrong.items()):
+        if all(
+            max(y[n] for y in own) > bar / 10 and e < 100 * max(y[n] for y in own)
+            for n, e in wrong.items()
+        ):
             return {}, True
     return wrong, False
 
@@ -183,7 +210,11 @@ def differentiated(setting, engine, table):
             wrong, ill = disagreements(case, setting.device, engine)
         except Exception as error:  # named with its case
             return f"{engine}: {case}: {type(error).__name__} {error}", False
-        return (f"{engine}: {case}: " + ", ".join(f"{n} {e:.1e}" for n, e in wrong.items()) if wrong else None), ill
+        return (
+            f"{engine}: {case}: " + ", ".join(f"{n} {e:.1e}" for n, e in wrong.items())
+            if wrong
+            else None
+        ), ill
 
     found = together(engine, check, table)
     ill = sum(ill for _, ill in found)
@@ -204,14 +235,28 @@ def others(setting):
         table = [c for c in OTHER_CASES if declined(engine, NEWER[c.cell]) is None]
         rows = [r for r in OTHER_ROWS if declined(engine, NEWER[r[0]]) is None]
         if engine == "scan":
-            rows = [(r[0], size, dtype, given) for r in rows for size, given in LINEAR for dtype in (F32, F64)]
+            rows = [
+                (r[0], size, dtype, given)
+                for r in rows
+                for size, given in LINEAR
+                for dtype in (F32, F64)
+            ]
         yield swept(setting, engine, rows)
         yield differentiated(setting, engine, table)
 
 
 def large(setting):
     """d = 1024, where W is spread over the whole chip or does not fit it."""
-    shape = {"H": 1024, "B": 3, "T": 4, "D": 2, "O": 2, "penalty": "log-ratio", "u_grad": False, "dtype": F32}
+    shape = {
+        "H": 1024,
+        "B": 3,
+        "T": 4,
+        "D": 2,
+        "O": 2,
+        "penalty": "log-ratio",
+        "u_grad": False,
+        "dtype": F32,
+    }
     failures = []
     for cell in ("elman", "lstm", "gru"):
         wrong, _ = disagreements(Case(cell, **shape), setting.device, setting.best)
@@ -245,12 +290,15 @@ def determinism(setting):
     for name, sizes, d, holds in REPEATED:
         problem = Problem(name, sizes, d, F32, setting.device)
         if not setting.dry:
-            g = geometry.geometry(problem.cell, d, problem.rows.B, 4, driver.processors(problem.base.get_device()))
+            g = geometry.geometry(
+                problem.cell, d, problem.rows.B, 4, driver.processors(problem.base.get_device())
+            )
             if g is None or not holds(g):
                 failures.append(f"{name}, d = {d}: the network lies otherwise on this chip, {g}")
         first = swept(problem)
         differ = sum(
-            not all(torch.equal(y, z) for y, z in zip(first, swept(problem), strict=True)) for _ in range(REPEATS)
+            not all(torch.equal(y, z) for y, z in zip(first, swept(problem), strict=True))
+            for _ in range(REPEATS)
         )
         failures += [f"{name}, d = {d}: {differ} of {REPEATS} repeats differ"] if differ else []
     yield setting.best, len(REPEATED) * REPEATS, failures, ""
@@ -286,7 +334,10 @@ RECORDED = (  # cell, units, engine if it is not the best
     ("elman", 33, None), ("lstm", 64, None), ("gru", 260, None), (cases.diagonal, 7, None), ("lru", 16, "scan"),
     ("minlstm", 21, "scan"), ("exponential", 12, None), ("inverse", 9, None), (NEWER["lstm-1997-truncated"], 30, None),
 )  # fmt: skip
-EITHER = ("exponential", "inverse")  # their W, or what they are given, may need the CPU: not recorded then
+EITHER = (
+    "exponential",
+    "inverse",
+)  # their W, or what they are given, may need the CPU: not recorded then
 
 
 def recorded(setting):
@@ -295,7 +346,9 @@ def recorded(setting):
     for (cell, hidden, engine), (name, method) in itertools.product(RECORDED, METHODS.items()):
         torch.manual_seed(hidden)
         engine = engine or setting.best
-        net = co.Network(cell, inputs=3, hidden=hidden, outputs=classes, device=setting.device, engine=engine)
+        net = co.Network(
+            cell, inputs=3, hidden=hidden, outputs=classes, device=setting.device, engine=engine
+        )
         where, again = f"{net.cell.name}, {name}", method()
 
         def drawn(steps=T):
@@ -310,9 +363,13 @@ def recorded(setting):
             same("another batch", drawn())
         kinds = [type(y).__name__ for y in again.recordings.cache.entries.values()]
         if not setting.dry and cell not in EITHER and kinds != ["Recording"]:
-            failures.append(f"{where}: {kinds}, expected a recording: {again.recordings.cache.refusal}")
+            failures.append(
+                f"{where}: {kinds}, expected a recording: {again.recordings.cache.refusal}"
+            )
         good = drawn()
-        bad = replace(good, u=good.u.index_fill(0, torch.tensor([1], device=setting.device), torch.nan))
+        bad = replace(
+            good, u=good.u.index_fill(0, torch.tensor([1], device=setting.device), torch.nan)
+        )
         said = raised(lambda again=again, net=net, bad=bad: again(net, bad, "cross-entropy"))
         if "`u` holds NaN or inf, first at step 2 of sample 0" not in said:
             failures.append(f"{where}: of NaN in the inputs: {said}")
@@ -329,27 +386,45 @@ def recorded(setting):
             same("of another length", drawn(T + 3))
         same("of the first length", good)
         moved_net = copy.deepcopy(net)
-        if not equal(again(moved_net, good, "cross-entropy"), method()(moved_net, good, "cross-entropy")):
+        if not equal(
+            again(moved_net, good, "cross-entropy"), method()(moved_net, good, "cross-entropy")
+        ):
             failures.append(f"{where}: another network: not the same bits")
         count += 2 * capture.CALLS + 11
-    again, net = co.BPTT(), co.Network("rate", inputs=3, hidden=9, outputs=classes, noise=0.3, device=setting.device)
+    again, net = (
+        co.BPTT(),
+        co.Network("rate", inputs=3, hidden=9, outputs=classes, noise=0.3, device=setting.device),
+    )
     batch = drawn()
     if (
-        len({tuple(again(net, batch, "cross-entropy").losses.tolist()) for _ in range(capture.CALLS + 3)})
+        len(
+            {
+                tuple(again(net, batch, "cross-entropy").losses.tolist())
+                for _ in range(capture.CALLS + 3)
+            }
+        )
         < capture.CALLS + 3
     ):
         failures.append("rate with noise: the same noise twice")
     count += capture.CALLS + 3
     again = co.BPTT()
-    for activation in ("tanh", "relu", "sin"):  # each takes the place of the one before: its name and its memory
+    for activation in (
+        "tanh",
+        "relu",
+        "sin",
+    ):  # each takes the place of the one before: its name and its memory
         net = co.Network(
             "elman", inputs=3, hidden=33, outputs=classes, activation=cases.ACTIVATIONS.get(activation, activation),
             device=setting.device, engine=setting.best,
         )  # fmt: skip
         batch = drawn()
         for _ in range(capture.CALLS + 2):
-            if not equal(again(net, batch, "cross-entropy"), co.BPTT()(net, batch, "cross-entropy")):
-                failures.append(f"elman, {activation}, BPTT: in the place of another network: not the same bits")
+            if not equal(
+                again(net, batch, "cross-entropy"), co.BPTT()(net, batch, "cross-entropy")
+            ):
+                failures.append(
+                    f"elman, {activation}, BPTT: in the place of another network: not the same bits"
+                )
         del net
         count += capture.CALLS + 2
     yield setting.best, count, failures, ""
@@ -368,7 +443,9 @@ def captures(setting):
 def record_one(setting, method, shape, loss="cross-entropy"):
     """Call the method until it records -> None, or why there is no recording."""
     T, B, hidden = shape
-    net = co.Network("elman", inputs=3, hidden=hidden, outputs=4, device=setting.device, engine=setting.best)
+    net = co.Network(
+        "elman", inputs=3, hidden=hidden, outputs=4, device=setting.device, engine=setting.best
+    )
     y = torch.randint(4, (B,), device=setting.device)
     batch = co.Batch(torch.randn(T, B, 3, device=setting.device), y)
     for _ in range(capture.CALLS + 2):
@@ -407,7 +484,9 @@ def beside_a_thread(setting, shapes):
     over, wrong = threading.Event(), []
 
     def other():
-        net = co.Network("elman", inputs=3, hidden=5, outputs=3, device=setting.device, engine="reference")
+        net = co.Network(
+            "elman", inputs=3, hidden=5, outputs=3, device=setting.device, engine="reference"
+        )
         u = torch.randn(4, 2, 3, device=setting.device)
         y = torch.tensor([0, 99], device=setting.device)
         while not over.is_set():
@@ -434,16 +513,30 @@ def beside_a_thread(setting, shapes):
 
 def train(setting):
     missing = [
-        n for n in ("pydantic", "typer", "rich", "yaml", "safetensors", "jinja2") if importlib.util.find_spec(n) is None
+        n
+        for n in ("pydantic", "typer", "rich", "yaml", "safetensors", "jinja2")
+        if importlib.util.find_spec(n) is None
     ]
     if missing:
         yield "train", 0, [], f"skipped: {', '.join(missing)} missing"
         return
     failures = []
     with tempfile.TemporaryDirectory() as place:
-        for more in (["--cell", "lstm"], ["--penalty", "log-ratio", "--ragged", "--length", "10,20"]):
+        for more in (
+            ["--cell", "lstm"],
+            ["--penalty", "log-ratio", "--ragged", "--length", "10,20"],
+        ):
             out = Path(place, f"run{len(more)}")
-            command = [sys.executable, "-m", "coadjoint", "train", "temporal-order", "--length", "20", *more]
+            command = [
+                sys.executable,
+                "-m",
+                "coadjoint",
+                "train",
+                "temporal-order",
+                "--length",
+                "20",
+                *more,
+            ]
             command += ["--steps", "20", "--device", setting.device, "--out", str(out)]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode or not list(out.iterdir()):
@@ -469,7 +562,9 @@ def module_of(kind, options, dtype, device):
 
 
 def packed_of(u, batch_first):
-    return torch.nn.utils.rnn.pack_padded_sequence(u, [3, 9, 7, 9], batch_first, enforce_sorted=False)
+    return torch.nn.utils.rnn.pack_padded_sequence(
+        u, [3, 9, 7, 9], batch_first, enforce_sorted=False
+    )
 
 
 def answers(module, u, packed):
@@ -485,7 +580,9 @@ def answers(module, u, packed):
     with co.record(module) as tape:
         last = module(packed_of(u, module.batch_first) if packed else u)[1]
         loss = (last[0] if isinstance(last, tuple) else last).square().sum((0, 2))
-    penalised = torch.autograd.grad((loss + 0.1 * tape.penalty("log-ratio", loss)).mean(), [u, *mine])
+    penalised = torch.autograd.grad(
+        (loss + 0.1 * tape.penalty("log-ratio", loss)).mean(), [u, *mine]
+    )
     return [y.detach().cpu().double() for y in (out, *by, *again, *penalised)]
 
 
@@ -496,7 +593,11 @@ def replayed(kind, device):
     other._replays.twice = True  # never recorded
     found = []
     for i in range(6):
-        u = torch.randn(20, 8, 5, generator=torch.Generator().manual_seed(i)).to(device).requires_grad_()
+        u = (
+            torch.randn(20, 8, 5, generator=torch.Generator().manual_seed(i))
+            .to(device)
+            .requires_grad_()
+        )
         both = []
         for module in (one, other):
             out = module(u)[0]
@@ -521,29 +622,53 @@ def compiled(kind, device):
     module = module_of(kind, {"num_layers": 2, "bidirectional": True}, F32, device)
     u = torch.randn(9, 4, 5, device=device, requires_grad=True)
     take = lambda f: torch.autograd.grad(f(u)[0].square().sum(), [u, *module.parameters()])
-    pairs = zip(take(module), take(torch.compile(module, fullgraph=True, backend="aot_eager")), strict=True)
-    return [f"{kind}: compiled gradients differ"] if any((y - z).norm() > 1e-5 * y.norm() for y, z in pairs) else []
+    pairs = zip(
+        take(module), take(torch.compile(module, fullgraph=True, backend="aot_eager")), strict=True
+    )
+    return (
+        [f"{kind}: compiled gradients differ"]
+        if any((y - z).norm() > 1e-5 * y.norm() for y, z in pairs)
+        else []
+    )
 
 
 def modules(setting):
     failures, count = [], 0
     for kind in ("RNN", "LSTM", "GRU"):
-        for options in (*OPTIONS, *([{"proj_size": 11}, {"peephole": True}] if kind == "LSTM" else [])):
+        for options in (
+            *OPTIONS,
+            *([{"proj_size": 11}, {"peephole": True}] if kind == "LSTM" else []),
+        ):
             shape = (4, 9, 5) if options.get("batch_first") else (9, 4, 5)
             u = torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=F64)
             for packed in (False, True):
                 truth = answers(module_of(kind, options, F64, "cpu"), u, packed)
                 for dtype in (F32, F64):
                     found = answers(
-                        module_of(kind, options, dtype, setting.device), u.to(dtype).to(setting.device), packed
+                        module_of(kind, options, dtype, setting.device),
+                        u.to(dtype).to(setting.device),
+                        packed,
                     )
-                    worst = max(((y - z).norm() / z.norm()).item() for y, z in zip(found, truth, strict=True))
+                    worst = max(
+                        ((y - z).norm() / z.norm()).item()
+                        for y, z in zip(found, truth, strict=True)
+                    )
                     count += 1
                     if not worst < BARS[dtype]:
                         failures.append(f"{kind} {options} packed={packed} {dtype}: {worst:.1e}")
     yield "answers", count, failures, ""
-    yield "replayed", 3, [line for kind in ("RNN", "LSTM", "GRU") for line in replayed(kind, setting.device)], ""
-    yield "compiled", 3, [line for kind in ("RNN", "LSTM", "GRU") for line in compiled(kind, setting.device)], ""
+    yield (
+        "replayed",
+        3,
+        [line for kind in ("RNN", "LSTM", "GRU") for line in replayed(kind, setting.device)],
+        "",
+    )
+    yield (
+        "compiled",
+        3,
+        [line for kind in ("RNN", "LSTM", "GRU") for line in compiled(kind, setting.device)],
+        "",
+    )
 
 
 # networks of several layers, decoders, curvature
@@ -554,7 +679,13 @@ SHAPES = {
         ["lstm", "gru", "elman"], inputs=3, hidden=7, outputs=2, residual=True, deep=(5,), **make
     ),
     "both directions": lambda make: co.Stack(
-        ["cornn", "gru-before", "lru"], inputs=3, hidden=7, outputs=2, bidirectional=True, readout="every", **make
+        ["cornn", "gru-before", "lru"],
+        inputs=3,
+        hidden=7,
+        outputs=2,
+        bidirectional=True,
+        readout="every",
+        **make,
     ),
     "encoder-decoder": lambda make: co.EncoderDecoder(
         ["gru", "lstm"], inputs=3, hidden=7, outputs=4, bidirectional=True, residual=True, **make
@@ -581,7 +712,11 @@ def shapes(setting):
             found = co.Penalised("log-ratio", 0.3)(net, b, loss)
             size = max(float(g.abs().max()) for g in truth.gradient.values())
             worst = (
-                max(float((found.gradient[n].cpu().double() - g).abs().max()) for n, g in truth.gradient.items()) / size
+                max(
+                    float((found.gradient[n].cpu().double() - g).abs().max())
+                    for n, g in truth.gradient.items()
+                )
+                / size
             )
             count += 1
             if not worst < (1e-10 if dtype == F64 else 1e-4):
@@ -589,16 +724,24 @@ def shapes(setting):
             if name == "encoder-decoder":
                 tokens = net(b.u, b.lengths).decode(beam=3).tokens.cpu()
                 count += 1
-                if dtype == F64 and not torch.equal(tokens, plain(u, lengths).decode(beam=3).tokens):
+                if dtype == F64 and not torch.equal(
+                    tokens, plain(u, lengths).decode(beam=3).tokens
+                ):
                     wrong.append("beams differ")
     for cell in ("elman", "lstm", "lru"):
         torch.manual_seed(0)
         plain = co.Network(cell, inputs=3, hidden=7, outputs=2, dtype=F64)
         b = co.Batch(torch.randn(12, 5, 3, dtype=F64), torch.randn(5, 2, dtype=F64))
-        there = co.curvature.Curvature(copy.deepcopy(plain).to(setting.device), b.to(F64, setting.device), "squared")
+        there = co.curvature.Curvature(
+            copy.deepcopy(plain).to(setting.device), b.to(F64, setting.device), "squared"
+        )
         here = co.curvature.Curvature(plain, b, "squared")
         v = torch.randn(sum(p.numel() for p in plain.parameters()), dtype=F64)
-        off = (there.product(v.to(setting.device), 1.0, 0.5).cpu() - here.product(v, 1.0, 0.5)).abs().max()
+        off = (
+            (there.product(v.to(setting.device), 1.0, 0.5).cpu() - here.product(v, 1.0, 0.5))
+            .abs()
+            .max()
+        )
         count += 1
         if not off < 1e-10:
             wrong.append(f"curvature of {cell}: {off:.1e}")
@@ -606,19 +749,35 @@ def shapes(setting):
 
 
 GROUPS = {
-    f.__name__: f for f in (sweeps, gradients, others, large, determinism, recorded, captures, modules, shapes, train)
+    f.__name__: f
+    for f in (
+        sweeps,
+        gradients,
+        others,
+        large,
+        determinism,
+        recorded,
+        captures,
+        modules,
+        shapes,
+        train,
+    )
 }
 
 
 def main():
     parser = argparse.ArgumentParser(description="The engines on a GPU against the definition.")
     parser.add_argument("groups", nargs="*", help=f"of {', '.join(GROUPS)}; all by default")
-    parser.add_argument("--dry", action="store_true", help="on the CPU, to try the functions of this file")
+    parser.add_argument(
+        "--dry", action="store_true", help="on the CPU, to try the functions of this file"
+    )
     given = parser.parse_args()
     if unknown := set(given.groups) - set(GROUPS):
         parser.error(f"unknown group {', '.join(unknown)}; known: {', '.join(GROUPS)}")
     if not given.dry and not torch.cuda.is_available():
-        print("skipped: torch finds no CUDA device here (torch.cuda.is_available() is False). Try --dry on a CPU.")
+        print(
+            "skipped: torch finds no CUDA device here (torch.cuda.is_available() is False). Try --dry on a CPU."
+        )
         return 0
     setting, failed = Setting(given.dry), False
     torch.backends.cuda.matmul.allow_tf32 = False
@@ -631,8 +790,16 @@ def main():
             for what, count, failures, remark in GROUPS[name](setting):
                 took, begin = time.perf_counter() - begin, time.perf_counter()
                 verdict = f"{len(failures)} FAILED" if failures else "ok"
-                print(f"{name:12} {what:10} {count:5} checks  {verdict}  {remark}  {took:.1f} s", flush=True)
-                print(*(f"    {f}" for f in failures[:8]), sep="\n", end="\n" if failures else "", flush=True)
+                print(
+                    f"{name:12} {what:10} {count:5} checks  {verdict}  {remark}  {took:.1f} s",
+                    flush=True,
+                )
+                print(
+                    *(f"    {f}" for f in failures[:8]),
+                    sep="\n",
+                    end="\n" if failures else "",
+                    flush=True,
+                )
                 failed |= bool(failures)
         except Exception as error:  # the other groups still run
             print(f"{name:12} {type(error).__name__}: {error}", flush=True)

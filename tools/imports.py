@@ -163,7 +163,11 @@ def cycles(found: list[Edge], kinds: tuple[str, ...]) -> list[list[str]]:
 
 def draw(found: list[Edge]) -> str:
     """The packages as an SVG: each in its place in the order, an arc to every package it imports, as wide as they share names."""
-    there = [name for name in ORDER if any(package_of(e.source) == name for e in found) or name == "errors"]
+    there = [
+        name
+        for name in ORDER
+        if any(package_of(e.source) == name for e in found) or name == "errors"
+    ]
     height, left, wide = 44, 190, 640
     shares: dict[tuple[str, str], int] = defaultdict(int)
     for edge in found:
@@ -189,20 +193,26 @@ def draw(found: list[Edge]) -> str:
         lines.append(
             f'<rect x="20" y="{y - 16}" width="{left - 20}" height="32" rx="6" fill="#eef2f8" stroke="#4a6fa5"/>'
         )
-        lines.append(f'<text x="{(left + 20) / 2}" y="{y + 5}" text-anchor="middle" fill="#1d2b45">{name}</text>')
+        lines.append(
+            f'<text x="{(left + 20) / 2}" y="{y + 5}" text-anchor="middle" fill="#1d2b45">{name}</text>'
+        )
     return "\n".join([*lines, "</svg>"]) + "\n"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--draw", type=Path, help="write the graph of the packages to this SVG file")
+    parser.add_argument(
+        "--draw", type=Path, help="write the graph of the packages to this SVG file"
+    )
     given = parser.parse_args()
     found = edges()
     if given.draw:
         given.draw.write_text(draw(found), encoding="utf-8")
         return
     known = modules()
-    lines = {name: len(path.read_text(encoding="utf-8").splitlines()) for name, path in known.items()}
+    lines = {
+        name: len(path.read_text(encoding="utf-8").splitlines()) for name, path in known.items()
+    }
     for package in ORDER:
         own = [name for name in known if package_of(name) == package]
         if own:

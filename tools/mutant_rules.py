@@ -30,7 +30,9 @@ class Source:
         self.starts = [0, *itertools.accumulate(map(len, self.lines))]
 
     def span(self, node: Any) -> tuple[int, int]:
-        at = lambda line, byte: self.starts[line - 1] + len(self.lines[line - 1].encode()[:byte].decode())
+        at = lambda line, byte: (
+            self.starts[line - 1] + len(self.lines[line - 1].encode()[:byte].decode())
+        )
         return at(node.lineno, node.col_offset), at(node.end_lineno, node.end_col_offset)
 
 
@@ -46,7 +48,9 @@ class Place:
         lo, hi = self.source.span(node)
         found = self.source.text[lo:hi]
         return (
-            f"({found})" if isinstance(node, ast.BinOp | ast.UnaryOp | ast.IfExp | ast.Compare | ast.BoolOp) else found
+            f"({found})"
+            if isinstance(node, ast.BinOp | ast.UnaryOp | ast.IfExp | ast.Compare | ast.BoolOp)
+            else found
         )
 
     @property
@@ -64,7 +68,9 @@ def is_function(node: ast.AST, *names: str) -> bool:
 
 
 def is_text(node: ast.AST) -> bool:
-    return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
+    return isinstance(node, ast.JoinedStr) or (
+        isinstance(node, ast.Constant) and isinstance(node.value, str)
+    )
 
 
 def is_list(node: ast.AST) -> bool:
@@ -73,7 +79,11 @@ def is_list(node: ast.AST) -> bool:
 
 def arithmetic(place: Place, *ops: type[ast.operator]) -> ast.BinOp | None:
     n = place.node
-    ok = isinstance(n, ast.BinOp) and isinstance(n.op, ops) and not (is_list(n.left) or is_list(n.right))
+    ok = (
+        isinstance(n, ast.BinOp)
+        and isinstance(n.op, ops)
+        and not (is_list(n.left) or is_list(n.right))
+    )
     return n if ok and not place.in_shape else None  # type: ignore[return-value]
 
 
@@ -83,7 +93,10 @@ def drop_term(place: Place) -> Iterator[Edit]:
     if n := arithmetic(place, ast.Add, ast.Sub):
         yield n, place.text(n.left)
         if not isinstance(n.right, ast.Constant):
-            yield n, place.text(n.right) if isinstance(n.op, ast.Add) else f"(-{place.text(n.right)})"
+            yield (
+                n,
+                place.text(n.right) if isinstance(n.op, ast.Add) else f"(-{place.text(n.right)})",
+            )
     elif is_function(place.node, "plus", "add") and len(place.node.args) == 2:
         for i, arg in enumerate(place.node.args):
             yield arg, "None" if called(place.node) == "plus" else ("ZERO" if i else "node(0.0)")
@@ -116,7 +129,11 @@ def factor_one(place: Place) -> Iterator[Edit]:
         yield n, place.text(n.right)
     if n := arithmetic(place, ast.Div):
         yield n, place.text(n.left)
-    if isinstance(place.node, ast.Call) and called(place.node) in ("mul", "times") and len(place.node.args) == 2:
+    if (
+        isinstance(place.node, ast.Call)
+        and called(place.node) in ("mul", "times")
+        and len(place.node.args) == 2
+    ):
         yield place.node, place.text(place.node.args[0])
         yield place.node, place.text(place.node.args[1])
 
@@ -125,15 +142,28 @@ def factor_one(place: Place) -> Iterator[Edit]:
 def transpose(place: Place) -> Iterator[Edit]:
     """X.T -> X, X @ Y -> Y @ X"""
     n = place.node
-    if isinstance(n, ast.Attribute) and n.attr == "T" and not place.text(n.value).endswith(("rows", "self", "plan")):
+    if (
+        isinstance(n, ast.Attribute)
+        and n.attr == "T"
+        and not place.text(n.value).endswith(("rows", "self", "plan"))
+    ):
         yield n, place.text(n.value)
-    if isinstance(n, ast.Call) and called(n) == "t" and isinstance(n.func, ast.Attribute) and not n.args:
+    if (
+        isinstance(n, ast.Call)
+        and called(n) == "t"
+        and isinstance(n.func, ast.Attribute)
+        and not n.args
+    ):
         yield n, place.text(n.func.value)
     if isinstance(n, ast.BinOp) and isinstance(n.op, ast.MatMult):
         yield n, f"({place.text(n.right)} @ {place.text(n.left)})"
     if isinstance(n, ast.Attribute) and n.attr == "W" and isinstance(place.parents[-1], ast.BinOp):
         yield n, f"{place.text(n)}.T"
-    if isinstance(n, ast.Name) and n.id == "W" and isinstance(place.parents[-1], ast.BinOp | ast.Call):
+    if (
+        isinstance(n, ast.Name)
+        and n.id == "W"
+        and isinstance(place.parents[-1], ast.BinOp | ast.Call)
+    ):
         outer = place.parents[-1]
         if isinstance(outer, ast.BinOp) or called(outer) in ("mm", "addmm_"):
             yield n, "W.T"
@@ -162,7 +192,11 @@ def step(place: Place) -> Iterator[Edit]:
             yield n, f"pad({y}, (0, 0, {rows}.B, 0))"
         if n.func.attr == "before":
             yield n, f"{rows}.states({y})[1:]"
-    if isinstance(n, ast.Attribute) and n.attr == "before" and not isinstance(place.parents[-1], ast.Call):
+    if (
+        isinstance(n, ast.Attribute)
+        and n.attr == "before"
+        and not isinstance(place.parents[-1], ast.Call)
+    ):
         yield n, f"(lambda y: {place.text(n.value)}.states(y)[1:])"
     if isinstance(n, ast.Subscript) and isinstance(n.slice, ast.Name) and n.slice.id == "t":
         yield n.slice, "t - 1"
@@ -209,15 +243,27 @@ def drop_path(place: Place) -> Iterator[Edit]:
     """None for one of the results of a backward or jvp, one entry less in a table of paths, a detach() left out"""
     n = place.node
     inside = next((p.name for p in reversed(place.parents) if isinstance(p, ast.FunctionDef)), "")
-    if isinstance(n, ast.Return) and isinstance(n.value, ast.Tuple) and inside in ("backward", "jvp"):
+    if (
+        isinstance(n, ast.Return)
+        and isinstance(n.value, ast.Tuple)
+        and inside in ("backward", "jvp")
+    ):
         for e in n.value.elts:
             if place.text(e) != "None":
                 yield e, "None"
-    if isinstance(n, ast.Tuple) and len(n.elts) > 1 and all(isinstance(e, ast.Tuple) for e in n.elts):
+    if (
+        isinstance(n, ast.Tuple)
+        and len(n.elts) > 1
+        and all(isinstance(e, ast.Tuple) for e in n.elts)
+    ):
         for e in n.elts:
             rest = ", ".join(place.text(o) for o in n.elts if o is not e)
             yield n, f"({rest},)"
-    if isinstance(n, ast.Call) and called(n) in ("read_pull", "unscaled", "linked", "_of") and len(n.args) > 1:
+    if (
+        isinstance(n, ast.Call)
+        and called(n) in ("read_pull", "unscaled", "linked", "_of")
+        and len(n.args) > 1
+    ):
         yield n, place.text(n.args[1])
     if (
         isinstance(n, ast.Call)
@@ -247,9 +293,17 @@ def wrong_scale(place: Place) -> Iterator[Edit]:
         for one, other in (("mean", "sum"), ("amax", "amin"), ("maximum", "minimum")):
             if n.func.attr == one:
                 yield n.func, text.removesuffix(one) + other
-        if n.func.attr in ("square", "abs", "exp", "sqrt") and not n.args and text != f"torch.{n.func.attr}":
+        if (
+            n.func.attr in ("square", "abs", "exp", "sqrt")
+            and not n.args
+            and text != f"torch.{n.func.attr}"
+        ):
             yield n, place.text(n.func.value)
-        if n.func.attr == "sum" and len(n.args) == 1 and place.text(n.args[0]) in ("0", "-1", "(-1)"):
+        if (
+            n.func.attr == "sum"
+            and len(n.args) == 1
+            and place.text(n.args[0]) in ("0", "-1", "(-1)")
+        ):
             yield n.func, text.removesuffix("sum") + "mean"
     if called(n) in ("max", "min") and isinstance(n.func, ast.Name) and len(n.args) == 2:
         yield n.func, "min" if called(n) == "max" else "max"
@@ -261,7 +315,12 @@ def wrong_scale(place: Place) -> Iterator[Edit]:
 def drop_bound(place: Place) -> Iterator[Edit]:
     """max(a, b) -> a, b; min likewise"""
     n = place.node
-    if isinstance(n, ast.Call) and isinstance(n.func, ast.Name) and n.func.id in ("max", "min") and len(n.args) == 2:
+    if (
+        isinstance(n, ast.Call)
+        and isinstance(n.func, ast.Name)
+        and n.func.id in ("max", "min")
+        and len(n.args) == 2
+    ):
         for arg in n.args:
             if not isinstance(arg, ast.Constant):
                 yield n, place.text(arg)
@@ -316,9 +375,14 @@ def comparison(place: Place) -> Iterator[Edit]:
         and len(n.ops) == 1
         and not any(isinstance(p, ast.comprehension) for p in place.parents[-1:])
     ):
-        turned = {ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "=="}.get(
-            type(n.ops[0])
-        )
+        turned = {
+            ast.Lt: "<=",
+            ast.LtE: "<",
+            ast.Gt: ">=",
+            ast.GtE: ">",
+            ast.Eq: "!=",
+            ast.NotEq: "==",
+        }.get(type(n.ops[0]))
         if turned:
             yield n, f"{place.text(n.left)} {turned} {place.text(n.comparators[0])}"
 
@@ -351,7 +415,11 @@ def only_raises(body: list[ast.stmt]) -> bool:
 
 def for_types_alone(node: ast.AST) -> bool:
     """if TYPE_CHECKING: what it guards is never run, whatever it says."""
-    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+    return (
+        isinstance(node, ast.If)
+        and isinstance(node.test, ast.Name)
+        and node.test.id == "TYPE_CHECKING"
+    )
 
 
 def places(node: ast.AST, source: Source, parents: tuple[ast.AST, ...] = ()) -> Iterator[Place]:
@@ -367,7 +435,14 @@ def places(node: ast.AST, source: Source, parents: tuple[ast.AST, ...] = ()) -> 
     for part, value in ast.iter_fields(node):
         if for_types_alone(node) and part != "orelse":
             continue
-        if part in ("annotation", "returns", "decorator_list", "type_comment", "defaults", "kw_defaults"):
+        if part in (
+            "annotation",
+            "returns",
+            "decorator_list",
+            "type_comment",
+            "defaults",
+            "kw_defaults",
+        ):
             continue
         if isinstance(node, ast.If | ast.For) and only_raises(node.body) and part != "orelse":
             continue

@@ -65,7 +65,12 @@ TESTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "objectives/": (KERNEL, SLOW),
     "objectives/batch.py": (
         ("gradients/test_gradients.py",),
-        ("training/test_training.py", "gradients/test_segments.py", "tasks/test_tasks.py", "training/test_learning.py"),
+        (
+            "training/test_training.py",
+            "gradients/test_segments.py",
+            "tasks/test_tasks.py",
+            "training/test_learning.py",
+        ),
     ),
     "networks/": (KERNEL, SLOW),
     "networks/decoding.py": (("networks/test_seq2seq.py",), ()),
@@ -77,7 +82,10 @@ TESTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "networks/reservoir.py": (("networks/test_reservoir.py",), ()),
     "networks/ridge.py": (("networks/test_reservoir.py",), ("training/test_learning.py",)),
     "networks/seq2seq.py": (("networks/test_seq2seq.py",), ("networks/test_interface.py",)),
-    "networks/stack.py": (("networks/test_stack.py",), ("networks/test_seq2seq.py", "networks/test_interface.py")),
+    "networks/stack.py": (
+        ("networks/test_stack.py",),
+        ("networks/test_seq2seq.py", "networks/test_interface.py"),
+    ),
     "nn/": (("nn/test_nn.py",), ("nn/test_recording.py", "house/test_extras.py")),
     "nn/recording.py": (("nn/test_recording.py",), ("networks/test_stack.py", "nn/test_nn.py")),
     "gradients/": (KERNEL, SLOW),
@@ -86,35 +94,60 @@ TESTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "gradients/restoring.py": (("training/test_run_folders.py",), ("training/test_training.py",)),
     "gradients/segment_parts.py": (("gradients/test_segments.py",), ("sweeps/test_memory.py",)),
     "gradients/segments.py": (("gradients/test_segments.py",), ("sweeps/test_memory.py",)),
-    "optimisers/": (("optimisers/test_optimisers.py",), ("optimisers/test_directions.py", "training/test_training.py")),
-    "optimisers/conjugate_gradients.py": (("optimisers/test_hessian_free.py",), ("optimisers/test_curvature.py",)),
+    "optimisers/": (
+        ("optimisers/test_optimisers.py",),
+        ("optimisers/test_directions.py", "training/test_training.py"),
+    ),
+    "optimisers/conjugate_gradients.py": (
+        ("optimisers/test_hessian_free.py",),
+        ("optimisers/test_curvature.py",),
+    ),
     "optimisers/curvature.py": (
         ("optimisers/test_curvature.py",),
         ("optimisers/test_hessian_free.py", "optimisers/test_optimisers.py"),
     ),
-    "optimisers/directions.py": (("optimisers/test_directions.py",), ("optimisers/test_optimisers.py",)),
+    "optimisers/directions.py": (
+        ("optimisers/test_directions.py",),
+        ("optimisers/test_optimisers.py",),
+    ),
     "optimisers/factory.py": (("optimisers/test_make_optimiser.py",), ("cli/test_config.py",)),
-    "optimisers/hessian_free.py": (("optimisers/test_hessian_free.py",), ("optimisers/test_optimisers.py",)),
-    "optimisers/step_rules.py": (("optimisers/test_directions.py",), ("optimisers/test_optimisers.py",)),
+    "optimisers/hessian_free.py": (
+        ("optimisers/test_hessian_free.py",),
+        ("optimisers/test_optimisers.py",),
+    ),
+    "optimisers/step_rules.py": (
+        ("optimisers/test_directions.py",),
+        ("optimisers/test_optimisers.py",),
+    ),
     "tasks/": (("tasks/test_data.py",), ("tasks/test_tasks.py", "tasks/test_readers.py")),
     "tasks/digits.py": (("tasks/test_tasks.py",), ()),
     "tasks/files/": (("tasks/test_readers.py",), ("tasks/test_data.py", "tasks/test_tasks.py")),
     "tasks/files/stream.py": (("training/test_online.py",), ()),
     "tasks/music.py": (("tasks/test_tasks.py",), ("tasks/test_data.py",)),
     "tasks/synthetic.py": (("tasks/test_tasks.py",), ()),
-    "tasks/task.py": (("tasks/test_tasks.py",), ("training/test_training.py", "tasks/test_data.py")),
+    "tasks/task.py": (
+        ("tasks/test_tasks.py",),
+        ("training/test_training.py", "tasks/test_data.py"),
+    ),
     "tasks/transduction.py": (("tasks/test_tasks.py",), ("networks/test_seq2seq.py",)),
     "diagnostics/": (("diagnostics/test_diagnostics.py",), ("training/test_learning.py",)),
     "training/": (
         ("training/test_training.py",),
-        ("training/test_run_folders.py", "optimisers/test_optimisers.py", "training/test_learning.py"),
+        (
+            "training/test_run_folders.py",
+            "optimisers/test_optimisers.py",
+            "training/test_learning.py",
+        ),
     ),
     "training/curriculum.py": (("training/test_learning.py",), ("optimisers/test_optimisers.py",)),
     "training/files.py": (("training/test_run_folders.py",), ("training/test_online.py",)),
     "training/json_rows.py": (("training/test_run_folders.py",), ("training/test_online.py",)),
     "training/learning.py": (("training/test_online.py",), ()),
     "training/online.py": (("training/test_online.py",), ()),
-    "training/predict.py": (("training/test_predict.py", "tasks/test_data.py"), ("cli/test_config.py",)),
+    "training/predict.py": (
+        ("training/test_predict.py", "tasks/test_data.py"),
+        ("cli/test_config.py",),
+    ),
     "training/run_folder.py": (
         ("training/test_run_folders.py",),
         ("training/test_training.py", "training/test_online.py"),
@@ -132,9 +165,7 @@ WORDING = {
     "unkept", "refuse", "name_of", "interrupted", "say",
 }  # fmt: skip
 
-GROWTH = (
-    "how many steps share an exponent is a matter of speed: a block that leaves the safe range is done again, shorter"
-)
+GROWTH = "how many steps share an exponent is a matter of speed: a block that leaves the safe range is done again, shorter"
 BLOCKS = "the exponent a block shares is a matter of speed: one that does not suit is refused and found step by step"
 UNASKED = "a gradient that nobody asks for is computed and dropped, or None is given where nothing is asked for"
 # Mutants that no test can kill because they mean the same: (file, rule or function, a piece of 'line before -> line after') -> why.
@@ -174,7 +205,18 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ("networks/seq2seq.py", "skip-branch", '"dtype": (dtype), "device"'): "whatever is made takes torch's default for None",
 }  # fmt: skip
 
-SHAPES = {"new_empty", "new_zeros", "new_full", "empty", "zeros", "split", "chunk", "unflatten", "expand", "isinstance"}
+SHAPES = {
+    "new_empty",
+    "new_zeros",
+    "new_full",
+    "empty",
+    "zeros",
+    "split",
+    "chunk",
+    "unflatten",
+    "expand",
+    "isinstance",
+}
 PAIRS = {
     frozenset(p.split())
     for p in (

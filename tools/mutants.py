@@ -103,7 +103,11 @@ def in_scope(root: Path) -> list[str]:
     package = root / "coadjoint"
     files = sorted(path.relative_to(package).as_posix() for path in package.rglob("*.py"))
     named = ("__init__.py", "__main__.py")
-    return [file for file in files if Path(file).name not in named and row_of(tables.OUTSIDE, file) is None]
+    return [
+        file
+        for file in files
+        if Path(file).name not in named and row_of(tables.OUTSIDE, file) is None
+    ]
 
 
 def mutants_of(root: Path, file: str) -> list[Mutant]:
@@ -123,7 +127,9 @@ def mutants_of(root: Path, file: str) -> list[Mutant]:
             for target, new in make(place):
                 (lo, hi), (first, last) = source.span(target), source.span(around[1])
                 key, text = (file, lo, hi, new), source.text
-                if key in found or not changes(text[first:last], text[first:lo] + new + text[hi:last]):
+                if key in found or not changes(
+                    text[first:last], text[first:lo] + new + text[hi:last]
+                ):
                     continue
                 base = ".".join([file.removesuffix(".py").replace("/", "."), *owner, name])
                 numbers[base] += 1
@@ -162,7 +168,9 @@ def stale(root: Path) -> list[str]:
     wrong = []
     for name in ("OUTSIDE", "PARTS", "TESTS", "WEIGHT"):
         for key in getattr(tables, name):
-            if not any(file == key or (key.endswith("/") and file.startswith(key)) for file in files):
+            if not any(
+                file == key or (key.endswith("/") and file.startswith(key)) for file in files
+            ):
                 wrong.append(f"{name}: there is no {key}")
             elif name != "OUTSIDE" and not key.endswith("/") and key not in scope:
                 wrong.append(f"{name}: {key} is not mutated")
@@ -170,7 +178,9 @@ def stale(root: Path) -> list[str]:
     here = {file: Source(package / file) for file in scope}
     for file in {*tables.PARTS} & {*here}:
         names = set(defined(here[file].tree))
-        wrong += [f"PARTS of {file}: there is no {part}" for part in sorted(tables.PARTS[file] - names)]
+        wrong += [
+            f"PARTS of {file}: there is no {part}" for part in sorted(tables.PARTS[file] - names)
+        ]
     named = {test for stages in tables.TESTS.values() for stage in stages for test in stage}
     for test in sorted(named | {*tables.KERNEL, *tables.SLOW}):
         if not (PROJECT / "tests" / test).exists():
@@ -237,7 +247,9 @@ class Failures:
             print(f"\n{FAILED}{report.nodeid}", flush=True)
 
 
-def child(project: Path, root: Path, tests: Sequence[str], log: Path, seconds: int, all_of_them: bool) -> None:
+def child(
+    project: Path, root: Path, tests: Sequence[str], log: Path, seconds: int, all_of_them: bool
+) -> None:
     """In a process of its own: tests of the project on the package below `root`; up to the first that fails, or all."""
     os.setpgrp()  # what the tests start ends with them
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 5))
@@ -259,7 +271,15 @@ def child(project: Path, root: Path, tests: Sequence[str], log: Path, seconds: i
         os._exit(9)
     import pytest
 
-    options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--tb=line", *([] if all_of_them else ["-x"])]
+    options = [
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:xdist",
+        "--tb=line",
+        *([] if all_of_them else ["-x"]),
+    ]
     code = pytest.main([*options, *(f"tests/{f}" for f in tests)], plugins=[Failures()])
     sys.stdout.flush()
     os._exit(int(code))
@@ -295,7 +315,9 @@ class Runner:
 
         torch.set_num_threads(1)
         x = torch.zeros(2)
-        torch.func.jvp(torch.tanh, (x,), (x,))  # loads what forward mode needs; no backward before a fork
+        torch.func.jvp(
+            torch.tanh, (x,), (x,)
+        )  # loads what forward mode needs; no backward before a fork
         assert "coadjoint" not in sys.modules
         self.project, self.jobs = project, jobs
 
@@ -321,7 +343,11 @@ class Runner:
                 while todo and len(running) < self.jobs:
                     running.append(self.start(todo.pop()))
                 multiprocessing.connection.wait([r.process.sentinel for r in running], timeout=1)
-                for r in [r for r in running if not r.process.is_alive() or time.perf_counter() > r.deadline]:
+                for r in [
+                    r
+                    for r in running
+                    if not r.process.is_alive() or time.perf_counter() > r.deadline
+                ]:
                     running.remove(r)
                     outcome, by = self.end(r)
                     taken = r.work.taken + time.perf_counter() - r.began
@@ -363,19 +389,35 @@ def main() -> int:
     parser.add_argument("--all", action="store_true", help="every mutant instead of a sample")
     parser.add_argument("--count", type=int, default=280, help="size of the sample")
     parser.add_argument(
-        "--only", action="append", metavar="ID", help="these mutants alone (an ID or the beginning of one)"
+        "--only",
+        action="append",
+        metavar="ID",
+        help="these mutants alone (an ID or the beginning of one)",
     )
     parser.add_argument("--list", action="store_true", help="print the mutants and stop")
     parser.add_argument(
-        "--quick", action="store_true", help="a file's own tests alone, without the others that ought to notice"
+        "--quick",
+        action="store_true",
+        help="a file's own tests alone, without the others that ought to notice",
     )
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=600, help="the processor's time for the tests of one mutant")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=600,
+        help="the processor's time for the tests of one mutant",
+    )
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:  # the project as it is now, whatever happens to it meanwhile
+    with (
+        tempfile.TemporaryDirectory() as folder
+    ):  # the project as it is now, whatever happens to it meanwhile
         for part in COPIED:
             if (PROJECT / part).is_dir():
-                shutil.copytree(PROJECT / part, Path(folder) / part, ignore=shutil.ignore_patterns("__pycache__"))
+                shutil.copytree(
+                    PROJECT / part,
+                    Path(folder) / part,
+                    ignore=shutil.ignore_patterns("__pycache__"),
+                )
             else:
                 shutil.copy(PROJECT / part, folder)
         return mutate(Path(folder), options)
@@ -384,17 +426,25 @@ def main() -> int:
 def mutate(project: Path, options: argparse.Namespace) -> int:
     wrong = stale(project / "src")
     if wrong:
-        print("these rows of the tables no longer fit the source; mend or remove them:", *wrong, sep="\n  ")
+        print(
+            "these rows of the tables no longer fit the source; mend or remove them:",
+            *wrong,
+            sep="\n  ",
+        )
         return 2
     everything = generate(project / "src")
     if options.only:
-        chosen = [m for m in everything if any(m.name == o or m.name.startswith(o) for o in options.only)]
+        chosen = [
+            m for m in everything if any(m.name == o or m.name.startswith(o) for o in options.only)
+        ]
     else:
         chosen = everything if options.all else sample(everything, options.count)
     if options.list:
         for m in chosen:
             print(f"{m.name}{'  (equivalent)' if m.equivalent else ''}\n{m.diff}")
-        print(f"{len(chosen)} of {len(everything)} mutants; by rule: {dict(Counter(m.rule for m in chosen))}")
+        print(
+            f"{len(chosen)} of {len(everything)} mutants; by rule: {dict(Counter(m.rule for m in chosen))}"
+        )
         return 0
     same = [m for m in chosen if m.equivalent]
     began, runner = time.perf_counter(), Runner(project, options.jobs)
@@ -432,14 +482,18 @@ def unmoved(runner: Runner, results: dict[Mutant, tuple[str, str]], seconds: flo
 
 
 def report(results: dict[Mutant, tuple[str, str]], same: list[Mutant], seconds: float) -> int:
-    survivors = sorted((m for m, (o, _) in results.items() if o == "survived"), key=lambda m: (m.file, m.line))
+    survivors = sorted(
+        (m for m, (o, _) in results.items() if o == "survived"), key=lambda m: (m.file, m.line)
+    )
     for m in survivors:
         print(f"survived  {m.name}\n{m.diff}")
     for m in same:
         print(f"equivalent  {m.name}: {tables.EQUIVALENT[m.equivalent]}\n{m.diff}")
     rules = Counter(m.rule for m in results)
     alive = Counter(m.rule for m in survivors)
-    print("killed by rule: " + ", ".join(f"{r} {n - alive[r]}/{n}" for r, n in sorted(rules.items())))
+    print(
+        "killed by rule: " + ", ".join(f"{r} {n - alive[r]}/{n}" for r, n in sorted(rules.items()))
+    )
     late = sum(o == "timeout" for o, _ in results.values())
     print(
         f"{len(results) + len(same)} mutants, {len(results) - len(survivors)} killed"
@@ -449,7 +503,9 @@ def report(results: dict[Mutant, tuple[str, str]], same: list[Mutant], seconds: 
     return 1 if survivors else 0
 
 
-def shown(results: Iterator[tuple[Any, str, str, float]], total: int) -> Iterator[tuple[Any, str, str, float]]:
+def shown(
+    results: Iterator[tuple[Any, str, str, float]], total: int
+) -> Iterator[tuple[Any, str, str, float]]:
     """Results as they come: with a bar on a terminal, a line each otherwise."""
     if not sys.stdout.isatty():
         for i, (m, outcome, by, taken) in enumerate(results, 1):

@@ -32,7 +32,18 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.7.0"
 
 if TYPE_CHECKING:
-    from . import cells, diagnostics, gradients, networks, nn, objectives, optimisers, sweeps, tasks, training
+    from . import (
+        cells,
+        diagnostics,
+        gradients,
+        networks,
+        nn,
+        objectives,
+        optimisers,
+        sweeps,
+        tasks,
+        training,
+    )
     from .cells.cell import Cell, cell
     from .cells.formula import (
         abs,
@@ -303,7 +314,11 @@ class _OldPaths(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         if package != __name__ or name not in _MOVED:
             return None
         now = " and ".join(f"coadjoint.{home}" for home in _MOVED[name].split())
-        warnings.warn(f"{fullname} has moved to {now}; the old path goes in 1.0.", DeprecationWarning, stacklevel=2)
+        warnings.warn(
+            f"{fullname} has moved to {now}; the old path goes in 1.0.",
+            DeprecationWarning,
+            stacklevel=2,
+        )
         return importlib.machinery.ModuleSpec(fullname, self)
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:

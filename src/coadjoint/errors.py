@@ -96,7 +96,9 @@ def encodable(text: str) -> str:
 def said(error: BaseException, limit: int = 200) -> str:
     """What another library's error says, to stand inside a sentence of ours: on one line, without its own full stop."""
     words = str(getattr(error, "strerror", None) or error) or type(error).__name__
-    if len(error.args) > 1 and words == str(error.args):  # a text and where it stood, as tokenize has them
+    if len(error.args) > 1 and words == str(
+        error.args
+    ):  # a text and where it stood, as tokenize has them
         words = str(error.args[0])
     return shown(" ".join(words.split()).rstrip(" .:;,!?"), limit)
 
@@ -116,7 +118,9 @@ def choose(kind: str, name: object, known: Iterable[str]) -> str:
     if isinstance(name, str) and name in names:
         return name
     if not isinstance(name, str):
-        raise KindError(f"{kind} must be a name, one of {', '.join(names)}; got {type(name).__name__}.")
+        raise KindError(
+            f"{kind} must be a name, one of {', '.join(names)}; got {type(name).__name__}."
+        )
     near = nearest(name, names)
     hint = f"did you mean '{near}'? " if near else ""
     raise InputError(f"unknown {kind} '{shown(name, 80)}'; {hint}Known: {', '.join(names)}.")
@@ -127,7 +131,9 @@ Applies = Mapping[
 ]  # option: (the option that decides, those of its values that use it)
 
 
-def idle_options(applies: Applies, given: Mapping[str, Any], chosen: Mapping[str, str]) -> list[str]:
+def idle_options(
+    applies: Applies, given: Mapping[str, Any], chosen: Mapping[str, str]
+) -> list[str]:
     """A line, in the words of an OptionError, for each option given that does nothing here."""
     return [
         f"${option} does nothing with ${by} {chosen[by]}: it belongs to {', '.join(values)}."
@@ -156,11 +162,23 @@ def whole(name: str, value: Any, least: int = 1, most: int = MOST) -> int:
 
 
 def real(
-    name: str, value: Any, least: float = -math.inf, most: float = math.inf, above: bool = False, below: bool = False
+    name: str,
+    value: Any,
+    least: float = -math.inf,
+    most: float = math.inf,
+    above: bool = False,
+    below: bool = False,
 ) -> float:
     """`value`, a finite number from least (or above it) to most (or below it)."""
-    number = isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
-    if number and least <= value <= most and not (above and value == least) and not (below and value == most):
+    number = (
+        isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
+    )
+    if (
+        number
+        and least <= value <= most
+        and not (above and value == least)
+        and not (below and value == most)
+    ):
         return value
     bounds = []
     if least > -math.inf:

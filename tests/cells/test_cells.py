@@ -100,7 +100,9 @@ def test_outputs_and_gradients_of_torch(cell, module, options, engine):
         close(of_bn, truth[4][-D:], 1e-12)
 
 
-@pytest.mark.parametrize(("cell", "module"), [("elman", nn.RNNCell), ("lstm", nn.LSTMCell), ("gru", nn.GRUCell)])
+@pytest.mark.parametrize(
+    ("cell", "module"), [("elman", nn.RNNCell), ("lstm", nn.LSTMCell), ("gru", nn.GRUCell)]
+)
 def test_torch_cell_modules_agree_with_the_formulas(cell, module):
     torch.manual_seed(2)
     theirs = module(I, D).to(F64)
@@ -130,7 +132,9 @@ def test_step_function_agrees_with_the_formula():
 
 
 def test_step_function_of_two_slots_returns_its_parts():
-    net = make(lambda u, state: (state[1], u @ torch.ones(I, D, dtype=F64) - state[0]), "auto", slots=2)
+    net = make(
+        lambda u, state: (state[1], u @ torch.ones(I, D, dtype=F64) - state[0]), "auto", slots=2
+    )
     run = net(inputs())
     assert run.x.shape == (T + 1, B, 2 * D)
     assert torch.equal(run.x[2, :, :D], run.x[1, :, D:])
@@ -245,7 +249,9 @@ def constant_slot(z, v, x, p):
     return co.tanh(z + v) * x.k, 1.0 + 0 * x.k
 
 
-@pytest.mark.parametrize("cell", [unread, diagonal, swapped, nonlinear, shifted, constant_slot], ids=lambda c: c.name)
+@pytest.mark.parametrize(
+    "cell", [unread, diagonal, swapped, nonlinear, shifted, constant_slot], ids=lambda c: c.name
+)
 def test_reads_of_every_kind(cell):
     engines_agree(cell)
     reads = {"unread": 0, "diagonal": 0, "swapped": 2, "nonlinear": 2}.get(cell.name, 1)
@@ -261,7 +267,9 @@ def test_constant_inside_a_function_is_a_constant():
     engines_agree(half)
 
 
-@pytest.mark.parametrize(("name", "parameter"), [("leaky", "leak"), ("rate", "tau"), ("gru", "b_n")])
+@pytest.mark.parametrize(
+    ("name", "parameter"), [("leaky", "leak"), ("rate", "tau"), ("gru", "b_n")]
+)
 def test_per_unit_parameters_are_trained(name, parameter):
     net = make(name)
     optimiser = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -279,7 +287,11 @@ def test_per_unit_parameters_are_trained(name, parameter):
 
 def test_what_engines_may_keep():
     lstm, gru, elman = co.cells.lstm, co.cells.gru, co.cells.elman()
-    assert (elman.kept, elman.needs_a, elman.side) == ((), False, ())  # slopes of tanh from x itself
+    assert (elman.kept, elman.needs_a, elman.side) == (
+        (),
+        False,
+        (),
+    )  # slopes of tanh from x itself
     assert sorted(n.op for n in lstm.kept) == ["sigmoid"] * 3 + ["tanh"] * 2
     assert not lstm.needs_a
     assert gru.side == ("n",)
@@ -297,21 +309,48 @@ def test_what_engines_may_keep():
     ("arguments", "formula", "error", "words"),
     [
         ({}, lambda z, v, x, p: z if z > 0 else v, co.KindError, "cannot branch on a value"),
-        ({}, lambda z, v, x, p: torch.cumsum(z + v, 0), co.KindError, "torch's 'cumsum' is not one of the functions"),
-        ({}, lambda z, v, x, p: x.c + z + v, co.InputError, r"this cell has no x.c; its x has: h\."),
+        (
+            {},
+            lambda z, v, x, p: torch.cumsum(z + v, 0),
+            co.KindError,
+            "torch's 'cumsum' is not one of the functions",
+        ),
+        (
+            {},
+            lambda z, v, x, p: x.c + z + v,
+            co.InputError,
+            r"this cell has no x.c; its x has: h\.",
+        ),
         ({}, lambda z, v, x, p: p.tau * (z + v), co.InputError, r"no p.tau; its p has: none"),
         ({"gates": "i f"}, lambda z, v, x, p: z.o, co.InputError, r"no z.o; its z has: i, f\."),
-        ({"slots": "h c"}, lambda z, v, x, p: z + v, co.InputError, "has slots h c but its formula returns 1 value"),
+        (
+            {"slots": "h c"},
+            lambda z, v, x, p: z + v,
+            co.InputError,
+            "has slots h c but its formula returns 1 value",
+        ),
         ({}, lambda z, v, x, p: "h", co.CoadjointError, "str"),
         ({}, lambda z, v, x, p: None, co.CoadjointError, "NoneType"),
         ({}, lambda z, v, x, p: torch.ones(3) * (z + v), co.CoadjointError, "Tensor"),
-        ({"slots": "h h"}, lambda z, v, x, p: (z, v), co.InputError, "slots must be different identifiers"),
+        (
+            {"slots": "h h"},
+            lambda z, v, x, p: (z, v),
+            co.InputError,
+            "slots must be different identifiers",
+        ),
         ({"slots": ""}, lambda z, v, x, p: (), co.InputError, "slots must be"),
-        ({"gates": "1a"}, lambda z, v, x, p: z, co.InputError, "gates must be different identifiers"),
+        (
+            {"gates": "1a"},
+            lambda z, v, x, p: z,
+            co.InputError,
+            "gates must be different identifiers",
+        ),
         ({"reads": "c"}, lambda z, v, x, p: z + v, co.InputError, "unknown slot 'c'"),
     ],
 )
-def test_formula_that_cannot_be_recorded_is_refused_where_it_is_written(arguments, formula, error, words):
+def test_formula_that_cannot_be_recorded_is_refused_where_it_is_written(
+    arguments, formula, error, words
+):
     with pytest.raises(error, match=words):
         co.cell(**arguments)(formula)
 
@@ -338,8 +377,14 @@ def test_unknown_cells_and_activations(cell, activation, error, words):
 # large arguments
 
 
-LARGE = [(c, a, d) for c, a in BUILT_IN + [("elman", a) for a in OWN] for d in ("float32", "float64")]
-LARGE = [(c, a, d) for c, a, d in LARGE if d == "float64" or c in ("elman", "leaky", "rate", "lstm", "gru")]
+LARGE = [
+    (c, a, d) for c, a in BUILT_IN + [("elman", a) for a in OWN] for d in ("float32", "float64")
+]
+LARGE = [
+    (c, a, d)
+    for c, a, d in LARGE
+    if d == "float64" or c in ("elman", "leaky", "rate", "lstm", "gru")
+]
 
 
 @pytest.mark.parametrize(("cell", "activation", "dtype"), LARGE)
@@ -351,7 +396,13 @@ def test_finite_at_arguments_of_ten_thousand(cell, activation, dtype):
     for engine in ENGINES:
         torch.manual_seed(0)
         net = co.Network(
-            cell, inputs=2, hidden=3, outputs=1, activation=OWN.get(activation, activation), dtype=dtype, engine=engine
+            cell,
+            inputs=2,
+            hidden=3,
+            outputs=1,
+            activation=OWN.get(activation, activation),
+            dtype=dtype,
+            engine=engine,
         )
         with torch.no_grad():
             net.R.copy_(torch.cat([torch.tensor([[1, 0.0], [0, 1], [-1, 1]])] * (len(net.R) // 3)))
@@ -442,16 +493,32 @@ def test_options():
     tilted = make(co.cells.lipschitz(beta=0.5), readout="tilted", beta=3)
     assert tilted.beta == 3
     for wrong, error, words in (
-        (lambda: make("elman", eps=0.1), co.KindError, "cell 'elman' has no option eps; its options: none"),
-        (lambda: make("cornn", alpha=1), co.KindError, "no option alpha; its options: dt, gamma, eps"),
+        (
+            lambda: make("elman", eps=0.1),
+            co.KindError,
+            "cell 'elman' has no option eps; its options: none",
+        ),
+        (
+            lambda: make("cornn", alpha=1),
+            co.KindError,
+            "no option alpha; its options: dt, gamma, eps",
+        ),
         (lambda: make("antisymmetric-gated", gated=False), co.KindError, "no option gated"),
         (lambda: make(co.cells.lstm, eps=1), co.InputError, "eps= belongs to a cell given by name"),
         (lambda: make("elman", hiden=3), co.KindError, "no option hiden"),
         (lambda: make("inverse", k=0), co.InputError, "k must be a number of steps"),
         (lambda: make("scrn", alpha=1.0), co.InputError, "alpha must lie between 0 and 1"),
-        (lambda: make("elman", readout="tilted", beta=0), co.InputError, "beta must be a finite number"),
+        (
+            lambda: make("elman", readout="tilted", beta=0),
+            co.InputError,
+            "beta must be a finite number",
+        ),
         (lambda: make("elman", readout="last", steps=3), co.InputError, "steps is how many b_t"),
-        (lambda: make("elman", readout="attention", steps=0), co.InputError, "steps is how many b_t"),
+        (
+            lambda: make("elman", readout="attention", steps=0),
+            co.InputError,
+            "steps is how many b_t",
+        ),
     ):
         with pytest.raises(error, match=words):
             wrong()
@@ -507,7 +574,9 @@ def test_truncated_gradient_of_1997(engine):
     assert difference(e.gradient["W"], exact.gradient["W"]) > 0.01
     close(e.gradient["V"], exact.gradient["V"], 1e-12)
     lam = e.costates.lam
-    assert not lam[:T, :, :D].any()  # h is read by W and by the readout: nothing comes back to the h before the last
+    assert not lam[
+        :T, :, :D
+    ].any()  # h is read by W and by the readout: nothing comes back to the h before the last
     assert lam[:T, :, D:].abs().amin() > 0
     net = make("lstm-1997", engine, truncated=True, readout="every")
     batch = co.Batch(inputs(), torch.randn(T, B, 2, dtype=F64), [6, 2, 5])
@@ -524,7 +593,9 @@ def test_held_reads_are_not_scanned():
     def half(z, v, x, p):
         return p.w * x.h + 0.3 * held(x.h) + (z + v)
 
-    with pytest.raises(co.Unsupported, match="engine 'scan' is for steps that are linear in the state"):
+    with pytest.raises(
+        co.Unsupported, match="engine 'scan' is for steps that are linear in the state"
+    ):
         make(half, "scan")
     truth = penalised(make(half, "autograd"), inputs())
     for engine in ("reference", "eager", "cpu"):
@@ -564,7 +635,8 @@ def test_lru_is_complex():
 
 def test_weights_hold_what_the_formula_uses():
     shape = lambda name: tuple(
-        None if y is None else tuple(n // D for n in y.shape) for y in (make(name).W, make(name).R[:, :1])
+        None if y is None else tuple(n // D for n in y.shape)
+        for y in (make(name).W, make(name).R[:, :1])
     )
     rows = {name: (shape(name)[0], len(make(name).R) // D) for name in CELLS}
     assert rows["lipschitz"] == ((2, 1), 1)  # A has no input
@@ -580,7 +652,9 @@ def test_weights_hold_what_the_formula_uses():
         for parameter, g in gradient.items():
             dead = g == 0
             if parameter.startswith("parametrizations"):
-                dead = dead & ~torch.eye(D, dtype=torch.bool).repeat(len(g) // D, 1)  # the diagonal of a skew matrix
+                dead = dead & ~torch.eye(D, dtype=torch.bool).repeat(
+                    len(g) // D, 1
+                )  # the diagonal of a skew matrix
             assert not dead.any() or name == "exponential", (name, parameter)
 
 
@@ -631,7 +705,14 @@ def test_tilted_readouts_are_stable(readout, beta, dtype):
     """States of a thousand, and a beta of ten thousand: values and derivatives are finite, and a large beta takes the greatest
     (or the least) of all steps."""
     net = co.Network(
-        "elman", inputs=1, hidden=2, outputs=1, activation="identity", readout=readout, beta=beta, dtype=dtype
+        "elman",
+        inputs=1,
+        hidden=2,
+        outputs=1,
+        activation="identity",
+        readout=readout,
+        beta=beta,
+        dtype=dtype,
     )
     u = 1000 * torch.randn(7, 3, 1, dtype=dtype)
     lam = net(u).costates(lambda y: (y**2).sum(-1))
@@ -686,9 +767,14 @@ def test_transforms_of_torch(cell, readout):
     def value(theta):
         run = torch.func.functional_call(net, theta, (u, [6, 2, 5]))
         lam = run.costates(lambda y: (y**2).sum(-1))
-        return (lam.loss + 0.3 * co.penalties.log_ratio(lam)).mean() + run.push(u.flip(0)).square().sum()
+        return (lam.loss + 0.3 * co.penalties.log_ratio(lam)).mean() + run.push(
+            u.flip(0)
+        ).square().sum()
 
-    ours, truth = torch.func.grad(value)(theta), torch.autograd.grad(value(theta), list(theta.values()))
+    ours, truth = (
+        torch.func.grad(value)(theta),
+        torch.autograd.grad(value(theta), list(theta.values())),
+    )
     for (name, g), expected in zip(ours.items(), truth, strict=True):
         close(g, expected, 1e-11, name)
     there = value(theta)
@@ -697,7 +783,9 @@ def test_transforms_of_torch(cell, readout):
             p.copy_(theta[n])
     run = net(u, [6, 2, 5])
     lam = run.costates(lambda y: (y**2).sum(-1))
-    again = (lam.loss + 0.3 * co.penalties.log_ratio(lam)).mean() + run.push(u.flip(0)).square().sum()
+    again = (lam.loss + 0.3 * co.penalties.log_ratio(lam)).mean() + run.push(
+        u.flip(0)
+    ).square().sum()
     close(there, again, 1e-12)
 
 
@@ -714,7 +802,13 @@ def test_what_segments_and_rtrl_do_not_have():
     for net in (make("elman", skip=True), make("inverse")):
         with pytest.raises(co.Unsupported, match=r"skip=True|is given data"):
             co.RTRL()(net, co.Batch(inputs(), y), "squared")
-    for name in ("scrn", "exponential", "antisymmetric-gated", "lipschitz", "lru"):  # the others it has
+    for name in (
+        "scrn",
+        "exponential",
+        "antisymmetric-gated",
+        "lipschitz",
+        "lru",
+    ):  # the others it has
         net = make(name)
         ours = co.RTRL()(net, co.Batch(inputs(), y), "squared").gradient
         for n, expected in co.BPTT()(net, co.Batch(inputs(), y), "squared").gradient.items():
@@ -746,7 +840,9 @@ def test_every_cell_learns(name, readout):
     """The sum of 8 inputs, scaled to variance one, on inputs it has not seen. The readout stays as it began, so that all
     there is to learn is learned by the recurrence; and the last input alone explains an eighth. Plain, then penalised."""
     torch.manual_seed(0)
-    net = co.Network(cases.MORE.get(name, name), inputs=1, hidden=12, outputs=1, readout=readout, dtype=F64)
+    net = co.Network(
+        cases.MORE.get(name, name), inputs=1, hidden=12, outputs=1, readout=readout, dtype=F64
+    )
     for parameter in ("V", "b_o", "w_a", "b_a"):
         if getattr(net, parameter, None) is not None:
             getattr(net, parameter).requires_grad_(False)

@@ -9,7 +9,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import coadjoint as co
-from coadjoint.cells.formula import ONE, PRIMITIVES, ZERO, Node, apart, evaluate, held, pull, push, substitute, symbol
+from coadjoint.cells.formula import (
+    ONE,
+    PRIMITIVES,
+    ZERO,
+    Node,
+    apart,
+    evaluate,
+    held,
+    pull,
+    push,
+    substitute,
+    symbol,
+)
 from coadjoint.cells.program import Program
 
 A, B = symbol("a"), symbol("b")
@@ -46,7 +58,11 @@ def autograd_ladder(y, x, orders):
     """y, y', y'', ... elementwise."""
     out = [y]
     for _ in range(orders):
-        y = torch.autograd.grad(y.sum(), x, create_graph=True, allow_unused=True)[0] if y.requires_grad else None
+        y = (
+            torch.autograd.grad(y.sum(), x, create_graph=True, allow_unused=True)[0]
+            if y.requires_grad
+            else None
+        )
         y = torch.zeros_like(x) if y is None else y
         out.append(y)
     return [o.detach() + 0.0 for o in out]
@@ -60,7 +76,9 @@ def test_primitive_and_its_derivatives(name):
     for order, expected in enumerate(truth):
         for expression in (by_pull, by_push):
             ours = full(evaluate([expression], {A: x.detach()})[0], expected)
-            np.testing.assert_allclose(ours, expected, rtol=1e-12, atol=1e-14, err_msg=f"{name}, order {order}")
+            np.testing.assert_allclose(
+                ours, expected, rtol=1e-12, atol=1e-14, err_msg=f"{name}, order {order}"
+            )
         by_pull, by_push = pull([by_pull], [ONE], [A])[0], push([by_push], {A: ONE})[0]
 
 
@@ -74,12 +92,18 @@ def test_expression_and_its_mixed_derivatives(name):
         y, node = f(a, b), f(A, B)
         for i in range(ORDERS):
             leaf, letter = (a, A) if word >> i & 1 else (b, B)
-            y = torch.autograd.grad(y.sum(), leaf, create_graph=True, allow_unused=True)[0] if y.requires_grad else None
+            y = (
+                torch.autograd.grad(y.sum(), leaf, create_graph=True, allow_unused=True)[0]
+                if y.requires_grad
+                else None
+            )
             y = torch.zeros_like(a) if y is None else y
             pulled, pushed = pull([node], [ONE], [letter])[0], push([node], {letter: ONE})[0]
             for derivative in (pulled, pushed):
                 ours = full(evaluate([derivative], at)[0], y)
-                np.testing.assert_allclose(ours, y.detach(), rtol=1e-11, atol=1e-13, err_msg=f"{name} {word:03b} {i}")
+                np.testing.assert_allclose(
+                    ours, y.detach(), rtol=1e-11, atol=1e-13, err_msg=f"{name} {word:03b} {i}"
+                )
             node = pulled if i % 2 else pushed
 
 
@@ -195,7 +219,22 @@ def test_functions_take_nodes_tensors_and_numbers(name):
 
 
 @pytest.mark.parametrize(
-    "name", ["tanh", "sigmoid", "relu", "exp", "expm1", "sin", "abs", "erf", "atan", "log", "log1p", "sqrt", "sign"]
+    "name",
+    [
+        "tanh",
+        "sigmoid",
+        "relu",
+        "exp",
+        "expm1",
+        "sin",
+        "abs",
+        "erf",
+        "atan",
+        "log",
+        "log1p",
+        "sqrt",
+        "sign",
+    ],
 )
 def test_torch_functions_record_the_same_node(name):
     assert getattr(torch, name)(A) is getattr(co, name)(A)
@@ -222,7 +261,9 @@ def test_what_a_formula_may_not_do(write, words):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["f32", "f64"])
-@pytest.mark.parametrize("name", ["tanh", "sigmoid", "relu", "softplus", "sin", "cos", "erf", "atan", "abs"])
+@pytest.mark.parametrize(
+    "name", ["tanh", "sigmoid", "relu", "softplus", "sin", "cos", "erf", "atan", "abs"]
+)
 def test_primitives_and_three_derivatives_are_finite_at_large_arguments(name, dtype):
     x = torch.tensor([-1e4, -100.0, -50.0, 0.0, 50.0, 100.0, 1e4], dtype=dtype)
     y = Node(name, (A,))

@@ -48,7 +48,10 @@ def feedback(unit, L):
         everything = torch.cat([h[j] for j in range(L, 0, -1)])
         y, new, memory = u, {}, {}
         for j in range(1, L + 1):
-            p = {name: w.get(f"levels.{j - 1}.{name}") for name in ("R", "b", "W", "U", "g_below", "g_states")}
+            p = {
+                name: w.get(f"levels.{j - 1}.{name}")
+                for name in ("R", "b", "W", "U", "g_below", "g_states")
+            }
             s = 0
             for i in range(1, L + 1):
                 at = L - i
@@ -77,7 +80,11 @@ TABLE = {  # name of the case: class, options, equations
     "gru-before, no bias": (steps.ResetBefore, {"bias": False}, gru_before),
     "deep 1": (steps.DeepTransition, {"depth": 1}, deep(torch.tanh)),
     "deep 2, wide": (steps.DeepTransition, {"width": 5}, deep(torch.tanh)),
-    "deep 3, shortcut": (steps.DeepTransition, {"depth": 3, "width": 2, "shortcut": True}, deep(torch.tanh)),
+    "deep 3, shortcut": (
+        steps.DeepTransition,
+        {"depth": 3, "width": 2, "shortcut": True},
+        deep(torch.tanh),
+    ),
     "deep 2, softplus, no bias": (
         steps.DeepTransition,
         {"activation": "softplus", "shortcut": True, "bias": False},
@@ -124,20 +131,29 @@ class Compared:
         kind, options, equations = TABLE[name]
         B, T, D, H, self.readout, lengths = setting.values()
         step = kind(D, H, dtype=dtype, **options)
-        self.net = co.Network(step, inputs=D, hidden=H, outputs=2, readout=self.readout, slots=step.slots, dtype=dtype)
+        self.net = co.Network(
+            step, inputs=D, hidden=H, outputs=2, readout=self.readout, slots=step.slots, dtype=dtype
+        )
         with torch.no_grad():  # larger than at the start, so that nothing is nearly linear
             for p in self.net.parameters():
-                p.copy_(torch.randn(p.shape, dtype=F64) * (0.9 if p.dim() == 1 else 1.1 / p.shape[1] ** 0.5))
+                p.copy_(
+                    torch.randn(p.shape, dtype=F64)
+                    * (0.9 if p.dim() == 1 else 1.1 / p.shape[1] ** 0.5)
+                )
         self.lengths = lengths
         of_all = [T] * B if lengths is None else lengths
         beyond = torch.arange(T)[:, None] >= torch.tensor(of_all)
-        u = torch.randn(T, B, D, dtype=F64).masked_fill(beyond[..., None], torch.nan)  # padding is not read
+        u = torch.randn(T, B, D, dtype=F64).masked_fill(
+            beyond[..., None], torch.nan
+        )  # padding is not read
         x0 = 0.7 * torch.randn(B, step.slots * H, dtype=F64)
         self.y = torch.randn(*((T, B) if self.readout == "every" else (B,)), 2, dtype=F64)
         self.direction = torch.randn(T, B, D, dtype=F64)
         self.ours = dict(self.net.named_parameters())
         self.ours |= {"u": u.to(dtype).requires_grad_(), "x0": x0.to(dtype).requires_grad_()}
-        self.theirs = {n: y.detach().double().clone().requires_grad_() for n, y in self.ours.items()}
+        self.theirs = {
+            n: y.detach().double().clone().requires_grad_() for n, y in self.ours.items()
+        }
         targets = lambda j, n: self.y[:n, j] if self.readout == "every" else self.y[j : j + 1]
         self.samples = [
             Run(equations, self.theirs, self.theirs["u"][:n, j], self.theirs["x0"][j], targets(j, n), self.readout, H, self.direction[:n, j])
@@ -179,7 +195,10 @@ def test_states_costates_and_penalised_gradients(name, setting):
         1e-12,
     )
     for G in PENALTIES:
-        ours, theirs = case.penalty(G)(lam), torch.stack([oracles.PENALTIES[G](s).to(F64) for s in case.samples])
+        ours, theirs = (
+            case.penalty(G)(lam),
+            torch.stack([oracles.PENALTIES[G](s).to(F64) for s in case.samples]),
+        )
         close({G: ours}, {G: theirs}, 1e-10)
         of_ours = oracles.gradient((lam.loss + 0.3 * ours).mean(), case.ours)
         of_theirs = oracles.gradient((case.loss + 0.3 * theirs).mean(), case.theirs)
@@ -189,7 +208,9 @@ def test_states_costates_and_penalised_gradients(name, setting):
 @pytest.mark.parametrize("name", TABLE)
 def test_second_and_third_derivatives(name):
     case = Compared(name, {"B": 2, "T": 3, "D": 2, "H": 2, "readout": "every", "lengths": [3, 2]})
-    theirs = (case.loss + 0.3 * torch.stack([oracles.PENALTIES["log-ratio"](s) for s in case.samples])).mean()
+    theirs = (
+        case.loss + 0.3 * torch.stack([oracles.PENALTIES["log-ratio"](s) for s in case.samples])
+    ).mean()
     lam = case.costates()
     ours = (lam.loss + 0.3 * co.penalties.log_ratio(lam)).mean()
     close(oracles.higher(ours, case.ours, False), oracles.higher(theirs, case.theirs, False), 1e-10)
@@ -218,7 +239,9 @@ def test_every_parameter_matters_and_begins_like_torch(name):
     assert drawn.abs().mean() == pytest.approx(0.125, rel=0.05)  # uniform on +-1/4
     net = co.Network(step, inputs=3, hidden=16, outputs=2, slots=step.slots)
     assert [str(net.engine), net.slots] == ["autograd", step.slots]
-    found = co.Penalised("log-ratio", 0.1)(net, co.Batch(torch.randn(4, 2, 3), torch.randn(2, 2)), "squared").gradient
+    found = co.Penalised("log-ratio", 0.1)(
+        net, co.Batch(torch.randn(4, 2, 3), torch.randn(2, 2)), "squared"
+    ).gradient
     assert set(found) == {n for n, _ in net.named_parameters()}
     assert all(g.norm() > 0 for g in found.values())
 
@@ -228,7 +251,9 @@ def test_depth_one_is_the_elman_cell_and_one_gate_of_one_layer_scales_its_produc
     u, x = torch.randn(2, 3, dtype=F64), torch.randn(2, 4, dtype=F64)
     deep = steps.DeepTransition(3, 4, depth=1, dtype=F64)
     torch_cell = nn.RNNCell(3, 4, dtype=F64)
-    torch_cell.load_state_dict({"weight_ih": deep.R, "weight_hh": deep.W, "bias_ih": deep.b, "bias_hh": 0 * deep.b})
+    torch_cell.load_state_dict(
+        {"weight_ih": deep.R, "weight_hh": deep.W, "bias_ih": deep.b, "bias_hh": 0 * deep.b}
+    )
     assert torch.allclose(deep(u, x), torch_cell(u, x), rtol=1e-14, atol=1e-15)
     one = steps.GatedFeedback(3, 4, layers=1, dtype=F64)
     with torch.no_grad():
@@ -236,26 +261,36 @@ def test_depth_one_is_the_elman_cell_and_one_gate_of_one_layer_scales_its_produc
         for zero in (level.g_below, level.g_states):
             zero.zero_()
         torch_cell.load_state_dict(
-            {"weight_ih": level.R, "weight_hh": level.U / 2, "bias_ih": level.b, "bias_hh": 0 * level.b}
+            {
+                "weight_ih": level.R,
+                "weight_hh": level.U / 2,
+                "bias_ih": level.b,
+                "bias_hh": 0 * level.b,
+            }
         )
     assert torch.allclose(one(u, x), torch_cell(u, x), rtol=1e-14, atol=1e-15)
 
 
 def test_reset_before_and_after_the_product_differ():
     torch.manual_seed(1)
-    before = co.Network(steps.ResetBefore(2, 3, dtype=F64), inputs=2, hidden=3, outputs=1, dtype=F64)
+    before = co.Network(
+        steps.ResetBefore(2, 3, dtype=F64), inputs=2, hidden=3, outputs=1, dtype=F64
+    )
     after = co.Network("gru", inputs=2, hidden=3, outputs=1, dtype=F64)
     with torch.no_grad():
         for name in ("W", "R", "b"):
             getattr(after, name).copy_(getattr(before.step, name))
     u = torch.randn(3, 2, 2, dtype=F64)
-    assert torch.allclose(before(u).x[1], after(u).x[1], rtol=1e-14)  # from x0 = 0 there is nothing to reset
+    assert torch.allclose(
+        before(u).x[1], after(u).x[1], rtol=1e-14
+    )  # from x0 = 0 there is nothing to reset
     assert not torch.allclose(before(u).x[2], after(u).x[2], rtol=1e-3)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["gru-before", "deep 3, shortcut", "feedback tanh 2", "feedback gru 3", "feedback lstm 2"]
+    "name",
+    ["gru-before", "deep 3, shortcut", "feedback tanh 2", "feedback gru 3", "feedback lstm 2"],
 )
 def test_it_learns_to_remember_its_first_input(name):
     """The sign of one number of the first step, four noisy steps later, of a hundred sequences; log 2 is chance."""
@@ -283,7 +318,10 @@ def test_it_learns_to_remember_its_first_input(name):
         (lambda: steps.DeepTransition(2, 3, width=-1), "width must be a positive integer; got -1"),
         (lambda: steps.DeepTransition(2, 3, depth=1, shortcut=True), "depth=1 has none"),
         (lambda: steps.DeepTransition(2, 3, activation="thanh"), "did you mean 'tanh'"),
-        (lambda: steps.GatedFeedback(2, 3, layers=True), "layers must be a positive integer; got True"),
+        (
+            lambda: steps.GatedFeedback(2, 3, layers=True),
+            "layers must be a positive integer; got True",
+        ),
         (lambda: steps.GatedFeedback(2, 3, unit="ltsm"), "did you mean 'lstm'"),
         (lambda: steps.named("gru-befor", 2, 3), "did you mean 'gru-before'"),
     ],
@@ -308,7 +346,9 @@ def test_steps_by_name():
         "DeepTransition",
     ]
     assert steps.named("gated-feedback", 2, 3, layers=3, unit="lstm").slots == 6
-    assert "layers=3, unit='lstm'" in repr(steps.named("gated-feedback", 2, 3, layers=3, unit="lstm"))
+    assert "layers=3, unit='lstm'" in repr(
+        steps.named("gated-feedback", 2, 3, layers=3, unit="lstm")
+    )
 
 
 def test_a_network_takes_them_by_name():
@@ -318,9 +358,14 @@ def test_a_network_takes_them_by_name():
         assert net.slots == net.step.slots
         assert net.extra_repr().startswith(step.__name__)
         for wrong in ({"eps": 0.1}, {"nonsense": 1}):
-            with pytest.raises(co.KindError, match=f"cell '{name}' has no option {next(iter(wrong))}; its options"):
+            with pytest.raises(
+                co.KindError, match=f"cell '{name}' has no option {next(iter(wrong))}; its options"
+            ):
                 co.Network(name, inputs=2, hidden=3, outputs=1, **wrong)
-    assert co.Network("gated-feedback", inputs=2, hidden=3, outputs=1, layers=4, unit="lstm").slots == 8
+    assert (
+        co.Network("gated-feedback", inputs=2, hidden=3, outputs=1, layers=4, unit="lstm").slots
+        == 8
+    )
     with pytest.raises(co.InputError, match="did you mean 'gru-before'"):
         co.Network("gru-befor", inputs=2, hidden=3, outputs=1)
 

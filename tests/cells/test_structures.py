@@ -7,7 +7,15 @@ import torch
 from torch.nn.utils import parametrize
 
 import coadjoint as co
-from coadjoint.cells.structures import STRUCTURES, Diagonal, LowRank, Orthogonal, Signed, Skew, WithInverse
+from coadjoint.cells.structures import (
+    STRUCTURES,
+    Diagonal,
+    LowRank,
+    Orthogonal,
+    Signed,
+    Skew,
+    WithInverse,
+)
 from compare import close
 
 F64 = torch.float64
@@ -25,7 +33,10 @@ def blocks(W, of):
 def rank_one(L, N):
     """I + L N' of raw [g, k, D, 1]"""
     return torch.cat(
-        [torch.cat([I4 + l @ n.T for l, n in zip(*row, strict=True)], 1) for row in zip(L, N, strict=True)]
+        [
+            torch.cat([I4 + l @ n.T for l, n in zip(*row, strict=True)], 1)
+            for row in zip(L, N, strict=True)
+        ]
     )
 
 
@@ -47,9 +58,15 @@ def diagonal(w):
 
 WRITTEN = {  # name: (how to ask for it, W of the raw parameters, by hand)
     "antisymmetric": ("antisymmetric", lambda M: blocks(M, lambda m: m - m.T - 0.01 * I4)),
-    "skew": (Skew(0.7, 0.1, D), lambda M: blocks(M, lambda m: 0.3 * (m + m.T) + 0.7 * (m - m.T) - 0.1 * I4)),
+    "skew": (
+        Skew(0.7, 0.1, D),
+        lambda M: blocks(M, lambda m: 0.3 * (m + m.T) + 0.7 * (m - m.T) - 0.1 * I4),
+    ),
     "orthogonal": ("orthogonal", lambda M: blocks(M, series)),
-    "cayley": ("cayley", lambda M: blocks(M, lambda m: torch.linalg.inv(I4 + m - m.T) @ (I4 - m + m.T))),
+    "cayley": (
+        "cayley",
+        lambda M: blocks(M, lambda m: torch.linalg.inv(I4 + m - m.T) @ (I4 - m + m.T)),
+    ),
     "diagonal": ("diagonal", diagonal),
     "low-rank": ("low-rank", rank_one),
     "dale": ("dale", lambda M: blocks(M.abs(), lambda m: m * torch.tensor([1.0, 1, 1, -1]))),
@@ -107,7 +124,8 @@ def test_gradients_by_the_raw_parameters(name, cell):
 
 
 @pytest.mark.parametrize(
-    "cell", ["antisymmetric", "antisymmetric-gated", "exponential", "lipschitz", "inverse", "scrn-learned"]
+    "cell",
+    ["antisymmetric", "antisymmetric-gated", "exponential", "lipschitz", "inverse", "scrn-learned"],
 )
 def test_methods_cope_with_parameters_of_another_name(cell):
     """BPTT and Penalised, at once and (where they may) in segments, against autograd through the definition."""
@@ -195,7 +213,10 @@ def test_what_no_structure_holds_is_refused():
         co.initialisers.identity_(net.W)
     parametrize.register_parametrization(net, "W", Orthogonal())
     assert torch.equal(net.W, I4)
-    for structure, words in (("orthogonl", "did you mean 'orthogonal'"), (3, "a name or a torch module; got int")):
+    for structure, words in (
+        ("orthogonl", "did you mean 'orthogonal'"),
+        (3, "a name or a torch module; got int"),
+    ):
         with pytest.raises(co.CoadjointError, match=words):
             make(structure)
     with pytest.raises(co.InputError, match="cell 'mingru' has none"):
@@ -223,7 +244,9 @@ def test_a_parametrisation_of_the_user():
     (raw,) = raws(net).values()
     assert torch.equal(net.W, raw / 2)
     assert float(raw.abs().max()) <= D**-0.5
-    e = co.BPTT()(net, co.Batch(torch.randn(T, B, I, dtype=F64), torch.zeros(B, 2, dtype=F64)), "squared")
+    e = co.BPTT()(
+        net, co.Batch(torch.randn(T, B, I, dtype=F64), torch.zeros(B, 2, dtype=F64)), "squared"
+    )
     plain = make(None)
     with torch.no_grad():
         for n, p in plain.named_parameters():

@@ -38,7 +38,9 @@ def plain_formula(z, v, x, p):
     return co.tanh(z + v) / 2
 
 
-renamed = co.cell("h")(plain_formula)  # found by the name it has in the module, which is not that of its function
+renamed = co.cell("h")(
+    plain_formula
+)  # found by the name it has in the module, which is not that of its function
 
 
 class Cells:
@@ -88,7 +90,10 @@ MAKE = {
     "encoder-decoder": lambda: co.EncoderDecoder("gru", inputs=3, hidden=4, outputs=3, dtype=F64),
     "reservoir": lambda: co.Reservoir(inputs=3, hidden=8, outputs=2, seed=0),
     "noisy": lambda: co.nn.LSTM(3, 4, recurrent_dropout=0.2, zoneout=0.1, peephole=True, dtype=F64),
-    **{kind: (lambda kind=kind: getattr(co.nn, kind)(3, 4, dtype=F64)) for kind in ("RNN", "LSTM", "GRU", "GRUCell")},
+    **{
+        kind: (lambda kind=kind: getattr(co.nn, kind)(3, 4, dtype=F64))
+        for kind in ("RNN", "LSTM", "GRU", "GRUCell")
+    },
 }
 
 
@@ -129,7 +134,10 @@ def answers(model):
         value = outputs[0].square().sum()
     trained = [p for p in model.parameters() if p.requires_grad]
     gradients = torch.autograd.grad(value, trained, allow_unused=True)
-    return [*(y.detach() for y in outputs), *(torch.zeros(0) if g is None else g for g in gradients)]
+    return [
+        *(y.detach() for y in outputs),
+        *(torch.zeros(0) if g is None else g for g in gradients),
+    ]
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -145,7 +153,9 @@ def test_a_network_comes_back_bit_for_bit(name, way):
     for parameter in model.parameters():  # the twin has weights of its own
         parameter.data.add_(1)
     if list(model.parameters()):
-        assert not all(torch.equal(a, b) for a, b in zip(answers(twin), answers(model), strict=True))
+        assert not all(
+            torch.equal(a, b) for a, b in zip(answers(twin), answers(model), strict=True)
+        )
 
 
 def test_a_structure_is_still_one_after_the_journey():
@@ -193,12 +203,16 @@ def test_a_cell_inside_a_function_says_what_to_do():
     net = co.Network(local, **SIZES)
     copy.deepcopy(net)
     for send in (pickle.dumps, saved):
-        with pytest.raises(InputError, match=r"cell 'local' cannot be pickled: .* not at the top level of module"):
+        with pytest.raises(
+            InputError, match=r"cell 'local' cannot be pickled: .* not at the top level of module"
+        ):
             send(net)
 
 
 def test_a_cell_that_is_not_there_says_what_to_do(tmp_path, monkeypatch):
-    text = "import coadjoint as co\n@co.cell('h')\ndef mine(z, v, x, p):\n    return co.tanh(z + v)\n"
+    text = (
+        "import coadjoint as co\n@co.cell('h')\ndef mine(z, v, x, p):\n    return co.tanh(z + v)\n"
+    )
     (tmp_path / "cells_of_mine.py").write_text(text)
     monkeypatch.syspath_prepend(str(tmp_path))
     import cells_of_mine
@@ -206,11 +220,16 @@ def test_a_cell_that_is_not_there_says_what_to_do(tmp_path, monkeypatch):
     sent = pickle.dumps(cells_of_mine.mine)
     assert pickle.loads(sent) is cells_of_mine.mine
     del cells_of_mine.mine
-    with pytest.raises(InputError, match=r"^cells_of_mine\.mine cannot be found in this process: cells_of_mine has no"):
+    with pytest.raises(
+        InputError,
+        match=r"^cells_of_mine\.mine cannot be found in this process: cells_of_mine has no",
+    ):
         pickle.loads(sent)
     monkeypatch.delitem(sys.modules, "cells_of_mine")
     (tmp_path / "cells_of_mine.py").unlink()
-    with pytest.raises(InputError, match=r"^cells_of_mine\.mine cannot be found in this process: No module named"):
+    with pytest.raises(
+        InputError, match=r"^cells_of_mine\.mine cannot be found in this process: No module named"
+    ):
         pickle.loads(sent)
 
 
@@ -243,7 +262,10 @@ PENALISED = {
     "method",
     [
         *(pytest.param(co.Penalised(G, 0.3), id=name) for name, G in PENALISED.items()),
-        *(pytest.param(co.Penalised("log-ratio", rho), id=f"weight {name}") for name, rho in WEIGHTS.items()),
+        *(
+            pytest.param(co.Penalised("log-ratio", rho), id=f"weight {name}")
+            for name, rho in WEIGHTS.items()
+        ),
         pytest.param(co.BPTT(), id="BPTT"),
         pytest.param(co.RTRL(), id="RTRL"),
         pytest.param(co.Truncated(2, 2), id="Truncated"),
@@ -265,7 +287,9 @@ def test_a_penalty_of_the_table_is_pickled_by_name(name):
     assert len(pickle.dumps(PENALTIES[name])) < 200
 
 
-@pytest.mark.parametrize("loss", [*losses.LOSSES.values(), losses.huber(0.3)], ids=lambda loss: loss.name)
+@pytest.mark.parametrize(
+    "loss", [*losses.LOSSES.values(), losses.huber(0.3)], ids=lambda loss: loss.name
+)
 def test_losses(loss):
     a = torch.linspace(-2, 2, 8, dtype=F64).reshape(4, 2)
     y = torch.tensor([0, 1, 1, 0]) if loss.name == "cross-entropy" else torch.rand(4, 2, dtype=F64)
@@ -284,7 +308,9 @@ def test_optimisers_and_schedules(name):
         assert (twin.schedule.decay, twin.schedule.patience) == (schedule.decay, schedule.patience)
 
 
-@pytest.mark.parametrize("name", [name for name in co.tasks.TASKS if name not in ("digits", "music")])
+@pytest.mark.parametrize(
+    "name", [name for name in co.tasks.TASKS if name not in ("digits", "music")]
+)
 def test_tasks(name):
     needed = {option: 12 for option, default in co.tasks.options(name).items() if default is ...}
     task = co.tasks.make(name, **needed)
@@ -306,7 +332,9 @@ def same_batches(task):
     for way in WAYS.values():
         for batch in (way(task).batch(3, 4, seed=5), way(before)):
             assert torch.equal(batch.u, before.u)
-            assert batch.y is before.y is None or torch.equal(torch.as_tensor(batch.y), torch.as_tensor(before.y))
+            assert batch.y is before.y is None or torch.equal(
+                torch.as_tensor(batch.y), torch.as_tensor(before.y)
+            )
 
 
 def test_an_evaluation_arrives_without_its_run():
@@ -357,7 +385,9 @@ def test_a_spawned_process():
 def test_joblib():
     joblib = pytest.importorskip("joblib")
     models = sent()
-    [found] = joblib.Parallel(n_jobs=2, backend="loky", timeout=300)([joblib.delayed(all_answers)(models)])
+    [found] = joblib.Parallel(n_jobs=2, backend="loky", timeout=300)(
+        [joblib.delayed(all_answers)(models)]
+    )
     for there, model in zip(found, models, strict=True):
         same_bits(there, answers(model))
 

@@ -23,7 +23,11 @@ pytestmark = pytest.mark.slow
 
 JAX = importlib.util.find_spec("jax") is not None
 TINY = ["--sizes", "4x3x5", "--repeat", "1"]
-PEER_NAMES = {"torch": "torch.nn", "autograd": "autograd loop", **({"jax": "JAX scan"} if JAX else {})}
+PEER_NAMES = {
+    "torch": "torch.nn",
+    "autograd": "autograd loop",
+    **({"jax": "JAX scan"} if JAX else {}),
+}
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +35,9 @@ def quick(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(clock_module, "TURN", 0.01)
     monkeypatch.setattr(problems, "INSIDE", (True,))
-    monkeypatch.setattr(tables, "limits", lambda device: {"GEMM GFLOP/s": 50.0, "memory GB/s": 10.0})
+    monkeypatch.setattr(
+        tables, "limits", lambda device: {"GEMM GFLOP/s": 50.0, "memory GB/s": 10.0}
+    )
 
 
 def row(**changes):
@@ -48,7 +54,10 @@ def result(device="cpu", *rows):
     options = measure_module.Options(repeat=1, sizes=((10, 2, 8),))
     object.__setattr__(options, "device", device)  # as it would be where there is a GPU
     return tables.Result(
-        options, {"cpu": "C", "cores": 1, "threads": 1, "gpu": "G", "cuda": "13"}, {}, rows or (row(),)
+        options,
+        {"cpu": "C", "cores": 1, "threads": 1, "gpu": "G", "cuda": "13"},
+        {},
+        rows or (row(),),
     )
 
 
@@ -70,7 +79,10 @@ def test_a_peer_computes_our_gradient(cell, peer):
 @pytest.mark.parametrize("name", problems.FORMULAS)
 def test_a_module_and_torch_s_have_one_gradient(name):
     stack = problems.Stack(name, (7, 3, 5), "cpu")
-    ours, theirs = stack.contenders(problems.OURS)[problems.OURS], stack.contenders("torch")["torch.nn"]
+    ours, theirs = (
+        stack.contenders(problems.OURS)[problems.OURS],
+        stack.contenders("torch")["torch.nn"],
+    )
     for kind in stack.kinds:
         found = theirs[kind]()
         assert set(found) == {"u", *dict(stack.theirs.named_parameters())}
@@ -92,7 +104,9 @@ def test_flops_of_a_module_are_those_torch_counts(name, kind):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             out = func(*args, **(kwargs or {}))
             if func.overloadpacket in flop_registry:
-                self.total += flop_registry[func.overloadpacket](*args, **(kwargs or {}), out_val=out)
+                self.total += flop_registry[func.overloadpacket](
+                    *args, **(kwargs or {}), out_val=out
+                )
             return out
 
     size = (4, 8, 64)
@@ -137,7 +151,9 @@ def test_contenders_take_turns(monkeypatch):
     cost, calls = {"fast": 0.02, "slow": 2000.0}, []
     monkeypatch.setattr(clock_module, "TURN", 0.07)
     monkeypatch.setattr(
-        clock_module, "clock", lambda run, count, device: (calls.append((run(), count)), cost[run()])[1]
+        clock_module,
+        "clock",
+        lambda run, count, device: (calls.append((run(), count)), cost[run()])[1],
     )
     shares = []
     times = interleaved({name: lambda name=name: name for name in cost}, 4, "cpu", shares.append)
@@ -149,18 +165,24 @@ def test_contenders_take_turns(monkeypatch):
 
 def test_clock_is_of_one_call(monkeypatch):
     count = []
-    monkeypatch.setattr(clock_module, "time", SimpleNamespace(perf_counter=lambda: 7 + 0.002 * len(count)))
+    monkeypatch.setattr(
+        clock_module, "time", SimpleNamespace(perf_counter=lambda: 7 + 0.002 * len(count))
+    )
     ms = clock_module.clock(lambda: count.append(1), 5, "cpu")
     assert len(count) == 5
     assert ms == pytest.approx(2)
 
 
-@pytest.mark.parametrize(("cell", "gates", "slots"), [("elman", 1, 1), ("lstm", 4, 2), ("gru", 3, 1)])
+@pytest.mark.parametrize(
+    ("cell", "gates", "slots"), [("elman", 1, 1), ("lstm", 4, 2), ("gru", 3, 1)]
+)
 def test_what_a_gradient_must_do(cell, gates, slots):
     product = 2 * 10 * 2 * 8 * 8 * gates
     assert measure_module.flops(cell, (10, 2, 8), "plain") == 3 * product
     assert measure_module.flops(cell, (10, 2, 8), "penalised") == 6 * product
-    assert measure_module.traffic(cell, (10, 2, 8), "plain") == 4 * 160 * (2 * (gates + slots) + gates + 1)
+    assert measure_module.traffic(cell, (10, 2, 8), "plain") == 4 * 160 * (
+        2 * (gates + slots) + gates + 1
+    )
     assert measure_module.traffic(cell, (10, 2, 8), "penalised") == 2 * measure_module.traffic(
         cell, (10, 2, 8), "plain"
     )
@@ -173,8 +195,12 @@ def test_a_row_says_ratios_and_shares():
     assert r.ratio("plain", "autograd loop") is None
     assert r.to_plain("torch.nn") == 1.25
     assert r.cost == 2
-    assert r.share("plain") == pytest.approx(measure_module.flops("elman", (10, 2, 8), "plain") / 1e9 / 2e-3)
-    assert r.memory_share("plain") == pytest.approx(measure_module.traffic("elman", (10, 2, 8), "plain") / 1e9 / 2e-3)
+    assert r.share("plain") == pytest.approx(
+        measure_module.flops("elman", (10, 2, 8), "plain") / 1e9 / 2e-3
+    )
+    assert r.memory_share("plain") == pytest.approx(
+        measure_module.traffic("elman", (10, 2, 8), "plain") / 1e9 / 2e-3
+    )
     assert r.step("penalised") == pytest.approx(100.0)
     assert r.strange() == []
 
@@ -185,7 +211,11 @@ def test_the_table():
     assert heads[:6] == ["cell", "T, B, d", "gradient", "vs torch.nn", "vs autograd loop", "costs"]
     assert (plain["vs torch.nn"], plain["vs autograd loop"], plain["costs"]) == ("2.50x", "", "")
     assert (penalised["vs torch.nn"], penalised["vs autograd loop"]) == ("1.25x*", "1.50x")
-    assert (penalised["costs"], penalised["ms ours"], penalised["ms torch.nn"]) == ("2.00 plain", "4.00", "")
+    assert (penalised["costs"], penalised["ms ours"], penalised["ms torch.nn"]) == (
+        "2.00 plain",
+        "4.00",
+        "",
+    )
     assert (penalised["differs"], penalised["engine"]) == ("1e-05", "cpu")
     gpu = dict(zip(*[result("cuda").table()[0], result("cuda").table()[1][1]], strict=True))
     assert gpu["us/step"] == "100.0"
@@ -193,7 +223,13 @@ def test_the_table():
 
 def test_a_wrong_or_failing_peer_is_noticed(monkeypatch):
     def wrong(problem):
-        return {"wrong": {"plain": lambda: {n: 2 * w for n, w in problems.ours(problem)["ours"]["plain"]().items()}}}
+        return {
+            "wrong": {
+                "plain": lambda: {
+                    n: 2 * w for n, w in problems.ours(problem)["ours"]["plain"]().items()
+                }
+            }
+        }
 
     def failing(problem):
         def run():
@@ -204,7 +240,9 @@ def test_a_wrong_or_failing_peer_is_noticed(monkeypatch):
     monkeypatch.setitem(problems.PEERS, "torch", wrong)
     monkeypatch.setitem(problems.PEERS, "autograd", failing)
     found = tables.run(
-        measure_module.Options(cells=("elman",), sizes=((4, 3, 5),), peers=("torch", "autograd"), repeat=1)
+        measure_module.Options(
+            cells=("elman",), sizes=((4, 3, 5),), peers=("torch", "autograd"), repeat=1
+        )
     )
     notes = found.notes()
     assert "elman 4x3x5: the plain gradient of wrong differs from ours by 5.0e-01" in notes
@@ -229,7 +267,9 @@ def test_json(coadjoint):
         assert max(v for k in r["gradients differ by"].values() for v in k.values()) < 1e-4
     assert found["command"] == "coadjoint bench --device cpu --sizes 4x3x5 --cells elman --repeat 1"
     assert found["machine"]["torch"] == torch.__version__
-    assert found["missing"] == ({} if JAX else {"jax": "jax is not installed: pip install 'coadjoint[bench]'."})
+    assert found["missing"] == (
+        {} if JAX else {"jax": "jax is not installed: pip install 'coadjoint[bench]'."}
+    )
     assert tables.platform.node() not in out.split('"')
     assert str(Path.home()) not in out
 
@@ -237,7 +277,9 @@ def test_json(coadjoint):
 def test_a_hessian_free_step(coadjoint):
     code, out, err = coadjoint("bench", *TINY, "--cells", "hessian-free", "--json", "s.json")
     assert code == 0, err
-    (line,) = [line for line in out.splitlines() if line.startswith("hessian-free 4x3x5: a step of ")]
+    (line,) = [
+        line for line in out.splitlines() if line.startswith("hessian-free 4x3x5: a step of ")
+    ]
     assert " x (tangent + adjoint + their two weight products) + the gradient" in line
     assert "is asked for" not in line  # of another size
     assert "1 of 1: hessian-free 4x3x5" in err
@@ -267,10 +309,17 @@ def test_a_step_begins_where_the_others_did(monkeypatch):
 
 
 def test_the_rows_and_columns_asked_for(coadjoint):
-    code, out, err = coadjoint("bench", *TINY, "--cells", "gru,elman", "--peers", "autograd", "--json", "all.json")
+    code, out, err = coadjoint(
+        "bench", *TINY, "--cells", "gru,elman", "--peers", "autograd", "--json", "all.json"
+    )
     assert code == 0
     lines = [line.split() for line in out.splitlines()]
-    assert [line[0] for line in lines if line and line[0] in problems.MODULES] == ["gru", "gru", "elman", "elman"]
+    assert [line[0] for line in lines if line and line[0] in problems.MODULES] == [
+        "gru",
+        "gru",
+        "elman",
+        "elman",
+    ]
     assert "vs autograd loop" in out
     assert "vs torch.nn" not in out
     assert "2 of 2: elman 4x3x5: plain" in err
@@ -310,7 +359,9 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("words", "code", "text"), REFUSED, ids=[r[0] for r in REFUSED])
-def test_a_wrong_word_gets_one_line_before_anything_is_measured(coadjoint, monkeypatch, words, code, text):
+def test_a_wrong_word_gets_one_line_before_anything_is_measured(
+    coadjoint, monkeypatch, words, code, text
+):
     monkeypatch.setattr(tables, "run", lambda *_: pytest.fail("measured"))
     got, out, err = coadjoint("bench", *words.split())
     assert (got, out) == (code, "")
@@ -331,12 +382,17 @@ def test_explain(coadjoint, monkeypatch):
     engine = engines.load(co.Network("gru", inputs=1, hidden=1, outputs=1).engine)
     shape = lambda cell, hidden, batch, dtype: f"{cell.name} on {batch} rows of {hidden}, {dtype}"
     monkeypatch.setattr(engine, "explain", shape, raising=False)
-    code, out, _ = coadjoint("bench", "--explain", "--device", "cpu", "--cells", "gru", "--sizes", "9x3x5,8x3x5")
+    code, out, _ = coadjoint(
+        "bench", "--explain", "--device", "cpu", "--cells", "gru", "--sizes", "9x3x5,8x3x5"
+    )
     choice = co.Network("gru", inputs=1, hidden=1, outputs=1).engine
     assert code == 0
     first, *rest = out.splitlines()
     assert tables.cpu_model() in first
-    assert rest == [f"  gru: engine '{choice}': {choice.why}", "    B 3, d 5: gru on 3 rows of 5, torch.float32"]
+    assert rest == [
+        f"  gru: engine '{choice}': {choice.why}",
+        "    B 3, d 5: gru on 3 rows of 5, torch.float32",
+    ]
 
 
 def test_interrupted_it_shows_what_it_has(coadjoint, monkeypatch):
@@ -366,14 +422,19 @@ def test_a_section_is_replaced_and_the_rest_kept(coadjoint):
     page.write_text(page.read_text().replace("# Benchmarks", "# Mine") + "\n## By hand\n\nkept\n")
     before = page.read_text()
     begin, end = before.index("<!-- bench cpu -->"), before.index("<!-- end of bench cpu -->")
-    assert coadjoint("bench", *TINY, "--cells", "lstm", "--peers", "none", "--write", "R.md")[0] == 0
+    assert (
+        coadjoint("bench", *TINY, "--cells", "lstm", "--peers", "none", "--write", "R.md")[0] == 0
+    )
     after = page.read_text()
     assert after.startswith(before[:begin])
     assert after.endswith(before[end:])
     section = after[begin : after.index("<!-- end of bench cpu -->")]
     assert "| lstm | 4, 3, 5 | penalised |" in section
     assert "elman" not in section
-    assert "`coadjoint bench --device cpu --sizes 4x3x5 --cells lstm --peers none --repeat 1`" in section
+    assert (
+        "`coadjoint bench --device cpu --sizes 4x3x5 --cells lstm --peers none --repeat 1`"
+        in section
+    )
 
 
 def test_a_busy_machine_is_named(monkeypatch):
@@ -390,7 +451,9 @@ def test_a_busy_machine_is_named(monkeypatch):
     monkeypatch.setattr(tables, "measure", measure)
     found = tables.run(options)
     assert found.attention == 0.25
-    assert any(note.startswith("The machine was busy: this process had 25%") for note in found.notes())
+    assert any(
+        note.startswith("The machine was busy: this process had 25%") for note in found.notes()
+    )
     assert not any("busy" in note for note in result().notes())
 
 
@@ -408,7 +471,10 @@ def test_threads_and_cores_are_as_before(monkeypatch):
     monkeypatch.setattr(
         tables,
         "limits",
-        lambda device: seen.append((torch.get_num_threads(), len(measure_module.cores()))) or {"memory GB/s": 1.0},
+        lambda device: (
+            seen.append((torch.get_num_threads(), len(measure_module.cores())))
+            or {"memory GB/s": 1.0}
+        ),
     )
     tables.run(measure_module.Options(cells=("elman",), sizes=((4, 3, 5),), peers=(), repeat=1))
     assert seen == [(1, 1 if hasattr(os, "sched_setaffinity") else before[1])]
@@ -431,11 +497,16 @@ main()
 
 def test_it_runs_without_pydantic():
     """As with those versions of typer that do not need it."""
-    run = lambda *words: subprocess.run([sys.executable, "-c", LACKING, *words], capture_output=True, text=True)
+    run = lambda *words: subprocess.run(
+        [sys.executable, "-c", LACKING, *words], capture_output=True, text=True
+    )
     done = run("bench", "--explain", "--device", "cpu")
     assert done.returncode == 0, done.stderr
     assert "elman: engine" in done.stdout
     refused = run("train", "xor")
     assert refused.returncode == 7
-    assert "this command needs pydantic, which is not installed: pip install pydantic." in refused.stderr
+    assert (
+        "this command needs pydantic, which is not installed: pip install pydantic."
+        in refused.stderr
+    )
     assert refused.stderr.count("\n") == 1

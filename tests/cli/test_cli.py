@@ -171,8 +171,16 @@ REFUSED = [
     ("train xor --cell lstmm", 2, "did you mean 'lstm'?"),
     ("train xor --cell lstm,gruu", 2, "did you mean 'gru'?"),
     ("train xor --cell lstm --eps 1", 2, "--eps does nothing with cell 'lstm'; its options: none."),
-    ("train xor --cell lstm --init ring", 2, "init 'ring' belongs to cells with a complex diagonal"),
-    ("train xor --deep 3,x", 2, "--deep: must be a whole number from 1 to 2147483647 or a list of them; got [3, 'x']."),
+    (
+        "train xor --cell lstm --init ring",
+        2,
+        "init 'ring' belongs to cells with a complex diagonal",
+    ),
+    (
+        "train xor --deep 3,x",
+        2,
+        "--deep: must be a whole number from 1 to 2147483647 or a list of them; got [3, 'x'].",
+    ),
     ("train xor --layers 0", 2, "--layers: must be a whole number from 1 to 1000; got 0."),
     ("train xor --beta x --readout tilted", 2, "--beta: must be a number; got 'x'."),
     ("cells lstmm", 2, "did you mean 'lstm'?"),
@@ -222,7 +230,11 @@ def test_a_wrong_word_gets_one_line_and_leaves_nothing(coadjoint, here, words, c
     assert text in err
     assert err.startswith("coadjoint: error: ")
     assert err.count("\n") == 1
-    assert sorted(str(p.relative_to(here)) for p in here.rglob("*")) == ["file", "full", "full/note"]
+    assert sorted(str(p.relative_to(here)) for p in here.rglob("*")) == [
+        "file",
+        "full",
+        "full/note",
+    ]
 
 
 def test_a_name_with_a_newline_is_refused_and_not_printed_raw(coadjoint, here):
@@ -271,13 +283,18 @@ def test_runs_have_numbers_and_can_go_on(coadjoint):
 )
 @pytest.mark.slow
 def test_what_changes_with_the_steps_goes_on_where_it_stopped(coadjoint, words):
-    for name, steps_, more in (("whole", "4", []), ("part", "2", ["resume", "part", "--steps", "4"])):
+    for name, steps_, more in (
+        ("whole", "4", []),
+        ("part", "2", ["resume", "part", "--steps", "4"]),
+    ):
         run = [*XOR, *words, "--no-stop-on-success", "--quiet", "--out", name]
         run[run.index("--steps") + 1] = steps_
         assert coadjoint(*run)[0] == 0
         assert not more or coadjoint(*more, "--quiet")[0] == 0
     rows = lambda name: [
-        r for r in map(json.loads, Path(name, "metrics.jsonl").read_text().splitlines()) if r["kind"] == "train"
+        r
+        for r in map(json.loads, Path(name, "metrics.jsonl").read_text().splitlines())
+        if r["kind"] == "train"
     ]
     assert rows("whole") == rows("part")
     assert len(rows("part")) == 4
@@ -315,12 +332,22 @@ def series(every, kind, n=40, T=6):
         for t in range(T):
             a, b = sign * t + i / 100, (7 * i + 3 * t) % 11
             number = sign * 2 + (a if every else 0)
-            y = ("up" if (a > 1 if every else sign > 0) else "down") if kind == "classify" else number
+            y = (
+                ("up" if (a > 1 if every else sign > 0) else "down")
+                if kind == "classify"
+                else number
+            )
             rows.append([i, t, a, b, y])
     return rows
 
 
-OWN = [("classify", "last"), ("classify", "every"), ("regress", "last"), ("regress", "every"), ("next", None)]
+OWN = [
+    ("classify", "last"),
+    ("classify", "every"),
+    ("regress", "last"),
+    ("regress", "every"),
+    ("next", None),
+]
 FINITE = ["--hidden", "4", "--epochs", "2", "--probes", "4", "--batch", "8", "--quiet"]
 
 
@@ -331,7 +358,19 @@ def test_own_data_from_end_to_end(coadjoint, kind, at):
     write("data.csv", rows)
     write("new.csv", [row[:4] for row in rows])
     chosen = ["--features", "a,b"] if kind == "next" else ["--target", "y", "--at", at]
-    words = ["train", "--train", "data.csv", "--kind", kind, "--id", "id", "--time", "time", *chosen, *FINITE]
+    words = [
+        "train",
+        "--train",
+        "data.csv",
+        "--kind",
+        kind,
+        "--id",
+        "id",
+        "--time",
+        "time",
+        *chosen,
+        *FINITE,
+    ]
     if kind == "next":
         write("data.csv", [row[:4] for row in rows])
     for seed in ("0", "1"):
@@ -349,7 +388,18 @@ def test_own_data_from_end_to_end(coadjoint, kind, at):
 def test_predicting_from_other_columns_is_refused(coadjoint):
     write("data.csv", series(False, "classify"))
     write("wrong.csv", [row[:3] for row in series(False, "classify")])
-    words = ["train", "--train", "data.csv", "--id", "id", "--time", "time", "--target", "y", *FINITE]
+    words = [
+        "train",
+        "--train",
+        "data.csv",
+        "--id",
+        "id",
+        "--time",
+        "time",
+        "--target",
+        "y",
+        *FINITE,
+    ]
     assert coadjoint(*words, "--out", "run")[0] == 0
     code, _, err = coadjoint("predict", "run", "wrong.csv", "--out", "p.csv")
     assert code == 3
@@ -366,9 +416,13 @@ BASE = ["compare", "xor", "--length", "12", *SMALL, "--seeds", "1", "--out", "cm
 
 @pytest.mark.slow
 def test_a_run_that_fails_is_a_row_and_does_not_stop_the_others(coadjoint):
-    code, out, _ = coadjoint(*BASE, "-m", "plain", "-m", "wild lr=1e38 optimiser=sgd activation=relu", "--jobs", "2")
+    code, out, _ = coadjoint(
+        *BASE, "-m", "plain", "-m", "wild lr=1e38 optimiser=sgd activation=relu", "--jobs", "2"
+    )
     assert code == 0
-    rows = {row["name"]: row["runs"][0] for row in settings.read_json(Path("cmp/compare.json"))["rows"]}
+    rows = {
+        row["name"]: row["runs"][0] for row in settings.read_json(Path("cmp/compare.json"))["rows"]
+    }
     assert rows["plain"]["status"] in ("finished", "success")
     assert rows["wild"]["status"] == "failed"
     assert "1 failed" in out
@@ -424,7 +478,10 @@ def test_a_table_folds_on_a_narrow_terminal(coadjoint, monkeypatch, capsys):
 def test_a_pipe_that_closes_is_no_error():
     command = f"{sys.executable} -m coadjoint tasks | head -1"
     done = subprocess.run(
-        ["bash", "-c", command], capture_output=True, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"}
+        ["bash", "-c", command],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
     )
     assert "Traceback" not in done.stderr
 
@@ -442,11 +499,24 @@ def table(path):
     "words",
     [
         ("online", f"{LATIN}.csv", "--out", "run"),
-        ("train", "--train", f"{LATIN}.csv", "--kind", "regress", "--at", "every", "--out", "run", *SMALL),
+        (
+            "train",
+            "--train",
+            f"{LATIN}.csv",
+            "--kind",
+            "regress",
+            "--at",
+            "every",
+            "--out",
+            "run",
+            *SMALL,
+        ),
         ("train", "--train", "d.csv", "--target", LATIN, "--out", "run", *SMALL),
     ],
 )
-def test_a_name_that_settings_cannot_hold_is_refused_before_anything_is_written(words, coadjoint, here):
+def test_a_name_that_settings_cannot_hold_is_refused_before_anything_is_written(
+    words, coadjoint, here
+):
     for name in ("d.csv", f"{LATIN}.csv"):
         table(here / name)
     before = sorted(os.listdir(here))
@@ -460,7 +530,8 @@ def test_a_name_that_settings_cannot_hold_is_refused_before_anything_is_written(
 
 
 @pytest.mark.parametrize(
-    "words", [(*XOR, "--out", LATIN), ("online", "d.csv", "--hidden", "4", "--steps", "4", "--out", LATIN)]
+    "words",
+    [(*XOR, "--out", LATIN), ("online", "d.csv", "--hidden", "4", "--steps", "4", "--out", LATIN)],
 )
 def test_a_run_folder_may_have_any_name(words, coadjoint, here):
     table(here / "d.csv")

@@ -22,12 +22,17 @@ from coadjoint.training.report.comparison import TERMINAL, Comparison
 
 FEW = {"steps": 3, "every": 3, "tests": 8, "confirm": 8, "probes": 2, "batch": 2}
 SMALL = {"network": {"hidden": 4}, "training": FEW}
-TASKS = [*compared_runs.tasks("xor length=12"), *compared_runs.tasks("addition length=20 steps=2 every=2")]
+TASKS = [
+    *compared_runs.tasks("xor length=12"),
+    *compared_runs.tasks("addition length=20 steps=2 every=2"),
+]
 
 
 def test_alternatives_make_rows():
     rows = compared_runs.variants("p clip=1 penalty=log-ratio weight=1|2 optimiser=sgd|adam")
-    assert [row.name for row in rows] == [f"p weight={w} optimiser={o}" for w in (1, 2) for o in ("sgd", "adam")]
+    assert [row.name for row in rows] == [
+        f"p weight={w} optimiser={o}" for w in (1, 2) for o in ("sgd", "adam")
+    ]
     assert rows[3].values == {
         "training": {"clip": 1},
         "gradient": {"penalty": "log-ratio", "weight": 2},
@@ -39,7 +44,10 @@ def test_all_cells():
     rows = compared_runs.variants("p cell=all lr=1")
     assert [row.values["network"]["cell"] for row in rows] == [*library.CELLS, *steps.STEPS]
     assert rows[0].name == "p cell=elman"
-    assert [row.name for row in compared_runs.variants("p cell=lru|gru")] == ["p cell=lru", "p cell=gru"]
+    assert [row.name for row in compared_runs.variants("p cell=lru|gru")] == [
+        "p cell=lru",
+        "p cell=gru",
+    ]
 
 
 def test_a_task_has_settings_of_its_own():
@@ -48,7 +56,10 @@ def test_a_task_has_settings_of_its_own():
         "addition",
         {"task": {"length": 100, "name": "addition"}, "training": {"steps": 7}},
     )
-    assert [task.name for task in compared_runs.tasks("copy length=20|50")] == ["copy length=20", "copy length=50"]
+    assert [task.name for task in compared_runs.tasks("copy length=20|50")] == [
+        "copy length=20",
+        "copy length=50",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -63,7 +74,11 @@ def test_words_that_make_no_task(text, why):
     ("values", "name", "title"),
     [
         ({"task": {"name": "digits"}}, "digits", "digits"),
-        ({"task": {"name": "copy", "length": 50, "curriculum": (10, 99)}}, "copy", "copy, 50 steps, curriculum 10,99"),
+        (
+            {"task": {"name": "copy", "length": 50, "curriculum": (10, 99)}},
+            "copy",
+            "copy, 50 steps, curriculum 10,99",
+        ),
         ({"task": {"name": "xor", "length": (10, 20)}}, "xor length=10,20", "xor, 10 to 20 steps"),
         ({"task": {"name": "xor"}}, "xor steps=20", "xor, steps 20"),
         ({"data": {"train": "a.csv"}}, "", "a.csv"),
@@ -74,7 +89,8 @@ def test_titles(values, name, title):
 
 
 @pytest.mark.parametrize(
-    ("text", "why"), [("", "takes a name"), ("lr=1", "takes a name"), ("a lr", "key=value"), ("a lrr=1", "'lr'")]
+    ("text", "why"),
+    [("", "takes a name"), ("lr=1", "takes a name"), ("a lr", "key=value"), ("a lrr=1", "'lr'")],
 )
 def test_words_that_make_no_row(text, why):
     with pytest.raises(ConfigError, match=why):
@@ -83,7 +99,13 @@ def test_words_that_make_no_row(text, why):
 
 @pytest.mark.parametrize(
     ("values", "text"),
-    [([], "-"), ([1200.0], "1,200"), ([5.0, 5.0], "5"), ([1.0, 3.0], "2 (1 - 3)"), ([1.0, 2.0, 9.0], "2 (1 - 9)")],
+    [
+        ([], "-"),
+        ([1200.0], "1,200"),
+        ([5.0, 5.0], "5"),
+        ([1.0, 3.0], "2 (1 - 3)"),
+        ([1.0, 2.0, 9.0], "2 (1 - 9)"),
+    ],
 )
 def test_spread(values, text):
     assert TERMINAL.spread(values, TERMINAL.count) == text
@@ -107,11 +129,17 @@ def shorten(path, steps):
 def test_a_stop_saves_every_run_and_a_resume_ends_it(tmp_path):
     """SIGINT to the comparison alone: its runs are told, saved and resumed."""
     folder = tmp_path / "cmp"
-    base = {"task": {"name": "addition", "length": 20}, "network": {"hidden": 4}, "optimiser": {"lr": 1e-9}}
+    base = {
+        "task": {"name": "addition", "length": 20},
+        "network": {"hidden": 4},
+        "optimiser": {"lr": 1e-9},
+    }
     few = {"steps": ENDLESS, "every": 250, "tests": 8, "confirm": 8, "probes": 4, "batch": 2}
     compared_runs.start({**base, "training": few}, compared_runs.variants("a"), [0, 1], folder)
     words = [sys.executable, "-m", "coadjoint", "resume", str(folder), "--jobs", "2"]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         rows = [folder / r / "metrics.jsonl" for r in ("runs/a-seed-0", "runs/a-seed-1")]
         end = time.monotonic() + 600
         while time.monotonic() < end and not all(p.exists() and p.stat().st_size for p in rows):
@@ -146,14 +174,22 @@ def several(tmp_path_factory):
         row["pace"] = pace
     (folder / "compare.json").write_text(json.dumps(found))
     found = compared_runs.run(
-        folder, 1, lambda done, total, what: ended.append((done, total, (what or "").partition(":")[0]))
+        folder,
+        1,
+        lambda done, total, what: ended.append((done, total, (what or "").partition(":")[0])),
     )
     return folder, found, ended
 
 
 @pytest.mark.slow
 def test_the_longest_run_first(several):
-    names = ("", "xor-wild-seed-0", "addition-plain-seed-0", "addition-wild-seed-0", "xor-plain-seed-0")
+    names = (
+        "",
+        "xor-wild-seed-0",
+        "addition-plain-seed-0",
+        "addition-wild-seed-0",
+        "xor-plain-seed-0",
+    )
     assert several[2] == [(k, 4, name) for k, name in enumerate(names)]
 
 
@@ -161,7 +197,10 @@ def test_the_longest_run_first(several):
 def test_each_row_has_its_task(several):
     folder, found, _ = several
     told = [(row["task"], row["metric"], row["goal"], row["name"]) for row in found["rows"]]
-    xor, addition = ("xor, 12 steps", "right", "right >= 1"), ("addition, 20 steps", "right_0.2", "right_0.2 >= 0.99")
+    xor, addition = (
+        ("xor, 12 steps", "right", "right >= 1"),
+        ("addition, 20 steps", "right_0.2", "right_0.2 >= 0.99"),
+    )
     assert told == [(*task, name) for task in (xor, addition) for name in ("plain", "wild")]
     plain = settings.load(folder / "configs/addition-plain-seed-0.yaml").values
     assert (plain["training"]["steps"], plain["task"]) == (2, {"name": "addition", "length": 20})
@@ -208,10 +247,15 @@ def test_refusals(several, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     told = lambda *words: complain(words, monkeypatch, capsys)
     code, err = told(str(folder / "runs/xor-plain-seed-0"), "xor", "-m", "a")
-    assert (code, "is a folder and 'xor' is none: compare takes tasks, or the folders of runs" in err) == (4, True)
+    assert (
+        code,
+        "is a folder and 'xor' is none: compare takes tasks, or the folders of runs" in err,
+    ) == (4, True)
     code, err = told("xor length=12", "digits", "--hidden", "4", "--tests", "5", "-m", "a")
     assert (code, "task digits, --method a: --tests does nothing" in err) == (2, True)
-    code, err = told("xor length=12", "digits", "--hidden", "4", "-m", "a", "-m", "b cell=lru activation=relu")
+    code, err = told(
+        "xor length=12", "digits", "--hidden", "4", "-m", "a", "-m", "b cell=lru activation=relu"
+    )
     assert (code, "task xor, --method b: " in err) == (2, True)
     code, err = told("xor length=12", "xor length=20", "-m", "a")
     assert (code, "two tasks share the name 'xor'" in err) == (2, True)
@@ -223,12 +267,24 @@ def test_a_comparison_of_before(tmp_path):
     one = {"task": "xor", "metric": "right", "goal": None, "rows": [{"name": "a", "runs": []}]}
     (tmp_path / "compare.json").write_text(json.dumps(one))
     found = compared_runs.read(tmp_path)
-    assert found["rows"][0] == {"name": "a", "runs": [], "task": "xor", "metric": "right", "goal": None}
+    assert found["rows"][0] == {
+        "name": "a",
+        "runs": [],
+        "task": "xor",
+        "metric": "right",
+        "goal": None,
+    }
     assert tables(found)["xor"][1] == [["a", "no goal; 0 of 0 ended", "-", "-", "-"]]
 
 
 def test_a_metric_that_is_not_finite_counts_for_nothing(tmp_path):
-    result = {"status": "finished", "step": 3, "seconds": 1, "success": False, "metrics": {"test": {"right": "NaN"}}}
+    result = {
+        "status": "finished",
+        "step": 3,
+        "seconds": 1,
+        "success": False,
+        "metrics": {"test": {"right": "NaN"}},
+    }
     result |= {
         "metric": "right",
         "goal": None,
@@ -276,7 +332,9 @@ def test_runs_that_are_killed_leave_the_others_alone(tmp_path):
         killer.join()
     told = [(r["status"], r["error"]) for r in found["rows"][0]["runs"]]
     lost = 255  # the code of a run whose server is gone, too
-    assert told[:2] == [("waiting", f"ended without a word (exit code {code})") for code in (-9, lost)]
+    assert told[:2] == [
+        ("waiting", f"ended without a word (exit code {code})") for code in (-9, lost)
+    ]
     assert told[2] in (("finished", None), ("success", None))
     assert tables(found)["xor, 12 steps"][1][0][1].endswith("2 failed")
     for config_ in killed:
@@ -308,12 +366,25 @@ def test_success_within_budgets():
     }  # fmt: skip
     runs = [run(True, 900, 70.0), run(True, 1100, 20.0), run(False, 5000, 99.0)]
     about = {"task": "xor", "metric": "right", "goal": "right >= 1", "settings": {}, "runs": runs}
-    found = {"rows": [{**about, "name": "a", "budget": {"gradients": 1000, "seconds": 60.0}}, {**about, "name": "b"}]}
+    found = {
+        "rows": [
+            {**about, "name": "a", "budget": {"gradients": 1000, "seconds": 60.0}},
+            {**about, "name": "b"},
+        ]
+    }
     heads, (a, b) = tables(found)["xor"]
     at = lambda row, head: row[heads.index(head)]
-    assert [at(a, h) for h in ("success", "in 1,000 gradients", "in 60 seconds")] == ["2 of 3", "1 of 3", "1 of 3"]
+    assert [at(a, h) for h in ("success", "in 1,000 gradients", "in 60 seconds")] == [
+        "2 of 3",
+        "1 of 3",
+        "1 of 3",
+    ]
     assert at(a, "gradients to success") == "1,000 (900 - 1,100)"
-    assert [at(b, h) for h in ("success", "in 1,000 gradients", "gradients to success")] == ["2 of 3", "-", "-"]
+    assert [at(b, h) for h in ("success", "in 1,000 gradients", "gradients to success")] == [
+        "2 of 3",
+        "-",
+        "-",
+    ]
     plain = tables({"rows": [{**about, "name": "b"}]})["xor"][0]
     assert plain == ["method", "success", "steps to success", "seconds to success", "right"]
 
@@ -364,7 +435,10 @@ def eventually(condition, seconds=300):
 def test_runs_save_and_end_when_what_began_them_is_killed(tmp_path, victim):
     """SIGKILL to the comparison, or to the process between it and a run; the run would take hours."""
     folder = tmp_path / "cmp"
-    long = {**SMALL, "training": {**FEW, "steps": 10_000_000, "every": 100_000, "checkpoint": 1_000_000}}
+    long = {
+        **SMALL,
+        "training": {**FEW, "steps": 10_000_000, "every": 100_000, "checkpoint": 1_000_000},
+    }
     compared_runs.start(long, compared_runs.variants("a"), [0], folder, None, TASKS[:1])
     words = [sys.executable, "-m", "coadjoint", "resume", str(folder), "--jobs", "1"]
     run, pid = folder / "runs" / "a-seed-0", None
@@ -389,5 +463,8 @@ def test_runs_save_and_end_when_what_began_them_is_killed(tmp_path, victim):
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
     result = json.loads((run / "result.json").read_text())
-    assert (result["status"], result["reason"]) == ("interrupted", f"SIGTERM at step {result['step']}")
+    assert (result["status"], result["reason"]) == (
+        "interrupted",
+        f"SIGTERM at step {result['step']}",
+    )
     assert storage.latest(run).step == result["step"] > 0

@@ -34,26 +34,50 @@ def refusal(function, *arguments):
 
 
 FILES = [
-    ("optimiser:\n  lr: -1.0", "run.yaml:2: optimiser.lr: must be a number greater than 0; got -1.0."),
-    ("optimiser:\n  lr: true", "run.yaml:2: optimiser.lr: must be a number greater than 0; got true."),
-    ("optimiser:\n  lr: [1, 2]", "run.yaml:2: optimiser.lr: must be a number greater than 0; got [1, 2]."),
+    (
+        "optimiser:\n  lr: -1.0",
+        "run.yaml:2: optimiser.lr: must be a number greater than 0; got -1.0.",
+    ),
+    (
+        "optimiser:\n  lr: true",
+        "run.yaml:2: optimiser.lr: must be a number greater than 0; got true.",
+    ),
+    (
+        "optimiser:\n  lr: [1, 2]",
+        "run.yaml:2: optimiser.lr: must be a number greater than 0; got [1, 2].",
+    ),
     (
         "network:\n  cell: false",
         "run.yaml:2: network.cell: must be text or a list of texts; got false. Write it in quotes.",
     ),
     ("network:\n  hidden: '4'", f"run.yaml:2: network.hidden: must be {WHOLE}; got '4'."),
     ("network:\n  bias: 1", "run.yaml:2: network.bias: must be true or false; got 1."),
-    ("task:\n  length: [1, 2, 3]", f"run.yaml:2: task.length: must be {WHOLE} or two of them; got [1, 2, 3]."),
-    ("task:\n  length: {a: 1}", f"run.yaml:2: task.length: must be {WHOLE} or two of them; got {{'a': 1}}."),
-    ("task:\n  curriculum: [a, b]", f"run.yaml:2: task.curriculum: must be two values, each {WHOLE}; got ['a', 'b']."),
-    ("task:\n  rule: loos", "run.yaml:2: task.rule: must be loose or strict; got 'loos'. Did you mean 'loose'?"),
+    (
+        "task:\n  length: [1, 2, 3]",
+        f"run.yaml:2: task.length: must be {WHOLE} or two of them; got [1, 2, 3].",
+    ),
+    (
+        "task:\n  length: {a: 1}",
+        f"run.yaml:2: task.length: must be {WHOLE} or two of them; got {{'a': 1}}.",
+    ),
+    (
+        "task:\n  curriculum: [a, b]",
+        f"run.yaml:2: task.curriculum: must be two values, each {WHOLE}; got ['a', 'b'].",
+    ),
+    (
+        "task:\n  rule: loos",
+        "run.yaml:2: task.rule: must be loose or strict; got 'loos'. Did you mean 'loose'?",
+    ),
     ("training:\n  precision: 16", "run.yaml:2: training.precision: must be 32 or 64; got 16."),
     (
         "training:\n  seed: -1",
         "run.yaml:2: training.seed: must be a whole number from 0 to 9223372036854775807; got -1.",
     ),
     ("data:\n  target: [1]", "run.yaml:2: data.target: must be text or a list of texts; got [1]."),
-    ("network:\n  lr: 3", "run.yaml:2: network.lr: 'lr' belongs in section [optimiser], not [network]."),
+    (
+        "network:\n  lr: 3",
+        "run.yaml:2: network.lr: 'lr' belongs in section [optimiser], not [network].",
+    ),
     ("lr: 3", "run.yaml:1: lr: 'lr' belongs in section [optimiser]."),
     (
         "optimizer: {lr: 1}",
@@ -76,7 +100,10 @@ def test_an_unknown_key_and_a_section_that_is_none_are_named(tmp_path, monkeypat
     lines = sorted(refusal(setting_flags.resolve, settings.load("run.toml")))
     assert len(lines) == 3
     assert any("unknown key 'betaz'; did you mean 'betas'?" in line for line in lines)
-    assert any(line.startswith("run.toml:1: training: a section of keys is expected; got 5.") for line in lines)
+    assert any(
+        line.startswith("run.toml:1: training: a section of keys is expected; got 5.")
+        for line in lines
+    )
 
 
 FLAGS = [
@@ -84,29 +111,54 @@ FLAGS = [
     ("optimiser", "lr", "", "--lr: must be a number greater than 0; got ''."),
     ("optimiser", "lr", "nan", "--lr: must be a number greater than 0; got 'nan'."),
     ("optimiser", "lr", "1e999", "--lr: must be a number greater than 0; got '1e999'."),
-    ("optimiser", "betas", "0.9", "--betas: must be two values, each a number from 0 to 1; got 0.9."),
-    ("training", "seed", "012", "--seed: must be a whole number from 0 to 9223372036854775807; got '012'."),
+    (
+        "optimiser",
+        "betas",
+        "0.9",
+        "--betas: must be two values, each a number from 0 to 1; got 0.9.",
+    ),
+    (
+        "training",
+        "seed",
+        "012",
+        "--seed: must be a whole number from 0 to 9223372036854775807; got '012'.",
+    ),
     ("training", "threads", "9999", "--threads: must be a whole number from 1 to 1024; got 9999."),
-    ("training", "device", "gpu", "--device: must be cpu, cuda or auto; got 'gpu'. Did you mean 'cpu'?"),
+    (
+        "training",
+        "device",
+        "gpu",
+        "--device: must be cpu, cuda or auto; got 'gpu'. Did you mean 'cpu'?",
+    ),
     (
         "task",
         "easiest",
         "0,5",
         "--easiest: must be two values, a number greater than 0 and at most 1 and a whole number from 1 to 2147483647; got [0, 5].",
     ),
-    ("data", "split", ".5,.5", "--split: must be three values, each a number from 0 to 1; got [0.5, 0.5]."),
+    (
+        "data",
+        "split",
+        ".5,.5",
+        "--split: must be three values, each a number from 0 to 1; got [0.5, 0.5].",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("section", "key", "text", "line"), FLAGS)
 def test_refusal_of_a_flag(section, key, text, line):
-    assert refusal(setting_flags.resolve, None, {section: {key: setting_flags.from_flag(section, key, text)}}) == [line]
+    assert refusal(
+        setting_flags.resolve, None, {section: {key: setting_flags.from_flag(section, key, text)}}
+    ) == [line]
 
 
 def test_flags_come_on_top_of_a_file(tmp_path):
-    (tmp_path / "a.json").write_text('{"optimiser": {"lr": 0.1, "name": "sgd"}, "task": {"length": [10, 20]}}')
+    (tmp_path / "a.json").write_text(
+        '{"optimiser": {"lr": 0.1, "name": "sgd"}, "task": {"length": [10, 20]}}'
+    )
     c = setting_flags.resolve(
-        settings.load(tmp_path / "a.json"), {"optimiser": {"lr": setting_flags.from_flag("optimiser", "lr", "1e-2")}}
+        settings.load(tmp_path / "a.json"),
+        {"optimiser": {"lr": setting_flags.from_flag("optimiser", "lr", "1e-2")}},
     )
     assert (c.optimiser.lr, c.optimiser.name, c.task.length) == (0.01, "sgd", (10, 20))
 
@@ -211,14 +263,32 @@ def test_what_does_not_go_with_a_finite_set_is_refused(training, line):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"network": {"engine": "autograd"}, "gradient": {"penalty": "omega-published"}}, "omega-published"),
+        (
+            {"network": {"engine": "autograd"}, "gradient": {"penalty": "omega-published"}},
+            "omega-published",
+        ),
         ({"network": {"dropout": 1.0}}, "from 0 to below 1; got 1.0"),
         ({"optimiser": {"name": "ridge"}, "network": {"deep": 5}}, "solves V h . b_o alone"),
-        ({"optimiser": {"name": "hessian-free"}, "network": {"layers": 2}}, "curvature is that of a co.Network"),
-        ({"optimiser": {"direction": "temporal"}, "network": {"structure": "orthogonal"}}, "takes W as it is"),
-        ({"network": {"dropout": 0.1}, "gradient": {"segments": 2}}, "sweeps in segments: dropout=0.1 drops something"),
-        ({"gradient": {"method": "truncated", "k1": 2}, "network": {"dropout": 0.1}}, "backpropagation: dropout=0.1"),
-        ({"gradient": {"penalty": "variance", "weight_target": 0.1, "weight": 0.0}}, "start of a steered weight"),
+        (
+            {"optimiser": {"name": "hessian-free"}, "network": {"layers": 2}},
+            "curvature is that of a co.Network",
+        ),
+        (
+            {"optimiser": {"direction": "temporal"}, "network": {"structure": "orthogonal"}},
+            "takes W as it is",
+        ),
+        (
+            {"network": {"dropout": 0.1}, "gradient": {"segments": 2}},
+            "sweeps in segments: dropout=0.1 drops something",
+        ),
+        (
+            {"gradient": {"method": "truncated", "k1": 2}, "network": {"dropout": 0.1}},
+            "backpropagation: dropout=0.1",
+        ),
+        (
+            {"gradient": {"penalty": "variance", "weight_target": 0.1, "weight": 0.0}},
+            "start of a steered weight",
+        ),
     ],
 )
 def test_what_a_part_declines_is_refused_before_a_run(changes, words):
@@ -251,7 +321,14 @@ WHOLES = [
     {"task": {"length": [10, 20], "ragged": True}, "training": {"clip": 1e-5, "precision": 64}},
     {"optimiser": {"name": "hessian-free", "cg": 5}, "training": {"seconds": 1.5, "gradients": 7}},
     {"optimiser": {"name": "lbfgs"}, "task": {"easiest": [0.5, 3]}},
-    {"optimiser": {"name": "sgd", "direction": "temporal", "step_rule": "galvan", "threshold": 2.0}},
+    {
+        "optimiser": {
+            "name": "sgd",
+            "direction": "temporal",
+            "step_rule": "galvan",
+            "threshold": 2.0,
+        }
+    },
     {"optimiser": {"name": "ridge", "ridge": 0.1}, "network": {"cell": "reservoir"}},
 ]
 
@@ -270,7 +347,10 @@ def test_a_resolved_config_reads_back_and_means_the_same(changes, tmp_path):
 def test_a_stream_keeps_the_settings_of_earlier_versions(tmp_path):
     """Its description holds no step size that was not given: folders of 0.6 are compared with it when they are resumed."""
     (tmp_path / "s.csv").write_text("a,b\n" + "1.0,2.0\n" * 5)
-    sections = {"data": {"train": str(tmp_path / "s.csv"), "kind": "next"}, "network": {"hidden": 3}}
+    sections = {
+        "data": {"train": str(tmp_path / "s.csv"), "kind": "next"},
+        "network": {"hidden": 3},
+    }
     job = build_online.streamed(setting_flags.resolve(None, sections), None, 10)
     assert job.plain["optimiser"] == {"name": "adam", "schedule": "constant", "warmup": 0}
     assert job.plain["gradient"] == {"method": "rtrl"}
@@ -278,7 +358,12 @@ def test_a_stream_keeps_the_settings_of_earlier_versions(tmp_path):
 
 
 LEAVES = (
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.lists(st.integers(), max_size=3)
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=5)
+    | st.lists(st.integers(), max_size=3)
 )
 KEYS = st.sampled_from(sorted(schema.HOMES)) | st.text(max_size=5)
 FOUND = st.dictionaries(
@@ -323,7 +408,9 @@ def job_of(tmp_path=None, **network):
     short = {"steps": 2, "every": 2, "tests": 4, "confirm": 4, "probes": 2, "batch": 3}
     job = build.build(setting_flags.resolve(None, merged({"network": network, "training": short})))
     before = {key: p.detach().clone() for key, p in job.network.named_parameters()}
-    result = loop.train(job.network, job.task, **job.arguments, folder=tmp_path and tmp_path / "run")
+    result = loop.train(
+        job.network, job.task, **job.arguments, folder=tmp_path and tmp_path / "run"
+    )
     return job, before, result
 
 
@@ -338,7 +425,9 @@ def test_every_cell_with_every_start_trains_or_is_refused(cell):
             trained.append(init)
         except CoadjointError as error:
             refused[init] = str(error)
-    assert all(line.startswith(f"init '{init}' ") and "\n" not in line for init, line in refused.items())
+    assert all(
+        line.startswith(f"init '{init}' ") and "\n" not in line for init, line in refused.items()
+    )
     assert {"torch", "gaussian", "glorot", "he"} <= set(trained)
     assert ("ring" in trained) == (cell == "lru")
     assert trained == co.networks.about(cell).starts
@@ -370,23 +459,38 @@ BY_HAND = {
     "cornn": lambda: co.Network(library.cornn(0.1, 1.5, 2), x0="learned", **SIZES),
     "scrn": lambda: co.Network(library.scrn(0.5, True), skip=True, **SIZES),
     "inverse": lambda: co.Network(library.inverse(3, "relu"), **SIZES),
-    "rate": lambda: co.Network(library.rate(noise=0.1), structure=co.cells.structures.dale(4), **SIZES),
+    "rate": lambda: co.Network(
+        library.rate(noise=0.1), structure=co.cells.structures.dale(4), **SIZES
+    ),
     "lstm-1997": lambda: co.Network("lstm-1997", truncated=True, **SIZES),
-    "lipschitz": lambda: co.Network(library.lipschitz(beta=0.6), readout="attention", steps=4, **SIZES),
+    "lipschitz": lambda: co.Network(
+        library.lipschitz(beta=0.6), readout="attention", steps=4, **SIZES
+    ),
     "tilted": lambda: co.Network(library.lipschitz(), readout="tilted", beta=-2.0, **SIZES),
     "lru": lambda: co.Network(library.lru, skip=True, **SIZES),
     "gated-feedback": lambda: co.Network(
-        steps.GatedFeedback(2, 4, layers=3, unit="lstm", bias=False, dtype=torch.float64), bias=False, **SIZES
+        steps.GatedFeedback(2, 4, layers=3, unit="lstm", bias=False, dtype=torch.float64),
+        bias=False,
+        **SIZES,
     ),
     "deep-transition": lambda: co.Network(
-        steps.DeepTransition(2, 4, depth=3, width=5, shortcut=True, activation="sigmoid", dtype=torch.float64), **SIZES
+        steps.DeepTransition(
+            2, 4, depth=3, width=5, shortcut=True, activation="sigmoid", dtype=torch.float64
+        ),
+        **SIZES,
     ),
     "reservoir": lambda: co.Network("leaky", deep=(6, 5), **SIZES),
     "frozen": lambda: co.Network("lstm", structure="low-rank", deep=(3,), **SIZES),
     "stack": lambda: co.Stack(
-        ["lstm", "gru-before", library.rate(noise=0.1)], residual=True, dropout=0.2, readout="tilted-tanh", **SIZES
+        ["lstm", "gru-before", library.rate(noise=0.1)],
+        residual=True,
+        dropout=0.2,
+        readout="tilted-tanh",
+        **SIZES,
     ),
-    "both ways": lambda: co.Stack(["elman", "elman"], bidirectional=True, deep=5, x0="learned", **SIZES),
+    "both ways": lambda: co.Stack(
+        ["elman", "elman"], bidirectional=True, deep=5, x0="learned", **SIZES
+    ),
     "reservoirs": lambda: co.Stack(["leaky", "leaky"], **SIZES),
 }
 
@@ -401,7 +505,9 @@ def test_a_section_says_what_the_library_would(name):
     )
     theirs.load_state_dict(ours.state_dict())
     batch = co.Batch(
-        torch.randn(9, 5, 2, dtype=torch.float64), torch.rand(5, 1, dtype=torch.float64), lengths=[9, 7, 7, 2, 1]
+        torch.randn(9, 5, 2, dtype=torch.float64),
+        torch.rand(5, 1, dtype=torch.float64),
+        lengths=[9, 7, 7, 2, 1],
     )
     found = []
     for net in (ours, theirs):
@@ -419,7 +525,9 @@ def test_a_model_of_any_kind_is_loaded_as_it_was_saved(network, tmp_path):
     u = torch.randn(7, 3, job.task.inputs)
     assert torch.equal(net(u).a, job.network.eval()(u).a)
     assert net.extra_repr() == job.network.extra_repr()
-    assert [p.requires_grad for p in net.parameters()] == [p.requires_grad for p in job.network.parameters()]
+    assert [p.requires_grad for p in net.parameters()] == [
+        p.requires_grad for p in job.network.parameters()
+    ]
     assert not net.training
     assert {key: description["network"][key] for key in network} == network
 
@@ -439,7 +547,9 @@ def test_a_model_of_any_kind_is_loaded_as_it_was_saved(network, tmp_path):
 )
 def test_what_is_frozen_does_not_move(network, moved):
     job, before, _ = job_of(**network)
-    assert {key for key, p in job.network.named_parameters() if not torch.equal(p, before[key])} == moved
+    assert {
+        key for key, p in job.network.named_parameters() if not torch.equal(p, before[key])
+    } == moved
 
 
 def test_a_reservoir_begins_sparse_within_the_unit_circle():
@@ -447,7 +557,11 @@ def test_a_reservoir_begins_sparse_within_the_unit_circle():
     W = job.network.W.detach()
     assert ((W != 0).sum(1) == 15).all()
     assert float(torch.linalg.eigvals(W).abs().max()) == pytest.approx(0.9, rel=1e-5)
-    assert (job.config.network.init, job.config.network.radius, job.config.network.std) == ("sparse", 0.9, 0.1)
+    assert (job.config.network.init, job.config.network.radius, job.config.network.std) == (
+        "sparse",
+        0.9,
+        0.1,
+    )
     wide, _, _ = job_of(cell="reservoir", hidden=40, radius=1.2)
     assert float(torch.linalg.eigvals(wide.network.W).abs().max()) == pytest.approx(1.2, rel=1e-5)
 
@@ -458,7 +572,11 @@ def test_every_option_of_every_cell_is_a_key():
     known = {key for name in library.CELLS for key in library.options(name)}
     known |= {key for name in steps.STEPS for key in steps.options(name)}
     assert known - apart <= set(schema.NetworkSection.model_fields)
-    keys = {k for k, f in schema.NetworkSection.model_fields.items() if setting_flags.panel(f) == OPTIONS}
+    keys = {
+        k
+        for k, f in schema.NetworkSection.model_fields.items()
+        if setting_flags.panel(f) == OPTIONS
+    }
     assert keys <= known
 
 

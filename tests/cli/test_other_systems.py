@@ -71,7 +71,9 @@ def until(condition, process):
 
 def test_the_system_lacks_it(elsewhere):
     """What the next test takes for granted."""
-    tried = "import os, signal; print([hasattr(os, 'fork'), hasattr(signal, 'SIGHUP')]); import fcntl"
+    tried = (
+        "import os, signal; print([hasattr(os, 'fork'), hasattr(signal, 'SIGHUP')]); import fcntl"
+    )
     done = subprocess.run([sys.executable, "-c", tried], capture_output=True, text=True)
     assert done.stdout == "[False, False]\n"
     assert "No module named 'fcntl'" in done.stderr
@@ -103,7 +105,19 @@ def test_the_whole_way(elsewhere, tmp_path):
     assert "</html>" in (tmp_path / "run" / "report.html").read_text()
 
     few = [*small, "--steps", "5", "--tests", "8", "--confirm", "8"]
-    out = elsewhere("compare", "xor length=10", "-m", "a", "--seeds", "2", "--jobs", "2", *few, "--out", "compared")
+    out = elsewhere(
+        "compare",
+        "xor length=10",
+        "-m",
+        "a",
+        "--seeds",
+        "2",
+        "--jobs",
+        "2",
+        *few,
+        "--out",
+        "compared",
+    )
     assert "2 of 2" in out
     found = json.loads((tmp_path / "compared" / "compare.json").read_text())
     assert [r["status"] for r in found["rows"][0]["runs"]] == ["finished", "finished"]

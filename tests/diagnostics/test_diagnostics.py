@@ -51,7 +51,9 @@ def own(e, j):
 
 def jacobians_of(e, j):
     u, x = own(e, j)
-    step = lambda t: torch.autograd.functional.jacobian(lambda x: e.network.advance(u[t][None], x[None])[0], x[t])
+    step = lambda t: torch.autograd.functional.jacobian(
+        lambda x: e.network.advance(u[t][None], x[None])[0], x[t]
+    )
     return [step(t).detach().numpy() for t in range(len(u))]
 
 
@@ -94,7 +96,9 @@ def test_jacobians_and_what_is_made_of_them(case):
         known = np.exp(products.logs[s])
         np.testing.assert_allclose(known[0], np.exp(np.log(top).mean()), rtol=1e-9)
         good = np.array(expected).min(0) > 1e-9
-        np.testing.assert_allclose(known[good], np.exp(np.log(np.array(expected)[:, good]).mean(0)), rtol=1e-6)
+        np.testing.assert_allclose(
+            known[good], np.exp(np.log(np.array(expected)[:, good]).mean(0)), rtol=1e-6
+        )
 
     exponents = lyapunov(e)
     for j, J in enumerate(each):
@@ -105,8 +109,12 @@ def test_jacobians_and_what_is_made_of_them(case):
         expected = (total / len(J)).sort(descending=True).values.numpy()
         rank = min([np.linalg.matrix_rank(M, tol=1e-13) for M in J])
         there = np.isfinite(exponents.each[j])
-        assert there.sum() == rank or (rank < n and there.sum() < rank)  # a direction that one step loses stays lost
-        np.testing.assert_allclose(exponents.each[j, there], expected[: there.sum()], rtol=1e-7, atol=1e-9)
+        assert there.sum() == rank or (
+            rank < n and there.sum() < rank
+        )  # a direction that one step loses stays lost
+        np.testing.assert_allclose(
+            exponents.each[j, there], expected[: there.sum()], rtol=1e-7, atol=1e-9
+        )
         if there.all():
             volume = sum(np.linalg.slogdet(M)[1] for M in J) / len(J)
             np.testing.assert_allclose(exponents.each[j].sum(), volume, rtol=1e-9)
@@ -125,7 +133,9 @@ def test_singular_values_below_rounding_are_unknown():
     """Below n eps of the largest, n the size of the matrix; zero is known."""
     eps = np.finfo(float).eps
     logs = resolved(np.diag([1.0, 3 * eps, 5 * eps, 0.0])[None])[0]
-    np.testing.assert_allclose(logs, [0.0, np.log(5 * eps), np.nan, -np.inf], rtol=1e-14, atol=1e-14)
+    np.testing.assert_allclose(
+        logs, [0.0, np.log(5 * eps), np.nan, -np.inf], rtol=1e-14, atol=1e-14
+    )
 
 
 def test_singular_values_say_what_rounding_has_taken():
@@ -141,13 +151,17 @@ def test_singular_values_say_what_rounding_has_taken():
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"readout": "every"}, {"mask": (torch.arange(25).reshape(5, 5) % 3 > 0).double()}]
+    "options",
+    [{}, {"readout": "every"}, {"mask": (torch.arange(25).reshape(5, 5) % 3 > 0).double()}],
 )
 def test_temporal_components_are_gradients_by_the_weights_of_one_step(options):
     """A copy of W, R and b for each step, and autograd."""
     e = evaluated(**options)
     net, b = e.network, e.batch
-    copies = [{n: getattr(net, n).detach().clone().requires_grad_() for n in ("W", "R", "b")} for _ in range(6)]
+    copies = [
+        {n: getattr(net, n).detach().clone().requires_grad_() for n in ("W", "R", "b")}
+        for _ in range(6)
+    ]
     total = 0
     for j, n in enumerate(LENGTHS.tolist()):
         x = b.x0[j]
@@ -161,7 +175,9 @@ def test_temporal_components_are_gradients_by_the_weights_of_one_step(options):
     scale = float(e.loss.detach() / (total.detach() / 4))  # the factor of the squared loss
     (total * scale / 4).backward()
     found = temporal(e)
-    norms = {name: np.array([float(c[name].grad.norm()) for c in copies]) for name in ("W", "R", "b")}
+    norms = {
+        name: np.array([float(c[name].grad.norm()) for c in copies]) for name in ("W", "R", "b")
+    }
     norms["joint"] = np.sqrt(sum(v**2 for v in norms.values()))
     assert list(found.k) == [1, 2, 3, 4, 5, 6]
     for name, expected in norms.items():
@@ -172,10 +188,16 @@ def test_temporal_components_are_gradients_by_the_weights_of_one_step(options):
 def rotation(T, factor, dtype=torch.float32, B=1, activation="identity"):
     """h' = factor Q h + R u, Q a rotation: ||lam_t|| = factor^(T - t) ||lam_T|| exactly."""
     torch.manual_seed(0)
-    net = co.Network("elman", inputs=2, hidden=8, outputs=2, activation=activation, bias=True, dtype=dtype)
+    net = co.Network(
+        "elman", inputs=2, hidden=8, outputs=2, activation=activation, bias=True, dtype=dtype
+    )
     with torch.no_grad():
         net.W.copy_(factor * torch.linalg.qr(torch.randn(8, 8, dtype=torch.float64))[0])
-    b = co.Batch(torch.randn(T, B, 2, dtype=dtype), torch.randn(B, 2, dtype=dtype), x0=torch.randn(B, 8, dtype=dtype))
+    b = co.Batch(
+        torch.randn(T, B, 2, dtype=dtype),
+        torch.randn(B, 2, dtype=dtype),
+        x0=torch.randn(B, 8, dtype=dtype),
+    )
     return co.BPTT()(net, b, "squared")
 
 
@@ -185,14 +207,20 @@ def test_nothing_leaves_the_range_of_numbers(factor, T):
     e = rotation(T, factor)
     log, far = math.log(factor), np.arange(T, -1, -1.0)
     costates = decay(e)
-    np.testing.assert_allclose(costates.log_norms - costates.log_norms[-1], far * log, rtol=1e-5, atol=1e-3)
+    np.testing.assert_allclose(
+        costates.log_norms - costates.log_norms[-1], far * log, rtol=1e-5, atol=1e-3
+    )
     assert costates.slope == pytest.approx(log, rel=1e-5)
     components = temporal(e)
-    np.testing.assert_allclose(components.logs["b"] - components.logs["b"][-1], far[1:] * log, rtol=1e-5, atol=1e-3)
+    np.testing.assert_allclose(
+        components.logs["b"] - components.logs["b"][-1], far[1:] * log, rtol=1e-5, atol=1e-3
+    )
     assert components.slope("b") == pytest.approx(log, rel=1e-5)
     assert np.isfinite(components.logs["joint"]).all()
     products = singular_values(e)
-    np.testing.assert_allclose(products.logs, products.steps[:, None] * np.full(8, log), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(
+        products.logs, products.steps[:, None] * np.full(8, log), rtol=1e-4, atol=1e-4
+    )
     np.testing.assert_allclose(lyapunov(e).exponents, log, rtol=1e-4)
     heard = sensitivity(e).log_norms[:, 0]
     assert np.isfinite(heard).all()
@@ -236,16 +264,22 @@ def test_decay_of_a_stack_is_that_of_its_layers_and_of_all_as_one():
     net = co.Stack(["elman", "lstm"], inputs=3, hidden=4, outputs=2, **torch_double)
     e = co.BPTT()(
         net,
-        co.Batch(torch.randn(6, 4, 3, **torch_double), torch.randn(4, 2, **torch_double), lengths=LENGTHS),
+        co.Batch(
+            torch.randn(6, 4, 3, **torch_double), torch.randn(4, 2, **torch_double), lengths=LENGTHS
+        ),
         "squared",
     )
     found = decay(e)
     assert set(found.layers) == {"layer 0", "layer 1"}
-    np.testing.assert_allclose(found.layers["layer 1"], np.nanmean(e.costates[1].log_norms().numpy(), 1))
+    np.testing.assert_allclose(
+        found.layers["layer 1"], np.nanmean(e.costates[1].log_norms().numpy(), 1)
+    )
     both = np.log(np.sqrt(sum(np.exp(2 * lam.log_norms().numpy()) for lam in e.costates)))
     np.testing.assert_allclose(found.log_norms, np.nanmean(both, 1))
     assert {"W, layer 0", "W_f, layer 1"} < set(spectrum(e).names)
-    declined = examination.examine(e, ["temporal", "lyapunov", "bounds", "saturation", "paths", "sensitivity"])
+    declined = examination.examine(
+        e, ["temporal", "lyapunov", "bounds", "saturation", "paths", "sensitivity"]
+    )
     assert not declined.found
     assert all("Use co.Network" in why for why in declined.declined.values())
 
@@ -292,7 +326,9 @@ def test_bounds_are_what_they_say_and_hold(activation):
     assert (found.costates <= s * found.by_singular_value + 1e-9).all()
     logs = e.costates.log_norms().numpy()
     np.testing.assert_allclose(found.costates[6], logs[0, 0] - logs[6, 0])
-    np.testing.assert_allclose(found.costates[5], np.mean([logs[1, 0] - logs[6, 0], logs[0, 3] - logs[5, 3]]))
+    np.testing.assert_allclose(
+        found.costates[5], np.mean([logs[1, 0] - logs[6, 0], logs[0, 3] - logs[5, 3]])
+    )
 
 
 def test_bounds_belong_to_elman_and_costates_to_a_loss_of_the_last_step():
@@ -337,10 +373,14 @@ def test_saturation_of_a_gated_unit_is_that_no_gate_moves_it():
             J = torch.autograd.functional.jacobian(lambda a, c=c: lstm(a, c), a).reshape(2, 5, 4, 5)
             slopes[t, j] = torch.einsum("sdgd->sgd", J).abs().amax((0, 1)).numpy()
     np.testing.assert_allclose(slopes_of(e), slopes, rtol=1e-10)
-    np.testing.assert_allclose(at_rest(net), 0.5, rtol=0.5)  # c by g at a = 0: sigmoid(0) = 1/2; by i, g at 1: more
+    np.testing.assert_allclose(
+        at_rest(net), 0.5, rtol=0.5
+    )  # c by g at a = 0: sigmoid(0) = 1/2; by i, g at 1: more
     found = saturation(e, flat=0.9)
     np.testing.assert_allclose(found.share, (slopes < 0.9 * at_rest(net)).mean((1, 2)))
-    with pytest.raises(co.InputError, match=r"flat, .*, must be a finite number, above 0 and below 1; got 2"):
+    with pytest.raises(
+        co.InputError, match=r"flat, .*, must be a finite number, above 0 and below 1; got 2"
+    ):
         saturation(e, flat=2)
 
 
@@ -348,10 +388,14 @@ def test_data_of_a_step_is_no_argument():
     """h' = sigma(...): the slope by m, which says whether W or its inverse is taken, is not among those of the unit."""
     e = evaluated("inverse", ragged=False)
     e = co.BPTT()(e.network, co.Batch(e.batch.u, e.batch.y, x0=9 * e.batch.x0), "squared")
-    np.testing.assert_allclose(slopes_of(e), 1 - e.trajectory.x[1:].detach() ** 2, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(
+        slopes_of(e), 1 - e.trajectory.x[1:].detach() ** 2, rtol=1e-9, atol=1e-12
+    )
 
 
-@pytest.mark.parametrize("cell", ["antisymmetric", "cornn", "rate", "mingru", "unicornn", "inverse"])
+@pytest.mark.parametrize(
+    "cell", ["antisymmetric", "cornn", "rate", "mingru", "unicornn", "inverse"]
+)
 def test_units_of_small_steps_are_not_saturated_at_rest(cell):
     e = evaluated(cell)
     with torch.no_grad():
@@ -382,8 +426,12 @@ def test_paths_one_by_one():
                 count += np.array([enabled, 1]) * (cost > 0)
                 weight += np.array([enabled, 1]) * cost
             lost += count[0] < count[1]
-            np.testing.assert_allclose(np.exp(found.log_share[s, j]), count[0] / count[1], rtol=1e-10)
-            np.testing.assert_allclose(np.exp(found.log_weight[s, j]), weight[0] / weight[1], rtol=1e-10)
+            np.testing.assert_allclose(
+                np.exp(found.log_share[s, j]), count[0] / count[1], rtol=1e-10
+            )
+            np.testing.assert_allclose(
+                np.exp(found.log_weight[s, j]), weight[0] / weight[1], rtol=1e-10
+            )
         np.testing.assert_allclose(found.active[:n, j], on[1 : n + 1].mean(1))
     assert lost > 3
     steps = [(t, j) for j, n in enumerate(LENGTHS.tolist()) for t in range(1, n + 1)]
@@ -427,7 +475,9 @@ def test_sensitivity_is_what_differences_say(case):
             squares[t] += ((answer(b.u + du) - answer(b.u - du)) / (2 * h)).square().sum(-1)
     found = sensitivity(e).log_norms
     there = np.arange(6)[:, None] < LENGTHS.numpy()
-    np.testing.assert_allclose(np.exp(found[there]), squares.sqrt().numpy()[there], rtol=1e-5, atol=1e-8)
+    np.testing.assert_allclose(
+        np.exp(found[there]), squares.sqrt().numpy()[there], rtol=1e-5, atol=1e-8
+    )
     assert np.isnan(found[~there]).all()
 
 
@@ -469,7 +519,9 @@ def moved(e, shift):
         return float(net(b.u, b.lengths, b.x0).loss("squared", b.y).mean())
 
 
-@pytest.mark.parametrize("options", [{}, {"structure": "orthogonal"}, {"cell": "lstm", "readout": "every"}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"structure": "orthogonal"}, {"cell": "lstm", "readout": "every"}], ids=str
+)
 def test_the_loss_elsewhere_and_weights_that_stay(options):
     e = evaluated(**options)
     net = e.network
@@ -479,11 +531,15 @@ def test_the_loss_elsewhere_and_weights_that_stay(options):
     assert found.before == pytest.approx(float(e.loss), rel=1e-12)
     assert (found.loss[0] - found.before) / 1e-7 == pytest.approx(-(e.norm**2), rel=1e-4)
     for s, value in zip(found.steps, found.loss, strict=True):
-        assert value == pytest.approx(moved(e, {n: -s * g for n, g in e.gradient.items()}), rel=1e-12)
+        assert value == pytest.approx(
+            moved(e, {n: -s * g for n, g in e.gradient.items()}), rel=1e-12
+        )
     field = landscape(e, seed=5, points=3, reach=0.4)
     assert field.loss[1, 1] == pytest.approx(float(e.loss), rel=1e-12)
     generator = torch.Generator().manual_seed(5)
-    d, d2 = ({n: normalised(p.detach(), generator) for n, p in net.named_parameters()} for _ in range(2))
+    d, d2 = (
+        {n: normalised(p.detach(), generator) for n, p in net.named_parameters()} for _ in range(2)
+    )
     for i, j in itertools.product(range(3), range(3)):
         shift = {n: field.alpha[i] * d[n] + field.beta[j] * d2[n] for n in d}
         assert field.loss[i, j] == pytest.approx(moved(e, shift), rel=1e-10)
@@ -526,7 +582,8 @@ def test_bad_arguments_are_refused_in_a_sentence(call, words):
 def test_evaluations_of_every_method_can_be_examined(method):
     plain = evaluated()
     found = examination.examine(
-        method(plain.network, plain.batch, "squared"), ["temporal", "decay", "noise", "along", "sensitivity"]
+        method(plain.network, plain.batch, "squared"),
+        ["temporal", "decay", "noise", "along", "sensitivity"],
     )
     expected = examination.examine(plain, ["temporal", "decay", "noise", "sensitivity"])
     assert not found.declined
@@ -551,12 +608,16 @@ def test_every_plot_is_a_figure_of_its_own(name, tmp_path):
     assert len(drawn) >= len(chart.curves) or chart.cells is not None
     assert Gcf.get_num_fig_managers() == 0
     assert all(np.isscalar(f.value) or f.value.ndim == 0 for f in found.figures())
-    assert all(y.dtype.kind in "fiu" or y.dtype.kind == "U" for y in examination.arrays(found).values())
+    assert all(
+        y.dtype.kind in "fiu" or y.dtype.kind == "U" for y in examination.arrays(found).values()
+    )
 
 
 def test_charts_stay_readable_where_values_are_not():
     """A loss over many decades, steps that are far too long, a bound that is far away."""
-    wide = Landscape(np.arange(3.0), np.arange(3.0), np.array([[1.0, 1e6, 2], [3, 4, np.inf], [5, 6, 7]])).chart()
+    wide = Landscape(
+        np.arange(3.0), np.arange(3.0), np.array([[1.0, 1e6, 2], [3, 4, np.inf], [5, 6, 7]])
+    ).chart()
     assert wide.label == "log₁₀ of the loss"
     assert wide.cells[0, 1] == 6
     along = Along(np.array([0.1, 1.0, 10.0, 100.0]), np.array([1.5, 7.9, 8.1, 1e9]), 2.0, 1.0)
@@ -564,7 +625,11 @@ def test_charts_stay_readable_where_values_are_not():
     assert [f.value for f in along.figures()] == [1.0, 0.1]
     assert math.isnan(Along(np.array([1.0]), np.array([np.nan]), 2.0, 1.0).figures()[1].value)
     names = [name for name, *_ in bounds(evaluated(readout="every")).chart().curves]
-    assert names == ["Jacobian products", "bound by the singular value", "bound by the entries of W"]
+    assert names == [
+        "Jacobian products",
+        "bound by the singular value",
+        "bound by the entries of W",
+    ]
 
 
 def test_rates_of_ragged_batches_are_means_over_samples():
@@ -572,7 +637,9 @@ def test_rates_of_ragged_batches_are_means_over_samples():
     torch.manual_seed(0)
     net = co.Network("elman", inputs=2, hidden=4, outputs=1, dtype=torch.float64)
     lengths = torch.tensor([3, 4, 12, 3])
-    batch = co.Batch(torch.randn(12, 4, 2, dtype=torch.float64), torch.randn(4, 1, dtype=torch.float64), lengths)
+    batch = co.Batch(
+        torch.randn(12, 4, 2, dtype=torch.float64), torch.randn(4, 1, dtype=torch.float64), lengths
+    )
     e = co.BPTT()(net, batch, "squared")
     J, logs = jacobians(e, 4), e.costates.log_norms()
     wide, fall = [], []
@@ -614,7 +681,9 @@ def test_a_finite_set_is_looked_at_by_a_full_batch_and_one_sample_is_enough():
     assert len(examination.evaluate(net, Two()).losses) == 5
     with pytest.raises(co.KindError, match="task must be one of co"):
         examination.evaluate(net, "xor")
-    alone = examination.examine(co.BPTT()(net, co.Batch(torch.randn(4, 1, 1), torch.randn(1, 1)), "squared"))
+    alone = examination.examine(
+        co.BPTT()(net, co.Batch(torch.randn(4, 1, 1), torch.randn(1, 1)), "squared")
+    )
     assert set(alone.declined) >= {"noise"}
     assert "decay" in alone.found
 
@@ -628,7 +697,9 @@ def test_import_needs_no_matplotlib():
 
 def test_files_and_page(tmp_path):
     found = examination.examine(evaluated(), ["temporal", "decay", "lyapunov", "along", "paths"])
-    diagnoses.save(tmp_path / "one", found, {"task": {"name": "<b>temporal"}, "sequences": "4 sequences"})
+    diagnoses.save(
+        tmp_path / "one", found, {"task": {"name": "<b>temporal"}, "sequences": "4 sequences"}
+    )
     told = json.loads((tmp_path / "one" / "diagnostics.json").read_text())
     assert [c["id"] for c in told["charts"]] == ["temporal", "decay", "lyapunov", "along"]
     assert set(told["declined"]) == {"paths"}
@@ -669,23 +740,29 @@ def coadjoint(coadjoint, monkeypatch, tmp_path):
 
 
 def test_the_command_looks_at_a_run(coadjoint, tmp_path):
-    train = (
-        "train xor --length 12 --hidden 4 --steps 4 --every 2 --tests 8 --confirm 8 --probes 4 --batch 3 --out run -q"
-    )
+    train = "train xor --length 12 --hidden 4 --steps 4 --every 2 --tests 8 --confirm 8 --probes 4 --batch 3 --out run -q"
     assert coadjoint(*train.split())[0] == 0
     assert "Diagnostics" not in (tmp_path / "run" / "report.html").read_text()
-    code, out, err = coadjoint("diagnose", "run", "--samples", "9", "--only", "temporal,decay,bounds,paths")
+    code, out, err = coadjoint(
+        "diagnose", "run", "--samples", "9", "--only", "temporal,decay,bounds,paths"
+    )
     assert (code, err) == (0, "")
     assert "weights after training; 9 held-out sequences" in out
     assert "bound by the singular value" in out
     assert "not paths: relu enables a path or blocks it" in out
-    model = co.diagnostics.evaluate(diagnose.weights_of(tmp_path / "run")[0], co.tasks.make("xor", length=12), 9)
+    model = co.diagnostics.evaluate(
+        diagnose.weights_of(tmp_path / "run")[0], co.tasks.make("xor", length=12), 9
+    )
     told = json.loads((tmp_path / "run" / "diagnostics" / "diagnostics.json").read_text())
-    assert told["charts"][1]["curves"][0][2] == pytest.approx(decay(model).chart().curves[0][2].tolist())
+    assert told["charts"][1]["curves"][0][2] == pytest.approx(
+        decay(model).chart().curves[0][2].tolist()
+    )
     assert coadjoint("report", "run")[0] == 0  # written again, with them
     assert "Temporal components of the gradient" in (tmp_path / "run" / "report.html").read_text()
     (tmp_path / "run" / "model.safetensors").unlink()
-    assert "weights at step 4;" in coadjoint("diagnose", "run", "--only", "decay", "--samples", "3")[1]
+    assert (
+        "weights at step 4;" in coadjoint("diagnose", "run", "--only", "decay", "--samples", "3")[1]
+    )
 
 
 def test_the_command_compares_spectral_radii(coadjoint, tmp_path):

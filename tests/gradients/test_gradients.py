@@ -47,7 +47,11 @@ def entry_losses(net, batch, j, n, cut=lambda t, x: x):
         if net.readout == "every" or t == n:
             y_hat = net.shown(x) @ net.V.T + (0 if net.b_o is None else net.b_o)
             target = batch.y[t - 1, j] if net.readout == "every" else batch.y[j]
-            weight = 1.0 if batch.mask is None else (batch.mask[t - 1, j] if net.readout == "every" else batch.mask[j])
+            weight = (
+                1.0
+                if batch.mask is None
+                else (batch.mask[t - 1, j] if net.readout == "every" else batch.mask[j])
+            )
             if weight != 0:
                 out[t] = weight * ((y_hat[0] - target) ** 2).sum()
     if batch.reduce == "mean" and batch.mask is None:
@@ -80,9 +84,13 @@ def by_definition(net, batch, k1, k2):
         for before, end in itertools.pairwise([0, *range(k1, n, k1), n]):
             begin = max(0, end - k2)
             cut = lambda t, x, begin=begin: x.detach() if t <= begin and begin > 0 else x
-            chosen = [l for t, l in entry_losses(net, batch, j, n, cut).items() if before < t <= end]
+            chosen = [
+                l for t, l in entry_losses(net, batch, j, n, cut).items() if before < t <= end
+            ]
             if chosen:
-                grads = torch.autograd.grad(sum(chosen) / B, list(net.parameters()), allow_unused=True)
+                grads = torch.autograd.grad(
+                    sum(chosen) / B, list(net.parameters()), allow_unused=True
+                )
                 for name, g in zero_or(grads, net).items():
                     total[name] = total[name] + g
     return total
@@ -107,7 +115,9 @@ def test_bptt(cell, readout, lengths, engine):
     assert float(e.objective) == float(e.loss)
 
 
-@pytest.mark.parametrize(("k1", "k2"), [(1, 1), (1, 4), (2, 2), (2, 3), (3, 5), (3, 3), (7, 7), (4, 20)])
+@pytest.mark.parametrize(
+    ("k1", "k2"), [(1, 1), (1, 4), (2, 2), (2, 3), (3, 5), (3, 3), (7, 7), (4, 20)]
+)
 @pytest.mark.parametrize("lengths", LENGTHS)
 @pytest.mark.parametrize("readout", ["last", "every"])
 def test_truncated_is_its_definition(readout, lengths, k1, k2):
@@ -180,7 +190,10 @@ def test_penalised_with_weight_zero_is_bptt_to_the_bit():
     for cell in CELLS:
         net = make(cell, readout="every")
         batch = batch_for(net, LENGTHS["ragged"])
-        ours, full = co.Penalised("variance", 0.0)(net, batch, "squared"), co.BPTT()(net, batch, "squared")
+        ours, full = (
+            co.Penalised("variance", 0.0)(net, batch, "squared"),
+            co.BPTT()(net, batch, "squared"),
+        )
         assert all(torch.equal(ours.gradient[n], g) for n, g in full.gradient.items())
         assert (ours.penalties > 0).any()
 
@@ -210,7 +223,12 @@ def test_step_function_through_every_method(method):
         formula.b_o.copy_(step.b_o)
     batch = batch_for(step, LENGTHS["ragged"])
     ours, truth = (METHODS[method]()(net, batch, "squared").gradient for net in (step, formula))
-    for torchs, name in {"step.weight_hh": "W", "step.weight_ih": "R", "V": "V", "b_o": "b_o"}.items():
+    for torchs, name in {
+        "step.weight_hh": "W",
+        "step.weight_ih": "R",
+        "V": "V",
+        "b_o": "b_o",
+    }.items():
         close(ours[torchs], truth[name], 1e-11, name)
 
 
@@ -240,7 +258,9 @@ def test_per_sample_gradients(method, readout, lengths):
     if method == "bptt":
         for j, n in enumerate(lengths_of(batch)):
             own = batch.weight[j] * sum(entry_losses(net, batch, j, n).values())
-            truth = zero_or(torch.autograd.grad(own, list(net.parameters()), allow_unused=True), net)
+            truth = zero_or(
+                torch.autograd.grad(own, list(net.parameters()), allow_unused=True), net
+            )
             close({name: g[j] for name, g in each.items()}, truth, 1e-12)
 
 
@@ -273,7 +293,10 @@ def test_stream_of_one_takes_bare_vectors():
     net, u, y = stream_network()
     stream, again = (co.RTRL().stream(net) for _ in range(2))
     for t in range(4):
-        bare, rows = stream.step(u[t, 0], y[t, 0], "squared"), again.step(u[t, :1], y[t, :1], "squared")
+        bare, rows = (
+            stream.step(u[t, 0], y[t, 0], "squared"),
+            again.step(u[t, :1], y[t, :1], "squared"),
+        )
         close(bare.gradient, rows.gradient, 1e-12)
 
 
@@ -337,7 +360,9 @@ def test_weights_changed_between_steps_are_used():
 def components_by_loop(net, batch):
     """grad_t: the parameters used at step t are made a copy of their own, for each t."""
     names = [n for n in ("W", "R", "b") if getattr(net, n) is not None]
-    copies = [{n: getattr(net, n).detach().clone().requires_grad_() for n in names} for _ in range(T)]
+    copies = [
+        {n: getattr(net, n).detach().clone().requires_grad_() for n in names} for _ in range(T)
+    ]
     total = 0.0
     for j, n in enumerate(lengths_of(batch)):
         x = net.x0[None]
@@ -348,7 +373,9 @@ def components_by_loop(net, batch):
             if net.readout == "every" or t == n:
                 target = batch.y[t - 1, j] if net.readout == "every" else batch.y[j]
                 weight = 1.0 if batch.weight is None else batch.weight[j]
-                total = total + weight * ((net.shown(x) @ net.V.T + net.b_o - target) ** 2).sum() / B
+                total = (
+                    total + weight * ((net.shown(x) @ net.V.T + net.b_o - target) ** 2).sum() / B
+                )
     leaves = [c[n] for c in copies for n in names]
     grads = iter(torch.autograd.grad(total, leaves, allow_unused=True))
     return [{n: zero_if_none(next(grads), c[n]) for n in names} for c in copies]
@@ -371,7 +398,8 @@ class Step(nn.Module):
 @pytest.mark.parametrize("lengths", LENGTHS)
 @pytest.mark.parametrize("readout", ["last", "every"])
 @pytest.mark.parametrize(
-    ("cell", "masked"), [("elman", False), ("elman", True), ("lstm", False), ("gru", False), ("rate", True)]
+    ("cell", "masked"),
+    [("elman", False), ("elman", True), ("lstm", False), ("gru", False), ("rate", True)],
 )
 def test_temporal_components(cell, masked, readout, lengths, engine):
     mask = (torch.arange(D * D).reshape(D, D) % 3 != 0).to(F64) if masked else None
@@ -388,7 +416,9 @@ def test_temporal_components(cell, masked, readout, lengths, engine):
             squares += float(g.square().sum())
         assert float(norms["joint"][t - 1]) == pytest.approx(squares**0.5, rel=1e-10)
     close(
-        {n: sum(parts.at(t)[n] for t in range(1, T + 1)) for n in truth[0]}, {n: e.gradient[n] for n in truth[0]}, 1e-12
+        {n: sum(parts.at(t)[n] for t in range(1, T + 1)) for n in truth[0]},
+        {n: e.gradient[n] for n in truth[0]},
+        1e-12,
     )
     with pytest.raises(co.InputError, match=r"t must lie in 1\.\.7; got 8"):
         parts.at(8)
@@ -422,7 +452,9 @@ def test_evaluation_holds_what_it_says(method):
     close(e.costates.loss, lam.loss.detach(), 1e-12)
     assert not e.costates.rows.requires_grad
     close(e.trajectory.x, lam.trajectory.x, 1e-12)
-    assert e.norm == pytest.approx(float(torch.cat([g.flatten() for g in e.gradient.values()]).norm()), rel=1e-13)
+    assert e.norm == pytest.approx(
+        float(torch.cat([g.flatten() for g in e.gradient.values()]).norm()), rel=1e-13
+    )
     assert sorted(e.gradient) == sorted(n for n, _ in net.named_parameters())
     assert not any(g.requires_grad for g in e.gradient.values())
     assert not e.losses.requires_grad
@@ -441,7 +473,9 @@ def test_write_grad_is_what_an_optimiser_steps_along():
         close(p, expected, 1e-12, name)
     net.W.grad.zero_()
     assert float(e.gradient["W"].norm()) > 0  # a copy was written
-    with pytest.raises(co.InputError, match=r"this network has no parameter .*belongs to another one"):
+    with pytest.raises(
+        co.InputError, match=r"this network has no parameter .*belongs to another one"
+    ):
         co.BPTT()(make("leaky"), batch_for(net), "squared").write_grad(net)
 
 
@@ -475,7 +509,9 @@ def test_a_state_that_all_samples_begin_in_is_not_selected_from():
     assert begin(None) is None
 
 
-@pytest.mark.parametrize("method", [co.BPTT, lambda: co.Penalised("log-ratio", 0.1)], ids=["plain", "penalised"])
+@pytest.mark.parametrize(
+    "method", [co.BPTT, lambda: co.Penalised("log-ratio", 0.1)], ids=["plain", "penalised"]
+)
 def test_few_calls_stand_between_a_gradient_and_its_sweeps(method, monkeypatch):
     """Frames of gradients and networks above each loop of the engine."""
     net = make(engine="reference")
@@ -485,7 +521,9 @@ def test_few_calls_stand_between_a_gradient_and_its_sweeps(method, monkeypatch):
         def loop(*given, **options):
             frame, walk = sys._getframe(1), []
             while frame is not None:
-                if frame.f_globals["__name__"].startswith(("coadjoint.gradients.", "coadjoint.networks.")):
+                if frame.f_globals["__name__"].startswith(
+                    ("coadjoint.gradients.", "coadjoint.networks.")
+                ):
                     walk.append(frame.f_code.co_name)
                 frame = frame.f_back
             found.setdefault(name, walk)

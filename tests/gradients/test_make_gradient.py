@@ -18,8 +18,18 @@ METHODS = {
     "rtrl": {"method": "rtrl"},
     "penalised": {"penalty": "log-ratio"},
     "none of it": {"penalty": "log-ratio", "weight": 0.0},
-    "inverse-time": {"penalty": "variance", "weight": 2.0, "weight_schedule": "inverse-time", "weight_rate": 0.5},
-    "exponential": {"penalty": "variance", "weight": 2.0, "weight_schedule": "exponential", "weight_rate": 0.5},
+    "inverse-time": {
+        "penalty": "variance",
+        "weight": 2.0,
+        "weight_schedule": "inverse-time",
+        "weight_rate": 0.5,
+    },
+    "exponential": {
+        "penalty": "variance",
+        "weight": 2.0,
+        "weight_schedule": "exponential",
+        "weight_rate": 0.5,
+    },
     "linear": {
         "penalty": "variance",
         "weight": 2.0,
@@ -46,7 +56,10 @@ def test_one_call_gives_what_settings_give(options):
     assert type(ours) is type(theirs)
     batch = job.task.batch(0, 3, 0)
     for _ in range(3):
-        a, b = (method(job.network, batch.to(torch.float64, "cpu"), job.task.loss) for method in (ours, theirs))
+        a, b = (
+            method(job.network, batch.to(torch.float64, "cpu"), job.task.loss)
+            for method in (ours, theirs)
+        )
         assert torch.equal(a.objective, b.objective)
         assert a.gradient.keys() == b.gradient.keys()
         assert all(torch.equal(g, b.gradient[key]) for key, g in a.gradient.items())
@@ -62,14 +75,20 @@ def test_some_of_the_layers(on):
     job = build.build(flags.resolve(None, sections))
     batch = job.task.batch(0, 3, 0)
     ours = co.gradients.make("penalised", penalty="log-ratio", penalty_on=on)
-    a, b = (method(job.network, batch, job.task.loss).gradient for method in (ours, job.arguments["gradient"]))
+    a, b = (
+        method(job.network, batch, job.task.loss).gradient
+        for method in (ours, job.arguments["gradient"])
+    )
     assert all(torch.equal(g, b[key]) for key, g in a.items())
     each = co.gradients.make(penalty="log-ratio")(job.network, batch, job.task.loss).gradient
     assert any(not torch.equal(g, a[key]) for key, g in each.items())
 
 
 def test_every_key_of_the_settings_is_a_keyword():
-    assert set(inspect.signature(factory.make).parameters) == {*GradientSection.model_fields, "steps"}
+    assert set(inspect.signature(factory.make).parameters) == {
+        *GradientSection.model_fields,
+        "steps",
+    }
     assert set(factory.APPLIES) <= set(GradientSection.model_fields)
 
 

@@ -35,7 +35,12 @@ needs_compiler = pytest.mark.skipif(COMPILED is not None, reason=f"engine 'cpu' 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch):
     """Chunks of a few steps, so that short sequences have many; none of them outlives the test."""
-    for module, name, value in ((rows, "SUM", 16), (rows, "LANES", 4), (chunks, "SUM", 16), (chunks, "FEW", 8)):
+    for module, name, value in (
+        (rows, "SUM", 16),
+        (rows, "LANES", 4),
+        (chunks, "SUM", 16),
+        (chunks, "FEW", 8),
+    ):
         monkeypatch.setattr(module, name, value)
     rows.equal.cache_clear()
     yield
@@ -48,7 +53,11 @@ def method(name, cut, rho=0.3):
 
 def problem(case):
     data = cases.Data.of(case, case.dtype, oracle=False)
-    return cases.network(case, data), cases.batch(case, data), cases.LOSSES.get(case.loss, case.loss)
+    return (
+        cases.network(case, data),
+        cases.batch(case, data),
+        cases.LOSSES.get(case.loss, case.loss),
+    )
 
 
 def differing(e, cut):
@@ -59,14 +68,18 @@ def differing(e, cut):
 
 
 def table(engine, T):
-    every = itertools.product(CELLS, ("last", "every"), (False, True), ("none", "log-ratio", "variance-l1"))
+    every = itertools.product(
+        CELLS, ("last", "every"), (False, True), ("none", "log-ratio", "variance-l1")
+    )
     for i, (cell, readout, ragged, penalty) in enumerate(every):
         case = cases.Case(
             cell, "tanh", "squared", penalty, engine, B=3, T=T, D=2, H=5, readout=readout, ragged=ragged, u_grad=False,
             dtype=(torch.float64, torch.float32)[i % 2], seed=i,
         )  # fmt: skip
         counted = "weighted" if readout == "every" else "all"
-        yield replace(case, **OPTIONS, counted=counted, sparse=cell != "diagonal") if i % 3 else case
+        yield (
+            replace(case, **OPTIONS, counted=counted, sparse=cell != "diagonal") if i % 3 else case
+        )
 
 
 def assert_same_bits(case, cuts=(1, 3, "auto", 10**6)):
@@ -93,7 +106,10 @@ def test_eager_shares_exponents_and_agrees_to_rounding(case):
     net, batch, loss = problem(case)
     e, cut = (method(case.penalty, k)(net, batch, loss) for k in (None, 3))
     for name, g in e.gradient.items():
-        assert (g - cut.gradient[name]).norm() <= 1e3 * torch.finfo(case.dtype).eps * g.norm(), (case, name)
+        assert (g - cut.gradient[name]).norm() <= 1e3 * torch.finfo(case.dtype).eps * g.norm(), (
+            case,
+            name,
+        )
 
 
 MORE = [
@@ -127,7 +143,10 @@ def test_options_have_the_bits_of_one_sweep(change):
 def test_real_chunks_have_the_bits_of_one_sweep(monkeypatch):
     monkeypatch.undo()
     rows.equal.cache_clear()
-    for cell, readout, ragged, penalty in (("elman", "every", False, "log-ratio"), ("lstm", "last", True, "none")):
+    for cell, readout, ragged, penalty in (
+        ("elman", "every", False, "log-ratio"),
+        ("lstm", "last", True, "none"),
+    ):
         case = cases.Case(
             cell, penalty=penalty, engine="cpu", B=48, T=230, H=20, D=3, readout=readout, ragged=ragged, dtype=torch.float32,
             u_grad=False,
@@ -137,7 +156,9 @@ def test_real_chunks_have_the_bits_of_one_sweep(monkeypatch):
         assert_same_bits(case, (2, 4))
 
 
-@pytest.mark.parametrize("engine", ["reference", "eager", pytest.param("cpu", marks=needs_compiler)])
+@pytest.mark.parametrize(
+    "engine", ["reference", "eager", pytest.param("cpu", marks=needs_compiler)]
+)
 @pytest.mark.parametrize("readout", ["last", "every"])
 def test_costates_far_outside_the_range_of_their_type_cross_boundaries(engine, readout):
     """log10 ||lam_0|| is about -190: at a boundary there is only a mantissa and an exponent, and a loss of order one."""
@@ -161,13 +182,20 @@ def test_segments_agree_with_autograd():
     """A loop of torch operations, differentiated twice."""
     torch.manual_seed(1)
     T, B = 37, 3
-    net = co.Network("elman", inputs=2, hidden=4, outputs=2, readout="every", x0="learned", dtype=torch.float64)
-    batch = co.Batch(torch.randn(T, B, 2, dtype=torch.float64), torch.randn(T, B, 2, dtype=torch.float64))
+    net = co.Network(
+        "elman", inputs=2, hidden=4, outputs=2, readout="every", x0="learned", dtype=torch.float64
+    )
+    batch = co.Batch(
+        torch.randn(T, B, 2, dtype=torch.float64), torch.randn(T, B, 2, dtype=torch.float64)
+    )
     e = co.Penalised("log-ratio", 0.7, segments=4)(net, batch, "squared")
     states = [net.x0.expand(B, 4) + 0.0]
     for u in batch.u:
         states.append(torch.tanh(states[-1] @ net.W.T + u @ net.R.T + net.b))
-    loss = sum((x @ net.V.T + net.b_o - y).square().sum(1) for x, y in zip(states[1:], batch.y, strict=True))
+    loss = sum(
+        (x @ net.V.T + net.b_o - y).square().sum(1)
+        for x, y in zip(states[1:], batch.y, strict=True)
+    )
     lam = torch.autograd.grad(loss.sum(), states, create_graph=True)
     logs = torch.stack([l.square().sum(1).sqrt().log() for l in lam[1:]])
     G = (logs[:-1] - logs[1:]).square().mean(0)
@@ -179,13 +207,19 @@ def test_segments_agree_with_autograd():
         assert (e.gradient[name] - g).norm() < 1e-11 * g.norm(), name
 
 
-@pytest.mark.parametrize("name", [p for p in (*co.penalties.PENALTIES, "tangent", "user") if p not in SCALAR])
+@pytest.mark.parametrize(
+    "name", [p for p in (*co.penalties.PENALTIES, "tangent", "user") if p not in SCALAR]
+)
 def test_penalties_of_whole_costates_are_refused_with_the_reason(name):
     case = cases.Case(penalty=name, T=21, u_grad=False)
     data = cases.Data.of(case, case.dtype, oracle=False)
     G = cases.penalty(case, data)
-    with pytest.raises(co.Unsupported, match=r"reads (the entries of the costates|trajectory\.)") as error:
-        co.Penalised(G, 1.0, segments=2)(cases.network(case, data), cases.batch(case, data), "squared")
+    with pytest.raises(
+        co.Unsupported, match=r"reads (the entries of the costates|trajectory\.)"
+    ) as error:
+        co.Penalised(G, 1.0, segments=2)(
+            cases.network(case, data), cases.batch(case, data), "squared"
+        )
     assert f"penalty '{co.penalties.penalty(G).name}'" in str(error.value)
     assert "leave out segments" in str(error.value)
 
@@ -215,7 +249,9 @@ def test_trajectory_and_costates_are_found_when_asked_for():
         co.BPTT(2)(net, batch, loss).trajectory, cut.run()
 
 
-@pytest.mark.parametrize(("asked", "found"), [(1, 1), (2, 2), (3, 3), (100, 11), ("auto", 6), (True, 6)])
+@pytest.mark.parametrize(
+    ("asked", "found"), [(1, 1), (2, 2), (3, 3), (100, 11), ("auto", 6), (True, 6)]
+)
 def test_segments_are_whole_chunks(asked, found):
     net, batch, loss = problem(cases.Case(B=4, T=41, u_grad=False))  # chunks of 4 steps
     swept = segments.Segmented(net, batch, loss, segments.wanted(asked))
@@ -225,7 +261,9 @@ def test_segments_are_whole_chunks(asked, found):
 
 @pytest.mark.parametrize("asked", [0, -1, 2.0, "many"])
 def test_other_numbers_of_segments_are_refused(asked):
-    with pytest.raises(co.InputError, match="segments must be a positive whole number, 'auto' or None; got"):
+    with pytest.raises(
+        co.InputError, match="segments must be a positive whole number, 'auto' or None; got"
+    ):
         co.BPTT(segments=asked)
     with pytest.raises(co.InputError, match="segments must be"):
         co.Penalised("variance", segments=asked)
@@ -240,7 +278,9 @@ def test_step_functions_are_refused():
         with pytest.raises(co.Unsupported, match="segments need the cell's formula"):
             co.BPTT(2)(net, co.Batch(u, torch.randn(2, 1)), "squared")
     with pytest.raises(co.Unsupported, match="counted from a cell's formula"):
-        memory.predict(co.Network(torch.nn.RNNCell(2, 3), inputs=2, hidden=3, outputs=1), 9, 2, co.BPTT())
+        memory.predict(
+            co.Network(torch.nn.RNNCell(2, 3), inputs=2, hidden=3, outputs=1), 9, 2, co.BPTT()
+        )
 
 
 def test_a_constant_loss_is_refused():
@@ -250,7 +290,9 @@ def test_a_constant_loss_is_refused():
 
 
 def test_errors_name_the_step_of_the_whole_sequence():
-    net = co.Network("elman", inputs=1, hidden=2, outputs=1, activation="identity", engine="reference")
+    net = co.Network(
+        "elman", inputs=1, hidden=2, outputs=1, activation="identity", engine="reference"
+    )
     with torch.no_grad():
         net.W.copy_(8 * torch.eye(2))
     batch = co.Batch(torch.ones(80, 1, 1), torch.zeros(1, 1))
@@ -267,13 +309,18 @@ def test_a_penalty_that_is_not_differentiable_is_blamed():
     net, batch, loss = problem(cases.Case(T=21, u_grad=False))
     G = lambda lam: (lam.norms() - lam.norms().detach()).sqrt().sum(0)
     for cut in (None, 3):
-        with pytest.raises(co.NumericalError, match="the penalty's derivative by the costate is not finite at t = 0"):
+        with pytest.raises(
+            co.NumericalError,
+            match="the penalty's derivative by the costate is not finite at t = 0",
+        ):
             co.Penalised(G, 1.0, cut)(net, batch, loss)
 
 
 def test_affine_is_linear_algebra_and_differentiates_twice():
     net_rows = rows.Rows([5] * 9 + [2] * 8)
-    y, M, b = (torch.randn(*s, dtype=torch.float64, requires_grad=True) for s in ((61, 3), (4, 3), (4,)))
+    y, M, b = (
+        torch.randn(*s, dtype=torch.float64, requires_grad=True) for s in ((61, 3), (4, 3), (4,))
+    )
     ours = lambda y, M, b: affine(net_rows, y, M, b)
     assert len(net_rows.chunks) > 2
     assert torch.allclose(ours(y, M, b), y @ M.T + b, rtol=1e-14)
@@ -287,7 +334,9 @@ def test_float32_keeps_its_digits_over_many_rows(monkeypatch):
     y, r = 1 + 0.1 * torch.rand(many.N, 3), 1 + 0.1 * torch.rand(many.N, 2)
     exact = y.double().T @ r.double()
     assert float((chunks.product(many, y, r) - exact).norm() / exact.norm()) < 3e-7
-    assert float((chunks.total(many, y) - y.double().sum(0)).norm() / y.double().sum(0).norm()) < 3e-7
+    assert (
+        float((chunks.total(many, y) - y.double().sum(0)).norm() / y.double().sum(0).norm()) < 3e-7
+    )
 
 
 def test_small_products_add_up_few_rows_at_once():
@@ -315,7 +364,9 @@ def test_memory_that_is_alive_is_counted_once_and_until_it_goes():
 def most_asked_for(run):
     """The most bytes of tensors that were alive at once, as torch asked its allocator for them: not what that took."""
     release()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+    ) as profile:
         run()
     waiting, changes = list(profile.profiler.kineto_results.experimental_event_tree()), []
     while waiting:
@@ -369,9 +420,20 @@ def test_the_command_line_says_what_a_gradient_will_take(monkeypatch):
     from coadjoint.cli import build
     from coadjoint.cli import flags as setting_flags
 
-    assert [setting_flags.from_flag("gradient", "segments", text) for text in ("4", "auto")] == [4, "auto"]
-    asked = {"task": {"name": "temporal-order", "length": 30}, "network": {"hidden": 4}, "training": {"threads": 1}}
-    job = build.build(setting_flags.resolve(None, {**asked, "gradient": {"penalty": "log-ratio", "segments": "auto"}}))
+    assert [setting_flags.from_flag("gradient", "segments", text) for text in ("4", "auto")] == [
+        4,
+        "auto",
+    ]
+    asked = {
+        "task": {"name": "temporal-order", "length": 30},
+        "network": {"hidden": 4},
+        "training": {"threads": 1},
+    }
+    job = build.build(
+        setting_flags.resolve(
+            None, {**asked, "gradient": {"penalty": "log-ratio", "segments": "auto"}}
+        )
+    )
     method = job.arguments["gradient"]
     assert method.segments == "auto"
     predicted = memory.predict(job.network, 30, 32, method)

@@ -78,7 +78,9 @@ def test_writing_co_nn_for_torch_nn_is_the_whole_change(check, tmp_path, monkeyp
     source = (EXAMPLES / f"{check.__name__}.py").read_text()
     assert len(source.splitlines()) < 60
     assert REFUSAL in " ".join(source.split())
-    short = re.sub(r"range\(\d{2,}\)|, 250\)", lambda m: "range(3)" if "range" in m[0] else ", 3)", source)
+    short = re.sub(
+        r"range\(\d{2,}\)|, 250\)", lambda m: "range(3)" if "range" in m[0] else ", 3)", source
+    )
     ours, theirs = short, re.sub(r"co\.nn\.(?=[A-Z])", "torch.nn.", short)
     assert source != ours != theirs
     found = []
@@ -108,7 +110,9 @@ def test_a_loop_shows_what_it_says(name, tmp_path):
 def test_a_loop_without_its_package_says_so_in_one_line(name, tmp_path):
     missing = f"import runpy, sys; sys.modules[{LOOPS[name]!r}] = None; sys.path.insert(0, {str(EXAMPLES)!r}); "
     missing += f"runpy.run_path({str(EXAMPLES / name)!r} + '.py', run_name='__main__')"
-    done = subprocess.run([sys.executable, "-c", missing], cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", missing], cwd=tmp_path, capture_output=True, text=True
+    )
     assert done.returncode == 1
     assert len(done.stderr.splitlines()) == 1
     assert f"not installed: pip install {LOOPS[name]}" in done.stderr
@@ -117,7 +121,10 @@ def test_a_loop_without_its_package_says_so_in_one_line(name, tmp_path):
 @pytest.mark.parametrize("name", LOOPS)
 def test_the_two_lines_are_the_same_in_every_loop(name):
     source = (EXAMPLES / f"{name}.py").read_text().replace("self.", "")
-    one, two = "with co.record(model) as tape:  # one line", '* tape.penalty("log-ratio", loss)  # and another'
+    one, two = (
+        "with co.record(model) as tape:  # one line",
+        '* tape.penalty("log-ratio", loss)  # and another',
+    )
     assert [source.count(line) for line in (one, two)] == [1, 1]
 
 
@@ -125,7 +132,9 @@ def penalised_gradient(model, u, y, weight):
     """By torch alone: a loop over steps, its states' gradients, and the gradient of what is made of them."""
     rnn, h, states = model.rnn, u.new_zeros(u.shape[1], model.rnn.hidden_size), []
     for x in u:
-        h = torch.tanh(x @ rnn.weight_ih_l0.T + rnn.bias_ih_l0 + h @ rnn.weight_hh_l0.T + rnn.bias_hh_l0)
+        h = torch.tanh(
+            x @ rnn.weight_ih_l0.T + rnn.bias_ih_l0 + h @ rnn.weight_hh_l0.T + rnn.bias_hh_l0
+        )
         states.append(h)
     loss = cross_entropy(model.out(h), y, reduction="none")
     lam = torch.stack(torch.autograd.grad(loss.sum(), states, create_graph=True))
@@ -152,6 +161,8 @@ def test_every_loop_takes_the_same_gradient(name, tmp_path, monkeypatch):
         model = loop.train(1, 2.0)
     finally:
         torch.set_default_dtype(before)
-    for (key, parameter), g, w in zip(model.named_parameters(), expected, start.parameters(), strict=True):
+    for (key, parameter), g, w in zip(
+        model.named_parameters(), expected, start.parameters(), strict=True
+    ):
         assert (parameter.grad - g).norm() < 1e-11 * g.norm(), key
         assert (parameter - w).abs().max() > 1e-4, key  # and goes a step

@@ -31,7 +31,10 @@ NOISE = {
     "both": {"recurrent_dropout": 0.3, "zoneout": 0.2},
 }
 EXTRAS = {  # (kind, extras)
-    **{f"{kind} {name}": (kind, extras) for kind, (name, extras) in itertools.product(MAKE, NOISE.items())},
+    **{
+        f"{kind} {name}": (kind, extras)
+        for kind, (name, extras) in itertools.product(MAKE, NOISE.items())
+    },
     "lstm zoneout h": ("lstm", {"zoneout": (0.4, 0.0)}),
     "lstm zoneout c": ("lstm", {"zoneout": (0.0, 0.4)}),
     "peephole": ("lstm", {"peephole": True}),
@@ -91,7 +94,9 @@ def test_equations(name):
     """In training, with the masks that are drawn, and in evaluation; engines in turn."""
     turn = list(EXTRAS).index(name)
     for i, (options, lengths, packed) in enumerate(SHAPES.values()):
-        some = ("auto",) if "norm" in name else (ENGINES[(turn + i) % 4], ENGINES[(turn + i + 2) % 4])
+        some = (
+            ("auto",) if "norm" in name else (ENGINES[(turn + i) % 4], ENGINES[(turn + i + 2) % 4])
+        )
         for k, engine in enumerate(some):
             module = made(name, engine, **options)
             Pair(module, lengths, packed, ("all", "output", "h_n")[i]).same()
@@ -100,7 +105,16 @@ def test_equations(name):
 
 
 @pytest.mark.parametrize(
-    "name", ["tanh both", "gru both", "lstm dropout", "lstm zoneout c", "peephole both", "gru norm", "lstm norm"]
+    "name",
+    [
+        "tanh both",
+        "gru both",
+        "lstm dropout",
+        "lstm zoneout c",
+        "peephole both",
+        "gru norm",
+        "lstm norm",
+    ],
 )
 def test_second_derivatives(name):
     """By finite differences, through inputs, initial states and weights at once."""
@@ -108,7 +122,10 @@ def test_second_derivatives(name):
     torch.manual_seed(0)
     m = MAKE[kind](1, 2, **extras, dtype=F64)
     w = dict(m.named_parameters())
-    u, x0 = torch.randn(2, 2, 1, dtype=F64), [torch.randn(1, 2, 2, dtype=F64) for _ in range(m.slots)]
+    u, x0 = (
+        torch.randn(2, 2, 1, dtype=F64),
+        [torch.randn(1, 2, 2, dtype=F64) for _ in range(m.slots)],
+    )
 
     def run(u, *more):
         start, weights = more[: m.slots], dict(zip(w, more[m.slots :], strict=True))
@@ -122,7 +139,9 @@ def test_second_derivatives(name):
 
 def test_one_mask_for_all_steps():
     """h' = relu(m h): what a mask drops stays dropped, what it keeps grows by 1 / (1 - p) at every step."""
-    m = co.nn.RNN(1, 400, nonlinearity="relu", recurrent_dropout=0.25, init="identity", bias=False, dtype=F64)
+    m = co.nn.RNN(
+        1, 400, nonlinearity="relu", recurrent_dropout=0.25, init="identity", bias=False, dtype=F64
+    )
     torch.nn.init.ones_(m.weight_ih_l0)
     u = torch.zeros(5, 3, 1, dtype=F64)
     u[0] = 1
@@ -171,7 +190,9 @@ def test_off():
     """Probabilities of zero draw nothing and change nothing."""
     torch.manual_seed(0)
     m = co.nn.LSTM(2, 3, 2, dtype=F64)
-    other = co.nn.LSTM(2, 3, 2, recurrent_dropout=0.0, zoneout=(0.0, 0), layer_norm=False, dtype=F64)
+    other = co.nn.LSTM(
+        2, 3, 2, recurrent_dropout=0.0, zoneout=(0.0, 0), layer_norm=False, dtype=F64
+    )
     other.load_state_dict(m.state_dict())
     u = torch.randn(4, 2, 2, dtype=F64)
     state = torch.get_rng_state()
@@ -182,14 +203,18 @@ def test_off():
         noisy = co.nn.LSTM(2, 3, 2, **{name: 0.5}, dtype=F64).eval()
         noisy.load_state_dict(m.state_dict())
         state = torch.get_rng_state()
-        assert torch.equal(noisy(u)[0], m(u)[0]) == quiet  # zoneout has its expectation in evaluation
+        assert (
+            torch.equal(noisy(u)[0], m(u)[0]) == quiet
+        )  # zoneout has its expectation in evaluation
         assert torch.equal(torch.get_rng_state(), state)
 
 
 @pytest.mark.parametrize("kind", MAKE)
 def test_inits(kind):
     """Each gate of W_hh; again after reset_parameters. All else begins as torch.nn's does, from the same seed."""
-    for init, options in itertools.product(("orthogonal", "identity"), ({}, {"num_layers": 2, "bidirectional": True})):
+    for init, options in itertools.product(
+        ("orthogonal", "identity"), ({}, {"num_layers": 2, "bidirectional": True})
+    ):
         torch.manual_seed(4)
         m = MAKE[kind](2, 5, init=init, **options)
         torch.manual_seed(4)
@@ -200,7 +225,9 @@ def test_inits(kind):
                     continue
                 for block in p.detach().split(5):
                     expected = torch.eye(5)
-                    assert torch.allclose(block @ block.T if init == "orthogonal" else block, expected, atol=1e-5)
+                    assert torch.allclose(
+                        block @ block.T if init == "orthogonal" else block, expected, atol=1e-5
+                    )
             blocks = m.weight_hh_l0.detach().split(5)
             if init == "orthogonal" and len(blocks) > 1:
                 assert not torch.allclose(blocks[0], blocks[1])
@@ -241,7 +268,9 @@ def test_new_parameters():
         torch.manual_seed(0)
         m = co.nn.LSTM(2, 5, 2, bidirectional=True, **extras)
         new = {n: p for n, p in m.named_parameters() if n not in dict(theirs.named_parameters())}
-        assert {n: len(p) for n, p in new.items()} == {n + s: size for n, size in sizes.items() for s in m.suffixes}
+        assert {n: len(p) for n, p in new.items()} == {
+            n + s: size for n, size in sizes.items() for s in m.suffixes
+        }
         assert all(torch.equal(p, m.get_parameter(n)) for n, p in theirs.named_parameters())
         for _ in range(2):
             for n, p in new.items():
@@ -305,8 +334,17 @@ def test_engine_of_layer_norm():
 def test_noisy_cell():
     """What W reads is a slot of its own; what is given comes after the gates that stand apart."""
     both = library.noisy(library.gru, True, True)
-    assert (both.slots, both.gates, both.given, both.side) == (("h", "r"), ("r", "u", "n"), ("k_h", "m"), ("n",))
-    assert (both.name, both.reads, dict(both.parameters)) == ("gru dropout zoneout", "r", {"b_n": 0.0})
+    assert (both.slots, both.gates, both.given, both.side) == (
+        ("h", "r"),
+        ("r", "u", "n"),
+        ("k_h", "m"),
+        ("n",),
+    )
+    assert (both.name, both.reads, dict(both.parameters)) == (
+        "gru dropout zoneout",
+        "r",
+        {"b_n": 0.0},
+    )
     assert library.noisy(library.gru, True, True) is both
     assert library.noisy(library.lstm, False, True).given == ("k_h", "k_c")
     assert library.noisy(library.lstm, False, True).slots == ("h", "c")
@@ -373,7 +411,9 @@ def another(monkeypatch):
     monkeypatch.setitem(CELLS, "noisy", None)
 
 
-@pytest.mark.skipif(emulated.COMPILER is None, reason="no C++ compiler (c++, g++ or $CXX) was found")
+@pytest.mark.skipif(
+    emulated.COMPILER is None, reason="no C++ compiler (c++, g++ or $CXX) was found"
+)
 def test_given_on_cuda(monkeypatch, another):
     """The kernels' own source, on threads of the CPU."""
     emulated.install(monkeypatch, emulated.Mode())

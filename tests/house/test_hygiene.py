@@ -9,8 +9,15 @@ import pytest
 
 from paths import ROOT
 
-FILES = sorted(p for folder in ("src", "examples", "benchmarks") for p in (ROOT / folder).rglob("*.py"))
-BARE = {"eval", "exec", "compile", "__import__"}  # refused as calls by that name; x.eval() is a method
+FILES = sorted(
+    p for folder in ("src", "examples", "benchmarks") for p in (ROOT / folder).rglob("*.py")
+)
+BARE = {
+    "eval",
+    "exec",
+    "compile",
+    "__import__",
+}  # refused as calls by that name; x.eval() is a method
 MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
 MEMBERS = {
     ("torch", "load"),
@@ -21,7 +28,9 @@ MEMBERS = {
     ("os", "popen"),
 }
 ARGUMENTS = {("shell", "True"), ("allow_pickle", "True"), ("weights_only", "False")}
-ABSOLUTE = re.compile(r"""^[rbfuRBFU]*["']+(/(home|root|tmp|work|usr|var|etc|mnt|Users|opt)\b|[A-Za-z]:\\|~/)""")
+ABSOLUTE = re.compile(
+    r"""^[rbfuRBFU]*["']+(/(home|root|tmp|work|usr|var|etc|mnt|Users|opt)\b|[A-Za-z]:\\|~/)"""
+)
 
 
 def findings(source):
@@ -79,7 +88,14 @@ def test_the_scanner_finds_what_it_is_for(line):
 
 @pytest.mark.parametrize(
     "line",
-    ["net.eval()", "def exec(x): ...", "# torch.load(x)", "'see eval(x)'", "re.compile('a')", "a = b / home / 2"],
+    [
+        "net.eval()",
+        "def exec(x): ...",
+        "# torch.load(x)",
+        "'see eval(x)'",
+        "re.compile('a')",
+        "a = b / home / 2",
+    ],
 )
 def test_the_scanner_lets_the_innocent_pass(line):
     assert findings(line + "\n") == []

@@ -30,7 +30,9 @@ def test_modules_do_not_import_each_other_in_circles():
 
 def test_imports_are_deferred_in_the_command_line_alone():
     """Elsewhere only optional packages are imported inside functions."""
-    found = [e for e in imports.edges() if e.kind == "deferred" and imports.package_of(e.source) != "cli"]
+    found = [
+        e for e in imports.edges() if e.kind == "deferred" and imports.package_of(e.source) != "cli"
+    ]
     assert [f"{e.source}:{e.line} imports {e.name} of {e.target}" for e in found if e.target] == []
 
 
@@ -44,7 +46,10 @@ def test_the_package_imports_itself_by_relative_paths():
 
 
 def test_no_file_is_longer_than_can_be_read():
-    lengths = {name: len(path.read_text(encoding="utf-8").splitlines()) for name, path in imports.modules().items()}
+    lengths = {
+        name: len(path.read_text(encoding="utf-8").splitlines())
+        for name, path in imports.modules().items()
+    }
     assert {name: n for name, n in lengths.items() if n > LONGEST} == {}
 
 
@@ -76,7 +81,9 @@ def test_a_package_says_what_its_modules_hold():
         package, _, module = name.rpartition(".")
         if not package:
             continue
-        told = ast.get_docstring(ast.parse((imports.ROOT / package.replace(".", "/") / "__init__.py").read_text()))
+        told = ast.get_docstring(
+            ast.parse((imports.ROOT / package.replace(".", "/") / "__init__.py").read_text())
+        )
         if not re.search(rf"\b{module}\b", told or ""):
             wrong.append(name)
     assert wrong == []

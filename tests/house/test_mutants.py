@@ -19,12 +19,24 @@ def test_every_row_of_the_tables_fits_the_source():
             {("sweeps/rows.py", "skip-branch", "never written"): "why"},
             "('sweeps/rows.py', 'skip-branch',",
         ),
-        ("EQUIVALENT", {("nowhere.py", "skip-branch", "x"): "why"}, "EQUIVALENT: nowhere.py is not mutated"),
-        ("PARTS", {"sweeps/layout.py": {"Nothing"}}, "PARTS of sweeps/layout.py: there is no Nothing"),
+        (
+            "EQUIVALENT",
+            {("nowhere.py", "skip-branch", "x"): "why"},
+            "EQUIVALENT: nowhere.py is not mutated",
+        ),
+        (
+            "PARTS",
+            {"sweeps/layout.py": {"Nothing"}},
+            "PARTS of sweeps/layout.py: there is no Nothing",
+        ),
         ("OUTSIDE", {"nowhere.py": "why"}, "OUTSIDE: there is no nowhere.py"),
         ("OUTSIDE", {"nowhere/": "why"}, "OUTSIDE: there is no nowhere/"),
         ("WEIGHT", {"cli/build.py": 2}, "WEIGHT: cli/build.py is not mutated"),
-        ("TESTS", {"cli/build.py": (("cli/test_cli.py",), ())}, "TESTS: cli/build.py is not mutated"),
+        (
+            "TESTS",
+            {"cli/build.py": (("cli/test_cli.py",), ())},
+            "TESTS: cli/build.py is not mutated",
+        ),
         ("TESTS", {"nn/": (("nn/test_nothing.py",), ())}, "there is no tests/nn/test_nothing.py"),
         ("WORDING", {"no_such_function"}, "nothing is called no_such_function"),
         ("PAIRS", {frozenset({"apples", "pears"})}, "apples pears are nowhere side by side"),
@@ -48,7 +60,9 @@ def test_what_only_a_type_checker_reads_is_not_mutated(tmp_path):
 def test_a_module_without_tests_is_noticed(monkeypatch):
     monkeypatch.setattr(mutants.tables, "EQUIVALENT", {})
     monkeypatch.setattr(
-        mutants.tables, "TESTS", {f: row for f, row in mutants.tables.TESTS.items() if f != "diagnostics/"}
+        mutants.tables,
+        "TESTS",
+        {f: row for f, row in mutants.tables.TESTS.items() if f != "diagnostics/"},
     )
     assert "TESTS: diagnostics/units.py has no tests" in mutants.stale(SOURCE)
 

@@ -79,7 +79,10 @@ def test_every_row_of_the_table_leads_somewhere(module):
 
 
 def test_names_that_never_were_are_refused(fresh):
-    with pytest.warns(DeprecationWarning, match="has moved"), pytest.raises(ImportError, match="nonsense"):
+    with (
+        pytest.warns(DeprecationWarning, match="has moved"),
+        pytest.raises(ImportError, match="nonsense"),
+    ):
         from coadjoint.losses import nonsense  # noqa: F401
     with pytest.raises(ModuleNotFoundError, match=r"coadjoint\.nonsense"):
         importlib.import_module("coadjoint.nonsense")
@@ -87,14 +90,18 @@ def test_names_that_never_were_are_refused(fresh):
         _ = co.nonsense
 
 
-@pytest.mark.parametrize("name", ["curriculum", "directions", "parametrisations", "ridge", "segments", "steps"])
+@pytest.mark.parametrize(
+    "name", ["curriculum", "directions", "parametrisations", "ridge", "segments", "steps"]
+)
 def test_modules_that_were_attributes_of_the_package_warn(name, fresh, monkeypatch):
     monkeypatch.delitem(vars(co), name, raising=False)
     with pytest.warns(DeprecationWarning, match=f"coadjoint.{name} has moved"):
         assert getattr(co, name)
 
 
-@pytest.mark.parametrize("name", ["losses", "penalties", "initialisers", "curvature", "online", "report"])
+@pytest.mark.parametrize(
+    "name", ["losses", "penalties", "initialisers", "curvature", "online", "report"]
+)
 def test_public_modules_do_not_warn(name, fresh, monkeypatch):
     monkeypatch.delitem(vars(co), name, raising=False)
     with warnings.catch_warnings():

@@ -42,7 +42,9 @@ for script in sys.argv[1:]:
 
 def python_blocks(page):
     """[(code, what the `text` block below it says)]"""
-    return re.findall(r"^```python\n(.*?)^```(?:\s*\n```text\n(.*?)^```)?", page.read_text(), re.M | re.S)
+    return re.findall(
+        r"^```python\n(.*?)^```(?:\s*\n```text\n(.*?)^```)?", page.read_text(), re.M | re.S
+    )
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +53,9 @@ def pages_run(tmp_path_factory):
     scripts = {}
     for page in PAGES:
         scripts[page] = tmp_path_factory.mktemp(page.stem) / "page.py"
-        scripts[page].write_text("\n".join(f"{code}\nprint({MARK!r})" for code, _ in python_blocks(page)))
+        scripts[page].write_text(
+            "\n".join(f"{code}\nprint({MARK!r})" for code, _ in python_blocks(page))
+        )
     subprocess.run([sys.executable, "-c", FORKS, *scripts.values()], env=ENVIRONMENT, check=True)
     return scripts
 
@@ -62,12 +66,16 @@ def test_blocks_run_and_print_what_the_page_says(page, pages_run):
     """All blocks of a page in one process, in order; a `text` block holds exactly what the one above it prints."""
     said = lambda name: Path(f"{pages_run[page]}.{name}").read_text()
     assert said("code") == "0", said("err")[-2000:]
-    for (code, expected), found in zip(python_blocks(page), said("out").split(MARK + "\n"), strict=False):
+    for (code, expected), found in zip(
+        python_blocks(page), said("out").split(MARK + "\n"), strict=False
+    ):
         assert not expected or found == expected, code
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", [p for p in PAGES if "```bash\n" in p.read_text()], ids=lambda p: p.name)
+@pytest.mark.parametrize(
+    "page", [p for p in PAGES if "```bash\n" in p.read_text()], ids=lambda p: p.name
+)
 def test_shell_blocks_run_as_pasted(page, tmp_path):
     """All `bash` blocks of a page, in order, in one empty folder; `console` blocks are only shown."""
     blocks = re.findall(r"^```bash\n(.*?)^```", page.read_text(), re.M | re.S)
@@ -114,7 +122,10 @@ def test_examples_run(command, expected, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--length", "5"], "the length of task 'temporal-order' must be a whole number, at least 10; got 5"),
+        (
+            ["--length", "5"],
+            "the length of task 'temporal-order' must be a whole number, at least 10; got 5",
+        ),
         (["--steps", "0"], "steps must be a whole number, at least 1; got 0"),
         (["--radius", "-1"], "radius must be a finite number, above 0; got -1"),
     ],

@@ -34,7 +34,10 @@ def test_what_is_close():
     [
         (off(ONE, 0, 1, 3e-12), ONE),
         (torch.full((100,), 1 + 2e-12, dtype=F64), torch.ones(100, dtype=F64)),
-        (off(torch.ones(100, 1, dtype=F64), 3, 0, 2e-12), torch.ones(100, 1, dtype=F64)),  # by the norm it is close
+        (
+            off(torch.ones(100, 1, dtype=F64), 3, 0, 2e-12),
+            torch.ones(100, 1, dtype=F64),
+        ),  # by the norm it is close
         (HOLE.nan_to_num(1), HOLE),
         (-HOLE, HOLE),
         (torch.ones(2), torch.zeros(2)),
@@ -70,7 +73,9 @@ def test_what_is_not(found, expected):
 def test_rows_have_their_own_scale():
     small = off(ONE, 1, 0, 1e-15)
     close(small, ONE, 1e-12)
-    with pytest.raises(AssertionError, match=r"^lam: it is off by 1\.0e-06 \(relative, allowed is 1e-12\)"):
+    with pytest.raises(
+        AssertionError, match=r"^lam: it is off by 1\.0e-06 \(relative, allowed is 1e-12\)"
+    ):
         close(small, ONE, 1e-12, "lam", rows=True)
     assert difference(small, ONE, rows=True) == pytest.approx(1e-6)
     assert difference(2 * ONE, ONE) == 1

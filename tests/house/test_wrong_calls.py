@@ -127,7 +127,9 @@ SWITCH = ()  # anything is true or false
 
 def net(cell="elman", readout="last", **options):
     torch.manual_seed(0)
-    return co.Network(cell, **({"inputs": I, "hidden": D, "outputs": O, "readout": readout} | options))
+    return co.Network(
+        cell, **({"inputs": I, "hidden": D, "outputs": O, "readout": readout} | options)
+    )
 
 
 def u():
@@ -152,7 +154,9 @@ def task():
 
 def xor_net():
     t = task()
-    return co.Network("elman", inputs=t.inputs, hidden=D, outputs=t.outputs, readout=t.readout, output=t.output)
+    return co.Network(
+        "elman", inputs=t.inputs, hidden=D, outputs=t.outputs, readout=t.readout, output=t.output
+    )
 
 
 def trajectory():
@@ -491,7 +495,9 @@ CALLS = {
         },
     ),
     "Reservoir.generate": (
-        lambda u, steps: co.Reservoir(I, D, I).fit(torch.ones(T, B, I), torch.ones(T, B, I)).generate(u, steps),
+        lambda u, steps: (
+            co.Reservoir(I, D, I).fit(torch.ones(T, B, I), torch.ones(T, B, I)).generate(u, steps)
+        ),
         {"u": (u, INPUT), "steps": (2, (*WHOLE, None))},
     ),
     "Trajectory.loss": (
@@ -809,7 +815,9 @@ CALLS = {
     ),
     **{
         f"Curvature.{name}": (
-            lambda v, name=name: getattr(co.curvature.Curvature(net(), batch(), "squared"), name)(v),
+            lambda v, name=name: getattr(co.curvature.Curvature(net(), batch(), "squared"), name)(
+                v
+            ),
             {
                 "v": (
                     lambda: torch.ones(sum(p.numel() for p in net().parameters())),
@@ -830,7 +838,9 @@ CALLS = {
         for name in ("gauss_newton", "structural", "product", "hessian")
     },
     "Curvature.diagonal": (
-        lambda probes, seed: co.curvature.Curvature(net(), batch(), "squared").diagonal(probes, seed),
+        lambda probes, seed: co.curvature.Curvature(net(), batch(), "squared").diagonal(
+            probes, seed
+        ),
         {"probes": (1, (*WHOLE, None)), "seed": (0, SEED)},
     ),
     "curvature.conjugate_gradients": (
@@ -939,7 +949,10 @@ CALLS = {
         {"given": ("orthogonal", ("no such", 3, None, [], Odd())), "units": (D, (*WHOLE, None))},
     ),
     "ridge.Ridge": (co.networks.ridge.Ridge, {"net": (net, NET), "alpha": (1e-6, (*REAL, -1.0))}),
-    "ridge.Ridge.add": (lambda batch: co.networks.ridge.Ridge(net()).add(batch), {"batch": (batch, NET)}),
+    "ridge.Ridge.add": (
+        lambda batch: co.networks.ridge.Ridge(net()).add(batch),
+        {"batch": (batch, NET)},
+    ),
     "cells.named": (
         co.cells.named,
         {"name": ("elman", NAME), "activation": ("tanh", ("no such", 3, [], Odd()))},
@@ -1134,18 +1147,29 @@ CALLS = {
     ),
     "parametrisations.Signed": (
         co.cells.structures.Signed,
-        {"signs": (lambda: torch.ones(D), (None, "x", 3, [], Odd(), torch.zeros(D), sparse(D), nested(D, 1)))},
+        {
+            "signs": (
+                lambda: torch.ones(D),
+                (None, "x", 3, [], Odd(), torch.zeros(D), sparse(D), nested(D, 1)),
+            )
+        },
     ),
     "Easiest.choose": (
-        lambda step, batch, seed: co.training.curriculum.Easiest(0.5, 5).choose(xor_net(), task(), step, batch, seed),
+        lambda step, batch, seed: co.training.curriculum.Easiest(0.5, 5).choose(
+            xor_net(), task(), step, batch, seed
+        ),
         {"step": (0, (-1, 1.5, "x", None)), "batch": (2, (*WHOLE, None)), "seed": (0, SEED)},
     ),
     "Reservoir.predict": (
-        lambda u, x0: co.Reservoir(I, D, O).fit(torch.ones(T, B, I), torch.ones(T, B, O)).predict(u, None, x0),
+        lambda u, x0: (
+            co.Reservoir(I, D, O).fit(torch.ones(T, B, I), torch.ones(T, B, O)).predict(u, None, x0)
+        ),
         {"u": (u, INPUT), "x0": (None, STATE)},
     ),
     "Reservoir.solve": (
-        lambda ridge: co.Reservoir(I, D, O).fit(torch.ones(T, B, I), torch.ones(T, B, O)).solve(ridge),
+        lambda ridge: (
+            co.Reservoir(I, D, O).fit(torch.ones(T, B, I), torch.ones(T, B, O)).solve(ridge)
+        ),
         {"ridge": (1e-8, ("x", [], Odd(), math.nan, -1.0))},
     ),
     "EncoderDecoder.loss": (
@@ -1166,7 +1190,13 @@ CALLS = {
         {
             "schedule": (
                 lambda: co.penalties.linear(1.0, 0.0, 5),
-                (lambda step: -1.0, lambda step: math.nan, lambda step: 1e60, lambda step: "x", lambda step: None),
+                (
+                    lambda step: -1.0,
+                    lambda step: math.nan,
+                    lambda step: 1e60,
+                    lambda step: "x",
+                    lambda step: None,
+                ),
             )
         },
     ),
@@ -1203,7 +1233,11 @@ def said_well(error):
     return "\n" not in str(error) and str(error).endswith((".", "?", ")", "]"))
 
 
-OURS = [(name, argument) for name, argument in CASES if not name.startswith("nn.") or name == "nn.replace"]
+OURS = [
+    (name, argument)
+    for name, argument in CASES
+    if not name.startswith("nn.") or name == "nn.replace"
+]
 
 
 @pytest.mark.parametrize(("name", "argument"), OURS)
@@ -1244,13 +1278,22 @@ def test_good_arguments_are_taken(name):
     assert told(call, {argument: made(good) for argument, (good, _) in arguments.items()}) is None
 
 
-RECORDS = ("Cell", "Evaluation", "Recorded", "Result", "Trajectory", "Costates")  # made by the calls above
+RECORDS = (
+    "Cell",
+    "Evaluation",
+    "Recorded",
+    "Result",
+    "Trajectory",
+    "Costates",
+)  # made by the calls above
 
 
 def test_every_public_name_is_called_wrongly():
     called = {name.split("(")[0].split(".")[0].split(" ")[0] for name in CALLS}
     public = [name for name in co.__all__ if callable(getattr(co, name))]
     errors = [
-        name for name in public if isinstance(getattr(co, name), type) and issubclass(getattr(co, name), Exception)
+        name
+        for name in public
+        if isinstance(getattr(co, name), type) and issubclass(getattr(co, name), Exception)
     ]
     assert {*public} - {*errors} - {*RECORDS} <= called

@@ -33,7 +33,10 @@ def test_every_gate_is_scaled(name, cell):
 
 @pytest.mark.parametrize("name", INITIALISERS)
 def test_the_seed_decides(name):
-    a, b, c = (initialise(network("lru" if name == "ring" else "elman"), name, seed=s).state_dict() for s in (0, 0, 1))
+    a, b, c = (
+        initialise(network("lru" if name == "ring" else "elman"), name, seed=s).state_dict()
+        for s in (0, 0, 1)
+    )
     assert all(torch.equal(a[key], b[key]) for key in a)
     assert not torch.equal(a["V"], c["V"])
 
@@ -45,7 +48,9 @@ def test_std_of_what_is_gaussian():
     assert not net.state_dict()["b"].any()
 
 
-@pytest.mark.parametrize("wrong", [{"radius": 0.0}, {"radius": float("nan")}, {"std": -1.0}, {"name": "spectrl"}])
+@pytest.mark.parametrize(
+    "wrong", [{"radius": 0.0}, {"radius": float("nan")}, {"std": -1.0}, {"name": "spectrl"}]
+)
 def test_refusals(wrong):
     with pytest.raises(InputError):
         initialise(network(), **{"name": "spectral", **wrong})
@@ -82,7 +87,9 @@ def test_fans(name, variance):
 
 PLACED = ("spectral", "sparse", "orthogonal", "identity", "smart-tanh")
 REFUSED = {  # cells without W, and structures that cannot hold what is asked for
-    **dict.fromkeys(("unicornn", "mingru", "minlstm", "lru", "antisymmetric", "antisymmetric-gated"), PLACED),
+    **dict.fromkeys(
+        ("unicornn", "mingru", "minlstm", "lru", "antisymmetric", "antisymmetric-gated"), PLACED
+    ),
     "exponential": ("spectral", "sparse", "smart-tanh"),
     "inverse": ("spectral", "sparse", "orthogonal", "smart-tanh"),
 }
@@ -95,7 +102,9 @@ def test_every_cell_has_the_starts_that_it_can_hold(cell):
         refused = name in REFUSED.get(cell, ()) or (name == "ring" and cell != "lru")
         net = network(cell, hidden=5)
         if refused:
-            with pytest.raises(Unsupported, match=f"init '{name}' .*Use init 'torch', 'gaussian', 'glorot' or 'he'"):
+            with pytest.raises(
+                Unsupported, match=f"init '{name}' .*Use init 'torch', 'gaussian', 'glorot' or 'he'"
+            ):
                 initialise(net, name)
         else:
             initialise(net, name)
@@ -120,7 +129,21 @@ def test_the_seed_reaches_every_parameter(shape, name):
     a, b, c = (initialise(SHAPES[shape](), name, seed=s).state_dict() for s in (3, 3, 4))
     assert all(torch.equal(a[key], b[key]) for key in a)
     fixed = [key for key in a if torch.equal(a[key], c[key])]
-    drawn = ("W", "R", "V", "D", "U", "weight", "w_a", "original", "original0", "nu", "theta", "g_below", "g_states")
+    drawn = (
+        "W",
+        "R",
+        "V",
+        "D",
+        "U",
+        "weight",
+        "w_a",
+        "original",
+        "original0",
+        "nu",
+        "theta",
+        "g_below",
+        "g_states",
+    )
     assert not [key for key in fixed if key.rpartition(".")[2] in drawn]
     if name == "torch":  # biases too; what stays is the cell's own
         assert all(".p." in f".{key}" for key in fixed)
@@ -133,7 +156,9 @@ def test_torch_draws_as_the_constructor_does(shape):
     largest = lambda nets: {
         key: max(float(p.detach().abs().max()) for p in every)
         for key, every in zip(
-            dict(nets[0].named_parameters()), zip(*(n.parameters() for n in nets), strict=True), strict=True
+            dict(nets[0].named_parameters()),
+            zip(*(n.parameters() for n in nets), strict=True),
+            strict=True,
         )
     }
     ours = largest([initialise(SHAPES[shape](), "torch", seed=s) for s in range(60)])
@@ -207,8 +232,12 @@ def test_dales_law_with_a_spectral_radius(name):
 def test_the_identity_of_low_rank_still_learns():
     net = initialise(structured("low-rank"), "identity")
     assert torch.equal(net.W.detach().split(16)[0], torch.eye(16, dtype=torch.float64))
-    e = co.BPTT()(net, co.Batch(torch.randn(9, 4, 3).double(), torch.zeros(4, 2).double()), "squared")
-    assert sum(float(g.abs().sum()) for key, g in e.gradient.items() if "parametrizations" in key) > 0
+    e = co.BPTT()(
+        net, co.Batch(torch.randn(9, 4, 3).double(), torch.zeros(4, 2).double()), "squared"
+    )
+    assert (
+        sum(float(g.abs().sum()) for key, g in e.gradient.items() if "parametrizations" in key) > 0
+    )
 
 
 @pytest.mark.parametrize(("inner", "radius"), [(0.0, 1.0), (0.9, 0.99), (0.4, 0.5)])

@@ -42,7 +42,9 @@ class Chain(Net):
         super().__init__()
         torch.manual_seed(seed)
         self.inputs, self.outputs, self.output = widths[0], widths[-1], output
-        self.maps = nn.ModuleList(nn.Linear(n, m, dtype=dtype) for n, m in itertools.pairwise(widths))
+        self.maps = nn.ModuleList(
+            nn.Linear(n, m, dtype=dtype) for n, m in itertools.pairwise(widths)
+        )
         with torch.no_grad():
             for f in self.maps:
                 f.weight.mul_(gain)
@@ -70,7 +72,9 @@ class ChainRun:
         with torch.enable_grad():
             run = self if self.a.requires_grad else self.network.run(self.batch)
             value = run.loss(loss, y, mask=mask)
-            g = torch.autograd.grad(value.sum(), run.states[-1], create_graph=again, retain_graph=True)[0]
+            g = torch.autograd.grad(
+                value.sum(), run.states[-1], create_graph=again, retain_graph=True
+            )[0]
             found, powers = [], []
             for i in reversed(range(len(run.states))):
                 k = torch.frexp(g.detach().abs().amax(1)).exponent
@@ -116,7 +120,12 @@ class ChainCostates(BaseCostates):
     axis = DEPTH
 
     def __init__(self, trajectory, mantissas, exponents, loss):
-        self.trajectory, self.mantissas, self.exponents, self.loss = trajectory, mantissas, exponents, loss
+        self.trajectory, self.mantissas, self.exponents, self.loss = (
+            trajectory,
+            mantissas,
+            exponents,
+            loss,
+        )
 
     @property
     def exponent(self):
@@ -126,7 +135,12 @@ class ChainCostates(BaseCostates):
         return self.mantissas[i]
 
     def detach(self):
-        return ChainCostates(self.trajectory, [m.detach() for m in self.mantissas], self.exponents, self.loss.detach())
+        return ChainCostates(
+            self.trajectory,
+            [m.detach() for m in self.mantissas],
+            self.exponents,
+            self.loss.detach(),
+        )
 
     def pulled(self):
         return widened([self.trajectory.pull(i, m) for i, m in enumerate(self.mantissas) if i > 0])
@@ -135,7 +149,15 @@ class ChainCostates(BaseCostates):
 class Blobs(Task):
     """Three clouds of points."""
 
-    name, inputs, outputs, output, loss, metric, lower = "blobs", 5, 3, "softmax", "cross-entropy", "accuracy", False
+    name, inputs, outputs, output, loss, metric, lower = (
+        "blobs",
+        5,
+        3,
+        "softmax",
+        "cross-entropy",
+        "accuracy",
+        False,
+    )
 
     def drawn(self, n, seed, *keys):
         draw = rng(seed, *keys)
@@ -173,9 +195,12 @@ class Truth:
         return torch.stack([m.norm(p, dim=1) for m in lam or self.lam])
 
     def gradient(self, values):
-        grads = torch.autograd.grad(values.mean(), list(self.parameters.values()), allow_unused=True)
+        grads = torch.autograd.grad(
+            values.mean(), list(self.parameters.values()), allow_unused=True
+        )
         return {
-            n: torch.zeros_like(p) if g is None else g for (n, p), g in zip(self.parameters.items(), grads, strict=True)
+            n: torch.zeros_like(p) if g is None else g
+            for (n, p), g in zip(self.parameters.items(), grads, strict=True)
         }
 
 
@@ -185,7 +210,10 @@ def deviation(n):
 
 def omega(t):
     pairs = zip(t.x, t.x[1:], t.lam[1:], strict=False)
-    back = [torch.autograd.grad(after, before, lam, create_graph=True)[0] for before, after, lam in pairs]
+    back = [
+        torch.autograd.grad(after, before, lam, create_graph=True)[0]
+        for before, after, lam in pairs
+    ]
     r = t.norms(lam=back).square() / t.norms()[1:].square()
     return (r - 1).square().mean(0)
 
@@ -206,7 +234,9 @@ PENALTIES = {
     "share-variance": lambda t: (t.norms()[1:] / t.norms()[1:].sum(0) - 1 / 3).square().sum(0),
     "barrier": lambda t: (t.lam[-1].abs() / 1e-5).log().clamp(max=0).square().sum(1),
     "omega": omega,
-    "norm-stabiliser": lambda t: torch.stack([x.norm(dim=1) for x in t.x]).diff(dim=0).square().mean(0),
+    "norm-stabiliser": lambda t: (
+        torch.stack([x.norm(dim=1) for x in t.x]).diff(dim=0).square().mean(0)
+    ),
     "output-variance": output_variance,
 }
 
@@ -257,7 +287,10 @@ def test_the_tangent_loss():
     v = torch.randn(6, 5, dtype=F64)
     e = co.Penalised(co.penalties.tangent(v), 0.3)(net, b, "cross-entropy")
     truth = Truth(net, b.u, b.y)
-    along = [torch.autograd.grad(truth.y_hat[:, k].sum(), truth.x[0], create_graph=True)[0] for k in range(3)]
+    along = [
+        torch.autograd.grad(truth.y_hat[:, k].sum(), truth.x[0], create_graph=True)[0]
+        for k in range(3)
+    ]
     G = torch.stack([(g * v).sum(1) for g in along], 1).square().sum(1)
     close(e.gradient, truth.gradient(truth.losses + 0.3 * G))
 
@@ -267,7 +300,10 @@ def test_sums_and_pretraining_and_steered_weights():
     truth = Truth(net, b.u, b.y)
     both = 0.5 * co.penalties.log_ratio + co.penalties.variance
     G = 0.5 * PENALTIES["log-ratio"](truth) + PENALTIES["variance"](truth)
-    close(co.Penalised(both, 2.0, pretrain=1)(net, b, "cross-entropy").gradient, truth.gradient(2.0 * G))
+    close(
+        co.Penalised(both, 2.0, pretrain=1)(net, b, "cross-entropy").gradient,
+        truth.gradient(2.0 * G),
+    )
     steered = co.Penalised("log-ratio", co.penalties.Steered(0.1, target=1e-4))
     steered(net, b, "cross-entropy")
     assert steered(net, b, "cross-entropy").rho == pytest.approx(0.1 * math.exp(0.01))
@@ -279,7 +315,9 @@ def test_a_deep_chain_that_forgets_keeps_its_digits_in_float32():
     found = {}
     for dtype in (torch.float32, F64):
         net = Chain(widths, gain=0.2).to(dtype)
-        lam = co.Penalised("log-ratio", 1.0)(net, batch().to(dtype, "cpu"), "cross-entropy").costates
+        lam = co.Penalised("log-ratio", 1.0)(
+            net, batch().to(dtype, "cpu"), "cross-entropy"
+        ).costates
         found[dtype] = lam.log_norms()
     assert found[F64].min() < math.log(torch.finfo(torch.float32).tiny)
     assert torch.allclose(found[torch.float32], found[F64], atol=1e-4)
@@ -324,7 +362,9 @@ def test_what_cannot_serve_it_refuses_in_one_line(name):
 
 def test_a_recurrent_network_refuses_samples_along_the_first_axis():
     net = co.Network("elman", inputs=5, hidden=4, outputs=3, dtype=F64)
-    with pytest.raises(co.InputError, match=r"reads sequences \[T, B, inputs\], .* along axis 0; expected axis=1"):
+    with pytest.raises(
+        co.InputError, match=r"reads sequences \[T, B, inputs\], .* along axis 0; expected axis=1"
+    ):
         co.BPTT()(net, batch(), "cross-entropy")
 
 
@@ -344,7 +384,9 @@ def test_decay_is_by_layer():
 def test_components_are_the_runs_own_where_it_has_them():
     e = co.BPTT()(Chain(), batch(), "cross-entropy")
     norms = e.components().norms()["joint"]
-    assert norms.tolist() == pytest.approx([float(e.gradient[f"maps.{i}.weight"].norm()) for i in range(4)])
+    assert norms.tolist() == pytest.approx(
+        [float(e.gradient[f"maps.{i}.weight"].norm()) for i in range(4)]
+    )
     net, b, loss = recurrent("network")
     e = co.BPTT()(net, b, loss)
     assert torch.equal(e.components().norms()["joint"], e.temporal_components().norms()["joint"])
@@ -361,7 +403,15 @@ def test_an_examination_holds_what_applies_and_says_why_not_of_the_rest():
 
 
 def train(net=None, **options):
-    quick = {"steps": 9, "batch": 8, "every": 3, "tests": 50, "confirm": 50, "probes": 8, "checkpoint": 4}
+    quick = {
+        "steps": 9,
+        "batch": 8,
+        "every": 3,
+        "tests": 50,
+        "confirm": 50,
+        "probes": 8,
+        "checkpoint": 4,
+    }
     return co.train(net or Chain(), Blobs(), **(quick | {"stop_on_success": False} | options))
 
 
@@ -391,7 +441,9 @@ class Stop:
     def close(self): ...
 
 
-@pytest.mark.parametrize("gradient", [co.BPTT, lambda: co.Penalised("log-ratio", 0.1)], ids=["plain", "penalised"])
+@pytest.mark.parametrize(
+    "gradient", [co.BPTT, lambda: co.Penalised("log-ratio", 0.1)], ids=["plain", "penalised"]
+)
 def test_a_run_is_interrupted_and_goes_on_bit_for_bit(tmp_path, gradient):
     whole = train(folder=tmp_path / "whole", gradient=gradient())
     with pytest.raises(co.Interrupted, match="saved at step 5"):
@@ -415,14 +467,18 @@ def test_the_report_is_by_layer(tmp_path):
     assert "through time" not in page
     said = json.loads((tmp_path / "run" / "result.json").read_text())["examples"]
     assert said
-    assert all("note" not in one for one in said)  # a recurrent network's says how many steps there were
+    assert all(
+        "note" not in one for one in said
+    )  # a recurrent network's says how many steps there were
 
 
 def test_a_number_that_is_not_finite_is_found_by_layer():
     net = Chain()
     with torch.no_grad():
         net.maps[1].bias[2] = math.nan
-    with pytest.raises(co.NumericalError, match="the state of sample 0 at layer 2 is the first that is not"):
+    with pytest.raises(
+        co.NumericalError, match="the state of sample 0 at layer 2 is the first that is not"
+    ):
         train(net)
 
 
@@ -439,7 +495,9 @@ def test_what_a_network_must_have():
     assert issubclass(co.Stack, Readout)
     assert issubclass(co.EncoderDecoder, Net)
     assert not issubclass(co.EncoderDecoder, Readout)
-    with pytest.raises(co.KindError, match=r"the network must be a co\.Network, co\.Stack or co\.EncoderDecoder"):
+    with pytest.raises(
+        co.KindError, match=r"the network must be a co\.Network, co\.Stack or co\.EncoderDecoder"
+    ):
         co.BPTT()(nn.Linear(2, 2), batch(), "squared")
 
 
@@ -447,7 +505,11 @@ def recurrent(kind):
     sizes = {"inputs": 5, "hidden": 4, "outputs": 3, "dtype": F64}
     u = torch.randn(7, 2, 5, dtype=F64)
     if kind == "translation":
-        return co.EncoderDecoder("gru", **sizes), co.Batch(u, torch.tensor([[0, 1], [2, 2]])), "cross-entropy"
+        return (
+            co.EncoderDecoder("gru", **sizes),
+            co.Batch(u, torch.tensor([[0, 1], [2, 2]])),
+            "cross-entropy",
+        )
     net = co.Network("lstm", **sizes) if kind == "network" else co.Stack(["gru", "elman"], **sizes)
     return net, co.Batch(u, torch.randn(2, 3, dtype=F64)), "squared"
 
@@ -463,7 +525,9 @@ def test_what_a_run_has(kind):
 
 
 @pytest.mark.parametrize("kind", ["network", "stack", "translation"])
-@pytest.mark.parametrize("method", [co.BPTT, lambda: co.Penalised("log-ratio", 0.1)], ids=["plain", "penalised"])
+@pytest.mark.parametrize(
+    "method", [co.BPTT, lambda: co.Penalised("log-ratio", 0.1)], ids=["plain", "penalised"]
+)
 def test_hooks_fire_once_for_each_run(kind, method):
     net, b, loss = recurrent(kind)
     seen = []
@@ -499,7 +563,11 @@ def test_a_module_around_a_network_is_called_as_itself():
     around = Around(net)
     for method in (co.BPTT(), co.Penalised("log-ratio", 0.1)):
         found = method(around, b, loss).gradient
-        close({n.removeprefix("module."): g for n, g in found.items()}, method(net, b, loss).gradient, 0)
+        close(
+            {n.removeprefix("module."): g for n, g in found.items()},
+            method(net, b, loss).gradient,
+            0,
+        )
     assert around.calls == 2
 
 
@@ -525,7 +593,9 @@ def test_a_part_of_a_run_is_read_and_not_swept_again():
 @pytest.mark.parametrize("engine", ["cpu", "reference", "autograd"])
 def test_costates_by_number_are_those_by_time(engine):
     net = co.Network("lstm", inputs=5, hidden=4, outputs=3, dtype=F64, engine=engine)
-    lam = net.run(co.Batch(torch.randn(7, 2, 5, dtype=F64), lengths=[7, 4])).costates(lambda y_hat: y_hat.sum(1))
+    lam = net.run(co.Batch(torch.randn(7, 2, 5, dtype=F64), lengths=[7, 4])).costates(
+        lambda y_hat: y_hat.sum(1)
+    )
     assert all(torch.equal(lam.at(t), lam.lam[t]) for t in range(8))
     assert torch.equal(lam.last, torch.tensor([7, 4]))
     assert torch.equal(lam.last_mantissa(), torch.stack([lam.mantissa[7, 0], lam.mantissa[4, 1]]))
@@ -541,7 +611,13 @@ def test_unshown_is_the_transpose_of_shown(cell):
 
 
 @pytest.mark.parametrize(
-    "options", [{"cell": "elman", "masked": True}, {"cell": "scrn"}, {"cell": "antisymmetric"}, {"cell": "gru"}]
+    "options",
+    [
+        {"cell": "elman", "masked": True},
+        {"cell": "scrn"},
+        {"cell": "antisymmetric"},
+        {"cell": "gru"},
+    ],
 )
 def test_effective_weights_make_the_step(options):
     """x_1 from the weights as the formula takes them, by torch's operations, is that of the sweep."""

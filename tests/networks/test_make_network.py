@@ -20,19 +20,32 @@ NETWORKS = {
     "gaussian": {"cell": "gru", "init": "gaussian", "std": 0.3, "x0": "learned", "bias": False},
     "ring": {"cell": "lru", "init": "ring", "inner": 0.9, "radius": 0.99, "skip": True},
     "options": {"cell": "antisymmetric-gated", "eps": 0.1, "gamma": 0.2, "freeze": "W"},
-    "activation": {"cell": "rate", "noise": 0.1, "structure": "dale", "init": "spectral", "activation": "relu"},
+    "activation": {
+        "cell": "rate",
+        "noise": 0.1,
+        "structure": "dale",
+        "init": "spectral",
+        "activation": "relu",
+    },
     "tilted": {"cell": "lipschitz", "beta": -2.0, "readout": "tilted"},
     "attention": {"cell": "lipschitz", "beta": 0.6, "readout": "attention", "attention_steps": 4},
     "step": {"cell": "gated-feedback", "layers": 3, "unit": "lstm"},
     "reservoir": {"cell": "reservoir", "deep": [6, 5]},
     "reservoirs": {"cell": "reservoir", "layers": 2, "radius": 1.2},
-    "stack": {"cell": ["lstm", "gru-before"], "residual": True, "dropout": 0.2, "readout": "tilted-tanh"},
+    "stack": {
+        "cell": ["lstm", "gru-before"],
+        "residual": True,
+        "dropout": 0.2,
+        "readout": "tilted-tanh",
+    },
     "both ways": {"cell": "elman", "layers": 2, "bidirectional": True, "deep": 5},
 }
 
 
 def from_settings(network, task="xor", **training):
-    options = {"name": task, "length": 12} if task == "xor" else {"name": task, "length": 4, "values": 3}
+    options = (
+        {"name": task, "length": 12} if task == "xor" else {"name": task, "length": 4, "values": 3}
+    )
     sections = {"task": options, "network": {"hidden": 4, **network}, "training": training}
     return build.build(flags.resolve(None, sections))
 
@@ -47,7 +60,9 @@ def same_gradient(a, b, batch, loss):
     for net in (a, b):
         torch.manual_seed(0)  # of dropout and noise
         found.append(co.BPTT()(net, batch, loss).gradient)
-    return list(found[0]) == list(found[1]) and all(torch.equal(g, found[1][key]) for key, g in found[0].items())
+    return list(found[0]) == list(found[1]) and all(
+        torch.equal(g, found[1][key]) for key, g in found[0].items()
+    )
 
 
 @pytest.mark.parametrize("precision", [32, 64])
@@ -58,13 +73,19 @@ def test_one_call_gives_what_settings_give(network, precision):
     net = co.networks.make(**XOR | network, hidden=4, seed=7, dtype=dtype)
     assert net.extra_repr() == job.network.extra_repr()
     assert same_bits(net, job.network)
-    assert [p.requires_grad for p in net.parameters()] == [p.requires_grad for p in job.network.parameters()]
+    assert [p.requires_grad for p in net.parameters()] == [
+        p.requires_grad for p in job.network.parameters()
+    ]
     assert same_gradient(net, job.network, job.task.batch(0, 3, 0).to(dtype, "cpu"), job.task.loss)
 
 
 @pytest.mark.parametrize(
     "network",
-    [{}, {"cell": "lstm", "layers": 2, "dropout": 0.1}, {"cell": "gru", "decoder": "elman", "attend": False}],
+    [
+        {},
+        {"cell": "lstm", "layers": 2, "dropout": 0.1},
+        {"cell": "gru", "decoder": "elman", "attend": False},
+    ],
     ids=["default", "layers", "decoder"],
 )
 def test_one_call_gives_an_encoder_and_decoder(network):
@@ -77,7 +98,10 @@ def test_one_call_gives_an_encoder_and_decoder(network):
 
 def test_every_key_of_the_settings_is_a_keyword():
     """With the defaults of the settings; what is not in a signature is an option of some cell."""
-    taken = {**inspect.signature(factory.construct).parameters, **inspect.signature(factory.make).parameters}
+    taken = {
+        **inspect.signature(factory.construct).parameters,
+        **inspect.signature(factory.make).parameters,
+    }
     of_cells = {key for name in factory.CELL_NAMES for key in factory.cell_options(name)}
     for key, field in NetworkSection.model_fields.items():
         assert key in taken or key in of_cells
@@ -88,7 +112,9 @@ def test_every_key_of_the_settings_is_a_keyword():
 
 
 def test_the_same_call_gives_the_same_bits_and_another_seed_others():
-    a, b, c = (co.networks.make("lstm", inputs=2, outputs=1, hidden=3, seed=seed) for seed in (1, 1, 2))
+    a, b, c = (
+        co.networks.make("lstm", inputs=2, outputs=1, hidden=3, seed=seed) for seed in (1, 1, 2)
+    )
     assert same_bits(a, b)
     assert not same_bits(a, c)
 
@@ -119,7 +145,9 @@ def test_a_refusal_can_be_spelled_otherwise():
     assert error.spelled(str.upper) == "WEIGHT_RATE does nothing with METHOD bptt, and costs 5$."
 
 
-@pytest.mark.parametrize("options", [{"cell": "elmann"}, {"init": "spectrall"}, {"readout": "lasst"}])
+@pytest.mark.parametrize(
+    "options", [{"cell": "elmann"}, {"init": "spectrall"}, {"readout": "lasst"}]
+)
 def test_a_wrong_name_is_answered_with_the_nearest(options):
     with pytest.raises(InputError, match=r"did you mean '(elman|spectral|last)'"):
         co.networks.make(**{"inputs": 2, "outputs": 1, "hidden": 3} | options)
@@ -134,6 +162,10 @@ def test_about_a_cell(name):
     assert [engine for engine, why in found.engines.items() if why is None]
     if name != "reservoir":
         alone = co.cells.about(name)
-        assert (found.equations, found.paper, found.state) == (alone.equations, alone.paper, alone.state)
+        assert (found.equations, found.paper, found.state) == (
+            alone.equations,
+            alone.paper,
+            alone.state,
+        )
         assert found.equations
         assert found.options.items() <= alone.options.items()

@@ -62,7 +62,9 @@ def test_shapes(cell, readout):
     assert tuple(lam.loss.shape) == tuple(lam.zeros().shape) == (B,)
     assert torch.equal(run.u, inputs())
     assert torch.equal(run.x[-1], run.state)
-    close(run.a, (run.state if readout == "last" else run.x[1:])[..., :D] @ net.V.T + net.b_o, 1e-12)
+    close(
+        run.a, (run.state if readout == "last" else run.x[1:])[..., :D] @ net.V.T + net.b_o, 1e-12
+    )
 
 
 @pytest.mark.parametrize(("T", "B", "D"), [(1, 1, 1), (1, 3, 2), (2, 1, 1), (65, 1, 3)])
@@ -85,7 +87,11 @@ def ways(u, lengths):
     yield "tuple", (tuple(parts),), None
     yield "packed, unsorted", (pack_sequence(parts, enforce_sorted=False),), None
     yield "packed, sorted", (pack_sequence([parts[j] for j in order]),), order
-    yield "packed from padding", (pack_padded_sequence(u, torch.tensor(lengths), enforce_sorted=False),), None
+    yield (
+        "packed from padding",
+        (pack_padded_sequence(u, torch.tensor(lengths), enforce_sorted=False),),
+        None,
+    )
 
 
 @pytest.mark.parametrize("readout", ["last", "every"])
@@ -105,7 +111,11 @@ def test_ragged_batch_is_its_samples_alone(engine, readout):
             close(run.x[: n + 1, k], one.x[:, 0], 1e-12, name)
             assert (run.x[n + 1 :, k] == 0).all(), name
             close(run.state[k], one.state[0], 1e-12, name)
-            out = (run.y_hat[:n, k], one.y_hat[:, 0]) if readout == "every" else (run.y_hat[k], one.y_hat[0])
+            out = (
+                (run.y_hat[:n, k], one.y_hat[:, 0])
+                if readout == "every"
+                else (run.y_hat[k], one.y_hat[0])
+            )
             close(*out, 1e-12, name)
             close(lam.lam[: n + 1, k], single.lam[:, 0], 1e-12, name)
             close(lam.loss[k], single.loss[0], 1e-12, name)
@@ -294,7 +304,9 @@ def test_two_calls_before_a_backward():
 
 
 @pytest.mark.parametrize("engine", ["cpu", "reference", "autograd"])
-@pytest.mark.parametrize("kept", [("V",), ("V", "b_o"), ("W",), ("R", "b_o"), ("b",), ("x0",), ("p.b_n", "V")])
+@pytest.mark.parametrize(
+    "kept", [("V",), ("V", "b_o"), ("W",), ("R", "b_o"), ("b",), ("x0",), ("p.b_n", "V")]
+)
 def test_frozen_parameters_do_not_change_the_gradient_of_the_others(kept, engine):
     net, u = make("gru", engine=engine, x0="learned"), inputs()
     names = [n for n, _ in net.named_parameters()]
@@ -314,7 +326,11 @@ def test_two_losses_of_one_trajectory():
     a, b = run.costates(loss), run.costates(lambda y: y.sum(-1))
     both = run.costates(lambda y: (y**2).sum(-1) + y.sum(-1))
     close(a.lam + b.lam, both.lam, 1e-12)
-    close(flat_gradient(net, both), flat_gradient(net, net(inputs()).costates(lambda y: (y**2 + y).sum(-1))), 1e-12)
+    close(
+        flat_gradient(net, both),
+        flat_gradient(net, net(inputs()).costates(lambda y: (y**2 + y).sum(-1))),
+        1e-12,
+    )
 
 
 def test_costates_of_a_loss_given_as_values():
@@ -340,7 +356,9 @@ def test_push_is_the_change_of_the_output():
             v = torch.randn_like(u)
             run = net(u, lengths=LENGTHS)
             h = 1e-6
-            difference = (net(u + h * v, lengths=LENGTHS).y_hat - net(u - h * v, lengths=LENGTHS).y_hat) / (2 * h)
+            difference = (
+                net(u + h * v, lengths=LENGTHS).y_hat - net(u - h * v, lengths=LENGTHS).y_hat
+            ) / (2 * h)
             keep = run.mask[1:, :, None] if readout == "every" else torch.tensor(True)
             close(torch.where(keep, run.push(v), 0), torch.where(keep, difference, 0), 1e-7)
     with pytest.raises(co.InputError, match=r"the direction du has shape"):
@@ -400,7 +418,9 @@ def test_the_callers_denormal_setting_is_left_as_it_was(setting):
         (lam.loss + co.penalties.log_ratio(lam)).mean().backward()
         assert denormals_are_flushed() is setting
         with pytest.raises(co.NumericalError):
-            make(activation="identity", dtype=torch.float32)(torch.full((400, 1, I), 1e38), x0=torch.full((D,), 3e38))
+            make(activation="identity", dtype=torch.float32)(
+                torch.full((400, 1, I), 1e38), x0=torch.full((D,), 3e38)
+            )
         assert denormals_are_flushed() is setting
     finally:
         torch.set_flush_denormal(False)
@@ -444,7 +464,11 @@ def test_engine_is_resolved(engine, cell, device, resolved):
             "engine 'cpu' takes its code from a cell's formula",
         ),
         ({"cell": lambda u, x: x, "engine": "reference"}, co.Unsupported, "Use engine='autograd'"),
-        ({"engine": "cpu", "device": "meta"}, co.Unsupported, "engine 'cpu' runs on the CPU, and the data is on meta"),
+        (
+            {"engine": "cpu", "device": "meta"},
+            co.Unsupported,
+            "engine 'cpu' runs on the CPU, and the data is on meta",
+        ),
     ],
 )
 def test_engine_is_refused_with_a_reason(options, error, words):
@@ -471,7 +495,19 @@ print(json.dumps(sorted({m.split(".")[0] for m in set(sys.modules) - before})))
 
 @pytest.mark.slow
 def test_import_needs_torch_and_numpy_alone():
-    out = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, check=True).stdout
+    out = subprocess.run(
+        [sys.executable, "-c", PROBE], capture_output=True, text=True, check=True
+    ).stdout
     new = set(json.loads(out)) - set(sys.stdlib_module_names)
-    assert not new & {"matplotlib", "rich", "sympy", "typer", "yaml", "safetensors", "jinja2", "pandas", "scipy"}
+    assert not new & {
+        "matplotlib",
+        "rich",
+        "sympy",
+        "typer",
+        "yaml",
+        "safetensors",
+        "jinja2",
+        "pandas",
+        "scipy",
+    }
     assert {m for m in new if not m.startswith("_")} <= {"coadjoint", "torch", "numpy"}, new

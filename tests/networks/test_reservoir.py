@@ -17,14 +17,23 @@ ALL = [*EXPANSIONS, *KERNELS]
 
 
 def make(inputs=2, hidden=7, outputs=2, **options):
-    defaults = {"leak": 0.6, "density": 0.5, "bias_scale": 0.3, "ridge": 1e-2, "dtype": F64, "seed": 4}
+    defaults = {
+        "leak": 0.6,
+        "density": 0.5,
+        "bias_scale": 0.3,
+        "ridge": 1e-2,
+        "dtype": F64,
+        "seed": 4,
+    }
     return Reservoir(inputs, hidden, outputs, **(defaults | options))
 
 
 def data(T=12, B=3, inputs=2, outputs=2, seed=0, every=True):
     g = torch.Generator().manual_seed(seed)
     lead = (T, B) if every else (B,)
-    return torch.randn(T, B, inputs, generator=g, dtype=F64), torch.randn(*lead, outputs, generator=g, dtype=F64)
+    return torch.randn(T, B, inputs, generator=g, dtype=F64), torch.randn(
+        *lead, outputs, generator=g, dtype=F64
+    )
 
 
 def states(r, u, x0=None):
@@ -43,7 +52,9 @@ def examples(r, u, y, lengths):
     for j, n in enumerate(lengths):
         x = states(r, u[:n, j])
         X.append(x[r.washout :] if r.network.readout == "every" else x[-1:])
-        Y.append(y[r.washout : n, j].numpy() if r.network.readout == "every" else y[j : j + 1].numpy())
+        Y.append(
+            y[r.washout : n, j].numpy() if r.network.readout == "every" else y[j : j + 1].numpy()
+        )
     return np.concatenate(X), np.concatenate(Y)
 
 
@@ -104,15 +115,27 @@ def test_weights_are_uniform_on_their_scales_and_fixed():
     ("name", "matrix"),
     [
         ("random", lambda g: g.standard_normal((300, 300))),
-        ("a pair far out", lambda g: g.standard_normal((200, 200)) + 40 * np.eye(200, k=1) - 40 * np.eye(200, k=-1)),
+        (
+            "a pair far out",
+            lambda g: (
+                g.standard_normal((200, 200)) + 40 * np.eye(200, k=1) - 40 * np.eye(200, k=-1)
+            ),
+        ),
         ("positive", lambda g: g.random((250, 250))),
         ("real, crowded, negative", lambda g: np.diag(np.linspace(0.1, -1, 900))),
-        ("not normal", lambda g: np.triu(g.standard_normal((150, 150)), 1) * 0.03 + np.diag(np.linspace(0.1, 1, 150))),
+        (
+            "not normal",
+            lambda g: (
+                np.triu(g.standard_normal((150, 150)), 1) * 0.03 + np.diag(np.linspace(0.1, 1, 150))
+            ),
+        ),
     ],
 )
 def test_the_largest_eigenvalue_from_products_alone(name, matrix):
     A = matrix(np.random.default_rng(1))
-    assert krylov(lambda x: A @ x, len(A)) == pytest.approx(np.abs(np.linalg.eigvals(A)).max(), rel=1e-9)
+    assert krylov(lambda x: A @ x, len(A)) == pytest.approx(
+        np.abs(np.linalg.eigvals(A)).max(), rel=1e-9
+    )
 
 
 def test_an_invariant_subspace_is_no_answer():
@@ -149,16 +172,22 @@ def test_ridge_regression_is_the_closed_form(expansion, readout):
     every, lengths = readout == "every", [12, 7, 10, 12, 5, 9]
     u, y = data(B=6, every=every)
     if every:
-        y = y.masked_fill((torch.arange(12)[:, None] >= torch.tensor(lengths))[..., None], torch.nan)  # not read
+        y = y.masked_fill(
+            (torch.arange(12)[:, None] >= torch.tensor(lengths))[..., None], torch.nan
+        )  # not read
     r = make(expansion=expansion, readout=readout, washout=3, degree=3, gamma=0.4)
     r.fit(u, y, lengths)
     X, Y = examples(r, u, y, lengths)
     new, _ = data(T=9, B=2, seed=1)
     at = [states(r, new[:, j]) for j in range(2)]
     truth = np.stack([predicted(r, X, Y, x if every else x[-1:]) for x in at], 1)
-    assert torch.allclose(r.predict(new), torch.from_numpy(truth if every else truth[0]), rtol=1e-9, atol=1e-11)
+    assert torch.allclose(
+        r.predict(new), torch.from_numpy(truth if every else truth[0]), rtol=1e-9, atol=1e-11
+    )
     found, Y_hat = r.score(u, y, lengths), predicted(r, X, Y, X)
-    assert found == pytest.approx(1 - ((Y_hat - Y) ** 2).sum() / ((Y - Y.mean(0)) ** 2).sum(), rel=1e-9)
+    assert found == pytest.approx(
+        1 - ((Y_hat - Y) ** 2).sum() / ((Y - Y.mean(0)) ** 2).sum(), rel=1e-9
+    )
 
 
 def test_predictions_end_with_their_sequence():
@@ -178,7 +207,9 @@ def test_the_linear_readout_is_the_networks_own():
     batch = co.Batch(u, y, mask=(torch.arange(12) >= 2)[:, None].expand(12, 3))
     gradient = co.BPTT()(r.network, batch, "squared").gradient
     assert set(gradient) == {"V", "b_o"}
-    assert torch.allclose(3 * gradient["V"], -2 * r.ridge * r.network.V, rtol=1e-9)  # the minimum of |e|^2 + r |V|^2
+    assert torch.allclose(
+        3 * gradient["V"], -2 * r.ridge * r.network.V, rtol=1e-9
+    )  # the minimum of |e|^2 + r |V|^2
     assert gradient["b_o"].norm() < 1e-12
 
 
@@ -193,8 +224,21 @@ def test_without_ridge_the_least_solution_of_too_few_examples():
 
 def test_nearly_dependent_features_keep_their_digits():
     """Normal equations square the condition number; the readout does not."""
-    u, w = torch.randn(500, 1, 1, generator=torch.Generator().manual_seed(0), dtype=F64), np.linspace(-1, 1, 16)
-    r = make(1, 16, 1, density=1.0, bias_scale=0.0, leak=1.0, ridge=0.0, input_scale=0.1, activation="identity")
+    u, w = (
+        torch.randn(500, 1, 1, generator=torch.Generator().manual_seed(0), dtype=F64),
+        np.linspace(-1, 1, 16),
+    )
+    r = make(
+        1,
+        16,
+        1,
+        density=1.0,
+        bias_scale=0.0,
+        leak=1.0,
+        ridge=0.0,
+        input_scale=0.1,
+        activation="identity",
+    )
     X = r.network(u).x[1:, 0].numpy()
     y = X @ w
     X, centred = X - X.mean(0), y - y.mean()
@@ -244,7 +288,9 @@ def test_classes_are_ones_among_zeros():
     one.fit(u, classes)
     two.fit(u, torch.nn.functional.one_hot(classes, 3).double())
     assert torch.equal(one.predict(u), two.predict(u))
-    assert one.score(u, classes) == pytest.approx(float((one.classify(u) == classes).double().mean()))
+    assert one.score(u, classes) == pytest.approx(
+        float((one.classify(u) == classes).double().mean())
+    )
 
 
 @pytest.mark.parametrize("expansion", ALL)
@@ -274,7 +320,11 @@ def by_autograd(r, u, y, loss, length):
         if r.expansion == "squares":
             return r.A.T @ torch.cat([x, x**2]) + r.c
         distance = ((x - r.support) ** 2).sum(1)
-        k = torch.exp(-r.gamma * distance) if r.expansion == "rbf" else (1 + r.gamma * (r.support @ x)) ** r.degree
+        k = (
+            torch.exp(-r.gamma * distance)
+            if r.expansion == "rbf"
+            else (1 + r.gamma * (r.support @ x)) ** r.degree
+        )
         return r.A.T @ k + r.c
 
     if net.readout == "last":
@@ -289,14 +339,18 @@ def by_autograd(r, u, y, loss, length):
 def test_costates_and_penalties_of_every_expansion(expansion, readout):
     every, lengths = readout == "every", [5, 9]
     u, y = data(T=9, B=2, every=every)
-    r = make(expansion=expansion, readout=readout, washout=2 * every).fit(*data(T=20, B=8, seed=5, every=every))
+    r = make(expansion=expansion, readout=readout, washout=2 * every).fit(
+        *data(T=20, B=8, seed=5, every=every)
+    )
     u = u.requires_grad_()
     lam = r.costates(u, y, lengths=lengths)
     G = co.penalties.log_ratio(lam)
     ours = torch.autograd.grad((lam.loss + 0.3 * G).sum(), u)[0]
     objective = 0
     for j, n in enumerate(lengths):
-        x, value = by_autograd(r, u[:, j], y[:, j] if every else y[j], lambda a, b: ((a - b) ** 2).sum(), n)
+        x, value = by_autograd(
+            r, u[:, j], y[:, j] if every else y[j], lambda a, b: ((a - b) ** 2).sum(), n
+        )
         found = torch.autograd.grad(value, x, create_graph=True)
         assert torch.allclose(lam.lam[: n + 1, j], torch.stack(found), rtol=1e-9, atol=1e-13)
         log = torch.stack([v.norm().log() for v in found[1:]])
@@ -309,7 +363,9 @@ def test_costates_and_penalties_of_every_expansion(expansion, readout):
 @pytest.mark.parametrize("expansion", ["linear", "rbf"])
 def test_engines_agree(expansion, engine):
     u, y = data(every=False)
-    r, other = (make(expansion=expansion, readout="last", engine=e).fit(u, y) for e in ("reference", engine))
+    r, other = (
+        make(expansion=expansion, readout="last", engine=e).fit(u, y) for e in ("reference", engine)
+    )
     assert r.network.engine == "reference"
     assert other.network.engine == engine
     assert torch.allclose(other.predict(u), r.predict(u), rtol=1e-11)
@@ -398,7 +454,16 @@ def mackey_glass(T, tau=17, inner=10):
 def chaos():
     x = mackey_glass(3000)
     r = make(
-        1, 300, 1, radius=0.95, leak=0.7, density=0.05, input_scale=1.0, bias_scale=0.2, washout=100, ridge=1e-9
+        1,
+        300,
+        1,
+        radius=0.95,
+        leak=0.7,
+        density=0.05,
+        input_scale=1.0,
+        bias_scale=0.2,
+        washout=100,
+        ridge=1e-9,
     ).fit(x[:1999], x[1:2000])
     return x, r
 

@@ -49,11 +49,15 @@ class Said:
             for direction in range(D):
                 x = [x0[layer * D + direction]]
                 for t, v in enumerate(reversed(below) if direction else below):
-                    x.append(self.step(name, f"encoder.levels.{layer}.{direction}.", v, x[-1], t + 1))
+                    x.append(
+                        self.step(name, f"encoder.levels.{layer}.{direction}.", v, x[-1], t + 1)
+                    )
                 h = [self.shown(name, y) for y in x[1:]]
                 heads.append(h[::-1] if direction else h)
                 ends.append(h[-1])
-                self.paths["encoder", layer, ("forward", "reverse")[direction]] = Path(x, net.hidden)
+                self.paths["encoder", layer, ("forward", "reverse")[direction]] = Path(
+                    x, net.hidden
+                )
             new, end = [torch.cat(y) for y in zip(*heads, strict=True)], torch.cat(ends)
             if net.encoder.residual:
                 new = [y + b for y, b in zip(new, below, strict=True)] if layer else new
@@ -62,12 +66,18 @@ class Said:
         self.h = below
 
     def step(self, name, prefix, u, x, t):
-        own = {key.removeprefix(prefix): y for key, y in self.theta.items() if key.startswith(prefix)}
+        own = {
+            key.removeprefix(prefix): y for key, y in self.theta.items() if key.startswith(prefix)
+        }
         f, read, _, _, reads, _ = oracles.CELLS[name]
         p = {key[2:]: y for key, y in own.items() if key.startswith("p.")}
         W = oracles.weight(name, own, None)
         v = oracles.ENTER.get(name, lambda v, *_: v)(own["R"] @ u + own.get("b", 0), W, p, t)
-        z = oracles.slowed(name, W, p) @ read(x, torch.tanh) if reads else u.new_zeros(self.net.hidden)
+        z = (
+            oracles.slowed(name, W, p) @ read(x, torch.tanh)
+            if reads
+            else u.new_zeros(self.net.hidden)
+        )
         return f(z, v, x, p, torch.tanh)
 
     def shown(self, name, x):
@@ -81,14 +91,19 @@ class Said:
         w, name, alpha, c = self.theta, self.names[-1], None, self.end
         if self.net.attention:
             q = w["W_a.weight"] @ self.shown(name, s) + w.get("W_a.bias", 0)
-            e = [torch.exp(w["v_a.weight"][0] @ torch.tanh(q + w["U_a.weight"] @ h)) for h in self.h]
+            e = [
+                torch.exp(w["v_a.weight"][0] @ torch.tanh(q + w["U_a.weight"] @ h)) for h in self.h
+            ]
             alpha = [y / sum(e) for y in e]
             c = sum(y * h for y, h in zip(alpha, self.h, strict=True))
         embedded = w["E.weight"][-1 if before is None else before]
         s = self.step(name, "decoder.", torch.cat([embedded, c]), s, t)
         top, i = self.shown(name, s), 0
         while f"decoder.deep.{i}.weight" in w:
-            top, i = torch.tanh(w[f"decoder.deep.{i}.weight"] @ top + w[f"decoder.deep.{i}.bias"]), i + 1
+            top, i = (
+                torch.tanh(w[f"decoder.deep.{i}.weight"] @ top + w[f"decoder.deep.{i}.bias"]),
+                i + 1,
+            )
         return s, w["decoder.V"] @ top + w.get("decoder.b_o", 0) + w["C.weight"] @ c, alpha
 
     def forced(self, y, weights, reduce):
@@ -125,7 +140,11 @@ TABLE = {  # cells of the encoder and the decoder, options of the network, lengt
     "both ways": ("elman lstm", {"bidirectional": True}, (3, 1, 4)),
     "two layers": ("gru lstm gru", {"bidirectional": True}, (2, 4, 1)),
     "residual": ("lstm gru elman elman", {"residual": True, "attention": False}, (3, 4)),
-    "residual, both ways": ("gru elman lstm", {"residual": True, "bidirectional": True, "x0": "learned"}, (2, 3, 5)),
+    "residual, both ways": (
+        "gru elman lstm",
+        {"residual": True, "bidirectional": True, "x0": "learned"},
+        (2, 3, 5),
+    ),
     "one of each": ("elman gru", {"x0": "learned", "attention": False}, (1,)),
     "two slots shown": ("scrn lru", {}, (3, 2)),
     "structured": ("antisymmetric exponential", {}, (2, 3)),
@@ -152,7 +171,14 @@ class Case:
         self.names = names.split()
         cells = [MORE.get(n, n) for n in self.names]
         self.net = EncoderDecoder(
-            cells[:-1], decoder=cells[-1], inputs=2, hidden=hidden, outputs=K + 1, engine=engine, dtype=F64, **options
+            cells[:-1],
+            decoder=cells[-1],
+            inputs=2,
+            hidden=hidden,
+            outputs=K + 1,
+            engine=engine,
+            dtype=F64,
+            **options,
         )
         with torch.no_grad():  # large enough that nothing is nearly linear, and no bias is zero
             for p in self.net.parameters():
@@ -179,7 +205,10 @@ class Case:
         theta = dict(self.net.named_parameters())
         for j, n in enumerate(self.lengths):
             if self.x0 is None:
-                x0 = [layer.x0 + torch.zeros_like(layer.x0).requires_grad_() for layer in self.net.encoder]
+                x0 = [
+                    layer.x0 + torch.zeros_like(layer.x0).requires_grad_()
+                    for layer in self.net.encoder
+                ]
             else:
                 x0 = [y.clone().requires_grad_() for y in self.x0[j].split(self.sizes)]
             yield Said(self.net, self.names, theta, self.u[:n, j], x0)
@@ -248,8 +277,13 @@ def test_gradient_methods_take_it_as_it_is(name):
     batch = co.Batch(u.detach(), case.y, lengths, weight=weight, x0=x0)
     truth = case.truth()
     value = torch.stack([said.loss for said in truth])
-    G = torch.stack([sum(map(oracles.PENALTIES["log-ratio"], s.paths.values())) / len(s.paths) for s in truth])
-    for method, objective in ((co.BPTT(), value), (co.Penalised("log-ratio", rho), value + rho * G)):
+    G = torch.stack(
+        [sum(map(oracles.PENALTIES["log-ratio"], s.paths.values())) / len(s.paths) for s in truth]
+    )
+    for method, objective in (
+        (co.BPTT(), value),
+        (co.Penalised("log-ratio", rho), value + rho * G),
+    ):
         e = method(case.net, batch, "cross-entropy")
         close(e.losses, value.detach(), 1e-10, "losses")
         expected = gradients((weight * objective).mean(), case)
@@ -258,7 +292,12 @@ def test_gradient_methods_take_it_as_it_is(name):
             close(g, expected[key], 1e-10, key)
     lam = co.BPTT()(case.net, batch, "cross-entropy").costates
     for one, path in zip(lam, truth[0].paths.values(), strict=True):
-        close(one.lam[: path.T + 1, 0], torch.stack(path.lam).detach(), 1e-10, "costates after the gradient")
+        close(
+            one.lam[: path.T + 1, 0],
+            torch.stack(path.lam).detach(),
+            1e-10,
+            "costates after the gradient",
+        )
         assert not one.lam.requires_grad
 
 
@@ -268,9 +307,14 @@ def test_step_functions_read_and_write():
     torch.manual_seed(0)
     theirs = EncoderDecoder(make, inputs=2, hidden=3, outputs=4, dtype=F64)
     ours = EncoderDecoder("gru", inputs=2, hidden=3, outputs=4, dtype=F64)
-    ours.load_state_dict({k: v for k, v in theirs.state_dict().items() if ".step." not in k}, strict=False)
+    ours.load_state_dict(
+        {k: v for k, v in theirs.state_dict().items() if ".step." not in k}, strict=False
+    )
     with torch.no_grad():
-        for layer, other in ((ours.encoder.levels[0][0], theirs.encoder.levels[0][0]), (ours.decoder, theirs.decoder)):
+        for layer, other in (
+            (ours.encoder.levels[0][0], theirs.encoder.levels[0][0]),
+            (ours.decoder, theirs.decoder),
+        ):
             inside = other.step.bias_hh.clone()
             layer.p["b_n"].copy_(inside[6:])
             inside[6:] = 0
@@ -289,7 +333,9 @@ def test_step_functions_read_and_write():
     ]
     close(*by_S, 1e-10, "gradient of the penalty")
     assert torch.equal(runs[0].decode(3).tokens, runs[1].decode(3).tokens)
-    EncoderDecoder("deep-transition", inputs=2, hidden=3, outputs=4)(u.float()).costates("cross-entropy", y)
+    EncoderDecoder("deep-transition", inputs=2, hidden=3, outputs=4)(u.float()).costates(
+        "cross-entropy", y
+    )
 
 
 def test_costates_where_nothing_is_trained_or_recorded():
@@ -404,7 +450,9 @@ def test_decoding_against_enumeration(name):
     for power in (0.0, 1.0):
         wide, narrow = run.decode(3**4, limit, power), run.decode(2, limit, power)
         for j, said in enumerate(case.samples()):
-            best, total = max(everything(said, K, limit), key=lambda found: found[1] / len(found[0]) ** power)
+            best, total = max(
+                everything(said, K, limit), key=lambda found: found[1] / len(found[0]) ** power
+            )
             assert words(wide, j) == best
             assert float(wide.log_probability[j]) == pytest.approx(total, rel=1e-10)
             best, _, total = searched(said, K, limit, 2, power)
@@ -459,7 +507,12 @@ def test_log_probability_is_the_loss_of_what_was_said():
     assert ended.any()
     y = torch.where(ended, said.tokens, case.net.outputs - 1)  # others at anything that is a target
     y[1:, ~ended] = -1
-    close(-run.loss("cross-entropy", y)[ended].detach(), said.log_probability[ended], 1e-10, "log-probability")
+    close(
+        -run.loss("cross-entropy", y)[ended].detach(),
+        said.log_probability[ended],
+        1e-10,
+        "log-probability",
+    )
 
 
 def test_equals_are_taken_in_order():
@@ -468,8 +521,12 @@ def test_equals_are_taken_in_order():
         for p in net.parameters():
             p.zero_()
     run = net(torch.zeros(2, 2, 1, dtype=F64))
-    assert run.decode(limit=3).tokens.tolist() == [[0, 0]] * 3  # of equal tokens the lowest, so never the end
-    assert run.decode(3, limit=3).tokens.tolist() == [[2, 2]]  # ended at once: the fewest factors of 1/3
+    assert (
+        run.decode(limit=3).tokens.tolist() == [[0, 0]] * 3
+    )  # of equal tokens the lowest, so never the end
+    assert run.decode(3, limit=3).tokens.tolist() == [
+        [2, 2]
+    ]  # ended at once: the fewest factors of 1/3
     assert run.decode(2, limit=3).tokens.tolist() == [[0, 0]] * 3  # the end is third
     assert run.decode(3, limit=3, normalise=1.0).tokens.tolist() == [[0, 0]] * 3
 
@@ -548,7 +605,9 @@ def test_the_activation_is_that_of_encoder_and_decoder():
 
 
 def test_it_says_what_it_is():
-    tell = lambda *cells, **options: EncoderDecoder(*cells, inputs=2, hidden=3, outputs=4, **options).extra_repr()
+    tell = lambda *cells, **options: EncoderDecoder(
+        *cells, inputs=2, hidden=3, outputs=4, **options
+    ).extra_repr()
     assert tell() == "[gru] to gru, inputs=2, hidden=3, outputs=4"
     assert tell("elman", layers=2, decoder="lstm", attention=False, bidirectional=True) == (
         "[elman, elman] to lstm, bidirectional, no attention, inputs=2, hidden=3, outputs=4"
@@ -558,13 +617,18 @@ def test_it_says_what_it_is():
     assert "one step at a time" in net.engine.why
     before = {name: p.clone() for name, p in net.named_parameters()}
     net.reset_parameters()
-    assert not any(torch.equal(p, before[name]) for name, p in net.named_parameters() if p.dim() == 2)
+    assert not any(
+        torch.equal(p, before[name]) for name, p in net.named_parameters() if p.dim() == 2
+    )
     assert "3 samples, T = 5" in repr(net(torch.zeros(5, 3, 2)))
 
 
 @pytest.mark.parametrize(
     ("name", "gradient", "options"),
-    [("reversal", co.BPTT(), {}), ("sorting", co.Penalised("log-ratio", 0.01), {"bidirectional": True})],
+    [
+        ("reversal", co.BPTT(), {}),
+        ("sorting", co.Penalised("log-ratio", 0.01), {"bidirectional": True}),
+    ],
 )
 def test_it_learns(name, gradient, options):
     task = tasks.make(name, length=(1, 3), values=3)
@@ -610,7 +674,9 @@ def test_gradients_of_single_samples():
 
 def test_costates_are_those_of_the_run_that_was_evaluated():
     torch.manual_seed(0)
-    net = EncoderDecoder("gru", inputs=3, hidden=4, outputs=4, layers=2, dropout=0.5, dtype=torch.float64)
+    net = EncoderDecoder(
+        "gru", inputs=3, hidden=4, outputs=4, layers=2, dropout=0.5, dtype=torch.float64
+    )
     y = torch.tensor([[0, 2], [3, 1], [-1, 3]])
     batch = co.Batch(torch.randn(5, 2, 3, dtype=torch.float64), y, torch.tensor([5, 3]))
     for method in (co.BPTT(), co.Penalised("log-ratio", 0.2)):

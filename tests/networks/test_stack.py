@@ -54,7 +54,10 @@ class Whole(oracles.Sample):
     """Layers side by side."""
 
     def __init__(self, parts):
-        self.lam, self.T = [torch.cat(lam) for lam in zip(*(p.lam for p in parts), strict=True)], parts[0].T
+        self.lam, self.T = (
+            [torch.cat(lam) for lam in zip(*(p.lam for p in parts), strict=True)],
+            parts[0].T,
+        )
         self.case, self.loss = parts[0].case, parts[0].loss
 
 
@@ -63,16 +66,24 @@ class Sample:
         theta, self.layers = dict(net.named_parameters()), []
         n = int(batch.lengths[j]) if batch.lengths is not None else len(batch.u)
         u = [batch.u[t, j] for t in range(n)]
-        drop = lambda i, values: values if masks is None else [m * v for m, v in zip(masks[i], values, strict=True)]
+        drop = lambda i, values: (
+            values if masks is None else [m * v for m, v in zip(masks[i], values, strict=True)]
+        )
         u = drop(0, u)
-        starts = iter(batch.x0[j].split([layer.n for layer in net.layers])) if batch.x0 is not None else None
+        starts = (
+            iter(batch.x0[j].split([layer.n for layer in net.layers]))
+            if batch.x0 is not None
+            else None
+        )
         y, ends = u, 0
         for i, (name, d) in enumerate(zip(case["cells"], case["hidden"], strict=True)):
             given = y if i == 0 else drop(i, y)
             heads, lasts = [], []
             for k in range(1 + case["bidirectional"]):
                 own = {
-                    p.removeprefix(f"layers.levels.{i}.{k}."): v for p, v in theta.items() if f"levels.{i}.{k}." in p
+                    p.removeprefix(f"layers.levels.{i}.{k}."): v
+                    for p, v in theta.items()
+                    if f"levels.{i}.{k}." in p
                 }
                 size = net.layers.levels[i][k].n
                 start = next(starts) if starts else own.get("x0", torch.zeros(size, dtype=F64))
@@ -90,9 +101,13 @@ class Sample:
         elif case["readout"] == "last":
             seen = drop(-1, [ends])
         else:
-            seen = [oracles.SUMMARIES[case["readout"]](drop(-1, y), theta, SimpleNamespace(tilt=0.7))]
+            seen = [
+                oracles.SUMMARIES[case["readout"]](drop(-1, y), theta, SimpleNamespace(tilt=0.7))
+            ]
         for k in range(len(case["deep"])):
-            seen = [torch.tanh(theta[f"deep.{k}.weight"] @ h + theta[f"deep.{k}.bias"]) for h in seen]
+            seen = [
+                torch.tanh(theta[f"deep.{k}.weight"] @ h + theta[f"deep.{k}.bias"]) for h in seen
+            ]
         self.a = [theta["V"] @ h + theta["b_o"] for h in seen]
         if "D" in theta:
             at = u if case["readout"] == "every" else [u[-1]]
@@ -143,7 +158,11 @@ def make(case):
     if case["ragged"]:
         lengths = torch.randint(1, T + 1, (B,))
         lengths[torch.randint(B, ())] = T
-    y = torch.randn(T, B, 2, dtype=F64) if case["readout"] == "every" else torch.randn(B, 2, dtype=F64)
+    y = (
+        torch.randn(T, B, 2, dtype=F64)
+        if case["readout"] == "every"
+        else torch.randn(B, 2, dtype=F64)
+    )
     x0 = 0.5 * torch.randn(B, net.layers.n, dtype=F64) if case["x0"] == "given" else None
     return net, co.Batch(torch.randn(T, B, 2, dtype=F64), y, lengths, x0=x0)
 
@@ -177,24 +196,38 @@ def compare(case):
         else:
             close(run.a[j], s.a[0], 1e-10, "a")
         for i, (one, ours) in enumerate(zip(s.layers, lam, strict=True)):
-            assert (ours.trajectory.layer, ours.trajectory.direction) == (i // D, ("forward", "reverse")[i % D])
+            assert (ours.trajectory.layer, ours.trajectory.direction) == (
+                i // D,
+                ("forward", "reverse")[i % D],
+            )
             close(ours.trajectory.x[: one.T + 1, j], torch.stack(one.x), 1e-10, "x")
             close(ours.lam[: one.T + 1, j], torch.stack(one.lam), 1e-10, "costates")
     names = list(dict(net.named_parameters()))
-    gradient = lambda value: torch.autograd.grad(value, list(net.parameters()), retain_graph=True, allow_unused=True)
+    gradient = lambda value: torch.autograd.grad(
+        value, list(net.parameters()), retain_graph=True, allow_unused=True
+    )
     first = co.BPTT()(net, batch, "squared").gradient
     for name, theirs in zip(names, gradient(sum(s.loss for s in samples) / B), strict=True):
         close(first[name], torch.zeros_like(first[name]) if theirs is None else theirs, 1e-10, name)
     G = co.penalties.penalty(case["penalty"])
     where = {"layer": 0} if case["on"] == 0 else {}
-    G = G.on(case["on"] if isinstance(case["on"], str) else None, **where) if case["on"] is not None else G
+    G = (
+        G.on(case["on"] if isinstance(case["on"], str) else None, **where)
+        if case["on"] is not None
+        else G
+    )
     e = co.Penalised(G, 0.3)(net, batch, "squared")
     total = sum(s.loss + 0.3 * wanted_penalty(case, s) for s in samples) / B
     close(e.objective, total, 1e-9, "objective")
     size = max(float(g.abs().max()) for g in gradient(total) if g is not None)
     for name, theirs in zip(names, gradient(total), strict=True):
         ours = e.gradient[name]
-        close(ours / size, (torch.zeros_like(ours) if theirs is None else theirs) / size, 1e-9, f"penalised {name}")
+        close(
+            ours / size,
+            (torch.zeros_like(ours) if theirs is None else theirs) / size,
+            1e-9,
+            f"penalised {name}",
+        )
 
 
 def fitting(case):
@@ -206,7 +239,11 @@ def fitting(case):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "seed", [seed if seed % 3 == 0 else pytest.param(seed, marks=pytest.mark.thorough) for seed in range(140)]
+    "seed",
+    [
+        seed if seed % 3 == 0 else pytest.param(seed, marks=pytest.mark.thorough)
+        for seed in range(140)
+    ],
 )
 def test_against_one_sample_at_a_time(seed):
     with warnings.catch_warnings():
@@ -238,13 +275,18 @@ def test_dropout_is_on_every_connection_that_is_not_recurrent(bidirectional, res
     torch.manual_seed(11)
     wide = 4 * (1 + bidirectional)
     sizes = [(T, 2), (T, wide), (T, wide), (1 if readout == "last" else T, wide)]
-    masks = [torch.nn.functional.dropout(torch.ones(t * B, n, dtype=F64), 0.4).reshape(t, B, n) for t, n in sizes]
+    masks = [
+        torch.nn.functional.dropout(torch.ones(t * B, n, dtype=F64), 0.4).reshape(t, B, n)
+        for t, n in sizes
+    ]
     torch.manual_seed(11)
     e = co.Penalised("log-ratio", 0.5)(net, batch, "squared")
     each = [[m[:, j] for m in masks] for j in range(B)]
     samples = [Sample(case, net, batch, j, each[j]) for j in range(B)]
     of = oracles.PENALTIES["log-ratio"]
-    total = sum(s.loss + 0.5 * sum(of(one) for one in s.layers) / len(s.layers) for s in samples) / B
+    total = (
+        sum(s.loss + 0.5 * sum(of(one) for one in s.layers) / len(s.layers) for s in samples) / B
+    )
     close(e.objective, total, 1e-10, "objective")
     names, parameters = zip(*net.named_parameters(), strict=True)
     for name, theirs in zip(names, torch.autograd.grad(total, parameters), strict=True):
@@ -259,11 +301,18 @@ def test_one_layer_is_a_network():
     for name in ("lstm", "gru", "lru", "scrn"):
         stack = co.Stack([name], inputs=3, hidden=5, outputs=2, dtype=F64)
         net = co.Network(name, inputs=3, hidden=5, outputs=2, dtype=F64)
-        net.load_state_dict({n.removeprefix("layers.levels.0.0."): v for n, v in stack.state_dict().items()})
+        net.load_state_dict(
+            {n.removeprefix("layers.levels.0.0."): v for n, v in stack.state_dict().items()}
+        )
         b = co.Batch(torch.randn(6, 4, 3, dtype=F64), torch.randn(4, 2, dtype=F64))
         one, other = (co.Penalised("variance", 2.0)(m, b, "squared") for m in (net, stack))
         for key, g in one.gradient.items():
-            close(other.gradient[key if key in other.gradient else f"layers.levels.0.0.{key}"], g, 1e-12, key)
+            close(
+                other.gradient[key if key in other.gradient else f"layers.levels.0.0.{key}"],
+                g,
+                1e-12,
+                key,
+            )
 
 
 def test_the_whole_of_costates_that_leave_the_range_of_numbers():
@@ -286,8 +335,18 @@ def test_trained_like_a_network(tmp_path):
     torch.manual_seed(0)
     task = co.tasks.make("xor", length=(10, 12))
     net = co.Stack(["gru", "lstm"], inputs=task.inputs, hidden=12, outputs=task.outputs, readout=task.readout, output=task.output, residual=True, dropout=0.1)  # fmt: skip
-    args = {"steps": 6, "every": 3, "tests": 20, "confirm": 20, "probes": 4, "batch": 8, "checkpoint": 3}
-    whole = co.train(net, task, gradient=co.Penalised("log-ratio", 0.1), folder=tmp_path / "a", **args)
+    args = {
+        "steps": 6,
+        "every": 3,
+        "tests": 20,
+        "confirm": 20,
+        "probes": 4,
+        "batch": 8,
+        "checkpoint": 3,
+    }
+    whole = co.train(
+        net, task, gradient=co.Penalised("log-ratio", 0.1), folder=tmp_path / "a", **args
+    )
     assert whole.step == 6
     rows = [r for r in whole.rows if r["kind"] == "probe"]
     assert rows
@@ -316,13 +375,20 @@ def test_what_is_refused(change, words):
 def test_methods_that_take_sequences_apart_refuse_it():
     net = co.Stack(["elman", "elman"], inputs=2, hidden=3, outputs=1)
     b = co.Batch(torch.randn(5, 2, 2), torch.randn(2, 1))
-    for method in (co.BPTT(segments=2), co.Penalised("variance", segments=2), co.Truncated(1, 2), co.RTRL()):
+    for method in (
+        co.BPTT(segments=2),
+        co.Penalised("variance", segments=2),
+        co.Truncated(1, 2),
+        co.RTRL(),
+    ):
         with pytest.raises(co.Unsupported, match="layer by layer"):
             method(net, b, "squared")
     with pytest.raises(co.InputError, match="x0 has shape"):
         net(b.u, x0=torch.zeros(2, 3))
     with pytest.raises(co.Unsupported, match="one direction"):
-        co.Stack(["elman"], inputs=2, hidden=3, outputs=1, bidirectional=True)(b.u).costates("squared", b.y).whole()
+        co.Stack(["elman"], inputs=2, hidden=3, outputs=1, bidirectional=True)(b.u).costates(
+            "squared", b.y
+        ).whole()
 
 
 def test_state_goes_on():
@@ -337,7 +403,9 @@ def joint_norms(parts):
     return torch.sqrt(sum(n.square() for n in parts))
 
 
-@pytest.mark.parametrize("name", ["log-ratio", "variance", "squared-norm", "log-variance", "norm-stabiliser"])
+@pytest.mark.parametrize(
+    "name", ["log-ratio", "variance", "squared-norm", "log-variance", "norm-stabiliser"]
+)
 def test_penalties_of_some_layers_scale_and_add(name):
     torch.manual_seed(0)
     net = co.Stack(["gru", "lstm", "elman"], inputs=2, hidden=4, outputs=1, dtype=F64)
@@ -362,7 +430,10 @@ def test_the_stabiliser_of_the_whole_takes_all_units():
     net = co.Stack(["lstm", "gru"], inputs=2, hidden=[4, 3], outputs=1, dtype=F64)
     run = net(torch.randn(6, 3, 2, dtype=F64))
     lam = run.costates("squared", torch.randn(3, 1, dtype=F64))
-    h = [layer["forward"].x[..., :d].norm(dim=-1) for layer, d in zip(run.layers, (4, 3), strict=True)]
+    h = [
+        layer["forward"].x[..., :d].norm(dim=-1)
+        for layer, d in zip(run.layers, (4, 3), strict=True)
+    ]
     n = joint_norms(h)
     expected = (n[1:] - n[:-1]).square().mean(0)
     assert torch.allclose(co.penalties.norm_stabiliser.on("whole")(lam), expected)
@@ -379,7 +450,9 @@ def test_costates_of_a_penalised_evaluation():
 
 
 def test_parameters_are_drawn_again_as_those_of_a_new_stack():
-    make = lambda: co.Stack(["gru", "elman"], inputs=2, hidden=3, outputs=2, skip=True, x0="learned")
+    make = lambda: co.Stack(
+        ["gru", "elman"], inputs=2, hidden=3, outputs=2, skip=True, x0="learned"
+    )
     torch.manual_seed(1)
     new = make()
     net = make()

@@ -21,7 +21,8 @@ from ranks import NETWORKS, PLACES, WORLD
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(
-        not torch.distributed.is_available() or not torch.distributed.is_gloo_available(), reason="needs gloo"
+        not torch.distributed.is_available() or not torch.distributed.is_gloo_available(),
+        reason="needs gloo",
     ),
 ]
 
@@ -61,7 +62,13 @@ GROUPS = {
     ],
     "sharded": [  # it may end a process: apart
         *cases((*PLACES, *NETWORKS), "sharded", "sharded-freed"),
-        *cases(("around", "inside"), "sharded-kept", "sharded-rnn", "sharded-readout", "sharded-encoder"),
+        *cases(
+            ("around", "inside"),
+            "sharded-kept",
+            "sharded-rnn",
+            "sharded-readout",
+            "sharded-encoder",
+        ),
         *cases(("around", "inner", "inside", "begun"), "flat"),
         *cases(("around", "inside"), "flat-grad"),
         "flat-alone/around",
@@ -125,7 +132,9 @@ def test_shares_of_unequal_size(tmp_path):
     script = EXAMPLES / "loop_ddp.py"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, script, "3"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     scaled, unscaled = (float(line.split()[-1]) for line in done.stdout.splitlines())
     assert scaled < 1e-12

@@ -215,7 +215,13 @@ def test_weights_load_both_ways(name):
 @pytest.mark.parametrize("name", PARITY)
 def test_to_torch_and_back(name):
     name, more = PARITY[name]
-    options = more | {"num_layers": 2, "bidirectional": True, "bias": False, "batch_first": True, "dropout": 0.25}
+    options = more | {
+        "num_layers": 2,
+        "bidirectional": True,
+        "bias": False,
+        "batch_first": True,
+        "dropout": 0.25,
+    }
     case = Case(name, options, (4, 3, 3, 5))
     theirs, _ = case.pair()
     theirs.weight_ih_l1.requires_grad_(False)
@@ -226,7 +232,9 @@ def test_to_torch_and_back(name):
         assert repr(made).replace(", engine='eager'", "") == repr(theirs)
         assert not made.training
         assert made.weight_hh_l0.dtype == torch.float64
-        assert [p.requires_grad for p in made.parameters()] == [p.requires_grad for p in theirs.parameters()]
+        assert [p.requires_grad for p in made.parameters()] == [
+            p.requires_grad for p in theirs.parameters()
+        ]
         all_equal = zip(made.parameters(), theirs.parameters(), strict=True)
         assert all(torch.equal(p, q) and p is not q for p, q in all_equal)
     assert type(back) is LAYERS[name][0]
@@ -274,13 +282,17 @@ def test_cells_have_torchs_values_and_gradients(name, bias, shape, hx):
         for cls in CELLS[name]:
             torch.manual_seed(2)
             pair.append(cls(shape[-1], 5, bias=bias, **more, **DOUBLE))
-            u, h, c = (torch.randn(*s, **DOUBLE).requires_grad_() for s in [shape, *[(*shape[:-1], 5)] * 2])
+            u, h, c = (
+                torch.randn(*s, **DOUBLE).requires_grad_() for s in [shape, *[(*shape[:-1], 5)] * 2]
+            )
             states = (h, c) if name == "LSTMCell" else h
             y = pair[-1](u, states) if hx else pair[-1](u)
             values = named(*(y if name == "LSTMCell" else (y, ())))
             leaves = {"u": u, "h": h, "c": c} | dict(pair[-1].named_parameters())
             found.append(orders(values, leaves))
-    for (theirs, ours), (order, bar) in itertools.product(zip(found[::2], found[1::2], strict=True), BARS.items()):
+    for (theirs, ours), (order, bar) in itertools.product(
+        zip(found[::2], found[1::2], strict=True), BARS.items()
+    ):
         close(ours[order], theirs[order], bar, f"{name}: {order}")
 
 
@@ -317,8 +329,16 @@ def plain(module, theta, leaves, lengths):
             order = slice(None, None, -1 if suffix.endswith("reverse") else 1)
             read, end = [], []
             for j, sequence in enumerate(sequences):
-                h = leaves["x0"][len(ends), j] if "x0" in leaves else w["weight_hh"].new_zeros(w["weight_hh"].shape[1])
-                c = leaves["given x0"][len(ends), j] if "given x0" in leaves else h.new_zeros(module.hidden_size)
+                h = (
+                    leaves["x0"][len(ends), j]
+                    if "x0" in leaves
+                    else w["weight_hh"].new_zeros(w["weight_hh"].shape[1])
+                )
+                c = (
+                    leaves["given x0"][len(ends), j]
+                    if "given x0" in leaves
+                    else h.new_zeros(module.hidden_size)
+                )
                 states = []
                 for u in sequence[order]:
                     h, c = step(module.mode, w, u, h, c)
@@ -327,7 +347,9 @@ def plain(module, theta, leaves, lengths):
                 end.append((h, c)[:slots])
             halves.append(read)
             ends.append([torch.stack(y) for y in zip(*end, strict=True)])
-        sequences = [[torch.cat(y) for y in zip(*both, strict=True)] for both in zip(*halves, strict=True)]
+        sequences = [
+            [torch.cat(y) for y in zip(*both, strict=True)] for both in zip(*halves, strict=True)
+        ]
     output = oracles.padded([torch.stack(y) for y in sequences], max(map(len, sequences)))
     return named(output, tuple(torch.stack(y) for y in zip(*ends, strict=True)))
 
@@ -347,28 +369,42 @@ def padded_outputs(module, case, leaves):
 def critics(values, leaves):
     """The gradient penalty of a critic, by the inputs and by the initial states."""
     first = oracles.gradient(objective(values), leaves, True)
-    return sum((y.square().sum().sqrt() - 1) ** 2 for n, y in first.items() if n in ("u", "x0", "given x0"))
+    return sum(
+        (y.square().sum().sqrt() - 1) ** 2 for n, y in first.items() if n in ("u", "x0", "given x0")
+    )
 
 
 def higher_order(values, leaves, third=True):
     """H v along inputs, initial states and parameters, third derivatives, and the gradient of a gradient penalty"""
     found = oracles.higher(objective(values), leaves, third)
-    return found | {f"penalty/{n}": y for n, y in oracles.gradient(critics(values, leaves), leaves).items()}
+    return found | {
+        f"penalty/{n}": y for n, y in oracles.gradient(critics(values, leaves), leaves).items()
+    }
 
 
 SECOND = {
     "RNN": Case("RNN", {}, (4, 3, 2, 3)),
     "RNN, one of each": Case("RNN", {"bias": False}, (1, 1, 1, 1)),
-    "RNN, relu, 2 layers": Case("RNN", {"nonlinearity": "relu", "num_layers": 2, "bidirectional": True}, (4, 3, 2, 3)),
-    "RNN, packed": Case("RNN", {"num_layers": 2, "bidirectional": True, "bias": False}, (5, 4, 2, 3), "unsorted"),
+    "RNN, relu, 2 layers": Case(
+        "RNN", {"nonlinearity": "relu", "num_layers": 2, "bidirectional": True}, (4, 3, 2, 3)
+    ),
+    "RNN, packed": Case(
+        "RNN", {"num_layers": 2, "bidirectional": True, "bias": False}, (5, 4, 2, 3), "unsorted"
+    ),
     "LSTM, 2 layers": Case("LSTM", {"num_layers": 2, "bidirectional": True}, (4, 3, 2, 3)),
     "LSTM, packed": Case("LSTM", {"num_layers": 2, "bidirectional": True}, (5, 4, 2, 3), "sorted"),
     "LSTM, no bias": Case("LSTM", {"bias": False}, (4, 3, 1, 5), "unsorted", hx=False),
-    "LSTM, projected": Case("LSTM", {"num_layers": 2, "bidirectional": True, "proj_size": 2}, (4, 3, 2, 3)),
-    "LSTM, projected, packed": Case("LSTM", {"proj_size": 1, "bias": False}, (5, 4, 2, 3), "unsorted"),
+    "LSTM, projected": Case(
+        "LSTM", {"num_layers": 2, "bidirectional": True, "proj_size": 2}, (4, 3, 2, 3)
+    ),
+    "LSTM, projected, packed": Case(
+        "LSTM", {"proj_size": 1, "bias": False}, (5, 4, 2, 3), "unsorted"
+    ),
     "GRU, 2 layers": Case("GRU", {"num_layers": 2, "bidirectional": True}, (4, 3, 2, 3)),
     "GRU, packed": Case("GRU", {"num_layers": 2, "bidirectional": True}, (5, 4, 2, 3), "equal"),
-    "GRU, no bias": Case("GRU", {"num_layers": 2, "bias": False}, (4, 3, 1, 5), "unsorted", hx=False),
+    "GRU, no bias": Case(
+        "GRU", {"num_layers": 2, "bias": False}, (4, 3, 1, 5), "unsorted", hx=False
+    ),
 }
 
 
@@ -413,7 +449,9 @@ def test_second_and_third_derivatives(name, engine, record_property):
 @pytest.mark.parametrize("name", CELLS)
 @pytest.mark.parametrize("bias", [True, False])
 def test_second_and_third_derivatives_of_cells(name, bias):
-    for more in ({"nonlinearity": "tanh"}, {"nonlinearity": "relu"}) if name == "RNNCell" else ({},):
+    for more in (
+        ({"nonlinearity": "tanh"}, {"nonlinearity": "relu"}) if name == "RNNCell" else ({},)
+    ):
         torch.manual_seed(1)
         cell = CELLS[name][1](2, 3, bias=bias, **more, **DOUBLE)
         leaves = {"u": torch.randn(4, 2, **DOUBLE), "x0": torch.randn(4, 3, **DOUBLE)}
@@ -424,7 +462,11 @@ def test_second_and_third_derivatives_of_cells(name, bias):
         values = named(*y) if name == "LSTMCell" else {"output": y}
         mode = name[:-4] + ("_" + cell.nonlinearity.upper() if more else "")
         rows = [
-            step(mode, leaves, *(leaves[n][j] if n in leaves else None for n in ("u", "x0", "given x0")))
+            step(
+                mode,
+                leaves,
+                *(leaves[n][j] if n in leaves else None for n in ("u", "x0", "given x0")),
+            )
             for j in range(4)
         ]
         expected = (
@@ -440,11 +482,16 @@ def as_function(module, names):
     """A function of the input, the states and the parameters, for gradcheck."""
 
     def f(*arguments):
-        theta, (u, *states) = dict(zip(names, arguments[: len(names)], strict=True)), arguments[len(names) :]
+        theta, (u, *states) = (
+            dict(zip(names, arguments[: len(names)], strict=True)),
+            arguments[len(names) :],
+        )
         hx = tuple(states) if len(states) > 1 else states[0] if states else None
         found = torch.func.functional_call(module, theta, (u, hx))
         return tuple(
-            y for y in torch.utils._pytree.tree_leaves(found) if isinstance(y, torch.Tensor) and y.requires_grad
+            y
+            for y in torch.utils._pytree.tree_leaves(found)
+            if isinstance(y, torch.Tensor) and y.requires_grad
         )
 
     return f
@@ -473,18 +520,30 @@ def database():
         from torch.testing._internal import common_modules
 
         setattr(torch.backends, "__allow_nonbracketed_mutation_flag", True)
-    return {info.module_cls.__name__: (info, common_modules.ModuleErrorEnum) for info in common_modules.module_db}
+    return {
+        info.module_cls.__name__: (info, common_modules.ModuleErrorEnum)
+        for info in common_modules.module_db
+    }
 
 
 def samples(info, **more):
     """[(what it is, the sample)], in training and not, with packed sequences where there are some"""
     for training, packed in ((True, True), (False, False)):
         torch.manual_seed(13)
-        settings = {"device": "cpu", "dtype": torch.float64, "requires_grad": True, "training": training}
+        settings = {
+            "device": "cpu",
+            "dtype": torch.float64,
+            "requires_grad": True,
+            "training": training,
+        }
         found = info.module_inputs_func(info, **settings, with_packed_sequence=packed)
         for i, sample in enumerate(found):
             made = sample.constructor_input
-            yield f"{info.name} {i}: {made.args} {made.kwargs}, {training=}, {packed=}", training, sample
+            yield (
+                f"{info.name} {i}: {made.args} {made.kwargs}, {training=}, {packed=}",
+                training,
+                sample,
+            )
 
 
 def tensors(found):
@@ -507,20 +566,29 @@ def test_pytorchs_samples(database, name, record_property):
     info, count = database[name][0], 0
     for what, training, sample in samples(info):
         made, call = sample.constructor_input, sample.forward_input
-        theirs, ours = (cls(*made.args, **made.kwargs, **DOUBLE).train(training) for cls in BOTH[name])
+        theirs, ours = (
+            cls(*made.args, **made.kwargs, **DOUBLE).train(training) for cls in BOTH[name]
+        )
         ours.load_state_dict(theirs.state_dict())
         inputs, found = tensors((call.args, call.kwargs)), []
         for module in (theirs, ours):
             output = module(*call.args, **call.kwargs)
             values = {f"output {i}": y for i, y in enumerate(tensors(output))}
-            leaves = {f"input {i}": y for i, y in enumerate(inputs)} | dict(module.named_parameters())
+            leaves = {f"input {i}": y for i, y in enumerate(inputs)} | dict(
+                module.named_parameters()
+            )
             found.append(orders(values, leaves))
         for order, bar in BARS.items():
             close(found[1][order], found[0][order], bar, f"{what}: {order}")
         if sample.reference_fn is not None and not isinstance(call.args[0], PackedSequence):
             expected = tensors(sample.reference_fn(ours, *call.args, **call.kwargs))
             for i, y in enumerate(expected):
-                close(found[1]["values"][f"output {i}"].detach(), y.detach(), 1e-12, f"{what}: reference {i}")
+                close(
+                    found[1]["values"][f"output {i}"].detach(),
+                    y.detach(),
+                    1e-12,
+                    f"{what}: reference {i}",
+                )
         count += 1
     record_property("cases", count)
 
@@ -540,7 +608,11 @@ def test_pytorchs_samples_differentiate_twice(database, name):
             weights, (u, *states) = dict(zip(names, y, strict=False)), y[len(names) :]
             u = PackedSequence(u, call.args[0].batch_sizes) if packed else u
             hx = (tuple(states) if len(states) > 1 else states[0]) if states else None
-            return tuple(y for y in tensors(torch.func.functional_call(ours, weights, (u, hx))) if y.requires_grad)
+            return tuple(
+                y
+                for y in tensors(torch.func.functional_call(ours, weights, (u, hx)))
+                if y.requires_grad
+            )
 
         assert torch.autograd.gradgradcheck(f, (*theta, *inputs), fast_mode=True), what
 
@@ -548,10 +620,15 @@ def test_pytorchs_samples_differentiate_twice(database, name):
 @pytest.mark.parametrize("name", BOTH)
 def test_pytorchs_error_samples(database, name):
     info, stage = database[name]
-    found = info.module_error_inputs_func(info, device="cpu", dtype=torch.float32, requires_grad=False, training=True)
+    found = info.module_error_inputs_func(
+        info, device="cpu", dtype=torch.float32, requires_grad=False, training=True
+    )
     assert found
     for case in found:
-        made, call = case.module_error_input.constructor_input, case.module_error_input.forward_input
+        made, call = (
+            case.module_error_input.constructor_input,
+            case.module_error_input.forward_input,
+        )
         if case.error_on == stage.CONSTRUCTION_ERROR:
             with pytest.raises(case.error_type, match=case.error_regex):
                 BOTH[name][1](*made.args, **made.kwargs)
@@ -593,7 +670,12 @@ def test_copies_run_and_train_alike(case):
     buffer.seek(0)
     loaded = type(ours)(*case.sizes[2:], **case.options, **DOUBLE)
     loaded.load_state_dict(torch.load(buffer, weights_only=True))
-    for made in (copy.deepcopy(ours), loaded, pickle.loads(pickle.dumps(ours)), ours.float().double()):
+    for made in (
+        copy.deepcopy(ours),
+        loaded,
+        pickle.loads(pickle.dumps(ours)),
+        ours.float().double(),
+    ):
         assert made.engine == ours.engine
         if made is not ours:
             same(made, theirs, case)
@@ -618,17 +700,25 @@ def test_other_dtypes_and_devices(case):
 @each
 def test_views_as_inputs(case):
     theirs, ours = case.pair()
-    leaves = {n: torch.stack([y, y + 1], -1).detach().requires_grad_() for n, y in case.leaves().items()}
+    leaves = {
+        n: torch.stack([y, y + 1], -1).detach().requires_grad_() for n, y in case.leaves().items()
+    }
     parts = {n: y[..., 0] for n, y in leaves.items()}
     assert not any(y.is_contiguous() for y in parts.values())
-    found = [orders(padded_outputs(m, case, parts), leaves | dict(m.named_parameters())) for m in (theirs, ours)]
+    found = [
+        orders(padded_outputs(m, case, parts), leaves | dict(m.named_parameters()))
+        for m in (theirs, ours)
+    ]
     for order, bar in BARS.items():
         close(found[1][order], found[0][order], bar, order)
 
 
 def test_the_name_of_a_module_says_what_it_is():
     made = co.nn.LSTM(3, 5, num_layers=2, engine="eager", zoneout=0.1, forget_bias=1.0)
-    assert repr(made) == "LSTM(3, 5, num_layers=2, zoneout=(0.1, 0.1), forget_bias=1.0, engine='eager')"
+    assert (
+        repr(made)
+        == "LSTM(3, 5, num_layers=2, zoneout=(0.1, 0.1), forget_bias=1.0, engine='eager')"
+    )
     assert repr(co.nn.LSTM(3, 5, proj_size=2)) == "LSTM(3, 5, proj_size=2)"
 
 
@@ -671,7 +761,12 @@ def test_functional_call(case):
     with torch.no_grad():
         for n, p in ours.named_parameters():
             p.copy_(theta[n])
-    close(found, oracles.gradient(f(dict(ours.named_parameters())), dict(ours.named_parameters())), 1e-12, "gradient")
+    close(
+        found,
+        oracles.gradient(f(dict(ours.named_parameters())), dict(ours.named_parameters())),
+        1e-12,
+        "gradient",
+    )
 
 
 @each
@@ -694,7 +789,9 @@ def test_full_backward_hooks(name):
     case, seen = Case(name, {}, (4, 3, 2, 3), hx=False), []
     for module in case.pair():
         here: list[Any] = []
-        module.register_full_backward_hook(lambda m, below, above, here=here: here.append((below, above)))
+        module.register_full_backward_hook(
+            lambda m, below, above, here=here: here.append((below, above))
+        )
         module.register_full_backward_pre_hook(lambda m, above, here=here: here.append(above))
         module.weight_hh_l0.register_hook(lambda g, here=here: here.append(g))
         output, _ = module(case.leaves()["u"])
@@ -706,13 +803,17 @@ def test_full_backward_hooks(name):
 
 
 @each
-@pytest.mark.parametrize("trained", ["weight_hh_l0", "bias", "weight_ih", "nothing", "nothing and no input"])
+@pytest.mark.parametrize(
+    "trained", ["weight_hh_l0", "bias", "weight_ih", "nothing", "nothing and no input"]
+)
 def test_requires_grad_on_a_subset(case, trained):
     found = []
     for module in case.pair():
         for n, p in module.named_parameters():
             p.requires_grad_(n.startswith(trained))
-        leaves = {n: y.detach().requires_grad_(trained == "nothing") for n, y in case.leaves().items()}
+        leaves = {
+            n: y.detach().requires_grad_(trained == "nothing") for n, y in case.leaves().items()
+        }
         values = padded_outputs(module, case, leaves)
         if trained == "nothing and no input":
             assert not any(y.requires_grad for y in values.values())
@@ -730,7 +831,9 @@ def test_two_calls_before_a_backward(case):
     found = []
     for module in case.pair():
         leaves = case.leaves()
-        values = [padded_outputs(module, case, {n: y + k for n, y in leaves.items()}) for k in (0, 1, 0)]
+        values = [
+            padded_outputs(module, case, {n: y + k for n, y in leaves.items()}) for k in (0, 1, 0)
+        ]
         total = objective(values[0]) * objective(values[1]) + objective(values[2])
         found.append(oracles.gradient(total, leaves | dict(module.named_parameters())))
     close(found[1], found[0], 1e-12, "gradient")
@@ -753,10 +856,15 @@ def test_without_gradients(case):
     theirs, ours = case.pair()
     for context in (torch.no_grad, torch.inference_mode):
         with context():
-            found, expected = padded_outputs(ours, case, case.leaves()), padded_outputs(theirs, case, case.leaves())
+            found, expected = (
+                padded_outputs(ours, case, case.leaves()),
+                padded_outputs(theirs, case, case.leaves()),
+            )
             close(found, expected, 1e-13, context.__name__)
             assert not any(y.requires_grad for y in found.values())
-            assert all(y.is_inference() == (context is torch.inference_mode) for y in found.values())
+            assert all(
+                y.is_inference() == (context is torch.inference_mode) for y in found.values()
+            )
 
 
 def test_dropout_is_for_training():
@@ -853,7 +961,10 @@ def test_gradient_checkpointing(case, reentrant):
             first = oracles.gradient(total, every, True)
             v = oracles.directions(every, 1)
             second = oracles.gradient(oracles.dot(first, v, every), every)
-            found.append({n: y.detach() for n, y in first.items()} | {f"H v {n}": y for n, y in second.items()})
+            found.append(
+                {n: y.detach() for n, y in first.items()}
+                | {f"H v {n}": y for n, y in second.items()}
+            )
     close(found[1], found[0], 1e-13, f"{reentrant=}")
 
 
@@ -886,7 +997,9 @@ def test_distributed_data_parallel(tmp_path):
     torch.manual_seed(0)
     model, u, y = Small(), torch.randn(5, 4, 3, **DOUBLE), torch.randn(4, **DOUBLE)
     start = torch.multiprocessing.get_context("spawn").Process
-    workers = [start(target=in_parallel, args=(rank, str(tmp_path), model, u, y)) for rank in range(2)]
+    workers = [
+        start(target=in_parallel, args=(rank, str(tmp_path), model, u, y)) for rank in range(2)
+    ]
     for worker in workers:
         worker.start()
     for worker in workers:
@@ -1006,19 +1119,40 @@ def test_a_subclass_is_what_it_was(name):
 
 
 def test_vmap_is_refused():
-    u, grad, vmap, call = torch.randn(4, 2, 3), torch.func.grad, torch.vmap, torch.func.functional_call
-    for cls, given in ((co.nn.LSTM, u), (co.nn.GRU, u), (co.nn.RNN, u), (co.nn.GRUCell, u[0]), (co.nn.LSTMCell, u[0])):
+    u, grad, vmap, call = (
+        torch.randn(4, 2, 3),
+        torch.func.grad,
+        torch.vmap,
+        torch.func.functional_call,
+    )
+    for cls, given in (
+        (co.nn.LSTM, u),
+        (co.nn.GRU, u),
+        (co.nn.RNN, u),
+        (co.nn.GRUCell, u[0]),
+        (co.nn.LSTMCell, u[0]),
+    ):
         module = cls(3, 5)
         theta = {n: p.detach() for n, p in module.named_parameters()}
-        value = lambda theta, given, m=module: sum(y.sum() for y in tensors(call(m, theta, (given,))))
+        value = lambda theta, given, m=module: sum(
+            y.sum() for y in tensors(call(m, theta, (given,)))
+        )
         many = {n: torch.stack([p, p]) for n, p in theta.items()}
         for f in (
-            lambda given=given, theta=theta, value=value: vmap(value, (None, 0))(theta, torch.stack([given, given])),
+            lambda given=given, theta=theta, value=value: vmap(value, (None, 0))(
+                theta, torch.stack([given, given])
+            ),
             lambda given=given, many=many, value=value: vmap(value, (0, None))(many, given),
-            lambda given=given, theta=theta, value=value: vmap(grad(value), (None, -2))(theta, given),
-            lambda given=given, m=module: torch.func.jacrev(lambda y: tensors(m(y))[0].sum(-1))(given),
+            lambda given=given, theta=theta, value=value: vmap(grad(value), (None, -2))(
+                theta, given
+            ),
+            lambda given=given, m=module: torch.func.jacrev(lambda y: tensors(m(y))[0].sum(-1))(
+                given
+            ),
         ):
-            with pytest.raises(NotImplementedError, match=r"torch\.vmap over a recurrence is not supported"):
+            with pytest.raises(
+                NotImplementedError, match=r"torch\.vmap over a recurrence is not supported"
+            ):
                 f()
 
 
@@ -1030,7 +1164,9 @@ def test_half_precision_weights_are_refused(name, dtype):
     tries = [lambda: ours(3, 5).to(dtype)(u), lambda: ours(3, 5, dtype=dtype)(u)]
     tries += [lambda: ours.from_torch(theirs(3, 5, dtype=dtype))] if name in LAYERS else []
     for attempt in tries:
-        with pytest.raises(NotImplementedError, match=r"the weights are b?float16.*torch\.autocast"):
+        with pytest.raises(
+            NotImplementedError, match=r"the weights are b?float16.*torch\.autocast"
+        ):
             attempt()
 
 
@@ -1041,14 +1177,21 @@ def test_parametrised_weights(name, way, engine):
     case = Case(name, {}, (4, 3, 2, 3))
     ours, leaves = case.pair()[1], case.leaves()
     ours.engine = engine
-    more = {"orthogonal": {"orthogonal_map": "cayley"} if name == "RNN" else {"orthogonal_map": "matrix_exp"}}
+    more = {
+        "orthogonal": {"orthogonal_map": "cayley"}
+        if name == "RNN"
+        else {"orthogonal_map": "matrix_exp"}
+    }
     getattr(torch.nn.utils.parametrizations, way)(ours, "weight_hh_l0", **more.get(way, {}))
     ours.eval()  # spectral_norm iterates in training
     found = []
     every = leaves | dict(ours.named_parameters())
     assert any("parametrizations" in n for n in every)
     for run in (padded_outputs(ours, case, leaves), None):
-        W = {n: getattr(ours, n) for n in ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")}
+        W = {
+            n: getattr(ours, n)
+            for n in ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
+        }
         values = run or plain(ours, W, leaves, case.lengths)
         found.append(orders(values, every))
     for order, bar in {"values": 1e-12, "first": 1e-11, "second": 1e-10}.items():
@@ -1177,7 +1320,9 @@ def test_importing_is_little_work():
     found = json.loads(done.stdout)
     for most, (calls, modules, started) in zip((2_000, 100_000), found, strict=True):
         assert calls < most
-        assert {name.split(".")[0] for name in modules} - set(sys.stdlib_module_names) == {"coadjoint"}
+        assert {name.split(".")[0] for name in modules} - set(sys.stdlib_module_names) == {
+            "coadjoint"
+        }
         assert started == []
 
 
@@ -1204,12 +1349,17 @@ def trained(model, module, u, steps=2):
         loss.backward()
         optimiser.step()
         losses.append(loss.detach())
-    return {n: p.detach().clone() for n, p in module.named_parameters()} | {"losses": torch.stack(losses)}
+    return {n: p.detach().clone() for n, p in module.named_parameters()} | {
+        "losses": torch.stack(losses)
+    }
 
 
 COMPILED = {
     "RNN, eager": ("eager", lambda: co.nn.RNN(3, 5, nonlinearity="relu", **DOUBLE)),
-    "LSTM, eager": ("eager", lambda: co.nn.LSTM(3, 5, 2, dropout=0.4, bidirectional=True, proj_size=2, **DOUBLE)),
+    "LSTM, eager": (
+        "eager",
+        lambda: co.nn.LSTM(3, 5, 2, dropout=0.4, bidirectional=True, proj_size=2, **DOUBLE),
+    ),
     "GRU in a model": ("aot_eager", lambda: Small(lambda *a, num_layers, **k: co.nn.GRU(*a, **k))),
     "RNN": ("aot_eager", lambda: co.nn.RNN(3, 5, bias=False, batch_first=True, **DOUBLE)),
     "LSTM, dropout": ("aot_eager", lambda: co.nn.LSTM(3, 5, 2, dropout=0.4, **DOUBLE)),
@@ -1241,7 +1391,10 @@ def test_compiled_models_take_other_shapes(backend, compiled):
     fast = compiled(module, backend=backend)
     for T, B in ((4, 2), (7, 3), (2, 5), (1, 1)):
         u = torch.randn(T, B, 3, **DOUBLE, requires_grad=True)
-        found = [first_order(dict(zip(("output", "h_n"), m(u), strict=True)), {"u": u}) for m in (fast, module)]
+        found = [
+            first_order(dict(zip(("output", "h_n"), m(u), strict=True)), {"u": u})
+            for m in (fast, module)
+        ]
         close(*found, 1e-12, f"{T=} {B=}")
 
 
@@ -1266,9 +1419,17 @@ def test_compiled_models_take_packed_sequences(compiled):
 def test_compiled_models_refuse_a_second_derivative(backend, compiled):
     """With a sentence. Where one does come through, as for what lies above the recurrence, it is right."""
     torch.manual_seed(0)
-    model, u = Small(lambda *a, num_layers, **k: co.nn.GRU(*a, **k)), torch.randn(4, 2, 3, **DOUBLE, requires_grad=True)
+    model, u = (
+        Small(lambda *a, num_layers, **k: co.nn.GRU(*a, **k)),
+        torch.randn(4, 2, 3, **DOUBLE, requires_grad=True),
+    )
     fast, refusals = compiled(model, backend=backend, fullgraph=True), 0
-    parts = {"u": u, "before": model.before.weight, "rnn": model.rnn.weight_hh_l0, "after": model.after.weight}
+    parts = {
+        "u": u,
+        "before": model.before.weight,
+        "rnn": model.rnn.weight_hh_l0,
+        "after": model.after.weight,
+    }
     for first, second in itertools.product(parts.values(), repeat=2):
 
         def twice(f, first=first, second=second):

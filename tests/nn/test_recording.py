@@ -96,7 +96,12 @@ def test_costates(kind, option):
     for i, (loss, lengths) in enumerate(itertools.product(LOSSES, LENGTHS)):
         if (i + turn) % 3:
             continue
-        run = Recorded(module_of(kind, option, ENGINES[(i // 3 + turn) % 4], seed=i), lengths, loss, given=i % 2 > 0)
+        run = Recorded(
+            module_of(kind, option, ENGINES[(i // 3 + turn) % 4], seed=i),
+            lengths,
+            loss,
+            given=i % 2 > 0,
+        )
         run.same(run.tape.costates(run.loss))
 
 
@@ -127,11 +132,16 @@ def test_penalties(kind, option, lengths, loss, engine):
         G, expected = PENALTIES[name](lam), truth.penalty(name)
         assert apart(G, expected, 1e-6) < 1e-9, name
         assert torch.equal(G, sum(PENALTIES[name](c) for c in lam) / len(lam))
-        ours, true = ((value + 0.3 * g).mean() for value, g in ((run.loss, G), (truth.loss, expected)))
+        ours, true = (
+            (value + 0.3 * g).mean() for value, g in ((run.loss, G), (truth.loss, expected))
+        )
         close(truth.gradient(ours), truth.gradient(true), 1e-9, name, least=1e-6)
     assert torch.equal(run.tape.penalty("log-ratio", run.loss), PENALTIES["log-ratio"](lam))
     assert (
-        apart(run.tape.penalty(lambda c: c.norms().sum(0), run.loss), sum(c.norms().sum(0) for c in lam) / len(lam))
+        apart(
+            run.tape.penalty(lambda c: c.norms().sum(0), run.loss),
+            sum(c.norms().sum(0) for c in lam) / len(lam),
+        )
         == 0
     )
     both = 0.1 * PENALTIES["variance"] + PENALTIES["log-ratio"]
@@ -144,15 +154,25 @@ def test_barrier():
     for s in run.truth.stacks:
         for each in s.directions.values():
             each.case.switch = 2.0
-    G, expected = co.penalties.barrier(2.0)(run.tape.costates(run.loss)), run.truth.penalty("barrier")
+    G, expected = (
+        co.penalties.barrier(2.0)(run.tape.costates(run.loss)),
+        run.truth.penalty("barrier"),
+    )
     assert apart(G, expected) < 1e-10
     assert (G > 0).all()
-    close(run.truth.gradient(G.mean()), run.truth.gradient(expected.mean()), 1e-9, "barrier", least=1e-6)
+    close(
+        run.truth.gradient(G.mean()),
+        run.truth.gradient(expected.mean()),
+        1e-9,
+        "barrier",
+        least=1e-6,
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "extras", [{"recurrent_dropout": 0.4}, {"zoneout": 0.3}, {"recurrent_dropout": 0.3, "zoneout": 0.2}]
+    "extras",
+    [{"recurrent_dropout": 0.4}, {"zoneout": 0.3}, {"recurrent_dropout": 0.3, "zoneout": 0.2}],
 )
 @pytest.mark.parametrize("kind", ["tanh", "lstm", "gru"])
 def test_noise(kind, extras):
@@ -168,7 +188,13 @@ def test_noise(kind, extras):
         for name in ("log-ratio", "omega", "norm-stabiliser"):
             G, expected = PENALTIES[name](lam), run.truth.penalty(name)
             assert apart(G, expected) < 1e-9, name
-            close(run.truth.gradient(G.mean()), run.truth.gradient(expected.mean()), 1e-9, name, least=1e-6)
+            close(
+                run.truth.gradient(G.mean()),
+                run.truth.gradient(expected.mean()),
+                1e-9,
+                name,
+                least=1e-6,
+            )
 
 
 @pytest.mark.parametrize("kind", ["tanh", "lstm", "gru"])
@@ -179,7 +205,13 @@ def test_extras(kind):
         lam = run.tape.costates(run.loss)
         run.same(lam)
         G, expected = PENALTIES["log-ratio"](lam), run.truth.penalty("log-ratio")
-        close(run.truth.gradient(G.mean()), run.truth.gradient(expected.mean()), 1e-9, "log-ratio", least=1e-6)
+        close(
+            run.truth.gradient(G.mean()),
+            run.truth.gradient(expected.mean()),
+            1e-9,
+            "log-ratio",
+            least=1e-6,
+        )
 
 
 @pytest.mark.parametrize("cell", ["elman", "lstm", "gru"])
@@ -203,7 +235,11 @@ def test_network(cell, readout):
     with co.record(m) as tape:
         out, last = m(u)
     h = out if readout == "every" else last[0][-1] if cell == "lstm" else last[-1]
-    loss = (nn.functional.linear(h, net.V, net.b_o) - y).square().sum((0, 2) if readout == "every" else 1)
+    loss = (
+        (nn.functional.linear(h, net.V, net.b_o) - y)
+        .square()
+        .sum((0, 2) if readout == "every" else 1)
+    )
     [lam] = tape.costates(loss)
     assert apart(lam.lam, theirs.lam) < 1e-13
     assert apart(lam.trajectory.x, theirs.trajectory.x) < 1e-13
@@ -214,18 +250,25 @@ def test_network(cell, readout):
             continue
         pairs = [(m.weight_hh_l0, net.W), (m.weight_ih_l0, net.R), (m.bias_ih_l0, net.b)]
         ours, true = (
-            torch.autograd.grad(value.mean(), list(ps), retain_graph=True, allow_unused=True, materialize_grads=True)
+            torch.autograd.grad(
+                value.mean(), list(ps), retain_graph=True, allow_unused=True, materialize_grads=True
+            )
             for value, ps in zip((G, expected), zip(*pairs, strict=True), strict=True)
         )
         for a, b in zip(ours, true, strict=True):
             assert (a - b).abs().max() <= 1e-10 * b.abs().max().clamp_min(1e-6), name
 
 
-SOURCES = [f"{given} link scaled" for given in ("s", "s_last", "s s_last", "s_last k_last", "s s_last k_last")]
+SOURCES = [
+    f"{given} link scaled"
+    for given in ("s", "s_last", "s s_last", "s_last k_last", "s s_last k_last")
+]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", [eager, fused, c_engine], ids=lambda e: e.__name__.rpartition(".")[2])
+@pytest.mark.parametrize(
+    "engine", [eager, fused, c_engine], ids=lambda e: e.__name__.rpartition(".")[2]
+)
 @pytest.mark.parametrize("name", [n for n in CELLS if n != "diagonal"])
 def test_links_in_scaled_sweeps(name, engine):
     """lam_{t-1} = s_{t-1} + link_t J' lam_t in mantissas and exponents; links of 0, powers of two, and any others."""
@@ -266,7 +309,9 @@ READS = {
     "few": lambda y, h: (y[[100, 300]] ** 2).sum((0, 2)),
     "every": lambda y, h: (y**2).sum((0, 2)),
     "masked": lambda y, h: (y**2 * (torch.arange(len(y)) == len(y) - 1)[:, None, None]).sum((0, 2)),
-    "lowest": lambda y, h: (y[0, :, 3:] ** 2).sum(-1) + h[0].sum(-1),  # of two directions: large at opposite ends
+    "lowest": lambda y, h: (
+        (y[0, :, 3:] ** 2).sum(-1) + h[0].sum(-1)
+    ),  # of two directions: large at opposite ends
 }
 
 
@@ -279,11 +324,15 @@ def far(kind, reads, dtype, T=400, engine="auto", gain=0.2, name="log-ratio", **
     loss = READS[reads](y, last[0] if kind == "lstm" else last)
     lam = tape.costates(loss)
     value = (loss + 0.3 * PENALTIES[name](lam)).mean()
-    return [c.log_norms().detach() for c in lam], [g.double() for g in torch.autograd.grad(value, list(m.parameters()))]
+    return [c.log_norms().detach() for c in lam], [
+        g.double() for g in torch.autograd.grad(value, list(m.parameters()))
+    ]
 
 
 @pytest.mark.parametrize("kind", ["tanh", "lstm", "gru"])
-@pytest.mark.parametrize("options", [{}, {"num_layers": 2}, {"num_layers": 2, "bidirectional": True}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"num_layers": 2}, {"num_layers": 2, "bidirectional": True}], ids=str
+)
 def test_scale_free(kind, options):
     """Costates far below the smallest float32 are those of float64, in all layers, and so is the penalty's gradient."""
     for reads in READS:
@@ -321,7 +370,12 @@ def longdouble(m, u, top):
     for t in range(T):
         below = u[t].double().numpy().astype(np.longdouble)
         for k in (0, 1):
-            a = w[f"weight_ih_l{k}"] @ below + w[f"bias_ih_l{k}"] + w[f"weight_hh_l{k}"] @ h[k][t] + w[f"bias_hh_l{k}"]
+            a = (
+                w[f"weight_ih_l{k}"] @ below
+                + w[f"bias_ih_l{k}"]
+                + w[f"weight_hh_l{k}"] @ h[k][t]
+                + w[f"bias_hh_l{k}"]
+            )
             below = np.tanh(a)
             h[k].append(below)
     s, lams = top(h[1]), []
@@ -340,7 +394,9 @@ def longdouble(m, u, top):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(np.finfo(np.longdouble).maxexp < 16384, reason="numpy's longdouble has no wider exponent here")
+@pytest.mark.skipif(
+    np.finfo(np.longdouble).maxexp < 16384, reason="numpy's longdouble has no wider exponent here"
+)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("slow", [False, True])
 def test_beyond_float64(slow, engine):
@@ -390,8 +446,14 @@ def test_explosive(kind):
     upper = v.norm().double().log() + (400 - t) * math.log(growth)
     assert (lam[1].log_norms() - upper).abs().max() < 1e-4
     half = 0.5 if kind == "gru" else 1.0
-    R = half * m.weight_ih_l1[-3:].detach().double()  # the candidate's; the gates have no slope at rest
-    lower = (R.T @ v.double()).norm().log() + (400 - t) * math.log(growth) + torch.log(401 - t.clamp(min=1))
+    R = (
+        half * m.weight_ih_l1[-3:].detach().double()
+    )  # the candidate's; the gates have no slope at rest
+    lower = (
+        (R.T @ v.double()).norm().log()
+        + (400 - t) * math.log(growth)
+        + torch.log(401 - t.clamp(min=1))
+    )
     lower[0] = lower[1] + math.log(growth)
     assert (lam[0].log_norms() - lower).abs().max() < 1e-3
     assert lam[0].log_norms().max() > 100
@@ -403,7 +465,9 @@ def test_explosive(kind):
             y, _ = m(torch.zeros(400, 2, 2, dtype=F64))
         G = tape.penalty("log-ratio", (y[-1] * v.double()).sum(-1))
         g.append(torch.autograd.grad(G.mean(), list(m.parameters())))
-        assert all((a.double() - b).norm() <= 1e-4 * b.norm() + 1e-6 for a, b in zip(*g, strict=True))
+        assert all(
+            (a.double() - b).norm() <= 1e-4 * b.norm() + 1e-6 for a, b in zip(*g, strict=True)
+        )
         assert max(b.norm() for b in g[1]) > 0.1
 
 
@@ -415,7 +479,9 @@ def test_not_a_number():
         m.engine = engine
         with co.record(m) as tape:
             y, _ = m(u)
-        with pytest.raises(NumericalError, match="the costate is outside the range of float32 at t = "):
+        with pytest.raises(
+            NumericalError, match="the costate is outside the range of float32 at t = "
+        ):
             tape.costates(y[-1].sum(-1))
 
 
@@ -490,7 +556,10 @@ def test_names():
     with co.record(model) as tape:
         loss = model(u) ** 2
     lam = tape.costates(loss)
-    at = [(c.trajectory.module, c.trajectory.call, c.trajectory.layer, c.trajectory.direction) for c in lam]
+    at = [
+        (c.trajectory.module, c.trajectory.call, c.trajectory.layer, c.trajectory.direction)
+        for c in lam
+    ]
     words = [("encoder.words", 0, k, d) for k in (0, 1) for d in ("forward", "reverse")]
     assert at == [*words, ("decoder", 0, 0, "forward")]
     assert repr(tape) == "<tape of 2 calls of 2 modules>"
@@ -501,9 +570,13 @@ def test_names():
     assert isinstance(lam[1:3], co.Recorded)
     assert lam[-1] is lam[4]
     assert torch.equal(lam[1:3].loss, loss)
-    with pytest.raises(InputError, match=r"no costates of \{'layer': 7\}; there are those of encoder.words, call 0"):
+    with pytest.raises(
+        InputError, match=r"no costates of \{'layer': 7\}; there are those of encoder.words, call 0"
+    ):
         lam.select(layer=7)
-    with pytest.raises(InputError, match="selected by module, call, layer or direction; got 'name'"):
+    with pytest.raises(
+        InputError, match="selected by module, call, layer or direction; got 'name'"
+    ):
         lam.select(name="decoder")
     with pytest.raises(InputError, match="no costates to penalise"):
         PENALTIES["variance"](lam[:0])
@@ -559,11 +632,27 @@ REFUSED = {
         r"the loss is a scalar; expected .* shape \[2\]: use reduction='none'",
     ),
     "shape": (lambda m, u, y: y[-1], InputError, r"the loss is of shape \[2, 3\]"),
-    "batch": (lambda m, u, y: y[-1].sum(0), InputError, r"the loss is of shape \[3\]; .* shape \[2\]"),
+    "batch": (
+        lambda m, u, y: y[-1].sum(0),
+        InputError,
+        r"the loss is of shape \[3\]; .* shape \[2\]",
+    ),
     "kind": (lambda m, u, y: [1.0], KindError, "got list"),
-    "other": (lambda m, u, y: m.weight_hh_l0.sum().expand(2), InputError, "does not depend on the outputs"),
-    "constant": (lambda m, u, y: y.detach().sum((0, 2)), InputError, "does not depend on what was recorded"),
-    "outside": (lambda m, u, y: plain(m, u).sum((0, 2)), InputError, "does not depend on the outputs"),
+    "other": (
+        lambda m, u, y: m.weight_hh_l0.sum().expand(2),
+        InputError,
+        "does not depend on the outputs",
+    ),
+    "constant": (
+        lambda m, u, y: y.detach().sum((0, 2)),
+        InputError,
+        "does not depend on what was recorded",
+    ),
+    "outside": (
+        lambda m, u, y: plain(m, u).sum((0, 2)),
+        InputError,
+        "does not depend on the outputs",
+    ),
 }
 
 
@@ -583,7 +672,9 @@ def test_penalties_refused(gru):
     with co.record(gru) as tape:
         loss = plain(gru, u).sum((0, 2))
     for G in ("output-variance", co.penalties.of_output("variance"), co.penalties.tangent(u)):
-        with pytest.raises(Unsupported, match=r"a recorded layer has none of its own. Use co.Network"):
+        with pytest.raises(
+            Unsupported, match=r"a recorded layer has none of its own. Use co.Network"
+        ):
             tape.penalty(G, loss)
     with pytest.raises(InputError, match="did you mean 'log-ratio'"):
         tape.penalty("log_ratio", loss)
@@ -592,7 +683,10 @@ def test_penalties_refused(gru):
 def test_nothing_to_record(gru):
     for model, text in (
         (nn.Linear(2, 2), r"no co.nn.RNN, LSTM or GRU inside Linear\.$"),
-        (nn.Sequential(nn.LSTM(2, 2), nn.GRU(2, 2)), r"torch.nn's GRU, LSTM: .* co.nn.replace\(model\)"),
+        (
+            nn.Sequential(nn.LSTM(2, 2), nn.GRU(2, 2)),
+            r"torch.nn's GRU, LSTM: .* co.nn.replace\(model\)",
+        ),
         (co.nn.GRUCell(2, 2), "no co.nn.RNN, LSTM or GRU inside GRUCell"),
     ):
         with pytest.raises(InputError, match=text):
@@ -617,7 +711,8 @@ def test_compiled(gru):
     called_compiled.compile(backend="eager")
     for model in (torch.compile(gru, backend="eager"), inside, nn.Sequential(called_compiled)):
         with pytest.raises(
-            Unsupported, match=r"a compiled module cannot be recorded.*Record the module that was given"
+            Unsupported,
+            match=r"a compiled module cannot be recorded.*Record the module that was given",
         ):
             co.record(model)
     beside = nn.ModuleList([gru, torch.compile(nn.Linear(2, 2), backend="eager")])
@@ -684,7 +779,8 @@ def test_other_samples(gru):
         alone = plain(gru, u[:, :3]).sum((0, 2))
     assert tape.costates(alone)[0].trajectory.call == 2
     with pytest.raises(
-        InputError, match=r"the loss has 3 values, but it depends on a call of the module with 6 samples"
+        InputError,
+        match=r"the loss has 3 values, but it depends on a call of the module with 6 samples",
     ):
         tape.costates(z.sum((0, 2)))
 
@@ -760,7 +856,10 @@ def test_memory(gru):
         lam = tape.costates(loss)
         G = PENALTIES["log-ratio"](lam)
         (loss + G).mean().backward()
-        held = [weakref.ref(x) for x in (y, tape.calls[0].levels[0].pieces[0].run, lam[0], lam[0].rows, tape)]
+        held = [
+            weakref.ref(x)
+            for x in (y, tape.calls[0].levels[0].pieces[0].run, lam[0], lam[0].rows, tape)
+        ]
         del tape, y, loss, lam, G
         assert [ref() for ref in held] == [None] * len(held)
     finally:
@@ -790,7 +889,11 @@ def test_checkpoint(gru, again):
     values = []
     for checkpointed in (False, True):
         with co.record(gru) as tape:
-            y = torch.utils.checkpoint.checkpoint(plain, gru, u, use_reentrant=again) if checkpointed else plain(gru, u)
+            y = (
+                torch.utils.checkpoint.checkpoint(plain, gru, u, use_reentrant=again)
+                if checkpointed
+                else plain(gru, u)
+            )
             loss = (y**2).sum((0, 2))
         if again and checkpointed:
             with pytest.raises(InputError, match="reentrant checkpointing"):

@@ -104,14 +104,18 @@ def test_known_values_at_the_ends():
 
 def test_slope_of_the_absolute_error_at_zero_is_zero():
     a = torch.zeros(1, 1, dtype=F64, requires_grad=True)
-    (g,) = torch.autograd.grad(entries("absolute", a, torch.zeros(1, 1, dtype=F64), "identity").sum(), a)
+    (g,) = torch.autograd.grad(
+        entries("absolute", a, torch.zeros(1, 1, dtype=F64), "identity").sum(), a
+    )
     assert g.item() == 0.0
 
 
 def test_one_output_takes_targets_without_the_last_axis():
     a = torch.randn(4, 1, dtype=F64)
     y = torch.randn(4, dtype=F64)
-    assert torch.equal(entries("squared", a, y, "identity"), entries("squared", a, y[:, None], "identity"))
+    assert torch.equal(
+        entries("squared", a, y, "identity"), entries("squared", a, y[:, None], "identity")
+    )
 
 
 # inside a network: masks, reductions, lengths

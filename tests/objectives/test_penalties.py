@@ -38,7 +38,12 @@ def plain(net, u):
         direct.append((net.V.T @ (2 * y + 0.3)).detach().numpy() if counts else np.zeros(D))
     of_output = [torch.autograd.grad(out[-1][k], x, retain_graph=True) for k in range(O)]
     as_numpy = lambda ys: np.stack([y.detach().numpy() for y in ys])
-    return as_numpy(x), as_numpy(lam), np.stack([np.zeros(D), *direct]), [as_numpy(l) for l in of_output]
+    return (
+        as_numpy(x),
+        as_numpy(lam),
+        np.stack([np.zeros(D), *direct]),
+        [as_numpy(l) for l in of_output],
+    )
 
 
 def variance(n):
@@ -64,7 +69,9 @@ def by_hand(name, x, lam, direct, of_output):
         "barrier": lambda: sum(math.log(abs(v) / 1e-5) ** 2 for v in lam[-1] if abs(v) < 1e-5),
         "omega": lambda: (((back / n[1:]) ** 2 - 1) ** 2).mean(),
         "norm-stabiliser": lambda: ((h[1:] - h[:-1]) ** 2).mean(),
-        "output-variance": lambda: np.mean([variance(np.linalg.norm(o, axis=1)[1:]) for o in of_output]),
+        "output-variance": lambda: np.mean(
+            [variance(np.linalg.norm(o, axis=1)[1:]) for o in of_output]
+        ),
     }[name]()
 
 
@@ -103,7 +110,9 @@ def test_gradient_is_the_slope_of_the_value(name):
     for seed in range(3):
         rng = torch.Generator().manual_seed(seed)
         along = [torch.randn(p.shape, dtype=F64, generator=rng) for p in net.parameters()]
-        slope = sum(float((g * d).sum()) for g, d in zip(grads, along, strict=True) if g is not None)
+        slope = sum(
+            float((g * d).sum()) for g, d in zip(grads, along, strict=True) if g is not None
+        )
         ends = []
         for h in (1e-4, -1e-4, 5e-5, -5e-5):
             shift(net, along, h)
@@ -148,7 +157,9 @@ def test_barrier_below_its_switch():
     for switch in (1e-5, 1e-3):
         truth = (np.where(np.abs(last) < switch, np.log(np.abs(last) / switch), 0) ** 2).sum(1)
         np.testing.assert_allclose(co.penalties.barrier(switch)(lam).detach(), truth, rtol=1e-12)
-    with pytest.raises(co.InputError, match=r"the barrier's switch must be a finite number, above 0; got 0"):
+    with pytest.raises(
+        co.InputError, match=r"the barrier's switch must be a finite number, above 0; got 0"
+    ):
         co.penalties.barrier(0)
 
 
@@ -252,7 +263,9 @@ def test_sums_and_weights():
     assert torch.equal((a + "variance")(lam), a(lam) + b(lam))
     assert torch.equal(sum([a, b], start=0 * a)(lam), a(lam) + b(lam))
     e = co.Penalised(mix, 0.1)(net, co.Batch(u), loss)
-    assert float(e.objective) == pytest.approx(float((lam.loss + 0.1 * mix(lam)).mean().detach()), rel=1e-12)
+    assert float(e.objective) == pytest.approx(
+        float((lam.loss + 0.1 * mix(lam)).mean().detach()), rel=1e-12
+    )
 
 
 @pytest.mark.parametrize(
@@ -277,7 +290,10 @@ def test_schedules_count_the_calls(schedule, values):
 
 @pytest.mark.parametrize("weight", [math.nan, math.inf, "0.1", None])
 def test_weight_that_is_no_number(weight):
-    with pytest.raises(co.InputError, match=r"weight must be a finite number, at least 0, or a function of the step"):
+    with pytest.raises(
+        co.InputError,
+        match=r"weight must be a finite number, at least 0, or a function of the step",
+    ):
         co.Penalised("variance", weight)
     net, u = network()
     with pytest.raises(co.InputError, match=r"the schedule gave rho = nan at step 0"):

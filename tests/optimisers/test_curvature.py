@@ -29,7 +29,16 @@ CASES = [
 
 def problem(cell, readout, options, loss="squared", output="identity", outputs=2, weighted=True):
     torch.manual_seed(0)
-    net = co.Network(cell, inputs=2, hidden=3, outputs=outputs, readout=readout, output=output, dtype=F64, **options)
+    net = co.Network(
+        cell,
+        inputs=2,
+        hidden=3,
+        outputs=outputs,
+        readout=readout,
+        output=output,
+        dtype=F64,
+        **options,
+    )
     with torch.no_grad():
         if isinstance(net.x0, torch.nn.Parameter):
             net.x0.normal_()
@@ -39,14 +48,18 @@ def problem(cell, readout, options, loss="squared", output="identity", outputs=2
     y = torch.randint(0, 2, lead) if loss == "cross-entropy" else y
     mask = torch.rand(lead, dtype=F64).round() + 0.5 if readout == "every" else None
     weight = torch.tensor([1.0, 2.0, 0.5], dtype=F64) if weighted else None
-    return net, co.Batch(torch.randn(T, B, 2, dtype=F64), y, torch.tensor([5, 3, 4]), mask, weight, reduce="mean")
+    return net, co.Batch(
+        torch.randn(T, B, 2, dtype=F64), y, torch.tensor([5, 3, 4]), mask, weight, reduce="mean"
+    )
 
 
 def jacobian(net, batch, of, x0=None):
     """d of(trajectory) / d weights, one row for each entry."""
     names, values = zip(*net.named_parameters(), strict=True)
     run = lambda *theta: of(
-        torch.func.functional_call(net, dict(zip(names, theta, strict=True)), (batch.u, batch.lengths, x0))
+        torch.func.functional_call(
+            net, dict(zip(names, theta, strict=True)), (batch.u, batch.lengths, x0)
+        )
     )
     found = torch.autograd.functional.jacobian(run, values)
     return torch.cat([J.flatten(found[0].dim() - values[0].dim()).reshape(-1, p.numel()) for J, p in zip(found, values, strict=True)], 1)  # fmt: skip
@@ -64,7 +77,11 @@ def test_products_are_those_of_the_matrices(cell, readout, options, engine):
     G = J.T @ H.reshape(len(J), -1) @ J
     rows = c.run.layout.rows
     weight = batch.weights(torch.ones(1, 3, dtype=F64))[c.run.layout.sample] / rows.B
-    each = torch.cat([torch.zeros(rows.B, dtype=F64), weight])[:, None].expand(c.run.run.x.shape).reshape(-1, 1)
+    each = (
+        torch.cat([torch.zeros(rows.B, dtype=F64), weight])[:, None]
+        .expand(c.run.run.x.shape)
+        .reshape(-1, 1)
+    )
     S = Jx.T @ (each * Jx)
     for ours, matrix in ((c.gauss_newton, G), (c.structural, S)):
         size = matrix.abs().max()
@@ -81,7 +98,9 @@ def test_losses(loss, output, readout):
     c = Curvature(net, batch, loss)
     v = torch.randn(len(c.gradient()), dtype=F64)
     J = jacobian(net, batch, lambda r: r.pre)
-    H = torch.autograd.functional.hessian(lambda a: batch.mean(c.judge.losses(a)), c.pre.detach()).reshape(len(J), -1)
+    H = torch.autograd.functional.hessian(
+        lambda a: batch.mean(c.judge.losses(a)), c.pre.detach()
+    ).reshape(len(J), -1)
     assert torch.allclose(c.gauss_newton(v), J.T @ H @ J @ v, rtol=1e-10, atol=1e-13)
     e = co.BPTT()(net, batch, loss)
     assert torch.allclose(c.gradient(), c.packing.pack(e.gradient), rtol=1e-12, atol=1e-14)
@@ -130,7 +149,9 @@ def test_states_that_begin_elsewhere():
     for name, along in c.packing.unpack(c.product(v, 1.0, 0.5)).items():
         assert bool(along.any()) == (name != "x0"), name
     J = jacobian(net, batch, lambda r: r.pre, x0=batch.x0)
-    H = torch.autograd.functional.hessian(lambda a: batch.mean(c.judge.losses(a)), c.pre.detach()).reshape(len(J), -1)
+    H = torch.autograd.functional.hessian(
+        lambda a: batch.mean(c.judge.losses(a)), c.pre.detach()
+    ).reshape(len(J), -1)
     assert torch.allclose(c.gauss_newton(v), J.T @ H @ J @ v, rtol=1e-10, atol=1e-13)
 
 
@@ -173,7 +194,9 @@ def test_frozen_weights_are_no_part_of_it(cell, frozen):
     J = jacobian(net, batch, lambda r: r.pre)
     kept = torch.cat([torch.full((p.numel(),), p.requires_grad) for p in net.parameters()])
     J = J[:, kept]
-    H = torch.autograd.functional.hessian(lambda a: batch.mean(c.judge.losses(a)), c.pre.detach()).reshape(len(J), -1)
+    H = torch.autograd.functional.hessian(
+        lambda a: batch.mean(c.judge.losses(a)), c.pre.detach()
+    ).reshape(len(J), -1)
     assert torch.allclose(c.gauss_newton(v), J.T @ H @ J @ v, rtol=1e-10, atol=1e-13)
 
 
@@ -182,7 +205,9 @@ def test_what_is_refused():
     with pytest.raises(co.Unsupported, match="convex in the pre-output"):
         Curvature(net, batch, "squared")
     with pytest.raises(co.Unsupported, match="convex"):
-        Curvature(problem("elman", "last", {})[0], batch, lambda y_hat, y: (y_hat - y).square().sum(-1))
+        Curvature(
+            problem("elman", "last", {})[0], batch, lambda y_hat, y: (y_hat - y).square().sum(-1)
+        )
     stepped, batch = problem("elman", "last", {"engine": "autograd"})
     c = Curvature(stepped, batch, "squared")
     with pytest.raises(co.Unsupported, match="formula"):

@@ -15,7 +15,9 @@ F64 = torch.float64
 
 def evaluation(every=False, ragged=True, cell="elman"):
     torch.manual_seed(0)
-    net = co.Network(cell, inputs=2, hidden=4, outputs=2, readout="every" if every else "last", dtype=F64)
+    net = co.Network(
+        cell, inputs=2, hidden=4, outputs=2, readout="every" if every else "last", dtype=F64
+    )
     y = torch.randn(7, 5, 2, dtype=F64) if every else torch.randn(5, 2, dtype=F64)
     lengths = torch.tensor([7, 3, 5, 6, 2]) if ragged else None
     return co.BPTT()(net, co.Batch(torch.randn(7, 5, 2, dtype=F64), y, lengths), "squared")
@@ -40,8 +42,13 @@ def test_the_temporal_direction():
     assert norm(joint(d)) == pytest.approx(norm(joint(e.gradient)), rel=1e-12)
     assert torch.equal(d["V"], e.gradient["V"])
     parts, beta = e.temporal_components(), np.random.default_rng(3).dirichlet(np.ones(7))
-    size = [math.sqrt(sum(float(v.square().sum()) for v in parts.at(t).values())) for t in range(1, 8)]
-    mixed = {n: sum(beta[t - 1] / size[t - 1] * parts.at(t)[n] for t in range(1, 8)) for n in ("W", "R", "b")}
+    size = [
+        math.sqrt(sum(float(v.square().sum()) for v in parts.at(t).values())) for t in range(1, 8)
+    ]
+    mixed = {
+        n: sum(beta[t - 1] / size[t - 1] * parts.at(t)[n] for t in range(1, 8))
+        for n in ("W", "R", "b")
+    }
     factor = norm(joint(e.gradient)) / norm(mixed)
     for name, g in mixed.items():
         assert torch.allclose(d[name], factor * g, rtol=1e-10, atol=1e-13)
@@ -54,7 +61,8 @@ def test_the_temporal_direction():
     structured = co.Network("elman", inputs=2, hidden=4, outputs=1, structure="orthogonal")
     with pytest.raises(co.Unsupported, match="takes W as it is"):
         temporal(
-            co.BPTT()(structured, co.Batch(torch.randn(3, 2, 2), torch.randn(2, 1)), "squared"), np.random.default_rng()
+            co.BPTT()(structured, co.Batch(torch.randn(3, 2, 2), torch.randn(2, 1)), "squared"),
+            np.random.default_rng(),
         )
 
 
@@ -69,8 +77,14 @@ CURVES = {  # value and slope along a, a minimum at some a > 0
     "parabola": (lambda a: (a - 0.1) ** 2, lambda a: 2 * (a - 0.1)),
     "far away": (lambda a: (a - 37.0) ** 2, lambda a: 2 * (a - 37.0)),
     "steep wall": (lambda a: -a + (1e3 * a) ** 4, lambda a: -1 + 4e3 * (1e3 * a) ** 3),
-    "wavy": (lambda a: 0.2 * a * a - a - 0.3 * math.sin(9 * a), lambda a: 0.4 * a - 1 - 2.7 * math.cos(9 * a)),
-    "ends in a cliff": (lambda a: -a if a < 0.01 else math.inf, lambda a: -1.0 if a < 0.01 else math.nan),
+    "wavy": (
+        lambda a: 0.2 * a * a - a - 0.3 * math.sin(9 * a),
+        lambda a: 0.4 * a - 1 - 2.7 * math.cos(9 * a),
+    ),
+    "ends in a cliff": (
+        lambda a: -a if a < 0.01 else math.inf,
+        lambda a: -1.0 if a < 0.01 else math.nan,
+    ),
 }
 
 
@@ -110,7 +124,9 @@ def test_line_searches_where_there_is_no_minimum():
     assert 0 < a < 0.01  # enough of a decrease, on the finite side
     up = Line(1.0, 0.0, 0.2, lambda a: a, lambda a: (a, 0.2))
     assert Armijo()(up) == Wolfe()(up) == 0.0
-    lie = Line(1.0, 0.0, -1.0, lambda a: 1.0, lambda a: (1.0, 0.0))  # never as low as the slope says
+    lie = Line(
+        1.0, 0.0, -1.0, lambda a: 1.0, lambda a: (1.0, 0.0)
+    )  # never as low as the slope says
     assert Armijo()(lie) == Wolfe()(lie) == 0.0
 
 

@@ -27,7 +27,12 @@ def positive(n, seed=0):
 def test_conjugate_gradients_solve(scaled, begun):
     A, b = positive(23)
     found = conjugate_gradients(
-        lambda x: A @ x, b, torch.ones_like(b) if begun else None, A.diag() if scaled else None, most=200, progress=0.0
+        lambda x: A @ x,
+        b,
+        torch.ones_like(b) if begun else None,
+        A.diag() if scaled else None,
+        most=200,
+        progress=0.0,
     )
     assert torch.allclose(found.iterates[-1], torch.linalg.solve(A, b), rtol=1e-8, atol=1e-10)
     for x, model in zip(found.iterates, found.models, strict=True):
@@ -59,10 +64,14 @@ def test_a_quadratic_is_minimised_in_one_step():
     h = torch.cat([net(batch.u).state.detach(), torch.ones(40, 1, dtype=F64)], 1)
     best = torch.linalg.lstsq(h, batch.y).solution
     least = float((h @ best - batch.y).square().sum(1).mean())
-    taken = HessianFree(damping=1e-12, structural=0.0, cg=500, progress=0.0, least=0.0).step(net, batch, "squared")
+    taken = HessianFree(damping=1e-12, structural=0.0, cg=500, progress=0.0, least=0.0).step(
+        net, batch, "squared"
+    )
     assert taken.rate == 1.0
     assert taken.after == pytest.approx(least, rel=1e-8)
-    assert torch.allclose(torch.cat([net.V, net.b_o[:, None]], 1).detach().T, best, rtol=1e-4, atol=1e-6)
+    assert torch.allclose(
+        torch.cat([net.V, net.b_o[:, None]], 1).detach().T, best, rtol=1e-4, atol=1e-6
+    )
     assert taken.kept == pytest.approx(1.0, rel=1e-6)
 
 
@@ -83,7 +92,9 @@ def test_damping_follows_what_came_true():
     assert hf.state["damping"] > 1e-6
 
 
-@pytest.mark.parametrize("method", [co.BPTT(), co.Penalised("log-ratio", 0.1)], ids=["plain", "penalised"])
+@pytest.mark.parametrize(
+    "method", [co.BPTT(), co.Penalised("log-ratio", 0.1)], ids=["plain", "penalised"]
+)
 @pytest.mark.parametrize("cell", ["elman", "lstm", "gru"])
 def test_the_objective_falls(cell, method):
     torch.manual_seed(0)
@@ -117,11 +128,15 @@ def test_another_batch_for_the_curvature():
     part = co.Batch(batch.u[:, :10], batch.y[:10])
     c = Curvature(net, part, "squared")
     n = len(c.gradient())
-    matrix = torch.stack([c.gauss_newton(e) for e in torch.eye(n, dtype=F64)]) + 0.1 * torch.eye(n, dtype=F64)
+    matrix = torch.stack([c.gauss_newton(e) for e in torch.eye(n, dtype=F64)]) + 0.1 * torch.eye(
+        n, dtype=F64
+    )
     g = c.packing.pack(co.BPTT()(net, batch, "squared").gradient)
     hf = HessianFree(damping=0.1, structural=0.0, cg=200, progress=0.0)
     taken = hf.step(net, batch, "squared", curvature=part)
-    assert torch.allclose(hf.state["solution"], torch.linalg.solve(matrix, -g), rtol=1e-6, atol=1e-8)
+    assert torch.allclose(
+        hf.state["solution"], torch.linalg.solve(matrix, -g), rtol=1e-6, atol=1e-8
+    )
     assert taken.after < taken.before
 
 
@@ -147,12 +162,15 @@ def test_what_a_step_hands_to_conjugate_gradients(monkeypatch):
 def test_backtracking_takes_the_lowest_of_the_last_iterates():
     points = [torch.tensor([float(i)]) for i in range(6)]
     values = [9.0, 1.0, 5.0, 3.0, 2.0, 4.0]
-    found, promised, lowest = backtracked(points, [-float(i) for i in range(6)], lambda d: values[int(d)])
+    found, promised, lowest = backtracked(
+        points, [-float(i) for i in range(6)], lambda d: values[int(d)]
+    )
     assert (float(found), promised, lowest) == (4.0, -4.0, 2.0)
 
 
 @pytest.mark.parametrize(
-    "change", [{"damping": 0.0}, {"structural": -1.0}, {"cg": 0}, {"decay": 2.0}, {"damping": math.nan}]
+    "change",
+    [{"damping": 0.0}, {"structural": -1.0}, {"cg": 0}, {"decay": 2.0}, {"damping": math.nan}],
 )
 def test_what_hessian_free_refuses(change):
     with pytest.raises(co.InputError, match=next(iter(change))):
@@ -195,7 +213,9 @@ def test_conjugate_gradients_with_products_in_float32():
 def curved(readout, method):
     """A small problem with everything that a matrix may depend on, its damped matrix and the gradient of an objective."""
     torch.manual_seed(0)
-    net = co.Network("elman", inputs=2, hidden=3, outputs=2, readout=readout, output="softmax", dtype=F64)
+    net = co.Network(
+        "elman", inputs=2, hidden=3, outputs=2, readout=readout, output="softmax", dtype=F64
+    )
     lead = (6, 4) if readout == "every" else (4,)
     mask = torch.rand(lead, dtype=F64).round() + 0.5
     lengths, weight = torch.tensor([6, 3, 5, 6]), torch.tensor([1.0, 0.5, 2.0, 1.0], dtype=F64)
@@ -207,14 +227,18 @@ def curved(readout, method):
     return net, batch, matrix, c.packing.pack(method(net, batch, "cross-entropy").gradient)
 
 
-@pytest.mark.parametrize("method", [co.BPTT(), co.Penalised("log-ratio", 0.1)], ids=["plain", "penalised"])
+@pytest.mark.parametrize(
+    "method", [co.BPTT(), co.Penalised("log-ratio", 0.1)], ids=["plain", "penalised"]
+)
 @pytest.mark.parametrize("readout", ["last", "every"])
 def test_a_step_solves_its_system(readout, method):
     """Samples of their own lengths and weights, masks, both readouts; of a penalised objective the gradient alone."""
     net, batch, matrix, g = curved(readout, method)
     hf = HessianFree(damping=0.1, structural=0.5, cg=500, progress=0.0)
     taken = hf.step(net, batch, "cross-entropy", method=method)
-    assert torch.allclose(hf.state["solution"], torch.linalg.solve(matrix, -g), rtol=1e-6, atol=1e-9)
+    assert torch.allclose(
+        hf.state["solution"], torch.linalg.solve(matrix, -g), rtol=1e-6, atol=1e-9
+    )
     assert taken.norm == pytest.approx(float(g.norm()), rel=1e-12)
     assert taken.after < taken.before
 
@@ -261,5 +285,9 @@ def test_networks_of_several_layers_are_refused_in_one_line():
     pair = co.EncoderDecoder("elman", inputs=2, hidden=3, outputs=4, dtype=F64)
     for net in (stack, pair):
         with pytest.raises(co.Unsupported, match=f"got {type(net).__name__}") as refused:
-            HessianFree().step(net, co.Batch(torch.randn(3, 2, 2, dtype=F64), torch.randn(2, 2, dtype=F64)), "squared")
+            HessianFree().step(
+                net,
+                co.Batch(torch.randn(3, 2, 2, dtype=F64), torch.randn(2, 2, dtype=F64)),
+                "squared",
+            )
         assert "\n" not in str(refused.value)

@@ -53,7 +53,9 @@ class Quadratic(Residuals):
 
     def __init__(self):
         super().__init__([1.0, -2.0, 0.5, 1.5, -1.0])
-        turn = torch.linalg.qr(torch.randn(5, 5, dtype=F64, generator=torch.Generator().manual_seed(0)))[0]
+        turn = torch.linalg.qr(
+            torch.randn(5, 5, dtype=F64, generator=torch.Generator().manual_seed(0))
+        )[0]
         self.A = torch.logspace(-0.75, 0.75, 5, dtype=F64)[:, None] * turn
 
     def r(self, theta):
@@ -83,7 +85,12 @@ def descend(problem, recipe, steps):
         value, gradient = evaluated(problem)
         rate = recipe.lr * recipe.schedule(k, steps)
         at = Point(
-            problem, value, gradient, gradient, lambda: float(problem.value().detach()), lambda: evaluated(problem)
+            problem,
+            value,
+            gradient,
+            gradient,
+            lambda: float(problem.value().detach()),
+            lambda: evaluated(problem),
         )
         stepper.step(at, rate)
     return float(problem.value().detach())
@@ -117,7 +124,9 @@ PROBLEMS = {"quadratic": Quadratic, "rosenbrock": Rosenbrock}
 @pytest.mark.slow
 @pytest.mark.parametrize("problem", PROBLEMS)
 @pytest.mark.parametrize(
-    "row", TABLE, ids=lambda row: f"{row[0]}-{type(row[2]).__name__.lower()}{'-options' if row[1] else ''}"
+    "row",
+    TABLE,
+    ids=lambda row: f"{row[0]}-{type(row[2]).__name__.lower()}{'-options' if row[1] else ''}",
 )
 def test_a_function_falls(row, problem):
     name, options, rule, on_quadratic, on_rosenbrock, left = row
@@ -141,7 +150,9 @@ def newton(problem, hf, steps):
 
 
 def test_hessian_free_on_a_quadratic():
-    taken, left = newton(Quadratic(), HessianFree(damping=1e-14, structural=0.0, cg=50, progress=0.0), 1)
+    taken, left = newton(
+        Quadratic(), HessianFree(damping=1e-14, structural=0.0, cg=50, progress=0.0), 1
+    )
     assert taken.rate == 1
     assert left < 1e-20 * taken.before
 
@@ -177,7 +188,9 @@ def network(radius=0.7):
 def trained(**arguments):
     net = network()
     steps = arguments.pop("steps", 60)
-    return co.train(net, Recall(), batch=20, steps=steps, every=10**6, tests=1, probes=2, **arguments)
+    return co.train(
+        net, Recall(), batch=20, steps=steps, every=10**6, tests=1, probes=2, **arguments
+    )
 
 
 RUNS = {
@@ -202,7 +215,11 @@ def test_a_network_learns(name):
 
 
 def test_a_penalised_objective_is_searched_and_its_curvature_is_that_of_the_loss():
-    for recipe in (optimiser("sgd", 1.0, rule=Wolfe()), optimiser("hessian-free", cg=10), optimiser("lbfgs")):
+    for recipe in (
+        optimiser("sgd", 1.0, rule=Wolfe()),
+        optimiser("hessian-free", cg=10),
+        optimiser("lbfgs"),
+    ):
         rows = trained(gradient=co.Penalised("log-ratio", 0.3), optimiser=recipe, steps=6).rows
         whole = [row["loss"] + 0.3 * row["penalty"] for row in rows if row["kind"] == "train"]
         assert whole == sorted(whole, reverse=True)
@@ -235,7 +252,9 @@ def test_a_run_goes_on_bit_for_bit(name, tmp_path):
 
 
 def test_clipping():
-    one = lambda **more: [r for r in trained(optimiser=optimiser("sgd", 0.1), **more).rows if r["kind"] == "train"]
+    one = lambda **more: [
+        r for r in trained(optimiser=optimiser("sgd", 0.1), **more).rows if r["kind"] == "train"
+    ]
     plain = one(steps=30)
     norms = [row["gradient"] for row in plain]
     assert not any("clipped" in row for row in plain)
@@ -243,7 +262,16 @@ def test_clipping():
     def moved(**more):
         """The change of the weights in the first step, by 0.1."""
         net, before = network(), network()
-        co.train(net, Recall(), batch=20, steps=1, tests=1, probes=2, optimiser=optimiser("sgd", 0.1), **more)
+        co.train(
+            net,
+            Recall(),
+            batch=20,
+            steps=1,
+            tests=1,
+            probes=2,
+            optimiser=optimiser("sgd", 0.1),
+            **more,
+        )
         before = dict(before.named_parameters())
         return {n: (before[n] - p).detach() / 0.1 for n, p in net.named_parameters()}
 
@@ -257,7 +285,9 @@ def test_clipping():
     for k, row in enumerate(rows):
         bound = 0.05 * mean if k else math.inf
         assert row.get("clipped", False) == (row["gradient"] > bound)
-        mean += ((min(row["gradient"], 10 * mean) if k else row["gradient"]) - mean) / min(k + 1, 100)
+        mean += ((min(row["gradient"], 10 * mean) if k else row["gradient"]) - mean) / min(
+            k + 1, 100
+        )
     assert any("clipped" in row for row in rows)
     assert (
         mean > 0.9 * sum(row["gradient"] for row in rows) / 30
@@ -266,7 +296,16 @@ def test_clipping():
 
 def test_weight_noise_is_on_the_gradient_alone():
     std, net, clean = 0.3, network(), network()
-    co.train(net, Recall(), batch=20, steps=1, tests=1, probes=2, weight_noise=std, optimiser=optimiser("sgd", 0.1))
+    co.train(
+        net,
+        Recall(),
+        batch=20,
+        steps=1,
+        tests=1,
+        probes=2,
+        weight_noise=std,
+        optimiser=optimiser("sgd", 0.1),
+    )
     draw = co.tasks.rng(0, "weight-noise", 0)
     noisy = network()
     with torch.no_grad():
@@ -274,14 +313,18 @@ def test_weight_noise_is_on_the_gradient_alone():
             p.add_(torch.from_numpy(draw.standard_normal(p.shape)), alpha=std)
     g = co.BPTT()(noisy, Recall().batch(0, 20, 0), "squared").gradient
     for name, p in clean.named_parameters():
-        assert torch.allclose(dict(net.named_parameters())[name], p - 0.1 * g[name], rtol=1e-12, atol=1e-14)
+        assert torch.allclose(
+            dict(net.named_parameters())[name], p - 0.1 * g[name], rtol=1e-12, atol=1e-14
+        )
 
 
 def test_budgets(monkeypatch):
     spent = lambda **more: trained(optimiser=optimiser("sgd", 0.01), steps=10**6, **more)
     assert spent(gradients=101).step == 6  # of 20 sequences
     assert spent(gradients=101, gradient=co.Penalised("log-ratio")).step == 3
-    monkeypatch.setattr(loop.Training, "elapsed", lambda run: 0.125 * run.step)  # a clock that ticks with the steps
+    monkeypatch.setattr(
+        loop.Training, "elapsed", lambda run: 0.125 * run.step
+    )  # a clock that ticks with the steps
     timed = spent(seconds=0.3)
     assert (timed.step, timed.seconds, timed.work) == (3, 0.375, 60)
     both = spent(seconds=0.3, gradients=40)  # both are used up
@@ -318,13 +361,22 @@ def test_the_distance_to_the_gradient_is_kept(tmp_path):
         (lambda: trained(seconds=-1.0), "seconds must be"),
         (lambda: trained(weight_noise=math.nan), "weight_noise must be"),
         (lambda: SCHEDULES["inverse-time"](-1.0), "decay must be"),
-        (lambda: SCHEDULES["constant"](warmup=-1), "warmup must be a whole number, at least 0; got -1"),
+        (
+            lambda: SCHEDULES["constant"](warmup=-1),
+            "warmup must be a whole number, at least 0; got -1",
+        ),
         (lambda: optimiser("hessian-free", curvature=0.5), "curvature is a number"),
         (lambda: optimiser("sgd", rule=Armijo), "step rule"),
-        (lambda: Armijo(shrink=2.0), "shrink must be a finite number, above 0 and below 1; got 2.0"),
+        (
+            lambda: Armijo(shrink=2.0),
+            "shrink must be a finite number, above 0 and below 1; got 2.0",
+        ),
         (lambda: Wolfe(c1=0.9, c2=0.1), "c1 < c2"),
         (lambda: trained(optimiser="adam"), "optimiser must be like co.optimisers"),
-        (lambda: recipe_of("adam"), r"optimiser must be like co\.optimisers\.adam\(1e-3\); got 'adam'"),
+        (
+            lambda: recipe_of("adam"),
+            r"optimiser must be like co\.optimisers\.adam\(1e-3\); got 'adam'",
+        ),
         (lambda: trained(easiest=(0.5, 10)), "easiest must be like co.training.curriculum"),
         (lambda: trained(clip="1"), "clip must be"),
         (lambda: trained(optimiser=RUNS["hessian-free"], weight_noise=0.1), "no weight_noise"),
@@ -338,9 +390,13 @@ def test_what_is_refused(make, words):
 def test_the_temporal_direction_of_a_fading_past():
     """In float32, where the components of the first steps lie far below its range: finite, and the first step has its say."""
     task = co.tasks.make("temporal-order", length=300)
-    net = co.Network("elman", inputs=task.inputs, hidden=16, outputs=task.outputs, output=task.output)
+    net = co.Network(
+        "elman", inputs=task.inputs, hidden=16, outputs=task.outputs, output=task.output
+    )
     co.initialisers.initialise(net, "spectral", radius=0.4, seed=0)
-    double = co.Network("elman", inputs=task.inputs, hidden=16, outputs=task.outputs, output=task.output, dtype=F64)
+    double = co.Network(
+        "elman", inputs=task.inputs, hidden=16, outputs=task.outputs, output=task.output, dtype=F64
+    )
     double.load_state_dict({name: p.double() for name, p in net.state_dict().items()})
     batch = task.batch(0, 5, 0)
     found = []
@@ -350,9 +406,9 @@ def test_the_temporal_direction_of_a_fading_past():
     assert float(torch.as_tensor(e.temporal_components().norms()["joint"][0])) < 1e-60
     for name, d in found[0].items():
         assert torch.isfinite(d).all()
-        assert torch.allclose(d.double(), found[1][name], rtol=1e-3, atol=1e-5 * float(found[1][name].abs().max())), (
-            name
-        )
+        assert torch.allclose(
+            d.double(), found[1][name], rtol=1e-3, atol=1e-5 * float(found[1][name].abs().max())
+        ), name
 
 
 def test_the_temporal_direction_takes_no_penalty():
@@ -365,7 +421,9 @@ def test_the_temporal_direction_takes_no_penalty():
 
 
 def test_a_budget_that_is_spent_stays_spent(tmp_path):
-    run = functools.partial(co.train, task=Recall(), batch=20, tests=1, probes=2, gradients=100, folder=tmp_path / "r")
+    run = functools.partial(
+        co.train, task=Recall(), batch=20, tests=1, probes=2, gradients=100, folder=tmp_path / "r"
+    )
     assert run(network()).step == 5
     before = weights(tmp_path / "r")
     assert run(network(), resume=True).step == 5
@@ -376,7 +434,9 @@ def test_steps_that_are_refused_spend_their_budget():
     net = network()
     with torch.no_grad():
         net.V.fill_(1e200)
-    run = co.train(net, Recall(), batch=20, steps=1000, tests=1, probes=2, gradients=100, nonfinite="skip")
+    run = co.train(
+        net, Recall(), batch=20, steps=1000, tests=1, probes=2, gradients=100, nonfinite="skip"
+    )
     assert run.step == run.skipped == 5
 
 
@@ -402,7 +462,9 @@ def test_what_hessian_free_costs(monkeypatch):
 
     products = []
     plain = curvature.Curvature.product
-    monkeypatch.setattr(curvature.Curvature, "product", lambda *given: products.append(1) or plain(*given))
+    monkeypatch.setattr(
+        curvature.Curvature, "product", lambda *given: products.append(1) or plain(*given)
+    )
     values = []
     method = co.BPTT()
     value = method.value

@@ -38,9 +38,14 @@ def data_files(folder):
     draw = random.Random(0)
     lines = ["id,t,a,b,label"]
     for i in range(12):
-        lines += [f"s{i},{t},{draw.gauss(i % 2, 1):.3f},{draw.gauss(0, 1):.3f},{'xy'[i % 2]}" for t in range(4)]
+        lines += [
+            f"s{i},{t},{draw.gauss(i % 2, 1):.3f},{draw.gauss(0, 1):.3f},{'xy'[i % 2]}"
+            for t in range(4)
+        ]
     (folder / "data.csv").write_text("\n".join(lines) + "\n")
-    rows = [f"{draw.gauss(0, 1):.3f},{draw.gauss(0, 1):.3f},{draw.gauss(0, 1):.3f}" for _ in range(8)]
+    rows = [
+        f"{draw.gauss(0, 1):.3f},{draw.gauss(0, 1):.3f},{draw.gauss(0, 1):.3f}" for _ in range(8)
+    ]
     (folder / "stream.csv").write_text("\n".join(["a,b,y", *rows]) + "\n")
 
 
@@ -52,7 +57,9 @@ def longer(folder, to, steps):
     assert f"steps: {steps}" in config.read_text()
     (to / "model.safetensors").unlink()
     result = json.loads((to / "result.json").read_text())
-    (to / "result.json").write_text(json.dumps(result | {"status": "interrupted", "reason": "SIGTERM at step 4"}))
+    (to / "result.json").write_text(
+        json.dumps(result | {"status": "interrupted", "reason": "SIGTERM at step 4"})
+    )
 
 
 def make(here):
@@ -64,11 +71,15 @@ def make(here):
         small = shlex.split("--hidden 3 --steps 4 --every 2 --checkpoint 2 --batch 4 --probes 2 -q")
         learn = shlex.split("--train data.csv --id id --time t --target label")
         assert call("train", *learn, *small, "--out", "done") == (0, "")
-        stream = shlex.split("stream.csv --target y --hidden 3 --steps 4 --every 2 --checkpoint 2 --window 3 -q")
+        stream = shlex.split(
+            "stream.csv --target y --hidden 3 --steps 4 --every 2 --checkpoint 2 --window 3 -q"
+        )
         assert call("online", *stream, "--out", "stream-done") == (0, "")
         longer(here / "done", here / "stopped", 6)
         longer(here / "stream-done", here / "stream", 6)
-        shutil.copy(here / "stream-done" / "model.safetensors", here / "stream" / "model.safetensors")
+        shutil.copy(
+            here / "stream-done" / "model.safetensors", here / "stream" / "model.safetensors"
+        )
         shutil.rmtree(here / "stream-done")
         assert call("compare", "done", "stopped", "--out", "compared", "-q")[0] == 0
         for name in ("done", "stopped", "stream"):

@@ -158,7 +158,12 @@ COMPARED = [
 @pytest.mark.parametrize(("keys", "value"), COMPARED, ids=map(str, COMPARED))
 def test_result_that_is_compared(keys, value, here):
     put(here / "done" / "result.json", *keys, value=value)
-    refused("compare done stopped --out other -q", 4, "done/result.json is damaged", f"'{'.'.join(keys)}'")
+    refused(
+        "compare done stopped --out other -q",
+        4,
+        "done/result.json is damaged",
+        f"'{'.'.join(keys)}'",
+    )
 
 
 def test_a_success_without_a_time(here):
@@ -182,7 +187,9 @@ COMPARISON = [
 ]
 
 
-@pytest.mark.parametrize(("keys", "value", "said"), COMPARISON, ids=[str(row[:2]) for row in COMPARISON])
+@pytest.mark.parametrize(
+    ("keys", "value", "said"), COMPARISON, ids=[str(row[:2]) for row in COMPARISON]
+)
 def test_comparison(keys, value, said, here):
     put(here / "compared" / "compare.json", *keys, value=value)
     refused("resume compared -q", 4, "compared/compare.json is damaged", said)
@@ -272,9 +279,21 @@ def with_(name, value):
 TENSORS = [
     ("stopped", without("optimiser.0.exp_avg", "optimiser.2.step"), "it lacks 0.exp_avg, 2.step"),
     ("stopped", lambda t: [t.pop(n) for n in list(t) if n.startswith("optimiser.")], "and 9 more"),
-    ("stopped", with_("optimiser.0.exp_avg", torch.zeros(2)), "'0.exp_avg' is float32 [2]; expected float32 [3, 3]"),
-    ("stopped", with_("optimiser.0.exp_avg", torch.zeros(3, 3).double()), "'0.exp_avg' is float64 [3, 3]"),
-    ("stopped", with_("optimiser.0.step", torch.tensor(-1.0)), "0.step is -1.0; expected a number of steps"),
+    (
+        "stopped",
+        with_("optimiser.0.exp_avg", torch.zeros(2)),
+        "'0.exp_avg' is float32 [2]; expected float32 [3, 3]",
+    ),
+    (
+        "stopped",
+        with_("optimiser.0.exp_avg", torch.zeros(3, 3).double()),
+        "'0.exp_avg' is float64 [3, 3]",
+    ),
+    (
+        "stopped",
+        with_("optimiser.0.step", torch.tensor(-1.0)),
+        "0.step is -1.0; expected a number of steps",
+    ),
     ("stopped", with_("optimiser.x", torch.zeros(1)), "'x' does not belong"),
     ("stopped", with_("evil", torch.zeros(1)), "'evil' does not belong"),
     ("stopped", without("rng"), "it lacks rng"),
@@ -288,7 +307,9 @@ TENSORS = [
 ]
 
 
-@pytest.mark.parametrize(("run", "harm", "said"), TENSORS, ids=[f"{run}: {said}" for run, _, said in TENSORS])
+@pytest.mark.parametrize(
+    ("run", "harm", "said"), TENSORS, ids=[f"{run}: {said}" for run, _, said in TENSORS]
+)
 def test_tensors_of_a_checkpoint(run, harm, said, here):
     harm_tensors(here / run / LAST, "state.safetensors", harm)
     refused(f"resume {run} -q", 4, said)
@@ -303,12 +324,27 @@ def test_best_weights_are_demanded(here):
 
 def test_the_checkpoint_before_is_offered(here):
     harm_tensors(here / "stopped" / LAST, "state.safetensors", without("rng"))
-    refused("resume stopped -q", 4, "The one before it, step-00000002, is whole: coadjoint resume stopped --fallback")
+    refused(
+        "resume stopped -q",
+        4,
+        "The one before it, step-00000002, is whole: coadjoint resume stopped --fallback",
+    )
     code, err = call("resume", "stopped", "-q", "--fallback")
     assert code == 0, err
 
 
-OPTIMISERS = ["sgd", "momentum", "nesterov", "adagrad", "rmsprop", "adam", "adamw", "lbfgs", "hessian-free", "ridge"]
+OPTIMISERS = [
+    "sgd",
+    "momentum",
+    "nesterov",
+    "adagrad",
+    "rmsprop",
+    "adam",
+    "adamw",
+    "lbfgs",
+    "hessian-free",
+    "ridge",
+]
 
 
 @pytest.mark.parametrize("name", OPTIMISERS)
@@ -319,7 +355,9 @@ def test_what_optimisers_keep_is_demanded_and_nothing_else(name, here):
     shutil.copytree(here / "run", here / "again")
     assert call("resume", "run", "-q", "--steps", "3") == (0, "")
     last = here / "again" / "checkpoints" / "step-00000002"
-    kept = {name for name in tensors_of(last / "state.safetensors")[0] if name.startswith("optimiser.")}
+    kept = {
+        name for name in tensors_of(last / "state.safetensors")[0] if name.startswith("optimiser.")
+    }
     kept.discard("optimiser.solution")  # of which a step may leave none
     assert bool(kept) == (name not in ("sgd", "hessian-free"))
     for gone in sorted(kept)[:3]:
@@ -348,14 +386,26 @@ def redescribed(path, harm, sealed=False):
 MODELS = [
     (lambda d: d.update(precision="x"), "'precision' should be 32 or 64; got 'x'"),
     (lambda d: d.update(precision=16), "'precision' should be 32 or 64; got 16"),
-    (lambda d: d["data"].update(labels=["x", "x"]), "'data' is damaged: 'labels' is not what it should be"),
-    (lambda d: d["data"].update(labels=["x", "y", "z"]), "its data ask for outputs 3, and its network has 2"),
+    (
+        lambda d: d["data"].update(labels=["x", "x"]),
+        "'data' is damaged: 'labels' is not what it should be",
+    ),
+    (
+        lambda d: d["data"].update(labels=["x", "y", "z"]),
+        "its data ask for outputs 3, and its network has 2",
+    ),
     (lambda d: d["data"].update(features=["a", "a"]), "'features' is not what it should be"),
-    (lambda d: d["data"].update(features=["a"], mean=[0.0], std=[1.0]), "its data ask for inputs 1"),
+    (
+        lambda d: d["data"].update(features=["a"], mean=[0.0], std=[1.0]),
+        "its data ask for inputs 1",
+    ),
     (lambda d: d["data"].update(at="every"), "its data ask for readout 'every'"),
     (lambda d: d["data"]["reading"].update(sep=5), "'reading.sep' is not what it should be"),
     (lambda d: d["data"].update(kind=["x"]), "'kind' is not what it should be"),
-    (lambda d: d["network"].update(hidden=10), "for 'R' it has float32 [3, 2] and the network float32 [10, 2]"),
+    (
+        lambda d: d["network"].update(hidden=10),
+        "for 'R' it has float32 [3, 2] and the network float32 [10, 2]",
+    ),
 ]
 
 
@@ -384,7 +434,11 @@ def test_no_network_is_built_before_its_tensors_are_counted(here, monkeypatch):
         return constructed(*arguments)
 
     monkeypatch.setattr(model_schema, "constructed", noted)
-    refused("predict done data.csv", 4, "for 'R' it has float32 [3, 2] and the network float32 [19000, 2]")
+    refused(
+        "predict done data.csv",
+        4,
+        "for 'R' it has float32 [3, 2] and the network float32 [19000, 2]",
+    )
     assert where == ["meta"]
 
 
@@ -426,7 +480,11 @@ def test_a_flipped_bit_of_a_weight_is_noticed_by_every_command(here):
     path.write_bytes(content[:-1] + bytes([content[-1] ^ 0x40]))
     for command in ("predict done data.csv", "diagnose done -q"):
         refused(
-            command, 4, "done/model.safetensors is damaged", "SHA-256", "`coadjoint resume` of its run writes it anew"
+            command,
+            4,
+            "done/model.safetensors is damaged",
+            "SHA-256",
+            "`coadjoint resume` of its run writes it anew",
         )
     code, err = call("report", "done")
     assert code == 0, err
@@ -438,7 +496,9 @@ def test_a_flipped_bit_of_a_weight_is_noticed_by_every_command(here):
     assert path.read_bytes() == content
 
 
-@pytest.mark.parametrize("description", [None, {"note": "by hand"}], ids=["no description", "a note"])
+@pytest.mark.parametrize(
+    "description", [None, {"note": "by hand"}], ids=["no description", "a note"]
+)
 def test_a_model_trained_from_python_has_a_sum_too(tmp_path, description):
     """It does not say what network it belongs to; its page does not complain, unless it is damaged."""
     net = coadjoint.Network("elman", inputs=6, hidden=3, outputs=4, output="softmax")
@@ -446,7 +506,9 @@ def test_a_model_trained_from_python_has_a_sum_too(tmp_path, description):
     short = {"steps": 1, "tests": 2, "confirm": 2, "probes": 2, "batch": 2}
     coadjoint.train(net, task, **short, folder=tmp_path / "run", description=description)
     path, page = tmp_path / "run" / "model.safetensors", tmp_path / "run" / "report.html"
-    with pytest.raises(StorageError, match="does not say what network it belongs to: it was trained from Python"):
+    with pytest.raises(
+        StorageError, match="does not say what network it belongs to: it was trained from Python"
+    ):
         load_model(path)
     assert call("report", tmp_path / "run") == (0, "")
     assert "model.safetensors is damaged" not in page.read_text(encoding="utf-8")
@@ -532,14 +594,26 @@ def sparse(path):
         file.truncate(20 << 30)
 
 
-INSTEAD = {"a pipe": os.mkfifo, "an endless device": device, "a folder": os.mkdir, "a sparse file of 20 GB": sparse}
+INSTEAD = {
+    "a pipe": os.mkfifo,
+    "an endless device": device,
+    "a folder": os.mkdir,
+    "a sparse file of 20 GB": sparse,
+}
 
 
 # rows are read as far as their checkpoint says, whatever follows
-CASES = [(*place, what) for place in PLACES for what in INSTEAD if "jsonl" not in place[0] or "sparse" not in what]
+CASES = [
+    (*place, what)
+    for place in PLACES
+    for what in INSTEAD
+    if "jsonl" not in place[0] or "sparse" not in what
+]
 
 
-@pytest.mark.parametrize(("name", "command", "what"), CASES, ids=[", ".join(case) for case in CASES])
+@pytest.mark.parametrize(
+    ("name", "command", "what"), CASES, ids=[", ".join(case) for case in CASES]
+)
 def test_what_is_no_file_is_refused_and_not_waited_for(name, command, what, here):
     (here / name).unlink()
     INSTEAD[what](here / name)
@@ -567,9 +641,15 @@ def test_regular_files_alone_are_read(tmp_path):
     assert list(files.read_lines(tmp_path / "file", 4)) == [b"abc\n", b"de"]
     for call_, said in (
         (lambda: files.read_regular(tmp_path / "file", 5), "file has 6 bytes; at most 5 are read."),
-        (lambda: list(files.read_lines(tmp_path / "file", 3)), "file:1: the line has more than 3 bytes."),
+        (
+            lambda: list(files.read_lines(tmp_path / "file", 3)),
+            "file:1: the line has more than 3 bytes.",
+        ),
         (lambda: files.read_regular(tmp_path, 5), "is a folder; expected a regular file."),
-        (lambda: files.read_regular(tmp_path / "none", 5), "none cannot be read: No such file or directory."),
+        (
+            lambda: files.read_regular(tmp_path / "none", 5),
+            "none cannot be read: No such file or directory.",
+        ),
         (lambda: files.read_regular("a\0b", 5), "cannot be read: embedded null byte."),
     ):
         with pytest.raises(StorageError) as error:
@@ -609,7 +689,14 @@ def test_without_pydantic_a_folder_is_not_read(tmp_path):
     """One line says what is missing; what is written needs none."""
     environment = {**os.environ, "PYTHONPATH": str(Path(coadjoint.__file__).parents[1])}
     done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_PYDANTIC], cwd=tmp_path, env=environment, capture_output=True, text=True
+        [sys.executable, "-c", WITHOUT_PYDANTIC],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["True", "reading a run folder needs pydantic: pip install pydantic."]
+    assert done.stdout.splitlines() == [
+        "True",
+        "reading a run folder needs pydantic: pip install pydantic.",
+    ]

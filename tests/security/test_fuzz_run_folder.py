@@ -66,8 +66,12 @@ def quick(monkeypatch):
     monkeypatch.setattr(program, "app", command)
     monkeypatch.setattr(compared_runs, "Worker", NoWorker)
     monkeypatch.setattr(compared_runs, "wait_for", lambda *_: None)
-    monkeypatch.setattr(jinja2.Environment, "from_string", functools.cache(jinja2.Environment.from_string))
-    monkeypatch.setattr(jinja2.Environment, "__eq__", lambda one, other: True)  # all of them have the same options
+    monkeypatch.setattr(
+        jinja2.Environment, "from_string", functools.cache(jinja2.Environment.from_string)
+    )
+    monkeypatch.setattr(
+        jinja2.Environment, "__eq__", lambda one, other: True
+    )  # all of them have the same options
     monkeypatch.setattr(jinja2.Environment, "__hash__", lambda one: 0)
     monkeypatch.setattr(examination, "plot", no_picture)
     for owner, name in ((loop.Training, "advance"), (learning.Learning, "take")):
@@ -119,7 +123,9 @@ def some_bytes(draw, content):
         elif way == 3:
             content[at:at] = content[at : at + many]
         elif way == 4:
-            content[at : at + many] = draw.choice([b"9" * many, b"\0" * many, b"-1", b"null", b"[[", b'"'])
+            content[at : at + many] = draw.choice(
+                [b"9" * many, b"\0" * many, b"-1", b"null", b"[[", b'"']
+            )
         else:
             del content[at:]
     return bytes(content)
@@ -128,7 +134,13 @@ def some_bytes(draw, content):
 def places(value, at=()):
     """Every place in a JSON value."""
     yield at
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    items = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     for key, inner in items:
         yield from places(inner, (*at, key))
 
@@ -191,7 +203,9 @@ def some_tensors(draw, content):
     else:  # another type or shape of as many bytes
         entry = header[draw.choice(names)]
         count = max(1, (entry["data_offsets"][1] - entry["data_offsets"][0]) // 4)
-        entry["dtype"], entry["shape"] = draw.choice([("F32", [count]), ("I32", [1, count]), ("U8", [4 * count])])
+        entry["dtype"], entry["shape"] = draw.choice(
+            [("F32", [count]), ("I32", [1, count]), ("U8", [4 * count])]
+        )
     if way != 0 and isinstance(header, dict) and draw.random() < 0.7:
         header.pop("__metadata__", None) if about is None else unsealed(header)
     text = json.dumps(header).encode()
@@ -243,7 +257,11 @@ def harmed(draw, path, outside):
         return instead(draw, path, outside)
     path.write_bytes(mutated(draw, path))
     vouch = draw.random() < 0.85
-    last = path.parent if path.name in CHECKPOINT and path.name != storage.MANIFEST else path.parent / LAST
+    last = (
+        path.parent
+        if path.name in CHECKPOINT and path.name != storage.MANIFEST
+        else path.parent / LAST
+    )
     if path.name in ("metrics.jsonl", "clock.jsonl") and vouch:
         state = json.loads((last / "state.json").read_text())
         content = path.read_bytes()
@@ -296,4 +314,6 @@ def test_whatever_the_files_of_a_folder_hold(part, thorough, real, quick, tmp_pa
             shutil.rmtree(made, ignore_errors=True)
         assert {**outline(outside), **outline(inside)} == beside, said
     assert codes.get(4, 0) > count / PARTS / 4, f"few cases were refused: {codes}"
-    assert codes.get(0, 0) + codes.get(75, 0) > count / PARTS / 20, f"few cases were let through: {codes}"
+    assert codes.get(0, 0) + codes.get(75, 0) > count / PARTS / 20, (
+        f"few cases were let through: {codes}"
+    )

@@ -52,7 +52,9 @@ def outside(finished, tmp_path):
     (place / "folder" / "step-00000099.tmp" / "kept").write_text("mine")
     (place / "folder" / "step-00000098.old").mkdir()
     for step in (1, 2, 3):
-        shutil.copytree(finished / "checkpoints" / storage.name_of(6), place / "folder" / storage.name_of(step))
+        shutil.copytree(
+            finished / "checkpoints" / storage.name_of(6), place / "folder" / storage.name_of(step)
+        )
     for name in ("diagnostics.json", "temporal.png", "decay.png", "file"):
         (place / "folder" / name).write_text("{}")
     (place / "file").write_text("mine\n" * 2000)
@@ -214,10 +216,14 @@ def test_a_checkpoint_elsewhere(capsys, run, outside, step):
     if path.exists():
         shutil.rmtree(path)
     path.symlink_to(outside / "folder" / storage.name_of(1))
-    assert f"{path} is a link" in refused(capsys, outside, "resume", run, "--steps", "9", "--fallback")
+    assert f"{path} is a link" in refused(
+        capsys, outside, "resume", run, "--steps", "9", "--fallback"
+    )
 
 
-@pytest.mark.parametrize("name", ["step-00000009.tmp", "step-00000099.tmp", "step-00000003.old", "step-00000099.old"])
+@pytest.mark.parametrize(
+    "name", ["step-00000009.tmp", "step-00000099.tmp", "step-00000003.old", "step-00000099.old"]
+)
 @pytest.mark.parametrize("target", ["folder", "file", "nothing"])
 def test_half_written_checkpoints_that_are_links(run, outside, name, target):
     """The link goes, and nothing else."""
@@ -317,7 +323,13 @@ def test_what_killed_processes_were_writing_is_removed(run, outside):
     (run / f".model.safetensors.{os.getppid()}.tmp").write_text("half")
     (run / f".link.{pid}.tmp").symlink_to(outside / "file")
     (run / f".folder.{pid}.tmp").mkdir()
-    for name in (f"notes.{pid}.tmp", f".notes.{pid}.tmp.txt", ".notes.tmp", ".notes.-1.tmp", ".notes.0.tmp"):
+    for name in (
+        f"notes.{pid}.tmp",
+        f".notes.{pid}.tmp.txt",
+        ".notes.tmp",
+        ".notes.-1.tmp",
+        ".notes.0.tmp",
+    ):
         (run / name).write_text("mine")
     others = {p.name for p in run.iterdir()} - {p.name for p in gone}
     assert command("resume", run, "--steps", "9", "--quiet") == 0
@@ -346,7 +358,22 @@ NAMES = [
         " a",
         "a\n",
     ),
-    *("a\0b", "x" * 256, "é" * 128, "a*", "a?", '"a"', "<a>", "a|b", "..\\x", "\u202ea", "\ud800", None, 3, ["a"]),
+    *(
+        "a\0b",
+        "x" * 256,
+        "é" * 128,
+        "a*",
+        "a?",
+        '"a"',
+        "<a>",
+        "a|b",
+        "..\\x",
+        "\u202ea",
+        "\ud800",
+        None,
+        3,
+        ["a"],
+    ),
 ]
 
 
@@ -355,7 +382,9 @@ def test_what_is_no_name(name):
     assert not files.is_name(name)
 
 
-@pytest.mark.parametrize("name", ["a", "a-seed-0", ".a", "..a", "a.b", "é", "con-seed-0", "nulls", "x" * 255])
+@pytest.mark.parametrize(
+    "name", ["a", "a-seed-0", ".a", "..a", "a.b", "é", "con-seed-0", "nulls", "x" * 255]
+)
 def test_what_is_a_name(name):
     assert files.is_name(name)
 
@@ -381,7 +410,16 @@ def renamed(comparison, folder):
 @pytest.mark.parametrize(
     "name",
     [
-        *("{outside}/new", "../outside/new", "runs/../../outside/new", "runs", "runs/", "runs/..", "..", ""),
+        *(
+            "{outside}/new",
+            "../outside/new",
+            "runs/../../outside/new",
+            "runs",
+            "runs/",
+            "runs/..",
+            "..",
+            "",
+        ),
         *(
             "runs/a/../../../outside/new",
             "runs\\..\\..\\outside",
@@ -394,7 +432,9 @@ def renamed(comparison, folder):
 )
 def test_runs_elsewhere_by_name(capsys, comparison, outside, name):
     renamed(comparison, name.format(outside=outside))
-    (comparison / "configs" / "new.yaml").write_bytes((comparison / "configs" / "a-seed-0.yaml").read_bytes())
+    (comparison / "configs" / "new.yaml").write_bytes(
+        (comparison / "configs" / "a-seed-0.yaml").read_bytes()
+    )
     before = (comparison / "compare.json").read_bytes()
     said = refused(capsys, outside, "resume", comparison, "--jobs", "1")
     assert str(comparison / "compare.json") in said
@@ -406,7 +446,9 @@ def test_runs_elsewhere_by_name(capsys, comparison, outside, name):
 def test_runs_elsewhere_by_a_link(capsys, comparison, outside):
     (comparison / "runs").rmdir()
     (comparison / "runs").symlink_to(outside / "folder")
-    assert f"{comparison / 'runs'} is a link" in refused(capsys, outside, "resume", comparison, "--jobs", "1")
+    assert f"{comparison / 'runs'} is a link" in refused(
+        capsys, outside, "resume", comparison, "--jobs", "1"
+    )
 
 
 @pytest.mark.parametrize("target", ["folder", "nothing"])
@@ -430,5 +472,7 @@ def test_runs_that_were_there_already_are_not_gone_on_with(capsys, run, tmp_path
 def test_a_method_whose_name_no_folder_can_have(tmp_path):
     for name in ("x" * 250, "nul.txt"):
         with pytest.raises(co.ConfigError, match="makes no name for a folder"):
-            comparison_module.start({"task": {"name": "xor"}}, comparison_module.variants(name), [0], tmp_path / "cmp")
+            comparison_module.start(
+                {"task": {"name": "xor"}}, comparison_module.variants(name), [0], tmp_path / "cmp"
+            )
     assert not (tmp_path / "cmp").exists()

@@ -10,9 +10,7 @@ import torch
 class Alive(NamedTuple):
     objects: int  # everything that the interpreter can reach
     bytes: int  # of these objects themselves, and of the storages of tensors, each once
-    nodes: (
-        int  # of the autograd graphs that live tensors hold on to: torch keeps them where the interpreter does not look
-    )
+    nodes: int  # of the autograd graphs that live tensors hold on to: torch keeps them where the interpreter does not look
 
     def more_than(self, before: "Alive") -> "Alive":
         """What has been added since."""

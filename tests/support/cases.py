@@ -120,7 +120,11 @@ class Case:
     seed: int = 0
 
     def __str__(self):
-        changed = [f"{k}={v}" for k, v in self.__dict__.items() if v != getattr(Case, k) or k in ("cell", "engine")]
+        changed = [
+            f"{k}={v}"
+            for k, v in self.__dict__.items()
+            if v != getattr(Case, k) or k in ("cell", "engine")
+        ]
         return f"Case({', '.join(changed)})"
 
     @property
@@ -155,7 +159,9 @@ class Data:
         def leaf(y, grad=True):
             y = y.to(case.dtype).to(dtype).clone()
             if nudge:
-                y *= 1 + torch.finfo(case.dtype).eps * (2 * torch.rand(y.shape, generator=other, dtype=dtype) - 1)
+                y *= 1 + torch.finfo(case.dtype).eps * (
+                    2 * torch.rand(y.shape, generator=other, dtype=dtype) - 1
+                )
             return y.requires_grad_(grad)
 
         randn = lambda *shape: torch.randn(*shape, generator=g, dtype=torch.float64)
@@ -181,7 +187,9 @@ class Data:
         if case.x0 == "learned":
             theta["x0"] = 0.5 * randn(slots * H)
         theta |= {f"p.{name}": 0.3 + 0.4 * rand(H) for name in parameters}
-        if case.cell == "exponential":  # some units silent: otherwise all costates would be of one norm
+        if (
+            case.cell == "exponential"
+        ):  # some units silent: otherwise all costates would be of one norm
             theta["p.c"] = -theta["p.c"]
         theta = {name: leaf(y, oracle or name not in case.frozen) for name, y in theta.items()}
         leaves = {name: y for name, y in theta.items() if name not in case.frozen}
@@ -199,7 +207,10 @@ class Data:
             lengths[int(torch.randint(B, (1,), generator=g))] = T
         beyond = torch.arange(T)[:, None] >= lengths
         u = randn(T, 1 if case.form == "expanded" else B, D)
-        u = leaf(u if case.form == "expanded" else u.masked_fill(beyond[..., None], torch.nan), oracle or case.u_grad)
+        u = leaf(
+            u if case.form == "expanded" else u.masked_fill(beyond[..., None], torch.nan),
+            oracle or case.u_grad,
+        )
         if case.u_grad:
             leaves["u"] = u
         u = u.expand(T, B, D)
@@ -209,7 +220,9 @@ class Data:
         loss_mask = None
         if case.counted != "all":
             loss_mask = (rand(*lead) < 0.6).double()
-            loss_mask = leaf(loss_mask * (0.5 + rand(*lead)) if case.counted == "weighted" else loss_mask, False)
+            loss_mask = leaf(
+                loss_mask * (0.5 + rand(*lead)) if case.counted == "weighted" else loss_mask, False
+            )
         y = 1.2 * randn(*lead, O)
         if case.loss == "binary-cross-entropy":
             y = rand(*lead, O)
@@ -275,7 +288,9 @@ NEWER = (
     "lstm-1997", "scrn", "scrn-learned", "antisymmetric", "antisymmetric-gated", "exponential", "lipschitz", "cornn", "unicornn",
     "inverse", "mingru", "minlstm", "lru", "lstm-1997-truncated",
 )  # fmt: skip
-NO_GRADIENT = ("lstm-1997-truncated",)  # what comes back is no derivative: second ones are not symmetric
+NO_GRADIENT = (
+    "lstm-1997-truncated",
+)  # what comes back is no derivative: second ones are not symmetric
 VARIANTS = [*FULL, *((cell, "tanh") for cell in NEWER)]
 CROSS_LOSSES = ("squared", "cross-entropy", "binary-cross-entropy", "absolute", "huber", "user")
 PENALTIES = (*co.penalties.PENALTIES, "tangent", "user", "none")
@@ -288,9 +303,27 @@ SETTINGS = (  # one for each seed: sizes incl. T = 1, d = 1, B = 1, readouts and
 )
 RAGGED = (  # the same for the newer cells, of samples that differ in length, with every readout
     {"B": 3, "T": 4, "D": 2, "H": 3, "ragged": True, "x0": "given"},
-    {"B": 2, "T": 3, "D": 2, "H": 3, "readout": "every", "x0": "learned", "ragged": True, "skip": True},
+    {
+        "B": 2,
+        "T": 3,
+        "D": 2,
+        "H": 3,
+        "readout": "every",
+        "x0": "learned",
+        "ragged": True,
+        "skip": True,
+    },
     {"B": 2, "T": 5, "D": 1, "H": 2, "readout": "tilted", "x0": "given", "reduce": "mean"},
-    {"B": 3, "T": 3, "D": 2, "H": 3, "readout": "attention", "x0": "buffer", "ragged": True, "skip": True},
+    {
+        "B": 3,
+        "T": 3,
+        "D": 2,
+        "H": 3,
+        "readout": "attention",
+        "x0": "buffer",
+        "ragged": True,
+        "skip": True,
+    },
     {"B": 2, "T": 4, "D": 1, "H": 1, "readout": "tilted-tanh", "x0": "learned", "ragged": True},
 )
 STRIDE = 19  # one case in so many is differentiated further; prime to the lengths of the tables
@@ -307,7 +340,9 @@ def cross(cell, activation, loss):
     v, l = VARIANTS.index((cell, activation)), CROSS_LOSSES.index(loss)
     for seed, setting in enumerate(RAGGED if cell in NEWER else SETTINGS):
         base = Case(cell, activation, loss, seed=1000 * v + 100 * l + 10 + seed, **setting)
-        base = replace(base, weighted=loss in ("absolute", "huber"))  # slopes of +-1 would cancel between samples
+        base = replace(
+            base, weighted=loss in ("absolute", "huber")
+        )  # slopes of +-1 would cancel between samples
         if loss in FOLDED:
             base = replace(base, output=FOLDED[loss][seed % 2], probabilities=seed % 2 == 1)
         group = []
@@ -318,7 +353,10 @@ def cross(cell, activation, loss):
 
 
 CROSS = list(itertools.product(FULL, CROSS_LOSSES))
-CROSS += [(variant, CROSS_LOSSES[i % len(CROSS_LOSSES)]) for i, variant in enumerate(VARIANTS[len(FULL) :])]
+CROSS += [
+    (variant, CROSS_LOSSES[i % len(CROSS_LOSSES)])
+    for i, variant in enumerate(VARIANTS[len(FULL) :])
+]
 CROSS_CASES = len(SETTINGS) * len(PENALTIES)  # in each entry of CROSS
 
 
@@ -328,18 +366,28 @@ def drawn(i):
     pick = lambda *options: r.choice(options)
     often = lambda common, *rare: r.choice([common] * len(rare) + list(rare))
     every = [*FULL, ("diagonal", "tanh"), ("pair", "tanh")]
-    cell, activation = r.choice(every) if not later or r.random() < 0.2 else (r.choice(NEWER), "tanh")
+    cell, activation = (
+        r.choice(every) if not later or r.random() < 0.2 else (r.choice(NEWER), "tanh")
+    )
     loss = r.choice([*CROSS_LOSSES, "no-target", "values"])
     name = r.choice([p for p in PENALTIES if p != "omega-published" or oracles.CELLS[cell][4]])
     kind = r.random()
-    sizes = {"B": pick(1, 2, 3, 5), "T": pick(1, 2, 3, 5, 7), "D": pick(1, 3), "H": pick(1, 2, 5, 8)}
+    sizes = {
+        "B": pick(1, 2, 3, 5),
+        "T": pick(1, 2, 3, 5, 7),
+        "D": pick(1, 3),
+        "H": pick(1, 2, 5, 8),
+    }
     if kind < 0.015:
         sizes = {"B": pick(1, 2), "T": pick(64, 65, 80), "D": 2, "H": pick(3, 7)}
     elif kind < 0.05:
         sizes = {"B": 17, "T": pick(2, 3, 7), "D": 2, "H": pick(2, 5)}
     elif kind < 0.08:
         sizes = {"B": pick(2, 3), "T": pick(2, 7), "D": 3, "H": pick(31, 32, 33)}
-    outputs = {"cross-entropy": FOLDED["cross-entropy"], "binary-cross-entropy": FOLDED["binary-cross-entropy"]}
+    outputs = {
+        "cross-entropy": FOLDED["cross-entropy"],
+        "binary-cross-entropy": FOLDED["binary-cross-entropy"],
+    }
     if cell == "exponential":  # one unit does not rotate
         sizes["H"] = max(2, sizes["H"])
     readout = pick("last", "every", *(oracles.SUMMARIES if later else ()))
@@ -351,11 +399,20 @@ def drawn(i):
     form = pick("tensor", "strided", "list", "packed", *(() if ragged else ("expanded",)))
     x0, bias = pick("zero", "buffer", "learned", "given", "given-one"), r.random() < 0.7
     W = oracles.RAW if cell in oracles.SHAPES else "W"
-    names = [*([W] if oracles.CELLS[cell][4] else []), "V", *(f"p.{q}" for q in oracles.CELLS[cell][5])]
+    names = [
+        *([W] if oracles.CELLS[cell][4] else []),
+        "V",
+        *(f"p.{q}" for q in oracles.CELLS[cell][5]),
+    ]
     names += [*(["b", "b_o"] if bias else []), *(["x0"] if x0 == "learned" else [])]
-    names += ["R"] if loss != "values" else []  # values come with their graph: some of it must reach the states
+    names += (
+        ["R"] if loss != "values" else []
+    )  # values come with their graph: some of it must reach the states
     output = r.choice(outputs.get(loss, ("identity", "tanh", "sigmoid", "softmax", "user")))
-    if output == "softmax" and loss in ("absolute", "huber"):  # slopes of +-1 cancel: probabilities sum to one
+    if output == "softmax" and loss in (
+        "absolute",
+        "huber",
+    ):  # slopes of +-1 cancel: probabilities sum to one
         output = "tanh"
     case = Case(
         cell, activation, loss, name, **sizes, O=pick(2, 3) if "softmax" in (output, *outputs.get(loss, ())) else pick(1, 2, 3), readout=readout,
@@ -369,7 +426,9 @@ def drawn(i):
         rho=pick(0.1, 0.3, 1.0), seed=10**6 + i,
     )  # fmt: skip
     if later:
-        case = replace(case, skip=r.random() < 0.2, tilt=pick(-1.3, 0.7, 2.0), attended=pick(2, 3, 4))
+        case = replace(
+            case, skip=r.random() < 0.2, tilt=pick(-1.3, 0.7, 2.0), attended=pick(2, 3, 4)
+        )
     small = case.B * case.T * case.H < 100 and case.dtype == torch.float64
     return replace(case, engine=engine_of(case, i), higher=small and i % STRIDE == 0)
 

@@ -38,12 +38,18 @@ def same_bits(found, expected):
 
 def differences(found, expected, rows, least):
     """(name, relative difference) of each tensor; infinite where NaN or infinities are elsewhere."""
-    sizes = [lambda y: y.abs().amax(-1)] if rows else [torch.linalg.vector_norm, lambda y: y.abs().max()]
+    sizes = (
+        [lambda y: y.abs().amax(-1)]
+        if rows
+        else [torch.linalg.vector_norm, lambda y: y.abs().max()]
+    )
     for name, a, b in pairs(found, expected):
         a, b = (y.detach().cpu().double() for y in (a, b))
         if not b.numel():
             continue
-        if not all(torch.equal(kind(a), kind(b)) for kind in (torch.isnan, torch.isposinf, torch.isneginf)):
+        if not all(
+            torch.equal(kind(a), kind(b)) for kind in (torch.isnan, torch.isposinf, torch.isneginf)
+        ):
             yield name, float("inf")
             continue
         a, b = (y.nan_to_num(0, 0, 0) for y in (a, b))
@@ -55,16 +61,22 @@ def differences(found, expected, rows, least):
 def pairs(found, expected, name=""):
     """(name, tensor found, tensor expected), after a look at names, shapes and types."""
     if isinstance(expected, dict):
-        assert found.keys() == expected.keys(), f"{name}: {sorted(found)}, expected {sorted(expected)}"
+        assert found.keys() == expected.keys(), (
+            f"{name}: {sorted(found)}, expected {sorted(expected)}"
+        )
         for key in expected:
             yield from pairs(found[key], expected[key], f"{name} {key}".strip())
     elif isinstance(expected, (list, tuple)):
-        assert len(found) == len(expected), f"{name}: {len(found)} tensors, expected {len(expected)}"
+        assert len(found) == len(expected), (
+            f"{name}: {len(found)} tensors, expected {len(expected)}"
+        )
         for i, (a, b) in enumerate(zip(found, expected, strict=True)):
             yield from pairs(a, b, f"{name} {i}".strip())
     else:
         assert isinstance(found, torch.Tensor), f"{name}: {found!r} is not a tensor"
-        assert found.shape == expected.shape, f"{name}: {tuple(found.shape)}, expected {tuple(expected.shape)}"
+        assert found.shape == expected.shape, (
+            f"{name}: {tuple(found.shape)}, expected {tuple(expected.shape)}"
+        )
         same_type = found.dtype == expected.dtype or expected.dtype == torch.float64
         assert same_type, f"{name}: {found.dtype}, expected {expected.dtype}"
         yield name, found, expected

@@ -161,7 +161,13 @@ class Mode:
 
 
 MODULES = (driver, geometry, source, cuda_engine)
-CACHES = (geometry.geometry, geometry.tile, geometry.held, source.source, cuda_engine.points)  # they depend on the chip
+CACHES = (
+    geometry.geometry,
+    geometry.tile,
+    geometry.held,
+    source.source,
+    cuda_engine.points,
+)  # they depend on the chip
 
 
 class Emulated(cuda_engine.Launch):
@@ -169,9 +175,15 @@ class Emulated(cuda_engine.Launch):
 
     def launch(self, name, options, pack):
         g = self.geometry
-        text, shared = source.source(name, self.plan.cell, g, self.d, self.like.dtype, self.plan.rows.uniform, *options)
-        library = compiled(HEAD + THREADS + text + LAUNCH, f"-DNAME={name}", f"-DPATIENCE={PATIENCE}")
-        assert not library.launch(pack, g.groups * g.parts, shared), f"a thread of {name} waits for others in vain"
+        text, shared = source.source(
+            name, self.plan.cell, g, self.d, self.like.dtype, self.plan.rows.uniform, *options
+        )
+        library = compiled(
+            HEAD + THREADS + text + LAUNCH, f"-DNAME={name}", f"-DPATIENCE={PATIENCE}"
+        )
+        assert not library.launch(pack, g.groups * g.parts, shared), (
+            f"a thread of {name} waits for others in vain"
+        )
 
 
 def install(monkeypatch, mode):
@@ -184,7 +196,9 @@ def install(monkeypatch, mode):
         "start": lambda library, grid, threads, shared, pack, device: library.launch(pack, grid, threads),
     }  # fmt: skip
     for name, value in patches.items():
-        holders = [module for module in MODULES if hasattr(module, name)]  # a name is bound where it is imported, too
+        holders = [
+            module for module in MODULES if hasattr(module, name)
+        ]  # a name is bound where it is imported, too
         assert holders, name
         for module in holders:
             monkeypatch.setattr(module, name, value)

@@ -248,7 +248,10 @@ def tilted(h, theta, case):
 def tilted_tanh(h, theta, case):
     """log tanh(m), in a form that keeps its digits where tanh(m) is nearly 1"""
     m = sum(torch.exp(case.tilt * y) for y in h) / len(h)
-    return torch.where(m < 1, torch.log(torch.tanh(m)), torch.log1p(-2 / (torch.exp(2 * m) + 1))) / case.tilt
+    return (
+        torch.where(m < 1, torch.log(torch.tanh(m)), torch.log1p(-2 / (torch.exp(2 * m) + 1)))
+        / case.tilt
+    )
 
 
 def attention(h, theta, case):
@@ -315,7 +318,11 @@ class Sample:
         theta = data.theta if perm is None else permuted(data.theta, perm)
         self.theta, self.data, self.case, self.j = theta, data, case, j
         self.p = {name[2:]: value for name, value in theta.items() if name.startswith("p.")}
-        mask = data.W_mask if perm is None or data.W_mask is None else permuted({"W": data.W_mask}, perm)["W"]
+        mask = (
+            data.W_mask
+            if perm is None or data.W_mask is None
+            else permuted({"W": data.W_mask}, perm)["W"]
+        )
         trained = weight(case.cell, theta, mask)
         self.W = slowed(case.cell, trained, self.p)
         enter = ENTER.get(case.cell, lambda v, W, p, t: v)
@@ -352,7 +359,9 @@ class Sample:
             where = (i, j) if case.readout == "every" else (j,)
             w = 1.0 if data.loss_mask is None else float(data.loss_mask[where])
             if w != 0:
-                total = total + w * LOSSES[case.loss](a, y_hat, None if data.y is None else data.y[where])
+                total = total + w * LOSSES[case.loss](
+                    a, y_hat, None if data.y is None else data.y[where]
+                )
             weight += w
         return total / weight if case.reduce == "mean" and weight != 0 else total
 
@@ -371,10 +380,14 @@ class Sample:
 
     def back_by_W(self, t):
         """J_t' lam_t where nothing but W is a variable."""
-        z, v, x = (y.detach().requires_grad_() for y in (self.z[t - 1], self.v[t - 1], self.x[t - 1]))
+        z, v, x = (
+            y.detach().requires_grad_() for y in (self.z[t - 1], self.v[t - 1], self.x[t - 1])
+        )
         p = {name: value.detach() for name, value in self.p.items()}
         lam = self.lam[t].detach()
-        delta, of_x = torch.autograd.grad(self.step(z, v, x, p, self.sigma), [z, x], lam, allow_unused=True)
+        delta, of_x = torch.autograd.grad(
+            self.step(z, v, x, p, self.sigma), [z, x], lam, allow_unused=True
+        )
         r = self.read(x, self.sigma)
         if not r.requires_grad:
             return of_x
@@ -420,7 +433,9 @@ def barrier(s):
 
 
 def omega(s):
-    kept = [(norm(s.back(t)), norm(s.lam[t])) for t in range(1, s.T + 1) if bool((s.lam[t] != 0).any())]
+    kept = [
+        (norm(s.back(t)), norm(s.lam[t])) for t in range(1, s.T + 1) if bool((s.lam[t] != 0).any())
+    ]
     return mean(((b / n) ** 2 - 1) ** 2 for b, n in kept)
 
 
@@ -452,15 +467,24 @@ PENALTIES = {
     "norm-stabiliser": stabiliser,
     "output-variance": output_variance,
     "tangent": tangent,
-    "user": lambda s: sum((lam**2 + lam**3 + x * lam).sum() for x, lam in zip(s.x, s.lam, strict=True)),
+    "user": lambda s: sum(
+        (lam**2 + lam**3 + x * lam).sum() for x, lam in zip(s.x, s.lam, strict=True)
+    ),
 }
 
 
 def omega_published(samples):
     """One value for the batch."""
     B = len(samples)
-    steps = [(s, t) for s in samples for t in range(1, s.T + 1) if (s.lam[t].detach() / B).square().sum() >= 1e-20]
-    return mean((norm(s.back_by_W(t)) ** 2 / (s.lam[t].detach() ** 2).sum() - 1) ** 2 for s, t in steps)
+    steps = [
+        (s, t)
+        for s in samples
+        for t in range(1, s.T + 1)
+        if (s.lam[t].detach() / B).square().sum() >= 1e-20
+    ]
+    return mean(
+        (norm(s.back_by_W(t)) ** 2 / (s.lam[t].detach() ** 2).sum() - 1) ** 2 for s, t in steps
+    )
 
 
 class Truth:
@@ -506,8 +530,13 @@ def gradient(value, leaves, create_graph=False):
     """d value / d leaves by name; zeros where it does not reach. The graph is kept."""
     if not value.requires_grad or not leaves:
         return {n: torch.zeros_like(y) for n, y in leaves.items()}
-    found = torch.autograd.grad(value, list(leaves.values()), None, True, create_graph, allow_unused=True)
-    return {n: torch.zeros_like(y) if g is None else g for (n, y), g in zip(leaves.items(), found, strict=True)}
+    found = torch.autograd.grad(
+        value, list(leaves.values()), None, True, create_graph, allow_unused=True
+    )
+    return {
+        n: torch.zeros_like(y) if g is None else g
+        for (n, y), g in zip(leaves.items(), found, strict=True)
+    }
 
 
 def permuted(theta, perm):
@@ -516,7 +545,10 @@ def permuted(theta, perm):
     rows = lambda y: y.unflatten(0, (-1, d))[:, perm].flatten(0, 1)
     of = {"W": lambda y: rows(rows(y).T).T, "V": lambda y: rows(y.T).T}
     of |= {RAW: of["W"], **dict.fromkeys(("R", "b", "x0", "w_a"), rows)}
-    return {name: (rows if name.startswith("p.") else of.get(name, lambda y: y))(y) for name, y in theta.items()}
+    return {
+        name: (rows if name.startswith("p.") else of.get(name, lambda y: y))(y)
+        for name, y in theta.items()
+    }
 
 
 def directions(leaves, seed):
@@ -536,7 +568,12 @@ def higher(value, leaves, third):
     """Hessian-vector products along each block of leaves, {"H.theta/W": ...}, and the derivative of w'Hv by everything."""
     start = [n for n in leaves if n in ("x0", "given x0")]
     theta = [n for n in leaves if n not in ("u", "x0", "given x0")]
-    first, v, w, out = gradient(value, leaves, True), directions(leaves, 1), directions(leaves, 2), {}
+    first, v, w, out = (
+        gradient(value, leaves, True),
+        directions(leaves, 1),
+        directions(leaves, 2),
+        {},
+    )
     for block, names in {"theta": theta, "u": [n for n in leaves if n == "u"], "x0": start}.items():
         if names:
             out |= {f"H.{block}/{n}": y for n, y in gradient(dot(first, v, names), leaves).items()}

@@ -45,7 +45,9 @@ def install():
     def empty(shape, like):
         return fill(plain(shape, like))
 
-    for name, module in list(sys.modules.items()):  # modules that are imported later find the new one
+    for name, module in list(
+        sys.modules.items()
+    ):  # modules that are imported later find the new one
         if name.startswith("coadjoint.") and getattr(module, "empty", None) is plain:
             module.empty = empty
     _device_constructors()  # `with torch.device("meta")` knows functions by identity: it is to remember torch's own

@@ -14,7 +14,9 @@ from coadjoint.sweeps.rows import Link, Rows, pow2
 from compare import close
 
 
-@co.cell(slots="h m", gates="a b", parameters={"k": 0.5, "s": 0.2}, reads=lambda x: co.tanh(x.h) * x.m)
+@co.cell(
+    slots="h m", gates="a b", parameters={"k": 0.5, "s": 0.2}, reads=lambda x: co.tanh(x.h) * x.m
+)
 def mixed(z, v, x, p):
     """A user's cell: functions of parameters alone, a gate used apart, roots and quotients, functions near one."""
     m = co.exp(-p.k) * x.m + co.sigmoid(p.s) * co.tanh(z.a + v.a)
@@ -29,11 +31,26 @@ CELLS = {
 NEWER = {name: library.named(name) for name in library.CELLS if name not in CELLS}
 NEWER["lstm-1997-truncated"] = library.lstm_1997(truncated=True)  # nothing goes back through its W
 BARS = {torch.float32: 2e-5, torch.float64: 1e-12}
-NAMES = ("s", "s_last", "sa", "link", "k_last")  # the sources of an adjoint sweep, as Problem holds them
+NAMES = (
+    "s",
+    "s_last",
+    "sa",
+    "link",
+    "k_last",
+)  # the sources of an adjoint sweep, as Problem holds them
 ADJOINT = ("s", "s_last", "s sa", "s_last link", "s s_last sa link", "sa")
-SCALED = ("s scaled", "s_last scaled", "s s_last scaled", "s_last k_last scaled", "s s_last k_last scaled")
+SCALED = (
+    "s scaled",
+    "s_last scaled",
+    "s s_last scaled",
+    "s_last k_last scaled",
+    "s s_last k_last scaled",
+)
 TANGENT = ("g", "ga", "g ga link", "")
-ONE = {"adjoint": ("s sa link", "s s_last k_last scaled"), "tangent": ("g ga link",)}  # every source once
+ONE = {
+    "adjoint": ("s sa link", "s s_last k_last scaled"),
+    "tangent": ("g ga link",),
+}  # every source once
 
 
 class Problem:
@@ -42,23 +59,34 @@ class Problem:
     def __init__(self, name, sizes, d, dtype=torch.float64, device="cpu", seed=7):
         cell, rows = (CELLS | NEWER)[name], Rows(sizes)
         g = torch.Generator().manual_seed(seed)
-        randn = lambda *shape: torch.randn(*shape, generator=g, dtype=torch.float64).to(dtype).to(device)
+        randn = lambda *shape: (
+            torch.randn(*shape, generator=g, dtype=torch.float64).to(dtype).to(device)
+        )
         G, S, B, N = len(cell.gates), len(cell.slots), rows.B, rows.N
         self.cell, self.rows, self.dtype, self.device = cell, rows, dtype, device
         self.W = randn(G * d, len(cell.read) * d) * 0.8 / d**0.5 if cell.read else None
         self.base, self.v = randn(N, G * d), randn(N, len(cell.v) * d) if cell.v else None
-        self.x0, self.p = randn(B, S * d), (0.3 + 0.4 * randn(len(cell.p) * d).abs()) if cell.p else None
+        self.x0, self.p = (
+            randn(B, S * d),
+            (0.3 + 0.4 * randn(len(cell.p) * d).abs()) if cell.p else None,
+        )
         self.s, self.s_last, self.sa = randn(B + N, S * d), randn(B, S * d), randn(N, G * d)
         if B > 2:
             self.s_last[1] = 0  # a sample without a source of its own: its costate has no exponent
-        self.factor = torch.tensor([1.0, 0.5, 0.0, 4.0], dtype=dtype, device=device)[torch.arange(N) % 4][:, None]
-        self.k_last = torch.tensor([-200, 3, 0, 150], dtype=torch.int32, device=device)[torch.arange(B) % 4]
+        self.factor = torch.tensor([1.0, 0.5, 0.0, 4.0], dtype=dtype, device=device)[
+            torch.arange(N) % 4
+        ][:, None]
+        self.k_last = torch.tensor([-200, 3, 0, 150], dtype=torch.int32, device=device)[
+            torch.arange(B) % 4
+        ]
 
     def exact(self):
         """The same numbers, in float64 on the CPU."""
         other = object.__new__(Problem)
         real = lambda y: y.to("cpu", torch.float64 if y.is_floating_point() else None)
-        other.__dict__ = {n: real(y) if isinstance(y, torch.Tensor) else y for n, y in self.__dict__.items()}
+        other.__dict__ = {
+            n: real(y) if isinstance(y, torch.Tensor) else y for n, y in self.__dict__.items()
+        }
         return other
 
     @property
@@ -74,7 +102,9 @@ class Problem:
 
     def adjoint(self, engine, tape, given):
         """(lam, delta, k or None); given: names of NAMES and "scaled", with spaces between."""
-        s, s_last, sa, link, k_last = (getattr(self, n) if n in given.split() else None for n in NAMES)
+        s, s_last, sa, link, k_last = (
+            getattr(self, n) if n in given.split() else None for n in NAMES
+        )
         plan, scaled = self.plan(engine), "scaled" in given
         return engine.adjoint(plan, tape, self.W, s, s_last, sa, link, scaled, True, k_last=k_last)
 
@@ -96,13 +126,25 @@ class Problem:
             lam_, delta_, k_ = true.adjoint(reference, tape, given)
             if "scaled" in given:
                 apart = k.cpu() - k_
-                assert (apart.abs() <= 24).all(), f"exponents with {given}: {int(apart.abs().max())} apart"
+                assert (apart.abs() <= 24).all(), (
+                    f"exponents with {given}: {int(apart.abs().max())} apart"
+                )
                 shift = pow2(apart[:, None], torch.float64)
                 lam, delta = lam.cpu().double() * shift, delta.cpu().double() * shift[self.rows.B :]
             close(lam, lam_, bar, f"lam with {given}", rows=True, least=1e-30)
             close(delta, delta_, bar, f"delta with {given}", rows=True, least=1e-30)
         for given in tangent:
             for what, found, expected in zip(
-                ("mu", "nu"), self.tangent(engine, ours, given), true.tangent(reference, tape, given), strict=True
+                ("mu", "nu"),
+                self.tangent(engine, ours, given),
+                true.tangent(reference, tape, given),
+                strict=True,
             ):
-                close(found, expected, bar, f"{what} with {given or 'nothing'}", rows=True, least=1e-30)
+                close(
+                    found,
+                    expected,
+                    bar,
+                    f"{what} with {given or 'nothing'}",
+                    rows=True,
+                    least=1e-30,
+                )

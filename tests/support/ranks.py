@@ -37,7 +37,10 @@ PLACES = (
     "begun",  # recorded in forward, and the penalty asked for outside
     "later",  # around the wrapped model, from the second step on
 )
-NETWORKS = ("network", "network-inside")  # a co.Network that is wrapped itself, or called by the wrapped module
+NETWORKS = (
+    "network",
+    "network-inside",
+)  # a co.Network that is wrapped itself, or called by the wrapped module
 
 
 class Reader(nn.Module):
@@ -107,7 +110,9 @@ def objective(model: nn.Module, reader: nn.Module, step: int, u: Tensor, y: Tens
 
 def parallel(**options: bool) -> Callable[[nn.Module], nn.Module]:
     def wrap(reader: nn.Module) -> nn.Module:
-        reader.unused = nn.Parameter(torch.zeros(2), requires_grad="find_unused_parameters" in options)
+        reader.unused = nn.Parameter(
+            torch.zeros(2), requires_grad="find_unused_parameters" in options
+        )
         return DistributedDataParallel(reader, **options)
 
     return wrap
@@ -201,7 +206,9 @@ def main(rank: int, store: str, out: str, cases: list[str]) -> None:
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)
     patience = datetime.timedelta(seconds=60)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=WORLD, timeout=patience)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=WORLD, timeout=patience
+    )
     found: dict[str, float | str] = {}
     for case in cases:
         found[case] = outcome(case, rank)

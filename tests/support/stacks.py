@@ -33,7 +33,11 @@ class Direction(oracles.Sample):
         self.u, self.noise, self.T = u, noise, len(u)
         self.projected = self.w("weight_hr") is not None
         slots = 2 if self.mode == "LSTM" else 1
-        self.h_0 = start[0] if start else u[0].new_zeros(len(self.w("weight_hr")) if self.projected else self.d)
+        self.h_0 = (
+            start[0]
+            if start
+            else u[0].new_zeros(len(self.w("weight_hr")) if self.projected else self.d)
+        )
         first = torch.zeros_like(self.h_0[:1]).expand(self.d) if self.projected else self.h_0
         rest = list(start[1:]) or [u[0].new_zeros(self.d)] * (slots - 1)
         x_0 = torch.cat([first, *rest])
@@ -64,7 +68,10 @@ class Direction(oracles.Sample):
             a, b = a + w("bias_ih"), b + w("bias_hh")
         new = getattr(self, self.mode)(a, b, x)
         if "k" in self.noise:
-            new = [k[t] * old + (1 - k[t]) * y for k, old, y in zip(self.noise["k"], x.split(d), new, strict=True)]
+            new = [
+                k[t] * old + (1 - k[t]) * y
+                for k, old, y in zip(self.noise["k"], x.split(d), new, strict=True)
+            ]
         return torch.cat(new)
 
     def RNN_TANH(self, a, b, x):
@@ -90,7 +97,9 @@ class Direction(oracles.Sample):
 
     def back_by_W(self, t):
         """J_t' lam_t where nothing but W (and a projection, which is a part of it) is a variable."""
-        x, b = (y.detach().requires_grad_() for y in (self.x[t - 1], self.said(t - 1, self.x[t - 1])))
+        x, b = (
+            y.detach().requires_grad_() for y in (self.x[t - 1], self.said(t - 1, self.x[t - 1]))
+        )
         lam = self.lam[t].detach()
         delta, of_x = torch.autograd.grad(self.finish(t - 1, x, b), [b, x], lam, allow_unused=True)
         through = torch.autograd.grad(self.said(t - 1, x), x, delta, create_graph=True)[0]
@@ -106,9 +115,14 @@ class Stack:
         for layer in range(module.num_layers):
             heads = []
             for direction in range(D):
-                suffix, here = f"_l{layer}" + "_reverse" * direction, [y[layer * D + direction] for y in start]
+                suffix, here = (
+                    f"_l{layer}" + "_reverse" * direction,
+                    [y[layer * D + direction] for y in start],
+                )
                 own = u.flip(0) if direction else u
-                run = Direction(module, w, suffix, own, here, (noise or {}).get((layer, direction), {}))
+                run = Direction(
+                    module, w, suffix, own, here, (noise or {}).get((layer, direction), {})
+                )
                 self.directions[layer, direction] = run
                 h = torch.stack([run.h(t + 1, x) for t, x in enumerate(run.x[1:])])
                 heads.append(h.flip(0) if direction else h)
@@ -124,10 +138,16 @@ LOSSES = {  # of one sample: output [T, .], h_n [layers, .], c_n [layers, .]
     "output": lambda y, h, c: (torch.sin(y) + y * y).sum() + (y[-1] ** 3).sum(),
     "last": lambda y, h, c: ((y[-1] - 0.3) ** 2).sum(),
     "first": lambda y, h, c: ((y[0] - 0.3) ** 2).sum(),
-    "half": lambda y, h, c: (torch.cosh(y[:, : y.shape[1] // 2])).sum(),  # of two directions, the forward one
-    "h_n": lambda y, h, c: (torch.sin(h) * (1 + torch.arange(len(h), dtype=h.dtype))[:, None]).sum(),
+    "half": lambda y, h, c: (
+        torch.cosh(y[:, : y.shape[1] // 2])
+    ).sum(),  # of two directions, the forward one
+    "h_n": lambda y, h, c: (
+        torch.sin(h) * (1 + torch.arange(len(h), dtype=h.dtype))[:, None]
+    ).sum(),
     "lowest h_n": lambda y, h, c: torch.sin(h[0] + 0.2).sum(),
-    "c_n": lambda y, h, c: (torch.sin(c) * torch.arange(1, 1 + len(c), dtype=c.dtype)[:, None]).sum(),
+    "c_n": lambda y, h, c: (
+        torch.sin(c) * torch.arange(1, 1 + len(c), dtype=c.dtype)[:, None]
+    ).sum(),
     "all": lambda y, h, c: torch.sin(y).sum() * h[0].sum() + (c * c).sum() + (h[-1] ** 2).sum(),
 }
 
@@ -142,7 +162,14 @@ class Truth:
         of = lambda j: [y[:, j] for y in start]
         noise = [{at: mine[j] for at, mine in self.noise.items()} for j in range(B)]
         self.stacks = [
-            Stack(module, w, u[j], of(j), noise[j], None if self.drops is None else [y[j] for y in self.drops])
+            Stack(
+                module,
+                w,
+                u[j],
+                of(j),
+                noise[j],
+                None if self.drops is None else [y[j] for y in self.drops],
+            )
             for j in range(B)
         ]
         self.loss = torch.stack([LOSSES[loss](s.output, s.h_n, s.c_n) for s in self.stacks])
@@ -163,8 +190,13 @@ class Truth:
         like = next(iter(self.w.values()))
         D, d, B = 1 + module.bidirectional, module.hidden_size, len(lengths)
         H = module.proj_size or d
-        by_sample = lambda y: [torch.stack([y[i] for i, (_, k) in enumerate(rows) if k == j]) for j in range(B)]
-        zoneout, recurrent = getattr(module, "zoneout", (0.0,)), getattr(module, "recurrent_dropout", 0.0)
+        by_sample = lambda y: [
+            torch.stack([y[i] for i, (_, k) in enumerate(rows) if k == j]) for j in range(B)
+        ]
+        zoneout, recurrent = (
+            getattr(module, "zoneout", (0.0,)),
+            getattr(module, "recurrent_dropout", 0.0),
+        )
         self.noise, self.drops = {}, [] if module.dropout and module.training else None
         for layer in range(module.num_layers):
             for direction in range(D):
@@ -180,7 +212,9 @@ class Truth:
                         mine[j]["m"] = m[place]
                 self.noise[layer, direction] = mine
             if self.drops is not None and layer + 1 < module.num_layers:
-                self.drops.append(by_sample(dropout(like.new_ones(len(rows), D * H), module.dropout)))
+                self.drops.append(
+                    by_sample(dropout(like.new_ones(len(rows), D * H), module.dropout))
+                )
 
     def lam(self, at):
         """[T + 1, B, n]; padding is zero."""
@@ -192,20 +226,31 @@ class Truth:
         runs = [s.directions[at] for s in self.stacks]
         T = max(run.T for run in runs)
         rows = [torch.stack([norm(v) for v in run.lam]).detach() for run in runs]
-        return torch.stack([torch.cat([y, y.new_full((T + 1 - len(y),), math.nan)]) for y in rows], 1)
+        return torch.stack(
+            [torch.cat([y, y.new_full((T + 1 - len(y),), math.nan)]) for y in rows], 1
+        )
 
     def penalty(self, name):
         """[B]: the mean over layers and directions."""
         if name == "omega-published":
-            each = [oracles.omega_published([s.directions[at] for s in self.stacks]) for at in self.at]
+            each = [
+                oracles.omega_published([s.directions[at] for s in self.stacks]) for at in self.at
+            ]
             return (sum(each) / len(each)).expand(len(self.u))
         value = oracles.PENALTIES[name]
-        return torch.stack([sum(value(run) for run in s.directions.values()) / len(s.directions) for s in self.stacks])
+        return torch.stack(
+            [
+                sum(value(run) for run in s.directions.values()) / len(s.directions)
+                for s in self.stacks
+            ]
+        )
 
     @property
     def leaves(self):
         """Weights, inputs and initial states by name."""
-        named = {f"u{j}": y for j, y in enumerate(self.u)} | {f"start{i}": y for i, y in enumerate(self.start)}
+        named = {f"u{j}": y for j, y in enumerate(self.u)} | {
+            f"start{i}": y for i, y in enumerate(self.start)
+        }
         return {n: y for n, y in (self.w | named).items() if y.requires_grad}
 
     def gradient(self, value, create_graph=False):
@@ -218,7 +263,11 @@ def leaves(module, lengths, given=False, seed=0):
     randn = lambda *shape: torch.randn(*shape, generator=g, dtype=torch.float64)
     w = {n: p.detach().double().clone().requires_grad_() for n, p in module.named_parameters()}
     u = [randn(n, module.input_size).requires_grad_() for n in lengths]
-    L, H, d = module.num_layers * (1 + module.bidirectional), module.proj_size or module.hidden_size, module.hidden_size
+    L, H, d = (
+        module.num_layers * (1 + module.bidirectional),
+        module.proj_size or module.hidden_size,
+        module.hidden_size,
+    )
     sizes = (H, d) if module.mode == "LSTM" else (H,)
     start = [(0.5 * randn(L, len(lengths), n)).requires_grad_() for n in sizes] if given else []
     return w, u, start
@@ -228,7 +277,9 @@ def called(module, u, start=(), packed=True, **more):
     """The module on the same data -> ([output of each sample], h_n, c_n, what else record needs)."""
     hx = (tuple(start) if len(start) > 1 else start[0]) if start else None
     dense = 0 if module.batch_first else 1
-    out, last = module(pack_sequence(u, enforce_sorted=False) if packed else torch.stack(u, dense), hx)
+    out, last = module(
+        pack_sequence(u, enforce_sorted=False) if packed else torch.stack(u, dense), hx
+    )
     h_n, c_n = last if isinstance(last, tuple) else (last, last[..., :0])
     if packed:
         out = pad_packed_sequence(out)[0]

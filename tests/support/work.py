@@ -24,7 +24,11 @@ def counted(most=None):
 
     What one call does inside is not counted. Against one that does not end there is a limit of processor time, some
     hundred times what anything here takes."""
-    calls, before, main = Calls(), sys.getprofile(), threading.current_thread() is threading.main_thread()
+    calls, before, main = (
+        Calls(),
+        sys.getprofile(),
+        threading.current_thread() is threading.main_thread(),
+    )
 
     def note(frame, event, argument):
         if event in ("call", "c_call"):

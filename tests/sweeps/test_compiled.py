@@ -22,7 +22,9 @@ pytestmark = pytest.mark.slow
 DOUBLE = {"dtype": torch.float64}
 MODULES = {
     "RNN": lambda: co.nn.RNN(3, 5, **DOUBLE),
-    "RNN, relu": lambda: co.nn.RNN(3, 4, 2, nonlinearity="relu", bias=False, batch_first=True, **DOUBLE),
+    "RNN, relu": lambda: co.nn.RNN(
+        3, 4, 2, nonlinearity="relu", bias=False, batch_first=True, **DOUBLE
+    ),
     "RNN of one unit": lambda: co.nn.RNN(3, 1, **DOUBLE),
     "LSTM": lambda: co.nn.LSTM(3, 5, batch_first=True, **DOUBLE),
     "LSTM, projected": lambda: co.nn.LSTM(3, 5, 2, bidirectional=True, proj_size=2, **DOUBLE),
@@ -128,7 +130,9 @@ def test_gradients_of_a_module_share_no_memory(name):
 @pytest.mark.parametrize("cell", ["elman", "lstm", "gru", "peephole", "lru", "unicornn"])
 def test_gradients_of_a_network_share_no_memory(cell):
     torch.manual_seed(0)
-    net = co.Network(cell, inputs=3, hidden=4, outputs=2, readout="every", skip=True, x0="learned", **DOUBLE)
+    net = co.Network(
+        cell, inputs=3, hidden=4, outputs=2, readout="every", skip=True, x0="learned", **DOUBLE
+    )
     batch = co.Batch(torch.randn(4, 2, 3, **DOUBLE), torch.randn(4, 2, 2, **DOUBLE))
     parameters = dict(net.named_parameters())
     for method in (co.BPTT(), co.Penalised("log-ratio", 0.1)):
@@ -143,7 +147,13 @@ CELLS = ("RNN_TANH", "LSTM", "GRU", "LSTM peephole", "GRU dropout zoneout")
 
 
 def sizes_of(cell, d):
-    return len(cell.gates) * d, len(cell.slots) * d, len(cell.v) * d, len(cell.read) * d, len(cell.p) * d
+    return (
+        len(cell.gates) * d,
+        len(cell.slots) * d,
+        len(cell.v) * d,
+        len(cell.read) * d,
+        len(cell.p) * d,
+    )
 
 
 def arguments(name, engine, T, B, d):
@@ -154,7 +164,15 @@ def arguments(name, engine, T, B, d):
     g = torch.Generator().manual_seed(0)
     randn = lambda *shape: torch.randn(*shape, generator=g, **DOUBLE)
     base, W, x0 = randn(T * B, gates), randn(gates, reads) / d, randn(B, slots)
-    return base, randn(T * B, side) if side else None, W, x0, randn(own) if own else None, name, engine
+    return (
+        base,
+        randn(T * B, side) if side else None,
+        W,
+        x0,
+        randn(own) if own else None,
+        name,
+        engine,
+    )
 
 
 @pytest.mark.parametrize("engine", ["reference", "eager", "cpu"])
@@ -167,7 +185,9 @@ def test_operators_return_memory_of_their_own(name, engine):
         outputs = opaque.sweep(*given)
         back = opaque.sweep_back(torch.ones_like(outputs[0]), *given[:5], *outputs, *given[5:])
         tensors = {f"given {k}": y for k, y in enumerate(given) if isinstance(y, torch.Tensor)}
-        tensors |= {f"sweep {k}": y for k, y in enumerate(outputs)} | {f"back {k}": y for k, y in enumerate(back)}
+        tensors |= {f"sweep {k}": y for k, y in enumerate(outputs)} | {
+            f"back {k}": y for k, y in enumerate(back)
+        }
         assert not shared(tensors)
 
 

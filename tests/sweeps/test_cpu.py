@@ -25,10 +25,14 @@ from coadjoint.sweeps.plan import Plan, Tape
 from coadjoint.sweeps.rows import Link, Rows, pow2
 from compare import close
 
-pytestmark = pytest.mark.skipif(c_engine.refusal("cpu") is not None, reason=f"engine 'cpu' {c_engine.refusal('cpu')}")
+pytestmark = pytest.mark.skipif(
+    c_engine.refusal("cpu") is not None, reason=f"engine 'cpu' {c_engine.refusal('cpu')}"
+)
 
 
-@co.cell(slots="h m", gates="a b", parameters={"k": 0.5, "s": 0.2}, reads=lambda x: co.tanh(x.h) * x.m)
+@co.cell(
+    slots="h m", gates="a b", parameters={"k": 0.5, "s": 0.2}, reads=lambda x: co.tanh(x.h) * x.m
+)
 def mixed(z, v, x, p):
     """A user's cell: functions of parameters alone, a gate used apart, roots and quotients."""
     m = co.exp(-p.k) * x.m + co.sigmoid(p.s) * co.tanh(z.a + v.a)
@@ -64,9 +68,14 @@ class Problem:
         self.cell, self.rows, self.dtype = cell, rows, dtype
         self.W = randn(G * d, len(cell.read) * d) * 0.8 / d**0.5 if cell.read else None
         self.base, self.v = randn(N, G * d), randn(N, len(cell.side) * d) if cell.side else None
-        self.x0, self.p = randn(B, S * d), (0.3 + 0.4 * randn(len(cell.p) * d).abs()) if cell.p else None
+        self.x0, self.p = (
+            randn(B, S * d),
+            (0.3 + 0.4 * randn(len(cell.p) * d).abs()) if cell.p else None,
+        )
         self.s, self.s_last, self.sa = randn(B + N, S * d), randn(B, S * d), randn(N, G * d)
-        self.link = Link(rows, torch.tensor([1.0, 0.5, 0.0, 4.0], dtype=dtype)[torch.arange(N) % 4][:, None])
+        self.link = Link(
+            rows, torch.tensor([1.0, 0.5, 0.0, 4.0], dtype=dtype)[torch.arange(N) % 4][:, None]
+        )
 
     def plan(self, engine):
         return Plan(self.cell, self.rows, engine)
@@ -75,8 +84,12 @@ class Problem:
         x, a, q = engine.forward(self.plan(engine), self.base, self.v, self.W, self.x0, self.p)
         return Tape(a, self.v, x, self.p, q)
 
-    def adjoint(self, engine, tape, s=None, s_last=None, sa=None, link=None, scaled=False, keep=True, **more):
-        return engine.adjoint(self.plan(engine), tape, self.W, s, s_last, sa, link, scaled, keep, **more)
+    def adjoint(
+        self, engine, tape, s=None, s_last=None, sa=None, link=None, scaled=False, keep=True, **more
+    ):
+        return engine.adjoint(
+            self.plan(engine), tape, self.W, s, s_last, sa, link, scaled, keep, **more
+        )
 
 
 @pytest.mark.slow
@@ -112,7 +125,9 @@ def test_against_the_definition(name, size, dtype):
             short, again, _ = problem.adjoint(c_engine, ours, **given, keep=False)
             assert torch.equal(short[: problem.rows.B], found[: problem.rows.B]), what
             assert torch.equal(again, into), what
-    for g, ga, link in itertools.product((None, problem.s), (None, problem.sa), (None, problem.link)):
+    for g, ga, link in itertools.product(
+        (None, problem.s), (None, problem.sa), (None, problem.link)
+    ):
         mu, nu = reference.tangent(problem.plan(reference), true, problem.W, g, ga, link)
         found, into = c_engine.tangent(problem.plan(c_engine), ours, problem.W, g, ga, link)
         close(found, mu, bar, f"mu {g is None} {ga is None} {link is None}", rows=True)
@@ -127,8 +142,12 @@ def test_shares(name, monkeypatch):
 
     def swept(problem):
         tape = problem.tape(c_engine)
-        lam, delta, k = problem.adjoint(c_engine, tape, problem.s, problem.s_last, problem.sa, problem.link, True)
-        mu, nu = c_engine.tangent(problem.plan(c_engine), tape, problem.W, problem.s, problem.sa, problem.link)
+        lam, delta, k = problem.adjoint(
+            c_engine, tape, problem.s, problem.s_last, problem.sa, problem.link, True
+        )
+        mu, nu = c_engine.tangent(
+            problem.plan(c_engine), tape, problem.W, problem.s, problem.sa, problem.link
+        )
         return [tape.x, lam, k[:, None], mu, tape.q, delta, nu]
 
     expected = swept(whole)
@@ -144,13 +163,20 @@ def test_shares(name, monkeypatch):
         mine = torch.from_numpy(states.sample == sample)
         every = torch.cat([torch.arange(B) == sample, mine])
         one = Problem(name, [1] * T, d, torch.float32)
-        one.W, one.p, one.x0, one.s_last = whole.W, whole.p, whole.x0[[sample]], whole.s_last[[sample]]
+        one.W, one.p, one.x0, one.s_last = (
+            whole.W,
+            whole.p,
+            whole.x0[[sample]],
+            whole.s_last[[sample]],
+        )
         one.base, one.sa, one.s = whole.base[mine], whole.sa[mine], whole.s[every]
         one.v = None if whole.v is None else whole.v[mine]
         one.link = Link(one.rows, whole.link.factor[mine])
         for i, (found, true) in enumerate(zip(swept(one), expected, strict=True)):
             if true is not None:
-                assert torch.equal(found, true[every if i < 4 else mine]), f"array {i} of sample {sample} of {steps.B}"
+                assert torch.equal(found, true[every if i < 4 else mine]), (
+                    f"array {i} of sample {sample} of {steps.B}"
+                )
 
 
 @pytest.mark.parametrize("name", ["elman", "lstm"])
@@ -159,7 +185,9 @@ def test_begun_elsewhere(name):
     problem = Problem(name, [4] * 9, 5, torch.float32)
     tape = problem.tape(c_engine)
     W = problem.W * 0.05  # far below one: exponents matter
-    lam, _, k = c_engine.adjoint(problem.plan(c_engine), tape, W, None, problem.s_last, None, None, True, True)
+    lam, _, k = c_engine.adjoint(
+        problem.plan(c_engine), tape, W, None, problem.s_last, None, None, True, True
+    )
     cut, B = 5, 4
     n = B * cut
     late = (
@@ -171,7 +199,9 @@ def test_begun_elsewhere(name):
         Plan(problem.cell, Rows([4] * cut), c_engine),
         Tape(tape.a[:n], None, tape.x[: n + B], None, None if tape.q is None else tape.q[:n]),
     )
-    before, _, k_before = c_engine.adjoint(*early, W, None, after[:B], None, None, True, True, k_last=k_after[:B])
+    before, _, k_before = c_engine.adjoint(
+        *early, W, None, after[:B], None, None, True, True, k_last=k_after[:B]
+    )
     assert torch.equal(after, lam[n:])
     assert torch.equal(k_after, k[n:])
     assert torch.equal(before[:n], lam[:n])
@@ -186,7 +216,10 @@ def points_of(function, a):
     return c_engine.pointwise(op, None, (), (a,))[0]
 
 
-EXACT = {"tanh_slope": lambda q: (1 - q) * (1 + q), "sigmoid_slope": lambda q: q * (1 - q)}  # where torch loses digits
+EXACT = {
+    "tanh_slope": lambda q: (1 - q) * (1 + q),
+    "sigmoid_slope": lambda q: q * (1 - q),
+}  # where torch loses digits
 ULPS = {"sigmoid": 4, "softplus": 4, "tanh": 4, "exp": 3, "log": 3}
 
 
@@ -195,16 +228,21 @@ ULPS = {"sigmoid": 4, "softplus": 4, "tanh": 4, "exp": 3, "log": 3}
 def test_functions(name, dtype):
     """Each function of the formulas within a few units in the last place, and where numbers end as torch does."""
     spread = torch.logspace(-9, 3, 4001, dtype=torch.float64)
-    a = torch.cat([-spread, spread, torch.linspace(-90, 90, 9001, dtype=torch.float64), torch.zeros(1)]).to(dtype)
+    a = torch.cat(
+        [-spread, spread, torch.linspace(-90, 90, 9001, dtype=torch.float64), torch.zeros(1)]
+    ).to(dtype)
     run = EXACT.get(name, PRIMITIVES[name].run)
     expected = run(a.double()).to(dtype) if dtype == torch.float32 else run(a)
     found = points_of(lambda x: Node(name, (x,)), a[:, None])[:, 0]
     assert torch.equal(found.isnan(), expected.isnan())
     normal = expected.isfinite() & (expected.abs() > 2 * torch.finfo(dtype).tiny)
-    apart = ((found.double() - expected.double()).abs() / expected.double().abs())[normal & (expected != 0)]
+    apart = ((found.double() - expected.double()).abs() / expected.double().abs())[
+        normal & (expected != 0)
+    ]
     assert apart.max() <= ULPS.get(name, 2) * torch.finfo(dtype).eps
     assert torch.equal(
-        found[~expected.isfinite() & ~expected.isnan()], expected[~expected.isfinite() & ~expected.isnan()]
+        found[~expected.isfinite() & ~expected.isnan()],
+        expected[~expected.isfinite() & ~expected.isnan()],
     )
     ends = torch.tensor([torch.inf, -torch.inf, torch.nan, 0.0], dtype=dtype)
     assert torch.equal(
@@ -223,10 +261,14 @@ def test_pointwise(name, dtype):
     wrt = tuple(n for n, y in zip("avxp", (1, cell.v, 1, cell.p), strict=True) if y)
     lam, m, nu = problem.s[rows.B :], problem.s[: rows.N], problem.sa
     hand, inputs = (tape.x[rows.B :], tape.q), (tape.a, tape.v, rows.prev(tape.x), tape.p)
-    for one, more in ((op.pulled(("x",), wrt), (lam,)), (op.pushed(("a", "x")).pulled(("x",), wrt), (nu, m, lam))):
+    for one, more in (
+        (op.pulled(("x",), wrt), (lam,)),
+        (op.pushed(("a", "x")).pulled(("x",), wrt), (nu, m, lam)),
+    ):
         if one.live:
             found, true = (
-                run(one, rows, hand, (*inputs, *more)) for run in (c_engine.pointwise, pointwise.Pointwise.by_torch)
+                run(one, rows, hand, (*inputs, *more))
+                for run in (c_engine.pointwise, pointwise.Pointwise.by_torch)
             )
             for y, z, group in zip(found, true, one.live, strict=True):
                 close(y, z, 10 * BARS[dtype], f"by {group}", rows=True)
@@ -304,7 +346,9 @@ def test_folder_of_another(fresh):
     assert not list(fresh.iterdir())
 
 
-@pytest.mark.parametrize(("mode", "accepted"), [(0o755, True), (0o1777, True), (0o777, False), (0o757, False)])
+@pytest.mark.parametrize(
+    ("mode", "accepted"), [(0o755, True), (0o1777, True), (0o777, False), (0o757, False)]
+)
 @pytest.mark.parametrize("above", [1, 2])
 def test_folders_above_the_cache(fresh, monkeypatch, mode, accepted, above):
     """Who can rename a folder above it can put another cache in its place."""
@@ -355,7 +399,9 @@ def test_folders_made_for_the_cache_are_private(fresh, monkeypatch):
         assert compiler.folder() == fresh / "a" / "b"
     finally:
         os.umask(before)
-    assert [p.stat().st_mode & 0o777 for p in (fresh, fresh / "a", fresh / "a" / "b")] == [0o700] * 3
+    assert [p.stat().st_mode & 0o777 for p in (fresh, fresh / "a", fresh / "a" / "b")] == [
+        0o700
+    ] * 3
 
 
 KILLED = """
@@ -400,9 +446,15 @@ def test_what_others_are_making_is_left_alone(fresh):
 @pytest.mark.parametrize(
     ("CC", "said"),
     [
-        ("no-such-compiler", "needs a C compiler, and none was found (tried no-such-compiler). Install"),
+        (
+            "no-such-compiler",
+            "needs a C compiler, and none was found (tried no-such-compiler). Install",
+        ),
         ("'gcc", "needs a C compiler, and none was found (tried 'gcc)"),
-        ("/bin/false", "needs a C compiler, and /bin/false does not work: it ended with 1. Install"),
+        (
+            "/bin/false",
+            "needs a C compiler, and /bin/false does not work: it ended with 1. Install",
+        ),
         ("{cc} -include missing.h", "missing.h"),
     ],
 )
@@ -425,7 +477,9 @@ def test_auto_without_a_compiler(tmp_path):
         "print(net.engine)\n"
     )
     env = os.environ | {"CC": "/bin/false", "COADJOINT_CACHE": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True
+    )
     assert done.stdout == "eager\n"
     assert done.stderr.count("engine 'eager' runs: engine 'cpu' needs a C compiler") == 1
     assert len(done.stderr.splitlines()) == 1

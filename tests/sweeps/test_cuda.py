@@ -30,7 +30,9 @@ from problems import ADJOINT, CELLS, NEWER, ONE, SCALED, TANGENT, Problem
 pytestmark = pytest.mark.slow
 
 F32, F64 = torch.float32, torch.float64
-compiles = pytest.mark.skipif(emulated.COMPILER is None, reason="no C++ compiler (c++, g++ or $CXX) was found")
+compiles = pytest.mark.skipif(
+    emulated.COMPILER is None, reason="no C++ compiler (c++, g++ or $CXX) was found"
+)
 SIZES = {  # (samples of each step, d)
     "one": ([1], 1),
     "one step": ([3], 7),
@@ -49,7 +51,12 @@ def tight(cell, d, size, parts=3, **more):
     """A chip whose threads hold no more of W than a part needs."""
     G, NR, U = len(cell.gates), len(cell.read), -(-d // parts)
     fits = lambda n: geometry.tile(NR * d, G * U, 4, 1, n) and geometry.tile(G * d, NR * U, 4, 1, n)
-    return Mode(weights=next(size * n for n in itertools.count(4, 4) if fits(n)), shared=0, processors=parts, **more)
+    return Mode(
+        weights=next(size * n for n in itertools.count(4, 4) if fits(n)),
+        shared=0,
+        processors=parts,
+        **more,
+    )
 
 
 MODES = {  # of (cell, d, size of a number): a chip, and what the geometry must then be
@@ -76,7 +83,11 @@ CASES = [  # (cell, mode, size, dtype)
     ("mixed", "on chip", "three", F32), ("mixed", "parts, blocks", "ragged", F64), ("lstm-1997-truncated", "parts", "small", F32),
     *((name, "too large", "31", F64) for name in CELLS if name != "diagonal"), ("lstm", "too busy", "33", F32),
 ]  # fmt: skip
-ALL = [("lstm", "on chip", "ragged", F32), ("pair", "parts, blocks", "twelve", F32), ("gru", "too large", "31", F64)]
+ALL = [
+    ("lstm", "on chip", "ragged", F32),
+    ("pair", "parts, blocks", "twelve", F32),
+    ("gru", "too large", "31", F64),
+]
 
 
 @pytest.fixture
@@ -91,7 +102,11 @@ def swept(chip, name, mode, size, dtype, **given):
     make, holds = MODES[mode]
     problem, d = Problem(name, *SIZES[size], dtype), SIZES[size][1]
     chip(make(problem.cell, d, dtype.itemsize))
-    assert holds(g := geometry.geometry(problem.cell, d, problem.rows.B, dtype.itemsize, driver.processors(-1))), g
+    assert holds(
+        g := geometry.geometry(
+            problem.cell, d, problem.rows.B, dtype.itemsize, driver.processors(-1)
+        )
+    ), g
     problem.against(cuda_engine, **given)
 
 
@@ -124,7 +139,9 @@ def test_weights_in_shared_memory(chip):
         g = geometry.geometry(library.lstm, 31, 5, 4, 4)
         text, _ = source.source(name, library.lstm, g, 31, F32, False, *options)
         defined = dict(
-            line.split()[1:3] for line in text.splitlines() if line.startswith(("#define KC", "#define KEEP"))
+            line.split()[1:3]
+            for line in text.splitlines()
+            if line.startswith(("#define KC", "#define KEEP"))
         )
         assert 0 < int(defined["KEEP"]) < int(defined["KC"])
 
@@ -135,7 +152,9 @@ def test_begun_elsewhere(chip):
     chip(Mode())
     problem = Problem("elman", [2] * 40, 5, F32)
     problem.W *= 1e-3
-    problem.base *= 0.3  # away from where tanh is flat: there a last digit of x is many of its slope
+    problem.base *= (
+        0.3  # away from where tanh is flat: there a last digit of x is many of its slope
+    )
     lam, _, k = problem.adjoint(cuda_engine, problem.tape(cuda_engine), "s_last scaled")
     assert int(k[0]) < -300
     assert (lam[: problem.rows.B].abs().amax(1) > 1e-6).all()
@@ -143,7 +162,9 @@ def test_begun_elsewhere(chip):
 
 
 @compiles
-@pytest.mark.parametrize(("name", "dtype"), [*itertools.product(CELLS, (F64, F32)), *((name, F64) for name in NEWER)])
+@pytest.mark.parametrize(
+    ("name", "dtype"), [*itertools.product(CELLS, (F64, F32)), *((name, F64) for name in NEWER)]
+)
 def test_pointwise(name, dtype, chip):
     """Slopes and bends by a kernel and by torch's operations."""
     chip(Mode())
@@ -153,10 +174,14 @@ def test_pointwise(name, dtype, chip):
     wrt = tuple(n for n, y in zip("avxp", (1, cell.v, 1, cell.p), strict=True) if y)
     lam, m, nu = problem.s[rows.B :], problem.s[: rows.N], problem.sa
     hand, inputs = (tape.x[rows.B :], tape.q), (tape.a, tape.v, rows.prev(tape.x), tape.p)
-    for one, more in ((op.pulled(("x",), wrt), (lam,)), (op.pushed(("a", "x")).pulled(("x",), wrt), (nu, m, lam))):
+    for one, more in (
+        (op.pulled(("x",), wrt), (lam,)),
+        (op.pushed(("a", "x")).pulled(("x",), wrt), (nu, m, lam)),
+    ):
         if one.live:
             found, true = (
-                run(one, rows, hand, (*inputs, *more)) for run in (cuda_engine.pointwise, pointwise.Pointwise.by_torch)
+                run(one, rows, hand, (*inputs, *more))
+                for run in (cuda_engine.pointwise, pointwise.Pointwise.by_torch)
             )
             for y, z, group in zip(found, true, one.live, strict=True):
                 close(y, z.double(), {F32: 2e-4, F64: 1e-12}[dtype], f"by {group}", rows=True)
@@ -168,7 +193,9 @@ def test_functions(dtype, chip):
     """Each function of the formulas as torch has it, also where numbers end."""
     chip(Mode())
     x, names = symbol("x.0"), sorted(PRIMITIVES)
-    op = pointwise.Pointwise((("x", (x,)),), (("y", tuple(Node(n, (x,)) for n in names)),), (), frozenset())
+    op = pointwise.Pointwise(
+        (("x", (x,)),), (("y", tuple(Node(n, (x,)) for n in names)),), (), frozenset()
+    )
     ends = torch.tensor([torch.inf, -torch.inf, torch.nan, 0.0], dtype=dtype)
     a = torch.cat([torch.linspace(-30, 30, 2001, dtype=dtype), ends])[:, None]
     [found] = cuda_engine.pointwise(op, None, (), (a,))
@@ -178,7 +205,12 @@ def test_functions(dtype, chip):
         if name in ("sign", "step"):  # torch has 0 for NaN; a NaN that stays is as good
             expected = torch.where(a[:, 0].isnan(), a[:, 0], expected)
         torch.testing.assert_close(
-            found[:, i], expected, rtol=8 * eps, atol=atol, equal_nan=True, msg=lambda m, n=name: f"{n}: {m}"
+            found[:, i],
+            expected,
+            rtol=8 * eps,
+            atol=atol,
+            equal_nan=True,
+            msg=lambda m, n=name: f"{n}: {m}",
         )
 
 
@@ -188,15 +220,22 @@ def test_functions(dtype, chip):
 @pytest.mark.parametrize("warps", [1, 2, 8])
 def test_tiles(warps):
     """Every entry of W belongs to one thread, and no thread has more than it may."""
-    for n, m, weights in itertools.product((1, 3, 31, 33, 64, 127), (1, 3, 32, 33, 100), (4, 16, 64, 128)):
+    for n, m, weights in itertools.product(
+        (1, 3, 31, 33, 64, 127), (1, 3, 32, 33, 100), (4, 16, 64, 128)
+    ):
         t = geometry.tile(n, m, 4, warps, weights)
         if t is None:
-            assert n * m > 32 * warps * weights / 6, (n, m)  # given up only where rounding up takes the room
+            assert n * m > 32 * warps * weights / 6, (
+                n,
+                m,
+            )  # given up only where rounding up takes the room
             continue
         assert t.LC * t.LK == 32
         assert warps == t.WC * t.WK
         assert weights >= t.KC * t.CC
-        thread, i, j = torch.meshgrid(torch.arange(32 * warps), torch.arange(t.KC), torch.arange(t.CC), indexing="ij")
+        thread, i, j = torch.meshgrid(
+            torch.arange(32 * warps), torch.arange(t.KC), torch.arange(t.CC), indexing="ij"
+        )
         warp, lane = thread // 32, thread % 32
         inner = (warp // t.WC * (t.KC // 4) * t.LK + i // 4 * t.LK + lane // t.LC) * 4 + i % 4
         outer = warp % t.WC * t.LC * t.CC + lane % t.LC + j * t.LC
@@ -224,15 +263,27 @@ def test_geometry(name):
         assert (g.parts - 1) * g.units < d <= g.parts * g.units
         assert (g.groups - 1) * g.rows * g.blocks < B <= g.groups * g.rows * g.blocks
         assert g.parts == 1 or g.groups * g.parts <= processors
-        for kernel, options in (("forward", ()), ("adjoint", (True,) * 5), ("tangent", (True,) * 3)):
-            assert source.source(kernel, cell, g, d, dtype, True, *options)[1] <= CHIP, (kernel, d, B, g)
+        for kernel, options in (
+            ("forward", ()),
+            ("adjoint", (True,) * 5),
+            ("tangent", (True,) * 3),
+        ):
+            assert source.source(kernel, cell, g, d, dtype, True, *options)[1] <= CHIP, (
+                kernel,
+                d,
+                B,
+                g,
+            )
 
 
 @pytest.mark.parametrize("kernel", ["forward", "adjoint"])
 def test_geometry_of_many_samples(kernel):
     g = geometry.geometry(library.lstm, 88, 1056, 8, 132)
     assert (
-        source.source(kernel, library.lstm, g, 88, F64, True, *((True,) * 5 if kernel == "adjoint" else ()))[1] <= CHIP
+        source.source(
+            kernel, library.lstm, g, 88, F64, True, *((True,) * 5 if kernel == "adjoint" else ())
+        )[1]
+        <= CHIP
     )
 
 
@@ -240,18 +291,27 @@ def test_geometry_of_many_samples(kernel):
 
 
 def test_refusals(monkeypatch):
-    assert cuda_engine.refusal("cpu").startswith("runs on an NVIDIA GPU, and the data is on cpu. Use engine='auto'")
-    with pytest.raises(Unsupported, match="engine 'cuda' runs on an NVIDIA GPU, and the data is on cpu"):
+    assert cuda_engine.refusal("cpu").startswith(
+        "runs on an NVIDIA GPU, and the data is on cpu. Use engine='auto'"
+    )
+    with pytest.raises(
+        Unsupported, match="engine 'cuda' runs on an NVIDIA GPU, and the data is on cpu"
+    ):
         resolve("cuda", library.lstm, "cpu")
     with pytest.raises(Unsupported, match="engine 'cuda' runs on an NVIDIA GPU"):
         co.Network("elman", inputs=1, hidden=2, outputs=1, engine="cuda")
     monkeypatch.setattr(torch.version, "cuda", None)
-    assert cuda_engine.refusal("cuda") == "needs an NVIDIA GPU and torch built for CUDA. Use engine='auto'."
+    assert (
+        cuda_engine.refusal("cuda")
+        == "needs an NVIDIA GPU and torch built for CUDA. Use engine='auto'."
+    )
     monkeypatch.setattr(torch.version, "cuda", "999.0")  # of which there is no library
     missing = lambda name: (_ for _ in ()).throw(OSError(name))
     monkeypatch.setattr(cuda_engine.ctypes, "CDLL", missing)
     driver.nvrtc.cache_clear()
-    assert cuda_engine.refusal("cuda").startswith("needs NVRTC, CUDA's run-time compiler, and it was not found.")
+    assert cuda_engine.refusal("cuda").startswith(
+        "needs NVRTC, CUDA's run-time compiler, and it was not found."
+    )
 
 
 def test_nothing_is_recorded_on_a_cpu():
@@ -310,7 +370,9 @@ def test_a_plan_knows_that_it_is_recorded_in_whichever_thread_it_is_settled():
     with checks.deferred():
         run = co.Network("elman", inputs=2, hidden=3, outputs=3)(torch.randn(4, 2, 2))
     plan = run.run.plan
-    plan.doubts.append(checks.Doubt(torch.tensor(False), lambda: pytest.fail("asked while recording")))
+    plan.doubts.append(
+        checks.Doubt(torch.tensor(False), lambda: pytest.fail("asked while recording"))
+    )
     thread = threading.Thread(target=settle, args=(plan,))
     thread.start()
     thread.join()

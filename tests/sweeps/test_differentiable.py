@@ -36,7 +36,13 @@ def ours(case, data):
     lam = run.costates(loss, batch.y, **how)
     G = cases.penalty(case, data)(lam)
     objective = batch.mean(lam.loss + case.rho * G)
-    found = {"y_hat": run.y_hat, "loss": plain, "loss of the costates": lam.loss, "lam": lam.lam, "penalty": G}
+    found = {
+        "y_hat": run.y_hat,
+        "loss": plain,
+        "loss of the costates": lam.loss,
+        "lam": lam.lam,
+        "penalty": G,
+    }
     found |= gradients("dL", batch.mean(plain), leaves) | gradients("dF", objective, leaves)
     if case.higher:
         found |= further(batch.mean(plain), objective, leaves)
@@ -94,7 +100,12 @@ class Group:
         self.data = Data.of(case, dtype, nudge=nudge)
         self.truth = oracles.Truth(case, self.data, perm)
         t = self.truth
-        self.plain = {"y_hat": t.y_hat(), "loss": t.loss, "loss of the costates": t.loss, "lam": t.lam()}
+        self.plain = {
+            "y_hat": t.y_hat(),
+            "loss": t.loss,
+            "loss of the costates": t.loss,
+            "lam": t.lam(),
+        }
         self.plain |= gradients("dL", t.mean(t.loss), self.data.leaves)
 
     def of(self, case):
@@ -106,7 +117,12 @@ class Group:
         found = self.plain | {"penalty": G} | gradients("dF", objective, leaves)
         if case.higher:
             found |= further(t.mean(t.loss), objective, leaves)
-            values = {"y_hat": self.plain["y_hat"], "loss": t.loss, "lam": self.plain["lam"], "penalty": G}
+            values = {
+                "y_hat": self.plain["y_hat"],
+                "loss": t.loss,
+                "lam": self.plain["lam"],
+                "penalty": G,
+            }
             change = oracles.along(values, leaves, oracles.directions(leaves, 5))
             found |= {f"jvp {n}": y for n, y in change.items()}
         return {name: y.detach().double() for name, y in found.items()}
@@ -123,7 +139,10 @@ def errors(truth, found):
         assert x.shape == y.shape, f"{name}: {list(y.shape)}, expected {list(x.shape)}"
         size, error = x, x - y
         if "loss" not in name:
-            size, error = (torch.linalg.vector_norm(e, dim=-1 if "lam" in name else None) for e in (size, error))
+            size, error = (
+                torch.linalg.vector_norm(e, dim=-1 if "lam" in name else None)
+                for e in (size, error)
+            )
         ratio = error.abs() / size.abs()
         out[name] = float(torch.where(error == 0, 0, ratio).max())
     return out
@@ -166,7 +185,9 @@ def report(record_property, failures, skipped, executed, expected):
     assert skipped <= max(1, 0.02 * executed)
 
 
-@pytest.mark.parametrize(("variant", "loss"), cases.CROSS, ids=lambda x: x if isinstance(x, str) else "-".join(x))
+@pytest.mark.parametrize(
+    ("variant", "loss"), cases.CROSS, ids=lambda x: x if isinstance(x, str) else "-".join(x)
+)
 def test_cross(variant, loss, thorough, record_property):
     """Every penalty in all five settings; in two of them, in turn, where the run is not thorough."""
     groups, turn = list(cases.cross(*variant, loss)), cases.CROSS.index((variant, loss))

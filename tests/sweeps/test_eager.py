@@ -44,7 +44,9 @@ def test_the_device_decides():
 def test_a_penalised_gradient_by_fused_steps(cell, monkeypatch):
     torch.manual_seed(0)
     net = co.Network(cell, inputs=2, hidden=5, outputs=2, engine="eager", dtype=torch.float64)
-    batch = co.Batch(torch.randn(7, 3, 2, dtype=torch.float64), torch.randn(3, 2, dtype=torch.float64))
+    batch = co.Batch(
+        torch.randn(7, 3, 2, dtype=torch.float64), torch.randn(3, 2, dtype=torch.float64)
+    )
     method = co.Penalised("log-ratio", 0.3)
     expected = method(net, batch, "squared").gradient
     monkeypatch.setattr(eager, "loops_for", lambda like: fused)
@@ -60,13 +62,17 @@ def test_a_name_of_the_past_runs_what_replaced_it_and_says_so_once(old, once_mor
         module = co.nn.GRU(1, 2, engine=old)
         assert (net.engine, module.engine) == ("eager", "eager")
         module.engine = old
-    assert [r.message for r in caplog.records] == [f"engine '{old}' is deprecated: engine 'eager' runs in its place."]
+    assert [r.message for r in caplog.records] == [
+        f"engine '{old}' is deprecated: engine 'eager' runs in its place."
+    ]
     assert old not in engines.ENGINES
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("old", REPLACED)
-def test_a_run_folder_that_names_an_engine_of_the_past_is_resumed(old, once_more, coadjoint, caplog, tmp_path):
+def test_a_run_folder_that_names_an_engine_of_the_past_is_resumed(
+    old, once_more, coadjoint, caplog, tmp_path
+):
     words = "train addition --length 10 --hidden 3 --batch 4 --steps 6 --every 6 --checkpoint 3 --tests 10 --threads 1"
     folder = tmp_path / "run"
     code, _, _ = coadjoint(*words.split(), "--engine", old, "--out", str(folder), "--quiet")
@@ -77,5 +83,8 @@ def test_a_run_folder_that_names_an_engine_of_the_past_is_resumed(old, once_more
     caplog.clear()
     code, out, err = coadjoint("resume", str(folder), "--steps", "8")
     assert code == 0, err
-    assert f"engine '{old}' is deprecated: engine 'eager' runs in its place." in caplog.text + out + err
+    assert (
+        f"engine '{old}' is deprecated: engine 'eager' runs in its place."
+        in caplog.text + out + err
+    )
     assert "finished at step 8" in out + err

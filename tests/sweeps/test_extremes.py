@@ -217,7 +217,15 @@ def test_compiled_derivatives_at_the_extremes(name, dtype):
 @pytest.mark.parametrize("engine", ["reference", "eager", "cpu", "scan", "autograd"])
 @pytest.mark.parametrize(
     ("dtype", "nu"),
-    [(F32, -80.0), (F32, -17.5), (F32, -14.5), (F32, 100.0), (F64, -400.0), (F64, -38.0), (F64, 800.0)],
+    [
+        (F32, -80.0),
+        (F32, -17.5),
+        (F32, -14.5),
+        (F32, 100.0),
+        (F64, -400.0),
+        (F64, -38.0),
+        (F64, 800.0),
+    ],
 )
 def test_lru_learns_at_any_nu(engine, nu, dtype):
     """What enters at the first step is sqrt(1 - |L|^2) u, with its slope by nu; a penalised

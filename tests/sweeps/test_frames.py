@@ -11,7 +11,9 @@ import torch
 import coadjoint as co
 from coadjoint.sweeps.engines.c import engine as c_engine
 
-pytestmark = pytest.mark.skipif(c_engine.refusal("cpu") is not None, reason="engine 'cpu' has no compiler here")
+pytestmark = pytest.mark.skipif(
+    c_engine.refusal("cpu") is not None, reason="engine 'cpu' has no compiler here"
+)
 
 MOST_OF_A_MODULE = 9
 MOST_OF_A_GRADIENT = 9

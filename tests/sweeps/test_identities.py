@@ -19,7 +19,16 @@ LOOPS = [(c, e) for c in CELLS for e in ("reference", "cpu")]
 ALL = [(c, e) for c in CELLS for e in ENGINES]
 on_loops = pytest.mark.parametrize(("cell", "engine"), LOOPS)
 on_engines = pytest.mark.parametrize(("cell", "engine"), ALL)
-BASE = {"B": 3, "T": 5, "D": 2, "H": 4, "x0": "learned", "ragged": True, "readout": "every", "seed": 11}
+BASE = {
+    "B": 3,
+    "T": 5,
+    "D": 2,
+    "H": 4,
+    "x0": "learned",
+    "ragged": True,
+    "readout": "every",
+    "seed": 11,
+}
 BAR = 1e-12
 
 
@@ -39,7 +48,9 @@ def penalised(net, batch, loss, G="squared-norm", rho=0.3):
 
 
 def costates(net, batch, loss):
-    return net(batch.u, batch.lengths, batch.x0).costates(loss, batch.y, mask=batch.mask, reduce=batch.reduce)
+    return net(batch.u, batch.lengths, batch.x0).costates(
+        loss, batch.y, mask=batch.mask, reduce=batch.reduce
+    )
 
 
 @on_loops
@@ -52,7 +63,11 @@ def test_adjoint_and_tangent_are_transposes(cell, engine, linked):
     g = torch.Generator().manual_seed(0)
     like = lambda y: torch.randn(y.shape, generator=g, dtype=y.dtype)
     s, sa, sources, ga = like(tape.x), like(tape.a), like(tape.x), like(tape.a)
-    link = rows_module.Link(rows, torch.randint(-2, 3, (rows.N, 1), generator=g).double()) if linked else None
+    link = (
+        rows_module.Link(rows, torch.randint(-2, 3, (rows.N, 1), generator=g).double())
+        if linked
+        else None
+    )
     with torch.no_grad():
         lam, delta = differentiable.adjoint(run.plan, tape, run.W, s, None, sa, link)
         mu, nu = differentiable.tangent(run.plan, tape, run.W, sources, ga, link)
@@ -62,7 +77,9 @@ def test_adjoint_and_tangent_are_transposes(cell, engine, linked):
 
 @on_engines
 @pytest.mark.parametrize("readout", ["last", "every"])
-@pytest.mark.parametrize("options", [{}, {"counted": "weighted", "reduce": "mean", "weighted": True, "x0": "given"}])
+@pytest.mark.parametrize(
+    "options", [{}, {"counted": "weighted", "reduce": "mean", "weighted": True, "x0": "given"}]
+)
 @pytest.mark.slow
 def test_bptt_is_rtrl_is_untruncated(cell, engine, readout, options):
     net, batch, loss = prepared(cell, engine, readout=readout, **options)
@@ -109,7 +126,10 @@ def test_padding_is_not_read(cell, engine, loss):
         y[beyond] = fill if y.is_floating_point() else 10**6
         filled = replace(batch, u=batch.u.detach().masked_fill(beyond[..., None], fill), y=y)
         lam = costates(net, filled, loss)
-        found.append(penalised(net, filled, loss) | {"lam": lam.lam, "loss": lam.loss, "y_hat": lam.trajectory.y_hat})
+        found.append(
+            penalised(net, filled, loss)
+            | {"lam": lam.lam, "loss": lam.loss, "y_hat": lam.trajectory.y_hat}
+        )
     for other in found[1:]:
         same_bits(other, found[0])
 
@@ -154,14 +174,22 @@ def test_repeated_runs_are_identical(cell, engine):
 @pytest.mark.parametrize("engine", ENGINES)
 def test_linear_cell_is_matrix_powers(engine):
     """x_T = W^T x_0 + sum_t W^{T-t} (R u_t + b),  lam_t = (W^{T-t})' V' dL/da"""
-    net, batch, loss = prepared("elman", engine, activation="identity", readout="last", ragged=False)
+    net, batch, loss = prepared(
+        "elman", engine, activation="identity", readout="last", ragged=False
+    )
     W, R, b, V, b_o, x0 = (getattr(net, n).detach() for n in ("W", "R", "b", "V", "b_o", "x0"))
     power = lambda n: torch.linalg.matrix_power(W, n)
-    x = x0 @ power(5).T + sum((batch.u.detach()[t - 1] @ R.T + b) @ power(5 - t).T for t in range(1, 6))
+    x = x0 @ power(5).T + sum(
+        (batch.u.detach()[t - 1] @ R.T + b) @ power(5 - t).T for t in range(1, 6)
+    )
     e = 2 * (x @ V.T + b_o - batch.y)
     lam = costates(net, batch, loss)
     close(lam.trajectory.state, x, BAR)
-    close({str(t): lam.lam[t] for t in range(6)}, {str(t): e @ V @ power(5 - t) for t in range(6)}, BAR)
+    close(
+        {str(t): lam.lam[t] for t in range(6)},
+        {str(t): e @ V @ power(5 - t) for t in range(6)},
+        BAR,
+    )
 
 
 @on_engines
@@ -187,7 +215,10 @@ def test_forward_mode_does_not_need_gradients(cell, engine):
                 lam = costates(net, replace(batch, u=forward_ad.make_dual(batch.u, du)), loss)
             except co.Unsupported:
                 continue
-            changes = {"lam": forward_ad.unpack_dual(lam.lam).tangent, "loss": forward_ad.unpack_dual(lam.loss).tangent}
+            changes = {
+                "lam": forward_ad.unpack_dual(lam.lam).tangent,
+                "loss": forward_ad.unpack_dual(lam.loss).tangent,
+            }
         assert None not in changes.values()
         found.append(changes)
     for other in found[1:]:
@@ -202,7 +233,11 @@ def test_sample_alone_is_sample_in_batch(cell, engine):
     for j, n in enumerate(batch.lengths.tolist()):
         alone = replace(batch, u=batch.u[:n, j : j + 1], y=batch.y[:n, j : j + 1], lengths=None)
         one = costates(net, alone, loss)
-        close({str(t): one.lam[t, 0] for t in range(n + 1)}, {str(t): lam.lam[t, j] for t in range(n + 1)}, BAR)
+        close(
+            {str(t): one.lam[t, 0] for t in range(n + 1)},
+            {str(t): lam.lam[t, j] for t in range(n + 1)},
+            BAR,
+        )
         close(one.loss[0], lam.loss[j], BAR)
         close(co.penalties.log_ratio(one)[0], G[j], BAR)
 
@@ -212,10 +247,17 @@ def test_sample_alone_is_sample_in_batch(cell, engine):
 @pytest.mark.slow
 def test_batches_split_and_averaged_are_the_whole(cell, engine, method):
     net, batch, loss = prepared(cell, engine, B=6, ragged=False)
-    parts = [replace(batch, u=batch.u[:, j], y=batch.y[:, j]) for j in (slice(0, 1), slice(1, 3), slice(3, 6))]
+    parts = [
+        replace(batch, u=batch.u[:, j], y=batch.y[:, j])
+        for j in (slice(0, 1), slice(1, 3), slice(3, 6))
+    ]
     found = [method(net, part, loss).gradient for part in parts]
     whole = method(net, batch, loss).gradient
-    close({n: sum(w * g[n] for w, g in zip((1, 2, 3), found, strict=True)) / 6 for n in whole}, whole, BAR)
+    close(
+        {n: sum(w * g[n] for w, g in zip((1, 2, 3), found, strict=True)) / 6 for n in whole},
+        whole,
+        BAR,
+    )
     stacked = method.per_sample(net, batch, loss)
     close({n: y.mean(0) for n, y in stacked.items()}, whole, BAR)
 
@@ -232,7 +274,8 @@ def test_state_carried_over_is_one_long_call(cell, engine):
 
 
 @pytest.mark.parametrize(
-    ("name", "make"), [("elman", torch.nn.RNNCell), ("lstm", torch.nn.LSTMCell), ("gru", torch.nn.GRUCell)]
+    ("name", "make"),
+    [("elman", torch.nn.RNNCell), ("lstm", torch.nn.LSTMCell), ("gru", torch.nn.GRUCell)],
 )
 def test_torch_cells_are_our_cells(name, make):
     """A step function has the same outputs, costates and penalised gradient as the formula."""
@@ -240,7 +283,9 @@ def test_torch_cells_are_our_cells(name, make):
     module = make(2, 4, dtype=torch.float64)
     other = co.Network(module, inputs=2, hidden=4, outputs=2, readout="every", dtype=torch.float64)
     with torch.no_grad():
-        for ours, theirs in zip((net.W, net.R, net.b), ("weight_hh", "weight_ih", "bias_ih"), strict=True):
+        for ours, theirs in zip(
+            (net.W, net.R, net.b), ("weight_hh", "weight_ih", "bias_ih"), strict=True
+        ):
             getattr(module, theirs).copy_(ours)
         module.bias_hh.zero_()
         if name == "gru":
@@ -248,7 +293,13 @@ def test_torch_cells_are_our_cells(name, make):
         other.V.copy_(net.V), other.b_o.copy_(net.b_o)
     close(costates(other, batch, loss).lam, costates(net, batch, loss).lam, BAR)
     found, expected = penalised(other, batch, loss, "omega"), penalised(net, batch, loss, "omega")
-    pairs = {"W": "step.weight_hh", "R": "step.weight_ih", "b": "step.bias_ih", "V": "V", "b_o": "b_o"}
+    pairs = {
+        "W": "step.weight_hh",
+        "R": "step.weight_ih",
+        "b": "step.bias_ih",
+        "V": "V",
+        "b_o": "b_o",
+    }
     close({n: found[m] for n, m in pairs.items()}, {n: expected[n] for n in pairs}, BAR)
 
 
@@ -275,7 +326,9 @@ def test_nothing_unwritten_is_read(cell, ragged, readout, G, nan_memory):
     found = {}
     for engine in ENGINES:
         net, batch, loss = prepared(cell, engine, ragged=ragged, readout=readout)
-        found[engine] = penalised(net, batch, loss, G) | {"plain": co.BPTT()(net, batch, loss).gradient["R"]}
+        found[engine] = penalised(net, batch, loss, G) | {
+            "plain": co.BPTT()(net, batch, loss).gradient["R"]
+        }
         assert all(torch.isfinite(y).all() for y in found[engine].values())
     close(found["reference"], found["autograd"], BAR)
     close(found["cpu"], found["autograd"], BAR)
@@ -283,7 +336,12 @@ def test_nothing_unwritten_is_read(cell, ragged, readout, G, nan_memory):
 
 def test_table_is_large_enough():
     """The count of compared gradients that the suite promises, and every cell x penalty x engine."""
-    cross = [case for variant, loss in cases.CROSS for group in cases.cross(*variant, loss) for case in group]
+    cross = [
+        case
+        for variant, loss in cases.CROSS
+        for group in cases.cross(*variant, loss)
+        for case in group
+    ]
     drawn = [cases.drawn(i) for i in range(cases.RANDOM)]
     assert len(cross) + len(drawn) == cases.TOTAL >= 9500
     assert len(set(cross + drawn)) == cases.TOTAL

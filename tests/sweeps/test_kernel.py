@@ -31,7 +31,12 @@ ENGINES = ("reference", "eager", "cpu", "autograd")
 SWEPT = ("reference", "eager", "cpu")
 
 
-@co.cell(slots="h c", gates="i j", parameters={"tau": 0.3, "beta": 0.8}, reads=lambda x: (co.sin(x.h + x.c), x.h * x.c))
+@co.cell(
+    slots="h c",
+    gates="i j",
+    parameters={"tau": 0.3, "beta": 0.8},
+    reads=lambda x: (co.sin(x.h + x.c), x.h * x.c),
+)
 def odd(z, v, x, p):
     c = (1 - p.tau) * x.c + p.tau * co.tanh(z.i + v.i) / (1 + x.h**2)
     return co.atan(c + v.j * z.j) / (1 + co.exp(-p.beta * x.h)) - co.softplus(z.j), c
@@ -75,7 +80,9 @@ def _gru(z, v, x, p):
 
 def _odd(z, v, x, p):
     c = (1 - p["tau"]) * x[1] + p["tau"] * torch.tanh(z[0] + v[0]) / (1 + x[0] ** 2)
-    return torch.atan(c + v[1] * z[1]) / (1 + torch.exp(-p["beta"] * x[0])) - torch.nn.functional.softplus(z[1]), c
+    return torch.atan(c + v[1] * z[1]) / (
+        1 + torch.exp(-p["beta"] * x[0])
+    ) - torch.nn.functional.softplus(z[1]), c
 
 
 class Hand(NamedTuple):
@@ -90,16 +97,23 @@ class Hand(NamedTuple):
 
 HAND = {
     "elman": Hand("elman", lambda z, v, x, p: (torch.tanh(z[0] + v[0]),)),
-    "leaky": Hand("leaky", lambda z, v, x, p: ((1 - p["leak"]) * x[0] + p["leak"] * torch.tanh(z[0] + v[0]),)),
+    "leaky": Hand(
+        "leaky", lambda z, v, x, p: ((1 - p["leak"]) * x[0] + p["leak"] * torch.tanh(z[0] + v[0]),)
+    ),
     "rate": Hand(
-        "rate", lambda z, v, x, p: ((1 - p["tau"]) * x[0] + p["tau"] * (z[0] + v[0]),), lambda x: torch.tanh(x[0])
+        "rate",
+        lambda z, v, x, p: ((1 - p["tau"]) * x[0] + p["tau"] * (z[0] + v[0]),),
+        lambda x: torch.tanh(x[0]),
     ),
     "lstm": Hand("lstm", _lstm, slots=2, gates=4),
     "gru": Hand("gru", _gru, gates=3),
     "odd": Hand(odd, _odd, lambda x: torch.cat([torch.sin(x[0] + x[1]), x[0] * x[1]], -1), 2, 2),
     "second": Hand(
         second,
-        lambda z, v, x, p: (torch.sigmoid(x[1] * p["g"] + z[0] + v[0]), torch.tanh(x[0] - z[0] - v[0])),
+        lambda z, v, x, p: (
+            torch.sigmoid(x[1] * p["g"] + z[0] + v[0]),
+            torch.tanh(x[0] - z[0] - v[0]),
+        ),
         lambda x: x[1],
         2,
     ),
@@ -109,7 +123,9 @@ HAND = {
         lambda x: torch.cat([x[1], x[0]], -1),
         2,
     ),
-    "twin": Hand(twin, lambda z, v, x, p: (torch.tanh(z[0] + v[0]), torch.sin(z[0] + v[0])), slots=2),
+    "twin": Hand(
+        twin, lambda z, v, x, p: (torch.tanh(z[0] + v[0]), torch.sin(z[0] + v[0])), slots=2
+    ),
     "mute": Hand(mute, lambda z, v, x, p: (torch.tanh(v[0] + x[0]) * v[1],), None, gates=2),
 }
 CASES = [
@@ -121,7 +137,14 @@ CASES = [
 def network(name: str, engine: str = "cpu", readout: str = "last", **more: Any) -> co.Network:
     torch.manual_seed(7)
     net = co.Network(
-        HAND[name].cell, inputs=D, hidden=H, outputs=O, engine=engine, readout=readout, dtype=torch.float64, **more
+        HAND[name].cell,
+        inputs=D,
+        hidden=H,
+        outputs=O,
+        engine=engine,
+        readout=readout,
+        dtype=torch.float64,
+        **more,
     )
     with torch.no_grad():
         for p in net.parameters():
@@ -141,10 +164,14 @@ def given(net: co.Network) -> dict[str, Tensor]:
 
 def targets(readout: str) -> Tensor:
     g = torch.Generator().manual_seed(13)
-    return torch.randn(*((T, B, O) if readout == "every" else (B, O)), generator=g, dtype=torch.float64)
+    return torch.randn(
+        *((T, B, O) if readout == "every" else (B, O)), generator=g, dtype=torch.float64
+    )
 
 
-def states(name: str, P: dict[str, Tensor], lengths: Any, x0: Tensor | None = None, u: Tensor | None = None) -> Any:
+def states(
+    name: str, P: dict[str, Tensor], lengths: Any, x0: Tensor | None = None, u: Tensor | None = None
+) -> Any:
     """x_0 .. x_T by a plain loop; a sample that has ended stays where it is."""
     hand, n = HAND[name], torch.as_tensor(lengths)[:, None]
     u = P["u"] if u is None else u
@@ -153,7 +180,11 @@ def states(name: str, P: dict[str, Tensor], lengths: Any, x0: Tensor | None = No
     for t in range(len(u)):
         parts = x[t].chunk(hand.slots, -1)
         v = (u[t] @ P["R"].T + P["b"]).chunk(hand.gates, -1)
-        z = (hand.r(parts) @ P["W"].T).chunk(hand.gates, -1) if hand.r is not None else [0 * y for y in v]
+        z = (
+            (hand.r(parts) @ P["W"].T).chunk(hand.gates, -1)
+            if hand.r is not None
+            else [0 * y for y in v]
+        )
         x.append(torch.where(t < n, torch.cat(hand.f(z, v, parts, p), -1), x[t]))
     return x
 
@@ -206,13 +237,17 @@ def omega_of(name: str, P: dict[str, Tensor], x: list[Tensor], lam: Tensor, leng
     return torch.stack(total)
 
 
-def objective(name: str, P: dict[str, Tensor], lengths: Any, readout: str, penalised: bool) -> Tensor:
+def objective(
+    name: str, P: dict[str, Tensor], lengths: Any, readout: str, penalised: bool
+) -> Tensor:
     x = states(name, P, lengths)
     loss = loss_of(P, x, lengths, readout)
     if not penalised:
         return loss.mean()
     lam = costates_of(x, loss)
-    G = per_sample(lam, lengths, lambda lam: 0.3 * _log_ratio(lam) + 0.2 * _variance(_norm(lam[1:])))
+    G = per_sample(
+        lam, lengths, lambda lam: 0.3 * _log_ratio(lam) + 0.2 * _variance(_norm(lam[1:]))
+    )
     return (loss + G + 0.1 * omega_of(name, P, x, lam, lengths)).mean()
 
 
@@ -248,10 +283,19 @@ def gradient(
     P = {n: v.detach().clone().requires_grad_() for n, v in P.items()}
     value = f(P)
     grads = torch.autograd.grad(value, list(P.values()), create_graph=create, allow_unused=True)
-    return value, P, {n: torch.zeros_like(v) if g is None else g for (n, v), g in zip(P.items(), grads, strict=True)}
+    return (
+        value,
+        P,
+        {
+            n: torch.zeros_like(v) if g is None else g
+            for (n, v), g in zip(P.items(), grads, strict=True)
+        },
+    )
 
 
-def curvature(f: Callable[[dict[str, Tensor]], Tensor], P: dict[str, Tensor]) -> tuple[dict[str, Tensor], ...]:
+def curvature(
+    f: Callable[[dict[str, Tensor]], Tensor], P: dict[str, Tensor]
+) -> tuple[dict[str, Tensor], ...]:
     """The gradient, and the Hessian times a direction, reverse over reverse."""
     _, P, g = gradient(f, P, create=True)
     along = sum((g[n] * d).sum() for n, d in direction(P).items())
@@ -261,9 +305,14 @@ def curvature(f: Callable[[dict[str, Tensor]], Tensor], P: dict[str, Tensor]) ->
     }
 
 
-def forward_over_reverse(f: Callable[[dict[str, Tensor]], Tensor], P: dict[str, Tensor]) -> dict[str, Tensor]:
+def forward_over_reverse(
+    f: Callable[[dict[str, Tensor]], Tensor], P: dict[str, Tensor]
+) -> dict[str, Tensor]:
     with forward_ad.dual_level():
-        dual = {n: forward_ad.make_dual(P[n].clone().requires_grad_(), d) for n, d in direction(P).items()}
+        dual = {
+            n: forward_ad.make_dual(P[n].clone().requires_grad_(), d)
+            for n, d in direction(P).items()
+        }
         grads = torch.autograd.grad(f(dual), list(dual.values()))
         return {n: forward_ad.unpack_dual(h).tangent for n, h in zip(P, grads, strict=True)}
 
@@ -292,8 +341,12 @@ BY_HAND: dict[str, Callable[[Tensor], Tensor]] = {
     "ratio": lambda lam: (_norm(lam[1:-1]) / _norm(lam[2:]) - 1).square().mean(),
     "log-variance": lambda lam: _variance(_norm(lam[1:]).log()),
     "end-points": lambda lam: (_norm(lam[1]) - _norm(lam[-1])).square(),
-    "share-variance": lambda lam: (_norm(lam[1:]) / _norm(lam[1:]).sum() - 1 / (len(lam) - 1)).square().sum(),
-    "barrier": lambda lam: torch.where(lam[-1].abs() < 6, (lam[-1].abs() / 6).log(), 0).square().sum(),
+    "share-variance": lambda lam: (
+        (_norm(lam[1:]) / _norm(lam[1:]).sum() - 1 / (len(lam) - 1)).square().sum()
+    ),
+    "barrier": lambda lam: (
+        torch.where(lam[-1].abs() < 6, (lam[-1].abs() / 6).log(), 0).square().sum()
+    ),
 }
 
 
@@ -313,7 +366,9 @@ def by_hand(
         m = torch.where(torch.arange(T)[:, None] < lengths, m, 0)
         loss = (m * each).sum(0) / (m.sum(0) if reduce == "mean" else 1)
     names = [n for n in P if n not in ("u", "x0")]
-    return loss, dict(zip(names, torch.autograd.grad((weight * loss).mean(), [P[n] for n in names]), strict=True))
+    return loss, dict(
+        zip(names, torch.autograd.grad((weight * loss).mean(), [P[n] for n in names]), strict=True)
+    )
 
 
 def mask_of(readout: str) -> Tensor:
@@ -331,23 +386,47 @@ EXPRESSIONS: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Tensor, Tensor
         lambda a, b: torch.expm1(a - b) * torch.log1p(a * a * b * b),
     ),
     "sqrt": (lambda a, b: co.sqrt(1 + a**2) / b, lambda a, b: torch.sqrt(1 + a**2) / b),
-    "sin cos": (lambda a, b: co.sin(a) * co.cos(b) - a, lambda a, b: torch.sin(a) * torch.cos(b) - a),
+    "sin cos": (
+        lambda a, b: co.sin(a) * co.cos(b) - a,
+        lambda a, b: torch.sin(a) * torch.cos(b) - a,
+    ),
     "erf": (lambda a, b: -co.erf(a) * b, lambda a, b: -torch.erf(a) * b),
     "atan": (lambda a, b: co.atan(a - 2 * b) - (-b), lambda a, b: torch.atan(a - 2 * b) + b),
     "abs": (lambda a, b: co.abs(a) * b**2 + 3, lambda a, b: a.abs() * b**2 + 3),
-    "sign step": (lambda a, b: (co.sign(a) + co.step(b)) * a, lambda a, b: (a.sign() + (b > 0)) * a),
+    "sign step": (
+        lambda a, b: (co.sign(a) + co.step(b)) * a,
+        lambda a, b: (a.sign() + (b > 0)) * a,
+    ),
     "powers": (
         lambda a, b: (2 + a**2) ** 1.5 * b**5 + b**-2 + b**0 + a**1,
         lambda a, b: (2 + a**2) ** 1.5 * b**5 + b**-2 + 1 + a,
     ),
     "signs": (
-        lambda a, b: (-a) * (-b) + a * (-co.sin(b)) - (-a + b) * -1 + (-a) + 2 * (3 * b) * (a * 0.5),
+        lambda a, b: (
+            (-a) * (-b) + a * (-co.sin(b)) - (-a + b) * -1 + (-a) + 2 * (3 * b) * (a * 0.5)
+        ),
         lambda a, b: a * b - a * torch.sin(b) + (b - a) - a + 3 * b * a,
     ),
     "constants": (
         lambda a, b: (
-            (0 * a + (0 - b) * (1 * a) + (a - a) + 0 / b + a / 1 + (2 - 0) * a - 0 + b * b + C(4) / C(2) * a)
-            - ((C(3) - C(1)) + (C(1) + C(2)) * a * C(2) * C(0.5) - C(4) ** 0.5 + -C(2) + C(3) * C(2) * b)
+            (
+                0 * a
+                + (0 - b) * (1 * a)
+                + (a - a)
+                + 0 / b
+                + a / 1
+                + (2 - 0) * a
+                - 0
+                + b * b
+                + C(4) / C(2) * a
+            )
+            - (
+                (C(3) - C(1))
+                + (C(1) + C(2)) * a * C(2) * C(0.5)
+                - C(4) ** 0.5
+                + -C(2)
+                + C(3) * C(2) * b
+            )
         ),
         lambda a, b: 5 * a - a * b + b * b - (2 + 3 * a - 2 - 2 + 6 * b),
     ),
@@ -374,7 +453,10 @@ def test_program() -> None:
     ):
         at = dict(zip((a, b, c), torch.randn(3, 2, dtype=torch.float64), strict=True))
         written = [[torch.empty(2, dtype=torch.float64)] for _ in outputs]
-        columns, scratch = {n: [v] for n, v in at.items()}, lambda: [torch.empty(2, dtype=torch.float64)]
+        columns, scratch = (
+            {n: [v] for n, v in at.items()},
+            lambda: [torch.empty(2, dtype=torch.float64)],
+        )
         program.Program(outputs, frozenset(at)).bind(columns, written, scratch)(0)
         for (w,), true in zip(written, formula.evaluate(outputs, at), strict=True):
             close(w, true, 1e-11)
@@ -430,10 +512,16 @@ def test_formula(name: str) -> None:
         for h in torch.autograd.grad((S * value).sum(), x, create_graph=True, allow_unused=True)
     ]
     along = sum(h * e for h, e in zip(first, (E, F), strict=True)) / S
-    both = torch.autograd.grad((along * S).sum(), x, allow_unused=True) if along.requires_grad else (0 * A, 0 * A)
+    both = (
+        torch.autograd.grad((along * S).sum(), x, allow_unused=True)
+        if along.requires_grad
+        else (0 * A, 0 * A)
+    )
     both = [0 * A if h is None else h for h in both]
     true = [value, *first, along, *both, *both]
-    plain = [torch.as_tensor(v, dtype=torch.float64).expand(6) for v in formula.evaluate(outputs, at)]
+    plain = [
+        torch.as_tensor(v, dtype=torch.float64).expand(6) for v in formula.evaluate(outputs, at)
+    ]
     written = [[torch.empty(6, dtype=torch.float64)] for _ in outputs]
     program.Program(outputs, frozenset(at)).bind(
         {n: [v] for n, v in at.items()}, written, lambda: [torch.empty(6, dtype=torch.float64)]
@@ -448,7 +536,14 @@ def test_cells() -> None:
     lstm, gru = co.cells.lstm, co.cells.gru
     assert [len(c.kept) for c in (lstm, gru, co.cells.elman(), odd, mute)] == [5, 3, 0, 4, 1]
     assert [c.side for c in (lstm, gru, odd, mute)] == [(), ("n",), ("j",), ("a", "b")]
-    assert [c.read_slot for c in (lstm, gru, odd, second, both, mute)] == [0, 0, None, 1, None, None]
+    assert [c.read_slot for c in (lstm, gru, odd, second, both, mute)] == [
+        0,
+        0,
+        None,
+        1,
+        None,
+        None,
+    ]
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -459,7 +554,11 @@ def test_losses(name: str) -> None:
     y, on = targets("every"), torch.arange(T)[:, None] < torch.tensor(LENGTHS)
     a = read_out(P, torch.stack(x[1:]))
     value = torch.where(on, true(a, y), 0).sum(0)
-    given_y = {"cross-entropy": y.argmax(-1), "probabilities": y.softmax(-1), "binary": y.sigmoid()}.get(name, y)
+    given_y = {
+        "cross-entropy": y.argmax(-1),
+        "probabilities": y.softmax(-1),
+        "binary": y.sigmoid(),
+    }.get(name, y)
     if given_y.is_floating_point():
         given_y = torch.where(on[..., None], given_y, math.nan)
     for engine in SWEPT:
@@ -507,8 +606,12 @@ def test_penalty_algebra_and_schedules() -> None:
     a, b = PENALTIES["variance"], PENALTIES["ratio"]
     close((2 * a + b * 3)(lam), 2 * a(lam) + 3 * b(lam), 1e-11)
     assert co.penalties.penalty(a) is a
-    last = torch.tensor([0.0, 1, 5, 2, 3, 3, 8])  # in units of the last digit: the mean cannot be told from a value
-    value = co.penalties.variance_of(1 + 2.0**-52 * last[:, None].double(), torch.ones(7, 1, dtype=torch.bool))
+    last = torch.tensor(
+        [0.0, 1, 5, 2, 3, 3, 8]
+    )  # in units of the last digit: the mean cannot be told from a value
+    value = co.penalties.variance_of(
+        1 + 2.0**-52 * last[:, None].double(), torch.ones(7, 1, dtype=torch.bool)
+    )
     close(value * 2.0**104, last.double().var(correction=0)[None], 1e-11)
     assert [co.penalties.inverse_time(2.0, 0.5)(s) for s in (0, 2)] == [2.0, 1.0]
     assert [co.penalties.exponential(2.0, 0.5)(s) for s in (0, 2)] == [2.0, 0.5]
@@ -540,7 +643,9 @@ def test_masked_weights_and_fixed_start() -> None:
     keep = torch.tensor([[1.0, 0, 1], [0, 1, 1], [1, 1, 0]], dtype=torch.float64)
     start = torch.tensor([0.3, -0.2, 0.5], dtype=torch.float64)
     net = network("elman", readout="every", mask=keep, x0=start)
-    P = {n: p.detach().clone().requires_grad_() for n, p in net.named_parameters()} | {"u": given(net)["u"]}
+    P = {n: p.detach().clone().requires_grad_() for n, p in net.named_parameters()} | {
+        "u": given(net)["u"]
+    }
     x = states("elman", P | {"W": P["W"] * keep}, LENGTHS, start.expand(B, H))
     names = list(dict(net.named_parameters()))
     g = torch.autograd.grad(loss_of(P, x, LENGTHS, "every").mean(), [P[n] for n in names])
@@ -548,7 +653,11 @@ def test_masked_weights_and_fixed_start() -> None:
     close(e.gradient, dict(zip(names, g, strict=True)), 1e-11)
     temporal = e.temporal_components()
     close(sum(temporal.at(t + 1)["W"] for t in range(T)), e.gradient["W"], 1e-11)
-    close(temporal.norms()["W"], torch.stack([temporal.at(t + 1)["W"].norm() for t in range(T)]), 1e-11)
+    close(
+        temporal.norms()["W"],
+        torch.stack([temporal.at(t + 1)["W"].norm() for t in range(T)]),
+        1e-11,
+    )
 
 
 def test_omega_published() -> None:
@@ -556,13 +665,17 @@ def test_omega_published() -> None:
     the steps where ||lam_t / B||^2 < 1e-20."""
     P, x, _, lam = run_by_hand("rate", "every")
     fixed = {n: v.detach() for n, v in P.items()} | {"W": P["W"]}
-    sizes = torch.cat([_norm(lam[1 : n + 1, j].detach()) for j, n in enumerate(LENGTHS)]).sort().values
+    sizes = (
+        torch.cat([_norm(lam[1 : n + 1, j].detach()) for j, n in enumerate(LENGTHS)]).sort().values
+    )
     for small in (1.0, B * 1e-10 / float(sizes[3:5].mean())):
         terms = []
         for t in range(1, T + 1):
             before = x[t - 1].detach().requires_grad_()
             after = states("rate", fixed, [1] * B, before, fixed["u"][t - 1 : t])[1]
-            back = torch.autograd.grad((after * lam[t].detach()).sum(), before, create_graph=True)[0]
+            back = torch.autograd.grad((after * lam[t].detach()).sum(), before, create_graph=True)[
+                0
+            ]
             for j, n in enumerate(LENGTHS):
                 size = lam[t, j].detach().square().sum()
                 if t <= n and float(size) * (small / B) ** 2 >= 1e-20:
@@ -571,7 +684,9 @@ def test_omega_published() -> None:
         for engine in SWEPT:
             net = network("rate", engine, "every")
             loss = lambda y_hat, y, small=small: small * (y_hat - y).square().sum(-1)
-            G = PENALTIES["omega-published"](net(fixed["u"], LENGTHS, fixed["x0"]).costates(loss, targets("every")))
+            G = PENALTIES["omega-published"](
+                net(fixed["u"], LENGTHS, fixed["x0"]).costates(loss, targets("every"))
+            )
             close(G, true.expand(B), 1e-11, "value")
             grads = torch.autograd.grad(G.mean(), list(net.parameters()), allow_unused=True)
             for (name, _), g in zip(net.named_parameters(), grads, strict=True):
@@ -582,7 +697,9 @@ def test_omega_published() -> None:
 def test_learned_start_and_stream() -> None:
     """x0 learned: its gradient by BPTT, RTRL, Truncated; a stream's gradients add up to BPTT's, and reset starts again."""
     net = network("odd", readout="every", x0="learned")
-    P = {n: p.detach().clone().requires_grad_() for n, p in net.named_parameters()} | {"u": given(net)["u"]}
+    P = {n: p.detach().clone().requires_grad_() for n, p in net.named_parameters()} | {
+        "u": given(net)["u"]
+    }
     x = states("odd", P, [T] * B, P["x0"].expand(B, -1) * 1)
     names = list(dict(net.named_parameters()))
     g = torch.autograd.grad(loss_of(P, x, [T] * B, "every").mean(), [P[n] for n in names])
@@ -604,7 +721,9 @@ def test_learned_start_and_stream() -> None:
         1e-11,
     )
     close(
-        single.step(P["u"][1, 0], y[1, 0], "squared").losses, (read_out(P, x[2][:1]) - y[1, :1]).square().sum(-1), 1e-11
+        single.step(P["u"][1, 0], y[1, 0], "squared").losses,
+        (read_out(P, x[2][:1]) - y[1, :1]).square().sum(-1),
+        1e-11,
     )
     stream.reset([0, 2])
     close(stream.x[0], P["x0"], 1e-11)
@@ -619,7 +738,12 @@ def test_step_function(name: str) -> None:
     cell, net = kind(D, H, dtype=torch.float64), network(name, readout="every")
     step = co.Network(cell, inputs=D, hidden=H, outputs=O, readout="every", dtype=torch.float64)
     with torch.no_grad():
-        for a, b in ((net.W, cell.weight_hh), (net.R, cell.weight_ih), (net.V, step.V), (net.b_o, step.b_o)):
+        for a, b in (
+            (net.W, cell.weight_hh),
+            (net.R, cell.weight_ih),
+            (net.V, step.V),
+            (net.b_o, step.b_o),
+        ):
             a.copy_(b)
         net.b.copy_(cell.bias_ih + cell.bias_hh)
     P = given(net)
@@ -630,7 +754,11 @@ def test_step_function(name: str) -> None:
     close(one.gradient["b"], other.gradient["step.bias_ih"], 1e-11)
     du = direction(P)["u"]
     close(one.trajectory.push(du), other.trajectory.push(du), 1e-11)
-    close(co.RTRL()(step, batch, "squared").gradient["V"], co.BPTT()(net, batch, "squared").gradient["V"], 1e-11)
+    close(
+        co.RTRL()(step, batch, "squared").gradient["V"],
+        co.BPTT()(net, batch, "squared").gradient["V"],
+        1e-11,
+    )
 
 
 @pytest.mark.parametrize(
@@ -656,7 +784,10 @@ def test_push(name: str, readout: str, engine: str) -> None:
     parameters = dict(net.named_parameters())
     wanted = torch.autograd.grad(true.square().sum(), [P[n] for n in parameters])
     for g, h, n in zip(
-        torch.autograd.grad(found.square().sum(), list(parameters.values())), wanted, parameters, strict=True
+        torch.autograd.grad(found.square().sum(), list(parameters.values())),
+        wanted,
+        parameters,
+        strict=True,
     ):
         close(g, h, 1e-11, n)
 
@@ -692,7 +823,9 @@ def test_pointwise_without_a_cotangent() -> None:
     close(torch.autograd.grad(out.sum(), at)[0], torch.full_like(at, 6), 1e-11)
 
 
-@pytest.mark.parametrize("sources", ["g ga s s_last sa", "g s", "ga sa", "g s_last", "ga s", "g sa"])
+@pytest.mark.parametrize(
+    "sources", ["g ga s s_last sa", "g s", "ga sa", "g s_last", "ga s", "g sa"]
+)
 @pytest.mark.parametrize("lengths", [LENGTHS, [T] * B])
 @pytest.mark.parametrize("name", ["odd", "lstm", "mute"])
 def test_tangent_and_adjoint_are_transposes(name: str, lengths: list[int], sources: str) -> None:
@@ -711,13 +844,19 @@ def test_tangent_and_adjoint_are_transposes(name: str, lengths: list[int], sourc
         on = {n: v if n in sources.split() else None for n, v in y.items()}
         for link in (None, Link(rows, factor)):
             mu, nu = differentiable.tangent(plan, tape, run.W, on["g"], on["ga"], link)
-            lam, delta = differentiable.adjoint(plan, tape, run.W, on["s"], on["s_last"], on["sa"], link)
-            left = sum((a * b).sum() for a, b in ((lam, on["g"]), (delta, on["ga"])) if b is not None)
+            lam, delta = differentiable.adjoint(
+                plan, tape, run.W, on["s"], on["s_last"], on["sa"], link
+            )
+            left = sum(
+                (a * b).sum() for a, b in ((lam, on["g"]), (delta, on["ga"])) if b is not None
+            )
             pairs = ((mu, on["s"]), (rows.last(mu), on["s_last"]), (nu, on["sa"]))
             close(left, sum((a * b).sum() for a, b in pairs if b is not None), 1e-11, "transpose")
             found.append((mu, nu, lam, delta))
             with torch.no_grad():
-                short = plan.engine.adjoint(plan, tape, run.W, on["s"], on["s_last"], on["sa"], link, False, False)
+                short = plan.engine.adjoint(
+                    plan, tape, run.W, on["s"], on["s_last"], on["sa"], link, False, False
+                )
             close(short[0][:B], lam[:B], 1e-11, "lam_0, nothing kept")
             close(short[1], delta, 1e-11, "delta, nothing kept")
         if on["sa"] is None:
@@ -752,8 +891,14 @@ def test_zero_costates(engine: str) -> None:
     expected = {
         "log-ratio": [(_norm(true[1:3, 1]).log().diff()).square().sum(), _log_ratio(true[:, 2])],
         "log-variance": [_variance(_norm(true[1:3, 1]).log()), _variance(_norm(true[1:, 2]).log())],
-        "ratio": [(_norm(true[1, 1]) / _norm(true[2, 1]) - 1).square(), BY_HAND["ratio"](true[:, 2])],
-        "share-variance": [BY_HAND["share-variance"](true[:, 1]), BY_HAND["share-variance"](true[:, 2])],
+        "ratio": [
+            (_norm(true[1, 1]) / _norm(true[2, 1]) - 1).square(),
+            BY_HAND["ratio"](true[:, 2]),
+        ],
+        "share-variance": [
+            BY_HAND["share-variance"](true[:, 1]),
+            BY_HAND["share-variance"](true[:, 2]),
+        ],
         "variance": [BY_HAND["variance"](true[:, 1]), BY_HAND["variance"](true[:, 2])],
         "barrier": [0, BY_HAND["barrier"](true[:, 2])],
     }
@@ -761,7 +906,9 @@ def test_zero_costates(engine: str) -> None:
         penalty = co.penalties.barrier(6.0) if G == "barrier" else PENALTIES[G]
         found = penalty(lam)
         close(found, torch.tensor([0.0, *values], dtype=torch.float64), 1e-11, G)
-        for g in torch.autograd.grad(found.sum(), list(net.parameters()), retain_graph=True, allow_unused=True):
+        for g in torch.autograd.grad(
+            found.sum(), list(net.parameters()), retain_graph=True, allow_unused=True
+        ):
             assert g is None or torch.isfinite(g).all()
     assert torch.isfinite(PENALTIES["omega"](lam)).all()
 
@@ -770,7 +917,10 @@ def test_zero_costates(engine: str) -> None:
 @pytest.mark.parametrize(("name", "readout"), [("odd", "every"), ("lstm", "last")])
 def test_trajectory_and_costates(name: str, readout: str, engine: str) -> None:
     P, x, loss, lam = run_by_hand(name, readout)
-    net, mask = network(name, engine, readout), torch.arange(T + 1)[:, None] <= torch.tensor(LENGTHS)
+    net, mask = (
+        network(name, engine, readout),
+        torch.arange(T + 1)[:, None] <= torch.tensor(LENGTHS),
+    )
     on = mask[..., None]
     run = net(P["u"], torch.tensor(LENGTHS), P["x0"])
     close(run.x, torch.where(on, torch.stack(x), 0), 1e-11, "x")
@@ -778,10 +928,17 @@ def test_trajectory_and_costates(name: str, readout: str, engine: str) -> None:
     close(run.state, x[-1], 1e-11, "state")
     assert torch.equal(run.mask, mask)
     assert run.lengths.tolist() == LENGTHS
-    a = torch.where(on[1:], read_out(P, torch.stack(x[1:])), 0) if readout == "every" else read_out(P, x[-1])
+    a = (
+        torch.where(on[1:], read_out(P, torch.stack(x[1:])), 0)
+        if readout == "every"
+        else read_out(P, x[-1])
+    )
     close(run.y_hat, a, 1e-11, "y_hat")
     close(run.loss("squared", targets(readout)), loss, 1e-11, "loss")
-    for found in (run.costates("squared", targets(readout)), run.costates(run.loss("squared", targets(readout)))):
+    for found in (
+        run.costates("squared", targets(readout)),
+        run.costates(run.loss("squared", targets(readout))),
+    ):
         true = torch.where(on, lam, 0)
         close(found.lam, true, 1e-11, "lam")
         close(found.norms(), _norm(true), 1e-11, "norms")
@@ -798,7 +955,10 @@ def test_trajectory_and_costates(name: str, readout: str, engine: str) -> None:
         assert float(top.max()) < 2.0**40
     with torch.no_grad():
         close(
-            net(P["u"], LENGTHS, P["x0"]).costates("squared", targets(readout)).lam, true, 1e-11, "lam without a graph"
+            net(P["u"], LENGTHS, P["x0"]).costates("squared", targets(readout)).lam,
+            true,
+            1e-11,
+            "lam without a graph",
         )
     ragged = [P["u"][:n, j].detach() for j, n in enumerate(LENGTHS)]
     for u in (ragged, torch.nn.utils.rnn.pack_sequence(ragged, enforce_sorted=False)):
@@ -820,12 +980,16 @@ def test_truncated(readout: str, k1: int, k2: int) -> None:
             run = states("gru", P, [end - begin] * B, x[begin].detach(), P["u"][begin:end])
             for t in range(fresh + 1, end + 1):
                 if readout == "every" or t == length:
-                    error = read_out(P, run[t - begin])[j] - (y[t - 1, j] if readout == "every" else y[j])
+                    error = read_out(P, run[t - begin])[j] - (
+                        y[t - 1, j] if readout == "every" else y[j]
+                    )
                     total = total + error.square().sum() / B
             fresh = end
     g = dict(zip(names, torch.autograd.grad(total, [P[n] for n in names]), strict=True))
     batch = co.Batch(P["u"].detach(), y, LENGTHS, x0=P["x0"].detach())
-    close(co.Truncated(k1, k2)(network("gru", readout=readout), batch, "squared").gradient, g, 1e-11)
+    close(
+        co.Truncated(k1, k2)(network("gru", readout=readout), batch, "squared").gradient, g, 1e-11
+    )
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -833,7 +997,10 @@ def test_truncated(readout: str, k1: int, k2: int) -> None:
 @pytest.mark.parametrize("readout", ["last", "every"])
 def test_methods(readout: str, reduce: str, masked: bool) -> None:
     """BPTT, RTRL, Truncated with k2 >= T and Penalised with weight 0: one gradient; weights, masks, ragged samples."""
-    mask, weight = mask_of(readout) if masked else None, torch.tensor([0.5, 2.0, 1.5], dtype=torch.float64)
+    mask, weight = (
+        mask_of(readout) if masked else None,
+        torch.tensor([0.5, 2.0, 1.5], dtype=torch.float64),
+    )
     name = "gru" if masked else "odd"
     loss, g = by_hand(name, readout, weight, mask, reduce)
     P, net = given(network(name)), network(name, readout=readout)
@@ -843,7 +1010,12 @@ def test_methods(readout: str, reduce: str, masked: bool) -> None:
         close(e.losses, loss, 1e-11, "losses")
         close(e.loss, (weight * loss).mean(), 1e-11, "loss")
         close(e.gradient, g, 1e-11)
-    close(torch.tensor(e.norm, dtype=torch.float64), torch.cat([h.flatten() for h in g.values()]).norm(), 1e-11, "norm")
+    close(
+        torch.tensor(e.norm, dtype=torch.float64),
+        torch.cat([h.flatten() for h in g.values()]).norm(),
+        1e-11,
+        "norm",
+    )
     each = co.BPTT().per_sample(net, batch, "squared")
     close({n: h.mean(0) for n, h in each.items()}, g, 1e-11)
     temporal = co.BPTT()(net, batch, "squared").temporal_components()
@@ -852,7 +1024,12 @@ def test_methods(readout: str, reduce: str, masked: bool) -> None:
     for n in ("W", "R", "b"):
         close(sum(p[n] for p in parts), g[n], 1e-11, f"sum of grad_t by {n}")
         close(norms[n], torch.stack([p[n].norm() for p in parts]), 1e-11, f"norms of grad_t by {n}")
-    close(norms["joint"], torch.stack([norms[n] for n in ("W", "R", "b")]).square().sum(0).sqrt(), 1e-11, "joint")
+    close(
+        norms["joint"],
+        torch.stack([norms[n] for n in ("W", "R", "b")]).square().sum(0).sqrt(),
+        1e-11,
+        "joint",
+    )
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -871,7 +1048,9 @@ def test_equal_lengths_and_both_sources(engine: str) -> None:
         true = (lam[:3] ** 3).sum()
         net = network("lstm", engine)
         run = net(P["u"].detach(), lengths, P["x0"].detach())
-        found = run.costates(run.loss("squared", targets("last")) + torch.where(on, run.x.sin(), 0).sum((0, 2)))
+        found = run.costates(
+            run.loss("squared", targets("last")) + torch.where(on, run.x.sin(), 0).sum((0, 2))
+        )
         close(found.lam[:3], lam[:3], 1e-11, "lam")
         g = torch.autograd.grad((found.lam[:3] ** 3).sum(), list(net.parameters()))
         for (n, _), h in zip(net.named_parameters(), g, strict=True):
@@ -907,14 +1086,19 @@ def test_penalties(G: str, readout: str) -> None:
         n = _norm(torch.stack(x))
         true = torch.where(on, (n[1:] - n[:-1]).square(), 0).sum(0) / lengths
     elif G == "tangent":
-        mu = jvp(lambda u: torch.stack(states(name, P, LENGTHS, u=u)), (P["u"],), (v,))[1][..., :H] @ P["V"].T
+        mu = (
+            jvp(lambda u: torch.stack(states(name, P, LENGTHS, u=u)), (P["u"],), (v,))[1][..., :H]
+            @ P["V"].T
+        )
         every = torch.where(on[..., None], (mu[1:] - 0.3).square(), 0).sum((0, 2))
         true = every if readout == "every" else (mu[-1] - 0.3).square().sum(-1)
     else:
         each = [costates_of(x, read_out(P, x[-1])[:, k]) for k in range(O)]
         true = sum(per_sample(lam, LENGTHS, BY_HAND["variance"]) for lam in each) / O
     g = torch.autograd.grad(true.mean(), list(P.values()), allow_unused=True)
-    expected = {n: torch.zeros_like(p) if h is None else h for (n, p), h in zip(P.items(), g, strict=True)}
+    expected = {
+        n: torch.zeros_like(p) if h is None else h for (n, p), h in zip(P.items(), g, strict=True)
+    }
     made = {"barrier": co.penalties.barrier(6.0), "tangent": co.penalties.tangent(v, 0.3)}
     for engine in ENGINES:
         net = network(name, engine, readout)
@@ -932,7 +1116,10 @@ def test_penalties(G: str, readout: str) -> None:
         by = {**dict(net.named_parameters()), "u": Q["u"], "x0": Q["x0"]}
         h = torch.autograd.grad(found.mean(), list(by.values()), allow_unused=True)
         close(
-            {n: torch.zeros_like(p) if k is None else k for (n, p), k in zip(by.items(), h, strict=True)},
+            {
+                n: torch.zeros_like(p) if k is None else k
+                for (n, p), k in zip(by.items(), h, strict=True)
+            },
             expected,
             1e-11,
         )
@@ -974,7 +1161,8 @@ def test_torch_func(name: str, engine: str, lengths: list[int]) -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize(
     ("gain", "engine"),
-    [(g, e) for e in ("cpu", "eager") for g in (2.0**-9, -3.0, 2.0**9)] + [(2.0**-9, "reference"), (-3.0, "reference")],
+    [(g, e) for e in ("cpu", "eager") for g in (2.0**-9, -3.0, 2.0**9)]
+    + [(2.0**-9, "reference"), (-3.0, "reference")],
 )
 @pytest.mark.parametrize("readout", ["last", "every", "masked"])
 def test_scale(readout: str, gain: float, dtype: torch.dtype, engine: str) -> None:
@@ -1008,10 +1196,22 @@ def test_scale(readout: str, gain: float, dtype: torch.dtype, engine: str) -> No
                 value = [s + g * v for s, g, v in zip(source, w, value, strict=True)]
                 square = sum(v * v for v in value)
                 found.append((math.log(square.numerator) - math.log(square.denominator)) / 2)
-            close(log[1 : end + 1, j], torch.tensor(found[::-1], dtype=torch.float64), tol, f"sample {j}")
-        if readout != "every" and (abs(gain) < 1 or (dtype == torch.float64 and gain == -3)):  # else refused
+            close(
+                log[1 : end + 1, j],
+                torch.tensor(found[::-1], dtype=torch.float64),
+                tol,
+                f"sample {j}",
+            )
+        if readout != "every" and (
+            abs(gain) < 1 or (dtype == torch.float64 and gain == -3)
+        ):  # else refused
             G = PENALTIES["log-ratio"](lam)
-            close(G, torch.full((4,), math.log(abs(gain)) ** 2, dtype=torch.float64).to(dtype), tol, "log-ratio")
+            close(
+                G,
+                torch.full((4,), math.log(abs(gain)) ** 2, dtype=torch.float64).to(dtype),
+                tol,
+                "log-ratio",
+            )
             g = torch.autograd.grad(G.mean(), net.W)[0]
             close(g, torch.full((1, 1), 2 * math.log(abs(gain)) / gain, dtype=dtype), tol, "by W")
 
@@ -1023,18 +1223,29 @@ def test_scale_of_each_sample(dtype: torch.dtype, readout: str, engine: str) -> 
     """Samples with gains and sources of their own: h' = u h, so that lam_{t-1} = s_{t-1} + u_t lam_t."""
     steps, B = 150 if engine != "reference" else 40, 12
     gains, sizes = [0.5, 2.0**9, -3.0, 2.0**-9] * 3, [-1, 2.0**-30, 2.0**20, 1] * 3
-    net = co.Network(gain, inputs=1, hidden=1, outputs=1, engine=engine, readout=readout, bias=False, dtype=dtype)
+    net = co.Network(
+        gain, inputs=1, hidden=1, outputs=1, engine=engine, readout=readout, bias=False, dtype=dtype
+    )
     with torch.no_grad():
         net.R.fill_(1)
         net.V.fill_(1)
     u = torch.tensor(gains, dtype=dtype)[None, :, None].expand(steps, B, 1)
-    y = torch.tensor(sizes, dtype=dtype)[:, None].expand(*((steps, B, 1) if readout == "every" else (B, 1)))
+    y = torch.tensor(sizes, dtype=dtype)[:, None].expand(
+        *((steps, B, 1) if readout == "every" else (B, 1))
+    )
     for n in ([steps, 30, steps, 2 * steps // 3] * 3, [steps] * B):
         log = net(u, n).costates("squared", y).log_norms()
         for j, end in enumerate(n[:4]):
             value, found = Fraction(0), []
             for t in range(end, 0, -1):
-                value = Fraction(gains[j]) * value + (2 * Fraction(sizes[j]) if readout == "every" or t == end else 0)
+                value = Fraction(gains[j]) * value + (
+                    2 * Fraction(sizes[j]) if readout == "every" or t == end else 0
+                )
                 found.append(math.log(abs(value.numerator)) - math.log(value.denominator))
             tol = 1e-11 if dtype == torch.float64 else 1e-5
-            close(log[1 : end + 1, j], torch.tensor(found[::-1], dtype=torch.float64), tol, f"sample {j}")
+            close(
+                log[1 : end + 1, j],
+                torch.tensor(found[::-1], dtype=torch.float64),
+                tol,
+                f"sample {j}",
+            )

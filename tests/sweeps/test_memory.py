@@ -26,7 +26,8 @@ def test_a_free_array_is_handed_out_again():
 
 
 @pytest.mark.parametrize(
-    "hold", [lambda y: y, lambda y: y[3:5], lambda y: y.T, lambda y: (y.requires_grad_() * 2).grad_fn]
+    "hold",
+    [lambda y: y, lambda y: y[3:5], lambda y: y.T, lambda y: (y.requires_grad_() * 2).grad_fn],
 )
 def test_an_array_that_somebody_holds_is_not(hold):
     first = memory.empty(SHAPE, torch.ones(1))
@@ -69,7 +70,9 @@ def test_training_does_not_grow(cell):
 
 def test_results_kept_from_one_step_do_not_change_in_the_next():
     net = co.Network("elman", inputs=2, hidden=64, outputs=1, dtype=torch.float64)
-    batch = co.Batch(torch.randn(40, 32, 2, dtype=torch.float64), torch.randn(32, 1, dtype=torch.float64))
+    batch = co.Batch(
+        torch.randn(40, 32, 2, dtype=torch.float64), torch.randn(32, 1, dtype=torch.float64)
+    )
     e = co.Penalised("log-ratio", 0.1)(net, batch, "squared")
     before = [y.clone() for y in (e.trajectory.x, e.costates.mantissa, *e.gradient.values())]
     for _ in range(3):

@@ -65,7 +65,9 @@ def test_what_torch_has_not_computed_yet_is_computed():
         assert type(held) is torch.Tensor, what
         assert found.addresses == [held.data_ptr()] != [0], what
         assert torch.equal(held, expected.contiguous()), what
-    one = torch.complex(torch.zeros(1), torch.ones(1)).conj().imag  # contiguous as it stands, and marked
+    one = (
+        torch.complex(torch.zeros(1), torch.ones(1)).conj().imag
+    )  # contiguous as it stands, and marked
     assert one.is_neg()
     assert address(one, 1).held[0].tolist() == [-1]
 
@@ -79,7 +81,9 @@ def shrunk(size, *shape, turned=False):
 
 def test_too_little_memory():
     for size in (0, 4, 20, 23):
-        with pytest.raises(co.InputError, match=r"W has shape \[2, 3\], but its memory was freed or is too small"):
+        with pytest.raises(
+            co.InputError, match=r"W has shape \[2, 3\], but its memory was freed or is too small"
+        ):
             address(shrunk(size, 2, 3))
         with pytest.raises(co.InputError, match="its memory was freed or is too small"):
             address(shrunk(size, 3, 2, turned=True))
@@ -94,7 +98,11 @@ def test_too_little_memory():
 def test_what_is_not_what_the_loop_expects():
     y = torch.zeros(2, 3)
     for given, error, said in (
-        (y.double(), co.KindError, r"W is float64; expected float32. Convert it with .to\(torch.float32\)."),
+        (
+            y.double(),
+            co.KindError,
+            r"W is float64; expected float32. Convert it with .to\(torch.float32\).",
+        ),
         (y.half(), co.KindError, "W is float16; expected float32"),
         (y.view(torch.int32), co.KindError, "W is int32; expected float32"),
         (y[:1], co.InputError, r"W has 3 values, shape \[1, 3\]; expected 6."),
@@ -169,7 +177,9 @@ def test_marks_are_seen_by_all_engines_alike():
     base, W, x0 = torch.randn(4, 3), torch.randn(3, 3), torch.randn(2, 3)
     for engine in (c_engine, eager, reference):
         plan = Plan(cell, rows, engine)
-        plain, marked = (engine.forward(plan, base, None, y, x0, None)[0] for y in (-W, torch._neg_view(W)))
+        plain, marked = (
+            engine.forward(plan, base, None, y, x0, None)[0] for y in (-W, torch._neg_view(W))
+        )
         assert torch.equal(plain, marked), engine.__name__
 
 
@@ -351,7 +361,9 @@ with torch.autograd.graph.saved_tensors_hooks(lambda y: y, lambda y: y.double() 
 
 @pytest.mark.parametrize("body", [FAKE, OTHERS], ids=["fake tensors", "all others"])
 def test_no_tensor_ends_the_process(body):
-    done = subprocess.run([sys.executable, "-c", BEGIN + body], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", BEGIN + body], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, f"after {done.stdout.splitlines()[-1:]}: {done.stderr[-2000:]}"
 
 

@@ -13,7 +13,9 @@ import coadjoint as co
 pytestmark = pytest.mark.slow
 
 GAINS = [0.5, 0.9, 0.99, 1.01, 1.1, 2.0]
-ROTATION = torch.linalg.qr(torch.randn(3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(5)))[0]
+ROTATION = torch.linalg.qr(
+    torch.randn(3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+)[0]
 READ = torch.tensor([0.7, -1.2, 0.4], dtype=torch.float64)
 BAR = {torch.float64: 1e-10, torch.float32: 1e-5}
 
@@ -26,11 +28,17 @@ def mean_log_norm(lam):
     return lam.log_norms()[1:].mean(0)
 
 
-PENALTIES = {"mean": mean_log_norm, "ratio": co.penalties.log_ratio, "variance": co.penalties.log_variance}
+PENALTIES = {
+    "mean": mean_log_norm,
+    "ratio": co.penalties.log_ratio,
+    "variance": co.penalties.log_variance,
+}
 
 
 def weights(gain, d, dtype):
-    return (gain * ROTATION[:d, :d] if d > 1 else torch.tensor([[gain]])).to(dtype), READ[:d].to(dtype)
+    return (gain * ROTATION[:d, :d] if d > 1 else torch.tensor([[gain]])).to(dtype), READ[:d].to(
+        dtype
+    )
 
 
 @functools.cache
@@ -59,7 +67,11 @@ def closed_form(gain, d, dtype, T):
 def by_logs(l):
     """The penalties as functions of log-norms l_1, ..., l_T, and their slopes [3, T]."""
     T, away, steps = len(l), l - l.mean(), np.diff(l)
-    slopes = [np.full(T, 1 / T), 2 * away / T, -2 * np.diff(steps, prepend=0, append=0) / max(1, T - 1)]
+    slopes = [
+        np.full(T, 1 / T),
+        2 * away / T,
+        -2 * np.diff(steps, prepend=0, append=0) / max(1, T - 1),
+    ]
     return np.array([slopes[0], slopes[2], slopes[1]]), {
         "mean": l.mean(),
         "ratio": (steps**2).mean(),
@@ -96,7 +108,14 @@ def test_the_closed_form_itself_at_fifty_digits():
 
 def linear(gain, d, dtype, engine="cpu"):
     net = co.Network(
-        "elman", inputs=1, hidden=d, outputs=1, activation="identity", bias=False, dtype=dtype, engine=engine
+        "elman",
+        inputs=1,
+        hidden=d,
+        outputs=1,
+        activation="identity",
+        bias=False,
+        dtype=dtype,
+        engine=engine,
     )
     W, v = weights(gain, d, dtype)
     with torch.no_grad():
@@ -112,7 +131,8 @@ def distance(ours, truth):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["f64", "f32"])
 @pytest.mark.parametrize(
     ("engine", "d", "gain", "T"),
-    [("cpu", d, g, 10_000) for d in (1, 3) for g in GAINS] + [("reference", 3, g, 400) for g in GAINS],
+    [("cpu", d, g, 10_000) for d in (1, 3) for g in GAINS]
+    + [("reference", 3, g, 400) for g in GAINS],
 )
 def test_linear_network_is_matrix_powers(engine, d, gain, T, dtype):
     net = linear(gain, d, dtype, engine)
@@ -125,9 +145,13 @@ def test_linear_network_is_matrix_powers(engine, d, gain, T, dtype):
         G = penalty(lam)[0]
         gW, gV = torch.autograd.grad(G, [net.W, net.V], retain_graph=True)
         assert abs(float(G.detach()) - value[name]) <= BAR[dtype] * abs(value[name]), name
-        of_W, of_V = running_sum_error(T, lam.mantissa[-1, 0, 0]) if name == "mean" and d == 1 else (0, 0)
+        of_W, of_V = (
+            running_sum_error(T, lam.mantissa[-1, 0, 0]) if name == "mean" and d == 1 else (0, 0)
+        )
         assert distance(gW, by_W[name]) < BAR[dtype] + of_W, name
-        if name == "mean":  # the others do not change with the scale of V: their gradient by it is rounding
+        if (
+            name == "mean"
+        ):  # the others do not change with the scale of V: their gradient by it is rounding
             assert distance(gV[0], by_v) < BAR[dtype] + of_V
 
 
@@ -140,14 +164,19 @@ def running_sum_error(T, mantissa):
     for _ in range(T):
         total = total + term
         sums.append(float(total))
-    return abs(sum(sums) / (float(term) * T * (T + 1) / 2) - 1), abs(sums[-1] / (float(term) * T) - 1)
+    return abs(sum(sums) / (float(term) * T * (T + 1) / 2) - 1), abs(
+        sums[-1] / (float(term) * T) - 1
+    )
 
 
 def tanh_network(gain, hidden, T, dtype=torch.float64, seed=0):
     rng = torch.Generator().manual_seed(seed)
     net = co.Network("elman", inputs=2, hidden=hidden, outputs=1, dtype=torch.float64)
     with torch.no_grad():
-        net.W.copy_(gain * torch.linalg.qr(torch.randn(hidden, hidden, dtype=torch.float64, generator=rng))[0])
+        net.W.copy_(
+            gain
+            * torch.linalg.qr(torch.randn(hidden, hidden, dtype=torch.float64, generator=rng))[0]
+        )
         for p in (net.R, net.b, net.V, net.b_o):
             p.copy_(0.3 * torch.randn(p.shape, dtype=torch.float64, generator=rng))
         for p in net.parameters():
@@ -181,9 +210,14 @@ def test_tanh_network_whose_costates_end_below_2_to_the_minus_3000():
     np.testing.assert_allclose(lam.log_norms()[:, 0].detach(), truth, rtol=1e-12)
     assert float(lam.lam[0].detach().abs().max()) == 0.0
     D = np.random.default_rng(0).standard_normal(W.shape)
-    for penalty, of_logs in ((mean_log_norm, lambda l: l[1:].mean()), (co.penalties.log_ratio, mean_squared_step)):
+    for penalty, of_logs in (
+        (mean_log_norm, lambda l: l[1:].mean()),
+        (co.penalties.log_ratio, mean_squared_step),
+    ):
         (gW,) = torch.autograd.grad(penalty(lam).sum(), net.W, retain_graph=True)
-        slope = of_logs(rescaled_loop(W + 1e-30j * D, net, u)).imag / 1e-30  # complex step: no subtraction
+        slope = (
+            of_logs(rescaled_loop(W + 1e-30j * D, net, u)).imag / 1e-30
+        )  # complex step: no subtraction
         assert abs(float((gW.numpy() * D).sum()) - slope) < 1e-10 * abs(slope)
 
 
@@ -206,7 +240,9 @@ def test_float32_has_the_log_norms_and_gradients_of_float64(gain):
         return lam.log_norms().detach(), gW.double()
 
     (logs64, g64), (logs32, g32) = found(torch.float64), found(torch.float32)
-    moved = max(float((found(torch.float64, seed)[1] - g64).norm() / g64.norm()) for seed in (1, 2, 3))
+    moved = max(
+        float((found(torch.float64, seed)[1] - g64).norm() / g64.norm()) for seed in (1, 2, 3)
+    )
     assert ((logs32 - logs64).abs() <= 1e-5 * logs64.abs().clamp(min=1)).all()
     assert float((g32 - g64).norm() / g64.norm()) < (1e-5 if gain < 1 else max(1e-5, moved))
 
@@ -225,7 +261,9 @@ def test_ratios_keep_their_digits_at_any_length(gain):
 @pytest.mark.parametrize("engine", ["cpu", "reference", "autograd"])
 def test_overflow_of_the_state_names_the_step(engine):
     net = linear(2.0, 1, torch.float32, engine)
-    with pytest.raises(co.NumericalError, match=r"the state is outside the range of float32 at t = 128 of 140"):
+    with pytest.raises(
+        co.NumericalError, match=r"the state is outside the range of float32 at t = 128 of 140"
+    ):
         net(torch.zeros(140, 1, 1), x0=torch.ones(1))
 
 
@@ -235,7 +273,14 @@ def test_second_adjoint_that_no_number_holds_names_the_step(engine):
     for at 2^-k, k the exponent of a costate of 0.4^1200."""
     T = 600
     net = co.Network(
-        "elman", inputs=1, hidden=1, outputs=1, readout="every", dtype=torch.float64, engine=engine, bias=False
+        "elman",
+        inputs=1,
+        hidden=1,
+        outputs=1,
+        readout="every",
+        dtype=torch.float64,
+        engine=engine,
+        bias=False,
     )
     with torch.no_grad():
         net.W.fill_(0.2)
@@ -247,7 +292,8 @@ def test_second_adjoint_that_no_number_holds_names_the_step(engine):
     lam = net(u).costates("squared", y, mask=mask)
     assert float(lam.log_norms()[5].detach()) < -900
     with pytest.raises(
-        co.NumericalError, match=r"second adjoint is outside the range of float64 at t = 5: .*2\^1[0-9]{3}"
+        co.NumericalError,
+        match=r"second adjoint is outside the range of float64 at t = 5: .*2\^1[0-9]{3}",
     ):
         mean_log_norm(lam).sum().backward()
 
@@ -256,9 +302,13 @@ def test_costate_overflow_is_not_an_error_but_its_gradient_at_true_scale_is():
     net = linear(2.0, 1, torch.float32)
     run = net(torch.zeros(300, 1, 1), x0=torch.zeros(1, 1, requires_grad=True))
     assert math.isclose(
-        float(run.costates(first_output).log_norms()[0]), 300 * math.log(2) + math.log(0.7), rel_tol=1e-6
+        float(run.costates(first_output).log_norms()[0]),
+        300 * math.log(2) + math.log(0.7),
+        rel_tol=1e-6,
     )
-    with pytest.raises(co.NumericalError, match=r"gradient by the state is outside the range of float32"):
+    with pytest.raises(
+        co.NumericalError, match=r"gradient by the state is outside the range of float32"
+    ):
         run.y_hat.sum().backward()
 
 
@@ -280,7 +330,8 @@ def test_one_large_source_among_small_costates(at, engine):
 
 @pytest.mark.parametrize(
     ("bits", "dtype"),
-    [(b, t) for b in (-40, -12, -11, 11, 12, 40) for t in BAR] + [(b, torch.float64) for b in (-200, -60, 60, 200)],
+    [(b, t) for b in (-40, -12, -11, 11, 12, 40) for t in BAR]
+    + [(b, torch.float64) for b in (-200, -60, 60, 200)],
 )
 @pytest.mark.parametrize("engine", ["cpu", "reference"])
 def test_costates_that_change_by_many_bits_a_step(bits, dtype, engine):
@@ -302,7 +353,14 @@ def test_saturated_sigmoid_units_in_float32(argument, engine):
     found = {}
     for dtype in BAR:
         net = co.Network(
-            "elman", inputs=1, hidden=1, outputs=1, activation="sigmoid", bias=False, dtype=dtype, engine=engine
+            "elman",
+            inputs=1,
+            hidden=1,
+            outputs=1,
+            activation="sigmoid",
+            bias=False,
+            dtype=dtype,
+            engine=engine,
         )
         with torch.no_grad():
             for p in net.parameters():
@@ -310,7 +368,9 @@ def test_saturated_sigmoid_units_in_float32(argument, engine):
         lam = net(torch.full((4, 1, 1), argument, dtype=dtype)).costates(first_output)
         (gW,) = torch.autograd.grad(co.penalties.log_ratio(lam).sum(), net.W)
         found[dtype] = lam.log_norms().detach(), gW
-    np.testing.assert_allclose(found[torch.float32][0], found[torch.float64][0], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        found[torch.float32][0], found[torch.float64][0], rtol=1e-5, atol=1e-5
+    )
     np.testing.assert_allclose(found[torch.float32][1], found[torch.float64][1], rtol=1e-5)
 
 
@@ -321,7 +381,11 @@ def test_samples_of_very_different_scale_share_a_batch(engine):
     net.engine = engine
     u = torch.cat([u, u.flip(0)], 1)
     with torch.no_grad():
-        both = net(u, lengths=[60, 41]).costates(lambda y: y[:, 0] * torch.tensor([1.0, 1e-25])).log_norms()
+        both = (
+            net(u, lengths=[60, 41])
+            .costates(lambda y: y[:, 0] * torch.tensor([1.0, 1e-25]))
+            .log_norms()
+        )
         alone = net(u[:41, 1:]).costates(lambda y: y[:, 0] * 1e-25).log_norms()
     np.testing.assert_allclose(both[:42, 1], alone[:, 0], rtol=1e-6)
     assert both[42:, 1].isnan().all()
@@ -331,7 +395,15 @@ def test_samples_of_very_different_scale_share_a_batch(engine):
 def test_costates_that_are_exactly_zero_are_counted_and_left_out(engine):
     """relu units, all dead at step 6 of sample 0: nothing before it is seen by the loss."""
     T = 10
-    net = co.Network("elman", inputs=1, hidden=4, outputs=1, activation="relu", dtype=torch.float64, engine=engine)
+    net = co.Network(
+        "elman",
+        inputs=1,
+        hidden=4,
+        outputs=1,
+        activation="relu",
+        dtype=torch.float64,
+        engine=engine,
+    )
     with torch.no_grad():
         for p in net.parameters():
             p.abs_()
@@ -351,7 +423,9 @@ def test_costates_that_are_exactly_zero_are_counted_and_left_out(engine):
     for name, penalty in co.penalties.PENALTIES.items():
         if name == "omega-published" and engine == "autograd":
             continue
-        grads = torch.autograd.grad(penalty(lam).sum(), [net.W, net.R], retain_graph=True, allow_unused=True)
+        grads = torch.autograd.grad(
+            penalty(lam).sum(), [net.W, net.R], retain_graph=True, allow_unused=True
+        )
         assert torch.isfinite(penalty(lam)).all(), name
         assert all(g is None or torch.isfinite(g).all() for g in grads), name
 
@@ -370,7 +444,11 @@ def test_loss_that_is_flat_everywhere_has_zero_costates_and_penalties():
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["f64", "f32"])
 def test_norm_at_zero_has_value_slope_and_curvature_zero(dtype):
     small, least = math.sqrt(torch.finfo(dtype).smallest_normal), torch.finfo(dtype).tiny
-    x = torch.tensor([[0, 0], [3, 4], [2 * small, 0], [0, -2 * small], [least, 0]], dtype=dtype, requires_grad=True)
+    x = torch.tensor(
+        [[0, 0], [3, 4], [2 * small, 0], [0, -2 * small], [least, 0]],
+        dtype=dtype,
+        requires_grad=True,
+    )
     n = co.norm(x)
     (g,) = torch.autograd.grad(n.sum(), x, create_graph=True)
     (h,) = torch.autograd.grad(g[:2].pow(2).sum() + g[:2].sum(), x)

@@ -24,7 +24,11 @@ pytestmark = pytest.mark.slow
 @co.cell(slots="a b c", gates="i j", parameters={"k": 0.5}, reads=None)
 def three(z, v, x, p):
     """Three slots, a gate used apart, links that are zero, constant, of p and of the step."""
-    return 0.5 * x.a - p.k * x.b + z.i + v.i, x.a * co.sigmoid(z.j + v.j), 0.9 * x.c + co.tanh(v.i) * x.a
+    return (
+        0.5 * x.a - p.k * x.b + z.i + v.i,
+        x.a * co.sigmoid(z.j + v.j),
+        0.9 * x.c + co.tanh(v.i) * x.a,
+    )
 
 
 @co.cell(slots="a b", parameters={"k": 0.5}, reads=None)
@@ -60,7 +64,9 @@ def known(monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("sizes", SIZES, ids=lambda s: f"T{len(s)} B{s[0]}{'' if s[0] == s[-1] else ' ragged'}")
+@pytest.mark.parametrize(
+    "sizes", SIZES, ids=lambda s: f"T{len(s)} B{s[0]}{'' if s[0] == s[-1] else ' ragged'}"
+)
 @pytest.mark.parametrize("name", CELLS)
 def test_the_loops_are_those_of_the_definition(name, sizes, dtype):
     Problem(name, sizes, 5, dtype).against(scan)
@@ -78,10 +84,14 @@ def quick_loop(monkeypatch):
     monkeypatch.setattr(problems, "reference", eager)
 
 
-@pytest.mark.parametrize("sizes", [[1] * 1000, [3] * 1001, [3] * 400 + [1] * 600], ids=["1000", "1001", "ragged"])
+@pytest.mark.parametrize(
+    "sizes", [[1] * 1000, [3] * 1001, [3] * 400 + [1] * 600], ids=["1000", "1001", "ragged"]
+)
 @pytest.mark.parametrize("name", ["mingru", "lru", "three"])
 def test_long(name, sizes, quick_loop):
-    Problem(name, sizes, 3).against(scan, ("s s_last sa link", "s s_last k_last scaled"), ("g ga link",), 1e-11)
+    Problem(name, sizes, 3).against(
+        scan, ("s s_last sa link", "s s_last k_last scaled"), ("g ga link",), 1e-11
+    )
 
 
 @pytest.mark.parametrize("name", LINEAR)
@@ -114,7 +124,11 @@ def test_nothing_given_is_overwritten_or_handed_back():
             found += P.tangent(scan, tape, given)
         assert all(torch.equal(getattr(P, n), y) for n, y in before.items())
         assert all(y is None or torch.equal(y, z) for y, z in zip(tape, taped, strict=True))
-        handed = {y.untyped_storage().data_ptr() for n, y in vars(P).items() if n in before and n not in ("v", "p")}
+        handed = {
+            y.untyped_storage().data_ptr()
+            for n, y in vars(P).items()
+            if n in before and n not in ("v", "p")
+        }
         assert not handed & {y.untyped_storage().data_ptr() for y in found if y is not None}
 
 
@@ -138,7 +152,9 @@ def test_the_operations_grow_with_log_T(name, given):
         with Count() as made:
             P.adjoint(scan, tape, given)
         counts.append(made.count)
-    assert 0 < counts[2] - counts[1] <= counts[1] - counts[0] + 2  # pointwise operations are taken in pieces
+    assert (
+        0 < counts[2] - counts[1] <= counts[1] - counts[0] + 2
+    )  # pointwise operations are taken in pieces
 
 
 @pytest.mark.parametrize("name", CELLS)
@@ -165,7 +181,9 @@ def test_costates_of_any_size_in_float32():
     plan = Plan(cell, rows, scan)
     x, a, q = scan.forward(plan, base, None, None, torch.zeros(2, d), None)
     s_last = torch.tensor([[0.75, -3.0, 1e-3], [0.0, 1.0, -1e-20]])
-    lam, _, k = scan.adjoint(plan, Tape(a, None, x, None, q), None, None, s_last, None, None, True, True)
+    lam, _, k = scan.adjoint(
+        plan, Tape(a, None, x, None, q), None, None, s_last, None, None, True, True
+    )
     lam, k = lam.view(T + 1, 2, d), k.view(T + 1, 2)
     assert k.dtype == torch.int32
     top = lam.abs().amax(2)
@@ -196,7 +214,9 @@ def test_far_below_the_range_of_float32(name):
     T = 2000
     P = Problem(name, [1] * T, 3, torch.float32)
     if name == "lru":
-        P.p = torch.cat([torch.full((3,), -0.5), torch.tensor([0.3, 1.1, 2.0])])  # |L| = exp(-exp(-0.5)), about 0.55
+        P.p = torch.cat(
+            [torch.full((3,), -0.5), torch.tensor([0.3, 1.1, 2.0])]
+        )  # |L| = exp(-exp(-0.5)), about 0.55
     _, _, k = P.adjoint(scan, P.tape(scan), "s_last scaled")
     assert k[0] < -1500
     P.against(scan, ("s_last scaled",), (), 2e-4)
@@ -214,7 +234,9 @@ def test_matrices_keep_slots_that_decay_at_their_own_pace():
     p = torch.tensor([1.0, 0.5])
     x, a, q = scan.forward(plan, torch.zeros(T, 1), None, None, torch.zeros(1, 2), p)
     s_last = torch.tensor([[0.0, 1.0]])
-    lam, _, k = scan.adjoint(plan, Tape(a, None, x, p, q), None, None, s_last, None, None, True, True)
+    lam, _, k = scan.adjoint(
+        plan, Tape(a, None, x, p, q), None, None, s_last, None, None, True, True
+    )
     assert torch.equal(k, torch.arange(1 - T, 2, dtype=torch.int32))
     assert torch.equal(lam, torch.tensor([[0.0, 0.5]]).expand(T + 1, 2))
 
@@ -241,7 +263,9 @@ def test_growth_a_cut_and_small_sources():
     assert k.max() > 1500
     assert (k - k_).abs().max() <= 1
     assert (lam[:100] != 0).all()
-    close(lam.double() * 2.0 ** (k - k_).double()[:, None], lam_, 2e-4, "lam", rows=True, least=1e-30)
+    close(
+        lam.double() * 2.0 ** (k - k_).double()[:, None], lam_, 2e-4, "lam", rows=True, least=1e-30
+    )
 
 
 @pytest.mark.parametrize("f", [0.0, 1.0])
@@ -280,14 +304,18 @@ def test_a_quiet_unit_does_not_spoil_the_second_adjoint():
         net.R[:d] = 0
         net.b[:d] = torch.tensor([0.0, -40.0, 0.1])
         net.V[:, 1] = 0
-    batch = co.Batch(torch.randn(T, B, 2, generator=torch.Generator().manual_seed(0)), torch.ones(B, 1))
+    batch = co.Batch(
+        torch.randn(T, B, 2, generator=torch.Generator().manual_seed(0)), torch.ones(B, 1)
+    )
     found = {}
     for engine in ("reference", "scan"):
         net.engine = engine
         found[engine] = co.Penalised("log-ratio", 1.0)(net, batch, "squared").gradient
     for name, g in found["reference"].items():
         assert torch.isfinite(found["scan"][name]).all()
-        torch.testing.assert_close(found["scan"][name], g, rtol=1e-4, atol=1e-5 * float(g.abs().max()))
+        torch.testing.assert_close(
+            found["scan"][name], g, rtol=1e-4, atol=1e-5 * float(g.abs().max())
+        )
 
 
 def bare(dtype=torch.float32, engine="scan"):
@@ -306,9 +334,13 @@ def test_what_leaves_the_range_on_the_way_is_an_error_that_names_the_step(engine
     u = torch.tensor([1.0, 0.0]).repeat(200, 2, 1)
     u[103, 1, 1], u[104, :, 0] = 2e38, 1e-20
     x0 = torch.tensor([[0.0], [2e38]])
-    with pytest.raises(co.NumericalError, match=r"the state is outside the range of float32 at t = 104 of 200"):
+    with pytest.raises(
+        co.NumericalError, match=r"the state is outside the range of float32 at t = 104 of 200"
+    ):
         bare(engine=engine)(u, lengths, x0)
-    assert torch.isfinite(bare(torch.float64, engine)(u.double(), lengths, x0.double()).x[-1, 0]).all()
+    assert torch.isfinite(
+        bare(torch.float64, engine)(u.double(), lengths, x0.double()).x[-1, 0]
+    ).all()
 
 
 def test_a_sample_that_has_ended_does_not_grow_on():
@@ -316,7 +348,9 @@ def test_a_sample_that_has_ended_does_not_grow_on():
     def growing(z, v, x, p):
         return p.k * x.h + (z + v)
 
-    net = co.Network(growing, inputs=1, hidden=1, outputs=1, dtype=torch.float32, engine="scan", bias=False)
+    net = co.Network(
+        growing, inputs=1, hidden=1, outputs=1, dtype=torch.float32, engine="scan", bias=False
+    )
     x = net(torch.zeros(70, 2, 1), [70, 5], torch.tensor([[0.0], [1e10]])).x
     assert float(x[5, 1, 0].detach()) == pytest.approx(1e10 * 3**5)
 
@@ -335,7 +369,9 @@ def by_hand(name, theta, u, x):
         f, i = (1 / (1 + torch.exp(-a)) for a in (pre[:d], pre[d : 2 * d]))
         return f / (f + i) * x + i / (f + i) * pre[2 * d :]
     L = torch.exp(torch.complex(-torch.exp(theta["p.nu"]), theta["p.theta"]))
-    y = L * torch.complex(x[:d], x[d:]) + torch.sqrt(1 - L.abs() ** 2) * torch.complex(pre[:d], pre[d:])
+    y = L * torch.complex(x[:d], x[d:]) + torch.sqrt(1 - L.abs() ** 2) * torch.complex(
+        pre[:d], pre[d:]
+    )
     return torch.cat([y.real, y.imag])
 
 
@@ -358,7 +394,9 @@ def by_autograd(name, theta, u, lengths, y):
 
 def setup(name, engine="scan", T=7, B=3, d=3, dtype=torch.float64):
     torch.manual_seed(5)
-    net = co.Network(LINEAR[name], inputs=2, hidden=d, outputs=2, x0="learned", engine=engine, dtype=dtype)
+    net = co.Network(
+        LINEAR[name], inputs=2, hidden=d, outputs=2, x0="learned", engine=engine, dtype=dtype
+    )
     with torch.no_grad():
         for parameter in net.parameters():
             parameter.copy_(0.5 * torch.randn(parameter.shape, dtype=torch.float64))
@@ -369,7 +407,9 @@ def setup(name, engine="scan", T=7, B=3, d=3, dtype=torch.float64):
 def derivatives(value, leaves):
     """First derivatives, and those of their product with a fixed direction."""
     first = torch.autograd.grad(value, leaves, create_graph=True)
-    way = sum((g * torch.linspace(-1, 1, g.numel(), dtype=g.dtype).view(g.shape)).sum() for g in first)
+    way = sum(
+        (g * torch.linspace(-1, 1, g.numel(), dtype=g.dtype).view(g.shape)).sum() for g in first
+    )
     return [*first, *torch.autograd.grad(way, leaves, retain_graph=True)]
 
 
@@ -401,7 +441,9 @@ def test_penalised_gradients_equal_those_of_the_definition(name, penalty):
         net.engine = engine
         found[engine] = co.Penalised(penalty, 0.5)(net, batch, "squared").gradient
     for n, g in found["reference"].items():
-        torch.testing.assert_close(found["scan"][n], g, rtol=1e-10, atol=1e-12 * max(1.0, float(g.abs().max())))
+        torch.testing.assert_close(
+            found["scan"][n], g, rtol=1e-10, atol=1e-12 * max(1.0, float(g.abs().max()))
+        )
 
 
 @pytest.mark.parametrize("name", LINEAR)
@@ -423,7 +465,9 @@ def test_what_lies_beyond_the_end_of_a_sample_changes_nothing():
     found = []
     for filler in (0.0, torch.nan):
         data = u.detach().masked_fill(gone[..., None], filler)
-        found.append(co.Penalised("log-ratio", 0.5)(net, co.Batch(data, y, lengths), "squared").gradient)
+        found.append(
+            co.Penalised("log-ratio", 0.5)(net, co.Batch(data, y, lengths), "squared").gradient
+        )
     assert all(torch.equal(found[0][n], g) for n, g in found[1].items())
 
 
@@ -478,7 +522,10 @@ def below(z, v, x, p):
 @pytest.mark.parametrize(
     ("cell", "words"),
     [
-        (library.elman(), "engine 'scan' is for recurrences without W, and cell 'elman' has one. Use engine='auto'"),
+        (
+            library.elman(),
+            "engine 'scan' is for recurrences without W, and cell 'elman' has one. Use engine='auto'",
+        ),
         (library.elman("identity"), "without W, and cell 'elman' has one"),
         (library.lstm, "without W, and cell 'lstm' has one"),
         (stepping, "is for steps that are linear in the state, and that of cell 'stepping' is not"),
@@ -508,14 +555,18 @@ def test_where_it_is_chosen(monkeypatch, caplog):
     monkeypatch.setattr(engines, "refused", lambda name, device: None)
     choice = engines.resolve("auto", library.lstm, "cuda")
     assert choice == "cuda"
-    declined = "engine 'scan' is for recurrences without W, and cell 'lstm' has one. Use engine='auto'."
+    declined = (
+        "engine 'scan' is for recurrences without W, and cell 'lstm' has one. Use engine='auto'."
+    )
     assert choice.why == f"the cell is a formula and the data is on cuda; {declined}"
     assert not caplog.text  # nothing is missing
 
 
 def test_what_is_missing_is_said_before_what_is_declined(monkeypatch, caplog):
     engines.say.cache_clear()
-    monkeypatch.setattr(engines, "refused", lambda name, device: "is missing." if name == "cuda" else None)
+    monkeypatch.setattr(
+        engines, "refused", lambda name, device: "is missing." if name == "cuda" else None
+    )
     choice = engines.resolve("auto", library.lstm, "cuda")
     assert (choice, choice.why) == (
         "eager",

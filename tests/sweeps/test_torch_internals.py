@@ -62,7 +62,11 @@ def test_transforms():
 
     def f(x):
         seen.append(
-            (internals.transforms_are_on(), internals.innermost_transform() is not None, internals.is_wrapped(x))
+            (
+                internals.transforms_are_on(),
+                internals.innermost_transform() is not None,
+                internals.is_wrapped(x),
+            )
         )
         return x.sum()
 
@@ -245,7 +249,9 @@ def test_importing_does_not_load_the_compiler():
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize(("name", "kind"), [("gru_cell", nn.GRUCell), ("rnn_tanh_cell", nn.RNNCell)])
+@pytest.mark.parametrize(
+    ("name", "kind"), [("gru_cell", nn.GRUCell), ("rnn_tanh_cell", nn.RNNCell)]
+)
 def test_fused_cells(name, kind):
     cell, u, h = kind(2, 3), torch.randn(4, 2), torch.randn(4, 3)
     weights = (cell.weight_ih, cell.weight_hh, cell.bias_ih, cell.bias_hh)

@@ -19,7 +19,9 @@ pytestmark = pytest.mark.slow
 
 F64 = torch.float64
 T, B, I, D, O = 4, 2, 2, 3, 2
-NAMES = [name for name in PENALTIES if name != "omega-published"]  # that one is no function of the weights
+NAMES = [
+    name for name in PENALTIES if name != "omega-published"
+]  # that one is no function of the weights
 KINDS = ("network", "stack", "record", "record lstm")
 
 
@@ -56,7 +58,9 @@ def shares(lam):
 
 
 def log_barrier(v):
-    return sum((torch.log(abs(a) / 1e-5) ** 2 for a in v if 0 < abs(a) < 1e-5), torch.zeros((), dtype=F64))
+    return sum(
+        (torch.log(abs(a) / 1e-5) ** 2 for a in v if 0 < abs(a) < 1e-5), torch.zeros((), dtype=F64)
+    )
 
 
 def change(before, after):
@@ -79,7 +83,9 @@ def of_one_sample(name, x, lam, back, direct):
         "end-points": lambda: (n[1] - n[-1]) ** 2,
         "share-variance": lambda: sum((a**2 for a in shares(lam)), torch.zeros((), dtype=F64)),
         "barrier": lambda: log_barrier(lam[-1]),
-        "omega": lambda: mean((square(b) / square(y) - 1) ** 2 for b, y in zip(back, lam[1:], strict=True) if y.any()),
+        "omega": lambda: mean(
+            (square(b) / square(y) - 1) ** 2 for b, y in zip(back, lam[1:], strict=True) if y.any()
+        ),
         "norm-stabiliser": lambda: mean(change(a, b) for a, b in itertools.pairwise(x)),
         "output-variance": lambda: mean(variance(kinked(y) for y in of_k[1:]) for of_k in direct),
     }[name]()
@@ -162,10 +168,16 @@ class Model:
         for layer in self.layers:
             start = getattr(layer, "x0", None)
             if start is None:
-                start = torch.zeros((2 if self.kind == "record lstm" else 1) * self.hidden, dtype=F64)
-            start = start + torch.zeros_like(start, requires_grad=True)  # a node that autograd can name
+                start = torch.zeros(
+                    (2 if self.kind == "record lstm" else 1) * self.hidden, dtype=F64
+                )
+            start = start + torch.zeros_like(
+                start, requires_grad=True
+            )  # a node that autograd can name
             cell = "lstm" if self.kind == "record lstm" else "elman"
-            x, steps = by_cell(cell, ACTIVATIONS[self.activation], self.weights(layer), heard, start)
+            x, steps = by_cell(
+                cell, ACTIVATIONS[self.activation], self.weights(layer), heard, start
+            )
             runs.append((x, steps))
             heard = [y[: self.hidden] for y in x[1:]]
         a = self.module.V @ heard[-1] + self.module.b_o
@@ -192,7 +204,10 @@ class Model:
 def derivatives(value, parameters, directions):
     """The value, the gradient, and the Hessian times each direction, flat."""
     flat = lambda gs: torch.cat(
-        [(torch.zeros_like(p) if g is None else g).flatten() for g, p in zip(gs, parameters, strict=True)]
+        [
+            (torch.zeros_like(p) if g is None else g).flatten()
+            for g, p in zip(gs, parameters, strict=True)
+        ]
     )
     none = torch.zeros(sum(p.numel() for p in parameters), dtype=F64)
     if not value.requires_grad:
@@ -204,13 +219,17 @@ def derivatives(value, parameters, directions):
         if not torch.is_tensor(dot) or not dot.requires_grad:
             products.append(none)
             continue
-        products.append(flat(torch.autograd.grad(dot, parameters, retain_graph=True, allow_unused=True)))
+        products.append(
+            flat(torch.autograd.grad(dot, parameters, retain_graph=True, allow_unused=True))
+        )
     return value.detach(), flat(slope).detach(), products
 
 
 def directions(parameters, count=2):
     rng = torch.Generator().manual_seed(7)
-    return [[torch.randn(p.shape, dtype=F64, generator=rng) for p in parameters] for _ in range(count)]
+    return [
+        [torch.randn(p.shape, dtype=F64, generator=rng) for p in parameters] for _ in range(count)
+    ]
 
 
 def readout_of_zeros(model):
@@ -388,7 +407,9 @@ def test_omega_as_published_has_its_curvature_by_w_at_zero():
     slope = (1 - h**2) * last
     truth = lambda W: ((square(slope @ W) / square(last) - 1) ** 2).mean()
     along = torch.randn(W.shape, dtype=F64, generator=torch.Generator().manual_seed(7))
-    value, gradient, (product,) = derivatives(PENALTIES["omega-published"](lam).mean(), [W], [[along]])
+    value, gradient, (product,) = derivatives(
+        PENALTIES["omega-published"](lam).mean(), [W], [[along]]
+    )
     close(value, torch.ones((), dtype=F64), 1e-11, least=0.05)
     assert not gradient.any()
     true = torch.func.jvp(torch.func.grad(truth), (W.detach(),), (along,))[1]
@@ -413,4 +434,8 @@ def test_costates_too_small_for_their_type_are_not_taken_for_zeros(dtype):
     unit = torch.pow(torch.tensor(4.0, dtype=F64), (lam.powers - k).double())
     for t in range(T + 1):
         assert torch.allclose(bend[t].double(), 2 * unit[t].expand(D), rtol=1e-5)
-    assert math.isclose(float(slope[0, 0].detach()), 2 * float(mantissa[0, 0].detach()) * float(unit[0]), rel_tol=1e-5)
+    assert math.isclose(
+        float(slope[0, 0].detach()),
+        2 * float(mantissa[0, 0].detach()) * float(unit[0]),
+        rel_tol=1e-5,
+    )

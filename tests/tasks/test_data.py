@@ -51,7 +51,12 @@ def refused(words, error=DataError):
 
 
 def everything(data, split):
-    return [(i, u, y) for i, u, y in zip(data.sets[split].ids, data.sets[split].u, data.sets[split].y, strict=True)]
+    return [
+        (i, u, y)
+        for i, u, y in zip(
+            data.sets[split].ids, data.sets[split].u, data.sets[split].y, strict=True
+        )
+    ]
 
 
 def test_classification(tmp_path):
@@ -79,17 +84,23 @@ def test_standardisation_is_numpys_on_the_training_set_alone(tmp_path):
     np.testing.assert_allclose(d["mean"], train.mean(0), rtol=1e-12)
     np.testing.assert_allclose(d["std"], train.std(0), rtol=1e-12)
     y = np.array([100.0 + int(i[1:]) for i in data.sets["train"].ids])
-    np.testing.assert_allclose([d["target_mean"][0], d["target_std"][0]], [y.mean(), y.std()], rtol=1e-12)
+    np.testing.assert_allclose(
+        [d["target_mean"][0], d["target_std"][0]], [y.mean(), y.std()], rtol=1e-12
+    )
     for split in data.sets:
         for i, u, target in everything(data, split):
-            np.testing.assert_allclose(u, (np.array(raw[i]) - train.mean(0)) / train.std(0), rtol=1e-9, atol=1e-12)
+            np.testing.assert_allclose(
+                u, (np.array(raw[i]) - train.mean(0)) / train.std(0), rtol=1e-9, atol=1e-12
+            )
             np.testing.assert_allclose(target[0] * y.std() + y.mean(), 100 + int(i[1:]), rtol=1e-12)
     plain = Data.read(path, kind="regress", standardise=False, dtype="float64")
     assert np.array_equal(plain.sets["train"].u[0], raw[plain.sets["train"].ids[0]])
 
 
 def test_examples_speak_the_files_language(tmp_path):
-    data = Data.read(put(tmp_path, "toy.csv", table(30, target=lambda i, t, row: 100 + i)), kind="regress")
+    data = Data.read(
+        put(tmp_path, "toy.csv", table(30, target=lambda i, t, row: 100 + i)), kind="regress"
+    )
     batch = next(data.held_out("train", seed=0))
     d = data.describe()
     y = batch.y[:2].reshape(2, 1).double()
@@ -130,7 +141,9 @@ def test_splits_depend_on_the_seed_and_keep_classes_together(tmp_path):
 
 
 def test_a_rare_class_is_in_training(tmp_path):
-    path = put(tmp_path, "d.csv", table(40, target=lambda i, t, row: "rare" if i == 7 else "common"))
+    path = put(
+        tmp_path, "d.csv", table(40, target=lambda i, t, row: "rare" if i == 7 else "common")
+    )
     for seed in range(5):
         data = Data.read(path, seed=seed)
         assert data.description.labels == ["common", "rare"]
@@ -139,7 +152,9 @@ def test_a_rare_class_is_in_training(tmp_path):
 
 def test_quantities_do_not_change_the_split(tmp_path):
     """Classes are spread evenly over the sets; quantities are not, whatever their sign."""
-    split = lambda target: Data.read(put(tmp_path, "d.csv", table(20, target=target)), kind="regress", at="last").sets
+    split = lambda target: (
+        Data.read(put(tmp_path, "d.csv", table(20, target=target)), kind="regress", at="last").sets
+    )
     first, other = split(lambda i, t, row: 1.5 * i), split(lambda i, t, row: -(i % 3))
     assert [s.ids for s in first.values()] == [s.ids for s in other.values()]
 
@@ -190,7 +205,10 @@ def test_bad_settings(options, tmp_path):
 
 
 def test_held_out_files(tmp_path):
-    train, valid, test = (put(tmp_path, f"{s}.csv", table(9, seed=k)) for k, s in enumerate(("train", "valid", "test")))
+    train, valid, test = (
+        put(tmp_path, f"{s}.csv", table(9, seed=k))
+        for k, s in enumerate(("train", "valid", "test"))
+    )
     data = Data.read(train, valid=valid, test=test)
     assert [len(data.sets[s]) for s in data.sets] == [9, 9, 9]
     assert data.describe()["files"]["valid"]["name"] == "valid.csv"
@@ -208,15 +226,25 @@ def test_held_out_files(tmp_path):
     with refused(["missing columns: 'b'", "extra columns: 'bb'"]):
         Data.read(train, valid=put(tmp_path, "other.csv", valid.read_text().replace(",b,", ",bb,")))
     moved = put(
-        tmp_path, "moved.csv", "".join(",".join(ln.split(",")[::-1]) + "\n" for ln in valid.read_text().split())
+        tmp_path,
+        "moved.csv",
+        "".join(",".join(ln.split(",")[::-1]) + "\n" for ln in valid.read_text().split()),
     )
     ours, theirs = Data.read(train, valid=valid), Data.read(train, valid=moved)
-    assert all(np.array_equal(a, b) for a, b in zip(ours.sets["valid"].u, theirs.sets["valid"].u, strict=True))
+    assert all(
+        np.array_equal(a, b)
+        for a, b in zip(ours.sets["valid"].u, theirs.sets["valid"].u, strict=True)
+    )
 
 
 def test_copies_within_a_file_are_noted(tmp_path):
-    text = "id,a,target\n" + "".join(f"s{i},1,{'ud'[i % 2]}\ns{i},2,{'ud'[i % 2]}\n" for i in range(10))
-    assert any("same inputs as a training sequence" in note for note in Data.read(put(tmp_path, "d.csv", text)).notes)
+    text = "id,a,target\n" + "".join(
+        f"s{i},1,{'ud'[i % 2]}\ns{i},2,{'ud'[i % 2]}\n" for i in range(10)
+    )
+    assert any(
+        "same inputs as a training sequence" in note
+        for note in Data.read(put(tmp_path, "d.csv", text)).notes
+    )
 
 
 def test_every_step(tmp_path):
@@ -232,7 +260,9 @@ def test_every_step(tmp_path):
     np.testing.assert_allclose(
         y[:, 0] * d.target_std[0] + d.target_mean[0], [int(i[1:]) + 10 * t for t in range(len(y))]
     )
-    data = Data.read(put(tmp_path, "e.csv", table(20, target=lambda i, t, row: "abc"[t % 3])), at="every")
+    data = Data.read(
+        put(tmp_path, "e.csv", table(20, target=lambda i, t, row: "abc"[t % 3])), at="every"
+    )
     batch = data.batch(0, 4, seed=0)
     assert batch.y.dtype == torch.int64
     assert batch.y[:4, 0].tolist() == [0, 1, 2, 0]
@@ -255,14 +285,20 @@ def test_next_step(tmp_path):
     assert (data.inputs, data.outputs, data.readout, data.loss) == (3, 3, "every", "squared")
     raw = np.load(tmp_path / "d.npy")
     for i, u, y in everything(data, "train"):
-        np.testing.assert_allclose(u * data.description.std + data.description.mean, raw[int(i), :-1])
-        np.testing.assert_allclose(y * data.description.std + data.description.mean, raw[int(i), 1:])
+        np.testing.assert_allclose(
+            u * data.description.std + data.description.mean, raw[int(i), :-1]
+        )
+        np.testing.assert_allclose(
+            y * data.description.std + data.description.mean, raw[int(i), 1:]
+        )
 
 
 def test_dropped_and_filled_rows(tmp_path):
     text = "id,a,b,target\n" + "".join(f"s{i},{i},{i},{'ud'[i % 2]}\ns{i},,{i},{'ud'[i % 2]}\ns{i},{i + 5},{i},{'ud'[i % 2]}\n" for i in range(10))  # fmt: skip
     path = put(tmp_path, "d.csv", text)
-    with refused(["d.csv:3 column 'a'", "10 of 30 values are missing", "--missing drop|ffill|mask"]):
+    with refused(
+        ["d.csv:3 column 'a'", "10 of 30 values are missing", "--missing drop|ffill|mask"]
+    ):
         Data.read(path)
     of = lambda how: {i: u[:, 0].tolist() for i, u, _ in everything(Data.read(path, missing=how, standardise=False), "train")}  # fmt: skip
     assert all(u == [int(i[1:]), int(i[1:]) + 5] for i, u in of("drop").items())
@@ -270,7 +306,10 @@ def test_dropped_and_filled_rows(tmp_path):
     timed = "id,time,a,target\n" + "".join(f"s{i},{t},{'' if t == 2 else i + t},{'ud'[i % 2]}\n" for i in range(9) for t in range(6))  # fmt: skip
     with refused(["--irregular allow"]):
         Data.read(put(tmp_path, "e.csv", timed), missing="drop")
-    assert len(Data.read(tmp_path / "e.csv", missing="drop", irregular="allow").sets["train"].u[0]) == 5
+    assert (
+        len(Data.read(tmp_path / "e.csv", missing="drop", irregular="allow").sets["train"].u[0])
+        == 5
+    )
 
 
 def test_masks(tmp_path):
@@ -291,7 +330,9 @@ def test_masks(tmp_path):
     known = batch.y[[0, 2, 3], :, 0].double() * data.description.target_std[0]
     assert total == pytest.approx(float(known.square().sum()), rel=1e-6)
     net = co.Network("elman", inputs=3, hidden=4, outputs=1, readout="every")
-    lam = net(batch.u, lengths=batch.lengths).costates("squared", batch.y, mask=batch.mask, reduce="mean")
+    lam = net(batch.u, lengths=batch.lengths).costates(
+        "squared", batch.y, mask=batch.mask, reduce="mean"
+    )
     expected = ((net(batch.u).y_hat - batch.y)[[0, 2, 3], :, 0] ** 2).mean(0)
     torch.testing.assert_close(lam.loss, expected)
 
@@ -309,7 +350,9 @@ def test_labels_missing_at_some_steps(tmp_path):
 
 def test_scores_ignore_padding_and_use_the_targets_units(tmp_path):
     data = Data.read(
-        put(tmp_path, "d.csv", table(20, target=lambda i, t, row: 1000 * i + t)), kind="regress", at="every"
+        put(tmp_path, "d.csv", table(20, target=lambda i, t, row: 1000 * i + t)),
+        kind="regress",
+        at="every",
     )
     batch = data.batch(0, 6, seed=0)
     a = batch.y + 1 / data.description.target_std[0]  # off by one unit everywhere
@@ -338,14 +381,25 @@ def test_windows(tmp_path):
 
 def test_array_and_ts_files(tmp_path):
     rng = np.random.default_rng(0)
-    np.savez(tmp_path / "d.npz", u=rng.normal(size=(12, 5, 2)), y=np.arange(12) % 2, lengths=np.arange(12) % 4 + 2)
+    np.savez(
+        tmp_path / "d.npz",
+        u=rng.normal(size=(12, 5, 2)),
+        y=np.arange(12) % 2,
+        lengths=np.arange(12) % 4 + 2,
+    )
     data = Data.read(tmp_path / "d.npz", kind="classify")
     assert (data.description.labels, data.description.named) == (["0", "1"], False)
     assert all(len(u) == int(i) % 4 + 2 for i, u, _ in everything(data, "train"))
     cases = "".join(f"{i},{i + 1},2:5,6,{i}:{'ud'[i % 2]}\n" for i in range(12))
-    data = Data.read(put(tmp_path, "d.ts", "@problemName x\n@dimensions 2\n@classLabel true u d\n@data\n" + cases))
+    data = Data.read(
+        put(
+            tmp_path, "d.ts", "@problemName x\n@dimensions 2\n@classLabel true u d\n@data\n" + cases
+        )
+    )
     assert (data.inputs, data.description.labels) == (2, ["d", "u"])
-    text = "@problemName x\n@targetLabel true\n@data\n" + "".join(f"{i},1:{i / 2}\n" for i in range(12))
+    text = "@problemName x\n@targetLabel true\n@data\n" + "".join(
+        f"{i},1:{i / 2}\n" for i in range(12)
+    )
     assert Data.read(put(tmp_path, "e.ts", text)).description.kind == "regress"
 
 
@@ -357,7 +411,9 @@ def predicted(prediction, net, path, n=3):
 
 
 def network(data):
-    return build.network(inputs=data.inputs, outputs=data.outputs, readout=data.readout, dtype=torch.float32)
+    return build.network(
+        inputs=data.inputs, outputs=data.outputs, readout=data.readout, dtype=torch.float32
+    )
 
 
 def test_predictions_do_not_depend_on_the_order_of_columns(tmp_path):
@@ -369,7 +425,12 @@ def test_predictions_do_not_depend_on_the_order_of_columns(tmp_path):
     moved = "".join(",".join(ln.split(",")[k] for k in order) + "\n" for ln in text.split())
     unlabelled = "".join(ln.rsplit(",", 1)[0] + "\n" for ln in text.split())
     rows = [
-        predicted(Data.for_prediction(described, put(tmp_path, f"{k}.csv", t)), net, tmp_path / f"out{k}.csv", n)
+        predicted(
+            Data.for_prediction(described, put(tmp_path, f"{k}.csv", t)),
+            net,
+            tmp_path / f"out{k}.csv",
+            n,
+        )
         for k, (t, n) in enumerate([(text, 3), (moved, 3), (unlabelled, 3), (text, 1)])
     ]
     assert rows[0] == rows[1] == rows[2]
@@ -415,12 +476,16 @@ def test_files_that_do_not_suit_the_network(tmp_path):
     np.save(tmp_path / "c.npy", np.zeros((2, 3, 2)))
     with refused(["no column names", "'a', 'b'"]):
         Data.for_prediction(d, tmp_path / "c.npy")
-    np.savez(tmp_path / "t.npz", u=np.random.default_rng(0).normal(size=(9, 4, 3)), y=np.arange(9) % 2)
+    np.savez(
+        tmp_path / "t.npz", u=np.random.default_rng(0).normal(size=(9, 4, 3)), y=np.arange(9) % 2
+    )
     arrays = Data.read(tmp_path / "t.npz", kind="classify").describe()
     with refused(["2 features", "trained on 3"]):
         Data.for_prediction(arrays, tmp_path / "c.npy")
     masked = Data.read(put(tmp_path, "m.csv", "id,a,b,target\n" + "".join(f"s{i},{i or ''},{i},{'ud'[i % 2]}\n" for i in range(9))), missing="mask")  # fmt: skip
-    assert len(Data.for_prediction(masked.describe(), put(tmp_path, "n.csv", "id,a,b\nx,,1\n"))) == 1
+    assert (
+        len(Data.for_prediction(masked.describe(), put(tmp_path, "n.csv", "id,a,b\nx,,1\n"))) == 1
+    )
     with refused(["o.csv:2 column 'b'", "no value of this feature was missing in training"]):
         Data.for_prediction(masked.describe(), put(tmp_path, "o.csv", "id,a,b\nx,1,\nx,1,1\n"))
 
@@ -438,7 +503,9 @@ def test_a_damaged_description_is_refused(change, tmp_path):
 def test_cells_that_a_spreadsheet_would_run(tmp_path):
     labels = ("=cmd()", "+1", "-x", "@sum")
     data = Data.read(put(tmp_path, "d.csv", table(20, classes=labels)), kind="classify")
-    path = put(tmp_path, "new.csv", table(4).replace("s1,", "=1+1,").replace("s2,", '"say ""hi"", now",'))
+    path = put(
+        tmp_path, "new.csv", table(4).replace("s1,", "=1+1,").replace("s2,", '"say ""hi"", now",')
+    )
     prediction = Data.for_prediction(data.describe(), path)
     a = torch.eye(4) * 5
     write_predictions(prediction, tmp_path / "out.csv", [a])
@@ -462,11 +529,15 @@ def test_writing_is_all_or_nothing(tmp_path, monkeypatch):
     with refused(["cannot be written"], StorageError):
         write_predictions(prediction, tmp_path / "nowhere" / "out.csv", [good])
     with refused(["'s3'", "not finite"], NumericalError):
-        write_predictions(prediction, tmp_path / "out.csv", [good.index_fill(0, torch.tensor([3]), float("nan"))])
+        write_predictions(
+            prediction, tmp_path / "out.csv", [good.index_fill(0, torch.tensor([3]), float("nan"))]
+        )
     for wrong in (good[:5], torch.zeros(20, 3), torch.zeros(21, 2)):
         with refused(["outputs", "expected"], CoadjointError):
             write_predictions(prediction, tmp_path / "out.csv", [wrong])
-    monkeypatch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    monkeypatch.setattr(
+        os, "fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device"))
+    )
     with refused(["No space left"], StorageError):
         write_predictions(prediction, tmp_path / "out.csv", [good])
     assert sorted(os.listdir(tmp_path)) == files
@@ -499,7 +570,15 @@ cells = st.sampled_from(["0", "1", "2", "2.5", "1e39", "-7", "", "NA", "up", "do
 def test_small_tables_give_batches_or_our_errors(tmp_path, rows, kind, at, missing, window):
     path = put(tmp_path, "d.csv", "id,a,b,target\n" + "".join(",".join(r) + "\n" for r in rows))
     try:
-        data = Data.read(path, kind=kind, at=at, missing=missing, window=window, features=["a", "b"], split=(1, 0, 0))
+        data = Data.read(
+            path,
+            kind=kind,
+            at=at,
+            missing=missing,
+            window=window,
+            features=["a", "b"],
+            split=(1, 0, 0),
+        )
     except CoadjointError:
         return
     batch = data.batch(0, 100, seed=0)
@@ -507,10 +586,16 @@ def test_small_tables_give_batches_or_our_errors(tmp_path, rows, kind, at, missi
     assert torch.isfinite(batch.y).all()
     assert batch.u.shape[-1] == data.inputs
     net = network(data)
-    loss = net(batch.u, lengths=batch.lengths).costates(data.loss, batch.y, mask=batch.mask, reduce=data.reduce).loss
+    loss = (
+        net(batch.u, lengths=batch.lengths)
+        .costates(data.loss, batch.y, mask=batch.mask, reduce=data.reduce)
+        .loss
+    )
     assert torch.isfinite(loss).all()
     again = Data.for_prediction(json.loads(json.dumps(data.describe())), path)
-    write_predictions(again, tmp_path / "out.csv", [net(b.u, lengths=b.lengths).a for _, b in again.batches(2)])
+    write_predictions(
+        again, tmp_path / "out.csv", [net(b.u, lengths=b.lengths).a for _, b in again.batches(2)]
+    )
 
 
 def test_a_network_learns_from_a_file(tmp_path):

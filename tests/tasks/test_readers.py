@@ -130,7 +130,10 @@ def test_all_problems_of_a_file_are_listed_together(tmp_path):
     assert [ln.split("data.csv")[1].split(": ")[0] for ln in lines[1:7]] == [f":{i} column 'a'" for i in range(2, 7)] + [":5 column 'b'"]  # fmt: skip
     assert "column 'c': every value is missing" in lines[7]
     wide = "".join(f"f{k}," for k in range(30)) + "z\n" + "x," * 30 + "1\n"
-    assert len(refused(put(tmp_path, "wide.csv", wide), ["30 problems"], kind="next").split("\n")) == 21
+    assert (
+        len(refused(put(tmp_path, "wide.csv", wide), ["30 problems"], kind="next").split("\n"))
+        == 21
+    )
 
 
 def test_paths(tmp_path, monkeypatch):
@@ -164,7 +167,12 @@ def test_bad_options(options):
 
 def test_a_good_table(tmp_path):
     r = read(put(tmp_path, "data.csv", GOOD))
-    assert (r.features, r.targets, r.ids, r.lengths.tolist()) == (("a", "b"), ("target",), ["x", "y"], [2, 2])
+    assert (r.features, r.targets, r.ids, r.lengths.tolist()) == (
+        ("a", "b"),
+        ("target",),
+        ["x", "y"],
+        [2, 2],
+    )
     assert r.u.tolist() == [[1, 2], [3, 4], [5, 6], [7, 8.5]]
     assert r.y.tolist() == ["up", "up", "down", "down"]
     assert r.time.tolist() == [0, 1, 0, 1]
@@ -191,26 +199,41 @@ DIALECTS = {
 @pytest.mark.parametrize("case", DIALECTS)
 def test_dialects_read_alike(case, tmp_path):
     content, name, options = DIALECTS[case]
-    r, plain = read(put(tmp_path, name, content), Options(**options)), read(put(tmp_path, "plain.csv", GOOD))
+    r, plain = (
+        read(put(tmp_path, name, content), Options(**options)),
+        read(put(tmp_path, "plain.csv", GOOD)),
+    )
     assert np.array_equal(r.u, plain.u)
     assert r.y.tolist() == plain.y.tolist()
-    assert (r.ids, r.lengths.tolist(), r.time.tolist()) == (plain.ids, plain.lengths.tolist(), plain.time.tolist())
+    assert (r.ids, r.lengths.tolist(), r.time.tolist()) == (
+        plain.ids,
+        plain.lengths.tolist(),
+        plain.time.tolist(),
+    )
 
 
 def test_grouped_digits(tmp_path):
     r = read(put(tmp_path, "d.csv", 'a,b\n"1,234,567.5",12\n'), Options(kind="next", thousands=","))
     assert r.u.tolist() == [[1234567.5, 12]]
-    r = read(put(tmp_path, "e.csv", "a;b\n1.234,5;12\n"), Options(kind="next", sep=";", decimal=",", thousands="."))
+    r = read(
+        put(tmp_path, "e.csv", "a;b\n1.234,5;12\n"),
+        Options(kind="next", sep=";", decimal=",", thousands="."),
+    )
     assert r.u.tolist() == [[1234.5, 12]]
 
 
 def test_large_numbers_that_are_exact_are_read(tmp_path):
-    r = read(put(tmp_path, "d.csv", "a,b\n9007199254740992,1e20\n-9007199254740994,1\n"), Options(kind="next"))
+    r = read(
+        put(tmp_path, "d.csv", "a,b\n9007199254740992,1e20\n-9007199254740994,1\n"),
+        Options(kind="next"),
+    )
     assert r.u.tolist() == [[2.0**53, 1e20], [-(2.0**53) - 2, 1]]
 
 
 def test_lines_count_newlines_in_quotes(tmp_path):
-    refused(put(tmp_path, "d.csv", 'id,a\n"x\ny",1\nz,2\nz,oops\n'), ["d.csv:5 column 'a'"], kind="next")
+    refused(
+        put(tmp_path, "d.csv", 'id,a\n"x\ny",1\nz,2\nz,oops\n'), ["d.csv:5 column 'a'"], kind="next"
+    )
 
 
 def test_blocks_join_up(tmp_path, monkeypatch):
@@ -227,24 +250,34 @@ def test_blocks_join_up(tmp_path, monkeypatch):
 def test_stamps(tmp_path):
     rows = ["2024-03-31T00:30:00.250000", "2024-03-31 01:30:00.25", "2024-03-31T02:30:00.25"]
     for zone in ("", "Z", "+02:00", "-0330"):
-        r = read(put(tmp_path, "d.csv", "time,a\n" + "".join(f"{t}{zone},1\n" for t in rows)), Options(kind="next"))
+        r = read(
+            put(tmp_path, "d.csv", "time,a\n" + "".join(f"{t}{zone},1\n" for t in rows)),
+            Options(kind="next"),
+        )
         offset = {"": 0, "Z": 0, "+02:00": 2, "-0330": -3.5}[zone]
-        t0 = datetime(2024, 3, 31, 0, 30, 0, 250000, tzinfo=timezone(timedelta(hours=offset))).timestamp()
+        t0 = datetime(
+            2024, 3, 31, 0, 30, 0, 250000, tzinfo=timezone(timedelta(hours=offset))
+        ).timestamp()
         assert r.time.tolist() == [round((t0 + 3600 * k) * 1e6) for k in range(3)]
         assert r.uneven() is None
 
 
 def test_uneven_steps(tmp_path):
-    r = read(put(tmp_path, "d.csv", "id,time,a\nx,0,1\nx,1,1\nx,2,1\ny,5,1\ny,6,1\ny,8,1\n"), Options(kind="next"))
+    r = read(
+        put(tmp_path, "d.csv", "id,time,a\nx,0,1\nx,1,1\nx,2,1\ny,5,1\ny,6,1\ny,8,1\n"),
+        Options(kind="next"),
+    )
     assert "d.csv:7 column 'time': the time step is 2 and the usual one is 1" in r.uneven()
     assert "--irregular allow" in r.uneven()
     r = read(
-        put(tmp_path, "e.csv", "time,a\n2024-01-01,1\n2024-01-02,1\n2024-01-04,1\n2024-01-05,1\n"), Options(kind="next")
+        put(tmp_path, "e.csv", "time,a\n2024-01-01,1\n2024-01-02,1\n2024-01-04,1\n2024-01-05,1\n"),
+        Options(kind="next"),
     )
     assert "e.csv:4" in r.uneven()
     assert "172800 s" in r.uneven()
     r = read(
-        put(tmp_path, "f.csv", "time,a\n" + "".join(f"{k * 0.1:.17g},1\n" for k in range(50))), Options(kind="next")
+        put(tmp_path, "f.csv", "time,a\n" + "".join(f"{k * 0.1:.17g},1\n" for k in range(50))),
+        Options(kind="next"),
     )
     assert r.uneven() is None
 
@@ -253,7 +286,10 @@ def test_a_row_takes_a_few_calls(tmp_path):
     """However many rows there are."""
     rng, calls = np.random.default_rng(0), []
     for n in (5_000, 20_000):
-        rows = "\n".join(f"s{i // 1000},{i % 1000},{x:.6f},{y:.4f}" for i, (x, y) in enumerate(rng.normal(size=(n, 2))))
+        rows = "\n".join(
+            f"s{i // 1000},{i % 1000},{x:.6f},{y:.4f}"
+            for i, (x, y) in enumerate(rng.normal(size=(n, 2)))
+        )
         path = put(tmp_path, f"{n}.csv", "id,time,a,b\n" + rows)
         with counted() as work:
             r = read(path, Options(kind="next"))
@@ -306,7 +342,9 @@ def test_bad_parquet(case, tmp_path):
 def test_damaged_parquet(tmp_path):
     refused(put(tmp_path, "d.parquet", "a,b\n1,2\n"), ["not Parquet", "PAR1"])
     whole = parquet(tmp_path, {"a": np.arange(1000.0)}).read_bytes()
-    refused(put(tmp_path, "e.parquet", whole[: len(whole) // 2]), ["e.parquet", "damaged"], kind="next")
+    refused(
+        put(tmp_path, "e.parquet", whole[: len(whole) // 2]), ["e.parquet", "damaged"], kind="next"
+    )
 
 
 def npz(folder, name="d.npz", compress=False, **arrays):
@@ -320,10 +358,17 @@ U = np.arange(24.0).reshape(2, 4, 3)
 def test_arrays(tmp_path):
     y = np.array(["up", "down"])
     padded = read(npz(tmp_path, u=U, y=y, lengths=np.array([4, 2])))
-    ragged = read(npz(tmp_path, "e.npz", u=np.concatenate([U[0], U[1, :2]]), y=y, lengths=np.array([4, 2])))
+    ragged = read(
+        npz(tmp_path, "e.npz", u=np.concatenate([U[0], U[1, :2]]), y=y, lengths=np.array([4, 2]))
+    )
     for r in (padded, ragged):
         assert np.array_equal(r.u, np.concatenate([U[0], U[1, :2]]))
-        assert (r.lengths.tolist(), r.y.tolist(), r.per, r.named) == ([4, 2], ["up", "down"], "sequence", False)
+        assert (r.lengths.tolist(), r.y.tolist(), r.per, r.named) == (
+            [4, 2],
+            ["up", "down"],
+            "sequence",
+            False,
+        )
     assert padded.place(5, "u1").endswith("u[1, 1, 1] column 'u1'")
     assert ragged.place(5, "u1").endswith("u[5, 1] column 'u1'")
     every = read(npz(tmp_path, "f.npz", u=U, y=U[:, :, 0]), Options(kind="regress", at="every"))
@@ -376,11 +421,19 @@ def header(shape, descr="<f8"):
 def test_headers_are_judged_before_memory_is_taken(tmp_path):
     refused(put(tmp_path, "d.npy", header((10**6, 10**6)) + b"\0" * 64), ["8,000,000,000,000 bytes", "the file has 64"], kind="next")  # fmt: skip
     refused(
-        put(tmp_path, "d.npy", header((2, 4)) + b"\0" * 63), ["64 bytes", "the file has 63", "cut off"], kind="next"
+        put(tmp_path, "d.npy", header((2, 4)) + b"\0" * 63),
+        ["64 bytes", "the file has 63", "cut off"],
+        kind="next",
     )
-    refused(put(tmp_path, "d.npy", header((2, 4)) + b"\0" * 65), ["64 bytes", "the file has 65"], kind="next")
+    refused(
+        put(tmp_path, "d.npy", header((2, 4)) + b"\0" * 65),
+        ["64 bytes", "the file has 65"],
+        kind="next",
+    )
     refused(put(tmp_path, "d.npy", header((-2, -4)) + b"\0" * 64), ["shape"], kind="next")
-    refused(put(tmp_path, "d.npy", b"\x93NUMPY\x01\x00\xff\xff{"), ["not a NumPy array"], kind="next")
+    refused(
+        put(tmp_path, "d.npy", b"\x93NUMPY\x01\x00\xff\xff{"), ["not a NumPy array"], kind="next"
+    )
     refused(put(tmp_path, "d.npy", b"not an array at all"), ["not a NumPy array"], kind="next")
     bomb = npz(tmp_path, compress=True, u=np.zeros((1, 4_000_000, 1)))
     refused(bomb, ["32,000,128 bytes", "100:1"], kind="next")
@@ -415,7 +468,9 @@ def test_bad_npz(case, tmp_path):
 def test_arrays_that_do_not_fit_are_told_before_their_values(tmp_path):
     values = U.copy()
     values[0, 0, 0] = np.inf
-    text = refused(npz(tmp_path, u=values, ids=np.array(["a", "a"])), ["'ids' has 2 entries"], kind="next")
+    text = refused(
+        npz(tmp_path, u=values, ids=np.array(["a", "a"])), ["'ids' has 2 entries"], kind="next"
+    )
     assert "\n" not in text
     assert "infinite" in refused(npz(tmp_path, u=values, ids=np.array(["a", "b"])), [], kind="next")
 
@@ -448,25 +503,52 @@ TS = """# a comment
 
 def test_ts(tmp_path):
     r = read(put(tmp_path, "d.ts", TS), Options(missing="mask"))
-    assert (r.lengths.tolist(), r.y.tolist(), r.features) == ([3, 2], ["up", "down"], ("dim0", "dim1"))
+    assert (r.lengths.tolist(), r.y.tolist(), r.features) == (
+        [3, 2],
+        ["up", "down"],
+        ("dim0", "dim1"),
+    )
     assert np.array_equal(r.u, [[1, 4], [2, 5], [3, 6], [7, 9], [np.nan, 10.5]], equal_nan=True)
     refused(tmp_path / "d.ts", ["d.ts:10 column 'dim0' value 2", "missing"])
-    text = TS.replace("@classLabel true up down", "@targetLabel true").replace(":up", ":1.5").replace(":down", ":-2")
+    text = (
+        TS.replace("@classLabel true up down", "@targetLabel true")
+        .replace(":up", ":1.5")
+        .replace(":down", ":-2")
+    )
     assert read(put(tmp_path, "e.ts", text), Options(missing="mask")).y.tolist() == [[1.5], [-2]]
     plain = "@problemName x\n@univariate true\n@classLabel false\n@data\n1,2,3\n4,5,6\n"
-    assert read(put(tmp_path, "f.ts", plain), Options(kind="next")).u[:, 0].tolist() == [1, 2, 3, 4, 5, 6]
+    assert read(put(tmp_path, "f.ts", plain), Options(kind="next")).u[:, 0].tolist() == [
+        1,
+        2,
+        3,
+        4,
+        5,
+        6,
+    ]
 
 
 BAD_TS = {
-    "stamps": (TS.replace("@timestamps false", "@timestamps true"), ["d.ts:3", "@timestamps true", "regular"]),
+    "stamps": (
+        TS.replace("@timestamps false", "@timestamps true"),
+        ["d.ts:3", "@timestamps true", "regular"],
+    ),
     "no data": (TS.split("@data")[0], ["no @data"]),
     "no cases": (TS.split("@data")[0] + "@data\n", ["no sequences"]),
     "unknown tag": (TS.replace("@problemName", "@problem"), ["d.ts:2", "'@problem'"]),
-    "tag twice": (TS.replace("@data", "@dimensions 2\n@data"), ["d.ts:8", "appears twice (first at line 5)"]),
+    "tag twice": (
+        TS.replace("@data", "@dimensions 2\n@data"),
+        ["d.ts:8", "appears twice (first at line 5)"],
+    ),
     "no tag": ("1,2,3:up\n" + TS, ["d.ts:1", "expected a tag"]),
-    "dimensions": (TS.replace("7,?:", ""), ["d.ts:10", "expected 2 dimensions and a label", "got 1"]),
+    "dimensions": (
+        TS.replace("7,?:", ""),
+        ["d.ts:10", "expected 2 dimensions and a label", "got 1"],
+    ),
     "unequal dimensions": (TS.replace("4,5,6", "4,5"), ["d.ts:9", "have 3, 2 values"]),
-    "word": (TS.replace("1,2,3", "1,two,3"), ["d.ts:9 dimension 0 value 2", '"two" is not a number']),
+    "word": (
+        TS.replace("1,2,3", "1,two,3"),
+        ["d.ts:9 dimension 0 value 2", '"two" is not a number'],
+    ),
     "label": (TS.replace(":down\n", ":left\n"), ["d.ts:10", "label 'left'", "'up', 'down'"]),
     "odd count": (TS.replace("@dimensions 2", "@dimensions two"), ["d.ts:5", "'two'"]),
     "no label": (TS.replace("@classLabel true up down\n", ""), ["no target", "--kind next"]),
@@ -480,7 +562,11 @@ def test_bad_ts(case, tmp_path):
 
 
 def test_ts_of_another_kind(tmp_path):
-    refused(put(tmp_path, "d.ts", TS), ["--kind classify", "--kind regress was asked for"], kind="regress")
+    refused(
+        put(tmp_path, "d.ts", TS),
+        ["--kind classify", "--kind regress was asked for"],
+        kind="regress",
+    )
 
 
 def seeds(tmp):
@@ -510,7 +596,9 @@ def test_only_our_errors_escape(suffix, tmp_path):
     valid = seeds(tmp_path)[suffix]
     path = tmp_path / f"fuzz{suffix}"
 
-    @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @settings(
+        max_examples=150, deadline=None, suppress_health_check=list(HealthCheck), database=None
+    )
     @given(st.data(), options)
     def mangle(data, how):
         content = bytearray(valid)
@@ -607,7 +695,11 @@ def headers(tmp):
     table = GOOD.replace("up", "1").replace("down", "2").encode()
     rows = io.BytesIO()
     np.save(rows, np.arange(12.0).reshape(6, 2))
-    return seeds(tmp) | {".rows.npy": rows.getvalue(), ".csv": table, ".csv.gz": gzip.compress(table)}
+    return seeds(tmp) | {
+        ".rows.npy": rows.getvalue(),
+        ".csv": table,
+        ".csv.gz": gzip.compress(table),
+    }
 
 
 def streamed(path, kind):
@@ -616,7 +708,9 @@ def streamed(path, kind):
             pass
 
 
-@pytest.mark.parametrize("suffix", [".csv", ".csv.gz", ".ts", ".npz", ".npy", ".rows.npy", ".parquet"])
+@pytest.mark.parametrize(
+    "suffix", [".csv", ".csv.gz", ".ts", ".npz", ".npy", ".rows.npy", ".parquet"]
+)
 def test_a_damaged_header_ends_in_one_of_our_errors(suffix, tmp_path):
     valid, path = headers(tmp_path)[suffix], tmp_path / f"damaged{suffix}"
     refusals = []
@@ -624,7 +718,10 @@ def test_a_damaged_header_ends_in_one_of_our_errors(suffix, tmp_path):
         dice = random.Random(f"{suffix} {seed}")
         path.write_bytes(with_damage(dice, suffix, valid))
         kind = dice.choice([None, "next", "classify", "regress"])
-        for reading in (lambda kind=kind: read(path, Options(kind=kind)), lambda kind=kind: streamed(path, kind)):
+        for reading in (
+            lambda kind=kind: read(path, Options(kind=kind)),
+            lambda kind=kind: streamed(path, kind),
+        ):
             try:
                 reading()
             except CoadjointError as error:
@@ -638,8 +735,13 @@ def test_a_header_that_ends_too_soon_is_no_array(tmp_path):
     whole = io.BytesIO()
     np.save(whole, np.ones((4, 2)))
     path = put(tmp_path, "rows.npy", whole.getvalue().replace(b"{'descr'", b"{('escr'"))
-    for reading in (lambda: read(path, Options(kind="next")), lambda: online.read(path, kind="next")):
-        with pytest.raises(DataError, match=r"rows\.npy is not a NumPy array: .*\. Write it with numpy\.save"):
+    for reading in (
+        lambda: read(path, Options(kind="next")),
+        lambda: online.read(path, kind="next"),
+    ):
+        with pytest.raises(
+            DataError, match=r"rows\.npy is not a NumPy array: .*\. Write it with numpy\.save"
+        ):
             reading()
 
 
@@ -665,7 +767,9 @@ def test_an_archive_or_a_short_file_is_no_stream_of_rows(tmp_path):
         online.read(put(tmp_path, "rows.npy", archive.getvalue()), kind="next")
     whole = io.BytesIO()
     np.save(whole, np.ones((4, 2)))
-    with pytest.raises(DataError, match=r"the header says shape \(4, 2\) of float64, 64 bytes, and the file has 60"):
+    with pytest.raises(
+        DataError, match=r"the header says shape \(4, 2\) of float64, 64 bytes, and the file has 60"
+    ):
         online.read(put(tmp_path, "rows.npy", whole.getvalue()[:-4]), kind="next")
 
 
@@ -751,5 +855,7 @@ def test_a_stream_refuses_what_a_double_cannot_hold(suffix, tmp_path):
         pq.write_table(pa.table({"c1": values[:, 0], "c2": values[:, 1]}), path)
     else:
         path.write_text(f"c1,c2\n1,2\n3,{2**53 + 1}\n")
-    with pytest.raises(DataError, match=r"(:3| row 2) column 'c2': .9007199254740993. cannot be represented"):
+    with pytest.raises(
+        DataError, match=r"(:3| row 2) column 'c2': .9007199254740993. cannot be represented"
+    ):
         streamed(path, "next")

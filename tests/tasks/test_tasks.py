@@ -23,7 +23,14 @@ from coadjoint.tasks import TASKS
 from coadjoint.tasks import task as task_module
 from coadjoint.tasks.digits import Digits, parts
 from coadjoint.tasks.music import Music, variables
-from coadjoint.tasks.synthetic import XOR, Addition, Copy, Memorisation, Multiplication, TemporalOrder
+from coadjoint.tasks.synthetic import (
+    XOR,
+    Addition,
+    Copy,
+    Memorisation,
+    Multiplication,
+    TemporalOrder,
+)
 from coadjoint.tasks.transduction import Reversal, Sorting, Transduction
 from paths import ROOT
 
@@ -35,7 +42,10 @@ def sequences(batch):
     """(u_j [T_j, inputs], y_j) of each sample, as lists of Python numbers."""
     T, B = batch.u.shape[:2]
     ends = [T] * B if batch.lengths is None else batch.lengths.tolist()
-    every, answers = batch.y.shape[:2] == (T, B), batch.y.shape == (T + 1, B)  # an answer: the letters, and the end
+    every, answers = (
+        batch.y.shape[:2] == (T, B),
+        batch.y.shape == (T + 1, B),
+    )  # an answer: the letters, and the end
     for j, end in enumerate(ends):
         y = batch.y[:end, j] if every else batch.y[: end + 1, j] if answers else batch.y[j]
         yield batch.u[:end, j].tolist(), y.tolist()
@@ -137,12 +147,16 @@ CHECKS = {
 }
 
 
-@pytest.mark.parametrize("chosen", [{"length": 40}, {"length": (12, 47)}, RAGGED], ids=["fixed", "range", "ragged"])
+@pytest.mark.parametrize(
+    "chosen", [{"length": 40}, {"length": (12, 47)}, RAGGED], ids=["fixed", "range", "ragged"]
+)
 @pytest.mark.parametrize("name", GENERATED)
 def test_every_sequence_obeys_the_definition(name, chosen):
     task = tasks.make(name, **chosen)
     assert task.name == name
-    for batch in [task.batch(step, 16, seed=1) for step in range(12)] + list(task.held_out("test", seed=1, n=60)):
+    for batch in [task.batch(step, 16, seed=1) for step in range(12)] + list(
+        task.held_out("test", seed=1, n=60)
+    ):
         assert batch.u.dtype == torch.float32
         assert batch.u.shape[2] == task.inputs
         assert batch.reduce == task.reduce
@@ -180,7 +194,10 @@ def test_every_answer_is_as_likely_as_it_should_be(name):
     task = tasks.make(name, length=20)
     y = task.batch(0, 8000, seed=3).y
     if name in ("addition", "multiplication"):
-        mean, sd = {"addition": (1 / 2, math.sqrt(1 / 24)), "multiplication": (1 / 4, math.sqrt(7 / 144))}[name]
+        mean, sd = {
+            "addition": (1 / 2, math.sqrt(1 / 24)),
+            "multiplication": (1 / 4, math.sqrt(7 / 144)),
+        }[name]
         assert abs(float(y.mean()) - mean) < 5 * sd / math.sqrt(8000)
         return
     answers = y[-task.positions :].flatten() if isinstance(task, Memorisation) else y
@@ -241,7 +258,9 @@ def test_the_size_of_held_out_batches(n, most, sizes, monkeypatch):
         name, inputs, outputs, readout, reduce = "own", 1, 1, "last", "sum"
 
     monkeypatch.setattr(task_module, "STEPS", most)
-    given = task_module.Sequences([np.zeros((T, 1), np.float32) for T in (3, 2, 1, 3, 2)], [0.0] * 5)
+    given = task_module.Sequences(
+        [np.zeros((T, 1), np.float32) for T in (3, 2, 1, 3, 2)], [0.0] * 5
+    )
     batches = Own({"train": given, "test": given}).held_out("test", seed=0, n=n)
     assert [b.lengths.tolist() for b in batches] == sizes
 
@@ -305,7 +324,10 @@ def test_ragged_sequences_have_their_own_lengths_and_silent_padding(name):
 def test_the_curriculum_moves_the_upper_length(chosen, expected):
     task = TemporalOrder(**chosen, curriculum=(10, 100))
     assert {step: task.reach(step) for step in expected} == expected
-    assert all(task.reach(s)[0] <= len(task.batch(s, 2, seed=0).u) <= task.reach(s)[1] for s in range(0, 130, 7))
+    assert all(
+        task.reach(s)[0] <= len(task.batch(s, 2, seed=0).u) <= task.reach(s)[1]
+        for s in range(0, 130, 7)
+    )
     longest = max(len(b.u) for b in task.held_out("test", seed=0, n=5000))
     assert longest > 45
 
@@ -351,7 +373,10 @@ def test_one_wrong_step_spoils_a_sequence(kind, chosen):
         for t in range(T):
             a = perfect(task, batch.y)
             a[t, j] = -a[t, j]
-            recalled, spoils = end - m <= t < end, t < end and (kind is Memorisation or t >= end - m)
+            recalled, spoils = (
+                end - m <= t < end,
+                t < end and (kind is Memorisation or t >= end - m),
+            )
             assert task.score(a, batch)["right"] == (4 - spoils, 4)
             assert task.score(a, batch)["symbols"] == (4 * m - recalled, 4 * m)
 
@@ -389,12 +414,16 @@ def constant(task, y):
         a[..., 2:] = -math.inf
     if isinstance(task, Memorisation):
         a[..., -1] = -math.inf
-        blank = torch.full((task.outputs,), -math.inf).index_fill(0, torch.tensor(task.outputs - 1), 0.0)
+        blank = torch.full((task.outputs,), -math.inf).index_fill(
+            0, torch.tensor(task.outputs - 1), 0.0
+        )
         a[: -task.positions] = blank
     return a
 
 
-@pytest.mark.parametrize("name", [name for name in GENERATED if TASKS[name].build not in (Reversal, Sorting)])
+@pytest.mark.parametrize(
+    "name", [name for name in GENERATED if TASKS[name].build not in (Reversal, Sorting)]
+)
 def test_baselines_by_simulation(name):
     task = tasks.make(name, length=30)
     batch = task.batch(0, 20000, seed=6)
@@ -403,7 +432,10 @@ def test_baselines_by_simulation(name):
     assert float(value.mean()) == pytest.approx(claimed.pop("loss"), rel=0.02)
     found = judge(task, a, batch)
     if name == "multiplication":  # each metric has a best constant of its own
-        found = {m: max(judge(task, torch.full_like(a, c), batch)[m] for c in np.arange(0, 1, 0.02)) for m in found}
+        found = {
+            m: max(judge(task, torch.full_like(a, c), batch)[m] for c in np.arange(0, 1, 0.02))
+            for m in found
+        }
         assert 1 - judge(task, a, batch)["right_0.04"] == pytest.approx(0.889, abs=0.01)
     assert found.keys() == claimed.keys()
     for metric, share in claimed.items():
@@ -419,12 +451,18 @@ def test_baselines_of_answers_by_enumeration(kind):
         answers = [tuple(reversed(s)) if kind is Reversal else tuple(sorted(s)) for s in inputs]
         shares = [answers.count(a) / len(answers) for a in set(answers)]
         entropy.append(-sum(p * math.log(p) for p in shares) / (L + 1))
-        letters.append(sum(max(np.bincount(place)) for place in zip(*answers, strict=True)) / len(answers))
+        letters.append(
+            sum(max(np.bincount(place)) for place in zip(*answers, strict=True)) / len(answers)
+        )
         whole.append(max(shares))
         claimed = kind(L, values=3).baseline()
         expected = {"loss": entropy[-1], "right": (letters[-1] + 1) / (L + 1), "whole": whole[-1]}
         assert claimed == pytest.approx(expected, rel=1e-12)
-    expected = {"loss": np.mean(entropy), "right": (np.mean(letters) + 1) / 3.5, "whole": np.mean(whole)}
+    expected = {
+        "loss": np.mean(entropy),
+        "right": (np.mean(letters) + 1) / 3.5,
+        "whole": np.mean(whole),
+    }
     assert kind((1, 4), values=3).baseline() == pytest.approx(expected, rel=1e-12)
 
 
@@ -464,13 +502,17 @@ def test_baselines_in_figures():
     )
 
 
-@pytest.mark.parametrize("chosen", [{"length": 14}, {"length": (12, 17), "ragged": True}], ids=["fixed", "ragged"])
+@pytest.mark.parametrize(
+    "chosen", [{"length": 14}, {"length": (12, 17), "ragged": True}], ids=["fixed", "ragged"]
+)
 @pytest.mark.parametrize("name", GENERATED)
 def test_a_network_takes_every_task(name, chosen):
     task = tasks.make(name, **chosen)
     make = EncoderDecoder
     if task.readout != "sequence":
-        make = lambda *cell, **sizes: co.Network(*cell, readout=task.readout, output=task.output, **sizes)
+        make = lambda *cell, **sizes: co.Network(
+            *cell, readout=task.readout, output=task.output, **sizes
+        )
     net = make("elman", inputs=task.inputs, hidden=4, outputs=task.outputs)
     assert (net.readout, net.output) == (task.readout, task.output)
     b = task.batch(0, 5, seed=0)
@@ -506,7 +548,10 @@ def test_a_network_takes_every_task(name, chosen):
         (lambda: TemporalOrder(30).batch(0, 0, seed=0), "number of sequences"),
         (lambda: next(TemporalOrder(30).held_out("tset", seed=0)), "did you mean 'test'"),
         (lambda: tasks.make("temporal-ordr"), "did you mean 'temporal-order'"),
-        (lambda: tasks.make("copy", lenght=3), "option of task 'copy' 'lenght'; did you mean 'length'"),
+        (
+            lambda: tasks.make("copy", lenght=3),
+            "option of task 'copy' 'lenght'; did you mean 'length'",
+        ),
         (lambda: tasks.make("memorisation-5", values=3), "unknown option"),
         (lambda: tasks.make("music"), "needs path"),
         (lambda: Digits(pixels=2), "1 or 8 pixels"),
@@ -521,7 +566,12 @@ def test_refusals_name_the_way_out(call, words):
 def test_options_and_names():
     assert tasks.options("temporal-order-3") == {"length": 100, "ragged": False, "curriculum": None}
     assert tasks.options("addition")["rule"] == "loose"
-    assert tasks.options("sorting") == {"length": (5, 10), "ragged": True, "curriculum": None, "values": 10}
+    assert tasks.options("sorting") == {
+        "length": (5, 10),
+        "ragged": True,
+        "curriculum": None,
+        "values": 10,
+    }
     assert [Sorting(**chosen).ragged for chosen in ({}, {"length": 7}, {"length": (3, 3)}, {"ragged": False})] == [
         True, False, False, False,
     ]  # fmt: skip
@@ -529,16 +579,20 @@ def test_options_and_names():
     assert tasks.options("digits") == {"pixels": 1, "permuted": False}
     assert all(TASKS[name].about for name in TASKS)
     assert tasks.make("temporal-order-3").outputs == 8
-    assert (tasks.make("memorisation-20").values, tasks.make("memorisation-20").positions) == (5, 10)
+    assert (tasks.make("memorisation-20").values, tasks.make("memorisation-20").positions) == (
+        5,
+        10,
+    )
 
 
 @pytest.mark.slow
 def test_import_needs_torch_and_numpy_alone():
-    code = (
-        "import sys, coadjoint.tasks; print([m for m in ('scipy', 'sklearn', 'pyarrow', 'yaml') if m in sys.modules])"
-    )
+    code = "import sys, coadjoint.tasks; print([m for m in ('scipy', 'sklearn', 'pyarrow', 'yaml') if m in sys.modules])"
     assert (
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        == "[]"
     )
 
 
@@ -559,7 +613,12 @@ class TestDigits:
     @pytest.mark.parametrize("permuted", [False, True])
     def test_images_and_split(self, data, pixels, T, permuted):
         task = Digits(pixels=pixels, permuted=permuted)
-        assert (task.size, task.splits, task.inputs, task.metric) == (1197, ("valid", "test"), pixels, "accuracy")
+        assert (task.size, task.splits, task.inputs, task.metric) == (
+            1197,
+            ("valid", "test"),
+            pixels,
+            "accuracy",
+        )
         images = []
         for split, of in task.sets.items():
             assert of.u[0].shape == (T, pixels)
@@ -571,7 +630,9 @@ class TestDigits:
             ]
         original = (data.data / 16).astype(np.float32)
         original = np.sort(original, 1) if permuted else original
-        assert sorted(images) == sorted((u.tobytes(), int(y)) for u, y in zip(original, data.target, strict=True))
+        assert sorted(images) == sorted(
+            (u.tobytes(), int(y)) for u, y in zip(original, data.target, strict=True)
+        )
 
     def test_one_order_of_pixels_for_all_images(self):
         plain, permuted = Digits(), Digits(permuted=True)
@@ -592,9 +653,9 @@ class TestDigits:
         batch = task.batch(0, 32, seed=0)
         assert judge(task, perfect(task, batch.y), batch) == {"accuracy": 1.0}
         test = next(task.held_out("test", seed=0))
-        assert judge(task, torch.eye(10)[torch.zeros(300, dtype=torch.long)], test)["accuracy"] == pytest.approx(
-            task.baseline()["accuracy"]
-        )
+        assert judge(task, torch.eye(10)[torch.zeros(300, dtype=torch.long)], test)[
+            "accuracy"
+        ] == pytest.approx(task.baseline()["accuracy"])
 
 
 PIECES = {"train": [5, 3, 9], "valid": [4], "test": [6, 2]}
@@ -613,7 +674,11 @@ def write(path, compressed=False, **changes):
     r = np.random.default_rng(0)
     of = lambda lengths: cell([r.integers(0, 2, (T, 88)).astype(np.uint8) for T in lengths])
     content = {f"{split}data": of(T) for split, T in PIECES.items()} | changes
-    savemat(path, {key: value for key, value in content.items() if value is not None}, do_compression=compressed)
+    savemat(
+        path,
+        {key: value for key, value in content.items() if value is not None},
+        do_compression=compressed,
+    )
     return path
 
 
@@ -624,11 +689,20 @@ class TestMusic:
 
     def test_inputs_are_the_notes_of_the_step_before(self, tmp_path, scipy):
         task = Music(write(tmp_path / "a.mat"))
-        assert (task.size, task.splits, task.metric, task.goal) == (3, ("valid", "test"), "nll", None)
+        assert (task.size, task.splits, task.metric, task.goal) == (
+            3,
+            ("valid", "test"),
+            "nll",
+            None,
+        )
         rolls = scipy.loadmat(tmp_path / "a.mat")
         for split in PIECES:
             pieces = {len(x): x for x in rolls[f"{split}data"].ravel()}
-            batches = [task.batch(0, 8, seed=0)] if split == "train" else list(task.held_out(split, seed=0))
+            batches = (
+                [task.batch(0, 8, seed=0)]
+                if split == "train"
+                else list(task.held_out(split, seed=0))
+            )
             assert sum(len(b.lengths) for b in batches) == len(pieces)
             for b in batches:
                 assert b.u.dtype == b.y.dtype == torch.float32
@@ -644,9 +718,14 @@ class TestMusic:
         assert sorted(set(b.lengths.tolist())) <= [1, 2]
         assert b.lengths.sum() == sum(len(y) for y in whole.sets["train"].y)
         parts = {
-            y.tobytes() for piece in whole.sets["train"].y for y in (piece[k : k + 2] for k in range(0, len(piece), 2))
+            y.tobytes()
+            for piece in whole.sets["train"].y
+            for y in (piece[k : k + 2] for k in range(0, len(piece), 2))
         }
-        assert all(b.y[:n, j].numpy().astype(np.uint8).tobytes() in parts for j, n in enumerate(b.lengths.tolist()))
+        assert all(
+            b.y[:n, j].numpy().astype(np.uint8).tobytes() in parts
+            for j, n in enumerate(b.lengths.tolist())
+        )
         for split in ("train", "valid", "test"):
             one, other = next(whole.held_out(split, 0)), next(cut.held_out(split, 0))
             assert torch.equal(one.u, other.u)
@@ -662,16 +741,30 @@ class TestMusic:
         total, steps = task.score(a, b)["nll"]
         notes = sum(int(y.sum()) for y in task.sets["test"].y)
         assert steps == 8
-        assert total == pytest.approx(-notes * math.log(0.25) - (8 * 88 - notes) * math.log(0.75), rel=1e-5)
-        net = co.Network("elman", inputs=88, hidden=4, outputs=88, readout="every", output="sigmoid")
+        assert total == pytest.approx(
+            -notes * math.log(0.25) - (8 * 88 - notes) * math.log(0.75), rel=1e-5
+        )
+        net = co.Network(
+            "elman", inputs=88, hidden=4, outputs=88, readout="every", output="sigmoid"
+        )
         run = net(b.u, lengths=b.lengths)
-        assert task.score(run.a, b)["nll"][0] == pytest.approx(float(run.loss(task.loss, b.y).sum().detach()), rel=1e-5)
+        assert task.score(run.a, b)["nll"][0] == pytest.approx(
+            float(run.loss(task.loss, b.y).sum().detach()), rel=1e-5
+        )
 
     def test_baseline_by_hand(self, tmp_path):
         silent, loud = np.zeros((2, 88), np.uint8), np.ones((4, 88), np.uint8)
-        task = Music(write(tmp_path / "a.mat", traindata=cell([silent, loud]), testdata=cell([silent, loud[:1]])))
+        task = Music(
+            write(
+                tmp_path / "a.mat",
+                traindata=cell([silent, loud]),
+                testdata=cell([silent, loud[:1]]),
+            )
+        )
         p = 5 / 8
-        assert task.baseline()["nll"] == pytest.approx(-88 * (math.log(p) + 2 * math.log(1 - p)) / 3)
+        assert task.baseline()["nll"] == pytest.approx(
+            -88 * (math.log(p) + 2 * math.log(1 - p)) / 3
+        )
 
     @pytest.mark.parametrize(
         ("changes", "words"),
@@ -704,11 +797,22 @@ class TestMusic:
     def test_the_reader_against_scipy(self, tmp_path, scipy, dtype, compressed):
         r = np.random.default_rng(0)
         content = {
-            "a": cell([r.integers(0, 2, shape).astype(dtype) for shape in ((3, 5), (1, 1), (2, 3, 4), (0, 2))]).T
+            "a": cell(
+                [
+                    r.integers(0, 2, shape).astype(dtype)
+                    for shape in ((3, 5), (1, 1), (2, 3, 4), (0, 2))
+                ]
+            ).T
         }
-        content |= {"b": r.integers(0, 100, (4, 3)).astype(dtype), "a_much_longer_name": np.ones((1, 2), dtype)}
+        content |= {
+            "b": r.integers(0, 100, (4, 3)).astype(dtype),
+            "a_much_longer_name": np.ones((1, 2), dtype),
+        }
         scipy.savemat(tmp_path / "a.mat", content, do_compression=compressed)
-        expected, found = scipy.loadmat(tmp_path / "a.mat"), dict(variables((tmp_path / "a.mat").read_bytes()))
+        expected, found = (
+            scipy.loadmat(tmp_path / "a.mat"),
+            dict(variables((tmp_path / "a.mat").read_bytes())),
+        )
         assert list(found) == list(content)
         for key in ("b", "a_much_longer_name"):
             assert np.array_equal(found[key], expected[key])
@@ -717,9 +821,13 @@ class TestMusic:
             assert np.array_equal(x, y)
 
     def test_the_other_byte_order(self):
-        element = lambda kind, data: struct.pack(">II", kind, len(data)) + data + bytes(-len(data) % 8)
+        element = lambda kind, data: (
+            struct.pack(">II", kind, len(data)) + data + bytes(-len(data) % 8)
+        )
         content = element(6, struct.pack(">II", 6, 0)) + element(5, struct.pack(">ii", 1, 2))
-        content += struct.pack(">HH", 1, 1) + b"x" + bytes(3) + element(9, struct.pack(">dd", 1.5, -2.0))
+        content += (
+            struct.pack(">HH", 1, 1) + b"x" + bytes(3) + element(9, struct.pack(">dd", 1.5, -2.0))
+        )
         found = dict(variables(bytes(124) + b"\x01\x00MI" + element(14, content)))
         assert found["x"].tolist() == [[1.5, -2.0]]
 
@@ -730,7 +838,9 @@ class TestMusic:
     )
     def test_other_files_are_refused(self, tmp_path, content):
         (tmp_path / "a.mat").write_bytes(content)
-        with pytest.raises(DataError, match=r"^a\.mat is not a whole MATLAB file of version 5 to 7\.2: "):
+        with pytest.raises(
+            DataError, match=r"^a\.mat is not a whole MATLAB file of version 5 to 7\.2: "
+        ):
             Music(tmp_path / "a.mat")
 
     def test_a_bomb_is_not_unpacked(self, tmp_path, monkeypatch):

@@ -36,12 +36,16 @@ def ragged(seed=0):
 
 
 def make(cell="elman", readout="last", seed=0, **more):
-    net = build.network(cell, seed, inputs=I, hidden=H, outputs=O, readout=readout, x0="learned", **more)
+    net = build.network(
+        cell, seed, inputs=I, hidden=H, outputs=O, readout=readout, x0="learned", **more
+    )
     with torch.no_grad():
         net.x0.normal_(0, 0.5)
     y = torch.randn(T, B, O, dtype=F64) if readout == "every" else torch.randn(B, O, dtype=F64)
     mask = torch.rand(y.shape[:-1], dtype=F64).round() + 0.5 if readout == "every" else None
-    return net, co.Batch(torch.randn(T, B, I, dtype=F64), y, ragged(seed), mask=mask, weight=torch.rand(B, dtype=F64))
+    return net, co.Batch(
+        torch.randn(T, B, I, dtype=F64), y, ragged(seed), mask=mask, weight=torch.rand(B, dtype=F64)
+    )
 
 
 def elman(theta, u, x):
@@ -79,12 +83,16 @@ class Loop:
             logs = torch.stack([v.square().sum().log() / 2 for v in lam[1:]])
             r = logs[:-1] - logs[1:]
             found.append((L, (r**2).mean(), r.mean().abs()))
-        self.losses, self.penalties, self.decays = (torch.stack(list(v)) for v in zip(*found, strict=True))
+        self.losses, self.penalties, self.decays = (
+            torch.stack(list(v)) for v in zip(*found, strict=True)
+        )
         self.theta, self.weight = theta, batch.weight
 
     def gradient(self, share, rho):
         value = (self.weight * (share * self.losses + rho * self.penalties)).mean()
-        grads = torch.autograd.grad(value, list(self.theta.values()), allow_unused=True, retain_graph=True)
+        grads = torch.autograd.grad(
+            value, list(self.theta.values()), allow_unused=True, retain_graph=True
+        )
         zipped = zip(self.theta.items(), grads, strict=True)
         return value, {name: torch.zeros_like(p) if g is None else g for (name, p), g in zipped}
 
@@ -115,7 +123,15 @@ def test_pretraining_minimises_the_penalty_alone(cell, readout, segments):
         close(e.losses, truth.losses, 1e-10)
         close(e.penalties, truth.penalties, 1e-10)
         close(e.costates.loss, truth.losses, 1e-10)
-    assert float(co.Penalised("log-ratio", 0.7, pretrain=1)(net, batch, "squared").gradient["b_o"].abs().max()) > 0
+    assert (
+        float(
+            co.Penalised("log-ratio", 0.7, pretrain=1)(net, batch, "squared")
+            .gradient["b_o"]
+            .abs()
+            .max()
+        )
+        > 0
+    )
 
 
 def alive(net, task):
@@ -127,8 +143,13 @@ def test_pretraining_brings_a_dead_network_to_life():
     """From a spectral radius of 0.3 costates fall by a factor of three in each step; after 60 steps on the penalty alone they
     keep their size. As many steps on the loss alone change nothing."""
     task, found = co.tasks.make("temporal-order", length=50), {}
-    for name, method in (("penalty", co.Penalised("log-ratio", 1.0, pretrain=60)), ("loss", co.BPTT())):
-        net = co.Network("elman", inputs=task.inputs, hidden=16, outputs=task.outputs, output=task.output)
+    for name, method in (
+        ("penalty", co.Penalised("log-ratio", 1.0, pretrain=60)),
+        ("loss", co.BPTT()),
+    ):
+        net = co.Network(
+            "elman", inputs=task.inputs, hidden=16, outputs=task.outputs, output=task.output
+        )
         initialise(net, "spectral", radius=0.3, seed=0)
         adam, before = torch.optim.Adam(net.parameters(), lr=1e-2), alive(net, task)
         for step in range(60):
@@ -162,7 +183,9 @@ def test_what_pretraining_refuses():
     ],
 )  # fmt: skip
 def test_the_rule_of_a_steered_weight(rho, decay, wanted):
-    assert Steered(1.0, 0.01, gain=0.5, low=0.1, high=8.0).next(rho, decay) == pytest.approx(wanted, rel=1e-14)
+    assert Steered(1.0, 0.01, gain=0.5, low=0.1, high=8.0).next(rho, decay) == pytest.approx(
+        wanted, rel=1e-14
+    )
 
 
 @pytest.mark.parametrize("cell", STEPS)
@@ -192,9 +215,9 @@ def test_a_weight_goes_on_from_its_state():
     first = co.Penalised("log-ratio", rule)
     for step in range(3):
         first.evaluate(net, batch.select([0]), "squared")
-        assert first.evaluate(net, batch.select(range(1, len(batch.sizes))), "squared").rho == pytest.approx(
-            wanted[step]
-        )
+        assert first.evaluate(
+            net, batch.select(range(1, len(batch.sizes))), "squared"
+        ).rho == pytest.approx(wanted[step])
         first.step += 1
     second = co.Penalised("log-ratio", rule)
     second.state.update(json.loads(json.dumps(first.state)))
@@ -211,9 +234,14 @@ def test_a_weight_goes_on_from_its_state():
 
 def test_a_steered_weight_brings_the_decay_to_its_target():
     task = co.tasks.make("temporal-order", length=30)
-    net = co.Network("elman", inputs=task.inputs, hidden=16, outputs=task.outputs, output=task.output)
+    net = co.Network(
+        "elman", inputs=task.inputs, hidden=16, outputs=task.outputs, output=task.output
+    )
     initialise(net, "spectral", radius=0.3, seed=0)
-    adam, method = torch.optim.Adam(net.parameters(), lr=3e-3), co.Penalised("log-ratio", Steered(0.01, 0.1, gain=0.05))
+    adam, method = (
+        torch.optim.Adam(net.parameters(), lr=3e-3),
+        co.Penalised("log-ratio", Steered(0.01, 0.1, gain=0.05)),
+    )
     decays, weights = [], []
     for step in range(300):
         e = method(net, task.batch(step, 20, 0), task.loss)
@@ -235,9 +263,15 @@ def test_of_several_layers_and_of_none():
     batch = co.Batch(torch.randn(T, B, I, dtype=F64), torch.randn(B, O, dtype=F64))
     method = co.Penalised("log-ratio", Steered(1.0, 0.05))
     lam = method(stack, batch, "squared").costates
-    close(log_decay(lam), torch.stack([lam[k].log_ratios()[1:].mean(0).abs() for k in range(2)]).mean(0), 1e-10)
+    close(
+        log_decay(lam),
+        torch.stack([lam[k].log_ratios()[1:].mean(0).abs() for k in range(2)]).mean(0),
+        1e-10,
+    )
     short = batch.select([0, 1])
-    method(stack, co.Batch(short.u[:1], short.y), "squared")  # one step has no ratio: the weight stays
+    method(
+        stack, co.Batch(short.u[:1], short.y), "squared"
+    )  # one step has no ratio: the weight stays
     rho = method.state["rho"]
     assert rho != 1.0
     assert method(stack, batch, "squared").rho == rho
@@ -296,13 +330,21 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("readout", ["last", "every"])
-@pytest.mark.parametrize("index", [[3], [4, 0], [2, 1, 3, 0], torch.tensor([True, False, False, True, True])])
+@pytest.mark.parametrize(
+    "index", [[3], [4, 0], [2, 1, 3, 0], torch.tensor([True, False, False, True, True])]
+)
 def test_selected_samples_are_those_of_the_batch(kind, readout, index):
     net, batch = make("gru", readout)
     u, lengths = KINDS[kind](batch.u, batch.lengths)
-    batch = co.Batch(u, batch.y, lengths, batch.mask, batch.weight, torch.randn(B, H, dtype=F64), "mean")
+    batch = co.Batch(
+        u, batch.y, lengths, batch.mask, batch.weight, torch.randn(B, H, dtype=F64), "mean"
+    )
     some = batch.select(index, readout)
-    chosen = torch.as_tensor(index).nonzero()[:, 0] if isinstance(index, torch.Tensor) else torch.tensor(index)
+    chosen = (
+        torch.as_tensor(index).nonzero()[:, 0]
+        if isinstance(index, torch.Tensor)
+        else torch.tensor(index)
+    )
     whole, part = co.BPTT()(net, batch, "squared"), co.BPTT()(net, some, "squared")
     assert torch.equal(some.sizes, ragged()[chosen])
     assert some.reduce == "mean"
@@ -333,15 +375,21 @@ def test_samples_that_are_not_there(index):
 
 
 @pytest.mark.parametrize(
-    ("name", "options"), [("temporal-order", {"length": 20}), ("copy", {"length": 6}), ("sorting", {})]
+    ("name", "options"),
+    [("temporal-order", {"length": 20}), ("copy", {"length": 6}), ("sorting", {})],
 )
 @pytest.mark.parametrize("by", ["loss", "length"])
 def test_the_easiest_are_chosen(name, options, by):
     task = co.tasks.make(
-        name, **options | {"ragged": True, "length": (10, 25)} if name == "temporal-order" else options
+        name,
+        **options | {"ragged": True, "length": (10, 25)} if name == "temporal-order" else options,
     )
     make_ = co.EncoderDecoder if task.readout == "sequence" else co.Network
-    more = {} if task.readout == "sequence" else {"readout": task.readout, "output": task.output, "dropout": 0.5}
+    more = (
+        {}
+        if task.readout == "sequence"
+        else {"readout": task.readout, "output": task.output, "dropout": 0.5}
+    )
     torch.manual_seed(0)
     net = make_("gru", inputs=task.inputs, hidden=6, outputs=task.outputs, **more)
     pace, n = Easiest(0.25, 8, by), 6
@@ -374,7 +422,9 @@ def test_a_difficulty_of_ones_own():
     drawn = task.batch(0, 20, 0)
     assert torch.equal(batch.y.flatten().sort().values, drawn.y.flatten().sort().values[-4:])
     other = Easiest(0.2, 10).choose(net, task, 0, 4, 0, draw=7)
-    assert all(any(torch.equal(u, v) for v in task.batch(7, 20, 0).u.unbind(1)) for u in other.u.unbind(1))
+    assert all(
+        any(torch.equal(u, v) for v in task.batch(7, 20, 0).u.unbind(1)) for u in other.u.unbind(1)
+    )
 
 
 def test_where_all_are_kept_nothing_is_measured():
@@ -479,7 +529,10 @@ def test_what_runs_a_network_more_than_once_refuses_dropout(what):
 
 @pytest.mark.parametrize("p", [1.0, -0.1, True, "x", math.nan])
 def test_a_share_that_is_none(p):
-    for make_ in (lambda: make(dropout=p), lambda: co.Stack(["elman"], inputs=1, hidden=1, outputs=1, dropout=p)):
+    for make_ in (
+        lambda: make(dropout=p),
+        lambda: co.Stack(["elman"], inputs=1, hidden=1, outputs=1, dropout=p),
+    ):
         with pytest.raises(co.InputError, match="from 0 to below 1"):
             make_()
 
@@ -508,18 +561,35 @@ def regression(net, batch, alpha, targets):
     rows, ys, ws = [], [], []
     for j in range(B):
         n = int(batch.lengths[j])
-        mask = torch.ones(n, dtype=F64) if batch.mask is None else batch.mask[:n, j] if every else batch.mask[j : j + 1]
+        mask = (
+            torch.ones(n, dtype=F64)
+            if batch.mask is None
+            else batch.mask[:n, j]
+            if every
+            else batch.mask[j : j + 1]
+        )
         count = mask.sum() if batch.reduce == "mean" else 1
         for t in range(n) if every else [n - 1]:
-            weight = (batch.weight[j] if batch.weight is not None else 1) * (mask[t] if every else mask[0]) / count
+            weight = (
+                (batch.weight[j] if batch.weight is not None else 1)
+                * (mask[t] if every else mask[0])
+                / count
+            )
             rows.append(run.x[t + 1, j, :H])
             ys.append(targets[t, j] if every else targets[j])
             ws.append(float(weight) ** 0.5)
-    X, Y, w = torch.stack(rows).detach(), torch.stack(ys).double(), torch.tensor(ws, dtype=F64)[:, None]
+    X, Y, w = (
+        torch.stack(rows).detach(),
+        torch.stack(ys).double(),
+        torch.tensor(ws, dtype=F64)[:, None],
+    )
     bias = [torch.ones(len(X), 1, dtype=F64)] if net.b_o is not None else []
     X = torch.cat([X, *bias], 1)
     extra = alpha**0.5 * torch.eye(H, X.shape[1], dtype=F64)
-    left, right = torch.cat([w * X, extra]), torch.cat([w * Y, torch.zeros(H, Y.shape[1], dtype=F64)])
+    left, right = (
+        torch.cat([w * X, extra]),
+        torch.cat([w * Y, torch.zeros(H, Y.shape[1], dtype=F64)]),
+    )
     found = torch.linalg.lstsq(left, right, driver="gelsd").solution
     net.train()
     return found[:H].T, found[H] if bias else None
@@ -536,7 +606,13 @@ def test_ridge_is_least_squares(readout, bias, alpha, reduce, cell):
     if readout == "every":
         mask[1] = 0
     batch = co.Batch(
-        batch.u, batch.y, batch.lengths, mask, batch.weight, 0.3 * torch.randn(B, net.n, dtype=F64), reduce
+        batch.u,
+        batch.y,
+        batch.lengths,
+        mask,
+        batch.weight,
+        0.3 * torch.randn(B, net.n, dtype=F64),
+        reduce,
     )
     V, b_o = regression(net, batch, alpha, batch.y)
     before = {name: p.detach().clone() for name, p in net.named_parameters()}
@@ -544,7 +620,11 @@ def test_ridge_is_least_squares(readout, bias, alpha, reduce, cell):
     close(net.V, V, 1e-9)
     if bias:
         close(net.b_o, b_o, 1e-9)
-    assert all(torch.equal(p, before[name]) for name, p in net.named_parameters() if name not in ("V", "b_o"))
+    assert all(
+        torch.equal(p, before[name])
+        for name, p in net.named_parameters()
+        if name not in ("V", "b_o")
+    )
     assert net.training
     if alpha == 0 and not (readout == "last" and reduce == "mean"):
         g = co.BPTT()(net.eval(), batch, "squared").gradient

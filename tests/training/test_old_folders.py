@@ -30,7 +30,9 @@ def test_there_are_folders():
 def test_a_run_is_resumed(folders, coadjoint):
     """Twenty steps more: the losses are those that the version itself would have gone on with, to rounding."""
     assert coadjoint("resume", str(folders / "run"), "--steps", "40", "--quiet")[0] == 0
-    rows = [json.loads(line) for line in (folders / "run" / "metrics.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line) for line in (folders / "run" / "metrics.jsonl").read_text().splitlines()
+    ]
     found = {str(row["step"]): row["loss"] for row in rows if row["kind"] == "train"}
     expected = json.loads((folders / "resumed.json").read_text())["losses of the steps after 20"]
     assert {step: found[step] for step in expected} == pytest.approx(expected, rel=1e-4)
@@ -45,9 +47,16 @@ def test_a_run_is_reported(folders, coadjoint):
 
 def test_a_model_predicts(folders, coadjoint):
     out = folders / "now.csv"
-    assert coadjoint("predict", *map(str, (folders / "data", folders / "train.csv")), "--out", str(out))[0] == 0
+    assert (
+        coadjoint(
+            "predict", *map(str, (folders / "data", folders / "train.csv")), "--out", str(out)
+        )[0]
+        == 0
+    )
     then, now = (list(csv.DictReader(path.open())) for path in (folders / "predictions.csv", out))
     assert [row["id"] for row in now] == [row["id"] for row in then]
     assert [row["prediction"] for row in now] == [row["prediction"] for row in then]
     for column in ("probability down", "probability up"):
-        assert [float(row[column]) for row in now] == pytest.approx([float(row[column]) for row in then], abs=1e-5)
+        assert [float(row[column]) for row in now] == pytest.approx(
+            [float(row[column]) for row in then], abs=1e-5
+        )

@@ -97,12 +97,26 @@ def test_rtrl_of_held_weights_is_bptt_on_every_prefix(name):
 
 @pytest.mark.parametrize(
     "case",
-    ["mask", "frozen", "all frozen", "structured, frozen", "step", "batch", "classes", "own loss", "sigmoid", "long"],
+    [
+        "mask",
+        "frozen",
+        "all frozen",
+        "structured, frozen",
+        "step",
+        "batch",
+        "classes",
+        "own loss",
+        "sigmoid",
+        "long",
+    ],
 )
 def test_rtrl_of_held_weights_is_bptt_for(case):
     T, B, outputs, loss, net = 11, 1, O, "squared", make("lstm", x0="learned")
     if case == "mask":
-        net = make("gru", mask=(torch.rand(3 * D, D, generator=torch.Generator().manual_seed(0)) < 0.6).double())
+        net = make(
+            "gru",
+            mask=(torch.rand(3 * D, D, generator=torch.Generator().manual_seed(0)) < 0.6).double(),
+        )
     elif case == "frozen":
         net.W.requires_grad_(False)
         net.b_o.requires_grad_(False)
@@ -125,7 +139,11 @@ def test_rtrl_of_held_weights_is_bptt_for(case):
         loss = lambda y_hat, y: (y_hat - y).abs().pow(1.5).sum(-1)
     u, y = data(T, outputs, B)
     if case == "classes":
-        loss, net, y = "cross-entropy", make("elman", output="softmax"), torch.arange(T)[:, None] % O
+        loss, net, y = (
+            "cross-entropy",
+            make("elman", output="softmax"),
+            torch.arange(T)[:, None] % O,
+        )
     if case == "sigmoid":
         y = (y > 0).double()
     found = held(net, pairs(u, y), co.RTRL(), loss, batch=B)
@@ -159,11 +177,16 @@ def test_windows_read_out_what_the_network_does(options):
 def test_none_begins_another_sequence(learner):
     net, (u, y) = make("gru", x0="learned"), data(13)
     found = held(net, [*pairs(u[:5], y[:5]), None, *pairs(u[5:], y[5:])], learner)
-    parts = [learner(net, co.Batch(u[cut], y[cut]), "squared").gradient for cut in (slice(5), slice(5, None))]
+    parts = [
+        learner(net, co.Batch(u[cut], y[cut]), "squared").gradient
+        for cut in (slice(5), slice(5, None))
+    ]
     close(found.gradient, {name: parts[0][name] + parts[1][name] for name in parts[0]}, 1e-10)
 
 
-@pytest.mark.parametrize("loss", ["squared", "cross-entropy", "binary-cross-entropy", "absolute", "huber"])
+@pytest.mark.parametrize(
+    "loss", ["squared", "cross-entropy", "binary-cross-entropy", "absolute", "huber"]
+)
 @pytest.mark.parametrize("output", ["identity", "softmax", "sigmoid", "tanh"])
 def test_slopes_of_losses_are_their_derivatives(loss, output):
     if output not in (losses.LOSSES[loss].folds or (output,)):
@@ -186,7 +209,10 @@ def test_updates_at_every_step_are_the_definition():
     found = online.learn(ours, pairs(u, y), "squared", optimiser=co.optimisers.sgd(0.05), clip=1.5)
     net, rate, values = make("gru"), 0.05, []
     names = [n for n, _ in net.named_parameters() if n not in ("V", "b_o")]
-    x, S = torch.zeros(1, D, dtype=F64), {n: torch.zeros(D, net.get_parameter(n).numel(), dtype=F64) for n in names}
+    x, S = (
+        torch.zeros(1, D, dtype=F64),
+        {n: torch.zeros(D, net.get_parameter(n).numel(), dtype=F64) for n in names},
+    )
     for t in range(12):
         theta = {n: p.detach().clone() for n, p in net.named_parameters()}
         step = lambda x, *p, t=t: torch.func.functional_call(Step(net), dict(zip([f"net.{n}" for n in names], p, strict=True)), (u[t], x))[0]  # fmt: skip
@@ -219,7 +245,9 @@ class Step(nn.Module):
 def test_a_window_is_swept_with_the_weights_of_its_end():
     """k1 = k2: the pieces of the sequence one after the other, each from the state the one before has left."""
     ours, net, (u, y) = make("lstm"), make("lstm"), data(12)
-    found = online.learn(ours, pairs(u, y), "squared", co.Truncated(4, 4), co.optimisers.momentum(0.03))
+    found = online.learn(
+        ours, pairs(u, y), "squared", co.Truncated(4, 4), co.optimisers.momentum(0.03)
+    )
     optimiser, x = torch.optim.SGD(net.parameters(), 0.03, momentum=0.9), None
     for cut in (slice(0, 4), slice(4, 8), slice(8, 12)):
         e = co.BPTT()(net, co.Batch(u[cut], y[cut], x0=x), "squared")
@@ -251,7 +279,10 @@ def test_every_step_is_predicted_before_it_is_learned():
     assert found.recent["place"] == 36.0
     train = [row for row in found.rows if row["kind"] == "train"]
     assert [row["step"] for row in train] == [15, 30, 40]
-    assert np.allclose([row["loss"] for row in train], [np.mean(each[:15]), np.mean(each[15:30]), np.mean(each[30:])])
+    assert np.allclose(
+        [row["loss"] for row in train],
+        [np.mean(each[:15]), np.mean(each[15:30]), np.mean(each[30:])],
+    )
     looks = [row for row in found.rows if row.get("split") == "last 7"]
     assert [row["place"] for row in looks] == [11.0, 26.0, 36.0]
 
@@ -289,7 +320,15 @@ STEPS = 600  # between two weighings
 
 def apart(function, *words):
     """What a function of this file returns in a process of its own, where nobody else leaves anything behind."""
-    command = [sys.executable, "-c", APART, SUPPORT, Path(__file__).parent, function.__name__, *words]
+    command = [
+        sys.executable,
+        "-c",
+        APART,
+        SUPPORT,
+        Path(__file__).parent,
+        function.__name__,
+        *words,
+    ]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout.splitlines()[-1])
@@ -338,7 +377,10 @@ def growth_of_hoards():
     """The same of what is kept on purpose: a number, some text, a state or an operation for each step."""
     from alive import alive
 
-    kept, found = {"numbers": [], "text": "", "states": [], "graph": torch.ones(1, requires_grad=True)}, {}
+    kept, found = (
+        {"numbers": [], "text": "", "states": [], "graph": torch.ones(1, requires_grad=True)},
+        {},
+    )
 
     def keep(what, t):
         if what == "numbers":
@@ -415,7 +457,11 @@ def test_numbers_are_standardised_by_the_rows_before(here):
 def test_a_stream_is_called_after_its_file(here, monkeypatch):
     (here / "deep.down.csv").write_text(CSV)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(CSV.encode())))
-    assert [read(path).name for path in ("d.csv", here / "deep.down.csv", "-")] == ["d", "deep", "stream"]
+    assert [read(path).name for path in ("d.csv", here / "deep.down.csv", "-")] == [
+        "d",
+        "deep",
+        "stream",
+    ]
 
 
 def test_scores_are_in_the_targets_own_units(here):
@@ -428,7 +474,9 @@ def test_scores_are_in_the_targets_own_units(here):
         found = stream.score(a)
         assert math.isclose(found["mse"], e * e, rel_tol=1e-9, abs_tol=1e-15)
         assert math.isclose(found["mae"], abs(e), rel_tol=1e-9, abs_tol=1e-12)
-        assert math.isclose(found["baseline"], (mean - values[t, 2]) ** 2, rel_tol=1e-9, abs_tol=1e-15)
+        assert math.isclose(
+            found["baseline"], (mean - values[t, 2]) ** 2, rel_tol=1e-9, abs_tol=1e-15
+        )
 
 
 def test_classes_are_given_or_found_in_a_first_pass(here):
@@ -454,9 +502,17 @@ def test_the_next_row_is_the_target_and_ids_begin_sequences(here):
     assert len(got) == 59
     assert np.array_equal([u.tolist() for u, _ in got], values[:-1])
     assert np.array_equal([y.tolist() for _, y in got], values[1:])
-    (here / "id.csv").write_text("id,a,y\n" + "".join(f"{'pq'[t // 3]},{t},{-t}\n" for t in range(6)))
+    (here / "id.csv").write_text(
+        "id,a,y\n" + "".join(f"{'pq'[t // 3]},{t},{-t}\n" for t in range(6))
+    )
     with_id = list(online.read("id.csv", kind="next", standardise=False))
-    assert [None if p is None else p[1].tolist() for p in with_id] == [[1, -1], [2, -2], None, [4, -4], [5, -5]]
+    assert [None if p is None else p[1].tolist() for p in with_id] == [
+        [1, -1],
+        [2, -2],
+        None,
+        [4, -4],
+        [5, -5],
+    ]
     regress = list(online.read("id.csv", target="y", standardise=False))
     assert [None if p is None else p[0].item() for p in regress] == [0, 1, 2, None, 3, 4, 5]
 
@@ -482,12 +538,17 @@ def test_all_kinds_of_files_hold_the_same_stream(here, monkeypatch):
         got = [torch.cat(pair) for pair in read(path, **options)]
         assert len(got) == 60, path
         assert torch.equal(torch.stack(got), torch.stack(truth)), path
-    assert [int(y) for _, y in read("d.parquet", target="state")] == [["down", "up"].index(w) for w in words]
+    assert [int(y) for _, y in read("d.parquet", target="state")] == [
+        ["down", "up"].index(w) for w in words
+    ]
 
 
 def test_blank_cells_are_filled_from_the_row_before(here):
     (here / "gaps.csv").write_text("a,b,y\n1,2,3\n,5,6\n7,NA,9\n")
-    got = [u.tolist() for u, _ in online.read("gaps.csv", target="y", missing="ffill", standardise=False)]
+    got = [
+        u.tolist()
+        for u, _ in online.read("gaps.csv", target="y", missing="ffill", standardise=False)
+    ]
     assert got == [[1, 2], [1, 5], [7, 5]]
 
 
@@ -496,9 +557,21 @@ BAD = [
     ("a,y\n1,2\n\n3,4\n", {}, r"bad.csv:3: the line is blank"),
     ("a,y\n1,2\nx,4\n", {}, r"bad.csv:3 column 'a': \"x\" is not a number. .*--missing ffill"),
     ("a,y\n1,2\n3,x\n", {}, r"bad.csv:3 column 'y': \"x\" is not a number"),
-    ("a,y\n1,2\n,4\n", {}, r"bad.csv:3 column 'a': the value is missing. Fill it in, or pass --missing ffill"),
-    ("a,y\n1,2\n3,\n", {"missing": "ffill"}, r"bad.csv:3 column 'y': the value is missing. A target is not filled in"),
-    ("a,y\n,2\n3,4\n", {"missing": "ffill"}, r"bad.csv:2 column 'a': the value is missing. There is no row before it"),
+    (
+        "a,y\n1,2\n,4\n",
+        {},
+        r"bad.csv:3 column 'a': the value is missing. Fill it in, or pass --missing ffill",
+    ),
+    (
+        "a,y\n1,2\n3,\n",
+        {"missing": "ffill"},
+        r"bad.csv:3 column 'y': the value is missing. A target is not filled in",
+    ),
+    (
+        "a,y\n,2\n3,4\n",
+        {"missing": "ffill"},
+        r"bad.csv:2 column 'a': the value is missing. There is no row before it",
+    ),
     ("a,y\n1,2\ninf,4\n", {}, r"bad.csv:3 column 'a': \"inf\" is not finite"),
     ('a,y\n1,2\n"3,4\n', {}, r"bad.csv:3: the quotes"),
     ("a,y\n1,2\n3,\x00\n", {}, r"bad.csv:3: a NUL byte"),
@@ -508,11 +581,27 @@ BAD = [
     ("", {}, "the file holds no text"),
     ("a,a\n1,2\n", {}, "column names appear more than once: 'a'"),
     ("a,y\n1,2\n", {"target": "yy"}, r"there is no column 'yy' for --target. Did you mean 'y'"),
-    ("a,y\n1,p\n2,q\n3,r\n", {"classes": ["p", "q"]}, r"bad.csv:4 column 'y': 'r' is none of the classes 'p', 'q'"),
+    (
+        "a,y\n1,p\n2,q\n3,r\n",
+        {"classes": ["p", "q"]},
+        r"bad.csv:4 column 'y': 'r' is none of the classes 'p', 'q'",
+    ),
     ("a,y\n1,p\n2,p\n", {}, "there is one class only"),
-    ("a,y\n1,p\n", {"classes": ["p", "p"]}, "--classes must be at least two different labels; got p,p"),
-    ("a,y\n1,2\n", {"kind": "regress", "classes": ["1", "2"]}, "--classes belongs to --kind classify"),
-    ("a,y\n1,2\n", {"missing": "mask"}, "--missing must be refuse or ffill for a stream; got 'mask'"),
+    (
+        "a,y\n1,p\n",
+        {"classes": ["p", "p"]},
+        "--classes must be at least two different labels; got p,p",
+    ),
+    (
+        "a,y\n1,2\n",
+        {"kind": "regress", "classes": ["1", "2"]},
+        "--classes belongs to --kind classify",
+    ),
+    (
+        "a,y\n1,2\n",
+        {"missing": "mask"},
+        "--missing must be refuse or ffill for a stream; got 'mask'",
+    ),
     ("PAR1xxxx\n1\n", {}, "it holds Parquet"),
     ("a,y\n1,2.5\n2,3\n", {"kind": "classify"}, '"2.5" is a real number'),
 ]
@@ -561,9 +650,21 @@ def test_other_files_that_cannot_be_read(here):
         ({"clip": -1.0}, co.InputError, "clip must be a finite number, above 0"),
         ({"optimiser": co.optimisers.lbfgs()}, co.Unsupported, "sees a step once"),
         ({"optimiser": co.optimisers.hessian_free()}, co.Unsupported, "sees a step once"),
-        ({"optimiser": co.optimisers.sgd(1e-2, rule=co.optimisers.Armijo())}, co.Unsupported, "sees a step once"),
-        ({"optimiser": co.optimisers.sgd(1e-2, co.optimisers.plateau())}, co.Unsupported, "plateau"),
-        ({"optimiser": co.optimisers.sgd(1e-2, co.optimisers.cosine())}, co.InputError, "needs to know how many steps"),
+        (
+            {"optimiser": co.optimisers.sgd(1e-2, rule=co.optimisers.Armijo())},
+            co.Unsupported,
+            "sees a step once",
+        ),
+        (
+            {"optimiser": co.optimisers.sgd(1e-2, co.optimisers.plateau())},
+            co.Unsupported,
+            "plateau",
+        ),
+        (
+            {"optimiser": co.optimisers.sgd(1e-2, co.optimisers.cosine())},
+            co.InputError,
+            "needs to know how many steps",
+        ),
         ({"batch": 0}, co.InputError, "batch must be a whole number"),
         ({"resume": True}, co.InputError, "needs the folder"),
     ],
@@ -596,7 +697,8 @@ def test_numbers_that_leave_their_range_stop_the_run(tmp_path):
     with torch.no_grad():
         net.W.mul_(20)
     with pytest.raises(
-        co.NumericalError, match=r"step \d+: the (loss|gradient) is .* the last checkpoint is that of step 60"
+        co.NumericalError,
+        match=r"step \d+: the (loss|gradient) is .* the last checkpoint is that of step 60",
     ):
         online.learn(net, pairs(u, y), "squared", folder=tmp_path / "run", checkpoint=20, held=True)
     assert json.loads((tmp_path / "run/result.json").read_text())["status"] == "failed"
@@ -642,7 +744,9 @@ def test_too_little_room_is_said_before_anything_is_learned(learner, tmp_path, m
     """Room for several copies of the weights, and of what the learner keeps."""
     monkeypatch.setattr(shutil, "disk_usage", lambda path: type("", (), {"free": 1000}))
     net = make("elman", x0="learned")
-    with pytest.raises(co.StorageError, match="has 1,000 bytes free and this run needs about") as refused:
+    with pytest.raises(
+        co.StorageError, match="has 1,000 bytes free and this run needs about"
+    ) as refused:
         begun("elman", learner, tmp_path / "run")
     need = int(re.search(r"needs about ([\d,]+)", str(refused.value))[1].replace(",", ""))
     numbers = {name: p.numel() for name, p in net.named_parameters()}
@@ -665,7 +769,8 @@ def test_rows_deleted_while_the_stream_goes_on(tmp_path, at):
 
     begun("elman", "rtrl", tmp_path / "one")
     with pytest.raises(
-        co.StorageError, match=r"metrics.jsonl was deleted while the run went on; its rows were put back"
+        co.StorageError,
+        match=r"metrics.jsonl was deleted while the run went on; its rows were put back",
     ):
         begun("elman", "rtrl", folder, stream=stream())
     begun("elman", "rtrl", folder, resume=True)
@@ -681,7 +786,11 @@ def test_a_run_goes_on_where_it_crashed_bit_for_bit(name, learner, tmp_path):
     assert [p.name for p in storage.saved(tmp_path / "two")] == ["step-00000020", "step-00000030"]
     again = begun(name, learner, tmp_path / "two", resume=True)
     assert whole(tmp_path / "one") == whole(tmp_path / "two")
-    assert (again.so_far, again.recent, again.updates) == (straight.so_far, straight.recent, straight.updates)
+    assert (again.so_far, again.recent, again.updates) == (
+        straight.so_far,
+        straight.recent,
+        straight.updates,
+    )
 
 
 @pytest.mark.parametrize("learner", LEARNERS)
@@ -694,7 +803,9 @@ def test_a_signal_saves_and_says_how_to_go_on(learner, tmp_path):
                 os.kill(os.getpid(), signal.SIGINT)
             yield pair
 
-    with pytest.raises(signals.Interrupted, match=r"SIGINT: saved at step 24. Go on with: coadjoint resume"):
+    with pytest.raises(
+        signals.Interrupted, match=r"SIGINT: saved at step 24. Go on with: coadjoint resume"
+    ):
         begun("gru", learner, folder, stream=until(23))
     assert json.loads((folder / "result.json").read_text())["status"] == "interrupted"
     again = begun("gru", learner, folder, resume=True)
@@ -720,9 +831,15 @@ def test_steps_in_two_parts_are_those_in_one(tmp_path):
         begun("elman", learner, tmp_path / f"{learner} two", steps=25)
         found = begun("elman", learner, tmp_path / f"{learner} two", steps=40, resume=True)
         assert found.step == 40
-        one, two = (storage.load(storage.saved(tmp_path / f"{learner} {n}")[-1]) for n in ("one", "two"))
+        one, two = (
+            storage.load(storage.saved(tmp_path / f"{learner} {n}")[-1]) for n in ("one", "two")
+        )
         assert all(torch.equal(v, two.model[name]) for name, v in one.model.items())
-        assert all(torch.equal(v, two.tensors[name]) for name, v in one.tensors.items() if "figures" not in name)
+        assert all(
+            torch.equal(v, two.tensors[name])
+            for name, v in one.tensors.items()
+            if "figures" not in name
+        )
         assert one.state["updates"] == two.state["updates"]
 
 
@@ -731,7 +848,9 @@ def test_what_does_not_fit_is_not_gone_on_with(tmp_path):
         begun("elman", "rtrl", tmp_path / "run", stop=25)
     with pytest.raises(co.StorageError, match="description of the run"):
         begun("elman", "rtrl", tmp_path / "run", resume=True, description={"other": 1})
-    with pytest.raises(co.DataError, match="has taken 20 items of its stream, and the stream ends after 7"):
+    with pytest.raises(
+        co.DataError, match="has taken 20 items of its stream, and the stream ends after 7"
+    ):
         begun("elman", "rtrl", tmp_path / "run", resume=True, stream=pairs(*data(7)))
     with pytest.raises(co.StorageError, match="already holds a run"):
         begun("elman", "rtrl", tmp_path / "run")
@@ -756,7 +875,9 @@ def test_a_stream_from_a_file_goes_on_bit_for_bit(kinds, here):
     file_run(here / "two", resume=True, **kinds)
     ours, truth = ((here / n / "model.safetensors").read_bytes() for n in ("two", "one"))
     assert ours == truth
-    ours, truth = (json.loads((here / n / "result.json").read_text())["metrics"] for n in ("two", "one"))
+    ours, truth = (
+        json.loads((here / n / "result.json").read_text())["metrics"] for n in ("two", "one")
+    )
     assert ours == truth
 
 
@@ -764,7 +885,9 @@ def test_a_file_that_has_changed_is_refused_and_one_that_has_grown_is_not(here):
     file_run(here / "run", steps=33)
     good = (here / "d.csv").read_text()
     (here / "d.csv").write_text(good.replace("\n7,", "\n7,9"))
-    with pytest.raises(co.StorageError, match="its first 33 rows are not those that this run has learned from"):
+    with pytest.raises(
+        co.StorageError, match="its first 33 rows are not those that this run has learned from"
+    ):
         file_run(here / "run", resume=True)
     (here / "d.csv").write_text("\n".join(good.split()[:20]))
     with pytest.raises(co.StorageError, match="its first 33 rows are not those"):
@@ -778,12 +901,15 @@ def test_a_bad_row_is_refused_saved_before_and_gone_on_with_when_it_is_mended(he
     lines = CSV.split()
     (here / "d.csv").write_text("\n".join([*lines[:38], "37,x,1,1,up", *lines[39:]]))
     with pytest.raises(
-        co.DataError, match=r"d.csv:39 column 'a': \"x\" is not a number.* saved, at step 37. Go on with:"
+        co.DataError,
+        match=r"d.csv:39 column 'a': \"x\" is not a number.* saved, at step 37. Go on with:",
     ):
         file_run(here / "two")
     (here / "d.csv").write_text(CSV)
     file_run(here / "two", resume=True)
-    assert (here / "two/model.safetensors").read_bytes() == (here / "one/model.safetensors").read_bytes()
+    assert (here / "two/model.safetensors").read_bytes() == (
+        here / "one/model.safetensors"
+    ).read_bytes()
 
 
 KILLED = """
@@ -797,7 +923,11 @@ test_online.file_run(test_online.Path("two"), score=lambda a, n=[0]: (n.append(0
 
 def test_a_killed_process_goes_on_bit_for_bit(here):
     file_run(here / "one", score=lambda a: {"x": 0.0})
-    done = subprocess.run([sys.executable, "-c", KILLED, SUPPORT, Path(__file__).parent], cwd=here, capture_output=True)
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, SUPPORT, Path(__file__).parent],
+        cwd=here,
+        capture_output=True,
+    )
     assert done.returncode == -signal.SIGKILL, done.stderr[-2000:]
     assert storage.saved(here / "two")[-1].name == "step-00000040"
     file_run(here / "two", score=lambda a: {"x": 0.0}, resume=True)
@@ -812,15 +942,50 @@ def coadjoint(coadjoint, here):
     return coadjoint
 
 
-SMALL = ["--hidden", "4", "--every", "20", "--window", "30", "--checkpoint", "20", "--precision", "64"]
+SMALL = [
+    "--hidden",
+    "4",
+    "--every",
+    "20",
+    "--window",
+    "30",
+    "--checkpoint",
+    "20",
+    "--precision",
+    "64",
+]
 
 
 @pytest.mark.parametrize(
     "words",
     [
         ["--target", "y", "--features", "a,b"],
-        ["--target", "state", "--features", "a,b", "--k1", "3", "--k2", "7", "--cell", "gru", "--optimiser", "sgd"],
-        ["--kind", "next", "--features", "a,b,y", "--learner", "rtrl", "--cell", "lstm", "--clip", "1"],
+        [
+            "--target",
+            "state",
+            "--features",
+            "a,b",
+            "--k1",
+            "3",
+            "--k2",
+            "7",
+            "--cell",
+            "gru",
+            "--optimiser",
+            "sgd",
+        ],
+        [
+            "--kind",
+            "next",
+            "--features",
+            "a,b,y",
+            "--learner",
+            "rtrl",
+            "--cell",
+            "lstm",
+            "--clip",
+            "1",
+        ],
     ],
     ids=["regress", "classify", "next"],
 )
@@ -831,15 +996,26 @@ def test_the_command_learns_goes_on_and_leaves_a_model(words, here, coadjoint):
     assert f"the stream ended at step {steps}" in out
     assert "last 30 steps: loss" in out
     files = {p.name for p in (here / "one").iterdir()}
-    assert {"model.safetensors", "metrics.jsonl", "result.json", "config.yaml", "online.json", "report.html"} <= files
+    assert {
+        "model.safetensors",
+        "metrics.jsonl",
+        "result.json",
+        "config.yaml",
+        "online.json",
+        "report.html",
+    } <= files
     rows = [json.loads(line) for line in (here / "one/metrics.jsonl").read_text().splitlines()]
     assert [r["step"] for r in rows if r["kind"] == "train"] == [20, 40, steps]
-    code, out, _ = coadjoint("online", "d.csv", *words, *SMALL, "--out", "two", "--steps", "31", "--quiet")
+    code, out, _ = coadjoint(
+        "online", "d.csv", *words, *SMALL, "--out", "two", "--steps", "31", "--quiet"
+    )
     assert (code, out) == (0, "")
     code, out, _ = coadjoint("resume", "two", "--steps", "1000")
     assert code == 0
     assert f"the stream ended at step {steps}" in out
-    first, second = (storage.unpack((here / n / "model.safetensors").read_bytes(), here) for n in ("one", "two"))
+    first, second = (
+        storage.unpack((here / n / "model.safetensors").read_bytes(), here) for n in ("one", "two")
+    )
     assert all(torch.equal(v, second[name]) for name, v in first.items())
     code, out, _ = coadjoint("resume", "one")
     assert code == 0
@@ -858,7 +1034,9 @@ def test_what_is_piped_in(here, coadjoint, monkeypatch):
     assert coadjoint("online", "-", *words, "--out", "two", "--steps", "25")[0] == 0
     pipe()
     assert coadjoint("resume", "two", "--steps", "60", "-q")[0] == 0
-    first, second = (storage.unpack((here / n / "model.safetensors").read_bytes(), here) for n in ("one", "two"))
+    first, second = (
+        storage.unpack((here / n / "model.safetensors").read_bytes(), here) for n in ("one", "two")
+    )
     assert all(torch.equal(v, second[name]) for name, v in first.items())
 
 

@@ -34,7 +34,9 @@ os.execvp(sys.argv[3], sys.argv[3:])
 """
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not CHROMIUM, reason="no browser: install chromium, or name one in $CHROMIUM"),
+    pytest.mark.skipif(
+        not CHROMIUM, reason="no browser: install chromium, or name one in $CHROMIUM"
+    ),
 ]
 
 
@@ -48,9 +50,17 @@ class Browser:
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         self.process = subprocess.Popen(command, pass_fds=(down[0], up[1]), **quiet)
         os.close(down[0]), os.close(up[1])
-        self.out, self.into, self.ids, self.buffer, self.events = down[1], up[0], itertools.count(1), b"", []
+        self.out, self.into, self.ids, self.buffer, self.events = (
+            down[1],
+            up[0],
+            itertools.count(1),
+            b"",
+            [],
+        )
         target = self.send("Target.createTarget", url="about:blank")["targetId"]
-        self.session = self.send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self.session = self.send("Target.attachToTarget", targetId=target, flatten=True)[
+            "sessionId"
+        ]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.send(f"{domain}.enable")
 
@@ -70,7 +80,11 @@ class Browser:
     def send(self, method, **params):
         """Ask, and wait for the answer; what happens in between is kept in `events`."""
         call = {"id": next(self.ids), "method": method, "params": params}
-        os.write(self.out, json.dumps(call | ({"sessionId": self.session} if self.session else {})).encode() + b"\0")
+        os.write(
+            self.out,
+            json.dumps(call | ({"sessionId": self.session} if self.session else {})).encode()
+            + b"\0",
+        )
         while (answer := self.message()).get("id") != call["id"]:
             self.events.append(answer)
         assert "error" not in answer, (method, answer["error"])
@@ -79,7 +93,11 @@ class Browser:
     def open(self, path, width=1280, height=900, dark=False, script=True):
         """Load a page and wait until it has been drawn."""
         self.send(
-            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=width < 600,
         )
         self.send("Emulation.setTouchEmulationEnabled", enabled=width < 600)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
@@ -90,11 +108,15 @@ class Browser:
         while not any(e.get("method") == "Page.loadEventFired" for e in self.events):
             self.events.append(self.message())
         if script:
-            self.ask("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+            self.ask(
+                "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
+            )
 
     def ask(self, expression):
         """The value of an expression in the page."""
-        answer = self.send("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        answer = self.send(
+            "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
+        )
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
@@ -103,9 +125,14 @@ class Browser:
         said = [
             e
             for e in self.events
-            if e["method"] in ("Log.entryAdded", "Runtime.exceptionThrown", "Runtime.consoleAPICalled")
+            if e["method"]
+            in ("Log.entryAdded", "Runtime.exceptionThrown", "Runtime.consoleAPICalled")
         ]
-        urls = [e["params"]["request"]["url"] for e in self.events if e["method"] == "Network.requestWillBeSent"]
+        urls = [
+            e["params"]["request"]["url"]
+            for e in self.events
+            if e["method"] == "Network.requestWillBeSent"
+        ]
         return said + [u for u in urls if not u.startswith(("file:", "data:"))]
 
     def mouse(self, kind, x, y, **rest):
@@ -114,7 +141,11 @@ class Browser:
     def key(self, name):
         for kind in ("keyDown", "keyUp"):
             self.send(
-                "Input.dispatchKeyEvent", type=kind, key=name, code=name, windowsVirtualKeyCode={"Tab": 9}.get(name, 0)
+                "Input.dispatchKeyEvent",
+                type=kind,
+                key=name,
+                code=name,
+                windowsVirtualKeyCode={"Tab": 9}.get(name, 0),
             )
 
     def picture(self, path, full=True):
@@ -153,19 +184,29 @@ def pages(tmp_path_factory):
     write_run(root / "run")
     write_compare(root / "compare")
     write_run(root / "short", steps=3, solved=2, every=1, length=5, status="failed")
-    write_run(root / "plain", steps=900, solved=10**9, probes=False, penalised=False, status="interrupted")
-    diagnoses.save(root / "diagnosis", examination.examine(evaluation()), {"task": {"name": "lines"}, "seed": 0})
+    write_run(
+        root / "plain", steps=900, solved=10**9, probes=False, penalised=False, status="interrupted"
+    )
+    diagnoses.save(
+        root / "diagnosis",
+        examination.examine(evaluation()),
+        {"task": {"name": "lines"}, "seed": 0},
+    )
     (root / "cut").mkdir()
     (root / "cut/metrics.jsonl").write_text('{"kind":"train","step":1,"loss":1.5}\n{"kind":"tra')
     for k, payload in enumerate(PAYLOADS):
         names = {
             "name": payload,
             "settings": {payload: payload},
-            "runs": [{"seed": payload, "steps": 5, "metric": 1, "error": payload, "folder": payload}],
+            "runs": [
+                {"seed": payload, "steps": 5, "metric": 1, "error": payload, "folder": payload}
+            ],
         }
         (root / f"hostile-{k}").mkdir()
         (root / f"hostile-{k}/compare.json").write_text(
-            json.dumps({"task": payload, "goal": payload, "command": payload, "rows": [names, names]})
+            json.dumps(
+                {"task": payload, "goal": payload, "command": payload, "rows": [names, names]}
+            )
         )
     return {folder.name: pages_module.write(folder) for folder in root.iterdir()}
 
@@ -191,7 +232,10 @@ def test_every_figure_is_drawn_without_a_complaint(browser, pages, name, screen)
     )
     assert len(drawn) == FIGURES[name] == int(browser.ask("document.documentElement.dataset.drawn"))
     assert all(kind == done and marks for kind, done, marks in drawn), drawn
-    assert browser.ask("document.documentElement.scrollWidth - document.documentElement.clientWidth") <= 0
+    assert (
+        browser.ask("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+        <= 0
+    )
     assert (
         browser.ask(
             "[...document.querySelectorAll('.plot text')].filter(t => { const a = t.getBoundingClientRect(), b = t.ownerSVGElement.getBoundingClientRect(); return a.left < b.left - 2 || a.right > b.right + 6; }).map(t => t.textContent)"
@@ -280,7 +324,8 @@ def test_touch_shows_values_and_a_touch_elsewhere_puts_them_away(browser, pages)
 
 
 @pytest.mark.parametrize(
-    ("page", "figure"), [("run", "radius"), ("run", "costates"), ("compare", "steps"), ("compare", "curves")]
+    ("page", "figure"),
+    [("run", "radius"), ("run", "costates"), ("compare", "steps"), ("compare", "curves")],
 )
 def test_keys_read_values(browser, pages, page, figure):
     browser.open(pages[page])
@@ -312,9 +357,16 @@ def test_the_legend_hides_a_series(browser, pages):
     before = browser.ask(count)
     browser.ask("document.querySelector('#figure-norms .legend button').click()")
     assert browser.ask(count) == before - 1
-    assert browser.ask("document.querySelector('#figure-norms .legend button').getAttribute('aria-pressed')") == "false"
+    assert (
+        browser.ask(
+            "document.querySelector('#figure-norms .legend button').getAttribute('aria-pressed')"
+        )
+        == "false"
+    )
     for _ in range(before - 1):
-        browser.ask("document.querySelector('#figure-norms .legend button[aria-pressed=true]').click()")
+        browser.ask(
+            "document.querySelector('#figure-norms .legend button[aria-pressed=true]').click()"
+        )
     assert browser.ask(count) == 0
     assert browser.complaints() == []
 
@@ -323,7 +375,13 @@ def test_figures_follow_the_width(browser, pages):
     browser.open(pages["run"])
     width = "document.querySelector('#figure-loss .plot > svg').viewBox.baseVal.width"
     wide = browser.ask(width)
-    browser.send("Emulation.setDeviceMetricsOverride", width=390, height=844, deviceScaleFactor=1, mobile=False)
+    browser.send(
+        "Emulation.setDeviceMetricsOverride",
+        width=390,
+        height=844,
+        deviceScaleFactor=1,
+        mobile=False,
+    )
     browser.ask("new Promise(done => setTimeout(done, 150))")
     assert browser.ask(width) < wide - 100
     assert browser.ask("document.documentElement.scrollWidth") <= 390
@@ -332,7 +390,9 @@ def test_figures_follow_the_width(browser, pages):
 def test_print_is_dark_on_white(browser, pages):
     browser.open(pages["run"], dark=True)
     browser.send(
-        "Emulation.setEmulatedMedia", media="print", features=[{"name": "prefers-color-scheme", "value": "dark"}]
+        "Emulation.setEmulatedMedia",
+        media="print",
+        features=[{"name": "prefers-color-scheme", "value": "dark"}],
     )
     assert browser.ask("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     assert browser.ask("getComputedStyle(document.body).color") == "rgb(0, 0, 0)"
@@ -344,7 +404,9 @@ def test_without_script_the_tables_remain(browser, pages):
     text = browser.send("Page.captureSnapshot")["data"]
     assert browser.complaints() == []
     document = browser.send("DOM.getDocument")["root"]["nodeId"]
-    find = lambda what: browser.send("DOM.querySelectorAll", nodeId=document, selector=what)["nodeIds"]
+    find = lambda what: browser.send("DOM.querySelectorAll", nodeId=document, selector=what)[
+        "nodeIds"
+    ]
     assert len(find("noscript p")) == 1
     assert len(find("table")) >= 5
     assert find(".plot > svg") == []

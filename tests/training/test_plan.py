@@ -18,7 +18,11 @@ from coadjoint.training.plan import LearningPlan, TrainingPlan
     ],
 )
 def test_a_plan_has_the_arguments_of_its_call_and_their_defaults(call, plan, apart):
-    arguments = {name: p.default for name, p in inspect.signature(call).parameters.items() if name not in apart}
+    arguments = {
+        name: p.default
+        for name, p in inspect.signature(call).parameters.items()
+        if name not in apart
+    }
     settings = {f.name: f.default for f in dataclasses.fields(plan) if f.init}
     assert settings == arguments
 
@@ -45,7 +49,10 @@ def test_a_plan_knows_what_it_means_by_default():
         ({"seconds": float("inf")}, "seconds must be a finite number, above 0; got inf"),
         ({"weight_noise": -0.1}, "weight_noise must be a finite number, at least 0; got -0.1"),
         ({"folder": 3}, "folder must be the name of a file or folder; got 3"),
-        ({"display": "yes"}, "display must be True, False or an object with step, look, say and close; got 'yes'"),
+        (
+            {"display": "yes"},
+            "display must be True, False or an object with step, look, say and close; got 'yes'",
+        ),
         ({"description": "mine"}, "description must be a dict; got 'mine'"),
         ({"loggers": print}, "loggers must be a list of functions of a row"),
         ({"gradient": "bptt"}, r"gradient must be like co.BPTT\(\); got 'bptt'"),
@@ -67,5 +74,7 @@ def test_each_setting_is_checked_once(monkeypatch):
 
     monkeypatch.setattr(plan, "whole", counted)
     net = co.Network("elman", inputs=6, hidden=3, outputs=4, output="softmax")
-    co.train(net, co.tasks.TemporalOrder(10), steps=2, every=2, batch=2, tests=2, confirm=2, probes=2)
+    co.train(
+        net, co.tasks.TemporalOrder(10), steps=2, every=2, batch=2, tests=2, confirm=2, probes=2
+    )
     assert len(checked) == len(set(checked)) == len(TrainingPlan.counts)

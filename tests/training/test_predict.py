@@ -28,7 +28,9 @@ def test_a_folder_and_its_model_are_the_same_network():
 def test_predictions_from_python_are_those_of_the_command_line(tmp_path, coadjoint):
     ours, theirs = tmp_path / "ours.csv", tmp_path / "theirs.csv"
     count, notes = predict(FOLDERS / "data", FOLDERS / "train.csv", ours, silent)
-    code, out, _ = coadjoint("predict", str(FOLDERS / "data"), str(FOLDERS / "train.csv"), "--out", str(theirs))
+    code, out, _ = coadjoint(
+        "predict", str(FOLDERS / "data"), str(FOLDERS / "train.csv"), "--out", str(theirs)
+    )
     assert code == 0
     assert ours.read_bytes() == theirs.read_bytes()
     assert out.splitlines() == [*notes, f"{count} sequences -> {theirs}"]

@@ -50,7 +50,15 @@ def learning(steps, solved, seed):
 
 
 def write_run(
-    folder, steps=5000, solved=4300, every=100, length=100, seed=0, probes=True, penalised=True, status="success"
+    folder,
+    steps=5000,
+    solved=4300,
+    every=100,
+    length=100,
+    seed=0,
+    probes=True,
+    penalised=True,
+    status="success",
 ):
     """A run folder as training leaves it: costates that vanish at first and are carried through later."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -68,7 +76,8 @@ def write_run(
         }
         if penalised:
             row |= {
-                "penalty": 0.5 * math.exp(-k / 600) * rng.lognormal(0, 0.2) + 0.004 * rng.lognormal(0, 0.4),
+                "penalty": 0.5 * math.exp(-k / 600) * rng.lognormal(0, 0.2)
+                + 0.004 * rng.lognormal(0, 0.4),
                 "rho": 4.0 * 0.5 ** (k // 1500),
             }
         if norm > 1:
@@ -92,7 +101,9 @@ def write_run(
             if probes:
                 slope = -0.16 * math.exp(-k / 500) - 0.012 * (1 - share) + 0.002 * math.sin(k / 300)
                 wave = 0.25 * np.sin(t / 9 + k / 700) * min(1, k / 900)
-                costates = slope * (length - t) + wave - 0.6 - share + rng.normal(0, 0.05, length + 1)
+                costates = (
+                    slope * (length - t) + wave - 0.6 - share + rng.normal(0, 0.05, length + 1)
+                )
                 rows.append({
                     "kind": "probe", "step": int(s[k]), "t": t.tolist(), "log10_costates": costates.tolist(), "temporal": (costates[1:] - 0.4 + 0.1 * wave[1:]).tolist(),
                     "radius": 0.5 + 0.62 * (1 - math.exp(-k / 900)), "decay": float(costates[0] - costates[-1]),
@@ -211,7 +222,17 @@ def test_the_page_of_a_run(run_folder):
     ):  # fmt: skip
         assert words in page.text, words
     kinds = {name: figure["kind"] for name, figure in page.figures.items()}
-    curves = ["loss", "held-out-0", "gradient", "penalty", "rho", "rate", "decay", "radius", "norms"]
+    curves = [
+        "loss",
+        "held-out-0",
+        "gradient",
+        "penalty",
+        "rho",
+        "rate",
+        "decay",
+        "radius",
+        "norms",
+    ]
     assert kinds == dict.fromkeys(curves, "lines") | {"costates": "heat", "temporal": "heat"}
     assert page.figures["gradient"]["y"]["log"]
     assert page.figures["norms"]["y"]["log"]
@@ -304,7 +325,10 @@ def test_gaps_are_null(tmp_path):
 
 
 def test_a_resumed_run_counts_the_later_value(tmp_path):
-    rows = [{"kind": "train", "step": k, "loss": loss} for k, loss in ((1, 5), (2, 6), (3, 7), (2, 8), (3, 9))]
+    rows = [
+        {"kind": "train", "step": k, "loss": loss}
+        for k, loss in ((1, 5), (2, 6), (3, 7), (2, 8), (3, 9))
+    ]
     (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
     series = page_of(tmp_path).figures["loss"]["series"][0]
     assert (series["x"], series["y"]) == ([1, 2, 3], [5, 8, 9])
@@ -420,7 +444,9 @@ def test_the_page_of_a_comparison(compare_folder):
         steps = [run["steps"] for run in row["runs"] if run["success"]]
         assert f"{len(steps)} of {len(row['runs'])}" in page.text
         if steps:
-            assert f"{statistics.median(steps):,.0f} ({min(steps):,} to {max(steps):,})" in page.text
+            assert (
+                f"{statistics.median(steps):,.0f} ({min(steps):,} to {max(steps):,})" in page.text
+            )
     assert "plain, seed 4 failed the loss was not finite at step 750" in page.text
     share = {series["name"]: series for series in page.figures["share"]["series"]}
     plain, first = share["plain"], share["penalised"]
@@ -431,9 +457,14 @@ def test_the_page_of_a_comparison(compare_folder):
     assert len(page.figures["curves"]["series"]) == 24
     assert [p["x"] for p in page.figures["steps"]["points"] if p["row"] == 2] == [None] * 6
     assert all(p["open"] for p in page.figures["final"]["points"] if p["row"] == 2)
-    links = {value for name, value in page.attributes if name == "href" and not value.startswith("#")}
+    links = {
+        value for name, value in page.attributes if name == "href" and not value.startswith("#")
+    }
     assert links == {
-        f"./{run['folder']}/report.html" for row in data["rows"] for run in row["runs"] if run["seed"] % 2 == 0
+        f"./{run['folder']}/report.html"
+        for row in data["rows"]
+        for run in row["runs"]
+        if run["seed"] % 2 == 0
     }
 
 
@@ -452,9 +483,23 @@ def write_tasks(folder, methods=("plain cell=gru", "penalised cell=gru")):
                 for k, v in enumerate(values)
             ]  # fmt: skip
             rows.append(
-                {"task": task, "metric": metric, "goal": goal, "name": name, "settings": {"cell": "gru"}, "runs": runs}
+                {
+                    "task": task,
+                    "metric": metric,
+                    "goal": goal,
+                    "name": name,
+                    "settings": {"cell": "gru"},
+                    "runs": runs,
+                }
             )
-    held_out = {"kind": "held-out", "split": "test", "step": 100, "right": 1.0, "right_0.2": 0.5, "accuracy": 0.25}
+    held_out = {
+        "kind": "held-out",
+        "split": "test",
+        "step": 100,
+        "right": 1.0,
+        "right_0.2": 0.5,
+        "accuracy": 0.25,
+    }
     for run in {run["folder"] for row in rows for run in row["runs"]}:
         (folder / run).mkdir(parents=True)
         (folder / run / "metrics.jsonl").write_text(json.dumps(held_out) + "\n")
@@ -481,7 +526,12 @@ def test_the_page_of_several_tasks(tmp_path):
     assert kinds == {
         f"{name}{tail}": kind
         for tail in ("", "-1", "-2")
-        for name, kind in (("steps", "dots"), ("share", "lines"), ("curves", "lines"), ("final", "dots"))
+        for name, kind in (
+            ("steps", "dots"),
+            ("share", "lines"),
+            ("curves", "lines"),
+            ("final", "dots"),
+        )
         if tail != "-2" or name not in ("steps", "share")  # digits: no goal, no success
     }
     assert page.figures["curves-1"]["series"][0]["y"] == [0.5]
@@ -497,8 +547,13 @@ def test_rows_that_colours_cannot_tell_apart(tmp_path):
 
 def test_the_tables_in_markdown(tmp_path, compare_folder):
     text = summary.markdown(write_tasks(tmp_path))
-    assert text.startswith("```console\ncoadjoint compare xor | `x`\n```\n\n12 runs; 61 s, 4 runs at a time.\n")
-    assert "| name | xor | addition | digits |\n| --- | --- | --- | --- |\n| plain cell=gru | 2 of 2 · 1 |" in text
+    assert text.startswith(
+        "```console\ncoadjoint compare xor | `x`\n```\n\n12 runs; 61 s, 4 runs at a time.\n"
+    )
+    assert (
+        "| name | xor | addition | digits |\n| --- | --- | --- | --- |\n| plain cell=gru | 2 of 2 · 1 |"
+        in text
+    )
     assert [line for line in text.splitlines() if line.startswith("#")] == [
         "### Overview",
         "### xor, 12 steps",
@@ -513,23 +568,39 @@ def test_the_tables_in_markdown(tmp_path, compare_folder):
 
 
 @pytest.mark.parametrize(
-    "folder", ["../outside", "..", ".", "", None, 7, "javascript:alert(1)", "runs/none", "a\0b", "x" * 5000]
+    "folder",
+    ["../outside", "..", ".", "", None, 7, "javascript:alert(1)", "runs/none", "a\0b", "x" * 5000],
 )
 def test_links_stay_inside(tmp_path, folder):
     inside = tmp_path / "inside"
     inside.mkdir()
     write_run(tmp_path / "outside", **SMALL)
     pages.write(tmp_path / "outside")
-    run = {"seed": 0, "folder": folder, "status": "success", "success": True, "steps": 3, "seconds": 1, "metric": 1}
+    run = {
+        "seed": 0,
+        "folder": folder,
+        "status": "success",
+        "success": True,
+        "steps": 3,
+        "seconds": 1,
+        "metric": 1,
+    }
     (inside / "compare.json").write_text(json.dumps({"rows": [{"name": "a", "runs": [run]}]}))
     page = page_of(inside)
-    assert [value for name, value in page.attributes if name == "href" and not value.startswith("#")] == []
+    assert [
+        value for name, value in page.attributes if name == "href" and not value.startswith("#")
+    ] == []
     assert "curves" not in page.figures
 
 
 @pytest.mark.parametrize(
     "data",
-    [{"rows": []}, {"rows": None}, {"rows": [{"name": None, "runs": [{}]}]}, {"task": "t", "rows": [{"runs": "?"}, 4]}],
+    [
+        {"rows": []},
+        {"rows": None},
+        {"rows": [{"name": None, "runs": [{}]}]},
+        {"task": "t", "rows": [{"runs": "?"}, 4]},
+    ],
 )
 def test_sparse_comparisons(tmp_path, data):
     (tmp_path / "compare.json").write_text(json.dumps(data))
@@ -543,7 +614,9 @@ JSON = st.recursive(
     | st.floats()
     | st.text(max_size=4)
     | st.sampled_from(["NaN", "success", "train", "right >= 1"]),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3)
+    ),
     max_leaves=6,
 )
 ROW = st.fixed_dictionaries({}, optional={
@@ -553,11 +626,25 @@ ROW = st.fixed_dictionaries({}, optional={
 RESULT = st.fixed_dictionaries(
     {},
     optional=dict.fromkeys(
-        ("status", "step", "seconds", "reason", "success", "success_step", "goal", "metrics", "examples"), JSON
+        (
+            "status",
+            "step",
+            "seconds",
+            "reason",
+            "success",
+            "success_step",
+            "goal",
+            "metrics",
+            "examples",
+        ),
+        JSON,
     ),
 )
 RUN = st.fixed_dictionaries(
-    {}, optional=dict.fromkeys(("seed", "folder", "status", "success", "steps", "seconds", "metric", "error"), JSON)
+    {},
+    optional=dict.fromkeys(
+        ("seed", "folder", "status", "success", "steps", "seconds", "metric", "error"), JSON
+    ),
 )
 COMPARE = st.fixed_dictionaries({}, optional={
     **dict.fromkeys(("command", "task", "goal", "metric", "tasks", "seconds", "jobs", "environment"), JSON),
@@ -566,7 +653,9 @@ COMPARE = st.fixed_dictionaries({}, optional={
 
 
 @settings(
-    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=80,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(rows=st.lists(ROW, max_size=6), result=RESULT, environment=JSON)
 def test_any_run_folder_makes_a_page(tmp_path, rows, result, environment):
@@ -577,7 +666,9 @@ def test_any_run_folder_makes_a_page(tmp_path, rows, result, environment):
 
 
 @settings(
-    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=80,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(data=COMPARE)
 def test_any_comparison_makes_a_page_or_a_refusal(tmp_path, data):
@@ -619,7 +710,9 @@ def put(data, path, word):
     for step in path[:-1]:
         data = data[step]
     if path[-1] is KEY:
-        data[word] = data.pop([key for key in data if key not in ("kind", "step", "split", "sequences")][-1])
+        data[word] = data.pop(
+            [key for key in data if key not in ("kind", "step", "split", "sequences")][-1]
+        )
     else:
         data[path[-1]] = word
 
@@ -682,19 +775,23 @@ def test_nothing_read_becomes_markup(tmp_path, file, path):
     """The elements of a page with a hostile word are those of the same page with a harmless one."""
     plant(tmp_path / "good", file, path, "harmless")
     expected = page_of(tmp_path / "good")
-    assert ((file, path) in NOT_SHOWN) == ("harmless" not in expected.text + json.dumps(expected.data))
+    assert ((file, path) in NOT_SHOWN) == (
+        "harmless" not in expected.text + json.dumps(expected.data)
+    )
     for k, payload in enumerate(PAYLOADS):
         plant(tmp_path / str(k), file, path, payload)
         page = page_of(tmp_path / str(k))
         assert page.elements == expected.elements
-        assert all(value.startswith(("#", "./")) for name, value in page.attributes if name == "href")
+        assert all(
+            value.startswith(("#", "./")) for name, value in page.attributes if name == "href"
+        )
         assert not text_module.UNSEEN.search(page.source)
         assert page.source.count("<script") == 2
         if (file, path) not in NOT_SHOWN:
             shown = text_module.clean(payload)
-            assert " ".join(shown.split()) in page.text or shown in json.dumps(page.data, ensure_ascii=False).replace(
-                '\\"', '"'
-            ).replace("\\\\", "\\")
+            assert " ".join(shown.split()) in page.text or shown in json.dumps(
+                page.data, ensure_ascii=False
+            ).replace('\\"', '"').replace("\\\\", "\\")
 
 
 @pytest.mark.parametrize("name", ["a b & <i>", "it's; rm -rf"])
@@ -708,7 +805,9 @@ def test_long_text_is_cut():
 
 
 def test_refusals(tmp_path, monkeypatch):
-    with pytest.raises(StorageError, match=r"neither a run folder \(metrics.jsonl\) nor a compare folder"):
+    with pytest.raises(
+        StorageError, match=r"neither a run folder \(metrics.jsonl\) nor a compare folder"
+    ):
         pages.write(tmp_path / "none")
     (tmp_path / "compare.json").write_text("{")
     with pytest.raises(StorageError, match="holds no comparison"):
@@ -758,7 +857,9 @@ EYES = {
 
 def lab(light):
     """CIE Lab of linear sRGB."""
-    to_xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+    to_xyz = np.array(
+        [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]
+    )
     x = np.clip(light, 0, 1) @ to_xyz.T / (0.9505, 1, 1.089)
     f = np.where(x > 0.008856, np.cbrt(x), 7.787 * x + 16 / 116)
     return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
@@ -775,8 +876,12 @@ def test_colours_differ_to_all_eyes(eyes, ground):
 
 def test_colours():
     """The ramp rises in luminance, and curves stand out from their ground, in the light and in the dark."""
-    script, style = (Path(pages.__file__).with_name(f"page{s}").read_text() for s in (".js", ".css"))
-    ramp = [luminance(c) for c in re.findall("#[0-9a-f]{6}", re.search(r"RAMP = \[(.*?)\]", script)[1])]
+    script, style = (
+        Path(pages.__file__).with_name(f"page{s}").read_text() for s in (".js", ".css")
+    )
+    ramp = [
+        luminance(c) for c in re.findall("#[0-9a-f]{6}", re.search(r"RAMP = \[(.*?)\]", script)[1])
+    ]
     assert len(ramp) >= 5
     assert all(b - a > 0.01 for a, b in itertools.pairwise(ramp))
     grounds = re.findall(r"--card: (#[0-9a-f]{6})", style)[:2]
@@ -787,13 +892,26 @@ def test_colours():
 
 
 def test_results_without_a_goal_under_other_budgets_and_interrupted():
-    run = {"success": True, "status": "success", "steps": 5, "work": 9, "seconds": 100.0, "metric": 1.0}
+    run = {
+        "success": True,
+        "status": "success",
+        "steps": 5,
+        "work": 9,
+        "seconds": 100.0,
+        "metric": 1.0,
+    }
     stopped = {**run, "success": False, "status": "interrupted"}
     about = {"task": "xor", "metric": "right", "goal": "right >= 1", "settings": {"lr": 1}}
     rows = [
         {**about, "name": "a", "runs": [run, stopped], "budget": {"gradients": 8}},
         {**about, "name": "b", "runs": [run], "budget": {"gradients": 10}},
-        {"task": "copy", "metric": "nll", "goal": None, "name": "a", "runs": [stopped, {**run, "status": "finished"}]},
+        {
+            "task": "copy",
+            "metric": "nll",
+            "goal": None,
+            "name": "a",
+            "runs": [stopped, {**run, "status": "finished"}],
+        },
     ]
     (heads, (a, b)), (_, (copied,)) = Comparison.of({"rows": rows}).tables(PAGE).values()
     assert heads[1:4] == ["successes", "in 8 gradients", "in 10 gradients"]

@@ -53,7 +53,9 @@ class child:
         try:
             sys.stdout = sys.stderr = os.fdopen(out, "w", buffering=1)
             for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                signal.signal(s, signal.default_int_handler if s == signal.SIGINT else signal.SIG_DFL)
+                signal.signal(
+                    s, signal.default_int_handler if s == signal.SIGINT else signal.SIG_DFL
+                )
             before()
             sys.argv = ["coadjoint", *map(str, words)]
             program.main()
@@ -187,7 +189,11 @@ def small(tmp_path_factory):
     state = {"progress": {"best": 0.25}, "seed": 0, "description": {"network": {"cell": "elman"}}}
     (parent / "checkpoints").mkdir()
     for step in (10, 20):
-        storage.save(parent / "checkpoints", storage.Checkpoint(step, net, tensors, state | {"seed": step}), {"a": "b"})
+        storage.save(
+            parent / "checkpoints",
+            storage.Checkpoint(step, net, tensors, state | {"seed": step}),
+            {"a": "b"},
+        )
     yield parent
     if parent.parent == shm:
         shutil.rmtree(parent)
@@ -257,7 +263,10 @@ def extra(last, before):
 
 
 def exchanged(last, before):
-    model, state = (last / "model.safetensors").read_bytes(), (last / "state.safetensors").read_bytes()
+    model, state = (
+        (last / "model.safetensors").read_bytes(),
+        (last / "state.safetensors").read_bytes(),
+    )
     (last / "model.safetensors").write_bytes(state)
     (last / "state.safetensors").write_bytes(model)
 
@@ -284,7 +293,10 @@ DAMAGE = {
     **{f"{name} a folder": (folder_instead(name), name) for name in NAMES},
     "a file too many": (extra, "notes.txt"),
     "two files exchanged": (exchanged, "model.safetensors"),
-    "all of the step before": (lambda last, before: [from_before(n)(last, before) for n in NAMES], "holds step 50"),
+    "all of the step before": (
+        lambda last, before: [from_before(n)(last, before) for n in NAMES],
+        "holds step 50",
+    ),
     "an unknown format": (unknown_format, "format 99"),
     "a list for a state": (lambda last, before: listed(last, state_json=b"[1]"), "format None"),
     "no JSON": (lambda last, before: listed(last, state_json=b"{"), "JSON"),
@@ -329,7 +341,9 @@ def test_all_damaged_ones_are_set_aside_not_only_the_last(stopped_copy):
     )  # damaged twice over: a copy under another name
     (paths[-1] / "state.json").unlink()
     said = []
-    assert storage.latest(stopped_copy, fallback=True, say=said.append).step == int(paths[-2].name[5:])
+    assert storage.latest(stopped_copy, fallback=True, say=said.append).step == int(
+        paths[-2].name[5:]
+    )
     assert len(said) == 2
     assert storage.saved(stopped_copy) == paths[:-1]
 
@@ -340,7 +354,9 @@ def test_nothing_whole_is_left(copy):
     for fallback in (False, True):
         with pytest.raises(StorageError, match="no older one that is whole"):
             storage.latest(copy, fallback)
-    assert [p for p in storage.saved(copy) if (p / "model.safetensors").exists()], "nothing was moved"
+    assert [p for p in storage.saved(copy) if (p / "model.safetensors").exists()], (
+        "nothing was moved"
+    )
 
 
 def test_fallback_goes_on_and_ends_in_the_same_bytes(stopped_copy, truth):
@@ -356,7 +372,11 @@ def test_fallback_goes_on_and_ends_in_the_same_bytes(stopped_copy, truth):
 
 def test_a_checkpoint_does_not_need_that_of_the_best_step(stopped_copy, truth):
     last = storage.saved(stopped_copy)[-1]
-    assert json.loads((last / "state.json").read_text())["progress"]["best_step"] == 20 != int(last.name[5:])
+    assert (
+        json.loads((last / "state.json").read_text())["progress"]["best_step"]
+        == 20
+        != int(last.name[5:])
+    )
     for path in storage.saved(stopped_copy)[:-1]:
         shutil.rmtree(path)
     code, output = command("resume", stopped_copy)
@@ -386,7 +406,11 @@ def test_a_checkpoint_is_never_overwritten(small):
 def test_steps_are_ordered_as_numbers(tmp_path):
     for step in (99_999_999, 100_000_000, 5):
         (tmp_path / "checkpoints" / storage.name_of(step)).mkdir(parents=True)
-    assert [p.name for p in storage.saved(tmp_path)] == ["step-00000005", "step-99999999", "step-100000000"]
+    assert [p.name for p in storage.saved(tmp_path)] == [
+        "step-00000005",
+        "step-99999999",
+        "step-100000000",
+    ]
 
 
 # locks
@@ -429,7 +453,9 @@ def test_a_run_makes_and_locks_its_folder_once(tmp_path, monkeypatch):
     made, locked, lock, create = [], [], run_folder.Lock, run_folder.create
     monkeypatch.setattr(run_folder, "create", lambda path: made.append(path) or create(path))
     monkeypatch.setattr(run_folder, "Lock", lambda path: locked.append(path) or lock(path))
-    monkeypatch.setattr(sys, "argv", ["coadjoint", *WORDS, "--out", str(tmp_path / "run"), "--quiet"])
+    monkeypatch.setattr(
+        sys, "argv", ["coadjoint", *WORDS, "--out", str(tmp_path / "run"), "--quiet"]
+    )
     with pytest.raises(SystemExit) as end:
         program.main()
     assert end.value.code == 0
@@ -489,7 +515,9 @@ def test_a_run_that_came_and_went_before_the_lock_is_not_overwritten(tmp_path, t
     same(folder, truth)
 
 
-@pytest.mark.parametrize("left", ["", "checkpoints", "checkpoints .config.yaml.1.tmp", "checkpoints lock"])
+@pytest.mark.parametrize(
+    "left", ["", "checkpoints", "checkpoints .config.yaml.1.tmp", "checkpoints lock"]
+)
 def test_what_a_crash_before_the_run_leaves_does_not_stand_in_the_way(tmp_path, truth, left):
     folder = tmp_path / "run"
     folder.mkdir()
@@ -533,7 +561,9 @@ def test_rows_are_appended_at_the_end_while_they_are_read(tmp_path, monkeypatch)
     assert (tmp_path / "rows.jsonl").read_text() == '{"step":1}\n{"step":2}\n'
 
 
-@pytest.mark.parametrize("gone", [(), ("metrics.jsonl",), ("metrics.jsonl", "environment.json", "clock.jsonl")])
+@pytest.mark.parametrize(
+    "gone", [(), ("metrics.jsonl",), ("metrics.jsonl", "environment.json", "clock.jsonl")]
+)
 def test_a_run_killed_before_its_first_checkpoint_begins_again(copy, truth, gone):
     shutil.rmtree(copy / "checkpoints")
     (copy / "checkpoints").mkdir()
@@ -580,7 +610,11 @@ def test_a_full_disk_stops_the_run_and_room_lets_it_go_on(tmp_path, truth, kilob
     disk = tmp_path / "disk"
     disk.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs", str(disk)]
-    if os.geteuid() or shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
+    if (
+        os.geteuid()
+        or shutil.which("mount") is None
+        or subprocess.run(mount, capture_output=True).returncode
+    ):
         pytest.skip("no right to mount a small disk")
     try:
         enough = lambda: setattr(shutil, "disk_usage", lambda path: type("", (), {"free": 2**40}))
@@ -596,7 +630,9 @@ def test_a_full_disk_stops_the_run_and_room_lets_it_go_on(tmp_path, truth, kilob
 
 def test_too_little_room_is_said_before_anything_is_computed(tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: type("", (), {"free": 1000}))
-    with pytest.raises(StorageError, match=r"has 1,000 bytes free and this run needs about 1,0\d\d,\d\d\d"):
+    with pytest.raises(
+        StorageError, match=r"has 1,000 bytes free and this run needs about 1,0\d\d,\d\d\d"
+    ):
         tiny(tmp_path / "run")
 
 
@@ -630,10 +666,14 @@ def fails(monkeypatch, name, number, after=0, when=lambda args: True):
 checkpointed = lambda args: "step-" in str(args[0]) and "checkpoints" in str(args[0])
 
 
-@pytest.mark.parametrize("number", [errno.EXDEV, errno.ESTALE, errno.EIO, errno.ENOSPC, errno.EROFS])
+@pytest.mark.parametrize(
+    "number", [errno.EXDEV, errno.ESTALE, errno.EIO, errno.ENOSPC, errno.EROFS]
+)
 @pytest.mark.parametrize("name", ["rename", "fsync", "mkdir"])
 @pytest.mark.parametrize("after", [0, 3])
-def test_a_call_that_fails_stops_the_run_and_what_was_there_stays(tmp_path, monkeypatch, tiny_run, name, number, after):
+def test_a_call_that_fails_stops_the_run_and_what_was_there_stays(
+    tmp_path, monkeypatch, tiny_run, name, number, after
+):
     with monkeypatch.context() as patch:
         fails(
             patch,
@@ -669,7 +709,10 @@ def test_a_folder_removed_while_the_run_goes_on(tmp_path):
     code, output = process.wait()
     assert code == 4
     # between two saves, or in the middle of one
-    assert "was deleted or moved while the run went on" in output or "No such file or directory" in output
+    assert (
+        "was deleted or moved while the run went on" in output
+        or "No such file or directory" in output
+    )
     assert not (tmp_path / "run").exists()
     assert all(storage.whole(p) for p in storage.saved(tmp_path / "elsewhere"))
 
@@ -717,7 +760,9 @@ def test_a_signal_stops_the_run_and_it_goes_on_in_the_same_bits(tmp_path, truth,
     gate.open()
     code, output = process.wait()
     assert code == 75
-    found = re.search(r"stopped: (SIG\w+): saved at step (\d+)\. Go on with: coadjoint (resume '.*')\n$", output)
+    found = re.search(
+        r"stopped: (SIG\w+): saved at step (\d+)\. Go on with: coadjoint (resume '.*')\n$", output
+    )
     assert found, output
     assert found[1] == signal.Signals(number).name
     step = int(found[2])
@@ -799,7 +844,9 @@ def test_a_run_killed_at_its_very_end_writes_what_is_missing(copy, truth, gone):
     (copy / gone).unlink()
     before = {p: p.stat().st_mtime_ns for p in copy.glob("checkpoints/*/*")}
     resumed_equal(copy, truth)
-    assert {p: p.stat().st_mtime_ns for p in copy.glob("checkpoints/*/*")} == before, "nothing is saved twice"
+    assert {p: p.stat().st_mtime_ns for p in copy.glob("checkpoints/*/*")} == before, (
+        "nothing is saved twice"
+    )
 
 
 def test_a_longer_run_is_the_run_that_was_longer_from_the_start(copy, tmp_path):
@@ -1044,7 +1091,9 @@ def test_rows_deleted_while_the_run_goes_on(tmp_path, tiny_run, names, step):
         assert f"{name} was deleted while the run went on; its rows were put back" in text
     assert f"Go on from the last checkpoint: coadjoint resume {folder}" in text
     kept = [int(p.name[5:]) for p in storage.saved(folder) if storage.whole(p)]
-    assert max(kept, default=0) == {1: 0, 5: 4, 12: 9}[step], "the last one before, of every third step and of the best"
+    assert max(kept, default=0) == {1: 0, 5: 4, 12: 9}[step], (
+        "the last one before, of every third step and of the best"
+    )
     assert not (folder / "result.json").exists()
     tiny(folder, resume=True)
     assert ended(folder) == ended(tiny_run)
@@ -1058,7 +1107,9 @@ def test_rows_replaced_while_the_run_goes_on(tmp_path, tiny_run, name, put):
     with pytest.raises(StorageError) as caught:
         tiny(folder, display=After(5, lambda: put(path)))
     kept = folder / f"{name}.kept-1"
-    assert f"{name} was replaced while the run went on; its rows are in {kept.name}" in str(caught.value)
+    assert f"{name} was replaced while the run went on; its rows are in {kept.name}" in str(
+        caught.value
+    )
     assert f"mv {kept} {path}" in str(caught.value)
     assert path.exists()
     shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -1071,7 +1122,10 @@ def test_rows_replaced_while_the_run_goes_on(tmp_path, tiny_run, name, put):
 @pytest.mark.parametrize("put", [Path.unlink, swapped])
 def test_a_lock_that_goes_while_the_run_goes_on(tmp_path, tiny_run, put, name):
     folder = tmp_path / "run"
-    with pytest.raises(StorageError, match=r"lock was deleted or replaced while the run went on: another process may"):
+    with pytest.raises(
+        StorageError,
+        match=r"lock was deleted or replaced while the run went on: another process may",
+    ):
         tiny(folder, display=After(5, lambda: put(folder / name)))
     assert storage.saved(folder)[-1].name == storage.name_of(4)
     tiny(folder, resume=True)
@@ -1081,7 +1135,9 @@ def test_a_lock_that_goes_while_the_run_goes_on(tmp_path, tiny_run, put, name):
 @pytest.mark.parametrize("what", ["run", "run/checkpoints"])
 def test_a_folder_that_goes_while_the_run_goes_on(tmp_path, tiny_run, what):
     folder, elsewhere = tmp_path / what, tmp_path / "elsewhere"
-    with pytest.raises(StorageError, match=r"was deleted or moved while the run went on.* Put it back and go on"):
+    with pytest.raises(
+        StorageError, match=r"was deleted or moved while the run went on.* Put it back and go on"
+    ):
         tiny(tmp_path / "run", display=After(5, lambda: folder.rename(elsewhere)))
     assert not folder.exists()
     elsewhere.rename(folder)
@@ -1108,7 +1164,9 @@ def test_the_command_line_says_so_in_one_line(tmp_path):
     code, output = process.wait()
     assert code == 4, output
     assert output.count("\n") == 1
-    assert output.startswith(f"coadjoint: error: {folder}: metrics.jsonl was deleted while the run went on")
+    assert output.startswith(
+        f"coadjoint: error: {folder}: metrics.jsonl was deleted while the run went on"
+    )
     code, output = command("resume", folder)
     assert code == 0, output
 

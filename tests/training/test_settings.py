@@ -45,10 +45,26 @@ def same(a, b):
 
 READ = [
     ("yaml", "lr: 1e-3", {"lr": 0.001}),
-    ("yaml", "a: [1E3, .5, +1.0e-3, -2e+4, 1., 0.5]", {"a": [1000.0, 0.5, 0.001, -20000.0, 1.0, 0.5]}),
-    ("yaml", "a: [0, -0, +7, 9223372036854775807, -9223372036854775808]", {"a": [0, 0, 7, 2**63 - 1, -(2**63)]}),
-    ("yaml", "a: [true, False, TRUE, null, ~, Null]\nb:", {"a": [True, False, True, None, None, None], "b": None}),
-    ("yaml", "a: ['no', \"012\", '1:30', '2020-01-01', '', '~']", {"a": ["no", "012", "1:30", "2020-01-01", "", "~"]}),
+    (
+        "yaml",
+        "a: [1E3, .5, +1.0e-3, -2e+4, 1., 0.5]",
+        {"a": [1000.0, 0.5, 0.001, -20000.0, 1.0, 0.5]},
+    ),
+    (
+        "yaml",
+        "a: [0, -0, +7, 9223372036854775807, -9223372036854775808]",
+        {"a": [0, 0, 7, 2**63 - 1, -(2**63)]},
+    ),
+    (
+        "yaml",
+        "a: [true, False, TRUE, null, ~, Null]\nb:",
+        {"a": [True, False, True, None, None, None], "b": None},
+    ),
+    (
+        "yaml",
+        "a: ['no', \"012\", '1:30', '2020-01-01', '', '~']",
+        {"a": ["no", "012", "1:30", "2020-01-01", "", "~"]},
+    ),
     (
         "yaml",
         "a: [elman, log-ratio, 3rd, v1.0, a:b, 1e, 1.2.3]",
@@ -60,13 +76,33 @@ READ = [
     ("yaml", '"a\\tb\\u00e9\\U0001F600": é\n', {"a\tbé😀": "é"}),
     ("yaml", "# nothing\n", {}),
     ("yaml", "---\n", {}),
-    ("json", '{"a": [1, -0.5, 1e3, "no", null, true], "b": {}}', {"a": [1, -0.5, 1000.0, "no", None, True], "b": {}}),
+    (
+        "json",
+        '{"a": [1, -0.5, 1e3, "no", null, true], "b": {}}',
+        {"a": [1, -0.5, 1000.0, "no", None, True], "b": {}},
+    ),
     ("json", '{"\\ud83d\\ude00\\n": "\\u0041"}', {"😀\n": "A"}),
-    ("toml", "a = 1\nb.c = 1e3\n[d]\ne = [true, 'x']", {"a": 1, "b": {"c": 1000.0}, "d": {"e": [True, "x"]}}),
+    (
+        "toml",
+        "a = 1\nb.c = 1e3\n[d]\ne = [true, 'x']",
+        {"a": 1, "b": {"c": 1000.0}, "d": {"e": [True, "x"]}},
+    ),
     ("toml", "a = 1_000\nb = 0x10\n", {"a": 1000, "b": 16}),  # TOML has one meaning for these
     *[(kind, blank, {}) for kind in FORMATS for blank in ("", "\n  \n")],
-    *[("yaml", "{a: " * 8 + "1" + "}" * 8, {"a": {"a": {"a": {"a": {"a": {"a": {"a": {"a": 1}}}}}}}})],
-    *[("json", '{"a": ' * 8 + "1" + "}" * 8, {"a": {"a": {"a": {"a": {"a": {"a": {"a": {"a": 1}}}}}}}})],
+    *[
+        (
+            "yaml",
+            "{a: " * 8 + "1" + "}" * 8,
+            {"a": {"a": {"a": {"a": {"a": {"a": {"a": {"a": 1}}}}}}}},
+        )
+    ],
+    *[
+        (
+            "json",
+            '{"a": ' * 8 + "1" + "}" * 8,
+            {"a": {"a": {"a": {"a": {"a": {"a": {"a": {"a": 1}}}}}}}},
+        )
+    ],
     *[("toml", "a.a.a.a.a.a.a.a = 1", {"a": {"a": {"a": {"a": {"a": {"a": {"a": {"a": 1}}}}}}}})],
 ]
 
@@ -93,7 +129,9 @@ STANDS = [
 @pytest.mark.parametrize(("kind", "lines"), STANDS)
 def test_where_keys_stand(here, kind, lines):
     read = load(f"run.{kind}", LINES[kind])
-    assert {a: read.where(a) for a in lines} == {a: f"run.{kind}:{line}" for a, line in lines.items()}
+    assert {a: read.where(a) for a in lines} == {
+        a: f"run.{kind}:{line}" for a, line in lines.items()
+    }
     assert read.where(("t", "u", "deeper")) == read.where(["t", "u"])  # the nearest around it
     assert read.where(("missing",)) == read.where() == f"run.{kind}"
 
@@ -188,7 +226,9 @@ def test_exit_code():
 def test_problems_are_listed_together(here):
     found = refusal(lambda: load("run.yaml", "".join(f"a: {n}\n" for n in ("no", "012", "1:30"))))
     assert [line.split(": ")[0] for line in found] == [f"run.yaml:{n}" for n in (1, 2, 2, 3, 3)]
-    found = refusal(lambda: load("run.yaml", "a: no\nb: [1\nc: 2"))  # what was found before the file broke off
+    found = refusal(
+        lambda: load("run.yaml", "a: no\nb: [1\nc: 2")
+    )  # what was found before the file broke off
     assert [line.split(": ")[0] for line in found] == ["run.yaml:1", "run.yaml:3"]
     found = refusal(lambda: load("run.json", '{"a": 1' + ',\n"a": 1' * 25 + "}"))
     assert len(found) == 21
@@ -252,7 +292,9 @@ def test_work_that_grows_with_the_square_is_noticed():
 
 
 def test_alias_bomb(here):
-    bomb = "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 10))
+    bomb = "a0: &a0 [x, x]\n" + "".join(
+        f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 10)
+    )
     with counted(200 * len(bomb)):
         found = refusal(lambda: load("run.yaml", bomb))
     assert found[0] == "run.yaml:1: anchors and aliases are not allowed. Write out 'a0'."
@@ -301,16 +343,17 @@ def test_paths(here):
         "notes.txt": "notes.txt: settings are read from .toml, .yaml, .yml, .json files; got '.txt'.",
         "plain": "plain: settings are read from .toml, .yaml, .yml, .json files; got ''.",
         "a\0b.yaml": r"'a\x00b.yaml': cannot be read (embedded null byte). Check the name.",
-        "x" * 300 + ".yaml": "x" * 300 + ".yaml: cannot be read (File name too long). Check the name.",
+        "x" * 300 + ".yaml": "x" * 300
+        + ".yaml: cannot be read (File name too long). Check the name.",
         "loop.yaml": "loop.yaml: cannot be read (Too many levels of symbolic links). Check the name.",
         "a\nb": r"'a\nb': does not exist. Check the name and the folder.",
     }
     for path, words in says.items():
         assert refusal(lambda path=path: settings.load(path)) == [words]
         if "settings are read from" not in words:  # JSON on its own may have any suffix
-            assert refusal(lambda path=path: settings.read_json(Path(path), error=StorageError), StorageError) == [
-                words
-            ]
+            assert refusal(
+                lambda path=path: settings.read_json(Path(path), error=StorageError), StorageError
+            ) == [words]
     assert settings.load(here / "run.yaml").where(("a",)) == f"{here / 'run.yaml'}:1"
 
 
@@ -352,7 +395,10 @@ def test_import_needs_no_yaml():
 
 
 def test_scalar():
-    assert same([settings.scalar(t) for t in ("1e-3", "12", "true", "", "tanh")], [0.001, 12, True, None, "tanh"])
+    assert same(
+        [settings.scalar(t) for t in ("1e-3", "12", "true", "", "tanh")],
+        [0.001, 12, True, None, "tanh"],
+    )
     for word, reason in {
         "no": "write 'no' in quotes",
         "012": "octal",
@@ -389,9 +435,9 @@ def test_read_json(here):
     too_large = "JSON text: is larger than 2 bytes, the most that is read."
     assert refusal(lambda: settings.read_json("[1]", max_bytes=2)) == [too_large]
     Path("state").write_text('{"a": ')
-    assert refusal(lambda: settings.read_json(Path("state"), error=StorageError), StorageError)[0].startswith(
-        "state:1:"
-    )
+    assert refusal(lambda: settings.read_json(Path("state"), error=StorageError), StorageError)[
+        0
+    ].startswith("state:1:")
 
 
 # what is written
@@ -427,7 +473,9 @@ def test_round_trip(values):
         path = Path(folder) / "run.yaml"
         settings.dump(values, path)
         assert same(settings.load(path).values, values)
-        assert same(yaml.safe_load(path.read_bytes()) or {}, values)  # another reader understands the same
+        assert same(
+            yaml.safe_load(path.read_bytes()) or {}, values
+        )  # another reader understands the same
         path.with_suffix(".json").write_text(json.dumps(values))
         assert same(settings.load(path.with_suffix(".json")).values, values)
 
@@ -441,7 +489,14 @@ def test_round_trip_of_words(here, word):
 
 def test_written_form(here):
     settings.dump(
-        {"task": {"name": "temporal-order", "T": 200}, "lr": 3e-5, "x": (1, 2.0), "e": {}, "s": "no", "n": None},
+        {
+            "task": {"name": "temporal-order", "T": 200},
+            "lr": 3e-5,
+            "x": (1, 2.0),
+            "e": {},
+            "s": "no",
+            "n": None,
+        },
         "run.yaml",
     )
     assert Path("run.yaml").read_text() == (
@@ -456,15 +511,24 @@ def test_written_form(here):
 NOT_WRITTEN = [
     ({"a": math.nan}, "run.yaml: 'a': not a finite number. Write one that is."),
     ({"a": [1, {"b": -math.inf}]}, "run.yaml: 'a.1.b': not a finite number. Write one that is."),
-    *[({"a": n}, "run.yaml: 'a': beyond 64 bits. Write a smaller integer.") for n in (2**63, -(2**63) - 1, 10**5000)],
+    *[
+        ({"a": n}, "run.yaml: 'a': beyond 64 bits. Write a smaller integer.")
+        for n in (2**63, -(2**63) - 1, 10**5000)
+    ],
     ({"a": "\ud800"}, r"run.yaml: 'a': not text: it holds half of a surrogate pair."),
     ({"\udfff": 1}, r"run.yaml: '': not text: it holds half of a surrogate pair."),
     ({"t": {1: 2}}, "run.yaml: 't': key '1' must be text of at most 1000 characters."),
     ({"k" * 1001: 2}, "must be text of at most 1000 characters."),
-    ({"a": Path("x")}, "run.yaml: 'a': must be text, a number, true, false or null; got PosixPath. Write it as text."),
+    (
+        {"a": Path("x")},
+        "run.yaml: 'a': must be text, a number, true, false or null; got PosixPath. Write it as text.",
+    ),
     ({"a": {1, 2}}, "got set. Write it as text."),
     ({"a": [[[[[[[[1]]]]]]]]}, "nested more than 8 deep. Flatten it."),
-    ({"a": "x" * 1_000_000}, "run.yaml: 1,000,004 bytes of settings; at most 1,000,000 can be read back."),
+    (
+        {"a": "x" * 1_000_000},
+        "run.yaml: 1,000,004 bytes of settings; at most 1,000,000 can be read back.",
+    ),
 ]
 
 
@@ -491,7 +555,9 @@ def test_written_whole_or_not_at_all(here, monkeypatch):
 
     def synced(file):
         is_file = stat.S_ISREG(os.fstat(file).st_mode)
-        calls.append(("data", os.fstat(file).st_size) if is_file else ("folder", len(os.listdir(file))))
+        calls.append(
+            ("data", os.fstat(file).st_size) if is_file else ("folder", len(os.listdir(file)))
+        )
         fsync(file)
 
     def renamed(old, new):
@@ -512,7 +578,9 @@ def test_written_whole_or_not_at_all(here, monkeypatch):
             broken.setattr(os, name, full)
             (found,) = refusal(lambda: settings.dump({"a": 3}, "run.yaml"), StorageError)
         assert found.startswith("'run.yaml' cannot be written: No space left on device (")
-        assert found.endswith(" bytes free). What was there before is intact; make room or choose another place.")
+        assert found.endswith(
+            " bytes free). What was there before is intact; make room or choose another place."
+        )
         assert os.listdir() == ["run.yaml"]
         assert settings.load("run.yaml").values == {"a": 2}
     Path("folder.yaml").mkdir()

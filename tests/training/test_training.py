@@ -30,7 +30,9 @@ network = functools.partial(build.network, "elman", inputs=6, hidden=5, outputs=
 
 
 def train(net=None, task=None, **options):
-    return co.train(net or network(), task or co.tasks.TemporalOrder(10), **(QUICK | {"steps": 10} | options))
+    return co.train(
+        net or network(), task or co.tasks.TemporalOrder(10), **(QUICK | {"steps": 10} | options)
+    )
 
 
 def rows(result, kind):
@@ -82,10 +84,22 @@ def regression(seed=0, **options):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIMISERS)
 def test_every_optimiser_lowers_the_loss(name):
-    lr = {"sgd": 0.05, "momentum": 0.01, "nesterov": 0.01, "adagrad": 0.05, "adadelta": 1.0, "radam": 0.05}.get(
-        name, 0.01
+    lr = {
+        "sgd": 0.05,
+        "momentum": 0.01,
+        "nesterov": 0.01,
+        "adagrad": 0.05,
+        "adadelta": 1.0,
+        "radam": 0.05,
+    }.get(name, 0.01)
+    result = train(
+        regression(),
+        Constant(),
+        steps=60,
+        batch=24,
+        optimiser=co.optimisers.optimiser(name, lr),
+        every=60,
     )
-    result = train(regression(), Constant(), steps=60, batch=24, optimiser=co.optimisers.optimiser(name, lr), every=60)
     losses = [r["loss"] for r in rows(result, "train")]
     assert losses[-1] < 0.7 * losses[0]
 
@@ -110,9 +124,16 @@ def test_the_step_size_follows_its_schedule_and_is_what_the_optimiser_used(name)
         def step(self, step, row):
             seen.append(weights(net))
 
-    result = train(net, optimiser=co.optimisers.sgd(0.5, schedule=schedule), display=Watch(), stop_on_success=False)
+    result = train(
+        net,
+        optimiser=co.optimisers.sgd(0.5, schedule=schedule),
+        display=Watch(),
+        stop_on_success=False,
+    )
     found = rows(result, "train")
-    assert [r["rate"] for r in found] == pytest.approx([0.5 * formula(s, 10) for s in range(10)], rel=1e-15)
+    assert [r["rate"] for r in found] == pytest.approx(
+        [0.5 * formula(s, 10) for s in range(10)], rel=1e-15
+    )
     for row, after in zip(found, seen, strict=True):  # |theta' - theta| = rate |g|
         moved = math.sqrt(sum(float((after[k] - before[k]).square().sum()) for k in after))
         assert moved == pytest.approx(row["rate"] * row["gradient"], rel=1e-9)
@@ -120,7 +141,9 @@ def test_the_step_size_follows_its_schedule_and_is_what_the_optimiser_used(name)
 
 
 def test_a_plateau_lowers_the_step_size_when_its_patience_ends(monkeypatch):
-    losses = iter([9.0, 5.0, 6.0, 5.0, 4.0, 4.5, 4.6, 4.7, 4.8])  # at step 0 and after each of 8 looks
+    losses = iter(
+        [9.0, 5.0, 6.0, 5.0, 4.0, 4.5, 4.6, 4.7, 4.8]
+    )  # at step 0 and after each of 8 looks
     look = validation.evaluate
     monkeypatch.setattr(validation, "evaluate", lambda *a: look(*a) | {"loss": next(losses, 1.0)})
     recipe = co.optimisers.sgd(0.1, schedule=plateau(decay=0.5, patience=2))
@@ -135,7 +158,9 @@ def test_clipping_shortens_a_step_to_the_norm_it_allows(clip):
     before = weights(net)
     result = train(net, steps=1, clip=clip, optimiser=co.optimisers.sgd(1.0), every=1, tests=2)
     row = rows(result, "train")[0]
-    moved = math.sqrt(sum(float((p.detach() - before[k]).square().sum()) for k, p in net.named_parameters()))
+    moved = math.sqrt(
+        sum(float((p.detach() - before[k]).square().sum()) for k, p in net.named_parameters())
+    )
     assert moved == pytest.approx(min(clip, row["gradient"]), rel=1e-9)
     assert row.get("clipped", False) == (row["gradient"] > clip)
 
@@ -143,7 +168,9 @@ def test_clipping_shortens_a_step_to_the_norm_it_allows(clip):
 # accumulation, penalties
 
 
-@pytest.mark.parametrize("method", [co.BPTT(), co.Penalised("log-ratio", 0.7)], ids=["bptt", "penalised"])
+@pytest.mark.parametrize(
+    "method", [co.BPTT(), co.Penalised("log-ratio", 0.7)], ids=["bptt", "penalised"]
+)
 @pytest.mark.parametrize(("k", "size"), [(2, 12), (3, 8), (5, 5)])
 def test_k_batches_are_one_batch_of_k_times_the_size(method, k, size):
     """Also where the last batch is smaller: means over samples, not over batches."""
@@ -159,7 +186,14 @@ def network_and_rows(method, k, size):
     net = regression()
     task = Constant()
     result = train(
-        net, task, steps=1, batch=size, accumulate=k, gradient=method, optimiser=co.optimisers.sgd(0.1), every=1
+        net,
+        task,
+        steps=1,
+        batch=size,
+        accumulate=k,
+        gradient=method,
+        optimiser=co.optimisers.sgd(0.1),
+        every=1,
     )
     return weights(net), rows(result, "train")[0]
 
@@ -182,9 +216,15 @@ def test_the_penalty_s_weight_follows_the_step_across_a_resume(tmp_path):
 
     with pytest.raises(co.Interrupted):
         train(folder=tmp_path / "run", display=Stop(), **options)
-    again = train(folder=tmp_path / "run", resume=True, **options | {"gradient": co.Penalised("log-ratio", schedule)})
+    again = train(
+        folder=tmp_path / "run",
+        resume=True,
+        **options | {"gradient": co.Penalised("log-ratio", schedule)},
+    )
     assert again.rows == whole.rows
-    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == (tmp_path / "whole" / "metrics.jsonl").read_bytes()
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == (
+        tmp_path / "whole" / "metrics.jsonl"
+    ).read_bytes()
     assert equal(weights(again.network), weights(whole.network))
 
 
@@ -228,7 +268,12 @@ def test_success_must_be_confirmed_on_more_sequences(monkeypatch, confirmed, ste
 
     monkeypatch.setattr(validation, "evaluate", scripted)
     result = train(steps=20, every=2, tests=8, confirm=50)
-    assert (result.status, result.success, result.success_step, result.step) == ("success", True, step, step)
+    assert (result.status, result.success, result.success_step, result.step) == (
+        "success",
+        True,
+        step,
+        step,
+    )
     assert ("confirm 4", 50) in asked
     assert next(r["right"] for r in rows(result, "held-out") if r["step"] == 4) == 1.0
     assert sum(r["step"] == step for r in rows(result, "held-out")) == 2
@@ -237,7 +282,12 @@ def test_success_must_be_confirmed_on_more_sequences(monkeypatch, confirmed, ste
 def test_a_run_may_go_on_after_its_success():
     task = Constant([9, 0.5, 0.4, 0.3, 0.2], goal=Goal("given", 1.0, most=True))
     result = train(regression(), task, steps=8, every=2, stop_on_success=False)
-    assert (result.status, result.step, result.success, result.success_step) == ("finished", 8, True, 2)
+    assert (result.status, result.step, result.success, result.success_step) == (
+        "finished",
+        8,
+        True,
+        2,
+    )
     assert train(regression(), Constant([9, 0.5], goal=task.goal), steps=8, every=2).step == 2
 
 
@@ -264,9 +314,17 @@ def test_stop_leaves_everything_as_it_was_before_the_step(tmp_path, value):
     good, net = train(steps=3, stop_on_success=False).network, network()
     optimiser = co.optimisers.adam()
     with pytest.raises(NumericalError) as caught:
-        train(net, gradient=Poison(4, value=value), folder=tmp_path / "run", optimiser=optimiser, stop_on_success=False)
+        train(
+            net,
+            gradient=Poison(4, value=value),
+            folder=tmp_path / "run",
+            optimiser=optimiser,
+            stop_on_success=False,
+        )
     text = str(caught.value)
-    assert text.startswith("step 4: the gradient of W is not finite; states and costates are finite at every time step")
+    assert text.startswith(
+        "step 4: the gradient of W is not finite; states and costates are finite at every time step"
+    )
     assert f"coadjoint replay {tmp_path / 'run'}" in text
     assert "The weights are those before this step." in text
     assert equal(weights(net), last_weights(steps=3))
@@ -279,7 +337,9 @@ def test_stop_leaves_everything_as_it_was_before_the_step(tmp_path, value):
     assert "the gradient of W" in replayed.state["reason"]
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert (result["status"], result["step"]) == ("failed", 3)
-    logged = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    logged = [
+        json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    ]
     assert [r["step"] for r in logged if r["kind"] == "train"] == [1, 2, 3]
 
 
@@ -316,7 +376,12 @@ def test_skipped_steps_change_nothing_and_are_said(tmp_path, policy):
             said.append((text, weights(net)))
 
     result = train(
-        net, gradient=Poison(4, 6), nonfinite=policy, folder=tmp_path / "run", display=Watch(), stop_on_success=False
+        net,
+        gradient=Poison(4, 6),
+        nonfinite=policy,
+        folder=tmp_path / "run",
+        display=Watch(),
+        stop_on_success=False,
     )
     assert (result.status, result.step) == ("finished", 10)
     assert sorted(seen) == [1, 2, 3, 5, 7, 8, 9, 10]
@@ -361,7 +426,10 @@ def test_a_network_that_really_explodes(tmp_path, policy):
     before = weights(net)
     task = co.tasks.TemporalOrder(20)
     if policy == "stop":
-        with pytest.raises(NumericalError, match=r"^step 1: the state is outside the range of float32 at t = 8 of 20"):
+        with pytest.raises(
+            NumericalError,
+            match=r"^step 1: the state is outside the range of float32 at t = 8 of 20",
+        ):
             train(net, task, folder=tmp_path / "run")
     else:
         result = train(net, task, folder=tmp_path / "run", nonfinite=policy, steps=3)
@@ -398,7 +466,8 @@ def test_a_step_size_that_throws_the_weights_out_of_range(tmp_path, policy):
     net = network(dtype=torch.float32)
     before = weights(net)
     with pytest.raises(
-        NumericalError, match=r"^step 1: .*W.* not finite after the optimiser's step: lower the step size"
+        NumericalError,
+        match=r"^step 1: .*W.* not finite after the optimiser's step: lower the step size",
     ):
         train(
             net,
@@ -415,7 +484,11 @@ def test_a_step_size_that_throws_the_weights_out_of_range(tmp_path, policy):
 
 
 def test_train_rows_recomputed():
-    net, task, seen = network(), co.tasks.TemporalOrder((10, 14), ragged=True), {0: weights(network())}
+    net, task, seen = (
+        network(),
+        co.tasks.TemporalOrder((10, 14), ragged=True),
+        {0: weights(network())},
+    )
 
     class Watch(display.Silent):
         def step(self, step, row):
@@ -426,7 +499,9 @@ def test_train_rows_recomputed():
     for row in rows(result, "train")[::3]:
         other = network()
         other.load_state_dict(seen[row["step"] - 1])
-        e = co.Penalised("variance", 0.3)(other, task.batch(row["step"] - 1, 4, 5).to(F64, "cpu"), "cross-entropy")
+        e = co.Penalised("variance", 0.3)(
+            other, task.batch(row["step"] - 1, 4, 5).to(F64, "cpu"), "cross-entropy"
+        )
         assert row["loss"] == float(e.loss)
         assert row["penalty"] == float(e.penalty)
         assert row["gradient"] == pytest.approx(e.norm, rel=1e-14)
@@ -448,8 +523,12 @@ def test_held_out_rows_recomputed():
         (b,) = task.held_out("test", 0, row["step"], 37)
         logits = other(b.u.to(F64)).a.detach()
         assert row["sequences"] == 37
-        assert row["loss"] == pytest.approx(float(torch.nn.functional.cross_entropy(logits, b.y)), rel=1e-12)
-        assert row["right"] == pytest.approx(float((logits.argmax(1) == b.y).double().mean()), rel=1e-12)
+        assert row["loss"] == pytest.approx(
+            float(torch.nn.functional.cross_entropy(logits, b.y)), rel=1e-12
+        )
+        assert row["right"] == pytest.approx(
+            float((logits.argmax(1) == b.y).double().mean()), rel=1e-12
+        )
 
 
 def test_probes_against_direct_computation():
@@ -462,7 +541,9 @@ def test_probes_against_direct_computation():
     assert row["t"] == list(range(11))
     assert row["log10_costates"] == pytest.approx(norms.log10().mean(1).tolist(), rel=1e-10)
     assert row["decay"] == pytest.approx(float((norms[0] / norms[-1]).log10().mean()), rel=1e-10)
-    assert row["radius"] == pytest.approx(float(torch.linalg.eigvals(net.W.detach()).abs().max()), rel=1e-12)
+    assert row["radius"] == pytest.approx(
+        float(torch.linalg.eigvals(net.W.detach()).abs().max()), rel=1e-12
+    )
     loss = torch.nn.functional.cross_entropy(run.a, b.y)
     names = [name for name, _ in net.named_parameters()]
     for name, g in zip(names, torch.autograd.grad(loss, list(net.parameters())), strict=True):
@@ -548,7 +629,11 @@ def test_distances_are_those_of_all_steps_before_and_after_a_resume(tmp_path, mo
     free = train(steps=9, **recipe())
     far = [row["distance"] for row in rows(free, "train") if math.isfinite(row["distance"])]
     assert len(far) == (9 if fault is None else 8)
-    expected = {"mean": sum(far) / len(far), "most": max(far), "below_one": sum(d < 1 for d in far) / len(far)}
+    expected = {
+        "mean": sum(far) / len(far),
+        "most": max(far),
+        "below_one": sum(d < 1 for d in far) / len(far),
+    }
     met.clear()
     train(steps=9, folder=tmp_path / "whole", **recipe())
     met.clear()
@@ -587,7 +672,9 @@ def test_a_signal_without_a_folder(number):
                 os.kill(os.getpid(), number)
 
     net = network()
-    with pytest.raises(co.Interrupted, match=f"{signal.Signals(number).name} at step 3: nothing is saved"):
+    with pytest.raises(
+        co.Interrupted, match=f"{signal.Signals(number).name} at step 3: nothing is saved"
+    ):
         train(net, display=Stop())
     assert equal(weights(net), last_weights(steps=3))
 
@@ -631,7 +718,9 @@ class Steady(co.tasks.Collection):
 
     def __init__(self):
         draw = np.random.default_rng(0)
-        some = lambda n: co.tasks.Sequences([draw.normal(size=(4, 2)) for _ in range(n)], draw.integers(0, 3, n))
+        some = lambda n: co.tasks.Sequences(
+            [draw.normal(size=(4, 2)) for _ in range(n)], draw.integers(0, 3, n)
+        )
         super().__init__({"train": some(20), "valid": some(10)})
 
     def score(self, a, batch):
@@ -642,7 +731,9 @@ def test_among_equal_accuracies_the_loss_decides():
     net = co.Network("elman", inputs=2, hidden=4, outputs=3, output="softmax")
     co.initialisers.initialise(net, "torch", seed=0)
     result = co.train(net, Steady(), optimiser=co.optimisers.sgd(2.0), steps=40, every=1, batch=5)
-    losses = {r["step"]: r["loss"] for r in result.rows if r["kind"] == "held-out" and r["step"] > 0}
+    losses = {
+        r["step"]: r["loss"] for r in result.rows if r["kind"] == "held-out" and r["step"] > 0
+    }
     best = min(losses, key=losses.get)
     assert 1 < best < 40
     assert result.best_step == best

@@ -48,7 +48,9 @@ class Uniform:
 
     def __str__(self) -> str:
         return (
-            f"{self.low:g}..{self.high:g}" if self.of is None else f"{self.of.__name__} of {self.low:g}..{self.high:g}"
+            f"{self.low:g}..{self.high:g}"
+            if self.of is None
+            else f"{self.of.__name__} of {self.low:g}..{self.high:g}"
         )
 
 
@@ -93,7 +95,9 @@ class Cell(Portable):
     shows: tuple[str, ...] = ()  # the slots that the readout reads; the first, if empty
     structure: Callable[..., nn.Module] | None = None  # a parametrisation of W for d units
     weights: Weights | None = None
-    data: Callable[[Tensor, int, bool], Tensor] | None = None  # (t [N], d, training) -> what is given, [N, given d]
+    data: Callable[[Tensor, int, bool], Tensor] | None = (
+        None  # (t [N], d, training) -> what is given, [N, given d]
+    )
 
     def __post_init__(self) -> None:
         _ = self.next, self.read  # a formula that cannot be recorded is refused where it is written
@@ -162,13 +166,17 @@ class Cell(Portable):
     @functools.cached_property
     def read_slot(self) -> int | None:
         """The slot that W reads, when r only picks one."""
-        return self.x.index(self.read[0]) if len(self.read) == 1 and self.read[0] in self.x else None
+        return (
+            self.x.index(self.read[0]) if len(self.read) == 1 and self.read[0] in self.x else None
+        )
 
     @functools.cached_property
     def kept(self) -> tuple[Node, ...]:
         """The transcendental values inside x_t that are not x_t itself: an engine may keep them for the other loops."""
         moving = depends(self.next, (*self.a, *self.v, *self.x))
-        return tuple(n for n in walk(self.next) if n.op in DEAR and n in moving and n not in self.next)
+        return tuple(
+            n for n in walk(self.next) if n.op in DEAR and n in moving and n not in self.next
+        )
 
     @functools.cached_property
     def needs_a(self) -> bool:
@@ -184,11 +192,16 @@ class Cell(Portable):
         z = {g: symbol(f"z.{g}") for g in self.gates}
         v = {g: symbol(f"v.{g}") for g in (*self.gates, *self.inputs, *self.given)}
         out = self._call(
-            z, v, dict(zip(self.slots, self.x, strict=True)), dict(zip(self.parameters, self.p, strict=True))
+            z,
+            v,
+            dict(zip(self.slots, self.x, strict=True)),
+            dict(zip(self.parameters, self.p, strict=True)),
         )
         if not all(isinstance(o, Node | int | float) for o in out):
             kinds = ", ".join(type(o).__name__ for o in out)
-            raise KindError(f"the formula of cell '{self.name}' returns {kinds}; expected an expression for each slot.")
+            raise KindError(
+                f"the formula of cell '{self.name}' returns {kinds}; expected an expression for each slot."
+            )
         out = [node(o) for o in out]
         nodes, side = walk(out), []
         replaced: dict[Node, Node] = {}
@@ -229,7 +242,14 @@ class Cell(Portable):
         names = self.slots[:1] if self.reads == FIRST else self.reads.split()
         return tuple(x[choose("slot", n, self.slots)] for n in names)
 
-    def step(self, base: Tensor, side: Tensor | None, W: Tensor | None, x: Tensor, p: Mapping[str, Tensor]) -> Tensor:
+    def step(
+        self,
+        base: Tensor,
+        side: Tensor | None,
+        W: Tensor | None,
+        x: Tensor,
+        p: Mapping[str, Tensor],
+    ) -> Tensor:
         """One step on tensors, by calling the formula itself, with z = W r(x), v = base; for the gates in `side`,
         z = W r(x) + base and v = side. The autograd engine runs this."""
         slots = dict(zip(self.slots, x.chunk(len(self.slots), -1), strict=True))
@@ -238,7 +258,9 @@ class Cell(Portable):
         z = dict(
             zip(
                 self.gates,
-                (torch.cat(r, -1) @ W.T if W is not None else torch.zeros_like(base)).chunk(count, -1),
+                (torch.cat(r, -1) @ W.T if W is not None else torch.zeros_like(base)).chunk(
+                    count, -1
+                ),
                 strict=True,
             )
         )
@@ -247,7 +269,9 @@ class Cell(Portable):
             z |= {g: z[g] + v[g] for g in self.side}
             v |= dict(zip(self.beside, side.chunk(len(self.beside), -1), strict=True))
         out = self._call(z, v, slots, p)
-        return torch.cat([torch.as_tensor(o, dtype=x.dtype, device=x.device).expand(len(x), d) for o in out], -1)
+        return torch.cat(
+            [torch.as_tensor(o, dtype=x.dtype, device=x.device).expand(len(x), d) for o in out], -1
+        )
 
 
 def cell(
@@ -290,21 +314,29 @@ def cell(
     ):
         check_kind(word, value, str, "names separated by spaces")
     check_kind("gates", gates, (str, type(None)), "names separated by spaces")
-    check_kind("parameters", parameters, (Mapping, type(None)), "a dict of names and where they begin")
+    check_kind(
+        "parameters", parameters, (Mapping, type(None)), "a dict of names and where they begin"
+    )
     for entry, begin in (parameters or {}).items():
         check_kind("the name of a parameter", entry, str, "a text")
         if not isinstance(begin, Uniform):
             real(f"where parameter {entry} begins", begin)
     names, extra, apart = tuple((gates or "z").split()), tuple(given.split()), tuple(inputs.split())
     table = MappingProxyType(dict(parameters or {}))
-    kinds = (("slots", slots.split()), ("gates", (*names, *apart, *extra)), ("parameters", tuple(table)))
+    kinds = (
+        ("slots", slots.split()),
+        ("gates", (*names, *apart, *extra)),
+        ("parameters", tuple(table)),
+    )
     for kind, entries in kinds:
         if (
             len(set(entries)) != len(entries)
             or not all(e.isidentifier() for e in entries)
             or (kind != "parameters" and not entries)
         ):
-            raise InputError(f"{kind} must be different identifiers separated by spaces; got {' '.join(entries)!r}.")
+            raise InputError(
+                f"{kind} must be different identifiers separated by spaces; got {' '.join(entries)!r}."
+            )
     for slot in shows.split():
         choose("slot", slot, slots.split())
 

@@ -78,7 +78,9 @@ class Node:
     __lt__ = __le__ = __gt__ = __ge__ = lambda self, _: bool(self)
 
     @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Node:
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Node:
         """torch.tanh(node) records what tanh(node) does."""
         name = getattr(func, "__name__", str(func))
         if name in PRIMITIVES and len(args) == 1 and not kwargs:
@@ -103,7 +105,9 @@ def node(value: Scalar) -> Node:
         return value
     if isinstance(value, int | float) and not isinstance(value, bool):
         return Node("const", (), float(value))
-    raise KindError(f"a cell's formula takes numbers and its own z, v, x, p; got {type(value).__name__}.")
+    raise KindError(
+        f"a cell's formula takes numbers and its own z, v, x, p; got {type(value).__name__}."
+    )
 
 
 def symbol(name: str) -> Node:
@@ -225,7 +229,9 @@ def apply(name: str, a: Any) -> Any:
     if isinstance(a, Tensor):
         return PRIMITIVES[name].run(a)
     if not isinstance(a, numbers.Real):
-        raise KindError(f"{name} is taken of a tensor, a number or what a cell's formula is made of; got {brief(a)}.")
+        raise KindError(
+            f"{name} is taken of a tensor, a number or what a cell's formula is made of; got {brief(a)}."
+        )
     return float(PRIMITIVES[name].run(torch.tensor(float(a), dtype=torch.float64)))
 
 
@@ -236,7 +242,9 @@ class Function(functools.partial[Any]):
         return str(self.args[0])
 
 
-def primitive(name: str, run: Callable[..., Tensor], slope: Callable[[Node, Node], Node]) -> Callable[[Any], Any]:
+def primitive(
+    name: str, run: Callable[..., Tensor], slope: Callable[[Node, Node], Node]
+) -> Callable[[Any], Any]:
     PRIMITIVES[name] = Primitive(run, slope)
     function = Function(apply, name)
     function.__doc__ = f"{name}(a), in a cell's formula or on a tensor."
@@ -291,7 +299,9 @@ atan = primitive("atan", torch.atan, lambda q, a: 1 / (1 + a * a))
 abs = primitive("abs", torch.abs, lambda q, a: Node("sign", (a,)))
 sign = primitive("sign", torch.sign, lambda q, a: ZERO)
 step = primitive("step", _step, lambda q, a: ZERO)
-held = primitive("held", _held, lambda q, a: ZERO)  # a, and no derivative goes through it: torch's detach
+held = primitive(
+    "held", _held, lambda q, a: ZERO
+)  # a, and no derivative goes through it: torch's detach
 primitive("tanh_slope", _tanh_slope, lambda q, a: -2 * a)
 primitive("sigmoid_slope", _sigmoid_slope, lambda q, a: 1 - 2 * a)
 
@@ -357,7 +367,11 @@ class Linear:
     def plus(self, one: Node, other: Node) -> Node:
         base, slope = self.parts.get(one, (one, ONE))
         base2, slope2 = self.parts.get(other, (other, ONE))
-        return self.times(base, add(slope, slope2)) if base is base2 and base is not ZERO else add(one, other)
+        return (
+            self.times(base, add(slope, slope2))
+            if base is base2 and base is not ZERO
+            else add(one, other)
+        )
 
 
 def pull(outputs: Sequence[Node], seeds: Sequence[Node], wrt: Sequence[Node]) -> list[Node]:
@@ -381,7 +395,9 @@ def push(outputs: Sequence[Node], directions: Mapping[Node, Node]) -> list[Node]
         if n not in dot:
             dot[n] = (
                 functools.reduce(
-                    linear.plus, (linear.times(dot[a], slope) for a, slope in slopes(n) if dot[a] is not ZERO), ZERO
+                    linear.plus,
+                    (linear.times(dot[a], slope) for a, slope in slopes(n) if dot[a] is not ZERO),
+                    ZERO,
                 )
                 if n.args
                 else ZERO
@@ -394,13 +410,27 @@ def substitute(outputs: Sequence[Node], replacement: Mapping[Node, Node]) -> lis
     env = dict(replacement)
     for n in walk(outputs, frozenset(replacement)):
         if n not in env:
-            build: Callable[..., Node] | None = {"add": add, "sub": sub, "mul": mul, "div": div, "neg": neg}.get(n.op)  # type: ignore[assignment]
+            build: Callable[..., Node] | None = {
+                "add": add,
+                "sub": sub,
+                "mul": mul,
+                "div": div,
+                "neg": neg,
+            }.get(n.op)  # type: ignore[assignment]
             args = tuple(env[a] for a in n.args)
-            env[n] = build(*args) if build else apply(n.op, *args) if n.op in PRIMITIVES else Node(n.op, args, n.value)
+            env[n] = (
+                build(*args)
+                if build
+                else apply(n.op, *args)
+                if n.op in PRIMITIVES
+                else Node(n.op, args, n.value)
+            )
     return [env[o] for o in outputs]
 
 
-def apart(outputs: Sequence[Node], moving: Iterable[Node], given: frozenset[Node] = frozenset()) -> list[Node]:
+def apart(
+    outputs: Sequence[Node], moving: Iterable[Node], given: frozenset[Node] = frozenset()
+) -> list[Node]:
     """The largest subexpressions that do not depend on `moving`: what can be computed before a loop over it."""
     nodes = walk(outputs, given)
     found = depends(outputs, moving)
@@ -425,7 +455,9 @@ def operation(n: Node) -> Callable[..., Any]:
     if n.op == "power":
         return functools.partial(_power, n.value)
     if n.op == "input":
-        raise KindError(f"the value of '{n.value}' is missing.")  # an author's mistake, not a user's
+        raise KindError(
+            f"the value of '{n.value}' is missing."
+        )  # an author's mistake, not a user's
     return PRIMITIVES[n.op].run
 
 

@@ -108,7 +108,9 @@ def lstm(z, v, x, p):
 def lstm_1997(truncated: bool = False) -> Cell:
     """truncated: as in the paper no error goes back through W: the memory alone carries it to earlier steps, and W itself still
     learns by delta_t h_{t-1}'. That is no gradient of the loss; its own derivatives are those of the step with h held."""
-    reads, name = ((lambda x: held(x.h)), "lstm-1997-truncated") if truncated else (FIRST, "lstm-1997")
+    reads, name = (
+        ((lambda x: held(x.h)), "lstm-1997-truncated") if truncated else (FIRST, "lstm-1997")
+    )
 
     @cell("h c", "i g o", reads=reads, name=name)
     def lstm_1997(z, v, x, p):
@@ -180,8 +182,13 @@ def scrn(alpha: float = 0.95, learned: bool = False, activation: Activation = "s
 
 
 @once
-def antisymmetric(eps: float = 0.01, gamma: float = 0.01, gated: bool = False, activation: Activation = "tanh") -> Cell:
-    sigma, structure = activation_function(activation), functools.partial(structures.Skew, gamma=gamma)
+def antisymmetric(
+    eps: float = 0.01, gamma: float = 0.01, gated: bool = False, activation: Activation = "tanh"
+) -> Cell:
+    sigma, structure = (
+        activation_function(activation),
+        functools.partial(structures.Skew, gamma=gamma),
+    )
     if gated:
 
         @cell(slots="h", gates="h", inputs="g", structure=structure, name="antisymmetric-gated")
@@ -215,8 +222,13 @@ def exponential(z, v, x, p):
 
 
 @once
-def lipschitz(eps: float = 0.03, beta: float = 0.75, gamma: float = 0.001, activation: Activation = "tanh") -> Cell:
-    sigma, structure = activation_function(activation), functools.partial(structures.Skew, beta, gamma)
+def lipschitz(
+    eps: float = 0.03, beta: float = 0.75, gamma: float = 0.001, activation: Activation = "tanh"
+) -> Cell:
+    sigma, structure = (
+        activation_function(activation),
+        functools.partial(structures.Skew, beta, gamma),
+    )
 
     @cell(slots="h", gates="a h", structure=structure)
     def lipschitz(z, v, x, p):
@@ -230,7 +242,9 @@ def lipschitz(eps: float = 0.03, beta: float = 0.75, gamma: float = 0.001, activ
 
 
 @once
-def cornn(dt: float = 0.042, gamma: float = 2.7, eps: float = 4.7, activation: Activation = "tanh") -> Cell:
+def cornn(
+    dt: float = 0.042, gamma: float = 2.7, eps: float = 4.7, activation: Activation = "tanh"
+) -> Cell:
     sigma = activation_function(activation)
 
     @cell(slots="y z", reads="y z")
@@ -271,7 +285,9 @@ def inverse(k: int = 1, activation: Activation = "tanh") -> Cell:
         """1 at the steps that take W, 0 at those that take its inverse."""
         return ((t - 1) // k % 2)[:, None].expand(-1, d)
 
-    @cell(slots="h", gates="w i", inputs="h", given="m", structure=structures.WithInverse, data=turn)
+    @cell(
+        slots="h", gates="w i", inputs="h", given="m", structure=structures.WithInverse, data=turn
+    )
     def inverse(z, v, x, p):
         """h' = sigma(W^-1 h + R u + b) for k steps, then sigma(W h + R u + b) for k steps, and so on"""
         return sigma(v.m * z.w + (1 - v.m) * z.i + v.h)
@@ -373,7 +389,10 @@ def noisy(base: Cell, dropout: bool, zoneout: bool) -> Cell:
             entries(p, base.parameters),
         )  # fmt: skip
         if zoneout:
-            pairs = [(getattr(v, keep[s]), getattr(x, s), y) for s, y in zip(base.slots, new, strict=True)]
+            pairs = [
+                (getattr(v, keep[s]), getattr(x, s), y)
+                for s, y in zip(base.slots, new, strict=True)
+            ]
             new = [k * old + (1 - k) * y for k, old, y in pairs]
         return (*new, v.m * new[0]) if dropout else tuple(new)
 
@@ -422,7 +441,9 @@ def named(name: str, activation: Activation | None = None, **given: Any) -> Cell
     """The cell of that name with its options; `activation` for those that leave it open."""
     known = options(name)
     if name in FIXED and activation is not None:
-        raise InputError(f"cell '{name}' fixes its activations by its equations; leave out activation={activation!r}.")
+        raise InputError(
+            f"cell '{name}' fixes its activations by its equations; leave out activation={activation!r}."
+        )
     unknown = [n for n in given if n not in known]
     if unknown:
         has = ", ".join(n for n in known if n != "activation") or "none"
@@ -437,5 +458,7 @@ def named(name: str, activation: Activation | None = None, **given: Any) -> Cell
         return make(**given)
     except TypeError as e:
         if "unhashable" in str(e):
-            raise KindError(f"activation must be a name or a function; got {type(activation).__name__}.") from e
+            raise KindError(
+                f"activation must be a name or a function; got {type(activation).__name__}."
+            ) from e
         raise

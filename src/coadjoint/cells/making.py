@@ -24,7 +24,9 @@ def check_make(dtype: Any, device: Any) -> None:
     try:
         torch.device(device)
     except (RuntimeError, TypeError, ValueError):
-        raise InputError(f"device must be one that torch knows, 'cpu' or 'cuda'; got {brief(device)}.") from None
+        raise InputError(
+            f"device must be one that torch knows, 'cpu' or 'cuda'; got {brief(device)}."
+        ) from None
 
 
 def parameter(*shape: int, dtype: torch.dtype | None = None, device: Any = None) -> nn.Parameter:
@@ -35,4 +37,6 @@ def parameter(*shape: int, dtype: torch.dtype | None = None, device: Any = None)
         if dtype not in (None, *DTYPES):
             raise Unsupported(HALF.format(dtype)) from None
         of = "x".join(map(str, shape))
-        raise MissingError(f"there is no room for a parameter of {of} numbers: choose smaller sizes.") from error
+        raise MissingError(
+            f"there is no room for a parameter of {of} numbers: choose smaller sizes."
+        ) from error

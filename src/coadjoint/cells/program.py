@@ -13,7 +13,11 @@ from .formula import Node, is_const, operation, walk
 
 
 def written(
-    outputs: Sequence[Node], names: Mapping[Node, str], spelling: Mapping[str, str], statement: str, mark: str = "t"
+    outputs: Sequence[Node],
+    names: Mapping[Node, str],
+    spelling: Mapping[str, str],
+    statement: str,
+    mark: str = "t",
 ) -> tuple[list[str], list[str]]:
     """The expressions as straight-line source code -> (statements, the name or literal of each output).
 
@@ -72,11 +76,22 @@ class Program:
             if n in fused:
                 continue
             inner = (
-                next((m for m in reversed(n.args) if m.op == "mul" and m not in leaf and uses[m] == 1), None)
+                next(
+                    (
+                        m
+                        for m in reversed(n.args)
+                        if m.op == "mul" and m not in leaf and uses[m] == 1
+                    ),
+                    None,
+                )
                 if n.op in ("add", "sub")
                 else None
             )
-            if inner is not None and (n.op == "add" or inner is n.args[1]) and not any(map(is_const, inner.args)):
+            if (
+                inner is not None
+                and (n.op == "add" or inner is n.args[1])
+                and not any(map(is_const, inner.args))
+            ):
                 other = n.args[0] if inner is n.args[1] else n.args[1]
                 fused.add(inner)
                 run = torch.addcmul if n.op == "add" else _minus_addcmul
@@ -146,7 +161,9 @@ class Program:
 
         if len(code) == 1 and code[0][0] < 3:  # the most frequent case, without the loop
             n, f, a, b, _, out = code[0]
-            return (lambda i: f(a[i], out=out[i])) if n == 1 else (lambda i: f(a[i], b[i], out=out[i]))
+            return (
+                (lambda i: f(a[i], out=out[i])) if n == 1 else (lambda i: f(a[i], b[i], out=out[i]))
+            )
 
         def run(i: int) -> None:
             for n, f, a, b, c, out in code:

@@ -128,13 +128,17 @@ class DeepTransition(Step):
     ) -> None:
         super().__init__(inputs, hidden, depth=depth, width=hidden if width is None else width)
         if shortcut and depth == 1:
-            raise InputError("shortcut=True skips the layers between W and the new state, and depth=1 has none.")
+            raise InputError(
+                "shortcut=True skips the layers between W and the new state, and depth=1 has none."
+            )
         make: Make = {"dtype": dtype, "device": device}
         self.phi = activation_function(activation)
         sizes = [*[width or hidden] * (depth - 1), hidden]
         self.W, self.R = weights(sizes[0], hidden, **make), weights(sizes[0], inputs, **make)
         self.b = weights(sizes[0], **make) if bias else None
-        self.rest = nn.ModuleList(nn.Linear(n, m, bias, **make) for n, m in itertools.pairwise(sizes))
+        self.rest = nn.ModuleList(
+            nn.Linear(n, m, bias, **make) for n, m in itertools.pairwise(sizes)
+        )
         self.S = weights(hidden, hidden, **make) if shortcut else None
         self.reset_parameters()
 
@@ -164,7 +168,9 @@ def lstm_unit(gates: list[Tensor], v: Tensor, s: Tensor, h: Tensor, c: Any) -> t
     return o * torch.tanh(c), c
 
 
-UNITS: dict[str, tuple[int, Callable[..., tuple[Tensor, ...]]]] = {  # how many gates, and the new parts of the state
+UNITS: dict[
+    str, tuple[int, Callable[..., tuple[Tensor, ...]]]
+] = {  # how many gates, and the new parts of the state
     "tanh": (0, tanh_unit),
     "gru": (2, gru_unit),
     "lstm": (3, lstm_unit),
@@ -174,15 +180,26 @@ UNITS: dict[str, tuple[int, Callable[..., tuple[Tensor, ...]]]] = {  # how many 
 class Level(nn.Module):
     """One layer of gated feedback."""
 
-    def __init__(self, below: int, hidden: int, layers: int, unit: str, bias: bool, make: Make) -> None:
+    def __init__(
+        self, below: int, hidden: int, layers: int, unit: str, bias: bool, make: Make
+    ) -> None:
         super().__init__()
         d, (gates, self.content) = hidden, UNITS[unit]
         self.gates = gates
-        self.R = weights((gates + 1) * d, below, **make)  # reads the layer below, or u; gates, then the new content
+        self.R = weights(
+            (gates + 1) * d, below, **make
+        )  # reads the layer below, or u; gates, then the new content
         self.b = weights((gates + 1) * d, **make) if bias else None
-        self.W = weights(gates * d, d, **make) if gates else None  # of the gates of a unit: its own layer alone
-        self.U = weights(d, layers * d, **make)  # of the new content: all layers, each through its global gate
-        self.g_below, self.g_states = weights(layers, below, **make), weights(layers, layers * d, **make)
+        self.W = (
+            weights(gates * d, d, **make) if gates else None
+        )  # of the gates of a unit: its own layer alone
+        self.U = weights(
+            d, layers * d, **make
+        )  # of the new content: all layers, each through its global gate
+        self.g_below, self.g_states = (
+            weights(layers, below, **make),
+            weights(layers, layers * d, **make),
+        )
 
     def forward(self, y: Tensor, every: Tensor, h: Tensor, c: Tensor | None) -> tuple[Tensor, ...]:
         """From the layer below, the states of all layers [B, layers, hidden] and its own: its new h (and c)."""
@@ -278,5 +295,7 @@ def named(name: str, inputs: int, hidden: int, **given: Any) -> Step:
     known = options(name)
     unknown = [n for n in given if n not in (*known, *GENERAL)]
     if unknown:
-        raise KindError(f"cell '{name}' has no option {', '.join(unknown)}; its options: {', '.join(known) or 'none'}.")
+        raise KindError(
+            f"cell '{name}' has no option {', '.join(unknown)}; its options: {', '.join(known) or 'none'}."
+        )
     return STEPS[name](inputs, hidden, **given)

@@ -112,7 +112,9 @@ class Orthogonal(Blocks):
                 A = torch.linalg.solve(eye(X) + X, eye(X) - X)
             M = ((A - A.mT) / 4).to(W.dtype)
             far = (self.of(M) - W).abs().max()
-            near = far.is_meta or bool(far <= math.sqrt(torch.finfo(W.dtype).eps))  # a shape alone is not judged
+            near = far.is_meta or bool(
+                far <= math.sqrt(torch.finfo(W.dtype).eps)
+            )  # a shape alone is not judged
         except RuntimeError:  # singular
             near = False
         if not near:
@@ -127,7 +129,13 @@ class Orthogonal(Blocks):
         0..pi/2.  Helfrich et al. (2018)"""
         blocks, where = cut(M, self.units), None if generator is None else generator.device
         pairs = blocks.shape[-1] // 2
-        q = math.pi / 2 * torch.rand(*blocks.shape[:2], pairs, generator=generator, dtype=torch.float64, device=where)
+        q = (
+            math.pi
+            / 2
+            * torch.rand(
+                *blocks.shape[:2], pairs, generator=generator, dtype=torch.float64, device=where
+            )
+        )
         s = (-torch.sqrt((1 - q.cos()) / (1 + q.cos()))).to(M) / 2
         i = 2 * torch.arange(pairs, device=M.device)
         A = torch.zeros_like(blocks)
@@ -201,7 +209,9 @@ class Signed(nn.Module):
         plain = isinstance(signs, Tensor) and not signs.is_nested and signs.layout == torch.strided
         if not plain or signs.dim() != 1:
             raise InputError("signs must be a vector of +1 and -1, one for each unit.")
-        known = torch.isin(signs, torch.tensor([-1, 1], dtype=signs.dtype, device=signs.device)).all()
+        known = torch.isin(
+            signs, torch.tensor([-1, 1], dtype=signs.dtype, device=signs.device)
+        ).all()
         if not known.is_meta and not known:  # a shape alone is not judged
             raise InputError("signs must be a vector of +1 and -1, one for each unit.")
         self.register_buffer("signs", signs)
@@ -209,7 +219,9 @@ class Signed(nn.Module):
     def forward(self, M: Tensor) -> Tensor:
         slots, odd = divmod(M.shape[1], len(self.signs))
         if odd:
-            raise InputError(f"W has {M.shape[1]} columns; expected a multiple of the {len(self.signs)} signs.")
+            raise InputError(
+                f"W has {M.shape[1]} columns; expected a multiple of the {len(self.signs)} signs."
+            )
         return M.abs() * self.signs.to(M.dtype).repeat(slots)
 
     def right_inverse(self, W: Tensor) -> Tensor:

@@ -94,14 +94,20 @@ def found(module: str, path: str) -> Any:
     try:
         importlib.import_module(module)
     except ImportError as error:
-        raise InputError(f"{module}.{path} cannot be found in this process: {error}. {ADVICE}") from None
+        raise InputError(
+            f"{module}.{path} cannot be found in this process: {error}. {ADVICE}"
+        ) from None
     here = looked_up(module, path)
     if not isinstance(here, Portable):
-        raise InputError(f"{module}.{path} cannot be found in this process: {module} has no such object. {ADVICE}")
+        raise InputError(
+            f"{module}.{path} cannot be found in this process: {module} has no such object. {ADVICE}"
+        )
     return here
 
 
-ADVICE = "What goes to another process by its name stands at the top level of a module that both import."
+ADVICE = (
+    "What goes to another process by its name stands at the top level of a module that both import."
+)
 
 
 class Structured(nn.Module):

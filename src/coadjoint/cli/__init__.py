@@ -29,7 +29,9 @@ except ModuleNotFoundError as error:
         raise
 
     def _missing() -> None:
-        raise MissingError("this command needs pydantic, which is not installed: pip install pydantic.")
+        raise MissingError(
+            "this command needs pydantic, which is not installed: pip install pydantic."
+        )
 
     # Settings are pydantic models: commands that need none still run.
     _WITH_SETTINGS = "train resume online replay compare predict report diagnose tasks cells demo"

@@ -16,18 +16,33 @@ from .progress import ticking
 @app.command()
 def bench(
     device: Optional[str] = typer.Option(None, "--device", help="cpu (default) or cuda"),
-    cells: Optional[str] = typer.Option(None, "--cells", help="elman,lstm,gru,nn.RNN,nn.LSTM,nn.GRU,hessian-free"),
-    sizes: Optional[str] = typer.Option(None, "--sizes", help="steps x samples x units: 100x20x50,200x64x128"),
+    cells: Optional[str] = typer.Option(
+        None, "--cells", help="elman,lstm,gru,nn.RNN,nn.LSTM,nn.GRU,hessian-free"
+    ),
+    sizes: Optional[str] = typer.Option(
+        None, "--sizes", help="steps x samples x units: 100x20x50,200x64x128"
+    ),
     peers: Optional[str] = typer.Option(None, "--peers", help="torch,autograd,jax; or none"),
     repeat: Optional[int] = typer.Option(None, "--repeat", help="rounds; the median counts"),
-    threads: Optional[int] = typer.Option(None, "--threads", help="threads of a CPU, each on its core (1)"),
-    quick: bool = typer.Option(False, "--quick", help="the smallest size, three rounds"),
-    explain: bool = typer.Option(False, "--explain", help="say which engines run here and why; measure nothing"),
-    json: Optional[str] = typer.Option(
-        None, "--json", metavar="PATH", help="write all figures to a file; - for stdout, without the table"
+    threads: Optional[int] = typer.Option(
+        None, "--threads", help="threads of a CPU, each on its core (1)"
     ),
-    write: Optional[Path] = typer.Option(None, "--write", help="put the table into this page, in the device's section"),
-    quiet: bool = typer.Option(False, "--quiet", "-q", help="the results alone, no lines on the way"),
+    quick: bool = typer.Option(False, "--quick", help="the smallest size, three rounds"),
+    explain: bool = typer.Option(
+        False, "--explain", help="say which engines run here and why; measure nothing"
+    ),
+    json: Optional[str] = typer.Option(
+        None,
+        "--json",
+        metavar="PATH",
+        help="write all figures to a file; - for stdout, without the table",
+    ),
+    write: Optional[Path] = typer.Option(
+        None, "--write", help="put the table into this page, in the device's section"
+    ),
+    quiet: bool = typer.Option(
+        False, "--quiet", "-q", help="the results alone, no lines on the way"
+    ),
 ) -> None:
     """Time plain, penalised and double gradients against torch.nn, autograd and JAX, and against what this machine can do.
 
@@ -44,7 +59,11 @@ def bench(
     if threads is not None and device == "cuda":
         raise ConfigError("--threads belongs to --device cpu.")
     asked: dict[str, Any] = {"device": device or "cpu", "repeat": repeat, "threads": threads}
-    asked |= {key: measure.read_names(text) for key, text in (("cells", cells), ("peers", peers)) if text is not None}
+    asked |= {
+        key: measure.read_names(text)
+        for key, text in (("cells", cells), ("peers", peers))
+        if text is not None
+    }
     asked["sizes"] = measure.read_sizes(sizes) if sizes is not None else None
     if quick:
         asked["sizes"] = asked["sizes"] or problems.SIZES.get(asked["device"], ())[:1]
@@ -52,13 +71,17 @@ def bench(
     given = {key: value for key, value in asked.items() if value is not None}
     if explain:
         names = given.get("cells", tuple(problems.MODULES))
-        for line in tables.explain([device] if device else list(problems.SIZES), names, given.get("sizes", ())):
+        for line in tables.explain(
+            [device] if device else list(problems.SIZES), names, given.get("sizes", ())
+        ):
             print(safe(line))
         return
     options = measure.Options(**given)
     for path in (Path(json or "-"), write or Path("-")):
         if not path.parent.is_dir():
-            raise StorageError(f"{path} cannot be written: there is no such folder. Make it, or choose another place.")
+            raise StorageError(
+                f"{path} cannot be written: there is no such folder. Make it, or choose another place."
+            )
     with ticking(quiet, "bench", sys.stderr) as tick:
         result = tables.run(options, tick)
     if json == "-":

@@ -53,7 +53,9 @@ def build(config: Config, past: Any = None) -> Job:
 
 def changed(config: Config, **sections: dict[str, Any]) -> Config:
     """The config with other values of some keys: changed(config, training={"steps": 5})."""
-    update = {name: getattr(config, name).model_copy(update=keys) for name, keys in sections.items()}
+    update = {
+        name: getattr(config, name).model_copy(update=keys) for name, keys in sections.items()
+    }
     return config.model_copy(update=update)
 
 
@@ -93,7 +95,11 @@ def resolve_defaults(config: Config, task: Any, device: str) -> Config:
     cell = config.network.cell
     if cell is None:
         cell = "gru" if task.readout == "sequence" else "elman"
-    per_epoch = task.steps_per_epoch(training.batch * training.accumulate) if task.size is not None else None
+    per_epoch = (
+        task.steps_per_epoch(training.batch * training.accumulate)
+        if task.size is not None
+        else None
+    )
     steps = training.steps
     if steps is None and training.epochs and per_epoch:
         steps = training.epochs * per_epoch
@@ -108,7 +114,10 @@ def resolve_defaults(config: Config, task: Any, device: str) -> Config:
     }
     if not per_epoch:
         found |= {"tests": training.tests or 1000, "confirm": training.confirm or 10_000}
-    by_share = config.optimiser.schedule in ("linear", "cosine") or config.gradient.weight_schedule == "linear"
+    by_share = (
+        config.optimiser.schedule in ("linear", "cosine")
+        or config.gradient.weight_schedule == "linear"
+    )
     if steps == ENDLESS and by_share:
         raise ConfigError(
             "a linear or cosine schedule ends with the last step, and a budget does not say which: give --steps."
@@ -159,7 +168,9 @@ def network_of(config: Config, task: Any, device: str) -> Any:
         options = network_options(config.network, Shape.of(task), config.training.precision)
         net = networks.make(**options, seed=config.training.seed, device=device)
     if config.gradient.penalty_on not in (None, "each") and net.one_layer is not None:
-        raise ConfigError("--penalty-on chooses among layers, and there is one: give --layers or a list of cells.")
+        raise ConfigError(
+            "--penalty-on chooses among layers, and there is one: give --layers or a list of cells."
+        )
     return net
 
 
@@ -185,19 +196,29 @@ def memory_of(net: Any, T: int, config: Config, method: Any) -> list[str]:
         return []
     asked, batch, probes = method.segments, config.training.batch, config.training.probes
     counted = lambda m, B: memory.predict(net, T, B, m)
-    whole = penalised.Penalised(method.penalty) if isinstance(method, penalised.Penalised) else bptt.BPTT()
+    whole = (
+        penalised.Penalised(method.penalty)
+        if isinstance(method, penalised.Penalised)
+        else bptt.BPTT()
+    )
     most, at_once = counted(method, batch), counted(whole, batch)
     if asked is None:
         return (
-            [f"a gradient at T = {T:,} takes about {shown_bytes(most)}; --segments auto would take less"]
+            [
+                f"a gradient at T = {T:,} takes about {shown_bytes(most)}; --segments auto would take less"
+            ]
             if most > 1e9
             else []
         )
     memory.steady()
-    lines = [f"a gradient at T = {T:,} takes about {shown_bytes(most)} (without segments {shown_bytes(at_once)})"]
+    lines = [
+        f"a gradient at T = {T:,} takes about {shown_bytes(most)} (without segments {shown_bytes(at_once)})"
+    ]
     look = 2 * counted(bptt.BPTT(), probes)  # with its costates
     if look > most:
-        lines.append(f"a look at the costates of --probes {probes} sequences is not cut up: about {shown_bytes(look)}")
+        lines.append(
+            f"a look at the costates of --probes {probes} sequences is not cut up: about {shown_bytes(look)}"
+        )
     return lines
 
 
@@ -234,7 +255,11 @@ def device_of(name: str) -> str:
 
     cuda = torch.cuda.is_available()
     if name == "cuda" and not cuda:
-        reason = "this torch was built without CUDA" if not torch.backends.cuda.is_built() else "no GPU was found"
+        reason = (
+            "this torch was built without CUDA"
+            if not torch.backends.cuda.is_built()
+            else "no GPU was found"
+        )
         raise MissingError(f"--device cuda: {reason}. Use --device cpu.")
     return ("cuda" if cuda else "cpu") if name == "auto" else name
 
@@ -244,7 +269,11 @@ def task_of(config: Config) -> Any:
     from ..tasks.data import Data
 
     name, options, data = config.task.name, given(config.task), given(config.data)
-    for key in ("name", "easiest", "easiest_by"):  # the last two are those of every task: curriculum_of
+    for key in (
+        "name",
+        "easiest",
+        "easiest_by",
+    ):  # the last two are those of every task: curriculum_of
         options.pop(key, None)
     if (name is None) == ("train" not in data):
         raise ConfigError(
@@ -254,7 +283,9 @@ def task_of(config: Config) -> Any:
         )
     if name is None:
         if options:
-            raise ConfigError(f"{flag('task', next(iter(options)))} belongs to a built-in task, not to your own data.")
+            raise ConfigError(
+                f"{flag('task', next(iter(options)))} belongs to a built-in task, not to your own data."
+            )
         dtype = "float64" if config.training.precision == 64 else "float32"
         return Data.read(data.pop("train"), seed=config.training.seed, dtype=dtype, **data)
     if data:
@@ -264,7 +295,9 @@ def task_of(config: Config) -> Any:
     known = tasks.options(name)
     for key in options:
         if key not in known:
-            raise ConfigError(f"{flag('task', key)} does nothing with task '{name}'; its options: {', '.join(known)}.")
+            raise ConfigError(
+                f"{flag('task', key)} does nothing with task '{name}'; its options: {', '.join(known)}."
+            )
     return tasks.make(name, **options)
 
 
@@ -278,7 +311,8 @@ def finite(config: Config, task: Any) -> None:
     else:
         alone = "does nothing with a finite set: all its held-out sequences are looked at."
         problems = {
-            "--steps and --epochs say the same thing twice: give one of them.": t.steps and t.epochs,
+            "--steps and --epochs say the same thing twice: give one of them.": t.steps
+            and t.epochs,
             f"--tests {alone}": t.tests,
             f"--confirm {alone}": t.confirm,
             "--patience needs a validation set: give --valid FILE, or a share of --split.": t.patience

@@ -73,9 +73,13 @@ def streamed(config: Config, classes: list[str] | None, window: int, past: Any =
                 raise ConfigError(f"{flag(name, key)} does nothing where a stream is learned.")
     t, g, data = config.training, config.gradient, given(config.data)
     learner = learner_of(g)
-    every = {} if "checkpoint" in t.model_fields_set else {"checkpoint": 10_000}  # single steps are quick
+    every = (
+        {} if "checkpoint" in t.model_fields_set else {"checkpoint": 10_000}
+    )  # single steps are quick
     cell = config.network.cell or "elman"
-    config = settled(changed(config, network={"cell": cell}, gradient={"method": learner}, training=every))
+    config = settled(
+        changed(config, network={"cell": cell}, gradient={"method": learner}, training=every)
+    )
     unchanged(config, past)
     set_threads(t.threads, config.network.hidden)
     dtype = torch.float64 if t.precision == 64 else torch.float32
@@ -88,7 +92,10 @@ def streamed(config: Config, classes: list[str] | None, window: int, past: Any =
     method.stream(net)
     learning.chosen(optimiser, net, t.steps)
     told = Online(config, net, stream, {})
-    settings = {**told.plain, "training": {k: v for k, v in told.plain["training"].items() if k not in FREE}}
+    settings = {
+        **told.plain,
+        "training": {k: v for k, v in told.plain["training"].items() if k not in FREE},
+    }
     about = {
         "network": settings.pop("network"),
         "shape": Shape.of(net).model_dump(),
@@ -114,7 +121,9 @@ def learner_of(g: GradientSection) -> str:
         raise ConfigError(f"--learner must be rtrl or truncated; got {g.method!r}.")
     learner = g.method or ("rtrl" if g.k1 is None and g.k2 is None else "truncated")
     if learner == "truncated" and g.k1 is None:
-        raise ConfigError("--learner truncated needs --k1, and --k2 if losses are pulled back further.")
+        raise ConfigError(
+            "--learner truncated needs --k1, and --k2 if losses are pulled back further."
+        )
     if learner == "rtrl" and (g.k1 is not None or g.k2 is not None):
         raise ConfigError("--k1 and --k2 belong to --learner truncated: rtrl learns at every step.")
     return learner

@@ -32,7 +32,9 @@ def compare(
     jobs: Optional[int] = typer.Option(
         None, "--jobs", "-j", help="processes at a time; one for each CPU core by default"
     ),
-    config: Optional[Path] = typer.Option(None, "--config", "-c", help="common settings from a file"),
+    config: Optional[Path] = typer.Option(
+        None, "--config", "-c", help="common settings from a file"
+    ),
     out: Optional[Path] = OUT,
     quiet: bool = QUIET,
     flags: Any = None,
@@ -70,13 +72,17 @@ def compare(
         return
     cores_of(jobs)
     if not method:
-        raise ConfigError("what to compare? Give rows with --method 'NAME key=value ...', or the folders of runs.")
+        raise ConfigError(
+            "what to compare? Give rows with --method 'NAME key=value ...', or the folders of runs."
+        )
     if seeds < 1:
         raise ConfigError(f"--seeds must be at least 1; got {seeds}.")
     base = setting_flags.plain(resolved(None, config, flags))
     first = base.get("training", {}).get("seed", 0)
     tasks = {"on": [task for text in what for task in compared_runs.tasks(text)]} if what else {}
-    folder = out or free("-".join(["compare", *(text.split()[0] for text in what[:3])] if what else ["compare-data"]))
+    folder = out or free(
+        "-".join(["compare", *(text.split()[0] for text in what[:3])] if what else ["compare-data"])
+    )
     rows = [row for text in method for row in compared_runs.variants(text)]
     compared_runs.start(base, rows, range(first, first + seeds), folder, command_line(), **tasks)
     compared(folder, jobs, quiet)
@@ -99,7 +105,9 @@ def cores_of(jobs: int | None) -> int:
     """Processes at a time: as many as asked for, or one for each core."""
     if jobs is not None and jobs < 1:
         raise ConfigError(f"--jobs must be at least 1; got {jobs}.")
-    return jobs or (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    return jobs or (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
 
 
 def show(found: dict[str, Any]) -> None:

@@ -27,7 +27,9 @@ from .workers import Worker, wait_for
 
 ENDED = ("success", "finished", "early-stopped", "failed")
 MOST = 10_000  # runs of a comparison
-Tick = Callable[[int, int, str | None], None]  # runs that have ended, all of them, the one that ended just now
+Tick = Callable[
+    [int, int, str | None], None
+]  # runs that have ended, all of them, the one that ended just now
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,9 @@ class Variant:
     shown: dict[str, Any] = field(default_factory=dict)
 
 
-def variants(text: str, what: str = "--method", example: str = "clipped clip=1 lr=1e-2|1e-3") -> list[Variant]:
+def variants(
+    text: str, what: str = "--method", example: str = "clipped clip=1 lr=1e-2|1e-3"
+) -> list[Variant]:
     """'clipped clip=1 lr=1e-2|1e-3' -> one for each choice among alternatives; cell=all is every cell that can be trained."""
     words = text.split()
     if not words or "=" in words[0]:
@@ -49,10 +53,18 @@ def variants(text: str, what: str = "--method", example: str = "clipped clip=1 l
         key, sign, value = word.partition("=")
         section = "optimiser" if key == "optimiser" else schema.HOMES.get(key.replace("-", "_"))
         if not sign or section is None:
-            why = setting_flags.nearest((key.replace("-", "_"),)) if sign else f"{word!r} is not key=value."
+            why = (
+                setting_flags.nearest((key.replace("-", "_"),))
+                if sign
+                else f"{word!r} is not key=value."
+            )
             raise ConfigError(f"{what} {name}: {why}")
         leaf = "name" if key == "optimiser" else key.replace("-", "_")
-        among = [v for one in value.split("|") for v in (cells() if (leaf, one) == ("cell", "all") else [one])]
+        among = [
+            v
+            for one in value.split("|")
+            for v in (cells() if (leaf, one) == ("cell", "all") else [one])
+        ]
         choices.append([(section, leaf, setting_flags.from_flag(section, leaf, v)) for v in among])
     found = []
     varied = {c[0][1] for c in choices if len(c) > 1}
@@ -60,9 +72,16 @@ def variants(text: str, what: str = "--method", example: str = "clipped clip=1 l
         values: dict[str, dict[str, Any]] = {}
         for section, leaf, value in combination:
             values.setdefault(section, {})[leaf] = value
-        said = lambda v: ",".join(v) if isinstance(v, list) and all(isinstance(w, str) for w in v) else v
+        said = lambda v: (
+            ",".join(v) if isinstance(v, list) and all(isinstance(w, str) for w in v) else v
+        )
         called = lambda section, leaf: section if leaf == "name" else leaf
-        label = " ".join([name, *(f"{called(s, leaf)}={said(v)}" for s, leaf, v in combination if leaf in varied)])
+        label = " ".join(
+            [
+                name,
+                *(f"{called(s, leaf)}={said(v)}" for s, leaf, v in combination if leaf in varied),
+            ]
+        )
         found.append(Variant(label, values, {called(s, leaf): v for s, leaf, v in combination}))
     return found
 
@@ -81,7 +100,10 @@ def tasks(text: str) -> list[Variant]:
 
     found = variants(text, "a task", "addition length=100")
     name = choose("task", text.split()[0], TASKS)
-    return [Variant(v.name, {**v.values, "task": {**v.values.get("task", {}), "name": name}}, v.shown) for v in found]
+    return [
+        Variant(v.name, {**v.values, "task": {**v.values.get("task", {}), "name": name}}, v.shown)
+        for v in found
+    ]
 
 
 def titled(config: schema.Config, name: str = "") -> str:
@@ -132,15 +154,22 @@ def start(
         names = [plain_name(one.name) for one in given]
         twice = [one.name for one, name in zip(given, names, strict=True) if names.count(name) > 1]
         if twice:
-            raise ConfigError(f"two {what} share the name '{twice[0]}', or that of a folder: {way}.")
+            raise ConfigError(
+                f"two {what} share the name '{twice[0]}', or that of a folder: {way}."
+            )
     if len(on) * len(rows) * len(seeds) > MOST:
         many = f"{len(on)} tasks x " if len(on) > 1 else ""
-        raise ConfigError(f"{many}{len(rows)} methods x {len(seeds)} seeds are more than {MOST:,} runs: compare fewer.")
+        raise ConfigError(
+            f"{many}{len(rows)} methods x {len(seeds)} seeds are more than {MOST:,} runs: compare fewer."
+        )
     vacant(folder)
     table: list[dict[str, Any]] = []
     resolved = []
     for task, row in itertools.product(on, rows):
-        merged = {s: {**base.get(s, {}), **task.values.get(s, {}), **row.values.get(s, {})} for s in schema.SECTIONS}
+        merged = {
+            s: {**base.get(s, {}), **task.values.get(s, {}), **row.values.get(s, {})}
+            for s in schema.SECTIONS
+        }
         named, runs = " ".join(filter(None, (task.name if len(on) > 1 else "", row.name))), []
         began = time.perf_counter()
         try:
@@ -149,9 +178,17 @@ def start(
                     "its name makes no name for a folder: choose a shorter one, and none that a device has."
                 )
             for seed in seeds:
-                config = setting_flags.resolve(None, {**merged, "training": {**merged["training"], "seed": seed}})
+                config = setting_flags.resolve(
+                    None, {**merged, "training": {**merged["training"], "seed": seed}}
+                )
                 resolved.append(config)
-                runs.append({"seed": seed, "folder": f"runs/{plain_name(named)}-seed-{seed}", "status": "waiting"})
+                runs.append(
+                    {
+                        "seed": seed,
+                        "folder": f"runs/{plain_name(named)}-seed-{seed}",
+                        "status": "waiting",
+                    }
+                )
             job = build.build(config)
         except CoadjointError as error:
             where = f"task {task.name}, " if len(on) > 1 else ""
@@ -168,12 +205,16 @@ def start(
         (folder / "runs").mkdir(parents=True)
         (folder / "configs").mkdir()
     for config, run in zip(resolved, [run for row in table for run in row["runs"]], strict=True):
-        settings.dump(setting_flags.plain(config), folder / "configs" / f"{Path(run['folder']).name}.yaml")
+        settings.dump(
+            setting_flags.plain(config), folder / "configs" / f"{Path(run['folder']).name}.yaml"
+        )
     from ..training import environment, json_rows
 
     found = {
         "command": command,
-        "tasks": {row["task"]: task.shown for row, task in zip(table[:: len(rows)], on, strict=True)},
+        "tasks": {
+            row["task"]: task.shown for row, task in zip(table[:: len(rows)], on, strict=True)
+        },
         "rows": table,
         "environment": environment.environment(seeds[0], "cpu", command),
     }
@@ -194,7 +235,9 @@ def run(folder: Path, jobs: int, tick: Tick = lambda done, total, what: None) ->
     within(folder, [r.get("folder") for _, r in every])
     files.sweep(folder)
     waiting = [(row, r) for row, r in every if status(folder / r["folder"]) not in ENDED]
-    waiting.sort(key=lambda one: -one[0].get("pace", 0))  # the longest first: at the end no core waits for another
+    waiting.sort(
+        key=lambda one: -one[0].get("pace", 0)
+    )  # the longest first: at the end no core waits for another
     total = len(every)
     tick(total - len(waiting), total, None)
     workers: dict[Worker, tuple[dict[str, Any], dict[str, Any]]] = {}
@@ -300,7 +343,9 @@ def outcome(run: Path, r: dict[str, Any], metric: str) -> None:
     r["steps"] = result["success_step"] if r["success"] else result["step"]
     r["seconds"] = round(result["success_seconds"] if r["success"] else result["seconds"], 1)
     r["work"] = result.get("success_work" if r["success"] else "work")
-    r["metric"] = value if isinstance(value, int | float) else None  # "NaN", where states left their range
+    r["metric"] = (
+        value if isinstance(value, int | float) else None
+    )  # "NaN", where states left their range
     r["error"] = result.get("reason") or r["error"]
 
 
@@ -320,12 +365,21 @@ def existing(paths: Sequence[Path], folder: Path, command: str | None) -> dict[s
             raise StorageError(f"{path} has no result yet. Go on with: coadjoint resume {path}")
         task, metric = config.task.name or str(config.data.train), result["metric"]
         if judged.setdefault(task, metric) != metric:
-            raise StorageError(f"{path} is judged by '{metric}', the others by '{judged[task]}': they do not compare.")
+            raise StorageError(
+                f"{path} is judged by '{metric}', the others by '{judged[task]}': they do not compare."
+            )
         values = setting_flags.plain(config)
         seed = values["training"].pop("seed", 0)
         for key in ("threads", "device"):
             values["training"].pop(key, None)
-        new = {"task": task, "metric": metric, "goal": result["goal"], "name": path.name, "values": values, "runs": []}
+        new = {
+            "task": task,
+            "metric": metric,
+            "goal": result["goal"],
+            "name": path.name,
+            "values": values,
+            "runs": [],
+        }
         row = rows.setdefault(json.dumps(values), new)
         r = {"seed": seed, "folder": path.resolve().name}
         outcome(path, r, metric)
@@ -333,10 +387,18 @@ def existing(paths: Sequence[Path], folder: Path, command: str | None) -> dict[s
     for task in judged:
         here = [row for row in rows.values() if row["task"] == task]
         flat = [{k: v for s in row.pop("values").values() for k, v in s.items()} for row in here]
-        differ = [k for k in sorted({k for f in flat for k in f}) if any(f.get(k) != flat[0].get(k) for f in flat)]
+        differ = [
+            k
+            for k in sorted({k for f in flat for k in f})
+            if any(f.get(k) != flat[0].get(k) for f in flat)
+        ]
         for row, mine in zip(here, flat, strict=True):
             row["settings"] = {k: mine.get(k) for k in differ}
-    found = {"command": command, "rows": list(rows.values()), "environment": environment.environment(0, "cpu", command)}
+    found = {
+        "command": command,
+        "rows": list(rows.values()),
+        "environment": environment.environment(0, "cpu", command),
+    }
     with files.storing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     files.replace(folder / "compare.json", json_rows.dumps(found, indent=1))

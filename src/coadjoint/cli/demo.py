@@ -31,8 +31,14 @@ def demo(
     cores_of(jobs)
     folder = out or free("demo")
     if not quiet:
-        print("Temporal order, 50 steps: 64 tanh units, spectral radius 0.5, at most 4,000 steps of Adam")
+        print(
+            "Temporal order, 50 steps: 64 tanh units, spectral radius 0.5, at most 4,000 steps of Adam"
+        )
     compared_runs.start(
-        DEMO, [row for text in DEMO_ROWS for row in compared_runs.variants(text)], [0], folder, command_line()
+        DEMO,
+        [row for text in DEMO_ROWS for row in compared_runs.variants(text)],
+        [0],
+        folder,
+        command_line(),
     )
     compared(folder, jobs, quiet)

@@ -19,18 +19,26 @@ from .program import QUIET, app, command_line, free, print_table, warn
 @configured
 def diagnose(
     what: Optional[str] = typer.Argument(
-        None, help="a run folder; or a built-in task (or --train FILE), for a network before its training"
+        None,
+        help="a run folder; or a built-in task (or --train FILE), for a network before its training",
     ),
     radius: Optional[str] = typer.Option(
-        None, "--radius", help="spectral radius of W to begin with; several, a,b,c, are drawn side by side"
+        None,
+        "--radius",
+        help="spectral radius of W to begin with; several, a,b,c, are drawn side by side",
     ),
     samples: int = typer.Option(100, "--samples", min=1, help="held-out sequences to look at"),
-    only: Optional[str] = typer.Option(None, "--only", help="some of them: temporal,decay,lyapunov, ..."),
+    only: Optional[str] = typer.Option(
+        None, "--only", help="some of them: temporal,decay,lyapunov, ..."
+    ),
     config: Optional[Path] = typer.Option(
         None, "--config", "-c", help="a .toml, .yaml or .json file; flags come on top"
     ),
     out: Optional[Path] = typer.Option(
-        None, "--out", "-o", help="the folder to write; RUN/diagnostics, or runs/diagnose-TASK-1, -2, ... by default"
+        None,
+        "--out",
+        "-o",
+        help="the folder to write; RUN/diagnostics, or runs/diagnose-TASK-1, -2, ... by default",
     ),
     quiet: bool = QUIET,
     flags: Any = None,
@@ -47,21 +55,35 @@ def diagnose(
     from ..training import files
     from ..training.report import diagnoses, pages
 
-    names = [choose("diagnostic", n.strip(), examination.DIAGNOSTICS) for n in only.split(",")] if only else None
+    names = (
+        [choose("diagnostic", n.strip(), examination.DIAGNOSTICS) for n in only.split(",")]
+        if only
+        else None
+    )
     run = Path(what) if what is not None and Path(what).is_dir() else None
     jobs: dict[str, tuple[Any, Any, schema.Config]] = {}  # network, task, config
     weights = "weights before training"
     if run is not None:
         if config or radius or any(flags.values()):
-            raise ConfigError("a run is looked at as it is: leave out --config, --radius and settings.")
+            raise ConfigError(
+                "a run is looked at as it is: leave out --config, --radius and settings."
+            )
         *found_there, weights = weights_of(run)
         jobs[""] = tuple(found_there)
     for value in () if run else radius.split(",") if radius else [None]:
-        chosen = {} if value is None else {"radius": setting_flags.from_flag("network", "radius", value.strip())}
-        job = build.build(resolved(what, config, flags | {"network": flags.get("network", {}) | chosen}))
+        chosen = (
+            {}
+            if value is None
+            else {"radius": setting_flags.from_flag("network", "radius", value.strip())}
+        )
+        job = build.build(
+            resolved(what, config, flags | {"network": flags.get("network", {}) | chosen})
+        )
         jobs[f"radius {value}"] = job.network, job.task, job.config
     net, task, settled = next(iter(jobs.values()))
-    folder = out or (run / "diagnostics" if run else free(f"diagnose-{settled.task.name or 'data'}"))
+    folder = out or (
+        run / "diagnostics" if run else free(f"diagnose-{settled.task.name or 'data'}")
+    )
     if run and not out:
         files.inner(folder)
     if folder.is_dir() and any(folder.iterdir()) and not (folder / "diagnostics.json").is_file():
@@ -105,7 +127,9 @@ def weights_of(run: Path) -> tuple[Any, Any, Any, str]:
     from ..training.predict import load_model
 
     if os.path.lexists(run / "online.json"):
-        raise StorageError(f"{run} learned from a stream, which has no held-out sequences to look at.")
+        raise StorageError(
+            f"{run} learned from a stream, which has no held-out sequences to look at."
+        )
     settled = setting_flags.read_run(run)
     task = build.task_of(settled)
     if os.path.lexists(run / "model.safetensors"):

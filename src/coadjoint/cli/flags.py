@@ -26,7 +26,11 @@ def flag(section: str, key: str) -> str:
 
 def types(kind: Any) -> list[Any]:
     """The alternatives of an annotation, None left out: Whole | tuple[Whole, Whole] | None -> [Whole, tuple[Whole, Whole]]."""
-    union = get_args(kind) if get_origin(kind) not in (None, Annotated, Literal, tuple, list) else [kind]
+    union = (
+        get_args(kind)
+        if get_origin(kind) not in (None, Annotated, Literal, tuple, list)
+        else [kind]
+    )
     return [t for t in union if t is not NoneType]
 
 
@@ -51,13 +55,23 @@ def expected(kinds: list[Any]) -> str:
         if get_origin(t) is Literal:
             found += [" or ".join(filter(None, (", ".join(map(str, parts[:-1])), str(parts[-1]))))]
         elif get_origin(t) is tuple and len(set(parts)) > 1:
-            found += [f"{'two' if len(parts) == 2 else 'three'} values, {' and '.join(expected([p]) for p in parts)}"]
+            found += [
+                f"{'two' if len(parts) == 2 else 'three'} values, {' and '.join(expected([p]) for p in parts)}"
+            ]
         elif get_origin(t) is tuple:
             each = "of them" if parts[0] in kinds else f"values, each {expected([parts[0]])}"
             found += [f"{'two' if len(parts) == 2 else 'three'} {each}"]
         elif get_origin(t) is Annotated:
             found += [
-                " ".join(filter(None, ("a whole number" if parts[0] is int else "a number", span(parts[1].metadata))))
+                " ".join(
+                    filter(
+                        None,
+                        (
+                            "a whole number" if parts[0] is int else "a number",
+                            span(parts[1].metadata),
+                        ),
+                    )
+                )
             ]
         elif get_origin(t) is list and parts[0] in kinds and parts[0] is not str:
             found += ["a list of them"]
@@ -68,11 +82,18 @@ def expected(kinds: list[Any]) -> str:
 
 def span(bounds: list[Any]) -> str:
     """Ge(1), Lt(10) -> "from 1 to 9"; nothing without bounds."""
-    at = {name: getattr(b, name) for b in bounds for name in ("ge", "gt", "le", "lt") if hasattr(b, name)}
+    at = {
+        name: getattr(b, name)
+        for b in bounds
+        for name in ("ge", "gt", "le", "lt")
+        if hasattr(b, name)
+    }
     if not at:
         return ""
     if "gt" in at:
-        return f"greater than {at['gt']}" + (f" and at most {at['le']}" if at.get("le", 1e38) < 1e38 else "")
+        return f"greater than {at['gt']}" + (
+            f" and at most {at['le']}" if at.get("le", 1e38) < 1e38 else ""
+        )
     most = at.get("le", at["lt"] - 1 if "lt" in at else None)
     return f"at least {at['ge']}" if most is None else f"from {at['ge']} to {most}"
 
@@ -83,7 +104,11 @@ def from_flag(section: str, key: str, text: str) -> Any:
 
     kinds = KINDS[section, key]
     if str in kinds:
-        return [part.strip() for part in text.split(",") if part.strip()] if len(kinds) > 1 and "," in text else text
+        return (
+            [part.strip() for part in text.split(",") if part.strip()]
+            if len(kinds) > 1 and "," in text
+            else text
+        )
     words = [value for value in choices(kinds) if isinstance(value, str)]
     if text in words or (words and len(kinds) == 1):
         return text
@@ -94,7 +119,9 @@ def from_flag(section: str, key: str, text: str) -> Any:
     return parts if len(parts) > 1 else parts[0]
 
 
-def resolve(file: Settings | None = None, flags: Mapping[str, Mapping[str, Any]] | None = None) -> Config:
+def resolve(
+    file: Settings | None = None, flags: Mapping[str, Mapping[str, Any]] | None = None
+) -> Config:
     """The file's settings with the flags on top, checked."""
     values: dict[str, Any] = {}
     for name, section in (file.values if file else {}).items():
@@ -104,9 +131,13 @@ def resolve(file: Settings | None = None, flags: Mapping[str, Mapping[str, Any]]
         if isinstance(values.setdefault(name, {}), dict):
             values[name].update(section)
     for name, key in given:
-        refuse_bytes(flag(name, key), values[name].get(key) if isinstance(values[name], dict) else None)
+        refuse_bytes(
+            flag(name, key), values[name].get(key) if isinstance(values[name], dict) else None
+        )
     try:
-        return Config.model_validate({name: tupled(name, section) for name, section in values.items()})
+        return Config.model_validate(
+            {name: tupled(name, section) for name, section in values.items()}
+        )
     except ValidationError as error:
         lines = list(dict.fromkeys(explain(e["loc"], values, file, given) for e in error.errors()))
         more = [f"... and {len(lines) - 20} more."] if len(lines) > 20 else []
@@ -118,7 +149,9 @@ def refuse_bytes(where: str, value: Any) -> None:
     for part in value if isinstance(value, list | tuple) else (value,):
         if isinstance(part, str) and not part.isascii() and SURROGATE.search(part):
             what = repr(os.fsencode(part))[1:]
-            raise ConfigError(f"{where}: {what} is not text in UTF-8, and a run's settings are. Rename it.")
+            raise ConfigError(
+                f"{where}: {what} is not text in UTF-8, and a run's settings are. Rename it."
+            )
 
 
 def tupled(name: str, section: Any) -> Any:
@@ -130,7 +163,10 @@ def tupled(name: str, section: Any) -> Any:
 
 
 def explain(
-    loc: tuple[str | int, ...], values: Mapping[str, Any], file: Settings | None, given: set[tuple[str, str]]
+    loc: tuple[str | int, ...],
+    values: Mapping[str, Any],
+    file: Settings | None,
+    given: set[tuple[str, str]],
 ) -> str:
     """One line for a key: where, what was expected, what came."""
     name, *rest = (str(part) for part in loc[:2])
@@ -185,7 +221,10 @@ def given(section: Section) -> dict[str, Any]:
 def plain(config: Config) -> dict[str, Any]:
     """The config as a file holds it: the keys that have a value, by section."""
     out = {
-        name: {k: list(v) if isinstance(v, tuple) else v for k, v in given(getattr(config, name)).items()}
+        name: {
+            k: list(v) if isinstance(v, tuple) else v
+            for k, v in given(getattr(config, name)).items()
+        }
         for name in SECTIONS
     }
     return {name: section for name, section in out.items() if section}
@@ -209,7 +248,9 @@ def configured(
     keys: dict[str, tuple[str, str]] = {}
     for section, model in SECTIONS.items():
         for key, field in model.model_fields.items():
-            if (section, key) == ("task", "name") or (only is not None and key not in only.get(section, ())):
+            if (section, key) == ("task", "name") or (
+                only is not None and key not in only.get(section, ())
+            ):
                 continue
             word = flag(section, key)
             if word in taken:
@@ -227,7 +268,11 @@ def configured(
                 rich_help_panel=panel(field) or str(model.__doc__).rstrip("."),
             )  # fmt: skip
             kind = Optional[bool] if boolean else Optional[str]
-            extra.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=kind))
+            extra.append(
+                inspect.Parameter(
+                    name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=kind
+                )
+            )
             keys[name] = section, key
 
     def command(**given: Any) -> None:
@@ -240,7 +285,9 @@ def configured(
         function(flags=flags, **given)
 
     hints = {p.name: p.annotation for p in [*own, *extra]}
-    command.__signature__ = inspect.Signature([p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in [*own, *extra]])  # type: ignore[attr-defined]
+    command.__signature__ = inspect.Signature(
+        [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in [*own, *extra]]
+    )  # type: ignore[attr-defined]
     command.__annotations__ = inspect.get_annotations(function, eval_str=True) | {
         k: v for k, v in hints.items() if not isinstance(v, str)
     }
@@ -263,9 +310,13 @@ def read_run(folder: Path) -> Config:
 
     path = folder / "config.yaml"
     if not folder.is_dir():
-        raise StorageError(f"{folder} is not a run folder{' (no such folder)' if not folder.exists() else ''}.")
+        raise StorageError(
+            f"{folder} is not a run folder{' (no such folder)' if not folder.exists() else ''}."
+        )
     if not os.path.lexists(path):
-        raise StorageError(f"{folder} holds no config.yaml: it is not a run made by `coadjoint train`.")
+        raise StorageError(
+            f"{folder} holds no config.yaml: it is not a run made by `coadjoint train`."
+        )
     return resolve(settings.load(path, files.read_regular(path, settings.BYTES)))
 
 

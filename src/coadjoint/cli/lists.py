@@ -18,9 +18,12 @@ def tasks() -> None:
     """List the built-in tasks with their options."""
     from ..tasks import TASKS, options
 
-    tell = lambda key, default: key.upper() if default is ... else f"{key}={default}" if default is not None else key
+    tell = lambda key, default: (
+        key.upper() if default is ... else f"{key}={default}" if default is not None else key
+    )
     rows = [
-        [name, entry.about, ", ".join(tell(k, v) for k, v in options(name).items())] for name, entry in TASKS.items()
+        [name, entry.about, ", ".join(tell(k, v) for k, v in options(name).items())]
+        for name, entry in TASKS.items()
     ]
     print_table(["task", "what it asks", "options"], rows)
 
@@ -28,7 +31,9 @@ def tasks() -> None:
 @app.command("cells")
 def list_cells(
     name: Optional[str] = typer.Argument(None, help="one of them: everything about it"),
-    hidden: int = typer.Option(64, "--hidden", min=1, max=10_000, help="units, for the shapes of its parameters"),
+    hidden: int = typer.Option(
+        64, "--hidden", min=1, max=10_000, help="units, for the shapes of its parameters"
+    ),
     inputs: int = typer.Option(1, "--inputs", min=1, max=10_000, help="inputs, likewise"),
 ) -> None:
     """List the cells with their equations, options, parameters, engines, state entries of a unit and papers."""
@@ -47,7 +52,17 @@ def list_cells(
             engines = f"all but {', '.join(declining)}" if declining else "all"
         parameters = dict.fromkeys(re.sub(r"\.\d+\.", ".*.", n) for n in about.parameters)
         equations = " ".join(about.equations.split())
-        rows.append([cell, equations, ", ".join(given), " ".join(parameters), engines, about.state, about.paper])
+        rows.append(
+            [
+                cell,
+                equations,
+                ", ".join(given),
+                " ".join(parameters),
+                engines,
+                about.state,
+                about.paper,
+            ]
+        )
     print_table(["cell", "equations", "options", "parameters", "engines", "state", "paper"], rows)
     return None
 
@@ -59,7 +74,9 @@ def print_cell(name: str, hidden: int, inputs: int) -> None:
     about = networks.about(name, hidden, inputs)
     options = {setting_flags.flag("network", key): value for key, value in about.options.items()}
     reasons = dict.fromkeys(why for why in about.engines.values() if why)
-    having = lambda why: ", ".join(engine for engine, found in about.engines.items() if found == why)
+    having = lambda why: ", ".join(
+        engine for engine, found in about.engines.items() if found == why
+    )
     parts = {
         "": about.equations.splitlines(),
         "paper": [about.paper or "none"],

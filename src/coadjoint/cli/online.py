@@ -18,18 +18,28 @@ if TYPE_CHECKING:
 
 
 @app.command()
-@functools.partial(configured, only={**build_online.ONLINE, "gradient": ("k1", "k2")}, texts=build_online.ONLINE_TEXTS)
+@functools.partial(
+    configured,
+    only={**build_online.ONLINE, "gradient": ("k1", "k2")},
+    texts=build_online.ONLINE_TEXTS,
+)
 def online(
     data: str = typer.Argument(
         ..., help="a .csv, .tsv, .txt (also .gz), .npy or .parquet file; - for what is piped in"
     ),
     learner: Optional[str] = typer.Option(
-        None, "--learner", help="rtrl: an update at every step (default); truncated: one every --k1 steps"
+        None,
+        "--learner",
+        help="rtrl: an update at every step (default); truncated: one every --k1 steps",
     ),
     classes: Optional[str] = typer.Option(
-        None, "--classes", help="the labels of --kind classify, a,b,c; without it a first pass over the file finds them"
+        None,
+        "--classes",
+        help="the labels of --kind classify, a,b,c; without it a first pass over the file finds them",
     ),
-    window: int = typer.Option(1000, "--window", min=1, help="steps that the moving averages go over"),
+    window: int = typer.Option(
+        1000, "--window", min=1, help="steps that the moving averages go over"
+    ),
     config: Optional[Path] = typer.Option(
         None, "--config", "-c", help="a .toml, .yaml or .json file; flags come on top"
     ),
@@ -49,7 +59,9 @@ def online(
     from ..training.run_folder import RunFolder
 
     if learner is not None:
-        flags.setdefault("gradient", {})["method"] = choose("learner", learner, ("rtrl", "truncated"))
+        flags.setdefault("gradient", {})["method"] = choose(
+            "learner", learner, ("rtrl", "truncated")
+        )
     flags.setdefault("data", {})["train"] = data
     labels = None if classes is None else [label.strip() for label in classes.split(",")]
     job = build_online.streamed(resolved(None, config, flags), labels, window)
@@ -79,7 +91,13 @@ def follow(job: build_online.Online, run: RunFolder, quiet: bool, **more: Any) -
     folder = Path(run)
     try:
         result = online.learn(
-            job.network, job.stream, **job.arguments, folder=run, display=not quiet, command=command_line(), **more
+            job.network,
+            job.stream,
+            **job.arguments,
+            folder=run,
+            display=not quiet,
+            command=command_line(),
+            **more,
         )
     except (NumericalError, DataError, signals.Interrupted):
         pages.write(folder)
@@ -112,4 +130,10 @@ def stream_on(run: Path, steps: int | None, fallback: bool, quiet: bool) -> None
         return
     job = build_online.streamed(config, own["classes"], own["window"], storage.glimpse(run))
     longer = lambda folder: settings.dump(job.plain, folder / "config.yaml")
-    follow(job, RunFolder(run, None if steps is None else longer), quiet, resume=True, fallback=fallback)
+    follow(
+        job,
+        RunFolder(run, None if steps is None else longer),
+        quiet,
+        resume=True,
+        fallback=fallback,
+    )

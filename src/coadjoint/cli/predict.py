@@ -15,7 +15,8 @@ from .program import app, warn
 def predict(
     run: Path = typer.Argument(..., help="a run folder, or its model.safetensors"),
     data: Path = typer.Argument(
-        ..., help="a file of sequences, shaped like the training file; a target column is not needed"
+        ...,
+        help="a file of sequences, shaped like the training file; a target column is not needed",
     ),
     out: Path = typer.Option(Path("predictions.csv"), "--out", "-o", help="the file to write"),
 ) -> None:
@@ -31,7 +32,9 @@ def predict(
 @app.command()
 def report(
     folder: Path = typer.Argument(..., help="a run folder or a comparison"),
-    markdown: Optional[Path] = typer.Option(None, "--markdown", help="also write a comparison's tables to this file"),
+    markdown: Optional[Path] = typer.Option(
+        None, "--markdown", help="also write a comparison's tables to this file"
+    ),
 ) -> None:
     """Write report.html of a run or a comparison anew: one file, to look at offline."""
     from ..training import files

@@ -39,7 +39,9 @@ def _version(value: bool) -> None:
 
 @app.callback()
 def _root(
-    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="print the version"),
+    version: bool = typer.Option(
+        False, "--version", callback=_version, is_eager=True, help="print the version"
+    ),
     debug: bool = typer.Option(False, "--debug", help="show the whole traceback of an error"),
 ) -> None:
     if debug:
@@ -107,14 +109,23 @@ def main() -> None:
     except Exception as error:
         if os.environ.get("COADJOINT_DEBUG"):
             raise
-        if isinstance(error, MemoryError) or "allocate memory" in str(error) or "out of memory" in str(error):
+        if (
+            isinstance(error, MemoryError)
+            or "allocate memory" in str(error)
+            or "out of memory" in str(error)
+        ):
             reading = sys.argv[1:2] in (["resume"], ["replay"], ["predict"], ["report"])
             advice = (
-                "This folder asks for more than there is here." if reading else "Lower --hidden, --batch or --length."
+                "This folder asks for more than there is here."
+                if reading
+                else "Lower --hidden, --batch or --length."
             )
             fail(f"not enough memory. {advice}", MissingError.exit_code)
         words = " ".join(str(error).split())[:200]
-        fail(f"a fault of coadjoint: {type(error).__name__}: {words}. `coadjoint --debug ...` shows where.", 1)
+        fail(
+            f"a fault of coadjoint: {type(error).__name__}: {words}. `coadjoint --debug ...` shows where.",
+            1,
+        )
 
 
 def warn(message: str) -> None:

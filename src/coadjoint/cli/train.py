@@ -44,7 +44,13 @@ def carry_out(job: build.Job, run: RunFolder, quiet: bool, **more: Any) -> None:
     for split, values in result.metrics.items():
         print(safe(f"{split}: " + "  ".join(f"{k} {v:.6g}" for k, v in values.items())))
     goal = f" ({job.task.goal})" if job.task.goal else ""
-    won = f"; success{goal} at step {result.success_step}" if result.success else f"; no success{goal}" if goal else ""
+    won = (
+        f"; success{goal} at step {result.success_step}"
+        if result.success
+        else f"; no success{goal}"
+        if goal
+        else ""
+    )
     outcome = {
         "success": f"success{goal} at step {result.success_step}, {result.success_seconds or 0:.0f} s",
         "early-stopped": f"stopped early at step {result.step}; the best step is {result.best_step}",
@@ -59,7 +65,9 @@ def tensorboard(folder: Path) -> Callable[[dict[str, Any]], None]:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        raise MissingError("--tensorboard needs its package: pip install 'coadjoint[tensorboard]'.") from None
+        raise MissingError(
+            "--tensorboard needs its package: pip install 'coadjoint[tensorboard]'."
+        ) from None
     writer: Any = None
 
     def log(row: dict[str, Any]) -> None:
@@ -81,7 +89,9 @@ def tensorboard(folder: Path) -> Callable[[dict[str, Any]], None]:
 @app.command()
 @configured
 def train(
-    task: Optional[str] = typer.Argument(None, help="a built-in task (`coadjoint tasks`); or --train FILE"),
+    task: Optional[str] = typer.Argument(
+        None, help="a built-in task (`coadjoint tasks`); or --train FILE"
+    ),
     config: Optional[Path] = typer.Option(
         None, "--config", "-c", help="a .toml, .yaml or .json file; flags come on top"
     ),
@@ -132,7 +142,9 @@ def introduce(job: build.Job, folder: Path) -> None:
 def resume(
     run: Path = RUN,
     steps: Optional[int] = typer.Option(None, "--steps", help="go on up to this step instead"),
-    fallback: bool = typer.Option(False, "--fallback", help="use the previous checkpoint if the last one is damaged"),
+    fallback: bool = typer.Option(
+        False, "--fallback", help="use the previous checkpoint if the last one is damaged"
+    ),
     jobs: Optional[int] = typer.Option(None, "--jobs", "-j", help="processes (of a comparison)"),
     quiet: bool = QUIET,
 ) -> None:
@@ -153,14 +165,19 @@ def resume(
     if steps is not None:
         config = setting_flags.resolve(
             None,
-            {**setting_flags.plain(config), "training": {**setting_flags.plain(config)["training"], "steps": steps}},
+            {
+                **setting_flags.plain(config),
+                "training": {**setting_flags.plain(config)["training"], "steps": steps},
+            },
         )
     job = build.build(config, storage.glimpse(run))
     ended = finished(run, job.arguments["steps"])
     if ended is not None:
         if not (run / "report.html").exists():
             pages.write(run)
-        longer = f" To train longer: coadjoint resume {run} --steps N" if ended == "finished" else ""
+        longer = (
+            f" To train longer: coadjoint resume {run} --steps N" if ended == "finished" else ""
+        )
         if not quiet:
             print(safe(f"{run} has ended already ({ended}).{longer}"))
         return None
@@ -186,4 +203,6 @@ def replay(run: Path = RUN) -> None:
     except NumericalError as error:
         print(safe(f"step {saved.step + 1}: {error}"))
         raise typer.Exit(NumericalError.exit_code) from None
-    print(f"step {saved.step + 1}: loss {loss:.6g}, finite here. The run refused it: {safe(saved.state['reason'])}")
+    print(
+        f"step {saved.step + 1}: loss {loss:.6g}, finite here. The run refused it: {safe(saved.state['reason'])}"
+    )

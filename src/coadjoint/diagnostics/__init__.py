@@ -33,7 +33,18 @@ from .costates import (
 from .examination import DIAGNOSTICS, Compared, Examination, arrays, evaluate, examine, plot
 from .finding import Found
 from .jacobians import Lyapunov, Products, jacobians, lyapunov, resolved, singular_values
-from .landscape import Along, Landscape, Noise, along, asked, landscape, loss_at, noise, normalised, per_sample
+from .landscape import (
+    Along,
+    Landscape,
+    Noise,
+    along,
+    asked,
+    landscape,
+    loss_at,
+    noise,
+    normalised,
+    per_sample,
+)
 from .units import Saturation, saturation
 from .weights import Bounds, Spectrum, at_rest, bounds, slopes_of, spectrum
 

@@ -69,18 +69,33 @@ def lines(fig: Any, ax: Any, chart: Chart) -> None:
     for i, (name, x, y) in enumerate(chart.curves):
         y = np.where(np.isfinite(y), y, np.nan)
         style = "-" if i < len(COLOURS) else "--"
-        ax.plot(x, y, style, color=COLOURS[i % len(COLOURS)], lw=1.6, label=name, marker="o" if few else None, ms=3.5)
+        ax.plot(
+            x,
+            y,
+            style,
+            color=COLOURS[i % len(COLOURS)],
+            lw=1.6,
+            label=name,
+            marker="o" if few else None,
+            ms=3.5,
+        )
     ax.grid(color=LINE)
     ax.set_axisbelow(True)
     for at, label in chart.rules:
         ax.axhline(at, color=SOFT, lw=1, ls=(0, (5, 4)))
-        place = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "ha": "right"}
+        place = {
+            "xycoords": ("axes fraction", "data"),
+            "textcoords": "offset points",
+            "ha": "right",
+        }
         ax.annotate(label, (1, at), xytext=(-2, 3), color=SOFT, fontsize=8.5, **place)
     if chart.share:
         ax.set_ylim(-0.02, 1.02)
     if chart.decades:
         ax.yaxis.set_major_locator(ticker.MaxNLocator(6, integer=True, min_n_ticks=2))
-        ax.yaxis.set_major_formatter(lambda v, _: f"$10^{{{v:g}}}$" if v == round(v) else f"{10**v:.2g}")
+        ax.yaxis.set_major_formatter(
+            lambda v, _: f"$10^{{{v:g}}}$" if v == round(v) else f"{10**v:.2g}"
+        )
     if len(chart.curves) > 1:
         fig.legend(loc="outside right center", frameon=False, labelcolor=INK, fontsize=9)
 
@@ -91,7 +106,9 @@ def grid(fig: Any, ax: Any, chart: Chart) -> None:
     (_, x, y), cells = chart.curves[0], chart.cells
     assert cells is not None
     ramp = LinearSegmentedColormap.from_list("ramp", RAMP)
-    mesh = ax.pcolormesh(x, y, np.ma.masked_invalid(cells.T), cmap=ramp, shading="nearest", rasterized=True)
+    mesh = ax.pcolormesh(
+        x, y, np.ma.masked_invalid(cells.T), cmap=ramp, shading="nearest", rasterized=True
+    )
     if np.isfinite(cells).all() and np.ptp(cells) > 0:
         ax.contour(x, y, cells.T, levels=12, colors="white", linewidths=0.6, alpha=0.6)
     ax.plot(0, 0, "o", mfc="none", mec="white", ms=7, mew=1.6)

@@ -19,7 +19,19 @@ from ..sweeps import affine
 from ..sweeps.costates import TIME, Axis, BaseCostates
 from ..sweeps.rows import scale
 from .charts import Array, Chart, Figure
-from .finding import DECADE, LN2, check_evaluation, elman, factor, line, log_norms, mean, numbers, one_layer, swept
+from .finding import (
+    DECADE,
+    LN2,
+    check_evaluation,
+    elman,
+    factor,
+    line,
+    log_norms,
+    mean,
+    numbers,
+    one_layer,
+    swept,
+)
 
 
 # the gradient, step by step
@@ -58,7 +70,9 @@ def temporal(e: Evaluation) -> Components:
     near, tops = Temporal.near(e)
     with np.errstate(divide="ignore"):
         logs = {name: np.log(numbers(n)) + np.array(tops) * LN2 for name, n in near.norms().items()}
-    return Components(np.arange(1, len(tops) + 1), dict(sorted(logs.items(), key=lambda item: item[0] != "joint")))
+    return Components(
+        np.arange(1, len(tops) + 1), dict(sorted(logs.items(), key=lambda item: item[0] != "joint"))
+    )
 
 
 # costates
@@ -76,7 +90,9 @@ class Decay:
     def chart(self) -> Chart:
         every = {"all layers" if self.layers else "costates": self.log_norms, **self.layers}
         curves = tuple((name, self.t, y / DECADE) for name, y in every.items())
-        about = f"how much of the error signal reaches each {self.axis.place}; level: it arrives whole"
+        about = (
+            f"how much of the error signal reaches each {self.axis.place}; level: it arrives whole"
+        )
         label = f"norm of the costate at {self.axis.symbol}"
         return Chart(f"Costates {self.axis.through}", about, self.axis.label, label, curves, True)
 
@@ -94,7 +110,9 @@ def decay(e: Evaluation) -> Decay:
     for lam in found.layers:
         if lam is not whole and len(lam.exponent) == len(whole.exponent):
             at = lam.trajectory
-            name = f"{at.module} layer {at.layer}".strip() + (", reverse" if at.direction == "reverse" else "")
+            name = f"{at.module} layer {at.layer}".strip() + (
+                ", reverse" if at.direction == "reverse" else ""
+            )
             layers[name] = mean(logs_of(lam))
     logs = logs_of(whole)
     t = np.arange(len(logs))
@@ -128,10 +146,15 @@ class Paths:
             ("by their weights", self.steps, mean(finite(self.log_weight)) / DECADE),
         )
         about = "paths from a unit s steps before the end to one at the end that meet no unit that is off: only they carry the gradient"
-        return Chart("Enabled paths", about, "steps s before the end", "share of enabled paths", curves, True)
+        return Chart(
+            "Enabled paths", about, "steps s before the end", "share of enabled paths", curves, True
+        )
 
     def figures(self) -> list[Figure]:
-        ends = [self.log_share[int(np.flatnonzero(~np.isnan(one))[-1]), j] for j, one in enumerate(self.log_share.T)]
+        ends = [
+            self.log_share[int(np.flatnonzero(~np.isnan(one))[-1]), j]
+            for j, one in enumerate(self.log_share.T)
+        ]
         dead = 100 * float(np.isneginf(ends).mean())
         return [
             Figure("units that are on", 100 * float(np.nanmean(self.active)), "% of units and steps", "relu passes or blocks"),
@@ -156,7 +179,12 @@ def paths(e: Evaluation) -> Paths:
         )
     recurrent, run = net.effective().W, e.trajectory
     assert recurrent is not None
-    W, on, lengths, T = np.abs(numbers(recurrent)), numbers(run.x[1:]) > 0, run.lengths.numpy(), run.layout.rows.T
+    W, on, lengths, T = (
+        np.abs(numbers(recurrent)),
+        numbers(run.x[1:]) > 0,
+        run.lengths.numpy(),
+        run.layout.rows.T,
+    )
     counted = [logs_of_paths(A, on, lengths) for A in ((W > 0).astype(float), W)]
     active = np.where(np.arange(T)[:, None] < lengths, on.mean(2), np.nan)
     return Paths(np.arange(T + 1), counted[0], counted[1], active)
@@ -175,7 +203,10 @@ def logs_of_paths(A: Array, on: Array, lengths: Array) -> Array:
             every, enabled[at] = every @ A, (enabled[at] * on[lengths[at] - s, at]) @ A
             top, tops = every.max(), enabled[at].max(1)
             whole, size[at] = whole + np.log(top), size[at] + np.log(tops)
-            every, enabled[at] = every / (top or 1), enabled[at] / np.where(tops > 0, tops, 1)[:, None]
+            every, enabled[at] = (
+                every / (top or 1),
+                enabled[at] / np.where(tops > 0, tops, 1)[:, None],
+            )
             out[s, at] = size[at] + np.log(enabled[at].sum(1)) - whole - np.log(every.sum())
     return out
 
@@ -210,7 +241,10 @@ def sensitivity(e: Evaluation) -> Sensitivity:
     total = np.full(layout.rows.N, -np.inf)
     for k in range(net.outputs):
         total = np.logaddexp(total, 2 * by_input(net, run, k))
-    return Sensitivity(np.arange(1, layout.rows.T + 1), numbers(layout.padded(torch.from_numpy(total / 2), math.nan)))
+    return Sensitivity(
+        np.arange(1, layout.rows.T + 1),
+        numbers(layout.padded(torch.from_numpy(total / 2), math.nan)),
+    )
 
 
 def by_input(net: Network, run: Trajectory, k: int) -> Array:

@@ -62,11 +62,15 @@ class Examination:
     def table(self) -> tuple[list[str], list[list[str]]]:
         """The main figures, for people: heads and rows."""
         every = [f for one in self.found.values() for f in one.figures()]
-        return ["figure", "value", "unit", "what it says"], [[f.name, short(f.value), f.unit, f.says] for f in every]
+        return ["figure", "value", "unit", "what it says"], [
+            [f.name, short(f.value), f.unit, f.says] for f in every
+        ]
 
     def arrays(self) -> dict[str, Array]:
         """Everything, by NAME.FIELD: dictionaries and tuples taken apart."""
-        return {f"{name}.{key}": y for name, one in self.found.items() for key, y in arrays(one).items()}
+        return {
+            f"{name}.{key}": y for name, one in self.found.items() for key, y in arrays(one).items()
+        }
 
 
 @dataclass(frozen=True)
@@ -78,9 +82,12 @@ class Compared:
     @property
     def declined(self) -> dict[str, str]:
         told = {name: why for one in self.each.values() for name, why in one.declined.items()}
-        alone = {k for one in self.each.values() for k, chart in one.charts().items() if chart.alone}
+        alone = {
+            k for one in self.each.values() for k, chart in one.charts().items() if chart.alone
+        }
         return told | {
-            kind: f"{kind}: its picture is of one network; the arrays of all are kept." for kind in sorted(alone)
+            kind: f"{kind}: its picture is of one network; the arrays of all are kept."
+            for kind in sorted(alone)
         }
 
     def charts(self) -> dict[str, Chart]:
@@ -103,11 +110,16 @@ class Compared:
         for name, one in self.each.items():
             for f in (f for found in one.found.values() for f in found.figures()):
                 values.setdefault((f.name, f.unit), {})[name] = short(f.value)
-        rows = [[what, *(found.get(name, "") for name in self.each), unit] for (what, unit), found in values.items()]
+        rows = [
+            [what, *(found.get(name, "") for name in self.each), unit]
+            for (what, unit), found in values.items()
+        ]
         return ["figure", *self.each, "unit"], rows
 
     def arrays(self) -> dict[str, Array]:
-        return {f"{name}.{key}": y for name, one in self.each.items() for key, y in one.arrays().items()}
+        return {
+            f"{name}.{key}": y for name, one in self.each.items() for key, y in one.arrays().items()
+        }
 
 
 def examine(e: Evaluation, names: Iterable[str] | None = None) -> Examination:
@@ -117,7 +129,9 @@ def examine(e: Evaluation, names: Iterable[str] | None = None) -> Examination:
     declined: dict[str, str] = {}
     if names is not None and (isinstance(names, str) or not isinstance(names, Iterable)):
         raise KindError(f"names must be a list of diagnostics; got {brief(names)}.")
-    for name in DIAGNOSTICS if names is None else [choose("diagnostic", n, DIAGNOSTICS) for n in names]:
+    for name in (
+        DIAGNOSTICS if names is None else [choose("diagnostic", n, DIAGNOSTICS) for n in names]
+    ):
         try:
             found[name] = DIAGNOSTICS[name](e)
         except Unsupported as error:
@@ -146,8 +160,18 @@ def arrays(found: Found) -> dict[str, Array]:
         value = getattr(found, f.name)
         if isinstance(value, Axis):
             continue  # words, for the chart
-        parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, tuple) else None
-        out |= {f.name: np.asarray(value)} if parts is None else {f"{f.name}.{k}": np.asarray(v) for k, v in parts}
+        parts = (
+            value.items()
+            if isinstance(value, dict)
+            else enumerate(value)
+            if isinstance(value, tuple)
+            else None
+        )
+        out |= (
+            {f.name: np.asarray(value)}
+            if parts is None
+            else {f"{f.name}.{k}": np.asarray(v) for k, v in parts}
+        )
     return out
 
 

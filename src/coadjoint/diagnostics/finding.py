@@ -27,7 +27,12 @@ class Found(Protocol):
 
 
 def check_evaluation(e: Any) -> None:
-    check_kind("what is diagnosed", e, Evaluation, "an Evaluation, of co.diagnostics.evaluate(net, task) for instance")
+    check_kind(
+        "what is diagnosed",
+        e,
+        Evaluation,
+        "an Evaluation, of co.diagnostics.evaluate(net, task) for instance",
+    )
 
 
 def check_samples(samples: Any) -> None:
@@ -37,7 +42,9 @@ def check_samples(samples: Any) -> None:
 def one_layer(e: Evaluation, what: str) -> Network:
     net = e.network.one_layer
     if net is None:
-        raise Unsupported(f"{what}: of one recurrent layer, and this network has several parts. Use co.Network.")
+        raise Unsupported(
+            f"{what}: of one recurrent layer, and this network has several parts. Use co.Network."
+        )
     return net
 
 
@@ -54,7 +61,9 @@ def swept(e: Evaluation, what: str) -> tuple[Network, Swept]:
 def elman(e: Evaluation, what: str) -> Network:
     net = one_layer(e, what)
     if net.cell is None or net.cell.name != "elman":
-        raise Unsupported(f"{what}: J = diag(sigma') W is the Jacobian of cell 'elman', and this one is '{net.name}'.")
+        raise Unsupported(
+            f"{what}: J = diag(sigma') W is the Jacobian of cell 'elman', and this one is '{net.name}'."
+        )
     return net
 
 
@@ -66,7 +75,9 @@ def mean(values: Array, axis: int = 1) -> Array:
     """Over what is there: NaN left out, NaN where nothing is."""
     there = ~np.isnan(values)
     with np.errstate(invalid="ignore"):
-        return np.where(there, values, 0.0).sum(axis) / np.where(there.any(axis), there.sum(axis), np.nan)
+        return np.where(there, values, 0.0).sum(axis) / np.where(
+            there.any(axis), there.sum(axis), np.nan
+        )
 
 
 def log_norms(mantissa: Tensor, exponent: Tensor) -> Array:

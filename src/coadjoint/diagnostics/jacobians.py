@@ -40,7 +40,9 @@ class Products:
     slope: float
 
     def chart(self) -> Chart:
-        pick = np.unique(np.linspace(0, self.logs.shape[1] - 1, min(6, self.logs.shape[1])).round().astype(int))
+        pick = np.unique(
+            np.linspace(0, self.logs.shape[1] - 1, min(6, self.logs.shape[1])).round().astype(int)
+        )
         curves = tuple((f"no. {i + 1}", self.steps, self.logs[:, i] / DECADE) for i in pick)
         about = "how much a change of the state s steps before the end is stretched on its way there; fan: how unevenly"
         return Chart("Singular values of Jacobian products", about, "steps s before the end", "singular value over s steps", curves, True)  # fmt: skip
@@ -77,7 +79,9 @@ def resolved(P: Array) -> Array:
     """Logarithms of singular values; NaN below the rounding of the largest."""
     s = np.linalg.svd(P, compute_uv=False)
     with np.errstate(divide="ignore"):
-        return np.log(np.where((s > 0) & (s < np.finfo(float).eps * P.shape[-1] * s[:, :1]), np.nan, s))
+        return np.log(
+            np.where((s > 0) & (s < np.finfo(float).eps * P.shape[-1] * s[:, :1]), np.nan, s)
+        )
 
 
 @dataclass(frozen=True)

@@ -52,11 +52,15 @@ def noise(e: Evaluation) -> Noise:
     g = np.concatenate([numbers(v.flatten(1)) for v in each.values()], 1)
     B = len(g)
     if B < 2:
-        raise Unsupported("the gradient-noise scale: it needs at least two samples, and there is one.")
+        raise Unsupported(
+            "the gradient-noise scale: it needs at least two samples, and there is one."
+        )
     middle = g.mean(0)
     spread = float(((g - middle) ** 2).sum() / (B - 1))
     signal = float(middle @ middle) - spread / B
-    return Noise(spread / signal if signal > 0 else math.inf, spread, signal, np.linalg.norm(g, axis=1))
+    return Noise(
+        spread / signal if signal > 0 else math.inf, spread, signal, np.linalg.norm(g, axis=1)
+    )
 
 
 def asked(e: Evaluation) -> Any:
@@ -126,7 +130,11 @@ def along(e: Evaluation, steps: Any = None) -> Along:
         chosen = np.logspace(-4, 1, 41) if steps is None else np.asarray(steps, float)
     except (TypeError, ValueError):
         raise InputError(f"step sizes are positive numbers; got {brief(steps)}.") from None
-    if chosen.ndim != 1 or not len(chosen) or not (np.isfinite(chosen).all() and (chosen > 0).all()):
+    if (
+        chosen.ndim != 1
+        or not len(chosen)
+        or not (np.isfinite(chosen).all() and (chosen > 0).all())
+    ):
         raise InputError(f"step sizes are positive numbers; got {steps!r}.")
     theta = {name: p.detach() for name, p in trained(e.network).items()}
     moved = lambda s: {name: p - s * e.gradient[name] for name, p in theta.items()}
@@ -153,7 +161,14 @@ class Landscape:
     def figures(self) -> list[Figure]:
         middle = self.loss[len(self.alpha) // 2, len(self.beta) // 2]
         lowest = 100 * float((self.loss < middle).mean())
-        return [Figure("landscape, lower than here", lowest, "% of the grid", "0 at a minimum of these directions")]
+        return [
+            Figure(
+                "landscape, lower than here",
+                lowest,
+                "% of the grid",
+                "0 at a minimum of these directions",
+            )
+        ]
 
 
 def landscape(e: Evaluation, seed: int = 0, points: int = 21, reach: float = 1.0) -> Landscape:
@@ -162,7 +177,9 @@ def landscape(e: Evaluation, seed: int = 0, points: int = 21, reach: float = 1.0
     check_evaluation(e)
     real("reach", reach, 0, above=True)
     if whole("points", points, 3) % 2 == 0:
-        raise InputError(f"points must be odd, so that the middle of the landscape is here; got {points}.")
+        raise InputError(
+            f"points must be odd, so that the middle of the landscape is here; got {points}."
+        )
     generator = torch.Generator().manual_seed(check_seed(seed))
     theta = {name: p.detach() for name, p in trained(e.network).items()}
     d, d2 = ({name: normalised(p, generator) for name, p in theta.items()} for _ in range(2))
@@ -175,5 +192,7 @@ def landscape(e: Evaluation, seed: int = 0, points: int = 21, reach: float = 1.0
 def normalised(p: Tensor, generator: torch.Generator) -> Tensor:
     """Gaussian, each row scaled to the norm of p's own."""
     d = torch.randn(p.shape, generator=generator, dtype=torch.float64).to(p)
-    rows = lambda y: y.flatten(1).norm(dim=1).reshape(-1, *[1] * (y.dim() - 1)) if y.dim() > 1 else y.norm()
+    rows = lambda y: (
+        y.flatten(1).norm(dim=1).reshape(-1, *[1] * (y.dim() - 1)) if y.dim() > 1 else y.norm()
+    )
     return d * (rows(p) / rows(d))

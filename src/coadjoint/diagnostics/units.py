@@ -24,7 +24,14 @@ class Saturation:
 
     def chart(self) -> Chart:
         about = f"share of units whose slope is below {self.flat:g} of that at rest: they pass nothing on to the past"
-        return Chart("Saturation", about, "time t", "share of units", (("saturated", self.t, self.share),), share=True)
+        return Chart(
+            "Saturation",
+            about,
+            "time t",
+            "share of units",
+            (("saturated", self.t, self.share),),
+            share=True,
+        )
 
     def figures(self) -> list[Figure]:
         return [

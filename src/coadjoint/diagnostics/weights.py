@@ -51,8 +51,17 @@ class Spectrum:
     def figures(self) -> list[Figure]:
         rows = []
         for name, r, s in zip(self.names, self.radius, self.largest, strict=True):
-            rows.append(Figure(f"spectral radius of {name}", float(r), "", "the largest |eigenvalue|"))
-            rows.append(Figure(f"largest singular value of {name}", float(s), "", "the most that W stretches a vector"))
+            rows.append(
+                Figure(f"spectral radius of {name}", float(r), "", "the largest |eigenvalue|")
+            )
+            rows.append(
+                Figure(
+                    f"largest singular value of {name}",
+                    float(s),
+                    "",
+                    "the most that W stretches a vector",
+                )
+            )
         return rows
 
 
@@ -70,7 +79,11 @@ def spectrum(e: Evaluation) -> Spectrum:
             W = layer.effective().W
         if W is None:
             continue
-        gates = layer.cell.gates if len(layer.cell.gates) * layer.hidden == len(W) else range(len(W) // layer.hidden)
+        gates = (
+            layer.cell.gates
+            if len(layer.cell.gates) * layer.hidden == len(W)
+            else range(len(W) // layer.hidden)
+        )
         for gate, part in zip(gates, W.split(layer.hidden), strict=True):
             for i, block in enumerate(part.split(layer.hidden, 1)):
                 many = len(part.T) > layer.hidden
@@ -78,9 +91,13 @@ def spectrum(e: Evaluation) -> Spectrum:
                 names.append(f"W{gated}{f', read {i}' if many else ''}{place}")
                 blocks.append(numbers(block))
     if not blocks:
-        raise Unsupported("the spectrum of W: this network has none, or a step function hides it. Use a cell with a W.")
+        raise Unsupported(
+            "the spectrum of W: this network has none, or a step function hides it. Use a cell with a W."
+        )
     eigenvalues = tuple(-np.sort(-np.abs(np.linalg.eigvals(W))) for W in blocks)
-    return Spectrum(tuple(names), eigenvalues, tuple(np.linalg.svd(W, compute_uv=False) for W in blocks))
+    return Spectrum(
+        tuple(names), eigenvalues, tuple(np.linalg.svd(W, compute_uv=False) for W in blocks)
+    )
 
 
 @dataclass(frozen=True)
@@ -107,7 +124,9 @@ class Bounds:
         with np.errstate(invalid="ignore"):
             bounds = [s * one / DECADE for one in (self.by_singular_value, self.by_entries)]
         measured, fall = self.jacobians / DECADE, self.costates / DECADE
-        far = 1.5 * np.nanmax(np.abs([measured[-1], fall[-1], bounds[0][-1]]))  # where the other bound is not followed
+        far = 1.5 * np.nanmax(
+            np.abs([measured[-1], fall[-1], bounds[0][-1]])
+        )  # where the other bound is not followed
         near = np.abs(bounds[1]) <= far
         curves = (
             ("Jacobian products", self.steps, measured),
@@ -118,7 +137,13 @@ class Bounds:
         about = "what W and the slopes allow, and what happened: a bound that falls says that the past must vanish"
         drawn = tuple(c for c in curves if np.isfinite(c[2]).any())
         return Chart(
-            "Bounds on the decay", about, "steps s before the end", "growth over s steps", drawn, True, alone=True
+            "Bounds on the decay",
+            about,
+            "steps s before the end",
+            "growth over s steps",
+            drawn,
+            True,
+            alone=True,
         )
 
     def figures(self) -> list[Figure]:
@@ -128,7 +153,14 @@ class Bounds:
             Figure("measured, Jacobian products", factor(self.rates[0]), "× per step", "never above the bounds"),
         ]  # fmt: skip
         if np.isfinite(self.rates[1]):
-            rows.append(Figure("measured, costates", factor(self.rates[1]), "× per step", "never above the bounds"))
+            rows.append(
+                Figure(
+                    "measured, costates",
+                    factor(self.rates[1]),
+                    "× per step",
+                    "never above the bounds",
+                )
+            )
         return rows
 
 
@@ -179,7 +211,9 @@ def slopes_of(e: Evaluation) -> Array:
             back = op((tape.x[rows.B :], tape.q), tape.a, tape.v, rows.prev(tape.x), tape.p, bar)
             for part in (back["a"], back.get("v")):
                 if part is not None:
-                    part = part if part is back["a"] else part[:, : heard * d]  # what is given is no argument
+                    part = (
+                        part if part is back["a"] else part[:, : heard * d]
+                    )  # what is given is no argument
                     out = torch.maximum(out, part.unflatten(1, (-1, d)).abs().amax(1))
     return numbers(e.trajectory.layout.padded(out, math.nan))
 
@@ -201,5 +235,7 @@ def at_rest(net: Network) -> Array:
             bar[:, slot * d : (slot + 1) * d] = 1
             base, *side = pull(bar)
             parts = [base, *(y[:, : (len(cell.beside) - len(cell.given)) * d] for y in side)]
-            steepest = np.maximum(steepest, np.abs(numbers(torch.cat(parts, 1))).reshape(-1, d).max(0))
+            steepest = np.maximum(
+                steepest, np.abs(numbers(torch.cat(parts, 1))).reshape(-1, d).max(0)
+            )
     return steepest

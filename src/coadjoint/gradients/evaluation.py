@@ -69,9 +69,7 @@ class Evaluation:
         return Evaluation(**held)
 
     def __repr__(self) -> str:
-        return (
-            f"<Evaluation: loss {self.loss.item():.4g}, penalty {self.penalty.item():.4g}, |gradient| {self.norm:.3g}>"
-        )
+        return f"<Evaluation: loss {self.loss.item():.4g}, penalty {self.penalty.item():.4g}, |gradient| {self.norm:.3g}>"
 
     @functools.cached_property
     def loss(self) -> Tensor:
@@ -83,7 +81,11 @@ class Evaluation:
 
     @functools.cached_property
     def objective(self) -> Tensor:
-        return self.share * self.loss + self.rho * self.penalty if self.share else self.rho * self.penalty
+        return (
+            self.share * self.loss + self.rho * self.penalty
+            if self.share
+            else self.rho * self.penalty
+        )
 
     @functools.cached_property
     def trajectory(self) -> Any:
@@ -156,4 +158,6 @@ def without_run(
 ) -> Evaluation:
     """The Evaluation of a gradient whose run was not kept: run again, at once, if that is asked for."""
     asked = later(net, batch, loss, lambda: door(net)(batch))
-    return Evaluation(net, batch, found.losses, found.penalties, rho, found.gradient, **asked, share=share)
+    return Evaluation(
+        net, batch, found.losses, found.penalties, rho, found.gradient, **asked, share=share
+    )

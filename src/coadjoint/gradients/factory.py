@@ -94,7 +94,9 @@ def make(
     refuse_options(idle(name, given))
     if name == "truncated":
         if k1 is None:
-            raise OptionError("$method truncated needs $k1, and $k2 if losses are pulled back further.")
+            raise OptionError(
+                "$method truncated needs $k1, and $k2 if losses are pulled back further."
+            )
         return Truncated(k1, k2 or k1)
     if name == "rtrl":
         return RTRL()
@@ -109,7 +111,9 @@ def make(
     if rho != 0:
         return Penalised(G, rho, segments, pretrain or 0)
     if pretrain:
-        raise OptionError("$pretrain minimises the penalty alone, and $weight 0 leaves nothing of it.")
+        raise OptionError(
+            "$pretrain minimises the penalty alone, and $weight 0 leaves nothing of it."
+        )
     return BPTT(segments)
 
 
@@ -144,7 +148,9 @@ def _weight(given: Mapping[str, Any], steps: int | None) -> Any:
     rho = 1.0 if given["weight"] is None else given["weight"]
     schedule, target, rate = _schedule(given), given["weight_target"], given["weight_rate"]
     if target is not None and schedule != "steered":
-        raise OptionError(f"$weight_target does nothing with $weight_schedule {schedule}: it belongs to steered.")
+        raise OptionError(
+            f"$weight_target does nothing with $weight_schedule {schedule}: it belongs to steered."
+        )
     if schedule == "constant":
         return rho
     if schedule == "linear":
@@ -161,5 +167,7 @@ def _weight(given: Mapping[str, Any], steps: int | None) -> Any:
     if schedule == "inverse-time":
         return schedules.inverse_time(rho, rate)
     if rate > 1:
-        raise OptionError(f"$weight_schedule exponential grows without end for $weight_rate {rate}: at most 1.")
+        raise OptionError(
+            f"$weight_schedule exponential grows without end for $weight_rate {rate}: at most 1."
+        )
     return schedules.exponential(rho, rate)

@@ -57,10 +57,16 @@ class Slopes:
         blocks = [block if any(n is not ZERO for n in block) else [] for block in blocks]
         self.step = Code((*cell.next, *itertools.chain(*blocks)), self.wrt)
         self.sizes = [len(cell.next), *map(len, blocks)]
-        turn = [] if cell.read_slot is not None else [n for r in cell.read for n in pull([r], [ONE], cell.x)]
+        turn = (
+            []
+            if cell.read_slot is not None
+            else [n for r in cell.read for n in pull([r], [ONE], cell.x)]
+        )
         self.read = Code((*cell.read, *turn), cell.x)
 
-    def at(self, net: Network, u: Tensor, x: Tensor, taken: Effective) -> tuple[Tensor, list[Tensor | None]]:
+    def at(
+        self, net: Network, u: Tensor, x: Tensor, taken: Effective
+    ) -> tuple[Tensor, list[Tensor | None]]:
         """x_t [B, s d]; r(x_{t-1}) [B, k d] and its slopes [B, k, s, d] where W reads more than a slot; the slopes of x_t by
         a, v, x and p, [B, s, entries, d] or None where all are zero."""
         cell, B, s, d = self.cell, x.shape[0], len(self.cell.slots), net.hidden
@@ -69,7 +75,9 @@ class Slopes:
         assert base is not None
         if W is not None:
             found = self.read.run(slots)
-            r, turn = (packed(part, x, d) for part in (found[: len(cell.read)], found[len(cell.read) :]))
+            r, turn = (
+                packed(part, x, d) for part in (found[: len(cell.read)], found[len(cell.read) :])
+            )
             assert r is not None
             turn = None if turn is None else turn.view(B, len(cell.read), s, d)
             base = torch.addmm(base, r, W.t())
@@ -85,7 +93,9 @@ class Slopes:
 def packed(entries: Sequence[Any], like: Tensor, d: int) -> Tensor | None:
     """[B, d] arrays and numbers beside each other, [B, entries d]; None for no entries."""
     size = (like.shape[0], d)
-    whole = [(e if isinstance(e, Tensor) else like.new_full((1, 1), e)).expand(size) for e in entries]
+    whole = [
+        (e if isinstance(e, Tensor) else like.new_full((1, 1), e)).expand(size) for e in entries
+    ]
     return torch.cat(whole, 1) if len(whole) > 1 else whole[0] if whole else None
 
 
@@ -120,10 +130,14 @@ class Influence:
     def __init__(self, net: Network, names: Sequence[str], batch: int) -> None:
         self.net, self.trained = net, list(names)
         self.formula = None if net.cell is None else slopes(net.cell)
-        self.direct = net.cell is None or (net.cell.weights is None and not parametrize.is_parametrized(net))
+        self.direct = net.cell is None or (
+            net.cell.weights is None and not parametrize.is_parametrized(net)
+        )
         arrays: dict[str, Tensor] = {name: net.get_parameter(name) for name in names}
         if not self.direct:
-            arrays = made(net) | {name: p for name, p in arrays.items() if name == "x0" or name.startswith("p.")}
+            arrays = made(net) | {
+                name: p for name, p in arrays.items() if name == "x0" or name.startswith("p.")
+            }
         self.names, self.shapes = list(arrays), [tuple(y.shape) for y in arrays.values()]
         self.sizes = [y.numel() for y in arrays.values()]
         self.arrays = [net.V.new_zeros(batch, net.n, sum(self.sizes)) for _ in range(2)]
@@ -131,7 +145,9 @@ class Influence:
         self.diagonals = [self.own(of) for of in self.views]
         self.module, self.one = _Advance(net), self.S.new_ones(())
         self.mask = None
-        if net.mask is not None and net.cell is not None and self.direct:  # [gates, inputs, d], as W's diagonal
+        if (
+            net.mask is not None and net.cell is not None and self.direct
+        ):  # [gates, inputs, d], as W's diagonal
             self.mask = net.mask.view(len(net.cell.a), net.hidden, -1).transpose(1, 2)
 
     @property
@@ -146,7 +162,9 @@ class Influence:
         ends = list(itertools.accumulate(self.sizes, initial=0))
         return {
             name: S[:, :, a:b].unflatten(2, shape)
-            for name, shape, (a, b) in zip(self.names, self.shapes, itertools.pairwise(ends), strict=True)
+            for name, shape, (a, b) in zip(
+                self.names, self.shapes, itertools.pairwise(ends), strict=True
+            )
         }
 
     def begin(self, rows: Tensor, x0: bool) -> None:
@@ -229,7 +247,9 @@ class Influence:
             if name in into:
                 S.addcmul_(*into[name])
 
-    def differentiated(self, u: Tensor, x: Tensor) -> tuple[Tensor, Tensor, dict[str, tuple[Tensor, Tensor]]]:
+    def differentiated(
+        self, u: Tensor, x: Tensor
+    ) -> tuple[Tensor, Tensor, dict[str, tuple[Tensor, Tensor]]]:
         """The same of any step function, by torch."""
         parameters = {f"net.{name}": self.net.get_parameter(name).detach() for name in self.names}
 
@@ -246,7 +266,10 @@ class Influence:
         S = self.S if rows is None else self.S[rows]
         flat = lam.reshape(-1) @ S.flatten(0, 1)
         parts = flat.split(self.sizes) if self.sizes else ()
-        found = {name: g.view(shape) for name, g, shape in zip(self.names, parts, self.shapes, strict=True)}
+        found = {
+            name: g.view(shape)
+            for name, g, shape in zip(self.names, parts, self.shapes, strict=True)
+        }
         return found if self.direct else self.back(found)
 
     def back(self, found: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -257,6 +280,11 @@ class Influence:
             out = {name: torch.zeros_like(p) for name, p in parameters.items()}
             if those:
                 bars = [found[name] for name in those]
-                grads = torch.autograd.grad(list(those.values()), list(parameters.values()), bars, allow_unused=True)
+                grads = torch.autograd.grad(
+                    list(those.values()), list(parameters.values()), bars, allow_unused=True
+                )
                 out |= {name: g for name, g in zip(parameters, grads, strict=True) if g is not None}
-        return {name: g + found[name] if name == "x0" or name.startswith("p.") else g for name, g in out.items()}
+        return {
+            name: g + found[name] if name == "x0" or name.startswith("p.") else g
+            for name, g in out.items()
+        }

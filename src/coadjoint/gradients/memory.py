@@ -77,17 +77,23 @@ def predict(net: Network, T: int, B: int, method: Any) -> int:
     if not hasattr(method, "segments"):
         raise KindError(f"method must be like co.BPTT() or co.Penalised(...); got {brief(method)}.")
     if net.cell is None:
-        raise Unsupported("memory is counted from a cell's formula, and this network runs a step function.")
+        raise Unsupported(
+            "memory is counted from a cell's formula, and this network runs a step function."
+        )
     item, rows, segments = net.V.element_size(), T * B, getattr(method, "segments", None)
     steps = T if segments is None else min(T, length(Rows([B] * T), segments))
     parts, rest = math.ceil(T / steps), T % steps
-    swept = (steps + rest) * B * item  # of one entry in a row; arrays of the last, shorter segment are kept apart
+    swept = (
+        (steps + rest) * B * item
+    )  # of one entry in a row; arrays of the last, shorter segment are kept apart
     store = parts * B * net.slots * net.hidden * item if parts > 1 else 0
     weights = sum(p.numel() for p in net.parameters())
     width = widths(net)
     found: list[float] = []
     if getattr(method, "penalty", None) is None:
-        kept = net.slots * net.hidden if segments is None and net.readout == "every" else 0  # V' dL/da beside its sum
+        kept = (
+            net.slots * net.hidden if segments is None and net.readout == "every" else 0
+        )  # V' dL/da beside its sum
         found.append(store + swept * (width["plain"] + kept) + weights * (8 + 2 * item))
     else:
         second = swept * width["second"] + weights * (16 + 3 * item)
@@ -97,7 +103,10 @@ def predict(net: Network, T: int, B: int, method: Any) -> int:
             found.append(second)
         else:
             scalars = rows * of_penalty(net, method.penalty)
-            found += [2 * store + swept * width["costates"] + scalars, 3 * store + second + 2 * rows * item]
+            found += [
+                2 * store + swept * width["costates"] + scalars,
+                3 * store + second + 2 * rows * item,
+            ]
     return int(max(found) + 44 * T + OWN)  # 44: a step's entries in Python's lists
 
 
@@ -132,5 +141,7 @@ def of_penalty(net: Network, G: Any) -> float:
         at = AllSteps(one(), one(), torch.zeros(T + 1, B, dtype=torch.int32))
         loss = torch.ones(B, dtype=dtype).requires_grad_()
         lam = Scalars(Unkept(net, layout, loss, G.name), G.name, at, loss)
-        torch.autograd.grad(G(lam).sum() + loss.sum(), [at.size, at.size_1, loss], allow_unused=True)
+        torch.autograd.grad(
+            G(lam).sum() + loss.sum(), [at.size, at.size_1, loss], allow_unused=True
+        )
     return live.most / ((T + 1) * B)

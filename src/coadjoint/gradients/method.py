@@ -79,7 +79,9 @@ class Method:
         check_given(net, batch)
         net.still("gradients of single samples")
         B, before = net.samples(batch), dict(self.state)
-        found = [self.evaluate(net, batch.select([j], net.readout), loss).gradient for j in range(B)]
+        found = [
+            self.evaluate(net, batch.select([j], net.readout), loss).gradient for j in range(B)
+        ]
         self.state.update(before)
         return {name: torch.stack([g[name] for g in found]) for name in found[0]}
 
@@ -93,9 +95,13 @@ def trained(net: Net) -> dict[str, nn.Parameter]:
     return parameters
 
 
-def differentiate(objective: Tensor, parameters: dict[str, nn.Parameter], keep: bool = False) -> Gradient:
+def differentiate(
+    objective: Tensor, parameters: dict[str, nn.Parameter], keep: bool = False
+) -> Gradient:
     """d objective / d parameters; zeros for parameters it does not reach. keep: the graph, for costates later."""
-    grads = torch.autograd.grad(objective, list(parameters.values()), retain_graph=keep, allow_unused=True)
+    grads = torch.autograd.grad(
+        objective, list(parameters.values()), retain_graph=keep, allow_unused=True
+    )
     return by_name(parameters, grads)
 
 

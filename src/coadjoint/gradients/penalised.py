@@ -22,7 +22,9 @@ from .method import Method, by_name, check_given, one_layer, trained
 from .recorded import on_gpu
 from .segments import Segmented, Segments, wanted
 
-LARGE = 1e6  # a weight that is named where a derivative leaves its range: it may be the weight's doing
+LARGE = (
+    1e6  # a weight that is named where a derivative leaves its range: it may be the weight's doing
+)
 
 
 class Penalised(Method):
@@ -40,9 +42,18 @@ class Penalised(Method):
     """
 
     def __init__(
-        self, G: Any, weight: float | Schedule | Steered = 1.0, segments: Segments = None, pretrain: int = 0
+        self,
+        G: Any,
+        weight: float | Schedule | Steered = 1.0,
+        segments: Segments = None,
+        pretrain: int = 0,
     ) -> None:
-        self.penalty, self.weight, self.step, self.segments = penalty(G), weight, 0, wanted(segments)
+        self.penalty, self.weight, self.step, self.segments = (
+            penalty(G),
+            weight,
+            0,
+            wanted(segments),
+        )
         number = isinstance(weight, numbers.Real) and math.isfinite(weight) and weight >= 0
         if not number and not callable(weight) and not isinstance(weight, Steered):
             raise InputError(
@@ -63,7 +74,9 @@ class Penalised(Method):
         try:
             return float(given)
         except (TypeError, ValueError):
-            raise KindError(f"the schedule gave rho = {brief(given)} at step {step}; expected a number.") from None
+            raise KindError(
+                f"the schedule gave rho = {brief(given)} at step {step}; expected a number."
+            ) from None
 
     @property
     def share(self) -> float:
@@ -74,7 +87,9 @@ class Penalised(Method):
         rho, share = self._weighed(net, batch)
         e = self._apart(net, batch, loss, rho, share)
         if e is None:
-            e = self._kept(net, batch, loss, rho, share, *self.compute(net, batch, loss, rho, share))
+            e = self._kept(
+                net, batch, loss, rho, share, *self.compute(net, batch, loss, rho, share)
+            )
         self.step += 1
         return e
 
@@ -83,7 +98,9 @@ class Penalised(Method):
         rho, share = self._weighed(net, batch)
         e = self._apart(net, batch, loss, rho, share)
         if e is None:
-            e = self._kept(net, batch, loss, rho, share, *self.compute(net, batch, loss, rho, share))
+            e = self._kept(
+                net, batch, loss, rho, share, *self.compute(net, batch, loss, rho, share)
+            )
         return e
 
     def _weighed(self, net: Net, batch: Batch) -> tuple[float, float]:
@@ -108,13 +125,17 @@ class Penalised(Method):
             )
         return rho, share
 
-    def _apart(self, net: Net, batch: Batch, loss: LossLike, rho: float, share: float) -> Evaluation | None:
+    def _apart(
+        self, net: Net, batch: Batch, loss: LossLike, rho: float, share: float
+    ) -> Evaluation | None:
         """The Evaluation in segments, or of a recorded gradient; None where neither is asked for or possible."""
         if self.segments is not None:
             found = self._in_segments(net, batch, loss, rho, share)
         elif rho and on_gpu(batch):
             compute = functools.partial(self.compute, share=share)
-            again = self.recordings(lambda *given: compute(*given)[:2], net, batch, loss, rho, share)
+            again = self.recordings(
+                lambda *given: compute(*given)[:2], net, batch, loss, rho, share
+            )
             if again is None:
                 return None
             found = again
@@ -123,7 +144,9 @@ class Penalised(Method):
         self._steer(found.decays)
         return without_run(net, batch, loss, found, rho, share)
 
-    def _in_segments(self, net: Net, batch: Batch, loss: LossLike, rho: float, share: float) -> Found:
+    def _in_segments(
+        self, net: Net, batch: Batch, loss: LossLike, rho: float, share: float
+    ) -> Found:
         trained(net)
         swept = Segmented(one_layer(net, "sweeps in segments"), batch, loss, self.segments)
         decays: list[Tensor | None] = []
@@ -136,7 +159,15 @@ class Penalised(Method):
         return found._replace(decays=decays[0])
 
     def _kept(
-        self, net: Net, batch: Batch, loss: LossLike, rho: float, share: float, found: Found, run: Any, lam: Any
+        self,
+        net: Net,
+        batch: Batch,
+        loss: LossLike,
+        rho: float,
+        share: float,
+        found: Found,
+        run: Any,
+        lam: Any,
     ) -> Evaluation:
         """The Evaluation of a gradient whose run and costates are at hand."""
         self._steer(found.decays)
@@ -154,22 +185,36 @@ class Penalised(Method):
 
     def sweeps(self, net: Net, T: int) -> float:
         # the published Omega is differentiated by W alone: forward, and an adjoint each for the costates and the gradient
-        return 10 if self.segments is not None else 3 if self.penalty.name == "omega-published" else 4
+        return (
+            10 if self.segments is not None else 3 if self.penalty.name == "omega-published" else 4
+        )
 
-    def compute(self, net: Net, batch: Batch, loss: LossLike, rho: Any, share: float = 1.0) -> tuple[Found, Any, Any]:
+    def compute(
+        self, net: Net, batch: Batch, loss: LossLike, rho: Any, share: float = 1.0
+    ) -> tuple[Found, Any, Any]:
         """The gradient, the run and its costates."""
         parameters = trained(net)
         with torch.enable_grad():
             run = door(net)(batch)
             lam = run.costates(loss, batch.y, mask=batch.mask, reduce=batch.reduce)
             G = check_penalty(self.penalty(lam), lam, self.penalty.name)
-            objective = lam.loss if isinstance(rho, float) and rho == 0 else lam.loss + rho * G if share else rho * G
+            objective = (
+                lam.loss
+                if isinstance(rho, float) and rho == 0
+                else lam.loss + rho * G
+                if share
+                else rho * G
+            )
             try:
-                grads = torch.autograd.grad(batch.mean(objective), list(parameters.values()), allow_unused=True)
+                grads = torch.autograd.grad(
+                    batch.mean(objective), list(parameters.values()), allow_unused=True
+                )
             except NumericalError as error:
                 if not isinstance(rho, float) or rho < LARGE:
                     raise
-                raise NumericalError(f"{error} The penalty's weight is rho = {rho:g}: lower it.") from None
+                raise NumericalError(
+                    f"{error} The penalty's weight is rho = {rho:g}: lower it."
+                ) from None
             gradient = by_name(parameters, grads)
             return Found(lam.loss.detach(), G.detach(), gradient, self._decay(lam)), run, lam
 
@@ -182,7 +227,11 @@ class Penalised(Method):
         state = self.state
         if isinstance(self.weight, Steered) and self.step != state["step"]:
             measured = state["decay"] / state["samples"] if state["samples"] else math.nan
-            rho = self.weight.next(state["rho"], measured) if self.step > state["step"] else self.weight.start
+            rho = (
+                self.weight.next(state["rho"], measured)
+                if self.step > state["step"]
+                else self.weight.start
+            )
             state.update(step=self.step, rho=rho, decay=0.0, samples=0)
 
     def _steer(self, decays: Tensor | None) -> None:
@@ -196,8 +245,14 @@ class Penalised(Method):
 def check_penalty(G: Any, lam: Any, name: str) -> Tensor:
     B = lam.loss.shape[0]
     if not isinstance(G, Tensor) or G.shape != (B,):
-        got = ("a scalar" if G.dim() == 0 else f"shape {list(G.shape)}") if isinstance(G, Tensor) else type(G).__name__
-        raise InputError(f"penalty '{name}' returned {got}; expected one value for each sample, shape [{B}].")
+        got = (
+            ("a scalar" if G.dim() == 0 else f"shape {list(G.shape)}")
+            if isinstance(G, Tensor)
+            else type(G).__name__
+        )
+        raise InputError(
+            f"penalty '{name}' returned {got}; expected one value for each sample, shape [{B}]."
+        )
     if not G.requires_grad:
         raise InputError(
             f"penalty '{name}' does not depend on the costates it is given (nor on the states): its gradient is zero. Compute it from lam.lam, lam.norms() or lam.log_norms(), without detach()."

@@ -45,7 +45,9 @@ class Recording:
 
     def compute(self, compute: Compute, net: Net, loss: Any) -> tuple[Found, list[Doubt]]:
         """Parameters are replaced by leaves that share their memory: autograd ties a leaf to the stream it is first used on."""
-        leaves = {name: p.detach().requires_grad_(p.requires_grad) for name, p in net.named_parameters()}
+        leaves = {
+            name: p.detach().requires_grad_(p.requires_grad) for name, p in net.named_parameters()
+        }
         with deferred() as doubts, with_parameters(net, leaves):
             found, run = compute(net, self.batch, loss, self.rho)
             swept = run.run.formula
@@ -93,12 +95,26 @@ class Recordings:
         own = net.recordable() if isinstance(net, Net) else None
         if not plain or own is None or not on_gpu(batch) or not isinstance(batch.y, Tensor | None):
             return None
-        if torch.cuda.is_current_stream_capturing() or (batch.y is not None and not batch.y.is_cuda):
+        if torch.cuda.is_current_stream_capturing() or (
+            batch.y is not None and not batch.y.is_cuda
+        ):
             return None
         like = lambda y: None if y is None else (tuple(y.shape), y.dtype, y.device)
-        weights = tuple((n, p.data_ptr(), p.requires_grad) for n, p in (*net.named_parameters(), *net.named_buffers()))
+        weights = tuple(
+            (n, p.data_ptr(), p.requires_grad)
+            for n, p in (*net.named_parameters(), *net.named_buffers())
+        )
         try:
             hash(loss)
         except TypeError:
             return None
-        return id(net), own, weights, loss, like(batch.u), like(batch.y), like(batch.x0), batch.reduce
+        return (
+            id(net),
+            own,
+            weights,
+            loss,
+            like(batch.u),
+            like(batch.y),
+            like(batch.x0),
+            batch.reduce,
+        )

@@ -39,14 +39,28 @@ class RTRL(Method):
         y = None if batch.y is None else tensor_of("the target y", batch.y)
         weight = batch.weights(u)
         with torch.no_grad():
-            losses = net(u, run_lengths, batch.x0).loss(loss, batch.y, mask=batch.mask, reduce=batch.reduce)
+            losses = net(u, run_lengths, batch.x0).loss(
+                loss, batch.y, mask=batch.mask, reduce=batch.reduce
+            )
         if every:
-            mask = flat.new_ones(T, B) if batch.mask is None else tensor_of("the loss mask", batch.mask).to(flat)
+            mask = (
+                flat.new_ones(T, B)
+                if batch.mask is None
+                else tensor_of("the loss mask", batch.mask).to(flat)
+            )
             mask = torch.where((torch.arange(T)[:, None] < lengths).to(mask.device), mask, 0)
             count = mask.sum(0)
-            factor = 1 / torch.where(count == 0, 1, count) if batch.reduce == "mean" else flat.new_ones(B)
+            factor = (
+                1 / torch.where(count == 0, 1, count)
+                if batch.reduce == "mean"
+                else flat.new_ones(B)
+            )
         else:
-            mask = flat.new_ones(B) if batch.mask is None else tensor_of("the loss mask", batch.mask).to(flat)
+            mask = (
+                flat.new_ones(B)
+                if batch.mask is None
+                else tensor_of("the loss mask", batch.mask).to(flat)
+            )
             factor = mask if batch.reduce == "sum" else (mask != 0).to(flat.dtype)
         there = (mask != 0).cpu()  # as lengths are
         stream = Stream(net, B, batch.x0)
@@ -61,7 +75,9 @@ class RTRL(Method):
                 g, *_ = stream.gradient(target, loss, counts, w)
                 total = {name: total[name] + v for name, v in g.items()}
         run = lambda: net(u, run_lengths, batch.x0)
-        return Evaluation(net, batch, losses, torch.zeros_like(losses), 0.0, total, **later(net, batch, loss, run))
+        return Evaluation(
+            net, batch, losses, torch.zeros_like(losses), 0.0, total, **later(net, batch, loss, run)
+        )
 
     def sweeps(self, net: Net, T: int) -> float:
         return 2 + sum(p.numel() for name, p in trained(net).items() if name not in ("V", "b_o"))
@@ -116,7 +132,11 @@ class Stream:
         self.t += 1
 
     def gradient(
-        self, y: Tensor | None, loss: LossLike, counts: Tensor | None = None, weight: Tensor | None = None
+        self,
+        y: Tensor | None,
+        loss: LossLike,
+        counts: Tensor | None = None,
+        weight: Tensor | None = None,
     ) -> tuple[Gradient, Tensor, Tensor]:
         """The gradient of (1 / B) sum of weight_j L_j over the streams that count, at their present states; the L_j, and a.
 

@@ -117,7 +117,9 @@ class AllSteps(NamedTuple):
     exponent: Tensor
 
 
-Crossing = list[Any]  # (mantissa, exponent) of J' lam at the beginning of each segment; (None, None) past the last
+Crossing = list[
+    Any
+]  # (mantissa, exponent) of J' lam at the beginning of each segment; (None, None) past the last
 
 
 class Slopes:
@@ -131,7 +133,11 @@ class Slopes:
     def pull(self, lam: Tensor, rows: Rows, whole: Rows) -> Tensor:
         """-> dObjective / dmantissa of a segment; for the states it begins with only where they are x_0."""
         first = whole.starts[rows.begin]
-        cut = lambda y: pad(y[whole.B + first : whole.B + first + rows.N], (rows.B, 0)) if first else y[: len(lam)]
+        cut = lambda y: (
+            pad(y[whole.B + first : whole.B + first + rows.N], (rows.B, 0))
+            if first
+            else y[: len(lam)]
+        )
         with torch.enable_grad():
             leaf = lam.detach().requires_grad_()
             found = [(norm, self.of_size), (lambda y: y.abs().sum(-1), self.of_size_1)]
@@ -158,9 +164,13 @@ class Ends:
                 net.V.detach().requires_grad_(),
                 None if net.b_o is None else net.b_o.detach().requires_grad_(),
             )
-            self.losses = self.judge.losses(net.read_out(of.layout, self.last, self.last, self.V, self.b_o))
+            self.losses = self.judge.losses(
+                net.read_out(of.layout, self.last, self.last, self.V, self.b_o)
+            )
             if not self.losses.requires_grad:
-                raise InputError("the loss does not depend on the states of this trajectory: it has no costates.")
+                raise InputError(
+                    "the loss does not depend on the states of this trajectory: it has no costates."
+                )
 
     @functools.cached_property
     def source(self) -> Tensor | None:
@@ -187,6 +197,8 @@ class Ends:
             seeds.append((self.source, of_source))
         leaves = [y for y in (self.last, self.V, self.b_o) if y is not None]
         with torch.enable_grad():
-            grads = torch.autograd.grad([y for y, _ in seeds], leaves, [g for _, g in seeds], allow_unused=True)
+            grads = torch.autograd.grad(
+                [y for y, _ in seeds], leaves, [g for _, g in seeds], allow_unused=True
+            )
         self.of_V, self.of_b_o = grads[1], grads[2] if self.b_o is not None else None
         return grads[0]

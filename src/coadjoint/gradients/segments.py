@@ -37,7 +37,19 @@ from ..sweeps.plan import Plan, Tape, settle
 from ..sweeps.rows import Link, Rows, scale
 from ..sweeps.slopes import bend, next_of, read, read_push
 from .evaluation import Found, Gradient
-from .segment_parts import AllSteps, Back, Crossing, Ends, Piece, Scalars, Slopes, Source, Unkept, detached, verify
+from .segment_parts import (
+    AllSteps,
+    Back,
+    Crossing,
+    Ends,
+    Piece,
+    Scalars,
+    Slopes,
+    Source,
+    Unkept,
+    detached,
+    verify,
+)
 
 Segments = int | str | bool | None
 
@@ -107,7 +119,9 @@ class Segmented:
         first = self.layout.rows.starts[rows.begin]
         u = self.u[first : first + rows.N].detach()
         plan = Plan(self.cell, rows, self.engine)
-        base, v = (None if w is None else affine(rows, u, *map(values, w)) for w in (self.base, self.side))
+        base, v = (
+            None if w is None else affine(rows, u, *map(values, w)) for w in (self.base, self.side)
+        )
         assert base is not None
         p = values(self.p)
         x, a, q = self.engine.forward(plan, base, v, values(self.W), self.begins[i], p)
@@ -131,8 +145,12 @@ class Segmented:
             pre = affine(rows, h, net.V.detach(), detached(net.b_o)).requires_grad_()
             value = judge.values(pre)
             if not value.requires_grad:
-                raise InputError("the loss does not depend on the states of this trajectory: it has no costates.")
-            (of_pre,) = torch.autograd.grad(value, pre, share[judge.sample(pre.device)], create_graph=twice)
+                raise InputError(
+                    "the loss does not depend on the states of this trajectory: it has no costates."
+                )
+            (of_pre,) = torch.autograd.grad(
+                value, pre, share[judge.sample(pre.device)], create_graph=twice
+            )
         return Source(judge, pre, value, of_pre, self.onto_states(rows, of_pre.detach()))
 
     def onto_states(self, rows: Rows, of_pre: Tensor) -> Tensor:
@@ -152,7 +170,9 @@ class Segmented:
             out[:n] = going
         return out
 
-    def costates(self, i: int, run: Piece, s: Tensor | None, source: Tensor | None, later: Any) -> Back:
+    def costates(
+        self, i: int, run: Piece, s: Tensor | None, source: Tensor | None, later: Any
+    ) -> Back:
         """lam of segment i from (mantissa, exponent) of J' lam at the beginning of the next one."""
         mantissa, power = later
         rows, n = run.rows, self.going(i)
@@ -161,7 +181,9 @@ class Segmented:
             k_last[:n] = power
         s_last = self.last_source(i, source, mantissa)
         adjoint = self.engine.adjoint
-        lam, delta, k = adjoint(run.plan, run.tape, detached(self.W), s, s_last, None, None, True, True, k_last)
+        lam, delta, k = adjoint(
+            run.plan, run.tape, detached(self.W), s, s_last, None, None, True, True, k_last
+        )
         verify(run.plan, lam[: rows.B], "the costate", lambda: lam)
         assert k is not None
         return Back(lam, delta, k)
@@ -185,7 +207,9 @@ class Segmented:
                 return None
             pre = affine(here, net.shown(x[here.B :]), net.V, net.b_o)
             judge = self.judge.part(here)
-            return judge.summed(judge.values(pre), self.u.new_zeros(rows.B) if total is None else total)
+            return judge.summed(
+                judge.values(pre), self.u.new_zeros(rows.B) if total is None else total
+            )
 
         for i in range(len(self.sizes)):
             total = segment(i, total)
@@ -219,12 +243,19 @@ class Segmented:
             ends.of_start = segment(i, ends.of_start)
 
     def pull_back(
-        self, run: Piece, s: Tensor | None, s_last: Tensor | None, sa: Tensor | None, more_v: Tensor | None
+        self,
+        run: Piece,
+        s: Tensor | None,
+        s_last: Tensor | None,
+        sa: Tensor | None,
+        more_v: Tensor | None,
     ) -> Tensor:
         """The adjoint of one segment, and what it adds to the sums -> lam at its beginning."""
         plan, tape, rows, cell = run.plan, run.tape, run.rows, self.cell
         wrt = tuple(n for n, on in (("v", self.needs("side")), ("p", self.needs("p"))) if on)
-        sweep = functools.partial(self.engine.adjoint, plan, tape, detached(self.W), s, s_last, sa, None, False)
+        sweep = functools.partial(
+            self.engine.adjoint, plan, tape, detached(self.W), s, s_last, sa, None, False
+        )
         lam, delta, _ = sweep(bool(wrt))
         verify(plan, lam[: rows.B], "the gradient by the state", lambda: sweep(True)[0])
         begin = lam[: rows.B].clone()
@@ -233,7 +264,15 @@ class Segmented:
         self.add_into("base", run, delta)
         if wrt:
             op = next_of(cell).pulled(("x",), wrt).rowwise
-            back = op((tape.x[rows.B :], tape.q), tape.a, tape.v, rows.prev(tape.x), tape.p, lam[rows.B :], rows=rows)
+            back = op(
+                (tape.x[rows.B :], tape.q),
+                tape.a,
+                tape.v,
+                rows.prev(tape.x),
+                tape.p,
+                lam[rows.B :],
+                rows=rows,
+            )
             of_p = back.get("p")
             if of_p is not None:
                 self.sum("p").rows(rows, of_p)
@@ -243,7 +282,12 @@ class Segmented:
         return begin
 
     def penalised(
-        self, G: Callable[[Costates], Tensor], name: str, rho: float, checked: Any, part: float = 1.0
+        self,
+        G: Callable[[Costates], Tensor],
+        name: str,
+        rho: float,
+        checked: Any,
+        part: float = 1.0,
     ) -> Found:
         """The gradient of part L + rho G, part 0 or 1, G a function of norms of costates."""
         last, total = self.forward()
@@ -276,16 +320,24 @@ class Segmented:
         size, size_1 = (self.u.new_empty(whole.B + whole.N) for _ in range(2))
         power = torch.empty(whole.B + whole.N, dtype=torch.int32, device=self.u.device)
         powers = torch.zeros(len(self.sizes), whole.B, dtype=torch.int32, device=self.u.device)
-        crossing: list[Any] = [(y, k[: len(y)]) for y, k in zip(self.store(), powers, strict=True)] + [(None, None)]
+        crossing: list[Any] = [
+            (y, k[: len(y)]) for y, k in zip(self.store(), powers, strict=True)
+        ] + [(None, None)]
 
         def segment(i: int) -> None:
             run, here = self.sweep(i), self.part(i)
             s = self.read_out(run, share, False).s if self.judge.every else None
             lam, _, k = self.costates(i, run, s, ends.s_last, crossing[i + 1])
             first = whole.starts[here.begin]
-            owned = 0 if i == 0 else here.B  # the state a segment begins with is the end of the one before
+            owned = (
+                0 if i == 0 else here.B
+            )  # the state a segment begins with is the end of the one before
             to = slice(first + (whole.B if i else 0), first + whole.B + here.N)
-            size[to], size_1[to], power[to] = norm(lam[owned:]), lam[owned:].abs().sum(-1), k[owned:]
+            size[to], size_1[to], power[to] = (
+                norm(lam[owned:]),
+                lam[owned:].abs().sum(-1),
+                k[owned:],
+            )
             for kept, y in zip(crossing[i], (lam, k), strict=True):
                 kept.copy_(y[: here.B])
 
@@ -294,7 +346,9 @@ class Segmented:
         dense = self.layout.padded_states
         return AllSteps(dense(size), dense(size_1), dense(power)), crossing
 
-    def sources_of_tangent(self, i: int, back: Back, slopes: Slopes, carried: Tensor | None) -> Tensor:
+    def sources_of_tangent(
+        self, i: int, back: Back, slopes: Slopes, carried: Tensor | None
+    ) -> Tensor:
         """dObjective/dmantissa as a state array; a segment begins with the tangent of the one before."""
         rows = self.part(i)
         g = slopes.pull(back.lam, rows, self.layout.rows)
@@ -312,7 +366,9 @@ class Segmented:
         return mu, nu, link
 
     @torch.no_grad()
-    def pass_tangents(self, ends: Ends, share: Tensor, crossing: Crossing, slopes: Slopes) -> tuple[list[Any], Tensor]:
+    def pass_tangents(
+        self, ends: Ends, share: Tensor, crossing: Crossing, slopes: Slopes
+    ) -> tuple[list[Any], Tensor]:
         """-> (the tangent each segment begins with, that of each sample's last state at its true scale)."""
         mus: list[Any] = [None, *self.store()[1:]]
         mu_last = torch.zeros_like(ends.last)
@@ -349,17 +405,28 @@ class Segmented:
         cell, W = self.cell, detached(self.W)
         ended = ends.pull(of_loss, mu_last)
         own = ends.share(of_loss)
-        wrt = ("a", *(("v",) if self.needs("side") else ()), "x", *(("p",) if self.needs("p") else ()))
+        wrt = (
+            "a",
+            *(("v",) if self.needs("side") else ()),
+            "x",
+            *(("p",) if self.needs("p") else ()),
+        )
 
-        def segment(i: int, going: Tensor | None, bent: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        def segment(
+            i: int, going: Tensor | None, bent: Tensor | None
+        ) -> tuple[Tensor, Tensor | None]:
             """bent: the bend at the state where the later segment begins"""
             run, rows = self.sweep(i), self.part(i)
             source = self.read_out(run, share, True) if self.judge.every else None
-            back = self.costates(i, run, None if source is None else source.s, ends.s_last, crossing[i + 1])
+            back = self.costates(
+                i, run, None if source is None else source.s, ends.s_last, crossing[i + 1]
+            )
             mu, nu, link = self.tangent(run, back, self.sources_of_tangent(i, back, slopes, mus[i]))
             m = linked(rows, mu, link)
             if self.needs("W"):
-                self.sum("W of lam").product(rows, back.delta, read_push(cell, rows.prev(run.tape.x), m, rows))
+                self.sum("W of lam").product(
+                    rows, back.delta, read_push(cell, rows.prev(run.tape.x), m, rows)
+                )
             bends = bend(run.plan, run.tape, W, back.lam, back.delta, m, nu, wrt, rowwise=True)
             of_p = bends.get("p")
             if of_p is not None:
@@ -374,7 +441,9 @@ class Segmented:
             if s is not None and i:
                 bent = s[: rows.B].clone()
                 s[: rows.B] = 0
-            return self.pull_back(run, s, self.last_source(i, ended, going), bends["a"], bends.get("v")), bent
+            return self.pull_back(
+                run, s, self.last_source(i, ended, going), bends["a"], bends.get("v")
+            ), bent
 
         bent = None
         for i in reversed(range(len(self.sizes))):
@@ -383,14 +452,20 @@ class Segmented:
     def turn(self, run: Piece, source: Source, mu: Tensor, k: Tensor, own: Tensor) -> Tensor:
         """The loss's own source and its Hessian times the tangent, as a state array (readout "every")."""
         rows, net = run.rows, self.net
-        counts = torch.ones(rows.N, dtype=torch.bool) if source.judge.weight is None else source.judge.weight != 0
+        counts = (
+            torch.ones(rows.N, dtype=torch.bool)
+            if source.judge.weight is None
+            else source.judge.weight != 0
+        )
         declared = pad(counts, (rows.B, 0)).to(mu.device)
         true = net.shown(unscaled(run.plan, mu, k, declared)[rows.B :])
         seeds = [(source.value, own[source.judge.sample(mu.device)])]
         if source.of_pre.requires_grad:
             seeds.append((source.of_pre, affine(rows, true, net.V.detach(), None)))
         with torch.enable_grad():
-            (of_pre,) = torch.autograd.grad([y for y, _ in seeds], source.pre, [g for _, g in seeds])
+            (of_pre,) = torch.autograd.grad(
+                [y for y, _ in seeds], source.pre, [g for _, g in seeds]
+            )
         self.add_readout(run, of_pre)
         if self.needs("V"):
             self.sum("V of lam").product(rows, true, source.of_pre.detach())
@@ -401,7 +476,10 @@ class Segmented:
     def needs(self, name: str) -> bool:
         """Is there such a weight, and is it trained?"""
         given = getattr(self.net if name in ("V", "b_o") else self, name)
-        return any(y is not None and y.requires_grad for y in (given if isinstance(given, tuple) else (given,)))
+        return any(
+            y is not None and y.requires_grad
+            for y in (given if isinstance(given, tuple) else (given,))
+        )
 
     def sum(self, name: str) -> Sum:
         return self.sums.setdefault(name, Sum())
@@ -439,7 +517,10 @@ class Segmented:
         parameters = {name: p for name, p in self.net.named_parameters() if p.requires_grad}
         with torch.enable_grad():
             grads = torch.autograd.grad(
-                [y for y, _ in pairs], list(parameters.values()), [g for _, g in pairs], allow_unused=True
+                [y for y, _ in pairs],
+                list(parameters.values()),
+                [g for _, g in pairs],
+                allow_unused=True,
             )
         zipped = zip(parameters.items(), grads, strict=True)
         return {name: torch.zeros_like(p) if g is None else g for (name, p), g in zipped}

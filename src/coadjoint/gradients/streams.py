@@ -22,7 +22,9 @@ def checked(stream: Stream | Windows, u: Tensor) -> Tensor:
     check_like("u_t", u, stream.net.V)
     u = u[None] if u.dim() == 1 and stream.batch == 1 else u
     if tuple(u.shape) != (stream.batch, stream.net.inputs):
-        raise InputError(f"u_t has shape {list(u.shape)}; expected [{stream.batch}, {stream.net.inputs}].")
+        raise InputError(
+            f"u_t has shape {list(u.shape)}; expected [{stream.batch}, {stream.net.inputs}]."
+        )
     if not math.isfinite(u.sum().item()) and not torch.isfinite(u).all():
         raise InputError(f"u_t holds NaN or inf at step {stream.t + 1} of the stream.")
     return u

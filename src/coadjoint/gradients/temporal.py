@@ -49,14 +49,21 @@ class Temporal:
         with torch.no_grad():
             mantissa, k = lam.rows[rows.B :], lam.powers[rows.B :, None]
             op = slopes.next_of(cell).pulled(("x",), ("a", "v") if cell.beside else ("a",))
-            back = op((tape.x[rows.B :], tape.q), tape.a, tape.v, rows.prev(tape.x), tape.p, mantissa)
+            back = op(
+                (tape.x[rows.B :], tape.q), tape.a, tape.v, rows.prev(tape.x), tape.p, mantissa
+            )
             share = layout.sort(e.batch.weights(lam.mantissa))[rows.sample][:, None] / rows.B
-            whole = lambda y: scale(y.double(), k) * share  # the past may lie far below what float32 can hold
+            whole = lambda y: (
+                scale(y.double(), k) * share
+            )  # the past may lie far below what float32 can hold
             delta = whole(back["a"] if back["a"] is not None else torch.zeros_like(tape.a))
             side = back.get("v")
             into_v = net.heard(delta, None if side is None else whole(side))
             r = slopes.read(cell, rows.prev(tape.x)) if run.W is not None else None
-            arrays = (None if y is None else y.detach().double() for y in (delta, into_v, r, e.trajectory.inputs))
+            arrays = (
+                None if y is None else y.detach().double()
+                for y in (delta, into_v, r, e.trajectory.inputs)
+            )
             return Temporal(net, layout, *arrays)  # type: ignore[arg-type]
 
     @staticmethod
@@ -75,7 +82,10 @@ class Temporal:
         """||grad_t||, [T] float64, for W, R, b (those the network has) and for all of them jointly ("joint")."""
         squares: dict[str, list[Tensor]] = {}
         masked, T = self.network.mask is not None, self.layout.rows.T
-        wide = [None if y is None else self.layout.padded(y) for y in (self.into_W, self.into_v, self.r, self.u)]
+        wide = [
+            None if y is None else self.layout.padded(y)
+            for y in (self.into_W, self.into_v, self.r, self.u)
+        ]
         for begin in range(0, T, CHUNK):
             dw, dv, r, u = (None if y is None else y[begin : begin + CHUNK] for y in wide)
             gram = lambda y: y @ y.transpose(1, 2)  # of the samples, at each step
@@ -104,14 +114,18 @@ class Temporal:
         if self.network.b is not None:
             out["b"] = dv.sum(0)
         if r is not None:
-            out["W"] = dw.T @ r if self.network.mask is None else (dw.T @ r) * self.network.mask.double()
+            out["W"] = (
+                dw.T @ r if self.network.mask is None else (dw.T @ r) * self.network.mask.double()
+            )
         return out
 
     def weighted(self, w: Tensor) -> Gradient:
         """sum_t w_t grad_t, by W, R and b; w [T]."""
         rows = self.layout.rows
         if tuple(dense("w", w).shape) != (rows.T,):
-            raise InputError(f"there is one weight for each of {rows.T} time steps; got shape {list(w.shape)}.")
+            raise InputError(
+                f"there is one weight for each of {rows.T} time steps; got shape {list(w.shape)}."
+            )
         each = w.to(self.into_v)[rows.time.to(w.device) - 1][:, None]
         of_v = self.into_v * each
         out = {"R": of_v.T @ self.u}

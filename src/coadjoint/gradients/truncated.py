@@ -31,7 +31,9 @@ class Truncated(Method):
     def __init__(self, k1: int, k2: int) -> None:
         counts = all(isinstance(k, int) and not isinstance(k, bool) for k in (k1, k2))
         if not counts or not 1 <= k1 <= k2:
-            raise InputError(f"Truncated takes whole numbers 1 <= k1 <= k2; got k1={brief(k1)}, k2={brief(k2)}.")
+            raise InputError(
+                f"Truncated takes whole numbers 1 <= k1 <= k2; got k1={brief(k1)}, k2={brief(k2)}."
+            )
         whole("k2", k2)
         self.k1, self.k2 = k1, k2
 
@@ -45,13 +47,23 @@ class Truncated(Method):
             losses = run.loss(loss, batch.y, mask=batch.mask, reduce=batch.reduce)
         total = {name: torch.zeros_like(p) for name, p in trained(net).items()}
         for end in range(1, layout.rows.T + 1):
-            whole = lengths > end if end % self.k1 == 0 else torch.zeros_like(lengths, dtype=torch.bool)
-            index = (whole | (lengths == end) if net.readout == "every" else lengths == end).nonzero()[:, 0]
+            whole = (
+                lengths > end if end % self.k1 == 0 else torch.zeros_like(lengths, dtype=torch.bool)
+            )
+            index = (
+                whole | (lengths == end) if net.readout == "every" else lengths == end
+            ).nonzero()[:, 0]
             if len(index):
                 gradient = self._window(net, batch, loss, u, lengths, run.x, index, end)
                 total = {name: total[name] + g for name, g in gradient.items()}
         return Evaluation(
-            net, batch, losses, torch.zeros_like(losses), 0.0, total, **later(net, batch, loss, lambda: run)
+            net,
+            batch,
+            losses,
+            torch.zeros_like(losses),
+            0.0,
+            total,
+            **later(net, batch, loss, lambda: run),
         )
 
     def sweeps(self, net: Net, T: int) -> float:
@@ -59,7 +71,15 @@ class Truncated(Method):
         return 1 + 2 * pulled / (min(self.k1, T) if net.readout == "every" else T)
 
     def _window(
-        self, net: Network, batch: Batch, loss: LossLike, u: Tensor, lengths: Tensor, x: Tensor, index: Tensor, end: int
+        self,
+        net: Network,
+        batch: Batch,
+        loss: LossLike,
+        u: Tensor,
+        lengths: Tensor,
+        x: Tensor,
+        index: Tensor,
+        end: int,
     ) -> Gradient:
         """The gradient of the samples' losses of the last k1 steps up to `end`, pulled back k2 steps."""
         begin, fresh = max(0, end - self.k2), end - ((end - 1) % self.k1 + 1)
@@ -98,9 +118,16 @@ class Windows:
         check_net(net)
         check_streams(batch)
         if net.readout != "every":
-            raise InputError(f"a stream is answered at every step: use readout='every', not '{net.readout}'.")
+            raise InputError(
+                f"a stream is answered at every step: use readout='every', not '{net.readout}'."
+            )
         net.still("truncated backpropagation")
-        self.net, self.k1, self.batch, self.given = one_layer(net, "truncated backpropagation"), k1, batch, x0
+        self.net, self.k1, self.batch, self.given = (
+            one_layer(net, "truncated backpropagation"),
+            k1,
+            batch,
+            x0,
+        )
         self.past: deque[tuple[Tensor, Tensor, Tensor | None]] = deque(maxlen=k2)
         self.kept = k2
         self.reset()
@@ -140,7 +167,9 @@ class Windows:
     def state(self) -> dict[str, Tensor]:
         """What the next step depends on, beside the weights."""
         found = {"x": self.x, "fresh": torch.tensor(self.fresh)}
-        for name, parts in zip(("past.x", "past.u", "past.y"), zip(*self.past, strict=True), strict=False):
+        for name, parts in zip(
+            ("past.x", "past.u", "past.y"), zip(*self.past, strict=True), strict=False
+        ):
             found |= {} if parts[0] is None else {name: torch.stack(parts)}
         return found
 
@@ -160,9 +189,7 @@ class Windows:
             return f"'past.y' has shape {list(y.shape)}; expected [{k}, {self.batch}, ...]"
         most = self.kept
         if k > most or not 0 <= int(state["fresh"]) <= k:
-            return (
-                f"it keeps {k} steps, {int(state['fresh'])} of them new; expected at most {most}, and no more new ones"
-            )
+            return f"it keeps {k} steps, {int(state['fresh'])} of them new; expected at most {most}, and no more new ones"
         return None
 
     def restore(self, state: dict[str, Tensor], t: int) -> None:

@@ -39,7 +39,9 @@ def about(name: str, hidden: int = 8, inputs: int = 1) -> About:
         equations, paper = f"{equations}\n{RESERVOIR.text}", RESERVOIR.paper
     if net.cell is None:
         why = "take their code from a formula, and this is a step function"
-        engines: dict[str, str | None] = {engine: None if engine == "autograd" else why for engine in ENGINES}
+        engines: dict[str, str | None] = {
+            engine: None if engine == "autograd" else why for engine in ENGINES
+        }
     else:
         engines = {engine: declined(engine, net.cell) for engine in ENGINES}
     parameters = {key: tuple(p.shape) for key, p in visible(net).items() if key not in ("V", "b_o")}

@@ -25,7 +25,9 @@ class Decoded(NamedTuple):
     alignment: Tensor  # [U, B, T], where the network looked; no columns without attention
 
 
-def decode(say: Say, x: Tensor, end: int, most: Tensor, beam: int = 1, normalise: float = 0.0) -> Decoded:
+def decode(
+    say: Say, x: Tensor, end: int, most: Tensor, beam: int = 1, normalise: float = 0.0
+) -> Decoded:
     """The best that a beam search finds from states x [B, n], for each sample.
 
     A hypothesis is a sequence of tokens that has ended, has `most` [B] tokens, or goes on. After every step `beam` of them
@@ -34,7 +36,9 @@ def decode(say: Say, x: Tensor, end: int, most: Tensor, beam: int = 1, normalise
     """
     positive(beam=beam)
     if not (isinstance(normalise, int | float) and 0 <= normalise < math.inf):
-        raise InputError(f"normalise is the power of the length to divide by, at least 0; got {normalise!r}.")
+        raise InputError(
+            f"normalise is the power of the length to divide by, at least 0; got {normalise!r}."
+        )
     B, device = len(x), x.device
     sample = torch.arange(B, device=device)[:, None].expand(B, beam)
     x, token = x.repeat_interleave(beam, 0), torch.full((B * beam,), end, device=device)
@@ -51,7 +55,9 @@ def decode(say: Say, x: Tensor, end: int, most: Tensor, beam: int = 1, normalise
         same = torch.where(
             torch.arange(end + 1, device=device) == 0, longer.new_zeros(()), -math.inf
         )  # as one candidate
-        total = score[..., None] + same.expand(B * beam, -1).index_copy(0, on, longer).unflatten(0, (B, beam))
+        total = score[..., None] + same.expand(B * beam, -1).index_copy(0, on, longer).unflatten(
+            0, (B, beam)
+        )
         reach = (count + live)[..., None].expand_as(total)
         rank = (total / reach.clamp(min=1).double() ** normalise).flatten(1)
         best = rank.sort(dim=1, descending=True, stable=True).indices[:, :beam]
@@ -65,7 +71,9 @@ def decode(say: Say, x: Tensor, end: int, most: Tensor, beam: int = 1, normalise
     return traced(steps, torch.arange(B, device=device) * beam, score[:, 0])
 
 
-def traced(steps: list[tuple[Tensor, Tensor, Tensor, Tensor]], row: Tensor, score: Tensor) -> Decoded:
+def traced(
+    steps: list[tuple[Tensor, Tensor, Tensor, Tensor]], row: Tensor, score: Tensor
+) -> Decoded:
     """The way back from the rows of the last step to the first."""
     found = []
     for rows, said, a, alpha in reversed(steps):

@@ -90,7 +90,12 @@ def make(
     "[lstm, lstm], inputs=2, outputs=1, readout='last'"
     """
     begin = start(cell, init, radius, inner, std)
-    given = {"radius": radius, "inner": inner, "std": std, "attention_steps": options.get("attention_steps")}
+    given = {
+        "radius": radius,
+        "inner": inner,
+        "std": std,
+        "attention_steps": options.get("attention_steps"),
+    }
     refuse_options(idle(given, begin["init"], options.get("readout", "last")))
     net = construct(cell, **options)
     initialise(net, begin.pop("init"), seed=seed, **begin)
@@ -169,10 +174,21 @@ def construct(
     sequence = choose("readout", readout, READOUTS) == "sequence"
     beta = options.pop("beta", None) if readout.startswith("tilted") else None
     own = _own_options([*names, *([decoder] if decoder else [])], options | {"layers": layers})
-    _check_answer(sequence, names, own, {"skip": skip, "decoder": decoder, "attend": attend, "embedding": embedding})
+    _check_answer(
+        sequence,
+        names,
+        own,
+        {"skip": skip, "decoder": decoder, "attend": attend, "embedding": embedding},
+    )
     for kind in kinds:
-        if structure is not None and kind in library.CELLS and library.named(kind).structure is not None:
-            raise OptionError(f"$structure does nothing with cell '{kind}': its equations say what W is.")
+        if (
+            structure is not None
+            and kind in library.CELLS
+            and library.named(kind).structure is not None
+        ):
+            raise OptionError(
+                f"$structure does nothing with cell '{kind}': its equations say what W is."
+            )
     if sequence and dropout and len(kinds) == 1:
         raise OptionError(
             "$dropout acts between the layers of the encoder where the answer is a sequence, and there is one: give $layers."
@@ -184,7 +200,13 @@ def construct(
     if sequence:
         more |= {"decoder": decoder, "attention": attend, "embedding": embedding}
     else:
-        more |= {"steps": attention_steps, "skip": skip, "beta": beta, "readout": readout, "output": output}
+        more |= {
+            "steps": attention_steps,
+            "skip": skip,
+            "beta": beta,
+            "readout": readout,
+            "output": output,
+        }
     given: dict[str, Any] = {
         "inputs": inputs,
         "outputs": outputs,
@@ -239,14 +261,18 @@ def _layer_cells(cell: str | Sequence[str], layers: int | None, residual: bool |
     if not names:
         raise OptionError("$cell names no cell: `coadjoint cells` lists them.")
     if not isinstance(cell, str) and layers is not None:
-        raise OptionError(f"$cell {','.join(names)} has a layer for each name: leave out $layers, or name one cell.")
+        raise OptionError(
+            f"$cell {','.join(names)} has a layer for each name: leave out $layers, or name one cell."
+        )
     if "reservoir" in names and len(names) > 1:
         raise OptionError("a reservoir is not mixed with other cells; $layers 2 makes two of it.")
     kinds = [RESERVOIR.cell if name == "reservoir" else name for name in names]
     if "layers" not in cell_options(names[0]):  # gated-feedback has its layers inside
         kinds *= layers or 1
     if residual and len(kinds) == 1:
-        raise OptionError("$residual acts between layers, and there is one: give $layers or a list of cells.")
+        raise OptionError(
+            "$residual acts between layers, and there is one: give $layers or a list of cells."
+        )
     return kinds
 
 
@@ -254,16 +280,22 @@ def _own_options(names: list[str], given: Mapping[str, Any]) -> dict[str, Any]:
     """The options of the cells among those given; what no cell has is refused."""
     known = {key for name in names for key in cell_options(name)}
     elsewhere = set() if "layers" in known else {"layers"}  # the stack's
-    found = {key: value for key, value in given.items() if value is not None and key not in elsewhere}
+    found = {
+        key: value for key, value in given.items() if value is not None and key not in elsewhere
+    }
     for key in found:
         if key not in known:
             has = ", ".join(sorted(known)) or "none"
-            whose = f"cell '{names[0]}'; its" if len(names) == 1 else f"cells {', '.join(names)}; their"
+            whose = (
+                f"cell '{names[0]}'; its" if len(names) == 1 else f"cells {', '.join(names)}; their"
+            )
             raise OptionError(f"${key} does nothing with {whose} options: {has}.")
     return found
 
 
-def _check_answer(sequence: bool, names: list[str], own: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+def _check_answer(
+    sequence: bool, names: list[str], own: Mapping[str, Any], given: Mapping[str, Any]
+) -> None:
     """Refuse what does not go with an answer that is a sequence, or that is none."""
     for key in ("skip",) if sequence else ("decoder", "attend", "embedding"):
         if given[key] is not None:
@@ -283,6 +315,8 @@ def _freeze(net: nn.Module, chosen: list[str], reservoir: bool) -> None:
         found = [p for key, p in net.named_parameters() if f".{name}." in f".{key}."]
         if not found and name in chosen:
             asked = name.replace("$", "$$")
-            raise OptionError(f"$freeze: this network has no parameter '{asked}'; it has {', '.join(visible(net))}.")
+            raise OptionError(
+                f"$freeze: this network has no parameter '{asked}'; it has {', '.join(visible(net))}."
+            )
         for p in found:
             p.requires_grad_(False)

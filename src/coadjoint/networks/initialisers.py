@@ -81,7 +81,9 @@ def rotation_(W: Tensor, generator: torch.Generator | None = None) -> Tensor:
     return W
 
 
-def sparse_(W: Tensor, radius: float, links: int = 15, generator: torch.Generator | None = None) -> Tensor:
+def sparse_(
+    W: Tensor, radius: float, links: int = 15, generator: torch.Generator | None = None
+) -> Tensor:
     """`links` Gaussian entries in each row, the incoming connections of a unit, scaled to the spectral radius; all of them, where
     there are fewer columns."""
     whole("links", links)
@@ -164,7 +166,9 @@ def initialise(net: Net, name: str, *, seed: int = 0, **given: float) -> Net:
     generator = torch.Generator(device=net.like.device).manual_seed(check_seed(seed))
     for what, value in given.items():
         if what not in start.options:
-            raise InputError(f"initialiser '{name}' takes {' and '.join(start.options) or 'no options'}; got {what}.")
+            raise InputError(
+                f"initialiser '{name}' takes {' and '.join(start.options) or 'no options'}; got {what}."
+            )
         real(what, value, 0, above=what != "inner")
     options = {**start.options, **given}
     layers = {key: m for key, m in net.named_modules() if isinstance(m, Recurrence)}
@@ -209,13 +213,17 @@ def squares(W: Tensor, d: int) -> list[Tensor]:
     return [block for gate in cut(W, d) for block in gate]
 
 
-def place(net: Recurrence, name: str, start: Start, options: dict[str, float], generator: torch.Generator) -> None:
+def place(
+    net: Recurrence, name: str, start: Start, options: dict[str, float], generator: torch.Generator
+) -> None:
     """The square blocks of W where the name says."""
     assert start.W is not None
     if net.cell is None:
         found = net.step.blocks() if hasattr(net.step, "blocks") else []
         if not found or any(W.shape[0] != W.shape[1] for W in found):
-            raise Unsupported(f"init '{name}' places square matrices, and those of this step are not. {PLAIN}")
+            raise Unsupported(
+                f"init '{name}' places square matrices, and those of this step are not. {PLAIN}"
+            )
     elif net.W is None:
         more = f"{PLAIN[:-1]}, or 'ring'." if rings(net) else PLAIN
         raise Unsupported(f"init '{name}' places W, and cell '{net.cell.name}' has none. {more}")
@@ -228,7 +236,9 @@ def place(net: Recurrence, name: str, start: Start, options: dict[str, float], g
     return None
 
 
-def within(net: Recurrence, name: str, start: Start, options: dict[str, float], generator: torch.Generator) -> None:
+def within(
+    net: Recurrence, name: str, start: Start, options: dict[str, float], generator: torch.Generator
+) -> None:
     """A structured W: what is drawn must be held by the structure, or, of a name that scales W, its size and its zeros."""
     near = lambda x, y: bool((x - y).abs().max() <= torch.finfo(x.dtype).eps ** 0.5 * y.abs().max())
     drawn = torch.empty_like(net.W)  # type: ignore[arg-type]
@@ -254,9 +264,13 @@ def within(net: Recurrence, name: str, start: Start, options: dict[str, float], 
 def ring_(net: Recurrence, inner: float, radius: float, generator: torch.Generator) -> None:
     """|L| of the units of a complex diagonal cell: uniform in area between two circles."""
     if not inner < radius <= 1:
-        raise InputError(f"a ring needs inner < radius <= 1; got inner {inner} and radius {radius}.")
+        raise InputError(
+            f"a ring needs inner < radius <= 1; got inner {inner} and radius {radius}."
+        )
     if not rings(net):
-        raise Unsupported(f"init 'ring' belongs to cells with a complex diagonal, such as lru. {PLAIN}")
+        raise Unsupported(
+            f"init 'ring' belongs to cells with a complex diagonal, such as lru. {PLAIN}"
+        )
     for n in rings(net):
         net.p[n].copy_(Uniform(inner**2, radius**2, library.ring)(net.hidden, generator))
 
@@ -264,4 +278,8 @@ def ring_(net: Recurrence, inner: float, radius: float, generator: torch.Generat
 def rings(net: Recurrence) -> list[str]:
     """The per-unit parameters that begin on a ring."""
     table = {} if net.cell is None else net.cell.parameters
-    return [n for n, initial in table.items() if isinstance(initial, Uniform) and initial.of is library.ring]
+    return [
+        n
+        for n, initial in table.items()
+        if isinstance(initial, Uniform) and initial.of is library.ring
+    ]

@@ -44,7 +44,9 @@ class NetRun(Protocol):
     def states(self) -> Sequence[Tensor] | Tensor:
         """x_0, x_1, ...: states[i] is [B, ...], by time steps or by layers."""
 
-    def loss(self, loss: LossLike, y: Any = None, *, mask: Tensor | None = None, reduce: str = "sum") -> Tensor:
+    def loss(
+        self, loss: LossLike, y: Any = None, *, mask: Tensor | None = None, reduce: str = "sum"
+    ) -> Tensor:
         """The loss of each sample, [B]."""
 
     def costates(
@@ -97,7 +99,9 @@ class Net(Structured, ABC):
     @property
     def reads(self) -> int:
         """Entries of what the readout reads, by which a start draws its weights."""
-        raise Unsupported("this network has no readout V, by whose width weights are drawn. Use another initialiser.")
+        raise Unsupported(
+            "this network has no readout V, by whose width weights are drawn. Use another initialiser."
+        )
 
     def samples(self, batch: Batch) -> int:
         """How many samples a batch has."""
@@ -163,4 +167,6 @@ def door(net: Any) -> Callable[[Batch], NetRun]:
 def check_net(net: Any) -> None:
     """A network, or a module around one."""
     if not hasattr(net, "readout") and not hasattr(getattr(net, "module", None), "readout"):
-        raise KindError(f"the network must be a co.Network, co.Stack or co.EncoderDecoder; got {brief(net)}.")
+        raise KindError(
+            f"the network must be a co.Network, co.Stack or co.EncoderDecoder; got {brief(net)}."
+        )

@@ -35,7 +35,15 @@ class Judge:
     reduce: str
 
     @staticmethod
-    def of(net: Net, layout: Layout, loss: LossLike, y: Any, mask: Tensor | None, reduce: str, like: Tensor) -> Judge:
+    def of(
+        net: Net,
+        layout: Layout,
+        loss: LossLike,
+        y: Any,
+        mask: Tensor | None,
+        reduce: str,
+        like: Tensor,
+    ) -> Judge:
         """Arguments as in `Trajectory.loss`, checked; like: an array of the network's type."""
         every, B, T = net.readout == "every", layout.rows.B, layout.rows.T
         choose("reduce", reduce, ("sum", "mean"))
@@ -52,15 +60,15 @@ class Judge:
         if mask is not None:
             mask = tensor_of("the loss mask", mask, like)
             if tuple(mask.shape) != lead:
-                raise InputError(f"the loss mask has shape {list(mask.shape)}; expected {list(lead)}.")
+                raise InputError(
+                    f"the loss mask has shape {list(mask.shape)}; expected {list(lead)}."
+                )
             weight = (layout.flat(mask) if every else layout.sort(mask)).to(like.dtype)
             if not torch.isfinite(weight).all():
                 raise InputError("the loss mask holds NaN or inf; expected finite weights.")
         if y is not None and y.is_floating_point():
             counts = y if weight is None else y[weight != 0]
-            wrong = (
-                "the target y holds NaN or inf on entries that count; clean it, or leave those entries out with mask=."
-            )
+            wrong = "the target y holds NaN or inf on entries that count; clean it, or leave those entries out with mask=."
             insist(torch.isfinite(counts).all(), lambda: InputError(wrong))
         return Judge(net, layout, loss, y, weight, reduce)
 
@@ -86,7 +94,9 @@ class Judge:
     def sample(self, device: torch.device) -> Tensor:
         """The sample of each row that counts, in the rows' order."""
         rows = self.layout.rows
-        return self.counting(rows.sample.to(device) if self.every else torch.arange(rows.B, device=device))
+        return self.counting(
+            rows.sample.to(device) if self.every else torch.arange(rows.B, device=device)
+        )
 
     def values(self, pre: Tensor) -> Tensor:
         """The weighted loss of each row that counts, from a = pre."""
@@ -103,7 +113,9 @@ class Judge:
             sizes = ends.diff(prepend=ends.new_zeros(1)).tolist()
             ys = [None] * len(sizes) if y is None else y.split(sizes)
             found = zip(pre.split(sizes), ys, sizes, strict=True)
-            value = torch.cat([losses.entries(self.loss, a, b, self.network.output) for a, b, n in found if n])
+            value = torch.cat(
+                [losses.entries(self.loss, a, b, self.network.output) for a, b, n in found if n]
+            )
         return value if self.weight is None else value * self.counting(self.weight)
 
     def losses(self, pre: Tensor) -> Tensor:
@@ -154,7 +166,12 @@ class Answers(Laid):
         return self.layout.unsort(y) if self.network.readout == "last" else self.layout.padded(y)
 
     def loss(
-        self, loss: LossLike | Tensor, y: Any = None, *, mask: Tensor | None = None, reduce: str = "sum"
+        self,
+        loss: LossLike | Tensor,
+        y: Any = None,
+        *,
+        mask: Tensor | None = None,
+        reduce: str = "sum",
     ) -> Tensor:
         """The loss of each sample, [B].
 
@@ -165,7 +182,9 @@ class Answers(Laid):
         """
         return self._loss(loss, y, mask, reduce, self.pre)
 
-    def _loss(self, loss: LossLike | Tensor, y: Any, mask: Tensor | None, reduce: str, pre: Tensor) -> Tensor:
+    def _loss(
+        self, loss: LossLike | Tensor, y: Any, mask: Tensor | None, reduce: str, pre: Tensor
+    ) -> Tensor:
         B = self.layout.rows.B
         if isinstance(loss, Tensor):
             if dense("the loss", loss).shape != (B,):

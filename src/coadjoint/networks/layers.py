@@ -127,10 +127,16 @@ class Recorded(Sequence[Costates]):
         """Those of module=, call=, layer=, direction= ("forward" or "reverse")."""
         for name in where:
             if name not in PARTS:
-                raise InputError(f"costates are selected by module, call, layer or direction; got {name!r}.")
-        found = [lam for lam in self if all(getattr(lam.trajectory, n) == v for n, v in where.items())]
+                raise InputError(
+                    f"costates are selected by module, call, layer or direction; got {name!r}."
+                )
+        found = [
+            lam for lam in self if all(getattr(lam.trajectory, n) == v for n, v in where.items())
+        ]
         if not found:
-            raise InputError(f"no costates of {where}; there are those of " + "; ".join(map(name_of, self)) + ".")
+            raise InputError(
+                f"no costates of {where}; there are those of " + "; ".join(map(name_of, self)) + "."
+            )
         return Recorded(found, self.loss)
 
     @property
@@ -158,13 +164,17 @@ class Recorded(Sequence[Costates]):
                     "select(direction='forward'), and module= and call= if there are several."
                 )
         e = [exponent(lam.rows.detach()) for lam in self.items]
-        units = [torch.where(k == NONE, NONE, lam.powers) for k, lam in zip(e, self.items, strict=True)]
+        units = [
+            torch.where(k == NONE, NONE, lam.powers) for k, lam in zip(e, self.items, strict=True)
+        ]
         top = functools.reduce(torch.maximum, units)
         top = torch.where(top == NONE, 0, top).to(self.items[0].powers.dtype)
         rows = torch.cat([scale(lam.rows, (lam.powers - top)[:, None]) for lam in self.items], 1)
         run = Joined([lam.trajectory.run for lam in self.items])
         shown = [lam.trajectory.shown for lam in self.items]
-        return Costates(Together(first.layout, run, first.hidden, shown), rows, top, self.items[0].loss)
+        return Costates(
+            Together(first.layout, run, first.hidden, shown), rows, top, self.items[0].loss
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,7 +214,9 @@ def name_of(lam: Costates) -> str:
     return f"{call}layer {at.layer}, {at.direction}"
 
 
-def pulled(ys: Sequence[Tensor], xs: Sequence[Tensor], gs: Sequence[Tensor], again: bool) -> Sequence[Tensor | None]:
+def pulled(
+    ys: Sequence[Tensor], xs: Sequence[Tensor], gs: Sequence[Tensor], again: bool
+) -> Sequence[Tensor | None]:
     return torch.autograd.grad(ys, xs, gs, create_graph=again, retain_graph=True, allow_unused=True)
 
 
@@ -227,7 +239,10 @@ def down(
         sources: list[list[Source]] = [[] for _ in level.pieces]
         for s, k in arriving:
             for piece, own, by_x in zip(
-                level.pieces, sources, pulled([level.y], [p.run.x for p in level.pieces], [s], again), strict=True
+                level.pieces,
+                sources,
+                pulled([level.y], [p.run.x for p in level.pieces], [s], again),
+                strict=True,
             ):
                 if by_x is not None:
                     turn = rows.turned if piece.turned else lambda k: k
@@ -238,7 +253,10 @@ def down(
                 costate = swept(rows, run, own, s_last)
                 if costate is not None:
                     found.append((piece, run, costate))
-            named = [costates(layout, where(layer, DIRECTIONS[each[0].turned]), *each, loss) for each in found]
+            named = [
+                costates(layout, where(layer, DIRECTIONS[each[0].turned]), *each, loss)
+                for each in found
+            ]
             items = named + items
         if layer == 0:
             break
@@ -248,7 +266,11 @@ def down(
             with torch.set_grad_enabled(again):
                 driven = list(zip(piece.drive, costate.drive(), strict=True))
             pairs = [(y, gy) for y, gy in driven if y.requires_grad and gy is not None]
-            down_here = pulled([y for y, _ in pairs], [below], [gy for _, gy in pairs], again)[0] if pairs else None
+            down_here = (
+                pulled([y for y, _ in pairs], [below], [gy for _, gy in pairs], again)[0]
+                if pairs
+                else None
+            )
             if down_here is not None:
                 k = costate.exponent[rows.B :]
                 sent = [*sent, (down_here, rows.turned(k) if piece.turned else k)]
@@ -260,14 +282,23 @@ def down(
 
 
 def costates(
-    layout: Layout, names: tuple[Any, ...], piece: Piece, run: SweepRun, costate: Costate, loss: Tensor
+    layout: Layout,
+    names: tuple[Any, ...],
+    piece: Piece,
+    run: SweepRun,
+    costate: Costate,
+    loss: Tensor,
 ) -> Costates:
     """What is found, by its names."""
     lam, rows = costate.mantissa, layout.rows
     if piece.mask is not None:
-        masked = Masked(run, torch.cat([piece.mask, piece.mask.index_select(0, rows.sample.to(lam.device))]))
+        masked = Masked(
+            run, torch.cat([piece.mask, piece.mask.index_select(0, rows.sample.to(lam.device))])
+        )
         run, lam = masked, masked.seen(lam)
-    return Costates(Layer(layout, run, piece.hidden, *names), lam, costate.exponent, loss.to(lam.dtype))
+    return Costates(
+        Layer(layout, run, piece.hidden, *names), lam, costate.exponent, loss.to(lam.dtype)
+    )
 
 
 def of_states(rows: Rows, k: Tensor) -> Tensor:
@@ -275,7 +306,9 @@ def of_states(rows: Rows, k: Tensor) -> Tensor:
     return torch.cat([k[: rows.B], k])
 
 
-def swept(rows: Rows, run: SweepRun, sources: list[Source], s_last: Tensor | None) -> Costate | None:
+def swept(
+    rows: Rows, run: SweepRun, sources: list[Source], s_last: Tensor | None
+) -> Costate | None:
     """The costate that the sources make; None if there are none.
 
     Sources in different units are added up in that of the costate they make. It is that of the largest of them, unless the
@@ -290,12 +323,19 @@ def swept(rows: Rows, run: SweepRun, sources: list[Source], s_last: Tensor | Non
     size = functools.reduce(torch.maximum, [torch.where(e == NONE, NONE, e + k) for e, k in powers])
     if s_last is not None:
         own = rows.last(size)
-        size = size + rows.last_back((torch.maximum(own, exponent(s_last.detach())) - own)[:, None])[:, 0]
+        size = (
+            size
+            + rows.last_back((torch.maximum(own, exponent(s_last.detach())) - own)[:, None])[:, 0]
+        )
 
     def attempt(size: Tensor) -> tuple[Tensor, Costate]:
         unit = gentle(rows, size, room)
-        shifts = [torch.where((e == NONE) & (k - unit > room), NONE, k - unit)[:, None] for e, k in powers]
-        s = functools.reduce(torch.add, [scale(s, shift) for (s, _), shift in zip(scaled, shifts, strict=True)])
+        shifts = [
+            torch.where((e == NONE) & (k - unit > room), NONE, k - unit)[:, None] for e, k in powers
+        ]
+        s = functools.reduce(
+            torch.add, [scale(s, shift) for (s, _), shift in zip(scaled, shifts, strict=True)]
+        )
         own = None if s_last is None else scale(s_last, -rows.last(unit)[:, None])
         return unit, run.costate(s, own, None, unit)
 

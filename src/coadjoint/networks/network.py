@@ -62,14 +62,21 @@ class Trajectory(Passage, Answers):
         return self.network.read_out(self.layout, x, last, self.V, self.b_o, self.inputs, self.more)
 
     def costates(
-        self, loss: LossLike | Tensor, y: Any = None, *, mask: Tensor | None = None, reduce: str = "sum"
+        self,
+        loss: LossLike | Tensor,
+        y: Any = None,
+        *,
+        mask: Tensor | None = None,
+        reduce: str = "sum",
     ) -> Costates:
         """lam_t = dL/dx_t of each sample's own loss; arguments as in `loss`. Differentiable, for penalties."""
         run, every = self.run, self.network.readout == "every"
         by_x = self.network.by_steps
         x, last, pre, attached = run.x, run.last, self.pre, run.x.requires_grad
         dual, mapped = forward_mode_is_on(), innermost_transform() is not None
-        recorded = (torch.is_grad_enabled() and (attached or self.pre.requires_grad)) or dual or mapped
+        recorded = (
+            (torch.is_grad_enabled() and (attached or self.pre.requires_grad)) or dual or mapped
+        )
         s, s_last = None, None
         if mapped and not isinstance(loss, Tensor):  # torch.func allows no leaves of our own
             of = lambda h: self._loss(loss, y, mask, reduce, self.read_out(h, h))
@@ -79,15 +86,25 @@ class Trajectory(Passage, Answers):
         else:
             with torch.enable_grad():
                 if not (attached and recorded) and not isinstance(loss, Tensor):
-                    leaf = lambda h: h + torch.zeros_like(h).requires_grad_() if dual else h.detach().requires_grad_()
+                    leaf = lambda h: (
+                        h + torch.zeros_like(h).requires_grad_()
+                        if dual
+                        else h.detach().requires_grad_()
+                    )
                     x, last = leaf(run.x), leaf(run.last)
                     pre = self.read_out(x, last)
                 value = self._loss(loss, y, mask, reduce, pre)
                 if not value.requires_grad or not x.requires_grad:
-                    raise InputError("the loss does not depend on the states of this trajectory: it has no costates.")
-                s, s_last = torch.autograd.grad(value.sum(), [x, last], create_graph=recorded, allow_unused=True)
+                    raise InputError(
+                        "the loss does not depend on the states of this trajectory: it has no costates."
+                    )
+                s, s_last = torch.autograd.grad(
+                    value.sum(), [x, last], create_graph=recorded, allow_unused=True
+                )
             if s is None and s_last is None:
-                raise InputError("the loss does not depend on the states of this trajectory, but on something else.")
+                raise InputError(
+                    "the loss does not depend on the states of this trajectory, but on something else."
+                )
         declared = None
         if every and s is not None and not isinstance(loss, Tensor):
             counts = torch.ones(self.layout.rows.N, dtype=torch.bool, device=s.device)
@@ -101,7 +118,9 @@ class Trajectory(Passage, Answers):
     def push(self, du: Tensor) -> Tensor:
         """The change of y_hat along a change du of the inputs: DF(u) . du, shaped like y_hat. Differentiable."""
         if dense("the direction du", du).shape != self.u.shape:
-            raise InputError(f"the direction du has shape {list(du.shape)}; expected that of u, {list(self.u.shape)}.")
+            raise InputError(
+                f"the direction du has shape {list(du.shape)}; expected that of u, {list(self.u.shape)}."
+            )
         net, rows, flat = self.network, self.layout.rows, self.layout.flat(du)
         flat = flat if self.heard is None else flat * self.heard
         mu = self.run.push(*net.drive(flat, changes(self.entering)))
@@ -116,7 +135,11 @@ class Trajectory(Passage, Answers):
 
 def changes(entering: Entering | None) -> Entering | None:
     """The same weights without their biases: what a change of the input says."""
-    return None if entering is None else (entering[0][:1] + (None,), entering[1] and (entering[1][0], None))
+    return (
+        None
+        if entering is None
+        else (entering[0][:1] + (None,), entering[1] and (entering[1][0], None))
+    )
 
 
 class Network(Recurrence, Readout):
@@ -184,7 +207,10 @@ class Network(Recurrence, Readout):
             cell, inputs=inputs, hidden=hidden, activation=activation, x0=x0, bias=bias, mask=mask, structure=structure,
             engine=engine, slots=slots, dtype=dtype, device=device, **options,
         )  # fmt: skip
-        self.outputs, self.dropout = outputs, check_dropout(dropout, "inputs and of what the readout reads")
+        self.outputs, self.dropout = (
+            outputs,
+            check_dropout(dropout, "inputs and of what the readout reads"),
+        )
         self._make_readout(
             self.wide, readout=readout, output=output, bias=bias, skip=skip, beta=beta, steps=steps, deep=deep,
             make={"dtype": self.x0.dtype, "device": device},
@@ -253,9 +279,14 @@ class Network(Recurrence, Readout):
         refuse_wrapped(self)
         layout, rows_u = lay_out(batch.u, batch.lengths, self.inputs, self.V)
         rows, V, b_o, more = layout.rows, self.V, self.b_o, self.held()
-        heard, seen = self.dropping(rows.N, self.inputs), self.dropping(rows.N if self.by_steps else rows.B, self.wide)
+        heard, seen = (
+            self.dropping(rows.N, self.inputs),
+            self.dropping(rows.N if self.by_steps else rows.B, self.wide),
+        )
         rows_u = rows_u if heard is None else rows_u * heard
         more |= {} if seen is None else {DROPPED: seen}
         run, _, entering = self.sweep(layout, rows_u, self.start(batch.x0, rows.B))
         pre = self.read_out(layout, run.x, run.last, V, b_o, rows_u, more)
-        return Trajectory(layout, run, self.hidden, self, rows_u, pre, V, b_o, more, entering, heard)
+        return Trajectory(
+            layout, run, self.hidden, self, rows_u, pre, V, b_o, more, entering, heard
+        )

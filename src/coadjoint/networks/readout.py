@@ -36,14 +36,18 @@ def tilted_tanh(net: Readout, rows: Rows, h: Tensor, more: dict[str, Tensor]) ->
         torch.exp(log.clamp(-20, 0)),
         torch.exp(log.clamp(0, 5.8)),
     )  # past that the last digit of 0 is reached
-    near = torch.where(log < 0, torch.log(torch.tanh(small)), torch.log1p(-2 * torch.sigmoid(-2 * large)))
+    near = torch.where(
+        log < 0, torch.log(torch.tanh(small)), torch.log1p(-2 * torch.sigmoid(-2 * large))
+    )
     return torch.where(log < -20, log, near) / net.beta
 
 
 def log_mean_exp(rows: Rows, y: Tensor) -> Tensor:
     """[N, n] -> [B, n]"""
     sample, top = rows.sample.to(y.device), y.new_full((rows.B, y.shape[1]), -math.inf)
-    top = top.scatter_reduce(0, sample[:, None].expand_as(y), y.detach(), "amax")  # a shift that cancels: no derivative
+    top = top.scatter_reduce(
+        0, sample[:, None].expand_as(y), y.detach(), "amax"
+    )  # a shift that cancels: no derivative
     total = y.new_zeros(rows.B, y.shape[1]).index_add(0, sample, torch.exp(y - top[sample]))
     return top + torch.log(total / rows.lengths.to(y)[:, None])
 
@@ -57,7 +61,11 @@ def attention(net: Readout, rows: Rows, h: Tensor, more: dict[str, Tensor]) -> T
     return h.new_zeros(rows.B, h.shape[1]).index_add(0, sample, (e / total[sample])[:, None] * h)
 
 
-SUMMARIES: dict[str, Callable[..., Tensor]] = {"tilted": tilted, "tilted-tanh": tilted_tanh, "attention": attention}
+SUMMARIES: dict[str, Callable[..., Tensor]] = {
+    "tilted": tilted,
+    "tilted-tanh": tilted_tanh,
+    "attention": attention,
+}
 MORE = ("D", "w_a", "b_a")  # parameters of a readout beside V and b_o
 DROPPED = "dropped"  # the mask of what it reads, among what else a run of it has
 
@@ -70,7 +78,9 @@ def drawn(p: float, shape: Sequence[int], like: Tensor) -> Tensor:
 
 def check_dropout(p: Any, of: str) -> float:
     if not isinstance(p, int | float) or isinstance(p, bool) or not 0 <= p < 1:
-        raise InputError(f"dropout is the share of {of} that is dropped in training, from 0 to below 1; got {p!r}.")
+        raise InputError(
+            f"dropout is the share of {of} that is dropped in training, from 0 to below 1; got {p!r}."
+        )
     return float(p)
 
 
@@ -96,14 +106,20 @@ class Readout(SequenceNet):
             self.beta = 1.0 if beta is None else float(real("beta", beta))
             if self.beta == 0:
                 raise InputError(f"beta must be a finite number and not 0; got {beta!r}.")
-        if steps is not None and (readout != "attention" or not isinstance(steps, int) or steps < 1):
-            raise InputError(f"steps is how many b_t readout='attention' has, at least 1; got {steps!r}, {readout=}.")
+        if steps is not None and (
+            readout != "attention" or not isinstance(steps, int) or steps < 1
+        ):
+            raise InputError(
+                f"steps is how many b_t readout='attention' has, at least 1; got {steps!r}, {readout=}."
+            )
         if steps is not None:
             whole("steps", steps)
         losses.output_function(output)
         self.output = output
         widths = tuple(deep) if isinstance(deep, list | tuple) else (deep,)
-        if not all(isinstance(m, int) and not isinstance(m, bool) and 0 < m <= MOST for m in widths):
+        if not all(
+            isinstance(m, int) and not isinstance(m, bool) and 0 < m <= MOST for m in widths
+        ):
             raise InputError(
                 f"deep is the widths of the readout's hidden layers, positive integers; got {brief(deep)}."
             )
@@ -113,7 +129,9 @@ class Readout(SequenceNet):
             self.D = parameter(self.outputs, self.inputs, **make)
         if readout == "attention":
             self.w_a, self.b_a = parameter(wide, **make), parameter(steps or 1, **make)
-        self.deep = nn.ModuleList(nn.Linear(n, m, bias, **make) for n, m in itertools.pairwise((wide, *widths)))
+        self.deep = nn.ModuleList(
+            nn.Linear(n, m, bias, **make) for n, m in itertools.pairwise((wide, *widths))
+        )
 
     def _draw_readout(self, bound: float) -> None:
         """Uniform in +-bound; a deep output's layers by their own width, as torch.nn does."""
@@ -169,7 +187,9 @@ class Readout(SequenceNet):
         if self.summary is not None:
             h = SUMMARIES[self.summary](self, rows, h, more)
         for i in range(len(self.deep)):
-            h = torch.tanh(affine(self.beside(rows), h, more[f"deep.{i}.weight"], more.get(f"deep.{i}.bias")))
+            h = torch.tanh(
+                affine(self.beside(rows), h, more[f"deep.{i}.weight"], more.get(f"deep.{i}.bias"))
+            )
         return h
 
     def beside(self, rows: Rows) -> Rows | None:
@@ -181,7 +201,13 @@ class Readout(SequenceNet):
         return u if self.readout == "every" else rows.last(pad(u, (0, 0, rows.B, 0)))
 
     def answer(
-        self, rows: Rows, h: Tensor, V: Tensor, b_o: Tensor | None, u: Tensor | None = None, more: Any = None
+        self,
+        rows: Rows,
+        h: Tensor,
+        V: Tensor,
+        b_o: Tensor | None,
+        u: Tensor | None = None,
+        more: Any = None,
     ) -> Tensor:
         """a = V h + D u + b_o, in rows."""
         more = more or {}

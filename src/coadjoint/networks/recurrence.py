@@ -154,13 +154,17 @@ class Recurrence(Structured):
             )
         if not isinstance(cell, str) and (activation is not None or options):
             names = ", ".join((["activation"] if activation is not None else []) + [*options])
-            raise InputError(f"{names}= belongs to a cell given by name; a formula or a step function has its own.")
+            raise InputError(
+                f"{names}= belongs to a cell given by name; a formula or a step function has its own."
+            )
         self.engine = engine
         self.p = nn.ParameterDict()
         if slots is not None:
             positive(slots=slots)
         if self.cell is None:
-            self.slots = slots or getattr(cell, "slots", None) or (2 if isinstance(cell, nn.LSTMCell) else 1)
+            self.slots = (
+                slots or getattr(cell, "slots", None) or (2 if isinstance(cell, nn.LSTMCell) else 1)
+            )
             if mask is not None or structure is not None:
                 what = "mask" if mask is not None else "structure"
                 raise InputError(f"{what}= acts on W; a step function holds its own weights.")
@@ -184,7 +188,11 @@ class Recurrence(Structured):
                     )
                 mask = mask.to(**make)
         self.register_buffer("mask", mask)
-        self.shows = [self.cell.slots.index(s) for s in self.cell.shows] if self.cell and self.cell.shows else [0]
+        self.shows = (
+            [self.cell.slots.index(s) for s in self.cell.shows]
+            if self.cell and self.cell.shows
+            else [0]
+        )
         self.wide = len(self.shows) * hidden
         n = self.n = self.slots * hidden
         if isinstance(x0, Tensor):
@@ -292,7 +300,11 @@ class Recurrence(Structured):
         return Effective(self)
 
     def drive(
-        self, u: Tensor, entering: Entering | None, rows: Rows | None = None, given: Tensor | None = None
+        self,
+        u: Tensor,
+        entering: Entering | None,
+        rows: Rows | None = None,
+        given: Tensor | None = None,
     ) -> tuple[Tensor | None, ...]:
         """What the inputs say to each step: (base, side) for a formula, (u,) for a step function. given: the data that the
         cell is given at each step, nothing for a change of the input."""
@@ -301,7 +313,9 @@ class Recurrence(Structured):
         base, side = (None if w is None else affine(rows, u, *w) for w in entering)
         assert self.cell is not None
         if self.cell.given:
-            given = u.new_zeros(len(u), len(self.cell.given) * self.hidden) if given is None else given
+            given = (
+                u.new_zeros(len(u), len(self.cell.given) * self.hidden) if given is None else given
+            )
             side = given if side is None else torch.cat([side, given], 1)
         return base, side
 
@@ -313,7 +327,9 @@ class Recurrence(Structured):
             return delta
         assert side is not None or not cell.beside
         found = {g: delta[:, i * d : (i + 1) * d] for i, g in enumerate(cell.gates)}
-        found |= {n: side[:, i * d : (i + 1) * d] for i, n in enumerate(cell.beside) if side is not None}
+        found |= {
+            n: side[:, i * d : (i + 1) * d] for i, n in enumerate(cell.beside) if side is not None
+        }
         return torch.cat([found[n] for n in cell.enters], 1)
 
     def advance(self, u: Tensor, x: Tensor) -> Tensor:
@@ -325,7 +341,9 @@ class Recurrence(Structured):
         drive = self.drive(u, taken.entering)
         return taken.step()(*(d for d in drive if d is not None), x)
 
-    def sweep(self, layout: Layout, u: Tensor, start: Tensor) -> tuple[SweepRun, Drive, Entering | None]:
+    def sweep(
+        self, layout: Layout, u: Tensor, start: Tensor
+    ) -> tuple[SweepRun, Drive, Entering | None]:
         """Run over step rows u from [B, n] states: the run, what drove its steps, and the weights that made it."""
         x0 = layout.sort(start)
         if self.cell is None:
@@ -363,14 +381,20 @@ class Recurrence(Structured):
             return self.x0.expand(B, n)
         check_like("x0", x0, self.x0)
         if tuple(x0.shape) not in ((n,), (B, n)):
-            raise InputError(f"x0 has shape {list(x0.shape)}; expected [{B}, {n}] or [{n}] (B, hidden x slots).")
+            raise InputError(
+                f"x0 has shape {list(x0.shape)}; expected [{B}, {n}] or [{n}] (B, hidden x slots)."
+            )
         if not torch.isfinite(x0).all():
             raise InputError("x0 holds NaN or inf.")
         return x0.expand(B, n)
 
 
 def formula_step(cell: Cell, W: Tensor | None, p: Tensor | None) -> Callable[..., Tensor]:
-    parameters = dict(zip(cell.parameters, p.chunk(len(cell.parameters)), strict=True)) if p is not None else {}
+    parameters = (
+        dict(zip(cell.parameters, p.chunk(len(cell.parameters)), strict=True))
+        if p is not None
+        else {}
+    )
 
     def step(base: Tensor, *rest: Tensor) -> Tensor:
         *side, x = rest

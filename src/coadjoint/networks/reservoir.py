@@ -30,7 +30,9 @@ DENSE = 500  # up to this size all eigenvalues are found; beyond, the largest al
 
 def sparse(hidden: int, links: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Each unit hears `links` others (or itself): (sources [hidden, links], weights uniform on +-1), float64."""
-    sources = torch.stack([torch.randperm(hidden, generator=generator)[:links] for _ in range(hidden)])
+    sources = torch.stack(
+        [torch.randperm(hidden, generator=generator)[:links] for _ in range(hidden)]
+    )
     return sources, 2 * torch.rand(hidden, links, generator=generator, dtype=torch.float64) - 1
 
 
@@ -44,13 +46,19 @@ def spectral_radius(sources: Tensor, weights: Tensor) -> float:
     return float(np.abs(np.linalg.eigvals(W)).max())
 
 
-def krylov(times: Callable[[np.ndarray], np.ndarray], d: int, size: int = 120, keep: int = 40) -> float | None:
+def krylov(
+    times: Callable[[np.ndarray], np.ndarray], d: int, size: int = 120, keep: int = 40
+) -> float | None:
     """The largest |eigenvalue| of a real matrix known by its products alone; None if it did not settle.
 
     Arnoldi's recurrence A Q_m = Q_m H + q h', begun again from the invariant subspace of H that holds the `keep` largest
     eigenvalues: Stewart, A Krylov-Schur algorithm for large eigenproblems, SIAM J. Matrix Anal. 23 (2001).
     """
-    Q, H, begin = np.zeros((size + 1, d)), np.zeros((size + 1, size)), 0  # the basis in rows; the last row of H is h
+    Q, H, begin = (
+        np.zeros((size + 1, d)),
+        np.zeros((size + 1, size)),
+        0,
+    )  # the basis in rows; the last row of H is h
     Q[0] = np.random.default_rng(0).standard_normal(d)
     Q[0] /= np.linalg.norm(Q[0])
     for _ in range(200):
@@ -69,9 +77,15 @@ def krylov(times: Callable[[np.ndarray], np.ndarray], d: int, size: int = 120, k
         top = order[0]
         if abs(H[size] @ vectors[:, top]) <= 1e-12 * abs(values[top]):
             return float(abs(values[top]))
-        kept: list[np.ndarray] = []  # real vectors: of a conjugate pair the real and the imaginary part
+        kept: list[
+            np.ndarray
+        ] = []  # real vectors: of a conjugate pair the real and the imaginary part
         for i in order[values[order].imag >= 0]:
-            kept += [vectors[:, i].real] if values[i].imag == 0 else [vectors[:, i].real, vectors[:, i].imag]
+            kept += (
+                [vectors[:, i].real]
+                if values[i].imag == 0
+                else [vectors[:, i].real, vectors[:, i].imag]
+            )
             if len(kept) >= keep:
                 break
         begin, P = len(kept), np.linalg.qr(np.stack(kept, 1))[0]
@@ -87,7 +101,9 @@ def squares(x: Tensor) -> Tensor:
 
 
 def rbf(x: Tensor, s: Tensor, gamma: float, degree: int) -> Tensor:
-    return torch.exp(-gamma * (x.square().sum(-1, keepdim=True) + s.square().sum(-1) - 2 * (x @ s.T)))
+    return torch.exp(
+        -gamma * (x.square().sum(-1, keepdim=True) + s.square().sum(-1) - 2 * (x @ s.T))
+    )
 
 
 def polynomial(x: Tensor, s: Tensor, gamma: float, degree: int) -> Tensor:
@@ -95,7 +111,10 @@ def polynomial(x: Tensor, s: Tensor, gamma: float, degree: int) -> Tensor:
 
 
 EXPANSIONS: dict[str, Callable[[Tensor], Tensor]] = {"linear": lambda x: x, "squares": squares}
-KERNELS: dict[str, Callable[[Tensor, Tensor, float, int], Tensor]] = {"rbf": rbf, "polynomial": polynomial}
+KERNELS: dict[str, Callable[[Tensor, Tensor, float, int], Tensor]] = {
+    "rbf": rbf,
+    "polynomial": polynomial,
+}
 
 
 class Reservoir(nn.Module):
@@ -153,9 +172,17 @@ class Reservoir(nn.Module):
             real(name, value, 0, above=True)
         for name, value in (("leak", leak), ("density", density)):
             real(name, value, 0, 1, above=True)
-        for name, value in (("input_scale", input_scale), ("bias_scale", bias_scale), ("ridge", ridge)):
+        for name, value in (
+            ("input_scale", input_scale),
+            ("bias_scale", bias_scale),
+            ("ridge", ridge),
+        ):
             real(name, value, 0)
-        for name, count, least in (("washout", washout, 0), ("degree", degree, 1), ("seed", seed, 0)):
+        for name, count, least in (
+            ("washout", washout, 0),
+            ("degree", degree, 1),
+            ("seed", seed, 0),
+        ):
             whole(name, count, least, 2**63 - 1 if name == "seed" else MOST)
         self.washout, self.ridge, self.gamma, self.degree = washout, ridge, gamma, degree
         self.expansion = choose("expansion", expansion, {*EXPANSIONS, *KERNELS})
@@ -167,12 +194,22 @@ class Reservoir(nn.Module):
         self.register_buffer("fitted", torch.tensor(False, device=device))
         self.forget()
 
-    def _draw(self, radius: float, leak: float, links: int, input_scale: float, bias_scale: float, seed: int) -> None:
+    def _draw(
+        self,
+        radius: float,
+        leak: float,
+        links: int,
+        input_scale: float,
+        bias_scale: float,
+        seed: int,
+    ) -> None:
         net, generator = self.network, torch.Generator().manual_seed(seed)
         sources, weights = sparse(net.hidden, links, generator)
         weights *= radius / spectral_radius(sources, weights)
         W = torch.zeros(net.hidden, net.hidden, dtype=torch.float64).scatter_(1, sources, weights)
-        uniform = lambda p, scale: scale * (2 * torch.rand(p.shape, generator=generator, dtype=torch.float64) - 1)
+        uniform = lambda p, scale: (
+            scale * (2 * torch.rand(p.shape, generator=generator, dtype=torch.float64) - 1)
+        )
         values = {"W": W, "R": uniform(net.R, input_scale), "b": uniform(net.b, bias_scale)}
         values["p.leak"] = torch.full((net.hidden,), leak, dtype=torch.float64)
         with torch.no_grad():
@@ -197,25 +234,33 @@ class Reservoir(nn.Module):
     def features(self, x: Tensor, support: Tensor | None = None) -> Tensor:
         """phi(x); for a kernel, k(x, s) for each s of the support."""
         if self.expansion in KERNELS:
-            return KERNELS[self.expansion](x, self.support if support is None else support, self.gamma, self.degree)
+            return KERNELS[self.expansion](
+                x, self.support if support is None else support, self.gamma, self.degree
+            )
         return EXPANSIONS[self.expansion](x)
 
     def read(self, x: Tensor) -> Tensor:
         """y = V phi(x) + b_o of states [..., hidden]."""
         if not self.fitted:
-            raise InputError("this reservoir has no readout yet; call fit(u, y) first, or load a fitted state_dict.")
+            raise InputError(
+                "this reservoir has no readout yet; call fit(u, y) first, or load a fitted state_dict."
+            )
         if self.expansion == "linear":
             return nn.functional.linear(x, self.network.V, self.network.b_o)
         return (self.features(x.to(self.A.dtype)) @ self.A + self.c).to(x.dtype)
 
     def forget(self) -> Reservoir:
         """Drop what `accumulate` has gathered; a readout already solved stays."""
-        self._factor: Tensor | None = None  # the R of a QR of (1, phi(x), y), one row for each example
+        self._factor: Tensor | None = (
+            None  # the R of a QR of (1, phi(x), y), one row for each example
+        )
         self._kept: list[tuple[Tensor, Tensor]] = []  # states and targets, for a kernel
         return self
 
     @torch.no_grad()
-    def accumulate(self, u: Sequences, y: Tensor, lengths: Any = None, x0: Tensor | None = None) -> Tensor:
+    def accumulate(
+        self, u: Sequences, y: Tensor, lengths: Any = None, x0: Tensor | None = None
+    ) -> Tensor:
         """Take a batch into the fit; returns each sample's last state, from which its next part may go on as x0.
 
         u as a network takes it; y [T, B, outputs] or class numbers [T, B] (readout "every"), [B, ...] (readout "last").
@@ -228,7 +273,9 @@ class Reservoir(nn.Module):
             return run.state
         for part, wanted in zip(x.split(AT_ONCE), target.split(AT_ONCE), strict=True):
             phi = self.features(part)
-            self._factor = gathered(self._factor, torch.cat([torch.ones_like(phi[:, :1]), phi, wanted], 1))
+            self._factor = gathered(
+                self._factor, torch.cat([torch.ones_like(phi[:, :1]), phi, wanted], 1)
+            )
         return run.state
 
     @torch.no_grad()
@@ -236,7 +283,9 @@ class Reservoir(nn.Module):
         """The readout of what was accumulated; another ridge needs no other sweep."""
         self.ridge = real("ridge", self.ridge if ridge is None else ridge, 0)
         if self._factor is None and not self._kept:
-            raise InputError("nothing was accumulated; call fit(u, y), or accumulate(u, y) before solve().")
+            raise InputError(
+                "nothing was accumulated; call fit(u, y), or accumulate(u, y) before solve()."
+            )
         if self.expansion in KERNELS:
             A, c = self._kernel_ridge()
         else:
@@ -257,11 +306,15 @@ class Reservoir(nn.Module):
         K.diagonal().add_(self.ridge)
         L, failed = torch.linalg.cholesky_ex(K)
         if failed:
-            raise NumericalError(f"the kernel's {len(K)} states are too alike for ridge = {self.ridge:g}; raise ridge.")
+            raise NumericalError(
+                f"the kernel's {len(K)} states are too alike for ridge = {self.ridge:g}; raise ridge."
+            )
         self.support = X
         return torch.cholesky_solve(Y - Y.mean(0), L), Y.mean(0)
 
-    def fit(self, u: Any, y: Tensor | None = None, lengths: Any = None, *, chained: bool = False) -> Reservoir:
+    def fit(
+        self, u: Any, y: Tensor | None = None, lengths: Any = None, *, chained: bool = False
+    ) -> Reservoir:
         """Solve the readout: fit(u, y), or fit(batches) of an iterable of (u, y), (u, y, lengths) or co.Batch.
 
         Batches are read once, one at a time. chained: each goes on where the sequences of the one before ended, so that
@@ -272,14 +325,20 @@ class Reservoir(nn.Module):
         self.forget()
         state = None
         for part in batches:
-            if not isinstance(part, Batch) and not (isinstance(part, tuple | list) and 2 <= len(part) <= 3):
-                raise KindError(f"fit expects batches (u, y), (u, y, lengths) or co.Batch; got {type(part).__name__}.")
+            if not isinstance(part, Batch) and not (
+                isinstance(part, tuple | list) and 2 <= len(part) <= 3
+            ):
+                raise KindError(
+                    f"fit expects batches (u, y), (u, y, lengths) or co.Batch; got {type(part).__name__}."
+                )
             b = part if isinstance(part, Batch) else Batch(*part)
             if b.mask is not None or b.weight is not None:
                 raise InputError(
                     "a reservoir's fit knows no mask or weight; leave entries out with lengths= or washout=."
                 )
-            state = self.accumulate(b.u, b.y, b.lengths, state if chained and state is not None else b.x0)
+            state = self.accumulate(
+                b.u, b.y, b.lengths, state if chained and state is not None else b.x0
+            )
         return self.solve()
 
     @torch.no_grad()
@@ -295,17 +354,23 @@ class Reservoir(nn.Module):
         return self.predict(u, lengths, x0).argmax(-1)
 
     @torch.no_grad()
-    def score(self, u: Sequences, y: Tensor, lengths: Any = None, x0: Tensor | None = None) -> float:
+    def score(
+        self, u: Sequences, y: Tensor, lengths: Any = None, x0: Tensor | None = None
+    ) -> float:
         """The share of classes that are right, or R^2 = 1 - |y_hat - y|^2 / |y - mean|^2 (the normalised root mean square
         error is sqrt(1 - R^2))."""
         x, y = self._examples(self.network(u, lengths, x0), y, x0 is not None)
         found = self.read(x)
         if not y.is_floating_point():
             return float((found.argmax(-1) == y).double().mean())
-        return float(1 - (found - y).double().square().sum() / (y - y.mean(0)).double().square().sum())
+        return float(
+            1 - (found - y).double().square().sum() / (y - y.mean(0)).double().square().sum()
+        )
 
     @torch.no_grad()
-    def generate(self, u: Sequences, steps: int, lengths: Any = None, x0: Tensor | None = None) -> Tensor:
+    def generate(
+        self, u: Sequences, steps: int, lengths: Any = None, x0: Tensor | None = None
+    ) -> Tensor:
         """Read u, then feed each output back as the next input: the `steps` values that follow, [steps, B, outputs]."""
         net = self.network
         if net.inputs != net.outputs:
@@ -319,11 +384,18 @@ class Reservoir(nn.Module):
             x = net.advance(out[-1], x)
             out.append(self.read(x))
             if not torch.isfinite(out[-1]).all():
-                raise NumericalError(f"the series leaves the range of {str(x.dtype)[6:]} after {t} steps; raise ridge.")
+                raise NumericalError(
+                    f"the series leaves the range of {str(x.dtype)[6:]} after {t} steps; raise ridge."
+                )
         return torch.stack(out)
 
     def costates(
-        self, u: Sequences, y: Tensor, loss: LossLike = "squared", lengths: Any = None, x0: Tensor | None = None
+        self,
+        u: Sequences,
+        y: Tensor,
+        loss: LossLike = "squared",
+        lengths: Any = None,
+        x0: Tensor | None = None,
     ) -> Costates:
         """lam_t = dL/dx_t through the fitted readout, whatever its expansion; washed out steps have no loss."""
         net = self.network
@@ -334,7 +406,11 @@ class Reservoir(nn.Module):
             y = self._values(y).to(net.V)
         mask = None
         if net.readout == "every" and self.washout and x0 is None:
-            mask = (torch.arange(T, device=net.V.device) >= self.washout)[:, None].expand(T, B).to(net.V)
+            mask = (
+                (torch.arange(T, device=net.V.device) >= self.washout)[:, None]
+                .expand(T, B)
+                .to(net.V)
+            )
         if self.expansion == "linear" and self.fitted:
             return run.costates(loss, y, mask=mask)
         if not run.run.x.requires_grad:  # a graph from x0 on, for the readout's own derivative
@@ -372,5 +448,7 @@ class Reservoir(nn.Module):
             counts = counts.to(run.x.device)
             x, y = run.x[1:][counts], y[counts]
         if y.is_floating_point() and not torch.isfinite(y).all():
-            raise InputError("the target y holds NaN or inf on steps that count; clean it, or shorten with lengths=.")
+            raise InputError(
+                "the target y holds NaN or inf on steps that count; clean it, or shorten with lengths=."
+            )
         return x, y

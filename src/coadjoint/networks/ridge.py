@@ -43,7 +43,9 @@ def solved(F: Tensor, outputs: int, alpha: float, constant: bool = True) -> tupl
 def one_hot(y: Tensor, outputs: int) -> Tensor:
     """Class numbers as ones among zeros, [..., outputs]."""
     if y.numel() and not (int(y.min()) >= 0 and int(y.max()) < outputs):
-        raise InputError(f"classes must lie in 0..{outputs - 1}; got {int(y.min())}..{int(y.max())}.")
+        raise InputError(
+            f"classes must lie in 0..{outputs - 1}; got {int(y.min())}..{int(y.max())}."
+        )
     return nn.functional.one_hot(y.long(), outputs)
 
 
@@ -89,9 +91,13 @@ class Ridge:
         if judge.weight is not None:
             w = w * judge.counting(judge.weight)
         if (w < 0).any():
-            raise InputError("ridge regression takes no negative weights: of samples, or in a mask.")
+            raise InputError(
+                "ridge regression takes no negative weights: of samples, or in a mask."
+            )
         known = [judge.counting(h), self.targets(judge.counting(judge.y)).to(h)]
-        table = torch.cat([*([] if net.b_o is None else [torch.ones_like(h[: len(at), :1])]), *known], 1)
+        table = torch.cat(
+            [*([] if net.b_o is None else [torch.ones_like(h[: len(at), :1])]), *known], 1
+        )
         if len(table):
             self.state["factor"] = gathered(self.state.get("factor"), w.sqrt()[:, None] * table)
         return self
@@ -117,5 +123,7 @@ class Ridge:
             return one_hot(y, n)
         y = y[:, None] if y.dim() == 1 and n == 1 else y
         if y.shape[1:] != (n,):
-            raise InputError(f"the targets y end in {list(y.shape[1:])}; expected {n} entries, as there are outputs.")
+            raise InputError(
+                f"the targets y end in {list(y.shape[1:])}; expected {n} entries, as there are outputs."
+            )
         return 2 * y.double() - 1 if net.output == "sigmoid" else y

@@ -44,7 +44,8 @@ from .stack import Kind, Layers, accepted, built
 
 LAYERS = 1000  # the most
 STEPWISE = Choice(
-    "autograd", "a decoder takes one step at a time; the layers of `net.encoder` have engines of their own."
+    "autograd",
+    "a decoder takes one step at a time; the layers of `net.encoder` have engines of their own.",
 )
 
 
@@ -130,7 +131,9 @@ class Translation(Laid):
     def alignment(self) -> Tensor:
         return self.greedy.alignment
 
-    def loss(self, loss: LossLike, y: Any = None, *, mask: Tensor | None = None, reduce: str = "sum") -> Tensor:
+    def loss(
+        self, loss: LossLike, y: Any = None, *, mask: Tensor | None = None, reduce: str = "sum"
+    ) -> Tensor:
         """The loss of each sample under teacher forcing, [B].
 
         loss    a name, a Loss or a function of (y_hat, y) on the tokens that count
@@ -140,11 +143,15 @@ class Translation(Laid):
         """
         return self._forced(self.h, loss, y, mask, reduce)[2]
 
-    def _forced(self, h: Tensor, loss: LossLike, y: Any, mask: Any, reduce: str) -> tuple[Hearing, Judge, Tensor]:
+    def _forced(
+        self, h: Tensor, loss: LossLike, y: Any, mask: Any, reduce: str
+    ) -> tuple[Hearing, Judge, Tensor]:
         """The decoder's run beside y from the encoder's h, and the loss of each sample."""
         net = self.network
         if isinstance(loss, Tensor):
-            raise KindError("the loss of a decoder is a name, a Loss or a function of (y_hat, y); got a tensor.")
+            raise KindError(
+                "the loss of a decoder is a name, a Loss or a function of (y_hat, y); got a tensor."
+            )
         y, layout = net.targets(y, self.layout.rows.B, h.device)
         mask = None if mask is None else torch.as_tensor(mask)[: len(y)]
         run = net.follow(layout, y, net.remember(self.layout, h, layout))
@@ -152,7 +159,9 @@ class Translation(Laid):
         judge = Judge.of(net.decoder, layout, loss, y, mask, reduce, pre)
         return run, judge, judge.losses(pre)
 
-    def costates(self, loss: LossLike, y: Any = None, *, mask: Tensor | None = None, reduce: str = "sum") -> Recorded:
+    def costates(
+        self, loss: LossLike, y: Any = None, *, mask: Tensor | None = None, reduce: str = "sum"
+    ) -> Recorded:
         """lam_t = dL/dx_t of each sample's own loss, for every layer and direction of the encoder, then dL/ds_t for the
         decoder: `select(module="encoder")`, `select(module="decoder")`. Arguments as in `loss`. Differentiable."""
         refuse_transforms()
@@ -163,11 +172,17 @@ class Translation(Laid):
                     "this run was made without gradients (torch.no_grad), and what was dropped in it is not known: run the "
                     "network with gradients, or after net.eval()."
                 )
-            levels = self.levels if self.h.requires_grad else net.encoder.run(self.layout, self.inputs, self.x0)
+            levels = (
+                self.levels
+                if self.h.requires_grad
+                else net.encoder.run(self.layout, self.inputs, self.x0)
+            )
             h = levels[-1].y
             run, judge, value = self._forced(h, loss, y, mask, reduce)
             if not value.requires_grad:
-                raise InputError("the loss does not depend on what the decoder says: it has no costates.")
+                raise InputError(
+                    "the loss does not depend on what the decoder says: it has no costates."
+                )
             s, g = torch.autograd.grad(value.sum(), [run.run.x, h], create_graph=again)
         value, rows = value if again else value.detach(), judge.layout.rows
         on = torch.ones_like(s[:, 0], dtype=torch.bool)
@@ -256,7 +271,9 @@ class EncoderDecoder(SequenceNet):
         if layers > LAYERS:
             raise InputError(f"layers must be at most {LAYERS:,}; got {layers:,}.")
         if not isinstance(outputs, int) or isinstance(outputs, bool) or outputs < 2:
-            raise InputError(f"outputs is the number of tokens, one at least and the end; got {brief(outputs)}.")
+            raise InputError(
+                f"outputs is the number of tokens, one at least and the end; got {brief(outputs)}."
+            )
         positive(outputs=outputs)
         kinds: list[Any] = list(cell) if isinstance(cell, list | tuple) else [cell] * layers
         if isinstance(cell, list | tuple) and layers not in (1, len(cell)):
@@ -269,9 +286,13 @@ class EncoderDecoder(SequenceNet):
                 "a module is one recurrence: its weights would be those of encoder and decoder. Give decoder=."
             )
         options |= {} if activation is None else {"activation": activation}
-        own = lambda *of: {name: y for name, y in options.items() if any(name in accepted(kind) for kind in of)}
+        own = lambda *of: {
+            name: y for name, y in options.items() if any(name in accepted(kind) for kind in of)
+        }
         if unknown := options.keys() - own(*kinds, last):
-            raise KindError(f"neither encoder nor decoder has an option {', '.join(sorted(unknown))}.")
+            raise KindError(
+                f"neither encoder nor decoder has an option {', '.join(sorted(unknown))}."
+            )
         check_make(dtype, device)
         make: dict[str, Any] = {"dtype": dtype or torch.get_default_dtype(), "device": device}
         common = {"structure": structure, "bias": bias, **make}
@@ -291,7 +312,9 @@ class EncoderDecoder(SequenceNet):
                 f"cell '{self.decoder.cell.name}' is given data by the steps of a whole sequence, and a decoder does not know "
                 "how long its own will be. Use another cell for the decoder."
             )
-        self.E = nn.Embedding(outputs, m, **make)  # the last is the beginning: no step reads the end
+        self.E = nn.Embedding(
+            outputs, m, **make
+        )  # the last is the beginning: no step reads the end
         self.S = nn.Linear(E, self.decoder.n, bias, **make)
         self.C = nn.Linear(E, outputs, bias=False, **make)
         if attention:
@@ -333,14 +356,19 @@ class EncoderDecoder(SequenceNet):
             return self(batch.u, batch.lengths, batch.x0)
         refuse_wrapped(self)
         layout, rows_u = lay_out(batch.u, batch.lengths, self.inputs, self.like)
-        return Translation(self, layout, rows_u, batch.x0, self.encoder.run(layout, rows_u, batch.x0))
+        return Translation(
+            self, layout, rows_u, batch.x0, self.encoder.run(layout, rows_u, batch.x0)
+        )
 
     def remember(self, layout: Layout, h: Tensor, order: Layout | None) -> Memory:
         """What the decoder reads of step rows h, its samples in the order of the rows it will run over."""
         rows, ahead = layout.rows, h.shape[1] // (1 + self.encoder.bidirectional)
         sort = lambda y: y if order is None else order.sort(y)
         last = rows.last(pad(h, (0, 0, rows.B, 0)))
-        ends = [last[:, :ahead], h[: rows.B, ahead:]]  # the reverse direction ends at the first step
+        ends = [
+            last[:, :ahead],
+            h[: rows.B, ahead:],
+        ]  # the reverse direction ends at the first step
         end = sort(layout.unsort(torch.cat(ends, 1)))
         if not self.attention:
             return Memory(end)
@@ -400,15 +428,21 @@ class EncoderDecoder(SequenceNet):
         """y [U, B], checked, without steps that are padding for all, and how its samples lie in rows."""
         K = self.outputs - 1
         if y is None:
-            raise InputError("a decoder learns from what it should have said: pass y, tokens [U, B].")
+            raise InputError(
+                "a decoder learns from what it should have said: pass y, tokens [U, B]."
+            )
         y = tensor_of("y", y).to(device)
         if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
             raise KindError(f"y must hold tokens, whole numbers; got {y.dtype}.")
         if y.dim() != 2 or y.shape[1] != B:
-            raise InputError(f"y has shape {list(y.shape)}; expected tokens [U, {B}], time-major, for {B} samples.")
+            raise InputError(
+                f"y has shape {list(y.shape)}; expected tokens [U, {B}], time-major, for {B} samples."
+            )
         y = y.long()
         t, n = torch.arange(len(y), device=device)[:, None], (y == K).long().cumsum(0).eq(0).sum(0)
-        right = torch.where(t < n, (y >= 0) & (y < K), torch.where(t == n, y == K, y == -1)).all(0) & (n < len(y))
+        right = torch.where(t < n, (y >= 0) & (y < K), torch.where(t == n, y == K, y == -1)).all(
+            0
+        ) & (n < len(y))
         if not right.all():
             j = int((~right).nonzero()[0, 0])
             raise InputError(

@@ -30,7 +30,17 @@ from ..sweeps.engines import Choice
 from ..sweeps.layout import Layout, check_like, lay_out
 from ..sweeps.wrappers import refuse_wrapped
 from .judge import Answers
-from .layers import DIRECTIONS, Layer, Level, Piece, Recorded, attached, down, pulled, refuse_transforms
+from .layers import (
+    DIRECTIONS,
+    Layer,
+    Level,
+    Piece,
+    Recorded,
+    attached,
+    down,
+    pulled,
+    refuse_transforms,
+)
 from .readout import DROPPED, Readout, check_dropout, drawn
 from .recurrence import Recurrence, positive
 
@@ -56,7 +66,9 @@ class Layers(nn.Module):
     ) -> None:
         super().__init__()
         if isinstance(kinds, str) or not isinstance(kinds, Sequence) or not kinds:
-            raise KindError(f"a stack is made of a list of cells, from the input up; got {kinds!r}.")
+            raise KindError(
+                f"a stack is made of a list of cells, from the input up; got {kinds!r}."
+            )
         if not isinstance(hidden, int | list | tuple):
             raise KindError(f"hidden is a whole number, or a list of them; got {hidden!r}.")
         for word, value in (("bidirectional", bidirectional), ("residual", residual)):
@@ -65,9 +77,15 @@ class Layers(nn.Module):
         units = [hidden] * len(kinds) if isinstance(hidden, int) else list(hidden)
         positive(inputs=inputs, **{f"hidden[{i}]": d for i, d in enumerate(units)})
         if len(units) != len(kinds):
-            raise InputError(f"{len(kinds)} layers have hidden={hidden!r}; expected one number, or one for each layer.")
+            raise InputError(
+                f"{len(kinds)} layers have hidden={hidden!r}; expected one number, or one for each layer."
+            )
         dropout = check_dropout(dropout, "what layers hand on")
-        common = {k: given.pop(k) for k in ("x0", "bias", "structure", "engine", "dtype", "device") if k in given}
+        common = {
+            k: given.pop(k)
+            for k in ("x0", "bias", "structure", "engine", "dtype", "device")
+            if k in given
+        }
         options = given if activation is None else {"activation": activation, **given}
         unknown = [name for name in options if not any(name in accepted(kind) for kind in kinds)]
         if unknown:
@@ -112,7 +130,10 @@ class Layers(nn.Module):
             raise InputError(
                 f"x0 has shape {list(x0.shape)}; expected [{B}, {self.n}] or [{self.n}]: all layers' states."
             )
-        return [layer.start(y, B) for layer, y in zip(self, x0.split([layer.n for layer in self], -1), strict=True)]
+        return [
+            layer.start(y, B)
+            for layer, y in zip(self, x0.split([layer.n for layer in self], -1), strict=True)
+        ]
 
     def run(self, layout: Layout, u: Tensor, x0: Tensor | None) -> list[Level]:
         """The levels over step rows u."""
@@ -121,7 +142,11 @@ class Layers(nn.Module):
             y = attached(y)  # costates exist where nothing is trained, too
         found: list[Level] = []
         for i, level in enumerate(self.grid):
-            z = y * drawn(self.dropout, y.shape, y) if self.dropout and self.training and i > 0 else y
+            z = (
+                y * drawn(self.dropout, y.shape, y)
+                if self.dropout and self.training and i > 0
+                else y
+            )
             pieces, heads = [], []
             for layer, direction in zip(level, DIRECTIONS, strict=False):
                 turned = direction == "reverse"
@@ -137,7 +162,9 @@ class Layers(nn.Module):
     def lasts(self, found: Sequence[Level]) -> list[list[Tensor]]:
         """What each layer shows after its last step, by level and direction."""
         both = zip(self.grid, found, strict=True)
-        return [[layer.shown(p.run.last) for layer, p in zip(m, f.pieces, strict=True)] for m, f in both]
+        return [
+            [layer.shown(p.run.last) for layer, p in zip(m, f.pieces, strict=True)] for m, f in both
+        ]
 
     def end(self, found: Sequence[Level]) -> Tensor:
         """y^L after the last step of each direction, [B, sizes[-1]] in the rows' order: for the reverse one, that is the
@@ -192,14 +219,15 @@ class Ascent(Answers):
 
     def __repr__(self) -> str:
         rows = self.layout.rows
-        return (
-            f"<Ascent of {rows.B} samples, T = {rows.T}, {len(self.levels)} layers, readout {self.network.readout!r}>"
-        )
+        return f"<Ascent of {rows.B} samples, T = {rows.T}, {len(self.levels)} layers, readout {self.network.readout!r}>"
 
     @functools.cached_property
     def layers(self) -> list[dict[str, Passage]]:
         name = lambda l, p: Layer(self.layout, p.run, p.hidden, "", 0, l, DIRECTIONS[p.turned])
-        return [{DIRECTIONS[p.turned]: name(l, p) for p in level.pieces} for l, level in enumerate(self.levels)]
+        return [
+            {DIRECTIONS[p.turned]: name(l, p) for p in level.pieces}
+            for l, level in enumerate(self.levels)
+        ]
 
     @property
     def states(self) -> Tensor:
@@ -208,10 +236,17 @@ class Ascent(Answers):
 
     @functools.cached_property
     def state(self) -> Tensor:
-        return self.layout.unsort(torch.cat([p.run.last for level in self.levels for p in level.pieces], 1))
+        return self.layout.unsort(
+            torch.cat([p.run.last for level in self.levels for p in level.pieces], 1)
+        )
 
     def costates(
-        self, loss: LossLike | Tensor, y: Any = None, *, mask: Tensor | None = None, reduce: str = "sum"
+        self,
+        loss: LossLike | Tensor,
+        y: Any = None,
+        *,
+        mask: Tensor | None = None,
+        reduce: str = "sum",
     ) -> Recorded:
         """lam_t = dL/dx_t of each sample's own loss, for every layer and direction, from the first layer on; arguments as in
         `loss`. Differentiable, for penalties."""
@@ -225,11 +260,16 @@ class Ascent(Answers):
             )
         (g,) = pulled([value], [self.looked_at], [torch.ones_like(value)], again)
         if g is None:
-            raise InputError("the loss does not depend on the states of this run, but on something else.")
+            raise InputError(
+                "the loss does not depend on the states of this run, but on something else."
+            )
         steps, last = (g, None) if net.by_steps else (None, g)
         value = value if again else value.detach()
         where = lambda layer, direction: ("", 0, layer, direction)
-        return Recorded(down(self.layout, self.levels, steps, net.layers.by_last(last), value, again, where), value)
+        return Recorded(
+            down(self.layout, self.levels, steps, net.layers.by_last(last), value, again, where),
+            value,
+        )
 
 
 class Stack(Readout):
@@ -281,7 +321,11 @@ class Stack(Readout):
         positive(inputs=inputs, outputs=outputs)
         if beta is not None and not str(readout).startswith("tilted"):
             options["beta"], beta = beta, None
-        self.inputs, self.outputs, self.dropout = inputs, outputs, check_dropout(dropout, "what is handed on")
+        self.inputs, self.outputs, self.dropout = (
+            inputs,
+            outputs,
+            check_dropout(dropout, "what is handed on"),
+        )
         self.layers = Layers(
             cells, inputs=inputs, hidden=hidden, bidirectional=bidirectional, residual=residual, dropout=dropout,
             activation=activation, x0=x0, bias=bias, structure=structure, engine=engine, dtype=dtype, device=device, **options,

@@ -19,4 +19,15 @@ from .layers import Layers
 from .modules import GRU, LSTM, RNN, replace
 from .recording import Tape, record
 
-__all__ = ["GRU", "LSTM", "RNN", "GRUCell", "LSTMCell", "Layers", "RNNCell", "Tape", "record", "replace"]
+__all__ = [
+    "GRU",
+    "LSTM",
+    "RNN",
+    "GRUCell",
+    "LSTMCell",
+    "Layers",
+    "RNNCell",
+    "Tape",
+    "record",
+    "replace",
+]

@@ -13,7 +13,18 @@ from ..sweeps.affine import affine
 from ..sweeps.pointers import insist_on_memory
 from ..sweeps.rows import equal
 from ..sweeps.torch_internals import autocast_is_on
-from .frame import FORMULAS, Frame, bias, check_input, check_weights, formula, inside, parted, run, seen_as_operators
+from .frame import (
+    FORMULAS,
+    Frame,
+    bias,
+    check_input,
+    check_weights,
+    formula,
+    inside,
+    parted,
+    run,
+    seen_as_operators,
+)
 
 
 class CellModule(nn.RNNCellBase):
@@ -43,7 +54,9 @@ class CellModule(nn.RNNCellBase):
             u, states = u.to(self.weight_hh.dtype), [y.to(self.weight_hh.dtype) for y in states]
         B = len(u)
         if not torch.compiler.is_compiling():
-            insist_on_memory([("the input", u), *(("hx", y) for y in states), *self.named_parameters()])
+            insist_on_memory(
+                [("the input", u), *(("hx", y) for y in states), *self.named_parameters()]
+            )
         frame = Frame(1, B, None if B == 0 or seen_as_operators(u, self.weight_hh) else equal(1, B))
         x0 = torch.cat(states or [u.new_zeros(B, self.hidden_size)] * self.slots, 1)
         if B == 0:
@@ -72,9 +85,13 @@ class CellModule(nn.RNNCellBase):
                 )
             if y.dim() != input.dim() or (y.dim() == 2 and len(y) != len(input)):
                 sizes = [len(t) if t.dim() == 2 else "none" for t in (input, y)]
-                raise RuntimeError(f"Input batch size {sizes[0]} doesn't match hidden{i} batch size {sizes[1]}")
+                raise RuntimeError(
+                    f"Input batch size {sizes[0]} doesn't match hidden{i} batch size {sizes[1]}"
+                )
         if input.shape[-1] != self.input_size:
-            raise RuntimeError(f"input has inconsistent input_size: got {input.shape[-1]} expected {self.input_size}")
+            raise RuntimeError(
+                f"input has inconsistent input_size: got {input.shape[-1]} expected {self.input_size}"
+            )
         if not autocast_is_on():
             for y in (input, *states):
                 if y.dtype != self.weight_hh.dtype:

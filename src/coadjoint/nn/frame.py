@@ -39,13 +39,17 @@ HALF = (
 )
 
 
-def formula(mode: str, peephole: bool = False, dropout: bool = False, zoneout: bool = False) -> tuple[Cell, str]:
+def formula(
+    mode: str, peephole: bool = False, dropout: bool = False, zoneout: bool = False
+) -> tuple[Cell, str]:
     """The cell of a module, and its name in compiled programs."""
     name = mode + " peephole" * peephole + " dropout" * dropout + " zoneout" * zoneout
     if name not in opaque.KNOWN:
         base = library.peephole if peephole else FORMULAS[mode]
         opaque.KNOWN[name] = library.noisy(base, dropout, zoneout) if dropout or zoneout else base
-        _ = opaque.KNOWN[name].side  # before torch.compile looks on: it does not enter the lock of a cached property
+        _ = opaque.KNOWN[
+            name
+        ].side  # before torch.compile looks on: it does not enter the lock of a cached property
     return opaque.KNOWN[name], name
 
 
@@ -111,7 +115,11 @@ class Frame:
 
     def apart(self, y: Tensor) -> Tensor:
         """A copy, so that whoever changes it leaves the sweep's states alone; inductor takes torch's own copies for spare."""
-        return y.clone(memory_format=torch.contiguous_format) if self.rows is not None else opaque.own(y)
+        return (
+            y.clone(memory_format=torch.contiguous_format)
+            if self.rows is not None
+            else opaque.own(y)
+        )
 
     def spread(self, y: Tensor) -> Tensor:
         """What samples have, [B, .], for each of their steps."""

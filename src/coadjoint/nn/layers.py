@@ -45,7 +45,15 @@ from .replay import Replays
 INITS = {"torch": None, "orthogonal": orthogonal_, "identity": identity_}
 PEEPHOLES = ("weight_pi", "weight_pf", "weight_po")
 NORMS = ("gain_ih", "gain_hh", "gain_c", "shift_c")
-NAMES = ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr", *PEEPHOLES, *NORMS)  # of a layer's parameters
+NAMES = (
+    "weight_ih",
+    "weight_hh",
+    "bias_ih",
+    "bias_hh",
+    "weight_hr",
+    *PEEPHOLES,
+    *NORMS,
+)  # of a layer's parameters
 
 
 class Layers(nn.RNNBase):
@@ -91,7 +99,11 @@ class Layers(nn.RNNBase):
             )
         noisy = self.recurrent_dropout > 0 or max(self.zoneout) > 0
         for wrong, reason, out in (
-            (self.proj_size and noisy, "a projected state has no units that a mask could meet", "Leave out proj_size"),
+            (
+                self.proj_size and noisy,
+                "a projected state has no units that a mask could meet",
+                "Leave out proj_size",
+            ),
             (
                 layer_norm and (noisy or peephole or self.proj_size),
                 "layer_norm=True has equations of its own",
@@ -104,14 +116,25 @@ class Layers(nn.RNNBase):
             ),
         ):
             if wrong:
-                raise Unsupported(f"these options cannot be had together: {reason}. {out}, or the others.")
-        make: dict[str, Any] = {"device": self.weight_hh_l0.device, "dtype": self.weight_hh_l0.dtype}
+                raise Unsupported(
+                    f"these options cannot be had together: {reason}. {out}, or the others."
+                )
+        make: dict[str, Any] = {
+            "device": self.weight_hh_l0.device,
+            "dtype": self.weight_hh_l0.dtype,
+        }
         extra = [*(PEEPHOLES if peephole else ()), *(self.norms if layer_norm else ())]
         for suffix in self.suffixes:
             for name in extra:
-                size = self.weight_hh_l0.shape[0] if name in ("gain_ih", "gain_hh") else self.hidden_size
+                size = (
+                    self.weight_hh_l0.shape[0]
+                    if name in ("gain_ih", "gain_hh")
+                    else self.hidden_size
+                )
                 self.register_parameter(name + suffix, nn.Parameter(torch.empty(size, **make)))
-        self._held = [n + suffix for suffix in self.suffixes for n in NAMES if hasattr(self, n + suffix)]
+        self._held = [
+            n + suffix for suffix in self.suffixes for n in NAMES if hasattr(self, n + suffix)
+        ]
         self._replays = Replays()
         self.engine = engine
         _ = self.engine
@@ -122,14 +145,20 @@ class Layers(nn.RNNBase):
     @property
     def suffixes(self) -> list[str]:
         """Of the parameters of each layer in each direction."""
-        return [f"_l{k}{s}" for k in range(self.num_layers) for s in ("", "_reverse")[: 1 + self.bidirectional]]
+        return [
+            f"_l{k}{s}"
+            for k in range(self.num_layers)
+            for s in ("", "_reverse")[: 1 + self.bidirectional]
+        ]
 
     @property
     def engine(self) -> Choice:
         """The engine that runs this module where it is now; `.why` says why. Assign a name to ask for another."""
         if self.layer_norm:
             return Choice("autograd", "layer_norm=True is not elementwise over units")
-        return engines.resolve(self._engine, formula(self.mode, self.peephole)[0], self.weight_hh_l0.device.type)
+        return engines.resolve(
+            self._engine, formula(self.mode, self.peephole)[0], self.weight_hh_l0.device.type
+        )
 
     @engine.setter
     def engine(self, name: str) -> None:
@@ -202,7 +231,9 @@ class Layers(nn.RNNBase):
     def from_torch(cls, module: nn.RNNBase, **extras: Any) -> Any:
         """This module with the weights of torch.nn's; extras: engine=, recurrent_dropout=, zoneout=, ..."""
         if not isinstance(module, cls.torch_class):
-            raise KindError(f"expected a torch.nn.{cls.torch_class.__name__}; got {type(module).__name__}.")
+            raise KindError(
+                f"expected a torch.nn.{cls.torch_class.__name__}; got {type(module).__name__}."
+            )
         W = module.weight_hh_l0
         options = {name: getattr(module, name) for name in cls.arguments}
         made = cls(**options, **extras, device=W.device, dtype=W.dtype)
@@ -212,9 +243,16 @@ class Layers(nn.RNNBase):
         return made.train(module.training)
 
     def extra_repr(self) -> str:
-        more = {**self.extras, "init": self.init, "forget_bias": self.forget_bias, "engine": self._engine}
+        more = {
+            **self.extras,
+            "init": self.init,
+            "forget_bias": self.forget_bias,
+            "engine": self._engine,
+        }
         usual = {"init": "torch", "forget_bias": None, "engine": "auto"}
-        return super().extra_repr() + "".join(f", {n}={v!r}" for n, v in more.items() if v != usual.get(n, ()))
+        return super().extra_repr() + "".join(
+            f", {n}={v!r}" for n, v in more.items() if v != usual.get(n, ())
+        )
 
     def forward(self, input: Any, hx: Any = None) -> Any:
         """As torch.nn's: (output, h_n), of an LSTM (output, (h_n, c_n))."""
@@ -233,7 +271,9 @@ class Layers(nn.RNNBase):
             compute = self._replayed
         if autocast_is_on():
             with torch.autocast(W.device.type, enabled=False):
-                h, last, levels = compute(frame, u.to(W.dtype), [y.to(W.dtype) for y in states], held)
+                h, last, levels = compute(
+                    frame, u.to(W.dtype), [y.to(W.dtype) for y in states], held
+                )
         else:
             h, last, levels = compute(frame, u, states, held)
         single = packed is None and input.dim() == 2
@@ -257,17 +297,23 @@ class Layers(nn.RNNBase):
         """What torch.compile is not asked to look into."""
         return self.forward(input, hx)
 
-    def _arranged(self, input: Any, hx: Any) -> tuple[Frame, Tensor, list[Tensor], PackedSequence | None]:
+    def _arranged(
+        self, input: Any, hx: Any
+    ) -> tuple[Frame, Tensor, list[Tensor], PackedSequence | None]:
         """-> (frame, the input's rows [N, inputs], [h_0, c_0] each [layers, B, .] or none, the input if it is packed)"""
         name = self.torch_class.__name__
         packed = input if isinstance(input, PackedSequence) else None
         u: Any = input if packed is None else packed.data
         if not isinstance(u, Tensor):
-            raise KindError(f"{name}: expected a tensor or a PackedSequence; got {type(input).__name__}.")
+            raise KindError(
+                f"{name}: expected a tensor or a PackedSequence; got {type(input).__name__}."
+            )
         W = self.weight_hh_l0
         check_input(u, W)
         if packed is None and u.dim() not in (2, 3):
-            raise ValueError(f"{name}: Expected input to be 2D or 3D, got {u.dim()}D tensor instead")
+            raise ValueError(
+                f"{name}: Expected input to be 2D or 3D, got {u.dim()}D tensor instead"
+            )
         single = packed is None and u.dim() == 2
         u = u.unsqueeze(0 if self.batch_first else 1) if single else u
         states = self._states(hx, single)
@@ -281,7 +327,9 @@ class Layers(nn.RNNBase):
         u = u.transpose(0, 1) if self.batch_first else u
         T, B = u.shape[:2]
         if T == 0:
-            raise InputError(f"{name}: Expected sequence length to be larger than 0 in RNN; got an input of no steps.")
+            raise InputError(
+                f"{name}: Expected sequence length to be larger than 0 in RNN; got an input of no steps."
+            )
         u = u.flatten(0, 1)
         by_steps = self.layer_norm or self._engine == "autograd"
         operator = seen_as_operators(u, W) and not by_steps
@@ -294,13 +342,17 @@ class Layers(nn.RNNBase):
         states = list(hx) if self.slots > 1 and isinstance(hx, tuple | list) else [hx]
         if len(states) != self.slots or not all(isinstance(y, Tensor) for y in states):
             what = "a tuple (h_0, c_0)" if self.slots > 1 else "a tensor"
-            raise KindError(f"{self.torch_class.__name__}: hx must be {what}; got {type(hx).__name__}.")
+            raise KindError(
+                f"{self.torch_class.__name__}: hx must be {what}; got {type(hx).__name__}."
+            )
         dim = 2 if single else 3
         for y in states:
             dense("hx", y)
             if y.dim() != dim:
                 kind = "unbatched 2-D" if single else "batched 3-D"
-                raise RuntimeError(f"For {kind} input, hx should also be {dim}-D but got {y.dim()}-D tensor")
+                raise RuntimeError(
+                    f"For {kind} input, hx should also be {dim}-D but got {y.dim()}-D tensor"
+                )
         return [y.unsqueeze(1) for y in states] if single else states
 
     def _check(self, u: Tensor, states: list[Tensor], sizes: Tensor | None) -> None:
@@ -309,7 +361,11 @@ class Layers(nn.RNNBase):
         expected = self.get_expected_hidden_size(u, sizes)
         sizes_of = [expected, (*expected[:2], self.hidden_size)]
         for i, y in enumerate(states):
-            which = f"Expected hidden[{i}] size {{}}, got {{}}" if self.slots > 1 else "Expected hidden size {}, got {}"
+            which = (
+                f"Expected hidden[{i}] size {{}}, got {{}}"
+                if self.slots > 1
+                else "Expected hidden size {}, got {}"
+            )
             self.check_hidden_size(y, sizes_of[i], which)
             if y.device != u.device or (y.dtype != u.dtype and not autocast_is_on()):
                 raise InputError(
@@ -322,14 +378,26 @@ class Layers(nn.RNNBase):
         """An empty batch has outputs of the right shape and a gradient of zero."""
         zero = sum(p.sum() for p in self.parameters()) * u.sum() * 0
         D, H = 1 + self.bidirectional, self.proj_size or self.hidden_size
-        last = [zero.new_zeros(self.num_layers * D, 0, n) + zero for n in (H, self.hidden_size)[: self.slots]]
+        last = [
+            zero.new_zeros(self.num_layers * D, 0, n) + zero
+            for n in (H, self.hidden_size)[: self.slots]
+        ]
         return zero.new_zeros(0, D * H) + zero, last, None
 
     def _repeats(self, frame: Frame, u: Tensor) -> bool:
         """May a call be replayed as a CUDA graph? On a GPU, where nothing is drawn and nobody asks for costates."""
-        if not u.is_cuda or frame.rows is None or not frame.rows.uniform or frame.recorded or self.layer_norm:
+        if (
+            not u.is_cuda
+            or frame.rows is None
+            or not frame.rows.uniform
+            or frame.recorded
+            or self.layer_norm
+        ):
             return False
-        return not (self.training and (self.dropout > 0 or self.recurrent_dropout > 0 or max(self.zoneout) > 0))
+        return not (
+            self.training
+            and (self.dropout > 0 or self.recurrent_dropout > 0 or max(self.zoneout) > 0)
+        )
 
     def _replayed(
         self, frame: Frame, u: Tensor, states: list[Tensor], held: dict[str, Tensor]
@@ -337,7 +405,9 @@ class Layers(nn.RNNBase):
         """The layers by a CUDA graph, from the third call of one shape on."""
 
         def compute(data: Sequence[Tensor], weights: Sequence[Tensor]) -> list[Tensor]:
-            h, last, _ = self._layers(frame, data[0], list(data[1:]), dict(zip(held, weights, strict=True)))
+            h, last, _ = self._layers(
+                frame, data[0], list(data[1:]), dict(zip(held, weights, strict=True))
+            )
             return [h, *last]
 
         key = frame.T, frame.B, self.training, self._engine
@@ -386,7 +456,9 @@ class Layers(nn.RNNBase):
             return None
         engine = engines.load(self.engine)
         shares = getattr(engine, "shares", None)
-        alone = shares is None or not shares(formula(self.mode, self.peephole)[0], self.hidden_size, frame.B, u)
+        alone = shares is None or not shares(
+            formula(self.mode, self.peephole)[0], self.hidden_size, frame.B, u
+        )
         return None if alone else torch.cuda.Stream(u.device)
 
     def _direction(
@@ -412,7 +484,11 @@ class Layers(nn.RNNBase):
             cell, name = formula(self.mode, self.peephole, *noise)
             v = affine(frame.rows, u, R, b)
             base, side = parted(cell, v)
-            p = torch.cat([own(w[n]) for n in PEEPHOLES]) if self.peephole else inside(self.mode, W_h, hh)
+            p = (
+                torch.cat([own(w[n]) for n in PEEPHOLES])
+                if self.peephole
+                else inside(self.mode, W_h, hh)
+            )
             W = W_h
             if project is not None:  # m_0 is unknown, but only W_hh h_0 is asked of it
                 W = W_h @ project

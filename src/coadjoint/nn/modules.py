@@ -32,7 +32,9 @@ class RNN(Layers):
         if "proj_size" in kwargs:
             raise InputError("proj_size argument is only supported for LSTM, not RNN or GRU")
         self.nonlinearity = choose("nonlinearity", nonlinearity, ("tanh", "relu"))
-        super().__init__(f"RNN_{nonlinearity.upper()}", input_size, hidden_size, num_layers, *args, **kwargs)
+        super().__init__(
+            f"RNN_{nonlinearity.upper()}", input_size, hidden_size, num_layers, *args, **kwargs
+        )
 
 
 class LSTM(Layers):
@@ -73,12 +75,19 @@ def replace(model: nn.Module, **extras: Any) -> nn.Module:
     stay valid. Subclasses are left alone. extras: engine=, recurrent_dropout=, zoneout=, ..."""
     if not isinstance(model, nn.Module):
         raise KindError(f"replace expects a torch.nn.Module; got {type(model).__name__}.")
-    kinds = [(m, ours) for m in model.modules() for ours in (RNN, LSTM, GRU) if type(m) is ours.torch_class]
+    kinds = [
+        (m, ours)
+        for m in model.modules()
+        for ours in (RNN, LSTM, GRU)
+        if type(m) is ours.torch_class
+    ]
     made: dict[nn.Module | None, nn.Module] = {m: ours.from_torch(m, **extras) for m, ours in kinds}
     for m, _ in kinds:
         for name, parameter in m.named_parameters():
             setattr(made[m], name, parameter)
-        made[m].__dict__.update({name: held for name, held in m.__dict__.items() if "_hooks" in name})
+        made[m].__dict__.update(
+            {name: held for name, held in m.__dict__.items() if "_hooks" in name}
+        )
     for parent in list(model.modules()):
         for name, child in children(parent):
             if child in made:

@@ -91,7 +91,9 @@ class Tape:
                 "nothing was recorded: call the module inside `with co.record(module) as tape:`, and not through torch.compile."
             )
         if not isinstance(loss, Tensor):
-            raise KindError(f"the loss must be a tensor of one value for each sample; got {type(loss).__name__}.")
+            raise KindError(
+                f"the loss must be a tensor of one value for each sample; got {type(loss).__name__}."
+            )
         sizes = {call.layout.rows.B: None for call in self.calls}
         if loss.numel() not in sizes or loss.dim() > 1:
             what = "a scalar" if loss.dim() == 0 else f"of shape {list(loss.shape)}"
@@ -101,14 +103,22 @@ class Tape:
             )
         refuse_transforms()
         if not loss.requires_grad:
-            raise InputError("the loss does not depend on what was recorded, or gradients were off (torch.no_grad).")
+            raise InputError(
+                "the loss does not depend on what was recorded, or gradients were off (torch.no_grad)."
+            )
         again, device = torch.is_grad_enabled(), loss.device.type
         calls = [call for call in self.calls if call.levels[0].pieces[0].run.x.requires_grad]
         outputs = [y for call in calls for y in (call.output, *call.last)]
         called = {call.module for call in calls}
-        refuse_wrappers(loss, outputs, {m: name for m, name in self.names.items() if name in called})
+        refuse_wrappers(
+            loss, outputs, {m: name for m, name in self.names.items() if name in called}
+        )
         each = torch.ones_like(loss)
-        grads = torch.autograd.grad(loss, outputs, each, True, again, allow_unused=True) if outputs else ()
+        grads = (
+            torch.autograd.grad(loss, outputs, each, True, again, allow_unused=True)
+            if outputs
+            else ()
+        )
         found, items = dict(zip(map(id, outputs), grads, strict=True)), list[Costates]()
         with torch.autocast(device, enabled=False):
             for call in calls:
@@ -137,7 +147,9 @@ def record(module: nn.Module) -> Tape:
             "a compiled module cannot be recorded: its recurrences have one derivative. Record the module that was given to "
             "torch.compile, and call that one."
         )
-    names: dict[nn.Module, str] = {m: name for name, m in module.named_modules() if is_recordable(m)}
+    names: dict[nn.Module, str] = {
+        m: name for name, m in module.named_modules() if is_recordable(m)
+    }
     if not names:
         found = {type(m).__name__ for m in module.modules() if isinstance(m, nn.RNNBase)}
         hint = (
@@ -145,7 +157,9 @@ def record(module: nn.Module) -> Tape:
             if found
             else ""
         )
-        raise InputError(f"there is no co.nn.RNN, LSTM or GRU inside {type(module).__name__}.{hint}")
+        raise InputError(
+            f"there is no co.nn.RNN, LSTM or GRU inside {type(module).__name__}.{hint}"
+        )
     return Tape(names)
 
 
@@ -154,7 +168,9 @@ def is_recordable(module: nn.Module) -> bool:
     return getattr(module, "recordable", False) is True
 
 
-def of_call(call: Call, g: Tensor | None, g_last: Sequence[Tensor | None], loss: Tensor, again: bool) -> list[Costates]:
+def of_call(
+    call: Call, g: Tensor | None, g_last: Sequence[Tensor | None], loss: Tensor, again: bool
+) -> list[Costates]:
     """The costates of a call from the loss's gradient by its outputs."""
     rows = call.layout.rows
     if loss.numel() != rows.B:
@@ -181,7 +197,13 @@ def ends(call: Call, piece: Piece, g_last: Sequence[Tensor | None], i: int) -> T
     B, n = call.layout.rows.B, piece.run.x.shape[1]
     parts: list[Tensor] = []
     for g in g_last:
-        y = piece.run.x.new_zeros(B, piece.hidden) if g is None else call.layout.sort(g.reshape(-1, B, g.shape[-1])[i])
-        parts.append(y @ piece.project if piece.project is not None and g is not None and not parts else y)
+        y = (
+            piece.run.x.new_zeros(B, piece.hidden)
+            if g is None
+            else call.layout.sort(g.reshape(-1, B, g.shape[-1])[i])
+        )
+        parts.append(
+            y @ piece.project if piece.project is not None and g is not None and not parts else y
+        )
     s = torch.cat(parts, 1)
     return pad(s, (0, n - s.shape[1]))

@@ -34,7 +34,11 @@ class Replay:
         self.wanted = [y.requires_grad for y in inputs]
         again = torch.is_grad_enabled() and any(self.wanted)
         gradient = lambda outputs, bars: torch.autograd.grad(
-            outputs, [y for y in inputs if y.requires_grad], bars, retain_graph=True, allow_unused=True
+            outputs,
+            [y for y in inputs if y.requires_grad],
+            bars,
+            retain_graph=True,
+            allow_unused=True,
         )
 
         def rehearse() -> None:
@@ -56,7 +60,9 @@ class Replay:
             with capturing(self.back, stream, pool):
                 found = gradient(outputs, self.bars)
                 self.found = [g for g in found if g is not None]
-                self.flat = torch.cat([g.reshape(-1) for g in self.found])  # one copy hands them all out
+                self.flat = torch.cat(
+                    [g.reshape(-1) for g in self.found]
+                )  # one copy hands them all out
             self.given = [g is not None for g in found]
 
     def run(self, data: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -84,7 +90,9 @@ class Replayed(Function):
     """apply(replays, replay, number of data tensors, *data, *weights)"""
 
     @staticmethod
-    def forward(ctx: Any, owner: Replays, replay: Replay, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(
+        ctx: Any, owner: Replays, replay: Replay, count: int, *tensors: Tensor
+    ) -> tuple[Tensor, ...]:
         outputs = replay.run(tensors[:count])
         ctx.owner, ctx.replay, ctx.count, ctx.turn = owner, replay, count, replay.turn
         ctx.set_materialize_grads(False)
@@ -101,9 +109,15 @@ class Replayed(Function):
             again = torch.is_grad_enabled()
             with torch.enable_grad():
                 pairs = zip(replay.f(tensors[: ctx.count], tensors[ctx.count :]), bars, strict=True)
-                outputs, given = zip(*((y, bar) for y, bar in pairs if bar is not None), strict=True)
+                outputs, given = zip(
+                    *((y, bar) for y, bar in pairs if bar is not None), strict=True
+                )
                 wanted = [y for y, on in zip(tensors, replay.wanted, strict=True) if on]
-                found = iter(torch.autograd.grad(outputs, wanted, given, create_graph=again, allow_unused=True))
+                found = iter(
+                    torch.autograd.grad(
+                        outputs, wanted, given, create_graph=again, allow_unused=True
+                    )
+                )
         else:
             found = iter(replay.pull(bars))
         return None, None, None, *(next(found) if on else None for on in replay.wanted)
@@ -122,9 +136,13 @@ class Replays:
     def __reduce__(self) -> Any:
         return Replays, ()
 
-    def __call__(self, key: Any, f: Map, data: Sequence[Tensor], weights: Sequence[Tensor]) -> Sequence[Tensor]:
+    def __call__(
+        self, key: Any, f: Map, data: Sequence[Tensor], weights: Sequence[Tensor]
+    ) -> Sequence[Tensor]:
         """f(data, weights), by a recording if this was asked for often enough; key: whatever else f depends on."""
-        plain = all(isinstance(w, Parameter) for w in weights) and not self.twice and not forward_mode()
+        plain = (
+            all(isinstance(w, Parameter) for w in weights) and not self.twice and not forward_mode()
+        )
         if not plain or torch.cuda.is_current_stream_capturing():
             return f(data, weights)
         like = lambda y: (tuple(y.shape), y.stride(), y.dtype, y.device, y.requires_grad)

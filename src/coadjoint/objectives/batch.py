@@ -43,13 +43,21 @@ class Batch:
     def to(self, dtype: torch.dtype, device: torch.device | str) -> Batch:
         """The same batch with real numbers of this type, on this device. Class numbers stay integers."""
         if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-            raise KindError(f"a batch is moved to a type of real numbers, torch.float64 say; got {brief(dtype)}.")
+            raise KindError(
+                f"a batch is moved to a type of real numbers, torch.float64 say; got {brief(dtype)}."
+            )
         try:
             device = torch.device(device)
         except (RuntimeError, TypeError, ValueError):
-            raise InputError(f"a batch is moved to a device that torch knows; got {brief(device)}.") from None
-        real = lambda v: v.to(device, dtype if v.is_floating_point() else None) if isinstance(v, Tensor) else v
-        values: dict[str, Any] = {name: real(getattr(self, name)) for name in ("u", "y", "mask", "weight", "x0")}
+            raise InputError(
+                f"a batch is moved to a device that torch knows; got {brief(device)}."
+            ) from None
+        real = lambda v: (
+            v.to(device, dtype if v.is_floating_point() else None) if isinstance(v, Tensor) else v
+        )
+        values: dict[str, Any] = {
+            name: real(getattr(self, name)) for name in ("u", "y", "mask", "weight", "x0")
+        }
         return replace(self, **values)
 
     @property
@@ -75,9 +83,20 @@ class Batch:
         choose("readout", readout, ("last", "every", "sequence"))
         sizes = self.sizes
         B, chosen = len(sizes), tensor_of("index", index).cpu()
-        chosen = chosen.nonzero()[:, 0] if chosen.dtype == torch.bool and chosen.shape == (B,) else chosen
-        if chosen.dim() != 1 or not len(chosen) or chosen.is_floating_point() or chosen.dtype == torch.bool:
-            raise InputError(f"select takes the numbers of some samples, or a boolean for each of {B}; got {index!r}.")
+        chosen = (
+            chosen.nonzero()[:, 0]
+            if chosen.dtype == torch.bool and chosen.shape == (B,)
+            else chosen
+        )
+        if (
+            chosen.dim() != 1
+            or not len(chosen)
+            or chosen.is_floating_point()
+            or chosen.dtype == torch.bool
+        ):
+            raise InputError(
+                f"select takes the numbers of some samples, or a boolean for each of {B}; got {index!r}."
+            )
         if int(chosen.min()) < 0 or int(chosen.max()) >= B:
             raise InputError(f"samples are numbered 0..{B - 1}; got {chosen.tolist()}.")
         n = sizes[chosen]
@@ -96,7 +115,9 @@ class Batch:
             u = of(u, None)
         elif isinstance(u, PackedSequence):  # a tuple too
             padded = pad_packed_sequence(u)[0]
-            u = pack_sequence([padded[: sizes[j], j] for j in chosen.tolist()], enforce_sorted=False)
+            u = pack_sequence(
+                [padded[: sizes[j], j] for j in chosen.tolist()], enforce_sorted=False
+            )
         elif isinstance(u, list | tuple):
             u = [u[j] for j in chosen.tolist()]
         else:
@@ -108,7 +129,9 @@ class Batch:
 
     def mean(self, values: Tensor) -> Tensor:
         """The mean over samples of weighted values, [B] -> scalar."""
-        return values.mean() if self.weight is None else (self.weights(values[None]) * values).mean()
+        return (
+            values.mean() if self.weight is None else (self.weights(values[None]) * values).mean()
+        )
 
     def weights(self, like: Tensor) -> Tensor:
         """The weight of each sample, for an array [., B, ...] of them."""

@@ -117,7 +117,12 @@ def _within(y: Tensor, low: float, high: float, what: str) -> Tensor:
     if y.numel():
         least, most = y.aminmax()
         wrong = lambda: InputError(f"{what}; got {least.item():g}..{most.item():g}.")
-        insist((least >= low) & (most <= high) if y.is_cuda else low <= least.item() and most.item() <= high, wrong)
+        insist(
+            (least >= low) & (most <= high)
+            if y.is_cuda
+            else low <= least.item() and most.item() <= high,
+            wrong,
+        )
     # While recording, a class out of range would stop the device before it is reported.
     return y.clamp(low, high) if is_deferred() else y
 
@@ -208,7 +213,11 @@ def entries(loss: LossLike, a: Tensor, y: Tensor | None, output: Output) -> Tens
 def sloped(loss: LossLike, a: Tensor, y: Tensor | None, output: Output) -> tuple[Tensor, Tensor]:
     """The loss of each entry and its slope by that entry's own a: [len(a)] and [len(a), outputs]. Not differentiable."""
     named = LOSSES.get(loss) if isinstance(loss, str) else loss
-    if isinstance(named, Loss) and named.slope is not None and (named.folds or output == "identity"):
+    if (
+        isinstance(named, Loss)
+        and named.slope is not None
+        and (named.folds or output == "identity")
+    ):
         value = named(a, y, output)
         assert y is not None
         return value, named.slope(a, y)

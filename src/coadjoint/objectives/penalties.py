@@ -51,7 +51,9 @@ class Penalty(Portable):
             return self.value(lam)
         layers = layers_of(lam)
         if layers is None:
-            raise KindError(f"a penalty is one of Costates, or of those of several layers; got {brief(lam)}.")
+            raise KindError(
+                f"a penalty is one of Costates, or of those of several layers; got {brief(lam)}."
+            )
         if not layers:
             raise InputError("there are no costates to penalise.")
         if self.joint:
@@ -87,7 +89,9 @@ class Penalty(Portable):
     @remembered
     def __add__(self, other: Penalty) -> Penalty:
         other = penalty(other)
-        return Penalty(f"{self.name} + {other.name}", lambda lam: self(lam) + other(lam), joint=True)
+        return Penalty(
+            f"{self.name} + {other.name}", lambda lam: self(lam) + other(lam), joint=True
+        )
 
     __radd__ = __add__
 
@@ -105,7 +109,12 @@ class Penalty(Portable):
 
 
 PENALTIES: dict[str, Penalty] = {}
-PARTS = ("module", "call", "layer", "direction")  # by which costates of several layers are told apart
+PARTS = (
+    "module",
+    "call",
+    "layer",
+    "direction",
+)  # by which costates of several layers are told apart
 
 
 def named(name: str) -> Callable[[Callable[[BaseCostates], Tensor]], Penalty]:
@@ -126,7 +135,9 @@ def penalty(G: Any) -> Penalty:
         return PENALTIES[choose("penalty", G, PENALTIES)]
     if callable(G):
         return Penalty(getattr(G, "__name__", "penalty"), G)
-    raise KindError(f"a penalty is a name, a Penalty or a function of Costates; got {type(G).__name__}.")
+    raise KindError(
+        f"a penalty is a name, a Penalty or a function of Costates; got {type(G).__name__}."
+    )
 
 
 def layers_of(lam: Any) -> Sequence[BaseCostates] | None:
@@ -225,7 +236,9 @@ def barrier(switch: float = 1e-5) -> Penalty:
     def value(lam: BaseCostates) -> Tensor:
         size = lam.last_mantissa().double().abs()
         k = lam.exponent.gather(0, lam.last[None])[0].double()
-        log = torch.log(torch.where(size > 0, size, 1)) + k[:, None] * math.log(2) - math.log(switch)
+        log = (
+            torch.log(torch.where(size > 0, size, 1)) + k[:, None] * math.log(2) - math.log(switch)
+        )
         return torch.where((size > 0) & (log < 0), log, 0).square().sum(1).to(lam.loss.dtype)
 
     return Penalty("barrier", value, barrier.__doc__)
@@ -320,7 +333,9 @@ def of_output(G: Any = "variance") -> Penalty:
         outputs, at_end = run.network.outputs, None
         if run.network.readout != "last":
             at_end = torch.arange(1, len(lam.exponent))[:, None] == run.lengths
-        values = [inner(run.costates(lambda y_hat, k=k: y_hat[:, k], mask=at_end)) for k in range(outputs)]
+        values = [
+            inner(run.costates(lambda y_hat, k=k: y_hat[:, k], mask=at_end)) for k in range(outputs)
+        ]
         return functools.reduce(torch.add, values) / outputs
 
     return Penalty(f"{inner.name} of the output", value, of_output.__doc__)
@@ -335,7 +350,9 @@ def log_decay(lam: BaseCostates | Sequence[BaseCostates]) -> Tensor:
     from zero; of several layers, the mean. No gradient."""
     layers = layers_of(lam)
     if not layers:
-        raise KindError(f"log_decay is that of Costates, or of those of several layers; got {brief(lam)}.")
+        raise KindError(
+            f"log_decay is that of Costates, or of those of several layers; got {brief(lam)}."
+        )
     found = []
     for one in layers:
         r = one.log_ratios()[1:].detach()

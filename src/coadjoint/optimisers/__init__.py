@@ -34,9 +34,28 @@ from .recipes import (
     rmsprop,
     sgd,
 )
-from .schedules import SCHEDULES, Schedule, constant, cosine, exponential, inverse_time, linear, plateau
+from .schedules import (
+    SCHEDULES,
+    Schedule,
+    constant,
+    cosine,
+    exponential,
+    inverse_time,
+    linear,
+    plateau,
+)
 from .step_rules import Armijo, Galvan, Wolfe
-from .steppers import Curved, Judged, Point, Quasi, Regressed, Stepper, flat, numbers_of, whole_number
+from .steppers import (
+    Curved,
+    Judged,
+    Point,
+    Quasi,
+    Regressed,
+    Stepper,
+    flat,
+    numbers_of,
+    whole_number,
+)
 
 __all__ = [
     "DIRECTIONS",

@@ -75,7 +75,9 @@ class Curvature:
     Vectors are flat, in the order of `packing`; weights of samples count as in the objective. run: the batch's trajectory, if
     there is one at these weights."""
 
-    def __init__(self, net: Network, batch: Batch, loss: LossLike, run: Trajectory | None = None) -> None:
+    def __init__(
+        self, net: Network, batch: Batch, loss: LossLike, run: Trajectory | None = None
+    ) -> None:
         check_given(net, batch)
         fits(net, loss)
         self._check = unchanged(net)
@@ -93,7 +95,9 @@ class Curvature:
             (self.by_a,) = torch.autograd.grad(mean, self.pre, create_graph=True)
         self.value = float(mean.detach())
         share = layout.sort(batch.weights(self.losses[None])) / rows.B  # of each sample in the mean
-        self.of_states = None if batch.weight is None else share[rows.sample.to(share.device)][:, None]
+        self.of_states = (
+            None if batch.weight is None else share[rows.sample.to(share.device)][:, None]
+        )
 
     @functools.cached_property
     def weights(self) -> Weights:
@@ -122,7 +126,9 @@ class Curvature:
         B = self.run.layout.rows.B
         dx[:B] = 0
         unit = states / B
-        if self.of_states is None and unit > TINY:  # a sweep is linear: dx itself is its source, without a pass over it
+        if (
+            self.of_states is None and unit > TINY
+        ):  # a sweep is linear: dx itself is its source, without a pass over it
             return unit * self.pull(None if of_a is None else of_a / unit, dx)
         dx[B:] *= unit if self.of_states is None else states * self.of_states
         return self.pull(of_a, dx)
@@ -132,7 +138,11 @@ class Curvature:
         self._check()
         whole("probes", probes)
         generator = torch.Generator().manual_seed(check_seed(seed))
-        total = torch.zeros(sum(s.numel() for s in self.packing.shapes), dtype=self.pre.dtype, device=self.pre.device)
+        total = torch.zeros(
+            sum(s.numel() for s in self.packing.shapes),
+            dtype=self.pre.dtype,
+            device=self.pre.device,
+        )
         for _ in range(probes):
             signs = torch.randint(0, 2, self.pre.shape, generator=generator).to(self.pre) * 2 - 1
             total += self.pull(self._root_by_a(signs), None).square()
@@ -143,12 +153,20 @@ class Curvature:
         self._check()
         with torch.enable_grad():
             run = self.net.run(self.batch)
-            mean = self.batch.mean(run.loss(self.loss, self.batch.y, mask=self.batch.mask, reduce=self.batch.reduce))
+            mean = self.batch.mean(
+                run.loss(self.loss, self.batch.y, mask=self.batch.mask, reduce=self.batch.reduce)
+            )
             ps = list(self.parameters.values())
             g = torch.autograd.grad(mean, ps, create_graph=True, allow_unused=True)
-            along = sum((y * d).sum() for y, d in zip(g, self.packing.unpack(v).values(), strict=True) if y is not None)
+            along = sum(
+                (y * d).sum()
+                for y, d in zip(g, self.packing.unpack(v).values(), strict=True)
+                if y is not None
+            )
             found = torch.autograd.grad(along, ps, allow_unused=True)  # type: ignore[arg-type]
-        return self.packing.pack([torch.zeros_like(p) if y is None else y for p, y in zip(ps, found, strict=True)])
+        return self.packing.pack(
+            [torch.zeros_like(p) if y is None else y for p, y in zip(ps, found, strict=True)]
+        )
 
     def push(self, v: Tensor) -> tuple[Tensor, Tensor]:
         """J v = (da, dx): the change of the pre-outputs and of the states along a change v of the weights, in rows."""
@@ -174,7 +192,9 @@ class Curvature:
     def _blocks(self) -> Tensor:
         """The small Hessian of each row, [rows, k, k]."""
         k = self.pre.shape[-1]
-        return torch.stack([self._turned(torch.eye(k).to(self.pre)[i].expand_as(self.pre)) for i in range(k)], -1)
+        return torch.stack(
+            [self._turned(torch.eye(k).to(self.pre)[i].expand_as(self.pre)) for i in range(k)], -1
+        )
 
     def _root_by_a(self, y: Tensor) -> Tensor:
         """A matrix M with M M' = H, times y: by the eigenvectors of the small Hessian of each row."""
@@ -185,7 +205,9 @@ class Curvature:
 def fits(net: Any, loss: LossLike) -> None:
     """Refuse what has no curvature here."""
     if getattr(net, "one_layer", None) is None:
-        raise Unsupported(f"curvature is that of a co.Network; got {type(net).__name__}. Use another optimiser.")
+        raise Unsupported(
+            f"curvature is that of a co.Network; got {type(net).__name__}. Use another optimiser."
+        )
     convex(loss, net.output)
     net.still("curvature")
     if net.training and net.cell is not None and net.cell.given and net.cell.name != "inverse":
@@ -199,7 +221,9 @@ def convex(loss: LossLike, output: Any) -> None:
     found = LOSSES.get(loss) if isinstance(loss, str) else loss
     outputs = CONVEX.get(found.name, ()) if isinstance(found, Loss) else ()
     if output not in outputs:
-        pairs = "; ".join(f"'{name}' with output {' or '.join(map(repr, o))}" for name, o in CONVEX.items())
+        pairs = "; ".join(
+            f"'{name}' with output {' or '.join(map(repr, o))}" for name, o in CONVEX.items()
+        )
         raise Unsupported(
             f"a Gauss-Newton matrix needs a loss that is convex in the pre-output: {pairs}; got {getattr(found, 'name', loss)!r} "
             f"with output={output!r}."
@@ -215,7 +239,11 @@ class Derivative:
         at = {id(y): j for j, y in enumerate(inputs)}
         self.same = [(i, at[id(y)]) for i, y in enumerate(outputs) if id(y) in at]
         self.places = [i for i, y in enumerate(outputs) if y.requires_grad and id(y) not in at]
-        self.inputs, self.count, self.outputs = list(inputs), len(outputs), [outputs[i] for i in self.places]
+        self.inputs, self.count, self.outputs = (
+            list(inputs),
+            len(outputs),
+            [outputs[i] for i in self.places],
+        )
         self.dual = [torch.zeros_like(y, requires_grad=True) for y in self.outputs]
         self.back = grads(self.outputs, self.inputs, self.dual, create_graph=True)
 
@@ -243,11 +271,17 @@ def grads(
     create_graph: bool = False,
 ) -> list[Tensor | None]:
     """The gradient of the sum of <bar, output>; None for zero."""
-    ends = [(y, bar) for y, bar in zip(outputs, bars, strict=True) if y is not None and bar is not None]
+    ends = [
+        (y, bar) for y, bar in zip(outputs, bars, strict=True) if y is not None and bar is not None
+    ]
     if not ends:
         return [None] * len(inputs)
     of, at = ([pair[i] for pair in ends] for i in (0, 1))
-    return list(torch.autograd.grad(of, inputs, at, retain_graph=True, create_graph=create_graph, allow_unused=True))
+    return list(
+        torch.autograd.grad(
+            of, inputs, at, retain_graph=True, create_graph=create_graph, allow_unused=True
+        )
+    )
 
 
 class Answer:
@@ -281,7 +315,9 @@ class Weights:
 
     parameters: those that change; learned_x0: it began at the network's own x0."""
 
-    def __init__(self, run: Trajectory, parameters: dict[str, nn.Parameter], learned_x0: bool) -> None:
+    def __init__(
+        self, run: Trajectory, parameters: dict[str, nn.Parameter], learned_x0: bool
+    ) -> None:
         swept = run.run.formula
         if swept is None:
             raise Unsupported(
@@ -333,11 +369,19 @@ class Weights:
             base = affine(rows, self.known, M, None)
             side = None
             if "R_v" in dot:
-                R_v = self.u.new_zeros(self.beside, self.u.shape[1]) if dot["R_v"] is None else dot["R_v"]
+                R_v = (
+                    self.u.new_zeros(self.beside, self.u.shape[1])
+                    if dot["R_v"] is None
+                    else dot["R_v"]
+                )
                 side = pad(affine(rows, self.u, R_v, dot.get("b_v")), (0, self.given))
             dx0 = dot.get("x0")
-            dx = swept.push(base, side, None, None if dx0 is None else dx0.expand(rows.B, -1), dot.get("p"))
-        da = self.reads.push([dx if self.all else rows.last(dx), *(dot[name] for name in self.readers)])[0]
+            dx = swept.push(
+                base, side, None, None if dx0 is None else dx0.expand(rows.B, -1), dot.get("p")
+            )
+        da = self.reads.push(
+            [dx if self.all else rows.last(dx), *(dot[name] for name in self.readers)]
+        )[0]
         assert da is not None
         return da, dx
 
@@ -352,17 +396,25 @@ class Weights:
         with torch.no_grad():
             if s is not None or s_last is not None:
                 need = (True, "R_v" in self.names, False, "x0" in self.names, "p" in self.names)
-                delta, of_v, _, of_x0, of_p = back(swept.plan, swept.tape, swept.W, s, s_last, None, need)
+                delta, of_v, _, of_x0, of_p = back(
+                    swept.plan, swept.tape, swept.W, s, s_last, None, need
+                )
                 assert delta is not None
                 joint = product(rows, delta, self.known).split(self.wide, 1)
-                found |= {name: y if name != "b" else y[:, 0] for name, y in zip(self.entering, joint, strict=True)}
+                found |= {
+                    name: y if name != "b" else y[:, 0]
+                    for name, y in zip(self.entering, joint, strict=True)
+                }
                 if of_v is not None and "R_v" in self.names:
                     of_v = of_v[:, : of_v.shape[1] - self.given]
                     found["R_v"] = product(rows, of_v, self.u)
                     found["b_v"] = total(rows, of_v)
                 found |= {"p": of_p} | ({} if of_x0 is None else {"x0": of_x0.sum(0)})
         by = self.made.pull([found.get(name) for name in self.names])
-        return [torch.zeros_like(p) if g is None else g for p, g in zip(self.made.inputs, by, strict=True)]
+        return [
+            torch.zeros_like(p) if g is None else g
+            for p, g in zip(self.made.inputs, by, strict=True)
+        ]
 
 
 def effective(net: Network, learned_x0: bool) -> dict[str, Tensor]:

@@ -24,7 +24,9 @@ def dot(a: Gradient, b: Gradient) -> float:
 
 
 def norm(g: Gradient) -> float:
-    return math.hypot(*(float(torch.linalg.vector_norm(y, dtype=torch.float64)) for y in g.values()))
+    return math.hypot(
+        *(float(torch.linalg.vector_norm(y, dtype=torch.float64)) for y in g.values())
+    )
 
 
 def steepest(e: Evaluation, rng: np.random.Generator) -> Gradient:
@@ -39,10 +41,14 @@ def temporal(e: Evaluation, rng: np.random.Generator) -> Gradient:
     A step whose component is zero is left out. Components may be of any size: they are mixed in units of their own."""
     layer = e.network.one_layer
     if e.rho or not e.share:
-        raise Unsupported("the temporal direction takes the loss apart, and not a penalty: use BPTT.")
+        raise Unsupported(
+            "the temporal direction takes the loss apart, and not a penalty: use BPTT."
+        )
     own = layer is not None and layer.cell is not None and layer.cell.weights is not None
     if own or parametrize.is_parametrized(e.network, "W"):
-        raise Unsupported("the temporal direction takes W as it is, and that of this network is made of others.")
+        raise Unsupported(
+            "the temporal direction takes W as it is, and that of this network is made of others."
+        )
     parts, _ = Temporal.near(e)
     size = parts.norms()["joint"]
     there = (size > 0).numpy(force=True)

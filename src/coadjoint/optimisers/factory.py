@@ -64,15 +64,29 @@ class Clash:
 
 
 CLASHES = (
-    Clash("clip", OWN_PACE, "$clip does nothing with $optimiser {optimiser}: it finds its own way."),
-    Clash("clip_value", OWN_PACE, "$clip_value does nothing with $optimiser {optimiser}: it finds its own way."),
-    Clash("clip_mean", OWN_PACE, "$clip_mean does nothing with $optimiser {optimiser}: it finds its own way."),
+    Clash(
+        "clip", OWN_PACE, "$clip does nothing with $optimiser {optimiser}: it finds its own way."
+    ),
+    Clash(
+        "clip_value",
+        OWN_PACE,
+        "$clip_value does nothing with $optimiser {optimiser}: it finds its own way.",
+    ),
+    Clash(
+        "clip_mean",
+        OWN_PACE,
+        "$clip_mean does nothing with $optimiser {optimiser}: it finds its own way.",
+    ),
     Clash(
         "weight_noise",
         PACELESS,
         "$weight_noise does nothing with $optimiser {optimiser}: it takes the weights as they are.",
     ),
-    Clash("method", ("ridge",), "$method {value} does nothing with $optimiser ridge: it solves for the readout."),
+    Clash(
+        "method",
+        ("ridge",),
+        "$method {value} does nothing with $optimiser ridge: it solves for the readout.",
+    ),
     Clash(
         "dropout",
         ("hessian-free",),
@@ -131,7 +145,9 @@ def default_lr(name: str, lr: float | None) -> float | None:
     return None if name in PACELESS else optimiser(name, lr).lr
 
 
-def idle(name: str, given: Mapping[str, Any], schedule: str = "constant", warmup: int = 0) -> list[str]:
+def idle(
+    name: str, given: Mapping[str, Any], schedule: str = "constant", warmup: int = 0
+) -> list[str]:
     """A line for each option that does nothing with this optimiser."""
     chosen = {
         "optimiser": choose("optimiser", name, OPTIMISERS),
@@ -140,7 +156,9 @@ def idle(name: str, given: Mapping[str, Any], schedule: str = "constant", warmup
     }
     lines = idle_options(APPLIES, given, chosen)
     if name in PACELESS and (schedule != "constant" or warmup):
-        lines.append(f"$schedule and $warmup do nothing with $optimiser {name}: it has no step size.")
+        lines.append(
+            f"$schedule and $warmup do nothing with $optimiser {name}: it has no step size."
+        )
     return lines
 
 

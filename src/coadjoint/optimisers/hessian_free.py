@@ -85,7 +85,12 @@ class HessianFree:
         self.state.setdefault("damping", float(self.damping))
 
     def step(
-        self, net: Network, batch: Batch, loss: LossLike, curvature: Batch | None = None, method: Method | None = None
+        self,
+        net: Network,
+        batch: Batch,
+        loss: LossLike,
+        curvature: Batch | None = None,
+        method: Method | None = None,
     ) -> Taken:
         """One step of the network's weights. batch: for the gradient and the objective; curvature: for the matrices, the same
         if not given; method: BPTT() or Penalised(...)."""
@@ -93,10 +98,16 @@ class HessianFree:
         method = method or BPTT()
         e = method.evaluate(net, batch, loss)
         value = lambda: method.value(net, batch, loss)
-        c = Curvature(net, batch, loss, e.trajectory) if curvature is None else Curvature(net, curvature, loss)
+        c = (
+            Curvature(net, batch, loss, e.trajectory)
+            if curvature is None
+            else Curvature(net, curvature, loss)
+        )
         return self.minimise(c, e.gradient, float(e.objective), value)
 
-    def minimise(self, c: Curvature, gradient: Gradient, before: float, value: Callable[[], float]) -> Taken:
+    def minimise(
+        self, c: Curvature, gradient: Gradient, before: float, value: Callable[[], float]
+    ) -> Taken:
         """One step from where the objective is `before` and has this gradient. c: the curvature there; value(): the objective
         at the weights as they are."""
         g, damping = c.packing.pack(gradient), self.state["damping"]
@@ -111,7 +122,9 @@ class HessianFree:
 
         found = conjugate_gradients(model, -g, start, scale, self.cg, self.progress)
         theta = c.packing.pack({name: p.detach() for name, p in c.parameters.items()})
-        d, promised, lowest = backtracked(found.iterates, found.models, lambda d: self.at(c, theta + d, value))
+        d, promised, lowest = backtracked(
+            found.iterates, found.models, lambda d: self.at(c, theta + d, value)
+        )
         seen = {0.0: before, 1.0: lowest}
 
         def along(a: float) -> float:
@@ -122,12 +135,26 @@ class HessianFree:
         self.at(c, theta + rate * d, None)
         self.state["solution"] = found.iterates[-1]
         if not rate or found.models[-1] >= 0:
-            del self.state["solution"]  # where it led nobody could go, or conjugate gradients did not come back from it
+            del self.state[
+                "solution"
+            ]  # where it led nobody could go, or conjugate gradients did not come back from it
         self.state["steps"] = self.state.get("steps", 0) + 1
         # by the whole step, as the model promised it; of less than the objective can show, nothing is learned
         ratio = (lowest - before) / promised if promised < 0 else 0.0
-        work = found.products + 0.5 + 0.5 * bool(self.precondition)  # the run itself, and the diagonal
-        taken = Taken(before, seen[rate], promised, damping, found.iterations, rate, float(g.norm()), ratio, work)
+        work = (
+            found.products + 0.5 + 0.5 * bool(self.precondition)
+        )  # the run itself, and the diagonal
+        taken = Taken(
+            before,
+            seen[rate],
+            promised,
+            damping,
+            found.iterations,
+            rate,
+            float(g.norm()),
+            ratio,
+            work,
+        )
         shown = abs(promised) > 8 * torch.finfo(g.dtype).eps * abs(before)
         factor = 2 / 3 if ratio > 0.75 or not shown else 1.0 if ratio >= 0.25 else 1.5
         self.state["damping"] = max(self.least, damping * factor)

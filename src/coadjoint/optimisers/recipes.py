@@ -35,11 +35,21 @@ _SGD = ("momentum", "dampening", "weight_decay")
 _ADAM = ("betas", "eps", "weight_decay")
 _HF = tuple(f.name for f in fields(HessianFree) if f.name != "state")
 
-OPTIMISERS: dict[str, tuple[Any, dict[str, Any], tuple[str, ...]]] = {  # name: (class, its defaults here, options)
+OPTIMISERS: dict[
+    str, tuple[Any, dict[str, Any], tuple[str, ...]]
+] = {  # name: (class, its defaults here, options)
     "sgd": (torch.optim.SGD, {}, ("weight_decay",)),
     "momentum": (torch.optim.SGD, {"momentum": 0.9}, _SGD),
-    "nesterov": (torch.optim.SGD, {"momentum": 0.9, "nesterov": True}, ("momentum", "weight_decay")),
-    "adagrad": (torch.optim.Adagrad, {}, ("lr_decay", "weight_decay", "initial_accumulator_value", "eps")),
+    "nesterov": (
+        torch.optim.SGD,
+        {"momentum": 0.9, "nesterov": True},
+        ("momentum", "weight_decay"),
+    ),
+    "adagrad": (
+        torch.optim.Adagrad,
+        {},
+        ("lr_decay", "weight_decay", "initial_accumulator_value", "eps"),
+    ),
     "adadelta": (torch.optim.Adadelta, {}, ("rho", "eps", "weight_decay")),
     "rmsprop": (torch.optim.RMSprop, {}, ("alpha", "eps", "weight_decay", "momentum", "centered")),
     "adam": (torch.optim.Adam, {}, (*_ADAM, "amsgrad")),
@@ -55,7 +65,11 @@ OPTIMISERS: dict[str, tuple[Any, dict[str, Any], tuple[str, ...]]] = {  # name: 
     "hessian-free": (HessianFree, {}, (*_HF, "curvature")),
     "ridge": (Ridge, {"ridge": 1e-6}, ("ridge",)),
 }
-OWN_PACE = ("lbfgs", "hessian-free", "ridge")  # find their way themselves: no direction, rule or clipping beside them
+OWN_PACE = (
+    "lbfgs",
+    "hessian-free",
+    "ridge",
+)  # find their way themselves: no direction, rule or clipping beside them
 PACELESS = ("hessian-free", "ridge")  # have no step size
 
 
@@ -84,10 +98,16 @@ class Optimiser:
         if n is not None and not (isinstance(n, int) and n >= 1):
             raise InputError(f"curvature is a number of sequences, at least 1; got {n!r}.")
         if not callable(self.rule) or isinstance(self.rule, type):
-            raise InputError(f"a step rule is one of co.directions, Armijo() for instance; got {self.rule!r}.")
+            raise InputError(
+                f"a step rule is one of co.directions, Armijo() for instance; got {self.rule!r}."
+            )
         self._check_options()
-        if self.name in OWN_PACE and (self.direction != "steepest" or not isinstance(self.rule, Constant)):
-            raise InputError(f"optimiser '{self.name}' finds its own way: it takes no direction and no step rule.")
+        if self.name in OWN_PACE and (
+            self.direction != "steepest" or not isinstance(self.rule, Constant)
+        ):
+            raise InputError(
+                f"optimiser '{self.name}' finds its own way: it takes no direction and no step rule."
+            )
 
     def _check_options(self) -> None:
         """What torch would refuse later, on a weight that nobody has."""
@@ -97,7 +117,9 @@ class Optimiser:
     @property
     def settings(self) -> dict[str, Any]:
         found = {**OPTIMISERS[self.name][1], **self.options}
-        if self.name == "lbfgs":  # torch would leave a line search of few iterations without a single value
+        if (
+            self.name == "lbfgs"
+        ):  # torch would leave a line search of few iterations without a single value
             found["max_eval"] = 25 * found.get("max_iter", 20)
         return found
 
@@ -105,7 +127,9 @@ class Optimiser:
         """The torch optimiser."""
         of = OPTIMISERS[self.name][0]
         if self.name in PACELESS:
-            raise InputError(f"optimiser '{self.name}' is none of torch's: co.train takes its steps.")
+            raise InputError(
+                f"optimiser '{self.name}' is none of torch's: co.train takes its steps."
+            )
         try:
             return of(parameters, lr=self.lr, **self.settings)
         except (ValueError, TypeError) as error:
@@ -143,7 +167,12 @@ def optimiser(
     choose("optimiser", name, OPTIMISERS)
     lr = (1.0 if name in OWN_PACE else 1e-3) if lr is None else lr
     return Optimiser(
-        name, lr, options, constant() if schedule is None else schedule, direction, Constant() if rule is None else rule
+        name,
+        lr,
+        options,
+        constant() if schedule is None else schedule,
+        direction,
+        Constant() if rule is None else rule,
     )
 
 

@@ -75,7 +75,9 @@ def linear(end: float = 0.0, warmup: int = 0) -> Schedule:
 def cosine(end: float = 0.0, warmup: int = 0) -> Schedule:
     """from lr to end * lr over all steps, along half a cosine"""
     real("end", end, 0, 1)
-    return Schedule("cosine", lambda p, step: end + (1 - end) * (1 + math.cos(math.pi * p)) / 2, warmup=warmup)
+    return Schedule(
+        "cosine", lambda p, step: end + (1 - end) * (1 + math.cos(math.pi * p)) / 2, warmup=warmup
+    )
 
 
 @remembered

@@ -129,4 +129,9 @@ def between(low: Tangent, high: Tangent) -> float:
 
 
 Rule = Callable[[Line], float]
-STEP_RULES: dict[str, Callable[..., Rule]] = {"constant": Constant, "galvan": Galvan, "armijo": Armijo, "wolfe": Wolfe}
+STEP_RULES: dict[str, Callable[..., Rule]] = {
+    "constant": Constant,
+    "galvan": Galvan,
+    "armijo": Armijo,
+    "wolfe": Wolfe,
+}

@@ -82,7 +82,11 @@ class Point:
             except NumericalError:
                 return math.inf, math.nan
             slope = dot({n: gradient[n] for n in move if n in gradient}, move)
-            return (found, slope) if math.isfinite(found) and math.isfinite(slope) else (math.inf, math.nan)
+            return (
+                (found, slope)
+                if math.isfinite(found) and math.isfinite(slope)
+                else (math.inf, math.nan)
+            )
 
         slope = dot({n: self.gradient[n] for n in move if n in self.gradient}, move)
         return Line(norm(move) / rate, self.objective, slope, value, tangent)
@@ -119,10 +123,18 @@ def numbers_of(net: Net) -> int:
 
 def flat(values: Any, name: str = "") -> dict[str, Any]:
     """Nested dicts and lists by dotted names: {0: {"d": [x, y]}} -> {"0.d.0": x, "0.d.1": y}. Nothing is left out but None."""
-    items = values.items() if isinstance(values, dict) else enumerate(values) if isinstance(values, list) else None
+    items = (
+        values.items()
+        if isinstance(values, dict)
+        else enumerate(values)
+        if isinstance(values, list)
+        else None
+    )
     if items is None:
         return {} if values is None else {name: values}
-    return {k: v for key, value in items for k, v in flat(value, f"{name}.{key}".lstrip(".")).items()}
+    return {
+        k: v for key, value in items for k, v in flat(value, f"{name}.{key}".lstrip(".")).items()
+    }
 
 
 class Judged:
@@ -163,7 +175,9 @@ class Judged:
         return flat(copy.state_dict()["state"])
 
     def complaint(self, net: Net, state: dict[str, Any], begun: bool) -> str | None:
-        expected = self.state if not begun and set(state) == set(self.state) else self.after_a_step()
+        expected = (
+            self.state if not begun and set(state) == set(self.state) else self.after_a_step()
+        )
         if wrong := misfit(expected, state):
             return wrong
         for name, value in state.items():
@@ -212,7 +226,9 @@ class Quasi:
     @property
     def state(self) -> dict[str, Any]:
         found = self.optimiser.state_dict()["state"].get(0, {})
-        return flat({key: value for key, value in found.items() if key != "al"})  # room to compute in
+        return flat(
+            {key: value for key, value in found.items() if key != "al"}
+        )  # room to compute in
 
     def complaint(self, net: Net, state: dict[str, Any], begun: bool) -> str | None:
         if not state and not begun:
@@ -245,9 +261,13 @@ class Quasi:
         slot: dict[str, Any] = {key: value for key, value in state.items() if "." not in key}
         if slot:
             for key in self.LISTS:
-                found = {int(k.split(".")[1]): v for k, v in state.items() if k.startswith(f"{key}.")}
+                found = {
+                    int(k.split(".")[1]): v for k, v in state.items() if k.startswith(f"{key}.")
+                }
                 slot[key] = [found[i] for i in sorted(found)]
-        self.optimiser.load_state_dict({**self.optimiser.state_dict(), "state": {0: slot} if slot else {}})
+        self.optimiser.load_state_dict(
+            {**self.optimiser.state_dict(), "state": {0: slot} if slot else {}}
+        )
 
 
 class Curved:
@@ -262,7 +282,12 @@ class Curved:
         c = Curvature(at.net, batch, at.loss)  # type: ignore[arg-type]
         taken = self.way.minimise(c, at.gradient, at.objective, at.value)
         at.spend(taken.work * len(batch.sizes))
-        return {"cg": taken.iterations, "damping": taken.damping, "share": taken.rate, "kept": taken.kept}
+        return {
+            "cg": taken.iterations,
+            "damping": taken.damping,
+            "share": taken.rate,
+            "kept": taken.kept,
+        }
 
     @property
     def state(self) -> dict[str, Any]:
@@ -306,7 +331,9 @@ class Regressed:
             return None
         own = self.way.net
         wide = own.V.shape[1] + own.outputs + (own.b_o is not None)
-        return misfit({"factor": torch.empty(wide, wide, dtype=torch.float64, device="meta")}, state)
+        return misfit(
+            {"factor": torch.empty(wide, wide, dtype=torch.float64, device="meta")}, state
+        )
 
     def restore(self, state: dict[str, Any]) -> None:
         self.way.state.update(state)

@@ -52,13 +52,22 @@ class Affine(Function):
         if g is None:
             return (None,) * 4
         gy = affine(rows, g, M.t(), None) if need[1] else None
-        return None, gy, product(rows, g, y) if need[2] else None, total(rows, g) if need[3] else None
+        return (
+            None,
+            gy,
+            product(rows, g, y) if need[2] else None,
+            total(rows, g) if need[3] else None,
+        )
 
     @staticmethod
     @nested
     def jvp(ctx: Any, _rows: Any, dy: Tensor | None, dM: Tensor | None, db: Tensor | None) -> Any:
         y, M = ctx.saved_tensors
-        out = plus(None if dy is None else affine(ctx.rows, dy, M, None), None if dM is None else y @ dM.t(), db)
+        out = plus(
+            None if dy is None else affine(ctx.rows, dy, M, None),
+            None if dM is None else y @ dM.t(),
+            db,
+        )
         return None if out is None else out.expand(len(y), len(M))
 
     vmap = staticmethod(lambda *_: _raise(no_vmap()))

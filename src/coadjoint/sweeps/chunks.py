@@ -59,7 +59,9 @@ class Sum:
 
     def total(self) -> Tensor:
         assert self.value is not None
-        return self.value.to(self.dtype).contiguous()  # parameters_to_vector, for one, asks a gradient for view()
+        return self.value.to(
+            self.dtype
+        ).contiguous()  # parameters_to_vector, for one, asks a gradient for view()
 
 
 def product(rows: Rows | None, y: Tensor, r: Tensor) -> Tensor:

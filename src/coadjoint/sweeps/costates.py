@@ -171,7 +171,9 @@ class BaseCostates(ABC):
 
     def pulled(self) -> Tensor:
         """J_i' mantissa_i, i = 1..L, J_i = dx_i/dx_{i-1}: [L, B, n], filled up with zeros where widths differ."""
-        raise Unsupported("this penalty takes the Jacobians of single steps, which this network does not give.")
+        raise Unsupported(
+            "this penalty takes the Jacobians of single steps, which this network does not give."
+        )
 
     def at(self, i: int) -> Tensor:
         """lam_i at true scale, [B, ...]: zero or inf where the type ends."""
@@ -215,7 +217,9 @@ class BaseCostates(ABC):
     @functools.cached_property
     def size(self) -> Tensor:
         """[L + 1, B] norms of the mantissas."""
-        return torch.stack([norm(self.mantissa_at(i).flatten(1)) for i in range(len(self.exponent))])
+        return torch.stack(
+            [norm(self.mantissa_at(i).flatten(1)) for i in range(len(self.exponent))]
+        )
 
     @functools.cached_property
     def whole(self) -> bool:
@@ -234,7 +238,9 @@ class BaseCostates(ABC):
     @functools.cached_property
     def size_1(self) -> Tensor:
         """[L + 1, B] 1-norms of the mantissas."""
-        return torch.stack([self.mantissa_at(i).flatten(1).abs().sum(1) for i in range(len(self.exponent))])
+        return torch.stack(
+            [self.mantissa_at(i).flatten(1).abs().sum(1) for i in range(len(self.exponent))]
+        )
 
     def norms(self, p: int = 2) -> Tensor:
         """||lam_i||_p at true scale, p = 1 or 2, [L + 1, B]; 0 where there is no costate."""
@@ -267,10 +273,16 @@ class BaseCostates(ABC):
         keeps its digits at any L; NaN where one of the two is zero or missing."""
         log, k = self._log_size(), self.exponent
         value = torch.add(log[:-1] - log[1:], k[:-1] - k[1:], alpha=math.log(2))
-        return value if self.whole else torch.where(self.nonzero[:-1] & self.nonzero[1:], value, math.nan)
+        return (
+            value
+            if self.whole
+            else torch.where(self.nonzero[:-1] & self.nonzero[1:], value, math.nan)
+        )
 
     def _log_size(self) -> Tensor:
-        return torch.log((self.size if self.whole else torch.where(self.nonzero, self.size, 1)).double())
+        return torch.log(
+            (self.size if self.whole else torch.where(self.nonzero, self.size, 1)).double()
+        )
 
 
 def widened(parts: Sequence[Tensor]) -> Tensor:

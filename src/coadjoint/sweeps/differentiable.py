@@ -59,7 +59,9 @@ class Forward(Function):
         ctx.save_for_forward(v, W, p, x, a, q)
 
     @staticmethod
-    def backward(ctx: Any, gx: Tensor | None, ga: Tensor | None, glast: Tensor | None, _q: Any) -> Any:
+    def backward(
+        ctx: Any, gx: Tensor | None, ga: Tensor | None, glast: Tensor | None, _q: Any
+    ) -> Any:
         if autocast_is_on():
             return without_autocast(Forward.backward, ctx, gx, ga, glast, None)
         v, W, p, x, a, q = ctx.saved_tensors
@@ -121,7 +123,11 @@ def back(
     if wrt:
         op = next_of(plan.cell).pulled(("x",), wrt)
         side = op((x[rows.B :], q), a, v, rows.prev(x), p, lam[rows.B :], rows=rows)
-    gW = product(rows, delta, read(plan.cell, rows.prev(x), rows)) if W is not None and need[2] else None
+    gW = (
+        product(rows, delta, read(plan.cell, rows.prev(x), rows))
+        if W is not None and need[2]
+        else None
+    )
     settle(plan)
     return delta, side.get("v"), gW, lam[: rows.B] if need[3] else None, side.get("p")
 
@@ -137,8 +143,15 @@ class Adjoint(Function):
         W: Tensor | None, a: Tensor, v: Tensor | None, x: Tensor, p: Tensor | None, q: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
         link = None if factor is None else Link(plan.rows, factor)
-        lam, delta, k = plan.engine.adjoint(plan, Tape(a, v, x, p, q), W, s, s_last, sa, link, scaled, True)
-        check(plan, lam[: plan.rows.B], "the costate" if scaled else "the gradient by the state", lambda: lam)
+        lam, delta, k = plan.engine.adjoint(
+            plan, Tape(a, v, x, p, q), W, s, s_last, sa, link, scaled, True
+        )
+        check(
+            plan,
+            lam[: plan.rows.B],
+            "the costate" if scaled else "the gradient by the state",
+            lambda: lam,
+        )
         return lam, delta, k
 
     @staticmethod
@@ -153,7 +166,9 @@ class Adjoint(Function):
         ctx.save_for_forward(factor, declared, W, a, v, x, p, q, lam, delta, k)
 
     @staticmethod
-    def saved(ctx: Any) -> tuple[Link | None, Tensor | None, Tensor | None, Tape, Tensor, Tensor, Tensor | None]:
+    def saved(
+        ctx: Any,
+    ) -> tuple[Link | None, Tensor | None, Tensor | None, Tape, Tensor, Tensor, Tensor | None]:
         factor, declared, W, a, v, x, p, q, lam, delta, k = ctx.saved_tensors
         link = Link(ctx.plan.rows, factor) if factor is not None else None
         if k is not None:
@@ -170,7 +185,9 @@ class Adjoint(Function):
         if glam is None and gdelta is None:
             return (None,) * 13
         try:
-            mu, nu = Tangent.apply(plan, None if link is None else link.factor, glam, gdelta, W, *tape)
+            mu, nu = Tangent.apply(
+                plan, None if link is None else link.factor, glam, gdelta, W, *tape
+            )
         except NumericalError as error:
             raise blamed(rows, glam, error) from None
         m = linked(rows, mu, link)
@@ -204,7 +221,9 @@ class Adjoint(Function):
 
     @staticmethod
     @nested
-    def jvp(ctx: Any, _plan: Any, _scaled: Any, _factor: Any, _declared: Any, *dots: Tensor | None) -> Any:
+    def jvp(
+        ctx: Any, _plan: Any, _scaled: Any, _factor: Any, _declared: Any, *dots: Tensor | None
+    ) -> Any:
         link, _, W, tape, lam, delta, k = Adjoint.saved(ctx)
         ds, dlast, dsa, dW, da, dv, dx, dp, _ = dots
         plan, cell, rows = ctx.plan, ctx.plan.cell, ctx.plan.rows
@@ -214,7 +233,13 @@ class Adjoint(Function):
         if along:
             op = next_of(cell).pulled(("x",), ("a", "x")).pushed(tuple(n for n, _ in along))
             turned = op(
-                (tape.x[rows.B :], tape.q), tape.a, tape.v, xprev, tape.p, lam[rows.B :], *(t for _, t in along)
+                (tape.x[rows.B :], tape.q),
+                tape.a,
+                tape.v,
+                xprev,
+                tape.p,
+                lam[rows.B :],
+                *(t for _, t in along),
             )
             into_a, into_x = turned["a"], turned["x"]
         if W is not None and dW is not None:
@@ -256,7 +281,13 @@ class Tangent(Function):
     @staticmethod
     def saved(ctx: Any) -> tuple[Link | None, Tensor | None, Tape, Tensor, Tensor]:
         factor, W, a, v, x, p, q, mu, nu = ctx.saved_tensors
-        return None if factor is None else Link(ctx.plan.rows, factor), W, Tape(a, v, x, p, q), mu, nu
+        return (
+            None if factor is None else Link(ctx.plan.rows, factor),
+            W,
+            Tape(a, v, x, p, q),
+            mu,
+            nu,
+        )
 
     @staticmethod
     def backward(ctx: Any, gmu: Tensor | None, gnu: Tensor | None) -> Any:
@@ -299,7 +330,16 @@ class Tangent(Function):
         along = directions(a=da, v=dv, x=None if dx is None else rows.prev(dx), p=dp)
         if along:
             op = next_of(cell).pushed(("a", "x")).pushed(tuple(n for n, _ in along))
-            turned = op((tape.x[rows.B :], tape.q), tape.a, tape.v, xprev, tape.p, nu, m, *(t for _, t in along))["x"]
+            turned = op(
+                (tape.x[rows.B :], tape.q),
+                tape.a,
+                tape.v,
+                xprev,
+                tape.p,
+                nu,
+                m,
+                *(t for _, t in along),
+            )["x"]
             dg = plus(dg, None if turned is None else pad(turned, (0, 0, rows.B, 0)))
         if dW is not None:
             dga = plus(dga, read_push(cell, xprev, m) @ dW.T)
@@ -322,12 +362,19 @@ def adjoint(
     link: Link | None = None,
 ) -> tuple[Tensor, Tensor]:
     """-> (lam [B + N, n], delta [N, g d])"""
-    lam, delta, _ = Adjoint.apply(plan, False, None if link is None else link.factor, None, s, s_last, sa, W, *tape)
+    lam, delta, _ = Adjoint.apply(
+        plan, False, None if link is None else link.factor, None, s, s_last, sa, W, *tape
+    )
     return lam, delta
 
 
 def tangent(
-    plan: Plan, tape: Tape, W: Tensor | None, g: Tensor | None, ga: Tensor | None, link: Link | None = None
+    plan: Plan,
+    tape: Tape,
+    W: Tensor | None,
+    g: Tensor | None,
+    ga: Tensor | None,
+    link: Link | None = None,
 ) -> tuple[Tensor, Tensor]:
     """-> (mu [B + N, n], nu [N, g d])"""
     return Tangent.apply(plan, None if link is None else link.factor, g, ga, W, *tape)

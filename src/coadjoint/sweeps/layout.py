@@ -28,9 +28,13 @@ def dense(name: str, y: Any) -> Tensor:
     if not isinstance(y, Tensor):
         raise KindError(f"{name} must be a tensor; got {type(y).__name__}.")
     if y.is_nested:
-        raise KindError(f"{name} is a nested tensor; expected a plain one: pad it, and give lengths=.")
+        raise KindError(
+            f"{name} is a nested tensor; expected a plain one: pad it, and give lengths=."
+        )
     if y.layout != torch.strided:
-        raise KindError(f"{name} is a sparse tensor; expected a dense one: {name.split()[-1].strip('`')}.to_dense().")
+        raise KindError(
+            f"{name} is a sparse tensor; expected a dense one: {name.split()[-1].strip('`')}.to_dense()."
+        )
     if not torch.compiler.is_compiling() and lost_memory(y):
         raise InputError(
             f"{name} has lost its memory: its storage is smaller than its shape. Pass a tensor that was not freed."
@@ -43,7 +47,9 @@ def tensor_of(name: str, value: Any, like: Tensor | None = None) -> Tensor:
     try:
         y = value if isinstance(value, Tensor) else torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError):
-        raise KindError(f"{name} must be a tensor, or numbers to make one of; got {brief(value)}.") from None
+        raise KindError(
+            f"{name} must be a tensor, or numbers to make one of; got {brief(value)}."
+        ) from None
     if dense(name, y).is_meta and (like is None or not like.is_meta):
         raise InputError(f"{name} is on meta: it has a shape but no numbers.")
     return y if like is None else y.to(like.device)
@@ -72,7 +78,11 @@ class Layout:
     @property
     def sample(self) -> Tensor:
         """The user's sample of each row of a step array."""
-        return self.rows.sample if self.order is None else torch.from_numpy(self.order[self.rows.index.sample])
+        return (
+            self.rows.sample
+            if self.order is None
+            else torch.from_numpy(self.order[self.rows.index.sample])
+        )
 
     @functools.cached_property
     def inverse(self) -> np.ndarray | None:
@@ -86,10 +96,18 @@ class Layout:
 
     def sort(self, y: Tensor) -> Tensor:
         """Samples [B, ...] into the order of the rows."""
-        return y if self.order is None else y.index_select(0, torch.from_numpy(self.order).to(y.device))
+        return (
+            y
+            if self.order is None
+            else y.index_select(0, torch.from_numpy(self.order).to(y.device))
+        )
 
     def unsort(self, y: Tensor) -> Tensor:
-        return y if self.inverse is None else y.index_select(0, torch.from_numpy(self.inverse).to(y.device))
+        return (
+            y
+            if self.inverse is None
+            else y.index_select(0, torch.from_numpy(self.inverse).to(y.device))
+        )
 
     def padded(self, y: Tensor, fill: float = 0) -> Tensor:
         """Step rows [N, ...] -> [T, B, ...]."""
@@ -142,8 +160,13 @@ def lay_out(u: Any, lengths: Any, inputs: int, like: Tensor) -> tuple[Layout, Te
             raise InputError("a PackedSequence knows its lengths; leave out lengths=.")
         check_like("u", u.data, like)
         rows, order, flat = Rows(u.batch_sizes.tolist()), u.sorted_indices, u.data
-        if rows.uniform and u.unsorted_indices is not None:  # of equal length, yet not in the order they came
-            flat, order = flat.unflatten(0, (rows.T, rows.B))[:, u.unsorted_indices].flatten(0, 1), None
+        if (
+            rows.uniform and u.unsorted_indices is not None
+        ):  # of equal length, yet not in the order they came
+            flat, order = (
+                flat.unflatten(0, (rows.T, rows.B))[:, u.unsorted_indices].flatten(0, 1),
+                None,
+            )
         layout = Layout(rows, None if order is None else np.array(order.tolist()))
     elif isinstance(u, Tensor):
         check_like("u", u, like)
@@ -171,7 +194,9 @@ def lay_out(u: Any, lengths: Any, inputs: int, like: Tensor) -> tuple[Layout, Te
                 dense(f"sequence {i} of `u`", s)
             if not isinstance(s, Tensor) or s.dim() != 2 or s.shape[1] != inputs or not len(s):
                 got = tuple(s.shape) if isinstance(s, Tensor) else type(s).__name__
-                raise InputError(f"sequence {i} of `u` has shape {got}; expected [T_i, {inputs}] with T_i >= 1.")
+                raise InputError(
+                    f"sequence {i} of `u` has shape {got}; expected [T_i, {inputs}] with T_i >= 1."
+                )
             check_like(f"sequence {i} of `u`", s, like)
         n = [len(s) for s in u]
         layout = Layout.of(n, max(n), len(u))
@@ -182,8 +207,14 @@ def lay_out(u: Any, lengths: Any, inputs: int, like: Tensor) -> tuple[Layout, Te
             f"`u` must be a tensor [T, B, {inputs}], a list of tensors or a PackedSequence; got {type(u).__name__}."
         )
     if flat.shape[-1] != inputs:
-        raise InputError(f"the PackedSequence holds {flat.shape[-1]} inputs but this network reads {inputs}.")
-    if not flat.is_cuda and not math.isfinite(flat.sum().item()) and (error := not_finite(layout, flat)):
+        raise InputError(
+            f"the PackedSequence holds {flat.shape[-1]} inputs but this network reads {inputs}."
+        )
+    if (
+        not flat.is_cuda
+        and not math.isfinite(flat.sum().item())
+        and (error := not_finite(layout, flat))
+    ):
         raise error
     return layout, flat
 
@@ -206,10 +237,14 @@ def _lengths(lengths: Any, T: int, B: int) -> list[int] | None:
     if n.is_floating_point() or n.is_complex() or n.dtype == torch.bool:
         raise KindError(f"lengths must be integers; got {n.dtype}.")
     if tuple(n.shape) != (B,):
-        raise InputError(f"lengths has shape {list(n.shape)}; expected one length for each of {B} samples.")
+        raise InputError(
+            f"lengths has shape {list(n.shape)}; expected one length for each of {B} samples."
+        )
     if int(n.min()) < 1 or int(n.max()) > T:
         b = int(((n < 1) | (n > T)).nonzero()[0, 0])
-        raise InputError(f"lengths must lie in 1..{T} (the number of steps of `u`); sample {b} has {int(n[b])}.")
+        raise InputError(
+            f"lengths must lie in 1..{T} (the number of steps of `u`); sample {b} has {int(n[b])}."
+        )
     if int(n.max()) < T:
         raise InputError(
             f"the longest sample has {int(n.max())} steps but `u` has {T}; pass `u[:{int(n.max())}]`, so that T is the length of the longest."
@@ -220,7 +255,9 @@ def _lengths(lengths: Any, T: int, B: int) -> list[int] | None:
 def check_like(name: str, y: Tensor, like: Tensor) -> None:
     dense(name, y)
     if y.device != like.device:
-        raise InputError(f"{name} is on {y.device} but the network is on {like.device}; move one of them with .to().")
+        raise InputError(
+            f"{name} is on {y.device} but the network is on {like.device}; move one of them with .to()."
+        )
     if y.dtype != like.dtype:
         raise KindError(
             f"{name} is {str(y.dtype)[6:]} but the network is {str(like.dtype)[6:]}; convert it with {name.split()[0].strip('`')}.to({like.dtype})."

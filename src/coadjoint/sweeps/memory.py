@@ -28,7 +28,12 @@ _lock = threading.Lock()
 def empty(shape: Sequence[int], like: Tensor) -> Tensor:
     """An array whose values are not set, of the kind of `like`."""
     size = math.prod(shape) * like.element_size()
-    if size < SMALL or like.device.type != "cpu" or torch.are_deterministic_algorithms_enabled() or traced(like):
+    if (
+        size < SMALL
+        or like.device.type != "cpu"
+        or torch.are_deterministic_algorithms_enabled()
+        or traced(like)
+    ):
         return like.new_empty(tuple(shape))
     with _lock:
         now = _asked[size] = next(_clock)

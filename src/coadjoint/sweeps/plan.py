@@ -34,16 +34,26 @@ class Tape(NamedTuple):
 
     def wanted(self, need: Sequence[bool]) -> tuple[str, ...]:
         """Which of a, v, x, p are there and need a gradient."""
-        return tuple(n for n, y, wanted in zip("avxp", self, need, strict=False) if y is not None and wanted)
+        return tuple(
+            n for n, y, wanted in zip("avxp", self, need, strict=False) if y is not None and wanted
+        )
 
 
 class Engine(Protocol):
     """Three loops over flat arrays; no derivatives, no losses."""
 
-    def refusal(self, device: str) -> str | None: ...  # why it cannot run here, as the end of a sentence
+    def refusal(
+        self, device: str
+    ) -> str | None: ...  # why it cannot run here, as the end of a sentence
 
     def forward(
-        self, plan: Plan, base: Tensor, v: Tensor | None, W: Tensor | None, x0: Tensor, p: Tensor | None
+        self,
+        plan: Plan,
+        base: Tensor,
+        v: Tensor | None,
+        W: Tensor | None,
+        x0: Tensor,
+        p: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor | None]: ...
 
     def adjoint(
@@ -57,11 +67,18 @@ class Engine(Protocol):
         link: Link | None,
         scaled: bool,
         keep: bool,
-        k_last: Tensor | None = None,  # [B]: s_last is given as s_last 2^k_last, beside s or alone (scaled sweeps)
+        k_last: Tensor
+        | None = None,  # [B]: s_last is given as s_last 2^k_last, beside s or alone (scaled sweeps)
     ) -> tuple[Tensor, Tensor, Tensor | None]: ...
 
     def tangent(
-        self, plan: Plan, tape: Tape, W: Tensor | None, g: Tensor | None, ga: Tensor | None, link: Link | None
+        self,
+        plan: Plan,
+        tape: Tape,
+        W: Tensor | None,
+        g: Tensor | None,
+        ga: Tensor | None,
+        link: Link | None,
     ) -> tuple[Tensor, Tensor]: ...
 
 

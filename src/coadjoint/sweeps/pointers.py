@@ -17,7 +17,13 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from ..errors import CoadjointError, InputError, KindError, Unsupported
-from .torch_internals import fake_mode_is_on, is_fake, is_wrapped, is_zero_everywhere, proxy_mode_is_on
+from .torch_internals import (
+    fake_mode_is_on,
+    is_fake,
+    is_wrapped,
+    is_zero_everywhere,
+    proxy_mode_is_on,
+)
 
 PLAIN = (Tensor, Parameter)
 WAYS_OUT = {
@@ -106,7 +112,9 @@ def ordinary(kind: type) -> bool:
     return kind.__torch_dispatch__ is Tensor.__torch_dispatch__  # type: ignore[attr-defined]
 
 
-def refused(name: str, y: Tensor, count: int, dtype: torch.dtype, device: torch.device) -> CoadjointError:
+def refused(
+    name: str, y: Tensor, count: int, dtype: torch.dtype, device: torch.device
+) -> CoadjointError:
     """What to say of a tensor whose address cannot be given away."""
     odd = unusual(y)
     if is_wrapped(y):
@@ -115,13 +123,21 @@ def refused(name: str, y: Tensor, count: int, dtype: torch.dtype, device: torch.
             "Put the transform around the whole call of the network or module.",
         )
     if odd is not None:
-        return Unsupported(f"{name} is {odd[0]}; sweeps read memory, and need an ordinary dense tensor. {odd[1]}")
+        return Unsupported(
+            f"{name} is {odd[0]}; sweeps read memory, and need an ordinary dense tensor. {odd[1]}"
+        )
     if y.dtype is not dtype:
-        return KindError(f"{name} is {str(y.dtype)[6:]}; expected {str(dtype)[6:]}. Convert it with .to({dtype}).")
+        return KindError(
+            f"{name} is {str(y.dtype)[6:]}; expected {str(dtype)[6:]}. Convert it with .to({dtype})."
+        )
     if y.device != device:
-        return InputError(f"{name} is on {y.device}; expected it on {device}. Move it with .to('{device}').")
+        return InputError(
+            f"{name} is on {y.device}; expected it on {device}. Move it with .to('{device}')."
+        )
     if y.numel() != count:
-        return InputError(f"{name} has {y.numel()} values, shape {list(y.shape)}; expected {count}.")
+        return InputError(
+            f"{name} has {y.numel()} values, shape {list(y.shape)}; expected {count}."
+        )
     return InputError(
         f"{name} has shape {list(y.shape)}, but its memory was freed or is too small for that. Load its values again; a "
         "module whose weights are sharded or offloaded must be called in the way that brings them back."
@@ -138,7 +154,10 @@ def unusual(y: Tensor) -> tuple[str, str] | None:
     if y.layout is not torch.strided:
         return f"a tensor of layout {str(y.layout)[6:]}", "Take .to_dense() of it first."
     if y.is_meta:
-        return "on the device meta, where tensors have no values", "Give it values on a real device, with .to_empty()."
+        return (
+            "on the device meta, where tensors have no values",
+            "Give it values on a real device, with .to_empty().",
+        )
     return None
 
 
@@ -146,7 +165,10 @@ def insist_on_values(name: str, y: Tensor) -> None:
     """Refuse a tensor whose values cannot be looked at."""
     odd = unusual(y)
     if odd is None and fake_mode_is_on():
-        odd = "used under FakeTensorMode, where tensors have no values", "Leave that mode; co.nn's modules work in it."
+        odd = (
+            "used under FakeTensorMode, where tensors have no values",
+            "Leave that mode; co.nn's modules work in it.",
+        )
     if odd is not None:
         raise Unsupported(f"{name} is {odd[0]}; expected an ordinary dense tensor. {odd[1]}")
 
@@ -156,7 +178,9 @@ def insist_on_memory(tensors: Iterable[tuple[str, Tensor]]) -> None:
     for name, y in tensors:
         if type(y) not in PLAIN and not ordinary(type(y)) and not is_fake(y):
             kind, way_out = unusual(y) or ("", "")
-            raise Unsupported(f"{name} is {kind}; sweeps read memory, and need an ordinary dense tensor. {way_out}")
+            raise Unsupported(
+                f"{name} is {kind}; sweeps read memory, and need an ordinary dense tensor. {way_out}"
+            )
 
 
 def traced(*tensors: Tensor) -> bool:

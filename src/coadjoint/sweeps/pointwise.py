@@ -34,10 +34,14 @@ from .torch_internals import (
 
 Groups = tuple[tuple[str, tuple[Node, ...]], ...]
 WORTH = 1 << 14  # elements of an input from which a loop is worth compiling
-CHUNK = 1 << 15  # elements of one entry that are computed at a time, so that a program's intermediates stay in cache
+CHUNK = (
+    1 << 15
+)  # elements of one entry that are computed at a time, so that a program's intermediates stay in cache
 
 
-@dataclass(frozen=True, eq=False)  # one object for each derivative: they are made by cached functions
+@dataclass(
+    frozen=True, eq=False
+)  # one object for each derivative: they are made by cached functions
 class Pointwise:
     inputs: Groups
     outputs: Groups
@@ -65,7 +69,9 @@ class Pointwise:
         targets = [(n, nodes) for n, nodes in self.inputs if n in wrt]
         grads = iter(pull(flat, bars, [n for _, nodes in targets for n in nodes]))
         outputs = tuple((name, tuple(next(grads) for _ in nodes)) for name, nodes in targets)
-        return Pointwise((*self.inputs, *extra), outputs, self.known, frozenset(uniform), self.uniform & set(wrt))
+        return Pointwise(
+            (*self.inputs, *extra), outputs, self.known, frozenset(uniform), self.uniform & set(wrt)
+        )
 
     @functools.cache  # noqa: B019
     def pushed(self, along: tuple[str, ...]) -> Pointwise:
@@ -82,7 +88,9 @@ class Pointwise:
                 directions |= dict(zip(nodes, dots, strict=True))
         rest = iter(push([n for _, nodes in self.outputs for n in nodes], directions))
         outputs = tuple((name, tuple(next(rest) for _ in nodes)) for name, nodes in self.outputs)
-        return Pointwise((*self.inputs, *extra), outputs, self.known, frozenset(uniform), self.summed)
+        return Pointwise(
+            (*self.inputs, *extra), outputs, self.known, frozenset(uniform), self.summed
+        )
 
     @functools.cached_property
     def live(self) -> list[str]:
@@ -115,12 +123,17 @@ class Pointwise:
         """The output groups that are not identically zero."""
         whole = rows.whole if rows else 0
         first = next(
-            t for (name, _), t in zip(self.inputs, tensors, strict=True) if t is not None and name not in self.uniform
+            t
+            for (name, _), t in zip(self.inputs, tensors, strict=True)
+            if t is not None and name not in self.uniform
         )
         run = runner(first.device.type, whole * first.shape[1])
         outputs = (run or Pointwise.by_torch)(self, rows, at_hand, tensors)
         live = [name for name, _ in self.outputs if name in self.live]
-        return [total(rows, out) if name in self.summed else out for name, out in zip(live, outputs, strict=True)]
+        return [
+            total(rows, out) if name in self.summed else out
+            for name, out in zip(live, outputs, strict=True)
+        ]
 
     def expected(
         self, given: Sequence[tuple[str | None, tuple[Node, ...]]], count: int, d: int
@@ -143,7 +156,11 @@ class Pointwise:
         ]
         nodes0, like, _ = next((n, t, u) for n, t, u in arrays if not u)
         d, count = like.shape[1] // len(nodes0), like.shape[0]
-        blocks = [len(b) for c in (rows.chunks if rows else [range(count)]) for b in split(c, max(1, CHUNK // d))]
+        blocks = [
+            len(b)
+            for c in (rows.chunks if rows else [range(count)])
+            for b in split(c, max(1, CHUNK // d))
+        ]
         columns: dict[Node, Sequence[Tensor]] = {}
         fixed: dict[Node, Tensor] = {}
         for nodes, t, uniform in arrays:
@@ -154,12 +171,20 @@ class Pointwise:
                     columns[n] = part.split(blocks)
         for nodes, y in zip(self.known, at_hand, strict=True):
             if y is not None:
-                columns |= {n: part.split(blocks) for n, part in zip(nodes, y.split(d, -1), strict=True) if n.args}
+                columns |= {
+                    n: part.split(blocks)
+                    for n, part in zip(nodes, y.split(d, -1), strict=True)
+                    if n.args
+                }
         outputs = [(name, nodes) for name, nodes in self.outputs if name in self.live]
         flat = [n for _, nodes in outputs for n in nodes]
         once = apart(flat, columns, frozenset(columns))
         fixed |= dict(
-            zip(once, (like.new_tensor(v) if isinstance(v, float) else v for v in evaluate(once, fixed)), strict=True)
+            zip(
+                once,
+                (like.new_tensor(v) if isinstance(v, float) else v for v in evaluate(once, fixed)),
+                strict=True,
+            )
         )
         columns |= {n: [v] * len(blocks) for n, v in fixed.items()}
         packed = [empty((count, d * len(nodes)), like) for _, nodes in outputs]
@@ -199,7 +224,9 @@ class _Primal:
 
     def __init__(self, ctx: Any) -> None:
         self.ctx = ctx
-        self.saved_tensors = tuple(None if t is None else unpack_dual(t, level=0).primal for t in ctx.saved_tensors)
+        self.saved_tensors = tuple(
+            None if t is None else unpack_dual(t, level=0).primal for t in ctx.saved_tensors
+        )
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.ctx, name)
@@ -240,7 +267,11 @@ def quick(function: type[Function]) -> type[Function]:
         if transforms_are_on():
             return usual(*args)
         args = unwrap_dead_wrappers(args)
-        return direct(*args) if torch.is_grad_enabled() or forward_mode_is_on() else function.forward(*args)
+        return (
+            direct(*args)
+            if torch.is_grad_enabled() or forward_mode_is_on()
+            else function.forward(*args)
+        )
 
     function.apply = apply  # type: ignore[method-assign]
     return function
@@ -279,7 +310,9 @@ class _Apply(Function):
     def backward(ctx: Any, *bars: Tensor | None) -> Any:
         op, hand = ctx.op, len(ctx.op.known)
         seeds = [(name, bar) for name, bar in zip(op.live, bars, strict=True) if bar is not None]
-        wrt = tuple(n for (n, _), need in zip(op.inputs, asked(ctx)[2 + hand :], strict=True) if need)
+        wrt = tuple(
+            n for (n, _), need in zip(op.inputs, asked(ctx)[2 + hand :], strict=True) if need
+        )
         if not seeds or not wrt:
             return (None,) * (2 + len(ctx.saved_tensors))
         saved, rows = ctx.saved_tensors, ctx.rows
@@ -291,7 +324,11 @@ class _Apply(Function):
     @nested
     def jvp(ctx: Any, _op: Any, _rows: Any, *dots: Tensor | None) -> Any:
         op, saved, hand = ctx.op, ctx.saved_tensors, len(ctx.op.known)
-        along = [(name, dot) for (name, _), dot in zip(op.inputs, dots[hand:], strict=True) if dot is not None]
+        along = [
+            (name, dot)
+            for (name, _), dot in zip(op.inputs, dots[hand:], strict=True)
+            if dot is not None
+        ]
         ahead = op.pushed(tuple(n for n, _ in along))
         out = ahead(saved[:hand], *saved[hand:], *(dot for _, dot in along), rows=ctx.rows)
         return tuple(out[name] for name in op.live)

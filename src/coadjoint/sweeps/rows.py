@@ -83,7 +83,11 @@ class Rows:
     @functools.cached_property
     def chunks(self) -> list[range]:
         """The rows of each chunk in step arrays."""
-        ends = self.starts[:: self.chunk] if self.T % self.chunk == 0 else [*self.starts[:: self.chunk], self.N]
+        ends = (
+            self.starts[:: self.chunk]
+            if self.T % self.chunk == 0
+            else [*self.starts[:: self.chunk], self.N]
+        )
         return [range(a, b) for a, b in itertools.pairwise(ends)]
 
     def steps(self, y: Tensor) -> tuple[Tensor, ...]:
@@ -97,17 +101,27 @@ class Rows:
     def before(self, x: Tensor) -> list[Tensor]:
         """x_{t-1} for the samples that take step t, as T views."""
         states = self.states(x)
-        return list(states[:-1]) if self.uniform else [y[:n] for y, n in zip(states, self.sizes, strict=False)]
+        return (
+            list(states[:-1])
+            if self.uniform
+            else [y[:n] for y, n in zip(states, self.sizes, strict=False)]
+        )
 
     def prev(self, x: Tensor) -> Tensor:
         """x_{t-1} for the samples that take step t, as one step array."""
-        return x[: self.N] if self.uniform else x.index_select(0, torch.from_numpy(self.index.prev).to(x.device))
+        return (
+            x[: self.N]
+            if self.uniform
+            else x.index_select(0, torch.from_numpy(self.index.prev).to(x.device))
+        )
 
     def prev_back(self, y: Tensor) -> Tensor:
         """The transpose of prev: [N, .] -> [B + N, .]."""
         if self.uniform:
             return pad(y, (0, 0, 0, self.B))
-        return y.new_zeros(self.B + self.N, y.shape[1]).index_copy(0, torch.from_numpy(self.index.prev).to(y.device), y)
+        return y.new_zeros(self.B + self.N, y.shape[1]).index_copy(
+            0, torch.from_numpy(self.index.prev).to(y.device), y
+        )
 
     def turned(self, y: Tensor) -> Tensor:
         """A step array with the time of each sample reversed; its own inverse."""
@@ -123,13 +137,19 @@ class Rows:
 
     def last(self, x: Tensor) -> Tensor:
         """Each sample's state at its own last step, [B, .]."""
-        return x[self.N :] if self.uniform else x.index_select(0, torch.from_numpy(self.index.last).to(x.device))
+        return (
+            x[self.N :]
+            if self.uniform
+            else x.index_select(0, torch.from_numpy(self.index.last).to(x.device))
+        )
 
     def last_back(self, y: Tensor) -> Tensor:
         """The transpose of last: [B, .] -> [B + N, .]."""
         if self.uniform:
             return pad(y, (0, 0, self.N, 0))
-        return y.new_zeros(self.B + self.N, y.shape[1]).index_copy(0, torch.from_numpy(self.index.last).to(y.device), y)
+        return y.new_zeros(self.B + self.N, y.shape[1]).index_copy(
+            0, torch.from_numpy(self.index.last).to(y.device), y
+        )
 
     @property
     def lengths(self) -> Tensor:
@@ -153,7 +173,9 @@ class Rows:
         """[T + 1, B] -> [B + N]."""
         if self.uniform:
             return dense.reshape(-1)
-        return torch.cat([dense[0], dense[self.time.to(dense.device), self.sample.to(dense.device)]])
+        return torch.cat(
+            [dense[0], dense[self.time.to(dense.device), self.sample.to(dense.device)]]
+        )
 
 
 @functools.lru_cache(maxsize=4)
@@ -164,7 +186,9 @@ def equal(T: int, B: int) -> Rows:
 
 def pow2(k: Tensor, dtype: torch.dtype) -> Tensor:
     """2^k exactly, from its bits; 0 below the normal range, the largest power above it."""
-    bias, shift, bits = (1023, 52, torch.int64) if dtype == torch.float64 else (127, 23, torch.int32)
+    bias, shift, bits = (
+        (1023, 52, torch.int64) if dtype == torch.float64 else (127, 23, torch.int32)
+    )
     e = k.clamp(-bias, bias).to(bits) + bias
     return (e << shift).view(torch.float64 if dtype == torch.float64 else torch.float32).to(dtype)
 
@@ -176,7 +200,10 @@ def scale(y: Tensor, k: Tensor) -> Tensor:
 
 
 NONE = -(1 << 28)  # the exponent of nothing
-ROOM = {torch.float32: 40, torch.float64: 400}  # 2^ROOM stays in range when it is multiplied a few times
+ROOM = {
+    torch.float32: 40,
+    torch.float64: 400,
+}  # 2^ROOM stays in range when it is multiplied a few times
 
 
 def exponent(y: Tensor) -> Tensor:

@@ -39,7 +39,11 @@ class SweepRun(Protocol):
         """This run, if it is that of a formula, whose slopes are known; None otherwise."""
 
     def costate(
-        self, s: Tensor | None, s_last: Tensor | None, declared: Tensor | None, unit: Tensor | None = None
+        self,
+        s: Tensor | None,
+        s_last: Tensor | None,
+        declared: Tensor | None,
+        unit: Tensor | None = None,
     ) -> Costate:
         """The costates that the sources s (of all states) and s_last (of the last ones) make."""
 
@@ -69,7 +73,14 @@ class Swept:
     last: Tensor  # [B, n]
 
     @staticmethod
-    def run(plan: Plan, base: Tensor, side: Tensor | None, W: Tensor | None, x0: Tensor, p: Tensor | None) -> Swept:
+    def run(
+        plan: Plan,
+        base: Tensor,
+        side: Tensor | None,
+        W: Tensor | None,
+        x0: Tensor,
+        p: Tensor | None,
+    ) -> Swept:
         x, a, last, q = differentiable.Forward.apply(plan, base, side, W, x0, p)
         if not torch.is_grad_enabled():
             settle(plan)
@@ -90,7 +101,11 @@ class Swept:
         settle(self.plan)
 
     def costate(
-        self, s: Tensor | None, s_last: Tensor | None, declared: Tensor | None, unit: Tensor | None = None
+        self,
+        s: Tensor | None,
+        s_last: Tensor | None,
+        declared: Tensor | None,
+        unit: Tensor | None = None,
     ) -> Costate:
         """The scale-free adjoint: lam_t = s_t + J_{t+1}' lam_{t+1} in mantissas and exponents.
 
@@ -114,7 +129,9 @@ class Swept:
             return ()
         op = slopes.next_of(self.plan.cell).pulled(("x",), ("v",))
         known = (tape.x[rows.B :], tape.q)
-        return (op(known, tape.a, tape.v, rows.prev(tape.x), tape.p, lam[rows.B :], rows=rows)["v"],)
+        return (
+            op(known, tape.a, tape.v, rows.prev(tape.x), tape.p, lam[rows.B :], rows=rows)["v"],
+        )
 
     def pull(self, lam: Tensor, frozen: bool = False) -> Tensor:
         """J_t' lam_t for all steps at once, from state rows to step rows; frozen: everything but W held constant."""
@@ -153,7 +170,9 @@ class Costate(NamedTuple):
 
     mantissa: Tensor  # [B + N, n]
     exponent: Tensor  # [B + N]
-    drive: Callable[[], tuple[Tensor | None, ...]]  # step arrays, in the units of their steps' exponents
+    drive: Callable[
+        [], tuple[Tensor | None, ...]
+    ]  # step arrays, in the units of their steps' exponents
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,13 +185,17 @@ class Stepped:
     x: Tensor  # [B + N, n]
 
     @staticmethod
-    def run(step: Step, rows: Rows, drive: tuple[Tensor, ...], x0: Tensor, checked: bool = True) -> Stepped:
+    def run(
+        step: Step, rows: Rows, drive: tuple[Tensor, ...], x0: Tensor, checked: bool = True
+    ) -> Stepped:
         states, drives = [x0.contiguous()], [rows.steps(y) for y in drive]
         for t, n in enumerate(rows.sizes):
             states.append(step(*(y[t] for y in drives), states[-1][:n]))
         for t, x in enumerate(states if checked else ()):
             if not torch.isfinite(x).all():
-                raise NumericalError(f"the state is outside the range of {str(x.dtype)[6:]} at t = {t} of {rows.T}.")
+                raise NumericalError(
+                    f"the state is outside the range of {str(x.dtype)[6:]} at t = {t} of {rows.T}."
+                )
         return Stepped(step, rows, drive, torch.cat(states))
 
     @property
@@ -189,7 +212,11 @@ class Stepped:
     def settle(self) -> None: ...
 
     def costate(
-        self, s: Tensor | None, s_last: Tensor | None, declared: Tensor | None, unit: Tensor | None = None
+        self,
+        s: Tensor | None,
+        s_last: Tensor | None,
+        declared: Tensor | None,
+        unit: Tensor | None = None,
     ) -> Costate:
         """Arguments as in Swept.costate."""
         rows, drives = self.rows, [self.rows.steps(y) for y in self.drive]
@@ -203,7 +230,11 @@ class Stepped:
 
         def scaled(t: int) -> Tensor:
             """The source in the unit of lam_t; one that is not there is not differentiated at 2^-k."""
-            shift = -k[0] if read is None else torch.where(read[t] | (k[0] > -ROOM[s.dtype]), -k[0], NONE)
+            shift = (
+                -k[0]
+                if read is None
+                else torch.where(read[t] | (k[0] > -ROOM[s.dtype]), -k[0], NONE)
+            )
             return scale(sources[t], shift[:, None])
 
         lam = [scaled(rows.T)]
@@ -211,7 +242,9 @@ class Stepped:
         for t in reversed(range(rows.T)):
             drive = [y[t] for y in drives]
             again, pull = torch.func.vjp(self.step, *drive, before[t])  # type: ignore[misc]
-            if not torch.allclose(again.detach(), states[t + 1].detach(), tolerance, tolerance, equal_nan=True):
+            if not torch.allclose(
+                again.detach(), states[t + 1].detach(), tolerance, tolerance, equal_nan=True
+            ):
                 raise Unsupported(
                     f"the step function gave another state when step {t + 1} was repeated: it is random or keeps a memory. "
                     "Pass what is drawn (a dropout mask, noise) as part of the input u, so that a step is a function of u and x."
@@ -223,7 +256,9 @@ class Stepped:
             out = scale(out, (k[1] - k[0][: len(again)])[:, None])
             lam.insert(0, pad(out, (0, 0, 0, len(sources[t]) - len(again))) + scaled(t))
             if not torch.isfinite(lam[0]).all():
-                raise NumericalError(f"the costate is outside the range of {str(s.dtype)[6:]} at t = {t} of {rows.T}.")
+                raise NumericalError(
+                    f"the costate is outside the range of {str(s.dtype)[6:]} at t = {t} of {rows.T}."
+                )
         exponents = torch.cat(k)
         drive_of = lambda: tuple(torch.cat(part) for part in zip(*into, strict=True))
         return Costate(torch.cat(lam), exponents if unit is None else exponents + unit, drive_of)
@@ -232,9 +267,13 @@ class Stepped:
         """J_t' lam_t for all steps, from state rows to step rows."""
         rows, drives = self.rows, [self.rows.steps(y) for y in self.drive]
         out = []
-        for t, (before, bar) in enumerate(zip(rows.before(self.x), rows.states(lam)[1:], strict=True)):
+        for t, (before, bar) in enumerate(
+            zip(rows.before(self.x), rows.states(lam)[1:], strict=True)
+        ):
             drive = [y[t] for y in drives]
-            out.append(torch.func.vjp(lambda x, drive=drive: self.step(*drive, x), before)[1](bar)[0])
+            out.append(
+                torch.func.vjp(lambda x, drive=drive: self.step(*drive, x), before)[1](bar)[0]
+            )
         return torch.cat(out)
 
     def push(self, *directions: Tensor | None) -> Tensor:
@@ -244,7 +283,9 @@ class Stepped:
         mu = [torch.zeros_like(self.x[: rows.B])]
         for t, before in enumerate(rows.before(self.x)):
             primal = (*(y[t] for y in drives), before)
-            mu.append(torch.func.jvp(self.step, primal, (*(d[t] for d in dots), mu[-1][: len(before)]))[1])
+            mu.append(
+                torch.func.jvp(self.step, primal, (*(d[t] for d in dots), mu[-1][: len(before)]))[1]
+            )
         return torch.cat(mu)
 
     def jacobians(self, layout: Layout, samples: int) -> Tensor:
@@ -270,7 +311,11 @@ class SeenRun:
     formula: Swept | None = None
 
     def costate(
-        self, s: Tensor | None, s_last: Tensor | None, declared: Tensor | None, unit: Tensor | None = None
+        self,
+        s: Tensor | None,
+        s_last: Tensor | None,
+        declared: Tensor | None,
+        unit: Tensor | None = None,
     ) -> Costate:
         raise self._unswept()
 
@@ -286,4 +331,6 @@ class SeenRun:
     def settle(self) -> None: ...
 
     def _unswept(self) -> Unsupported:
-        return Unsupported("only a part of this run's state is seen here: ask the run of one layer by itself.")
+        return Unsupported(
+            "only a part of this run's state is seen here: ask the run of one layer by itself."
+        )

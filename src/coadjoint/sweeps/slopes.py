@@ -39,7 +39,9 @@ def picked(cell: Cell, x: Tensor) -> Tensor:
 
 
 def read(cell: Cell, x: Tensor, rows: Rows | None = None) -> Tensor:
-    return picked(cell, x) if cell.read_slot is not None else _of(read_of(cell)((), x, rows=rows)["r"])
+    return (
+        picked(cell, x) if cell.read_slot is not None else _of(read_of(cell)((), x, rows=rows)["r"])
+    )
 
 
 def read_push(cell: Cell, x: Tensor, m: Tensor, rows: Rows | None = None) -> Tensor:
@@ -47,7 +49,11 @@ def read_push(cell: Cell, x: Tensor, m: Tensor, rows: Rows | None = None) -> Ten
     if cell.read_slot is not None:
         return picked(cell, m)
     found = read_of(cell).pushed(("x",))((), x, m, rows=rows)["r"]
-    return x.new_zeros(len(x), x.shape[1] // len(cell.slots) * len(cell.read)) if found is None else found
+    return (
+        x.new_zeros(len(x), x.shape[1] // len(cell.slots) * len(cell.read))
+        if found is None
+        else found
+    )
 
 
 def read_pull(cell: Cell, x: Tensor, rbar: Tensor) -> Tensor:

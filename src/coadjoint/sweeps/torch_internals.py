@@ -151,7 +151,9 @@ def is_compiled(module: nn.Module) -> bool:
     """Was the module given to torch.compile, or has it a compiled call of its own (module.compile())?"""
     if module._compiled_call_impl is not None:
         return True
-    dynamo: Any = sys.modules.get("torch._dynamo")  # slow to import; where nobody has, nothing is compiled
+    dynamo: Any = sys.modules.get(
+        "torch._dynamo"
+    )  # slow to import; where nobody has, nothing is compiled
     return dynamo is not None and isinstance(module, dynamo.OptimizedModule)
 
 
@@ -188,13 +190,17 @@ def wrapper_in_forward() -> Any:
 
 def sharded_modules() -> list[tuple[nn.Module, Any]]:
     """The modules that fully_shard has sharded, and the state that it keeps of each."""
-    if "torch.distributed.fsdp" not in sys.modules:  # slow to import; where nobody has, nothing is sharded
+    if (
+        "torch.distributed.fsdp" not in sys.modules
+    ):  # slow to import; where nobody has, nothing is sharded
         return []
     from torch.distributed._composable_state import _module_state_mapping
     from torch.distributed.fsdp import FSDPModule
 
     return [
-        (module, state()) for module, state in list(_module_state_mapping.items()) if isinstance(module, FSDPModule)
+        (module, state())
+        for module, state in list(_module_state_mapping.items())
+        if isinstance(module, FSDPModule)
     ]
 
 

@@ -22,7 +22,9 @@ from ..errors import Unsupported
 from .torch_internals import is_idle, is_shard_of_flat_weights, sharded_modules, wrapper_in_forward
 
 SINK = "_DDPSinkBackward"  # stands on the outputs of a DistributedDataParallel
-SHARDED = "RegisterPostBackwardFunctionBackward"  # stands on the inputs of what fully_shard has sharded
+SHARDED = (
+    "RegisterPostBackwardFunctionBackward"  # stands on the inputs of what fully_shard has sharded
+)
 
 
 def one_of_many() -> bool:
@@ -30,7 +32,9 @@ def one_of_many() -> bool:
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
-def refuse_wrappers(loss: Tensor, outputs: Iterable[Tensor], recorded: Mapping[nn.Module, str]) -> None:
+def refuse_wrappers(
+    loss: Tensor, outputs: Iterable[Tensor], recorded: Mapping[nn.Module, str]
+) -> None:
     """Refuse a gradient from the loss to the outputs of the recorded modules that would set off a wrapper's hooks."""
     if not one_of_many():
         return
@@ -47,7 +51,9 @@ def refuse_wrappers(loss: Tensor, outputs: Iterable[Tensor], recorded: Mapping[n
                 "inside the forward of the wrapped module, or leave out static_graph=True."
             )
         if node.name() == SHARDED:
-            raise sharded("a module between the recorded one and the loss is sharded by fully_shard on its own")
+            raise sharded(
+                "a module between the recorded one and the loss is sharded by fully_shard on its own"
+            )
 
 
 def sharded(what: str) -> Unsupported:
@@ -65,12 +71,16 @@ def refuse_wrapped(network: nn.Module) -> None:
     wrapper = wrapper_in_forward()
     if wrapper is not None and wrapper.module is network and wrapper.static_graph:
         raise hidden(network, "DistributedDataParallel(static_graph=True)")
-    if "torch.distributed.fsdp" in sys.modules and isinstance(network, torch.distributed.fsdp.FSDPModule):
+    if "torch.distributed.fsdp" in sys.modules and isinstance(
+        network, torch.distributed.fsdp.FSDPModule
+    ):
         raise hidden(network, "fully_shard")
 
 
 def hidden(network: nn.Module, wrapper: str) -> Unsupported:
-    kind = type(network).__name__.removeprefix("FSDP")  # fully_shard gives what it shards a class of its own
+    kind = type(network).__name__.removeprefix(
+        "FSDP"
+    )  # fully_shard gives what it shards a class of its own
     return Unsupported(
         f"{wrapper} looks for tensors in what a module returns, and a co.{kind} returns a run in which it sees none: "
         f"give it a module of your own that calls the {kind} and returns the loss, with the penalty added."

@@ -23,7 +23,16 @@ from typing import Any
 from ..errors import InputError, choose
 from .digits import Digits
 from .music import Music
-from .synthetic import XOR, Addition, Copy, Generated, Memorisation, Multiplication, Permutation, TemporalOrder
+from .synthetic import (
+    XOR,
+    Addition,
+    Copy,
+    Generated,
+    Memorisation,
+    Multiplication,
+    Permutation,
+    TemporalOrder,
+)
 from .task import Collection, Goal, Sequences, Task, rng
 from .transduction import Reversal, Sorting, Transduction
 
@@ -58,7 +67,9 @@ def options(name: str) -> dict[str, Any]:
     """The options of a task with their defaults; `...` stands for one that must be given."""
     entry = TASKS[choose("task", name, TASKS)]
     given = {
-        p.name: p.default for p in inspect.signature(entry.build).parameters.values() if p.name not in entry.settled
+        p.name: p.default
+        for p in inspect.signature(entry.build).parameters.values()
+        if p.name not in entry.settled
     }
     return {key: ... if value is inspect.Parameter.empty else value for key, value in given.items()}
 
@@ -68,7 +79,9 @@ def make(name: str, **chosen: Any) -> Task:
     known = options(name)
     for option in chosen:
         choose(f"option of task '{name}'", option, known)
-    if missing := [option for option, default in known.items() if default is ... and option not in chosen]:
+    if missing := [
+        option for option, default in known.items() if default is ... and option not in chosen
+    ]:
         raise InputError(f"task '{name}' needs {', '.join(missing)}: {TASKS[name].about}.")
     return TASKS[name].build(**TASKS[name].settled, **chosen)
 

@@ -51,7 +51,13 @@ class Data(Collection):
     `notes` says what was chosen for the user: columns, rows left out, constant features.
     """
 
-    def __init__(self, sets: dict[str, Sequences], description: Description, notes: tuple[str, ...], name: str) -> None:
+    def __init__(
+        self,
+        sets: dict[str, Sequences],
+        description: Description,
+        notes: tuple[str, ...],
+        name: str,
+    ) -> None:
         self.name, self.description, self.notes = name, description, notes
         classify = description.kind == "classify"
         self.inputs = len(description.features) + len(description.masked)
@@ -111,7 +117,9 @@ class Data(Collection):
                 raise ConfigError(f"--{flag} must be {' or '.join(known)}; got {value!r}.")
         least = 2 if kind == "next" else 1
         if window is not None and (type(window) is not int or window < least):
-            raise ConfigError(f"--window must be a whole number of rows, at least {least}; got {window!r}.")
+            raise ConfigError(
+                f"--window must be a whole number of rows, at least {least}; got {window!r}."
+            )
         reading: dict[str, Any] = {
             "sep": sep,
             "decimal": decimal,
@@ -120,7 +128,14 @@ class Data(Collection):
             "missing": missing,
         }
         options = Options(
-            id, time, column_names(target), column_names(features), kind, at, max_bytes=max_bytes, **reading
+            id,
+            time,
+            column_names(target),
+            column_names(features),
+            kind,
+            at,
+            max_bytes=max_bytes,
+            **reading,
         )
         recordings = read_all({"train": train, "valid": valid, "test": test}, options)
         first = recordings["train"]
@@ -130,21 +145,30 @@ class Data(Collection):
         at = target_at(numbered["train"], kind, at)
         judge_target(numbered["train"], kind, labels)
         cuts = {
-            s: cut_up(filled(r, kind, at, missing, irregular), kind, at, window, missing) for s, r in numbered.items()
+            s: cut_up(filled(r, kind, at, missing, irregular), kind, at, window, missing)
+            for s, r in numbered.items()
         }
         if overlap == "refuse":
             refuse_overlap(cuts)
         notes = [*first.notes, *(note for cut in cuts.values() for note in cut.notes)]
-        parts: dict[str, tuple[Cut, list[int]]] = {s: (c, list(range(len(c.pieces)))) for s, c in cuts.items()}
+        parts: dict[str, tuple[Cut, list[int]]] = {
+            s: (c, list(range(len(c.pieces)))) for s, c in cuts.items()
+        }
         if len(cuts) == 1:
             parts = split_up(cuts["train"], split, seed, kind == "classify" and at == "last")
             copies = count_copies(parts)
             if copies:
-                notes.append(f"{copies} held-out sequences have the same inputs as a training sequence")
+                notes.append(
+                    f"{copies} held-out sequences have the same inputs as a training sequence"
+                )
         masked = [f for j, f in enumerate(first.features) if missing == "mask" and any(np.isnan(c.recording.u[:, j]).any() for c in cuts.values())]  # fmt: skip
         cut, index = parts["train"]
         rows = np.concatenate([np.arange(*cut.pieces[i][1:]) for i in index])
-        absent = [f for f, gone in zip(first.features, np.isnan(cut.recording.u[rows]).all(0), strict=True) if gone]
+        absent = [
+            f
+            for f, gone in zip(first.features, np.isnan(cut.recording.u[rows]).all(0), strict=True)
+            if gone
+        ]
         if absent:
             raise DataError(f"{first.path}: in the training sequences every value of {listed(absent)} is missing. Leave the column out with --features.")  # fmt: skip
         mean, std = scale_of(cut.recording.u[rows], standardise)
@@ -158,7 +182,9 @@ class Data(Collection):
                 name = first.targets[int(np.flatnonzero(constant(y))[0])]
                 raise DataError(f"{first.path} column '{shown(name)}': the target is constant in the training sequences: nothing can be learned.")  # fmt: skip
         elif still.all():
-            raise DataError(f"{first.path}: every feature is constant, so the next step holds nothing to learn.")
+            raise DataError(
+                f"{first.path}: every feature is constant, so the next step holds nothing to learn."
+            )
         description = Description(
             kind, at, list(first.features), list(first.targets), labels, mean.tolist(), std.tolist(),
             t_mean.tolist() if kind != "classify" else [], t_std.tolist() if kind != "classify" else [],
@@ -167,7 +193,11 @@ class Data(Collection):
             {s: {"name": Path(p).name, "sha256": recordings[s].sha256} for s, p in (("train", train), ("valid", valid), ("test", test)) if p is not None},
         )  # fmt: skip
         ready = {s: inputs_of(c.recording, description) for s, (c, _) in parts.items()}
-        sets = {s: sequences_of(c, index, ready[s], description) for s, (c, index) in parts.items() if index}
+        sets = {
+            s: sequences_of(c, index, ready[s], description)
+            for s, (c, index) in parts.items()
+            if index
+        }
         return cls(sets, description, tuple(dict.fromkeys(notes)), Path(train).stem)
 
     @staticmethod
@@ -183,7 +213,9 @@ class Data(Collection):
         how = d.reading | reading
         irregular = how.pop("irregular", "refuse")
         columns: dict[str, Any] = {"id": d.columns["id"], "time": d.columns["time"]}
-        options = Options(**columns, target=tuple(d.targets), features=tuple(d.features), kind="next", **how)
+        options = Options(
+            **columns, target=tuple(d.targets), features=tuple(d.features), kind="next", **how
+        )
         recording = as_trained(read(path, options), d)
         recording = filled(recording, "predict", d.at, how.get("missing", "refuse"), irregular)
         cut = cut_up(recording, "predict", d.at, d.window, "refuse")
@@ -202,7 +234,9 @@ class Data(Collection):
         """Labels as they were read, numbers in their own units."""
         d = self.description
         if d.labels:
-            return [(d.labels[int(t)], d.labels[int(p)]) for t, p in zip(y, a.argmax(-1), strict=True)]
+            return [
+                (d.labels[int(t)], d.labels[int(p)]) for t, p in zip(y, a.argmax(-1), strict=True)
+            ]
         mean, std = (torch.tensor(v, dtype=a.dtype) for v in (d.target_mean, d.target_std))
         return super().show(a * std + mean, y.reshape(a.shape) * std + mean)
 
@@ -210,10 +244,17 @@ class Data(Collection):
         """Accuracy, or mean squared and absolute error in the target's own units, over the entries that count."""
         a, y = a.detach(), batch.y.to(a.device)
         if self.readout == "every":
-            counts = torch.arange(len(a), device=a.device)[:, None] < torch.as_tensor(batch.lengths, device=a.device)
+            counts = torch.arange(len(a), device=a.device)[:, None] < torch.as_tensor(
+                batch.lengths, device=a.device
+            )
             counts = counts if batch.mask is None else counts & (batch.mask.to(a.device) != 0)
             a, y = a[counts], y[counts]
         if self.description.kind == "classify":
             return {"accuracy": right(a.argmax(-1) == y)}
-        e = (a.double() - y.double()) * torch.tensor(self.description.target_std, dtype=torch.float64, device=a.device)
-        return {"mse": (float(e.square().sum()), float(e.numel())), "mae": (float(e.abs().sum()), float(e.numel()))}
+        e = (a.double() - y.double()) * torch.tensor(
+            self.description.target_std, dtype=torch.float64, device=a.device
+        )
+        return {
+            "mse": (float(e.square().sum()), float(e.numel())),
+            "mae": (float(e.abs().sum()), float(e.numel())),
+        }

@@ -40,18 +40,25 @@ class Description:
     def of(cls, given: dict[str, Any]) -> Description:
         """Check a description that came with a model: it is a stranger's."""
         if not isinstance(given, dict) or {f.name for f in fields(cls)} != set(given):
-            raise DataError("the model's description of its data is damaged: its keys are not those expected.")
+            raise DataError(
+                "the model's description of its data is damaged: its keys are not those expected."
+            )
         d = cls(**given)
         for name, fine in d.judged():
             if not fine:
-                raise DataError(f"the model's description of its data is damaged: '{name}' is not what it should be.")
+                raise DataError(
+                    f"the model's description of its data is damaged: '{name}' is not what it should be."
+                )
         return d
 
     def judged(self) -> Iterator[tuple[str, bool]]:
         """Each field and whether it is fine, one after the other: later ones are looked at if the earlier ones are."""
         yield "kind", isinstance(self.kind, str) and self.kind in KINDS
         yield "at", self.at in ("last", "every")
-        yield "features", _words(self.features) and len(self.features) > 0 and _different(self.features)
+        yield (
+            "features",
+            _words(self.features) and len(self.features) > 0 and _different(self.features),
+        )
         yield "mean", _reals(self.mean) and len(self.mean) == len(self.features)
         yield "std", _reals(self.std) and len(self.std) == len(self.features) and min(self.std) > 0
         yield "targets", _words(self.targets) and _different(self.targets)
@@ -60,7 +67,12 @@ class Description:
         yield "target_mean", _reals(self.target_mean)
         yield "target_std", _reals(self.target_std) and all(s > 0 for s in self.target_std)
         yield "target_std", len(self.target_mean) == len(self.target_std)
-        yield "masked", _words(self.masked) and _different(self.masked) and set(self.masked) <= set(self.features)
+        yield (
+            "masked",
+            _words(self.masked)
+            and _different(self.masked)
+            and set(self.masked) <= set(self.features),
+        )
         yield "named", isinstance(self.named, bool)
         columns = self.columns if isinstance(self.columns, dict) else {}
         yield "columns", set(columns) == {"id", "time"} and _words(list(columns.values()))
@@ -82,7 +94,9 @@ def _different(words: list[str]) -> bool:
 
 
 def _reals(value: Any) -> bool:
-    return isinstance(value, list) and all(type(x) in (int, float) and math.isfinite(x) for x in value)
+    return isinstance(value, list) and all(
+        type(x) in (int, float) and math.isfinite(x) for x in value
+    )
 
 
 READING = {"sep", "decimal", "thousands", "header", "missing", "irregular"}

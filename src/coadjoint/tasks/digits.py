@@ -38,7 +38,9 @@ class Digits(Collection):
         if permuted:
             images = images[:, rng(0, "digits", "pixels").permutation(64)]
         u = images.reshape(len(images), 64 // pixels, pixels)
-        super().__init__({split: Sequences(u[index], labels[index]) for split, index in parts(labels).items()})
+        super().__init__(
+            {split: Sequences(u[index], labels[index]) for split, index in parts(labels).items()}
+        )
 
     def score(self, a: Tensor, batch: Batch) -> Scores:
         return {"accuracy": right(agree(a, batch.y))}
@@ -52,7 +54,9 @@ def load() -> tuple[np.ndarray, np.ndarray]:
     try:
         from sklearn.datasets import load_digits  # type: ignore[import-untyped]
     except ImportError as error:
-        raise MissingError("task 'digits' needs scikit-learn: pip install 'coadjoint[data]'.") from error
+        raise MissingError(
+            "task 'digits' needs scikit-learn: pip install 'coadjoint[data]'."
+        ) from error
     images, labels = load_digits(return_X_y=True)
     return (images / 16).astype(np.float32), labels.astype(np.int64)
 
@@ -62,4 +66,6 @@ def parts(labels: np.ndarray) -> dict[str, np.ndarray]:
     order = rng(0, "digits", "split").permutation(len(labels))
     of = [order[labels[order] == digit] for digit in range(10)]
     cuts = {"valid": slice(EACH), "test": slice(EACH, 2 * EACH), "train": slice(2 * EACH, None)}
-    return {split: np.sort(np.concatenate([index[cut] for index in of])) for split, cut in cuts.items()}
+    return {
+        split: np.sort(np.concatenate([index[cut] for index in of])) for split, cut in cuts.items()
+    }

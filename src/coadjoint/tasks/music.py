@@ -45,20 +45,31 @@ class Music(Collection):
             whole("chunk", chunk)
         check_path("path", path)
         self.path, self.chunk = str(path), chunk
-        pieces = {name: Sequences([r[:-1] for r in of], [r[1:] for r in of]) for name, of in read(Path(path)).items()}
+        pieces = {
+            name: Sequences([r[:-1] for r in of], [r[1:] for r in of])
+            for name, of in read(Path(path)).items()
+        }
         super().__init__(
-            pieces if chunk is None else {**pieces, "whole": pieces["train"], "train": cut(pieces["train"], chunk)}
+            pieces
+            if chunk is None
+            else {**pieces, "whole": pieces["train"], "train": cut(pieces["train"], chunk)}
         )
 
-    def held_out(self, split: str, seed: int, draw: int | str = 0, n: int = 1000) -> Iterator[Batch]:
-        return super().held_out("whole" if split == "train" and self.chunk else split, seed, draw, n)
+    def held_out(
+        self, split: str, seed: int, draw: int | str = 0, n: int = 1000
+    ) -> Iterator[Batch]:
+        return super().held_out(
+            "whole" if split == "train" and self.chunk else split, seed, draw, n
+        )
 
     def _of(self, split: str, index: Sequence[int] | np.ndarray) -> Batch:
         batch = super()._of(split, index)
         return replace(batch, u=batch.u.float(), y=batch.y.float())
 
     def score(self, a: Tensor, batch: Batch) -> Scores:
-        steps = torch.arange(len(a), device=a.device)[:, None] < torch.as_tensor(batch.lengths, device=a.device)
+        steps = torch.arange(len(a), device=a.device)[:, None] < torch.as_tensor(
+            batch.lengths, device=a.device
+        )
         nll = losses.entries(self.loss, a.detach()[steps], batch.y[steps], self.output)
         return {"nll": (float(nll.sum()), float(nll.numel()))}
 
@@ -90,7 +101,9 @@ def read(path: Path) -> dict[str, list[np.ndarray]]:
     except OSError as error:
         raise DataError(f"{path} cannot be read: {said(error)}.") from error
     except (ValueError, struct.error, zlib.error) as error:
-        raise DataError(f"{path.name} is not a whole MATLAB file of version 5 to 7.2: {said(error)}.") from error
+        raise DataError(
+            f"{path.name} is not a whole MATLAB file of version 5 to 7.2: {said(error)}."
+        ) from error
     if missing := [key for key in KEYS.values() if key not in found]:
         raise DataError(
             f"{path.name} has no {' or '.join(missing)}; expected cell arrays {', '.join(KEYS.values())}, "
@@ -101,24 +114,39 @@ def read(path: Path) -> dict[str, list[np.ndarray]]:
 
 def pieces(file: str, key: str, values: Value) -> list[np.ndarray]:
     if not isinstance(values, list) or not values:
-        raise DataError(f"{file}: {key} is {kind_of(values)}; expected a cell array of pieces, at least one.")
+        raise DataError(
+            f"{file}: {key} is {kind_of(values)}; expected a cell array of pieces, at least one."
+        )
     return [roll(f"{file}: piece {k + 1} of {key}", x) for k, x in enumerate(values)]
 
 
 def roll(where: str, x: Value) -> np.ndarray:
     if not isinstance(x, np.ndarray) or x.ndim != 2 or x.shape[1] != NOTES or not len(x):
-        raise DataError(f"{where} is {kind_of(x)}; expected numbers [T, {NOTES}], one row for each step.")
+        raise DataError(
+            f"{where} is {kind_of(x)}; expected numbers [T, {NOTES}], one row for each step."
+        )
     if (bad := np.argwhere((x != 0) & (x != 1))).size:
         t, note = bad[0]
-        raise DataError(f"{where} holds {x[t, note]} at row {t + 1}, column {note + 1}; expected 0 or 1.")
+        raise DataError(
+            f"{where} holds {x[t, note]} at row {t + 1}, column {note + 1}; expected 0 or 1."
+        )
     return np.concatenate([np.zeros((1, NOTES), np.uint8), x.astype(np.uint8)])
 
 
-Value = list | np.ndarray | str  # of a MATLAB variable: a cell array, numbers, or the name of something else
+Value = (
+    list | np.ndarray | str
+)  # of a MATLAB variable: a cell array, numbers, or the name of something else
 TYPES = {1: "i1", 2: "u1", 3: "i2", 4: "u2", 5: "i4", 6: "u4", 7: "f4", 9: "f8", 12: "i8", 13: "u8"}
 MATRIX, COMPRESSED = 14, 15
 CELL, NUMBERS = 1, range(6, 16)
-OTHERS = {1: "a nested cell array", 2: "a struct", 3: "an object", 4: "text", 5: "a sparse matrix", 16: "a function"}
+OTHERS = {
+    1: "a nested cell array",
+    2: "a struct",
+    3: "an object",
+    4: "text",
+    5: "a sparse matrix",
+    16: "a function",
+}
 LARGEST = 2**30  # bytes of one variable, unpacked
 
 

@@ -41,7 +41,9 @@ class Prediction:
         """(ids, batch) of at most n sequences, in the order of the file."""
         ids = self.ids
         for k in range(0, len(self), n):
-            chosen = Sequences([self.u[start:stop] for _, start, stop in self.cut.pieces[k : k + n]])
+            chosen = Sequences(
+                [self.u[start:stop] for _, start, stop in self.cut.pieces[k : k + n]]
+            )
             yield ids[k : k + n], chosen.batch(range(len(chosen)), self.description.at == "every")
 
     def rows(self, outputs: Iterable[Tensor | np.ndarray]) -> Iterator[list[str]]:
@@ -89,5 +91,7 @@ class Prediction:
 
 def spreadsheet_cell(cell: str) -> str:
     """Text that a spreadsheet would run as a formula gets an apostrophe; numbers stay."""
-    risky = cell[:1] in ("=", "+", "-", "@", "\t", "\r") and not re.fullmatch(r"[+-][\d.:eE+-]*\d", cell)
+    risky = cell[:1] in ("=", "+", "-", "@", "\t", "\r") and not re.fullmatch(
+        r"[+-][\d.:eE+-]*\d", cell
+    )
     return f"'{cell}" if risky else encodable(cell)

@@ -17,7 +17,9 @@ from .files import read
 from .files.sheet import Options, Problems, Recording, listed
 from .task import Sequences, rng
 
-REAL_LABEL = re.compile(r"[+-]?(\d+\.\d*|\.\d+|\d+(?=[eE]))([eE][+-]?\d+)?|[+-]?(nan|inf)", re.ASCII)
+REAL_LABEL = re.compile(
+    r"[+-]?(\d+\.\d*|\.\d+|\d+(?=[eE]))([eE][+-]?\d+)?|[+-]?(nan|inf)", re.ASCII
+)
 WHOLE_LABEL = re.compile(r"[+-]?\d{1,300}", re.ASCII)
 
 
@@ -33,7 +35,11 @@ class Cut:
         i, start, stop = self.pieces[piece]
         begin = start - int(self.recording.starts[i])
         whole = stop - start == self.recording.lengths[i]
-        return self.recording.ids[i] if whole else f"{self.recording.ids[i]}[{begin}:{begin + stop - start}]"
+        return (
+            self.recording.ids[i]
+            if whole
+            else f"{self.recording.ids[i]}[{begin}:{begin + stop - start}]"
+        )
 
 
 def column_names(names: Names) -> tuple[str, ...] | None:
@@ -57,7 +63,11 @@ def read_all(paths: dict[str, Path_ | None], options: Options) -> dict[str, Reco
                 raise DataError(f"{new.path} ({split}) and {old.path} ({other}) hold the same bytes (SHA-256 {new.sha256[:12]}...): held-out data must be other data.")  # fmt: skip
             if len(old.features) != len(new.features):
                 raise DataError(f"{new.path} ({split}) has {len(new.features)} features and {old.path} ({other}) has {len(old.features)}; expected the same.")  # fmt: skip
-            if old.per != new.per or (old.y is None) != (new.y is None) or len(old.targets) != len(new.targets):
+            if (
+                old.per != new.per
+                or (old.y is None) != (new.y is None)
+                or len(old.targets) != len(new.targets)
+            ):
                 raise DataError(f"{new.path} ({split}) has {len(new.targets)} targets and {old.path} ({other}) has {len(old.targets)}; expected the same.")  # fmt: skip
         recordings[split] = new
     return recordings
@@ -69,7 +79,9 @@ def kind_of(recording: Recording) -> str:
 
 def labels_in(recording: Recording) -> list[str]:
     assert recording.y is not None
-    return labels_of(recording.y.tolist(), f"{recording.path} column '{shown(recording.targets[0])}'")
+    return labels_of(
+        recording.y.tolist(), f"{recording.path} column '{shown(recording.targets[0])}'"
+    )
 
 
 def labels_of(words: Iterable[str], where: str) -> list[str]:
@@ -82,7 +94,9 @@ def labels_of(words: Iterable[str], where: str) -> list[str]:
             "Pass --kind regress, or write the labels without a decimal point."
         )
     if len(found) < 2:
-        what = f"one class only, '{shown(found[0])}'" if found else "no labels: every one is missing"
+        what = (
+            f"one class only, '{shown(found[0])}'" if found else "no labels: every one is missing"
+        )
         raise DataError(f"{where}: there is {what}; expected at least two classes.")
     return sorted(found, key=int) if all(WHOLE_LABEL.fullmatch(word) for word in found) else found
 
@@ -112,12 +126,17 @@ def target_at(recording: Recording, kind: str, at: str | None) -> str:
         return "every"
     if recording.per == "sequence":
         if at == "every":
-            raise DataError(f"{recording.path} has one target for each sequence; --at every needs one for each step.")
+            raise DataError(
+                f"{recording.path} has one target for each sequence; --at every needs one for each step."
+            )
         return "last"
     if at:
         return at
     assert recording.y is not None
-    low, high = np.fmin.reduceat(recording.y, recording.starts), np.fmax.reduceat(recording.y, recording.starts)
+    low, high = (
+        np.fmin.reduceat(recording.y, recording.starts),
+        np.fmax.reduceat(recording.y, recording.starts),
+    )
     alike = bool((np.isnan(low) | (low == high)).all())
     if alike and len(recording.lengths) > 1:
         return "last"
@@ -132,12 +151,16 @@ def judge_target(recording: Recording, kind: str, labels: list[str]) -> None:
     y = recording.y
     assert y is not None
     if labels and all(WHOLE_LABEL.fullmatch(w) for w in labels):
-        y = np.append([float(w) for w in labels], np.nan)[np.nan_to_num(y, nan=len(labels)).astype(int)]
+        y = np.append([float(w) for w in labels], np.nan)[
+            np.nan_to_num(y, nan=len(labels)).astype(int)
+        ]
     for k, name in enumerate(recording.targets):
         if np.isnan(y[:, k]).all():
             raise DataError(f"{recording.path} column '{shown(name)}': every target is missing.")
         for j, feature in enumerate(recording.features):
-            if recording.per == "step" and np.array_equal(y[:, k], recording.u[:, j], equal_nan=True):
+            if recording.per == "step" and np.array_equal(
+                y[:, k], recording.u[:, j], equal_nan=True
+            ):
                 raise DataError(f"{recording.path}: target '{shown(name)}' equals input '{shown(feature)}' in every row. Leave the input out with --features.")  # fmt: skip
 
 
@@ -155,7 +178,9 @@ def filled(recording: Recording, kind: str, at: str, missing: str, irregular: st
             empty = [ids[i] for i in np.flatnonzero(recording.lengths == 0)]
             if empty:
                 raise DataError(f"{recording.path}: without the rows that miss a value, sequences {listed(empty)} have length 0. Remove them, or pass --missing mask.")  # fmt: skip
-            notes.append(f"{int(lost.sum())} rows of {recording.path} miss a value and are left out")
+            notes.append(
+                f"{int(lost.sum())} rows of {recording.path} miss a value and are left out"
+            )
     if missing == "ffill" and gaps.any():
         row = np.arange(len(gaps))[:, None]
         latest = np.maximum.accumulate(np.where(gaps, -1, row), 0)
@@ -176,7 +201,9 @@ def cut_up(recording: Recording, kind: str, at: str, window: int | None, missing
     pieces: list[tuple[int, int, int]] = []
     problems, left = Problems(recording.path), 0
     least = 2 if kind == "next" else 1
-    for i, (start, T) in enumerate(zip(recording.starts.tolist(), recording.lengths.tolist(), strict=True)):
+    for i, (start, T) in enumerate(
+        zip(recording.starts.tolist(), recording.lengths.tolist(), strict=True)
+    ):
         need = max(window or 0, least)
         if need > T:
             rule = f"--window {window}" if window else "--kind next"
@@ -196,11 +223,17 @@ def cut_up(recording: Recording, kind: str, at: str, window: int | None, missing
         lacking = [g.all() if missing == "mask" and at == "every" else g.any() for g in gaps]
         if any(lacking) and missing not in ("drop", "mask"):
             for i in np.flatnonzero(lacking).tolist():
-                row = pieces[i][1] + int(np.argwhere(gaps[i])[0][0]) if at == "every" else pieces[i][2] - 1
+                row = (
+                    pieces[i][1] + int(np.argwhere(gaps[i])[0][0])
+                    if at == "every"
+                    else pieces[i][2] - 1
+                )
                 problems.add(f"{recording.place(row, recording.targets[0])}: the target of sequence '{shown(cut.name(i))}' is missing. Fill it in, or pass --missing drop|mask.", "target")  # fmt: skip
             problems.stop()
         if any(lacking):
-            notes.append(f"{sum(lacking)} sequences of {recording.path} have no target and are left out")
+            notes.append(
+                f"{sum(lacking)} sequences of {recording.path} have no target and are left out"
+            )
             cut = replace(cut, pieces=[p for p, g in zip(pieces, lacking, strict=True) if not g])
     return replace(cut, notes=tuple(notes))
 
@@ -223,7 +256,9 @@ def target_of(cut: Cut, piece: int, at: str) -> np.ndarray:
 
 def _contents(cut: Cut, piece: int) -> bytes:
     _, start, stop = cut.pieces[piece]
-    return hashlib.blake2b(np.ascontiguousarray(cut.recording.u[start:stop]).tobytes(), digest_size=16).digest()
+    return hashlib.blake2b(
+        np.ascontiguousarray(cut.recording.u[start:stop]).tobytes(), digest_size=16
+    ).digest()
 
 
 def refuse_overlap(cuts: dict[str, Cut]) -> None:
@@ -243,16 +278,25 @@ def refuse_overlap(cuts: dict[str, Cut]) -> None:
 
 def count_copies(parts: dict[str, tuple[Cut, list[int]]]) -> int:
     seen = {_contents(parts["train"][0], i) for i in parts["train"][1]}
-    return sum(_contents(cut, i) in seen for s, (cut, index) in parts.items() if s != "train" for i in index)
+    return sum(
+        _contents(cut, i) in seen
+        for s, (cut, index) in parts.items()
+        if s != "train"
+        for i in index
+    )
 
 
-def split_up(cut: Cut, split: Sequence[float], seed: int, stratify: bool) -> dict[str, tuple[Cut, list[int]]]:
+def split_up(
+    cut: Cut, split: Sequence[float], seed: int, stratify: bool
+) -> dict[str, tuple[Cut, list[int]]]:
     """Sequences dealt to train, valid and test; windows of one sequence stay together.
 
     The order is random, with each class spread evenly over it; windows of a single sequence keep the order of time.
     """
     if len(split) != 3 or not all(isinstance(s, int | float) and 0 <= s <= 1 for s in split) or abs(sum(split) - 1) > 1e-9 or split[0] == 0:  # fmt: skip
-        raise ConfigError(f"--split must be three shares (train, valid, test) that add up to 1; got {list(split)}.")
+        raise ConfigError(
+            f"--split must be three shares (train, valid, test) that add up to 1; got {list(split)}."
+        )
     owner = np.array([i for i, _, _ in cut.pieces])
     units = np.unique(owner)
     if len(units) == 1:
@@ -263,7 +307,9 @@ def split_up(cut: Cut, split: Sequence[float], seed: int, stratify: bool) -> dic
         if stratify:
             of = {owner[p]: int(target_of(cut, p, "last")[0]) for p in range(len(owner))}
             classes = np.array([of[u] for u in order])
-            order = order[np.argsort((_ranks(classes) + 0.5) / np.bincount(classes)[classes], kind="stable")]
+            order = order[
+                np.argsort((_ranks(classes) + 0.5) / np.bincount(classes)[classes], kind="stable")
+            ]
     n = len(units)
     held = [max(1, round(n * s)) if s else 0 for s in split[1:]]
     if n - sum(held) < 1:
@@ -271,9 +317,15 @@ def split_up(cut: Cut, split: Sequence[float], seed: int, stratify: bool) -> dic
             f"{cut.recording.path} has {n} sequence{'s' * (n != 1)}, too few to split into {1 + sum(h > 0 for h in held)} sets. "
             "Pass --valid and --test files, --split 1,0,0, or --window to cut one long sequence into pieces."
         )
-    bounds = {"train": (0, n - sum(held)), "valid": (n - sum(held), n - held[1]), "test": (n - held[1], n)}
+    bounds = {
+        "train": (0, n - sum(held)),
+        "valid": (n - sum(held), n - held[1]),
+        "test": (n - held[1], n),
+    }
     chosen = {s: set(order[a:b].tolist()) for s, (a, b) in bounds.items()}
-    return {s: (cut, [p for p, o in enumerate(owner.tolist()) if o in own]) for s, own in chosen.items()}
+    return {
+        s: (cut, [p for p, o in enumerate(owner.tolist()) if o in own]) for s, own in chosen.items()
+    }
 
 
 def _ranks(classes: np.ndarray) -> np.ndarray:
@@ -325,14 +377,23 @@ def sequences_of(cut: Cut, index: list[int], u: np.ndarray, d: Description) -> S
     pieces, names = [cut.pieces[i] for i in index], [cut.name(i) for i in index]
     if d.kind == "next":
         v = np.where(np.isnan(cut.recording.u), np.nan, u[:, : len(d.features)]).astype(d.dtype)
-        return Sequences([u[a : b - 1] for _, a, b in pieces], [v[a + 1 : b] for _, a, b in pieces], names)
+        return Sequences(
+            [u[a : b - 1] for _, a, b in pieces], [v[a + 1 : b] for _, a, b in pieces], names
+        )
     raw = [target_of(cut, i, d.at) for i in index]
     if d.kind == "classify":
         whole = [np.nan_to_num(y[..., 0], nan=-1).astype(np.int64) for y in raw]
         y: Sequence[Any] = whole if d.at == "every" else [int(w) for w in whole]
     else:
         place = lambda row, k: f"{cut.recording.path} column '{shown(cut.recording.targets[k])}'"
-        y = [_cast(np.atleast_2d((y - np.array(d.target_mean)) / np.array(d.target_std)), d.dtype, place) for y in raw]
+        y = [
+            _cast(
+                np.atleast_2d((y - np.array(d.target_mean)) / np.array(d.target_std)),
+                d.dtype,
+                place,
+            )
+            for y in raw
+        ]
         y = y if d.at == "every" else [v[0] for v in y]
     return Sequences([u[a:b] for _, a, b in pieces], y, names)
 

@@ -61,19 +61,28 @@ class Generated(Task):
         what = f"the length of task '{self.name}'"
         if isinstance(self.length, tuple | list):
             low, high = pair(what, self.length, "low, high")
-            self.length = self.span = whole(what, low, self.shortest), whole(what, high, self.shortest)
+            self.length = self.span = (
+                whole(what, low, self.shortest),
+                whole(what, high, self.shortest),
+            )
         else:
             self.span = self.stretch(whole(what, self.length, self.shortest))
         low, high = self.span
         if low > high:
-            raise InputError(f"{what} is a range (low, high) with low <= high; got {self.length!r}.")
+            raise InputError(
+                f"{what} is a range (low, high) with low <= high; got {self.length!r}."
+            )
         if self.ragged and low == high:
-            raise InputError(f"ragged sequences need a range of lengths, length=(low, high); all are {high}.")
+            raise InputError(
+                f"ragged sequences need a range of lengths, length=(low, high); all are {high}."
+            )
         if self.curriculum is not None:
             start, steps = pair("curriculum", self.curriculum, "start, steps")
             start = whole(f"the curriculum's start for task '{self.name}'", start, self.shortest)
             if start > high:
-                raise InputError(f"the curriculum starts at length {start}, beyond the longest, {high}.")
+                raise InputError(
+                    f"the curriculum starts at length {start}, beyond the longest, {high}."
+                )
             self.curriculum = start, whole("the curriculum's number of steps", steps, 1)
 
     def stretch(self, L: int) -> tuple[int, int]:
@@ -100,7 +109,9 @@ class Generated(Task):
         whole("step", step, 0, 2**62)
         return self._draw(rng(seed, "train", step), size, *self.reach(step))
 
-    def held_out(self, split: str, seed: int, draw: int | str = 0, n: int = 1000) -> Iterator[Batch]:
+    def held_out(
+        self, split: str, seed: int, draw: int | str = 0, n: int = 1000
+    ) -> Iterator[Batch]:
         """`n` fresh sequences; where batches differ in length, in small batches, so that many lengths are seen."""
         choose("split", split, self.splits)
         whole("n", n, 1)
@@ -122,7 +133,9 @@ class Generated(Task):
         u[beyond] = 0
         if self.readout == "every":
             y[beyond] = 0
-        return Batch(torch.from_numpy(u), torch.from_numpy(y), torch.from_numpy(lengths), reduce=self.reduce)
+        return Batch(
+            torch.from_numpy(u), torch.from_numpy(y), torch.from_numpy(lengths), reduce=self.reduce
+        )
 
 
 RULES = {"loose": 0.2, "strict": 0.04}
@@ -186,7 +199,9 @@ class Multiplication(Addition):
 
     def baseline(self) -> dict[str, float]:
         """The best constant for each metric. Small products are likeliest, so the best window is [0, 2 d]."""
-        return {"loss": 7 / 144} | {f"right_{d}": 2 * d * (1 - math.log(2 * d)) for d in RULES.values()}
+        return {"loss": 7 / 144} | {
+            f"right_{d}": 2 * d * (1 - math.log(2 * d)) for d in RULES.values()
+        }
 
 
 @dataclass(eq=False, kw_only=True)
@@ -322,7 +337,10 @@ class Memorisation(Generated):
         end = len(a) if batch.lengths is None else torch.as_tensor(batch.lengths, device=a.device)
         correct, recall = agree(a, batch.y), (t < end) & (t >= end - self.positions)
         judged = self.judged(t < end, recall)
-        return {"right": right((correct | ~judged).all(0)), "symbols": right(correct[recall.expand_as(correct)])}
+        return {
+            "right": right((correct | ~judged).all(0)),
+            "symbols": right(correct[recall.expand_as(correct)]),
+        }
 
     def judged(self, steps: Tensor, recall: Tensor) -> Tensor:
         """The steps that must be right, of all steps and those of recall."""
@@ -331,7 +349,11 @@ class Memorisation(Generated):
     def baseline(self) -> dict[str, float]:
         k, m, (low, high) = self.values, self.positions, self.span
         steps = np.arange(low, high + 1) + 2 * m
-        return {"loss": float((m * math.log(k) / steps).mean()), "right": float(k) ** -m, "symbols": 1 / k}
+        return {
+            "loss": float((m * math.log(k) / steps).mean()),
+            "right": float(k) ** -m,
+            "symbols": 1 / k,
+        }
 
 
 @dataclass(eq=False, kw_only=True)

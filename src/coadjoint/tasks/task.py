@@ -19,7 +19,9 @@ from ..objectives.batch import Batch
 from ..objectives.losses import LossLike
 
 STEPS = 100_000  # of a held-out batch, padding included
-Scores = dict[str, tuple[float, float]]  # name -> (total, count); a metric is the sum of totals over the sum of counts
+Scores = dict[
+    str, tuple[float, float]
+]  # name -> (total, count); a metric is the sum of totals over the sum of counts
 
 
 def rng(seed: int, *keys: int | str) -> np.random.Generator:
@@ -72,7 +74,9 @@ class Task:
         """The training batch number `step` = 0, 1, ...: a function of its arguments alone, so a run can go on anywhere."""
         raise NotImplementedError
 
-    def held_out(self, split: str, seed: int, draw: int | str = 0, n: int = 1000) -> Iterator[Batch]:
+    def held_out(
+        self, split: str, seed: int, draw: int | str = 0, n: int = 1000
+    ) -> Iterator[Batch]:
         """The batches of a held-out set. Generated tasks draw `n` fresh sequences for each `draw`; finite ones give them all."""
         raise NotImplementedError
 
@@ -86,7 +90,9 @@ class Task:
         if self.output == "softmax":
             return [(str(int(t)), str(int(p))) for t, p in zip(y, a.argmax(-1), strict=True)]
         if self.output == "sigmoid":
-            on = lambda v: " ".join(str(k) for k in v.reshape(-1).nonzero()[:, 0].tolist()) or "none"
+            on = lambda v: (
+                " ".join(str(k) for k in v.reshape(-1).nonzero()[:, 0].tolist()) or "none"
+            )
             return [(on(t), on(p)) for t, p in zip(y > 0.5, a > 0, strict=True)]
         tell = lambda v: " ".join(f"{x:.4g}" for x in v.reshape(-1).tolist())
         return [(tell(t), tell(p)) for t, p in zip(y, a, strict=True)]
@@ -147,15 +153,23 @@ class Collection(Task):
     def batch(self, step: int, size: int, seed: int) -> Batch:
         check_seed(seed)
         epoch, k = divmod(whole("step", step, 0, 2**62), self.steps_per_epoch(whole("size", size)))
-        return self._of("train", permutation(len(self.sets["train"]), seed, epoch)[k * size : (k + 1) * size])
+        return self._of(
+            "train", permutation(len(self.sets["train"]), seed, epoch)[k * size : (k + 1) * size]
+        )
 
-    def held_out(self, split: str, seed: int, draw: int | str = 0, n: int = 1000) -> Iterator[Batch]:
+    def held_out(
+        self, split: str, seed: int, draw: int | str = 0, n: int = 1000
+    ) -> Iterator[Batch]:
         """All sequences of a split, in batches of at most `n`, short ones together so that little is padded."""
         whole("n", n)
         lengths = np.array([len(u) for u in self.sets[choose("split", split, self.sets)].u])
         order, begin = np.argsort(lengths, kind="stable"), 0
         for end in range(1, len(order) + 1):
-            more = end < len(order) and end - begin < n and (end + 1 - begin) * lengths[order[end]] <= STEPS
+            more = (
+                end < len(order)
+                and end - begin < n
+                and (end + 1 - begin) * lengths[order[end]] <= STEPS
+            )
             if not more:
                 yield self._of(split, order[begin:end])
                 begin = end

@@ -50,7 +50,9 @@ class Transduction(Generated):
     def __post_init__(self) -> None:
         k = whole("values", self.values, 2)
         self.inputs, self.outputs = k, k + 1
-        self.ragged = self.ragged and isinstance(self.length, tuple | list) and len(set(self.length)) > 1
+        self.ragged = (
+            self.ragged and isinstance(self.length, tuple | list) and len(set(self.length)) > 1
+        )
         super().__post_init__()
 
     def draw(self, rng: np.random.Generator, L: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -82,7 +84,8 @@ class Transduction(Generated):
         mean = lambda values: sum(values) / len(found)
         return {
             "loss": mean([loss / (L + 1) for L, loss, _, _ in found]),
-            "right": mean([letters + 1 for _, _, letters, _ in found]) / mean([L + 1 for L, *_ in found]),
+            "right": mean([letters + 1 for _, _, letters, _ in found])
+            / mean([L + 1 for L, *_ in found]),
             "whole": mean([share for *_, share in found]),
         }
 
@@ -117,7 +120,9 @@ class Sorting(Transduction):
     def guess(self, L: int) -> tuple[float, float, float]:
         """The answer is how often each letter came: multinomial. Letter t is at most v if at least t of L are."""
         k, log_of = self.values, lambda n: math.lgamma(n + 1)  # log n!
-        at_least = lambda t, p: sum(math.comb(L, n) * p**n * (1 - p) ** (L - n) for n in range(t, L + 1))
+        at_least = lambda t, p: sum(
+            math.comb(L, n) * p**n * (1 - p) ** (L - n) for n in range(t, L + 1)
+        )
         often = [math.comb(L, n) * (1 / k) ** n * (1 - 1 / k) ** (L - n) for n in range(L + 1)]
         entropy = L * math.log(k) - log_of(L) + k * sum(p * log_of(n) for n, p in enumerate(often))
         letters = 0.0
@@ -125,5 +130,7 @@ class Sorting(Transduction):
             up_to = [0.0, *(at_least(t, (v + 1) / k) for v in range(k))]
             letters += max(b - a for a, b in itertools.pairwise(up_to))
         many, over = divmod(L, k)  # all letters equally often, or as nearly as can be
-        log_share = log_of(L) - over * log_of(many + 1) - (k - over) * log_of(many) - L * math.log(k)
+        log_share = (
+            log_of(L) - over * log_of(many + 1) - (k - over) * log_of(many) - L * math.log(k)
+        )
         return entropy, letters, math.exp(log_share)

@@ -46,7 +46,9 @@ class Easiest:
         """p(step)"""
         return self.start + (1 - self.start) * min(1.0, step / self.steps)
 
-    def choose(self, net: Net, task: Task, step: int, batch: int, seed: int, draw: int | None = None) -> Batch:
+    def choose(
+        self, net: Net, task: Task, step: int, batch: int, seed: int, draw: int | None = None
+    ) -> Batch:
         """The batch of a step, in the order it was drawn in. draw: the number of the drawn batch, the step's if not given."""
         whole("step", step, 0, 2**62)
         whole("batch", batch)

@@ -99,7 +99,9 @@ class Bar(Lines):
 
     def draw(self, step: int) -> None:
         self.drawn = time.monotonic()
-        self.progress.update(self.bar, completed=step, note=safe("  ".join(self.fields(step))).replace("[", r"\["))
+        self.progress.update(
+            self.bar, completed=step, note=safe("  ".join(self.fields(step))).replace("[", r"\[")
+        )
 
     def say(self, text: str) -> None:
         self.progress.console.print(safe(text), markup=False, highlight=False)

@@ -53,6 +53,8 @@ def revision() -> str | None:
     try:
         if not git("ls-files", "--", "environment.py"):
             return None
-        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--", str(here)) else "")
+        return git("rev-parse", "HEAD") + (
+            "+" if git("status", "--porcelain", "--", str(here)) else ""
+        )
     except (OSError, subprocess.SubprocessError):
         return None

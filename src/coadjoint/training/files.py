@@ -21,10 +21,18 @@ from ..errors import CoadjointError, StorageError, said
 File = str | os.PathLike[str]
 # how files are opened that a stranger may have made: not every system has these
 NO_LINKS = sum(getattr(os, flag, 0) for flag in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"))
-LEFT = re.compile(r"\..+\.([1-9][0-9]{0,9})\.tmp", re.DOTALL)  # what `replacing` writes to: .NAME.PID.tmp
+LEFT = re.compile(
+    r"\..+\.([1-9][0-9]{0,9})\.tmp", re.DOTALL
+)  # what `replacing` writes to: .NAME.PID.tmp
 LINK = "a link, and nothing is written through links: put the file or folder itself there."
 # names that Windows keeps for devices, whatever follows a dot
-DEVICES = {"con", "prn", "aux", "nul", *(f"{port}{n}" for port in ("com", "lpt") for n in range(10))}
+DEVICES = {
+    "con",
+    "prn",
+    "aux",
+    "nul",
+    *(f"{port}{n}" for port in ("com", "lpt") for n in range(10)),
+}
 
 
 @contextlib.contextmanager
@@ -70,7 +78,9 @@ def own(path: Path) -> BinaryIO:
 
     It must be a regular file under this name alone: what a link leads to is not the folder's."""
     with contextlib.suppress(FileNotFoundError):
-        regular(path, os.lstat(path))  # before it is opened: to open a device can do something already
+        regular(
+            path, os.lstat(path)
+        )  # before it is opened: to open a device can do something already
     try:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | NO_LINKS, 0o666)
     except OSError as error:

@@ -48,7 +48,9 @@ class Rows:
         self.file: BinaryIO
         self.bytes, self.sum = 0, hashlib.sha256()
         if at is not None and not os.path.lexists(path):
-            raise StorageError(f"{path} is missing: the run cannot go on without the rows before its checkpoint.")
+            raise StorageError(
+                f"{path} is missing: the run cannot go on without the rows before its checkpoint."
+            )
         with storing(path):
             self.file = own(path)
             try:
@@ -62,7 +64,9 @@ class Rows:
 
     def pass_over(self, at: dict[str, Any]) -> None:
         """Take the rows that a checkpoint has recorded as they are; they must be those."""
-        while self.bytes < at["bytes"] and (part := self.file.read(min(PART, at["bytes"] - self.bytes))):
+        while self.bytes < at["bytes"] and (
+            part := self.file.read(min(PART, at["bytes"] - self.bytes))
+        ):
             self.bytes += len(part)
             self.sum.update(part)
         if self.position != at:
@@ -127,9 +131,7 @@ class Rows:
         if to == self.path:
             return f"{self.path.name} was deleted while the run went on; its rows were put back"
         back = f"mv {shlex.quote(str(to))} {shlex.quote(str(self.path))}"
-        return (
-            f"{self.path.name} was replaced while the run went on; its rows are in {to.name}, and belong back: {back}"
-        )
+        return f"{self.path.name} was replaced while the run went on; its rows are in {to.name}, and belong back: {back}"
 
     def close(self) -> None:
         with storing(self.path):
@@ -164,7 +166,9 @@ def row(line: bytes, path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
-        raise StorageError(f"{path} holds a line that is not a row of metrics: {line[:60]!r}. Restore it.")
+        raise StorageError(
+            f"{path} holds a line that is not a row of metrics: {line[:60]!r}. Restore it."
+        )
     return value
 
 

@@ -59,18 +59,28 @@ def pair_of(item: Any, step: int) -> tuple[Any, Any]:
     return item[0], item[1]
 
 
-def chosen(given: Optimiser | HessianFree | None, net: Net, steps: int | None) -> tuple[Optimiser, Judged]:
+def chosen(
+    given: Optimiser | HessianFree | None, net: Net, steps: int | None
+) -> tuple[Optimiser, Judged]:
     """The optimiser, if a single step of a stream is enough for it."""
     recipe = recipe_of(adam(1e-3) if given is None else given)
     stepper = recipe.stepper(net)
-    if not isinstance(stepper, Judged) or not isinstance(recipe.rule, Constant) or recipe.direction != "steepest":
+    if (
+        not isinstance(stepper, Judged)
+        or not isinstance(recipe.rule, Constant)
+        or recipe.direction != "steepest"
+    ):
         raise Unsupported(
             "online learning sees a step once: it takes sgd, adam and their kin, without a direction, step rule or line search."
         )
     if recipe.schedule.patience is not None:
-        raise Unsupported("schedule 'plateau' waits for held-out losses, and a stream has none: choose another.")
+        raise Unsupported(
+            "schedule 'plateau' waits for held-out losses, and a stream has none: choose another."
+        )
     if steps is None and recipe.schedule.name in ("linear", "cosine"):
-        raise InputError(f"schedule '{recipe.schedule.name}' needs to know how many steps there will be: give steps.")
+        raise InputError(
+            f"schedule '{recipe.schedule.name}' needs to know how many steps there will be: give steps."
+        )
     return recipe, stepper
 
 
@@ -150,16 +160,22 @@ class Learning:
                 raise
             self.save()
             self.folder.write_result(self.result("failed", str(error)))
-            raise DataError(f"{error} What came before it is saved, at step {self.step}. {self.folder.go_on}") from None
+            raise DataError(
+                f"{error} What came before it is saved, at step {self.step}. {self.folder.go_on}"
+            ) from None
 
     def take(self, u: Any, y: Any) -> None:
         """Predict, then learn."""
         self.step += 1
-        a, losses, gradient = self.carry.take(tensor_of("u_t", u).to(self.net.like), y, self.criterion)
+        a, losses, gradient = self.carry.take(
+            tensor_of("u_t", u).to(self.net.like), y, self.criterion
+        )
         loss = float(losses.sum()) / self.plan.batch
         if not math.isfinite(loss):
             self.fail(f"the loss is {loss}")
-        self.figures.add({"loss": loss} if self.judge is None else {"loss": loss, **scores_of(self.judge(a))})
+        self.figures.add(
+            {"loss": loss} if self.judge is None else {"loss": loss, **scores_of(self.judge(a))}
+        )
         if gradient is not None:
             self.update(gradient)
         self.show.step(self.step, {"loss": loss, "gradient": self.norm})
@@ -211,7 +227,10 @@ class Learning:
             "rate": self.rate,
         }
         told = {"so far": self.figures.so_far, f"last {self.plan.window}": self.figures.recent}
-        looks = [{"kind": "held-out", "split": split, "step": self.step, **values} for split, values in told.items()]
+        looks = [
+            {"kind": "held-out", "split": split, "step": self.step, **values}
+            for split, values in told.items()
+        ]
         for each in (row, *looks):
             self.rows.append(each)
             self.folder.append(each)
@@ -231,7 +250,12 @@ class Learning:
     def most(self) -> int:
         weights = sum(t.numel() * max(8, t.element_size()) for t in self.net.state_dict().values())
         learner = sum(t.numel() * t.element_size() for t in self.carry.state().values())
-        window = 8 * self.carry.kept * self.plan.batch * (self.carry.net.n + self.net.inputs + self.net.outputs)
+        window = (
+            8
+            * self.carry.kept
+            * self.plan.batch
+            * (self.carry.net.n + self.net.inputs + self.net.outputs)
+        )
         return 2**26 + 8 * weights + learner + window + 8 * 64 * self.plan.window
 
     def save(self) -> None:
@@ -266,8 +290,12 @@ class Learning:
         steps = part("optimiser", tensors) | part("optimiser", numbers(state["optimiser"]))
         complain(self.stepper.complaint(self.net, steps, state["updates"] > 0), "its optimiser: ")
         complain(self.carry.complaint(part("learner", tensors)), "its learner: ")
-        complain(self.figures.complaint(part("figures", tensors), state["figures"]), "its figures: ")
-        complain(restoring.misfit(self.total or {}, part("held", tensors)), "its sum of gradients: ")
+        complain(
+            self.figures.complaint(part("figures", tensors), state["figures"]), "its figures: "
+        )
+        complain(
+            restoring.misfit(self.total or {}, part("held", tensors)), "its sum of gradients: "
+        )
         belong(tensors, ("optimiser", "learner", "figures", "held"))
         if hasattr(self.stream, "complaint"):
             place = schemas.check("its place in the file", state["stream"], schemas.Place)
@@ -275,7 +303,9 @@ class Learning:
 
     def restore(self, saved: Checkpoint) -> None:
         state, tensors = saved.state, saved.tensors
-        self.stepper.restore(part("optimiser", tensors) | part("optimiser", numbers(state["optimiser"])))
+        self.stepper.restore(
+            part("optimiser", tensors) | part("optimiser", numbers(state["optimiser"]))
+        )
         self.carry.restore(part("learner", tensors), state["t"])
         self.figures.restore(part("figures", tensors), state["figures"])
         self.total = part("held", tensors) if self.plan.held else None
@@ -302,7 +332,9 @@ class Learning:
         if self.ended:
             self.rest()
         if not self.step:
-            raise DataError("the stream held no step to learn from: --kind next needs two rows, others one.")
+            raise DataError(
+                "the stream held no step to learn from: --kind next needs two rows, others one."
+            )
         if self.step % self.plan.every:
             self.look()
         self.seconds = self.folder.elapsed()
@@ -323,6 +355,9 @@ class Learning:
             "seconds": round(self.folder.elapsed(), 3),
             "reason": reason,
             "metric": getattr(self.stream, "metric", "loss"),
-            "metrics": {"so far": self.figures.so_far, f"last {self.plan.window}": self.figures.recent},
+            "metrics": {
+                "so far": self.figures.so_far,
+                f"last {self.plan.window}": self.figures.recent,
+            },
             "parameters": sum(q.numel() for q in self.net.parameters()),
         }

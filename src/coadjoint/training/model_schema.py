@@ -40,7 +40,9 @@ class Model(Sealed):
         asked = {"inputs": inputs, "outputs": outputs, "readout": d.at, "output": output}
         for key, value in asked.items():
             if getattr(self.shape, key) != value:
-                raise ValueError(f"its data ask for {key} {value!r}, and its network has {getattr(self.shape, key)!r}")
+                raise ValueError(
+                    f"its data ask for {key} {value!r}, and its network has {getattr(self.shape, key)!r}"
+                )
         return self
 
 
@@ -64,8 +66,14 @@ def network_options(section: NetworkSection, shape: Shape, precision: int) -> di
     if "readout" in options:
         choose("readout", options["readout"], SUMMARIES)
         if shape.readout != "last":
-            asked = "a sequence is asked for" if shape.readout == "sequence" else "one is asked for at every step"
-            raise OptionError(f"$readout {options['readout']} gives one answer for a sequence, and here {asked}.")
+            asked = (
+                "a sequence is asked for"
+                if shape.readout == "sequence"
+                else "one is asked for at every step"
+            )
+            raise OptionError(
+                f"$readout {options['readout']} gives one answer for a sequence, and here {asked}."
+            )
     dtype = torch.float64 if precision == 64 else torch.float32
     return {**shape.model_dump(), **options, "dtype": dtype}
 

@@ -37,17 +37,25 @@ class NetworkSection(Section):
         description="elman (default; gru where the answer is a sequence), lstm, ...: `coadjoint cells` lists them; lstm,gru: a layer of each; reservoir: fixed, only the readout is trained",
     )
     hidden: Whole = Field(64, description="units, of each layer")
-    layers: Few | None = Field(None, description="so many layers of the cell (1; gated-feedback: of its own, 2)")
-    bidirectional: bool | None = Field(None, description="each layer reads a sequence in both directions")
-    residual: bool | None = Field(None, description="a layer adds to what it receives, from the second on")
+    layers: Few | None = Field(
+        None, description="so many layers of the cell (1; gated-feedback: of its own, 2)"
+    )
+    bidirectional: bool | None = Field(
+        None, description="each layer reads a sequence in both directions"
+    )
+    residual: bool | None = Field(
+        None, description="a layer adds to what it receives, from the second on"
+    )
     dropout: Share | None = Field(
-        None, description="share of what is dropped in training: of inputs, between layers, before the readout (0)"
+        None,
+        description="share of what is dropped in training: of inputs, between layers, before the readout (0)",
     )
     activation: str | None = Field(
         None, description="tanh, sigmoid, relu, identity, softplus, where a cell leaves it open"
     )
     structure: str | None = Field(
-        None, description="of W: antisymmetric, orthogonal, cayley, diagonal, low-rank, dale; some cells have their own"
+        None,
+        description="of W: antisymmetric, orthogonal, cayley, diagonal, low-rank, dale; some cells have their own",
     )
     x0: Literal["zero", "learned"] = Field("zero", description="the initial state")
     bias: bool = Field(True, description="b and b_o")
@@ -55,15 +63,25 @@ class NetworkSection(Section):
         None,
         description="tilted, tilted-tanh, attention: read all steps, where a task asks for one answer; the last if not given",
     )
-    attention_steps: Whole | None = Field(None, description="attention: so many steps have a bias of their own (1)")
+    attention_steps: Whole | None = Field(
+        None, description="attention: so many steps have a bias of their own (1)"
+    )
     deep: Whole | list[Whole] | None = Field(
         None, description="hidden layers of the readout, by their widths: 32 or 64,32"
     )
     skip: bool | None = Field(None, description="add D u to the readout")
-    decoder: str | None = Field(None, description="sequences: the decoder's cell; the encoder's last if not given")
-    attend: bool | None = Field(None, description="sequences: the decoder looks at all steps of the input (default)")
-    embedding: Whole | None = Field(None, description="sequences: entries of a token's embedding (the units)")
-    freeze: str | list[str] | None = Field(None, description="parameters that are not trained: W,R,b,V,b_o,x0, ...")
+    decoder: str | None = Field(
+        None, description="sequences: the decoder's cell; the encoder's last if not given"
+    )
+    attend: bool | None = Field(
+        None, description="sequences: the decoder looks at all steps of the input (default)"
+    )
+    embedding: Whole | None = Field(
+        None, description="sequences: entries of a token's embedding (the units)"
+    )
+    freeze: str | list[str] | None = Field(
+        None, description="parameters that are not trained: W,R,b,V,b_o,x0, ..."
+    )
     engine: str = Field("auto", description="auto, cpu, eager, cuda, scan, reference, autograd")
     init: str | None = Field(
         None,
@@ -74,16 +92,24 @@ class NetworkSection(Section):
         description="spectral radius of W to begin with (1); orthogonal, identity: its gain; ring: the largest |L|",
     )
     inner: NotNegative | None = Field(None, description="ring: the smallest |L| to begin with (0)")
-    std: Positive | None = Field(None, description="standard deviation of R and V to begin with (0.1)")
-    eps: Positive | None = option("antisymmetric, lipschitz, unicornn: size of a step; cornn: damping")
+    std: Positive | None = Field(
+        None, description="standard deviation of R and V to begin with (0.1)"
+    )
+    eps: Positive | None = option(
+        "antisymmetric, lipschitz, unicornn: size of a step; cornn: damping"
+    )
     gamma: NotNegative | None = option(
         "antisymmetric, lipschitz: what is taken off the diagonal of W; cornn: stiffness"
     )
     dt: Positive | None = option("cornn: size of a step")
     alpha: NotNegative | None = option("scrn: decay of the slow state; unicornn: stiffness")
-    beta: Number | None = option("lipschitz: share of the skew part of W; with --readout tilted its sharpness instead")
+    beta: Number | None = option(
+        "lipschitz: share of the skew part of W; with --readout tilted its sharpness instead"
+    )
     k: Whole | None = option("inverse: steps with W^-1, then as many with W")
-    noise: NotNegative | None = option("rate: standard deviation of the noise of a step, in training")
+    noise: NotNegative | None = option(
+        "rate: standard deviation of the noise of a step, in training"
+    )
     truncated: bool | None = option("lstm-1997: the truncated gradient of the paper")
     unit: str | None = option("gated-feedback: tanh, gru, lstm")
     depth: Few | None = option("deep-transition: layers between one state and the next")

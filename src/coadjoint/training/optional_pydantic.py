@@ -33,14 +33,35 @@ def unchanged(**_: Any) -> Any:
 
 
 if TYPE_CHECKING:
-    from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+    from pydantic import (
+        AfterValidator,
+        BaseModel,
+        ConfigDict,
+        Field,
+        ValidationError,
+        model_validator,
+    )
 else:
     try:
-        from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+        from pydantic import (
+            AfterValidator,
+            BaseModel,
+            ConfigDict,
+            Field,
+            ValidationError,
+            model_validator,
+        )
     except ModuleNotFoundError as error:
         if error.name != "pydantic":
             raise
         BaseModel, ValidationError, model_validator = NoModel, NeverRaised, unchanged
         AfterValidator = ConfigDict = Field = nothing
 
-__all__ = ["AfterValidator", "BaseModel", "ConfigDict", "Field", "ValidationError", "model_validator"]
+__all__ = [
+    "AfterValidator",
+    "BaseModel",
+    "ConfigDict",
+    "Field",
+    "ValidationError",
+    "model_validator",
+]

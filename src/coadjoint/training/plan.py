@@ -9,7 +9,17 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from ..errors import InputError, KindError, brief, check_kind, check_path, check_seed, choose, real, whole
+from ..errors import (
+    InputError,
+    KindError,
+    brief,
+    check_kind,
+    check_path,
+    check_seed,
+    choose,
+    real,
+    whole,
+)
 from ..gradients.bptt import BPTT
 from ..gradients.method import Method
 from ..gradients.rtrl import RTRL
@@ -111,7 +121,9 @@ class TrainingPlan(Plan):
         real("weight_noise", self.weight_noise, 0)
         choose("nonfinite policy", self.nonfinite, POLICIES)
         if not isinstance(self.loggers, Sequence) or not all(callable(log) for log in self.loggers):
-            raise KindError(f"loggers must be a list of functions of a row; got {brief(self.loggers)}.")
+            raise KindError(
+                f"loggers must be a list of functions of a row; got {brief(self.loggers)}."
+            )
         for name, kind, example in (
             ("gradient", Method, "co.BPTT()"),
             ("optimiser", Optimiser | HessianFree, "co.optimisers.adam(1e-3)"),
@@ -130,9 +142,13 @@ class TrainingPlan(Plan):
         if name in OWN_PACE and (self.clip or self.clip_value or self.clip_mean):
             raise InputError(f"optimiser '{name}' finds its own way: it takes no clipping.")
         if name in PACELESS and self.weight_noise:
-            raise InputError(f"optimiser '{name}' takes the weights as they are: it takes no weight_noise.")
+            raise InputError(
+                f"optimiser '{name}' takes the weights as they are: it takes no weight_noise."
+            )
         if self.recipe.direction != "steepest" and isinstance(self.method, Truncated):
-            raise InputError("the temporal direction takes the whole gradient apart: use BPTT, not Truncated.")
+            raise InputError(
+                "the temporal direction takes the whole gradient apart: use BPTT, not Truncated."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,5 +176,7 @@ class LearningPlan(Plan):
             raise KindError(f"score must be a function of a_t; got {brief(self.score)}.")
         method = RTRL() if self.learner is None else self.learner
         if not isinstance(method, RTRL | Truncated):
-            raise InputError(f"a stream is learned by RTRL() or Truncated(k1, k2); got {type(method).__name__}.")
+            raise InputError(
+                f"a stream is learned by RTRL() or Truncated(k1, k2); got {type(method).__name__}."
+            )
         self._set("method", method)

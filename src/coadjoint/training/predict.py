@@ -30,7 +30,9 @@ from .network_section import NetworkSection, Shape
 from .restore import compare_tensors, fit
 
 
-def load_model(run: Path_, warn: Callable[[str], None] = warnings.warn) -> tuple[Any, dict[str, Any]]:
+def load_model(
+    run: Path_, warn: Callable[[str], None] = warnings.warn
+) -> tuple[Any, dict[str, Any]]:
     """The network of a run folder, or of its model.safetensors, and what the file says of itself.
 
     The file may be a stranger's: nothing in it is run, and no memory is taken before its header was
@@ -53,12 +55,18 @@ def load_model(run: Path_, warn: Callable[[str], None] = warnings.warn) -> tuple
         outline = model_schema.outline(section, shape, precision)
     except (CoadjointError, RuntimeError, MemoryError) as error:
         words = " ".join(str(error).split()).rstrip(".")
-        raise StorageError(f"{path}: the network it describes cannot be built: {words[:200]}.") from None
+        raise StorageError(
+            f"{path}: the network it describes cannot be built: {words[:200]}."
+        ) from None
     compare_tensors(outline, header.outline, str(path))
     if description.get("sha256") is None:
-        warn(f"{path} carries no SHA-256 sum, as models before 0.6.1 do not: a flipped bit in it would not be noticed.")
+        warn(
+            f"{path} carries no SHA-256 sum, as models before 0.6.1 do not: a flipped bit in it would not be noticed."
+        )
     content = read_regular(path, header.size)
-    if description.get("sha256") is not None and not storage.unbroken(io.BytesIO(content), description["sha256"]):
+    if description.get("sha256") is not None and not storage.unbroken(
+        io.BytesIO(content), description["sha256"]
+    ):
         raise StorageError(
             f"{path} is damaged: its bytes do not have the SHA-256 sum that it carries. {model_schema.Model.advice}"
         )
@@ -88,7 +96,14 @@ def refuse_larger(section: NetworkSection, shape: Shape, header: Any) -> None:
     """Refuse a network of more parts or units than a file has tensors or numbers, unbuilt."""
     deep = section.deep if isinstance(section.deep, list) else [section.deep]
     sizes = (
-        *(section.hidden, section.layers, section.depth, section.width, section.attention_steps, section.embedding),
+        *(
+            section.hidden,
+            section.layers,
+            section.depth,
+            section.width,
+            section.attention_steps,
+            section.embedding,
+        ),
         *(*deep, shape.inputs, shape.outputs),
     )
     parts = max(len(cell_names(section.cell or "elman")), len(deep) if section.deep else 0)
@@ -119,7 +134,9 @@ def predict(
     return len(new), new.notes
 
 
-def write_predictions(prediction: Prediction, path: Path_, outputs: Iterable[Tensor | np.ndarray]) -> None:
+def write_predictions(
+    prediction: Prediction, path: Path_, outputs: Iterable[Tensor | np.ndarray]
+) -> None:
     """Predictions as CSV: the rows of `prediction.rows(outputs)`.
 
     The file appears whole or not at all; the input is never written over."""

@@ -25,12 +25,16 @@ def difference(a: Any, b: Any, name: str = "") -> str:
 
 def numbers(values: dict[str, Any]) -> dict[str, Any]:
     """JSON has no infinity: it comes back as its name."""
-    return {name: float(value) if isinstance(value, str) else value for name, value in values.items()}
+    return {
+        name: float(value) if isinstance(value, str) else value for name, value in values.items()
+    }
 
 
 def part(of: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Of {"optimiser.0.step": x, "rng": y} the part "optimiser", {"0.step": x}."""
-    return {name[len(of) + 1 :]: value for name, value in tensors.items() if name.startswith(f"{of}.")}
+    return {
+        name[len(of) + 1 :]: value for name, value in tensors.items() if name.startswith(f"{of}.")
+    }
 
 
 def belong(tensors: Iterable[str], parts: Collection[str]) -> None:
@@ -56,7 +60,12 @@ def compare_tensors(own: Mapping[str, Tensor], given: Mapping[str, Tensor], sour
     """Refuse tensors of other names, types or shapes than a network's own: say where they differ first."""
     for name in sorted(set(own) | set(given)):
         mine, theirs = own.get(name), given.get(name)
-        if mine is None or theirs is None or mine.shape != theirs.shape or mine.dtype != theirs.dtype:
+        if (
+            mine is None
+            or theirs is None
+            or mine.shape != theirs.shape
+            or mine.dtype != theirs.dtype
+        ):
             tell = lambda tensor: "nothing" if tensor is None else restoring.told(tensor)
             raise StorageError(
                 f"{source} belongs to another network: for '{name}' it has {tell(theirs)} and the network {tell(mine)}."

@@ -35,7 +35,13 @@ from .restore import compare_tensors, difference, fit
 from .signals import Interrupted, interruptible
 from .storage import Checkpoint
 
-BEFORE = ("lock", ".lock", "checkpoints", "config.yaml", "online.json")  # what is there before a run begins
+BEFORE = (
+    "lock",
+    ".lock",
+    "checkpoints",
+    "config.yaml",
+    "online.json",
+)  # what is there before a run begins
 
 
 class Run(Protocol):
@@ -80,7 +86,9 @@ class RunFolder:
     """The folder of a run in the hands of its one writer. A run without a folder has one whose path is None: nothing is
     written, nothing is saved."""
 
-    def __init__(self, path: Path | None = None, write_settings: Callable[[Path], None] | None = None) -> None:
+    def __init__(
+        self, path: Path | None = None, write_settings: Callable[[Path], None] | None = None
+    ) -> None:
         """write_settings: writes config.yaml into the folder, when a run begins there, or has been found fit to go on."""
         self.path = path
         self.write_settings = write_settings
@@ -214,7 +222,10 @@ class RunFolder:
     def check_rows(self) -> None:
         """The rows before a checkpoint are those of a run: every line has its form."""
         assert self.path is not None
-        for name, schema in (("metrics.jsonl", schemas.MetricsRow), ("clock.jsonl", schemas.ClockRow)):
+        for name, schema in (
+            ("metrics.jsonl", schemas.MetricsRow),
+            ("clock.jsonl", schemas.ClockRow),
+        ):
             for _ in schemas.read_rows(self.path / name, schema):
                 pass
 
@@ -266,7 +277,9 @@ class RunFolder:
             if not same(rows.file.fileno(), rows.path):
                 said.append(rows.rescue())
         if said:
-            raise StorageError(f"{self.path}: {'; '.join(said)}. Go on from the last checkpoint: {resume}")
+            raise StorageError(
+                f"{self.path}: {'; '.join(said)}. Go on from the last checkpoint: {resume}"
+            )
         self.metrics.sync()
         self.clock.sync()
 
@@ -340,13 +353,17 @@ def told(plan: Plan) -> Any:
 def create(folder: Path) -> None:
     """Make a new run folder, where none is."""
     if len(str(folder.name)) > 200 or any(ord(c) < 32 for c in str(folder)):
-        raise StorageError(f"run folder {str(folder)!r}: a name has at most 200 characters and no control characters.")
+        raise StorageError(
+            f"run folder {str(folder)!r}: a name has at most 200 characters and no control characters."
+        )
     if folder.exists() and not folder.is_dir():
         raise StorageError(f"{folder} is a file, not a folder: choose another --out.")
     vacant(folder)
     with storing(folder):
         if not inner(folder / "checkpoints"):
-            (folder / "checkpoints").mkdir(parents=True, exist_ok=True)  # another process may have been quicker
+            (folder / "checkpoints").mkdir(
+                parents=True, exist_ok=True
+            )  # another process may have been quicker
 
 
 def vacant(folder: Path) -> None:

@@ -19,7 +19,14 @@ import torch
 from ..errors import CoadjointError, StorageError
 from ..tasks.description import Description
 from . import files, settings
-from .optional_pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from .optional_pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 MOST = 50_000_000  # bytes of a JSON file
 HEADER = 32 << 20  # bytes of the header of a file of tensors
@@ -270,7 +277,9 @@ def of_data(value: dict[str, Any] | None) -> dict[str, Any] | None:
 class Sealed(Checked):
     """What every model.safetensors says of itself, in JSON, under the name `coadjoint` of its metadata."""
 
-    advice: ClassVar[str] = "Restore the file; or delete it, and `coadjoint resume` of its run writes it anew."
+    advice: ClassVar[str] = (
+        "Restore the file; or delete it, and `coadjoint resume` of its run writes it anew."
+    )
     sha256: Sum | None = None
 
 
@@ -373,7 +382,10 @@ class Header:
     @property
     def outline(self) -> dict[str, torch.Tensor]:
         """The tensors with no memory behind them."""
-        return {name: torch.empty(shape, dtype=kind, device="meta") for name, (kind, shape) in self.tensors.items()}
+        return {
+            name: torch.empty(shape, dtype=kind, device="meta")
+            for name, (kind, shape) in self.tensors.items()
+        }
 
 
 def read_header(path: Path) -> Header:
@@ -382,7 +394,9 @@ def read_header(path: Path) -> Header:
         size = os.fstat(file.fileno()).st_size
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or length > size - 8:
-            raise StorageError(f"{path} is not a file of tensors: its header does not fit into its {size:,} bytes.")
+            raise StorageError(
+                f"{path} is not a file of tensors: its header does not fit into its {size:,} bytes."
+            )
         if length > HEADER:
             raise StorageError(f"{path} is not a file of tensors: its header has {length:,} bytes.")
         content = file.read(length)
@@ -395,7 +409,9 @@ def header_of(content: bytes, rest: int, path: Path) -> Header:
     if not isinstance(found, dict):
         raise StorageError(f"{path} is not a file of tensors: its header is {shown(found)}.")
     metadata = found.pop("__metadata__", {})
-    if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
+    if not isinstance(metadata, dict) or not all(
+        isinstance(text, str) for text in metadata.values()
+    ):
         raise StorageError(f"{path} is not a file of tensors: its metadata are not texts.")
     tensors: dict[str, Kind] = {}
     numbers = end = 0
@@ -405,14 +421,18 @@ def header_of(content: bytes, rest: int, path: Path) -> Header:
     for name, entry in in_order:
         kind = TYPES.get(entry["dtype"])
         if kind is None:
-            raise StorageError(f"{path}: tensor {name!a} is of type {shown(entry['dtype'])}; expected one of torch's.")
+            raise StorageError(
+                f"{path}: tensor {name!a} is of type {shown(entry['dtype'])}; expected one of torch's."
+            )
         # An empty tensor may have any shape as far as its bytes go; torch counts strides, and they must be in range.
         if math.prod(max(n, 1) for n in entry["shape"]) * kind.itemsize >= 2**62:
             raise StorageError(f"{path}: tensor {name!a} has a shape that no tensor can have.")
         count = math.prod(entry["shape"])
         begin, after = entry["data_offsets"]
         if begin != end or after - begin != count * kind.itemsize:
-            raise StorageError(f"{path} is not a file of tensors: {name!a} does not lie where its header says.")
+            raise StorageError(
+                f"{path} is not a file of tensors: {name!a} does not lie where its header says."
+            )
         tensors[name] = kind, tuple(entry["shape"])
         numbers, end = numbers + count, after
     if end != rest:
@@ -426,6 +446,8 @@ def description_of(path: Path, header: Header) -> dict[str, Any]:
     """What a model file says of itself, not yet checked but for its sum."""
     about = header.metadata.get("coadjoint")
     if about is None:
-        raise StorageError(f"{path} was not written by coadjoint: it does not say what network it belongs to.")
+        raise StorageError(
+            f"{path} was not written by coadjoint: it does not say what network it belongs to."
+        )
     name = f"{path}: its description"
     return check(name, parsed(about, name), Sealed)

@@ -11,7 +11,11 @@ from types import FrameType
 from ..errors import CoadjointError
 
 # Those that ask a program to end; each system has some of them.
-STOPPING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK") if hasattr(signal, name))
+STOPPING = tuple(
+    getattr(signal, name)
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK")
+    if hasattr(signal, name)
+)
 
 
 class Interrupted(CoadjointError):
@@ -41,7 +45,9 @@ def interruptible(go_on: str = "") -> Iterator[list[str]]:
 
     def note(number: int, frame: FrameType | None) -> None:
         if caught and number == signal.SIGINT:
-            raise Interrupted(f"interrupted twice: stopped at once, after the last checkpoint. {go_on}".rstrip())
+            raise Interrupted(
+                f"interrupted twice: stopped at once, after the last checkpoint. {go_on}".rstrip()
+            )
         caught.append(signal.Signals(number).name)
 
     if threading.current_thread() is not threading.main_thread():

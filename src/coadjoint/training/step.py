@@ -55,7 +55,9 @@ class Steps:
         if hasattr(self.method, "step"):
             self.method.step = step
         self.random = torch.get_rng_state()
-        self.batches = tuple(self.net.moved(self.draw(step, k)) for k in range(self.plan.accumulate))
+        self.batches = tuple(
+            self.net.moved(self.draw(step, k)) for k in range(self.plan.accumulate)
+        )
         return self.differentiate(step)
 
     def finite(self, step: int) -> tuple[Found, float]:
@@ -95,9 +97,15 @@ class Steps:
         finite = lambda e: all(torch.isfinite(v).all() for v in (e.losses, *e.gradient.values()))
         self.latest = next((e for _, e, _ in found if len(found) > 1 and not finite(e)), e)
         total = sum(n for n, _, _ in found)
-        mean = lambda of: of(*found[0][1:]) if len(found) == 1 else sum(n / total * of(e, d) for n, e, d in found)
+        mean = lambda of: (
+            of(*found[0][1:]) if len(found) == 1 else sum(n / total * of(e, d) for n, e, d in found)
+        )
         gradient = {name: mean(lambda e, d, name=name: e.gradient[name]) for name in e.gradient}
-        direction = gradient if steepest else {name: mean(lambda e, d, name=name: d[name]) for name in e.gradient}
+        direction = (
+            gradient
+            if steepest
+            else {name: mean(lambda e, d, name=name: d[name]) for name in e.gradient}
+        )
         loss = float(mean(lambda e, d: e.loss))
         penalty = float(mean(lambda e, d: e.penalty))
         objective = float(mean(lambda e, d: e.objective))
@@ -166,7 +174,11 @@ class Steps:
 
     def blame(self, found: Found) -> str:
         """Which tensor is not finite, and from which time step on."""
-        bad = [f"the gradient of {name}" for name, g in found.gradient.items() if not torch.isfinite(g).all()]
+        bad = [
+            f"the gradient of {name}"
+            for name, g in found.gradient.items()
+            if not torch.isfinite(g).all()
+        ]
         if not math.isfinite(found.loss):
             bad.insert(0, f"the loss ({found.loss})")
         # with noise, the weights are not those it was found at

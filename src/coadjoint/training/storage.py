@@ -38,7 +38,9 @@ def safetensors() -> Any:
     try:
         import safetensors.torch
     except ImportError:
-        raise MissingError("run folders store tensors with safetensors: pip install safetensors.") from None
+        raise MissingError(
+            "run folders store tensors with safetensors: pip install safetensors."
+        ) from None
     return safetensors.torch
 
 
@@ -78,7 +80,9 @@ def unpack(content: bytes, path: Path) -> dict[str, Tensor]:
 
     length = int.from_bytes(content[:8], "little")
     if len(content) < 8 or length > len(content) - 8:
-        raise StorageError(f"{path} is not a file of tensors: its header does not fit into its {len(content):,} bytes.")
+        raise StorageError(
+            f"{path} is not a file of tensors: its header does not fit into its {len(content):,} bytes."
+        )
     schemas.header_of(content[8 : 8 + length], len(content) - 8 - length, path)
     try:
         return dict(tensors.load(content))
@@ -98,7 +102,9 @@ class Checkpoint:
 
 def manifest(files: dict[str, bytes]) -> bytes:
     """One line for each file, as sha256sum writes them, and the sum of these lines."""
-    lines = "".join(f"{hashlib.sha256(files[name]).hexdigest()}  {name}\n" for name in sorted(files))
+    lines = "".join(
+        f"{hashlib.sha256(files[name]).hexdigest()}  {name}\n" for name in sorted(files)
+    )
     return (lines + f"# {hashlib.sha256(lines.encode()).hexdigest()}\n").encode()
 
 
@@ -108,16 +114,22 @@ def name_of(step: int) -> str:
 
 def save(parent: Path, checkpoint: Checkpoint, description: dict[str, Any] | None = None) -> Path:
     """Write step-N into `parent`: another name, sync, manifest, sync, rename, sync, and read it back."""
-    model = pack(checkpoint.model) if description is None else pack_model(checkpoint.model, description)
+    model = (
+        pack(checkpoint.model) if description is None else pack_model(checkpoint.model, description)
+    )
     files = {
         "model.safetensors": model,
         "state.safetensors": pack(checkpoint.tensors),
-        "state.json": dumps({"format": FORMAT, "step": checkpoint.step, **checkpoint.state}, indent=1).encode(),
+        "state.json": dumps(
+            {"format": FORMAT, "step": checkpoint.step, **checkpoint.state}, indent=1
+        ).encode(),
     }
     final = parent / name_of(checkpoint.step)
     temporary = final.with_suffix(".tmp")
     if not inner(parent):
-        raise StorageError(f"{parent} is missing, and checkpoints belong there: make it, or start another run.")
+        raise StorageError(
+            f"{parent} is missing, and checkpoints belong there: make it, or start another run."
+        )
     with storing(final):
         try:
             clear(temporary)
@@ -140,7 +152,9 @@ def contents(path: Path, most: int = MOST) -> dict[str, bytes]:
     found: dict[str, bytes] = {}
     for name in ("model.safetensors", "state.safetensors", "state.json", MANIFEST):
         try:
-            found[name] = read_regular(path / name, most if name.endswith(".safetensors") else STATE)
+            found[name] = read_regular(
+                path / name, most if name.endswith(".safetensors") else STATE
+            )
         except StorageError as error:
             raise damaged(str(error).rstrip(".")) from None
     listed = found.pop(MANIFEST)
@@ -177,7 +191,10 @@ def load(path: Path, most: int = MOST) -> Checkpoint:
         raise StorageError(
             f"checkpoint {path} is damaged: it holds step {schemas.shown(step)}, not what its name says."
         )
-    tensors = {name: unpack(files[name], path / name) for name in ("model.safetensors", "state.safetensors")}
+    tensors = {
+        name: unpack(files[name], path / name)
+        for name in ("model.safetensors", "state.safetensors")
+    }
     return Checkpoint(step, tensors["model.safetensors"], tensors["state.safetensors"], state)
 
 
@@ -206,7 +223,9 @@ def glimpse(folder: Path, kind: str = "checkpoints") -> Glimpse | None:
             header = schemas.read_header(path / "model.safetensors")
         except StorageError:
             continue
-        return Glimpse(f"checkpoint {path.name} of {folder}", state.get("description"), header.outline)
+        return Glimpse(
+            f"checkpoint {path.name} of {folder}", state.get("description"), header.outline
+        )
     return None
 
 
@@ -245,9 +264,7 @@ def latest(
             if good is None:
                 offer = "There is no older one that is whole: start the run again."
             else:
-                offer = (
-                    f"The one before it, {good.name}, is whole: coadjoint resume {shlex.quote(str(folder))} --fallback"
-                )
+                offer = f"The one before it, {good.name}, is whole: coadjoint resume {shlex.quote(str(folder))} --fallback"
             if not fallback or good is None:
                 raise StorageError(f"{error} {offer}") from None
             aside = path.with_suffix(".damaged")
@@ -273,7 +290,9 @@ def prune(folder: Path, keep: int, best: int | None) -> None:
     with storing(folder):
         for path in paths:
             if path.name not in spare:
-                doomed = path.with_suffix(".old")  # a name that is not a checkpoint's, before its files go one by one
+                doomed = path.with_suffix(
+                    ".old"
+                )  # a name that is not a checkpoint's, before its files go one by one
                 clear(doomed)
                 os.rename(path, doomed)
                 clear(doomed)

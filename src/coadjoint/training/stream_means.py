@@ -14,8 +14,12 @@ from ..gradients import restoring
 
 def scores_of(found: Any) -> dict[str, float]:
     """What a score function returned."""
-    if not isinstance(found, dict) or not all(isinstance(value, int | float) for value in found.values()):
-        raise KindError(f"score must return figures by name, {{'error': 0.1}}; it returned {brief(found)}.")
+    if not isinstance(found, dict) or not all(
+        isinstance(value, int | float) for value in found.values()
+    ):
+        raise KindError(
+            f"score must return figures by name, {{'error': 0.1}}; it returned {brief(found)}."
+        )
     return found
 
 
@@ -33,7 +37,9 @@ class Running:
             self.total, self.marked = np.zeros(len(figures)), np.zeros(len(figures))
             self.ring = np.zeros((self.window, len(figures)))
         if list(figures) != self.names:
-            raise StorageError(f"this run has the figures {', '.join(self.names)}; now there are {', '.join(figures)}.")
+            raise StorageError(
+                f"this run has the figures {', '.join(self.names)}; now there are {', '.join(figures)}."
+            )
         row = np.fromiter(figures.values(), float, len(figures))
         self.ring[self.t % self.window] = row
         self.total = self.total + row
@@ -65,11 +71,17 @@ class Running:
         """What is wrong with arrays that were read from a file; None if they can be restored."""
         many, window = len(rest["names"]), rest["window"]
         shapes = {"total": (many,), "marked": (many,), "ring": (window, many)}
-        expected = {name: torch.empty(s, dtype=torch.float64, device="meta") for name, s in shapes.items()}
+        expected = {
+            name: torch.empty(s, dtype=torch.float64, device="meta") for name, s in shapes.items()
+        }
         return restoring.misfit(expected, tensors)
 
     def restore(self, tensors: dict[str, Tensor], rest: dict[str, Any]) -> None:
-        self.total, self.marked, self.ring = (tensors[name].numpy() for name in ("total", "marked", "ring"))
+        self.total, self.marked, self.ring = (
+            tensors[name].numpy() for name in ("total", "marked", "ring")
+        )
         self.names, self.t, self.looked = rest["names"], rest["t"], rest["looked"]
         if len(self.ring) != self.window:
-            raise StorageError(f"this run has window={len(self.ring)}; got {self.window}. Start a new run for another.")
+            raise StorageError(
+                f"this run has window={len(self.ring)}; got {self.window}. Start a new run for another."
+            )

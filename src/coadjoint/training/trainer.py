@@ -71,8 +71,17 @@ class Training:
             return self.reject(str(error))
         bad = [name for name, p in parameters.items() if not torch.isfinite(p).all()]
         if bad:
-            return self.undo(before, f"{', '.join(bad)} is not finite after the optimiser's step: lower the step size")
-        row = {"kind": "train", "step": self.step, "loss": found.loss, "penalty": found.penalty, "rho": found.rho}
+            return self.undo(
+                before,
+                f"{', '.join(bad)} is not finite after the optimiser's step: lower the step size",
+            )
+        row = {
+            "kind": "train",
+            "step": self.step,
+            "loss": found.loss,
+            "penalty": found.penalty,
+            "rho": found.rho,
+        }
         paced = {} if recipe.name in PACELESS else {"rate": rate}
         row |= {"gradient": size, **paced} | ({"clipped": True} if clipped else {}) | told
         if recipe.direction != "steepest":
@@ -198,7 +207,11 @@ class Training:
             parts.add("best")
             wrong = restoring.misfit(self.net.state_dict(), part("best", tensors))
             complain(wrong, "state.safetensors, best weights: ")
-        complain(restoring.misfit({"rng": torch.get_rng_state()}, {k: v for k, v in tensors.items() if k == "rng"}))
+        complain(
+            restoring.misfit(
+                {"rng": torch.get_rng_state()}, {k: v for k, v in tensors.items() if k == "rng"}
+            )
+        )
         belong(tensors, parts)
         # A replay was saved after the step that it shows had been counted as skipped.
         skipped = past["skipped"] - (state["reason"] is not None)
@@ -217,7 +230,8 @@ class Training:
             torch.set_rng_state(tensors["rng"])
         except RuntimeError:
             complain(
-                "its random numbers are damaged ('rng' of state.safetensors)", f"{self.folder.path} cannot go on: "
+                "its random numbers are damaged ('rng' of state.safetensors)",
+                f"{self.folder.path} cannot go on: ",
             )
         vars(self.past).update(numbers(state["progress"]))
         self.step = saved.step
@@ -289,7 +303,9 @@ class Training:
         written = self.folder.metrics
         if written is None:
             return self.rows
-        return (json_rows.row(line, written.path) for line in written.lines() if b'"distance":' in line)
+        return (
+            json_rows.row(line, written.path) for line in written.lines() if b'"distance":' in line
+        )
 
 
 def check_pair(net: Any, task: Any) -> None:
@@ -302,4 +318,6 @@ def check_pair(net: Any, task: Any) -> None:
     for what in ("inputs", "outputs", "readout", "output"):
         ours, theirs = getattr(net, what), getattr(task, what)
         if ours != theirs:
-            raise InputError(f"task '{task.name}' needs a network with {what}={theirs!r}; this one has {ours!r}.")
+            raise InputError(
+                f"task '{task.name}' needs a network with {what}={theirs!r}; this one has {ours!r}."
+            )

@@ -21,7 +21,9 @@ from ..tasks.task import Task
 Row = dict[str, Any]
 
 
-def evaluate(net: Net, task: Task, split: str, seed: int = 0, draw: int | str = 0, n: int = 1000) -> dict[str, float]:
+def evaluate(
+    net: Net, task: Task, split: str, seed: int = 0, draw: int | str = 0, n: int = 1000
+) -> dict[str, float]:
     """The loss (mean over sequences) and the scores of a network on a held-out set."""
     check_net(net)
     check_kind("task", task, Task, "one of co.tasks")
@@ -32,14 +34,19 @@ def evaluate(net: Net, task: Task, split: str, seed: int = 0, draw: int | str = 
             b = net.moved(b)
             run = net.run(b)
             losses = run.loss(task.loss, b.y, mask=b.mask, reduce=b.reduce)
-            found = {"loss": (float(losses.double().sum()), float(len(losses))), **task.score(run.a, b)}
+            found = {
+                "loss": (float(losses.double().sum()), float(len(losses))),
+                **task.score(run.a, b),
+            }
             count += len(losses)
             for name, (total, weight) in found.items():
                 before = totals.get(name, (0.0, 0.0))
                 totals[name] = before[0] + total, before[1] + weight
     return {
         "sequences": count,
-        **{name: total / weight if weight else math.nan for name, (total, weight) in totals.items()},
+        **{
+            name: total / weight if weight else math.nan for name, (total, weight) in totals.items()
+        },
     }
 
 
@@ -63,8 +70,13 @@ def examples(net: Net, task: Task, seed: int, k: int = 8) -> list[Row]:
         a, y = a.transpose(0, 1), y.T
     shown = task.show(a[:k].cpu(), y[:k].cpu())
     note = lambda i: {} if n is None else {"note": f"{int(n[i])} steps"}
-    right = lambda t, p: {} if task.output == "identity" else {"right": t == p}  # numbers are near or far, not right
-    return [{"id": str(i), "target": t, "prediction": p, **right(t, p), **note(i)} for i, (t, p) in enumerate(shown)]
+    right = lambda t, p: (
+        {} if task.output == "identity" else {"right": t == p}
+    )  # numbers are near or far, not right
+    return [
+        {"id": str(i), "target": t, "prediction": p, **right(t, p), **note(i)}
+        for i, (t, p) in enumerate(shown)
+    ]
 
 
 def first_fault(e: Evaluation) -> str:
@@ -117,7 +129,9 @@ def look_inside(net: Net, b: Batch, task: Task, most: int = 200) -> Row:
         W = getattr(net, "W", None)
         if W is not None and W.dim() == 2 and W.shape[0] == W.shape[1]:
             radius = float(torch.linalg.eigvals(W.double()).abs().max())
-        words = {} if lam.axis == TIME else {"axis": lam.axis.label}  # a report's axis is time if nothing is said
+        words = (
+            {} if lam.axis == TIME else {"axis": lam.axis.label}
+        )  # a report's axis is time if nothing is said
         return {
             **words,
             "t": t,
@@ -125,5 +139,7 @@ def look_inside(net: Net, b: Batch, task: Task, most: int = 200) -> Row:
             "temporal": temporal,
             "decay": decay,
             "radius": radius,
-            "gradients": {name: float(g.double().square().sum().sqrt()) for name, g in e.gradient.items()},
+            "gradients": {
+                name: float(g.double().square().sum().sqrt()) for name, g in e.gradient.items()
+            },
         }

@@ -83,12 +83,16 @@ class Watch:
         worst = math.inf if task.lower else -math.inf
         best = worst if past.best is None else past.best
         better = value < best if task.lower else value > best  # never, of a NaN
-        equal = value == past.best and values["loss"] < past.best_loss  # an accuracy has many equals: the loss decides
+        equal = (
+            value == past.best and values["loss"] < past.best_loss
+        )  # an accuracy has many equals: the loss decides
         if better or equal or goal:
             past.best, past.best_step, past.waited = value, step, 0
             past.best_loss = values["loss"]
             self.improved = True
-            self.best_weights = {name: p.detach().clone() for name, p in self.net.state_dict().items()}
+            self.best_weights = {
+                name: p.detach().clone() for name, p in self.net.state_dict().items()
+            }
         else:
             past.waited += 1
         if plan.recipe.schedule.patience is not None:
@@ -118,10 +122,19 @@ class Watch:
     def probe(self, step: int) -> Row:
         """What the gradient does inside the sequence: costates, temporal components, W's spectral radius."""
         split = self.split or (self.task.splits[0] if self.task.splits else "train")
-        b = self.net.moved(next(self.task.held_out(split, self.plan.seed, "probe", self.plan.probes)))
+        b = self.net.moved(
+            next(self.task.held_out(split, self.plan.seed, "probe", self.plan.probes))
+        )
         try:
             found = validation.look_inside(self.net, b, self.task)
         except NumericalError as error:
-            found = {"t": [], "log10_costates": [], "temporal": None, "decay": None, "radius": None, "gradients": {}}
+            found = {
+                "t": [],
+                "log10_costates": [],
+                "temporal": None,
+                "decay": None,
+                "radius": None,
+                "gradients": {},
+            }
             found["fault"] = str(error)
         return {"kind": "probe", "step": step, **found}

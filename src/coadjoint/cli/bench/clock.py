@@ -36,7 +36,10 @@ def apart(a: Mapping[str, Any], b: Mapping[str, Any]) -> float:
     """The largest relative difference of two gradients, over the parameters they share."""
     found = 0.0
     for name in set(a) & set(b):
-        x, y = (np.asarray(g.cpu() if isinstance(g, Tensor) else g, dtype=np.float64) for g in (a[name], b[name]))
+        x, y = (
+            np.asarray(g.cpu() if isinstance(g, Tensor) else g, dtype=np.float64)
+            for g in (a[name], b[name])
+        )
         difference, size = float(np.linalg.norm(x - y)), float(np.linalg.norm(y))
         found = max(found, difference / size if size > 0 else difference)
         if not np.isfinite(difference):
@@ -97,4 +100,6 @@ def finite(value: float) -> float | None:
 
 
 def figure(ms: float | None) -> str:
-    return "" if ms is None else f"{ms:.0f}" if ms >= 100 else f"{ms:.1f}" if ms >= 10 else f"{ms:.2f}"
+    return (
+        "" if ms is None else f"{ms:.0f}" if ms >= 100 else f"{ms:.1f}" if ms >= 10 else f"{ms:.2f}"
+    )

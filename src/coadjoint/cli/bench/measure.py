@@ -21,7 +21,18 @@ from ...optimisers.hessian_free import HessianFree
 from ...sweeps.affine import affine
 from ...sweeps.chunks import product
 from .clock import apart, best, clock, figure, finite, first_line, interleaved, tf32
-from .problems import DIRECTIONS, FORMULAS, LAYERS, OURS, PEERS, PRODUCTS, SIZES, SUBJECTS, Problem, Size
+from .problems import (
+    DIRECTIONS,
+    FORMULAS,
+    LAYERS,
+    OURS,
+    PEERS,
+    PRODUCTS,
+    SIZES,
+    SUBJECTS,
+    Problem,
+    Size,
+)
 
 Tick = Callable[[float, int, str | None], None]  # rows done, of how many, what to say
 MORE = {
@@ -30,7 +41,12 @@ MORE = {
 }
 QUIET = 0.9  # a process that had less of its core was disturbed
 SAME = 0.05  # gradients further apart than this, tf32 or not, are of different functions
-STEP, STEP_SIZE, ITERATIONS, MOST = "hessian-free", (100, 200, 100), 50, 1.1  # a step, and how much it may cost
+STEP, STEP_SIZE, ITERATIONS, MOST = (
+    "hessian-free",
+    (100, 200, 100),
+    50,
+    1.1,
+)  # a step, and how much it may cost
 
 
 def gemm(rows: int, inner: int, columns: int, device: str) -> float:
@@ -43,7 +59,10 @@ def gemm(rows: int, inner: int, columns: int, device: str) -> float:
 def limits(device: str) -> dict[str, float]:
     """What this machine can do: large float32 products, memory, and on a GPU the launch of a kernel."""
     if device == "cpu":
-        return {"GEMM GFLOP/s": gemm(1024, 1024, 1024, device), "memory GB/s": bandwidth(2**25, device)}
+        return {
+            "GEMM GFLOP/s": gemm(1024, 1024, 1024, device),
+            "memory GB/s": bandwidth(2**25, device),
+        }
     found = {}
     for name, on in (("GEMM GFLOP/s", False), ("GEMM GFLOP/s with tf32", True)):
         with tf32(on):
@@ -64,14 +83,20 @@ def bandwidth(entries: int, device: str) -> float:
 def layers(cell: str, size: Size) -> list[int]:
     """The inputs of each sweep's layer that are as many as units, or none where they are few."""
     d = size[2]
-    return [width for width in (0, DIRECTIONS * d)[:LAYERS] for _ in range(DIRECTIONS)] if cell in FORMULAS else [0]
+    return (
+        [width for width in (0, DIRECTIONS * d)[:LAYERS] for _ in range(DIRECTIONS)]
+        if cell in FORMULAS
+        else [0]
+    )
 
 
 def flops(cell: str, size: Size, kind: str) -> float:
     """What a gradient must multiply and add: every sweep and every weight product is T B rows times W, [g d, d], and as
     many products with the input weights of a layer that reads another."""
     (T, B, d), g = size, len(library.named(FORMULAS.get(cell, cell)).gates)
-    return sum(sum(PRODUCTS[kind]) * 2.0 * T * B * g * d * (d + inputs) for inputs in layers(cell, size))
+    return sum(
+        sum(PRODUCTS[kind]) * 2.0 * T * B * g * d * (d + inputs) for inputs in layers(cell, size)
+    )
 
 
 def traffic(cell: str, size: Size, kind: str) -> float:
@@ -81,7 +106,10 @@ def traffic(cell: str, size: Size, kind: str) -> float:
     sweep, product = len(formula.gates) + len(formula.slots), len(formula.gates) + 1
     count = PRODUCTS[kind]
     own = d * (count[0] * sweep + count[1] * product)
-    read = [sum(count) * (inputs + len(formula.gates) * d) if inputs else 0 for inputs in layers(cell, size)]
+    read = [
+        sum(count) * (inputs + len(formula.gates) * d) if inputs else 0
+        for inputs in layers(cell, size)
+    ]
     return 4.0 * T * B * sum(own + more for more in read)
 
 
@@ -132,7 +160,11 @@ class Row:
 
     def step(self, kind: str) -> float:
         """Microseconds of one step of one sweep."""
-        return 1e3 * self.ms[kind][OURS] / (PRODUCTS[kind][0] * self.size[0] * len(layers(self.cell, self.size)))
+        return (
+            1e3
+            * self.ms[kind][OURS]
+            / (PRODUCTS[kind][0] * self.size[0] * len(layers(self.cell, self.size)))
+        )
 
     def strange(self) -> list[str]:
         """Peers that failed, or whose gradient is not ours, in words."""
@@ -157,7 +189,13 @@ class Row:
         }  # fmt: skip
 
 
-def measure(cell: str, size: Size, options: Options, found: Mapping[str, float], tick: Callable[[float], None]) -> Row:
+def measure(
+    cell: str,
+    size: Size,
+    options: Options,
+    found: Mapping[str, float],
+    tick: Callable[[float], None],
+) -> Row:
     """Compare gradients, then time everyone."""
     device, problem = options.device, SUBJECTS[cell](cell, size, options.device)
     contenders, failed = problem.contenders(OURS), {}
@@ -249,11 +287,15 @@ def measure_step(size: Size, rounds: int) -> Step:
             for _ in range(taken[-1]):
                 ga = affine(w.rows, w.known, direction, None)
                 mu, _ = plan.engine.tangent(plan, tape, W, None, ga, None)
-                _, delta, _ = plan.engine.adjoint(plan, tape, W, mu, of_last, None, None, False, False)
+                _, delta, _ = plan.engine.adjoint(
+                    plan, tape, W, mu, of_last, None, None, False, False
+                )
                 product(w.rows, delta, w.known)
         BPTT()(p.net, batch, "cross-entropy")
 
-    times = [(clock(step, 1, "cpu"), clock(parts, 1, "cpu")) for _ in range(rounds + 1)][1:]  # the first warms up
+    times = [(clock(step, 1, "cpu"), clock(parts, 1, "cpu")) for _ in range(rounds + 1)][
+        1:
+    ]  # the first warms up
     return Step(size, p.engine, taken[-1], *(min(each) for each in zip(*times, strict=True)))
 
 
@@ -270,7 +312,10 @@ class Options:
 
     def __post_init__(self) -> None:
         choose("device", self.device, SIZES)
-        for kind, names, known in (("cell", self.cells, (*SUBJECTS, STEP)), ("peer", self.peers, PEERS)):
+        for kind, names, known in (
+            ("cell", self.cells, (*SUBJECTS, STEP)),
+            ("peer", self.peers, PEERS),
+        ):
             for name in names:
                 choose(kind, name, known)
         if not self.cells:
@@ -284,7 +329,9 @@ class Options:
         if self.device == "cuda" and not torch.cuda.is_available():
             raise MissingError("device 'cuda': torch finds no GPU here. Use device 'cpu'.")
         if self.device == "cpu" and not 1 <= self.threads <= len(cores()):
-            raise InputError(f"threads must lie in 1..{len(cores())}, the cores of this process; got {self.threads}.")
+            raise InputError(
+                f"threads must lie in 1..{len(cores())}, the cores of this process; got {self.threads}."
+            )
 
     @property
     def steps(self) -> tuple[Size, ...]:
@@ -324,12 +371,20 @@ def read_sizes(text: str) -> tuple[Size, ...]:
 
 def read_names(text: str) -> tuple[str, ...]:
     """'elman,gru' -> ('elman', 'gru'); 'none' -> ()"""
-    return () if text.strip() in ("", "none") else tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+    return (
+        ()
+        if text.strip() in ("", "none")
+        else tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+    )
 
 
 def cores() -> set[int]:
     """The cores this process may use."""
-    return set(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    return (
+        set(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else set(range(os.cpu_count() or 1))
+    )
 
 
 @contextlib.contextmanager

@@ -46,7 +46,11 @@ Run = Callable[[], Mapping[str, Any]]  # one gradient, by parameter name
 INPUTS, OUTPUTS, RHO = 6, 4, 1.0
 OURS = "ours"
 METHODS = {"plain": BPTT(), "penalised": Penalised("log-ratio", RHO)}
-PRODUCTS = {"plain": (2, 1), "penalised": (4, 2), "double": (4, 2)}  # sweeps and weight products of one gradient
+PRODUCTS = {
+    "plain": (2, 1),
+    "penalised": (4, 2),
+    "double": (4, 2),
+}  # sweeps and weight products of one gradient
 PRODUCTS["plain tf32"] = PRODUCTS["plain"]
 LAYERS, DIRECTIONS = 2, 2  # of a module
 SIZES: dict[str, tuple[Size, ...]] = {
@@ -71,13 +75,17 @@ class Problem:
         self.cell, self.size, self.device = cell, size, device
         T, B, d = size
         draw = torch.Generator().manual_seed(0)
-        self.net = Network(cell, inputs=INPUTS, hidden=d, outputs=OUTPUTS, output="softmax", dtype=torch.float32)
+        self.net = Network(
+            cell, inputs=INPUTS, hidden=d, outputs=OUTPUTS, output="softmax", dtype=torch.float32
+        )
         radius, keeps = START[cell]
         initialise(self.net, "orthogonal", radius=radius, std=0.02)
         formula = library.named(cell)
         if keeps is not None:
             with torch.no_grad():
-                self.net.get_parameter("b").chunk(len(formula.gates))[formula.gates.index(keeps)].fill_(4.0)
+                self.net.get_parameter("b").chunk(len(formula.gates))[
+                    formula.gates.index(keeps)
+                ].fill_(4.0)
         self.net.to(device)
         self.u = torch.randn(T, B, INPUTS, generator=draw).to(device)
         self.y = torch.randint(0, OUTPUTS, (B,), generator=draw).to(device)
@@ -207,7 +215,9 @@ def jax_scan(p: Problem) -> dict[str, dict[str, Run]]:
         gradient = jax.jit(jax.grad(functools.partial(objective, inside=inside)))
         return lambda: jax.block_until_ready(gradient(weights, u, y))
 
-    fastest = lambda objective: min((run(objective, inside) for inside in INSIDE), key=lambda r: best(r, p.device, 1))
+    fastest = lambda objective: min(
+        (run(objective, inside) for inside in INSIDE), key=lambda r: best(r, p.device, 1)
+    )
     return {"JAX scan": {"plain": fastest(plain), "penalised": fastest(penalised)}}
 
 
@@ -225,9 +235,14 @@ class Stack:
     def __init__(self, name: str, size: Size, device: str) -> None:
         T, B, d = size
         draw = torch.Generator().manual_seed(0)
-        self.device, self.u = device, torch.randn(T, B, INPUTS, generator=draw).to(device).requires_grad_()
+        self.device, self.u = (
+            device,
+            torch.randn(T, B, INPUTS, generator=draw).to(device).requires_grad_(),
+        )
         make = getattr(nn, name.removeprefix("nn."))
-        self.theirs = make(INPUTS, d, num_layers=LAYERS, bidirectional=DIRECTIONS == 2, device=device)
+        self.theirs = make(
+            INPUTS, d, num_layers=LAYERS, bidirectional=DIRECTIONS == 2, device=device
+        )
         self.ours = getattr(modules, make.__name__).from_torch(self.theirs)
         self.kinds = ("plain", "double") if device == "cpu" else ("plain", "plain tf32", "double")
 
@@ -244,13 +259,22 @@ class Stack:
 
     def gradient(self, module: nn.Module, value: Tensor) -> dict[str, Tensor]:
         named = {"u": self.u, **dict(module.named_parameters())}
-        return dict(zip(named, torch.autograd.grad(value, list(named.values()), allow_unused=True), strict=True))
+        return dict(
+            zip(
+                named,
+                torch.autograd.grad(value, list(named.values()), allow_unused=True),
+                strict=True,
+            )
+        )
 
     def unfused(self) -> dict[str, Tensor]:
         """cuDNN and oneDNN have no second derivative."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # oneDNN's switch speaks of other processors
-            with torch.backends.cudnn.flags(enabled=False), torch.backends.mkldnn.flags(enabled=False):
+            with (
+                torch.backends.cudnn.flags(enabled=False),
+                torch.backends.mkldnn.flags(enabled=False),
+            ):
                 return self.double(self.theirs)
 
     def rounded(self, module: nn.Module) -> dict[str, Tensor]:
@@ -265,7 +289,10 @@ class Stack:
                 copy.deepcopy(self.ours),
                 copy.deepcopy(self.ours),
             )  # each is recorded apart
-            found: dict[str, Run] = {"plain": lambda: self.plain(ours), "double": lambda: self.double(twice)}
+            found: dict[str, Run] = {
+                "plain": lambda: self.plain(ours),
+                "double": lambda: self.double(twice),
+            }
             return {OURS: found | ({"plain tf32": lambda: self.rounded(rounded)} if on_gpu else {})}
         if peer != "torch":
             return {}

@@ -23,7 +23,19 @@ from ...errors import InputError, MissingError, StorageError, choose, said
 from ...sweeps import engines
 from ...training import files
 from .clock import figure, tf32
-from .measure import MORE, QUIET, STEP, Options, Row, Step, Tick, limits, measure, measure_step, pinned
+from .measure import (
+    MORE,
+    QUIET,
+    STEP,
+    Options,
+    Row,
+    Step,
+    Tick,
+    limits,
+    measure,
+    measure_step,
+    pinned,
+)
 from .problems import FORMULAS, OURS, RHO, SIZES, SUBJECTS, Size, load_jax
 
 
@@ -55,7 +67,9 @@ class Result:
         peers = list(dict.fromkeys(peer for row in self.rows for peer in row.peers))
         Column = Callable[[Row, str], str]
         versus: Callable[[str], Column] = lambda peer: lambda row, kind: against(row, kind, peer)
-        times: Callable[[str], Column] = lambda name: lambda row, kind: figure(row.ms[kind].get(name))
+        times: Callable[[str], Column] = lambda name: (
+            lambda row, kind: figure(row.ms[kind].get(name))
+        )
         columns: dict[str, Column] = {
             "cell": lambda row, kind: row.cell,
             "T, B, d": lambda row, kind: ", ".join(map(str, row.size)),
@@ -68,9 +82,13 @@ class Result:
         if self.options.device == "cuda":
             columns["of memory"] = lambda row, kind: f"{row.memory_share(kind):.0%}"
             columns["us/step"] = lambda row, kind: f"{row.step(kind):.1f}"
-        columns["differs"] = lambda row, kind: f"{max(found):.0e}" if (found := row.differs[kind].values()) else ""
+        columns["differs"] = lambda row, kind: (
+            f"{max(found):.0e}" if (found := row.differs[kind].values()) else ""
+        )
         columns["engine"] = lambda row, kind: row.engine
-        return list(columns), [[cell(row, kind) for cell in columns.values()] for row in self.rows for kind in row.ms]
+        return list(columns), [
+            [cell(row, kind) for cell in columns.values()] for row in self.rows for kind in row.ms
+        ]
 
     def notes(self) -> list[str]:
         """What the columns say, and what was left out."""
@@ -90,7 +108,9 @@ class Result:
         if gpu and "jax" in self.options.peers and "jax" not in self.missing:
             notes.append("JAX multiplies at its default precision: tf32, where a GPU has it.")
         if "jax" in self.options.peers and "jax" not in self.missing:
-            notes.append("JAX scan: the faster of two, the inputs multiplied inside the scan or before it.")
+            notes.append(
+                "JAX scan: the faster of two, the inputs multiplied inside the scan or before it."
+            )
         if self.attention < QUIET:
             notes.append(
                 f"The machine was busy: this process had {self.attention:.0%} of its core, so times are too long and ratios uncertain. Measure again when it is quiet."
@@ -107,7 +127,9 @@ class Result:
             "cuda": f"{m.get('gpu')}, CUDA {m.get('cuda')}",
         }
         tools = [f"{name} {m[name]}" for name in ("torch", "cuDNN", "jax", "compiler") if name in m]
-        rates = [f"{name} {value:,.{0 if value >= 100 else 1}f}" for name, value in self.limits.items()]
+        rates = [
+            f"{name} {value:,.{0 if value >= 100 else 1}f}" for name, value in self.limits.items()
+        ]
         return f"{', '.join([parts[self.options.device], *tools])}, float32. Measured here: {', '.join(rates)}"
 
     def markdown(self) -> str:
@@ -149,7 +171,9 @@ def run(options: Options, tick: Tick = lambda done, total, text: None) -> Result
                 tick(0, total, f"peer '{peer}' left out: {why}")
             found = limits(options.device)
             for cell, size in grid:
-                row = measure(cell, size, present, found, lambda share: tick(len(rows) + share, total, None))
+                row = measure(
+                    cell, size, present, found, lambda share: tick(len(rows) + share, total, None)
+                )
                 rows.append(row)
                 tick(len(rows), total, "; ".join([summary(row), *row.strange()]))
             for size in options.steps:
@@ -172,13 +196,17 @@ def here(options: Options) -> tuple[Options, dict[str, str]]:
         except MissingError as error:
             missing["jax"] = str(error)
     present = tuple(peer for peer in options.peers if peer not in missing)
-    return Options(options.device, options.cells, options.sizes, present, options.repeat, options.threads), missing
+    return Options(
+        options.device, options.cells, options.sizes, present, options.repeat, options.threads
+    ), missing
 
 
 def summary(row: Row) -> str:
     parts = []
     for kind, ms in row.ms.items():
-        against = ", ".join(f"{r:.2f}x {peer}" for peer in row.peers if (r := row.ratio(kind, peer)))
+        against = ", ".join(
+            f"{r:.2f}x {peer}" for peer in row.peers if (r := row.ratio(kind, peer))
+        )
         parts.append(f"{kind} {figure(ms[OURS])} ms" + (f" ({against})" if against else ""))
     return f"{row.name}: " + "; ".join(parts)
 
@@ -222,14 +250,22 @@ def explain(devices: Sequence[str], names: Sequence[str], sizes: Sequence[Size] 
             lines.append("cuda: torch finds no GPU here.")
             continue
         about = machine(device)
-        keys = ("gpu", "cuda", "torch") if device == "cuda" else ("cpu", "cores", "threads", "compiler", "torch")
-        lines.append(f"{device}: " + ", ".join(f"{key} {about.get(key, 'not found')}" for key in keys))
+        keys = (
+            ("gpu", "cuda", "torch")
+            if device == "cuda"
+            else ("cpu", "cores", "threads", "compiler", "torch")
+        )
+        lines.append(
+            f"{device}: " + ", ".join(f"{key} {about.get(key, 'not found')}" for key in keys)
+        )
         for name in names:
             cell = library.named(FORMULAS.get(name, name))
             choice = engines.resolve("auto", cell, device)
             lines.append(f"  {name}: engine '{choice}': {choice.why}")
             geometry: Any = getattr(engines.load(choice), "explain", None)
-            for _, B, d in dict.fromkeys((0, B, d) for _, B, d in sizes or SIZES[device]) if geometry else ():
+            for _, B, d in (
+                dict.fromkeys((0, B, d) for _, B, d in sizes or SIZES[device]) if geometry else ()
+            ):
                 lines.append(f"    B {B}, d {d}: {geometry(cell, d, B, torch.float32)}")
     return lines
 
@@ -250,7 +286,9 @@ def write(path: Path, result: Result) -> None:
         raise StorageError(f"{path} cannot be read: {said(error)}.") from None
     section = f"{begin}\n{result.markdown()}\n{end}"
     if (begin in text) != (end in text):
-        raise InputError(f"{path} holds only one of the marks '{begin}' and '{end}'; put the other one back.")
+        raise InputError(
+            f"{path} holds only one of the marks '{begin}' and '{end}'; put the other one back."
+        )
     if begin in text:
         head, rest = text.split(begin, 1)
         text = head + section + rest.split(end, 1)[-1]

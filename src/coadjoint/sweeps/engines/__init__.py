@@ -36,7 +36,10 @@ MODULES = {  # where each engine's three loops live
 }
 ENGINES = (*MODULES, "autograd")
 PREFERRED = {"cpu": ("cpu", "eager"), "cuda": ("scan", "cuda", "eager")}  # the fastest first
-REPLACED = {"stepwise": "eager", "triton": "eager"}  # engines of the past, and what runs in their place
+REPLACED = {
+    "stepwise": "eager",
+    "triton": "eager",
+}  # engines of the past, and what runs in their place
 
 
 class Choice(str):

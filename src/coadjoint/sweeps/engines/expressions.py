@@ -27,8 +27,14 @@ def split_up(
     cell: Cell, outputs: tuple[Node, ...], moving: tuple[Node, ...], at_hand: frozenset[Node]
 ) -> tuple[tuple[Node, ...], tuple[Node, ...]]:
     """What a loop over `moving` needs and can be had before it: (made of the parameters alone, slopes)."""
-    once = [n for n in apart(outputs, (*moving, *cell.a, *cell.v, *cell.x, *at_hand), at_hand) if _only(n, cell.p)]
-    return tuple(once), tuple(n for n in apart(outputs, moving, at_hand) if n not in at_hand and n not in once)
+    once = [
+        n
+        for n in apart(outputs, (*moving, *cell.a, *cell.v, *cell.x, *at_hand), at_hand)
+        if _only(n, cell.p)
+    ]
+    return tuple(once), tuple(
+        n for n in apart(outputs, moving, at_hand) if n not in at_hand and n not in once
+    )
 
 
 @dataclass(frozen=True)
@@ -77,7 +83,11 @@ class Forwards:
 
 @functools.cache
 def forwards(cell: Cell) -> Forwards:
-    mu, nu, g = named("mu", len(cell.slots)), named("nu", len(cell.gates)), named("g", len(cell.slots))
+    mu, nu, g = (
+        named("mu", len(cell.slots)),
+        named("nu", len(cell.gates)),
+        named("g", len(cell.slots)),
+    )
     along = dict(zip(cell.x, mu, strict=True))
     out = push(cell.next, along | dict(zip(cell.a, nu, strict=True)))
     return Forwards(mu, nu, g, tuple(out), tuple(push(cell.read, along)))

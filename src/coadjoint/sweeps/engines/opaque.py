@@ -60,7 +60,13 @@ own.register_autograd(lambda ctx, g: own(g))
 
 @torch.library.custom_op("coadjoint::sweep", mutates_args=())
 def sweep(
-    base: Tensor, side: Tensor | None, W: Tensor, x0: Tensor, p: Tensor | None, cell: str, engine: str
+    base: Tensor,
+    side: Tensor | None,
+    W: Tensor,
+    x0: Tensor,
+    p: Tensor | None,
+    cell: str,
+    engine: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """-> (x [B + N, n], a, q), for samples of equal length."""
     plan = planned(cell, engine, x0, base)
@@ -70,7 +76,13 @@ def sweep(
 
 @sweep.register_fake
 def _(
-    base: Tensor, side: Tensor | None, W: Tensor, x0: Tensor, p: Tensor | None, cell: str, engine: str
+    base: Tensor,
+    side: Tensor | None,
+    W: Tensor,
+    x0: Tensor,
+    p: Tensor | None,
+    cell: str,
+    engine: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
     formula = KNOWN[cell]
     d = x0.shape[1] // len(formula.slots)
@@ -88,7 +100,9 @@ def sweep_back(
     """-> the gradient by base, side, W, x0 and p."""
     tape = Tape(a, side, x, p, q if q.numel() else None)
     plan = planned(cell, engine, x0, base)
-    found = differentiable.back(plan, tape, W, gx, None, None, (True, side is not None, True, True, p is not None))
+    found = differentiable.back(
+        plan, tape, W, gx, None, None, (True, side is not None, True, True, p is not None)
+    )
     gbase, gside, gW, gx0, gp = map(gradient, found, (base, side, W, x0, p), [gx] * 5)
     return gbase, gside, gW, gx0.clone(), gp
 

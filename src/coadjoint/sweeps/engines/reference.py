@@ -22,7 +22,11 @@ def values(nodes: tuple[Node, ...], y: Tensor | None) -> dict[Node, Tensor]:
 
 def packed(entries: list[Tensor | float], like: Tensor, d: int) -> Tensor:
     return torch.cat(
-        [torch.as_tensor(e, dtype=like.dtype, device=like.device).expand(len(like), d) for e in entries], -1
+        [
+            torch.as_tensor(e, dtype=like.dtype, device=like.device).expand(len(like), d)
+            for e in entries
+        ],
+        -1,
     )
 
 
@@ -76,7 +80,9 @@ def adjoint(
     bar, rbar = symbols("lam", len(cell.slots)), symbols("rbar", len(cell.read))
     sources = rows.states(tape.x.new_zeros(tape.x.shape) if s is None else s)
     first = tape.x.new_zeros(rows.B, tape.x.shape[1]) if s_last is None else s_last
-    k_first = torch.zeros(rows.B, dtype=torch.int32, device=first.device) if k_last is None else k_last
+    k_first = (
+        torch.zeros(rows.B, dtype=torch.int32, device=first.device) if k_last is None else k_last
+    )
     lam: list[Tensor] = []
     k: list[Tensor] = []
     delta: list[Tensor] = []

@@ -57,7 +57,11 @@ def affine(cell: Cell) -> bool:
 
     def keeps(n: Node) -> bool:
         moved = [a in moving for a in n.args]
-        return n.op in ("add", "sub", "neg") or (n.op == "mul" and not all(moved)) or (n.op == "div" and not moved[1])
+        return (
+            n.op in ("add", "sub", "neg")
+            or (n.op == "mul" and not all(moved))
+            or (n.op == "div" and not moved[1])
+        )
 
     return all(keeps(n) for n in walk(cell.next) if n in moving and n.args)
 
@@ -74,14 +78,26 @@ class Parts(NamedTuple):
 
 @functools.cache
 def parts(cell: Cell) -> Parts:
-    columns = [push(cell.next, {x: Node("const", (), float(x is y)) for x in cell.x}) for y in cell.x]
+    columns = [
+        push(cell.next, {x: Node("const", (), float(x is y)) for x in cell.x}) for y in cell.x
+    ]
     A = tuple(n for row in zip(*columns, strict=True) for n in row)
     b = tuple(substitute(cell.next, dict.fromkeys(cell.x, ZERO)))
     shared = not depends(A, (*cell.a, *cell.v)) & set(A)
     turns = len(A) == 1 or (len(A) == 4 and A[0] is A[3] and A[1] is neg(A[2]))
     inputs, p = (("a", cell.a), ("v", cell.v), ("p", cell.p)), frozenset({"p"})
-    outputs = (*(() if shared else (("A", A),)), ("b", b), *((("q", cell.kept),) if cell.kept else ()))
-    return Parts(A, shared, turns, Pointwise(inputs, outputs, (), p), Pointwise(inputs, (("A", A),), (cell.kept,), p))
+    outputs = (
+        *(() if shared else (("A", A),)),
+        ("b", b),
+        *((("q", cell.kept),) if cell.kept else ()),
+    )
+    return Parts(
+        A,
+        shared,
+        turns,
+        Pointwise(inputs, outputs, (), p),
+        Pointwise(inputs, (("A", A),), (cell.kept,), p),
+    )
 
 
 def found(
@@ -118,7 +134,9 @@ def places(rows: Rows, states: bool, like: Tensor) -> Tensor:
     return (torch.cat([torch.arange(rows.B), steps]) if states else steps).to(like.device)
 
 
-def linked(plan: Plan, A: Tensor | None, p: Tensor | None, link: Link | None, like: Tensor) -> Tensor:
+def linked(
+    plan: Plan, A: Tensor | None, p: Tensor | None, link: Link | None, like: Tensor
+) -> Tensor:
     """The links S [T or 1, B or 1, m, m, d]; A [N, m m d], None if p gives it or it is zero."""
     cell, rows, m = plan.cell, plan.rows, len(plan.cell.slots)
     d = like.shape[1] // m
@@ -127,7 +145,9 @@ def linked(plan: Plan, A: Tensor | None, p: Tensor | None, link: Link | None, li
     else:
         known = {} if p is None else dict(zip(cell.p, p.chunk(len(cell.p)), strict=True))
         entries = evaluate(parts(cell).A, known)
-        S = torch.stack([e.expand(d) if isinstance(e, Tensor) else like.new_full((d,), e) for e in entries])
+        S = torch.stack(
+            [e.expand(d) if isinstance(e, Tensor) else like.new_full((d,), e) for e in entries]
+        )
         S = S.view(1, 1, m, m, d)
         if not rows.uniform:
             S = dense(rows, S[0].expand(rows.N, m, m, d))
@@ -137,7 +157,11 @@ def linked(plan: Plan, A: Tensor | None, p: Tensor | None, link: Link | None, li
 def links(plan: Plan, tape: Tape, link: Link | None) -> Tensor:
     """The links of a tape."""
     p = parts(plan.cell)
-    A = None if p.shared else found(p.links, plan.rows, (tape.q,), (tape.a, tape.v, tape.p)).get("A")
+    A = (
+        None
+        if p.shared
+        else found(p.links, plan.rows, (tape.q,), (tape.a, tape.v, tape.p)).get("A")
+    )
     return linked(plan, A, tape.p, link, tape.x)
 
 
@@ -157,10 +181,16 @@ def scan(algebra: Algebra, S: Values, y: Values, back: bool) -> None:
     seconds = every_second(y, 1, half, back)
     algebra.join(seconds, every_second(S, 0, half, back), every_second(y, 0, half, back))
     if half > 1:
-        pairs = algebra.after(every_second(S, 2, half - 1, back), every_second(S, 1, half - 1, back))
+        pairs = algebra.after(
+            every_second(S, 2, half - 1, back), every_second(S, 1, half - 1, back)
+        )
         scan(algebra, pairs, seconds, back)
     if rest:
-        algebra.join(every_second(y, 2, rest, back), every_second(S, 1, rest, back), every_second(y, 1, rest, back))
+        algebra.join(
+            every_second(y, 2, rest, back),
+            every_second(S, 1, rest, back),
+            every_second(y, 1, rest, back),
+        )
 
 
 def every_second(values: Values, start: int, count: int, back: bool) -> Values:
@@ -206,22 +236,32 @@ def wide(y: Tensor, e: Tensor | int = 0) -> Wide:
 
 
 def _wide_join(y: Values, S: Values, z: Values) -> None:
-    terms = [(S[0][..., j, :] * z[0][..., j, None, :], S[1][..., j, :] + z[1][..., j, None, :]) for j in slots(S)]
+    terms = [
+        (S[0][..., j, :] * z[0][..., j, None, :], S[1][..., j, :] + z[1][..., j, None, :])
+        for j in slots(S)
+    ]
     for old, new in zip(y, total((y[0], y[1]), *terms), strict=True):
         old.copy_(new)
 
 
 def _wide_after(S: Values, R: Values) -> Values:
-    pairs = [[(s[..., j, None, :], r[..., None, j, :, :]) for s, r in zip(S, R, strict=True)] for j in slots(S)]
+    pairs = [
+        [(s[..., j, None, :], r[..., None, j, :, :]) for s, r in zip(S, R, strict=True)]
+        for j in slots(S)
+    ]
     return total(*((s * r, e_s + e_r) for (s, r), (e_s, e_r) in pairs))
 
 
 PLAIN = Algebra(_join, _after)
-LARGEST = Algebra(_largest, lambda S, R: (S[0] + R[0],))  # sum is product and max is sum: the size of a result
+LARGEST = Algebra(
+    _largest, lambda S, R: (S[0] + R[0],)
+)  # sum is product and max is sum: the size of a result
 WIDE = Algebra(_wide_join, _wide_after)
 
 
-def ranged(S: Tensor, sources: Sequence[tuple[Tensor, Tensor | int]], back: bool, turns: bool) -> Wide:
+def ranged(
+    S: Tensor, sources: Sequence[tuple[Tensor, Tensor | int]], back: bool, turns: bool
+) -> Wide:
     """The solution with an exponent for each entry, for sources y 2^k: nothing overflows, and what is lost is too small
     to be seen beside what it is added to.
 
@@ -237,7 +277,9 @@ def ranged(S: Tensor, sources: Sequence[tuple[Tensor, Tensor | int]], back: bool
     scan(LARGEST, (log_size(S[:, :, :, 0]),), (E,), back)
     E = E.ceil().clamp_min(NONE).int()
     ahead, behind = (E[:-1], E[1:]) if back else (E[1:], E[:-1])
-    change = torch.where(behind == NONE, NONE, behind - ahead)  # nothing comes from zeros, however links grow
+    change = torch.where(
+        behind == NONE, NONE, behind - ahead
+    )  # nothing comes from zeros, however links grow
     y = functools.reduce(torch.add, (scale(y, k - E) for y, k in sources))
     scan(PLAIN, (scale(S, change[:, :, None]),), (y,), back)
     return y, E
@@ -252,7 +294,11 @@ def by_row(y: Tensor, e: Tensor, k_first: Tensor) -> Wide:
     """Entries y 2^e -> mantissas and one exponent [T + 1, B] for each row; a row of zeros keeps that of the step after."""
     k = (y.abs().log2() + e).amax((2, 3)).floor().add(1).clamp_min(NONE).int()
     known = torch.cat([k_first[None], k.flip(0)]).t().contiguous()
-    at = torch.where(known == NONE, 0, torch.arange(known.shape[1], device=k.device)).cummax(1).values
+    at = (
+        torch.where(known == NONE, 0, torch.arange(known.shape[1], device=k.device))
+        .cummax(1)
+        .values
+    )
     k = known.gather(1, at)[:, 1:].t().flip(0)
     return scale(y, e - k[:, :, None, None]), k
 
@@ -304,8 +350,14 @@ def adjoint(
     with flushed():
         S = links(plan, tape, link).transpose(2, 3)
         if scaled:
-            k_first = torch.zeros(rows.B, dtype=torch.int32, device=tape.x.device) if k_last is None else k_last.int()
-            given = [(y, e) for y, e in ((sources, 0), (last, k_first[:, None, None])) if y is not None]
+            k_first = (
+                torch.zeros(rows.B, dtype=torch.int32, device=tape.x.device)
+                if k_last is None
+                else k_last.int()
+            )
+            given = [
+                (y, e) for y, e in ((sources, 0), (last, k_first[:, None, None])) if y is not None
+            ]
             lam, k = by_row(*ranged(S, given, True, turns), k_first)
             lam, k = flat(rows, lam).flatten(1), flat(rows, k)
         else:

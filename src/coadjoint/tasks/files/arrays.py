@@ -38,11 +38,19 @@ def read_npz(source: Source, options: Options, problems: Problems) -> Recording:
         infos = archive.infolist()
     except Exception as e:
         kind = source.magic()
-        what = f"holds {kind[0]}" if kind and "zip" not in kind[0] else f"is not a whole zip archive ({said(e, 80)})"
-        raise DataError(f"{source.path} is named .npz but {what}. Write it with numpy.savez.") from None
+        what = (
+            f"holds {kind[0]}"
+            if kind and "zip" not in kind[0]
+            else f"is not a whole zip archive ({said(e, 80)})"
+        )
+        raise DataError(
+            f"{source.path} is named .npz but {what}. Write it with numpy.savez."
+        ) from None
     names = [i.filename.removesuffix(".npy") for i in infos]
     if len(set(names)) != len(names):
-        raise DataError(f"{source.path}: an array appears twice in the archive. Write it again with numpy.savez.")
+        raise DataError(
+            f"{source.path}: an array appears twice in the archive. Write it again with numpy.savez."
+        )
     found = {n: i for n, i in zip(names, infos, strict=True) if n in MEMBERS}
     if "u" not in found:
         raise DataError(
@@ -51,7 +59,9 @@ def read_npz(source: Source, options: Options, problems: Problems) -> Recording:
     need = sum(i.file_size for i in found.values())
     check_unpacked(source.path, "", need, need, options.max_bytes)
     for name, info in found.items():
-        check_unpacked(f"{source.path}: '{name}'", "", info.file_size, info.compress_size, options.max_bytes)
+        check_unpacked(
+            f"{source.path}: '{name}'", "", info.file_size, info.compress_size, options.max_bytes
+        )
     wanted = {
         "u": ("f", (2, 3), f"{AXES}; or u (sum of lengths, C) with lengths"),
         "y": ("fU", (1, 2, 3), "(n,), (n, k), (n, T) or (n, T, k)"),
@@ -64,11 +74,15 @@ def read_npz(source: Source, options: Options, problems: Problems) -> Recording:
             continue
         try:
             with archive.open(info) as f:
-                arrays[name] = _array(f, info.file_size, f"{source.path} array '{name}'", *wanted[name])
+                arrays[name] = _array(
+                    f, info.file_size, f"{source.path} array '{name}'", *wanted[name]
+                )
         except DataError:
             raise
         except Exception as e:
-            raise DataError(f"{source.path}: array '{name}' is damaged: {said(e, 80)}. Write it again.") from None
+            raise DataError(
+                f"{source.path}: array '{name}' is damaged: {said(e, 80)}. Write it again."
+            ) from None
     notes = tuple(f"array '{shown(n)}' is left out" for n in names if n not in MEMBERS)
     return _recording(source, arrays, notes, options, problems)
 
@@ -133,7 +147,9 @@ class ArrayRows:
         self.path = path
         with opened(path) as file:
             size = os.fstat(file.fileno()).st_size
-            shape, order, dtype = judged_header(file, size, path, "f", (1, 2), "numbers [rows, columns]")
+            shape, order, dtype = judged_header(
+                file, size, path, "f", (1, 2), "numbers [rows, columns]"
+            )
             begin = file.tell()
         try:
             values = np.memmap(path, dtype, "r", begin, shape, order)  # type: ignore[call-overload]
@@ -200,14 +216,19 @@ def _recording(source: Source, arrays: dict[str, np.ndarray], notes: tuple[str, 
     return finish(recording, options, problems)
 
 
-def _check_lengths(path: str, lengths: np.ndarray, shape: tuple[int, ...], problems: Problems) -> None:
+def _check_lengths(
+    path: str, lengths: np.ndarray, shape: tuple[int, ...], problems: Problems
+) -> None:
     longest = shape[1] if len(shape) == 3 else shape[0]
     if len(shape) == 3 and len(lengths) != shape[0]:
         problems.add(
             f"{path} array 'lengths' has {len(lengths)} entries and u has {shape[0]} sequences (shape {shape}; {AXES})."
         )
     for i in np.flatnonzero((lengths < 1) | (lengths > longest)):
-        problems.add(f"{path} lengths[{i}]: sequence {i} has length {lengths[i]}; expected 1..{longest}.", "lengths")
+        problems.add(
+            f"{path} lengths[{i}]: sequence {i} has length {lengths[i]}; expected 1..{longest}.",
+            "lengths",
+        )
     if len(shape) == 2 and not problems.groups and sum(map(int, lengths)) != shape[0]:
         problems.add(
             f"{path}: the lengths add up to {sum(map(int, lengths))} and u has {shape[0]} rows; expected u (sum of lengths, C)."

@@ -34,7 +34,9 @@ class ParquetRows:
             import pyarrow as pa  # type: ignore[import-untyped]
             import pyarrow.parquet as pq  # type: ignore[import-untyped]
         except ImportError:
-            raise MissingError("reading Parquet needs pyarrow: pip install 'coadjoint[data]'.") from None
+            raise MissingError(
+                "reading Parquet needs pyarrow: pip install 'coadjoint[data]'."
+            ) from None
         self.pa = pa
         head = file.read(16)
         if head[:4] != b"PAR1":
@@ -101,7 +103,15 @@ def read_parquet(source: Source, options: Options, problems: Problems) -> Record
     check_unpacked(source.path, f"{rows:,} rows, about ", need, len(source.data), options.max_bytes)
     for name in used:
         kind = _kind(pa, schema.field(name).type)
-        role = "time" if name == of.time else "id" if name == of.id else "target" if name in of.targets else "feature"
+        role = (
+            "time"
+            if name == of.time
+            else "id"
+            if name == of.id
+            else "target"
+            if name in of.targets
+            else "feature"
+        )
         wanted = WANTED["feature" if role == "target" and options.kind == "regress" else role]
         if kind not in wanted:
             problems.add(
@@ -135,7 +145,12 @@ def _kind(pa: Any, type: Any) -> str:
 
 
 def _recording(
-    file: ParquetRows, source: Source, of: Roles, arrays: dict[str, Any], options: Options, problems: Problems
+    file: ParquetRows,
+    source: Source,
+    of: Roles,
+    arrays: dict[str, Any],
+    options: Options,
+    problems: Problems,
 ) -> Recording:
     pa = file.pa
     where = lambda row, column: f"{file.place(row)} column '{shown(column)}'"
@@ -144,25 +159,36 @@ def _recording(
         kind = _kind(pa, array.type)
         if name == of.time:
             for row in np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False)):
-                problems.add(f"{where(int(row) + 1, name)}: the time is missing. Fill it in.", "time")
+                problems.add(
+                    f"{where(int(row) + 1, name)}: the time is missing. Fill it in.", "time"
+                )
             columns.stamps = _words(pa, array)
             columns.dated = kind == "time"
             if columns.dated:
-                array = array.cast(pa.timestamp("us", tz=getattr(array.type, "tz", None)), safe=False).cast(pa.int64())
+                array = array.cast(
+                    pa.timestamp("us", tz=getattr(array.type, "tz", None)), safe=False
+                ).cast(pa.int64())
             columns.time = array.fill_null(0).to_numpy(zero_copy_only=False)
             if columns.time.dtype.kind == "f":
                 for row in np.flatnonzero(~np.isfinite(columns.time)):
-                    problems.add(f"{where(int(row) + 1, name)}: the time is not finite. Fix the value.", "time")
+                    problems.add(
+                        f"{where(int(row) + 1, name)}: the time is not finite. Fix the value.",
+                        "time",
+                    )
             else:
                 columns.time = columns.time.astype(np.int64)
-        elif name == of.id or (name in of.targets and (kind in ("words", "bool") or options.kind == "classify")):
+        elif name == of.id or (
+            name in of.targets and (kind in ("words", "bool") or options.kind == "classify")
+        ):
             columns.words[name] = _words(pa, array)
         elif name in of.targets and options.kind is None:
             problems.add(
                 f"{source.path} column '{shown(name)}': the target holds numbers ({array.type}). Pass --kind classify if they are classes, --kind regress if they are quantities."
             )
         else:
-            columns.numbers[name] = _numbers(pa, array, lambda row, name=name: where(row + 1, name), problems)
+            columns.numbers[name] = _numbers(
+                pa, array, lambda row, name=name: where(row + 1, name), problems
+            )
     problems.stop()
     return long_table(source, of, columns, options, problems, where)
 

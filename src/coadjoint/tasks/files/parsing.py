@@ -13,7 +13,9 @@ import numpy as np
 from ...errors import shown
 from .sheet import Options
 
-GAPS = frozenset({"", "nan", "na", "n/a", "#n/a", "null", "none", "?"})  # what stands for a missing number, in any case
+GAPS = frozenset(
+    {"", "nan", "na", "n/a", "#n/a", "null", "none", "?"}
+)  # what stands for a missing number, in any case
 PLAIN = {".": b"0123456789+-eE.", ",": b"0123456789+-eE,"}
 EXACT = 2**53  # beyond it, doubles skip integers
 FIX = "Fix the value, or leave the cell blank and pass --missing drop|ffill|mask."
@@ -114,16 +116,22 @@ def numbers(cells: Sequence[str], options: Options) -> tuple[np.ndarray, list[tu
 
 def _at_once(cells: Sequence[str], options: Options) -> np.ndarray | None:
     """All cells at once if they are made of digits, signs, the decimal sign and exponents only, else None."""
-    if options.thousands or "".join(cells).encode("utf-8", "replace").translate(None, PLAIN[options.decimal]):
+    if options.thousands or "".join(cells).encode("utf-8", "replace").translate(
+        None, PLAIN[options.decimal]
+    ):
         return None
     try:
-        return np.array(cells if options.decimal == "." else [c.replace(",", ".") for c in cells], dtype=np.float64)
+        return np.array(
+            cells if options.decimal == "." else [c.replace(",", ".") for c in cells],
+            dtype=np.float64,
+        )
     except ValueError:  # blank cells, or signs and points in the wrong places
         return None
 
 
 STAMP = re.compile(
-    r"(\d{4}-\d\d-\d\d)(?:[T ](\d\d:\d\d(?::\d\d(?:\.\d{1,9})?)?))?\s*(Z|[+-]\d\d:?\d\d)?", re.ASCII | re.IGNORECASE
+    r"(\d{4}-\d\d-\d\d)(?:[T ](\d\d:\d\d(?::\d\d(?:\.\d{1,9})?)?))?\s*(Z|[+-]\d\d:?\d\d)?",
+    re.ASCII | re.IGNORECASE,
 )
 
 
@@ -137,9 +145,18 @@ def times(cells: Sequence[str], options: Options) -> tuple[np.ndarray, bool, lis
         except (ValueError, OverflowError):
             pass
         values, wrong = numbers(cells, options)
-        advice = "is not a time: expected a number or an ISO 8601 stamp such as 2024-05-01T12:30:00Z."
-        said = {i: f'"{shown(cells[i])}" {advice}' if "is not a number" in text else text for i, text in wrong}
-        said |= {int(i): "the time is missing. Fill it in." for i in np.flatnonzero(np.isnan(values)) if i not in said}
+        advice = (
+            "is not a time: expected a number or an ISO 8601 stamp such as 2024-05-01T12:30:00Z."
+        )
+        said = {
+            i: f'"{shown(cells[i])}" {advice}' if "is not a number" in text else text
+            for i, text in wrong
+        }
+        said |= {
+            int(i): "the time is missing. Fill it in."
+            for i in np.flatnonzero(np.isnan(values))
+            if i not in said
+        }
         return values, False, sorted(said.items())
     return _stamps(cells)
 
@@ -173,5 +190,7 @@ def _stamps(cells: Sequence[str]) -> tuple[np.ndarray, bool, list[tuple[int, str
             try:
                 values[i] = np.datetime64(text, "us").astype(np.int64)
             except ValueError:
-                wrong.append((i, f'"{shown(cells[i])}" is not a date and time that exists. Fix the value.'))
+                wrong.append(
+                    (i, f'"{shown(cells[i])}" is not a date and time that exists. Fix the value.')
+                )
     return values + shift, True, sorted(wrong)

@@ -59,11 +59,15 @@ class Options:
         )  # fmt: skip
         for name, good, expected in rules:
             if not good:
-                raise ConfigError(f"--{name} must be {expected}; got {getattr(self, name.replace('-', '_'))!r}.")
+                raise ConfigError(
+                    f"--{name} must be {expected}; got {getattr(self, name.replace('-', '_'))!r}."
+                )
 
     @staticmethod
     def _character(sep: str) -> bool:
-        return isinstance(sep, str) and len(sep) == 1 and not sep.isalnum() and sep not in '"\r\n\0+-.'
+        return (
+            isinstance(sep, str) and len(sep) == 1 and not sep.isalnum() and sep not in '"\r\n\0+-.'
+        )
 
 
 class Problems:
@@ -129,7 +133,9 @@ class Recording:
     time: np.ndarray | None = None
     stamps: list[str] | None = None
     named: bool = True
-    columns: dict[str, str] = field(default_factory=dict)  # "id", "time" -> the column that was taken
+    columns: dict[str, str] = field(
+        default_factory=dict
+    )  # "id", "time" -> the column that was taken
     notes: tuple[str, ...] = ()
 
     @cached_property
@@ -149,7 +155,9 @@ class Recording:
             lines=self.lines[keep],
             y=of_step(self.y),
             time=None if self.time is None else self.time[keep],
-            stamps=None if self.stamps is None else [s for s, k in zip(self.stamps, keep, strict=True) if k],
+            stamps=None
+            if self.stamps is None
+            else [s for s, k in zip(self.stamps, keep, strict=True) if k],
         )
 
     def uneven(self) -> str | None:
@@ -181,14 +189,19 @@ def finish(recording: Recording, options: Options, problems: Problems) -> Record
     for j, name in enumerate(recording.features):
         column = u[:, j]
         for row in np.flatnonzero(np.isinf(column)):
-            problems.add(f"{recording.place(row, name)}: the value is infinite, not finite. Fix the value.", ("inf", j))
+            problems.add(
+                f"{recording.place(row, name)}: the value is infinite, not finite. Fix the value.",
+                ("inf", j),
+            )
         gaps = np.flatnonzero(np.isnan(column))
         if len(gaps) == len(column) and options.missing != "mask":
             problems.add(
                 f"{recording.path} column '{shown(name)}': every value is missing. Leave the column out with --features."
             )
         elif len(gaps) and options.missing == "refuse":
-            first = ", ".join(recording.place(row, name).split(" column ")[0] for row in gaps[:CELLS])
+            first = ", ".join(
+                recording.place(row, name).split(" column ")[0] for row in gaps[:CELLS]
+            )
             problems.add(
                 f"{recording.place(gaps[0], name)}: {len(gaps)} of {len(column)} values are missing, the first at {first}. "
                 f"Fill them in, or pass --missing drop|ffill|mask.",

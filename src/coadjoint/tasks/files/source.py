@@ -18,7 +18,11 @@ MAGIC = (  # how a file begins, what it is, what to do
     (b"\x28\xb5\x2f\xfd", "zstandard", "Unpack it first."),
     (b"PAR1", "Parquet", "Name it .parquet."),
     (b"\x93NUMPY", "a NumPy array", "Name it .npy."),
-    (b"PK\x03\x04", "a zip archive", "An .xlsx workbook must be saved as CSV; NumPy arrays are named .npz."),
+    (
+        b"PK\x03\x04",
+        "a zip archive",
+        "An .xlsx workbook must be saved as CSV; NumPy arrays are named .npz.",
+    ),
     (b"\xd0\xcf\x11\xe0", "an old Excel workbook", "Save it as CSV (UTF-8)."),
     (b"ARROW1", "Arrow IPC", "Write it as Parquet."),
     (b"\x89HDF", "HDF5", "Write it as .npz or Parquet."),
@@ -55,7 +59,11 @@ def magic(data: bytes) -> tuple[str, str] | None:
     for begin, kind, advice in MAGIC:
         if head.startswith(begin):
             workbook = begin == b"PK\x03\x04" and b"xl/" in data
-            return ("an Excel workbook (.xlsx)", "Save it as CSV (UTF-8).") if workbook else (kind, advice)
+            return (
+                ("an Excel workbook (.xlsx)", "Save it as CSV (UTF-8).")
+                if workbook
+                else (kind, advice)
+            )
     return None
 
 
@@ -67,7 +75,9 @@ def decoded(data: bytes, path: str, line: int = 1, begin: int = 0) -> str:
     at = data.find(b"\0")
     if at >= 0:
         if not begin and data.count(b"\0", 0, 4096) > min(len(data), 4096) // 4:
-            raise DataError(f"{path} looks like text in UTF-16 (every other byte is NUL). Save it as UTF-8.")
+            raise DataError(
+                f"{path} looks like text in UTF-16 (every other byte is NUL). Save it as UTF-8."
+            )
         here = line + data.count(b"\n", 0, at)
         raise DataError(
             f"{path}:{here}: a NUL byte (byte {begin + at} of the file). This is not a text file, or it is damaged."
@@ -106,7 +116,9 @@ def opened(path: str | os.PathLike[str], flags: int = 0) -> IO[bytes]:
     except IsADirectoryError:
         raise DataError(f"{name} is a directory; expected a file.") from None
     except PermissionError:
-        raise DataError(f"{name} cannot be read: no permission. Check its owner and mode (ls -l).") from None
+        raise DataError(
+            f"{name} cannot be read: no permission. Check its owner and mode (ls -l)."
+        ) from None
     except (OSError, ValueError) as e:
         raise DataError(f"{name} cannot be opened: {said(e)}.") from None
 

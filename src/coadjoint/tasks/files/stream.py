@@ -42,7 +42,11 @@ class Scale:
 
     @property
     def std(self) -> np.ndarray:
-        return np.sqrt(self.M / self.t) if self.on and self.t else np.full(len(self.M), 0.0 if self.on else 1.0)
+        return (
+            np.sqrt(self.M / self.t)
+            if self.on and self.t
+            else np.full(len(self.M), 0.0 if self.on else 1.0)
+        )
 
     @property
     def centre(self) -> np.ndarray:
@@ -103,16 +107,34 @@ class File:
     ) -> None:
         check_path("path", path)
         if missing not in ("refuse", "ffill"):
-            raise ConfigError(f"--missing must be refuse or ffill for a stream; got {brief(missing)}.")
+            raise ConfigError(
+                f"--missing must be refuse or ffill for a stream; got {brief(missing)}."
+            )
         if dtype not in (torch.float32, torch.float64):
             raise KindError(f"dtype must be torch.float32 or torch.float64; got {brief(dtype)}.")
         for name, columns in (("target", target), ("features", features)):
-            listed_ = isinstance(columns, list | tuple) and all(isinstance(column, str) for column in columns)
+            listed_ = isinstance(columns, list | tuple) and all(
+                isinstance(column, str) for column in columns
+            )
             if columns is not None and not isinstance(columns, str) and not listed_:
-                raise KindError(f"{name} must be the name of a column, or a list of them; got {brief(columns)}.")
-        reading: dict[str, Any] = {"sep": sep, "decimal": decimal, "thousands": thousands, "header": header}
+                raise KindError(
+                    f"{name} must be the name of a column, or a list of them; got {brief(columns)}."
+                )
+        reading: dict[str, Any] = {
+            "sep": sep,
+            "decimal": decimal,
+            "thousands": thousands,
+            "header": header,
+        }
         self.options = Options(
-            id, time, column_names(target), column_names(features), kind, "every", missing=missing, **reading
+            id,
+            time,
+            column_names(target),
+            column_names(features),
+            kind,
+            "every",
+            missing=missing,
+            **reading,
         )
         self.path, self.dtype, self.reading = os.fspath(path), dtype, reading | {"missing": missing}
         self.name = "stream" if self.path == "-" else Path(self.path).name.split(".")[0]
@@ -129,18 +151,36 @@ class File:
         self.labels = self.classes(classes) if self.kind == "classify" else []
         self.code = {label: k for k, label in enumerate(self.labels)}
         if classes is not None and self.kind != "classify":
-            raise ConfigError(f"--classes belongs to --kind classify, and this is --kind {self.kind}.")
+            raise ConfigError(
+                f"--classes belongs to --kind classify, and this is --kind {self.kind}."
+            )
         classify = self.kind == "classify"
         if classify and len(self.of.targets) > 1:
-            raise DataError(f"{self.source.path}: labels come in one column; --target names {listed(self.of.targets)}.")
+            raise DataError(
+                f"{self.source.path}: labels come in one column; --target names {listed(self.of.targets)}."
+            )
         self.inputs = len(self.of.features)
-        self.outputs = len(self.labels) if classify else self.inputs if self.kind == "next" else len(self.of.targets)
-        self.output, self.loss = ("softmax", "cross-entropy") if classify else ("identity", "squared")
+        self.outputs = (
+            len(self.labels)
+            if classify
+            else self.inputs
+            if self.kind == "next"
+            else len(self.of.targets)
+        )
+        self.output, self.loss = (
+            ("softmax", "cross-entropy") if classify else ("identity", "squared")
+        )
         self.metric = "accuracy" if classify else "mse"
         self.scale = Scale(self.inputs, standardise)
-        self.target_scale = self.scale if self.kind == "next" else Scale(self.outputs, standardise and not classify)
+        self.target_scale = (
+            self.scale if self.kind == "next" else Scale(self.outputs, standardise and not classify)
+        )
         self.counts = np.zeros(self.outputs)  # of classes, so far
-        self.count, self.sum, self.skip = 0, b"", 0  # rows taken, a sum over them, rows to pass over
+        self.count, self.sum, self.skip = (
+            0,
+            b"",
+            0,
+        )  # rows taken, a sum over them, rows to pass over
         self.word = ""  # the id of the row before
         self.before: np.ndarray | None = None  # it, filled
         self.last: np.ndarray | None = None  # its z, for the next one
@@ -169,10 +209,14 @@ class File:
         if given is not None:
             labels = [str(label).strip() for label in given]
             if len(set(labels)) != len(labels) or len(labels) < 2 or not all(labels):
-                raise ConfigError(f"--classes must be at least two different labels; got {','.join(labels) or 'none'}.")
+                raise ConfigError(
+                    f"--classes must be at least two different labels; got {','.join(labels) or 'none'}."
+                )
             return labels
         if self.path == "-":
-            raise ConfigError("the classes of what is piped in cannot be found beforehand: give them, --classes a,b,c.")
+            raise ConfigError(
+                "the classes of what is piped in cannot be found beforehand: give them, --classes a,b,c."
+            )
         found: set[str] = set()
         column = self.index[self.of.targets[0]]
         with closing(rows_of(self.path, self.options)) as again:
@@ -192,7 +236,9 @@ class File:
             passed = self.count < self.skip
             found = [] if passed else self.steps(self.source.place(row[0]), row[1])
             self.count += 1  # a row that is refused was not taken
-            self.sum = hashlib.sha256(self.sum + repr(row[1]).encode("utf-8", "surrogatepass")).digest()
+            self.sum = hashlib.sha256(
+                self.sum + repr(row[1]).encode("utf-8", "surrogatepass")
+            ).digest()
             if passed and self.count == self.skip and self.sum.hex() != self.expected:
                 raise self.changed()
             yield from found
@@ -216,14 +262,18 @@ class File:
             k = self.label(place, cells)
             u: np.ndarray | None = z
             y = torch.tensor(k)
-            self.worth = functools.partial(right, k, int(self.counts.argmax()) if self.counts.any() else None)
+            self.worth = functools.partial(
+                right, k, int(self.counts.argmax()) if self.counts.any() else None
+            )
             self.counts[k] += 1
         else:
             t = x if self.kind == "next" else self.numbers(place, cells, self.of.targets)
             self.refuse(place, t, self.of.targets, "A target is not filled in: fix it.")
             u = last if self.kind == "next" else z
             y = torch.tensor(self.target_scale(t), dtype=self.dtype)
-            self.worth = functools.partial(errors, t, self.target_scale.centre, self.target_scale.std)
+            self.worth = functools.partial(
+                errors, t, self.target_scale.centre, self.target_scale.std
+            )
             if self.kind == "regress":
                 self.target_scale.add(t)
         self.scale.add(x)
@@ -236,7 +286,9 @@ class File:
         for j, name in enumerate(names):
             value = quantity(cells[self.index[name]], self.options)
             if isinstance(value, str):
-                raise DataError(f"{place} column '{shown(name)}': {value.replace('drop|ffill|mask', 'ffill')}")
+                raise DataError(
+                    f"{place} column '{shown(name)}': {value.replace('drop|ffill|mask', 'ffill')}"
+                )
             found[j] = value
         return found
 
@@ -246,7 +298,9 @@ class File:
         if self.options.missing == "refuse":
             self.refuse(place, x, self.of.features, "Fill it in, or pass --missing ffill.")
         if before is None:
-            self.refuse(place, x, self.of.features, "There is no row before it to fill it from: fix it.")
+            self.refuse(
+                place, x, self.of.features, "There is no row before it to fill it from: fix it."
+            )
         return np.where(np.isnan(x), before, x)  # type: ignore[arg-type]
 
     def refuse(self, place: str, x: np.ndarray, names: Sequence[str], what_to_do: str) -> None:
@@ -257,8 +311,14 @@ class File:
     def label(self, place: str, cells: Cells) -> int:
         label = label_of(cells[self.index[self.of.targets[0]]])
         if label not in self.code:
-            what = f"'{shown(label)}' is none of the classes {listed(self.labels)}" if label else "the label is missing"
-            raise DataError(f"{place} column '{shown(self.of.targets[0])}': {what}. Fix it, or name it in --classes.")
+            what = (
+                f"'{shown(label)}' is none of the classes {listed(self.labels)}"
+                if label
+                else "the label is missing"
+            )
+            raise DataError(
+                f"{place} column '{shown(self.of.targets[0])}': {what}. Fix it, or name it in --classes."
+            )
         return self.code[label]
 
     def score(self, a: Tensor) -> dict[str, float]:
@@ -293,14 +353,22 @@ class File:
         """Go on after the rows that were taken: they are read again, and must be the same."""
         array = lambda x: None if x is None else np.array(x)
         self.skip, self.expected, self.word = state["rows"], state["sha256"], state["id"]
-        self.before, self.last, self.counts = array(state["before"]), array(state["last"]), np.array(state["counts"])
+        self.before, self.last, self.counts = (
+            array(state["before"]),
+            array(state["last"]),
+            np.array(state["counts"]),
+        )
         self.scale.restore(state["scale"])
         self.target_scale.restore(state["target_scale"])
 
     def describe(self) -> dict[str, Any]:
         """As co.tasks.data describes its data, with the means so far: what `coadjoint predict` needs of a model."""
         mean, std = lambda s: s.centre.tolist(), lambda s: np.where(s.std > 0, s.std, 1.0).tolist()
-        t_mean, t_std = ([], []) if self.kind == "classify" else (mean(self.target_scale), std(self.target_scale))
+        t_mean, t_std = (
+            ([], [])
+            if self.kind == "classify"
+            else (mean(self.target_scale), std(self.target_scale))
+        )
         targets = [] if self.kind == "next" else list(self.of.targets)
         return asdict(
             Description(
@@ -317,7 +385,11 @@ class File:
 def errors(t: np.ndarray, mean: np.ndarray, std: np.ndarray, a: Tensor) -> dict[str, float]:
     """Of mean + std a, and of the mean alone."""
     e = mean + std * a.detach().double().numpy().reshape(-1) - t
-    return {"mse": float((e * e).mean()), "mae": float(np.abs(e).mean()), "baseline": float(((mean - t) ** 2).mean())}
+    return {
+        "mse": float((e * e).mean()),
+        "mae": float(np.abs(e).mean()),
+        "baseline": float(((mean - t) ** 2).mean()),
+    }
 
 
 def right(k: int, usual: int | None, a: Tensor) -> dict[str, float]:

@@ -61,7 +61,9 @@ def roles(names: Sequence[str], options: Options, problems: Problems) -> Roles:
             return asked
         found = [n for n in names if n.casefold() in USUAL.get(role, ())]
         if len(found) > 1:
-            problems.add(f"{problems.path}: {listed(found)} could each be the {role} column. Pass --{role} NAME.")
+            problems.add(
+                f"{problems.path}: {listed(found)} could each be the {role} column. Pass --{role} NAME."
+            )
         if len(found) == 1:
             notes.append(f"{role} column: '{shown(found[0])}'")
         return found[0] if found else ""
@@ -91,7 +93,9 @@ def roles(names: Sequence[str], options: Options, problems: Problems) -> Roles:
         unused = [n for n in names if n not in used]
         if lacking:
             alike = {n: nearest(n, unused[:200]) for n in lacking[:CELLS]}
-            hint = "".join(f" Is '{shown(m)}' what is called '{shown(n)}'?" for n, m in alike.items() if m)
+            hint = "".join(
+                f" Is '{shown(m)}' what is called '{shown(n)}'?" for n, m in alike.items() if m
+            )
             problems.add(
                 f"{problems.path}: missing columns: {listed(lacking)}; extra columns: {listed(unused) or 'none'}. Expected the features {listed(features)}.{hint}"
             )
@@ -103,7 +107,9 @@ def roles(names: Sequence[str], options: Options, problems: Problems) -> Roles:
         if unused:
             notes.append(f"columns left out: {listed(unused)}")
     if not features and not problems.groups:
-        problems.add(f"{problems.path}: no column is left to be a feature. Columns: {listed(names)}.")
+        problems.add(
+            f"{problems.path}: no column is left to be a feature. Columns: {listed(names)}."
+        )
     problems.stop()
     return Roles(id, time, targets, features, tuple(notes))
 
@@ -113,7 +119,9 @@ def long_table(source: Source, of: Roles, columns: Columns, options: Options, pr
     lines, rows, notes = columns.lines, len(columns.lines), list(of.notes)
     if of.id:
         numbered: dict[str, int] = {}
-        codes = np.fromiter((numbered.setdefault(c, len(numbered)) for c in columns.words[of.id]), np.int64, rows)
+        codes = np.fromiter(
+            (numbered.setdefault(c, len(numbered)) for c in columns.words[of.id]), np.int64, rows
+        )
         starts = np.flatnonzero(np.concatenate([[True], codes[1:] != codes[:-1]]))
         ids = [columns.words[of.id][i] for i in starts]
         met: set[str] = set()
@@ -123,7 +131,8 @@ def long_table(source: Source, of: Roles, columns: Columns, options: Options, pr
                 problems.add(f"{place}: the id is missing. Fill it in.", "blank id")
             elif name in met:
                 problems.add(
-                    f"{place}: id '{shown(name)}' appears again after other ids. Sort the rows by id and time.", "again"
+                    f"{place}: id '{shown(name)}' appears again after other ids. Sort the rows by id and time.",
+                    "again",
                 )
             met.add(name)
     else:

@@ -19,7 +19,9 @@ from .sheet import Options, Problems, Recording
 from .source import Source, decoded, opened
 from .table import USUAL, Columns, long_table, roles
 
-BLOCK = 1 << 12  # rows turned into numbers at a time: the text of a block is gone before the next is read
+BLOCK = (
+    1 << 12
+)  # rows turned into numbers at a time: the text of a block is gone before the next is read
 PART = 1 << 16  # bytes of a stream that are read at a time
 LINE = 1 << 20  # bytes of the longest line of a stream
 AHEAD = 101  # rows of a whole file that are looked at before the first is taken
@@ -90,7 +92,9 @@ class TextRows:
             if not row:
                 blank = blank or line
             elif blank:
-                self.problems.refuse(f"{self.path}:{blank}: the line is blank, and rows follow it. Remove it.")
+                self.problems.refuse(
+                    f"{self.path}:{blank}: the line is blank, and rows follow it. Remove it."
+                )
             else:
                 yield line, row
             line = reader.line_num + 1  # type: ignore[attr-defined]
@@ -102,7 +106,8 @@ class TextRows:
                 yield line, row
             else:
                 self.problems.add(
-                    f"{self.path}:{line}: expected {width} fields, got {len(row)}. Fix the row.", "fields"
+                    f"{self.path}:{line}: expected {width} fields, got {len(row)}. Fix the row.",
+                    "fields",
                 )
 
     def blocks(self) -> Iterator[tuple[list[int], list[list[str]]]]:
@@ -140,7 +145,9 @@ def lines_of(file: IO[bytes], path: str) -> Iterator[str]:
         rest = data[end:]
         if len(rest) >= LINE:
             at = line + data.count(b"\n", 0, end)
-            raise DataError(f"{path}:{at}: a line of {LINE:,} bytes. This is not a table in text, or it is damaged.")
+            raise DataError(
+                f"{path}:{at}: a line of {LINE:,} bytes. This is not a table in text, or it is damaged."
+            )
         if end:
             yield from io.StringIO(decoded(data[:end], path, line, begin), newline="")
             line += data.count(b"\n", 0, end)
@@ -169,7 +176,9 @@ def read_csv(source: Source, options: Options, problems: Problems) -> Recording:
             for i, what in wrong:
                 problems.add(f"{where(start[i], name)}: {what}", ("cells", name))
         for name in wordy:
-            columns.words[name] += [same.setdefault(c, c) for c in map(str.strip, cells[index[name]])]
+            columns.words[name] += [
+                same.setdefault(c, c) for c in map(str.strip, cells[index[name]])
+            ]
         if columns.stamps is not None:
             columns.stamps += map(str.strip, cells[index[of.time]])
         lines.append(np.array(start, np.int64))
@@ -200,7 +209,10 @@ def check_separator(rows: list[list[str]], sep: str, problems: Problems) -> None
 
 def check_header(names: list[str], options: Options, problems: Problems) -> None:
     """Numbers among the names are data, unless a name that was asked for or is usual stands there too."""
-    asked = {options.id, options.time, *(options.target or ()), *(options.features or ())} - {None, ""}
+    asked = {options.id, options.time, *(options.target or ()), *(options.features or ())} - {
+        None,
+        "",
+    }
     known = any(n in asked or n.casefold() in sum(USUAL.values(), ()) for n in names)
     digits = [n for n in names if is_number(n, options)]
     if digits and not known:
@@ -209,5 +221,8 @@ def check_header(names: list[str], options: Options, problems: Problems) -> None
         )
     for k, name in enumerate(names):
         if not name:
-            problems.add(f"{problems.path}:1: column {k + 1} has no name. Name it, or remove the column.", "names")
+            problems.add(
+                f"{problems.path}:1: column {k + 1} has no name. Name it, or remove the column.",
+                "names",
+            )
     problems.stop()

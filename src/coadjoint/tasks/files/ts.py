@@ -35,7 +35,10 @@ def read_ts(source: Source, options: Options, problems: Problems) -> Recording:
         if len(parts) != dims:
             problems.add(f"{source.path}:{line}: expected {dims} dimensions{' and a label' if labelled else ''} split by ':', got {len(parts)}. Fix the line.", "dims")  # fmt: skip
             continue
-        case = [_values(p, f"{source.path}:{line} dimension {k}", k, problems) for k, p in enumerate(parts)]
+        case = [
+            _values(p, f"{source.path}:{line} dimension {k}", k, problems)
+            for k, p in enumerate(parts)
+        ]
         if len({len(c) for c in case}) > 1:
             problems.add(f"{source.path}:{line}: the dimensions have {', '.join(str(len(c)) for c in case[:8])} values; expected the same number in each.", "length")  # fmt: skip
             continue
@@ -95,7 +98,9 @@ def _tags(lines: list[str], problems: Problems) -> tuple[dict[str, tuple[int, st
     return tags, tags["data"][0]
 
 
-def _labels(tags: dict[str, tuple[int, str]], options: Options, problems: Problems) -> tuple[bool, list[str], bool]:
+def _labels(
+    tags: dict[str, tuple[int, str]], options: Options, problems: Problems
+) -> tuple[bool, list[str], bool]:
     """(whether lines end with a label, the classes that are declared, whether labels are quantities)."""
     given = {t: tags[t][1].split() for t in ("classlabel", "targetlabel") if t in tags}
     on = {t: bool(words) and words[0].casefold() == "true" for t, words in given.items()}
@@ -104,7 +109,11 @@ def _labels(tags: dict[str, tuple[int, str]], options: Options, problems: Proble
     if options.kind != "next":
         if not labelled:
             problems.refuse(f"{problems.path}: there is no '@classLabel true ...' or '@targetLabel true', so there is no target. Pass --kind next to predict the next step.")  # fmt: skip
-        if options.kind and options.kind != kind and not (kind == "classify" and not given["classlabel"][1:]):
+        if (
+            options.kind
+            and options.kind != kind
+            and not (kind == "classify" and not given["classlabel"][1:])
+        ):
             problems.refuse(f"{problems.path}: the file is labelled for --kind {kind} (@{'targetLabel' if kind == 'regress' else 'classLabel'}); --kind {options.kind} was asked for.")  # fmt: skip
     classes = given.get("classlabel", [])[1:] if on.get("classlabel") else []
     return labelled, classes, (options.kind or kind) == "regress"
@@ -113,7 +122,9 @@ def _labels(tags: dict[str, tuple[int, str]], options: Options, problems: Proble
 def _count(tags: dict[str, tuple[int, str]], tag: str, problems: Problems) -> int:
     line, rest = tags.get(tag, (0, ""))
     if rest and not (rest.isascii() and rest.isdigit() and len(rest) < 7 and int(rest)):
-        problems.refuse(f"{problems.path}:{line}: @{tag} must be a positive whole number; got '{shown(rest)}'.")
+        problems.refuse(
+            f"{problems.path}:{line}: @{tag} must be a positive whole number; got '{shown(rest)}'."
+        )
     return int(rest) if rest else 0
 
 

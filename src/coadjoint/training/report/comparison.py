@@ -14,7 +14,10 @@ from .curves import Curve
 from .read import mapping, mappings, read_mapping
 from .text import Row, clean, duration, finite_values, goal_of, number, short
 
-BUDGETS = {"gradients": "work", "seconds": "seconds"}  # a setting of a run, and what it says of itself
+BUDGETS = {
+    "gradients": "work",
+    "seconds": "seconds",
+}  # a setting of a run, and what it says of itself
 ENDED = ("success", "finished", "early-stopped")
 
 
@@ -38,7 +41,11 @@ class Wording:
         if not values:
             return self.none
         middle = tell(statistics.median(values))
-        return f"{middle} ({tell(min(values))}{self.to}{tell(max(values))})" if len(set(values)) > 1 else middle
+        return (
+            f"{middle} ({tell(min(values))}{self.to}{tell(max(values))})"
+            if len(set(values)) > 1
+            else middle
+        )
 
 
 PAGE = Wording(
@@ -92,7 +99,11 @@ class TaskRows:
         """ "2 of 3, 1 failed"; of a task that has no goal how many ended."""
         lost = sum(failed(run) for run in runs)
         ended = sum(run.get("status") in ENDED for run in runs)
-        won = f"{len(successes(runs))} of {len(runs)}" if self.goal else f"no goal; {ended} of {len(runs)} ended"
+        won = (
+            f"{len(successes(runs))} of {len(runs)}"
+            if self.goal
+            else f"no goal; {ended} of {len(runs)} ended"
+        )
         return f"{won}, {lost} failed" if lost else won
 
     def brief(self, name: str) -> str:
@@ -106,11 +117,22 @@ class TaskRows:
     def table(self, words: Wording, metric: str = "") -> tuple[list[str], list[list[str]]]:
         """Heads and rows: success, steps and time to success, the metric; median and range over seeds. Where runs had
         budgets, success is counted within each of them, and gradients stand beside the time."""
-        known = dict.fromkeys(key for row in self.rows for key in row.settings) if words.settings else {}
-        settings = [key for key in known if len({str(row.settings.get(key)) for row in self.rows}) > 1][:8]
+        known = (
+            dict.fromkeys(key for row in self.rows for key in row.settings)
+            if words.settings
+            else {}
+        )
+        settings = [
+            key for key in known if len({str(row.settings.get(key)) for row in self.rows}) > 1
+        ][:8]
         given = [(key, number(row.budget.get(key))) for key in BUDGETS for row in self.rows]
         budgets = list(dict.fromkeys((key, most) for key, most in given if most == most))
-        heads = [words.name, *settings, words.success, *(f"in {words.count(most)} {key}" for key, most in budgets)]
+        heads = [
+            words.name,
+            *settings,
+            words.success,
+            *(f"in {words.count(most)} {key}" for key, most in budgets),
+        ]
         heads += ["steps to success", *(["gradients to success"] if budgets else []), words.seconds]
         heads += [words.metric.format(metric or self.metric or "metric")]
         return heads, [self._cells(row, words, settings, budgets) for row in self.rows]
@@ -119,7 +141,11 @@ class TaskRows:
         self, row: MethodRows, words: Wording, settings: list[str], budgets: list[tuple[str, float]]
     ) -> list[str]:
         won = successes(row.runs)
-        cells = [row.name, *(clean(row.settings.get(key)) for key in settings), self.score(row.runs)]
+        cells = [
+            row.name,
+            *(clean(row.settings.get(key)) for key in settings),
+            self.score(row.runs),
+        ]
         for key, most in budgets:
             has_it = self.goal and number(row.budget.get(key)) == most
             cells.append(f"{row.within(key, most)} of {len(row.runs)}" if has_it else words.none)
@@ -134,7 +160,9 @@ class TaskRows:
 
 def failed(run: Row) -> bool:
     """Whether a run failed, or its process ended without a word."""
-    return run.get("status") == "failed" or (run.get("status") == "waiting" and bool(run.get("error")))
+    return run.get("status") == "failed" or (
+        run.get("status") == "waiting" and bool(run.get("error"))
+    )
 
 
 @dataclass(frozen=True)
@@ -149,13 +177,21 @@ class Comparison:
         """From the content of compare.json, however damaged; `name` is that of a task that has none."""
         found: dict[str, TaskRows] = {}
         for entry in mappings(about.get("rows")) or [{}]:
-            told = {key: entry.get(key, about.get(key)) for key in ("task", "goal", "metric")}  # of the row, or of all
+            told = {
+                key: entry.get(key, about.get(key)) for key in ("task", "goal", "metric")
+            }  # of the row, or of all
             title = clean(told["task"] or name)
             metric = told["metric"] if isinstance(told["metric"], str) else goal_of(told["goal"])[0]
             tail = f"-{len(found)}" if found else ""
-            task = found.setdefault(title, TaskRows(title, str(told["goal"] or ""), metric, [], tail))
+            task = found.setdefault(
+                title, TaskRows(title, str(told["goal"] or ""), metric, [], tail)
+            )
             if entry:
-                row = clean(entry.get("name") or "unnamed"), mapping(entry.get("settings")), mappings(entry.get("runs"))
+                row = (
+                    clean(entry.get("name") or "unnamed"),
+                    mapping(entry.get("settings")),
+                    mappings(entry.get("runs")),
+                )
                 task.rows.append(MethodRows(*row, mapping(entry.get("budget"))))
         return cls(about, list(found.values()))
 
@@ -165,7 +201,9 @@ class Comparison:
         about = read_mapping(folder / "compare.json", faults)
         if not about:
             why = " ".join(faults)
-            raise StorageError(f"'{folder / 'compare.json'}' holds no comparison. {why} Run `coadjoint compare` again.")
+            raise StorageError(
+                f"'{folder / 'compare.json'}' holds no comparison. {why} Run `coadjoint compare` again."
+            )
         return cls.of(about, folder.resolve().name)
 
     def tables(self, words: Wording) -> dict[str, tuple[list[str], list[list[str]]]]:

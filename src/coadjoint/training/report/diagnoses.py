@@ -15,11 +15,15 @@ from ...errors import MissingError, check_kind, check_path
 from .. import files, json_rows
 
 
-def save(folder: str | Path, found: Examination | Compared, about: Mapping[str, Any] | None = None) -> None:
+def save(
+    folder: str | Path, found: Examination | Compared, about: Mapping[str, Any] | None = None
+) -> None:
     """diagnostics.json (the figures, and what charts draw: `co.report.write(folder)` makes a page of it), diagnostics.npz (all
     arrays, without pickle) and, where matplotlib is installed, a PNG of each chart."""
     check_path("folder", folder)
-    check_kind("what is saved", found, (Examination, Compared), "what co.diagnostics.examine has found")
+    check_kind(
+        "what is saved", found, (Examination, Compared), "what co.diagnostics.examine has found"
+    )
     folder, charts = Path(folder), found.charts()
     with files.storing(folder):
         folder.mkdir(parents=True, exist_ok=True)

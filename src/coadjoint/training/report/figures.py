@@ -31,9 +31,25 @@ PROBED: list[tuple[str, str, str, str, str, Row]] = [
 ]  # fmt: skip
 
 
-def _figure(kind: str, id: str, title: str, about: str, empty: str = "", notes: Iterable[str] = (), **rest: Any) -> Row:
+def _figure(
+    kind: str,
+    id: str,
+    title: str,
+    about: str,
+    empty: str = "",
+    notes: Iterable[str] = (),
+    **rest: Any,
+) -> Row:
     notes = [note for note in notes if note]
-    return {"kind": kind, "id": id, "title": title, "about": about, "empty": empty, "notes": notes, **rest}
+    return {
+        "kind": kind,
+        "id": id,
+        "title": title,
+        "about": about,
+        "empty": empty,
+        "notes": notes,
+        **rest,
+    }
 
 
 def lines(
@@ -53,24 +69,44 @@ def lines(
         at = thin(value, max(24, min(SERIES, FIGURE // len(curves))))
         drawn += len(at)
         faint = smooth and len(value) > 400
-        one = {"name": clean(name), "colour": colour, "x": json_numbers(step[at], 12), "y": json_numbers(value[at])}
+        one = {
+            "name": clean(name),
+            "colour": colour,
+            "x": json_numbers(step[at], 12),
+            "y": json_numbers(value[at]),
+        }
         series.append(one | {"faint": faint})
         if faint:
-            parts = [p for p in np.array_split(np.arange(len(value)), 120) if np.isfinite(value[p]).any()]
+            parts = [
+                p for p in np.array_split(np.arange(len(value)), 120) if np.isfinite(value[p]).any()
+            ]
             x, y = (step[p[len(p) // 2]] for p in parts), (np.nanmedian(value[p]) for p in parts)
             middle = {"x": json_numbers(x, 12), "y": json_numbers(y)}
             series.append(one | middle | {"name": f"{clean(name)}, running median"})
-    total, gaps, zeros = len(every), len(every) - len(finite), int((finite <= 0).sum()) if log else 0
+    total, gaps, zeros = (
+        len(every),
+        len(every) - len(finite),
+        int((finite <= 0).sum()) if log else 0,
+    )
     notes = [
-        f"{drawn:,} of {total:,} points drawn: the least and the greatest of each stretch." if drawn < total else "",
+        f"{drawn:,} of {total:,} points drawn: the least and the greatest of each stretch."
+        if drawn < total
+        else "",
         f"{plural(gaps, 'value')} not finite, shown as gaps." if gaps else "",
         f"{plural(zeros, 'value')} not positive, left out of a logarithmic axis." if zeros else "",
     ]
-    rest = {"x": "training step", "y": {"label": label, "log": log, "range": span}, "series": series, **rest}
+    rest = {
+        "x": "training step",
+        "y": {"label": label, "log": log, "range": span},
+        "series": series,
+        **rest,
+    }
     return _figure("lines", id, title, about, notes=notes, drawn=drawn, total=total, **rest)
 
 
-def _heat(probes: list[tuple[float, np.ndarray, np.ndarray]], id: str, title: str, about: str, label: str) -> Row:
+def _heat(
+    probes: list[tuple[float, np.ndarray, np.ndarray]], id: str, title: str, about: str, label: str
+) -> Row:
     """Values over time t (across) and training step (up); a cell of many values shows the greatest."""
     pairs = [(s, t[-n:], v[-n:]) for s, t, v in probes if (n := min(len(t), len(v)))]
     pairs = [(s, t[np.isfinite(t)], v[np.isfinite(t)]) for s, t, v in pairs]
@@ -87,13 +123,22 @@ def _heat(probes: list[tuple[float, np.ndarray, np.ndarray]], id: str, title: st
             np.maximum.at(row, np.searchsorted(starts, t[good], side="right") - 1, v[good])
     gaps, few = int((~np.isfinite(every)).sum()), cells.size < len(every)
     notes = [
-        f"{cells.size:,} cells drawn for {len(every):,} values: each shows its greatest." if few else "",
+        f"{cells.size:,} cells drawn for {len(every):,} values: each shows its greatest."
+        if few
+        else "",
         f"{plural(gaps, 'value')} zero or not finite, left blank." if gaps else "",
     ]
     grid = {"t": json_numbers(starts), "steps": json_numbers((pairs[b[0]][0] for b in bands), 12)}
     span = json_numbers(np.quantile(cells[np.isfinite(cells)], (0.01, 0.99)), 3)
-    rest: Row = {**grid, "cells": [json_numbers(row, 4) for row in cells], "span": span, "label": label}
-    return _figure("heat", id, title, about, notes=notes, drawn=cells.size, total=len(every), **rest)
+    rest: Row = {
+        **grid,
+        "cells": [json_numbers(row, 4) for row in cells],
+        "span": span,
+        "label": label,
+    }
+    return _figure(
+        "heat", id, title, about, notes=notes, drawn=cells.size, total=len(every), **rest
+    )
 
 
 def run_figures(run: RunRecord) -> tuple[list[Row], list[Row]]:
@@ -110,19 +155,29 @@ def run_figures(run: RunRecord) -> tuple[list[Row], list[Row]]:
         """A penalty that is none, or what this optimiser does not have."""
         if key in OF_SOME:
             return (kind, key) not in run.store
-        return key in ("penalty", "rho") and (kind, key) in run.store and not run.store.curve(kind, key)[2].any()
+        return (
+            key in ("penalty", "rho")
+            and (kind, key) in run.store
+            and not run.store.curve(kind, key)[2].any()
+        )
 
     def held_out(k: int, stem: str) -> Row:
         options: Row = {"span": [0, 1]} if stem in SHARES else {"log": None}
         if stem_of(metric) == stem and threshold == threshold:
             options["rules"] = [{"y": threshold, "label": f"goal: {goal}"}]
-        about, label = "of sequences that are not trained on", clean(stem) + ", share of answers" * (stem in SHARES)
+        about, label = (
+            "of sequences that are not trained on",
+            clean(stem) + ", share of answers" * (stem in SHARES),
+        )
         title = f"Held-out {clean(stem)}"
         return lines(f"held-out-{k}", title, about, label, run.held_out(stem), **common, **options)
 
     def heat(k: int, id: str, title: str, about: str, label: str) -> Row:
         if run.axis:  # the states of this network follow one another by something else than time
-            title, about = f"{title.removesuffix(' through time')} by {run.axis}", about.replace("moment", "place")
+            title, about = (
+                f"{title.removesuffix(' through time')} by {run.axis}",
+                about.replace("moment", "place"),
+            )
         probes = [(s, run.probes[s][0], run.probes[s][k]) for s in sorted(run.probes)]
         return _heat(probes, id, title, about, label) | ({"axis": run.axis} if run.axis else {})
 
@@ -146,7 +201,10 @@ def run_figures(run: RunRecord) -> tuple[list[Row], list[Row]]:
 
 def drawn_chart(chart: Row, k: int) -> Row:
     """A figure of diagnostics.json: curves, or the cells of a grid."""
-    id, title, about, x, y = f"diagnostic-{k}", *(clean(chart.get(key) or "") for key in ("title", "about", "x", "y"))
+    id, title, about, x, y = (
+        f"diagnostic-{k}",
+        *(clean(chart.get(key) or "") for key in ("title", "about", "x", "y")),
+    )
     rows = lambda key, n: [r for r in chart[key] if isinstance(r, list) and len(r) == n][:60] if isinstance(chart.get(key), list) else []  # fmt: skip
     vector = lambda v: np.array([number(one) for one in v] if isinstance(v, list) else [])
     curves: list[Curve] = []
@@ -158,10 +216,16 @@ def drawn_chart(chart: Row, k: int) -> Row:
     if not isinstance(chart.get("cells"), list):
         label = f"log₁₀ of the {y}" if chart.get("decades") is True else y
         rest: Row = {"x": x, "span": [0, 1] if chart.get("share") is True else None}
-        rules = [{"y": at, "label": clean(label)} for value, label in rows("rules", 2) if (at := number(value)) == at]
+        rules = [
+            {"y": at, "label": clean(label)}
+            for value, label in rows("rules", 2)
+            if (at := number(value)) == at
+        ]
         return lines(id, title, about, label, curves, **rest, **({"rules": rules} if rules else {}))  # type: ignore[arg-type]
     _, across, up = curves[0] if curves else ("", np.empty(0), np.empty(0))
-    cells = [row[: len(up)] for row in map(vector, chart["cells"][:ROWS]) if len(row) >= len(up)][: len(across)]
+    cells = [row[: len(up)] for row in map(vector, chart["cells"][:ROWS]) if len(row) >= len(up)][
+        : len(across)
+    ]
     if not any(np.isfinite(row).any() for row in cells):
         return _figure("heat", id, title, about, "No values were recorded.")
     grid = np.array(cells).T
@@ -174,14 +238,23 @@ def drawn_chart(chart: Row, k: int) -> Row:
         "label": clean(chart.get("label") or ""),
     }
     values = [json_numbers(row, 4) for row in grid]
-    return _figure("heat", id, title, about, cells=values, span=ends, drawn=grid.size, total=grid.size, **axes)
+    return _figure(
+        "heat", id, title, about, cells=values, span=ends, drawn=grid.size, total=grid.size, **axes
+    )
 
 
 def dots(id: str, title: str, label: str, rows: list[str], points: list[tuple[int, Row, float]], lane: str, **rest: Any) -> Row:  # fmt: skip
     """A mark for each seed; those without a value stand in a lane of their own."""
     marks = [
-        {"row": row, "x": x, "label": f"seed {clean(run.get('seed'))}", "open": run.get("success") is not True}
-        for (row, run, _), x in zip(points, json_numbers(value for _, _, value in points), strict=True)
+        {
+            "row": row,
+            "x": x,
+            "label": f"seed {clean(run.get('seed'))}",
+            "open": run.get("success") is not True,
+        }
+        for (row, run, _), x in zip(
+            points, json_numbers(value for _, _, value in points), strict=True
+        )
     ]
     rest = {
         "rows": rows,
@@ -193,5 +266,10 @@ def dots(id: str, title: str, label: str, rows: list[str], points: list[tuple[in
         **rest,
     }
     return _figure(
-        "dots", id, title, "one mark for each seed; filled: it succeeded", "" if marks else "No runs.", **rest
+        "dots",
+        id,
+        title,
+        "one mark for each seed; filled: it succeeded",
+        "" if marks else "No runs.",
+        **rest,
     )

@@ -21,8 +21,28 @@ from .. import files
 from .comparison import PAGE, Comparison, TaskRows, success_share, successes
 from .curves import json_numbers, thin
 from .figures import dots, drawn_chart, lines, run_figures
-from .read import RunRecord, folder_within, held_out_curve, mapping, mappings, outcome_of, read_mapping, read_run
-from .text import SHARES, Row, clean, duration, finite_values, goal_of, number, plural, short, stem_of
+from .read import (
+    RunRecord,
+    folder_within,
+    held_out_curve,
+    mapping,
+    mappings,
+    outcome_of,
+    read_mapping,
+    read_run,
+)
+from .text import (
+    SHARES,
+    Row,
+    clean,
+    duration,
+    finite_values,
+    goal_of,
+    number,
+    plural,
+    short,
+    stem_of,
+)
 
 APART = 14  # curves that colours and dashes can tell apart
 
@@ -51,15 +71,24 @@ def _render(page: Row) -> str:
     except ImportError as error:
         raise MissingError("the report page needs Jinja2: pip install jinja2") from error
     template, style, script = (
-        (Path(__file__).parent / f"page{s}").read_text(encoding="utf-8") for s in (".html", ".css", ".js")
+        (Path(__file__).parent / f"page{s}").read_text(encoding="utf-8")
+        for s in (".html", ".css", ".js")
     )
-    figures = {f["id"]: f for section in page["sections"] for f in section["figures"] if not f["empty"]}
-    data = json.dumps({"figures": figures, "clock": page["clock"]}, separators=(",", ":"), allow_nan=False)
+    figures = {
+        f["id"]: f for section in page["sections"] for f in section["figures"] if not f["empty"]
+    }
+    data = json.dumps(
+        {"figures": figures, "clock": page["clock"]}, separators=(",", ":"), allow_nan=False
+    )
     for character in "<>&":  # U+2028 and U+2029 are not ASCII: json has escaped them
         data = data.replace(character, f"\\u{ord(character):04x}")
-    sha = lambda text: f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+    sha = lambda text: (
+        f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+    )
     policy = f"default-src 'none'; script-src {sha(script)}; style-src {sha(style)}; img-src data:; base-uri 'none'; form-action 'none'"
-    engine = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    engine = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
     trusted = {"style": Markup(style), "script": Markup(script), "data": Markup(data)}
     return engine.from_string(template).render(page, policy=policy, **trusted)
 
@@ -95,9 +124,14 @@ def _describe(section: object) -> str:
     if not isinstance(section, dict):
         return clean(section or "")
     words_of = {k: ", ".join(map(str, v)) if isinstance(v, list) else v for k, v in section.items()}
-    lead = next((k for k in ("name", "method", "kind", "cell", "path") if isinstance(words_of.get(k), str)), "")
+    lead = next(
+        (k for k in ("name", "method", "kind", "cell", "path") if isinstance(words_of.get(k), str)),
+        "",
+    )
     words = [
-        k if v is True else f"{k} {v}" for k, v in words_of.items() if k != lead and isinstance(v, str | int | float)
+        k if v is True else f"{k} {v}"
+        for k, v in words_of.items()
+        if k != lead and isinstance(v, str | int | float)
     ]
     rest = [word for word in words if not word.endswith(" False")]
     return clean(", ".join(([words_of[lead]] if lead else []) + rest[:8]))
@@ -107,13 +141,22 @@ def _cards(run: RunRecord) -> Row:
     """The key figures, without those that are not there."""
     result, metric = run.result, goal_of(run.result.get("goal"))[0]
     splits = mapping(result.get("metrics")).items()
-    final = [(name != metric, name, split, value) for split, of in splits for name, value in mapping(of).items()]
-    ends: Callable[..., list[float]] = lambda *key: list(run.store.curve(*key)[2][[0, -1]]) if key in run.store else []
+    final = [
+        (name != metric, name, split, value)
+        for split, of in splits
+        for name, value in mapping(of).items()
+    ]
+    ends: Callable[..., list[float]] = lambda *key: (
+        list(run.store.curve(*key)[2][[0, -1]]) if key in run.store else []
+    )
     change = lambda key: " → ".join(short(v, 3) for v in ends("probe", key) if v == v)
     cards = {
         "steps": short(result.get("step") or run.last),
         "time": duration(result.get("seconds") or [None, *ends("clock", "seconds")][-1]),
-        **{clean(f"{name} ({split})"): short(x) for _, name, split, x in sorted(final, key=lambda f: f[0])[:6]},
+        **{
+            clean(f"{name} ({split})"): short(x)
+            for _, name, split, x in sorted(final, key=lambda f: f[0])[:6]
+        },
         "parameters": short(result.get("parameters")),
         "best step": short(result.get("best_step")),
         "decay, first → last": change("decay"),
@@ -126,10 +169,16 @@ def _cards(run: RunRecord) -> Row:
 def _run_tables(run: RunRecord) -> tuple[Row, Row]:
     """Held-out values at up to 40 steps, and examples."""
     stems = dict.fromkeys(stem_of(key[2]) for key in run.store if key[0] == "held-out")
-    values = {name: dict(zip(x, y, strict=True)) for stem in stems for name, x, y in run.held_out(stem)}
+    values = {
+        name: dict(zip(x, y, strict=True)) for stem in stems for name, x, y in run.held_out(stem)
+    }
     grid = sorted({step for column in values.values() for step in column})
-    grid = [grid[k] for k in np.unique(np.linspace(0, len(grid) - 1, min(40, len(grid))).astype(int))]
-    held = ([short(step), *(short(column.get(step)) for column in values.values())] for step in grid)
+    grid = [
+        grid[k] for k in np.unique(np.linspace(0, len(grid) - 1, min(40, len(grid))).astype(int))
+    ]
+    held = (
+        [short(step), *(short(column.get(step)) for column in values.values())] for step in grid
+    )
     examples = mappings(run.result.get("examples"))
     keys = list(dict.fromkeys(key for example in examples for key in example))[:8]
     mark = lambda v: ("✓ yes" if v else "✗ no") if isinstance(v, bool) else v
@@ -159,9 +208,14 @@ def _run_page(folder: Path) -> Row:
     }  # fmt: skip
     setup = [
         _table(
-            "Configuration", ["setting", "value"], _flat(config), "No config.yaml: the run was started from Python."
+            "Configuration",
+            ["setting", "value"],
+            _flat(config),
+            "No config.yaml: the run was started from Python.",
         ),
-        _table("Environment", ["what", "value"], _flat(environment), "There is no environment.json."),
+        _table(
+            "Environment", ["what", "value"], _flat(environment), "There is no environment.json."
+        ),
     ]
     costates = "λₜ = ∂L/∂xₜ are the costates: the error signal at time t of a sequence."
     return {
@@ -172,7 +226,9 @@ def _run_page(folder: Path) -> Row:
         "facts": {k: v for k, v in facts.items() if v},
         "notices": run.faults,
         "cards": _cards(run),
-        "clock": {"steps": json_numbers(steps[at], 12), "seconds": json_numbers(seconds[at])} if len(at) else None,
+        "clock": {"steps": json_numbers(steps[at], 12), "seconds": json_numbers(seconds[at])}
+        if len(at)
+        else None,
         "sections": [
             _section("training", "Training", figures=training, tables=[held_out]),
             _section("inside", "Inside the gradient", costates, inside),
@@ -192,12 +248,18 @@ def _diagnoses(folder: Path, faults: list[str]) -> tuple[Row, list[Row]]:
     about, table = mapping(found.get("about")), mapping(found.get("table"))
     texts = lambda v: [clean(one) for one in v][:60] if isinstance(v, list) else []
     heads = texts(table.get("heads"))
-    rows = [row for r in table.get("rows") or () if len(row := texts(r)) == len(heads)] if heads else []
+    rows = (
+        [row for r in table.get("rows") or () if len(row := texts(r)) == len(heads)]
+        if heads
+        else []
+    )
     words = {i for i, head in enumerate(heads) if head in ("figure", "unit", "what it says")}
     declined = list(mapping(found.get("declined")).items())
     tables = [_table("Figures", heads, rows, "No figures were recorded.", text=words)]
     if declined:
-        tables.append(_table("Not for this network", ["diagnostic", "why"], declined, "", folded=True))
+        tables.append(
+            _table("Not for this network", ["diagnostic", "why"], declined, "", folded=True)
+        )
     lead = "; ".join(clean(about[key]) for key in ("weights", "sequences") if about.get(key))
     drawn = [drawn_chart(chart, k) for k, chart in enumerate(mappings(found.get("charts"))[:40])]
     return found, [_section("diagnostics", "Diagnostics", lead, drawn, tables)]
@@ -221,14 +283,20 @@ def _diagnosis_page(folder: Path) -> Row:
         "kind": "diagnosis",
         "name": clean(folder.resolve().name),
         "title": _describe(about.get("task")) or clean(folder.resolve().name),
-        "outcome": ("calm", clean(about.get("sequences") or "Diagnostics"), clean(about.get("weights") or "")),
+        "outcome": (
+            "calm",
+            clean(about.get("sequences") or "Diagnostics"),
+            clean(about.get("weights") or ""),
+        ),
         "facts": facts,
         "notices": faults,
         "cards": {row[0]: f"{row[1]} {row[2]}" for row in table["rows"][:8]} if single else {},
         "clock": None,
         "sections": [
             *sections,
-            _section("again", "Run it again", commands={"The command that made this page": command}),
+            _section(
+                "again", "Run it again", commands={"The command that made this page": command}
+            ),
         ],
     }
 
@@ -242,16 +310,27 @@ def _task_sections(folder: Path, task: TaskRows, title: str, faults: list[str]) 
             metric, (_, steps, values) = held_out_curve(path, metric, faults)
             curves.append((f"{task.rows[k].name}, seed {clean(run.get('seed'))}", steps, values))
             colours.append(k)
-    names, measure, every = [row.name for row in task.rows], clean(metric or "metric"), [run for _, run in task.runs]
+    names, measure, every = (
+        [row.name for row in task.rows],
+        clean(metric or "metric"),
+        [run for _, run in task.runs],
+    )
     head, results = task.table(PAGE, metric)
     longest = max(finite_values(every, "steps"), default=0.0)
     rules: Row = (
-        {"rules": [{"x": threshold, "y": threshold, "label": f"goal: {goal}"}]} if threshold == threshold else {}
+        {"rules": [{"x": threshold, "y": threshold, "label": f"goal: {goal}"}]}
+        if threshold == threshold
+        else {}
     )
     span = {"span": [0, 1]} if stem_of(metric) in SHARES else {"log": None}
-    steps_of = [(k, run, number(run.get("steps")) if run.get("success") is True else math.nan) for k, run in task.runs]
+    steps_of = [
+        (k, run, number(run.get("steps")) if run.get("success") is True else math.nan)
+        for k, run in task.runs
+    ]
     final_of = [(k, run, number(run.get("metric"))) for k, run in task.runs]
-    many = f"{len(names)} rows are more than colours can tell apart: each run has a page of its own."
+    many = (
+        f"{len(names)} rows are more than colours can tell apart: each run has a page of its own."
+    )
     few, none = len(names) <= APART, "The run folders hold no held-out values."
     success = [
         dots(f"steps{task.tail}", "Steps to success, seed by seed", "steps to success", names, steps_of, "no success"),
@@ -281,19 +360,31 @@ def compare_page(folder: Path) -> Row:
         for k, run in task.runs:
             path = folder_within(folder, run)
             page = path / "report.html" if path else folder
-            link = "./" + quote(page.relative_to(folder.resolve()).as_posix()) if page.is_file() else ""
-            label = f"{task.name}: " * several + f"{task.rows[k].name}, seed {clean(run.get('seed'))}"
+            link = (
+                "./" + quote(page.relative_to(folder.resolve()).as_posix())
+                if page.is_file()
+                else ""
+            )
+            label = (
+                f"{task.name}: " * several + f"{task.rows[k].name}, seed {clean(run.get('seed'))}"
+            )
             told = short(run.get("steps")), duration(run.get("seconds")), short(run.get("metric"))
             each.append([(label, link) if link else label, run.get("status"), *told])
             if run.get("error") or run.get("status") == "failed":
-                failures.append([label, run.get("status"), run.get("error") or "no reason was recorded"])
+                failures.append(
+                    [label, run.get("status"), run.get("error") or "no reason was recorded"]
+                )
     names = list(dict.fromkeys(row.name for task in tasks for row in task.rows))
     matrix = ([name, *(task.brief(name) for task in tasks)] for name in names)
     about = "The runs that succeeded, where a task has a goal, and the median of its metric."
-    overview = _table("All tasks", ["name", *(task.short for task in tasks)], matrix, "No rows.", text=(0,))
+    overview = _table(
+        "All tasks", ["name", *(task.short for task in tasks)], matrix, "No rows.", text=(0,)
+    )
     rows_of = ((row.settings, row.name) for task in tasks for row in task.rows)
     settled = [*((value, key) for key, value in mapping(compare.get("tasks")).items()), *rows_of]
-    pairs = dict.fromkeys(pair for chosen, name in settled if chosen for pair in _flat(chosen, clean(name)))
+    pairs = dict.fromkeys(
+        pair for chosen, name in settled if chosen for pair in _flat(chosen, clean(name))
+    )
     tables = {
         "runs": [
             _table("Failures", ["run", "outcome", "reason"], failures, "No run failed.", text=range(3), most=200),
@@ -308,15 +399,27 @@ def compare_page(folder: Path) -> Row:
     wins, command = len(successes(counted)), clean(compare.get("command") or "not recorded")
     tone = "good" if wins else "calm"
     scores = {task.name: task.score([run for _, run in task.runs]) for task in tasks}
-    goals = {f"goal of {task.short}" if several else "goal": goal_of(task.goal)[2] for task in tasks if task.goal}
+    goals = {
+        f"goal of {task.short}" if several else "goal": goal_of(task.goal)[2]
+        for task in tasks
+        if task.goal
+    }
     seconds, jobs = number(compare.get("seconds")), number(compare.get("jobs"))
-    took = {"took": f"{duration(seconds)}, {short(jobs)} runs at a time"} if seconds == seconds else {}
+    took = (
+        {"took": f"{duration(seconds)}, {short(jobs)} runs at a time"} if seconds == seconds else {}
+    )
     sections = [
         *([_section("overview", "Overview", about, tables=[overview])] if several else []),
-        *(one for task in tasks for one in _task_sections(folder, task, task.name if several else "", faults)),
+        *(
+            one
+            for task in tasks
+            for one in _task_sections(folder, task, task.name if several else "", faults)
+        ),
         _section("runs", "Runs", tables=tables["runs"]),
         _section("setup", "Set-up", tables=tables["setup"], pairs=True),
-        _section("again", "Run it again", commands={"The command that made this comparison": command}),
+        _section(
+            "again", "Run it again", commands={"The command that made this comparison": command}
+        ),
     ]
     return {
         "kind": "comparison",
@@ -326,8 +429,12 @@ def compare_page(folder: Path) -> Row:
         if counted
         else ("calm", str(len(each)), "runs"),
         "facts": goals | took,
-        "notices": [fault + f" ({n} runs)" * (n > 1) for fault, n in Counter(faults).most_common(20)],
-        "cards": scores if several else {row.name: tasks[0].score(row.runs) for row in tasks[0].rows[:12]},
+        "notices": [
+            fault + f" ({n} runs)" * (n > 1) for fault, n in Counter(faults).most_common(20)
+        ],
+        "cards": scores
+        if several
+        else {row.name: tasks[0].score(row.runs) for row in tasks[0].rows[:12]},
         "clock": None,
         "sections": sections,
         "command": command,

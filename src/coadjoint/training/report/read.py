@@ -17,7 +17,10 @@ from .. import files, schemas, settings, storage
 from .curves import CURVES, Curve, Store
 from .text import Row, clean, duration, goal_of, number, plural, short, stem_of
 
-MOST, LINE = 200_000_000, 4 << 20  # bytes of a file that is read whole; of a line of one that is read line by line
+MOST, LINE = (
+    200_000_000,
+    4 << 20,
+)  # bytes of a file that is read whole; of a line of one that is read line by line
 NOT_METRICS = ("kind", "split", "step", "sequences")
 
 
@@ -38,7 +41,9 @@ def scan(path: Path, faults: list[str], word: str = "") -> Iterator[Row]:
             else:
                 bad.append(n)
     except StorageError as error:
-        faults.append(f"{path.name} could not be read{f' beyond line {n}' if n else ''}: {_reason(path, error)}")
+        faults.append(
+            f"{path.name} could not be read{f' beyond line {n}' if n else ''}: {_reason(path, error)}"
+        )
     if bad and bad[-1] == n and not line.endswith("\n"):
         bad.pop()
         faults.append(f"The last line of {path.name} was cut off, as by a crash; it is left out.")
@@ -65,7 +70,11 @@ def read_mapping(path: Path, faults: list[str]) -> Row:
         return {}
     try:
         content = files.read_regular(path, MOST)
-        value = json.loads(content.decode()) if path.suffix == ".json" else settings.load(path, content).values
+        value = (
+            json.loads(content.decode())
+            if path.suffix == ".json"
+            else settings.load(path, content).values
+        )
         if isinstance(value, dict):
             return value
         faults.append(f"{path.name} could not be read: it holds no mapping.")
@@ -84,7 +93,9 @@ def _judge_model(path: Path, faults: list[str]) -> None:
             return  # of a version that wrote none
         with files.open_regular(path) as file:
             if not storage.unbroken(file, description["sha256"]):
-                faults.append(f"{path.name} is damaged: it does not have the SHA-256 sum that it carries.")
+                faults.append(
+                    f"{path.name} is damaged: it does not have the SHA-256 sum that it carries."
+                )
     except StorageError as error:
         faults.append(f"{path.name} cannot be used: {_reason(path, error)}")
     except MissingError:
@@ -101,7 +112,11 @@ def mappings(value: object) -> list[Row]:
 
 def outcome_of(result: Row, last: float) -> tuple[str, str, str]:
     """Tone, word, and what happened."""
-    status, at, goal = result.get("status"), short(result.get("step") or last), goal_of(result.get("goal"))[2]
+    status, at, goal = (
+        result.get("status"),
+        short(result.get("step") or last),
+        goal_of(result.get("goal"))[2],
+    )
     why = f": {clean(result['reason'])}" if result.get("reason") else ""
     if result.get("success") is True:
         seconds = number(result.get("success_seconds"))
@@ -118,7 +133,11 @@ def outcome_of(result: Row, last: float) -> tuple[str, str, str]:
         "interrupted": ("warn", "Interrupted", f"at step {at}{why}"),
         "failed": ("bad", "Failed", f"at step {at}{why}"),
     }
-    unknown = ("warn", "No result", f"the last recorded step is {at}; the run goes on, or ended without a word")
+    unknown = (
+        "warn",
+        "No result",
+        f"the last recorded step is {at}; the run goes on, or ended without a word",
+    )
     return told.get(str(status), unknown)
 
 
@@ -138,7 +157,8 @@ class RunRecord:
     @property
     def last(self) -> float:
         return max(
-            (self.store.curve("train", k)[1][-1] for k in CURVES if ("train", k) in self.store), default=math.nan
+            (self.store.curve("train", k)[1][-1] for k in CURVES if ("train", k) in self.store),
+            default=math.nan,
         )
 
     def held_out(self, stem: str) -> list[Curve]:
@@ -155,7 +175,9 @@ def read_run(folder: Path) -> RunRecord:
     store, skipped, clipped = Store(), Counter[str](), 0
     probes: dict[float, list[np.ndarray]] = {}
     axis = ""
-    vector = lambda values: np.array([number(v) for v in values] if isinstance(values, list) else [])
+    vector = lambda values: np.array(
+        [number(v) for v in values] if isinstance(values, list) else []
+    )
     for row in scan(folder / "metrics.jsonl", faults):
         kind, step = row.get("kind"), number(row.get("step"))
         if kind == "train":
@@ -163,7 +185,9 @@ def read_run(folder: Path) -> RunRecord:
             clipped += row.get("clipped") is True
             skipped.update([clean(row["skipped"])] if row.get("skipped") else [])
         elif kind == "held-out":
-            store.put(row, (k for k in row if k not in NOT_METRICS), "held-out", str(row.get("split", "")))
+            store.put(
+                row, (k for k in row if k not in NOT_METRICS), "held-out", str(row.get("split", ""))
+            )
         elif kind == "probe" and step == step:
             probes[step] = [vector(row.get(key)) for key in ("t", "log10_costates", "temporal")]
             store.put(row, ("decay", "radius"), "probe")
@@ -176,7 +200,9 @@ def read_run(folder: Path) -> RunRecord:
     _judge_model(folder / "model.safetensors", faults)
     faults += [f"{plural(n, 'step')} skipped: {why}." for why, n in skipped.most_common(5)]
     trained = len(store.get(("train", "gradient"), ((),))[0])
-    return RunRecord(config, environment, result, store, probes, faults, clipped / max(1, trained), axis)
+    return RunRecord(
+        config, environment, result, store, probes, faults, clipped / max(1, trained), axis
+    )
 
 
 def folder_within(folder: Path, run: Row) -> Path | None:
@@ -191,9 +217,15 @@ def folder_within(folder: Path, run: Row) -> Path | None:
 def held_out_curve(path: Path, metric: str, faults: list[str]) -> tuple[str, Curve]:
     """The held-out curve of a run: of `metric` or, if none is named, of the first that is not the loss."""
     store = Store()
-    for row in scan(path / "metrics.jsonl", faults, '"held-out"') if os.path.lexists(path / "metrics.jsonl") else ():
+    for row in (
+        scan(path / "metrics.jsonl", faults, '"held-out"')
+        if os.path.lexists(path / "metrics.jsonl")
+        else ()
+    ):
         if row.get("kind") == "held-out":
             store.put(row, (k for k in row if k not in NOT_METRICS), str(row.get("split", "")))
     metric = metric or next((key[1] for key in store if key[1] != "loss"), "loss" if store else "")
-    splits = sorted((key[0] for key in store if key[1] == metric), key=lambda split: split != "test")
+    splits = sorted(
+        (key[0] for key in store if key[1] == metric), key=lambda split: split != "test"
+    )
     return metric, store.curve(splits[0] if splits else "", metric)

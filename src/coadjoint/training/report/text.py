@@ -10,7 +10,9 @@ from typing import Any
 Row = dict[str, Any]
 ROWS, COLUMNS = 120, 200  # cells of a heatmap
 TEXT = 2000  # characters of one field
-UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
+UNSEEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]"
+)
 SHARES = ("right", "accuracy")  # metrics between 0 and 1
 OF_SOME = ("rate", "distance", "share", "damping", "cg")  # curves that only some optimisers have
 
@@ -25,7 +27,11 @@ def clean(value: object) -> str:
 def number(value: object) -> float:
     """A finite float, or NaN: for null, for "NaN", "Infinity" and "-Infinity", and for what is no number."""
     try:
-        x = math.nan if isinstance(value, bool) or not isinstance(value, int | float) else float(value)
+        x = (
+            math.nan
+            if isinstance(value, bool) or not isinstance(value, int | float)
+            else float(value)
+        )
     except OverflowError:
         return math.nan
     return x if math.isfinite(x) else math.nan
@@ -38,13 +44,27 @@ def plural(n: int, noun: str) -> str:
 def short(value: object, digits: int = 4) -> str:
     """A number for people: 12,000 or 0.9876 or −3.1e-07; – where there is none."""
     x = number(value)
-    plain = f"{x:,.0f}" if (x == round(x) if x == x else False) or abs(x) >= 1000 else f"{x:.{digits}g}"
-    return "–" if x != x else (plain if abs(x) < 1e9 else f"{x:.3g}").replace("-", "−", 1 if x < 0 else 0)
+    plain = (
+        f"{x:,.0f}" if (x == round(x) if x == x else False) or abs(x) >= 1000 else f"{x:.{digits}g}"
+    )
+    return (
+        "–"
+        if x != x
+        else (plain if abs(x) < 1e9 else f"{x:.3g}").replace("-", "−", 1 if x < 0 else 0)
+    )
 
 
 def duration(value: object) -> str:
     s = number(value)
-    return "–" if s != s else f"{s:.3g} s" if s < 100 else f"{s / 60:.3g} min" if s < 6000 else f"{s / 3600:.3g} h"
+    return (
+        "–"
+        if s != s
+        else f"{s:.3g} s"
+        if s < 100
+        else f"{s / 60:.3g} min"
+        if s < 6000
+        else f"{s / 3600:.3g} h"
+    )
 
 
 def goal_of(text: object) -> tuple[str, float, str]:
@@ -54,7 +74,11 @@ def goal_of(text: object) -> tuple[str, float, str]:
         threshold = number(float(found[2])) if found else math.nan
     except ValueError:
         threshold = math.nan
-    return found[1] if found else "", threshold, clean(text or "").replace(">=", "≥").replace("<=", "≤")
+    return (
+        found[1] if found else "",
+        threshold,
+        clean(text or "").replace(">=", "≥").replace("<=", "≤"),
+    )
 
 
 def stem_of(metric: str) -> str:

@@ -45,18 +45,25 @@ def load(path: File, content: bytes | None = None) -> Settings:
     """Read a .toml, .yaml, .yml or .json file, or its `content`. An empty file holds no settings."""
     notes, suffix = Notes(name_of(path)), Path(path).suffix.lower()
     if suffix not in READERS and os.path.isfile(path):
-        raise notes.stop(None, f"settings are read from {', '.join(READERS)} files; got {show(suffix)}.")
+        raise notes.stop(
+            None, f"settings are read from {', '.join(READERS)} files; got {show(suffix)}."
+        )
     content = read_bytes(path, BYTES, notes) if content is None else content
     text = decode(content, BYTES, notes)
     values = READERS[suffix](text, notes) if text.strip() else {}
     if not isinstance(values, dict):
-        notes.add(1, f"the top level must be a mapping of keys to values; got {type(values).__name__}.")
+        notes.add(
+            1, f"the top level must be a mapping of keys to values; got {type(values).__name__}."
+        )
     notes.check()
     return Settings(values, notes.name, notes.lines)
 
 
 def read_json(
-    source: File | bytes, max_bytes: int = BYTES, error: type[CoadjointError] = ConfigError, name: str = "JSON text"
+    source: File | bytes,
+    max_bytes: int = BYTES,
+    error: type[CoadjointError] = ConfigError,
+    name: str = "JSON text",
 ) -> Any:
     """The value of a JSON file (a Path) or text (str or bytes), with the same rules. name: what errors call a text."""
     file = isinstance(source, os.PathLike)
@@ -68,7 +75,10 @@ def read_json(
     except (ValueError, RecursionError):
         pass  # the careful reader says where, and why
     if len(text) > BYTES:
-        raise notes.stop(None, "not JSON, or with a key that appears twice, a number out of range or too many levels.")
+        raise notes.stop(
+            None,
+            "not JSON, or with a key that appears twice, a number out of range or too many levels.",
+        )
     value = json_text.read(text, notes)
     notes.check()
     return value
@@ -83,7 +93,9 @@ def dump(mapping: Mapping[str, Any], path: File) -> None:
     notes.check()
     data = yaml_text.written(mapping).encode() if mapping else b"\n"
     if len(data) > BYTES:
-        raise notes.stop(None, f"{len(data):,} bytes of settings; at most {BYTES:,} can be read back.")
+        raise notes.stop(
+            None, f"{len(data):,} bytes of settings; at most {BYTES:,} can be read back."
+        )
     files.replace(path, data)
 
 

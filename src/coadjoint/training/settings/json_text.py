@@ -14,7 +14,9 @@ from typing import Any
 from .text import DEPTH, TOO_DEEP, Notes
 from .values import Event, build, in_range, inspect, scalar
 
-JSON = re.compile(r'(?P<quoted>"[^"\\]*+(?:\\.?[^"\\]*+)*+"?)|(?P<plain>[-+.\w]+)|[{}\[\]\n]', re.DOTALL)
+JSON = re.compile(
+    r'(?P<quoted>"[^"\\]*+(?:\\.?[^"\\]*+)*+"?)|(?P<plain>[-+.\w]+)|[{}\[\]\n]', re.DOTALL
+)
 
 
 def read(text: str, notes: Notes) -> Any:
@@ -36,7 +38,9 @@ def read_quickly(text: str) -> Any:
     value = json.loads(
         text,
         object_pairs_hook=_once,
-        parse_int=lambda digits: in_range(int(digits[:21])),  # 21 characters are beyond 64 bits already
+        parse_int=lambda digits: in_range(
+            int(digits[:21])
+        ),  # 21 characters are beyond 64 bits already
         parse_float=scalar,
         parse_constant=scalar,
     )

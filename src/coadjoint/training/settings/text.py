@@ -12,7 +12,11 @@ from typing import Any
 
 from ...errors import CoadjointError, ConfigError, nearest, said
 
-BYTES, DEPTH, SHOWN = 1_000_000, 8, 20  # of a file; of mappings and lists inside each other; problems in one error
+BYTES, DEPTH, SHOWN = (
+    1_000_000,
+    8,
+    20,
+)  # of a file; of mappings and lists inside each other; problems in one error
 KEY = 1000  # characters of a key
 TOO_DEEP = f"nested more than {DEPTH} deep. Flatten it."
 Address = tuple[str | int, ...]
@@ -37,7 +41,11 @@ class Notes:
 
     def all(self) -> CoadjointError:
         more = len(self.problems) - SHOWN
-        return self.error("\n".join(self.problems[:SHOWN] + [f"{self.name}: and {more} more problems."] * (more > 0)))
+        return self.error(
+            "\n".join(
+                self.problems[:SHOWN] + [f"{self.name}: and {more} more problems."] * (more > 0)
+            )
+        )
 
     def check(self) -> None:
         if self.problems:
@@ -47,7 +55,9 @@ class Notes:
         """The address of a key that stands here, perhaps again."""
         first = self.lines.setdefault(address, line)
         if again:
-            self.add(line, f"key {show(address[-1])} appears twice (first at line {first}). Remove one.")
+            self.add(
+                line, f"key {show(address[-1])} appears twice (first at line {first}). Remove one."
+            )
         return address
 
 
@@ -74,7 +84,11 @@ def read_bytes(path: Any, max_bytes: int, notes: Notes) -> bytes:
         if stat.S_ISREG(mode):
             with open(path, "rb") as file:
                 return file.read(max_bytes + 1)
-        kind = "a directory. Name a file in it" if stat.S_ISDIR(mode) else "a pipe or device. Name a regular file"
+        kind = (
+            "a directory. Name a file in it"
+            if stat.S_ISDIR(mode)
+            else "a pipe or device. Name a regular file"
+        )
         reason = f"is {kind}."
     except (FileNotFoundError, NotADirectoryError):
         reason = f"does not exist. {nearest_path(Path(path))}"
@@ -103,10 +117,13 @@ def decode(raw: Any, max_bytes: int, notes: Notes) -> str:
         raise notes.stop(None, "is UTF-16 text. Save it as UTF-8.")
     if b"\0" in raw:
         raise notes.stop(
-            raw.count(b"\n", 0, raw.index(0)) + 1, "holds NUL bytes: UTF-16, or no text. Save it as UTF-8."
+            raw.count(b"\n", 0, raw.index(0)) + 1,
+            "holds NUL bytes: UTF-16, or no text. Save it as UTF-8.",
         )
     try:
         return raw.decode().removeprefix("\ufeff")
     except UnicodeDecodeError as e:
         line = raw.count(b"\n", 0, e.start) + 1
-        raise notes.stop(line, f"byte 0x{raw[e.start]:02x} is not UTF-8 (latin-1?). Save it as UTF-8.") from None
+        raise notes.stop(
+            line, f"byte 0x{raw[e.start]:02x} is not UTF-8 (latin-1?). Save it as UTF-8."
+        ) from None

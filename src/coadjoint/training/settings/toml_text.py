@@ -32,7 +32,11 @@ def read(text: str, notes: Notes) -> Any:
         if not isinstance(e, tomllib.TOMLDecodeError):  # int() refuses thousands of digits
             raise notes.stop(None, "an integer is beyond 64 bits. Write a smaller one.") from None
         reason, _, at = " ".join(str(e).split()).partition(" (at ")
-        line = int(at.split()[1].rstrip(",")) if at.startswith("line") else text.rstrip().count("\n") + 1
+        line = (
+            int(at.split()[1].rstrip(","))
+            if at.startswith("line")
+            else text.rstrip().count("\n") + 1
+        )
         raise notes.stop(line, f"not TOML: {reason}.") from None
     inspect(values, (), notes)
     return values

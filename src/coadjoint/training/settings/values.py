@@ -19,12 +19,24 @@ AMBIGUOUS = [
     (r"no|off|n", "write '{0}' in quotes if you mean the word, false if you mean false."),
     (r"yes|on|y", "write '{0}' in quotes if you mean the word, true if you mean true."),
     (r"none", "write '{0}' in quotes if you mean the word, null if you mean nothing."),
-    (r"[-+]?\.?(inf|infinity|nan)", "not a finite number. Write '{0}' in quotes if you mean the word."),
-    (r"[-+]?0[0-9_]+(\.[0-9_]*)?(e[-+]?[0-9]+)?", "octal to some readers. Drop the leading zero, or quote it."),
+    (
+        r"[-+]?\.?(inf|infinity|nan)",
+        "not a finite number. Write '{0}' in quotes if you mean the word.",
+    ),
+    (
+        r"[-+]?0[0-9_]+(\.[0-9_]*)?(e[-+]?[0-9]+)?",
+        "octal to some readers. Drop the leading zero, or quote it.",
+    ),
     (r"[-+]?0[box][0-9a-f_]+", "not a decimal number. Write it in decimal, or quote it."),
-    (r"[-+]?[0-9][0-9_]*(:[0-9]+)+(\.[0-9_]*)?", "base 60 to some readers. Write a plain number, or quote it."),
+    (
+        r"[-+]?[0-9][0-9_]*(:[0-9]+)+(\.[0-9_]*)?",
+        "base 60 to some readers. Write a plain number, or quote it.",
+    ),
     (r"[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}([t\s].*)?", "a date to some readers. Quote it."),
-    (r"[-+]?[0-9.]+_[0-9_.]*(e[-+]?[0-9_]+)?", "a number to some readers. Write it without _, or quote it."),
+    (
+        r"[-+]?[0-9.]+_[0-9_.]*(e[-+]?[0-9_]+)?",
+        "a number to some readers. Write it without _, or quote it.",
+    ),
     (r"<<", "merge keys are not allowed. Write the keys out."),
 ]
 
@@ -120,7 +132,9 @@ def inspect(value: Any, address: Address, notes: Notes) -> None:
         for i, entry in enumerate(value):
             inspect(entry, (*address, i), notes)
     elif not isinstance(value, str | int | float | None):
-        say(f"must be text, a number, true, false or null; got {type(value).__name__}. Write it as text.")
+        say(
+            f"must be text, a number, true, false or null; got {type(value).__name__}. Write it as text."
+        )
     else:
         try:
             in_range(value)

@@ -17,7 +17,9 @@ def package() -> Any:
     try:
         import yaml
     except ImportError:
-        raise MissingError("YAML needs PyYAML: `pip install pyyaml`, or write a .toml or .json file.") from None
+        raise MissingError(
+            "YAML needs PyYAML: `pip install pyyaml`, or write a .toml or .json file."
+        ) from None
     return yaml
 
 
@@ -40,7 +42,9 @@ def events(yaml: Any, text: str, notes: Notes) -> Iterator[Event]:
         for event in yaml.parse(text, Loader=yaml.SafeLoader):
             line = event.start_mark.line + 1
             if getattr(event, "anchor", None):
-                notes.add(line, f"anchors and aliases are not allowed. Write out {show(event.anchor)}.")
+                notes.add(
+                    line, f"anchors and aliases are not allowed. Write out {show(event.anchor)}."
+                )
             if getattr(event, "tag", None):
                 notes.add(line, f"tags are not allowed. Remove {show(event.tag)}.")
             if isinstance(event, yaml.ScalarEvent):
@@ -51,7 +55,9 @@ def events(yaml: Any, text: str, notes: Notes) -> Iterator[Event]:
                 yield Event(marks[type(event)], "", line)
     except yaml.reader.ReaderError as e:
         line = text.count("\n", 0, e.position) + 1
-        raise notes.stop(line, f"character U+{e.character:04X} is not allowed. Remove it.") from None
+        raise notes.stop(
+            line, f"character U+{e.character:04X} is not allowed. Remove it."
+        ) from None
     except yaml.MarkedYAMLError as e:
         mark, opened = e.problem_mark or e.context_mark, e.context_mark or e.problem_mark
         reason = f"not YAML: {e.problem or e.context}."
@@ -66,7 +72,9 @@ def events(yaml: Any, text: str, notes: Notes) -> Iterator[Event]:
 
 def written(values: Mapping[str, Any]) -> str:
     """A line for each key, and below it those of a mapping; lists on one line."""
-    return package().dump(values, Dumper=dumper(), sort_keys=False, allow_unicode=True, width=float("inf"))
+    return package().dump(
+        values, Dumper=dumper(), sort_keys=False, allow_unicode=True, width=float("inf")
+    )
 
 
 @functools.cache
@@ -86,7 +94,9 @@ def dumper() -> Any:
         return dumper.represent_sequence("tag:yaml.org,2002:seq", value, flow_style=True)
 
     def mapping(dumper: Any, value: Any) -> Any:
-        return dumper.represent_mapping("tag:yaml.org,2002:map", list(value.items()), flow_style=not value)
+        return dumper.represent_mapping(
+            "tag:yaml.org,2002:map", list(value.items()), flow_style=not value
+        )
 
     Dumper.add_representer(str, text)
     Dumper.add_representer(list, sequence)

@@ -60,7 +60,9 @@ class Compiler(NamedTuple):
             path = shutil.which(command[0])
             if path is not None:
                 real = os.stat(os.path.realpath(path))
-                return Compiler((path, *command[1:]), f"{command} {path} {real.st_size} {real.st_mtime_ns}")
+                return Compiler(
+                    (path, *command[1:]), f"{command} {path} {real.st_size} {real.st_mtime_ns}"
+                )
         return None
 
 
@@ -85,7 +87,9 @@ def processor() -> str:
 def folder() -> Path:
     """Where libraries are kept: $COADJOINT_CACHE, else the user's cache; a temporary folder where that is not ours alone."""
     home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    wanted = Path(os.path.realpath(os.environ.get("COADJOINT_CACHE") or os.path.join(home, "coadjoint")))
+    wanted = Path(
+        os.path.realpath(os.environ.get("COADJOINT_CACHE") or os.path.join(home, "coadjoint"))
+    )
     with contextlib.suppress(OSError):
         for missing in reversed([path for path in (wanted, *wanted.parents) if not path.exists()]):
             missing.mkdir(mode=0o700, exist_ok=True)
@@ -130,7 +134,9 @@ def private(gid: int) -> bool:
         group, user = grp.getgrgid(gid), pwd.getpwuid(os.getuid())
     except KeyError:
         return False
-    return group.gr_name == user.pw_name and gid == user.pw_gid and set(group.gr_mem) <= {user.pw_name}
+    return (
+        group.gr_name == user.pw_name and gid == user.pw_gid and set(group.gr_mem) <= {user.pw_name}
+    )
 
 
 def _temporary() -> Path:
@@ -180,7 +186,9 @@ def _library(compiler: Compiler, flags: tuple[str, ...], source: str) -> ctypes.
         text.write_text(source)
         _run([*compiler.command, *flags, str(text), "-o", str(out), "-lm"])
 
-    return ctypes.CDLL(str(kept("\0".join((source, compiler.identity, *flags, processor())), ".so", make)))
+    return ctypes.CDLL(
+        str(kept("\0".join((source, compiler.identity, *flags, processor())), ".so", make))
+    )
 
 
 def kept(recipe: str, suffix: str, make: Callable[[Path], object]) -> Path:
@@ -238,11 +246,16 @@ def _digest(data: bytes) -> str:
 def _run(command: list[str]) -> None:
     """Raises OSError with the compiler's first line of complaint."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=PATIENCE, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=PATIENCE, check=False
+        )
     except subprocess.TimeoutExpired:
         raise OSError(f"no answer within {PATIENCE} s") from None
     if done.returncode:
         lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
         raise OSError(
-            next((y for y in lines if "error" in y), lines[0] if lines else f"it ended with {done.returncode}")
+            next(
+                (y for y in lines if "error" in y),
+                lines[0] if lines else f"it ended with {done.returncode}",
+            )
         )

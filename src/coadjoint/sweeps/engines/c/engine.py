@@ -95,7 +95,10 @@ class Array(NamedTuple):
 
 
 def loop(
-    name: str, inputs: Sequence[Array], outputs: Sequence[Array], skip: frozenset[tuple[str, int]] = frozenset()
+    name: str,
+    inputs: Sequence[Array],
+    outputs: Sequence[Array],
+    skip: frozenset[tuple[str, int]] = frozenset(),
 ) -> str:
     """The elementwise loop that computes the outputs' nodes from the inputs', in C. skip: entries not to be written."""
     names = {n: f"{y.name}{i}" for y in inputs for i, n in enumerate(y.nodes)}
@@ -107,8 +110,13 @@ def loop(
         for i, n in enumerate(y.nodes):
             if n in wanted:
                 value = f"get({y.name} + {i} * d, n)"
-                loads.append(f"const vec {names[n]} = {f'{y.name} ? {value} : all(0)' if y.optional else value};")
-    stores = [f"put({y.name} + {i} * d, {text}, n);" for (y, i, _), text in zip(targets, found, strict=True)]
+                loads.append(
+                    f"const vec {names[n]} = {f'{y.name} ? {value} : all(0)' if y.optional else value};"
+                )
+    stores = [
+        f"put({y.name} + {i} * d, {text}, n);"
+        for (y, i, _), text in zip(targets, found, strict=True)
+    ]
     taken = "long d, long n, " + ", ".join(
         [*(f"const real *{y.name}" for y in inputs), *(f"real *{y.name}" for y in outputs)]
     )
@@ -230,12 +238,18 @@ def points(op: Pointwise, present: tuple[bool, ...], dtype: torch.dtype) -> Poin
     """present: which of op.known and op.inputs are given."""
     inputs: list[Array] = []
     taken: set[Node] = set()  # what has rows
-    for i, ((name, nodes), given) in enumerate(zip([*((None, y) for y in op.known), *op.inputs], present, strict=True)):
+    for i, ((name, nodes), given) in enumerate(
+        zip([*((None, y) for y in op.known), *op.inputs], present, strict=True)
+    ):
         if given:  # a known state that is only a copy has no name of its own
-            nodes = tuple(n if name or n.args else symbol(f"copy.{i}.{j}") for j, n in enumerate(nodes))
+            nodes = tuple(
+                n if name or n.args else symbol(f"copy.{i}.{j}") for j, n in enumerate(nodes)
+            )
             inputs.append(Array(f"in{i}_", nodes, "unit" if name in op.uniform else "row"))
             taken |= set() if name in op.uniform else set(nodes)
-    outputs = [Array(f"out{i}_", nodes) for i, (name, nodes) in enumerate(op.outputs) if name in op.live]
+    outputs = [
+        Array(f"out{i}_", nodes) for i, (name, nodes) in enumerate(op.outputs) if name in op.live
+    ]
     flat = [n for y in outputs for n in y.nodes]
     once = tuple(n for n in apart(flat, taken, frozenset(taken)) if dear(n))
     arrays = [*inputs, Array("once", once, "unit"), *outputs]
@@ -243,7 +257,9 @@ def points(op: Pointwise, present: tuple[bool, ...], dtype: torch.dtype) -> Poin
     shifted = ", ".join(moved(i, y) for i, y in enumerate(arrays))
     text = f"#define REAL_IS_DOUBLE {int(dtype == torch.float64)}\n" + template("vectors.h")
     text += (
-        loop("points", arrays[: len(inputs) + 1], outputs) + f"#define SHIFTED(lo) {shifted}\n" + template("points.h")
+        loop("points", arrays[: len(inputs) + 1], outputs)
+        + f"#define SHIFTED(lo) {shifted}\n"
+        + template("points.h")
     )
     run = compiler.library(text).run
     run.argtypes, run.restype = [ctypes.c_int64] * 3 + [ctypes.c_void_p], None
@@ -251,21 +267,35 @@ def points(op: Pointwise, present: tuple[bool, ...], dtype: torch.dtype) -> Poin
 
 
 def pointwise(
-    op: Pointwise, rows: Rows | None, at_hand: Sequence[Tensor | None], tensors: Sequence[Tensor | None]
+    op: Pointwise,
+    rows: Rows | None,
+    at_hand: Sequence[Tensor | None],
+    tensors: Sequence[Tensor | None],
 ) -> list[Tensor]:
     """The outputs of `op` that are not identically zero, row by row."""
     groups = [*((None, y) for y in op.known), *op.inputs]
-    given = [(*group, y) for group, y in zip(groups, (*at_hand, *tensors), strict=True) if y is not None]
-    like, width = next((y, len(nodes)) for name, nodes, y in given if name is not None and name not in op.uniform)
+    given = [
+        (*group, y) for group, y in zip(groups, (*at_hand, *tensors), strict=True) if y is not None
+    ]
+    like, width = next(
+        (y, len(nodes)) for name, nodes, y in given if name is not None and name not in op.uniform
+    )
     d, count = like.shape[1] // width, like.shape[0]
     run, once = points(op, tuple(y is not None for y in (*at_hand, *tensors)), like.dtype)
     extra = like.new_empty(0)
     if once:
         fixed = {
-            n: part for name, nodes, y in given if name in op.uniform for n, part in zip(nodes, y.split(d), strict=True)
+            n: part
+            for name, nodes, y in given
+            if name in op.uniform
+            for n, part in zip(nodes, y.split(d), strict=True)
         }
-        extra = torch.cat([torch.as_tensor(y, dtype=like.dtype).expand(d) for y in evaluate(once, fixed)])
-    outputs = [empty((count, d * len(nodes)), like) for name, nodes in op.outputs if name in op.live]
+        extra = torch.cat(
+            [torch.as_tensor(y, dtype=like.dtype).expand(d) for y in evaluate(once, fixed)]
+        )
+    outputs = [
+        empty((count, d * len(nodes)), like) for name, nodes in op.outputs if name in op.live
+    ]
     arrays = [*(y for *_, y in given), extra, *outputs]
     entries = sum(y.shape[-1] for y in arrays) // d
     threads = max(1, min(torch.get_num_threads(), MOST, count, 20 * count * d * entries // WORK))
@@ -352,7 +382,10 @@ def adjoint(
 ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
     cell, rows, loops = plan.cell, plan.rows, made(plan.cell, tape.x.dtype)
     n = tape.x.shape[1]
-    lam, delta = empty(tape.x.shape if keep else (2 * rows.B, n), tape.x), empty(tape.a.shape, tape.x)
+    lam, delta = (
+        empty(tape.x.shape if keep else (2 * rows.B, n), tape.x),
+        empty(tape.a.shape, tape.x),
+    )
     k = torch.empty(rows.B + rows.N, dtype=torch.int32) if scaled else None
     W, factor = W if backwards(cell).through else None, None if link is None else link.factor
     arrays = (W, tape.v, tape.a, tape.x, tape.q, sa, s, s_last, k_last, factor, lam, delta, k)
@@ -364,7 +397,11 @@ def adjoint(
 def tangent(
     plan: Plan, tape: Tape, W: Tensor | None, g: Tensor | None, ga: Tensor | None, link: Link | None
 ) -> tuple[Tensor, Tensor]:
-    cell, loops, W = plan.cell, made(plan.cell, tape.x.dtype), W if forwards(plan.cell).through else None
+    cell, loops, W = (
+        plan.cell,
+        made(plan.cell, tape.x.dtype),
+        W if forwards(plan.cell).through else None,
+    )
     mu, nu = empty(tape.x.shape, tape.x), empty(tape.a.shape, tape.x)
     factor, d = None if link is None else link.factor, tape.x.shape[1] // len(cell.slots)
     arrays = (W, tape.v, tape.a, tape.x, tape.q, ga, g, None, None, factor, mu, nu, None)

@@ -56,7 +56,9 @@ class RefuseWaiting(TorchDispatchMode):
             return False
         if func.overloadpacket in (torch.ops.aten.index, torch.ops.aten.index_put_):
             # An index of truth values has as many entries as there are true ones.
-            return any(isinstance(i, Tensor) and i.dtype in (torch.bool, torch.uint8) for i in args[1])
+            return any(
+                isinstance(i, Tensor) and i.dtype in (torch.bool, torch.uint8) for i in args[1]
+            )
         return any(tag in func.tags for tag in self.WAITS)
 
     def changes_device(self, args: Sequence[Any], result: Tensor) -> bool:
@@ -79,7 +81,9 @@ def prepare(device: torch.device, rehearse: Callable[[], object]) -> torch.cuda.
 
 
 @contextlib.contextmanager
-def capturing(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, pool: Any = None) -> Iterator[None]:
+def capturing(
+    graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, pool: Any = None
+) -> Iterator[None]:
     """Record what is launched on `stream` inside.
 
     No garbage is collected meanwhile: it may hold graphs of the past, and CUDA refuses to destroy one during a recording.
@@ -99,7 +103,9 @@ class GraphCache(Generic[Built]):
 
     def __init__(self, what: str) -> None:
         self.what = what  # is recorded, for the warning
-        self.entries: OrderedDict[Any, int | Built | None] = OrderedDict()  # calls so far; None: cannot be recorded
+        self.entries: OrderedDict[Any, int | Built | None] = (
+            OrderedDict()
+        )  # calls so far; None: cannot be recorded
         self.refusal = ""  # why, the last time
         self.warned = False
 

@@ -34,7 +34,9 @@ def compiled(text: str, arch: str, library: ctypes.CDLL) -> bytes:
     program = ctypes.c_void_p()
     library.nvrtcCreateProgram(ctypes.byref(program), text.encode(), b"loops.cu", 0, None, None)
     options = [f"--gpu-architecture={arch}".encode(), b"--std=c++17", b"--fmad=true"]
-    status = library.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options))
+    status = library.nvrtcCompileProgram(
+        program, len(options), (ctypes.c_char_p * len(options))(*options)
+    )
     size = ctypes.c_size_t()
     if status:
         library.nvrtcGetProgramLogSize(program, ctypes.byref(size))
@@ -62,7 +64,14 @@ def driver() -> ctypes.CDLL:
 
 @functools.cache
 def kernel(
-    name: str, cell: Cell, g: Geometry, d: int, dtype: torch.dtype, uniform: bool, device: int, *options: bool
+    name: str,
+    cell: Cell,
+    g: Geometry,
+    d: int,
+    dtype: torch.dtype,
+    uniform: bool,
+    device: int,
+    *options: bool,
 ) -> tuple[ctypes.c_void_p, int]:
     """A loaded kernel and its shared memory."""
     text, shared = source(name, cell, g, d, dtype, uniform, *options)
@@ -74,18 +83,28 @@ def loaded(text: str, name: str, device: int, shared: int) -> ctypes.c_void_p:
     major, minor = torch.cuda.get_device_capability(device)
     arch = f"sm_{major}{minor}"
     recipe = f"{arch} {torch.version.cuda} {text}"
-    code = kept(recipe, ".cubin", lambda out: out.write_bytes(compiled(text, arch, nvrtc()))).read_bytes()
+    code = kept(
+        recipe, ".cubin", lambda out: out.write_bytes(compiled(text, arch, nvrtc()))
+    ).read_bytes()
     module, function = ctypes.c_void_p(), ctypes.c_void_p()
     with torch.cuda.device(device):
         torch.cuda.current_stream().synchronize()  # a context, if there is none yet
         checked(driver().cuModuleLoadData(ctypes.byref(module), code))
         checked(driver().cuModuleGetFunction(ctypes.byref(function), module, name.encode()))
-        checked(driver().cuFuncSetAttribute(function, 8, shared))  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        checked(
+            driver().cuFuncSetAttribute(function, 8, shared)
+        )  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
     return function
 
 
 def start(
-    function: ctypes.c_void_p, grid: int, threads: int, shared: int, pack: Any, device: int, together: bool = False
+    function: ctypes.c_void_p,
+    grid: int,
+    threads: int,
+    shared: int,
+    pack: Any,
+    device: int,
+    together: bool = False,
 ) -> None:
     """Launch; together: all blocks must be on the chip at once."""
     pointers = (ctypes.c_void_p * 1)(ctypes.addressof(pack))
@@ -104,4 +123,6 @@ def processors(device: int) -> int:
 @functools.cache
 def room(device: int) -> int:
     """Bytes of shared memory that a block may have."""
-    return getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 96 << 10)
+    return getattr(
+        torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 96 << 10
+    )

@@ -54,14 +54,18 @@ def explain(cell: Cell, hidden: int, batch: int, dtype: torch.dtype = torch.floa
         return f"W does not fit the registers of {count} multiprocessors: a product for each step"
     by_steps = [name for name in SOURCES if too_much(name, cell, hidden, batch, dtype.itemsize, g)]
     where = "W in registers" + (
-        " and shared memory of one multiprocessor" if g.parts == 1 else f" of {g.parts} multiprocessors"
+        " and shared memory of one multiprocessor"
+        if g.parts == 1
+        else f" of {g.parts} multiprocessors"
     )
     text = f"{where}, {g.groups} groups of {g.rows * g.blocks} samples"
     text += f" in {g.blocks} items a step" if g.blocks > 1 else ""
     return text + (f"; a product for each step of {', '.join(by_steps)}" if by_steps else "")
 
 
-INTEGERS = dict.fromkeys(("K", "TOPS", "KS", "KEND", "KLAST", "NOW", "LEN"), torch.int32) | {"STARTS": torch.int64}
+INTEGERS = dict.fromkeys(("K", "TOPS", "KS", "KEND", "KLAST", "NOW", "LEN"), torch.int32) | {
+    "STARTS": torch.int64
+}
 
 
 def sizes(cell: Cell, rows: Rows, d: int, parts: int) -> dict[str, int]:
@@ -94,7 +98,9 @@ def sizes(cell: Cell, rows: Rows, d: int, parts: int) -> dict[str, int]:
 
 @functools.lru_cache(64)
 def _even(T: int, B: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    return torch.zeros(1, dtype=torch.int64, device=device), torch.full((B,), T, dtype=torch.int32, device=device)
+    return torch.zeros(1, dtype=torch.int64, device=device), torch.full(
+        (B,), T, dtype=torch.int32, device=device
+    )
 
 
 def where(rows: Rows, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -132,7 +138,14 @@ class Launch:
     def launch(self, name: str, options: tuple[bool, ...], pack: Any) -> None:
         g, device = self.geometry, self.like.get_device()
         function, shared = kernel(
-            name, self.plan.cell, g, self.d, self.like.dtype, self.plan.rows.uniform, device, *options
+            name,
+            self.plan.cell,
+            g,
+            self.d,
+            self.like.dtype,
+            self.plan.rows.uniform,
+            device,
+            *options,
         )
         start(function, g.groups * g.parts, 32 * g.warps, shared, pack, device, g.parts > 1)
 
@@ -168,8 +181,12 @@ def adjoint(
     if scaled:
         k = torch.empty(rows.B + rows.N, dtype=torch.int32, device=x.device)
         if run.geometry.parts > 1:
-            tops = torch.full((rows.N * run.geometry.parts,), -1, dtype=torch.int32, device=x.device)
-        k_last = torch.zeros(rows.B, dtype=torch.int32, device=x.device) if k_last is None else k_last
+            tops = torch.full(
+                (rows.N * run.geometry.parts,), -1, dtype=torch.int32, device=x.device
+            )
+        k_last = (
+            torch.zeros(rows.B, dtype=torch.int32, device=x.device) if k_last is None else k_last
+        )
         if s_last is not None:
             e = exponent(s_last)
             end = torch.where(e == NONE, NONE, e + k_last).int()
@@ -191,7 +208,10 @@ def tangent(
     run = launch("tangent", plan, x, x.shape[1])
     if run is None:
         return fused.tangent(plan, tape, W, g, ga, link)
-    mu, nu = run.array(rows.B + rows.N, x.shape[1], run.exchanged), run.array(rows.N, tape.a.shape[1])
+    mu, nu = (
+        run.array(rows.B + rows.N, x.shape[1], run.exchanged),
+        run.array(rows.N, tape.a.shape[1]),
+    )
     mu[: rows.B] = 0 if g is None else g[: rows.B]
     run.run(
         "tangent", (g is not None, ga is not None, link is not None), MU=mu, NU=nu, X=x, A=tape.a, Q=tape.q,
@@ -201,7 +221,9 @@ def tangent(
 
 
 @functools.cache
-def points(op: Pointwise, present: tuple[bool, ...], d: int, dtype: torch.dtype, device: int) -> ctypes.c_void_p:
+def points(
+    op: Pointwise, present: tuple[bool, ...], d: int, dtype: torch.dtype, device: int
+) -> ctypes.c_void_p:
     """A Pointwise as one kernel. present: which of op.known and op.inputs are given."""
     groups = [*((None, y) for y in op.known), *op.inputs]
     given = [(name, nodes) for (name, nodes), there in zip(groups, present, strict=True) if there]
@@ -209,11 +231,17 @@ def points(op: Pointwise, present: tuple[bool, ...], d: int, dtype: torch.dtype,
     names: dict[Node, str] = {}
     for i, (name, nodes) in enumerate(given):
         start = "" if name in op.uniform else f"row * {len(nodes) * d} + "
-        names |= {n: f"a.y[{i}][{start}{j * d} + unit]" for j, n in enumerate(nodes) if name is not None or n.args}
+        names |= {
+            n: f"a.y[{i}][{start}{j * d} + unit]"
+            for j, n in enumerate(nodes)
+            if name is not None or n.args
+        }
     flat = [n for nodes in outputs for n in nodes]
     used = [n for n in walk(flat, frozenset(names)) if n in names]
     loads = [f"const real l{i} = {names[n]};" for i, n in enumerate(used)]
-    lines, results = written(flat, {n: f"l{i}" for i, n in enumerate(used)}, SPELLING, "const real {0} = {1};")
+    lines, results = written(
+        flat, {n: f"l{i}" for i, n in enumerate(used)}, SPELLING, "const real {0} = {1};"
+    )
     found, stores = iter(results), list[str]()
     for i, nodes in enumerate(outputs):
         stores += [
@@ -227,15 +255,24 @@ def points(op: Pointwise, present: tuple[bool, ...], d: int, dtype: torch.dtype,
 
 
 def pointwise(
-    op: Pointwise, rows: Rows | None, at_hand: Sequence[Tensor | None], tensors: Sequence[Tensor | None]
+    op: Pointwise,
+    rows: Rows | None,
+    at_hand: Sequence[Tensor | None],
+    tensors: Sequence[Tensor | None],
 ) -> list[Tensor]:
     """The outputs of `op` that are not identically zero, row by row."""
     groups = [*((None, y) for y in op.known), *op.inputs]
-    given = [(*group, y) for group, y in zip(groups, (*at_hand, *tensors), strict=True) if y is not None]
-    like, width = next((y, len(nodes)) for name, nodes, y in given if name is not None and name not in op.uniform)
+    given = [
+        (*group, y) for group, y in zip(groups, (*at_hand, *tensors), strict=True) if y is not None
+    ]
+    like, width = next(
+        (y, len(nodes)) for name, nodes, y in given if name is not None and name not in op.uniform
+    )
     d, count, device = like.shape[1] // width, like.shape[0], like.get_device()
     function = points(op, tuple(y is not None for y in (*at_hand, *tensors)), d, like.dtype, device)
-    outputs = [like.new_empty(count, d * len(nodes)) for name, nodes in op.outputs if name in op.live]
+    outputs = [
+        like.new_empty(count, d * len(nodes)) for name, nodes in op.outputs if name in op.live
+    ]
     arrays = [*(y for *_, y in given), *outputs]
     names, expected = op.expected([(name, nodes) for name, nodes, _ in given], count, d)
     found = pointers(names, arrays, expected, [like.dtype] * len(arrays), like.device)
@@ -256,14 +293,20 @@ def shares(cell: Cell, d: int, B: int, like: Tensor) -> bool:
     other holds."""
     size, device = like.element_size(), like.get_device()
     g = geometry(cell, d, B, size, processors(device), room(device))
-    return g is None or g.parts == 1 or all(too_much(name, cell, d, B, size, g) for name in ("forward", "adjoint"))
+    return (
+        g is None
+        or g.parts == 1
+        or all(too_much(name, cell, d, B, size, g) for name in ("forward", "adjoint"))
+    )
 
 
 def launch(name: str, plan: Plan, like: Tensor, n: int) -> Launch | None:
     """The sweep as one kernel; None where W does not fit the chip, or its parts would read each other's work for longer
     than a product takes."""
     cell, rows, d = plan.cell, plan.rows, n // len(plan.cell.slots)
-    g = geometry(cell, d, rows.B, like.element_size(), processors(like.get_device()), room(like.get_device()))
+    g = geometry(
+        cell, d, rows.B, like.element_size(), processors(like.get_device()), room(like.get_device())
+    )
     if g is None or too_much(name, cell, d, rows.B, like.element_size(), g):
         return None
     return Launch(plan, like, d, g)

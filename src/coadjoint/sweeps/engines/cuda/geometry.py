@@ -10,10 +10,14 @@ from typing import NamedTuple
 from ....cells.cell import Cell
 
 WEIGHTS = 512  # bytes of W that a thread keeps in registers
-SHARED = 180 << 10  # bytes of W that shared memory may hold, where that keeps a network on one multiprocessor
+SHARED = (
+    180 << 10
+)  # bytes of W that shared memory may hold, where that keeps a network on one multiprocessor
 WARPS = 8
 ROWS = 4  # samples of an item, twice as many for cells of several gates
-TRAFFIC = 14 << 20  # bytes that the blocks of all groups read at a step, above which a product for each step is quicker
+TRAFFIC = (
+    14 << 20
+)  # bytes that the blocks of all groups read at a step, above which a product for each step is quicker
 
 
 # how it lies on the chip
@@ -33,7 +37,9 @@ class Tile:
 def tile(inner: int, outer: int, rows: int, warps: int, weights: int) -> Tile | None:
     """The cheapest tile that covers W's part; None if no tile of at most `weights` entries a thread does."""
     best: tuple[float, Tile] | None = None
-    for LC, WC, CC in itertools.product((1, 2, 4, 8, 16, 32), _divisors(warps), (1, 2, 3, 4, 6, 8, 12, 16)):
+    for LC, WC, CC in itertools.product(
+        (1, 2, 4, 8, 16, 32), _divisors(warps), (1, 2, 3, 4, 6, 8, 12, 16)
+    ):
         LK, WK = 32 // LC, warps // WC
         if outer > LC * WC * CC or (CC > 1 and outer <= LC * WC * (CC - 1)):
             continue
@@ -107,6 +113,9 @@ def held(cell: Cell, d: int, g: Geometry, size: int, backwards: bool) -> Held | 
     if shape is None:
         return None
     keep = min(shape.KC, WEIGHTS // size // shape.CC // 4 * 4)
-    vectors = g.rows * shape.WK * (shape.LK * shape.KC + max(1, outer)) + (shape.KC - keep) * shape.CC * 32 * g.warps
+    vectors = (
+        g.rows * shape.WK * (shape.LK * shape.KC + max(1, outer))
+        + (shape.KC - keep) * shape.CC * 32 * g.warps
+    )
     shared = size * vectors + 4 * (5 * g.rows + g.rows * g.blocks) + 16
     return Held(shape, keep, inner, max(1, outer), shared)

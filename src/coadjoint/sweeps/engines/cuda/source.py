@@ -21,7 +21,11 @@ from ....cells.program import written
 from ..expressions import backwards, forwards
 from .geometry import Geometry, held
 
-TEMPLATES = ("arguments.cuh", "product.cuh", "loops.cuh")  # what is the same for all cells, in this order
+TEMPLATES = (
+    "arguments.cuh",
+    "product.cuh",
+    "loops.cuh",
+)  # what is the same for all cells, in this order
 MARK = {torch.float32: 0x7FA1B2C3, torch.float64: 0x7FF4A1B2C3D4E5F6}
 SPELLING = {
     "add": "({0} + {1})", "sub": "({0} - {1})", "mul": "({0} * {1})", "div": "({0} / {1})", "neg": "(-{0})",
@@ -75,7 +79,9 @@ class Source:
             self.streams.append(found)
         return self.streams.index(found)
 
-    def tape(self, expressions: Iterable[Node], moving: Iterable[Node], name: str) -> dict[Node, str]:
+    def tape(
+        self, expressions: Iterable[Node], moving: Iterable[Node], name: str
+    ) -> dict[Node, str]:
         """Streams of the values at which a step is differentiated -> what each node at hand is called."""
         cell, S = self.cell, len(self.cell.slots)
         at: dict[Node, tuple[str, int, int, str]] = {}
@@ -90,14 +96,22 @@ class Source:
     def parameters(self) -> dict[Node, str]:
         return {n: f"p[{i}]" for i, n in enumerate(self.cell.p)}
 
-    def function(self, name: str, arguments: str, names: dict[Node, str], into: dict[str, Sequence[Node]]) -> None:
+    def function(
+        self, name: str, arguments: str, names: dict[Node, str], into: dict[str, Sequence[Node]]
+    ) -> None:
         outputs = [n for nodes in into.values() for n in nodes]
         lines, results = written(outputs, names, SPELLING, "const real {0} = {1};", "t")
         found = iter(results)
-        stores = [f"{target}[{i}] = {next(found)};" for target, nodes in into.items() for i in range(len(nodes))]
+        stores = [
+            f"{target}[{i}] = {next(found)};"
+            for target, nodes in into.items()
+            for i in range(len(nodes))
+        ]
         body = "\n".join(f"  {line}" for line in (*lines, *stores))
         targets = "".join(f", real* {target}" for target in into)
-        self.functions.append(f"__device__ __forceinline__ void {name}({arguments}{targets}) {{\n{body}\n}}")
+        self.functions.append(
+            f"__device__ __forceinline__ void {name}({arguments}{targets}) {{\n{body}\n}}"
+        )
 
     def flags(self, name: str, used: Sequence[bool]) -> None:
         """NAME(s): is slot s used"""
@@ -107,7 +121,9 @@ class Source:
     def __str__(self) -> str:
         lines = [f"#define {name} {value}" for name, value in self.defined.items()]
         reads = [f"  y_[{i}] = y.act ? {s} : 0;" for i, s in enumerate(self.streams)]
-        unit = [f"  p[{i}] = unit < D ? a.PAR[{i} * D + unit] : 0;" for i, _ in enumerate(self.cell.p)]
+        unit = [
+            f"  p[{i}] = unit < D ? a.PAR[{i} * D + unit] : 0;" for i, _ in enumerate(self.cell.p)
+        ]
         return "\n".join([
             *lines, f"#define NSTREAM {len(self.streams)}", FUNCTIONS, *self.functions,
             "struct Args; struct Item; struct Entry;",
@@ -140,10 +156,23 @@ def adjoint_source(cell: Cell, s_: bool, last: bool, sa: bool, link: bool, scale
     s, e = Source(cell), backwards(cell)
     moving = named("lam", e.lam)
     names = s.tape((*e.into_a, *e.into_x), moving, "y") | moving
-    s.function("pull", "const real* lam, const real* y, const real* p", names, {"del": e.into_a, "kept": e.into_x})
+    s.function(
+        "pull",
+        "const real* lam, const real* y, const real* p",
+        names,
+        {"del": e.into_a, "kept": e.into_x},
+    )
     names = s.tape(e.back, e.rbar, "y") | named("rbar", e.rbar)
-    s.function("pull_read", "const real* rbar, const real* y, const real* p", names, {"back": e.back})
-    s.defined |= {"ADJOINT": 1, "BACKWARDS": 1, "HAS_S": int(s_), "HAS_LAST": int(last), "HAS_SA": int(sa)}
+    s.function(
+        "pull_read", "const real* rbar, const real* y, const real* p", names, {"back": e.back}
+    )
+    s.defined |= {
+        "ADJOINT": 1,
+        "BACKWARDS": 1,
+        "HAS_S": int(s_),
+        "HAS_LAST": int(last),
+        "HAS_SA": int(sa),
+    }
     s.defined |= {"HAS_LINK": int(link), "SCALED": int(scaled), "FIRST_S": 0, "FIRST_SA": 0}
     if s_:
         s.defined["FIRST_S"] = len(s.streams)
@@ -166,12 +195,28 @@ def tangent_source(cell: Cell, g: bool, ga: bool, link: bool) -> Source:
         s.tape(e.out, moving, "y") | moving,
         {"z": e.out},
     )
-    s.function("along", "const real* mu, const real* y", s.tape(e.ahead, e.mu, "y") | named("mu", e.mu), {"q": e.ahead})
-    s.function("along_at", "const real* mu, const real* x", named("mu", e.mu) | named("x", cell.x), {"q": e.ahead})
+    s.function(
+        "along",
+        "const real* mu, const real* y",
+        s.tape(e.ahead, e.mu, "y") | named("mu", e.mu),
+        {"q": e.ahead},
+    )
+    s.function(
+        "along_at",
+        "const real* mu, const real* x",
+        named("mu", e.mu) | named("x", cell.x),
+        {"q": e.ahead},
+    )
     used = set(walk(e.ahead, frozenset([*e.mu, *cell.x])))
     s.flags("ALONG_SLOT", [n in used for n in e.mu])
     s.flags("ALONG_STATE", [n in used for n in cell.x])
-    s.defined |= {"TANGENT": 1, "BACKWARDS": 0, "HAS_S": int(g), "HAS_SA": int(ga), "HAS_LINK": int(link)}
+    s.defined |= {
+        "TANGENT": 1,
+        "BACKWARDS": 0,
+        "HAS_S": int(g),
+        "HAS_SA": int(ga),
+        "HAS_LINK": int(link),
+    }
     s.defined |= {"FIRST_S": len(s.streams), "FIRST_SA": len(s.streams) + g * len(cell.slots)}
     if g:
         s.streams += [Stream("SRC", len(cell.slots), i, "after") for i in range(len(cell.slots))]
@@ -201,7 +246,14 @@ def source(
     shape = found.shape
     entries = -(-g.rows * g.units // (32 * g.warps))
     quick = g.blocks == 1 and g.parts == 1 and entries * len(made.streams) <= 8
-    made.defined |= {"KC": shape.KC, "CC": shape.CC, "LC": shape.LC, "LK": shape.LK, "WC": shape.WC, "WK": shape.WK}
+    made.defined |= {
+        "KC": shape.KC,
+        "CC": shape.CC,
+        "LC": shape.LC,
+        "LK": shape.LK,
+        "WC": shape.WC,
+        "WK": shape.WK,
+    }
     made.defined |= {
         "D": d, "U": g.units, "P": g.parts, "R": g.rows, "BLOCKS": g.blocks, "INNER": found.inner, "OUTER": found.outer,
         "UNIFORM": int(uniform), "AHEAD": 3 if quick else 1, "KEEP": found.keep,

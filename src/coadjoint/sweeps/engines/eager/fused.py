@@ -30,7 +30,9 @@ def step_of(cell: Cell) -> Pointwise:
     return Pointwise(inputs, outputs, (), frozenset({"p"}))
 
 
-def fill(op: Pointwise, at_hand: tuple[Tensor | None, ...], given: tuple[Tensor | None, ...]) -> dict[str, Tensor]:
+def fill(
+    op: Pointwise, at_hand: tuple[Tensor | None, ...], given: tuple[Tensor | None, ...]
+) -> dict[str, Tensor]:
     """The outputs of a pointwise operation that are not identically zero."""
     live = [name for name, _ in op.outputs if name in op.live]
     return dict(zip(live, op.run(None, at_hand, given), strict=True)) if live else {}
@@ -62,11 +64,18 @@ def adjoint(
     op, W = next_of(cell).pulled(("x",), ("a", "x")), W if backwards(cell).through else None
     sources = None if s is None else rows.states(s)
     first = torch.zeros_like(rows.last(tape.x)) if s_last is None else s_last
-    k_first = torch.zeros(rows.B, dtype=torch.int32, device=first.device) if k_last is None else k_last.int()
+    k_first = (
+        torch.zeros(rows.B, dtype=torch.int32, device=first.device)
+        if k_last is None
+        else k_last.int()
+    )
     befores, afters = rows.before(tape.x), rows.states(tape.x)[1:]
     args, sides = rows.steps(tape.a), [None] * rows.T if tape.v is None else rows.steps(tape.v)
     kept = [None] * rows.T if tape.q is None else rows.steps(tape.q)
-    factors, into = None if link is None else rows.steps(link.factor), None if sa is None else rows.steps(sa)
+    factors, into = (
+        None if link is None else rows.steps(link.factor),
+        None if sa is None else rows.steps(sa),
+    )
 
     def begun(t: int, going: int) -> tuple[Tensor, Tensor]:
         """The samples whose last state is x_t: their costate is their source."""
@@ -93,7 +102,9 @@ def adjoint(
         if W is not None and cell.read_slot is not None:
             picked(cell, out).addmm_(delta_t, W)
         elif W is not None:
-            out = out + fill(read_of(cell).pulled(("r",), ("x",)), (), (befores[t], delta_t @ W))["x"]
+            out = (
+                out + fill(read_of(cell).pulled(("r",), ("x",)), (), (befores[t], delta_t @ W))["x"]
+            )
         if factors is not None:
             out = out * factors[t]
         n, source = len(out), None if sources is None else sources[t]
@@ -128,7 +139,10 @@ def tangent(
     befores, afters = rows.before(tape.x), rows.states(tape.x)[1:]
     args, sides = rows.steps(tape.a), [None] * rows.T if tape.v is None else rows.steps(tape.v)
     kept = [None] * rows.T if tape.q is None else rows.steps(tape.q)
-    factors, into = None if link is None else rows.steps(link.factor), None if ga is None else rows.steps(ga)
+    factors, into = (
+        None if link is None else rows.steps(link.factor),
+        None if ga is None else rows.steps(ga),
+    )
     mu = [torch.zeros_like(tape.x[: rows.B]) if sources is None else sources[0].contiguous()]
     nu = []
     for t, n in enumerate(rows.sizes):

@@ -56,7 +56,9 @@ def forward(
     given = per_unit(cell, p, once, rows.T).pack(cell.a, here, views)
     given.pack(cell.x, x, cut.before).pack(cell.v, v, cut.steps)
     scratch = lambda: cut.same(x.new_empty(rows.B, d))
-    outputs = targets(x, slots, cut.after) + ([] if q is None else targets(q, len(cell.kept), cut.steps))
+    outputs = targets(x, slots, cut.after) + (
+        [] if q is None else targets(q, len(cell.kept), cut.steps)
+    )
     step = program((*cell.next, *cell.kept), frozenset(given)).bind(given, outputs, scratch)
     with flushed():
         if W is None:
@@ -69,7 +71,9 @@ def forward(
         else:
             whole = x.new_empty(rows.B, W.shape[1])
             r = cut.same(whole)
-            read = program(cell.read, frozenset(given)).bind(given, targets(whole, len(cell.read), cut.same), scratch)
+            read = program(cell.read, frozenset(given)).bind(
+                given, targets(whole, len(cell.read), cut.same), scratch
+            )
         Wt, bases, arguments = W.t().contiguous(), cut.steps(base), views(here)
         for t in range(rows.T):
             if read is not None:
@@ -82,7 +86,9 @@ def forward(
 class Loop:
     """One linear loop: its expressions, and its slopes computed a block of steps at a time."""
 
-    def __init__(self, plan: Plan, tape: Tape, outputs: tuple[Node, ...], moving: tuple[Node, ...]) -> None:
+    def __init__(
+        self, plan: Plan, tape: Tape, outputs: tuple[Node, ...], moving: tuple[Node, ...]
+    ) -> None:
         cell, rows = plan.cell, plan.rows
         self.rows, self.cut, self.like = rows, Cut(rows), tape.x
         self.d = tape.x.shape[1] // len(cell.slots)
@@ -99,13 +105,19 @@ class Loop:
             split = functools.partial(torch.split, split_size_or_sections=sizes)
             inputs = leaves(plan, tape, split, lambda x: split(rows.prev(x)))
             inputs |= {n: [views[0]] * len(sizes) for n, views in fixed.items()}
-            scratch = lambda: [b[:n] for b in [self.like.new_empty(max(sizes), self.d)] for n in sizes]
+            scratch = lambda: [
+                b[:n] for b in [self.like.new_empty(max(sizes), self.d)] for n in sizes
+            ]
             buffers = [scratch() for _ in slopes]
-            self.refresh = program(slopes, frozenset(inputs)).bind(Columns(inputs), buffers, scratch)
+            self.refresh = program(slopes, frozenset(inputs)).bind(
+                Columns(inputs), buffers, scratch
+            )
             for node, views in zip(slopes, buffers, strict=True):
                 self.columns[node] = functools.partial(by_step, rows, self.chunks, views)
 
-    def bind(self, outputs: Sequence[Node], more: Columns, into: Sequence[Views]) -> Callable[[int], None]:
+    def bind(
+        self, outputs: Sequence[Node], more: Columns, into: Sequence[Views]
+    ) -> Callable[[int], None]:
         given = self.columns.joined(more)
         return program(tuple(outputs), frozenset(given)).bind(given, into, self.scratch)
 
@@ -119,18 +131,36 @@ class AdjointLoop(Loop):
     states: how lam is seen as lam_0 .. lam_T."""
 
     def __init__(
-        self, plan: Plan, tape: Tape, W: Tensor | None, lam: Tensor, states: str, delta: Tensor, sa: Tensor | None
+        self,
+        plan: Plan,
+        tape: Tape,
+        W: Tensor | None,
+        lam: Tensor,
+        states: str,
+        delta: Tensor,
+        sa: Tensor | None,
     ) -> None:
         cell, rows, e = plan.cell, plan.rows, backwards(plan.cell)
         W = W if e.through else None
-        super().__init__(plan, tape, (*e.into_a, *e.into_x, *(e.back if W is not None else ())), (*e.lam, *e.rbar))
+        super().__init__(
+            plan,
+            tape,
+            (*e.into_a, *e.into_x, *(e.back if W is not None else ())),
+            (*e.lam, *e.rbar),
+        )
         cut, slots, gates = self.cut, len(cell.slots), len(cell.gates)
         lams = getattr(cut, states)
         self.lams = lams(lam)
         self.into = cut.shortened(self.lams)
-        earlier = [self.into] if slots == 1 else targets(lam, slots, lambda y: cut.shortened(lams(y)))
+        earlier = (
+            [self.into] if slots == 1 else targets(lam, slots, lambda y: cut.shortened(lams(y)))
+        )
         deltas = cut.steps(delta)
-        given = Columns({e.lam[0]: self.lams[1:]}) if slots == 1 else Columns().pack(e.lam, lam, lambda y: lams(y)[1:])
+        given = (
+            Columns({e.lam[0]: self.lams[1:]})
+            if slots == 1
+            else Columns().pack(e.lam, lam, lambda y: lams(y)[1:])
+        )
         into_a = e.into_a
         if sa is not None:
             given.pack(e.sa, sa, cut.steps)
@@ -139,7 +169,9 @@ class AdjointLoop(Loop):
         overwritten = lambda i: W is not None and e.into_x[i] is ZERO and slot in (i, None)
         written = [i for i in range(slots) if not overwritten(i)]
         outputs = [*into_a, *(e.into_x[i] for i in written)]
-        first = self.bind(outputs, given, [*targets(delta, gates, cut.steps), *(earlier[i] for i in written)])
+        first = self.bind(
+            outputs, given, [*targets(delta, gates, cut.steps), *(earlier[i] for i in written)]
+        )
         self.step = first
         if W is not None and slot is not None:
             target, adds = earlier[slot], slot in written
@@ -154,7 +186,10 @@ class AdjointLoop(Loop):
             self.step = step
         elif W is not None:
             whole = tape.x.new_empty(rows.B, W.shape[1])
-            r, held = cut.same(whole), Columns(zip(e.kept, earlier, strict=True)).pack(e.rbar, whole, cut.same)
+            r, held = (
+                cut.same(whole),
+                Columns(zip(e.kept, earlier, strict=True)).pack(e.rbar, whole, cut.same),
+            )
             total = [add(e.kept[i], e.back[i]) if i in written else e.back[i] for i in range(slots)]
             second = self.bind(total, held, earlier)
 
@@ -197,7 +232,11 @@ def adjoint(
 
 def active_factors(rows: Rows, link: Link) -> dict[int, Tensor]:
     """The factors of the steps where they are not all one."""
-    return {t: link.factor[rows.starts[t] : rows.starts[t + 1]] for t, on in enumerate(link.active) if on}
+    return {
+        t: link.factor[rows.starts[t] : rows.starts[t + 1]]
+        for t, on in enumerate(link.active)
+        if on
+    }
 
 
 def start(loop: AdjointLoop, sources: Views | None, s_last: Tensor | None, t: int) -> None:
@@ -213,7 +252,11 @@ def start(loop: AdjointLoop, sources: Views | None, s_last: Tensor | None, t: in
 
 
 def _scaled(
-    loop: AdjointLoop, s: Tensor | None, s_last: Tensor | None, k_last: Tensor | None, factors: dict[int, Tensor]
+    loop: AdjointLoop,
+    s: Tensor | None,
+    s_last: Tensor | None,
+    k_last: Tensor | None,
+    factors: dict[int, Tensor],
 ) -> Tensor:
     """Runs the loop on mantissas and returns the exponents of the state rows.
 
@@ -222,7 +265,11 @@ def _scaled(
     again, shorter, down to an exponent for every step."""
     rows, lams = loop.rows, loop.lams
     T, B, dtype = rows.T, rows.B, lams[0].dtype
-    low, high, easy = (2.0**-400, 2.0**400, 2.0**-150) if dtype == torch.float64 else (2.0**-60, 2.0**60, 2.0**-20)
+    low, high, easy = (
+        (2.0**-400, 2.0**400, 2.0**-150)
+        if dtype == torch.float64
+        else (2.0**-60, 2.0**60, 2.0**-20)
+    )
     sources = None if s is None else rows.states(s)
     quiet = s is None and rows.uniform  # no source enters after the first
     k_last = torch.zeros(B, dtype=torch.int32) if k_last is None else k_last
@@ -291,7 +338,12 @@ def _scaled(
     def tops(lo: int, hi: int) -> Tensor:
         """The largest entry of each costate of a block, those of lam_lo first."""
         if rows.uniform:
-            return lams[lo].as_strided(((hi - lo) * B, lams[lo].shape[1]), lams[lo].stride()).abs().amax(1)
+            return (
+                lams[lo]
+                .as_strided(((hi - lo) * B, lams[lo].shape[1]), lams[lo].stride())
+                .abs()
+                .amax(1)
+            )
         return torch.cat([lams[t].abs().amax(1) for t in range(lo, hi)])
 
     size = BLOCK
@@ -341,7 +393,9 @@ def tangent(
         factors: Mapping[int, Tensor] = {}
         if link is not None:  # where the factor is not one, m_t has a buffer of its own
             held, factors = mu.new_empty(rows.B, mu.shape[1]), active_factors(rows, link)
-            either = lambda own, shared: [h if on else y for h, y, on in zip(own, shared, link.active, strict=True)]
+            either = lambda own, shared: [
+                h if on else y for h, y, on in zip(own, shared, link.active, strict=True)
+            ]
             m = either(cut.same(held), before)
             for n, part in zip(e.mu, targets(held, slots, cut.same), strict=True):
                 given[n] = either(part, given[n])

@@ -43,7 +43,11 @@ class Cut:
 
     def shortened(self, states: Views) -> Views:
         """x_{t-1} for the samples that take step t."""
-        return states[:-1] if self.rows.uniform else [y[:n] for y, n in zip(states, self.rows.sizes, strict=False)]
+        return (
+            states[:-1]
+            if self.rows.uniform
+            else [y[:n] for y, n in zip(states, self.rows.sizes, strict=False)]
+        )
 
     def same(self, y: Tensor) -> Views:
         """One array [B, .] that every step may overwrite."""
@@ -59,10 +63,14 @@ class Cut:
 class Columns(dict[Node, Any]):
     """For each node its views, made when they are first asked for: most programs read few of the arrays at hand."""
 
-    def pack(self, nodes: Sequence[Node], array: Tensor | None, split: Callable[[Tensor], Views]) -> Columns:
+    def pack(
+        self, nodes: Sequence[Node], array: Tensor | None, split: Callable[[Tensor], Views]
+    ) -> Columns:
         """An array [., m d] that holds m nodes side by side."""
         if array is not None and nodes:
-            for node, part in zip(nodes, [array] if len(nodes) == 1 else array.chunk(len(nodes), -1), strict=True):
+            for node, part in zip(
+                nodes, [array] if len(nodes) == 1 else array.chunk(len(nodes), -1), strict=True
+            ):
                 self[node] = functools.partial(split, part)
         return self
 
@@ -99,7 +107,9 @@ def by_step(rows: Rows, chunks: Sequence[tuple[int, int]], views: Views) -> View
     return [s for view, n in zip(views, sizes, strict=True) for s in view.split(n)]
 
 
-def leaves(plan: Plan, tape: Tape, split: Callable[[Tensor], Views], before: Callable[[Tensor], Views]) -> Columns:
+def leaves(
+    plan: Plan, tape: Tape, split: Callable[[Tensor], Views], before: Callable[[Tensor], Views]
+) -> Columns:
     """What the slopes are made of: a, v, x_{t-1}, and the values at hand."""
     cell, rows = plan.cell, plan.rows
     known = Columns().pack(cell.next, tape.x[rows.B :], split).pack(cell.kept, tape.q, split)
