@@ -70,7 +70,10 @@ def main() -> None:
     parser.add_argument("--units", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=10)
     asked = parser.parse_args()
-    numbers = lambda text: [int(n) for n in text.split(",")]
+
+    def numbers(text):
+        return [int(n) for n in text.split(",")]
+
     samples = numbers(asked.samples or ("1" if asked.device == "cuda" else "1,64"))
     where = (
         torch.cuda.get_device_name()

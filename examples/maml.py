@@ -38,7 +38,10 @@ def task(T=20):
 def judged(model, tasks, second_order=False):
     """The mean loss over tasks after one step of gradient descent on each."""
     weights, total = dict(model.named_parameters()), 0
-    loss = lambda w, t, y: (functional_call(model, w, (t,)) - y).square().mean()
+
+    def loss(w, t, y):
+        return (functional_call(model, w, (t,)) - y).square().mean()
+
     for support, query in tasks:
         g = torch.autograd.grad(
             loss(weights, *support), weights.values(), create_graph=second_order

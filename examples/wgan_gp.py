@@ -43,7 +43,12 @@ def slopes(critic, real, fake):
 
 torch.manual_seed(0)
 critic, generator = Recurrent(1).to(DEVICE), Recurrent(NOISE).to(DEVICE)
-fake = lambda: generator(torch.randn(1, B, NOISE, device=DEVICE).expand(T, B, NOISE))
+
+
+def fake():
+    return generator(torch.randn(1, B, NOISE, device=DEVICE).expand(T, B, NOISE))
+
+
 of_critic, of_generator = (
     torch.optim.Adam(m.parameters(), 3e-3, betas=(0.5, 0.9)) for m in (critic, generator)
 )

@@ -621,7 +621,10 @@ def replayed(kind, device):
 def compiled(kind, device):
     module = module_of(kind, {"num_layers": 2, "bidirectional": True}, F32, device)
     u = torch.randn(9, 4, 5, device=device, requires_grad=True)
-    take = lambda f: torch.autograd.grad(f(u)[0].square().sum(), [u, *module.parameters()])
+
+    def take(f):
+        return torch.autograd.grad(f(u)[0].square().sum(), [u, *module.parameters()])
+
     pairs = zip(
         take(module), take(torch.compile(module, fullgraph=True, backend="aot_eager")), strict=True
     )

@@ -30,9 +30,9 @@ class Source:
         self.starts = [0, *itertools.accumulate(map(len, self.lines))]
 
     def span(self, node: Any) -> tuple[int, int]:
-        at = lambda line, byte: (
-            self.starts[line - 1] + len(self.lines[line - 1].encode()[:byte].decode())
-        )
+        def at(line, byte):
+            return self.starts[line - 1] + len(self.lines[line - 1].encode()[:byte].decode())
+
         return at(node.lineno, node.col_offset), at(node.end_lineno, node.end_col_offset)
 
 

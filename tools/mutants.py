@@ -134,7 +134,10 @@ def mutants_of(root: Path, file: str) -> list[Mutant]:
                 base = ".".join([file.removesuffix(".py").replace("/", "."), *owner, name])
                 numbers[base] += 1
                 begin, end = text.rfind("\n", 0, lo) + 1, text.find("\n", hi)
-                line = lambda s: re.sub(r"\s+", " ", s).strip()
+
+                def line(s):
+                    return re.sub(r"\s+", " ", s).strip()
+
                 found[key] = Mutant(
                     file,
                     target.lineno,  # type: ignore[attr-defined]
@@ -213,7 +216,10 @@ def defined(tree: ast.AST, outer: str = "") -> Iterator[str]:
 
 def sample(mutants: list[Mutant], count: int) -> list[Mutant]:
     """A fixed choice, spread over files and, within each, over rules: by turns, in the order of a hash of the name."""
-    rank = lambda m: hashlib.sha256(m.name.encode()).hexdigest()
+
+    def rank(m):
+        return hashlib.sha256(m.name.encode()).hexdigest()
+
     groups: dict[str, dict[str, list[Mutant]]] = {}
     for m in sorted(mutants, key=rank):
         groups.setdefault(m.file, {}).setdefault(m.rule, []).append(m)

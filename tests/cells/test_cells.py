@@ -555,7 +555,10 @@ def test_truncated_gradient_of_1997(engine):
     full.load_state_dict(net.state_dict())
     batch = co.Batch(inputs(), torch.randn(B, 2, dtype=F64))
     e, exact = (co.BPTT()(n, batch, "squared") for n in (net, full))
-    squash = lambda a: 2 * torch.sigmoid(a) - 1
+
+    def squash(a):
+        return 2 * torch.sigmoid(a) - 1
+
     h, c = torch.zeros(2, B, D, dtype=F64)
     into_i = into_g = torch.zeros(B, D, D, dtype=F64)
     with torch.no_grad():
@@ -634,10 +637,12 @@ def test_lru_is_complex():
 
 
 def test_weights_hold_what_the_formula_uses():
-    shape = lambda name: tuple(
-        None if y is None else tuple(n // D for n in y.shape)
-        for y in (make(name).W, make(name).R[:, :1])
-    )
+    def shape(name):
+        return tuple(
+            None if y is None else tuple(n // D for n in y.shape)
+            for y in (make(name).W, make(name).R[:, :1])
+        )
+
     rows = {name: (shape(name)[0], len(make(name).R) // D) for name in CELLS}
     assert rows["lipschitz"] == ((2, 1), 1)  # A has no input
     assert rows["antisymmetric-gated"] == ((1, 1), 2)  # one product for both
@@ -660,7 +665,10 @@ def test_weights_hold_what_the_formula_uses():
 
 def test_process_noise():
     net = make("rate", noise=0.3)
-    run = lambda seed: (torch.manual_seed(seed), net(inputs()))[1]
+
+    def run(seed):
+        return (torch.manual_seed(seed), net(inputs()))[1]
+
     assert torch.equal(run(1).x, run(1).x)
     assert not torch.equal(run(1).x, run(2).x)
     quiet = make("rate")
@@ -847,7 +855,10 @@ def test_every_cell_learns(name, readout):
         if getattr(net, parameter, None) is not None:
             getattr(net, parameter).requires_grad_(False)
     u, fresh = torch.randn(8, 64, 1, dtype=F64), torch.randn(8, 512, 1, dtype=F64)
-    error = lambda: float((net(fresh).y_hat - fresh.sum(0) / 8**0.5).detach().square().mean())
+
+    def error():
+        return float((net(fresh).y_hat - fresh.sum(0) / 8**0.5).detach().square().mean())
+
     optimiser = torch.optim.Adam([p for p in net.parameters() if p.requires_grad], lr=0.05)
     before = error()
     for method in [co.BPTT()] * 80 + [co.Penalised("log-ratio", 1e-3)] * 3:

@@ -160,7 +160,10 @@ def run_program(outputs, values, blocks=2):
     """Through Program.bind, whose scratch is poisoned: an unwritten or re-used buffer would show."""
     n = len(next(iter(values.values())))
     size = n // blocks
-    scratch = lambda: [torch.full((size,), math.nan, dtype=torch.float64) for _ in range(blocks)]
+
+    def scratch():
+        return [torch.full((size,), math.nan, dtype=torch.float64) for _ in range(blocks)]
+
     targets = [scratch() for _ in outputs]
     columns = {k: list(v.split(size)) for k, v in values.items()}
     run = Program(outputs, frozenset(columns)).bind(columns, targets, scratch)

@@ -74,7 +74,10 @@ def feedback(unit, L):
     return step
 
 
-softplus = lambda a: torch.log1p(torch.exp(a))
+def softplus(a):
+    return torch.log1p(torch.exp(a))
+
+
 TABLE = {  # name of the case: class, options, equations
     "gru-before": (steps.ResetBefore, {}, gru_before),
     "gru-before, no bias": (steps.ResetBefore, {"bias": False}, gru_before),
@@ -154,7 +157,10 @@ class Compared:
         self.theirs = {
             n: y.detach().double().clone().requires_grad_() for n, y in self.ours.items()
         }
-        targets = lambda j, n: self.y[:n, j] if self.readout == "every" else self.y[j : j + 1]
+
+        def targets(j, n):
+            return self.y[:n, j] if self.readout == "every" else self.y[j : j + 1]
+
         self.samples = [
             Run(equations, self.theirs, self.theirs["u"][:n, j], self.theirs["x0"][j], targets(j, n), self.readout, H, self.direction[:n, j])
             for j, n in enumerate(of_all)
@@ -188,7 +194,10 @@ PENALTIES = [name for name in oracles.PENALTIES if name != "none"]
 def test_states_costates_and_penalised_gradients(name, setting):
     case = Compared(name, setting)
     T, lam = setting["T"], case.costates()
-    stacked = lambda what: oracles.padded([torch.stack(what(s)) for s in case.samples], T + 1)
+
+    def stacked(what):
+        return oracles.padded([torch.stack(what(s)) for s in case.samples], T + 1)
+
     close(
         {"x": lam.trajectory.x, "lam": lam.lam, "loss": lam.loss},
         {"x": stacked(lambda s: s.x), "lam": stacked(lambda s: s.lam), "loss": case.loss},
@@ -332,7 +341,9 @@ def test_refusals(make, words):
 
 
 def test_a_state_of_another_size_and_other_engines_are_refused():
-    make = lambda step, **options: co.Network(step, inputs=2, hidden=3, outputs=1, **options)
+    def make(step, **options):
+        return co.Network(step, inputs=2, hidden=3, outputs=1, **options)
+
     with pytest.raises(co.InputError, match="has 3 parts; expected 2: give"):
         make(steps.GatedFeedback(2, 3), slots=3)(torch.randn(4, 2, 2))
     with pytest.raises(co.Unsupported, match="takes its code from a cell's formula"):
@@ -373,7 +384,10 @@ def test_a_network_takes_them_by_name():
 @pytest.mark.parametrize("name", steps.STEPS)
 def test_without_a_bias_there_is_none(name):
     """The equations above take the biases that are there, so that they would not notice."""
-    of = lambda **options: [n for n, _ in steps.named(name, 2, 3, **options).named_parameters()]
+
+    def of(**options):
+        return [n for n, _ in steps.named(name, 2, 3, **options).named_parameters()]
+
     biases = [n for n in of() if n.rsplit(".", 1)[-1] in ("b", "bias")]
     assert biases
     assert of(bias=False) == [n for n in of() if n not in biases]

@@ -172,7 +172,10 @@ def test_structures_by_name(name):
     other = make(name)
     other.load_state_dict(net.state_dict())
     assert torch.equal(other.W, net.W)
-    generator = lambda: torch.Generator().manual_seed(5)
+
+    def generator():
+        return torch.Generator().manual_seed(5)
+
     net.begin(generator())
     other.begin(generator())
     assert torch.equal(other.W, net.W)

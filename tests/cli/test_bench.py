@@ -380,7 +380,10 @@ def test_no_gpu(coadjoint):
 def test_explain(coadjoint, monkeypatch):
     monkeypatch.setattr(clock_module, "clock", lambda *_: pytest.fail("timed"))
     engine = engines.load(co.Network("gru", inputs=1, hidden=1, outputs=1).engine)
-    shape = lambda cell, hidden, batch, dtype: f"{cell.name} on {batch} rows of {hidden}, {dtype}"
+
+    def shape(cell, hidden, batch, dtype):
+        return f"{cell.name} on {batch} rows of {hidden}, {dtype}"
+
     monkeypatch.setattr(engine, "explain", shape, raising=False)
     code, out, _ = coadjoint(
         "bench", "--explain", "--device", "cpu", "--cells", "gru", "--sizes", "9x3x5,8x3x5"
@@ -497,9 +500,12 @@ main()
 
 def test_it_runs_without_pydantic():
     """As with those versions of typer that do not need it."""
-    run = lambda *words: subprocess.run(
-        [sys.executable, "-c", LACKING, *words], capture_output=True, text=True
-    )
+
+    def run(*words):
+        return subprocess.run(
+            [sys.executable, "-c", LACKING, *words], capture_output=True, text=True
+        )
+
     done = run("bench", "--explain", "--device", "cpu")
     assert done.returncode == 0, done.stderr
     assert "elman: engine" in done.stdout

@@ -291,11 +291,14 @@ def test_what_changes_with_the_steps_goes_on_where_it_stopped(coadjoint, words):
         run[run.index("--steps") + 1] = steps_
         assert coadjoint(*run)[0] == 0
         assert not more or coadjoint(*more, "--quiet")[0] == 0
-    rows = lambda name: [
-        r
-        for r in map(json.loads, Path(name, "metrics.jsonl").read_text().splitlines())
-        if r["kind"] == "train"
-    ]
+
+    def rows(name):
+        return [
+            r
+            for r in map(json.loads, Path(name, "metrics.jsonl").read_text().splitlines())
+            if r["kind"] == "train"
+        ]
+
     assert rows("whole") == rows("part")
     assert len(rows("part")) == 4
 

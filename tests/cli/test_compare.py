@@ -245,7 +245,10 @@ def complain(words, monkeypatch, capsys):
 def test_refusals(several, tmp_path, monkeypatch, capsys):
     folder, *_ = several
     monkeypatch.chdir(tmp_path)
-    told = lambda *words: complain(words, monkeypatch, capsys)
+
+    def told(*words):
+        return complain(words, monkeypatch, capsys)
+
     code, err = told(str(folder / "runs/xor-plain-seed-0"), "xor", "-m", "a")
     assert (
         code,
@@ -361,9 +364,12 @@ def test_a_server_that_is_just_dying_is_asked_again(monkeypatch):
 
 def test_success_within_budgets():
     """Counted within each budget of a row, with gradients beside the seconds; without budgets nothing is added."""
-    run = lambda success, work, seconds: {
-        "status": "finished", "success": success, "steps": 5, "work": work, "seconds": seconds, "metric": 0.5,
-    }  # fmt: skip
+
+    def run(success, work, seconds):
+        return {
+            "status": "finished", "success": success, "steps": 5, "work": work, "seconds": seconds, "metric": 0.5,
+        }  # fmt: skip
+
     runs = [run(True, 900, 70.0), run(True, 1100, 20.0), run(False, 5000, 99.0)]
     about = {"task": "xor", "metric": "right", "goal": "right >= 1", "settings": {}, "runs": runs}
     found = {
@@ -373,7 +379,10 @@ def test_success_within_budgets():
         ]
     }
     heads, (a, b) = tables(found)["xor"]
-    at = lambda row, head: row[heads.index(head)]
+
+    def at(row, head):
+        return row[heads.index(head)]
+
     assert [at(a, h) for h in ("success", "in 1,000 gradients", "in 60 seconds")] == [
         "2 of 3",
         "1 of 3",
@@ -444,7 +453,10 @@ def test_runs_save_and_end_when_what_began_them_is_killed(tmp_path, victim):
     run, pid = folder / "runs" / "a-seed-0", None
     process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        begun = lambda: (run / "metrics.jsonl").exists() and (run / "metrics.jsonl").stat().st_size
+
+        def begun():
+            return (run / "metrics.jsonl").exists() and (run / "metrics.jsonl").stat().st_size
+
         assert eventually(begun), "the run never began"
         pid = owner(run)
         assert not gone(pid)

@@ -304,8 +304,12 @@ def test_a_device_that_is_not_there(monkeypatch):
 
 
 def test_a_weight_of_zero_is_plain_unless_it_grows():
-    given = lambda g: {"gradient": {"penalty": "variance", **g}, "training": {"steps": 10}}
-    of = lambda **g: build.gradient_of(setting_flags.resolve(None, given(g)))
+    def given(g):
+        return {"gradient": {"penalty": "variance", **g}, "training": {"steps": 10}}
+
+    def of(**g):
+        return build.gradient_of(setting_flags.resolve(None, given(g)))
+
     assert isinstance(of(weight=0), bptt.BPTT)
     assert isinstance(of(), penalised.Penalised)
     assert isinstance(of(weight=0, weight_schedule="linear", weight_end=2), penalised.Penalised)

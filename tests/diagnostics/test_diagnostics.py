@@ -28,7 +28,10 @@ torch_double = {"dtype": torch.float64}
 def evaluated(cell="elman", ragged=True, loss="squared", hidden=5, T=6, **options):
     """A network of this cell and its plain gradient on four samples, from states that are not zero."""
     g = torch.Generator().manual_seed(3)
-    draw = lambda *shape: torch.randn(*shape, generator=g, **torch_double)
+
+    def draw(*shape):
+        return torch.randn(*shape, generator=g, **torch_double)
+
     torch.manual_seed(4)
     net = co.Network(cell, inputs=3, hidden=hidden, outputs=2, **torch_double, **options)
     with torch.no_grad():
@@ -51,9 +54,12 @@ def own(e, j):
 
 def jacobians_of(e, j):
     u, x = own(e, j)
-    step = lambda t: torch.autograd.functional.jacobian(
-        lambda x: e.network.advance(u[t][None], x[None])[0], x[t]
-    )
+
+    def step(t):
+        return torch.autograd.functional.jacobian(
+            lambda x: e.network.advance(u[t][None], x[None])[0], x[t]
+        )
+
     return [step(t).detach().numpy() for t in range(len(u))]
 
 
@@ -69,7 +75,10 @@ CELLS = [
     {"cell": "lru"},
     {"cell": "gru-before"},
 ]
-name_of = lambda case: " ".join(map(str, case.values()))
+
+
+def name_of(case):
+    return " ".join(map(str, case.values()))
 
 
 @pytest.mark.parametrize("case", CELLS, ids=name_of)
@@ -545,7 +554,10 @@ def test_the_loss_elsewhere_and_weights_that_stay(options):
         assert field.loss[i, j] == pytest.approx(moved(e, shift), rel=1e-10)
     for name, p in net.named_parameters():
         assert torch.equal(p, before[name])
-        size = lambda y: y.norm(dim=1) if y.dim() > 1 else y.norm()
+
+        def size(y):
+            return y.norm(dim=1) if y.dim() > 1 else y.norm()
+
         torch.testing.assert_close(size(d[name]), size(p.detach()))
     assert [p._version for p in net.parameters()] == versions
     assert torch.equal(e.trajectory.x, e.trajectory.x)  # still asked for without a complaint

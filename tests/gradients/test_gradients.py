@@ -83,7 +83,10 @@ def by_definition(net, batch, k1, k2):
     for j, n in enumerate(lengths_of(batch)):
         for before, end in itertools.pairwise([0, *range(k1, n, k1), n]):
             begin = max(0, end - k2)
-            cut = lambda t, x, begin=begin: x.detach() if t <= begin and begin > 0 else x
+
+            def cut(t, x, begin=begin):
+                return x.detach() if t <= begin and begin > 0 else x
+
             chosen = [
                 l for t, l in entry_losses(net, batch, j, n, cut).items() if before < t <= end
             ]
@@ -503,7 +506,10 @@ def test_gradient_does_not_depend_on_how_a_batch_is_cut_up():
 
 def test_a_state_that_all_samples_begin_in_is_not_selected_from():
     u, x0 = torch.randn(4, 3, 2), torch.randn(3, 5)
-    begin = lambda start: co.Batch(u, x0=start).select([2, 0]).x0
+
+    def begin(start):
+        return co.Batch(u, x0=start).select([2, 0]).x0
+
     assert torch.equal(begin(x0), x0[[2, 0]])
     assert torch.equal(begin(x0[0]), x0[0])
     assert begin(None) is None

@@ -307,7 +307,10 @@ def test_errors_name_the_step_of_the_whole_sequence():
 
 def test_a_penalty_that_is_not_differentiable_is_blamed():
     net, batch, loss = problem(cases.Case(T=21, u_grad=False))
-    G = lambda lam: (lam.norms() - lam.norms().detach()).sqrt().sum(0)
+
+    def G(lam):
+        return (lam.norms() - lam.norms().detach()).sqrt().sum(0)
+
     for cut in (None, 3):
         with pytest.raises(
             co.NumericalError,
@@ -321,7 +324,10 @@ def test_affine_is_linear_algebra_and_differentiates_twice():
     y, M, b = (
         torch.randn(*s, dtype=torch.float64, requires_grad=True) for s in ((61, 3), (4, 3), (4,))
     )
-    ours = lambda y, M, b: affine(net_rows, y, M, b)
+
+    def ours(y, M, b):
+        return affine(net_rows, y, M, b)
+
     assert len(net_rows.chunks) > 2
     assert torch.allclose(ours(y, M, b), y @ M.T + b, rtol=1e-14)
     assert torch.autograd.gradcheck(ours, (y, M, b), check_forward_ad=True)

@@ -168,7 +168,9 @@ def test_inputs(arguments, error, words):
     "method", [co.BPTT(), co.RTRL(), co.Truncated(1, 2), co.Penalised("variance")]
 )
 def test_inputs_are_checked_by_every_method(method):
-    batch = lambda u, **more: co.Batch(u, torch.zeros(B, O), **more)
+    def batch(u, **more):
+        return co.Batch(u, torch.zeros(B, O), **more)
+
     refuses(
         lambda: method(make(), batch(spoilt(NAN)), "squared"),
         co.InputError,
@@ -497,7 +499,10 @@ def random_step():
 
 def remembering_step():
     calls = []
-    step = lambda u, x: calls.append(0) or x + len(calls)
+
+    def step(u, x):
+        return calls.append(0) or x + len(calls)
+
     return make(step)(torch.ones(T, B, I)).costates(lambda y: y.sum(-1))
 
 
@@ -691,7 +696,10 @@ def test_a_weight_of_zero_and_a_negative_factor_are_taken():
 @pytest.mark.parametrize("rho", [1e60, 1e39])
 def test_a_weight_outside_the_range_is_blamed_itself(rho, segments):
     batch = co.Batch(torch.ones(T, B, I), torch.ones(B, O))
-    call = lambda: co.Penalised("log-ratio", rho, segments=segments)(make(), batch, "squared")
+
+    def call():
+        return co.Penalised("log-ratio", rho, segments=segments)(make(), batch, "squared")
+
     refuses(
         call,
         co.NumericalError,
@@ -708,7 +716,10 @@ def test_a_large_weight_is_named_where_a_derivative_leaves_its_range():
     """Loss and penalty are finite, and so is the weight: their product's derivative is not."""
     u = torch.linspace(-1, 1, T * B * I).reshape(T, B, I)
     steep = co.Penalty("steep", lambda lam: 1e30 * lam.norms().sum(0))
-    call = lambda: co.Penalised(steep, 1e30)(make(), co.Batch(u, torch.ones(B, O)), "squared")
+
+    def call():
+        return co.Penalised(steep, 1e30)(make(), co.Batch(u, torch.ones(B, O)), "squared")
+
     refuses(call, co.NumericalError, r"The penalty's weight is rho = 1e\+30: lower it")
 
 

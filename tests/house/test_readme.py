@@ -64,7 +64,10 @@ def pages_run(tmp_path_factory):
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_blocks_run_and_print_what_the_page_says(page, pages_run):
     """All blocks of a page in one process, in order; a `text` block holds exactly what the one above it prints."""
-    said = lambda name: Path(f"{pages_run[page]}.{name}").read_text()
+
+    def said(name):
+        return Path(f"{pages_run[page]}.{name}").read_text()
+
     assert said("code") == "0", said("err")[-2000:]
     for (code, expected), found in zip(
         python_blocks(page), said("out").split(MARK + "\n"), strict=False

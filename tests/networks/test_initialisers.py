@@ -153,14 +153,17 @@ def test_the_seed_reaches_every_parameter(shape, name):
 @pytest.mark.slow
 def test_torch_draws_as_the_constructor_does(shape):
     """The largest entry of each parameter is that of the same distribution, over many seeds."""
-    largest = lambda nets: {
-        key: max(float(p.detach().abs().max()) for p in every)
-        for key, every in zip(
-            dict(nets[0].named_parameters()),
-            zip(*(n.parameters() for n in nets), strict=True),
-            strict=True,
-        )
-    }
+
+    def largest(nets):
+        return {
+            key: max(float(p.detach().abs().max()) for p in every)
+            for key, every in zip(
+                dict(nets[0].named_parameters()),
+                zip(*(n.parameters() for n in nets), strict=True),
+                strict=True,
+            )
+        }
+
     ours = largest([initialise(SHAPES[shape](), "torch", seed=s) for s in range(60)])
     torch.manual_seed(1)
     theirs = largest([SHAPES[shape]() for _ in range(60)])

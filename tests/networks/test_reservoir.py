@@ -244,7 +244,10 @@ def test_nearly_dependent_features_keep_their_digits():
     X, centred = X - X.mean(0), y - y.mean()
     assert np.linalg.cond(X) > 1e4
     r.fit(u, torch.from_numpy(y)[:, None, None])
-    away = lambda V: np.linalg.norm(V - w) / np.linalg.norm(w)
+
+    def away(V):
+        return np.linalg.norm(V - w) / np.linalg.norm(w)
+
     assert away(r.network.V.detach().numpy()[0]) < 1e-11
     assert away(np.linalg.solve(X.T @ X, X.T @ centred)) > 1e-10
 
@@ -415,9 +418,14 @@ def narma(T, seed):
 
 def moving_average(train, test, taps=30):
     """The normalised error of the best linear function of the last inputs."""
-    rows = lambda u: np.stack(
-        [u[taps - 1 - k : len(u) - k, 0, 0] for k in range(taps)] + [np.ones(len(u) - taps + 1)], 1
-    )
+
+    def rows(u):
+        return np.stack(
+            [u[taps - 1 - k : len(u) - k, 0, 0] for k in range(taps)]
+            + [np.ones(len(u) - taps + 1)],
+            1,
+        )
+
     w = np.linalg.lstsq(rows(train[0].numpy()), train[1][taps - 1 :, 0, 0].numpy(), rcond=None)[0]
     truth = test[1][taps - 1 :, 0, 0].numpy()
     return np.sqrt(((rows(test[0].numpy()) @ w - truth) ** 2).mean() / truth.var())

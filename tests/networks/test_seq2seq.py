@@ -303,7 +303,10 @@ def test_gradient_methods_take_it_as_it_is(name):
 
 def test_step_functions_read_and_write():
     """torch's own cell in both places, against the formula with the same weights."""
-    make = lambda inputs, hidden: torch.nn.GRUCell(inputs, hidden, dtype=F64)
+
+    def make(inputs, hidden):
+        return torch.nn.GRUCell(inputs, hidden, dtype=F64)
+
     torch.manual_seed(0)
     theirs = EncoderDecoder(make, inputs=2, hidden=3, outputs=4, dtype=F64)
     ours = EncoderDecoder("gru", inputs=2, hidden=3, outputs=4, dtype=F64)
@@ -416,8 +419,13 @@ def everything(said, K, limit):
 def searched(said, K, limit, beam, power):
     """Beam search over lists; sorted() keeps the order of equals."""
     kept = [((), said.begin(), 0.0)]
-    done = lambda tokens: len(tokens) == limit or (tokens and tokens[-1] == K)
-    rank = lambda hypothesis: -hypothesis[2] / max(len(hypothesis[0]), 1) ** power
+
+    def done(tokens):
+        return len(tokens) == limit or (tokens and tokens[-1] == K)
+
+    def rank(hypothesis):
+        return -hypothesis[2] / max(len(hypothesis[0]), 1) ** power
+
     while not all(done(tokens) for tokens, _, _ in kept):
         candidates = []
         for tokens, s, total in kept:
@@ -605,9 +613,9 @@ def test_the_activation_is_that_of_encoder_and_decoder():
 
 
 def test_it_says_what_it_is():
-    tell = lambda *cells, **options: EncoderDecoder(
-        *cells, inputs=2, hidden=3, outputs=4, **options
-    ).extra_repr()
+    def tell(*cells, **options):
+        return EncoderDecoder(*cells, inputs=2, hidden=3, outputs=4, **options).extra_repr()
+
     assert tell() == "[gru] to gru, inputs=2, hidden=3, outputs=4"
     assert tell("elman", layers=2, decoder="lstm", attention=False, bidirectional=True) == (
         "[elman, elman] to lstm, bidirectional, no attention, inputs=2, hidden=3, outputs=4"

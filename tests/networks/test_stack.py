@@ -66,9 +66,12 @@ class Sample:
         theta, self.layers = dict(net.named_parameters()), []
         n = int(batch.lengths[j]) if batch.lengths is not None else len(batch.u)
         u = [batch.u[t, j] for t in range(n)]
-        drop = lambda i, values: (
-            values if masks is None else [m * v for m, v in zip(masks[i], values, strict=True)]
-        )
+
+        def drop(i, values):
+            return (
+                values if masks is None else [m * v for m, v in zip(masks[i], values, strict=True)]
+            )
+
         u = drop(0, u)
         starts = (
             iter(batch.x0[j].split([layer.n for layer in net.layers]))
@@ -203,9 +206,12 @@ def compare(case):
             close(ours.trajectory.x[: one.T + 1, j], torch.stack(one.x), 1e-10, "x")
             close(ours.lam[: one.T + 1, j], torch.stack(one.lam), 1e-10, "costates")
     names = list(dict(net.named_parameters()))
-    gradient = lambda value: torch.autograd.grad(
-        value, list(net.parameters()), retain_graph=True, allow_unused=True
-    )
+
+    def gradient(value):
+        return torch.autograd.grad(
+            value, list(net.parameters()), retain_graph=True, allow_unused=True
+        )
+
     first = co.BPTT()(net, batch, "squared").gradient
     for name, theirs in zip(names, gradient(sum(s.loss for s in samples) / B), strict=True):
         close(first[name], torch.zeros_like(first[name]) if theirs is None else theirs, 1e-10, name)
@@ -450,9 +456,9 @@ def test_costates_of_a_penalised_evaluation():
 
 
 def test_parameters_are_drawn_again_as_those_of_a_new_stack():
-    make = lambda: co.Stack(
-        ["gru", "elman"], inputs=2, hidden=3, outputs=2, skip=True, x0="learned"
-    )
+    def make():
+        return co.Stack(["gru", "elman"], inputs=2, hidden=3, outputs=2, skip=True, x0="learned")
+
     torch.manual_seed(1)
     new = make()
     net = make()

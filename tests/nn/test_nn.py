@@ -86,7 +86,10 @@ class Case(NamedTuple):
         """u, h_0 (as "x0") and c_0 (as "given x0"), time first; the names are those of oracles.higher."""
         T, B, inputs, units = self.sizes
         g = torch.Generator().manual_seed(5)
-        rand = lambda *shape: torch.randn(*shape, generator=g, **DOUBLE).requires_grad_()
+
+        def rand(*shape):
+            return torch.randn(*shape, generator=g, **DOUBLE).requires_grad_()
+
         found, D = {"u": rand(T, B, inputs)}, 1 + self.options.get("bidirectional", False)
         if self.hx:
             n = D * self.options.get("num_layers", 1)
@@ -946,7 +949,10 @@ def test_autocast_around_a_model():
 def test_gradient_checkpointing(case, reentrant):
     ours, leaves = case.pair()[1], case.leaves()
     ours.dropout = 0.3
-    run = lambda *y: tuple(padded_outputs(ours, case, dict(zip(leaves, y, strict=True))).values())
+
+    def run(*y):
+        return tuple(padded_outputs(ours, case, dict(zip(leaves, y, strict=True))).values())
+
     every, found = leaves | dict(ours.named_parameters()), []
     for wrapped in (run, functools.partial(checkpoint, run, use_reentrant=reentrant)):
         torch.manual_seed(4)
@@ -1134,9 +1140,10 @@ def test_vmap_is_refused():
     ):
         module = cls(3, 5)
         theta = {n: p.detach() for n, p in module.named_parameters()}
-        value = lambda theta, given, m=module: sum(
-            y.sum() for y in tensors(call(m, theta, (given,)))
-        )
+
+        def value(theta, given, m=module):
+            return sum(y.sum() for y in tensors(call(m, theta, (given,))))
+
         many = {n: torch.stack([p, p]) for n, p in theta.items()}
         for f in (
             lambda given=given, theta=theta, value=value: vmap(value, (None, 0))(
@@ -1211,7 +1218,10 @@ def test_the_engine_that_runs_is_the_one_that_is_named(name, monkeypatch):
     calls = []
     for engine in ENGINES[:-1]:
         loaded = load(engine)
-        forward = lambda *a, f=loaded.forward, e=engine: (calls.append(e), f(*a))[1]
+
+        def forward(*a, f=loaded.forward, e=engine):
+            return (calls.append(e), f(*a))[1]
+
         monkeypatch.setattr(loaded, "forward", forward)
     for engine in ENGINES:
         module = LAYERS[name][1](2, 3, engine=engine)
@@ -1236,7 +1246,10 @@ def test_what_nobody_asked_for_is_not_computed(kind, monkeypatch):
     torch.manual_seed(0)
     module = getattr(co.nn, kind)(3, 4, num_layers=2, bidirectional=True, **DOUBLE)
     u = torch.randn(5, 2, 3, **DOUBLE, requires_grad=True)
-    value = lambda: module(u)[0].square().sum()
+
+    def value():
+        return module(u)[0].square().sum()
+
     every = [u, *module.parameters()]
     whole = torch.autograd.grad(value(), every)
     for y, g in zip(every, whole, strict=True):

@@ -59,7 +59,9 @@ def test_value_against_the_formula(loss, output, y, truth):
 
 @pytest.mark.parametrize(("loss", "output", "y", "truth"), TABLE)
 def test_two_derivatives(loss, output, y, truth):
-    f = lambda a: entries(loss, a, y, output)
+    def f(a):
+        return entries(loss, a, y, output)
+
     a = A.clone().requires_grad_()
     assert torch.autograd.gradcheck(f, a)
     assert torch.autograd.gradgradcheck(f, a)

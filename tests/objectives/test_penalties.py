@@ -37,7 +37,10 @@ def plain(net, u):
         counts = net.readout == "every" or y is out[-1]
         direct.append((net.V.T @ (2 * y + 0.3)).detach().numpy() if counts else np.zeros(D))
     of_output = [torch.autograd.grad(out[-1][k], x, retain_graph=True) for k in range(O)]
-    as_numpy = lambda ys: np.stack([y.detach().numpy() for y in ys])
+
+    def as_numpy(ys):
+        return np.stack([y.detach().numpy() for y in ys])
+
     return (
         as_numpy(x),
         as_numpy(lam),

@@ -56,11 +56,14 @@ def problem(cell, readout, options, loss="squared", output="identity", outputs=2
 def jacobian(net, batch, of, x0=None):
     """d of(trajectory) / d weights, one row for each entry."""
     names, values = zip(*net.named_parameters(), strict=True)
-    run = lambda *theta: of(
-        torch.func.functional_call(
-            net, dict(zip(names, theta, strict=True)), (batch.u, batch.lengths, x0)
+
+    def run(*theta):
+        return of(
+            torch.func.functional_call(
+                net, dict(zip(names, theta, strict=True)), (batch.u, batch.lengths, x0)
+            )
         )
-    )
+
     found = torch.autograd.functional.jacobian(run, values)
     return torch.cat([J.flatten(found[0].dim() - values[0].dim()).reshape(-1, p.numel()) for J, p in zip(found, values, strict=True)], 1)  # fmt: skip
 

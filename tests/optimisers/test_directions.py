@@ -38,7 +38,10 @@ def test_weighted_components(cell):
 def test_the_temporal_direction():
     e = evaluation(ragged=False)
     d = temporal(e, np.random.default_rng(3))
-    joint = lambda g: {n: g[n] for n in ("W", "R", "b")}
+
+    def joint(g):
+        return {n: g[n] for n in ("W", "R", "b")}
+
     assert norm(joint(d)) == pytest.approx(norm(joint(e.gradient)), rel=1e-12)
     assert torch.equal(d["V"], e.gradient["V"])
     parts, beta = e.temporal_components(), np.random.default_rng(3).dirichlet(np.ones(7))
@@ -143,5 +146,8 @@ def test_line_searches_where_there_is_no_minimum():
 )
 def test_an_interval_is_cut_at_the_minimum_but_a_tenth_off_its_ends(low, high, lowest, found):
     """Of a parabola, which the cubic is; the interval does not begin at 0."""
-    point = lambda a: (a, (a - lowest) ** 2, 2 * (a - lowest))
+
+    def point(a):
+        return (a, (a - lowest) ** 2, 2 * (a - lowest))
+
     assert between(point(low), point(high)) == pytest.approx(found, rel=1e-12)

@@ -252,9 +252,11 @@ def test_a_run_goes_on_bit_for_bit(name, tmp_path):
 
 
 def test_clipping():
-    one = lambda **more: [
-        r for r in trained(optimiser=optimiser("sgd", 0.1), **more).rows if r["kind"] == "train"
-    ]
+    def one(**more):
+        return [
+            r for r in trained(optimiser=optimiser("sgd", 0.1), **more).rows if r["kind"] == "train"
+        ]
+
     plain = one(steps=30)
     norms = [row["gradient"] for row in plain]
     assert not any("clipped" in row for row in plain)
@@ -319,7 +321,9 @@ def test_weight_noise_is_on_the_gradient_alone():
 
 
 def test_budgets(monkeypatch):
-    spent = lambda **more: trained(optimiser=optimiser("sgd", 0.01), steps=10**6, **more)
+    def spent(**more):
+        return trained(optimiser=optimiser("sgd", 0.01), steps=10**6, **more)
+
     assert spent(gradients=101).step == 6  # of 20 sequences
     assert spent(gradients=101, gradient=co.Penalised("log-ratio")).step == 3
     monkeypatch.setattr(
@@ -488,16 +492,19 @@ def test_a_refused_step_gives_its_random_numbers_back():
 )
 def test_a_steered_weight_follows_where_steps_begin(recipe):
     """However often a step is evaluated, and in however many parts."""
-    rho = lambda **more: [
-        row["rho"]
-        for row in trained(
-            gradient=co.Penalised("log-ratio", co.penalties.Steered(0.1, 0.2, gain=0.5)),
-            optimiser=recipe,
-            steps=2,
-            **more,
-        ).rows
-        if row["kind"] == "train"
-    ]
+
+    def rho(**more):
+        return [
+            row["rho"]
+            for row in trained(
+                gradient=co.Penalised("log-ratio", co.penalties.Steered(0.1, 0.2, gain=0.5)),
+                optimiser=recipe,
+                steps=2,
+                **more,
+            ).rows
+            if row["kind"] == "train"
+        ]
+
     once = co.Penalised("log-ratio", co.penalties.Steered(0.1, 0.2, gain=0.5))
     once(network(), Recall().batch(0, 20, 0), "squared")
     assert rho()[1] == once(network(), Recall().batch(0, 20, 0), "squared").rho != 0.1

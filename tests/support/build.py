@@ -19,6 +19,9 @@ def network(cell="elman", seed=0, **options):
 def batch(net, lengths=None, T=7, B=4, seed=1, **more):
     """Normal inputs and targets in the network's shapes and type; more: what else co.Batch takes."""
     rng = torch.Generator().manual_seed(seed)
-    randn = lambda *shape: torch.randn(*shape, dtype=net.V.dtype, generator=rng)
+
+    def randn(*shape):
+        return torch.randn(*shape, dtype=net.V.dtype, generator=rng)
+
     steps = (T, B) if net.readout == "every" else (B,)
     return co.Batch(randn(T, B, net.inputs), randn(*steps, net.outputs), lengths, **more)

@@ -164,8 +164,12 @@ class Data:
                 )
             return y.requires_grad_(grad)
 
-        randn = lambda *shape: torch.randn(*shape, generator=g, dtype=torch.float64)
-        rand = lambda *shape: torch.rand(*shape, generator=g, dtype=torch.float64)
+        def randn(*shape):
+            return torch.randn(*shape, generator=g, dtype=torch.float64)
+
+        def rand(*shape):
+            return torch.rand(*shape, generator=g, dtype=torch.float64)
+
         theta = {}
         rows, shown = oracles.ROWS.get(case.cell, gates) * H, oracles.SHOWS.get(case.cell, 1) * H
         if reads:
@@ -363,8 +367,13 @@ CROSS_CASES = len(SETTINGS) * len(PENALTIES)  # in each entry of CROSS
 def drawn(i):
     """Random case number i, over all options at once; from number LATER on, of the newer cells and readouts."""
     r, later = random.Random(i), i >= LATER
-    pick = lambda *options: r.choice(options)
-    often = lambda common, *rare: r.choice([common] * len(rare) + list(rare))
+
+    def pick(*options):
+        return r.choice(options)
+
+    def often(common, *rare):
+        return r.choice([common] * len(rare) + list(rare))
+
     every = [*FULL, ("diagonal", "tanh"), ("pair", "tanh")]
     cell, activation = (
         r.choice(every) if not later or r.random() < 0.2 else (r.choice(NEWER), "tanh")

@@ -542,7 +542,10 @@ def gradient(value, leaves, create_graph=False):
 def permuted(theta, perm):
     """The same network with its hidden units in another order."""
     d = len(perm)
-    rows = lambda y: y.unflatten(0, (-1, d))[:, perm].flatten(0, 1)
+
+    def rows(y):
+        return y.unflatten(0, (-1, d))[:, perm].flatten(0, 1)
+
     of = {"W": lambda y: rows(rows(y).T).T, "V": lambda y: rows(y.T).T}
     of |= {RAW: of["W"], **dict.fromkeys(("R", "b", "x0", "w_a"), rows)}
     return {

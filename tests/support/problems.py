@@ -59,9 +59,10 @@ class Problem:
     def __init__(self, name, sizes, d, dtype=torch.float64, device="cpu", seed=7):
         cell, rows = (CELLS | NEWER)[name], Rows(sizes)
         g = torch.Generator().manual_seed(seed)
-        randn = lambda *shape: (
-            torch.randn(*shape, generator=g, dtype=torch.float64).to(dtype).to(device)
-        )
+
+        def randn(*shape):
+            return torch.randn(*shape, generator=g, dtype=torch.float64).to(dtype).to(device)
+
         G, S, B, N = len(cell.gates), len(cell.slots), rows.B, rows.N
         self.cell, self.rows, self.dtype, self.device = cell, rows, dtype, device
         self.W = randn(G * d, len(cell.read) * d) * 0.8 / d**0.5 if cell.read else None
@@ -83,7 +84,10 @@ class Problem:
     def exact(self):
         """The same numbers, in float64 on the CPU."""
         other = object.__new__(Problem)
-        real = lambda y: y.to("cpu", torch.float64 if y.is_floating_point() else None)
+
+        def real(y):
+            return y.to("cpu", torch.float64 if y.is_floating_point() else None)
+
         other.__dict__ = {
             n: real(y) if isinstance(y, torch.Tensor) else y for n, y in self.__dict__.items()
         }

@@ -159,7 +159,10 @@ class Truth:
     def __init__(self, module, w, u, start=(), loss="output", order=None, seed=None):
         self.w, self.u, self.start, B = w, u, start, len(u)
         self.drawn(module, [len(y) for y in u], range(B) if order is None else order, seed)
-        of = lambda j: [y[:, j] for y in start]
+
+        def of(j):
+            return [y[:, j] for y in start]
+
         noise = [{at: mine[j] for at, mine in self.noise.items()} for j in range(B)]
         self.stacks = [
             Stack(
@@ -190,9 +193,12 @@ class Truth:
         like = next(iter(self.w.values()))
         D, d, B = 1 + module.bidirectional, module.hidden_size, len(lengths)
         H = module.proj_size or d
-        by_sample = lambda y: [
-            torch.stack([y[i] for i, (_, k) in enumerate(rows) if k == j]) for j in range(B)
-        ]
+
+        def by_sample(y):
+            return [
+                torch.stack([y[i] for i, (_, k) in enumerate(rows) if k == j]) for j in range(B)
+            ]
+
         zoneout, recurrent = (
             getattr(module, "zoneout", (0.0,)),
             getattr(module, "recurrent_dropout", 0.0),
@@ -260,7 +266,10 @@ class Truth:
 def leaves(module, lengths, given=False, seed=0):
     """(w, u, start): the weights of a module and data for it, as leaves in float64."""
     g = torch.Generator().manual_seed(seed)
-    randn = lambda *shape: torch.randn(*shape, generator=g, dtype=torch.float64)
+
+    def randn(*shape):
+        return torch.randn(*shape, generator=g, dtype=torch.float64)
+
     w = {n: p.detach().double().clone().requires_grad_() for n, p in module.named_parameters()}
     u = [randn(n, module.input_size).requires_grad_() for n in lengths]
     L, H, d = (

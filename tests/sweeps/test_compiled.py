@@ -117,7 +117,10 @@ def test_compiled_gradients_may_be_changed_in_place(name, backend):
 def test_gradients_of_a_module_share_no_memory(name):
     module, u = made(name)
     parameters = dict(module.named_parameters())
-    value = lambda: objective(tree_leaves(module(u)))
+
+    def value():
+        return objective(tree_leaves(module(u)))
+
     for grads in (
         torch.autograd.grad(value(), list(parameters.values())),
         torch.autograd.grad(value(), list(parameters.values()), create_graph=True),
@@ -162,7 +165,10 @@ def arguments(name, engine, T, B, d):
     cell = opaque.KNOWN[name]
     gates, slots, side, reads, own = sizes_of(cell, d)
     g = torch.Generator().manual_seed(0)
-    randn = lambda *shape: torch.randn(*shape, generator=g, **DOUBLE)
+
+    def randn(*shape):
+        return torch.randn(*shape, generator=g, **DOUBLE)
+
     base, W, x0 = randn(T * B, gates), randn(gates, reads) / d, randn(B, slots)
     return (
         base,

@@ -63,7 +63,10 @@ class Problem:
     def __init__(self, name, sizes, d, dtype=torch.float64):
         cell, rows = CELLS[name], Rows(sizes)
         g = torch.Generator().manual_seed(7)
-        randn = lambda *shape: torch.randn(*shape, generator=g, dtype=torch.float64).to(dtype)
+
+        def randn(*shape):
+            return torch.randn(*shape, generator=g, dtype=torch.float64).to(dtype)
+
         G, S, B, N = len(cell.gates), len(cell.slots), rows.B, rows.N
         self.cell, self.rows, self.dtype = cell, rows, dtype
         self.W = randn(G * d, len(cell.read) * d) * 0.8 / d**0.5 if cell.read else None

@@ -50,7 +50,10 @@ EVERY = {"adjoint": (*ADJOINT, *SCALED), "tangent": TANGENT}
 def tight(cell, d, size, parts=3, **more):
     """A chip whose threads hold no more of W than a part needs."""
     G, NR, U = len(cell.gates), len(cell.read), -(-d // parts)
-    fits = lambda n: geometry.tile(NR * d, G * U, 4, 1, n) and geometry.tile(G * d, NR * U, 4, 1, n)
+
+    def fits(n):
+        return geometry.tile(NR * d, G * U, 4, 1, n) and geometry.tile(G * d, NR * U, 4, 1, n)
+
     return Mode(
         weights=next(size * n for n in itertools.count(4, 4) if fits(n)),
         shared=0,
@@ -306,7 +309,10 @@ def test_refusals(monkeypatch):
         == "needs an NVIDIA GPU and torch built for CUDA. Use engine='auto'."
     )
     monkeypatch.setattr(torch.version, "cuda", "999.0")  # of which there is no library
-    missing = lambda name: (_ for _ in ()).throw(OSError(name))
+
+    def missing(name):
+        return (_ for _ in ()).throw(OSError(name))
+
     monkeypatch.setattr(cuda_engine.ctypes, "CDLL", missing)
     driver.nvrtc.cache_clear()
     assert cuda_engine.refusal("cuda").startswith(
@@ -318,7 +324,10 @@ def test_nothing_is_recorded_on_a_cpu():
     """Neither kept nor counted: every call runs operation by operation."""
     net = co.Network("elman", inputs=2, hidden=3, outputs=2)
     batch = co.Batch(torch.randn(4, 3, 2), torch.randn(3, 2))
-    never = lambda *_: pytest.fail("there is nothing to record")
+
+    def never(*_):
+        return pytest.fail("there is nothing to record")
+
     recordings = recorded.Recordings()
     assert recordings.key(net, batch, "squared") is None
     for _ in range(capture.CALLS + 2):

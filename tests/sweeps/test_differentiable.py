@@ -151,7 +151,10 @@ def errors(truth, found):
 def chaotic(case, wrong, truth):
     """Does the oracle disagree with itself about every wrong tensor, by more than a tenth of the bar and to the same extent?
     Asked again in the case's own type, with hidden units in another order and numbers changed in their last digit."""
-    order = lambda k: torch.randperm(case.H, generator=torch.Generator().manual_seed(k))
+
+    def order(k):
+        return torch.randperm(case.H, generator=torch.Generator().manual_seed(k))
+
     again = [Group(case, order(k), case.dtype, nudge=k).of(case) for k in (1, 2, 3)]
     for name, error in wrong.items():
         own = max(errors(truth, {name: y[name]})[name] for y in again) if name in truth else 0.0

@@ -177,7 +177,10 @@ class Compared:
             for key, column in self.by_key(group, columns):
                 seen = keys and self.keys.index(key) < self.keys.index(keys[0])
                 if not seen:  # the other half of the Hessian is the same
-                    of = lambda truth, key=key: truth.derivative(*keys, key)
+
+                    def of(truth, key=key):
+                        return truth.derivative(*keys, key)
+
                     self.same(f"{run.__module__}, {self.name}, {what} {key}", column, of)
 
     def direction(self, kind, key):

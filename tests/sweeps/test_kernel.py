@@ -155,7 +155,10 @@ def network(name: str, engine: str = "cpu", readout: str = "last", **more: Any) 
 def given(net: co.Network) -> dict[str, Tensor]:
     """Everything a run depends on, by name: the parameters, u and x0 (of each sample, not zero)."""
     g = torch.Generator().manual_seed(11)
-    draw = lambda *shape: torch.randn(*shape, generator=g, dtype=torch.float64)
+
+    def draw(*shape):
+        return torch.randn(*shape, generator=g, dtype=torch.float64)
+
     return {n: p.detach().clone() for n, p in net.named_parameters()} | {
         "u": draw(T, B, D),
         "x0": 0.7 * draw(B, H * net.slots),
@@ -320,7 +323,10 @@ def forward_over_reverse(
 @functools.cache
 def truth(name: str, readout: str, penalised: bool = True, ragged: bool = True) -> Any:
     lengths = LENGTHS if ragged else [T] * B
-    f = lambda P: objective(name, P, lengths, readout, penalised)
+
+    def f(P):
+        return objective(name, P, lengths, readout, penalised)
+
     return curvature(f, given(network(name)))
 
 
@@ -683,7 +689,10 @@ def test_omega_published() -> None:
         true = torch.stack(terms).mean()
         for engine in SWEPT:
             net = network("rate", engine, "every")
-            loss = lambda y_hat, y, small=small: small * (y_hat - y).square().sum(-1)
+
+            def loss(y_hat, y, small=small):
+                return small * (y_hat - y).square().sum(-1)
+
             G = PENALTIES["omega-published"](
                 net(fixed["u"], LENGTHS, fixed["x0"]).costates(loss, targets("every"))
             )
@@ -775,7 +784,10 @@ def test_push(name: str, readout: str, engine: str) -> None:
     """DF(u) du, through tanh as output function, and its gradient by the parameters."""
     P, *_ = run_by_hand(name, readout)
     du, on = direction(P)["u"], torch.arange(T)[:, None] < torch.tensor(LENGTHS)
-    x = lambda u: torch.stack(states(name, P, LENGTHS, u=u))
+
+    def x(u):
+        return torch.stack(states(name, P, LENGTHS, u=u))
+
     true = jvp(lambda u: torch.tanh(read_out(P, x(u))), (P["u"],), (du,))[1]
     true = torch.where(on[..., None], true[1:], 0) if readout == "every" else true[-1]
     net = network(name, engine, readout, output="tanh")
@@ -1150,9 +1162,16 @@ def test_torch_func(name: str, engine: str, lengths: list[int]) -> None:
     F = {n: d.flip(0) for n, d in E.items()}
     found = []
     for f in (ours(net, lengths, False), lambda P: objective(name, P, lengths, "last", False)):
-        d = lambda P, f=f: jvp(f, (P,), (E,))[1]
-        dd = lambda P, d=d: jvp(d, (P,), (F,))[1]
-        dg = lambda P, f=f: jvp(grad(f), (P,), (E,))[1]
+
+        def d(P, f=f):
+            return jvp(f, (P,), (E,))[1]
+
+        def dd(P, d=d):
+            return jvp(d, (P,), (F,))[1]
+
+        def dg(P, f=f):
+            return jvp(grad(f), (P,), (E,))[1]
+
         found.append([{"d": d(P), "dd": dd(P)}, dg(P), grad(dd)(P), jvp(dg, (P,), (F,))[1]])
     for one, other in zip(*found, strict=True):
         close(one, other, 1e-10)

@@ -449,7 +449,10 @@ def test_penalised_gradients_equal_those_of_the_definition(name, penalty):
 @pytest.mark.parametrize("name", LINEAR)
 def test_forward_mode(name):
     net, u, _ = setup(name)
-    run = lambda u: net(u).y_hat
+
+    def run(u):
+        return net(u).y_hat
+
     v = torch.randn_like(u)
     value, along = torch.func.jvp(run, (u.detach(),), (v,))
     net.engine = "reference"

@@ -203,12 +203,15 @@ class Model:
 
 def derivatives(value, parameters, directions):
     """The value, the gradient, and the Hessian times each direction, flat."""
-    flat = lambda gs: torch.cat(
-        [
-            (torch.zeros_like(p) if g is None else g).flatten()
-            for g, p in zip(gs, parameters, strict=True)
-        ]
-    )
+
+    def flat(gs):
+        return torch.cat(
+            [
+                (torch.zeros_like(p) if g is None else g).flatten()
+                for g, p in zip(gs, parameters, strict=True)
+            ]
+        )
+
     none = torch.zeros(sum(p.numel() for p in parameters), dtype=F64)
     if not value.requires_grad:
         return value, none, [none for _ in directions]
@@ -335,7 +338,9 @@ def test_value_gradient_and_hessian(point, kind):
 
 
 def test_the_points_are_what_they_say():
-    zeros = lambda point: at("network", point).costates().zeros()
+    def zeros(point):
+        return at("network", point).costates().zeros()
+
     assert zeros("V = 0").tolist() == [T + 1] * B
     assert zeros("W = 0").tolist() == [T] * B
     assert zeros("perfect fit").tolist() == [T + 1] * B
@@ -360,7 +365,10 @@ def second_difference(model, value, along):
         return found
 
     middle = float(value().detach())
-    by = lambda h: (shifted(h) - 2 * middle + shifted(-h)) / h**2
+
+    def by(h):
+        return (shifted(h) - 2 * middle + shifted(-h)) / h**2
+
     return (4 * by(1e-3) - by(2e-3)) / 3
 
 
@@ -374,7 +382,10 @@ def test_hessian_against_differences_of_values(name, point, kind):
     model = at(kind, point)
     if name == "omega":
         one_step(model)
-    value = lambda: model.ours(name)
+
+    def value():
+        return model.ours(name)
+
     for along in directions(model.parameters):
         _, _, (product,) = derivatives(value(), model.parameters, [along])
         curvature = float(product @ torch.cat([d.flatten() for d in along]))
@@ -387,7 +398,10 @@ def test_stabiliser_of_one_step_from_a_state_of_zeros():
     """||h_1||^2, at h_1 = 0"""
     model = at("network", "silent", x0="zero")
     one_step(model)
-    value = lambda: model.ours("norm-stabiliser")
+
+    def value():
+        return model.ours("norm-stabiliser")
+
     (along,) = directions(model.parameters, 1)
     _, gradient, (product,) = derivatives(value(), model.parameters, [along])
     curvature = float(product @ torch.cat([d.flatten() for d in along]))
@@ -405,7 +419,10 @@ def test_omega_as_published_has_its_curvature_by_w_at_zero():
     lam = model.costates()
     last, h = lam.lam[1].detach(), lam.trajectory.x[1].detach()
     slope = (1 - h**2) * last
-    truth = lambda W: ((square(slope @ W) / square(last) - 1) ** 2).mean()
+
+    def truth(W):
+        return ((square(slope @ W) / square(last) - 1) ** 2).mean()
+
     along = torch.randn(W.shape, dtype=F64, generator=torch.Generator().manual_seed(7))
     value, gradient, (product,) = derivatives(
         PENALTIES["omega-published"](lam).mean(), [W], [[along]]

@@ -152,9 +152,12 @@ def test_a_rare_class_is_in_training(tmp_path):
 
 def test_quantities_do_not_change_the_split(tmp_path):
     """Classes are spread evenly over the sets; quantities are not, whatever their sign."""
-    split = lambda target: (
-        Data.read(put(tmp_path, "d.csv", table(20, target=target)), kind="regress", at="last").sets
-    )
+
+    def split(target):
+        return Data.read(
+            put(tmp_path, "d.csv", table(20, target=target)), kind="regress", at="last"
+        ).sets
+
     first, other = split(lambda i, t, row: 1.5 * i), split(lambda i, t, row: -(i % 3))
     assert [s.ids for s in first.values()] == [s.ids for s in other.values()]
 
@@ -300,7 +303,10 @@ def test_dropped_and_filled_rows(tmp_path):
         ["d.csv:3 column 'a'", "10 of 30 values are missing", "--missing drop|ffill|mask"]
     ):
         Data.read(path)
-    of = lambda how: {i: u[:, 0].tolist() for i, u, _ in everything(Data.read(path, missing=how, standardise=False), "train")}  # fmt: skip
+
+    def of(how):
+        return {i: u[:, 0].tolist() for i, u, _ in everything(Data.read(path, missing=how, standardise=False), "train")}  # fmt: skip
+
     assert all(u == [int(i[1:]), int(i[1:]) + 5] for i, u in of("drop").items())
     assert all(u == [int(i[1:]), int(i[1:]), int(i[1:]) + 5] for i, u in of("ffill").items())
     timed = "id,time,a,target\n" + "".join(f"s{i},{t},{'' if t == 2 else i + t},{'ud'[i % 2]}\n" for i in range(9) for t in range(6))  # fmt: skip
@@ -603,7 +609,10 @@ def test_a_network_learns_from_a_file(tmp_path):
     data = Data.read(put(tmp_path, "d.csv", text), kind="regress", at="every")
     net = network(data)
     optimiser = torch.optim.Adam(net.parameters(), 0.05)
-    value = lambda: sum(t for b in data.held_out("valid", 0) for t in [data.score(net(b.u, lengths=b.lengths).a, b)["mse"][0]])  # fmt: skip
+
+    def value():
+        return sum(t for b in data.held_out("valid", 0) for t in [data.score(net(b.u, lengths=b.lengths).a, b)["mse"][0]])  # fmt: skip
+
     before = value()
     for step in range(60):
         batch = data.batch(step, 8, seed=0)

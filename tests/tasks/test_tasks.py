@@ -225,7 +225,10 @@ def test_numbers_belong_to_seed_and_step_alone(name, chosen):
     assert same(first, other.batch(7, 5, seed=0))
     for step, seed in ((8, 0), (7, 1), (0, 7)):
         assert not same(first, task.batch(step, 5, seed=seed))
-    test = lambda seed, draw: next(task.held_out("test", seed=seed, draw=draw, n=5))
+
+    def test(seed, draw):
+        return next(task.held_out("test", seed=seed, draw=draw, n=5))
+
     assert same(test(0, 7), test(0, 7))
     assert not same(test(0, 7), first)
     assert not same(test(0, 7), test(0, 8))
@@ -493,7 +496,9 @@ def test_missing_and_extra_tokens_are_wrong(said, right, whole):
 
 
 def test_baselines_in_figures():
-    wrong = lambda task: [round(100 * (1 - task.baseline()[f"right_{d}"]), 1) for d in (0.2, 0.04)]
+    def wrong(task):
+        return [round(100 * (1 - task.baseline()[f"right_{d}"]), 1) for d in (0.2, 0.04)]
+
     assert wrong(Addition()) == [36.0, 84.6]
     assert wrong(Multiplication()) == [23.3, 71.8]
     assert Copy(1000).baseline()["loss"] == pytest.approx(0.02039, abs=5e-6)
@@ -510,9 +515,10 @@ def test_a_network_takes_every_task(name, chosen):
     task = tasks.make(name, **chosen)
     make = EncoderDecoder
     if task.readout != "sequence":
-        make = lambda *cell, **sizes: co.Network(
-            *cell, readout=task.readout, output=task.output, **sizes
-        )
+
+        def make(*cell, **sizes):
+            return co.Network(*cell, readout=task.readout, output=task.output, **sizes)
+
     net = make("elman", inputs=task.inputs, hidden=4, outputs=task.outputs)
     assert (net.readout, net.output) == (task.readout, task.output)
     b = task.batch(0, 5, seed=0)
@@ -672,7 +678,10 @@ def write(path, compressed=False, **changes):
     from scipy.io import savemat
 
     r = np.random.default_rng(0)
-    of = lambda lengths: cell([r.integers(0, 2, (T, 88)).astype(np.uint8) for T in lengths])
+
+    def of(lengths):
+        return cell([r.integers(0, 2, (T, 88)).astype(np.uint8) for T in lengths])
+
     content = {f"{split}data": of(T) for split, T in PIECES.items()} | changes
     savemat(
         path,
@@ -821,9 +830,9 @@ class TestMusic:
             assert np.array_equal(x, y)
 
     def test_the_other_byte_order(self):
-        element = lambda kind, data: (
-            struct.pack(">II", kind, len(data)) + data + bytes(-len(data) % 8)
-        )
+        def element(kind, data):
+            return struct.pack(">II", kind, len(data)) + data + bytes(-len(data) % 8)
+
         content = element(6, struct.pack(">II", 6, 0)) + element(5, struct.pack(">ii", 1, 2))
         content += (
             struct.pack(">HH", 1, 1) + b"x" + bytes(3) + element(9, struct.pack(">dd", 1.5, -2.0))

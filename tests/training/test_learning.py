@@ -208,7 +208,10 @@ def test_a_weight_goes_on_from_its_state():
     """Bit for bit, through JSON; single samples do not turn it, and the parts of a batch turn it as the whole does."""
     net, batch = make()
     rule = Steered(1.0, 0.4, gain=0.3)
-    used = lambda method: method(net, batch, "squared").rho
+
+    def used(method):
+        return method(net, batch, "squared").rho
+
     whole = co.Penalised("log-ratio", rule)
     wanted = [used(whole) for _ in range(6)]
     assert len(set(wanted)) == 6
@@ -448,7 +451,10 @@ def masks(net, batch, p=0.4):
     layout = co.BPTT()(net.eval(), batch, "squared").trajectory.layout
     net.train()
     torch.manual_seed(9)
-    draw = lambda n, m: dropout(torch.ones(n, m, dtype=F64), p)
+
+    def draw(n, m):
+        return dropout(torch.ones(n, m, dtype=F64), p)
+
     every = net.readout == "every"
     heard, seen = draw(layout.rows.N, I), draw(layout.rows.N if every else B, H)
     torch.manual_seed(9)

@@ -136,7 +136,10 @@ def test_rtrl_of_held_weights_is_bptt_for(case):
     elif case == "sigmoid":
         loss, net = "binary-cross-entropy", make("gru", output="sigmoid")
     elif case == "own loss":
-        loss = lambda y_hat, y: (y_hat - y).abs().pow(1.5).sum(-1)
+
+        def loss(y_hat, y):
+            return (y_hat - y).abs().pow(1.5).sum(-1)
+
     u, y = data(T, outputs, B)
     if case == "classes":
         loss, net, y = (
@@ -215,7 +218,10 @@ def test_updates_at_every_step_are_the_definition():
     )
     for t in range(12):
         theta = {n: p.detach().clone() for n, p in net.named_parameters()}
-        step = lambda x, *p, t=t: torch.func.functional_call(Step(net), dict(zip([f"net.{n}" for n in names], p, strict=True)), (u[t], x))[0]  # fmt: skip
+
+        def step(x, *p, t=t):
+            return torch.func.functional_call(Step(net), dict(zip([f"net.{n}" for n in names], p, strict=True)), (u[t], x))[0]  # fmt: skip
+
         J, *of = torch.autograd.functional.jacobian(step, (x, *(theta[n] for n in names)))
         S = {n: J[:, 0] @ S[n] + f.reshape(D, -1) for n, f in zip(names, of, strict=True)}
         x = step(x, *(theta[n] for n in names)).detach()[None]
@@ -1027,7 +1033,9 @@ def test_the_command_learns_goes_on_and_leaves_a_model(words, here, coadjoint):
 
 
 def test_what_is_piped_in(here, coadjoint, monkeypatch):
-    pipe = lambda: monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(CSV.encode())))
+    def pipe():
+        return monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(CSV.encode())))
+
     words = ["--target", "state", "--features", "a,b", "--classes", "up,down", *SMALL, "-q"]
     assert coadjoint("online", "d.csv", *words, "--out", "one")[0] == 0
     pipe()

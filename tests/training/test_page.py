@@ -404,9 +404,10 @@ def test_without_script_the_tables_remain(browser, pages):
     text = browser.send("Page.captureSnapshot")["data"]
     assert browser.complaints() == []
     document = browser.send("DOM.getDocument")["root"]["nodeId"]
-    find = lambda what: browser.send("DOM.querySelectorAll", nodeId=document, selector=what)[
-        "nodeIds"
-    ]
+
+    def find(what):
+        return browser.send("DOM.querySelectorAll", nodeId=document, selector=what)["nodeIds"]
+
     assert len(find("noscript p")) == 1
     assert len(find("table")) >= 5
     assert find(".plot > svg") == []

@@ -617,7 +617,10 @@ def test_a_full_disk_stops_the_run_and_room_lets_it_go_on(tmp_path, truth, kilob
     ):
         pytest.skip("no right to mount a small disk")
     try:
-        enough = lambda: setattr(shutil, "disk_usage", lambda path: type("", (), {"free": 2**40}))
+
+        def enough():
+            return setattr(shutil, "disk_usage", lambda path: type("", (), {"free": 2**40}))
+
         code, output = child(*WORDS, "--out", disk / "run", before=enough).wait()
         assert code == 4
         assert "No space left on device" in output
@@ -663,7 +666,8 @@ def fails(monkeypatch, name, number, after=0, when=lambda args: True):
     monkeypatch.setattr(os, name, failing)
 
 
-checkpointed = lambda args: "step-" in str(args[0]) and "checkpoints" in str(args[0])
+def checkpointed(args):
+    return "step-" in str(args[0]) and "checkpoints" in str(args[0])
 
 
 @pytest.mark.parametrize(
@@ -806,7 +810,9 @@ def test_signals_that_were_ignored_stay_ignored(tmp_path, truth):
 
 
 def test_handlers_are_put_back(tmp_path):
-    handlers = lambda: [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+    def handlers():
+        return [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+
     before = handlers()
     tiny(None)
     assert handlers() == before
@@ -831,7 +837,9 @@ def test_a_signal_in_a_real_process(tmp_path, truth):
 
 
 def test_a_finished_run_is_left_as_it_is(copy):
-    stamps = lambda: {p: p.stat().st_mtime_ns for p in copy.rglob("*") if p.is_file()}
+    def stamps():
+        return {p: p.stat().st_mtime_ns for p in copy.rglob("*") if p.is_file()}
+
     before = stamps()
     code, output = command("resume", copy)
     assert code == 0
@@ -1082,7 +1090,10 @@ ROWS = ("metrics.jsonl", "clock.jsonl")
 def test_rows_deleted_while_the_run_goes_on(tmp_path, tiny_run, names, step):
     """The run ends at its next save; its rows are put back, and so it can go on."""
     folder = tmp_path / "run"
-    delete = lambda: [(folder / name).unlink() for name in names]
+
+    def delete():
+        return [(folder / name).unlink() for name in names]
+
     with pytest.raises(StorageError) as caught:
         tiny(folder, display=After(step, delete))
     text = str(caught.value)

@@ -624,8 +624,13 @@ def test_distances_are_those_of_all_steps_before_and_after_a_resume(tmp_path, mo
         return met[-1] if fault is None or len(met) != 4 else fault
 
     monkeypatch.setattr(trainer, "distance", measured)
-    told = lambda name: json.loads((tmp_path / name / "result.json").read_text())["distance"]
-    recipe = lambda: {"optimiser": co.optimisers.optimiser("sgd", 0.1, direction="temporal")}
+
+    def told(name):
+        return json.loads((tmp_path / name / "result.json").read_text())["distance"]
+
+    def recipe():
+        return {"optimiser": co.optimisers.optimiser("sgd", 0.1, direction="temporal")}
+
     free = train(steps=9, **recipe())
     far = [row["distance"] for row in rows(free, "train") if math.isfinite(row["distance"])]
     assert len(far) == (9 if fault is None else 8)
@@ -718,9 +723,12 @@ class Steady(co.tasks.Collection):
 
     def __init__(self):
         draw = np.random.default_rng(0)
-        some = lambda n: co.tasks.Sequences(
-            [draw.normal(size=(4, 2)) for _ in range(n)], draw.integers(0, 3, n)
-        )
+
+        def some(n):
+            return co.tasks.Sequences(
+                [draw.normal(size=(4, 2)) for _ in range(n)], draw.integers(0, 3, n)
+            )
+
         super().__init__({"train": some(20), "valid": some(10)})
 
     def score(self, a, batch):
