@@ -52,7 +52,8 @@ def main(
     peak = 1024 * (kilobytes("VmHWM") - before)
     seconds = time.perf_counter() - begin
     print(
-        f"measured {peak / 1e6:.1f} MB, {predicted / peak:.3f} of it predicted; {seconds:.1f} s, engine {net.engine}, {e}"
+        f"measured {peak / 1e6:.1f} MB, {predicted / peak:.3f} of it predicted; {seconds:.1f} s, "
+        f"engine {net.engine}, {e}"
     )
 
 

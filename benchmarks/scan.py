@@ -1,10 +1,11 @@
-"""The parallel scan against our own compiled loop: gradients of linear recurrences, plain and penalised.
+"""The parallel scan against our own compiled loop: gradients of linear recurrences, plain and
+penalised.
 
 python benchmarks/scan.py                    T = 1,000 and 10,000, 128 units, 1 and 64 samples, on the CPU
 python benchmarks/scan.py --device cuda      1 sample, on a GPU
 
-Each line has the time of the loop and of the scan, the shortest of several calls in turn, their ratio (above 1 the scan
-is faster), and how far the two gradients are apart, relative to the larger.
+Each line has the time of the loop and of the scan, the shortest of several calls in turn, their
+ratio (above 1 the scan is faster), and how far the two gradients are apart, relative to the larger.
 """
 
 from __future__ import annotations
@@ -96,7 +97,8 @@ def main() -> None:
                     times = [[seconds(once) for once in pair] for _ in range(asked.repeats)]
                     loop, scan = (min(column) * 1e3 for column in zip(*times, strict=True))
                     print(
-                        f"{cell:8} T {T:6} B {B:3} {method:10} loop {loop:9.2f} ms  scan {scan:9.2f} ms  "
+                        f"{cell:8} T {T:6} B {B:3} {method:10} loop {loop:9.2f} ms  scan "
+                        f"{scan:9.2f} ms  "
                         f"ratio {loop / scan:6.2f}  apart {apart(pair[0](), pair[1]()):.0e}",
                         flush=True,
                     )

@@ -1,4 +1,5 @@
-"""The time of a training step: temporal order, T = 200, 64 tanh units, 20 samples, plain and penalised.
+"""The time of a training step: temporal order, T = 200, 64 tanh units, 20 samples, plain and
+penalised.
 
 python benchmarks/steps.py cpu eager,cpu 60        device, engines, steps
 python benchmarks/steps.py cuda cuda 200
@@ -43,6 +44,7 @@ if __name__ == "__main__":
     for engine in engines.split(","):
         for name, method in (("plain", co.BPTT()), ("penalised", co.Penalised("log-ratio", 1.0))):
             print(
-                f"{where} {engine} {name}: {milliseconds(where, engine, method, int(count)):.2f} ms a step",
+                f"{where} {engine} {name}: {milliseconds(where, engine, method, int(count)):.2f} "
+                "ms a step",
                 flush=True,
             )

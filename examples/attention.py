@@ -1,8 +1,10 @@
-"""An encoder-decoder that learns to write letters backwards, and a plot of where it looks while it writes.
+"""An encoder-decoder that learns to write letters backwards, and a plot of where it looks while it
+writes.
 
     python examples/attention.py [--task reversal] [--length 8] [--steps 600] [--seed 0] [--out demo]
 
-Rows are the tokens that the network says, columns the letters that it has read; the darker, the more it looks.
+Rows are the tokens that the network says, columns the letters that it has read; the darker, the
+more it looks.
 """
 
 import argparse

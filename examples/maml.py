@@ -1,10 +1,12 @@
-"""Second-order MAML: initial weights of an RNN from which one gradient step fits a sine wave it has not seen.
+"""Second-order MAML: initial weights of an RNN from which one gradient step fits a sine wave it has
+not seen.
 
     python examples/maml.py [cpu | cuda]
 
-The loss after the step is differentiated by the weights before it: a second derivative through time. On a GPU torch.nn
-refuses it: "Double backwards is not supported for CuDNN RNNs due to limitations in the CuDNN API". Writing co.nn for
-torch.nn is the whole change.  Finn et al., Model-Agnostic Meta-Learning (2017)
+The loss after the step is differentiated by the weights before it: a second derivative through
+time. On a GPU torch.nn refuses it: "Double backwards is not supported for CuDNN RNNs due to
+limitations in the CuDNN API". Writing co.nn for torch.nn is the whole change.  Finn et al.,
+Model-Agnostic Meta-Learning (2017)
 """
 
 import sys
@@ -18,7 +20,9 @@ DEVICE = sys.argv[1] if len(sys.argv) > 1 else "cuda" if torch.cuda.is_available
 
 
 class Wave(torch.nn.Module):
-    """From the time alone, a value for each step: amplitude and phase must come from the weights."""
+    """From the time alone, a value for each step: amplitude and phase must come from
+    the weights.
+    """
 
     def __init__(self):
         super().__init__()
@@ -29,7 +33,9 @@ class Wave(torch.nn.Module):
 
 
 def task(T=20):
-    """A wave of its own amplitude and phase at two sets of times [T, 1, 1]: to adapt to, and to be judged by."""
+    """A wave of its own amplitude and phase at two sets of times [T, 1, 1]: to adapt to, and to be
+    judged by.
+    """
     amplitude, phase = 0.1 + 1.9 * torch.rand(1, device=DEVICE), 3.14 * torch.rand(1, device=DEVICE)
     times = 6 * torch.rand(2, T, 1, 1, device=DEVICE) - 3
     return [(t, amplitude * torch.sin(t + phase)) for t in times]

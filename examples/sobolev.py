@@ -1,10 +1,12 @@
-"""Sobolev training: an LSTM that learns a function of a sequence from its values and its derivatives by the inputs.
+"""Sobolev training: an LSTM that learns a function of a sequence from its values and its
+derivatives by the inputs.
 
     python examples/sobolev.py [cpu | cuda]
 
-The derivatives are part of the loss, so its gradient is a second derivative through time. On a GPU torch.nn refuses it:
-"Double backwards is not supported for CuDNN RNNs due to limitations in the CuDNN API". Writing co.nn for torch.nn is the
-whole change.  Czarnecki et al., Sobolev Training for Neural Networks (2017)
+The derivatives are part of the loss, so its gradient is a second derivative through time. On a GPU
+torch.nn refuses it: "Double backwards is not supported for CuDNN RNNs due to limitations in the
+CuDNN API". Writing co.nn for torch.nn is the whole change.  Czarnecki et al., Sobolev Training for
+Neural Networks (2017)
 """
 
 import sys

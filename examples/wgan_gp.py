@@ -2,9 +2,10 @@
 
     python examples/wgan_gp.py [cpu | cuda]
 
-The penalty on that gradient makes the critic's gradient a second derivative through time. On a GPU torch.nn refuses it:
-"Double backwards is not supported for CuDNN RNNs due to limitations in the CuDNN API". Writing co.nn for torch.nn is the
-whole change.  Gulrajani et al., Improved Training of Wasserstein GANs (2017)
+The penalty on that gradient makes the critic's gradient a second derivative through time. On a GPU
+torch.nn refuses it: "Double backwards is not supported for CuDNN RNNs due to limitations in the
+CuDNN API". Writing co.nn for torch.nn is the whole change.  Gulrajani et al., Improved Training of
+Wasserstein GANs (2017)
 """
 
 import sys
@@ -35,7 +36,9 @@ class Recurrent(torch.nn.Module):
 
 
 def slopes(critic, real, fake):
-    """||d critic / du|| of sequences between real and fake ones; the critic is the mean over steps."""
+    """||d critic / du|| of sequences between real and fake ones; the critic is the mean
+    over steps.
+    """
     mix = torch.rand(1, B, 1, device=DEVICE)
     u = (mix * real + (1 - mix) * fake).requires_grad_()
     return torch.autograd.grad(critic(u).mean(0).sum(), u, create_graph=True)[0].norm(dim=(0, 2))

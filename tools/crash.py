@@ -1,9 +1,11 @@
-"""Kill runs with SIGKILL, resume them until they end, and compare bytes with the run nobody disturbed.
+"""Kill runs with SIGKILL, resume them until they end, and compare bytes with the run nobody
+disturbed.
 
     python tools/crash.py [--kills 100] [--seed 0] [--jobs 2]
 
-Runs are started through the real command line. Some are killed by the clock; the others kill themselves at the k-th boundary
-of a call that changes the disk (before it, after it, and with half of a file written), most of them inside a save.
+Runs are started through the real command line. Some are killed by the clock; the others kill
+themselves at the k-th boundary of a call that changes the disk (before it, after it, and with half
+of a file written), most of them inside a save.
 """
 
 from __future__ import annotations
@@ -57,7 +59,9 @@ def words(case: str) -> list[str]:
 
 
 class Boundaries:
-    """Counts what reaches the disk, and dies at the k-th boundary; counts inside saves alone if `scope` is "save"."""
+    """Counts what reaches the disk, and dies at the k-th boundary; counts inside saves alone if
+    `scope` is "save".
+    """
 
     def __init__(self, k: int, scope: str) -> None:
         self.left, self.scope, self.saving, self.met = k, scope, False, 0
@@ -207,7 +211,10 @@ def stamp(path: Path) -> int | None:
 def disturb(
     folder: Path, command: list[str], how: str, draw: random.Random, seconds: float
 ) -> tuple[str, str]:
-    """Run a command and kill it: by the clock, or at a boundary. "killed", "killed inside" or "ended", and its output."""
+    """Run a command and kill it: by the clock, or at a boundary.
+
+    "killed", "killed inside" or "ended", and its output.
+    """
     if how != "clock":
         k = draw.randint(1, 120 if how == "save" else 60)
         process = start(command, ["die", str(k), how])
@@ -315,7 +322,8 @@ def main() -> int:
     )
     seconds = time.monotonic() - begin
     print(
-        f"{tally.kills} kills ({tally.inside} inside a save), {tally.runs} runs: {verdict}; {seconds:.0f} s"
+        f"{tally.kills} kills ({tally.inside} inside a save), {tally.runs} runs: {verdict}; "
+        f"{seconds:.0f} s"
     )
     return 1 if tally.faults else 0
 

@@ -1,4 +1,6 @@
-"""Cells: torch's own as oracles, cells and activations of a user, large arguments, what is refused."""
+"""Cells: torch's own as oracles, cells and activations of a user, large arguments, what
+is refused.
+"""
 
 import importlib.util
 import math
@@ -59,7 +61,9 @@ def penalised(net, u, loss=lambda y: (y**2).sum(-1)):
 
 
 def from_torch(net, module, suffix="_l0"):
-    """Copy the weights of a torch RNN (or cell) into a network: b_ih + b_hh = b, but torch's b_hn is p.b_n."""
+    """Copy the weights of a torch RNN (or cell) into a network: b_ih + b_hh = b, but torch's b_hn
+    is p.b_n.
+    """
     w = {n.removesuffix(suffix): p.detach() for n, p in module.named_parameters()}
     with torch.no_grad():
         net.W.copy_(w["weight_hh"])
@@ -390,7 +394,9 @@ LARGE = [
 @pytest.mark.parametrize(("cell", "activation", "dtype"), LARGE)
 @pytest.mark.slow
 def test_finite_at_arguments_of_ten_thousand(cell, activation, dtype):
-    """Saturated units of either sign, first and second order, all engines: finite, and zero costates are left out."""
+    """Saturated units of either sign, first and second order, all engines: finite, and zero
+    costates are left out.
+    """
     dtype = getattr(torch, dtype)
     u = torch.tensor([[1e4, 0], [-1e4, 0], [0, 1e4], [50, -50], [1e4, -1e4], [0, 0]], dtype=dtype)
     for engine in ENGINES:
@@ -548,8 +554,10 @@ def test_scrn_as_it_is_written():
 
 @pytest.mark.parametrize("engine", ["reference", "eager", "cpu", "autograd"])
 def test_truncated_gradient_of_1997(engine):
-    """By the paper's own recursions, forwards in time: W of the cell inputs and input gates learns from the sum of what each step
-    put into the memory, W of the output gates from the last step alone."""
+    """By the paper's own recursions, forwards in time: W of the cell inputs and input gates learns
+    from the sum of what each step put into the memory, W of the output gates from the last step
+    alone.
+    """
     net = make("lstm-1997", engine, truncated=True)
     full = make("lstm-1997", engine)
     full.load_state_dict(net.state_dict())
@@ -710,8 +718,9 @@ def test_process_noise():
 @pytest.mark.parametrize("readout", ["tilted", "tilted-tanh"])
 @pytest.mark.parametrize("beta", [1e4, 1.0, -1e4])
 def test_tilted_readouts_are_stable(readout, beta, dtype):
-    """States of a thousand, and a beta of ten thousand: values and derivatives are finite, and a large beta takes the greatest
-    (or the least) of all steps."""
+    """States of a thousand, and a beta of ten thousand: values and derivatives are finite, and a
+    large beta takes the greatest (or the least) of all steps.
+    """
     net = co.Network(
         "elman",
         inputs=1,
@@ -768,7 +777,9 @@ def test_summaries_need_the_whole_sequence(readout):
     ],
 )
 def test_transforms_of_torch(cell, readout):
-    """torch.func.grad through costates and a change of the input, at parameters that are not those of the network."""
+    """torch.func.grad through costates and a change of the input, at parameters that are not those
+    of the network.
+    """
     net, u = make(cell, readout=readout, skip=True), inputs()
     theta = {n: (p + 0.1).detach().requires_grad_() for n, p in net.named_parameters()}
 
@@ -845,8 +856,11 @@ TRAINED = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "readout"), TRAINED, ids=lambda x: x)
 def test_every_cell_learns(name, readout):
-    """The sum of 8 inputs, scaled to variance one, on inputs it has not seen. The readout stays as it began, so that all
-    there is to learn is learned by the recurrence; and the last input alone explains an eighth. Plain, then penalised."""
+    """The sum of 8 inputs, scaled to variance one, on inputs it has not seen.
+
+    The readout stays as it began, so that all there is to learn is learned by the recurrence; and
+    the last input alone explains an eighth. Plain, then penalised.
+    """
     torch.manual_seed(0)
     net = co.Network(
         cases.MORE.get(name, name), inputs=1, hidden=12, outputs=1, readout=readout, dtype=F64

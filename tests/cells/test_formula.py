@@ -84,7 +84,9 @@ def test_primitive_and_its_derivatives(name):
 
 @pytest.mark.parametrize("name", EXPRESSIONS)
 def test_expression_and_its_mixed_derivatives(name):
-    """Every word of three letters a, b: differentiated in that order, by pull, push and autograd."""
+    """Every word of three letters a, b: differentiated in that order, by pull, push and
+    autograd.
+    """
     f = EXPRESSIONS[name]
     a, b = POINTS.clone().requires_grad_(), POINTS.flip(0).clone().requires_grad_()
     at = {A: a.detach(), B: b.detach()}
@@ -157,7 +159,9 @@ def test_substitute_and_apart():
 
 
 def run_program(outputs, values, blocks=2):
-    """Through Program.bind, whose scratch is poisoned: an unwritten or re-used buffer would show."""
+    """Through Program.bind, whose scratch is poisoned: an unwritten or re-used buffer
+    would show.
+    """
     n = len(next(iter(values.values())))
     size = n // blocks
 

@@ -1,4 +1,6 @@
-"""Steps against loops over their equations: one sample at a time, vectors and sums, differentiated twice by autograd."""
+"""Steps against loops over their equations: one sample at a time, vectors and sums, differentiated
+twice by autograd.
+"""
 
 from types import SimpleNamespace
 
@@ -162,9 +164,18 @@ class Compared:
             return self.y[:n, j] if self.readout == "every" else self.y[j : j + 1]
 
         self.samples = [
-            Run(equations, self.theirs, self.theirs["u"][:n, j], self.theirs["x0"][j], targets(j, n), self.readout, H, self.direction[:n, j])
+            Run(
+                equations,
+                self.theirs,
+                self.theirs["u"][:n, j],
+                self.theirs["x0"][j],
+                targets(j, n),
+                self.readout,
+                H,
+                self.direction[:n, j],
+            )
             for j, n in enumerate(of_all)
-        ]  # fmt: skip
+        ]
         self.loss = torch.stack([s.loss for s in self.samples])
 
     def run(self):
@@ -302,7 +313,9 @@ def test_reset_before_and_after_the_product_differ():
     ["gru-before", "deep 3, shortcut", "feedback tanh 2", "feedback gru 3", "feedback lstm 2"],
 )
 def test_it_learns_to_remember_its_first_input(name):
-    """The sign of one number of the first step, four noisy steps later, of a hundred sequences; log 2 is chance."""
+    """The sign of one number of the first step, four noisy steps later, of a hundred sequences; log
+    2 is chance.
+    """
     torch.manual_seed(1)
     kind, options, _ = TABLE[name]
     step = kind(2, 12, **(options | ({"width": 12} if "width" in options else {})))

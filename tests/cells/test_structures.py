@@ -1,4 +1,6 @@
-"""Structured W, and the cells that bring one: what W is, and gradients by the raw parameter against autograd on plain torch."""
+"""Structured W, and the cells that bring one: what W is, and gradients by the raw parameter against
+autograd on plain torch.
+"""
 
 import copy
 
@@ -100,7 +102,9 @@ def objective(net, u):
 @pytest.mark.parametrize("cell", CELLS)
 @pytest.mark.parametrize("name", WRITTEN)
 def test_gradients_by_the_raw_parameters(name, cell):
-    """First and second order, of loss and penalties, against a plain network whose W is made by hand of the same leaves."""
+    """First and second order, of loss and penalties, against a plain network whose W is made by
+    hand of the same leaves.
+    """
     asked, by_hand = WRITTEN[name]
     net, plain = make(asked, cell), make(None, cell)
     u = torch.randn(T, B, I, dtype=F64, generator=torch.Generator().manual_seed(1))
@@ -128,7 +132,9 @@ def test_gradients_by_the_raw_parameters(name, cell):
     ["antisymmetric", "antisymmetric-gated", "exponential", "lipschitz", "inverse", "scrn-learned"],
 )
 def test_methods_cope_with_parameters_of_another_name(cell):
-    """BPTT and Penalised, at once and (where they may) in segments, against autograd through the definition."""
+    """BPTT and Penalised, at once and (where they may) in segments, against autograd through the
+    definition.
+    """
     u, y = torch.randn(9, B, I, dtype=F64), torch.randn(B, 2, dtype=F64)
     net = make(None, cell)
     truth = make(None, cell, engine="autograd")
@@ -277,7 +283,9 @@ def test_exponential_stays_orthogonal():
 
 
 def test_cayley_initialisation():
-    """Angles of the rotations of exp(A): A's blocks have s = -sqrt((1 - cos q)/(1 + cos q)) = -tan(q/2) on 0..pi/2."""
+    """Angles of the rotations of exp(A): A's blocks have s = -sqrt((1 - cos q)/(1 + cos q)) =
+    -tan(q/2) on 0..pi/2.
+    """
     torch.manual_seed(0)
     net = co.Network("exponential", inputs=1, hidden=401, outputs=1, dtype=F64)
     M = dict(net.named_parameters())["parametrizations.W.original"]
@@ -292,7 +300,9 @@ def test_cayley_initialisation():
 
 
 def test_the_angles_of_a_cayley_initialisation_are_uniform():
-    """Ten thousand blocks of one pair each: no angle is further from its place than chance allows."""
+    """Ten thousand blocks of one pair each: no angle is further from its place than
+    chance allows.
+    """
     M = torch.empty(20_000, 2, dtype=F64)
     Orthogonal("cayley", 2).begin(M, torch.Generator().manual_seed(0))
     A = M.unflatten(0, (-1, 2))

@@ -1,4 +1,6 @@
-"""What users send to another process arrives: by pickle, deepcopy, torch.save, spawned processes and joblib, bit for bit."""
+"""What users send to another process arrives: by pickle, deepcopy, torch.save, spawned processes
+and joblib, bit for bit.
+"""
 
 from __future__ import annotations
 

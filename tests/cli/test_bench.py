@@ -1,4 +1,6 @@
-"""The benchmark: its peers compute our gradient, its figures are what they say, its page keeps what is not its own."""
+"""The benchmark: its peers compute our gradient, its figures are what they say, its page keeps what
+is not its own.
+"""
 
 import importlib.util
 import json
@@ -42,8 +44,10 @@ def quick(tmp_path, monkeypatch):
 
 def row(**changes):
     values = {
-        "cell": "elman", "size": (10, 2, 8), "engine": "cpu", "peers": ("torch.nn", "autograd loop"),
-        "ms": {"plain": {"ours": 2.0, "torch.nn": 5.0}, "penalised": {"ours": 4.0, "autograd loop": 6.0}},
+        "cell": "elman", "size": (10, 2, 8), "engine": "cpu",
+        "peers": ("torch.nn", "autograd loop"),
+        "ms": {"plain": {"ours": 2.0, "torch.nn": 5.0},
+            "penalised": {"ours": 4.0, "autograd loop": 6.0}},
         "differs": {"plain": {"torch.nn": 1e-6}, "penalised": {"autograd loop": 1e-5}},
         "failed": {}, "rate": 1.0, "memory": 1.0,
     }  # fmt: skip
@@ -94,7 +98,9 @@ def test_a_module_and_torch_s_have_one_gradient(name):
 @pytest.mark.parametrize("kind", ["plain", "double"])
 @pytest.mark.parametrize("name", problems.FORMULAS)
 def test_flops_of_a_module_are_those_torch_counts(name, kind):
-    """Of torch's own products as they go by, but for the sums over few inputs, which are left out."""
+    """Of torch's own products as they go by, but for the sums over few inputs, which
+    are left out.
+    """
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils.flop_counter import flop_registry
 

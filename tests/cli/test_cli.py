@@ -1,4 +1,6 @@
-"""The command line: every door opens, every wrong word gets one line and its exit code, nothing is left half-written."""
+"""The command line: every door opens, every wrong word gets one line and its exit code, nothing is
+left half-written.
+"""
 
 import csv
 import json
@@ -116,11 +118,14 @@ def test_cells_are_listed_with_their_engines_and_papers(coadjoint):
 
 
 PAGES = {
-    "lstm": ["c' = f c + i g, h' = o tanh(c')", "W  [28, 7]", "R  [28, 3]", "not scan, which is for recurrences without W"],
+    "lstm": ["c' = f c + i g, h' = o tanh(c')", "W  [28, 7]", "R  [28, 3]",
+        "not scan, which is for recurrences without W"],
     "cornn": ["--dt          0.042", "--eps         4.7", "W  [7, 14]", "\n    2\n"],
-    "lru": ["p.nu     [7]", "reference, eager, cpu, scan", "torch, gaussian, glorot, he, sigmoid, basic-tanh, ring"],
+    "lru": ["p.nu     [7]", "reference, eager, cpu, scan",
+        "torch, gaussian, glorot, he, sigmoid, basic-tanh, ring"],
     "inverse": ["--k           1\n", "W  [7, 7]", "paper\n    none"],
-    "gated-feedback": ["s        = sum_i g_ij U_ij h_i", "step.levels.1.U         [7, 14]", "--unit    tanh", "autograd\n    not reference"],
+    "gated-feedback": ["s        = sum_i g_ij U_ij h_i", "step.levels.1.U         [7, 14]",
+        "--unit    tanh", "autograd\n    not reference"],
     "deep-transition": ["--width       as many as --hidden", "--shortcut    no"],
     "reservoir": ["W, R, b and leak are fixed", "with optimiser ridge", "p.leak  [7]"],
 }  # fmt: skip
@@ -254,7 +259,9 @@ def test_a_folder_that_holds_a_run_is_not_touched(coadjoint):
 
 
 def test_a_run_that_has_only_begun_keeps_its_config(coadjoint):
-    """Of two that begin at once in one folder, the second finds the first one's config and nothing else."""
+    """Of two that begin at once in one folder, the second finds the first one's config and nothing
+    else.
+    """
     Path("run/checkpoints").mkdir(parents=True)
     Path("run/config.yaml").write_text("task: {name: xor}\n")
     assert coadjoint(*XOR, "--out", "run")[0] == 4

@@ -63,8 +63,14 @@ def test_a_task_has_settings_of_its_own():
 
 
 @pytest.mark.parametrize(
-    ("text", "why"), [("", "a task takes a name"), ("length=3", "a task takes a name"), ("xorr", "'xor'"), ("xor lrr=1", "'lr'")]
-)  # fmt: skip
+    ("text", "why"),
+    [
+        ("", "a task takes a name"),
+        ("length=3", "a task takes a name"),
+        ("xorr", "'xor'"),
+        ("xor lrr=1", "'lr'"),
+    ],
+)
 def test_words_that_make_no_task(text, why):
     with pytest.raises(ConfigError if "xorr" not in text else Exception, match=why):
         compared_runs.tasks(text)
@@ -115,7 +121,8 @@ def tables(found):
     return Comparison.of(found).tables(TERMINAL)
 
 
-ENDLESS = 100_000_000  # steps, so that no run ends before something happens to it, however busy the machine is
+# steps, so that no run ends before something happens to it, however busy the machine is
+ENDLESS = 100_000_000
 
 
 def shorten(path, steps):
@@ -165,7 +172,9 @@ WILD = "wild lr=1e38 optimiser=sgd activation=relu"  # its second step is not fi
 
 @pytest.fixture(scope="module")
 def several(tmp_path_factory):
-    """Two tasks under two methods, one of which fails: the folder, compare.json, and the runs in the order they ended."""
+    """Two tasks under two methods, one of which fails: the folder, compare.json, and the runs in
+    the order they ended.
+    """
     folder = tmp_path_factory.mktemp("several") / "cmp"
     rows = [*compared_runs.variants("plain"), *compared_runs.variants(WILD)]
     compared_runs.start(SMALL, rows, [0], folder, "coadjoint compare ...", TASKS)
@@ -363,12 +372,19 @@ def test_a_server_that_is_just_dying_is_asked_again(monkeypatch):
 
 
 def test_success_within_budgets():
-    """Counted within each budget of a row, with gradients beside the seconds; without budgets nothing is added."""
+    """Counted within each budget of a row, with gradients beside the seconds; without budgets
+    nothing is added.
+    """
 
     def run(success, work, seconds):
         return {
-            "status": "finished", "success": success, "steps": 5, "work": work, "seconds": seconds, "metric": 0.5,
-        }  # fmt: skip
+            "status": "finished",
+            "success": success,
+            "steps": 5,
+            "work": work,
+            "seconds": seconds,
+            "metric": 0.5,
+        }
 
     runs = [run(True, 900, 70.0), run(True, 1100, 20.0), run(False, 5000, 99.0)]
     about = {"task": "xor", "metric": "right", "goal": "right >= 1", "settings": {}, "runs": runs}
@@ -442,7 +458,9 @@ def eventually(condition, seconds=300):
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are looked up in /proc")
 @pytest.mark.parametrize("victim", ["comparison", "worker"])
 def test_runs_save_and_end_when_what_began_them_is_killed(tmp_path, victim):
-    """SIGKILL to the comparison, or to the process between it and a run; the run would take hours."""
+    """SIGKILL to the comparison, or to the process between it and a run; the run would
+    take hours.
+    """
     folder = tmp_path / "cmp"
     long = {
         **SMALL,

@@ -1,6 +1,8 @@
-"""The whole way on a system that lacks what only POSIX has: train, interrupt, resume, predict, report, compare.
+"""The whole way on a system that lacks what only POSIX has: train, interrupt, resume, predict,
+report, compare.
 
-A `sitecustomize` takes it all away, in the command line and in every process that it starts."""
+A `sitecustomize` takes it all away, in the command line and in every process that it starts.
+"""
 
 import json
 import os

@@ -1,4 +1,6 @@
-"""Diagnostics: every figure against an oracle of its own, in float64; pictures, files, pages and the command."""
+"""Diagnostics: every figure against an oracle of its own, in float64; pictures, files, pages and
+the command.
+"""
 
 import copy
 import itertools
@@ -26,7 +28,9 @@ torch_double = {"dtype": torch.float64}
 
 
 def evaluated(cell="elman", ragged=True, loss="squared", hidden=5, T=6, **options):
-    """A network of this cell and its plain gradient on four samples, from states that are not zero."""
+    """A network of this cell and its plain gradient on four samples, from states that
+    are not zero.
+    """
     g = torch.Generator().manual_seed(3)
 
     def draw(*shape):
@@ -83,7 +87,9 @@ def name_of(case):
 
 @pytest.mark.parametrize("case", CELLS, ids=name_of)
 def test_jacobians_and_what_is_made_of_them(case):
-    """J_t by autograd, one sample at a time; their products by numpy's SVD, their growth by torch's QR."""
+    """J_t by autograd, one sample at a time; their products by numpy's SVD, their growth by torch's
+    QR.
+    """
     e = evaluated(**case)
     found, each = jacobians(e), [jacobians_of(e, j) for j in range(4)]
     for j, J in enumerate(each):
@@ -394,7 +400,9 @@ def test_saturation_of_a_gated_unit_is_that_no_gate_moves_it():
 
 
 def test_data_of_a_step_is_no_argument():
-    """h' = sigma(...): the slope by m, which says whether W or its inverse is taken, is not among those of the unit."""
+    """h' = sigma(...): the slope by m, which says whether W or its inverse is taken, is not among
+    those of the unit.
+    """
     e = evaluated("inverse", ragged=False)
     e = co.BPTT()(e.network, co.Batch(e.batch.u, e.batch.y, x0=9 * e.batch.x0), "squared")
     np.testing.assert_allclose(
@@ -576,9 +584,12 @@ def test_a_loss_out_of_range_is_no_error():
     ("call", "words"),
     [
         (lambda e: along(e, [0.1, -1]), "step sizes are positive numbers; got"),
-        (lambda e: landscape(e, points=4), "points must be odd, so that the middle of the landscape is here; got 4"),
-        (lambda e: examination.examine(e, ["lyapunow"]), "unknown diagnostic 'lyapunow'; did you mean 'lyapunov'?"),
-        (lambda e: noise(co.Evaluation(e.network, e.batch, e.losses, e.penalties, 0.0, e.gradient, e.run, e.adjoint)), "does not know its loss"),
+        (lambda e: landscape(e, points=4),
+            "points must be odd, so that the middle of the landscape is here; got 4"),
+        (lambda e: examination.examine(e, ["lyapunow"]),
+            "unknown diagnostic 'lyapunow'; did you mean 'lyapunov'?"),
+        (lambda e: noise(co.Evaluation(e.network, e.batch, e.losses, e.penalties, 0.0, e.gradient,
+            e.run, e.adjoint)), "does not know its loss"),
     ],
 )  # fmt: skip
 def test_bad_arguments_are_refused_in_a_sentence(call, words):
@@ -702,7 +713,11 @@ def test_a_finite_set_is_looked_at_by_a_full_batch_and_one_sample_is_enough():
 
 @pytest.mark.slow
 def test_import_needs_no_matplotlib():
-    look = "import sys; sys.modules['matplotlib'] = None\nimport coadjoint as co\nco.diagnostics.DIAGNOSTICS\ntry: co.diagnostics.plot(co.diagnostics.Chart('', '', '', '', ()))\nexcept co.MissingError as e: print(e)"
+    look = (
+        "import sys; sys.modules['matplotlib'] = None\nimport coadjoint as co\n"
+        "co.diagnostics.DIAGNOSTICS\ntry: co.diagnostics.plot(co.diagnostics.Chart('', '', '', "
+        "'', ()))\nexcept co.MissingError as e: print(e)"
+    )
     done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True)
     assert done.stdout == "plots need matplotlib: pip install 'coadjoint[plot]'.\n", done.stderr
 
@@ -729,8 +744,11 @@ def test_files_and_page(tmp_path):
 HOSTILE = [
     "[]",
     '{"charts": 7, "table": [], "about": "x", "declined": 3}',
-    '{"charts": [{"curves": [[1, 2], ["a", [0, null, "NaN"], [1, 2, 3]], 5], "rules": [[1], ["x", 2]], "x": {"a": 1}}], "table": {"heads": 5, "rows": 1}}',
-    '{"charts": [{"cells": [[1, 2], [3]], "curves": [["", [0, 1], [0, 1]]]}, {"cells": []}], "table": {"heads": ["figure", "value", "unit"], "rows": [[1], ["a", "b", "</script><script>"], 8]}}',
+    '{"charts": [{"curves": [[1, 2], ["a", [0, null, "NaN"], [1, 2, 3]], 5], "rules": [[1], ["x", '
+    '2]], "x": {"a": 1}}], "table": {"heads": 5, "rows": 1}}',
+    '{"charts": [{"cells": [[1, 2], [3]], "curves": [["", [0, 1], [0, 1]]]}, {"cells": []}], '
+    '"table": {"heads": ["figure", "value", "unit"], "rows": [[1], ["a", "b", '
+    '"</script><script>"], 8]}}',
 ]  # fmt: skip
 
 
@@ -752,7 +770,10 @@ def coadjoint(coadjoint, monkeypatch, tmp_path):
 
 
 def test_the_command_looks_at_a_run(coadjoint, tmp_path):
-    train = "train xor --length 12 --hidden 4 --steps 4 --every 2 --tests 8 --confirm 8 --probes 4 --batch 3 --out run -q"
+    train = (
+        "train xor --length 12 --hidden 4 --steps 4 --every 2 --tests 8 --confirm 8 --probes "
+        "4 --batch 3 --out run -q"
+    )
     assert coadjoint(*train.split())[0] == 0
     assert "Diagnostics" not in (tmp_path / "run" / "report.html").read_text()
     code, out, err = coadjoint(
@@ -778,7 +799,10 @@ def test_the_command_looks_at_a_run(coadjoint, tmp_path):
 
 
 def test_the_command_compares_spectral_radii(coadjoint, tmp_path):
-    words = "diagnose temporal-order --length 30 --hidden 12 --radius 0.5,0.9 --samples 20 --only temporal,spectrum,landscape --out found"
+    words = (
+        "diagnose temporal-order --length 30 --hidden 12 --radius 0.5,0.9 --samples 20 --only "
+        "temporal,spectrum,landscape --out found"
+    )
     code, out, err = coadjoint(*words.split())
     assert (code, err) == (0, "")
     rows = dict(line.split("  ", 1) for line in out.splitlines() if "  " in line)

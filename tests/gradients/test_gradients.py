@@ -1,4 +1,6 @@
-"""Gradient methods against plain loops: BPTT, Truncated, RTRL, Penalised; temporal components, samples, weights."""
+"""Gradient methods against plain loops: BPTT, Truncated, RTRL, Penalised; temporal components,
+samples, weights.
+"""
 
 import functools
 import itertools
@@ -77,8 +79,11 @@ def by_autograd(net, batch):
 
 
 def by_definition(net, batch, k1, k2):
-    """Truncated, each sample on its own: at end = k1, 2 k1, ... and at its last step, the losses of the steps since
-    the end before, pulled back k2 steps and no further."""
+    """Truncated, each sample on its own: at end = k1, 2 k1, ...
+
+    and at its last step, the losses of the steps since the end before, pulled back k2 steps and no
+    further.
+    """
     total = {name: torch.zeros_like(p) for name, p in net.named_parameters()}
     for j, n in enumerate(lengths_of(batch)):
         for before, end in itertools.pairwise([0, *range(k1, n, k1), n]):

@@ -1,4 +1,6 @@
-"""Segments: the bits of the gradient without them, the oracle's value, the memory that was predicted."""
+"""Segments: the bits of the gradient without them, the oracle's value, the memory that was
+predicted.
+"""
 
 import itertools
 import re
@@ -73,9 +75,21 @@ def table(engine, T):
     )
     for i, (cell, readout, ragged, penalty) in enumerate(every):
         case = cases.Case(
-            cell, "tanh", "squared", penalty, engine, B=3, T=T, D=2, H=5, readout=readout, ragged=ragged, u_grad=False,
-            dtype=(torch.float64, torch.float32)[i % 2], seed=i,
-        )  # fmt: skip
+            cell,
+            "tanh",
+            "squared",
+            penalty,
+            engine,
+            B=3,
+            T=T,
+            D=2,
+            H=5,
+            readout=readout,
+            ragged=ragged,
+            u_grad=False,
+            dtype=(torch.float64, torch.float32)[i % 2],
+            seed=i,
+        )
         counted = "weighted" if readout == "every" else "all"
         yield (
             replace(case, **OPTIONS, counted=counted, sparse=cell != "diagonal") if i % 3 else case
@@ -119,16 +133,20 @@ MORE = [
     {"loss": "no-target", "readout": "every", "penalty": "ratio"},
     {"loss": "absolute", "readout": "every", "penalty": "log-ratio", "weighted": True},
     {"B": 5, "counted": "weighted", "reduce": "mean", "penalty": "log-ratio"},
-    {"x0": "given", "penalty": "variance"}, {"x0": "buffer", "readout": "every", "penalty": "log-ratio"},
-    {"T": 1, "penalty": "variance", "readout": "every"}, {"T": 1}, {"B": 1, "T": 31, "penalty": "log-ratio"},
+    {"x0": "given", "penalty": "variance"},
+    {"x0": "buffer", "readout": "every", "penalty": "log-ratio"},
+    {"T": 1, "penalty": "variance", "readout": "every"}, {"T": 1},
+    {"B": 1, "T": 31, "penalty": "log-ratio"},
     {"H": 1, "D": 1, "O": 1, "readout": "every", "penalty": "log-ratio", "ragged": True},
     {"form": "list", "ragged": True, "penalty": "log-variance", "bias": False},
     {"form": "packed", "ragged": True, "readout": "every", "penalty": "log-ratio"},
     {"frozen": ("W", "b"), "penalty": "log-ratio", "readout": "every"},
     {"cell": "gru", "frozen": ("R", "b", "p.b_n", "V"), "penalty": "log-ratio"},
     {"activation": "softplus", "readout": "every", "ragged": True, "penalty": "log-ratio"},
-    {"activation": "relu", "penalty": "log-ratio"}, {"cell": "rate", "activation": "sigmoid", "penalty": "squared-norm"},
-    {"B": 17, "T": 11, "H": 33, "dtype": torch.float32, "ragged": True, "readout": "every", "penalty": "log-ratio"},
+    {"activation": "relu", "penalty": "log-ratio"},
+    {"cell": "rate", "activation": "sigmoid", "penalty": "squared-norm"},
+    {"B": 17, "T": 11, "H": 33, "dtype": torch.float32, "ragged": True, "readout": "every",
+        "penalty": "log-ratio"},
 ]  # fmt: skip
 
 
@@ -148,9 +166,18 @@ def test_real_chunks_have_the_bits_of_one_sweep(monkeypatch):
         ("lstm", "last", True, "none"),
     ):
         case = cases.Case(
-            cell, penalty=penalty, engine="cpu", B=48, T=230, H=20, D=3, readout=readout, ragged=ragged, dtype=torch.float32,
+            cell,
+            penalty=penalty,
+            engine="cpu",
+            B=48,
+            T=230,
+            H=20,
+            D=3,
+            readout=readout,
+            ragged=ragged,
+            dtype=torch.float32,
             u_grad=False,
-        )  # fmt: skip
+        )
         net, batch, loss = problem(case)
         assert len(segments.Segmented(net, batch, loss, 4).sizes) == 3
         assert_same_bits(case, (2, 4))
@@ -161,7 +188,9 @@ def test_real_chunks_have_the_bits_of_one_sweep(monkeypatch):
 )
 @pytest.mark.parametrize("readout", ["last", "every"])
 def test_costates_far_outside_the_range_of_their_type_cross_boundaries(engine, readout):
-    """log10 ||lam_0|| is about -190: at a boundary there is only a mantissa and an exponent, and a loss of order one."""
+    """log10 ||lam_0|| is about -190: at a boundary there is only a mantissa and an exponent, and a
+    loss of order one.
+    """
     T, B = 400, 2
     torch.manual_seed(0)
     net = co.Network("elman", inputs=2, hidden=4, outputs=1, readout=readout, engine=engine)
@@ -368,7 +397,9 @@ def test_memory_that_is_alive_is_counted_once_and_until_it_goes():
 
 
 def most_asked_for(run):
-    """The most bytes of tensors that were alive at once, as torch asked its allocator for them: not what that took."""
+    """The most bytes of tensors that were alive at once, as torch asked its allocator for them: not
+    what that took.
+    """
     release()
     with torch.profiler.profile(
         activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
@@ -406,7 +437,8 @@ def test_memory_is_what_was_predicted(cell, T, B, units, penalty, segments_, rea
     how = co.BPTT(segments_) if penalty is None else co.Penalised(penalty, 0.1, segments_)
     predicted = memory.predict(net, T, B, how)
     asked = most_asked_for(lambda: how(net, batch, "squared"))
-    # predicted are pages that are written to, and what others take; asked for are arrays, of which one is never written to
+    # predicted are pages that are written to, and what others take; asked for are arrays, of which
+    # one is never written to
     predicted -= memory.OWN + 44 * T
     if not net.cell.needs_a:
         steps = T if segments_ is None else segments.length(rows.Rows([B] * T), segments_)

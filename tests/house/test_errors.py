@@ -1,4 +1,7 @@
-"""Bad input, by the words of the error: what was expected, what came, what to do. And requests that are declined."""
+"""Bad input, by the words of the error: what was expected, what came, what to do.
+
+And requests that are declined.
+"""
 
 import functools
 import re
@@ -576,7 +579,9 @@ def test_in_place_edit_of_what_was_saved_is_noticed():
 
 
 def test_third_derivative_is_right_or_refused():
-    """A derivative order is supported or raises; here a third one against central differences of the second."""
+    """A derivative order is supported or raises; here a third one against central differences of
+    the second.
+    """
     torch.manual_seed(0)
     net = make(dtype=F64)
     W, D_ = net.W.detach().clone(), torch.randn(D, D, dtype=F64)

@@ -1,5 +1,8 @@
-"""What the modules of co.nn have beyond torch.nn's: recurrent dropout, zoneout, peepholes, layer normalisation, how weights
-begin. Outputs, gradients and Hessian products against the slow truth of stacks.py, with the same masks."""
+"""What the modules of co.nn have beyond torch.nn's: recurrent dropout, zoneout, peepholes, layer
+normalisation, how weights begin.
+
+Outputs, gradients and Hessian products against the slow truth of stacks.py, with the same masks.
+"""
 
 from __future__ import annotations
 
@@ -138,7 +141,9 @@ def test_second_derivatives(name):
 
 
 def test_one_mask_for_all_steps():
-    """h' = relu(m h): what a mask drops stays dropped, what it keeps grows by 1 / (1 - p) at every step."""
+    """h' = relu(m h): what a mask drops stays dropped, what it keeps grows by 1 / (1 - p) at every
+    step.
+    """
     m = co.nn.RNN(
         1, 400, nonlinearity="relu", recurrent_dropout=0.25, init="identity", bias=False, dtype=F64
     )
@@ -167,7 +172,9 @@ def test_dropped_from_the_start():
 
 
 def test_zoneout_keeps():
-    """Where nothing is carried by W, a unit holds one of the inputs it has seen; in evaluation, their expectation."""
+    """Where nothing is carried by W, a unit holds one of the inputs it has seen; in evaluation,
+    their expectation.
+    """
     p = 0.3
     m = co.nn.RNN(1, 500, nonlinearity="relu", zoneout=p, bias=False, dtype=F64)
     torch.nn.init.zeros_(m.weight_hh_l0)
@@ -211,7 +218,10 @@ def test_off():
 
 @pytest.mark.parametrize("kind", MAKE)
 def test_inits(kind):
-    """Each gate of W_hh; again after reset_parameters. All else begins as torch.nn's does, from the same seed."""
+    """Each gate of W_hh; again after reset_parameters.
+
+    All else begins as torch.nn's does, from the same seed.
+    """
     for init, options in itertools.product(
         ("orthogonal", "identity"), ({}, {"num_layers": 2, "bidirectional": True})
     ):
@@ -258,7 +268,9 @@ def test_forget_bias():
 
 
 def test_new_parameters():
-    """Their names, sizes and first values; from a seed the shared weights are torch.nn's, whatever comes beside them."""
+    """Their names, sizes and first values; from a seed the shared weights are torch.nn's, whatever
+    comes beside them.
+    """
     for extras, sizes in (
         ({"peephole": True}, {"weight_pi": 5, "weight_pf": 5, "weight_po": 5}),
         ({"layer_norm": True}, {"gain_ih": 20, "gain_hh": 20, "gain_c": 5, "shift_c": 5}),
@@ -288,29 +300,47 @@ def test_new_parameters():
 
 
 REFUSED = {
-    "peephole of a GRU": (lambda: co.nn.GRU(2, 3, peephole=True), InputError, "arguments of an LSTM"),
-    "peephole of an RNN": (lambda: co.nn.RNN(2, 3, peephole=True), InputError, "arguments of an LSTM"),
-    "forget bias of a GRU": (lambda: co.nn.GRU(2, 3, forget_bias=1.0), InputError, "no forget gate"),
-    "forget bias": (lambda: co.nn.LSTM(2, 3, bias=False, forget_bias=1.0), Unsupported, "bias=False has none. Leave it out"),
-    "projection": (lambda: co.nn.LSTM(2, 3, proj_size=2, zoneout=0.1), Unsupported, "a projected state .* Leave out proj_size"),
-    "projection, mask": (lambda: co.nn.LSTM(2, 3, proj_size=2, recurrent_dropout=0.1), Unsupported, "a projected state"),
-    "norm, noise": (lambda: co.nn.GRU(2, 3, layer_norm=True, zoneout=0.1), Unsupported, "equations of its own. Leave it out"),
-    "norm, peephole": (lambda: co.nn.LSTM(2, 3, layer_norm=True, peephole=True), Unsupported, "equations of its own"),
-    "norm, projection": (lambda: co.nn.LSTM(2, 3, layer_norm=True, proj_size=2), Unsupported, "equations of its own"),
-    "norm, engine": (lambda: co.nn.GRU(2, 3, layer_norm=True, engine="cpu"), Unsupported, "engine 'cpu' takes .*engine='autograd'"),
-    "dropout": (lambda: co.nn.GRU(2, 3, recurrent_dropout=1.0), InputError, "recurrent_dropout must be a probability, 0 <= p < 1; got 1.0"),
-    "dropout, kind": (lambda: co.nn.GRU(2, 3, recurrent_dropout=True), InputError, "must be a probability"),
+    "peephole of a GRU": (lambda: co.nn.GRU(2, 3, peephole=True), InputError,
+        "arguments of an LSTM"),
+    "peephole of an RNN": (lambda: co.nn.RNN(2, 3, peephole=True), InputError,
+        "arguments of an LSTM"),
+    "forget bias of a GRU": (lambda: co.nn.GRU(2, 3, forget_bias=1.0), InputError,
+        "no forget gate"),
+    "forget bias": (lambda: co.nn.LSTM(2, 3, bias=False, forget_bias=1.0), Unsupported,
+        "bias=False has none. Leave it out"),
+    "projection": (lambda: co.nn.LSTM(2, 3, proj_size=2, zoneout=0.1), Unsupported,
+        "a projected state .* Leave out proj_size"),
+    "projection, mask": (lambda: co.nn.LSTM(2, 3, proj_size=2, recurrent_dropout=0.1), Unsupported,
+        "a projected state"),
+    "norm, noise": (lambda: co.nn.GRU(2, 3, layer_norm=True, zoneout=0.1), Unsupported,
+        "equations of its own. Leave it out"),
+    "norm, peephole": (lambda: co.nn.LSTM(2, 3, layer_norm=True, peephole=True), Unsupported,
+        "equations of its own"),
+    "norm, projection": (lambda: co.nn.LSTM(2, 3, layer_norm=True, proj_size=2), Unsupported,
+        "equations of its own"),
+    "norm, engine": (lambda: co.nn.GRU(2, 3, layer_norm=True, engine="cpu"), Unsupported,
+        "engine 'cpu' takes .*engine='autograd'"),
+    "dropout": (lambda: co.nn.GRU(2, 3, recurrent_dropout=1.0), InputError,
+        "recurrent_dropout must be a probability, 0 <= p < 1; got 1.0"),
+    "dropout, kind": (lambda: co.nn.GRU(2, 3, recurrent_dropout=True), InputError,
+        "must be a probability"),
     "zoneout": (lambda: co.nn.GRU(2, 3, zoneout=-0.1), InputError, "zoneout must be a probability"),
-    "zoneout, two": (lambda: co.nn.GRU(2, 3, zoneout=(0.1, 0.2)), InputError, "one probability or 1, for each part of the state"),
-    "zoneout, three": (lambda: co.nn.LSTM(2, 3, zoneout=(0.1, 0.2, 0.3)), InputError, "one probability or 2"),
+    "zoneout, two": (lambda: co.nn.GRU(2, 3, zoneout=(0.1, 0.2)), InputError,
+        "one probability or 1, for each part of the state"),
+    "zoneout, three": (lambda: co.nn.LSTM(2, 3, zoneout=(0.1, 0.2, 0.3)), InputError,
+        "one probability or 2"),
     "init": (lambda: co.nn.GRU(2, 3, init="orthogonl"), InputError, "did you mean 'orthogonal'"),
-    "to torch, peephole": (lambda: co.nn.LSTM(2, 3, peephole=True).to_torch(), Unsupported, "torch.nn.LSTM has no peephole"),
+    "to torch, peephole": (lambda: co.nn.LSTM(2, 3, peephole=True).to_torch(), Unsupported,
+        "torch.nn.LSTM has no peephole"),
     "to torch, noise": (
-        lambda: co.nn.GRU(2, 3, recurrent_dropout=0.1, zoneout=0.2).to_torch(), Unsupported, "torch.nn.GRU has no recurrent_dropout, zoneout",
+        lambda: co.nn.GRU(2, 3, recurrent_dropout=0.1, zoneout=0.2).to_torch(), Unsupported,
+        "torch.nn.GRU has no recurrent_dropout, zoneout",
     ),
-    "to torch, norm": (lambda: co.nn.RNN(2, 3, layer_norm=True).to_torch(), Unsupported, "torch.nn.RNN has no layer_norm"),
+    "to torch, norm": (lambda: co.nn.RNN(2, 3, layer_norm=True).to_torch(), Unsupported,
+        "torch.nn.RNN has no layer_norm"),
     "a network": (
-        lambda: co.Network(library.noisy(library.lstm, True, True), inputs=2, hidden=3, outputs=1), Unsupported,
+        lambda: co.Network(library.noisy(library.lstm, True, True), inputs=2, hidden=3, outputs=1),
+        Unsupported,
         r"is given data at each step \(k_h, k_c, m\).* Use co.nn",
     ),
 }  # fmt: skip

@@ -1,4 +1,6 @@
-"""Module paths of 0.6 keep working until 1.0, with a warning that says where their names are now."""
+"""Module paths of 0.6 keep working until 1.0, with a warning that says where their
+names are now.
+"""
 
 import importlib
 import sys

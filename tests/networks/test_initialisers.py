@@ -113,9 +113,11 @@ def test_every_cell_has_the_starts_that_it_can_hold(cell):
 
 SHAPES = {
     **{cell: lambda cell=cell: network(cell, hidden=5) for cell in KINDS},
-    "attention": lambda: co.Network("gru", inputs=3, hidden=5, outputs=2, readout="attention", steps=3, skip=True, deep=4),
+    "attention": lambda: co.Network("gru", inputs=3, hidden=5, outputs=2, readout="attention",
+        steps=3, skip=True, deep=4),
     "structured": lambda: co.Network("lstm", inputs=3, hidden=5, outputs=2, structure="low-rank"),
-    "stack": lambda: co.Stack(["lstm", "gated-feedback", "lru"], inputs=3, hidden=5, outputs=2, bidirectional=True, deep=4),
+    "stack": lambda: co.Stack(["lstm", "gated-feedback", "lru"], inputs=3, hidden=5, outputs=2,
+        bidirectional=True, deep=4),
     "torch's cell": lambda: co.Network(torch.nn.GRUCell(3, 5), inputs=3, hidden=5, outputs=2),
     "embedding": lambda: co.EncoderDecoder("gru", inputs=3, hidden=5, outputs=4),
 }  # fmt: skip
@@ -124,7 +126,9 @@ SHAPES = {
 @pytest.mark.parametrize("name", ["torch", "gaussian", "glorot"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_seed_reaches_every_parameter(shape, name):
-    """Whatever was drawn before: equal seeds give equal networks, and other seeds move all that is drawn."""
+    """Whatever was drawn before: equal seeds give equal networks, and other seeds move all that is
+    drawn.
+    """
     torch.manual_seed(0)
     a, b, c = (initialise(SHAPES[shape](), name, seed=s).state_dict() for s in (3, 3, 4))
     assert all(torch.equal(a[key], b[key]) for key in a)

@@ -1,7 +1,8 @@
 """A network of another kind, made of the interface alone: everything that takes a Net takes it.
 
-x_{i+1} = tanh(A_i x_i + c_i), i = 0..L-1, a = A_L x_L + c_L: layers of different widths, whose index is depth. Nothing of
-the package knows of it. Gradients and penalties are compared with torch's own double backward in float64.
+x_{i+1} = tanh(A_i x_i + c_i), i = 0..L-1, a = A_L x_L + c_L: layers of different widths, whose
+index is depth. Nothing of the package knows of it. Gradients and penalties are compared with
+torch's own double backward in float64.
 """
 
 from __future__ import annotations
@@ -180,7 +181,9 @@ def batch(B=6, seed=0, **more):
 
 
 class Truth:
-    """The same network by torch alone: losses, costates and any function of them, differentiated twice."""
+    """The same network by torch alone: losses, costates and any function of them, differentiated
+    twice.
+    """
 
     def __init__(self, net, u, y):
         self.x, self.parameters = [u.clone().requires_grad_()], dict(net.named_parameters())
@@ -341,13 +344,20 @@ def test_samples_along_the_first_axis_are_chosen():
 
 
 REFUSED = {
-    "truncated": (lambda n, b: co.Truncated(2, 4)(n, b, "cross-entropy"), "truncated backpropagation: this network is not"),
-    "rtrl": (lambda n, b: co.RTRL()(n, b, "cross-entropy"), "one step at a time: this network is not one recurrent layer"),
-    "stream": (lambda n, b: co.RTRL().stream(n), "one step at a time: this network is not one recurrent layer"),
-    "segments": (lambda n, b: co.BPTT(segments=2)(n, b, "cross-entropy"), "sweeps in segments: this network is not"),
-    "penalised": (lambda n, b: co.Penalised("variance", 1.0, 2)(n, b, "cross-entropy"), "sweeps in segments: this network"),
-    "omega-published": (lambda n, b: co.Penalised("omega-published")(n, b, "cross-entropy"), "differentiates by W alone"),
-    "curvature": (lambda n, b: co.curvature.Curvature(n, b, "cross-entropy"), "curvature is that of a co.Network; got Chain"),
+    "truncated": (lambda n, b: co.Truncated(2, 4)(n, b, "cross-entropy"),
+        "truncated backpropagation: this network is not"),
+    "rtrl": (lambda n, b: co.RTRL()(n, b, "cross-entropy"),
+        "one step at a time: this network is not one recurrent layer"),
+    "stream": (lambda n, b: co.RTRL().stream(n),
+        "one step at a time: this network is not one recurrent layer"),
+    "segments": (lambda n, b: co.BPTT(segments=2)(n, b, "cross-entropy"),
+        "sweeps in segments: this network is not"),
+    "penalised": (lambda n, b: co.Penalised("variance", 1.0, 2)(n, b, "cross-entropy"),
+        "sweeps in segments: this network"),
+    "omega-published": (lambda n, b: co.Penalised("omega-published")(n, b, "cross-entropy"),
+        "differentiates by W alone"),
+    "curvature": (lambda n, b: co.curvature.Curvature(n, b, "cross-entropy"),
+        "curvature is that of a co.Network; got Chain"),
     "ridge": (lambda n, b: co.optimisers.ridge().stepper(n), "this network has no linear readout"),
 }  # fmt: skip
 
@@ -620,7 +630,9 @@ def test_unshown_is_the_transpose_of_shown(cell):
     ],
 )
 def test_effective_weights_make_the_step(options):
-    """x_1 from the weights as the formula takes them, by torch's operations, is that of the sweep."""
+    """x_1 from the weights as the formula takes them, by torch's operations, is that of
+    the sweep.
+    """
     masked = options.pop("masked", False)
     mask = torch.tensor([[1.0, 0, 1], [0, 1, 1], [1, 1, 0]], dtype=F64) if masked else None
     net = co.Network(**options, inputs=2, hidden=3, outputs=1, dtype=F64, mask=mask)

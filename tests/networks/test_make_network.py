@@ -1,4 +1,6 @@
-"""networks.make: whatever the command line can build, one call builds with the same bits; what does not fit is refused."""
+"""networks.make: whatever the command line can build, one call builds with the same bits; what does
+not fit is refused.
+"""
 
 import inspect
 
@@ -123,13 +125,19 @@ def test_the_same_call_gives_the_same_bits_and_another_seed_others():
     ("options", "words"),
     [
         ({"eps": 0.1}, "eps does nothing with cell 'elman'; its options: activation."),
-        ({"std": 0.1}, "std does nothing with init torch: it belongs to gaussian, spectral, sparse, orthogonal, identity."),
-        ({"attention_steps": 3}, "attention_steps does nothing with readout last: it belongs to attention."),
-        ({"residual": True}, "residual acts between layers, and there is one: give layers or a list of cells."),
+        ({"std": 0.1},
+            "std does nothing with init torch: it belongs to gaussian, spectral, sparse, "
+            "orthogonal, identity."),
+        ({"attention_steps": 3},
+            "attention_steps does nothing with readout last: it belongs to attention."),
+        ({"residual": True},
+            "residual acts between layers, and there is one: give layers or a list of cells."),
         ({"cell": []}, "cell names no cell: `coadjoint cells` lists them."),
-        ({"cell": ["lstm"], "layers": 2}, "cell lstm has a layer for each name: leave out layers, or name one cell."),
+        ({"cell": ["lstm"], "layers": 2},
+            "cell lstm has a layer for each name: leave out layers, or name one cell."),
         ({"decoder": "gru"}, "decoder does nothing where the answer is no sequence."),
-        ({"skip": True, "readout": "sequence", "outputs": 3}, "skip does nothing where the answer is a sequence."),
+        ({"skip": True, "readout": "sequence", "outputs": 3},
+            "skip does nothing where the answer is a sequence."),
         ({"freeze": "$V"}, "freeze: this network has no parameter '$V'; it has W, R, b, V, b_o."),
     ],
 )  # fmt: skip

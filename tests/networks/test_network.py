@@ -1,4 +1,6 @@
-"""Network: what goes in and comes out, in which shape, on which engine, and what it leaves as it was."""
+"""Network: what goes in and comes out, in which shape, on which engine, and what it leaves as it
+was.
+"""
 
 import copy
 import functools
@@ -281,7 +283,9 @@ def test_costates_without_a_graph_are_those_with_one(cell, engine):
 
 @pytest.mark.parametrize("engine", ["cpu", "reference", "autograd"])
 def test_costates_of_a_run_without_a_graph_have_none(engine):
-    """With grad mode on again, W alone would be seen, with the states held constant: half a graph, half a gradient."""
+    """With grad mode on again, W alone would be seen, with the states held constant: half a graph,
+    half a gradient.
+    """
     net = make(engine=engine)
     with torch.no_grad():
         run = net(inputs())

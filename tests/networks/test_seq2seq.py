@@ -1,4 +1,6 @@
-"""co.EncoderDecoder against a loop over one sample at a time, by hand and in float64; decoding against enumeration."""
+"""co.EncoderDecoder against a loop over one sample at a time, by hand and in float64; decoding
+against enumeration.
+"""
 
 from __future__ import annotations
 
@@ -37,8 +39,10 @@ class Path(oracles.Sample):
 
 
 class Said:
-    """One sample: u [T, D] read, y (tokens and end) written. theta: the network's parameters by name; x0: one for each
-    layer and direction of the encoder."""
+    """One sample: u [T, D] read, y (tokens and end) written.
+
+    theta: the network's parameters by name; x0: one for each layer and direction of the encoder.
+    """
 
     def __init__(self, net, names, theta, u, x0):
         self.net, self.names, self.theta = net, names, theta
@@ -130,7 +134,9 @@ def lettered(seed, n, K):
     return y
 
 
-TABLE = {  # cells of the encoder and the decoder, options of the network, lengths of the inputs (None: equal ones)
+# cells of the encoder and the decoder, options of the network, lengths of the inputs (None: equal
+# ones)
+TABLE = {
     "elman": ("elman elman", {}, (3, 5, 1)),
     "lstm": ("lstm lstm", {"embedding": 2}, (2, 4)),
     "gru": ("gru gru", {"bias": False}, None),
@@ -443,7 +449,9 @@ def words(decoded, j):
 
 
 def eager_to_go_on(case):
-    """Weights under which sequences differ in length, and the likeliest first token is not always the best."""
+    """Weights under which sequences differ in length, and the likeliest first token is not always
+    the best.
+    """
     with torch.no_grad():
         for p in case.net.parameters():
             p.mul_(2.5)
@@ -540,7 +548,9 @@ def test_equals_are_taken_in_order():
 
 
 def test_what_is_impossible_is_not_followed():
-    """The end is certain after one token: the other hypothesis of a beam of two has probability zero, and stops there."""
+    """The end is certain after one token: the other hypothesis of a beam of two has probability
+    zero, and stops there.
+    """
     asked = []
 
     def say(token, x, sample):
@@ -567,29 +577,46 @@ def test_a_network_that_has_left_its_range_says_so():
 
 REFUSED = [
     (lambda net, u: net(u).loss("cross-entropy"), InputError, "pass y, tokens [U, B]"),
-    (lambda net, u: net(u).loss("cross-entropy", torch.zeros(3, 2)), KindError, "whole numbers; got torch.float32"),
-    (lambda net, u: net(u).loss("cross-entropy", torch.zeros(3, dtype=torch.long)), InputError, "expected tokens [U, 2]"),
-    (lambda net, u: net(u).loss("cross-entropy", torch.tensor([[0, 3], [3, 3]])), InputError, "sample 1 of y is [3, 3]"),
-    (lambda net, u: net(u).loss("cross-entropy", torch.tensor([[3, 0], [-1, 1]])), InputError, "then the end, 3, then -1"),
-    (lambda net, u: net(u).loss("cross-entropy", torch.tensor([[4, 3], [3, -1]])), InputError, "each in 0..2"),
-    (lambda net, u: net(u).loss("cross-entropy", torch.tensor([[-1, 3], [3, -1]])), InputError, "sample 0 of y"),
+    (lambda net, u: net(u).loss("cross-entropy", torch.zeros(3, 2)), KindError,
+        "whole numbers; got torch.float32"),
+    (lambda net, u: net(u).loss("cross-entropy", torch.zeros(3, dtype=torch.long)), InputError,
+        "expected tokens [U, 2]"),
+    (lambda net, u: net(u).loss("cross-entropy", torch.tensor([[0, 3], [3, 3]])), InputError,
+        "sample 1 of y is [3, 3]"),
+    (lambda net, u: net(u).loss("cross-entropy", torch.tensor([[3, 0], [-1, 1]])), InputError,
+        "then the end, 3, then -1"),
+    (lambda net, u: net(u).loss("cross-entropy", torch.tensor([[4, 3], [3, -1]])), InputError,
+        "each in 0..2"),
+    (lambda net, u: net(u).loss("cross-entropy", torch.tensor([[-1, 3], [3, -1]])), InputError,
+        "sample 0 of y"),
     (lambda net, u: net(u).loss(torch.zeros(2), torch.tensor([[3, 3]])), KindError, "got a tensor"),
     (lambda net, u: net(u).loss("squared", torch.tensor([[3, 3]])), InputError, "loss 'squared'"),
-    (lambda net, u: net(u).costates(lambda y_hat, y: 0.0 * y, torch.tensor([[3, 3]])), InputError, "has no costates"),
+    (lambda net, u: net(u).costates(lambda y_hat, y: 0.0 * y, torch.tensor([[3, 3]])), InputError,
+        "has no costates"),
     (lambda net, u: net(u).decode(beam=0), InputError, "beam must be a positive integer; got 0"),
     (lambda net, u: net(u).decode(limit=0), InputError, "limit must be a positive integer; got 0"),
     (lambda net, u: net(u).decode(normalise=-1), InputError, "at least 0; got -1"),
     (lambda net, u: net(u[..., :1]), InputError, "expected [T, B, 2]"),
-    (lambda net, u: co.Truncated(2, 2)(net, co.Batch(u, torch.tensor([[3, 3]])), "cross-entropy"), Unsupported, "BPTT"),
-    (lambda net, u: co.RTRL()(net, co.Batch(u, torch.tensor([[3, 3]])), "cross-entropy"), Unsupported, "one step at a time"),
-    (lambda net, u: co.BPTT(2)(net, co.Batch(u, torch.tensor([[3, 3]])), "cross-entropy"), Unsupported, "segments"),
-    (lambda net, u: EncoderDecoder("gru", inputs=2, hidden=3, outputs=1), InputError, "one at least and the end"),
-    (lambda net, u: EncoderDecoder("gru", inputs=2, hidden=3, outputs=4, embedding=0), InputError, "embedding"),
-    (lambda net, u: EncoderDecoder("gru", inputs=2, hidden=3, outputs=4, eps=0.1), KindError, "has an option eps"),
-    (lambda net, u: EncoderDecoder(["gru", "gru"], inputs=2, hidden=3, outputs=4, layers=3), InputError, "leave out"),
-    (lambda net, u: EncoderDecoder("gru", decoder="inverse", inputs=2, hidden=3, outputs=4), Unsupported, "another cell"),
-    (lambda net, u: EncoderDecoder(torch.nn.GRUCell(2, 3), inputs=2, hidden=3, outputs=4), InputError, "Give decoder="),
-    (lambda net, u: EncoderDecoder("gruu", inputs=2, hidden=3, outputs=4), InputError, "did you mean 'gru'"),
+    (lambda net, u: co.Truncated(2, 2)(net, co.Batch(u, torch.tensor([[3, 3]])), "cross-entropy"),
+        Unsupported, "BPTT"),
+    (lambda net, u: co.RTRL()(net, co.Batch(u, torch.tensor([[3, 3]])), "cross-entropy"),
+        Unsupported, "one step at a time"),
+    (lambda net, u: co.BPTT(2)(net, co.Batch(u, torch.tensor([[3, 3]])), "cross-entropy"),
+        Unsupported, "segments"),
+    (lambda net, u: EncoderDecoder("gru", inputs=2, hidden=3, outputs=1), InputError,
+        "one at least and the end"),
+    (lambda net, u: EncoderDecoder("gru", inputs=2, hidden=3, outputs=4, embedding=0), InputError,
+        "embedding"),
+    (lambda net, u: EncoderDecoder("gru", inputs=2, hidden=3, outputs=4, eps=0.1), KindError,
+        "has an option eps"),
+    (lambda net, u: EncoderDecoder(["gru", "gru"], inputs=2, hidden=3, outputs=4, layers=3),
+        InputError, "leave out"),
+    (lambda net, u: EncoderDecoder("gru", decoder="inverse", inputs=2, hidden=3, outputs=4),
+        Unsupported, "another cell"),
+    (lambda net, u: EncoderDecoder(torch.nn.GRUCell(2, 3), inputs=2, hidden=3, outputs=4),
+        InputError, "Give decoder="),
+    (lambda net, u: EncoderDecoder("gruu", inputs=2, hidden=3, outputs=4), InputError,
+        "did you mean 'gru'"),
 ]  # fmt: skip
 
 

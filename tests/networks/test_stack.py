@@ -1,4 +1,6 @@
-"""Stacks of any mix of cells against one sample at a time: outputs, costates of every layer, first and penalised gradients."""
+"""Stacks of any mix of cells against one sample at a time: outputs, costates of every layer, first
+and penalised gradients.
+"""
 
 import random
 import warnings
@@ -134,24 +136,44 @@ def random_case(seed):
     cells = [r.choice(pool) for _ in range(L)]
     hidden = [r.choice([2, 3, 5])] * L if residual else [r.choice([2, 3, 5]) for _ in range(L)]
     return {
-        "cells": cells, "hidden": hidden, "bidirectional": r.random() < 0.4, "residual": residual, "readout": readout,
-        "skip": r.random() < 0.3, "deep": r.choice([(), (), (4,), (3, 5)]), "x0": r.choice(["zero", "learned", "given"]),
-        "ragged": r.random() < 0.5, "engine": r.choice(["reference", "cpu", "eager", "autograd", "auto"]),
+        "cells": cells,
+        "hidden": hidden,
+        "bidirectional": r.random() < 0.4,
+        "residual": residual,
+        "readout": readout,
+        "skip": r.random() < 0.3,
+        "deep": r.choice([(), (), (4,), (3, 5)]),
+        "x0": r.choice(["zero", "learned", "given"]),
+        "ragged": r.random() < 0.5,
+        "engine": r.choice(["reference", "cpu", "eager", "autograd", "auto"]),
         "penalty": r.choice(["log-ratio", "variance", "squared-norm", "omega", "log-variance"]),
-        "on": r.choice([None, None, "whole", "top", 0]), "B": r.choice([1, 3, 4]), "T": r.choice([2, 5, 7]), "seed": seed,
-    }  # fmt: skip
+        "on": r.choice([None, None, "whole", "top", 0]),
+        "B": r.choice([1, 3, 4]),
+        "T": r.choice([2, 5, 7]),
+        "seed": seed,
+    }
 
 
 def make(case):
     torch.manual_seed(case["seed"])
     mixed = any(c == "gru-before" for c in case["cells"])
     net = co.Stack(
-        [KINDS.get(c, c) for c in case["cells"]], inputs=2, hidden=case["hidden"], outputs=2,
-        bidirectional=case["bidirectional"], residual=case["residual"], readout=case["readout"], skip=case["skip"],
-        deep=case["deep"], x0="learned" if case["x0"] == "learned" else "zero", dropout=case.get("dropout", 0.0),
-        beta=0.7 if case["readout"] == "tilted" else None, steps=3 if case["readout"] == "attention" else None,
-        engine="auto" if mixed else case["engine"], dtype=F64,
-    )  # fmt: skip
+        [KINDS.get(c, c) for c in case["cells"]],
+        inputs=2,
+        hidden=case["hidden"],
+        outputs=2,
+        bidirectional=case["bidirectional"],
+        residual=case["residual"],
+        readout=case["readout"],
+        skip=case["skip"],
+        deep=case["deep"],
+        x0="learned" if case["x0"] == "learned" else "zero",
+        dropout=case.get("dropout", 0.0),
+        beta=0.7 if case["readout"] == "tilted" else None,
+        steps=3 if case["readout"] == "attention" else None,
+        engine="auto" if mixed else case["engine"],
+        dtype=F64,
+    )
     with torch.no_grad():
         for name, p in net.named_parameters():
             if name.endswith("x0"):
@@ -237,7 +259,9 @@ def compare(case):
 
 
 def fitting(case):
-    """Penalties that a case has: the whole is of one direction, and omega is each layer's own; logarithms need two steps."""
+    """Penalties that a case has: the whole is of one direction, and omega is each layer's own;
+    logarithms need two steps.
+    """
     if case["on"] == "whole" and (case["bidirectional"] or case["penalty"] == "omega"):
         return {**case, "on": None}
     return case
@@ -261,9 +285,19 @@ def test_against_one_sample_at_a_time(seed):
 @pytest.mark.parametrize("name", [*NAMES, "gru-before"])
 def test_every_cell_below_and_above_another(name):
     base = random_case(7) | {
-        "bidirectional": True, "residual": False, "readout": "every", "ragged": True, "x0": "given", "engine": "auto",
-        "penalty": "log-ratio", "on": None, "B": 3, "T": 5, "deep": (3,), "skip": True,
-    }  # fmt: skip
+        "bidirectional": True,
+        "residual": False,
+        "readout": "every",
+        "ragged": True,
+        "x0": "given",
+        "engine": "auto",
+        "penalty": "log-ratio",
+        "on": None,
+        "B": 3,
+        "T": 5,
+        "deep": (3,),
+        "skip": True,
+    }
     compare(base | {"cells": [name, "gru", name], "hidden": [3, 2, 5]})
 
 
@@ -272,10 +306,20 @@ def test_every_cell_below_and_above_another(name):
 @pytest.mark.parametrize("readout", ["every", "last", "tilted"])
 def test_dropout_is_on_every_connection_that_is_not_recurrent(bidirectional, residual, readout):
     case = random_case(3) | {
-        "cells": ["lstm", "elman", "gru"], "hidden": [4, 4, 4], "bidirectional": bidirectional, "residual": residual,
-        "readout": readout, "ragged": False, "x0": "zero", "engine": "cpu", "dropout": 0.4, "B": 3, "T": 6, "deep": (3,),
+        "cells": ["lstm", "elman", "gru"],
+        "hidden": [4, 4, 4],
+        "bidirectional": bidirectional,
+        "residual": residual,
+        "readout": readout,
+        "ragged": False,
+        "x0": "zero",
+        "engine": "cpu",
+        "dropout": 0.4,
+        "B": 3,
+        "T": 6,
+        "deep": (3,),
         "skip": True,
-    }  # fmt: skip
+    }
     net, batch = make(case)
     T, B = case["T"], case["B"]
     torch.manual_seed(11)
@@ -340,7 +384,16 @@ def test_the_whole_of_costates_that_leave_the_range_of_numbers():
 def test_trained_like_a_network(tmp_path):
     torch.manual_seed(0)
     task = co.tasks.make("xor", length=(10, 12))
-    net = co.Stack(["gru", "lstm"], inputs=task.inputs, hidden=12, outputs=task.outputs, readout=task.readout, output=task.output, residual=True, dropout=0.1)  # fmt: skip
+    net = co.Stack(
+        ["gru", "lstm"],
+        inputs=task.inputs,
+        hidden=12,
+        outputs=task.outputs,
+        readout=task.readout,
+        output=task.output,
+        residual=True,
+        dropout=0.1,
+    )
     args = {
         "steps": 6,
         "every": 3,
@@ -482,10 +535,15 @@ def test_costates_where_nothing_is_trained():
     [
         (lambda: co.Stack([3], inputs=2, hidden=3, outputs=1), "a layer is a cell's name"),
         (lambda: co.Stack(["gru"], inputs=2, hidden=2.5, outputs=1), "hidden is a whole number"),
-        (lambda: co.Stack(["gru"], inputs=2, hidden=3, outputs=1, bidirectional="yes"), "True or False"),
-        (lambda: co.Stack(["gru"], inputs=2, hidden=3, outputs=1)(torch.zeros(4, 5, 2), x0=[0.0] * 3), "must be a tensor"),
-        (lambda: co.Stack(["gru", "gru"], inputs=2, hidden=3, outputs=1)(torch.zeros(4, 5, 2), x0=torch.zeros(4, 6)), r"\[5, 6\]"),
-        (lambda: co.Stack(["gru"], inputs=2, hidden=3, outputs=1)(torch.zeros(4, 5, 2)).costates("squared", torch.zeros(5, 1))[:0].whole(), "no costates to join"),
+        (lambda: co.Stack(["gru"], inputs=2, hidden=3, outputs=1, bidirectional="yes"),
+            "True or False"),
+        (lambda: co.Stack(["gru"], inputs=2, hidden=3, outputs=1)(torch.zeros(4, 5, 2),
+            x0=[0.0] * 3), "must be a tensor"),
+        (lambda: co.Stack(["gru", "gru"], inputs=2, hidden=3, outputs=1)(torch.zeros(4, 5, 2),
+            x0=torch.zeros(4, 6)), r"\[5, 6\]"),
+        (lambda: co.Stack(["gru"], inputs=2, hidden=3,
+            outputs=1)(torch.zeros(4, 5, 2)).costates("squared", torch.zeros(5, 1))[:0].whole(),
+            "no costates to join"),
         (lambda: co.EncoderDecoder([], inputs=2, hidden=3, outputs=3), "got none"),
     ],
 )  # fmt: skip

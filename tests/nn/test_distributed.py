@@ -1,4 +1,6 @@
-"""co.record in two real processes (gloo): a wrapper gives the gradients of one process, or is refused in a sentence."""
+"""co.record in two real processes (gloo): a wrapper gives the gradients of one process, or is
+refused in a sentence.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +29,26 @@ pytestmark = [
 ]
 
 FORWARD = ("inside", "self")
-STATIC = r"^DistributedDataParallel\(static_graph=True\) .* inside the forward of the wrapped module, or leave out"
-SHARDED = r"^(rnn|the module) is inside a module that fully_shard has sharded, .* inside the forward of one sharded"
-BETWEEN = r"^a module between the recorded one and the loss is sharded by fully_shard on its own, .* inside the forward"
-FLAT = r"^the loss depends on weights that FullyShardedDataParallel has sharded, .* inside the forward of one sharded"
-HIDDEN = r"^(Distr|fully).* returns a run in which it sees none: give it a module of your own that calls the Network"
+STATIC = (
+    r"^DistributedDataParallel\(static_graph=True\) .* inside the forward of the wrapped "
+    r"module, or leave out"
+)
+SHARDED = (
+    r"^(rnn|the module) is inside a module that fully_shard has sharded, .* inside the "
+    r"forward of one sharded"
+)
+BETWEEN = (
+    r"^a module between the recorded one and the loss is sharded by fully_shard on its own, "
+    r".* inside the forward"
+)
+FLAT = (
+    r"^the loss depends on weights that FullyShardedDataParallel has sharded, .* inside the "
+    r"forward of one sharded"
+)
+HIDDEN = (
+    r"^(Distr|fully).* returns a run in which it sees none: give it a module of your own "
+    r"that calls the Network"
+)
 
 
 def expectation(wrapper: str, place: str) -> str | None:

@@ -1,4 +1,6 @@
-"""co.nn against torch.nn, against plain loops of torch.nn's equations, and against PyTorch's own samples of its modules."""
+"""co.nn against torch.nn, against plain loops of torch.nn's equations, and against PyTorch's own
+samples of its modules.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,10 @@ DOUBLE = {"dtype": torch.float64}
 
 
 class Case(NamedTuple):
-    """A module's arguments and what it is given. lengths: None for a tensor, else those of a packed sequence."""
+    """A module's arguments and what it is given.
+
+    lengths: None for a tensor, else those of a packed sequence.
+    """
 
     name: str
     options: dict[str, Any]
@@ -77,13 +82,18 @@ class Case(NamedTuple):
 
     @property
     def packing(self):
-        """A packed sequence of the places t B + j. What is packed by them, rather than by torch, has a forward mode."""
+        """A packed sequence of the places t B + j.
+
+        What is packed by them, rather than by torch, has a forward mode.
+        """
         T, B = self.sizes[:2]
         places = torch.arange(T * B).view(T, B)
         return pack_padded_sequence(places, self.lengths, enforce_sorted=self.kind == "sorted")
 
     def leaves(self):
-        """u, h_0 (as "x0") and c_0 (as "given x0"), time first; the names are those of oracles.higher."""
+        """u, h_0 (as "x0") and c_0 (as "given x0"), time first; the names are those of
+        oracles.higher.
+        """
         T, B, inputs, units = self.sizes
         g = torch.Generator().manual_seed(5)
 
@@ -320,7 +330,9 @@ def step(mode, w, u, h, c):
 
 
 def plain(module, theta, leaves, lengths):
-    """A module's run by plain loops over samples and steps, from its parameters theta -> outputs by name, padded."""
+    """A module's run by plain loops over samples and steps, from its parameters theta -> outputs by
+    name, padded.
+    """
     T, B = leaves["u"].shape[:2]
     D, slots = 1 + module.bidirectional, 2 if module.mode == "LSTM" else 1
     ends: list[Any] = []
@@ -378,7 +390,9 @@ def critics(values, leaves):
 
 
 def higher_order(values, leaves, third=True):
-    """H v along inputs, initial states and parameters, third derivatives, and the gradient of a gradient penalty"""
+    """H v along inputs, initial states and parameters, third derivatives, and the gradient of a
+    gradient penalty
+    """
     found = oracles.higher(objective(values), leaves, third)
     return found | {
         f"penalty/{n}": y for n, y in oracles.gradient(critics(values, leaves), leaves).items()
@@ -515,8 +529,11 @@ def test_gradgradcheck(name, engine):
 
 @pytest.fixture(scope="module")
 def database():
-    """PyTorch's samples of its own modules, by name. Their file asks for expecttest, as the base of a class not used here,
-    and freezes the flags of torch.backends; neither is left behind."""
+    """PyTorch's samples of its own modules, by name.
+
+    Their file asks for expecttest, as the base of a class not used here, and freezes the flags of
+    torch.backends; neither is left behind.
+    """
     with pytest.MonkeyPatch.context() as patch:
         if importlib.util.find_spec("expecttest") is None:
             patch.setitem(sys.modules, "expecttest", SimpleNamespace(TestCase=unittest.TestCase))
@@ -530,7 +547,9 @@ def database():
 
 
 def samples(info, **more):
-    """[(what it is, the sample)], in training and not, with packed sequences where there are some"""
+    """[(what it is, the sample)], in training and not, with packed sequences where
+    there are some
+    """
     for training, packed in ((True, True), (False, False)):
         torch.manual_seed(13)
         settings = {
@@ -599,7 +618,9 @@ def test_pytorchs_samples(database, name, record_property):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BOTH)
 def test_pytorchs_samples_differentiate_twice(database, name):
-    """By finite differences, as PyTorch asks of its own on a CPU; some of the samples, for they take long."""
+    """By finite differences, as PyTorch asks of its own on a CPU; some of the samples, for they
+    take long.
+    """
     for what, training, sample in itertools.islice(samples(database[name][0]), 1, None, 25):
         made, call = sample.constructor_input, sample.forward_input
         ours = BOTH[name][1](*made.args, **made.kwargs, **DOUBLE).train(training)
@@ -887,9 +908,12 @@ def test_dropout_is_for_training():
 )
 @pytest.mark.parametrize("half", [False, True])
 def test_autocast_computes_in_float32(name, more, half):
-    """All but two things that are torch's: the gradient by an input in bfloat16 is in bfloat16, and a derivative asked for
-    inside runs torch's own products in bfloat16. Those are in second derivatives, and in the first where there is a
-    projection or engine "autograd". Outside, where torch would have backwards called, everything is in float32."""
+    """All but two things that are torch's: the gradient by an input in bfloat16 is in bfloat16, and
+    a derivative asked for inside runs torch's own products in bfloat16.
+
+    Those are in second derivatives, and in the first where there is a projection or engine
+    "autograd". Outside, where torch would have backwards called, everything is in float32.
+    """
     torch.manual_seed(0)
     module, layers = BOTH[name][1](3, 5, **more), (1,) if name in LAYERS else ()
     u = torch.randn((4, 2, 3) if layers else (2, 3)).bfloat16().float()
@@ -1242,7 +1266,9 @@ def test_the_engine_that_runs_is_the_one_that_is_named(name, monkeypatch):
 
 @pytest.mark.parametrize("kind", ["RNN", "LSTM", "GRU"])
 def test_what_nobody_asked_for_is_not_computed(kind, monkeypatch):
-    """A gradient by the inputs alone makes no weight products; whatever is asked for has the same bits."""
+    """A gradient by the inputs alone makes no weight products; whatever is asked for has the same
+    bits.
+    """
     torch.manual_seed(0)
     module = getattr(co.nn, kind)(3, 4, num_layers=2, bidirectional=True, **DOUBLE)
     u = torch.randn(5, 2, 3, **DOUBLE, requires_grad=True)
@@ -1327,7 +1353,9 @@ print(json.dumps(found))
 
 @pytest.mark.slow
 def test_importing_is_little_work():
-    """After torch: modules of this package alone, no compiler or other process, and a bounded number of calls."""
+    """After torch: modules of this package alone, no compiler or other process, and a bounded
+    number of calls.
+    """
     command = [sys.executable, "-c", IMPORTING, str(SUPPORT)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     found = json.loads(done.stdout)
@@ -1353,7 +1381,9 @@ def compiler():
 
 
 def trained(model, module, u, steps=2):
-    """The parameters after steps of descent and the losses on the way; `model` is `module`, or what it was compiled to."""
+    """The parameters after steps of descent and the losses on the way; `model` is `module`, or what
+    it was compiled to.
+    """
     optimiser, losses = torch.optim.SGD(module.parameters(), 0.1, momentum=0.9), []
     for k in range(steps):
         torch.manual_seed(k)
@@ -1430,7 +1460,10 @@ def test_compiled_models_take_packed_sequences(compiled):
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_compiled_models_refuse_a_second_derivative(backend, compiled):
-    """With a sentence. Where one does come through, as for what lies above the recurrence, it is right."""
+    """With a sentence.
+
+    Where one does come through, as for what lies above the recurrence, it is right.
+    """
     torch.manual_seed(0)
     model, u = (
         Small(lambda *a, num_layers, **k: co.nn.GRU(*a, **k)),
@@ -1452,7 +1485,10 @@ def test_compiled_models_refuse_a_second_derivative(backend, compiled):
         try:
             found = twice(fast)
         except RuntimeError as error:
-            refused = "a compiled recurrence has one derivative|does not currently support double backward"
+            refused = (
+                "a compiled recurrence has one derivative|does not currently support double "
+                "backward"
+            )
             if not re.search(refused, str(error)):
                 raise
             refusals += 1

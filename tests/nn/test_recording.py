@@ -1,4 +1,6 @@
-"""co.record: the costates of stacks of layers, and penalties on them, against the slow truth of stacks.py."""
+"""co.record: the costates of stacks of layers, and penalties on them, against the slow truth of
+stacks.py.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,9 @@ class Recorded:
         self.loss = loss_of(loss, *self.outputs)
 
     def same(self, lam):
-        """Each layer's costates in the user's order of samples, at their own scale, their norms and ratios."""
+        """Each layer's costates in the user's order of samples, at their own scale, their norms and
+        ratios.
+        """
         truth = self.truth
         assert [(c.trajectory.layer, c.trajectory.direction == "reverse") for c in lam] == truth.at
         assert apart(self.loss, truth.loss) < 1e-12
@@ -91,7 +95,9 @@ class Recorded:
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "option"), KINDS)
 def test_costates(kind, option):
-    """Every loss, every way of handing over samples and every engine, each pair of them somewhere."""
+    """Every loss, every way of handing over samples and every engine, each pair of them
+    somewhere.
+    """
     turn = KINDS.index((kind, option))
     for i, (loss, lengths) in enumerate(itertools.product(LOSSES, LENGTHS)):
         if (i + turn) % 3:
@@ -176,7 +182,9 @@ def test_barrier():
 )
 @pytest.mark.parametrize("kind", ["tanh", "lstm", "gru"])
 def test_noise(kind, extras):
-    """Under recurrent dropout the state is [h, c] all the same: what W reads is a function of it."""
+    """Under recurrent dropout the state is [h, c] all the same: what W reads is a
+    function of it.
+    """
     turn = len(extras) + list(MAKE).index(kind)
     for engine, lengths in ((ENGINES[turn % 4], "dense"), (ENGINES[(turn + 2) % 4], "unsorted")):
         run = Recorded(module_of(kind, "both", engine, **extras), lengths, "all")
@@ -271,7 +279,9 @@ SOURCES = [
 )
 @pytest.mark.parametrize("name", [n for n in CELLS if n != "diagonal"])
 def test_links_in_scaled_sweeps(name, engine):
-    """lam_{t-1} = s_{t-1} + link_t J' lam_t in mantissas and exponents; links of 0, powers of two, and any others."""
+    """lam_{t-1} = s_{t-1} + link_t J' lam_t in mantissas and exponents; links of 0, powers of two,
+    and any others.
+    """
     table = [([3, 3, 3, 3, 3], F64, 1e-11), ([4, 3, 3, 2, 1], F64, 1e-11)]
     if name in ("elman", "lstm", "gru"):  # those that do not grow
         table.append(([2] * 40, F32, 5e-4))
@@ -334,7 +344,9 @@ def far(kind, reads, dtype, T=400, engine="auto", gain=0.2, name="log-ratio", **
     "options", [{}, {"num_layers": 2}, {"num_layers": 2, "bidirectional": True}], ids=str
 )
 def test_scale_free(kind, options):
-    """Costates far below the smallest float32 are those of float64, in all layers, and so is the penalty's gradient."""
+    """Costates far below the smallest float32 are those of float64, in all layers, and so is the
+    penalty's gradient.
+    """
     for reads in READS:
         if reads == "lowest" and not options.get("bidirectional"):
             continue
@@ -363,8 +375,9 @@ def test_scale_free_engines(engine):
 
 
 def longdouble(m, u, top):
-    """The costates of two tanh layers, t = 0..T of one sample, in numbers of 15 bits of exponent; top(h) is the source of
-    the upper layer."""
+    """The costates of two tanh layers, t = 0..T of one sample, in numbers of 15 bits of exponent;
+    top(h) is the source of the upper layer.
+    """
     w = {n: p.detach().double().numpy().astype(np.longdouble) for n, p in m.named_parameters()}
     T, h = len(u), [[np.zeros(3, np.longdouble)], [np.zeros(3, np.longdouble)]]
     for t in range(T):
@@ -400,7 +413,9 @@ def longdouble(m, u, top):
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("slow", [False, True])
 def test_beyond_float64(slow, engine):
-    """Below 1e-308, and where the lower layer forgets far more slowly than the upper one from which its sources come."""
+    """Below 1e-308, and where the lower layer forgets far more slowly than the upper one from which
+    its sources come.
+    """
     T = 450 if engine in ("reference", "autograd") or slow else 2000
     m = weak("tanh", F32, 0.1, num_layers=2, engine=engine)
     with torch.no_grad():
@@ -428,7 +443,9 @@ def test_beyond_float64(slow, engine):
 
 @pytest.mark.parametrize("kind", ["tanh", "gru"])
 def test_explosive(kind):
-    """At rest the step is linear: lam grows like powers of W, beyond the range of float32, in both layers."""
+    """At rest the step is linear: lam grows like powers of W, beyond the range of float32, in both
+    layers.
+    """
     torch.manual_seed(0)
     m = MAKE[kind](2, 3, 2, bias=False)
     with torch.no_grad():
@@ -496,7 +513,9 @@ def gru():
 
 
 def test_called_twice():
-    """Calls are numbered; what the second one makes of the first one's outputs and last states is a source of the first."""
+    """Calls are numbered; what the second one makes of the first one's outputs and last states is a
+    source of the first.
+    """
     torch.manual_seed(0)
     m = co.nn.LSTM(3, 3, dtype=F64)
     u = torch.randn(4, 2, 3, dtype=F64)
@@ -607,7 +626,9 @@ def test_again(gru):
 
 
 def test_inside_or_after(gru):
-    """The loss may be formed, and the costates asked for, inside or after the block; nothing else changes."""
+    """The loss may be formed, and the costates asked for, inside or after the block; nothing else
+    changes.
+    """
     u, got = torch.randn(4, 2, 2, dtype=F64), []
     with co.record(gru) as tape:
         y = plain(gru, u)
@@ -771,7 +792,9 @@ def test_unbatched(gru):
 
 
 def test_other_samples(gru):
-    """A call with another number of samples is refused where the loss depends on it, and only there."""
+    """A call with another number of samples is refused where the loss depends on it, and only
+    there.
+    """
     u = torch.randn(4, 6, 2, dtype=F64)
     with co.record(gru) as tape:
         y = plain(gru, u)
@@ -786,7 +809,9 @@ def test_other_samples(gru):
 
 
 def test_autocast():
-    """Recurrences and their costates stay in float32; a loss in bfloat16 makes no penalty of bfloat16."""
+    """Recurrences and their costates stay in float32; a loss in bfloat16 makes no penalty of
+    bfloat16.
+    """
     torch.manual_seed(0)
     for engine in ENGINES:
         m, head, u = co.nn.LSTM(2, 3, 2, engine=engine), nn.Linear(3, 1), torch.randn(4, 3, 2)
@@ -845,7 +870,9 @@ def test_an_error_inside(gru):
 
 
 def test_memory(gru):
-    """Nothing of a recording outlives it: freed by counting references, without a collection of cycles."""
+    """Nothing of a recording outlives it: freed by counting references, without a collection of
+    cycles.
+    """
     u = torch.randn(4, 2, 2, dtype=F64)
     gc.collect()
     gc.disable()
@@ -884,7 +911,9 @@ def test_transforms(gru):
 
 @pytest.mark.parametrize("again", [False, True])
 def test_checkpoint(gru, again):
-    """Recomputed activations: without reentry as without a checkpoint; with reentry there is nothing to differentiate."""
+    """Recomputed activations: without reentry as without a checkpoint; with reentry there is
+    nothing to differentiate.
+    """
     u = torch.randn(4, 2, 2, dtype=F64, requires_grad=True)
     values = []
     for checkpointed in (False, True):
@@ -907,7 +936,9 @@ def test_checkpoint(gru, again):
 
 @pytest.mark.parametrize("kind", ["tanh", "lstm", "gru"])
 def test_training(kind):
-    """Three steps of gradient descent, plain and penalised, by hand and with the module: the same weights."""
+    """Three steps of gradient descent, plain and penalised, by hand and with the module: the same
+    weights.
+    """
     sizes = LENGTHS["unsorted"][0]
     for rho in (0.0, 0.1):
         m = module_of(kind, "both")

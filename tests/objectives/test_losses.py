@@ -1,4 +1,6 @@
-"""Losses: each against its formula written by hand, at large arguments, with masks and reductions."""
+"""Losses: each against its formula written by hand, at large arguments, with masks and
+reductions.
+"""
 
 import math
 

@@ -1,4 +1,6 @@
-"""Penalties: values against plain loops and numpy, edge cases, sums, schedules, and omega as published."""
+"""Penalties: values against plain loops and numpy, edge cases, sums, schedules, and omega as
+published.
+"""
 
 import math
 
@@ -25,7 +27,9 @@ def loss(y_hat):
 
 
 def plain(net, u):
-    """One sample [T, inputs] through an Elman network by a loop: states, costates, direct terms, outputs (numpy)."""
+    """One sample [T, inputs] through an Elman network by a loop: states, costates, direct terms,
+    outputs (numpy).
+    """
     x = [torch.zeros(D, dtype=F64, requires_grad=True)]
     for u_t in u:
         x.append(torch.tanh(net.W @ x[-1] + net.R @ u_t + net.b))
@@ -101,7 +105,10 @@ def shift(net, along, h):
 
 @pytest.mark.parametrize("name", [n for n in PENALTIES if n != "omega-published"])
 def test_gradient_is_the_slope_of_the_value(name):
-    """Central differences of the value along random directions, ragged. (omega-published is no slope, by design.)"""
+    """Central differences of the value along random directions, ragged.
+
+    (omega-published is no slope, by design.)
+    """
     net, u = network("every", "leaky")
     scale = 1e-6 if name == "barrier" else 1.0  # below the barrier's switch
 
@@ -138,7 +145,9 @@ def test_other_cells_give_finite_values_and_gradients(name, cell):
 
 @pytest.mark.parametrize("name", PENALTIES)
 def test_sample_without_a_loss_adds_nothing(name):
-    """Sample 1's entries are masked out: its costates are zero, and the others' values do not change."""
+    """Sample 1's entries are masked out: its costates are zero, and the others' values do not
+    change.
+    """
     net, u = network("every")
     mask = torch.ones(T, B, dtype=F64)
     mask[:, 1] = 0
@@ -190,7 +199,9 @@ def test_of_output_and_tangent():
 
 
 def published(net, u, lengths, W):
-    """sum over samples, steps of (|(d (1 - h^2)) W|^2 / |d|^2 - 1)^2 / (steps with |d / B|^2 >= 1e-20); h, d constant."""
+    """sum over samples, steps of (|(d (1 - h^2)) W|^2 / |d|^2 - 1)^2 / (steps with |d / B|^2 >=
+    1e-20); h, d constant.
+    """
     total, count = 0.0, 0
     for j, n in enumerate(lengths):
         x, lam, _, _ = plain(net, u[:n, j])
@@ -236,7 +247,9 @@ def test_omega_published_leaves_out_costates_below_its_bound():
 @pytest.mark.parametrize("samples", [1, 4])
 @pytest.mark.parametrize(("factor", "counts"), [(0.99, False), (1.01, True)])
 def test_omega_published_has_its_bound_on_costates_of_the_mean_loss(factor, counts, samples):
-    """Left out below ||lam_t / B|| = 1e-10: published code takes costates of the mean over B samples."""
+    """Left out below ||lam_t / B|| = 1e-10: published code takes costates of the mean over B
+    samples.
+    """
     net, u = network()
     size = float(net.V.sum(0).norm().detach())
     slope = factor * samples * 1e-10 / size  # of a linear loss, so that ||lam_1|| = factor B 1e-10

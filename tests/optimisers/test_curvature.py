@@ -1,4 +1,6 @@
-"""Gauss-Newton, structural damping and Hessian products against the matrices themselves, from torch's own differentiation."""
+"""Gauss-Newton, structural damping and Hessian products against the matrices themselves, from
+torch's own differentiation.
+"""
 
 import dataclasses
 
@@ -19,11 +21,16 @@ PAIRS = [
     ("huber", "identity"),
 ]
 CASES = [
-    ("elman", "last", {}), ("elman", "every", {"deep": (4,)}), ("elman", "attention", {"x0": "learned"}),
-    ("leaky", "every", {"skip": True}), ("rate", "tilted", {}), ("lstm", "last", {"x0": "learned"}), ("lstm", "every", {}),
-    ("gru", "every", {"structure": "orthogonal"}), ("peephole", "last", {}), ("scrn-learned", "every", {"skip": True}),
-    ("antisymmetric-gated", "every", {}), ("exponential", "every", {}), ("lipschitz", "last", {}), ("cornn", "every", {}),
-    ("unicornn", "last", {}), ("inverse", "every", {}), ("mingru", "last", {}), ("minlstm", "every", {}), ("lru", "last", {}),
+    ("elman", "last", {}), ("elman", "every", {"deep": (4,)}),
+    ("elman", "attention", {"x0": "learned"}),
+    ("leaky", "every", {"skip": True}), ("rate", "tilted", {}),
+    ("lstm", "last", {"x0": "learned"}), ("lstm", "every", {}),
+    ("gru", "every", {"structure": "orthogonal"}), ("peephole", "last", {}),
+    ("scrn-learned", "every", {"skip": True}),
+    ("antisymmetric-gated", "every", {}), ("exponential", "every", {}), ("lipschitz", "last", {}),
+    ("cornn", "every", {}),
+    ("unicornn", "last", {}), ("inverse", "every", {}), ("mingru", "last", {}),
+    ("minlstm", "every", {}), ("lru", "last", {}),
 ]  # fmt: skip
 
 
@@ -65,7 +72,13 @@ def jacobian(net, batch, of, x0=None):
         )
 
     found = torch.autograd.functional.jacobian(run, values)
-    return torch.cat([J.flatten(found[0].dim() - values[0].dim()).reshape(-1, p.numel()) for J, p in zip(found, values, strict=True)], 1)  # fmt: skip
+    return torch.cat(
+        [
+            J.flatten(found[0].dim() - values[0].dim()).reshape(-1, p.numel())
+            for J, p in zip(found, values, strict=True)
+        ],
+        1,
+    )
 
 
 @pytest.mark.parametrize(("cell", "readout", "options"), CASES)

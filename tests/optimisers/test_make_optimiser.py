@@ -1,4 +1,6 @@
-"""optimisers.make: whatever the command line can build, one call builds; what does not fit is refused."""
+"""optimisers.make: whatever the command line can build, one call builds; what does not fit is
+refused.
+"""
 
 import inspect
 

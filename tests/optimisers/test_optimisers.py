@@ -1,5 +1,6 @@
-"""Every optimiser, direction and step rule on a convex quadratic, on Rosenbrock's function and on a small network; and what a
-run keeps of them."""
+"""Every optimiser, direction and step rule on a convex quadratic, on Rosenbrock's function and on a
+small network; and what a run keeps of them.
+"""
 
 import functools
 import math
@@ -96,7 +97,8 @@ def descend(problem, recipe, steps):
     return float(problem.value().detach())
 
 
-# optimiser, options, step rule: step size and steps on the quadratic, on Rosenbrock's function; what is left of the first
+# optimiser, options, step rule: step size and steps on the quadratic, on Rosenbrock's function;
+# what is left of the first
 # value at most
 TABLE = [
     ("sgd", {}, Constant(), (0.03, 400), (4e-3, 2500), 1e-2),
@@ -392,7 +394,9 @@ def test_what_is_refused(make, words):
 
 
 def test_the_temporal_direction_of_a_fading_past():
-    """In float32, where the components of the first steps lie far below its range: finite, and the first step has its say."""
+    """In float32, where the components of the first steps lie far below its range: finite, and the
+    first step has its say.
+    """
     task = co.tasks.make("temporal-order", length=300)
     net = co.Network(
         "elman", inputs=task.inputs, hidden=16, outputs=task.outputs, output=task.output
@@ -461,7 +465,9 @@ def test_what_a_gradient_costs(method, more, work):
 
 
 def test_what_hessian_free_costs(monkeypatch):
-    """A gradient and values of the batch; a run and products of the curvature, the first step's without a start."""
+    """A gradient and values of the batch; a run and products of the curvature, the first step's
+    without a start.
+    """
     from coadjoint.optimisers import curvature
 
     products = []

@@ -1,4 +1,6 @@
-"""Small real run folders, made once, for tests that harm them; and the command line in this process."""
+"""Small real run folders, made once, for tests that harm them; and the command line in this
+process.
+"""
 
 import contextlib
 import io

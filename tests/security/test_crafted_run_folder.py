@@ -1,5 +1,6 @@
-"""Contents of a run folder that a stranger, or a bad disk, may have put there: each is refused in one line that names the file
-and the key."""
+"""Contents of a run folder that a stranger, or a bad disk, may have put there: each is refused in
+one line that names the file and the key.
+"""
 
 import json
 import os
@@ -349,8 +350,13 @@ OPTIMISERS = [
 
 @pytest.mark.parametrize("name", OPTIMISERS)
 def test_what_optimisers_keep_is_demanded_and_nothing_else(name, here):
-    """What a run has written is taken back; without any one of its tensors it is refused by name."""
-    words = f"train --train data.csv --id id --time t --target label --optimiser {name} --hidden 3 --every 2 --batch 4 --probes 2 -q"
+    """What a run has written is taken back; without any one of its tensors it is
+    refused by name.
+    """
+    words = (
+        f"train --train data.csv --id id --time t --target label --optimiser {name} --hidden "
+        "3 --every 2 --batch 4 --probes 2 -q"
+    )
     assert call(*words.split(), "--steps", "2", "--out", "run") == (0, "")
     shutil.copytree(here / "run", here / "again")
     assert call("resume", "run", "-q", "--steps", "3") == (0, "")
@@ -372,7 +378,9 @@ def test_what_optimisers_keep_is_demanded_and_nothing_else(name, here):
 
 
 def redescribed(path, harm, sealed=False):
-    """A model that says something else of itself; without a sum, as earlier versions wrote it, or with the right one."""
+    """A model that says something else of itself; without a sum, as earlier versions wrote it, or
+    with the right one.
+    """
     tensors, metadata = tensors_of(path)
     description = json.loads(metadata["coadjoint"])
     description.pop("sha256", None)
@@ -500,7 +508,9 @@ def test_a_flipped_bit_of_a_weight_is_noticed_by_every_command(here):
     "description", [None, {"note": "by hand"}], ids=["no description", "a note"]
 )
 def test_a_model_trained_from_python_has_a_sum_too(tmp_path, description):
-    """It does not say what network it belongs to; its page does not complain, unless it is damaged."""
+    """It does not say what network it belongs to; its page does not complain, unless it
+    is damaged.
+    """
     net = coadjoint.Network("elman", inputs=6, hidden=3, outputs=4, output="softmax")
     task = coadjoint.tasks.TemporalOrder(10)
     short = {"steps": 1, "tests": 2, "confirm": 2, "probes": 2, "batch": 2}

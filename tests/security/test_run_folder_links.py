@@ -1,4 +1,7 @@
-"""A run folder from a stranger: links, pipes and crafted names in it lead nowhere. What lies outside stays as it is."""
+"""A run folder from a stranger: links, pipes and crafted names in it lead nowhere.
+
+What lies outside stays as it is.
+"""
 
 import json
 import os
@@ -18,7 +21,10 @@ from coadjoint.training.step import Steps
 
 pytestmark = pytest.mark.slow
 
-OPTIONS = "--length 10 --hidden 4 --every 4 --tests 5 --confirm 5 --probes 2 --batch 2 --checkpoint 3 --keep 2"
+OPTIONS = (
+    "--length 10 --hidden 4 --every 4 --tests 5 --confirm 5 --probes 2 --batch 2 "
+    "--checkpoint 3 --keep 2"
+)
 TRAIN = ["train", "temporal-order", *OPTIONS.split(), "--steps", "6", "--quiet"]
 
 

@@ -17,7 +17,9 @@ def network(cell="elman", seed=0, **options):
 
 
 def batch(net, lengths=None, T=7, B=4, seed=1, **more):
-    """Normal inputs and targets in the network's shapes and type; more: what else co.Batch takes."""
+    """Normal inputs and targets in the network's shapes and type; more: what else
+    co.Batch takes.
+    """
     rng = torch.Generator().manual_seed(seed)
 
     def randn(*shape):

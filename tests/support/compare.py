@@ -37,7 +37,9 @@ def same_bits(found, expected):
 
 
 def differences(found, expected, rows, least):
-    """(name, relative difference) of each tensor; infinite where NaN or infinities are elsewhere."""
+    """(name, relative difference) of each tensor; infinite where NaN or infinities are
+    elsewhere.
+    """
     sizes = (
         [lambda y: y.abs().amax(-1)]
         if rows

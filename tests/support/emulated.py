@@ -1,7 +1,8 @@
 """The CUDA source, compiled for the CPU: a POSIX thread for each CUDA thread, all blocks at once.
 
-What CUDA gives a thread is written again in a few lines of C++: its place, barriers, exchanges within a warp. A barrier
-that some thread never reaches breaks after a while, and the launch fails instead of waiting forever.
+What CUDA gives a thread is written again in a few lines of C++: its place, barriers, exchanges
+within a warp. A barrier that some thread never reaches breaks after a while, and the launch fails
+instead of waiting forever.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from pathlib import Path
 from coadjoint.sweeps.engines.cuda import driver, geometry, source
 from coadjoint.sweeps.engines.cuda import engine as cuda_engine
 
-PATIENCE = 600  # seconds at a barrier: threads that wait in vain, and not ones that a busy machine is slow to run
+# seconds at a barrier: threads that wait in vain, and not ones that a busy machine is slow to run
+PATIENCE = 600
 COMPILER = shutil.which(os.environ.get("CXX", "c++")) or shutil.which("g++")
 
 # <cmath> would take longer to read than the kernel to compile
@@ -190,10 +192,13 @@ def install(monkeypatch, mode):
     """Engine `cuda` on this chip, made of threads."""
     forget()
     patches = {
-        "WEIGHTS": mode.weights, "SHARED": mode.shared, "ROWS": mode.rows, "TRAFFIC": mode.traffic, "Launch": Emulated,
-        "geometry": functools.partial(CACHES[0], warps=mode.warps), "processors": lambda device: mode.processors, "room": lambda device: geometry.LIMIT,
+        "WEIGHTS": mode.weights, "SHARED": mode.shared, "ROWS": mode.rows, "TRAFFIC": mode.traffic,
+        "Launch": Emulated,
+        "geometry": functools.partial(CACHES[0], warps=mode.warps),
+        "processors": lambda device: mode.processors, "room": lambda device: geometry.LIMIT,
         "loaded": lambda text, name, device, shared: compiled(HEAD + text + POINTS),
-        "start": lambda library, grid, threads, shared, pack, device: library.launch(pack, grid, threads),
+        "start": lambda library, grid, threads, shared, pack,
+        device: library.launch(pack, grid, threads),
     }  # fmt: skip
     for name, value in patches.items():
         holders = [

@@ -1,5 +1,6 @@
-"""One cell at one size, with values for every array that a sweep may be given, and a comparison of an engine with the
-definition: its three loops, any sources, each row at its own scale."""
+"""One cell at one size, with values for every array that a sweep may be given, and a comparison of
+an engine with the definition: its three loops, any sources, each row at its own scale.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +19,17 @@ from compare import close
     slots="h m", gates="a b", parameters={"k": 0.5, "s": 0.2}, reads=lambda x: co.tanh(x.h) * x.m
 )
 def mixed(z, v, x, p):
-    """A user's cell: functions of parameters alone, a gate used apart, roots and quotients, functions near one."""
+    """A user's cell: functions of parameters alone, a gate used apart, roots and quotients,
+    functions near one.
+    """
     m = co.exp(-p.k) * x.m + co.sigmoid(p.s) * co.tanh(z.a + v.a)
     near = co.expm1(-m * m) * co.log1p(x.h * x.h) / 4
     return co.sin(m) * co.sqrt(1 + x.h * x.h) / (2 + v.b * v.b + co.cos(z.b)) + near, m
 
 
 CELLS = {
-    "elman": library.elman(), "lstm": library.lstm, "gru": library.gru, "leaky": library.leaky(), "rate": library.rate(),
+    "elman": library.elman(), "lstm": library.lstm, "gru": library.gru, "leaky": library.leaky(),
+    "rate": library.rate(),
     **cases.CELLS, "mixed": mixed,
 }  # fmt: skip
 NEWER = {name: library.named(name) for name in library.CELLS if name not in CELLS}
@@ -54,7 +58,9 @@ ONE = {
 
 
 class Problem:
-    """The numbers are rounded to `dtype`, so that the definition may take the same ones in float64."""
+    """The numbers are rounded to `dtype`, so that the definition may take the same ones
+    in float64.
+    """
 
     def __init__(self, name, sizes, d, dtype=torch.float64, device="cpu", seed=7):
         cell, rows = (CELLS | NEWER)[name], Rows(sizes)

@@ -1,8 +1,10 @@
-"""The slow truth for stacks of recurrent layers: one sample at a time, its own length, plain torch operations in float64.
+"""The slow truth for stacks of recurrent layers: one sample at a time, its own length, plain torch
+operations in float64.
 
-Nothing here uses coadjoint: of a module only the numbers that describe it are read. Each x_t is one node ([h, c] for an
-LSTM, [m, c] where h = W_hr m is projected) that the next step takes apart, so autograd.grad(loss, [x_0 .. x_T]) gives
-lam_t = dL/dx_t by the state handed to step t + 1. Time of the direction "reverse" begins at the sequence's end.
+Nothing here uses coadjoint: of a module only the numbers that describe it are read. Each x_t is one
+node ([h, c] for an LSTM, [m, c] where h = W_hr m is projected) that the next step takes apart, so
+autograd.grad(loss, [x_0 .. x_T]) gives lam_t = dL/dx_t by the state handed to step t + 1. Time of
+the direction "reverse" begins at the sequence's end.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ def normalised(y):
 
 
 class Direction(oracles.Sample):
-    """The steps of one layer in one direction, x: t = 0..T; inputs u in the order of its own time."""
+    """The steps of one layer in one direction, x: t = 0..T; inputs u in the order of
+    its own time.
+    """
 
     def __init__(self, module, w, suffix, u, start, noise):
         self.mode, self.d, self.suffix = module.mode, module.hidden_size, suffix
@@ -96,7 +100,9 @@ class Direction(oracles.Sample):
         return [sigmoid(o) * torch.tanh(seen), c]
 
     def back_by_W(self, t):
-        """J_t' lam_t where nothing but W (and a projection, which is a part of it) is a variable."""
+        """J_t' lam_t where nothing but W (and a projection, which is a part of it) is a
+        variable.
+        """
         x, b = (
             y.detach().requires_grad_() for y in (self.x[t - 1], self.said(t - 1, self.x[t - 1]))
         )
@@ -107,7 +113,10 @@ class Direction(oracles.Sample):
 
 
 class Stack:
-    """All layers over one sample. directions: {(layer, direction): Direction}; output [T, .], h_n and c_n [layers, .]."""
+    """All layers over one sample.
+
+    directions: {(layer, direction): Direction}; output [T, .], h_n and c_n [layers, .].
+    """
 
     def __init__(self, module, w, u, start=(), noise=None, drops=None):
         D = 1 + module.bidirectional
@@ -153,8 +162,12 @@ LOSSES = {  # of one sample: output [T, .], h_n [layers, .], c_n [layers, .]
 
 
 class Truth:
-    """All samples. u: their sequences; start: [h_0] or [h_0, c_0], each [layers, B, .]; order: the samples as rows have them.
-    seed: of what a module in training draws; zoneout and recurrent_dropout are read of the module, eval too."""
+    """All samples.
+
+    u: their sequences; start: [h_0] or [h_0, c_0], each [layers, B, .]; order: the samples as rows
+    have them. seed: of what a module in training draws; zoneout and recurrent_dropout are read of
+    the module, eval too.
+    """
 
     def __init__(self, module, w, u, start=(), loss="output", order=None, seed=None):
         self.w, self.u, self.start, B = w, u, start, len(u)
@@ -186,7 +199,9 @@ class Truth:
                 run.loss = value
 
     def drawn(self, module, lengths, order, seed):
-        """The masks of a call, in the order in which a module draws them: rows are steps of samples, time first."""
+        """The masks of a call, in the order in which a module draws them: rows are steps of
+        samples, time first.
+        """
         if seed is not None:
             torch.manual_seed(seed)
         rows = [(t, j) for t in range(max(lengths)) for j in order if t < lengths[j]]
@@ -283,7 +298,9 @@ def leaves(module, lengths, given=False, seed=0):
 
 
 def called(module, u, start=(), packed=True, **more):
-    """The module on the same data -> ([output of each sample], h_n, c_n, what else record needs)."""
+    """The module on the same data -> ([output of each sample], h_n, c_n, what else
+    record needs).
+    """
     hx = (tuple(start) if len(start) > 1 else start[0]) if start else None
     dense = 0 if module.batch_first else 1
     out, last = module(

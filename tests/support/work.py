@@ -5,7 +5,8 @@ import sys
 import threading
 from contextlib import contextmanager
 
-PROCESSOR = 120  # seconds of this process's own, for one call that never comes back: a pattern that tries everything
+# seconds of this process's own, for one call that never comes back: a pattern that tries everything
+PROCESSOR = 120
 
 
 class TooMuch(AssertionError):
@@ -20,10 +21,12 @@ class Calls:
 
 @contextmanager
 def counted(most=None):
-    """Count the calls of functions, those written in C among them; more than `most` of them are TooMuch.
+    """Count the calls of functions, those written in C among them; more than `most` of them are
+    TooMuch.
 
-    What one call does inside is not counted. Against one that does not end there is a limit of processor time, some
-    hundred times what anything here takes."""
+    What one call does inside is not counted. Against one that does not end there is a limit of
+    processor time, some hundred times what anything here takes.
+    """
     calls, before, main = (
         Calls(),
         sys.getprofile(),

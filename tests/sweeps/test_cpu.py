@@ -1,5 +1,6 @@
-"""The compiled loops against the definition: every array, at odd sizes, with unwritten outputs full of NaN; and what
-compiles them: the folder, the compiler, and machines that have none."""
+"""The compiled loops against the definition: every array, at odd sizes, with unwritten outputs full
+of NaN; and what compiles them: the folder, the compiler, and machines that have none.
+"""
 
 from __future__ import annotations
 
@@ -40,8 +41,10 @@ def mixed(z, v, x, p):
 
 
 CELLS = {
-    "elman": library.elman(), "relu": library.elman("relu"), "softplus": library.elman("softplus"), "leaky": library.leaky(),
-    "rate": library.rate(), "lstm": library.lstm, "gru": library.gru, "odd": cases.odd, "diagonal": cases.diagonal,
+    "elman": library.elman(), "relu": library.elman("relu"), "softplus": library.elman("softplus"),
+    "leaky": library.leaky(),
+    "rate": library.rate(), "lstm": library.lstm, "gru": library.gru, "odd": cases.odd,
+    "diagonal": cases.diagonal,
     "pair": cases.pair, "mixed": mixed,
 }  # fmt: skip
 SIZES = {  # (lengths by step, d)
@@ -139,7 +142,9 @@ def test_against_the_definition(name, size, dtype):
 
 @pytest.mark.parametrize("name", ["lstm", "pair"])
 def test_shares(name, monkeypatch):
-    """A sample's numbers do not depend on the threads, nor on its place in a batch, nor on the batch."""
+    """A sample's numbers do not depend on the threads, nor on its place in a batch, nor on the
+    batch.
+    """
     sizes, d = [21] * 2 + [13] * 3 + [5], 19
     whole, B = Problem(name, sizes, d, torch.float32), 21
 
@@ -184,7 +189,9 @@ def test_shares(name, monkeypatch):
 
 @pytest.mark.parametrize("name", ["elman", "lstm"])
 def test_begun_elsewhere(name):
-    """A scaled sweep over the last steps, handed on by s_last 2^k_last, continues as one sweep does."""
+    """A scaled sweep over the last steps, handed on by s_last 2^k_last, continues as one sweep
+    does.
+    """
     problem = Problem(name, [4] * 9, 5, torch.float32)
     tape = problem.tape(c_engine)
     W = problem.W * 0.05  # far below one: exponents matter
@@ -229,7 +236,9 @@ ULPS = {"sigmoid": 4, "softplus": 4, "tanh": 4, "exp": 3, "log": 3}
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("name", sorted(PRIMITIVES))
 def test_functions(name, dtype):
-    """Each function of the formulas within a few units in the last place, and where numbers end as torch does."""
+    """Each function of the formulas within a few units in the last place, and where numbers end as
+    torch does.
+    """
     spread = torch.logspace(-9, 3, 4001, dtype=torch.float64)
     a = torch.cat(
         [-spread, spread, torch.linspace(-90, 90, 9001, dtype=torch.float64), torch.zeros(1)]
@@ -278,7 +287,9 @@ def test_pointwise(name, dtype):
 
 
 def test_worth(monkeypatch):
-    """Large arrays are run by the compiled loop, all segments of a large one too, small ones by torch."""
+    """Large arrays are run by the compiled loop, all segments of a large one too, small ones by
+    torch.
+    """
     assert pointwise.runner("cpu", pointwise.WORTH) is c_engine.pointwise
     assert pointwise.runner("cpu", pointwise.WORTH - 1) is None
     assert pointwise.runner("meta", pointwise.WORTH) is None

@@ -1,5 +1,7 @@
-"""The CUDA loops against the definition, on threads of the CPU (emulated.py): every cell, every way in which a network may
-lie on a chip, odd sizes, unwritten outputs full of NaN. And what chooses how it lies there."""
+"""The CUDA loops against the definition, on threads of the CPU (emulated.py): every cell, every way
+in which a network may lie on a chip, odd sizes, unwritten outputs full of NaN. And what chooses
+how it lies there.
+"""
 
 from __future__ import annotations
 
@@ -73,18 +75,28 @@ MODES = {  # of (cell, d, size of a number): a chip, and what the geometry must 
     "too busy": (lambda *given: tight(*given, traffic=0), lambda g: g.parts > 1),
 }
 CASES = [  # (cell, mode, size, dtype)
-    ("elman", "on chip", "one", F32), ("elman", "parts", "33", F64), ("elman", "parts, blocks", "twelve", F32),
-    ("lstm", "two warps", "33", F64), ("lstm", "shared", "31", F32), ("lstm", "blocks", "twelve", F32),
+    ("elman", "on chip", "one", F32), ("elman", "parts", "33", F64),
+    ("elman", "parts, blocks", "twelve", F32),
+    ("lstm", "two warps", "33", F64), ("lstm", "shared", "31", F32),
+    ("lstm", "blocks", "twelve", F32),
     ("lstm", "parts", "ragged", F32), ("lstm", "parts, blocks", "ragged", F64),
-    ("gru", "on chip", "three", F64), ("gru", "parts, blocks", "ragged", F32), ("gru", "shared", "31", F32),
-    ("leaky", "on chip", "one step", F64), ("leaky", "blocks", "ragged", F32), ("leaky", "parts", "ragged", F64),
-    ("rate", "on chip", "three", F32), ("rate", "parts", "ragged", F64), ("rate", "blocks", "twelve", F32),
-    ("odd", "two warps", "ragged", F32), ("odd", "parts, blocks", "twelve", F64), ("odd", "parts", "one step", F32),
+    ("gru", "on chip", "three", F64), ("gru", "parts, blocks", "ragged", F32),
+    ("gru", "shared", "31", F32),
+    ("leaky", "on chip", "one step", F64), ("leaky", "blocks", "ragged", F32),
+    ("leaky", "parts", "ragged", F64),
+    ("rate", "on chip", "three", F32), ("rate", "parts", "ragged", F64),
+    ("rate", "blocks", "twelve", F32),
+    ("odd", "two warps", "ragged", F32), ("odd", "parts, blocks", "twelve", F64),
+    ("odd", "parts", "one step", F32),
     ("odd", "blocks", "twelve", F32),
-    ("pair", "on chip", "ragged", F64), ("pair", "parts", "twelve", F32), ("pair", "blocks", "three", F64),
-    ("diagonal", "on chip", "31", F64), ("diagonal", "two warps", "ragged", F32), ("diagonal", "on chip", "one", F64),
-    ("mixed", "on chip", "three", F32), ("mixed", "parts, blocks", "ragged", F64), ("lstm-1997-truncated", "parts", "small", F32),
-    *((name, "too large", "31", F64) for name in CELLS if name != "diagonal"), ("lstm", "too busy", "33", F32),
+    ("pair", "on chip", "ragged", F64), ("pair", "parts", "twelve", F32),
+    ("pair", "blocks", "three", F64),
+    ("diagonal", "on chip", "31", F64), ("diagonal", "two warps", "ragged", F32),
+    ("diagonal", "on chip", "one", F64),
+    ("mixed", "on chip", "three", F32), ("mixed", "parts, blocks", "ragged", F64),
+    ("lstm-1997-truncated", "parts", "small", F32),
+    *((name, "too large", "31", F64) for name in CELLS if name != "diagonal"),
+    ("lstm", "too busy", "33", F32),
 ]  # fmt: skip
 ALL = [
     ("lstm", "on chip", "ragged", F32),
@@ -151,7 +163,9 @@ def test_weights_in_shared_memory(chip):
 
 @compiles
 def test_begun_elsewhere(chip):
-    """Costates far below the smallest number: scaled sweeps keep them, and may be handed on with their exponent."""
+    """Costates far below the smallest number: scaled sweeps keep them, and may be handed on with
+    their exponent.
+    """
     chip(Mode())
     problem = Problem("elman", [2] * 40, 5, F32)
     problem.W *= 1e-3
@@ -251,7 +265,9 @@ CHIP = 227 << 10  # bytes of shared memory that a block may take on the devices 
 
 @pytest.mark.parametrize("name", CELLS)
 def test_geometry(name):
-    """Every unit of every sample has its place, once; blocks that wait for each other are on the chip together."""
+    """Every unit of every sample has its place, once; blocks that wait for each other are on the
+    chip together.
+    """
     cell = CELLS[name]
     for d, B, dtype, processors in itertools.product(
         (1, 2, 3, 31, 33, 127, 128, 500, 1024), (1, 3, 64, 1000), (F32, F64), (8, 132)
@@ -340,7 +356,9 @@ def test_nothing_is_recorded_on_a_cpu():
 
 
 def test_what_one_thread_records_does_not_silence_the_checks_of_another():
-    """A class out of range is collected where a gradient is recorded, and refused at once in any other thread."""
+    """A class out of range is collected where a gradient is recorded, and refused at once in any
+    other thread.
+    """
     net = co.Network("elman", inputs=2, hidden=3, outputs=3)
     u, y = torch.randn(4, 2, 2), torch.tensor([0, 99])
     said = []
@@ -375,7 +393,9 @@ def test_recordings_inside_each_other_keep_their_own_doubts():
 
 
 def test_a_plan_knows_that_it_is_recorded_in_whichever_thread_it_is_settled():
-    """autograd runs a backward on a GPU in a thread of its own, where the context of its caller is unknown."""
+    """autograd runs a backward on a GPU in a thread of its own, where the context of its caller is
+    unknown.
+    """
     with checks.deferred():
         run = co.Network("elman", inputs=2, hidden=3, outputs=3)(torch.randn(4, 2, 2))
     plan = run.run.plan
@@ -413,7 +433,8 @@ def test_a_recording_that_fails_is_tried_once_more_and_then_said_once():
             for _ in range(capture.CALLS + 2):
                 assert cache.find(key, never) is None
     assert [str(w.message) for w in said] == [
-        "this gradient cannot be replayed as a CUDA graph (no room). It runs operation by operation: the same numbers, "
+        "this gradient cannot be replayed as a CUDA graph (no room). It runs operation by "
+        "operation: the same numbers, "
         "but slower."
     ]
 

@@ -1,4 +1,6 @@
-"""Engine `eager` on any device: its two ways of making a step give the same numbers, and the names it has replaced."""
+"""Engine `eager` on any device: its two ways of making a step give the same numbers, and the names
+it has replaced.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,10 @@ def once_more():
 
 @pytest.mark.parametrize("name", CELLS)
 def test_fused_steps_against_the_definition(name):
-    """Every source, samples of unequal lengths. Tests have no GPU, so the loops of other devices run on the CPU."""
+    """Every source, samples of unequal lengths.
+
+    Tests have no GPU, so the loops of other devices run on the CPU.
+    """
     Problem(name, [4, 3, 3, 1], 5).against(fused)
 
 
@@ -73,7 +78,10 @@ def test_a_name_of_the_past_runs_what_replaced_it_and_says_so_once(old, once_mor
 def test_a_run_folder_that_names_an_engine_of_the_past_is_resumed(
     old, once_more, coadjoint, caplog, tmp_path
 ):
-    words = "train addition --length 10 --hidden 3 --batch 4 --steps 6 --every 6 --checkpoint 3 --tests 10 --threads 1"
+    words = (
+        "train addition --length 10 --hidden 3 --batch 4 --steps 6 --every 6 --checkpoint 3 "
+        "--tests 10 --threads 1"
+    )
     folder = tmp_path / "run"
     code, _, _ = coadjoint(*words.split(), "--engine", old, "--out", str(folder), "--quiet")
     assert code == 0

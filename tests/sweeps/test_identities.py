@@ -216,7 +216,9 @@ def test_hessian_is_symmetric(cell, engine, G):
 
 @on_engines
 def test_forward_mode_does_not_need_gradients(cell, engine):
-    """The change of costates and loss along u is the same when parameters are frozen; refused, if it cannot be had."""
+    """The change of costates and loss along u is the same when parameters are frozen; refused, if
+    it cannot be had.
+    """
     net, batch, loss = prepared(cell, engine, u_grad=False)
     du = torch.randn(batch.u.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     found = []
@@ -347,7 +349,9 @@ def test_nothing_unwritten_is_read(cell, ragged, readout, G, nan_memory):
 
 
 def test_table_is_large_enough():
-    """The count of compared gradients that the suite promises, and every cell x penalty x engine."""
+    """The count of compared gradients that the suite promises, and every cell x penalty
+    x engine.
+    """
     cross = [
         case
         for variant, loss in cases.CROSS

@@ -1,4 +1,6 @@
-"""The quick kernel: every loop, penalty and method against plain loops that torch differentiates. Small, ragged, x0 not zero.
+"""The quick kernel: every loop, penalty and method against plain loops that torch differentiates.
+
+Small, ragged, x0 not zero.
 
 The mutation tool runs this file first, so it is meant to fail on nearly any wrong term by itself.
 """
@@ -129,8 +131,10 @@ HAND = {
     "mute": Hand(mute, lambda z, v, x, p: (torch.tanh(v[0] + x[0]) * v[1],), None, gates=2),
 }
 CASES = [
-    ("lstm", "last"), ("gru", "every"), ("odd", "last"), ("odd", "every"), ("elman", "last"), ("elman", "every"),
-    ("rate", "every"), ("leaky", "last"), ("second", "every"), ("both", "last"), ("mute", "every"), ("mute", "last"), ("twin", "every"),
+    ("lstm", "last"), ("gru", "every"), ("odd", "last"), ("odd", "every"), ("elman", "last"),
+    ("elman", "every"),
+    ("rate", "every"), ("leaky", "last"), ("second", "every"), ("both", "last"), ("mute", "every"),
+    ("mute", "last"), ("twin", "every"),
 ]  # fmt: skip
 
 
@@ -444,7 +448,9 @@ EXPRESSIONS: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Tensor, Tensor
 
 
 def test_program() -> None:
-    """Products that are outputs themselves, or are used twice, are not fused away; leaves and repeated outputs are copied."""
+    """Products that are outputs themselves, or are used twice, are not fused away; leaves and
+    repeated outputs are copied.
+    """
     a, b, c = (formula.symbol(n) for n in "abc")
     m = a * b
     for outputs in (
@@ -473,23 +479,31 @@ LOSSES: dict[str, tuple[Any, Any, Callable[[Tensor, Tensor], Tensor]]] = {
     "absolute": ("absolute", "identity", lambda a, y: (a - y).abs().sum(-1)),
     "huber": (
         co.losses.huber(0.6), "tanh",
-        lambda a, y: torch.nn.functional.huber_loss(torch.tanh(a), y, reduction="none", delta=0.6).sum(-1),
+        lambda a,
+        y: torch.nn.functional.huber_loss(torch.tanh(a), y, reduction="none", delta=0.6).sum(-1),
     ),
-    "cross-entropy": ("cross-entropy", "softmax", lambda a, y: a.logsumexp(-1) - a.gather(-1, y.argmax(-1, True))[..., 0]),
-    "probabilities": ("cross-entropy", "softmax", lambda a, y: -(y.softmax(-1) * a.log_softmax(-1)).sum(-1)),
+    "cross-entropy": ("cross-entropy", "softmax", lambda a,
+        y: a.logsumexp(-1) - a.gather(-1, y.argmax(-1, True))[..., 0]),
+    "probabilities": ("cross-entropy", "softmax", lambda a,
+        y: -(y.softmax(-1) * a.log_softmax(-1)).sum(-1)),
     "binary": (
         "binary-cross-entropy", "sigmoid",
-        lambda a, y: torch.nn.functional.binary_cross_entropy_with_logits(a, y.sigmoid(), reduction="none").sum(-1),
+        lambda a,
+        y: torch.nn.functional.binary_cross_entropy_with_logits(a, y.sigmoid(),
+            reduction="none").sum(-1),
     ),
     "own output": ("squared", torch.sin, lambda a, y: (torch.sin(a) - y).square().sum(-1)),
-    "own": (lambda y_hat, y: (y_hat * y).sum(-1).exp(), "softmax", lambda a, y: (a.softmax(-1) * y).sum(-1).exp()),
+    "own": (lambda y_hat, y: (y_hat * y).sum(-1).exp(), "softmax", lambda a,
+        y: (a.softmax(-1) * y).sum(-1).exp()),
 }  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
 def nan_in_fresh_memory(request: pytest.FixtureRequest):
-    """Arrays that are made empty hold NaN, so that one that is read before it is written shows. (Not where NaN is what
-    a sweep looks for.)"""
+    """Arrays that are made empty hold NaN, so that one that is read before it is written shows.
+
+    (Not where NaN is what a sweep looks for.)
+    """
     torch.use_deterministic_algorithms("scale" not in request.node.name)
     yield
     torch.use_deterministic_algorithms(False)
@@ -498,7 +512,9 @@ def nan_in_fresh_memory(request: pytest.FixtureRequest):
 
 @pytest.mark.parametrize("name", EXPRESSIONS)
 def test_formula(name: str) -> None:
-    """Value, reverse, forward and mixed second derivatives of an expression, evaluated and as a program."""
+    """Value, reverse, forward and mixed second derivatives of an expression, evaluated and as a
+    program.
+    """
     make, f = EXPRESSIONS[name]
     a, b = formula.symbol("a"), formula.symbol("b")
     da, db, s = formula.symbol("da"), formula.symbol("db"), formula.symbol("s")
@@ -667,8 +683,9 @@ def test_masked_weights_and_fixed_start() -> None:
 
 
 def test_omega_published() -> None:
-    """By W alone, states and costates constant; one sum over all steps and samples divided by their number, without
-    the steps where ||lam_t / B||^2 < 1e-20."""
+    """By W alone, states and costates constant; one sum over all steps and samples divided by their
+    number, without the steps where ||lam_t / B||^2 < 1e-20.
+    """
     P, x, _, lam = run_by_hand("rate", "every")
     fixed = {n: v.detach() for n, v in P.items()} | {"W": P["W"]}
     sizes = (
@@ -704,7 +721,9 @@ def test_omega_published() -> None:
 
 
 def test_learned_start_and_stream() -> None:
-    """x0 learned: its gradient by BPTT, RTRL, Truncated; a stream's gradients add up to BPTT's, and reset starts again."""
+    """x0 learned: its gradient by BPTT, RTRL, Truncated; a stream's gradients add up to BPTT's, and
+    reset starts again.
+    """
     net = network("odd", readout="every", x0="learned")
     P = {n: p.detach().clone().requires_grad_() for n, p in net.named_parameters()} | {
         "u": given(net)["u"]
@@ -807,7 +826,9 @@ def test_push(name: str, readout: str, engine: str) -> None:
 @pytest.mark.parametrize("engine", ["cpu", "reference", "autograd"])
 @pytest.mark.parametrize(("name", "readout"), CASES)
 def test_penalised_gradient_and_curvature(name: str, readout: str, engine: str) -> None:
-    """L + log-ratio + variance + omega: its gradient by every parameter, u and x0, and its Hessian times a direction."""
+    """L + log-ratio + variance + omega: its gradient by every parameter, u and x0, and its Hessian
+    times a direction.
+    """
     net = network(name, engine, readout)
     f, (g, Hd) = ours(net, LENGTHS, True), truth(name, readout)
     found = curvature(f, given(net))
@@ -841,7 +862,9 @@ def test_pointwise_without_a_cotangent() -> None:
 @pytest.mark.parametrize("lengths", [LENGTHS, [T] * B])
 @pytest.mark.parametrize("name", ["odd", "lstm", "mute"])
 def test_tangent_and_adjoint_are_transposes(name: str, lengths: list[int], sources: str) -> None:
-    """<lam, g> + <del, ga> = <s, mu> + <sa, nu> for any sources and links; the engines agree, scaled or not."""
+    """<lam, g> + <del, ga> = <s, mu> + <sa, nu> for any sources and links; the engines agree,
+    scaled or not.
+    """
     found = []
     for engine in SWEPT:
         net = network(name, engine)
@@ -887,7 +910,9 @@ def test_tangent_and_adjoint_are_transposes(name: str, lengths: list[int], sourc
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_zero_costates(engine: str) -> None:
-    """A mask that leaves out every entry of a sample, or all but its first: costates that are exactly zero."""
+    """A mask that leaves out every entry of a sample, or all but its first: costates that are
+    exactly zero.
+    """
     net = network("elman", engine, "every")
     P, mask = given(net), torch.ones(T, B)
     mask[:, 0], mask[2:, 1], mask[0, 2] = 0, 0, 0.5
@@ -980,8 +1005,9 @@ def test_trajectory_and_costates(name: str, readout: str, engine: str) -> None:
 @pytest.mark.parametrize(("k1", "k2"), [(1, 1), (1, 2), (2, 2), (2, 3), (3, 3)])
 @pytest.mark.parametrize("readout", ["last", "every"])
 def test_truncated(readout: str, k1: int, k2: int) -> None:
-    """Windows by hand, each sample from its own first step to its own last: the losses of steps fresh+1..end by a loop
-    that starts from the detached x_begin."""
+    """Windows by hand, each sample from its own first step to its own last: the losses of steps
+    fresh+1..end by a loop that starts from the detached x_begin.
+    """
     P, x, _, _ = run_by_hand("gru", readout)
     names = [n for n in P if n not in ("u", "x0")]
     y, total = targets(readout), torch.zeros(())
@@ -1008,7 +1034,9 @@ def test_truncated(readout: str, k1: int, k2: int) -> None:
 @pytest.mark.parametrize("reduce", ["sum", "mean"])
 @pytest.mark.parametrize("readout", ["last", "every"])
 def test_methods(readout: str, reduce: str, masked: bool) -> None:
-    """BPTT, RTRL, Truncated with k2 >= T and Penalised with weight 0: one gradient; weights, masks, ragged samples."""
+    """BPTT, RTRL, Truncated with k2 >= T and Penalised with weight 0: one gradient; weights, masks,
+    ragged samples.
+    """
     mask, weight = (
         mask_of(readout) if masked else None,
         torch.tensor([0.5, 2.0, 1.5], dtype=torch.float64),
@@ -1072,7 +1100,9 @@ def test_equal_lengths_and_both_sources(engine: str) -> None:
 @pytest.mark.parametrize("engine", SWEPT)
 @pytest.mark.parametrize(("name", "readout"), CASES)
 def test_forward_over_reverse(name: str, readout: str, engine: str) -> None:
-    """BPTT without a graph; the Hessian of L, and that of L + G, times a direction, in forward mode over the gradient."""
+    """BPTT without a graph; the Hessian of L, and that of L + G, times a direction, in forward mode
+    over the gradient.
+    """
     net = network(name, engine, readout)
     P = given(net)
     for penalised in (False, True):
@@ -1155,7 +1185,9 @@ def test_blocks(name: str, lengths: list[int], chunk: int, monkeypatch: pytest.M
 @pytest.mark.parametrize("name", ["odd", "lstm"])
 @pytest.mark.slow
 def test_torch_func(name: str, engine: str, lengths: list[int]) -> None:
-    """torch.func's transforms nested to the third order, on L: d, dd, d of the gradient, gradient of dd, dd of the gradient."""
+    """torch.func's transforms nested to the third order, on L: d, dd, d of the gradient, gradient
+    of dd, dd of the gradient.
+    """
     net = network(name, engine)
     P = given(net)
     E = direction(P)
@@ -1185,14 +1217,22 @@ def test_torch_func(name: str, engine: str, lengths: list[int]) -> None:
 )
 @pytest.mark.parametrize("readout", ["last", "every", "masked"])
 def test_scale(readout: str, gain: float, dtype: torch.dtype, engine: str) -> None:
-    """lam_{t-1} = s_{t-1} + w lam_t far outside the range of the type, against fractions; ragged. "masked": read at every
-    step, but only each sample's last counts."""
+    """lam_{t-1} = s_{t-1} + w lam_t far outside the range of the type, against fractions; ragged.
+
+    "masked": read at every step, but only each sample's last counts.
+    """
     steps = 150 if engine != "reference" else 40
     gains, V = ([gain], [1.5]) if readout != "every" else ([0.75, gain], [-1.5, 1.0])
     net = co.Network(
-        "elman", activation="identity", inputs=1, hidden=len(V), outputs=1, engine=engine, dtype=dtype,
+        "elman",
+        activation="identity",
+        inputs=1,
+        hidden=len(V),
+        outputs=1,
+        engine=engine,
+        dtype=dtype,
         readout="last" if readout == "last" else "every",
-    )  # fmt: skip
+    )
     with torch.no_grad():
         for p in (net.R, net.b, net.b_o):
             p.zero_()
@@ -1239,7 +1279,9 @@ def test_scale(readout: str, gain: float, dtype: torch.dtype, engine: str) -> No
 @pytest.mark.parametrize("readout", ["last", "every"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_scale_of_each_sample(dtype: torch.dtype, readout: str, engine: str) -> None:
-    """Samples with gains and sources of their own: h' = u h, so that lam_{t-1} = s_{t-1} + u_t lam_t."""
+    """Samples with gains and sources of their own: h' = u h, so that lam_{t-1} = s_{t-1} + u_t
+    lam_t.
+    """
     steps, B = 150 if engine != "reference" else 40, 12
     gains, sizes = [0.5, 2.0**9, -3.0, 2.0**-9] * 3, [-1, 2.0**-30, 2.0**20, 1] * 3
     net = co.Network(

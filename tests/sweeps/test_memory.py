@@ -54,7 +54,9 @@ def test_sizes_no_longer_asked_for_are_dropped():
 
 @pytest.mark.parametrize("cell", ["elman", "lstm", "gru"])
 def test_training_does_not_grow(cell):
-    """No sweep leaves an array behind: the number of storages settles after the first step, without the garbage collector."""
+    """No sweep leaves an array behind: the number of storages settles after the first step, without
+    the garbage collector.
+    """
     net = co.Network(cell, inputs=2, hidden=64, outputs=1)
     batch = co.Batch(torch.randn(40, 32, 2), torch.randn(32, 1))
     gc.disable()

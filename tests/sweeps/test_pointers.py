@@ -1,6 +1,9 @@
-"""What compiled code is given an address of: ordinary tensors that have the memory it will read, and nothing else.
+"""What compiled code is given an address of: ordinary tensors that have the memory it will read,
+and nothing else.
 
-What would end the process if it went wrong runs in a process of its own, a whole group of cases in each."""
+What would end the process if it went wrong runs in a process of its own, a whole group of cases in
+each.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,9 @@ def test_addresses_of_ordinary_tensors():
 
 
 def test_what_torch_has_not_computed_yet_is_computed():
-    """Strides, negatives that are only marked, zeros that are stored nowhere, and subclasses that only add methods."""
+    """Strides, negatives that are only marked, zeros that are stored nowhere, and subclasses that
+    only add methods.
+    """
 
     class Named(torch.Tensor):
         pass
@@ -143,7 +148,8 @@ def test_no_loop_reads_past_the_end(name):
     cell, rows, d = co.cells.peephole, Rows([2, 2, 1]), 3
     G, S = len(cell.gates), len(cell.slots)
     given = {
-        "base": torch.zeros(5, G * d), "v": None, "W": torch.zeros(G * d, d), "x0": torch.zeros(2, S * d),
+        "base": torch.zeros(5, G * d), "v": None, "W": torch.zeros(G * d, d),
+        "x0": torch.zeros(2, S * d),
         "p": torch.zeros(len(cell.p) * d),
     }  # fmt: skip
     plan = Plan(cell, rows, c_engine)
@@ -184,7 +190,9 @@ def test_marks_are_seen_by_all_engines_alike():
 
 
 def test_there_is_one_way_out():
-    """No other file asks for an address, but where one tells arrays apart or how they are aligned."""
+    """No other file asks for an address, but where one tells arrays apart or how they
+    are aligned.
+    """
     harmless = {
         "gradients/recorded.py": 1,
         "nn/replay.py": 1,

@@ -1,4 +1,6 @@
-"""Costates at any scale: closed forms of the linear network, and what vanishes, explodes or is exactly zero."""
+"""Costates at any scale: closed forms of the linear network, and what vanishes, explodes or is
+exactly zero.
+"""
 
 import functools
 import math
@@ -43,10 +45,12 @@ def weights(gain, d, dtype):
 
 @functools.cache
 def closed_form(gain, d, dtype, T):
-    """lam_t = (W')^{T-t} v, v = V': log-norms t = 0..T, and values and gradients by W and v of the penalties.
+    """lam_t = (W')^{T-t} v, v = V': log-norms t = 0..T, and values and gradients by W and v of the
+    penalties.
 
     With q_j = (W')^j v and G = sum_j g_j log||q_j||:  dG/dW = sum_i q_i m_i',  dG/dv = m_{-1},
-    m_{i-1} = g_i q_i / ||q_i||^2 + W m_i. Below, e_j = q_j / ||q_j|| and n_i = m_i ||q_i|| keep every number near one.
+    m_{i-1} = g_i q_i / ||q_i||^2 + W m_i. Below, e_j = q_j / ||q_j|| and n_i = m_i ||q_i|| keep
+    every number near one.
     """
     W, v = (y.double().numpy() for y in weights(gain, d, dtype))
     size = [np.linalg.norm(v)]
@@ -80,7 +84,9 @@ def by_logs(l):
 
 
 def test_the_closed_form_itself_at_fifty_digits():
-    """The same sums by mpmath, which has no range: nothing is rescaled, and dG/dW is a central difference."""
+    """The same sums by mpmath, which has no range: nothing is rescaled, and dG/dW is a central
+    difference.
+    """
     T, d, gain = 40, 3, 0.5
     with mpmath.workdps(50):
         W, v = (mpmath.matrix(y.tolist()) for y in weights(gain, d, torch.float64))
@@ -156,8 +162,10 @@ def test_linear_network_is_matrix_powers(engine, d, gain, T, dtype):
 
 
 def running_sum_error(T, mantissa):
-    """How far a running sum of T equal terms is off, summed up and at its end: with one unit the mean of log-norms is nothing else, and where every
-    rounding has the same sign (gains that are powers of two) no float32 recurrence can be better."""
+    """How far a running sum of T equal terms is off, summed up and at its end: with one unit the
+    mean of log-norms is nothing else, and where every rounding has the same sign (gains that are
+    powers of two) no float32 recurrence can be better.
+    """
     term = (1 / (T * mantissa)).detach().abs()
     total = torch.zeros_like(term)
     sums = []
@@ -186,7 +194,9 @@ def tanh_network(gain, hidden, T, dtype=torch.float64, seed=0):
 
 
 def rescaled_loop(W, net, u):
-    """log||lam_t|| for the loss y_hat[0], by a loop that divides by the size at each step; W may be complex."""
+    """log||lam_t|| for the loss y_hat[0], by a loop that divides by the size at each step; W may be
+    complex.
+    """
     R, b, V = (y.detach().double().numpy() for y in (net.R, net.b, net.V))
     x, states = np.zeros(len(W)), []
     for u_t in u[:, 0].double().numpy():
@@ -227,7 +237,9 @@ def mean_squared_step(logs):
 
 @pytest.mark.parametrize("gain", [0.35, 1.3])
 def test_float32_has_the_log_norms_and_gradients_of_float64(gain):
-    """As near as the weights' own last digit leaves them: at gain 1.3 it moves the gradient by 1e-4."""
+    """As near as the weights' own last digit leaves them: at gain 1.3 it moves the gradient by
+    1e-4.
+    """
 
     def found(dtype, nudge=0):
         net, u = tanh_network(gain, 4, 300, dtype)
@@ -269,8 +281,9 @@ def test_overflow_of_the_state_names_the_step(engine):
 
 @pytest.mark.parametrize("engine", ["cpu", "reference"])
 def test_second_adjoint_that_no_number_holds_names_the_step(engine):
-    """Costates vanish, and the loss is declared (with slope zero) at step 5 too: its second derivative there is asked
-    for at 2^-k, k the exponent of a costate of 0.4^1200."""
+    """Costates vanish, and the loss is declared (with slope zero) at step 5 too: its second
+    derivative there is asked for at 2^-k, k the exponent of a costate of 0.4^1200.
+    """
     T = 600
     net = co.Network(
         "elman",
@@ -315,7 +328,9 @@ def test_costate_overflow_is_not_an_error_but_its_gradient_at_true_scale_is():
 @pytest.mark.parametrize("at", [1, 7, 149, 200])
 @pytest.mark.parametrize("engine", ["cpu", "reference", "autograd"])
 def test_one_large_source_among_small_costates(at, engine):
-    """A per-step loss counts 1e30 times more at one step: later costates keep their digits, earlier ones its scale."""
+    """A per-step loss counts 1e30 times more at one step: later costates keep their digits, earlier
+    ones its scale.
+    """
     T, logs = 200, {}
     for dtype in BAR:
         net, u = tanh_network(0.4, 3, T, dtype)
@@ -335,7 +350,9 @@ def test_one_large_source_among_small_costates(at, engine):
 )
 @pytest.mark.parametrize("engine", ["cpu", "reference"])
 def test_costates_that_change_by_many_bits_a_step(bits, dtype, engine):
-    """A block of steps shares an exponent; past some 7 (float64: 50) bits a step it must be done again, shorter."""
+    """A block of steps shares an exponent; past some 7 (float64: 50) bits a step it must be done
+    again, shorter.
+    """
     T, gain = 150, 2.0**bits
     net = linear(gain, 3, dtype, engine)
     lam = net(torch.zeros(T, 2, 1, dtype=dtype)).costates(first_output)
@@ -349,7 +366,9 @@ def test_costates_that_change_by_many_bits_a_step(bits, dtype, engine):
 @pytest.mark.parametrize("engine", ["cpu", "reference", "autograd"])
 @pytest.mark.parametrize("argument", [-20.0, -40.0, -50.0, -80.0])
 def test_saturated_sigmoid_units_in_float32(argument, engine):
-    """Slopes of 2^-29 to 2^-115 at every step: costates shrink by that many bits, their log-norms and ratios stay."""
+    """Slopes of 2^-29 to 2^-115 at every step: costates shrink by that many bits, their log-norms
+    and ratios stay.
+    """
     found = {}
     for dtype in BAR:
         net = co.Network(
@@ -376,7 +395,9 @@ def test_saturated_sigmoid_units_in_float32(argument, engine):
 
 @pytest.mark.parametrize("engine", ["cpu", "reference", "autograd"])
 def test_samples_of_very_different_scale_share_a_batch(engine):
-    """Sample 1's loss is 1e-25 of sample 0's and it is shorter: both keep their digits in float32."""
+    """Sample 1's loss is 1e-25 of sample 0's and it is shorter: both keep their digits
+    in float32.
+    """
     net, u = tanh_network(0.3, 3, 60, torch.float32)
     net.engine = engine
     u = torch.cat([u, u.flip(0)], 1)

@@ -1,4 +1,6 @@
-"""Engine 'scan': the three loops of linear recurrences in O(log T) operations, against the definition and plain autograd."""
+"""Engine 'scan': the three loops of linear recurrences in O(log T) operations, against the
+definition and plain autograd.
+"""
 
 import math
 from fractions import Fraction
@@ -80,7 +82,9 @@ def test_one_unit(name):
 
 @pytest.fixture
 def quick_loop(monkeypatch):
-    """The definition takes T^2 steps of Python to find its sources; engine 'eager' is the same loop."""
+    """The definition takes T^2 steps of Python to find its sources; engine 'eager' is the same
+    loop.
+    """
     monkeypatch.setattr(problems, "reference", eager)
 
 
@@ -159,7 +163,9 @@ def test_the_operations_grow_with_log_T(name, given):
 
 @pytest.mark.parametrize("name", CELLS)
 def test_no_value_is_looked_at(name):
-    """On a device without values every sweep goes through: so it can be recorded as a CUDA graph."""
+    """On a device without values every sweep goes through: so it can be recorded as a
+    CUDA graph.
+    """
     P = Problem(name, [2] * 9, 5)
     vars(P).update({n: y.to("meta") for n, y in vars(P).items() if isinstance(y, torch.Tensor)})
     tape = P.tape(scan)
@@ -223,7 +229,9 @@ def test_far_below_the_range_of_float32(name):
 
 
 def test_matrices_keep_slots_that_decay_at_their_own_pace():
-    """The slot whose costate is zero stays, the other halves at every step: it is 2^-3000 of what could be there."""
+    """The slot whose costate is zero stays, the other halves at every step: it is 2^-3000 of what
+    could be there.
+    """
 
     @co.cell(slots="a b", parameters={"one": 1.0, "half": 0.5}, reads=None)
     def pace(z, v, x, p):
@@ -249,7 +257,9 @@ def gates(name, f, T, d=3, dtype=torch.float32, B=2):
 
 
 def test_growth_a_cut_and_small_sources():
-    """Costates grow to 2^1585, a dead gate cuts them off, and what comes after is of its own size again."""
+    """Costates grow to 2^1585, a dead gate cuts them off, and what comes after is of its own size
+    again.
+    """
     T = 1200
     f = torch.full((T,), 3.0, dtype=torch.float64)
     f[150] = 0
@@ -297,7 +307,9 @@ def test_saturated_gates(name, size):
 
 
 def test_a_quiet_unit_does_not_spoil_the_second_adjoint():
-    """Unit 1 never forgets and no loss reads it: in units of the others' costates its links grow by 2 at every step."""
+    """Unit 1 never forgets and no loss reads it: in units of the others' costates its links grow by
+    2 at every step.
+    """
     T, B, d = 600, 2, 3
     net = co.Network(library.mingru, inputs=2, hidden=d, outputs=1, dtype=torch.float32)
     with torch.no_grad():
@@ -376,7 +388,9 @@ def by_hand(name, theta, u, x):
 
 
 def by_autograd(name, theta, u, lengths, y):
-    """Loss of the readout at the last step, costates, and loss + mean over t of squared log-ratios, by torch alone."""
+    """Loss of the readout at the last step, costates, and loss + mean over t of squared log-ratios,
+    by torch alone.
+    """
     losses, values, costates = [], [], []
     for b, T in enumerate(lengths):
         x = [theta["x0"]]
@@ -527,7 +541,8 @@ def below(z, v, x, p):
     [
         (
             library.elman(),
-            "engine 'scan' is for recurrences without W, and cell 'elman' has one. Use engine='auto'",
+            "engine 'scan' is for recurrences without W, and cell 'elman' has one. Use "
+            "engine='auto'",
         ),
         (library.elman("identity"), "without W, and cell 'elman' has one"),
         (library.lstm, "without W, and cell 'lstm' has one"),

@@ -1,4 +1,6 @@
-"""Each private name of torch still does what we use it for: a version of torch that changed one fails here first."""
+"""Each private name of torch still does what we use it for: a version of torch that changed one
+fails here first.
+"""
 
 from __future__ import annotations
 
@@ -244,7 +246,10 @@ def test_compiled_modules():
 
 @pytest.mark.slow
 def test_importing_does_not_load_the_compiler():
-    code = "import sys; from coadjoint.sweeps import torch_internals; assert 'torch._dynamo' not in sys.modules"
+    code = (
+        "import sys; from coadjoint.sweeps import torch_internals; assert 'torch._dynamo' not "
+        "in sys.modules"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
@@ -288,7 +293,9 @@ def test_names_of_wrappers():
 
 
 def test_hooks():
-    """Whatever torch would do around a call of a module is seen: hooks of the module, of all modules, a compiled call."""
+    """Whatever torch would do around a call of a module is seen: hooks of the module, of all
+    modules, a compiled call.
+    """
     register = (
         "register_forward_hook",
         "register_forward_pre_hook",

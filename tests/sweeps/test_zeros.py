@@ -1,8 +1,9 @@
-"""Penalties where something is exactly zero or equal: values, gradients and Hessians against plain float64 loops.
+"""Penalties where something is exactly zero or equal: values, gradients and Hessians against plain
+float64 loops.
 
-The loops and formulas are written by entries, so that squares of norms are smooth at zero. A norm that is not squared has
-a kink there; its derivatives are 0 by definition, and `kinked` says so. Second differences of the values, which know
-nothing of either, confirm the smooth ones.
+The loops and formulas are written by entries, so that squares of norms are smooth at zero. A norm
+that is not squared has a kink there; its derivatives are 0 by definition, and `kinked` says so.
+Second differences of the values, which know nothing of either, confirm the smooth ones.
 """
 
 import itertools
@@ -71,7 +72,10 @@ def change(before, after):
 
 
 def of_one_sample(name, x, lam, back, direct):
-    """The docstrings' formulas. x, lam: t = 0..T; back: J_t' lam_t, t = 1..T; direct: d y_hat_k / dx_t by k."""
+    """The docstrings' formulas.
+
+    x, lam: t = 0..T; back: J_t' lam_t, t = 1..T; direct: d y_hat_k / dx_t by k.
+    """
     n = [kinked(y) for y in lam]
     return {
         "squared-norm": lambda: mean(square(y) for y in lam[1:]),
@@ -256,7 +260,9 @@ def one_sample_fits(model):
 
 
 def dead_units(model):
-    """relu: one unit never answers, and none does at step 3 (of the first layer, where there are two)."""
+    """relu: one unit never answers, and none does at step 3 (of the first layer, where there are
+    two).
+    """
     for layer in model.layers:
         bias = layer.bias_ih_l0 if model.kind == "record" else layer.b
         bias[0], bias[1:] = -100.0, 3.0
@@ -270,7 +276,9 @@ def unread_units(model):
 
 
 def equal_neighbours(model):
-    """W = 1 without bends: lam_t is the same for all t, to the last bit, and every ratio exactly 1."""
+    """W = 1 without bends: lam_t is the same for all t, to the last bit, and every
+    ratio exactly 1.
+    """
     for layer in model.layers:
         model.weights(layer)["W"].copy_(torch.eye(model.hidden))
 
@@ -378,7 +386,9 @@ def second_difference(model, value, along):
     [("squared-norm", "V = 0"), ("squared-norm", "W = 0"), ("omega", "W = 0")],
 )
 def test_hessian_against_differences_of_values(name, point, kind):
-    """omega: of the last step alone, since the others' costates are zero and left out; an LSTM's are not."""
+    """omega: of the last step alone, since the others' costates are zero and left out; an LSTM's
+    are not.
+    """
     model = at(kind, point)
     if name == "omega":
         one_step(model)
@@ -412,7 +422,9 @@ def test_stabiliser_of_one_step_from_a_state_of_zeros():
 
 
 def test_omega_as_published_has_its_curvature_by_w_at_zero():
-    """The mean over samples of (||W' D lam||^2 / ||lam||^2 - 1)^2, D = 1 - h^2, with h and lam held."""
+    """The mean over samples of (||W' D lam||^2 / ||lam||^2 - 1)^2, D = 1 - h^2, with h and lam
+    held.
+    """
     model = at("network", "W = 0")
     one_step(model)
     W = model.module.W
@@ -436,7 +448,9 @@ def test_omega_as_published_has_its_curvature_by_w_at_zero():
 
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
 def test_costates_too_small_for_their_type_are_not_taken_for_zeros(dtype):
-    """They have a norm, with its own derivatives: the second derivative by the mantissa is 2 4^k, once."""
+    """They have a norm, with its own derivatives: the second derivative by the mantissa is 2 4^k,
+    once.
+    """
     net = co.Network("elman", inputs=I, hidden=D, outputs=O, activation="identity", dtype=dtype)
     with torch.no_grad():
         net.W.copy_(0.5 * torch.eye(D))

@@ -24,7 +24,9 @@ def put(folder, name, text):
 
 
 def table(n=20, T=5, seed=0, classes=("down", "up"), ragged=True, target=None, extra=""):
-    """A long table of n sequences; labels by the sign of the first feature's mean unless target(i, t, row) gives them."""
+    """A long table of n sequences; labels by the sign of the first feature's mean unless target(i,
+    t, row) gives them.
+    """
     rng = np.random.default_rng(seed)
     lines = [f"id,time,a,b,target{extra}"]
     for i in range(n):
@@ -61,7 +63,14 @@ def everything(data, split):
 
 def test_classification(tmp_path):
     data = Data.read(put(tmp_path, "toy.csv", table(30)))
-    assert (data.name, data.inputs, data.outputs, data.readout, data.output, data.loss) == ("toy", 2, 2, "last", "softmax", "cross-entropy")  # fmt: skip
+    assert (data.name, data.inputs, data.outputs, data.readout, data.output, data.loss) == (
+        "toy",
+        2,
+        2,
+        "last",
+        "softmax",
+        "cross-entropy",
+    )
     assert data.splits == ("valid", "test")
     assert [len(data.sets[s]) for s in ("train", "valid", "test")] == [24, 3, 3]
     ids = [i for s in data.sets for i in data.sets[s].ids]
@@ -124,7 +133,13 @@ def test_values_too_large_to_square(tmp_path):
 
 
 def test_constant_features_are_noted(tmp_path):
-    data = Data.read(put(tmp_path, "d.csv", "id,a,c,target\n" + "".join(f"s{i},{i},0.1,{'ud'[i % 2]}\n" for i in range(10))))  # fmt: skip
+    data = Data.read(
+        put(
+            tmp_path,
+            "d.csv",
+            "id,a,c,target\n" + "".join(f"s{i},{i},0.1,{'ud'[i % 2]}\n" for i in range(10)),
+        )
+    )
     assert data.describe()["std"][1] == 1
     assert np.abs(np.concatenate(data.sets["train"].u)[:, 1]).max() < 1e-12
     assert "feature 'c' is constant in training" in data.notes
@@ -169,24 +184,41 @@ def test_labels_are_sorted_as_numbers(tmp_path):
 
 BAD = {
     "one class": (table(9, classes=("up",)), {}, ["column 'target'", "one class only, 'up'"]),
-    "float labels": (table(9, classes=("0.5", "1")), {"kind": "classify"}, ["column 'target'", '"0.5" is a real number', "--kind regress"]),
-    "pandas' labels": (table(9, classes=("0.0", "1.0")), {"kind": "classify"}, ['"0.0" is a real number', "without a decimal point"]),
-    "constant target": (table(9, classes=("7",)), {"kind": "regress"}, ["column 'target'", "constant"]),
-    "target equals an input": (table(9, target=lambda i, t, row: row[1]), {"kind": "regress", "at": "every"}, ["target 'target' equals input 'b'", "--features"]),
-    "no targets": (table(9, classes=("",)), {"kind": "classify"}, ["column 'target'", "every one is missing"]),
-    "no quantities": (table(9, classes=("",)), {"kind": "regress"}, ["column 'target'", "every target is missing"]),
-    "a target missing": (table(9, classes=("u", "d", "")), {}, ["d.csv:19 column 'target'", "'s2' is missing", "--missing drop|mask"]),
-    "changing target": (table(9, target=lambda i, t, row: "ud"[t % 2]), {}, ["changes within sequences", "--at every", "--at last"]),
-    "one sequence": (table(1), {"at": "last", "target": "target", "kind": "classify"}, ["one class only"]),
-    "one sequence to split": (table(1, T=9, target=lambda i, t, row: t), {"kind": "regress", "at": "every"}, ["1 sequence,", "--valid", "--window"]),
+    "float labels": (table(9, classes=("0.5", "1")), {"kind": "classify"},
+        ["column 'target'", '"0.5" is a real number', "--kind regress"]),
+    "pandas' labels": (table(9, classes=("0.0", "1.0")), {"kind": "classify"},
+        ['"0.0" is a real number', "without a decimal point"]),
+    "constant target": (table(9, classes=("7",)), {"kind": "regress"},
+        ["column 'target'", "constant"]),
+    "target equals an input": (table(9, target=lambda i, t, row: row[1]),
+        {"kind": "regress", "at": "every"}, ["target 'target' equals input 'b'", "--features"]),
+    "no targets": (table(9, classes=("",)), {"kind": "classify"},
+        ["column 'target'", "every one is missing"]),
+    "no quantities": (table(9, classes=("",)), {"kind": "regress"},
+        ["column 'target'", "every target is missing"]),
+    "a target missing": (table(9, classes=("u", "d", "")), {},
+        ["d.csv:19 column 'target'", "'s2' is missing", "--missing drop|mask"]),
+    "changing target": (table(9, target=lambda i, t, row: "ud"[t % 2]), {},
+        ["changes within sequences", "--at every", "--at last"]),
+    "one sequence": (table(1), {"at": "last", "target": "target", "kind": "classify"},
+        ["one class only"]),
+    "one sequence to split": (table(1, T=9, target=lambda i, t, row: t),
+        {"kind": "regress", "at": "every"}, ["1 sequence,", "--valid", "--window"]),
     "few sequences": (table(2), {}, ["2 sequences, too few to split into 3"]),
-    "short for the window": (table(9), {"window": 6}, ["d.csv:2 column 'id'", "'s0' has length 5", "needs at least 6"]),
-    "short for next": ("id,a\nx,1\nx,2\ny,1\n", {"kind": "next"}, ["d.csv:4", "'y' has length 1", "--kind next needs at least 2"]),
-    "uneven": (table(9).replace("s1,3,", "s1,3.5,"), {}, ["d.csv:10 column 'time'", "--irregular allow"]),
-    "nothing to fill from": ("id,a,target\nx,,u\nx,1,u\ny,2,d\n", {"missing": "ffill"}, ["d.csv:2 column 'a'", "none before it"]),
-    "a feature of gaps": (table(9).replace(",b,", ",b,target,").replace(",target,target", ",c,target").replace(",up", ",,up").replace(",down", ",NA,down"), {"missing": "mask"}, ["every value of 'c' is missing"]),
+    "short for the window": (table(9), {"window": 6},
+        ["d.csv:2 column 'id'", "'s0' has length 5", "needs at least 6"]),
+    "short for next": ("id,a\nx,1\nx,2\ny,1\n", {"kind": "next"},
+        ["d.csv:4", "'y' has length 1", "--kind next needs at least 2"]),
+    "uneven": (table(9).replace("s1,3,", "s1,3.5,"), {},
+        ["d.csv:10 column 'time'", "--irregular allow"]),
+    "nothing to fill from": ("id,a,target\nx,,u\nx,1,u\ny,2,d\n", {"missing": "ffill"},
+        ["d.csv:2 column 'a'", "none before it"]),
+    "a feature of gaps": (table(9).replace(",b,", ",b,target,").replace(",target,target",
+        ",c,target").replace(",up", ",,up").replace(",down", ",NA,down"), {"missing": "mask"},
+        ["every value of 'c' is missing"]),
     "emptied": ("id,a,target\nx,,u\ny,1,d\n", {"missing": "drop"}, ["'x'", "length 0"]),
-    "nothing of its own to fill from": ("id,a,target\nx,1,u\nx,1,u\ny,,d\n", {"missing": "ffill"}, ["d.csv:4 column 'a'", "none before it"]),
+    "nothing of its own to fill from": ("id,a,target\nx,1,u\nx,1,u\ny,,d\n", {"missing": "ffill"},
+        ["d.csv:4 column 'a'", "none before it"]),
     "nothing next": ("id,a\nx,1\nx,1\ny,1\ny,1\nz,1\nz,1\n", {"kind": "next"}, ["constant"]),
 }  # fmt: skip
 
@@ -200,7 +232,9 @@ def test_bad_data(case, tmp_path):
 
 @pytest.mark.parametrize(
     "options",
-    [{"split": (0.5, 0.5)}, {"split": (0, 0.5, 0.5)}, {"split": (0.9, 0.9, 0.1)}, {"irregular": "maybe"}, {"overlap": "yes"}, {"window": 0}, {"window": 1, "kind": "next"}, {"dtype": "float16"}, {"kind": "next", "at": "last", "features": "a"}],
+    [{"split": (0.5, 0.5)}, {"split": (0, 0.5, 0.5)}, {"split": (0.9, 0.9, 0.1)},
+        {"irregular": "maybe"}, {"overlap": "yes"}, {"window": 0}, {"window": 1, "kind": "next"},
+        {"dtype": "float16"}, {"kind": "next", "at": "last", "features": "a"}],
 )  # fmt: skip
 def test_bad_settings(options, tmp_path):
     with pytest.raises(ConfigError):
@@ -220,12 +254,23 @@ def test_held_out_files(tmp_path):
         Data.read(train, test=train)
     with refused(["same bytes"]):
         Data.read(train, test=put(tmp_path, "copy.csv", train.read_text()))
-    shared = put(tmp_path, "shared.csv", test.read_text() + "".join(ln.replace("s4", "again", 1) + "\n" for ln in train.read_text().split("\n") if ln.startswith("s4,")))  # fmt: skip
+    shared = put(
+        tmp_path,
+        "shared.csv",
+        test.read_text()
+        + "".join(
+            ln.replace("s4", "again", 1) + "\n"
+            for ln in train.read_text().split("\n")
+            if ln.startswith("s4,")
+        ),
+    )
     with refused(["shared.csv (test): 1 of its sequences", "'again'", "'s4'", "--overlap allow"]):
         Data.read(train, test=shared)
     assert len(Data.read(train, test=shared, overlap="allow").sets["test"]) == 10
     with refused(["left.csv:13 column 'target'", "label 'left'", "'down', 'up'"]):
-        Data.read(train, valid=put(tmp_path, "left.csv", table(9, seed=5, classes=("up", "down", "left"))))  # fmt: skip
+        Data.read(
+            train, valid=put(tmp_path, "left.csv", table(9, seed=5, classes=("up", "down", "left")))
+        )
     with refused(["missing columns: 'b'", "extra columns: 'bb'"]):
         Data.read(train, valid=put(tmp_path, "other.csv", valid.read_text().replace(",b,", ",bb,")))
     moved = put(
@@ -277,7 +322,9 @@ def test_the_last_rows_target(tmp_path):
     for i, u, y in everything(data, "train"):
         assert y == int(i[1:]) + 10 * (len(u) - 1)
     once = put(tmp_path, "e.csv", table(20, target=lambda i, t, row: "ud"[i % 2] if t == 0 else ""))
-    assert [y for _, _, y in everything(Data.read(once), "train")] == [1 - int(i[1:]) % 2 for i in Data.read(once).sets["train"].ids]  # fmt: skip
+    assert [y for _, _, y in everything(Data.read(once), "train")] == [
+        1 - int(i[1:]) % 2 for i in Data.read(once).sets["train"].ids
+    ]
 
 
 def test_next_step(tmp_path):
@@ -297,7 +344,10 @@ def test_next_step(tmp_path):
 
 
 def test_dropped_and_filled_rows(tmp_path):
-    text = "id,a,b,target\n" + "".join(f"s{i},{i},{i},{'ud'[i % 2]}\ns{i},,{i},{'ud'[i % 2]}\ns{i},{i + 5},{i},{'ud'[i % 2]}\n" for i in range(10))  # fmt: skip
+    text = "id,a,b,target\n" + "".join(
+        f"s{i},{i},{i},{'ud'[i % 2]}\ns{i},,{i},{'ud'[i % 2]}\ns{i},{i + 5},{i},{'ud'[i % 2]}\n"
+        for i in range(10)
+    )
     path = put(tmp_path, "d.csv", text)
     with refused(
         ["d.csv:3 column 'a'", "10 of 30 values are missing", "--missing drop|ffill|mask"]
@@ -305,11 +355,16 @@ def test_dropped_and_filled_rows(tmp_path):
         Data.read(path)
 
     def of(how):
-        return {i: u[:, 0].tolist() for i, u, _ in everything(Data.read(path, missing=how, standardise=False), "train")}  # fmt: skip
+        return {
+            i: u[:, 0].tolist()
+            for i, u, _ in everything(Data.read(path, missing=how, standardise=False), "train")
+        }
 
     assert all(u == [int(i[1:]), int(i[1:]) + 5] for i, u in of("drop").items())
     assert all(u == [int(i[1:]), int(i[1:]), int(i[1:]) + 5] for i, u in of("ffill").items())
-    timed = "id,time,a,target\n" + "".join(f"s{i},{t},{'' if t == 2 else i + t},{'ud'[i % 2]}\n" for i in range(9) for t in range(6))  # fmt: skip
+    timed = "id,time,a,target\n" + "".join(
+        f"s{i},{t},{'' if t == 2 else i + t},{'ud'[i % 2]}\n" for i in range(9) for t in range(6)
+    )
     with refused(["--irregular allow"]):
         Data.read(put(tmp_path, "e.csv", timed), missing="drop")
     assert (
@@ -319,7 +374,11 @@ def test_dropped_and_filled_rows(tmp_path):
 
 
 def test_masks(tmp_path):
-    text = "id,a,b,target\n" + "".join(f"s{i},{'' if (i + t) % 3 == 0 else i + t},{t * i},{'' if t == 1 else i * t}\n" for i in range(10) for t in range(4))  # fmt: skip
+    text = "id,a,b,target\n" + "".join(
+        f"s{i},{'' if (i + t) % 3 == 0 else i + t},{t * i},{'' if t == 1 else i * t}\n"
+        for i in range(10)
+        for t in range(4)
+    )
     data = Data.read(put(tmp_path, "d.csv", text), kind="regress", at="every", missing="mask")
     assert data.inputs == 3
     assert data.describe()["masked"] == ["a"]
@@ -488,7 +547,14 @@ def test_files_that_do_not_suit_the_network(tmp_path):
     arrays = Data.read(tmp_path / "t.npz", kind="classify").describe()
     with refused(["2 features", "trained on 3"]):
         Data.for_prediction(arrays, tmp_path / "c.npy")
-    masked = Data.read(put(tmp_path, "m.csv", "id,a,b,target\n" + "".join(f"s{i},{i or ''},{i},{'ud'[i % 2]}\n" for i in range(9))), missing="mask")  # fmt: skip
+    masked = Data.read(
+        put(
+            tmp_path,
+            "m.csv",
+            "id,a,b,target\n" + "".join(f"s{i},{i or ''},{i},{'ud'[i % 2]}\n" for i in range(9)),
+        ),
+        missing="mask",
+    )
     assert (
         len(Data.for_prediction(masked.describe(), put(tmp_path, "n.csv", "id,a,b\nx,,1\n"))) == 1
     )
@@ -498,7 +564,10 @@ def test_files_that_do_not_suit_the_network(tmp_path):
 
 @pytest.mark.parametrize(
     "change",
-    [{"kind": "guess"}, {"std": [1.0]}, {"std": [0.0, 1.0]}, {"mean": ["a", "b"]}, {"mean": [float("nan"), 0.0]}, {"labels": ["a"]}, {"masked": ["z"]}, {"features": "ab"}, {"columns": {}}, {"window": -1}, {"dtype": "object"}, {"reading": {"plugin": "x"}}, {"reading": None}, {"reading": []}, {"more": 1}],
+    [{"kind": "guess"}, {"std": [1.0]}, {"std": [0.0, 1.0]}, {"mean": ["a", "b"]},
+        {"mean": [float("nan"), 0.0]}, {"labels": ["a"]}, {"masked": ["z"]}, {"features": "ab"},
+        {"columns": {}}, {"window": -1}, {"dtype": "object"}, {"reading": {"plugin": "x"}},
+        {"reading": None}, {"reading": []}, {"more": 1}],
 )  # fmt: skip
 def test_a_damaged_description_is_refused(change, tmp_path):
     data = Data.read(put(tmp_path, "train.csv", table(20)))
@@ -567,7 +636,8 @@ cells = st.sampled_from(["0", "1", "2", "2.5", "1e39", "-7", "", "NA", "up", "do
 @pytest.mark.slow
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck), database=None)
 @given(
-    st.lists(st.tuples(st.sampled_from("xyz"), cells, cells, cells), min_size=1, max_size=12).map(lambda rows: sorted(rows, key=lambda r: r[0])),
+    st.lists(st.tuples(st.sampled_from("xyz"), cells, cells, cells), min_size=1,
+        max_size=12).map(lambda rows: sorted(rows, key=lambda r: r[0])),
     st.sampled_from([None, "classify", "regress", "next"]),
     st.sampled_from([None, "last", "every"]),
     st.sampled_from(["drop", "ffill", "mask"]),
@@ -611,7 +681,11 @@ def test_a_network_learns_from_a_file(tmp_path):
     optimiser = torch.optim.Adam(net.parameters(), 0.05)
 
     def value():
-        return sum(t for b in data.held_out("valid", 0) for t in [data.score(net(b.u, lengths=b.lengths).a, b)["mse"][0]])  # fmt: skip
+        return sum(
+            t
+            for b in data.held_out("valid", 0)
+            for t in [data.score(net(b.u, lengths=b.lengths).a, b)["mse"][0]]
+        )
 
     before = value()
     for step in range(60):

@@ -1,4 +1,6 @@
-"""Users' files: what is read, and what each bad file is answered with: the file, the row, the column, the way out."""
+"""Users' files: what is read, and what each bad file is answered with: the file, the row, the
+column, the way out.
+"""
 
 import gzip
 import io
@@ -58,34 +60,50 @@ CSV = {
     "header only": ("id,a,target\n", {}, ["data.csv has a header but no rows"]),
     "too many fields": ("a,b\n1,2\n1,2,3\n4,5\n", NEXT, ["data.csv:3", "expected 2 fields, got 3"]),
     "too few fields": ("a,b\n1,2\n1\n4,5\n", NEXT, ["data.csv:3", "expected 2 fields, got 1"]),
-    "rows longer than the header": ("a,b\n1,2,3\n4,5,6\n", NEXT, ["header has 2 names, rows have 3 fields"]),
+    "rows longer than the header": ("a,b\n1,2,3\n4,5,6\n", NEXT,
+        ["header has 2 names, rows have 3 fields"]),
     "semicolons": ("a;b\n1;2\n3;4\n", NEXT, ["looks ;-separated", "--sep ';'"]),
-    "semicolons and decimal commas": ("a;b\n1,5;2,5\n3,5;4,5\n", NEXT, ["looks ;-separated", "--sep ';'"]),
+    "semicolons and decimal commas": ("a;b\n1,5;2,5\n3,5;4,5\n", NEXT,
+        ["looks ;-separated", "--sep ';'"]),
     "tabs": ("a\tb\n1\t2\n", NEXT, ["looks tab-separated", "--sep"]),
-    "decimal comma": ("a;b\n1;2\n1,5;2\n", NEXT | {"sep": ";"}, ["data.csv:3 column 'a'", '"1,5"', "--decimal ','"]),
-    "decimal comma or thousands": ('a,b\n1,2\n"1,000",2\n', NEXT, ["data.csv:3 column 'a'", '"1,000"', "--thousands ','", "--decimal ','"]),
-    "thousands": ('a,b\n1,2\n"1,000.5",2\n', NEXT, ["data.csv:3 column 'a'", '"1,000.5"', "--thousands ','"]),
-    "points where commas are decimal": ("a;b\n1,5;2.5\n", NEXT | {"sep": ";", "decimal": ","}, ["data.csv:2 column 'b'", '"2.5"', "--decimal"]),
-    "wrong groups": ('a,b\n1,"10,00"\n', NEXT | {"thousands": ","}, ["data.csv:2 column 'b'", '"10,00"']),
-    "a word": ("id,flow\nx,1\nx,n/a?\n", NEXT, ["data.csv:3 column 'flow'", '"n/a?" is not a number', "--missing drop|ffill|mask"]),
+    "decimal comma": ("a;b\n1;2\n1,5;2\n", NEXT | {"sep": ";"},
+        ["data.csv:3 column 'a'", '"1,5"', "--decimal ','"]),
+    "decimal comma or thousands": ('a,b\n1,2\n"1,000",2\n', NEXT,
+        ["data.csv:3 column 'a'", '"1,000"', "--thousands ','", "--decimal ','"]),
+    "thousands": ('a,b\n1,2\n"1,000.5",2\n', NEXT,
+        ["data.csv:3 column 'a'", '"1,000.5"', "--thousands ','"]),
+    "points where commas are decimal": ("a;b\n1,5;2.5\n", NEXT | {"sep": ";", "decimal": ","},
+        ["data.csv:2 column 'b'", '"2.5"', "--decimal"]),
+    "wrong groups": ('a,b\n1,"10,00"\n', NEXT | {"thousands": ","},
+        ["data.csv:2 column 'b'", '"10,00"']),
+    "a word": ("id,flow\nx,1\nx,n/a?\n", NEXT,
+        ["data.csv:3 column 'flow'", '"n/a?" is not a number', "--missing drop|ffill|mask"]),
     "hexadecimal": ("a,b\n1,2\n0x1F,2\n", NEXT, ["data.csv:3 column 'a'", '"0x1F"', "hexadecimal"]),
-    "underscores": ("a,b\n1,2\n1_000,2\n", NEXT, ["data.csv:3 column 'a'", '"1_000"', "underscores"]),
+    "underscores": ("a,b\n1,2\n1_000,2\n", NEXT,
+        ["data.csv:3 column 'a'", '"1_000"', "underscores"]),
     "True": ("a,b\nTrue,2\n2,2\n", NEXT, ["data.csv:2 column 'a'", '"True"', "Write 1 and 0"]),
     "other digits": ("a,b\n1,\u0663\n", NEXT, ["data.csv:2 column 'b'", "is not a number"]),
-    "blank": ("a,b\n1,2\n,2\n3,4\n", NEXT, ["data.csv:3 column 'a'", "1 of 3 values are missing", "--missing drop|ffill|mask"]),
-    "NaN and NA": ("a,b\nNaN,2\nNA,2\n3,4\n", NEXT, ["data.csv:2 column 'a'", "2 of 3 values are missing", "data.csv:3"]),
+    "blank": ("a,b\n1,2\n,2\n3,4\n", NEXT,
+        ["data.csv:3 column 'a'", "1 of 3 values are missing", "--missing drop|ffill|mask"]),
+    "NaN and NA": ("a,b\nNaN,2\nNA,2\n3,4\n", NEXT,
+        ["data.csv:2 column 'a'", "2 of 3 values are missing", "data.csv:3"]),
     "all missing": ("a,b\nNaN,2\n,2\n", NEXT, ["column 'a'", "every value is missing"]),
     "inf": ("a,b\n1,2\n-inf,2\n", NEXT, ["data.csv:3 column 'a'", '"-inf" is not finite']),
     "1e999": ("a,b\n1,2\n1e999,2\n", NEXT, ["data.csv:3 column 'a'", '"1e999" is not finite']),
-    "beyond 2^53": ("a,b\n1,2\n9007199254740993,2\n", NEXT, ["data.csv:3 column 'a'", "9007199254740993", "cannot be represented exactly"]),
-    "beyond 2^63": ("a,b\n1,2\n99999999999999999999999,2\n", NEXT, ["data.csv:3 column 'a'", "cannot be represented exactly"]),
-    "no header": ("1,2,3\n4,5,6\n", NEXT, ["data.csv:1", "first row looks like data", "--no-header"]),
-    "no header, with words": ("x,0,1.5,up\nx,1,2.5,up\n", {}, ["data.csv:1", "first row looks like data", "--no-header"]),
+    "beyond 2^53": ("a,b\n1,2\n9007199254740993,2\n", NEXT,
+        ["data.csv:3 column 'a'", "9007199254740993", "cannot be represented exactly"]),
+    "beyond 2^63": ("a,b\n1,2\n99999999999999999999999,2\n", NEXT,
+        ["data.csv:3 column 'a'", "cannot be represented exactly"]),
+    "no header": ("1,2,3\n4,5,6\n", NEXT,
+        ["data.csv:1", "first row looks like data", "--no-header"]),
+    "no header, with words": ("x,0,1.5,up\nx,1,2.5,up\n", {},
+        ["data.csv:1", "first row looks like data", "--no-header"]),
     "names twice": ("a,b,a\n1,2,3\n", NEXT, ["more than once", "'a'"]),
     "no name": (",a,b\n1,2,3\n", NEXT, ["data.csv:1", "column 1 has no name"]),
     "UTF-16": ("a,b\n1,2\n".encode("utf-16"), NEXT, ["data.csv", "UTF-16", "UTF-8"]),
     "UTF-16 without a mark": ("a,b\n1,2\n".encode("utf-16-le"), NEXT, ["data.csv", "UTF-16"]),
-    "latin-1": ("a,b\n1,2\ncaf\u00e9,2\n".encode("latin-1"), NEXT, ["data.csv:3", "0xe9", "latin-1", "UTF-8"]),
+    "latin-1": ("a,b\n1,2\ncaf\u00e9,2\n".encode("latin-1"), NEXT,
+        ["data.csv:3", "0xe9", "latin-1", "UTF-8"]),
     "NUL": (b"a,b,ccccccccccccc\n1,2,3\n1,\0002,3\n", NEXT, ["data.csv:3", "NUL"]),
     "gzip": (gzip.compress(b"a,b\n1,2\n"), NEXT, ["data.csv", "gzip"]),
     "workbook": (b"PK\x03\x04" + b"." * 30 + b"xl/workbook.xml", NEXT, ["data.csv", ".xlsx"]),
@@ -94,23 +112,37 @@ CSV = {
     "open quote": ('a,b\n1,2\n"3,4\n5,6\n7,8\n', NEXT, ["data.csv:3", "never closed"]),
     "quote that swallows rows": ('a,b\n1,2\n"3,4\n5,"6"\n', NEXT, ["data.csv:3", "quote"]),
     "blank line": ("a,b\n1,2\n\n3,4\n", NEXT, ["data.csv:3", "blank"]),
-    "no target": ("id,a,tarjet\nx,1,2\n", {}, ["no column called target", "did you mean 'tarjet'".capitalize(), "--target", "--kind next"]),
-    "target absent": ("id,a,flow\nx,1,2\n", {"target": ("flwo",), "kind": "regress"}, ["no column 'flwo'", "'flow'", "Columns: 'id', 'a', 'flow'"]),
-    "target is an input": ("id,a,b\nx,1,2\n", {"target": ("b",), "features": ("a", "b"), "kind": "regress"}, ["'b' is the target and an input"]),
-    "features absent": ("id,a,b\nx,1,2\n", NEXT | {"features": ("a", "c")}, ["missing columns: 'c'", "extra columns: 'b'"]),
-    "numbers as target": ("id,a,target\nx,1,2\nx,1,3\n", {}, ["column 'target'", "--kind classify", "--kind regress"]),
-    "numbers and words as target": ("id,a,target\nx,1,2\nx,1,up\n", {}, ["column 'target'", "--kind"]),
+    "no target": ("id,a,tarjet\nx,1,2\n", {},
+        ["no column called target", "did you mean 'tarjet'".capitalize(), "--target",
+            "--kind next"]),
+    "target absent": ("id,a,flow\nx,1,2\n", {"target": ("flwo",), "kind": "regress"},
+        ["no column 'flwo'", "'flow'", "Columns: 'id', 'a', 'flow'"]),
+    "target is an input": ("id,a,b\nx,1,2\n",
+        {"target": ("b",), "features": ("a", "b"), "kind": "regress"},
+        ["'b' is the target and an input"]),
+    "features absent": ("id,a,b\nx,1,2\n", NEXT | {"features": ("a", "c")},
+        ["missing columns: 'c'", "extra columns: 'b'"]),
+    "numbers as target": ("id,a,target\nx,1,2\nx,1,3\n", {},
+        ["column 'target'", "--kind classify", "--kind regress"]),
+    "numbers and words as target": ("id,a,target\nx,1,2\nx,1,up\n", {},
+        ["column 'target'", "--kind"]),
     "no features": ("id,time,target\nx,1,up\n", {}, ["no column is left to be a feature"]),
     "two ids": ("id,ID,a\nx,1,2\n", NEXT, ["'id', 'ID'", "--id"]),
     "id missing": ("id,a\nx,1\n,2\n", NEXT, ["data.csv:3 column 'id'", "id is missing"]),
-    "id again": ("id,a\nx,1\ny,2\nx,3\n", NEXT, ["data.csv:4 column 'id'", "'x' appears again", "Sort"]),
+    "id again": ("id,a\nx,1\ny,2\nx,3\n", NEXT,
+        ["data.csv:4 column 'id'", "'x' appears again", "Sort"]),
     "time back": ("id,time,a\nx,1,1\nx,0,2\n", NEXT, ["data.csv:3 column 'time'", "goes back"]),
     "time twice": ("id,time,a\nx,1,1\nx,1,2\n", NEXT, ["data.csv:3 column 'time'", "twice"]),
-    "time missing": ("id,time,a\nx,1,1\nx,,2\n", NEXT, ["data.csv:3 column 'time'", "time is missing"]),
-    "time in words": ("id,time,a\nx,01/02/2024,1\n", NEXT, ["data.csv:2 column 'time'", '"01/02/2024"', "ISO 8601"]),
-    "no such day": ("id,time,a\nx,2023-02-28,1\nx,2023-02-30,1\n", NEXT, ["data.csv:3 column 'time'", "exists"]),
-    "mixed zones": ("id,time,a\nx,2024-01-01T00:00Z,1\nx,2024-01-01T01:00,1\n", NEXT, ["data.csv:3 column 'time'", "mixed time zones"]),
-    "two zones": ("id,time,a\nx,2024-01-01T00:00+01:00,1\nx,2024-01-01T02:00+02:00,1\n", NEXT, ["data.csv:3 column 'time'", "mixed time zones"]),
+    "time missing": ("id,time,a\nx,1,1\nx,,2\n", NEXT,
+        ["data.csv:3 column 'time'", "time is missing"]),
+    "time in words": ("id,time,a\nx,01/02/2024,1\n", NEXT,
+        ["data.csv:2 column 'time'", '"01/02/2024"', "ISO 8601"]),
+    "no such day": ("id,time,a\nx,2023-02-28,1\nx,2023-02-30,1\n", NEXT,
+        ["data.csv:3 column 'time'", "exists"]),
+    "mixed zones": ("id,time,a\nx,2024-01-01T00:00Z,1\nx,2024-01-01T01:00,1\n", NEXT,
+        ["data.csv:3 column 'time'", "mixed time zones"]),
+    "two zones": ("id,time,a\nx,2024-01-01T00:00+01:00,1\nx,2024-01-01T02:00+02:00,1\n", NEXT,
+        ["data.csv:3 column 'time'", "mixed time zones"]),
     "control sequences": ("a,b\n1,\x1b[31mred\n", NEXT, ["data.csv:2 column 'b'", "\\x1b[31mred"]),
 }  # fmt: skip
 
@@ -127,7 +159,9 @@ def test_all_problems_of_a_file_are_listed_together(tmp_path):
     text = refused(put(tmp_path, "data.csv", "a,b,c\n" + rows), [], kind="next")
     lines = text.split("\n")
     assert lines[0].endswith("data.csv: 32 problems, of which 7 are listed:")
-    assert [ln.split("data.csv")[1].split(": ")[0] for ln in lines[1:7]] == [f":{i} column 'a'" for i in range(2, 7)] + [":5 column 'b'"]  # fmt: skip
+    assert [ln.split("data.csv")[1].split(": ")[0] for ln in lines[1:7]] == [
+        f":{i} column 'a'" for i in range(2, 7)
+    ] + [":5 column 'b'"]
     assert "column 'c': every value is missing" in lines[7]
     wide = "".join(f"f{k}," for k in range(30)) + "z\n" + "x," * 30 + "1\n"
     assert (
@@ -158,7 +192,9 @@ def test_paths(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     "options",
-    [{"sep": ",,"}, {"sep": '"'}, {"sep": "1"}, {"decimal": ";"}, {"thousands": "."} | {"decimal": "."}, {"missing": "zero"}, {"kind": "guess"}, {"at": "first"}, {"max_bytes": 0}],
+    [{"sep": ",,"}, {"sep": '"'}, {"sep": "1"}, {"decimal": ";"},
+        {"thousands": "."} | {"decimal": "."}, {"missing": "zero"}, {"kind": "guess"},
+        {"at": "first"}, {"max_bytes": 0}],
 )  # fmt: skip
 def test_bad_options(options):
     with pytest.raises(ConfigError, match="must be"):
@@ -188,11 +224,15 @@ DIALECTS = {
     "spaces": (GOOD.replace(",", " , "), "data.csv", {}),
     "quotes": ('"id","time","a","b","target"\n' + "".join(",".join(f'"{c}"' for c in ln.split(",")) + "\n" for ln in GOOD.split("\n")[1:-1]), "data.csv", {}),
     "tabs": (GOOD.replace(",", "\t"), "data.tsv", {}),
-    "decimal comma": (GOOD.replace(",", ";").replace("8.5", "8,5"), "data.csv", {"sep": ";", "decimal": ","}),
-    "grouping": (GOOD.replace("8.5", '"0,008.5"').replace("0,008.5", "8.5"), "data.csv", {"thousands": ","}),
+    "decimal comma": (GOOD.replace(",", ";").replace("8.5", "8,5"), "data.csv",
+        {"sep": ";", "decimal": ","}),
+    "grouping": (GOOD.replace("8.5", '"0,008.5"').replace("0,008.5", "8.5"), "data.csv",
+        {"thousands": ","}),
     "plus and exponents": (GOOD.replace("8.5", "+.85e1"), "data.csv", {}),
-    "no header": (GOOD.split("\n", 1)[1], "data.csv", {"header": False, "id": "c1", "time": "c2", "target": ("c5",)}),
-    "moved columns": ("target,b,a,time,id\nup,2,1,0,x\nup,4,3,1,x\ndown,6,5,0,y\ndown,8.5,7,1,y\n", "data.csv", {"features": ("a", "b")}),
+    "no header": (GOOD.split("\n", 1)[1], "data.csv",
+        {"header": False, "id": "c1", "time": "c2", "target": ("c5",)}),
+    "moved columns": ("target,b,a,time,id\nup,2,1,0,x\nup,4,3,1,x\ndown,6,5,0,y\ndown,8.5,7,1,y\n",
+        "data.csv", {"features": ("a", "b")}),
 }  # fmt: skip
 
 
@@ -308,7 +348,16 @@ def parquet(folder, columns, name="d.parquet"):
 
 def test_parquet_reads_as_the_table_does(tmp_path):
     label = pa.array(["up", "up", "down", "down"]).dictionary_encode()
-    path = parquet(tmp_path, {"id": ["x", "x", "y", "y"], "time": [0, 1, 0, 1], "a": [1, 3, 5, 7], "b": pa.array([2, 4, 6, 8.5], pa.float32()), "target": label})  # fmt: skip
+    path = parquet(
+        tmp_path,
+        {
+            "id": ["x", "x", "y", "y"],
+            "time": [0, 1, 0, 1],
+            "a": [1, 3, 5, 7],
+            "b": pa.array([2, 4, 6, 8.5], pa.float32()),
+            "target": label,
+        },
+    )
     r, plain = read(path), read(put(tmp_path, "plain.csv", GOOD))
     assert np.array_equal(r.u, plain.u)
     assert r.y.tolist() == plain.y.tolist()
@@ -323,13 +372,17 @@ PARQUET = {
     "words as feature": ({"a": ["x", "y"]}, NEXT, ["column 'a'", "string"]),
     "missing": ({"a": [1.0, None, 3.0]}, NEXT, ["row 2 column 'a'", "1 of 3 values are missing"]),
     "inf": ({"a": [1.0, np.inf]}, NEXT, ["row 2 column 'a'", "not finite"]),
-    "beyond 2^53": ({"a": [1, 2**53 + 1]}, NEXT, ["row 2 column 'a'", "cannot be represented exactly"]),
+    "beyond 2^53": ({"a": [1, 2**53 + 1]}, NEXT,
+        ["row 2 column 'a'", "cannot be represented exactly"]),
     "no rows": ({"a": pa.array([], pa.float64())}, NEXT, ["no rows"]),
-    "numbers as target": ({"a": [1, 2], "target": [0, 1]}, {}, ["column 'target'", "--kind classify"]),
+    "numbers as target": ({"a": [1, 2], "target": [0, 1]}, {},
+        ["column 'target'", "--kind classify"]),
     "time missing": ({"time": [1, None], "a": [1, 2]}, NEXT, ["row 2 column 'time'", "missing"]),
-    "time back": ({"time": [datetime(2024, 1, 2), datetime(2024, 1, 1)], "a": [1, 2]}, NEXT, ["row 2 column 'time'", "goes back"]),
+    "time back": ({"time": [datetime(2024, 1, 2), datetime(2024, 1, 1)], "a": [1, 2]}, NEXT,
+        ["row 2 column 'time'", "goes back"]),
     "bomb": ({"a": pa.array(np.zeros(5_000_000))}, NEXT, ["5,000,000 rows", "100:1"]),
-    "target absent": ({"a": [1, 2], "targte": ["x", "y"]}, {"target": ("target",)}, ["'target'", "'targte'"]),
+    "target absent": ({"a": [1, 2], "targte": ["x", "y"]}, {"target": ("target",)},
+        ["'target'", "'targte'"]),
 }  # fmt: skip
 
 
@@ -378,7 +431,15 @@ def test_arrays(tmp_path):
     assert (several.per, several.y.shape) == ("sequence", (2, 3))
 
 
-@pytest.mark.parametrize("form", [lambda u: u.astype(">f8"), np.asfortranarray, lambda u: u.astype(np.int16), lambda u: u.astype(np.float16)])  # fmt: skip
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda u: u.astype(">f8"),
+        np.asfortranarray,
+        lambda u: u.astype(np.int16),
+        lambda u: u.astype(np.float16),
+    ],
+)
 def test_byte_orders_layouts_and_types(form, tmp_path):
     np.save(tmp_path / "d.npy", form(U))
     r = read(tmp_path / "d.npy", Options(kind="next"))
@@ -419,7 +480,11 @@ def header(shape, descr="<f8"):
 
 
 def test_headers_are_judged_before_memory_is_taken(tmp_path):
-    refused(put(tmp_path, "d.npy", header((10**6, 10**6)) + b"\0" * 64), ["8,000,000,000,000 bytes", "the file has 64"], kind="next")  # fmt: skip
+    refused(
+        put(tmp_path, "d.npy", header((10**6, 10**6)) + b"\0" * 64),
+        ["8,000,000,000,000 bytes", "the file has 64"],
+        kind="next",
+    )
     refused(
         put(tmp_path, "d.npy", header((2, 4)) + b"\0" * 63),
         ["64 bytes", "the file has 63", "cut off"],
@@ -442,20 +507,30 @@ def test_headers_are_judged_before_memory_is_taken(tmp_path):
 
 NPZ = {
     "no u": ({"x": U}, {}, ["holds x", "u (n, T, C)"]),
-    "two dimensions": ({"u": U[0]}, NEXT, ["(4, 3)", "sequences first, then steps, then features", "u[:, :, None]"]),
+    "two dimensions": ({"u": U[0]}, NEXT,
+        ["(4, 3)", "sequences first, then steps, then features", "u[:, :, None]"]),
     "no y": ({"u": U}, {}, ["inputs only", "--kind next"]),
-    "axes swapped": ({"u": U, "y": np.arange(4)}, {"kind": "classify"}, ["y' has shape (4,)", "2 sequences", "transpose(1, 0, 2)"]),
-    "y of another length": ({"u": U, "y": np.arange(5)}, {"kind": "classify"}, ["y' has shape (5,)", "begin with 2"]),
-    "numbers as y": ({"u": U, "y": np.arange(2)}, {}, ["array 'y' holds numbers", "--kind classify"]),
-    "words to regress": ({"u": U, "y": np.array(["a", "b"])}, {"kind": "regress"}, ["'y'", "needs numbers"]),
-    "steps or targets": ({"u": U, "y": U[:, :, 0]}, {"kind": "regress"}, ["--at every or --at last"]),
+    "axes swapped": ({"u": U, "y": np.arange(4)}, {"kind": "classify"},
+        ["y' has shape (4,)", "2 sequences", "transpose(1, 0, 2)"]),
+    "y of another length": ({"u": U, "y": np.arange(5)}, {"kind": "classify"},
+        ["y' has shape (5,)", "begin with 2"]),
+    "numbers as y": ({"u": U, "y": np.arange(2)}, {},
+        ["array 'y' holds numbers", "--kind classify"]),
+    "words to regress": ({"u": U, "y": np.array(["a", "b"])}, {"kind": "regress"},
+        ["'y'", "needs numbers"]),
+    "steps or targets": ({"u": U, "y": U[:, :, 0]}, {"kind": "regress"},
+        ["--at every or --at last"]),
     "length 0": ({"u": U, "lengths": np.array([4, 0])}, NEXT, ["lengths[1]", "length 0", "1..4"]),
-    "length beyond T": ({"u": U, "lengths": np.array([4, 5])}, NEXT, ["lengths[1]", "length 5", "1..4"]),
-    "lengths of others": ({"u": U, "lengths": np.array([4, 4, 4])}, NEXT, ["3 entries", "2 sequences"]),
-    "lengths do not add up": ({"u": U[0], "lengths": np.array([2, 1])}, NEXT, ["add up to 3", "4 rows"]),
+    "length beyond T": ({"u": U, "lengths": np.array([4, 5])}, NEXT,
+        ["lengths[1]", "length 5", "1..4"]),
+    "lengths of others": ({"u": U, "lengths": np.array([4, 4, 4])}, NEXT,
+        ["3 entries", "2 sequences"]),
+    "lengths do not add up": ({"u": U[0], "lengths": np.array([2, 1])}, NEXT,
+        ["add up to 3", "4 rows"]),
     "real lengths": ({"u": U, "lengths": np.array([4.0, 2.0])}, NEXT, ["'lengths'", "integer"]),
     "ids twice": ({"u": U, "ids": np.array(["a", "a"])}, NEXT, ["'ids'", "expected 2 different"]),
-    "infinite target": ({"u": U, "y": np.array([1.0, np.inf])}, {"kind": "regress"}, ["d.npz y0 of sequence 1: the target is infinite"]),
+    "infinite target": ({"u": U, "y": np.array([1.0, np.inf])}, {"kind": "regress"},
+        ["d.npz y0 of sequence 1: the target is infinite"]),
 }  # fmt: skip
 
 
@@ -581,7 +656,34 @@ def seeds(tmp):
     }
 
 
-pieces = st.sampled_from([b",", b";", b'"', b"\n", b"\r", b":", b"@data\n", b"1", b"-", b"e", b"nan", b"inf", b"x", b"\0", b"\xff", b"2024-01-01", b"T", b"+01:00", "\u0663".encode(), b"99999999999999999999", b"(", b"'", b"{", b" "])  # fmt: skip
+pieces = st.sampled_from(
+    [
+        b",",
+        b";",
+        b'"',
+        b"\n",
+        b"\r",
+        b":",
+        b"@data\n",
+        b"1",
+        b"-",
+        b"e",
+        b"nan",
+        b"inf",
+        b"x",
+        b"\0",
+        b"\xff",
+        b"2024-01-01",
+        b"T",
+        b"+01:00",
+        "\u0663".encode(),
+        b"99999999999999999999",
+        b"(",
+        b"'",
+        b"{",
+        b" ",
+    ]
+)
 options = st.builds(
     Options,
     kind=st.sampled_from([None, "classify", "regress", "next"]),
@@ -620,7 +722,13 @@ def test_only_our_errors_escape(suffix, tmp_path):
     mangle()
 
 
-@given(st.lists(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=3, max_size=3), min_size=1, max_size=8))  # fmt: skip
+@given(
+    st.lists(
+        st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=3, max_size=3),
+        min_size=1,
+        max_size=8,
+    )
+)
 @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck), database=None)
 def test_written_numbers_come_back_bit_for_bit(tmp_path, rows):
     text = io.StringIO()

@@ -182,7 +182,9 @@ def test_every_sequence_obeys_the_definition(name, chosen):
 )
 @pytest.mark.slow
 def test_both_ends_of_every_window_are_reached(name, low, high):
-    """At length 40; the windows of a real-valued or symbolic task are no narrower than they are said to be."""
+    """At length 40; the windows of a real-valued or symbolic task are no narrower than they are
+    said to be.
+    """
     task = tasks.make(name, length=(40, 40))
     seen = np.array([CHECKS[name](u, y) for u, y in sequences(task.batch(0, 4000, seed=2))])
     assert np.allclose(seen.min(0), low)
@@ -320,8 +322,11 @@ def test_ragged_sequences_have_their_own_lengths_and_silent_padding(name):
 @pytest.mark.parametrize(
     ("chosen", "expected"),
     [
-        ({"length": 50}, {0: (10, 10), 1: (10, 10), 5: (12, 12), 50: (30, 30), 99: (49, 49), 100: (50, 50), 900: (50, 50)}),
-        ({"length": (20, 50)}, {0: (10, 10), 25: (20, 20), 50: (20, 30), 100: (20, 50), 900: (20, 50)}),
+        ({"length": 50},
+            {0: (10, 10), 1: (10, 10), 5: (12, 12), 50: (30, 30), 99: (49, 49), 100: (50, 50),
+                900: (50, 50)}),
+        ({"length": (20, 50)},
+            {0: (10, 10), 25: (20, 20), 50: (20, 30), 100: (20, 50), 900: (20, 50)}),
     ],
 )  # fmt: skip
 def test_the_curriculum_moves_the_upper_length(chosen, expected):
@@ -447,7 +452,9 @@ def test_baselines_by_simulation(name):
 
 @pytest.mark.parametrize("kind", [Reversal, Sorting])
 def test_baselines_of_answers_by_enumeration(kind):
-    """Of all sequences of up to 4 of 3 letters: the entropy of answers, the best letter of each place, the likeliest answer."""
+    """Of all sequences of up to 4 of 3 letters: the entropy of answers, the best letter of each
+    place, the likeliest answer.
+    """
     entropy, letters, whole = [], [], []
     for L in range(1, 5):
         inputs = list(itertools.product(range(3), repeat=L))
@@ -578,9 +585,15 @@ def test_options_and_names():
         "curriculum": None,
         "values": 10,
     }
-    assert [Sorting(**chosen).ragged for chosen in ({}, {"length": 7}, {"length": (3, 3)}, {"ragged": False})] == [
-        True, False, False, False,
-    ]  # fmt: skip
+    assert [
+        Sorting(**chosen).ragged
+        for chosen in ({}, {"length": 7}, {"length": (3, 3)}, {"ragged": False})
+    ] == [
+        True,
+        False,
+        False,
+        False,
+    ]
     assert tasks.options("music") == {"path": ..., "chunk": None}
     assert tasks.options("digits") == {"pixels": 1, "permuted": False}
     assert all(TASKS[name].about for name in TASKS)
@@ -593,7 +606,10 @@ def test_options_and_names():
 
 @pytest.mark.slow
 def test_import_needs_torch_and_numpy_alone():
-    code = "import sys, coadjoint.tasks; print([m for m in ('scipy', 'sklearn', 'pyarrow', 'yaml') if m in sys.modules])"
+    code = (
+        "import sys, coadjoint.tasks; print([m for m in ('scipy', 'sklearn', 'pyarrow', "
+        "'yaml') if m in sys.modules])"
+    )
     assert (
         subprocess.run(
             [sys.executable, "-c", code], capture_output=True, text=True, check=True
@@ -778,14 +794,20 @@ class TestMusic:
     @pytest.mark.parametrize(
         ("changes", "words"),
         [
-            ({"testdata": None}, "has no testdata; expected cell arrays traindata, validdata, testdata, and it holds 'traindata', 'validdata'."),
-            ({"traindata": np.zeros((4, 88))}, "traindata is an array [4, 88] of float64; expected a cell array"),
-            ({"traindata": np.empty((1, 0), object)}, "traindata is a cell array of 0; expected a cell array of pieces, at least one"),
+            ({"testdata": None},
+                "has no testdata; expected cell arrays traindata, validdata, testdata, and it "
+                "holds 'traindata', 'validdata'."),
+            ({"traindata": np.zeros((4, 88))},
+                "traindata is an array [4, 88] of float64; expected a cell array"),
+            ({"traindata": np.empty((1, 0), object)},
+                "traindata is a cell array of 0; expected a cell array of pieces, at least one"),
             ({"traindata": {"a": 1}}, "traindata is a struct; expected a cell array"),
-            ({"validdata": cell([np.zeros((4, 87), np.uint8)])}, "piece 1 of validdata is an array [4, 87] of uint8; expected numbers [T, 88]"),
+            ({"validdata": cell([np.zeros((4, 87), np.uint8)])},
+                "piece 1 of validdata is an array [4, 87] of uint8; expected numbers [T, 88]"),
             ({"validdata": cell([np.zeros((0, 88), np.uint8)])}, "expected numbers [T, 88]"),
             ({"validdata": cell([np.zeros((2, 2, 88))])}, "an array [2, 2, 88]"),
-            ({"testdata": cell([np.eye(3, 88), 2 * np.eye(3, 88)])}, "piece 2 of testdata holds 2.0 at row 1, column 1"),
+            ({"testdata": cell([np.eye(3, 88), 2 * np.eye(3, 88)])},
+                "piece 2 of testdata holds 2.0 at row 1, column 1"),
             ({"testdata": cell([np.full((3, 88), np.nan)])}, "holds nan"),
             ({"testdata": cell(["abc"])}, "piece 1 of testdata is text"),
             ({"testdata": cell([{"a": 1}])}, "is a struct"),

@@ -1,4 +1,6 @@
-"""What a step learns from, and how: pre-training, a steered weight, selected samples, dropout, a readout in closed form."""
+"""What a step learns from, and how: pre-training, a steered weight, selected samples, dropout, a
+readout in closed form.
+"""
 
 import copy
 import itertools
@@ -63,7 +65,9 @@ STEPS = {"elman": elman, "lstm": lstm}
 
 
 class Loop:
-    """One sample after the other, step by step, by autograd alone: losses, log-ratio penalties, log-decays."""
+    """One sample after the other, step by step, by autograd alone: losses, log-ratio penalties,
+    log-decays.
+    """
 
     def __init__(self, cell, net, batch, heard=None, seen=None):
         theta, step = dict(net.named_parameters()), STEPS[cell]
@@ -140,8 +144,11 @@ def alive(net, task):
 
 
 def test_pretraining_brings_a_dead_network_to_life():
-    """From a spectral radius of 0.3 costates fall by a factor of three in each step; after 60 steps on the penalty alone they
-    keep their size. As many steps on the loss alone change nothing."""
+    """From a spectral radius of 0.3 costates fall by a factor of three in each step; after 60 steps
+    on the penalty alone they keep their size.
+
+    As many steps on the loss alone change nothing.
+    """
     task, found = co.tasks.make("temporal-order", length=50), {}
     for name, method in (
         ("penalty", co.Penalised("log-ratio", 1.0, pretrain=60)),
@@ -175,7 +182,8 @@ def test_what_pretraining_refuses():
 @pytest.mark.parametrize(
     ("rho", "decay", "wanted"),
     [
-        (1.0, 0.02, 2.0**0.5), (1.0, 0.005, 0.5**0.5), (1.0, 0.01, 1.0), (1.0, 5.0, math.e**0.5), (1.0, 0.0, math.e**-0.5),
+        (1.0, 0.02, 2.0**0.5), (1.0, 0.005, 0.5**0.5), (1.0, 0.01, 1.0), (1.0, 5.0, math.e**0.5),
+        (1.0, 0.0, math.e**-0.5),
         (1.0, math.nan, 1.0), (1.0, math.inf, 1.0), (7.0, 1.0, 8.0), (0.15, 1e-9, 0.1),
         (1.0, 0.01 * math.exp(-1.5), math.e**-0.5),  # both clips, within [low, high]
         (1.0, 1e-300, math.e**-0.5),
@@ -205,7 +213,9 @@ def test_a_weight_is_steered_by_the_measured_decay(cell, readout, segments):
 
 
 def test_a_weight_goes_on_from_its_state():
-    """Bit for bit, through JSON; single samples do not turn it, and the parts of a batch turn it as the whole does."""
+    """Bit for bit, through JSON; single samples do not turn it, and the parts of a batch turn it as
+    the whole does.
+    """
     net, batch = make()
     rule = Steered(1.0, 0.4, gain=0.3)
 
@@ -437,7 +447,10 @@ def test_where_all_are_kept_nothing_is_measured():
     assert torch.equal(pace.choose(net, task, 10, 4, 0).u, task.batch(10, 4, 0).u)
 
 
-@pytest.mark.parametrize(("given", "words"), [((0, 5), "above 0 and at most 1"), ((0.5, 0), "at least 1"), ((0.5, 5, "size"), "difficulty")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [((0, 5), "above 0 and at most 1"), ((0.5, 0), "at least 1"), ((0.5, 5, "size"), "difficulty")],
+)
 def test_what_a_curriculum_refuses(given, words):
     with pytest.raises(co.CoadjointError, match=words):
         Easiest(*given)
@@ -688,7 +701,8 @@ RIDGES = {
     "deep": (lambda: make(deep=3)[0], "has deep="),
     "attention": (lambda: make(readout="attention")[0], "has readout='attention'"),
     "tanh": (lambda: make(output="tanh")[0], "has output='tanh'"),
-    "sequence": (lambda: co.EncoderDecoder("gru", inputs=2, hidden=3, outputs=4), "has an answer that is a sequence"),
+    "sequence": (lambda: co.EncoderDecoder("gru", inputs=2, hidden=3, outputs=4),
+        "has an answer that is a sequence"),
     "parametrised": (
         lambda: torch.nn.utils.parametrizations.weight_norm(make()[0], "V"), "has a parametrised V",
     ),

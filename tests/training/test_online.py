@@ -1,5 +1,6 @@
-"""Online learning: its gradients are those of BPTT and Truncated, its memory does not grow, and a run that stops goes on in the
-same bits."""
+"""Online learning: its gradients are those of BPTT and Truncated, its memory does not grow, and a
+run that stops goes on in the same bits.
+"""
 
 import gzip
 import io
@@ -207,7 +208,9 @@ def test_slopes_of_losses_are_their_derivatives(loss, output):
 
 
 def test_updates_at_every_step_are_the_definition():
-    """dL_t/dtheta = lam_t' S_t with S_t = J_t S_{t-1} + f_theta, all of it by torch, and theta moving all the while."""
+    """dL_t/dtheta = lam_t' S_t with S_t = J_t S_{t-1} + f_theta, all of it by torch, and theta
+    moving all the while.
+    """
     ours, (u, y) = make("gru"), data(12)
     found = online.learn(ours, pairs(u, y), "squared", optimiser=co.optimisers.sgd(0.05), clip=1.5)
     net, rate, values = make("gru"), 0.05, []
@@ -220,7 +223,9 @@ def test_updates_at_every_step_are_the_definition():
         theta = {n: p.detach().clone() for n, p in net.named_parameters()}
 
         def step(x, *p, t=t):
-            return torch.func.functional_call(Step(net), dict(zip([f"net.{n}" for n in names], p, strict=True)), (u[t], x))[0]  # fmt: skip
+            return torch.func.functional_call(
+                Step(net), dict(zip([f"net.{n}" for n in names], p, strict=True)), (u[t], x)
+            )[0]
 
         J, *of = torch.autograd.functional.jacobian(step, (x, *(theta[n] for n in names)))
         S = {n: J[:, 0] @ S[n] + f.reshape(D, -1) for n, f in zip(names, of, strict=True)}
@@ -249,7 +254,9 @@ class Step(nn.Module):
 
 
 def test_a_window_is_swept_with_the_weights_of_its_end():
-    """k1 = k2: the pieces of the sequence one after the other, each from the state the one before has left."""
+    """k1 = k2: the pieces of the sequence one after the other, each from the state the one before
+    has left.
+    """
     ours, net, (u, y) = make("lstm"), make("lstm"), data(12)
     found = online.learn(
         ours, pairs(u, y), "squared", co.Truncated(4, 4), co.optimisers.momentum(0.03)
@@ -325,7 +332,9 @@ STEPS = 600  # between two weighings
 
 
 def apart(function, *words):
-    """What a function of this file returns in a process of its own, where nobody else leaves anything behind."""
+    """What a function of this file returns in a process of its own, where nobody else leaves
+    anything behind.
+    """
     command = [
         sys.executable,
         "-c",
@@ -341,7 +350,9 @@ def apart(function, *words):
 
 
 def growth_of_learners(folder):
-    """What STEPS steps add to all that is alive, by each learner: objects, bytes, nodes of graphs."""
+    """What STEPS steps add to all that is alive, by each learner: objects, bytes, nodes
+    of graphs.
+    """
     from alive import alive
 
     torch.set_num_threads(1)
@@ -359,16 +370,26 @@ def growth_of_learners(folder):
     for learner, method in LEARNERS.items():
         weights = []
         online.learn(
-            make("lstm"), watched(weights), "squared", method, co.optimisers.adam(1e-3),
-            folder=Path(folder) / learner, score=lambda a: {"size": float(a.norm())}, every=10, window=50, checkpoint=100,
-        )  # fmt: skip
+            make("lstm"),
+            watched(weights),
+            "squared",
+            method,
+            co.optimisers.adam(1e-3),
+            folder=Path(folder) / learner,
+            score=lambda a: {"size": float(a.norm())},
+            every=10,
+            window=50,
+            checkpoint=100,
+        )
         before, after = weights
         found[learner] = after.more_than(before)
     return found
 
 
 def grows(objects, size, nodes):
-    """One object in twenty steps, eight bytes in each or a single node: less than anything that is kept for each step."""
+    """One object in twenty steps, eight bytes in each or a single node: less than anything that is
+    kept for each step.
+    """
     return objects > STEPS // 20, size > 8 * STEPS, nodes > 0
 
 
@@ -380,7 +401,9 @@ def test_memory_does_not_grow(tmp_path):
 
 
 def growth_of_hoards():
-    """The same of what is kept on purpose: a number, some text, a state or an operation for each step."""
+    """The same of what is kept on purpose: a number, some text, a state or an operation for each
+    step.
+    """
     from alive import alive
 
     kept, found = (
@@ -537,7 +560,8 @@ def test_all_kinds_of_files_hold_the_same_stream(here, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(CSV.encode())))
     truth = [torch.cat(pair) for pair in read()]
     others = {
-        "d.csv.gz": {}, "d.tsv": {}, "german.txt": {"sep": ";", "decimal": ","}, "-": {}, "d.parquet": {},
+        "d.csv.gz": {}, "d.tsv": {}, "german.txt": {"sep": ";", "decimal": ","}, "-": {},
+        "d.parquet": {},
         "d.npy": {"features": ["c1", "c2"], "target": "c3"},
     }  # fmt: skip
     for path, options in others.items():
@@ -735,8 +759,16 @@ def begun(name, learner, folder, stop=None, stream=None, **options):
     torch.manual_seed(5)
     net = make(name, x0="learned")
     return online.learn(
-        net, stream or pairs(*data(47)), "squared", LEARNERS[learner], co.optimisers.adam(1e-2), folder=folder, score=crash, **GO, **options
-    )  # fmt: skip
+        net,
+        stream or pairs(*data(47)),
+        "squared",
+        LEARNERS[learner],
+        co.optimisers.adam(1e-2),
+        folder=folder,
+        score=crash,
+        **GO,
+        **options,
+    )
 
 
 def whole(folder):
@@ -764,7 +796,9 @@ def test_too_little_room_is_said_before_anything_is_learned(learner, tmp_path, m
 
 @pytest.mark.parametrize("at", [5, 25, 45])
 def test_rows_deleted_while_the_stream_goes_on(tmp_path, at):
-    """The run ends at its next save, with its rows put back; 45 comes after the last one but that of the end."""
+    """The run ends at its next save, with its rows put back; 45 comes after the last one but that
+    of the end.
+    """
     folder = tmp_path / "two"
 
     def stream():
@@ -864,9 +898,19 @@ def test_what_does_not_fit_is_not_gone_on_with(tmp_path):
 
 def file_run(folder, path="d.csv", score=None, **options):
     torch.manual_seed(2)
-    kinds = {"target": "y", "features": ["a", "b"]} | {k: options.pop(k) for k in ("kind", "target", "features", "classes") if k in options}  # fmt: skip
+    kinds = {"target": "y", "features": ["a", "b"]} | {
+        k: options.pop(k) for k in ("kind", "target", "features", "classes") if k in options
+    }
     stream = online.read(path, dtype=F64, **kinds)
-    net = co.Network("gru", inputs=stream.inputs, hidden=D, outputs=stream.outputs, readout="every", output=stream.output, dtype=F64)  # fmt: skip
+    net = co.Network(
+        "gru",
+        inputs=stream.inputs,
+        hidden=D,
+        outputs=stream.outputs,
+        readout="every",
+        output=stream.output,
+        dtype=F64,
+    )
     return online.learn(net, stream, score=score, folder=folder, **GO, **options)
 
 
@@ -1055,10 +1099,13 @@ def test_what_is_piped_in(here, coadjoint, monkeypatch):
         (["d.csv"], 3, "there is no column called target, label or class"),
         (["d.csv", "--target", "yy"], 3, "there is no column 'yy' for --target. Did you mean 'y'?"),
         (["d.csv", "--target", "y"], 3, "d.csv:2 column 'state': \"down\" is not a number"),
-        (["d.csv", "--target", "y", "--learner", "bptt"], 2, "unknown learner 'bptt'; Known: rtrl, truncated"),
-        (["d.csv", "--target", "y", "--config", "b.toml"], 2, "--learner must be rtrl or truncated; got 'bptt'"),
+        (["d.csv", "--target", "y", "--learner", "bptt"], 2,
+            "unknown learner 'bptt'; Known: rtrl, truncated"),
+        (["d.csv", "--target", "y", "--config", "b.toml"], 2,
+            "--learner must be rtrl or truncated; got 'bptt'"),
         (["d.csv", "--target", "y", "--learner", "truncated"], 2, "--learner truncated needs --k1"),
-        (["d.csv", "--target", "y", "--learner", "rtrl", "--k1", "3"], 2, "--k1 and --k2 belong to --learner truncated"),
+        (["d.csv", "--target", "y", "--learner", "rtrl", "--k1", "3"], 2,
+            "--k1 and --k2 belong to --learner truncated"),
         (["d.csv", "--target", "y", "--k1", "3", "--k2", "2"], 2, "1 <= k1 <= k2"),
         (["d.csv", "--target", "y", "--hidden", "0"], 2, "--hidden: must be a whole number"),
         (["d.csv", "--target", "y", "--cell", "elm"], 2, "did you mean 'elman'?"),
@@ -1068,8 +1115,10 @@ def test_what_is_piped_in(here, coadjoint, monkeypatch):
         (["d.csv", "--target", "y", "--window", "0"], 2, "Invalid value for '--window'"),
         (["d.csv", "--target", "y", "--skip"], 2, "real-time recurrent learning has no skip=True"),
         (["d.csv", "--target", "y", "--batch", "3"], 2, "No such option: --batch"),
-        (["d.csv", "--target", "y", "--config", "c.toml"], 2, "--batch does nothing where a stream is learned"),
-        (["d.csv", "--target", "y", "--missing", "mask"], 2, "--missing must be refuse or ffill for a stream"),
+        (["d.csv", "--target", "y", "--config", "c.toml"], 2,
+            "--batch does nothing where a stream is learned"),
+        (["d.csv", "--target", "y", "--missing", "mask"], 2,
+            "--missing must be refuse or ffill for a stream"),
     ],
 )  # fmt: skip
 def test_wrong_words_get_one_line_and_leave_nothing(words, code, said, here, coadjoint):

@@ -1,4 +1,6 @@
-"""Run folders: damage is found and named, one writer at a time, full disks and signals lose nothing, resumed runs end in the same bytes."""
+"""Run folders: damage is found and named, one writer at a time, full disks and signals lose
+nothing, resumed runs end in the same bytes.
+"""
 
 import contextlib
 import errno
@@ -28,7 +30,8 @@ pytestmark = pytest.mark.slow
 
 NAMES = ("model.safetensors", "state.safetensors", "state.json", storage.MANIFEST)
 WORDS = shlex.split(
-    "train temporal-order --length 10 --hidden 6 --steps 60 --every 20 --tests 20 --confirm 40 --probes 4 --batch 4 --checkpoint 10"
+    "train temporal-order --length 10 --hidden 6 --steps 60 --every 20 --tests 20 --confirm 40 "
+    "--probes 4 --batch 4 --checkpoint 10"
 )
 
 
@@ -41,7 +44,9 @@ def command(*words):
 
 
 class child:
-    """The command line in a process of its own, forked so that nothing is imported twice; what it prints comes through a pipe."""
+    """The command line in a process of its own, forked so that nothing is imported twice; what it
+    prints comes through a pipe.
+    """
 
     def __init__(self, *words, before=lambda: None):
         self.out, out = os.pipe()
@@ -590,7 +595,9 @@ def limit(size):
 
 @pytest.mark.parametrize("size", [0, 40, 700, 3000, 6000, 9000])
 def test_a_file_that_cannot_grow_stops_the_run_and_nothing_is_lost(tmp_path, truth, size):
-    """`size` bytes at most in a file: config.yaml, environment.json, metrics.jsonl, a checkpoint, the model do not fit, in turn."""
+    """`size` bytes at most in a file: config.yaml, environment.json, metrics.jsonl, a checkpoint,
+    the model do not fit, in turn.
+    """
     folder = tmp_path / "run"
     code, output = child(*WORDS, "--out", folder, before=limit(size)).wait()
     assert code == 4, output
@@ -823,9 +830,12 @@ def test_a_signal_in_a_real_process(tmp_path, truth):
     folder = tmp_path / "run"
     words = [w if w != "60" else "100000" for w in WORDS]
     process = subprocess.Popen(
-        [sys.executable, "-m", "coadjoint", *words, "--out", folder], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        [sys.executable, "-m", "coadjoint", *words, "--out", folder],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    )
     until(lambda: storage.saved(folder))
     process.terminate()
     _, errors = process.communicate(timeout=600)
@@ -914,7 +924,10 @@ def test_changed_data_is_refused_by_name(tmp_path):
     data = tmp_path / "series.csv"
     lines = [f"{s},{t},{(s * t) % 5},{s % 2}" for s in range(20) for t in range(5)]
     data.write_text("\n".join(["id,time,x,y", *lines]) + "\n")
-    words = f"train --train {data} --id id --time time --target y --kind classify --hidden 4 --batch 4 --checkpoint 2 --steps 8".split()
+    words = (
+        f"train --train {data} --id id --time time --target y --kind classify --hidden 4 "
+        "--batch 4 --checkpoint 2 --steps 8"
+    ).split()
     code, output = command(*words, "--out", tmp_path / "run")
     assert code == 0, output
     code, output = command("resume", tmp_path / "run", "--steps", "12")
@@ -931,7 +944,10 @@ def test_another_network_is_refused_by_its_first_difference(tmp_path):
     net = co.Network("elman", inputs=6, hidden=5, outputs=4, output="softmax")
     with pytest.raises(
         StorageError,
-        match=r"belongs to another network: for 'R' it has float32 \[3, 6\] and the network float32 \[5, 6\]",
+        match=(
+            r"belongs to another network: for 'R' it has float32 \[3, 6\] and the network "
+            r"float32 \[5, 6\]"
+        ),
     ):
         co.train(net, co.tasks.TemporalOrder(10), steps=20, folder=tmp_path / "run", resume=True)
     wide = co.Network("elman", inputs=6, hidden=3, outputs=4, output="softmax", dtype=torch.float64)
@@ -963,7 +979,8 @@ def test_another_number_of_threads_is_said(tmp_path):
     finally:
         torch.set_num_threads(before)
     assert said.lines == [
-        f"threads was {before} and is {before + 1}: the run goes on, but not necessarily in the same bits."
+        f"threads was {before} and is {before + 1}: the run goes on, but not necessarily in the "
+        "same bits."
     ]
 
 

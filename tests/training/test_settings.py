@@ -1,4 +1,6 @@
-"""Settings: what is read, what is refused and in which words, what is written; nothing in a file can run, hang or fill memory."""
+"""Settings: what is read, what is refused and in which words, what is written; nothing in a file
+can run, hang or fill memory.
+"""
 
 import json
 import math
@@ -116,13 +118,24 @@ def test_read(here, kind, text, values):
 LINES = {
     "yaml": "# c\na: 1\nt:\n  u: 2\n\n  v:\n  - 3\n  - w: 4\n  s: |\n    x\n    t: 9\n  z: 5\n",
     "json": '{"a":\n1,\n"t": {\n"u": 2, "v": [3,\n{"w":\n4}], "s": "x: {[",\n\n"z": 5}\n}',
-    "toml": 'a = 1 # [no]\n[t]\nu = 2\nv = [ # ]\n  3,\n  {z = 4} ]\ns = """\nz = 1\n"""\n"\\u007a" = 5\n[[t.m]]\n[[t.m]]\nx=1\n[t.m.y]\nk=1\n',
+    "toml": (
+        'a = 1 # [no]\n[t]\nu = 2\nv = [ # ]\n  3,\n  {z = 4} ]\ns = """\nz = 1\n"""\n'
+        '"\\u007a" = 5\n[[t.m]]\n[[t.m]]\nx=1\n[t.m.y]\nk=1\n'
+    ),
 }
 STANDS = [
-    ("yaml", {("a",): 2, ("t",): 3, ("t", "u"): 4, ("t", "v"): 6, ("t", "v", 1): 8, ("t", "v", 1, "w"): 8, ("t", "z"): 12}),
-    ("json", {("a",): 1, ("t",): 3, ("t", "u"): 4, ("t", "v"): 4, ("t", "v", 1): 5, ("t", "v", 1, "w"): 5, ("t", "z"): 8}),
-    ("toml", {("a",): 1, ("t",): 2, ("t", "u"): 3, ("t", "v"): 4, ("t", "v", 1): 4, ("t", "s"): 7, ("t", "z"): 10}),
-    ("toml", {("t", "m"): 11, ("t", "m", 0): 11, ("t", "m", 1): 12, ("t", "m", 1, "x"): 13, ("t", "m", 1, "y", "k"): 15}),
+    ("yaml",
+        {("a",): 2, ("t",): 3, ("t", "u"): 4, ("t", "v"): 6, ("t", "v", 1): 8,
+            ("t", "v", 1, "w"): 8, ("t", "z"): 12}),
+    ("json",
+        {("a",): 1, ("t",): 3, ("t", "u"): 4, ("t", "v"): 4, ("t", "v", 1): 5,
+            ("t", "v", 1, "w"): 5, ("t", "z"): 8}),
+    ("toml",
+        {("a",): 1, ("t",): 2, ("t", "u"): 3, ("t", "v"): 4, ("t", "v", 1): 4, ("t", "s"): 7,
+            ("t", "z"): 10}),
+    ("toml",
+        {("t", "m"): 11, ("t", "m", 0): 11, ("t", "m", 1): 12, ("t", "m", 1, "x"): 13,
+            ("t", "m", 1, "y", "k"): 15}),
 ]  # fmt: skip
 
 
@@ -140,22 +153,33 @@ def test_where_keys_stand(here, kind, lines):
 
 WORD = "write '{}' in quotes if you mean the word"
 REFUSED = [
-    ("yaml", "a: 1\nlr: 2\n\nlr: 3", {4: r"key 'lr' appears twice \(first at line 2\). Remove one."}),
+    ("yaml", "a: 1\nlr: 2\n\nlr: 3",
+        {4: r"key 'lr' appears twice \(first at line 2\). Remove one."}),
     ("yaml", "t: {x: 1, x: 2}\nt: 1", {1: "key 'x' appears twice", 2: "key 't' appears twice"}),
-    ("yaml", "activation: no", {1: "'activation' is no: write 'no' in quotes if you mean the word, false if you mean false"}),
-    ("yaml", "t:\n  a: on", {2: "'t.a' is on: write 'on' in quotes if you mean the word, true if you mean true"}),
-    *[("yaml", f"a: {w}", {1: WORD.format(w)}) for w in ("no", "No", "NO", "off", "n", "N", "yes", "Yes", "on", "ON", "y", "Y", "None", "none")],
-    *[("yaml", f"x: 1\na: [{n}]", {2: "octal to some readers"}) for n in ("012", "-012", "00", "09", "01.5")],
+    ("yaml", "activation: no",
+        {1: ("'activation' is no: write 'no' in quotes if you mean the word, false if you "
+            "mean false")}),
+    ("yaml", "t:\n  a: on",
+        {2: "'t.a' is on: write 'on' in quotes if you mean the word, true if you mean true"}),
+    *[("yaml", f"a: {w}", {1: WORD.format(w)}) for w in ("no", "No", "NO", "off", "n", "N", "yes",
+        "Yes", "on", "ON", "y", "Y", "None", "none")],
+    *[("yaml", f"x: 1\na: [{n}]", {2: "octal to some readers"}) for n in ("012", "-012", "00",
+        "09", "01.5")],
     *[("yaml", f"a: {n}", {1: "decimal"}) for n in ("0o12", "0x1F", "0b11", "-0x1")],
     *[("yaml", f"a: {n}", {1: "base 60"}) for n in ("1:30", "12:30:45", "1:30.5")],
-    *[("yaml", f"a: {n}", {1: "a date"}) for n in ("2020-01-01", "2020-1-1 10:00:00", "2020-01-01T00:00:00Z")],
+    *[("yaml", f"a: {n}", {1: "a date"}) for n in ("2020-01-01", "2020-1-1 10:00:00",
+        "2020-01-01T00:00:00Z")],
     *[("yaml", f"a: {n}", {1: "without _"}) for n in ("1_000", "1_0.5", "+1_0e3")],
-    *[("yaml", f"a: {n}", {1: "not a finite number"}) for n in (".nan", ".inf", "-.Inf", "nan", "-inf", "Infinity", "1e999", "-1e999")],
+    *[("yaml", f"a: {n}", {1: "not a finite number"}) for n in (".nan", ".inf", "-.Inf", "nan",
+        "-inf", "Infinity", "1e999", "-1e999")],
     ("yaml", "a: 1e-999", {1: "closer to 0 than any float"}),
-    *[(k, t.format(n), {1: "beyond 64 bits"}) for n in (2**63, -(2**63) - 1, "9" * 4000) for k, t in [("yaml", "a: {}"), ("json", '{{"a": {}}}'), ("toml", "a = {}")]],
-    *[(k, t.format("9" * 5000), {n: "beyond 64 bits"}) for k, t, n in [("yaml", "a: {}", 1), ("json", '{{"a": {}}}', 1), ("toml", "a = {}", None)]],
+    *[(k, t.format(n), {1: "beyond 64 bits"}) for n in (2**63, -(2**63) - 1, "9" * 4000) for k,
+        t in [("yaml", "a: {}"), ("json", '{{"a": {}}}'), ("toml", "a = {}")]],
+    *[(k, t.format("9" * 5000), {n: "beyond 64 bits"}) for k, t,
+        n in [("yaml", "a: {}", 1), ("json", '{{"a": {}}}', 1), ("toml", "a = {}", None)]],
     ("yaml", "a: 1\nb: !!python/object/apply:os.system [x]", {2: "tags are not allowed"}),
-    *[("yaml", f"a: {tag} 1", {1: "tags are not allowed"}) for tag in ("!x", "!!str", "!!binary", "!", "!<a>")],
+    *[("yaml", f"a: {tag} 1", {1: "tags are not allowed"}) for tag in ("!x", "!!str", "!!binary",
+        "!", "!<a>")],
     ("yaml", "%TAG ! tag:x,2000:\n---\na: !y {}", {3: "tags are not allowed"}),
     ("yaml", "a: &x 1\nb: *x", {1: "aliases are not allowed", 2: "aliases are not allowed"}),
     ("yaml", "&x a: 1\n*x : 2", {1: "aliases are not allowed", 2: "aliases are not allowed"}),
@@ -170,29 +194,40 @@ REFUSED = [
     ("yaml", "a: 1\nb: \x07", {2: r"character U\+0007 is not allowed"}),
     ("yaml", "a: 1\n---\nb: 2", {3: "a second document"}),
     ("yaml", "a: 1\n---\n", {3: "a second document"}),
-    *[("yaml", f"{k}: x", {1: "a key must be text. Write it in quotes."}) for k in ("1", "1.5", "true", "null", "~")],
+    *[("yaml", f"{k}: x", {1: "a key must be text. Write it in quotes."}) for k in ("1", "1.5",
+        "true", "null", "~")],
     ("yaml", "no: x", {1: "a key is no: write 'no' in quotes"}),
     *[("yaml", f"? {k}\n: x", {1: "a key must be text"}) for k in ("[a]", "{a: 1}")],
     *[("yaml", t, {1: "top level must be a mapping"}) for t in ("- 1", "x", "12", "[]")],
     *[("json", t, {1: "top level must be a mapping"}) for t in ("[]", "1", '"x"', "null")],
-    *[("json", f'{{"x": 1,\n"a": {n}}}', {2: "not a finite number"}) for n in ("NaN", "Infinity", "-Infinity", "1e999")],
-    ("json", '{"a": 1,\n"b": {"a": 1,\n"a": 2}}', {3: r"key 'a' appears twice \(first at line 2\)"}),
+    *[("json", f'{{"x": 1,\n"a": {n}}}', {2: "not a finite number"}) for n in ("NaN", "Infinity",
+        "-Infinity", "1e999")],
+    ("json", '{"a": 1,\n"b": {"a": 1,\n"a": 2}}',
+        {3: r"key 'a' appears twice \(first at line 2\)"}),
     ("json", '{"a": 1, "\\u0061": 2}', {1: "key 'a' appears twice"}),
     ("json", '{"a": 1,\n  "b": }', {2: "column 8: not JSON"}),
-    *[("json", t, {1: r"column \d+: not JSON"}) for t in ('{"a": 1,}', "{'a': 1}", '{"a": 01}', '{"a": .5}', '{"a": "', '{"a": 1} 2', '{"a": True}', "{} // c", '{"a": "\\q"}', '{"a": "\t"}', "{", "[1 2]")],
+    *[("json", t, {1: r"column \d+: not JSON"}) for t in ('{"a": 1,}', "{'a': 1}", '{"a": 01}',
+        '{"a": .5}', '{"a": "', '{"a": 1} 2', '{"a": True}', "{} // c", '{"a": "\\q"}',
+        '{"a": "\t"}', "{", "[1 2]")],
     ("json", '{"a": "\\ud800"}', {1: "half of a surrogate pair"}),
-    ("toml", "a = 1\n[t]\nx = 1\nx = 2", {4: r"key 'x' appears twice \(first at line 3\). Remove one."}),
+    ("toml", "a = 1\n[t]\nx = 1\nx = 2",
+        {4: r"key 'x' appears twice \(first at line 3\). Remove one."}),
     ("toml", "[t]\n[u]\n[t]", {3: r"key 't' appears twice \(first at line 1\). Remove one."}),
-    ("toml", "a = 1\na = 2\nb = 1\nb = 2", {2: "key 'a' appears twice", 4: "key 'b' appears twice"}),
+    ("toml", "a = 1\na = 2\nb = 1\nb = 2",
+        {2: "key 'a' appears twice", 4: "key 'b' appears twice"}),
     ("toml", "x = 1\na = {b = 1, b = 2}", {2: "not TOML: Duplicate"}),
     ("toml", "x = 1\na = ", {2: "not TOML"}),
-    ("toml", "x =\na = 1\na = 2", {1: "not TOML: Invalid value"}),  # the first fault is the one to mend
+    # the first fault is the one to mend
+    ("toml", "x =\na = 1\na = 2", {1: "not TOML: Invalid value"}),
     ("toml", "x = 1\na = [1,\n2", {3: "not TOML"}),
     ("toml", "a = 0x" + "f" * 9000, {1: "beyond 64 bits"}),
     *[("toml", t, {1: "not TOML"}) for t in ("x = 012", "=\n=", "[]\n[]", "]")],
-    ("toml", "a = nan\nb = [1, -inf]\nc = 1e999", {1: "'a': not a finite number", 2: "'b.1': not a finite", 3: "'c': not a finite"}),
-    ("toml", "x = 1\na = 2020-01-01\nb = 10:30:00", {2: "'a': must be text, a number.*got date", 3: "got time"}),
-    *[(kind, "a: 1".encode("utf-16"), {None: "is UTF-16 text. Save it as UTF-8."}) for kind in FORMATS],
+    ("toml", "a = nan\nb = [1, -inf]\nc = 1e999",
+        {1: "'a': not a finite number", 2: "'b.1': not a finite", 3: "'c': not a finite"}),
+    ("toml", "x = 1\na = 2020-01-01\nb = 10:30:00",
+        {2: "'a': must be text, a number.*got date", 3: "got time"}),
+    *[(kind, "a: 1".encode("utf-16"),
+        {None: "is UTF-16 text. Save it as UTF-8."}) for kind in FORMATS],
     *[(kind, b"# x\n#\0", {2: "NUL bytes"}) for kind in FORMATS],
     *[(kind, b"# x\n# caf\xe9", {2: "byte 0xe9 is not UTF-8"}) for kind in FORMATS],
     *[(kind, b"#" * 1_000_001, {None: "is larger than 1,000,000 bytes"}) for kind in FORMATS],
@@ -340,12 +375,16 @@ def test_paths(here):
         "runs": "runs: is a directory. Name a file in it.",
         "pipe.yaml": "pipe.yaml: is a pipe or device. Name a regular file.",
         os.devnull: f"{os.devnull}: is a pipe or device. Name a regular file.",
-        "notes.txt": "notes.txt: settings are read from .toml, .yaml, .yml, .json files; got '.txt'.",
+        "notes.txt": (
+            "notes.txt: settings are read from .toml, .yaml, .yml, .json files; got '.txt'."
+        ),
         "plain": "plain: settings are read from .toml, .yaml, .yml, .json files; got ''.",
         "a\0b.yaml": r"'a\x00b.yaml': cannot be read (embedded null byte). Check the name.",
         "x" * 300 + ".yaml": "x" * 300
         + ".yaml: cannot be read (File name too long). Check the name.",
-        "loop.yaml": "loop.yaml: cannot be read (Too many levels of symbolic links). Check the name.",
+        "loop.yaml": (
+            "loop.yaml: cannot be read (Too many levels of symbolic links). Check the name."
+        ),
         "a\nb": r"'a\nb': does not exist. Check the name and the folder.",
     }
     for path, words in says.items():
@@ -424,9 +463,15 @@ def test_read_json(here):
     assert settings.read_json("[1]", max_bytes=3) == [1]
     says = {
         '{"a": 1,\n"a": 2}': r"JSON text:2: key 'a' appears twice (first at line 1). Remove one.",
-        "[NaN]": "JSON text:1: '0' is NaN: not a finite number. Write 'NaN' in quotes if you mean the word.",
+        "[NaN]": (
+            "JSON text:1: '0' is NaN: not a finite number. Write 'NaN' in quotes if you mean "
+            "the word."
+        ),
         "": "JSON text:1: column 1: not JSON: Expecting value.",
-        '{"\\ud83d": 1}': r"JSON text:1: a key is \ud83d: not text: it holds half of a surrogate pair.",
+        '{"\\ud83d": 1}': (
+            r"JSON text:1: a key is \ud83d: not text: it holds half of a surrogate "
+            r"pair."
+        ),
         "[" * 9: "JSON text:1: nested more than 8 deep. Flatten it.",
         "\ud800": "JSON text:1: byte 0xed is not UTF-8 (latin-1?). Save it as UTF-8.",
     }
@@ -443,9 +488,14 @@ def test_read_json(here):
 # what is written
 
 TRICKY = [
-    *("no", "on", "yes", "off", "y", "n", "No", "NULL", "null", "~", "None", "true", "True", ".nan", "nan", "inf", "-.inf", "012", "0o12", "0x1f", "1e5", "1e-3", "1_000", "1:30", "2020-01-01"),
-    *("", " ", " a", "a ", "#a", "a #b", "a: b", "a:", "- a", "-", "---", "...", "?", "!x", "&a", "*a", "<<", "=", "%a", "@a", "`a`", "|", ">"),
-    *("[a]", "{a}", ",", "'", '"', "\\", "a'b", "1", "1.0", "+1", ".5", "a\nb", "\n", "\r\n", "\t", "\0", "\x7f", "\x85", "\xa0", "\u2028", "\ufeff", "\ufffe", "é", "日本", "😀", "e\u0301", "\u202e"),
+    *("no", "on", "yes", "off", "y", "n", "No", "NULL", "null", "~", "None", "true", "True",
+        ".nan", "nan", "inf", "-.inf", "012", "0o12", "0x1f", "1e5", "1e-3", "1_000", "1:30",
+        "2020-01-01"),
+    *("", " ", " a", "a ", "#a", "a #b", "a: b", "a:", "- a", "-", "---", "...", "?", "!x", "&a",
+        "*a", "<<", "=", "%a", "@a", "`a`", "|", ">"),
+    *("[a]", "{a}", ",", "'", '"', "\\", "a'b", "1", "1.0", "+1", ".5", "a\nb", "\n", "\r\n", "\t",
+        "\0", "\x7f", "\x85", "\xa0", "\u2028", "\ufeff", "\ufffe", "é", "日本", "😀", "e\u0301",
+        "\u202e"),
 ]  # fmt: skip
 text = st.text(st.characters(exclude_categories=("Cs",)), max_size=12) | st.sampled_from(TRICKY)
 scalars = (
@@ -500,7 +550,8 @@ def test_written_form(here):
         "run.yaml",
     )
     assert Path("run.yaml").read_text() == (
-        'task:\n  name: temporal-order\n  T: 200\nlr: 3.0e-05\nx: [1, 2.0]\ne: {}\ns: "no"\n"n": null\n'
+        'task:\n  name: temporal-order\n  T: 200\nlr: 3.0e-05\nx: [1, 2.0]\ne: {}\ns: "no"\n"n": '
+        "null\n"
     )
     settings.dump({"a": np.float64(0.1)}, "run.yaml")
     assert Path("run.yaml").read_text() == "a: 0.1\n"
@@ -521,7 +572,8 @@ NOT_WRITTEN = [
     ({"k" * 1001: 2}, "must be text of at most 1000 characters."),
     (
         {"a": Path("x")},
-        "run.yaml: 'a': must be text, a number, true, false or null; got PosixPath. Write it as text.",
+        "run.yaml: 'a': must be text, a number, true, false or null; got PosixPath. Write it as "
+        "text.",
     ),
     ({"a": {1, 2}}, "got set. Write it as text."),
     ({"a": [[[[[[[[1]]]]]]]]}, "nested more than 8 deep. Flatten it."),
@@ -599,9 +651,15 @@ def test_a_link_is_replaced_not_followed(here):
 # anything at all
 
 PIECES = {
-    "yaml": ["a", "b", ": ", ":", "- ", "-", "\n", "\n  ", "\t", "[", "]", "{", "}", ", ", "'", '"', "\\", "\\U", "\\x", "#", "&a ", "*a", "!", "!!str ", "%YAML ", "%TAG ", "---\n", "...", "? ", "|", ">", "no", "1", "0", "_", ".", "e9", "<<", "\x85", "é", "\ufeff", "\x07", "~", "@", "`"],
-    "json": ["{", "}", "[", "]", ",", ":", '"', '"a"', "\\", "\\u", "d800", "1", "-", ".", "e99", "0", "NaN", "Infinity", "null", "true", " ", "\n", "\t", "é", "/"],
-    "toml": ["a", "b", "=", " = ", ".", "[", "]", "[[", "]]", "{", "}", ",", "\n", "\r", '"', '"""', "'", "'''", "\\", "\\u", "#", "1", "0", "_", "-", ":", "nan", "inf", "2020-01-01", "true", "é", "\t", " "],
+    "yaml": ["a", "b", ": ", ":", "- ", "-", "\n", "\n  ", "\t", "[", "]", "{", "}", ", ", "'",
+        '"', "\\", "\\U", "\\x", "#", "&a ", "*a", "!", "!!str ", "%YAML ", "%TAG ", "---\n",
+        "...", "? ", "|", ">", "no", "1", "0", "_", ".", "e9", "<<", "\x85", "é", "\ufeff", "\x07",
+        "~", "@", "`"],
+    "json": ["{", "}", "[", "]", ",", ":", '"', '"a"', "\\", "\\u", "d800", "1", "-", ".", "e99",
+        "0", "NaN", "Infinity", "null", "true", " ", "\n", "\t", "é", "/"],
+    "toml": ["a", "b", "=", " = ", ".", "[", "]", "[[", "]]", "{", "}", ",", "\n", "\r", '"',
+        '"""', "'", "'''", "\\", "\\u", "#", "1", "0", "_", "-", ":", "nan", "inf", "2020-01-01",
+        "true", "é", "\t", " "],
 }  # fmt: skip
 
 

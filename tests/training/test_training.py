@@ -1,4 +1,6 @@
-"""The training loop: what it computes is what it says, and what is not finite never enters the weights."""
+"""The training loop: what it computes is what it says, and what is not finite never enters the
+weights.
+"""
 
 import functools
 import json
@@ -48,7 +50,10 @@ def equal(a, b):
 
 
 class Constant(co.tasks.Task):
-    """Every batch is the same: y = the mean of the inputs' signs, so that a loss must fall. Its held-out losses are given."""
+    """Every batch is the same: y = the mean of the inputs' signs, so that a loss must fall.
+
+    Its held-out losses are given.
+    """
 
     name, inputs, outputs, splits = "constant", 2, 1, ("valid",)
 
@@ -449,7 +454,10 @@ def test_replay_shows_it_again(tmp_path, monkeypatch, capsys):
             program.main()
         return end.value.code or 0, "".join(capsys.readouterr())
 
-    words = "temporal-order --length 20 --hidden 4 --activation identity --init orthogonal --radius 1e6 --steps 5 --batch 2 --tests 4 --confirm 4"
+    words = (
+        "temporal-order --length 20 --hidden 4 --activation identity --init orthogonal "
+        "--radius 1e6 --steps 5 --batch 2 --tests 4 --confirm 4"
+    )
     code, output = command("train", *words.split(), "--out", tmp_path / "run")
     assert code == 5, output
     assert "step 1: " in output
