@@ -1,7 +1,10 @@
 """The memory of one gradient, predicted and measured in a fresh process (Linux).
 
-python benchmarks/memory.py elman 100000 8 256 log-ratio auto
-python benchmarks/memory.py elman 100000 8 256 plain auto        cell T B units, plain or a penalty, segments or "none"
+    python benchmarks/memory.py elman 100000 8 256 log-ratio auto
+    python benchmarks/memory.py elman 100000 8 256 plain auto
+
+The arguments are the cell, T, B, the number of units, `plain` or the name of a penalty, and the
+number of segments (or `auto`, or `none`).
 """
 
 from __future__ import annotations

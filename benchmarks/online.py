@@ -1,8 +1,10 @@
-"""Learning online from a stream of random inputs: steps per second, and memory after a tenth of the
-steps and after all (Linux).
+"""The speed and the memory of learning online from a stream of random inputs (Linux).
 
-python benchmarks/online.py 100000 30                     steps, units: real-time recurrent learning of an elman network
-python benchmarks/online.py 100000 30 truncated 10 50     the same by truncated backpropagation, k1 and k2
+    python benchmarks/online.py 100000 30                    real-time recurrent learning
+    python benchmarks/online.py 100000 30 truncated 10 50    truncated backpropagation
+
+The arguments are the number of steps and of units of an elman network, and for truncated
+backpropagation k1 and k2. Memory is printed after a tenth of the steps and at the end.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""The parallel scan against our own compiled loop: gradients of linear recurrences, plain and
-penalised.
+"""The parallel scan against the compiled loop: plain and penalised gradients of linear recurrences.
 
-python benchmarks/scan.py                    T = 1,000 and 10,000, 128 units, 1 and 64 samples, on the CPU
-python benchmarks/scan.py --device cuda      1 sample, on a GPU
+    python benchmarks/scan.py                  on the CPU, 1 and 64 samples
+    python benchmarks/scan.py --device cuda    on a GPU, 1 sample
 
-Each line has the time of the loop and of the scan, the shortest of several calls in turn, their
-ratio (above 1 the scan is faster), and how far the two gradients are apart, relative to the larger.
+Sequences have 1,000 and 10,000 steps, networks 128 units. Each line shows the time of the loop and
+of the scan (the shortest of several alternating calls), their ratio (above 1 the scan is faster)
+and the relative difference of the two gradients.
 """
 
 from __future__ import annotations

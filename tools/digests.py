@@ -1,7 +1,7 @@
 """Digests of gradients and of one training run, to prove that a change of the code changed no bit.
 
-    python tools/digests.py                     a line for each case: its name and the SHA-256 of its numbers
-    python tools/digests.py --write FILE.json   the cases as numbers, for the comparison in `make test`
+    python tools/digests.py                     a line per case: name and SHA-256
+    python tools/digests.py --write FILE.json   the cases as numbers, which `make test` compares
 
 Bits differ between processors and compilers: compare two runs on one machine. The numbers written
 to the file agree between machines to rounding.

@@ -1,11 +1,11 @@
-"""`make test-gpu`: the engines on a GPU against the definition in float64 on the CPU, and what only
-a GPU can show: equal bits a hundred times over, and recorded gradients.
+"""`make test-gpu`: the engines on a GPU are compared with the definition in float64 on the CPU.
 
-Needs torch and numpy alone; one line for each group.
+Some checks need a GPU: a hundred calls must return equal bits, and recorded gradients must be the
+same. Only torch and numpy are needed. Each group of checks prints one line.
 
     python tools/gpu.py                    all groups
     python tools/gpu.py sweeps recorded    some of them
-    python tools/gpu.py --dry              the same functions on the CPU, to try this file where there is no GPU
+    python tools/gpu.py --dry              the same functions on the CPU, to try out this file
 """
 
 from __future__ import annotations

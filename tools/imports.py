@@ -1,7 +1,6 @@
-"""The import graph of src/coadjoint: who imports whom, cycles, and imports against the order of the
-packages.
+"""The import graph of src/coadjoint: imports, cycles, and imports against the order of packages.
 
-    python tools/imports.py                       packages, cycles, deferred imports
+    python tools/imports.py                           packages, cycles, deferred imports
     python tools/imports.py --draw docs/imports.svg   the graph of the packages as a drawing
 
 An import at module level is a "top" edge, one inside a function a "deferred" edge, one under

@@ -1,20 +1,20 @@
-"""Faults by rule: does the test-suite notice a wrong term, sign, transpose, step, mask, path or
-scale?
+"""Do the tests notice a wrong term, sign, transpose, step, mask, path or scale?
 
-Each mutant is one rule applied at one place of the source's syntax tree. It is copied to a
-temporary directory and the tests run against the copy: first those that are about its file, then,
-if it survived, others that ought to notice. A mutant is killed when a test fails, or when it runs
-past its time (a fault may loop for ever); time is the processor's, so that a busy machine kills
-nothing. The tests that killed are run once more without a mutation: one that fails then, kills
-nothing.
+A mutant is one rule applied at one place of the source's syntax tree. The mutated source is copied
+to a temporary directory and the tests run against the copy: first the tests of the mutated file,
+then, if it survives, others that ought to notice. A mutant is killed when a test fails or takes too
+long (a fault may loop for ever). Time is processor time, so a busy machine kills nothing. The tests
+that killed are run once more without a mutation; one that still fails has killed nothing.
 
-    python tools/mutants.py            a sample spread over files and rules; exit code 1 if one survives
+    python tools/mutants.py            a sample of all files and rules; exit code 1 if one survives
     python tools/mutants.py --all      every mutant
-    python tools/mutants.py --list     what would be run;  --only ID  one of them;  --count N  another sample size
+    python tools/mutants.py --list     the mutants that would be run
+    python tools/mutants.py --only ID  one of them
+    python tools/mutants.py --count N  another sample size
 
 The tables in tools/mutant_tables.py name files, functions and pieces of source. A row that no
-longer fits the source is an error (exit code 2, and tests/house/test_mutants.py): a table that has
-gone stale hides what it was made to show.
+longer fits the source is an error (exit code 2, and tests/house/test_mutants.py), because a stale
+row hides what it was written to show.
 """
 
 from __future__ import annotations

@@ -31,7 +31,10 @@ class Lacking(importlib.abc.MetaPathFinder):
 for name in LACKS:
     sys.modules.pop(name, None)
 sys.meta_path.insert(0, Lacking())
-for name in ("fork", "getuid", "geteuid", "getppid", "pread", "O_DIRECTORY", "O_NOFOLLOW", "O_NONBLOCK", "sched_getaffinity"):
+for name in (
+    "fork", "getuid", "geteuid", "getppid", "pread", "sched_getaffinity",
+    "O_DIRECTORY", "O_NOFOLLOW", "O_NONBLOCK",
+):
     delattr(os, name)
 for name in ("SIGHUP", "SIGKILL"):
     delattr(signal, name)

@@ -1341,7 +1341,10 @@ import json, sys, torch, numpy
 sys.path.insert(0, sys.argv[1])
 from work import counted
 started, found = [], []
-sys.addaudithook(lambda event, _: started.append(event) if event.startswith(("subprocess", "os.fork", "os.exec")) else None)
+def hook(event, _):
+    if event.startswith(("subprocess", "os.fork", "os.exec")):
+        started.append(event)
+sys.addaudithook(hook)
 for name in ("coadjoint", "coadjoint.nn"):
     before = set(sys.modules)
     with counted() as work:

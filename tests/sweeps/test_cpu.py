@@ -421,7 +421,10 @@ def test_folders_made_for_the_cache_are_private(fresh, monkeypatch):
 KILLED = """
 import os, signal
 from coadjoint.sweeps.engines.c import compiler
-compiler.kept("recipe", ".so", lambda out: (out.write_text("half"), os.kill(os.getpid(), signal.SIGKILL)))
+def build(out):
+    out.write_text("half")
+    os.kill(os.getpid(), signal.SIGKILL)
+compiler.kept("recipe", ".so", build)
 """
 
 

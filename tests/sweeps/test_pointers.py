@@ -233,9 +233,9 @@ def refused(what, call, said, kind=co.CoadjointError):
 
 FAKE = """
 OPTIONS = {
-    "plain": {}, "stacked": {"num_layers": 2, "bidirectional": True}, "by steps": {"engine": "autograd"},
-    "normalised": {"layer_norm": True}, "noisy": {"recurrent_dropout": 0.2, "zoneout": 0.1},
-    "large": {"hidden_size": 200},
+    "plain": {}, "stacked": {"num_layers": 2, "bidirectional": True},
+    "by steps": {"engine": "autograd"}, "normalised": {"layer_norm": True},
+    "noisy": {"recurrent_dropout": 0.2, "zoneout": 0.1}, "large": {"hidden_size": 200},
 }
 for name in ("RNN", "LSTM", "GRU"):
     for what, options in OPTIONS.items():
@@ -246,8 +246,11 @@ for name in ("RNN", "LSTM", "GRU"):
             u = torch.randn(*shape, requires_grad=True)
             output, state = module(u)
             output.sum().backward()
-        expected = getattr(torch.nn, name)(3, sizes["hidden_size"], sizes.get("num_layers", 1),
-                                           bidirectional=sizes.get("bidirectional", False))(torch.zeros(shape))
+        theirs = getattr(torch.nn, name)(
+            3, sizes["hidden_size"], sizes.get("num_layers", 1),
+            bidirectional=sizes.get("bidirectional", False),
+        )
+        expected = theirs(torch.zeros(shape))
         assert output.shape == expected[0].shape and isinstance(output, FakeTensor)
         h = state[0] if name == "LSTM" else state
         assert h.shape == (expected[1][0] if name == "LSTM" else expected[1]).shape
@@ -268,17 +271,22 @@ with mode:
 assert isinstance(made(fake)[0], FakeTensor)  # outside the mode
 for cell in ("elman", "lstm", "lru"):
     net = co.Network(cell, inputs=3, hidden=5, outputs=2)
-    refused(cell + ", a fake input", lambda: net(fake), "u is a FakeTensor; expected an ordinary dense tensor.")
+    refused(cell + ", a fake input", lambda: net(fake),
+            "u is a FakeTensor; expected an ordinary dense tensor.")
     with FakeTensorMode():
-        refused(cell + ", all fake", lambda: co.Network(cell, inputs=3, hidden=5, outputs=2)(torch.zeros(4, 2, 3)),
+        refused(cell + ", all fake",
+                lambda: co.Network(cell, inputs=3, hidden=5, outputs=2)(torch.zeros(4, 2, 3)),
                 "u is a FakeTensor")
         refused(cell + ", real in the mode", lambda: net(u), "u is used under FakeTensorMode")
 with mode:
     hollow = co.Network(inputs=3, hidden=5, outputs=2)
 refused("fake weights", lambda: hollow(u), "the network's weight is a FakeTensor")
 with mode:
-    refused("a list", lambda: net([torch.zeros(3, 3), torch.zeros(2, 3)]), "sequence 0 of `u` is a FakeTensor")
-    refused("a stack", lambda: co.Stack(["gru", "gru"], inputs=3, hidden=4, outputs=2)(torch.zeros(4, 2, 3)), "FakeTensor")
+    refused("a list", lambda: net([torch.zeros(3, 3), torch.zeros(2, 3)]),
+            "sequence 0 of `u` is a FakeTensor")
+    refused("a stack",
+            lambda: co.Stack(["gru", "gru"], inputs=3, hidden=4, outputs=2)(torch.zeros(4, 2, 3)),
+            "FakeTensor")
 """
 
 OTHERS = """
@@ -302,7 +310,8 @@ for placement in (Shard(0), Replicate()):
     for kind in ("RNN", "LSTM", "GRU"):
         for name in ("weight_hh_l0", "weight_ih_l0", "bias_hh_l0"):
             module = changed(kind, spread, [name])
-            refused(f"DTensor {placement} {kind} {name}", lambda: module(u), f"{name} is a DTensor; sweeps read memory")
+            refused(f"DTensor {placement} {kind} {name}", lambda: module(u),
+                    f"{name} is a DTensor; sweeps read memory")
     cell = changed("LSTMCell", spread, ["weight_hh"])
     refused("DTensor in a cell", lambda: cell(u[0]), "weight_hh is a DTensor")
     refused("DTensor input", lambda: co.nn.RNN(3, 6)(spread(u)), "the input is a DTensor")
@@ -330,7 +339,8 @@ for what, change, said in (
     ("half", lambda y: y.half(), "W is float16; expected float32"),
     ("smaller", lambda y: y[:1, :1].clone(), "W has 1 values, shape [1, 1]; expected 36."),
     ("empty", lambda y: y[:0].clone(), "W has 0 values"),
-    ("wrapped", lambda y: torch.Tensor._make_wrapper_subclass(Wrapped, y.shape), "weight_hh_l1 is a Wrapped"),
+    ("wrapped", lambda y: torch.Tensor._make_wrapper_subclass(Wrapped, y.shape),
+     "weight_hh_l1 is a Wrapped"),
 ):
     module = co.nn.RNN(3, 6, 2)
     module.weight_hh_l1 = Parameter(change(module.weight_hh_l1.detach()), requires_grad=False)
@@ -340,13 +350,17 @@ for what, change, said in (
     refused(what + " in a network", lambda: net(u), said.replace("weight_hh_l1", "W"))
 
 module, net = co.nn.GRU(3, 6), co.Network(inputs=3, hidden=6, outputs=2)
-for what, given in (("sparse", u.to_sparse()), ("jagged", torch.nested.nested_tensor([u[:, 0], u[:2, 1]], layout=torch.jagged))):
+jagged = torch.nested.nested_tensor([u[:, 0], u[:2, 1]], layout=torch.jagged)
+for what, given in (("sparse", u.to_sparse()), ("jagged", jagged)):
     refused(what + " input", lambda: module(given), "the input is a")
     refused(what + " u", lambda: net(given), "u is a")
-refused("a network on meta", lambda: co.Network(inputs=3, hidden=6, outputs=2, device="meta")(u.to("meta")), "on the device meta")
+refused("a network on meta",
+        lambda: co.Network(inputs=3, hidden=6, outputs=2, device="meta")(u.to("meta")),
+        "on the device meta")
 assert co.nn.GRU(3, 6, device="meta")(u.to("meta"))[0].shape == (4, 2, 6)
 for run in (module, lambda u: net(u).y_hat):
-    refused("vmap", lambda: torch.vmap(run)(torch.stack([u, u])), "torch.vmap over a recurrence is not supported")
+    refused("vmap", lambda: torch.vmap(run)(torch.stack([u, u])),
+            "torch.vmap over a recurrence is not supported")
 
 freed = torch.randn(4, 2, 3)
 freed.untyped_storage().resize_(0)
@@ -361,9 +375,11 @@ assert torch.allclose(torch.func.grad(f)(W), slope)
 along = torch.func.jvp(f, (W,), (torch.ones_like(W),))[1]
 assert torch.allclose(along, slope.sum(), rtol=1e-4)
 
-saved = co.nn.LSTM(3, 6)  # what a hook gives back in place of a saved tensor is looked at as well
-with torch.autograd.graph.saved_tensors_hooks(lambda y: y, lambda y: y.double() if y.dim() == 2 else y):
-    refused("saved in another type", lambda: saved(u)[0].sum().backward(), "float", (co.CoadjointError, RuntimeError))
+saved = co.nn.LSTM(3, 6)  # tensors that a hook returns in place of saved ones are checked as well
+unpack = lambda y: y.double() if y.dim() == 2 else y
+with torch.autograd.graph.saved_tensors_hooks(lambda y: y, unpack):
+    refused("saved in another type", lambda: saved(u)[0].sum().backward(), "float",
+            (co.CoadjointError, RuntimeError))
 """
 
 

@@ -97,7 +97,9 @@ FAKE = """
 import torch
 from coadjoint.sweeps import torch_internals as internals
 y = torch.ones(2)
-assert not internals.is_fake(y) and not internals.fake_mode_is_on() and not internals.proxy_mode_is_on()
+assert not internals.is_fake(y)
+assert not internals.fake_mode_is_on()
+assert not internals.proxy_mode_is_on()
 from torch._subclasses.fake_tensor import FakeTensorMode
 with FakeTensorMode() as mode:
     assert internals.fake_mode_is_on()

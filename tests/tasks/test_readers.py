@@ -51,6 +51,9 @@ def refused(path, words, **options):
 
 
 GOOD = "id,time,a,b,target\nx,0,1,2,up\nx,1,3,4,up\ny,0,5,6,down\ny,1,7,8.5,down\n"
+QUOTED = '"id","time","a","b","target"\n' + "".join(
+    ",".join(f'"{cell}"' for cell in line.split(",")) + "\n" for line in GOOD.split("\n")[1:-1]
+)
 NEXT = {"kind": "next"}
 
 # name: (text of data.csv, options, words that the answer holds)
@@ -222,7 +225,7 @@ DIALECTS = {
     "blank end": (GOOD + "\n\n", "data.csv", {}),
     "no last newline": (GOOD.rstrip(), "data.csv", {}),
     "spaces": (GOOD.replace(",", " , "), "data.csv", {}),
-    "quotes": ('"id","time","a","b","target"\n' + "".join(",".join(f'"{c}"' for c in ln.split(",")) + "\n" for ln in GOOD.split("\n")[1:-1]), "data.csv", {}),
+    "quotes": (QUOTED, "data.csv", {}),
     "tabs": (GOOD.replace(",", "\t"), "data.tsv", {}),
     "decimal comma": (GOOD.replace(",", ";").replace("8.5", "8,5"), "data.csv",
         {"sep": ";", "decimal": ","}),

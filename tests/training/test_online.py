@@ -445,10 +445,13 @@ def test_memory_that_grows_is_noticed():
 # files
 
 
-CSV = "time,a,b,y,state\n" + "".join(
-    f"{t},{10 + 3 * math.sin(7 * t):.9g},{-200 + 50 * math.cos(t * t):.9g},{math.sin(t):.9g},{'up' if math.sin(t) > 0 else 'down'}\n"
-    for t in range(60)
-)
+def csv_row(t):
+    y = math.sin(t)
+    state = "up" if y > 0 else "down"
+    return f"{t},{10 + 3 * math.sin(7 * t):.9g},{-200 + 50 * math.cos(t * t):.9g},{y:.9g},{state}\n"
+
+
+CSV = "time,a,b,y,state\n" + "".join(csv_row(t) for t in range(60))
 
 
 @pytest.fixture
@@ -967,7 +970,13 @@ import os, signal, sys, torch, coadjoint as co
 torch.set_num_threads(1)
 sys.path[:0] = sys.argv[1:3]
 import test_online
-test_online.file_run(test_online.Path("two"), score=lambda a, n=[0]: (n.append(0), os.kill(os.getpid(), signal.SIGKILL) if len(n) > 45 else None) and {"x": 0.0})
+scored = []
+def score(a):
+    scored.append(a)
+    if len(scored) > 44:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return {"x": 0.0}
+test_online.file_run(test_online.Path("two"), score=score)
 """
 
 

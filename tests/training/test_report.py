@@ -34,8 +34,8 @@ ENVIRONMENT = {
     "platform": "Linux-6.8-x86_64", "processor": "x86_64",
     "threads": 1, "device": "cpu", "seed": 0, "revision": "88b5608",
     "started": "2026-11-15T07:36:00+00:00",
-    "command": ("coadjoint train --task temporal-order --length 100 --gradient penalised --weight 4 "
-        "--seed 0"),
+    "command": "coadjoint train --task temporal-order --length 100 --gradient penalised "
+        "--weight 4 --seed 0",
 }  # fmt: skip
 CONFIG = """\
 task: {name: temporal-order, length: 100}
@@ -440,8 +440,10 @@ def test_a_long_run_stays_small_and_keeps_its_spike(tmp_path):
     n, t = 60_000, list(range(1000))
     with (tmp_path / "metrics.jsonl").open("w") as file:
         for k in range(1, n + 1):
+            loss = 5e5 if k == 41_234 else 1 + 1e-6 * k
             file.write(
-                f'{{"kind":"train","step":{k},"loss":{5e5 if k == 41_234 else 1 + 1e-6 * k},"gradient":{0.1 + k % 7},"rate":0.001}}\n'
+                f'{{"kind":"train","step":{k},"loss":{loss},'
+                f'"gradient":{0.1 + k % 7},"rate":0.001}}\n'
             )
         for k in range(300):
             lam = [9.0 if (k, i) == (77, 555) else -i * 0.01 for i in t]
