@@ -1,10 +1,10 @@
-"""Penalised backpropagation in a training loop of your own: two lines more.
+"""Penalised backpropagation in your own training loop: two more lines.
 
     python examples/loop_plain.py [steps]
 
-Which symbols came at two marked times, and in which order? From small recurrent weights the
-gradient of the first one has vanished before it gets there; the penalty asks that costates keep
-their size from step to step.
+The task: which symbols came at two marked times, and in which order? With small recurrent weights
+the gradient of the first symbol has vanished before it gets there. The penalty keeps the costates
+at the same size from step to step.
 """
 
 import sys

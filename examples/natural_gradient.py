@@ -1,13 +1,12 @@
-"""Natural gradients by conjugate gradients: a GRU policy that must remember, improved by steps of a
-bounded divergence.
+"""Natural gradients by conjugate gradients: a GRU policy that must remember.
 
     python examples/natural_gradient.py [cpu | cuda]
 
-A cue is seen at the first of ten steps, then only noise; the last action is rewarded if it is the
-cue. Products with the Fisher matrix are second derivatives of KL(old || new) through time. On a GPU
-torch.nn refuses them: "Double backwards is not supported for CuDNN RNNs due to limitations in the
-CuDNN API". Writing co.nn for torch.nn is the whole change. Schulman et al., Trust Region Policy
-Optimization (2015)
+A cue is shown at the first of ten steps, followed by noise. The last action is rewarded if it is
+the cue. Each step is of bounded divergence. Products with the Fisher matrix are second derivatives
+of KL(old || new) through time, which torch.nn refuses on a GPU: "Double backwards is not supported
+for CuDNN RNNs due to limitations in the CuDNN API". Writing co.nn for torch.nn is the whole change.
+Schulman et al., Trust Region Policy Optimization (2015)
 """
 
 import sys

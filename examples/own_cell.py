@@ -2,9 +2,9 @@
 
     python examples/own_cell.py
 
-Here, a leaky cell whose units adapt: a second slot follows the activity and is subtracted from the
-drive. Slopes and bends are derived from the formula, and it runs on every engine; the per-unit
-parameters are trained with the weights.
+This one is a leaky cell whose units adapt: a second slot follows the activity and is subtracted
+from the drive. First and second derivatives follow from the formula, which runs on every engine.
+The per-unit parameters are trained with the weights.
 """
 
 import torch

@@ -2,9 +2,9 @@
 
     python examples/reservoir.py
 
-A fixed random network of 300 units reads the Mackey-Glass series; its readout, which predicts the
-next value, is solved in closed form. Then the prediction is fed back as the input, and the network
-runs free. The costates say how far back the loss at the last step reaches, though nothing in the
+A fixed random network of 300 units reads the Mackey-Glass series. Its readout predicts the next
+value and is solved in closed form. Then the prediction is fed back as the input, and the network
+runs freely. The costates show how far back the loss at the last step reaches, though nothing in the
 network was trained.
 """
 

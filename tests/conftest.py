@@ -1,6 +1,4 @@
-"""One thread for each worker, NaN in arrays that nobody has written, and a count of the gradient
-cases at the end.
-"""
+"""One thread per worker, NaN in unwritten arrays, and a count of gradient cases at the end."""
 
 import contextlib
 import signal

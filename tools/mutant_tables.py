@@ -1,8 +1,8 @@
-"""The tables of tools/mutants.py: what is mutated, which tests ought to notice, and which mutants
-mean the same.
+"""The tables of tools/mutants.py.
 
-Keys are files and folders below src/coadjoint (folders end with "/"); where several fit a file, the
-longest counts.
+They say which files are mutated, which tests ought to notice, and which mutants are equivalent to
+the source. Keys are files and folders below src/coadjoint (folders end with "/"). Where several fit
+a file, the longest counts.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Cells: torch's own as oracles, cells and activations of a user, large arguments, what
-is refused.
+"""Cells compute what their equations say, those of torch and those of a user alike.
+
+Also activations of a user, large arguments, and what is refused.
 """
 
 import importlib.util

@@ -1,4 +1,7 @@
-"""Formulas: derivative rules against autograd, sharing, programs, and what a formula may not do."""
+"""Formulas are differentiated, shared and compiled correctly, and refuse what they cannot record.
+
+Derivatives are compared with autograd.
+"""
 
 import math
 

@@ -1,5 +1,7 @@
-"""Steps against loops over their equations: one sample at a time, vectors and sums, differentiated
-twice by autograd.
+"""Step cells compute what loops over their equations compute.
+
+The loops take one sample at a time, with vectors and sums, and are differentiated twice by
+autograd.
 """
 
 from types import SimpleNamespace

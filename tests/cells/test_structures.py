@@ -1,5 +1,7 @@
-"""Structured W, and the cells that bring one: what W is, and gradients by the raw parameter against
-autograd on plain torch.
+"""A structured W is the matrix that its structure promises, with the right gradient.
+
+Gradients by the raw parameter are compared with autograd on plain torch, also for the cells that
+bring a structure.
 """
 
 import copy

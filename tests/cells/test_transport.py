@@ -1,5 +1,6 @@
-"""What users send to another process arrives: by pickle, deepcopy, torch.save, spawned processes
-and joblib, bit for bit.
+"""What users send to another process arrives bit for bit.
+
+By pickle, deepcopy, torch.save, spawned processes and joblib.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""The benchmark: its peers compute our gradient, its figures are what they say, its page keeps what
-is not its own.
+"""The benchmark measures what it says: its peers compute our gradient, and its figures are right.
+
+Writing the results leaves the rest of the page alone.
 """
 
 import importlib.util

@@ -1,5 +1,6 @@
-"""The command line: every door opens, every wrong word gets one line and its exit code, nothing is
-left half-written.
+"""The command line: every command works, and every wrong word gets one line and its exit code.
+
+Nothing is left half-written.
 """
 
 import csv

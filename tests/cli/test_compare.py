@@ -1,4 +1,4 @@
-"""Comparisons: rows from words, tables from results, and a stop that loses nothing."""
+"""Comparisons: words make rows, results make tables, and stopping one loses nothing."""
 
 import contextlib
 import json

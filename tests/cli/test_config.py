@@ -1,6 +1,4 @@
-"""Config: what a file or a flag may say, what is refused and in which words, and what
-comes of it.
-"""
+"""What a config file or a flag may say, what is refused and in which words, and what it builds."""
 
 import json
 from pathlib import Path

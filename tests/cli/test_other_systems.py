@@ -1,7 +1,7 @@
-"""The whole way on a system that lacks what only POSIX has: train, interrupt, resume, predict,
-report, compare.
+"""Everything works on a system without what only POSIX has.
 
-A `sitecustomize` takes it all away, in the command line and in every process that it starts.
+Train, interrupt, resume, predict, report and compare run while a `sitecustomize` hides the POSIX
+modules and functions, in the command line and in every process that it starts.
 """
 
 import json

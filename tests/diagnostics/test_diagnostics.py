@@ -1,5 +1,6 @@
-"""Diagnostics: every figure against an oracle of its own, in float64; pictures, files, pages and
-the command.
+"""Every figure of a diagnosis equals an oracle's, in float64.
+
+Also plots, files, pages and the command.
 """
 
 import copy

@@ -1,5 +1,6 @@
-"""Gradient methods against plain loops: BPTT, Truncated, RTRL, Penalised; temporal components,
-samples, weights.
+"""BPTT, Truncated, RTRL and Penalised compute what plain loops compute.
+
+So do temporal components, gradients of single samples, and weights of samples.
 """
 
 import functools

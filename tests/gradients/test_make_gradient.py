@@ -1,5 +1,6 @@
-"""gradients.make: whatever the command line can build, one call builds; what does not fit is
-refused.
+"""gradients.make builds in one call whatever the command line can build.
+
+Settings that do not fit together are refused by the name of the keyword.
 """
 
 import inspect

@@ -1,5 +1,6 @@
-"""Segments: the bits of the gradient without them, the oracle's value, the memory that was
-predicted.
+"""A gradient in segments has the bits of the gradient without them, in the memory predicted for it.
+
+It also agrees with an independent oracle.
 """
 
 import itertools

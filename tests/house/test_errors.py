@@ -1,6 +1,6 @@
-"""Bad input, by the words of the error: what was expected, what came, what to do.
+"""Errors say what was expected, what was given and what to do.
 
-And requests that are declined.
+This file checks their words for bad input, and for requests that the package declines.
 """
 
 import functools

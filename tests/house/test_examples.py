@@ -1,4 +1,4 @@
-"""The examples of co.nn run on their own, show what they say, and say what is true."""
+"""Each example of co.nn runs by itself, and prints and demonstrates what it says."""
 
 import importlib
 import os

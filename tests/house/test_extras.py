@@ -1,7 +1,7 @@
-"""What the modules of co.nn have beyond torch.nn's: recurrent dropout, zoneout, peepholes, layer
-normalisation, how weights begin.
+"""The options of co.nn that torch.nn does not have do what their equations say.
 
-Outputs, gradients and Hessian products against the slow truth of stacks.py, with the same masks.
+Recurrent dropout, zoneout, peepholes, layer normalisation and initialisers: outputs, gradients and
+Hessian products are compared with the slow loops of tests/support/stacks.py, with the same masks.
 """
 
 from __future__ import annotations

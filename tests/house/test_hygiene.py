@@ -1,4 +1,7 @@
-"""No pickle, no code from text, no shell, no absolute paths: the tokens of every source file."""
+"""No source file uses pickle, runs code from text, calls a shell or holds an absolute path.
+
+The tokens of every file are searched.
+"""
 
 import io
 import re

@@ -1,5 +1,7 @@
-"""The house stays in order: imports point only to packages that come earlier in the list, no file
-is too long to read, and private names of torch are used in one file alone.
+"""The source stays in order.
+
+Imports point only to packages that come earlier in the list, no file is too long to read, and only
+one file uses private names of torch.
 """
 
 from __future__ import annotations

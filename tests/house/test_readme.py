@@ -1,4 +1,7 @@
-"""The README's and the documentation's Python blocks run as pasted, and the examples run."""
+"""The Python and shell blocks of the README and the documentation run as pasted.
+
+They print what the page says. The examples run too.
+"""
 
 import os
 import re

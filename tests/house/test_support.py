@@ -1,4 +1,4 @@
-"""tests/support/compare.py notices what it is for."""
+"""tests/support/compare.py accepts equal values and notices every kind of difference."""
 
 import math
 

@@ -1,5 +1,6 @@
-"""Every public call with arguments of the wrong kind or value: one of our errors in one line, never
-another library's.
+"""Every public call with a wrong argument raises one of our errors in one line.
+
+Arguments of the wrong type or value never reach an error of another library.
 """
 
 import math

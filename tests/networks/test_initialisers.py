@@ -1,4 +1,4 @@
-"""Initialisers: what W becomes, gate by gate, as a function of the seed alone."""
+"""Initialisers give W the properties they promise, gate by gate, and depend on the seed alone."""
 
 import functools
 

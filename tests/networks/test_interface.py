@@ -1,8 +1,8 @@
-"""A network of another kind, made of the interface alone: everything that takes a Net takes it.
+"""Everything that takes a network takes a class that implements the interface and nothing more.
 
-x_{i+1} = tanh(A_i x_i + c_i), i = 0..L-1, a = A_L x_L + c_L: layers of different widths, whose
-index is depth. Nothing of the package knows of it. Gradients and penalties are compared with
-torch's own double backward in float64.
+The class here is a chain x_{i+1} = tanh(A_i x_i + c_i), i = 0..L-1, a = A_L x_L + c_L: layers of
+different widths, indexed by depth. The package knows nothing about it. Gradients and penalties are
+compared with torch's double backward in float64.
 """
 
 from __future__ import annotations

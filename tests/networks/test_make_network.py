@@ -1,5 +1,6 @@
-"""networks.make: whatever the command line can build, one call builds with the same bits; what does
-not fit is refused.
+"""networks.make builds in one call whatever the command line can build, bit for bit.
+
+Settings that do not fit together are refused by the name of the keyword.
 """
 
 import inspect

@@ -1,5 +1,6 @@
-"""Network: what goes in and comes out, in which shape, on which engine, and what it leaves as it
-was.
+"""co.Network takes and returns the shapes, types and engines that it documents.
+
+It leaves its inputs and the caller's settings as they were.
 """
 
 import copy

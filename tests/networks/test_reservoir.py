@@ -1,4 +1,4 @@
-"""Echo state networks: against numpy loops and closed forms, and what is known of them."""
+"""Echo state networks agree with numpy loops, with closed forms and with published results."""
 
 import io
 import math

@@ -1,5 +1,6 @@
-"""co.EncoderDecoder against a loop over one sample at a time, by hand and in float64; decoding
-against enumeration.
+"""co.EncoderDecoder computes what a loop over single samples computes, by hand and in float64.
+
+Greedy and beam decoding are compared with an enumeration of all sequences.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Stacks of any mix of cells against one sample at a time: outputs, costates of every layer, first
-and penalised gradients.
+"""A stack of any mix of cells computes what a loop over single samples computes.
+
+Compared are the outputs, the costates of every layer, and the first and the penalised gradients.
 """
 
 import random

@@ -1,5 +1,6 @@
-"""co.record in two real processes (gloo): a wrapper gives the gradients of one process, or is
-refused in a sentence.
+"""co.record works under distributed wrappers, or refuses in one sentence.
+
+Two real processes (gloo) train a wrapped model; its gradients must be those of a single process.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""co.nn against torch.nn, against plain loops of torch.nn's equations, and against PyTorch's own
-samples of its modules.
+"""The modules of co.nn are torch.nn's, and can be differentiated twice.
+
+Outputs, gradients and second derivatives are compared with torch.nn, with plain loops over
+torch.nn's equations, and with the sample inputs that PyTorch ships for its own modules.
 """
 
 from __future__ import annotations

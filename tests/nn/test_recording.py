@@ -1,5 +1,6 @@
-"""co.record: the costates of stacks of layers, and penalties on them, against the slow truth of
-stacks.py.
+"""co.record gives the costates of every layer of a model, and penalties on them.
+
+Costates and penalised gradients are compared with the slow loops of tests/support/stacks.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Losses: each against its formula written by hand, at large arguments, with masks and
-reductions.
-"""
+"""Every loss equals its formula written by hand, also at large arguments and with masks."""
 
 import math
 

@@ -1,5 +1,6 @@
-"""Penalties: values against plain loops and numpy, edge cases, sums, schedules, and omega as
-published.
+"""Every penalty equals its formula in plain loops and numpy.
+
+Also edge cases, sums, schedules of the weight, and omega as it was published.
 """
 
 import math

@@ -1,5 +1,6 @@
-"""Gauss-Newton, structural damping and Hessian products against the matrices themselves, from
-torch's own differentiation.
+"""Gauss-Newton, structural damping and Hessian products equal products with the full matrices.
+
+The matrices come from torch's own differentiation.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""Directions, step rules, and the objective along a move."""
+"""Directions, step rules and the objective along a step are what their formulas say."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Hessian-free steps and conjugate gradients."""
+"""Hessian-free steps lower the objective, and conjugate gradients solve what they are given."""
 
 import math
 import sys

@@ -1,5 +1,6 @@
-"""Every optimiser, direction and step rule on a convex quadratic, on Rosenbrock's function and on a
-small network; and what a run keeps of them.
+"""Every optimiser, direction and step rule minimises three problems, and survives a resume.
+
+The problems are a convex quadratic, Rosenbrock's function and a small network.
 """
 
 import functools

@@ -1,5 +1,6 @@
-"""Contents of a run folder that a stranger, or a bad disk, may have put there: each is refused in
-one line that names the file and the key.
+"""Bad contents of a run folder are refused in one line that names the file and the key.
+
+A stranger, or a bad disk, may have put them there.
 """
 
 import json

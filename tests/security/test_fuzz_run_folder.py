@@ -1,7 +1,7 @@
-"""A run folder from a stranger: seeded mutations of its files.
+"""A command survives any change to the files of a stranger's run folder.
 
-Whatever they hold, a command ends with one of its exit codes, without a traceback, and touches
-nothing outside the folder.
+After seeded mutations it ends with one of its exit codes, without a traceback, and touches nothing
+outside the folder.
 """
 
 import contextlib

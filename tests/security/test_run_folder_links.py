@@ -1,6 +1,6 @@
-"""A run folder from a stranger: links, pipes and crafted names in it lead nowhere.
+"""Links, pipes and crafted names in a stranger's run folder lead nowhere.
 
-What lies outside stays as it is.
+Nothing outside the folder changes.
 """
 
 import json

@@ -1,5 +1,7 @@
-"""What is alive in this process, counted and not measured: no allocator, free list or other process
-has a say in it.
+"""Count the objects, bytes and graph nodes that are alive in this process.
+
+They are counted rather than measured, so no allocator, free list or other process can disturb the
+result.
 """
 
 import gc

@@ -1,4 +1,4 @@
-"""A small network and a batch for it, where neither the sizes nor the numbers are the point."""
+"""A small network and a batch for it, for tests in which neither sizes nor numbers matter."""
 
 import torch
 

@@ -1,6 +1,4 @@
-"""The tables: which networks, losses, penalties and options are compared with the oracle, and on
-what data.
-"""
+"""The tables of networks, losses, penalties and options that are compared with the oracle."""
 
 import itertools
 import random

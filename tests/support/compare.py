@@ -1,6 +1,6 @@
-"""How found values are compared with expected ones: to a relative tolerance, or bit for bit.
+"""Compare values with expected ones, to a relative tolerance or bit for bit.
 
-Both take a tensor, or a dict or sequence of what they take.
+Both functions take a tensor, or a dict or a sequence of such values.
 """
 
 from __future__ import annotations

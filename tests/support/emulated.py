@@ -1,8 +1,8 @@
-"""The CUDA source, compiled for the CPU: a POSIX thread for each CUDA thread, all blocks at once.
+"""Compile the CUDA source for the CPU, with a POSIX thread for each CUDA thread.
 
-What CUDA gives a thread is written again in a few lines of C++: its place, barriers, exchanges
-within a warp. A barrier that some thread never reaches breaks after a while, and the launch fails
-instead of waiting forever.
+All blocks run at once. CUDA's built-ins (thread indices, barriers, exchanges within a warp) are
+written again in a few lines of C++. A barrier that some thread never reaches breaks after a while,
+so that the launch fails instead of waiting for ever.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""The slow truth: one sample at a time, its own length, plain torch operations in float64,
-differentiated by autograd.
+"""The slow truth: one sample at a time, plain torch operations in float64, and autograd.
 
 Nothing here uses coadjoint: cells, output functions, losses and penalties are written again by
-hand. There is no padding and no mask of steps; a step that does not exist is never computed. Each
-x_t is one stacked node ([h, c] for an LSTM) that the next step takes apart, so autograd.grad(loss,
-[x_0 .. x_T]) gives lam_t = dL/dx_t by the state handed to step t + 1.
+hand. Each sample has its own length; there is no padding and no mask of steps, and a step that does
+not exist is never computed. Each x_t is one stacked node ([h, c] for an LSTM) that the next step
+takes apart, so autograd.grad(loss, [x_0 .. x_T]) gives lam_t = dL/dx_t by the state handed to step
+t + 1.
 """
 
 import itertools

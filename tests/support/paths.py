@@ -1,4 +1,4 @@
-"""Where things lie in the project."""
+"""Paths of the project's folders."""
 
 from pathlib import Path
 

@@ -1,8 +1,8 @@
-"""Arrays that the package makes without values hold NaN, integers -77: an output that nobody wrote
-shows.
+"""Fill arrays that the package allocates without values: floats with NaN, integers with -77.
 
-`sweeps.memory.empty` hands out storages again, with whatever the last sweep left in them. A loop
-that leaves out a row would then be right in a fresh process and wrong in the next call.
+`sweeps.memory.empty` reuses storages, with whatever the last sweep left in them. A loop that
+forgets a row would then be right in a fresh process and wrong in the next call. Poisoned, it always
+fails.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""One cell at one size, with values for every array that a sweep may be given, and a comparison of
-an engine with the definition: its three loops, any sources, each row at its own scale.
+"""One cell at one size, with values for every array that a sweep may be given.
+
+An engine is compared with the definition: its three loops, any sources, each row at its own
+scale.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""The slow truth for stacks of recurrent layers: one sample at a time, its own length, plain torch
-operations in float64.
+"""The slow truth for stacks of layers: one sample at a time, plain torch operations in float64.
 
-Nothing here uses coadjoint: of a module only the numbers that describe it are read. Each x_t is one
-node ([h, c] for an LSTM, [m, c] where h = W_hr m is projected) that the next step takes apart, so
-autograd.grad(loss, [x_0 .. x_T]) gives lam_t = dL/dx_t by the state handed to step t + 1. Time of
-the direction "reverse" begins at the sequence's end.
+Nothing here uses coadjoint: of a module only the numbers that describe it are read. Each sample has
+its own length. Each x_t is one node ([h, c] for an LSTM, [m, c] where h = W_hr m is projected) that
+the next step takes apart, so autograd.grad(loss, [x_0 .. x_T]) gives lam_t = dL/dx_t by the state
+handed to step t + 1. In the direction "reverse" time begins at the end of the sequence.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Work that is counted and not timed: a busy machine counts as an idle one does."""
+"""Count function calls instead of measuring time, so that a busy machine changes nothing."""
 
 import signal
 import sys

@@ -1,5 +1,6 @@
-"""Compiled modules and their gradients: every parameter owns its gradient, and nobody who changes a
-gradient or an output in place changes anything else.
+"""Modules under torch.compile have the right gradients, and every parameter owns its gradient.
+
+Changing a gradient or an output in place changes nothing else.
 """
 
 from __future__ import annotations

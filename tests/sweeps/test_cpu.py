@@ -1,5 +1,6 @@
-"""The compiled loops against the definition: every array, at odd sizes, with unwritten outputs full
-of NaN; and what compiles them: the folder, the compiler, and machines that have none.
+"""The compiled loops equal the definition: every array, at odd sizes, unwritten outputs being NaN.
+
+Also how they are compiled: the cache folder, the compiler, and machines that have none.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""The CUDA loops against the definition, on threads of the CPU (emulated.py): every cell, every way
-in which a network may lie on a chip, odd sizes, unwritten outputs full of NaN. And what chooses
-how it lies there.
+"""The CUDA loops equal the definition, and each network is laid out on the chip as intended.
+
+The CUDA source runs on threads of the CPU (tests/support/emulated.py): every cell, every layout,
+odd sizes, unwritten outputs being NaN.
 """
 
 from __future__ import annotations

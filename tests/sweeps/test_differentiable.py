@@ -1,5 +1,6 @@
-"""oracle == ours: outputs, losses, costates, penalties and every gradient, over the tables of
-cases.py.
+"""Outputs, losses, costates, penalties and every gradient equal the oracle's.
+
+The cases are the tables of tests/support/cases.py.
 """
 
 from dataclasses import replace

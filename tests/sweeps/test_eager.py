@@ -1,5 +1,6 @@
-"""Engine `eager` on any device: its two ways of making a step give the same numbers, and the names
-it has replaced.
+"""Both ways in which engine `eager` makes a step give the same numbers, on any device.
+
+The names of the engines that it replaced still work.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Formulas where numbers end: parameters and inputs that saturate, vanish or overflow, against 50
-digits.
+"""Formulas stay accurate where parameters and inputs saturate, vanish or overflow.
 
 Values, slopes and bends of every cell, in both types and on the engines that run on any machine,
-must be as good as rounding lets them be; never infinite or NaN where the truth is not."""
+are compared with 50 digits. They must be as good as rounding lets them be, and never infinite or
+NaN where the truth is not.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""How many calls of our own lie between a user's call and a loop in C: each costs time and a
-reader's patience.
+"""Few calls of the package lie between a user's call and a loop in C.
+
+Each costs time and a reader's patience.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""The quick kernel: every loop, penalty and method against plain loops that torch differentiates.
+"""The quick check: every loop, penalty and method equals plain loops that torch differentiates.
 
-Small, ragged, x0 not zero.
-
-The mutation tool runs this file first, so it is meant to fail on nearly any wrong term by itself.
+Cases are small and ragged, with x0 not zero. The mutation tool runs this file first, so it is meant
+to fail on nearly any wrong term by itself.
 """
 
 from __future__ import annotations

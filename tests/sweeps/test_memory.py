@@ -1,4 +1,4 @@
-"""Large arrays are used again, and only when nobody else holds them."""
+"""Large arrays are reused, but only when nobody else holds them."""
 
 import gc
 

@@ -1,8 +1,6 @@
-"""What compiled code is given an address of: ordinary tensors that have the memory it will read,
-and nothing else.
+"""Compiled code only receives addresses of ordinary tensors that own the memory it will read.
 
-What would end the process if it went wrong runs in a process of its own, a whole group of cases in
-each.
+Cases that would end the process if they went wrong run in a process of their own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The tests' own poison: what the package makes without values is NaN, until somebody writes it."""
+"""Arrays that the package allocates without values are NaN in tests until something is written."""
 
 from __future__ import annotations
 

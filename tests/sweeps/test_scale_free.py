@@ -1,4 +1,6 @@
-"""Costates at any scale: closed forms of the linear network, and what vanishes, explodes or is
+"""Costates are right at any scale.
+
+They are compared with closed forms of the linear network, also where they vanish, explode or are
 exactly zero.
 """
 

@@ -1,5 +1,6 @@
-"""Engine 'scan': the three loops of linear recurrences in O(log T) operations, against the
-definition and plain autograd.
+"""Engine `scan` runs the three loops of linear recurrences in O(log T) operations.
+
+It is compared with the definition and with plain autograd.
 """
 
 import math

@@ -1,5 +1,6 @@
-"""Each private name of torch still does what we use it for: a version of torch that changed one
-fails here first.
+"""Each private name of torch still does what the package uses it for.
+
+A version of torch that changes one fails here first.
 """
 
 from __future__ import annotations

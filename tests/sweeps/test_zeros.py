@@ -1,9 +1,9 @@
-"""Penalties where something is exactly zero or equal: values, gradients and Hessians against plain
-float64 loops.
+"""Penalties are right where something is exactly zero or equal.
 
-The loops and formulas are written by entries, so that squares of norms are smooth at zero. A norm
-that is not squared has a kink there; its derivatives are 0 by definition, and `kinked` says so.
-Second differences of the values, which know nothing of either, confirm the smooth ones.
+Values, gradients and Hessians are compared with plain float64 loops. The loops and formulas are
+written by entries, so that squares of norms are smooth at zero. A norm that is not squared has a
+kink there; its derivatives are 0 by definition, and `kinked` says so. Second differences of the
+values, which know nothing of either, confirm the smooth ones.
 """
 
 import itertools

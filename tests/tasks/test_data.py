@@ -1,4 +1,4 @@
-"""Users' data as a task: splits, scaling, targets, gaps, windows; and predictions for new files."""
+"""Users' data as a task: splits, scaling, targets, gaps, windows, and predictions for new files."""
 
 import csv
 import json

@@ -1,6 +1,4 @@
-"""Users' files: what is read, and what each bad file is answered with: the file, the row, the
-column, the way out.
-"""
+"""Users' files are read exactly, or refused with the file, the row, the column and the way out."""
 
 import gzip
 import io

@@ -1,5 +1,7 @@
-"""What a step learns from, and how: pre-training, a steered weight, selected samples, dropout, a
-readout in closed form.
+"""What a training step learns from, and how it changes the weights.
+
+Pre-training, a steered penalty weight, selected samples, dropout, and a readout solved in closed
+form: each against its definition.
 """
 
 import copy

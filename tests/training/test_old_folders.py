@@ -1,7 +1,7 @@
-"""Run folders of earlier versions stay usable: tests/data has one of each kind, as that version
-wrote it.
+"""Run folders of earlier versions stay usable.
 
-Each can be resumed, reported and predicted from, and gives the numbers that its own version gave.
+tests/data holds a folder of each kind, as that version wrote it. Each can be resumed, reported and
+predicted from, and gives the numbers that its own version gave.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Online learning: its gradients are those of BPTT and Truncated, its memory does not grow, and a
-run that stops goes on in the same bits.
+"""Online learning takes the gradients of BPTT and Truncated, in memory that does not grow.
+
+A run that stops and is resumed ends in the same bits.
 """
 
 import gzip

@@ -1,5 +1,6 @@
-"""The report page in a browser: drawn without a complaint, on a desk and on a phone, by mouse,
-touch and keyboard.
+"""The report page works in a browser: it is drawn without a complaint, on a desk and on a phone.
+
+Its figures can be read by mouse, touch and keyboard.
 """
 
 import base64

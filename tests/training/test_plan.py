@@ -1,4 +1,4 @@
-"""Plans: the settings of a run, checked once, when they are made."""
+"""A Plan holds the settings of a run and checks each of them once, when it is made."""
 
 import dataclasses
 import inspect

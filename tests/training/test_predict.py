@@ -1,4 +1,4 @@
-"""load_model and predict: what `coadjoint predict` does, from Python."""
+"""load_model and predict do in Python what `coadjoint predict` does on the command line."""
 
 import csv
 import shutil

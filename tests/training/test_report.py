@@ -1,5 +1,6 @@
-"""The report page: what it says about a folder, what it survives, and that nothing read from a
-folder becomes markup.
+"""The report page says what is in a folder, and survives whatever is in it.
+
+Nothing that is read from a folder becomes markup.
 """
 
 import base64

@@ -1,5 +1,7 @@
-"""Run folders: damage is found and named, one writer at a time, full disks and signals lose
-nothing, resumed runs end in the same bytes.
+"""A run folder loses nothing, and a resumed run ends in the same bytes.
+
+Damage is found and named, only one process writes at a time, and full disks, signals and kills
+leave a folder that can be resumed.
 """
 
 import contextlib

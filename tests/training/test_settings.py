@@ -1,5 +1,6 @@
-"""Settings: what is read, what is refused and in which words, what is written; nothing in a file
-can run, hang or fill memory.
+"""Settings files: what is read, what is refused and in which words, and what is written.
+
+Nothing in a file can run code, hang or fill the memory.
 """
 
 import json

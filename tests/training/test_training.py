@@ -1,6 +1,4 @@
-"""The training loop: what it computes is what it says, and what is not finite never enters the
-weights.
-"""
+"""The training loop records what it computes, and only finite numbers enter the weights."""
 
 import functools
 import json
