@@ -30,8 +30,8 @@ if (
 TOGETHER = (
     "tests/cli/test_compare.py",
     "tests/house/test_readme.py::test_blocks_run",
-    "tests/nn/test_distributed.py::test_exact_or_refused[ddp",
-    "tests/nn/test_distributed.py::test_exact_or_refused[sharded",
+    "tests/nn/test_distributed.py::test_wrapped_models_are_exact_or_refused[ddp",
+    "tests/nn/test_distributed.py::test_wrapped_models_are_exact_or_refused[sharded",
 )
 
 

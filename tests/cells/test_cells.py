@@ -86,7 +86,7 @@ def from_torch(net, module, suffix="_l0"):
         ("gru", nn.GRU, {}),
     ],
 )
-def test_outputs_and_gradients_of_torch(cell, module, options, engine):
+def test_cells_have_the_outputs_and_gradients_of_torch(cell, module, options, engine):
     torch.manual_seed(1)
     theirs = module(I, D, **options).to(F64)
     net = make(cell, engine, activation=options.get("nonlinearity"), readout="every")
@@ -155,7 +155,7 @@ def test_random_step_function_is_refused_for_costates(engine):
         run.costates(lambda y: y.sum(-1))
 
 
-def test_step_function_that_returns_something_else():
+def test_a_step_function_that_returns_something_else_is_refused():
     for step, words in (
         (lambda u, h: h[:, :1], r"the step function returned \[3, 1\]"),
         (lambda u, h: None, "NoneType"),
@@ -199,7 +199,7 @@ def engines_agree(cell, bar=1e-11, **options):
     return found[0][2]
 
 
-def test_cell_in_a_file_of_its_own(tmp_path):
+def test_a_cell_can_be_defined_in_a_file_of_the_user(tmp_path):
     path = tmp_path / "resonant.py"
     path.write_text(SOURCE)
     cell = load(path).resonant
@@ -220,7 +220,7 @@ def test_the_example_of_an_own_cell_runs(capsys):
 
 
 @pytest.mark.parametrize("name", OWN)
-def test_activation_written_by_the_user(name):
+def test_an_activation_of_the_user_can_be_used(name):
     engines_agree("elman", activation=OWN[name])
 
 
@@ -257,7 +257,7 @@ def constant_slot(z, v, x, p):
 @pytest.mark.parametrize(
     "cell", [unread, diagonal, swapped, nonlinear, shifted, constant_slot], ids=lambda c: c.name
 )
-def test_reads_of_every_kind(cell):
+def test_W_may_read_any_or_none_of_the_slots(cell):
     engines_agree(cell)
     reads = {"unread": 0, "diagonal": 0, "swapped": 2, "nonlinear": 2}.get(cell.name, 1)
     W = make(cell).W
@@ -290,7 +290,7 @@ def test_per_unit_parameters_are_trained(name, parameter):
 # what follows from a formula
 
 
-def test_what_engines_may_keep():
+def test_a_cell_knows_which_values_engines_keep():
     lstm, gru, elman = co.cells.lstm, co.cells.gru, co.cells.elman()
     assert (elman.kept, elman.needs_a, elman.side) == (
         (),
@@ -374,7 +374,7 @@ def test_formula_that_cannot_be_recorded_is_refused_where_it_is_written(
         ("elman", torch.nn.functional.gelu, co.KindError, "gelu"),
     ],
 )
-def test_unknown_cells_and_activations(cell, activation, error, words):
+def test_unknown_cells_and_activations_are_refused(cell, activation, error, words):
     with pytest.raises(error, match=words):
         make(cell, activation=activation)
 
@@ -394,7 +394,7 @@ LARGE = [
 
 @pytest.mark.parametrize(("cell", "activation", "dtype"), LARGE)
 @pytest.mark.slow
-def test_finite_at_arguments_of_ten_thousand(cell, activation, dtype):
+def test_cells_stay_finite_at_arguments_of_ten_thousand(cell, activation, dtype):
     """Saturated units of either sign, first and second order, all engines: finite, and zero
     costates are left out.
     """
@@ -490,7 +490,7 @@ PUBLISHED = {  # constants of the papers
 }
 
 
-def test_options():
+def test_cells_have_their_published_options():
     for name, expected in PUBLISHED.items():
         assert co.cells.options(name) == expected, name
     assert make("antisymmetric", eps=0.05).cell is co.cells.antisymmetric(0.05)
@@ -534,7 +534,7 @@ def test_options():
 # equations that the table of cases takes in parts, or with constants of its own
 
 
-def test_scrn_as_it_is_written():
+def test_scrn_is_computed_as_it_is_written():
     """s first, then h of the new s, with fixed and learned decay."""
     for name in ("scrn", "scrn-learned"):
         net, x = make(name), torch.randn(B, 2 * D, dtype=F64)
@@ -554,7 +554,7 @@ def test_scrn_as_it_is_written():
 
 
 @pytest.mark.parametrize("engine", ["reference", "eager", "cpu", "autograd"])
-def test_truncated_gradient_of_1997(engine):
+def test_lstm_1997_has_the_truncated_gradient_of_its_paper(engine):
     """By the paper's own recursions, forwards in time: W of the cell inputs and input gates learns
     from the sum of what each step put into the memory, W of the output gates from the last step
     alone.
@@ -672,7 +672,7 @@ def test_weights_hold_what_the_formula_uses():
             assert not dead.any() or name == "exponential", (name, parameter)
 
 
-def test_process_noise():
+def test_process_noise_is_drawn_from_the_seed():
     net = make("rate", noise=0.3)
 
     def run(seed):
@@ -744,7 +744,7 @@ def test_tilted_readouts_are_stable(readout, beta, dtype):
         close(net(u).y_hat, net(u).x[1:].amin(0) @ net.V.T + net.b_o, 1e-5)
 
 
-def test_attention_by_hand():
+def test_attention_readouts_equal_a_loop_by_hand():
     """One b for all steps, and one for each; later steps take the last."""
     for steps in (None, 3):
         net = make("gru", readout="attention", steps=steps)
@@ -777,7 +777,7 @@ def test_summaries_need_the_whole_sequence(readout):
         ("scrn-learned", "every"),
     ],
 )
-def test_transforms_of_torch(cell, readout):
+def test_transforms_of_torch_work_on_every_cell(cell, readout):
     """torch.func.grad through costates and a change of the input, at parameters that are not those
     of the network.
     """
@@ -809,7 +809,7 @@ def test_transforms_of_torch(cell, readout):
     close(there, again, 1e-12)
 
 
-def test_what_segments_and_rtrl_do_not_have():
+def test_segments_and_rtrl_refuse_what_they_do_not_have():
     y = torch.zeros(B, 2, dtype=F64)
     for net, words in (
         (make("elman", skip=True), "skip=True"),
@@ -836,7 +836,7 @@ def test_what_segments_and_rtrl_do_not_have():
 
 
 @pytest.mark.parametrize("name", CELLS)
-def test_temporal_components_of_every_cell(name):
+def test_temporal_components_of_every_cell_add_up_to_the_gradient(name):
     """They add up to the gradient by R and b, and by W where it has no structure."""
     net, y = make(name, readout="every"), torch.randn(T, B, 2, dtype=F64)
     e = co.BPTT()(net, co.Batch(inputs(), y, [6, 2, 5]), "squared")

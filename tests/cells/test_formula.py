@@ -72,7 +72,7 @@ def autograd_ladder(y, x, orders):
 
 
 @pytest.mark.parametrize("name", PRIMITIVES)
-def test_primitive_and_its_derivatives(name):
+def test_primitives_and_their_derivatives_are_those_of_autograd(name):
     x = (POINTS.abs() if name in POSITIVE else POINTS).clone().requires_grad_()
     truth = autograd_ladder(PRIMITIVES[name].run(x), x, ORDERS)
     by_pull = by_push = Node(name, (A,))
@@ -86,7 +86,7 @@ def test_primitive_and_its_derivatives(name):
 
 
 @pytest.mark.parametrize("name", EXPRESSIONS)
-def test_expression_and_its_mixed_derivatives(name):
+def test_expressions_and_their_mixed_derivatives_are_those_of_autograd(name):
     """Every word of three letters a, b: differentiated in that order, by pull, push and
     autograd.
     """
@@ -149,11 +149,11 @@ def test_equal_expressions_are_one_object():
     ],
     ids=str,
 )
-def test_simplifications(ours, simple):
+def test_expressions_are_simplified(ours, simple):
     assert ours is simple
 
 
-def test_substitute_and_apart():
+def test_substitute_replaces_and_apart_finds_what_is_fixed():
     y = co.tanh(A + B) * A
     (replaced,) = substitute([y], {A + B: symbol("c")})
     assert replaced is co.tanh(symbol("c")) * A
@@ -265,7 +265,7 @@ def test_torch_functions_record_the_same_node(name):
         (lambda: evaluate([A + B], {A: POINTS}), "the value of 'b' is missing"),
     ],
 )
-def test_what_a_formula_may_not_do(write, words):
+def test_what_a_formula_may_not_do_is_refused(write, words):
     with pytest.raises(co.KindError, match=words):
         write()
 

@@ -204,7 +204,7 @@ PENALTIES = [name for name in oracles.PENALTIES if name != "none"]
 @pytest.mark.slow
 @pytest.mark.parametrize("setting", SETTINGS, ids=["ragged", "last", "one step"])
 @pytest.mark.parametrize("name", TABLE)
-def test_states_costates_and_penalised_gradients(name, setting):
+def test_states_costates_and_penalised_gradients_equal_the_loops(name, setting):
     case = Compared(name, setting)
     T, lam = setting["T"], case.costates()
 
@@ -228,7 +228,7 @@ def test_states_costates_and_penalised_gradients(name, setting):
 
 
 @pytest.mark.parametrize("name", TABLE)
-def test_second_and_third_derivatives(name):
+def test_second_and_third_derivatives_equal_the_loops(name):
     case = Compared(name, {"B": 2, "T": 3, "D": 2, "H": 2, "readout": "every", "lengths": [3, 2]})
     theirs = (
         case.loss + 0.3 * torch.stack([oracles.PENALTIES["log-ratio"](s) for s in case.samples])
@@ -241,7 +241,7 @@ def test_second_and_third_derivatives(name):
 
 
 @pytest.mark.parametrize("name", TABLE)
-def test_single_precision(name):
+def test_single_precision_agrees_with_the_loops(name):
     case = Compared(name, SETTINGS[0], torch.float32)
     lam = case.costates()
     assert lam.lam.dtype == torch.float32
@@ -350,7 +350,7 @@ def test_it_learns_to_remember_its_first_input(name):
         (lambda: steps.named("gru-befor", 2, 3), "did you mean 'gru-before'"),
     ],
 )
-def test_refusals(make, words):
+def test_bad_step_cells_are_refused(make, words):
     with pytest.raises(co.InputError, match=words):
         make()
 
@@ -365,7 +365,7 @@ def test_a_state_of_another_size_and_other_engines_are_refused():
         make(steps.ResetBefore(2, 3), engine="cpu")
 
 
-def test_steps_by_name():
+def test_steps_are_found_by_name():
     assert [type(steps.named(name, 2, 3)).__name__ for name in steps.STEPS] == [
         "ResetBefore",
         "GatedFeedback",

@@ -103,7 +103,7 @@ def objective(net, u):
 
 @pytest.mark.parametrize("cell", CELLS)
 @pytest.mark.parametrize("name", WRITTEN)
-def test_gradients_by_the_raw_parameters(name, cell):
+def test_gradients_by_the_raw_parameters_are_those_of_autograd(name, cell):
     """First and second order, of loss and penalties, against a plain network whose W is made by
     hand of the same leaves.
     """
@@ -160,7 +160,7 @@ def test_methods_cope_with_parameters_of_another_name(cell):
 
 
 @pytest.mark.parametrize("name", STRUCTURES)
-def test_structures_by_name(name):
+def test_structures_are_found_by_name(name):
     net = make(name, hidden=D)
     W = net.W
     assert raws(net)
@@ -201,7 +201,7 @@ def test_structures_by_name(name):
         WithInverse(),
     ],
 )
-def test_right_inverses(module):
+def test_W_can_be_assigned_and_comes_back(module):
     """W can be assigned, and comes back."""
     torch.manual_seed(0)
     shape = {"Diagonal": (2, 1, D), "LowRank": (2, 1, D, 2)}.get(type(module).__name__, (2 * D, D))
@@ -250,7 +250,7 @@ class Halved(torch.nn.Module):
         return M / 2
 
 
-def test_a_parametrisation_of_the_user():
+def test_a_parametrisation_of_the_user_is_used():
     net = make(Halved())
     (raw,) = raws(net).values()
     assert torch.equal(net.W, raw / 2)
@@ -284,7 +284,7 @@ def test_exponential_stays_orthogonal():
     assert float((W - start).norm()) > 0.5, "it moved"
 
 
-def test_cayley_initialisation():
+def test_cayley_initialisation_has_the_published_angles():
     """Angles of the rotations of exp(A): A's blocks have s = -sqrt((1 - cos q)/(1 + cos q)) =
     -tan(q/2) on 0..pi/2.
     """

@@ -146,7 +146,7 @@ def test_costates_stay_inside_float32(cell):
     assert logs.max() < torch.tensor(1e6).log()
 
 
-def test_apart():
+def test_the_difference_of_gradients_is_relative():
     a = {"W": torch.tensor([3.0, 4.0]), "b": torch.ones(2), "p.b_n": torch.ones(1)}
     assert apart(a, {"W": a["W"] * 1.1, "b": a["b"]}) == pytest.approx(0.1 / 1.1, rel=1e-6)
     assert apart({"b": a["b"]}, {"b": torch.zeros(2)}) > 1
@@ -212,7 +212,7 @@ def test_a_row_says_ratios_and_shares():
     assert r.strange() == []
 
 
-def test_the_table():
+def test_the_table_shows_ratios_and_costs():
     heads, lines = result().table()
     plain, penalised = (dict(zip(heads, line, strict=True)) for line in lines)
     assert heads[:6] == ["cell", "T, B, d", "gradient", "vs torch.nn", "vs autograd loop", "costs"]
@@ -258,7 +258,7 @@ def test_a_wrong_or_failing_peer_is_noticed(monkeypatch):
     assert "wrong" in found.rows[0].ms["plain"]
 
 
-def test_json(coadjoint):
+def test_json_holds_every_row(coadjoint):
     code, out, err = coadjoint("bench", *TINY, "--cells", "elman", "--json", "-", "--quiet")
     assert code == 0, err
     found = json.loads(out)
@@ -281,7 +281,7 @@ def test_json(coadjoint):
     assert str(Path.home()) not in out
 
 
-def test_a_hessian_free_step(coadjoint):
+def test_a_hessian_free_step_is_measured(coadjoint):
     code, out, err = coadjoint("bench", *TINY, "--cells", "hessian-free", "--json", "s.json")
     assert code == 0, err
     (line,) = [
@@ -315,7 +315,7 @@ def test_a_step_begins_where_the_others_did(monkeypatch):
     assert found.iterations == taken[-1].iterations == taken[-2].iterations
 
 
-def test_the_rows_and_columns_asked_for(coadjoint):
+def test_only_the_rows_and_columns_asked_for_are_measured(coadjoint):
     code, out, err = coadjoint(
         "bench", *TINY, "--cells", "gru,elman", "--peers", "autograd", "--json", "all.json"
     )
@@ -377,14 +377,14 @@ def test_a_wrong_word_gets_one_line_before_anything_is_measured(
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_no_gpu(coadjoint):
+def test_without_a_gpu_the_device_cuda_is_refused(coadjoint):
     code, out, err = coadjoint("bench", "--device", "cuda")
     assert (code, out) == (7, "")
     assert err == "coadjoint: error: device 'cuda': torch finds no GPU here. Use device 'cpu'.\n"
     assert coadjoint("bench", "--explain")[1].splitlines()[-1] == "cuda: torch finds no GPU here."
 
 
-def test_explain(coadjoint, monkeypatch):
+def test_explain_measures_nothing(coadjoint, monkeypatch):
     monkeypatch.setattr(clock_module, "clock", lambda *_: pytest.fail("timed"))
     engine = engines.load(co.Network("gru", inputs=1, hidden=1, outputs=1).engine)
 

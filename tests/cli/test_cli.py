@@ -133,7 +133,7 @@ PAGES = {
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_everything_about_a_cell(coadjoint, name):
+def test_the_page_of_a_cell_says_everything_about_it(coadjoint, name):
     code, out, err = coadjoint("cells", name, "--hidden", "7", "--inputs", "3")
     assert (code, err) == (0, "")
     assert [text for text in PAGES[name] if text not in out] == []

@@ -40,7 +40,7 @@ def test_alternatives_make_rows():
     }
 
 
-def test_all_cells():
+def test_all_cells_become_rows():
     rows = compared_runs.variants("p cell=all lr=1")
     assert [row.values["network"]["cell"] for row in rows] == [*library.CELLS, *steps.STEPS]
     assert rows[0].name == "p cell=elman"
@@ -71,7 +71,7 @@ def test_a_task_has_settings_of_its_own():
         ("xor lrr=1", "'lr'"),
     ],
 )
-def test_words_that_make_no_task(text, why):
+def test_words_that_make_no_task_are_refused(text, why):
     with pytest.raises(ConfigError if "xorr" not in text else Exception, match=why):
         compared_runs.tasks(text)
 
@@ -90,7 +90,7 @@ def test_words_that_make_no_task(text, why):
         ({"data": {"train": "a.csv"}}, "", "a.csv"),
     ],
 )
-def test_titles(values, name, title):
+def test_tasks_are_titled_by_their_settings(values, name, title):
     assert compared_runs.titled(setting_flags.resolve(None, values), name) == title
 
 
@@ -98,7 +98,7 @@ def test_titles(values, name, title):
     ("text", "why"),
     [("", "takes a name"), ("lr=1", "takes a name"), ("a lr", "key=value"), ("a lrr=1", "'lr'")],
 )
-def test_words_that_make_no_row(text, why):
+def test_words_that_make_no_row_are_refused(text, why):
     with pytest.raises(ConfigError, match=why):
         compared_runs.variants(text)
 
@@ -113,7 +113,7 @@ def test_words_that_make_no_row(text, why):
         ([1.0, 2.0, 9.0], "2 (1 - 9)"),
     ],
 )
-def test_spread(values, text):
+def test_a_spread_is_shown_beside_its_median(values, text):
     assert TERMINAL.spread(values, TERMINAL.count) == text
 
 
@@ -191,7 +191,7 @@ def several(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_the_longest_run_first(several):
+def test_the_longest_run_is_started_first(several):
     names = (
         "",
         "xor-wild-seed-0",
@@ -251,7 +251,7 @@ def complain(words, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_refusals(several, tmp_path, monkeypatch, capsys):
+def test_what_cannot_be_compared_is_refused(several, tmp_path, monkeypatch, capsys):
     folder, *_ = several
     monkeypatch.chdir(tmp_path)
 
@@ -274,7 +274,7 @@ def test_refusals(several, tmp_path, monkeypatch, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_comparison_of_before(tmp_path):
+def test_a_comparison_of_an_earlier_version_is_read(tmp_path):
     """compare.json once named task, metric and goal for all rows together."""
     one = {"task": "xor", "metric": "right", "goal": None, "rows": [{"name": "a", "runs": []}]}
     (tmp_path / "compare.json").write_text(json.dumps(one))
@@ -371,7 +371,7 @@ def test_a_server_that_is_just_dying_is_asked_again(monkeypatch):
         workers.start(Late(), 3)
 
 
-def test_success_within_budgets():
+def test_success_is_counted_within_each_budget():
     """Counted within each budget of a row, with gradients beside the seconds; without budgets
     nothing is added.
     """
@@ -415,7 +415,7 @@ def test_success_within_budgets():
 
 
 @pytest.mark.slow
-def test_a_comparison_with_budgets(tmp_path):
+def test_a_comparison_can_have_budgets(tmp_path):
     rows = compared_runs.variants("plain") + compared_runs.variants("penalised penalty=log-ratio")
     base = {
         "task": {"name": "xor", "length": 10},

@@ -88,7 +88,7 @@ FILES = [
 
 
 @pytest.mark.parametrize(("text", "line"), FILES, ids=[t for t, _ in FILES])
-def test_refusal_of_a_file(text, line, tmp_path, monkeypatch):
+def test_a_bad_file_is_refused_in_one_line(text, line, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("run.yaml").write_text(text)
     assert refusal(setting_flags.resolve, settings.load("run.yaml")) == [line]
@@ -147,7 +147,7 @@ FLAGS = [
 
 
 @pytest.mark.parametrize(("section", "key", "text", "line"), FLAGS)
-def test_refusal_of_a_flag(section, key, text, line):
+def test_a_bad_flag_is_refused_in_one_line(section, key, text, line):
     assert refusal(
         setting_flags.resolve, None, {section: {key: setting_flags.from_flag(section, key, text)}}
     ) == [line]
@@ -164,7 +164,7 @@ def test_flags_come_on_top_of_a_file(tmp_path):
     assert (c.optimiser.lr, c.optimiser.name, c.task.length) == (0.01, "sgd", (10, 20))
 
 
-def test_lists_of_columns():
+def test_a_flag_splits_lists_of_columns():
     assert setting_flags.from_flag("data", "target", "a,b") == ["a", "b"]
     assert setting_flags.from_flag("data", "target", "12") == "12"
     assert setting_flags.from_flag("data", "sep", ",") == ","
@@ -356,7 +356,7 @@ def test_what_a_part_declines_is_refused_before_a_run(changes, words):
         build.build(setting_flags.resolve(None, merged(changes)))
 
 
-def test_a_device_that_is_not_there(monkeypatch):
+def test_a_device_that_is_not_there_is_refused(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(MissingError, match="Use --device cpu") as error:
         build.build(setting_flags.resolve(None, merged({"training": {"device": "cuda"}})))

@@ -74,7 +74,7 @@ def until(condition, process):
         time.sleep(0.02)
 
 
-def test_the_system_lacks_it(elsewhere):
+def test_the_system_lacks_what_the_next_test_does_without(elsewhere):
     """What the next test takes for granted."""
     tried = (
         "import os, signal; print([hasattr(os, 'fork'), hasattr(signal, 'SIGHUP')]); import fcntl"
@@ -85,7 +85,7 @@ def test_the_system_lacks_it(elsewhere):
 
 
 @pytest.mark.slow
-def test_the_whole_way(elsewhere, tmp_path):
+def test_a_run_is_trained_interrupted_resumed_and_used(elsewhere, tmp_path):
     rows = [f"s{i},{t},{(i * 7 + t) % 5},{'xy'[i % 2]}" for i in range(12) for t in range(4)]
     (tmp_path / "data.csv").write_text("\n".join(["id,t,a,label", *rows]) + "\n")
     small = ["--hidden", "3", "--every", "5", "--checkpoint", "5", "--batch", "4", "--probes", "2"]

@@ -87,7 +87,7 @@ def name_of(case):
 
 
 @pytest.mark.parametrize("case", CELLS, ids=name_of)
-def test_jacobians_and_what_is_made_of_them(case):
+def test_jacobians_and_what_is_made_of_them_equal_the_oracle(case):
     """J_t by autograd, one sample at a time; their products by numpy's SVD, their growth by torch's
     QR.
     """
@@ -136,7 +136,7 @@ def test_jacobians_and_what_is_made_of_them(case):
             np.testing.assert_allclose(exponents.each[j].sum(), volume, rtol=1e-9)
 
 
-def test_fewer_samples_and_fewer_points():
+def test_fewer_samples_and_fewer_points_can_be_asked_for():
     e = evaluated()
     assert jacobians(e, 2).shape == (6, 2, 5, 5)
     few = singular_values(e, samples=1, points=3)
@@ -300,7 +300,7 @@ def test_decay_of_a_stack_is_that_of_its_layers_and_of_all_as_one():
     assert all("Use co.Network" in why for why in declined.declined.values())
 
 
-def test_spectrum_of_each_block():
+def test_the_spectrum_of_each_block_is_that_of_numpy():
     e = evaluated("lstm")
     found = spectrum(e)
     assert found.names == ("W_i", "W_f", "W_g", "W_o")
@@ -354,7 +354,7 @@ def test_bounds_belong_to_elman_and_costates_to_a_loss_of_the_last_step():
     assert np.isnan(bounds(evaluated(readout="every")).costates).all()
 
 
-def test_saturation_of_plain_units():
+def test_saturation_counts_plain_units_with_flat_slopes():
     e = evaluated(hidden=7)
     with torch.no_grad():
         e.network.R.mul_(3)
@@ -423,7 +423,7 @@ def test_units_of_small_steps_are_not_saturated_at_rest(cell):
     assert saturation(e).units.mean() < 0.2
 
 
-def test_paths_one_by_one():
+def test_paths_add_up_one_by_one():
     """Every path of a small network with absent connections, followed step by step."""
     mask = torch.tensor([[1.0, 1, 0], [0, 1, 1], [1, 0, 1]], **torch_double)
     e = evaluated(activation="relu", hidden=3, mask=mask, T=6)
@@ -499,7 +499,7 @@ def test_sensitivity_is_what_differences_say(case):
     assert np.isnan(found[~there]).all()
 
 
-def test_noise_scale_of_single_gradients():
+def test_the_noise_scale_is_that_of_single_gradients():
     e = evaluated(loss="squared")
     net, rows = e.network, []
     for j, n in enumerate(LENGTHS.tolist()):
@@ -540,7 +540,7 @@ def moved(e, shift):
 @pytest.mark.parametrize(
     "options", [{}, {"structure": "orthogonal"}, {"cell": "lstm", "readout": "every"}], ids=str
 )
-def test_the_loss_elsewhere_and_weights_that_stay(options):
+def test_the_loss_is_probed_elsewhere_and_the_weights_stay(options):
     e = evaluated(**options)
     net = e.network
     before = {name: p.detach().clone() for name, p in net.named_parameters()}
@@ -723,7 +723,7 @@ def test_import_needs_no_matplotlib():
     assert done.stdout == "plots need matplotlib: pip install 'coadjoint[plot]'.\n", done.stderr
 
 
-def test_files_and_page(tmp_path):
+def test_an_examination_is_saved_as_files_and_a_page(tmp_path):
     found = examination.examine(evaluated(), ["temporal", "decay", "lyapunov", "along", "paths"])
     diagnoses.save(
         tmp_path / "one", found, {"task": {"name": "<b>temporal"}, "sequences": "4 sequences"}

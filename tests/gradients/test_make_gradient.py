@@ -69,7 +69,7 @@ def test_one_call_gives_what_settings_give(options):
 
 
 @pytest.mark.parametrize("on", ["top", "whole"])
-def test_some_of_the_layers(on):
+def test_a_penalty_can_be_on_some_of_the_layers(on):
     sections = {
         "task": {"name": "xor", "length": 12},
         "network": {"hidden": 4, "layers": 2},
@@ -95,7 +95,7 @@ def test_every_key_of_the_settings_is_a_keyword():
     assert set(factory.APPLIES) <= set(GradientSection.model_fields)
 
 
-def test_a_penalty_of_ones_own():
+def test_a_penalty_of_the_user_is_taken():
     method = co.gradients.make(penalty=lambda lam: lam.norms().sum(0), weight=0.5)
     assert isinstance(method, co.Penalised)
     assert method.rho(0) == 0.5

@@ -37,7 +37,7 @@ def packed(inputs=I):
     return nn.utils.rnn.pack_sequence([torch.zeros(n, inputs) for n in (4, 2)])
 
 
-def test_kinds_of_errors():
+def test_our_errors_are_also_those_of_python():
     kinds = {
         co.InputError: ValueError,
         co.KindError: TypeError,
@@ -163,7 +163,7 @@ INPUTS = [
 
 
 @pytest.mark.parametrize(("arguments", "error", "words"), INPUTS)
-def test_inputs(arguments, error, words):
+def test_bad_inputs_are_refused(arguments, error, words):
     refuses(lambda: make()(*arguments()), error, words)
 
 
@@ -319,7 +319,7 @@ LOSSES = [
 
 
 @pytest.mark.parametrize(("call", "error", "words"), LOSSES)
-def test_losses_and_targets(call, error, words):
+def test_bad_losses_and_targets_are_refused(call, error, words):
     refuses(lambda: call(make()(u_like())), error, words)
 
 
@@ -338,11 +338,11 @@ EVERY = [
 
 
 @pytest.mark.parametrize(("call", "words"), EVERY)
-def test_targets_at_every_step(call, words):
+def test_targets_at_every_step_are_checked(call, words):
     refuses(lambda: call(make(readout="every")(u_like())), co.InputError, words)
 
 
-def test_loss_that_contains_another_output_function():
+def test_a_loss_that_contains_another_output_function_is_refused():
     for loss, output in (
         ("cross-entropy", "sigmoid"),
         ("binary-cross-entropy", "softmax"),
@@ -413,14 +413,14 @@ def evaluate(G):
 
 
 @pytest.mark.parametrize(("call", "error", "words"), PENALTIES)
-def test_penalties_and_methods(call, error, words):
+def test_bad_penalties_and_methods_are_refused(call, error, words):
     refuses(call, error, words)
 
 
 @pytest.mark.parametrize(
     "method", [co.BPTT(), co.RTRL(), co.Truncated(1, 2), co.Penalised("variance")]
 )
-def test_frozen_network(method):
+def test_a_frozen_network_is_refused(method):
     net = make()
     for p in net.parameters():
         p.requires_grad_(False)
@@ -470,7 +470,7 @@ BUILD = [
 
 
 @pytest.mark.parametrize(("options", "error", "words"), BUILD)
-def test_construction(options, error, words):
+def test_bad_options_of_a_network_are_refused(options, error, words):
     refuses(lambda: make(**options), error, words)
 
 
@@ -558,7 +558,7 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize(("call", "words"), REFUSALS)
-def test_refusals(call, words):
+def test_requests_that_are_not_supported_are_refused(call, words):
     with pytest.raises(co.CoadjointError, match=words):
         call()
 
@@ -771,7 +771,7 @@ def test_names_match_in_any_case(name, meant):
     )
 
 
-def test_a_network_that_no_memory_holds():
+def test_a_network_that_no_memory_holds_is_refused():
     """Beyond any address space: it is refused before a number is drawn."""
     for hidden in (10**9, 2**31 - 1):
         refuses(
@@ -812,6 +812,6 @@ def test_text_from_outside_is_safe_to_print():
         ({"value": NAN, "least": 0, "most": 1}, "at least 0 and at most 1; got nan"),
     ],
 )
-def test_numbers_out_of_their_range(given, words):
+def test_numbers_out_of_their_range_are_refused(given, words):
     refuses(lambda: errors.real("x", **given), co.InputError, words)
     assert errors.real("x", 0.5, 0, 1, above=True, below=True) == 0.5

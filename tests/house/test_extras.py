@@ -93,7 +93,7 @@ class Pair:
 
 
 @pytest.mark.parametrize("name", EXTRAS)
-def test_equations(name):
+def test_options_follow_their_equations(name):
     """In training, with the masks that are drawn, and in evaluation; engines in turn."""
     turn = list(EXTRAS).index(name)
     for i, (options, lengths, packed) in enumerate(SHAPES.values()):
@@ -119,7 +119,7 @@ def test_equations(name):
         "lstm norm",
     ],
 )
-def test_second_derivatives(name):
+def test_second_derivatives_pass_finite_differences(name):
     """By finite differences, through inputs, initial states and weights at once."""
     kind, extras = EXTRAS[name]
     torch.manual_seed(0)
@@ -140,7 +140,7 @@ def test_second_derivatives(name):
     assert gradgradcheck(run, inputs, fast_mode=True)
 
 
-def test_one_mask_for_all_steps():
+def test_one_mask_is_used_at_all_steps():
     """h' = relu(m h): what a mask drops stays dropped, what it keeps grows by 1 / (1 - p) at every
     step.
     """
@@ -163,7 +163,7 @@ def test_one_mask_for_all_steps():
     assert torch.equal(m.eval()(u)[0], torch.ones(5, 3, 400, dtype=F64))
 
 
-def test_dropped_from_the_start():
+def test_the_first_state_is_dropped_too():
     """h_0 is under the mask too."""
     m = co.nn.RNN(1, 300, nonlinearity="relu", recurrent_dropout=0.5, init="identity", bias=False)
     y, _ = m(torch.zeros(2, 1, 1), torch.ones(1, 1, 300))
@@ -171,7 +171,7 @@ def test_dropped_from_the_start():
     assert torch.equal(y[1], 2 * y[0])
 
 
-def test_zoneout_keeps():
+def test_zoneout_keeps_units_as_they_were():
     """Where nothing is carried by W, a unit holds one of the inputs it has seen; in evaluation,
     their expectation.
     """
@@ -193,7 +193,7 @@ def test_zoneout_keeps():
         assert torch.allclose(expected[t], mean)
 
 
-def test_off():
+def test_probabilities_of_zero_change_nothing():
     """Probabilities of zero draw nothing and change nothing."""
     torch.manual_seed(0)
     m = co.nn.LSTM(2, 3, 2, dtype=F64)
@@ -217,7 +217,7 @@ def test_off():
 
 
 @pytest.mark.parametrize("kind", MAKE)
-def test_inits(kind):
+def test_initialisers_set_each_gate_of_W(kind):
     """Each gate of W_hh; again after reset_parameters.
 
     All else begins as torch.nn's does, from the same seed.
@@ -249,7 +249,7 @@ def test_inits(kind):
         assert f"init='{init}'" in repr(m)
 
 
-def test_forget_bias():
+def test_the_forget_bias_is_set():
     for options in ({}, {"num_layers": 2, "bidirectional": True, "proj_size": 2}):
         m = co.nn.LSTM(2, 5, forget_bias=1.5, **options)
         for _ in range(2):
@@ -267,7 +267,7 @@ def test_forget_bias():
     assert "forget_bias=1.5" in repr(m)
 
 
-def test_new_parameters():
+def test_new_parameters_have_their_names_sizes_and_first_values():
     """Their names, sizes and first values; from a seed the shared weights are torch.nn's, whatever
     comes beside them.
     """
@@ -347,13 +347,13 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_refused(name):
+def test_options_that_do_not_fit_are_refused(name):
     make, error, text = REFUSED[name]
     with pytest.raises(error, match=text):
         make()
 
 
-def test_engine_of_layer_norm():
+def test_layer_norm_runs_on_engine_autograd():
     m = co.nn.LSTM(2, 3, layer_norm=True)
     assert (m.engine, m.engine.why) == ("autograd", "layer_norm=True is not elementwise over units")
     with pytest.raises(Unsupported, match="is not one"):
@@ -361,7 +361,7 @@ def test_engine_of_layer_norm():
     m.engine = "autograd"
 
 
-def test_noisy_cell():
+def test_a_noisy_cell_keeps_what_W_reads_in_a_slot():
     """What W reads is a slot of its own; what is given comes after the gates that stand apart."""
     both = library.noisy(library.gru, True, True)
     assert (both.slots, both.gates, both.given, both.side) == (
@@ -392,7 +392,7 @@ def test_noisy_cell():
     assert torch.allclose(cell.step(base, side, W, x, {}), expected, atol=1e-6)
 
 
-def test_given():
+def test_a_cell_of_the_user_may_be_given_data():
     """A user's cell may be given data, too; names must differ from those of the gates."""
 
     @co.cell(slots="h", gates="a", given="w")
@@ -407,7 +407,7 @@ def test_given():
         co.cell(slots="h", gates="a", given="a")
 
 
-def test_peephole_network():
+def test_the_peephole_cell_of_a_network_is_that_of_the_module():
     """The cell by its name in co.Network, and the module."""
     torch.manual_seed(0)
     net = co.Network("peephole", inputs=2, hidden=3, outputs=1, dtype=F64)
@@ -444,7 +444,7 @@ def another(monkeypatch):
 @pytest.mark.skipif(
     emulated.COMPILER is None, reason="no C++ compiler (c++, g++ or $CXX) was found"
 )
-def test_given_on_cuda(monkeypatch, another):
+def test_given_data_reaches_the_cuda_loops(monkeypatch, another):
     """The kernels' own source, on threads of the CPU."""
     emulated.install(monkeypatch, emulated.Mode())
     try:
@@ -454,7 +454,7 @@ def test_given_on_cuda(monkeypatch, another):
         emulated.forget()
 
 
-def test_turned():
+def test_reversed_time_is_its_own_inverse():
     """Reversed time of ragged rows is its own inverse, and what the direction "reverse" reads."""
     rows = Rows([3, 2, 2, 1])
     y = torch.arange(8)[:, None]

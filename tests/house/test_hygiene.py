@@ -59,7 +59,7 @@ def findings(source):
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_source_file(path):
+def test_a_source_file_is_clean(path):
     assert findings(path.read_text(encoding="utf-8")) == []
 
 

@@ -41,7 +41,7 @@ def test_the_seed_decides(name):
     assert not torch.equal(a["V"], c["V"])
 
 
-def test_std_of_what_is_gaussian():
+def test_gaussian_weights_have_the_std_asked_for():
     net = initialise(network(hidden=300), "gaussian", std=0.02)
     for key in ("W", "R", "V"):
         assert float(net.state_dict()[key].std()) == pytest.approx(0.02, rel=0.15)
@@ -51,12 +51,12 @@ def test_std_of_what_is_gaussian():
 @pytest.mark.parametrize(
     "wrong", [{"radius": 0.0}, {"radius": float("nan")}, {"std": -1.0}, {"name": "spectrl"}]
 )
-def test_refusals(wrong):
+def test_options_that_do_not_fit_are_refused(wrong):
     with pytest.raises(InputError):
         initialise(network(), **{"name": "spectral", **wrong})
 
 
-def test_sparse_has_so_many_links_into_each_unit():
+def test_sparse_gives_each_unit_the_same_number_of_links():
     for W in gates(initialise(network("gru"), "sparse", radius=0.8)):
         assert ((W != 0).sum(1) == 15).all()
         assert float(torch.linalg.eigvals(W).abs().max()) == pytest.approx(0.8, rel=1e-12)
@@ -80,7 +80,7 @@ def test_recipes_have_their_own_numbers():
 
 
 @pytest.mark.parametrize(("name", "variance"), [("glorot", 2 / 600), ("he", 2 / 300)])
-def test_fans(name, variance):
+def test_variances_follow_the_fans(name, variance):
     W = gates(initialise(network(hidden=300), name))[0]
     assert float(W.var()) == pytest.approx(variance, rel=0.05)
 
@@ -217,7 +217,7 @@ def structured(structure, cell="gru", hidden=16, dtype=torch.float64):
 
 
 @pytest.mark.parametrize("structure", ["orthogonal", "cayley"])
-def test_rotations_that_a_structure_holds(structure):
+def test_structures_of_rotations_start_at_one(structure):
     for seed in range(8):
         for W in initialise(structured(structure), "orthogonal", seed=seed).W.detach().split(16):
             assert float((W.T @ W - torch.eye(16, dtype=W.dtype)).abs().max()) < 1e-9
@@ -228,7 +228,7 @@ def test_rotations_that_a_structure_holds(structure):
 
 
 @pytest.mark.parametrize("name", ["spectral", "sparse"])
-def test_dales_law_with_a_spectral_radius(name):
+def test_dales_law_holds_at_any_spectral_radius(name):
     for W in initialise(structured("dale", hidden=31), name, radius=0.8).W.detach().split(31):
         assert float(torch.linalg.eigvals(W).abs().max()) == pytest.approx(0.8, rel=1e-9)
         assert (W[:, :25] >= 0).all()
@@ -248,7 +248,7 @@ def test_the_identity_of_low_rank_still_learns():
 
 
 @pytest.mark.parametrize(("inner", "radius"), [(0.0, 1.0), (0.9, 0.99), (0.4, 0.5)])
-def test_a_ring(inner, radius):
+def test_a_ring_is_filled_evenly(inner, radius):
     """|L|^2 is uniform: its quantiles are those of the interval."""
     net = initialise(network("lru", hidden=4000), "ring", inner=inner, radius=radius)
     area = torch.exp(-torch.exp(net.p["nu"].detach())) ** 2

@@ -285,7 +285,7 @@ def test_every_penalty_is_differentiated_as_torch_does(name):
     close(e.gradient, truth.gradient(truth.losses + 0.7 * G))
 
 
-def test_the_tangent_loss():
+def test_the_tangent_loss_is_differentiated_as_torch_does():
     net, b = Chain(), batch()
     v = torch.randn(6, 5, dtype=F64)
     e = co.Penalised(co.penalties.tangent(v), 0.3)(net, b, "cross-entropy")
@@ -298,7 +298,7 @@ def test_the_tangent_loss():
     close(e.gradient, truth.gradient(truth.losses + 0.3 * G))
 
 
-def test_sums_and_pretraining_and_steered_weights():
+def test_sums_pretraining_and_steered_weights_work():
     net, b = Chain(), batch()
     truth = Truth(net, b.u, b.y)
     both = 0.5 * co.penalties.log_ratio + co.penalties.variance
@@ -326,7 +326,7 @@ def test_a_deep_chain_that_forgets_keeps_its_digits_in_float32():
     assert torch.allclose(found[torch.float32], found[F64], atol=1e-4)
 
 
-def test_weights_of_samples_and_gradients_of_single_ones():
+def test_gradients_of_single_samples_average_to_the_weighted_one():
     net, b = Chain(), batch(weight=torch.linspace(0.5, 2.0, 6, dtype=F64))
     for method in (co.BPTT(), co.Penalised("log-ratio", 0.3)):
         each = method.per_sample(net, b, "cross-entropy")

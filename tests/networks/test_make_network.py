@@ -163,7 +163,7 @@ def test_a_wrong_name_is_answered_with_the_nearest(options):
 
 
 @pytest.mark.parametrize("name", [*library.CELLS, *steps.STEPS, "reservoir"])
-def test_about_a_cell(name):
+def test_about_says_what_a_cell_has(name):
     found = co.networks.about(name, hidden=5, inputs=3)
     net = co.networks.make(name, inputs=3, outputs=1, hidden=5)
     assert found.parameters.keys() == factory.visible(net).keys() - {"V", "b_o"}

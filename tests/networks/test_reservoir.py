@@ -93,7 +93,7 @@ def predicted(r, X, Y, at):
         (700, 0.01, 0.95, 7),
     ],
 )
-def test_spectral_radius_and_links(hidden, density, radius, links):
+def test_W_has_the_spectral_radius_and_links_asked_for(hidden, density, radius, links):
     W = make(hidden=hidden, density=density, radius=radius).network.W.detach().numpy()
     assert np.abs(np.linalg.eigvals(W)).max() == pytest.approx(radius, rel=1e-10)
     assert ((W != 0).sum(1) == links).all()
@@ -131,7 +131,7 @@ def test_weights_are_uniform_on_their_scales_and_fixed():
         ),
     ],
 )
-def test_the_largest_eigenvalue_from_products_alone(name, matrix):
+def test_the_largest_eigenvalue_is_found_from_products_alone(name, matrix):
     A = matrix(np.random.default_rng(1))
     assert krylov(lambda x: A @ x, len(A)) == pytest.approx(
         np.abs(np.linalg.eigvals(A)).max(), rel=1e-9
@@ -213,7 +213,7 @@ def test_the_linear_readout_is_the_networks_own():
     assert gradient["b_o"].norm() < 1e-12
 
 
-def test_without_ridge_the_least_solution_of_too_few_examples():
+def test_without_ridge_too_few_examples_have_the_least_solution():
     u, y = data(T=4, B=1)
     r = make(ridge=0.0).fit(u, y)
     X, Y = examples(r, u, y, [4])
@@ -266,7 +266,7 @@ def test_parts_are_the_whole(expansion):
     assert not torch.allclose(restarted.predict(u), whole.predict(u), rtol=1e-4)
 
 
-def test_more_rows_than_a_block():
+def test_more_rows_than_a_block_are_fitted():
     u, y = data(T=3000)
     r = make().fit(u, y)
     X, Y = examples(r, u, y, [3000] * 3)
@@ -339,7 +339,7 @@ def by_autograd(r, u, y, loss, length):
 
 @pytest.mark.parametrize("readout", ["every", "last"])
 @pytest.mark.parametrize("expansion", ALL)
-def test_costates_and_penalties_of_every_expansion(expansion, readout):
+def test_costates_and_penalties_of_every_expansion_equal_the_loop(expansion, readout):
     every, lengths = readout == "every", [5, 9]
     u, y = data(T=9, B=2, every=every)
     r = make(expansion=expansion, readout=readout, washout=2 * every).fit(
@@ -376,7 +376,7 @@ def test_engines_agree(expansion, engine):
     assert torch.allclose(other.costates(*new).lam, r.costates(*new).lam, rtol=1e-9, atol=1e-14)
 
 
-def test_costates_of_classes():
+def test_costates_of_classes_are_those_of_one_hot_targets():
     u, _ = data()
     classes = torch.randint(2, (12, 3), generator=torch.Generator().manual_seed(2))
     r = make().fit(u, classes)
@@ -597,7 +597,7 @@ def fitted(**options):
             "has 1 and 2; expected as many"),
     ],
 )  # fmt: skip
-def test_refusals(act, kind, words):
+def test_bad_calls_are_refused_in_one_line(act, kind, words):
     with pytest.raises(kind) as error:
         act()
     assert words in str(error.value)

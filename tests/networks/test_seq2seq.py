@@ -243,7 +243,7 @@ def penalty_of(name):
 
 @pytest.mark.parametrize("name", TABLE)
 @pytest.mark.parametrize("turn", range(2))
-def test_loss_costates_and_gradients_of_first_and_second_order(name, turn):
+def test_loss_costates_and_both_orders_of_gradients_equal_the_loop(name, turn):
     engine = ENGINES[(list(TABLE).index(name) + turn) % 4]
     case = Case(name, ("sum", "mean")[turn], masked=turn == 1, given=turn == 0, engine=engine)
     run, truth = case.run(), case.truth()
@@ -460,7 +460,7 @@ def eager_to_go_on(case):
 
 
 @pytest.mark.parametrize("name", ["elman", "lstm", "lstm, end", "two layers"])
-def test_decoding_against_enumeration(name):
+def test_decoding_finds_the_best_of_an_enumeration(name):
     case, K, limit = Case(name, K=2), 2, 4
     eager_to_go_on(case)
     run = case.run()
@@ -489,7 +489,7 @@ def test_a_beam_finds_what_is_greedily_missed():
 
 
 @pytest.mark.parametrize("name", TABLE)
-def test_greedy_decoding(name):
+def test_greedy_decoding_takes_the_likeliest_token(name):
     case = Case(name)
     K = case.net.outputs - 1
     run = case.run()
@@ -697,7 +697,7 @@ def test_the_example_draws_where_it_looks(tmp_path):
     assert "Traceback" not in done.stderr
 
 
-def test_gradients_of_single_samples():
+def test_gradients_of_single_samples_average_to_the_gradient():
     torch.manual_seed(0)
     net = EncoderDecoder("gru", inputs=3, hidden=4, outputs=4, dtype=torch.float64)
     y = torch.tensor([[0, 2], [3, 1], [-1, 3]])

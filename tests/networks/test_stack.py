@@ -276,7 +276,7 @@ def fitting(case):
         for seed in range(140)
     ],
 )
-def test_against_one_sample_at_a_time(seed):
+def test_a_stack_equals_one_sample_at_a_time(seed):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         compare(fitting(random_case(seed)))
@@ -284,7 +284,7 @@ def test_against_one_sample_at_a_time(seed):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*NAMES, "gru-before"])
-def test_every_cell_below_and_above_another(name):
+def test_every_cell_works_below_and_above_another(name):
     base = random_case(7) | {
         "bidirectional": True,
         "residual": False,
@@ -366,7 +366,7 @@ def test_one_layer_is_a_network():
             )
 
 
-def test_the_whole_of_costates_that_leave_the_range_of_numbers():
+def test_costates_of_all_layers_may_leave_the_range_of_numbers():
     torch.manual_seed(0)
     net = co.Stack(["elman", "leaky", "elman"], inputs=2, hidden=6, outputs=1)
     with torch.no_grad():
@@ -382,7 +382,7 @@ def test_the_whole_of_costates_that_leave_the_range_of_numbers():
     assert torch.allclose(exact.whole().log_norms(), torch.logsumexp(2 * parts, 0) / 2)
 
 
-def test_trained_like_a_network(tmp_path):
+def test_a_stack_is_trained_like_a_network(tmp_path):
     torch.manual_seed(0)
     task = co.tasks.make("xor", length=(10, 12))
     net = co.Stack(
@@ -426,7 +426,7 @@ def test_trained_like_a_network(tmp_path):
         ({"cells": ["gru", torch.nn.GRUCell(3, 3)], "bidirectional": True}, "one direction"),
     ],
 )
-def test_what_is_refused(change, words):
+def test_bad_stacks_are_refused(change, words):
     given = {"cells": ["lstm", "gru"], "inputs": 2, "hidden": 3, "outputs": 1} | change
     with pytest.raises(co.CoadjointError, match=words):
         co.Stack(given.pop("cells"), **given)
@@ -499,7 +499,7 @@ def test_the_stabiliser_of_the_whole_takes_all_units():
     assert torch.allclose(co.penalties.norm_stabiliser.on("whole")(lam), expected)
 
 
-def test_costates_of_a_penalised_evaluation():
+def test_costates_of_a_penalised_evaluation_are_the_plain_ones():
     net = co.Stack(["gru", "elman"], inputs=2, hidden=3, outputs=1, dtype=F64)
     batch = co.Batch(torch.randn(5, 2, 2, dtype=F64), torch.randn(2, 1, dtype=F64))
     e = co.Penalised("log-ratio", 0.1)(net, batch, "squared")
@@ -522,7 +522,7 @@ def test_parameters_are_drawn_again_as_those_of_a_new_stack():
         assert torch.equal(p, new.state_dict()[name]), name
 
 
-def test_costates_where_nothing_is_trained():
+def test_costates_exist_where_nothing_is_trained():
     net = co.Stack(["gru", "elman"], inputs=2, hidden=3, outputs=1, dtype=F64)
     u, y = torch.randn(5, 2, 2, dtype=F64), torch.randn(2, 1, dtype=F64)
     expected = net(u).costates("squared", y)
@@ -548,6 +548,6 @@ def test_costates_where_nothing_is_trained():
         (lambda: co.EncoderDecoder([], inputs=2, hidden=3, outputs=3), "got none"),
     ],
 )  # fmt: skip
-def test_clear_words_for_what_cannot_be(make, words):
+def test_what_cannot_be_is_refused_in_clear_words(make, words):
     with pytest.raises(co.CoadjointError, match=words):
         make()

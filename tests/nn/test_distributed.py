@@ -131,7 +131,7 @@ def outcomes(group: str) -> list[dict[str, float | str]] | str:
     ("group", "case"),
     [(group, case) for group in GROUPS for case in GROUPS[group]],
 )
-def test_exact_or_refused(group, case):
+def test_wrapped_models_are_exact_or_refused(group, case):
     expected = expectation(*case.split("/"))
     results = outcomes(group)
     assert not isinstance(results, str), results
@@ -145,7 +145,7 @@ def test_exact_or_refused(group, case):
             assert found[case].count(". ") == 0  # one sentence
 
 
-def test_shares_of_unequal_size(tmp_path):
+def test_shares_of_unequal_size_are_weighed(tmp_path):
     """The example's weights are those of one process with the factor it shows, and not without."""
     script = EXAMPLES / "loop_ddp.py"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}

@@ -198,7 +198,7 @@ def crossed(name, more, count):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PARITY)
-def test_parity_with_torch(name, record_property):
+def test_outputs_and_gradients_equal_torchs(name, record_property):
     count = 60
     for i, case in enumerate(crossed(*PARITY[name], count)):
         theirs, ours = case.pair()
@@ -228,7 +228,7 @@ def test_weights_load_both_ways(name):
 
 
 @pytest.mark.parametrize("name", PARITY)
-def test_to_torch_and_back(name):
+def test_to_torch_and_back_is_the_same_module(name):
     name, more = PARITY[name]
     options = more | {
         "num_layers": 2,
@@ -453,7 +453,7 @@ def test_the_plain_loops_are_torchs(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", SECOND)
-def test_second_and_third_derivatives(name, engine, record_property):
+def test_second_and_third_derivatives_equal_the_loops(name, engine, record_property):
     case = SECOND[name]
     ours, leaves = case.pair()[1], case.leaves()
     ours.engine = engine
@@ -467,7 +467,7 @@ def test_second_and_third_derivatives(name, engine, record_property):
 
 @pytest.mark.parametrize("name", CELLS)
 @pytest.mark.parametrize("bias", [True, False])
-def test_second_and_third_derivatives_of_cells(name, bias):
+def test_second_and_third_derivatives_of_cells_equal_the_loops(name, bias):
     for more in (
         ({"nonlinearity": "tanh"}, {"nonlinearity": "relu"}) if name == "RNNCell" else ({},)
     ):
@@ -519,7 +519,7 @@ def as_function(module, names):
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", PARITY)
-def test_gradgradcheck(name, engine):
+def test_modules_pass_gradgradcheck(name, engine):
     name, more = PARITY[name]
     case = Case(name, more, (3, 2, 1, 3))
     ours = case.pair()[1]
@@ -586,7 +586,7 @@ def test_pytorchs_samples_are_there(database):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BOTH)
-def test_pytorchs_samples(database, name, record_property):
+def test_pytorchs_samples_give_equal_outputs(database, name, record_property):
     info, count = database[name][0], 0
     for what, training, sample in samples(info):
         made, call = sample.constructor_input, sample.forward_input
@@ -644,7 +644,7 @@ def test_pytorchs_samples_differentiate_twice(database, name):
 
 
 @pytest.mark.parametrize("name", BOTH)
-def test_pytorchs_error_samples(database, name):
+def test_pytorchs_error_samples_are_errors_here_too(database, name):
     info, stage = database[name]
     found = info.module_error_inputs_func(
         info, device="cpu", dtype=torch.float32, requires_grad=False, training=True
@@ -712,7 +712,7 @@ def test_copies_run_and_train_alike(case):
 
 
 @each
-def test_other_dtypes_and_devices(case):
+def test_other_dtypes_and_devices_work(case):
     theirs, ours = (m.float() for m in case.pair())
     leaves = {n: y.detach().float() for n, y in case.leaves().items()}
     close(padded_outputs(ours, case, leaves), padded_outputs(theirs, case, leaves), 1e-5, "float32")
@@ -724,7 +724,7 @@ def test_other_dtypes_and_devices(case):
 
 
 @each
-def test_views_as_inputs(case):
+def test_views_may_be_inputs(case):
     theirs, ours = case.pair()
     leaves = {
         n: torch.stack([y, y + 1], -1).detach().requires_grad_() for n, y in case.leaves().items()
@@ -751,7 +751,7 @@ def test_the_name_of_a_module_says_what_it_is():
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 @each
-def test_forward_mode(case, engine):
+def test_forward_mode_gives_the_directional_derivative(case, engine):
     ours = case.pair()[1]
     ours.engine = engine
     leaves = case.leaves() | dict(ours.named_parameters())
@@ -774,7 +774,7 @@ def test_forward_mode(case, engine):
 
 
 @each
-def test_functional_call(case):
+def test_functional_call_uses_the_weights_it_is_given(case):
     _, ours = case.pair()
     leaves, theta = case.leaves(), {n: (p + 0.1).detach() for n, p in ours.named_parameters()}
     u, hx = case.given(leaves)
@@ -811,7 +811,7 @@ def test_hooks_see_what_torchs_see(case):
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_full_backward_hooks(name):
+def test_full_backward_hooks_see_what_torchs_see(name):
     case, seen = Case(name, {}, (4, 3, 2, 3), hx=False), []
     for module in case.pair():
         here: list[Any] = []
@@ -832,7 +832,7 @@ def test_full_backward_hooks(name):
 @pytest.mark.parametrize(
     "trained", ["weight_hh_l0", "bias", "weight_ih", "nothing", "nothing and no input"]
 )
-def test_requires_grad_on_a_subset(case, trained):
+def test_a_subset_of_parameters_can_be_trained(case, trained):
     found = []
     for module in case.pair():
         for n, p in module.named_parameters():
@@ -853,7 +853,7 @@ def test_requires_grad_on_a_subset(case, trained):
 
 
 @each
-def test_two_calls_before_a_backward(case):
+def test_two_calls_before_a_backward_keep_their_gradients(case):
     found = []
     for module in case.pair():
         leaves = case.leaves()
@@ -866,7 +866,7 @@ def test_two_calls_before_a_backward(case):
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_a_module_used_twice_in_one_graph(name):
+def test_a_module_can_be_used_twice_in_one_graph(name):
     found = []
     for module in Case(name, {}, (4, 3, 5, 5)).pair():
         u = Case(name, {}, (4, 3, 5, 5)).leaves()["u"]
@@ -878,7 +878,7 @@ def test_a_module_used_twice_in_one_graph(name):
 
 
 @each
-def test_without_gradients(case):
+def test_without_gradients_the_outputs_are_the_same(case):
     theirs, ours = case.pair()
     for context in (torch.no_grad, torch.inference_mode):
         with context():
@@ -956,7 +956,7 @@ def test_autocast_computes_in_float32(name, more, half):
         assert torch.autograd.grad(output.sum(), given)[0].dtype == torch.bfloat16
 
 
-def test_autocast_around_a_model():
+def test_autocast_can_be_around_a_model():
     torch.manual_seed(0)
     before, rnn, after = nn.Linear(3, 4), co.nn.GRU(4, 5, num_layers=2), nn.Linear(5, 1)
     u = torch.randn(6, 2, 3, requires_grad=True)
@@ -972,7 +972,7 @@ def test_autocast_around_a_model():
 
 @each
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_gradient_checkpointing(case, reentrant):
+def test_gradient_checkpointing_changes_no_gradient(case, reentrant):
     ours, leaves = case.pair()[1], case.leaves()
     ours.dropout = 0.3
 
@@ -1025,7 +1025,7 @@ class Small(nn.Module):
 
 
 @pytest.mark.slow
-def test_distributed_data_parallel(tmp_path):
+def test_distributed_data_parallel_averages_gradients(tmp_path):
     torch.manual_seed(0)
     model, u, y = Small(), torch.randn(5, 4, 3, **DOUBLE), torch.randn(4, **DOUBLE)
     start = torch.multiprocessing.get_context("spawn").Process
@@ -1093,7 +1093,7 @@ def test_edits_between_forward_and_backward_are_noticed(case, engine):
 
 
 @pytest.mark.parametrize("name", BOTH)
-def test_an_empty_batch(name):
+def test_an_empty_batch_is_handled_as_torch_does(name):
     more = {"num_layers": 2, "bidirectional": True} if name in LAYERS else {}
     found = []
     for cls in BOTH[name]:
@@ -1108,7 +1108,7 @@ def test_an_empty_batch(name):
     assert found[0] == found[1]
 
 
-def test_no_steps_at_all():
+def test_no_steps_at_all_are_handled_as_torch_does():
     for name in LAYERS:
         with pytest.raises(ValueError, match="Expected sequence length to be larger than 0"):
             BOTH[name][1](3, 5)(torch.zeros(0, 2, 3))
@@ -1206,7 +1206,7 @@ def test_half_precision_weights_are_refused(name, dtype):
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("way", ["weight_norm", "orthogonal", "spectral_norm"])
 @pytest.mark.parametrize("name", LAYERS)
-def test_parametrised_weights(name, way, engine):
+def test_parametrised_weights_have_the_right_gradients(name, way, engine):
     case = Case(name, {}, (4, 3, 2, 3))
     ours, leaves = case.pair()[1], case.leaves()
     ours.engine = engine

@@ -87,7 +87,7 @@ def by_hand(name, x, lam, direct, of_output):
 @pytest.mark.parametrize("lengths", LENGTHS)
 @pytest.mark.parametrize("readout", ["last", "every"])
 @pytest.mark.parametrize("name", [n for n in PENALTIES if n != "omega-published"])
-def test_value_against_numpy(name, readout, lengths, engine):
+def test_penalties_equal_their_formulas_in_numpy(name, readout, lengths, engine):
     net, u = network(readout, engine=engine)
     n = LENGTHS[lengths]
     lam = net(u[: max(n)], n).costates(loss)
@@ -163,7 +163,7 @@ def test_sample_without_a_loss_adds_nothing(name):
         assert torch.allclose(G[[0, 2, 3]], whole[[0, 2, 3]], rtol=1e-12)
 
 
-def test_barrier_below_its_switch():
+def test_the_barrier_acts_below_its_switch():
     net, u = network()
     lam = net(u).costates(lambda y: 1e-7 * loss(y))
     last = lam.lam[-1].detach().numpy()
@@ -176,7 +176,7 @@ def test_barrier_below_its_switch():
         co.penalties.barrier(0)
 
 
-def test_of_output_and_tangent():
+def test_penalties_of_the_output_and_of_a_tangent_equal_their_definition():
     net, u = network("last", output="sigmoid")
     lengths = LENGTHS["ragged"]
     lam = net(u, lengths).costates(loss)
@@ -269,7 +269,7 @@ def test_omega_published_needs_a_formula_with_w():
 # sums, weights, schedules
 
 
-def test_sums_and_weights():
+def test_penalties_can_be_added_and_weighed():
     net, u = network("every")
     lam = net(u).costates(loss)
     a, b = co.penalties.log_ratio, co.penalties.variance
@@ -306,7 +306,7 @@ def test_schedules_count_the_calls(schedule, values):
 
 
 @pytest.mark.parametrize("weight", [math.nan, math.inf, "0.1", None])
-def test_weight_that_is_no_number(weight):
+def test_a_weight_that_is_no_number_is_refused(weight):
     with pytest.raises(
         co.InputError,
         match=r"weight must be a finite number, at least 0, or a function of the step",

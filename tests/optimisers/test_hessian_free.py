@@ -125,7 +125,7 @@ def test_structural_damping_holds_the_states():
     assert moved[1] < 0.5 * moved[0]
 
 
-def test_another_batch_for_the_curvature():
+def test_the_curvature_may_be_taken_on_another_batch():
     net, batch = linear_problem()
     part = co.Batch(batch.u[:, :10], batch.y[:10])
     c = Curvature(net, part, "squared")
@@ -142,7 +142,7 @@ def test_another_batch_for_the_curvature():
     assert taken.after < taken.before
 
 
-def test_what_a_step_hands_to_conjugate_gradients(monkeypatch):
+def test_a_step_hands_its_system_to_conjugate_gradients(monkeypatch):
     given = []
 
     def watched(A, b, start, scale, most, progress):
@@ -174,7 +174,7 @@ def test_backtracking_takes_the_lowest_of_the_last_iterates():
     "change",
     [{"damping": 0.0}, {"structural": -1.0}, {"cg": 0}, {"decay": 2.0}, {"damping": math.nan}],
 )
-def test_what_hessian_free_refuses(change):
+def test_what_hessian_free_cannot_do_is_refused(change):
     with pytest.raises(co.InputError, match=next(iter(change))):
         HessianFree(**change)
 
@@ -197,7 +197,7 @@ def test_curvature_belongs_to_the_weights_it_was_made_at():
     assert not Curvature(noisy.eval(), batch, "squared").gauss_newton(zero).any()
 
 
-def test_conjugate_gradients_with_products_in_float32():
+def test_conjugate_gradients_converge_with_products_in_float32():
     """Vectors and sums are float64, so that the model of each iterate is the true one and its fall
     is seen to the end.
     """

@@ -300,7 +300,9 @@ def outline(folder):
 
 
 @pytest.mark.parametrize("part", range(PARTS))
-def test_whatever_the_files_of_a_folder_hold(part, thorough, real, quick, tmp_path, monkeypatch):
+def test_commands_survive_whatever_the_files_of_a_folder_hold(
+    part, thorough, real, quick, tmp_path, monkeypatch
+):
     count = THOROUGH if thorough else CASES
     inside, outside = tmp_path / "inside", tmp_path / "outside"
     inside.mkdir()

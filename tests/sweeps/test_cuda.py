@@ -128,19 +128,19 @@ def swept(chip, name, mode, size, dtype, **given):
 
 @compiles
 @pytest.mark.parametrize(("name", "mode", "size", "dtype"), CASES)
-def test_against_the_definition(name, mode, size, dtype, chip):
+def test_cuda_loops_equal_the_definition(name, mode, size, dtype, chip):
     swept(chip, name, mode, size, dtype, **SOME)
 
 
 @compiles
 @pytest.mark.parametrize(("name", "mode", "size", "dtype"), ALL)
-def test_every_source(name, mode, size, dtype, chip):
+def test_every_source_is_swept_as_by_the_definition(name, mode, size, dtype, chip):
     swept(chip, name, mode, size, dtype, **EVERY)
 
 
 @compiles
 @pytest.mark.parametrize("name", NEWER)
-def test_the_other_cells(name, chip):
+def test_the_other_cells_equal_the_definition(name, chip):
     """Once each; the ways to lie on a chip in turn, for those that have a W to lay there."""
     i = list(NEWER).index(name)
     mode = ("on chip", "parts", "blocks", "parts, blocks")[i % 4] if NEWER[name].read else "on chip"
@@ -148,7 +148,7 @@ def test_the_other_cells(name, chip):
 
 
 @compiles
-def test_weights_in_shared_memory(chip):
+def test_weights_are_kept_in_shared_memory(chip):
     """The case that says so does keep a part of W there."""
     chip(MODES["shared"][0](library.lstm, 31, 4))
     for name, options in (("forward", ()), ("adjoint", (True,) * 5), ("tangent", (True,) * 3)):
@@ -163,7 +163,7 @@ def test_weights_in_shared_memory(chip):
 
 
 @compiles
-def test_begun_elsewhere(chip):
+def test_a_scaled_sweep_continues_one_begun_elsewhere(chip):
     """Costates far below the smallest number: scaled sweeps keep them, and may be handed on with
     their exponent.
     """
@@ -183,7 +183,7 @@ def test_begun_elsewhere(chip):
 @pytest.mark.parametrize(
     ("name", "dtype"), [*itertools.product(CELLS, (F64, F32)), *((name, F64) for name in NEWER)]
 )
-def test_pointwise(name, dtype, chip):
+def test_slopes_and_bends_of_a_kernel_equal_torchs(name, dtype, chip):
     """Slopes and bends by a kernel and by torch's operations."""
     chip(Mode())
     problem = Problem(name, [5, 5, 2], 21, dtype)
@@ -207,7 +207,7 @@ def test_pointwise(name, dtype, chip):
 
 @compiles
 @pytest.mark.parametrize("dtype", [F64, F32])
-def test_functions(dtype, chip):
+def test_functions_of_a_kernel_equal_torchs(dtype, chip):
     """Each function of the formulas as torch has it, also where numbers end."""
     chip(Mode())
     x, names = symbol("x.0"), sorted(PRIMITIVES)
@@ -236,7 +236,7 @@ def test_functions(dtype, chip):
 
 
 @pytest.mark.parametrize("warps", [1, 2, 8])
-def test_tiles(warps):
+def test_every_entry_of_W_belongs_to_one_thread(warps):
     """Every entry of W belongs to one thread, and no thread has more than it may."""
     for n, m, weights in itertools.product(
         (1, 3, 31, 33, 64, 127), (1, 3, 32, 33, 100), (4, 16, 64, 128)
@@ -265,7 +265,7 @@ CHIP = 227 << 10  # bytes of shared memory that a block may take on the devices 
 
 
 @pytest.mark.parametrize("name", CELLS)
-def test_geometry(name):
+def test_every_unit_of_every_sample_has_one_place(name):
     """Every unit of every sample has its place, once; blocks that wait for each other are on the
     chip together.
     """
@@ -297,7 +297,7 @@ def test_geometry(name):
 
 
 @pytest.mark.parametrize("kernel", ["forward", "adjoint"])
-def test_geometry_of_many_samples(kernel):
+def test_many_samples_fit_the_chip(kernel):
     g = geometry.geometry(library.lstm, 88, 1056, 8, 132)
     assert (
         source.source(
@@ -310,7 +310,7 @@ def test_geometry_of_many_samples(kernel):
 # where there is no GPU
 
 
-def test_refusals(monkeypatch):
+def test_what_the_engine_cannot_run_is_refused(monkeypatch):
     assert cuda_engine.refusal("cpu").startswith(
         "runs on an NVIDIA GPU, and the data is on cpu. Use engine='auto'"
     )

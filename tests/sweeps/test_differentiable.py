@@ -204,7 +204,7 @@ def report(record_property, failures, skipped, executed, expected):
 @pytest.mark.parametrize(
     ("variant", "loss"), cases.CROSS, ids=lambda x: x if isinstance(x, str) else "-".join(x)
 )
-def test_cross(variant, loss, thorough, record_property):
+def test_every_penalty_in_every_setting_equals_the_oracle(variant, loss, thorough, record_property):
     """Every penalty in all five settings; in two of them, in turn, where the run is not
     thorough.
     """
@@ -219,7 +219,7 @@ def test_cross(variant, loss, thorough, record_property):
 
 
 @pytest.mark.parametrize("first", range(0, cases.RANDOM, cases.CHUNK))
-def test_random(first, thorough, record_property):
+def test_random_cases_equal_the_oracle(first, thorough, record_property):
     table = [cases.drawn(i) for i in range(first, first + cases.CHUNK, 1 if thorough else 3)]
     failures, skipped = compare(table)
     report(record_property, failures, skipped, len(table), len(table))
@@ -248,7 +248,7 @@ def swept_values(net, u, along):
 
 @pytest.mark.parametrize("engine", ["reference", "eager", "cpu"])
 @pytest.mark.parametrize("cell", ["elman", "lstm"])
-def test_autocast_has_no_say(cell, engine):
+def test_autocast_changes_nothing(cell, engine):
     """Where it would round our products to bfloat16, every number keeps its bits."""
     torch.manual_seed(0)
     net = co.Network(cell, inputs=3, hidden=4, outputs=2, engine=engine, dtype=torch.float32)

@@ -26,7 +26,7 @@ def once_more():
 
 
 @pytest.mark.parametrize("name", CELLS)
-def test_fused_steps_against_the_definition(name):
+def test_fused_steps_equal_the_definition(name):
     """Every source, samples of unequal lengths.
 
     Tests have no GPU, so the loops of other devices run on the CPU.
@@ -35,7 +35,7 @@ def test_fused_steps_against_the_definition(name):
 
 
 @pytest.mark.parametrize("name", NEWER)
-def test_fused_steps_of_the_other_cells(name):
+def test_fused_steps_of_the_other_cells_equal_the_definition(name):
     Problem(name, [3, 2, 1], 4).against(fused, **ONE)
 
 
@@ -47,7 +47,7 @@ def test_the_device_decides():
 
 
 @pytest.mark.parametrize("cell", ["elman", "lstm"])
-def test_a_penalised_gradient_by_fused_steps(cell, monkeypatch):
+def test_a_penalised_gradient_is_the_same_by_fused_steps(cell, monkeypatch):
     torch.manual_seed(0)
     net = co.Network(cell, inputs=2, hidden=5, outputs=2, engine="eager", dtype=torch.float64)
     batch = co.Batch(

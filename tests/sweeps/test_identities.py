@@ -93,7 +93,7 @@ def test_bptt_is_rtrl_is_untruncated(cell, engine, readout, options):
 
 
 @on_engines
-def test_truncation_differs(cell, engine):
+def test_truncation_gives_another_gradient(cell, engine):
     """The identity above would hold for a method that never cuts."""
     net, batch, loss = prepared(cell, engine)
     whole, cut = (m(net, batch, loss).gradient["R"] for m in (co.BPTT(), co.Truncated(1, 2)))
@@ -143,7 +143,7 @@ def test_padding_is_not_read(cell, engine, loss):
 @on_engines
 @pytest.mark.parametrize("k", [-40, -3, 1, 17, 60])
 @pytest.mark.parametrize("readout", ["last", "every"])
-def test_loss_times_a_power_of_two(cell, engine, k, readout):
+def test_loss_times_a_power_of_two_moves_the_exponent_of_costates_alone(cell, engine, k, readout):
     """Costates move by the exponent alone."""
     net, batch, _ = prepared(cell, engine, readout=readout)
 

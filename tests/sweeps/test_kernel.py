@@ -446,7 +446,7 @@ EXPRESSIONS: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Tensor, Tensor
 }
 
 
-def test_program() -> None:
+def test_programs_fuse_no_product_that_is_used_elsewhere() -> None:
     """Products that are outputs themselves, or are used twice, are not fused away; leaves and
     repeated outputs are copied.
     """
@@ -510,7 +510,7 @@ def nan_in_fresh_memory(request: pytest.FixtureRequest):
 
 
 @pytest.mark.parametrize("name", EXPRESSIONS)
-def test_formula(name: str) -> None:
+def test_formulas_and_their_derivatives_equal_autograd(name: str) -> None:
     """Value, reverse, forward and mixed second derivatives of an expression, evaluated and as a
     program.
     """
@@ -552,7 +552,7 @@ def test_formula(name: str) -> None:
         close(w, t.detach(), 1e-11, f"{name} {i}, as a program")
 
 
-def test_cells() -> None:
+def test_cells_know_what_engines_rely_on() -> None:
     """What the engines rely on: which values are kept, which gates keep v apart, who reads what."""
     lstm, gru = co.cells.lstm, co.cells.gru
     assert [len(c.kept) for c in (lstm, gru, co.cells.elman(), odd, mute)] == [5, 3, 0, 4, 1]
@@ -568,7 +568,7 @@ def test_cells() -> None:
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_losses(name: str) -> None:
+def test_losses_and_costates_equal_the_loops(name: str) -> None:
     """Values, costates, outputs; a target that is NaN in the padding."""
     loss, output, true = LOSSES[name]
     P, x, _, _ = run_by_hand("elman", "every")
@@ -590,7 +590,7 @@ def test_losses(name: str) -> None:
 
 
 @pytest.mark.parametrize("size", [1e-200, 1e200])
-def test_norm_of_any_size(size: float) -> None:
+def test_norms_of_any_size_are_accurate(size: float) -> None:
     x = torch.randn(4, 3, dtype=torch.float64)
     x[:, 1] = 0
     close(co.norm(size * x) / size, _norm(x), 1e-11)
@@ -598,7 +598,7 @@ def test_norm_of_any_size(size: float) -> None:
     close(g, x / _norm(x)[:, None], 1e-11)
 
 
-def test_norm() -> None:
+def test_the_norm_and_its_derivatives_are_right_and_zero_at_zero() -> None:
     """||x|| and its derivatives, forward and reverse; all zero at x = 0."""
     x = torch.randn(2, 4, 3, dtype=torch.float64).requires_grad_()
     w = torch.randn(2, 4, dtype=torch.float64)
@@ -621,7 +621,7 @@ def test_norm() -> None:
     assert not jvp(co.norm, (x.detach(),), (e,))[1][0].any()
 
 
-def test_penalty_algebra_and_schedules() -> None:
+def test_penalties_can_be_added_weighed_and_scheduled() -> None:
     net = network("elman")
     lam = net(given(net)["u"], LENGTHS).costates("squared", targets("last"))
     a, b = PENALTIES["variance"], PENALTIES["ratio"]
@@ -639,7 +639,7 @@ def test_penalty_algebra_and_schedules() -> None:
     assert [co.penalties.linear(1.0, 3.0, 4)(s) for s in (0, 1, 4, 9)] == [1.0, 1.5, 3.0, 3.0]
 
 
-def test_penalised_method() -> None:
+def test_the_penalised_method_equals_the_loops() -> None:
     weight = torch.tensor([0.5, 2.0, 1.5], dtype=torch.float64)
     P, _, loss, lam = run_by_hand("gru", "every")
     G = per_sample(lam, LENGTHS, BY_HAND["variance"])
@@ -659,7 +659,7 @@ def test_penalised_method() -> None:
     close(net.W.grad, e.gradient["W"], 1e-11)
 
 
-def test_masked_weights_and_fixed_start() -> None:
+def test_a_mask_on_W_and_a_fixed_start_equal_the_loops() -> None:
     """A mask on W; x0 as a tensor; both against the plain loop with W masked."""
     keep = torch.tensor([[1.0, 0, 1], [0, 1, 1], [1, 1, 0]], dtype=torch.float64)
     start = torch.tensor([0.3, -0.2, 0.5], dtype=torch.float64)
@@ -681,7 +681,7 @@ def test_masked_weights_and_fixed_start() -> None:
     )
 
 
-def test_omega_published() -> None:
+def test_omega_published_equals_its_definition() -> None:
     """By W alone, states and costates constant; one sum over all steps and samples divided by their
     number, without the steps where ||lam_t / B||^2 < 1e-20.
     """
@@ -719,7 +719,7 @@ def test_omega_published() -> None:
             close(grads[0], torch.autograd.grad(true, P["W"], retain_graph=True)[0], 1e-11, "by W")
 
 
-def test_learned_start_and_stream() -> None:
+def test_a_learned_start_and_a_stream_equal_the_loops() -> None:
     """x0 learned: its gradient by BPTT, RTRL, Truncated; a stream's gradients add up to BPTT's, and
     reset starts again.
     """
@@ -758,7 +758,7 @@ def test_learned_start_and_stream() -> None:
 
 
 @pytest.mark.parametrize("name", ["lstm", "elman"])
-def test_step_function(name: str) -> None:
+def test_a_step_function_equals_the_formula(name: str) -> None:
     """A torch cell module runs as a step function and agrees with the formula."""
     torch.manual_seed(3)
     kind = torch.nn.LSTMCell if name == "lstm" else torch.nn.RNNCell
@@ -798,7 +798,7 @@ def test_step_function(name: str) -> None:
         ("lstm", "last", "autograd"),
     ],
 )
-def test_push(name: str, readout: str, engine: str) -> None:
+def test_push_is_the_derivative_by_the_inputs(name: str, readout: str, engine: str) -> None:
     """DF(u) du, through tanh as output function, and its gradient by the parameters."""
     P, *_ = run_by_hand(name, readout)
     du, on = direction(P)["u"], torch.arange(T)[:, None] < torch.tensor(LENGTHS)
@@ -824,7 +824,9 @@ def test_push(name: str, readout: str, engine: str) -> None:
 
 @pytest.mark.parametrize("engine", ["cpu", "reference", "autograd"])
 @pytest.mark.parametrize(("name", "readout"), CASES)
-def test_penalised_gradient_and_curvature(name: str, readout: str, engine: str) -> None:
+def test_penalised_gradients_and_curvature_equal_the_loops(
+    name: str, readout: str, engine: str
+) -> None:
     """L + log-ratio + variance + omega: its gradient by every parameter, u and x0, and its Hessian
     times a direction.
     """
@@ -845,7 +847,7 @@ def test_the_setting_for_denormals_is_kept() -> None:
         torch.set_flush_denormal(False)
 
 
-def test_pointwise_without_a_cotangent() -> None:
+def test_a_result_that_is_ignored_needs_no_cotangent() -> None:
     """An operation whose result the next one ignores gets no cotangent, and gives none."""
     x, y, w = (formula.symbol(n) for n in "xyw")
     first = pointwise.Pointwise((("x", (x,)),), (("y", (formula.sin(x),)),), (), frozenset())
@@ -908,7 +910,7 @@ def test_tangent_and_adjoint_are_transposes(name: str, lengths: list[int], sourc
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_zero_costates(engine: str) -> None:
+def test_costates_that_are_masked_out_are_exactly_zero(engine: str) -> None:
     """A mask that leaves out every entry of a sample, or all but its first: costates that are
     exactly zero.
     """
@@ -951,7 +953,7 @@ def test_zero_costates(engine: str) -> None:
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(("name", "readout"), [("odd", "every"), ("lstm", "last")])
-def test_trajectory_and_costates(name: str, readout: str, engine: str) -> None:
+def test_trajectories_and_costates_equal_the_loops(name: str, readout: str, engine: str) -> None:
     P, x, loss, lam = run_by_hand(name, readout)
     net, mask = (
         network(name, engine, readout),
@@ -1003,7 +1005,7 @@ def test_trajectory_and_costates(name: str, readout: str, engine: str) -> None:
 
 @pytest.mark.parametrize(("k1", "k2"), [(1, 1), (1, 2), (2, 2), (2, 3), (3, 3)])
 @pytest.mark.parametrize("readout", ["last", "every"])
-def test_truncated(readout: str, k1: int, k2: int) -> None:
+def test_truncated_gradients_equal_windows_by_hand(readout: str, k1: int, k2: int) -> None:
     """Windows by hand, each sample from its own first step to its own last: the losses of steps
     fresh+1..end by a loop that starts from the detached x_begin.
     """
@@ -1032,7 +1034,7 @@ def test_truncated(readout: str, k1: int, k2: int) -> None:
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("reduce", ["sum", "mean"])
 @pytest.mark.parametrize("readout", ["last", "every"])
-def test_methods(readout: str, reduce: str, masked: bool) -> None:
+def test_all_methods_find_one_gradient(readout: str, reduce: str, masked: bool) -> None:
     """BPTT, RTRL, Truncated with k2 >= T and Penalised with weight 0: one gradient; weights, masks,
     ragged samples.
     """
@@ -1072,7 +1074,7 @@ def test_methods(readout: str, reduce: str, masked: bool) -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_equal_lengths_and_both_sources(engine: str) -> None:
+def test_equal_lengths_and_both_sources_equal_the_loops(engine: str) -> None:
     """Samples of one length; a loss that reads the states and the output."""
     for name in ("elman", "second"):
         net = network(name, engine)
@@ -1098,7 +1100,7 @@ def test_equal_lengths_and_both_sources(engine: str) -> None:
 
 @pytest.mark.parametrize("engine", SWEPT)
 @pytest.mark.parametrize(("name", "readout"), CASES)
-def test_forward_over_reverse(name: str, readout: str, engine: str) -> None:
+def test_forward_over_reverse_gives_hessian_products(name: str, readout: str, engine: str) -> None:
     """BPTT without a graph; the Hessian of L, and that of L + G, times a direction, in forward mode
     over the gradient.
     """
@@ -1113,7 +1115,7 @@ def test_forward_over_reverse(name: str, readout: str, engine: str) -> None:
 
 @pytest.mark.parametrize("readout", ["last", "every"])
 @pytest.mark.parametrize("G", [*BY_HAND, "omega", "norm-stabiliser", "tangent", "output-variance"])
-def test_penalties(G: str, readout: str) -> None:
+def test_each_penalty_and_its_gradient_equal_the_loops(G: str, readout: str) -> None:
     """The value and the gradient of each penalty alone."""
     name = "rate"
     P, x, _, lam = run_by_hand(name, readout)
@@ -1167,7 +1169,9 @@ def test_penalties(G: str, readout: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "lengths", "chunk"), [("odd", LENGTHS, 1), ("lstm", [T] * B, 13)])
-def test_blocks(name: str, lengths: list[int], chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_chunks_and_blocks_change_nothing(
+    name: str, lengths: list[int], chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Many chunks of steps and blocks of rows instead of one."""
     monkeypatch.setattr(pointwise, "CHUNK", chunk)
     monkeypatch.setattr(in_place, "CHUNK", chunk)
@@ -1183,7 +1187,9 @@ def test_blocks(name: str, lengths: list[int], chunk: int, monkeypatch: pytest.M
 @pytest.mark.parametrize("engine", SWEPT)
 @pytest.mark.parametrize("name", ["odd", "lstm"])
 @pytest.mark.slow
-def test_torch_func(name: str, engine: str, lengths: list[int]) -> None:
+def test_transforms_of_torch_func_nest_to_the_third_order(
+    name: str, engine: str, lengths: list[int]
+) -> None:
     """torch.func's transforms nested to the third order, on L: d, dd, d of the gradient, gradient
     of dd, dd of the gradient.
     """
@@ -1215,7 +1221,9 @@ def test_torch_func(name: str, engine: str, lengths: list[int]) -> None:
     + [(2.0**-9, "reference"), (-3.0, "reference")],
 )
 @pytest.mark.parametrize("readout", ["last", "every", "masked"])
-def test_scale(readout: str, gain: float, dtype: torch.dtype, engine: str) -> None:
+def test_costates_far_outside_the_range_of_their_type_are_exact(
+    readout: str, gain: float, dtype: torch.dtype, engine: str
+) -> None:
     """lam_{t-1} = s_{t-1} + w lam_t far outside the range of the type, against fractions; ragged.
 
     "masked": read at every step, but only each sample's last counts.
@@ -1277,7 +1285,7 @@ def test_scale(readout: str, gain: float, dtype: torch.dtype, engine: str) -> No
 @pytest.mark.parametrize("engine", SWEPT)
 @pytest.mark.parametrize("readout", ["last", "every"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_scale_of_each_sample(dtype: torch.dtype, readout: str, engine: str) -> None:
+def test_each_sample_has_its_own_scale(dtype: torch.dtype, readout: str, engine: str) -> None:
     """Samples with gains and sources of their own: h' = u h, so that lam_{t-1} = s_{t-1} + u_t
     lam_t.
     """

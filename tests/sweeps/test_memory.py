@@ -29,7 +29,7 @@ def test_a_free_array_is_handed_out_again():
     "hold",
     [lambda y: y, lambda y: y[3:5], lambda y: y.T, lambda y: (y.requires_grad_() * 2).grad_fn],
 )
-def test_an_array_that_somebody_holds_is_not(hold):
+def test_an_array_that_somebody_holds_is_not_reused(hold):
     first = memory.empty(SHAPE, torch.ones(1))
     address, held = first.data_ptr(), hold(first)
     del first

@@ -32,7 +32,7 @@ def address(y, entries=6, dtype=F32, device=CPU):
     return pointers(["W"], [y], [entries], [dtype], device)
 
 
-def test_addresses_of_ordinary_tensors():
+def test_addresses_of_ordinary_tensors_are_taken():
     y = torch.arange(6.0).view(2, 3)
     assert address(y).addresses == [y.data_ptr()]
     assert address(torch.nn.Parameter(y)).addresses == [y.data_ptr()]
@@ -82,7 +82,7 @@ def shrunk(size, *shape, turned=False):
     return y
 
 
-def test_too_little_memory():
+def test_a_tensor_with_too_little_memory_is_refused():
     for size in (0, 4, 20, 23):
         with pytest.raises(
             co.InputError, match=r"W has shape \[2, 3\], but its memory was freed or is too small"
@@ -98,7 +98,7 @@ def test_too_little_memory():
     assert address(shrunk(24, 2, 3))
 
 
-def test_what_is_not_what_the_loop_expects():
+def test_what_is_not_what_the_loop_expects_is_refused():
     y = torch.zeros(2, 3)
     for given, error, said in (
         (
@@ -121,7 +121,7 @@ def test_what_is_not_what_the_loop_expects():
         address(y, device=torch.device("cuda", 0))
 
 
-def test_wrappers_of_torch_func():
+def test_addresses_of_wrappers_of_torch_func_are_refused():
     refusals = []
 
     def f(y):
@@ -187,7 +187,7 @@ def test_marks_are_seen_by_all_engines_alike():
         assert torch.equal(plain, marked), engine.__name__
 
 
-def test_there_is_one_way_out():
+def test_addresses_are_taken_in_one_place_only():
     """No other file asks for an address, but where one tells arrays apart or how they
     are aligned.
     """

@@ -85,7 +85,7 @@ def by_logs(l):
     }
 
 
-def test_the_closed_form_itself_at_fifty_digits():
+def test_the_closed_form_agrees_with_fifty_digits():
     """The same sums by mpmath, which has no range: nothing is rescaled, and dG/dW is a central
     difference.
     """
@@ -213,7 +213,7 @@ def rescaled_loop(W, net, u):
     return np.array([log + np.log(np.sqrt(np.sum(lam * lam))), *logs])
 
 
-def test_tanh_network_whose_costates_end_below_2_to_the_minus_3000():
+def test_a_tanh_network_keeps_costates_below_2_to_the_minus_3000():
     net, u = tanh_network(0.35, 4, 2000)
     lam = net(u).costates(first_output)
     W = net.W.detach().numpy()
@@ -329,7 +329,7 @@ def test_costate_overflow_is_not_an_error_but_its_gradient_at_true_scale_is():
 
 @pytest.mark.parametrize("at", [1, 7, 149, 200])
 @pytest.mark.parametrize("engine", ["cpu", "reference", "autograd"])
-def test_one_large_source_among_small_costates(at, engine):
+def test_one_large_source_among_small_costates_leaves_them_their_scale(at, engine):
     """A per-step loss counts 1e30 times more at one step: later costates keep their digits, earlier
     ones its scale.
     """
@@ -351,7 +351,7 @@ def test_one_large_source_among_small_costates(at, engine):
     + [(b, torch.float64) for b in (-200, -60, 60, 200)],
 )
 @pytest.mark.parametrize("engine", ["cpu", "reference"])
-def test_costates_that_change_by_many_bits_a_step(bits, dtype, engine):
+def test_costates_may_change_by_many_bits_a_step(bits, dtype, engine):
     """A block of steps shares an exponent; past some 7 (float64: 50) bits a step it must be done
     again, shorter.
     """
@@ -367,7 +367,7 @@ def test_costates_that_change_by_many_bits_a_step(bits, dtype, engine):
 
 @pytest.mark.parametrize("engine", ["cpu", "reference", "autograd"])
 @pytest.mark.parametrize("argument", [-20.0, -40.0, -50.0, -80.0])
-def test_saturated_sigmoid_units_in_float32(argument, engine):
+def test_saturated_sigmoid_units_are_accurate_in_float32(argument, engine):
     """Slopes of 2^-29 to 2^-115 at every step: costates shrink by that many bits, their log-norms
     and ratios stay.
     """
@@ -491,7 +491,7 @@ def test_norm_is_twice_differentiable_in_both_modes():
 
 @pytest.mark.parametrize("T", [7, 100, 1000])
 @pytest.mark.parametrize("spread", [1e-2, 1e-3, 1e-4, 1e-5])
-def test_variance_in_float32_when_norms_are_nearly_equal(spread, T):
+def test_variance_is_accurate_in_float32_when_norms_are_nearly_equal(spread, T):
     rng = torch.Generator().manual_seed(T)
     values = (1 + spread * torch.randn(T, 40, generator=rng, dtype=torch.float64)).float()
     truth = values.double().var(0, correction=0)

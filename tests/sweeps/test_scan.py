@@ -76,7 +76,7 @@ def test_the_loops_are_those_of_the_definition(name, sizes, dtype):
 
 
 @pytest.mark.parametrize("name", CELLS)
-def test_one_unit(name):
+def test_one_unit_equals_the_definition(name):
     for sizes in ([1], [2] * 5, [3, 1, 1]):
         Problem(name, sizes, 1).against(scan)
 
@@ -93,7 +93,7 @@ def quick_loop(monkeypatch):
     "sizes", [[1] * 1000, [3] * 1001, [3] * 400 + [1] * 600], ids=["1000", "1001", "ragged"]
 )
 @pytest.mark.parametrize("name", ["mingru", "lru", "three"])
-def test_long(name, sizes, quick_loop):
+def test_long_sequences_equal_the_definition(name, sizes, quick_loop):
     Problem(name, sizes, 3).against(
         scan, ("s s_last sa link", "s s_last k_last scaled"), ("g ga link",), 1e-11
     )
@@ -180,7 +180,7 @@ def test_no_value_is_looked_at(name):
 # scale
 
 
-def test_costates_of_any_size_in_float32():
+def test_costates_of_any_size_are_exact_in_float32():
     """Gates of exactly one half: lam_t = 2^(t - T) s_last, to the bit, and k says the rest."""
     T, d = 10_000, 3
     rows, cell = Rows([2] * T), library.mingru
@@ -202,7 +202,7 @@ def test_costates_of_any_size_in_float32():
                 assert found == Fraction(s_last[b, i].item()) / 2 ** (T - t)
 
 
-def test_gates_near_one_half_in_float32():
+def test_gates_near_one_half_are_accurate_in_float32():
     """lam_t = s_last prod A, each unit for itself: from logarithms in float64."""
     T, d = 10_000, 3
     P = Problem("mingru", [1] * T, d, torch.float32)
@@ -216,7 +216,7 @@ def test_gates_near_one_half_in_float32():
 
 
 @pytest.mark.parametrize("name", ["minlstm", "lru"])
-def test_far_below_the_range_of_float32(name):
+def test_costates_far_below_the_range_of_float32_are_kept(name):
     """Against the definition in float64, row by row at its own scale."""
     T = 2000
     P = Problem(name, [1] * T, 3, torch.float32)
@@ -257,7 +257,7 @@ def gates(name, f, T, d=3, dtype=torch.float32, B=2):
     return P
 
 
-def test_growth_a_cut_and_small_sources():
+def test_growth_a_cut_and_small_sources_are_kept_apart():
     """Costates grow to 2^1585, a dead gate cuts them off, and what comes after is of its own size
     again.
     """
@@ -299,7 +299,7 @@ def test_dead_and_open_gates_are_exact(f):
 
 @pytest.mark.parametrize("name", ["mingru", "minlstm"])
 @pytest.mark.parametrize("size", [30.0, 200.0, 2000.0])
-def test_saturated_gates(name, size):
+def test_saturated_gates_equal_the_definition(name, size):
     P = Problem(name, [2] * 50, 3)
     P.base[:, :3] = size * torch.sign(P.base[:, :3])
     if name == "minlstm":
@@ -430,7 +430,7 @@ def derivatives(value, leaves):
 
 @pytest.mark.parametrize("lengths", [[7, 7, 7], [4, 7, 2]], ids=["equal", "ragged"])
 @pytest.mark.parametrize("name", LINEAR)
-def test_derivatives_costates_and_penalty_against_autograd(name, lengths):
+def test_derivatives_costates_and_penalty_equal_autograd(name, lengths):
     net, u, y = setup(name)
     theta = dict(net.named_parameters())
     leaves = [*theta.values(), u]
@@ -462,7 +462,7 @@ def test_penalised_gradients_equal_those_of_the_definition(name, penalty):
 
 
 @pytest.mark.parametrize("name", LINEAR)
-def test_forward_mode(name):
+def test_forward_mode_equals_the_definition(name):
     net, u, _ = setup(name)
 
     def run(u):
@@ -489,7 +489,7 @@ def test_what_lies_beyond_the_end_of_a_sample_changes_nothing():
     assert all(torch.equal(found[0][n], g) for n, g in found[1].items())
 
 
-def test_segments():
+def test_a_sequence_can_be_swept_in_segments():
     """A sequence swept in parts hands its costate, with its exponent, from part to part."""
     net, u, y = setup("mingru", T=96, dtype=torch.float32)
     batch = co.Batch(u.detach(), y)
@@ -566,7 +566,7 @@ def test_linear_cells_are_taken(name):
     assert (choice, choice.why) == ("scan", "asked for by name")
 
 
-def test_where_it_is_chosen(monkeypatch, caplog):
+def test_it_is_chosen_on_a_gpu_for_the_cells_it_takes(monkeypatch, caplog):
     """On a GPU, for the cells it takes; a CPU has the quicker loops."""
     choice = engines.resolve("auto", library.mingru, "cuda")
     assert (choice, choice.why) == ("scan", "the cell is a formula and the data is on cuda")

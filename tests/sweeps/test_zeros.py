@@ -331,7 +331,7 @@ def at(kind, point, **options):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("point", POINTS)
-def test_value_gradient_and_hessian(point, kind):
+def test_value_gradient_and_hessian_equal_the_loops(point, kind):
     model = at(kind, point)
     along = directions(model.parameters, 1)
     for name in NAMES:
@@ -385,7 +385,7 @@ def second_difference(model, value, along):
     ("name", "point"),
     [("squared-norm", "V = 0"), ("squared-norm", "W = 0"), ("omega", "W = 0")],
 )
-def test_hessian_against_differences_of_values(name, point, kind):
+def test_hessians_agree_with_differences_of_values(name, point, kind):
     """omega: of the last step alone, since the others' costates are zero and left out; an LSTM's
     are not.
     """
@@ -404,7 +404,7 @@ def test_hessian_against_differences_of_values(name, point, kind):
         assert abs(curvature - true) < 1e-5 * abs(true)
 
 
-def test_stabiliser_of_one_step_from_a_state_of_zeros():
+def test_the_stabiliser_of_one_step_from_a_state_of_zeros_is_right():
     """||h_1||^2, at h_1 = 0"""
     model = at("network", "silent", x0="zero")
     one_step(model)

@@ -61,7 +61,7 @@ def everything(data, split):
     ]
 
 
-def test_classification(tmp_path):
+def test_a_table_with_labels_is_a_classification(tmp_path):
     data = Data.read(put(tmp_path, "toy.csv", table(30)))
     assert (data.name, data.inputs, data.outputs, data.readout, data.output, data.loss) == (
         "toy",
@@ -123,7 +123,7 @@ def test_examples_speak_the_files_language(tmp_path):
     assert all("right" not in example for example in examples(net, data, 0))
 
 
-def test_values_too_large_to_square(tmp_path):
+def test_values_too_large_to_square_are_standardised(tmp_path):
     text = "id,a,target\n" + "".join(f"s{i},{(i + 1) * 1e300!r},{'ud'[i % 2]}\n" for i in range(10))
     data = Data.read(put(tmp_path, "d.csv", text))
     assert abs(np.concatenate(data.sets["train"].u)).max() < 5
@@ -224,7 +224,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad_data(case, tmp_path):
+def test_bad_data_is_refused_with_its_place(case, tmp_path):
     text, options, words = BAD[case]
     with refused(["d.csv", *words]):
         Data.read(put(tmp_path, "d.csv", text), **options)
@@ -236,12 +236,12 @@ def test_bad_data(case, tmp_path):
         {"irregular": "maybe"}, {"overlap": "yes"}, {"window": 0}, {"window": 1, "kind": "next"},
         {"dtype": "float16"}, {"kind": "next", "at": "last", "features": "a"}],
 )  # fmt: skip
-def test_bad_settings(options, tmp_path):
+def test_bad_settings_are_refused(options, tmp_path):
     with pytest.raises(ConfigError):
         Data.read(put(tmp_path, "d.csv", table(9)), **options)
 
 
-def test_held_out_files(tmp_path):
+def test_held_out_files_must_match_and_share_nothing(tmp_path):
     train, valid, test = (
         put(tmp_path, f"{s}.csv", table(9, seed=k))
         for k, s in enumerate(("train", "valid", "test"))
@@ -295,7 +295,7 @@ def test_copies_within_a_file_are_noted(tmp_path):
     )
 
 
-def test_every_step(tmp_path):
+def test_targets_can_be_at_every_step(tmp_path):
     path = put(tmp_path, "d.csv", table(20, target=lambda i, t, row: i + 10 * t))
     data = Data.read(path, kind="regress", at="every", dtype="float64")
     assert (data.readout, data.reduce, data.loss) == ("every", "mean", "squared")
@@ -316,7 +316,7 @@ def test_every_step(tmp_path):
     assert batch.y[:4, 0].tolist() == [0, 1, 2, 0]
 
 
-def test_the_last_rows_target(tmp_path):
+def test_the_last_rows_target_is_taken(tmp_path):
     path = put(tmp_path, "d.csv", table(20, target=lambda i, t, row: i + 10 * t))
     data = Data.read(path, kind="regress", at="last", standardise=False)
     for i, u, y in everything(data, "train"):
@@ -327,7 +327,7 @@ def test_the_last_rows_target(tmp_path):
     ]
 
 
-def test_next_step(tmp_path):
+def test_the_next_step_can_be_the_target(tmp_path):
     np.save(tmp_path / "d.npy", np.random.default_rng(0).normal(size=(12, 7, 3)))
     with refused(["--kind next"]):
         Data.read(tmp_path / "d.npy")
@@ -343,7 +343,7 @@ def test_next_step(tmp_path):
         )
 
 
-def test_dropped_and_filled_rows(tmp_path):
+def test_gaps_can_be_dropped_or_filled(tmp_path):
     text = "id,a,b,target\n" + "".join(
         f"s{i},{i},{i},{'ud'[i % 2]}\ns{i},,{i},{'ud'[i % 2]}\ns{i},{i + 5},{i},{'ud'[i % 2]}\n"
         for i in range(10)
@@ -373,7 +373,7 @@ def test_dropped_and_filled_rows(tmp_path):
     )
 
 
-def test_masks(tmp_path):
+def test_gaps_can_be_masked(tmp_path):
     text = "id,a,b,target\n" + "".join(
         f"s{i},{'' if (i + t) % 3 == 0 else i + t},{t * i},{'' if t == 1 else i * t}\n"
         for i in range(10)
@@ -402,7 +402,7 @@ def test_masks(tmp_path):
     torch.testing.assert_close(lam.loss, expected)
 
 
-def test_labels_missing_at_some_steps(tmp_path):
+def test_labels_may_be_missing_at_some_steps(tmp_path):
     text = table(20, target=lambda i, t, row: "" if t == 2 else "ud"[(i + t) % 2])
     data = Data.read(put(tmp_path, "d.csv", text), at="every", missing="mask")
     batch = data.batch(0, 4, seed=0)
@@ -428,7 +428,7 @@ def test_scores_ignore_padding_and_use_the_targets_units(tmp_path):
     assert scores["mse"][0] == pytest.approx(n, rel=1e-3)
 
 
-def test_windows(tmp_path):
+def test_a_long_sequence_is_cut_into_windows(tmp_path):
     rows = "".join(f"{t},{np.sin(t):.6f},{t * t}\n" for t in range(103))
     path = put(tmp_path, "d.csv", "time,a,target\n" + rows)
     data = Data.read(path, kind="regress", at="last", window=10, standardise=False)
@@ -444,7 +444,7 @@ def test_windows(tmp_path):
     assert sum(len(many.sets[s]) for s in many.sets) == 60
 
 
-def test_array_and_ts_files(tmp_path):
+def test_array_and_ts_files_are_read(tmp_path):
     rng = np.random.default_rng(0)
     np.savez(
         tmp_path / "d.npz",
@@ -531,7 +531,7 @@ def test_next_step_predictions_reach_beyond_the_end(tmp_path):
     assert list(out[0]) == ["id", "time", "prediction a", "prediction b"]
 
 
-def test_files_that_do_not_suit_the_network(tmp_path):
+def test_files_that_do_not_suit_the_network_are_refused(tmp_path):
     data = Data.read(put(tmp_path, "train.csv", table(20)))
     d = data.describe()
     with refused(["missing columns: 'b'", "extra columns: 'bb'", "Is 'bb' what is called 'b'?"]):
@@ -575,7 +575,7 @@ def test_a_damaged_description_is_refused(change, tmp_path):
         Data.for_prediction(data.describe() | change, tmp_path / "train.csv")
 
 
-def test_cells_that_a_spreadsheet_would_run(tmp_path):
+def test_cells_that_a_spreadsheet_would_run_are_written_as_text(tmp_path):
     labels = ("=cmd()", "+1", "-x", "@sum")
     data = Data.read(put(tmp_path, "d.csv", table(20, classes=labels)), kind="classify")
     path = put(

@@ -149,7 +149,7 @@ CSV = {
 
 
 @pytest.mark.parametrize("case", CSV)
-def test_bad_table(case, tmp_path):
+def test_a_bad_table_is_refused_in_one_line(case, tmp_path):
     content, options, words = CSV[case]
     text = refused(put(tmp_path, "data.csv", content), words, **options)
     assert "\n" not in text  # one problem, one line
@@ -171,7 +171,7 @@ def test_all_problems_of_a_file_are_listed_together(tmp_path):
     )
 
 
-def test_paths(tmp_path, monkeypatch):
+def test_paths_that_cannot_be_read_are_refused(tmp_path, monkeypatch):
     put(tmp_path, "train.csv", GOOD)
     refused(tmp_path / "trian.csv", ["trian.csv does not exist", "did you mean 'train.csv'"])
     refused(tmp_path / "nowhere" / "train.csv", ["does not exist", "folder"])
@@ -197,12 +197,12 @@ def test_paths(tmp_path, monkeypatch):
         {"thousands": "."} | {"decimal": "."}, {"missing": "zero"}, {"kind": "guess"},
         {"at": "first"}, {"max_bytes": 0}],
 )  # fmt: skip
-def test_bad_options(options):
+def test_bad_options_are_refused(options):
     with pytest.raises(ConfigError, match="must be"):
         Options(**options)
 
 
-def test_a_good_table(tmp_path):
+def test_a_good_table_is_read(tmp_path):
     r = read(put(tmp_path, "data.csv", GOOD))
     assert (r.features, r.targets, r.ids, r.lengths.tolist()) == (
         ("a", "b"),
@@ -253,7 +253,7 @@ def test_dialects_read_alike(case, tmp_path):
     )
 
 
-def test_grouped_digits(tmp_path):
+def test_grouped_digits_are_read(tmp_path):
     r = read(put(tmp_path, "d.csv", 'a,b\n"1,234,567.5",12\n'), Options(kind="next", thousands=","))
     assert r.u.tolist() == [[1234567.5, 12]]
     r = read(
@@ -288,7 +288,7 @@ def test_blocks_join_up(tmp_path, monkeypatch):
         assert parts.lengths.tolist() == [7] * 10
 
 
-def test_stamps(tmp_path):
+def test_time_stamps_are_read(tmp_path):
     rows = ["2024-03-31T00:30:00.250000", "2024-03-31 01:30:00.25", "2024-03-31T02:30:00.25"]
     for zone in ("", "Z", "+02:00", "-0330"):
         r = read(
@@ -303,7 +303,7 @@ def test_stamps(tmp_path):
         assert r.uneven() is None
 
 
-def test_uneven_steps(tmp_path):
+def test_uneven_steps_are_noticed(tmp_path):
     r = read(
         put(tmp_path, "d.csv", "id,time,a\nx,0,1\nx,1,1\nx,2,1\ny,5,1\ny,6,1\ny,8,1\n"),
         Options(kind="next"),
@@ -388,12 +388,12 @@ PARQUET = {
 
 
 @pytest.mark.parametrize("case", PARQUET)
-def test_bad_parquet(case, tmp_path):
+def test_bad_parquet_is_refused(case, tmp_path):
     columns, options, words = PARQUET[case]
     refused(parquet(tmp_path, columns), ["d.parquet", *words], **options)
 
 
-def test_damaged_parquet(tmp_path):
+def test_damaged_parquet_is_refused(tmp_path):
     refused(put(tmp_path, "d.parquet", "a,b\n1,2\n"), ["not Parquet", "PAR1"])
     whole = parquet(tmp_path, {"a": np.arange(1000.0)}).read_bytes()
     refused(
@@ -409,7 +409,7 @@ def npz(folder, name="d.npz", compress=False, **arrays):
 U = np.arange(24.0).reshape(2, 4, 3)
 
 
-def test_arrays(tmp_path):
+def test_arrays_are_read(tmp_path):
     y = np.array(["up", "down"])
     padded = read(npz(tmp_path, u=U, y=y, lengths=np.array([4, 2])))
     ragged = read(
@@ -441,14 +441,14 @@ def test_arrays(tmp_path):
         lambda u: u.astype(np.float16),
     ],
 )
-def test_byte_orders_layouts_and_types(form, tmp_path):
+def test_byte_orders_layouts_and_types_read_alike(form, tmp_path):
     np.save(tmp_path / "d.npy", form(U))
     r = read(tmp_path / "d.npy", Options(kind="next"))
     assert np.array_equal(r.u.reshape(U.shape), U)
     assert r.u.dtype == np.dtype("float64")
 
 
-def test_npy_of_one_feature(tmp_path):
+def test_npy_of_one_feature_is_read(tmp_path):
     np.save(tmp_path / "d.npy", U[..., 0])
     assert np.array_equal(read(tmp_path / "d.npy", Options(kind="next")).u[:, 0], U[..., 0].ravel())
 
@@ -469,7 +469,7 @@ NPY = {
 
 
 @pytest.mark.parametrize("case", NPY)
-def test_bad_npy(case, tmp_path):
+def test_bad_npy_is_refused(case, tmp_path):
     array, words = NPY[case]
     np.save(tmp_path / "d.npy", array, allow_pickle=True)
     refused(tmp_path / "d.npy", ["d.npy", *words], kind="next")
@@ -536,7 +536,7 @@ NPZ = {
 
 
 @pytest.mark.parametrize("case", NPZ)
-def test_bad_npz(case, tmp_path):
+def test_bad_npz_is_refused(case, tmp_path):
     arrays, options, words = NPZ[case]
     refused(npz(tmp_path, **arrays), ["d.npz", *words], **options)
 
@@ -551,7 +551,7 @@ def test_arrays_that_do_not_fit_are_told_before_their_values(tmp_path):
     assert "infinite" in refused(npz(tmp_path, u=values, ids=np.array(["a", "b"])), [], kind="next")
 
 
-def test_strange_archives(tmp_path):
+def test_strange_archives_are_refused(tmp_path):
     refused(put(tmp_path, "d.npz", b"PK\x03\x04 nothing"), ["d.npz", "zip"])
     refused(put(tmp_path, "d.npz", b"PAR1 nothing"), ["holds Parquet"])
     whole = bytearray(npz(tmp_path, u=U).read_bytes())
@@ -577,7 +577,7 @@ TS = """# a comment
 """
 
 
-def test_ts(tmp_path):
+def test_ts_files_are_read(tmp_path):
     r = read(put(tmp_path, "d.ts", TS), Options(missing="mask"))
     assert (r.lengths.tolist(), r.y.tolist(), r.features) == (
         [3, 2],
@@ -632,12 +632,12 @@ BAD_TS = {
 
 
 @pytest.mark.parametrize("case", BAD_TS)
-def test_bad_ts(case, tmp_path):
+def test_bad_ts_is_refused(case, tmp_path):
     text, words = BAD_TS[case]
     refused(put(tmp_path, "d.ts", text), ["d.ts", *words], missing="mask")
 
 
-def test_ts_of_another_kind(tmp_path):
+def test_ts_of_another_kind_is_refused(tmp_path):
     refused(
         put(tmp_path, "d.ts", TS),
         ["--kind classify", "--kind regress was asked for"],
@@ -863,7 +863,7 @@ def test_a_header_that_ends_too_soon_is_no_array(tmp_path):
         (np.ones((0, 2)), r"shape \(0, 2\)"),
     ],
 )
-def test_arrays_that_are_not_streamed(content, words, tmp_path):
+def test_some_arrays_cannot_be_streamed(content, words, tmp_path):
     np.save(tmp_path / "rows.npy", content)
     with pytest.raises(DataError, match=words):
         online.read(tmp_path / "rows.npy", kind="next")
@@ -903,7 +903,7 @@ def test_rows_of_an_array_are_streamed_in_their_order(order, tmp_path):
     assert found == u.reshape(6, -1)[1:].tolist()
 
 
-def test_no_doubled_full_stop(tmp_path):
+def test_no_message_ends_in_two_full_stops(tmp_path):
     cut = put(tmp_path, "cut.parquet", b"PAR1 and no more")
     put(tmp_path, "co2.csv", GOOD)
     for reading in (lambda: read(cut), lambda: online.read(cut)):

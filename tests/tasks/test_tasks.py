@@ -261,7 +261,7 @@ def test_a_held_out_set_has_n_sequences(chosen, n):
         (100, 100, [[1, 2, 2, 3, 3]]),
     ],
 )
-def test_the_size_of_held_out_batches(n, most, sizes, monkeypatch):
+def test_held_out_batches_have_a_bounded_size(n, most, sizes, monkeypatch):
     class Own(task_module.Collection):
         name, inputs, outputs, readout, reduce = "own", 1, 1, "last", "sum"
 
@@ -356,7 +356,7 @@ def judge(task, a, batch):
 
 @pytest.mark.parametrize("chosen", [{"length": 30}, RAGGED], ids=["fixed", "ragged"])
 @pytest.mark.parametrize("name", GENERATED)
-def test_scores_of_perfect_wrong_and_undefined_outputs(name, chosen):
+def test_perfect_wrong_and_undefined_outputs_are_scored(name, chosen):
     task = tasks.make(name, **chosen)
     batch = task.batch(0, 40, seed=5)
     a = perfect(task, batch.y)
@@ -401,7 +401,7 @@ def test_an_xor_of_one_half_says_zero(a, says):
 
 @pytest.mark.parametrize("kind", [Addition, Multiplication])
 @pytest.mark.parametrize(("rule", "metric"), [("loose", "right_0.2"), ("strict", "right_0.04")])
-def test_the_rules_of_real_valued_tasks(kind, rule, metric):
+def test_real_valued_tasks_follow_their_rules(kind, rule, metric):
     task = kind(20, rule=rule)
     assert (task.goal.metric, task.goal.threshold, task.goal.met(0.99), task.goal.met(0.989)) == (
         metric,
@@ -435,7 +435,7 @@ def constant(task, y):
 @pytest.mark.parametrize(
     "name", [name for name in GENERATED if TASKS[name].build not in (Reversal, Sorting)]
 )
-def test_baselines_by_simulation(name):
+def test_baselines_agree_with_simulation(name):
     task = tasks.make(name, length=30)
     batch = task.batch(0, 20000, seed=6)
     a, claimed = constant(task, batch.y), task.baseline()
@@ -454,7 +454,7 @@ def test_baselines_by_simulation(name):
 
 
 @pytest.mark.parametrize("kind", [Reversal, Sorting])
-def test_baselines_of_answers_by_enumeration(kind):
+def test_baselines_of_answers_agree_with_enumeration(kind):
     """Of all sequences of up to 4 of 3 letters: the entropy of answers, the best letter of each
     place, the likeliest answer.
     """
@@ -505,7 +505,7 @@ def test_missing_and_extra_tokens_are_wrong(said, right, whole):
     assert found["right"][0] <= right[0]
 
 
-def test_baselines_in_figures():
+def test_baselines_have_their_known_values():
     def wrong(task):
         return [round(100 * (1 - task.baseline()[f"right_{d}"]), 1) for d in (0.2, 0.04)]
 
@@ -579,7 +579,7 @@ def test_refusals_name_the_way_out(call, words):
     assert words in str(refusal.value)
 
 
-def test_options_and_names():
+def test_tasks_are_found_by_name_with_their_options():
     assert tasks.options("temporal-order-3") == {"length": 100, "ragged": False, "curriculum": None}
     assert tasks.options("addition")["rule"] == "loose"
     assert tasks.options("sorting") == {
@@ -636,7 +636,7 @@ class TestDigits:
 
     @pytest.mark.parametrize(("pixels", "T"), [(1, 64), (8, 8)])
     @pytest.mark.parametrize("permuted", [False, True])
-    def test_images_and_split(self, data, pixels, T, permuted):
+    def test_images_are_split_into_three_sets(self, data, pixels, T, permuted):
         task = Digits(pixels=pixels, permuted=permuted)
         assert (task.size, task.splits, task.inputs, task.metric) == (
             1197,
@@ -659,7 +659,7 @@ class TestDigits:
             (u.tobytes(), int(y)) for u, y in zip(original, data.target, strict=True)
         )
 
-    def test_one_order_of_pixels_for_all_images(self):
+    def test_one_order_of_pixels_is_used_for_all_images(self):
         plain, permuted = Digits(), Digits(permuted=True)
         at = np.lexsort(np.stack([u[:, 0] for u in plain.sets["train"].u]))
         to = np.lexsort(np.stack([u[:, 0] for u in permuted.sets["train"].u]))
@@ -673,7 +673,7 @@ class TestDigits:
         assert torch.equal(a.u, b.u)
         assert torch.equal(a.y, b.y)
 
-    def test_scores(self):
+    def test_digits_are_scored_by_accuracy(self):
         task = Digits(pixels=8)
         batch = task.batch(0, 32, seed=0)
         assert judge(task, perfect(task, batch.y), batch) == {"accuracy": 1.0}
@@ -780,7 +780,7 @@ class TestMusic:
             float(run.loss(task.loss, b.y).sum().detach()), rel=1e-5
         )
 
-    def test_baseline_by_hand(self, tmp_path):
+    def test_the_baseline_equals_one_by_hand(self, tmp_path):
         silent, loud = np.zeros((2, 88), np.uint8), np.ones((4, 88), np.uint8)
         task = Music(
             write(
@@ -828,7 +828,7 @@ class TestMusic:
     @pytest.mark.parametrize(
         "dtype", ["bool", "u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f4", "f8", ">f8", ">i2"]
     )
-    def test_the_reader_against_scipy(self, tmp_path, scipy, dtype, compressed):
+    def test_the_reader_agrees_with_scipy(self, tmp_path, scipy, dtype, compressed):
         r = np.random.default_rng(0)
         content = {
             "a": cell(
@@ -854,7 +854,7 @@ class TestMusic:
             assert x.shape == y.shape
             assert np.array_equal(x, y)
 
-    def test_the_other_byte_order(self):
+    def test_the_other_byte_order_is_read(self):
         def element(kind, data):
             return struct.pack(">II", kind, len(data)) + data + bytes(-len(data) % 8)
 
@@ -902,7 +902,7 @@ class TestMusic:
         assert len(refusals) > 200
         assert not any("\n" in text for text in refusals)
 
-    def test_no_file(self, tmp_path):
+    def test_a_missing_file_is_refused(self, tmp_path):
         for path in (tmp_path / "none.mat", tmp_path):
             with pytest.raises(DataError, match="there is no file"):
                 Music(path)
@@ -916,7 +916,7 @@ class TestMusic:
             ("JSB_Chorales", (229, 76, 77), 13807, 11.06),
         ],
     )
-    def test_published_sets(self, file, sizes, steps, nll):
+    def test_published_sets_have_their_known_sizes(self, file, sizes, steps, nll):
         folder = os.environ.get("COADJOINT_MUSIC") or ROOT.parent / "shared" / "data" / "music"
         path = Path(folder) / f"{file}.mat"
         if not path.is_file():

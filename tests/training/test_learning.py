@@ -170,7 +170,7 @@ def test_pretraining_brings_a_dead_network_to_life():
     assert found["loss"] > 0.3
 
 
-def test_what_pretraining_refuses():
+def test_what_pretraining_cannot_do_is_refused():
     net, batch = make()
     with pytest.raises(co.InputError, match="a number of steps, at least 0; got -1"):
         co.Penalised("log-ratio", pretrain=-1)
@@ -192,7 +192,7 @@ def test_what_pretraining_refuses():
         (1.0, 0.01 * math.exp(1.5), math.e**0.5),
     ],
 )  # fmt: skip
-def test_the_rule_of_a_steered_weight(rho, decay, wanted):
+def test_a_steered_weight_follows_its_rule(rho, decay, wanted):
     assert Steered(1.0, 0.01, gain=0.5, low=0.1, high=8.0).next(rho, decay) == pytest.approx(
         wanted, rel=1e-14
     )
@@ -272,7 +272,7 @@ def test_a_steered_weight_brings_the_decay_to_its_target():
     assert grew == [d > 0.1 for d in decays[:-1]]
 
 
-def test_of_several_layers_and_of_none():
+def test_the_decay_of_several_layers_is_their_mean():
     torch.manual_seed(0)
     stack = co.Stack(["elman", "gru"], inputs=I, hidden=H, outputs=O, dtype=F64)
     batch = co.Batch(torch.randn(T, B, I, dtype=F64), torch.randn(B, O, dtype=F64))
@@ -301,7 +301,7 @@ def test_of_several_layers_and_of_none():
         ((1.0, 0.1, 0.1, 2.0), "starts within low = 2 and high = 10000; got start = 1"),
     ],
 )
-def test_what_a_steered_weight_refuses(given, words):
+def test_bad_options_of_a_steered_weight_are_refused(given, words):
     with pytest.raises(co.InputError, match=words):
         Steered(*given)
 
@@ -370,7 +370,7 @@ def test_selected_samples_are_those_of_the_batch(kind, readout, index):
         close(g, sum(y[name] for y in one) / len(one), 1e-12, name)
 
 
-def test_selected_sequences():
+def test_selected_sequences_keep_their_losses():
     torch.manual_seed(0)
     net = co.EncoderDecoder("gru", inputs=3, hidden=4, outputs=4, dtype=F64)
     y = torch.tensor([[0, 2, 1], [3, 1, 3], [-1, 3, -1]])
@@ -381,7 +381,7 @@ def test_selected_sequences():
 
 
 @pytest.mark.parametrize("index", [[], [5], [-1], [0.5], torch.tensor([True, False]), 3])
-def test_samples_that_are_not_there(index):
+def test_samples_that_are_not_there_are_refused(index):
     with pytest.raises(co.InputError, match=r"samples|numbered"):
         make()[1].select(index)
 
@@ -430,7 +430,7 @@ def test_the_easiest_are_chosen(name, options, by):
     assert not pace.choose(net, task, 4, n, 4).u.equal(pace.choose(net, task, 4, n, 3).u)
 
 
-def test_a_difficulty_of_ones_own():
+def test_a_difficulty_of_the_user_is_used():
     task = co.tasks.make("addition", length=12)
     net = co.Network("elman", inputs=2, hidden=4, outputs=1)
     batch = Easiest(0.2, 10, by=lambda b: -b.y.flatten()).choose(net, task, 0, 4, 0)
@@ -453,7 +453,7 @@ def test_where_all_are_kept_nothing_is_measured():
     ("given", "words"),
     [((0, 5), "above 0 and at most 1"), ((0.5, 0), "at least 1"), ((0.5, 5, "size"), "difficulty")],
 )
-def test_what_a_curriculum_refuses(given, words):
+def test_bad_options_of_a_curriculum_are_refused(given, words):
     with pytest.raises(co.CoadjointError, match=words):
         Easiest(*given)
 
@@ -549,7 +549,7 @@ def test_what_runs_a_network_more_than_once_refuses_dropout(what):
 
 
 @pytest.mark.parametrize("p", [1.0, -0.1, True, "x", math.nan])
-def test_a_share_that_is_none(p):
+def test_a_share_that_is_none_is_refused(p):
     for make_ in (
         lambda: make(dropout=p),
         lambda: co.Stack(["elman"], inputs=1, hidden=1, outputs=1, dropout=p),
@@ -663,7 +663,7 @@ def test_ridge_is_least_squares(readout, bias, alpha, reduce, cell):
 
 @pytest.mark.parametrize("output", ["softmax", "identity", "sigmoid"])
 @pytest.mark.parametrize("readout", ["last", "every"])
-def test_ridge_on_classes(output, readout):
+def test_ridge_is_least_squares_on_classes(output, readout):
     net, batch = make(readout=readout, output=output)
     lead = (T, B) if readout == "every" else (B,)
     y = torch.randint(0, 2, (*lead, O) if output == "sigmoid" else lead)
@@ -675,7 +675,7 @@ def test_ridge_on_classes(output, readout):
     close(net.b_o, b_o, 1e-9)
 
 
-def test_ridge_of_one_output_of_floats_of_a_stack_and_of_a_summary():
+def test_ridge_works_for_one_output_floats_stacks_and_summaries():
     torch.manual_seed(0)
     u, y = torch.randn(T, 40, I), torch.randn(40)
     for net in (
@@ -712,13 +712,13 @@ RIDGES = {
 
 
 @pytest.mark.parametrize("what", RIDGES)
-def test_readouts_that_ridge_refuses(what):
+def test_readouts_that_ridge_cannot_solve_are_refused(what):
     build, words = RIDGES[what]
     with pytest.raises(co.Unsupported, match=words):
         Ridge(build())
 
 
-def test_what_else_ridge_refuses():
+def test_other_settings_that_ridge_cannot_use_are_refused():
     net, batch = make()
     with pytest.raises(co.InputError, match="alpha must be a finite number, at least 0; got -1"):
         Ridge(net, -1)

@@ -24,7 +24,7 @@ def folders(request, tmp_path):
     return Path(shutil.copytree(DATA / f"folders-{request.param}", tmp_path / "folders"))
 
 
-def test_there_are_folders():
+def test_there_are_folders_of_version_0_6_1():
     assert "0.6.1" in VERSIONS
 
 

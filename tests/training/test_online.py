@@ -112,7 +112,7 @@ def test_rtrl_of_held_weights_is_bptt_on_every_prefix(name):
         "long",
     ],
 )
-def test_rtrl_of_held_weights_is_bptt_for(case):
+def test_rtrl_of_held_weights_is_bptt_for_other_options(case):
     T, B, outputs, loss, net = 11, 1, O, "squared", make("lstm", x0="learned")
     if case == "mask":
         net = make(
@@ -649,7 +649,7 @@ def test_what_cannot_be_read_is_refused_with_its_place(here, text, options, word
     assert "\n" not in str(error.value)
 
 
-def test_other_files_that_cannot_be_read(here):
+def test_other_files_that_cannot_be_read_are_refused(here):
     (here / "latin.csv").write_bytes(b"a,y\n1,2\n3,\xe4\n")
     (here / "cut.csv.gz").write_bytes(gzip.compress(b"a,b\n" + b"1,2\n" * 50)[:-9])
     (here / "long.csv").write_bytes(b"a,y\n" + b"1" * (2 << 20) + b"\n")
@@ -703,7 +703,7 @@ def test_other_files_that_cannot_be_read(here):
         ({"resume": True}, co.InputError, "needs the folder"),
     ],
 )
-def test_what_a_stream_cannot_be_learned_with(options, error, words):
+def test_what_a_stream_cannot_be_learned_with_is_refused(options, error, words):
     with pytest.raises(error, match=words):
         online.learn(make(), pairs(*data(3)), **({"loss": "squared"} | options))
 
@@ -799,7 +799,7 @@ def test_too_little_room_is_said_before_anything_is_learned(learner, tmp_path, m
 
 
 @pytest.mark.parametrize("at", [5, 25, 45])
-def test_rows_deleted_while_the_stream_goes_on(tmp_path, at):
+def test_rows_deleted_while_the_stream_goes_on_stop_it(tmp_path, at):
     """The run ends at its next save, with its rows put back; 45 comes after the last one but that
     of the end.
     """
@@ -1086,7 +1086,7 @@ def test_the_command_learns_goes_on_and_leaves_a_model(words, here, coadjoint):
     assert len((here / "predictions.csv").read_text().splitlines()) == 61
 
 
-def test_what_is_piped_in(here, coadjoint, monkeypatch):
+def test_a_stream_can_be_piped_in(here, coadjoint, monkeypatch):
     def pipe():
         return monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(CSV.encode())))
 
@@ -1162,7 +1162,7 @@ def test_scale_is_that_of_all_rows_before():
     assert np.allclose(scale.std, values.std(0), rtol=1e-9)
 
 
-def test_a_stream_without_a_step(coadjoint, here):
+def test_a_stream_without_a_step_is_refused(coadjoint, here):
     (here / "one.csv").write_text("a,b\n1,2\n")
     code, _, err = coadjoint("online", "one.csv", "--kind", "next", "--out", "r")
     assert (code, err.count("\n")) == (3, 1)

@@ -58,7 +58,7 @@ def test_a_plan_knows_what_it_means_by_default():
         ({"gradient": "bptt"}, r"gradient must be like co.BPTT\(\); got 'bptt'"),
     ],
 )
-def test_settings_that_cannot_be_used(settings, said):
+def test_settings_that_cannot_be_used_are_refused(settings, said):
     with pytest.raises(co.CoadjointError, match=said):
         TrainingPlan(**settings)
 

@@ -259,7 +259,7 @@ def edit(path, change):
     path.write_text(json.dumps(data))
 
 
-def test_the_page_of_a_run(run_folder):
+def test_the_page_of_a_run_shows_its_settings_and_results(run_folder):
     page = page_of(run_folder)
     for words in (
         "temporal-order, length 100",
@@ -332,13 +332,13 @@ def test_the_same_folder_gives_the_same_page(run_folder):
         ({"status": 7, "success": None}, "No result the last recorded step is 3"),
     ],
 )  # fmt: skip
-def test_outcomes(tmp_path, change, words):
+def test_every_outcome_is_said(tmp_path, change, words):
     write_run(tmp_path, **SMALL)
     edit(tmp_path / "result.json", lambda result: result.update(change))
     assert words in page_of(tmp_path).text
 
 
-def test_a_run_that_goes_on(tmp_path):
+def test_a_run_that_goes_on_has_a_page(tmp_path):
     write_run(tmp_path, **SMALL)
     for name in ("result.json", "config.yaml", "environment.json", "clock.jsonl"):
         (tmp_path / name).unlink()
@@ -372,7 +372,7 @@ def test_a_run_that_goes_on(tmp_path):
         ("\x00\xff" * 50, "metrics.jsonl was cut off", None),
     ],
 )  # fmt: skip
-def test_damaged_metrics(tmp_path, text, words, drawn):
+def test_damaged_metrics_are_noted_and_left_out(tmp_path, text, words, drawn):
     (tmp_path / "metrics.jsonl").write_text(text)
     page = page_of(tmp_path)
     assert words in page.text
@@ -406,14 +406,14 @@ def test_damaged_files_cost_only_themselves(tmp_path, name, text):
     assert f"{name} could not be read" in page.text or (name, text) == ("config.yaml", "")
 
 
-def test_without_probes_and_penalty(tmp_path):
+def test_a_run_without_probes_and_penalty_has_a_page(tmp_path):
     page = page_of(write_run(tmp_path, **SMALL, probes=False, penalised=False))
     assert set(page.figures) == {"loss", "held-out-0", "gradient", "rate"}
     assert page.text.count("No probes with these values were recorded.") == 2
     assert "No penalty: plain backpropagation has none." in page.text
 
 
-def test_probes_of_unequal_lengths_and_blanks(tmp_path):
+def test_probes_of_unequal_lengths_and_blanks_are_drawn(tmp_path):
     """Temporal components begin at t = 1; a zero costate is null; lengths vary."""
     rows = [
         {"kind": "probe", "step": 10, "t": [0, 1, 2], "log10_costates": [-3, None, -1],
@@ -476,7 +476,7 @@ def test_a_long_run_stays_small_and_keeps_its_spike(tmp_path):
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.floats(-1e6, 1e6) | st.just(math.nan), max_size=300), st.integers(3, 90))
-def test_thinning(values, most):
+def test_thinning_keeps_the_extremes_and_the_order(values, most):
     y = np.array(values, dtype=float)
     at = curves_module.thin(y, most)
     assert list(at) == sorted(set(at))
@@ -497,14 +497,14 @@ def test_thinning_keeps_a_lone_gap():
     assert 3210 in curves_module.thin(y, 300)
 
 
-def test_read_rows(tmp_path):
+def test_rows_are_read_without_blank_and_broken_lines(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text('{"a": 1}\n\n{"a": 2}\n{"a":')
     assert read.read_rows(path) == [{"a": 1}, {"a": 2}]
     assert read.read_rows(tmp_path / "none.jsonl") == []
 
 
-def test_the_page_of_a_comparison(compare_folder):
+def test_the_page_of_a_comparison_counts_its_runs(compare_folder):
     page = page_of(compare_folder)
     data = json.loads((compare_folder / "compare.json").read_text())
     for row in data["rows"]:
@@ -591,7 +591,7 @@ def write_tasks(folder, methods=("plain cell=gru", "penalised cell=gru")):
     return folder
 
 
-def test_the_page_of_several_tasks(tmp_path):
+def test_the_page_of_several_tasks_has_a_table_of_all(tmp_path):
     page = page_of(write_tasks(tmp_path))
     for words in (
         "xor · addition · digits",
@@ -622,13 +622,13 @@ def test_the_page_of_several_tasks(tmp_path):
     assert len(ids) == len(set(ids))
 
 
-def test_rows_that_colours_cannot_tell_apart(tmp_path):
+def test_more_rows_than_colours_can_tell_apart_have_no_curves(tmp_path):
     page = page_of(write_tasks(tmp_path, [f"plain cell={k}" for k in range(pages.APART + 1)]))
     assert set(page.figures) == {"steps", "final", "steps-1", "final-1", "final-2"}
     assert "15 rows are more than colours can tell apart" in page.text
 
 
-def test_the_tables_in_markdown(tmp_path, compare_folder):
+def test_the_tables_can_be_written_in_markdown(tmp_path, compare_folder):
     text = summary.markdown(write_tasks(tmp_path))
     assert text.startswith(
         "```console\ncoadjoint compare xor | `x`\n```\n\n12 runs; 61 s, 4 runs at a time.\n"
@@ -685,7 +685,7 @@ def test_links_stay_inside(tmp_path, folder):
         {"task": "t", "rows": [{"runs": "?"}, 4]},
     ],
 )
-def test_sparse_comparisons(tmp_path, data):
+def test_sparse_comparisons_have_a_page(tmp_path, data):
     (tmp_path / "compare.json").write_text(json.dumps(data))
     assert "The run folders hold no held-out values." in page_of(tmp_path).text
 
@@ -933,7 +933,7 @@ def test_long_text_is_cut():
     assert text_module.clean("x" * 5000) == "x" * text_module.TEXT + "… (5,000 characters)"
 
 
-def test_refusals(tmp_path, monkeypatch):
+def test_folders_without_a_run_are_refused(tmp_path, monkeypatch):
     with pytest.raises(
         StorageError, match=r"neither a run folder \(metrics.jsonl\) nor a compare folder"
     ):
@@ -1006,7 +1006,7 @@ def test_colours_differ_to_all_eyes(eyes, ground):
     assert min(np.linalg.norm(a - b) for a, b in itertools.combinations(seen, 2)) > 12
 
 
-def test_colours():
+def test_colours_stand_out_from_their_ground():
     """The ramp rises in luminance, and curves stand out from their ground, in the light and in the
     dark.
     """
@@ -1025,7 +1025,7 @@ def test_colours():
         assert (high + 0.05) / (low + 0.05) >= 3, colour
 
 
-def test_results_without_a_goal_under_other_budgets_and_interrupted():
+def test_results_without_a_goal_under_other_budgets_and_interrupted_are_said():
     run = {
         "success": True,
         "status": "success",

@@ -355,7 +355,7 @@ def test_all_damaged_ones_are_set_aside_not_only_the_last(stopped_copy):
     assert storage.saved(stopped_copy) == paths[:-1]
 
 
-def test_nothing_whole_is_left(copy):
+def test_a_folder_whose_checkpoints_are_all_damaged_is_refused(copy):
     for path in storage.saved(copy):
         (path / "state.json").unlink()
     for fallback in (False, True):
@@ -704,7 +704,7 @@ def test_a_call_that_fails_stops_the_run_and_what_was_there_stays(
     assert ended(tmp_path / "run") == ended(tiny_run)
 
 
-def test_places_that_cannot_be_written(tmp_path):
+def test_places_that_cannot_be_written_are_refused(tmp_path):
     (tmp_path / "file").write_text("")
     for place in (tmp_path / "file", tmp_path / "file" / "run"):
         code, output = command(*WORDS, "--out", place)
@@ -713,7 +713,7 @@ def test_places_that_cannot_be_written(tmp_path):
         assert output.count("\n") <= 1, output
 
 
-def test_a_folder_removed_while_the_run_goes_on(tmp_path):
+def test_a_folder_removed_while_the_run_goes_on_stops_it(tmp_path):
     gate = Gate(15)
     process = child(*WORDS, "--out", tmp_path / "run", before=gate)
     gate.hear("waiting")
@@ -730,7 +730,7 @@ def test_a_folder_removed_while_the_run_goes_on(tmp_path):
     assert all(storage.whole(p) for p in storage.saved(tmp_path / "elsewhere"))
 
 
-def test_a_run_folder_behind_a_link(tmp_path, truth):
+def test_a_run_folder_may_be_behind_a_link(tmp_path, truth):
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
     half(tmp_path / "link")
@@ -827,7 +827,7 @@ def test_handlers_are_put_back(tmp_path):
     assert handlers() == before
 
 
-def test_a_signal_in_a_real_process(tmp_path, truth):
+def test_a_signal_stops_a_real_process(tmp_path, truth):
     """The installed command itself, not a fork of this one."""
     folder = tmp_path / "run"
     words = [w if w != "60" else "100000" for w in WORDS]
@@ -1067,7 +1067,7 @@ def test_pruning_keeps_the_last_ones_and_the_best(tmp_path):
         (Path("a"), '"a"'),
     ],
 )
-def test_json_of_everything(value, text):
+def test_json_can_hold_everything(value, text):
     assert json_rows.dumps(value) == text
     json.loads(text, parse_constant=lambda name: pytest.fail(name))
 
@@ -1106,7 +1106,7 @@ ROWS = ("metrics.jsonl", "clock.jsonl")
 
 @pytest.mark.parametrize("step", [1, 5, 12])
 @pytest.mark.parametrize("names", [ROWS[:1], ROWS[1:], ROWS])
-def test_rows_deleted_while_the_run_goes_on(tmp_path, tiny_run, names, step):
+def test_rows_deleted_while_the_run_goes_on_are_noticed(tmp_path, tiny_run, names, step):
     """The run ends at its next save; its rows are put back, and so it can go on."""
     folder = tmp_path / "run"
 
@@ -1131,7 +1131,7 @@ def test_rows_deleted_while_the_run_goes_on(tmp_path, tiny_run, names, step):
 
 @pytest.mark.parametrize("name", ROWS)
 @pytest.mark.parametrize("put", [swapped, lambda path: (path.unlink(), path.mkdir())])
-def test_rows_replaced_while_the_run_goes_on(tmp_path, tiny_run, name, put):
+def test_rows_replaced_while_the_run_goes_on_are_noticed(tmp_path, tiny_run, name, put):
     """What stands there now is left alone; the rows are beside it."""
     folder, path = tmp_path / "run", tmp_path / "run" / name
     with pytest.raises(StorageError) as caught:
@@ -1150,7 +1150,7 @@ def test_rows_replaced_while_the_run_goes_on(tmp_path, tiny_run, name, put):
 
 @pytest.mark.parametrize("name", ["lock", ".lock"])
 @pytest.mark.parametrize("put", [Path.unlink, swapped])
-def test_a_lock_that_goes_while_the_run_goes_on(tmp_path, tiny_run, put, name):
+def test_a_lock_that_goes_while_the_run_goes_on_is_noticed(tmp_path, tiny_run, put, name):
     folder = tmp_path / "run"
     with pytest.raises(
         StorageError,
@@ -1163,7 +1163,7 @@ def test_a_lock_that_goes_while_the_run_goes_on(tmp_path, tiny_run, put, name):
 
 
 @pytest.mark.parametrize("what", ["run", "run/checkpoints"])
-def test_a_folder_that_goes_while_the_run_goes_on(tmp_path, tiny_run, what):
+def test_a_folder_that_goes_while_the_run_goes_on_is_noticed(tmp_path, tiny_run, what):
     folder, elsewhere = tmp_path / what, tmp_path / "elsewhere"
     with pytest.raises(
         StorageError, match=r"was deleted or moved while the run went on.* Put it back and go on"

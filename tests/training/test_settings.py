@@ -111,7 +111,7 @@ READ = [
 
 
 @pytest.mark.parametrize(("kind", "text", "values"), READ)
-def test_read(here, kind, text, values):
+def test_files_of_every_kind_are_read(here, kind, text, values):
     assert same(load(f"run.{kind}", text).values, values)
     assert same(load(f"run.{kind.upper()}", "\ufeff" + text.replace("\n", "\r\n")).values, values)
 
@@ -141,7 +141,7 @@ STANDS = [
 
 
 @pytest.mark.parametrize(("kind", "lines"), STANDS)
-def test_where_keys_stand(here, kind, lines):
+def test_the_line_of_every_key_is_known(here, kind, lines):
     read = load(f"run.{kind}", LINES[kind])
     assert {a: read.where(a) for a in lines} == {
         a: f"run.{kind}:{line}" for a, line in lines.items()
@@ -244,7 +244,7 @@ def refusal(call, error=ConfigError):
 
 
 @pytest.mark.parametrize(("kind", "content", "problems"), REFUSED)
-def test_refused(here, kind, content, problems):
+def test_bad_files_are_refused_with_the_line(here, kind, content, problems):
     found = refusal(lambda: load(f"run.{kind}", content))
     assert len(found) == len(problems)
     for text, (line, words) in zip(found, problems.items(), strict=True):
@@ -255,7 +255,7 @@ def test_refused(here, kind, content, problems):
         assert len(text) < 300
 
 
-def test_exit_code():
+def test_bad_settings_end_with_exit_code_2():
     assert ConfigError.exit_code == 2
 
 
@@ -290,7 +290,7 @@ DEEP = [
 
 
 @pytest.mark.parametrize(("kind", "text"), DEEP)
-def test_depth(here, kind, text):
+def test_deep_nesting_is_refused(here, kind, text):
     with counted(100_000):
         (found,) = refusal(lambda: load(f"run.{kind}", text))
     assert "nested more than 8 deep" in found
@@ -327,7 +327,7 @@ def test_work_that_grows_with_the_square_is_noticed():
         every_pair()
 
 
-def test_alias_bomb(here):
+def test_an_alias_bomb_is_refused(here):
     bomb = "a0: &a0 [x, x]\n" + "".join(
         f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 10)
     )
@@ -361,7 +361,7 @@ def test_a_file_runs_nothing(here, payload):
 # paths
 
 
-def test_paths(here):
+def test_paths_that_cannot_be_read_are_refused(here):
     (here / "runs").mkdir()
     os.mkfifo(here / "pipe.yaml")
     (here / "notes.txt").write_text("a: 1")
@@ -405,7 +405,7 @@ def test_a_large_file_is_not_read_whole(here):
     ]
 
 
-def test_no_permission(here):
+def test_a_file_without_permission_is_refused(here):
     (here / "run.yaml").write_text("a: 1")
     (here / "run.yaml").chmod(0)
     user = os.geteuid()
@@ -419,7 +419,7 @@ def test_no_permission(here):
         os.seteuid(user)
 
 
-def test_yaml_without_its_package(here, monkeypatch):
+def test_without_pyyaml_the_other_formats_are_read(here, monkeypatch):
     monkeypatch.setitem(sys.modules, "yaml", None)
     assert load("run.toml", "a = 1").values == load("run.json", '{"a": 1}').values == {"a": 1}
     assert "pip install pyyaml" in refusal(lambda: load("run.yaml", "a: 1"), MissingError)[0]
@@ -434,7 +434,7 @@ def test_import_needs_no_yaml():
 # a flag's value
 
 
-def test_scalar():
+def test_words_of_a_flag_are_read_as_yaml_reads_them():
     assert same(
         [settings.scalar(t) for t in ("1e-3", "12", "true", "", "tanh")],
         [0.001, 12, True, None, "tanh"],
@@ -452,7 +452,7 @@ def test_scalar():
 # JSON alone
 
 
-def test_read_json(here):
+def test_json_is_read(here):
     value = {"a": [1, 2.5, None, True, "é"], "b": {"c": "x"}}
     text = json.dumps(value)
     Path("state").write_text(text)
@@ -519,7 +519,7 @@ def nested(depth):
 @pytest.mark.slow
 @examples(max_examples=300, deadline=None)
 @given(st.dictionaries(text, nested(4), max_size=5))
-def test_round_trip(values):
+def test_what_is_written_is_read_back(values):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run.yaml"
         settings.dump(values, path)
@@ -532,13 +532,13 @@ def test_round_trip(values):
 
 
 @pytest.mark.parametrize("word", TRICKY)
-def test_round_trip_of_words(here, word):
+def test_words_that_look_like_other_things_are_read_back(here, word):
     values = {word: word, "a": [word, {word: [word]}], "b": {"c": {word: word}}}
     settings.dump(values, "run.yaml")
     assert same(settings.load("run.yaml").values, values)
 
 
-def test_written_form(here):
+def test_settings_are_written_in_one_form(here):
     settings.dump(
         {
             "task": {"name": "temporal-order", "T": 200},
@@ -586,7 +586,7 @@ NOT_WRITTEN = [
 
 
 @pytest.mark.parametrize(("values", "words"), NOT_WRITTEN)
-def test_not_written(here, values, words):
+def test_what_cannot_be_read_back_is_not_written(here, values, words):
     (found,) = refusal(lambda: settings.dump(values, "run.yaml"))
     assert found.endswith(words)
     assert os.listdir() == []
@@ -601,7 +601,7 @@ def test_longest_key_is_read_back(here):
     ]
 
 
-def test_written_whole_or_not_at_all(here, monkeypatch):
+def test_a_file_is_written_whole_or_not_at_all(here, monkeypatch):
     settings.dump({"a": 1}, "run.yaml")
     assert os.listdir() == ["run.yaml"]
     calls, fsync, replace = [], os.fsync, os.replace
@@ -682,7 +682,7 @@ def survives(kind, content):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", FORMATS)
-def test_any_pieces(kind):
+def test_any_pieces_are_read_or_refused(kind):
     @examples(max_examples=300, deadline=None)
     @given(st.lists(st.sampled_from(PIECES[kind]), max_size=30).map("".join))
     def check(content):
@@ -693,7 +693,7 @@ def test_any_pieces(kind):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", FORMATS)
-def test_any_bytes_in_a_good_file(kind):
+def test_any_bytes_in_a_good_file_are_read_or_refused(kind):
     good = LINES[kind].encode()
 
     @examples(max_examples=300, deadline=None)

@@ -424,7 +424,7 @@ def exploding():
 
 
 @pytest.mark.parametrize("policy", plan.POLICIES)
-def test_a_network_that_really_explodes(tmp_path, policy):
+def test_a_network_that_really_explodes_is_stopped_or_skipped(tmp_path, policy):
     net = exploding()
     before = weights(net)
     task = co.tasks.TemporalOrder(20)
@@ -443,7 +443,7 @@ def test_a_network_that_really_explodes(tmp_path, policy):
         json.loads(line, parse_constant=lambda name: pytest.fail(name))
 
 
-def test_replay_shows_it_again(tmp_path, monkeypatch, capsys):
+def test_a_replay_shows_the_failure_again(tmp_path, monkeypatch, capsys):
     """Through the command line: a linear network whose W is a million times an orthogonal one."""
 
     def command(*words):
@@ -468,7 +468,7 @@ def test_replay_shows_it_again(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("policy", plan.POLICIES)
-def test_a_step_size_that_throws_the_weights_out_of_range(tmp_path, policy):
+def test_a_step_size_that_throws_the_weights_out_of_range_is_noticed(tmp_path, policy):
     net = network(dtype=torch.float32)
     before = weights(net)
     with pytest.raises(
@@ -489,7 +489,7 @@ def test_a_step_size_that_throws_the_weights_out_of_range(tmp_path, policy):
 # rows are what was computed
 
 
-def test_train_rows_recomputed():
+def test_train_rows_are_what_they_say():
     net, task, seen = (
         network(),
         co.tasks.TemporalOrder((10, 14), ragged=True),
@@ -514,7 +514,7 @@ def test_train_rows_recomputed():
         assert row["rho"] == 0.3
 
 
-def test_held_out_rows_recomputed():
+def test_held_out_rows_are_what_they_say():
     net, task, seen = network(), co.tasks.TemporalOrder(10), {}
 
     class Watch(display.Silent):
@@ -537,7 +537,7 @@ def test_held_out_rows_recomputed():
         )
 
 
-def test_probes_against_direct_computation():
+def test_probes_agree_with_direct_computation():
     net, task = network(), co.tasks.TemporalOrder(10)
     row = rows(train(network(), task, steps=1, every=1), "probe")[0]
     (b,) = task.held_out("test", 0, "probe", 4)
@@ -676,7 +676,7 @@ def test_without_a_folder_nothing_is_written_and_the_result_is_the_same(tmp_path
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_without_a_folder(number):
+def test_a_signal_ends_a_run_without_a_folder(number):
     class Stop(display.Silent):
         def step(self, step, row):
             if step == 3:
@@ -704,12 +704,12 @@ def test_a_signal_without_a_folder(number):
         ({"net": network(inputs=3)}, "needs a network with inputs=6; this one has 3"),
     ],
 )
-def test_arguments_that_cannot_be_used(options, said):
+def test_arguments_that_cannot_be_used_are_refused(options, said):
     with pytest.raises(CoadjointError, match=said):
         train(**options)
 
 
-def test_kinds_that_cannot_be_used():
+def test_kinds_that_cannot_be_used_are_refused():
     with pytest.raises(KindError, match="and a Task; got Linear"):
         co.train(torch.nn.Linear(1, 1), co.tasks.TemporalOrder(10))
 
