@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ import pytest
 import coadjoint
 from coadjoint.cli import workers
 from coadjoint.training import files
+from work import until
 
 LACKING = """
 import importlib.abc, os, signal, sys
@@ -64,14 +64,6 @@ def elsewhere(tmp_path, monkeypatch):
 
     call.start = start
     return call
-
-
-def until(condition, process):
-    end = time.monotonic() + 600
-    while not condition():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < end, "it never came"
-        time.sleep(0.02)
 
 
 def test_the_system_lacks_what_the_next_test_does_without(elsewhere):

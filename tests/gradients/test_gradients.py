@@ -13,6 +13,7 @@ from torch import nn
 
 import build
 import coadjoint as co
+from build import Step
 from coadjoint.sweeps import engines
 from compare import close, difference
 
@@ -392,15 +393,6 @@ def components_by_loop(net, batch):
 
 def zero_if_none(g, like):
     return torch.zeros_like(like) if g is None else g
-
-
-class Step(nn.Module):
-    def __init__(self, net):
-        super().__init__()
-        self.net = net
-
-    def forward(self, u, x):
-        return self.net.advance(u, x)
 
 
 @pytest.mark.parametrize("engine", ["cpu", "reference"])

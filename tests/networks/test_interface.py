@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 import coadjoint as co
+from build import weights
 from coadjoint.networks.interface import Net, NetRun
 from coadjoint.networks.readout import Readout
 from coadjoint.objectives.losses import entries, output_function
@@ -28,6 +29,7 @@ from coadjoint.sweeps.costates import Axis, BaseCostates, widened
 from coadjoint.sweeps.rows import scale
 from coadjoint.sweeps.torch_internals import hooked
 from coadjoint.tasks.task import Task, right, rng
+from compare import equal
 
 F64 = torch.float64
 WIDTHS = (5, 7, 4, 6, 3)
@@ -249,14 +251,6 @@ def close(ours, truth, tolerance=1e-12):
     size = max(float(g.abs().max()) for g in truth.values())
     for name, g in truth.items():
         assert float((ours[name] - g).abs().max()) <= tolerance * size, name
-
-
-def equal(a, b):
-    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
-
-
-def weights(net):
-    return {name: p.detach().clone() for name, p in net.named_parameters()}
 
 
 # gradients

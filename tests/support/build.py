@@ -1,6 +1,7 @@
 """A small network and a batch for it, for tests in which neither sizes nor numbers matter."""
 
 import torch
+from torch import nn
 
 import coadjoint as co
 
@@ -27,3 +28,19 @@ def batch(net, lengths=None, T=7, B=4, seed=1, **more):
 
     steps = (T, B) if net.readout == "every" else (B,)
     return co.Batch(randn(T, B, net.inputs), randn(*steps, net.outputs), lengths, **more)
+
+
+def weights(net):
+    """A copy of the network's parameters, by name."""
+    return {name: p.detach().clone() for name, p in net.named_parameters()}
+
+
+class Step(nn.Module):
+    """One step of a network as a module, which torch.func can call with other weights."""
+
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+
+    def forward(self, u, x):
+        return self.net.advance(u, x)

@@ -89,3 +89,8 @@ def bits(y):
     kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     y = y.detach().contiguous()
     return y.view(kinds[y.element_size()]) if y.element_size() in kinds else torch.view_as_real(y)
+
+
+def equal(a, b):
+    """Whether two dicts hold equal tensors under the same names."""
+    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)

@@ -3,6 +3,7 @@
 import signal
 import sys
 import threading
+import time
 from contextlib import contextmanager
 
 # seconds of this process's own, for one call that never comes back: a pattern that tries everything
@@ -27,11 +28,9 @@ def counted(most=None):
     What one call does inside is not counted. Against one that does not end there is a limit of
     processor time, some hundred times what anything here takes.
     """
-    calls, before, main = (
-        Calls(),
-        sys.getprofile(),
-        threading.current_thread() is threading.main_thread(),
-    )
+    calls = Calls()
+    before = sys.getprofile()
+    main = threading.current_thread() is threading.main_thread()
 
     def note(frame, event, argument):
         if event in ("call", "c_call"):
@@ -54,3 +53,12 @@ def counted(most=None):
         if main:
             signal.setitimer(signal.ITIMER_VIRTUAL, 0)
             signal.signal(signal.SIGVTALRM, handler)
+
+
+def until(condition, process=None):
+    """Wait until the condition holds, ten minutes at most; the process must not end meanwhile."""
+    end = time.monotonic() + 600
+    while not condition():
+        assert process is None or process.poll() is None, process.communicate()
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.005)

@@ -16,11 +16,7 @@ from coadjoint.errors import CoadjointError, ConfigError, DataError, NumericalEr
 from coadjoint.tasks.data import Data
 from coadjoint.training.predict import write_predictions
 from coadjoint.training.validation import examples
-
-
-def put(folder, name, text):
-    (folder / name).write_text(text)
-    return folder / name
+from paths import put
 
 
 def table(n=20, T=5, seed=0, classes=("down", "up"), ragged=True, target=None, extra=""):

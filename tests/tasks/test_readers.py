@@ -22,18 +22,13 @@ from coadjoint.tasks.files import read
 from coadjoint.tasks.files import text as text_module
 from coadjoint.tasks.files.sheet import Options
 from coadjoint.training import online
+from paths import put
 from work import counted
 
 pytestmark = pytest.mark.slow
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
-
-
-def put(folder, name, content):
-    path = folder / name
-    path.write_bytes(content.encode() if isinstance(content, str) else content)
-    return path
 
 
 def refused(path, words, **options):

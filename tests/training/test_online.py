@@ -23,6 +23,7 @@ from torch import nn
 
 import build
 import coadjoint as co
+from build import Step
 from coadjoint.objectives import losses
 from coadjoint.tasks.files import stream as stream_module
 from coadjoint.training import learning, online, signals, storage
@@ -243,15 +244,6 @@ def test_updates_at_every_step_are_the_definition():
     assert math.isclose(found.so_far["loss"], sum(values) / 12, rel_tol=1e-12)
     assert found.updates == 12
     close(dict(ours.named_parameters()), dict(net.named_parameters()), 1e-11)
-
-
-class Step(nn.Module):
-    def __init__(self, net):
-        super().__init__()
-        self.net = net
-
-    def forward(self, u, x):
-        return self.net.advance(u, x)
 
 
 def test_a_window_is_swept_with_the_weights_of_its_end():

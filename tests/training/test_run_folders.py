@@ -15,7 +15,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 import traceback
 from pathlib import Path
 
@@ -27,6 +26,7 @@ from coadjoint.cli import program
 from coadjoint.errors import StorageError
 from coadjoint.training import display, files, json_rows, loop, run_folder, storage, validation
 from crash import ended
+from work import until
 
 pytestmark = pytest.mark.slow
 
@@ -81,13 +81,6 @@ class child:
 
     def send(self, number):
         os.kill(self.pid, number)
-
-
-def until(condition):
-    end = time.monotonic() + 600
-    while not condition():
-        assert time.monotonic() < end, "it never came"
-        time.sleep(0.005)
 
 
 class Gate:

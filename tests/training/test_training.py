@@ -14,6 +14,7 @@ import torch
 
 import build
 import coadjoint as co
+from build import weights
 from coadjoint.cli import program
 from coadjoint.errors import CoadjointError, InputError, KindError, NumericalError
 from coadjoint.optimisers import directions
@@ -21,6 +22,7 @@ from coadjoint.optimisers.recipes import OPTIMISERS
 from coadjoint.optimisers.schedules import constant, cosine, exponential, linear, plateau
 from coadjoint.tasks.task import Goal
 from coadjoint.training import display, json_rows, loop, plan, storage, trainer, validation
+from compare import equal
 
 F64 = torch.float64
 QUICK = {"batch": 4, "every": 5, "tests": 8, "confirm": 8, "probes": 4}
@@ -37,14 +39,6 @@ def train(net=None, task=None, **options):
 
 def rows(result, kind):
     return [r for r in result.rows if r["kind"] == kind]
-
-
-def weights(net):
-    return {name: p.detach().clone() for name, p in net.named_parameters()}
-
-
-def equal(a, b):
-    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
 
 
 class Constant(co.tasks.Task):
