@@ -80,7 +80,8 @@ def test_writing_co_nn_for_torch_nn_is_the_whole_change(check, tmp_path, monkeyp
     same, after a few steps.
     """
     source = (EXAMPLES / f"{check.__name__}.py").read_text()
-    assert len(source.splitlines()) < 60
+    code = source.split('"""', 2)[2]  # after the docstring
+    assert len([line for line in code.splitlines() if line.strip()]) < 60
     assert REFUSAL in " ".join(source.split())
     short = re.sub(
         r"range\(\d{2,}\)|, 250\)", lambda m: "range(3)" if "range" in m[0] else ", 3)", source
