@@ -1,7 +1,10 @@
 """The memory of one gradient, predicted and measured in a fresh process (Linux).
 
-python benchmarks/memory.py elman 100000 8 256 log-ratio auto
-python benchmarks/memory.py elman 100000 8 256 plain auto        cell T B units, plain or a penalty, segments or "none"
+    python benchmarks/memory.py elman 100000 8 256 log-ratio auto
+    python benchmarks/memory.py elman 100000 8 256 plain auto
+
+The arguments are the cell, T, B, the number of units, `plain` or the name of a penalty, and the
+number of segments (or `auto`, or `none`).
 """
 
 from __future__ import annotations
@@ -52,7 +55,8 @@ def main(
     peak = 1024 * (kilobytes("VmHWM") - before)
     seconds = time.perf_counter() - begin
     print(
-        f"measured {peak / 1e6:.1f} MB, {predicted / peak:.3f} of it predicted; {seconds:.1f} s, engine {net.engine}, {e}"
+        f"measured {peak / 1e6:.1f} MB, {predicted / peak:.3f} of it predicted; {seconds:.1f} s, "
+        f"engine {net.engine}, {e}"
     )
 
 

@@ -1,7 +1,10 @@
-"""Learning online from a stream of random inputs: steps per second, and memory after a tenth of the steps and after all (Linux).
+"""The speed and the memory of learning online from a stream of random inputs (Linux).
 
-python benchmarks/online.py 100000 30                     steps, units: real-time recurrent learning of an elman network
-python benchmarks/online.py 100000 30 truncated 10 50     the same by truncated backpropagation, k1 and k2
+    python benchmarks/online.py 100000 30                    real-time recurrent learning
+    python benchmarks/online.py 100000 30 truncated 10 50    truncated backpropagation
+
+The arguments are the number of steps and of units of an elman network, and for truncated
+backpropagation k1 and k2. Memory is printed after a tenth of the steps and at the end.
 """
 
 from __future__ import annotations
@@ -55,12 +58,16 @@ def main(
     seconds, spent = time.perf_counter() - begin, time.process_time() - spent
     early, late = marks.values()
     print(
-        f"{total} steps of {units} units by {learner}: {total / seconds:.0f} steps/s, {total / spent:.0f} for each second of CPU time"
+        f"{total} steps of {units} units by {learner}: {total / seconds:.0f} steps/s, "
+        f"{total / spent:.0f} for each second of CPU time"
     )
     print(
-        f"memory {early / 1e6:.1f} MB after {total // 10} steps, {late / 1e6:.1f} MB after {total}: growth {(late - early) / 1e3:.0f} kB"
+        f"memory {early / 1e6:.1f} MB after {total // 10} steps, {late / 1e6:.1f} MB after "
+        f"{total}: growth {(late - early) / 1e3:.0f} kB"
     )
-    print(f"loss of the last 1000 steps {found.recent['loss']:.4f}, of all {found.so_far['loss']:.4f}")  # fmt: skip
+    print(
+        f"loss of the last 1000 steps {found.recent['loss']:.4f}, of all {found.so_far['loss']:.4f}"
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,10 @@
-"""The time of a training step: temporal order, T = 200, 64 tanh units, 20 samples, plain and penalised.
+"""The time of one training step, plain and penalised.
 
-python benchmarks/steps.py cpu eager,cpu 60        device, engines, steps
-python benchmarks/steps.py cuda cuda 200
+    python benchmarks/steps.py cpu eager,cpu 60
+    python benchmarks/steps.py cuda cuda 200
+
+The arguments are the device, the engines and the number of steps. The task is temporal order with
+200 steps and 20 samples, the network has 64 tanh units.
 """
 
 from __future__ import annotations
@@ -43,6 +46,7 @@ if __name__ == "__main__":
     for engine in engines.split(","):
         for name, method in (("plain", co.BPTT()), ("penalised", co.Penalised("log-ratio", 1.0))):
             print(
-                f"{where} {engine} {name}: {milliseconds(where, engine, method, int(count)):.2f} ms a step",
+                f"{where} {engine} {name}: {milliseconds(where, engine, method, int(count)):.2f} "
+                "ms a step",
                 flush=True,
             )

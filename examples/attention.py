@@ -1,8 +1,10 @@
-"""An encoder-decoder that learns to write letters backwards, and a plot of where it looks while it writes.
+"""An encoder-decoder learns to write letters backwards; a plot shows its attention as it writes.
 
-    python examples/attention.py [--task reversal] [--length 8] [--steps 600] [--seed 0] [--out demo]
+    python examples/attention.py [--task reversal] [--length 8] [--steps 600]
+                                 [--seed 0] [--out demo]
 
-Rows are the tokens that the network says, columns the letters that it has read; the darker, the more it looks.
+Rows are the tokens that the network writes, columns the letters that it has read. Darker cells mean
+more attention.
 """
 
 import argparse

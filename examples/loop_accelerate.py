@@ -3,7 +3,7 @@
     python examples/loop_accelerate.py [steps]         (pip install accelerate)
     accelerate launch examples/loop_accelerate.py      (on several devices)
 
-The model and the task are those of loop_plain.py; so are the gradients.
+The model, the task and the gradients are those of loop_plain.py.
 """
 
 import sys

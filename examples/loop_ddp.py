@@ -1,10 +1,11 @@
-"""Penalised backpropagation in two processes under DistributedDataParallel, with shares of unequal size.
+"""Penalised backpropagation in two processes under DistributedDataParallel, with unequal shares.
 
     python examples/loop_ddp.py [steps]
 
-The model and the task are those of loop_plain.py. Each process has a part of every batch. DistributedDataParallel averages
-gradients over processes, as if each had as many samples: the loss of n samples of B counts n * processes / B times. Then
-the weights are those of one process.
+The model and the task are those of loop_plain.py. Each process has a part of every batch.
+DistributedDataParallel averages gradients over processes as if each had the same number of samples,
+so the loss of n of B samples is multiplied by n * processes / B. Then the weights are those of a
+single process.
 """
 
 import sys
@@ -57,7 +58,8 @@ def work(rank, store, steps):
             ("mean loss of each share", unscaled),
         ):
             print(
-                f"{name}: weights differ from those of one process by {(found - alone).abs().max():.1e}"
+                f"{name}: weights differ from those of one process by "
+                f"{(found - alone).abs().max():.1e}"
             )
     distributed.destroy_process_group()
 

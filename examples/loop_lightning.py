@@ -1,8 +1,8 @@
-"""Penalised backpropagation in a LightningModule: two lines more in its training step.
+"""Penalised backpropagation in a LightningModule: two more lines in its training step.
 
     python examples/loop_lightning.py [steps]          (pip install lightning)
 
-The model and the task are those of loop_plain.py; so are the gradients.
+The model, the task and the gradients are those of loop_plain.py.
 """
 
 import logging

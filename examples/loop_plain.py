@@ -1,9 +1,10 @@
-"""Penalised backpropagation in a training loop of your own: two lines more.
+"""Penalised backpropagation in your own training loop: two more lines.
 
     python examples/loop_plain.py [steps]
 
-Which symbols came at two marked times, and in which order? From small recurrent weights the gradient of the first one has
-vanished before it gets there; the penalty asks that costates keep their size from step to step.
+The task: which symbols came at two marked times, and in which order? With small recurrent weights
+the gradient of the first symbol has vanished before it gets there. The penalty keeps the costates
+at the same size from step to step.
 """
 
 import sys
@@ -55,7 +56,10 @@ def told(model):
         outputs = model(held_out.u)
     lam = tape.costates(cross_entropy(outputs, held_out.y, reduction="none"))[0]
     right, log = (outputs.argmax(1) == held_out.y).float().mean(), lam.log_norms().mean(1)
-    return f"{right:.0%} right, costates at the first step 10^{(log[1] - log[-1]) / 2.302585:.1f} of those at the last"
+    return (
+        f"{right:.0%} right, costates at the first step 10^{(log[1] - log[-1]) / 2.302585:.1f} "
+        "of those at the last"
+    )
 
 
 if __name__ == "__main__":

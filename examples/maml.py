@@ -1,10 +1,11 @@
-"""Second-order MAML: initial weights of an RNN from which one gradient step fits a sine wave it has not seen.
+"""Second-order MAML: initial weights of an RNN from which one gradient step fits a new sine wave.
 
     python examples/maml.py [cpu | cuda]
 
-The loss after the step is differentiated by the weights before it: a second derivative through time. On a GPU torch.nn
-refuses it: "Double backwards is not supported for CuDNN RNNs due to limitations in the CuDNN API". Writing co.nn for
-torch.nn is the whole change.  Finn et al., Model-Agnostic Meta-Learning (2017)
+The loss after the step is differentiated by the weights before it: a second derivative through
+time. On a GPU torch.nn refuses it: "Double backwards is not supported for CuDNN RNNs due to
+limitations in the CuDNN API". Writing co.nn for torch.nn is the whole change.  Finn et al.,
+Model-Agnostic Meta-Learning (2017)
 """
 
 import sys
@@ -18,7 +19,7 @@ DEVICE = sys.argv[1] if len(sys.argv) > 1 else "cuda" if torch.cuda.is_available
 
 
 class Wave(torch.nn.Module):
-    """From the time alone, a value for each step: amplitude and phase must come from the weights."""
+    """A value for each step from the time alone: the weights hold amplitude and phase."""
 
     def __init__(self):
         super().__init__()
@@ -29,7 +30,7 @@ class Wave(torch.nn.Module):
 
 
 def task(T=20):
-    """A wave of its own amplitude and phase at two sets of times [T, 1, 1]: to adapt to, and to be judged by."""
+    """A random wave at two sets of times [T, 1, 1]: one to adapt to, one to be judged by."""
     amplitude, phase = 0.1 + 1.9 * torch.rand(1, device=DEVICE), 3.14 * torch.rand(1, device=DEVICE)
     times = 6 * torch.rand(2, T, 1, 1, device=DEVICE) - 3
     return [(t, amplitude * torch.sin(t + phase)) for t in times]
@@ -38,14 +39,15 @@ def task(T=20):
 def judged(model, tasks, second_order=False):
     """The mean loss over tasks after one step of gradient descent on each."""
     weights, total = dict(model.named_parameters()), 0
-    loss = lambda w, t, y: (functional_call(model, w, (t,)) - y).square().mean()
+
+    def loss(w, t, y):
+        return (functional_call(model, w, (t,)) - y).square().mean()
+
     for support, query in tasks:
-        g = torch.autograd.grad(
-            loss(weights, *support), weights.values(), create_graph=second_order
-        )
-        total += loss(
-            {name: w - 0.1 * dw for (name, w), dw in zip(weights.items(), g, strict=True)}, *query
-        )
+        before = loss(weights, *support)
+        g = torch.autograd.grad(before, weights.values(), create_graph=second_order)
+        moved = {name: w - 0.1 * dw for (name, w), dw in zip(weights.items(), g, strict=True)}
+        total += loss(moved, *query)
     return total / len(tasks)
 
 

@@ -1,10 +1,11 @@
-"""Natural gradients by conjugate gradients: a GRU policy that must remember, improved by steps of a bounded divergence.
+"""Natural gradients by conjugate gradients: a GRU policy that must remember.
 
     python examples/natural_gradient.py [cpu | cuda]
 
-A cue is seen at the first of ten steps, then only noise; the last action is rewarded if it is the cue. Products with the
-Fisher matrix are second derivatives of KL(old || new) through time. On a GPU torch.nn refuses them: "Double backwards is
-not supported for CuDNN RNNs due to limitations in the CuDNN API". Writing co.nn for torch.nn is the whole change.
+A cue is shown at the first of ten steps, followed by noise. The last action is rewarded if it is
+the cue. Each step is of bounded divergence. Products with the Fisher matrix are second derivatives
+of KL(old || new) through time, which torch.nn refuses on a GPU: "Double backwards is not supported
+for CuDNN RNNs due to limitations in the CuDNN API". Writing co.nn for torch.nn is the whole change.
 Schulman et al., Trust Region Policy Optimization (2015)
 """
 
@@ -33,10 +34,23 @@ def conjugate_gradients(product, g, steps=10):
 
 torch.manual_seed(0)
 rnn, out = co.nn.GRU(CUES, 16).to(DEVICE), torch.nn.Linear(16, CUES).to(DEVICE)
-policy = lambda u: Categorical(logits=out(rnn(u)[0][-1]))
+
+
+def policy(u):
+    return Categorical(logits=out(rnn(u)[0][-1]))
+
+
 weights = [*rnn.parameters(), *out.parameters()]
-flat = lambda ys: torch.cat([y.reshape(-1) for y in ys])
-gradient = lambda y, **options: flat(torch.autograd.grad(y, weights, **options))
+
+
+def flat(ys):
+    return torch.cat([y.reshape(-1) for y in ys])
+
+
+def gradient(y, **options):
+    return flat(torch.autograd.grad(y, weights, **options))
+
+
 for step in range(26):
     cue, u = torch.randint(CUES, (B,), device=DEVICE), 0.3 * torch.randn(T, B, CUES, device=DEVICE)
     u[0] += torch.eye(CUES, device=DEVICE)[cue]
@@ -45,7 +59,10 @@ for step in range(26):
     reward = (action == cue).float()
     g = gradient((pi.log_prob(action) * (reward - reward.mean())).mean(), retain_graph=True)
     slope = gradient(kl_divergence(old, pi).mean(), create_graph=True)
-    fisher = lambda v, slope=slope: gradient(slope @ v, retain_graph=True) + 1e-3 * v
+
+    def fisher(v, slope=slope):
+        return gradient(slope @ v, retain_graph=True) + 1e-3 * v
+
     s = conjugate_gradients(fisher, g)
     s, kl = s * (2 * LIMIT / (s @ fisher(s))).sqrt(), torch.inf
     while kl > LIMIT:  # s'Fs / 2 is only a model of KL

@@ -2,8 +2,9 @@
 
     python examples/own_cell.py
 
-Here, a leaky cell whose units adapt: a second slot follows the activity and is subtracted from the drive. Slopes and
-bends are derived from the formula, and it runs on every engine; the per-unit parameters are trained with the weights.
+This one is a leaky cell whose units adapt: a second slot follows the activity and is subtracted
+from the drive. First and second derivatives follow from the formula, which runs on every engine.
+The per-unit parameters are trained with the weights.
 """
 
 import torch
@@ -38,11 +39,13 @@ def main() -> None:
             gradients.append(torch.autograd.grad(objective, list(net.parameters())))
         apart = max(((a - b).norm() / b.norm()).item() for a, b in zip(*gradients, strict=True))
         print(
-            f"{net.cell.name:>8}: penalised gradients of the cpu and the autograd engine differ by {apart:.0e}"
+            f"{net.cell.name:>8}: penalised gradients of the cpu and the autograd engine differ by "
+            f"{apart:.0e}"
         )
         names = ", ".join(net.p) or "none"
         print(
-            f"          parameters of the cell: {names}; log |lam_1| - log |lam_T| = {lam.log_ratios()[1:].sum(0).mean():.1f}"
+            f"          parameters of the cell: {names}; log |lam_1| - log |lam_T| = "
+            f"{lam.log_ratios()[1:].sum(0).mean():.1f}"
         )
 
 

@@ -2,9 +2,10 @@
 
     python examples/reservoir.py
 
-A fixed random network of 300 units reads the Mackey-Glass series; its readout, which predicts the next value, is solved in
-closed form. Then the prediction is fed back as the input, and the network runs free. The costates say how far back the
-loss at the last step reaches, though nothing in the network was trained.
+A fixed random network of 300 units reads the Mackey-Glass series. Its readout predicts the next
+value and is solved in closed form. Then the prediction is fed back as the input, and the network
+runs freely. The costates show how far back the loss at the last step reaches, though nothing in the
+network was trained.
 """
 
 import math
@@ -16,7 +17,9 @@ from coadjoint.networks.reservoir import Reservoir
 
 
 def mackey_glass(T, tau=17, inner=10):
-    """dx/dt = 0.2 x(t - tau) / (1 + x(t - tau)^10) - 0.1 x by Euler's steps of 1/inner; [T, 1, 1], less its mean."""
+    """dx/dt = 0.2 x(t - tau) / (1 + x(t - tau)^10) - 0.1 x by Euler's steps of 1/inner; [T, 1, 1],
+    less its mean.
+    """
     x = [1.2] * (tau * inner + 1)
     for _ in range((T + 200) * inner):
         late = x[-1 - tau * inner]

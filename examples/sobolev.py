@@ -1,10 +1,11 @@
-"""Sobolev training: an LSTM that learns a function of a sequence from its values and its derivatives by the inputs.
+"""Sobolev training: an LSTM learns a function of a sequence from its values and derivatives.
 
     python examples/sobolev.py [cpu | cuda]
 
-The derivatives are part of the loss, so its gradient is a second derivative through time. On a GPU torch.nn refuses it:
-"Double backwards is not supported for CuDNN RNNs due to limitations in the CuDNN API". Writing co.nn for torch.nn is the
-whole change.  Czarnecki et al., Sobolev Training for Neural Networks (2017)
+The derivatives are part of the loss, so its gradient is a second derivative through time. On a GPU
+torch.nn refuses it: "Double backwards is not supported for CuDNN RNNs due to limitations in the
+CuDNN API". Writing co.nn for torch.nn is the whole change.  Czarnecki et al., Sobolev Training for
+Neural Networks (2017)
 """
 
 import sys
@@ -15,9 +16,8 @@ import coadjoint as co
 
 DEVICE = sys.argv[1] if len(sys.argv) > 1 else "cuda" if torch.cuda.is_available() else "cpu"
 T, N = 12, 48
-KERNEL = (
-    0.8 ** torch.arange(T - 1, -1, -1.0, device=DEVICE)[:, None, None]
-)  # what happened last counts most
+# later steps count more
+KERNEL = 0.8 ** torch.arange(T - 1, -1, -1.0, device=DEVICE)[:, None, None]
 
 
 def function(u):

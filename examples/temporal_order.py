@@ -1,10 +1,12 @@
-"""One small RNN, trained twice from the same vanishing start: by plain and by penalised backpropagation; and a plot.
+"""One small RNN, trained twice from the same start, in which the gradient vanishes; and a plot.
 
-    python examples/temporal_order.py [--length 50] [--radius 0.5] [--weight 2] [--seed 0] [--out demo]
+    python examples/temporal_order.py [--length 50] [--radius 0.5] [--weight 2]
+                                      [--seed 0] [--out demo]
 
-The same from Python that `coadjoint demo` does from the command line. With a spectral radius of 0.5 the gradient of the
-first symbol is a million-millionth of that of the last step: plain backpropagation has nothing to go by. The penalty asks
-that costates keep their size from step to step.
+This does in Python what `coadjoint demo` does on the command line: it trains the network by plain
+and by penalised backpropagation. With a spectral radius of 0.5 the gradient of the first symbol is
+10^-12 times that of the last step, so plain backpropagation has nothing to learn from. The penalty
+keeps the costates at the same size from step to step.
 """
 
 import argparse

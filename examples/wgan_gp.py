@@ -2,9 +2,10 @@
 
     python examples/wgan_gp.py [cpu | cuda]
 
-The penalty on that gradient makes the critic's gradient a second derivative through time. On a GPU torch.nn refuses it:
-"Double backwards is not supported for CuDNN RNNs due to limitations in the CuDNN API". Writing co.nn for torch.nn is the
-whole change.  Gulrajani et al., Improved Training of Wasserstein GANs (2017)
+The penalty on that gradient makes the critic's gradient a second derivative through time. On a GPU
+torch.nn refuses it: "Double backwards is not supported for CuDNN RNNs due to limitations in the
+CuDNN API". Writing co.nn for torch.nn is the whole change.  Gulrajani et al., Improved Training of
+Wasserstein GANs (2017)
 """
 
 import sys
@@ -19,9 +20,8 @@ T, B, NOISE = 12, 48, 4
 
 def sines():
     """Noisy sine waves of any phase, [T, B, 1]."""
-    angle = 0.5 * torch.arange(T, device=DEVICE)[:, None, None] + 6.283 * torch.rand(
-        1, B, 1, device=DEVICE
-    )
+    phase = 6.283 * torch.rand(1, B, 1, device=DEVICE)
+    angle = 0.5 * torch.arange(T, device=DEVICE)[:, None, None] + phase
     return angle.sin() + 0.05 * torch.randn(T, B, 1, device=DEVICE)
 
 
@@ -35,7 +35,7 @@ class Recurrent(torch.nn.Module):
 
 
 def slopes(critic, real, fake):
-    """||d critic / du|| of sequences between real and fake ones; the critic is the mean over steps."""
+    """||d critic / du|| of sequences between real and fake ones, the critic averaged over steps."""
     mix = torch.rand(1, B, 1, device=DEVICE)
     u = (mix * real + (1 - mix) * fake).requires_grad_()
     return torch.autograd.grad(critic(u).mean(0).sum(), u, create_graph=True)[0].norm(dim=(0, 2))
@@ -43,7 +43,12 @@ def slopes(critic, real, fake):
 
 torch.manual_seed(0)
 critic, generator = Recurrent(1).to(DEVICE), Recurrent(NOISE).to(DEVICE)
-fake = lambda: generator(torch.randn(1, B, NOISE, device=DEVICE).expand(T, B, NOISE))
+
+
+def fake():
+    return generator(torch.randn(1, B, NOISE, device=DEVICE).expand(T, B, NOISE))
+
+
 of_critic, of_generator = (
     torch.optim.Adam(m.parameters(), 3e-3, betas=(0.5, 0.9)) for m in (critic, generator)
 )
@@ -60,8 +65,5 @@ for part in range(1, 7):
             of_generator.zero_grad()
             (-critic(fake()).mean()).backward()
             of_generator.step()
-    print(
-        "{} steps: Wasserstein distance {:.2f}, gradient norm {:.2f}".format(
-            30 * part, *torch.tensor(seen).mean(0)
-        )
-    )
+    distance, norm = torch.tensor(seen).mean(0)
+    print(f"{30 * part} steps: Wasserstein distance {distance:.2f}, gradient norm {norm:.2f}")

@@ -1,4 +1,4 @@
-"""One thread for each worker, NaN in arrays that nobody has written, and a count of the gradient cases at the end."""
+"""One thread per worker, NaN in unwritten arrays, and a count of gradient cases at the end."""
 
 import contextlib
 import signal
@@ -25,12 +25,13 @@ if (
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# Tests whose names begin so share what is slow to set up: they run in one process, one after another.
+# Tests whose names begin so share what is slow to set up: they run in one process, one after
+# another.
 TOGETHER = (
     "tests/cli/test_compare.py",
     "tests/house/test_readme.py::test_blocks_run",
-    "tests/nn/test_distributed.py::test_exact_or_refused[ddp",
-    "tests/nn/test_distributed.py::test_exact_or_refused[sharded",
+    "tests/nn/test_distributed.py::test_wrapped_models_are_exact_or_refused[ddp",
+    "tests/nn/test_distributed.py::test_wrapped_models_are_exact_or_refused[sharded",
 )
 
 
@@ -87,7 +88,9 @@ def coadjoint(monkeypatch, capsys):
 
 
 def pytest_terminal_summary(terminalreporter):
-    """Sums what tests recorded with `record_property`; the workers of pytest-xdist hand it over with their reports."""
+    """Sums what tests recorded with `record_property`; the workers of pytest-xdist hand it over
+    with their reports.
+    """
     totals = {"cases": 0, "skipped": 0}
     for reports in terminalreporter.stats.values():
         for report in reports:
@@ -96,5 +99,6 @@ def pytest_terminal_summary(terminalreporter):
                     totals[name] += value
     if totals["cases"]:
         terminalreporter.write_line(
-            f"gradient cases compared with the oracle: {totals['cases']} ({totals['skipped']} skipped as chaotic)"
+            f"gradient cases compared with the oracle: {totals['cases']} ({totals['skipped']} "
+            "skipped as chaotic)"
         )

@@ -1,9 +1,10 @@
-"""Kill runs with SIGKILL, resume them until they end, and compare bytes with the run nobody disturbed.
+"""Kill runs with SIGKILL, resume them until they end, and compare them with an undisturbed run.
 
     python tools/crash.py [--kills 100] [--seed 0] [--jobs 2]
 
-Runs are started through the real command line. Some are killed by the clock; the others kill themselves at the k-th boundary
-of a call that changes the disk (before it, after it, and with half of a file written), most of them inside a save.
+The files must be equal byte for byte. Runs are started from the command line. Some are killed after
+a random time. The others kill themselves around the k-th call that changes the disk (before it,
+after it, or with half of a file written), most of them inside a save.
 """
 
 from __future__ import annotations
@@ -30,16 +31,19 @@ COMMON = "--probes 8 --batch 16 --hidden 12"
 FRESH = "--tests 100 --confirm 200"  # for tasks that draw their held-out sequences
 CASES = {
     "elman adam": "temporal-order --length 20 --steps 500 --every 50 --checkpoint 35",
-    "elman nesterov penalised": "temporal-order --length 15,25 --ragged --optimiser nesterov --lr 1e-2 --clip 1 --penalty log-ratio "
-    "--weight 2 --weight-schedule linear --steps 250 --every 40 --checkpoint 17",
-    "lstm nesterov accumulate": "addition --cell lstm --length 10,20 --ragged --optimiser nesterov --lr 3e-2 --accumulate 2 "
-    "--steps 220 --every 25 --checkpoint 20",
-    "lstm adam penalised": "addition --cell lstm --length 12 --penalty variance --weight 0.5 --weight-schedule inverse-time "
-    "--weight-rate 0.01 --schedule cosine --steps 160 --every 20 --checkpoint 11",
-    "gru adam finite": "digits --pixels 8 --cell gru --lr 3e-2 --patience 3 --schedule plateau --plateau 1 --warmup 10 "
-    "--steps 400 --every 13 --checkpoint 23",
-    "gru nesterov penalised accumulate": "temporal-order --cell gru --length 12 --optimiser nesterov --accumulate 2 --penalty log-ratio "
-    "--steps 150 --every 30 --checkpoint 10",
+    "elman nesterov penalised": "temporal-order --length 15,25 --ragged --optimiser nesterov "
+    "--lr 1e-2 --clip 1 --penalty log-ratio --weight 2 --weight-schedule linear --steps 250 "
+    "--every 40 --checkpoint 17",
+    "lstm nesterov accumulate": "addition --cell lstm --length 10,20 --ragged "
+    "--optimiser nesterov --lr 3e-2 --accumulate 2 --steps 220 --every 25 --checkpoint 20",
+    "lstm adam penalised": "addition --cell lstm --length 12 --penalty variance --weight 0.5 "
+    "--weight-schedule inverse-time --weight-rate 0.01 --schedule cosine --steps 160 --every 20 "
+    "--checkpoint 11",
+    "gru adam finite": "digits --pixels 8 --cell gru --lr 3e-2 --patience 3 --schedule plateau "
+    "--plateau 1 --warmup 10 --steps 400 --every 13 --checkpoint 23",
+    "gru nesterov penalised accumulate": "temporal-order --cell gru --length 12 "
+    "--optimiser nesterov --accumulate 2 --penalty log-ratio --steps 150 --every 30 "
+    "--checkpoint 10",
 }  # fmt: skip
 MOST = 5  # kills of one run
 
@@ -57,7 +61,9 @@ def words(case: str) -> list[str]:
 
 
 class Boundaries:
-    """Counts what reaches the disk, and dies at the k-th boundary; counts inside saves alone if `scope` is "save"."""
+    """Counts what reaches the disk, and dies at the k-th boundary; counts inside saves alone if
+    `scope` is "save".
+    """
 
     def __init__(self, k: int, scope: str) -> None:
         self.left, self.scope, self.saving, self.met = k, scope, False, 0
@@ -207,7 +213,10 @@ def stamp(path: Path) -> int | None:
 def disturb(
     folder: Path, command: list[str], how: str, draw: random.Random, seconds: float
 ) -> tuple[str, str]:
-    """Run a command and kill it: by the clock, or at a boundary. "killed", "killed inside" or "ended", and its output."""
+    """Run a command and kill it: by the clock, or at a boundary.
+
+    "killed", "killed inside" or "ended", and its output.
+    """
     if how != "clock":
         k = draw.randint(1, 120 if how == "save" else 60)
         process = start(command, ["die", str(k), how])
@@ -315,7 +324,8 @@ def main() -> int:
     )
     seconds = time.monotonic() - begin
     print(
-        f"{tally.kills} kills ({tally.inside} inside a save), {tally.runs} runs: {verdict}; {seconds:.0f} s"
+        f"{tally.kills} kills ({tally.inside} inside a save), {tally.runs} runs: {verdict}; "
+        f"{seconds:.0f} s"
     )
     return 1 if tally.faults else 0
 

@@ -97,7 +97,9 @@ def write_table(packages: dict[str, Counter[str]]) -> str:
         row += [str(counts[key]) for key in ABSOLUTE]
         rows.append(row)
     widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
-    return "\n".join("  ".join(cell.rjust(w) for cell, w in zip(row, widths)) for row in rows)
+    return "\n".join(
+        "  ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)) for row in rows
+    )
 
 
 def functions(folder: Path) -> list[str]:

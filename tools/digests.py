@@ -1,10 +1,10 @@
 """Digests of gradients and of one training run, to prove that a change of the code changed no bit.
 
-    python tools/digests.py                     a line for each case: its name and the SHA-256 of its numbers
-    python tools/digests.py --write FILE.json   the cases as numbers, for the comparison in `make test`
+    python tools/digests.py                     a line per case: name and SHA-256
+    python tools/digests.py --write FILE.json   the cases as numbers, which `make test` compares
 
-Bits differ between processors and compilers: compare two runs on one machine. The numbers written to the file agree
-between machines to rounding.
+Bits differ between processors and compilers: compare two runs on one machine. The numbers written
+to the file agree between machines to rounding.
 """
 
 from __future__ import annotations
@@ -84,7 +84,9 @@ def digest(tensors: dict[str, torch.Tensor]) -> str:
 
 
 def projections(y: torch.Tensor) -> list[float]:
-    """A few numbers that move when any entry does: the norm, and products with two fixed vectors."""
+    """A few numbers that move when any entry does: the norm, and products with two
+    fixed vectors.
+    """
     flat = y.detach().double().reshape(-1)
     return [
         float(flat.norm()),
@@ -95,7 +97,10 @@ def projections(y: torch.Tensor) -> list[float]:
 
 def run_folder() -> dict[str, str]:
     """The digests of a short training run's files."""
-    words = "addition --length 12 --hidden 8 --batch 8 --steps 40 --every 10 --checkpoint 20 --tests 50 --seed 3"
+    words = (
+        "addition --length 12 --hidden 8 --batch 8 --steps 40 --every 10 --checkpoint 20 "
+        "--tests 50 --seed 3"
+    )
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "run"
         command = [sys.executable, "-m", "coadjoint", "train", *words.split()]

@@ -1,9 +1,11 @@
-"""`make test-gpu`: the engines on a GPU against the definition in float64 on the CPU, and what only a GPU can show: equal
-bits a hundred times over, and recorded gradients. Needs torch and numpy alone; one line for each group.
+"""`make test-gpu`: the engines on a GPU are compared with the definition in float64 on the CPU.
+
+Some checks need a GPU: a hundred calls must return equal bits, and recorded gradients must be the
+same. Only torch and numpy are needed. Each group of checks prints one line.
 
     python tools/gpu.py                    all groups
     python tools/gpu.py sweeps recorded    some of them
-    python tools/gpu.py --dry              the same functions on the CPU, to try this file where there is no GPU
+    python tools/gpu.py --dry              the same functions on the CPU, to try out this file
 """
 
 from __future__ import annotations
@@ -56,7 +58,9 @@ class Setting:
 
 
 def together(engine, function, table):
-    """function(row) for each row of the table -> what it returned; side by side where that is compiling, mostly."""
+    """function(row) for each row of the table -> what it returned; side by side where that is
+    compiling, mostly.
+    """
     threads = THREADS if engine == "cuda" else 1
     with ThreadPoolExecutor(threads) as pool:
         return list(pool.map(function, table))
@@ -82,12 +86,16 @@ WIDE = [  # (cell, size, dtype, sources)
       for i, name in enumerate(CELLS) for j, size in enumerate(("one", "ragged", "33"))),
     *(("lstm", size, F32, SOME) for size in ("three", "127", "500", "many")),
     *(("elman", size, F64, SOME) for size in ("127", "500", "many")),
-    ("gru", "several", F32, SOME), ("gru", "both", F32, SOME), ("pair", "several", F64, SOME), ("odd", "127", F32, SOME),
+    ("gru", "several", F32, SOME), ("gru", "both", F32, SOME), ("pair", "several", F64, SOME),
+    ("odd", "127", F32, SOME),
     ("lstm", "ragged", F32, EVERY), ("elman", "several", F32, EVERY), ("pair", "many", F32, EVERY),
 ]  # fmt: skip
 NARROW = [  # where each kernel takes seconds to compile
-    ("elman", "ragged", F32, SOME), ("lstm", "33", F32, SOME), ("pair", "three", F64, SOME), ("gru", "several", F32, SOME),
-]  # fmt: skip
+    ("elman", "ragged", F32, SOME),
+    ("lstm", "33", F32, SOME),
+    ("pair", "three", F64, SOME),
+    ("gru", "several", F32, SOME),
+]
 
 
 def swept(setting, engine, table):
@@ -121,11 +129,17 @@ SHAPES = (
     {"H": 500, "B": 3, "T": 3, "ragged": True},
 )
 TABLE = [
-    Case(cell, loss=("squared", "cross-entropy")[(i + j) % 2], penalty=("log-ratio", "variance")[i % 2], u_grad=False,
-         seed=50 * i + j, **{"dtype": (F32, F64)[(i + j) % 2]} | shape)
+    Case(
+        cell,
+        loss=("squared", "cross-entropy")[(i + j) % 2],
+        penalty=("log-ratio", "variance")[i % 2],
+        u_grad=False,
+        seed=50 * i + j,
+        **{"dtype": (F32, F64)[(i + j) % 2]} | shape,
+    )
     for i, cell in enumerate(("elman", "leaky", "rate", "lstm", "gru", "odd", "diagonal", "pair"))
     for j, shape in enumerate(SHAPES)
-]  # fmt: skip
+]
 DRAWN = [replace(c, u_grad=False) for c in map(cases.drawn, range(60)) if c.loss != "values"]
 LINEAR = (
     ("one", SOME),
@@ -138,10 +152,16 @@ OTHER_ROWS = [
     (name, ("ragged", "33")[i % 2], (F32, F64)[i // 2 % 2], ONE) for i, name in enumerate(NEWER)
 ]
 OTHER_CASES = [
-    Case(cell, loss=("squared", "cross-entropy")[i % 2], penalty=("variance", "log-ratio")[i % 2], u_grad=False, seed=900 + i,
-         **{"dtype": (F32, F64)[i % 2]} | SHAPES[(3, 1)[i // 2 % 2]])
+    Case(
+        cell,
+        loss=("squared", "cross-entropy")[i % 2],
+        penalty=("variance", "log-ratio")[i % 2],
+        u_grad=False,
+        seed=900 + i,
+        **{"dtype": (F32, F64)[i % 2]} | SHAPES[(3, 1)[i // 2 % 2]],
+    )
     for i, cell in enumerate(NEWER)
-]  # fmt: skip
+]
 
 
 def moved(u, device, dtype):
@@ -151,7 +171,9 @@ def moved(u, device, dtype):
 
 
 def evaluated(case, device="cpu", engine="reference", dtype=F64, nudge=0):
-    """States, costates, log-norms, a tangent, losses and gradients of a case, by name, in float64."""
+    """States, costates, log-norms, a tangent, losses and gradients of a case, by name,
+    in float64.
+    """
     data = Data.of(case, F64, oracle=False, nudge=nudge)
     net = cases.network(replace(case, engine="reference", dtype=F64), data).to(
         device=device, dtype=dtype
@@ -182,12 +204,18 @@ def evaluated(case, device="cpu", engine="reference", dtype=F64, nudge=0):
 
 def errors(truth, found):
     assert truth.keys() == found.keys()
-    return {n: float((found[n] - y).norm() / y.norm().clamp_min(1e-300)) if bool((found[n] != y).any()) else 0.0
-            for n, y in truth.items()}  # fmt: skip
+    return {
+        n: float((found[n] - y).norm() / y.norm().clamp_min(1e-300))
+        if bool((found[n] != y).any())
+        else 0.0
+        for n, y in truth.items()
+    }
 
 
 def disagreements(case, device, engine):
-    """(what is wrong, is the case ill conditioned: a change of the last digits of its numbers matters as much)"""
+    """(what is wrong, is the case ill conditioned: a change of the last digits of its numbers
+    matters as much)
+    """
     truth, bar = evaluated(case), BARS[case.dtype]
     wrong = {
         n: e
@@ -331,8 +359,10 @@ METHODS = {
 
 
 RECORDED = (  # cell, units, engine if it is not the best
-    ("elman", 33, None), ("lstm", 64, None), ("gru", 260, None), (cases.diagonal, 7, None), ("lru", 16, "scan"),
-    ("minlstm", 21, "scan"), ("exponential", 12, None), ("inverse", 9, None), (NEWER["lstm-1997-truncated"], 30, None),
+    ("elman", 33, None), ("lstm", 64, None), ("gru", 260, None), (cases.diagonal, 7, None),
+    ("lru", 16, "scan"),
+    ("minlstm", 21, "scan"), ("exponential", 12, None), ("inverse", 9, None),
+    (NEWER["lstm-1997-truncated"], 30, None),
 )  # fmt: skip
 EITHER = (
     "exponential",
@@ -414,9 +444,14 @@ def recorded(setting):
         "sin",
     ):  # each takes the place of the one before: its name and its memory
         net = co.Network(
-            "elman", inputs=3, hidden=33, outputs=classes, activation=cases.ACTIVATIONS.get(activation, activation),
-            device=setting.device, engine=setting.best,
-        )  # fmt: skip
+            "elman",
+            inputs=3,
+            hidden=33,
+            outputs=classes,
+            activation=cases.ACTIVATIONS.get(activation, activation),
+            device=setting.device,
+            engine=setting.best,
+        )
         batch = drawn()
         for _ in range(capture.CALLS + 2):
             if not equal(
@@ -431,7 +466,9 @@ def recorded(setting):
 
 
 def captures(setting):
-    """Every shape is recorded, however often garbage is collected and whatever other threads do meanwhile."""
+    """Every shape is recorded, however often garbage is collected and whatever other threads do
+    meanwhile.
+    """
     failures = []
     shapes = [(T, B, hidden) for T in (5, 9, 14) for B in (3, 8) for hidden in (7, 33, 64)]
     found = garbage_between(setting, shapes)
@@ -457,7 +494,9 @@ def record_one(setting, method, shape, loss="cross-entropy"):
 
 
 def garbage_between(setting, shapes):
-    """Old graphs become garbage in the middle of a recording, and the collector runs at every opportunity."""
+    """Old graphs become garbage in the middle of a recording, and the collector runs at every
+    opportunity.
+    """
     old = []
 
     def loss(y_hat, y):
@@ -480,7 +519,9 @@ def garbage_between(setting, shapes):
 
 
 def beside_a_thread(setting, shapes):
-    """A second thread waits for the device and gives wrong targets; it is told so, and the first one records."""
+    """A second thread waits for the device and gives wrong targets; it is told so, and the first
+    one records.
+    """
     over, wrong = threading.Event(), []
 
     def other():
@@ -621,7 +662,10 @@ def replayed(kind, device):
 def compiled(kind, device):
     module = module_of(kind, {"num_layers": 2, "bidirectional": True}, F32, device)
     u = torch.randn(9, 4, 5, device=device, requires_grad=True)
-    take = lambda f: torch.autograd.grad(f(u)[0].square().sum(), [u, *module.parameters()])
+
+    def take(f):
+        return torch.autograd.grad(f(u)[0].square().sum(), [u, *module.parameters()])
+
     pairs = zip(
         take(module), take(torch.compile(module, fullgraph=True, backend="aot_eager")), strict=True
     )
@@ -701,9 +745,10 @@ def shapes(setting):
         plain = shape({"dtype": F64})
         u, lengths = torch.randn(12, 5, 3, dtype=F64), torch.tensor([12, 7, 9, 12, 3])
         y = {
-            "stack": torch.randn(5, 2, dtype=F64), "both directions": torch.randn(12, 5, 2, dtype=F64),
+            "stack": torch.randn(5, 2, dtype=F64),
+            "both directions": torch.randn(12, 5, 2, dtype=F64),
             "encoder-decoder": torch.tensor([[0, 1, 2, 0, 1], [3, 2, 1, 3, 0], [-1, 3, 3, -1, 3]]),
-        }[name]  # fmt: skip
+        }[name]
         loss = "cross-entropy" if name == "encoder-decoder" else "squared"
         truth = co.Penalised("log-ratio", 0.3)(plain, co.Batch(u, y, lengths), loss)
         for dtype in (F64, F32):
@@ -776,13 +821,15 @@ def main():
         parser.error(f"unknown group {', '.join(unknown)}; known: {', '.join(GROUPS)}")
     if not given.dry and not torch.cuda.is_available():
         print(
-            "skipped: torch finds no CUDA device here (torch.cuda.is_available() is False). Try --dry on a CPU."
+            "skipped: torch finds no CUDA device here (torch.cuda.is_available() is False). Try "
+            "--dry on a CPU."
         )
         return 0
     setting, failed = Setting(given.dry), False
     torch.backends.cuda.matmul.allow_tf32 = False
     print(
-        f"engines {', '.join(setting.engines)} on {'the CPU' if given.dry else torch.cuda.get_device_name()}, torch {torch.__version__}"
+        f"engines {', '.join(setting.engines)} on "
+        f"{'the CPU' if given.dry else torch.cuda.get_device_name()}, torch {torch.__version__}"
     )
     for name in given.groups or GROUPS:
         begin = time.perf_counter()

@@ -1,9 +1,10 @@
-"""The import graph of src/coadjoint: who imports whom, cycles, and imports against the order of the packages.
+"""The import graph of src/coadjoint: imports, cycles, and imports against the order of packages.
 
-    python tools/imports.py                       packages, cycles, deferred imports
+    python tools/imports.py                           packages, cycles, deferred imports
     python tools/imports.py --draw docs/imports.svg   the graph of the packages as a drawing
 
-An import at module level is a "top" edge, one inside a function a "deferred" edge, one under TYPE_CHECKING a "typing" edge.
+An import at module level is a "top" edge, one inside a function a "deferred" edge, one under
+TYPE_CHECKING a "typing" edge.
 """
 
 from __future__ import annotations
@@ -94,7 +95,9 @@ def _imports(node: ast.AST, kind: str) -> Iterator[tuple[ast.Import | ast.Import
 
 
 def _targets(node: ast.Import | ast.ImportFrom, package: list[str]) -> Iterator[tuple[str, str]]:
-    """(module, name) of what is imported from our own package, whether by a relative or an absolute path."""
+    """(module, name) of what is imported from our own package, whether by a relative or an absolute
+    path.
+    """
     if isinstance(node, ast.Import):
         for alias in node.names:
             first, _, rest = alias.name.partition(".")
@@ -162,7 +165,9 @@ def cycles(found: list[Edge], kinds: tuple[str, ...]) -> list[list[str]]:
 
 
 def draw(found: list[Edge]) -> str:
-    """The packages as an SVG: each in its place in the order, an arc to every package it imports, as wide as they share names."""
+    """The packages as an SVG: each in its place in the order, an arc to every package it imports,
+    as wide as they share names.
+    """
     there = [
         name
         for name in ORDER
@@ -185,16 +190,20 @@ def draw(found: list[Edge]) -> str:
         reach = left + 30 + 0.75 * (y1 - y2)
         width = min(1 + count / 8, 8)
         lines.append(
-            f'<path d="M {left} {y1} C {reach} {y1}, {reach} {y2}, {left} {y2}" fill="none" stroke="#4a6fa5" '
-            f'stroke-opacity="0.35" stroke-width="{width:.1f}"><title>{source} imports {count} names of {target}</title></path>'
+            f'<path d="M {left} {y1} C {reach} {y1}, {reach} {y2}, {left} {y2}" fill="none" '
+            'stroke="#4a6fa5" '
+            f'stroke-opacity="0.35" stroke-width="{width:.1f}"><title>{source} imports {count} '
+            f"names of {target}</title></path>"
         )
     for name in there:
         y = middle[name]
         lines.append(
-            f'<rect x="20" y="{y - 16}" width="{left - 20}" height="32" rx="6" fill="#eef2f8" stroke="#4a6fa5"/>'
+            f'<rect x="20" y="{y - 16}" width="{left - 20}" height="32" rx="6" fill="#eef2f8" '
+            'stroke="#4a6fa5"/>'
         )
         lines.append(
-            f'<text x="{(left + 20) / 2}" y="{y + 5}" text-anchor="middle" fill="#1d2b45">{name}</text>'
+            f'<text x="{(left + 20) / 2}" y="{y + 5}" text-anchor="middle" '
+            f'fill="#1d2b45">{name}</text>'
         )
     return "\n".join([*lines, "</svg>"]) + "\n"
 

@@ -30,9 +30,9 @@ class Source:
         self.starts = [0, *itertools.accumulate(map(len, self.lines))]
 
     def span(self, node: Any) -> tuple[int, int]:
-        at = lambda line, byte: (
-            self.starts[line - 1] + len(self.lines[line - 1].encode()[:byte].decode())
-        )
+        def at(line, byte):
+            return self.starts[line - 1] + len(self.lines[line - 1].encode()[:byte].decode())
+
         return at(node.lineno, node.col_offset), at(node.end_lineno, node.end_col_offset)
 
 
@@ -171,7 +171,9 @@ def transpose(place: Place) -> Iterator[Edit]:
 
 @rule
 def step(place: Place) -> Iterator[Edit]:
-    """t for t - 1: x[1:] <-> x[:-1], rows.prev(x) -> x[rows.B :], before(x) -> states(x)[1:], x[t] -> x[t - 1]"""
+    """t for t - 1: x[1:] <-> x[:-1], rows.prev(x) -> x[rows.B :], before(x) -> states(x)[1:], x[t]
+    -> x[t - 1]
+    """
     n = place.node
     if isinstance(n, ast.Slice):
         text = place.text(n)
@@ -240,7 +242,9 @@ def forget_mask(place: Place) -> Iterator[Edit]:
 
 @rule
 def drop_path(place: Place) -> Iterator[Edit]:
-    """None for one of the results of a backward or jvp, one entry less in a table of paths, a detach() left out"""
+    """None for one of the results of a backward or jvp, one entry less in a table of paths, a
+    detach() left out
+    """
     n = place.node
     inside = next((p.name for p in reversed(place.parents) if isinstance(p, ast.FunctionDef)), "")
     if (
@@ -277,7 +281,9 @@ def drop_path(place: Place) -> Iterator[Edit]:
 
 @rule
 def wrong_scale(place: Place) -> Iterator[Edit]:
-    """scale(y, k) -> y; mean -> sum; a square, a logarithm, an absolute value left out; max -> min"""
+    """scale(y, k) -> y; mean -> sum; a square, a logarithm, an absolute value left out;
+    max -> min
+    """
     n = place.node
     if not isinstance(n, ast.Call):
         return
@@ -331,7 +337,8 @@ def swap_arguments(place: Place) -> Iterator[Edit]:
     """f(nu, m) -> f(m, nu), return mu, nu -> return nu, mu, for arguments of one kind"""
     n = place.node
     of_return = isinstance(n, ast.Tuple) and isinstance(place.parents[-1], ast.Return)
-    args = n.args if isinstance(n, ast.Call) else n.elts if of_return else []  # type: ignore[attr-defined]
+    # type: ignore[attr-defined]
+    args = n.args if isinstance(n, ast.Call) else n.elts if of_return else []
     for one, other in itertools.pairwise(args):
         a, b = place.text(one), place.text(other)
         if frozenset((a, b)) in PAIRS:
@@ -423,7 +430,9 @@ def for_types_alone(node: ast.AST) -> bool:
 
 
 def places(node: ast.AST, source: Source, parents: tuple[ast.AST, ...] = ()) -> Iterator[Place]:
-    """Every place worth a mutant: not annotations, messages, imports, nor what only guards an error."""
+    """Every place worth a mutant: not annotations, messages, imports, nor what only guards an
+    error.
+    """
     if isinstance(node, ast.Raise | ast.Assert | ast.JoinedStr | ast.Import | ast.ImportFrom):
         return
     if isinstance(node, ast.FunctionDef) and node.name in WORDING:

@@ -1,6 +1,8 @@
-"""The tables of tools/mutants.py: what is mutated, which tests ought to notice, and which mutants mean the same.
+"""The tables of tools/mutants.py.
 
-Keys are files and folders below src/coadjoint (folders end with "/"); where several fit a file, the longest counts.
+They say which files are mutated, which tests ought to notice, and which mutants are equivalent to
+the source. Keys are files and folders below src/coadjoint (folders end with "/"). Where several fit
+a file, the longest counts.
 """
 
 from __future__ import annotations
@@ -51,8 +53,10 @@ WEIGHT = {
 # The tests of a file's mutants: those that are about it, and others that ought to notice.
 KERNEL = ("sweeps/test_kernel.py", "house/test_errors.py")
 SLOW = (
-    "cells/test_formula.py", "cells/test_cells.py", "objectives/test_losses.py", "objectives/test_penalties.py",
-    "networks/test_network.py", "gradients/test_gradients.py", "sweeps/test_identities.py", "sweeps/test_scale_free.py",
+    "cells/test_formula.py", "cells/test_cells.py", "objectives/test_losses.py",
+    "objectives/test_penalties.py",
+    "networks/test_network.py", "gradients/test_gradients.py", "sweeps/test_identities.py",
+    "sweeps/test_scale_free.py",
     "sweeps/test_differentiable.py", "sweeps/test_zeros.py", "training/test_learning.py",
 )  # fmt: skip
 TESTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -160,49 +164,83 @@ TESTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 # Code that only words an error, or only prepares one.
 WORDING = {
-    "__repr__", "extra_repr", "__getattr__", "__bool__", "__torch_function__", "check", "_time", "_raise", "no_vmap",
-    "_same_shape", "check_penalty", "named", "watched", "blamed", "blame", "first_fault", "go_on", "describe", "environment",
+    "__repr__", "extra_repr", "__getattr__", "__bool__", "__torch_function__", "check", "_time",
+    "_raise", "no_vmap",
+    "_same_shape", "check_penalty", "named", "watched", "blamed", "blame", "first_fault", "go_on",
+    "describe", "environment",
     "unkept", "refuse", "name_of", "interrupted", "say",
 }  # fmt: skip
 
-GROWTH = "how many steps share an exponent is a matter of speed: a block that leaves the safe range is done again, shorter"
-BLOCKS = "the exponent a block shares is a matter of speed: one that does not suit is refused and found step by step"
-UNASKED = "a gradient that nobody asks for is computed and dropped, or None is given where nothing is asked for"
-# Mutants that no test can kill because they mean the same: (file, rule or function, a piece of 'line before -> line after') -> why.
+GROWTH = (
+    "how many steps share an exponent is a matter of speed: a block that leaves the safe "
+    "range is done again, shorter"
+)
+BLOCKS = (
+    "the exponent a block shares is a matter of speed: one that does not suit is refused and "
+    "found step by step"
+)
+UNASKED = (
+    "a gradient that nobody asks for is computed and dropped, or None is given where "
+    "nothing is asked for"
+)
+# Mutants that no test can kill because they mean the same: (file, rule or function, a piece of
+# 'line before -> line after') -> why.
 EQUIVALENT: dict[tuple[str, str, str], str] = {
     ("diagnostics/finding.py", "line", "y @ x"): "vectors: x @ y is y @ x",
     ("sweeps/engines/eager/in_place.py", "_scaled", "hi - begin == size"): GROWTH,
     ("sweeps/engines/eager/in_place.py", "_scaled", "size = min(2 * size, 64)"): GROWTH,
-    ("sweeps/engines/eager/in_place.py", "_scaled.run", "new = torch.where(new == NONE, k[hi], new) ->"): BLOCKS,
+    ("sweeps/engines/eager/in_place.py", "_scaled.run",
+        "new = torch.where(new == NONE, k[hi], new) ->"): BLOCKS,
     ("sweeps/engines/eager/in_place.py", "_scaled.run", "new = torch.maximum(mine, "): BLOCKS,
     ("sweeps/engines/eager/in_place.py", "_scaled.run", "mine[:n] = "): BLOCKS,
-    ("sweeps/engines/eager/in_place.py", "one", "torch.where(new == NONE, k[t], new)"): "a row of zeros may have any exponent",
-    ("sweeps/engines/eager/in_place.py", "one", "torch.where(new == NONE, k[(t - 1)], new)"): "a row of zeros may have any exponent",
-    ("sweeps/engines/eager/in_place.py", "Loop.__init__", " size = max("): "how many steps are prepared at once is a matter of speed",
-    ("sweeps/engines/eager/in_place.py", "flushed", "set_flush_denormal(True) -> pass"): "denormals cost time and change nothing here",
-    ("sweeps/engines/eager/in_place.py", "skip-branch", "W if e.through else None -> W = W"): "a product that goes nowhere costs time alone",
-    ("sweeps/engines/eager/in_place.py", "skip-branch", "else None -> slots, out, W = len(cell.slots), e.out, W"): "likewise",
+    ("sweeps/engines/eager/in_place.py", "one",
+        "torch.where(new == NONE, k[t], new)"): "a row of zeros may have any exponent",
+    ("sweeps/engines/eager/in_place.py", "one",
+        "torch.where(new == NONE, k[(t - 1)], new)"): "a row of zeros may have any exponent",
+    ("sweeps/engines/eager/in_place.py", "Loop.__init__",
+        " size = max("): "how many steps are prepared at once is a matter of speed",
+    ("sweeps/engines/eager/in_place.py", "flushed",
+        "set_flush_denormal(True) -> pass"): "denormals cost time and change nothing here",
+    ("sweeps/engines/eager/in_place.py", "skip-branch",
+        "W if e.through else None -> W = W"): "a product that goes nowhere costs time alone",
+    ("sweeps/engines/eager/in_place.py", "skip-branch",
+        "else None -> slots, out, W = len(cell.slots), e.out, W"): "likewise",
     ("sweeps/differentiable.py", "skip-branch", "if ((t is not None))"): UNASKED,
     ("sweeps/differentiable.py", "skip-branch", "if (need["): UNASKED,
     ("sweeps/differentiable.py", "skip-branch", "if ((W is not None)) else None"): UNASKED,
-    ("sweeps/differentiable.py", "skip-statement", "mark_non_differentiable(k)"): "integers have no gradient anyway",
-    ("sweeps/pointwise.py", "pulled", "frozenset(uniform), self.uniform)"): "`summed` is only asked about the outputs",
-    ("cells/cell.py", "Cell.step", "self.side} -> pass"): "base is 0 for a gate that has a side array",
-    ("cells/cell.py", "Cell.step", "z |= {g: z[g] for"): "base is 0 for a gate that has a side array",
-    ("cells/cell.py", "Cell.step", "z |= {g: (z[g] - v[g])"): "base is 0 for a gate that has a side array",
-    ("sweeps/rows.py", "skip-branch", "if self.uniform: -> if False:"): "samples of one length take the general path",
+    ("sweeps/differentiable.py", "skip-statement",
+        "mark_non_differentiable(k)"): "integers have no gradient anyway",
+    ("sweeps/pointwise.py", "pulled",
+        "frozenset(uniform), self.uniform)"): "`summed` is only asked about the outputs",
+    ("cells/cell.py", "Cell.step",
+        "self.side} -> pass"): "base is 0 for a gate that has a side array",
+    ("cells/cell.py", "Cell.step",
+        "z |= {g: z[g] for"): "base is 0 for a gate that has a side array",
+    ("cells/cell.py", "Cell.step",
+        "z |= {g: (z[g] - v[g])"): "base is 0 for a gate that has a side array",
+    ("sweeps/rows.py", "skip-branch",
+        "if self.uniform: -> if False:"): "samples of one length take the general path",
     ("networks/network.py", "flip-sign", "h - torch.zeros_like(h)"): "minus zero",
-    ("networks/network.py", "skip-branch", "if (every and (not isinstance(loss, Tensor)))"): "s is never None there",
+    ("networks/network.py", "skip-branch",
+        "if (every and (not isinstance(loss, Tensor)))"): "s is never None there",
     ("gradients/rtrl.py", "Stream.advance", "self.t += 1"): "only words an error",
-    ("objectives/losses.py", "_huber", "torch.where(e < delta"): "both sides and their slopes agree at e = delta",
+    ("objectives/losses.py", "_huber",
+        "torch.where(e < delta"): "both sides and their slopes agree at e = delta",
     ("cells/formula.py", "order", "stack"): "any order with arguments first will do",
-    ("cells/program.py", "Program.__init__", "for m in n.args if m.op"): "which of two products is fused is a matter of speed",
-    ("cells/formula.py", "skip-branch", "a.order <= b.order"): "sums and products commute; the order only helps sharing",
-    ("cells/formula.py", "comparison", "a.order <= b.order"): "sums and products commute; the order only helps sharing",
+    ("cells/program.py", "Program.__init__",
+        "for m in n.args if m.op"): "which of two products is fused is a matter of speed",
+    ("cells/formula.py", "skip-branch",
+        "a.order <= b.order"): "sums and products commute; the order only helps sharing",
+    ("cells/formula.py", "comparison",
+        "a.order <= b.order"): "sums and products commute; the order only helps sharing",
     ("cells/formula.py", "add", "if b is ZERO: -> if False:"): "x + 0 is computed instead of x",
-    ("sweeps/engines/scan.py", "parts", "turns = ((len(A) == 1))"): "complex numbers are scanned as the matrices they are, slower",
-    ("networks/reservoir.py", "Reservoir._examples", "-> lead = [*run.mask[:-1].shape]"): "without its first or its last row, a mask has the same shape",
-    ("networks/seq2seq.py", "skip-branch", '"dtype": (dtype), "device"'): "whatever is made takes torch's default for None",
+    ("sweeps/engines/scan.py", "parts",
+        "turns = ((len(A) == 1))"): "complex numbers are scanned as the matrices they are, slower",
+    ("networks/reservoir.py", "Reservoir._examples",
+        "-> lead = [*run.mask[:-1].shape]"): ("without its first or its last row, a mask has the "
+            "same shape"),
+    ("networks/seq2seq.py", "skip-branch",
+        '"dtype": (dtype), "device"'): "whatever is made takes torch's default for None",
 }  # fmt: skip
 
 SHAPES = {
@@ -220,13 +258,29 @@ SHAPES = {
 PAIRS = {
     frozenset(p.split())
     for p in (
-        "lam mu", "nu m", "lam delta", "mu nu", "glam gdelta", "into_a into_x", "z v", "base side", "g ga", "dg dga",
-        "s s_last", "ds dlast", "dlam ddelta", "begin fresh", "x last", "tape.a tape.v",
+        "lam mu",
+        "nu m",
+        "lam delta",
+        "mu nu",
+        "glam gdelta",
+        "into_a into_x",
+        "z v",
+        "base side",
+        "g ga",
+        "dg dga",
+        "s s_last",
+        "ds dlast",
+        "dlam ddelta",
+        "begin fresh",
+        "x last",
+        "tape.a tape.v",
     )
-}  # fmt: skip
+}
 
 
 def row_of(table: dict, file: str):
-    """The row of a table that counts for a file: its own, or that of the innermost folder; None if there is none."""
+    """The row of a table that counts for a file: its own, or that of the innermost folder; None if
+    there is none.
+    """
     fits = [key for key in table if file == key or (key.endswith("/") and file.startswith(key))]
     return table[max(fits, key=len)] if fits else None

@@ -1,17 +1,20 @@
-"""Faults by rule: does the test-suite notice a wrong term, sign, transpose, step, mask, path or scale?
+"""Do the tests notice a wrong term, sign, transpose, step, mask, path or scale?
 
-Each mutant is one rule applied at one place of the source's syntax tree. It is copied to a temporary directory and the
-tests run against the copy: first those that are about its file, then, if it survived, others that ought to notice. A
-mutant is killed when a test fails, or when it runs past its time (a fault may loop for ever); time is the processor's, so
-that a busy machine kills nothing. The tests that killed are run once more without a mutation: one that fails then, kills
-nothing.
+A mutant is one rule applied at one place of the source's syntax tree. The mutated source is copied
+to a temporary directory and the tests run against the copy: first the tests of the mutated file,
+then, if it survives, others that ought to notice. A mutant is killed when a test fails or takes too
+long (a fault may loop for ever). Time is processor time, so a busy machine kills nothing. The tests
+that killed are run once more without a mutation; one that still fails has killed nothing.
 
-    python tools/mutants.py            a sample spread over files and rules; exit code 1 if one survives
+    python tools/mutants.py            a sample of all files and rules; exit code 1 if one survives
     python tools/mutants.py --all      every mutant
-    python tools/mutants.py --list     what would be run;  --only ID  one of them;  --count N  another sample size
+    python tools/mutants.py --list     the mutants that would be run
+    python tools/mutants.py --only ID  one of them
+    python tools/mutants.py --count N  another sample size
 
-The tables in tools/mutant_tables.py name files, functions and pieces of source. A row that no longer fits the source is an error (exit code 2,
-and tests/house/test_mutants.py): a table that has gone stale hides what it was made to show.
+The tables in tools/mutant_tables.py name files, functions and pieces of source. A row that no
+longer fits the source is an error (exit code 2, and tests/house/test_mutants.py), because a stale
+row hides what it was written to show.
 """
 
 from __future__ import annotations
@@ -134,7 +137,10 @@ def mutants_of(root: Path, file: str) -> list[Mutant]:
                 base = ".".join([file.removesuffix(".py").replace("/", "."), *owner, name])
                 numbers[base] += 1
                 begin, end = text.rfind("\n", 0, lo) + 1, text.find("\n", hi)
-                line = lambda s: re.sub(r"\s+", " ", s).strip()
+
+                def line(s):
+                    return re.sub(r"\s+", " ", s).strip()
+
                 found[key] = Mutant(
                     file,
                     target.lineno,  # type: ignore[attr-defined]
@@ -212,8 +218,13 @@ def defined(tree: ast.AST, outer: str = "") -> Iterator[str]:
 
 
 def sample(mutants: list[Mutant], count: int) -> list[Mutant]:
-    """A fixed choice, spread over files and, within each, over rules: by turns, in the order of a hash of the name."""
-    rank = lambda m: hashlib.sha256(m.name.encode()).hexdigest()
+    """A fixed choice, spread over files and, within each, over rules: by turns, in the order of a
+    hash of the name.
+    """
+
+    def rank(m):
+        return hashlib.sha256(m.name.encode()).hexdigest()
+
     groups: dict[str, dict[str, list[Mutant]]] = {}
     for m in sorted(mutants, key=rank):
         groups.setdefault(m.file, {}).setdefault(m.rule, []).append(m)
@@ -250,7 +261,9 @@ class Failures:
 def child(
     project: Path, root: Path, tests: Sequence[str], log: Path, seconds: int, all_of_them: bool
 ) -> None:
-    """In a process of its own: tests of the project on the package below `root`; up to the first that fails, or all."""
+    """In a process of its own: tests of the project on the package below `root`; up to the first
+    that fails, or all.
+    """
     os.setpgrp()  # what the tests start ends with them
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 5))
     os.environ["PYTHONPATH"] = str(root)  # for the processes that tests start
@@ -443,7 +456,8 @@ def mutate(project: Path, options: argparse.Namespace) -> int:
         for m in chosen:
             print(f"{m.name}{'  (equivalent)' if m.equivalent else ''}\n{m.diff}")
         print(
-            f"{len(chosen)} of {len(everything)} mutants; by rule: {dict(Counter(m.rule for m in chosen))}"
+            f"{len(chosen)} of {len(everything)} mutants; by rule: "
+            f"{dict(Counter(m.rule for m in chosen))}"
         )
         return 0
     same = [m for m in chosen if m.equivalent]

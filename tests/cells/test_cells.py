@@ -1,4 +1,7 @@
-"""Cells: torch's own as oracles, cells and activations of a user, large arguments, what is refused."""
+"""Cells compute what their equations say, those of torch and those of a user alike.
+
+Also activations of a user, large arguments, and what is refused.
+"""
 
 import importlib.util
 import math
@@ -59,7 +62,9 @@ def penalised(net, u, loss=lambda y: (y**2).sum(-1)):
 
 
 def from_torch(net, module, suffix="_l0"):
-    """Copy the weights of a torch RNN (or cell) into a network: b_ih + b_hh = b, but torch's b_hn is p.b_n."""
+    """Copy the weights of a torch RNN (or cell) into a network: b_ih + b_hh = b, but torch's b_hn
+    is p.b_n.
+    """
     w = {n.removesuffix(suffix): p.detach() for n, p in module.named_parameters()}
     with torch.no_grad():
         net.W.copy_(w["weight_hh"])
@@ -81,7 +86,7 @@ def from_torch(net, module, suffix="_l0"):
         ("gru", nn.GRU, {}),
     ],
 )
-def test_outputs_and_gradients_of_torch(cell, module, options, engine):
+def test_cells_have_the_outputs_and_gradients_of_torch(cell, module, options, engine):
     torch.manual_seed(1)
     theirs = module(I, D, **options).to(F64)
     net = make(cell, engine, activation=options.get("nonlinearity"), readout="every")
@@ -150,7 +155,7 @@ def test_random_step_function_is_refused_for_costates(engine):
         run.costates(lambda y: y.sum(-1))
 
 
-def test_step_function_that_returns_something_else():
+def test_a_step_function_that_returns_something_else_is_refused():
     for step, words in (
         (lambda u, h: h[:, :1], r"the step function returned \[3, 1\]"),
         (lambda u, h: None, "NoneType"),
@@ -194,7 +199,7 @@ def engines_agree(cell, bar=1e-11, **options):
     return found[0][2]
 
 
-def test_cell_in_a_file_of_its_own(tmp_path):
+def test_a_cell_can_be_defined_in_a_file_of_the_user(tmp_path):
     path = tmp_path / "resonant.py"
     path.write_text(SOURCE)
     cell = load(path).resonant
@@ -215,7 +220,7 @@ def test_the_example_of_an_own_cell_runs(capsys):
 
 
 @pytest.mark.parametrize("name", OWN)
-def test_activation_written_by_the_user(name):
+def test_an_activation_of_the_user_can_be_used(name):
     engines_agree("elman", activation=OWN[name])
 
 
@@ -252,7 +257,7 @@ def constant_slot(z, v, x, p):
 @pytest.mark.parametrize(
     "cell", [unread, diagonal, swapped, nonlinear, shifted, constant_slot], ids=lambda c: c.name
 )
-def test_reads_of_every_kind(cell):
+def test_W_may_read_any_or_none_of_the_slots(cell):
     engines_agree(cell)
     reads = {"unread": 0, "diagonal": 0, "swapped": 2, "nonlinear": 2}.get(cell.name, 1)
     W = make(cell).W
@@ -285,7 +290,7 @@ def test_per_unit_parameters_are_trained(name, parameter):
 # what follows from a formula
 
 
-def test_what_engines_may_keep():
+def test_a_cell_knows_which_values_engines_keep():
     lstm, gru, elman = co.cells.lstm, co.cells.gru, co.cells.elman()
     assert (elman.kept, elman.needs_a, elman.side) == (
         (),
@@ -369,7 +374,7 @@ def test_formula_that_cannot_be_recorded_is_refused_where_it_is_written(
         ("elman", torch.nn.functional.gelu, co.KindError, "gelu"),
     ],
 )
-def test_unknown_cells_and_activations(cell, activation, error, words):
+def test_unknown_cells_and_activations_are_refused(cell, activation, error, words):
     with pytest.raises(error, match=words):
         make(cell, activation=activation)
 
@@ -389,8 +394,10 @@ LARGE = [
 
 @pytest.mark.parametrize(("cell", "activation", "dtype"), LARGE)
 @pytest.mark.slow
-def test_finite_at_arguments_of_ten_thousand(cell, activation, dtype):
-    """Saturated units of either sign, first and second order, all engines: finite, and zero costates are left out."""
+def test_cells_stay_finite_at_arguments_of_ten_thousand(cell, activation, dtype):
+    """Saturated units of either sign, first and second order, all engines: finite, and zero
+    costates are left out.
+    """
     dtype = getattr(torch, dtype)
     u = torch.tensor([[1e4, 0], [-1e4, 0], [0, 1e4], [50, -50], [1e4, -1e4], [0, 0]], dtype=dtype)
     for engine in ENGINES:
@@ -483,7 +490,7 @@ PUBLISHED = {  # constants of the papers
 }
 
 
-def test_options():
+def test_cells_have_their_published_options():
     for name, expected in PUBLISHED.items():
         assert co.cells.options(name) == expected, name
     assert make("antisymmetric", eps=0.05).cell is co.cells.antisymmetric(0.05)
@@ -527,7 +534,7 @@ def test_options():
 # equations that the table of cases takes in parts, or with constants of its own
 
 
-def test_scrn_as_it_is_written():
+def test_scrn_is_computed_as_it_is_written():
     """s first, then h of the new s, with fixed and learned decay."""
     for name in ("scrn", "scrn-learned"):
         net, x = make(name), torch.randn(B, 2 * D, dtype=F64)
@@ -547,15 +554,20 @@ def test_scrn_as_it_is_written():
 
 
 @pytest.mark.parametrize("engine", ["reference", "eager", "cpu", "autograd"])
-def test_truncated_gradient_of_1997(engine):
-    """By the paper's own recursions, forwards in time: W of the cell inputs and input gates learns from the sum of what each step
-    put into the memory, W of the output gates from the last step alone."""
+def test_lstm_1997_has_the_truncated_gradient_of_its_paper(engine):
+    """By the paper's own recursions, forwards in time: W of the cell inputs and input gates learns
+    from the sum of what each step put into the memory, W of the output gates from the last step
+    alone.
+    """
     net = make("lstm-1997", engine, truncated=True)
     full = make("lstm-1997", engine)
     full.load_state_dict(net.state_dict())
     batch = co.Batch(inputs(), torch.randn(B, 2, dtype=F64))
     e, exact = (co.BPTT()(n, batch, "squared") for n in (net, full))
-    squash = lambda a: 2 * torch.sigmoid(a) - 1
+
+    def squash(a):
+        return 2 * torch.sigmoid(a) - 1
+
     h, c = torch.zeros(2, B, D, dtype=F64)
     into_i = into_g = torch.zeros(B, D, D, dtype=F64)
     with torch.no_grad():
@@ -634,10 +646,12 @@ def test_lru_is_complex():
 
 
 def test_weights_hold_what_the_formula_uses():
-    shape = lambda name: tuple(
-        None if y is None else tuple(n // D for n in y.shape)
-        for y in (make(name).W, make(name).R[:, :1])
-    )
+    def shape(name):
+        return tuple(
+            None if y is None else tuple(n // D for n in y.shape)
+            for y in (make(name).W, make(name).R[:, :1])
+        )
+
     rows = {name: (shape(name)[0], len(make(name).R) // D) for name in CELLS}
     assert rows["lipschitz"] == ((2, 1), 1)  # A has no input
     assert rows["antisymmetric-gated"] == ((1, 1), 2)  # one product for both
@@ -658,9 +672,12 @@ def test_weights_hold_what_the_formula_uses():
             assert not dead.any() or name == "exponential", (name, parameter)
 
 
-def test_process_noise():
+def test_process_noise_is_drawn_from_the_seed():
     net = make("rate", noise=0.3)
-    run = lambda seed: (torch.manual_seed(seed), net(inputs()))[1]
+
+    def run(seed):
+        return (torch.manual_seed(seed), net(inputs()))[1]
+
     assert torch.equal(run(1).x, run(1).x)
     assert not torch.equal(run(1).x, run(2).x)
     quiet = make("rate")
@@ -702,8 +719,9 @@ def test_process_noise():
 @pytest.mark.parametrize("readout", ["tilted", "tilted-tanh"])
 @pytest.mark.parametrize("beta", [1e4, 1.0, -1e4])
 def test_tilted_readouts_are_stable(readout, beta, dtype):
-    """States of a thousand, and a beta of ten thousand: values and derivatives are finite, and a large beta takes the greatest
-    (or the least) of all steps."""
+    """States of a thousand, and a beta of ten thousand: values and derivatives are finite, and a
+    large beta takes the greatest (or the least) of all steps.
+    """
     net = co.Network(
         "elman",
         inputs=1,
@@ -726,7 +744,7 @@ def test_tilted_readouts_are_stable(readout, beta, dtype):
         close(net(u).y_hat, net(u).x[1:].amin(0) @ net.V.T + net.b_o, 1e-5)
 
 
-def test_attention_by_hand():
+def test_attention_readouts_equal_a_loop_by_hand():
     """One b for all steps, and one for each; later steps take the last."""
     for steps in (None, 3):
         net = make("gru", readout="attention", steps=steps)
@@ -759,8 +777,10 @@ def test_summaries_need_the_whole_sequence(readout):
         ("scrn-learned", "every"),
     ],
 )
-def test_transforms_of_torch(cell, readout):
-    """torch.func.grad through costates and a change of the input, at parameters that are not those of the network."""
+def test_transforms_of_torch_work_on_every_cell(cell, readout):
+    """torch.func.grad through costates and a change of the input, at parameters that are not those
+    of the network.
+    """
     net, u = make(cell, readout=readout, skip=True), inputs()
     theta = {n: (p + 0.1).detach().requires_grad_() for n, p in net.named_parameters()}
 
@@ -789,7 +809,7 @@ def test_transforms_of_torch(cell, readout):
     close(there, again, 1e-12)
 
 
-def test_what_segments_and_rtrl_do_not_have():
+def test_segments_and_rtrl_refuse_what_they_do_not_have():
     y = torch.zeros(B, 2, dtype=F64)
     for net, words in (
         (make("elman", skip=True), "skip=True"),
@@ -816,7 +836,7 @@ def test_what_segments_and_rtrl_do_not_have():
 
 
 @pytest.mark.parametrize("name", CELLS)
-def test_temporal_components_of_every_cell(name):
+def test_temporal_components_of_every_cell_add_up_to_the_gradient(name):
     """They add up to the gradient by R and b, and by W where it has no structure."""
     net, y = make(name, readout="every"), torch.randn(T, B, 2, dtype=F64)
     e = co.BPTT()(net, co.Batch(inputs(), y, [6, 2, 5]), "squared")
@@ -837,8 +857,11 @@ TRAINED = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "readout"), TRAINED, ids=lambda x: x)
 def test_every_cell_learns(name, readout):
-    """The sum of 8 inputs, scaled to variance one, on inputs it has not seen. The readout stays as it began, so that all
-    there is to learn is learned by the recurrence; and the last input alone explains an eighth. Plain, then penalised."""
+    """The sum of 8 inputs, scaled to variance one, on inputs it has not seen.
+
+    The readout stays as it began, so that all there is to learn is learned by the recurrence; and
+    the last input alone explains an eighth. Plain, then penalised.
+    """
     torch.manual_seed(0)
     net = co.Network(
         cases.MORE.get(name, name), inputs=1, hidden=12, outputs=1, readout=readout, dtype=F64
@@ -847,7 +870,10 @@ def test_every_cell_learns(name, readout):
         if getattr(net, parameter, None) is not None:
             getattr(net, parameter).requires_grad_(False)
     u, fresh = torch.randn(8, 64, 1, dtype=F64), torch.randn(8, 512, 1, dtype=F64)
-    error = lambda: float((net(fresh).y_hat - fresh.sum(0) / 8**0.5).detach().square().mean())
+
+    def error():
+        return float((net(fresh).y_hat - fresh.sum(0) / 8**0.5).detach().square().mean())
+
     optimiser = torch.optim.Adam([p for p in net.parameters() if p.requires_grad], lr=0.05)
     before = error()
     for method in [co.BPTT()] * 80 + [co.Penalised("log-ratio", 1e-3)] * 3:

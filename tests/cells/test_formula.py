@@ -1,4 +1,7 @@
-"""Formulas: derivative rules against autograd, sharing, programs, and what a formula may not do."""
+"""Formulas are differentiated, shared and compiled correctly, and refuse what they cannot record.
+
+Derivatives are compared with autograd.
+"""
 
 import math
 
@@ -69,7 +72,7 @@ def autograd_ladder(y, x, orders):
 
 
 @pytest.mark.parametrize("name", PRIMITIVES)
-def test_primitive_and_its_derivatives(name):
+def test_primitives_and_their_derivatives_are_those_of_autograd(name):
     x = (POINTS.abs() if name in POSITIVE else POINTS).clone().requires_grad_()
     truth = autograd_ladder(PRIMITIVES[name].run(x), x, ORDERS)
     by_pull = by_push = Node(name, (A,))
@@ -83,8 +86,10 @@ def test_primitive_and_its_derivatives(name):
 
 
 @pytest.mark.parametrize("name", EXPRESSIONS)
-def test_expression_and_its_mixed_derivatives(name):
-    """Every word of three letters a, b: differentiated in that order, by pull, push and autograd."""
+def test_expressions_and_their_mixed_derivatives_are_those_of_autograd(name):
+    """Every word of three letters a, b: differentiated in that order, by pull, push and
+    autograd.
+    """
     f = EXPRESSIONS[name]
     a, b = POINTS.clone().requires_grad_(), POINTS.flip(0).clone().requires_grad_()
     at = {A: a.detach(), B: b.detach()}
@@ -144,11 +149,11 @@ def test_equal_expressions_are_one_object():
     ],
     ids=str,
 )
-def test_simplifications(ours, simple):
+def test_expressions_are_simplified(ours, simple):
     assert ours is simple
 
 
-def test_substitute_and_apart():
+def test_substitute_replaces_and_apart_finds_what_is_fixed():
     y = co.tanh(A + B) * A
     (replaced,) = substitute([y], {A + B: symbol("c")})
     assert replaced is co.tanh(symbol("c")) * A
@@ -157,10 +162,15 @@ def test_substitute_and_apart():
 
 
 def run_program(outputs, values, blocks=2):
-    """Through Program.bind, whose scratch is poisoned: an unwritten or re-used buffer would show."""
+    """Through Program.bind, whose scratch is poisoned: an unwritten or re-used buffer
+    would show.
+    """
     n = len(next(iter(values.values())))
     size = n // blocks
-    scratch = lambda: [torch.full((size,), math.nan, dtype=torch.float64) for _ in range(blocks)]
+
+    def scratch():
+        return [torch.full((size,), math.nan, dtype=torch.float64) for _ in range(blocks)]
+
     targets = [scratch() for _ in outputs]
     columns = {k: list(v.split(size)) for k, v in values.items()}
     run = Program(outputs, frozenset(columns)).bind(columns, targets, scratch)
@@ -255,7 +265,7 @@ def test_torch_functions_record_the_same_node(name):
         (lambda: evaluate([A + B], {A: POINTS}), "the value of 'b' is missing"),
     ],
 )
-def test_what_a_formula_may_not_do(write, words):
+def test_what_a_formula_may_not_do_is_refused(write, words):
     with pytest.raises(co.KindError, match=words):
         write()
 

@@ -1,4 +1,8 @@
-"""Steps against loops over their equations: one sample at a time, vectors and sums, differentiated twice by autograd."""
+"""Step cells compute what loops over their equations compute.
+
+The loops take one sample at a time, with vectors and sums, and are differentiated twice by
+autograd.
+"""
 
 from types import SimpleNamespace
 
@@ -74,7 +78,10 @@ def feedback(unit, L):
     return step
 
 
-softplus = lambda a: torch.log1p(torch.exp(a))
+def softplus(a):
+    return torch.log1p(torch.exp(a))
+
+
 TABLE = {  # name of the case: class, options, equations
     "gru-before": (steps.ResetBefore, {}, gru_before),
     "gru-before, no bias": (steps.ResetBefore, {"bias": False}, gru_before),
@@ -154,11 +161,23 @@ class Compared:
         self.theirs = {
             n: y.detach().double().clone().requires_grad_() for n, y in self.ours.items()
         }
-        targets = lambda j, n: self.y[:n, j] if self.readout == "every" else self.y[j : j + 1]
+
+        def targets(j, n):
+            return self.y[:n, j] if self.readout == "every" else self.y[j : j + 1]
+
         self.samples = [
-            Run(equations, self.theirs, self.theirs["u"][:n, j], self.theirs["x0"][j], targets(j, n), self.readout, H, self.direction[:n, j])
+            Run(
+                equations,
+                self.theirs,
+                self.theirs["u"][:n, j],
+                self.theirs["x0"][j],
+                targets(j, n),
+                self.readout,
+                H,
+                self.direction[:n, j],
+            )
             for j, n in enumerate(of_all)
-        ]  # fmt: skip
+        ]
         self.loss = torch.stack([s.loss for s in self.samples])
 
     def run(self):
@@ -185,10 +204,13 @@ PENALTIES = [name for name in oracles.PENALTIES if name != "none"]
 @pytest.mark.slow
 @pytest.mark.parametrize("setting", SETTINGS, ids=["ragged", "last", "one step"])
 @pytest.mark.parametrize("name", TABLE)
-def test_states_costates_and_penalised_gradients(name, setting):
+def test_states_costates_and_penalised_gradients_equal_the_loops(name, setting):
     case = Compared(name, setting)
     T, lam = setting["T"], case.costates()
-    stacked = lambda what: oracles.padded([torch.stack(what(s)) for s in case.samples], T + 1)
+
+    def stacked(what):
+        return oracles.padded([torch.stack(what(s)) for s in case.samples], T + 1)
+
     close(
         {"x": lam.trajectory.x, "lam": lam.lam, "loss": lam.loss},
         {"x": stacked(lambda s: s.x), "lam": stacked(lambda s: s.lam), "loss": case.loss},
@@ -206,7 +228,7 @@ def test_states_costates_and_penalised_gradients(name, setting):
 
 
 @pytest.mark.parametrize("name", TABLE)
-def test_second_and_third_derivatives(name):
+def test_second_and_third_derivatives_equal_the_loops(name):
     case = Compared(name, {"B": 2, "T": 3, "D": 2, "H": 2, "readout": "every", "lengths": [3, 2]})
     theirs = (
         case.loss + 0.3 * torch.stack([oracles.PENALTIES["log-ratio"](s) for s in case.samples])
@@ -219,7 +241,7 @@ def test_second_and_third_derivatives(name):
 
 
 @pytest.mark.parametrize("name", TABLE)
-def test_single_precision(name):
+def test_single_precision_agrees_with_the_loops(name):
     case = Compared(name, SETTINGS[0], torch.float32)
     lam = case.costates()
     assert lam.lam.dtype == torch.float32
@@ -293,7 +315,9 @@ def test_reset_before_and_after_the_product_differ():
     ["gru-before", "deep 3, shortcut", "feedback tanh 2", "feedback gru 3", "feedback lstm 2"],
 )
 def test_it_learns_to_remember_its_first_input(name):
-    """The sign of one number of the first step, four noisy steps later, of a hundred sequences; log 2 is chance."""
+    """The sign of one number of the first step, four noisy steps later, of a hundred sequences; log
+    2 is chance.
+    """
     torch.manual_seed(1)
     kind, options, _ = TABLE[name]
     step = kind(2, 12, **(options | ({"width": 12} if "width" in options else {})))
@@ -326,20 +350,22 @@ def test_it_learns_to_remember_its_first_input(name):
         (lambda: steps.named("gru-befor", 2, 3), "did you mean 'gru-before'"),
     ],
 )
-def test_refusals(make, words):
+def test_bad_step_cells_are_refused(make, words):
     with pytest.raises(co.InputError, match=words):
         make()
 
 
 def test_a_state_of_another_size_and_other_engines_are_refused():
-    make = lambda step, **options: co.Network(step, inputs=2, hidden=3, outputs=1, **options)
+    def make(step, **options):
+        return co.Network(step, inputs=2, hidden=3, outputs=1, **options)
+
     with pytest.raises(co.InputError, match="has 3 parts; expected 2: give"):
         make(steps.GatedFeedback(2, 3), slots=3)(torch.randn(4, 2, 2))
     with pytest.raises(co.Unsupported, match="takes its code from a cell's formula"):
         make(steps.ResetBefore(2, 3), engine="cpu")
 
 
-def test_steps_by_name():
+def test_steps_are_found_by_name():
     assert [type(steps.named(name, 2, 3)).__name__ for name in steps.STEPS] == [
         "ResetBefore",
         "GatedFeedback",
@@ -373,7 +399,10 @@ def test_a_network_takes_them_by_name():
 @pytest.mark.parametrize("name", steps.STEPS)
 def test_without_a_bias_there_is_none(name):
     """The equations above take the biases that are there, so that they would not notice."""
-    of = lambda **options: [n for n, _ in steps.named(name, 2, 3, **options).named_parameters()]
+
+    def of(**options):
+        return [n for n, _ in steps.named(name, 2, 3, **options).named_parameters()]
+
     biases = [n for n in of() if n.rsplit(".", 1)[-1] in ("b", "bias")]
     assert biases
     assert of(bias=False) == [n for n in of() if n not in biases]

@@ -1,4 +1,8 @@
-"""Structured W, and the cells that bring one: what W is, and gradients by the raw parameter against autograd on plain torch."""
+"""A structured W is the matrix that its structure promises, with the right gradient.
+
+Gradients by the raw parameter are compared with autograd on plain torch, also for the cells that
+bring a structure.
+"""
 
 import copy
 
@@ -99,8 +103,10 @@ def objective(net, u):
 
 @pytest.mark.parametrize("cell", CELLS)
 @pytest.mark.parametrize("name", WRITTEN)
-def test_gradients_by_the_raw_parameters(name, cell):
-    """First and second order, of loss and penalties, against a plain network whose W is made by hand of the same leaves."""
+def test_gradients_by_the_raw_parameters_are_those_of_autograd(name, cell):
+    """First and second order, of loss and penalties, against a plain network whose W is made by
+    hand of the same leaves.
+    """
     asked, by_hand = WRITTEN[name]
     net, plain = make(asked, cell), make(None, cell)
     u = torch.randn(T, B, I, dtype=F64, generator=torch.Generator().manual_seed(1))
@@ -128,7 +134,9 @@ def test_gradients_by_the_raw_parameters(name, cell):
     ["antisymmetric", "antisymmetric-gated", "exponential", "lipschitz", "inverse", "scrn-learned"],
 )
 def test_methods_cope_with_parameters_of_another_name(cell):
-    """BPTT and Penalised, at once and (where they may) in segments, against autograd through the definition."""
+    """BPTT and Penalised, at once and (where they may) in segments, against autograd through the
+    definition.
+    """
     u, y = torch.randn(9, B, I, dtype=F64), torch.randn(B, 2, dtype=F64)
     net = make(None, cell)
     truth = make(None, cell, engine="autograd")
@@ -152,7 +160,7 @@ def test_methods_cope_with_parameters_of_another_name(cell):
 
 
 @pytest.mark.parametrize("name", STRUCTURES)
-def test_structures_by_name(name):
+def test_structures_are_found_by_name(name):
     net = make(name, hidden=D)
     W = net.W
     assert raws(net)
@@ -172,7 +180,10 @@ def test_structures_by_name(name):
     other = make(name)
     other.load_state_dict(net.state_dict())
     assert torch.equal(other.W, net.W)
-    generator = lambda: torch.Generator().manual_seed(5)
+
+    def generator():
+        return torch.Generator().manual_seed(5)
+
     net.begin(generator())
     other.begin(generator())
     assert torch.equal(other.W, net.W)
@@ -190,7 +201,7 @@ def test_structures_by_name(name):
         WithInverse(),
     ],
 )
-def test_right_inverses(module):
+def test_W_can_be_assigned_and_comes_back(module):
     """W can be assigned, and comes back."""
     torch.manual_seed(0)
     shape = {"Diagonal": (2, 1, D), "LowRank": (2, 1, D, 2)}.get(type(module).__name__, (2 * D, D))
@@ -239,7 +250,7 @@ class Halved(torch.nn.Module):
         return M / 2
 
 
-def test_a_parametrisation_of_the_user():
+def test_a_parametrisation_of_the_user_is_used():
     net = make(Halved())
     (raw,) = raws(net).values()
     assert torch.equal(net.W, raw / 2)
@@ -273,8 +284,10 @@ def test_exponential_stays_orthogonal():
     assert float((W - start).norm()) > 0.5, "it moved"
 
 
-def test_cayley_initialisation():
-    """Angles of the rotations of exp(A): A's blocks have s = -sqrt((1 - cos q)/(1 + cos q)) = -tan(q/2) on 0..pi/2."""
+def test_cayley_initialisation_has_the_published_angles():
+    """Angles of the rotations of exp(A): A's blocks have s = -sqrt((1 - cos q)/(1 + cos q)) =
+    -tan(q/2) on 0..pi/2.
+    """
     torch.manual_seed(0)
     net = co.Network("exponential", inputs=1, hidden=401, outputs=1, dtype=F64)
     M = dict(net.named_parameters())["parametrizations.W.original"]
@@ -289,7 +302,9 @@ def test_cayley_initialisation():
 
 
 def test_the_angles_of_a_cayley_initialisation_are_uniform():
-    """Ten thousand blocks of one pair each: no angle is further from its place than chance allows."""
+    """Ten thousand blocks of one pair each: no angle is further from its place than
+    chance allows.
+    """
     M = torch.empty(20_000, 2, dtype=F64)
     Orthogonal("cayley", 2).begin(M, torch.Generator().manual_seed(0))
     A = M.unflatten(0, (-1, 2))

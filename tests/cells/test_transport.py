@@ -1,4 +1,7 @@
-"""What users send to another process arrives: by pickle, deepcopy, torch.save, spawned processes and joblib, bit for bit."""
+"""What users send to another process arrives bit for bit.
+
+By pickle, deepcopy, torch.save, spawned processes and joblib.
+"""
 
 from __future__ import annotations
 
@@ -180,7 +183,7 @@ def test_a_cell_of_the_table_is_pickled_by_name(name):
     assert len(pickle.dumps(cell)) < 200  # a name and options, no formula
 
 
-def test_cells_with_options():
+def test_cells_with_options_arrive():
     for cell in (
         library.named("rate", "relu", noise=0.3),
         library.named("antisymmetric-gated", eps=0.02),
@@ -290,7 +293,7 @@ def test_a_penalty_of_the_table_is_pickled_by_name(name):
 @pytest.mark.parametrize(
     "loss", [*losses.LOSSES.values(), losses.huber(0.3)], ids=lambda loss: loss.name
 )
-def test_losses(loss):
+def test_losses_arrive(loss):
     a = torch.linspace(-2, 2, 8, dtype=F64).reshape(4, 2)
     y = torch.tensor([0, 1, 1, 0]) if loss.name == "cross-entropy" else torch.rand(4, 2, dtype=F64)
     for way in WAYS.values():
@@ -298,7 +301,7 @@ def test_losses(loss):
 
 
 @pytest.mark.parametrize("name", schedules.SCHEDULES)
-def test_optimisers_and_schedules(name):
+def test_optimisers_and_schedules_arrive(name):
     schedule = schedules.SCHEDULES[name](warmup=3)
     recipe = recipes.Optimiser("adam", 0.1, {"amsgrad": True}, schedule)
     for way in WAYS.values():
@@ -311,13 +314,13 @@ def test_optimisers_and_schedules(name):
 @pytest.mark.parametrize(
     "name", [name for name in co.tasks.TASKS if name not in ("digits", "music")]
 )
-def test_tasks(name):
+def test_tasks_arrive_and_draw_the_same_batches(name):
     needed = {option: 12 for option, default in co.tasks.options(name).items() if default is ...}
     task = co.tasks.make(name, **needed)
     same_batches(task)
 
 
-def test_a_task_of_sequences():
+def test_a_task_of_sequences_arrives():
     torch.manual_seed(0)
     u = [torch.randn(4, 3).numpy() for _ in range(7)]
     same_batches(Own({"train": co.tasks.Sequences(u, list(range(7)))}))
@@ -373,7 +376,7 @@ def all_answers(models):
 
 
 @pytest.mark.slow
-def test_a_spawned_process():
+def test_models_arrive_in_a_spawned_process():
     models = sent()
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         found = pool.submit(all_answers, models).result(timeout=300)
@@ -382,7 +385,7 @@ def test_a_spawned_process():
 
 
 @pytest.mark.slow
-def test_joblib():
+def test_models_arrive_in_a_process_of_joblib():
     joblib = pytest.importorskip("joblib")
     models = sent()
     [found] = joblib.Parallel(n_jobs=2, backend="loky", timeout=300)(
@@ -419,7 +422,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-def test_cells_of_a_script(tmp_path):
+def test_cells_of_a_script_arrive_or_say_what_to_do(tmp_path):
     """Under spawn a script is imported again: what stands in its main block is not there."""
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(SCRIPT))

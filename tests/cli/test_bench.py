@@ -1,4 +1,7 @@
-"""The benchmark: its peers compute our gradient, its figures are what they say, its page keeps what is not its own."""
+"""The benchmark measures what it says: its peers compute our gradient, and its figures are right.
+
+Writing the results leaves the rest of the page alone.
+"""
 
 import importlib.util
 import json
@@ -42,8 +45,10 @@ def quick(tmp_path, monkeypatch):
 
 def row(**changes):
     values = {
-        "cell": "elman", "size": (10, 2, 8), "engine": "cpu", "peers": ("torch.nn", "autograd loop"),
-        "ms": {"plain": {"ours": 2.0, "torch.nn": 5.0}, "penalised": {"ours": 4.0, "autograd loop": 6.0}},
+        "cell": "elman", "size": (10, 2, 8), "engine": "cpu",
+        "peers": ("torch.nn", "autograd loop"),
+        "ms": {"plain": {"ours": 2.0, "torch.nn": 5.0},
+            "penalised": {"ours": 4.0, "autograd loop": 6.0}},
         "differs": {"plain": {"torch.nn": 1e-6}, "penalised": {"autograd loop": 1e-5}},
         "failed": {}, "rate": 1.0, "memory": 1.0,
     }  # fmt: skip
@@ -94,7 +99,9 @@ def test_a_module_and_torch_s_have_one_gradient(name):
 @pytest.mark.parametrize("kind", ["plain", "double"])
 @pytest.mark.parametrize("name", problems.FORMULAS)
 def test_flops_of_a_module_are_those_torch_counts(name, kind):
-    """Of torch's own products as they go by, but for the sums over few inputs, which are left out."""
+    """Of torch's own products as they go by, but for the sums over few inputs, which
+    are left out.
+    """
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils.flop_counter import flop_registry
 
@@ -139,7 +146,7 @@ def test_costates_stay_inside_float32(cell):
     assert logs.max() < torch.tensor(1e6).log()
 
 
-def test_apart():
+def test_the_difference_of_gradients_is_relative():
     a = {"W": torch.tensor([3.0, 4.0]), "b": torch.ones(2), "p.b_n": torch.ones(1)}
     assert apart(a, {"W": a["W"] * 1.1, "b": a["b"]}) == pytest.approx(0.1 / 1.1, rel=1e-6)
     assert apart({"b": a["b"]}, {"b": torch.zeros(2)}) > 1
@@ -205,7 +212,7 @@ def test_a_row_says_ratios_and_shares():
     assert r.strange() == []
 
 
-def test_the_table():
+def test_the_table_shows_ratios_and_costs():
     heads, lines = result().table()
     plain, penalised = (dict(zip(heads, line, strict=True)) for line in lines)
     assert heads[:6] == ["cell", "T, B, d", "gradient", "vs torch.nn", "vs autograd loop", "costs"]
@@ -251,7 +258,7 @@ def test_a_wrong_or_failing_peer_is_noticed(monkeypatch):
     assert "wrong" in found.rows[0].ms["plain"]
 
 
-def test_json(coadjoint):
+def test_json_holds_every_row(coadjoint):
     code, out, err = coadjoint("bench", *TINY, "--cells", "elman", "--json", "-", "--quiet")
     assert code == 0, err
     found = json.loads(out)
@@ -274,7 +281,7 @@ def test_json(coadjoint):
     assert str(Path.home()) not in out
 
 
-def test_a_hessian_free_step(coadjoint):
+def test_a_hessian_free_step_is_measured(coadjoint):
     code, out, err = coadjoint("bench", *TINY, "--cells", "hessian-free", "--json", "s.json")
     assert code == 0, err
     (line,) = [
@@ -308,7 +315,7 @@ def test_a_step_begins_where_the_others_did(monkeypatch):
     assert found.iterations == taken[-1].iterations == taken[-2].iterations
 
 
-def test_the_rows_and_columns_asked_for(coadjoint):
+def test_only_the_rows_and_columns_asked_for_are_measured(coadjoint):
     code, out, err = coadjoint(
         "bench", *TINY, "--cells", "gru,elman", "--peers", "autograd", "--json", "all.json"
     )
@@ -370,17 +377,20 @@ def test_a_wrong_word_gets_one_line_before_anything_is_measured(
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_no_gpu(coadjoint):
+def test_without_a_gpu_the_device_cuda_is_refused(coadjoint):
     code, out, err = coadjoint("bench", "--device", "cuda")
     assert (code, out) == (7, "")
     assert err == "coadjoint: error: device 'cuda': torch finds no GPU here. Use device 'cpu'.\n"
     assert coadjoint("bench", "--explain")[1].splitlines()[-1] == "cuda: torch finds no GPU here."
 
 
-def test_explain(coadjoint, monkeypatch):
+def test_explain_measures_nothing(coadjoint, monkeypatch):
     monkeypatch.setattr(clock_module, "clock", lambda *_: pytest.fail("timed"))
     engine = engines.load(co.Network("gru", inputs=1, hidden=1, outputs=1).engine)
-    shape = lambda cell, hidden, batch, dtype: f"{cell.name} on {batch} rows of {hidden}, {dtype}"
+
+    def shape(cell, hidden, batch, dtype):
+        return f"{cell.name} on {batch} rows of {hidden}, {dtype}"
+
     monkeypatch.setattr(engine, "explain", shape, raising=False)
     code, out, _ = coadjoint(
         "bench", "--explain", "--device", "cpu", "--cells", "gru", "--sizes", "9x3x5,8x3x5"
@@ -497,9 +507,12 @@ main()
 
 def test_it_runs_without_pydantic():
     """As with those versions of typer that do not need it."""
-    run = lambda *words: subprocess.run(
-        [sys.executable, "-c", LACKING, *words], capture_output=True, text=True
-    )
+
+    def run(*words):
+        return subprocess.run(
+            [sys.executable, "-c", LACKING, *words], capture_output=True, text=True
+        )
+
     done = run("bench", "--explain", "--device", "cpu")
     assert done.returncode == 0, done.stderr
     assert "elman: engine" in done.stdout

@@ -1,4 +1,7 @@
-"""The command line: every door opens, every wrong word gets one line and its exit code, nothing is left half-written."""
+"""The command line: every command works, and every wrong word gets one line and its exit code.
+
+Nothing is left half-written.
+"""
 
 import csv
 import json
@@ -116,18 +119,21 @@ def test_cells_are_listed_with_their_engines_and_papers(coadjoint):
 
 
 PAGES = {
-    "lstm": ["c' = f c + i g, h' = o tanh(c')", "W  [28, 7]", "R  [28, 3]", "not scan, which is for recurrences without W"],
+    "lstm": ["c' = f c + i g, h' = o tanh(c')", "W  [28, 7]", "R  [28, 3]",
+        "not scan, which is for recurrences without W"],
     "cornn": ["--dt          0.042", "--eps         4.7", "W  [7, 14]", "\n    2\n"],
-    "lru": ["p.nu     [7]", "reference, eager, cpu, scan", "torch, gaussian, glorot, he, sigmoid, basic-tanh, ring"],
+    "lru": ["p.nu     [7]", "reference, eager, cpu, scan",
+        "torch, gaussian, glorot, he, sigmoid, basic-tanh, ring"],
     "inverse": ["--k           1\n", "W  [7, 7]", "paper\n    none"],
-    "gated-feedback": ["s        = sum_i g_ij U_ij h_i", "step.levels.1.U         [7, 14]", "--unit    tanh", "autograd\n    not reference"],
+    "gated-feedback": ["s        = sum_i g_ij U_ij h_i", "step.levels.1.U         [7, 14]",
+        "--unit    tanh", "autograd\n    not reference"],
     "deep-transition": ["--width       as many as --hidden", "--shortcut    no"],
     "reservoir": ["W, R, b and leak are fixed", "with optimiser ridge", "p.leak  [7]"],
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_everything_about_a_cell(coadjoint, name):
+def test_the_page_of_a_cell_says_everything_about_it(coadjoint, name):
     code, out, err = coadjoint("cells", name, "--hidden", "7", "--inputs", "3")
     assert (code, err) == (0, "")
     assert [text for text in PAGES[name] if text not in out] == []
@@ -254,7 +260,9 @@ def test_a_folder_that_holds_a_run_is_not_touched(coadjoint):
 
 
 def test_a_run_that_has_only_begun_keeps_its_config(coadjoint):
-    """Of two that begin at once in one folder, the second finds the first one's config and nothing else."""
+    """Of two that begin at once in one folder, the second finds the first one's config and nothing
+    else.
+    """
     Path("run/checkpoints").mkdir(parents=True)
     Path("run/config.yaml").write_text("task: {name: xor}\n")
     assert coadjoint(*XOR, "--out", "run")[0] == 4
@@ -291,11 +299,14 @@ def test_what_changes_with_the_steps_goes_on_where_it_stopped(coadjoint, words):
         run[run.index("--steps") + 1] = steps_
         assert coadjoint(*run)[0] == 0
         assert not more or coadjoint(*more, "--quiet")[0] == 0
-    rows = lambda name: [
-        r
-        for r in map(json.loads, Path(name, "metrics.jsonl").read_text().splitlines())
-        if r["kind"] == "train"
-    ]
+
+    def rows(name):
+        return [
+            r
+            for r in map(json.loads, Path(name, "metrics.jsonl").read_text().splitlines())
+            if r["kind"] == "train"
+        ]
+
     assert rows("whole") == rows("part")
     assert len(rows("part")) == 4
 

@@ -1,4 +1,4 @@
-"""Comparisons: rows from words, tables from results, and a stop that loses nothing."""
+"""Comparisons: words make rows, results make tables, and stopping one loses nothing."""
 
 import contextlib
 import json
@@ -40,7 +40,7 @@ def test_alternatives_make_rows():
     }
 
 
-def test_all_cells():
+def test_all_cells_become_rows():
     rows = compared_runs.variants("p cell=all lr=1")
     assert [row.values["network"]["cell"] for row in rows] == [*library.CELLS, *steps.STEPS]
     assert rows[0].name == "p cell=elman"
@@ -63,9 +63,15 @@ def test_a_task_has_settings_of_its_own():
 
 
 @pytest.mark.parametrize(
-    ("text", "why"), [("", "a task takes a name"), ("length=3", "a task takes a name"), ("xorr", "'xor'"), ("xor lrr=1", "'lr'")]
-)  # fmt: skip
-def test_words_that_make_no_task(text, why):
+    ("text", "why"),
+    [
+        ("", "a task takes a name"),
+        ("length=3", "a task takes a name"),
+        ("xorr", "'xor'"),
+        ("xor lrr=1", "'lr'"),
+    ],
+)
+def test_words_that_make_no_task_are_refused(text, why):
     with pytest.raises(ConfigError if "xorr" not in text else Exception, match=why):
         compared_runs.tasks(text)
 
@@ -84,7 +90,7 @@ def test_words_that_make_no_task(text, why):
         ({"data": {"train": "a.csv"}}, "", "a.csv"),
     ],
 )
-def test_titles(values, name, title):
+def test_tasks_are_titled_by_their_settings(values, name, title):
     assert compared_runs.titled(setting_flags.resolve(None, values), name) == title
 
 
@@ -92,7 +98,7 @@ def test_titles(values, name, title):
     ("text", "why"),
     [("", "takes a name"), ("lr=1", "takes a name"), ("a lr", "key=value"), ("a lrr=1", "'lr'")],
 )
-def test_words_that_make_no_row(text, why):
+def test_words_that_make_no_row_are_refused(text, why):
     with pytest.raises(ConfigError, match=why):
         compared_runs.variants(text)
 
@@ -107,7 +113,7 @@ def test_words_that_make_no_row(text, why):
         ([1.0, 2.0, 9.0], "2 (1 - 9)"),
     ],
 )
-def test_spread(values, text):
+def test_a_spread_is_shown_beside_its_median(values, text):
     assert TERMINAL.spread(values, TERMINAL.count) == text
 
 
@@ -115,7 +121,8 @@ def tables(found):
     return Comparison.of(found).tables(TERMINAL)
 
 
-ENDLESS = 100_000_000  # steps, so that no run ends before something happens to it, however busy the machine is
+# steps, so that no run ends before something happens to it, however busy the machine is
+ENDLESS = 100_000_000
 
 
 def shorten(path, steps):
@@ -165,7 +172,9 @@ WILD = "wild lr=1e38 optimiser=sgd activation=relu"  # its second step is not fi
 
 @pytest.fixture(scope="module")
 def several(tmp_path_factory):
-    """Two tasks under two methods, one of which fails: the folder, compare.json, and the runs in the order they ended."""
+    """Two tasks under two methods, one of which fails: the folder, compare.json, and the runs in
+    the order they ended.
+    """
     folder = tmp_path_factory.mktemp("several") / "cmp"
     rows = [*compared_runs.variants("plain"), *compared_runs.variants(WILD)]
     compared_runs.start(SMALL, rows, [0], folder, "coadjoint compare ...", TASKS)
@@ -182,7 +191,7 @@ def several(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_the_longest_run_first(several):
+def test_the_longest_run_is_started_first(several):
     names = (
         "",
         "xor-wild-seed-0",
@@ -242,10 +251,13 @@ def complain(words, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_refusals(several, tmp_path, monkeypatch, capsys):
+def test_what_cannot_be_compared_is_refused(several, tmp_path, monkeypatch, capsys):
     folder, *_ = several
     monkeypatch.chdir(tmp_path)
-    told = lambda *words: complain(words, monkeypatch, capsys)
+
+    def told(*words):
+        return complain(words, monkeypatch, capsys)
+
     code, err = told(str(folder / "runs/xor-plain-seed-0"), "xor", "-m", "a")
     assert (
         code,
@@ -262,7 +274,7 @@ def test_refusals(several, tmp_path, monkeypatch, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_comparison_of_before(tmp_path):
+def test_a_comparison_of_an_earlier_version_is_read(tmp_path):
     """compare.json once named task, metric and goal for all rows together."""
     one = {"task": "xor", "metric": "right", "goal": None, "rows": [{"name": "a", "runs": []}]}
     (tmp_path / "compare.json").write_text(json.dumps(one))
@@ -359,11 +371,21 @@ def test_a_server_that_is_just_dying_is_asked_again(monkeypatch):
         workers.start(Late(), 3)
 
 
-def test_success_within_budgets():
-    """Counted within each budget of a row, with gradients beside the seconds; without budgets nothing is added."""
-    run = lambda success, work, seconds: {
-        "status": "finished", "success": success, "steps": 5, "work": work, "seconds": seconds, "metric": 0.5,
-    }  # fmt: skip
+def test_success_is_counted_within_each_budget():
+    """Counted within each budget of a row, with gradients beside the seconds; without budgets
+    nothing is added.
+    """
+
+    def run(success, work, seconds):
+        return {
+            "status": "finished",
+            "success": success,
+            "steps": 5,
+            "work": work,
+            "seconds": seconds,
+            "metric": 0.5,
+        }
+
     runs = [run(True, 900, 70.0), run(True, 1100, 20.0), run(False, 5000, 99.0)]
     about = {"task": "xor", "metric": "right", "goal": "right >= 1", "settings": {}, "runs": runs}
     found = {
@@ -373,7 +395,10 @@ def test_success_within_budgets():
         ]
     }
     heads, (a, b) = tables(found)["xor"]
-    at = lambda row, head: row[heads.index(head)]
+
+    def at(row, head):
+        return row[heads.index(head)]
+
     assert [at(a, h) for h in ("success", "in 1,000 gradients", "in 60 seconds")] == [
         "2 of 3",
         "1 of 3",
@@ -390,7 +415,7 @@ def test_success_within_budgets():
 
 
 @pytest.mark.slow
-def test_a_comparison_with_budgets(tmp_path):
+def test_a_comparison_can_have_budgets(tmp_path):
     rows = compared_runs.variants("plain") + compared_runs.variants("penalised penalty=log-ratio")
     base = {
         "task": {"name": "xor", "length": 10},
@@ -433,7 +458,9 @@ def eventually(condition, seconds=300):
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are looked up in /proc")
 @pytest.mark.parametrize("victim", ["comparison", "worker"])
 def test_runs_save_and_end_when_what_began_them_is_killed(tmp_path, victim):
-    """SIGKILL to the comparison, or to the process between it and a run; the run would take hours."""
+    """SIGKILL to the comparison, or to the process between it and a run; the run would
+    take hours.
+    """
     folder = tmp_path / "cmp"
     long = {
         **SMALL,
@@ -444,7 +471,10 @@ def test_runs_save_and_end_when_what_began_them_is_killed(tmp_path, victim):
     run, pid = folder / "runs" / "a-seed-0", None
     process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        begun = lambda: (run / "metrics.jsonl").exists() and (run / "metrics.jsonl").stat().st_size
+
+        def begun():
+            return (run / "metrics.jsonl").exists() and (run / "metrics.jsonl").stat().st_size
+
         assert eventually(begun), "the run never began"
         pid = owner(run)
         assert not gone(pid)

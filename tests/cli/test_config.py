@@ -1,4 +1,4 @@
-"""Config: what a file or a flag may say, what is refused and in which words, and what comes of it."""
+"""What a config file or a flag may say, what is refused and in which words, and what it builds."""
 
 import json
 from pathlib import Path
@@ -88,7 +88,7 @@ FILES = [
 
 
 @pytest.mark.parametrize(("text", "line"), FILES, ids=[t for t, _ in FILES])
-def test_refusal_of_a_file(text, line, tmp_path, monkeypatch):
+def test_a_bad_file_is_refused_in_one_line(text, line, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("run.yaml").write_text(text)
     assert refusal(setting_flags.resolve, settings.load("run.yaml")) == [line]
@@ -134,7 +134,8 @@ FLAGS = [
         "task",
         "easiest",
         "0,5",
-        "--easiest: must be two values, a number greater than 0 and at most 1 and a whole number from 1 to 2147483647; got [0, 5].",
+        "--easiest: must be two values, a number greater than 0 and at most 1 and a whole number "
+        "from 1 to 2147483647; got [0, 5].",
     ),
     (
         "data",
@@ -146,7 +147,7 @@ FLAGS = [
 
 
 @pytest.mark.parametrize(("section", "key", "text", "line"), FLAGS)
-def test_refusal_of_a_flag(section, key, text, line):
+def test_a_bad_flag_is_refused_in_one_line(section, key, text, line):
     assert refusal(
         setting_flags.resolve, None, {section: {key: setting_flags.from_flag(section, key, text)}}
     ) == [line]
@@ -163,72 +164,131 @@ def test_flags_come_on_top_of_a_file(tmp_path):
     assert (c.optimiser.lr, c.optimiser.name, c.task.length) == (0.01, "sgd", (10, 20))
 
 
-def test_lists_of_columns():
+def test_a_flag_splits_lists_of_columns():
     assert setting_flags.from_flag("data", "target", "a,b") == ["a", "b"]
     assert setting_flags.from_flag("data", "target", "12") == "12"
     assert setting_flags.from_flag("data", "sep", ",") == ","
 
 
 IDLE = [
-    ({"optimiser": {"momentum": 0.9}}, "--momentum does nothing with --optimiser adam: it belongs to momentum, nesterov, rmsprop."),
-    ({"optimiser": {"name": "sgd", "betas": [0.9, 0.99]}}, "--betas does nothing with --optimiser sgd: it belongs to adam, adamw, adamax, nadam, radam."),
-    ({"optimiser": {"decay": 0.5}}, "--decay does nothing with --schedule constant: it belongs to exponential, inverse-time, plateau."),
-    ({"optimiser": {"schedule": "cosine", "plateau": 3}}, "--plateau does nothing with --schedule cosine: it belongs to plateau."),
-    ({"optimiser": {"schedule": "plateau", "end": 0.1}}, "--end does nothing with --schedule plateau: it belongs to linear, cosine."),
+    ({"optimiser": {"momentum": 0.9}},
+        "--momentum does nothing with --optimiser adam: it belongs to momentum, nesterov, "
+        "rmsprop."),
+    ({"optimiser": {"name": "sgd", "betas": [0.9, 0.99]}},
+        "--betas does nothing with --optimiser sgd: it belongs to adam, adamw, adamax, nadam, "
+        "radam."),
+    ({"optimiser": {"decay": 0.5}},
+        "--decay does nothing with --schedule constant: it belongs to exponential, inverse-time, "
+        "plateau."),
+    ({"optimiser": {"schedule": "cosine", "plateau": 3}},
+        "--plateau does nothing with --schedule cosine: it belongs to plateau."),
+    ({"optimiser": {"schedule": "plateau", "end": 0.1}},
+        "--end does nothing with --schedule plateau: it belongs to linear, cosine."),
     ({"optimiser": {"name": "hessian-free", "lr": 0.1}}, None),
-    ({"optimiser": {"name": "hessian-free", "schedule": "cosine"}}, "--schedule and --warmup do nothing with --optimiser hessian-free: it has no step size."),
+    ({"optimiser": {"name": "hessian-free", "schedule": "cosine"}},
+        "--schedule and --warmup do nothing with --optimiser hessian-free: it has no step size."),
     ({"optimiser": {"name": "lbfgs", "step_rule": "armijo"}}, None),
-    ({"optimiser": {"name": "lbfgs"}, "training": {"clip_mean": 2.0}}, "--clip-mean does nothing with --optimiser lbfgs: it finds its own way."),
-    ({"optimiser": {"cg": 20}}, "--cg does nothing with --optimiser adam: it belongs to hessian-free."),
-    ({"optimiser": {"history": 20}}, "--history does nothing with --optimiser adam: it belongs to lbfgs."),
-    ({"optimiser": {"ridge": 1.0}}, "--ridge does nothing with --optimiser adam: it belongs to ridge."),
-    ({"optimiser": {"name": "ridge"}, "gradient": {"penalty": "variance"}}, "--method penalised does nothing with --optimiser ridge: it solves for the readout."),
+    ({"optimiser": {"name": "lbfgs"}, "training": {"clip_mean": 2.0}},
+        "--clip-mean does nothing with --optimiser lbfgs: it finds its own way."),
+    ({"optimiser": {"cg": 20}},
+        "--cg does nothing with --optimiser adam: it belongs to hessian-free."),
+    ({"optimiser": {"history": 20}},
+        "--history does nothing with --optimiser adam: it belongs to lbfgs."),
+    ({"optimiser": {"ridge": 1.0}},
+        "--ridge does nothing with --optimiser adam: it belongs to ridge."),
+    ({"optimiser": {"name": "ridge"}, "gradient": {"penalty": "variance"}},
+        "--method penalised does nothing with --optimiser ridge: it solves for the readout."),
     ({"optimiser": {"name": "hessian-free"}, "network": {"dropout": 0.1}}, None),
     ({"optimiser": {"direction": "temporal"}, "gradient": {"penalty": "variance"}}, None),
-    ({"optimiser": {"schedule": "cosine"}, "training": {"seconds": 5.0}}, "a linear or cosine schedule ends with the last step, and a budget does not say which: give --steps."),
-    ({"optimiser": {"step_rule": "armijo", "threshold": 1.0}}, "--threshold does nothing with --step-rule armijo: it belongs to galvan."),
-    ({"network": {"std": 0.1}}, "--std does nothing with --init torch: it belongs to gaussian, spectral, sparse, orthogonal, identity."),
-    ({"network": {"init": "gaussian", "radius": 1.0}}, "--radius does nothing with --init gaussian: it belongs to spectral, sparse, orthogonal, identity, ring."),
+    ({"optimiser": {"schedule": "cosine"}, "training": {"seconds": 5.0}},
+        "a linear or cosine schedule ends with the last step, and a budget does not say which: "
+        "give --steps."),
+    ({"optimiser": {"step_rule": "armijo", "threshold": 1.0}},
+        "--threshold does nothing with --step-rule armijo: it belongs to galvan."),
+    ({"network": {"std": 0.1}},
+        "--std does nothing with --init torch: it belongs to gaussian, spectral, sparse, "
+        "orthogonal, identity."),
+    ({"network": {"init": "gaussian", "radius": 1.0}},
+        "--radius does nothing with --init gaussian: it belongs to spectral, sparse, orthogonal, "
+        "identity, ring."),
     ({"network": {"inner": 0.5}}, "--inner does nothing with --init torch: it belongs to ring."),
-    ({"network": {"attention_steps": 5}}, "--attention-steps does nothing with --readout last: it belongs to attention."),
+    ({"network": {"attention_steps": 5}},
+        "--attention-steps does nothing with --readout last: it belongs to attention."),
     ({"network": {"eps": 0.1}}, "--eps does nothing with cell 'elman'; its options: activation."),
-    ({"network": {"cell": "lru", "noise": 0.1}}, "--noise does nothing with cell 'lru'; its options: none."),
-    ({"network": {"cell": "scrn", "eps": 0.1}}, "--eps does nothing with cell 'scrn'; its options: activation, alpha."),
-    ({"network": {"cell": "cornn", "k": 2}}, "--k does nothing with cell 'cornn'; its options: activation, dt, eps, gamma."),
-    ({"network": {"cell": "gru-before", "depth": 2}}, "--depth does nothing with cell 'gru-before'; its options: none."),
-    ({"network": {"cell": "gated-feedback", "width": 2}}, "--width does nothing with cell 'gated-feedback'; its options: layers, unit."),
-    ({"network": {"cell": "lstm", "activation": "relu"}}, "--activation does nothing with cell 'lstm'; its options: none."),
-    ({"network": {"cell": ["lstm", "rate"], "eps": 0.1}}, "--eps does nothing with cells lstm, rate; their options: activation, noise."),
+    ({"network": {"cell": "lru", "noise": 0.1}},
+        "--noise does nothing with cell 'lru'; its options: none."),
+    ({"network": {"cell": "scrn", "eps": 0.1}},
+        "--eps does nothing with cell 'scrn'; its options: activation, alpha."),
+    ({"network": {"cell": "cornn", "k": 2}},
+        "--k does nothing with cell 'cornn'; its options: activation, dt, eps, gamma."),
+    ({"network": {"cell": "gru-before", "depth": 2}},
+        "--depth does nothing with cell 'gru-before'; its options: none."),
+    ({"network": {"cell": "gated-feedback", "width": 2}},
+        "--width does nothing with cell 'gated-feedback'; its options: layers, unit."),
+    ({"network": {"cell": "lstm", "activation": "relu"}},
+        "--activation does nothing with cell 'lstm'; its options: none."),
+    ({"network": {"cell": ["lstm", "rate"], "eps": 0.1}},
+        "--eps does nothing with cells lstm, rate; their options: activation, noise."),
     ({"network": {"beta": 0.5}}, "--beta does nothing with cell 'elman'; its options: activation."),
-    ({"network": {"cell": "inverse", "structure": "diagonal"}}, "--structure does nothing with cell 'inverse': its equations say what W is."),
-    ({"network": {"dropout": 0.1}, "task": {"name": "sorting"}}, "--dropout acts between the layers of the encoder where the answer is a sequence, and there is one: give --layers."),
-    ({"gradient": {"pretrain": 5}}, "--pretrain does nothing with --method bptt: it belongs to penalised."),
-    ({"gradient": {"pretrain": 5, "penalty": "variance", "weight": 0.0}}, "--pretrain minimises the penalty alone, and --weight 0 leaves nothing of it."),
-    ({"gradient": {"weight_target": 0.1}}, "--weight-target does nothing with --method bptt: it belongs to penalised."),
-    ({"gradient": {"weight_target": 0.1, "penalty": "variance", "weight_schedule": "linear"}}, "--weight-target does nothing with --weight-schedule linear: it belongs to steered."),
-    ({"gradient": {"weight_schedule": "steered", "penalty": "variance"}}, "--weight-schedule steered needs --weight-target."),
-    ({"task": {"name": "xor", "easiest_by": "loss"}}, "--easiest-by says what is easy, and does nothing without --easiest."),
-    ({"network": {"residual": True, "bidirectional": True}}, "--residual acts between layers, and there is one: give --layers or a list of cells."),
-    ({"network": {"cell": ["lstm", "gru"], "layers": 2}}, "--cell lstm,gru has a layer for each name: leave out --layers, or name one cell."),
-    ({"network": {"cell": ["reservoir", "gru"]}}, "a reservoir is not mixed with other cells; --layers 2 makes two of it."),
+    ({"network": {"cell": "inverse", "structure": "diagonal"}},
+        "--structure does nothing with cell 'inverse': its equations say what W is."),
+    ({"network": {"dropout": 0.1}, "task": {"name": "sorting"}},
+        "--dropout acts between the layers of the encoder where the answer is a sequence, and "
+        "there is one: give --layers."),
+    ({"gradient": {"pretrain": 5}},
+        "--pretrain does nothing with --method bptt: it belongs to penalised."),
+    ({"gradient": {"pretrain": 5, "penalty": "variance", "weight": 0.0}},
+        "--pretrain minimises the penalty alone, and --weight 0 leaves nothing of it."),
+    ({"gradient": {"weight_target": 0.1}},
+        "--weight-target does nothing with --method bptt: it belongs to penalised."),
+    ({"gradient": {"weight_target": 0.1, "penalty": "variance", "weight_schedule": "linear"}},
+        "--weight-target does nothing with --weight-schedule linear: it belongs to steered."),
+    ({"gradient": {"weight_schedule": "steered", "penalty": "variance"}},
+        "--weight-schedule steered needs --weight-target."),
+    ({"task": {"name": "xor", "easiest_by": "loss"}},
+        "--easiest-by says what is easy, and does nothing without --easiest."),
+    ({"network": {"residual": True, "bidirectional": True}},
+        "--residual acts between layers, and there is one: give --layers or a list of cells."),
+    ({"network": {"cell": ["lstm", "gru"], "layers": 2}},
+        "--cell lstm,gru has a layer for each name: leave out --layers, or name one cell."),
+    ({"network": {"cell": ["reservoir", "gru"]}},
+        "a reservoir is not mixed with other cells; --layers 2 makes two of it."),
     ({"network": {"cell": []}}, "--cell names no cell: `coadjoint cells` lists them."),
-    ({"network": {"freeze": ["W", "p.leak"]}}, "--freeze: this network has no parameter 'p.leak'; it has W, R, b, V, b_o."),
-    ({"network": {"cell": "antisymmetric", "freeze": ""}}, "--freeze: this network has no parameter ''; it has W, R, b, V, b_o."),
-    ({"task": {"name": "memorisation-5"}, "network": {"readout": "tilted"}}, "--readout tilted gives one answer for a sequence, and here one is asked for at every step."),
-    ({"gradient": {"weight": 2.0}}, "--weight does nothing with --method bptt: it belongs to penalised."),
-    ({"gradient": {"weight_rate": 2.0}}, "--weight-rate does nothing with --weight-schedule constant: it belongs to inverse-time, exponential."),
-    ({"gradient": {"penalty": "variance", "weight_end": 1.0}}, "--weight-end does nothing with --weight-schedule constant: it belongs to linear."),
-    ({"gradient": {"weight_schedule": "constant"}}, "--weight-schedule does nothing with --method bptt: it belongs to penalised."),
-    ({"gradient": {"method": "rtrl", "penalty": "variance"}}, "--penalty does nothing with --method rtrl: it belongs to penalised."),
+    ({"network": {"freeze": ["W", "p.leak"]}},
+        "--freeze: this network has no parameter 'p.leak'; it has W, R, b, V, b_o."),
+    ({"network": {"cell": "antisymmetric", "freeze": ""}},
+        "--freeze: this network has no parameter ''; it has W, R, b, V, b_o."),
+    ({"task": {"name": "memorisation-5"}, "network": {"readout": "tilted"}},
+        "--readout tilted gives one answer for a sequence, and here one is asked for at "
+        "every step."),
+    ({"gradient": {"weight": 2.0}},
+        "--weight does nothing with --method bptt: it belongs to penalised."),
+    ({"gradient": {"weight_rate": 2.0}},
+        "--weight-rate does nothing with --weight-schedule constant: it belongs to inverse-time, "
+        "exponential."),
+    ({"gradient": {"penalty": "variance", "weight_end": 1.0}},
+        "--weight-end does nothing with --weight-schedule constant: it belongs to linear."),
+    ({"gradient": {"weight_schedule": "constant"}},
+        "--weight-schedule does nothing with --method bptt: it belongs to penalised."),
+    ({"gradient": {"method": "rtrl", "penalty": "variance"}},
+        "--penalty does nothing with --method rtrl: it belongs to penalised."),
     ({"gradient": {"k1": 3}}, "--k1 does nothing with --method bptt: it belongs to truncated."),
-    ({"task": {"rule": "strict"}}, "--rule does nothing with task 'xor'; its options: length, ragged, curriculum."),
-    ({"task": {"pixels": 1}}, "--pixels does nothing with task 'xor'; its options: length, ragged, curriculum."),
-    ({"data": {"kind": "next"}}, "--kind belongs to your own data (--train FILE), not to task 'xor'."),
-    ({"training": {"epochs": 3}}, "--epochs counts passes over a finite set, and this task is generated without end: use --steps."),
+    ({"task": {"rule": "strict"}},
+        "--rule does nothing with task 'xor'; its options: length, ragged, curriculum."),
+    ({"task": {"pixels": 1}},
+        "--pixels does nothing with task 'xor'; its options: length, ragged, curriculum."),
+    ({"data": {"kind": "next"}},
+        "--kind belongs to your own data (--train FILE), not to task 'xor'."),
+    ({"training": {"epochs": 3}},
+        "--epochs counts passes over a finite set, and this task is generated without end: use "
+        "--steps."),
     ({"gradient": {"method": "penalised"}}, None),
-    ({"gradient": {"method": "truncated"}}, "--method truncated needs --k1, and --k2 if losses are pulled back further."),
-    ({"gradient": {"penalty": "variance", "weight_schedule": "exponential"}}, "--weight-schedule exponential needs --weight-rate."),
-    ({"gradient": {"penalty": "variance", "weight_schedule": "exponential", "weight_rate": 2.0}}, None),
+    ({"gradient": {"method": "truncated"}},
+        "--method truncated needs --k1, and --k2 if losses are pulled back further."),
+    ({"gradient": {"penalty": "variance", "weight_schedule": "exponential"}},
+        "--weight-schedule exponential needs --weight-rate."),
+    ({"gradient": {"penalty": "variance", "weight_schedule": "exponential", "weight_rate": 2.0}},
+        None),
 ]  # fmt: skip
 
 
@@ -296,7 +356,7 @@ def test_what_a_part_declines_is_refused_before_a_run(changes, words):
         build.build(setting_flags.resolve(None, merged(changes)))
 
 
-def test_a_device_that_is_not_there(monkeypatch):
+def test_a_device_that_is_not_there_is_refused(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(MissingError, match="Use --device cpu") as error:
         build.build(setting_flags.resolve(None, merged({"training": {"device": "cuda"}})))
@@ -304,8 +364,12 @@ def test_a_device_that_is_not_there(monkeypatch):
 
 
 def test_a_weight_of_zero_is_plain_unless_it_grows():
-    given = lambda g: {"gradient": {"penalty": "variance", **g}, "training": {"steps": 10}}
-    of = lambda **g: build.gradient_of(setting_flags.resolve(None, given(g)))
+    def given(g):
+        return {"gradient": {"penalty": "variance", **g}, "training": {"steps": 10}}
+
+    def of(**g):
+        return build.gradient_of(setting_flags.resolve(None, given(g)))
+
     assert isinstance(of(weight=0), bptt.BPTT)
     assert isinstance(of(), penalised.Penalised)
     assert isinstance(of(weight=0, weight_schedule="linear", weight_end=2), penalised.Penalised)
@@ -345,7 +409,9 @@ def test_a_resolved_config_reads_back_and_means_the_same(changes, tmp_path):
 
 
 def test_a_stream_keeps_the_settings_of_earlier_versions(tmp_path):
-    """Its description holds no step size that was not given: folders of 0.6 are compared with it when they are resumed."""
+    """Its description holds no step size that was not given: folders of 0.6 are compared with it
+    when they are resumed.
+    """
     (tmp_path / "s.csv").write_text("a,b\n" + "1.0,2.0\n" * 5)
     sections = {
         "data": {"train": str(tmp_path / "s.csv"), "kind": "next"},
@@ -444,10 +510,12 @@ NETWORKS = {
     "tilted": {"cell": "lipschitz", "beta": -2.0, "readout": "tilted"},
     "lru": {"cell": "lru", "init": "ring", "inner": 0.9, "radius": 0.99, "skip": True},
     "gated-feedback": {"cell": "gated-feedback", "layers": 3, "unit": "lstm", "bias": False},
-    "deep-transition": {"cell": "deep-transition", "depth": 3, "width": 5, "shortcut": True, "activation": "sigmoid"},
+    "deep-transition": {"cell": "deep-transition", "depth": 3, "width": 5, "shortcut": True,
+        "activation": "sigmoid"},
     "reservoir": {"cell": "reservoir", "deep": [6, 5]},
     "frozen": {"cell": "lstm", "freeze": ["W", "b_o"], "structure": "low-rank", "deep": 3},
-    "stack": {"cell": ["lstm", "gru-before", "rate"], "noise": 0.1, "residual": True, "dropout": 0.2, "readout": "tilted-tanh"},
+    "stack": {"cell": ["lstm", "gru-before", "rate"], "noise": 0.1, "residual": True,
+        "dropout": 0.2, "readout": "tilted-tanh"},
     "both ways": {"cell": "elman", "layers": 2, "bidirectional": True, "deep": 5, "x0": "learned"},
     "reservoirs": {"cell": "reservoir", "layers": 2},
 }  # fmt: skip
@@ -497,7 +565,9 @@ BY_HAND = {
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_section_says_what_the_library_would(name):
-    """The same outputs and gradients, in training, as of a network made by hand with the same weights."""
+    """The same outputs and gradients, in training, as of a network made by hand with the same
+    weights.
+    """
     shape = Shape(inputs=2, outputs=1, readout="last", output="sigmoid")
     ours, theirs = (
         constructed(schema.NetworkSection(hidden=4, **NETWORKS[name]), shape, 64),
@@ -582,27 +652,45 @@ def test_every_option_of_every_cell_is_a_key():
 
 DAMAGED = [
     (lambda d: d.pop("network"), "its description is damaged: 'network' is missing"),
-    (lambda d: d.update(network=[1]), "its description is damaged: 'network' should be a valid dictionary"),
-    (lambda d: d["network"].update(hidden="4"), "its description is damaged: 'network.hidden' should be a valid integer; got '4'"),
-    (lambda d: d["network"].update(evil="x"), "its description is damaged: 'network.evil' does not belong to it"),
-    (lambda d: d["network"].update(eps="a"), "its description is damaged: 'network.eps' should be a valid number; got 'a'"),
-    (lambda d: d["shape"].update(mask=1), "its description is damaged: 'shape.mask' does not belong to it"),
-    (lambda d: d["shape"].update(readout="never"), "its description is damaged: 'shape.readout' should be 'last', 'every' or 'sequence'; got 'never'"),
-    (lambda d: d["shape"].update(output="os.system"), "cannot be built: unknown output function 'os.system'"),
+    (lambda d: d.update(network=[1]),
+        "its description is damaged: 'network' should be a valid dictionary"),
+    (lambda d: d["network"].update(hidden="4"),
+        "its description is damaged: 'network.hidden' should be a valid integer; got '4'"),
+    (lambda d: d["network"].update(evil="x"),
+        "its description is damaged: 'network.evil' does not belong to it"),
+    (lambda d: d["network"].update(eps="a"),
+        "its description is damaged: 'network.eps' should be a valid number; got 'a'"),
+    (lambda d: d["shape"].update(mask=1),
+        "its description is damaged: 'shape.mask' does not belong to it"),
+    (lambda d: d["shape"].update(readout="never"),
+        "its description is damaged: 'shape.readout' should be 'last', 'every' or 'sequence'; got "
+        "'never'"),
+    (lambda d: d["shape"].update(output="os.system"),
+        "cannot be built: unknown output function 'os.system'"),
     (lambda d: d["network"].update(cell="os.system"), "cannot be built: unknown cell 'os.system'"),
-    (lambda d: d["network"].update(cell="rate", eps=0.1), "cannot be built: eps does nothing with cell 'rate'"),
-    (lambda d: d["network"].update(hidden=2**31 - 1), "cannot be built: it is larger than the file"),
-    (lambda d: d["network"].update(cell="deep-transition", width=2**31 - 1), "cannot be built: it is larger than the file"),
-    (lambda d: d["network"].update(deep=[1, 2**31 - 1]), "cannot be built: it is larger than the file"),
-    (lambda d: d["network"].update(freeze=["x"]), "cannot be built: freeze: this network has no parameter 'x'"),
-    (lambda d: d["network"].update(structure="dale"), "belongs to another network: for 'W' it has float32 [4, 4]"),
+    (lambda d: d["network"].update(cell="rate", eps=0.1),
+        "cannot be built: eps does nothing with cell 'rate'"),
+    (lambda d: d["network"].update(hidden=2**31 - 1),
+        "cannot be built: it is larger than the file"),
+    (lambda d: d["network"].update(cell="deep-transition", width=2**31 - 1),
+        "cannot be built: it is larger than the file"),
+    (lambda d: d["network"].update(deep=[1, 2**31 - 1]),
+        "cannot be built: it is larger than the file"),
+    (lambda d: d["network"].update(freeze=["x"]),
+        "cannot be built: freeze: this network has no parameter 'x'"),
+    (lambda d: d["network"].update(structure="dale"),
+        "belongs to another network: for 'W' it has float32 [4, 4]"),
     (lambda d: d["network"].update(hidden=5), "belongs to another network: for 'R' it has"),
-    (lambda d: d.update(precision="x"), "its description is damaged: 'precision' should be 32 or 64; got 'x'"),
-    (lambda d: d.update(precision=16), "its description is damaged: 'precision' should be 32 or 64; got 16"),
+    (lambda d: d.update(precision="x"),
+        "its description is damaged: 'precision' should be 32 or 64; got 'x'"),
+    (lambda d: d.update(precision=16),
+        "its description is damaged: 'precision' should be 32 or 64; got 16"),
     (lambda d: d.pop("precision"), "its description is damaged: 'precision' is missing"),
     (lambda d: d.update(evil=1), "its description is damaged: 'evil' does not belong to it"),
-    (lambda d: d.update(task=1), "its description is damaged: 'task' should be a valid string; got 1"),
-    (lambda d: d["network"].update(cell=["elman"] * 50), "cannot be built: it is larger than the file"),
+    (lambda d: d.update(task=1),
+        "its description is damaged: 'task' should be a valid string; got 1"),
+    (lambda d: d["network"].update(cell=["elman"] * 50),
+        "cannot be built: it is larger than the file"),
     (lambda d: d["network"].update(deep=[1] * 50), "cannot be built: it is larger than the file"),
 ]  # fmt: skip
 

@@ -1,13 +1,14 @@
-"""The whole way on a system that lacks what only POSIX has: train, interrupt, resume, predict, report, compare.
+"""Everything works on a system without what only POSIX has.
 
-A `sitecustomize` takes it all away, in the command line and in every process that it starts."""
+Train, interrupt, resume, predict, report and compare run while a `sitecustomize` hides the POSIX
+modules and functions, in the command line and in every process that it starts.
+"""
 
 import json
 import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ import pytest
 import coadjoint
 from coadjoint.cli import workers
 from coadjoint.training import files
+from work import until
 
 LACKING = """
 import importlib.abc, os, signal, sys
@@ -29,7 +31,10 @@ class Lacking(importlib.abc.MetaPathFinder):
 for name in LACKS:
     sys.modules.pop(name, None)
 sys.meta_path.insert(0, Lacking())
-for name in ("fork", "getuid", "geteuid", "getppid", "pread", "O_DIRECTORY", "O_NOFOLLOW", "O_NONBLOCK", "sched_getaffinity"):
+for name in (
+    "fork", "getuid", "geteuid", "getppid", "pread", "sched_getaffinity",
+    "O_DIRECTORY", "O_NOFOLLOW", "O_NONBLOCK",
+):
     delattr(os, name)
 for name in ("SIGHUP", "SIGKILL"):
     delattr(signal, name)
@@ -61,15 +66,7 @@ def elsewhere(tmp_path, monkeypatch):
     return call
 
 
-def until(condition, process):
-    end = time.monotonic() + 600
-    while not condition():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < end, "it never came"
-        time.sleep(0.02)
-
-
-def test_the_system_lacks_it(elsewhere):
+def test_the_system_lacks_what_the_next_test_does_without(elsewhere):
     """What the next test takes for granted."""
     tried = (
         "import os, signal; print([hasattr(os, 'fork'), hasattr(signal, 'SIGHUP')]); import fcntl"
@@ -80,7 +77,7 @@ def test_the_system_lacks_it(elsewhere):
 
 
 @pytest.mark.slow
-def test_the_whole_way(elsewhere, tmp_path):
+def test_a_run_is_trained_interrupted_resumed_and_used(elsewhere, tmp_path):
     rows = [f"s{i},{t},{(i * 7 + t) % 5},{'xy'[i % 2]}" for i in range(12) for t in range(4)]
     (tmp_path / "data.csv").write_text("\n".join(["id,t,a,label", *rows]) + "\n")
     small = ["--hidden", "3", "--every", "5", "--checkpoint", "5", "--batch", "4", "--probes", "2"]

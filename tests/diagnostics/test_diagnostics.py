@@ -1,4 +1,7 @@
-"""Diagnostics: every figure against an oracle of its own, in float64; pictures, files, pages and the command."""
+"""Every figure of a diagnosis equals an oracle's, in float64.
+
+Also plots, files, pages and the command.
+"""
 
 import copy
 import itertools
@@ -26,9 +29,14 @@ torch_double = {"dtype": torch.float64}
 
 
 def evaluated(cell="elman", ragged=True, loss="squared", hidden=5, T=6, **options):
-    """A network of this cell and its plain gradient on four samples, from states that are not zero."""
+    """A network of this cell and its plain gradient on four samples, from states that
+    are not zero.
+    """
     g = torch.Generator().manual_seed(3)
-    draw = lambda *shape: torch.randn(*shape, generator=g, **torch_double)
+
+    def draw(*shape):
+        return torch.randn(*shape, generator=g, **torch_double)
+
     torch.manual_seed(4)
     net = co.Network(cell, inputs=3, hidden=hidden, outputs=2, **torch_double, **options)
     with torch.no_grad():
@@ -51,9 +59,12 @@ def own(e, j):
 
 def jacobians_of(e, j):
     u, x = own(e, j)
-    step = lambda t: torch.autograd.functional.jacobian(
-        lambda x: e.network.advance(u[t][None], x[None])[0], x[t]
-    )
+
+    def step(t):
+        return torch.autograd.functional.jacobian(
+            lambda x: e.network.advance(u[t][None], x[None])[0], x[t]
+        )
+
     return [step(t).detach().numpy() for t in range(len(u))]
 
 
@@ -69,12 +80,17 @@ CELLS = [
     {"cell": "lru"},
     {"cell": "gru-before"},
 ]
-name_of = lambda case: " ".join(map(str, case.values()))
+
+
+def name_of(case):
+    return " ".join(map(str, case.values()))
 
 
 @pytest.mark.parametrize("case", CELLS, ids=name_of)
-def test_jacobians_and_what_is_made_of_them(case):
-    """J_t by autograd, one sample at a time; their products by numpy's SVD, their growth by torch's QR."""
+def test_jacobians_and_what_is_made_of_them_equal_the_oracle(case):
+    """J_t by autograd, one sample at a time; their products by numpy's SVD, their growth by torch's
+    QR.
+    """
     e = evaluated(**case)
     found, each = jacobians(e), [jacobians_of(e, j) for j in range(4)]
     for j, J in enumerate(each):
@@ -120,7 +136,7 @@ def test_jacobians_and_what_is_made_of_them(case):
             np.testing.assert_allclose(exponents.each[j].sum(), volume, rtol=1e-9)
 
 
-def test_fewer_samples_and_fewer_points():
+def test_fewer_samples_and_fewer_points_can_be_asked_for():
     e = evaluated()
     assert jacobians(e, 2).shape == (6, 2, 5, 5)
     few = singular_values(e, samples=1, points=3)
@@ -284,7 +300,7 @@ def test_decay_of_a_stack_is_that_of_its_layers_and_of_all_as_one():
     assert all("Use co.Network" in why for why in declined.declined.values())
 
 
-def test_spectrum_of_each_block():
+def test_the_spectrum_of_each_block_is_that_of_numpy():
     e = evaluated("lstm")
     found = spectrum(e)
     assert found.names == ("W_i", "W_f", "W_g", "W_o")
@@ -338,7 +354,7 @@ def test_bounds_belong_to_elman_and_costates_to_a_loss_of_the_last_step():
     assert np.isnan(bounds(evaluated(readout="every")).costates).all()
 
 
-def test_saturation_of_plain_units():
+def test_saturation_counts_plain_units_with_flat_slopes():
     e = evaluated(hidden=7)
     with torch.no_grad():
         e.network.R.mul_(3)
@@ -385,7 +401,9 @@ def test_saturation_of_a_gated_unit_is_that_no_gate_moves_it():
 
 
 def test_data_of_a_step_is_no_argument():
-    """h' = sigma(...): the slope by m, which says whether W or its inverse is taken, is not among those of the unit."""
+    """h' = sigma(...): the slope by m, which says whether W or its inverse is taken, is not among
+    those of the unit.
+    """
     e = evaluated("inverse", ragged=False)
     e = co.BPTT()(e.network, co.Batch(e.batch.u, e.batch.y, x0=9 * e.batch.x0), "squared")
     np.testing.assert_allclose(
@@ -405,7 +423,7 @@ def test_units_of_small_steps_are_not_saturated_at_rest(cell):
     assert saturation(e).units.mean() < 0.2
 
 
-def test_paths_one_by_one():
+def test_paths_add_up_one_by_one():
     """Every path of a small network with absent connections, followed step by step."""
     mask = torch.tensor([[1.0, 1, 0], [0, 1, 1], [1, 0, 1]], **torch_double)
     e = evaluated(activation="relu", hidden=3, mask=mask, T=6)
@@ -481,7 +499,7 @@ def test_sensitivity_is_what_differences_say(case):
     assert np.isnan(found[~there]).all()
 
 
-def test_noise_scale_of_single_gradients():
+def test_the_noise_scale_is_that_of_single_gradients():
     e = evaluated(loss="squared")
     net, rows = e.network, []
     for j, n in enumerate(LENGTHS.tolist()):
@@ -522,7 +540,7 @@ def moved(e, shift):
 @pytest.mark.parametrize(
     "options", [{}, {"structure": "orthogonal"}, {"cell": "lstm", "readout": "every"}], ids=str
 )
-def test_the_loss_elsewhere_and_weights_that_stay(options):
+def test_the_loss_is_probed_elsewhere_and_the_weights_stay(options):
     e = evaluated(**options)
     net = e.network
     before = {name: p.detach().clone() for name, p in net.named_parameters()}
@@ -545,7 +563,10 @@ def test_the_loss_elsewhere_and_weights_that_stay(options):
         assert field.loss[i, j] == pytest.approx(moved(e, shift), rel=1e-10)
     for name, p in net.named_parameters():
         assert torch.equal(p, before[name])
-        size = lambda y: y.norm(dim=1) if y.dim() > 1 else y.norm()
+
+        def size(y):
+            return y.norm(dim=1) if y.dim() > 1 else y.norm()
+
         torch.testing.assert_close(size(d[name]), size(p.detach()))
     assert [p._version for p in net.parameters()] == versions
     assert torch.equal(e.trajectory.x, e.trajectory.x)  # still asked for without a complaint
@@ -564,9 +585,12 @@ def test_a_loss_out_of_range_is_no_error():
     ("call", "words"),
     [
         (lambda e: along(e, [0.1, -1]), "step sizes are positive numbers; got"),
-        (lambda e: landscape(e, points=4), "points must be odd, so that the middle of the landscape is here; got 4"),
-        (lambda e: examination.examine(e, ["lyapunow"]), "unknown diagnostic 'lyapunow'; did you mean 'lyapunov'?"),
-        (lambda e: noise(co.Evaluation(e.network, e.batch, e.losses, e.penalties, 0.0, e.gradient, e.run, e.adjoint)), "does not know its loss"),
+        (lambda e: landscape(e, points=4),
+            "points must be odd, so that the middle of the landscape is here; got 4"),
+        (lambda e: examination.examine(e, ["lyapunow"]),
+            "unknown diagnostic 'lyapunow'; did you mean 'lyapunov'?"),
+        (lambda e: noise(co.Evaluation(e.network, e.batch, e.losses, e.penalties, 0.0, e.gradient,
+            e.run, e.adjoint)), "does not know its loss"),
     ],
 )  # fmt: skip
 def test_bad_arguments_are_refused_in_a_sentence(call, words):
@@ -690,12 +714,16 @@ def test_a_finite_set_is_looked_at_by_a_full_batch_and_one_sample_is_enough():
 
 @pytest.mark.slow
 def test_import_needs_no_matplotlib():
-    look = "import sys; sys.modules['matplotlib'] = None\nimport coadjoint as co\nco.diagnostics.DIAGNOSTICS\ntry: co.diagnostics.plot(co.diagnostics.Chart('', '', '', '', ()))\nexcept co.MissingError as e: print(e)"
+    look = (
+        "import sys; sys.modules['matplotlib'] = None\nimport coadjoint as co\n"
+        "co.diagnostics.DIAGNOSTICS\ntry: co.diagnostics.plot(co.diagnostics.Chart('', '', '', "
+        "'', ()))\nexcept co.MissingError as e: print(e)"
+    )
     done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True)
     assert done.stdout == "plots need matplotlib: pip install 'coadjoint[plot]'.\n", done.stderr
 
 
-def test_files_and_page(tmp_path):
+def test_an_examination_is_saved_as_files_and_a_page(tmp_path):
     found = examination.examine(evaluated(), ["temporal", "decay", "lyapunov", "along", "paths"])
     diagnoses.save(
         tmp_path / "one", found, {"task": {"name": "<b>temporal"}, "sequences": "4 sequences"}
@@ -717,8 +745,11 @@ def test_files_and_page(tmp_path):
 HOSTILE = [
     "[]",
     '{"charts": 7, "table": [], "about": "x", "declined": 3}',
-    '{"charts": [{"curves": [[1, 2], ["a", [0, null, "NaN"], [1, 2, 3]], 5], "rules": [[1], ["x", 2]], "x": {"a": 1}}], "table": {"heads": 5, "rows": 1}}',
-    '{"charts": [{"cells": [[1, 2], [3]], "curves": [["", [0, 1], [0, 1]]]}, {"cells": []}], "table": {"heads": ["figure", "value", "unit"], "rows": [[1], ["a", "b", "</script><script>"], 8]}}',
+    '{"charts": [{"curves": [[1, 2], ["a", [0, null, "NaN"], [1, 2, 3]], 5], "rules": [[1], ["x", '
+    '2]], "x": {"a": 1}}], "table": {"heads": 5, "rows": 1}}',
+    '{"charts": [{"cells": [[1, 2], [3]], "curves": [["", [0, 1], [0, 1]]]}, {"cells": []}], '
+    '"table": {"heads": ["figure", "value", "unit"], "rows": [[1], ["a", "b", '
+    '"</script><script>"], 8]}}',
 ]  # fmt: skip
 
 
@@ -740,7 +771,10 @@ def coadjoint(coadjoint, monkeypatch, tmp_path):
 
 
 def test_the_command_looks_at_a_run(coadjoint, tmp_path):
-    train = "train xor --length 12 --hidden 4 --steps 4 --every 2 --tests 8 --confirm 8 --probes 4 --batch 3 --out run -q"
+    train = (
+        "train xor --length 12 --hidden 4 --steps 4 --every 2 --tests 8 --confirm 8 --probes "
+        "4 --batch 3 --out run -q"
+    )
     assert coadjoint(*train.split())[0] == 0
     assert "Diagnostics" not in (tmp_path / "run" / "report.html").read_text()
     code, out, err = coadjoint(
@@ -766,7 +800,10 @@ def test_the_command_looks_at_a_run(coadjoint, tmp_path):
 
 
 def test_the_command_compares_spectral_radii(coadjoint, tmp_path):
-    words = "diagnose temporal-order --length 30 --hidden 12 --radius 0.5,0.9 --samples 20 --only temporal,spectrum,landscape --out found"
+    words = (
+        "diagnose temporal-order --length 30 --hidden 12 --radius 0.5,0.9 --samples 20 --only "
+        "temporal,spectrum,landscape --out found"
+    )
     code, out, err = coadjoint(*words.split())
     assert (code, err) == (0, "")
     rows = dict(line.split("  ", 1) for line in out.splitlines() if "  " in line)

@@ -1,7 +1,7 @@
-"""Forty gradients keep their values: those committed in tests/data/gradients.json, from `python tools/digests.py --write`.
+"""Forty gradients keep the values in tests/data/gradients.json (`tools/digests.py --write`).
 
-Bits differ between processors and compilers, so the comparison is to 1e-12 of each array's norm. `tools/digests.py` without
-arguments compares bits on one machine.
+Bits differ between processors and compilers, so the comparison is to 1e-12 of each array's norm.
+`tools/digests.py` without arguments compares bits on one machine.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Gradient methods against plain loops: BPTT, Truncated, RTRL, Penalised; temporal components, samples, weights."""
+"""BPTT, Truncated, RTRL and Penalised compute what plain loops compute.
+
+So do temporal components, gradients of single samples, and weights of samples.
+"""
 
 import functools
 import itertools
@@ -10,6 +13,7 @@ from torch import nn
 
 import build
 import coadjoint as co
+from build import Step
 from coadjoint.sweeps import engines
 from compare import close, difference
 
@@ -77,13 +81,19 @@ def by_autograd(net, batch):
 
 
 def by_definition(net, batch, k1, k2):
-    """Truncated, each sample on its own: at end = k1, 2 k1, ... and at its last step, the losses of the steps since
-    the end before, pulled back k2 steps and no further."""
+    """Truncated, each sample on its own: at end = k1, 2 k1, ...
+
+    and at its last step, the losses of the steps since the end before, pulled back k2 steps and no
+    further.
+    """
     total = {name: torch.zeros_like(p) for name, p in net.named_parameters()}
     for j, n in enumerate(lengths_of(batch)):
         for before, end in itertools.pairwise([0, *range(k1, n, k1), n]):
             begin = max(0, end - k2)
-            cut = lambda t, x, begin=begin: x.detach() if t <= begin and begin > 0 else x
+
+            def cut(t, x, begin=begin):
+                return x.detach() if t <= begin and begin > 0 else x
+
             chosen = [
                 l for t, l in entry_losses(net, batch, j, n, cut).items() if before < t <= end
             ]
@@ -103,7 +113,7 @@ def by_definition(net, batch, k1, k2):
 @pytest.mark.parametrize("lengths", LENGTHS)
 @pytest.mark.parametrize("readout", ["last", "every"])
 @pytest.mark.parametrize("cell", CELLS)
-def test_bptt(cell, readout, lengths, engine):
+def test_bptt_equals_autograd_on_plain_loops(cell, readout, lengths, engine):
     net = make(cell, readout=readout, engine=engine, x0="learned")
     batch = batch_for(net, LENGTHS[lengths])
     e = co.BPTT()(net, batch, "squared")
@@ -178,7 +188,7 @@ def test_options_of_a_batch_mean_the_same_to_every_method(method, readout, lengt
 @pytest.mark.parametrize("option", ["weights", "x0 of each", "x0 of all", "mean", "mask"])
 @pytest.mark.parametrize("lengths", LENGTHS)
 @pytest.mark.parametrize("readout", ["last", "every"])
-def test_options_of_a_batch_against_the_loop(readout, lengths, option):
+def test_options_of_a_batch_agree_with_the_loop(readout, lengths, option):
     net = make(readout=readout)
     batch = batch_for(net, LENGTHS[lengths], **options_table(net)[option])
     if option == "x0 of all":
@@ -198,7 +208,7 @@ def test_penalised_with_weight_zero_is_bptt_to_the_bit():
         assert (ours.penalties > 0).any()
 
 
-def test_weighted_penalised_objective():
+def test_weights_of_samples_weigh_the_penalised_objective():
     net, weight = make(), torch.tensor([0.5, 2.0, 0.0], dtype=F64)
     batch = batch_for(net, weight=weight)
     e = co.Penalised("log-ratio", 0.3)(net, batch, "squared")
@@ -209,7 +219,7 @@ def test_weighted_penalised_objective():
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_step_function_through_every_method(method):
+def test_a_step_function_goes_through_every_method(method):
     torch.manual_seed(0)
     cell = nn.GRUCell(I, D).to(F64)
     step, formula = make(cell, engine="auto"), make("gru")
@@ -234,7 +244,7 @@ def test_step_function_through_every_method(method):
 
 @pytest.mark.parametrize("form", ["list", "packed"])
 @pytest.mark.parametrize("method", METHODS)
-def test_lists_and_packed_sequences(method, form):
+def test_lists_and_packed_sequences_have_the_same_gradient(method, form):
     net = make("lstm", readout="every")
     batch = batch_for(net, LENGTHS["ragged"])
     parts = [batch.u[:n, j] for j, n in enumerate(batch.lengths)]
@@ -249,7 +259,7 @@ def test_lists_and_packed_sequences(method, form):
 @pytest.mark.parametrize("lengths", LENGTHS)
 @pytest.mark.parametrize("readout", ["last", "every"])
 @pytest.mark.parametrize("method", METHODS)
-def test_per_sample_gradients(method, readout, lengths):
+def test_gradients_of_single_samples_have_the_gradient_as_their_mean(method, readout, lengths):
     net = make(readout=readout)
     batch = batch_for(net, LENGTHS[lengths], weight=torch.tensor([1.0, 0.5, 2.0], dtype=F64))
     each = METHODS[method]().per_sample(net, batch, "squared")
@@ -319,7 +329,7 @@ def test_memory_of_a_stream_does_not_grow():
     assert not others
 
 
-def test_reset_of_some_streams():
+def test_some_streams_can_be_reset():
     net, u, y = stream_network()
     stream, fresh = co.RTRL().stream(net, batch=B), co.RTRL().stream(net, batch=B)
     for t in range(4):
@@ -385,15 +395,6 @@ def zero_if_none(g, like):
     return torch.zeros_like(like) if g is None else g
 
 
-class Step(nn.Module):
-    def __init__(self, net):
-        super().__init__()
-        self.net = net
-
-    def forward(self, u, x):
-        return self.net.advance(u, x)
-
-
 @pytest.mark.parametrize("engine", ["cpu", "reference"])
 @pytest.mark.parametrize("lengths", LENGTHS)
 @pytest.mark.parametrize("readout", ["last", "every"])
@@ -401,7 +402,7 @@ class Step(nn.Module):
     ("cell", "masked"),
     [("elman", False), ("elman", True), ("lstm", False), ("gru", False), ("rate", True)],
 )
-def test_temporal_components(cell, masked, readout, lengths, engine):
+def test_temporal_components_equal_the_loop(cell, masked, readout, lengths, engine):
     mask = (torch.arange(D * D).reshape(D, D) % 3 != 0).to(F64) if masked else None
     net = make(cell, readout=readout, engine=engine, mask=mask)
     batch = batch_for(net, LENGTHS[lengths], weight=torch.tensor([1.0, 0.5, 2.0], dtype=F64))
@@ -424,7 +425,7 @@ def test_temporal_components(cell, masked, readout, lengths, engine):
         parts.at(8)
 
 
-def test_temporal_components_in_float32_and_without_bias():
+def test_temporal_components_exist_in_float32_and_without_bias():
     net = make("gru", bias=False, dtype=torch.float32)
     batch = batch_for(net)
     batch = co.Batch(batch.u.float(), batch.y.float())
@@ -479,7 +480,7 @@ def test_write_grad_is_what_an_optimiser_steps_along():
         co.BPTT()(make("leaky"), batch_for(net), "squared").write_grad(net)
 
 
-def test_gradient_under_no_grad():
+def test_gradients_are_the_same_under_no_grad():
     net = make()
     batch = batch_for(net)
     truth = {name: METHODS[name]()(net, batch, "squared").gradient for name in METHODS}
@@ -503,7 +504,10 @@ def test_gradient_does_not_depend_on_how_a_batch_is_cut_up():
 
 def test_a_state_that_all_samples_begin_in_is_not_selected_from():
     u, x0 = torch.randn(4, 3, 2), torch.randn(3, 5)
-    begin = lambda start: co.Batch(u, x0=start).select([2, 0]).x0
+
+    def begin(start):
+        return co.Batch(u, x0=start).select([2, 0]).x0
+
     assert torch.equal(begin(x0), x0[[2, 0]])
     assert torch.equal(begin(x0[0]), x0[0])
     assert begin(None) is None

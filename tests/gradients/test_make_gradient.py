@@ -1,4 +1,7 @@
-"""gradients.make: whatever the command line can build, one call builds; what does not fit is refused."""
+"""gradients.make builds in one call whatever the command line can build.
+
+Settings that do not fit together are refused by the name of the keyword.
+"""
 
 import inspect
 
@@ -66,7 +69,7 @@ def test_one_call_gives_what_settings_give(options):
 
 
 @pytest.mark.parametrize("on", ["top", "whole"])
-def test_some_of_the_layers(on):
+def test_a_penalty_can_be_on_some_of_the_layers(on):
     sections = {
         "task": {"name": "xor", "length": 12},
         "network": {"hidden": 4, "layers": 2},
@@ -92,7 +95,7 @@ def test_every_key_of_the_settings_is_a_keyword():
     assert set(factory.APPLIES) <= set(GradientSection.model_fields)
 
 
-def test_a_penalty_of_ones_own():
+def test_a_penalty_of_the_user_is_taken():
     method = co.gradients.make(penalty=lambda lam: lam.norms().sum(0), weight=0.5)
     assert isinstance(method, co.Penalised)
     assert method.rho(0) == 0.5
@@ -102,14 +105,21 @@ def test_a_penalty_of_ones_own():
     ("options", "words"),
     [
         ({"method": "penalised"}, "method penalised needs a penalty: "),
-        ({"method": "truncated"}, "method truncated needs k1, and k2 if losses are pulled back further."),
+        ({"method": "truncated"},
+            "method truncated needs k1, and k2 if losses are pulled back further."),
         ({"weight": 2.0}, "weight does nothing with method bptt: it belongs to penalised."),
-        ({"method": "rtrl", "segments": 3}, "segments does nothing with method rtrl: it belongs to bptt, penalised."),
+        ({"method": "rtrl", "segments": 3},
+            "segments does nothing with method rtrl: it belongs to bptt, penalised."),
         ({"penalty": "omega", "weight_schedule": "linear"}, "weight_schedule linear needs steps."),
-        ({"penalty": "omega", "weight_schedule": "steered"}, "weight_schedule steered needs weight_target."),
-        ({"penalty": "omega", "weight_end": 1.0}, "weight_end does nothing with weight_schedule constant: it belongs to linear."),
-        ({"penalty": "omega", "weight": 0.0, "pretrain": 3}, "pretrain minimises the penalty alone, and weight 0 leaves nothing of it."),
-        ({"weight": 2.0, "k1": 3}, "weight does nothing with method bptt: it belongs to penalised.\nk1 does nothing with method bptt: it belongs to truncated."),
+        ({"penalty": "omega", "weight_schedule": "steered"},
+            "weight_schedule steered needs weight_target."),
+        ({"penalty": "omega", "weight_end": 1.0},
+            "weight_end does nothing with weight_schedule constant: it belongs to linear."),
+        ({"penalty": "omega", "weight": 0.0, "pretrain": 3},
+            "pretrain minimises the penalty alone, and weight 0 leaves nothing of it."),
+        ({"weight": 2.0, "k1": 3},
+            "weight does nothing with method bptt: it belongs to penalised.\nk1 does nothing with "
+            "method bptt: it belongs to truncated."),
     ],
 )  # fmt: skip
 def test_what_does_nothing_is_refused_by_its_keyword(options, words):

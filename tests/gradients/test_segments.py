@@ -1,4 +1,7 @@
-"""Segments: the bits of the gradient without them, the oracle's value, the memory that was predicted."""
+"""A gradient in segments has the bits of the gradient without them, in the memory predicted for it.
+
+It also agrees with an independent oracle.
+"""
 
 import itertools
 import re
@@ -73,9 +76,21 @@ def table(engine, T):
     )
     for i, (cell, readout, ragged, penalty) in enumerate(every):
         case = cases.Case(
-            cell, "tanh", "squared", penalty, engine, B=3, T=T, D=2, H=5, readout=readout, ragged=ragged, u_grad=False,
-            dtype=(torch.float64, torch.float32)[i % 2], seed=i,
-        )  # fmt: skip
+            cell,
+            "tanh",
+            "squared",
+            penalty,
+            engine,
+            B=3,
+            T=T,
+            D=2,
+            H=5,
+            readout=readout,
+            ragged=ragged,
+            u_grad=False,
+            dtype=(torch.float64, torch.float32)[i % 2],
+            seed=i,
+        )
         counted = "weighted" if readout == "every" else "all"
         yield (
             replace(case, **OPTIONS, counted=counted, sparse=cell != "diagonal") if i % 3 else case
@@ -119,16 +134,20 @@ MORE = [
     {"loss": "no-target", "readout": "every", "penalty": "ratio"},
     {"loss": "absolute", "readout": "every", "penalty": "log-ratio", "weighted": True},
     {"B": 5, "counted": "weighted", "reduce": "mean", "penalty": "log-ratio"},
-    {"x0": "given", "penalty": "variance"}, {"x0": "buffer", "readout": "every", "penalty": "log-ratio"},
-    {"T": 1, "penalty": "variance", "readout": "every"}, {"T": 1}, {"B": 1, "T": 31, "penalty": "log-ratio"},
+    {"x0": "given", "penalty": "variance"},
+    {"x0": "buffer", "readout": "every", "penalty": "log-ratio"},
+    {"T": 1, "penalty": "variance", "readout": "every"}, {"T": 1},
+    {"B": 1, "T": 31, "penalty": "log-ratio"},
     {"H": 1, "D": 1, "O": 1, "readout": "every", "penalty": "log-ratio", "ragged": True},
     {"form": "list", "ragged": True, "penalty": "log-variance", "bias": False},
     {"form": "packed", "ragged": True, "readout": "every", "penalty": "log-ratio"},
     {"frozen": ("W", "b"), "penalty": "log-ratio", "readout": "every"},
     {"cell": "gru", "frozen": ("R", "b", "p.b_n", "V"), "penalty": "log-ratio"},
     {"activation": "softplus", "readout": "every", "ragged": True, "penalty": "log-ratio"},
-    {"activation": "relu", "penalty": "log-ratio"}, {"cell": "rate", "activation": "sigmoid", "penalty": "squared-norm"},
-    {"B": 17, "T": 11, "H": 33, "dtype": torch.float32, "ragged": True, "readout": "every", "penalty": "log-ratio"},
+    {"activation": "relu", "penalty": "log-ratio"},
+    {"cell": "rate", "activation": "sigmoid", "penalty": "squared-norm"},
+    {"B": 17, "T": 11, "H": 33, "dtype": torch.float32, "ragged": True, "readout": "every",
+        "penalty": "log-ratio"},
 ]  # fmt: skip
 
 
@@ -148,9 +167,18 @@ def test_real_chunks_have_the_bits_of_one_sweep(monkeypatch):
         ("lstm", "last", True, "none"),
     ):
         case = cases.Case(
-            cell, penalty=penalty, engine="cpu", B=48, T=230, H=20, D=3, readout=readout, ragged=ragged, dtype=torch.float32,
+            cell,
+            penalty=penalty,
+            engine="cpu",
+            B=48,
+            T=230,
+            H=20,
+            D=3,
+            readout=readout,
+            ragged=ragged,
+            dtype=torch.float32,
             u_grad=False,
-        )  # fmt: skip
+        )
         net, batch, loss = problem(case)
         assert len(segments.Segmented(net, batch, loss, 4).sizes) == 3
         assert_same_bits(case, (2, 4))
@@ -161,7 +189,9 @@ def test_real_chunks_have_the_bits_of_one_sweep(monkeypatch):
 )
 @pytest.mark.parametrize("readout", ["last", "every"])
 def test_costates_far_outside_the_range_of_their_type_cross_boundaries(engine, readout):
-    """log10 ||lam_0|| is about -190: at a boundary there is only a mantissa and an exponent, and a loss of order one."""
+    """log10 ||lam_0|| is about -190: at a boundary there is only a mantissa and an exponent, and a
+    loss of order one.
+    """
     T, B = 400, 2
     torch.manual_seed(0)
     net = co.Network("elman", inputs=2, hidden=4, outputs=1, readout=readout, engine=engine)
@@ -307,7 +337,10 @@ def test_errors_name_the_step_of_the_whole_sequence():
 
 def test_a_penalty_that_is_not_differentiable_is_blamed():
     net, batch, loss = problem(cases.Case(T=21, u_grad=False))
-    G = lambda lam: (lam.norms() - lam.norms().detach()).sqrt().sum(0)
+
+    def G(lam):
+        return (lam.norms() - lam.norms().detach()).sqrt().sum(0)
+
     for cut in (None, 3):
         with pytest.raises(
             co.NumericalError,
@@ -321,7 +354,10 @@ def test_affine_is_linear_algebra_and_differentiates_twice():
     y, M, b = (
         torch.randn(*s, dtype=torch.float64, requires_grad=True) for s in ((61, 3), (4, 3), (4,))
     )
-    ours = lambda y, M, b: affine(net_rows, y, M, b)
+
+    def ours(y, M, b):
+        return affine(net_rows, y, M, b)
+
     assert len(net_rows.chunks) > 2
     assert torch.allclose(ours(y, M, b), y @ M.T + b, rtol=1e-14)
     assert torch.autograd.gradcheck(ours, (y, M, b), check_forward_ad=True)
@@ -362,7 +398,9 @@ def test_memory_that_is_alive_is_counted_once_and_until_it_goes():
 
 
 def most_asked_for(run):
-    """The most bytes of tensors that were alive at once, as torch asked its allocator for them: not what that took."""
+    """The most bytes of tensors that were alive at once, as torch asked its allocator for them: not
+    what that took.
+    """
     release()
     with torch.profiler.profile(
         activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
@@ -400,7 +438,8 @@ def test_memory_is_what_was_predicted(cell, T, B, units, penalty, segments_, rea
     how = co.BPTT(segments_) if penalty is None else co.Penalised(penalty, 0.1, segments_)
     predicted = memory.predict(net, T, B, how)
     asked = most_asked_for(lambda: how(net, batch, "squared"))
-    # predicted are pages that are written to, and what others take; asked for are arrays, of which one is never written to
+    # predicted are pages that are written to, and what others take; asked for are arrays, of which
+    # one is never written to
     predicted -= memory.OWN + 44 * T
     if not net.cell.needs_a:
         steps = T if segments_ is None else segments.length(rows.Rows([B] * T), segments_)

@@ -1,4 +1,7 @@
-"""Bad input, by the words of the error: what was expected, what came, what to do. And requests that are declined."""
+"""Errors say what was expected, what was given and what to do.
+
+This file checks their words for bad input, and for requests that the package declines.
+"""
 
 import functools
 import re
@@ -34,7 +37,7 @@ def packed(inputs=I):
     return nn.utils.rnn.pack_sequence([torch.zeros(n, inputs) for n in (4, 2)])
 
 
-def test_kinds_of_errors():
+def test_our_errors_are_also_those_of_python():
     kinds = {
         co.InputError: ValueError,
         co.KindError: TypeError,
@@ -160,7 +163,7 @@ INPUTS = [
 
 
 @pytest.mark.parametrize(("arguments", "error", "words"), INPUTS)
-def test_inputs(arguments, error, words):
+def test_bad_inputs_are_refused(arguments, error, words):
     refuses(lambda: make()(*arguments()), error, words)
 
 
@@ -168,7 +171,9 @@ def test_inputs(arguments, error, words):
     "method", [co.BPTT(), co.RTRL(), co.Truncated(1, 2), co.Penalised("variance")]
 )
 def test_inputs_are_checked_by_every_method(method):
-    batch = lambda u, **more: co.Batch(u, torch.zeros(B, O), **more)
+    def batch(u, **more):
+        return co.Batch(u, torch.zeros(B, O), **more)
+
     refuses(
         lambda: method(make(), batch(spoilt(NAN)), "squared"),
         co.InputError,
@@ -314,7 +319,7 @@ LOSSES = [
 
 
 @pytest.mark.parametrize(("call", "error", "words"), LOSSES)
-def test_losses_and_targets(call, error, words):
+def test_bad_losses_and_targets_are_refused(call, error, words):
     refuses(lambda: call(make()(u_like())), error, words)
 
 
@@ -333,11 +338,11 @@ EVERY = [
 
 
 @pytest.mark.parametrize(("call", "words"), EVERY)
-def test_targets_at_every_step(call, words):
+def test_targets_at_every_step_are_checked(call, words):
     refuses(lambda: call(make(readout="every")(u_like())), co.InputError, words)
 
 
-def test_loss_that_contains_another_output_function():
+def test_a_loss_that_contains_another_output_function_is_refused():
     for loss, output in (
         ("cross-entropy", "sigmoid"),
         ("binary-cross-entropy", "softmax"),
@@ -408,14 +413,14 @@ def evaluate(G):
 
 
 @pytest.mark.parametrize(("call", "error", "words"), PENALTIES)
-def test_penalties_and_methods(call, error, words):
+def test_bad_penalties_and_methods_are_refused(call, error, words):
     refuses(call, error, words)
 
 
 @pytest.mark.parametrize(
     "method", [co.BPTT(), co.RTRL(), co.Truncated(1, 2), co.Penalised("variance")]
 )
-def test_frozen_network(method):
+def test_a_frozen_network_is_refused(method):
     net = make()
     for p in net.parameters():
         p.requires_grad_(False)
@@ -465,7 +470,7 @@ BUILD = [
 
 
 @pytest.mark.parametrize(("options", "error", "words"), BUILD)
-def test_construction(options, error, words):
+def test_bad_options_of_a_network_are_refused(options, error, words):
     refuses(lambda: make(**options), error, words)
 
 
@@ -497,7 +502,10 @@ def random_step():
 
 def remembering_step():
     calls = []
-    step = lambda u, x: calls.append(0) or x + len(calls)
+
+    def step(u, x):
+        return calls.append(0) or x + len(calls)
+
     return make(step)(torch.ones(T, B, I)).costates(lambda y: y.sum(-1))
 
 
@@ -550,7 +558,7 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize(("call", "words"), REFUSALS)
-def test_refusals(call, words):
+def test_requests_that_are_not_supported_are_refused(call, words):
     with pytest.raises(co.CoadjointError, match=words):
         call()
 
@@ -571,7 +579,9 @@ def test_in_place_edit_of_what_was_saved_is_noticed():
 
 
 def test_third_derivative_is_right_or_refused():
-    """A derivative order is supported or raises; here a third one against central differences of the second."""
+    """A derivative order is supported or raises; here a third one against central differences of
+    the second.
+    """
     torch.manual_seed(0)
     net = make(dtype=F64)
     W, D_ = net.W.detach().clone(), torch.randn(D, D, dtype=F64)
@@ -691,7 +701,10 @@ def test_a_weight_of_zero_and_a_negative_factor_are_taken():
 @pytest.mark.parametrize("rho", [1e60, 1e39])
 def test_a_weight_outside_the_range_is_blamed_itself(rho, segments):
     batch = co.Batch(torch.ones(T, B, I), torch.ones(B, O))
-    call = lambda: co.Penalised("log-ratio", rho, segments=segments)(make(), batch, "squared")
+
+    def call():
+        return co.Penalised("log-ratio", rho, segments=segments)(make(), batch, "squared")
+
     refuses(
         call,
         co.NumericalError,
@@ -708,7 +721,10 @@ def test_a_large_weight_is_named_where_a_derivative_leaves_its_range():
     """Loss and penalty are finite, and so is the weight: their product's derivative is not."""
     u = torch.linspace(-1, 1, T * B * I).reshape(T, B, I)
     steep = co.Penalty("steep", lambda lam: 1e30 * lam.norms().sum(0))
-    call = lambda: co.Penalised(steep, 1e30)(make(), co.Batch(u, torch.ones(B, O)), "squared")
+
+    def call():
+        return co.Penalised(steep, 1e30)(make(), co.Batch(u, torch.ones(B, O)), "squared")
+
     refuses(call, co.NumericalError, r"The penalty's weight is rho = 1e\+30: lower it")
 
 
@@ -755,7 +771,7 @@ def test_names_match_in_any_case(name, meant):
     )
 
 
-def test_a_network_that_no_memory_holds():
+def test_a_network_that_no_memory_holds_is_refused():
     """Beyond any address space: it is refused before a number is drawn."""
     for hidden in (10**9, 2**31 - 1):
         refuses(
@@ -796,6 +812,6 @@ def test_text_from_outside_is_safe_to_print():
         ({"value": NAN, "least": 0, "most": 1}, "at least 0 and at most 1; got nan"),
     ],
 )
-def test_numbers_out_of_their_range(given, words):
+def test_numbers_out_of_their_range_are_refused(given, words):
     refuses(lambda: errors.real("x", **given), co.InputError, words)
     assert errors.real("x", 0.5, 0, 1, above=True, below=True) == 0.5

@@ -1,5 +1,8 @@
-"""What the modules of co.nn have beyond torch.nn's: recurrent dropout, zoneout, peepholes, layer normalisation, how weights
-begin. Outputs, gradients and Hessian products against the slow truth of stacks.py, with the same masks."""
+"""The options of co.nn that torch.nn does not have do what their equations say.
+
+Recurrent dropout, zoneout, peepholes, layer normalisation and initialisers: outputs, gradients and
+Hessian products are compared with the slow loops of tests/support/stacks.py, with the same masks.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +93,7 @@ class Pair:
 
 
 @pytest.mark.parametrize("name", EXTRAS)
-def test_equations(name):
+def test_options_follow_their_equations(name):
     """In training, with the masks that are drawn, and in evaluation; engines in turn."""
     turn = list(EXTRAS).index(name)
     for i, (options, lengths, packed) in enumerate(SHAPES.values()):
@@ -116,7 +119,7 @@ def test_equations(name):
         "lstm norm",
     ],
 )
-def test_second_derivatives(name):
+def test_second_derivatives_pass_finite_differences(name):
     """By finite differences, through inputs, initial states and weights at once."""
     kind, extras = EXTRAS[name]
     torch.manual_seed(0)
@@ -137,8 +140,10 @@ def test_second_derivatives(name):
     assert gradgradcheck(run, inputs, fast_mode=True)
 
 
-def test_one_mask_for_all_steps():
-    """h' = relu(m h): what a mask drops stays dropped, what it keeps grows by 1 / (1 - p) at every step."""
+def test_one_mask_is_used_at_all_steps():
+    """h' = relu(m h): what a mask drops stays dropped, what it keeps grows by 1 / (1 - p) at every
+    step.
+    """
     m = co.nn.RNN(
         1, 400, nonlinearity="relu", recurrent_dropout=0.25, init="identity", bias=False, dtype=F64
     )
@@ -158,7 +163,7 @@ def test_one_mask_for_all_steps():
     assert torch.equal(m.eval()(u)[0], torch.ones(5, 3, 400, dtype=F64))
 
 
-def test_dropped_from_the_start():
+def test_the_first_state_is_dropped_too():
     """h_0 is under the mask too."""
     m = co.nn.RNN(1, 300, nonlinearity="relu", recurrent_dropout=0.5, init="identity", bias=False)
     y, _ = m(torch.zeros(2, 1, 1), torch.ones(1, 1, 300))
@@ -166,8 +171,10 @@ def test_dropped_from_the_start():
     assert torch.equal(y[1], 2 * y[0])
 
 
-def test_zoneout_keeps():
-    """Where nothing is carried by W, a unit holds one of the inputs it has seen; in evaluation, their expectation."""
+def test_zoneout_keeps_units_as_they_were():
+    """Where nothing is carried by W, a unit holds one of the inputs it has seen; in evaluation,
+    their expectation.
+    """
     p = 0.3
     m = co.nn.RNN(1, 500, nonlinearity="relu", zoneout=p, bias=False, dtype=F64)
     torch.nn.init.zeros_(m.weight_hh_l0)
@@ -186,7 +193,7 @@ def test_zoneout_keeps():
         assert torch.allclose(expected[t], mean)
 
 
-def test_off():
+def test_probabilities_of_zero_change_nothing():
     """Probabilities of zero draw nothing and change nothing."""
     torch.manual_seed(0)
     m = co.nn.LSTM(2, 3, 2, dtype=F64)
@@ -210,8 +217,11 @@ def test_off():
 
 
 @pytest.mark.parametrize("kind", MAKE)
-def test_inits(kind):
-    """Each gate of W_hh; again after reset_parameters. All else begins as torch.nn's does, from the same seed."""
+def test_initialisers_set_each_gate_of_W(kind):
+    """Each gate of W_hh; again after reset_parameters.
+
+    All else begins as torch.nn's does, from the same seed.
+    """
     for init, options in itertools.product(
         ("orthogonal", "identity"), ({}, {"num_layers": 2, "bidirectional": True})
     ):
@@ -239,7 +249,7 @@ def test_inits(kind):
         assert f"init='{init}'" in repr(m)
 
 
-def test_forget_bias():
+def test_the_forget_bias_is_set():
     for options in ({}, {"num_layers": 2, "bidirectional": True, "proj_size": 2}):
         m = co.nn.LSTM(2, 5, forget_bias=1.5, **options)
         for _ in range(2):
@@ -257,8 +267,10 @@ def test_forget_bias():
     assert "forget_bias=1.5" in repr(m)
 
 
-def test_new_parameters():
-    """Their names, sizes and first values; from a seed the shared weights are torch.nn's, whatever comes beside them."""
+def test_new_parameters_have_their_names_sizes_and_first_values():
+    """Their names, sizes and first values; from a seed the shared weights are torch.nn's, whatever
+    comes beside them.
+    """
     for extras, sizes in (
         ({"peephole": True}, {"weight_pi": 5, "weight_pf": 5, "weight_po": 5}),
         ({"layer_norm": True}, {"gain_ih": 20, "gain_hh": 20, "gain_c": 5, "shift_c": 5}),
@@ -288,42 +300,60 @@ def test_new_parameters():
 
 
 REFUSED = {
-    "peephole of a GRU": (lambda: co.nn.GRU(2, 3, peephole=True), InputError, "arguments of an LSTM"),
-    "peephole of an RNN": (lambda: co.nn.RNN(2, 3, peephole=True), InputError, "arguments of an LSTM"),
-    "forget bias of a GRU": (lambda: co.nn.GRU(2, 3, forget_bias=1.0), InputError, "no forget gate"),
-    "forget bias": (lambda: co.nn.LSTM(2, 3, bias=False, forget_bias=1.0), Unsupported, "bias=False has none. Leave it out"),
-    "projection": (lambda: co.nn.LSTM(2, 3, proj_size=2, zoneout=0.1), Unsupported, "a projected state .* Leave out proj_size"),
-    "projection, mask": (lambda: co.nn.LSTM(2, 3, proj_size=2, recurrent_dropout=0.1), Unsupported, "a projected state"),
-    "norm, noise": (lambda: co.nn.GRU(2, 3, layer_norm=True, zoneout=0.1), Unsupported, "equations of its own. Leave it out"),
-    "norm, peephole": (lambda: co.nn.LSTM(2, 3, layer_norm=True, peephole=True), Unsupported, "equations of its own"),
-    "norm, projection": (lambda: co.nn.LSTM(2, 3, layer_norm=True, proj_size=2), Unsupported, "equations of its own"),
-    "norm, engine": (lambda: co.nn.GRU(2, 3, layer_norm=True, engine="cpu"), Unsupported, "engine 'cpu' takes .*engine='autograd'"),
-    "dropout": (lambda: co.nn.GRU(2, 3, recurrent_dropout=1.0), InputError, "recurrent_dropout must be a probability, 0 <= p < 1; got 1.0"),
-    "dropout, kind": (lambda: co.nn.GRU(2, 3, recurrent_dropout=True), InputError, "must be a probability"),
+    "peephole of a GRU": (lambda: co.nn.GRU(2, 3, peephole=True), InputError,
+        "arguments of an LSTM"),
+    "peephole of an RNN": (lambda: co.nn.RNN(2, 3, peephole=True), InputError,
+        "arguments of an LSTM"),
+    "forget bias of a GRU": (lambda: co.nn.GRU(2, 3, forget_bias=1.0), InputError,
+        "no forget gate"),
+    "forget bias": (lambda: co.nn.LSTM(2, 3, bias=False, forget_bias=1.0), Unsupported,
+        "bias=False has none. Leave it out"),
+    "projection": (lambda: co.nn.LSTM(2, 3, proj_size=2, zoneout=0.1), Unsupported,
+        "a projected state .* Leave out proj_size"),
+    "projection, mask": (lambda: co.nn.LSTM(2, 3, proj_size=2, recurrent_dropout=0.1), Unsupported,
+        "a projected state"),
+    "norm, noise": (lambda: co.nn.GRU(2, 3, layer_norm=True, zoneout=0.1), Unsupported,
+        "equations of its own. Leave it out"),
+    "norm, peephole": (lambda: co.nn.LSTM(2, 3, layer_norm=True, peephole=True), Unsupported,
+        "equations of its own"),
+    "norm, projection": (lambda: co.nn.LSTM(2, 3, layer_norm=True, proj_size=2), Unsupported,
+        "equations of its own"),
+    "norm, engine": (lambda: co.nn.GRU(2, 3, layer_norm=True, engine="cpu"), Unsupported,
+        "engine 'cpu' takes .*engine='autograd'"),
+    "dropout": (lambda: co.nn.GRU(2, 3, recurrent_dropout=1.0), InputError,
+        "recurrent_dropout must be a probability, 0 <= p < 1; got 1.0"),
+    "dropout, kind": (lambda: co.nn.GRU(2, 3, recurrent_dropout=True), InputError,
+        "must be a probability"),
     "zoneout": (lambda: co.nn.GRU(2, 3, zoneout=-0.1), InputError, "zoneout must be a probability"),
-    "zoneout, two": (lambda: co.nn.GRU(2, 3, zoneout=(0.1, 0.2)), InputError, "one probability or 1, for each part of the state"),
-    "zoneout, three": (lambda: co.nn.LSTM(2, 3, zoneout=(0.1, 0.2, 0.3)), InputError, "one probability or 2"),
+    "zoneout, two": (lambda: co.nn.GRU(2, 3, zoneout=(0.1, 0.2)), InputError,
+        "one probability or 1, for each part of the state"),
+    "zoneout, three": (lambda: co.nn.LSTM(2, 3, zoneout=(0.1, 0.2, 0.3)), InputError,
+        "one probability or 2"),
     "init": (lambda: co.nn.GRU(2, 3, init="orthogonl"), InputError, "did you mean 'orthogonal'"),
-    "to torch, peephole": (lambda: co.nn.LSTM(2, 3, peephole=True).to_torch(), Unsupported, "torch.nn.LSTM has no peephole"),
+    "to torch, peephole": (lambda: co.nn.LSTM(2, 3, peephole=True).to_torch(), Unsupported,
+        "torch.nn.LSTM has no peephole"),
     "to torch, noise": (
-        lambda: co.nn.GRU(2, 3, recurrent_dropout=0.1, zoneout=0.2).to_torch(), Unsupported, "torch.nn.GRU has no recurrent_dropout, zoneout",
+        lambda: co.nn.GRU(2, 3, recurrent_dropout=0.1, zoneout=0.2).to_torch(), Unsupported,
+        "torch.nn.GRU has no recurrent_dropout, zoneout",
     ),
-    "to torch, norm": (lambda: co.nn.RNN(2, 3, layer_norm=True).to_torch(), Unsupported, "torch.nn.RNN has no layer_norm"),
+    "to torch, norm": (lambda: co.nn.RNN(2, 3, layer_norm=True).to_torch(), Unsupported,
+        "torch.nn.RNN has no layer_norm"),
     "a network": (
-        lambda: co.Network(library.noisy(library.lstm, True, True), inputs=2, hidden=3, outputs=1), Unsupported,
+        lambda: co.Network(library.noisy(library.lstm, True, True), inputs=2, hidden=3, outputs=1),
+        Unsupported,
         r"is given data at each step \(k_h, k_c, m\).* Use co.nn",
     ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_refused(name):
+def test_options_that_do_not_fit_are_refused(name):
     make, error, text = REFUSED[name]
     with pytest.raises(error, match=text):
         make()
 
 
-def test_engine_of_layer_norm():
+def test_layer_norm_runs_on_engine_autograd():
     m = co.nn.LSTM(2, 3, layer_norm=True)
     assert (m.engine, m.engine.why) == ("autograd", "layer_norm=True is not elementwise over units")
     with pytest.raises(Unsupported, match="is not one"):
@@ -331,7 +361,7 @@ def test_engine_of_layer_norm():
     m.engine = "autograd"
 
 
-def test_noisy_cell():
+def test_a_noisy_cell_keeps_what_W_reads_in_a_slot():
     """What W reads is a slot of its own; what is given comes after the gates that stand apart."""
     both = library.noisy(library.gru, True, True)
     assert (both.slots, both.gates, both.given, both.side) == (
@@ -362,7 +392,7 @@ def test_noisy_cell():
     assert torch.allclose(cell.step(base, side, W, x, {}), expected, atol=1e-6)
 
 
-def test_given():
+def test_a_cell_of_the_user_may_be_given_data():
     """A user's cell may be given data, too; names must differ from those of the gates."""
 
     @co.cell(slots="h", gates="a", given="w")
@@ -377,7 +407,7 @@ def test_given():
         co.cell(slots="h", gates="a", given="a")
 
 
-def test_peephole_network():
+def test_the_peephole_cell_of_a_network_is_that_of_the_module():
     """The cell by its name in co.Network, and the module."""
     torch.manual_seed(0)
     net = co.Network("peephole", inputs=2, hidden=3, outputs=1, dtype=F64)
@@ -414,7 +444,7 @@ def another(monkeypatch):
 @pytest.mark.skipif(
     emulated.COMPILER is None, reason="no C++ compiler (c++, g++ or $CXX) was found"
 )
-def test_given_on_cuda(monkeypatch, another):
+def test_given_data_reaches_the_cuda_loops(monkeypatch, another):
     """The kernels' own source, on threads of the CPU."""
     emulated.install(monkeypatch, emulated.Mode())
     try:
@@ -424,7 +454,7 @@ def test_given_on_cuda(monkeypatch, another):
         emulated.forget()
 
 
-def test_turned():
+def test_reversed_time_is_its_own_inverse():
     """Reversed time of ragged rows is its own inverse, and what the direction "reverse" reads."""
     rows = Rows([3, 2, 2, 1])
     y = torch.arange(8)[:, None]

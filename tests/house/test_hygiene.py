@@ -1,4 +1,7 @@
-"""No pickle, no code from text, no shell, no absolute paths: the tokens of every source file."""
+"""No source file uses pickle, runs code from text, calls a shell or holds an absolute path.
+
+The tokens of every file are searched.
+"""
 
 import io
 import re
@@ -56,7 +59,7 @@ def findings(source):
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_source_file(path):
+def test_a_source_file_is_clean(path):
     assert findings(path.read_text(encoding="utf-8")) == []
 
 

@@ -1,5 +1,8 @@
-"""The house stays in order: imports point only to packages that come earlier in the list, no file is too long to read,
-and private names of torch are used in one file alone."""
+"""The source stays in order.
+
+Imports point only to packages that come earlier in the list, no file is too long to read, and only
+one file uses private names of torch.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +66,9 @@ PRIVATE = re.compile(
 
 
 def test_private_names_of_torch_are_in_one_file():
-    """torch changes them without notice: sweeps/torch_internals.py has a function and a test for each."""
+    """torch changes them without notice: sweeps/torch_internals.py has a function and a test for
+    each.
+    """
     wrong = []
     for name, path in imports.modules().items():
         if name == "sweeps.torch_internals":

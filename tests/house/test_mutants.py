@@ -1,4 +1,7 @@
-"""The tables of tools/mutants.py fit the source, and what does not fit is named. The mutants themselves: `make mutants`."""
+"""The tables of tools/mutants.py fit the source, and a row that does not fit is named.
+
+The mutants themselves run in `make mutants`.
+"""
 
 import pytest
 

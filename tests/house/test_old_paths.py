@@ -1,4 +1,4 @@
-"""Module paths of 0.6 keep working until 1.0, with a warning that says where their names are now."""
+"""Module paths of version 0.6 keep working until 1.0, with a warning that names the new path."""
 
 import importlib
 import sys

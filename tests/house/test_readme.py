@@ -1,4 +1,7 @@
-"""The README's and the documentation's Python blocks run as pasted, and the examples run."""
+"""The Python and shell blocks of the README and the documentation run as pasted.
+
+They print what the page says. The examples run too.
+"""
 
 import os
 import re
@@ -49,7 +52,9 @@ def python_blocks(page):
 
 @pytest.fixture(scope="module")
 def pages_run(tmp_path_factory):
-    """{page: its script, which has run}: each in a process of its own, forked from one that has imported torch."""
+    """{page: its script, which has run}: each in a process of its own, forked from one that has
+    imported torch.
+    """
     scripts = {}
     for page in PAGES:
         scripts[page] = tmp_path_factory.mktemp(page.stem) / "page.py"
@@ -63,8 +68,13 @@ def pages_run(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_blocks_run_and_print_what_the_page_says(page, pages_run):
-    """All blocks of a page in one process, in order; a `text` block holds exactly what the one above it prints."""
-    said = lambda name: Path(f"{pages_run[page]}.{name}").read_text()
+    """All blocks of a page in one process, in order; a `text` block holds exactly what the one
+    above it prints.
+    """
+
+    def said(name):
+        return Path(f"{pages_run[page]}.{name}").read_text()
+
     assert said("code") == "0", said("err")[-2000:]
     for (code, expected), found in zip(
         python_blocks(page), said("out").split(MARK + "\n"), strict=False
@@ -77,7 +87,9 @@ def test_blocks_run_and_print_what_the_page_says(page, pages_run):
     "page", [p for p in PAGES if "```bash\n" in p.read_text()], ids=lambda p: p.name
 )
 def test_shell_blocks_run_as_pasted(page, tmp_path):
-    """All `bash` blocks of a page, in order, in one empty folder; `console` blocks are only shown."""
+    """All `bash` blocks of a page, in order, in one empty folder; `console` blocks are
+    only shown.
+    """
     blocks = re.findall(r"^```bash\n(.*?)^```", page.read_text(), re.M | re.S)
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     done = subprocess.run(

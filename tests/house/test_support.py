@@ -1,4 +1,4 @@
-"""tests/support/compare.py notices what it is for."""
+"""tests/support/compare.py accepts equal values and notices every kind of difference."""
 
 import math
 
@@ -19,7 +19,7 @@ def off(y, row, column, by):
     return y
 
 
-def test_what_is_close():
+def test_close_accepts_what_is_close():
     close(ONE, ONE, 0)
     close({"a": [ONE], "b": HOLE}, {"a": [ONE], "b": HOLE}, 0)
     close(off(ONE, 0, 1, 1e-12), ONE, 1e-12)
@@ -63,7 +63,7 @@ def test_what_is_close():
         "count",
     ],
 )
-def test_what_is_not(found, expected):
+def test_close_and_same_bits_notice_what_is_not(found, expected):
     with pytest.raises(AssertionError):
         close(found, expected, 1e-12)
     with pytest.raises(AssertionError):
@@ -81,7 +81,7 @@ def test_rows_have_their_own_scale():
     assert difference(2 * ONE, ONE) == 1
 
 
-def test_bits():
+def test_same_bits_sees_every_bit():
     same_bits({"a": ONE}, {"a": ONE.clone()})
     for other in (off(ONE, 0, 0, 2**-52), ONE.float(), torch.where(ONE == 0, -0.0, ONE)):
         with pytest.raises(AssertionError, match="not the same"):

@@ -1,4 +1,7 @@
-"""Every public call with arguments of the wrong kind or value: one of our errors in one line, never another library's."""
+"""Every public call with a wrong argument raises one of our errors in one line.
+
+Arguments of the wrong type or value never reach an error of another library.
+"""
 
 import math
 import warnings
@@ -1256,7 +1259,9 @@ OF_TORCH = [case for case in CASES if case not in OURS]
 
 @pytest.mark.parametrize(("name", "argument"), OF_TORCH)
 def test_a_module_of_torch_refuses_as_torch_does_or_in_one_line(name, argument):
-    """co.nn stands in for torch.nn: what torch.nn refuses ends in an error that the same `except` catches."""
+    """co.nn stands in for torch.nn: what torch.nn refuses ends in an error that the same `except`
+    catches.
+    """
     _, module, *forward = name.split(".")
     theirs = getattr(torch.nn, module)
     faults = []

@@ -1,4 +1,4 @@
-"""Initialisers: what W becomes, gate by gate, as a function of the seed alone."""
+"""Initialisers give W the properties they promise, gate by gate, and depend on the seed alone."""
 
 import functools
 
@@ -41,7 +41,7 @@ def test_the_seed_decides(name):
     assert not torch.equal(a["V"], c["V"])
 
 
-def test_std_of_what_is_gaussian():
+def test_gaussian_weights_have_the_std_asked_for():
     net = initialise(network(hidden=300), "gaussian", std=0.02)
     for key in ("W", "R", "V"):
         assert float(net.state_dict()[key].std()) == pytest.approx(0.02, rel=0.15)
@@ -51,12 +51,12 @@ def test_std_of_what_is_gaussian():
 @pytest.mark.parametrize(
     "wrong", [{"radius": 0.0}, {"radius": float("nan")}, {"std": -1.0}, {"name": "spectrl"}]
 )
-def test_refusals(wrong):
+def test_options_that_do_not_fit_are_refused(wrong):
     with pytest.raises(InputError):
         initialise(network(), **{"name": "spectral", **wrong})
 
 
-def test_sparse_has_so_many_links_into_each_unit():
+def test_sparse_gives_each_unit_the_same_number_of_links():
     for W in gates(initialise(network("gru"), "sparse", radius=0.8)):
         assert ((W != 0).sum(1) == 15).all()
         assert float(torch.linalg.eigvals(W).abs().max()) == pytest.approx(0.8, rel=1e-12)
@@ -80,7 +80,7 @@ def test_recipes_have_their_own_numbers():
 
 
 @pytest.mark.parametrize(("name", "variance"), [("glorot", 2 / 600), ("he", 2 / 300)])
-def test_fans(name, variance):
+def test_variances_follow_the_fans(name, variance):
     W = gates(initialise(network(hidden=300), name))[0]
     assert float(W.var()) == pytest.approx(variance, rel=0.05)
 
@@ -113,9 +113,11 @@ def test_every_cell_has_the_starts_that_it_can_hold(cell):
 
 SHAPES = {
     **{cell: lambda cell=cell: network(cell, hidden=5) for cell in KINDS},
-    "attention": lambda: co.Network("gru", inputs=3, hidden=5, outputs=2, readout="attention", steps=3, skip=True, deep=4),
+    "attention": lambda: co.Network("gru", inputs=3, hidden=5, outputs=2, readout="attention",
+        steps=3, skip=True, deep=4),
     "structured": lambda: co.Network("lstm", inputs=3, hidden=5, outputs=2, structure="low-rank"),
-    "stack": lambda: co.Stack(["lstm", "gated-feedback", "lru"], inputs=3, hidden=5, outputs=2, bidirectional=True, deep=4),
+    "stack": lambda: co.Stack(["lstm", "gated-feedback", "lru"], inputs=3, hidden=5, outputs=2,
+        bidirectional=True, deep=4),
     "torch's cell": lambda: co.Network(torch.nn.GRUCell(3, 5), inputs=3, hidden=5, outputs=2),
     "embedding": lambda: co.EncoderDecoder("gru", inputs=3, hidden=5, outputs=4),
 }  # fmt: skip
@@ -124,7 +126,9 @@ SHAPES = {
 @pytest.mark.parametrize("name", ["torch", "gaussian", "glorot"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_seed_reaches_every_parameter(shape, name):
-    """Whatever was drawn before: equal seeds give equal networks, and other seeds move all that is drawn."""
+    """Whatever was drawn before: equal seeds give equal networks, and other seeds move all that is
+    drawn.
+    """
     torch.manual_seed(0)
     a, b, c = (initialise(SHAPES[shape](), name, seed=s).state_dict() for s in (3, 3, 4))
     assert all(torch.equal(a[key], b[key]) for key in a)
@@ -153,14 +157,17 @@ def test_the_seed_reaches_every_parameter(shape, name):
 @pytest.mark.slow
 def test_torch_draws_as_the_constructor_does(shape):
     """The largest entry of each parameter is that of the same distribution, over many seeds."""
-    largest = lambda nets: {
-        key: max(float(p.detach().abs().max()) for p in every)
-        for key, every in zip(
-            dict(nets[0].named_parameters()),
-            zip(*(n.parameters() for n in nets), strict=True),
-            strict=True,
-        )
-    }
+
+    def largest(nets):
+        return {
+            key: max(float(p.detach().abs().max()) for p in every)
+            for key, every in zip(
+                dict(nets[0].named_parameters()),
+                zip(*(n.parameters() for n in nets), strict=True),
+                strict=True,
+            )
+        }
+
     ours = largest([initialise(SHAPES[shape](), "torch", seed=s) for s in range(60)])
     torch.manual_seed(1)
     theirs = largest([SHAPES[shape]() for _ in range(60)])
@@ -210,7 +217,7 @@ def structured(structure, cell="gru", hidden=16, dtype=torch.float64):
 
 
 @pytest.mark.parametrize("structure", ["orthogonal", "cayley"])
-def test_rotations_that_a_structure_holds(structure):
+def test_structures_of_rotations_start_at_one(structure):
     for seed in range(8):
         for W in initialise(structured(structure), "orthogonal", seed=seed).W.detach().split(16):
             assert float((W.T @ W - torch.eye(16, dtype=W.dtype)).abs().max()) < 1e-9
@@ -221,7 +228,7 @@ def test_rotations_that_a_structure_holds(structure):
 
 
 @pytest.mark.parametrize("name", ["spectral", "sparse"])
-def test_dales_law_with_a_spectral_radius(name):
+def test_dales_law_holds_at_any_spectral_radius(name):
     for W in initialise(structured("dale", hidden=31), name, radius=0.8).W.detach().split(31):
         assert float(torch.linalg.eigvals(W).abs().max()) == pytest.approx(0.8, rel=1e-9)
         assert (W[:, :25] >= 0).all()
@@ -241,7 +248,7 @@ def test_the_identity_of_low_rank_still_learns():
 
 
 @pytest.mark.parametrize(("inner", "radius"), [(0.0, 1.0), (0.9, 0.99), (0.4, 0.5)])
-def test_a_ring(inner, radius):
+def test_a_ring_is_filled_evenly(inner, radius):
     """|L|^2 is uniform: its quantiles are those of the interval."""
     net = initialise(network("lru", hidden=4000), "ring", inner=inner, radius=radius)
     area = torch.exp(-torch.exp(net.p["nu"].detach())) ** 2

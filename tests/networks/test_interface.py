@@ -1,7 +1,8 @@
-"""A network of another kind, made of the interface alone: everything that takes a Net takes it.
+"""Everything that takes a network takes a class that implements the interface and nothing more.
 
-x_{i+1} = tanh(A_i x_i + c_i), i = 0..L-1, a = A_L x_L + c_L: layers of different widths, whose index is depth. Nothing of
-the package knows of it. Gradients and penalties are compared with torch's own double backward in float64.
+The class here is a chain x_{i+1} = tanh(A_i x_i + c_i), i = 0..L-1, a = A_L x_L + c_L: layers of
+different widths, indexed by depth. The package knows nothing about it. Gradients and penalties are
+compared with torch's double backward in float64.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import torch
 from torch import nn
 
 import coadjoint as co
+from build import weights
 from coadjoint.networks.interface import Net, NetRun
 from coadjoint.networks.readout import Readout
 from coadjoint.objectives.losses import entries, output_function
@@ -27,6 +29,7 @@ from coadjoint.sweeps.costates import Axis, BaseCostates, widened
 from coadjoint.sweeps.rows import scale
 from coadjoint.sweeps.torch_internals import hooked
 from coadjoint.tasks.task import Task, right, rng
+from compare import equal
 
 F64 = torch.float64
 WIDTHS = (5, 7, 4, 6, 3)
@@ -180,7 +183,9 @@ def batch(B=6, seed=0, **more):
 
 
 class Truth:
-    """The same network by torch alone: losses, costates and any function of them, differentiated twice."""
+    """The same network by torch alone: losses, costates and any function of them, differentiated
+    twice.
+    """
 
     def __init__(self, net, u, y):
         self.x, self.parameters = [u.clone().requires_grad_()], dict(net.named_parameters())
@@ -248,14 +253,6 @@ def close(ours, truth, tolerance=1e-12):
         assert float((ours[name] - g).abs().max()) <= tolerance * size, name
 
 
-def equal(a, b):
-    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
-
-
-def weights(net):
-    return {name: p.detach().clone() for name, p in net.named_parameters()}
-
-
 # gradients
 
 
@@ -282,7 +279,7 @@ def test_every_penalty_is_differentiated_as_torch_does(name):
     close(e.gradient, truth.gradient(truth.losses + 0.7 * G))
 
 
-def test_the_tangent_loss():
+def test_the_tangent_loss_is_differentiated_as_torch_does():
     net, b = Chain(), batch()
     v = torch.randn(6, 5, dtype=F64)
     e = co.Penalised(co.penalties.tangent(v), 0.3)(net, b, "cross-entropy")
@@ -295,7 +292,7 @@ def test_the_tangent_loss():
     close(e.gradient, truth.gradient(truth.losses + 0.3 * G))
 
 
-def test_sums_and_pretraining_and_steered_weights():
+def test_sums_pretraining_and_steered_weights_work():
     net, b = Chain(), batch()
     truth = Truth(net, b.u, b.y)
     both = 0.5 * co.penalties.log_ratio + co.penalties.variance
@@ -323,7 +320,7 @@ def test_a_deep_chain_that_forgets_keeps_its_digits_in_float32():
     assert torch.allclose(found[torch.float32], found[F64], atol=1e-4)
 
 
-def test_weights_of_samples_and_gradients_of_single_ones():
+def test_gradients_of_single_samples_average_to_the_weighted_one():
     net, b = Chain(), batch(weight=torch.linspace(0.5, 2.0, 6, dtype=F64))
     for method in (co.BPTT(), co.Penalised("log-ratio", 0.3)):
         each = method.per_sample(net, b, "cross-entropy")
@@ -341,13 +338,20 @@ def test_samples_along_the_first_axis_are_chosen():
 
 
 REFUSED = {
-    "truncated": (lambda n, b: co.Truncated(2, 4)(n, b, "cross-entropy"), "truncated backpropagation: this network is not"),
-    "rtrl": (lambda n, b: co.RTRL()(n, b, "cross-entropy"), "one step at a time: this network is not one recurrent layer"),
-    "stream": (lambda n, b: co.RTRL().stream(n), "one step at a time: this network is not one recurrent layer"),
-    "segments": (lambda n, b: co.BPTT(segments=2)(n, b, "cross-entropy"), "sweeps in segments: this network is not"),
-    "penalised": (lambda n, b: co.Penalised("variance", 1.0, 2)(n, b, "cross-entropy"), "sweeps in segments: this network"),
-    "omega-published": (lambda n, b: co.Penalised("omega-published")(n, b, "cross-entropy"), "differentiates by W alone"),
-    "curvature": (lambda n, b: co.curvature.Curvature(n, b, "cross-entropy"), "curvature is that of a co.Network; got Chain"),
+    "truncated": (lambda n, b: co.Truncated(2, 4)(n, b, "cross-entropy"),
+        "truncated backpropagation: this network is not"),
+    "rtrl": (lambda n, b: co.RTRL()(n, b, "cross-entropy"),
+        "one step at a time: this network is not one recurrent layer"),
+    "stream": (lambda n, b: co.RTRL().stream(n),
+        "one step at a time: this network is not one recurrent layer"),
+    "segments": (lambda n, b: co.BPTT(segments=2)(n, b, "cross-entropy"),
+        "sweeps in segments: this network is not"),
+    "penalised": (lambda n, b: co.Penalised("variance", 1.0, 2)(n, b, "cross-entropy"),
+        "sweeps in segments: this network"),
+    "omega-published": (lambda n, b: co.Penalised("omega-published")(n, b, "cross-entropy"),
+        "differentiates by W alone"),
+    "curvature": (lambda n, b: co.curvature.Curvature(n, b, "cross-entropy"),
+        "curvature is that of a co.Network; got Chain"),
     "ridge": (lambda n, b: co.optimisers.ridge().stepper(n), "this network has no linear readout"),
 }  # fmt: skip
 
@@ -620,7 +624,9 @@ def test_unshown_is_the_transpose_of_shown(cell):
     ],
 )
 def test_effective_weights_make_the_step(options):
-    """x_1 from the weights as the formula takes them, by torch's operations, is that of the sweep."""
+    """x_1 from the weights as the formula takes them, by torch's operations, is that of
+    the sweep.
+    """
     masked = options.pop("masked", False)
     mask = torch.tensor([[1.0, 0, 1], [0, 1, 1], [1, 1, 0]], dtype=F64) if masked else None
     net = co.Network(**options, inputs=2, hidden=3, outputs=1, dtype=F64, mask=mask)

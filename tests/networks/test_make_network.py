@@ -1,4 +1,7 @@
-"""networks.make: whatever the command line can build, one call builds with the same bits; what does not fit is refused."""
+"""networks.make builds in one call whatever the command line can build, bit for bit.
+
+Settings that do not fit together are refused by the name of the keyword.
+"""
 
 import inspect
 
@@ -123,13 +126,19 @@ def test_the_same_call_gives_the_same_bits_and_another_seed_others():
     ("options", "words"),
     [
         ({"eps": 0.1}, "eps does nothing with cell 'elman'; its options: activation."),
-        ({"std": 0.1}, "std does nothing with init torch: it belongs to gaussian, spectral, sparse, orthogonal, identity."),
-        ({"attention_steps": 3}, "attention_steps does nothing with readout last: it belongs to attention."),
-        ({"residual": True}, "residual acts between layers, and there is one: give layers or a list of cells."),
+        ({"std": 0.1},
+            "std does nothing with init torch: it belongs to gaussian, spectral, sparse, "
+            "orthogonal, identity."),
+        ({"attention_steps": 3},
+            "attention_steps does nothing with readout last: it belongs to attention."),
+        ({"residual": True},
+            "residual acts between layers, and there is one: give layers or a list of cells."),
         ({"cell": []}, "cell names no cell: `coadjoint cells` lists them."),
-        ({"cell": ["lstm"], "layers": 2}, "cell lstm has a layer for each name: leave out layers, or name one cell."),
+        ({"cell": ["lstm"], "layers": 2},
+            "cell lstm has a layer for each name: leave out layers, or name one cell."),
         ({"decoder": "gru"}, "decoder does nothing where the answer is no sequence."),
-        ({"skip": True, "readout": "sequence", "outputs": 3}, "skip does nothing where the answer is a sequence."),
+        ({"skip": True, "readout": "sequence", "outputs": 3},
+            "skip does nothing where the answer is a sequence."),
         ({"freeze": "$V"}, "freeze: this network has no parameter '$V'; it has W, R, b, V, b_o."),
     ],
 )  # fmt: skip
@@ -154,7 +163,7 @@ def test_a_wrong_name_is_answered_with_the_nearest(options):
 
 
 @pytest.mark.parametrize("name", [*library.CELLS, *steps.STEPS, "reservoir"])
-def test_about_a_cell(name):
+def test_about_says_what_a_cell_has(name):
     found = co.networks.about(name, hidden=5, inputs=3)
     net = co.networks.make(name, inputs=3, outputs=1, hidden=5)
     assert found.parameters.keys() == factory.visible(net).keys() - {"V", "b_o"}

@@ -1,4 +1,7 @@
-"""Network: what goes in and comes out, in which shape, on which engine, and what it leaves as it was."""
+"""co.Network takes and returns the shapes, types and engines that it documents.
+
+It leaves its inputs and the caller's settings as they were.
+"""
 
 import copy
 import functools
@@ -42,7 +45,7 @@ def flat_gradient(net, lam, weight=0.3):
 
 @pytest.mark.parametrize("readout", ["last", "every"])
 @pytest.mark.parametrize("cell", CELLS)
-def test_shapes(cell, readout):
+def test_outputs_have_the_documented_shapes(cell, readout):
     net = make(cell, readout=readout)
     run = net(inputs())
     slots = 2 if cell == "lstm" else 1
@@ -68,7 +71,7 @@ def test_shapes(cell, readout):
 
 
 @pytest.mark.parametrize(("T", "B", "D"), [(1, 1, 1), (1, 3, 2), (2, 1, 1), (65, 1, 3)])
-def test_smallest_sizes(T, B, D):
+def test_the_smallest_sizes_work(T, B, D):
     for cell in CELLS:
         net = make(cell, hidden=D)
         lam = net(inputs(T, B)).costates(loss)
@@ -154,7 +157,7 @@ def test_state_is_carried_into_the_next_call(cell):
 # where the states begin
 
 
-def test_x0_variants():
+def test_x0_is_zero_fixed_or_learned():
     u, start = inputs(), torch.randn(D, dtype=F64)
     zero, fixed, learned = make(), make(x0=start), make(x0="learned")
     assert (zero(u).x[0] == 0).all()
@@ -189,7 +192,7 @@ def test_x0_variants():
     ],
 )
 @pytest.mark.parametrize("readout", ["last", "every"])
-def test_output_functions(output, phi, readout):
+def test_output_functions_are_applied_before_the_loss(output, phi, readout):
     run = make(output=output, readout=readout)(inputs())
     assert torch.equal(run.y_hat, phi(run.a))
     received = []
@@ -197,7 +200,7 @@ def test_output_functions(output, phi, readout):
     assert torch.equal(received[0].detach(), run.y_hat.flatten(0, -2).detach())
 
 
-def test_no_bias():
+def test_without_a_bias_there_is_none():
     net = make(bias=False)
     assert net.b is None
     assert net.b_o is None
@@ -228,7 +231,7 @@ def test_masked_connections_are_absent(cell, engine):
 
 
 @pytest.mark.parametrize("engine", ["cpu", "reference", "autograd"])
-def test_signed_parametrisation(engine):
+def test_a_signed_parametrisation_keeps_its_signs(engine):
     signs = torch.tensor([1, 1, -1, 1, -1])
     net = make(engine=engine)
     size = net.W.detach().abs()
@@ -249,7 +252,7 @@ def test_signed_parametrisation(engine):
         co.cells.structures.Signed(torch.tensor([1, 0]))
 
 
-def test_initialisers():
+def test_initialisers_act_on_the_weights():
     net = make()
     co.initialisers.spectral_(net.W, 0.8, torch.Generator().manual_seed(0))
     assert float(torch.linalg.eigvals(net.W.detach()).abs().max()) == pytest.approx(0.8, rel=1e-12)
@@ -281,7 +284,9 @@ def test_costates_without_a_graph_are_those_with_one(cell, engine):
 
 @pytest.mark.parametrize("engine", ["cpu", "reference", "autograd"])
 def test_costates_of_a_run_without_a_graph_have_none(engine):
-    """With grad mode on again, W alone would be seen, with the states held constant: half a graph, half a gradient."""
+    """With grad mode on again, W alone would be seen, with the states held constant: half a graph,
+    half a gradient.
+    """
     net = make(engine=engine)
     with torch.no_grad():
         run = net(inputs())
@@ -290,7 +295,7 @@ def test_costates_of_a_run_without_a_graph_have_none(engine):
     assert not co.penalties.log_ratio(lam).requires_grad
 
 
-def test_two_calls_before_a_backward():
+def test_two_calls_before_a_backward_keep_their_gradients():
     net = make("lstm")
     one, two = inputs(5, 2, seed=1), inputs(9, 3, seed=2)
     alone = [flat_gradient(net, net(u).costates(loss)) for u in (one, two)]
@@ -320,7 +325,7 @@ def test_frozen_parameters_do_not_change_the_gradient_of_the_others(kept, engine
         assert torch.equal(found[name], truth[name]), name
 
 
-def test_two_losses_of_one_trajectory():
+def test_two_losses_of_one_trajectory_have_their_own_costates():
     net = make(readout="every")
     run = net(inputs())
     a, b = run.costates(loss), run.costates(lambda y: y.sum(-1))
@@ -333,7 +338,7 @@ def test_two_losses_of_one_trajectory():
     )
 
 
-def test_costates_of_a_loss_given_as_values():
+def test_costates_of_a_loss_given_as_values_are_those_of_a_function():
     net = make("lstm", readout="every")
     run = net(inputs(), lengths=LENGTHS)
     mask = run.mask[1:, :, None]
@@ -365,7 +370,7 @@ def test_push_is_the_change_of_the_output():
         run.push(v[1:])
 
 
-def test_deepcopy_and_state_dict():
+def test_deepcopy_and_state_dict_keep_the_gradient():
     for cell in CELLS:
         net = make(cell, x0="learned", mask=torch.ones_like(make(cell).W))
         u = inputs()
@@ -390,7 +395,7 @@ def test_dtype_follows_to():
     assert co.Network("gru", inputs=1, hidden=1, outputs=1).V.dtype == torch.get_default_dtype()
 
 
-def test_non_contiguous_and_expanded_inputs():
+def test_non_contiguous_and_expanded_inputs_are_read_correctly():
     net, u = make(), inputs()
     truth = net(u).x
     assert torch.equal(net(u.transpose(0, 1).contiguous().transpose(0, 1)).x, truth)

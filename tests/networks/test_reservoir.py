@@ -1,4 +1,4 @@
-"""Echo state networks: against numpy loops and closed forms, and what is known of them."""
+"""Echo state networks agree with numpy loops, with closed forms and with published results."""
 
 import io
 import math
@@ -93,7 +93,7 @@ def predicted(r, X, Y, at):
         (700, 0.01, 0.95, 7),
     ],
 )
-def test_spectral_radius_and_links(hidden, density, radius, links):
+def test_W_has_the_spectral_radius_and_links_asked_for(hidden, density, radius, links):
     W = make(hidden=hidden, density=density, radius=radius).network.W.detach().numpy()
     assert np.abs(np.linalg.eigvals(W)).max() == pytest.approx(radius, rel=1e-10)
     assert ((W != 0).sum(1) == links).all()
@@ -131,7 +131,7 @@ def test_weights_are_uniform_on_their_scales_and_fixed():
         ),
     ],
 )
-def test_the_largest_eigenvalue_from_products_alone(name, matrix):
+def test_the_largest_eigenvalue_is_found_from_products_alone(name, matrix):
     A = matrix(np.random.default_rng(1))
     assert krylov(lambda x: A @ x, len(A)) == pytest.approx(
         np.abs(np.linalg.eigvals(A)).max(), rel=1e-9
@@ -213,7 +213,7 @@ def test_the_linear_readout_is_the_networks_own():
     assert gradient["b_o"].norm() < 1e-12
 
 
-def test_without_ridge_the_least_solution_of_too_few_examples():
+def test_without_ridge_too_few_examples_have_the_least_solution():
     u, y = data(T=4, B=1)
     r = make(ridge=0.0).fit(u, y)
     X, Y = examples(r, u, y, [4])
@@ -244,7 +244,10 @@ def test_nearly_dependent_features_keep_their_digits():
     X, centred = X - X.mean(0), y - y.mean()
     assert np.linalg.cond(X) > 1e4
     r.fit(u, torch.from_numpy(y)[:, None, None])
-    away = lambda V: np.linalg.norm(V - w) / np.linalg.norm(w)
+
+    def away(V):
+        return np.linalg.norm(V - w) / np.linalg.norm(w)
+
     assert away(r.network.V.detach().numpy()[0]) < 1e-11
     assert away(np.linalg.solve(X.T @ X, X.T @ centred)) > 1e-10
 
@@ -263,7 +266,7 @@ def test_parts_are_the_whole(expansion):
     assert not torch.allclose(restarted.predict(u), whole.predict(u), rtol=1e-4)
 
 
-def test_more_rows_than_a_block():
+def test_more_rows_than_a_block_are_fitted():
     u, y = data(T=3000)
     r = make().fit(u, y)
     X, Y = examples(r, u, y, [3000] * 3)
@@ -336,7 +339,7 @@ def by_autograd(r, u, y, loss, length):
 
 @pytest.mark.parametrize("readout", ["every", "last"])
 @pytest.mark.parametrize("expansion", ALL)
-def test_costates_and_penalties_of_every_expansion(expansion, readout):
+def test_costates_and_penalties_of_every_expansion_equal_the_loop(expansion, readout):
     every, lengths = readout == "every", [5, 9]
     u, y = data(T=9, B=2, every=every)
     r = make(expansion=expansion, readout=readout, washout=2 * every).fit(
@@ -373,7 +376,7 @@ def test_engines_agree(expansion, engine):
     assert torch.allclose(other.costates(*new).lam, r.costates(*new).lam, rtol=1e-9, atol=1e-14)
 
 
-def test_costates_of_classes():
+def test_costates_of_classes_are_those_of_one_hot_targets():
     u, _ = data()
     classes = torch.randint(2, (12, 3), generator=torch.Generator().manual_seed(2))
     r = make().fit(u, classes)
@@ -386,27 +389,42 @@ def test_costates_of_classes():
 
 
 def capacity(activation, hidden, delays=60):
-    """Sum over delays of the squared correlation between the input, so long ago, and its best linear readout."""
+    """Sum over delays of the squared correlation between the input, so long ago, and its best
+    linear readout.
+    """
     u = 2 * torch.rand(6000, 1, 1, generator=torch.Generator().manual_seed(3), dtype=F64) - 1
     past = torch.cat([torch.roll(u, k, 0) for k in range(delays)], -1)
     scale = 0.1 if activation == "identity" else 1.0
     r = make(
-        1, hidden, delays, radius=0.9, leak=1.0, density=1.0, input_scale=scale, bias_scale=0.0, washout=200,
-        activation=activation, ridge=0.0,
-    )  # fmt: skip
+        1,
+        hidden,
+        delays,
+        radius=0.9,
+        leak=1.0,
+        density=1.0,
+        input_scale=scale,
+        bias_scale=0.0,
+        washout=200,
+        activation=activation,
+        ridge=0.0,
+    )
     found, truth = r.fit(u, past).predict(u)[200:, 0].numpy(), past[200:, 0].numpy()
     return sum(np.corrcoef(found[:, k], truth[:, k])[0, 1] ** 2 for k in range(delays))
 
 
 def test_memory_of_a_linear_reservoir_is_its_number_of_units():
-    """Jaeger (2001): at most the number of units, and a linear one reaches it; estimates from 5,800 steps."""
+    """Jaeger (2001): at most the number of units, and a linear one reaches it; estimates from 5,800
+    steps.
+    """
     for hidden in (10, 20):
         assert hidden - 0.6 < capacity("identity", hidden) < hidden + 0.3
     assert capacity("tanh", 20) < 12
 
 
 def narma(T, seed):
-    """y_{t+1} = 0.3 y_t + 0.05 y_t (y_t + ... + y_{t-9}) + 1.5 u_{t-9} u_t + 0.1.  Atiya & Parlos (2000)"""
+    """y_{t+1} = 0.3 y_t + 0.05 y_t (y_t + ... + y_{t-9}) + 1.5 u_{t-9} u_t + 0.1.  Atiya & Parlos
+    (2000)
+    """
     u, y = np.random.default_rng(seed).uniform(0, 0.5, T), np.zeros(T)
     for t in range(9, T - 1):
         y[t + 1] = 0.3 * y[t] + 0.05 * y[t] * y[t - 9 : t + 1].sum() + 1.5 * u[t - 9] * u[t] + 0.1
@@ -415,23 +433,39 @@ def narma(T, seed):
 
 def moving_average(train, test, taps=30):
     """The normalised error of the best linear function of the last inputs."""
-    rows = lambda u: np.stack(
-        [u[taps - 1 - k : len(u) - k, 0, 0] for k in range(taps)] + [np.ones(len(u) - taps + 1)], 1
-    )
+
+    def rows(u):
+        return np.stack(
+            [u[taps - 1 - k : len(u) - k, 0, 0] for k in range(taps)]
+            + [np.ones(len(u) - taps + 1)],
+            1,
+        )
+
     w = np.linalg.lstsq(rows(train[0].numpy()), train[1][taps - 1 :, 0, 0].numpy(), rcond=None)[0]
     truth = test[1][taps - 1 :, 0, 0].numpy()
     return np.sqrt(((rows(test[0].numpy()) @ w - truth) ** 2).mean() / truth.var())
 
 
 def test_narma_is_predicted_better_than_by_a_linear_model():
-    """At most 0.7 times the normalised error of 30 taps, and 0.6 times with an expansion of the states."""
+    """At most 0.7 times the normalised error of 30 taps, and 0.6 times with an expansion of the
+    states.
+    """
     train, test = narma(2500, 0), narma(1500, 1)
     error = {"taps": moving_average(train, test)}
     for expansion in ALL:
         r = make(
-            1, 200, 1, radius=0.95, leak=1.0, density=0.1, input_scale=0.2, bias_scale=0.2, washout=100, ridge=1e-8,
+            1,
+            200,
+            1,
+            radius=0.95,
+            leak=1.0,
+            density=0.1,
+            input_scale=0.2,
+            bias_scale=0.2,
+            washout=100,
+            ridge=1e-8,
             expansion=expansion,
-        )  # fmt: skip
+        )
         error[expansion] = math.sqrt(1 - r.fit(*train).score(*test))
     assert error["taps"] == pytest.approx(0.38, abs=0.02)  # what a linear model leaves
     assert error["linear"] < 0.7 * error["taps"], error
@@ -441,7 +475,9 @@ def test_narma_is_predicted_better_than_by_a_linear_model():
 
 
 def mackey_glass(T, tau=17, inner=10):
-    """dx/dt = 0.2 x(t - tau) / (1 + x(t - tau)^10) - 0.1 x, one value each unit of time, less its mean.  Science 197 (1977)"""
+    """dx/dt = 0.2 x(t - tau) / (1 + x(t - tau)^10) - 0.1 x, one value each unit of time, less its
+    mean.  Science 197 (1977)
+    """
     x = [1.2] * (tau * inner + 1)
     for _ in range((T + 200) * inner):
         late = x[-1 - tau * inner]
@@ -515,16 +551,22 @@ def fitted(**options):
 @pytest.mark.parametrize(
     ("act", "kind", "words"),
     [
-        (lambda: make(radius=0.0), co.InputError, "radius must be a finite number, above 0; got 0.0"),
-        (lambda: make(leak=1.5), co.InputError, "leak must be a finite number, above 0 and at most 1; got 1.5"),
-        (lambda: make(density=0), co.InputError, "density must be a finite number, above 0 and at most 1; got 0"),
+        (lambda: make(radius=0.0), co.InputError,
+            "radius must be a finite number, above 0; got 0.0"),
+        (lambda: make(leak=1.5), co.InputError,
+            "leak must be a finite number, above 0 and at most 1; got 1.5"),
+        (lambda: make(density=0), co.InputError,
+            "density must be a finite number, above 0 and at most 1; got 0"),
         (lambda: make(radius="big"), co.InputError, "got 'big'"),
-        (lambda: make().fit([data()[0]]), co.KindError, "fit expects batches (u, y), (u, y, lengths) or co.Batch; got Tensor"),
+        (lambda: make().fit([data()[0]]), co.KindError,
+            "fit expects batches (u, y), (u, y, lengths) or co.Batch; got Tensor"),
         (lambda: make().costates(*data()), co.InputError, "no readout yet"),
         (lambda: make(gamma=math.nan), co.InputError, "gamma must be"),
-        (lambda: make(ridge=-1.0), co.InputError, "ridge must be a finite number, at least 0; got -1.0"),
+        (lambda: make(ridge=-1.0), co.InputError,
+            "ridge must be a finite number, at least 0; got -1.0"),
         (lambda: make(input_scale=-1), co.InputError, "input_scale must be"),
-        (lambda: make(washout=2.5), co.InputError, "washout must be a whole number, at least 0; got 2.5"),
+        (lambda: make(washout=2.5), co.InputError,
+            "washout must be a whole number, at least 0; got 2.5"),
         (lambda: make(degree=0), co.InputError, "degree must be"),
         (lambda: make(seed=-1), co.InputError, "seed must be"),
         (lambda: make(hidden=0), co.InputError, "hidden must be a positive integer"),
@@ -535,18 +577,27 @@ def fitted(**options):
         (lambda: make().fit([]), co.InputError, "nothing was accumulated"),
         (lambda: fitted().solve(-1.0), co.InputError, "ridge must be"),
         (lambda: make().fit(data()[0]), co.KindError, "expects u and y, or an iterable"),
-        (lambda: make().fit(data()[0], data()[1][:5]), co.InputError, "shape [5, 3, 2]; with readout='every' expected [12, 3, 2]"),
-        (lambda: make(readout="last").fit(*data()), co.InputError, "expected [3, 2], or [3] of class numbers"),
-        (lambda: make(washout=12).fit(*data()), co.InputError, "washout = 12 leaves out all steps of sequences of 12"),
-        (lambda: make().fit(data()[0], data()[1] * torch.nan), co.InputError, "the target y holds NaN or inf"),
-        (lambda: make().fit(data()[0], torch.full((12, 3), 2)), co.InputError, "classes must lie in 0..1; got 2..2"),
-        (lambda: make().fit(co.Batch(*data(), weight=torch.ones(3))), co.InputError, "knows no mask or weight"),
-        (lambda: make(expansion="rbf", ridge=0.0, gamma=1e-9).fit(*data(T=80)), co.NumericalError, "raise ridge"),
-        (lambda: fitted(inputs=2).generate(data()[0], 0), co.InputError, "steps must be a positive integer; got 0"),
-        (lambda: make(outputs=1).fit(*data(outputs=1)).generate(data()[0], 3), co.InputError, "has 1 and 2; expected as many"),
+        (lambda: make().fit(data()[0], data()[1][:5]), co.InputError,
+            "shape [5, 3, 2]; with readout='every' expected [12, 3, 2]"),
+        (lambda: make(readout="last").fit(*data()), co.InputError,
+            "expected [3, 2], or [3] of class numbers"),
+        (lambda: make(washout=12).fit(*data()), co.InputError,
+            "washout = 12 leaves out all steps of sequences of 12"),
+        (lambda: make().fit(data()[0], data()[1] * torch.nan), co.InputError,
+            "the target y holds NaN or inf"),
+        (lambda: make().fit(data()[0], torch.full((12, 3), 2)), co.InputError,
+            "classes must lie in 0..1; got 2..2"),
+        (lambda: make().fit(co.Batch(*data(), weight=torch.ones(3))), co.InputError,
+            "knows no mask or weight"),
+        (lambda: make(expansion="rbf", ridge=0.0, gamma=1e-9).fit(*data(T=80)), co.NumericalError,
+            "raise ridge"),
+        (lambda: fitted(inputs=2).generate(data()[0], 0), co.InputError,
+            "steps must be a positive integer; got 0"),
+        (lambda: make(outputs=1).fit(*data(outputs=1)).generate(data()[0], 3), co.InputError,
+            "has 1 and 2; expected as many"),
     ],
 )  # fmt: skip
-def test_refusals(act, kind, words):
+def test_bad_calls_are_refused_in_one_line(act, kind, words):
     with pytest.raises(kind) as error:
         act()
     assert words in str(error.value)

@@ -1,4 +1,7 @@
-"""co.EncoderDecoder against a loop over one sample at a time, by hand and in float64; decoding against enumeration."""
+"""co.EncoderDecoder computes what a loop over single samples computes, by hand and in float64.
+
+Greedy and beam decoding are compared with an enumeration of all sequences.
+"""
 
 from __future__ import annotations
 
@@ -37,8 +40,10 @@ class Path(oracles.Sample):
 
 
 class Said:
-    """One sample: u [T, D] read, y (tokens and end) written. theta: the network's parameters by name; x0: one for each
-    layer and direction of the encoder."""
+    """One sample: u [T, D] read, y (tokens and end) written.
+
+    theta: the network's parameters by name; x0: one for each layer and direction of the encoder.
+    """
 
     def __init__(self, net, names, theta, u, x0):
         self.net, self.names, self.theta = net, names, theta
@@ -130,7 +135,9 @@ def lettered(seed, n, K):
     return y
 
 
-TABLE = {  # cells of the encoder and the decoder, options of the network, lengths of the inputs (None: equal ones)
+# cells of the encoder and the decoder, options of the network, lengths of the inputs (None: equal
+# ones)
+TABLE = {
     "elman": ("elman elman", {}, (3, 5, 1)),
     "lstm": ("lstm lstm", {"embedding": 2}, (2, 4)),
     "gru": ("gru gru", {"bias": False}, None),
@@ -236,7 +243,7 @@ def penalty_of(name):
 
 @pytest.mark.parametrize("name", TABLE)
 @pytest.mark.parametrize("turn", range(2))
-def test_loss_costates_and_gradients_of_first_and_second_order(name, turn):
+def test_loss_costates_and_both_orders_of_gradients_equal_the_loop(name, turn):
     engine = ENGINES[(list(TABLE).index(name) + turn) % 4]
     case = Case(name, ("sum", "mean")[turn], masked=turn == 1, given=turn == 0, engine=engine)
     run, truth = case.run(), case.truth()
@@ -303,7 +310,10 @@ def test_gradient_methods_take_it_as_it_is(name):
 
 def test_step_functions_read_and_write():
     """torch's own cell in both places, against the formula with the same weights."""
-    make = lambda inputs, hidden: torch.nn.GRUCell(inputs, hidden, dtype=F64)
+
+    def make(inputs, hidden):
+        return torch.nn.GRUCell(inputs, hidden, dtype=F64)
+
     torch.manual_seed(0)
     theirs = EncoderDecoder(make, inputs=2, hidden=3, outputs=4, dtype=F64)
     ours = EncoderDecoder("gru", inputs=2, hidden=3, outputs=4, dtype=F64)
@@ -416,8 +426,13 @@ def everything(said, K, limit):
 def searched(said, K, limit, beam, power):
     """Beam search over lists; sorted() keeps the order of equals."""
     kept = [((), said.begin(), 0.0)]
-    done = lambda tokens: len(tokens) == limit or (tokens and tokens[-1] == K)
-    rank = lambda hypothesis: -hypothesis[2] / max(len(hypothesis[0]), 1) ** power
+
+    def done(tokens):
+        return len(tokens) == limit or (tokens and tokens[-1] == K)
+
+    def rank(hypothesis):
+        return -hypothesis[2] / max(len(hypothesis[0]), 1) ** power
+
     while not all(done(tokens) for tokens, _, _ in kept):
         candidates = []
         for tokens, s, total in kept:
@@ -435,7 +450,9 @@ def words(decoded, j):
 
 
 def eager_to_go_on(case):
-    """Weights under which sequences differ in length, and the likeliest first token is not always the best."""
+    """Weights under which sequences differ in length, and the likeliest first token is not always
+    the best.
+    """
     with torch.no_grad():
         for p in case.net.parameters():
             p.mul_(2.5)
@@ -443,7 +460,7 @@ def eager_to_go_on(case):
 
 
 @pytest.mark.parametrize("name", ["elman", "lstm", "lstm, end", "two layers"])
-def test_decoding_against_enumeration(name):
+def test_decoding_finds_the_best_of_an_enumeration(name):
     case, K, limit = Case(name, K=2), 2, 4
     eager_to_go_on(case)
     run = case.run()
@@ -472,7 +489,7 @@ def test_a_beam_finds_what_is_greedily_missed():
 
 
 @pytest.mark.parametrize("name", TABLE)
-def test_greedy_decoding(name):
+def test_greedy_decoding_takes_the_likeliest_token(name):
     case = Case(name)
     K = case.net.outputs - 1
     run = case.run()
@@ -532,7 +549,9 @@ def test_equals_are_taken_in_order():
 
 
 def test_what_is_impossible_is_not_followed():
-    """The end is certain after one token: the other hypothesis of a beam of two has probability zero, and stops there."""
+    """The end is certain after one token: the other hypothesis of a beam of two has probability
+    zero, and stops there.
+    """
     asked = []
 
     def say(token, x, sample):
@@ -559,29 +578,46 @@ def test_a_network_that_has_left_its_range_says_so():
 
 REFUSED = [
     (lambda net, u: net(u).loss("cross-entropy"), InputError, "pass y, tokens [U, B]"),
-    (lambda net, u: net(u).loss("cross-entropy", torch.zeros(3, 2)), KindError, "whole numbers; got torch.float32"),
-    (lambda net, u: net(u).loss("cross-entropy", torch.zeros(3, dtype=torch.long)), InputError, "expected tokens [U, 2]"),
-    (lambda net, u: net(u).loss("cross-entropy", torch.tensor([[0, 3], [3, 3]])), InputError, "sample 1 of y is [3, 3]"),
-    (lambda net, u: net(u).loss("cross-entropy", torch.tensor([[3, 0], [-1, 1]])), InputError, "then the end, 3, then -1"),
-    (lambda net, u: net(u).loss("cross-entropy", torch.tensor([[4, 3], [3, -1]])), InputError, "each in 0..2"),
-    (lambda net, u: net(u).loss("cross-entropy", torch.tensor([[-1, 3], [3, -1]])), InputError, "sample 0 of y"),
+    (lambda net, u: net(u).loss("cross-entropy", torch.zeros(3, 2)), KindError,
+        "whole numbers; got torch.float32"),
+    (lambda net, u: net(u).loss("cross-entropy", torch.zeros(3, dtype=torch.long)), InputError,
+        "expected tokens [U, 2]"),
+    (lambda net, u: net(u).loss("cross-entropy", torch.tensor([[0, 3], [3, 3]])), InputError,
+        "sample 1 of y is [3, 3]"),
+    (lambda net, u: net(u).loss("cross-entropy", torch.tensor([[3, 0], [-1, 1]])), InputError,
+        "then the end, 3, then -1"),
+    (lambda net, u: net(u).loss("cross-entropy", torch.tensor([[4, 3], [3, -1]])), InputError,
+        "each in 0..2"),
+    (lambda net, u: net(u).loss("cross-entropy", torch.tensor([[-1, 3], [3, -1]])), InputError,
+        "sample 0 of y"),
     (lambda net, u: net(u).loss(torch.zeros(2), torch.tensor([[3, 3]])), KindError, "got a tensor"),
     (lambda net, u: net(u).loss("squared", torch.tensor([[3, 3]])), InputError, "loss 'squared'"),
-    (lambda net, u: net(u).costates(lambda y_hat, y: 0.0 * y, torch.tensor([[3, 3]])), InputError, "has no costates"),
+    (lambda net, u: net(u).costates(lambda y_hat, y: 0.0 * y, torch.tensor([[3, 3]])), InputError,
+        "has no costates"),
     (lambda net, u: net(u).decode(beam=0), InputError, "beam must be a positive integer; got 0"),
     (lambda net, u: net(u).decode(limit=0), InputError, "limit must be a positive integer; got 0"),
     (lambda net, u: net(u).decode(normalise=-1), InputError, "at least 0; got -1"),
     (lambda net, u: net(u[..., :1]), InputError, "expected [T, B, 2]"),
-    (lambda net, u: co.Truncated(2, 2)(net, co.Batch(u, torch.tensor([[3, 3]])), "cross-entropy"), Unsupported, "BPTT"),
-    (lambda net, u: co.RTRL()(net, co.Batch(u, torch.tensor([[3, 3]])), "cross-entropy"), Unsupported, "one step at a time"),
-    (lambda net, u: co.BPTT(2)(net, co.Batch(u, torch.tensor([[3, 3]])), "cross-entropy"), Unsupported, "segments"),
-    (lambda net, u: EncoderDecoder("gru", inputs=2, hidden=3, outputs=1), InputError, "one at least and the end"),
-    (lambda net, u: EncoderDecoder("gru", inputs=2, hidden=3, outputs=4, embedding=0), InputError, "embedding"),
-    (lambda net, u: EncoderDecoder("gru", inputs=2, hidden=3, outputs=4, eps=0.1), KindError, "has an option eps"),
-    (lambda net, u: EncoderDecoder(["gru", "gru"], inputs=2, hidden=3, outputs=4, layers=3), InputError, "leave out"),
-    (lambda net, u: EncoderDecoder("gru", decoder="inverse", inputs=2, hidden=3, outputs=4), Unsupported, "another cell"),
-    (lambda net, u: EncoderDecoder(torch.nn.GRUCell(2, 3), inputs=2, hidden=3, outputs=4), InputError, "Give decoder="),
-    (lambda net, u: EncoderDecoder("gruu", inputs=2, hidden=3, outputs=4), InputError, "did you mean 'gru'"),
+    (lambda net, u: co.Truncated(2, 2)(net, co.Batch(u, torch.tensor([[3, 3]])), "cross-entropy"),
+        Unsupported, "BPTT"),
+    (lambda net, u: co.RTRL()(net, co.Batch(u, torch.tensor([[3, 3]])), "cross-entropy"),
+        Unsupported, "one step at a time"),
+    (lambda net, u: co.BPTT(2)(net, co.Batch(u, torch.tensor([[3, 3]])), "cross-entropy"),
+        Unsupported, "segments"),
+    (lambda net, u: EncoderDecoder("gru", inputs=2, hidden=3, outputs=1), InputError,
+        "one at least and the end"),
+    (lambda net, u: EncoderDecoder("gru", inputs=2, hidden=3, outputs=4, embedding=0), InputError,
+        "embedding"),
+    (lambda net, u: EncoderDecoder("gru", inputs=2, hidden=3, outputs=4, eps=0.1), KindError,
+        "has an option eps"),
+    (lambda net, u: EncoderDecoder(["gru", "gru"], inputs=2, hidden=3, outputs=4, layers=3),
+        InputError, "leave out"),
+    (lambda net, u: EncoderDecoder("gru", decoder="inverse", inputs=2, hidden=3, outputs=4),
+        Unsupported, "another cell"),
+    (lambda net, u: EncoderDecoder(torch.nn.GRUCell(2, 3), inputs=2, hidden=3, outputs=4),
+        InputError, "Give decoder="),
+    (lambda net, u: EncoderDecoder("gruu", inputs=2, hidden=3, outputs=4), InputError,
+        "did you mean 'gru'"),
 ]  # fmt: skip
 
 
@@ -605,9 +641,9 @@ def test_the_activation_is_that_of_encoder_and_decoder():
 
 
 def test_it_says_what_it_is():
-    tell = lambda *cells, **options: EncoderDecoder(
-        *cells, inputs=2, hidden=3, outputs=4, **options
-    ).extra_repr()
+    def tell(*cells, **options):
+        return EncoderDecoder(*cells, inputs=2, hidden=3, outputs=4, **options).extra_repr()
+
     assert tell() == "[gru] to gru, inputs=2, hidden=3, outputs=4"
     assert tell("elman", layers=2, decoder="lstm", attention=False, bidirectional=True) == (
         "[elman, elman] to lstm, bidirectional, no attention, inputs=2, hidden=3, outputs=4"
@@ -661,7 +697,7 @@ def test_the_example_draws_where_it_looks(tmp_path):
     assert "Traceback" not in done.stderr
 
 
-def test_gradients_of_single_samples():
+def test_gradients_of_single_samples_average_to_the_gradient():
     torch.manual_seed(0)
     net = EncoderDecoder("gru", inputs=3, hidden=4, outputs=4, dtype=torch.float64)
     y = torch.tensor([[0, 2], [3, 1], [-1, 3]])

@@ -1,4 +1,7 @@
-"""Stacks of any mix of cells against one sample at a time: outputs, costates of every layer, first and penalised gradients."""
+"""A stack of any mix of cells computes what a loop over single samples computes.
+
+Compared are the outputs, the costates of every layer, and the first and the penalised gradients.
+"""
 
 import random
 import warnings
@@ -66,9 +69,12 @@ class Sample:
         theta, self.layers = dict(net.named_parameters()), []
         n = int(batch.lengths[j]) if batch.lengths is not None else len(batch.u)
         u = [batch.u[t, j] for t in range(n)]
-        drop = lambda i, values: (
-            values if masks is None else [m * v for m, v in zip(masks[i], values, strict=True)]
-        )
+
+        def drop(i, values):
+            return (
+                values if masks is None else [m * v for m, v in zip(masks[i], values, strict=True)]
+            )
+
         u = drop(0, u)
         starts = (
             iter(batch.x0[j].split([layer.n for layer in net.layers]))
@@ -131,24 +137,44 @@ def random_case(seed):
     cells = [r.choice(pool) for _ in range(L)]
     hidden = [r.choice([2, 3, 5])] * L if residual else [r.choice([2, 3, 5]) for _ in range(L)]
     return {
-        "cells": cells, "hidden": hidden, "bidirectional": r.random() < 0.4, "residual": residual, "readout": readout,
-        "skip": r.random() < 0.3, "deep": r.choice([(), (), (4,), (3, 5)]), "x0": r.choice(["zero", "learned", "given"]),
-        "ragged": r.random() < 0.5, "engine": r.choice(["reference", "cpu", "eager", "autograd", "auto"]),
+        "cells": cells,
+        "hidden": hidden,
+        "bidirectional": r.random() < 0.4,
+        "residual": residual,
+        "readout": readout,
+        "skip": r.random() < 0.3,
+        "deep": r.choice([(), (), (4,), (3, 5)]),
+        "x0": r.choice(["zero", "learned", "given"]),
+        "ragged": r.random() < 0.5,
+        "engine": r.choice(["reference", "cpu", "eager", "autograd", "auto"]),
         "penalty": r.choice(["log-ratio", "variance", "squared-norm", "omega", "log-variance"]),
-        "on": r.choice([None, None, "whole", "top", 0]), "B": r.choice([1, 3, 4]), "T": r.choice([2, 5, 7]), "seed": seed,
-    }  # fmt: skip
+        "on": r.choice([None, None, "whole", "top", 0]),
+        "B": r.choice([1, 3, 4]),
+        "T": r.choice([2, 5, 7]),
+        "seed": seed,
+    }
 
 
 def make(case):
     torch.manual_seed(case["seed"])
     mixed = any(c == "gru-before" for c in case["cells"])
     net = co.Stack(
-        [KINDS.get(c, c) for c in case["cells"]], inputs=2, hidden=case["hidden"], outputs=2,
-        bidirectional=case["bidirectional"], residual=case["residual"], readout=case["readout"], skip=case["skip"],
-        deep=case["deep"], x0="learned" if case["x0"] == "learned" else "zero", dropout=case.get("dropout", 0.0),
-        beta=0.7 if case["readout"] == "tilted" else None, steps=3 if case["readout"] == "attention" else None,
-        engine="auto" if mixed else case["engine"], dtype=F64,
-    )  # fmt: skip
+        [KINDS.get(c, c) for c in case["cells"]],
+        inputs=2,
+        hidden=case["hidden"],
+        outputs=2,
+        bidirectional=case["bidirectional"],
+        residual=case["residual"],
+        readout=case["readout"],
+        skip=case["skip"],
+        deep=case["deep"],
+        x0="learned" if case["x0"] == "learned" else "zero",
+        dropout=case.get("dropout", 0.0),
+        beta=0.7 if case["readout"] == "tilted" else None,
+        steps=3 if case["readout"] == "attention" else None,
+        engine="auto" if mixed else case["engine"],
+        dtype=F64,
+    )
     with torch.no_grad():
         for name, p in net.named_parameters():
             if name.endswith("x0"):
@@ -203,9 +229,12 @@ def compare(case):
             close(ours.trajectory.x[: one.T + 1, j], torch.stack(one.x), 1e-10, "x")
             close(ours.lam[: one.T + 1, j], torch.stack(one.lam), 1e-10, "costates")
     names = list(dict(net.named_parameters()))
-    gradient = lambda value: torch.autograd.grad(
-        value, list(net.parameters()), retain_graph=True, allow_unused=True
-    )
+
+    def gradient(value):
+        return torch.autograd.grad(
+            value, list(net.parameters()), retain_graph=True, allow_unused=True
+        )
+
     first = co.BPTT()(net, batch, "squared").gradient
     for name, theirs in zip(names, gradient(sum(s.loss for s in samples) / B), strict=True):
         close(first[name], torch.zeros_like(first[name]) if theirs is None else theirs, 1e-10, name)
@@ -231,7 +260,9 @@ def compare(case):
 
 
 def fitting(case):
-    """Penalties that a case has: the whole is of one direction, and omega is each layer's own; logarithms need two steps."""
+    """Penalties that a case has: the whole is of one direction, and omega is each layer's own;
+    logarithms need two steps.
+    """
     if case["on"] == "whole" and (case["bidirectional"] or case["penalty"] == "omega"):
         return {**case, "on": None}
     return case
@@ -245,7 +276,7 @@ def fitting(case):
         for seed in range(140)
     ],
 )
-def test_against_one_sample_at_a_time(seed):
+def test_a_stack_equals_one_sample_at_a_time(seed):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         compare(fitting(random_case(seed)))
@@ -253,11 +284,21 @@ def test_against_one_sample_at_a_time(seed):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*NAMES, "gru-before"])
-def test_every_cell_below_and_above_another(name):
+def test_every_cell_works_below_and_above_another(name):
     base = random_case(7) | {
-        "bidirectional": True, "residual": False, "readout": "every", "ragged": True, "x0": "given", "engine": "auto",
-        "penalty": "log-ratio", "on": None, "B": 3, "T": 5, "deep": (3,), "skip": True,
-    }  # fmt: skip
+        "bidirectional": True,
+        "residual": False,
+        "readout": "every",
+        "ragged": True,
+        "x0": "given",
+        "engine": "auto",
+        "penalty": "log-ratio",
+        "on": None,
+        "B": 3,
+        "T": 5,
+        "deep": (3,),
+        "skip": True,
+    }
     compare(base | {"cells": [name, "gru", name], "hidden": [3, 2, 5]})
 
 
@@ -266,10 +307,20 @@ def test_every_cell_below_and_above_another(name):
 @pytest.mark.parametrize("readout", ["every", "last", "tilted"])
 def test_dropout_is_on_every_connection_that_is_not_recurrent(bidirectional, residual, readout):
     case = random_case(3) | {
-        "cells": ["lstm", "elman", "gru"], "hidden": [4, 4, 4], "bidirectional": bidirectional, "residual": residual,
-        "readout": readout, "ragged": False, "x0": "zero", "engine": "cpu", "dropout": 0.4, "B": 3, "T": 6, "deep": (3,),
+        "cells": ["lstm", "elman", "gru"],
+        "hidden": [4, 4, 4],
+        "bidirectional": bidirectional,
+        "residual": residual,
+        "readout": readout,
+        "ragged": False,
+        "x0": "zero",
+        "engine": "cpu",
+        "dropout": 0.4,
+        "B": 3,
+        "T": 6,
+        "deep": (3,),
         "skip": True,
-    }  # fmt: skip
+    }
     net, batch = make(case)
     T, B = case["T"], case["B"]
     torch.manual_seed(11)
@@ -315,7 +366,7 @@ def test_one_layer_is_a_network():
             )
 
 
-def test_the_whole_of_costates_that_leave_the_range_of_numbers():
+def test_costates_of_all_layers_may_leave_the_range_of_numbers():
     torch.manual_seed(0)
     net = co.Stack(["elman", "leaky", "elman"], inputs=2, hidden=6, outputs=1)
     with torch.no_grad():
@@ -331,10 +382,19 @@ def test_the_whole_of_costates_that_leave_the_range_of_numbers():
     assert torch.allclose(exact.whole().log_norms(), torch.logsumexp(2 * parts, 0) / 2)
 
 
-def test_trained_like_a_network(tmp_path):
+def test_a_stack_is_trained_like_a_network(tmp_path):
     torch.manual_seed(0)
     task = co.tasks.make("xor", length=(10, 12))
-    net = co.Stack(["gru", "lstm"], inputs=task.inputs, hidden=12, outputs=task.outputs, readout=task.readout, output=task.output, residual=True, dropout=0.1)  # fmt: skip
+    net = co.Stack(
+        ["gru", "lstm"],
+        inputs=task.inputs,
+        hidden=12,
+        outputs=task.outputs,
+        readout=task.readout,
+        output=task.output,
+        residual=True,
+        dropout=0.1,
+    )
     args = {
         "steps": 6,
         "every": 3,
@@ -366,7 +426,7 @@ def test_trained_like_a_network(tmp_path):
         ({"cells": ["gru", torch.nn.GRUCell(3, 3)], "bidirectional": True}, "one direction"),
     ],
 )
-def test_what_is_refused(change, words):
+def test_bad_stacks_are_refused(change, words):
     given = {"cells": ["lstm", "gru"], "inputs": 2, "hidden": 3, "outputs": 1} | change
     with pytest.raises(co.CoadjointError, match=words):
         co.Stack(given.pop("cells"), **given)
@@ -439,7 +499,7 @@ def test_the_stabiliser_of_the_whole_takes_all_units():
     assert torch.allclose(co.penalties.norm_stabiliser.on("whole")(lam), expected)
 
 
-def test_costates_of_a_penalised_evaluation():
+def test_costates_of_a_penalised_evaluation_are_the_plain_ones():
     net = co.Stack(["gru", "elman"], inputs=2, hidden=3, outputs=1, dtype=F64)
     batch = co.Batch(torch.randn(5, 2, 2, dtype=F64), torch.randn(2, 1, dtype=F64))
     e = co.Penalised("log-ratio", 0.1)(net, batch, "squared")
@@ -450,9 +510,9 @@ def test_costates_of_a_penalised_evaluation():
 
 
 def test_parameters_are_drawn_again_as_those_of_a_new_stack():
-    make = lambda: co.Stack(
-        ["gru", "elman"], inputs=2, hidden=3, outputs=2, skip=True, x0="learned"
-    )
+    def make():
+        return co.Stack(["gru", "elman"], inputs=2, hidden=3, outputs=2, skip=True, x0="learned")
+
     torch.manual_seed(1)
     new = make()
     net = make()
@@ -462,7 +522,7 @@ def test_parameters_are_drawn_again_as_those_of_a_new_stack():
         assert torch.equal(p, new.state_dict()[name]), name
 
 
-def test_costates_where_nothing_is_trained():
+def test_costates_exist_where_nothing_is_trained():
     net = co.Stack(["gru", "elman"], inputs=2, hidden=3, outputs=1, dtype=F64)
     u, y = torch.randn(5, 2, 2, dtype=F64), torch.randn(2, 1, dtype=F64)
     expected = net(u).costates("squared", y)
@@ -476,13 +536,18 @@ def test_costates_where_nothing_is_trained():
     [
         (lambda: co.Stack([3], inputs=2, hidden=3, outputs=1), "a layer is a cell's name"),
         (lambda: co.Stack(["gru"], inputs=2, hidden=2.5, outputs=1), "hidden is a whole number"),
-        (lambda: co.Stack(["gru"], inputs=2, hidden=3, outputs=1, bidirectional="yes"), "True or False"),
-        (lambda: co.Stack(["gru"], inputs=2, hidden=3, outputs=1)(torch.zeros(4, 5, 2), x0=[0.0] * 3), "must be a tensor"),
-        (lambda: co.Stack(["gru", "gru"], inputs=2, hidden=3, outputs=1)(torch.zeros(4, 5, 2), x0=torch.zeros(4, 6)), r"\[5, 6\]"),
-        (lambda: co.Stack(["gru"], inputs=2, hidden=3, outputs=1)(torch.zeros(4, 5, 2)).costates("squared", torch.zeros(5, 1))[:0].whole(), "no costates to join"),
+        (lambda: co.Stack(["gru"], inputs=2, hidden=3, outputs=1, bidirectional="yes"),
+            "True or False"),
+        (lambda: co.Stack(["gru"], inputs=2, hidden=3, outputs=1)(torch.zeros(4, 5, 2),
+            x0=[0.0] * 3), "must be a tensor"),
+        (lambda: co.Stack(["gru", "gru"], inputs=2, hidden=3, outputs=1)(torch.zeros(4, 5, 2),
+            x0=torch.zeros(4, 6)), r"\[5, 6\]"),
+        (lambda: co.Stack(["gru"], inputs=2, hidden=3,
+            outputs=1)(torch.zeros(4, 5, 2)).costates("squared", torch.zeros(5, 1))[:0].whole(),
+            "no costates to join"),
         (lambda: co.EncoderDecoder([], inputs=2, hidden=3, outputs=3), "got none"),
     ],
 )  # fmt: skip
-def test_clear_words_for_what_cannot_be(make, words):
+def test_what_cannot_be_is_refused_in_clear_words(make, words):
     with pytest.raises(co.CoadjointError, match=words):
         make()

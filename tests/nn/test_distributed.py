@@ -1,4 +1,7 @@
-"""co.record in two real processes (gloo): a wrapper gives the gradients of one process, or is refused in a sentence."""
+"""co.record works under distributed wrappers, or refuses in one sentence.
+
+Two real processes (gloo) train a wrapped model; its gradients must be those of a single process.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +30,26 @@ pytestmark = [
 ]
 
 FORWARD = ("inside", "self")
-STATIC = r"^DistributedDataParallel\(static_graph=True\) .* inside the forward of the wrapped module, or leave out"
-SHARDED = r"^(rnn|the module) is inside a module that fully_shard has sharded, .* inside the forward of one sharded"
-BETWEEN = r"^a module between the recorded one and the loss is sharded by fully_shard on its own, .* inside the forward"
-FLAT = r"^the loss depends on weights that FullyShardedDataParallel has sharded, .* inside the forward of one sharded"
-HIDDEN = r"^(Distr|fully).* returns a run in which it sees none: give it a module of your own that calls the Network"
+STATIC = (
+    r"^DistributedDataParallel\(static_graph=True\) .* inside the forward of the wrapped "
+    r"module, or leave out"
+)
+SHARDED = (
+    r"^(rnn|the module) is inside a module that fully_shard has sharded, .* inside the "
+    r"forward of one sharded"
+)
+BETWEEN = (
+    r"^a module between the recorded one and the loss is sharded by fully_shard on its own, "
+    r".* inside the forward"
+)
+FLAT = (
+    r"^the loss depends on weights that FullyShardedDataParallel has sharded, .* inside the "
+    r"forward of one sharded"
+)
+HIDDEN = (
+    r"^(Distr|fully).* returns a run in which it sees none: give it a module of your own "
+    r"that calls the Network"
+)
 
 
 def expectation(wrapper: str, place: str) -> str | None:
@@ -113,7 +131,7 @@ def outcomes(group: str) -> list[dict[str, float | str]] | str:
     ("group", "case"),
     [(group, case) for group in GROUPS for case in GROUPS[group]],
 )
-def test_exact_or_refused(group, case):
+def test_wrapped_models_are_exact_or_refused(group, case):
     expected = expectation(*case.split("/"))
     results = outcomes(group)
     assert not isinstance(results, str), results
@@ -127,7 +145,7 @@ def test_exact_or_refused(group, case):
             assert found[case].count(". ") == 0  # one sentence
 
 
-def test_shares_of_unequal_size(tmp_path):
+def test_shares_of_unequal_size_are_weighed(tmp_path):
     """The example's weights are those of one process with the factor it shows, and not without."""
     script = EXAMPLES / "loop_ddp.py"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}

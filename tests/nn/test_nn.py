@@ -1,4 +1,8 @@
-"""co.nn against torch.nn, against plain loops of torch.nn's equations, and against PyTorch's own samples of its modules."""
+"""The modules of co.nn are torch.nn's, and can be differentiated twice.
+
+Outputs, gradients and second derivatives are compared with torch.nn, with plain loops over
+torch.nn's equations, and with the sample inputs that PyTorch ships for its own modules.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +52,10 @@ DOUBLE = {"dtype": torch.float64}
 
 
 class Case(NamedTuple):
-    """A module's arguments and what it is given. lengths: None for a tensor, else those of a packed sequence."""
+    """A module's arguments and what it is given.
+
+    lengths: None for a tensor, else those of a packed sequence.
+    """
 
     name: str
     options: dict[str, Any]
@@ -77,16 +84,24 @@ class Case(NamedTuple):
 
     @property
     def packing(self):
-        """A packed sequence of the places t B + j. What is packed by them, rather than by torch, has a forward mode."""
+        """A packed sequence of the places t B + j.
+
+        What is packed by them, rather than by torch, has a forward mode.
+        """
         T, B = self.sizes[:2]
         places = torch.arange(T * B).view(T, B)
         return pack_padded_sequence(places, self.lengths, enforce_sorted=self.kind == "sorted")
 
     def leaves(self):
-        """u, h_0 (as "x0") and c_0 (as "given x0"), time first; the names are those of oracles.higher."""
+        """u, h_0 (as "x0") and c_0 (as "given x0"), time first; the names are those of
+        oracles.higher.
+        """
         T, B, inputs, units = self.sizes
         g = torch.Generator().manual_seed(5)
-        rand = lambda *shape: torch.randn(*shape, generator=g, **DOUBLE).requires_grad_()
+
+        def rand(*shape):
+            return torch.randn(*shape, generator=g, **DOUBLE).requires_grad_()
+
         found, D = {"u": rand(T, B, inputs)}, 1 + self.options.get("bidirectional", False)
         if self.hx:
             n = D * self.options.get("num_layers", 1)
@@ -183,7 +198,7 @@ def crossed(name, more, count):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PARITY)
-def test_parity_with_torch(name, record_property):
+def test_outputs_and_gradients_equal_torchs(name, record_property):
     count = 60
     for i, case in enumerate(crossed(*PARITY[name], count)):
         theirs, ours = case.pair()
@@ -213,7 +228,7 @@ def test_weights_load_both_ways(name):
 
 
 @pytest.mark.parametrize("name", PARITY)
-def test_to_torch_and_back(name):
+def test_to_torch_and_back_is_the_same_module(name):
     name, more = PARITY[name]
     options = more | {
         "num_layers": 2,
@@ -317,7 +332,9 @@ def step(mode, w, u, h, c):
 
 
 def plain(module, theta, leaves, lengths):
-    """A module's run by plain loops over samples and steps, from its parameters theta -> outputs by name, padded."""
+    """A module's run by plain loops over samples and steps, from its parameters theta -> outputs by
+    name, padded.
+    """
     T, B = leaves["u"].shape[:2]
     D, slots = 1 + module.bidirectional, 2 if module.mode == "LSTM" else 1
     ends: list[Any] = []
@@ -375,7 +392,9 @@ def critics(values, leaves):
 
 
 def higher_order(values, leaves, third=True):
-    """H v along inputs, initial states and parameters, third derivatives, and the gradient of a gradient penalty"""
+    """H v along inputs, initial states and parameters, third derivatives, and the gradient of a
+    gradient penalty
+    """
     found = oracles.higher(objective(values), leaves, third)
     return found | {
         f"penalty/{n}": y for n, y in oracles.gradient(critics(values, leaves), leaves).items()
@@ -434,7 +453,7 @@ def test_the_plain_loops_are_torchs(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", SECOND)
-def test_second_and_third_derivatives(name, engine, record_property):
+def test_second_and_third_derivatives_equal_the_loops(name, engine, record_property):
     case = SECOND[name]
     ours, leaves = case.pair()[1], case.leaves()
     ours.engine = engine
@@ -448,7 +467,7 @@ def test_second_and_third_derivatives(name, engine, record_property):
 
 @pytest.mark.parametrize("name", CELLS)
 @pytest.mark.parametrize("bias", [True, False])
-def test_second_and_third_derivatives_of_cells(name, bias):
+def test_second_and_third_derivatives_of_cells_equal_the_loops(name, bias):
     for more in (
         ({"nonlinearity": "tanh"}, {"nonlinearity": "relu"}) if name == "RNNCell" else ({},)
     ):
@@ -500,7 +519,7 @@ def as_function(module, names):
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", PARITY)
-def test_gradgradcheck(name, engine):
+def test_modules_pass_gradgradcheck(name, engine):
     name, more = PARITY[name]
     case = Case(name, more, (3, 2, 1, 3))
     ours = case.pair()[1]
@@ -512,8 +531,11 @@ def test_gradgradcheck(name, engine):
 
 @pytest.fixture(scope="module")
 def database():
-    """PyTorch's samples of its own modules, by name. Their file asks for expecttest, as the base of a class not used here,
-    and freezes the flags of torch.backends; neither is left behind."""
+    """PyTorch's samples of its own modules, by name.
+
+    Their file asks for expecttest, as the base of a class not used here, and freezes the flags of
+    torch.backends; neither is left behind.
+    """
     with pytest.MonkeyPatch.context() as patch:
         if importlib.util.find_spec("expecttest") is None:
             patch.setitem(sys.modules, "expecttest", SimpleNamespace(TestCase=unittest.TestCase))
@@ -527,7 +549,9 @@ def database():
 
 
 def samples(info, **more):
-    """[(what it is, the sample)], in training and not, with packed sequences where there are some"""
+    """[(what it is, the sample)], in training and not, with packed sequences where
+    there are some
+    """
     for training, packed in ((True, True), (False, False)):
         torch.manual_seed(13)
         settings = {
@@ -562,7 +586,7 @@ def test_pytorchs_samples_are_there(database):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BOTH)
-def test_pytorchs_samples(database, name, record_property):
+def test_pytorchs_samples_give_equal_outputs(database, name, record_property):
     info, count = database[name][0], 0
     for what, training, sample in samples(info):
         made, call = sample.constructor_input, sample.forward_input
@@ -596,7 +620,9 @@ def test_pytorchs_samples(database, name, record_property):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BOTH)
 def test_pytorchs_samples_differentiate_twice(database, name):
-    """By finite differences, as PyTorch asks of its own on a CPU; some of the samples, for they take long."""
+    """By finite differences, as PyTorch asks of its own on a CPU; some of the samples, for they
+    take long.
+    """
     for what, training, sample in itertools.islice(samples(database[name][0]), 1, None, 25):
         made, call = sample.constructor_input, sample.forward_input
         ours = BOTH[name][1](*made.args, **made.kwargs, **DOUBLE).train(training)
@@ -618,7 +644,7 @@ def test_pytorchs_samples_differentiate_twice(database, name):
 
 
 @pytest.mark.parametrize("name", BOTH)
-def test_pytorchs_error_samples(database, name):
+def test_pytorchs_error_samples_are_errors_here_too(database, name):
     info, stage = database[name]
     found = info.module_error_inputs_func(
         info, device="cpu", dtype=torch.float32, requires_grad=False, training=True
@@ -686,7 +712,7 @@ def test_copies_run_and_train_alike(case):
 
 
 @each
-def test_other_dtypes_and_devices(case):
+def test_other_dtypes_and_devices_work(case):
     theirs, ours = (m.float() for m in case.pair())
     leaves = {n: y.detach().float() for n, y in case.leaves().items()}
     close(padded_outputs(ours, case, leaves), padded_outputs(theirs, case, leaves), 1e-5, "float32")
@@ -698,7 +724,7 @@ def test_other_dtypes_and_devices(case):
 
 
 @each
-def test_views_as_inputs(case):
+def test_views_may_be_inputs(case):
     theirs, ours = case.pair()
     leaves = {
         n: torch.stack([y, y + 1], -1).detach().requires_grad_() for n, y in case.leaves().items()
@@ -725,7 +751,7 @@ def test_the_name_of_a_module_says_what_it_is():
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 @each
-def test_forward_mode(case, engine):
+def test_forward_mode_gives_the_directional_derivative(case, engine):
     ours = case.pair()[1]
     ours.engine = engine
     leaves = case.leaves() | dict(ours.named_parameters())
@@ -748,7 +774,7 @@ def test_forward_mode(case, engine):
 
 
 @each
-def test_functional_call(case):
+def test_functional_call_uses_the_weights_it_is_given(case):
     _, ours = case.pair()
     leaves, theta = case.leaves(), {n: (p + 0.1).detach() for n, p in ours.named_parameters()}
     u, hx = case.given(leaves)
@@ -785,7 +811,7 @@ def test_hooks_see_what_torchs_see(case):
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_full_backward_hooks(name):
+def test_full_backward_hooks_see_what_torchs_see(name):
     case, seen = Case(name, {}, (4, 3, 2, 3), hx=False), []
     for module in case.pair():
         here: list[Any] = []
@@ -806,7 +832,7 @@ def test_full_backward_hooks(name):
 @pytest.mark.parametrize(
     "trained", ["weight_hh_l0", "bias", "weight_ih", "nothing", "nothing and no input"]
 )
-def test_requires_grad_on_a_subset(case, trained):
+def test_a_subset_of_parameters_can_be_trained(case, trained):
     found = []
     for module in case.pair():
         for n, p in module.named_parameters():
@@ -827,7 +853,7 @@ def test_requires_grad_on_a_subset(case, trained):
 
 
 @each
-def test_two_calls_before_a_backward(case):
+def test_two_calls_before_a_backward_keep_their_gradients(case):
     found = []
     for module in case.pair():
         leaves = case.leaves()
@@ -840,7 +866,7 @@ def test_two_calls_before_a_backward(case):
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_a_module_used_twice_in_one_graph(name):
+def test_a_module_can_be_used_twice_in_one_graph(name):
     found = []
     for module in Case(name, {}, (4, 3, 5, 5)).pair():
         u = Case(name, {}, (4, 3, 5, 5)).leaves()["u"]
@@ -852,7 +878,7 @@ def test_a_module_used_twice_in_one_graph(name):
 
 
 @each
-def test_without_gradients(case):
+def test_without_gradients_the_outputs_are_the_same(case):
     theirs, ours = case.pair()
     for context in (torch.no_grad, torch.inference_mode):
         with context():
@@ -884,9 +910,12 @@ def test_dropout_is_for_training():
 )
 @pytest.mark.parametrize("half", [False, True])
 def test_autocast_computes_in_float32(name, more, half):
-    """All but two things that are torch's: the gradient by an input in bfloat16 is in bfloat16, and a derivative asked for
-    inside runs torch's own products in bfloat16. Those are in second derivatives, and in the first where there is a
-    projection or engine "autograd". Outside, where torch would have backwards called, everything is in float32."""
+    """All but two things that are torch's: the gradient by an input in bfloat16 is in bfloat16, and
+    a derivative asked for inside runs torch's own products in bfloat16.
+
+    Those are in second derivatives, and in the first where there is a projection or engine
+    "autograd". Outside, where torch would have backwards called, everything is in float32.
+    """
     torch.manual_seed(0)
     module, layers = BOTH[name][1](3, 5, **more), (1,) if name in LAYERS else ()
     u = torch.randn((4, 2, 3) if layers else (2, 3)).bfloat16().float()
@@ -927,7 +956,7 @@ def test_autocast_computes_in_float32(name, more, half):
         assert torch.autograd.grad(output.sum(), given)[0].dtype == torch.bfloat16
 
 
-def test_autocast_around_a_model():
+def test_autocast_can_be_around_a_model():
     torch.manual_seed(0)
     before, rnn, after = nn.Linear(3, 4), co.nn.GRU(4, 5, num_layers=2), nn.Linear(5, 1)
     u = torch.randn(6, 2, 3, requires_grad=True)
@@ -943,10 +972,13 @@ def test_autocast_around_a_model():
 
 @each
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_gradient_checkpointing(case, reentrant):
+def test_gradient_checkpointing_changes_no_gradient(case, reentrant):
     ours, leaves = case.pair()[1], case.leaves()
     ours.dropout = 0.3
-    run = lambda *y: tuple(padded_outputs(ours, case, dict(zip(leaves, y, strict=True))).values())
+
+    def run(*y):
+        return tuple(padded_outputs(ours, case, dict(zip(leaves, y, strict=True))).values())
+
     every, found = leaves | dict(ours.named_parameters()), []
     for wrapped in (run, functools.partial(checkpoint, run, use_reentrant=reentrant)):
         torch.manual_seed(4)
@@ -993,7 +1025,7 @@ class Small(nn.Module):
 
 
 @pytest.mark.slow
-def test_distributed_data_parallel(tmp_path):
+def test_distributed_data_parallel_averages_gradients(tmp_path):
     torch.manual_seed(0)
     model, u, y = Small(), torch.randn(5, 4, 3, **DOUBLE), torch.randn(4, **DOUBLE)
     start = torch.multiprocessing.get_context("spawn").Process
@@ -1061,7 +1093,7 @@ def test_edits_between_forward_and_backward_are_noticed(case, engine):
 
 
 @pytest.mark.parametrize("name", BOTH)
-def test_an_empty_batch(name):
+def test_an_empty_batch_is_handled_as_torch_does(name):
     more = {"num_layers": 2, "bidirectional": True} if name in LAYERS else {}
     found = []
     for cls in BOTH[name]:
@@ -1076,7 +1108,7 @@ def test_an_empty_batch(name):
     assert found[0] == found[1]
 
 
-def test_no_steps_at_all():
+def test_no_steps_at_all_are_handled_as_torch_does():
     for name in LAYERS:
         with pytest.raises(ValueError, match="Expected sequence length to be larger than 0"):
             BOTH[name][1](3, 5)(torch.zeros(0, 2, 3))
@@ -1134,9 +1166,10 @@ def test_vmap_is_refused():
     ):
         module = cls(3, 5)
         theta = {n: p.detach() for n, p in module.named_parameters()}
-        value = lambda theta, given, m=module: sum(
-            y.sum() for y in tensors(call(m, theta, (given,)))
-        )
+
+        def value(theta, given, m=module):
+            return sum(y.sum() for y in tensors(call(m, theta, (given,))))
+
         many = {n: torch.stack([p, p]) for n, p in theta.items()}
         for f in (
             lambda given=given, theta=theta, value=value: vmap(value, (None, 0))(
@@ -1173,7 +1206,7 @@ def test_half_precision_weights_are_refused(name, dtype):
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("way", ["weight_norm", "orthogonal", "spectral_norm"])
 @pytest.mark.parametrize("name", LAYERS)
-def test_parametrised_weights(name, way, engine):
+def test_parametrised_weights_have_the_right_gradients(name, way, engine):
     case = Case(name, {}, (4, 3, 2, 3))
     ours, leaves = case.pair()[1], case.leaves()
     ours.engine = engine
@@ -1211,7 +1244,10 @@ def test_the_engine_that_runs_is_the_one_that_is_named(name, monkeypatch):
     calls = []
     for engine in ENGINES[:-1]:
         loaded = load(engine)
-        forward = lambda *a, f=loaded.forward, e=engine: (calls.append(e), f(*a))[1]
+
+        def forward(*a, f=loaded.forward, e=engine):
+            return (calls.append(e), f(*a))[1]
+
         monkeypatch.setattr(loaded, "forward", forward)
     for engine in ENGINES:
         module = LAYERS[name][1](2, 3, engine=engine)
@@ -1232,11 +1268,16 @@ def test_the_engine_that_runs_is_the_one_that_is_named(name, monkeypatch):
 
 @pytest.mark.parametrize("kind", ["RNN", "LSTM", "GRU"])
 def test_what_nobody_asked_for_is_not_computed(kind, monkeypatch):
-    """A gradient by the inputs alone makes no weight products; whatever is asked for has the same bits."""
+    """A gradient by the inputs alone makes no weight products; whatever is asked for has the same
+    bits.
+    """
     torch.manual_seed(0)
     module = getattr(co.nn, kind)(3, 4, num_layers=2, bidirectional=True, **DOUBLE)
     u = torch.randn(5, 2, 3, **DOUBLE, requires_grad=True)
-    value = lambda: module(u)[0].square().sum()
+
+    def value():
+        return module(u)[0].square().sum()
+
     every = [u, *module.parameters()]
     whole = torch.autograd.grad(value(), every)
     for y, g in zip(every, whole, strict=True):
@@ -1302,7 +1343,10 @@ import json, sys, torch, numpy
 sys.path.insert(0, sys.argv[1])
 from work import counted
 started, found = [], []
-sys.addaudithook(lambda event, _: started.append(event) if event.startswith(("subprocess", "os.fork", "os.exec")) else None)
+def hook(event, _):
+    if event.startswith(("subprocess", "os.fork", "os.exec")):
+        started.append(event)
+sys.addaudithook(hook)
 for name in ("coadjoint", "coadjoint.nn"):
     before = set(sys.modules)
     with counted() as work:
@@ -1314,7 +1358,9 @@ print(json.dumps(found))
 
 @pytest.mark.slow
 def test_importing_is_little_work():
-    """After torch: modules of this package alone, no compiler or other process, and a bounded number of calls."""
+    """After torch: modules of this package alone, no compiler or other process, and a bounded
+    number of calls.
+    """
     command = [sys.executable, "-c", IMPORTING, str(SUPPORT)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     found = json.loads(done.stdout)
@@ -1340,7 +1386,9 @@ def compiler():
 
 
 def trained(model, module, u, steps=2):
-    """The parameters after steps of descent and the losses on the way; `model` is `module`, or what it was compiled to."""
+    """The parameters after steps of descent and the losses on the way; `model` is `module`, or what
+    it was compiled to.
+    """
     optimiser, losses = torch.optim.SGD(module.parameters(), 0.1, momentum=0.9), []
     for k in range(steps):
         torch.manual_seed(k)
@@ -1417,7 +1465,10 @@ def test_compiled_models_take_packed_sequences(compiled):
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_compiled_models_refuse_a_second_derivative(backend, compiled):
-    """With a sentence. Where one does come through, as for what lies above the recurrence, it is right."""
+    """With a sentence.
+
+    Where one does come through, as for what lies above the recurrence, it is right.
+    """
     torch.manual_seed(0)
     model, u = (
         Small(lambda *a, num_layers, **k: co.nn.GRU(*a, **k)),
@@ -1439,7 +1490,10 @@ def test_compiled_models_refuse_a_second_derivative(backend, compiled):
         try:
             found = twice(fast)
         except RuntimeError as error:
-            refused = "a compiled recurrence has one derivative|does not currently support double backward"
+            refused = (
+                "a compiled recurrence has one derivative|does not currently support double "
+                "backward"
+            )
             if not re.search(refused, str(error)):
                 raise
             refusals += 1

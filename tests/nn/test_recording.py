@@ -1,4 +1,7 @@
-"""co.record: the costates of stacks of layers, and penalties on them, against the slow truth of stacks.py."""
+"""co.record gives the costates of every layer of a model, and penalties on them.
+
+Costates and penalised gradients are compared with the slow loops of tests/support/stacks.py.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +74,9 @@ class Recorded:
         self.loss = loss_of(loss, *self.outputs)
 
     def same(self, lam):
-        """Each layer's costates in the user's order of samples, at their own scale, their norms and ratios."""
+        """Each layer's costates in the user's order of samples, at their own scale, their norms and
+        ratios.
+        """
         truth = self.truth
         assert [(c.trajectory.layer, c.trajectory.direction == "reverse") for c in lam] == truth.at
         assert apart(self.loss, truth.loss) < 1e-12
@@ -90,8 +95,10 @@ class Recorded:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "option"), KINDS)
-def test_costates(kind, option):
-    """Every loss, every way of handing over samples and every engine, each pair of them somewhere."""
+def test_costates_of_every_loss_length_and_engine_equal_the_truth(kind, option):
+    """Every loss, every way of handing over samples and every engine, each pair of them
+    somewhere.
+    """
     turn = KINDS.index((kind, option))
     for i, (loss, lengths) in enumerate(itertools.product(LOSSES, LENGTHS)):
         if (i + turn) % 3:
@@ -120,7 +127,7 @@ ON_COSTATES = [name for name in PENALTIES if name != "output-variance"]
         ("gru", "three", "sorted", "output"),
     ],
 )
-def test_penalties(kind, option, lengths, loss, engine):
+def test_penalties_and_their_gradients_equal_the_truth(kind, option, lengths, loss, engine):
     """Value, and the gradient of loss + penalty by weights, inputs and initial states."""
     run = Recorded(module_of(kind, option, engine), lengths, loss)
     truth, lam = run.truth, run.tape.costates(run.loss)
@@ -148,7 +155,7 @@ def test_penalties(kind, option, lengths, loss, engine):
     assert apart(both(lam), 0.1 * PENALTIES["variance"](lam) + PENALTIES["log-ratio"](lam)) < 1e-14
 
 
-def test_barrier():
+def test_the_barrier_acts_below_its_switch():
     """The default switch lies below these costates; one above them bites."""
     run = Recorded(module_of("lstm", "both"), "unsorted", "all")
     for s in run.truth.stacks:
@@ -175,8 +182,10 @@ def test_barrier():
     [{"recurrent_dropout": 0.4}, {"zoneout": 0.3}, {"recurrent_dropout": 0.3, "zoneout": 0.2}],
 )
 @pytest.mark.parametrize("kind", ["tanh", "lstm", "gru"])
-def test_noise(kind, extras):
-    """Under recurrent dropout the state is [h, c] all the same: what W reads is a function of it."""
+def test_costates_are_right_under_recurrent_dropout_and_zoneout(kind, extras):
+    """Under recurrent dropout the state is [h, c] all the same: what W reads is a
+    function of it.
+    """
     turn = len(extras) + list(MAKE).index(kind)
     for engine, lengths in ((ENGINES[turn % 4], "dense"), (ENGINES[(turn + 2) % 4], "unsorted")):
         run = Recorded(module_of(kind, "both", engine, **extras), lengths, "all")
@@ -198,7 +207,7 @@ def test_noise(kind, extras):
 
 
 @pytest.mark.parametrize("kind", ["tanh", "lstm", "gru"])
-def test_extras(kind):
+def test_costates_are_right_with_peepholes_and_layer_norm(kind):
     """Peepholes and layer normalisation."""
     for extras in [{"layer_norm": True}, *([{"peephole": True}] if kind == "lstm" else [])]:
         run = Recorded(module_of(kind, "both", **extras), "unsorted", "all")
@@ -216,7 +225,7 @@ def test_extras(kind):
 
 @pytest.mark.parametrize("cell", ["elman", "lstm", "gru"])
 @pytest.mark.parametrize("readout", ["last", "every"])
-def test_network(cell, readout):
+def test_one_layer_and_a_readout_have_the_costates_of_a_network(cell, readout):
     """One layer and a readout is co.Network."""
     torch.manual_seed(0)
     net = co.Network(cell, inputs=2, hidden=3, outputs=2, readout=readout, dtype=F64)
@@ -270,8 +279,10 @@ SOURCES = [
     "engine", [eager, fused, c_engine], ids=lambda e: e.__name__.rpartition(".")[2]
 )
 @pytest.mark.parametrize("name", [n for n in CELLS if n != "diagonal"])
-def test_links_in_scaled_sweeps(name, engine):
-    """lam_{t-1} = s_{t-1} + link_t J' lam_t in mantissas and exponents; links of 0, powers of two, and any others."""
+def test_scaled_sweeps_take_links_of_any_size(name, engine):
+    """lam_{t-1} = s_{t-1} + link_t J' lam_t in mantissas and exponents; links of 0, powers of two,
+    and any others.
+    """
     table = [([3, 3, 3, 3, 3], F64, 1e-11), ([4, 3, 3, 2, 1], F64, 1e-11)]
     if name in ("elman", "lstm", "gru"):  # those that do not grow
         table.append(([2] * 40, F32, 5e-4))
@@ -333,8 +344,10 @@ def far(kind, reads, dtype, T=400, engine="auto", gain=0.2, name="log-ratio", **
 @pytest.mark.parametrize(
     "options", [{}, {"num_layers": 2}, {"num_layers": 2, "bidirectional": True}], ids=str
 )
-def test_scale_free(kind, options):
-    """Costates far below the smallest float32 are those of float64, in all layers, and so is the penalty's gradient."""
+def test_costates_far_below_float32_are_those_of_float64(kind, options):
+    """Costates far below the smallest float32 are those of float64, in all layers, and so is the
+    penalty's gradient.
+    """
     for reads in READS:
         if reads == "lowest" and not options.get("bidirectional"):
             continue
@@ -350,7 +363,7 @@ def test_scale_free(kind, options):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_scale_free_engines(engine):
+def test_every_engine_keeps_costates_far_below_float32(engine):
     """The same on each engine, where a loss gives weight to one step alone."""
     options = {"T": 120, "gain": 0.1, "num_layers": 2, "bidirectional": True}
     found, g = far("tanh", "masked", F32, engine=engine, **options)
@@ -363,8 +376,9 @@ def test_scale_free_engines(engine):
 
 
 def longdouble(m, u, top):
-    """The costates of two tanh layers, t = 0..T of one sample, in numbers of 15 bits of exponent; top(h) is the source of
-    the upper layer."""
+    """The costates of two tanh layers, t = 0..T of one sample, in numbers of 15 bits of exponent;
+    top(h) is the source of the upper layer.
+    """
     w = {n: p.detach().double().numpy().astype(np.longdouble) for n, p in m.named_parameters()}
     T, h = len(u), [[np.zeros(3, np.longdouble)], [np.zeros(3, np.longdouble)]]
     for t in range(T):
@@ -399,8 +413,10 @@ def longdouble(m, u, top):
 )
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("slow", [False, True])
-def test_beyond_float64(slow, engine):
-    """Below 1e-308, and where the lower layer forgets far more slowly than the upper one from which its sources come."""
+def test_costates_below_the_range_of_float64_are_kept(slow, engine):
+    """Below 1e-308, and where the lower layer forgets far more slowly than the upper one from which
+    its sources come.
+    """
     T = 450 if engine in ("reference", "autograd") or slow else 2000
     m = weak("tanh", F32, 0.1, num_layers=2, engine=engine)
     with torch.no_grad():
@@ -427,8 +443,10 @@ def test_beyond_float64(slow, engine):
 
 
 @pytest.mark.parametrize("kind", ["tanh", "gru"])
-def test_explosive(kind):
-    """At rest the step is linear: lam grows like powers of W, beyond the range of float32, in both layers."""
+def test_costates_beyond_the_range_of_float32_are_kept(kind):
+    """At rest the step is linear: lam grows like powers of W, beyond the range of float32, in both
+    layers.
+    """
     torch.manual_seed(0)
     m = MAKE[kind](2, 3, 2, bias=False)
     with torch.no_grad():
@@ -471,7 +489,7 @@ def test_explosive(kind):
         assert max(b.norm() for b in g[1]) > 0.1
 
 
-def test_not_a_number():
+def test_a_nan_is_an_error_that_names_its_place():
     """What the module lets through is an error here."""
     m, u = co.nn.GRU(1, 2, 2), torch.ones(6, 2, 1)
     u[3, 1] = torch.nan
@@ -495,8 +513,10 @@ def gru():
     return co.nn.GRU(2, 3, dtype=F64)
 
 
-def test_called_twice():
-    """Calls are numbered; what the second one makes of the first one's outputs and last states is a source of the first."""
+def test_calls_are_numbered_and_costates_flow_between_them():
+    """Calls are numbered; what the second one makes of the first one's outputs and last states is a
+    source of the first.
+    """
     torch.manual_seed(0)
     m = co.nn.LSTM(3, 3, dtype=F64)
     u = torch.randn(4, 2, 3, dtype=F64)
@@ -550,7 +570,7 @@ class Model(nn.Module):
         return self.head(self.decoder(self.encoder["words"](u)[0])[0][-1])[:, 0]
 
 
-def test_names():
+def test_costates_are_named_by_module_and_layer():
     torch.manual_seed(0)
     model, u = Model(), torch.randn(5, 3, 2, dtype=F64)
     with co.record(model) as tape:
@@ -582,7 +602,7 @@ def test_names():
         PENALTIES["variance"](lam[:0])
 
 
-def test_nested(gru):
+def test_nested_tapes_have_their_own_calls(gru):
     """Each tape has the calls made while it was on, of the modules it was asked about."""
     other, u = co.nn.GRU(3, 3, dtype=F64), torch.randn(4, 2, 2, dtype=F64)
     with co.record(gru) as outer:
@@ -596,7 +616,7 @@ def test_nested(gru):
     assert apart(inner.costates(loss)[0].lam, outer.costates(loss)[1].lam) == 0
 
 
-def test_again(gru):
+def test_a_tape_that_is_entered_again_begins_anew(gru):
     """A tape that is entered again begins anew."""
     tape, u = co.record(gru), torch.randn(4, 2, 2, dtype=F64)
     for _ in range(3):
@@ -606,8 +626,10 @@ def test_again(gru):
         (loss + tape.penalty("log-ratio", loss)).mean().backward()
 
 
-def test_inside_or_after(gru):
-    """The loss may be formed, and the costates asked for, inside or after the block; nothing else changes."""
+def test_costates_can_be_asked_for_inside_or_after_the_block(gru):
+    """The loss may be formed, and the costates asked for, inside or after the block; nothing else
+    changes.
+    """
     u, got = torch.randn(4, 2, 2, dtype=F64), []
     with co.record(gru) as tape:
         y = plain(gru, u)
@@ -657,7 +679,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_losses_refused(name, gru):
+def test_losses_that_cannot_be_used_are_refused(name, gru):
     make, error, text = REFUSED[name]
     u = torch.randn(4, 2, 2, dtype=F64)
     with co.record(gru) as tape:
@@ -666,7 +688,7 @@ def test_losses_refused(name, gru):
         tape.costates(make(gru, u, y))
 
 
-def test_penalties_refused(gru):
+def test_penalties_that_cannot_be_used_are_refused(gru):
     """Those that ask for a network's outputs."""
     u = torch.randn(4, 2, 2, dtype=F64)
     with co.record(gru) as tape:
@@ -680,7 +702,7 @@ def test_penalties_refused(gru):
         tape.penalty("log_ratio", loss)
 
 
-def test_nothing_to_record(gru):
+def test_a_model_with_nothing_to_record_is_refused(gru):
     for model, text in (
         (nn.Linear(2, 2), r"no co.nn.RNN, LSTM or GRU inside Linear\.$"),
         (
@@ -703,7 +725,7 @@ def test_nothing_to_record(gru):
         tape.costates(y.sum((0, 2)))
 
 
-def test_compiled(gru):
+def test_compiled_modules_are_refused(gru):
     """A compiled recurrence has one derivative."""
     inside = nn.ModuleList([gru])
     inside.append(torch.compile(co.nn.GRU(2, 2), backend="eager"))
@@ -719,7 +741,7 @@ def test_compiled(gru):
     assert repr(co.record(beside)) == "<tape of 0 calls of 1 modules>"
 
 
-def test_without_gradients(gru):
+def test_calls_under_no_grad_are_not_recorded(gru):
     """Calls under no_grad leave nothing; others beside them do."""
     u, head = torch.randn(4, 2, 2, dtype=F64), nn.Linear(3, 1, dtype=F64)
     with co.record(gru) as tape, torch.no_grad():
@@ -735,7 +757,7 @@ def test_without_gradients(gru):
 
 
 @pytest.mark.parametrize("frozen", ["all", "weight_hh_l0", "weight_ih_l0"])
-def test_frozen(frozen):
+def test_frozen_weights_have_costates_too(frozen):
     """Costates are there whatever is trained, and a penalty reaches what is."""
     for kind in MAKE:
         run = Recorded(module_of(kind, "both"), "unsorted", "all")
@@ -757,7 +779,7 @@ def test_frozen(frozen):
         assert all(y.grad is None for y in u)
 
 
-def test_unbatched(gru):
+def test_one_sample_without_a_batch_axis_is_recorded(gru):
     """One sample without its axis, and a scalar loss."""
     u = torch.randn(5, 2, dtype=F64)
     with co.record(gru) as tape:
@@ -770,8 +792,10 @@ def test_unbatched(gru):
     assert [len(tape.costates(loss[None])), lam.loss.shape] == [1, (1,)]
 
 
-def test_other_samples(gru):
-    """A call with another number of samples is refused where the loss depends on it, and only there."""
+def test_a_call_with_other_samples_is_refused_where_it_matters(gru):
+    """A call with another number of samples is refused where the loss depends on it, and only
+    there.
+    """
     u = torch.randn(4, 6, 2, dtype=F64)
     with co.record(gru) as tape:
         y = plain(gru, u)
@@ -785,8 +809,10 @@ def test_other_samples(gru):
         tape.costates(z.sum((0, 2)))
 
 
-def test_autocast():
-    """Recurrences and their costates stay in float32; a loss in bfloat16 makes no penalty of bfloat16."""
+def test_costates_stay_in_float32_under_autocast():
+    """Recurrences and their costates stay in float32; a loss in bfloat16 makes no penalty of
+    bfloat16.
+    """
     torch.manual_seed(0)
     for engine in ENGINES:
         m, head, u = co.nn.LSTM(2, 3, 2, engine=engine), nn.Linear(3, 1), torch.randn(4, 3, 2)
@@ -806,7 +832,7 @@ def test_autocast():
         assert m.weight_hh_l0.grad.dtype == torch.float32
 
 
-def test_threads(gru):
+def test_a_tape_sees_the_calls_of_its_own_thread(gru):
     """A tape sees the calls of its own thread."""
     u, met = torch.randn(4, 2, 2, dtype=F64), threading.Barrier(2)
     lengths = {}
@@ -829,7 +855,7 @@ def test_threads(gru):
     assert not mine.calls
 
 
-def test_an_error_inside(gru):
+def test_a_tape_is_off_again_after_an_error(gru):
     """A tape is off again after one."""
     tape = co.record(gru)
 
@@ -844,8 +870,10 @@ def test_an_error_inside(gru):
     assert len(tape.calls) == 1
 
 
-def test_memory(gru):
-    """Nothing of a recording outlives it: freed by counting references, without a collection of cycles."""
+def test_nothing_of_a_recording_outlives_it(gru):
+    """Nothing of a recording outlives it: freed by counting references, without a collection of
+    cycles.
+    """
     u = torch.randn(4, 2, 2, dtype=F64)
     gc.collect()
     gc.disable()
@@ -866,7 +894,7 @@ def test_memory(gru):
         gc.enable()
 
 
-def test_transforms(gru):
+def test_transforms_of_torch_func_are_refused(gru):
     """torch.func's transforms are refused with the way out, inside and outside of the block."""
     u, w = torch.randn(4, 2, 2, dtype=F64), dict(gru.named_parameters())
 
@@ -883,8 +911,10 @@ def test_transforms(gru):
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_checkpoint(gru, again):
-    """Recomputed activations: without reentry as without a checkpoint; with reentry there is nothing to differentiate."""
+def test_checkpointing_changes_no_costate(gru, again):
+    """Recomputed activations: without reentry as without a checkpoint; with reentry there is
+    nothing to differentiate.
+    """
     u = torch.randn(4, 2, 2, dtype=F64, requires_grad=True)
     values = []
     for checkpointed in (False, True):
@@ -906,8 +936,10 @@ def test_checkpoint(gru, again):
 
 
 @pytest.mark.parametrize("kind", ["tanh", "lstm", "gru"])
-def test_training(kind):
-    """Three steps of gradient descent, plain and penalised, by hand and with the module: the same weights."""
+def test_penalised_training_reaches_the_weights_of_a_loop_by_hand(kind):
+    """Three steps of gradient descent, plain and penalised, by hand and with the module: the same
+    weights.
+    """
     sizes = LENGTHS["unsorted"][0]
     for rho in (0.0, 0.1):
         m = module_of(kind, "both")
@@ -931,7 +963,7 @@ def test_training(kind):
             assert (p - w[name]).abs().max() < 1e-9, name
 
 
-def test_packed_output(gru):
+def test_a_loss_of_packed_data_is_differentiated(gru):
     """A loss made of the packed data itself, row by row."""
     u = [torch.randn(n, 2, dtype=F64) for n in (2, 4, 3)]
     with co.record(gru) as tape:

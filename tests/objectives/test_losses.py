@@ -1,4 +1,4 @@
-"""Losses: each against its formula written by hand, at large arguments, with masks and reductions."""
+"""Every loss equals its formula written by hand, also at large arguments and with masks."""
 
 import math
 
@@ -53,13 +53,15 @@ TABLE = [
 
 
 @pytest.mark.parametrize(("loss", "output", "y", "truth"), TABLE)
-def test_value_against_the_formula(loss, output, y, truth):
+def test_losses_equal_their_formulas(loss, output, y, truth):
     np.testing.assert_allclose(entries(loss, A, y, output), truth, rtol=1e-13)
 
 
 @pytest.mark.parametrize(("loss", "output", "y", "truth"), TABLE)
-def test_two_derivatives(loss, output, y, truth):
-    f = lambda a: entries(loss, a, y, output)
+def test_losses_have_two_derivatives(loss, output, y, truth):
+    def f(a):
+        return entries(loss, a, y, output)
+
     a = A.clone().requires_grad_()
     assert torch.autograd.gradcheck(f, a)
     assert torch.autograd.gradgradcheck(f, a)
@@ -79,7 +81,7 @@ def test_two_derivatives(loss, output, y, truth):
         ("absolute", "identity", torch.zeros(5, 3)),
     ],
 )
-def test_finite_with_two_derivatives_at_logits_of_ten_thousand(loss, output, y, dtype):
+def test_losses_and_two_derivatives_are_finite_at_logits_of_ten_thousand(loss, output, y, dtype):
     a = torch.tensor(
         [[1e4, -1e4, 0], [-1e4, 1e4, 1e4], [50, -50, 100], [0, 0, 0], [-1e4, -1e4, -1e4]],
         dtype=dtype,
@@ -93,7 +95,7 @@ def test_finite_with_two_derivatives_at_logits_of_ten_thousand(loss, output, y, 
     assert h is None or torch.isfinite(h).all()
 
 
-def test_known_values_at_the_ends():
+def test_losses_have_their_known_values_at_the_ends():
     a = torch.tensor([[1e4, -1e4]], dtype=F64)
     assert entries("cross-entropy", a, torch.tensor([0]), "softmax").item() == 0.0
     assert entries("cross-entropy", a, torch.tensor([1]), "softmax").item() == 2e4
@@ -149,7 +151,7 @@ def test_per_step_loss_is_reduced_over_the_samples_own_steps(reduce, lengths, ma
     assert torch.isfinite(lam.rows).all()
 
 
-def test_mask_of_samples_with_readout_last():
+def test_a_mask_weighs_samples_with_readout_last():
     net, u, y = network("last")
     run = net(u)
     plain = run.loss("squared", y[0])
@@ -174,7 +176,7 @@ def test_user_loss_sees_only_entries_that_count():
     assert seen == [((11, O), (11, O)), ((15, O), None)]
 
 
-def test_class_targets_at_every_step():
+def test_class_targets_are_taken_at_every_step():
     net, u, _ = network(output="softmax")
     y = torch.randint(O, (T, B))
     run = net(u, [2, 5, 4])

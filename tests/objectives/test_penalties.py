@@ -1,4 +1,7 @@
-"""Penalties: values against plain loops and numpy, edge cases, sums, schedules, and omega as published."""
+"""Every penalty equals its formula in plain loops and numpy.
+
+Also edge cases, sums, schedules of the weight, and omega as it was published.
+"""
 
 import math
 
@@ -25,7 +28,9 @@ def loss(y_hat):
 
 
 def plain(net, u):
-    """One sample [T, inputs] through an Elman network by a loop: states, costates, direct terms, outputs (numpy)."""
+    """One sample [T, inputs] through an Elman network by a loop: states, costates, direct terms,
+    outputs (numpy).
+    """
     x = [torch.zeros(D, dtype=F64, requires_grad=True)]
     for u_t in u:
         x.append(torch.tanh(net.W @ x[-1] + net.R @ u_t + net.b))
@@ -37,7 +42,10 @@ def plain(net, u):
         counts = net.readout == "every" or y is out[-1]
         direct.append((net.V.T @ (2 * y + 0.3)).detach().numpy() if counts else np.zeros(D))
     of_output = [torch.autograd.grad(out[-1][k], x, retain_graph=True) for k in range(O)]
-    as_numpy = lambda ys: np.stack([y.detach().numpy() for y in ys])
+
+    def as_numpy(ys):
+        return np.stack([y.detach().numpy() for y in ys])
+
     return (
         as_numpy(x),
         as_numpy(lam),
@@ -79,7 +87,7 @@ def by_hand(name, x, lam, direct, of_output):
 @pytest.mark.parametrize("lengths", LENGTHS)
 @pytest.mark.parametrize("readout", ["last", "every"])
 @pytest.mark.parametrize("name", [n for n in PENALTIES if n != "omega-published"])
-def test_value_against_numpy(name, readout, lengths, engine):
+def test_penalties_equal_their_formulas_in_numpy(name, readout, lengths, engine):
     net, u = network(readout, engine=engine)
     n = LENGTHS[lengths]
     lam = net(u[: max(n)], n).costates(loss)
@@ -98,7 +106,10 @@ def shift(net, along, h):
 
 @pytest.mark.parametrize("name", [n for n in PENALTIES if n != "omega-published"])
 def test_gradient_is_the_slope_of_the_value(name):
-    """Central differences of the value along random directions, ragged. (omega-published is no slope, by design.)"""
+    """Central differences of the value along random directions, ragged.
+
+    (omega-published is no slope, by design.)
+    """
     net, u = network("every", "leaky")
     scale = 1e-6 if name == "barrier" else 1.0  # below the barrier's switch
 
@@ -135,7 +146,9 @@ def test_other_cells_give_finite_values_and_gradients(name, cell):
 
 @pytest.mark.parametrize("name", PENALTIES)
 def test_sample_without_a_loss_adds_nothing(name):
-    """Sample 1's entries are masked out: its costates are zero, and the others' values do not change."""
+    """Sample 1's entries are masked out: its costates are zero, and the others' values do not
+    change.
+    """
     net, u = network("every")
     mask = torch.ones(T, B, dtype=F64)
     mask[:, 1] = 0
@@ -150,7 +163,7 @@ def test_sample_without_a_loss_adds_nothing(name):
         assert torch.allclose(G[[0, 2, 3]], whole[[0, 2, 3]], rtol=1e-12)
 
 
-def test_barrier_below_its_switch():
+def test_the_barrier_acts_below_its_switch():
     net, u = network()
     lam = net(u).costates(lambda y: 1e-7 * loss(y))
     last = lam.lam[-1].detach().numpy()
@@ -163,7 +176,7 @@ def test_barrier_below_its_switch():
         co.penalties.barrier(0)
 
 
-def test_of_output_and_tangent():
+def test_penalties_of_the_output_and_of_a_tangent_equal_their_definition():
     net, u = network("last", output="sigmoid")
     lengths = LENGTHS["ragged"]
     lam = net(u, lengths).costates(loss)
@@ -187,7 +200,9 @@ def test_of_output_and_tangent():
 
 
 def published(net, u, lengths, W):
-    """sum over samples, steps of (|(d (1 - h^2)) W|^2 / |d|^2 - 1)^2 / (steps with |d / B|^2 >= 1e-20); h, d constant."""
+    """sum over samples, steps of (|(d (1 - h^2)) W|^2 / |d|^2 - 1)^2 / (steps with |d / B|^2 >=
+    1e-20); h, d constant.
+    """
     total, count = 0.0, 0
     for j, n in enumerate(lengths):
         x, lam, _, _ = plain(net, u[:n, j])
@@ -233,7 +248,9 @@ def test_omega_published_leaves_out_costates_below_its_bound():
 @pytest.mark.parametrize("samples", [1, 4])
 @pytest.mark.parametrize(("factor", "counts"), [(0.99, False), (1.01, True)])
 def test_omega_published_has_its_bound_on_costates_of_the_mean_loss(factor, counts, samples):
-    """Left out below ||lam_t / B|| = 1e-10: published code takes costates of the mean over B samples."""
+    """Left out below ||lam_t / B|| = 1e-10: published code takes costates of the mean over B
+    samples.
+    """
     net, u = network()
     size = float(net.V.sum(0).norm().detach())
     slope = factor * samples * 1e-10 / size  # of a linear loss, so that ||lam_1|| = factor B 1e-10
@@ -252,7 +269,7 @@ def test_omega_published_needs_a_formula_with_w():
 # sums, weights, schedules
 
 
-def test_sums_and_weights():
+def test_penalties_can_be_added_and_weighed():
     net, u = network("every")
     lam = net(u).costates(loss)
     a, b = co.penalties.log_ratio, co.penalties.variance
@@ -289,7 +306,7 @@ def test_schedules_count_the_calls(schedule, values):
 
 
 @pytest.mark.parametrize("weight", [math.nan, math.inf, "0.1", None])
-def test_weight_that_is_no_number(weight):
+def test_a_weight_that_is_no_number_is_refused(weight):
     with pytest.raises(
         co.InputError,
         match=r"weight must be a finite number, at least 0, or a function of the step",

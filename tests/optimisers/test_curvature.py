@@ -1,4 +1,7 @@
-"""Gauss-Newton, structural damping and Hessian products against the matrices themselves, from torch's own differentiation."""
+"""Gauss-Newton, structural damping and Hessian products equal products with the full matrices.
+
+The matrices come from torch's own differentiation.
+"""
 
 import dataclasses
 
@@ -19,11 +22,16 @@ PAIRS = [
     ("huber", "identity"),
 ]
 CASES = [
-    ("elman", "last", {}), ("elman", "every", {"deep": (4,)}), ("elman", "attention", {"x0": "learned"}),
-    ("leaky", "every", {"skip": True}), ("rate", "tilted", {}), ("lstm", "last", {"x0": "learned"}), ("lstm", "every", {}),
-    ("gru", "every", {"structure": "orthogonal"}), ("peephole", "last", {}), ("scrn-learned", "every", {"skip": True}),
-    ("antisymmetric-gated", "every", {}), ("exponential", "every", {}), ("lipschitz", "last", {}), ("cornn", "every", {}),
-    ("unicornn", "last", {}), ("inverse", "every", {}), ("mingru", "last", {}), ("minlstm", "every", {}), ("lru", "last", {}),
+    ("elman", "last", {}), ("elman", "every", {"deep": (4,)}),
+    ("elman", "attention", {"x0": "learned"}),
+    ("leaky", "every", {"skip": True}), ("rate", "tilted", {}),
+    ("lstm", "last", {"x0": "learned"}), ("lstm", "every", {}),
+    ("gru", "every", {"structure": "orthogonal"}), ("peephole", "last", {}),
+    ("scrn-learned", "every", {"skip": True}),
+    ("antisymmetric-gated", "every", {}), ("exponential", "every", {}), ("lipschitz", "last", {}),
+    ("cornn", "every", {}),
+    ("unicornn", "last", {}), ("inverse", "every", {}), ("mingru", "last", {}),
+    ("minlstm", "every", {}), ("lru", "last", {}),
 ]  # fmt: skip
 
 
@@ -56,13 +64,22 @@ def problem(cell, readout, options, loss="squared", output="identity", outputs=2
 def jacobian(net, batch, of, x0=None):
     """d of(trajectory) / d weights, one row for each entry."""
     names, values = zip(*net.named_parameters(), strict=True)
-    run = lambda *theta: of(
-        torch.func.functional_call(
-            net, dict(zip(names, theta, strict=True)), (batch.u, batch.lengths, x0)
+
+    def run(*theta):
+        return of(
+            torch.func.functional_call(
+                net, dict(zip(names, theta, strict=True)), (batch.u, batch.lengths, x0)
+            )
         )
-    )
+
     found = torch.autograd.functional.jacobian(run, values)
-    return torch.cat([J.flatten(found[0].dim() - values[0].dim()).reshape(-1, p.numel()) for J, p in zip(found, values, strict=True)], 1)  # fmt: skip
+    return torch.cat(
+        [
+            J.flatten(found[0].dim() - values[0].dim()).reshape(-1, p.numel())
+            for J, p in zip(found, values, strict=True)
+        ],
+        1,
+    )
 
 
 @pytest.mark.parametrize(("cell", "readout", "options"), CASES)
@@ -93,7 +110,7 @@ def test_products_are_those_of_the_matrices(cell, readout, options, engine):
 
 @pytest.mark.parametrize(("loss", "output"), PAIRS)
 @pytest.mark.parametrize("readout", ["last", "every"])
-def test_losses(loss, output, readout):
+def test_curvature_of_every_loss_is_that_of_the_matrices(loss, output, readout):
     net, batch = problem("elman", readout, {}, loss, output)
     c = Curvature(net, batch, loss)
     v = torch.randn(len(c.gradient()), dtype=F64)
@@ -107,7 +124,7 @@ def test_losses(loss, output, readout):
     assert c.value == pytest.approx(float(e.loss), rel=1e-12)
 
 
-def test_many_outputs():
+def test_many_outputs_give_the_same_products():
     """Beyond those whose Hessian is kept in blocks."""
     found = []
     for few in (curvature.FEW, 0):
@@ -121,7 +138,7 @@ def test_many_outputs():
     assert float(found[0].norm()) > 1e-3
 
 
-def test_hardly_any_structural_damping():
+def test_hardly_any_structural_damping_is_none():
     """A factor that nothing can be divided by in float32."""
     net, batch = problem("elman", "last", {}, weighted=False)
     net, batch = net.float(), batch.to(torch.float32, "cpu")
@@ -131,7 +148,7 @@ def test_hardly_any_structural_damping():
     assert torch.allclose(c.product(v, 0.0, 1e-24), 1e-24 * c.structural(v), rtol=1e-5, atol=0)
 
 
-def test_a_trajectory_at_hand():
+def test_a_trajectory_at_hand_is_used():
     net, batch = problem("lstm", "every", {"x0": "learned"})
     e = co.BPTT()(net, batch, "squared")
     v = torch.randn(sum(p.numel() for p in net.parameters()), dtype=F64)
@@ -140,7 +157,7 @@ def test_a_trajectory_at_hand():
     assert not ours.weights.known.requires_grad
 
 
-def test_states_that_begin_elsewhere():
+def test_an_x0_of_the_batch_replaces_a_learned_one():
     """x0 of the batch in place of a learned one: that has no part in it."""
     net, batch = problem("elman", "last", {"x0": "learned"})
     batch = dataclasses.replace(batch, x0=torch.randn(3, 3, dtype=F64))
@@ -200,7 +217,7 @@ def test_frozen_weights_are_no_part_of_it(cell, frozen):
     assert torch.allclose(c.gauss_newton(v), J.T @ H @ J @ v, rtol=1e-10, atol=1e-13)
 
 
-def test_what_is_refused():
+def test_what_has_no_curvature_is_refused():
     net, batch = problem("elman", "last", {}, "squared", "sigmoid")
     with pytest.raises(co.Unsupported, match="convex in the pre-output"):
         Curvature(net, batch, "squared")

@@ -1,4 +1,4 @@
-"""Directions, step rules, and the objective along a move."""
+"""Directions, step rules and the objective along a step are what their formulas say."""
 
 import math
 
@@ -24,7 +24,7 @@ def evaluation(every=False, ragged=True, cell="elman"):
 
 
 @pytest.mark.parametrize("cell", ["elman", "lstm", "scrn", "lru"])
-def test_weighted_components(cell):
+def test_weighted_components_are_weighted_sums(cell):
     parts = evaluation(True, cell=cell).temporal_components()
     w = torch.randn(7, dtype=F64)
     found = parts.weighted(w)
@@ -35,10 +35,13 @@ def test_weighted_components(cell):
         parts.weighted(w[:3])
 
 
-def test_the_temporal_direction():
+def test_the_temporal_direction_equals_its_definition():
     e = evaluation(ragged=False)
     d = temporal(e, np.random.default_rng(3))
-    joint = lambda g: {n: g[n] for n in ("W", "R", "b")}
+
+    def joint(g):
+        return {n: g[n] for n in ("W", "R", "b")}
+
     assert norm(joint(d)) == pytest.approx(norm(joint(e.gradient)), rel=1e-12)
     assert torch.equal(d["V"], e.gradient["V"])
     parts, beta = e.temporal_components(), np.random.default_rng(3).dirichlet(np.ones(7))
@@ -93,7 +96,7 @@ def line(name):
     return Line(5.0, value(0.0), slope(0.0), value, lambda a: (value(a), slope(a)))
 
 
-def test_the_rule_of_galvan():
+def test_galvans_rule_equals_its_definition():
     assert Constant()(line("parabola")) == 1.0
     assert Galvan(c=5.0)(line("parabola")) == 1.0
     assert Galvan(c=4.9)(line("parabola")) == pytest.approx(1 / 5)
@@ -102,7 +105,7 @@ def test_the_rule_of_galvan():
 
 
 @pytest.mark.parametrize("name", CURVES)
-def test_armijo(name):
+def test_armijo_finds_a_step_of_sufficient_decrease(name):
     value, slope = CURVES[name]
     a, along = Armijo()(line(name)), slope(0.0)
     assert 0 < a <= 1
@@ -112,14 +115,14 @@ def test_armijo(name):
 
 @pytest.mark.parametrize("name", [name for name in CURVES if "cliff" not in name])
 @pytest.mark.parametrize("c2", [0.9, 0.1])
-def test_wolfe(name, c2):
+def test_wolfe_finds_a_step_that_meets_both_conditions(name, c2):
     value, slope = CURVES[name]
     a, along = Wolfe(c2=c2)(line(name)), slope(0.0)
     assert value(a) <= value(0) + 1e-4 * a * along
     assert abs(slope(a)) <= c2 * abs(along)
 
 
-def test_line_searches_where_there_is_no_minimum():
+def test_line_searches_end_where_there_is_no_minimum():
     a = Wolfe()(line("ends in a cliff"))
     assert 0 < a < 0.01  # enough of a decrease, on the finite side
     up = Line(1.0, 0.0, 0.2, lambda a: a, lambda a: (a, 0.2))
@@ -143,5 +146,8 @@ def test_line_searches_where_there_is_no_minimum():
 )
 def test_an_interval_is_cut_at_the_minimum_but_a_tenth_off_its_ends(low, high, lowest, found):
     """Of a parabola, which the cubic is; the interval does not begin at 0."""
-    point = lambda a: (a, (a - lowest) ** 2, 2 * (a - lowest))
+
+    def point(a):
+        return (a, (a - lowest) ** 2, 2 * (a - lowest))
+
     assert between(point(low), point(high)) == pytest.approx(found, rel=1e-12)

@@ -1,4 +1,4 @@
-"""Hessian-free steps and conjugate gradients."""
+"""Hessian-free steps lower the objective, and conjugate gradients solve what they are given."""
 
 import math
 import sys
@@ -51,7 +51,9 @@ def test_conjugate_gradients_stop_when_little_is_gained():
 
 
 def linear_problem():
-    """A network that is linear in what is trained: its squared error is a quadratic, and its Gauss-Newton matrix the Hessian."""
+    """A network that is linear in what is trained: its squared error is a quadratic, and its
+    Gauss-Newton matrix the Hessian.
+    """
     torch.manual_seed(0)
     net = co.Network("elman", inputs=2, hidden=6, outputs=2, dtype=F64)
     for name, p in net.named_parameters():
@@ -123,7 +125,7 @@ def test_structural_damping_holds_the_states():
     assert moved[1] < 0.5 * moved[0]
 
 
-def test_another_batch_for_the_curvature():
+def test_the_curvature_may_be_taken_on_another_batch():
     net, batch = linear_problem()
     part = co.Batch(batch.u[:, :10], batch.y[:10])
     c = Curvature(net, part, "squared")
@@ -140,7 +142,7 @@ def test_another_batch_for_the_curvature():
     assert taken.after < taken.before
 
 
-def test_what_a_step_hands_to_conjugate_gradients(monkeypatch):
+def test_a_step_hands_its_system_to_conjugate_gradients(monkeypatch):
     given = []
 
     def watched(A, b, start, scale, most, progress):
@@ -172,7 +174,7 @@ def test_backtracking_takes_the_lowest_of_the_last_iterates():
     "change",
     [{"damping": 0.0}, {"structural": -1.0}, {"cg": 0}, {"decay": 2.0}, {"damping": math.nan}],
 )
-def test_what_hessian_free_refuses(change):
+def test_what_hessian_free_cannot_do_is_refused(change):
     with pytest.raises(co.InputError, match=next(iter(change))):
         HessianFree(**change)
 
@@ -195,8 +197,10 @@ def test_curvature_belongs_to_the_weights_it_was_made_at():
     assert not Curvature(noisy.eval(), batch, "squared").gauss_newton(zero).any()
 
 
-def test_conjugate_gradients_with_products_in_float32():
-    """Vectors and sums are float64, so that the model of each iterate is the true one and its fall is seen to the end."""
+def test_conjugate_gradients_converge_with_products_in_float32():
+    """Vectors and sums are float64, so that the model of each iterate is the true one and its fall
+    is seen to the end.
+    """
     g = torch.Generator().manual_seed(1)
     Q = torch.linalg.qr(torch.randn(80, 80, generator=g, dtype=F64)).Q
     A = Q @ torch.diag(torch.logspace(-4, 0, 80, dtype=F64)) @ Q.T
@@ -211,7 +215,9 @@ def test_conjugate_gradients_with_products_in_float32():
 
 
 def curved(readout, method):
-    """A small problem with everything that a matrix may depend on, its damped matrix and the gradient of an objective."""
+    """A small problem with everything that a matrix may depend on, its damped matrix and the
+    gradient of an objective.
+    """
     torch.manual_seed(0)
     net = co.Network(
         "elman", inputs=2, hidden=3, outputs=2, readout=readout, output="softmax", dtype=F64
@@ -232,7 +238,9 @@ def curved(readout, method):
 )
 @pytest.mark.parametrize("readout", ["last", "every"])
 def test_a_step_solves_its_system(readout, method):
-    """Samples of their own lengths and weights, masks, both readouts; of a penalised objective the gradient alone."""
+    """Samples of their own lengths and weights, masks, both readouts; of a penalised objective the
+    gradient alone.
+    """
     net, batch, matrix, g = curved(readout, method)
     hf = HessianFree(damping=0.1, structural=0.5, cg=500, progress=0.0)
     taken = hf.step(net, batch, "cross-entropy", method=method)
@@ -270,7 +278,9 @@ def test_a_solution_that_is_worse_than_nothing_is_forgotten():
 
 
 def test_damping_stays_in_range_where_nothing_is_left_to_gain():
-    """In float32 a model soon promises less than the objective can show: that is no reason to damp more."""
+    """In float32 a model soon promises less than the objective can show: that is no reason to damp
+    more.
+    """
     net, batch = linear_problem()
     net, batch = net.float(), batch.to(torch.float32, "cpu")
     hf = HessianFree(damping=1e-4, structural=0.1, cg=60)

@@ -1,4 +1,7 @@
-"""optimisers.make: whatever the command line can build, one call builds; what does not fit is refused."""
+"""optimisers.make builds in one call whatever the command line can build.
+
+Settings that do not fit together are refused by the name of the keyword.
+"""
 
 import inspect
 

@@ -1,5 +1,7 @@
-"""Every optimiser, direction and step rule on a convex quadratic, on Rosenbrock's function and on a small network; and what a
-run keeps of them."""
+"""Every optimiser, direction and step rule minimises three problems, and survives a resume.
+
+The problems are a convex quadratic, Rosenbrock's function and a small network.
+"""
 
 import functools
 import math
@@ -96,7 +98,8 @@ def descend(problem, recipe, steps):
     return float(problem.value().detach())
 
 
-# optimiser, options, step rule: step size and steps on the quadratic, on Rosenbrock's function; what is left of the first
+# optimiser, options, step rule: step size and steps on the quadratic, on Rosenbrock's function;
+# what is left of the first
 # value at most
 TABLE = [
     ("sgd", {}, Constant(), (0.03, 400), (4e-3, 2500), 1e-2),
@@ -136,7 +139,7 @@ def test_a_function_falls(row, problem):
     assert descend(p, optimiser(name, lr, rule=rule, **options), steps) <= left * first
 
 
-def test_the_table_is_whole():
+def test_the_table_has_every_optimiser():
     assert {row[0] for row in TABLE} == set(OPTIMISERS) - {"hessian-free", "ridge"}
     assert {type(row[2]) for row in TABLE} == set(STEP_RULES.values())
 
@@ -149,7 +152,7 @@ def newton(problem, hf, steps):
     return taken, float(problem.value().detach())
 
 
-def test_hessian_free_on_a_quadratic():
+def test_hessian_free_solves_a_quadratic_in_one_step():
     taken, left = newton(
         Quadratic(), HessianFree(damping=1e-14, structural=0.0, cg=50, progress=0.0), 1
     )
@@ -157,7 +160,7 @@ def test_hessian_free_on_a_quadratic():
     assert left < 1e-20 * taken.before
 
 
-def test_hessian_free_on_rosenbrock():
+def test_hessian_free_minimises_rosenbrocks_function():
     assert newton(Rosenbrock(), HessianFree(damping=0.1, structural=0.0, cg=10), 60)[1] < 1e-8
 
 
@@ -251,10 +254,12 @@ def test_a_run_goes_on_bit_for_bit(name, tmp_path):
     assert weights(tmp_path / "whole") == weights(tmp_path / "parts")
 
 
-def test_clipping():
-    one = lambda **more: [
-        r for r in trained(optimiser=optimiser("sgd", 0.1), **more).rows if r["kind"] == "train"
-    ]
+def test_clipping_bounds_the_step():
+    def one(**more):
+        return [
+            r for r in trained(optimiser=optimiser("sgd", 0.1), **more).rows if r["kind"] == "train"
+        ]
+
     plain = one(steps=30)
     norms = [row["gradient"] for row in plain]
     assert not any("clipped" in row for row in plain)
@@ -318,8 +323,10 @@ def test_weight_noise_is_on_the_gradient_alone():
         )
 
 
-def test_budgets(monkeypatch):
-    spent = lambda **more: trained(optimiser=optimiser("sgd", 0.01), steps=10**6, **more)
+def test_budgets_end_a_run(monkeypatch):
+    def spent(**more):
+        return trained(optimiser=optimiser("sgd", 0.01), steps=10**6, **more)
+
     assert spent(gradients=101).step == 6  # of 20 sequences
     assert spent(gradients=101, gradient=co.Penalised("log-ratio")).step == 3
     monkeypatch.setattr(
@@ -333,7 +340,7 @@ def test_budgets(monkeypatch):
     assert (both.step, both.work) == (6, 120)
 
 
-def test_step_sizes_that_are_not_given():
+def test_step_sizes_that_are_not_given_have_defaults():
     """1 for those that find their own pace, 1e-3 for all others."""
     own = {name: optimiser(name).lr for name in ("lbfgs", "hessian-free", "ridge")}
     assert set(own.values()) == {1.0}
@@ -382,13 +389,15 @@ def test_the_distance_to_the_gradient_is_kept(tmp_path):
         (lambda: trained(optimiser=RUNS["hessian-free"], weight_noise=0.1), "no weight_noise"),
     ],
 )
-def test_what_is_refused(make, words):
+def test_bad_optimisers_are_refused(make, words):
     with pytest.raises(co.CoadjointError, match=words):
         make()
 
 
-def test_the_temporal_direction_of_a_fading_past():
-    """In float32, where the components of the first steps lie far below its range: finite, and the first step has its say."""
+def test_the_temporal_direction_sees_a_fading_past():
+    """In float32, where the components of the first steps lie far below its range: finite, and the
+    first step has its say.
+    """
     task = co.tasks.make("temporal-order", length=300)
     net = co.Network(
         "elman", inputs=task.inputs, hidden=16, outputs=task.outputs, output=task.output
@@ -451,13 +460,15 @@ WORK = [  # gradients of a sequence for each sequence, T = 6
 
 
 @pytest.mark.parametrize(("method", "more", "work"), WORK)
-def test_what_a_gradient_costs(method, more, work):
+def test_the_work_of_a_gradient_is_counted(method, more, work):
     more = {"optimiser": optimiser("sgd", 0.01), **more}
     assert trained(gradient=method, steps=3, **more).work == pytest.approx(3 * 20 * work)
 
 
-def test_what_hessian_free_costs(monkeypatch):
-    """A gradient and values of the batch; a run and products of the curvature, the first step's without a start."""
+def test_the_work_of_hessian_free_is_counted(monkeypatch):
+    """A gradient and values of the batch; a run and products of the curvature, the first step's
+    without a start.
+    """
     from coadjoint.optimisers import curvature
 
     products = []
@@ -488,16 +499,19 @@ def test_a_refused_step_gives_its_random_numbers_back():
 )
 def test_a_steered_weight_follows_where_steps_begin(recipe):
     """However often a step is evaluated, and in however many parts."""
-    rho = lambda **more: [
-        row["rho"]
-        for row in trained(
-            gradient=co.Penalised("log-ratio", co.penalties.Steered(0.1, 0.2, gain=0.5)),
-            optimiser=recipe,
-            steps=2,
-            **more,
-        ).rows
-        if row["kind"] == "train"
-    ]
+
+    def rho(**more):
+        return [
+            row["rho"]
+            for row in trained(
+                gradient=co.Penalised("log-ratio", co.penalties.Steered(0.1, 0.2, gain=0.5)),
+                optimiser=recipe,
+                steps=2,
+                **more,
+            ).rows
+            if row["kind"] == "train"
+        ]
+
     once = co.Penalised("log-ratio", co.penalties.Steered(0.1, 0.2, gain=0.5))
     once(network(), Recall().batch(0, 20, 0), "squared")
     assert rho()[1] == once(network(), Recall().batch(0, 20, 0), "squared").rho != 0.1

@@ -1,4 +1,4 @@
-"""Small real run folders, made once, for tests that harm them; and the command line in this process."""
+"""Small real run folders for tests that damage them, and the command line in this process."""
 
 import contextlib
 import io

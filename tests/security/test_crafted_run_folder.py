@@ -1,5 +1,7 @@
-"""Contents of a run folder that a stranger, or a bad disk, may have put there: each is refused in one line that names the file
-and the key."""
+"""Bad contents of a run folder are refused in one line that names the file and the key.
+
+A stranger, or a bad disk, may have put them there.
+"""
 
 import json
 import os
@@ -91,7 +93,7 @@ STATE = [  # keys, the value in their place, what is said
 
 
 @pytest.mark.parametrize(("keys", "value", "said"), STATE, ids=[str(row[:2]) for row in STATE])
-def test_state_of_a_run(keys, value, said, here):
+def test_a_crafted_state_of_a_run_is_refused(keys, value, said, here):
     put(here / "stopped" / LAST / "state.json", *keys, value=value)
     vouched(here / "stopped" / LAST)
     refused("resume stopped -q", 4, said)
@@ -116,7 +118,7 @@ STREAM = [
 
 
 @pytest.mark.parametrize(("keys", "value", "said"), STREAM, ids=[str(row[:2]) for row in STREAM])
-def test_state_of_a_stream(keys, value, said, here):
+def test_a_crafted_state_of_a_stream_is_refused(keys, value, said, here):
     put(here / "stream" / LAST / "state.json", *keys, value=value)
     vouched(here / "stream" / LAST)
     refused("resume stream -q", 4, said)
@@ -139,7 +141,7 @@ RESULT = [
 
 
 @pytest.mark.parametrize(("keys", "value"), RESULT, ids=map(str, RESULT))
-def test_result_of_a_run(keys, value, here):
+def test_a_crafted_result_of_a_run_is_refused(keys, value, here):
     put(here / "done" / "result.json", *keys, value=value)
     refused("resume done -q", 4, "done/result.json is damaged", f"'{'.'.join(keys)}'")
 
@@ -156,7 +158,7 @@ COMPARED = [
 
 
 @pytest.mark.parametrize(("keys", "value"), COMPARED, ids=map(str, COMPARED))
-def test_result_that_is_compared(keys, value, here):
+def test_a_crafted_result_is_not_compared(keys, value, here):
     put(here / "done" / "result.json", *keys, value=value)
     refused(
         "compare done stopped --out other -q",
@@ -166,7 +168,7 @@ def test_result_that_is_compared(keys, value, here):
     )
 
 
-def test_a_success_without_a_time(here):
+def test_a_success_without_a_time_is_refused(here):
     put(here / "done" / "result.json", "success", value=True)
     refused("compare done stopped --out other -q", 4, "a success should have a success_step")
 
@@ -190,7 +192,7 @@ COMPARISON = [
 @pytest.mark.parametrize(
     ("keys", "value", "said"), COMPARISON, ids=[str(row[:2]) for row in COMPARISON]
 )
-def test_comparison(keys, value, said, here):
+def test_a_crafted_comparison_is_refused(keys, value, said, here):
     put(here / "compared" / "compare.json", *keys, value=value)
     refused("resume compared -q", 4, "compared/compare.json is damaged", said)
 
@@ -206,7 +208,7 @@ ONLINE = [
 
 
 @pytest.mark.parametrize(("keys", "value", "said"), ONLINE, ids=[str(row[:2]) for row in ONLINE])
-def test_settings_of_a_stream(keys, value, said, here):
+def test_crafted_settings_of_a_stream_are_refused(keys, value, said, here):
     put(here / "stream" / "online.json", *keys, value=value)
     refused("resume stream -q", 4, "stream/online.json is damaged", said)
 
@@ -220,7 +222,7 @@ NESTED = [
 
 
 @pytest.mark.parametrize(("name", "words"), NESTED, ids=[name for name, _ in NESTED])
-def test_nested_without_end(name, words, here):
+def test_nesting_without_end_is_refused(name, words, here):
     (here / name).write_text(DEEP)
     if name.endswith("state.json"):
         vouched((here / name).parent)
@@ -237,7 +239,7 @@ ROWS = [
 
 
 @pytest.mark.parametrize(("name", "row", "said"), ROWS)
-def test_rows_that_a_checkpoint_vouches_for(name, row, said, here):
+def test_crafted_rows_that_a_checkpoint_vouches_for_are_refused(name, row, said, here):
     path, last = here / "stopped" / f"{name}.jsonl", here / "stopped" / LAST
     path.write_text(row + "\n")
     rows = json_rows.Rows(here / "other.jsonl")
@@ -310,7 +312,7 @@ TENSORS = [
 @pytest.mark.parametrize(
     ("run", "harm", "said"), TENSORS, ids=[f"{run}: {said}" for run, _, said in TENSORS]
 )
-def test_tensors_of_a_checkpoint(run, harm, said, here):
+def test_crafted_tensors_of_a_checkpoint_are_refused(run, harm, said, here):
     harm_tensors(here / run / LAST, "state.safetensors", harm)
     refused(f"resume {run} -q", 4, said)
 
@@ -349,8 +351,13 @@ OPTIMISERS = [
 
 @pytest.mark.parametrize("name", OPTIMISERS)
 def test_what_optimisers_keep_is_demanded_and_nothing_else(name, here):
-    """What a run has written is taken back; without any one of its tensors it is refused by name."""
-    words = f"train --train data.csv --id id --time t --target label --optimiser {name} --hidden 3 --every 2 --batch 4 --probes 2 -q"
+    """What a run has written is taken back; without any one of its tensors it is
+    refused by name.
+    """
+    words = (
+        f"train --train data.csv --id id --time t --target label --optimiser {name} --hidden "
+        "3 --every 2 --batch 4 --probes 2 -q"
+    )
     assert call(*words.split(), "--steps", "2", "--out", "run") == (0, "")
     shutil.copytree(here / "run", here / "again")
     assert call("resume", "run", "-q", "--steps", "3") == (0, "")
@@ -372,7 +379,9 @@ def test_what_optimisers_keep_is_demanded_and_nothing_else(name, here):
 
 
 def redescribed(path, harm, sealed=False):
-    """A model that says something else of itself; without a sum, as earlier versions wrote it, or with the right one."""
+    """A model that says something else of itself; without a sum, as earlier versions wrote it, or
+    with the right one.
+    """
     tensors, metadata = tensors_of(path)
     description = json.loads(metadata["coadjoint"])
     description.pop("sha256", None)
@@ -411,7 +420,7 @@ MODELS = [
 
 @pytest.mark.parametrize(("harm", "said"), MODELS, ids=[said for _, said in MODELS])
 @pytest.mark.parametrize("command", ["predict done data.csv", "diagnose done -q"])
-def test_descriptions_of_models(harm, said, command, here):
+def test_crafted_descriptions_of_models_are_refused(harm, said, command, here):
     redescribed(here / "done" / "model.safetensors", harm)
     refused(command, 4, "done/model.safetensors", said)
 
@@ -500,7 +509,9 @@ def test_a_flipped_bit_of_a_weight_is_noticed_by_every_command(here):
     "description", [None, {"note": "by hand"}], ids=["no description", "a note"]
 )
 def test_a_model_trained_from_python_has_a_sum_too(tmp_path, description):
-    """It does not say what network it belongs to; its page does not complain, unless it is damaged."""
+    """It does not say what network it belongs to; its page does not complain, unless it
+    is damaged.
+    """
     net = coadjoint.Network("elman", inputs=6, hidden=3, outputs=4, output="softmax")
     task = coadjoint.tasks.TemporalOrder(10)
     short = {"steps": 1, "tests": 2, "confirm": 2, "probes": 2, "batch": 2}
@@ -544,7 +555,7 @@ HEADERS = [
 
 
 @pytest.mark.parametrize(("content", "said"), HEADERS, ids=[said for _, said in HEADERS])
-def test_headers(content, said, here):
+def test_crafted_headers_are_refused(content, said, here):
     (here / "done" / "model.safetensors").write_bytes(content)
     refused("predict done data.csv", 4, "done/model.safetensors", said)
 
@@ -560,7 +571,7 @@ def test_headers(content, said, here):
         {"dtype": "F32", "shape": [1]},
     ],
 )
-def test_tensors_that_do_not_lie_in_the_file(entry, here):
+def test_tensors_that_do_not_lie_in_the_file_are_refused(entry, here):
     header = json.dumps({"__metadata__": {"coadjoint": "{}"}, "W": entry}).encode()
     path = here / "done" / "model.safetensors"
     path.write_bytes(struct.pack("<Q", len(header)) + header + b"\0" * 4)

@@ -1,5 +1,8 @@
-"""A run folder from a stranger: seeded mutations of its files. Whatever they hold, a command ends with one of its exit
-codes, without a traceback, and touches nothing outside the folder."""
+"""A command survives any change to the files of a stranger's run folder.
+
+After seeded mutations it ends with one of its exit codes, without a traceback, and touches nothing
+outside the folder.
+"""
 
 import contextlib
 import copy
@@ -32,10 +35,14 @@ STEPS = 2  # that a run which goes on may take: some mutations ask for very many
 
 # folder, the files to harm, and the commands that read them; F stands for the folder
 TARGETS = [
-    ("stopped", [f"{LAST}/{name}" for name in CHECKPOINT], ["resume F -q", "resume F -q --fallback", "diagnose F --only decay -q"]),
-    ("stopped", ["config.yaml", "result.json", "metrics.jsonl", "clock.jsonl", "environment.json"], ["resume F -q", "report F"]),
-    ("done", ["model.safetensors"], ["predict F data.csv --out F/p.csv", "diagnose F --only decay -q", "report F"]),
-    ("done", ["result.json", "config.yaml"], ["resume F -q", "compare F --out F-compared -q", "report F"]),
+    ("stopped", [f"{LAST}/{name}" for name in CHECKPOINT],
+        ["resume F -q", "resume F -q --fallback", "diagnose F --only decay -q"]),
+    ("stopped", ["config.yaml", "result.json", "metrics.jsonl", "clock.jsonl", "environment.json"],
+        ["resume F -q", "report F"]),
+    ("done", ["model.safetensors"],
+        ["predict F data.csv --out F/p.csv", "diagnose F --only decay -q", "report F"]),
+    ("done", ["result.json", "config.yaml"],
+        ["resume F -q", "compare F --out F-compared -q", "report F"]),
     ("stream", [f"{LAST}/{name}" for name in CHECKPOINT], ["resume F -q"]),
     ("stream", ["online.json", "config.yaml", "result.json"], ["resume F -q", "report F"]),
     ("stream", ["model.safetensors"], ["predict F stream.csv --out F/p.csv"]),
@@ -60,8 +67,9 @@ class NoWorker:
 
 @pytest.fixture
 def quick(monkeypatch):
-    """The command line, built once, whose runs take a few steps, whose comparisons start no processes, and whose pages have a
-    template that is compiled once."""
+    """The command line, built once, whose runs take a few steps, whose comparisons start no
+    processes, and whose pages have a template that is compiled once.
+    """
     command = typer.main.get_command(program.app)
     monkeypatch.setattr(program, "app", command)
     monkeypatch.setattr(compared_runs, "Worker", NoWorker)
@@ -98,8 +106,10 @@ def stop_soon(monkeypatch, owner, name):
 # mutations
 
 VALUES = [
-    None, True, False, -1, 0, 1, 2, 3, 7, 10**18, 2**63 - 1, -0.5, 1.5, 1e308, 5e-324, "", "x", "NaN", "Infinity", "finished",
-    "success", "failed", "elman", "lstm", "../../outside", "\u202e", "é" * 10, "a" * 5000, [], {}, [[]], [1, 2], ["x", "x"],
+    None, True, False, -1, 0, 1, 2, 3, 7, 10**18, 2**63 - 1, -0.5, 1.5, 1e308, 5e-324, "", "x",
+    "NaN", "Infinity", "finished",
+    "success", "failed", "elman", "lstm", "../../outside", "\u202e", "é" * 10, "a" * 5000, [], {},
+    [[]], [1, 2], ["x", "x"],
     {"x": 1}, {"bytes": 0, "sha256": "0" * 64}, {"t": 1, "mean": [0.0], "M": [-1.0]},
 ]  # fmt: skip
 
@@ -146,7 +156,9 @@ def places(value, at=()):
 
 
 def some_json(draw, value):
-    """A value of the same shape in which a few entries are others, missing, or those of another place."""
+    """A value of the same shape in which a few entries are others, missing, or those of another
+    place.
+    """
     value = copy.deepcopy(value)
     for _ in range(draw.choice([1, 1, 1, 2, 4])):
         every = [at for at in places(value) if at]
@@ -174,7 +186,9 @@ def some_json(draw, value):
 
 
 def some_tensors(draw, content):
-    """The header of a file of tensors changed, or the numbers in it; its metadata too, where it has them."""
+    """The header of a file of tensors changed, or the numbers in it; its metadata too, where it has
+    them.
+    """
     length = struct.unpack("<Q", content[:8])[0]
     header, rest = json.loads(content[8 : 8 + length]), bytearray(content[8 + length :])
     about = header.get("__metadata__", {}).get("coadjoint")
@@ -213,7 +227,9 @@ def some_tensors(draw, content):
 
 
 def unsealed(header):
-    """A model without its sum, as earlier versions wrote them: what else is wrong with it is not hidden by the sum."""
+    """A model without its sum, as earlier versions wrote them: what else is wrong with it is not
+    hidden by the sum.
+    """
     metadata = header.get("__metadata__")
     if isinstance(metadata, dict) and isinstance(metadata.get("coadjoint"), str):
         with contextlib.suppress(ValueError, AttributeError):
@@ -284,7 +300,9 @@ def outline(folder):
 
 
 @pytest.mark.parametrize("part", range(PARTS))
-def test_whatever_the_files_of_a_folder_hold(part, thorough, real, quick, tmp_path, monkeypatch):
+def test_commands_survive_whatever_the_files_of_a_folder_hold(
+    part, thorough, real, quick, tmp_path, monkeypatch
+):
     count = THOROUGH if thorough else CASES
     inside, outside = tmp_path / "inside", tmp_path / "outside"
     inside.mkdir()

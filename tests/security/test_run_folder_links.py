@@ -1,4 +1,7 @@
-"""A run folder from a stranger: links, pipes and crafted names in it lead nowhere. What lies outside stays as it is."""
+"""Links, pipes and crafted names in a stranger's run folder lead nowhere.
+
+Nothing outside the folder changes.
+"""
 
 import json
 import os
@@ -18,7 +21,10 @@ from coadjoint.training.step import Steps
 
 pytestmark = pytest.mark.slow
 
-OPTIONS = "--length 10 --hidden 4 --every 4 --tests 5 --confirm 5 --probes 2 --batch 2 --checkpoint 3 --keep 2"
+OPTIONS = (
+    "--length 10 --hidden 4 --every 4 --tests 5 --confirm 5 --probes 2 --batch 2 "
+    "--checkpoint 3 --keep 2"
+)
 TRAIN = ["train", "temporal-order", *OPTIONS.split(), "--steps", "6", "--quiet"]
 
 
@@ -119,7 +125,7 @@ SAID = {
 
 @pytest.mark.parametrize("kind", SAID)
 @pytest.mark.parametrize("name", ["lock", ".lock", "metrics.jsonl", "clock.jsonl"])
-def test_a_file_that_is_written_where_it_stands(capsys, run, outside, name, kind):
+def test_a_link_in_place_of_a_file_that_is_written_is_refused(capsys, run, outside, name, kind):
     (run / name).unlink(missing_ok=True)
     kind(run / name, outside)
     said = refused(capsys, outside, "resume", run, "--steps", "9")
@@ -129,7 +135,7 @@ def test_a_file_that_is_written_where_it_stands(capsys, run, outside, name, kind
 
 @pytest.mark.parametrize("kind", [link, dangling, hard_link, pipe])
 @pytest.mark.parametrize("name", ["metrics.jsonl", "clock.jsonl"])
-def test_a_run_that_begins_again_because_it_has_no_checkpoint(capsys, run, outside, name, kind):
+def test_a_run_that_begins_again_refuses_links(capsys, run, outside, name, kind):
     shutil.rmtree(run / "checkpoints")
     (run / "checkpoints").mkdir()
     for gone in (name, "result.json"):
@@ -140,7 +146,7 @@ def test_a_run_that_begins_again_because_it_has_no_checkpoint(capsys, run, outsi
 
 @pytest.mark.parametrize("kind", [link, dangling, hard_link, pipe])
 @pytest.mark.parametrize("name", ["lock", ".lock"])
-def test_a_new_run_in_a_folder_that_holds_a_lock(capsys, tmp_path, outside, name, kind):
+def test_a_new_run_refuses_links_in_its_folder(capsys, tmp_path, outside, name, kind):
     (tmp_path / "new").mkdir()
     kind(tmp_path / "new" / name, outside)
     assert SAID[kind] in refused(capsys, outside, *TRAIN, "--out", tmp_path / "new")
@@ -155,7 +161,7 @@ def test_a_link_within_the_folder_is_refused_too(run):
     assert (run / "config.yaml").read_bytes() == before
 
 
-def test_a_link_that_comes_between_the_look_and_the_opening(monkeypatch, run, outside):
+def test_a_link_that_comes_between_check_and_opening_is_refused(monkeypatch, run, outside):
     """The look at the path alone would not be enough."""
     (run / "lock").unlink()
     before, look, looks = contents(outside), os.lstat, []
@@ -175,7 +181,7 @@ def test_a_link_that_comes_between_the_look_and_the_opening(monkeypatch, run, ou
     assert contents(outside) == before
 
 
-def test_systems_that_cannot_open_without_links(monkeypatch, run, outside):
+def test_systems_that_cannot_open_without_links_refuse_them_too(monkeypatch, run, outside):
     monkeypatch.setattr(files, "NO_LINKS", 0)
     for kind in (link, dangling, hard_link):
         (run / "lock").unlink()
@@ -189,7 +195,7 @@ def test_systems_that_cannot_open_without_links(monkeypatch, run, outside):
 # folders of a run folder
 
 
-def test_checkpoints_elsewhere(capsys, run, outside):
+def test_checkpoints_behind_a_link_are_refused(capsys, run, outside):
     shutil.rmtree(run / "checkpoints")
     (run / "checkpoints").symlink_to(outside / "folder")
     said = refused(capsys, outside, "resume", run, "--steps", "9")
@@ -197,20 +203,20 @@ def test_checkpoints_elsewhere(capsys, run, outside):
     assert "is a link" in refused(capsys, outside, "resume", run, "--steps", "9", "--fallback")
 
 
-def test_checkpoints_elsewhere_before_a_new_run(capsys, tmp_path, outside):
+def test_checkpoints_behind_a_link_are_refused_before_a_new_run(capsys, tmp_path, outside):
     (tmp_path / "new").mkdir()
     (tmp_path / "new" / "checkpoints").symlink_to(outside / "folder")
     assert "checkpoints is a link" in refused(capsys, outside, *TRAIN, "--out", tmp_path / "new")
 
 
-def test_checkpoints_that_are_a_file(capsys, run, outside):
+def test_checkpoints_that_are_a_file_are_refused(capsys, run, outside):
     shutil.rmtree(run / "checkpoints")
     (run / "checkpoints").write_text("")
     refused(capsys, outside, "resume", run, "--steps", "9")
 
 
 @pytest.mark.parametrize("step", [1, 6, 99])
-def test_a_checkpoint_elsewhere(capsys, run, outside, step):
+def test_a_checkpoint_behind_a_link_is_refused(capsys, run, outside, step):
     """Whether it would be loaded, or removed as an old one."""
     path = run / "checkpoints" / storage.name_of(step)
     if path.exists():
@@ -225,7 +231,7 @@ def test_a_checkpoint_elsewhere(capsys, run, outside, step):
     "name", ["step-00000009.tmp", "step-00000099.tmp", "step-00000003.old", "step-00000099.old"]
 )
 @pytest.mark.parametrize("target", ["folder", "file", "nothing"])
-def test_half_written_checkpoints_that_are_links(run, outside, name, target):
+def test_half_written_checkpoints_that_are_links_are_not_followed(run, outside, name, target):
     """The link goes, and nothing else."""
     before = contents(outside)
     (run / "checkpoints" / name).symlink_to(outside / target)
@@ -234,7 +240,7 @@ def test_half_written_checkpoints_that_are_links(run, outside, name, target):
     assert not os.path.lexists(run / "checkpoints" / name)
 
 
-def test_a_damaged_checkpoint_set_aside_over_a_link(run, outside):
+def test_a_damaged_checkpoint_is_not_set_aside_through_a_link(run, outside):
     before = contents(outside)
     last = storage.saved(run)[-1]
     (last / "state.json").unlink()
@@ -258,7 +264,7 @@ def tiny(folder, steps, **more):
     return co.train(net, co.tasks.TemporalOrder(10), steps=steps, folder=folder, **few, **more)
 
 
-def test_replays_elsewhere(monkeypatch, tmp_path, outside):
+def test_replays_behind_a_link_are_refused(monkeypatch, tmp_path, outside):
     tiny(tmp_path / "run", 6)
     (tmp_path / "run" / "replay").symlink_to(outside / "folder")
 
@@ -273,13 +279,13 @@ def test_replays_elsewhere(monkeypatch, tmp_path, outside):
     assert contents(outside) == before
 
 
-def test_diagnostics_elsewhere(capsys, run, outside):
+def test_diagnostics_behind_a_link_are_refused(capsys, run, outside):
     (run / "diagnostics").symlink_to(outside / "folder")
     words = ("diagnose", run, "--samples", "4", "--only", "decay", "--quiet")
     assert f"{run / 'diagnostics'} is a link" in refused(capsys, outside, *words)
 
 
-def test_logs_elsewhere(run, outside):
+def test_logs_behind_a_link_are_refused(run, outside):
     pytest.importorskip("tensorboard")
     (run / "tensorboard").symlink_to(outside / "folder")
     before = contents(outside)
@@ -378,14 +384,14 @@ NAMES = [
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_is_no_name(name):
+def test_names_that_leave_the_folder_are_refused(name):
     assert not files.is_name(name)
 
 
 @pytest.mark.parametrize(
     "name", ["a", "a-seed-0", ".a", "..a", "a.b", "é", "con-seed-0", "nulls", "x" * 255]
 )
-def test_what_is_a_name(name):
+def test_ordinary_names_are_taken(name):
     assert files.is_name(name)
 
 
@@ -430,7 +436,7 @@ def renamed(comparison, folder):
         ),
     ],
 )
-def test_runs_elsewhere_by_name(capsys, comparison, outside, name):
+def test_runs_elsewhere_by_name_are_refused(capsys, comparison, outside, name):
     renamed(comparison, name.format(outside=outside))
     (comparison / "configs" / "new.yaml").write_bytes(
         (comparison / "configs" / "a-seed-0.yaml").read_bytes()
@@ -443,7 +449,7 @@ def test_runs_elsewhere_by_name(capsys, comparison, outside, name):
     assert not list((comparison / "runs").iterdir())
 
 
-def test_runs_elsewhere_by_a_link(capsys, comparison, outside):
+def test_runs_elsewhere_by_a_link_are_refused(capsys, comparison, outside):
     (comparison / "runs").rmdir()
     (comparison / "runs").symlink_to(outside / "folder")
     assert f"{comparison / 'runs'} is a link" in refused(
@@ -452,7 +458,7 @@ def test_runs_elsewhere_by_a_link(capsys, comparison, outside):
 
 
 @pytest.mark.parametrize("target", ["folder", "nothing"])
-def test_one_run_elsewhere_by_a_link(capsys, comparison, outside, target):
+def test_one_run_elsewhere_by_a_link_is_refused(capsys, comparison, outside, target):
     (comparison / "runs" / "a-seed-0").symlink_to(outside / target)
     assert "a-seed-0 is a link" in refused(capsys, outside, "resume", comparison, "--jobs", "1")
 
@@ -469,7 +475,7 @@ def test_runs_that_were_there_already_are_not_gone_on_with(capsys, run, tmp_path
     assert contents(run) == before
 
 
-def test_a_method_whose_name_no_folder_can_have(tmp_path):
+def test_a_method_whose_name_no_folder_can_have_is_refused(tmp_path):
     for name in ("x" * 250, "nul.txt"):
         with pytest.raises(co.ConfigError, match="makes no name for a folder"):
             comparison_module.start(

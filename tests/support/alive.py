@@ -1,4 +1,8 @@
-"""What is alive in this process, counted and not measured: no allocator, free list or other process has a say in it."""
+"""Count the objects, bytes and graph nodes that are alive in this process.
+
+They are counted rather than measured, so no allocator, free list or other process can disturb the
+result.
+"""
 
 import gc
 import sys
@@ -10,7 +14,9 @@ import torch
 class Alive(NamedTuple):
     objects: int  # everything that the interpreter can reach
     bytes: int  # of these objects themselves, and of the storages of tensors, each once
-    nodes: int  # of the autograd graphs that live tensors hold on to: torch keeps them where the interpreter does not look
+    # of the autograd graphs that live tensors hold on to: torch keeps them where the interpreter
+    # does not look
+    nodes: int
 
     def more_than(self, before: "Alive") -> "Alive":
         """What has been added since."""
@@ -18,9 +24,12 @@ class Alive(NamedTuple):
 
 
 def reachable() -> list[object]:
-    """All objects that the garbage collector knows, and all that these refer to: numbers and texts, for instance.
+    """All objects that the garbage collector knows, and all that these refer to: numbers and texts,
+    for instance.
 
-    A loop and no comprehensions: what one of those takes from outside would be found, with all the addresses in it."""
+    A loop and no comprehensions: what one of those takes from outside would be found, with all the
+    addresses in it.
+    """
     gc.collect()
     found: dict[int, object] = {}
     latest = gc.get_objects()
@@ -49,7 +58,8 @@ def nodes_behind(tensors: list[torch.Tensor]) -> int:
 def alive() -> Alive:
     everything = reachable()
     tensors = [each for each in everything if issubclass(type(each), torch.Tensor)]
-    # asking a tensor for its storage makes an object that stays: such objects are left out, and their bytes counted here
+    # asking a tensor for its storage makes an object that stays: such objects are left out, and
+    # their bytes counted here
     storages = [each for each in everything if issubclass(type(each), torch.UntypedStorage)]
     others = [each for each in everything if not issubclass(type(each), torch.UntypedStorage)]
     storages += [tensor.untyped_storage() for tensor in tensors]

@@ -1,6 +1,7 @@
-"""A small network and a batch for it, where neither the sizes nor the numbers are the point."""
+"""A small network and a batch for it, for tests in which neither sizes nor numbers matter."""
 
 import torch
+from torch import nn
 
 import coadjoint as co
 
@@ -17,8 +18,29 @@ def network(cell="elman", seed=0, **options):
 
 
 def batch(net, lengths=None, T=7, B=4, seed=1, **more):
-    """Normal inputs and targets in the network's shapes and type; more: what else co.Batch takes."""
+    """Normal inputs and targets in the network's shapes and type; more: what else
+    co.Batch takes.
+    """
     rng = torch.Generator().manual_seed(seed)
-    randn = lambda *shape: torch.randn(*shape, dtype=net.V.dtype, generator=rng)
+
+    def randn(*shape):
+        return torch.randn(*shape, dtype=net.V.dtype, generator=rng)
+
     steps = (T, B) if net.readout == "every" else (B,)
     return co.Batch(randn(T, B, net.inputs), randn(*steps, net.outputs), lengths, **more)
+
+
+def weights(net):
+    """A copy of the network's parameters, by name."""
+    return {name: p.detach().clone() for name, p in net.named_parameters()}
+
+
+class Step(nn.Module):
+    """One step of a network as a module, which torch.func can call with other weights."""
+
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+
+    def forward(self, u, x):
+        return self.net.advance(u, x)

@@ -1,4 +1,4 @@
-"""The tables: which networks, losses, penalties and options are compared with the oracle, and on what data."""
+"""The tables of networks, losses, penalties and options that are compared with the oracle."""
 
 import itertools
 import random
@@ -150,8 +150,12 @@ class Data:
 
     @staticmethod
     def of(case, dtype=torch.float64, oracle=True, nudge=0):
-        """The case's numbers, rounded to its own type, held in `dtype`; for the oracle all of them require gradients.
-        nudge: a seed; each number is changed in its last digit, to see how well conditioned the case is."""
+        """The case's numbers, rounded to its own type, held in `dtype`; for the oracle all of them
+        require gradients.
+
+        nudge: a seed; each number is changed in its last digit, to see how well conditioned the
+        case is.
+        """
         g, other = torch.Generator().manual_seed(case.seed), torch.Generator().manual_seed(nudge)
         _, _, slots, gates, reads, parameters = oracles.CELLS[case.cell]
         B, T, D, H, O = case.B, case.T, case.D, case.H, case.O
@@ -164,8 +168,12 @@ class Data:
                 )
             return y.requires_grad_(grad)
 
-        randn = lambda *shape: torch.randn(*shape, generator=g, dtype=torch.float64)
-        rand = lambda *shape: torch.rand(*shape, generator=g, dtype=torch.float64)
+        def randn(*shape):
+            return torch.randn(*shape, generator=g, dtype=torch.float64)
+
+        def rand(*shape):
+            return torch.rand(*shape, generator=g, dtype=torch.float64)
+
         theta = {}
         rows, shown = oracles.ROWS.get(case.cell, gates) * H, oracles.SHOWS.get(case.cell, 1) * H
         if reads:
@@ -241,14 +249,24 @@ class Data:
 def network(case, data):
     """The case's network, holding the data's own leaves as its parameters."""
     net = co.Network(
-        (CELLS | MORE).get(case.cell, case.cell), inputs=case.D, hidden=case.H, outputs=case.O,
-        activation=ACTIVATIONS.get(case.activation, case.activation) if case.cell in ("elman", "leaky", "rate") else None,
-        readout=case.readout, output=OUTPUTS.get(case.output, case.output), bias=case.bias, mask=data.W_mask,
+        (CELLS | MORE).get(case.cell, case.cell),
+        inputs=case.D,
+        hidden=case.H,
+        outputs=case.O,
+        activation=ACTIVATIONS.get(case.activation, case.activation)
+        if case.cell in ("elman", "leaky", "rate")
+        else None,
+        readout=case.readout,
+        output=OUTPUTS.get(case.output, case.output),
+        bias=case.bias,
+        mask=data.W_mask,
         x0=data.x0 if case.x0 == "buffer" else "learned" if case.x0 == "learned" else "zero",
-        engine=case.engine, dtype=case.dtype, skip=case.skip,
+        engine=case.engine,
+        dtype=case.dtype,
+        skip=case.skip,
         beta=case.tilt if case.readout.startswith("tilted") else None,
         steps=case.attended if case.readout == "attention" else None,
-    )  # fmt: skip
+    )
     with torch.no_grad():
         for name, parameter in net.named_parameters():
             parameter.copy_(data.theta[name]).requires_grad_(data.theta[name].requires_grad)
@@ -285,7 +303,8 @@ FULL = [
     ("lstm", "tanh"), ("gru", "tanh"), ("odd", "tanh"), ("peephole", "tanh"),
 ]  # fmt: skip
 NEWER = (
-    "lstm-1997", "scrn", "scrn-learned", "antisymmetric", "antisymmetric-gated", "exponential", "lipschitz", "cornn", "unicornn",
+    "lstm-1997", "scrn", "scrn-learned", "antisymmetric", "antisymmetric-gated", "exponential",
+    "lipschitz", "cornn", "unicornn",
     "inverse", "mingru", "minlstm", "lru", "lstm-1997-truncated",
 )  # fmt: skip
 NO_GRADIENT = (
@@ -336,7 +355,9 @@ def engine_of(case, turn):
 
 
 def cross(cell, activation, loss):
-    """Groups of cases that share their data and their oracle: one group for each seed, one case for each penalty."""
+    """Groups of cases that share their data and their oracle: one group for each seed, one case for
+    each penalty.
+    """
     v, l = VARIANTS.index((cell, activation)), CROSS_LOSSES.index(loss)
     for seed, setting in enumerate(RAGGED if cell in NEWER else SETTINGS):
         base = Case(cell, activation, loss, seed=1000 * v + 100 * l + 10 + seed, **setting)
@@ -361,10 +382,17 @@ CROSS_CASES = len(SETTINGS) * len(PENALTIES)  # in each entry of CROSS
 
 
 def drawn(i):
-    """Random case number i, over all options at once; from number LATER on, of the newer cells and readouts."""
+    """Random case number i, over all options at once; from number LATER on, of the newer cells and
+    readouts.
+    """
     r, later = random.Random(i), i >= LATER
-    pick = lambda *options: r.choice(options)
-    often = lambda common, *rare: r.choice([common] * len(rare) + list(rare))
+
+    def pick(*options):
+        return r.choice(options)
+
+    def often(common, *rare):
+        return r.choice([common] * len(rare) + list(rare))
+
     every = [*FULL, ("diagonal", "tanh"), ("pair", "tanh")]
     cell, activation = (
         r.choice(every) if not later or r.random() < 0.2 else (r.choice(NEWER), "tanh")
@@ -415,16 +443,29 @@ def drawn(i):
     ):  # slopes of +-1 cancel: probabilities sum to one
         output = "tanh"
     case = Case(
-        cell, activation, loss, name, **sizes, O=pick(2, 3) if "softmax" in (output, *outputs.get(loss, ())) else pick(1, 2, 3), readout=readout,
-        output=output, reduce=pick("sum", "mean"),
-        x0=x0, bias=bias,
+        cell,
+        activation,
+        loss,
+        name,
+        **sizes,
+        O=pick(2, 3) if "softmax" in (output, *outputs.get(loss, ())) else pick(1, 2, 3),
+        readout=readout,
+        output=output,
+        reduce=pick("sum", "mean"),
+        x0=x0,
+        bias=bias,
         sparse=bool(oracles.CELLS[cell][4]) and sizes["H"] > 1 and r.random() < 0.3,
-        counted=often("all", "some", "weighted") if loss != "values" else "all", weighted=r.random() < 0.3 or loss in ("absolute", "huber"),
-        ragged=ragged, form=form, probabilities=r.random() < 0.5,
+        counted=often("all", "some", "weighted") if loss != "values" else "all",
+        weighted=r.random() < 0.3 or loss in ("absolute", "huber"),
+        ragged=ragged,
+        form=form,
+        probabilities=r.random() < 0.5,
         frozen=tuple(r.sample(names, r.randrange(1, len(names)))) if r.random() < 0.25 else (),
-        u_grad=r.random() < 0.8, dtype=torch.float32 if sizes["H"] > 1 and r.random() < 0.1 else torch.float64,
-        rho=pick(0.1, 0.3, 1.0), seed=10**6 + i,
-    )  # fmt: skip
+        u_grad=r.random() < 0.8,
+        dtype=torch.float32 if sizes["H"] > 1 and r.random() < 0.1 else torch.float64,
+        rho=pick(0.1, 0.3, 1.0),
+        seed=10**6 + i,
+    )
     if later:
         case = replace(
             case, skip=r.random() < 0.2, tilt=pick(-1.3, 0.7, 2.0), attended=pick(2, 3, 4)

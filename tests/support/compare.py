@@ -1,6 +1,6 @@
-"""How found values are compared with expected ones: to a relative tolerance, or bit for bit.
+"""Compare values with expected ones, to a relative tolerance or bit for bit.
 
-Both take a tensor, or a dict or sequence of what they take.
+Both functions take a tensor, or a dict or a sequence of such values.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ def same_bits(found, expected):
 
 
 def differences(found, expected, rows, least):
-    """(name, relative difference) of each tensor; infinite where NaN or infinities are elsewhere."""
+    """(name, relative difference) of each tensor; infinite where NaN or infinities are
+    elsewhere.
+    """
     sizes = (
         [lambda y: y.abs().amax(-1)]
         if rows
@@ -87,3 +89,8 @@ def bits(y):
     kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     y = y.detach().contiguous()
     return y.view(kinds[y.element_size()]) if y.element_size() in kinds else torch.view_as_real(y)
+
+
+def equal(a, b):
+    """Whether two dicts hold equal tensors under the same names."""
+    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)

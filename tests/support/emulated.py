@@ -1,7 +1,8 @@
-"""The CUDA source, compiled for the CPU: a POSIX thread for each CUDA thread, all blocks at once.
+"""Compile the CUDA source for the CPU, with a POSIX thread for each CUDA thread.
 
-What CUDA gives a thread is written again in a few lines of C++: its place, barriers, exchanges within a warp. A barrier
-that some thread never reaches breaks after a while, and the launch fails instead of waiting forever.
+All blocks run at once. CUDA's built-ins (thread indices, barriers, exchanges within a warp) are
+written again in a few lines of C++. A barrier that some thread never reaches breaks after a while,
+so that the launch fails instead of waiting for ever.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from pathlib import Path
 from coadjoint.sweeps.engines.cuda import driver, geometry, source
 from coadjoint.sweeps.engines.cuda import engine as cuda_engine
 
-PATIENCE = 600  # seconds at a barrier: threads that wait in vain, and not ones that a busy machine is slow to run
+# seconds at a barrier: threads that wait in vain, and not ones that a busy machine is slow to run
+PATIENCE = 600
 COMPILER = shutil.which(os.environ.get("CXX", "c++")) or shutil.which("g++")
 
 # <cmath> would take longer to read than the kernel to compile
@@ -33,8 +35,12 @@ HEAD = r"""
 #define __global__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
-#define ONE(y) extern "C" double y(double) noexcept; extern "C" float y##f(float) noexcept; inline float y(float a) noexcept { return y##f(a); }
-ONE(tanh) ONE(exp) ONE(expm1) ONE(log) ONE(log1p) ONE(sqrt) ONE(sin) ONE(cos) ONE(erf) ONE(atan) ONE(fabs)
+#define ONE(y) \
+  extern "C" double y(double) noexcept; \
+  extern "C" float y##f(float) noexcept; \
+  inline float y(float a) noexcept { return y##f(a); }
+ONE(tanh) ONE(exp) ONE(expm1) ONE(log) ONE(log1p) ONE(sqrt)
+ONE(sin) ONE(cos) ONE(erf) ONE(atan) ONE(fabs)
 extern "C" double pow(double, double) noexcept; extern "C" float powf(float, float) noexcept;
 inline float pow(float a, float b) noexcept { return powf(a, b); }
 template <class T> T min(T a, T b) { return b < a ? b : a; }
@@ -56,7 +62,12 @@ static volatile int broken = 0;
 static void leave() { pthread_exit(0); }
 struct Barrier {
   pthread_mutex_t lock; pthread_cond_t turn; int count, here, round;
-  void of(int n) { pthread_mutex_init(&lock, 0); pthread_cond_init(&turn, 0); count = n; here = round = 0; }
+  void of(int n) {
+    pthread_mutex_init(&lock, 0);
+    pthread_cond_init(&turn, 0);
+    count = n;
+    here = round = 0;
+  }
   void wait() {
     pthread_mutex_lock(&lock);
     const int mine = round;
@@ -82,14 +93,23 @@ template <class T, class Of> static T among(T y, Of of) {
   return z;
 }
 template <class T> static T __shfl_xor_sync(unsigned, T y, int m) {
-  return among(y, [&](double* lanes) { T z; memcpy(&z, &lanes[threadIdx.x % 32 ^ m], sizeof z); return z; });
+  return among(y, [&](double* lanes) {
+    T z;
+    memcpy(&z, &lanes[threadIdx.x % 32 ^ m], sizeof z);
+    return z;
+  });
 }
 static unsigned __reduce_max_sync(unsigned, unsigned y) {
-  return among(y, [&](double* lanes) { unsigned top = 0, z; for (int i = 0; i < 32; i++) { memcpy(&z, &lanes[i], 4); top = max(top, z); } return top; });
+  return among(y, [&](double* lanes) {
+    unsigned top = 0, z;
+    for (int i = 0; i < 32; i++) { memcpy(&z, &lanes[i], 4); top = max(top, z); }
+    return top;
+  });
 }
 static void atomicMax(unsigned* p, unsigned y) {
   unsigned old = __atomic_load_n(p, __ATOMIC_SEQ_CST);
-  while (old < y && !__atomic_compare_exchange_n(p, &old, y, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {}
+  const int order = __ATOMIC_SEQ_CST;
+  while (old < y && !__atomic_compare_exchange_n(p, &old, y, false, order, order)) {}
 }
 #define KERNEL(name) static void name(const Args& a)
 #define SHARED_MEMORY unsigned char* shared = block->memory
@@ -105,7 +125,9 @@ static void* begin(void* given) {
 }
 extern "C" int launch(const Args* a, int grid, int shared) {
   gridDim.x = grid;
-  Block* blocks = new Block[grid]; Job* jobs = new Job[grid * NT]; pthread_t* threads = new pthread_t[grid * NT];
+  Block* blocks = new Block[grid];
+  Job* jobs = new Job[grid * NT];
+  pthread_t* threads = new pthread_t[grid * NT];
   for (int g = 0; g < grid; g++) {
     Block& b = blocks[g];
     b.barrier.of(NT);
@@ -190,10 +212,13 @@ def install(monkeypatch, mode):
     """Engine `cuda` on this chip, made of threads."""
     forget()
     patches = {
-        "WEIGHTS": mode.weights, "SHARED": mode.shared, "ROWS": mode.rows, "TRAFFIC": mode.traffic, "Launch": Emulated,
-        "geometry": functools.partial(CACHES[0], warps=mode.warps), "processors": lambda device: mode.processors, "room": lambda device: geometry.LIMIT,
+        "WEIGHTS": mode.weights, "SHARED": mode.shared, "ROWS": mode.rows, "TRAFFIC": mode.traffic,
+        "Launch": Emulated,
+        "geometry": functools.partial(CACHES[0], warps=mode.warps),
+        "processors": lambda device: mode.processors, "room": lambda device: geometry.LIMIT,
         "loaded": lambda text, name, device, shared: compiled(HEAD + text + POINTS),
-        "start": lambda library, grid, threads, shared, pack, device: library.launch(pack, grid, threads),
+        "start": lambda library, grid, threads, shared, pack,
+        device: library.launch(pack, grid, threads),
     }  # fmt: skip
     for name, value in patches.items():
         holders = [

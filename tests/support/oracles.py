@@ -1,8 +1,10 @@
-"""The slow truth: one sample at a time, its own length, plain torch operations in float64, differentiated by autograd.
+"""The slow truth: one sample at a time, plain torch operations in float64, and autograd.
 
-Nothing here uses coadjoint: cells, output functions, losses and penalties are written again by hand. There is no padding
-and no mask of steps; a step that does not exist is never computed. Each x_t is one stacked node ([h, c] for an LSTM) that
-the next step takes apart, so autograd.grad(loss, [x_0 .. x_T]) gives lam_t = dL/dx_t by the state handed to step t + 1.
+Nothing here uses coadjoint: cells, output functions, losses and penalties are written again by
+hand. Each sample has its own length; there is no padding and no mask of steps, and a step that does
+not exist is never computed. Each x_t is one stacked node ([h, c] for an LSTM) that the next step
+takes apart, so autograd.grad(loss, [x_0 .. x_T]) gives lam_t = dL/dx_t by the state handed to step
+t + 1.
 """
 
 import itertools
@@ -78,7 +80,8 @@ def pair_read(x, sigma):
     return torch.cat([torch.tanh(x1) * x2, x2])
 
 
-# cells with structured weights, at constants of their own (cases.MORE makes the same); v is what ENTER made of it
+# cells with structured weights, at constants of their own (cases.MORE makes the same); v is what
+# ENTER made of it
 
 
 def lstm_1997(z, v, x, p, sigma):
@@ -309,7 +312,9 @@ def variance(n):
 
 
 class Sample:
-    """The run of one sample, its loss and its costates; x, lam: t = 0..T, a, y_hat: t = 1..T (or the last alone)."""
+    """The run of one sample, its loss and its costates; x, lam: t = 0..T, a, y_hat: t = 1..T (or
+    the last alone).
+    """
 
     def __init__(self, case, data, j, perm=None):
         d = case.H
@@ -542,7 +547,10 @@ def gradient(value, leaves, create_graph=False):
 def permuted(theta, perm):
     """The same network with its hidden units in another order."""
     d = len(perm)
-    rows = lambda y: y.unflatten(0, (-1, d))[:, perm].flatten(0, 1)
+
+    def rows(y):
+        return y.unflatten(0, (-1, d))[:, perm].flatten(0, 1)
+
     of = {"W": lambda y: rows(rows(y).T).T, "V": lambda y: rows(y.T).T}
     of |= {RAW: of["W"], **dict.fromkeys(("R", "b", "x0", "w_a"), rows)}
     return {
@@ -565,7 +573,9 @@ def dot(a, b, names):
 
 
 def higher(value, leaves, third):
-    """Hessian-vector products along each block of leaves, {"H.theta/W": ...}, and the derivative of w'Hv by everything."""
+    """Hessian-vector products along each block of leaves, {"H.theta/W": ...}, and the derivative of
+    w'Hv by everything.
+    """
     start = [n for n in leaves if n in ("x0", "given x0")]
     theta = [n for n in leaves if n not in ("u", "x0", "given x0")]
     first, v, w, out = (
@@ -584,7 +594,9 @@ def higher(value, leaves, third):
 
 
 def along(values, leaves, v):
-    """The change of each value along the direction v, by two reverse sweeps: d/dw of <d<w, value>/dleaves, v>."""
+    """The change of each value along the direction v, by two reverse sweeps: d/dw of <d<w,
+    value>/dleaves, v>.
+    """
     out = {}
     for name, y in values.items():
         w = torch.ones_like(y, requires_grad=True)

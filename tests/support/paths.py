@@ -1,4 +1,4 @@
-"""Where things lie in the project."""
+"""Paths of the project's folders, and how a test writes a file."""
 
 from pathlib import Path
 
@@ -8,3 +8,10 @@ SUPPORT = TESTS / "support"
 TOOLS = ROOT / "tools"
 DATA = TESTS / "data"
 EXAMPLES = ROOT / "examples"
+
+
+def put(folder, name, content):
+    """Write text or bytes to a file, and return its path."""
+    path = folder / name
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path

@@ -1,7 +1,8 @@
-"""Arrays that the package makes without values hold NaN, integers -77: an output that nobody wrote shows.
+"""Fill arrays that the package allocates without values: floats with NaN, integers with -77.
 
-`sweeps.memory.empty` hands out storages again, with whatever the last sweep left in them. A loop that leaves out a row
-would then be right in a fresh process and wrong in the next call.
+`sweeps.memory.empty` reuses storages, with whatever the last sweep left in them. A loop that
+forgets a row would then be right in a fresh process and wrong in the next call. Poisoned, it always
+fails.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ def install():
     ):  # modules that are imported later find the new one
         if name.startswith("coadjoint.") and getattr(module, "empty", None) is plain:
             module.empty = empty
-    _device_constructors()  # `with torch.device("meta")` knows functions by identity: it is to remember torch's own
+    # `with torch.device("meta")` knows functions by identity: it is to remember torch's own
+    _device_constructors()
     for holder, name in ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty")):
         setattr(holder, name, where_the_package_asks(getattr(holder, name)))

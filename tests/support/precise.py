@@ -1,9 +1,9 @@
-"""The cells in 50 digits, with two derivatives and with what rounding may do to them.
+"""The cells in 50 digits, with two derivatives and bounds on the rounding error.
 
-Written again from the papers, for mpmath, which has no range to leave; and so that no digit need
-be lost: 1 - sigmoid(a) is sigmoid(-a). A number carries two directions and the product of both, so
-that a mixed second derivative is exact, and with each of these the error that the same operations
-would make in float32 or float64.
+They are written again from the papers for mpmath, whose numbers do not overflow, and so that no
+digit is lost: 1 - sigmoid(a) is sigmoid(-a). A number carries two directions and their product, so
+a mixed second derivative is exact, and with each of these the error that the same operations would
+make in float32 or float64.
 """
 
 from __future__ import annotations

@@ -1,5 +1,8 @@
-"""One cell at one size, with values for every array that a sweep may be given, and a comparison of an engine with the
-definition: its three loops, any sources, each row at its own scale."""
+"""One cell at one size, with values for every array that a sweep may be given.
+
+An engine is compared with the definition: its three loops, any sources, each row at its own
+scale.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +21,17 @@ from compare import close
     slots="h m", gates="a b", parameters={"k": 0.5, "s": 0.2}, reads=lambda x: co.tanh(x.h) * x.m
 )
 def mixed(z, v, x, p):
-    """A user's cell: functions of parameters alone, a gate used apart, roots and quotients, functions near one."""
+    """A user's cell: functions of parameters alone, a gate used apart, roots and quotients,
+    functions near one.
+    """
     m = co.exp(-p.k) * x.m + co.sigmoid(p.s) * co.tanh(z.a + v.a)
     near = co.expm1(-m * m) * co.log1p(x.h * x.h) / 4
     return co.sin(m) * co.sqrt(1 + x.h * x.h) / (2 + v.b * v.b + co.cos(z.b)) + near, m
 
 
 CELLS = {
-    "elman": library.elman(), "lstm": library.lstm, "gru": library.gru, "leaky": library.leaky(), "rate": library.rate(),
+    "elman": library.elman(), "lstm": library.lstm, "gru": library.gru, "leaky": library.leaky(),
+    "rate": library.rate(),
     **cases.CELLS, "mixed": mixed,
 }  # fmt: skip
 NEWER = {name: library.named(name) for name in library.CELLS if name not in CELLS}
@@ -54,14 +60,17 @@ ONE = {
 
 
 class Problem:
-    """The numbers are rounded to `dtype`, so that the definition may take the same ones in float64."""
+    """The numbers are rounded to `dtype`, so that the definition may take the same ones
+    in float64.
+    """
 
     def __init__(self, name, sizes, d, dtype=torch.float64, device="cpu", seed=7):
         cell, rows = (CELLS | NEWER)[name], Rows(sizes)
         g = torch.Generator().manual_seed(seed)
-        randn = lambda *shape: (
-            torch.randn(*shape, generator=g, dtype=torch.float64).to(dtype).to(device)
-        )
+
+        def randn(*shape):
+            return torch.randn(*shape, generator=g, dtype=torch.float64).to(dtype).to(device)
+
         G, S, B, N = len(cell.gates), len(cell.slots), rows.B, rows.N
         self.cell, self.rows, self.dtype, self.device = cell, rows, dtype, device
         self.W = randn(G * d, len(cell.read) * d) * 0.8 / d**0.5 if cell.read else None
@@ -83,7 +92,10 @@ class Problem:
     def exact(self):
         """The same numbers, in float64 on the CPU."""
         other = object.__new__(Problem)
-        real = lambda y: y.to("cpu", torch.float64 if y.is_floating_point() else None)
+
+        def real(y):
+            return y.to("cpu", torch.float64 if y.is_floating_point() else None)
+
         other.__dict__ = {
             n: real(y) if isinstance(y, torch.Tensor) else y for n, y in self.__dict__.items()
         }

@@ -1,9 +1,10 @@
-"""One of two processes that train a wrapped model with a penalty, and compare its gradients with those of one process.
+"""One of two processes that train a wrapped model with a penalty.
 
     python tests/support/ranks.py RANK STORE OUT CASE ...
 
-CASE is "wrapper/place". OUT gets a JSON table: of each case the largest relative difference of a gradient over two steps of
-training, or the refusal.
+Its gradients are compared with those of a single process. CASE is "wrapper/place". OUT receives a
+JSON table with the largest relative difference of a gradient over two training steps of each case,
+or its refusal.
 """
 
 from __future__ import annotations
@@ -156,7 +157,9 @@ WRAPPERS: dict[str, Callable[[nn.Module], nn.Module]] = {
 
 
 def gap(ours: nn.Module, alone: nn.Module) -> float:
-    """The largest difference of a gradient from that of one process, relative to its largest entry."""
+    """The largest difference of a gradient from that of one process, relative to its
+    largest entry.
+    """
     if isinstance(ours, FullyShardedDataParallel):
         with FullyShardedDataParallel.summon_full_params(ours, with_grads=True):
             found = torch.cat([parameter.grad.flatten() for parameter in ours.parameters()])

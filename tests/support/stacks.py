@@ -1,8 +1,9 @@
-"""The slow truth for stacks of recurrent layers: one sample at a time, its own length, plain torch operations in float64.
+"""The slow truth for stacks of layers: one sample at a time, plain torch operations in float64.
 
-Nothing here uses coadjoint: of a module only the numbers that describe it are read. Each x_t is one node ([h, c] for an
-LSTM, [m, c] where h = W_hr m is projected) that the next step takes apart, so autograd.grad(loss, [x_0 .. x_T]) gives
-lam_t = dL/dx_t by the state handed to step t + 1. Time of the direction "reverse" begins at the sequence's end.
+Nothing here uses coadjoint: of a module only the numbers that describe it are read. Each sample has
+its own length. Each x_t is one node ([h, c] for an LSTM, [m, c] where h = W_hr m is projected) that
+the next step takes apart, so autograd.grad(loss, [x_0 .. x_T]) gives lam_t = dL/dx_t by the state
+handed to step t + 1. In the direction "reverse" time begins at the end of the sequence.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ def normalised(y):
 
 
 class Direction(oracles.Sample):
-    """The steps of one layer in one direction, x: t = 0..T; inputs u in the order of its own time."""
+    """The steps of one layer in one direction, x: t = 0..T; inputs u in the order of
+    its own time.
+    """
 
     def __init__(self, module, w, suffix, u, start, noise):
         self.mode, self.d, self.suffix = module.mode, module.hidden_size, suffix
@@ -96,7 +99,9 @@ class Direction(oracles.Sample):
         return [sigmoid(o) * torch.tanh(seen), c]
 
     def back_by_W(self, t):
-        """J_t' lam_t where nothing but W (and a projection, which is a part of it) is a variable."""
+        """J_t' lam_t where nothing but W (and a projection, which is a part of it) is a
+        variable.
+        """
         x, b = (
             y.detach().requires_grad_() for y in (self.x[t - 1], self.said(t - 1, self.x[t - 1]))
         )
@@ -107,7 +112,10 @@ class Direction(oracles.Sample):
 
 
 class Stack:
-    """All layers over one sample. directions: {(layer, direction): Direction}; output [T, .], h_n and c_n [layers, .]."""
+    """All layers over one sample.
+
+    directions: {(layer, direction): Direction}; output [T, .], h_n and c_n [layers, .].
+    """
 
     def __init__(self, module, w, u, start=(), noise=None, drops=None):
         D = 1 + module.bidirectional
@@ -153,13 +161,20 @@ LOSSES = {  # of one sample: output [T, .], h_n [layers, .], c_n [layers, .]
 
 
 class Truth:
-    """All samples. u: their sequences; start: [h_0] or [h_0, c_0], each [layers, B, .]; order: the samples as rows have them.
-    seed: of what a module in training draws; zoneout and recurrent_dropout are read of the module, eval too."""
+    """All samples.
+
+    u: their sequences; start: [h_0] or [h_0, c_0], each [layers, B, .]; order: the samples as rows
+    have them. seed: of what a module in training draws; zoneout and recurrent_dropout are read of
+    the module, eval too.
+    """
 
     def __init__(self, module, w, u, start=(), loss="output", order=None, seed=None):
         self.w, self.u, self.start, B = w, u, start, len(u)
         self.drawn(module, [len(y) for y in u], range(B) if order is None else order, seed)
-        of = lambda j: [y[:, j] for y in start]
+
+        def of(j):
+            return [y[:, j] for y in start]
+
         noise = [{at: mine[j] for at, mine in self.noise.items()} for j in range(B)]
         self.stacks = [
             Stack(
@@ -183,16 +198,21 @@ class Truth:
                 run.loss = value
 
     def drawn(self, module, lengths, order, seed):
-        """The masks of a call, in the order in which a module draws them: rows are steps of samples, time first."""
+        """The masks of a call, in the order in which a module draws them: rows are steps of
+        samples, time first.
+        """
         if seed is not None:
             torch.manual_seed(seed)
         rows = [(t, j) for t in range(max(lengths)) for j in order if t < lengths[j]]
         like = next(iter(self.w.values()))
         D, d, B = 1 + module.bidirectional, module.hidden_size, len(lengths)
         H = module.proj_size or d
-        by_sample = lambda y: [
-            torch.stack([y[i] for i, (_, k) in enumerate(rows) if k == j]) for j in range(B)
-        ]
+
+        def by_sample(y):
+            return [
+                torch.stack([y[i] for i, (_, k) in enumerate(rows) if k == j]) for j in range(B)
+            ]
+
         zoneout, recurrent = (
             getattr(module, "zoneout", (0.0,)),
             getattr(module, "recurrent_dropout", 0.0),
@@ -260,7 +280,10 @@ class Truth:
 def leaves(module, lengths, given=False, seed=0):
     """(w, u, start): the weights of a module and data for it, as leaves in float64."""
     g = torch.Generator().manual_seed(seed)
-    randn = lambda *shape: torch.randn(*shape, generator=g, dtype=torch.float64)
+
+    def randn(*shape):
+        return torch.randn(*shape, generator=g, dtype=torch.float64)
+
     w = {n: p.detach().double().clone().requires_grad_() for n, p in module.named_parameters()}
     u = [randn(n, module.input_size).requires_grad_() for n in lengths]
     L, H, d = (
@@ -274,7 +297,9 @@ def leaves(module, lengths, given=False, seed=0):
 
 
 def called(module, u, start=(), packed=True, **more):
-    """The module on the same data -> ([output of each sample], h_n, c_n, what else record needs)."""
+    """The module on the same data -> ([output of each sample], h_n, c_n, what else
+    record needs).
+    """
     hx = (tuple(start) if len(start) > 1 else start[0]) if start else None
     dense = 0 if module.batch_first else 1
     out, last = module(

@@ -1,11 +1,13 @@
-"""Work that is counted and not timed: a busy machine counts as an idle one does."""
+"""Count function calls instead of measuring time, so that a busy machine changes nothing."""
 
 import signal
 import sys
 import threading
+import time
 from contextlib import contextmanager
 
-PROCESSOR = 120  # seconds of this process's own, for one call that never comes back: a pattern that tries everything
+# seconds of this process's own, for one call that never comes back: a pattern that tries everything
+PROCESSOR = 120
 
 
 class TooMuch(AssertionError):
@@ -20,15 +22,15 @@ class Calls:
 
 @contextmanager
 def counted(most=None):
-    """Count the calls of functions, those written in C among them; more than `most` of them are TooMuch.
+    """Count the calls of functions, those written in C among them; more than `most` of them are
+    TooMuch.
 
-    What one call does inside is not counted. Against one that does not end there is a limit of processor time, some
-    hundred times what anything here takes."""
-    calls, before, main = (
-        Calls(),
-        sys.getprofile(),
-        threading.current_thread() is threading.main_thread(),
-    )
+    What one call does inside is not counted. Against one that does not end there is a limit of
+    processor time, some hundred times what anything here takes.
+    """
+    calls = Calls()
+    before = sys.getprofile()
+    main = threading.current_thread() is threading.main_thread()
 
     def note(frame, event, argument):
         if event in ("call", "c_call"):
@@ -51,3 +53,12 @@ def counted(most=None):
         if main:
             signal.setitimer(signal.ITIMER_VIRTUAL, 0)
             signal.signal(signal.SIGVTALRM, handler)
+
+
+def until(condition, process=None):
+    """Wait until the condition holds, ten minutes at most; the process must not end meanwhile."""
+    end = time.monotonic() + 600
+    while not condition():
+        assert process is None or process.poll() is None, process.communicate()
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.005)

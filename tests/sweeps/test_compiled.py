@@ -1,5 +1,7 @@
-"""Compiled modules and their gradients: every parameter owns its gradient, and nobody who changes a gradient or an output
-in place changes anything else."""
+"""Modules under torch.compile have the right gradients, and every parameter owns its gradient.
+
+Changing a gradient or an output in place changes nothing else.
+"""
 
 from __future__ import annotations
 
@@ -62,12 +64,16 @@ def unowned(parameters, gradients):
 
 
 def objective(outputs):
-    """Of the sums of the outputs: it keeps none of their values, so that they may be changed before a backward pass."""
+    """Of the sums of the outputs: it keeps none of their values, so that they may be changed before
+    a backward pass.
+    """
     return sum((k + 1) * y.sum(0).sum() for k, y in enumerate(outputs))
 
 
 def handled(f, module, u):
-    """What is left after everything that a training loop may do with outputs and gradients, by name."""
+    """What is left after everything that a training loop may do with outputs and gradients, by
+    name.
+    """
     found = {}
     outputs = tree_leaves(f(u))
     loss = objective(outputs)
@@ -117,7 +123,10 @@ def test_compiled_gradients_may_be_changed_in_place(name, backend):
 def test_gradients_of_a_module_share_no_memory(name):
     module, u = made(name)
     parameters = dict(module.named_parameters())
-    value = lambda: objective(tree_leaves(module(u)))
+
+    def value():
+        return objective(tree_leaves(module(u)))
+
     for grads in (
         torch.autograd.grad(value(), list(parameters.values())),
         torch.autograd.grad(value(), list(parameters.values()), create_graph=True),
@@ -157,12 +166,17 @@ def sizes_of(cell, d):
 
 
 def arguments(name, engine, T, B, d):
-    """What the operators `sweep` and `sweep_back` are given, but for what the first leaves to the second."""
+    """What the operators `sweep` and `sweep_back` are given, but for what the first leaves to the
+    second.
+    """
     frame.formula(*name.split()[:1], *(word in name for word in ("peephole", "dropout", "zoneout")))
     cell = opaque.KNOWN[name]
     gates, slots, side, reads, own = sizes_of(cell, d)
     g = torch.Generator().manual_seed(0)
-    randn = lambda *shape: torch.randn(*shape, generator=g, **DOUBLE)
+
+    def randn(*shape):
+        return torch.randn(*shape, generator=g, **DOUBLE)
+
     base, W, x0 = randn(T * B, gates), randn(gates, reads) / d, randn(B, slots)
     return (
         base,
@@ -178,8 +192,9 @@ def arguments(name, engine, T, B, d):
 @pytest.mark.parametrize("engine", ["reference", "eager", "cpu"])
 @pytest.mark.parametrize("name", CELLS)
 def test_operators_return_memory_of_their_own(name, engine):
-    """Their outputs share none with each other nor with what they were given: at one step, at several, and where arrays are
-    so large that they are used again."""
+    """Their outputs share none with each other nor with what they were given: at one step, at
+    several, and where arrays are so large that they are used again.
+    """
     for T, B, d in ((1, 1, 1), (1, 2, 3), (3, 2, 3), (2, memory.SMALL // 64, 4)):
         given = arguments(name, engine, T, B, d)
         outputs = opaque.sweep(*given)

@@ -1,5 +1,7 @@
-"""The compiled loops against the definition: every array, at odd sizes, with unwritten outputs full of NaN; and what
-compiles them: the folder, the compiler, and machines that have none."""
+"""The compiled loops equal the definition: every array, at odd sizes, unwritten outputs being NaN.
+
+Also how they are compiled: the cache folder, the compiler, and machines that have none.
+"""
 
 from __future__ import annotations
 
@@ -40,8 +42,10 @@ def mixed(z, v, x, p):
 
 
 CELLS = {
-    "elman": library.elman(), "relu": library.elman("relu"), "softplus": library.elman("softplus"), "leaky": library.leaky(),
-    "rate": library.rate(), "lstm": library.lstm, "gru": library.gru, "odd": cases.odd, "diagonal": cases.diagonal,
+    "elman": library.elman(), "relu": library.elman("relu"), "softplus": library.elman("softplus"),
+    "leaky": library.leaky(),
+    "rate": library.rate(), "lstm": library.lstm, "gru": library.gru, "odd": cases.odd,
+    "diagonal": cases.diagonal,
     "pair": cases.pair, "mixed": mixed,
 }  # fmt: skip
 SIZES = {  # (lengths by step, d)
@@ -63,7 +67,10 @@ class Problem:
     def __init__(self, name, sizes, d, dtype=torch.float64):
         cell, rows = CELLS[name], Rows(sizes)
         g = torch.Generator().manual_seed(7)
-        randn = lambda *shape: torch.randn(*shape, generator=g, dtype=torch.float64).to(dtype)
+
+        def randn(*shape):
+            return torch.randn(*shape, generator=g, dtype=torch.float64).to(dtype)
+
         G, S, B, N = len(cell.gates), len(cell.slots), rows.B, rows.N
         self.cell, self.rows, self.dtype = cell, rows, dtype
         self.W = randn(G * d, len(cell.read) * d) * 0.8 / d**0.5 if cell.read else None
@@ -96,7 +103,7 @@ class Problem:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", CELLS)
-def test_against_the_definition(name, size, dtype):
+def test_compiled_loops_equal_the_definition(name, size, dtype):
     problem, bar = Problem(name, *SIZES[size], dtype), BARS[dtype]
     ours, true = problem.tape(c_engine), problem.tape(reference)
     close(ours.x, true.x, bar, "x", rows=True)
@@ -135,8 +142,10 @@ def test_against_the_definition(name, size, dtype):
 
 
 @pytest.mark.parametrize("name", ["lstm", "pair"])
-def test_shares(name, monkeypatch):
-    """A sample's numbers do not depend on the threads, nor on its place in a batch, nor on the batch."""
+def test_threads_and_batches_change_no_number_of_a_sample(name, monkeypatch):
+    """A sample's numbers do not depend on the threads, nor on its place in a batch, nor on the
+    batch.
+    """
     sizes, d = [21] * 2 + [13] * 3 + [5], 19
     whole, B = Problem(name, sizes, d, torch.float32), 21
 
@@ -180,8 +189,10 @@ def test_shares(name, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["elman", "lstm"])
-def test_begun_elsewhere(name):
-    """A scaled sweep over the last steps, handed on by s_last 2^k_last, continues as one sweep does."""
+def test_a_sweep_continues_one_begun_elsewhere(name):
+    """A scaled sweep over the last steps, handed on by s_last 2^k_last, continues as one sweep
+    does.
+    """
     problem = Problem(name, [4] * 9, 5, torch.float32)
     tape = problem.tape(c_engine)
     W = problem.W * 0.05  # far below one: exponents matter
@@ -225,8 +236,10 @@ ULPS = {"sigmoid": 4, "softplus": 4, "tanh": 4, "exp": 3, "log": 3}
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("name", sorted(PRIMITIVES))
-def test_functions(name, dtype):
-    """Each function of the formulas within a few units in the last place, and where numbers end as torch does."""
+def test_compiled_functions_are_accurate_to_a_few_units(name, dtype):
+    """Each function of the formulas within a few units in the last place, and where numbers end as
+    torch does.
+    """
     spread = torch.logspace(-9, 3, 4001, dtype=torch.float64)
     a = torch.cat(
         [-spread, spread, torch.linspace(-90, 90, 9001, dtype=torch.float64), torch.zeros(1)]
@@ -253,7 +266,7 @@ def test_functions(name, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("name", CELLS)
-def test_pointwise(name, dtype):
+def test_compiled_slopes_and_bends_equal_torchs(name, dtype):
     """Slopes and bends by the compiled loop and by torch's operations."""
     problem = Problem(name, [5, 5, 2], 21, dtype)
     tape, rows, cell = problem.tape(c_engine), problem.rows, problem.cell
@@ -274,8 +287,10 @@ def test_pointwise(name, dtype):
                 close(y, z, 10 * BARS[dtype], f"by {group}", rows=True)
 
 
-def test_worth(monkeypatch):
-    """Large arrays are run by the compiled loop, all segments of a large one too, small ones by torch."""
+def test_large_arrays_are_run_by_the_compiled_loop(monkeypatch):
+    """Large arrays are run by the compiled loop, all segments of a large one too, small ones by
+    torch.
+    """
     assert pointwise.runner("cpu", pointwise.WORTH) is c_engine.pointwise
     assert pointwise.runner("cpu", pointwise.WORTH - 1) is None
     assert pointwise.runner("meta", pointwise.WORTH) is None
@@ -311,7 +326,7 @@ def fresh(monkeypatch, tmp_path):
 SOURCE = "int number(void) { return 5; }\n"
 
 
-def test_cache(fresh, monkeypatch):
+def test_the_cache_is_private_and_never_loads_what_is_damaged(fresh, monkeypatch):
     """Compiled once; private; what is damaged or not ours is never loaded."""
     assert compiler.library(SOURCE).number() == 5
     assert fresh.stat().st_mode & 0o777 == 0o700
@@ -338,7 +353,7 @@ def test_cache(fresh, monkeypatch):
     assert len(calls) == 4
 
 
-def test_folder_of_another(fresh):
+def test_a_folder_of_another_is_not_used(fresh):
     fresh.mkdir(mode=0o777)
     fresh.chmod(0o777)
     assert compiler.folder() != fresh
@@ -350,7 +365,7 @@ def test_folder_of_another(fresh):
     ("mode", "accepted"), [(0o755, True), (0o1777, True), (0o777, False), (0o757, False)]
 )
 @pytest.mark.parametrize("above", [1, 2])
-def test_folders_above_the_cache(fresh, monkeypatch, mode, accepted, above):
+def test_folders_above_the_cache_are_judged(fresh, monkeypatch, mode, accepted, above):
     """Who can rename a folder above it can put another cache in its place."""
     cache = fresh / "a" / "b"
     cache.mkdir(parents=True, mode=0o700)
@@ -360,7 +375,9 @@ def test_folders_above_the_cache(fresh, monkeypatch, mode, accepted, above):
 
 
 @pytest.mark.parametrize(("alone", "accepted"), [(True, True), (False, False)])
-def test_folders_above_the_cache_that_a_group_may_write(fresh, monkeypatch, alone, accepted):
+def test_folders_above_the_cache_that_a_group_may_write_are_judged(
+    fresh, monkeypatch, alone, accepted
+):
     fresh.mkdir(mode=0o700)
     fresh.chmod(0o775)
     monkeypatch.setenv("COADJOINT_CACHE", str(fresh / "cache"))
@@ -379,7 +396,7 @@ def test_a_cache_behind_a_link_is_judged_where_it_is(fresh, monkeypatch):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="users and groups")
-def test_folders_above_the_cache_of_another_user(tmp_path):
+def test_folders_above_the_cache_of_another_user_are_refused(tmp_path):
     class Other:
         st_mode, st_uid, st_gid = 0o40755, os.getuid() + 1, 0
 
@@ -407,7 +424,10 @@ def test_folders_made_for_the_cache_are_private(fresh, monkeypatch):
 KILLED = """
 import os, signal
 from coadjoint.sweeps.engines.c import compiler
-compiler.kept("recipe", ".so", lambda out: (out.write_text("half"), os.kill(os.getpid(), signal.SIGKILL)))
+def build(out):
+    out.write_text("half")
+    os.kill(os.getpid(), signal.SIGKILL)
+compiler.kept("recipe", ".so", build)
 """
 
 
@@ -458,7 +478,7 @@ def test_what_others_are_making_is_left_alone(fresh):
         ("{cc} -include missing.h", "missing.h"),
     ],
 )
-def test_no_compiler(CC, said, fresh, monkeypatch):
+def test_without_a_compiler_the_reason_is_one_line(CC, said, fresh, monkeypatch):
     """The reason is one line, and 'auto' takes the eager engine."""
     monkeypatch.setenv("CC", CC.format(cc=shutil.which("cc") or shutil.which("gcc")))
     found = c_engine.refusal("cpu")
@@ -468,7 +488,7 @@ def test_no_compiler(CC, said, fresh, monkeypatch):
 
 
 @pytest.mark.slow
-def test_auto_without_a_compiler(tmp_path):
+def test_without_a_compiler_auto_runs_the_eager_engine(tmp_path):
     """In a process of its own: the eager engine runs and one line says so."""
     code = (
         "import coadjoint as co, torch\n"

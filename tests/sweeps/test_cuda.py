@@ -1,5 +1,8 @@
-"""The CUDA loops against the definition, on threads of the CPU (emulated.py): every cell, every way in which a network may
-lie on a chip, odd sizes, unwritten outputs full of NaN. And what chooses how it lies there."""
+"""The CUDA loops equal the definition, and each network is laid out on the chip as intended.
+
+The CUDA source runs on threads of the CPU (tests/support/emulated.py): every cell, every layout,
+odd sizes, unwritten outputs being NaN.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +53,10 @@ EVERY = {"adjoint": (*ADJOINT, *SCALED), "tangent": TANGENT}
 def tight(cell, d, size, parts=3, **more):
     """A chip whose threads hold no more of W than a part needs."""
     G, NR, U = len(cell.gates), len(cell.read), -(-d // parts)
-    fits = lambda n: geometry.tile(NR * d, G * U, 4, 1, n) and geometry.tile(G * d, NR * U, 4, 1, n)
+
+    def fits(n):
+        return geometry.tile(NR * d, G * U, 4, 1, n) and geometry.tile(G * d, NR * U, 4, 1, n)
+
     return Mode(
         weights=next(size * n for n in itertools.count(4, 4) if fits(n)),
         shared=0,
@@ -70,18 +76,28 @@ MODES = {  # of (cell, d, size of a number): a chip, and what the geometry must 
     "too busy": (lambda *given: tight(*given, traffic=0), lambda g: g.parts > 1),
 }
 CASES = [  # (cell, mode, size, dtype)
-    ("elman", "on chip", "one", F32), ("elman", "parts", "33", F64), ("elman", "parts, blocks", "twelve", F32),
-    ("lstm", "two warps", "33", F64), ("lstm", "shared", "31", F32), ("lstm", "blocks", "twelve", F32),
+    ("elman", "on chip", "one", F32), ("elman", "parts", "33", F64),
+    ("elman", "parts, blocks", "twelve", F32),
+    ("lstm", "two warps", "33", F64), ("lstm", "shared", "31", F32),
+    ("lstm", "blocks", "twelve", F32),
     ("lstm", "parts", "ragged", F32), ("lstm", "parts, blocks", "ragged", F64),
-    ("gru", "on chip", "three", F64), ("gru", "parts, blocks", "ragged", F32), ("gru", "shared", "31", F32),
-    ("leaky", "on chip", "one step", F64), ("leaky", "blocks", "ragged", F32), ("leaky", "parts", "ragged", F64),
-    ("rate", "on chip", "three", F32), ("rate", "parts", "ragged", F64), ("rate", "blocks", "twelve", F32),
-    ("odd", "two warps", "ragged", F32), ("odd", "parts, blocks", "twelve", F64), ("odd", "parts", "one step", F32),
+    ("gru", "on chip", "three", F64), ("gru", "parts, blocks", "ragged", F32),
+    ("gru", "shared", "31", F32),
+    ("leaky", "on chip", "one step", F64), ("leaky", "blocks", "ragged", F32),
+    ("leaky", "parts", "ragged", F64),
+    ("rate", "on chip", "three", F32), ("rate", "parts", "ragged", F64),
+    ("rate", "blocks", "twelve", F32),
+    ("odd", "two warps", "ragged", F32), ("odd", "parts, blocks", "twelve", F64),
+    ("odd", "parts", "one step", F32),
     ("odd", "blocks", "twelve", F32),
-    ("pair", "on chip", "ragged", F64), ("pair", "parts", "twelve", F32), ("pair", "blocks", "three", F64),
-    ("diagonal", "on chip", "31", F64), ("diagonal", "two warps", "ragged", F32), ("diagonal", "on chip", "one", F64),
-    ("mixed", "on chip", "three", F32), ("mixed", "parts, blocks", "ragged", F64), ("lstm-1997-truncated", "parts", "small", F32),
-    *((name, "too large", "31", F64) for name in CELLS if name != "diagonal"), ("lstm", "too busy", "33", F32),
+    ("pair", "on chip", "ragged", F64), ("pair", "parts", "twelve", F32),
+    ("pair", "blocks", "three", F64),
+    ("diagonal", "on chip", "31", F64), ("diagonal", "two warps", "ragged", F32),
+    ("diagonal", "on chip", "one", F64),
+    ("mixed", "on chip", "three", F32), ("mixed", "parts, blocks", "ragged", F64),
+    ("lstm-1997-truncated", "parts", "small", F32),
+    *((name, "too large", "31", F64) for name in CELLS if name != "diagonal"),
+    ("lstm", "too busy", "33", F32),
 ]  # fmt: skip
 ALL = [
     ("lstm", "on chip", "ragged", F32),
@@ -112,19 +128,19 @@ def swept(chip, name, mode, size, dtype, **given):
 
 @compiles
 @pytest.mark.parametrize(("name", "mode", "size", "dtype"), CASES)
-def test_against_the_definition(name, mode, size, dtype, chip):
+def test_cuda_loops_equal_the_definition(name, mode, size, dtype, chip):
     swept(chip, name, mode, size, dtype, **SOME)
 
 
 @compiles
 @pytest.mark.parametrize(("name", "mode", "size", "dtype"), ALL)
-def test_every_source(name, mode, size, dtype, chip):
+def test_every_source_is_swept_as_by_the_definition(name, mode, size, dtype, chip):
     swept(chip, name, mode, size, dtype, **EVERY)
 
 
 @compiles
 @pytest.mark.parametrize("name", NEWER)
-def test_the_other_cells(name, chip):
+def test_the_other_cells_equal_the_definition(name, chip):
     """Once each; the ways to lie on a chip in turn, for those that have a W to lay there."""
     i = list(NEWER).index(name)
     mode = ("on chip", "parts", "blocks", "parts, blocks")[i % 4] if NEWER[name].read else "on chip"
@@ -132,7 +148,7 @@ def test_the_other_cells(name, chip):
 
 
 @compiles
-def test_weights_in_shared_memory(chip):
+def test_weights_are_kept_in_shared_memory(chip):
     """The case that says so does keep a part of W there."""
     chip(MODES["shared"][0](library.lstm, 31, 4))
     for name, options in (("forward", ()), ("adjoint", (True,) * 5), ("tangent", (True,) * 3)):
@@ -147,8 +163,10 @@ def test_weights_in_shared_memory(chip):
 
 
 @compiles
-def test_begun_elsewhere(chip):
-    """Costates far below the smallest number: scaled sweeps keep them, and may be handed on with their exponent."""
+def test_a_scaled_sweep_continues_one_begun_elsewhere(chip):
+    """Costates far below the smallest number: scaled sweeps keep them, and may be handed on with
+    their exponent.
+    """
     chip(Mode())
     problem = Problem("elman", [2] * 40, 5, F32)
     problem.W *= 1e-3
@@ -165,7 +183,7 @@ def test_begun_elsewhere(chip):
 @pytest.mark.parametrize(
     ("name", "dtype"), [*itertools.product(CELLS, (F64, F32)), *((name, F64) for name in NEWER)]
 )
-def test_pointwise(name, dtype, chip):
+def test_slopes_and_bends_of_a_kernel_equal_torchs(name, dtype, chip):
     """Slopes and bends by a kernel and by torch's operations."""
     chip(Mode())
     problem = Problem(name, [5, 5, 2], 21, dtype)
@@ -189,7 +207,7 @@ def test_pointwise(name, dtype, chip):
 
 @compiles
 @pytest.mark.parametrize("dtype", [F64, F32])
-def test_functions(dtype, chip):
+def test_functions_of_a_kernel_equal_torchs(dtype, chip):
     """Each function of the formulas as torch has it, also where numbers end."""
     chip(Mode())
     x, names = symbol("x.0"), sorted(PRIMITIVES)
@@ -218,7 +236,7 @@ def test_functions(dtype, chip):
 
 
 @pytest.mark.parametrize("warps", [1, 2, 8])
-def test_tiles(warps):
+def test_every_entry_of_W_belongs_to_one_thread(warps):
     """Every entry of W belongs to one thread, and no thread has more than it may."""
     for n, m, weights in itertools.product(
         (1, 3, 31, 33, 64, 127), (1, 3, 32, 33, 100), (4, 16, 64, 128)
@@ -247,8 +265,10 @@ CHIP = 227 << 10  # bytes of shared memory that a block may take on the devices 
 
 
 @pytest.mark.parametrize("name", CELLS)
-def test_geometry(name):
-    """Every unit of every sample has its place, once; blocks that wait for each other are on the chip together."""
+def test_every_unit_of_every_sample_has_one_place(name):
+    """Every unit of every sample has its place, once; blocks that wait for each other are on the
+    chip together.
+    """
     cell = CELLS[name]
     for d, B, dtype, processors in itertools.product(
         (1, 2, 3, 31, 33, 127, 128, 500, 1024), (1, 3, 64, 1000), (F32, F64), (8, 132)
@@ -277,7 +297,7 @@ def test_geometry(name):
 
 
 @pytest.mark.parametrize("kernel", ["forward", "adjoint"])
-def test_geometry_of_many_samples(kernel):
+def test_many_samples_fit_the_chip(kernel):
     g = geometry.geometry(library.lstm, 88, 1056, 8, 132)
     assert (
         source.source(
@@ -290,7 +310,7 @@ def test_geometry_of_many_samples(kernel):
 # where there is no GPU
 
 
-def test_refusals(monkeypatch):
+def test_what_the_engine_cannot_run_is_refused(monkeypatch):
     assert cuda_engine.refusal("cpu").startswith(
         "runs on an NVIDIA GPU, and the data is on cpu. Use engine='auto'"
     )
@@ -306,7 +326,10 @@ def test_refusals(monkeypatch):
         == "needs an NVIDIA GPU and torch built for CUDA. Use engine='auto'."
     )
     monkeypatch.setattr(torch.version, "cuda", "999.0")  # of which there is no library
-    missing = lambda name: (_ for _ in ()).throw(OSError(name))
+
+    def missing(name):
+        return (_ for _ in ()).throw(OSError(name))
+
     monkeypatch.setattr(cuda_engine.ctypes, "CDLL", missing)
     driver.nvrtc.cache_clear()
     assert cuda_engine.refusal("cuda").startswith(
@@ -318,7 +341,10 @@ def test_nothing_is_recorded_on_a_cpu():
     """Neither kept nor counted: every call runs operation by operation."""
     net = co.Network("elman", inputs=2, hidden=3, outputs=2)
     batch = co.Batch(torch.randn(4, 3, 2), torch.randn(3, 2))
-    never = lambda *_: pytest.fail("there is nothing to record")
+
+    def never(*_):
+        return pytest.fail("there is nothing to record")
+
     recordings = recorded.Recordings()
     assert recordings.key(net, batch, "squared") is None
     for _ in range(capture.CALLS + 2):
@@ -331,7 +357,9 @@ def test_nothing_is_recorded_on_a_cpu():
 
 
 def test_what_one_thread_records_does_not_silence_the_checks_of_another():
-    """A class out of range is collected where a gradient is recorded, and refused at once in any other thread."""
+    """A class out of range is collected where a gradient is recorded, and refused at once in any
+    other thread.
+    """
     net = co.Network("elman", inputs=2, hidden=3, outputs=3)
     u, y = torch.randn(4, 2, 2), torch.tensor([0, 99])
     said = []
@@ -366,7 +394,9 @@ def test_recordings_inside_each_other_keep_their_own_doubts():
 
 
 def test_a_plan_knows_that_it_is_recorded_in_whichever_thread_it_is_settled():
-    """autograd runs a backward on a GPU in a thread of its own, where the context of its caller is unknown."""
+    """autograd runs a backward on a GPU in a thread of its own, where the context of its caller is
+    unknown.
+    """
     with checks.deferred():
         run = co.Network("elman", inputs=2, hidden=3, outputs=3)(torch.randn(4, 2, 2))
     plan = run.run.plan
@@ -404,7 +434,8 @@ def test_a_recording_that_fails_is_tried_once_more_and_then_said_once():
             for _ in range(capture.CALLS + 2):
                 assert cache.find(key, never) is None
     assert [str(w.message) for w in said] == [
-        "this gradient cannot be replayed as a CUDA graph (no room). It runs operation by operation: the same numbers, "
+        "this gradient cannot be replayed as a CUDA graph (no room). It runs operation by "
+        "operation: the same numbers, "
         "but slower."
     ]
 

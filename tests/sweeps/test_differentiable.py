@@ -1,4 +1,7 @@
-"""oracle == ours: outputs, losses, costates, penalties and every gradient, over the tables of cases.py."""
+"""Outputs, losses, costates, penalties and every gradient equal the oracle's.
+
+The cases are the tables of tests/support/cases.py.
+"""
 
 from dataclasses import replace
 
@@ -57,13 +60,17 @@ def gradients(kind, value, leaves):
 
 
 def further(L, F, leaves):
-    """Second derivatives of the loss and of the penalised objective, third derivatives of the loss."""
+    """Second derivatives of the loss and of the penalised objective, third derivatives
+    of the loss.
+    """
     second = {f"F {n}": y for n, y in oracles.higher(F, leaves, third=False).items()}
     return second | {f"L {n}": y for n, y in oracles.higher(L, leaves, third=True).items()}
 
 
 def pushed(case, net, data):
-    """Forward mode: y_hat and the loss by torch.func.jvp; costates and penalty by dual numbers, forward over reverse."""
+    """Forward mode: y_hat and the loss by torch.func.jvp; costates and penalty by dual numbers,
+    forward over reverse.
+    """
     leaves, v = data.leaves, oracles.directions(data.leaves, 5)
     if case.form in ("list", "packed"):  # torch has no forward mode for pack_sequence
         case = replace(case, form="tensor")
@@ -129,7 +136,9 @@ class Group:
 
 
 def errors(truth, found):
-    """The relative error of each tensor, {name: largest}; costates and losses are judged each at its own scale."""
+    """The relative error of each tensor, {name: largest}; costates and losses are judged each at
+    its own scale.
+    """
     out = {}
     for name, y in found.items():
         if name == "asymmetry":
@@ -149,9 +158,16 @@ def errors(truth, found):
 
 
 def chaotic(case, wrong, truth):
-    """Does the oracle disagree with itself about every wrong tensor, by more than a tenth of the bar and to the same extent?
-    Asked again in the case's own type, with hidden units in another order and numbers changed in their last digit."""
-    order = lambda k: torch.randperm(case.H, generator=torch.Generator().manual_seed(k))
+    """Does the oracle disagree with itself about every wrong tensor, by more than a tenth of the
+    bar and to the same extent?
+
+    Asked again in the case's own type, with hidden units in another order and numbers changed in
+    their last digit.
+    """
+
+    def order(k):
+        return torch.randperm(case.H, generator=torch.Generator().manual_seed(k))
+
     again = [Group(case, order(k), case.dtype, nudge=k).of(case) for k in (1, 2, 3)]
     for name, error in wrong.items():
         own = max(errors(truth, {name: y[name]})[name] for y in again) if name in truth else 0.0
@@ -188,8 +204,10 @@ def report(record_property, failures, skipped, executed, expected):
 @pytest.mark.parametrize(
     ("variant", "loss"), cases.CROSS, ids=lambda x: x if isinstance(x, str) else "-".join(x)
 )
-def test_cross(variant, loss, thorough, record_property):
-    """Every penalty in all five settings; in two of them, in turn, where the run is not thorough."""
+def test_every_penalty_in_every_setting_equals_the_oracle(variant, loss, thorough, record_property):
+    """Every penalty in all five settings; in two of them, in turn, where the run is not
+    thorough.
+    """
     groups, turn = list(cases.cross(*variant, loss)), cases.CROSS.index((variant, loss))
     if not thorough:
         groups = [group for i, group in enumerate(groups) if (i + turn) % len(groups) < 2]
@@ -201,15 +219,16 @@ def test_cross(variant, loss, thorough, record_property):
 
 
 @pytest.mark.parametrize("first", range(0, cases.RANDOM, cases.CHUNK))
-def test_random(first, thorough, record_property):
+def test_random_cases_equal_the_oracle(first, thorough, record_property):
     table = [cases.drawn(i) for i in range(first, first + cases.CHUNK, 1 if thorough else 3)]
     failures, skipped = compare(table)
     report(record_property, failures, skipped, len(table), len(table))
 
 
 def swept_values(net, u, along):
-    """Values and derivatives that go through every operation of the sweeps: three derivatives of states and two of
-    costates by the input, one by the weights, and one in forward mode."""
+    """Values and derivatives that go through every operation of the sweeps: three derivatives of
+    states and two of costates by the input, one by the weights, and one in forward mode.
+    """
     u = u.clone().requires_grad_()
     run = net(u).run
     wave = torch.sin(torch.arange(run.x.numel(), dtype=u.dtype)).reshape(run.x.shape)
@@ -229,7 +248,7 @@ def swept_values(net, u, along):
 
 @pytest.mark.parametrize("engine", ["reference", "eager", "cpu"])
 @pytest.mark.parametrize("cell", ["elman", "lstm"])
-def test_autocast_has_no_say(cell, engine):
+def test_autocast_changes_nothing(cell, engine):
     """Where it would round our products to bfloat16, every number keeps its bits."""
     torch.manual_seed(0)
     net = co.Network(cell, inputs=3, hidden=4, outputs=2, engine=engine, dtype=torch.float32)

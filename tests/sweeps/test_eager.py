@@ -1,4 +1,7 @@
-"""Engine `eager` on any device: its two ways of making a step give the same numbers, and the names it has replaced."""
+"""Both ways in which engine `eager` makes a step give the same numbers, on any device.
+
+The names of the engines that it replaced still work.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +26,16 @@ def once_more():
 
 
 @pytest.mark.parametrize("name", CELLS)
-def test_fused_steps_against_the_definition(name):
-    """Every source, samples of unequal lengths. Tests have no GPU, so the loops of other devices run on the CPU."""
+def test_fused_steps_equal_the_definition(name):
+    """Every source, samples of unequal lengths.
+
+    Tests have no GPU, so the loops of other devices run on the CPU.
+    """
     Problem(name, [4, 3, 3, 1], 5).against(fused)
 
 
 @pytest.mark.parametrize("name", NEWER)
-def test_fused_steps_of_the_other_cells(name):
+def test_fused_steps_of_the_other_cells_equal_the_definition(name):
     Problem(name, [3, 2, 1], 4).against(fused, **ONE)
 
 
@@ -41,7 +47,7 @@ def test_the_device_decides():
 
 
 @pytest.mark.parametrize("cell", ["elman", "lstm"])
-def test_a_penalised_gradient_by_fused_steps(cell, monkeypatch):
+def test_a_penalised_gradient_is_the_same_by_fused_steps(cell, monkeypatch):
     torch.manual_seed(0)
     net = co.Network(cell, inputs=2, hidden=5, outputs=2, engine="eager", dtype=torch.float64)
     batch = co.Batch(
@@ -73,7 +79,10 @@ def test_a_name_of_the_past_runs_what_replaced_it_and_says_so_once(old, once_mor
 def test_a_run_folder_that_names_an_engine_of_the_past_is_resumed(
     old, once_more, coadjoint, caplog, tmp_path
 ):
-    words = "train addition --length 10 --hidden 3 --batch 4 --steps 6 --every 6 --checkpoint 3 --tests 10 --threads 1"
+    words = (
+        "train addition --length 10 --hidden 3 --batch 4 --steps 6 --every 6 --checkpoint 3 "
+        "--tests 10 --threads 1"
+    )
     folder = tmp_path / "run"
     code, _, _ = coadjoint(*words.split(), "--engine", old, "--out", str(folder), "--quiet")
     assert code == 0

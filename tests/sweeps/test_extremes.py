@@ -1,8 +1,9 @@
-"""Formulas where numbers end: parameters and inputs that saturate, vanish or overflow, against 50
-digits.
+"""Formulas stay accurate where parameters and inputs saturate, vanish or overflow.
 
 Values, slopes and bends of every cell, in both types and on the engines that run on any machine,
-must be as good as rounding lets them be; never infinite or NaN where the truth is not."""
+are compared with 50 digits. They must be as good as rounding lets them be, and never infinite or
+NaN where the truth is not.
+"""
 
 from __future__ import annotations
 
@@ -177,7 +178,10 @@ class Compared:
             for key, column in self.by_key(group, columns):
                 seen = keys and self.keys.index(key) < self.keys.index(keys[0])
                 if not seen:  # the other half of the Hessian is the same
-                    of = lambda truth, key=key: truth.derivative(*keys, key)
+
+                    def of(truth, key=key):
+                        return truth.derivative(*keys, key)
+
                     self.same(f"{run.__module__}, {self.name}, {what} {key}", column, of)
 
     def direction(self, kind, key):
@@ -194,7 +198,7 @@ def test_every_cell_is_here():
 
 @TYPES
 @pytest.mark.parametrize("name", precise.CELLS)
-def test_cells_at_the_extremes(name, dtype):
+def test_cells_are_accurate_at_the_extremes(name, dtype):
     """Values and slopes on each engine, and all first and second derivatives."""
     with precise.precision(dtype):
         compared = Compared(name, dtype)
@@ -206,7 +210,7 @@ def test_cells_at_the_extremes(name, dtype):
 
 @TYPES
 @pytest.mark.parametrize("name", ["lstm", "scrn-learned", "minlstm", "lru"])
-def test_compiled_derivatives_at_the_extremes(name, dtype):
+def test_compiled_derivatives_are_accurate_at_the_extremes(name, dtype):
     with precise.precision(dtype):
         Compared(name, dtype).derivatives(c_engine.pointwise)
 
@@ -271,7 +275,7 @@ FUNCTIONS = {  # f and three derivatives, where they may cancel
 @TYPES
 @pytest.mark.parametrize("compiled", [False, True], ids=["torch", "compiled"])
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_functions_near_zero_and_far_out(name, compiled, dtype):
+def test_functions_are_accurate_near_zero_and_far_out(name, compiled, dtype):
     """To the last digits, and so are three derivatives."""
     truths, at = FUNCTIONS[name]
     a = torch.tensor(at, dtype=dtype)
@@ -291,7 +295,7 @@ def test_functions_near_zero_and_far_out(name, compiled, dtype):
 
 
 @pytest.mark.parametrize("nu", [-60.0, -38.0, -20.0, -3.0, 1.0, 6.0, 20.0])
-def test_three_derivatives_of_what_enters_an_lru(nu):
+def test_three_derivatives_of_what_enters_an_lru_are_accurate(nu):
     """In float32, where a root of what is nearly zero is steep: third derivatives stay in range."""
     y, at = library.enters(library.at_most(library.FADES_AT_ONCE, A)), torch.tensor([nu], dtype=F32)
     with mp.workdps(50):
@@ -338,7 +342,7 @@ LOGITS = (
 @TYPES
 @pytest.mark.parametrize("kind", ["class", "one-hot"])
 @pytest.mark.parametrize("right", range(3))
-def test_cross_entropy_of_answers_that_are_nearly_right(right, kind, dtype):
+def test_cross_entropy_is_accurate_where_answers_are_nearly_right(right, kind, dtype):
     """Where the answer is right the slope is minus the sum of the other p, however small."""
     y = torch.tensor([right]) if kind == "class" else torch.eye(3, dtype=dtype)[[right]]
     for a in LOGITS:
@@ -359,7 +363,7 @@ def test_cross_entropy_of_answers_that_are_nearly_right(right, kind, dtype):
 @TYPES
 @pytest.mark.parametrize("y", [0.0, 1.0])
 @pytest.mark.parametrize("a", [-1e4, -80.0, -20.0, -12.0, -1e-30, 0.0, 0.5, 12.0, 20.0, 80.0, 1e4])
-def test_binary_cross_entropy_of_answers_that_are_nearly_right(a, y, dtype):
+def test_binary_cross_entropy_is_accurate_where_answers_are_nearly_right(a, y, dtype):
     with mp.workdps(50):
         x = mp.mpf(float(torch.tensor(a, dtype=dtype)) * (1 - 2 * y))  # how wrong it is
         value, slope = float(mp.log1p(mp.exp(x))), float((1 - 2 * y) * precise.logistic(x))
@@ -370,7 +374,7 @@ def test_binary_cross_entropy_of_answers_that_are_nearly_right(a, y, dtype):
 
 @TYPES
 @pytest.mark.parametrize("h", [-1e4, -80.0, -21.0, -19.0, -3.0, 0.0, 0.5, 2.0, 3.5, 80.0, 1e4])
-def test_log_tanh_of_a_mean(h, dtype):
+def test_log_tanh_of_a_mean_is_accurate(h, dtype):
     """What "tilted-tanh" reads of one step: log tanh(m), m = e^h; its slope is 2 m / sinh(2 m)."""
     at = torch.tensor([[h]], dtype=dtype, requires_grad=True)
     read = readout.tilted_tanh(SimpleNamespace(beta=1.0), Rows([1]), at, {})

@@ -1,4 +1,7 @@
-"""How many calls of our own lie between a user's call and a loop in C: each costs time and a reader's patience."""
+"""Few calls of the package lie between a user's call and a loop in C.
+
+Each costs time and a reader's patience.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,9 @@ PACKAGE = str(Path(co.__file__).parent)
 
 @pytest.fixture
 def walks(monkeypatch):
-    """The functions of the package on the stack at each call of a loop, the outermost first, the call itself last."""
+    """The functions of the package on the stack at each call of a loop, the outermost first, the
+    call itself last.
+    """
     found = []
     run = c_engine.run
 

@@ -61,7 +61,10 @@ def test_adjoint_and_tangent_are_transposes(cell, engine, linked):
     run = net(batch.u, batch.lengths).run
     rows, tape = run.plan.rows, run.tape
     g = torch.Generator().manual_seed(0)
-    like = lambda y: torch.randn(y.shape, generator=g, dtype=y.dtype)
+
+    def like(y):
+        return torch.randn(y.shape, generator=g, dtype=y.dtype)
+
     s, sa, sources, ga = like(tape.x), like(tape.a), like(tape.x), like(tape.a)
     link = (
         rows_module.Link(rows, torch.randint(-2, 3, (rows.N, 1), generator=g).double())
@@ -90,7 +93,7 @@ def test_bptt_is_rtrl_is_untruncated(cell, engine, readout, options):
 
 
 @on_engines
-def test_truncation_differs(cell, engine):
+def test_truncation_gives_another_gradient(cell, engine):
     """The identity above would hold for a method that never cuts."""
     net, batch, loss = prepared(cell, engine)
     whole, cut = (m(net, batch, loss).gradient["R"] for m in (co.BPTT(), co.Truncated(1, 2)))
@@ -109,7 +112,10 @@ def test_weight_zero_is_plain(cell, engine):
 def test_penalty_without_a_gradient_is_plain(cell, engine):
     """G = 0 . lam'lam goes through all four sweeps and adds nothing."""
     net, batch, loss = prepared(cell, engine)
-    nothing = lambda lam: (lam.lam * lam.lam * 0).sum((0, 2))
+
+    def nothing(lam):
+        return (lam.lam * lam.lam * 0).sum((0, 2))
+
     close(penalised(net, batch, loss, nothing), co.BPTT()(net, batch, loss).gradient, 1e-15)
 
 
@@ -137,10 +143,13 @@ def test_padding_is_not_read(cell, engine, loss):
 @on_engines
 @pytest.mark.parametrize("k", [-40, -3, 1, 17, 60])
 @pytest.mark.parametrize("readout", ["last", "every"])
-def test_loss_times_a_power_of_two(cell, engine, k, readout):
+def test_loss_times_a_power_of_two_moves_the_exponent_of_costates_alone(cell, engine, k, readout):
     """Costates move by the exponent alone."""
     net, batch, _ = prepared(cell, engine, readout=readout)
-    squared = lambda y_hat, y: (y_hat - y).square().sum(-1)
+
+    def squared(y_hat, y):
+        return (y_hat - y).square().sum(-1)
+
     one, scaled = (costates(net, batch, lambda *y, c=c: c * squared(*y)) for c in (1.0, 2.0**k))
     same_bits(scaled.mantissa, one.mantissa)
     same_bits(scaled.lam, one.lam * 2.0**k)
@@ -178,7 +187,10 @@ def test_linear_cell_is_matrix_powers(engine):
         "elman", engine, activation="identity", readout="last", ragged=False
     )
     W, R, b, V, b_o, x0 = (getattr(net, n).detach() for n in ("W", "R", "b", "V", "b_o", "x0"))
-    power = lambda n: torch.linalg.matrix_power(W, n)
+
+    def power(n):
+        return torch.linalg.matrix_power(W, n)
+
     x = x0 @ power(5).T + sum(
         (batch.u.detach()[t - 1] @ R.T + b) @ power(5 - t).T for t in range(1, 6)
     )
@@ -204,7 +216,9 @@ def test_hessian_is_symmetric(cell, engine, G):
 
 @on_engines
 def test_forward_mode_does_not_need_gradients(cell, engine):
-    """The change of costates and loss along u is the same when parameters are frozen; refused, if it cannot be had."""
+    """The change of costates and loss along u is the same when parameters are frozen; refused, if
+    it cannot be had.
+    """
     net, batch, loss = prepared(cell, engine, u_grad=False)
     du = torch.randn(batch.u.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     found = []
@@ -335,7 +349,9 @@ def test_nothing_unwritten_is_read(cell, ragged, readout, G, nan_memory):
 
 
 def test_table_is_large_enough():
-    """The count of compared gradients that the suite promises, and every cell x penalty x engine."""
+    """The count of compared gradients that the suite promises, and every cell x penalty
+    x engine.
+    """
     cross = [
         case
         for variant, loss in cases.CROSS

@@ -1,6 +1,7 @@
-"""The quick kernel: every loop, penalty and method against plain loops that torch differentiates. Small, ragged, x0 not zero.
+"""The quick check: every loop, penalty and method equals plain loops that torch differentiates.
 
-The mutation tool runs this file first, so it is meant to fail on nearly any wrong term by itself.
+Cases are small and ragged, with x0 not zero. The mutation tool runs this file first, so it is meant
+to fail on nearly any wrong term by itself.
 """
 
 from __future__ import annotations
@@ -129,8 +130,10 @@ HAND = {
     "mute": Hand(mute, lambda z, v, x, p: (torch.tanh(v[0] + x[0]) * v[1],), None, gates=2),
 }
 CASES = [
-    ("lstm", "last"), ("gru", "every"), ("odd", "last"), ("odd", "every"), ("elman", "last"), ("elman", "every"),
-    ("rate", "every"), ("leaky", "last"), ("second", "every"), ("both", "last"), ("mute", "every"), ("mute", "last"), ("twin", "every"),
+    ("lstm", "last"), ("gru", "every"), ("odd", "last"), ("odd", "every"), ("elman", "last"),
+    ("elman", "every"),
+    ("rate", "every"), ("leaky", "last"), ("second", "every"), ("both", "last"), ("mute", "every"),
+    ("mute", "last"), ("twin", "every"),
 ]  # fmt: skip
 
 
@@ -155,7 +158,10 @@ def network(name: str, engine: str = "cpu", readout: str = "last", **more: Any) 
 def given(net: co.Network) -> dict[str, Tensor]:
     """Everything a run depends on, by name: the parameters, u and x0 (of each sample, not zero)."""
     g = torch.Generator().manual_seed(11)
-    draw = lambda *shape: torch.randn(*shape, generator=g, dtype=torch.float64)
+
+    def draw(*shape):
+        return torch.randn(*shape, generator=g, dtype=torch.float64)
+
     return {n: p.detach().clone() for n, p in net.named_parameters()} | {
         "u": draw(T, B, D),
         "x0": 0.7 * draw(B, H * net.slots),
@@ -320,7 +326,10 @@ def forward_over_reverse(
 @functools.cache
 def truth(name: str, readout: str, penalised: bool = True, ragged: bool = True) -> Any:
     lengths = LENGTHS if ragged else [T] * B
-    f = lambda P: objective(name, P, lengths, readout, penalised)
+
+    def f(P):
+        return objective(name, P, lengths, readout, penalised)
+
     return curvature(f, given(network(name)))
 
 
@@ -437,8 +446,10 @@ EXPRESSIONS: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Tensor, Tensor
 }
 
 
-def test_program() -> None:
-    """Products that are outputs themselves, or are used twice, are not fused away; leaves and repeated outputs are copied."""
+def test_programs_fuse_no_product_that_is_used_elsewhere() -> None:
+    """Products that are outputs themselves, or are used twice, are not fused away; leaves and
+    repeated outputs are copied.
+    """
     a, b, c = (formula.symbol(n) for n in "abc")
     m = a * b
     for outputs in (
@@ -467,23 +478,31 @@ LOSSES: dict[str, tuple[Any, Any, Callable[[Tensor, Tensor], Tensor]]] = {
     "absolute": ("absolute", "identity", lambda a, y: (a - y).abs().sum(-1)),
     "huber": (
         co.losses.huber(0.6), "tanh",
-        lambda a, y: torch.nn.functional.huber_loss(torch.tanh(a), y, reduction="none", delta=0.6).sum(-1),
+        lambda a,
+        y: torch.nn.functional.huber_loss(torch.tanh(a), y, reduction="none", delta=0.6).sum(-1),
     ),
-    "cross-entropy": ("cross-entropy", "softmax", lambda a, y: a.logsumexp(-1) - a.gather(-1, y.argmax(-1, True))[..., 0]),
-    "probabilities": ("cross-entropy", "softmax", lambda a, y: -(y.softmax(-1) * a.log_softmax(-1)).sum(-1)),
+    "cross-entropy": ("cross-entropy", "softmax", lambda a,
+        y: a.logsumexp(-1) - a.gather(-1, y.argmax(-1, True))[..., 0]),
+    "probabilities": ("cross-entropy", "softmax", lambda a,
+        y: -(y.softmax(-1) * a.log_softmax(-1)).sum(-1)),
     "binary": (
         "binary-cross-entropy", "sigmoid",
-        lambda a, y: torch.nn.functional.binary_cross_entropy_with_logits(a, y.sigmoid(), reduction="none").sum(-1),
+        lambda a,
+        y: torch.nn.functional.binary_cross_entropy_with_logits(a, y.sigmoid(),
+            reduction="none").sum(-1),
     ),
     "own output": ("squared", torch.sin, lambda a, y: (torch.sin(a) - y).square().sum(-1)),
-    "own": (lambda y_hat, y: (y_hat * y).sum(-1).exp(), "softmax", lambda a, y: (a.softmax(-1) * y).sum(-1).exp()),
+    "own": (lambda y_hat, y: (y_hat * y).sum(-1).exp(), "softmax", lambda a,
+        y: (a.softmax(-1) * y).sum(-1).exp()),
 }  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
 def nan_in_fresh_memory(request: pytest.FixtureRequest):
-    """Arrays that are made empty hold NaN, so that one that is read before it is written shows. (Not where NaN is what
-    a sweep looks for.)"""
+    """Arrays that are made empty hold NaN, so that one that is read before it is written shows.
+
+    (Not where NaN is what a sweep looks for.)
+    """
     torch.use_deterministic_algorithms("scale" not in request.node.name)
     yield
     torch.use_deterministic_algorithms(False)
@@ -491,8 +510,10 @@ def nan_in_fresh_memory(request: pytest.FixtureRequest):
 
 
 @pytest.mark.parametrize("name", EXPRESSIONS)
-def test_formula(name: str) -> None:
-    """Value, reverse, forward and mixed second derivatives of an expression, evaluated and as a program."""
+def test_formulas_and_their_derivatives_equal_autograd(name: str) -> None:
+    """Value, reverse, forward and mixed second derivatives of an expression, evaluated and as a
+    program.
+    """
     make, f = EXPRESSIONS[name]
     a, b = formula.symbol("a"), formula.symbol("b")
     da, db, s = formula.symbol("da"), formula.symbol("db"), formula.symbol("s")
@@ -531,7 +552,7 @@ def test_formula(name: str) -> None:
         close(w, t.detach(), 1e-11, f"{name} {i}, as a program")
 
 
-def test_cells() -> None:
+def test_cells_know_what_engines_rely_on() -> None:
     """What the engines rely on: which values are kept, which gates keep v apart, who reads what."""
     lstm, gru = co.cells.lstm, co.cells.gru
     assert [len(c.kept) for c in (lstm, gru, co.cells.elman(), odd, mute)] == [5, 3, 0, 4, 1]
@@ -547,7 +568,7 @@ def test_cells() -> None:
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_losses(name: str) -> None:
+def test_losses_and_costates_equal_the_loops(name: str) -> None:
     """Values, costates, outputs; a target that is NaN in the padding."""
     loss, output, true = LOSSES[name]
     P, x, _, _ = run_by_hand("elman", "every")
@@ -569,7 +590,7 @@ def test_losses(name: str) -> None:
 
 
 @pytest.mark.parametrize("size", [1e-200, 1e200])
-def test_norm_of_any_size(size: float) -> None:
+def test_norms_of_any_size_are_accurate(size: float) -> None:
     x = torch.randn(4, 3, dtype=torch.float64)
     x[:, 1] = 0
     close(co.norm(size * x) / size, _norm(x), 1e-11)
@@ -577,7 +598,7 @@ def test_norm_of_any_size(size: float) -> None:
     close(g, x / _norm(x)[:, None], 1e-11)
 
 
-def test_norm() -> None:
+def test_the_norm_and_its_derivatives_are_right_and_zero_at_zero() -> None:
     """||x|| and its derivatives, forward and reverse; all zero at x = 0."""
     x = torch.randn(2, 4, 3, dtype=torch.float64).requires_grad_()
     w = torch.randn(2, 4, dtype=torch.float64)
@@ -600,7 +621,7 @@ def test_norm() -> None:
     assert not jvp(co.norm, (x.detach(),), (e,))[1][0].any()
 
 
-def test_penalty_algebra_and_schedules() -> None:
+def test_penalties_can_be_added_weighed_and_scheduled() -> None:
     net = network("elman")
     lam = net(given(net)["u"], LENGTHS).costates("squared", targets("last"))
     a, b = PENALTIES["variance"], PENALTIES["ratio"]
@@ -618,7 +639,7 @@ def test_penalty_algebra_and_schedules() -> None:
     assert [co.penalties.linear(1.0, 3.0, 4)(s) for s in (0, 1, 4, 9)] == [1.0, 1.5, 3.0, 3.0]
 
 
-def test_penalised_method() -> None:
+def test_the_penalised_method_equals_the_loops() -> None:
     weight = torch.tensor([0.5, 2.0, 1.5], dtype=torch.float64)
     P, _, loss, lam = run_by_hand("gru", "every")
     G = per_sample(lam, LENGTHS, BY_HAND["variance"])
@@ -638,7 +659,7 @@ def test_penalised_method() -> None:
     close(net.W.grad, e.gradient["W"], 1e-11)
 
 
-def test_masked_weights_and_fixed_start() -> None:
+def test_a_mask_on_W_and_a_fixed_start_equal_the_loops() -> None:
     """A mask on W; x0 as a tensor; both against the plain loop with W masked."""
     keep = torch.tensor([[1.0, 0, 1], [0, 1, 1], [1, 1, 0]], dtype=torch.float64)
     start = torch.tensor([0.3, -0.2, 0.5], dtype=torch.float64)
@@ -660,9 +681,10 @@ def test_masked_weights_and_fixed_start() -> None:
     )
 
 
-def test_omega_published() -> None:
-    """By W alone, states and costates constant; one sum over all steps and samples divided by their number, without
-    the steps where ||lam_t / B||^2 < 1e-20."""
+def test_omega_published_equals_its_definition() -> None:
+    """By W alone, states and costates constant; one sum over all steps and samples divided by their
+    number, without the steps where ||lam_t / B||^2 < 1e-20.
+    """
     P, x, _, lam = run_by_hand("rate", "every")
     fixed = {n: v.detach() for n, v in P.items()} | {"W": P["W"]}
     sizes = (
@@ -683,7 +705,10 @@ def test_omega_published() -> None:
         true = torch.stack(terms).mean()
         for engine in SWEPT:
             net = network("rate", engine, "every")
-            loss = lambda y_hat, y, small=small: small * (y_hat - y).square().sum(-1)
+
+            def loss(y_hat, y, small=small):
+                return small * (y_hat - y).square().sum(-1)
+
             G = PENALTIES["omega-published"](
                 net(fixed["u"], LENGTHS, fixed["x0"]).costates(loss, targets("every"))
             )
@@ -694,8 +719,10 @@ def test_omega_published() -> None:
             close(grads[0], torch.autograd.grad(true, P["W"], retain_graph=True)[0], 1e-11, "by W")
 
 
-def test_learned_start_and_stream() -> None:
-    """x0 learned: its gradient by BPTT, RTRL, Truncated; a stream's gradients add up to BPTT's, and reset starts again."""
+def test_a_learned_start_and_a_stream_equal_the_loops() -> None:
+    """x0 learned: its gradient by BPTT, RTRL, Truncated; a stream's gradients add up to BPTT's, and
+    reset starts again.
+    """
     net = network("odd", readout="every", x0="learned")
     P = {n: p.detach().clone().requires_grad_() for n, p in net.named_parameters()} | {
         "u": given(net)["u"]
@@ -731,7 +758,7 @@ def test_learned_start_and_stream() -> None:
 
 
 @pytest.mark.parametrize("name", ["lstm", "elman"])
-def test_step_function(name: str) -> None:
+def test_a_step_function_equals_the_formula(name: str) -> None:
     """A torch cell module runs as a step function and agrees with the formula."""
     torch.manual_seed(3)
     kind = torch.nn.LSTMCell if name == "lstm" else torch.nn.RNNCell
@@ -771,11 +798,14 @@ def test_step_function(name: str) -> None:
         ("lstm", "last", "autograd"),
     ],
 )
-def test_push(name: str, readout: str, engine: str) -> None:
+def test_push_is_the_derivative_by_the_inputs(name: str, readout: str, engine: str) -> None:
     """DF(u) du, through tanh as output function, and its gradient by the parameters."""
     P, *_ = run_by_hand(name, readout)
     du, on = direction(P)["u"], torch.arange(T)[:, None] < torch.tensor(LENGTHS)
-    x = lambda u: torch.stack(states(name, P, LENGTHS, u=u))
+
+    def x(u):
+        return torch.stack(states(name, P, LENGTHS, u=u))
+
     true = jvp(lambda u: torch.tanh(read_out(P, x(u))), (P["u"],), (du,))[1]
     true = torch.where(on[..., None], true[1:], 0) if readout == "every" else true[-1]
     net = network(name, engine, readout, output="tanh")
@@ -794,8 +824,12 @@ def test_push(name: str, readout: str, engine: str) -> None:
 
 @pytest.mark.parametrize("engine", ["cpu", "reference", "autograd"])
 @pytest.mark.parametrize(("name", "readout"), CASES)
-def test_penalised_gradient_and_curvature(name: str, readout: str, engine: str) -> None:
-    """L + log-ratio + variance + omega: its gradient by every parameter, u and x0, and its Hessian times a direction."""
+def test_penalised_gradients_and_curvature_equal_the_loops(
+    name: str, readout: str, engine: str
+) -> None:
+    """L + log-ratio + variance + omega: its gradient by every parameter, u and x0, and its Hessian
+    times a direction.
+    """
     net = network(name, engine, readout)
     f, (g, Hd) = ours(net, LENGTHS, True), truth(name, readout)
     found = curvature(f, given(net))
@@ -813,7 +847,7 @@ def test_the_setting_for_denormals_is_kept() -> None:
         torch.set_flush_denormal(False)
 
 
-def test_pointwise_without_a_cotangent() -> None:
+def test_a_result_that_is_ignored_needs_no_cotangent() -> None:
     """An operation whose result the next one ignores gets no cotangent, and gives none."""
     x, y, w = (formula.symbol(n) for n in "xyw")
     first = pointwise.Pointwise((("x", (x,)),), (("y", (formula.sin(x),)),), (), frozenset())
@@ -829,7 +863,9 @@ def test_pointwise_without_a_cotangent() -> None:
 @pytest.mark.parametrize("lengths", [LENGTHS, [T] * B])
 @pytest.mark.parametrize("name", ["odd", "lstm", "mute"])
 def test_tangent_and_adjoint_are_transposes(name: str, lengths: list[int], sources: str) -> None:
-    """<lam, g> + <del, ga> = <s, mu> + <sa, nu> for any sources and links; the engines agree, scaled or not."""
+    """<lam, g> + <del, ga> = <s, mu> + <sa, nu> for any sources and links; the engines agree,
+    scaled or not.
+    """
     found = []
     for engine in SWEPT:
         net = network(name, engine)
@@ -874,8 +910,10 @@ def test_tangent_and_adjoint_are_transposes(name: str, lengths: list[int], sourc
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_zero_costates(engine: str) -> None:
-    """A mask that leaves out every entry of a sample, or all but its first: costates that are exactly zero."""
+def test_costates_that_are_masked_out_are_exactly_zero(engine: str) -> None:
+    """A mask that leaves out every entry of a sample, or all but its first: costates that are
+    exactly zero.
+    """
     net = network("elman", engine, "every")
     P, mask = given(net), torch.ones(T, B)
     mask[:, 0], mask[2:, 1], mask[0, 2] = 0, 0, 0.5
@@ -915,7 +953,7 @@ def test_zero_costates(engine: str) -> None:
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(("name", "readout"), [("odd", "every"), ("lstm", "last")])
-def test_trajectory_and_costates(name: str, readout: str, engine: str) -> None:
+def test_trajectories_and_costates_equal_the_loops(name: str, readout: str, engine: str) -> None:
     P, x, loss, lam = run_by_hand(name, readout)
     net, mask = (
         network(name, engine, readout),
@@ -967,9 +1005,10 @@ def test_trajectory_and_costates(name: str, readout: str, engine: str) -> None:
 
 @pytest.mark.parametrize(("k1", "k2"), [(1, 1), (1, 2), (2, 2), (2, 3), (3, 3)])
 @pytest.mark.parametrize("readout", ["last", "every"])
-def test_truncated(readout: str, k1: int, k2: int) -> None:
-    """Windows by hand, each sample from its own first step to its own last: the losses of steps fresh+1..end by a loop
-    that starts from the detached x_begin."""
+def test_truncated_gradients_equal_windows_by_hand(readout: str, k1: int, k2: int) -> None:
+    """Windows by hand, each sample from its own first step to its own last: the losses of steps
+    fresh+1..end by a loop that starts from the detached x_begin.
+    """
     P, x, _, _ = run_by_hand("gru", readout)
     names = [n for n in P if n not in ("u", "x0")]
     y, total = targets(readout), torch.zeros(())
@@ -995,8 +1034,10 @@ def test_truncated(readout: str, k1: int, k2: int) -> None:
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("reduce", ["sum", "mean"])
 @pytest.mark.parametrize("readout", ["last", "every"])
-def test_methods(readout: str, reduce: str, masked: bool) -> None:
-    """BPTT, RTRL, Truncated with k2 >= T and Penalised with weight 0: one gradient; weights, masks, ragged samples."""
+def test_all_methods_find_one_gradient(readout: str, reduce: str, masked: bool) -> None:
+    """BPTT, RTRL, Truncated with k2 >= T and Penalised with weight 0: one gradient; weights, masks,
+    ragged samples.
+    """
     mask, weight = (
         mask_of(readout) if masked else None,
         torch.tensor([0.5, 2.0, 1.5], dtype=torch.float64),
@@ -1033,7 +1074,7 @@ def test_methods(readout: str, reduce: str, masked: bool) -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_equal_lengths_and_both_sources(engine: str) -> None:
+def test_equal_lengths_and_both_sources_equal_the_loops(engine: str) -> None:
     """Samples of one length; a loss that reads the states and the output."""
     for name in ("elman", "second"):
         net = network(name, engine)
@@ -1059,8 +1100,10 @@ def test_equal_lengths_and_both_sources(engine: str) -> None:
 
 @pytest.mark.parametrize("engine", SWEPT)
 @pytest.mark.parametrize(("name", "readout"), CASES)
-def test_forward_over_reverse(name: str, readout: str, engine: str) -> None:
-    """BPTT without a graph; the Hessian of L, and that of L + G, times a direction, in forward mode over the gradient."""
+def test_forward_over_reverse_gives_hessian_products(name: str, readout: str, engine: str) -> None:
+    """BPTT without a graph; the Hessian of L, and that of L + G, times a direction, in forward mode
+    over the gradient.
+    """
     net = network(name, engine, readout)
     P = given(net)
     for penalised in (False, True):
@@ -1072,7 +1115,7 @@ def test_forward_over_reverse(name: str, readout: str, engine: str) -> None:
 
 @pytest.mark.parametrize("readout", ["last", "every"])
 @pytest.mark.parametrize("G", [*BY_HAND, "omega", "norm-stabiliser", "tangent", "output-variance"])
-def test_penalties(G: str, readout: str) -> None:
+def test_each_penalty_and_its_gradient_equal_the_loops(G: str, readout: str) -> None:
     """The value and the gradient of each penalty alone."""
     name = "rate"
     P, x, _, lam = run_by_hand(name, readout)
@@ -1126,7 +1169,9 @@ def test_penalties(G: str, readout: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "lengths", "chunk"), [("odd", LENGTHS, 1), ("lstm", [T] * B, 13)])
-def test_blocks(name: str, lengths: list[int], chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_chunks_and_blocks_change_nothing(
+    name: str, lengths: list[int], chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Many chunks of steps and blocks of rows instead of one."""
     monkeypatch.setattr(pointwise, "CHUNK", chunk)
     monkeypatch.setattr(in_place, "CHUNK", chunk)
@@ -1142,17 +1187,28 @@ def test_blocks(name: str, lengths: list[int], chunk: int, monkeypatch: pytest.M
 @pytest.mark.parametrize("engine", SWEPT)
 @pytest.mark.parametrize("name", ["odd", "lstm"])
 @pytest.mark.slow
-def test_torch_func(name: str, engine: str, lengths: list[int]) -> None:
-    """torch.func's transforms nested to the third order, on L: d, dd, d of the gradient, gradient of dd, dd of the gradient."""
+def test_transforms_of_torch_func_nest_to_the_third_order(
+    name: str, engine: str, lengths: list[int]
+) -> None:
+    """torch.func's transforms nested to the third order, on L: d, dd, d of the gradient, gradient
+    of dd, dd of the gradient.
+    """
     net = network(name, engine)
     P = given(net)
     E = direction(P)
     F = {n: d.flip(0) for n, d in E.items()}
     found = []
     for f in (ours(net, lengths, False), lambda P: objective(name, P, lengths, "last", False)):
-        d = lambda P, f=f: jvp(f, (P,), (E,))[1]
-        dd = lambda P, d=d: jvp(d, (P,), (F,))[1]
-        dg = lambda P, f=f: jvp(grad(f), (P,), (E,))[1]
+
+        def d(P, f=f):
+            return jvp(f, (P,), (E,))[1]
+
+        def dd(P, d=d):
+            return jvp(d, (P,), (F,))[1]
+
+        def dg(P, f=f):
+            return jvp(grad(f), (P,), (E,))[1]
+
         found.append([{"d": d(P), "dd": dd(P)}, dg(P), grad(dd)(P), jvp(dg, (P,), (F,))[1]])
     for one, other in zip(*found, strict=True):
         close(one, other, 1e-10)
@@ -1165,15 +1221,25 @@ def test_torch_func(name: str, engine: str, lengths: list[int]) -> None:
     + [(2.0**-9, "reference"), (-3.0, "reference")],
 )
 @pytest.mark.parametrize("readout", ["last", "every", "masked"])
-def test_scale(readout: str, gain: float, dtype: torch.dtype, engine: str) -> None:
-    """lam_{t-1} = s_{t-1} + w lam_t far outside the range of the type, against fractions; ragged. "masked": read at every
-    step, but only each sample's last counts."""
+def test_costates_far_outside_the_range_of_their_type_are_exact(
+    readout: str, gain: float, dtype: torch.dtype, engine: str
+) -> None:
+    """lam_{t-1} = s_{t-1} + w lam_t far outside the range of the type, against fractions; ragged.
+
+    "masked": read at every step, but only each sample's last counts.
+    """
     steps = 150 if engine != "reference" else 40
     gains, V = ([gain], [1.5]) if readout != "every" else ([0.75, gain], [-1.5, 1.0])
     net = co.Network(
-        "elman", activation="identity", inputs=1, hidden=len(V), outputs=1, engine=engine, dtype=dtype,
+        "elman",
+        activation="identity",
+        inputs=1,
+        hidden=len(V),
+        outputs=1,
+        engine=engine,
+        dtype=dtype,
         readout="last" if readout == "last" else "every",
-    )  # fmt: skip
+    )
     with torch.no_grad():
         for p in (net.R, net.b, net.b_o):
             p.zero_()
@@ -1219,8 +1285,10 @@ def test_scale(readout: str, gain: float, dtype: torch.dtype, engine: str) -> No
 @pytest.mark.parametrize("engine", SWEPT)
 @pytest.mark.parametrize("readout", ["last", "every"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_scale_of_each_sample(dtype: torch.dtype, readout: str, engine: str) -> None:
-    """Samples with gains and sources of their own: h' = u h, so that lam_{t-1} = s_{t-1} + u_t lam_t."""
+def test_each_sample_has_its_own_scale(dtype: torch.dtype, readout: str, engine: str) -> None:
+    """Samples with gains and sources of their own: h' = u h, so that lam_{t-1} = s_{t-1} + u_t
+    lam_t.
+    """
     steps, B = 150 if engine != "reference" else 40, 12
     gains, sizes = [0.5, 2.0**9, -3.0, 2.0**-9] * 3, [-1, 2.0**-30, 2.0**20, 1] * 3
     net = co.Network(

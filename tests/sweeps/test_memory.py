@@ -1,4 +1,4 @@
-"""Large arrays are used again, and only when nobody else holds them."""
+"""Large arrays are reused, but only when nobody else holds them."""
 
 import gc
 
@@ -29,7 +29,7 @@ def test_a_free_array_is_handed_out_again():
     "hold",
     [lambda y: y, lambda y: y[3:5], lambda y: y.T, lambda y: (y.requires_grad_() * 2).grad_fn],
 )
-def test_an_array_that_somebody_holds_is_not(hold):
+def test_an_array_that_somebody_holds_is_not_reused(hold):
     first = memory.empty(SHAPE, torch.ones(1))
     address, held = first.data_ptr(), hold(first)
     del first
@@ -54,7 +54,9 @@ def test_sizes_no_longer_asked_for_are_dropped():
 
 @pytest.mark.parametrize("cell", ["elman", "lstm", "gru"])
 def test_training_does_not_grow(cell):
-    """No sweep leaves an array behind: the number of storages settles after the first step, without the garbage collector."""
+    """No sweep leaves an array behind: the number of storages settles after the first step, without
+    the garbage collector.
+    """
     net = co.Network(cell, inputs=2, hidden=64, outputs=1)
     batch = co.Batch(torch.randn(40, 32, 2), torch.randn(32, 1))
     gc.disable()

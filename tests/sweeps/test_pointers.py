@@ -1,6 +1,7 @@
-"""What compiled code is given an address of: ordinary tensors that have the memory it will read, and nothing else.
+"""Compiled code only receives addresses of ordinary tensors that own the memory it will read.
 
-What would end the process if it went wrong runs in a process of its own, a whole group of cases in each."""
+Cases that would end the process if they went wrong run in a process of their own.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ def address(y, entries=6, dtype=F32, device=CPU):
     return pointers(["W"], [y], [entries], [dtype], device)
 
 
-def test_addresses_of_ordinary_tensors():
+def test_addresses_of_ordinary_tensors_are_taken():
     y = torch.arange(6.0).view(2, 3)
     assert address(y).addresses == [y.data_ptr()]
     assert address(torch.nn.Parameter(y)).addresses == [y.data_ptr()]
@@ -42,7 +43,9 @@ def test_addresses_of_ordinary_tensors():
 
 
 def test_what_torch_has_not_computed_yet_is_computed():
-    """Strides, negatives that are only marked, zeros that are stored nowhere, and subclasses that only add methods."""
+    """Strides, negatives that are only marked, zeros that are stored nowhere, and subclasses that
+    only add methods.
+    """
 
     class Named(torch.Tensor):
         pass
@@ -79,7 +82,7 @@ def shrunk(size, *shape, turned=False):
     return y
 
 
-def test_too_little_memory():
+def test_a_tensor_with_too_little_memory_is_refused():
     for size in (0, 4, 20, 23):
         with pytest.raises(
             co.InputError, match=r"W has shape \[2, 3\], but its memory was freed or is too small"
@@ -95,7 +98,7 @@ def test_too_little_memory():
     assert address(shrunk(24, 2, 3))
 
 
-def test_what_is_not_what_the_loop_expects():
+def test_what_is_not_what_the_loop_expects_is_refused():
     y = torch.zeros(2, 3)
     for given, error, said in (
         (
@@ -118,7 +121,7 @@ def test_what_is_not_what_the_loop_expects():
         address(y, device=torch.device("cuda", 0))
 
 
-def test_wrappers_of_torch_func():
+def test_addresses_of_wrappers_of_torch_func_are_refused():
     refusals = []
 
     def f(y):
@@ -143,7 +146,8 @@ def test_no_loop_reads_past_the_end(name):
     cell, rows, d = co.cells.peephole, Rows([2, 2, 1]), 3
     G, S = len(cell.gates), len(cell.slots)
     given = {
-        "base": torch.zeros(5, G * d), "v": None, "W": torch.zeros(G * d, d), "x0": torch.zeros(2, S * d),
+        "base": torch.zeros(5, G * d), "v": None, "W": torch.zeros(G * d, d),
+        "x0": torch.zeros(2, S * d),
         "p": torch.zeros(len(cell.p) * d),
     }  # fmt: skip
     plan = Plan(cell, rows, c_engine)
@@ -183,8 +187,10 @@ def test_marks_are_seen_by_all_engines_alike():
         assert torch.equal(plain, marked), engine.__name__
 
 
-def test_there_is_one_way_out():
-    """No other file asks for an address, but where one tells arrays apart or how they are aligned."""
+def test_addresses_are_taken_in_one_place_only():
+    """No other file asks for an address, but where one tells arrays apart or how they
+    are aligned.
+    """
     harmless = {
         "gradients/recorded.py": 1,
         "nn/replay.py": 1,
@@ -225,9 +231,9 @@ def refused(what, call, said, kind=co.CoadjointError):
 
 FAKE = """
 OPTIONS = {
-    "plain": {}, "stacked": {"num_layers": 2, "bidirectional": True}, "by steps": {"engine": "autograd"},
-    "normalised": {"layer_norm": True}, "noisy": {"recurrent_dropout": 0.2, "zoneout": 0.1},
-    "large": {"hidden_size": 200},
+    "plain": {}, "stacked": {"num_layers": 2, "bidirectional": True},
+    "by steps": {"engine": "autograd"}, "normalised": {"layer_norm": True},
+    "noisy": {"recurrent_dropout": 0.2, "zoneout": 0.1}, "large": {"hidden_size": 200},
 }
 for name in ("RNN", "LSTM", "GRU"):
     for what, options in OPTIONS.items():
@@ -238,8 +244,11 @@ for name in ("RNN", "LSTM", "GRU"):
             u = torch.randn(*shape, requires_grad=True)
             output, state = module(u)
             output.sum().backward()
-        expected = getattr(torch.nn, name)(3, sizes["hidden_size"], sizes.get("num_layers", 1),
-                                           bidirectional=sizes.get("bidirectional", False))(torch.zeros(shape))
+        theirs = getattr(torch.nn, name)(
+            3, sizes["hidden_size"], sizes.get("num_layers", 1),
+            bidirectional=sizes.get("bidirectional", False),
+        )
+        expected = theirs(torch.zeros(shape))
         assert output.shape == expected[0].shape and isinstance(output, FakeTensor)
         h = state[0] if name == "LSTM" else state
         assert h.shape == (expected[1][0] if name == "LSTM" else expected[1]).shape
@@ -260,17 +269,22 @@ with mode:
 assert isinstance(made(fake)[0], FakeTensor)  # outside the mode
 for cell in ("elman", "lstm", "lru"):
     net = co.Network(cell, inputs=3, hidden=5, outputs=2)
-    refused(cell + ", a fake input", lambda: net(fake), "u is a FakeTensor; expected an ordinary dense tensor.")
+    refused(cell + ", a fake input", lambda: net(fake),
+            "u is a FakeTensor; expected an ordinary dense tensor.")
     with FakeTensorMode():
-        refused(cell + ", all fake", lambda: co.Network(cell, inputs=3, hidden=5, outputs=2)(torch.zeros(4, 2, 3)),
+        refused(cell + ", all fake",
+                lambda: co.Network(cell, inputs=3, hidden=5, outputs=2)(torch.zeros(4, 2, 3)),
                 "u is a FakeTensor")
         refused(cell + ", real in the mode", lambda: net(u), "u is used under FakeTensorMode")
 with mode:
     hollow = co.Network(inputs=3, hidden=5, outputs=2)
 refused("fake weights", lambda: hollow(u), "the network's weight is a FakeTensor")
 with mode:
-    refused("a list", lambda: net([torch.zeros(3, 3), torch.zeros(2, 3)]), "sequence 0 of `u` is a FakeTensor")
-    refused("a stack", lambda: co.Stack(["gru", "gru"], inputs=3, hidden=4, outputs=2)(torch.zeros(4, 2, 3)), "FakeTensor")
+    refused("a list", lambda: net([torch.zeros(3, 3), torch.zeros(2, 3)]),
+            "sequence 0 of `u` is a FakeTensor")
+    refused("a stack",
+            lambda: co.Stack(["gru", "gru"], inputs=3, hidden=4, outputs=2)(torch.zeros(4, 2, 3)),
+            "FakeTensor")
 """
 
 OTHERS = """
@@ -294,7 +308,8 @@ for placement in (Shard(0), Replicate()):
     for kind in ("RNN", "LSTM", "GRU"):
         for name in ("weight_hh_l0", "weight_ih_l0", "bias_hh_l0"):
             module = changed(kind, spread, [name])
-            refused(f"DTensor {placement} {kind} {name}", lambda: module(u), f"{name} is a DTensor; sweeps read memory")
+            refused(f"DTensor {placement} {kind} {name}", lambda: module(u),
+                    f"{name} is a DTensor; sweeps read memory")
     cell = changed("LSTMCell", spread, ["weight_hh"])
     refused("DTensor in a cell", lambda: cell(u[0]), "weight_hh is a DTensor")
     refused("DTensor input", lambda: co.nn.RNN(3, 6)(spread(u)), "the input is a DTensor")
@@ -322,7 +337,8 @@ for what, change, said in (
     ("half", lambda y: y.half(), "W is float16; expected float32"),
     ("smaller", lambda y: y[:1, :1].clone(), "W has 1 values, shape [1, 1]; expected 36."),
     ("empty", lambda y: y[:0].clone(), "W has 0 values"),
-    ("wrapped", lambda y: torch.Tensor._make_wrapper_subclass(Wrapped, y.shape), "weight_hh_l1 is a Wrapped"),
+    ("wrapped", lambda y: torch.Tensor._make_wrapper_subclass(Wrapped, y.shape),
+     "weight_hh_l1 is a Wrapped"),
 ):
     module = co.nn.RNN(3, 6, 2)
     module.weight_hh_l1 = Parameter(change(module.weight_hh_l1.detach()), requires_grad=False)
@@ -332,13 +348,17 @@ for what, change, said in (
     refused(what + " in a network", lambda: net(u), said.replace("weight_hh_l1", "W"))
 
 module, net = co.nn.GRU(3, 6), co.Network(inputs=3, hidden=6, outputs=2)
-for what, given in (("sparse", u.to_sparse()), ("jagged", torch.nested.nested_tensor([u[:, 0], u[:2, 1]], layout=torch.jagged))):
+jagged = torch.nested.nested_tensor([u[:, 0], u[:2, 1]], layout=torch.jagged)
+for what, given in (("sparse", u.to_sparse()), ("jagged", jagged)):
     refused(what + " input", lambda: module(given), "the input is a")
     refused(what + " u", lambda: net(given), "u is a")
-refused("a network on meta", lambda: co.Network(inputs=3, hidden=6, outputs=2, device="meta")(u.to("meta")), "on the device meta")
+refused("a network on meta",
+        lambda: co.Network(inputs=3, hidden=6, outputs=2, device="meta")(u.to("meta")),
+        "on the device meta")
 assert co.nn.GRU(3, 6, device="meta")(u.to("meta"))[0].shape == (4, 2, 6)
 for run in (module, lambda u: net(u).y_hat):
-    refused("vmap", lambda: torch.vmap(run)(torch.stack([u, u])), "torch.vmap over a recurrence is not supported")
+    refused("vmap", lambda: torch.vmap(run)(torch.stack([u, u])),
+            "torch.vmap over a recurrence is not supported")
 
 freed = torch.randn(4, 2, 3)
 freed.untyped_storage().resize_(0)
@@ -353,9 +373,11 @@ assert torch.allclose(torch.func.grad(f)(W), slope)
 along = torch.func.jvp(f, (W,), (torch.ones_like(W),))[1]
 assert torch.allclose(along, slope.sum(), rtol=1e-4)
 
-saved = co.nn.LSTM(3, 6)  # what a hook gives back in place of a saved tensor is looked at as well
-with torch.autograd.graph.saved_tensors_hooks(lambda y: y, lambda y: y.double() if y.dim() == 2 else y):
-    refused("saved in another type", lambda: saved(u)[0].sum().backward(), "float", (co.CoadjointError, RuntimeError))
+saved = co.nn.LSTM(3, 6)  # tensors that a hook returns in place of saved ones are checked as well
+unpack = lambda y: y.double() if y.dim() == 2 else y
+with torch.autograd.graph.saved_tensors_hooks(lambda y: y, unpack):
+    refused("saved in another type", lambda: saved(u)[0].sum().backward(), "float",
+            (co.CoadjointError, RuntimeError))
 """
 
 

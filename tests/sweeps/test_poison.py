@@ -1,4 +1,4 @@
-"""The tests' own poison: what the package makes without values is NaN, until somebody writes it."""
+"""Arrays that the package allocates without values are NaN in tests until something is written."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_arrays_without_values_are_nan():
     assert affine.empty is c_engine.empty is memory.empty
 
 
-def test_so_are_those_that_torch_makes_for_the_package():
+def test_arrays_that_torch_makes_for_the_package_are_nan():
     here = {"torch": torch, "like": torch.zeros(1), "__name__": "coadjoint.somewhere"}
     for made in ("torch.empty(3)", "torch.empty_like(like)", "like.new_empty(2, 2)"):
         assert eval(made, here).isnan().all()

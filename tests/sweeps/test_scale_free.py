@@ -1,4 +1,8 @@
-"""Costates at any scale: closed forms of the linear network, and what vanishes, explodes or is exactly zero."""
+"""Costates are right at any scale.
+
+They are compared with closed forms of the linear network, also where they vanish, explode or are
+exactly zero.
+"""
 
 import functools
 import math
@@ -43,10 +47,12 @@ def weights(gain, d, dtype):
 
 @functools.cache
 def closed_form(gain, d, dtype, T):
-    """lam_t = (W')^{T-t} v, v = V': log-norms t = 0..T, and values and gradients by W and v of the penalties.
+    """lam_t = (W')^{T-t} v, v = V': log-norms t = 0..T, and values and gradients by W and v of the
+    penalties.
 
     With q_j = (W')^j v and G = sum_j g_j log||q_j||:  dG/dW = sum_i q_i m_i',  dG/dv = m_{-1},
-    m_{i-1} = g_i q_i / ||q_i||^2 + W m_i. Below, e_j = q_j / ||q_j|| and n_i = m_i ||q_i|| keep every number near one.
+    m_{i-1} = g_i q_i / ||q_i||^2 + W m_i. Below, e_j = q_j / ||q_j|| and n_i = m_i ||q_i|| keep
+    every number near one.
     """
     W, v = (y.double().numpy() for y in weights(gain, d, dtype))
     size = [np.linalg.norm(v)]
@@ -79,8 +85,10 @@ def by_logs(l):
     }
 
 
-def test_the_closed_form_itself_at_fifty_digits():
-    """The same sums by mpmath, which has no range: nothing is rescaled, and dG/dW is a central difference."""
+def test_the_closed_form_agrees_with_fifty_digits():
+    """The same sums by mpmath, which has no range: nothing is rescaled, and dG/dW is a central
+    difference.
+    """
     T, d, gain = 40, 3, 0.5
     with mpmath.workdps(50):
         W, v = (mpmath.matrix(y.tolist()) for y in weights(gain, d, torch.float64))
@@ -156,8 +164,10 @@ def test_linear_network_is_matrix_powers(engine, d, gain, T, dtype):
 
 
 def running_sum_error(T, mantissa):
-    """How far a running sum of T equal terms is off, summed up and at its end: with one unit the mean of log-norms is nothing else, and where every
-    rounding has the same sign (gains that are powers of two) no float32 recurrence can be better."""
+    """How far a running sum of T equal terms is off, summed up and at its end: with one unit the
+    mean of log-norms is nothing else, and where every rounding has the same sign (gains that are
+    powers of two) no float32 recurrence can be better.
+    """
     term = (1 / (T * mantissa)).detach().abs()
     total = torch.zeros_like(term)
     sums = []
@@ -186,7 +196,9 @@ def tanh_network(gain, hidden, T, dtype=torch.float64, seed=0):
 
 
 def rescaled_loop(W, net, u):
-    """log||lam_t|| for the loss y_hat[0], by a loop that divides by the size at each step; W may be complex."""
+    """log||lam_t|| for the loss y_hat[0], by a loop that divides by the size at each step; W may be
+    complex.
+    """
     R, b, V = (y.detach().double().numpy() for y in (net.R, net.b, net.V))
     x, states = np.zeros(len(W)), []
     for u_t in u[:, 0].double().numpy():
@@ -201,7 +213,7 @@ def rescaled_loop(W, net, u):
     return np.array([log + np.log(np.sqrt(np.sum(lam * lam))), *logs])
 
 
-def test_tanh_network_whose_costates_end_below_2_to_the_minus_3000():
+def test_a_tanh_network_keeps_costates_below_2_to_the_minus_3000():
     net, u = tanh_network(0.35, 4, 2000)
     lam = net(u).costates(first_output)
     W = net.W.detach().numpy()
@@ -227,7 +239,9 @@ def mean_squared_step(logs):
 
 @pytest.mark.parametrize("gain", [0.35, 1.3])
 def test_float32_has_the_log_norms_and_gradients_of_float64(gain):
-    """As near as the weights' own last digit leaves them: at gain 1.3 it moves the gradient by 1e-4."""
+    """As near as the weights' own last digit leaves them: at gain 1.3 it moves the gradient by
+    1e-4.
+    """
 
     def found(dtype, nudge=0):
         net, u = tanh_network(gain, 4, 300, dtype)
@@ -269,8 +283,9 @@ def test_overflow_of_the_state_names_the_step(engine):
 
 @pytest.mark.parametrize("engine", ["cpu", "reference"])
 def test_second_adjoint_that_no_number_holds_names_the_step(engine):
-    """Costates vanish, and the loss is declared (with slope zero) at step 5 too: its second derivative there is asked
-    for at 2^-k, k the exponent of a costate of 0.4^1200."""
+    """Costates vanish, and the loss is declared (with slope zero) at step 5 too: its second
+    derivative there is asked for at 2^-k, k the exponent of a costate of 0.4^1200.
+    """
     T = 600
     net = co.Network(
         "elman",
@@ -314,8 +329,10 @@ def test_costate_overflow_is_not_an_error_but_its_gradient_at_true_scale_is():
 
 @pytest.mark.parametrize("at", [1, 7, 149, 200])
 @pytest.mark.parametrize("engine", ["cpu", "reference", "autograd"])
-def test_one_large_source_among_small_costates(at, engine):
-    """A per-step loss counts 1e30 times more at one step: later costates keep their digits, earlier ones its scale."""
+def test_one_large_source_among_small_costates_leaves_them_their_scale(at, engine):
+    """A per-step loss counts 1e30 times more at one step: later costates keep their digits, earlier
+    ones its scale.
+    """
     T, logs = 200, {}
     for dtype in BAR:
         net, u = tanh_network(0.4, 3, T, dtype)
@@ -334,8 +351,10 @@ def test_one_large_source_among_small_costates(at, engine):
     + [(b, torch.float64) for b in (-200, -60, 60, 200)],
 )
 @pytest.mark.parametrize("engine", ["cpu", "reference"])
-def test_costates_that_change_by_many_bits_a_step(bits, dtype, engine):
-    """A block of steps shares an exponent; past some 7 (float64: 50) bits a step it must be done again, shorter."""
+def test_costates_may_change_by_many_bits_a_step(bits, dtype, engine):
+    """A block of steps shares an exponent; past some 7 (float64: 50) bits a step it must be done
+    again, shorter.
+    """
     T, gain = 150, 2.0**bits
     net = linear(gain, 3, dtype, engine)
     lam = net(torch.zeros(T, 2, 1, dtype=dtype)).costates(first_output)
@@ -348,8 +367,10 @@ def test_costates_that_change_by_many_bits_a_step(bits, dtype, engine):
 
 @pytest.mark.parametrize("engine", ["cpu", "reference", "autograd"])
 @pytest.mark.parametrize("argument", [-20.0, -40.0, -50.0, -80.0])
-def test_saturated_sigmoid_units_in_float32(argument, engine):
-    """Slopes of 2^-29 to 2^-115 at every step: costates shrink by that many bits, their log-norms and ratios stay."""
+def test_saturated_sigmoid_units_are_accurate_in_float32(argument, engine):
+    """Slopes of 2^-29 to 2^-115 at every step: costates shrink by that many bits, their log-norms
+    and ratios stay.
+    """
     found = {}
     for dtype in BAR:
         net = co.Network(
@@ -376,7 +397,9 @@ def test_saturated_sigmoid_units_in_float32(argument, engine):
 
 @pytest.mark.parametrize("engine", ["cpu", "reference", "autograd"])
 def test_samples_of_very_different_scale_share_a_batch(engine):
-    """Sample 1's loss is 1e-25 of sample 0's and it is shorter: both keep their digits in float32."""
+    """Sample 1's loss is 1e-25 of sample 0's and it is shorter: both keep their digits
+    in float32.
+    """
     net, u = tanh_network(0.3, 3, 60, torch.float32)
     net.engine = engine
     u = torch.cat([u, u.flip(0)], 1)
@@ -468,7 +491,7 @@ def test_norm_is_twice_differentiable_in_both_modes():
 
 @pytest.mark.parametrize("T", [7, 100, 1000])
 @pytest.mark.parametrize("spread", [1e-2, 1e-3, 1e-4, 1e-5])
-def test_variance_in_float32_when_norms_are_nearly_equal(spread, T):
+def test_variance_is_accurate_in_float32_when_norms_are_nearly_equal(spread, T):
     rng = torch.Generator().manual_seed(T)
     values = (1 + spread * torch.randn(T, 40, generator=rng, dtype=torch.float64)).float()
     truth = values.double().var(0, correction=0)

@@ -1,4 +1,7 @@
-"""Engine 'scan': the three loops of linear recurrences in O(log T) operations, against the definition and plain autograd."""
+"""Engine `scan` runs the three loops of linear recurrences in O(log T) operations.
+
+It is compared with the definition and with plain autograd.
+"""
 
 import math
 from fractions import Fraction
@@ -73,14 +76,16 @@ def test_the_loops_are_those_of_the_definition(name, sizes, dtype):
 
 
 @pytest.mark.parametrize("name", CELLS)
-def test_one_unit(name):
+def test_one_unit_equals_the_definition(name):
     for sizes in ([1], [2] * 5, [3, 1, 1]):
         Problem(name, sizes, 1).against(scan)
 
 
 @pytest.fixture
 def quick_loop(monkeypatch):
-    """The definition takes T^2 steps of Python to find its sources; engine 'eager' is the same loop."""
+    """The definition takes T^2 steps of Python to find its sources; engine 'eager' is the same
+    loop.
+    """
     monkeypatch.setattr(problems, "reference", eager)
 
 
@@ -88,7 +93,7 @@ def quick_loop(monkeypatch):
     "sizes", [[1] * 1000, [3] * 1001, [3] * 400 + [1] * 600], ids=["1000", "1001", "ragged"]
 )
 @pytest.mark.parametrize("name", ["mingru", "lru", "three"])
-def test_long(name, sizes, quick_loop):
+def test_long_sequences_equal_the_definition(name, sizes, quick_loop):
     Problem(name, sizes, 3).against(
         scan, ("s s_last sa link", "s s_last k_last scaled"), ("g ga link",), 1e-11
     )
@@ -159,7 +164,9 @@ def test_the_operations_grow_with_log_T(name, given):
 
 @pytest.mark.parametrize("name", CELLS)
 def test_no_value_is_looked_at(name):
-    """On a device without values every sweep goes through: so it can be recorded as a CUDA graph."""
+    """On a device without values every sweep goes through: so it can be recorded as a
+    CUDA graph.
+    """
     P = Problem(name, [2] * 9, 5)
     vars(P).update({n: y.to("meta") for n, y in vars(P).items() if isinstance(y, torch.Tensor)})
     tape = P.tape(scan)
@@ -173,7 +180,7 @@ def test_no_value_is_looked_at(name):
 # scale
 
 
-def test_costates_of_any_size_in_float32():
+def test_costates_of_any_size_are_exact_in_float32():
     """Gates of exactly one half: lam_t = 2^(t - T) s_last, to the bit, and k says the rest."""
     T, d = 10_000, 3
     rows, cell = Rows([2] * T), library.mingru
@@ -195,7 +202,7 @@ def test_costates_of_any_size_in_float32():
                 assert found == Fraction(s_last[b, i].item()) / 2 ** (T - t)
 
 
-def test_gates_near_one_half_in_float32():
+def test_gates_near_one_half_are_accurate_in_float32():
     """lam_t = s_last prod A, each unit for itself: from logarithms in float64."""
     T, d = 10_000, 3
     P = Problem("mingru", [1] * T, d, torch.float32)
@@ -209,7 +216,7 @@ def test_gates_near_one_half_in_float32():
 
 
 @pytest.mark.parametrize("name", ["minlstm", "lru"])
-def test_far_below_the_range_of_float32(name):
+def test_costates_far_below_the_range_of_float32_are_kept(name):
     """Against the definition in float64, row by row at its own scale."""
     T = 2000
     P = Problem(name, [1] * T, 3, torch.float32)
@@ -223,7 +230,9 @@ def test_far_below_the_range_of_float32(name):
 
 
 def test_matrices_keep_slots_that_decay_at_their_own_pace():
-    """The slot whose costate is zero stays, the other halves at every step: it is 2^-3000 of what could be there."""
+    """The slot whose costate is zero stays, the other halves at every step: it is 2^-3000 of what
+    could be there.
+    """
 
     @co.cell(slots="a b", parameters={"one": 1.0, "half": 0.5}, reads=None)
     def pace(z, v, x, p):
@@ -248,8 +257,10 @@ def gates(name, f, T, d=3, dtype=torch.float32, B=2):
     return P
 
 
-def test_growth_a_cut_and_small_sources():
-    """Costates grow to 2^1585, a dead gate cuts them off, and what comes after is of its own size again."""
+def test_growth_a_cut_and_small_sources_are_kept_apart():
+    """Costates grow to 2^1585, a dead gate cuts them off, and what comes after is of its own size
+    again.
+    """
     T = 1200
     f = torch.full((T,), 3.0, dtype=torch.float64)
     f[150] = 0
@@ -288,7 +299,7 @@ def test_dead_and_open_gates_are_exact(f):
 
 @pytest.mark.parametrize("name", ["mingru", "minlstm"])
 @pytest.mark.parametrize("size", [30.0, 200.0, 2000.0])
-def test_saturated_gates(name, size):
+def test_saturated_gates_equal_the_definition(name, size):
     P = Problem(name, [2] * 50, 3)
     P.base[:, :3] = size * torch.sign(P.base[:, :3])
     if name == "minlstm":
@@ -297,7 +308,9 @@ def test_saturated_gates(name, size):
 
 
 def test_a_quiet_unit_does_not_spoil_the_second_adjoint():
-    """Unit 1 never forgets and no loss reads it: in units of the others' costates its links grow by 2 at every step."""
+    """Unit 1 never forgets and no loss reads it: in units of the others' costates its links grow by
+    2 at every step.
+    """
     T, B, d = 600, 2, 3
     net = co.Network(library.mingru, inputs=2, hidden=d, outputs=1, dtype=torch.float32)
     with torch.no_grad():
@@ -376,7 +389,9 @@ def by_hand(name, theta, u, x):
 
 
 def by_autograd(name, theta, u, lengths, y):
-    """Loss of the readout at the last step, costates, and loss + mean over t of squared log-ratios, by torch alone."""
+    """Loss of the readout at the last step, costates, and loss + mean over t of squared log-ratios,
+    by torch alone.
+    """
     losses, values, costates = [], [], []
     for b, T in enumerate(lengths):
         x = [theta["x0"]]
@@ -415,7 +430,7 @@ def derivatives(value, leaves):
 
 @pytest.mark.parametrize("lengths", [[7, 7, 7], [4, 7, 2]], ids=["equal", "ragged"])
 @pytest.mark.parametrize("name", LINEAR)
-def test_derivatives_costates_and_penalty_against_autograd(name, lengths):
+def test_derivatives_costates_and_penalty_equal_autograd(name, lengths):
     net, u, y = setup(name)
     theta = dict(net.named_parameters())
     leaves = [*theta.values(), u]
@@ -447,9 +462,12 @@ def test_penalised_gradients_equal_those_of_the_definition(name, penalty):
 
 
 @pytest.mark.parametrize("name", LINEAR)
-def test_forward_mode(name):
+def test_forward_mode_equals_the_definition(name):
     net, u, _ = setup(name)
-    run = lambda u: net(u).y_hat
+
+    def run(u):
+        return net(u).y_hat
+
     v = torch.randn_like(u)
     value, along = torch.func.jvp(run, (u.detach(),), (v,))
     net.engine = "reference"
@@ -471,7 +489,7 @@ def test_what_lies_beyond_the_end_of_a_sample_changes_nothing():
     assert all(torch.equal(found[0][n], g) for n, g in found[1].items())
 
 
-def test_segments():
+def test_a_sequence_can_be_swept_in_segments():
     """A sequence swept in parts hands its costate, with its exponent, from part to part."""
     net, u, y = setup("mingru", T=96, dtype=torch.float32)
     batch = co.Batch(u.detach(), y)
@@ -524,7 +542,8 @@ def below(z, v, x, p):
     [
         (
             library.elman(),
-            "engine 'scan' is for recurrences without W, and cell 'elman' has one. Use engine='auto'",
+            "engine 'scan' is for recurrences without W, and cell 'elman' has one. Use "
+            "engine='auto'",
         ),
         (library.elman("identity"), "without W, and cell 'elman' has one"),
         (library.lstm, "without W, and cell 'lstm' has one"),
@@ -547,7 +566,7 @@ def test_linear_cells_are_taken(name):
     assert (choice, choice.why) == ("scan", "asked for by name")
 
 
-def test_where_it_is_chosen(monkeypatch, caplog):
+def test_it_is_chosen_on_a_gpu_for_the_cells_it_takes(monkeypatch, caplog):
     """On a GPU, for the cells it takes; a CPU has the quicker loops."""
     choice = engines.resolve("auto", library.mingru, "cuda")
     assert (choice, choice.why) == ("scan", "the cell is a formula and the data is on cuda")

@@ -1,4 +1,7 @@
-"""Each private name of torch still does what we use it for: a version of torch that changed one fails here first."""
+"""Each private name of torch still does what the package uses it for.
+
+A version of torch that changes one fails here first.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from torch.autograd import forward_ad
 from coadjoint.sweeps import torch_internals as internals
 
 
-def test_autocast():
+def test_autocast_is_noticed():
     assert not internals.autocast_is_on()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert internals.autocast_is_on()
@@ -21,14 +24,14 @@ def test_autocast():
             assert not internals.autocast_is_on()
 
 
-def test_forward_mode():
+def test_forward_mode_is_noticed():
     assert not internals.forward_mode_is_on()
     with forward_ad.dual_level():
         assert internals.forward_mode_is_on()
     assert not internals.forward_mode_is_on()
 
 
-def test_forward_mode_within_a_jvp():
+def test_forward_mode_is_kept_within_a_jvp():
     """torch switches it off there, and a direction would be lost."""
 
     class Double(torch.autograd.Function):
@@ -57,7 +60,7 @@ def test_forward_mode_within_a_jvp():
     assert within.item() == 3
 
 
-def test_transforms():
+def test_transforms_are_noticed():
     seen = []
 
     def f(x):
@@ -75,14 +78,14 @@ def test_transforms():
     assert seen == [(True, True, True), (False, False, False)]
 
 
-def test_batched():
+def test_batched_tensors_are_noticed():
     seen = []
     torch.vmap(lambda x: seen.append(internals.is_batched(x)) or x)(torch.ones(2, 3))
     assert seen == [True]
     assert not internals.is_batched(torch.ones(2))
 
 
-def test_dead_wrappers():
+def test_dead_wrappers_are_taken_off():
     """A tensor that a transform has left behind is taken out of its wrapper."""
     left = []
     torch.func.grad(lambda x: left.append(x) or x.sum())(torch.ones(2))
@@ -95,7 +98,9 @@ FAKE = """
 import torch
 from coadjoint.sweeps import torch_internals as internals
 y = torch.ones(2)
-assert not internals.is_fake(y) and not internals.fake_mode_is_on() and not internals.proxy_mode_is_on()
+assert not internals.is_fake(y)
+assert not internals.fake_mode_is_on()
+assert not internals.proxy_mode_is_on()
 from torch._subclasses.fake_tensor import FakeTensorMode
 with FakeTensorMode() as mode:
     assert internals.fake_mode_is_on()
@@ -109,25 +114,25 @@ assert seen == [True]
 
 
 @pytest.mark.slow
-def test_fake_and_proxy_modes():
+def test_fake_and_proxy_modes_are_noticed():
     """In a process of its own, where FakeTensor has not been imported before."""
     done = subprocess.run([sys.executable, "-c", FAKE], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
-def test_zero_tensors():
+def test_zero_tensors_are_noticed():
     assert internals.is_zero_everywhere(torch._efficientzerotensor((2,)))
     assert not internals.is_zero_everywhere(torch.zeros(2))
 
 
-def test_versions():
+def test_versions_count_edits_in_place():
     y = torch.zeros(2)
     before = internals.version(y)
     y += 1
     assert internals.version(y) == before + 1
 
 
-def test_storages():
+def test_holders_of_a_storage_are_counted():
     y = torch.zeros(4)
     storage = y.untyped_storage()
     alone = internals.holders(storage)
@@ -139,14 +144,14 @@ def test_storages():
     assert internals.holders(storage) == alone
 
 
-def test_unflattened():
+def test_a_flat_vector_is_taken_apart_again():
     like = [torch.zeros(2, 3), torch.zeros(4)]
     found = internals.unflattened(torch.arange(10.0), like)
     assert [y.shape for y in found] == [y.shape for y in like]
     assert torch.cat([y.flatten() for y in found]).tolist() == list(range(10))
 
 
-def test_nodes_that_a_backward_pass_goes_through():
+def test_nodes_that_a_backward_pass_goes_through_are_known():
     class Watch(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x, y):
@@ -187,7 +192,7 @@ def test_a_leaf_that_was_asked_for_is_an_error():
     torch.autograd.grad(Watch.apply(x), x)
 
 
-def test_parameters_put_in_for_a_while():
+def test_parameters_can_be_replaced_for_a_while():
     module = nn.Linear(2, 1)
     own = module.weight
     other = torch.full((1, 2), 3.0)
@@ -197,14 +202,14 @@ def test_parameters_put_in_for_a_while():
     assert module.weight is own
 
 
-def test_children_by_all_their_names():
+def test_children_are_found_by_all_their_names():
     inner = nn.Linear(1, 1)
     module = nn.ModuleDict({"a": inner, "b": inner})
     assert internals.children(module) == [("a", inner), ("b", inner)]
     assert len(list(module.named_children())) == 1
 
 
-def test_parameters_that_are_not_made_from_others():
+def test_parameters_that_are_not_made_from_others_are_known():
     module = nn.Linear(2, 2)
     assert internals.has_parameter(module, "weight")
     assert not internals.has_parameter(module, "absent")
@@ -237,14 +242,17 @@ internals.load_compiler()
 
 
 @pytest.mark.slow
-def test_compiled_modules():
+def test_compiled_modules_are_noticed():
     done = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.slow
 def test_importing_does_not_load_the_compiler():
-    code = "import sys; from coadjoint.sweeps import torch_internals; assert 'torch._dynamo' not in sys.modules"
+    code = (
+        "import sys; from coadjoint.sweeps import torch_internals; assert 'torch._dynamo' not "
+        "in sys.modules"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
@@ -252,7 +260,7 @@ def test_importing_does_not_load_the_compiler():
 @pytest.mark.parametrize(
     ("name", "kind"), [("gru_cell", nn.GRUCell), ("rnn_tanh_cell", nn.RNNCell)]
 )
-def test_fused_cells(name, kind):
+def test_fused_cells_equal_torchs_modules(name, kind):
     cell, u, h = kind(2, 3), torch.randn(4, 2), torch.randn(4, 3)
     weights = (cell.weight_ih, cell.weight_hh, cell.bias_ih, cell.bias_hh)
     assert torch.equal(internals.fused_cell(name)(u, h, *weights), cell(u, h))
@@ -271,7 +279,7 @@ def test_operations_are_seen_below_autograd():
     assert internals.tree_leaves({"a": [1, (2, 3)]}) == [1, 2, 3]
 
 
-def test_names_of_wrappers():
+def test_names_of_wrappers_exist():
     """What they do in several processes is in tests/nn/test_distributed.py."""
     from torch.distributed._composable_state import _module_state_mapping
 
@@ -287,8 +295,10 @@ def test_names_of_wrappers():
     assert TrainingState.IDLE.name == "IDLE"
 
 
-def test_hooks():
-    """Whatever torch would do around a call of a module is seen: hooks of the module, of all modules, a compiled call."""
+def test_hooks_around_a_call_are_noticed():
+    """Whatever torch would do around a call of a module is seen: hooks of the module, of all
+    modules, a compiled call.
+    """
     register = (
         "register_forward_hook",
         "register_forward_pre_hook",

@@ -1,8 +1,9 @@
-"""Penalties where something is exactly zero or equal: values, gradients and Hessians against plain float64 loops.
+"""Penalties are right where something is exactly zero or equal.
 
-The loops and formulas are written by entries, so that squares of norms are smooth at zero. A norm that is not squared has
-a kink there; its derivatives are 0 by definition, and `kinked` says so. Second differences of the values, which know
-nothing of either, confirm the smooth ones.
+Values, gradients and Hessians are compared with plain float64 loops. The loops and formulas are
+written by entries, so that squares of norms are smooth at zero. A norm that is not squared has a
+kink there; its derivatives are 0 by definition, and `kinked` says so. Second differences of the
+values, which know nothing of either, confirm the smooth ones.
 """
 
 import itertools
@@ -71,7 +72,10 @@ def change(before, after):
 
 
 def of_one_sample(name, x, lam, back, direct):
-    """The docstrings' formulas. x, lam: t = 0..T; back: J_t' lam_t, t = 1..T; direct: d y_hat_k / dx_t by k."""
+    """The docstrings' formulas.
+
+    x, lam: t = 0..T; back: J_t' lam_t, t = 1..T; direct: d y_hat_k / dx_t by k.
+    """
     n = [kinked(y) for y in lam]
     return {
         "squared-norm": lambda: mean(square(y) for y in lam[1:]),
@@ -203,12 +207,15 @@ class Model:
 
 def derivatives(value, parameters, directions):
     """The value, the gradient, and the Hessian times each direction, flat."""
-    flat = lambda gs: torch.cat(
-        [
-            (torch.zeros_like(p) if g is None else g).flatten()
-            for g, p in zip(gs, parameters, strict=True)
-        ]
-    )
+
+    def flat(gs):
+        return torch.cat(
+            [
+                (torch.zeros_like(p) if g is None else g).flatten()
+                for g, p in zip(gs, parameters, strict=True)
+            ]
+        )
+
     none = torch.zeros(sum(p.numel() for p in parameters), dtype=F64)
     if not value.requires_grad:
         return value, none, [none for _ in directions]
@@ -253,7 +260,9 @@ def one_sample_fits(model):
 
 
 def dead_units(model):
-    """relu: one unit never answers, and none does at step 3 (of the first layer, where there are two)."""
+    """relu: one unit never answers, and none does at step 3 (of the first layer, where there are
+    two).
+    """
     for layer in model.layers:
         bias = layer.bias_ih_l0 if model.kind == "record" else layer.b
         bias[0], bias[1:] = -100.0, 3.0
@@ -267,7 +276,9 @@ def unread_units(model):
 
 
 def equal_neighbours(model):
-    """W = 1 without bends: lam_t is the same for all t, to the last bit, and every ratio exactly 1."""
+    """W = 1 without bends: lam_t is the same for all t, to the last bit, and every
+    ratio exactly 1.
+    """
     for layer in model.layers:
         model.weights(layer)["W"].copy_(torch.eye(model.hidden))
 
@@ -320,7 +331,7 @@ def at(kind, point, **options):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("point", POINTS)
-def test_value_gradient_and_hessian(point, kind):
+def test_value_gradient_and_hessian_equal_the_loops(point, kind):
     model = at(kind, point)
     along = directions(model.parameters, 1)
     for name in NAMES:
@@ -335,7 +346,9 @@ def test_value_gradient_and_hessian(point, kind):
 
 
 def test_the_points_are_what_they_say():
-    zeros = lambda point: at("network", point).costates().zeros()
+    def zeros(point):
+        return at("network", point).costates().zeros()
+
     assert zeros("V = 0").tolist() == [T + 1] * B
     assert zeros("W = 0").tolist() == [T] * B
     assert zeros("perfect fit").tolist() == [T + 1] * B
@@ -360,7 +373,10 @@ def second_difference(model, value, along):
         return found
 
     middle = float(value().detach())
-    by = lambda h: (shifted(h) - 2 * middle + shifted(-h)) / h**2
+
+    def by(h):
+        return (shifted(h) - 2 * middle + shifted(-h)) / h**2
+
     return (4 * by(1e-3) - by(2e-3)) / 3
 
 
@@ -369,12 +385,17 @@ def second_difference(model, value, along):
     ("name", "point"),
     [("squared-norm", "V = 0"), ("squared-norm", "W = 0"), ("omega", "W = 0")],
 )
-def test_hessian_against_differences_of_values(name, point, kind):
-    """omega: of the last step alone, since the others' costates are zero and left out; an LSTM's are not."""
+def test_hessians_agree_with_differences_of_values(name, point, kind):
+    """omega: of the last step alone, since the others' costates are zero and left out; an LSTM's
+    are not.
+    """
     model = at(kind, point)
     if name == "omega":
         one_step(model)
-    value = lambda: model.ours(name)
+
+    def value():
+        return model.ours(name)
+
     for along in directions(model.parameters):
         _, _, (product,) = derivatives(value(), model.parameters, [along])
         curvature = float(product @ torch.cat([d.flatten() for d in along]))
@@ -383,11 +404,14 @@ def test_hessian_against_differences_of_values(name, point, kind):
         assert abs(curvature - true) < 1e-5 * abs(true)
 
 
-def test_stabiliser_of_one_step_from_a_state_of_zeros():
+def test_the_stabiliser_of_one_step_from_a_state_of_zeros_is_right():
     """||h_1||^2, at h_1 = 0"""
     model = at("network", "silent", x0="zero")
     one_step(model)
-    value = lambda: model.ours("norm-stabiliser")
+
+    def value():
+        return model.ours("norm-stabiliser")
+
     (along,) = directions(model.parameters, 1)
     _, gradient, (product,) = derivatives(value(), model.parameters, [along])
     curvature = float(product @ torch.cat([d.flatten() for d in along]))
@@ -398,14 +422,19 @@ def test_stabiliser_of_one_step_from_a_state_of_zeros():
 
 
 def test_omega_as_published_has_its_curvature_by_w_at_zero():
-    """The mean over samples of (||W' D lam||^2 / ||lam||^2 - 1)^2, D = 1 - h^2, with h and lam held."""
+    """The mean over samples of (||W' D lam||^2 / ||lam||^2 - 1)^2, D = 1 - h^2, with h and lam
+    held.
+    """
     model = at("network", "W = 0")
     one_step(model)
     W = model.module.W
     lam = model.costates()
     last, h = lam.lam[1].detach(), lam.trajectory.x[1].detach()
     slope = (1 - h**2) * last
-    truth = lambda W: ((square(slope @ W) / square(last) - 1) ** 2).mean()
+
+    def truth(W):
+        return ((square(slope @ W) / square(last) - 1) ** 2).mean()
+
     along = torch.randn(W.shape, dtype=F64, generator=torch.Generator().manual_seed(7))
     value, gradient, (product,) = derivatives(
         PENALTIES["omega-published"](lam).mean(), [W], [[along]]
@@ -419,7 +448,9 @@ def test_omega_as_published_has_its_curvature_by_w_at_zero():
 
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
 def test_costates_too_small_for_their_type_are_not_taken_for_zeros(dtype):
-    """They have a norm, with its own derivatives: the second derivative by the mantissa is 2 4^k, once."""
+    """They have a norm, with its own derivatives: the second derivative by the mantissa is 2 4^k,
+    once.
+    """
     net = co.Network("elman", inputs=I, hidden=D, outputs=O, activation="identity", dtype=dtype)
     with torch.no_grad():
         net.W.copy_(0.5 * torch.eye(D))

@@ -1,4 +1,4 @@
-"""Users' data as a task: splits, scaling, targets, gaps, windows; and predictions for new files."""
+"""Users' data as a task: splits, scaling, targets, gaps, windows, and predictions for new files."""
 
 import csv
 import json
@@ -16,15 +16,13 @@ from coadjoint.errors import CoadjointError, ConfigError, DataError, NumericalEr
 from coadjoint.tasks.data import Data
 from coadjoint.training.predict import write_predictions
 from coadjoint.training.validation import examples
-
-
-def put(folder, name, text):
-    (folder / name).write_text(text)
-    return folder / name
+from paths import put
 
 
 def table(n=20, T=5, seed=0, classes=("down", "up"), ragged=True, target=None, extra=""):
-    """A long table of n sequences; labels by the sign of the first feature's mean unless target(i, t, row) gives them."""
+    """A long table of n sequences; labels by the sign of the first feature's mean unless target(i,
+    t, row) gives them.
+    """
     rng = np.random.default_rng(seed)
     lines = [f"id,time,a,b,target{extra}"]
     for i in range(n):
@@ -59,9 +57,16 @@ def everything(data, split):
     ]
 
 
-def test_classification(tmp_path):
+def test_a_table_with_labels_is_a_classification(tmp_path):
     data = Data.read(put(tmp_path, "toy.csv", table(30)))
-    assert (data.name, data.inputs, data.outputs, data.readout, data.output, data.loss) == ("toy", 2, 2, "last", "softmax", "cross-entropy")  # fmt: skip
+    assert (data.name, data.inputs, data.outputs, data.readout, data.output, data.loss) == (
+        "toy",
+        2,
+        2,
+        "last",
+        "softmax",
+        "cross-entropy",
+    )
     assert data.splits == ("valid", "test")
     assert [len(data.sets[s]) for s in ("train", "valid", "test")] == [24, 3, 3]
     ids = [i for s in data.sets for i in data.sets[s].ids]
@@ -114,7 +119,7 @@ def test_examples_speak_the_files_language(tmp_path):
     assert all("right" not in example for example in examples(net, data, 0))
 
 
-def test_values_too_large_to_square(tmp_path):
+def test_values_too_large_to_square_are_standardised(tmp_path):
     text = "id,a,target\n" + "".join(f"s{i},{(i + 1) * 1e300!r},{'ud'[i % 2]}\n" for i in range(10))
     data = Data.read(put(tmp_path, "d.csv", text))
     assert abs(np.concatenate(data.sets["train"].u)).max() < 5
@@ -124,7 +129,13 @@ def test_values_too_large_to_square(tmp_path):
 
 
 def test_constant_features_are_noted(tmp_path):
-    data = Data.read(put(tmp_path, "d.csv", "id,a,c,target\n" + "".join(f"s{i},{i},0.1,{'ud'[i % 2]}\n" for i in range(10))))  # fmt: skip
+    data = Data.read(
+        put(
+            tmp_path,
+            "d.csv",
+            "id,a,c,target\n" + "".join(f"s{i},{i},0.1,{'ud'[i % 2]}\n" for i in range(10)),
+        )
+    )
     assert data.describe()["std"][1] == 1
     assert np.abs(np.concatenate(data.sets["train"].u)[:, 1]).max() < 1e-12
     assert "feature 'c' is constant in training" in data.notes
@@ -152,9 +163,12 @@ def test_a_rare_class_is_in_training(tmp_path):
 
 def test_quantities_do_not_change_the_split(tmp_path):
     """Classes are spread evenly over the sets; quantities are not, whatever their sign."""
-    split = lambda target: (
-        Data.read(put(tmp_path, "d.csv", table(20, target=target)), kind="regress", at="last").sets
-    )
+
+    def split(target):
+        return Data.read(
+            put(tmp_path, "d.csv", table(20, target=target)), kind="regress", at="last"
+        ).sets
+
     first, other = split(lambda i, t, row: 1.5 * i), split(lambda i, t, row: -(i % 3))
     assert [s.ids for s in first.values()] == [s.ids for s in other.values()]
 
@@ -166,30 +180,47 @@ def test_labels_are_sorted_as_numbers(tmp_path):
 
 BAD = {
     "one class": (table(9, classes=("up",)), {}, ["column 'target'", "one class only, 'up'"]),
-    "float labels": (table(9, classes=("0.5", "1")), {"kind": "classify"}, ["column 'target'", '"0.5" is a real number', "--kind regress"]),
-    "pandas' labels": (table(9, classes=("0.0", "1.0")), {"kind": "classify"}, ['"0.0" is a real number', "without a decimal point"]),
-    "constant target": (table(9, classes=("7",)), {"kind": "regress"}, ["column 'target'", "constant"]),
-    "target equals an input": (table(9, target=lambda i, t, row: row[1]), {"kind": "regress", "at": "every"}, ["target 'target' equals input 'b'", "--features"]),
-    "no targets": (table(9, classes=("",)), {"kind": "classify"}, ["column 'target'", "every one is missing"]),
-    "no quantities": (table(9, classes=("",)), {"kind": "regress"}, ["column 'target'", "every target is missing"]),
-    "a target missing": (table(9, classes=("u", "d", "")), {}, ["d.csv:19 column 'target'", "'s2' is missing", "--missing drop|mask"]),
-    "changing target": (table(9, target=lambda i, t, row: "ud"[t % 2]), {}, ["changes within sequences", "--at every", "--at last"]),
-    "one sequence": (table(1), {"at": "last", "target": "target", "kind": "classify"}, ["one class only"]),
-    "one sequence to split": (table(1, T=9, target=lambda i, t, row: t), {"kind": "regress", "at": "every"}, ["1 sequence,", "--valid", "--window"]),
+    "float labels": (table(9, classes=("0.5", "1")), {"kind": "classify"},
+        ["column 'target'", '"0.5" is a real number', "--kind regress"]),
+    "pandas' labels": (table(9, classes=("0.0", "1.0")), {"kind": "classify"},
+        ['"0.0" is a real number', "without a decimal point"]),
+    "constant target": (table(9, classes=("7",)), {"kind": "regress"},
+        ["column 'target'", "constant"]),
+    "target equals an input": (table(9, target=lambda i, t, row: row[1]),
+        {"kind": "regress", "at": "every"}, ["target 'target' equals input 'b'", "--features"]),
+    "no targets": (table(9, classes=("",)), {"kind": "classify"},
+        ["column 'target'", "every one is missing"]),
+    "no quantities": (table(9, classes=("",)), {"kind": "regress"},
+        ["column 'target'", "every target is missing"]),
+    "a target missing": (table(9, classes=("u", "d", "")), {},
+        ["d.csv:19 column 'target'", "'s2' is missing", "--missing drop|mask"]),
+    "changing target": (table(9, target=lambda i, t, row: "ud"[t % 2]), {},
+        ["changes within sequences", "--at every", "--at last"]),
+    "one sequence": (table(1), {"at": "last", "target": "target", "kind": "classify"},
+        ["one class only"]),
+    "one sequence to split": (table(1, T=9, target=lambda i, t, row: t),
+        {"kind": "regress", "at": "every"}, ["1 sequence,", "--valid", "--window"]),
     "few sequences": (table(2), {}, ["2 sequences, too few to split into 3"]),
-    "short for the window": (table(9), {"window": 6}, ["d.csv:2 column 'id'", "'s0' has length 5", "needs at least 6"]),
-    "short for next": ("id,a\nx,1\nx,2\ny,1\n", {"kind": "next"}, ["d.csv:4", "'y' has length 1", "--kind next needs at least 2"]),
-    "uneven": (table(9).replace("s1,3,", "s1,3.5,"), {}, ["d.csv:10 column 'time'", "--irregular allow"]),
-    "nothing to fill from": ("id,a,target\nx,,u\nx,1,u\ny,2,d\n", {"missing": "ffill"}, ["d.csv:2 column 'a'", "none before it"]),
-    "a feature of gaps": (table(9).replace(",b,", ",b,target,").replace(",target,target", ",c,target").replace(",up", ",,up").replace(",down", ",NA,down"), {"missing": "mask"}, ["every value of 'c' is missing"]),
+    "short for the window": (table(9), {"window": 6},
+        ["d.csv:2 column 'id'", "'s0' has length 5", "needs at least 6"]),
+    "short for next": ("id,a\nx,1\nx,2\ny,1\n", {"kind": "next"},
+        ["d.csv:4", "'y' has length 1", "--kind next needs at least 2"]),
+    "uneven": (table(9).replace("s1,3,", "s1,3.5,"), {},
+        ["d.csv:10 column 'time'", "--irregular allow"]),
+    "nothing to fill from": ("id,a,target\nx,,u\nx,1,u\ny,2,d\n", {"missing": "ffill"},
+        ["d.csv:2 column 'a'", "none before it"]),
+    "a feature of gaps": (table(9).replace(",b,", ",b,target,").replace(",target,target",
+        ",c,target").replace(",up", ",,up").replace(",down", ",NA,down"), {"missing": "mask"},
+        ["every value of 'c' is missing"]),
     "emptied": ("id,a,target\nx,,u\ny,1,d\n", {"missing": "drop"}, ["'x'", "length 0"]),
-    "nothing of its own to fill from": ("id,a,target\nx,1,u\nx,1,u\ny,,d\n", {"missing": "ffill"}, ["d.csv:4 column 'a'", "none before it"]),
+    "nothing of its own to fill from": ("id,a,target\nx,1,u\nx,1,u\ny,,d\n", {"missing": "ffill"},
+        ["d.csv:4 column 'a'", "none before it"]),
     "nothing next": ("id,a\nx,1\nx,1\ny,1\ny,1\nz,1\nz,1\n", {"kind": "next"}, ["constant"]),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad_data(case, tmp_path):
+def test_bad_data_is_refused_with_its_place(case, tmp_path):
     text, options, words = BAD[case]
     with refused(["d.csv", *words]):
         Data.read(put(tmp_path, "d.csv", text), **options)
@@ -197,14 +228,16 @@ def test_bad_data(case, tmp_path):
 
 @pytest.mark.parametrize(
     "options",
-    [{"split": (0.5, 0.5)}, {"split": (0, 0.5, 0.5)}, {"split": (0.9, 0.9, 0.1)}, {"irregular": "maybe"}, {"overlap": "yes"}, {"window": 0}, {"window": 1, "kind": "next"}, {"dtype": "float16"}, {"kind": "next", "at": "last", "features": "a"}],
+    [{"split": (0.5, 0.5)}, {"split": (0, 0.5, 0.5)}, {"split": (0.9, 0.9, 0.1)},
+        {"irregular": "maybe"}, {"overlap": "yes"}, {"window": 0}, {"window": 1, "kind": "next"},
+        {"dtype": "float16"}, {"kind": "next", "at": "last", "features": "a"}],
 )  # fmt: skip
-def test_bad_settings(options, tmp_path):
+def test_bad_settings_are_refused(options, tmp_path):
     with pytest.raises(ConfigError):
         Data.read(put(tmp_path, "d.csv", table(9)), **options)
 
 
-def test_held_out_files(tmp_path):
+def test_held_out_files_must_match_and_share_nothing(tmp_path):
     train, valid, test = (
         put(tmp_path, f"{s}.csv", table(9, seed=k))
         for k, s in enumerate(("train", "valid", "test"))
@@ -217,12 +250,23 @@ def test_held_out_files(tmp_path):
         Data.read(train, test=train)
     with refused(["same bytes"]):
         Data.read(train, test=put(tmp_path, "copy.csv", train.read_text()))
-    shared = put(tmp_path, "shared.csv", test.read_text() + "".join(ln.replace("s4", "again", 1) + "\n" for ln in train.read_text().split("\n") if ln.startswith("s4,")))  # fmt: skip
+    shared = put(
+        tmp_path,
+        "shared.csv",
+        test.read_text()
+        + "".join(
+            ln.replace("s4", "again", 1) + "\n"
+            for ln in train.read_text().split("\n")
+            if ln.startswith("s4,")
+        ),
+    )
     with refused(["shared.csv (test): 1 of its sequences", "'again'", "'s4'", "--overlap allow"]):
         Data.read(train, test=shared)
     assert len(Data.read(train, test=shared, overlap="allow").sets["test"]) == 10
     with refused(["left.csv:13 column 'target'", "label 'left'", "'down', 'up'"]):
-        Data.read(train, valid=put(tmp_path, "left.csv", table(9, seed=5, classes=("up", "down", "left"))))  # fmt: skip
+        Data.read(
+            train, valid=put(tmp_path, "left.csv", table(9, seed=5, classes=("up", "down", "left")))
+        )
     with refused(["missing columns: 'b'", "extra columns: 'bb'"]):
         Data.read(train, valid=put(tmp_path, "other.csv", valid.read_text().replace(",b,", ",bb,")))
     moved = put(
@@ -247,7 +291,7 @@ def test_copies_within_a_file_are_noted(tmp_path):
     )
 
 
-def test_every_step(tmp_path):
+def test_targets_can_be_at_every_step(tmp_path):
     path = put(tmp_path, "d.csv", table(20, target=lambda i, t, row: i + 10 * t))
     data = Data.read(path, kind="regress", at="every", dtype="float64")
     assert (data.readout, data.reduce, data.loss) == ("every", "mean", "squared")
@@ -268,16 +312,18 @@ def test_every_step(tmp_path):
     assert batch.y[:4, 0].tolist() == [0, 1, 2, 0]
 
 
-def test_the_last_rows_target(tmp_path):
+def test_the_last_rows_target_is_taken(tmp_path):
     path = put(tmp_path, "d.csv", table(20, target=lambda i, t, row: i + 10 * t))
     data = Data.read(path, kind="regress", at="last", standardise=False)
     for i, u, y in everything(data, "train"):
         assert y == int(i[1:]) + 10 * (len(u) - 1)
     once = put(tmp_path, "e.csv", table(20, target=lambda i, t, row: "ud"[i % 2] if t == 0 else ""))
-    assert [y for _, _, y in everything(Data.read(once), "train")] == [1 - int(i[1:]) % 2 for i in Data.read(once).sets["train"].ids]  # fmt: skip
+    assert [y for _, _, y in everything(Data.read(once), "train")] == [
+        1 - int(i[1:]) % 2 for i in Data.read(once).sets["train"].ids
+    ]
 
 
-def test_next_step(tmp_path):
+def test_the_next_step_can_be_the_target(tmp_path):
     np.save(tmp_path / "d.npy", np.random.default_rng(0).normal(size=(12, 7, 3)))
     with refused(["--kind next"]):
         Data.read(tmp_path / "d.npy")
@@ -293,17 +339,28 @@ def test_next_step(tmp_path):
         )
 
 
-def test_dropped_and_filled_rows(tmp_path):
-    text = "id,a,b,target\n" + "".join(f"s{i},{i},{i},{'ud'[i % 2]}\ns{i},,{i},{'ud'[i % 2]}\ns{i},{i + 5},{i},{'ud'[i % 2]}\n" for i in range(10))  # fmt: skip
+def test_gaps_can_be_dropped_or_filled(tmp_path):
+    text = "id,a,b,target\n" + "".join(
+        f"s{i},{i},{i},{'ud'[i % 2]}\ns{i},,{i},{'ud'[i % 2]}\ns{i},{i + 5},{i},{'ud'[i % 2]}\n"
+        for i in range(10)
+    )
     path = put(tmp_path, "d.csv", text)
     with refused(
         ["d.csv:3 column 'a'", "10 of 30 values are missing", "--missing drop|ffill|mask"]
     ):
         Data.read(path)
-    of = lambda how: {i: u[:, 0].tolist() for i, u, _ in everything(Data.read(path, missing=how, standardise=False), "train")}  # fmt: skip
+
+    def of(how):
+        return {
+            i: u[:, 0].tolist()
+            for i, u, _ in everything(Data.read(path, missing=how, standardise=False), "train")
+        }
+
     assert all(u == [int(i[1:]), int(i[1:]) + 5] for i, u in of("drop").items())
     assert all(u == [int(i[1:]), int(i[1:]), int(i[1:]) + 5] for i, u in of("ffill").items())
-    timed = "id,time,a,target\n" + "".join(f"s{i},{t},{'' if t == 2 else i + t},{'ud'[i % 2]}\n" for i in range(9) for t in range(6))  # fmt: skip
+    timed = "id,time,a,target\n" + "".join(
+        f"s{i},{t},{'' if t == 2 else i + t},{'ud'[i % 2]}\n" for i in range(9) for t in range(6)
+    )
     with refused(["--irregular allow"]):
         Data.read(put(tmp_path, "e.csv", timed), missing="drop")
     assert (
@@ -312,8 +369,12 @@ def test_dropped_and_filled_rows(tmp_path):
     )
 
 
-def test_masks(tmp_path):
-    text = "id,a,b,target\n" + "".join(f"s{i},{'' if (i + t) % 3 == 0 else i + t},{t * i},{'' if t == 1 else i * t}\n" for i in range(10) for t in range(4))  # fmt: skip
+def test_gaps_can_be_masked(tmp_path):
+    text = "id,a,b,target\n" + "".join(
+        f"s{i},{'' if (i + t) % 3 == 0 else i + t},{t * i},{'' if t == 1 else i * t}\n"
+        for i in range(10)
+        for t in range(4)
+    )
     data = Data.read(put(tmp_path, "d.csv", text), kind="regress", at="every", missing="mask")
     assert data.inputs == 3
     assert data.describe()["masked"] == ["a"]
@@ -337,7 +398,7 @@ def test_masks(tmp_path):
     torch.testing.assert_close(lam.loss, expected)
 
 
-def test_labels_missing_at_some_steps(tmp_path):
+def test_labels_may_be_missing_at_some_steps(tmp_path):
     text = table(20, target=lambda i, t, row: "" if t == 2 else "ud"[(i + t) % 2])
     data = Data.read(put(tmp_path, "d.csv", text), at="every", missing="mask")
     batch = data.batch(0, 4, seed=0)
@@ -363,7 +424,7 @@ def test_scores_ignore_padding_and_use_the_targets_units(tmp_path):
     assert scores["mse"][0] == pytest.approx(n, rel=1e-3)
 
 
-def test_windows(tmp_path):
+def test_a_long_sequence_is_cut_into_windows(tmp_path):
     rows = "".join(f"{t},{np.sin(t):.6f},{t * t}\n" for t in range(103))
     path = put(tmp_path, "d.csv", "time,a,target\n" + rows)
     data = Data.read(path, kind="regress", at="last", window=10, standardise=False)
@@ -379,7 +440,7 @@ def test_windows(tmp_path):
     assert sum(len(many.sets[s]) for s in many.sets) == 60
 
 
-def test_array_and_ts_files(tmp_path):
+def test_array_and_ts_files_are_read(tmp_path):
     rng = np.random.default_rng(0)
     np.savez(
         tmp_path / "d.npz",
@@ -466,7 +527,7 @@ def test_next_step_predictions_reach_beyond_the_end(tmp_path):
     assert list(out[0]) == ["id", "time", "prediction a", "prediction b"]
 
 
-def test_files_that_do_not_suit_the_network(tmp_path):
+def test_files_that_do_not_suit_the_network_are_refused(tmp_path):
     data = Data.read(put(tmp_path, "train.csv", table(20)))
     d = data.describe()
     with refused(["missing columns: 'b'", "extra columns: 'bb'", "Is 'bb' what is called 'b'?"]):
@@ -482,7 +543,14 @@ def test_files_that_do_not_suit_the_network(tmp_path):
     arrays = Data.read(tmp_path / "t.npz", kind="classify").describe()
     with refused(["2 features", "trained on 3"]):
         Data.for_prediction(arrays, tmp_path / "c.npy")
-    masked = Data.read(put(tmp_path, "m.csv", "id,a,b,target\n" + "".join(f"s{i},{i or ''},{i},{'ud'[i % 2]}\n" for i in range(9))), missing="mask")  # fmt: skip
+    masked = Data.read(
+        put(
+            tmp_path,
+            "m.csv",
+            "id,a,b,target\n" + "".join(f"s{i},{i or ''},{i},{'ud'[i % 2]}\n" for i in range(9)),
+        ),
+        missing="mask",
+    )
     assert (
         len(Data.for_prediction(masked.describe(), put(tmp_path, "n.csv", "id,a,b\nx,,1\n"))) == 1
     )
@@ -492,7 +560,10 @@ def test_files_that_do_not_suit_the_network(tmp_path):
 
 @pytest.mark.parametrize(
     "change",
-    [{"kind": "guess"}, {"std": [1.0]}, {"std": [0.0, 1.0]}, {"mean": ["a", "b"]}, {"mean": [float("nan"), 0.0]}, {"labels": ["a"]}, {"masked": ["z"]}, {"features": "ab"}, {"columns": {}}, {"window": -1}, {"dtype": "object"}, {"reading": {"plugin": "x"}}, {"reading": None}, {"reading": []}, {"more": 1}],
+    [{"kind": "guess"}, {"std": [1.0]}, {"std": [0.0, 1.0]}, {"mean": ["a", "b"]},
+        {"mean": [float("nan"), 0.0]}, {"labels": ["a"]}, {"masked": ["z"]}, {"features": "ab"},
+        {"columns": {}}, {"window": -1}, {"dtype": "object"}, {"reading": {"plugin": "x"}},
+        {"reading": None}, {"reading": []}, {"more": 1}],
 )  # fmt: skip
 def test_a_damaged_description_is_refused(change, tmp_path):
     data = Data.read(put(tmp_path, "train.csv", table(20)))
@@ -500,7 +571,7 @@ def test_a_damaged_description_is_refused(change, tmp_path):
         Data.for_prediction(data.describe() | change, tmp_path / "train.csv")
 
 
-def test_cells_that_a_spreadsheet_would_run(tmp_path):
+def test_cells_that_a_spreadsheet_would_run_are_written_as_text(tmp_path):
     labels = ("=cmd()", "+1", "-x", "@sum")
     data = Data.read(put(tmp_path, "d.csv", table(20, classes=labels)), kind="classify")
     path = put(
@@ -561,7 +632,8 @@ cells = st.sampled_from(["0", "1", "2", "2.5", "1e39", "-7", "", "NA", "up", "do
 @pytest.mark.slow
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck), database=None)
 @given(
-    st.lists(st.tuples(st.sampled_from("xyz"), cells, cells, cells), min_size=1, max_size=12).map(lambda rows: sorted(rows, key=lambda r: r[0])),
+    st.lists(st.tuples(st.sampled_from("xyz"), cells, cells, cells), min_size=1,
+        max_size=12).map(lambda rows: sorted(rows, key=lambda r: r[0])),
     st.sampled_from([None, "classify", "regress", "next"]),
     st.sampled_from([None, "last", "every"]),
     st.sampled_from(["drop", "ffill", "mask"]),
@@ -603,7 +675,14 @@ def test_a_network_learns_from_a_file(tmp_path):
     data = Data.read(put(tmp_path, "d.csv", text), kind="regress", at="every")
     net = network(data)
     optimiser = torch.optim.Adam(net.parameters(), 0.05)
-    value = lambda: sum(t for b in data.held_out("valid", 0) for t in [data.score(net(b.u, lengths=b.lengths).a, b)["mse"][0]])  # fmt: skip
+
+    def value():
+        return sum(
+            t
+            for b in data.held_out("valid", 0)
+            for t in [data.score(net(b.u, lengths=b.lengths).a, b)["mse"][0]]
+        )
+
     before = value()
     for step in range(60):
         batch = data.batch(step, 8, seed=0)

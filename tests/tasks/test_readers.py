@@ -1,4 +1,4 @@
-"""Users' files: what is read, and what each bad file is answered with: the file, the row, the column, the way out."""
+"""Users' files are read exactly, or refused with the file, the row, the column and the way out."""
 
 import gzip
 import io
@@ -22,18 +22,13 @@ from coadjoint.tasks.files import read
 from coadjoint.tasks.files import text as text_module
 from coadjoint.tasks.files.sheet import Options
 from coadjoint.training import online
+from paths import put
 from work import counted
 
 pytestmark = pytest.mark.slow
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
-
-
-def put(folder, name, content):
-    path = folder / name
-    path.write_bytes(content.encode() if isinstance(content, str) else content)
-    return path
 
 
 def refused(path, words, **options):
@@ -49,6 +44,9 @@ def refused(path, words, **options):
 
 
 GOOD = "id,time,a,b,target\nx,0,1,2,up\nx,1,3,4,up\ny,0,5,6,down\ny,1,7,8.5,down\n"
+QUOTED = '"id","time","a","b","target"\n' + "".join(
+    ",".join(f'"{cell}"' for cell in line.split(",")) + "\n" for line in GOOD.split("\n")[1:-1]
+)
 NEXT = {"kind": "next"}
 
 # name: (text of data.csv, options, words that the answer holds)
@@ -58,34 +56,50 @@ CSV = {
     "header only": ("id,a,target\n", {}, ["data.csv has a header but no rows"]),
     "too many fields": ("a,b\n1,2\n1,2,3\n4,5\n", NEXT, ["data.csv:3", "expected 2 fields, got 3"]),
     "too few fields": ("a,b\n1,2\n1\n4,5\n", NEXT, ["data.csv:3", "expected 2 fields, got 1"]),
-    "rows longer than the header": ("a,b\n1,2,3\n4,5,6\n", NEXT, ["header has 2 names, rows have 3 fields"]),
+    "rows longer than the header": ("a,b\n1,2,3\n4,5,6\n", NEXT,
+        ["header has 2 names, rows have 3 fields"]),
     "semicolons": ("a;b\n1;2\n3;4\n", NEXT, ["looks ;-separated", "--sep ';'"]),
-    "semicolons and decimal commas": ("a;b\n1,5;2,5\n3,5;4,5\n", NEXT, ["looks ;-separated", "--sep ';'"]),
+    "semicolons and decimal commas": ("a;b\n1,5;2,5\n3,5;4,5\n", NEXT,
+        ["looks ;-separated", "--sep ';'"]),
     "tabs": ("a\tb\n1\t2\n", NEXT, ["looks tab-separated", "--sep"]),
-    "decimal comma": ("a;b\n1;2\n1,5;2\n", NEXT | {"sep": ";"}, ["data.csv:3 column 'a'", '"1,5"', "--decimal ','"]),
-    "decimal comma or thousands": ('a,b\n1,2\n"1,000",2\n', NEXT, ["data.csv:3 column 'a'", '"1,000"', "--thousands ','", "--decimal ','"]),
-    "thousands": ('a,b\n1,2\n"1,000.5",2\n', NEXT, ["data.csv:3 column 'a'", '"1,000.5"', "--thousands ','"]),
-    "points where commas are decimal": ("a;b\n1,5;2.5\n", NEXT | {"sep": ";", "decimal": ","}, ["data.csv:2 column 'b'", '"2.5"', "--decimal"]),
-    "wrong groups": ('a,b\n1,"10,00"\n', NEXT | {"thousands": ","}, ["data.csv:2 column 'b'", '"10,00"']),
-    "a word": ("id,flow\nx,1\nx,n/a?\n", NEXT, ["data.csv:3 column 'flow'", '"n/a?" is not a number', "--missing drop|ffill|mask"]),
+    "decimal comma": ("a;b\n1;2\n1,5;2\n", NEXT | {"sep": ";"},
+        ["data.csv:3 column 'a'", '"1,5"', "--decimal ','"]),
+    "decimal comma or thousands": ('a,b\n1,2\n"1,000",2\n', NEXT,
+        ["data.csv:3 column 'a'", '"1,000"', "--thousands ','", "--decimal ','"]),
+    "thousands": ('a,b\n1,2\n"1,000.5",2\n', NEXT,
+        ["data.csv:3 column 'a'", '"1,000.5"', "--thousands ','"]),
+    "points where commas are decimal": ("a;b\n1,5;2.5\n", NEXT | {"sep": ";", "decimal": ","},
+        ["data.csv:2 column 'b'", '"2.5"', "--decimal"]),
+    "wrong groups": ('a,b\n1,"10,00"\n', NEXT | {"thousands": ","},
+        ["data.csv:2 column 'b'", '"10,00"']),
+    "a word": ("id,flow\nx,1\nx,n/a?\n", NEXT,
+        ["data.csv:3 column 'flow'", '"n/a?" is not a number', "--missing drop|ffill|mask"]),
     "hexadecimal": ("a,b\n1,2\n0x1F,2\n", NEXT, ["data.csv:3 column 'a'", '"0x1F"', "hexadecimal"]),
-    "underscores": ("a,b\n1,2\n1_000,2\n", NEXT, ["data.csv:3 column 'a'", '"1_000"', "underscores"]),
+    "underscores": ("a,b\n1,2\n1_000,2\n", NEXT,
+        ["data.csv:3 column 'a'", '"1_000"', "underscores"]),
     "True": ("a,b\nTrue,2\n2,2\n", NEXT, ["data.csv:2 column 'a'", '"True"', "Write 1 and 0"]),
     "other digits": ("a,b\n1,\u0663\n", NEXT, ["data.csv:2 column 'b'", "is not a number"]),
-    "blank": ("a,b\n1,2\n,2\n3,4\n", NEXT, ["data.csv:3 column 'a'", "1 of 3 values are missing", "--missing drop|ffill|mask"]),
-    "NaN and NA": ("a,b\nNaN,2\nNA,2\n3,4\n", NEXT, ["data.csv:2 column 'a'", "2 of 3 values are missing", "data.csv:3"]),
+    "blank": ("a,b\n1,2\n,2\n3,4\n", NEXT,
+        ["data.csv:3 column 'a'", "1 of 3 values are missing", "--missing drop|ffill|mask"]),
+    "NaN and NA": ("a,b\nNaN,2\nNA,2\n3,4\n", NEXT,
+        ["data.csv:2 column 'a'", "2 of 3 values are missing", "data.csv:3"]),
     "all missing": ("a,b\nNaN,2\n,2\n", NEXT, ["column 'a'", "every value is missing"]),
     "inf": ("a,b\n1,2\n-inf,2\n", NEXT, ["data.csv:3 column 'a'", '"-inf" is not finite']),
     "1e999": ("a,b\n1,2\n1e999,2\n", NEXT, ["data.csv:3 column 'a'", '"1e999" is not finite']),
-    "beyond 2^53": ("a,b\n1,2\n9007199254740993,2\n", NEXT, ["data.csv:3 column 'a'", "9007199254740993", "cannot be represented exactly"]),
-    "beyond 2^63": ("a,b\n1,2\n99999999999999999999999,2\n", NEXT, ["data.csv:3 column 'a'", "cannot be represented exactly"]),
-    "no header": ("1,2,3\n4,5,6\n", NEXT, ["data.csv:1", "first row looks like data", "--no-header"]),
-    "no header, with words": ("x,0,1.5,up\nx,1,2.5,up\n", {}, ["data.csv:1", "first row looks like data", "--no-header"]),
+    "beyond 2^53": ("a,b\n1,2\n9007199254740993,2\n", NEXT,
+        ["data.csv:3 column 'a'", "9007199254740993", "cannot be represented exactly"]),
+    "beyond 2^63": ("a,b\n1,2\n99999999999999999999999,2\n", NEXT,
+        ["data.csv:3 column 'a'", "cannot be represented exactly"]),
+    "no header": ("1,2,3\n4,5,6\n", NEXT,
+        ["data.csv:1", "first row looks like data", "--no-header"]),
+    "no header, with words": ("x,0,1.5,up\nx,1,2.5,up\n", {},
+        ["data.csv:1", "first row looks like data", "--no-header"]),
     "names twice": ("a,b,a\n1,2,3\n", NEXT, ["more than once", "'a'"]),
     "no name": (",a,b\n1,2,3\n", NEXT, ["data.csv:1", "column 1 has no name"]),
     "UTF-16": ("a,b\n1,2\n".encode("utf-16"), NEXT, ["data.csv", "UTF-16", "UTF-8"]),
     "UTF-16 without a mark": ("a,b\n1,2\n".encode("utf-16-le"), NEXT, ["data.csv", "UTF-16"]),
-    "latin-1": ("a,b\n1,2\ncaf\u00e9,2\n".encode("latin-1"), NEXT, ["data.csv:3", "0xe9", "latin-1", "UTF-8"]),
+    "latin-1": ("a,b\n1,2\ncaf\u00e9,2\n".encode("latin-1"), NEXT,
+        ["data.csv:3", "0xe9", "latin-1", "UTF-8"]),
     "NUL": (b"a,b,ccccccccccccc\n1,2,3\n1,\0002,3\n", NEXT, ["data.csv:3", "NUL"]),
     "gzip": (gzip.compress(b"a,b\n1,2\n"), NEXT, ["data.csv", "gzip"]),
     "workbook": (b"PK\x03\x04" + b"." * 30 + b"xl/workbook.xml", NEXT, ["data.csv", ".xlsx"]),
@@ -94,29 +108,43 @@ CSV = {
     "open quote": ('a,b\n1,2\n"3,4\n5,6\n7,8\n', NEXT, ["data.csv:3", "never closed"]),
     "quote that swallows rows": ('a,b\n1,2\n"3,4\n5,"6"\n', NEXT, ["data.csv:3", "quote"]),
     "blank line": ("a,b\n1,2\n\n3,4\n", NEXT, ["data.csv:3", "blank"]),
-    "no target": ("id,a,tarjet\nx,1,2\n", {}, ["no column called target", "did you mean 'tarjet'".capitalize(), "--target", "--kind next"]),
-    "target absent": ("id,a,flow\nx,1,2\n", {"target": ("flwo",), "kind": "regress"}, ["no column 'flwo'", "'flow'", "Columns: 'id', 'a', 'flow'"]),
-    "target is an input": ("id,a,b\nx,1,2\n", {"target": ("b",), "features": ("a", "b"), "kind": "regress"}, ["'b' is the target and an input"]),
-    "features absent": ("id,a,b\nx,1,2\n", NEXT | {"features": ("a", "c")}, ["missing columns: 'c'", "extra columns: 'b'"]),
-    "numbers as target": ("id,a,target\nx,1,2\nx,1,3\n", {}, ["column 'target'", "--kind classify", "--kind regress"]),
-    "numbers and words as target": ("id,a,target\nx,1,2\nx,1,up\n", {}, ["column 'target'", "--kind"]),
+    "no target": ("id,a,tarjet\nx,1,2\n", {},
+        ["no column called target", "did you mean 'tarjet'".capitalize(), "--target",
+            "--kind next"]),
+    "target absent": ("id,a,flow\nx,1,2\n", {"target": ("flwo",), "kind": "regress"},
+        ["no column 'flwo'", "'flow'", "Columns: 'id', 'a', 'flow'"]),
+    "target is an input": ("id,a,b\nx,1,2\n",
+        {"target": ("b",), "features": ("a", "b"), "kind": "regress"},
+        ["'b' is the target and an input"]),
+    "features absent": ("id,a,b\nx,1,2\n", NEXT | {"features": ("a", "c")},
+        ["missing columns: 'c'", "extra columns: 'b'"]),
+    "numbers as target": ("id,a,target\nx,1,2\nx,1,3\n", {},
+        ["column 'target'", "--kind classify", "--kind regress"]),
+    "numbers and words as target": ("id,a,target\nx,1,2\nx,1,up\n", {},
+        ["column 'target'", "--kind"]),
     "no features": ("id,time,target\nx,1,up\n", {}, ["no column is left to be a feature"]),
     "two ids": ("id,ID,a\nx,1,2\n", NEXT, ["'id', 'ID'", "--id"]),
     "id missing": ("id,a\nx,1\n,2\n", NEXT, ["data.csv:3 column 'id'", "id is missing"]),
-    "id again": ("id,a\nx,1\ny,2\nx,3\n", NEXT, ["data.csv:4 column 'id'", "'x' appears again", "Sort"]),
+    "id again": ("id,a\nx,1\ny,2\nx,3\n", NEXT,
+        ["data.csv:4 column 'id'", "'x' appears again", "Sort"]),
     "time back": ("id,time,a\nx,1,1\nx,0,2\n", NEXT, ["data.csv:3 column 'time'", "goes back"]),
     "time twice": ("id,time,a\nx,1,1\nx,1,2\n", NEXT, ["data.csv:3 column 'time'", "twice"]),
-    "time missing": ("id,time,a\nx,1,1\nx,,2\n", NEXT, ["data.csv:3 column 'time'", "time is missing"]),
-    "time in words": ("id,time,a\nx,01/02/2024,1\n", NEXT, ["data.csv:2 column 'time'", '"01/02/2024"', "ISO 8601"]),
-    "no such day": ("id,time,a\nx,2023-02-28,1\nx,2023-02-30,1\n", NEXT, ["data.csv:3 column 'time'", "exists"]),
-    "mixed zones": ("id,time,a\nx,2024-01-01T00:00Z,1\nx,2024-01-01T01:00,1\n", NEXT, ["data.csv:3 column 'time'", "mixed time zones"]),
-    "two zones": ("id,time,a\nx,2024-01-01T00:00+01:00,1\nx,2024-01-01T02:00+02:00,1\n", NEXT, ["data.csv:3 column 'time'", "mixed time zones"]),
+    "time missing": ("id,time,a\nx,1,1\nx,,2\n", NEXT,
+        ["data.csv:3 column 'time'", "time is missing"]),
+    "time in words": ("id,time,a\nx,01/02/2024,1\n", NEXT,
+        ["data.csv:2 column 'time'", '"01/02/2024"', "ISO 8601"]),
+    "no such day": ("id,time,a\nx,2023-02-28,1\nx,2023-02-30,1\n", NEXT,
+        ["data.csv:3 column 'time'", "exists"]),
+    "mixed zones": ("id,time,a\nx,2024-01-01T00:00Z,1\nx,2024-01-01T01:00,1\n", NEXT,
+        ["data.csv:3 column 'time'", "mixed time zones"]),
+    "two zones": ("id,time,a\nx,2024-01-01T00:00+01:00,1\nx,2024-01-01T02:00+02:00,1\n", NEXT,
+        ["data.csv:3 column 'time'", "mixed time zones"]),
     "control sequences": ("a,b\n1,\x1b[31mred\n", NEXT, ["data.csv:2 column 'b'", "\\x1b[31mred"]),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CSV)
-def test_bad_table(case, tmp_path):
+def test_a_bad_table_is_refused_in_one_line(case, tmp_path):
     content, options, words = CSV[case]
     text = refused(put(tmp_path, "data.csv", content), words, **options)
     assert "\n" not in text  # one problem, one line
@@ -127,7 +155,9 @@ def test_all_problems_of_a_file_are_listed_together(tmp_path):
     text = refused(put(tmp_path, "data.csv", "a,b,c\n" + rows), [], kind="next")
     lines = text.split("\n")
     assert lines[0].endswith("data.csv: 32 problems, of which 7 are listed:")
-    assert [ln.split("data.csv")[1].split(": ")[0] for ln in lines[1:7]] == [f":{i} column 'a'" for i in range(2, 7)] + [":5 column 'b'"]  # fmt: skip
+    assert [ln.split("data.csv")[1].split(": ")[0] for ln in lines[1:7]] == [
+        f":{i} column 'a'" for i in range(2, 7)
+    ] + [":5 column 'b'"]
     assert "column 'c': every value is missing" in lines[7]
     wide = "".join(f"f{k}," for k in range(30)) + "z\n" + "x," * 30 + "1\n"
     assert (
@@ -136,7 +166,7 @@ def test_all_problems_of_a_file_are_listed_together(tmp_path):
     )
 
 
-def test_paths(tmp_path, monkeypatch):
+def test_paths_that_cannot_be_read_are_refused(tmp_path, monkeypatch):
     put(tmp_path, "train.csv", GOOD)
     refused(tmp_path / "trian.csv", ["trian.csv does not exist", "did you mean 'train.csv'"])
     refused(tmp_path / "nowhere" / "train.csv", ["does not exist", "folder"])
@@ -158,14 +188,16 @@ def test_paths(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     "options",
-    [{"sep": ",,"}, {"sep": '"'}, {"sep": "1"}, {"decimal": ";"}, {"thousands": "."} | {"decimal": "."}, {"missing": "zero"}, {"kind": "guess"}, {"at": "first"}, {"max_bytes": 0}],
+    [{"sep": ",,"}, {"sep": '"'}, {"sep": "1"}, {"decimal": ";"},
+        {"thousands": "."} | {"decimal": "."}, {"missing": "zero"}, {"kind": "guess"},
+        {"at": "first"}, {"max_bytes": 0}],
 )  # fmt: skip
-def test_bad_options(options):
+def test_bad_options_are_refused(options):
     with pytest.raises(ConfigError, match="must be"):
         Options(**options)
 
 
-def test_a_good_table(tmp_path):
+def test_a_good_table_is_read(tmp_path):
     r = read(put(tmp_path, "data.csv", GOOD))
     assert (r.features, r.targets, r.ids, r.lengths.tolist()) == (
         ("a", "b"),
@@ -186,13 +218,17 @@ DIALECTS = {
     "blank end": (GOOD + "\n\n", "data.csv", {}),
     "no last newline": (GOOD.rstrip(), "data.csv", {}),
     "spaces": (GOOD.replace(",", " , "), "data.csv", {}),
-    "quotes": ('"id","time","a","b","target"\n' + "".join(",".join(f'"{c}"' for c in ln.split(",")) + "\n" for ln in GOOD.split("\n")[1:-1]), "data.csv", {}),
+    "quotes": (QUOTED, "data.csv", {}),
     "tabs": (GOOD.replace(",", "\t"), "data.tsv", {}),
-    "decimal comma": (GOOD.replace(",", ";").replace("8.5", "8,5"), "data.csv", {"sep": ";", "decimal": ","}),
-    "grouping": (GOOD.replace("8.5", '"0,008.5"').replace("0,008.5", "8.5"), "data.csv", {"thousands": ","}),
+    "decimal comma": (GOOD.replace(",", ";").replace("8.5", "8,5"), "data.csv",
+        {"sep": ";", "decimal": ","}),
+    "grouping": (GOOD.replace("8.5", '"0,008.5"').replace("0,008.5", "8.5"), "data.csv",
+        {"thousands": ","}),
     "plus and exponents": (GOOD.replace("8.5", "+.85e1"), "data.csv", {}),
-    "no header": (GOOD.split("\n", 1)[1], "data.csv", {"header": False, "id": "c1", "time": "c2", "target": ("c5",)}),
-    "moved columns": ("target,b,a,time,id\nup,2,1,0,x\nup,4,3,1,x\ndown,6,5,0,y\ndown,8.5,7,1,y\n", "data.csv", {"features": ("a", "b")}),
+    "no header": (GOOD.split("\n", 1)[1], "data.csv",
+        {"header": False, "id": "c1", "time": "c2", "target": ("c5",)}),
+    "moved columns": ("target,b,a,time,id\nup,2,1,0,x\nup,4,3,1,x\ndown,6,5,0,y\ndown,8.5,7,1,y\n",
+        "data.csv", {"features": ("a", "b")}),
 }  # fmt: skip
 
 
@@ -212,7 +248,7 @@ def test_dialects_read_alike(case, tmp_path):
     )
 
 
-def test_grouped_digits(tmp_path):
+def test_grouped_digits_are_read(tmp_path):
     r = read(put(tmp_path, "d.csv", 'a,b\n"1,234,567.5",12\n'), Options(kind="next", thousands=","))
     assert r.u.tolist() == [[1234567.5, 12]]
     r = read(
@@ -247,7 +283,7 @@ def test_blocks_join_up(tmp_path, monkeypatch):
         assert parts.lengths.tolist() == [7] * 10
 
 
-def test_stamps(tmp_path):
+def test_time_stamps_are_read(tmp_path):
     rows = ["2024-03-31T00:30:00.250000", "2024-03-31 01:30:00.25", "2024-03-31T02:30:00.25"]
     for zone in ("", "Z", "+02:00", "-0330"):
         r = read(
@@ -262,7 +298,7 @@ def test_stamps(tmp_path):
         assert r.uneven() is None
 
 
-def test_uneven_steps(tmp_path):
+def test_uneven_steps_are_noticed(tmp_path):
     r = read(
         put(tmp_path, "d.csv", "id,time,a\nx,0,1\nx,1,1\nx,2,1\ny,5,1\ny,6,1\ny,8,1\n"),
         Options(kind="next"),
@@ -308,7 +344,16 @@ def parquet(folder, columns, name="d.parquet"):
 
 def test_parquet_reads_as_the_table_does(tmp_path):
     label = pa.array(["up", "up", "down", "down"]).dictionary_encode()
-    path = parquet(tmp_path, {"id": ["x", "x", "y", "y"], "time": [0, 1, 0, 1], "a": [1, 3, 5, 7], "b": pa.array([2, 4, 6, 8.5], pa.float32()), "target": label})  # fmt: skip
+    path = parquet(
+        tmp_path,
+        {
+            "id": ["x", "x", "y", "y"],
+            "time": [0, 1, 0, 1],
+            "a": [1, 3, 5, 7],
+            "b": pa.array([2, 4, 6, 8.5], pa.float32()),
+            "target": label,
+        },
+    )
     r, plain = read(path), read(put(tmp_path, "plain.csv", GOOD))
     assert np.array_equal(r.u, plain.u)
     assert r.y.tolist() == plain.y.tolist()
@@ -323,23 +368,27 @@ PARQUET = {
     "words as feature": ({"a": ["x", "y"]}, NEXT, ["column 'a'", "string"]),
     "missing": ({"a": [1.0, None, 3.0]}, NEXT, ["row 2 column 'a'", "1 of 3 values are missing"]),
     "inf": ({"a": [1.0, np.inf]}, NEXT, ["row 2 column 'a'", "not finite"]),
-    "beyond 2^53": ({"a": [1, 2**53 + 1]}, NEXT, ["row 2 column 'a'", "cannot be represented exactly"]),
+    "beyond 2^53": ({"a": [1, 2**53 + 1]}, NEXT,
+        ["row 2 column 'a'", "cannot be represented exactly"]),
     "no rows": ({"a": pa.array([], pa.float64())}, NEXT, ["no rows"]),
-    "numbers as target": ({"a": [1, 2], "target": [0, 1]}, {}, ["column 'target'", "--kind classify"]),
+    "numbers as target": ({"a": [1, 2], "target": [0, 1]}, {},
+        ["column 'target'", "--kind classify"]),
     "time missing": ({"time": [1, None], "a": [1, 2]}, NEXT, ["row 2 column 'time'", "missing"]),
-    "time back": ({"time": [datetime(2024, 1, 2), datetime(2024, 1, 1)], "a": [1, 2]}, NEXT, ["row 2 column 'time'", "goes back"]),
+    "time back": ({"time": [datetime(2024, 1, 2), datetime(2024, 1, 1)], "a": [1, 2]}, NEXT,
+        ["row 2 column 'time'", "goes back"]),
     "bomb": ({"a": pa.array(np.zeros(5_000_000))}, NEXT, ["5,000,000 rows", "100:1"]),
-    "target absent": ({"a": [1, 2], "targte": ["x", "y"]}, {"target": ("target",)}, ["'target'", "'targte'"]),
+    "target absent": ({"a": [1, 2], "targte": ["x", "y"]}, {"target": ("target",)},
+        ["'target'", "'targte'"]),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", PARQUET)
-def test_bad_parquet(case, tmp_path):
+def test_bad_parquet_is_refused(case, tmp_path):
     columns, options, words = PARQUET[case]
     refused(parquet(tmp_path, columns), ["d.parquet", *words], **options)
 
 
-def test_damaged_parquet(tmp_path):
+def test_damaged_parquet_is_refused(tmp_path):
     refused(put(tmp_path, "d.parquet", "a,b\n1,2\n"), ["not Parquet", "PAR1"])
     whole = parquet(tmp_path, {"a": np.arange(1000.0)}).read_bytes()
     refused(
@@ -355,7 +404,7 @@ def npz(folder, name="d.npz", compress=False, **arrays):
 U = np.arange(24.0).reshape(2, 4, 3)
 
 
-def test_arrays(tmp_path):
+def test_arrays_are_read(tmp_path):
     y = np.array(["up", "down"])
     padded = read(npz(tmp_path, u=U, y=y, lengths=np.array([4, 2])))
     ragged = read(
@@ -378,15 +427,23 @@ def test_arrays(tmp_path):
     assert (several.per, several.y.shape) == ("sequence", (2, 3))
 
 
-@pytest.mark.parametrize("form", [lambda u: u.astype(">f8"), np.asfortranarray, lambda u: u.astype(np.int16), lambda u: u.astype(np.float16)])  # fmt: skip
-def test_byte_orders_layouts_and_types(form, tmp_path):
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda u: u.astype(">f8"),
+        np.asfortranarray,
+        lambda u: u.astype(np.int16),
+        lambda u: u.astype(np.float16),
+    ],
+)
+def test_byte_orders_layouts_and_types_read_alike(form, tmp_path):
     np.save(tmp_path / "d.npy", form(U))
     r = read(tmp_path / "d.npy", Options(kind="next"))
     assert np.array_equal(r.u.reshape(U.shape), U)
     assert r.u.dtype == np.dtype("float64")
 
 
-def test_npy_of_one_feature(tmp_path):
+def test_npy_of_one_feature_is_read(tmp_path):
     np.save(tmp_path / "d.npy", U[..., 0])
     assert np.array_equal(read(tmp_path / "d.npy", Options(kind="next")).u[:, 0], U[..., 0].ravel())
 
@@ -407,7 +464,7 @@ NPY = {
 
 
 @pytest.mark.parametrize("case", NPY)
-def test_bad_npy(case, tmp_path):
+def test_bad_npy_is_refused(case, tmp_path):
     array, words = NPY[case]
     np.save(tmp_path / "d.npy", array, allow_pickle=True)
     refused(tmp_path / "d.npy", ["d.npy", *words], kind="next")
@@ -419,7 +476,11 @@ def header(shape, descr="<f8"):
 
 
 def test_headers_are_judged_before_memory_is_taken(tmp_path):
-    refused(put(tmp_path, "d.npy", header((10**6, 10**6)) + b"\0" * 64), ["8,000,000,000,000 bytes", "the file has 64"], kind="next")  # fmt: skip
+    refused(
+        put(tmp_path, "d.npy", header((10**6, 10**6)) + b"\0" * 64),
+        ["8,000,000,000,000 bytes", "the file has 64"],
+        kind="next",
+    )
     refused(
         put(tmp_path, "d.npy", header((2, 4)) + b"\0" * 63),
         ["64 bytes", "the file has 63", "cut off"],
@@ -442,25 +503,35 @@ def test_headers_are_judged_before_memory_is_taken(tmp_path):
 
 NPZ = {
     "no u": ({"x": U}, {}, ["holds x", "u (n, T, C)"]),
-    "two dimensions": ({"u": U[0]}, NEXT, ["(4, 3)", "sequences first, then steps, then features", "u[:, :, None]"]),
+    "two dimensions": ({"u": U[0]}, NEXT,
+        ["(4, 3)", "sequences first, then steps, then features", "u[:, :, None]"]),
     "no y": ({"u": U}, {}, ["inputs only", "--kind next"]),
-    "axes swapped": ({"u": U, "y": np.arange(4)}, {"kind": "classify"}, ["y' has shape (4,)", "2 sequences", "transpose(1, 0, 2)"]),
-    "y of another length": ({"u": U, "y": np.arange(5)}, {"kind": "classify"}, ["y' has shape (5,)", "begin with 2"]),
-    "numbers as y": ({"u": U, "y": np.arange(2)}, {}, ["array 'y' holds numbers", "--kind classify"]),
-    "words to regress": ({"u": U, "y": np.array(["a", "b"])}, {"kind": "regress"}, ["'y'", "needs numbers"]),
-    "steps or targets": ({"u": U, "y": U[:, :, 0]}, {"kind": "regress"}, ["--at every or --at last"]),
+    "axes swapped": ({"u": U, "y": np.arange(4)}, {"kind": "classify"},
+        ["y' has shape (4,)", "2 sequences", "transpose(1, 0, 2)"]),
+    "y of another length": ({"u": U, "y": np.arange(5)}, {"kind": "classify"},
+        ["y' has shape (5,)", "begin with 2"]),
+    "numbers as y": ({"u": U, "y": np.arange(2)}, {},
+        ["array 'y' holds numbers", "--kind classify"]),
+    "words to regress": ({"u": U, "y": np.array(["a", "b"])}, {"kind": "regress"},
+        ["'y'", "needs numbers"]),
+    "steps or targets": ({"u": U, "y": U[:, :, 0]}, {"kind": "regress"},
+        ["--at every or --at last"]),
     "length 0": ({"u": U, "lengths": np.array([4, 0])}, NEXT, ["lengths[1]", "length 0", "1..4"]),
-    "length beyond T": ({"u": U, "lengths": np.array([4, 5])}, NEXT, ["lengths[1]", "length 5", "1..4"]),
-    "lengths of others": ({"u": U, "lengths": np.array([4, 4, 4])}, NEXT, ["3 entries", "2 sequences"]),
-    "lengths do not add up": ({"u": U[0], "lengths": np.array([2, 1])}, NEXT, ["add up to 3", "4 rows"]),
+    "length beyond T": ({"u": U, "lengths": np.array([4, 5])}, NEXT,
+        ["lengths[1]", "length 5", "1..4"]),
+    "lengths of others": ({"u": U, "lengths": np.array([4, 4, 4])}, NEXT,
+        ["3 entries", "2 sequences"]),
+    "lengths do not add up": ({"u": U[0], "lengths": np.array([2, 1])}, NEXT,
+        ["add up to 3", "4 rows"]),
     "real lengths": ({"u": U, "lengths": np.array([4.0, 2.0])}, NEXT, ["'lengths'", "integer"]),
     "ids twice": ({"u": U, "ids": np.array(["a", "a"])}, NEXT, ["'ids'", "expected 2 different"]),
-    "infinite target": ({"u": U, "y": np.array([1.0, np.inf])}, {"kind": "regress"}, ["d.npz y0 of sequence 1: the target is infinite"]),
+    "infinite target": ({"u": U, "y": np.array([1.0, np.inf])}, {"kind": "regress"},
+        ["d.npz y0 of sequence 1: the target is infinite"]),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", NPZ)
-def test_bad_npz(case, tmp_path):
+def test_bad_npz_is_refused(case, tmp_path):
     arrays, options, words = NPZ[case]
     refused(npz(tmp_path, **arrays), ["d.npz", *words], **options)
 
@@ -475,7 +546,7 @@ def test_arrays_that_do_not_fit_are_told_before_their_values(tmp_path):
     assert "infinite" in refused(npz(tmp_path, u=values, ids=np.array(["a", "b"])), [], kind="next")
 
 
-def test_strange_archives(tmp_path):
+def test_strange_archives_are_refused(tmp_path):
     refused(put(tmp_path, "d.npz", b"PK\x03\x04 nothing"), ["d.npz", "zip"])
     refused(put(tmp_path, "d.npz", b"PAR1 nothing"), ["holds Parquet"])
     whole = bytearray(npz(tmp_path, u=U).read_bytes())
@@ -501,7 +572,7 @@ TS = """# a comment
 """
 
 
-def test_ts(tmp_path):
+def test_ts_files_are_read(tmp_path):
     r = read(put(tmp_path, "d.ts", TS), Options(missing="mask"))
     assert (r.lengths.tolist(), r.y.tolist(), r.features) == (
         [3, 2],
@@ -556,12 +627,12 @@ BAD_TS = {
 
 
 @pytest.mark.parametrize("case", BAD_TS)
-def test_bad_ts(case, tmp_path):
+def test_bad_ts_is_refused(case, tmp_path):
     text, words = BAD_TS[case]
     refused(put(tmp_path, "d.ts", text), ["d.ts", *words], missing="mask")
 
 
-def test_ts_of_another_kind(tmp_path):
+def test_ts_of_another_kind_is_refused(tmp_path):
     refused(
         put(tmp_path, "d.ts", TS),
         ["--kind classify", "--kind regress was asked for"],
@@ -581,7 +652,34 @@ def seeds(tmp):
     }
 
 
-pieces = st.sampled_from([b",", b";", b'"', b"\n", b"\r", b":", b"@data\n", b"1", b"-", b"e", b"nan", b"inf", b"x", b"\0", b"\xff", b"2024-01-01", b"T", b"+01:00", "\u0663".encode(), b"99999999999999999999", b"(", b"'", b"{", b" "])  # fmt: skip
+pieces = st.sampled_from(
+    [
+        b",",
+        b";",
+        b'"',
+        b"\n",
+        b"\r",
+        b":",
+        b"@data\n",
+        b"1",
+        b"-",
+        b"e",
+        b"nan",
+        b"inf",
+        b"x",
+        b"\0",
+        b"\xff",
+        b"2024-01-01",
+        b"T",
+        b"+01:00",
+        "\u0663".encode(),
+        b"99999999999999999999",
+        b"(",
+        b"'",
+        b"{",
+        b" ",
+    ]
+)
 options = st.builds(
     Options,
     kind=st.sampled_from([None, "classify", "regress", "next"]),
@@ -620,7 +718,13 @@ def test_only_our_errors_escape(suffix, tmp_path):
     mangle()
 
 
-@given(st.lists(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=3, max_size=3), min_size=1, max_size=8))  # fmt: skip
+@given(
+    st.lists(
+        st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=3, max_size=3),
+        min_size=1,
+        max_size=8,
+    )
+)
 @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck), database=None)
 def test_written_numbers_come_back_bit_for_bit(tmp_path, rows):
     text = io.StringIO()
@@ -754,7 +858,7 @@ def test_a_header_that_ends_too_soon_is_no_array(tmp_path):
         (np.ones((0, 2)), r"shape \(0, 2\)"),
     ],
 )
-def test_arrays_that_are_not_streamed(content, words, tmp_path):
+def test_some_arrays_cannot_be_streamed(content, words, tmp_path):
     np.save(tmp_path / "rows.npy", content)
     with pytest.raises(DataError, match=words):
         online.read(tmp_path / "rows.npy", kind="next")
@@ -794,7 +898,7 @@ def test_rows_of_an_array_are_streamed_in_their_order(order, tmp_path):
     assert found == u.reshape(6, -1)[1:].tolist()
 
 
-def test_no_doubled_full_stop(tmp_path):
+def test_no_message_ends_in_two_full_stops(tmp_path):
     cut = put(tmp_path, "cut.parquet", b"PAR1 and no more")
     put(tmp_path, "co2.csv", GOOD)
     for reading in (lambda: read(cut), lambda: online.read(cut)):

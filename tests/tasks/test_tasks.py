@@ -1,4 +1,7 @@
-"""Tasks against one-sequence-at-a-time checks of their definitions."""
+"""Every task draws sequences that obey its definition, checked one sequence at a time.
+
+Scores, baselines, held-out sets and lengths are compared with simulation and enumeration.
+"""
 
 import itertools
 import math
@@ -182,7 +185,9 @@ def test_every_sequence_obeys_the_definition(name, chosen):
 )
 @pytest.mark.slow
 def test_both_ends_of_every_window_are_reached(name, low, high):
-    """At length 40; the windows of a real-valued or symbolic task are no narrower than they are said to be."""
+    """At length 40; the windows of a real-valued or symbolic task are no narrower than they are
+    said to be.
+    """
     task = tasks.make(name, length=(40, 40))
     seen = np.array([CHECKS[name](u, y) for u, y in sequences(task.batch(0, 4000, seed=2))])
     assert np.allclose(seen.min(0), low)
@@ -225,7 +230,10 @@ def test_numbers_belong_to_seed_and_step_alone(name, chosen):
     assert same(first, other.batch(7, 5, seed=0))
     for step, seed in ((8, 0), (7, 1), (0, 7)):
         assert not same(first, task.batch(step, 5, seed=seed))
-    test = lambda seed, draw: next(task.held_out("test", seed=seed, draw=draw, n=5))
+
+    def test(seed, draw):
+        return next(task.held_out("test", seed=seed, draw=draw, n=5))
+
     assert same(test(0, 7), test(0, 7))
     assert not same(test(0, 7), first)
     assert not same(test(0, 7), test(0, 8))
@@ -253,7 +261,7 @@ def test_a_held_out_set_has_n_sequences(chosen, n):
         (100, 100, [[1, 2, 2, 3, 3]]),
     ],
 )
-def test_the_size_of_held_out_batches(n, most, sizes, monkeypatch):
+def test_held_out_batches_have_a_bounded_size(n, most, sizes, monkeypatch):
     class Own(task_module.Collection):
         name, inputs, outputs, readout, reduce = "own", 1, 1, "last", "sum"
 
@@ -317,8 +325,11 @@ def test_ragged_sequences_have_their_own_lengths_and_silent_padding(name):
 @pytest.mark.parametrize(
     ("chosen", "expected"),
     [
-        ({"length": 50}, {0: (10, 10), 1: (10, 10), 5: (12, 12), 50: (30, 30), 99: (49, 49), 100: (50, 50), 900: (50, 50)}),
-        ({"length": (20, 50)}, {0: (10, 10), 25: (20, 20), 50: (20, 30), 100: (20, 50), 900: (20, 50)}),
+        ({"length": 50},
+            {0: (10, 10), 1: (10, 10), 5: (12, 12), 50: (30, 30), 99: (49, 49), 100: (50, 50),
+                900: (50, 50)}),
+        ({"length": (20, 50)},
+            {0: (10, 10), 25: (20, 20), 50: (20, 30), 100: (20, 50), 900: (20, 50)}),
     ],
 )  # fmt: skip
 def test_the_curriculum_moves_the_upper_length(chosen, expected):
@@ -345,7 +356,7 @@ def judge(task, a, batch):
 
 @pytest.mark.parametrize("chosen", [{"length": 30}, RAGGED], ids=["fixed", "ragged"])
 @pytest.mark.parametrize("name", GENERATED)
-def test_scores_of_perfect_wrong_and_undefined_outputs(name, chosen):
+def test_perfect_wrong_and_undefined_outputs_are_scored(name, chosen):
     task = tasks.make(name, **chosen)
     batch = task.batch(0, 40, seed=5)
     a = perfect(task, batch.y)
@@ -390,7 +401,7 @@ def test_an_xor_of_one_half_says_zero(a, says):
 
 @pytest.mark.parametrize("kind", [Addition, Multiplication])
 @pytest.mark.parametrize(("rule", "metric"), [("loose", "right_0.2"), ("strict", "right_0.04")])
-def test_the_rules_of_real_valued_tasks(kind, rule, metric):
+def test_real_valued_tasks_follow_their_rules(kind, rule, metric):
     task = kind(20, rule=rule)
     assert (task.goal.metric, task.goal.threshold, task.goal.met(0.99), task.goal.met(0.989)) == (
         metric,
@@ -424,7 +435,7 @@ def constant(task, y):
 @pytest.mark.parametrize(
     "name", [name for name in GENERATED if TASKS[name].build not in (Reversal, Sorting)]
 )
-def test_baselines_by_simulation(name):
+def test_baselines_agree_with_simulation(name):
     task = tasks.make(name, length=30)
     batch = task.batch(0, 20000, seed=6)
     a, claimed = constant(task, batch.y), task.baseline()
@@ -443,8 +454,10 @@ def test_baselines_by_simulation(name):
 
 
 @pytest.mark.parametrize("kind", [Reversal, Sorting])
-def test_baselines_of_answers_by_enumeration(kind):
-    """Of all sequences of up to 4 of 3 letters: the entropy of answers, the best letter of each place, the likeliest answer."""
+def test_baselines_of_answers_agree_with_enumeration(kind):
+    """Of all sequences of up to 4 of 3 letters: the entropy of answers, the best letter of each
+    place, the likeliest answer.
+    """
     entropy, letters, whole = [], [], []
     for L in range(1, 5):
         inputs = list(itertools.product(range(3), repeat=L))
@@ -492,8 +505,10 @@ def test_missing_and_extra_tokens_are_wrong(said, right, whole):
     assert found["right"][0] <= right[0]
 
 
-def test_baselines_in_figures():
-    wrong = lambda task: [round(100 * (1 - task.baseline()[f"right_{d}"]), 1) for d in (0.2, 0.04)]
+def test_baselines_have_their_known_values():
+    def wrong(task):
+        return [round(100 * (1 - task.baseline()[f"right_{d}"]), 1) for d in (0.2, 0.04)]
+
     assert wrong(Addition()) == [36.0, 84.6]
     assert wrong(Multiplication()) == [23.3, 71.8]
     assert Copy(1000).baseline()["loss"] == pytest.approx(0.02039, abs=5e-6)
@@ -510,9 +525,10 @@ def test_a_network_takes_every_task(name, chosen):
     task = tasks.make(name, **chosen)
     make = EncoderDecoder
     if task.readout != "sequence":
-        make = lambda *cell, **sizes: co.Network(
-            *cell, readout=task.readout, output=task.output, **sizes
-        )
+
+        def make(*cell, **sizes):
+            return co.Network(*cell, readout=task.readout, output=task.output, **sizes)
+
     net = make("elman", inputs=task.inputs, hidden=4, outputs=task.outputs)
     assert (net.readout, net.output) == (task.readout, task.output)
     b = task.batch(0, 5, seed=0)
@@ -563,7 +579,7 @@ def test_refusals_name_the_way_out(call, words):
     assert words in str(refusal.value)
 
 
-def test_options_and_names():
+def test_tasks_are_found_by_name_with_their_options():
     assert tasks.options("temporal-order-3") == {"length": 100, "ragged": False, "curriculum": None}
     assert tasks.options("addition")["rule"] == "loose"
     assert tasks.options("sorting") == {
@@ -572,9 +588,15 @@ def test_options_and_names():
         "curriculum": None,
         "values": 10,
     }
-    assert [Sorting(**chosen).ragged for chosen in ({}, {"length": 7}, {"length": (3, 3)}, {"ragged": False})] == [
-        True, False, False, False,
-    ]  # fmt: skip
+    assert [
+        Sorting(**chosen).ragged
+        for chosen in ({}, {"length": 7}, {"length": (3, 3)}, {"ragged": False})
+    ] == [
+        True,
+        False,
+        False,
+        False,
+    ]
     assert tasks.options("music") == {"path": ..., "chunk": None}
     assert tasks.options("digits") == {"pixels": 1, "permuted": False}
     assert all(TASKS[name].about for name in TASKS)
@@ -587,7 +609,10 @@ def test_options_and_names():
 
 @pytest.mark.slow
 def test_import_needs_torch_and_numpy_alone():
-    code = "import sys, coadjoint.tasks; print([m for m in ('scipy', 'sklearn', 'pyarrow', 'yaml') if m in sys.modules])"
+    code = (
+        "import sys, coadjoint.tasks; print([m for m in ('scipy', 'sklearn', 'pyarrow', "
+        "'yaml') if m in sys.modules])"
+    )
     assert (
         subprocess.run(
             [sys.executable, "-c", code], capture_output=True, text=True, check=True
@@ -611,7 +636,7 @@ class TestDigits:
 
     @pytest.mark.parametrize(("pixels", "T"), [(1, 64), (8, 8)])
     @pytest.mark.parametrize("permuted", [False, True])
-    def test_images_and_split(self, data, pixels, T, permuted):
+    def test_images_are_split_into_three_sets(self, data, pixels, T, permuted):
         task = Digits(pixels=pixels, permuted=permuted)
         assert (task.size, task.splits, task.inputs, task.metric) == (
             1197,
@@ -634,7 +659,7 @@ class TestDigits:
             (u.tobytes(), int(y)) for u, y in zip(original, data.target, strict=True)
         )
 
-    def test_one_order_of_pixels_for_all_images(self):
+    def test_one_order_of_pixels_is_used_for_all_images(self):
         plain, permuted = Digits(), Digits(permuted=True)
         at = np.lexsort(np.stack([u[:, 0] for u in plain.sets["train"].u]))
         to = np.lexsort(np.stack([u[:, 0] for u in permuted.sets["train"].u]))
@@ -648,7 +673,7 @@ class TestDigits:
         assert torch.equal(a.u, b.u)
         assert torch.equal(a.y, b.y)
 
-    def test_scores(self):
+    def test_digits_are_scored_by_accuracy(self):
         task = Digits(pixels=8)
         batch = task.batch(0, 32, seed=0)
         assert judge(task, perfect(task, batch.y), batch) == {"accuracy": 1.0}
@@ -672,7 +697,10 @@ def write(path, compressed=False, **changes):
     from scipy.io import savemat
 
     r = np.random.default_rng(0)
-    of = lambda lengths: cell([r.integers(0, 2, (T, 88)).astype(np.uint8) for T in lengths])
+
+    def of(lengths):
+        return cell([r.integers(0, 2, (T, 88)).astype(np.uint8) for T in lengths])
+
     content = {f"{split}data": of(T) for split, T in PIECES.items()} | changes
     savemat(
         path,
@@ -752,7 +780,7 @@ class TestMusic:
             float(run.loss(task.loss, b.y).sum().detach()), rel=1e-5
         )
 
-    def test_baseline_by_hand(self, tmp_path):
+    def test_the_baseline_equals_one_by_hand(self, tmp_path):
         silent, loud = np.zeros((2, 88), np.uint8), np.ones((4, 88), np.uint8)
         task = Music(
             write(
@@ -769,14 +797,20 @@ class TestMusic:
     @pytest.mark.parametrize(
         ("changes", "words"),
         [
-            ({"testdata": None}, "has no testdata; expected cell arrays traindata, validdata, testdata, and it holds 'traindata', 'validdata'."),
-            ({"traindata": np.zeros((4, 88))}, "traindata is an array [4, 88] of float64; expected a cell array"),
-            ({"traindata": np.empty((1, 0), object)}, "traindata is a cell array of 0; expected a cell array of pieces, at least one"),
+            ({"testdata": None},
+                "has no testdata; expected cell arrays traindata, validdata, testdata, and it "
+                "holds 'traindata', 'validdata'."),
+            ({"traindata": np.zeros((4, 88))},
+                "traindata is an array [4, 88] of float64; expected a cell array"),
+            ({"traindata": np.empty((1, 0), object)},
+                "traindata is a cell array of 0; expected a cell array of pieces, at least one"),
             ({"traindata": {"a": 1}}, "traindata is a struct; expected a cell array"),
-            ({"validdata": cell([np.zeros((4, 87), np.uint8)])}, "piece 1 of validdata is an array [4, 87] of uint8; expected numbers [T, 88]"),
+            ({"validdata": cell([np.zeros((4, 87), np.uint8)])},
+                "piece 1 of validdata is an array [4, 87] of uint8; expected numbers [T, 88]"),
             ({"validdata": cell([np.zeros((0, 88), np.uint8)])}, "expected numbers [T, 88]"),
             ({"validdata": cell([np.zeros((2, 2, 88))])}, "an array [2, 2, 88]"),
-            ({"testdata": cell([np.eye(3, 88), 2 * np.eye(3, 88)])}, "piece 2 of testdata holds 2.0 at row 1, column 1"),
+            ({"testdata": cell([np.eye(3, 88), 2 * np.eye(3, 88)])},
+                "piece 2 of testdata holds 2.0 at row 1, column 1"),
             ({"testdata": cell([np.full((3, 88), np.nan)])}, "holds nan"),
             ({"testdata": cell(["abc"])}, "piece 1 of testdata is text"),
             ({"testdata": cell([{"a": 1}])}, "is a struct"),
@@ -794,7 +828,7 @@ class TestMusic:
     @pytest.mark.parametrize(
         "dtype", ["bool", "u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f4", "f8", ">f8", ">i2"]
     )
-    def test_the_reader_against_scipy(self, tmp_path, scipy, dtype, compressed):
+    def test_the_reader_agrees_with_scipy(self, tmp_path, scipy, dtype, compressed):
         r = np.random.default_rng(0)
         content = {
             "a": cell(
@@ -820,10 +854,10 @@ class TestMusic:
             assert x.shape == y.shape
             assert np.array_equal(x, y)
 
-    def test_the_other_byte_order(self):
-        element = lambda kind, data: (
-            struct.pack(">II", kind, len(data)) + data + bytes(-len(data) % 8)
-        )
+    def test_the_other_byte_order_is_read(self):
+        def element(kind, data):
+            return struct.pack(">II", kind, len(data)) + data + bytes(-len(data) % 8)
+
         content = element(6, struct.pack(">II", 6, 0)) + element(5, struct.pack(">ii", 1, 2))
         content += (
             struct.pack(">HH", 1, 1) + b"x" + bytes(3) + element(9, struct.pack(">dd", 1.5, -2.0))
@@ -868,7 +902,7 @@ class TestMusic:
         assert len(refusals) > 200
         assert not any("\n" in text for text in refusals)
 
-    def test_no_file(self, tmp_path):
+    def test_a_missing_file_is_refused(self, tmp_path):
         for path in (tmp_path / "none.mat", tmp_path):
             with pytest.raises(DataError, match="there is no file"):
                 Music(path)
@@ -882,7 +916,7 @@ class TestMusic:
             ("JSB_Chorales", (229, 76, 77), 13807, 11.06),
         ],
     )
-    def test_published_sets(self, file, sizes, steps, nll):
+    def test_published_sets_have_their_known_sizes(self, file, sizes, steps, nll):
         folder = os.environ.get("COADJOINT_MUSIC") or ROOT.parent / "shared" / "data" / "music"
         path = Path(folder) / f"{file}.mat"
         if not path.is_file():

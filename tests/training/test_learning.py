@@ -1,4 +1,8 @@
-"""What a step learns from, and how: pre-training, a steered weight, selected samples, dropout, a readout in closed form."""
+"""What a training step learns from, and how it changes the weights.
+
+Pre-training, a steered penalty weight, selected samples, dropout, and a readout solved in closed
+form: each against its definition.
+"""
 
 import copy
 import itertools
@@ -63,7 +67,9 @@ STEPS = {"elman": elman, "lstm": lstm}
 
 
 class Loop:
-    """One sample after the other, step by step, by autograd alone: losses, log-ratio penalties, log-decays."""
+    """One sample after the other, step by step, by autograd alone: losses, log-ratio penalties,
+    log-decays.
+    """
 
     def __init__(self, cell, net, batch, heard=None, seen=None):
         theta, step = dict(net.named_parameters()), STEPS[cell]
@@ -140,8 +146,11 @@ def alive(net, task):
 
 
 def test_pretraining_brings_a_dead_network_to_life():
-    """From a spectral radius of 0.3 costates fall by a factor of three in each step; after 60 steps on the penalty alone they
-    keep their size. As many steps on the loss alone change nothing."""
+    """From a spectral radius of 0.3 costates fall by a factor of three in each step; after 60 steps
+    on the penalty alone they keep their size.
+
+    As many steps on the loss alone change nothing.
+    """
     task, found = co.tasks.make("temporal-order", length=50), {}
     for name, method in (
         ("penalty", co.Penalised("log-ratio", 1.0, pretrain=60)),
@@ -161,7 +170,7 @@ def test_pretraining_brings_a_dead_network_to_life():
     assert found["loss"] > 0.3
 
 
-def test_what_pretraining_refuses():
+def test_what_pretraining_cannot_do_is_refused():
     net, batch = make()
     with pytest.raises(co.InputError, match="a number of steps, at least 0; got -1"):
         co.Penalised("log-ratio", pretrain=-1)
@@ -175,14 +184,15 @@ def test_what_pretraining_refuses():
 @pytest.mark.parametrize(
     ("rho", "decay", "wanted"),
     [
-        (1.0, 0.02, 2.0**0.5), (1.0, 0.005, 0.5**0.5), (1.0, 0.01, 1.0), (1.0, 5.0, math.e**0.5), (1.0, 0.0, math.e**-0.5),
+        (1.0, 0.02, 2.0**0.5), (1.0, 0.005, 0.5**0.5), (1.0, 0.01, 1.0), (1.0, 5.0, math.e**0.5),
+        (1.0, 0.0, math.e**-0.5),
         (1.0, math.nan, 1.0), (1.0, math.inf, 1.0), (7.0, 1.0, 8.0), (0.15, 1e-9, 0.1),
         (1.0, 0.01 * math.exp(-1.5), math.e**-0.5),  # both clips, within [low, high]
         (1.0, 1e-300, math.e**-0.5),
         (1.0, 0.01 * math.exp(1.5), math.e**0.5),
     ],
 )  # fmt: skip
-def test_the_rule_of_a_steered_weight(rho, decay, wanted):
+def test_a_steered_weight_follows_its_rule(rho, decay, wanted):
     assert Steered(1.0, 0.01, gain=0.5, low=0.1, high=8.0).next(rho, decay) == pytest.approx(
         wanted, rel=1e-14
     )
@@ -205,10 +215,15 @@ def test_a_weight_is_steered_by_the_measured_decay(cell, readout, segments):
 
 
 def test_a_weight_goes_on_from_its_state():
-    """Bit for bit, through JSON; single samples do not turn it, and the parts of a batch turn it as the whole does."""
+    """Bit for bit, through JSON; single samples do not turn it, and the parts of a batch turn it as
+    the whole does.
+    """
     net, batch = make()
     rule = Steered(1.0, 0.4, gain=0.3)
-    used = lambda method: method(net, batch, "squared").rho
+
+    def used(method):
+        return method(net, batch, "squared").rho
+
     whole = co.Penalised("log-ratio", rule)
     wanted = [used(whole) for _ in range(6)]
     assert len(set(wanted)) == 6
@@ -257,7 +272,7 @@ def test_a_steered_weight_brings_the_decay_to_its_target():
     assert grew == [d > 0.1 for d in decays[:-1]]
 
 
-def test_of_several_layers_and_of_none():
+def test_the_decay_of_several_layers_is_their_mean():
     torch.manual_seed(0)
     stack = co.Stack(["elman", "gru"], inputs=I, hidden=H, outputs=O, dtype=F64)
     batch = co.Batch(torch.randn(T, B, I, dtype=F64), torch.randn(B, O, dtype=F64))
@@ -286,7 +301,7 @@ def test_of_several_layers_and_of_none():
         ((1.0, 0.1, 0.1, 2.0), "starts within low = 2 and high = 10000; got start = 1"),
     ],
 )
-def test_what_a_steered_weight_refuses(given, words):
+def test_bad_options_of_a_steered_weight_are_refused(given, words):
     with pytest.raises(co.InputError, match=words):
         Steered(*given)
 
@@ -355,7 +370,7 @@ def test_selected_samples_are_those_of_the_batch(kind, readout, index):
         close(g, sum(y[name] for y in one) / len(one), 1e-12, name)
 
 
-def test_selected_sequences():
+def test_selected_sequences_keep_their_losses():
     torch.manual_seed(0)
     net = co.EncoderDecoder("gru", inputs=3, hidden=4, outputs=4, dtype=F64)
     y = torch.tensor([[0, 2, 1], [3, 1, 3], [-1, 3, -1]])
@@ -366,7 +381,7 @@ def test_selected_sequences():
 
 
 @pytest.mark.parametrize("index", [[], [5], [-1], [0.5], torch.tensor([True, False]), 3])
-def test_samples_that_are_not_there(index):
+def test_samples_that_are_not_there_are_refused(index):
     with pytest.raises(co.InputError, match=r"samples|numbered"):
         make()[1].select(index)
 
@@ -415,7 +430,7 @@ def test_the_easiest_are_chosen(name, options, by):
     assert not pace.choose(net, task, 4, n, 4).u.equal(pace.choose(net, task, 4, n, 3).u)
 
 
-def test_a_difficulty_of_ones_own():
+def test_a_difficulty_of_the_user_is_used():
     task = co.tasks.make("addition", length=12)
     net = co.Network("elman", inputs=2, hidden=4, outputs=1)
     batch = Easiest(0.2, 10, by=lambda b: -b.y.flatten()).choose(net, task, 0, 4, 0)
@@ -434,8 +449,11 @@ def test_where_all_are_kept_nothing_is_measured():
     assert torch.equal(pace.choose(net, task, 10, 4, 0).u, task.batch(10, 4, 0).u)
 
 
-@pytest.mark.parametrize(("given", "words"), [((0, 5), "above 0 and at most 1"), ((0.5, 0), "at least 1"), ((0.5, 5, "size"), "difficulty")])  # fmt: skip
-def test_what_a_curriculum_refuses(given, words):
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [((0, 5), "above 0 and at most 1"), ((0.5, 0), "at least 1"), ((0.5, 5, "size"), "difficulty")],
+)
+def test_bad_options_of_a_curriculum_are_refused(given, words):
     with pytest.raises(co.CoadjointError, match=words):
         Easiest(*given)
 
@@ -448,7 +466,10 @@ def masks(net, batch, p=0.4):
     layout = co.BPTT()(net.eval(), batch, "squared").trajectory.layout
     net.train()
     torch.manual_seed(9)
-    draw = lambda n, m: dropout(torch.ones(n, m, dtype=F64), p)
+
+    def draw(n, m):
+        return dropout(torch.ones(n, m, dtype=F64), p)
+
     every = net.readout == "every"
     heard, seen = draw(layout.rows.N, I), draw(layout.rows.N if every else B, H)
     torch.manual_seed(9)
@@ -528,7 +549,7 @@ def test_what_runs_a_network_more_than_once_refuses_dropout(what):
 
 
 @pytest.mark.parametrize("p", [1.0, -0.1, True, "x", math.nan])
-def test_a_share_that_is_none(p):
+def test_a_share_that_is_none_is_refused(p):
     for make_ in (
         lambda: make(dropout=p),
         lambda: co.Stack(["elman"], inputs=1, hidden=1, outputs=1, dropout=p),
@@ -642,7 +663,7 @@ def test_ridge_is_least_squares(readout, bias, alpha, reduce, cell):
 
 @pytest.mark.parametrize("output", ["softmax", "identity", "sigmoid"])
 @pytest.mark.parametrize("readout", ["last", "every"])
-def test_ridge_on_classes(output, readout):
+def test_ridge_is_least_squares_on_classes(output, readout):
     net, batch = make(readout=readout, output=output)
     lead = (T, B) if readout == "every" else (B,)
     y = torch.randint(0, 2, (*lead, O) if output == "sigmoid" else lead)
@@ -654,7 +675,7 @@ def test_ridge_on_classes(output, readout):
     close(net.b_o, b_o, 1e-9)
 
 
-def test_ridge_of_one_output_of_floats_of_a_stack_and_of_a_summary():
+def test_ridge_works_for_one_output_floats_stacks_and_summaries():
     torch.manual_seed(0)
     u, y = torch.randn(T, 40, I), torch.randn(40)
     for net in (
@@ -682,7 +703,8 @@ RIDGES = {
     "deep": (lambda: make(deep=3)[0], "has deep="),
     "attention": (lambda: make(readout="attention")[0], "has readout='attention'"),
     "tanh": (lambda: make(output="tanh")[0], "has output='tanh'"),
-    "sequence": (lambda: co.EncoderDecoder("gru", inputs=2, hidden=3, outputs=4), "has an answer that is a sequence"),
+    "sequence": (lambda: co.EncoderDecoder("gru", inputs=2, hidden=3, outputs=4),
+        "has an answer that is a sequence"),
     "parametrised": (
         lambda: torch.nn.utils.parametrizations.weight_norm(make()[0], "V"), "has a parametrised V",
     ),
@@ -690,13 +712,13 @@ RIDGES = {
 
 
 @pytest.mark.parametrize("what", RIDGES)
-def test_readouts_that_ridge_refuses(what):
+def test_readouts_that_ridge_cannot_solve_are_refused(what):
     build, words = RIDGES[what]
     with pytest.raises(co.Unsupported, match=words):
         Ridge(build())
 
 
-def test_what_else_ridge_refuses():
+def test_other_settings_that_ridge_cannot_use_are_refused():
     net, batch = make()
     with pytest.raises(co.InputError, match="alpha must be a finite number, at least 0; got -1"):
         Ridge(net, -1)

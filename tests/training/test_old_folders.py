@@ -1,6 +1,7 @@
-"""Run folders of earlier versions stay usable: tests/data has one of each kind, as that version wrote it.
+"""Run folders of earlier versions stay usable.
 
-Each can be resumed, reported and predicted from, and gives the numbers that its own version gave.
+tests/data holds a folder of each kind, as that version wrote it. Each can be resumed, reported and
+predicted from, and gives the numbers that its own version gave.
 """
 
 from __future__ import annotations
@@ -23,12 +24,14 @@ def folders(request, tmp_path):
     return Path(shutil.copytree(DATA / f"folders-{request.param}", tmp_path / "folders"))
 
 
-def test_there_are_folders():
+def test_there_are_folders_of_version_0_6_1():
     assert "0.6.1" in VERSIONS
 
 
 def test_a_run_is_resumed(folders, coadjoint):
-    """Twenty steps more: the losses are those that the version itself would have gone on with, to rounding."""
+    """Twenty steps more: the losses are those that the version itself would have gone on with, to
+    rounding.
+    """
     assert coadjoint("resume", str(folders / "run"), "--steps", "40", "--quiet")[0] == 0
     rows = [
         json.loads(line) for line in (folders / "run" / "metrics.jsonl").read_text().splitlines()

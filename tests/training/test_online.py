@@ -1,5 +1,7 @@
-"""Online learning: its gradients are those of BPTT and Truncated, its memory does not grow, and a run that stops goes on in the
-same bits."""
+"""Online learning takes the gradients of BPTT and Truncated, in memory that does not grow.
+
+A run that stops and is resumed ends in the same bits.
+"""
 
 import gzip
 import io
@@ -21,6 +23,7 @@ from torch import nn
 
 import build
 import coadjoint as co
+from build import Step
 from coadjoint.objectives import losses
 from coadjoint.tasks.files import stream as stream_module
 from coadjoint.training import learning, online, signals, storage
@@ -110,7 +113,7 @@ def test_rtrl_of_held_weights_is_bptt_on_every_prefix(name):
         "long",
     ],
 )
-def test_rtrl_of_held_weights_is_bptt_for(case):
+def test_rtrl_of_held_weights_is_bptt_for_other_options(case):
     T, B, outputs, loss, net = 11, 1, O, "squared", make("lstm", x0="learned")
     if case == "mask":
         net = make(
@@ -136,7 +139,10 @@ def test_rtrl_of_held_weights_is_bptt_for(case):
     elif case == "sigmoid":
         loss, net = "binary-cross-entropy", make("gru", output="sigmoid")
     elif case == "own loss":
-        loss = lambda y_hat, y: (y_hat - y).abs().pow(1.5).sum(-1)
+
+        def loss(y_hat, y):
+            return (y_hat - y).abs().pow(1.5).sum(-1)
+
     u, y = data(T, outputs, B)
     if case == "classes":
         loss, net, y = (
@@ -204,7 +210,9 @@ def test_slopes_of_losses_are_their_derivatives(loss, output):
 
 
 def test_updates_at_every_step_are_the_definition():
-    """dL_t/dtheta = lam_t' S_t with S_t = J_t S_{t-1} + f_theta, all of it by torch, and theta moving all the while."""
+    """dL_t/dtheta = lam_t' S_t with S_t = J_t S_{t-1} + f_theta, all of it by torch, and theta
+    moving all the while.
+    """
     ours, (u, y) = make("gru"), data(12)
     found = online.learn(ours, pairs(u, y), "squared", optimiser=co.optimisers.sgd(0.05), clip=1.5)
     net, rate, values = make("gru"), 0.05, []
@@ -215,7 +223,12 @@ def test_updates_at_every_step_are_the_definition():
     )
     for t in range(12):
         theta = {n: p.detach().clone() for n, p in net.named_parameters()}
-        step = lambda x, *p, t=t: torch.func.functional_call(Step(net), dict(zip([f"net.{n}" for n in names], p, strict=True)), (u[t], x))[0]  # fmt: skip
+
+        def step(x, *p, t=t):
+            return torch.func.functional_call(
+                Step(net), dict(zip([f"net.{n}" for n in names], p, strict=True)), (u[t], x)
+            )[0]
+
         J, *of = torch.autograd.functional.jacobian(step, (x, *(theta[n] for n in names)))
         S = {n: J[:, 0] @ S[n] + f.reshape(D, -1) for n, f in zip(names, of, strict=True)}
         x = step(x, *(theta[n] for n in names)).detach()[None]
@@ -233,17 +246,10 @@ def test_updates_at_every_step_are_the_definition():
     close(dict(ours.named_parameters()), dict(net.named_parameters()), 1e-11)
 
 
-class Step(nn.Module):
-    def __init__(self, net):
-        super().__init__()
-        self.net = net
-
-    def forward(self, u, x):
-        return self.net.advance(u, x)
-
-
 def test_a_window_is_swept_with_the_weights_of_its_end():
-    """k1 = k2: the pieces of the sequence one after the other, each from the state the one before has left."""
+    """k1 = k2: the pieces of the sequence one after the other, each from the state the one before
+    has left.
+    """
     ours, net, (u, y) = make("lstm"), make("lstm"), data(12)
     found = online.learn(
         ours, pairs(u, y), "squared", co.Truncated(4, 4), co.optimisers.momentum(0.03)
@@ -319,7 +325,9 @@ STEPS = 600  # between two weighings
 
 
 def apart(function, *words):
-    """What a function of this file returns in a process of its own, where nobody else leaves anything behind."""
+    """What a function of this file returns in a process of its own, where nobody else leaves
+    anything behind.
+    """
     command = [
         sys.executable,
         "-c",
@@ -335,7 +343,9 @@ def apart(function, *words):
 
 
 def growth_of_learners(folder):
-    """What STEPS steps add to all that is alive, by each learner: objects, bytes, nodes of graphs."""
+    """What STEPS steps add to all that is alive, by each learner: objects, bytes, nodes
+    of graphs.
+    """
     from alive import alive
 
     torch.set_num_threads(1)
@@ -353,16 +363,26 @@ def growth_of_learners(folder):
     for learner, method in LEARNERS.items():
         weights = []
         online.learn(
-            make("lstm"), watched(weights), "squared", method, co.optimisers.adam(1e-3),
-            folder=Path(folder) / learner, score=lambda a: {"size": float(a.norm())}, every=10, window=50, checkpoint=100,
-        )  # fmt: skip
+            make("lstm"),
+            watched(weights),
+            "squared",
+            method,
+            co.optimisers.adam(1e-3),
+            folder=Path(folder) / learner,
+            score=lambda a: {"size": float(a.norm())},
+            every=10,
+            window=50,
+            checkpoint=100,
+        )
         before, after = weights
         found[learner] = after.more_than(before)
     return found
 
 
 def grows(objects, size, nodes):
-    """One object in twenty steps, eight bytes in each or a single node: less than anything that is kept for each step."""
+    """One object in twenty steps, eight bytes in each or a single node: less than anything that is
+    kept for each step.
+    """
     return objects > STEPS // 20, size > 8 * STEPS, nodes > 0
 
 
@@ -374,7 +394,9 @@ def test_memory_does_not_grow(tmp_path):
 
 
 def growth_of_hoards():
-    """The same of what is kept on purpose: a number, some text, a state or an operation for each step."""
+    """The same of what is kept on purpose: a number, some text, a state or an operation for each
+    step.
+    """
     from alive import alive
 
     kept, found = (
@@ -416,10 +438,13 @@ def test_memory_that_grows_is_noticed():
 # files
 
 
-CSV = "time,a,b,y,state\n" + "".join(
-    f"{t},{10 + 3 * math.sin(7 * t):.9g},{-200 + 50 * math.cos(t * t):.9g},{math.sin(t):.9g},{'up' if math.sin(t) > 0 else 'down'}\n"
-    for t in range(60)
-)
+def csv_row(t):
+    y = math.sin(t)
+    state = "up" if y > 0 else "down"
+    return f"{t},{10 + 3 * math.sin(7 * t):.9g},{-200 + 50 * math.cos(t * t):.9g},{y:.9g},{state}\n"
+
+
+CSV = "time,a,b,y,state\n" + "".join(csv_row(t) for t in range(60))
 
 
 @pytest.fixture
@@ -531,7 +556,8 @@ def test_all_kinds_of_files_hold_the_same_stream(here, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(CSV.encode())))
     truth = [torch.cat(pair) for pair in read()]
     others = {
-        "d.csv.gz": {}, "d.tsv": {}, "german.txt": {"sep": ";", "decimal": ","}, "-": {}, "d.parquet": {},
+        "d.csv.gz": {}, "d.tsv": {}, "german.txt": {"sep": ";", "decimal": ","}, "-": {},
+        "d.parquet": {},
         "d.npy": {"features": ["c1", "c2"], "target": "c3"},
     }  # fmt: skip
     for path, options in others.items():
@@ -615,7 +641,7 @@ def test_what_cannot_be_read_is_refused_with_its_place(here, text, options, word
     assert "\n" not in str(error.value)
 
 
-def test_other_files_that_cannot_be_read(here):
+def test_other_files_that_cannot_be_read_are_refused(here):
     (here / "latin.csv").write_bytes(b"a,y\n1,2\n3,\xe4\n")
     (here / "cut.csv.gz").write_bytes(gzip.compress(b"a,b\n" + b"1,2\n" * 50)[:-9])
     (here / "long.csv").write_bytes(b"a,y\n" + b"1" * (2 << 20) + b"\n")
@@ -669,7 +695,7 @@ def test_other_files_that_cannot_be_read(here):
         ({"resume": True}, co.InputError, "needs the folder"),
     ],
 )
-def test_what_a_stream_cannot_be_learned_with(options, error, words):
+def test_what_a_stream_cannot_be_learned_with_is_refused(options, error, words):
     with pytest.raises(error, match=words):
         online.learn(make(), pairs(*data(3)), **({"loss": "squared"} | options))
 
@@ -729,8 +755,16 @@ def begun(name, learner, folder, stop=None, stream=None, **options):
     torch.manual_seed(5)
     net = make(name, x0="learned")
     return online.learn(
-        net, stream or pairs(*data(47)), "squared", LEARNERS[learner], co.optimisers.adam(1e-2), folder=folder, score=crash, **GO, **options
-    )  # fmt: skip
+        net,
+        stream or pairs(*data(47)),
+        "squared",
+        LEARNERS[learner],
+        co.optimisers.adam(1e-2),
+        folder=folder,
+        score=crash,
+        **GO,
+        **options,
+    )
 
 
 def whole(folder):
@@ -757,8 +791,10 @@ def test_too_little_room_is_said_before_anything_is_learned(learner, tmp_path, m
 
 
 @pytest.mark.parametrize("at", [5, 25, 45])
-def test_rows_deleted_while_the_stream_goes_on(tmp_path, at):
-    """The run ends at its next save, with its rows put back; 45 comes after the last one but that of the end."""
+def test_rows_deleted_while_the_stream_goes_on_stop_it(tmp_path, at):
+    """The run ends at its next save, with its rows put back; 45 comes after the last one but that
+    of the end.
+    """
     folder = tmp_path / "two"
 
     def stream():
@@ -858,9 +894,19 @@ def test_what_does_not_fit_is_not_gone_on_with(tmp_path):
 
 def file_run(folder, path="d.csv", score=None, **options):
     torch.manual_seed(2)
-    kinds = {"target": "y", "features": ["a", "b"]} | {k: options.pop(k) for k in ("kind", "target", "features", "classes") if k in options}  # fmt: skip
+    kinds = {"target": "y", "features": ["a", "b"]} | {
+        k: options.pop(k) for k in ("kind", "target", "features", "classes") if k in options
+    }
     stream = online.read(path, dtype=F64, **kinds)
-    net = co.Network("gru", inputs=stream.inputs, hidden=D, outputs=stream.outputs, readout="every", output=stream.output, dtype=F64)  # fmt: skip
+    net = co.Network(
+        "gru",
+        inputs=stream.inputs,
+        hidden=D,
+        outputs=stream.outputs,
+        readout="every",
+        output=stream.output,
+        dtype=F64,
+    )
     return online.learn(net, stream, score=score, folder=folder, **GO, **options)
 
 
@@ -917,7 +963,13 @@ import os, signal, sys, torch, coadjoint as co
 torch.set_num_threads(1)
 sys.path[:0] = sys.argv[1:3]
 import test_online
-test_online.file_run(test_online.Path("two"), score=lambda a, n=[0]: (n.append(0), os.kill(os.getpid(), signal.SIGKILL) if len(n) > 45 else None) and {"x": 0.0})
+scored = []
+def score(a):
+    scored.append(a)
+    if len(scored) > 44:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return {"x": 0.0}
+test_online.file_run(test_online.Path("two"), score=score)
 """
 
 
@@ -1026,8 +1078,10 @@ def test_the_command_learns_goes_on_and_leaves_a_model(words, here, coadjoint):
     assert len((here / "predictions.csv").read_text().splitlines()) == 61
 
 
-def test_what_is_piped_in(here, coadjoint, monkeypatch):
-    pipe = lambda: monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(CSV.encode())))
+def test_a_stream_can_be_piped_in(here, coadjoint, monkeypatch):
+    def pipe():
+        return monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(CSV.encode())))
+
     words = ["--target", "state", "--features", "a,b", "--classes", "up,down", *SMALL, "-q"]
     assert coadjoint("online", "d.csv", *words, "--out", "one")[0] == 0
     pipe()
@@ -1047,10 +1101,13 @@ def test_what_is_piped_in(here, coadjoint, monkeypatch):
         (["d.csv"], 3, "there is no column called target, label or class"),
         (["d.csv", "--target", "yy"], 3, "there is no column 'yy' for --target. Did you mean 'y'?"),
         (["d.csv", "--target", "y"], 3, "d.csv:2 column 'state': \"down\" is not a number"),
-        (["d.csv", "--target", "y", "--learner", "bptt"], 2, "unknown learner 'bptt'; Known: rtrl, truncated"),
-        (["d.csv", "--target", "y", "--config", "b.toml"], 2, "--learner must be rtrl or truncated; got 'bptt'"),
+        (["d.csv", "--target", "y", "--learner", "bptt"], 2,
+            "unknown learner 'bptt'; Known: rtrl, truncated"),
+        (["d.csv", "--target", "y", "--config", "b.toml"], 2,
+            "--learner must be rtrl or truncated; got 'bptt'"),
         (["d.csv", "--target", "y", "--learner", "truncated"], 2, "--learner truncated needs --k1"),
-        (["d.csv", "--target", "y", "--learner", "rtrl", "--k1", "3"], 2, "--k1 and --k2 belong to --learner truncated"),
+        (["d.csv", "--target", "y", "--learner", "rtrl", "--k1", "3"], 2,
+            "--k1 and --k2 belong to --learner truncated"),
         (["d.csv", "--target", "y", "--k1", "3", "--k2", "2"], 2, "1 <= k1 <= k2"),
         (["d.csv", "--target", "y", "--hidden", "0"], 2, "--hidden: must be a whole number"),
         (["d.csv", "--target", "y", "--cell", "elm"], 2, "did you mean 'elman'?"),
@@ -1060,8 +1117,10 @@ def test_what_is_piped_in(here, coadjoint, monkeypatch):
         (["d.csv", "--target", "y", "--window", "0"], 2, "Invalid value for '--window'"),
         (["d.csv", "--target", "y", "--skip"], 2, "real-time recurrent learning has no skip=True"),
         (["d.csv", "--target", "y", "--batch", "3"], 2, "No such option: --batch"),
-        (["d.csv", "--target", "y", "--config", "c.toml"], 2, "--batch does nothing where a stream is learned"),
-        (["d.csv", "--target", "y", "--missing", "mask"], 2, "--missing must be refuse or ffill for a stream"),
+        (["d.csv", "--target", "y", "--config", "c.toml"], 2,
+            "--batch does nothing where a stream is learned"),
+        (["d.csv", "--target", "y", "--missing", "mask"], 2,
+            "--missing must be refuse or ffill for a stream"),
     ],
 )  # fmt: skip
 def test_wrong_words_get_one_line_and_leave_nothing(words, code, said, here, coadjoint):
@@ -1095,7 +1154,7 @@ def test_scale_is_that_of_all_rows_before():
     assert np.allclose(scale.std, values.std(0), rtol=1e-9)
 
 
-def test_a_stream_without_a_step(coadjoint, here):
+def test_a_stream_without_a_step_is_refused(coadjoint, here):
     (here / "one.csv").write_text("a,b\n1,2\n")
     code, _, err = coadjoint("online", "one.csv", "--kind", "next", "--out", "r")
     assert (code, err.count("\n")) == (3, 1)

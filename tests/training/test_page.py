@@ -1,4 +1,7 @@
-"""The report page in a browser: drawn without a complaint, on a desk and on a phone, by mouse, touch and keyboard."""
+"""The report page works in a browser: it is drawn without a complaint, on a desk and on a phone.
+
+Its figures can be read by mouse, touch and keyboard.
+"""
 
 import base64
 import itertools
@@ -22,8 +25,10 @@ from coadjoint.training.report import pages as pages_module
 
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium")
 FLAGS = [
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage", "--remote-debugging-pipe",
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
+    "--remote-debugging-pipe",
 ]  # fmt: skip
 # The browser reads file descriptor 3 and writes 4.
 HAND_OVER = """
@@ -121,7 +126,9 @@ class Browser:
         return answer["result"].get("value")
 
     def complaints(self):
-        """Console errors and warnings, exceptions, refusals by the security policy, requests beyond the page itself."""
+        """Console errors and warnings, exceptions, refusals by the security policy, requests beyond
+        the page itself.
+        """
         said = [
             e
             for e in self.events
@@ -179,7 +186,9 @@ def evaluation():
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
-    """Pages of folders: a run of 5,000 steps with 50 probes, a comparison, three steps, no probes, nothing but a cut line."""
+    """Pages of folders: a run of 5,000 steps with 50 probes, a comparison, three steps, no probes,
+    nothing but a cut line.
+    """
     root = tmp_path_factory.mktemp("pages")
     write_run(root / "run")
     write_compare(root / "compare")
@@ -228,7 +237,8 @@ def test_every_figure_is_drawn_without_a_complaint(browser, pages, name, screen)
     browser.open(pages[name], **SCREENS[screen])
     assert browser.complaints() == []
     drawn = browser.ask(
-        "[...document.querySelectorAll('figure[data-figure]')].map(f => [f.dataset.kind, f.dataset.drawn, f.querySelectorAll('.plot > svg path, .plot > svg image').length])"
+        "[...document.querySelectorAll('figure[data-figure]')].map(f => [f.dataset.kind, "
+        "f.dataset.drawn, f.querySelectorAll('.plot > svg path, .plot > svg image').length])"
     )
     assert len(drawn) == FIGURES[name] == int(browser.ask("document.documentElement.dataset.drawn"))
     assert all(kind == done and marks for kind, done, marks in drawn), drawn
@@ -238,7 +248,9 @@ def test_every_figure_is_drawn_without_a_complaint(browser, pages, name, screen)
     )
     assert (
         browser.ask(
-            "[...document.querySelectorAll('.plot text')].filter(t => { const a = t.getBoundingClientRect(), b = t.ownerSVGElement.getBoundingClientRect(); return a.left < b.left - 2 || a.right > b.right + 6; }).map(t => t.textContent)"
+            "[...document.querySelectorAll('.plot text')].filter(t => { const a = "
+            "t.getBoundingClientRect(), b = t.ownerSVGElement.getBoundingClientRect(); return "
+            "a.left < b.left - 2 || a.right > b.right + 6; }).map(t => t.textContent)"
         )
         == []
     )
@@ -250,14 +262,16 @@ def place(browser, figure, across=0.5, down=0.5):
     """A point of a figure's plot, scrolled into view."""
     find = f"document.querySelector('#figure-{figure} .plot > svg')"
     box = browser.ask(
-        f"(() => {{ const e = {find}; e.scrollIntoView({{block: 'center', behavior: 'instant'}}); const b = e.getBoundingClientRect(); return [b.left, b.top, b.width, b.height]; }})()"
+        f"(() => {{ const e = {find}; e.scrollIntoView({{block: 'center', behavior: 'instant'}}); "
+        f"const b = e.getBoundingClientRect(); return [b.left, b.top, b.width, b.height]; }})()"
     )
     return box[0] + across * box[2], box[1] + down * box[3]
 
 
 def tip(browser, figure):
     return browser.ask(
-        f"(() => {{ const t = document.querySelector('#figure-{figure} .tip'); return t.hidden ? '' : t.innerText; }})()"
+        f"(() => {{ const t = document.querySelector('#figure-{figure} .tip'); return t.hidden ? "
+        f"'' : t.innerText; }})()"
     )
 
 
@@ -312,11 +326,13 @@ def test_touch_shows_values_and_a_touch_elsewhere_puts_them_away(browser, pages)
         browser.send("Input.dispatchTouchEvent", type=kind, touchPoints=points)
     assert "step " in tip(browser, "gradient")
     inside = browser.ask(
-        "(() => { const b = document.querySelector('#figure-gradient .tip').getBoundingClientRect(); return b.left >= 0 && b.right <= innerWidth; })()"
+        "(() => { const b = document.querySelector('#figure-gradient "
+        ".tip').getBoundingClientRect(); return b.left >= 0 && b.right <= innerWidth; })()"
     )
     assert inside
     x, y = browser.ask(
-        "(() => { const b = document.querySelector('#figure-gradient h3').getBoundingClientRect(); return [b.left + 5, b.top + 5]; })()"
+        "(() => { const b = document.querySelector('#figure-gradient h3').getBoundingClientRect(); "
+        "return [b.left + 5, b.top + 5]; })()"
     )
     for kind, points in (("touchStart", [{"x": x, "y": y}]), ("touchEnd", [])):
         browser.send("Input.dispatchTouchEvent", type=kind, touchPoints=points)
@@ -404,9 +420,10 @@ def test_without_script_the_tables_remain(browser, pages):
     text = browser.send("Page.captureSnapshot")["data"]
     assert browser.complaints() == []
     document = browser.send("DOM.getDocument")["root"]["nodeId"]
-    find = lambda what: browser.send("DOM.querySelectorAll", nodeId=document, selector=what)[
-        "nodeIds"
-    ]
+
+    def find(what):
+        return browser.send("DOM.querySelectorAll", nodeId=document, selector=what)["nodeIds"]
+
     assert len(find("noscript p")) == 1
     assert len(find("table")) >= 5
     assert find(".plot > svg") == []
@@ -414,10 +431,13 @@ def test_without_script_the_tables_remain(browser, pages):
 
 
 def test_policy_stops_what_it_should(browser, pages):
-    """The checks above can fail: a script and a style that are not the page's own are refused, and reported."""
+    """The checks above can fail: a script and a style that are not the page's own are refused, and
+    reported.
+    """
     browser.open(pages["run"])
     browser.ask(
-        "(() => { const s = document.createElement('script'); s.textContent = 'window.mine = 1'; document.body.append(s); })()"
+        "(() => { const s = document.createElement('script'); s.textContent = 'window.mine = 1'; "
+        "document.body.append(s); })()"
     )
     browser.ask("document.body.setAttribute('style', 'color: red')")
     assert browser.ask("window.mine === undefined")

@@ -1,4 +1,4 @@
-"""Plans: the settings of a run, checked once, when they are made."""
+"""A Plan holds the settings of a run and checks each of them once, when it is made."""
 
 import dataclasses
 import inspect
@@ -58,7 +58,7 @@ def test_a_plan_knows_what_it_means_by_default():
         ({"gradient": "bptt"}, r"gradient must be like co.BPTT\(\); got 'bptt'"),
     ],
 )
-def test_settings_that_cannot_be_used(settings, said):
+def test_settings_that_cannot_be_used_are_refused(settings, said):
     with pytest.raises(co.CoadjointError, match=said):
         TrainingPlan(**settings)
 

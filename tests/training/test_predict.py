@@ -1,4 +1,4 @@
-"""load_model and predict: what `coadjoint predict` does, from Python."""
+"""load_model and predict do in Python what `coadjoint predict` does on the command line."""
 
 import csv
 import shutil
@@ -48,7 +48,9 @@ def test_what_is_no_model_is_refused_in_one_line(tmp_path):
     (tmp_path / "empty").mkdir()
     says = {
         "missing": "missing does not exist. Name a run folder, or a model.safetensors.",
-        "unfinished": "unfinished has not finished: there is no model yet. Go on with: coadjoint resume ",
+        "unfinished": (
+            "unfinished has not finished: there is no model yet. Go on with: coadjoint resume "
+        ),
         "empty": "empty is not a run folder: it holds no model.safetensors.",
     }
     for name, words in says.items():

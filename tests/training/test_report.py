@@ -1,4 +1,7 @@
-"""The report page: what it says about a folder, what it survives, and that nothing read from a folder becomes markup."""
+"""The report page says what is in a folder, and survives whatever is in it.
+
+Nothing that is read from a folder becomes markup.
+"""
 
 import base64
 import hashlib
@@ -28,9 +31,12 @@ from coadjoint.training.settings import dump, load
 pytestmark = pytest.mark.slow
 
 ENVIRONMENT = {
-    "coadjoint": "0.2.0", "torch": "2.13.0", "numpy": "2.3.1", "python": "3.12.3", "platform": "Linux-6.8-x86_64", "processor": "x86_64",
-    "threads": 1, "device": "cpu", "seed": 0, "revision": "88b5608", "started": "2026-11-15T07:36:00+00:00",
-    "command": "coadjoint train --task temporal-order --length 100 --gradient penalised --weight 4 --seed 0",
+    "coadjoint": "0.2.0", "torch": "2.13.0", "numpy": "2.3.1", "python": "3.12.3",
+    "platform": "Linux-6.8-x86_64", "processor": "x86_64",
+    "threads": 1, "device": "cpu", "seed": 0, "revision": "88b5608",
+    "started": "2026-11-15T07:36:00+00:00",
+    "command": "coadjoint train --task temporal-order --length 100 --gradient penalised "
+        "--weight 4 --seed 0",
 }  # fmt: skip
 CONFIG = """\
 task: {name: temporal-order, length: 100}
@@ -42,7 +48,9 @@ training: {steps: 5000, batch: 32, evaluate: 100, seed: 0}
 
 
 def learning(steps, solved, seed):
-    """Share of right answers by step: a quarter by chance, then a slope around 0.7 of `solved`, then everything; and the noise."""
+    """Share of right answers by step: a quarter by chance, then a slope around 0.7 of `solved`,
+    then everything; and the noise.
+    """
     rng = np.random.default_rng(seed)
     s = np.arange(1, steps + 1)
     right = 0.25 + 0.75 / (1 + np.exp(-(s - 0.72 * solved) / (0.07 * solved)))
@@ -60,7 +68,9 @@ def write_run(
     penalised=True,
     status="success",
 ):
-    """A run folder as training leaves it: costates that vanish at first and are carried through later."""
+    """A run folder as training leaves it: costates that vanish at first and are carried through
+    later.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     s, right, rng = learning(steps, solved, seed)
     rows, clock, t = [], [], np.arange(length + 1)
@@ -104,31 +114,57 @@ def write_run(
                 costates = (
                     slope * (length - t) + wave - 0.6 - share + rng.normal(0, 0.05, length + 1)
                 )
-                rows.append({
-                    "kind": "probe", "step": int(s[k]), "t": t.tolist(), "log10_costates": costates.tolist(), "temporal": (costates[1:] - 0.4 + 0.1 * wave[1:]).tolist(),
-                    "radius": 0.5 + 0.62 * (1 - math.exp(-k / 900)), "decay": float(costates[0] - costates[-1]),
-                    "gradients": {n: norm * f * rng.lognormal(0, 0.15) for n, f in (("W", 0.8), ("R", 0.3), ("b", 0.09), ("V", 0.45), ("b_o", 0.02))},
-                })  # fmt: skip
+                rows.append(
+                    {
+                        "kind": "probe",
+                        "step": int(s[k]),
+                        "t": t.tolist(),
+                        "log10_costates": costates.tolist(),
+                        "temporal": (costates[1:] - 0.4 + 0.1 * wave[1:]).tolist(),
+                        "radius": 0.5 + 0.62 * (1 - math.exp(-k / 900)),
+                        "decay": float(costates[0] - costates[-1]),
+                        "gradients": {
+                            n: norm * f * rng.lognormal(0, 0.15)
+                            for n, f in (
+                                ("W", 0.8),
+                                ("R", 0.3),
+                                ("b", 0.09),
+                                ("V", 0.45),
+                                ("b_o", 0.02),
+                            )
+                        },
+                    }
+                )
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "clock.jsonl").write_text("".join(json.dumps(row) + "\n" for row in clock))
     (folder / "config.yaml").write_text(CONFIG)
     (folder / "environment.json").write_text(json.dumps(ENVIRONMENT | {"seed": seed}))
     success = status == "success"
     result = {
-        "status": status, "step": steps, "seconds": 0.0092 * steps, "reason": "", "success": success, "success_step": solved if success else None,
-        "success_seconds": 0.0092 * solved if success else None, "goal": "right >= 1", "metrics": {"test": {"loss": 0.0031, "right": 1.0 if success else 0.262}},
+        "status": status, "step": steps, "seconds": 0.0092 * steps, "reason": "",
+        "success": success, "success_step": solved if success else None,
+        "success_seconds": 0.0092 * solved if success else None, "goal": "right >= 1",
+        "metrics": {"test": {"loss": 0.0031, "right": 1.0 if success else 0.262}},
         "parameters": 4804, "best_step": None,
-        "examples": [{"id": str(i), "target": "XYYX"[i % 4], "prediction": "XYYY"[i % 4] if i == 3 else "XYYX"[i % 4], "right": i != 3, "note": "symbols at t = 12 and t = 57"} for i in range(8)],
+        "examples": [{"id": str(i), "target": "XYYX"[i % 4],
+            "prediction": "XYYY"[i % 4] if i == 3 else "XYYX"[i % 4], "right": i != 3,
+            "note": "symbols at t = 12 and t = 57"} for i in range(8)],
     }  # fmt: skip
     (folder / "result.json").write_text(json.dumps(result))
     return folder
 
 
 def write_compare(folder, seeds=6, steps=3000, **run):
-    """A compare folder: two rows that solve the task in most seeds, and one that stays at chance."""
+    """A compare folder: two rows that solve the task in most seeds, and one that stays
+    at chance.
+    """
     rows, rng = [], np.random.default_rng(1)
-    for name, median, row_settings in (("penalised", 1300, {"radius": 0.5, "lr": 0.001, "weight": 2.0}), ("penalised, weight 6", 1900, {"radius": 0.5, "lr": 0.001, "weight": 6.0}),
-                                       ("plain", math.inf, {"radius": 0.5, "lr": 0.001, "weight": 0.0}), ("plain from radius 1.1", 2500, {"radius": 1.1, "lr": 0.0001, "weight": 0.0})):  # fmt: skip
+    for name, median, row_settings in (
+        ("penalised", 1300, {"radius": 0.5, "lr": 0.001, "weight": 2.0}),
+        ("penalised, weight 6", 1900, {"radius": 0.5, "lr": 0.001, "weight": 6.0}),
+        ("plain", math.inf, {"radius": 0.5, "lr": 0.001, "weight": 0.0}),
+        ("plain from radius 1.1", 2500, {"radius": 1.1, "lr": 0.0001, "weight": 0.0}),
+    ):
         runs = []
         for seed in range(seeds):
             solved = int(median * rng.lognormal(0, 0.28)) if median < math.inf else 10**9
@@ -146,8 +182,18 @@ def write_compare(folder, seeds=6, steps=3000, **run):
             )
             if seed % 2 == 0:
                 (folder / path / "report.html").write_text("<!doctype html><title>a run</title>")
-            runs.append({"seed": seed, "folder": path, "status": status, "success": ok, "steps": solved if ok else steps // 4 if broken else steps, "seconds": 0.01 * min(solved, steps),
-                         "metric": None if broken else 1.0 if ok else float(0.25 + 0.01 * rng.random()), "error": "the loss was not finite at step 750" if broken else None})  # fmt: skip
+            runs.append(
+                {
+                    "seed": seed,
+                    "folder": path,
+                    "status": status,
+                    "success": ok,
+                    "steps": solved if ok else steps // 4 if broken else steps,
+                    "seconds": 0.01 * min(solved, steps),
+                    "metric": None if broken else 1.0 if ok else float(0.25 + 0.01 * rng.random()),
+                    "error": "the loss was not finite at step 750" if broken else None,
+                }
+            )
         rows.append({"name": name, "settings": row_settings, "runs": runs})
     page = {
         "command": "coadjoint compare compare.yaml --seeds 6",
@@ -213,13 +259,20 @@ def edit(path, change):
     path.write_text(json.dumps(data))
 
 
-def test_the_page_of_a_run(run_folder):
+def test_the_page_of_a_run_shows_its_settings_and_results(run_folder):
     page = page_of(run_folder)
     for words in (
-        "temporal-order, length 100", "Success at step 4,300, after 39.6 s: right ≥ 1", "penalised, penalty log-ratio, weight 4.0", "4,804",
-        "2 steps skipped: the gradient was not finite.", "coadjoint train --task temporal-order", "coadjoint resume long",
-        "optimiser.clip 1.0", "symbols at t = 12 and t = 57", "✗ no",
-    ):  # fmt: skip
+        "temporal-order, length 100",
+        "Success at step 4,300, after 39.6 s: right ≥ 1",
+        "penalised, penalty log-ratio, weight 4.0",
+        "4,804",
+        "2 steps skipped: the gradient was not finite.",
+        "coadjoint train --task temporal-order",
+        "coadjoint resume long",
+        "optimiser.clip 1.0",
+        "symbols at t = 12 and t = 57",
+        "✗ no",
+    ):
         assert words in page.text, words
     kinds = {name: figure["kind"] for name, figure in page.figures.items()}
     curves = [
@@ -268,20 +321,24 @@ def test_the_same_folder_gives_the_same_page(run_folder):
     [
         ({"status": "finished", "success": False}, "Finished 3 steps, without reaching right ≥ 1"),
         ({"status": "finished", "success": False, "goal": None}, "Finished 3 steps method"),
-        ({"status": "early-stopped", "success": False, "reason": "no progress"}, "Stopped early at step 3, without reaching right ≥ 1: no progress"),
-        ({"status": "interrupted", "success": False, "reason": "by the user"}, "Interrupted at step 3: by the user"),
-        ({"status": "failed", "success": False, "reason": "disk full"}, "Failed at step 3: disk full"),
-        ({"status": "interrupted", "success": True, "success_step": 2, "success_seconds": 7200}, "Success at step 2, after 2 h: right ≥ 1; interrupted at step 3"),
+        ({"status": "early-stopped", "success": False, "reason": "no progress"},
+            "Stopped early at step 3, without reaching right ≥ 1: no progress"),
+        ({"status": "interrupted", "success": False, "reason": "by the user"},
+            "Interrupted at step 3: by the user"),
+        ({"status": "failed", "success": False, "reason": "disk full"},
+            "Failed at step 3: disk full"),
+        ({"status": "interrupted", "success": True, "success_step": 2, "success_seconds": 7200},
+            "Success at step 2, after 2 h: right ≥ 1; interrupted at step 3"),
         ({"status": 7, "success": None}, "No result the last recorded step is 3"),
     ],
 )  # fmt: skip
-def test_outcomes(tmp_path, change, words):
+def test_every_outcome_is_said(tmp_path, change, words):
     write_run(tmp_path, **SMALL)
     edit(tmp_path / "result.json", lambda result: result.update(change))
     assert words in page_of(tmp_path).text
 
 
-def test_a_run_that_goes_on(tmp_path):
+def test_a_run_that_goes_on_has_a_page(tmp_path):
     write_run(tmp_path, **SMALL)
     for name in ("result.json", "config.yaml", "environment.json", "clock.jsonl"):
         (tmp_path / name).unlink()
@@ -301,16 +358,21 @@ def test_a_run_that_goes_on(tmp_path):
 @pytest.mark.parametrize(
     ("text", "words", "drawn"),
     [
-        ('{"kind":"train","step":1,"loss":1}\n{"kind":"tr', "The last line of metrics.jsonl was cut off", [1]),
-        ('{"kind":"train","step":1,"loss":1}\nzzz\n[1]\n{"kind":"train","step":2,"loss":1}\n', "2 unreadable lines left out (2, 3)", [1, 2]),
-        ('{"kind":"train","step":1,"loss":1}\n' + "[" * 9999 + "\n", "1 unreadable line left out (2)", [1]),
-        ('{"kind":"train","step":1,"loss":1}\n{"kind":"train","step":2,"loss":"NaN"}\n', "1 value not finite, shown as gaps", [1, 2]),
-        ('{"kind":"train","step":1,"loss":1}\n{"kind":"train","step":2,"loss":"-Infinity"}\n', "1 value not finite, shown as gaps", [1, 2]),
+        ('{"kind":"train","step":1,"loss":1}\n{"kind":"tr',
+            "The last line of metrics.jsonl was cut off", [1]),
+        ('{"kind":"train","step":1,"loss":1}\nzzz\n[1]\n{"kind":"train","step":2,"loss":1}\n',
+            "2 unreadable lines left out (2, 3)", [1, 2]),
+        ('{"kind":"train","step":1,"loss":1}\n' + "[" * 9999 + "\n",
+            "1 unreadable line left out (2)", [1]),
+        ('{"kind":"train","step":1,"loss":1}\n{"kind":"train","step":2,"loss":"NaN"}\n',
+            "1 value not finite, shown as gaps", [1, 2]),
+        ('{"kind":"train","step":1,"loss":1}\n{"kind":"train","step":2,"loss":"-Infinity"}\n',
+            "1 value not finite, shown as gaps", [1, 2]),
         ("", "No values were recorded.", None),
         ("\x00\xff" * 50, "metrics.jsonl was cut off", None),
     ],
 )  # fmt: skip
-def test_damaged_metrics(tmp_path, text, words, drawn):
+def test_damaged_metrics_are_noted_and_left_out(tmp_path, text, words, drawn):
     (tmp_path / "metrics.jsonl").write_text(text)
     page = page_of(tmp_path)
     assert words in page.text
@@ -344,19 +406,22 @@ def test_damaged_files_cost_only_themselves(tmp_path, name, text):
     assert f"{name} could not be read" in page.text or (name, text) == ("config.yaml", "")
 
 
-def test_without_probes_and_penalty(tmp_path):
+def test_a_run_without_probes_and_penalty_has_a_page(tmp_path):
     page = page_of(write_run(tmp_path, **SMALL, probes=False, penalised=False))
     assert set(page.figures) == {"loss", "held-out-0", "gradient", "rate"}
     assert page.text.count("No probes with these values were recorded.") == 2
     assert "No penalty: plain backpropagation has none." in page.text
 
 
-def test_probes_of_unequal_lengths_and_blanks(tmp_path):
+def test_probes_of_unequal_lengths_and_blanks_are_drawn(tmp_path):
     """Temporal components begin at t = 1; a zero costate is null; lengths vary."""
     rows = [
-        {"kind": "probe", "step": 10, "t": [0, 1, 2], "log10_costates": [-3, None, -1], "temporal": [-2.5, -1.5], "radius": None, "gradients": {"W": 0}},
-        {"kind": "probe", "step": 50, "t": [0, 1], "log10_costates": [-4, "-Infinity"], "temporal": None, "gradients": None},
-        {"kind": "probe", "step": 60, "t": None, "log10_costates": [1, 2], "temporal": "?", "gradients": {"W": 0.5}},
+        {"kind": "probe", "step": 10, "t": [0, 1, 2], "log10_costates": [-3, None, -1],
+            "temporal": [-2.5, -1.5], "radius": None, "gradients": {"W": 0}},
+        {"kind": "probe", "step": 50, "t": [0, 1], "log10_costates": [-4, "-Infinity"],
+            "temporal": None, "gradients": None},
+        {"kind": "probe", "step": 60, "t": None, "log10_costates": [1, 2], "temporal": "?",
+            "gradients": {"W": 0.5}},
     ]  # fmt: skip
     (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
     page = page_of(tmp_path)
@@ -376,8 +441,10 @@ def test_a_long_run_stays_small_and_keeps_its_spike(tmp_path):
     n, t = 60_000, list(range(1000))
     with (tmp_path / "metrics.jsonl").open("w") as file:
         for k in range(1, n + 1):
+            loss = 5e5 if k == 41_234 else 1 + 1e-6 * k
             file.write(
-                f'{{"kind":"train","step":{k},"loss":{5e5 if k == 41_234 else 1 + 1e-6 * k},"gradient":{0.1 + k % 7},"rate":0.001}}\n'
+                f'{{"kind":"train","step":{k},"loss":{loss},'
+                f'"gradient":{0.1 + k % 7},"rate":0.001}}\n'
             )
         for k in range(300):
             lam = [9.0 if (k, i) == (77, 555) else -i * 0.01 for i in t]
@@ -409,7 +476,7 @@ def test_a_long_run_stays_small_and_keeps_its_spike(tmp_path):
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.floats(-1e6, 1e6) | st.just(math.nan), max_size=300), st.integers(3, 90))
-def test_thinning(values, most):
+def test_thinning_keeps_the_extremes_and_the_order(values, most):
     y = np.array(values, dtype=float)
     at = curves_module.thin(y, most)
     assert list(at) == sorted(set(at))
@@ -430,14 +497,14 @@ def test_thinning_keeps_a_lone_gap():
     assert 3210 in curves_module.thin(y, 300)
 
 
-def test_read_rows(tmp_path):
+def test_rows_are_read_without_blank_and_broken_lines(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text('{"a": 1}\n\n{"a": 2}\n{"a":')
     assert read.read_rows(path) == [{"a": 1}, {"a": 2}]
     assert read.read_rows(tmp_path / "none.jsonl") == []
 
 
-def test_the_page_of_a_comparison(compare_folder):
+def test_the_page_of_a_comparison_counts_its_runs(compare_folder):
     page = page_of(compare_folder)
     data = json.loads((compare_folder / "compare.json").read_text())
     for row in data["rows"]:
@@ -469,7 +536,9 @@ def test_the_page_of_a_comparison(compare_folder):
 
 
 def write_tasks(folder, methods=("plain cell=gru", "penalised cell=gru")):
-    """A comparison of three tasks: one that is learned, one that fails with one seed of two, one without a goal."""
+    """A comparison of three tasks: one that is learned, one that fails with one seed of two, one
+    without a goal.
+    """
     rows = []
     for task, metric, goal, values in (
         ("xor, 12 steps", "right", "right >= 1", (1.0, 1.0)),
@@ -478,10 +547,18 @@ def write_tasks(folder, methods=("plain cell=gru", "penalised cell=gru")):
     ):
         for name in methods:
             runs = [
-                {"seed": k, "folder": f"runs/{task[:3]}-{k}", "status": "failed" if v is None else "success" if v == 1 else "finished", "success": v == 1,
-                 "steps": 100 * (k + 1), "seconds": 2, "metric": v, "error": "why" if v is None else None}
+                {
+                    "seed": k,
+                    "folder": f"runs/{task[:3]}-{k}",
+                    "status": "failed" if v is None else "success" if v == 1 else "finished",
+                    "success": v == 1,
+                    "steps": 100 * (k + 1),
+                    "seconds": 2,
+                    "metric": v,
+                    "error": "why" if v is None else None,
+                }
                 for k, v in enumerate(values)
-            ]  # fmt: skip
+            ]
             rows.append(
                 {
                     "task": task,
@@ -514,13 +591,19 @@ def write_tasks(folder, methods=("plain cell=gru", "penalised cell=gru")):
     return folder
 
 
-def test_the_page_of_several_tasks(tmp_path):
+def test_the_page_of_several_tasks_has_a_table_of_all(tmp_path):
     page = page_of(write_tasks(tmp_path))
     for words in (
-        "xor · addition · digits", "4 of 8 runs succeeded", "goal of addition right_0.2 ≥ 0.99", "took 61 s, 4 runs at a time",
-        "name xor addition digits plain cell=gru 2 of 2 · 1 0 of 2, 1 failed · 0.5 0.5 penalised cell=gru",
-        "addition, 20 steps: plain cell=gru, seed 1 failed why", "digits.steps 7", "0.5 (0.25 to 0.75)",
-    ):  # fmt: skip
+        "xor · addition · digits",
+        "4 of 8 runs succeeded",
+        "goal of addition right_0.2 ≥ 0.99",
+        "took 61 s, 4 runs at a time",
+        "name xor addition digits plain cell=gru 2 of 2 · 1 0 of 2, 1 failed · 0.5 0.5 penalised "
+        "cell=gru",
+        "addition, 20 steps: plain cell=gru, seed 1 failed why",
+        "digits.steps 7",
+        "0.5 (0.25 to 0.75)",
+    ):
         assert words in page.text, words
     kinds = {name: figure["kind"] for name, figure in page.figures.items()}
     assert kinds == {
@@ -539,20 +622,20 @@ def test_the_page_of_several_tasks(tmp_path):
     assert len(ids) == len(set(ids))
 
 
-def test_rows_that_colours_cannot_tell_apart(tmp_path):
+def test_more_rows_than_colours_can_tell_apart_have_no_curves(tmp_path):
     page = page_of(write_tasks(tmp_path, [f"plain cell={k}" for k in range(pages.APART + 1)]))
     assert set(page.figures) == {"steps", "final", "steps-1", "final-1", "final-2"}
     assert "15 rows are more than colours can tell apart" in page.text
 
 
-def test_the_tables_in_markdown(tmp_path, compare_folder):
+def test_the_tables_can_be_written_in_markdown(tmp_path, compare_folder):
     text = summary.markdown(write_tasks(tmp_path))
     assert text.startswith(
         "```console\ncoadjoint compare xor | `x`\n```\n\n12 runs; 61 s, 4 runs at a time.\n"
     )
     assert (
-        "| name | xor | addition | digits |\n| --- | --- | --- | --- |\n| plain cell=gru | 2 of 2 · 1 |"
-        in text
+        "| name | xor | addition | digits |\n| --- | --- | --- | --- |\n| plain cell=gru | 2 of 2 "
+        "· 1 |" in text
     )
     assert [line for line in text.splitlines() if line.startswith("#")] == [
         "### Overview",
@@ -602,7 +685,7 @@ def test_links_stay_inside(tmp_path, folder):
         {"task": "t", "rows": [{"runs": "?"}, 4]},
     ],
 )
-def test_sparse_comparisons(tmp_path, data):
+def test_sparse_comparisons_have_a_page(tmp_path, data):
     (tmp_path / "compare.json").write_text(json.dumps(data))
     assert "The run folders hold no held-out values." in page_of(tmp_path).text
 
@@ -619,10 +702,29 @@ JSON = st.recursive(
     ),
     max_leaves=6,
 )
-ROW = st.fixed_dictionaries({}, optional={
-    "kind": st.sampled_from(["train", "held-out", "probe"]), "step": st.integers(0, 9) | JSON,
-    **dict.fromkeys(("split", "loss", "gradient", "right", "t", "log10_costates", "temporal", "radius", "gradients", "decay", "skipped"), JSON),
-})  # fmt: skip
+ROW = st.fixed_dictionaries(
+    {},
+    optional={
+        "kind": st.sampled_from(["train", "held-out", "probe"]),
+        "step": st.integers(0, 9) | JSON,
+        **dict.fromkeys(
+            (
+                "split",
+                "loss",
+                "gradient",
+                "right",
+                "t",
+                "log10_costates",
+                "temporal",
+                "radius",
+                "gradients",
+                "decay",
+                "skipped",
+            ),
+            JSON,
+        ),
+    },
+)
 RESULT = st.fixed_dictionaries(
     {},
     optional=dict.fromkeys(
@@ -646,10 +748,29 @@ RUN = st.fixed_dictionaries(
         ("seed", "folder", "status", "success", "steps", "seconds", "metric", "error"), JSON
     ),
 )
-COMPARE = st.fixed_dictionaries({}, optional={
-    **dict.fromkeys(("command", "task", "goal", "metric", "tasks", "seconds", "jobs", "environment"), JSON),
-    "rows": JSON | st.lists(st.fixed_dictionaries({}, optional={"task": JSON, "goal": JSON, "metric": JSON, "name": JSON, "settings": JSON, "runs": st.lists(RUN, max_size=3)}), max_size=3),
-})  # fmt: skip
+COMPARE = st.fixed_dictionaries(
+    {},
+    optional={
+        **dict.fromkeys(
+            ("command", "task", "goal", "metric", "tasks", "seconds", "jobs", "environment"), JSON
+        ),
+        "rows": JSON
+        | st.lists(
+            st.fixed_dictionaries(
+                {},
+                optional={
+                    "task": JSON,
+                    "goal": JSON,
+                    "metric": JSON,
+                    "name": JSON,
+                    "settings": JSON,
+                    "runs": st.lists(RUN, max_size=3),
+                },
+            ),
+            max_size=3,
+        ),
+    },
+)
 
 
 @settings(
@@ -690,15 +811,23 @@ PAYLOADS = [
 KEY = object()  # stands for a key that is renamed to the payload
 FIELDS = [
     *(("result.json", field) for field in (
-        ("status",), ("reason",), ("goal",), ("metrics", "test", KEY), ("metrics", KEY), ("examples", 0, KEY), ("examples", 0, "id"),
-        ("examples", 0, "target"), ("examples", 0, "prediction"), ("examples", 0, "right"), ("examples", 0, "note"))),
+        ("status",), ("reason",), ("goal",), ("metrics", "test", KEY), ("metrics", KEY),
+        ("examples", 0, KEY), ("examples", 0, "id"),
+        ("examples", 0, "target"), ("examples", 0, "prediction"), ("examples", 0, "right"),
+        ("examples", 0, "note"))),
     *(("environment.json", (field,)) for field in (*ENVIRONMENT, KEY)),
     *(("config.yaml", field) for field in (
-        ("task", "name"), ("task", KEY), ("network", "cell"), ("gradient", "name"), ("gradient", "penalty"), ("optimiser", "name"), ("training", KEY), ("training", "steps"), (KEY,))),
-    *(("metrics.jsonl", field) for field in (("held-out", KEY), ("held-out", "split"), ("probe", "gradients", KEY), ("train", "skipped"))),
+        ("task", "name"), ("task", KEY), ("network", "cell"), ("gradient", "name"),
+        ("gradient", "penalty"), ("optimiser", "name"), ("training", KEY), ("training", "steps"),
+        (KEY,))),
+    *(("metrics.jsonl", field) for field in (("held-out", KEY), ("held-out", "split"),
+        ("probe", "gradients", KEY), ("train", "skipped"))),
     *(("compare.json", field) for field in (
-        ("command",), ("task",), ("goal",), ("rows", 0, "task"), ("rows", 0, "metric"), ("rows", 0, "goal"), ("tasks",), ("rows", 0, "name"), ("rows", 0, "settings", KEY), ("rows", 0, "settings", "lr"),
-        ("rows", 0, "runs", 0, "seed"), ("rows", 0, "runs", 0, "folder"), ("rows", 0, "runs", 0, "status"), ("rows", 0, "runs", 0, "error"),
+        ("command",), ("task",), ("goal",), ("rows", 0, "task"), ("rows", 0, "metric"),
+        ("rows", 0, "goal"), ("tasks",), ("rows", 0, "name"), ("rows", 0, "settings", KEY),
+        ("rows", 0, "settings", "lr"),
+        ("rows", 0, "runs", 0, "seed"), ("rows", 0, "runs", 0, "folder"),
+        ("rows", 0, "runs", 0, "status"), ("rows", 0, "runs", 0, "error"),
         ("environment", "device"), ("environment", KEY))),
     ("run of compare.json", ("held-out", KEY)),
 ]  # fmt: skip
@@ -804,7 +933,7 @@ def test_long_text_is_cut():
     assert text_module.clean("x" * 5000) == "x" * text_module.TEXT + "… (5,000 characters)"
 
 
-def test_refusals(tmp_path, monkeypatch):
+def test_folders_without_a_run_are_refused(tmp_path, monkeypatch):
     with pytest.raises(
         StorageError, match=r"neither a run folder \(metrics.jsonl\) nor a compare folder"
     ):
@@ -849,9 +978,12 @@ def luminance(colour):
 # What protan, deutan and tritan eyes make of linear light (Machado, Oliveira and Fernandes 2009).
 EYES = {
     "usual": np.eye(3),
-    "protan": np.array([[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]]),
-    "deutan": np.array([[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]]),
-    "tritan": np.array([[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]]),
+    "protan": np.array([[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216],
+        [-0.003882, -0.048116, 1.051998]]),
+    "deutan": np.array([[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413],
+        [-0.011820, 0.042940, 0.968881]]),
+    "tritan": np.array([[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602],
+        [0.004733, 0.691367, 0.303900]]),
 }  # fmt: skip
 
 
@@ -874,8 +1006,10 @@ def test_colours_differ_to_all_eyes(eyes, ground):
     assert min(np.linalg.norm(a - b) for a, b in itertools.combinations(seen, 2)) > 12
 
 
-def test_colours():
-    """The ramp rises in luminance, and curves stand out from their ground, in the light and in the dark."""
+def test_colours_stand_out_from_their_ground():
+    """The ramp rises in luminance, and curves stand out from their ground, in the light and in the
+    dark.
+    """
     script, style = (
         Path(pages.__file__).with_name(f"page{s}").read_text() for s in (".js", ".css")
     )
@@ -891,7 +1025,7 @@ def test_colours():
         assert (high + 0.05) / (low + 0.05) >= 3, colour
 
 
-def test_results_without_a_goal_under_other_budgets_and_interrupted():
+def test_results_without_a_goal_under_other_budgets_and_interrupted_are_said():
     run = {
         "success": True,
         "status": "success",

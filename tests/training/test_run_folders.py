@@ -1,4 +1,8 @@
-"""Run folders: damage is found and named, one writer at a time, full disks and signals lose nothing, resumed runs end in the same bytes."""
+"""A run folder loses nothing, and a resumed run ends in the same bytes.
+
+Damage is found and named, only one process writes at a time, and full disks, signals and kills
+leave a folder that can be resumed.
+"""
 
 import contextlib
 import errno
@@ -11,7 +15,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 import traceback
 from pathlib import Path
 
@@ -23,12 +26,14 @@ from coadjoint.cli import program
 from coadjoint.errors import StorageError
 from coadjoint.training import display, files, json_rows, loop, run_folder, storage, validation
 from crash import ended
+from work import until
 
 pytestmark = pytest.mark.slow
 
 NAMES = ("model.safetensors", "state.safetensors", "state.json", storage.MANIFEST)
 WORDS = shlex.split(
-    "train temporal-order --length 10 --hidden 6 --steps 60 --every 20 --tests 20 --confirm 40 --probes 4 --batch 4 --checkpoint 10"
+    "train temporal-order --length 10 --hidden 6 --steps 60 --every 20 --tests 20 --confirm 40 "
+    "--probes 4 --batch 4 --checkpoint 10"
 )
 
 
@@ -41,7 +46,9 @@ def command(*words):
 
 
 class child:
-    """The command line in a process of its own, forked so that nothing is imported twice; what it prints comes through a pipe."""
+    """The command line in a process of its own, forked so that nothing is imported twice; what it
+    prints comes through a pipe.
+    """
 
     def __init__(self, *words, before=lambda: None):
         self.out, out = os.pipe()
@@ -74,13 +81,6 @@ class child:
 
     def send(self, number):
         os.kill(self.pid, number)
-
-
-def until(condition):
-    end = time.monotonic() + 600
-    while not condition():
-        assert time.monotonic() < end, "it never came"
-        time.sleep(0.005)
 
 
 class Gate:
@@ -348,7 +348,7 @@ def test_all_damaged_ones_are_set_aside_not_only_the_last(stopped_copy):
     assert storage.saved(stopped_copy) == paths[:-1]
 
 
-def test_nothing_whole_is_left(copy):
+def test_a_folder_whose_checkpoints_are_all_damaged_is_refused(copy):
     for path in storage.saved(copy):
         (path / "state.json").unlink()
     for fallback in (False, True):
@@ -590,7 +590,9 @@ def limit(size):
 
 @pytest.mark.parametrize("size", [0, 40, 700, 3000, 6000, 9000])
 def test_a_file_that_cannot_grow_stops_the_run_and_nothing_is_lost(tmp_path, truth, size):
-    """`size` bytes at most in a file: config.yaml, environment.json, metrics.jsonl, a checkpoint, the model do not fit, in turn."""
+    """`size` bytes at most in a file: config.yaml, environment.json, metrics.jsonl, a checkpoint,
+    the model do not fit, in turn.
+    """
     folder = tmp_path / "run"
     code, output = child(*WORDS, "--out", folder, before=limit(size)).wait()
     assert code == 4, output
@@ -617,7 +619,10 @@ def test_a_full_disk_stops_the_run_and_room_lets_it_go_on(tmp_path, truth, kilob
     ):
         pytest.skip("no right to mount a small disk")
     try:
-        enough = lambda: setattr(shutil, "disk_usage", lambda path: type("", (), {"free": 2**40}))
+
+        def enough():
+            return setattr(shutil, "disk_usage", lambda path: type("", (), {"free": 2**40}))
+
         code, output = child(*WORDS, "--out", disk / "run", before=enough).wait()
         assert code == 4
         assert "No space left on device" in output
@@ -663,7 +668,8 @@ def fails(monkeypatch, name, number, after=0, when=lambda args: True):
     monkeypatch.setattr(os, name, failing)
 
 
-checkpointed = lambda args: "step-" in str(args[0]) and "checkpoints" in str(args[0])
+def checkpointed(args):
+    return "step-" in str(args[0]) and "checkpoints" in str(args[0])
 
 
 @pytest.mark.parametrize(
@@ -691,7 +697,7 @@ def test_a_call_that_fails_stops_the_run_and_what_was_there_stays(
     assert ended(tmp_path / "run") == ended(tiny_run)
 
 
-def test_places_that_cannot_be_written(tmp_path):
+def test_places_that_cannot_be_written_are_refused(tmp_path):
     (tmp_path / "file").write_text("")
     for place in (tmp_path / "file", tmp_path / "file" / "run"):
         code, output = command(*WORDS, "--out", place)
@@ -700,7 +706,7 @@ def test_places_that_cannot_be_written(tmp_path):
         assert output.count("\n") <= 1, output
 
 
-def test_a_folder_removed_while_the_run_goes_on(tmp_path):
+def test_a_folder_removed_while_the_run_goes_on_stops_it(tmp_path):
     gate = Gate(15)
     process = child(*WORDS, "--out", tmp_path / "run", before=gate)
     gate.hear("waiting")
@@ -717,7 +723,7 @@ def test_a_folder_removed_while_the_run_goes_on(tmp_path):
     assert all(storage.whole(p) for p in storage.saved(tmp_path / "elsewhere"))
 
 
-def test_a_run_folder_behind_a_link(tmp_path, truth):
+def test_a_run_folder_may_be_behind_a_link(tmp_path, truth):
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
     half(tmp_path / "link")
@@ -806,20 +812,25 @@ def test_signals_that_were_ignored_stay_ignored(tmp_path, truth):
 
 
 def test_handlers_are_put_back(tmp_path):
-    handlers = lambda: [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+    def handlers():
+        return [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+
     before = handlers()
     tiny(None)
     assert handlers() == before
 
 
-def test_a_signal_in_a_real_process(tmp_path, truth):
+def test_a_signal_stops_a_real_process(tmp_path, truth):
     """The installed command itself, not a fork of this one."""
     folder = tmp_path / "run"
     words = [w if w != "60" else "100000" for w in WORDS]
     process = subprocess.Popen(
-        [sys.executable, "-m", "coadjoint", *words, "--out", folder], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        [sys.executable, "-m", "coadjoint", *words, "--out", folder],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    )
     until(lambda: storage.saved(folder))
     process.terminate()
     _, errors = process.communicate(timeout=600)
@@ -831,7 +842,9 @@ def test_a_signal_in_a_real_process(tmp_path, truth):
 
 
 def test_a_finished_run_is_left_as_it_is(copy):
-    stamps = lambda: {p: p.stat().st_mtime_ns for p in copy.rglob("*") if p.is_file()}
+    def stamps():
+        return {p: p.stat().st_mtime_ns for p in copy.rglob("*") if p.is_file()}
+
     before = stamps()
     code, output = command("resume", copy)
     assert code == 0
@@ -906,7 +919,10 @@ def test_changed_data_is_refused_by_name(tmp_path):
     data = tmp_path / "series.csv"
     lines = [f"{s},{t},{(s * t) % 5},{s % 2}" for s in range(20) for t in range(5)]
     data.write_text("\n".join(["id,time,x,y", *lines]) + "\n")
-    words = f"train --train {data} --id id --time time --target y --kind classify --hidden 4 --batch 4 --checkpoint 2 --steps 8".split()
+    words = (
+        f"train --train {data} --id id --time time --target y --kind classify --hidden 4 "
+        "--batch 4 --checkpoint 2 --steps 8"
+    ).split()
     code, output = command(*words, "--out", tmp_path / "run")
     assert code == 0, output
     code, output = command("resume", tmp_path / "run", "--steps", "12")
@@ -923,7 +939,10 @@ def test_another_network_is_refused_by_its_first_difference(tmp_path):
     net = co.Network("elman", inputs=6, hidden=5, outputs=4, output="softmax")
     with pytest.raises(
         StorageError,
-        match=r"belongs to another network: for 'R' it has float32 \[3, 6\] and the network float32 \[5, 6\]",
+        match=(
+            r"belongs to another network: for 'R' it has float32 \[3, 6\] and the network "
+            r"float32 \[5, 6\]"
+        ),
     ):
         co.train(net, co.tasks.TemporalOrder(10), steps=20, folder=tmp_path / "run", resume=True)
     wide = co.Network("elman", inputs=6, hidden=3, outputs=4, output="softmax", dtype=torch.float64)
@@ -955,7 +974,8 @@ def test_another_number_of_threads_is_said(tmp_path):
     finally:
         torch.set_num_threads(before)
     assert said.lines == [
-        f"threads was {before} and is {before + 1}: the run goes on, but not necessarily in the same bits."
+        f"threads was {before} and is {before + 1}: the run goes on, but not necessarily in the "
+        "same bits."
     ]
 
 
@@ -1040,7 +1060,7 @@ def test_pruning_keeps_the_last_ones_and_the_best(tmp_path):
         (Path("a"), '"a"'),
     ],
 )
-def test_json_of_everything(value, text):
+def test_json_can_hold_everything(value, text):
     assert json_rows.dumps(value) == text
     json.loads(text, parse_constant=lambda name: pytest.fail(name))
 
@@ -1079,10 +1099,13 @@ ROWS = ("metrics.jsonl", "clock.jsonl")
 
 @pytest.mark.parametrize("step", [1, 5, 12])
 @pytest.mark.parametrize("names", [ROWS[:1], ROWS[1:], ROWS])
-def test_rows_deleted_while_the_run_goes_on(tmp_path, tiny_run, names, step):
+def test_rows_deleted_while_the_run_goes_on_are_noticed(tmp_path, tiny_run, names, step):
     """The run ends at its next save; its rows are put back, and so it can go on."""
     folder = tmp_path / "run"
-    delete = lambda: [(folder / name).unlink() for name in names]
+
+    def delete():
+        return [(folder / name).unlink() for name in names]
+
     with pytest.raises(StorageError) as caught:
         tiny(folder, display=After(step, delete))
     text = str(caught.value)
@@ -1101,7 +1124,7 @@ def test_rows_deleted_while_the_run_goes_on(tmp_path, tiny_run, names, step):
 
 @pytest.mark.parametrize("name", ROWS)
 @pytest.mark.parametrize("put", [swapped, lambda path: (path.unlink(), path.mkdir())])
-def test_rows_replaced_while_the_run_goes_on(tmp_path, tiny_run, name, put):
+def test_rows_replaced_while_the_run_goes_on_are_noticed(tmp_path, tiny_run, name, put):
     """What stands there now is left alone; the rows are beside it."""
     folder, path = tmp_path / "run", tmp_path / "run" / name
     with pytest.raises(StorageError) as caught:
@@ -1120,7 +1143,7 @@ def test_rows_replaced_while_the_run_goes_on(tmp_path, tiny_run, name, put):
 
 @pytest.mark.parametrize("name", ["lock", ".lock"])
 @pytest.mark.parametrize("put", [Path.unlink, swapped])
-def test_a_lock_that_goes_while_the_run_goes_on(tmp_path, tiny_run, put, name):
+def test_a_lock_that_goes_while_the_run_goes_on_is_noticed(tmp_path, tiny_run, put, name):
     folder = tmp_path / "run"
     with pytest.raises(
         StorageError,
@@ -1133,7 +1156,7 @@ def test_a_lock_that_goes_while_the_run_goes_on(tmp_path, tiny_run, put, name):
 
 
 @pytest.mark.parametrize("what", ["run", "run/checkpoints"])
-def test_a_folder_that_goes_while_the_run_goes_on(tmp_path, tiny_run, what):
+def test_a_folder_that_goes_while_the_run_goes_on_is_noticed(tmp_path, tiny_run, what):
     folder, elsewhere = tmp_path / what, tmp_path / "elsewhere"
     with pytest.raises(
         StorageError, match=r"was deleted or moved while the run went on.* Put it back and go on"

@@ -1,4 +1,7 @@
-"""Settings: what is read, what is refused and in which words, what is written; nothing in a file can run, hang or fill memory."""
+"""Settings files: what is read, what is refused and in which words, and what is written.
+
+Nothing in a file can run code, hang or fill the memory.
+"""
 
 import json
 import math
@@ -108,7 +111,7 @@ READ = [
 
 
 @pytest.mark.parametrize(("kind", "text", "values"), READ)
-def test_read(here, kind, text, values):
+def test_files_of_every_kind_are_read(here, kind, text, values):
     assert same(load(f"run.{kind}", text).values, values)
     assert same(load(f"run.{kind.upper()}", "\ufeff" + text.replace("\n", "\r\n")).values, values)
 
@@ -116,18 +119,29 @@ def test_read(here, kind, text, values):
 LINES = {
     "yaml": "# c\na: 1\nt:\n  u: 2\n\n  v:\n  - 3\n  - w: 4\n  s: |\n    x\n    t: 9\n  z: 5\n",
     "json": '{"a":\n1,\n"t": {\n"u": 2, "v": [3,\n{"w":\n4}], "s": "x: {[",\n\n"z": 5}\n}',
-    "toml": 'a = 1 # [no]\n[t]\nu = 2\nv = [ # ]\n  3,\n  {z = 4} ]\ns = """\nz = 1\n"""\n"\\u007a" = 5\n[[t.m]]\n[[t.m]]\nx=1\n[t.m.y]\nk=1\n',
+    "toml": (
+        'a = 1 # [no]\n[t]\nu = 2\nv = [ # ]\n  3,\n  {z = 4} ]\ns = """\nz = 1\n"""\n'
+        '"\\u007a" = 5\n[[t.m]]\n[[t.m]]\nx=1\n[t.m.y]\nk=1\n'
+    ),
 }
 STANDS = [
-    ("yaml", {("a",): 2, ("t",): 3, ("t", "u"): 4, ("t", "v"): 6, ("t", "v", 1): 8, ("t", "v", 1, "w"): 8, ("t", "z"): 12}),
-    ("json", {("a",): 1, ("t",): 3, ("t", "u"): 4, ("t", "v"): 4, ("t", "v", 1): 5, ("t", "v", 1, "w"): 5, ("t", "z"): 8}),
-    ("toml", {("a",): 1, ("t",): 2, ("t", "u"): 3, ("t", "v"): 4, ("t", "v", 1): 4, ("t", "s"): 7, ("t", "z"): 10}),
-    ("toml", {("t", "m"): 11, ("t", "m", 0): 11, ("t", "m", 1): 12, ("t", "m", 1, "x"): 13, ("t", "m", 1, "y", "k"): 15}),
+    ("yaml",
+        {("a",): 2, ("t",): 3, ("t", "u"): 4, ("t", "v"): 6, ("t", "v", 1): 8,
+            ("t", "v", 1, "w"): 8, ("t", "z"): 12}),
+    ("json",
+        {("a",): 1, ("t",): 3, ("t", "u"): 4, ("t", "v"): 4, ("t", "v", 1): 5,
+            ("t", "v", 1, "w"): 5, ("t", "z"): 8}),
+    ("toml",
+        {("a",): 1, ("t",): 2, ("t", "u"): 3, ("t", "v"): 4, ("t", "v", 1): 4, ("t", "s"): 7,
+            ("t", "z"): 10}),
+    ("toml",
+        {("t", "m"): 11, ("t", "m", 0): 11, ("t", "m", 1): 12, ("t", "m", 1, "x"): 13,
+            ("t", "m", 1, "y", "k"): 15}),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("kind", "lines"), STANDS)
-def test_where_keys_stand(here, kind, lines):
+def test_the_line_of_every_key_is_known(here, kind, lines):
     read = load(f"run.{kind}", LINES[kind])
     assert {a: read.where(a) for a in lines} == {
         a: f"run.{kind}:{line}" for a, line in lines.items()
@@ -140,22 +154,33 @@ def test_where_keys_stand(here, kind, lines):
 
 WORD = "write '{}' in quotes if you mean the word"
 REFUSED = [
-    ("yaml", "a: 1\nlr: 2\n\nlr: 3", {4: r"key 'lr' appears twice \(first at line 2\). Remove one."}),
+    ("yaml", "a: 1\nlr: 2\n\nlr: 3",
+        {4: r"key 'lr' appears twice \(first at line 2\). Remove one."}),
     ("yaml", "t: {x: 1, x: 2}\nt: 1", {1: "key 'x' appears twice", 2: "key 't' appears twice"}),
-    ("yaml", "activation: no", {1: "'activation' is no: write 'no' in quotes if you mean the word, false if you mean false"}),
-    ("yaml", "t:\n  a: on", {2: "'t.a' is on: write 'on' in quotes if you mean the word, true if you mean true"}),
-    *[("yaml", f"a: {w}", {1: WORD.format(w)}) for w in ("no", "No", "NO", "off", "n", "N", "yes", "Yes", "on", "ON", "y", "Y", "None", "none")],
-    *[("yaml", f"x: 1\na: [{n}]", {2: "octal to some readers"}) for n in ("012", "-012", "00", "09", "01.5")],
+    ("yaml", "activation: no",
+        {1: ("'activation' is no: write 'no' in quotes if you mean the word, false if you "
+            "mean false")}),
+    ("yaml", "t:\n  a: on",
+        {2: "'t.a' is on: write 'on' in quotes if you mean the word, true if you mean true"}),
+    *[("yaml", f"a: {w}", {1: WORD.format(w)}) for w in ("no", "No", "NO", "off", "n", "N", "yes",
+        "Yes", "on", "ON", "y", "Y", "None", "none")],
+    *[("yaml", f"x: 1\na: [{n}]", {2: "octal to some readers"}) for n in ("012", "-012", "00",
+        "09", "01.5")],
     *[("yaml", f"a: {n}", {1: "decimal"}) for n in ("0o12", "0x1F", "0b11", "-0x1")],
     *[("yaml", f"a: {n}", {1: "base 60"}) for n in ("1:30", "12:30:45", "1:30.5")],
-    *[("yaml", f"a: {n}", {1: "a date"}) for n in ("2020-01-01", "2020-1-1 10:00:00", "2020-01-01T00:00:00Z")],
+    *[("yaml", f"a: {n}", {1: "a date"}) for n in ("2020-01-01", "2020-1-1 10:00:00",
+        "2020-01-01T00:00:00Z")],
     *[("yaml", f"a: {n}", {1: "without _"}) for n in ("1_000", "1_0.5", "+1_0e3")],
-    *[("yaml", f"a: {n}", {1: "not a finite number"}) for n in (".nan", ".inf", "-.Inf", "nan", "-inf", "Infinity", "1e999", "-1e999")],
+    *[("yaml", f"a: {n}", {1: "not a finite number"}) for n in (".nan", ".inf", "-.Inf", "nan",
+        "-inf", "Infinity", "1e999", "-1e999")],
     ("yaml", "a: 1e-999", {1: "closer to 0 than any float"}),
-    *[(k, t.format(n), {1: "beyond 64 bits"}) for n in (2**63, -(2**63) - 1, "9" * 4000) for k, t in [("yaml", "a: {}"), ("json", '{{"a": {}}}'), ("toml", "a = {}")]],
-    *[(k, t.format("9" * 5000), {n: "beyond 64 bits"}) for k, t, n in [("yaml", "a: {}", 1), ("json", '{{"a": {}}}', 1), ("toml", "a = {}", None)]],
+    *[(k, t.format(n), {1: "beyond 64 bits"}) for n in (2**63, -(2**63) - 1, "9" * 4000) for k,
+        t in [("yaml", "a: {}"), ("json", '{{"a": {}}}'), ("toml", "a = {}")]],
+    *[(k, t.format("9" * 5000), {n: "beyond 64 bits"}) for k, t,
+        n in [("yaml", "a: {}", 1), ("json", '{{"a": {}}}', 1), ("toml", "a = {}", None)]],
     ("yaml", "a: 1\nb: !!python/object/apply:os.system [x]", {2: "tags are not allowed"}),
-    *[("yaml", f"a: {tag} 1", {1: "tags are not allowed"}) for tag in ("!x", "!!str", "!!binary", "!", "!<a>")],
+    *[("yaml", f"a: {tag} 1", {1: "tags are not allowed"}) for tag in ("!x", "!!str", "!!binary",
+        "!", "!<a>")],
     ("yaml", "%TAG ! tag:x,2000:\n---\na: !y {}", {3: "tags are not allowed"}),
     ("yaml", "a: &x 1\nb: *x", {1: "aliases are not allowed", 2: "aliases are not allowed"}),
     ("yaml", "&x a: 1\n*x : 2", {1: "aliases are not allowed", 2: "aliases are not allowed"}),
@@ -170,29 +195,40 @@ REFUSED = [
     ("yaml", "a: 1\nb: \x07", {2: r"character U\+0007 is not allowed"}),
     ("yaml", "a: 1\n---\nb: 2", {3: "a second document"}),
     ("yaml", "a: 1\n---\n", {3: "a second document"}),
-    *[("yaml", f"{k}: x", {1: "a key must be text. Write it in quotes."}) for k in ("1", "1.5", "true", "null", "~")],
+    *[("yaml", f"{k}: x", {1: "a key must be text. Write it in quotes."}) for k in ("1", "1.5",
+        "true", "null", "~")],
     ("yaml", "no: x", {1: "a key is no: write 'no' in quotes"}),
     *[("yaml", f"? {k}\n: x", {1: "a key must be text"}) for k in ("[a]", "{a: 1}")],
     *[("yaml", t, {1: "top level must be a mapping"}) for t in ("- 1", "x", "12", "[]")],
     *[("json", t, {1: "top level must be a mapping"}) for t in ("[]", "1", '"x"', "null")],
-    *[("json", f'{{"x": 1,\n"a": {n}}}', {2: "not a finite number"}) for n in ("NaN", "Infinity", "-Infinity", "1e999")],
-    ("json", '{"a": 1,\n"b": {"a": 1,\n"a": 2}}', {3: r"key 'a' appears twice \(first at line 2\)"}),
+    *[("json", f'{{"x": 1,\n"a": {n}}}', {2: "not a finite number"}) for n in ("NaN", "Infinity",
+        "-Infinity", "1e999")],
+    ("json", '{"a": 1,\n"b": {"a": 1,\n"a": 2}}',
+        {3: r"key 'a' appears twice \(first at line 2\)"}),
     ("json", '{"a": 1, "\\u0061": 2}', {1: "key 'a' appears twice"}),
     ("json", '{"a": 1,\n  "b": }', {2: "column 8: not JSON"}),
-    *[("json", t, {1: r"column \d+: not JSON"}) for t in ('{"a": 1,}', "{'a': 1}", '{"a": 01}', '{"a": .5}', '{"a": "', '{"a": 1} 2', '{"a": True}', "{} // c", '{"a": "\\q"}', '{"a": "\t"}', "{", "[1 2]")],
+    *[("json", t, {1: r"column \d+: not JSON"}) for t in ('{"a": 1,}', "{'a': 1}", '{"a": 01}',
+        '{"a": .5}', '{"a": "', '{"a": 1} 2', '{"a": True}', "{} // c", '{"a": "\\q"}',
+        '{"a": "\t"}', "{", "[1 2]")],
     ("json", '{"a": "\\ud800"}', {1: "half of a surrogate pair"}),
-    ("toml", "a = 1\n[t]\nx = 1\nx = 2", {4: r"key 'x' appears twice \(first at line 3\). Remove one."}),
+    ("toml", "a = 1\n[t]\nx = 1\nx = 2",
+        {4: r"key 'x' appears twice \(first at line 3\). Remove one."}),
     ("toml", "[t]\n[u]\n[t]", {3: r"key 't' appears twice \(first at line 1\). Remove one."}),
-    ("toml", "a = 1\na = 2\nb = 1\nb = 2", {2: "key 'a' appears twice", 4: "key 'b' appears twice"}),
+    ("toml", "a = 1\na = 2\nb = 1\nb = 2",
+        {2: "key 'a' appears twice", 4: "key 'b' appears twice"}),
     ("toml", "x = 1\na = {b = 1, b = 2}", {2: "not TOML: Duplicate"}),
     ("toml", "x = 1\na = ", {2: "not TOML"}),
-    ("toml", "x =\na = 1\na = 2", {1: "not TOML: Invalid value"}),  # the first fault is the one to mend
+    # the first fault is the one to mend
+    ("toml", "x =\na = 1\na = 2", {1: "not TOML: Invalid value"}),
     ("toml", "x = 1\na = [1,\n2", {3: "not TOML"}),
     ("toml", "a = 0x" + "f" * 9000, {1: "beyond 64 bits"}),
     *[("toml", t, {1: "not TOML"}) for t in ("x = 012", "=\n=", "[]\n[]", "]")],
-    ("toml", "a = nan\nb = [1, -inf]\nc = 1e999", {1: "'a': not a finite number", 2: "'b.1': not a finite", 3: "'c': not a finite"}),
-    ("toml", "x = 1\na = 2020-01-01\nb = 10:30:00", {2: "'a': must be text, a number.*got date", 3: "got time"}),
-    *[(kind, "a: 1".encode("utf-16"), {None: "is UTF-16 text. Save it as UTF-8."}) for kind in FORMATS],
+    ("toml", "a = nan\nb = [1, -inf]\nc = 1e999",
+        {1: "'a': not a finite number", 2: "'b.1': not a finite", 3: "'c': not a finite"}),
+    ("toml", "x = 1\na = 2020-01-01\nb = 10:30:00",
+        {2: "'a': must be text, a number.*got date", 3: "got time"}),
+    *[(kind, "a: 1".encode("utf-16"),
+        {None: "is UTF-16 text. Save it as UTF-8."}) for kind in FORMATS],
     *[(kind, b"# x\n#\0", {2: "NUL bytes"}) for kind in FORMATS],
     *[(kind, b"# x\n# caf\xe9", {2: "byte 0xe9 is not UTF-8"}) for kind in FORMATS],
     *[(kind, b"#" * 1_000_001, {None: "is larger than 1,000,000 bytes"}) for kind in FORMATS],
@@ -208,7 +244,7 @@ def refusal(call, error=ConfigError):
 
 
 @pytest.mark.parametrize(("kind", "content", "problems"), REFUSED)
-def test_refused(here, kind, content, problems):
+def test_bad_files_are_refused_with_the_line(here, kind, content, problems):
     found = refusal(lambda: load(f"run.{kind}", content))
     assert len(found) == len(problems)
     for text, (line, words) in zip(found, problems.items(), strict=True):
@@ -219,7 +255,7 @@ def test_refused(here, kind, content, problems):
         assert len(text) < 300
 
 
-def test_exit_code():
+def test_bad_settings_end_with_exit_code_2():
     assert ConfigError.exit_code == 2
 
 
@@ -254,7 +290,7 @@ DEEP = [
 
 
 @pytest.mark.parametrize(("kind", "text"), DEEP)
-def test_depth(here, kind, text):
+def test_deep_nesting_is_refused(here, kind, text):
     with counted(100_000):
         (found,) = refusal(lambda: load(f"run.{kind}", text))
     assert "nested more than 8 deep" in found
@@ -291,7 +327,7 @@ def test_work_that_grows_with_the_square_is_noticed():
         every_pair()
 
 
-def test_alias_bomb(here):
+def test_an_alias_bomb_is_refused(here):
     bomb = "a0: &a0 [x, x]\n" + "".join(
         f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 10)
     )
@@ -325,7 +361,7 @@ def test_a_file_runs_nothing(here, payload):
 # paths
 
 
-def test_paths(here):
+def test_paths_that_cannot_be_read_are_refused(here):
     (here / "runs").mkdir()
     os.mkfifo(here / "pipe.yaml")
     (here / "notes.txt").write_text("a: 1")
@@ -340,12 +376,16 @@ def test_paths(here):
         "runs": "runs: is a directory. Name a file in it.",
         "pipe.yaml": "pipe.yaml: is a pipe or device. Name a regular file.",
         os.devnull: f"{os.devnull}: is a pipe or device. Name a regular file.",
-        "notes.txt": "notes.txt: settings are read from .toml, .yaml, .yml, .json files; got '.txt'.",
+        "notes.txt": (
+            "notes.txt: settings are read from .toml, .yaml, .yml, .json files; got '.txt'."
+        ),
         "plain": "plain: settings are read from .toml, .yaml, .yml, .json files; got ''.",
         "a\0b.yaml": r"'a\x00b.yaml': cannot be read (embedded null byte). Check the name.",
         "x" * 300 + ".yaml": "x" * 300
         + ".yaml: cannot be read (File name too long). Check the name.",
-        "loop.yaml": "loop.yaml: cannot be read (Too many levels of symbolic links). Check the name.",
+        "loop.yaml": (
+            "loop.yaml: cannot be read (Too many levels of symbolic links). Check the name."
+        ),
         "a\nb": r"'a\nb': does not exist. Check the name and the folder.",
     }
     for path, words in says.items():
@@ -365,7 +405,7 @@ def test_a_large_file_is_not_read_whole(here):
     ]
 
 
-def test_no_permission(here):
+def test_a_file_without_permission_is_refused(here):
     (here / "run.yaml").write_text("a: 1")
     (here / "run.yaml").chmod(0)
     user = os.geteuid()
@@ -379,7 +419,7 @@ def test_no_permission(here):
         os.seteuid(user)
 
 
-def test_yaml_without_its_package(here, monkeypatch):
+def test_without_pyyaml_the_other_formats_are_read(here, monkeypatch):
     monkeypatch.setitem(sys.modules, "yaml", None)
     assert load("run.toml", "a = 1").values == load("run.json", '{"a": 1}').values == {"a": 1}
     assert "pip install pyyaml" in refusal(lambda: load("run.yaml", "a: 1"), MissingError)[0]
@@ -394,7 +434,7 @@ def test_import_needs_no_yaml():
 # a flag's value
 
 
-def test_scalar():
+def test_words_of_a_flag_are_read_as_yaml_reads_them():
     assert same(
         [settings.scalar(t) for t in ("1e-3", "12", "true", "", "tanh")],
         [0.001, 12, True, None, "tanh"],
@@ -412,7 +452,7 @@ def test_scalar():
 # JSON alone
 
 
-def test_read_json(here):
+def test_json_is_read(here):
     value = {"a": [1, 2.5, None, True, "é"], "b": {"c": "x"}}
     text = json.dumps(value)
     Path("state").write_text(text)
@@ -424,9 +464,15 @@ def test_read_json(here):
     assert settings.read_json("[1]", max_bytes=3) == [1]
     says = {
         '{"a": 1,\n"a": 2}': r"JSON text:2: key 'a' appears twice (first at line 1). Remove one.",
-        "[NaN]": "JSON text:1: '0' is NaN: not a finite number. Write 'NaN' in quotes if you mean the word.",
+        "[NaN]": (
+            "JSON text:1: '0' is NaN: not a finite number. Write 'NaN' in quotes if you mean "
+            "the word."
+        ),
         "": "JSON text:1: column 1: not JSON: Expecting value.",
-        '{"\\ud83d": 1}': r"JSON text:1: a key is \ud83d: not text: it holds half of a surrogate pair.",
+        '{"\\ud83d": 1}': (
+            r"JSON text:1: a key is \ud83d: not text: it holds half of a surrogate "
+            r"pair."
+        ),
         "[" * 9: "JSON text:1: nested more than 8 deep. Flatten it.",
         "\ud800": "JSON text:1: byte 0xed is not UTF-8 (latin-1?). Save it as UTF-8.",
     }
@@ -443,9 +489,14 @@ def test_read_json(here):
 # what is written
 
 TRICKY = [
-    *("no", "on", "yes", "off", "y", "n", "No", "NULL", "null", "~", "None", "true", "True", ".nan", "nan", "inf", "-.inf", "012", "0o12", "0x1f", "1e5", "1e-3", "1_000", "1:30", "2020-01-01"),
-    *("", " ", " a", "a ", "#a", "a #b", "a: b", "a:", "- a", "-", "---", "...", "?", "!x", "&a", "*a", "<<", "=", "%a", "@a", "`a`", "|", ">"),
-    *("[a]", "{a}", ",", "'", '"', "\\", "a'b", "1", "1.0", "+1", ".5", "a\nb", "\n", "\r\n", "\t", "\0", "\x7f", "\x85", "\xa0", "\u2028", "\ufeff", "\ufffe", "é", "日本", "😀", "e\u0301", "\u202e"),
+    *("no", "on", "yes", "off", "y", "n", "No", "NULL", "null", "~", "None", "true", "True",
+        ".nan", "nan", "inf", "-.inf", "012", "0o12", "0x1f", "1e5", "1e-3", "1_000", "1:30",
+        "2020-01-01"),
+    *("", " ", " a", "a ", "#a", "a #b", "a: b", "a:", "- a", "-", "---", "...", "?", "!x", "&a",
+        "*a", "<<", "=", "%a", "@a", "`a`", "|", ">"),
+    *("[a]", "{a}", ",", "'", '"', "\\", "a'b", "1", "1.0", "+1", ".5", "a\nb", "\n", "\r\n", "\t",
+        "\0", "\x7f", "\x85", "\xa0", "\u2028", "\ufeff", "\ufffe", "é", "日本", "😀", "e\u0301",
+        "\u202e"),
 ]  # fmt: skip
 text = st.text(st.characters(exclude_categories=("Cs",)), max_size=12) | st.sampled_from(TRICKY)
 scalars = (
@@ -468,7 +519,7 @@ def nested(depth):
 @pytest.mark.slow
 @examples(max_examples=300, deadline=None)
 @given(st.dictionaries(text, nested(4), max_size=5))
-def test_round_trip(values):
+def test_what_is_written_is_read_back(values):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run.yaml"
         settings.dump(values, path)
@@ -481,13 +532,13 @@ def test_round_trip(values):
 
 
 @pytest.mark.parametrize("word", TRICKY)
-def test_round_trip_of_words(here, word):
+def test_words_that_look_like_other_things_are_read_back(here, word):
     values = {word: word, "a": [word, {word: [word]}], "b": {"c": {word: word}}}
     settings.dump(values, "run.yaml")
     assert same(settings.load("run.yaml").values, values)
 
 
-def test_written_form(here):
+def test_settings_are_written_in_one_form(here):
     settings.dump(
         {
             "task": {"name": "temporal-order", "T": 200},
@@ -500,7 +551,8 @@ def test_written_form(here):
         "run.yaml",
     )
     assert Path("run.yaml").read_text() == (
-        'task:\n  name: temporal-order\n  T: 200\nlr: 3.0e-05\nx: [1, 2.0]\ne: {}\ns: "no"\n"n": null\n'
+        'task:\n  name: temporal-order\n  T: 200\nlr: 3.0e-05\nx: [1, 2.0]\ne: {}\ns: "no"\n"n": '
+        "null\n"
     )
     settings.dump({"a": np.float64(0.1)}, "run.yaml")
     assert Path("run.yaml").read_text() == "a: 0.1\n"
@@ -521,7 +573,8 @@ NOT_WRITTEN = [
     ({"k" * 1001: 2}, "must be text of at most 1000 characters."),
     (
         {"a": Path("x")},
-        "run.yaml: 'a': must be text, a number, true, false or null; got PosixPath. Write it as text.",
+        "run.yaml: 'a': must be text, a number, true, false or null; got PosixPath. Write it as "
+        "text.",
     ),
     ({"a": {1, 2}}, "got set. Write it as text."),
     ({"a": [[[[[[[[1]]]]]]]]}, "nested more than 8 deep. Flatten it."),
@@ -533,7 +586,7 @@ NOT_WRITTEN = [
 
 
 @pytest.mark.parametrize(("values", "words"), NOT_WRITTEN)
-def test_not_written(here, values, words):
+def test_what_cannot_be_read_back_is_not_written(here, values, words):
     (found,) = refusal(lambda: settings.dump(values, "run.yaml"))
     assert found.endswith(words)
     assert os.listdir() == []
@@ -548,7 +601,7 @@ def test_longest_key_is_read_back(here):
     ]
 
 
-def test_written_whole_or_not_at_all(here, monkeypatch):
+def test_a_file_is_written_whole_or_not_at_all(here, monkeypatch):
     settings.dump({"a": 1}, "run.yaml")
     assert os.listdir() == ["run.yaml"]
     calls, fsync, replace = [], os.fsync, os.replace
@@ -599,9 +652,15 @@ def test_a_link_is_replaced_not_followed(here):
 # anything at all
 
 PIECES = {
-    "yaml": ["a", "b", ": ", ":", "- ", "-", "\n", "\n  ", "\t", "[", "]", "{", "}", ", ", "'", '"', "\\", "\\U", "\\x", "#", "&a ", "*a", "!", "!!str ", "%YAML ", "%TAG ", "---\n", "...", "? ", "|", ">", "no", "1", "0", "_", ".", "e9", "<<", "\x85", "é", "\ufeff", "\x07", "~", "@", "`"],
-    "json": ["{", "}", "[", "]", ",", ":", '"', '"a"', "\\", "\\u", "d800", "1", "-", ".", "e99", "0", "NaN", "Infinity", "null", "true", " ", "\n", "\t", "é", "/"],
-    "toml": ["a", "b", "=", " = ", ".", "[", "]", "[[", "]]", "{", "}", ",", "\n", "\r", '"', '"""', "'", "'''", "\\", "\\u", "#", "1", "0", "_", "-", ":", "nan", "inf", "2020-01-01", "true", "é", "\t", " "],
+    "yaml": ["a", "b", ": ", ":", "- ", "-", "\n", "\n  ", "\t", "[", "]", "{", "}", ", ", "'",
+        '"', "\\", "\\U", "\\x", "#", "&a ", "*a", "!", "!!str ", "%YAML ", "%TAG ", "---\n",
+        "...", "? ", "|", ">", "no", "1", "0", "_", ".", "e9", "<<", "\x85", "é", "\ufeff", "\x07",
+        "~", "@", "`"],
+    "json": ["{", "}", "[", "]", ",", ":", '"', '"a"', "\\", "\\u", "d800", "1", "-", ".", "e99",
+        "0", "NaN", "Infinity", "null", "true", " ", "\n", "\t", "é", "/"],
+    "toml": ["a", "b", "=", " = ", ".", "[", "]", "[[", "]]", "{", "}", ",", "\n", "\r", '"',
+        '"""', "'", "'''", "\\", "\\u", "#", "1", "0", "_", "-", ":", "nan", "inf", "2020-01-01",
+        "true", "é", "\t", " "],
 }  # fmt: skip
 
 
@@ -623,7 +682,7 @@ def survives(kind, content):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", FORMATS)
-def test_any_pieces(kind):
+def test_any_pieces_are_read_or_refused(kind):
     @examples(max_examples=300, deadline=None)
     @given(st.lists(st.sampled_from(PIECES[kind]), max_size=30).map("".join))
     def check(content):
@@ -634,7 +693,7 @@ def test_any_pieces(kind):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", FORMATS)
-def test_any_bytes_in_a_good_file(kind):
+def test_any_bytes_in_a_good_file_are_read_or_refused(kind):
     good = LINES[kind].encode()
 
     @examples(max_examples=300, deadline=None)

@@ -1,4 +1,4 @@
-"""The training loop: what it computes is what it says, and what is not finite never enters the weights."""
+"""The training loop records what it computes, and only finite numbers enter the weights."""
 
 import functools
 import json
@@ -14,6 +14,7 @@ import torch
 
 import build
 import coadjoint as co
+from build import weights
 from coadjoint.cli import program
 from coadjoint.errors import CoadjointError, InputError, KindError, NumericalError
 from coadjoint.optimisers import directions
@@ -21,6 +22,7 @@ from coadjoint.optimisers.recipes import OPTIMISERS
 from coadjoint.optimisers.schedules import constant, cosine, exponential, linear, plateau
 from coadjoint.tasks.task import Goal
 from coadjoint.training import display, json_rows, loop, plan, storage, trainer, validation
+from compare import equal
 
 F64 = torch.float64
 QUICK = {"batch": 4, "every": 5, "tests": 8, "confirm": 8, "probes": 4}
@@ -39,16 +41,11 @@ def rows(result, kind):
     return [r for r in result.rows if r["kind"] == kind]
 
 
-def weights(net):
-    return {name: p.detach().clone() for name, p in net.named_parameters()}
-
-
-def equal(a, b):
-    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
-
-
 class Constant(co.tasks.Task):
-    """Every batch is the same: y = the mean of the inputs' signs, so that a loss must fall. Its held-out losses are given."""
+    """Every batch is the same: y = the mean of the inputs' signs, so that a loss must fall.
+
+    Its held-out losses are given.
+    """
 
     name, inputs, outputs, splits = "constant", 2, 1, ("valid",)
 
@@ -421,7 +418,7 @@ def exploding():
 
 
 @pytest.mark.parametrize("policy", plan.POLICIES)
-def test_a_network_that_really_explodes(tmp_path, policy):
+def test_a_network_that_really_explodes_is_stopped_or_skipped(tmp_path, policy):
     net = exploding()
     before = weights(net)
     task = co.tasks.TemporalOrder(20)
@@ -440,7 +437,7 @@ def test_a_network_that_really_explodes(tmp_path, policy):
         json.loads(line, parse_constant=lambda name: pytest.fail(name))
 
 
-def test_replay_shows_it_again(tmp_path, monkeypatch, capsys):
+def test_a_replay_shows_the_failure_again(tmp_path, monkeypatch, capsys):
     """Through the command line: a linear network whose W is a million times an orthogonal one."""
 
     def command(*words):
@@ -449,7 +446,10 @@ def test_replay_shows_it_again(tmp_path, monkeypatch, capsys):
             program.main()
         return end.value.code or 0, "".join(capsys.readouterr())
 
-    words = "temporal-order --length 20 --hidden 4 --activation identity --init orthogonal --radius 1e6 --steps 5 --batch 2 --tests 4 --confirm 4"
+    words = (
+        "temporal-order --length 20 --hidden 4 --activation identity --init orthogonal "
+        "--radius 1e6 --steps 5 --batch 2 --tests 4 --confirm 4"
+    )
     code, output = command("train", *words.split(), "--out", tmp_path / "run")
     assert code == 5, output
     assert "step 1: " in output
@@ -462,7 +462,7 @@ def test_replay_shows_it_again(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("policy", plan.POLICIES)
-def test_a_step_size_that_throws_the_weights_out_of_range(tmp_path, policy):
+def test_a_step_size_that_throws_the_weights_out_of_range_is_noticed(tmp_path, policy):
     net = network(dtype=torch.float32)
     before = weights(net)
     with pytest.raises(
@@ -483,7 +483,7 @@ def test_a_step_size_that_throws_the_weights_out_of_range(tmp_path, policy):
 # rows are what was computed
 
 
-def test_train_rows_recomputed():
+def test_train_rows_are_what_they_say():
     net, task, seen = (
         network(),
         co.tasks.TemporalOrder((10, 14), ragged=True),
@@ -508,7 +508,7 @@ def test_train_rows_recomputed():
         assert row["rho"] == 0.3
 
 
-def test_held_out_rows_recomputed():
+def test_held_out_rows_are_what_they_say():
     net, task, seen = network(), co.tasks.TemporalOrder(10), {}
 
     class Watch(display.Silent):
@@ -531,7 +531,7 @@ def test_held_out_rows_recomputed():
         )
 
 
-def test_probes_against_direct_computation():
+def test_probes_agree_with_direct_computation():
     net, task = network(), co.tasks.TemporalOrder(10)
     row = rows(train(network(), task, steps=1, every=1), "probe")[0]
     (b,) = task.held_out("test", 0, "probe", 4)
@@ -624,8 +624,13 @@ def test_distances_are_those_of_all_steps_before_and_after_a_resume(tmp_path, mo
         return met[-1] if fault is None or len(met) != 4 else fault
 
     monkeypatch.setattr(trainer, "distance", measured)
-    told = lambda name: json.loads((tmp_path / name / "result.json").read_text())["distance"]
-    recipe = lambda: {"optimiser": co.optimisers.optimiser("sgd", 0.1, direction="temporal")}
+
+    def told(name):
+        return json.loads((tmp_path / name / "result.json").read_text())["distance"]
+
+    def recipe():
+        return {"optimiser": co.optimisers.optimiser("sgd", 0.1, direction="temporal")}
+
     free = train(steps=9, **recipe())
     far = [row["distance"] for row in rows(free, "train") if math.isfinite(row["distance"])]
     assert len(far) == (9 if fault is None else 8)
@@ -665,7 +670,7 @@ def test_without_a_folder_nothing_is_written_and_the_result_is_the_same(tmp_path
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_without_a_folder(number):
+def test_a_signal_ends_a_run_without_a_folder(number):
     class Stop(display.Silent):
         def step(self, step, row):
             if step == 3:
@@ -693,12 +698,12 @@ def test_a_signal_without_a_folder(number):
         ({"net": network(inputs=3)}, "needs a network with inputs=6; this one has 3"),
     ],
 )
-def test_arguments_that_cannot_be_used(options, said):
+def test_arguments_that_cannot_be_used_are_refused(options, said):
     with pytest.raises(CoadjointError, match=said):
         train(**options)
 
 
-def test_kinds_that_cannot_be_used():
+def test_kinds_that_cannot_be_used_are_refused():
     with pytest.raises(KindError, match="and a Task; got Linear"):
         co.train(torch.nn.Linear(1, 1), co.tasks.TemporalOrder(10))
 
@@ -718,9 +723,12 @@ class Steady(co.tasks.Collection):
 
     def __init__(self):
         draw = np.random.default_rng(0)
-        some = lambda n: co.tasks.Sequences(
-            [draw.normal(size=(4, 2)) for _ in range(n)], draw.integers(0, 3, n)
-        )
+
+        def some(n):
+            return co.tasks.Sequences(
+                [draw.normal(size=(4, 2)) for _ in range(n)], draw.integers(0, 3, n)
+            )
+
         super().__init__({"train": some(20), "valid": some(10)})
 
     def score(self, a, batch):
