@@ -91,7 +91,7 @@ class Boundaries:
 
         for name in ("fsync", "rename", "replace", "mkdir", "unlink", "rmdir"):
             setattr(os, name, self.around(getattr(os, name)))
-        create, save, append = files.create, RunFolder.save, json_rows.Rows.append
+        create, save, append = files.open_new, RunFolder.save, json_rows.JsonRows.append
 
         class Half:
             """A file that can be caught with half of its content written."""
@@ -125,9 +125,9 @@ class Boundaries:
             if rows.bytes % 7 == 0:  # now and then a row is on the disk in half
                 rows.file.flush()
 
-        files.create = self.around(Half)  # type: ignore[assignment]
+        files.open_new = self.around(Half)  # type: ignore[assignment]
         RunFolder.save = saving  # type: ignore[method-assign]
-        json_rows.Rows.append = appending  # type: ignore[method-assign]
+        json_rows.JsonRows.append = appending  # type: ignore[method-assign]
 
 
 def die(k: int, scope: str, command: list[str]) -> None:
@@ -179,14 +179,14 @@ def start(command: list[str], driver: list[str] | None = None) -> subprocess.Pop
 
 def ended(folder: Path) -> dict[str, Any]:
     """What must be the same bytes (the clock is not)."""
-    last = storage.saved(folder)[-1]
+    last = storage.list_checkpoints(folder)[-1]
     result = json.loads((folder / "result.json").read_text())
     return {
         "model": (folder / "model.safetensors").read_bytes(),
         "metrics": (folder / "metrics.jsonl").read_bytes(),
         "checkpoint's weights": (last / "model.safetensors").read_bytes(),
         "checkpoint's state": (last / "state.safetensors").read_bytes(),
-        "checkpoints": [p.name for p in storage.saved(folder)],
+        "checkpoints": [p.name for p in storage.list_checkpoints(folder)],
         "result": {k: v for k, v in result.items() if "seconds" not in k},
     }
 
@@ -265,8 +265,8 @@ def survive(
             break
         history.append(f"{how}{' inside' if 'inside' in outcome else ''}")
         tally.add("inside" in outcome)
-        for path in storage.saved(folder):
-            if not storage.whole(path):
+        for path in storage.list_checkpoints(folder):
+            if not storage.is_intact(path):
                 return fault(f"{path.name} is not whole after a kill")
     if not (folder / "config.yaml").exists():
         command = [*words(case), "--out", str(folder)]

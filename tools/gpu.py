@@ -33,7 +33,7 @@ import cases
 import coadjoint as co
 import poison
 from cases import Case, Data
-from coadjoint.sweeps.engines import declined, load
+from coadjoint.sweeps.engines import cell_refusal, load
 from coadjoint.sweeps.engines.cuda import capture, driver, geometry
 from problems import ADJOINT, CELLS, NEWER, ONE, SCALED, TANGENT, Problem
 
@@ -260,8 +260,8 @@ def gradients(setting):
 
 def others(setting):
     for engine in dict.fromkeys((*setting.engines, "scan")):
-        table = [c for c in OTHER_CASES if declined(engine, NEWER[c.cell]) is None]
-        rows = [r for r in OTHER_ROWS if declined(engine, NEWER[r[0]]) is None]
+        table = [c for c in OTHER_CASES if cell_refusal(engine, NEWER[c.cell]) is None]
+        rows = [r for r in OTHER_ROWS if cell_refusal(engine, NEWER[r[0]]) is None]
         if engine == "scan":
             rows = [
                 (r[0], size, dtype, given)
@@ -318,8 +318,12 @@ def determinism(setting):
     for name, sizes, d, holds in REPEATED:
         problem = Problem(name, sizes, d, F32, setting.device)
         if not setting.dry:
-            g = geometry.geometry(
-                problem.cell, d, problem.rows.B, 4, driver.processors(problem.base.get_device())
+            g = geometry.choose_geometry(
+                problem.cell,
+                d,
+                problem.rows.B,
+                4,
+                driver.processor_count(problem.base.get_device()),
             )
             if g is None or not holds(g):
                 failures.append(f"{name}, d = {d}: the network lies otherwise on this chip, {g}")
@@ -389,12 +393,12 @@ def recorded(setting):
             if not equal(again(net, batch, "cross-entropy"), method()(net, batch, "cross-entropy")):
                 failures.append(f"{where}: {what}: not the same bits")
 
-        for _ in range(capture.CALLS + 3):
+        for _ in range(capture.CALLS_BEFORE_RECORDING + 3):
             same("another batch", drawn())
-        kinds = [type(y).__name__ for y in again.recordings.cache.entries.values()]
-        if not setting.dry and cell not in EITHER and kinds != ["Recording"]:
+        kinds = [type(y).__name__ for y in again.captured.cache.entries.values()]
+        if not setting.dry and cell not in EITHER and kinds != ["CapturedGradient"]:
             failures.append(
-                f"{where}: {kinds}, expected a recording: {again.recordings.cache.refusal}"
+                f"{where}: {kinds}, expected a recording: {again.captured.cache.refusal}"
             )
         good = drawn()
         bad = replace(
@@ -412,7 +416,7 @@ def recorded(setting):
             for p in net.parameters():
                 p.mul_(0.9)
         same("with changed weights", good)
-        for _ in range(capture.CALLS + 2):
+        for _ in range(capture.CALLS_BEFORE_RECORDING + 2):
             same("of another length", drawn(T + 3))
         same("of the first length", good)
         moved_net = copy.deepcopy(net)
@@ -420,7 +424,7 @@ def recorded(setting):
             again(moved_net, good, "cross-entropy"), method()(moved_net, good, "cross-entropy")
         ):
             failures.append(f"{where}: another network: not the same bits")
-        count += 2 * capture.CALLS + 11
+        count += 2 * capture.CALLS_BEFORE_RECORDING + 11
     again, net = (
         co.BPTT(),
         co.Network("rate", inputs=3, hidden=9, outputs=classes, noise=0.3, device=setting.device),
@@ -430,13 +434,13 @@ def recorded(setting):
         len(
             {
                 tuple(again(net, batch, "cross-entropy").losses.tolist())
-                for _ in range(capture.CALLS + 3)
+                for _ in range(capture.CALLS_BEFORE_RECORDING + 3)
             }
         )
-        < capture.CALLS + 3
+        < capture.CALLS_BEFORE_RECORDING + 3
     ):
         failures.append("rate with noise: the same noise twice")
-    count += capture.CALLS + 3
+    count += capture.CALLS_BEFORE_RECORDING + 3
     again = co.BPTT()
     for activation in (
         "tanh",
@@ -453,7 +457,7 @@ def recorded(setting):
             engine=setting.best,
         )
         batch = drawn()
-        for _ in range(capture.CALLS + 2):
+        for _ in range(capture.CALLS_BEFORE_RECORDING + 2):
             if not equal(
                 again(net, batch, "cross-entropy"), co.BPTT()(net, batch, "cross-entropy")
             ):
@@ -461,7 +465,7 @@ def recorded(setting):
                     f"elman, {activation}, BPTT: in the place of another network: not the same bits"
                 )
         del net
-        count += capture.CALLS + 2
+        count += capture.CALLS_BEFORE_RECORDING + 2
     yield setting.best, count, failures, ""
 
 
@@ -485,12 +489,12 @@ def record_one(setting, method, shape, loss="cross-entropy"):
     )
     y = torch.randint(4, (B,), device=setting.device)
     batch = co.Batch(torch.randn(T, B, 3, device=setting.device), y)
-    for _ in range(capture.CALLS + 2):
+    for _ in range(capture.CALLS_BEFORE_RECORDING + 2):
         method(net, batch, loss)
-    kinds = [type(y).__name__ for y in method.recordings.cache.entries.values()]
-    if setting.dry or kinds == ["Recording"]:
+    kinds = [type(y).__name__ for y in method.captured.cache.entries.values()]
+    if setting.dry or kinds == ["CapturedGradient"]:
         return None
-    return f"{shape}: {kinds} instead of a recording: {method.recordings.cache.refusal}"
+    return f"{shape}: {kinds} instead of a recording: {method.captured.cache.refusal}"
 
 
 def garbage_between(setting, shapes):
@@ -631,7 +635,7 @@ def replayed(kind, device):
     """Training steps by recordings and without them: equal bits, whatever the order of calls."""
     one = module_of(kind, {"num_layers": 2, "bidirectional": True}, F32, device)
     other = copy.deepcopy(one)
-    other._replays.twice = True  # never recorded
+    other._captured.twice = True  # never recorded
     found = []
     for i in range(6):
         u = (
@@ -653,9 +657,9 @@ def replayed(kind, device):
                     p -= 0.01 * g
         if not all(torch.equal(y, z) for y, z in zip(*both, strict=True)):
             found.append(f"{kind}: call {i} differs from one that was not recorded")
-    kinds = [type(k).__name__ for k in one._replays.cache.entries.values()]
-    if device == "cuda" and kinds.count("Replay") != 2:  # with gradients, and without
-        found.append(f"{kind}: {kinds} instead of recordings: {one._replays.cache.refusal}")
+    kinds = [type(k).__name__ for k in one._captured.cache.entries.values()]
+    if device == "cuda" and kinds.count("CapturedModule") != 2:  # with gradients, and without
+        found.append(f"{kind}: {kinds} instead of recordings: {one._captured.cache.refusal}")
     return found
 
 

@@ -190,7 +190,7 @@ def step(place: Place) -> Iterator[Edit]:
         rows, y = place.text(n.func.value), place.text(n.args[0])
         if n.func.attr == "prev":
             yield n, f"{y}[{rows}.B :]"
-        if n.func.attr == "prev_back":
+        if n.func.attr == "prev_transposed":
             yield n, f"pad({y}, (0, 0, {rows}.B, 0))"
         if n.func.attr == "before":
             yield n, f"{rows}.states({y})[1:]"
@@ -271,7 +271,7 @@ def drop_path(place: Place) -> Iterator[Edit]:
         yield n, place.text(n.args[1])
     if (
         isinstance(n, ast.Call)
-        and called(n) in ("last", "last_back")
+        and called(n) in ("last", "last_transposed")
         and len(n.args) == 1
         and "rows" in place.text(n.func)
     ):

@@ -17,7 +17,7 @@ OUTSIDE: dict[str, str] = {
     "cli/": DOOR,
     "diagnostics/charts.py": DOOR,
     "errors.py": DOOR,
-    "gradients/recorded.py": GPU,
+    "gradients/captured.py": GPU,
     "nn/replay.py": GPU,
     "sweeps/checks.py": GPU,
     "sweeps/engines/c/": SPEED,
@@ -164,11 +164,11 @@ TESTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 # Code that only words an error, or only prepares one.
 WORDING = {
-    "__repr__", "extra_repr", "__getattr__", "__bool__", "__torch_function__", "check", "_time",
-    "_raise", "no_vmap",
-    "_same_shape", "check_penalty", "named", "watched", "blamed", "blame", "first_fault", "go_on",
-    "describe", "environment",
-    "unkept", "refuse", "name_of", "interrupted", "say",
+    "__repr__", "extra_repr", "describe_place", "display_name", "__getattr__", "__bool__", "__torch_function__", "check_range", "time_of_row",
+    "raise_error", "vmap_error",
+    "_same_shape", "check_penalty", "named", "register", "is_transformed", "blame_penalty", "describe_nonfinite", "locate_nonfinite", "resume_hint",
+    "describe", "describe_environment",
+    "unkept", "refuse", "folder_name", "save_interrupted", "say",
 }  # fmt: skip
 
 GROWTH = (
@@ -186,20 +186,20 @@ UNASKED = (
 # Mutants that no test can kill because they mean the same: (file, rule or function, a piece of
 # 'line before -> line after') -> why.
 EQUIVALENT: dict[tuple[str, str, str], str] = {
-    ("diagnostics/finding.py", "line", "y @ x"): "vectors: x @ y is y @ x",
+    ("diagnostics/finding.py", "fitted_slope", "y @ x"): "vectors: x @ y is y @ x",
     ("sweeps/engines/eager/in_place.py", "_scaled", "hi - begin == size"): GROWTH,
     ("sweeps/engines/eager/in_place.py", "_scaled", "size = min(2 * size, 64)"): GROWTH,
     ("sweeps/engines/eager/in_place.py", "_scaled.run",
-        "new = torch.where(new == NONE, k[hi], new) ->"): BLOCKS,
+        "new = torch.where(new == NO_EXPONENT, k[hi], new) ->"): BLOCKS,
     ("sweeps/engines/eager/in_place.py", "_scaled.run", "new = torch.maximum(mine, "): BLOCKS,
     ("sweeps/engines/eager/in_place.py", "_scaled.run", "mine[:n] = "): BLOCKS,
     ("sweeps/engines/eager/in_place.py", "one",
-        "torch.where(new == NONE, k[t], new)"): "a row of zeros may have any exponent",
+        "torch.where(new == NO_EXPONENT, k[t], new)"): "a row of zeros may have any exponent",
     ("sweeps/engines/eager/in_place.py", "one",
-        "torch.where(new == NONE, k[(t - 1)], new)"): "a row of zeros may have any exponent",
-    ("sweeps/engines/eager/in_place.py", "Loop.__init__",
+        "torch.where(new == NO_EXPONENT, k[(t - 1)], new)"): "a row of zeros may have any exponent",
+    ("sweeps/engines/eager/in_place.py", "LinearLoop.__init__",
         " size = max("): "how many steps are prepared at once is a matter of speed",
-    ("sweeps/engines/eager/in_place.py", "flushed",
+    ("sweeps/engines/eager/in_place.py", "flush_denormals",
         "set_flush_denormal(True) -> pass"): "denormals cost time and change nothing here",
     ("sweeps/engines/eager/in_place.py", "skip-branch",
         "W if e.through else None -> W = W"): "a product that goes nowhere costs time alone",
@@ -234,7 +234,7 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ("cells/formula.py", "comparison",
         "a.order <= b.order"): "sums and products commute; the order only helps sharing",
     ("cells/formula.py", "add", "if b is ZERO: -> if False:"): "x + 0 is computed instead of x",
-    ("sweeps/engines/scan.py", "parts",
+    ("sweeps/engines/scan.py", "affine_step",
         "turns = ((len(A) == 1))"): "complex numbers are scanned as the matrices they are, slower",
     ("networks/reservoir.py", "Reservoir._examples",
         "-> lead = [*run.mask[:-1].shape]"): ("without its first or its last row, a mask has the "
@@ -273,7 +273,7 @@ PAIRS = {
         "dlam ddelta",
         "begin fresh",
         "x last",
-        "tape.a tape.v",
+        "saved.a saved.v",
     )
 }
 

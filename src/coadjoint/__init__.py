@@ -84,8 +84,8 @@ if TYPE_CHECKING:
     from .networks.layers import Recorded
     from .networks.network import Network, Trajectory
     from .networks.reservoir import Reservoir
-    from .networks.seq2seq import EncoderDecoder
-    from .networks.stack import Stack
+    from .networks.seq2seq import DecoderRun, EncoderDecoder
+    from .networks.stack import Stack, StackRun
     from .nn.recording import Tape, record
     from .objectives import losses, penalties
     from .objectives.batch import Batch
@@ -109,8 +109,8 @@ _NAMES = {
     "networks.layers": "Recorded",
     "networks.network": "Network Trajectory",
     "networks.reservoir": "Reservoir",
-    "networks.seq2seq": "EncoderDecoder",
-    "networks.stack": "Stack",
+    "networks.seq2seq": "DecoderRun EncoderDecoder",
+    "networks.stack": "Stack StackRun",
     "nn.recording": "Tape record",
     "objectives.batch": "Batch",
     "objectives.penalties": "Penalty",
@@ -155,11 +155,11 @@ _MOVED = {
     "display": "training.display",
     "files": "training.files",
     "formula": "cells.formula cells.program",
-    "graphs": "sweeps.engines.cuda.capture gradients.recorded nn.replay",
+    "graphs": "sweeps.engines.cuda.capture gradients.captured nn.replay",
     "hessian_free": "optimisers.hessian_free",
     "influence": "gradients.influence",
     "initialisers": "networks.initialisers",
-    "layout": "sweeps.layout cells.making",
+    "layout": "sweeps.layout cells.parameters",
     "losses": "objectives.losses",
     "network": "networks.network",
     "online": "training.learning training.online training.stream_means",
@@ -210,6 +210,7 @@ __all__ = [
     "ConfigError",
     "Costates",
     "DataError",
+    "DecoderRun",
     "EncoderDecoder",
     "Evaluation",
     "InputError",
@@ -224,6 +225,7 @@ __all__ = [
     "Reservoir",
     "Result",
     "Stack",
+    "StackRun",
     "StorageError",
     "Stream",
     "Tape",

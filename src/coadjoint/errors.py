@@ -7,6 +7,8 @@ import math
 import numbers
 import os
 import re
+import sys
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -46,13 +48,13 @@ class OptionError(ConfigError):
     line puts its flag. "$$" stands for a dollar sign."""
 
     def __init__(self, words: str) -> None:
-        self.words = words
-        super().__init__(self.spelled(str))
+        self.template = words
+        super().__init__(self.text_with(str))
 
-    def spelled(self, spell: Callable[[str], str]) -> str:
+    def text_with(self, spell: Callable[[str], str]) -> str:
         """The text with the options as `spell` writes them."""
         put = lambda found: "$" if found[1] == "$" else spell(found[1])
-        return re.sub(r"\$(\$|\w+)", put, self.words)
+        return re.sub(r"\$(\$|\w+)", put, self.template)
 
 
 class DataError(InputError):
@@ -74,7 +76,7 @@ class MissingError(CoadjointError, ImportError):
 
 
 # text from outside, made safe to print
-def safe(text: object, lines: bool = True) -> str:
+def escape_controls(text: object, lines: bool = True) -> str:
     """Text whose control sequences are spelled out, not obeyed; its lines stay lines, or become one."""
     plain = str(text)
     if plain.isprintable():
@@ -82,25 +84,25 @@ def safe(text: object, lines: bool = True) -> str:
     return "".join(c if c.isprintable() or (lines and c == "\n") else repr(c)[1:-1] for c in plain)
 
 
-def shown(text: object, limit: int = 40) -> str:
+def one_line(text: object, limit: int = 40) -> str:
     """Text on one line, without control sequences and not too long."""
     plain = str(text)
-    return safe(plain[:limit], lines=False) + ("..." if len(plain) > limit else "")
+    return escape_controls(plain[:limit], lines=False) + ("..." if len(plain) > limit else "")
 
 
-def encodable(text: str) -> str:
+def escape_undecodable(text: str) -> str:
     """Text that UTF-8 can hold: the bytes of a file's name that are no UTF-8 are spelled out."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def said(error: BaseException, limit: int = 200) -> str:
+def error_text(error: BaseException, limit: int = 200) -> str:
     """What another library's error says, to stand inside a sentence of ours: on one line, without its own full stop."""
     words = str(getattr(error, "strerror", None) or error) or type(error).__name__
     if len(error.args) > 1 and words == str(
         error.args
     ):  # a text and where it stood, as tokenize has them
         words = str(error.args[0])
-    return shown(" ".join(words.split()).rstrip(" .:;,!?"), limit)
+    return one_line(" ".join(words.split()).rstrip(" .:;,!?"), limit)
 
 
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.5) -> str | None:
@@ -123,16 +125,16 @@ def choose(kind: str, name: object, known: Iterable[str]) -> str:
         )
     near = nearest(name, names)
     hint = f"did you mean '{near}'? " if near else ""
-    raise InputError(f"unknown {kind} '{shown(name, 80)}'; {hint}Known: {', '.join(names)}.")
+    raise InputError(f"unknown {kind} '{one_line(name, 80)}'; {hint}Known: {', '.join(names)}.")
 
 
-Applies = Mapping[
+AppliesTable = Mapping[
     str, tuple[str, tuple[str, ...]]
 ]  # option: (the option that decides, those of its values that use it)
 
 
 def idle_options(
-    applies: Applies, given: Mapping[str, Any], chosen: Mapping[str, str]
+    applies: AppliesTable, given: Mapping[str, Any], chosen: Mapping[str, str]
 ) -> list[str]:
     """A line, in the words of an OptionError, for each option given that does nothing here."""
     return [
@@ -148,10 +150,10 @@ def refuse_options(lines: list[str]) -> None:
         raise OptionError("\n".join(lines))
 
 
-MOST = 2**31 - 1  # of anything that is counted
+MAX_COUNT = 2**31 - 1  # of anything that is counted
 
 
-def whole(name: str, value: Any, least: int = 1, most: int = MOST) -> int:
+def whole_number(name: str, value: Any, least: int = 1, most: int = MAX_COUNT) -> int:
     """`value`, a whole number from least to most."""
     counts = isinstance(value, numbers.Integral) and not isinstance(value, bool)
     if not counts or int(value) < least:
@@ -209,6 +211,23 @@ def check_path(name: str, value: Any) -> None:
 def brief(value: object) -> str:
     """A value that was not expected, in one short line; of an object that is no number and no text, its kind."""
     if value is None or isinstance(value, str | numbers.Number):
-        return shown(repr(value), 60)
+        return one_line(repr(value), 60)
     text = repr(value) if isinstance(value, list | tuple | dict) and len(value) < 5 else ""
-    return shown(text, 60) if text and "\n" not in text else type(value).__name__
+    return one_line(text, 60) if text and "\n" not in text else type(value).__name__
+
+
+def renamed_attributes(module: str, renamed: Mapping[str, str]) -> Callable[[str], object]:
+    """A `__getattr__` for `module` that finds renamed attributes under their old names and warns."""
+
+    def find(name: str) -> object:
+        if name not in renamed:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        new = renamed[name]
+        warnings.warn(
+            f"{module}.{name} is now {module}.{new}; the old name goes in 1.0.",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return getattr(sys.modules[module], new)
+
+    return find

@@ -292,12 +292,12 @@ def test_per_unit_parameters_are_trained(name, parameter):
 
 def test_a_cell_knows_which_values_engines_keep():
     lstm, gru, elman = co.cells.lstm, co.cells.gru, co.cells.elman()
-    assert (elman.kept, elman.needs_a, elman.side) == (
+    assert (elman.saved_nodes, elman.needs_a, elman.side) == (
         (),
         False,
         (),
     )  # slopes of tanh from x itself
-    assert sorted(n.op for n in lstm.kept) == ["sigmoid"] * 3 + ["tanh"] * 2
+    assert sorted(n.op for n in lstm.saved_nodes) == ["sigmoid"] * 3 + ["tanh"] * 2
     assert not lstm.needs_a
     assert gru.side == ("n",)
     assert gru.needs_a  # r's slope multiplies z_n + b_n
@@ -452,7 +452,7 @@ def test_tables_hold_what_the_names_promise():
         assert cell.equations, name
         assert cell.paper or name == "inverse", name
         assert co.cells.named(name) is cell
-        assert (name in co.cells.FIXED) == ("activation" not in co.cells.options(name))
+        assert (name in co.cells.FIXED_ACTIVATION) == ("activation" not in co.cells.options(name))
     x = make("leaky")(inputs()).x
     net = make("leaky")
     np.testing.assert_allclose(net.p["leak"].detach(), 0.5)

@@ -184,8 +184,8 @@ def test_structures_are_found_by_name(name):
     def generator():
         return torch.Generator().manual_seed(5)
 
-    net.begin(generator())
-    other.begin(generator())
+    net.draw_own_parameters(generator())
+    other.draw_own_parameters(generator())
     assert torch.equal(other.W, net.W)
 
 

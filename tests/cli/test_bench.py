@@ -18,7 +18,7 @@ import coadjoint as co
 from coadjoint.cli.bench import clock as clock_module
 from coadjoint.cli.bench import measure as measure_module
 from coadjoint.cli.bench import problems, tables
-from coadjoint.cli.bench.clock import apart, interleaved
+from coadjoint.cli.bench.clock import relative_difference, time_in_turns
 from coadjoint.optimisers.hessian_free import HessianFree
 from coadjoint.sweeps import engines
 
@@ -36,10 +36,10 @@ PEER_NAMES = {
 @pytest.fixture(autouse=True)
 def quick(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(clock_module, "TURN", 0.01)
+    monkeypatch.setattr(clock_module, "TURN_MS", 0.01)
     monkeypatch.setattr(problems, "INSIDE", (True,))
     monkeypatch.setattr(
-        tables, "limits", lambda device: {"GEMM GFLOP/s": 50.0, "memory GB/s": 10.0}
+        tables, "measure_limits", lambda device: {"GEMM GFLOP/s": 50.0, "memory GB/s": 10.0}
     )
 
 
@@ -52,13 +52,13 @@ def row(**changes):
         "differs": {"plain": {"torch.nn": 1e-6}, "penalised": {"autograd loop": 1e-5}},
         "failed": {}, "rate": 1.0, "memory": 1.0,
     }  # fmt: skip
-    return measure_module.Row(**{**values, **changes})
+    return measure_module.BenchRow(**{**values, **changes})
 
 
 def result(device="cpu", *rows):
-    options = measure_module.Options(repeat=1, sizes=((10, 2, 8),))
+    options = measure_module.BenchOptions(repeat=1, sizes=((10, 2, 8),))
     object.__setattr__(options, "device", device)  # as it would be where there is a GPU
-    return tables.Result(
+    return tables.BenchResult(
         options,
         {"cpu": "C", "cores": 1, "threads": 1, "gpu": "G", "cuda": "13"},
         {},
@@ -71,28 +71,28 @@ def result(device="cpu", *rows):
 def test_a_peer_computes_our_gradient(cell, peer):
     if peer == "jax" and not JAX:
         pytest.skip("jax is not installed")
-    problem = problems.Problem(cell, (7, 3, 5), "cpu")
+    problem = problems.NetworkProblem(cell, (7, 3, 5), "cpu")
     ours = problems.ours(problem)[problems.OURS]
     for kinds in problems.PEERS[peer](problem).values():
         for kind, run in kinds.items():
             gradient = run()
             assert {"W", "R", "b", "V", "b_o"} <= set(gradient)
-            assert apart(ours[kind](), gradient) < 1e-4
-    assert apart(ours["plain"](), ours["penalised"]()) > 1e-2
+            assert relative_difference(ours[kind](), gradient) < 1e-4
+    assert relative_difference(ours["plain"](), ours["penalised"]()) > 1e-2
 
 
 @pytest.mark.parametrize("name", problems.FORMULAS)
 def test_a_module_and_torch_s_have_one_gradient(name):
-    stack = problems.Stack(name, (7, 3, 5), "cpu")
+    stack = problems.ModuleProblem(name, (7, 3, 5), "cpu")
     ours, theirs = (
         stack.contenders(problems.OURS)[problems.OURS],
         stack.contenders("torch")["torch.nn"],
     )
     for kind in stack.kinds:
         found = theirs[kind]()
-        assert set(found) == {"u", *dict(stack.theirs.named_parameters())}
-        assert apart(ours[kind](), found) < 1e-4
-    assert apart(ours["plain"](), ours["double"]()) > 1e-2
+        assert set(found) == {"u", *dict(stack.torch_module.named_parameters())}
+        assert relative_difference(ours[kind](), found) < 1e-4
+    assert relative_difference(ours["plain"](), ours["double"]()) > 1e-2
     assert stack.contenders("jax") == {}
 
 
@@ -117,8 +117,8 @@ def test_flops_of_a_module_are_those_torch_counts(name, kind):
             return out
 
     size = (4, 8, 64)
-    stack = problems.Stack(name, size, "cpu")
-    stack.theirs.double()
+    stack = problems.ModuleProblem(name, size, "cpu")
+    stack.torch_module.double()
     stack.u = stack.u.detach().double().requires_grad_()
     with Counter() as counter:
         stack.contenders("torch")["torch.nn"][kind]()
@@ -128,19 +128,19 @@ def test_flops_of_a_module_are_those_torch_counts(name, kind):
 @pytest.mark.skipif(not JAX, reason="jax is not installed")
 def test_the_faster_scan_competes(monkeypatch):
     """Both are tried, both are right, and the faster one is taken."""
-    problem, tried = problems.Problem("elman", (7, 3, 5), "cpu"), []
+    problem, tried = problems.NetworkProblem("elman", (7, 3, 5), "cpu"), []
     monkeypatch.setattr(problems, "INSIDE", (True, False))
-    monkeypatch.setattr(problems, "best", lambda run, *_: (tried.append(run), -len(tried))[1])
+    monkeypatch.setattr(problems, "best_time", lambda run, *_: (tried.append(run), -len(tried))[1])
     taken = problems.jax_scan(problem)["JAX scan"]
     assert len(tried) == 4
     assert list(taken.values()) == [tried[1], tried[3]]
-    assert apart(problems.ours(problem)["ours"]["plain"](), taken["plain"]()) < 1e-4
+    assert relative_difference(problems.ours(problem)["ours"]["plain"](), taken["plain"]()) < 1e-4
 
 
 @pytest.mark.parametrize("cell", problems.MODULES)
 def test_costates_stay_inside_float32(cell):
     """Peers square them as they are."""
-    problem = problems.Problem(cell, (784, 2, 32), "cpu")
+    problem = problems.NetworkProblem(cell, (784, 2, 32), "cpu")
     logs = problem.net(problem.u).costates("cross-entropy", problem.y).log_norms()[1:].detach()
     assert logs.min() > torch.tensor(1e-17).log()
     assert logs.max() < torch.tensor(1e6).log()
@@ -148,22 +148,24 @@ def test_costates_stay_inside_float32(cell):
 
 def test_the_difference_of_gradients_is_relative():
     a = {"W": torch.tensor([3.0, 4.0]), "b": torch.ones(2), "p.b_n": torch.ones(1)}
-    assert apart(a, {"W": a["W"] * 1.1, "b": a["b"]}) == pytest.approx(0.1 / 1.1, rel=1e-6)
-    assert apart({"b": a["b"]}, {"b": torch.zeros(2)}) > 1
-    assert apart(a, {"b": torch.tensor([1.0, float("nan")])}) == float("inf")
+    assert relative_difference(a, {"W": a["W"] * 1.1, "b": a["b"]}) == pytest.approx(
+        0.1 / 1.1, rel=1e-6
+    )
+    assert relative_difference({"b": a["b"]}, {"b": torch.zeros(2)}) > 1
+    assert relative_difference(a, {"b": torch.tensor([1.0, float("nan")])}) == float("inf")
 
 
 def test_contenders_take_turns(monkeypatch):
     """One call of each first, then rounds; the slow one sits out after three."""
     cost, calls = {"fast": 0.02, "slow": 2000.0}, []
-    monkeypatch.setattr(clock_module, "TURN", 0.07)
+    monkeypatch.setattr(clock_module, "TURN_MS", 0.07)
     monkeypatch.setattr(
         clock_module,
-        "clock",
+        "time_calls",
         lambda run, count, device: (calls.append((run(), count)), cost[run()])[1],
     )
     shares = []
-    times = interleaved({name: lambda name=name: name for name in cost}, 4, "cpu", shares.append)
+    times = time_in_turns({name: lambda name=name: name for name in cost}, 4, "cpu", shares.append)
     once = [("fast", 3), ("slow", 1)]
     assert calls == [("fast", 1), ("slow", 1), *once * 3, ("fast", 3)]
     assert times == {"fast": [0.02] * 4, "slow": [2000.0] * 3}
@@ -175,7 +177,7 @@ def test_clock_is_of_one_call(monkeypatch):
     monkeypatch.setattr(
         clock_module, "time", SimpleNamespace(perf_counter=lambda: 7 + 0.002 * len(count))
     )
-    ms = clock_module.clock(lambda: count.append(1), 5, "cpu")
+    ms = clock_module.time_calls(lambda: count.append(1), 5, "cpu")
     assert len(count) == 5
     assert ms == pytest.approx(2)
 
@@ -200,16 +202,16 @@ def test_a_row_says_ratios_and_shares():
     assert r.ratio("plain", "torch.nn") == 2.5
     assert r.ratio("penalised", "autograd loop") == 1.5
     assert r.ratio("plain", "autograd loop") is None
-    assert r.to_plain("torch.nn") == 1.25
+    assert r.ratio_to_plain("torch.nn") == 1.25
     assert r.cost == 2
-    assert r.share("plain") == pytest.approx(
+    assert r.gemm_share("plain") == pytest.approx(
         measure_module.flops("elman", (10, 2, 8), "plain") / 1e9 / 2e-3
     )
     assert r.memory_share("plain") == pytest.approx(
         measure_module.traffic("elman", (10, 2, 8), "plain") / 1e9 / 2e-3
     )
-    assert r.step("penalised") == pytest.approx(100.0)
-    assert r.strange() == []
+    assert r.us_per_step("penalised") == pytest.approx(100.0)
+    assert r.describe_failures() == []
 
 
 def test_the_table_shows_ratios_and_costs():
@@ -246,8 +248,8 @@ def test_a_wrong_or_failing_peer_is_noticed(monkeypatch):
 
     monkeypatch.setitem(problems.PEERS, "torch", wrong)
     monkeypatch.setitem(problems.PEERS, "autograd", failing)
-    found = tables.run(
-        measure_module.Options(
+    found = tables.run_bench(
+        measure_module.BenchOptions(
             cells=("elman",), sizes=((4, 3, 5),), peers=("torch", "autograd"), repeat=1
         )
     )
@@ -298,12 +300,12 @@ def test_a_hessian_free_step_is_measured(coadjoint):
         co.Network(inputs=1, hidden=1, outputs=1).engine,
     )
     assert found["ratio"] == found["ms"] / found["ms of its parts"] > 0
-    limited = str(measure_module.Step((100, 200, 100), "cpu", 50, 1050.0, 1000.0))
+    limited = str(measure_module.HessianFreeStep((100, 200, 100), "cpu", 50, 1050.0, 1000.0))
     assert "a step of 50 iterations takes 1050 ms, 1.05x of 50 x" in limited
     assert limited.endswith("1000 ms; at most 1.10x is asked for.")
-    assert measure_module.Options(sizes=((4, 3, 5),)).steps == ((4, 3, 5),)
-    assert measure_module.Options().steps == ((100, 200, 100),)
-    assert measure_module.Options(cells=("elman",)).steps == ()
+    assert measure_module.BenchOptions(sizes=((4, 3, 5),)).steps == ((4, 3, 5),)
+    assert measure_module.BenchOptions().steps == ((100, 200, 100),)
+    assert measure_module.BenchOptions(cells=("elman",)).steps == ()
 
 
 def test_a_step_begins_where_the_others_did(monkeypatch):
@@ -369,7 +371,7 @@ REFUSED = [
 def test_a_wrong_word_gets_one_line_before_anything_is_measured(
     coadjoint, monkeypatch, words, code, text
 ):
-    monkeypatch.setattr(tables, "run", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr(tables, "run_bench", lambda *_: pytest.fail("measured"))
     got, out, err = coadjoint("bench", *words.split())
     assert (got, out) == (code, "")
     assert text in err
@@ -385,7 +387,7 @@ def test_without_a_gpu_the_device_cuda_is_refused(coadjoint):
 
 
 def test_explain_measures_nothing(coadjoint, monkeypatch):
-    monkeypatch.setattr(clock_module, "clock", lambda *_: pytest.fail("timed"))
+    monkeypatch.setattr(clock_module, "time_calls", lambda *_: pytest.fail("timed"))
     engine = engines.load(co.Network("gru", inputs=1, hidden=1, outputs=1).engine)
 
     def shape(cell, hidden, batch, dtype):
@@ -406,14 +408,14 @@ def test_explain_measures_nothing(coadjoint, monkeypatch):
 
 
 def test_interrupted_it_shows_what_it_has(coadjoint, monkeypatch):
-    measure = measure_module.measure
+    measure = measure_module.measure_row
 
     def once(cell, *rest):
         if cell == "gru":
             raise KeyboardInterrupt
         return measure(cell, *rest)
 
-    monkeypatch.setattr(tables, "measure", once)
+    monkeypatch.setattr(tables, "measure_row", once)
     words = ["bench", *TINY, "--peers", "none", "--json", "part.json", "--write", "R.md"]
     code, out, err = coadjoint(*words)
     assert code == 130
@@ -427,8 +429,8 @@ def test_interrupted_it_shows_what_it_has(coadjoint, monkeypatch):
 
 def test_a_section_is_replaced_and_the_rest_kept(coadjoint):
     page = Path("R.md")
-    tables.write(page, result("cpu"))
-    tables.write(page, result("cuda"))
+    tables.write_section(page, result("cpu"))
+    tables.write_section(page, result("cuda"))
     page.write_text(page.read_text().replace("# Benchmarks", "# Mine") + "\n## By hand\n\nkept\n")
     before = page.read_text()
     begin, end = before.index("<!-- bench cpu -->"), before.index("<!-- end of bench cpu -->")
@@ -448,7 +450,7 @@ def test_a_section_is_replaced_and_the_rest_kept(coadjoint):
 
 
 def test_a_busy_machine_is_named(monkeypatch):
-    options = measure_module.Options(cells=("elman",), sizes=((4, 3, 5),), peers=(), repeat=1)
+    options = measure_module.BenchOptions(cells=("elman",), sizes=((4, 3, 5),), peers=(), repeat=1)
     clock = SimpleNamespace(now=0.0, worked=0.0)
     clocks = SimpleNamespace(perf_counter=lambda: clock.now, process_time=lambda: clock.worked)
 
@@ -457,10 +459,10 @@ def test_a_busy_machine_is_named(monkeypatch):
         return row()
 
     monkeypatch.setattr(tables, "time", clocks)
-    monkeypatch.setattr(tables, "limits", lambda device: {})
-    monkeypatch.setattr(tables, "measure", measure)
-    found = tables.run(options)
-    assert found.attention == 0.25
+    monkeypatch.setattr(tables, "measure_limits", lambda device: {})
+    monkeypatch.setattr(tables, "measure_row", measure)
+    found = tables.run_bench(options)
+    assert found.core_share == 0.25
     assert any(
         note.startswith("The machine was busy: this process had 25%") for note in found.notes()
     )
@@ -471,24 +473,26 @@ def test_a_page_with_half_a_section_is_left_alone():
     page = Path("R.md")
     page.write_text("<!-- bench cpu -->\nhalf")
     with pytest.raises(co.InputError, match="only one of the marks"):
-        tables.write(page, result())
+        tables.write_section(page, result())
     assert page.read_text() == "<!-- bench cpu -->\nhalf"
 
 
 def test_threads_and_cores_are_as_before(monkeypatch):
-    before = torch.get_num_threads(), measure_module.cores()
+    before = torch.get_num_threads(), measure_module.available_cores()
     seen = []
     monkeypatch.setattr(
         tables,
-        "limits",
+        "measure_limits",
         lambda device: (
-            seen.append((torch.get_num_threads(), len(measure_module.cores())))
+            seen.append((torch.get_num_threads(), len(measure_module.available_cores())))
             or {"memory GB/s": 1.0}
         ),
     )
-    tables.run(measure_module.Options(cells=("elman",), sizes=((4, 3, 5),), peers=(), repeat=1))
+    tables.run_bench(
+        measure_module.BenchOptions(cells=("elman",), sizes=((4, 3, 5),), peers=(), repeat=1)
+    )
     assert seen == [(1, 1 if hasattr(os, "sched_setaffinity") else before[1])]
-    assert (torch.get_num_threads(), measure_module.cores()) == before
+    assert (torch.get_num_threads(), measure_module.available_cores()) == before
 
 
 LACKING = """

@@ -449,9 +449,9 @@ def test_rows_are_checked_before_anything_runs(coadjoint):
 
 
 def test_a_comparison_goes_on_where_it_stopped(coadjoint):
-    rows = compared_runs.variants("a lr=1e-3|1e-2")
+    rows = compared_runs.parse_variants("a lr=1e-3|1e-2")
     assert [row.name for row in rows] == ["a lr=0.001", "a lr=0.01"]
-    compared_runs.start(
+    compared_runs.lay_out(
         {"task": {"name": "xor", "length": 12}, "network": {"hidden": 4}, "training": {"steps": 2}},
         rows,
         [0],

@@ -23,13 +23,13 @@ from coadjoint.training.report.comparison import TERMINAL, Comparison
 FEW = {"steps": 3, "every": 3, "tests": 8, "confirm": 8, "probes": 2, "batch": 2}
 SMALL = {"network": {"hidden": 4}, "training": FEW}
 TASKS = [
-    *compared_runs.tasks("xor length=12"),
-    *compared_runs.tasks("addition length=20 steps=2 every=2"),
+    *compared_runs.parse_tasks("xor length=12"),
+    *compared_runs.parse_tasks("addition length=20 steps=2 every=2"),
 ]
 
 
 def test_alternatives_make_rows():
-    rows = compared_runs.variants("p clip=1 penalty=log-ratio weight=1|2 optimiser=sgd|adam")
+    rows = compared_runs.parse_variants("p clip=1 penalty=log-ratio weight=1|2 optimiser=sgd|adam")
     assert [row.name for row in rows] == [
         f"p weight={w} optimiser={o}" for w in (1, 2) for o in ("sgd", "adam")
     ]
@@ -41,22 +41,22 @@ def test_alternatives_make_rows():
 
 
 def test_all_cells_become_rows():
-    rows = compared_runs.variants("p cell=all lr=1")
+    rows = compared_runs.parse_variants("p cell=all lr=1")
     assert [row.values["network"]["cell"] for row in rows] == [*library.CELLS, *steps.STEPS]
     assert rows[0].name == "p cell=elman"
-    assert [row.name for row in compared_runs.variants("p cell=lru|gru")] == [
+    assert [row.name for row in compared_runs.parse_variants("p cell=lru|gru")] == [
         "p cell=lru",
         "p cell=gru",
     ]
 
 
 def test_a_task_has_settings_of_its_own():
-    (one,) = compared_runs.tasks("addition length=100 steps=7")
+    (one,) = compared_runs.parse_tasks("addition length=100 steps=7")
     assert (one.name, one.values) == (
         "addition",
         {"task": {"length": 100, "name": "addition"}, "training": {"steps": 7}},
     )
-    assert [task.name for task in compared_runs.tasks("copy length=20|50")] == [
+    assert [task.name for task in compared_runs.parse_tasks("copy length=20|50")] == [
         "copy length=20",
         "copy length=50",
     ]
@@ -73,7 +73,7 @@ def test_a_task_has_settings_of_its_own():
 )
 def test_words_that_make_no_task_are_refused(text, why):
     with pytest.raises(ConfigError if "xorr" not in text else Exception, match=why):
-        compared_runs.tasks(text)
+        compared_runs.parse_tasks(text)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_words_that_make_no_task_are_refused(text, why):
     ],
 )
 def test_tasks_are_titled_by_their_settings(values, name, title):
-    assert compared_runs.titled(setting_flags.resolve(None, values), name) == title
+    assert compared_runs.task_title(setting_flags.resolve(None, values), name) == title
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_tasks_are_titled_by_their_settings(values, name, title):
 )
 def test_words_that_make_no_row_are_refused(text, why):
     with pytest.raises(ConfigError, match=why):
-        compared_runs.variants(text)
+        compared_runs.parse_variants(text)
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,9 @@ def test_a_stop_saves_every_run_and_a_resume_ends_it(tmp_path):
         "optimiser": {"lr": 1e-9},
     }
     few = {"steps": ENDLESS, "every": 250, "tests": 8, "confirm": 8, "probes": 4, "batch": 2}
-    compared_runs.start({**base, "training": few}, compared_runs.variants("a"), [0, 1], folder)
+    compared_runs.lay_out(
+        {**base, "training": few}, compared_runs.parse_variants("a"), [0, 1], folder
+    )
     words = [sys.executable, "-m", "coadjoint", "resume", str(folder), "--jobs", "2"]
     with subprocess.Popen(
         words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -160,7 +162,7 @@ def test_a_stop_saves_every_run_and_a_resume_ends_it(tmp_path):
     assert [r["status"] for row in found["rows"] for r in row["runs"]] == ["interrupted"] * 2
     for r in found["rows"][0]["runs"]:
         shorten(folder / r["folder"] / "config.yaml", r["steps"] + 5)
-    found = compared_runs.run(folder, 2)
+    found = compared_runs.run_all(folder, 2)
     assert [r["status"] for row in found["rows"] for r in row["runs"]] == ["finished", "finished"]
     assert tables(found)["addition, 20 steps"][1][0][1] == "0 of 2"
 
@@ -176,13 +178,13 @@ def several(tmp_path_factory):
     the order they ended.
     """
     folder = tmp_path_factory.mktemp("several") / "cmp"
-    rows = [*compared_runs.variants("plain"), *compared_runs.variants(WILD)]
-    compared_runs.start(SMALL, rows, [0], folder, "coadjoint compare ...", TASKS)
-    found, ended = compared_runs.read(folder), []
+    rows = [*compared_runs.parse_variants("plain"), *compared_runs.parse_variants(WILD)]
+    compared_runs.lay_out(SMALL, rows, [0], folder, "coadjoint compare ...", TASKS)
+    found, ended = compared_runs.read_comparison(folder), []
     for pace, row in zip((1, 4, 3, 2), found["rows"], strict=True):
         row["pace"] = pace
     (folder / "compare.json").write_text(json.dumps(found))
-    found = compared_runs.run(
+    found = compared_runs.run_all(
         folder,
         1,
         lambda done, total, what: ended.append((done, total, (what or "").partition(":")[0])),
@@ -234,7 +236,9 @@ def test_a_run_that_fails_is_a_row_of_its_task(several):
 @pytest.mark.slow
 def test_runs_of_two_tasks_compare_in_two_tables(several, tmp_path):
     folder, *_ = several
-    found = compared_runs.existing(sorted((folder / "runs").iterdir()), tmp_path / "both", None)
+    found = compared_runs.compare_existing(
+        sorted((folder / "runs").iterdir()), tmp_path / "both", None
+    )
     assert {task: [row[0] for row in rows] for task, (_, rows) in tables(found).items()} == {
         task: [f"{task}-plain-seed-0", f"{task}-wild-seed-0"] for task in ("addition", "xor")
     }
@@ -278,7 +282,7 @@ def test_a_comparison_of_an_earlier_version_is_read(tmp_path):
     """compare.json once named task, metric and goal for all rows together."""
     one = {"task": "xor", "metric": "right", "goal": None, "rows": [{"name": "a", "runs": []}]}
     (tmp_path / "compare.json").write_text(json.dumps(one))
-    found = compared_runs.read(tmp_path)
+    found = compared_runs.read_comparison(tmp_path)
     assert found["rows"][0] == {
         "name": "a",
         "runs": [],
@@ -307,7 +311,7 @@ def test_a_metric_that_is_not_finite_counts_for_nothing(tmp_path):
     }
     (tmp_path / "result.json").write_text(json.dumps(result))
     r = {}
-    compared_runs.outcome(tmp_path, r, "right")
+    compared_runs.record_outcome(tmp_path, r, "right")
     assert (r["status"], r["metric"]) == ("finished", None)
 
 
@@ -332,13 +336,15 @@ def kill(folder, done):
 def test_runs_that_are_killed_leave_the_others_alone(tmp_path):
     folder, done = tmp_path / "cmp", threading.Event()
     base = {**SMALL, "training": {**FEW, "steps": ENDLESS, "every": 300}, "optimiser": {"lr": 1e-9}}
-    compared_runs.start(base, compared_runs.variants("a"), [0, 1, 2], folder, None, TASKS[:1])
+    compared_runs.lay_out(
+        base, compared_runs.parse_variants("a"), [0, 1, 2], folder, None, TASKS[:1]
+    )
     *killed, left = sorted((folder / "configs").iterdir())
     shorten(left, 300)
     killer = threading.Thread(target=kill, args=(folder, done))
     killer.start()
     try:
-        found = compared_runs.run(folder, 1)
+        found = compared_runs.run_all(folder, 1)
     finally:
         done.set()
         killer.join()
@@ -351,7 +357,7 @@ def test_runs_that_are_killed_leave_the_others_alone(tmp_path):
     assert tables(found)["xor, 12 steps"][1][0][1].endswith("2 failed")
     for config_ in killed:
         shorten(folder / "runs" / config_.stem / "config.yaml", 300)
-    found = compared_runs.run(folder, 1)
+    found = compared_runs.run_all(folder, 1)
     assert {r["status"] for r in found["rows"][0]["runs"]} <= {"finished", "success"}
 
 
@@ -364,11 +370,11 @@ def test_a_server_that_is_just_dying_is_asked_again(monkeypatch):
                 raise refusals.pop()
 
     monkeypatch.setattr(time, "sleep", lambda _: None)
-    workers.start(Late())
+    workers.start_process(Late())
     assert refusals == []
     refusals += [ConnectionRefusedError()] * 3
     with pytest.raises(ConnectionRefusedError):
-        workers.start(Late(), 3)
+        workers.start_process(Late(), 3)
 
 
 def test_success_is_counted_within_each_budget():
@@ -416,13 +422,15 @@ def test_success_is_counted_within_each_budget():
 
 @pytest.mark.slow
 def test_a_comparison_can_have_budgets(tmp_path):
-    rows = compared_runs.variants("plain") + compared_runs.variants("penalised penalty=log-ratio")
+    rows = compared_runs.parse_variants("plain") + compared_runs.parse_variants(
+        "penalised penalty=log-ratio"
+    )
     base = {
         "task": {"name": "xor", "length": 10},
         "training": {"gradients": 200, "batch": 10, "tests": 10, "confirm": 10},
     }
-    compared_runs.start(base, rows, [0], tmp_path / "c")
-    found = compared_runs.run(tmp_path / "c", 2)
+    compared_runs.lay_out(base, rows, [0], tmp_path / "c")
+    found = compared_runs.run_all(tmp_path / "c", 2)
     assert [row["runs"][0]["work"] for row in found["rows"]] == [200, 200]
     assert [row["runs"][0]["steps"] for row in found["rows"]] == [20, 10]
     page = pages.write(tmp_path / "c").read_text()
@@ -466,7 +474,7 @@ def test_runs_save_and_end_when_what_began_them_is_killed(tmp_path, victim):
         **SMALL,
         "training": {**FEW, "steps": 10_000_000, "every": 100_000, "checkpoint": 1_000_000},
     }
-    compared_runs.start(long, compared_runs.variants("a"), [0], folder, None, TASKS[:1])
+    compared_runs.lay_out(long, compared_runs.parse_variants("a"), [0], folder, None, TASKS[:1])
     words = [sys.executable, "-m", "coadjoint", "resume", str(folder), "--jobs", "1"]
     run, pid = folder / "runs" / "a-seed-0", None
     process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -497,4 +505,4 @@ def test_runs_save_and_end_when_what_began_them_is_killed(tmp_path, victim):
         "interrupted",
         f"SIGTERM at step {result['step']}",
     )
-    assert storage.latest(run).step == result["step"] > 0
+    assert storage.load_latest(run).step == result["step"] > 0

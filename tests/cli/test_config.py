@@ -19,8 +19,8 @@ from coadjoint.errors import CoadjointError, ConfigError, MissingError, StorageE
 from coadjoint.gradients import bptt, penalised
 from coadjoint.networks import initialisers
 from coadjoint.training import loop, settings
-from coadjoint.training.model_schema import constructed
-from coadjoint.training.network_section import OPTIONS, Shape
+from coadjoint.training.model_schema import build_network
+from coadjoint.training.network_section import CELL_OPTIONS, Shape
 from coadjoint.training.predict import load_model
 
 TASK = {"task": {"name": "xor", "length": 12}, "network": {"hidden": 4}}
@@ -149,7 +149,7 @@ FLAGS = [
 @pytest.mark.parametrize(("section", "key", "text", "line"), FLAGS)
 def test_a_bad_flag_is_refused_in_one_line(section, key, text, line):
     assert refusal(
-        setting_flags.resolve, None, {section: {key: setting_flags.from_flag(section, key, text)}}
+        setting_flags.resolve, None, {section: {key: setting_flags.parse_flag(section, key, text)}}
     ) == [line]
 
 
@@ -159,15 +159,15 @@ def test_flags_come_on_top_of_a_file(tmp_path):
     )
     c = setting_flags.resolve(
         settings.load(tmp_path / "a.json"),
-        {"optimiser": {"lr": setting_flags.from_flag("optimiser", "lr", "1e-2")}},
+        {"optimiser": {"lr": setting_flags.parse_flag("optimiser", "lr", "1e-2")}},
     )
     assert (c.optimiser.lr, c.optimiser.name, c.task.length) == (0.01, "sgd", (10, 20))
 
 
 def test_a_flag_splits_lists_of_columns():
-    assert setting_flags.from_flag("data", "target", "a,b") == ["a", "b"]
-    assert setting_flags.from_flag("data", "target", "12") == "12"
-    assert setting_flags.from_flag("data", "sep", ",") == ","
+    assert setting_flags.parse_flag("data", "target", "a,b") == ["a", "b"]
+    assert setting_flags.parse_flag("data", "target", "12") == "12"
+    assert setting_flags.parse_flag("data", "sep", ",") == ","
 
 
 IDLE = [
@@ -316,7 +316,9 @@ def test_what_does_not_go_with_a_finite_set_is_refused(training, line):
     class Finite:
         size, splits = 10, ("test",)
 
-    (found,) = refusal(build.finite, setting_flags.resolve(None, {"training": training}), Finite)
+    (found,) = refusal(
+        build.check_size_settings, setting_flags.resolve(None, {"training": training}), Finite
+    )
     assert found.startswith(line)
 
 
@@ -400,7 +402,7 @@ WHOLES = [
 @pytest.mark.parametrize("changes", WHOLES)
 def test_a_resolved_config_reads_back_and_means_the_same(changes, tmp_path):
     job = build.build(setting_flags.resolve(None, merged(changes)))
-    settings.dump(setting_flags.plain(job.config), tmp_path / "config.yaml")
+    settings.dump(setting_flags.to_plain_dict(job.config), tmp_path / "config.yaml")
     back = setting_flags.resolve(settings.load(tmp_path / "config.yaml"))
     assert back == job.config
     again = build.build(back)
@@ -417,10 +419,10 @@ def test_a_stream_keeps_the_settings_of_earlier_versions(tmp_path):
         "data": {"train": str(tmp_path / "s.csv"), "kind": "next"},
         "network": {"hidden": 3},
     }
-    job = build_online.streamed(setting_flags.resolve(None, sections), None, 10)
-    assert job.plain["optimiser"] == {"name": "adam", "schedule": "constant", "warmup": 0}
-    assert job.plain["gradient"] == {"method": "rtrl"}
-    assert job.arguments["description"]["settings"]["optimiser"] == job.plain["optimiser"]
+    job = build_online.build_stream_job(setting_flags.resolve(None, sections), None, 10)
+    assert job.settings["optimiser"] == {"name": "adam", "schedule": "constant", "warmup": 0}
+    assert job.settings["gradient"] == {"method": "rtrl"}
+    assert job.arguments["description"]["settings"]["optimiser"] == job.settings["optimiser"]
 
 
 LEAVES = (
@@ -431,7 +433,7 @@ LEAVES = (
     | st.text(max_size=5)
     | st.lists(st.integers(), max_size=3)
 )
-KEYS = st.sampled_from(sorted(schema.HOMES)) | st.text(max_size=5)
+KEYS = st.sampled_from(sorted(schema.SECTION_OF)) | st.text(max_size=5)
 FOUND = st.dictionaries(
     st.sampled_from(sorted(schema.SECTIONS)) | st.text(max_size=5),
     LEAVES | st.dictionaries(KEYS, LEAVES, max_size=3),
@@ -496,7 +498,7 @@ def test_every_cell_with_every_start_trains_or_is_refused(cell):
     )
     assert {"torch", "gaussian", "glorot", "he"} <= set(trained)
     assert ("ring" in trained) == (cell == "lru")
-    assert trained == co.networks.about(cell).starts
+    assert trained == co.networks.about(cell).initialisers
 
 
 NETWORKS = {
@@ -570,7 +572,7 @@ def test_a_section_says_what_the_library_would(name):
     """
     shape = Shape(inputs=2, outputs=1, readout="last", output="sigmoid")
     ours, theirs = (
-        constructed(schema.NetworkSection(hidden=4, **NETWORKS[name]), shape, 64),
+        build_network(schema.NetworkSection(hidden=4, **NETWORKS[name]), shape, 64),
         BY_HAND[name](),
     )
     theirs.load_state_dict(ours.state_dict())
@@ -645,7 +647,7 @@ def test_every_option_of_every_cell_is_a_key():
     keys = {
         k
         for k, f in schema.NetworkSection.model_fields.items()
-        if setting_flags.panel(f) == OPTIONS
+        if setting_flags.help_panel(f) == CELL_OPTIONS
     }
     assert keys <= known
 

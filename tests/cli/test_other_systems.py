@@ -122,7 +122,7 @@ def test_a_run_is_trained_interrupted_resumed_and_used(elsewhere, tmp_path):
 
 def test_processes_begin_anew_where_forks_are_unsafe(monkeypatch):
     monkeypatch.setattr(sys, "platform", "darwin")
-    assert workers.context.__wrapped__().get_start_method() == "spawn"
+    assert workers.process_context.__wrapped__().get_start_method() == "spawn"
 
 
 def test_folders_that_cannot_be_opened_are_not_synced(monkeypatch, tmp_path):

@@ -18,10 +18,22 @@ import coadjoint as co
 from coadjoint.cli import diagnose
 from coadjoint.diagnostics import examination, finding
 from coadjoint.diagnostics.costates import Components, decay, paths, sensitivity, temporal
-from coadjoint.diagnostics.jacobians import jacobians, lyapunov, resolved, singular_values
-from coadjoint.diagnostics.landscape import Along, Landscape, along, landscape, noise, normalised
+from coadjoint.diagnostics.jacobians import (
+    jacobians,
+    log_singular_values,
+    lyapunov,
+    singular_values,
+)
+from coadjoint.diagnostics.landscape import (
+    Along,
+    Landscape,
+    along,
+    landscape,
+    noise,
+    normalised_direction,
+)
 from coadjoint.diagnostics.units import saturation
-from coadjoint.diagnostics.weights import at_rest, bounds, slopes_of, spectrum
+from coadjoint.diagnostics.weights import bounds, slopes_at_rest, spectrum, unit_slopes
 from coadjoint.training.report import diagnoses
 
 LENGTHS = torch.tensor([6, 3, 1, 5])
@@ -148,7 +160,7 @@ def test_fewer_samples_and_fewer_points_can_be_asked_for():
 def test_singular_values_below_rounding_are_unknown():
     """Below n eps of the largest, n the size of the matrix; zero is known."""
     eps = np.finfo(float).eps
-    logs = resolved(np.diag([1.0, 3 * eps, 5 * eps, 0.0])[None])[0]
+    logs = log_singular_values(np.diag([1.0, 3 * eps, 5 * eps, 0.0])[None])[0]
     np.testing.assert_allclose(
         logs, [0.0, np.log(5 * eps), np.nan, -np.inf], rtol=1e-14, atol=1e-14
     )
@@ -240,7 +252,7 @@ def test_nothing_leaves_the_range_of_numbers(factor, T):
     np.testing.assert_allclose(lyapunov(e).exponents, log, rtol=1e-4)
     heard = sensitivity(e).log_norms[:, 0]
     assert np.isfinite(heard).all()
-    assert -finding.line(np.arange(T), heard) == pytest.approx(log, abs=2e-3)
+    assert -finding.fitted_slope(np.arange(T), heard) == pytest.approx(log, abs=2e-3)
     found = bounds(e)
     assert found.by_singular_value == pytest.approx(log, abs=1e-6)
     np.testing.assert_allclose(found.costates, far[::-1] * log, rtol=1e-5, atol=1e-3)
@@ -388,12 +400,12 @@ def test_saturation_of_a_gated_unit_is_that_no_gate_moves_it():
             a, c = (net.W @ x[t][:5] + net.R @ u[t] + net.b).detach(), x[t][5:].detach()
             J = torch.autograd.functional.jacobian(lambda a, c=c: lstm(a, c), a).reshape(2, 5, 4, 5)
             slopes[t, j] = torch.einsum("sdgd->sgd", J).abs().amax((0, 1)).numpy()
-    np.testing.assert_allclose(slopes_of(e), slopes, rtol=1e-10)
+    np.testing.assert_allclose(unit_slopes(e), slopes, rtol=1e-10)
     np.testing.assert_allclose(
-        at_rest(net), 0.5, rtol=0.5
+        slopes_at_rest(net), 0.5, rtol=0.5
     )  # c by g at a = 0: sigmoid(0) = 1/2; by i, g at 1: more
     found = saturation(e, flat=0.9)
-    np.testing.assert_allclose(found.share, (slopes < 0.9 * at_rest(net)).mean((1, 2)))
+    np.testing.assert_allclose(found.share, (slopes < 0.9 * slopes_at_rest(net)).mean((1, 2)))
     with pytest.raises(
         co.InputError, match=r"flat, .*, must be a finite number, above 0 and below 1; got 2"
     ):
@@ -407,7 +419,7 @@ def test_data_of_a_step_is_no_argument():
     e = evaluated("inverse", ragged=False)
     e = co.BPTT()(e.network, co.Batch(e.batch.u, e.batch.y, x0=9 * e.batch.x0), "squared")
     np.testing.assert_allclose(
-        slopes_of(e), 1 - e.trajectory.x[1:].detach() ** 2, rtol=1e-9, atol=1e-12
+        unit_slopes(e), 1 - e.trajectory.x[1:].detach() ** 2, rtol=1e-9, atol=1e-12
     )
 
 
@@ -556,7 +568,8 @@ def test_the_loss_is_probed_elsewhere_and_the_weights_stay(options):
     assert field.loss[1, 1] == pytest.approx(float(e.loss), rel=1e-12)
     generator = torch.Generator().manual_seed(5)
     d, d2 = (
-        {n: normalised(p.detach(), generator) for n, p in net.named_parameters()} for _ in range(2)
+        {n: normalised_direction(p.detach(), generator) for n, p in net.named_parameters()}
+        for _ in range(2)
     )
     for i, j in itertools.product(range(3), range(3)):
         shift = {n: field.alpha[i] * d[n] + field.beta[j] * d2[n] for n in d}
@@ -785,7 +798,7 @@ def test_the_command_looks_at_a_run(coadjoint, tmp_path):
     assert "bound by the singular value" in out
     assert "not paths: relu enables a path or blocks it" in out
     model = co.diagnostics.evaluate(
-        diagnose.weights_of(tmp_path / "run")[0], co.tasks.make("xor", length=12), 9
+        diagnose.load_run_network(tmp_path / "run")[0], co.tasks.make("xor", length=12), 9
     )
     told = json.loads((tmp_path / "run" / "diagnostics" / "diagnostics.json").read_text())
     assert told["charts"][1]["curves"][0][2] == pytest.approx(

@@ -49,7 +49,7 @@ def entry_losses(net, batch, j, n, cut=lambda t, x: x):
     for t in range(1, n + 1):
         x = cut(t, net.advance(batch.u[t - 1, j : j + 1], x))
         if net.readout == "every" or t == n:
-            y_hat = net.shown(x) @ net.V.T + (0 if net.b_o is None else net.b_o)
+            y_hat = net.visible_state(x) @ net.V.T + (0 if net.b_o is None else net.b_o)
             target = batch.y[t - 1, j] if net.readout == "every" else batch.y[j]
             weight = (
                 1.0
@@ -384,7 +384,8 @@ def components_by_loop(net, batch):
                 target = batch.y[t - 1, j] if net.readout == "every" else batch.y[j]
                 weight = 1.0 if batch.weight is None else batch.weight[j]
                 total = (
-                    total + weight * ((net.shown(x) @ net.V.T + net.b_o - target) ** 2).sum() / B
+                    total
+                    + weight * ((net.visible_state(x) @ net.V.T + net.b_o - target) ** 2).sum() / B
                 )
     leaves = [c[n] for c in copies for n in names]
     grads = iter(torch.autograd.grad(total, leaves, allow_unused=True))

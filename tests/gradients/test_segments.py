@@ -31,7 +31,7 @@ SCALAR = (
     "share-variance",
 )
 OPTIONS = {"x0": "learned", "reduce": "mean", "weighted": True}
-COMPILED = engines.refused("cpu", "cpu")
+COMPILED = engines.device_refusal("cpu", "cpu")
 needs_compiler = pytest.mark.skipif(COMPILED is not None, reason=f"engine 'cpu' {COMPILED}")
 
 
@@ -45,9 +45,9 @@ def small_chunks(monkeypatch):
         (chunks, "FEW", 8),
     ):
         monkeypatch.setattr(module, name, value)
-    rows.equal.cache_clear()
+    rows.uniform_rows.cache_clear()
     yield
-    rows.equal.cache_clear()
+    rows.uniform_rows.cache_clear()
 
 
 def method(name, cut, rho=0.3):
@@ -161,7 +161,7 @@ def test_options_have_the_bits_of_one_sweep(change):
 @needs_compiler
 def test_real_chunks_have_the_bits_of_one_sweep(monkeypatch):
     monkeypatch.undo()
-    rows.equal.cache_clear()
+    rows.uniform_rows.cache_clear()
     for cell, readout, ragged, penalty in (
         ("elman", "every", False, "log-ratio"),
         ("lstm", "last", True, "none"),
@@ -180,7 +180,7 @@ def test_real_chunks_have_the_bits_of_one_sweep(monkeypatch):
             u_grad=False,
         )
         net, batch, loss = problem(case)
-        assert len(segments.Segmented(net, batch, loss, 4).sizes) == 3
+        assert len(segments.SegmentedGradient(net, batch, loss, 4).sizes) == 3
         assert_same_bits(case, (2, 4))
 
 
@@ -284,7 +284,7 @@ def test_trajectory_and_costates_are_found_when_asked_for():
 )
 def test_segments_are_whole_chunks(asked, found):
     net, batch, loss = problem(cases.Case(B=4, T=41, u_grad=False))  # chunks of 4 steps
-    swept = segments.Segmented(net, batch, loss, segments.wanted(asked))
+    swept = segments.SegmentedGradient(net, batch, loss, segments.parse_segments(asked))
     assert len(swept.sizes) == found
     assert swept.steps % 4 == 0
 
@@ -369,21 +369,22 @@ def test_float32_keeps_its_digits_over_many_rows(monkeypatch):
     many = rows.Rows([8] * 20_000)
     y, r = 1 + 0.1 * torch.rand(many.N, 3), 1 + 0.1 * torch.rand(many.N, 2)
     exact = y.double().T @ r.double()
-    assert float((chunks.product(many, y, r) - exact).norm() / exact.norm()) < 3e-7
+    assert float((chunks.sum_products(many, y, r) - exact).norm() / exact.norm()) < 3e-7
     assert (
-        float((chunks.total(many, y) - y.double().sum(0)).norm() / y.double().sum(0).norm()) < 3e-7
+        float((chunks.sum_rows(many, y) - y.double().sum(0)).norm() / y.double().sum(0).norm())
+        < 3e-7
     )
 
 
 def test_small_products_add_up_few_rows_at_once():
     y = torch.arange(20.0)[:, None]
-    found = [part.flatten().tolist() for (part,) in chunks.pieces(None, y, few=True)]
+    found = [part.flatten().tolist() for (part,) in chunks.chunks_from_last(None, y, few=True)]
     assert found == [[16, 17, 18, 19], [*range(8, 16)], [*range(8)]]
-    assert [len(part) for (part,) in chunks.pieces(None, y)] == [20]
+    assert [len(part) for (part,) in chunks.chunks_from_last(None, y)] == [20]
 
 
 def test_memory_that_is_alive_is_counted_once_and_until_it_goes():
-    with memory.Live() as live:
+    with memory.PeakBytes() as live:
         one = torch.ones(1000)
         assert (live.now, live.most) == (4000, 4000)
         view = one.view(10, 100)
@@ -430,7 +431,7 @@ def most_asked_for(run):
 )
 def test_memory_is_what_was_predicted(cell, T, B, units, penalty, segments_, readout, monkeypatch):
     monkeypatch.undo()
-    rows.equal.cache_clear()
+    rows.uniform_rows.cache_clear()
     torch.manual_seed(0)
     net = co.Network(cell, inputs=2, hidden=units, outputs=2, readout=readout)
     y = torch.randn(*((T, B) if readout == "every" else (B,)), 2)
@@ -440,9 +441,9 @@ def test_memory_is_what_was_predicted(cell, T, B, units, penalty, segments_, rea
     asked = most_asked_for(lambda: how(net, batch, "squared"))
     # predicted are pages that are written to, and what others take; asked for are arrays, of which
     # one is never written to
-    predicted -= memory.OWN + 44 * T
+    predicted -= memory.OVERHEAD_BYTES + 44 * T
     if not net.cell.needs_a:
-        steps = T if segments_ is None else segments.length(rows.Rows([B] * T), segments_)
+        steps = T if segments_ is None else segments.segment_steps(rows.Rows([B] * T), segments_)
         predicted += (steps + T % steps) * B * len(net.cell.gates) * units * 4
     assert 0.9 < predicted / asked < 1.1, (predicted, asked)
 
@@ -459,7 +460,7 @@ def test_the_command_line_says_what_a_gradient_will_take(monkeypatch):
     from coadjoint.cli import build
     from coadjoint.cli import flags as setting_flags
 
-    assert [setting_flags.from_flag("gradient", "segments", text) for text in ("4", "auto")] == [
+    assert [setting_flags.parse_flag("gradient", "segments", text) for text in ("4", "auto")] == [
         4,
         "auto",
     ]
@@ -477,7 +478,7 @@ def test_the_command_line_says_what_a_gradient_will_take(monkeypatch):
     assert method.segments == "auto"
     predicted = memory.predict(job.network, 30, 32, method)
     assert job.notes[-1 if len(job.notes) == 1 else -2].startswith(
-        f"a gradient at T = 30 takes about {build.shown_bytes(predicted)}"
+        f"a gradient at T = 30 takes about {build.format_bytes(predicted)}"
     )
     assert build.build(setting_flags.resolve(None, asked)).notes == ()
     monkeypatch.setattr(memory, "predict", lambda *_: 2 * 10**9)

@@ -797,10 +797,10 @@ def test_numbers_of_numpy_are_numbers():
 
 
 def test_text_from_outside_is_safe_to_print():
-    assert errors.safe("a\nb\x1b[2J\u202e\ud800") == "a\nb\\x1b[2J\\u202e\\ud800"
-    assert errors.safe("a\nb", lines=False) == "a\\nb"
-    assert errors.shown("x\ny" * 30, 4) == "x\\nyx..."
-    assert errors.encodable("caf\u00e9 \udcff").encode() == b"caf\xc3\xa9 \\udcff"
+    assert errors.escape_controls("a\nb\x1b[2J\u202e\ud800") == "a\nb\\x1b[2J\\u202e\\ud800"
+    assert errors.escape_controls("a\nb", lines=False) == "a\\nb"
+    assert errors.one_line("x\ny" * 30, 4) == "x\\nyx..."
+    assert errors.escape_undecodable("caf\u00e9 \udcff").encode() == b"caf\xc3\xa9 \\udcff"
 
 
 @pytest.mark.parametrize(

@@ -458,5 +458,5 @@ def test_reversed_time_is_its_own_inverse():
     """Reversed time of ragged rows is its own inverse, and what the direction "reverse" reads."""
     rows = Rows([3, 2, 2, 1])
     y = torch.arange(8)[:, None]
-    assert torch.equal(rows.turned(rows.turned(y)), y)
-    assert rows.turned(y)[:, 0].tolist() == [7, 6, 2, 5, 4, 3, 1, 0]
+    assert torch.equal(rows.reverse_time(rows.reverse_time(y)), y)
+    assert rows.reverse_time(y)[:, 0].tolist() == [7, 6, 2, 5, 4, 3, 1, 0]

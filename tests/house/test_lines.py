@@ -6,8 +6,9 @@ lambdas are ruff's business; what ruff has no rule for is checked here.
 
 import ast
 
-import density
 import pytest
+
+import density
 
 SOURCES = sorted(density.SOURCE.rglob("*.py"))
 LIMITS = {"conditionals": 20, "comprehensions": 25, "tuples": 12}

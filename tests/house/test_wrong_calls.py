@@ -1286,7 +1286,9 @@ def test_good_arguments_are_taken(name):
 RECORDS = (
     "Cell",
     "Evaluation",
+    "DecoderRun",
     "Recorded",
+    "StackRun",
     "Result",
     "Trajectory",
     "Costates",

@@ -23,12 +23,12 @@ import coadjoint as co
 from build import weights
 from coadjoint.networks.interface import Net, NetRun
 from coadjoint.networks.readout import Readout
-from coadjoint.objectives.losses import entries, output_function
+from coadjoint.objectives.losses import entry_losses, output_function
 from coadjoint.optimisers.recipes import OPTIMISERS
-from coadjoint.sweeps.costates import Axis, BaseCostates, widened
+from coadjoint.sweeps.costates import Axis, BaseCostates, stack_padded
 from coadjoint.sweeps.rows import scale
-from coadjoint.sweeps.torch_internals import hooked
-from coadjoint.tasks.task import Task, right, rng
+from coadjoint.sweeps.torch_internals import has_hooks
+from coadjoint.tasks.task import Task, count_right, rng
 from compare import equal
 
 F64 = torch.float64
@@ -67,7 +67,7 @@ class ChainRun:
     a: torch.Tensor
 
     def loss(self, loss, y=None, *, mask=None, reduce="sum"):
-        values = entries(loss, self.a, y, self.network.output)
+        values = entry_losses(loss, self.a, y, self.network.output)
         return values if mask is None else values * mask
 
     def costates(self, loss, y=None, *, mask=None, reduce="sum"):
@@ -145,8 +145,10 @@ class ChainCostates(BaseCostates):
             self.loss.detach(),
         )
 
-    def pulled(self):
-        return widened([self.trajectory.pull(i, m) for i, m in enumerate(self.mantissas) if i > 0])
+    def pull_mantissas(self):
+        return stack_padded(
+            [self.trajectory.pull(i, m) for i, m in enumerate(self.mantissas) if i > 0]
+        )
 
 
 class Blobs(Task):
@@ -175,7 +177,7 @@ class Blobs(Task):
         yield self.drawn(n, seed, split, draw)
 
     def score(self, a, batch):
-        return {"accuracy": right(a.argmax(-1) == batch.y)}
+        return {"accuracy": count_right(a.argmax(-1) == batch.y)}
 
 
 def batch(B=6, seed=0, **more):
@@ -440,7 +442,7 @@ class Stop:
         if step == 5:
             os.kill(os.getpid(), signal.SIGINT)
 
-    def look(self, step, rows): ...
+    def validation(self, step, rows): ...
     def say(self, text): ...
     def close(self): ...
 
@@ -543,7 +545,7 @@ def test_hooks_fire_once_for_each_run(kind, method):
     assert seen == ["before", type(e.trajectory).__name__]
     for handle in handles:
         handle.remove()
-    assert not hooked(net)
+    assert not has_hooks(net)
 
 
 def test_without_hooks_a_run_does_not_pass_through_torchs_call(monkeypatch):
@@ -580,7 +582,7 @@ def test_a_module_around_a_network_is_called_as_itself():
 
 def test_a_part_of_a_run_is_read_and_not_swept_again():
     net, b, loss = recurrent("stack")
-    whole = net.run(b).costates(loss, b.y).whole().trajectory.run
+    whole = net.run(b).costates(loss, b.y).joined().trajectory.run
     assert tuple(whole.x.shape) == (16, 8)
     assert whole.formula is None
     calls = (
@@ -610,8 +612,10 @@ def test_costates_by_number_are_those_by_time(engine):
 @pytest.mark.parametrize("cell", ["elman", "lstm", "scrn", "lru"])
 def test_unshown_is_the_transpose_of_shown(cell):
     net = co.Network(cell, inputs=2, hidden=3, outputs=1, dtype=F64)
-    x, bar = torch.randn(4, net.n, dtype=F64), torch.randn(4, net.wide, dtype=F64)
-    assert torch.allclose((net.shown(x) * bar).sum(), (x * net.unshown(bar)).sum(), rtol=1e-14)
+    x, bar = torch.randn(4, net.n, dtype=F64), torch.randn(4, net.visible_width, dtype=F64)
+    assert torch.allclose(
+        (net.visible_state(x) * bar).sum(), (x * net.visible_state_transpose(bar)).sum(), rtol=1e-14
+    )
 
 
 @pytest.mark.parametrize(
@@ -631,9 +635,9 @@ def test_effective_weights_make_the_step(options):
     mask = torch.tensor([[1.0, 0, 1], [0, 1, 1], [1, 1, 0]], dtype=F64) if masked else None
     net = co.Network(**options, inputs=2, hidden=3, outputs=1, dtype=F64, mask=mask)
     u = torch.randn(1, 4, 2, dtype=F64)
-    taken, x0 = net.effective(), torch.randn(4, net.n, dtype=F64)
-    drive = [u[0] @ part[0].T + part[1] for part in taken.entering if part is not None]
-    assert torch.allclose(taken.step()(*drive, x0), net(u, x0=x0).x[1], rtol=1e-12)
+    taken, x0 = net.effective_weights(), torch.randn(4, net.n, dtype=F64)
+    drive = [u[0] @ part[0].T + part[1] for part in taken.input_weights if part is not None]
+    assert torch.allclose(taken.step_function()(*drive, x0), net(u, x0=x0).x[1], rtol=1e-12)
     assert torch.allclose(net.advance(u[0], x0), net(u, x0=x0).x[1], rtol=1e-12)
     if masked:
         assert torch.equal(taken.W, net.W * mask)

@@ -151,7 +151,7 @@ def test_what_does_nothing_is_refused_by_its_keyword(options, words):
 def test_a_refusal_can_be_spelled_otherwise():
     error = OptionError("$weight_rate does nothing with $method bptt, and costs 5$$.")
     assert str(error) == "weight_rate does nothing with method bptt, and costs 5$."
-    assert error.spelled(str.upper) == "WEIGHT_RATE does nothing with METHOD bptt, and costs 5$."
+    assert error.text_with(str.upper) == "WEIGHT_RATE does nothing with METHOD bptt, and costs 5$."
 
 
 @pytest.mark.parametrize(
@@ -166,8 +166,8 @@ def test_a_wrong_name_is_answered_with_the_nearest(options):
 def test_about_says_what_a_cell_has(name):
     found = co.networks.about(name, hidden=5, inputs=3)
     net = co.networks.make(name, inputs=3, outputs=1, hidden=5)
-    assert found.parameters.keys() == factory.visible(net).keys() - {"V", "b_o"}
-    assert "torch" in found.starts
+    assert found.parameters.keys() == factory.parameters_by_name(net).keys() - {"V", "b_o"}
+    assert "torch" in found.initialisers
     assert [engine for engine, why in found.engines.items() if why is None]
     if name != "reservoir":
         alone = co.cells.about(name)

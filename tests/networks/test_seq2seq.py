@@ -21,7 +21,7 @@ from coadjoint import tasks
 from coadjoint.errors import InputError, KindError, NumericalError, Unsupported
 from coadjoint.networks import decoding
 from coadjoint.networks.seq2seq import EncoderDecoder
-from coadjoint.training.validation import examples
+from coadjoint.training.validation import collect_examples
 from compare import close
 from paths import EXAMPLES
 
@@ -677,7 +677,7 @@ def test_it_learns(name, gradient, options):
     assert result.metrics["test"]["right"] > 0.98
     probes = [row for row in result.rows if row["kind"] == "probe"]
     assert all(row["log10_costates"] for row in probes)
-    for row in examples(net, task, seed=0):
+    for row in collect_examples(net, task, seed=0):
         letters = row["target"].split()
         assert 1 <= len(letters) <= 3
         assert row["right"] == (row["prediction"].split() == letters)

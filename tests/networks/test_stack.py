@@ -375,11 +375,11 @@ def test_costates_of_all_layers_may_leave_the_range_of_numbers():
     b = co.Batch(torch.randn(400, 3, 2), torch.randn(3, 1))
     lam = net(b.u).costates("squared", b.y)
     exact = net.double()(b.u.double()).costates("squared", b.y.double())
-    assert float(lam.whole().log_norms()[1].max()) < -200
-    worst = (lam.whole().log_norms() - exact.whole().log_norms())[1:].abs().max()
+    assert float(lam.joined().log_norms()[1].max()) < -200
+    worst = (lam.joined().log_norms() - exact.joined().log_norms())[1:].abs().max()
     assert float(worst) < 5e-3
     parts = torch.stack([one.log_norms() for one in exact])
-    assert torch.allclose(exact.whole().log_norms(), torch.logsumexp(2 * parts, 0) / 2)
+    assert torch.allclose(exact.joined().log_norms(), torch.logsumexp(2 * parts, 0) / 2)
 
 
 def test_a_stack_is_trained_like_a_network(tmp_path):
@@ -448,7 +448,7 @@ def test_methods_that_take_sequences_apart_refuse_it():
     with pytest.raises(co.Unsupported, match="one direction"):
         co.Stack(["elman"], inputs=2, hidden=3, outputs=1, bidirectional=True)(b.u).costates(
             "squared", b.y
-        ).whole()
+        ).joined()
 
 
 def test_state_goes_on():
@@ -476,7 +476,7 @@ def test_penalties_of_some_layers_scale_and_add(name):
     assert torch.equal(G.on("top")(lam), each[2])
     assert torch.equal(G.on(layer=1)(lam), each[1])
     whole = G.on("whole")(lam)
-    assert torch.equal(whole, G(lam.whole()))
+    assert torch.equal(whole, G(lam.joined()))
     assert not torch.allclose(whole, each.mean(0))
     assert torch.allclose((2 * G.on("whole"))(lam), 2 * whole)
     assert torch.allclose((G.on("whole") + 0.5 * G.on(layer=0))(lam), whole + 0.5 * each[0])
@@ -543,7 +543,7 @@ def test_costates_exist_where_nothing_is_trained():
         (lambda: co.Stack(["gru", "gru"], inputs=2, hidden=3, outputs=1)(torch.zeros(4, 5, 2),
             x0=torch.zeros(4, 6)), r"\[5, 6\]"),
         (lambda: co.Stack(["gru"], inputs=2, hidden=3,
-            outputs=1)(torch.zeros(4, 5, 2)).costates("squared", torch.zeros(5, 1))[:0].whole(),
+            outputs=1)(torch.zeros(4, 5, 2)).costates("squared", torch.zeros(5, 1))[:0].joined(),
             "no costates to join"),
         (lambda: co.EncoderDecoder([], inputs=2, hidden=3, outputs=3), "got none"),
     ],

@@ -34,7 +34,7 @@ from torch.utils.checkpoint import checkpoint
 import coadjoint as co
 import oracles
 from coadjoint.nn import frame
-from coadjoint.nn.layers import Layers
+from coadjoint.nn.layers import RNNModule
 from coadjoint.sweeps import affine, differentiable
 from coadjoint.sweeps.engines import load, opaque
 from compare import close
@@ -1120,7 +1120,7 @@ def test_no_steps_at_all_are_handled_as_torch_does():
 def test_what_is_not_finite_goes_through_its_own_sample(case, engine, value):
     found, j = [], 1
     for module in case.pair():
-        if isinstance(module, Layers):
+        if isinstance(module, RNNModule):
             module.engine = engine
         leaves = case.leaves()
         with torch.no_grad():
@@ -1285,9 +1285,11 @@ def test_what_nobody_asked_for_is_not_computed(kind, monkeypatch):
     kept = value()
     assert torch.equal(torch.autograd.grad(kept, u, retain_graph=True)[0], whole[0])
     assert all(map(torch.equal, torch.autograd.grad(kept, every[1:]), whole[1:]))
-    calls, usual = [], differentiable.product
+    calls, usual = [], differentiable.sum_products
     for module_of in (affine, differentiable):
-        monkeypatch.setattr(module_of, "product", lambda *args: (calls.append(0), usual(*args))[1])
+        monkeypatch.setattr(
+            module_of, "sum_products", lambda *args: (calls.append(0), usual(*args))[1]
+        )
     torch.autograd.grad(value(), u, create_graph=True)
     assert not calls
     torch.autograd.grad(value(), every)
@@ -1505,7 +1507,7 @@ def test_compiled_models_refuse_a_second_derivative(backend, compiled):
 
 def test_a_module_is_compiled_before_it_has_run(compiled, monkeypatch):
     monkeypatch.setattr(frame, "FORMULAS", {"GRU": dataclasses.replace(frame.FORMULAS["GRU"])})
-    monkeypatch.setattr(opaque, "KNOWN", {})
+    monkeypatch.setattr(opaque, "CELLS_BY_NAME", {})
     module = co.nn.GRU(3, 5)
     compiled(module, backend="eager", fullgraph=True)(torch.zeros(4, 2, 3))
 

@@ -8,7 +8,7 @@ import torch
 
 import build
 import coadjoint as co
-from coadjoint.objectives.losses import LOSSES, OUTPUTS, entries
+from coadjoint.objectives.losses import LOSSES, OUTPUTS, entry_losses
 
 F64 = torch.float64
 N, K = 6, 3
@@ -54,13 +54,13 @@ TABLE = [
 
 @pytest.mark.parametrize(("loss", "output", "y", "truth"), TABLE)
 def test_losses_equal_their_formulas(loss, output, y, truth):
-    np.testing.assert_allclose(entries(loss, A, y, output), truth, rtol=1e-13)
+    np.testing.assert_allclose(entry_losses(loss, A, y, output), truth, rtol=1e-13)
 
 
 @pytest.mark.parametrize(("loss", "output", "y", "truth"), TABLE)
 def test_losses_have_two_derivatives(loss, output, y, truth):
     def f(a):
-        return entries(loss, a, y, output)
+        return entry_losses(loss, a, y, output)
 
     a = A.clone().requires_grad_()
     assert torch.autograd.gradcheck(f, a)
@@ -87,7 +87,7 @@ def test_losses_and_two_derivatives_are_finite_at_logits_of_ten_thousand(loss, o
         dtype=dtype,
         requires_grad=True,
     )
-    value = entries(loss, a, y.to(dtype) if y.is_floating_point() else y, output)
+    value = entry_losses(loss, a, y.to(dtype) if y.is_floating_point() else y, output)
     (g,) = torch.autograd.grad(value.sum(), a, create_graph=True)
     (h,) = torch.autograd.grad((g * torch.randn_like(g)).sum(), a, allow_unused=True)
     assert torch.isfinite(value).all()
@@ -97,17 +97,17 @@ def test_losses_and_two_derivatives_are_finite_at_logits_of_ten_thousand(loss, o
 
 def test_losses_have_their_known_values_at_the_ends():
     a = torch.tensor([[1e4, -1e4]], dtype=F64)
-    assert entries("cross-entropy", a, torch.tensor([0]), "softmax").item() == 0.0
-    assert entries("cross-entropy", a, torch.tensor([1]), "softmax").item() == 2e4
+    assert entry_losses("cross-entropy", a, torch.tensor([0]), "softmax").item() == 0.0
+    assert entry_losses("cross-entropy", a, torch.tensor([1]), "softmax").item() == 2e4
     wrong = torch.tensor([[0.0, 1.0]], dtype=F64)
-    assert entries("binary-cross-entropy", a, wrong, "sigmoid").item() == 2e4
-    assert entries("binary-cross-entropy", a, 1 - wrong, "sigmoid").item() == 0.0
+    assert entry_losses("binary-cross-entropy", a, wrong, "sigmoid").item() == 2e4
+    assert entry_losses("binary-cross-entropy", a, 1 - wrong, "sigmoid").item() == 0.0
 
 
 def test_slope_of_the_absolute_error_at_zero_is_zero():
     a = torch.zeros(1, 1, dtype=F64, requires_grad=True)
     (g,) = torch.autograd.grad(
-        entries("absolute", a, torch.zeros(1, 1, dtype=F64), "identity").sum(), a
+        entry_losses("absolute", a, torch.zeros(1, 1, dtype=F64), "identity").sum(), a
     )
     assert g.item() == 0.0
 
@@ -116,7 +116,8 @@ def test_one_output_takes_targets_without_the_last_axis():
     a = torch.randn(4, 1, dtype=F64)
     y = torch.randn(4, dtype=F64)
     assert torch.equal(
-        entries("squared", a, y, "identity"), entries("squared", a, y[:, None], "identity")
+        entry_losses("squared", a, y, "identity"),
+        entry_losses("squared", a, y[:, None], "identity"),
     )
 
 

@@ -89,8 +89,10 @@ def test_products_are_those_of_the_matrices(cell, readout, options, engine):
     net, batch = problem(cell, readout, {**options, "engine": engine}, weighted=weighted)
     c = Curvature(net, batch, "squared")
     v = torch.randn(sum(p.numel() for p in net.parameters()), dtype=F64)
-    J, Jx = (jacobian(net, batch, of) for of in (lambda r: r.pre, lambda r: r.run.x))
-    H = torch.autograd.functional.hessian(lambda a: batch.mean(c.judge.losses(a)), c.pre.detach())
+    J, Jx = (jacobian(net, batch, of) for of in (lambda r: r.a_rows, lambda r: r.run.x))
+    H = torch.autograd.functional.hessian(
+        lambda a: batch.mean(c.judge.sample_losses(a)), c.pre.detach()
+    )
     G = J.T @ H.reshape(len(J), -1) @ J
     rows = c.run.layout.rows
     weight = batch.weights(torch.ones(1, 3, dtype=F64))[c.run.layout.sample] / rows.B
@@ -114,9 +116,9 @@ def test_curvature_of_every_loss_is_that_of_the_matrices(loss, output, readout):
     net, batch = problem("elman", readout, {}, loss, output)
     c = Curvature(net, batch, loss)
     v = torch.randn(len(c.gradient()), dtype=F64)
-    J = jacobian(net, batch, lambda r: r.pre)
+    J = jacobian(net, batch, lambda r: r.a_rows)
     H = torch.autograd.functional.hessian(
-        lambda a: batch.mean(c.judge.losses(a)), c.pre.detach()
+        lambda a: batch.mean(c.judge.sample_losses(a)), c.pre.detach()
     ).reshape(len(J), -1)
     assert torch.allclose(c.gauss_newton(v), J.T @ H @ J @ v, rtol=1e-10, atol=1e-13)
     e = co.BPTT()(net, batch, loss)
@@ -165,9 +167,9 @@ def test_an_x0_of_the_batch_replaces_a_learned_one():
     v = torch.randn(len(c.gradient()), dtype=F64)
     for name, along in c.packing.unpack(c.product(v, 1.0, 0.5)).items():
         assert bool(along.any()) == (name != "x0"), name
-    J = jacobian(net, batch, lambda r: r.pre, x0=batch.x0)
+    J = jacobian(net, batch, lambda r: r.a_rows, x0=batch.x0)
     H = torch.autograd.functional.hessian(
-        lambda a: batch.mean(c.judge.losses(a)), c.pre.detach()
+        lambda a: batch.mean(c.judge.sample_losses(a)), c.pre.detach()
     ).reshape(len(J), -1)
     assert torch.allclose(c.gauss_newton(v), J.T @ H @ J @ v, rtol=1e-10, atol=1e-13)
 
@@ -208,11 +210,11 @@ def test_frozen_weights_are_no_part_of_it(cell, frozen):
     c = Curvature(net, batch, "squared")
     v = torch.randn(len(c.gradient()), dtype=F64)
     assert len(v) == sum(p.numel() for p in net.parameters() if p.requires_grad)
-    J = jacobian(net, batch, lambda r: r.pre)
+    J = jacobian(net, batch, lambda r: r.a_rows)
     kept = torch.cat([torch.full((p.numel(),), p.requires_grad) for p in net.parameters()])
     J = J[:, kept]
     H = torch.autograd.functional.hessian(
-        lambda a: batch.mean(c.judge.losses(a)), c.pre.detach()
+        lambda a: batch.mean(c.judge.sample_losses(a)), c.pre.detach()
     ).reshape(len(J), -1)
     assert torch.allclose(c.gauss_newton(v), J.T @ H @ J @ v, rtol=1e-10, atol=1e-13)
 

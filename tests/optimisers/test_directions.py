@@ -8,7 +8,7 @@ import torch
 
 import coadjoint as co
 from coadjoint.optimisers.directions import distance, dot, norm, steepest, temporal
-from coadjoint.optimisers.step_rules import Armijo, Constant, Galvan, Line, Wolfe, between
+from coadjoint.optimisers.step_rules import Armijo, Constant, Galvan, Line, Wolfe, cubic_minimum
 
 F64 = torch.float64
 
@@ -150,4 +150,4 @@ def test_an_interval_is_cut_at_the_minimum_but_a_tenth_off_its_ends(low, high, l
     def point(a):
         return (a, (a - lowest) ** 2, 2 * (a - lowest))
 
-    assert between(point(low), point(high)) == pytest.approx(found, rel=1e-12)
+    assert cubic_minimum(point(low), point(high)) == pytest.approx(found, rel=1e-12)

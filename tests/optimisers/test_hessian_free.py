@@ -9,7 +9,7 @@ import torch
 import coadjoint as co
 from coadjoint.optimisers.conjugate_gradients import conjugate_gradients
 from coadjoint.optimisers.curvature import Curvature
-from coadjoint.optimisers.hessian_free import HessianFree, backtracked
+from coadjoint.optimisers.hessian_free import HessianFree, best_iterate
 
 pytestmark = pytest.mark.slow
 
@@ -164,7 +164,7 @@ def test_a_step_hands_its_system_to_conjugate_gradients(monkeypatch):
 def test_backtracking_takes_the_lowest_of_the_last_iterates():
     points = [torch.tensor([float(i)]) for i in range(6)]
     values = [9.0, 1.0, 5.0, 3.0, 2.0, 4.0]
-    found, promised, lowest = backtracked(
+    found, promised, lowest = best_iterate(
         points, [-float(i) for i in range(6)], lambda d: values[int(d)]
     )
     assert (float(found), promised, lowest) == (4.0, -4.0, 2.0)

@@ -41,7 +41,10 @@ OPTIMISERS = {
 @pytest.mark.parametrize("options", OPTIMISERS.values(), ids=OPTIMISERS)
 def test_one_call_gives_what_settings_give(options):
     config = flags.resolve(None, {"optimiser": options})
-    ours, theirs = co.optimisers.make(**options), build.optimiser_of(build.settled(config))
+    ours, theirs = (
+        co.optimisers.make(**options),
+        build.optimiser_of(build.resolve_dependent_keys(config)),
+    )
     assert (ours.name, ours.lr, ours.settings) == (theirs.name, theirs.lr, theirs.settings)
     assert (ours.direction, ours.rule) == (theirs.direction, theirs.rule)
     assert [ours.schedule(step, 50) for step in range(50)] == [
@@ -111,7 +114,7 @@ def test_wrong_names_are_answered_with_the_nearest():
 def test_every_clash_is_refused_in_one_line():
     for row in factory.CLASHES:
         method = "penalised" if row.option == "method" else "bptt"
-        (line,) = factory.clashes(row.optimisers[0], None, method, {row.option: 0.5})
+        (line,) = factory.clash_complaints(row.optimisers[0], None, method, {row.option: 0.5})
         assert row.optimisers[0] in line
         assert f"${row.option}" in line
-        assert factory.clashes("sgd", None, method, {row.option: 0.5}) == []
+        assert factory.clash_complaints("sgd", None, method, {row.option: 0.5}) == []

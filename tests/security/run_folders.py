@@ -92,4 +92,4 @@ def make(here):
 def vouched(last):
     """Let the manifest of a checkpoint vouch for what is in it now."""
     listed = {name: (last / name).read_bytes() for name in CHECKPOINT[:3]}
-    (last / storage.MANIFEST).write_bytes(storage.manifest(listed))
+    (last / storage.MANIFEST).write_bytes(storage.make_manifest(listed))

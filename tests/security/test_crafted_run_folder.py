@@ -242,7 +242,7 @@ ROWS = [
 def test_crafted_rows_that_a_checkpoint_vouches_for_are_refused(name, row, said, here):
     path, last = here / "stopped" / f"{name}.jsonl", here / "stopped" / LAST
     path.write_text(row + "\n")
-    rows = json_rows.Rows(here / "other.jsonl")
+    rows = json_rows.JsonRows(here / "other.jsonl")
     rows.bytes, content = len(row) + 1, path.read_bytes()
     rows.sum.update(content)
     put(last / "state.json", name, value=rows.position)
@@ -435,14 +435,14 @@ def test_no_network_is_built_before_its_tensors_are_counted(here, monkeypatch):
     description["network"]["hidden"] = 19000
     save_file(tensors, path, {"coadjoint": json.dumps(description)})
     assert path.stat().st_size < 90_000
-    constructed, where = model_schema.constructed, []
+    constructed, where = model_schema.build_network, []
 
     def noted(*arguments):
         where.append(torch.empty(0).device.type)
         assert where[-1] == "meta", "a network of 1.4 GB is built"
         return constructed(*arguments)
 
-    monkeypatch.setattr(model_schema, "constructed", noted)
+    monkeypatch.setattr(model_schema, "build_network", noted)
     refused(
         "predict done data.csv",
         4,
@@ -687,8 +687,8 @@ from coadjoint.training import storage
 small = {"steps": 2, "every": 2, "batch": 2, "tests": 2, "confirm": 2, "probes": 2}
 net = co.Network("elman", inputs=6, hidden=3, outputs=4, output="softmax")
 co.train(net, co.tasks.TemporalOrder(10), folder="written", **small)
-(last,) = storage.saved(Path("written"))
-print(storage.whole(last))
+(last,) = storage.list_checkpoints(Path("written"))
+print(storage.is_intact(last))
 try:
     storage.load(last)
 except co.MissingError as error:

@@ -17,7 +17,7 @@ from coadjoint.cli import compared_runs as comparison_module
 from coadjoint.cli import program, train
 from coadjoint.errors import NumericalError, StorageError
 from coadjoint.training import files, json_rows, run_folder, storage
-from coadjoint.training.step import Steps
+from coadjoint.training.step import StepEvaluator
 
 pytestmark = pytest.mark.slow
 
@@ -59,7 +59,8 @@ def outside(finished, tmp_path):
     (place / "folder" / "step-00000098.old").mkdir()
     for step in (1, 2, 3):
         shutil.copytree(
-            finished / "checkpoints" / storage.name_of(6), place / "folder" / storage.name_of(step)
+            finished / "checkpoints" / storage.folder_name(6),
+            place / "folder" / storage.folder_name(step),
         )
     for name in ("diagnostics.json", "temporal.png", "decay.png", "file"):
         (place / "folder" / name).write_text("{}")
@@ -157,7 +158,7 @@ def test_a_link_within_the_folder_is_refused_too(run):
     (run / "clock.jsonl").symlink_to("config.yaml")
     before = (run / "config.yaml").read_bytes()
     with pytest.raises(StorageError, match="is a link"):
-        json_rows.Rows(run / "clock.jsonl")
+        json_rows.JsonRows(run / "clock.jsonl")
     assert (run / "config.yaml").read_bytes() == before
 
 
@@ -218,10 +219,10 @@ def test_checkpoints_that_are_a_file_are_refused(capsys, run, outside):
 @pytest.mark.parametrize("step", [1, 6, 99])
 def test_a_checkpoint_behind_a_link_is_refused(capsys, run, outside, step):
     """Whether it would be loaded, or removed as an old one."""
-    path = run / "checkpoints" / storage.name_of(step)
+    path = run / "checkpoints" / storage.folder_name(step)
     if path.exists():
         shutil.rmtree(path)
-    path.symlink_to(outside / "folder" / storage.name_of(1))
+    path.symlink_to(outside / "folder" / storage.folder_name(1))
     assert f"{path} is a link" in refused(
         capsys, outside, "resume", run, "--steps", "9", "--fallback"
     )
@@ -242,7 +243,7 @@ def test_half_written_checkpoints_that_are_links_are_not_followed(run, outside, 
 
 def test_a_damaged_checkpoint_is_not_set_aside_through_a_link(run, outside):
     before = contents(outside)
-    last = storage.saved(run)[-1]
+    last = storage.list_checkpoints(run)[-1]
     (last / "state.json").unlink()
     last.with_suffix(".damaged").symlink_to(outside / "folder")
     assert command("resume", run, "--steps", "9", "--fallback", "--quiet") == 0
@@ -269,10 +270,10 @@ def test_replays_behind_a_link_are_refused(monkeypatch, tmp_path, outside):
     (tmp_path / "run" / "replay").symlink_to(outside / "folder")
 
     def not_finite(steps, step):
-        steps.random = torch.get_rng_state()
+        steps.rng_state = torch.get_rng_state()
         raise NumericalError("a number is not finite")
 
-    monkeypatch.setattr(Steps, "evaluate", not_finite)
+    monkeypatch.setattr(StepEvaluator, "evaluate", not_finite)
     before = contents(outside)
     with pytest.raises(StorageError, match="replay is a link"):
         tiny(tmp_path / "run", 9, resume=True)
@@ -290,7 +291,7 @@ def test_logs_behind_a_link_are_refused(run, outside):
     (run / "tensorboard").symlink_to(outside / "folder")
     before = contents(outside)
     with pytest.raises(StorageError, match="tensorboard is a link"):
-        train.tensorboard(run)({"kind": "train", "step": 1, "loss": 0.5})
+        train.tensorboard_logger(run)({"kind": "train", "step": 1, "loss": 0.5})
     assert contents(outside) == before
 
 
@@ -385,14 +386,14 @@ NAMES = [
 
 @pytest.mark.parametrize("name", NAMES)
 def test_names_that_leave_the_folder_are_refused(name):
-    assert not files.is_name(name)
+    assert not files.is_portable_name(name)
 
 
 @pytest.mark.parametrize(
     "name", ["a", "a-seed-0", ".a", "..a", "a.b", "é", "con-seed-0", "nulls", "x" * 255]
 )
 def test_ordinary_names_are_taken(name):
-    assert files.is_name(name)
+    assert files.is_portable_name(name)
 
 
 @pytest.fixture
@@ -402,7 +403,7 @@ def comparison(tmp_path):
         "network": {"hidden": 4},
         "training": {"steps": 2, "every": 2, "tests": 4, "confirm": 4, "probes": 2, "batch": 2},
     }
-    comparison_module.start(base, comparison_module.variants("a"), [0], tmp_path / "cmp")
+    comparison_module.lay_out(base, comparison_module.parse_variants("a"), [0], tmp_path / "cmp")
     return tmp_path / "cmp"
 
 
@@ -478,7 +479,10 @@ def test_runs_that_were_there_already_are_not_gone_on_with(capsys, run, tmp_path
 def test_a_method_whose_name_no_folder_can_have_is_refused(tmp_path):
     for name in ("x" * 250, "nul.txt"):
         with pytest.raises(co.ConfigError, match="makes no name for a folder"):
-            comparison_module.start(
-                {"task": {"name": "xor"}}, comparison_module.variants(name), [0], tmp_path / "cmp"
+            comparison_module.lay_out(
+                {"task": {"name": "xor"}},
+                comparison_module.parse_variants(name),
+                [0],
+                tmp_path / "cmp",
             )
     assert not (tmp_path / "cmp").exists()

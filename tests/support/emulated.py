@@ -184,11 +184,11 @@ class Mode:
 
 MODULES = (driver, geometry, source, cuda_engine)
 CACHES = (
-    geometry.geometry,
-    geometry.tile,
-    geometry.held,
-    source.source,
-    cuda_engine.points,
+    geometry.choose_geometry,
+    geometry.cheapest_tile,
+    geometry.place_weights,
+    source.kernel_source,
+    cuda_engine.pointwise_kernel,
 )  # they depend on the chip
 
 
@@ -197,7 +197,7 @@ class Emulated(cuda_engine.Launch):
 
     def launch(self, name, options, pack):
         g = self.geometry
-        text, shared = source.source(
+        text, shared = source.kernel_source(
             name, self.plan.cell, g, self.d, self.like.dtype, self.plan.rows.uniform, *options
         )
         library = compiled(
@@ -214,10 +214,10 @@ def install(monkeypatch, mode):
     patches = {
         "WEIGHTS": mode.weights, "SHARED": mode.shared, "ROWS": mode.rows, "TRAFFIC": mode.traffic,
         "Launch": Emulated,
-        "geometry": functools.partial(CACHES[0], warps=mode.warps),
-        "processors": lambda device: mode.processors, "room": lambda device: geometry.LIMIT,
-        "loaded": lambda text, name, device, shared: compiled(HEAD + text + POINTS),
-        "start": lambda library, grid, threads, shared, pack,
+        "choose_geometry": functools.partial(CACHES[0], warps=mode.warps),
+        "processor_count": lambda device: mode.processors, "shared_memory_limit": lambda device: geometry.LIMIT,
+        "load_function": lambda text, name, device, shared: compiled(HEAD + text + POINTS),
+        "launch_kernel": lambda library, grid, threads, shared, pack,
         device: library.launch(pack, grid, threads),
     }  # fmt: skip
     for name, value in patches.items():

@@ -14,13 +14,13 @@ import torch
 from torch.utils._device import _device_constructors
 
 from coadjoint.sweeps import memory
-from coadjoint.sweeps.pointers import traced
+from coadjoint.sweeps.pointers import is_traced
 
 MOST = 2**24  # numbers; tests that ask for too much memory are not to wait for it
 
 
 def fill(y):
-    if not 0 < y.numel() <= MOST or y.is_meta or traced(y):
+    if not 0 < y.numel() <= MOST or y.is_meta or is_traced(y):
         return y
     with torch.no_grad():
         return y.fill_(torch.nan if y.is_floating_point() or y.is_complex() else -77)

@@ -12,7 +12,7 @@ import cases
 import coadjoint as co
 from coadjoint.cells import library
 from coadjoint.sweeps.engines import reference
-from coadjoint.sweeps.plan import Plan, Tape
+from coadjoint.sweeps.plan import Saved, SweepPlan
 from coadjoint.sweeps.rows import Link, Rows, pow2
 from compare import close
 
@@ -106,11 +106,11 @@ class Problem:
         return Link(self.rows, self.factor)
 
     def plan(self, engine):
-        return Plan(self.cell, self.rows, engine)
+        return SweepPlan(self.cell, self.rows, engine)
 
     def tape(self, engine):
         x, a, q = engine.forward(self.plan(engine), self.base, self.v, self.W, self.x0, self.p)
-        return Tape(a, self.v, x, self.p, q)
+        return Saved(a, self.v, x, self.p, q)
 
     def adjoint(self, engine, tape, given):
         """(lam, delta, k or None); given: names of NAMES and "scaled", with spaces between."""

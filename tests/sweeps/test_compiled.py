@@ -169,8 +169,10 @@ def arguments(name, engine, T, B, d):
     """What the operators `sweep` and `sweep_back` are given, but for what the first leaves to the
     second.
     """
-    frame.formula(*name.split()[:1], *(word in name for word in ("peephole", "dropout", "zoneout")))
-    cell = opaque.KNOWN[name]
+    frame.find_formula(
+        *name.split()[:1], *(word in name for word in ("peephole", "dropout", "zoneout"))
+    )
+    cell = opaque.CELLS_BY_NAME[name]
     gates, slots, side, reads, own = sizes_of(cell, d)
     g = torch.Generator().manual_seed(0)
 
@@ -214,18 +216,18 @@ def test_operators_keep_torch_s_rules(name):
     outputs = opaque.sweep(*given)
     back = (torch.ones_like(outputs[0]), *given[:5], *outputs, *given[5:])
     torch.library.opcheck(opaque.sweep_back, back, test_utils=rules)
-    torch.library.opcheck(opaque.own, (torch.randn(3, 4).t(),), test_utils=rules)
+    torch.library.opcheck(opaque.with_own_gradient, (torch.randn(3, 4).t(),), test_utils=rules)
 
 
 def test_an_input_on_which_nothing_depends_has_a_gradient_of_zeros():
     """A compiled program was promised a gradient of the input's shape."""
     y = torch.ones(2, 3)
-    assert torch.equal(opaque.gradient(None, y, y), torch.zeros(2, 3))
-    assert opaque.gradient(None, None, y).shape == (0,)
-    assert opaque.gradient(y, y, y) is y
+    assert torch.equal(opaque.gradient_or_zeros(None, y, y), torch.zeros(2, 3))
+    assert opaque.gradient_or_zeros(None, None, y).shape == (0,)
+    assert opaque.gradient_or_zeros(y, y, y) is y
 
 
 def test_own_can_be_differentiated_again():
     y = torch.randn(3, **DOUBLE, requires_grad=True)
-    torch.autograd.gradcheck(lambda y: opaque.own(y).sin(), y)
-    torch.autograd.gradgradcheck(lambda y: opaque.own(y).sin(), y)
+    torch.autograd.gradcheck(lambda y: opaque.with_own_gradient(y).sin(), y)
+    torch.autograd.gradgradcheck(lambda y: opaque.with_own_gradient(y).sin(), y)

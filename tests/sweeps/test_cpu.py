@@ -23,7 +23,7 @@ from coadjoint.sweeps import pointwise, slopes
 from coadjoint.sweeps.engines import reference
 from coadjoint.sweeps.engines.c import compiler
 from coadjoint.sweeps.engines.c import engine as c_engine
-from coadjoint.sweeps.plan import Plan, Tape
+from coadjoint.sweeps.plan import Saved, SweepPlan
 from coadjoint.sweeps.rows import Link, Rows, pow2
 from compare import close
 
@@ -85,11 +85,11 @@ class Problem:
         )
 
     def plan(self, engine):
-        return Plan(self.cell, self.rows, engine)
+        return SweepPlan(self.cell, self.rows, engine)
 
     def tape(self, engine):
         x, a, q = engine.forward(self.plan(engine), self.base, self.v, self.W, self.x0, self.p)
-        return Tape(a, self.v, x, self.p, q)
+        return Saved(a, self.v, x, self.p, q)
 
     def adjoint(
         self, engine, tape, s=None, s_last=None, sa=None, link=None, scaled=False, keep=True, **more
@@ -160,7 +160,7 @@ def test_threads_and_batches_change_no_number_of_a_sample(name, monkeypatch):
         return [tape.x, lam, k[:, None], mu, tape.q, delta, nu]
 
     expected = swept(whole)
-    monkeypatch.setattr(c_engine, "WORK", 1)
+    monkeypatch.setattr(c_engine, "WORK_PER_THREAD", 1)
     for threads in (2, 3, 7):
         monkeypatch.setattr(torch, "get_num_threads", lambda n=threads: n)
         for found, true in zip(swept(whole), expected, strict=True):
@@ -202,13 +202,13 @@ def test_a_sweep_continues_one_begun_elsewhere(name):
     cut, B = 5, 4
     n = B * cut
     late = (
-        Plan(problem.cell, Rows([4] * 4), c_engine),
-        Tape(tape.a[n:], None, tape.x[n:], None, None if tape.q is None else tape.q[n:]),
+        SweepPlan(problem.cell, Rows([4] * 4), c_engine),
+        Saved(tape.a[n:], None, tape.x[n:], None, None if tape.q is None else tape.q[n:]),
     )
     after, _, k_after = c_engine.adjoint(*late, W, None, problem.s_last, None, None, True, True)
     early = (
-        Plan(problem.cell, Rows([4] * cut), c_engine),
-        Tape(tape.a[:n], None, tape.x[: n + B], None, None if tape.q is None else tape.q[:n]),
+        SweepPlan(problem.cell, Rows([4] * cut), c_engine),
+        Saved(tape.a[:n], None, tape.x[: n + B], None, None if tape.q is None else tape.q[:n]),
     )
     before, _, k_before = c_engine.adjoint(
         *early, W, None, after[:B], None, None, True, True, k_last=k_after[:B]
@@ -270,7 +270,7 @@ def test_compiled_slopes_and_bends_equal_torchs(name, dtype):
     """Slopes and bends by the compiled loop and by torch's operations."""
     problem = Problem(name, [5, 5, 2], 21, dtype)
     tape, rows, cell = problem.tape(c_engine), problem.rows, problem.cell
-    op = slopes.next_of(cell)
+    op = slopes.step_map(cell)
     wrt = tuple(n for n, y in zip("avxp", (1, cell.v, 1, cell.p), strict=True) if y)
     lam, m, nu = problem.s[rows.B :], problem.s[: rows.N], problem.sa
     hand, inputs = (tape.x[rows.B :], tape.q), (tape.a, tape.v, rows.prev(tape.x), tape.p)
@@ -278,12 +278,12 @@ def test_compiled_slopes_and_bends_equal_torchs(name, dtype):
         (op.pulled(("x",), wrt), (lam,)),
         (op.pushed(("a", "x")).pulled(("x",), wrt), (nu, m, lam)),
     ):
-        if one.live:
+        if one.nonzero_outputs:
             found, true = (
                 run(one, rows, hand, (*inputs, *more))
-                for run in (c_engine.pointwise, pointwise.Pointwise.by_torch)
+                for run in (c_engine.pointwise, pointwise.Pointwise.run_by_torch)
             )
-            for y, z, group in zip(found, true, one.live, strict=True):
+            for y, z, group in zip(found, true, one.nonzero_outputs, strict=True):
                 close(y, z, 10 * BARS[dtype], f"by {group}", rows=True)
 
 
@@ -291,13 +291,13 @@ def test_large_arrays_are_run_by_the_compiled_loop(monkeypatch):
     """Large arrays are run by the compiled loop, all segments of a large one too, small ones by
     torch.
     """
-    assert pointwise.runner("cpu", pointwise.WORTH) is c_engine.pointwise
-    assert pointwise.runner("cpu", pointwise.WORTH - 1) is None
-    assert pointwise.runner("meta", pointwise.WORTH) is None
+    assert pointwise.compiled_runner("cpu", pointwise.COMPILED_FROM) is c_engine.pointwise
+    assert pointwise.compiled_runner("cpu", pointwise.COMPILED_FROM - 1) is None
+    assert pointwise.compiled_runner("meta", pointwise.COMPILED_FROM) is None
     rows = Rows([4] * 1000)
     assert rows.part(0, 512).whole == rows.N
     monkeypatch.setattr(c_engine, "refusal", lambda device: "is missing.")
-    assert pointwise.runner("cpu", pointwise.WORTH) is None
+    assert pointwise.compiled_runner("cpu", pointwise.COMPILED_FROM) is None
 
 
 def test_denormals_are_left_alone():
@@ -315,7 +315,7 @@ def test_denormals_are_left_alone():
 def fresh(monkeypatch, tmp_path):
     """A compiler and a cache of the test's own."""
     monkeypatch.setenv("COADJOINT_CACHE", str(tmp_path / "cache"))
-    caches = (compiler.built, compiler.folder)
+    caches = (compiler.compiler_setup, compiler.cache_folder)
     for c in caches:
         c.cache_clear()
     yield tmp_path / "cache"
@@ -356,7 +356,7 @@ def test_the_cache_is_private_and_never_loads_what_is_damaged(fresh, monkeypatch
 def test_a_folder_of_another_is_not_used(fresh):
     fresh.mkdir(mode=0o777)
     fresh.chmod(0o777)
-    assert compiler.folder() != fresh
+    assert compiler.cache_folder() != fresh
     assert compiler.library(SOURCE).number() == 5
     assert not list(fresh.iterdir())
 
@@ -371,7 +371,7 @@ def test_folders_above_the_cache_are_judged(fresh, monkeypatch, mode, accepted, 
     cache.mkdir(parents=True, mode=0o700)
     cache.parents[above - 1].chmod(mode)
     monkeypatch.setenv("COADJOINT_CACHE", str(cache))
-    assert (compiler.folder() == cache) == accepted
+    assert (compiler.cache_folder() == cache) == accepted
 
 
 @pytest.mark.parametrize(("alone", "accepted"), [(True, True), (False, False)])
@@ -381,8 +381,8 @@ def test_folders_above_the_cache_that_a_group_may_write_are_judged(
     fresh.mkdir(mode=0o700)
     fresh.chmod(0o775)
     monkeypatch.setenv("COADJOINT_CACHE", str(fresh / "cache"))
-    monkeypatch.setattr(compiler, "private", lambda gid: alone)
-    assert (compiler.folder() == fresh / "cache") == accepted
+    monkeypatch.setattr(compiler, "is_private_group", lambda gid: alone)
+    assert (compiler.cache_folder() == fresh / "cache") == accepted
 
 
 def test_a_cache_behind_a_link_is_judged_where_it_is(fresh, monkeypatch):
@@ -391,8 +391,8 @@ def test_a_cache_behind_a_link_is_judged_where_it_is(fresh, monkeypatch):
     (fresh / "open").chmod(0o777)
     (fresh / "link").symlink_to(fresh / "open" / "cache")
     monkeypatch.setenv("COADJOINT_CACHE", str(fresh / "link"))
-    assert compiler.folder() != fresh / "open" / "cache"
-    assert not compiler.folder().is_relative_to(fresh)
+    assert compiler.cache_folder() != fresh / "open" / "cache"
+    assert not compiler.cache_folder().is_relative_to(fresh)
 
 
 @pytest.mark.skipif(os.name != "posix", reason="users and groups")
@@ -404,16 +404,16 @@ def test_folders_above_the_cache_of_another_user_are_refused(tmp_path):
         def lstat(self):
             return Other
 
-    assert not compiler.safe(Place())
+    assert not compiler.is_safe_parent(Place())
     Other.st_uid = 0
-    assert compiler.safe(Place())
+    assert compiler.is_safe_parent(Place())
 
 
 def test_folders_made_for_the_cache_are_private(fresh, monkeypatch):
     monkeypatch.setenv("COADJOINT_CACHE", str(fresh / "a" / "b"))
     before = os.umask(0)
     try:
-        assert compiler.folder() == fresh / "a" / "b"
+        assert compiler.cache_folder() == fresh / "a" / "b"
     finally:
         os.umask(before)
     assert [p.stat().st_mode & 0o777 for p in (fresh, fresh / "a", fresh / "a" / "b")] == [
@@ -427,7 +427,7 @@ from coadjoint.sweeps.engines.c import compiler
 def build(out):
     out.write_text("half")
     os.kill(os.getpid(), signal.SIGKILL)
-compiler.kept("recipe", ".so", build)
+compiler.cached_file("recipe", ".so", build)
 """
 
 
@@ -455,10 +455,10 @@ def test_what_others_are_making_is_left_alone(fresh):
 
     def slowly(out):
         out.write_text("first")
-        compiler.kept("second", ".so", lambda inner: inner.write_text("second"))
+        compiler.cached_file("second", ".so", lambda inner: inner.write_text("second"))
         met.append(out.exists())
 
-    assert compiler.kept("first", ".so", slowly).read_text() == "first"
+    assert compiler.cached_file("first", ".so", slowly).read_text() == "first"
     assert met == [True]
     assert {p.read_text() for p in fresh.iterdir()} == {"first", "second"}
 

@@ -19,13 +19,13 @@ import emulated
 from coadjoint.cells import library
 from coadjoint.cells.formula import PRIMITIVES, Node, symbol
 from coadjoint.errors import Unsupported
-from coadjoint.gradients import recorded
+from coadjoint.gradients import captured
 from coadjoint.sweeps import checks, pointwise, slopes
 from coadjoint.sweeps.engines import resolve
 from coadjoint.sweeps.engines.cuda import capture, driver, geometry, source
 from coadjoint.sweeps.engines.cuda import engine as cuda_engine
 from coadjoint.sweeps.engines.eager import fused
-from coadjoint.sweeps.plan import settle
+from coadjoint.sweeps.plan import settle_checks
 from compare import close
 from emulated import Mode
 from problems import ADJOINT, CELLS, NEWER, ONE, SCALED, TANGENT, Problem
@@ -55,7 +55,9 @@ def tight(cell, d, size, parts=3, **more):
     G, NR, U = len(cell.gates), len(cell.read), -(-d // parts)
 
     def fits(n):
-        return geometry.tile(NR * d, G * U, 4, 1, n) and geometry.tile(G * d, NR * U, 4, 1, n)
+        return geometry.cheapest_tile(NR * d, G * U, 4, 1, n) and geometry.cheapest_tile(
+            G * d, NR * U, 4, 1, n
+        )
 
     return Mode(
         weights=next(size * n for n in itertools.count(4, 4) if fits(n)),
@@ -119,8 +121,8 @@ def swept(chip, name, mode, size, dtype, **given):
     problem, d = Problem(name, *SIZES[size], dtype), SIZES[size][1]
     chip(make(problem.cell, d, dtype.itemsize))
     assert holds(
-        g := geometry.geometry(
-            problem.cell, d, problem.rows.B, dtype.itemsize, driver.processors(-1)
+        g := geometry.choose_geometry(
+            problem.cell, d, problem.rows.B, dtype.itemsize, driver.processor_count(-1)
         )
     ), g
     problem.against(cuda_engine, **given)
@@ -152,8 +154,8 @@ def test_weights_are_kept_in_shared_memory(chip):
     """The case that says so does keep a part of W there."""
     chip(MODES["shared"][0](library.lstm, 31, 4))
     for name, options in (("forward", ()), ("adjoint", (True,) * 5), ("tangent", (True,) * 3)):
-        g = geometry.geometry(library.lstm, 31, 5, 4, 4)
-        text, _ = source.source(name, library.lstm, g, 31, F32, False, *options)
+        g = geometry.choose_geometry(library.lstm, 31, 5, 4, 4)
+        text, _ = source.kernel_source(name, library.lstm, g, 31, F32, False, *options)
         defined = dict(
             line.split()[1:3]
             for line in text.splitlines()
@@ -188,7 +190,7 @@ def test_slopes_and_bends_of_a_kernel_equal_torchs(name, dtype, chip):
     chip(Mode())
     problem = Problem(name, [5, 5, 2], 21, dtype)
     tape, rows, cell = problem.tape(fused), problem.rows, problem.cell
-    op = slopes.next_of(cell)
+    op = slopes.step_map(cell)
     wrt = tuple(n for n, y in zip("avxp", (1, cell.v, 1, cell.p), strict=True) if y)
     lam, m, nu = problem.s[rows.B :], problem.s[: rows.N], problem.sa
     hand, inputs = (tape.x[rows.B :], tape.q), (tape.a, tape.v, rows.prev(tape.x), tape.p)
@@ -196,12 +198,12 @@ def test_slopes_and_bends_of_a_kernel_equal_torchs(name, dtype, chip):
         (op.pulled(("x",), wrt), (lam,)),
         (op.pushed(("a", "x")).pulled(("x",), wrt), (nu, m, lam)),
     ):
-        if one.live:
+        if one.nonzero_outputs:
             found, true = (
                 run(one, rows, hand, (*inputs, *more))
-                for run in (cuda_engine.pointwise, pointwise.Pointwise.by_torch)
+                for run in (cuda_engine.pointwise, pointwise.Pointwise.run_by_torch)
             )
-            for y, z, group in zip(found, true, one.live, strict=True):
+            for y, z, group in zip(found, true, one.nonzero_outputs, strict=True):
                 close(y, z.double(), {F32: 2e-4, F64: 1e-12}[dtype], f"by {group}", rows=True)
 
 
@@ -241,7 +243,7 @@ def test_every_entry_of_W_belongs_to_one_thread(warps):
     for n, m, weights in itertools.product(
         (1, 3, 31, 33, 64, 127), (1, 3, 32, 33, 100), (4, 16, 64, 128)
     ):
-        t = geometry.tile(n, m, 4, warps, weights)
+        t = geometry.cheapest_tile(n, m, 4, warps, weights)
         if t is None:
             assert n * m > 32 * warps * weights / 6, (
                 n,
@@ -273,7 +275,7 @@ def test_every_unit_of_every_sample_has_one_place(name):
     for d, B, dtype, processors in itertools.product(
         (1, 2, 3, 31, 33, 127, 128, 500, 1024), (1, 3, 64, 1000), (F32, F64), (8, 132)
     ):
-        g = geometry.geometry(cell, d, B, dtype.itemsize, processors)
+        g = geometry.choose_geometry(cell, d, B, dtype.itemsize, processors)
         if g is None:
             assert (
                 d * d * len(cell.gates) * len(cell.read) * dtype.itemsize
@@ -288,7 +290,7 @@ def test_every_unit_of_every_sample_has_one_place(name):
             ("adjoint", (True,) * 5),
             ("tangent", (True,) * 3),
         ):
-            assert source.source(kernel, cell, g, d, dtype, True, *options)[1] <= CHIP, (
+            assert source.kernel_source(kernel, cell, g, d, dtype, True, *options)[1] <= CHIP, (
                 kernel,
                 d,
                 B,
@@ -298,9 +300,9 @@ def test_every_unit_of_every_sample_has_one_place(name):
 
 @pytest.mark.parametrize("kernel", ["forward", "adjoint"])
 def test_many_samples_fit_the_chip(kernel):
-    g = geometry.geometry(library.lstm, 88, 1056, 8, 132)
+    g = geometry.choose_geometry(library.lstm, 88, 1056, 8, 132)
     assert (
-        source.source(
+        source.kernel_source(
             kernel, library.lstm, g, 88, F64, True, *((True,) * 5 if kernel == "adjoint" else ())
         )[1]
         <= CHIP
@@ -345,14 +347,17 @@ def test_nothing_is_recorded_on_a_cpu():
     def never(*_):
         return pytest.fail("there is nothing to record")
 
-    recordings = recorded.Recordings()
+    recordings = captured.CapturedGradients()
     assert recordings.key(net, batch, "squared") is None
-    for _ in range(capture.CALLS + 2):
+    for _ in range(capture.CALLS_BEFORE_RECORDING + 2):
         assert recordings(never, net, batch, "squared", 0.0) is None
     assert not recordings.cache.entries
     for method in (co.BPTT(), co.Penalised("log-ratio", 0.1)):
-        found = [method(net, batch, "squared").gradient for _ in range(capture.CALLS + 2)]
-        assert not method.recordings.cache.entries
+        found = [
+            method(net, batch, "squared").gradient
+            for _ in range(capture.CALLS_BEFORE_RECORDING + 2)
+        ]
+        assert not method.captured.cache.entries
         assert all(torch.equal(found[-1][n], g) for n, g in found[0].items())
 
 
@@ -370,7 +375,7 @@ def test_what_one_thread_records_does_not_silence_the_checks_of_another():
         except co.InputError as error:
             said.append(str(error))
 
-    with checks.deferred() as doubts:
+    with checks.defer_checks() as doubts:
         thread = threading.Thread(target=other)
         thread.start()
         thread.join()
@@ -383,30 +388,30 @@ def test_what_one_thread_records_does_not_silence_the_checks_of_another():
 
 
 def test_recordings_inside_each_other_keep_their_own_doubts():
-    with checks.deferred() as outer:
-        checks.insist(torch.tensor(False), lambda: None)
-        with checks.deferred() as inner:
-            checks.insist(torch.tensor(False), lambda: None)
-            checks.insist(torch.tensor(False), lambda: None)
-        checks.insist(torch.tensor(False), lambda: None)
+    with checks.defer_checks() as outer:
+        checks.require(torch.tensor(False), lambda: None)
+        with checks.defer_checks() as inner:
+            checks.require(torch.tensor(False), lambda: None)
+            checks.require(torch.tensor(False), lambda: None)
+        checks.require(torch.tensor(False), lambda: None)
     assert (len(outer), len(inner)) == (2, 2)
-    assert not checks.is_deferred()
+    assert not checks.is_deferring_checks()
 
 
 def test_a_plan_knows_that_it_is_recorded_in_whichever_thread_it_is_settled():
     """autograd runs a backward on a GPU in a thread of its own, where the context of its caller is
     unknown.
     """
-    with checks.deferred():
+    with checks.defer_checks():
         run = co.Network("elman", inputs=2, hidden=3, outputs=3)(torch.randn(4, 2, 2))
     plan = run.run.plan
-    plan.doubts.append(
-        checks.Doubt(torch.tensor(False), lambda: pytest.fail("asked while recording"))
+    plan.checks.append(
+        checks.Check(torch.tensor(False), lambda: pytest.fail("asked while recording"))
     )
-    thread = threading.Thread(target=settle, args=(plan,))
+    thread = threading.Thread(target=settle_checks, args=(plan,))
     thread.start()
     thread.join()
-    assert len(plan.doubts) == 1
+    assert len(plan.checks) == 1
 
 
 def test_a_recording_that_fails_is_tried_once_more_and_then_said_once():
@@ -419,7 +424,7 @@ def test_a_recording_that_fails_is_tried_once_more_and_then_said_once():
         return built
 
     cache = capture.GraphCache("this gradient")
-    for _ in range(capture.CALLS):
+    for _ in range(capture.CALLS_BEFORE_RECORDING):
         assert cache.find("a", fails_once) is None
     assert not tries
     assert cache.find("a", fails_once) is built
@@ -431,7 +436,7 @@ def test_a_recording_that_fails_is_tried_once_more_and_then_said_once():
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         for key in "bc":
-            for _ in range(capture.CALLS + 2):
+            for _ in range(capture.CALLS_BEFORE_RECORDING + 2):
                 assert cache.find(key, never) is None
     assert [str(w.message) for w in said] == [
         "this gradient cannot be replayed as a CUDA graph (no room). It runs operation by "
@@ -446,15 +451,15 @@ def test_old_recordings_go_before_a_new_one_begins():
             gone.append(1)
 
     gone, cache = [], capture.GraphCache("this gradient")
-    for key in range(capture.KEPT):
-        for _ in range(capture.CALLS + 1):
+    for key in range(capture.MOST_RECORDINGS):
+        for _ in range(capture.CALLS_BEFORE_RECORDING + 1):
             cache.find(key, Old)
     assert not gone
     seen = []
-    for _ in range(capture.CALLS + 1):
+    for _ in range(capture.CALLS_BEFORE_RECORDING + 1):
         cache.find("new", lambda: seen.append(len(gone)) or Old())
     assert seen == [1]
-    assert len(cache.entries) == capture.KEPT
+    assert len(cache.entries) == capture.MOST_RECORDINGS
 
 
 def test_no_garbage_is_collected_during_a_recording(monkeypatch):
@@ -471,9 +476,9 @@ def test_no_garbage_is_collected_during_a_recording(monkeypatch):
             collecting.append(gc.isenabled())
 
     monkeypatch.setattr(torch.cuda, "graph", Graph)
-    with capture.capturing(None, None):
+    with capture.capture_graph(None, None):
         collecting.append(gc.isenabled())
-    with pytest.raises(ZeroDivisionError), capture.capturing(None, None):
+    with pytest.raises(ZeroDivisionError), capture.capture_graph(None, None):
         _ = 1 / 0
     assert collecting == [False, False, False, False, False]
     assert gc.isenabled()

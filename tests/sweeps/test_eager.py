@@ -20,9 +20,9 @@ from problems import CELLS, NEWER, ONE, Problem
 @pytest.fixture
 def once_more():
     """What has been said is forgotten, so that it is said again."""
-    engines.say.cache_clear()
+    engines.warn_once.cache_clear()
     yield
-    engines.say.cache_clear()
+    engines.warn_once.cache_clear()
 
 
 @pytest.mark.parametrize("name", CELLS)
@@ -88,7 +88,7 @@ def test_a_run_folder_that_names_an_engine_of_the_past_is_resumed(
     assert code == 0
     for path in (folder / "config.yaml", *folder.glob("checkpoints/*/state.json")):
         assert old in path.read_text()
-    engines.say.cache_clear()
+    engines.warn_once.cache_clear()
     caplog.clear()
     code, out, err = coadjoint("resume", str(folder), "--steps", "8")
     assert code == 0, err

@@ -19,14 +19,14 @@ import torch
 import coadjoint as co
 import precise
 from coadjoint.cells import library
-from coadjoint.cells.formula import ONE, Node, evaluate, pull, symbol
+from coadjoint.cells.formula import ONE, Node, evaluate_nodes, pull, symbol
 from coadjoint.networks import readout
 from coadjoint.sweeps import pointwise
 from coadjoint.sweeps.engines import eager, reference, scan
 from coadjoint.sweeps.engines.c import engine as c_engine
-from coadjoint.sweeps.plan import Plan, Tape
+from coadjoint.sweeps.plan import Saved, SweepPlan
 from coadjoint.sweeps.rows import Rows
-from coadjoint.sweeps.slopes import next_of
+from coadjoint.sweeps.slopes import step_map
 
 pytestmark = pytest.mark.slow
 
@@ -48,7 +48,7 @@ def points(cell, dtype):
     """[{(kind, name): number}]: every extreme of every input, in random company."""
     draw = random.Random(7)
     columns = {}
-    kinds = {"a": cell.gates, "v": cell.beside, "x": cell.slots, "p": tuple(cell.parameters)}
+    kinds = {"a": cell.gates, "v": cell.side_entries, "x": cell.slots, "p": tuple(cell.parameters)}
     for kind, names in kinds.items():
         for name in names:
             denormal = torch.finfo(dtype).tiny / 8
@@ -144,7 +144,7 @@ class Compared:
     def sweeps(self, engine):
         """One step forward and one back."""
         cell, given = self.cell, self.given
-        plan, d = Plan(cell, Rows([1]), engine), len(self.points)
+        plan, d = SweepPlan(cell, Rows([1]), engine), len(self.points)
         W = None
         if cell.read:
             W = torch.zeros(len(cell.gates) * d, len(cell.read) * d, dtype=self.dtype)
@@ -153,7 +153,7 @@ class Compared:
         what = f"{engine.__name__.rpartition('.')[2]}, {self.name}"
         for i, found in enumerate(states[1].reshape(len(cell.slots), -1)):
             self.same(f"{what}, {cell.slots[i]}", found, lambda truth, i=i: truth.value(i))
-        tape = Tape(kept_a, v, states, p, q)
+        tape = Saved(kept_a, v, states, p, q)
         lam, delta, _ = engine.adjoint(plan, tape, W, None, self.lam, None, None, False, True)
         for group, found in (("x", lam[0]), ("a", delta[0])):
             for key, column in self.by_key(group, found):
@@ -162,7 +162,7 @@ class Compared:
     def derivatives(self, run):
         """The gradient by everything, and all second derivatives."""
         kinds = tuple(self.given)
-        op = next_of(self.cell)
+        op = step_map(self.cell)
         inputs = [self.given.get(kind) for kind, _ in op.inputs]
         self.gradient(op.pulled(("x",), kinds), run, (*inputs, self.lam), "by", ())
         bend = op.pushed(kinds).pulled(("x",), kinds)
@@ -171,7 +171,9 @@ class Compared:
             self.gradient(bend, run, (*inputs, *dots, self.lam), f"by {key} and", (key,))
 
     def gradient(self, op, run, inputs, what, keys):
-        found = dict(zip(op.live, run(op.rowwise, None, (None, None), inputs), strict=True))
+        found = dict(
+            zip(op.nonzero_outputs, run(op.rowwise, None, (None, None), inputs), strict=True)
+        )
         for group in self.given:
             columns = found.get(group)
             columns = torch.zeros_like(self.given[group]) if columns is None else columns
@@ -203,9 +205,9 @@ def test_cells_are_accurate_at_the_extremes(name, dtype):
     with precise.precision(dtype):
         compared = Compared(name, dtype)
         for engine in (reference, eager, c_engine, scan):
-            if engine is not scan or scan.declines(compared.cell) is None:
+            if engine is not scan or scan.cell_refusal(compared.cell) is None:
                 compared.sweeps(engine)
-        compared.derivatives(pointwise.Pointwise.by_torch)
+        compared.derivatives(pointwise.Pointwise.run_by_torch)
 
 
 @TYPES
@@ -285,7 +287,7 @@ def test_functions_are_accurate_near_zero_and_far_out(name, compiled, dtype):
             op = pointwise.Pointwise((("x", (A,)),), (("y", (y,)),), (), frozenset())
             found = c_engine.pointwise(op, None, (), (a[:, None],))[0][:, 0]
         else:
-            found = evaluate([y], {A: a})[0]
+            found = evaluate_nodes([y], {A: a})[0]
         with mp.workdps(50):
             expected = torch.tensor([float(truth(mp.mpf(v))) for v in a.tolist()], dtype=F64)
         apart = (found.double() - expected).abs()
@@ -297,12 +299,15 @@ def test_functions_are_accurate_near_zero_and_far_out(name, compiled, dtype):
 @pytest.mark.parametrize("nu", [-60.0, -38.0, -20.0, -3.0, 1.0, 6.0, 20.0])
 def test_three_derivatives_of_what_enters_an_lru_are_accurate(nu):
     """In float32, where a root of what is nearly zero is steep: third derivatives stay in range."""
-    y, at = library.enters(library.at_most(library.FADES_AT_ONCE, A)), torch.tensor([nu], dtype=F32)
+    y, at = (
+        library.input_gain(library.at_most(library.FADES_AT_ONCE, A)),
+        torch.tensor([nu], dtype=F32),
+    )
     with mp.workdps(50):
         truth = mp.taylor(lambda x: mp.sqrt(-mp.expm1(-2 * mp.exp(x))), nu, 3)
     for order in range(4):
         true = truth[order] * mp.factorial(order)
-        found = torch.as_tensor(evaluate([y], {A: at})[0]).item()
+        found = torch.as_tensor(evaluate_nodes([y], {A: at})[0]).item()
         assert found == pytest.approx(float(true), rel=1e-4, abs=1e-37), f"order {order}"
         (y,) = pull([y], [ONE], [A])
 
@@ -322,10 +327,10 @@ def same(found, expected, dtype):
 def checked(loss, output, a, y, value, slope, bend, dtype):
     """One entry: its value, its slope by both ways, its Hessian."""
     a = torch.tensor([a], dtype=dtype, requires_grad=True)
-    found = co.losses.entries(loss, a, y, output)
+    found = co.losses.entry_losses(loss, a, y, output)
     (g,) = torch.autograd.grad(found.sum(), a, create_graph=True)
     rows = [torch.autograd.grad(g[0, i], a, retain_graph=True)[0][0] for i in range(a.shape[1])]
-    quick, its_slope = co.losses.sloped(loss, a.detach(), y, output)
+    quick, its_slope = co.losses.losses_and_slopes(loss, a.detach(), y, output)
     for ours in (found, quick):
         same(ours, [value], dtype)
     for ours in (g[0], its_slope[0]):

@@ -59,7 +59,7 @@ def test_adjoint_and_tangent_are_transposes(cell, engine, linked):
     """<lam, g> + <delta, ga> = <s, mu> + <sa, nu>"""
     net, batch, _ = prepared(cell, engine)
     run = net(batch.u, batch.lengths).run
-    rows, tape = run.plan.rows, run.tape
+    rows, tape = run.plan.rows, run.saved
     g = torch.Generator().manual_seed(0)
 
     def like(y):

@@ -385,7 +385,7 @@ def mask_of(readout: str) -> Tensor:
     return m if readout == "every" else torch.tensor([2.0, 0, 0.5], dtype=torch.float64)
 
 
-C = formula.node
+C = formula.as_node
 EXPRESSIONS: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Tensor, Tensor], Tensor]]] = {
     "softplus": (lambda a, b: co.softplus(a * b), lambda a, b: torch.nn.functional.softplus(a * b)),
     "relu": (lambda a, b: co.relu(a - b) ** 3, lambda a, b: torch.relu(a - b) ** 3),
@@ -469,7 +469,7 @@ def test_programs_fuse_no_product_that_is_used_elsewhere() -> None:
             lambda: [torch.empty(2, dtype=torch.float64)],
         )
         program.Program(outputs, frozenset(at)).bind(columns, written, scratch)(0)
-        for (w,), true in zip(written, formula.evaluate(outputs, at), strict=True):
+        for (w,), true in zip(written, formula.evaluate_nodes(outputs, at), strict=True):
             close(w, true, 1e-11)
 
 
@@ -522,7 +522,7 @@ def test_formulas_and_their_derivatives_equal_autograd(name: str) -> None:
     d = formula.push([y], {a: da, b: db})
     gd = formula.pull(d, [s], [a, b])
     dg = formula.push(g, {a: da, b: db})
-    outputs = [formula.node(y), *g, *d, *gd, *dg]
+    outputs = [formula.as_node(y), *g, *d, *gd, *dg]
     torch.manual_seed(5)
     at = dict(zip((a, b, da, db, s), torch.randn(5, 6, dtype=torch.float64), strict=True))
     A, B_, E, F, S = at.values()
@@ -541,7 +541,8 @@ def test_formulas_and_their_derivatives_equal_autograd(name: str) -> None:
     both = [0 * A if h is None else h for h in both]
     true = [value, *first, along, *both, *both]
     plain = [
-        torch.as_tensor(v, dtype=torch.float64).expand(6) for v in formula.evaluate(outputs, at)
+        torch.as_tensor(v, dtype=torch.float64).expand(6)
+        for v in formula.evaluate_nodes(outputs, at)
     ]
     written = [[torch.empty(6, dtype=torch.float64)] for _ in outputs]
     program.Program(outputs, frozenset(at)).bind(
@@ -555,7 +556,7 @@ def test_formulas_and_their_derivatives_equal_autograd(name: str) -> None:
 def test_cells_know_what_engines_rely_on() -> None:
     """What the engines rely on: which values are kept, which gates keep v apart, who reads what."""
     lstm, gru = co.cells.lstm, co.cells.gru
-    assert [len(c.kept) for c in (lstm, gru, co.cells.elman(), odd, mute)] == [5, 3, 0, 4, 1]
+    assert [len(c.saved_nodes) for c in (lstm, gru, co.cells.elman(), odd, mute)] == [5, 3, 0, 4, 1]
     assert [c.side for c in (lstm, gru, odd, mute)] == [(), ("n",), ("j",), ("a", "b")]
     assert [c.read_slot for c in (lstm, gru, odd, second, both, mute)] == [
         0,
@@ -630,7 +631,7 @@ def test_penalties_can_be_added_weighed_and_scheduled() -> None:
     last = torch.tensor(
         [0.0, 1, 5, 2, 3, 3, 8]
     )  # in units of the last digit: the mean cannot be told from a value
-    value = co.penalties.variance_of(
+    value = co.penalties.masked_variance(
         1 + 2.0**-52 * last[:, None].double(), torch.ones(7, 1, dtype=torch.bool)
     )
     close(value * 2.0**104, last.double().var(correction=0)[None], 1e-11)
@@ -871,7 +872,7 @@ def test_tangent_and_adjoint_are_transposes(name: str, lengths: list[int], sourc
         net = network(name, engine)
         P = given(net)
         run = net(P["u"], lengths, P["x0"]).run
-        plan, tape, rows = run.plan, run.tape, run.plan.rows
+        plan, tape, rows = run.plan, run.saved, run.plan.rows
         G = torch.Generator().manual_seed(19)
         like = {"g": tape.x, "ga": tape.a, "s": tape.x, "s_last": run.last, "sa": tape.a}
         y = {n: torch.randn(v.shape, generator=G, dtype=torch.float64) for n, v in like.items()}
@@ -1173,8 +1174,8 @@ def test_many_chunks_and_blocks_change_nothing(
     name: str, lengths: list[int], chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Many chunks of steps and blocks of rows instead of one."""
-    monkeypatch.setattr(pointwise, "CHUNK", chunk)
-    monkeypatch.setattr(in_place, "CHUNK", chunk)
+    monkeypatch.setattr(pointwise, "BLOCK_ELEMENTS", chunk)
+    monkeypatch.setattr(in_place, "BLOCK_ELEMENTS", chunk)
     net = network(name, "eager", "every")
     g, Hd = truth(name, "every", True, lengths is LENGTHS)
     found = curvature(ours(net, lengths, True), given(net))

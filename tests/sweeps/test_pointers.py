@@ -17,7 +17,7 @@ import torch
 import coadjoint as co
 from coadjoint.sweeps.engines import eager, reference
 from coadjoint.sweeps.engines.c import engine as c_engine
-from coadjoint.sweeps.plan import Plan, Tape
+from coadjoint.sweeps.plan import Saved, SweepPlan
 from coadjoint.sweeps.pointers import pointers
 from coadjoint.sweeps.rows import Link, Rows
 from paths import ROOT
@@ -39,7 +39,7 @@ def test_addresses_of_ordinary_tensors_are_taken():
     assert address(y[1], 3).addresses == [y.data_ptr() + 12]
     assert address(None).addresses == [0]
     assert address(torch.empty(0), 0).addresses == [0]
-    assert address(torch.ones(2, dtype=torch.int32), 2, torch.int32).held[0].tolist() == [1, 1]
+    assert address(torch.ones(2, dtype=torch.int32), 2, torch.int32).owners[0].tolist() == [1, 1]
 
 
 def test_what_torch_has_not_computed_yet_is_computed():
@@ -62,7 +62,7 @@ def test_what_torch_has_not_computed_yet_is_computed():
     }
     for what, (given, expected) in cases.items():
         found = address(given)
-        held = found.held[0]
+        held = found.owners[0]
         assert held.is_contiguous(), what
         assert not held.is_neg(), what
         assert type(held) is torch.Tensor, what
@@ -72,7 +72,7 @@ def test_what_torch_has_not_computed_yet_is_computed():
         torch.complex(torch.zeros(1), torch.ones(1)).conj().imag
     )  # contiguous as it stands, and marked
     assert one.is_neg()
-    assert address(one, 1).held[0].tolist() == [-1]
+    assert address(one, 1).owners[0].tolist() == [-1]
 
 
 def shrunk(size, *shape, turned=False):
@@ -150,7 +150,7 @@ def test_no_loop_reads_past_the_end(name):
         "x0": torch.zeros(2, S * d),
         "p": torch.zeros(len(cell.p) * d),
     }  # fmt: skip
-    plan = Plan(cell, rows, c_engine)
+    plan = SweepPlan(cell, rows, c_engine)
     x, a, q = c_engine.forward(plan, *given.values())
     wrong = {"v": torch.zeros(4, d), "x0": torch.zeros(3, S * d)}.get(name)
     wrong = given[name][..., :-1].clone() if wrong is None else wrong
@@ -158,7 +158,7 @@ def test_no_loop_reads_past_the_end(name):
         c_engine.forward(plan, *(given | {name: wrong}).values())
     with pytest.raises((co.KindError, RuntimeError)):
         c_engine.forward(plan, *(given | {name: torch.zeros(5, 5, dtype=torch.complex64)}).values())
-    tape = Tape(a, None, x, given["p"], q)
+    tape = Saved(a, None, x, given["p"], q)
     short = {
         "W": (tape, wrong),
         "p": (tape._replace(p=wrong), given["W"]),
@@ -180,7 +180,7 @@ def test_marks_are_seen_by_all_engines_alike():
     cell, rows = co.cells.elman(), Rows([2, 2])
     base, W, x0 = torch.randn(4, 3), torch.randn(3, 3), torch.randn(2, 3)
     for engine in (c_engine, eager, reference):
-        plan = Plan(cell, rows, engine)
+        plan = SweepPlan(cell, rows, engine)
         plain, marked = (
             engine.forward(plan, base, None, y, x0, None)[0] for y in (-W, torch._neg_view(W))
         )
@@ -192,7 +192,7 @@ def test_addresses_are_taken_in_one_place_only():
     are aligned.
     """
     harmless = {
-        "gradients/recorded.py": 1,
+        "gradients/captured.py": 1,
         "nn/replay.py": 1,
         "sweeps/affine.py": 1,
         "sweeps/engines/eager/views.py": 1,

@@ -495,5 +495,5 @@ def test_variance_is_accurate_in_float32_when_norms_are_nearly_equal(spread, T):
     rng = torch.Generator().manual_seed(T)
     values = (1 + spread * torch.randn(T, 40, generator=rng, dtype=torch.float64)).float()
     truth = values.double().var(0, correction=0)
-    found = co.penalties.variance_of(values, torch.ones(T, 40, dtype=torch.bool)).double()
+    found = co.penalties.masked_variance(values, torch.ones(T, 40, dtype=torch.bool)).double()
     assert float(((found - truth) / truth).abs().max()) < 1e-5

@@ -16,7 +16,7 @@ from coadjoint.cells import library
 from coadjoint.cells.cell import Cell
 from coadjoint.sweeps import engines
 from coadjoint.sweeps.engines import eager, reference, scan
-from coadjoint.sweeps.plan import Plan, Tape
+from coadjoint.sweeps.plan import Saved, SweepPlan
 from coadjoint.sweeps.rows import Rows
 from compare import close
 from problems import Problem
@@ -185,11 +185,11 @@ def test_costates_of_any_size_are_exact_in_float32():
     T, d = 10_000, 3
     rows, cell = Rows([2] * T), library.mingru
     base = torch.cat([torch.zeros(2 * T, d), torch.randn(2 * T, d)], 1)
-    plan = Plan(cell, rows, scan)
+    plan = SweepPlan(cell, rows, scan)
     x, a, q = scan.forward(plan, base, None, None, torch.zeros(2, d), None)
     s_last = torch.tensor([[0.75, -3.0, 1e-3], [0.0, 1.0, -1e-20]])
     lam, _, k = scan.adjoint(
-        plan, Tape(a, None, x, None, q), None, None, s_last, None, None, True, True
+        plan, Saved(a, None, x, None, q), None, None, s_last, None, None, True, True
     )
     lam, k = lam.view(T + 1, 2, d), k.view(T + 1, 2)
     assert k.dtype == torch.int32
@@ -239,12 +239,12 @@ def test_matrices_keep_slots_that_decay_at_their_own_pace():
         return p.one * x.a + (z + v), p.half * x.b + (z + v)
 
     T = 3000
-    plan = Plan(pace, Rows([1] * T), scan)
+    plan = SweepPlan(pace, Rows([1] * T), scan)
     p = torch.tensor([1.0, 0.5])
     x, a, q = scan.forward(plan, torch.zeros(T, 1), None, None, torch.zeros(1, 2), p)
     s_last = torch.tensor([[0.0, 1.0]])
     lam, _, k = scan.adjoint(
-        plan, Tape(a, None, x, p, q), None, None, s_last, None, None, True, True
+        plan, Saved(a, None, x, p, q), None, None, s_last, None, None, True, True
     )
     assert torch.equal(k, torch.arange(1 - T, 2, dtype=torch.int32))
     assert torch.equal(lam, torch.tensor([[0.0, 0.5]]).expand(T + 1, 2))
@@ -561,7 +561,7 @@ def test_other_cells_are_declined_with_a_sentence(cell, words):
 
 @pytest.mark.parametrize("name", CELLS)
 def test_linear_cells_are_taken(name):
-    assert scan.declines(CELLS[name]) is None
+    assert scan.cell_refusal(CELLS[name]) is None
     choice = engines.resolve("scan", CELLS[name], "cpu")
     assert (choice, choice.why) == ("scan", "asked for by name")
 
@@ -571,7 +571,7 @@ def test_it_is_chosen_on_a_gpu_for_the_cells_it_takes(monkeypatch, caplog):
     choice = engines.resolve("auto", library.mingru, "cuda")
     assert (choice, choice.why) == ("scan", "the cell is a formula and the data is on cuda")
     assert engines.resolve("auto", library.lru, "cpu") in ("cpu", "eager")
-    monkeypatch.setattr(engines, "refused", lambda name, device: None)
+    monkeypatch.setattr(engines, "device_refusal", lambda name, device: None)
     choice = engines.resolve("auto", library.lstm, "cuda")
     assert choice == "cuda"
     declined = (
@@ -582,9 +582,9 @@ def test_it_is_chosen_on_a_gpu_for_the_cells_it_takes(monkeypatch, caplog):
 
 
 def test_what_is_missing_is_said_before_what_is_declined(monkeypatch, caplog):
-    engines.say.cache_clear()
+    engines.warn_once.cache_clear()
     monkeypatch.setattr(
-        engines, "refused", lambda name, device: "is missing." if name == "cuda" else None
+        engines, "device_refusal", lambda name, device: "is missing." if name == "cuda" else None
     )
     choice = engines.resolve("auto", library.lstm, "cuda")
     assert (choice, choice.why) == (

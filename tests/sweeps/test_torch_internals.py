@@ -127,26 +127,28 @@ def test_zero_tensors_are_noticed():
 
 def test_versions_count_edits_in_place():
     y = torch.zeros(2)
-    before = internals.version(y)
+    before = internals.change_count(y)
     y += 1
-    assert internals.version(y) == before + 1
+    assert internals.change_count(y) == before + 1
 
 
 def test_holders_of_a_storage_are_counted():
     y = torch.zeros(4)
     storage = y.untyped_storage()
-    alone = internals.holders(storage)
+    alone = internals.holder_count(storage)
     view = y[1:]
-    assert internals.holders(storage) == alone + 1
-    assert internals.address(view.untyped_storage()) == internals.address(storage)
-    assert internals.address(torch.zeros(4).untyped_storage()) != internals.address(storage)
+    assert internals.holder_count(storage) == alone + 1
+    assert internals.storage_address(view.untyped_storage()) == internals.storage_address(storage)
+    assert internals.storage_address(torch.zeros(4).untyped_storage()) != internals.storage_address(
+        storage
+    )
     del view
-    assert internals.holders(storage) == alone
+    assert internals.holder_count(storage) == alone
 
 
 def test_a_flat_vector_is_taken_apart_again():
     like = [torch.zeros(2, 3), torch.zeros(4)]
-    found = internals.unflattened(torch.arange(10.0), like)
+    found = internals.unflatten(torch.arange(10.0), like)
     assert [y.shape for y in found] == [y.shape for y in like]
     assert torch.cat([y.flatten() for y in found]).tolist() == list(range(10))
 
@@ -205,7 +207,7 @@ def test_parameters_can_be_replaced_for_a_while():
 def test_children_are_found_by_all_their_names():
     inner = nn.Linear(1, 1)
     module = nn.ModuleDict({"a": inner, "b": inner})
-    assert internals.children(module) == [("a", inner), ("b", inner)]
+    assert internals.child_modules(module) == [("a", inner), ("b", inner)]
     assert len(list(module.named_children())) == 1
 
 
@@ -231,7 +233,7 @@ seen = []
 class Two(torch.nn.Module):
     def forward(self, x):
         return self.apart(x) + 1
-    @internals.not_compiled
+    @internals.exclude_from_compile
     def apart(self, x):
         seen.append(torch.compiler.is_dynamo_compiling())
         return 2 * x
@@ -306,15 +308,15 @@ def test_hooks_around_a_call_are_noticed():
         "register_full_backward_pre_hook",
     )
     module = nn.Linear(1, 1)
-    assert not internals.hooked(module)
+    assert not internals.has_hooks(module)
     for name in register:
         handle = getattr(module, name)(lambda *_: None)
-        assert internals.hooked(module), name
+        assert internals.has_hooks(module), name
         handle.remove()
-        assert not internals.hooked(module), name
+        assert not internals.has_hooks(module), name
     handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
-    assert internals.hooked(module)
+    assert internals.has_hooks(module)
     handle.remove()
-    assert not internals.hooked(module)
+    assert not internals.has_hooks(module)
     module.compile(backend="eager")
-    assert internals.hooked(module)
+    assert internals.has_hooks(module)

@@ -15,7 +15,7 @@ import coadjoint as co
 from coadjoint.errors import CoadjointError, ConfigError, DataError, NumericalError, StorageError
 from coadjoint.tasks.data import Data
 from coadjoint.training.predict import write_predictions
-from coadjoint.training.validation import examples
+from coadjoint.training.validation import collect_examples
 from paths import put
 
 
@@ -116,7 +116,7 @@ def test_examples_speak_the_files_language(tmp_path):
     a = torch.tensor([[2.0, 1.0], [0.0, 1.0]])
     assert named.show(a, torch.tensor([1, 1])) == [("up", "down"), ("up", "up")]
     net = co.Network("elman", inputs=2, hidden=3, outputs=1)
-    assert all("right" not in example for example in examples(net, data, 0))
+    assert all("right" not in example for example in collect_examples(net, data, 0))
 
 
 def test_values_too_large_to_square_are_standardised(tmp_path):

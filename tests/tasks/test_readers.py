@@ -276,7 +276,7 @@ def test_blocks_join_up(tmp_path, monkeypatch):
     text = "id,time,a\n" + "".join(f"s{i // 7},{i % 7},{i / 8}\n" for i in range(70))
     whole = read(put(tmp_path, "d.csv", text), Options(kind="next"))
     for size in (2, 3, 70, 71):
-        monkeypatch.setattr(text_module, "BLOCK", size)
+        monkeypatch.setattr(text_module, "ROWS_PER_BLOCK", size)
         parts = read(tmp_path / "d.csv", Options(kind="next"))
         assert np.array_equal(parts.u, whole.u)
         assert np.array_equal(parts.lines, np.arange(2, 72))
@@ -295,7 +295,7 @@ def test_time_stamps_are_read(tmp_path):
             2024, 3, 31, 0, 30, 0, 250000, tzinfo=timezone(timedelta(hours=offset))
         ).timestamp()
         assert r.time.tolist() == [round((t0 + 3600 * k) * 1e6) for k in range(3)]
-        assert r.uneven() is None
+        assert r.describe_uneven_step() is None
 
 
 def test_uneven_steps_are_noticed(tmp_path):
@@ -303,19 +303,22 @@ def test_uneven_steps_are_noticed(tmp_path):
         put(tmp_path, "d.csv", "id,time,a\nx,0,1\nx,1,1\nx,2,1\ny,5,1\ny,6,1\ny,8,1\n"),
         Options(kind="next"),
     )
-    assert "d.csv:7 column 'time': the time step is 2 and the usual one is 1" in r.uneven()
-    assert "--irregular allow" in r.uneven()
+    assert (
+        "d.csv:7 column 'time': the time step is 2 and the usual one is 1"
+        in r.describe_uneven_step()
+    )
+    assert "--irregular allow" in r.describe_uneven_step()
     r = read(
         put(tmp_path, "e.csv", "time,a\n2024-01-01,1\n2024-01-02,1\n2024-01-04,1\n2024-01-05,1\n"),
         Options(kind="next"),
     )
-    assert "e.csv:4" in r.uneven()
-    assert "172800 s" in r.uneven()
+    assert "e.csv:4" in r.describe_uneven_step()
+    assert "172800 s" in r.describe_uneven_step()
     r = read(
         put(tmp_path, "f.csv", "time,a\n" + "".join(f"{k * 0.1:.17g},1\n" for k in range(50))),
         Options(kind="next"),
     )
-    assert r.uneven() is None
+    assert r.describe_uneven_step() is None
 
 
 def test_a_row_takes_a_few_calls(tmp_path):
@@ -412,7 +415,7 @@ def test_arrays_are_read(tmp_path):
     )
     for r in (padded, ragged):
         assert np.array_equal(r.u, np.concatenate([U[0], U[1, :2]]))
-        assert (r.lengths.tolist(), r.y.tolist(), r.per, r.named) == (
+        assert (r.lengths.tolist(), r.y.tolist(), r.y_per, r.has_names) == (
             [4, 2],
             ["up", "down"],
             "sequence",
@@ -422,9 +425,9 @@ def test_arrays_are_read(tmp_path):
     assert ragged.place(5, "u1").endswith("u[5, 1] column 'u1'")
     every = read(npz(tmp_path, "f.npz", u=U, y=U[:, :, 0]), Options(kind="regress", at="every"))
     assert np.array_equal(every.y[:, 0], U[:, :, 0].ravel())
-    assert every.per == "step"
+    assert every.y_per == "step"
     several = read(npz(tmp_path, "g.npz", u=U, y=U[:, 0]), Options(kind="regress"))
-    assert (several.per, several.y.shape) == ("sequence", (2, 3))
+    assert (several.y_per, several.y.shape) == ("sequence", (2, 3))
 
 
 @pytest.mark.parametrize(
@@ -916,8 +919,8 @@ def test_a_stream_has_the_rows_of_a_table_however_its_parts_fall(ends, tmp_path,
     path = put(tmp_path, "d.csv", ends.join(lines).encode())
     whole = read(path, Options(kind="next"))
     for size in (7, 8, 9, 64, 1 << 20):
-        monkeypatch.setattr(text_module, "opened", lambda path, size=size: Dripping(path, size))
-        with closing(text_module.TextRows.stream(str(path), Options(kind="next"))) as rows:
+        monkeypatch.setattr(text_module, "open_file", lambda path, size=size: Dripping(path, size))
+        with closing(text_module.TextRows.open(str(path), Options(kind="next"))) as rows:
             found = list(rows)
         assert [line for line, _ in found] == whole.lines.tolist()
         assert [float(cells[1]) for _, cells in found] == whole.u[:, 0].tolist()
@@ -939,7 +942,7 @@ def test_a_stream_of_text_holds_a_part_of_its_file_at_most(tmp_path):
     path = put(tmp_path, "d.csv", b"a,b\n" + b"1.25,2.5\n" * 200_000)
     tracemalloc.start()
     try:
-        with closing(text_module.TextRows.stream(str(path), Options(kind="next"))) as rows:
+        with closing(text_module.TextRows.open(str(path), Options(kind="next"))) as rows:
             for line, _ in rows:
                 if line == 100_000:
                     break

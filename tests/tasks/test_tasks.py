@@ -24,8 +24,8 @@ from coadjoint.networks.seq2seq import EncoderDecoder
 from coadjoint.objectives import losses
 from coadjoint.tasks import TASKS
 from coadjoint.tasks import task as task_module
-from coadjoint.tasks.digits import Digits, parts
-from coadjoint.tasks.music import Music, variables
+from coadjoint.tasks.digits import Digits, split_indices
+from coadjoint.tasks.music import Music, read_variables
 from coadjoint.tasks.synthetic import (
     XOR,
     Addition,
@@ -361,7 +361,7 @@ def test_perfect_wrong_and_undefined_outputs_are_scored(name, chosen):
     batch = task.batch(0, 40, seed=5)
     a = perfect(task, batch.y)
     assert set(judge(task, a, batch).values()) == {1.0}
-    assert task.goal.met(judge(task, a, batch)[task.metric])
+    assert task.goal.is_met(judge(task, a, batch)[task.metric])
     assert set(judge(task, a + float("nan"), batch).values()) == {0.0}
     wrong = a + 1 if task.loss == "squared" else -a
     assert set(judge(task, wrong, batch).values()) == {0.0}
@@ -403,7 +403,12 @@ def test_an_xor_of_one_half_says_zero(a, says):
 @pytest.mark.parametrize(("rule", "metric"), [("loose", "right_0.2"), ("strict", "right_0.04")])
 def test_real_valued_tasks_follow_their_rules(kind, rule, metric):
     task = kind(20, rule=rule)
-    assert (task.goal.metric, task.goal.threshold, task.goal.met(0.99), task.goal.met(0.989)) == (
+    assert (
+        task.goal.metric,
+        task.goal.threshold,
+        task.goal.is_met(0.99),
+        task.goal.is_met(0.989),
+    ) == (
         metric,
         0.99,
         True,
@@ -439,7 +444,7 @@ def test_baselines_agree_with_simulation(name):
     task = tasks.make(name, length=30)
     batch = task.batch(0, 20000, seed=6)
     a, claimed = constant(task, batch.y), task.baseline()
-    value = losses.entries(task.loss, a.flatten(0, -2), batch.y.flatten(), task.output)
+    value = losses.entry_losses(task.loss, a.flatten(0, -2), batch.y.flatten(), task.output)
     assert float(value.mean()) == pytest.approx(claimed.pop("loss"), rel=0.02)
     found = judge(task, a, batch)
     if name == "multiplication":  # each metric has a best constant of its own
@@ -668,7 +673,7 @@ class TestDigits:
         assert np.array_equal(a[:, at], b[:, to])
 
     def test_the_split_is_the_same_for_every_seed_and_run(self, data):
-        assert parts(data.target)["test"][:5].tolist() == [4, 8, 12, 31, 34]
+        assert split_indices(data.target)["test"][:5].tolist() == [4, 8, 12, 31, 34]
         a, b = (next(Digits().held_out("test", seed=seed)) for seed in (0, 1))
         assert torch.equal(a.u, b.u)
         assert torch.equal(a.y, b.y)
@@ -845,7 +850,7 @@ class TestMusic:
         scipy.savemat(tmp_path / "a.mat", content, do_compression=compressed)
         expected, found = (
             scipy.loadmat(tmp_path / "a.mat"),
-            dict(variables((tmp_path / "a.mat").read_bytes())),
+            dict(read_variables((tmp_path / "a.mat").read_bytes())),
         )
         assert list(found) == list(content)
         for key in ("b", "a_much_longer_name"):
@@ -862,7 +867,7 @@ class TestMusic:
         content += (
             struct.pack(">HH", 1, 1) + b"x" + bytes(3) + element(9, struct.pack(">dd", 1.5, -2.0))
         )
-        found = dict(variables(bytes(124) + b"\x01\x00MI" + element(14, content)))
+        found = dict(read_variables(bytes(124) + b"\x01\x00MI" + element(14, content)))
         assert found["x"].tolist() == [[1.5, -2.0]]
 
     @pytest.mark.parametrize(

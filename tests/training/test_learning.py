@@ -317,10 +317,10 @@ def test_recorded_gradients_are_the_same(monkeypatch):
         found, _ = compute(net, batch, loss, torch.tensor(rho, dtype=F64))
         return found
 
-    ours.__dict__["recordings"] = recordings
+    ours.__dict__["captured"] = recordings
     for _ in range(4):
         with monkeypatch.context() as patch:
-            patch.setattr(penalised, "on_gpu", lambda batch: True)
+            patch.setattr(penalised, "is_on_gpu", lambda batch: True)
             a = ours(net, batch, "squared")
         b = theirs(net, batch, "squared")
         check(a, b.objective, b.gradient, 1e-14)
@@ -518,7 +518,7 @@ def test_dropped_entries_are_the_share_that_is_asked_for():
     torch.manual_seed(0)
     net = co.Network("elman", inputs=200, hidden=200, outputs=1, readout="every", dropout=0.25)
     run = net(torch.ones(20, 10, 200))
-    for mask in (run.u, run.more["dropped"]):
+    for mask in (run.u, run.extra["dropped"]):
         assert mask.unique().tolist() == [0.0, pytest.approx(4 / 3)]
         assert abs(float((mask == 0).float().mean()) - 0.25) < 0.01
     assert not torch.equal(run.u[0], run.u[1])

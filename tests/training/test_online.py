@@ -201,9 +201,9 @@ def test_slopes_of_losses_are_their_derivatives(loss, output):
     targets = [y, y.float()] + ([torch.arange(6) % 3] if loss == "cross-entropy" else [])
     targets += [(y > 0.5).long()] if loss != "cross-entropy" else []
     for target in targets:
-        value, slope = losses.sloped(loss, a, target, output)
+        value, slope = losses.losses_and_slopes(loss, a, target, output)
         leaf = a.clone().requires_grad_()
-        truth = losses.entries(loss, leaf, target, output)
+        truth = losses.entry_losses(loss, leaf, target, output)
         close(value, truth.detach(), 1e-14)
         close(slope, torch.autograd.grad(truth.sum(), leaf)[0], 1e-13)
         assert slope.dtype == F64
@@ -349,7 +349,9 @@ def growth_of_learners(folder):
     from alive import alive
 
     torch.set_num_threads(1)
-    learning.ROWS = 5  # rows are kept up to a limit, which is reached before the first weighing
+    learning.ROWS_IN_MEMORY = (
+        5  # rows are kept up to a limit, which is reached before the first weighing
+    )
     u, y = data(64)
     found = {}
     alive()  # the first time leaves something behind itself
@@ -819,7 +821,10 @@ def test_a_run_goes_on_where_it_crashed_bit_for_bit(name, learner, tmp_path):
     straight = begun(name, learner, tmp_path / "one")
     with pytest.raises(Crash):
         begun(name, learner, tmp_path / "two", stop=34)
-    assert [p.name for p in storage.saved(tmp_path / "two")] == ["step-00000020", "step-00000030"]
+    assert [p.name for p in storage.list_checkpoints(tmp_path / "two")] == [
+        "step-00000020",
+        "step-00000030",
+    ]
     again = begun(name, learner, tmp_path / "two", resume=True)
     assert whole(tmp_path / "one") == whole(tmp_path / "two")
     assert (again.so_far, again.recent, again.updates) == (
@@ -868,7 +873,8 @@ def test_steps_in_two_parts_are_those_in_one(tmp_path):
         found = begun("elman", learner, tmp_path / f"{learner} two", steps=40, resume=True)
         assert found.step == 40
         one, two = (
-            storage.load(storage.saved(tmp_path / f"{learner} {n}")[-1]) for n in ("one", "two")
+            storage.load(storage.list_checkpoints(tmp_path / f"{learner} {n}")[-1])
+            for n in ("one", "two")
         )
         assert all(torch.equal(v, two.model[name]) for name, v in one.model.items())
         assert all(
@@ -981,7 +987,7 @@ def test_a_killed_process_goes_on_bit_for_bit(here):
         capture_output=True,
     )
     assert done.returncode == -signal.SIGKILL, done.stderr[-2000:]
-    assert storage.saved(here / "two")[-1].name == "step-00000040"
+    assert storage.list_checkpoints(here / "two")[-1].name == "step-00000040"
     file_run(here / "two", score=lambda a: {"x": 0.0}, resume=True)
     assert whole(here / "one") == whole(here / "two")
 
@@ -1147,7 +1153,7 @@ def test_a_folder_that_holds_a_run_is_refused(here, coadjoint):
 
 def test_scale_is_that_of_all_rows_before():
     values = np.random.default_rng(0).normal(size=(500, 3)) * [1e-3, 1, 1e6] + [0, 1e4, -1e6]
-    scale = stream_module.Scale(3, True)
+    scale = stream_module.RunningScale(3, True)
     for x in values:
         scale.add(x)
     assert np.allclose(scale.mean, values.mean(0), rtol=1e-12)

@@ -51,7 +51,7 @@ def test_a_plan_knows_what_it_means_by_default():
         ({"folder": 3}, "folder must be the name of a file or folder; got 3"),
         (
             {"display": "yes"},
-            "display must be True, False or an object with step, look, say and close; got 'yes'",
+            "display must be True, False or an object with step, validation, say and close; got 'yes'",
         ),
         ({"description": "mine"}, "description must be a dict; got 'mine'"),
         ({"loggers": print}, "loggers must be a list of functions of a row"),
@@ -66,13 +66,13 @@ def test_settings_that_cannot_be_used_are_refused(settings, said):
 def test_each_setting_is_checked_once(monkeypatch):
     from coadjoint.training import plan
 
-    checked, whole = [], plan.whole
+    checked, whole = [], plan.whole_number
 
     def counted(name, value):
         checked.append(name)
         return whole(name, value)
 
-    monkeypatch.setattr(plan, "whole", counted)
+    monkeypatch.setattr(plan, "whole_number", counted)
     net = co.Network("elman", inputs=6, hidden=3, outputs=4, output="softmax")
     co.train(
         net, co.tasks.TemporalOrder(10), steps=2, every=2, batch=2, tests=2, confirm=2, probes=2

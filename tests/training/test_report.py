@@ -469,7 +469,7 @@ def test_a_long_run_stays_small_and_keeps_its_spike(tmp_path):
     assert loss["series"][0]["x"][-1] == n
     assert loss["total"] == n
     assert f"{loss['drawn']:,} of 60,000 points drawn" in page.text
-    assert loss["drawn"] == len(loss["series"][0]["x"]) <= curves_module.SERIES + 2
+    assert loss["drawn"] == len(loss["series"][0]["x"]) <= curves_module.MAX_SERIES_POINTS + 2
     assert max(max(row) for row in page.figures["costates"]["cells"]) == 9.0
     assert "24,000 cells drawn for 300,000 values" in page.text
 
@@ -478,7 +478,7 @@ def test_a_long_run_stays_small_and_keeps_its_spike(tmp_path):
 @given(st.lists(st.floats(-1e6, 1e6) | st.just(math.nan), max_size=300), st.integers(3, 90))
 def test_thinning_keeps_the_extremes_and_the_order(values, most):
     y = np.array(values, dtype=float)
-    at = curves_module.thin(y, most)
+    at = curves_module.thinned_indices(y, most)
     assert list(at) == sorted(set(at))
     assert len(at) <= most + 2
     if len(y) <= most:
@@ -494,7 +494,7 @@ def test_thinning_keeps_the_extremes_and_the_order(values, most):
 def test_thinning_keeps_a_lone_gap():
     y = np.sin(np.arange(5000.0))
     y[3210] = math.nan
-    assert 3210 in curves_module.thin(y, 300)
+    assert 3210 in curves_module.thinned_indices(y, 300)
 
 
 def test_rows_are_read_without_blank_and_broken_lines(tmp_path):
@@ -623,7 +623,7 @@ def test_the_page_of_several_tasks_has_a_table_of_all(tmp_path):
 
 
 def test_more_rows_than_colours_can_tell_apart_have_no_curves(tmp_path):
-    page = page_of(write_tasks(tmp_path, [f"plain cell={k}" for k in range(pages.APART + 1)]))
+    page = page_of(write_tasks(tmp_path, [f"plain cell={k}" for k in range(pages.MAX_COLOURS + 1)]))
     assert set(page.figures) == {"steps", "final", "steps-1", "final-1", "final-2"}
     assert "15 rows are more than colours can tell apart" in page.text
 
@@ -914,7 +914,7 @@ def test_nothing_read_becomes_markup(tmp_path, file, path):
         assert all(
             value.startswith(("#", "./")) for name, value in page.attributes if name == "href"
         )
-        assert not text_module.UNSEEN.search(page.source)
+        assert not text_module.INVISIBLE.search(page.source)
         assert page.source.count("<script") == 2
         if (file, path) not in NOT_SHOWN:
             shown = text_module.clean(payload)
@@ -930,7 +930,7 @@ def test_names_of_folders_are_quoted(tmp_path, name):
 
 
 def test_long_text_is_cut():
-    assert text_module.clean("x" * 5000) == "x" * text_module.TEXT + "… (5,000 characters)"
+    assert text_module.clean("x" * 5000) == "x" * text_module.MAX_TEXT + "… (5,000 characters)"
 
 
 def test_folders_without_a_run_are_refused(tmp_path, monkeypatch):

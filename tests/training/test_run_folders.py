@@ -141,7 +141,7 @@ def half(to):
     gate = Gate(25)
     process = child(*WORDS, "--out", to, before=gate)
     gate.hear("waiting")
-    assert (to / "checkpoints" / storage.name_of(20)).exists()
+    assert (to / "checkpoints" / storage.folder_name(20)).exists()
     process.send(signal.SIGTERM)
     gate.open()
     code, output = process.wait()
@@ -201,14 +201,14 @@ def small(tmp_path_factory):
 
 def refused(path, name):
     with pytest.raises(StorageError) as caught:
-        storage.contents(path)
+        storage.read_contents(path)
     assert str(path) in str(caught.value)
     assert name in str(caught.value), f"{caught.value} does not name {name}"
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_flipped_byte_and_every_truncation_is_refused(small, name):
-    path = small / "checkpoints" / storage.name_of(20)
+    path = small / "checkpoints" / storage.folder_name(20)
     content = (path / name).read_bytes()
     assert len(content) > 100
     try:
@@ -217,7 +217,7 @@ def test_every_flipped_byte_and_every_truncation_is_refused(small, name):
                 os.pwrite(file.fileno(), bytes([content[i] ^ (1 << i % 8)]), i)
                 refused(path, name)
                 os.pwrite(file.fileno(), content[i : i + 1], i)
-            storage.contents(path)
+            storage.read_contents(path)
             for length in range(len(content) - 1, -1, -1):
                 os.ftruncate(file.fileno(), length)
                 refused(path, name)
@@ -228,7 +228,7 @@ def test_every_flipped_byte_and_every_truncation_is_refused(small, name):
 
 def test_every_byte_of_a_real_checkpoint_matters(copy):
     """The same for the largest file of a run's own checkpoint, one flip for every 16 bytes."""
-    path = storage.saved(copy)[-1]
+    path = storage.list_checkpoints(copy)[-1]
     content = (path / "state.safetensors").read_bytes()
     with open(path / "state.safetensors", "r+b", buffering=0) as file:
         for i in range(0, len(content), 16):
@@ -278,7 +278,7 @@ def listed(last, **content):
     }
     for name, value in found.items():
         (last / name).write_bytes(value)
-    (last / storage.MANIFEST).write_bytes(storage.manifest(found))
+    (last / storage.MANIFEST).write_bytes(storage.make_manifest(found))
 
 
 def unknown_format(last, before):
@@ -310,17 +310,17 @@ DAMAGE = {
 @pytest.mark.parametrize("what", DAMAGE)
 def test_damage_is_named_and_the_checkpoint_before_is_offered(copy, what):
     damage, named = DAMAGE[what]
-    before, last = storage.saved(copy)[-2:]
+    before, last = storage.list_checkpoints(copy)[-2:]
     if named.endswith(storage.MANIFEST) and "before" in what:
         named = "model.safetensors"  # a manifest that is whole, of other files
     damage(last, before)
     with pytest.raises(StorageError) as caught:
-        storage.latest(copy)
+        storage.load_latest(copy)
     text = str(caught.value)
     assert named in text
     assert f"{before.name}, is whole: coadjoint resume {copy} --fallback" in text
     said = []
-    assert storage.latest(copy, fallback=True, say=said.append).step == int(before.name[5:])
+    assert storage.load_latest(copy, fallback=True, say=said.append).step == int(before.name[5:])
     assert len(said) == 1
     assert f"Set aside as {last.name}.damaged; going on from {before.name}." in said[0]
     assert not last.exists()
@@ -328,40 +328,40 @@ def test_damage_is_named_and_the_checkpoint_before_is_offered(copy, what):
 
 
 def test_a_renamed_checkpoint_is_refused(copy):
-    last = storage.saved(copy)[-1]
-    last.rename(last.with_name(storage.name_of(70)))
+    last = storage.list_checkpoints(copy)[-1]
+    last.rename(last.with_name(storage.folder_name(70)))
     with pytest.raises(StorageError, match="step-00000070 is damaged: it holds step 60"):
-        storage.latest(copy)
+        storage.load_latest(copy)
 
 
 def test_all_damaged_ones_are_set_aside_not_only_the_last(stopped_copy):
-    paths = storage.saved(stopped_copy)
+    paths = storage.list_checkpoints(stopped_copy)
     shutil.copytree(
-        paths[-1], paths[-1].with_name(storage.name_of(99))
+        paths[-1], paths[-1].with_name(storage.folder_name(99))
     )  # damaged twice over: a copy under another name
     (paths[-1] / "state.json").unlink()
     said = []
-    assert storage.latest(stopped_copy, fallback=True, say=said.append).step == int(
+    assert storage.load_latest(stopped_copy, fallback=True, say=said.append).step == int(
         paths[-2].name[5:]
     )
     assert len(said) == 2
-    assert storage.saved(stopped_copy) == paths[:-1]
+    assert storage.list_checkpoints(stopped_copy) == paths[:-1]
 
 
 def test_a_folder_whose_checkpoints_are_all_damaged_is_refused(copy):
-    for path in storage.saved(copy):
+    for path in storage.list_checkpoints(copy):
         (path / "state.json").unlink()
     for fallback in (False, True):
         with pytest.raises(StorageError, match="no older one that is whole"):
-            storage.latest(copy, fallback)
-    assert [p for p in storage.saved(copy) if (p / "model.safetensors").exists()], (
+            storage.load_latest(copy, fallback)
+    assert [p for p in storage.list_checkpoints(copy) if (p / "model.safetensors").exists()], (
         "nothing was moved"
     )
 
 
 def test_fallback_goes_on_and_ends_in_the_same_bytes(stopped_copy, truth):
     """Also where the best checkpoint is gone: each checkpoint holds the best weights itself."""
-    last = storage.saved(stopped_copy)[-1]
+    last = storage.list_checkpoints(stopped_copy)[-1]
     (last / "model.safetensors").write_bytes(b"")
     code, output = command("resume", stopped_copy)
     assert code == 4
@@ -371,13 +371,13 @@ def test_fallback_goes_on_and_ends_in_the_same_bytes(stopped_copy, truth):
 
 
 def test_a_checkpoint_does_not_need_that_of_the_best_step(stopped_copy, truth):
-    last = storage.saved(stopped_copy)[-1]
+    last = storage.list_checkpoints(stopped_copy)[-1]
     assert (
         json.loads((last / "state.json").read_text())["progress"]["best_step"]
         == 20
         != int(last.name[5:])
     )
-    for path in storage.saved(stopped_copy)[:-1]:
+    for path in storage.list_checkpoints(stopped_copy)[:-1]:
         shutil.rmtree(path)
     code, output = command("resume", stopped_copy)
     assert code == 0, output
@@ -387,26 +387,26 @@ def test_a_checkpoint_does_not_need_that_of_the_best_step(stopped_copy, truth):
 
 
 def test_half_written_checkpoints_are_not_seen_and_are_cleared_away(stopped_copy, truth):
-    last = storage.saved(stopped_copy)[-1]
+    last = storage.list_checkpoints(stopped_copy)[-1]
     for suffix in (".tmp", ".old"):
-        shutil.copytree(last, last.with_name(storage.name_of(55) + suffix))
+        shutil.copytree(last, last.with_name(storage.folder_name(55) + suffix))
     resumed_equal(stopped_copy, truth)
     assert not list((stopped_copy / "checkpoints").glob("*.*"))
 
 
 def test_a_checkpoint_is_never_overwritten(small):
-    saved = storage.load(small / "checkpoints" / storage.name_of(10))
-    before = storage.contents(small / "checkpoints" / storage.name_of(10))
+    saved = storage.load(small / "checkpoints" / storage.folder_name(10))
+    before = storage.read_contents(small / "checkpoints" / storage.folder_name(10))
     with pytest.raises(StorageError, match="step-00000010"):
         storage.save(small / "checkpoints", saved)
-    assert storage.contents(small / "checkpoints" / storage.name_of(10)) == before
+    assert storage.read_contents(small / "checkpoints" / storage.folder_name(10)) == before
     assert not list((small / "checkpoints").glob("*.tmp"))
 
 
 def test_steps_are_ordered_as_numbers(tmp_path):
     for step in (99_999_999, 100_000_000, 5):
-        (tmp_path / "checkpoints" / storage.name_of(step)).mkdir(parents=True)
-    assert [p.name for p in storage.saved(tmp_path)] == [
+        (tmp_path / "checkpoints" / storage.folder_name(step)).mkdir(parents=True)
+    assert [p.name for p in storage.list_checkpoints(tmp_path)] == [
         "step-00000005",
         "step-99999999",
         "step-100000000",
@@ -450,8 +450,10 @@ def test_a_lock_that_says_nothing_still_holds(tmp_path):
 
 
 def test_a_run_makes_and_locks_its_folder_once(tmp_path, monkeypatch):
-    made, locked, lock, create = [], [], run_folder.Lock, run_folder.create
-    monkeypatch.setattr(run_folder, "create", lambda path: made.append(path) or create(path))
+    made, locked, lock, create = [], [], run_folder.Lock, run_folder.create_run_folder
+    monkeypatch.setattr(
+        run_folder, "create_run_folder", lambda path: made.append(path) or create(path)
+    )
     monkeypatch.setattr(run_folder, "Lock", lambda path: locked.append(path) or lock(path))
     monkeypatch.setattr(
         sys, "argv", ["coadjoint", *WORDS, "--out", str(tmp_path / "run"), "--quiet"]
@@ -531,7 +533,7 @@ def test_what_a_crash_before_the_run_leaves_does_not_stand_in_the_way(tmp_path, 
 def test_a_resume_that_is_refused_leaves_the_settings_alone(copy):
     """`--steps` is written when the run has been found fit to go on."""
     before = (copy / "config.yaml").read_bytes()
-    last = storage.saved(copy)[-1]
+    last = storage.list_checkpoints(copy)[-1]
     rows = (copy / "metrics.jsonl").read_bytes()
     (copy / "metrics.jsonl").write_bytes(rows.replace(b"loss", b"lass", 1))
     code, output = command("resume", copy, "--steps", 70)
@@ -550,10 +552,10 @@ def test_a_resume_that_is_refused_leaves_the_settings_alone(copy):
 
 
 def test_rows_are_appended_at_the_end_while_they_are_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(json_rows, "PART", 8)
-    rows = json_rows.Rows(tmp_path / "rows.jsonl")
+    monkeypatch.setattr(json_rows, "BLOCK", 8)
+    rows = json_rows.JsonRows(tmp_path / "rows.jsonl")
     rows.append({"step": 1})
-    parts = rows.parts()
+    parts = rows.read_blocks()
     assert next(parts) == b'{"step":'
     rows.append({"step": 2})
     assert b"".join(parts) == b'1}\n{"step":2}\n'
@@ -597,7 +599,7 @@ def test_a_file_that_cannot_grow_stops_the_run_and_nothing_is_lost(tmp_path, tru
     code, output = child(*WORDS, "--out", folder, before=limit(size)).wait()
     assert code == 4, output
     assert "File too large" in output
-    assert all(storage.whole(p) for p in storage.saved(folder))
+    assert all(storage.is_intact(p) for p in storage.list_checkpoints(folder))
     assert not list((folder / "checkpoints").glob("*.tmp"))
     if (folder / "config.yaml").exists():
         resumed_equal(folder, truth)
@@ -629,7 +631,7 @@ def test_a_full_disk_stops_the_run_and_room_lets_it_go_on(tmp_path, truth, kilob
         folder = Path(shutil.copytree(disk / "run", tmp_path / "run"))
     finally:
         subprocess.run(["umount", str(disk)], check=True)
-    assert all(storage.whole(p) for p in storage.saved(folder))
+    assert all(storage.is_intact(p) for p in storage.list_checkpoints(folder))
     resumed_equal(folder, truth)
 
 
@@ -690,9 +692,9 @@ def test_a_call_that_fails_stops_the_run_and_what_was_there_stays(
         )
         with pytest.raises(StorageError, match=re.escape(os.strerror(number))):
             tiny(tmp_path / "run")
-    paths = storage.saved(tmp_path / "run")
+    paths = storage.list_checkpoints(tmp_path / "run")
     assert bool(paths) == bool(after)
-    assert all(storage.whole(p) for p in paths)
+    assert all(storage.is_intact(p) for p in paths)
     tiny(tmp_path / "run", resume=True)
     assert ended(tmp_path / "run") == ended(tiny_run)
 
@@ -720,7 +722,7 @@ def test_a_folder_removed_while_the_run_goes_on_stops_it(tmp_path):
         or "No such file or directory" in output
     )
     assert not (tmp_path / "run").exists()
-    assert all(storage.whole(p) for p in storage.saved(tmp_path / "elsewhere"))
+    assert all(storage.is_intact(p) for p in storage.list_checkpoints(tmp_path / "elsewhere"))
 
 
 def test_a_run_folder_may_be_behind_a_link(tmp_path, truth):
@@ -749,7 +751,7 @@ def test_new_files_are_not_written_through_links(tmp_path):
     (tmp_path / "target").write_text("mine")
     (tmp_path / "link").symlink_to(tmp_path / "target")
     with pytest.raises(OSError, match="exists"):
-        files.write(tmp_path / "link", b"theirs")
+        files.write_new(tmp_path / "link", b"theirs")
     files.replace(tmp_path / "link", b"theirs")
     assert (tmp_path / "target").read_text() == "mine"
 
@@ -773,7 +775,7 @@ def test_a_signal_stops_the_run_and_it_goes_on_in_the_same_bits(tmp_path, truth,
     assert found[1] == signal.Signals(number).name
     step = int(found[2])
     assert step == 15
-    assert storage.saved(folder)[-1].name == storage.name_of(step)
+    assert storage.list_checkpoints(folder)[-1].name == storage.folder_name(step)
     result = json.loads((folder / "result.json").read_text())
     assert (result["status"], result["step"]) == ("interrupted", step)
     assert found[3] == f"resume '{folder}'"
@@ -791,7 +793,7 @@ def test_two_interrupts_stop_at_once(tmp_path, truth):
     assert code == 75
     assert "interrupted twice" in output
     assert f"Go on with: coadjoint resume {folder}" in output
-    assert not storage.saved(folder)
+    assert not storage.list_checkpoints(folder)
     resumed_equal(folder, truth)
 
 
@@ -831,7 +833,7 @@ def test_a_signal_stops_a_real_process(tmp_path, truth):
         text=True,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
-    until(lambda: storage.saved(folder))
+    until(lambda: storage.list_checkpoints(folder))
     process.terminate()
     _, errors = process.communicate(timeout=600)
     assert process.returncode == 75
@@ -873,7 +875,7 @@ def test_a_longer_run_is_the_run_that_was_longer_from_the_start(copy, tmp_path):
 
 
 def test_a_shorter_one_ends_where_it_is(stopped_copy):
-    rows = storage.load(storage.saved(stopped_copy)[-1])
+    rows = storage.load(storage.list_checkpoints(stopped_copy)[-1])
     code, output = command("resume", stopped_copy, "--steps", "15")
     assert code == 0, output
     result = json.loads((stopped_copy / "result.json").read_text())
@@ -1046,7 +1048,7 @@ def test_pruning_keeps_the_last_ones_and_the_best(tmp_path):
         for step in (3, 6, 9, 12):
             storage.save(folder / "checkpoints", storage.Checkpoint(step, {}, {}, {}))
         storage.prune(folder, keep, best=3)
-        assert [int(p.name[5:]) for p in storage.saved(folder)] == expected
+        assert [int(p.name[5:]) for p in storage.list_checkpoints(folder)] == expected
 
 
 @pytest.mark.parametrize(
@@ -1113,7 +1115,7 @@ def test_rows_deleted_while_the_run_goes_on_are_noticed(tmp_path, tiny_run, name
     for name in names:
         assert f"{name} was deleted while the run went on; its rows were put back" in text
     assert f"Go on from the last checkpoint: coadjoint resume {folder}" in text
-    kept = [int(p.name[5:]) for p in storage.saved(folder) if storage.whole(p)]
+    kept = [int(p.name[5:]) for p in storage.list_checkpoints(folder) if storage.is_intact(p)]
     assert max(kept, default=0) == {1: 0, 5: 4, 12: 9}[step], (
         "the last one before, of every third step and of the best"
     )
@@ -1150,7 +1152,7 @@ def test_a_lock_that_goes_while_the_run_goes_on_is_noticed(tmp_path, tiny_run, p
         match=r"lock was deleted or replaced while the run went on: another process may",
     ):
         tiny(folder, display=After(5, lambda: put(folder / name)))
-    assert storage.saved(folder)[-1].name == storage.name_of(4)
+    assert storage.list_checkpoints(folder)[-1].name == storage.folder_name(4)
     tiny(folder, resume=True)
     assert ended(folder) == ended(tiny_run)
 
@@ -1196,22 +1198,22 @@ def test_the_command_line_says_so_in_one_line(tmp_path):
 
 def test_long_rows_are_not_held_in_memory_to_check_them(tmp_path, monkeypatch):
     """A file of many parts; lines that lie across them."""
-    monkeypatch.setattr(json_rows, "PART", 64)
-    rows = json_rows.Rows(tmp_path / "rows")
+    monkeypatch.setattr(json_rows, "BLOCK", 64)
+    rows = json_rows.JsonRows(tmp_path / "rows")
     told = [{"step": k, "text": "x" * (7 * k % 150)} for k in range(40)]
     for row in told[:30]:
         rows.append(row)
     at = rows.position
     rows.append({"step": "lost"})
     rows.close()
-    rows = json_rows.Rows(tmp_path / "rows", at)
+    rows = json_rows.JsonRows(tmp_path / "rows", at)
     for row in told[30:]:
         rows.append(row)
     assert [json.loads(line) for line in rows.lines()] == told
-    assert b"".join(rows.parts()) == (tmp_path / "rows").read_bytes()
-    where = json_rows.Written(tmp_path / "rows", rows.bytes)
+    assert b"".join(rows.read_blocks()) == (tmp_path / "rows").read_bytes()
+    where = json_rows.StoredRows(tmp_path / "rows", rows.bytes)
     rows.append({"step": "later"})
     rows.close()
     assert list(where) == told
     with pytest.raises(StorageError, match="changed or cut"):
-        json_rows.Rows(tmp_path / "rows", {**at, "bytes": at["bytes"] + 1})
+        json_rows.JsonRows(tmp_path / "rows", {**at, "bytes": at["bytes"] + 1})

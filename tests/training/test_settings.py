@@ -436,7 +436,7 @@ def test_import_needs_no_yaml():
 
 def test_words_of_a_flag_are_read_as_yaml_reads_them():
     assert same(
-        [settings.scalar(t) for t in ("1e-3", "12", "true", "", "tanh")],
+        [settings.parse_scalar(t) for t in ("1e-3", "12", "true", "", "tanh")],
         [0.001, 12, True, None, "tanh"],
     )
     for word, reason in {
@@ -446,7 +446,7 @@ def test_words_of_a_flag_are_read_as_yaml_reads_them():
         str(2**63): "64 bits",
     }.items():
         with pytest.raises(ValueError, match=reason):
-            settings.scalar(word)
+            settings.parse_scalar(word)
 
 
 # JSON alone

@@ -235,7 +235,7 @@ def test_early_stopping_keeps_the_best_weights(lower):
     net, seen = regression(), {}
 
     class Watch(display.Silent):
-        def look(self, step, rows):
+        def validation(self, step, rows):
             seen[step] = weights(net)
 
     task = Constant(given, lower)
@@ -326,10 +326,10 @@ def test_stop_leaves_everything_as_it_was_before_the_step(tmp_path, value):
     assert "The weights are those before this step." in text
     assert equal(weights(net), last_weights(steps=3))
     assert good is not net
-    last = storage.load(storage.saved(tmp_path / "run")[-1])
+    last = storage.load(storage.list_checkpoints(tmp_path / "run")[-1])
     assert last.step == 3
     assert equal({k: last.model[k] for k in weights(net)}, weights(net))
-    replayed = storage.load(storage.saved(tmp_path / "run", "replay")[-1])
+    replayed = storage.load(storage.list_checkpoints(tmp_path / "run", "replay")[-1])
     assert (replayed.step, equal(replayed.model, last.model)) == (3, True)
     assert "the gradient of W" in replayed.state["reason"]
     result = json.loads((tmp_path / "run" / "result.json").read_text())
@@ -388,14 +388,14 @@ def test_skipped_steps_change_nothing_and_are_said(tmp_path, policy):
     skipped = [r for r in rows(result, "train") if "skipped" in r]
     assert [r["step"] for r in skipped] == [4, 6]
     assert all("the gradient of W is not finite" in r["skipped"] for r in skipped)
-    replays = [p.name for p in storage.saved(tmp_path / "run", "replay")]
-    assert replays == ([storage.name_of(3), storage.name_of(5)] if policy == "dump" else [])
+    replays = [p.name for p in storage.list_checkpoints(tmp_path / "run", "replay")]
+    assert replays == ([storage.folder_name(3), storage.folder_name(5)] if policy == "dump" else [])
     assert json.loads((tmp_path / "run" / "result.json").read_text())["skipped"] == 2
 
 
 def test_the_bad_batch_of_several_is_the_one_looked_at(monkeypatch):
     looked = []
-    monkeypatch.setattr(validation, "first_fault", lambda e: looked.append(e) or "")
+    monkeypatch.setattr(validation, "locate_nonfinite", lambda e: looked.append(e) or "")
 
     class First(Poison):
         count = 0
@@ -417,7 +417,7 @@ def exploding():
     return net
 
 
-@pytest.mark.parametrize("policy", plan.POLICIES)
+@pytest.mark.parametrize("policy", plan.NONFINITE_POLICIES)
 def test_a_network_that_really_explodes_is_stopped_or_skipped(tmp_path, policy):
     net = exploding()
     before = weights(net)
@@ -461,7 +461,7 @@ def test_a_replay_shows_the_failure_again(tmp_path, monkeypatch, capsys):
     assert code == 4
 
 
-@pytest.mark.parametrize("policy", plan.POLICIES)
+@pytest.mark.parametrize("policy", plan.NONFINITE_POLICIES)
 def test_a_step_size_that_throws_the_weights_out_of_range_is_noticed(tmp_path, policy):
     net = network(dtype=torch.float32)
     before = weights(net)
@@ -512,7 +512,7 @@ def test_held_out_rows_are_what_they_say():
     net, task, seen = network(), co.tasks.TemporalOrder(10), {}
 
     class Watch(display.Silent):
-        def look(self, step, rows):
+        def validation(self, step, rows):
             seen[step] = weights(net)
 
     result = train(net, task, display=Watch(), tests=37, confirm=37, stop_on_success=False)

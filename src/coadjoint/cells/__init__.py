@@ -10,30 +10,32 @@ activations  tanh, sigmoid, relu, ... by name
 library      the cells that come with the package, and CELLS, their names
 steps        recurrences that are no formula: any step function, differentiated by torch
 about        what there is to know of a cell by its name
-making       types of parameters, and what is refused
+parameters   types of parameters, and what is refused
 transport    cells and networks on their way to another process
 structures   structured recurrent weights: orthogonal, antisymmetric, low rank, ...
 """
 
 from __future__ import annotations
 
+from ..errors import renamed_attributes
 from . import steps, structures
-from .about import About, about
+from .about import CellDescription, about
 from .activations import ACTIVATIONS, Activation, activation_function, identity
 from .cell import Cell, Fields, Uniform, Weights, cell
 from .library import (
     CELLS,
     FADES_AT_ONCE,
-    FIXED,
+    FIXED_ACTIVATION,
     NEVER_FADES,
     antisymmetric,
     at_most,
+    cached_by_options,
     cornn,
     elman,
-    enters,
     exponential,
     gaussian,
     gru,
+    input_gain,
     inverse,
     leaky,
     lipschitz,
@@ -44,7 +46,6 @@ from .library import (
     minlstm,
     named,
     noisy,
-    once,
     options,
     peephole,
     rate,
@@ -57,11 +58,11 @@ __all__ = [
     "ACTIVATIONS",
     "CELLS",
     "FADES_AT_ONCE",
-    "FIXED",
+    "FIXED_ACTIVATION",
     "NEVER_FADES",
-    "About",
     "Activation",
     "Cell",
+    "CellDescription",
     "Fields",
     "Uniform",
     "Weights",
@@ -69,14 +70,15 @@ __all__ = [
     "activation_function",
     "antisymmetric",
     "at_most",
+    "cached_by_options",
     "cell",
     "cornn",
     "elman",
-    "enters",
     "exponential",
     "gaussian",
     "gru",
     "identity",
+    "input_gain",
     "inverse",
     "leaky",
     "lipschitz",
@@ -87,7 +89,6 @@ __all__ = [
     "minlstm",
     "named",
     "noisy",
-    "once",
     "options",
     "peephole",
     "rate",
@@ -97,3 +98,13 @@ __all__ = [
     "structures",
     "unicornn",
 ]
+
+__getattr__ = renamed_attributes(
+    __name__,
+    {
+        "About": "CellDescription",
+        "FIXED": "FIXED_ACTIVATION",
+        "enters": "input_gain",
+        "once": "cached_by_options",
+    },
+)

@@ -11,7 +11,7 @@ from . import library, steps
 
 
 @dataclass(frozen=True)
-class About:
+class CellDescription:
     """A cell in words."""
 
     equations: str
@@ -20,7 +20,7 @@ class About:
     state: str  # entries of the state for each unit
 
 
-def about(name: str) -> About:
+def about(name: str) -> CellDescription:
     """The equations, the paper, the options and the state of a cell or step.
 
     >>> about("leaky").options
@@ -30,6 +30,6 @@ def about(name: str) -> About:
     if name in steps.STEPS:
         step = steps.STEPS[name]
         equations, _, paper = inspect.cleandoc(step.__doc__ or "").rpartition("\n\n")
-        return About(equations, paper, steps.options(name), step.state)
+        return CellDescription(equations, paper, steps.options(name), step.state)
     cell = library.named(name)
-    return About(cell.equations, cell.paper, library.options(name), str(len(cell.slots)))
+    return CellDescription(cell.equations, cell.paper, library.options(name), str(len(cell.slots)))

@@ -16,19 +16,22 @@ from __future__ import annotations
 
 import functools
 import inspect
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import InputError, KindError, check_kind, choose, real
-from .formula import DEAR, Node, add, depends, node, pull, substitute, symbol, walk
+from .formula import EXPENSIVE, Node, add, as_node, dependent_nodes, pull, substitute, symbol, walk
 from .transport import Portable
 
 FIRST = "first slot"
+# Names of attributes until 0.7, and what they are called now.
+RENAMED = {"beside": "side_entries", "enters": "driven_entries", "kept": "saved_nodes"}
 
 
 @dataclass(frozen=True)
@@ -118,6 +121,19 @@ class Cell(Portable):
             f"at the top level of module {self.formula.__module__}. Define it there, outside of functions and classes."
         )
 
+    if not TYPE_CHECKING:  # mypy would take any name for an attribute of this class
+
+        def __getattr__(self, name: str) -> object:
+            if name not in RENAMED:
+                raise AttributeError(f"'Cell' object has no attribute {name!r}")
+            new = RENAMED[name]
+            warnings.warn(
+                f"Cell.{name} is now Cell.{new}; the old name goes in 1.0.",
+                DeprecationWarning,
+                stacklevel=2,
+            )
+            return getattr(self, new)
+
     def __repr__(self) -> str:
         return f"<cell {self.name}: slots {' '.join(self.slots)}>"
 
@@ -137,26 +153,26 @@ class Cell(Portable):
     @functools.cached_property
     def v(self) -> tuple[Node, ...]:
         """v of the gates where it is used apart from z, of the inputs, and what is given."""
-        return tuple(symbol(f"v.{g}") for g in self.beside)
+        return tuple(symbol(f"v.{g}") for g in self.side_entries)
 
     @property
-    def beside(self) -> tuple[str, ...]:
+    def side_entries(self) -> tuple[str, ...]:
         return (*self.side, *self.inputs, *self.given)
 
     @functools.cached_property
-    def enters(self) -> tuple[str, ...]:
+    def driven_entries(self) -> tuple[str, ...]:
         """The entries of v that R and b make, in the order of their rows."""
-        return (*(g for g in self.gates if g not in self._recorded[2]), *self.inputs)
+        return (*(g for g in self.gates if g not in self._traced[2]), *self.inputs)
 
     @functools.cached_property
     def next(self) -> tuple[Node, ...]:
         """x_t, an expression in a, v, x, p for each slot."""
-        return self._recorded[0]
+        return self._traced[0]
 
     @functools.cached_property
     def side(self) -> tuple[str, ...]:
         """The gates where z and v do not meet in one sum; these keep an array of v."""
-        return self._recorded[1]
+        return self._traced[1]
 
     @functools.cached_property
     def read(self) -> tuple[Node, ...]:
@@ -171,23 +187,23 @@ class Cell(Portable):
         )
 
     @functools.cached_property
-    def kept(self) -> tuple[Node, ...]:
+    def saved_nodes(self) -> tuple[Node, ...]:
         """The transcendental values inside x_t that are not x_t itself: an engine may keep them for the other loops."""
-        moving = depends(self.next, (*self.a, *self.v, *self.x))
+        moving = dependent_nodes(self.next, (*self.a, *self.v, *self.x))
         return tuple(
-            n for n in walk(self.next) if n.op in DEAR and n in moving and n not in self.next
+            n for n in walk(self.next) if n.op in EXPENSIVE and n in moving and n not in self.next
         )
 
     @functools.cached_property
     def needs_a(self) -> bool:
         """Do derivatives read the arguments a, or only the states and the values kept?"""
-        known = frozenset(n for n in (*self.next, *self.kept) if n.args)
+        known = frozenset(n for n in (*self.next, *self.saved_nodes) if n.args)
         bars = tuple(symbol(f"lam.{s}") for s in self.slots)
         grads = pull(self.next, bars, (*self.a, *self.v, *self.x, *self.p))
         return any(n in self.a for n in walk(grads, known))
 
     @functools.cached_property
-    def _recorded(self) -> tuple[tuple[Node, ...], tuple[str, ...], tuple[str, ...]]:
+    def _traced(self) -> tuple[tuple[Node, ...], tuple[str, ...], tuple[str, ...]]:
         """x_t, the gates where v is apart from z, the gates without v."""
         z = {g: symbol(f"z.{g}") for g in self.gates}
         v = {g: symbol(f"v.{g}") for g in (*self.gates, *self.inputs, *self.given)}
@@ -202,7 +218,7 @@ class Cell(Portable):
             raise KindError(
                 f"the formula of cell '{self.name}' returns {kinds}; expected an expression for each slot."
             )
-        out = [node(o) for o in out]
+        out = [as_node(o) for o in out]
         nodes, side = walk(out), []
         replaced: dict[Node, Node] = {}
         deaf = tuple(g for g in self.gates if z[g] in nodes and v[g] not in nodes)
@@ -267,7 +283,7 @@ class Cell(Portable):
         v = dict(zip(self.gates, base.chunk(count, -1), strict=True))
         if side is not None:
             z |= {g: z[g] + v[g] for g in self.side}
-            v |= dict(zip(self.beside, side.chunk(len(self.beside), -1), strict=True))
+            v |= dict(zip(self.side_entries, side.chunk(len(self.side_entries), -1), strict=True))
         out = self._call(z, v, slots, p)
         return torch.cat(
             [torch.as_tensor(o, dtype=x.dtype, device=x.device).expand(len(x), d) for o in out], -1

@@ -28,40 +28,40 @@ class Node:
     args: tuple[Node, ...]
     value: Any
     order: int
-    known: ClassVar[dict[tuple[Any, ...], Node]] = {}
+    interned: ClassVar[dict[tuple[Any, ...], Node]] = {}
 
     def __new__(cls, op: str, args: tuple[Node, ...] = (), value: Any = None) -> Node:
         key = (op, args, value)
-        node = cls.known.get(key)
+        node = cls.interned.get(key)
         if node is None:
             node = object.__new__(cls)
-            node.op, node.args, node.value, node.order = op, args, value, len(cls.known)
-            cls.known[key] = node
+            node.op, node.args, node.value, node.order = op, args, value, len(cls.interned)
+            cls.interned[key] = node
         return node
 
     def __add__(self, other: Scalar) -> Node:
-        return add(self, node(other))
+        return add(self, as_node(other))
 
     def __radd__(self, other: Scalar) -> Node:
-        return add(node(other), self)
+        return add(as_node(other), self)
 
     def __sub__(self, other: Scalar) -> Node:
-        return sub(self, node(other))
+        return sub(self, as_node(other))
 
     def __rsub__(self, other: Scalar) -> Node:
-        return sub(node(other), self)
+        return sub(as_node(other), self)
 
     def __mul__(self, other: Scalar) -> Node:
-        return mul(self, node(other))
+        return mul(self, as_node(other))
 
     def __rmul__(self, other: Scalar) -> Node:
-        return mul(node(other), self)
+        return mul(as_node(other), self)
 
     def __truediv__(self, other: Scalar) -> Node:
-        return div(self, node(other))
+        return div(self, as_node(other))
 
     def __rtruediv__(self, other: Scalar) -> Node:
-        return div(node(other), self)
+        return div(as_node(other), self)
 
     def __neg__(self) -> Node:
         return neg(self)
@@ -84,7 +84,7 @@ class Node:
         """torch.tanh(node) records what tanh(node) does."""
         name = getattr(func, "__name__", str(func))
         if name in PRIMITIVES and len(args) == 1 and not kwargs:
-            return apply(name, args[0])
+            return apply_primitive(name, args[0])
         raise KindError(
             f"torch's '{name}' is not one of the functions a cell's formula may use: "
             f"{', '.join(sorted(n for n in PRIMITIVES if '_' not in n))}, + - * / and **. "
@@ -100,7 +100,7 @@ class Node:
 Scalar = Node | float | int
 
 
-def node(value: Scalar) -> Node:
+def as_node(value: Scalar) -> Node:
     if isinstance(value, Node):
         return value
     if isinstance(value, int | float) and not isinstance(value, bool):
@@ -114,7 +114,7 @@ def symbol(name: str) -> Node:
     return Node("input", (), name)
 
 
-ZERO, ONE = node(0.0), node(1.0)
+ZERO, ONE = as_node(0.0), as_node(1.0)
 
 
 def is_const(n: Node) -> bool:
@@ -123,7 +123,7 @@ def is_const(n: Node) -> bool:
 
 def add(a: Node, b: Node) -> Node:
     if is_const(a) and is_const(b):
-        return node(a.value + b.value)
+        return as_node(a.value + b.value)
     if a is ZERO:
         return b
     if b is ZERO:
@@ -137,7 +137,7 @@ def add(a: Node, b: Node) -> Node:
 
 def sub(a: Node, b: Node) -> Node:
     if is_const(a) and is_const(b):
-        return node(a.value - b.value)
+        return as_node(a.value - b.value)
     if a is b:
         return ZERO
     if b is ZERO:
@@ -151,13 +151,13 @@ def sub(a: Node, b: Node) -> Node:
 
 def neg(a: Node) -> Node:
     if is_const(a):
-        return node(-a.value)
+        return as_node(-a.value)
     return a.args[0] if a.op == "neg" else Node("neg", (a,))
 
 
 def mul(a: Node, b: Node) -> Node:
     if is_const(a) and is_const(b):
-        return node(a.value * b.value)
+        return as_node(a.value * b.value)
     if is_const(b):
         a, b = b, a
     if a is ZERO:
@@ -167,7 +167,7 @@ def mul(a: Node, b: Node) -> Node:
     if is_const(a) and a.value == -1:
         return neg(b)
     if is_const(a) and b.op == "mul" and is_const(b.args[0]):
-        return mul(node(a.value * b.args[0].value), b.args[1])
+        return mul(as_node(a.value * b.args[0].value), b.args[1])
     if a.op == "neg":
         return neg(mul(a.args[0], b))
     if b.op == "neg":
@@ -177,7 +177,7 @@ def mul(a: Node, b: Node) -> Node:
 
 def div(a: Node, b: Node) -> Node:
     if is_const(a) and is_const(b):
-        return node(a.value / b.value)
+        return as_node(a.value / b.value)
     if a is ZERO or b is ONE:
         return a
     return Node("div", (a, b))
@@ -191,7 +191,7 @@ def power(a: Node, n: Scalar) -> Node:
     if n == int(n) and 0 < n <= 8:
         half = power(a, int(n) // 2) if n > 1 else ONE
         return mul(mul(half, half), a if n % 2 else ONE)
-    return node(a.value**n) if is_const(a) else Node("power", (a,), float(n))
+    return as_node(a.value**n) if is_const(a) else Node("power", (a,), float(n))
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,7 @@ class Primitive:
 
 
 PRIMITIVES: dict[str, Primitive] = {}
-DEAR = (
+EXPENSIVE = (
     "tanh",
     "sigmoid",
     "softplus",
@@ -222,10 +222,10 @@ DEAR = (
 )  # worth an array rather than a second call
 
 
-def apply(name: str, a: Any) -> Any:
+def apply_primitive(name: str, a: Any) -> Any:
     """A primitive of a Node is a Node; of a number, a number; of a tensor, a tensor."""
     if isinstance(a, Node):
-        return node(apply(name, a.value)) if is_const(a) else Node(name, (a,))
+        return as_node(apply_primitive(name, a.value)) if is_const(a) else Node(name, (a,))
     if isinstance(a, Tensor):
         return PRIMITIVES[name].run(a)
     if not isinstance(a, numbers.Real):
@@ -235,18 +235,18 @@ def apply(name: str, a: Any) -> Any:
     return float(PRIMITIVES[name].run(torch.tensor(float(a), dtype=torch.float64)))
 
 
-class Function(functools.partial[Any]):
+class PrimitiveFunction(functools.partial[Any]):
     """A primitive as formulas call it. It is pickled by its name in this module."""
 
     def __reduce__(self) -> str:
         return str(self.args[0])
 
 
-def primitive(
+def define_primitive(
     name: str, run: Callable[..., Tensor], slope: Callable[[Node, Node], Node]
 ) -> Callable[[Any], Any]:
     PRIMITIVES[name] = Primitive(run, slope)
-    function = Function(apply, name)
+    function = PrimitiveFunction(apply_primitive, name)
     function.__doc__ = f"{name}(a), in a cell's formula or on a tensor."
     return function
 
@@ -283,37 +283,37 @@ def _sigmoid_slope(q: Tensor, *, out: Tensor | None = None) -> Tensor:
     return torch.addcmul(q, q, q, value=-1, out=out)
 
 
-tanh = primitive("tanh", torch.tanh, lambda q, a: Node("tanh_slope", (q,)))
-sigmoid = primitive("sigmoid", torch.sigmoid, lambda q, a: Node("sigmoid_slope", (q,)))
-relu = primitive("relu", _relu, lambda q, a: Node("step", (q,)))
-softplus = primitive("softplus", _softplus, lambda q, a: sigmoid(a))
-exp = primitive("exp", torch.exp, lambda q, a: q)
-expm1 = primitive("expm1", torch.expm1, lambda q, a: exp(a))  # q + 1 would lose a small e^a
-log = primitive("log", torch.log, lambda q, a: 1 / a)
-log1p = primitive("log1p", torch.log1p, lambda q, a: 1 / (1 + a))
-sqrt = primitive("sqrt", torch.sqrt, lambda q, a: 0.5 / q)
-sin = primitive("sin", torch.sin, lambda q, a: Node("cos", (a,)))
-cos = primitive("cos", torch.cos, lambda q, a: -sin(a))
-erf = primitive("erf", torch.erf, lambda q, a: (2 / math.sqrt(math.pi)) * exp(-(a * a)))
-atan = primitive("atan", torch.atan, lambda q, a: 1 / (1 + a * a))
-abs = primitive("abs", torch.abs, lambda q, a: Node("sign", (a,)))
-sign = primitive("sign", torch.sign, lambda q, a: ZERO)
-step = primitive("step", _step, lambda q, a: ZERO)
-held = primitive(
+tanh = define_primitive("tanh", torch.tanh, lambda q, a: Node("tanh_slope", (q,)))
+sigmoid = define_primitive("sigmoid", torch.sigmoid, lambda q, a: Node("sigmoid_slope", (q,)))
+relu = define_primitive("relu", _relu, lambda q, a: Node("step", (q,)))
+softplus = define_primitive("softplus", _softplus, lambda q, a: sigmoid(a))
+exp = define_primitive("exp", torch.exp, lambda q, a: q)
+expm1 = define_primitive("expm1", torch.expm1, lambda q, a: exp(a))  # q + 1 would lose a small e^a
+log = define_primitive("log", torch.log, lambda q, a: 1 / a)
+log1p = define_primitive("log1p", torch.log1p, lambda q, a: 1 / (1 + a))
+sqrt = define_primitive("sqrt", torch.sqrt, lambda q, a: 0.5 / q)
+sin = define_primitive("sin", torch.sin, lambda q, a: Node("cos", (a,)))
+cos = define_primitive("cos", torch.cos, lambda q, a: -sin(a))
+erf = define_primitive("erf", torch.erf, lambda q, a: (2 / math.sqrt(math.pi)) * exp(-(a * a)))
+atan = define_primitive("atan", torch.atan, lambda q, a: 1 / (1 + a * a))
+abs = define_primitive("abs", torch.abs, lambda q, a: Node("sign", (a,)))
+sign = define_primitive("sign", torch.sign, lambda q, a: ZERO)
+step = define_primitive("step", _step, lambda q, a: ZERO)
+held = define_primitive(
     "held", _held, lambda q, a: ZERO
 )  # a, and no derivative goes through it: torch's detach
-primitive("tanh_slope", _tanh_slope, lambda q, a: -2 * a)
-primitive("sigmoid_slope", _sigmoid_slope, lambda q, a: 1 - 2 * a)
+define_primitive("tanh_slope", _tanh_slope, lambda q, a: -2 * a)
+define_primitive("sigmoid_slope", _sigmoid_slope, lambda q, a: 1 - 2 * a)
 
 
-def slopes(n: Node) -> list[tuple[Node, Node]]:
+def local_slopes(n: Node) -> list[tuple[Node, Node]]:
     """[(argument, d n / d argument)] of one operation."""
     if n.op == "add":
         return [(n.args[0], ONE), (n.args[1], ONE)]
     if n.op == "sub":
-        return [(n.args[0], ONE), (n.args[1], node(-1))]
+        return [(n.args[0], ONE), (n.args[1], as_node(-1))]
     if n.op == "neg":
-        return [(n.args[0], node(-1))]
+        return [(n.args[0], as_node(-1))]
     if n.op == "mul":
         a, b = n.args
         return [(a, 2 * a)] if a is b else [(a, b), (b, a)]
@@ -341,7 +341,7 @@ def walk(outputs: Iterable[Node], given: frozenset[Node] = frozenset()) -> list[
     return list(order)
 
 
-def depends(outputs: Iterable[Node], leaves: Iterable[Node]) -> set[Node]:
+def dependent_nodes(outputs: Iterable[Node], leaves: Iterable[Node]) -> set[Node]:
     """The nodes below `outputs` that depend on one of `leaves`."""
     found = set(leaves)
     for n in walk(outputs):
@@ -350,7 +350,7 @@ def depends(outputs: Iterable[Node], leaves: Iterable[Node]) -> set[Node]:
     return found
 
 
-class Linear:
+class LinearSums:
     """Sums of directions times slopes, with the slopes gathered: (l c1) c2 is kept as l (c1 c2) and l c1 + l c2 as
     l (c1 + c2), so that the slopes can be computed for all times at once and one product is left in the loop."""
 
@@ -376,13 +376,13 @@ class Linear:
 
 def pull(outputs: Sequence[Node], seeds: Sequence[Node], wrt: Sequence[Node]) -> list[Node]:
     """Reverse mode: sum_i seeds_i * d outputs_i / d w, for each w."""
-    linear, bar = Linear(), dict.fromkeys(walk(outputs), ZERO)
-    live = depends(outputs, wrt)
+    linear, bar = LinearSums(), dict.fromkeys(walk(outputs), ZERO)
+    live = dependent_nodes(outputs, wrt)
     for o, s in zip(outputs, seeds, strict=True):
         bar[o] = add(bar[o], s)
     for n in reversed(walk(outputs)):
         if n in live and bar[n] is not ZERO and n not in wrt and n.args:
-            for a, slope in slopes(n):
+            for a, slope in local_slopes(n):
                 if a in live:
                     bar[a] = linear.plus(bar[a], linear.times(bar[n], slope))
     return [bar.get(w, ZERO) for w in wrt]
@@ -390,13 +390,17 @@ def pull(outputs: Sequence[Node], seeds: Sequence[Node], wrt: Sequence[Node]) ->
 
 def push(outputs: Sequence[Node], directions: Mapping[Node, Node]) -> list[Node]:
     """Forward mode: sum_w d outputs_i / d w * directions_w, for each output."""
-    linear, dot = Linear(), dict(directions)
+    linear, dot = LinearSums(), dict(directions)
     for n in walk(outputs, frozenset(directions)):
         if n not in dot:
             dot[n] = (
                 functools.reduce(
                     linear.plus,
-                    (linear.times(dot[a], slope) for a, slope in slopes(n) if dot[a] is not ZERO),
+                    (
+                        linear.times(dot[a], slope)
+                        for a, slope in local_slopes(n)
+                        if dot[a] is not ZERO
+                    ),
                     ZERO,
                 )
                 if n.args
@@ -421,37 +425,37 @@ def substitute(outputs: Sequence[Node], replacement: Mapping[Node, Node]) -> lis
             env[n] = (
                 build(*args)
                 if build
-                else apply(n.op, *args)
+                else apply_primitive(n.op, *args)
                 if n.op in PRIMITIVES
                 else Node(n.op, args, n.value)
             )
     return [env[o] for o in outputs]
 
 
-def apart(
+def loop_invariants(
     outputs: Sequence[Node], moving: Iterable[Node], given: frozenset[Node] = frozenset()
 ) -> list[Node]:
     """The largest subexpressions that do not depend on `moving`: what can be computed before a loop over it."""
     nodes = walk(outputs, given)
-    found = depends(outputs, moving)
+    found = dependent_nodes(outputs, moving)
     edge = [a for n in nodes if n in found and n not in given for a in n.args if a not in found]
     edge += [o for o in outputs if o not in found]
     return [n for n in dict.fromkeys(edge) if n.args]
 
 
-def evaluate(outputs: Sequence[Node], values: Mapping[Node, Tensor]) -> list[Any]:
+def evaluate_nodes(outputs: Sequence[Node], values: Mapping[Node, Tensor]) -> list[Any]:
     """The expressions at `values`, plainly: one torch operation for each node."""
     env: dict[Node, Any] = dict(values)
     for n in walk(outputs, frozenset(values)):
         if n not in env:
-            env[n] = n.value if is_const(n) else operation(n)(*(env[a] for a in n.args))
+            env[n] = n.value if is_const(n) else torch_operation(n)(*(env[a] for a in n.args))
     return [env[o] for o in outputs]
 
 
-def operation(n: Node) -> Callable[..., Any]:
+def torch_operation(n: Node) -> Callable[..., Any]:
     """The torch function that computes one node from its arguments."""
-    if n.op in BINARY:
-        return BINARY[n.op]
+    if n.op in ARITHMETIC:
+        return ARITHMETIC[n.op]
     if n.op == "power":
         return functools.partial(_power, n.value)
     if n.op == "input":
@@ -465,7 +469,7 @@ def _power(exponent: float, a: Tensor, **out: Tensor) -> Tensor:
     return torch.pow(a, exponent, **out)
 
 
-BINARY: dict[str, Callable[..., Any]] = {
+ARITHMETIC: dict[str, Callable[..., Any]] = {
     "add": torch.add,
     "sub": torch.sub,
     "mul": torch.mul,

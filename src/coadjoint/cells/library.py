@@ -21,10 +21,10 @@ from . import structures
 from .activations import Activation, activation_function
 from .cell import FIRST, Cell, Uniform, cell
 from .formula import cos, exp, expm1, held, relu, sigmoid, sign, sin, softplus, sqrt, step, tanh
-from .transport import remember
+from .transport import remember_origin
 
 
-def once(make: Callable[..., Cell]) -> Callable[..., Cell]:
+def cached_by_options(make: Callable[..., Cell]) -> Callable[..., Cell]:
     """One cell for the same options, however they are given: what is compiled for a cell is kept with it."""
     signature, known = inspect.signature(make), dict[Any, Cell]()
 
@@ -34,13 +34,13 @@ def once(make: Callable[..., Cell]) -> Callable[..., Cell]:
         bound.apply_defaults()
         key = tuple(bound.arguments.values())
         if key not in known:
-            known[key] = remember(make(*key), of, *key)
+            known[key] = remember_origin(make(*key), of, *key)
         return known[key]
 
     return of
 
 
-@once
+@cached_by_options
 def elman(activation: Activation = "tanh") -> Cell:
     sigma = activation_function(activation)
 
@@ -54,7 +54,7 @@ def elman(activation: Activation = "tanh") -> Cell:
     return elman
 
 
-@once
+@cached_by_options
 def leaky(activation: Activation = "tanh") -> Cell:
     sigma = activation_function(activation)
 
@@ -68,7 +68,7 @@ def leaky(activation: Activation = "tanh") -> Cell:
     return leaky
 
 
-@once
+@cached_by_options
 def rate(activation: Activation = "tanh", noise: float = 0.0) -> Cell:
     """noise: the standard deviation of n at each step; drawn anew for every run in training mode by torch's own generator
     (torch.manual_seed), and left out by net.eval(). For Dale's law give the network a structure="dale"."""
@@ -104,7 +104,7 @@ def lstm(z, v, x, p):
     return o * tanh(c), c
 
 
-@once
+@cached_by_options
 def lstm_1997(truncated: bool = False) -> Cell:
     """truncated: as in the paper no error goes back through W: the memory alone carries it to earlier steps, and W itself still
     learns by delta_t h_{t-1}'. That is no gradient of the loss; its own derivatives are those of the step with h held."""
@@ -145,7 +145,7 @@ def peephole(z, v, x, p):
     return sigmoid(z.o + v.o + p.po * c) * tanh(c), c
 
 
-@once
+@cached_by_options
 def scrn(alpha: float = 0.95, learned: bool = False, activation: Activation = "sigmoid") -> Cell:
     """learned: alpha = sigmoid(beta), one for each unit; otherwise it is fixed."""
     sigma = activation_function(activation)
@@ -181,7 +181,7 @@ def scrn(alpha: float = 0.95, learned: bool = False, activation: Activation = "s
     return scrn
 
 
-@once
+@cached_by_options
 def antisymmetric(
     eps: float = 0.01, gamma: float = 0.01, gated: bool = False, activation: Activation = "tanh"
 ) -> Cell:
@@ -221,7 +221,7 @@ def exponential(z, v, x, p):
     return s * relu(s * a + p.c)
 
 
-@once
+@cached_by_options
 def lipschitz(
     eps: float = 0.03, beta: float = 0.75, gamma: float = 0.001, activation: Activation = "tanh"
 ) -> Cell:
@@ -241,7 +241,7 @@ def lipschitz(
     return lipschitz
 
 
-@once
+@cached_by_options
 def cornn(
     dt: float = 0.042, gamma: float = 2.7, eps: float = 4.7, activation: Activation = "tanh"
 ) -> Cell:
@@ -258,7 +258,7 @@ def cornn(
     return cornn
 
 
-@once
+@cached_by_options
 def unicornn(eps: float = 0.03, alpha: float = 0.9, activation: Activation = "tanh") -> Cell:
     sigma = activation_function(activation)
 
@@ -274,7 +274,7 @@ def unicornn(eps: float = 0.03, alpha: float = 0.9, activation: Activation = "ta
     return unicornn
 
 
-@once
+@cached_by_options
 def inverse(k: int = 1, activation: Activation = "tanh") -> Cell:
     """k: how many steps with W^-1, then as many with W."""
     sigma = activation_function(activation)
@@ -331,7 +331,7 @@ def at_most(high: float, a: Any) -> Any:
     return (1 - over) * a + over * high
 
 
-def enters(nu: Any) -> Any:
+def input_gain(nu: Any) -> Any:
     """sqrt(1 - |L|^2) = sqrt(1 - exp(-2 exp(nu))), exact with its derivatives where |L| is nearly 1.
 
     A root is infinitely steep at 0, so that its slopes would leave the range. Below NEVER_FADES it is
@@ -353,14 +353,14 @@ def lru(z, v, x, p):
     Orvieto et al., ICML (2023)"""
     # further up exp(nu) overflows, and infinity times |L| = 0 is no number
     nu = at_most(FADES_AT_ONCE, p.nu)
-    size, gain = exp(-exp(nu)), enters(nu)
+    size, gain = exp(-exp(nu)), input_gain(nu)
     re, im = size * cos(p.theta), size * sin(p.theta)
     new_re = re * x.re - im * x.im + gain * (z.re + v.re)
     new_im = im * x.re + re * x.im + gain * (z.im + v.im)
     return new_re, new_im
 
 
-@once
+@cached_by_options
 def noisy(base: Cell, dropout: bool, zoneout: bool) -> Cell:
     """`base` under noise that comes as data.
 
@@ -432,7 +432,7 @@ def options(name: str) -> dict[str, Any]:
     return {n: o.default for n, o in found.items() if n not in taken}
 
 
-FIXED = tuple(
+FIXED_ACTIVATION = tuple(
     name for name in CELLS if "activation" not in options(name)
 )  # cells whose equations name their activations
 
@@ -440,7 +440,7 @@ FIXED = tuple(
 def named(name: str, activation: Activation | None = None, **given: Any) -> Cell:
     """The cell of that name with its options; `activation` for those that leave it open."""
     known = options(name)
-    if name in FIXED and activation is not None:
+    if name in FIXED_ACTIVATION and activation is not None:
         raise InputError(
             f"cell '{name}' fixes its activations by its equations; leave out activation={activation!r}."
         )

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .formula import Node, is_const, operation, walk
+from .formula import Node, is_const, torch_operation, walk
 
 
-def written(
+def write_code(
     outputs: Sequence[Node],
     names: Mapping[Node, str],
     spelling: Mapping[str, str],
@@ -97,12 +97,12 @@ class Program:
                 run = torch.addcmul if n.op == "add" else _minus_addcmul
                 self.code.append(Instruction(run, (other, *inner.args), n))
             else:
-                self.code.append(Instruction(operation(n), n.args, n))
+                self.code.append(Instruction(torch_operation(n), n.args, n))
         self.code.reverse()
         for o in dict.fromkeys(o for o in outputs if o in leaf):
             self.code.append(Instruction(_copy, (o,), o))
 
-    def scratch(self) -> tuple[int, dict[Node, int]]:
+    def assign_buffers(self) -> tuple[int, dict[Node, int]]:
         """How many buffers the intermediates need when a dead one is used again, and which node uses which."""
         last = {a: i for i, c in enumerate(self.code) for a in c.inputs}
         inner = [c.output for c in self.code if c.output not in self.outputs]
@@ -131,7 +131,7 @@ class Program:
         A column is a list of views, one for each time step or block of rows; `scratch()` makes one that may be
         overwritten. All entries are written with `out=`: nothing is allocated while running.
         """
-        count, home = self.scratch()
+        count, home = self.assign_buffers()
         buffers = [scratch() for _ in range(count)]
         first: dict[Node, Sequence[Tensor]] = {}
         copies: list[tuple[Sequence[Tensor], Sequence[Tensor]]] = []

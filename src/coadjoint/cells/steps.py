@@ -20,15 +20,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from ..errors import MOST, InputError, KindError, brief, choose
+from ..errors import MAX_COUNT, InputError, KindError, brief, choose
 from .activations import Activation, activation_function
-from .making import check_make, parameter
+from .parameters import check_dtype_and_device, parameter
 
-Make = dict[str, Any]  # dtype and device
+TensorOptions = dict[str, Any]  # dtype and device
 
 
-def weights(*shape: int, **make: Any) -> nn.Parameter:
-    check_make(make.get("dtype"), make.get("device"))
+def new_parameter(*shape: int, **make: Any) -> nn.Parameter:
+    check_dtype_and_device(make.get("dtype"), make.get("device"))
     return parameter(*shape, **make)
 
 
@@ -43,8 +43,8 @@ class Step(nn.Module):
         for name, value in {"inputs": inputs, "hidden": hidden, **sizes}.items():
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise InputError(f"{name} must be a positive integer; got {brief(value)}.")
-            if value > MOST:
-                raise InputError(f"{name} must be at most {MOST:,}; got {brief(value)}.")
+            if value > MAX_COUNT:
+                raise InputError(f"{name} must be at most {MAX_COUNT:,}; got {brief(value)}.")
         self.inputs, self.hidden = inputs, hidden
 
     def reset_parameters(self) -> None:
@@ -83,9 +83,12 @@ class ResetBefore(Step):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__(inputs, hidden)
-        make: Make = {"dtype": dtype, "device": device}
-        self.W, self.R = weights(3 * hidden, hidden, **make), weights(3 * hidden, inputs, **make)
-        self.b = weights(3 * hidden, **make) if bias else None
+        make: TensorOptions = {"dtype": dtype, "device": device}
+        self.W, self.R = (
+            new_parameter(3 * hidden, hidden, **make),
+            new_parameter(3 * hidden, inputs, **make),
+        )
+        self.b = new_parameter(3 * hidden, **make) if bias else None
         self.reset_parameters()
 
     def blocks(self) -> list[Tensor]:
@@ -131,15 +134,18 @@ class DeepTransition(Step):
             raise InputError(
                 "shortcut=True skips the layers between W and the new state, and depth=1 has none."
             )
-        make: Make = {"dtype": dtype, "device": device}
+        make: TensorOptions = {"dtype": dtype, "device": device}
         self.phi = activation_function(activation)
         sizes = [*[width or hidden] * (depth - 1), hidden]
-        self.W, self.R = weights(sizes[0], hidden, **make), weights(sizes[0], inputs, **make)
-        self.b = weights(sizes[0], **make) if bias else None
+        self.W, self.R = (
+            new_parameter(sizes[0], hidden, **make),
+            new_parameter(sizes[0], inputs, **make),
+        )
+        self.b = new_parameter(sizes[0], **make) if bias else None
         self.rest = nn.ModuleList(
             nn.Linear(n, m, bias, **make) for n, m in itertools.pairwise(sizes)
         )
-        self.S = weights(hidden, hidden, **make) if shortcut else None
+        self.S = new_parameter(hidden, hidden, **make) if shortcut else None
         self.reset_parameters()
 
     def blocks(self) -> list[Tensor]:
@@ -177,28 +183,28 @@ UNITS: dict[
 }
 
 
-class Level(nn.Module):
+class FeedbackLayer(nn.Module):
     """One layer of gated feedback."""
 
     def __init__(
-        self, below: int, hidden: int, layers: int, unit: str, bias: bool, make: Make
+        self, below: int, hidden: int, layers: int, unit: str, bias: bool, make: TensorOptions
     ) -> None:
         super().__init__()
-        d, (gates, self.content) = hidden, UNITS[unit]
+        d, (gates, self.new_state) = hidden, UNITS[unit]
         self.gates = gates
-        self.R = weights(
+        self.R = new_parameter(
             (gates + 1) * d, below, **make
         )  # reads the layer below, or u; gates, then the new content
-        self.b = weights((gates + 1) * d, **make) if bias else None
+        self.b = new_parameter((gates + 1) * d, **make) if bias else None
         self.W = (
-            weights(gates * d, d, **make) if gates else None
+            new_parameter(gates * d, d, **make) if gates else None
         )  # of the gates of a unit: its own layer alone
-        self.U = weights(
+        self.U = new_parameter(
             d, layers * d, **make
         )  # of the new content: all layers, each through its global gate
         self.g_below, self.g_states = (
-            weights(layers, below, **make),
-            weights(layers, layers * d, **make),
+            new_parameter(layers, below, **make),
+            new_parameter(layers, layers * d, **make),
         )
 
     def forward(self, y: Tensor, every: Tensor, h: Tensor, c: Tensor | None) -> tuple[Tensor, ...]:
@@ -209,7 +215,7 @@ class Level(nn.Module):
         if self.W is not None:
             said = linear(h, self.W).chunk(self.gates, -1)
             gates = [torch.sigmoid(a + z) for a, z in zip(gates, said, strict=True)]
-        return self.content(gates, v, s, h, c)
+        return self.new_state(gates, v, s, h, c)
 
 
 class GatedFeedback(Step):
@@ -244,16 +250,18 @@ class GatedFeedback(Step):
         super().__init__(inputs, hidden, layers=layers)
         self.unit, self.layers = choose("unit", unit, UNITS), layers
         self.slots = layers * (2 if unit == "lstm" else 1)
-        make: Make = {"dtype": dtype, "device": device}
+        make: TensorOptions = {"dtype": dtype, "device": device}
         below = [inputs, *[hidden] * (layers - 1)]
-        self.levels = nn.ModuleList(Level(n, hidden, layers, unit, bias, make) for n in below)
+        self.levels = nn.ModuleList(
+            FeedbackLayer(n, hidden, layers, unit, bias, make) for n in below
+        )
         self.reset_parameters()
 
     def blocks(self) -> list[Tensor]:
         """U from each layer to each, and W of the gates of a unit."""
         d, found = self.hidden, list[Tensor]()
         for level in self.levels:
-            assert isinstance(level, Level)
+            assert isinstance(level, FeedbackLayer)
             found += [*level.U.split(d, 1), *(() if level.W is None else level.W.split(d))]
         return found
 
@@ -281,19 +289,19 @@ STEPS: dict[str, type[Step]] = {
     "deep-transition": DeepTransition,
 }
 
-GENERAL = ("inputs", "hidden", "bias", "dtype", "device")  # what all steps take
+COMMON_OPTIONS = ("inputs", "hidden", "bias", "dtype", "device")  # what all steps take
 
 
 def options(name: str) -> dict[str, Any]:
     """The options of a step of the table and what they are if they are not given."""
     found = inspect.signature(STEPS[choose("step", name, STEPS)]).parameters
-    return {n: o.default for n, o in found.items() if n not in GENERAL}
+    return {n: o.default for n, o in found.items() if n not in COMMON_OPTIONS}
 
 
 def named(name: str, inputs: int, hidden: int, **given: Any) -> Step:
     """The step of that name; options as its class takes them."""
     known = options(name)
-    unknown = [n for n in given if n not in (*known, *GENERAL)]
+    unknown = [n for n in given if n not in (*known, *COMMON_OPTIONS)]
     if unknown:
         raise KindError(
             f"cell '{name}' has no option {', '.join(unknown)}; its options: {', '.join(known) or 'none'}."

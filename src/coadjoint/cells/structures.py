@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import InputError, KindError, brief, choose, real, whole
+from ..errors import InputError, KindError, brief, choose, real, whole_number
 
 
-def cut(W: Tensor, d: int | None) -> Tensor:
+def split_blocks(W: Tensor, d: int | None) -> Tensor:
     """[g d, k d] -> [g, k, d, d]; without d the blocks are as wide as W."""
     d = d or W.shape[1]
     if W.dim() != 2 or W.shape[0] % d or W.shape[1] % d:
@@ -28,12 +28,12 @@ def cut(W: Tensor, d: int | None) -> Tensor:
     return W.unflatten(0, (-1, d)).unflatten(2, (-1, d)).transpose(1, 2)
 
 
-def join(X: Tensor) -> Tensor:
+def join_blocks(X: Tensor) -> Tensor:
     """The inverse of cut."""
     return X.transpose(1, 2).flatten(2, 3).flatten(0, 1)
 
 
-def eye(like: Tensor) -> Tensor:
+def identity_like(like: Tensor) -> Tensor:
     return torch.eye(like.shape[-1], dtype=like.dtype, device=like.device)
 
 
@@ -44,18 +44,18 @@ class Blocks(nn.Module):
         super().__init__()
         self.units = units
 
-    def of(self, M: Tensor) -> Tensor:
+    def weight_from(self, M: Tensor) -> Tensor:
         raise NotImplementedError
 
-    def back(self, W: Tensor) -> Tensor:
-        """One M with of(M) = W."""
+    def raw_from(self, W: Tensor) -> Tensor:
+        """One M with weight_from(M) = W."""
         raise NotImplementedError
 
     def forward(self, M: Tensor) -> Tensor:
-        return join(self.of(cut(M, self.units)))
+        return join_blocks(self.weight_from(split_blocks(M, self.units)))
 
     def right_inverse(self, W: Tensor) -> Tensor:
-        return join(self.back(cut(W, self.units)))
+        return join_blocks(self.raw_from(split_blocks(W, self.units)))
 
     def begin(self, M: Tensor, generator: torch.Generator | None = None) -> None:
         """Where training begins: entries uniform on +-1/sqrt(d)."""
@@ -75,13 +75,13 @@ class Skew(Blocks):
         real("gamma", gamma)
         self.beta, self.gamma = beta, gamma
 
-    def of(self, M: Tensor) -> Tensor:
-        skew = self.beta * (M - M.mT) - self.gamma * eye(M)
+    def weight_from(self, M: Tensor) -> Tensor:
+        skew = self.beta * (M - M.mT) - self.gamma * identity_like(M)
         return skew if self.beta == 1 else skew + (1 - self.beta) * (M + M.mT)
 
-    def back(self, W: Tensor) -> Tensor:
+    def raw_from(self, W: Tensor) -> Tensor:
         """Exact for a W of this form; of any other, what the form cannot hold is left out."""
-        W = W + self.gamma * eye(W)
+        W = W + self.gamma * identity_like(W)
         parts = ((W - W.mT, self.beta), (W + W.mT, 1 - self.beta))
         return torch.stack([part / (4 * share) for part, share in parts if share]).sum(0)
 
@@ -96,12 +96,16 @@ class Orthogonal(Blocks):
         super().__init__(units)
         self.by = choose("map onto the rotations", by, ("exp", "cayley"))
 
-    def of(self, M: Tensor) -> Tensor:
+    def weight_from(self, M: Tensor) -> Tensor:
         A = (M - M.mT).double()
-        W = torch.matrix_exp(A) if self.by == "exp" else torch.linalg.solve(eye(A) + A, eye(A) - A)
+        W = (
+            torch.matrix_exp(A)
+            if self.by == "exp"
+            else torch.linalg.solve(identity_like(A) + A, identity_like(A) - A)
+        )
         return W.to(M.dtype)
 
-    def back(self, W: Tensor) -> Tensor:
+    def raw_from(self, W: Tensor) -> Tensor:
         """Of a rotation without the eigenvalue -1."""
         X = W.double()
         try:
@@ -109,9 +113,9 @@ class Orthogonal(Blocks):
                 values, Q = torch.linalg.eig(X)
                 A = torch.linalg.solve(Q, Q * values.log()[..., None, :], left=False).real
             else:
-                A = torch.linalg.solve(eye(X) + X, eye(X) - X)
+                A = torch.linalg.solve(identity_like(X) + X, identity_like(X) - X)
             M = ((A - A.mT) / 4).to(W.dtype)
-            far = (self.of(M) - W).abs().max()
+            far = (self.weight_from(M) - W).abs().max()
             near = far.is_meta or bool(
                 far <= math.sqrt(torch.finfo(W.dtype).eps)
             )  # a shape alone is not judged
@@ -127,7 +131,7 @@ class Orthogonal(Blocks):
     def begin(self, M: Tensor, generator: torch.Generator | None = None) -> None:
         """Rotations of pairs of units: A has the blocks (0, s; -s, 0), s = -sqrt((1 - cos q)/(1 + cos q)), q uniform on
         0..pi/2.  Helfrich et al. (2018)"""
-        blocks, where = cut(M, self.units), None if generator is None else generator.device
+        blocks, where = split_blocks(M, self.units), None if generator is None else generator.device
         pairs = blocks.shape[-1] // 2
         q = (
             math.pi
@@ -140,7 +144,7 @@ class Orthogonal(Blocks):
         i = 2 * torch.arange(pairs, device=M.device)
         A = torch.zeros_like(blocks)
         A[..., i, i + 1], A[..., i + 1, i] = s, -s
-        M.copy_(join(A))
+        M.copy_(join_blocks(A))
 
 
 class Diagonal(Blocks):
@@ -148,10 +152,10 @@ class Diagonal(Blocks):
     cell with a per-unit parameter and reads=None."""
 
     def forward(self, w: Tensor) -> Tensor:
-        return join(torch.diag_embed(w))
+        return join_blocks(torch.diag_embed(w))
 
     def right_inverse(self, W: Tensor) -> Tensor:
-        return torch.diagonal(cut(W, self.units), dim1=-2, dim2=-1).clone()
+        return torch.diagonal(split_blocks(W, self.units), dim1=-2, dim2=-1).clone()
 
     def begin(self, w: Tensor, generator: torch.Generator | None = None) -> None:
         w.uniform_(-1, 1, generator=generator)
@@ -162,17 +166,17 @@ class LowRank(nn.Module):
 
     def __init__(self, rank: int = 1, units: int | None = None) -> None:
         super().__init__()
-        whole("rank", rank)
+        whole_number("rank", rank)
         self.rank, self.units = rank, units
 
     def forward(self, L: Tensor, N: Tensor) -> Tensor:
         X = L @ N.mT
-        return join(eye(X) + X)
+        return join_blocks(identity_like(X) + X)
 
     def right_inverse(self, W: Tensor) -> tuple[Tensor, Tensor]:
         """The nearest of this rank; where that is I, N is not 0, or neither L nor N would ever move."""
-        X = cut(W, self.units)
-        U, S, Vh = torch.linalg.svd(X - eye(X), full_matrices=False)
+        X = split_blocks(W, self.units)
+        U, S, Vh = torch.linalg.svd(X - identity_like(X), full_matrices=False)
         root, r = S.sqrt()[..., None, : self.rank], self.rank
         return U[..., :r] * root, Vh.mT[..., :r] * torch.where(root > 0, root, 1)
 
@@ -230,7 +234,7 @@ class Signed(nn.Module):
 
 def dale(units: int, excitatory: float = 0.8) -> Signed:
     """The first 80% of the units are excitatory, the others inhibitory."""
-    whole("units", units)
+    whole_number("units", units)
     count = round(real("excitatory", excitatory, 0, 1) * units)
     return Signed(torch.cat([torch.ones(count), -torch.ones(units - count)]))
 
@@ -251,5 +255,5 @@ def structure(given: Any, units: int) -> nn.Module:
         return given
     if not isinstance(given, str):
         raise KindError(f"structure must be a name or a torch module; got {type(given).__name__}.")
-    whole("units", units)
+    whole_number("units", units)
     return STRUCTURES[choose("structure", given, STRUCTURES)](units=units)

@@ -30,10 +30,10 @@ class Portable:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         if self._origin is not None:
-            return called, self._origin
+            return rebuild, self._origin
         place = place_of(self)
         if place is not None:
-            return found, place
+            return find_object, place
         return self._reduce_without_place(protocol)
 
     def _reduce_without_place(self, protocol: Any) -> Any:
@@ -46,23 +46,23 @@ class Portable:
         raise NotImplementedError
 
 
-def remember(made: Made, make: Callable[..., Any], *args: Any, **options: Any) -> Made:
+def remember_origin(made: Made, make: Callable[..., Any], *args: Any, **options: Any) -> Made:
     """`made`, which knows from now on that make(*args, **options) makes another one like it."""
     object.__setattr__(made, "_origin", (make, args, options))  # most are frozen
     return made
 
 
-def remembered(make: Callable[Given, Made]) -> Callable[Given, Made]:
+def remembers_origin(make: Callable[Given, Made]) -> Callable[Given, Made]:
     """What `make` makes remembers it."""
 
     @functools.wraps(make)
     def of(*args: Given.args, **options: Given.kwargs) -> Made:
-        return remember(make(*args, **options), of, *args, **options)
+        return remember_origin(make(*args, **options), of, *args, **options)
 
     return of
 
 
-def called(make: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+def rebuild(make: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> Any:
     return make(*args, **options)
 
 
@@ -73,7 +73,7 @@ def place_of(made: Portable) -> tuple[str, str] | None:
     path = getattr(function, "__qualname__", "")
     if module is None:
         return None
-    if looked_up(module, path) is made:
+    if look_up(module, path) is made:
         return module, path
     for name, value in vars(sys.modules.get(module, object)).items():
         if value is made:
@@ -81,7 +81,7 @@ def place_of(made: Portable) -> tuple[str, str] | None:
     return None
 
 
-def looked_up(module: str, path: str) -> Any:
+def look_up(module: str, path: str) -> Any:
     """What stands at `path` in a module that has been imported; None if nothing does."""
     here: Any = sys.modules.get(module)
     for name in path.split("."):
@@ -89,7 +89,7 @@ def looked_up(module: str, path: str) -> Any:
     return here
 
 
-def found(module: str, path: str) -> Any:
+def find_object(module: str, path: str) -> Any:
     """What `place_of` has found, in this process."""
     try:
         importlib.import_module(module)
@@ -97,7 +97,7 @@ def found(module: str, path: str) -> Any:
         raise InputError(
             f"{module}.{path} cannot be found in this process: {error}. {ADVICE}"
         ) from None
-    here = looked_up(module, path)
+    here = look_up(module, path)
     if not isinstance(here, Portable):
         raise InputError(
             f"{module}.{path} cannot be found in this process: {module} has no such object. {ADVICE}"
@@ -110,7 +110,7 @@ ADVICE = (
 )
 
 
-class Structured(nn.Module):
+class PicklableModule(nn.Module):
     """A module that can be pickled where its weights have a structure (torch.nn.utils.parametrize), too.
 
     torch gives such a module a class made on the spot, which nobody can look up. Here the class it had before is named, and
@@ -121,10 +121,10 @@ class Structured(nn.Module):
             return super().__reduce_ex__(protocol)
         kind = parametrize.type_before_parametrizations(self)
         names = tuple(self.parametrizations)  # type: ignore[arg-type]
-        return bare, (kind, names), dict(self.__dict__)
+        return empty_module, (kind, names), dict(self.__dict__)
 
 
-def bare(kind: type[nn.Module], names: tuple[str, ...]) -> nn.Module:
+def empty_module(kind: type[nn.Module], names: tuple[str, ...]) -> nn.Module:
     """A module of that kind whose tensors of those names are parametrised, and which holds nothing else yet."""
     module = kind.__new__(kind)
     nn.Module.__init__(module)
@@ -132,3 +132,9 @@ def bare(kind: type[nn.Module], names: tuple[str, ...]) -> nn.Module:
         module.register_parameter(name, nn.Parameter(torch.empty(0)))
         parametrize.register_parametrization(module, name, nn.Identity(), unsafe=True)
     return module
+
+
+# Pickles made before 0.7.1 hold these names.
+called = rebuild
+found = find_object
+bare = empty_module

@@ -8,9 +8,9 @@ from typing import Any, Optional
 
 import typer
 
-from ..errors import ConfigError, safe
+from ..errors import ConfigError, escape_controls
 from .program import app, fail, print_table
-from .progress import ticking
+from .progress import ProgressReporter
 
 
 @app.command()
@@ -60,42 +60,42 @@ def bench(
         raise ConfigError("--threads belongs to --device cpu.")
     asked: dict[str, Any] = {"device": device or "cpu", "repeat": repeat, "threads": threads}
     asked |= {
-        key: measure.read_names(text)
+        key: measure.parse_names(text)
         for key, text in (("cells", cells), ("peers", peers))
         if text is not None
     }
-    asked["sizes"] = measure.read_sizes(sizes) if sizes is not None else None
+    asked["sizes"] = measure.parse_sizes(sizes) if sizes is not None else None
     if quick:
         asked["sizes"] = asked["sizes"] or problems.SIZES.get(asked["device"], ())[:1]
         asked["repeat"] = asked["repeat"] or 3
     given = {key: value for key, value in asked.items() if value is not None}
     if explain:
         names = given.get("cells", tuple(problems.MODULES))
-        for line in tables.explain(
+        for line in tables.explain_engines(
             [device] if device else list(problems.SIZES), names, given.get("sizes", ())
         ):
-            print(safe(line))
+            print(escape_controls(line))
         return
-    options = measure.Options(**given)
+    options = measure.BenchOptions(**given)
     for path in (Path(json or "-"), write or Path("-")):
         if not path.parent.is_dir():
             raise StorageError(
                 f"{path} cannot be written: there is no such folder. Make it, or choose another place."
             )
-    with ticking(quiet, "bench", sys.stderr) as tick:
-        result = tables.run(options, tick)
+    with ProgressReporter(quiet, "bench", sys.stderr) as tick:
+        result = tables.run_bench(options, tick)
     if json == "-":
         print(result.json(), end="")
     elif result.rows or result.steps:
-        print(safe(f"{result.where()}\n"))
+        print(escape_controls(f"{result.machine_line()}\n"))
         if result.rows:
             print_table(*result.table())
             print()
         for note in result.notes():
-            print(safe(note))
+            print(escape_controls(note))
     if json is not None and json != "-":
         files.replace(json, result.json())
     if result.interrupted:
         fail("interrupted.", 130)
     if write is not None:
-        tables.write(write, result)
+        tables.write_section(write, result)

@@ -12,8 +12,8 @@ from typing import Any
 
 from ..errors import ConfigError, MissingError, NumericalError, refuse_options
 from ..training.network_section import Shape
-from .flags import flag, given, in_flags, plain
-from .past import FREE, belongs, unchanged
+from .flags import errors_name_flags, flag, given_values, to_plain_dict
+from .past import MAY_CHANGE, refuse_if_changed, refuse_if_other_network
 from .schema import Config
 
 ENDLESS = 2**31 - 1  # steps of a run that a budget ends
@@ -33,25 +33,28 @@ class Job:
 def build(config: Config, past: Any = None) -> Job:
     """Make the network, the task, the gradient method and the optimiser.
 
-    past: a storage.Glimpse of the checkpoint to go on from. A config that does not belong to it is
+    past: a storage.CheckpointOutline of the checkpoint to go on from. A config that does not belong to it is
     refused before anything is built of it."""
-    config = settled(config)
-    unchanged(config, past)
-    device = device_of(config.training.device)
+    config = resolve_dependent_keys(config)
+    refuse_if_changed(config, past)
+    device = choose_device(config.training.device)
     set_threads(config.training.threads, config.network.hidden)
     task = task_of(config)
-    finite(config, task)
+    check_size_settings(config, task)
     config = resolve_defaults(config, task, device)
-    belongs(config, task, past)
+    refuse_if_other_network(config, task, past)
     net = network_of(config, task, device)
-    passed = arguments(config, net, task)
-    first = net.moved(task.batch(0, 1, config.training.seed))
+    passed = train_arguments(config, net, task)
+    first = net.move_batch(task.batch(0, 1, config.training.seed))
     try_out(net, first, task.loss, passed, config.training.seed)
-    notes = (*getattr(task, "notes", ()), *memory_of(net, len(first.u), config, passed["gradient"]))
+    notes = (
+        *getattr(task, "notes", ()),
+        *memory_notes(net, len(first.u), config, passed["gradient"]),
+    )
     return Job(config, net, task, passed, notes)
 
 
-def changed(config: Config, **sections: dict[str, Any]) -> Config:
+def replace_values(config: Config, **sections: dict[str, Any]) -> Config:
     """The config with other values of some keys: changed(config, training={"steps": 5})."""
     update = {
         name: getattr(config, name).model_copy(update=keys) for name, keys in sections.items()
@@ -59,7 +62,7 @@ def changed(config: Config, **sections: dict[str, Any]) -> Config:
     return config.model_copy(update=update)
 
 
-def settled(config: Config) -> Config:
+def resolve_dependent_keys(config: Config) -> Config:
     """Fill in what follows from other keys: the start, the method and its weight.
 
     What would do nothing is refused: a setting without effect is a mistake or a misunderstanding."""
@@ -68,20 +71,20 @@ def settled(config: Config) -> Config:
     from ..optimisers import factory as optimisers
 
     n, g, o, t = config.network, config.gradient, config.optimiser, config.training
-    start = networks.start(n.cell or "elman", n.init, n.radius, n.inner, n.std)
+    start = networks.initialiser_options(n.cell or "elman", n.init, n.radius, n.inner, n.std)
     method = gradients.defaults(g.method, g.penalty, g.weight)
     name = method["method"]
-    beside = {"dropout": n.dropout, **given(t)}
-    with in_flags():
+    beside = {"dropout": n.dropout, **given_values(t)}
+    with errors_name_flags():
         refuse_options(
             [
-                *networks.idle(given(n), start["init"], n.readout or "last"),
-                *gradients.idle(name, given(g)),
-                *optimisers.idle(o.name, given(o), o.schedule, o.warmup),
-                *optimisers.clashes(o.name, o.direction, name, beside),
+                *networks.list_idle_options(given_values(n), start["init"], n.readout or "last"),
+                *gradients.list_idle_options(name, given_values(g)),
+                *optimisers.idle_complaints(o.name, given_values(o), o.schedule, o.warmup),
+                *optimisers.clash_complaints(o.name, o.direction, name, beside),
             ]
         )
-    return changed(config, network=start, gradient=method)
+    return replace_values(config, network=start, gradient=method)
 
 
 def resolve_defaults(config: Config, task: Any, device: str) -> Config:
@@ -123,21 +126,21 @@ def resolve_defaults(config: Config, task: Any, device: str) -> Config:
             "a linear or cosine schedule ends with the last step, and a budget does not say which: give --steps."
         )
     lr = default_lr(config.optimiser.name, config.optimiser.lr)
-    return changed(config, network={"cell": cell}, optimiser={"lr": lr}, training=found)
+    return replace_values(config, network={"cell": cell}, optimiser={"lr": lr}, training=found)
 
 
-PASSED = (  # keys that co.train calls by the same name
+SAME_NAMES = (  # keys that co.train calls by the same name
     "batch", "accumulate", "clip", "clip_value", "clip_mean", "gradients", "seconds", "seed", "probes", "patience",
     "stop_on_success", "nonfinite", "checkpoint", "keep", "steps",
 )  # fmt: skip
 
 
-def arguments(config: Config, net: Any, task: Any) -> dict[str, Any]:
+def train_arguments(config: Config, net: Any, task: Any) -> dict[str, Any]:
     """What co.train takes, of a config without gaps."""
     t = config.training
     held_out = {} if t.tests is None else {"tests": t.tests, "confirm": t.confirm}
     return {
-        **{key: getattr(t, key) for key in PASSED},
+        **{key: getattr(t, key) for key in SAME_NAMES},
         **held_out,
         "weight_noise": t.weight_noise or 0.0,
         "easiest": curriculum_of(config),
@@ -153,7 +156,7 @@ def try_out(net: Any, batch: Any, loss: Any, passed: dict[str, Any], seed: int) 
     from ..optimisers.directions import DIRECTIONS
     from ..tasks.task import rng
 
-    passed["optimiser"].try_on(net, batch, loss)
+    passed["optimiser"].refuse_if_unsuited(net, batch, loss)
     with contextlib.suppress(NumericalError):
         e = passed["gradient"].evaluate(net, batch, loss)
         DIRECTIONS[passed["optimiser"].direction](e, rng(seed))
@@ -164,7 +167,7 @@ def network_of(config: Config, task: Any, device: str) -> Any:
     from .. import networks
     from ..training.model_schema import network_options
 
-    with in_flags():
+    with errors_name_flags():
         options = network_options(config.network, Shape.of(task), config.training.precision)
         net = networks.make(**options, seed=config.training.seed, device=device)
     if config.gradient.penalty_on not in (None, "each") and net.one_layer is not None:
@@ -177,18 +180,18 @@ def network_of(config: Config, task: Any, device: str) -> Any:
 def gradient_of(config: Config) -> Any:
     from .. import gradients
 
-    with in_flags():
-        return gradients.make(**given(config.gradient), steps=config.training.steps)
+    with errors_name_flags():
+        return gradients.make(**given_values(config.gradient), steps=config.training.steps)
 
 
 def optimiser_of(config: Config) -> Any:
     from .. import optimisers
 
-    with in_flags():
-        return optimisers.make(**given(config.optimiser))
+    with errors_name_flags():
+        return optimisers.make(**given_values(config.optimiser))
 
 
-def memory_of(net: Any, T: int, config: Config, method: Any) -> list[str]:
+def memory_notes(net: Any, T: int, config: Config, method: Any) -> list[str]:
     """What the gradient of a step will take, where segments are asked for or would help."""
     from ..gradients import bptt, memory, penalised
 
@@ -205,32 +208,32 @@ def memory_of(net: Any, T: int, config: Config, method: Any) -> list[str]:
     if asked is None:
         return (
             [
-                f"a gradient at T = {T:,} takes about {shown_bytes(most)}; --segments auto would take less"
+                f"a gradient at T = {T:,} takes about {format_bytes(most)}; --segments auto would take less"
             ]
             if most > 1e9
             else []
         )
     memory.steady()
     lines = [
-        f"a gradient at T = {T:,} takes about {shown_bytes(most)} (without segments {shown_bytes(at_once)})"
+        f"a gradient at T = {T:,} takes about {format_bytes(most)} (without segments {format_bytes(at_once)})"
     ]
     look = 2 * counted(bptt.BPTT(), probes)  # with its costates
     if look > most:
         lines.append(
-            f"a look at the costates of --probes {probes} sequences is not cut up: about {shown_bytes(look)}"
+            f"a look at the costates of --probes {probes} sequences is not cut up: about {format_bytes(look)}"
         )
     return lines
 
 
-def shown_bytes(count: int) -> str:
+def format_bytes(count: int) -> str:
     return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
 
 
 def describe(config: Config, net: Any, task: Any) -> dict[str, Any]:
     """What a model file says of itself: enough to build the network again, to read data for it, and to know its run."""
-    settings = plain(config)
+    settings = to_plain_dict(config)
     network = settings.pop("network", {})
-    settings["training"] = {k: v for k, v in settings["training"].items() if k not in FREE}
+    settings["training"] = {k: v for k, v in settings["training"].items() if k not in MAY_CHANGE}
     data = task.describe() if hasattr(task, "describe") else None
     about = {
         "network": network,
@@ -250,7 +253,7 @@ def set_threads(threads: int | None, hidden: int) -> None:
         torch.set_num_threads(threads or 1)
 
 
-def device_of(name: str) -> str:
+def choose_device(name: str) -> str:
     import torch
 
     cuda = torch.cuda.is_available()
@@ -268,7 +271,7 @@ def task_of(config: Config) -> Any:
     from .. import tasks
     from ..tasks.data import Data
 
-    name, options, data = config.task.name, given(config.task), given(config.data)
+    name, options, data = config.task.name, given_values(config.task), given_values(config.data)
     for key in (
         "name",
         "easiest",
@@ -301,7 +304,7 @@ def task_of(config: Config) -> Any:
     return tasks.make(name, **options)
 
 
-def finite(config: Config, task: Any) -> None:
+def check_size_settings(config: Config, task: Any) -> None:
     """Refuse what does not go with the size of a task."""
     t = config.training
     if task.size is None:

@@ -8,15 +8,15 @@ from typing import Any, Optional
 
 import typer
 
-from ..errors import ConfigError, safe
+from ..errors import ConfigError, escape_controls
 from . import flags as setting_flags
-from .flags import configured, resolved
-from .program import OUT, QUIET, app, command_line, free, print_table
-from .progress import ticking
+from .flags import config_from_command, with_setting_flags
+from .program import OUT, QUIET, app, command_line, next_free_folder, print_table
+from .progress import ProgressReporter
 
 
 @app.command()
-@configured
+@with_setting_flags
 def compare(
     what: Optional[list[str]] = typer.Argument(
         None,
@@ -63,45 +63,47 @@ def compare(
             raise ConfigError(
                 "runs that are there already are compared as they are: leave out --method, --config and settings."
             )
-        folder = out or free("compare")
-        found = compared_runs.existing([Path(p) for p in what], folder, command_line())
+        folder = out or next_free_folder("compare")
+        found = compared_runs.compare_existing([Path(p) for p in what], folder, command_line())
         page = pages.write(folder)
         if not quiet:
-            show(found)
-            print(safe(f"report: {page}"))
+            print_comparison(found)
+            print(escape_controls(f"report: {page}"))
         return
-    cores_of(jobs)
+    count_jobs(jobs)
     if not method:
         raise ConfigError(
             "what to compare? Give rows with --method 'NAME key=value ...', or the folders of runs."
         )
     if seeds < 1:
         raise ConfigError(f"--seeds must be at least 1; got {seeds}.")
-    base = setting_flags.plain(resolved(None, config, flags))
+    base = setting_flags.to_plain_dict(config_from_command(None, config, flags))
     first = base.get("training", {}).get("seed", 0)
-    tasks = {"on": [task for text in what for task in compared_runs.tasks(text)]} if what else {}
-    folder = out or free(
+    tasks = (
+        {"on": [task for text in what for task in compared_runs.parse_tasks(text)]} if what else {}
+    )
+    folder = out or next_free_folder(
         "-".join(["compare", *(text.split()[0] for text in what[:3])] if what else ["compare-data"])
     )
-    rows = [row for text in method for row in compared_runs.variants(text)]
-    compared_runs.start(base, rows, range(first, first + seeds), folder, command_line(), **tasks)
-    compared(folder, jobs, quiet)
+    rows = [row for text in method for row in compared_runs.parse_variants(text)]
+    compared_runs.lay_out(base, rows, range(first, first + seeds), folder, command_line(), **tasks)
+    run_comparison(folder, jobs, quiet)
 
 
-def compared(folder: Path, jobs: int | None, quiet: bool) -> None:
+def run_comparison(folder: Path, jobs: int | None, quiet: bool) -> None:
     """Run a comparison to its end, print its tables, write the page."""
     from ..training.report import pages
     from . import compared_runs
 
-    with ticking(quiet) as tick:
-        found = compared_runs.run(folder, cores_of(jobs), tick)
+    with ProgressReporter(quiet) as tick:
+        found = compared_runs.run_all(folder, count_jobs(jobs), tick)
     page = pages.write(folder)
     if not quiet:
-        show(found)
-        print(safe(f"runs:   {folder / 'runs'}\nreport: {page}"))
+        print_comparison(found)
+        print(escape_controls(f"runs:   {folder / 'runs'}\nreport: {page}"))
 
 
-def cores_of(jobs: int | None) -> int:
+def count_jobs(jobs: int | None) -> int:
     """Processes at a time: as many as asked for, or one for each core."""
     if jobs is not None and jobs < 1:
         raise ConfigError(f"--jobs must be at least 1; got {jobs}.")
@@ -110,12 +112,12 @@ def cores_of(jobs: int | None) -> int:
     )
 
 
-def show(found: dict[str, Any]) -> None:
+def print_comparison(found: dict[str, Any]) -> None:
     """The tables of a comparison, one for each task."""
     from ..training.report.comparison import TERMINAL, Comparison
 
     told = Comparison.of(found).tables(TERMINAL)
     for task, (heads, rows) in told.items():
         if len(told) > 1:
-            print(safe(f"\n{task}\n"))
+            print(escape_controls(f"\n{task}\n"))
         print_table(heads, rows)

@@ -20,13 +20,13 @@ from typing import Any
 from ..errors import CoadjointError, ConfigError, StorageError, choose
 from ..training import files, schemas, settings
 from ..training.report.comparison import BUDGETS
-from ..training.signals import Interrupted, noting
+from ..training.signals import Interrupted, handling_stop_signals
 from . import build, schema
 from . import flags as setting_flags
 from .workers import Worker, wait_for
 
 ENDED = ("success", "finished", "early-stopped", "failed")
-MOST = 10_000  # runs of a comparison
+MOST_RUNS = 10_000  # runs of a comparison
 Tick = Callable[
     [int, int, str | None], None
 ]  # runs that have ended, all of them, the one that ended just now
@@ -41,7 +41,7 @@ class Variant:
     shown: dict[str, Any] = field(default_factory=dict)
 
 
-def variants(
+def parse_variants(
     text: str, what: str = "--method", example: str = "clipped clip=1 lr=1e-2|1e-3"
 ) -> list[Variant]:
     """'clipped clip=1 lr=1e-2|1e-3' -> one for each choice among alternatives; cell=all is every cell that can be trained."""
@@ -51,10 +51,12 @@ def variants(
     name, choices = words[0], []
     for word in words[1:]:
         key, sign, value = word.partition("=")
-        section = "optimiser" if key == "optimiser" else schema.HOMES.get(key.replace("-", "_"))
+        section = (
+            "optimiser" if key == "optimiser" else schema.SECTION_OF.get(key.replace("-", "_"))
+        )
         if not sign or section is None:
             why = (
-                setting_flags.nearest((key.replace("-", "_"),))
+                setting_flags.explain_unknown((key.replace("-", "_"),))
                 if sign
                 else f"{word!r} is not key=value."
             )
@@ -63,9 +65,9 @@ def variants(
         among = [
             v
             for one in value.split("|")
-            for v in (cells() if (leaf, one) == ("cell", "all") else [one])
+            for v in (cell_names() if (leaf, one) == ("cell", "all") else [one])
         ]
-        choices.append([(section, leaf, setting_flags.from_flag(section, leaf, v)) for v in among])
+        choices.append([(section, leaf, setting_flags.parse_flag(section, leaf, v)) for v in among])
     found = []
     varied = {c[0][1] for c in choices if len(c) > 1}
     for combination in itertools.product(*choices):
@@ -86,7 +88,7 @@ def variants(
     return found
 
 
-def cells() -> list[str]:
+def cell_names() -> list[str]:
     """Every cell that can be trained, those of a formula first."""
     from ..cells.library import CELLS
     from ..cells.steps import STEPS
@@ -94,11 +96,11 @@ def cells() -> list[str]:
     return [*CELLS, *STEPS]
 
 
-def tasks(text: str) -> list[Variant]:
+def parse_tasks(text: str) -> list[Variant]:
     """'addition length=100' -> a built-in task with settings of its own."""
     from ..tasks import TASKS
 
-    found = variants(text, "a task", "addition length=100")
+    found = parse_variants(text, "a task", "addition length=100")
     name = choose("task", text.split()[0], TASKS)
     return [
         Variant(v.name, {**v.values, "task": {**v.values.get("task", {}), "name": name}}, v.shown)
@@ -106,10 +108,10 @@ def tasks(text: str) -> list[Variant]:
     ]
 
 
-def titled(config: schema.Config, name: str = "") -> str:
+def task_title(config: schema.Config, name: str = "") -> str:
     """A task in words: "addition, 100 steps, curriculum 20,2000"; and what else tells it from others, by its name."""
     said = lambda v, sign: sign.join(map(str, v)) if isinstance(v, tuple) else str(v)
-    given = setting_flags.given(config.task)
+    given = setting_flags.given_values(config.task)
     task, length = given.pop("name", str(config.data.train)), given.pop("length", None)
     steps = [] if length is None else [f"{said(length, ' to ')} steps"]
     own = [key if value is True else f"{key} {said(value, ',')}" for key, value in given.items()]
@@ -121,12 +123,12 @@ def titled(config: schema.Config, name: str = "") -> str:
     return ", ".join([task, *steps, *own, *other])
 
 
-def plain_name(name: str) -> str:
+def folder_name(name: str) -> str:
     """A name for a folder: letters, digits and . _ - alone."""
     return "".join(c if c.isalnum() or c in "._-" else "-" for c in name)
 
 
-def vacant(folder: Path) -> None:
+def refuse_if_occupied(folder: Path) -> None:
     """Be sure that a comparison can be laid out here."""
     if folder.exists() and not folder.is_dir():
         raise StorageError(f"{folder} is a file, not a folder: choose another --out.")
@@ -138,7 +140,7 @@ def vacant(folder: Path) -> None:
         raise StorageError(f"{folder} exists and is not empty: choose another --out.")
 
 
-def start(
+def lay_out(
     base: dict[str, dict[str, Any]],
     rows: Sequence[Variant],
     seeds: Sequence[int],
@@ -151,18 +153,18 @@ def start(
         ("methods", rows, "give each its own"),
         ("tasks", on, "write 'addition length=50|100' for one task in two settings"),
     ):
-        names = [plain_name(one.name) for one in given]
+        names = [folder_name(one.name) for one in given]
         twice = [one.name for one, name in zip(given, names, strict=True) if names.count(name) > 1]
         if twice:
             raise ConfigError(
                 f"two {what} share the name '{twice[0]}', or that of a folder: {way}."
             )
-    if len(on) * len(rows) * len(seeds) > MOST:
+    if len(on) * len(rows) * len(seeds) > MOST_RUNS:
         many = f"{len(on)} tasks x " if len(on) > 1 else ""
         raise ConfigError(
-            f"{many}{len(rows)} methods x {len(seeds)} seeds are more than {MOST:,} runs: compare fewer."
+            f"{many}{len(rows)} methods x {len(seeds)} seeds are more than {MOST_RUNS:,} runs: compare fewer."
         )
-    vacant(folder)
+    refuse_if_occupied(folder)
     table: list[dict[str, Any]] = []
     resolved = []
     for task, row in itertools.product(on, rows):
@@ -173,7 +175,7 @@ def start(
         named, runs = " ".join(filter(None, (task.name if len(on) > 1 else "", row.name))), []
         began = time.perf_counter()
         try:
-            if not files.is_name(f"{plain_name(named)}-seed-{max(seeds)}.yaml"):
+            if not files.is_portable_name(f"{folder_name(named)}-seed-{max(seeds)}.yaml"):
                 raise ConfigError(
                     "its name makes no name for a folder: choose a shorter one, and none that a device has."
                 )
@@ -185,7 +187,7 @@ def start(
                 runs.append(
                     {
                         "seed": seed,
-                        "folder": f"runs/{plain_name(named)}-seed-{seed}",
+                        "folder": f"runs/{folder_name(named)}-seed-{seed}",
                         "status": "waiting",
                     }
                 )
@@ -195,18 +197,19 @@ def start(
             error.args = (f"{where}--method {row.name}: {' '.join(str(error).split())}",)
             raise
         table.append({
-            "task": titled(config, task.name), "metric": job.task.metric, "goal": str(job.task.goal) if job.task.goal else None,
+            "task": task_title(config, task.name), "metric": job.task.metric, "goal": str(job.task.goal) if job.task.goal else None,
             "name": row.name, "settings": row.shown,
             "budget": {key: value for key in BUDGETS if (value := getattr(config.training, key)) is not None},
             "pace": round((time.perf_counter() - began) * job.arguments["steps"]),  # for the order of the runs
             "runs": runs,
         })  # fmt: skip
-    with files.storing(folder):
+    with files.storage_errors(folder):
         (folder / "runs").mkdir(parents=True)
         (folder / "configs").mkdir()
     for config, run in zip(resolved, [run for row in table for run in row["runs"]], strict=True):
         settings.dump(
-            setting_flags.plain(config), folder / "configs" / f"{Path(run['folder']).name}.yaml"
+            setting_flags.to_plain_dict(config),
+            folder / "configs" / f"{Path(run['folder']).name}.yaml",
         )
     from ..training import environment, json_rows
 
@@ -216,25 +219,25 @@ def start(
             row["task"]: task.shown for row, task in zip(table[:: len(rows)], on, strict=True)
         },
         "rows": table,
-        "environment": environment.environment(seeds[0], "cpu", command),
+        "environment": environment.describe_environment(seeds[0], "cpu", command),
     }
     files.replace(folder / "compare.json", json_rows.dumps(found, indent=1))
 
 
-def read(folder: Path) -> dict[str, Any]:
+def read_comparison(folder: Path) -> dict[str, Any]:
     path = folder / "compare.json"
     if not path.exists():
         raise StorageError(f"{folder} holds no comparison (compare.json is missing).")
-    return schemas.read(path, schemas.Comparison)
+    return schemas.read(path, schemas.ComparisonSchema)
 
 
-def run(folder: Path, jobs: int, tick: Tick = lambda done, total, what: None) -> dict[str, Any]:
+def run_all(folder: Path, jobs: int, tick: Tick = lambda done, total, what: None) -> dict[str, Any]:
     """Run what has not ended yet, `jobs` at a time, and collect the results."""
-    found, began = read(folder), time.monotonic()
+    found, began = read_comparison(folder), time.monotonic()
     every = [(row, r) for row in found["rows"] for r in row["runs"]]
-    within(folder, [r.get("folder") for _, r in every])
-    files.sweep(folder)
-    waiting = [(row, r) for row, r in every if status(folder / r["folder"]) not in ENDED]
+    refuse_if_outside(folder, [r.get("folder") for _, r in every])
+    files.remove_leftovers(folder)
+    waiting = [(row, r) for row, r in every if read_status(folder / r["folder"]) not in ENDED]
     waiting.sort(
         key=lambda one: -one[0].get("pace", 0)
     )  # the longest first: at the end no core waits for another
@@ -243,18 +246,18 @@ def run(folder: Path, jobs: int, tick: Tick = lambda done, total, what: None) ->
     workers: dict[Worker, tuple[dict[str, Any], dict[str, Any]]] = {}
     caught: list[int] = []
     try:
-        with noting(lambda number, _: caught.append(number)):
+        with handling_stop_signals(lambda number, _: caught.append(number)):
             while (waiting and not caught) or workers:
                 while waiting and not caught and len(workers) < jobs:
                     row, r = waiting.pop(0)
-                    workers[Worker(words_of(folder, r))] = row, r
+                    workers[Worker(command_words(folder, r))] = row, r
                 wait_for(list(workers), 0.1)
-                for worker in [worker for worker in workers if worker.ended]:
+                for worker in [worker for worker in workers if worker.has_ended]:
                     row, r = workers.pop(worker)
                     r["error"] = worker.complaint
                     worker.close()
-                    outcome(folder / r["folder"], r, row["metric"])
-                    tick(total - len(waiting) - len(workers), total, ended(r))
+                    record_outcome(folder / r["folder"], r, row["metric"])
+                    tick(total - len(waiting) - len(workers), total, describe_end(r))
                 for worker in workers if caught else ():
                     worker.stop()
     finally:
@@ -270,7 +273,7 @@ def run(folder: Path, jobs: int, tick: Tick = lambda done, total, what: None) ->
     return found
 
 
-def words_of(folder: Path, r: dict[str, Any]) -> list[str]:
+def command_words(folder: Path, r: dict[str, Any]) -> list[str]:
     """The command line of a run: begun, or gone on with."""
     target = folder / r["folder"]
     if (target / "config.yaml").exists():
@@ -279,38 +282,38 @@ def words_of(folder: Path, r: dict[str, Any]) -> list[str]:
     return ["train", "--config", str(config), "--out", str(target), "--quiet"]
 
 
-def within(folder: Path, names: Sequence[object]) -> None:
+def refuse_if_outside(folder: Path, names: Sequence[object]) -> None:
     """Be sure that every run is one of this comparison's own, runs/NAME.
 
     What a file names is never followed elsewhere."""
     for name in names:
         home, _, leaf = str(name).partition("/")
-        if home != "runs" or not files.is_name(leaf):
+        if home != "runs" or not files.is_portable_name(leaf):
             raise StorageError(
                 f"{folder / 'compare.json'} names the run {str(name)!r}, and a comparison goes on with its own alone, "
                 "runs/NAME. Go on with others by themselves: coadjoint resume RUN"
             )
-        files.inner(folder / "runs" / leaf)
-    files.inner(folder / "runs")
+        files.is_real_folder(folder / "runs" / leaf)
+    files.is_real_folder(folder / "runs")
 
 
-def ended(r: dict[str, Any]) -> str:
+def describe_end(r: dict[str, Any]) -> str:
     """One line of a run that has ended: "plain-seed-0: success at step 1,200 (33 s)"."""
     how = f"{r['status']}: {r['error']}" if r["error"] else str(r["status"])
     at = f" at step {r['steps']:,} ({r['seconds']:.0f} s)" if r["steps"] is not None else ""
     return f"{Path(r['folder']).name}: {' '.join(how.split())}{'' if r['error'] else at}"
 
 
-def result_of(run: Path) -> dict[str, Any] | None:
+def read_result(run: Path) -> dict[str, Any] | None:
     """What came of a run; None if it has no result yet."""
     path = run / "result.json"
-    return schemas.read(path, schemas.TrainingResult) if os.path.lexists(path) else None
+    return schemas.read(path, schemas.TrainingResultSchema) if os.path.lexists(path) else None
 
 
-def status(run: Path) -> str | None:
+def read_status(run: Path) -> str | None:
     """How a run ended; None if it has not, or does not say so in words that can be read."""
     try:
-        result = result_of(run)
+        result = read_result(run)
     except StorageError:
         return None
     return None if result is None else str(result["status"])
@@ -320,17 +323,17 @@ def collect(folder: Path, found: dict[str, Any]) -> None:
     """Put every run's outcome into compare.json."""
     for row in found["rows"]:
         for r in row["runs"]:
-            outcome(folder / r["folder"], r, row["metric"])
+            record_outcome(folder / r["folder"], r, row["metric"])
     from ..training import json_rows
 
     files.replace(folder / "compare.json", json_rows.dumps(found, indent=1))
 
 
-def outcome(run: Path, r: dict[str, Any], metric: str) -> None:
+def record_outcome(run: Path, r: dict[str, Any], metric: str) -> None:
     r.setdefault("error", None)
     r.update(status="waiting", success=False, steps=None, seconds=None, work=None, metric=None)
     try:
-        result = result_of(run)
+        result = read_result(run)
     except StorageError as error:
         r["error"] = str(error)
         return
@@ -349,18 +352,18 @@ def outcome(run: Path, r: dict[str, Any], metric: str) -> None:
     r["error"] = result.get("reason") or r["error"]
 
 
-def existing(paths: Sequence[Path], folder: Path, command: str | None) -> dict[str, Any]:
+def compare_existing(paths: Sequence[Path], folder: Path, command: str | None) -> dict[str, Any]:
     """A comparison of runs that are there already, by their folders."""
     from ..training import environment, json_rows
 
-    vacant(folder)
+    refuse_if_occupied(folder)
     if len({path.resolve() for path in paths}) < len(paths):
         raise ConfigError("a run is named twice: name each folder once.")
     rows: dict[str, dict[str, Any]] = {}
     judged: dict[str, str] = {}
     for path in paths:
-        config = setting_flags.read_run(path)
-        result = result_of(path)
+        config = setting_flags.read_run_config(path)
+        result = read_result(path)
         if result is None:
             raise StorageError(f"{path} has no result yet. Go on with: coadjoint resume {path}")
         task, metric = config.task.name or str(config.data.train), result["metric"]
@@ -368,7 +371,7 @@ def existing(paths: Sequence[Path], folder: Path, command: str | None) -> dict[s
             raise StorageError(
                 f"{path} is judged by '{metric}', the others by '{judged[task]}': they do not compare."
             )
-        values = setting_flags.plain(config)
+        values = setting_flags.to_plain_dict(config)
         seed = values["training"].pop("seed", 0)
         for key in ("threads", "device"):
             values["training"].pop(key, None)
@@ -382,7 +385,7 @@ def existing(paths: Sequence[Path], folder: Path, command: str | None) -> dict[s
         }
         row = rows.setdefault(json.dumps(values), new)
         r = {"seed": seed, "folder": path.resolve().name}
-        outcome(path, r, metric)
+        record_outcome(path, r, metric)
         row["runs"].append(r)
     for task in judged:
         here = [row for row in rows.values() if row["task"] == task]
@@ -397,9 +400,9 @@ def existing(paths: Sequence[Path], folder: Path, command: str | None) -> dict[s
     found = {
         "command": command,
         "rows": list(rows.values()),
-        "environment": environment.environment(0, "cpu", command),
+        "environment": environment.describe_environment(0, "cpu", command),
     }
-    with files.storing(folder):
+    with files.storage_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     files.replace(folder / "compare.json", json_rows.dumps(found, indent=1))
     return found

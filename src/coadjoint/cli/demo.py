@@ -7,8 +7,8 @@ from typing import Any, Optional
 
 import typer
 
-from .compare import compared, cores_of
-from .program import OUT, QUIET, app, command_line, free
+from .compare import count_jobs, run_comparison
+from .program import OUT, QUIET, app, command_line, next_free_folder
 
 DEMO: dict[str, dict[str, Any]] = {
     "task": {"name": "temporal-order", "length": 50},
@@ -28,17 +28,17 @@ def demo(
     """Temporal order from a vanishing start, by three methods: about a minute, offline, and a page at the end."""
     from . import compared_runs
 
-    cores_of(jobs)
-    folder = out or free("demo")
+    count_jobs(jobs)
+    folder = out or next_free_folder("demo")
     if not quiet:
         print(
             "Temporal order, 50 steps: 64 tanh units, spectral radius 0.5, at most 4,000 steps of Adam"
         )
-    compared_runs.start(
+    compared_runs.lay_out(
         DEMO,
-        [row for text in DEMO_ROWS for row in compared_runs.variants(text)],
+        [row for text in DEMO_ROWS for row in compared_runs.parse_variants(text)],
         [0],
         folder,
         command_line(),
     )
-    compared(folder, jobs, quiet)
+    run_comparison(folder, jobs, quiet)

@@ -8,15 +8,15 @@ from typing import Any, Optional
 
 import typer
 
-from ..errors import ConfigError, safe
+from ..errors import ConfigError, escape_controls
 from . import build, schema
 from . import flags as setting_flags
-from .flags import configured, resolved
-from .program import QUIET, app, command_line, free, print_table, warn
+from .flags import config_from_command, with_setting_flags
+from .program import QUIET, app, command_line, next_free_folder, print_table, warn
 
 
 @app.command()
-@configured
+@with_setting_flags
 def diagnose(
     what: Optional[str] = typer.Argument(
         None,
@@ -68,24 +68,26 @@ def diagnose(
             raise ConfigError(
                 "a run is looked at as it is: leave out --config, --radius and settings."
             )
-        *found_there, weights = weights_of(run)
+        *found_there, weights = load_run_network(run)
         jobs[""] = tuple(found_there)
     for value in () if run else radius.split(",") if radius else [None]:
         chosen = (
             {}
             if value is None
-            else {"radius": setting_flags.from_flag("network", "radius", value.strip())}
+            else {"radius": setting_flags.parse_flag("network", "radius", value.strip())}
         )
         job = build.build(
-            resolved(what, config, flags | {"network": flags.get("network", {}) | chosen})
+            config_from_command(
+                what, config, flags | {"network": flags.get("network", {}) | chosen}
+            )
         )
         jobs[f"radius {value}"] = job.network, job.task, job.config
     net, task, settled = next(iter(jobs.values()))
     folder = out or (
-        run / "diagnostics" if run else free(f"diagnose-{settled.task.name or 'data'}")
+        run / "diagnostics" if run else next_free_folder(f"diagnose-{settled.task.name or 'data'}")
     )
     if run and not out:
-        files.inner(folder)
+        files.is_real_folder(folder)
     if folder.is_dir() and any(folder.iterdir()) and not (folder / "diagnostics.json").is_file():
         raise StorageError(f"{folder} exists and is not empty: choose another --out.")
     if len(jobs) > 1 and names is None:
@@ -95,7 +97,7 @@ def diagnose(
         e = examination.evaluate(net, task, samples, settled.training.seed)
         each[name] = examination.examine(e, names)
     found = examination.Compared(each) if len(each) > 1 else next(iter(each.values()))
-    settings = setting_flags.plain(settled)
+    settings = setting_flags.to_plain_dict(settled)
     count = f"{len(e.losses):,} held-out sequence{'s' * (len(e.losses) != 1)}"
     if len(jobs) > 1:
         weights += f", spectral radius {', '.join(name.removeprefix('radius ') for name in jobs)}"
@@ -110,17 +112,17 @@ def diagnose(
     page = pages.write(folder if out or not run else run)
     if quiet:
         return
-    print(safe(f"{net.extra_repr()}\n{weights}; {count}\n"))
+    print(escape_controls(f"{net.extra_repr()}\n{weights}; {count}\n"))
     print_table(*found.table())
     declined: dict[str, list[str]] = {}
     for name, why in found.declined.items():
         declined.setdefault(why.partition(": ")[2], []).append(name)
     for why, without in declined.items():
-        print(safe(f"not {', '.join(without)}: {why}"))
-    print(safe(f"\nfolder: {folder}\npage:   {page}"))
+        print(escape_controls(f"not {', '.join(without)}: {why}"))
+    print(escape_controls(f"\nfolder: {folder}\npage:   {page}"))
 
 
-def weights_of(run: Path) -> tuple[Any, Any, Any, str]:
+def load_run_network(run: Path) -> tuple[Any, Any, Any, str]:
     """The network of a run, its task and config, and which weights these are: the model's or the last checkpoint's."""
     from ..errors import StorageError
     from ..training import restore, storage
@@ -130,14 +132,14 @@ def weights_of(run: Path) -> tuple[Any, Any, Any, str]:
         raise StorageError(
             f"{run} learned from a stream, which has no held-out sequences to look at."
         )
-    settled = setting_flags.read_run(run)
+    settled = setting_flags.read_run_config(run)
     task = build.task_of(settled)
     if os.path.lexists(run / "model.safetensors"):
         return load_model(run, warn)[0], task, settled, "weights after training"
-    build.belongs(settled, task, storage.glimpse(run))
-    saved = storage.latest(run)
+    build.refuse_if_other_network(settled, task, storage.read_outline(run))
+    saved = storage.load_latest(run)
     if saved is None:
         raise StorageError(f"{run} holds no weights yet: neither a model nor a checkpoint.")
     net = build.network_of(settled, task, "cpu")
-    restore.fit(net, saved.model, str(run))
+    restore.load_weights(net, saved.model, str(run))
     return net, task, settled, f"weights at step {saved.step:,}"

@@ -13,10 +13,10 @@ from typing import Annotated, Any, Literal, Optional, get_args, get_origin, get_
 import typer
 from pydantic import ValidationError
 
-from ..errors import ConfigError, OptionError, StorageError, safe
+from ..errors import ConfigError, OptionError, StorageError, escape_controls
 from ..errors import nearest as nearest_name
 from ..training.settings import SURROGATE, Settings
-from .schema import ELSEWHERE, HOMES, SECTIONS, Config, Section
+from .schema import NAMES_ELSEWHERE, SECTION_OF, SECTIONS, Config, Section
 
 
 def flag(section: str, key: str) -> str:
@@ -24,7 +24,7 @@ def flag(section: str, key: str) -> str:
     return "--" + (section if key == "name" else key).replace("_", "-")
 
 
-def types(kind: Any) -> list[Any]:
+def alternatives(kind: Any) -> list[Any]:
     """The alternatives of an annotation, None left out: Whole | tuple[Whole, Whole] | None -> [Whole, tuple[Whole, Whole]]."""
     union = (
         get_args(kind)
@@ -34,8 +34,8 @@ def types(kind: Any) -> list[Any]:
     return [t for t in union if t is not NoneType]
 
 
-KINDS: dict[tuple[str, str], list[Any]] = {
-    (name, key): types(kind)
+KEY_TYPES: dict[tuple[str, str], list[Any]] = {
+    (name, key): alternatives(kind)
     for name, section in SECTIONS.items()
     for key, kind in get_type_hints(section, include_extras=True).items()
     if key in section.model_fields
@@ -47,7 +47,7 @@ def choices(kinds: list[Any]) -> list[Any]:
     return [value for t in kinds if get_origin(t) is Literal for value in get_args(t)]
 
 
-def expected(kinds: list[Any]) -> str:
+def describe_types(kinds: list[Any]) -> str:
     """A key's type in words: "a number greater than 0", "loose or strict"."""
     found: list[str] = []
     for t in kinds:
@@ -56,10 +56,10 @@ def expected(kinds: list[Any]) -> str:
             found += [" or ".join(filter(None, (", ".join(map(str, parts[:-1])), str(parts[-1]))))]
         elif get_origin(t) is tuple and len(set(parts)) > 1:
             found += [
-                f"{'two' if len(parts) == 2 else 'three'} values, {' and '.join(expected([p]) for p in parts)}"
+                f"{'two' if len(parts) == 2 else 'three'} values, {' and '.join(describe_types([p]) for p in parts)}"
             ]
         elif get_origin(t) is tuple:
-            each = "of them" if parts[0] in kinds else f"values, each {expected([parts[0]])}"
+            each = "of them" if parts[0] in kinds else f"values, each {describe_types([parts[0]])}"
             found += [f"{'two' if len(parts) == 2 else 'three'} {each}"]
         elif get_origin(t) is Annotated:
             found += [
@@ -68,7 +68,7 @@ def expected(kinds: list[Any]) -> str:
                         None,
                         (
                             "a whole number" if parts[0] is int else "a number",
-                            span(parts[1].metadata),
+                            describe_bounds(parts[1].metadata),
                         ),
                     )
                 )
@@ -80,7 +80,7 @@ def expected(kinds: list[Any]) -> str:
     return " or ".join(found)
 
 
-def span(bounds: list[Any]) -> str:
+def describe_bounds(bounds: list[Any]) -> str:
     """Ge(1), Lt(10) -> "from 1 to 9"; nothing without bounds."""
     at = {
         name: getattr(b, name)
@@ -98,11 +98,11 @@ def span(bounds: list[Any]) -> str:
     return f"at least {at['ge']}" if most is None else f"from {at['ge']} to {most}"
 
 
-def from_flag(section: str, key: str, text: str) -> Any:
+def parse_flag(section: str, key: str, text: str) -> Any:
     """A flag's text as a value: a number, or a list of them, where the key takes numbers."""
-    from ..training.settings import scalar
+    from ..training.settings import parse_scalar
 
-    kinds = KINDS[section, key]
+    kinds = KEY_TYPES[section, key]
     if str in kinds:
         return (
             [part.strip() for part in text.split(",") if part.strip()]
@@ -113,7 +113,7 @@ def from_flag(section: str, key: str, text: str) -> Any:
     if text in words or (words and len(kinds) == 1):
         return text
     try:
-        parts = [scalar(part.strip()) if part.strip() else "" for part in text.split(",")]
+        parts = [parse_scalar(part.strip()) if part.strip() else "" for part in text.split(",")]
     except ValueError:
         return text  # no number: the check says what is expected
     return parts if len(parts) > 1 else parts[0]
@@ -131,20 +131,22 @@ def resolve(
         if isinstance(values.setdefault(name, {}), dict):
             values[name].update(section)
     for name, key in given:
-        refuse_bytes(
+        refuse_if_not_utf8(
             flag(name, key), values[name].get(key) if isinstance(values[name], dict) else None
         )
     try:
         return Config.model_validate(
-            {name: tupled(name, section) for name, section in values.items()}
+            {name: lists_to_tuples(name, section) for name, section in values.items()}
         )
     except ValidationError as error:
-        lines = list(dict.fromkeys(explain(e["loc"], values, file, given) for e in error.errors()))
+        lines = list(
+            dict.fromkeys(explain_invalid(e["loc"], values, file, given) for e in error.errors())
+        )
         more = [f"... and {len(lines) - 20} more."] if len(lines) > 20 else []
         raise ConfigError("\n".join(lines[:20] + more)) from None
 
 
-def refuse_bytes(where: str, value: Any) -> None:
+def refuse_if_not_utf8(where: str, value: Any) -> None:
     """A run folder holds text: a name from the command line that is not UTF-8 could not be written there."""
     for part in value if isinstance(value, list | tuple) else (value,):
         if isinstance(part, str) and not part.isascii() and SURROGATE.search(part):
@@ -154,15 +156,15 @@ def refuse_bytes(where: str, value: Any) -> None:
             )
 
 
-def tupled(name: str, section: Any) -> Any:
+def lists_to_tuples(name: str, section: Any) -> Any:
     """Lists as tuples where pairs are expected: files know only lists."""
     if not isinstance(section, dict):
         return section
-    pair = lambda key: any(get_origin(t) is tuple for t in KINDS.get((name, key), ()))
+    pair = lambda key: any(get_origin(t) is tuple for t in KEY_TYPES.get((name, key), ()))
     return {k: tuple(v) if isinstance(v, list) and pair(k) else v for k, v in section.items()}
 
 
-def explain(
+def explain_invalid(
     loc: tuple[str | int, ...],
     values: Mapping[str, Any],
     file: Settings | None,
@@ -172,24 +174,24 @@ def explain(
     name, *rest = (str(part) for part in loc[:2])
     address = (name, *rest)
     came = values[name] if not rest else values[name].get(rest[0])
-    spelled = tuple(safe(part, lines=False) for part in address)
+    spelled = tuple(escape_controls(part, lines=False) for part in address)
     where = f"{file.where(address)}: {'.'.join(spelled)}" if file else ".".join(spelled)
     if rest and (name, rest[0]) in given:
         where = flag(name, rest[0])
-    if name not in SECTIONS or (rest and (name, rest[0]) not in KINDS):
-        return f"{where}: {nearest(spelled)}"
+    if name not in SECTIONS or (rest and (name, rest[0]) not in KEY_TYPES):
+        return f"{where}: {explain_unknown(spelled)}"
     if not rest:
-        return f"{where}: a section of keys is expected; got {shown(came)}. Keys: {', '.join(SECTIONS[name].model_fields)}."
-    kinds = KINDS[name, rest[0]]
+        return f"{where}: a section of keys is expected; got {show_value(came)}. Keys: {', '.join(SECTIONS[name].model_fields)}."
+    kinds = KEY_TYPES[name, rest[0]]
     words = [str(value) for value in choices(kinds)]
     near = nearest_name(came, words) if isinstance(came, str) else None
     hint = f" Did you mean '{near}'?" if near else ""
     if str in kinds and isinstance(came, bool | int | float):
         hint = " Write it in quotes."
-    return f"{where}: must be {expected(kinds)}; got {shown(came)}.{hint}"
+    return f"{where}: must be {describe_types(kinds)}; got {show_value(came)}.{hint}"
 
 
-def shown(value: Any) -> str:
+def show_value(value: Any) -> str:
     """A value as a file would have it, not too long."""
     text = (
         {True: "true", False: "false", None: "nothing"}[value]
@@ -199,43 +201,47 @@ def shown(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def nearest(address: tuple[str, ...]) -> str:
+def explain_unknown(address: tuple[str, ...]) -> str:
     """What an unknown key may have been meant for."""
     key = address[-1]
     within = f", not [{address[0]}]" if len(address) > 1 else ""
-    if key in HOMES:
-        return f"'{key}' belongs in section [{HOMES[key]}]{within}."
+    if key in SECTION_OF:
+        return f"'{key}' belongs in section [{SECTION_OF[key]}]{within}."
     known = list(SECTIONS[address[0]].model_fields) if within else list(SECTIONS)
-    other = nearest_name(key, ELSEWHERE, 0.8)
-    near = ELSEWHERE[other] if other else nearest_name(key, known) or nearest_name(key, HOMES, 0.6)
-    home = f" of section [{HOMES[near]}]" if near and near not in known else ""
+    other = nearest_name(key, NAMES_ELSEWHERE, 0.8)
+    near = (
+        NAMES_ELSEWHERE[other]
+        if other
+        else nearest_name(key, known) or nearest_name(key, SECTION_OF, 0.6)
+    )
+    home = f" of section [{SECTION_OF[near]}]" if near and near not in known else ""
     hint = f" did you mean '{near}'{home}?" if near else ""
     return f"unknown {'key' if within else 'section'} '{key}';{hint} Known: {', '.join(known)}."
 
 
-def given(section: Section) -> dict[str, Any]:
+def given_values(section: Section) -> dict[str, Any]:
     """The keys that have a value."""
     return {key: value for key, value in section if value is not None}
 
 
-def plain(config: Config) -> dict[str, Any]:
+def to_plain_dict(config: Config) -> dict[str, Any]:
     """The config as a file holds it: the keys that have a value, by section."""
     out = {
         name: {
             k: list(v) if isinstance(v, tuple) else v
-            for k, v in given(getattr(config, name)).items()
+            for k, v in given_values(getattr(config, name)).items()
         }
         for name in SECTIONS
     }
     return {name: section for name, section in out.items() if section}
 
 
-def panel(key: Any) -> str | None:
+def help_panel(key: Any) -> str | None:
     """The panel of the help that a key stands in, if not that of its section."""
     return (key.json_schema_extra or {}).get("panel")
 
 
-def configured(
+def with_setting_flags(
     function: Callable[..., None],
     only: Mapping[str, Sequence[str]] | None = None,
     texts: Mapping[tuple[str, str], str] | None = None,
@@ -255,7 +261,7 @@ def configured(
             word = flag(section, key)
             if word in taken:
                 continue
-            name, kinds = f"{section}__{key}", KINDS[section, key]
+            name, kinds = f"{section}__{key}", KEY_TYPES[section, key]
             boolean = bool in kinds
             values = choices(kinds)
             words = f": {', '.join(map(str, values))}" if values else ""
@@ -265,7 +271,7 @@ def configured(
                 None, f"{word}/--no-{word[2:]}" if boolean else word,
                 help=(texts or {}).get((section, key), f"{field.description}{words}{default}"),
                 metavar="" if boolean else "TEXT" if text else "NUMBER", show_default=False,
-                rich_help_panel=panel(field) or str(model.__doc__).rstrip("."),
+                rich_help_panel=help_panel(field) or str(model.__doc__).rstrip("."),
             )  # fmt: skip
             kind = Optional[bool] if boolean else Optional[str]
             extra.append(
@@ -280,7 +286,7 @@ def configured(
         for name, (section, key) in keys.items():
             value = given.pop(name)
             if value is not None:
-                value = value if isinstance(value, bool) else from_flag(section, key, value)
+                value = value if isinstance(value, bool) else parse_flag(section, key, value)
                 flags.setdefault(section, {})[key] = value
         function(flags=flags, **given)
 
@@ -295,7 +301,9 @@ def configured(
     return command
 
 
-def resolved(task: str | None, file: Path | None, flags: Mapping[str, Mapping[str, Any]]) -> Config:
+def config_from_command(
+    task: str | None, file: Path | None, flags: Mapping[str, Mapping[str, Any]]
+) -> Config:
     from ..training import settings
 
     merged = {name: dict(section) for name, section in flags.items()}
@@ -304,7 +312,7 @@ def resolved(task: str | None, file: Path | None, flags: Mapping[str, Mapping[st
     return resolve(settings.load(file) if file else None, merged)
 
 
-def read_run(folder: Path) -> Config:
+def read_run_config(folder: Path) -> Config:
     """The config a run was started with."""
     from ..training import files, settings
 
@@ -317,13 +325,13 @@ def read_run(folder: Path) -> Config:
         raise StorageError(
             f"{folder} holds no config.yaml: it is not a run made by `coadjoint train`."
         )
-    return resolve(settings.load(path, files.read_regular(path, settings.BYTES)))
+    return resolve(settings.load(path, files.read_regular(path, settings.MAX_BYTES)))
 
 
 @contextlib.contextmanager
-def in_flags() -> Iterator[None]:
+def errors_name_flags() -> Iterator[None]:
     """The library's keywords are the keys: where it refuses some, the error names their flags."""
     try:
         yield
     except OptionError as error:
-        raise ConfigError(error.spelled(lambda key: flag("", key))) from None
+        raise ConfigError(error.text_with(lambda key: flag("", key))) from None

@@ -8,7 +8,7 @@ from typing import Any, Optional
 
 import typer
 
-from ..errors import safe
+from ..errors import escape_controls
 from . import flags as setting_flags
 from .program import app, print_table
 
@@ -81,24 +81,24 @@ def print_cell(name: str, hidden: int, inputs: int) -> None:
         "": about.equations.splitlines(),
         "paper": [about.paper or "none"],
         "entries of the state for each unit": [about.state],
-        "options, and what they are if they are not given": aligned(options) or ["none"],
-        f"parameters, --hidden {hidden} --inputs {inputs}": aligned(
+        "options, and what they are if they are not given": align_values(options) or ["none"],
+        f"parameters, --hidden {hidden} --inputs {inputs}": align_values(
             {n: list(shape) for n, shape in about.parameters.items()}
         ),
         "engines": [
             having(None),
             *(f"not {having(why)}, which {why.partition('. Use')[0]}" for why in reasons),
         ],
-        "starts, --init": [", ".join(about.starts)],
+        "starts, --init": [", ".join(about.initialisers)],
     }
-    print(safe(name))
+    print(escape_controls(name))
     for title, lines in parts.items():
         print(f"\n{title}" if title else "")
         for line in lines:
-            print(safe(f"    {line}".rstrip()))
+            print(escape_controls(f"    {line}".rstrip()))
 
 
-def aligned(table: Mapping[str, Any]) -> list[str]:
+def align_values(table: Mapping[str, Any]) -> list[str]:
     """A line for each entry, its values below each other."""
     wide = max(map(len, table), default=0)
     words = {"None": "as many as --hidden", "True": "yes", "False": "no"}

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Optional
 
 import typer
 
-from ..errors import safe
+from ..errors import escape_controls
 from . import build_online
-from .flags import configured, read_run, resolved
-from .program import OUT, QUIET, app, command_line, finished, free
+from .flags import config_from_command, read_run_config, with_setting_flags
+from .program import OUT, QUIET, app, command_line, final_status, next_free_folder
 
 if TYPE_CHECKING:
     from ..training.run_folder import RunFolder
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 @app.command()
 @functools.partial(
-    configured,
-    only={**build_online.ONLINE, "gradient": ("k1", "k2")},
-    texts=build_online.ONLINE_TEXTS,
+    with_setting_flags,
+    only={**build_online.ONLINE_KEYS, "gradient": ("k1", "k2")},
+    texts=build_online.ONLINE_HELP,
 )
 def online(
     data: str = typer.Argument(
@@ -64,25 +64,29 @@ def online(
         )
     flags.setdefault("data", {})["train"] = data
     labels = None if classes is None else [label.strip() for label in classes.split(",")]
-    job = build_online.streamed(resolved(None, config, flags), labels, window)
-    place = out or free(job.stream.name)
+    job = build_online.build_stream_job(config_from_command(None, config, flags), labels, window)
+    place = out or next_free_folder(job.stream.name)
 
     def write_settings(folder: Path) -> None:
         own = {"classes": labels, "window": window}
         files.replace(folder / "online.json", json_rows.dumps(own, indent=1))
-        settings.dump(job.plain, folder / "config.yaml")
+        settings.dump(job.settings, folder / "config.yaml")
 
     folder = RunFolder(place, write_settings)
-    with folder.held(new=True):
+    with folder.hold(new=True):
         if not quiet:
             for note in job.stream.notes:
-                print(safe(note))
+                print(escape_controls(note))
             count = sum(p.numel() for p in job.network.parameters())
-            print(safe(f"{job.network.extra_repr()}\n{count:,} parameters; run folder {place}"))
-        follow(job, folder, quiet)
+            print(
+                escape_controls(
+                    f"{job.network.extra_repr()}\n{count:,} parameters; run folder {place}"
+                )
+            )
+        run_stream(job, folder, quiet)
 
 
-def follow(job: build_online.Online, run: RunFolder, quiet: bool, **more: Any) -> None:
+def run_stream(job: build_online.OnlineJob, run: RunFolder, quiet: bool, **more: Any) -> None:
     """Learn a stream to its end, say how it went, write the page."""
     from ..errors import DataError, NumericalError
     from ..training import online, signals
@@ -107,30 +111,36 @@ def follow(job: build_online.Online, run: RunFolder, quiet: bool, **more: Any) -
         return
     last = min(result.step, job.arguments["window"])
     for split, values in (("all steps", result.so_far), (f"last {last} steps", result.recent)):
-        print(safe(f"{split}: " + "  ".join(f"{k} {v:.6g}" for k, v in values.items())))
+        print(escape_controls(f"{split}: " + "  ".join(f"{k} {v:.6g}" for k, v in values.items())))
     how = "the stream ended" if result.status == "ended" else "finished"
-    print(safe(f"{how} at step {result.step}, {result.updates} updates, {result.seconds:.0f} s"))
-    print(safe(f"run:    {folder}\nreport: {page}"))
+    print(
+        escape_controls(
+            f"{how} at step {result.step}, {result.updates} updates, {result.seconds:.0f} s"
+        )
+    )
+    print(escape_controls(f"run:    {folder}\nreport: {page}"))
 
 
-def stream_on(run: Path, steps: int | None, fallback: bool, quiet: bool) -> None:
+def resume_stream(run: Path, steps: int | None, fallback: bool, quiet: bool) -> None:
     """Go on with a run of `coadjoint online`."""
     from ..training import schemas, settings, storage
     from ..training.run_folder import RunFolder
 
     own = schemas.read(run / "online.json", schemas.OnlineSettings)
-    config = read_run(run)
+    config = read_run_config(run)
     if steps is not None:
         training = config.training.model_copy(update={"steps": steps})
         config = config.model_copy(update={"training": training})
-    if (ended := finished(run, steps or 0)) is not None:
+    if (ended := final_status(run, steps or 0)) is not None:
         if not quiet:
             more = f"To go on, if its stream does: coadjoint resume {run} --steps N"
-            print(safe(f"{run} has ended already ({ended}). {more}"))
+            print(escape_controls(f"{run} has ended already ({ended}). {more}"))
         return
-    job = build_online.streamed(config, own["classes"], own["window"], storage.glimpse(run))
-    longer = lambda folder: settings.dump(job.plain, folder / "config.yaml")
-    follow(
+    job = build_online.build_stream_job(
+        config, own["classes"], own["window"], storage.read_outline(run)
+    )
+    longer = lambda folder: settings.dump(job.settings, folder / "config.yaml")
+    run_stream(
         job,
         RunFolder(run, None if steps is None else longer),
         quiet,

@@ -7,7 +7,7 @@ from typing import Optional
 
 import typer
 
-from ..errors import safe
+from ..errors import escape_controls
 from .program import app, warn
 
 
@@ -25,8 +25,8 @@ def predict(
 
     count, notes = predict_file(run, data, out, warn)
     for note in notes:
-        print(safe(note))
-    print(safe(f"{count} sequences -> {out}"))
+        print(escape_controls(note))
+    print(escape_controls(f"{count} sequences -> {out}"))
 
 
 @app.command()
@@ -40,7 +40,7 @@ def report(
     from ..training import files
     from ..training.report import pages, summary
 
-    print(safe(pages.write(folder)))
+    print(escape_controls(pages.write(folder)))
     if markdown is not None:
         files.replace(markdown, summary.markdown(folder))
-        print(safe(markdown))
+        print(escape_controls(markdown))

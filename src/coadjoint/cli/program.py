@@ -14,7 +14,7 @@ from typing import Any
 import typer
 
 from .. import __version__
-from ..errors import CoadjointError, MissingError, encodable, safe
+from ..errors import CoadjointError, MissingError, escape_controls, escape_undecodable
 
 app = typer.Typer(
     name="coadjoint",
@@ -25,7 +25,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-USAGE: Any = typer.BadParameter.mro()[2]  # the parent of every complaint about arguments
+USAGE_ERROR: Any = typer.BadParameter.mro()[2]  # the parent of every complaint about arguments
 RUN = typer.Argument(..., help="a run folder")
 OUT = typer.Option(None, "--out", "-o", help="the folder to write; runs/TASK-1, -2, ... by default")
 QUIET = typer.Option(False, "--quiet", "-q", help="print errors only")
@@ -48,7 +48,7 @@ def _root(
         os.environ["COADJOINT_DEBUG"] = "1"
 
 
-def free(name: str) -> Path:
+def next_free_folder(name: str) -> Path:
     """runs/NAME-1, or the next number that is not taken."""
     n = 1
     while (path := Path("runs") / f"{name}-{n}").exists():
@@ -58,17 +58,17 @@ def free(name: str) -> Path:
 
 def command_line() -> str:
     """As it was typed, in text that can be written: names of files need not be UTF-8."""
-    return encodable(shlex.join(["coadjoint", *sys.argv[1:]]))
+    return escape_undecodable(shlex.join(["coadjoint", *sys.argv[1:]]))
 
 
-def finished(run: Path, steps: int) -> str | None:
+def final_status(run: Path, steps: int) -> str | None:
     """How the run ended, if it cannot go on."""
     from ..training import schemas
 
     path = run / "result.json"
     if not os.path.lexists(path):
         return None
-    result = schemas.read(path, schemas.Result)
+    result = schemas.read(path, schemas.ResultSchema)
     over = result["status"] in ("success", "early-stopped") or (
         result["status"] == "finished" and result["step"] >= steps
     )
@@ -77,13 +77,15 @@ def finished(run: Path, steps: int) -> str | None:
 
 def print_table(heads: list[str], rows: list[list[str]]) -> None:
     """Columns as wide as their longest cell; a terminal narrower than that folds cells, at words, the widest column first."""
-    widths = [max(len(safe(r[i])) for r in [heads, *rows]) for i in range(len(heads))]
+    widths = [max(len(escape_controls(r[i])) for r in [heads, *rows]) for i in range(len(heads))]
     if sys.stdout.isatty():
         room = shutil.get_terminal_size().columns - 2 * (len(heads) - 1)
         while sum(widths) > room and max(widths) > 12:
             widths[widths.index(max(widths))] -= 1
     for row in [heads, ["-" * w for w in widths], *rows]:
-        folded = [textwrap.wrap(safe(c), w) or [""] for c, w in zip(row, widths, strict=True)]
+        folded = [
+            textwrap.wrap(escape_controls(c), w) or [""] for c, w in zip(row, widths, strict=True)
+        ]
         for line in itertools.zip_longest(*folded, fillvalue=""):
             print("  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip())
 
@@ -95,7 +97,7 @@ def main() -> None:
         sys.exit(code if isinstance(code, int) else 0)
     except typer.Exit as end:
         sys.exit(end.exit_code)
-    except USAGE as error:
+    except USAGE_ERROR as error:
         fail(error.format_message(), 2)
     except CoadjointError as error:
         if os.environ.get("COADJOINT_DEBUG"):
@@ -130,9 +132,12 @@ def main() -> None:
 
 def warn(message: str) -> None:
     """What the user should know of, though the command goes on."""
-    print(safe(f"coadjoint: warning: {message}"), file=sys.stderr)
+    print(escape_controls(f"coadjoint: warning: {message}"), file=sys.stderr)
 
 
 def fail(message: str, code: int) -> None:
-    print(safe(f"coadjoint: {'stopped' if code == 75 else 'error'}: {message}"), file=sys.stderr)
+    print(
+        escape_controls(f"coadjoint: {'stopped' if code == 75 else 'error'}: {message}"),
+        file=sys.stderr,
+    )
     sys.exit(code)

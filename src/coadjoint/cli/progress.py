@@ -6,10 +6,10 @@ import sys
 from collections.abc import Callable
 from typing import Any, TextIO
 
-from ..training.display import safe
+from ..training.display import escape_controls
 
 
-class ticking:
+class ProgressReporter:
     """What is done, a line each; on a terminal a bar below them."""
 
     def __init__(self, quiet: bool, name: str = "runs", to: TextIO | None = None) -> None:
@@ -27,7 +27,7 @@ class ticking:
         return self.tick
 
     def tick(self, done: float, total: int, what: str | None) -> None:
-        line = safe(what if self.bar is not None else f"{done:g} of {total}: {what}")
+        line = escape_controls(what if self.bar is not None else f"{done:g} of {total}: {what}")
         if self.bar is not None:
             self.bar.update(self.task, completed=done, total=total)
             if what:

@@ -12,12 +12,12 @@ from pydantic import Field
 
 from ..training.network_section import (
     NetworkSection,
-    NotNegative,
-    Part,
-    Positive,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    PositiveUnitFloat,
     Section,
-    Share,
-    Whole,
+    UnitFloat,
 )
 
 
@@ -25,16 +25,16 @@ class TaskSection(Section):
     """A built-in task."""
 
     name: str | None = Field(None, description="a built-in task; `coadjoint tasks` lists them")
-    length: Whole | tuple[Whole, Whole] | None = Field(
+    length: PositiveInt | tuple[PositiveInt, PositiveInt] | None = Field(
         None, description="steps of a sequence, or low,high"
     )
     ragged: bool | None = Field(
         None, description="each sequence of a batch has a length of its own"
     )
-    curriculum: tuple[Whole, Whole] | None = Field(
+    curriculum: tuple[PositiveInt, PositiveInt] | None = Field(
         None, description="start,steps: the length grows from start over so many steps"
     )
-    easiest: tuple[Part, Whole] | None = Field(
+    easiest: tuple[PositiveUnitFloat, PositiveInt] | None = Field(
         None,
         description="start,steps: learn from the easiest share of what is drawn, from start to all over so many steps",
     )
@@ -48,11 +48,11 @@ class TaskSection(Section):
     pixels: Literal[1, 8] | None = Field(None, description="digits; pixels read at a time")
     permuted: bool | None = Field(None, description="digits: pixels in a fixed random order")
     path: str | None = Field(None, description="music: the MATLAB file")
-    values: Whole | None = Field(
+    values: PositiveInt | None = Field(
         None, description="copy, reversal, sorting: letters of the alphabet"
     )
-    positions: Whole | None = Field(None, description="copy: letters to repeat")
-    chunk: Whole | None = Field(
+    positions: PositiveInt | None = Field(None, description="copy: letters to repeat")
+    chunk: PositiveInt | None = Field(
         None, description="music: cut training pieces into parts of so many steps"
     )
 
@@ -67,7 +67,7 @@ class DataSection(Section):
     test: str | None = Field(
         None, description="a file of test sequences; otherwise they are split off"
     )
-    split: tuple[Share, Share, Share] | None = Field(
+    split: tuple[UnitFloat, UnitFloat, UnitFloat] | None = Field(
         None, description="shares of sequences for train,valid,test"
     )
     kind: Literal["classify", "regress", "next"] | None = Field(None, description="what to predict")
@@ -80,7 +80,9 @@ class DataSection(Section):
     features: str | list[str] | None = Field(
         None, description="the columns to read, a,b,c; all others by default"
     )
-    window: Whole | None = Field(None, description="cut sequences into pieces of so many steps")
+    window: PositiveInt | None = Field(
+        None, description="cut sequences into pieces of so many steps"
+    )
     standardise: bool | None = Field(
         None, description="inputs to mean 0 and variance 1 on the training set (default)"
     )
@@ -114,7 +116,7 @@ class GradientSection(Section):
         None,
         description="several layers: the mean over each (default), the last, or the states of all as one",
     )
-    weight: NotNegative | None = Field(
+    weight: NonNegativeFloat | None = Field(
         None, description="rho, the penalty's weight (1); 0 is plain backpropagation"
     )
     weight_schedule: (
@@ -123,25 +125,25 @@ class GradientSection(Section):
         None,
         description="how the weight changes with the step; steered if --weight-target is given",
     )
-    weight_rate: Positive | None = Field(
+    weight_rate: PositiveFloat | None = Field(
         None, description="inverse-time: weight/(1 + rate step); exponential: weight rate^step"
     )
-    weight_end: NotNegative | None = Field(
+    weight_end: NonNegativeFloat | None = Field(
         None, description="linear: the weight after the last step (0)"
     )
-    weight_target: Positive | None = Field(
+    weight_target: PositiveFloat | None = Field(
         None,
         description="steered: the |log-decay| of costates per step that the weight is turned up or down for",
     )
-    weight_gain: Positive | None = Field(
+    weight_gain: PositiveFloat | None = Field(
         None, description="steered: by how much at most a step turns it (0.01)"
     )
-    pretrain: Whole | None = Field(
+    pretrain: PositiveInt | None = Field(
         None, description="penalised: minimise the penalty alone for so many steps first"
     )
-    k1: Whole | None = Field(None, description="truncated: steps between gradients")
-    k2: Whole | None = Field(None, description="truncated: steps that losses are pulled back")
-    segments: Whole | Literal["auto"] | None = Field(
+    k1: PositiveInt | None = Field(None, description="truncated: steps between gradients")
+    k2: PositiveInt | None = Field(None, description="truncated: steps that losses are pulled back")
+    segments: PositiveInt | Literal["auto"] | None = Field(
         None,
         description="bptt, penalised: sweep in so many segments, auto for about sqrt(T): less memory, same gradient",
     )
@@ -164,38 +166,38 @@ class OptimiserSection(Section):
         None,
         description="how much of a move is taken: all of it (default), or what a rule or line search says",
     )
-    threshold: Positive | None = Field(
+    threshold: PositiveFloat | None = Field(
         None, description="galvan: directions longer than this are brought to norm 1 (1)"
     )
-    momentum: Share | None = Field(None, description="momentum, nesterov, rmsprop")
-    betas: tuple[Share, Share] | None = Field(None, description="adam and its kin")
-    weight_decay: NotNegative | None = Field(None, description="L2 term (adamw: decoupled)")
-    history: Whole | None = Field(None, description="lbfgs: steps that it remembers (10)")
-    iterations: Whole | None = Field(None, description="lbfgs: of its own within a step (20)")
-    cg: Whole | None = Field(
+    momentum: UnitFloat | None = Field(None, description="momentum, nesterov, rmsprop")
+    betas: tuple[UnitFloat, UnitFloat] | None = Field(None, description="adam and its kin")
+    weight_decay: NonNegativeFloat | None = Field(None, description="L2 term (adamw: decoupled)")
+    history: PositiveInt | None = Field(None, description="lbfgs: steps that it remembers (10)")
+    iterations: PositiveInt | None = Field(None, description="lbfgs: of its own within a step (20)")
+    cg: PositiveInt | None = Field(
         None, description="hessian-free: conjugate gradient iterations of a step, at most"
     )
-    damping: Positive | None = Field(None, description="hessian-free: to begin with")
-    structural: NotNegative | None = Field(
+    damping: PositiveFloat | None = Field(None, description="hessian-free: to begin with")
+    structural: NonNegativeFloat | None = Field(
         None, description="hessian-free: how much a change of the states counts"
     )
-    curvature: Whole | None = Field(
+    curvature: PositiveInt | None = Field(
         None, description="hessian-free: so many of the batch for the curvature (all)"
     )
-    ridge: NotNegative | None = Field(
+    ridge: NonNegativeFloat | None = Field(
         None, description="ridge: the weight of |V|^2 beside the sum of squared errors (1e-6)"
     )
     schedule: Literal["constant", "exponential", "inverse-time", "linear", "cosine", "plateau"] = (
         Field("constant", description="how the step size changes")
     )
-    decay: Positive | None = Field(
+    decay: PositiveFloat | None = Field(
         None,
         description="exponential: factor for each step; inverse-time: lr/(1 + decay step); plateau: for each plateau",
     )
-    end: Share | None = Field(
+    end: UnitFloat | None = Field(
         None, description="linear, cosine: the last step size, as a share of lr"
     )
-    plateau: Whole | None = Field(
+    plateau: PositiveInt | None = Field(
         None, description="plateau: looks without a better loss before the step size falls"
     )
     warmup: Annotated[int, Field(ge=0, lt=2**31)] = Field(
@@ -206,49 +208,49 @@ class OptimiserSection(Section):
 class TrainingSection(Section):
     """The run."""
 
-    steps: Whole | None = Field(None, description="at most so many steps (10,000)")
-    epochs: Whole | None = Field(
+    steps: PositiveInt | None = Field(None, description="at most so many steps (10,000)")
+    epochs: PositiveInt | None = Field(
         None, description="at most so many passes over a finite set, instead of --steps"
     )
-    batch: Whole = Field(32, description="sequences of a step")
-    accumulate: Whole = Field(1, description="batches averaged in a step")
-    clip: Positive | None = Field(None, description="largest norm of a gradient")
-    clip_value: Positive | None = Field(None, description="largest entry of a gradient")
-    clip_mean: Positive | None = Field(
+    batch: PositiveInt = Field(32, description="sequences of a step")
+    accumulate: PositiveInt = Field(1, description="batches averaged in a step")
+    clip: PositiveFloat | None = Field(None, description="largest norm of a gradient")
+    clip_value: PositiveFloat | None = Field(None, description="largest entry of a gradient")
+    clip_mean: PositiveFloat | None = Field(
         None, description="largest norm, as a multiple of the running mean of norms"
     )
-    weight_noise: NotNegative | None = Field(
+    weight_noise: NonNegativeFloat | None = Field(
         None,
         description="standard deviation of noise on the weights while a gradient is computed (0)",
     )
-    gradients: Whole | None = Field(
+    gradients: PositiveInt | None = Field(
         None,
         description="budget: gradients of a sequence, of two sweeps; other work counts by its sweeps",
     )
-    seconds: Positive | None = Field(
+    seconds: PositiveFloat | None = Field(
         None, description="budget; a run ends when all that are given are spent"
     )
     seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(
         0, description="everything random follows from it"
     )
-    every: Whole | None = Field(
+    every: PositiveInt | None = Field(
         None, description="steps between looks at held-out sequences (100; finite sets: an epoch)"
     )
-    tests: Whole | None = Field(
+    tests: PositiveInt | None = Field(
         None, description="fresh sequences of a look (1,000); finite sets: all they have"
     )
-    confirm: Whole | None = Field(
+    confirm: PositiveInt | None = Field(
         None, description="fresh sequences that confirm a success (10,000)"
     )
-    probes: Whole = Field(32, description="sequences whose costates are looked at")
-    patience: Whole | None = Field(
+    probes: PositiveInt = Field(32, description="sequences whose costates are looked at")
+    patience: PositiveInt | None = Field(
         None, description="stop after so many looks without a better one"
     )
     stop_on_success: bool = Field(True, description="stop when the task's goal is met")
     nonfinite: Literal["stop", "skip", "dump"] = Field(
         "stop", description="what to do with a step that is not finite"
     )
-    checkpoint: Whole = Field(1000, description="steps between checkpoints")
+    checkpoint: PositiveInt = Field(1000, description="steps between checkpoints")
     keep: Annotated[int, Field(ge=2, lt=2**31)] = Field(
         2, description="checkpoints that stay, beside the best"
     )
@@ -274,11 +276,11 @@ class Config(Section):
 SECTIONS: dict[str, type[Section]] = {
     name: cast(type[Section], f.annotation) for name, f in Config.model_fields.items()
 }
-HOMES = {
+SECTION_OF = {
     key: name for name, section in SECTIONS.items() for key in section.model_fields if key != "name"
 }
 
-ELSEWHERE = {  # what other libraries call a key
+NAMES_ELSEWHERE = {  # what other libraries call a key
     "learning_rate": "lr", "hidden_size": "hidden", "units": "hidden", "batch_size": "batch", "max_steps": "steps",
     "max_epochs": "epochs", "spectral_radius": "radius", "clip_norm": "clip", "random_state": "seed", "dtype": "precision",
 }  # fmt: skip

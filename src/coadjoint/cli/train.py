@@ -9,26 +9,26 @@ from typing import TYPE_CHECKING, Any, Optional
 
 import typer
 
-from ..errors import ConfigError, MissingError, safe
+from ..errors import ConfigError, MissingError, escape_controls
 from . import build
 from . import flags as setting_flags
-from .compare import compared
-from .flags import configured, resolved
-from .online import stream_on
-from .program import OUT, QUIET, RUN, app, command_line, finished, free
+from .compare import run_comparison
+from .flags import config_from_command, with_setting_flags
+from .online import resume_stream
+from .program import OUT, QUIET, RUN, app, command_line, final_status, next_free_folder
 
 if TYPE_CHECKING:
     from ..training.run_folder import RunFolder
 
 
-def carry_out(job: build.Job, run: RunFolder, quiet: bool, **more: Any) -> None:
+def run_training(job: build.Job, run: RunFolder, quiet: bool, **more: Any) -> None:
     """Train, say how it went, write the page."""
     from ..errors import NumericalError
     from ..training import loop, signals
     from ..training.report import pages
 
     folder = Path(run)
-    loggers = [tensorboard(folder)] if job.config.training.tensorboard else []
+    loggers = [tensorboard_logger(folder)] if job.config.training.tensorboard else []
     try:
         result = loop.train(
             job.network, job.task, **job.arguments, folder=run, display=not quiet, loggers=loggers, command=command_line(), **more
@@ -42,7 +42,7 @@ def carry_out(job: build.Job, run: RunFolder, quiet: bool, **more: Any) -> None:
     if result.skipped:
         print(f"{result.skipped} of {result.step} steps were not finite and left out")
     for split, values in result.metrics.items():
-        print(safe(f"{split}: " + "  ".join(f"{k} {v:.6g}" for k, v in values.items())))
+        print(escape_controls(f"{split}: " + "  ".join(f"{k} {v:.6g}" for k, v in values.items())))
     goal = f" ({job.task.goal})" if job.task.goal else ""
     won = (
         f"; success{goal} at step {result.success_step}"
@@ -56,10 +56,10 @@ def carry_out(job: build.Job, run: RunFolder, quiet: bool, **more: Any) -> None:
         "early-stopped": f"stopped early at step {result.step}; the best step is {result.best_step}",
         "finished": f"finished at step {result.step}, {result.seconds:.0f} s{won}",
     }[result.status]
-    print(safe(f"{outcome}\nrun:    {folder}\nreport: {page}"))
+    print(escape_controls(f"{outcome}\nrun:    {folder}\nreport: {page}"))
 
 
-def tensorboard(folder: Path) -> Callable[[dict[str, Any]], None]:
+def tensorboard_logger(folder: Path) -> Callable[[dict[str, Any]], None]:
     from ..training import files
 
     try:
@@ -73,7 +73,7 @@ def tensorboard(folder: Path) -> Callable[[dict[str, Any]], None]:
     def log(row: dict[str, Any]) -> None:
         nonlocal writer
         if writer is None:
-            files.inner(folder / "tensorboard")
+            files.is_real_folder(folder / "tensorboard")
             writer = SummaryWriter(str(folder / "tensorboard"), purge_step=row["step"])
         kind = row.get("split", row["kind"])
         for key, value in row.items():
@@ -87,7 +87,7 @@ def tensorboard(folder: Path) -> Callable[[dict[str, Any]], None]:
 
 
 @app.command()
-@configured
+@with_setting_flags
 def train(
     task: Optional[str] = typer.Argument(
         None, help="a built-in task (`coadjoint tasks`); or --train FILE"
@@ -108,34 +108,40 @@ def train(
     """
     from ..training.run_folder import RunFolder
 
-    job = build.build(resolved(task, config, flags))
-    place = out or free(job.config.task.name or Path(str(job.config.data.train)).stem)
-    folder = RunFolder(place, settings_of(job))
-    with folder.held(new=True):
+    job = build.build(config_from_command(task, config, flags))
+    place = out or next_free_folder(job.config.task.name or Path(str(job.config.data.train)).stem)
+    folder = RunFolder(place, settings_writer(job))
+    with folder.hold(new=True):
         if not quiet:
-            introduce(job, place)
-        carry_out(job, folder, quiet)
+            print_introduction(job, place)
+        run_training(job, folder, quiet)
 
 
-def settings_of(job: build.Job) -> Callable[[Path], None]:
+def settings_writer(job: build.Job) -> Callable[[Path], None]:
     """Writes the settings of a run into its folder."""
     from ..training import settings
 
-    return lambda folder: settings.dump(setting_flags.plain(job.config), folder / "config.yaml")
+    return lambda folder: settings.dump(
+        setting_flags.to_plain_dict(job.config), folder / "config.yaml"
+    )
 
 
-def introduce(job: build.Job, folder: Path) -> None:
+def print_introduction(job: build.Job, folder: Path) -> None:
     """Say what is going to be trained."""
     for note in job.notes:
-        print(safe(note))
+        print(escape_controls(note))
     parameters = list(job.network.parameters())
     count = sum(p.numel() for p in parameters)
     trained = sum(p.numel() for p in parameters if p.requires_grad)
     of_them = "" if trained == count else f", {trained:,} of them trained"
-    print(safe(f"{job.network.extra_repr()}\n{count:,} parameters{of_them}; run folder {folder}"))
+    print(
+        escape_controls(
+            f"{job.network.extra_repr()}\n{count:,} parameters{of_them}; run folder {folder}"
+        )
+    )
     if hasattr(job.task, "baseline"):
         figures = "  ".join(f"{name} {value:.4g}" for name, value in job.task.baseline().items())
-        print(safe(f"remembering nothing gives: {figures}"))
+        print(escape_controls(f"remembering nothing gives: {figures}"))
 
 
 @app.command()
@@ -156,22 +162,22 @@ def resume(
     if os.path.lexists(run / "compare.json"):
         if steps is not None or fallback:
             raise ConfigError("--steps and --fallback belong to a run, not to a comparison.")
-        return compared(run, jobs, quiet)
+        return run_comparison(run, jobs, quiet)
     if jobs is not None:
         raise ConfigError("--jobs belongs to a comparison, not to a run.")
     if os.path.lexists(run / "online.json"):
-        return stream_on(run, steps, fallback, quiet)
-    config = setting_flags.read_run(run)
+        return resume_stream(run, steps, fallback, quiet)
+    config = setting_flags.read_run_config(run)
     if steps is not None:
         config = setting_flags.resolve(
             None,
             {
-                **setting_flags.plain(config),
-                "training": {**setting_flags.plain(config)["training"], "steps": steps},
+                **setting_flags.to_plain_dict(config),
+                "training": {**setting_flags.to_plain_dict(config)["training"], "steps": steps},
             },
         )
-    job = build.build(config, storage.glimpse(run))
-    ended = finished(run, job.arguments["steps"])
+    job = build.build(config, storage.read_outline(run))
+    ended = final_status(run, job.arguments["steps"])
     if ended is not None:
         if not (run / "report.html").exists():
             pages.write(run)
@@ -179,10 +185,10 @@ def resume(
             f" To train longer: coadjoint resume {run} --steps N" if ended == "finished" else ""
         )
         if not quiet:
-            print(safe(f"{run} has ended already ({ended}).{longer}"))
+            print(escape_controls(f"{run} has ended already ({ended}).{longer}"))
         return None
-    folder = RunFolder(run, None if steps is None else settings_of(job))
-    carry_out(job, folder, quiet, resume=True, fallback=fallback)
+    folder = RunFolder(run, None if steps is None else settings_writer(job))
+    run_training(job, folder, quiet, resume=True, fallback=fallback)
     return None
 
 
@@ -192,17 +198,17 @@ def replay(run: Path = RUN) -> None:
     from ..errors import NumericalError, StorageError
     from ..training import loop, storage
 
-    found = storage.saved(run, "replay")
+    found = storage.list_checkpoints(run, "replay")
     if not found:
         raise StorageError(f"{run} holds no replay: no step of it was refused.")
-    job = build.build(setting_flags.read_run(run), storage.glimpse(run, "replay"))
+    job = build.build(setting_flags.read_run_config(run), storage.read_outline(run, "replay"))
     saved = storage.load(found[-1])
     arguments = {**job.arguments, "nonfinite": "stop"}
     try:
-        loss = loop.again(job.network, job.task, saved, arguments).loss
+        loss = loop.recompute_step(job.network, job.task, saved, arguments).loss
     except NumericalError as error:
-        print(safe(f"step {saved.step + 1}: {error}"))
+        print(escape_controls(f"step {saved.step + 1}: {error}"))
         raise typer.Exit(NumericalError.exit_code) from None
     print(
-        f"step {saved.step + 1}: loss {loss:.6g}, finite here. The run refused it: {safe(saved.state['reason'])}"
+        f"step {saved.step + 1}: loss {loss:.6g}, finite here. The run refused it: {escape_controls(saved.state['reason'])}"
     )

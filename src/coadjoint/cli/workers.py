@@ -23,7 +23,7 @@ PRELOADED = ["coadjoint.cli.preloaded"]  # by the server that processes are fork
 
 
 @functools.cache
-def context() -> Any:
+def process_context() -> Any:
     """How processes begin: on Linux as forks of a server that has imported torch once and runs nothing; elsewhere anew,
     since Windows has no fork and on macOS libraries that were loaded do not survive one."""
     if sys.platform != "linux" or not hasattr(os, "fork"):
@@ -55,15 +55,17 @@ class Worker:
         os.close(handle)
         self._said = Path(name)  # what it complains of
         # The process saves and ends when this is closed: whatever ends us, even SIGKILL, closes it.
-        theirs, self._leash = context().Pipe(duplex=False)
-        self.process = context().Process(target=carry_out, args=(list(words), theirs, name))
+        theirs, self._leash = process_context().Pipe(duplex=False)
+        self.process = process_context().Process(
+            target=run_command, args=(list(words), theirs, name)
+        )
         with one_thread_each():
-            start(self.process)
+            start_process(self.process)
         theirs.close()
         self._told = False  # to stop
 
     @property
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         return self.process.exitcode is not None
 
     @property
@@ -92,7 +94,7 @@ class Worker:
             self._said.unlink()
 
 
-def start(process: Any, tries: int = 50) -> None:
+def start_process(process: Any, tries: int = 50) -> None:
     """Start a process. The server that it is forked from may just have been killed: the system takes a moment to tell, and
     then another server is begun."""
     for _ in range(tries - 1):
@@ -108,18 +110,18 @@ def wait_for(workers: Sequence[Worker], seconds: float) -> None:
     wait_for_any([worker.process.sentinel for worker in workers], seconds)
 
 
-def carry_out(words: list[str], leash: Connection, complaints: str) -> None:
+def run_command(words: list[str], leash: Connection, complaints: str) -> None:
     """In the process: run a command line."""
     sys.argv = ["coadjoint", *words]
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115  until the process ends
     sys.stderr = open(complaints, "a", encoding="utf-8", errors="backslashreplace", buffering=1)  # noqa: SIM115
     os.dup2(sys.stdout.fileno(), 1)  # what libraries say, too
     os.dup2(sys.stderr.fileno(), 2)
-    threading.Thread(target=end_with, args=(leash, complaints), daemon=True).start()
+    threading.Thread(target=stop_when_told, args=(leash, complaints), daemon=True).start()
     main()
 
 
-def end_with(leash: Connection, complaints: str) -> None:
+def stop_when_told(leash: Connection, complaints: str) -> None:
     """Let this run save and end, as SIGTERM would, when the comparison that began it says so, or is gone."""
     try:
         leash.recv_bytes()

@@ -14,39 +14,40 @@ charts        the charts, drawn
 
 from __future__ import annotations
 
+from ..errors import renamed_attributes
 from .charts import Chart, Figure
 from .costates import (
     Components,
     Decay,
     Paths,
     Sensitivity,
-    by_input,
     decay,
-    entered,
-    finite,
-    logs_of,
-    logs_of_paths,
+    input_costates,
+    log_norms_of,
+    log_path_shares,
+    log_sensitivities,
+    nan_unless_finite,
     paths,
     sensitivity,
     temporal,
 )
 from .examination import DIAGNOSTICS, Compared, Examination, arrays, evaluate, examine, plot
-from .finding import Found
-from .jacobians import Lyapunov, Products, jacobians, lyapunov, resolved, singular_values
+from .finding import Finding
+from .jacobians import Lyapunov, Products, jacobians, log_singular_values, lyapunov, singular_values
 from .landscape import (
     Along,
     Landscape,
     Noise,
     along,
-    asked,
+    known_criterion,
     landscape,
     loss_at,
     noise,
-    normalised,
+    normalised_direction,
     per_sample,
 )
 from .units import Saturation, saturation
-from .weights import Bounds, Spectrum, at_rest, bounds, slopes_of, spectrum
+from .weights import Bounds, Spectrum, bounds, slopes_at_rest, spectrum, unit_slopes
 
 __all__ = [
     "DIAGNOSTICS",
@@ -58,7 +59,7 @@ __all__ = [
     "Decay",
     "Examination",
     "Figure",
-    "Found",
+    "Finding",
     "Landscape",
     "Lyapunov",
     "Noise",
@@ -69,31 +70,48 @@ __all__ = [
     "Spectrum",
     "along",
     "arrays",
-    "asked",
-    "at_rest",
     "bounds",
-    "by_input",
     "decay",
-    "entered",
     "evaluate",
     "examine",
-    "finite",
+    "input_costates",
     "jacobians",
+    "known_criterion",
     "landscape",
-    "logs_of",
-    "logs_of_paths",
+    "log_norms_of",
+    "log_path_shares",
+    "log_sensitivities",
+    "log_singular_values",
     "loss_at",
     "lyapunov",
+    "nan_unless_finite",
     "noise",
-    "normalised",
+    "normalised_direction",
     "paths",
     "per_sample",
     "plot",
-    "resolved",
     "saturation",
     "sensitivity",
     "singular_values",
-    "slopes_of",
+    "slopes_at_rest",
     "spectrum",
     "temporal",
+    "unit_slopes",
 ]
+
+__getattr__ = renamed_attributes(
+    __name__,
+    {
+        "Found": "Finding",
+        "asked": "known_criterion",
+        "at_rest": "slopes_at_rest",
+        "by_input": "log_sensitivities",
+        "entered": "input_costates",
+        "finite": "nan_unless_finite",
+        "logs_of": "log_norms_of",
+        "logs_of_paths": "log_path_shares",
+        "normalised": "normalised_direction",
+        "resolved": "log_singular_values",
+        "slopes_of": "unit_slopes",
+    },
+)

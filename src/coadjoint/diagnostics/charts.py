@@ -52,7 +52,7 @@ def draw(chart: Chart) -> Any:
         raise MissingError("plots need matplotlib: pip install 'coadjoint[plot]'.") from None
     fig = figure.Figure(figsize=(7.2, 4.4), layout="constrained")
     ax = fig.subplots()
-    (grid if chart.cells is not None else lines)(fig, ax, chart)
+    (draw_grid if chart.cells is not None else draw_curves)(fig, ax, chart)
     ax.set_xlabel(chart.x, color=SOFT)
     ax.set_ylabel(chart.y, color=SOFT)
     fig.suptitle(chart.title, x=0.01, ha="left", color=INK, fontsize=12, fontweight="bold")
@@ -62,7 +62,7 @@ def draw(chart: Chart) -> Any:
     return fig
 
 
-def lines(fig: Any, ax: Any, chart: Chart) -> None:
+def draw_curves(fig: Any, ax: Any, chart: Chart) -> None:
     from matplotlib import ticker
 
     few = max((len(x) for _, x, _ in chart.curves), default=0) <= 12
@@ -100,7 +100,7 @@ def lines(fig: Any, ax: Any, chart: Chart) -> None:
         fig.legend(loc="outside right center", frameon=False, labelcolor=INK, fontsize=9)
 
 
-def grid(fig: Any, ax: Any, chart: Chart) -> None:
+def draw_grid(fig: Any, ax: Any, chart: Chart) -> None:
     from matplotlib.colors import LinearSegmentedColormap
 
     (_, x, y), cells = chart.curves[0], chart.cells

@@ -23,14 +23,14 @@ from .finding import (
     DECADE,
     LN2,
     check_evaluation,
-    elman,
-    factor,
-    line,
+    fitted_slope,
+    growth_factor,
     log_norms,
-    mean,
-    numbers,
-    one_layer,
-    swept,
+    nan_mean,
+    require_elman,
+    require_formula,
+    require_one_layer,
+    to_numpy,
 )
 
 
@@ -44,7 +44,7 @@ class Components:
 
     def slope(self, name: str = "joint") -> float:
         """What a step towards the past adds to log ||grad_k||: of the line that fits best."""
-        return -line(self.k, self.logs[name])
+        return -fitted_slope(self.k, self.logs[name])
 
     def chart(self) -> Chart:
         curves = tuple((name, self.k, y / DECADE) for name, y in self.logs.items())
@@ -58,7 +58,7 @@ class Components:
         )  # -inf where the first step adds nothing at all
         return [
             Figure("temporal components, first to last", span, "decades", "below 0: the past adds less to the gradient than the end"),
-            Figure("temporal components, towards the past", factor(self.slope()), "× per step", "1: every step counts alike"),
+            Figure("temporal components, towards the past", growth_factor(self.slope()), "× per step", "1: every step counts alike"),
         ]  # fmt: skip
 
 
@@ -66,10 +66,12 @@ def temporal(e: Evaluation) -> Components:
     """The norms of `e.temporal_components()`, at any scale: those of the components in units of their own, and the logarithms
     of the units added."""
     check_evaluation(e)
-    swept(e, "temporal components")
-    near, tops = Temporal.near(e)
+    require_formula(e, "temporal components")
+    near, tops = Temporal.with_exponents(e)
     with np.errstate(divide="ignore"):
-        logs = {name: np.log(numbers(n)) + np.array(tops) * LN2 for name, n in near.norms().items()}
+        logs = {
+            name: np.log(to_numpy(n)) + np.array(tops) * LN2 for name, n in near.norms().items()
+        }
     return Components(
         np.arange(1, len(tops) + 1), dict(sorted(logs.items(), key=lambda item: item[0] != "joint"))
     )
@@ -97,7 +99,7 @@ class Decay:
         return Chart(f"Costates {self.axis.through}", about, self.axis.label, label, curves, True)
 
     def figures(self) -> list[Figure]:
-        return [Figure(f"costates, {self.axis.backwards}", factor(self.slope), f"× per {self.axis.step}", "below 1 they vanish, above 1 they explode")]  # fmt: skip
+        return [Figure(f"costates, {self.axis.backwards}", growth_factor(self.slope), f"× per {self.axis.step}", "below 1 they vanish, above 1 they explode")]  # fmt: skip
 
 
 def decay(e: Evaluation) -> Decay:
@@ -113,16 +115,16 @@ def decay(e: Evaluation) -> Decay:
             name = f"{at.module} layer {at.layer}".strip() + (
                 ", reverse" if at.direction == "reverse" else ""
             )
-            layers[name] = mean(logs_of(lam))
-    logs = logs_of(whole)
+            layers[name] = nan_mean(log_norms_of(lam))
+    logs = log_norms_of(whole)
     t = np.arange(len(logs))
-    slope = mean(np.array([-line(t, one) for one in logs.T]), 0)
-    return Decay(t, mean(logs), float(slope), layers, whole.axis)
+    slope = nan_mean(np.array([-fitted_slope(t, one) for one in logs.T]), 0)
+    return Decay(t, nan_mean(logs), float(slope), layers, whole.axis)
 
 
-def logs_of(lam: BaseCostates) -> Array:
+def log_norms_of(lam: BaseCostates) -> Array:
     """log ||lam_t||, [T + 1, B]; NaN where there is none or it is zero"""
-    logs = numbers(lam.log_norms())
+    logs = to_numpy(lam.log_norms())
     return np.where(np.isfinite(logs), logs, np.nan)
 
 
@@ -142,8 +144,8 @@ class Paths:
 
     def chart(self) -> Chart:
         curves = (
-            ("share of paths", self.steps, mean(finite(self.log_share)) / DECADE),
-            ("by their weights", self.steps, mean(finite(self.log_weight)) / DECADE),
+            ("share of paths", self.steps, nan_mean(nan_unless_finite(self.log_share)) / DECADE),
+            ("by their weights", self.steps, nan_mean(nan_unless_finite(self.log_weight)) / DECADE),
         )
         about = "paths from a unit s steps before the end to one at the end that meet no unit that is off: only they carry the gradient"
         return Chart(
@@ -162,7 +164,7 @@ class Paths:
         ]  # fmt: skip
 
 
-def finite(values: Array) -> Array:
+def nan_unless_finite(values: Array) -> Array:
     return np.where(np.isfinite(values), values, np.nan)
 
 
@@ -171,26 +173,26 @@ def paths(e: Evaluation) -> Paths:
     products of their weights. A path is j_{T-s}, ..., j_T with W[j_t, j_{t-1}] != 0 at each step, and enabled if the units
     j_{T-s+1}, ..., j_T are on when it crosses them. NaN where there is no path at all."""
     check_evaluation(e)
-    net = elman(e, "the view of paths")
+    net = require_elman(e, "the view of paths")
     assert net.cell is not None
     if net.cell.next[0].op != "relu":
         raise Unsupported(
             "the view of paths: relu enables a path or blocks it, others weigh it. Use activation='relu'."
         )
-    recurrent, run = net.effective().W, e.trajectory
+    recurrent, run = net.effective_weights().W, e.trajectory
     assert recurrent is not None
     W, on, lengths, T = (
-        np.abs(numbers(recurrent)),
-        numbers(run.x[1:]) > 0,
+        np.abs(to_numpy(recurrent)),
+        to_numpy(run.x[1:]) > 0,
         run.lengths.numpy(),
         run.layout.rows.T,
     )
-    counted = [logs_of_paths(A, on, lengths) for A in ((W > 0).astype(float), W)]
+    counted = [log_path_shares(A, on, lengths) for A in ((W > 0).astype(float), W)]
     active = np.where(np.arange(T)[:, None] < lengths, on.mean(2), np.nan)
     return Paths(np.arange(T + 1), counted[0], counted[1], active)
 
 
-def logs_of_paths(A: Array, on: Array, lengths: Array) -> Array:
+def log_path_shares(A: Array, on: Array, lengths: Array) -> Array:
     """log of (1' D_T A ... D_{T-s+1} A 1) / (1' A^s 1), D_t the units that are on: [T + 1, B]"""
     T, B, d = on.shape
     out = np.full((T + 1, B), np.nan)
@@ -220,53 +222,55 @@ class Sensitivity:
     log_norms: Array
 
     def chart(self) -> Chart:
-        curves = (("mean over samples", self.t, mean(finite(self.log_norms)) / DECADE),)
+        curves = (
+            ("mean over samples", self.t, nan_mean(nan_unless_finite(self.log_norms)) / DECADE),
+        )
         about = "how much the answer changes with what was read at step t"
         return Chart("Sensitivity of the output to each input", about, "time step t", "norm of dŷ / du at t", curves, True)  # fmt: skip
 
     def figures(self) -> list[Figure]:
-        curve = mean(finite(self.log_norms))
+        curve = nan_mean(nan_unless_finite(self.log_norms))
         return [
             Figure("sensitivity, first input to last", float(curve[0] - curve[-1]) / DECADE, "decades", "below 0: the answer hears the end more than the beginning"),
-            Figure("sensitivity, towards the past", factor(-line(self.t, curve)), "× per step", "1: every input counts alike"),
+            Figure("sensitivity, towards the past", growth_factor(-fitted_slope(self.t, curve)), "× per step", "1: every input counts alike"),
         ]  # fmt: skip
 
 
 def sensitivity(e: Evaluation) -> Sensitivity:
     """One adjoint sweep for each output, its costates at any scale."""
     check_evaluation(e)
-    net, run = one_layer(e, "the sensitivity of the output"), e.trajectory
-    net.still("the sensitivity of the output")
+    net, run = require_one_layer(e, "the sensitivity of the output"), e.trajectory
+    net.refuse_if_random("the sensitivity of the output")
     layout = run.layout
     total = np.full(layout.rows.N, -np.inf)
     for k in range(net.outputs):
-        total = np.logaddexp(total, 2 * by_input(net, run, k))
+        total = np.logaddexp(total, 2 * log_sensitivities(net, run, k))
     return Sensitivity(
         np.arange(1, layout.rows.T + 1),
-        numbers(layout.padded(torch.from_numpy(total / 2), math.nan)),
+        to_numpy(layout.padded(torch.from_numpy(total / 2), math.nan)),
     )
 
 
-def by_input(net: Network, run: Trajectory, k: int) -> Array:
+def log_sensitivities(net: Network, run: Trajectory, k: int) -> Array:
     """log ||dy_hat_k / du_t||, step rows."""
     rows, last_step = run.layout.rows, run.layout.rows.index.last - run.layout.rows.B
     leaf = lambda y: y.detach().requires_grad_()
-    x, last, u = leaf(run.run.x), leaf(run.run.last), leaf(run.inputs)
+    x, last, u = leaf(run.run.x), leaf(run.run.last), leaf(run.u_rows)
     with torch.enable_grad():
-        y = output_function(net.output)(replace(run, inputs=u).read_out(x, last))
+        y = output_function(net.output)(replace(run, u_rows=u).read_states(x, last))
         y = y[torch.from_numpy(last_step).to(y.device)] if net.readout == "every" else y
         s, s_last, direct = torch.autograd.grad(y[:, k].sum(), [x, last, u], allow_unused=True)
     with torch.no_grad():
         found = run.run.costate(s, s_last, None)
         exponent, drive = found.exponent[rows.B :], found.drive()
-        du = drive[0] if run.entering is None else entered(drive, run.entering)
+        du = drive[0] if run.input_weights is None else input_costates(drive, run.input_weights)
         assert du is not None
         if direct is not None:
             du = du + torch.where(direct != 0, scale(direct, -exponent[:, None]), 0)
         return log_norms(du, exponent)
 
 
-def entered(drive: tuple[Tensor | None, ...], entering: Any) -> Tensor | None:
+def input_costates(drive: tuple[Tensor | None, ...], entering: Any) -> Tensor | None:
     """From base and side to the inputs that made them; data that came with the steps stands behind in side."""
     total: Tensor | None = None
     for part, weights in zip(drive, entering, strict=False):

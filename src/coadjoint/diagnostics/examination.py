@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import KindError, Unsupported, brief, check_kind, choose, whole
+from ..errors import KindError, Unsupported, brief, check_kind, choose, whole_number
 from ..gradients.bptt import BPTT
 from ..gradients.evaluation import Evaluation
 from ..networks.interface import Net, check_net
@@ -26,14 +26,14 @@ from ..sweeps.costates import Axis
 from ..tasks.task import Task
 from .charts import Array, Chart, draw
 from .costates import decay, paths, sensitivity, temporal
-from .finding import Found, check_evaluation, short
+from .finding import Finding, check_evaluation, format_number
 from .jacobians import lyapunov, singular_values
 from .landscape import along, landscape, noise
 from .units import saturation
 from .weights import bounds, spectrum
 
 # all of them
-DIAGNOSTICS: dict[str, Callable[[Evaluation], Found]] = {
+DIAGNOSTICS: dict[str, Callable[[Evaluation], Finding]] = {
     "temporal": temporal,
     "decay": decay,
     "singular-values": singular_values,
@@ -53,7 +53,7 @@ DIAGNOSTICS: dict[str, Callable[[Evaluation], Found]] = {
 class Examination:
     """What was found, by name, and why others were declined."""
 
-    found: dict[str, Found]
+    found: dict[str, Finding]
     declined: dict[str, str]
 
     def charts(self) -> dict[str, Chart]:
@@ -63,7 +63,7 @@ class Examination:
         """The main figures, for people: heads and rows."""
         every = [f for one in self.found.values() for f in one.figures()]
         return ["figure", "value", "unit", "what it says"], [
-            [f.name, short(f.value), f.unit, f.says] for f in every
+            [f.name, format_number(f.value), f.unit, f.says] for f in every
         ]
 
     def arrays(self) -> dict[str, Array]:
@@ -109,7 +109,7 @@ class Compared:
         values: dict[tuple[str, str], dict[str, str]] = {}
         for name, one in self.each.items():
             for f in (f for found in one.found.values() for f in found.figures()):
-                values.setdefault((f.name, f.unit), {})[name] = short(f.value)
+                values.setdefault((f.name, f.unit), {})[name] = format_number(f.value)
         rows = [
             [what, *(found.get(name, "") for name in self.each), unit]
             for (what, unit), found in values.items()
@@ -125,7 +125,7 @@ class Compared:
 def examine(e: Evaluation, names: Iterable[str] | None = None) -> Examination:
     """All diagnostics, or those of `names`."""
     check_evaluation(e)
-    found: dict[str, Found] = {}
+    found: dict[str, Finding] = {}
     declined: dict[str, str] = {}
     if names is not None and (isinstance(names, str) or not isinstance(names, Iterable)):
         raise KindError(f"names must be a list of diagnostics; got {brief(names)}.")
@@ -144,16 +144,16 @@ def evaluate(net: Net, task: Task, samples: int = 100, seed: int = 0) -> Evaluat
     and noise: the network is left in eval mode."""
     check_net(net)
     check_kind("task", task, Task, "one of co.tasks")
-    whole("samples", samples)
+    whole_number("samples", samples)
     split = task.splits[-1] if task.splits else "train"
     batches = list(task.held_out(split, seed, "diagnose", samples))
     most = max(len(b.sizes) for b in batches)
     full = [b for b in batches if len(b.sizes) == most]
     net.eval()
-    return BPTT().evaluate(net, net.moved(full[len(full) // 2]), task.loss)
+    return BPTT().evaluate(net, net.move_batch(full[len(full) // 2]), task.loss)
 
 
-def arrays(found: Found) -> dict[str, Array]:
+def arrays(found: Finding) -> dict[str, Array]:
     """The fields as arrays by name: dictionaries and tuples taken apart, FIELD.KEY."""
     out: dict[str, Array] = {}
     for f in fields(found):  # type: ignore[arg-type]
@@ -175,7 +175,7 @@ def arrays(found: Found) -> dict[str, Array]:
     return out
 
 
-def plot(found: Found | Chart) -> Any:
+def plot(found: Finding | Chart) -> Any:
     """A matplotlib figure of what a diagnostic has found, or of a chart."""
     if not isinstance(found, Chart) and not hasattr(found, "chart"):
         raise KindError(f"plot draws what a diagnostic has found, or a chart; got {brief(found)}.")

@@ -10,16 +10,16 @@ from typing import Any, Protocol
 import numpy as np
 from torch import Tensor
 
-from ..errors import Unsupported, check_kind, whole
+from ..errors import Unsupported, check_kind, whole_number
 from ..gradients.evaluation import Evaluation
 from ..networks.network import Network
-from ..sweeps.run import Swept
+from ..sweeps.run import FormulaRun
 from .charts import Array, Chart, Figure
 
 LN2, DECADE = math.log(2), math.log(10)
 
 
-class Found(Protocol):
+class Finding(Protocol):
     """What a diagnostic returns: a frozen dataclass of arrays."""
 
     def chart(self) -> Chart: ...
@@ -36,10 +36,10 @@ def check_evaluation(e: Any) -> None:
 
 
 def check_samples(samples: Any) -> None:
-    whole("samples", samples)
+    whole_number("samples", samples)
 
 
-def one_layer(e: Evaluation, what: str) -> Network:
+def require_one_layer(e: Evaluation, what: str) -> Network:
     net = e.network.one_layer
     if net is None:
         raise Unsupported(
@@ -48,8 +48,8 @@ def one_layer(e: Evaluation, what: str) -> Network:
     return net
 
 
-def swept(e: Evaluation, what: str) -> tuple[Network, Swept]:
-    net = one_layer(e, what)
+def require_formula(e: Evaluation, what: str) -> tuple[Network, FormulaRun]:
+    net = require_one_layer(e, what)
     run = e.trajectory.run.formula
     if run is None:
         raise Unsupported(
@@ -58,8 +58,8 @@ def swept(e: Evaluation, what: str) -> tuple[Network, Swept]:
     return net, run
 
 
-def elman(e: Evaluation, what: str) -> Network:
-    net = one_layer(e, what)
+def require_elman(e: Evaluation, what: str) -> Network:
+    net = require_one_layer(e, what)
     if net.cell is None or net.cell.name != "elman":
         raise Unsupported(
             f"{what}: J = diag(sigma') W is the Jacobian of cell 'elman', and this one is '{net.name}'."
@@ -67,11 +67,11 @@ def elman(e: Evaluation, what: str) -> Network:
     return net
 
 
-def numbers(y: Tensor) -> Array:
+def to_numpy(y: Tensor) -> Array:
     return y.detach().double().numpy(force=True)
 
 
-def mean(values: Array, axis: int = 1) -> Array:
+def nan_mean(values: Array, axis: int = 1) -> Array:
     """Over what is there: NaN left out, NaN where nothing is."""
     there = ~np.isnan(values)
     with np.errstate(invalid="ignore"):
@@ -83,15 +83,17 @@ def mean(values: Array, axis: int = 1) -> Array:
 def log_norms(mantissa: Tensor, exponent: Tensor) -> Array:
     """log ||m 2^k|| over the last axis."""
     with np.errstate(divide="ignore"):
-        return np.log(np.linalg.norm(numbers(mantissa), axis=-1)) + exponent.numpy(force=True) * LN2
+        return (
+            np.log(np.linalg.norm(to_numpy(mantissa), axis=-1)) + exponent.numpy(force=True) * LN2
+        )
 
 
-def factor(slope: float) -> float:
+def growth_factor(slope: float) -> float:
     """exp, without a complaint where it leaves the range."""
     return float(np.exp(min(slope, 700.0)))
 
 
-def line(x: Array, y: Array) -> float:
+def fitted_slope(x: Array, y: Array) -> float:
     """The slope of the line that fits best, over the finite values; NaN for fewer than two."""
     on = np.isfinite(y)
     if on.sum() < 2:
@@ -100,5 +102,5 @@ def line(x: Array, y: Array) -> float:
     return float(x @ y / (x @ x))
 
 
-def short(value: float) -> str:
+def format_number(value: float) -> str:
     return "-" if math.isnan(value) else f"{value:.4g}"

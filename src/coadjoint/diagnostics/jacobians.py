@@ -10,10 +10,17 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ..errors import whole
+from ..errors import whole_number
 from ..gradients.evaluation import Evaluation
 from .charts import Array, Chart, Figure
-from .finding import DECADE, check_evaluation, check_samples, factor, mean, one_layer
+from .finding import (
+    DECADE,
+    check_evaluation,
+    check_samples,
+    growth_factor,
+    nan_mean,
+    require_one_layer,
+)
 
 
 # Jacobians
@@ -22,7 +29,7 @@ def jacobians(e: Evaluation, samples: int = 8) -> Array:
     end. Rows of all steps at once by n pull-backs; of a step function, step by step."""
     check_evaluation(e)
     check_samples(samples)
-    one_layer(e, "a Jacobian")
+    require_one_layer(e, "a Jacobian")
     run, layout = e.trajectory.run, e.trajectory.layout
     with torch.no_grad():
         return run.jacobians(layout, min(samples, layout.rows.B)).numpy(force=True)
@@ -48,14 +55,14 @@ class Products:
         return Chart("Singular values of Jacobian products", about, "steps s before the end", "singular value over s steps", curves, True)  # fmt: skip
 
     def figures(self) -> list[Figure]:
-        return [Figure("largest singular value of Jacobian products", factor(self.slope), "× per step", "the most that a change of the state grows")]  # fmt: skip
+        return [Figure("largest singular value of Jacobian products", growth_factor(self.slope), "× per step", "the most that a change of the state grows")]  # fmt: skip
 
 
 def singular_values(e: Evaluation, samples: int = 8, points: int = 65) -> Products:
     """Of the first samples, at up to `points` numbers of steps. Products are kept at size one, their size apart."""
     check_evaluation(e)
     check_samples(samples)
-    whole("points", points)
+    whole_number("points", points)
     J, lengths = jacobians(e, samples), e.trajectory.lengths[:samples].numpy()
     T, S, n, _ = J.shape
     at = np.unique(np.linspace(0, T, min(points, T + 1)).round().astype(int))
@@ -70,12 +77,12 @@ def singular_values(e: Evaluation, samples: int = 8, points: int = 65) -> Produc
             size[on] += np.log(top)
         P[on] /= np.where(top > 0, top, 1)[:, None, None]
         if s in at:
-            logs[np.searchsorted(at, s), on] = resolved(P[on]) + size[on, None]
-        slope[ends] = (resolved(P[ends])[:, 0] + size[ends]) / s if len(ends) else 0
-    return Products(at, mean(logs), S, float(slope.mean()))
+            logs[np.searchsorted(at, s), on] = log_singular_values(P[on]) + size[on, None]
+        slope[ends] = (log_singular_values(P[ends])[:, 0] + size[ends]) / s if len(ends) else 0
+    return Products(at, nan_mean(logs), S, float(slope.mean()))
 
 
-def resolved(P: Array) -> Array:
+def log_singular_values(P: Array) -> Array:
     """Logarithms of singular values; NaN below the rounding of the largest."""
     s = np.linalg.svd(P, compute_uv=False)
     with np.errstate(divide="ignore"):
@@ -117,4 +124,4 @@ def lyapunov(e: Evaluation, samples: int = 8) -> Lyapunov:
         with np.errstate(divide="ignore"):
             total[on] += np.log(np.where(lost, 0, stretch))
     each = -np.sort(-total / lengths[:, None], 1)
-    return Lyapunov(mean(each, 0), each)
+    return Lyapunov(nan_mean(each, 0), each)

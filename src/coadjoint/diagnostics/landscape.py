@@ -11,14 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..errors import InputError, NumericalError, Unsupported, brief, check_seed, real, whole
+from ..errors import InputError, NumericalError, Unsupported, brief, check_seed, real, whole_number
 from ..gradients.bptt import BPTT
 from ..gradients.evaluation import Evaluation, Gradient
-from ..gradients.method import trained
-from ..networks.interface import door
+from ..gradients.method import trained_parameters
+from ..networks.interface import run_function
 from ..objectives.batch import Batch
 from .charts import Array, Chart, Figure
-from .finding import check_evaluation, numbers
+from .finding import check_evaluation, to_numpy
 
 
 # the loss around a point
@@ -49,7 +49,7 @@ def noise(e: Evaluation) -> Noise:
     cannot be told from zero.  McCandlish et al. (2018)"""
     check_evaluation(e)
     each = per_sample(e)
-    g = np.concatenate([numbers(v.flatten(1)) for v in each.values()], 1)
+    g = np.concatenate([to_numpy(v.flatten(1)) for v in each.values()], 1)
     B = len(g)
     if B < 2:
         raise Unsupported(
@@ -63,7 +63,7 @@ def noise(e: Evaluation) -> Noise:
     )
 
 
-def asked(e: Evaluation) -> Any:
+def known_criterion(e: Evaluation) -> Any:
     if e.criterion is None:
         raise InputError("this evaluation does not know its loss: make it with a gradient method, co.BPTT()(net, batch, loss).")  # fmt: skip
     return e.criterion
@@ -71,10 +71,10 @@ def asked(e: Evaluation) -> Any:
 
 def per_sample(e: Evaluation) -> Gradient:
     """The gradient of each sample's loss alone, [B, ...]."""
-    return BPTT().per_sample(e.network, e.batch, asked(e))
+    return BPTT().per_sample(e.network, e.batch, known_criterion(e))
 
 
-class Runs(nn.Module):
+class BatchModule(nn.Module):
     """A network as a function of a batch, for torch.func.functional_call."""
 
     def __init__(self, net: nn.Module) -> None:
@@ -82,17 +82,17 @@ class Runs(nn.Module):
         self.net = net
 
     def forward(self, batch: Batch) -> Any:
-        return door(self.net)(batch)
+        return run_function(self.net)(batch)
 
 
 def loss_at(e: Evaluation, theta: Mapping[str, Tensor]) -> float:
     """The mean loss of the batch with these weights; the network's own are not touched. NaN where numbers leave their range."""
-    b, criterion = e.batch, asked(e)
-    e.network.still("the loss at other weights")
+    b, criterion = e.batch, known_criterion(e)
+    e.network.refuse_if_random("the loss at other weights")
     try:
         with torch.no_grad():
             weights = {f"net.{name}": value for name, value in theta.items()}
-            run: Any = torch.func.functional_call(Runs(e.network), weights, (b,))
+            run: Any = torch.func.functional_call(BatchModule(e.network), weights, (b,))
             return float(b.mean(run.loss(criterion, b.y, mask=b.mask, reduce=b.reduce)))
     except NumericalError:
         return math.nan
@@ -136,7 +136,7 @@ def along(e: Evaluation, steps: Any = None) -> Along:
         or not (np.isfinite(chosen).all() and (chosen > 0).all())
     ):
         raise InputError(f"step sizes are positive numbers; got {steps!r}.")
-    theta = {name: p.detach() for name, p in trained(e.network).items()}
+    theta = {name: p.detach() for name, p in trained_parameters(e.network).items()}
     moved = lambda s: {name: p - s * e.gradient[name] for name, p in theta.items()}
     loss = np.array([loss_at(e, moved(float(s))) for s in chosen])
     return Along(chosen, loss, loss_at(e, theta), e.norm)
@@ -176,20 +176,22 @@ def landscape(e: Evaluation, seed: int = 0, points: int = 21, reach: float = 1.0
     its own norm (filter normalisation, Li et al. 2018; vectors are one row)."""
     check_evaluation(e)
     real("reach", reach, 0, above=True)
-    if whole("points", points, 3) % 2 == 0:
+    if whole_number("points", points, 3) % 2 == 0:
         raise InputError(
             f"points must be odd, so that the middle of the landscape is here; got {points}."
         )
     generator = torch.Generator().manual_seed(check_seed(seed))
-    theta = {name: p.detach() for name, p in trained(e.network).items()}
-    d, d2 = ({name: normalised(p, generator) for name, p in theta.items()} for _ in range(2))
+    theta = {name: p.detach() for name, p in trained_parameters(e.network).items()}
+    d, d2 = (
+        {name: normalised_direction(p, generator) for name, p in theta.items()} for _ in range(2)
+    )
     at = np.linspace(-reach, reach, points)
     moved = lambda a, b: {name: p + a * d[name] + b * d2[name] for name, p in theta.items()}
     loss = np.array([[loss_at(e, moved(float(a), float(b))) for b in at] for a in at])
     return Landscape(at, at, loss)
 
 
-def normalised(p: Tensor, generator: torch.Generator) -> Tensor:
+def normalised_direction(p: Tensor, generator: torch.Generator) -> Tensor:
     """Gaussian, each row scaled to the norm of p's own."""
     d = torch.randn(p.shape, generator=generator, dtype=torch.float64).to(p)
     rows = lambda y: (

@@ -9,8 +9,8 @@ import numpy as np
 from ..errors import real
 from ..gradients.evaluation import Evaluation
 from .charts import Array, Chart, Figure
-from .finding import check_evaluation, mean, one_layer
-from .weights import at_rest, slopes_of
+from .finding import check_evaluation, nan_mean, require_one_layer
+from .weights import slopes_at_rest, unit_slopes
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,8 @@ def saturation(e: Evaluation, flat: float = 0.05) -> Saturation:
     relu: the unit is off."""
     check_evaluation(e)
     real("flat, a share of the slope at rest,", flat, 0, 1, above=True, below=True)
-    slopes = slopes_of(e)
+    slopes = unit_slopes(e)
     there = ~np.isnan(slopes)
-    net = one_layer(e, "saturation")
-    flats = np.where(there, np.nan_to_num(slopes) < flat * at_rest(net), np.nan)
-    return Saturation(np.arange(1, len(slopes) + 1), mean(flats.reshape(len(flats), -1)), mean(flats.reshape(-1, net.hidden), 0), flat)  # fmt: skip
+    net = require_one_layer(e, "saturation")
+    flats = np.where(there, np.nan_to_num(slopes) < flat * slopes_at_rest(net), np.nan)
+    return Saturation(np.arange(1, len(slopes) + 1), nan_mean(flats.reshape(len(flats), -1)), nan_mean(flats.reshape(-1, net.hidden), 0), flat)  # fmt: skip

@@ -13,8 +13,17 @@ from ..gradients.evaluation import Evaluation
 from ..networks.network import Network
 from ..sweeps import slopes
 from .charts import Array, Chart, Figure
-from .costates import logs_of
-from .finding import DECADE, check_evaluation, check_samples, elman, factor, mean, numbers, swept
+from .costates import log_norms_of
+from .finding import (
+    DECADE,
+    check_evaluation,
+    check_samples,
+    growth_factor,
+    nan_mean,
+    require_elman,
+    require_formula,
+    to_numpy,
+)
 from .jacobians import singular_values
 
 
@@ -76,7 +85,7 @@ def spectrum(e: Evaluation) -> Spectrum:
         if layer.cell is None:
             continue
         with torch.no_grad():
-            W = layer.effective().W
+            W = layer.effective_weights().W
         if W is None:
             continue
         gates = (
@@ -89,7 +98,7 @@ def spectrum(e: Evaluation) -> Spectrum:
                 many = len(part.T) > layer.hidden
                 gated = f"_{gate}" if len(W) > layer.hidden else ""
                 names.append(f"W{gated}{f', read {i}' if many else ''}{place}")
-                blocks.append(numbers(block))
+                blocks.append(to_numpy(block))
     if not blocks:
         raise Unsupported(
             "the spectrum of W: this network has none, or a step function hides it. Use a cell with a W."
@@ -148,15 +157,15 @@ class Bounds:
 
     def figures(self) -> list[Figure]:
         rows = [
-            Figure("bound by the entries of W", factor(self.by_entries), "× per step", "r sigma' max|W|: growth is at most this"),
-            Figure("bound by the singular value", factor(self.by_singular_value), "× per step", "sigma' s_1(W): below 1 the past must vanish"),
-            Figure("measured, Jacobian products", factor(self.rates[0]), "× per step", "never above the bounds"),
+            Figure("bound by the entries of W", growth_factor(self.by_entries), "× per step", "r sigma' max|W|: growth is at most this"),
+            Figure("bound by the singular value", growth_factor(self.by_singular_value), "× per step", "sigma' s_1(W): below 1 the past must vanish"),
+            Figure("measured, Jacobian products", growth_factor(self.rates[0]), "× per step", "never above the bounds"),
         ]  # fmt: skip
         if np.isfinite(self.rates[1]):
             rows.append(
                 Figure(
                     "measured, costates",
-                    factor(self.rates[1]),
+                    growth_factor(self.rates[1]),
                     "× per step",
                     "never above the bounds",
                 )
@@ -169,18 +178,18 @@ def bounds(e: Evaluation, samples: int = 8) -> Bounds:
     samples."""
     check_evaluation(e)
     check_samples(samples)
-    net = elman(e, "bounds on the decay")
-    recurrent, sigma = net.effective().W, float(np.nanmax(slopes_of(e)))
+    net = require_elman(e, "bounds on the decay")
+    recurrent, sigma = net.effective_weights().W, float(np.nanmax(unit_slopes(e)))
     assert recurrent is not None
-    W = numbers(recurrent)
+    W = to_numpy(recurrent)
     with np.errstate(divide="ignore"):
         by_entries = np.log(net.hidden * sigma * np.abs(W).max())
         by_singular_value = np.log(sigma * np.linalg.norm(W, 2))
     products = singular_values(e, samples)
     T, lengths = e.trajectory.layout.rows.T, e.trajectory.lengths.numpy()
     fall = np.full((T + 1, len(lengths)), np.nan)
-    if not net.by_steps:
-        logs = logs_of(e.costates)
+    if not net.reads_all_steps:
+        logs = log_norms_of(e.costates)
         for j, n in enumerate(lengths):
             fall[: n + 1, j] = logs[n::-1, j] - logs[n, j]
     whole = float(np.mean(fall[lengths, np.arange(len(lengths))] / lengths))
@@ -190,35 +199,37 @@ def bounds(e: Evaluation, samples: int = 8) -> Bounds:
         sigma,
         products.steps,
         products.logs[:, 0],
-        mean(fall),
+        nan_mean(fall),
         (products.slope, whole),
     )
 
 
 # units
-def slopes_of(e: Evaluation) -> Array:
+def unit_slopes(e: Evaluation) -> Array:
     """|dx / da| of each unit at each step, [T, B, units], NaN past a sample's end: the largest over slots and gates (v's own
     entries included)."""
-    net, run = swept(e, "the slopes of units")
-    cell, rows, tape, d = run.plan.cell, run.plan.rows, run.tape, net.hidden
-    heard = len(cell.beside) - len(cell.given)
-    op = slopes.next_of(cell).pulled(("x",), ("a", "v") if heard else ("a",))
+    net, run = require_formula(e, "the slopes of units")
+    cell, rows, saved, d = run.plan.cell, run.plan.rows, run.saved, net.hidden
+    heard = len(cell.side_entries) - len(cell.given)
+    op = slopes.step_map(cell).pulled(("x",), ("a", "v") if heard else ("a",))
     out = torch.zeros(rows.N, d, dtype=run.x.dtype, device=run.x.device)
     with torch.no_grad():
         for slot in range(len(cell.slots)):
             bar = torch.zeros_like(run.x[rows.B :])
             bar[:, slot * d : (slot + 1) * d] = 1
-            back = op((tape.x[rows.B :], tape.q), tape.a, tape.v, rows.prev(tape.x), tape.p, bar)
+            back = op(
+                (saved.x[rows.B :], saved.q), saved.a, saved.v, rows.prev(saved.x), saved.p, bar
+            )
             for part in (back["a"], back.get("v")):
                 if part is not None:
                     part = (
                         part if part is back["a"] else part[:, : heard * d]
                     )  # what is given is no argument
                     out = torch.maximum(out, part.unflatten(1, (-1, d)).abs().amax(1))
-    return numbers(e.trajectory.layout.padded(out, math.nan))
+    return to_numpy(e.trajectory.layout.padded(out, math.nan))
 
 
-def at_rest(net: Network) -> Array:
+def slopes_at_rest(net: Network) -> Array:
     """The same slope [units] of a state 0, at pre-activations 0 or 1, whichever is steeper."""
     cell, d = net.cell, net.hidden
     assert cell is not None
@@ -226,16 +237,16 @@ def at_rest(net: Network) -> Array:
     x, steepest = net.x0.new_zeros(1, net.n), np.zeros(d)
     for a in (0.0, 1.0):
         arguments = [x.new_full((1, len(cell.gates) * d), a)]
-        if cell.beside:
-            arguments.append(x.new_full((1, len(cell.beside) * d), a))
+        if cell.side_entries:
+            arguments.append(x.new_full((1, len(cell.side_entries) * d), a))
         step = lambda base, side=None: cell.step(base, side, None, x, p)
         pull = torch.func.vjp(step, *arguments)[1]
         for slot in range(len(cell.slots)):
             bar = torch.zeros_like(x)
             bar[:, slot * d : (slot + 1) * d] = 1
             base, *side = pull(bar)
-            parts = [base, *(y[:, : (len(cell.beside) - len(cell.given)) * d] for y in side)]
+            parts = [base, *(y[:, : (len(cell.side_entries) - len(cell.given)) * d] for y in side)]
             steepest = np.maximum(
-                steepest, np.abs(numbers(torch.cat(parts, 1))).reshape(-1, d).max(0)
+                steepest, np.abs(to_numpy(torch.cat(parts, 1))).reshape(-1, d).max(0)
             )
     return steepest

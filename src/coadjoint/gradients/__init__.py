@@ -16,17 +16,19 @@ influence, streams   what RTRL and streams carry
 segments     the gradient segment by segment, in O(sqrt T) memory
 segment_parts    what one segment needs and leaves behind
 memory       the peak of a gradient, predicted
-recorded     gradients as CUDA graphs
+captured     gradients as CUDA graphs
 restoring    whether what was saved fits the method it is restored to
 """
 
 from __future__ import annotations
 
+import warnings
+
 from . import memory
 from .bptt import BPTT
 from .evaluation import Evaluation, Gradient
 from .factory import make
-from .method import Method, differentiate, trained
+from .method import Method, differentiate, trained_parameters
 from .penalised import Penalised
 from .rtrl import RTRL, Stream
 from .temporal import Temporal
@@ -46,5 +48,16 @@ __all__ = [
     "differentiate",
     "make",
     "memory",
-    "trained",
+    "trained_parameters",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name == "trained":
+        warnings.warn(
+            "gradients.trained is called gradients.trained_parameters now.",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return trained_parameters
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -6,13 +6,13 @@ from typing import Any
 
 import torch
 
-from ..networks.interface import Net, door
+from ..networks.interface import Net, run_function
 from ..objectives.batch import Batch
 from ..objectives.losses import LossLike
-from .evaluation import Evaluation, Found, later, without_run
-from .method import Method, check_given, differentiate, one_layer, trained
-from .recorded import on_gpu
-from .segments import Segmented, Segments, wanted
+from .captured import is_on_gpu
+from .evaluation import Evaluation, GradientTuple, later, without_run
+from .method import Method, check_arguments, differentiate, one_layer, trained_parameters
+from .segments import SegmentedGradient, Segments, parse_segments
 
 
 class BPTT(Method):
@@ -24,16 +24,18 @@ class BPTT(Method):
     """
 
     def __init__(self, segments: Segments = None) -> None:
-        self.segments = wanted(segments)
+        self.segments = parse_segments(segments)
 
     def evaluate(self, net: Net, batch: Batch, loss: LossLike) -> Evaluation:
-        check_given(net, batch)
+        check_arguments(net, batch)
         if self.segments is not None:
-            trained(net)
-            swept = Segmented(one_layer(net, "sweeps in segments"), batch, loss, self.segments)
-            return without_run(net, batch, loss, swept.plain())
-        if on_gpu(batch):
-            again = self.recordings(self.compute, net, batch, loss, 0.0)
+            trained_parameters(net)
+            swept = SegmentedGradient(
+                one_layer(net, "sweeps in segments"), batch, loss, self.segments
+            )
+            return without_run(net, batch, loss, swept.loss_gradient())
+        if is_on_gpu(batch):
+            again = self.captured(self.compute, net, batch, loss, 0.0)
             if again is not None:
                 return without_run(net, batch, loss, again)
         found, run = self.compute(net, batch, loss)
@@ -43,12 +45,14 @@ class BPTT(Method):
     def sweeps(self, net: Net, T: int) -> float:
         return 2 if self.segments is None else 3
 
-    def compute(self, net: Net, batch: Batch, loss: LossLike, _: Any = None) -> tuple[Found, Any]:
+    def compute(
+        self, net: Net, batch: Batch, loss: LossLike, _: Any = None
+    ) -> tuple[GradientTuple, Any]:
         """The gradient, and the run."""
         with torch.enable_grad():
-            run = door(net)(batch)
+            run = run_function(net)(batch)
             losses = run.loss(loss, batch.y, mask=batch.mask, reduce=batch.reduce)
             # One layer's costates come from its own sweep, all others are pulled through the graph.
             keep = getattr(net, "one_layer", None) is None
-            gradient = differentiate(batch.mean(losses), trained(net), keep)
-            return Found(losses.detach(), torch.zeros_like(losses), gradient), run
+            gradient = differentiate(batch.mean(losses), trained_parameters(net), keep)
+            return GradientTuple(losses.detach(), torch.zeros_like(losses), gradient), run

@@ -13,16 +13,16 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InputError, Unsupported, check_kind
-from ..networks.interface import Net, NetRun, door
+from ..networks.interface import Net, NetRun, run_function
 from ..objectives.batch import Batch
 from ..objectives.losses import LossLike
-from ..sweeps.torch_internals import version
+from ..sweeps.torch_internals import change_count
 from .temporal import Temporal
 
 Gradient = dict[str, Tensor]
 
 
-class Found(NamedTuple):
+class GradientTuple(NamedTuple):
     """A gradient, and the values [B] of the objective it belongs to."""
 
     losses: Tensor
@@ -122,12 +122,12 @@ class Evaluation:
     temporal_components = components
 
 
-def unchanged(net: Net) -> Callable[[], None]:
+def guard_weights(net: Net) -> Callable[[], None]:
     """A check, for what is computed when it is asked for, that the weights are still those of the evaluation."""
-    before = [(name, p, version(p)) for name, p in net.named_parameters()]
+    before = [(name, p, change_count(p)) for name, p in net.named_parameters()]
 
     def check() -> None:
-        changed = [name for name, p, count in before if version(p) != count]
+        changed = [name for name, p, count in before if change_count(p) != count]
         if changed:
             raise InputError(
                 f"parameter {', '.join(changed)} has changed since this evaluation: ask for its trajectory, costates and "
@@ -139,7 +139,7 @@ def unchanged(net: Net) -> Callable[[], None]:
 
 def later(net: Net, batch: Batch, loss: LossLike, run: Callable[[], NetRun]) -> dict[str, Any]:
     """An Evaluation's trajectory and costates, found when they are asked for."""
-    check = unchanged(net)
+    check = guard_weights(net)
 
     def adjoint(trajectory: NetRun) -> Any:
         check()
@@ -154,10 +154,15 @@ def later(net: Net, batch: Batch, loss: LossLike, run: Callable[[], NetRun]) -> 
 
 
 def without_run(
-    net: Net, batch: Batch, loss: LossLike, found: Found, rho: float = 0.0, share: float = 1.0
+    net: Net,
+    batch: Batch,
+    loss: LossLike,
+    found: GradientTuple,
+    rho: float = 0.0,
+    share: float = 1.0,
 ) -> Evaluation:
     """The Evaluation of a gradient whose run was not kept: run again, at once, if that is asked for."""
-    asked = later(net, batch, loss, lambda: door(net)(batch))
+    asked = later(net, batch, loss, lambda: run_function(net)(batch))
     return Evaluation(
         net, batch, found.losses, found.penalties, rho, found.gradient, **asked, share=share
     )

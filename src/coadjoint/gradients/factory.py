@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..errors import Applies, OptionError, choose, idle_options, refuse_options
+from ..errors import AppliesTable, OptionError, choose, idle_options, refuse_options
 from ..objectives import schedules, weights
 from ..objectives.penalties import PENALTIES
 from ..objectives.penalties import penalty as penalty_of
@@ -28,7 +28,7 @@ METHODS = ("bptt", "penalised", "truncated", "rtrl")
 WEIGHT_SCHEDULES = ("constant", "inverse-time", "exponential", "linear", "steered")
 
 # Options that do something with some values of another option alone.
-APPLIES: Applies = {
+APPLIES: AppliesTable = {
     "penalty": ("method", ("penalised",)),
     "penalty_on": ("method", ("penalised",)),
     "weight": ("method", ("penalised",)),
@@ -91,7 +91,7 @@ def make(
         "k2": k2,
         "segments": segments,
     }
-    refuse_options(idle(name, given))
+    refuse_options(list_idle_options(name, given))
     if name == "truncated":
         if k1 is None:
             raise OptionError(
@@ -132,7 +132,7 @@ def defaults(method: str | None, penalty: Any, weight: float | None) -> dict[str
     return {"method": name, "weight": 1.0 if weight is None else weight}
 
 
-def idle(method: str, given: Mapping[str, Any]) -> list[str]:
+def list_idle_options(method: str, given: Mapping[str, Any]) -> list[str]:
     """A line for each option that does nothing with this method."""
     return idle_options(APPLIES, given, {"method": method, "weight_schedule": _schedule(given)})
 

@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from ..cells.cell import Cell
-from ..cells.formula import ONE, ZERO, Node, is_const, operation, pull, walk
+from ..cells.formula import ONE, ZERO, Node, is_const, pull, torch_operation, walk
 from ..networks.network import Network
-from ..networks.recurrence import Effective
+from ..networks.recurrence import EffectiveWeights
 
 
-class Code:
+class OperationList:
     """Expressions as a list of torch operations, in order: `run(values of the inputs)` -> values of the outputs."""
 
     def __init__(self, outputs: Sequence[Node], inputs: Sequence[Node]) -> None:
@@ -33,7 +33,7 @@ class Code:
         place = {n: i for i, n in enumerate(order)}
         self.fixed = [n.value if is_const(n) else None for n in order[len(inputs) :]]
         self.code = [
-            (i, operation(n), [place[a] for a in n.args])
+            (i, torch_operation(n), [place[a] for a in n.args])
             for i, n in enumerate(order)
             if i >= len(inputs) and not is_const(n)
         ]
@@ -46,7 +46,7 @@ class Code:
         return [env[i] for i in self.outputs]
 
 
-class Slopes:
+class CellSlopes:
     """A cell's step and its diagonals: of each slot of x_t by the entries of a, v, x and p; of r by the slots of x."""
 
     def __init__(self, cell: Cell) -> None:
@@ -55,23 +55,23 @@ class Slopes:
         self.wrt = tuple(itertools.chain(*groups))
         blocks = [[n for out in cell.next for n in pull([out], [ONE], wrt)] for wrt in groups]
         blocks = [block if any(n is not ZERO for n in block) else [] for block in blocks]
-        self.step = Code((*cell.next, *itertools.chain(*blocks)), self.wrt)
+        self.step = OperationList((*cell.next, *itertools.chain(*blocks)), self.wrt)
         self.sizes = [len(cell.next), *map(len, blocks)]
         turn = (
             []
             if cell.read_slot is not None
             else [n for r in cell.read for n in pull([r], [ONE], cell.x)]
         )
-        self.read = Code((*cell.read, *turn), cell.x)
+        self.read = OperationList((*cell.read, *turn), cell.x)
 
     def at(
-        self, net: Network, u: Tensor, x: Tensor, taken: Effective
+        self, net: Network, u: Tensor, x: Tensor, taken: EffectiveWeights
     ) -> tuple[Tensor, list[Tensor | None]]:
         """x_t [B, s d]; r(x_{t-1}) [B, k d] and its slopes [B, k, s, d] where W reads more than a slot; the slopes of x_t by
         a, v, x and p, [B, s, entries, d] or None where all are zero."""
         cell, B, s, d = self.cell, x.shape[0], len(self.cell.slots), net.hidden
         slots = x.view(B, s, d).unbind(1)
-        (base, side), W, r, turn = net.drive(u, taken.entering), taken.W, None, None
+        (base, side), W, r, turn = net.drive(u, taken.input_weights), taken.W, None, None
         assert base is not None
         if W is not None:
             found = self.read.run(slots)
@@ -100,13 +100,13 @@ def packed(entries: Sequence[Any], like: Tensor, d: int) -> Tensor | None:
 
 
 @functools.cache
-def slopes(cell: Cell) -> Slopes:
-    return Slopes(cell)
+def cell_slopes(cell: Cell) -> CellSlopes:
+    return CellSlopes(cell)
 
 
 def made(net: Network) -> dict[str, Tensor]:
     """W, R and b as the formula takes them, of what is trained."""
-    taken = net.effective()
+    taken = net.effective_weights()
     found = {"W": taken.W, "R": taken.R, "b": taken.b}
     return {name: y for name, y in found.items() if y is not None}
 
@@ -129,7 +129,7 @@ class Influence:
 
     def __init__(self, net: Network, names: Sequence[str], batch: int) -> None:
         self.net, self.trained = net, list(names)
-        self.formula = None if net.cell is None else slopes(net.cell)
+        self.formula = None if net.cell is None else cell_slopes(net.cell)
         self.direct = net.cell is None or (
             net.cell.weights is None and not parametrize.is_parametrized(net)
         )
@@ -195,7 +195,7 @@ class Influence:
         net, law = self.net, self.formula
         if law is None:
             return self.differentiated(u, x)
-        B, s, d, taken = x.shape[0], len(law.cell.slots), net.hidden, net.effective()
+        B, s, d, taken = x.shape[0], len(law.cell.slots), net.hidden, net.effective_weights()
         W = taken.W
         new, (r, turn, f_a, f_v, f_x, f_p) = law.at(net, u, x, taken)
         J = x.new_zeros(B, s, d, s, d) if W is None or f_a is None else self.product(f_a, W, turn)
@@ -218,7 +218,9 @@ class Influence:
         s, d = len(cell.slots), net.hidden
         flat = lambda f, n: self.S.new_zeros(B * s, n * d) if f is None else f.reshape(B * s, n * d)
         side = flat(f_v, len(cell.v)) if cell.v else None
-        return net.heard(flat(f_a, len(cell.a)), side).view(B, s, len(cell.enters), 1, d)
+        return net.input_gradient_rows(flat(f_a, len(cell.a)), side).view(
+            B, s, len(cell.driven_entries), 1, d
+        )
 
     def product(self, f_a: Tensor, W: Tensor, turn: Tensor | None) -> Tensor:
         """f_a W r', [B, slots, d, slots, d]."""

@@ -12,17 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import KindError, Unsupported, brief, check_kind, whole
+from ..errors import KindError, Unsupported, brief, check_kind, whole_number
 from ..networks.network import Network
 from ..sweeps.layout import Layout
 from ..sweeps.rows import Rows
-from ..sweeps.slopes import next_of
-from ..sweeps.torch_internals import TorchDispatchMode, address, tree_leaves
-from .segment_parts import AllSteps, Scalars, Unkept
-from .segments import length
+from ..sweeps.slopes import step_map
+from ..sweeps.torch_internals import TorchDispatchMode, storage_address, tree_leaves
+from .segment_parts import AllSteps, CostateNorms, TrajectoryWithoutStates
+from .segments import segment_steps
 
 
-class Live(TorchDispatchMode):
+class PeakBytes(TorchDispatchMode):
     """The most bytes of tensors that were alive at once."""
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class Live(TorchDispatchMode):
         return out
 
     def see(self, storage: torch.UntypedStorage) -> None:
-        key, size = address(storage), storage.nbytes()
+        key, size = storage_address(storage), storage.nbytes()
         if key not in self.alive:
             self.alive.add(key)
             self.now += size
@@ -61,7 +61,7 @@ def steady() -> None:
         mallopt(-3, 1 << 20)  # M_MMAP_THRESHOLD
 
 
-OWN = 3.5e6  # bytes that BLAS and Python take for themselves, about
+OVERHEAD_BYTES = 3.5e6  # bytes that BLAS and Python take for themselves, about
 
 
 def predict(net: Network, T: int, B: int, method: Any) -> int:
@@ -72,8 +72,8 @@ def predict(net: Network, T: int, B: int, method: Any) -> int:
     the sweeps, and a copy of the batch.
     """
     check_kind("the network", net, Network, "a co.Network")
-    whole("T", T)
-    whole("B", B)
+    whole_number("T", T)
+    whole_number("B", B)
     if not hasattr(method, "segments"):
         raise KindError(f"method must be like co.BPTT() or co.Penalised(...); got {brief(method)}.")
     if net.cell is None:
@@ -81,7 +81,7 @@ def predict(net: Network, T: int, B: int, method: Any) -> int:
             "memory is counted from a cell's formula, and this network runs a step function."
         )
     item, rows, segments = net.V.element_size(), T * B, getattr(method, "segments", None)
-    steps = T if segments is None else min(T, length(Rows([B] * T), segments))
+    steps = T if segments is None else min(T, segment_steps(Rows([B] * T), segments))
     parts, rest = math.ceil(T / steps), T % steps
     swept = (
         (steps + rest) * B * item
@@ -107,28 +107,30 @@ def predict(net: Network, T: int, B: int, method: Any) -> int:
                 2 * store + swept * width["costates"] + scalars,
                 3 * store + second + 2 * rows * item,
             ]
-    return int(max(found) + 44 * T + OWN)  # 44: a step's entries in Python's lists
+    return int(max(found) + 44 * T + OVERHEAD_BYTES)  # 44: a step's entries in Python's lists
 
 
 def widths(net: Network) -> dict[str, int]:
     """Entries in a row that are alive at once: in the adjoint, in the costates, before the second adjoint."""
     cell, d, every = net.cell, net.hidden, net.readout == "every"
     assert cell is not None
-    n, g, side, own = (d * len(y) for y in (cell.slots, cell.gates, cell.beside, cell.parameters))
+    n, g, side, own = (
+        d * len(y) for y in (cell.slots, cell.gates, cell.side_entries, cell.parameters)
+    )
     formula = d * len(cell.read) if cell.read_slot is None else 0
     a = g if cell.needs_a or net.W is None else 0  # otherwise its pages are never touched
-    tape = n + a + d * len(cell.kept) + side
+    saved = n + a + d * len(cell.saved_nodes) + side
     back = n + own + side if own or side else 0  # lam is kept for p and v
     source = n + d + 6 * net.outputs if every else 0
-    bends = next_of(cell).pushed(("a", "x")).pulled(("x",), ("a", "v", "x", "p")).live
+    bends = step_map(cell).pushed(("a", "x")).pulled(("x",), ("a", "v", "x", "p")).nonzero_outputs
     bent = sum(w for name, w in (("a", g), ("v", side), ("x", 2 * n), ("p", own)) if name in bends)
     if formula and "x" not in bends:
         bent += 2 * n
     turned = 2 * n + d + 12 * net.outputs if every else 0
     return {
-        "plain": tape + g + formula + back + source,
-        "costates": tape + n + g + source,
-        "second": tape + 3 * n + 2 * g + n + bent + formula + turned,  # lam, mu, g; delta, nu; m
+        "plain": saved + g + formula + back + source,
+        "costates": saved + n + g + source,
+        "second": saved + 3 * n + 2 * g + n + bent + formula + turned,  # lam, mu, g; delta, nu; m
     }
 
 
@@ -136,11 +138,11 @@ def of_penalty(net: Network, G: Any) -> float:
     """Bytes of a penalty's own graph for one costate, with the norms it is made of: found on a short sequence of ones."""
     T, B, dtype = 1024, 4, net.V.dtype
     layout = Layout.of(None, T, B)
-    with Live() as live, torch.enable_grad():
+    with PeakBytes() as live, torch.enable_grad():
         one = lambda: torch.ones(T + 1, B, dtype=dtype).requires_grad_()
         at = AllSteps(one(), one(), torch.zeros(T + 1, B, dtype=torch.int32))
         loss = torch.ones(B, dtype=dtype).requires_grad_()
-        lam = Scalars(Unkept(net, layout, loss, G.name), G.name, at, loss)
+        lam = CostateNorms(TrajectoryWithoutStates(net, layout, loss, G.name), G.name, at, loss)
         torch.autograd.grad(
             G(lam).sum() + loss.sum(), [at.size, at.size_1, loss], allow_unused=True
         )

@@ -12,25 +12,25 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import InputError, brief, check_kind, whole
-from ..networks.interface import Net, check_net, door
+from ..errors import InputError, brief, check_kind, whole_number
+from ..networks.interface import Net, check_net, run_function
 from ..networks.network import Network
 from ..objectives.batch import Batch
 from ..objectives.losses import LossLike
+from .captured import CapturedGradients
 from .evaluation import Evaluation, Gradient
-from .recorded import Recordings
 from .segments import Segments
 
 
 def one_layer(net: Net, what: str) -> Network:
     """The network, for a method that takes sequences apart; others refuse it."""
-    net.whole(what)
+    net.refuse_if_indivisible(what)
     layer = net.one_layer
     assert layer is not None  # `whole` has refused all others
     return layer
 
 
-def check_given(net: Any, batch: Any) -> None:
+def check_arguments(net: Any, batch: Any) -> None:
     """What a gradient is taken of."""
     check_net(net)
     check_kind("the batch", batch, Batch, "a co.Batch(u, y)")
@@ -42,9 +42,9 @@ class Method:
     segments: Segments = None
 
     @functools.cached_property
-    def recordings(self) -> Recordings:
+    def captured(self) -> CapturedGradients:
         """Gradients that repeat, on a GPU."""
-        return Recordings()
+        return CapturedGradients()
 
     @functools.cached_property
     def state(self) -> dict[str, float]:
@@ -53,7 +53,7 @@ class Method:
 
     def __getstate__(self) -> dict[str, Any]:
         """What a copy, here or in another process, begins with: recordings belong to this process and its networks."""
-        return {name: value for name, value in self.__dict__.items() if name != "recordings"}
+        return {name: value for name, value in self.__dict__.items() if name != "captured"}
 
     def __call__(self, net: Net, batch: Batch, loss: LossLike) -> Evaluation:
         return self.evaluate(net, batch, loss)
@@ -64,8 +64,8 @@ class Method:
     @torch.no_grad()
     def value(self, net: Net, batch: Batch, loss: LossLike) -> float:
         """The objective alone, without its gradient."""
-        check_given(net, batch)
-        run = door(net)(batch)
+        check_arguments(net, batch)
+        run = run_function(net)(batch)
         return float(batch.mean(run.loss(loss, batch.y, mask=batch.mask, reduce=batch.reduce)))
 
     def sweeps(self, net: Net, T: int) -> float:
@@ -76,9 +76,9 @@ class Method:
         """The gradient of each sample's own objective, stacked: by parameter name, [B, ...]. Their mean is the gradient.
 
         One evaluation for each sample: a method's own definition, at B small sweeps."""
-        check_given(net, batch)
-        net.still("gradients of single samples")
-        B, before = net.samples(batch), dict(self.state)
+        check_arguments(net, batch)
+        net.refuse_if_random("gradients of single samples")
+        B, before = net.count_samples(batch), dict(self.state)
         found = [
             self.evaluate(net, batch.select([j], net.readout), loss).gradient for j in range(B)
         ]
@@ -86,7 +86,7 @@ class Method:
         return {name: torch.stack([g[name] for g in found]) for name in found[0]}
 
 
-def trained(net: Net) -> dict[str, nn.Parameter]:
+def trained_parameters(net: Net) -> dict[str, nn.Parameter]:
     parameters = {name: p for name, p in net.named_parameters() if p.requires_grad}
     if not parameters:
         raise InputError(
@@ -114,4 +114,4 @@ def by_name(parameters: dict[str, nn.Parameter], grads: Sequence[Tensor | None])
 def check_streams(batch: Any) -> None:
     if not isinstance(batch, int) or isinstance(batch, bool) or batch < 1:
         raise InputError(f"a stream needs at least one sample; got batch={brief(batch)}.")
-    whole("batch", batch)
+    whole_number("batch", batch)

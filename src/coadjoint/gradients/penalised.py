@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError, KindError, NumericalError, brief
-from ..networks.interface import Net, door
+from ..networks.interface import Net, run_function
 from ..objectives.batch import Batch
 from ..objectives.losses import LossLike
 from ..objectives.penalties import log_decay, penalty
 from ..objectives.schedules import Schedule
 from ..objectives.weights import Steered
-from .evaluation import Evaluation, Found, without_run
-from .method import Method, by_name, check_given, one_layer, trained
-from .recorded import on_gpu
-from .segments import Segmented, Segments, wanted
+from .captured import is_on_gpu
+from .evaluation import Evaluation, GradientTuple, without_run
+from .method import Method, by_name, check_arguments, one_layer, trained_parameters
+from .segments import SegmentedGradient, Segments, parse_segments
 
 LARGE = (
     1e6  # a weight that is named where a derivative leaves its range: it may be the weight's doing
@@ -52,7 +52,7 @@ class Penalised(Method):
             penalty(G),
             weight,
             0,
-            wanted(segments),
+            parse_segments(segments),
         )
         number = isinstance(weight, numbers.Real) and math.isfinite(weight) and weight >= 0
         if not number and not callable(weight) and not isinstance(weight, Steered):
@@ -105,7 +105,7 @@ class Penalised(Method):
 
     def _weighed(self, net: Net, batch: Batch) -> tuple[float, float]:
         """rho and the loss's share in the present step, checked."""
-        check_given(net, batch)
+        check_arguments(net, batch)
         self._turn()
         rho, share = self.rho(self.step), self.share
         if not math.isfinite(rho) or rho < 0:
@@ -131,11 +131,9 @@ class Penalised(Method):
         """The Evaluation in segments, or of a recorded gradient; None where neither is asked for or possible."""
         if self.segments is not None:
             found = self._in_segments(net, batch, loss, rho, share)
-        elif rho and on_gpu(batch):
+        elif rho and is_on_gpu(batch):
             compute = functools.partial(self.compute, share=share)
-            again = self.recordings(
-                lambda *given: compute(*given)[:2], net, batch, loss, rho, share
-            )
+            again = self.captured(lambda *given: compute(*given)[:2], net, batch, loss, rho, share)
             if again is None:
                 return None
             found = again
@@ -146,16 +144,16 @@ class Penalised(Method):
 
     def _in_segments(
         self, net: Net, batch: Batch, loss: LossLike, rho: float, share: float
-    ) -> Found:
-        trained(net)
-        swept = Segmented(one_layer(net, "sweeps in segments"), batch, loss, self.segments)
+    ) -> GradientTuple:
+        trained_parameters(net)
+        swept = SegmentedGradient(one_layer(net, "sweeps in segments"), batch, loss, self.segments)
         decays: list[Tensor | None] = []
 
         def checked(G: Any, lam: Any, name: str) -> Tensor:
             decays.append(self._decay(lam))
             return check_penalty(G, lam, name)
 
-        found = swept.penalised(self.penalty, self.penalty.name, rho, checked, share)
+        found = swept.penalised_gradient(self.penalty, self.penalty.name, rho, checked, share)
         return found._replace(decays=decays[0])
 
     def _kept(
@@ -165,7 +163,7 @@ class Penalised(Method):
         loss: LossLike,
         rho: float,
         share: float,
-        found: Found,
+        found: GradientTuple,
         run: Any,
         lam: Any,
     ) -> Evaluation:
@@ -178,8 +176,8 @@ class Penalised(Method):
 
     @torch.no_grad()
     def value(self, net: Net, batch: Batch, loss: LossLike) -> float:
-        check_given(net, batch)
-        run = door(net)(batch)
+        check_arguments(net, batch)
+        run = run_function(net)(batch)
         lam = run.costates(loss, batch.y, mask=batch.mask, reduce=batch.reduce)
         return float(batch.mean(self.share * lam.loss + self.rho(self.step) * self.penalty(lam)))
 
@@ -191,11 +189,11 @@ class Penalised(Method):
 
     def compute(
         self, net: Net, batch: Batch, loss: LossLike, rho: Any, share: float = 1.0
-    ) -> tuple[Found, Any, Any]:
+    ) -> tuple[GradientTuple, Any, Any]:
         """The gradient, the run and its costates."""
-        parameters = trained(net)
+        parameters = trained_parameters(net)
         with torch.enable_grad():
-            run = door(net)(batch)
+            run = run_function(net)(batch)
             lam = run.costates(loss, batch.y, mask=batch.mask, reduce=batch.reduce)
             G = check_penalty(self.penalty(lam), lam, self.penalty.name)
             objective = (
@@ -216,7 +214,11 @@ class Penalised(Method):
                     f"{error} The penalty's weight is rho = {rho:g}: lower it."
                 ) from None
             gradient = by_name(parameters, grads)
-            return Found(lam.loss.detach(), G.detach(), gradient, self._decay(lam)), run, lam
+            return (
+                GradientTuple(lam.loss.detach(), G.detach(), gradient, self._decay(lam)),
+                run,
+                lam,
+            )
 
     def _decay(self, lam: Any) -> Tensor | None:
         """What the weight is steered by, [B]; nothing is measured otherwise."""

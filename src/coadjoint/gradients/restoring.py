@@ -19,11 +19,11 @@ def misfit(expected: Mapping[str, Tensor], found: Mapping[str, Any]) -> str | No
             return f"{name!a} does not belong to it"
         mine = expected[name]
         if not isinstance(given, Tensor) or given.dtype != mine.dtype or given.shape != mine.shape:
-            return f"{name!a} is {told(given)}; expected {told(mine)}"
+            return f"{name!a} is {describe_value(given)}; expected {describe_value(mine)}"
     return None
 
 
-def told(value: Any) -> str:
+def describe_value(value: Any) -> str:
     """A tensor in words: "float32 [3, 4]"."""
     if isinstance(value, Tensor):
         return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"

@@ -12,11 +12,11 @@ from ..errors import InputError, KindError
 from ..networks.interface import Net, check_net
 from ..networks.network import Network
 from ..objectives.batch import Batch
-from ..objectives.losses import LossLike, sloped
+from ..objectives.losses import LossLike, losses_and_slopes
 from ..sweeps.layout import lay_out, tensor_of
 from .evaluation import Evaluation, Gradient, later
 from .influence import Influence
-from .method import Method, check_given, check_streams, one_layer, trained
+from .method import Method, check_arguments, check_streams, one_layer, trained_parameters
 from .restoring import misfit
 from .streams import checked, target_of
 
@@ -29,7 +29,7 @@ class RTRL(Method):
     """
 
     def evaluate(self, net: Net, batch: Batch, loss: LossLike) -> Evaluation:
-        check_given(net, batch)
+        check_arguments(net, batch)
         net = by_steps(net)
         layout, flat = lay_out(batch.u, batch.lengths, net.inputs, net.V)
         rows = layout.rows
@@ -64,7 +64,7 @@ class RTRL(Method):
             factor = mask if batch.reduce == "sum" else (mask != 0).to(flat.dtype)
         there = (mask != 0).cpu()  # as lengths are
         stream = Stream(net, B, batch.x0)
-        total = {name: torch.zeros_like(p) for name, p in trained(net).items()}
+        total = {name: torch.zeros_like(p) for name, p in trained_parameters(net).items()}
         for t in range(T):
             going = lengths > t
             stream.advance(u[t], None if going.all() else going)
@@ -80,7 +80,9 @@ class RTRL(Method):
         )
 
     def sweeps(self, net: Net, T: int) -> float:
-        return 2 + sum(p.numel() for name, p in trained(net).items() if name not in ("V", "b_o"))
+        return 2 + sum(
+            p.numel() for name, p in trained_parameters(net).items() if name not in ("V", "b_o")
+        )
 
     def stream(self, net: Net, batch: int = 1, x0: Tensor | None = None) -> Stream:
         """Learn online: `s.step(u_t, y_t, loss)` gives one gradient for each arriving step."""
@@ -89,8 +91,8 @@ class RTRL(Method):
 
 def by_steps(net: Net) -> Network:
     """The network, if it can be taken one step at a time and has a linear readout; others are refused."""
-    net.plain("real-time recurrent learning")
-    net.still("real-time recurrent learning")
+    net.refuse_if_not_linear("real-time recurrent learning")
+    net.refuse_if_random("real-time recurrent learning")
     return one_layer(net, "one step at a time")
 
 
@@ -101,8 +103,10 @@ class Stream:
         check_net(net)
         check_streams(batch)
         self.net, self.batch, self.given = by_steps(net), batch, x0
-        self.names = [n for n in trained(net) if n not in ("V", "b_o")]
-        self.shown = {name: p for name, p in trained(net).items() if name in ("V", "b_o")}
+        self.names = [n for n in trained_parameters(net) if n not in ("V", "b_o")]
+        self.shown = {
+            name: p for name, p in trained_parameters(net).items() if name in ("V", "b_o")
+        }
         self.carried = Influence(self.net, self.names, batch)
         self.t = 0
         self.kept = 0  # steps of the past
@@ -120,7 +124,7 @@ class Stream:
         if index.numel() and (int(index.min()) < 0 or int(index.max()) >= self.batch):
             raise InputError(f"rows must lie in 0..{self.batch - 1}; got {index.tolist()}.")
         with torch.no_grad():
-            start = self.net.start(self.given, self.batch).clone()
+            start = self.net.initial_state(self.given, self.batch).clone()
             if rows is None:
                 self.x = start
             self.x[index] = start[index]
@@ -144,13 +148,13 @@ class Stream:
         net, index = self.net, None if counts is None else counts.nonzero()[:, 0]
         x, y = (self.x, y) if index is None else (self.x[index], None if y is None else y[index])
         with torch.no_grad():
-            h = net.shown(x)
+            h = net.visible_state(x)
             a = nn.functional.linear(h, net.V, net.b_o)
-            values, by_a = sloped(loss, a, y, net.output)
+            values, by_a = losses_and_slopes(loss, a, y, net.output)
             if weight is not None:
                 by_a = by_a * (weight if index is None else weight[index])[:, None]
             by_a = by_a / self.batch if self.batch > 1 else by_a
-            gradient = self.carried.pull(net.unshown(by_a @ net.V), index)
+            gradient = self.carried.pull(net.visible_state_transpose(by_a @ net.V), index)
             if "V" in self.shown:
                 gradient["V"] = by_a.t() @ h
             if "b_o" in self.shown:

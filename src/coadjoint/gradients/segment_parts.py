@@ -15,15 +15,15 @@ from ..networks.judge import Judge
 from ..networks.network import Network
 from ..sweeps.costates import Costates, norm
 from ..sweeps.layout import Layout
-from ..sweeps.overflow import check
-from ..sweeps.plan import Plan, Tape, settle
+from ..sweeps.overflow import check_range
+from ..sweeps.plan import Saved, SweepPlan, settle_checks
 from ..sweeps.rows import Rows
 
 if TYPE_CHECKING:
-    from .segments import Segmented
+    from .segments import SegmentedGradient
 
 
-class Scalars(Costates):
+class CostateNorms(Costates):
     """Costates of which only numbers of single steps are known: norms, log-norms, log-ratios, exponents."""
 
     name: str
@@ -47,10 +47,10 @@ class Scalars(Costates):
         return self.norms().square()
 
     def __repr__(self) -> str:
-        return f"<Scalars of costates, t = 0..{len(self.size) - 1}>"
+        return f"<CostateNorms of costates, t = 0..{len(self.size) - 1}>"
 
 
-class Unkept:
+class TrajectoryWithoutStates:
     """A trajectory whose states are not kept."""
 
     def __init__(self, net: Network, layout: Layout, u: Tensor, name: str) -> None:
@@ -69,11 +69,11 @@ def unkept(name: str, what: str) -> Unsupported:
     )
 
 
-class Piece(NamedTuple):
+class SegmentRun(NamedTuple):
     """One segment, forwards."""
 
-    plan: Plan
-    tape: Tape
+    plan: SweepPlan
+    saved: Saved
     u: Tensor  # step rows
 
     @property
@@ -81,7 +81,7 @@ class Piece(NamedTuple):
         return self.plan.rows
 
 
-class Source(NamedTuple):
+class LossSource(NamedTuple):
     """What the loss says to the states of one segment, at every step."""
 
     judge: Judge
@@ -91,7 +91,7 @@ class Source(NamedTuple):
     s: Tensor  # [B + N, n]
 
 
-class Back(NamedTuple):
+class SegmentCostates(NamedTuple):
     """A segment's costates."""
 
     lam: Tensor  # mantissas
@@ -99,10 +99,10 @@ class Back(NamedTuple):
     k: Tensor
 
 
-def verify(plan: Plan, end: Tensor, what: str, states: Callable[[], Tensor]) -> None:
-    """A segment is asked for its doubts before it is gone."""
-    check(plan, end, what, states)
-    settle(plan)
+def verify(plan: SweepPlan, end: Tensor, what: str, states: Callable[[], Tensor]) -> None:
+    """A segment is asked for its checks before it is gone."""
+    check_range(plan, end, what, states)
+    settle_checks(plan)
 
 
 def detached(y: Any) -> Any:
@@ -122,7 +122,7 @@ Crossing = list[
 ]  # (mantissa, exponent) of J' lam at the beginning of each segment; (None, None) past the last
 
 
-class Slopes:
+class NormSlopes:
     """dObjective / d(norms of mantissas), [T + 1, B] each."""
 
     def __init__(self, layout: Layout, of_size: Tensor | None, of_size_1: Tensor | None) -> None:
@@ -146,10 +146,10 @@ class Slopes:
         return out
 
 
-class Ends:
+class LastStates:
     """The readout at each sample's last state, for all samples at once; for readout "every" only the losses."""
 
-    def __init__(self, of: Segmented, last: Tensor, total: Tensor | None) -> None:
+    def __init__(self, of: SegmentedGradient, last: Tensor, total: Tensor | None) -> None:
         self.of, self.judge, net = of, of.judge, of.net
         self.last = last.requires_grad_(total is None)
         self.of_start: Tensor | None = None
@@ -157,15 +157,15 @@ class Ends:
         self.of_b_o: Tensor | None = None
         self.s: Tensor | None = None
         if total is not None:
-            self.losses = of.layout.unsort(self.judge.mean(total))
+            self.losses = of.layout.unsort(self.judge.apply_reduction(total))
             return
         with torch.enable_grad():
             self.V, self.b_o = (
                 net.V.detach().requires_grad_(),
                 None if net.b_o is None else net.b_o.detach().requires_grad_(),
             )
-            self.losses = self.judge.losses(
-                net.read_out(of.layout, self.last, self.last, self.V, self.b_o)
+            self.losses = self.judge.sample_losses(
+                net.read_states(of.layout, self.last, self.last, self.V, self.b_o)
             )
             if not self.losses.requires_grad:
                 raise InputError(
@@ -186,7 +186,11 @@ class Ends:
 
     def share(self, of_loss: Tensor) -> Tensor:
         """d/d(a sample's summed loss), in the rows' order."""
-        return self.judge.mean(self.judge.layout.sort(of_loss)) if self.judge.every else of_loss
+        return (
+            self.judge.apply_reduction(self.judge.layout.sort(of_loss))
+            if self.judge.every
+            else of_loss
+        )
 
     def pull(self, of_loss: Tensor, of_source: Tensor | None) -> Tensor | None:
         """The gradient by the last states; that by V and b_o is kept."""

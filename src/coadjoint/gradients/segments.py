@@ -30,23 +30,23 @@ from ..sweeps import engines
 from ..sweeps.affine import affine, plus
 from ..sweeps.chunks import Sum
 from ..sweeps.costates import Costates, norm
-from ..sweeps.differentiable import linked
-from ..sweeps.layout import lay_out, not_finite
-from ..sweeps.overflow import blamed, unscaled
-from ..sweeps.plan import Plan, Tape, settle
+from ..sweeps.differentiable import apply_link
+from ..sweeps.layout import lay_out, nonfinite_error
+from ..sweeps.overflow import at_true_scale, blame_penalty
+from ..sweeps.plan import Saved, SweepPlan, settle_checks
 from ..sweeps.rows import Link, Rows, scale
-from ..sweeps.slopes import bend, next_of, read, read_push
-from .evaluation import Found, Gradient
+from ..sweeps.slopes import bend, read_push, read_values, step_map
+from .evaluation import Gradient, GradientTuple
 from .segment_parts import (
     AllSteps,
-    Back,
+    CostateNorms,
     Crossing,
-    Ends,
-    Piece,
-    Scalars,
-    Slopes,
-    Source,
-    Unkept,
+    LastStates,
+    LossSource,
+    NormSlopes,
+    SegmentCostates,
+    SegmentRun,
+    TrajectoryWithoutStates,
     detached,
     verify,
 )
@@ -54,7 +54,7 @@ from .segment_parts import (
 Segments = int | str | bool | None
 
 
-def wanted(segments: Segments) -> Segments:
+def parse_segments(segments: Segments) -> Segments:
     """A request, checked: a positive number, "auto" (or True) for about sqrt(T), None (or False) for none."""
     if segments is None or segments is False:
         return None
@@ -65,13 +65,13 @@ def wanted(segments: Segments) -> Segments:
     raise InputError(f"segments must be a positive whole number, 'auto' or None; got {segments!r}.")
 
 
-def length(rows: Rows, segments: Segments) -> int:
+def segment_steps(rows: Rows, segments: Segments) -> int:
     """The steps of a segment: T / segments, or about sqrt(T), rounded up to whole chunks."""
     steps = math.sqrt(rows.T) if segments == "auto" else rows.T / int(segments or 1)
-    return rows.chunk * math.ceil(steps / rows.chunk)
+    return rows.chunk_steps * math.ceil(steps / rows.chunk_steps)
 
 
-class Segmented:
+class SegmentedGradient:
     """A network and a batch, swept in segments."""
 
     def __init__(self, net: Network, batch: Batch, loss: LossLike, segments: Segments) -> None:
@@ -83,15 +83,15 @@ class Segmented:
         self.net, self.batch, self.cell, self.engine = net, batch, net.cell, engine
         self.layout, self.u = lay_out(batch.u, batch.lengths, net.inputs, net.V)
         rows = self.layout.rows
-        if self.u.is_cuda and (error := not_finite(self.layout, self.u)) is not None:
+        if self.u.is_cuda and (error := nonfinite_error(self.layout, self.u)) is not None:
             raise error
         with torch.enable_grad():  # the parameters' own graph: masks, gates apart
-            self.start = self.layout.sort(net.start(batch.x0, rows.B))
-            taken = net.in_parts()
+            self.start = self.layout.sort(net.initial_state(batch.x0, rows.B))
+            taken = net.weights_for_segments()
             self.W, self.p = taken.W, taken.p
-            self.base, self.side = taken.entering
+            self.base, self.side = taken.input_weights
         self.judge = Judge.of(net, self.layout, loss, batch.y, batch.mask, batch.reduce, net.V)
-        self.steps = length(rows, segments)
+        self.steps = segment_steps(rows, segments)
         self.sizes = rows.sizes[:: self.steps]  # the samples of each segment
         self.begins = self.store()  # the state that each segment begins with
         self.sums: dict[str, Sum] = {}
@@ -114,11 +114,11 @@ class Segmented:
         """How many samples go on after segment i."""
         return self.sizes[i + 1] if i + 1 < len(self.sizes) else 0
 
-    def sweep(self, i: int) -> Piece:
+    def sweep(self, i: int) -> SegmentRun:
         rows, values = self.part(i), detached
         first = self.layout.rows.starts[rows.begin]
         u = self.u[first : first + rows.N].detach()
-        plan = Plan(self.cell, rows, self.engine)
+        plan = SweepPlan(self.cell, rows, self.engine)
         base, v = (
             None if w is None else affine(rows, u, *map(values, w)) for w in (self.base, self.side)
         )
@@ -126,7 +126,7 @@ class Segmented:
         p = values(self.p)
         x, a, q = self.engine.forward(plan, base, v, values(self.W), self.begins[i], p)
         verify(plan, rows.last(x), "the state", lambda: x)
-        return Piece(plan, Tape(a, v, x, p, q), u)
+        return SegmentRun(plan, Saved(a, v, x, p, q), u)
 
     def at_end(self, i: int, y: Tensor) -> Tensor:
         """The last rows of a segment's state array, for the samples that go on."""
@@ -137,21 +137,21 @@ class Segmented:
         last = rows.B + rows.starts[-2]
         return slice(last, last + self.going(i))
 
-    def read_out(self, run: Piece, share: Tensor, twice: bool) -> Source:
+    def read_out(self, run: SegmentRun, share: Tensor, twice: bool) -> LossSource:
         """The source of a loss at every step; share [B]: of each sample's loss, in the rows' order."""
         rows, net = run.rows, self.net
-        judge, h = self.judge.part(rows), net.shown(run.tape.x[rows.B :])
+        judge, h = self.judge.restrict_to(rows), net.visible_state(run.saved.x[rows.B :])
         with torch.enable_grad():
             pre = affine(rows, h, net.V.detach(), detached(net.b_o)).requires_grad_()
-            value = judge.values(pre)
+            value = judge.row_losses(pre)
             if not value.requires_grad:
                 raise InputError(
                     "the loss does not depend on the states of this trajectory: it has no costates."
                 )
             (of_pre,) = torch.autograd.grad(
-                value, pre, share[judge.sample(pre.device)], create_graph=twice
+                value, pre, share[judge.samples_of_rows(pre.device)], create_graph=twice
             )
-        return Source(judge, pre, value, of_pre, self.onto_states(rows, of_pre.detach()))
+        return LossSource(judge, pre, value, of_pre, self.onto_states(rows, of_pre.detach()))
 
     def onto_states(self, rows: Rows, of_pre: Tensor) -> Tensor:
         """V' dL/da as a state array."""
@@ -171,22 +171,22 @@ class Segmented:
         return out
 
     def costates(
-        self, i: int, run: Piece, s: Tensor | None, source: Tensor | None, later: Any
-    ) -> Back:
+        self, i: int, run: SegmentRun, s: Tensor | None, source: Tensor | None, later: Any
+    ) -> SegmentCostates:
         """lam of segment i from (mantissa, exponent) of J' lam at the beginning of the next one."""
         mantissa, power = later
         rows, n = run.rows, self.going(i)
-        k_last = torch.zeros(rows.B, dtype=torch.int32, device=run.tape.x.device)
+        k_last = torch.zeros(rows.B, dtype=torch.int32, device=run.saved.x.device)
         if power is not None:
             k_last[:n] = power
         s_last = self.last_source(i, source, mantissa)
         adjoint = self.engine.adjoint
         lam, delta, k = adjoint(
-            run.plan, run.tape, detached(self.W), s, s_last, None, None, True, True, k_last
+            run.plan, run.saved, detached(self.W), s, s_last, None, None, True, True, k_last
         )
         verify(run.plan, lam[: rows.B], "the costate", lambda: lam)
         assert k is not None
-        return Back(lam, delta, k)
+        return SegmentCostates(lam, delta, k)
 
     # the passes
 
@@ -199,34 +199,34 @@ class Segmented:
 
         def segment(i: int, total: Tensor | None) -> Tensor | None:
             run = self.sweep(i)
-            x, here = run.tape.x, run.rows
+            x, here = run.saved.x, run.rows
             last[: here.B] = here.last(x)
             if self.going(i):
                 self.begins[i + 1].copy_(self.at_end(i, x))
             if not self.judge.every:
                 return None
-            pre = affine(here, net.shown(x[here.B :]), net.V, net.b_o)
-            judge = self.judge.part(here)
-            return judge.summed(
-                judge.values(pre), self.u.new_zeros(rows.B) if total is None else total
+            pre = affine(here, net.visible_state(x[here.B :]), net.V, net.b_o)
+            judge = self.judge.restrict_to(here)
+            return judge.sum_by_sample(
+                judge.row_losses(pre), self.u.new_zeros(rows.B) if total is None else total
             )
 
         for i in range(len(self.sizes)):
             total = segment(i, total)
         return last, total
 
-    def plain(self) -> Found:
+    def loss_gradient(self) -> GradientTuple:
         """The gradient of the loss alone."""
         last, total = self.forward()
-        ends = Ends(self, last, total)
+        ends = LastStates(self, last, total)
         leaf = ends.losses.detach().requires_grad_()
         with torch.enable_grad():
             (of_loss,) = torch.autograd.grad(self.batch.mean(leaf), leaf)
         self.adjoint(ends, of_loss)
-        return Found(ends.losses.detach(), torch.zeros_like(leaf), self.gradient(ends))
+        return GradientTuple(ends.losses.detach(), torch.zeros_like(leaf), self.gradient(ends))
 
     @torch.no_grad()
-    def adjoint(self, ends: Ends, of_loss: Tensor) -> None:
+    def adjoint(self, ends: LastStates, of_loss: Tensor) -> None:
         """forward again and adjoint, from the last segment to the first."""
         share, ended = ends.share(of_loss), ends.pull(of_loss, None)
 
@@ -244,65 +244,67 @@ class Segmented:
 
     def pull_back(
         self,
-        run: Piece,
+        run: SegmentRun,
         s: Tensor | None,
         s_last: Tensor | None,
         sa: Tensor | None,
         more_v: Tensor | None,
     ) -> Tensor:
         """The adjoint of one segment, and what it adds to the sums -> lam at its beginning."""
-        plan, tape, rows, cell = run.plan, run.tape, run.rows, self.cell
+        plan, saved, rows, cell = run.plan, run.saved, run.rows, self.cell
         wrt = tuple(n for n, on in (("v", self.needs("side")), ("p", self.needs("p"))) if on)
         sweep = functools.partial(
-            self.engine.adjoint, plan, tape, detached(self.W), s, s_last, sa, None, False
+            self.engine.adjoint, plan, saved, detached(self.W), s, s_last, sa, None, False
         )
         lam, delta, _ = sweep(bool(wrt))
         verify(plan, lam[: rows.B], "the gradient by the state", lambda: sweep(True)[0])
         begin = lam[: rows.B].clone()
         if self.needs("W"):
-            self.sum("W").product(rows, delta, read(cell, rows.prev(tape.x), rows))
+            self.sum("W").add_product(rows, delta, read_values(cell, rows.prev(saved.x), rows))
         self.add_into("base", run, delta)
         if wrt:
-            op = next_of(cell).pulled(("x",), wrt).rowwise
+            op = step_map(cell).pulled(("x",), wrt).rowwise
             back = op(
-                (tape.x[rows.B :], tape.q),
-                tape.a,
-                tape.v,
-                rows.prev(tape.x),
-                tape.p,
+                (saved.x[rows.B :], saved.q),
+                saved.a,
+                saved.v,
+                rows.prev(saved.x),
+                saved.p,
                 lam[rows.B :],
                 rows=rows,
             )
             of_p = back.get("p")
             if of_p is not None:
-                self.sum("p").rows(rows, of_p)
+                self.sum("p").add_rows(rows, of_p)
             of_v = plus(back.get("v"), more_v)
             if of_v is not None:
                 self.add_into("side", run, of_v)
         return begin
 
-    def penalised(
+    def penalised_gradient(
         self,
         G: Callable[[Costates], Tensor],
         name: str,
         rho: float,
         checked: Any,
         part: float = 1.0,
-    ) -> Found:
+    ) -> GradientTuple:
         """The gradient of part L + rho G, part 0 or 1, G a function of norms of costates."""
         last, total = self.forward()
-        ends = Ends(self, last, total)
+        ends = LastStates(self, last, total)
         share = ends.share(torch.ones_like(ends.losses))
         at, crossing = self.pass_costates(ends, share)
         leaves = [y.requires_grad_() for y in (at.size, at.size_1, ends.losses.detach())]
         with torch.enable_grad():
-            lam = Scalars(Unkept(self.net, self.layout, self.u, name), name, at, leaves[2])
+            lam = CostateNorms(
+                TrajectoryWithoutStates(self.net, self.layout, self.u, name), name, at, leaves[2]
+            )
             value = checked(G(lam), lam, name)
             own = leaves[2] if part else torch.zeros_like(leaves[2])
             objective = self.batch.mean(own if rho == 0 else own + rho * value)
             of_size, of_size_1, of_loss = torch.autograd.grad(objective, leaves, allow_unused=True)
         found = value.detach()
-        slopes = Slopes(self.layout, of_size, of_size_1)
+        slopes = NormSlopes(self.layout, of_size, of_size_1)
         del at, lam, value, objective, leaves, of_size, of_size_1
         if of_loss is None:
             of_loss = torch.zeros_like(ends.losses)
@@ -311,10 +313,10 @@ class Segmented:
         else:
             mus, mu_last = self.pass_tangents(ends, share, crossing, slopes)
             self.second_adjoint(ends, share, of_loss, crossing, slopes, mus, mu_last)
-        return Found(ends.losses.detach(), found, self.gradient(ends))
+        return GradientTuple(ends.losses.detach(), found, self.gradient(ends))
 
     @torch.no_grad()
-    def pass_costates(self, ends: Ends, share: Tensor) -> tuple[AllSteps, Crossing]:
+    def pass_costates(self, ends: LastStates, share: Tensor) -> tuple[AllSteps, Crossing]:
         """The norms of all costates, and what crosses the boundaries."""
         whole = self.layout.rows
         size, size_1 = (self.u.new_empty(whole.B + whole.N) for _ in range(2))
@@ -347,7 +349,7 @@ class Segmented:
         return AllSteps(dense(size), dense(size_1), dense(power)), crossing
 
     def sources_of_tangent(
-        self, i: int, back: Back, slopes: Slopes, carried: Tensor | None
+        self, i: int, back: SegmentCostates, slopes: NormSlopes, carried: Tensor | None
     ) -> Tensor:
         """dObjective/dmantissa as a state array; a segment begins with the tangent of the one before."""
         rows = self.part(i)
@@ -356,18 +358,20 @@ class Segmented:
             g[: rows.B] = carried
         return g
 
-    def tangent(self, run: Piece, back: Back, g: Tensor) -> tuple[Tensor, Tensor, Link]:
+    def tangent(
+        self, run: SegmentRun, back: SegmentCostates, g: Tensor
+    ) -> tuple[Tensor, Tensor, Link]:
         link = Link.between(run.rows, back.k, g.dtype)
-        mu, nu = self.engine.tangent(run.plan, run.tape, detached(self.W), g, None, link)
+        mu, nu = self.engine.tangent(run.plan, run.saved, detached(self.W), g, None, link)
         try:
             verify(run.plan, run.rows.last(mu), "the tangent", lambda: mu)
         except NumericalError as error:
-            raise blamed(run.rows, g, error) from None
+            raise blame_penalty(run.rows, g, error) from None
         return mu, nu, link
 
     @torch.no_grad()
     def pass_tangents(
-        self, ends: Ends, share: Tensor, crossing: Crossing, slopes: Slopes
+        self, ends: LastStates, share: Tensor, crossing: Crossing, slopes: NormSlopes
     ) -> tuple[list[Any], Tensor]:
         """-> (the tangent each segment begins with, that of each sample's last state at its true scale)."""
         mus: list[Any] = [None, *self.store()[1:]]
@@ -380,8 +384,8 @@ class Segmented:
             mu, _, _ = self.tangent(run, back, self.sources_of_tangent(i, back, slopes, mus[i]))
             if not self.judge.every and n < here.B:
                 k = here.last(back.k[:, None])[n:, 0]
-                mu_last[n : here.B] = unscaled(run.plan, here.last(mu)[n:], k, None)
-                settle(run.plan)
+                mu_last[n : here.B] = at_true_scale(run.plan, here.last(mu)[n:], k, None)
+                settle_checks(run.plan)
             if n:
                 between = crossing[i + 1][1] - self.at_end(i, back.k)
                 mus[i + 1].copy_(scale(self.at_end(i, mu), between[:, None]))
@@ -393,11 +397,11 @@ class Segmented:
     @torch.no_grad()
     def second_adjoint(
         self,
-        ends: Ends,
+        ends: LastStates,
         share: Tensor,
         of_loss: Tensor,
         crossing: Crossing,
-        slopes: Slopes,
+        slopes: NormSlopes,
         mus: list[Any],
         mu_last: Tensor,
     ) -> None:
@@ -422,15 +426,15 @@ class Segmented:
                 i, run, None if source is None else source.s, ends.s_last, crossing[i + 1]
             )
             mu, nu, link = self.tangent(run, back, self.sources_of_tangent(i, back, slopes, mus[i]))
-            m = linked(rows, mu, link)
+            m = apply_link(rows, mu, link)
             if self.needs("W"):
-                self.sum("W of lam").product(
-                    rows, back.delta, read_push(cell, rows.prev(run.tape.x), m, rows)
+                self.sum("W of lam").add_product(
+                    rows, back.delta, read_push(cell, rows.prev(run.saved.x), m, rows)
                 )
-            bends = bend(run.plan, run.tape, W, back.lam, back.delta, m, nu, wrt, rowwise=True)
+            bends = bend(run.plan, run.saved, W, back.lam, back.delta, m, nu, wrt, rowwise=True)
             of_p = bends.get("p")
             if of_p is not None:
-                self.sum("p of lam").rows(rows, of_p)
+                self.sum("p of lam").add_rows(rows, of_p)
             s = bends["x"]
             if source is not None:
                 s = plus(s, self.turn(run, source, mu, back.k, own))
@@ -449,7 +453,9 @@ class Segmented:
         for i in reversed(range(len(self.sizes))):
             ends.of_start, bent = segment(i, ends.of_start, bent)
 
-    def turn(self, run: Piece, source: Source, mu: Tensor, k: Tensor, own: Tensor) -> Tensor:
+    def turn(
+        self, run: SegmentRun, source: LossSource, mu: Tensor, k: Tensor, own: Tensor
+    ) -> Tensor:
         """The loss's own source and its Hessian times the tangent, as a state array (readout "every")."""
         rows, net = run.rows, self.net
         counts = (
@@ -458,8 +464,8 @@ class Segmented:
             else source.judge.weight != 0
         )
         declared = pad(counts, (rows.B, 0)).to(mu.device)
-        true = net.shown(unscaled(run.plan, mu, k, declared)[rows.B :])
-        seeds = [(source.value, own[source.judge.sample(mu.device)])]
+        true = net.visible_state(at_true_scale(run.plan, mu, k, declared)[rows.B :])
+        seeds = [(source.value, own[source.judge.samples_of_rows(mu.device)])]
         if source.of_pre.requires_grad:
             seeds.append((source.of_pre, affine(rows, true, net.V.detach(), None)))
         with torch.enable_grad():
@@ -468,7 +474,7 @@ class Segmented:
             )
         self.add_readout(run, of_pre)
         if self.needs("V"):
-            self.sum("V of lam").product(rows, true, source.of_pre.detach())
+            self.sum("V of lam").add_product(rows, true, source.of_pre.detach())
         return self.onto_states(rows, of_pre)
 
     # sums over time
@@ -484,22 +490,22 @@ class Segmented:
     def sum(self, name: str) -> Sum:
         return self.sums.setdefault(name, Sum())
 
-    def add_into(self, name: str, run: Piece, delta: Tensor) -> None:
+    def add_into(self, name: str, run: SegmentRun, delta: Tensor) -> None:
         """What delta adds to the weights and the bias that made base or side."""
         M, b = getattr(self, name)
         if M.requires_grad:
-            self.sum(f"{name} R").product(run.rows, delta, run.u)
+            self.sum(f"{name} R").add_product(run.rows, delta, run.u)
         if b is not None and b.requires_grad:
-            self.sum(f"{name} b").rows(run.rows, delta)
+            self.sum(f"{name} b").add_rows(run.rows, delta)
 
-    def add_readout(self, run: Piece, of_pre: Tensor) -> None:
+    def add_readout(self, run: SegmentRun, of_pre: Tensor) -> None:
         rows = run.rows
         if self.needs("V"):
-            self.sum("V").product(rows, of_pre, self.net.shown(run.tape.x[rows.B :]))
+            self.sum("V").add_product(rows, of_pre, self.net.visible_state(run.saved.x[rows.B :]))
         if self.needs("b_o"):
-            self.sum("b_o").rows(rows, of_pre)
+            self.sum("b_o").add_rows(rows, of_pre)
 
-    def gradient(self, ends: Ends) -> Gradient:
+    def gradient(self, ends: LastStates) -> Gradient:
         """The sums, through the parameters' own graph."""
         total = lambda name: self.sums[name].total() if name in self.sums else None
         transposed = total("V of lam")

@@ -38,7 +38,7 @@ def target_of(y: Any, batch: int) -> Tensor | None:
 
 def answered(net: Network, x: Tensor, u: Tensor) -> Tensor:
     """a = V h + D u + b_o of one step, h through the layers of a deep readout."""
-    h = net.shown(x)
+    h = net.visible_state(x)
     for layer in net.deep:
         h = torch.tanh(layer(h))
     a = nn.functional.linear(h, net.V, net.b_o)

@@ -12,7 +12,7 @@ from ..errors import InputError, Unsupported, brief
 from ..networks.network import Network
 from ..sweeps import slopes
 from ..sweeps.costates import Costates
-from ..sweeps.layout import Layout, dense
+from ..sweeps.layout import Layout, check_dense
 from ..sweeps.rows import scale
 
 if TYPE_CHECKING:
@@ -45,29 +45,34 @@ class Temporal:
             raise Unsupported(
                 "temporal components need the cell's formula: use engine 'cpu' or 'reference', not a step function or engine 'autograd'."
             )
-        cell, rows, tape = run.plan.cell, layout.rows, run.tape
+        cell, rows, saved = run.plan.cell, layout.rows, run.saved
         with torch.no_grad():
             mantissa, k = lam.rows[rows.B :], lam.powers[rows.B :, None]
-            op = slopes.next_of(cell).pulled(("x",), ("a", "v") if cell.beside else ("a",))
+            op = slopes.step_map(cell).pulled(("x",), ("a", "v") if cell.side_entries else ("a",))
             back = op(
-                (tape.x[rows.B :], tape.q), tape.a, tape.v, rows.prev(tape.x), tape.p, mantissa
+                (saved.x[rows.B :], saved.q),
+                saved.a,
+                saved.v,
+                rows.prev(saved.x),
+                saved.p,
+                mantissa,
             )
             share = layout.sort(e.batch.weights(lam.mantissa))[rows.sample][:, None] / rows.B
-            whole = lambda y: (
+            true_scale = lambda y: (
                 scale(y.double(), k) * share
             )  # the past may lie far below what float32 can hold
-            delta = whole(back["a"] if back["a"] is not None else torch.zeros_like(tape.a))
+            delta = true_scale(back["a"] if back["a"] is not None else torch.zeros_like(saved.a))
             side = back.get("v")
-            into_v = net.heard(delta, None if side is None else whole(side))
-            r = slopes.read(cell, rows.prev(tape.x)) if run.W is not None else None
+            into_v = net.input_gradient_rows(delta, None if side is None else true_scale(side))
+            r = slopes.read_values(cell, rows.prev(saved.x)) if run.W is not None else None
             arrays = (
                 None if y is None else y.detach().double()
-                for y in (delta, into_v, r, e.trajectory.inputs)
+                for y in (delta, into_v, r, e.trajectory.u_rows)
             )
             return Temporal(net, layout, *arrays)  # type: ignore[arg-type]
 
     @staticmethod
-    def near(e: Evaluation) -> tuple[Temporal, list[int]]:
+    def with_exponents(e: Evaluation) -> tuple[Temporal, list[int]]:
         """The components in units of their own, grad_t 2^{-m_t} with m_t the largest exponent of a costate at step t, so that
         they hold at any scale; and m_1..m_T."""
         layer_of(e)  # refuses several
@@ -122,7 +127,7 @@ class Temporal:
     def weighted(self, w: Tensor) -> Gradient:
         """sum_t w_t grad_t, by W, R and b; w [T]."""
         rows = self.layout.rows
-        if tuple(dense("w", w).shape) != (rows.T,):
+        if tuple(check_dense("w", w).shape) != (rows.T,):
             raise InputError(
                 f"there is one weight for each of {rows.T} time steps; got shape {list(w.shape)}."
             )

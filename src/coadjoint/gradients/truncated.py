@@ -8,14 +8,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import InputError, brief, whole
+from ..errors import InputError, brief, whole_number
 from ..networks.interface import Net, check_net
 from ..networks.network import Network
 from ..objectives.batch import Batch
-from ..objectives.losses import LossLike, entries
+from ..objectives.losses import LossLike, entry_losses
 from ..sweeps.layout import lay_out, tensor_of
 from .evaluation import Evaluation, Gradient, later
-from .method import Method, check_given, check_streams, differentiate, one_layer, trained
+from .method import (
+    Method,
+    check_arguments,
+    check_streams,
+    differentiate,
+    one_layer,
+    trained_parameters,
+)
 from .restoring import misfit
 from .streams import answered, checked, target_of
 
@@ -34,18 +41,18 @@ class Truncated(Method):
             raise InputError(
                 f"Truncated takes whole numbers 1 <= k1 <= k2; got k1={brief(k1)}, k2={brief(k2)}."
             )
-        whole("k2", k2)
+        whole_number("k2", k2)
         self.k1, self.k2 = k1, k2
 
     def evaluate(self, net: Net, batch: Batch, loss: LossLike) -> Evaluation:
-        check_given(net, batch)
+        check_arguments(net, batch)
         net = one_layer(net, "truncated backpropagation")
         layout, flat = lay_out(batch.u, batch.lengths, net.inputs, net.V)
         u, lengths = layout.padded(flat), layout.lengths
         with torch.no_grad():
             run = net(u, None if layout.rows.uniform else lengths, batch.x0)
             losses = run.loss(loss, batch.y, mask=batch.mask, reduce=batch.reduce)
-        total = {name: torch.zeros_like(p) for name, p in trained(net).items()}
+        total = {name: torch.zeros_like(p) for name, p in trained_parameters(net).items()}
         for end in range(1, layout.rows.T + 1):
             whole = (
                 lengths > end if end % self.k1 == 0 else torch.zeros_like(lengths, dtype=torch.bool)
@@ -101,7 +108,9 @@ class Truncated(Method):
                     on = (torch.arange(len(full))[:, None] < lengths).to(full.device)
                     count = torch.where(on, full, 0).sum(0)[index]
                     values = values / torch.where(count == 0, 1, count)
-            return differentiate((weight[index] * values).sum() / len(lengths), trained(net))
+            return differentiate(
+                (weight[index] * values).sum() / len(lengths), trained_parameters(net)
+            )
 
     def stream(self, net: Net, batch: int = 1, x0: Tensor | None = None) -> Windows:
         """Learn from a stream that need not end: `s.take(u_t, y_t, loss)` gives a gradient every k1 steps."""
@@ -121,7 +130,7 @@ class Windows:
             raise InputError(
                 f"a stream is answered at every step: use readout='every', not '{net.readout}'."
             )
-        net.still("truncated backpropagation")
+        net.refuse_if_random("truncated backpropagation")
         self.net, self.k1, self.batch, self.given = (
             one_layer(net, "truncated backpropagation"),
             k1,
@@ -135,7 +144,7 @@ class Windows:
     def reset(self) -> None:
         """Start again from the initial state."""
         with torch.no_grad():
-            self.x = self.net.start(self.given, self.batch).clone()
+            self.x = self.net.initial_state(self.given, self.batch).clone()
         self.past.clear()
         self.t = self.fresh = 0  # steps, and those whose loss no gradient has seen
 
@@ -146,7 +155,7 @@ class Windows:
         with torch.no_grad():
             self.x = self.net.advance(u, self.x)
             a = answered(self.net, self.x, u)
-            losses = entries(loss, a, y, self.net.output)
+            losses = entry_losses(loss, a, y, self.net.output)
         self.t, self.fresh = self.t + 1, self.fresh + 1
         return a, losses, self.rest(loss) if self.fresh == self.k1 else None
 
@@ -162,7 +171,7 @@ class Windows:
         with torch.enable_grad():
             run = self.net(u, x0=self.given if self.t == k else x)
             y = None if ys[0] is None else torch.stack(ys)  # type: ignore[arg-type]
-            return differentiate(run.loss(loss, y, mask=mask).mean(), trained(self.net))
+            return differentiate(run.loss(loss, y, mask=mask).mean(), trained_parameters(self.net))
 
     def state(self) -> dict[str, Tensor]:
         """What the next step depends on, beside the weights."""

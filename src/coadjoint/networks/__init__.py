@@ -20,8 +20,10 @@ about          what a cell is in a network
 
 from __future__ import annotations
 
+import warnings
+
 from . import initialisers, ridge
-from .about import About, about
+from .about import CellFacts, about
 from .factory import make
 from .interface import Net, NetRun
 from .layers import Recorded
@@ -31,7 +33,7 @@ from .seq2seq import EncoderDecoder
 from .stack import Stack
 
 __all__ = [
-    "About",
+    "CellFacts",
     "EncoderDecoder",
     "Net",
     "NetRun",
@@ -45,3 +47,15 @@ __all__ = [
     "make",
     "ridge",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """`About`, the old name of CellFacts, until 1.0."""
+    if name != "About":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warnings.warn(
+        "networks.About is now called networks.CellFacts; the old name goes in 1.0.",
+        DeprecationWarning,
+        stacklevel=2,
+    )
+    return CellFacts

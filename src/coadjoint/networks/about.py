@@ -3,25 +3,36 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from dataclasses import dataclass
 
 from .. import cells
 from ..errors import CoadjointError
-from ..sweeps.engines import ENGINES, declined
-from .factory import RESERVOIR, cell_options, construct, visible
+from ..sweeps.engines import ENGINES, cell_refusal
+from .factory import RESERVOIR, cell_options, construct, parameters_by_name
 from .initialisers import INITIALISERS, initialise
 
 
 @dataclass(frozen=True)
-class About(cells.About):
+class CellFacts(cells.CellDescription):
     """A cell in words and sizes."""
 
     parameters: dict[str, tuple[int, ...]]  # their shapes
     engines: dict[str, str | None]  # why one declines, or None
-    starts: list[str]  # the initialisers that can begin it
+    initialisers: list[str]  # the initialisers that can begin it
+
+    @property
+    def starts(self) -> list[str]:
+        """The old name of `initialisers`, until 1.0."""
+        warnings.warn(
+            "`starts` is now called `initialisers`; the old name goes in 1.0.",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return self.initialisers
 
 
-def about(name: str, hidden: int = 8, inputs: int = 1) -> About:
+def about(name: str, hidden: int = 8, inputs: int = 1) -> CellFacts:
     """All there is to know of a cell, or of "reservoir", taken from a network of it.
 
     >>> about("lstm", hidden=7, inputs=3).parameters["W"]
@@ -43,6 +54,8 @@ def about(name: str, hidden: int = 8, inputs: int = 1) -> About:
             engine: None if engine == "autograd" else why for engine in ENGINES
         }
     else:
-        engines = {engine: declined(engine, net.cell) for engine in ENGINES}
-    parameters = {key: tuple(p.shape) for key, p in visible(net).items() if key not in ("V", "b_o")}
-    return About(equations, paper, cell_options(name), found.state, parameters, engines, starts)
+        engines = {engine: cell_refusal(engine, net.cell) for engine in ENGINES}
+    parameters = {
+        key: tuple(p.shape) for key, p in parameters_by_name(net).items() if key not in ("V", "b_o")
+    }
+    return CellFacts(equations, paper, cell_options(name), found.state, parameters, engines, starts)

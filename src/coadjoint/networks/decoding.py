@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
-from .recurrence import positive
+from .recurrence import check_positive
 
 # step(previous tokens [m], states [m, n], their samples [m]) -> states, pre-outputs [m, end + 1], alignments [m, T]
 Say = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
@@ -34,7 +34,7 @@ def decode(
     are kept for each sample, those of the largest sum of log p / length^normalise; of equal ones those that stood before,
     and of those the lower token. What has ended stays as it is, and is kept as long as it is among the best.
     """
-    positive(beam=beam)
+    check_positive(beam=beam)
     if not (isinstance(normalise, int | float) and 0 <= normalise < math.inf):
         raise InputError(
             f"normalise is the power of the length to divide by, at least 0; got {normalise!r}."

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from ..cells import library, steps
-from ..errors import Applies, OptionError, choose, idle_options, refuse_options
+from ..errors import AppliesTable, OptionError, choose, idle_options, refuse_options
 from .initialisers import INITIALISERS, initialise
 from .network import Network
 from .readout import SUMMARIES
@@ -57,7 +57,7 @@ def _starts_with(option: str) -> tuple[str, ...]:
 
 
 # Options that do something with some values of another option alone.
-APPLIES: Applies = {
+APPLIES: AppliesTable = {
     "radius": ("init", _starts_with("radius")),
     "inner": ("init", _starts_with("inner")),
     "std": ("init", _starts_with("std")),
@@ -89,25 +89,25 @@ def make(
     >>> networks.make("lstm", inputs=2, outputs=1, hidden=8, layers=2).extra_repr()
     "[lstm, lstm], inputs=2, outputs=1, readout='last'"
     """
-    begin = start(cell, init, radius, inner, std)
+    begin = initialiser_options(cell, init, radius, inner, std)
     given = {
         "radius": radius,
         "inner": inner,
         "std": std,
         "attention_steps": options.get("attention_steps"),
     }
-    refuse_options(idle(given, begin["init"], options.get("readout", "last")))
+    refuse_options(list_idle_options(given, begin["init"], options.get("readout", "last")))
     net = construct(cell, **options)
     initialise(net, begin.pop("init"), seed=seed, **begin)
     return net.to(device)
 
 
-def idle(given: Mapping[str, Any], init: str, readout: str) -> list[str]:
+def list_idle_options(given: Mapping[str, Any], init: str, readout: str) -> list[str]:
     """A line for each option that does nothing with this start and this readout."""
     return idle_options(APPLIES, given, {"init": init, "readout": readout})
 
 
-def start(
+def initialiser_options(
     cell: str | Sequence[str] = "elman",
     init: str | None = None,
     radius: float | None = None,
@@ -246,7 +246,7 @@ def cell_options(cell: str) -> dict[str, Any]:
     return {key: value for key, value in found.items() if key not in APART}
 
 
-def visible(net: nn.Module) -> dict[str, nn.Parameter]:
+def parameters_by_name(net: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters by the names they are known by, W first: of a structured W, its raw matrix."""
     plain = lambda key: key.replace("parametrizations.", "").partition(".original")[0]
     found = {plain(key): p for key, p in net.named_parameters()}
@@ -316,7 +316,7 @@ def _freeze(net: nn.Module, chosen: list[str], reservoir: bool) -> None:
         if not found and name in chosen:
             asked = name.replace("$", "$$")
             raise OptionError(
-                f"$freeze: this network has no parameter '{asked}'; it has {', '.join(visible(net))}."
+                f"$freeze: this network has no parameter '{asked}'; it has {', '.join(parameters_by_name(net))}."
             )
         for p in found:
             p.requires_grad_(False)

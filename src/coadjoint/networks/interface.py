@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 from torch import Tensor
 
 from ..cells.cell import Cell
-from ..cells.transport import Structured
+from ..cells.transport import PicklableModule
 from ..errors import InputError, KindError, Unsupported, brief
 from ..objectives.batch import Batch
 from ..objectives.losses import LossLike, Output
 from ..sweeps.costates import BaseCostates
 from ..sweeps.layout import Sequences, lay_out
-from ..sweeps.torch_internals import hooked
+from ..sweeps.torch_internals import has_hooks
 
 if TYPE_CHECKING:
     from .layers import Recorded
@@ -55,13 +55,13 @@ class NetRun(Protocol):
         """lam_i = dL/dx_i of each sample's own loss. Differentiable, for penalties."""
 
 
-class Net(Structured, ABC):
+class Net(PicklableModule, ABC):
     """A network, as gradient methods, optimisers, diagnostics and training see it.
 
     inputs, outputs  entries of what it reads and says
     readout          "last": one answer for each sample; "every": one for each step; "sequence": one with its own length
     output           phi in y_hat = phi(a)
-    apart            why this network cannot be taken apart into steps, for the message of `whole`
+    why_indivisible  why this network cannot be taken apart into steps, for the message of `refuse_if_indivisible`
     dropout          the share of entries that is dropped in training
     """
 
@@ -69,7 +69,7 @@ class Net(Structured, ABC):
     outputs: int
     readout: str
     output: Output
-    apart = "this network is not one recurrent layer"
+    why_indivisible = "this network is not one recurrent layer"
     dropout: float = 0.0
 
     @abstractmethod
@@ -81,7 +81,7 @@ class Net(Structured, ABC):
         """A tensor of the network's type, on its device: what batches are moved to."""
         return next(self.parameters())
 
-    def moved(self, batch: Batch) -> Batch:
+    def move_batch(self, batch: Batch) -> Batch:
         """The batch in the network's type, on its device."""
         like = self.like
         return batch.to(like.dtype, like.device)
@@ -97,29 +97,31 @@ class Net(Structured, ABC):
         return ()
 
     @property
-    def reads(self) -> int:
+    def readout_width(self) -> int:
         """Entries of what the readout reads, by which a start draws its weights."""
         raise Unsupported(
             "this network has no readout V, by whose width weights are drawn. Use another initialiser."
         )
 
-    def samples(self, batch: Batch) -> int:
+    def count_samples(self, batch: Batch) -> int:
         """How many samples a batch has."""
         return len(batch.sizes)
 
-    def recordable(self) -> Hashable | None:
+    def graph_key(self) -> Hashable | None:
         """What a CUDA graph of this network's gradient depends on beside weights and batch; None if there can be none."""
         return None
 
-    def beside_readout(self) -> Iterable[str]:
+    def readout_extras(self) -> Iterable[str]:
         """What stands between this network and a = V h + b_o, in words; nothing if that is all."""
         return ("no linear readout",)
 
-    def whole(self, what: str) -> None:
+    def refuse_if_indivisible(self, what: str) -> None:
         """Refuse `what`, which takes a sequence apart, where that is not the same."""
-        raise Unsupported(f"{what}: {self.apart}. Use BPTT or Penalised without segments.")
+        raise Unsupported(
+            f"{what}: {self.why_indivisible}. Use BPTT or Penalised without segments."
+        )
 
-    def still(self, what: str) -> None:
+    def refuse_if_random(self, what: str) -> None:
         """Refuse `what`, which runs the network more than once, where each run drops something else."""
         if self.dropout and self.training:
             raise Unsupported(
@@ -127,7 +129,7 @@ class Net(Structured, ABC):
                 "call net.eval(), or use BPTT or Penalised without segments."
             )
 
-    def plain(self, what: str) -> None:
+    def refuse_if_not_linear(self, what: str) -> None:
         """Refuse `what`, which knows V and b_o alone."""
 
 
@@ -144,7 +146,7 @@ class SequenceNet(Net):
         """Run over u: [T, B, inputs], a list of [T_i, inputs], or a PackedSequence; x0 [B, n] or [n], of all layers."""
         return self.run(Batch(u, lengths=lengths, x0=x0), called=True)
 
-    def samples(self, batch: Batch) -> int:
+    def count_samples(self, batch: Batch) -> int:
         return lay_out(batch.u, batch.lengths, self.inputs, self.like)[0].rows.B
 
     def _must_be_called(self, batch: Batch) -> bool:
@@ -154,10 +156,10 @@ class SequenceNet(Net):
                 f"this network reads sequences [T, B, inputs], and the samples of the batch lie along axis {batch.axis}; "
                 "expected axis=1."
             )
-        return hooked(self) or getattr(self.forward, "__func__", None) is not SequenceNet.forward
+        return has_hooks(self) or getattr(self.forward, "__func__", None) is not SequenceNet.forward
 
 
-def door(net: Any) -> Callable[[Batch], NetRun]:
+def run_function(net: Any) -> Callable[[Batch], NetRun]:
     """net.run; of a module around a network (DistributedDataParallel, say), which is no Net, a call of that module."""
     if isinstance(net, Net):
         return net.run

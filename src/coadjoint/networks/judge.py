@@ -17,8 +17,8 @@ from torch import Tensor
 from ..errors import InputError, choose
 from ..objectives import losses
 from ..objectives.losses import LossLike
-from ..sweeps.checks import insist
-from ..sweeps.layout import Laid, Layout, dense, tensor_of
+from ..sweeps.checks import require
+from ..sweeps.layout import HasLayout, Layout, check_dense, tensor_of
 from ..sweeps.rows import Rows
 from .interface import Net
 
@@ -69,68 +69,72 @@ class Judge:
         if y is not None and y.is_floating_point():
             counts = y if weight is None else y[weight != 0]
             wrong = "the target y holds NaN or inf on entries that count; clean it, or leave those entries out with mask=."
-            insist(torch.isfinite(counts).all(), lambda: InputError(wrong))
+            require(torch.isfinite(counts).all(), lambda: InputError(wrong))
         return Judge(net, layout, loss, y, weight, reduce)
 
     @property
     def every(self) -> bool:
         return self.network.readout == "every"
 
-    def part(self, rows: Rows) -> Judge:
+    def restrict_to(self, rows: Rows) -> Judge:
         """The same for some of the time steps (readout "every")."""
         begin = self.layout.rows.starts[rows.begin]
         cut = lambda y: None if y is None else y[begin : begin + rows.N]
         return replace(self, layout=Layout(rows, None), y=cut(self.y), weight=cut(self.weight))
 
     @functools.cached_property
-    def kept(self) -> Tensor | None:
+    def counted_rows(self) -> Tensor | None:
         """The rows that count; None if all do."""
         return None if self.weight is None else self.weight.nonzero()[:, 0]
 
-    def counting(self, y: Tensor) -> Tensor:
+    def select_counted(self, y: Tensor) -> Tensor:
         """y in the rows that count."""
-        return y if self.kept is None else y[self.kept]
+        return y if self.counted_rows is None else y[self.counted_rows]
 
-    def sample(self, device: torch.device) -> Tensor:
+    def samples_of_rows(self, device: torch.device) -> Tensor:
         """The sample of each row that counts, in the rows' order."""
         rows = self.layout.rows
-        return self.counting(
+        return self.select_counted(
             rows.sample.to(device) if self.every else torch.arange(rows.B, device=device)
         )
 
-    def values(self, pre: Tensor) -> Tensor:
+    def row_losses(self, pre: Tensor) -> Tensor:
         """The weighted loss of each row that counts, from a = pre."""
-        rows, pre = self.layout.rows, self.counting(pre)
-        y = None if self.y is None else self.counting(self.y)
+        rows, pre = self.layout.rows, self.select_counted(pre)
+        y = None if self.y is None else self.select_counted(self.y)
         if not len(pre):
             return pre.sum(-1)
         if not self.every or len(rows.chunks) == 1 or (rows.uniform and self.weight is None):
-            value = losses.entries(self.loss, pre, y, self.network.output)
+            value = losses.entry_losses(self.loss, pre, y, self.network.output)
         else:  # rows that are not a multiple of rows.LANES: torch's vectors end elsewhere unless each chunk is apart
             ends = torch.tensor([c.stop for c in rows.chunks])
-            if self.kept is not None:
-                ends = torch.searchsorted(self.kept.cpu(), ends)
+            if self.counted_rows is not None:
+                ends = torch.searchsorted(self.counted_rows.cpu(), ends)
             sizes = ends.diff(prepend=ends.new_zeros(1)).tolist()
             ys = [None] * len(sizes) if y is None else y.split(sizes)
             found = zip(pre.split(sizes), ys, sizes, strict=True)
             value = torch.cat(
-                [losses.entries(self.loss, a, b, self.network.output) for a, b, n in found if n]
+                [
+                    losses.entry_losses(self.loss, a, b, self.network.output)
+                    for a, b, n in found
+                    if n
+                ]
             )
-        return value if self.weight is None else value * self.counting(self.weight)
+        return value if self.weight is None else value * self.select_counted(self.weight)
 
-    def losses(self, pre: Tensor) -> Tensor:
+    def sample_losses(self, pre: Tensor) -> Tensor:
         """The loss of each sample, [B], in the user's order."""
-        total = self.values(pre)
+        total = self.row_losses(pre)
         if self.every or self.weight is not None:
-            total = self.mean(self.summed(total))
+            total = self.apply_reduction(self.sum_by_sample(total))
         return self.layout.unsort(total)
 
-    def summed(self, values: Tensor, onto: Tensor | None = None) -> Tensor:
+    def sum_by_sample(self, values: Tensor, onto: Tensor | None = None) -> Tensor:
         """The values of each sample added up, onto those of earlier steps."""
         onto = values.new_zeros(self.layout.rows.B) if onto is None else onto
-        return onto.index_add(0, self.sample(values.device), values)
+        return onto.index_add(0, self.samples_of_rows(values.device), values)
 
-    def mean(self, total: Tensor) -> Tensor:
+    def apply_reduction(self, total: Tensor) -> Tensor:
         """Divided by the weight of what counts, with reduce="mean"."""
         if self.reduce == "sum":
             return total
@@ -138,29 +142,29 @@ class Judge:
         if self.weight is None:
             count = rows.lengths.to(total) if self.every else torch.ones_like(total)
         else:
-            count = self.summed(self.counting(self.weight))
+            count = self.sum_by_sample(self.select_counted(self.weight))
         return total / torch.where(count == 0, 1, count)
 
 
-class Answers(Laid):
+class RunOutputs(HasLayout):
     """What a run of a network says of its outputs: u, a, y_hat, loss."""
 
     layout: Layout
     network: Any
-    inputs: Tensor  # step rows
-    pre: Tensor  # a, in rows: [B, outputs] in the rows' order or [N, outputs]
+    u_rows: Tensor  # step rows
+    a_rows: Tensor  # a, in rows: [B, outputs] in the rows' order or [N, outputs]
 
     @functools.cached_property
     def u(self) -> Tensor:
-        return self.layout.padded(self.inputs)
+        return self.layout.padded(self.u_rows)
 
     @functools.cached_property
     def a(self) -> Tensor:
-        return self._outward(self.pre)
+        return self._outward(self.a_rows)
 
     @functools.cached_property
     def y_hat(self) -> Tensor:
-        return self._outward(losses.output_function(self.network.output)(self.pre))
+        return self._outward(losses.output_function(self.network.output)(self.a_rows))
 
     def _outward(self, y: Tensor) -> Tensor:
         return self.layout.unsort(y) if self.network.readout == "last" else self.layout.padded(y)
@@ -180,24 +184,24 @@ class Answers(Laid):
         mask    [T, B] (or [B]) weights of the entries; zero leaves one out, whatever y holds there
         reduce  "sum" or "mean" over a sample's own steps that count
         """
-        return self._loss(loss, y, mask, reduce, self.pre)
+        return self._loss(loss, y, mask, reduce, self.a_rows)
 
     def _loss(
         self, loss: LossLike | Tensor, y: Any, mask: Tensor | None, reduce: str, pre: Tensor
     ) -> Tensor:
         B = self.layout.rows.B
         if isinstance(loss, Tensor):
-            if dense("the loss", loss).shape != (B,):
+            if check_dense("the loss", loss).shape != (B,):
                 what = "a scalar" if loss.dim() == 0 else f"shape {list(loss.shape)}"
                 raise InputError(
                     f"the loss is {what}; expected one value for each sample, shape [{B}]. coadjoint averages over samples itself."
                 )
             return loss
-        return Judge.of(self.network, self.layout, loss, y, mask, reduce, pre).losses(pre)
+        return Judge.of(self.network, self.layout, loss, y, mask, reduce, pre).sample_losses(pre)
 
 
 @contextlib.contextmanager
-def judged(net: Net) -> Iterator[None]:
+def evaluation_mode(net: Net) -> Iterator[None]:
     """Without dropout and noise."""
     training = net.training
     net.eval()

@@ -7,6 +7,7 @@ from those above it what they would send down, in units of their costates, so th
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
@@ -17,18 +18,18 @@ from torch.nn.functional import pad
 
 from ..errors import InputError, Unsupported
 from ..objectives.penalties import PARTS
-from ..sweeps.costates import Costates, Passage
+from ..sweeps.costates import Costates, RecurrenceRun
 from ..sweeps.layout import Layout
-from ..sweeps.rows import NONE, ROOM, Rows, exponent, scale
-from ..sweeps.run import Costate, SeenRun, SweepRun
+from ..sweeps.rows import NO_EXPONENT, SAFE_EXPONENT, Rows, exponent, scale
+from ..sweeps.run import CostateRows, RunView, SweepRun
 from ..sweeps.torch_internals import innermost_transform
 
 DIRECTIONS = ("forward", "reverse")
-Source = tuple[Tensor, Tensor | None]  # s and its unit: s 2^unit, for each state row
+ScaledSource = tuple[Tensor, Tensor | None]  # s and its unit: s 2^unit, for each state row
 
 
 @dataclass(frozen=True, eq=False)
-class Layer(Passage):
+class LayerRun(RecurrenceRun):
     """One layer of a recorded module in one direction. Time runs the way the layer reads: that of direction "reverse"
     begins at the end of the sequence."""
 
@@ -39,7 +40,7 @@ class Layer(Passage):
 
 
 @dataclass(frozen=True, eq=False)
-class Piece:
+class DirectionRun:
     """What a layer leaves behind in one direction."""
 
     run: SweepRun
@@ -51,16 +52,16 @@ class Piece:
 
 
 @dataclass(frozen=True, eq=False)
-class Level:
+class Layer:
     """A layer of a stack."""
 
-    pieces: list[Piece]  # in each direction
+    directions: list[DirectionRun]  # in each direction
     y: Tensor  # what it hands on, step rows: of the pieces' states, and of the level below where it is residual
     residual: bool = False
 
 
 @dataclass(frozen=True, eq=False)
-class Masked(SeenRun):
+class DroppedOutRun(RunView):
     """A run under recurrent dropout. Its last slot r = m h is h by another name: the state is what stands before it."""
 
     run: SweepRun
@@ -92,7 +93,7 @@ def refuse_transforms() -> None:
         )
 
 
-def attached(u: Tensor) -> Tensor:
+def require_gradient(u: Tensor) -> Tensor:
     """The inputs of a layer that is recorded: costates exist where nothing is trained, too."""
     refuse_transforms()
     return u if u.requires_grad or not torch.is_grad_enabled() else u.detach().requires_grad_()
@@ -117,7 +118,7 @@ class Recorded(Sequence[Costates]):
         return len(self.items)
 
     def __repr__(self) -> str:
-        return "<costates of " + "; ".join(map(name_of, self.items)) + ">"
+        return "<costates of " + "; ".join(map(describe_place, self.items)) + ">"
 
     def detach(self) -> Recorded:
         """The same costates without their graph."""
@@ -135,7 +136,9 @@ class Recorded(Sequence[Costates]):
         ]
         if not found:
             raise InputError(
-                f"no costates of {where}; there are those of " + "; ".join(map(name_of, self)) + "."
+                f"no costates of {where}; there are those of "
+                + "; ".join(map(describe_place, self))
+                + "."
             )
         return Recorded(found, self.loss)
 
@@ -147,9 +150,9 @@ class Recorded(Sequence[Costates]):
     def forwards(self) -> Costates:
         """The layers of the first module that read forwards, as one; of an encoder and a decoder, the encoder's."""
         first: Any = self.items[0].trajectory
-        return self.select(module=first.module, call=first.call, direction="forward").whole()
+        return self.select(module=first.module, call=first.call, direction="forward").joined()
 
-    def whole(self) -> Costates:
+    def joined(self) -> Costates:
         """The costates of all states as one: lam_t of the stack, its layers' side by side in one unit for each step.
 
         Of layers that read in one direction: states of two directions at one step have different pasts."""
@@ -165,31 +168,41 @@ class Recorded(Sequence[Costates]):
                 )
         e = [exponent(lam.rows.detach()) for lam in self.items]
         units = [
-            torch.where(k == NONE, NONE, lam.powers) for k, lam in zip(e, self.items, strict=True)
+            torch.where(k == NO_EXPONENT, NO_EXPONENT, lam.powers)
+            for k, lam in zip(e, self.items, strict=True)
         ]
         top = functools.reduce(torch.maximum, units)
-        top = torch.where(top == NONE, 0, top).to(self.items[0].powers.dtype)
+        top = torch.where(top == NO_EXPONENT, 0, top).to(self.items[0].powers.dtype)
         rows = torch.cat([scale(lam.rows, (lam.powers - top)[:, None]) for lam in self.items], 1)
-        run = Joined([lam.trajectory.run for lam in self.items])
-        shown = [lam.trajectory.shown for lam in self.items]
+        run = JoinedRun([lam.trajectory.run for lam in self.items])
+        shown = [lam.trajectory.visible_states for lam in self.items]
         return Costates(
-            Together(first.layout, run, first.hidden, shown), rows, top, self.items[0].loss
+            JoinedLayers(first.layout, run, first.hidden, shown), rows, top, self.items[0].loss
         )
+
+    def whole(self) -> Costates:
+        """The old name of `joined`, until 1.0."""
+        warnings.warn(
+            "Recorded.whole() is now called joined(); the old name goes in 1.0.",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return self.joined()
 
 
 @dataclass(frozen=True, eq=False)
-class Together(Passage):
+class JoinedLayers(RecurrenceRun):
     """Several layers as one."""
 
     parts: Sequence[Tensor]  # what each shows
 
     @property
-    def shown(self) -> Tensor:
+    def visible_states(self) -> Tensor:
         return torch.cat(list(self.parts), 2)
 
 
 @dataclass(frozen=True, eq=False)
-class Joined(SeenRun):
+class JoinedRun(RunView):
     """The runs of several layers as one: their states side by side."""
 
     runs: Sequence[SweepRun]
@@ -208,21 +221,21 @@ class Joined(SeenRun):
         )
 
 
-def name_of(lam: Costates) -> str:
+def describe_place(lam: Costates) -> str:
     at: Any = lam.trajectory
     call = f"{at.module or 'the module'}, call {at.call}, " if at.module or at.call else ""
     return f"{call}layer {at.layer}, {at.direction}"
 
 
-def pulled(
+def pull_back(
     ys: Sequence[Tensor], xs: Sequence[Tensor], gs: Sequence[Tensor], again: bool
 ) -> Sequence[Tensor | None]:
     return torch.autograd.grad(ys, xs, gs, create_graph=again, retain_graph=True, allow_unused=True)
 
 
-def down(
+def costates_through_layers(
     layout: Layout,
-    levels: Sequence[Level],
+    levels: Sequence[Layer],
     g: Tensor | None,
     g_last: Sequence[Sequence[Tensor | None]],
     loss: Tensor,
@@ -233,28 +246,28 @@ def down(
     of the top layer, then by what it sends down. where(layer, direction): the names of what is found."""
     rows = layout.rows
     items: list[Costates] = []
-    arriving: list[Source] = [] if g is None else [(g, None)]  # at y, in units of the steps
+    arriving: list[ScaledSource] = [] if g is None else [(g, None)]  # at y, in units of the steps
     for layer in reversed(range(len(levels))):
         level, found = levels[layer], []
-        sources: list[list[Source]] = [[] for _ in level.pieces]
+        sources: list[list[ScaledSource]] = [[] for _ in level.directions]
         for s, k in arriving:
             for piece, own, by_x in zip(
-                level.pieces,
+                level.directions,
                 sources,
-                pulled([level.y], [p.run.x for p in level.pieces], [s], again),
+                pull_back([level.y], [p.run.x for p in level.directions], [s], again),
                 strict=True,
             ):
                 if by_x is not None:
-                    turn = rows.turned if piece.turned else lambda k: k
-                    own.append((by_x, None if k is None else of_states(rows, turn(k))))
+                    turn = rows.reverse_time if piece.turned else lambda k: k
+                    own.append((by_x, None if k is None else steps_to_states(rows, turn(k))))
         with torch.set_grad_enabled(again):
-            for piece, own, s_last in zip(level.pieces, sources, g_last[layer], strict=True):
-                run = piece.run.strict()  # whatever the module lets through
-                costate = swept(rows, run, own, s_last)
+            for piece, own, s_last in zip(level.directions, sources, g_last[layer], strict=True):
+                run = piece.run.with_checks()  # whatever the module lets through
+                costate = costate_from_sources(rows, run, own, s_last)
                 if costate is not None:
                     found.append((piece, run, costate))
             named = [
-                costates(layout, where(layer, DIRECTIONS[each[0].turned]), *each, loss)
+                name_costates(layout, where(layer, DIRECTIONS[each[0].turned]), *each, loss)
                 for each in found
             ]
             items = named + items
@@ -267,71 +280,76 @@ def down(
                 driven = list(zip(piece.drive, costate.drive(), strict=True))
             pairs = [(y, gy) for y, gy in driven if y.requires_grad and gy is not None]
             down_here = (
-                pulled([y for y, _ in pairs], [below], [gy for _, gy in pairs], again)[0]
+                pull_back([y for y, _ in pairs], [below], [gy for _, gy in pairs], again)[0]
                 if pairs
                 else None
             )
             if down_here is not None:
                 k = costate.exponent[rows.B :]
-                sent = [*sent, (down_here, rows.turned(k) if piece.turned else k)]
+                sent = [*sent, (down_here, rows.reverse_time(k) if piece.turned else k)]
         arriving = sent
     if not again:
-        for piece in (p for level in levels for p in level.pieces):
+        for piece in (p for level in levels for p in level.directions):
             piece.run.settle()
     return items
 
 
-def costates(
+def name_costates(
     layout: Layout,
     names: tuple[Any, ...],
-    piece: Piece,
+    piece: DirectionRun,
     run: SweepRun,
-    costate: Costate,
+    costate: CostateRows,
     loss: Tensor,
 ) -> Costates:
     """What is found, by its names."""
     lam, rows = costate.mantissa, layout.rows
     if piece.mask is not None:
-        masked = Masked(
+        masked = DroppedOutRun(
             run, torch.cat([piece.mask, piece.mask.index_select(0, rows.sample.to(lam.device))])
         )
         run, lam = masked, masked.seen(lam)
     return Costates(
-        Layer(layout, run, piece.hidden, *names), lam, costate.exponent, loss.to(lam.dtype)
+        LayerRun(layout, run, piece.hidden, *names), lam, costate.exponent, loss.to(lam.dtype)
     )
 
 
-def of_states(rows: Rows, k: Tensor) -> Tensor:
+def steps_to_states(rows: Rows, k: Tensor) -> Tensor:
     """What steps have, [N], for the states: x_0 has that of the first step."""
     return torch.cat([k[: rows.B], k])
 
 
-def swept(
-    rows: Rows, run: SweepRun, sources: list[Source], s_last: Tensor | None
-) -> Costate | None:
+def costate_from_sources(
+    rows: Rows, run: SweepRun, sources: list[ScaledSource], s_last: Tensor | None
+) -> CostateRows | None:
     """The costate that the sources make; None if there are none.
 
     Sources in different units are added up in that of the costate they make. It is that of the largest of them, unless the
     layer forgets more slowly than those above it: then what is found says which."""
     if all(k is None for _, k in sources):  # at true scale: one source at most
         s = sources[0][0] if sources else None
-        read = None if s is None else exponent(s.detach()) != NONE
+        read = None if s is None else exponent(s.detach()) != NO_EXPONENT
         return None if s is None and s_last is None else run.costate(s, s_last, read)
     true = torch.zeros(len(run.x), dtype=torch.int32, device=run.x.device)
     scaled = [(s, true if k is None else k) for s, k in sources]
-    room, powers = ROOM[run.x.dtype], [(exponent(s.detach()), k) for s, k in scaled]
-    size = functools.reduce(torch.maximum, [torch.where(e == NONE, NONE, e + k) for e, k in powers])
+    room, powers = SAFE_EXPONENT[run.x.dtype], [(exponent(s.detach()), k) for s, k in scaled]
+    size = functools.reduce(
+        torch.maximum, [torch.where(e == NO_EXPONENT, NO_EXPONENT, e + k) for e, k in powers]
+    )
     if s_last is not None:
         own = rows.last(size)
         size = (
             size
-            + rows.last_back((torch.maximum(own, exponent(s_last.detach())) - own)[:, None])[:, 0]
+            + rows.last_transposed((torch.maximum(own, exponent(s_last.detach())) - own)[:, None])[
+                :, 0
+            ]
         )
 
-    def attempt(size: Tensor) -> tuple[Tensor, Costate]:
-        unit = gentle(rows, size, room)
+    def attempt(size: Tensor) -> tuple[Tensor, CostateRows]:
+        unit = units_of_bounded_fall(rows, size, room)
         shifts = [
-            torch.where((e == NONE) & (k - unit > room), NONE, k - unit)[:, None] for e, k in powers
+            torch.where((e == NO_EXPONENT) & (k - unit > room), NO_EXPONENT, k - unit)[:, None]
+            for e, k in powers
         ]
         s = functools.reduce(
             torch.add, [scale(s, shift) for (s, _), shift in zip(scaled, shifts, strict=True)]
@@ -341,15 +359,17 @@ def swept(
 
     unit, found = attempt(size)
     e = exponent(found.mantissa.detach())
-    if torch.where(e == NONE, 0, found.exponent - unit).abs().max() > room:
-        _, found = attempt(torch.where(e == NONE, NONE, e + found.exponent))
+    if torch.where(e == NO_EXPONENT, 0, found.exponent - unit).abs().max() > room:
+        _, found = attempt(torch.where(e == NO_EXPONENT, NO_EXPONENT, e + found.exponent))
     return found
 
 
-def gentle(rows: Rows, unit: Tensor, fall: int) -> Tensor:
+def units_of_bounded_fall(rows: Rows, unit: Tensor, fall: int) -> Tensor:
     """Units at least as large that never fall by more than 2^fall from a state to the one before it, so that the links
     between them stay in range. A state without one (NONE) has the unit of the state after it."""
-    dense = Layout(rows, None).padded_states(unit, NONE)
-    ramp = torch.where(dense == NONE, 0, fall).flip(0).cumsum(0)
+    dense = Layout(rows, None).padded_states(unit, NO_EXPONENT)
+    ramp = torch.where(dense == NO_EXPONENT, 0, fall).flip(0).cumsum(0)
     found = (dense.flip(0) + ramp).cummax(0).values - ramp
-    return rows.of_states(torch.where(found > NONE // 2, found, 0).flip(0)).to(unit.dtype)
+    return rows.flatten_states(torch.where(found > NO_EXPONENT // 2, found, 0).flip(0)).to(
+        unit.dtype
+    )

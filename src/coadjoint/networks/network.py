@@ -2,7 +2,7 @@
 
 x_t   = f(W r(x_{t-1}), R u_t + b, x_{t-1}, p)     t = 1..T
 a     = V h + D u + b_o,  y_hat = phi(a)           h what the cell shows of x, at the last step, at every step or of all steps
-lam_t = dL/dx_t                                    t = 0..T, each sample's own loss, positive
+lam_t = dL/dx_t                                    t = 0..T, each sample's own loss, check_positive
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from ..errors import InputError, Unsupported
 from ..objectives import losses
 from ..objectives.batch import Batch
 from ..objectives.losses import LossLike, Output
-from ..sweeps.costates import Costates, Passage
-from ..sweeps.layout import Layout, dense, lay_out, tensor_of
+from ..sweeps.costates import Costates, RecurrenceRun
+from ..sweeps.layout import Layout, check_dense, lay_out, tensor_of
 from ..sweeps.rows import Rows
 from ..sweeps.torch_internals import forward_mode_is_on, innermost_transform
-from ..sweeps.wrappers import refuse_wrapped
-from .judge import Answers
-from .readout import DROPPED, Readout, check_dropout
-from .recurrence import Effective, Entering, Recurrence, positive
+from ..sweeps.wrappers import refuse_wrapper_around
+from .judge import RunOutputs
+from .readout import DROPOUT_MASK, Readout, check_dropout
+from .recurrence import EffectiveWeights, InputWeights, Recurrence, check_positive
 
 
 @dataclass(frozen=True, eq=False)
-class Trajectory(Passage, Answers):
+class Trajectory(RecurrenceRun, RunOutputs):
     """One run of a network over a batch.
 
     u [T, B, inputs] (what dropout left of it), x [T+1, B, n], a and y_hat [B, outputs] or [T, B, outputs], state [B, n] (each
@@ -41,25 +41,27 @@ class Trajectory(Passage, Answers):
     """
 
     network: Network
-    inputs: Tensor  # step rows
-    pre: Tensor  # a, in rows: [B, outputs] in the rows' order or [N, outputs]
+    u_rows: Tensor  # step rows
+    a_rows: Tensor  # a, in rows: [B, outputs] in the rows' order or [N, outputs]
     V: Tensor  # the readout and input weights of this run, whatever the network holds later
     b_o: Tensor | None
-    more: dict[str, Tensor]  # what else the readout has
-    entering: Entering | None
-    heard: Tensor | None = None  # the mask of the inputs, in rows, where some are dropped
+    extra: dict[str, Tensor]  # what else the readout has
+    input_weights: InputWeights | None
+    input_mask: Tensor | None = None  # the mask of the inputs, in rows, where some are dropped
 
     def __repr__(self) -> str:
         T, B, n = self.layout.rows.T, self.layout.rows.B, self.run.x.shape[1]
         return f"<Trajectory of {B} samples, T = {T}, {n} state entries, readout {self.network.readout!r}>"
 
     @property
-    def looked_at(self) -> Tensor:
+    def readout_input(self) -> Tensor:
         """What the readout looks at, in rows: the states of all steps, or each sample's last."""
-        return self.network.looked_at(self.layout.rows, self.run.x, self.run.last)
+        return self.network.readout_input(self.layout.rows, self.run.x, self.run.last)
 
-    def read_out(self, x: Tensor, last: Tensor) -> Tensor:
-        return self.network.read_out(self.layout, x, last, self.V, self.b_o, self.inputs, self.more)
+    def read_states(self, x: Tensor, last: Tensor) -> Tensor:
+        return self.network.read_states(
+            self.layout, x, last, self.V, self.b_o, self.u_rows, self.extra
+        )
 
     def costates(
         self,
@@ -71,15 +73,15 @@ class Trajectory(Passage, Answers):
     ) -> Costates:
         """lam_t = dL/dx_t of each sample's own loss; arguments as in `loss`. Differentiable, for penalties."""
         run, every = self.run, self.network.readout == "every"
-        by_x = self.network.by_steps
-        x, last, pre, attached = run.x, run.last, self.pre, run.x.requires_grad
+        by_x = self.network.reads_all_steps
+        x, last, pre, attached = run.x, run.last, self.a_rows, run.x.requires_grad
         dual, mapped = forward_mode_is_on(), innermost_transform() is not None
         recorded = (
-            (torch.is_grad_enabled() and (attached or self.pre.requires_grad)) or dual or mapped
+            (torch.is_grad_enabled() and (attached or self.a_rows.requires_grad)) or dual or mapped
         )
         s, s_last = None, None
         if mapped and not isinstance(loss, Tensor):  # torch.func allows no leaves of our own
-            of = lambda h: self._loss(loss, y, mask, reduce, self.read_out(h, h))
+            of = lambda h: self._loss(loss, y, mask, reduce, self.read_states(h, h))
             value, pull, *_ = torch.func.vjp(of, x if by_x else last)
             source = pull(torch.ones_like(value))[0]
             s, s_last = (source, None) if by_x else (None, source)
@@ -92,7 +94,7 @@ class Trajectory(Passage, Answers):
                         else h.detach().requires_grad_()
                     )
                     x, last = leaf(run.x), leaf(run.last)
-                    pre = self.read_out(x, last)
+                    pre = self.read_states(x, last)
                 value = self._loss(loss, y, mask, reduce, pre)
                 if not value.requires_grad or not x.requires_grad:
                     raise InputError(
@@ -117,28 +119,30 @@ class Trajectory(Passage, Answers):
 
     def push(self, du: Tensor) -> Tensor:
         """The change of y_hat along a change du of the inputs: DF(u) . du, shaped like y_hat. Differentiable."""
-        if dense("the direction du", du).shape != self.u.shape:
+        if check_dense("the direction du", du).shape != self.u.shape:
             raise InputError(
                 f"the direction du has shape {list(du.shape)}; expected that of u, {list(self.u.shape)}."
             )
         net, rows, flat = self.network, self.layout.rows, self.layout.flat(du)
-        flat = flat if self.heard is None else flat * self.heard
-        mu = self.run.push(*net.drive(flat, changes(self.entering)))
-        of = lambda x: net.seen(rows, net.looked_at(rows, x, rows.last(x)), self.more)
-        h = of(mu) if net.linear else torch.func.jvp(of, (self.run.x,), (mu,))[1]
+        flat = flat if self.input_mask is None else flat * self.input_mask
+        mu = self.run.push(*net.drive(flat, without_biases(self.input_weights)))
+        of = lambda x: net.readout_features(
+            rows, net.readout_input(rows, x, rows.last(x)), self.extra
+        )
+        h = of(mu) if net.is_linear else torch.func.jvp(of, (self.run.x,), (mu,))[1]
         da = h @ self.V.T
-        if "D" in self.more:
-            da = da + net.read_at(rows, flat) @ self.more["D"].T
+        if "D" in self.extra:
+            da = da + net.at_outputs(rows, flat) @ self.extra["D"].T
         phi = losses.output_function(net.output)
-        return self._outward(torch.func.jvp(phi, (self.pre,), (da,))[1])
+        return self._outward(torch.func.jvp(phi, (self.a_rows,), (da,))[1])
 
 
-def changes(entering: Entering | None) -> Entering | None:
+def without_biases(input_weights: InputWeights | None) -> InputWeights | None:
     """The same weights without their biases: what a change of the input says."""
     return (
         None
-        if entering is None
-        else (entering[0][:1] + (None,), entering[1] and (entering[1][0], None))
+        if input_weights is None
+        else (input_weights[0][:1] + (None,), input_weights[1] and (input_weights[1][0], None))
     )
 
 
@@ -200,7 +204,7 @@ class Network(Recurrence, Readout):
         device: torch.device | str | None = None,
         **options: Any,
     ) -> None:
-        positive(outputs=outputs)
+        check_positive(outputs=outputs)
         if beta is not None and not str(readout).startswith("tilted"):
             options["beta"], beta = beta, None  # some cells have one too
         super().__init__(
@@ -212,7 +216,7 @@ class Network(Recurrence, Readout):
             check_dropout(dropout, "inputs and of what the readout reads"),
         )
         self._make_readout(
-            self.wide, readout=readout, output=output, bias=bias, skip=skip, beta=beta, steps=steps, deep=deep,
+            self.visible_width, readout=readout, output=output, bias=bias, skip=skip, beta=beta, steps=steps, deep=deep,
             make={"dtype": self.x0.dtype, "device": device},
         )  # fmt: skip
         self._draw_readout(1 / math.sqrt(hidden))
@@ -235,58 +239,60 @@ class Network(Recurrence, Readout):
         return (("", self),)
 
     @property
-    def reads(self) -> int:
-        return self.wide
+    def readout_width(self) -> int:
+        return self.visible_width
 
-    def recordable(self) -> Hashable | None:
+    def graph_key(self) -> Hashable | None:
         drops = self.dropout and self.training
         if self.cell is None or drops or self.engine not in ("cuda", "scan"):
             return None
         return self.cell, str(self.engine), self.readout, self.output, self.training
 
-    def whole(self, what: str) -> None:
+    def refuse_if_indivisible(self, what: str) -> None:
         if self.summary is not None:
             raise Unsupported(
                 f"{what}: readout='{self.summary}' reads all steps of a sequence at once. Use BPTT or Penalised without segments."
             )
-        self.still(what)
-        super().whole(what)
+        self.refuse_if_random(what)
+        super().refuse_if_indivisible(what)
 
-    def in_parts(self) -> Effective:
+    def weights_for_segments(self) -> EffectiveWeights:
         """The weights of a sweep over a part of a sequence."""
-        self.whole("sweeps in segments")
-        self.plain("a sweep in segments")
-        if self.shows != [0]:
+        self.refuse_if_indivisible("sweeps in segments")
+        self.refuse_if_not_linear("a sweep in segments")
+        if self.visible_slots != [0]:
             raise Unsupported(
                 "a sweep in segments has no readout of several slots. Use BPTT or Penalised without segments."
             )
-        return self.effective()
+        return self.effective_weights()
 
-    def looked_at(self, rows: Rows, x: Tensor, last: Tensor) -> Tensor:
+    def readout_input(self, rows: Rows, x: Tensor, last: Tensor) -> Tensor:
         """What the readout looks at: the states of all steps, or each sample's last."""
-        return self.shown(x[rows.B :] if self.by_steps else last)
+        return self.visible_state(x[rows.B :] if self.reads_all_steps else last)
 
-    def read_out(
+    def read_states(
         self, layout: Layout, x: Tensor, last: Tensor, V: Tensor, b_o: Tensor | None,
         u: Tensor | None = None, more: dict[str, Tensor] | None = None,
     ) -> Tensor:  # fmt: skip
         """a, in rows."""
-        return self.answer(layout.rows, self.looked_at(layout.rows, x, last), V, b_o, u, more)
+        return self.pre_outputs(
+            layout.rows, self.readout_input(layout.rows, x, last), V, b_o, u, more
+        )
 
     def run(self, batch: Batch, called: bool = False) -> Trajectory:
         if not called and self._must_be_called(batch):
             return self(batch.u, batch.lengths, batch.x0)
-        refuse_wrapped(self)
+        refuse_wrapper_around(self)
         layout, rows_u = lay_out(batch.u, batch.lengths, self.inputs, self.V)
-        rows, V, b_o, more = layout.rows, self.V, self.b_o, self.held()
-        heard, seen = (
-            self.dropping(rows.N, self.inputs),
-            self.dropping(rows.N if self.by_steps else rows.B, self.wide),
+        rows, V, b_o, more = layout.rows, self.V, self.b_o, self.extra_weights()
+        input_mask, seen = (
+            self.dropout_mask(rows.N, self.inputs),
+            self.dropout_mask(rows.N if self.reads_all_steps else rows.B, self.visible_width),
         )
-        rows_u = rows_u if heard is None else rows_u * heard
-        more |= {} if seen is None else {DROPPED: seen}
-        run, _, entering = self.sweep(layout, rows_u, self.start(batch.x0, rows.B))
-        pre = self.read_out(layout, run.x, run.last, V, b_o, rows_u, more)
+        rows_u = rows_u if input_mask is None else rows_u * input_mask
+        more |= {} if seen is None else {DROPOUT_MASK: seen}
+        run, _, input_weights = self.sweep(layout, rows_u, self.initial_state(batch.x0, rows.B))
+        pre = self.read_states(layout, run.x, run.last, V, b_o, rows_u, more)
         return Trajectory(
-            layout, run, self.hidden, self, rows_u, pre, V, b_o, more, entering, heard
+            layout, run, self.hidden, self, rows_u, pre, V, b_o, more, input_weights, input_mask
         )

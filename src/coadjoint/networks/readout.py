@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from ..cells.making import parameter
-from ..errors import MOST, InputError, Unsupported, brief, choose, real, whole
+from ..cells.parameters import parameter
+from ..errors import MAX_COUNT, InputError, Unsupported, brief, choose, real, whole_number
 from ..objectives import losses
 from ..objectives.losses import Output
 from ..sweeps.affine import affine
@@ -66,11 +66,11 @@ SUMMARIES: dict[str, Callable[..., Tensor]] = {
     "tilted-tanh": tilted_tanh,
     "attention": attention,
 }
-MORE = ("D", "w_a", "b_a")  # parameters of a readout beside V and b_o
-DROPPED = "dropped"  # the mask of what it reads, among what else a run of it has
+EXTRA_PARAMETERS = ("D", "w_a", "b_a")  # parameters of a readout beside V and b_o
+DROPOUT_MASK = "dropped"  # the mask of what it reads, among what else a run of it has
 
 
-def drawn(p: float, shape: Sequence[int], like: Tensor) -> Tensor:
+def draw_dropout_mask(p: float, shape: Sequence[int], like: Tensor) -> Tensor:
     """0 with probability p, else 1 / (1 - p): on every device from the CPU's generator, whose state is saved
     with a run."""
     return nn.functional.dropout(torch.ones(*shape, dtype=like.dtype), p).to(like.device)
@@ -92,7 +92,7 @@ class Readout(SequenceNet):
     dropout  the share of the inputs and of h that is dropped, in training
     """
 
-    apart = "this network reads whole sequences"
+    why_indivisible = "this network reads whole sequences"
 
     def _make_readout(
         self, wide: int, *, readout: str, output: Output, bias: bool, skip: bool, beta: float | None, steps: int | None,
@@ -113,12 +113,12 @@ class Readout(SequenceNet):
                 f"steps is how many b_t readout='attention' has, at least 1; got {steps!r}, {readout=}."
             )
         if steps is not None:
-            whole("steps", steps)
+            whole_number("steps", steps)
         losses.output_function(output)
         self.output = output
         widths = tuple(deep) if isinstance(deep, list | tuple) else (deep,)
         if not all(
-            isinstance(m, int) and not isinstance(m, bool) and 0 < m <= MOST for m in widths
+            isinstance(m, int) and not isinstance(m, bool) and 0 < m <= MAX_COUNT for m in widths
         ):
             raise InputError(
                 f"deep is the widths of the readout's hidden layers, positive integers; got {brief(deep)}."
@@ -136,7 +136,7 @@ class Readout(SequenceNet):
     def _draw_readout(self, bound: float) -> None:
         """Uniform in +-bound; a deep output's layers by their own width, as torch.nn does."""
         with torch.no_grad():
-            for name in ("V", "b_o", *MORE):
+            for name in ("V", "b_o", *EXTRA_PARAMETERS):
                 if isinstance(getattr(self, name, None), nn.Parameter):
                     getattr(self, name).uniform_(-bound, bound)
         for layer in self.deep:
@@ -146,16 +146,20 @@ class Readout(SequenceNet):
     def like(self) -> Tensor:
         return self.V
 
-    def dropping(self, rows: int, wide: int) -> Tensor | None:
+    def dropout_mask(self, rows: int, wide: int) -> Tensor | None:
         """The mask of an array [rows, wide]; None where nothing is dropped."""
-        return drawn(self.dropout, (rows, wide), self.V) if self.dropout and self.training else None
+        return (
+            draw_dropout_mask(self.dropout, (rows, wide), self.V)
+            if self.dropout and self.training
+            else None
+        )
 
     @property
-    def linear(self) -> bool:
+    def is_linear(self) -> bool:
         """Is what V reads linear in the states?"""
         return self.summary is None and not len(self.deep)
 
-    def beside_readout(self) -> Iterator[str]:
+    def readout_extras(self) -> Iterator[str]:
         for name, has in (
             ("skip=True", hasattr(self, "D")),
             ("deep=", len(self.deep) > 0),
@@ -165,42 +169,44 @@ class Readout(SequenceNet):
             if has:
                 yield name
 
-    def plain(self, what: str) -> None:
+    def refuse_if_not_linear(self, what: str) -> None:
         for name, has in (("skip=True", hasattr(self, "D")), ("deep=", len(self.deep) > 0)):
             if has:
                 raise Unsupported(f"{what} has no {name}. Use BPTT or Penalised without segments.")
 
-    def held(self) -> dict[str, Tensor]:
+    def extra_weights(self) -> dict[str, Tensor]:
         """The readout's weights beside V and b_o, as they are now."""
-        more = {name: getattr(self, name) for name in MORE if hasattr(self, name)}
+        more = {name: getattr(self, name) for name in EXTRA_PARAMETERS if hasattr(self, name)}
         return more | {f"deep.{name}": p for name, p in self.deep.named_parameters()}
 
     @property
-    def by_steps(self) -> bool:
+    def reads_all_steps(self) -> bool:
         """Does the readout see all steps, and not each sample's last one alone?"""
         return self.readout == "every" or self.summary is not None
 
-    def seen(self, rows: Rows, h: Tensor, more: dict[str, Tensor]) -> Tensor:
-        """What V reads, in rows: of step rows if `by_steps`, else of each sample's last one."""
-        if DROPPED in more:
-            h = h * more[DROPPED]
+    def readout_features(self, rows: Rows, h: Tensor, more: dict[str, Tensor]) -> Tensor:
+        """What V reads, in rows: of step rows if `reads_all_steps`, else of each sample's last one."""
+        if DROPOUT_MASK in more:
+            h = h * more[DROPOUT_MASK]
         if self.summary is not None:
             h = SUMMARIES[self.summary](self, rows, h, more)
         for i in range(len(self.deep)):
             h = torch.tanh(
-                affine(self.beside(rows), h, more[f"deep.{i}.weight"], more.get(f"deep.{i}.bias"))
+                affine(
+                    self.output_rows(rows), h, more[f"deep.{i}.weight"], more.get(f"deep.{i}.bias")
+                )
             )
         return h
 
-    def beside(self, rows: Rows) -> Rows | None:
+    def output_rows(self, rows: Rows) -> Rows | None:
         """The rows that outputs stand in; None if there is one output for each sample."""
         return rows if self.readout == "every" else None
 
-    def read_at(self, rows: Rows, u: Tensor) -> Tensor:
+    def at_outputs(self, rows: Rows, u: Tensor) -> Tensor:
         """The rows of a step array that stand beside those of the readout."""
         return u if self.readout == "every" else rows.last(pad(u, (0, 0, rows.B, 0)))
 
-    def answer(
+    def pre_outputs(
         self,
         rows: Rows,
         h: Tensor,
@@ -211,8 +217,8 @@ class Readout(SequenceNet):
     ) -> Tensor:
         """a = V h + D u + b_o, in rows."""
         more = more or {}
-        a = affine(self.beside(rows), self.seen(rows, h, more), V, b_o)
+        a = affine(self.output_rows(rows), self.readout_features(rows, h, more), V, b_o)
         if "D" not in more:
             return a
         assert u is not None
-        return a + affine(self.beside(rows), self.read_at(rows, u), more["D"], None)
+        return a + affine(self.output_rows(rows), self.at_outputs(rows, u), more["D"], None)

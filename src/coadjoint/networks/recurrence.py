@@ -14,38 +14,38 @@ from torch.nn.utils import parametrize
 from ..cells import library, steps, structures
 from ..cells.activations import Activation
 from ..cells.cell import Cell, Uniform
-from ..cells.making import check_make, parameter
-from ..cells.transport import Structured
-from ..errors import MOST, InputError, KindError, Unsupported, brief, choose
+from ..cells.parameters import check_dtype_and_device, parameter
+from ..cells.transport import PicklableModule
+from ..errors import MAX_COUNT, InputError, KindError, Unsupported, brief, choose
 from ..sweeps import engines
 from ..sweeps.affine import affine
 from ..sweeps.engines import Choice
-from ..sweeps.layout import Layout, check_like, dense, not_finite
-from ..sweeps.plan import Plan, ensure
+from ..sweeps.layout import Layout, check_dense, check_like, nonfinite_error
+from ..sweeps.plan import SweepPlan, require_finite
 from ..sweeps.rows import Rows
-from ..sweeps.run import Stepped, SweepRun, Swept
+from ..sweeps.run import FormulaRun, StepFunctionRun, SweepRun
 
-Weights = tuple[Tensor, Tensor | None]
-Entering = tuple[Weights, Weights | None]
+WeightAndBias = tuple[Tensor, Tensor | None]
+InputWeights = tuple[WeightAndBias, WeightAndBias | None]
 # What the inputs say to each step: (base, side) for a formula, (u,) for a step function.
 Drive = tuple[Tensor | None, ...]
 
 
-def positive(**sizes: Any) -> None:
+def check_positive(**sizes: Any) -> None:
     for name, value in sizes.items():
         if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < 1:
             raise InputError(f"{name} must be a positive integer; got {brief(value)}.")
-        if int(value) > MOST:
-            raise InputError(f"{name} must be at most {MOST:,}; got {brief(value)}.")
+        if int(value) > MAX_COUNT:
+            raise InputError(f"{name} must be at most {MAX_COUNT:,}; got {brief(value)}.")
 
 
-class Effective:
+class EffectiveWeights:
     """The weights of a recurrence as its formula takes them: W with its structure and mask, and what the cell's own
     `weights` make of W, R and b.
 
     W         [gates d, reads d]; None if the cell has none
     R, b      rows of all that enters, gates and inputs
-    entering  (base, side): (R, b) of what is added to W r(x), and of what enters beside it, None if nothing does
+    input_weights  (base, side): (R, b) of what is added to W r(x), and of what enters beside it, None if nothing does
     p         the cell's own parameters side by side; None if it has none
     x0        where states begin if they are not told
     """
@@ -74,30 +74,30 @@ class Effective:
         return torch.cat([y * 1 for y in own.values()]) if len(own) else None
 
     @property
-    def entering(self) -> Entering:
+    def input_weights(self) -> InputWeights:
         """(base, side): the weights and biases that make the drive of the inputs."""
         cell, d = self.cell, self.of.hidden
-        if cell.enters == cell.gates and not cell.side:
+        if cell.driven_entries == cell.gates and not cell.side:
             return (self.R, self.b), None
-        place = {name: i * d for i, name in enumerate(cell.enters)}
+        place = {name: i * d for i, name in enumerate(cell.driven_entries)}
 
         def of(y: Tensor, names: Sequence[str | None]) -> Tensor:
             none = y.new_zeros(d, *y.shape[1:])
             return torch.cat([none if n is None else y[place[n] : place[n] + d] for n in names])
 
-        def pick(names: Sequence[str | None]) -> Weights:
+        def pick(names: Sequence[str | None]) -> WeightAndBias:
             return of(self.R, names), None if self.b is None else of(self.b, names)
 
         together = [g if g in place and g not in cell.side else None for g in cell.gates]
         apart = [*cell.side, *cell.inputs]
         return pick(together), pick(apart) if apart else None
 
-    def step(self) -> Callable[..., Tensor]:
+    def step_function(self) -> Callable[..., Tensor]:
         """(base_t, side_t, x_{t-1}) -> x_t, by torch's own operations; side_t is left out where there is none."""
         return formula_step(self.cell, self.W, self.p)
 
 
-class Recurrence(Structured):
+class Recurrence(PicklableModule):
     """The recurrent part of a Network, a layer of a Stack; arguments as in Network.
 
     Parameters: W (recurrent), R (input), b, x0 if learned, and the cell's own under `p`; a step function has its own."""
@@ -126,9 +126,9 @@ class Recurrence(Structured):
         **options: Any,
     ) -> None:
         super().__init__()
-        positive(inputs=inputs, hidden=hidden)
+        check_positive(inputs=inputs, hidden=hidden)
         dtype = torch.get_default_dtype() if dtype is None else dtype
-        check_make(dtype, device)
+        check_dtype_and_device(dtype, device)
         self.inputs, self.hidden = inputs, hidden
         make: dict[str, Any] = {"dtype": dtype, "device": device}
         self.cell: Cell | None = None
@@ -160,7 +160,7 @@ class Recurrence(Structured):
         self.engine = engine
         self.p = nn.ParameterDict()
         if slots is not None:
-            positive(slots=slots)
+            check_positive(slots=slots)
         if self.cell is None:
             self.slots = (
                 slots or getattr(cell, "slots", None) or (2 if isinstance(cell, nn.LSTMCell) else 1)
@@ -174,29 +174,33 @@ class Recurrence(Structured):
                     f"slots= belongs to a step function; cell '{self.cell.name}' has {len(self.cell.slots)}."
                 )
             self.slots = len(self.cell.slots)
-            gates, reads, enters = len(self.cell.gates), len(self.cell.read), len(self.cell.enters)
+            gates, reads, enters = (
+                len(self.cell.gates),
+                len(self.cell.read),
+                len(self.cell.driven_entries),
+            )
             self.W = parameter(gates * hidden, reads * hidden, **make) if reads else None
             self.R = parameter(enters * hidden, inputs, **make)
             self.b = parameter(enters * hidden, **make) if bias else None
             for name in self.cell.parameters:
                 self.p[name] = parameter(hidden, **make)
             if mask is not None:
-                dense("mask", mask)
+                check_dense("mask", mask)
                 if self.W is None or tuple(mask.shape) != tuple(self.W.shape):
                     raise InputError(
                         f"mask has shape {list(mask.shape)}; expected that of W, {list(self.W.shape) if self.W is not None else 'none: this cell has no W'}."
                     )
                 mask = mask.to(**make)
         self.register_buffer("mask", mask)
-        self.shows = (
+        self.visible_slots = (
             [self.cell.slots.index(s) for s in self.cell.shows]
             if self.cell and self.cell.shows
             else [0]
         )
-        self.wide = len(self.shows) * hidden
+        self.visible_width = len(self.visible_slots) * hidden
         n = self.n = self.slots * hidden
         if isinstance(x0, Tensor):
-            dense("x0", x0)
+            check_dense("x0", x0)
             if tuple(x0.shape) != (n,):
                 raise InputError(f"x0 has shape {list(x0.shape)}; expected [{n}] (hidden x slots).")
             if not x0.is_meta and not torch.isfinite(x0).all():
@@ -225,7 +229,7 @@ class Recurrence(Structured):
 
     @engine.setter
     def engine(self, name: str) -> None:
-        self._engine = engines.current(name)
+        self._engine = engines.current_name(name)
 
     def _structure(self, given: str | nn.Module | None) -> None:
         """Give W its structure: the one that is asked for, or the cell's own."""
@@ -256,9 +260,9 @@ class Recurrence(Structured):
                 self.x0.zero_()
             if self.mask is not None and isinstance(self.W, nn.Parameter):
                 self.W.mul_(self.mask)
-        self.begin()
+        self.draw_own_parameters()
 
-    def begin(self, generator: torch.Generator | None = None) -> None:
+    def draw_own_parameters(self, generator: torch.Generator | None = None) -> None:
         """Draw what a structure of W and the cell's own parameters draw: their raw parameters, where the definition says."""
         with torch.no_grad():
             if parametrize.is_parametrized(self, "W"):
@@ -273,7 +277,7 @@ class Recurrence(Structured):
                 if isinstance(initial, Uniform):
                     self.p[name].copy_(initial(self.hidden, generator))
 
-    def whole(self, what: str) -> None:
+    def refuse_if_indivisible(self, what: str) -> None:
         """Refuse `what`, which takes a sequence apart, where that is not the same."""
         if self.cell is not None and self.cell.given:
             raise Unsupported(
@@ -281,36 +285,38 @@ class Recurrence(Structured):
                 "Use BPTT or Penalised without segments."
             )
 
-    def shown(self, x: Tensor) -> Tensor:
+    def visible_state(self, x: Tensor) -> Tensor:
         """The slots that others read."""
-        if self.shows == list(range(self.slots)):
+        if self.visible_slots == list(range(self.slots)):
             return x
-        return torch.cat([x[..., i * self.hidden : (i + 1) * self.hidden] for i in self.shows], -1)
+        return torch.cat(
+            [x[..., i * self.hidden : (i + 1) * self.hidden] for i in self.visible_slots], -1
+        )
 
-    def unshown(self, bar: Tensor) -> Tensor:
-        """The transpose of `shown`: [..., wide] -> [..., n]."""
+    def visible_state_transpose(self, bar: Tensor) -> Tensor:
+        """The transpose of `visible_state`: [..., wide] -> [..., n]."""
         if self.slots == 1:
             return bar
-        parts = dict(zip(self.shows, bar.split(self.hidden, -1), strict=True))
-        none = torch.zeros_like(parts[self.shows[0]])
+        parts = dict(zip(self.visible_slots, bar.split(self.hidden, -1), strict=True))
+        none = torch.zeros_like(parts[self.visible_slots[0]])
         return torch.cat([parts.get(i, none) for i in range(self.slots)], -1)
 
-    def effective(self) -> Effective:
+    def effective_weights(self) -> EffectiveWeights:
         """The weights as the formula takes them; of a cell, not of a step function."""
-        return Effective(self)
+        return EffectiveWeights(self)
 
     def drive(
         self,
         u: Tensor,
-        entering: Entering | None,
+        input_weights: InputWeights | None,
         rows: Rows | None = None,
         given: Tensor | None = None,
     ) -> tuple[Tensor | None, ...]:
         """What the inputs say to each step: (base, side) for a formula, (u,) for a step function. given: the data that the
         cell is given at each step, nothing for a change of the input."""
-        if entering is None:
+        if input_weights is None:
             return (u,)
-        base, side = (None if w is None else affine(rows, u, *w) for w in entering)
+        base, side = (None if w is None else affine(rows, u, *w) for w in input_weights)
         assert self.cell is not None
         if self.cell.given:
             given = (
@@ -319,52 +325,58 @@ class Recurrence(Structured):
             side = given if side is None else torch.cat([side, given], 1)
         return base, side
 
-    def heard(self, delta: Tensor, side: Tensor | None) -> Tensor:
+    def input_gradient_rows(self, delta: Tensor, side: Tensor | None) -> Tensor:
         """What reaches the rows of R and b: columns of delta [N, gates d], and of v's own [N, beside d]."""
         cell, d = self.cell, self.hidden
         assert cell is not None
-        if cell.enters == cell.gates and not cell.side:
+        if cell.driven_entries == cell.gates and not cell.side:
             return delta
-        assert side is not None or not cell.beside
+        assert side is not None or not cell.side_entries
         found = {g: delta[:, i * d : (i + 1) * d] for i, g in enumerate(cell.gates)}
         found |= {
-            n: side[:, i * d : (i + 1) * d] for i, n in enumerate(cell.beside) if side is not None
+            n: side[:, i * d : (i + 1) * d]
+            for i, n in enumerate(cell.side_entries)
+            if side is not None
         }
-        return torch.cat([found[n] for n in cell.enters], 1)
+        return torch.cat([found[n] for n in cell.driven_entries], 1)
 
     def advance(self, u: Tensor, x: Tensor) -> Tensor:
         """One step from u [B, inputs] and x [B, n], by torch's own operations."""
-        self.whole("one step at a time")
+        self.refuse_if_indivisible("one step at a time")
         if self.cell is None:
-            return self._call_step(u, x)
-        taken = self.effective()
-        drive = self.drive(u, taken.entering)
-        return taken.step()(*(d for d in drive if d is not None), x)
+            return self.call_step(u, x)
+        taken = self.effective_weights()
+        drive = self.drive(u, taken.input_weights)
+        return taken.step_function()(*(d for d in drive if d is not None), x)
 
     def sweep(
         self, layout: Layout, u: Tensor, start: Tensor
-    ) -> tuple[SweepRun, Drive, Entering | None]:
+    ) -> tuple[SweepRun, Drive, InputWeights | None]:
         """Run over step rows u from [B, n] states: the run, what drove its steps, and the weights that made it."""
         x0 = layout.sort(start)
         if self.cell is None:
-            return Stepped.run(self._call_step, layout.rows, (u,), x0), (u,), None
-        taken, given = self.effective(), None
+            return StepFunctionRun.run(self.call_step, layout.rows, (u,), x0), (u,), None
+        taken, given = self.effective_weights(), None
         if self.cell.data is not None:
             given = self.cell.data(layout.rows.time, self.hidden, self.training).to(u)
-        entering = taken.entering
-        drive = self.drive(u, entering, layout.rows, given)
+        input_weights = taken.input_weights
+        drive = self.drive(u, input_weights, layout.rows, given)
         base, side = drive
         assert base is not None
         engine = engines.load(self.engine)
         if engine is None:
             inputs = (base,) if side is None else (base, side)
-            return Stepped.run(taken.step(), layout.rows, inputs, x0), inputs, entering
-        plan = Plan(self.cell, layout.rows, engine)
+            return (
+                StepFunctionRun.run(taken.step_function(), layout.rows, inputs, x0),
+                inputs,
+                input_weights,
+            )
+        plan = SweepPlan(self.cell, layout.rows, engine)
         if u.is_cuda:
-            ensure(plan, u, lambda: not_finite(layout, u))
-        return Swept.run(plan, base, side, taken.W, x0, taken.p), drive, entering
+            require_finite(plan, u, lambda: nonfinite_error(layout, u))
+        return FormulaRun.run(plan, base, side, taken.W, x0, taken.p), drive, input_weights
 
-    def _call_step(self, u: Tensor, x: Tensor) -> Tensor:
+    def call_step(self, u: Tensor, x: Tensor) -> Tensor:
         state = tuple(x.split(self.hidden, -1)) if self.slots > 1 else x
         out = self.step(u, state)
         out = torch.cat(tuple(out), -1) if isinstance(out, tuple | list) else out
@@ -375,7 +387,7 @@ class Recurrence(Structured):
             )
         return out
 
-    def start(self, x0: Tensor | None, B: int) -> Tensor:
+    def initial_state(self, x0: Tensor | None, B: int) -> Tensor:
         n = self.n
         if x0 is None:
             return self.x0.expand(B, n)

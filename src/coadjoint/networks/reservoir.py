@@ -16,14 +16,14 @@ import torch
 from torch import Tensor, nn
 
 from ..cells.activations import Activation
-from ..errors import MOST, InputError, KindError, NumericalError, choose, real, whole
+from ..errors import MAX_COUNT, InputError, KindError, NumericalError, choose, real, whole_number
 from ..objectives.batch import Batch
 from ..objectives.losses import LossLike
 from ..sweeps.costates import Costates
 from ..sweeps.layout import Sequences, tensor_of
 from .network import Network, Trajectory
-from .recurrence import positive
-from .ridge import AT_ONCE, gathered, one_hot, solved
+from .recurrence import check_positive
+from .ridge import ROWS_AT_ONCE, one_hot, solve_triangle, update_triangle
 
 DENSE = 500  # up to this size all eigenvalues are found; beyond, the largest alone
 
@@ -183,7 +183,7 @@ class Reservoir(nn.Module):
             ("degree", degree, 1),
             ("seed", seed, 0),
         ):
-            whole(name, count, least, 2**63 - 1 if name == "seed" else MOST)
+            whole_number(name, count, least, 2**63 - 1 if name == "seed" else MAX_COUNT)
         self.washout, self.ridge, self.gamma, self.degree = washout, ridge, gamma, degree
         self.expansion = choose("expansion", expansion, {*EXPANSIONS, *KERNELS})
         self._draw(radius, leak, max(1, round(density * hidden)), input_scale, bias_scale, seed)
@@ -271,9 +271,9 @@ class Reservoir(nn.Module):
         if self.expansion in KERNELS:
             self._kept.append((x, target))
             return run.state
-        for part, wanted in zip(x.split(AT_ONCE), target.split(AT_ONCE), strict=True):
+        for part, wanted in zip(x.split(ROWS_AT_ONCE), target.split(ROWS_AT_ONCE), strict=True):
             phi = self.features(part)
-            self._factor = gathered(
+            self._factor = update_triangle(
                 self._factor, torch.cat([torch.ones_like(phi[:, :1]), phi, wanted], 1)
             )
         return run.state
@@ -290,7 +290,7 @@ class Reservoir(nn.Module):
             A, c = self._kernel_ridge()
         else:
             assert self._factor is not None
-            A, c = solved(self._factor, self.network.outputs, self.ridge)
+            A, c = solve_triangle(self._factor, self.network.outputs, self.ridge)
         if self.expansion == "linear":
             self.network.V.copy_(A.T)
             self.network.get_parameter("b_o").copy_(c)
@@ -377,7 +377,7 @@ class Reservoir(nn.Module):
             raise InputError(
                 f"outputs are fed back as inputs, and this reservoir has {net.outputs} and {net.inputs}; expected as many."
             )
-        positive(steps=steps)
+        check_positive(steps=steps)
         x = net(u, lengths, x0).state
         out = [self.read(x)]
         for t in range(1, steps):

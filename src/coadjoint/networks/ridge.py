@@ -14,22 +14,24 @@ from torch import Tensor, nn
 from ..errors import InputError, Unsupported, check_kind, real
 from ..objectives.batch import Batch
 from .interface import check_net
-from .judge import Judge, judged
+from .judge import Judge, evaluation_mode
 from .readout import Readout
 
-AT_ONCE = 4096  # rows of a decomposition
+ROWS_AT_ONCE = 4096  # rows of a decomposition
 
 
-def gathered(factor: Tensor | None, rows: Tensor) -> Tensor:
+def update_triangle(factor: Tensor | None, rows: Tensor) -> Tensor:
     """The triangle of all rows, from that of the earlier ones."""
-    for part in rows.split(AT_ONCE):
+    for part in rows.split(ROWS_AT_ONCE):
         before = part.new_zeros(part.shape[1], part.shape[1]) if factor is None else factor.to(part)
         factor = torch.linalg.qr(torch.cat([before, part]), mode="r")[1]
     assert factor is not None
     return factor
 
 
-def solved(F: Tensor, outputs: int, alpha: float, constant: bool = True) -> tuple[Tensor, Tensor]:
+def solve_triangle(
+    F: Tensor, outputs: int, alpha: float, constant: bool = True
+) -> tuple[Tensor, Tensor]:
     """(A, c) of y = A' h + c. The first column is the constant: rows below the first belong to features and targets less
     their means."""
     m, one = F.shape[1] - outputs, int(constant)
@@ -65,7 +67,7 @@ class Ridge:
         check_net(net)
         self.net, self.alpha = net, real("alpha", alpha, 0)
         self.state: dict[str, Tensor] = {}
-        more = list(net.beside_readout())
+        more = list(net.readout_extras())
         if net.output not in ("identity", "softmax", "sigmoid"):
             more.append(f"output={net.output!r}")
         for what in more:
@@ -80,26 +82,30 @@ class Ridge:
         check_kind("the batch", batch, Batch, "a co.Batch(u, y)")
         if batch.y is None:
             raise InputError("ridge regression needs targets: pass y.")
-        with judged(net):
+        with evaluation_mode(net):
             run = net.run(batch)
-            h = net.seen(run.layout.rows, run.looked_at, net.held()).double()
+            h = net.readout_features(
+                run.layout.rows, run.readout_input, net.extra_weights()
+            ).double()
         rows, layout = run.layout.rows, run.layout
         judge = Judge.of(net, layout, "squared", batch.y, batch.mask, batch.reduce, h)
         assert judge.y is not None
-        at = judge.sample(h.device)
-        w = judge.mean(layout.sort(batch.weights(h[None, : rows.B])))[at]
+        at = judge.samples_of_rows(h.device)
+        w = judge.apply_reduction(layout.sort(batch.weights(h[None, : rows.B])))[at]
         if judge.weight is not None:
-            w = w * judge.counting(judge.weight)
+            w = w * judge.select_counted(judge.weight)
         if (w < 0).any():
             raise InputError(
                 "ridge regression takes no negative weights: of samples, or in a mask."
             )
-        known = [judge.counting(h), self.targets(judge.counting(judge.y)).to(h)]
+        known = [judge.select_counted(h), self.targets(judge.select_counted(judge.y)).to(h)]
         table = torch.cat(
             [*([] if net.b_o is None else [torch.ones_like(h[: len(at), :1])]), *known], 1
         )
         if len(table):
-            self.state["factor"] = gathered(self.state.get("factor"), w.sqrt()[:, None] * table)
+            self.state["factor"] = update_triangle(
+                self.state.get("factor"), w.sqrt()[:, None] * table
+            )
         return self
 
     @torch.no_grad()
@@ -110,7 +116,7 @@ class Ridge:
             raise InputError("nothing was added; call add(batch) before solve().")
         if not float(self.state["factor"].abs().max()) > 0:
             raise InputError("all that was added has weight 0: there is nothing to solve.")
-        A, c = solved(self.state["factor"], net.outputs, self.alpha, net.b_o is not None)
+        A, c = solve_triangle(self.state["factor"], net.outputs, self.alpha, net.b_o is not None)
         net.V.copy_(A.T)
         if net.b_o is not None:
             net.b_o.copy_(c)

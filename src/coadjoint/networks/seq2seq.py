@@ -23,33 +23,33 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from ..cells.activations import Activation
-from ..cells.making import check_make
+from ..cells.parameters import check_dtype_and_device
 from ..errors import InputError, KindError, Unsupported, brief
 from ..objectives.batch import Batch
 from ..objectives.losses import LossLike
 from ..sweeps.costates import Costates
 from ..sweeps.engines import Choice
-from ..sweeps.layout import Laid, Layout, lay_out, tensor_of
+from ..sweeps.layout import HasLayout, Layout, lay_out, tensor_of
 from ..sweeps.rows import Rows
-from ..sweeps.run import SeenRun, Stepped
-from ..sweeps.wrappers import refuse_wrapped
+from ..sweeps.run import RunView, StepFunctionRun
+from ..sweeps.wrappers import refuse_wrapper_around
 from . import decoding
 from .decoding import Decoded
 from .interface import SequenceNet
 from .judge import Judge
-from .layers import Layer, Level, Recorded, down, refuse_transforms
+from .layers import Layer, LayerRun, Recorded, costates_through_layers, refuse_transforms
 from .network import Network
-from .recurrence import positive
-from .stack import Kind, Layers, accepted, built
+from .recurrence import check_positive
+from .stack import CellLike, Layers, make_cell, option_names
 
-LAYERS = 1000  # the most
+MAX_LAYERS = 1000  # the most
 STEPWISE = Choice(
     "autograd",
     "a decoder takes one step at a time; the layers of `net.encoder` have engines of their own.",
 )
 
 
-class Memory(NamedTuple):
+class EncoderOutput(NamedTuple):
     """What the decoder knows of the inputs, for n samples in some order."""
 
     end: Tensor  # [n, E]
@@ -57,17 +57,17 @@ class Memory(NamedTuple):
     keys: Tensor | None = None  # U_a h, [n, T, A]
     bar: Tensor | None = None  # [n, T]: -inf where there is no h_j; None if all are there
 
-    def of(self, index: Tensor | slice) -> Memory:
+    def of(self, index: Tensor | slice) -> EncoderOutput:
         h, keys, bar = (None if y is None else y[index] for y in self[1:])
-        return Memory(self.end[index], h, keys, bar)
+        return EncoderOutput(self.end[index], h, keys, bar)
 
 
 @dataclass(frozen=True, eq=False)
-class Hearing(SeenRun):
+class DecoderSweep(RunView):
     """A run of the decoder. Each context stands behind the state that it has made, where no step reads it: the loss reaches
     c_t there, and its costate is no part of the state's."""
 
-    run: Stepped
+    run: StepFunctionRun
     n: int  # entries of s
 
     @property
@@ -89,7 +89,7 @@ class Hearing(SeenRun):
 
 
 @dataclass(frozen=True, eq=False)
-class Translation(Laid):
+class DecoderRun(HasLayout):
     """One run of an EncoderDecoder: the encoder has read u; the decoder runs for what is asked.
 
     u [T, B, inputs], lengths [B]; a [U, B, outputs], alignment [U, B, T]: of greedy decoding, what the network says by itself.
@@ -97,16 +97,16 @@ class Translation(Laid):
 
     network: EncoderDecoder
     layout: Layout
-    inputs: Tensor  # step rows
+    u_rows: Tensor  # step rows
     x0: Tensor | None
-    levels: list[Level]  # of the encoder
+    levels: list[Layer]  # of the encoder
 
     def __repr__(self) -> str:
-        return f"<Translation of {self.layout.rows.B} samples, T = {self.layout.rows.T}>"
+        return f"<DecoderRun of {self.layout.rows.B} samples, T = {self.layout.rows.T}>"
 
     @property
     def u(self) -> Tensor:
-        return self.layout.padded(self.inputs)
+        return self.layout.padded(self.u_rows)
 
     @property
     def h(self) -> Tensor:
@@ -116,7 +116,7 @@ class Translation(Laid):
     @property
     def states(self) -> Tensor:
         """Those of the encoder's layers side by side, [T + 1, B, n]."""
-        runs = [piece.run for level in self.levels for piece in level.pieces]
+        runs = [piece.run for level in self.levels for piece in level.directions]
         return torch.cat([self.layout.padded_states(run.x) for run in runs], 2)
 
     @functools.cached_property
@@ -141,23 +141,23 @@ class Translation(Laid):
         mask    [U, B] weights of the tokens; zero leaves one out
         reduce  "sum" or "mean" over a sample's own tokens that count
         """
-        return self._forced(self.h, loss, y, mask, reduce)[2]
+        return self._run_teacher_forced(self.h, loss, y, mask, reduce)[2]
 
-    def _forced(
+    def _run_teacher_forced(
         self, h: Tensor, loss: LossLike, y: Any, mask: Any, reduce: str
-    ) -> tuple[Hearing, Judge, Tensor]:
+    ) -> tuple[DecoderSweep, Judge, Tensor]:
         """The decoder's run beside y from the encoder's h, and the loss of each sample."""
         net = self.network
         if isinstance(loss, Tensor):
             raise KindError(
                 "the loss of a decoder is a name, a Loss or a function of (y_hat, y); got a tensor."
             )
-        y, layout = net.targets(y, self.layout.rows.B, h.device)
+        y, layout = net.check_targets(y, self.layout.rows.B, h.device)
         mask = None if mask is None else torch.as_tensor(mask)[: len(y)]
-        run = net.follow(layout, y, net.remember(self.layout, h, layout))
-        pre = net.say(run.x[layout.rows.B :], run.c, layout.rows)
+        run = net.teacher_forced_sweep(layout, y, net.encoder_output(self.layout, h, layout))
+        pre = net.pre_outputs(run.x[layout.rows.B :], run.c, layout.rows)
         judge = Judge.of(net.decoder, layout, loss, y, mask, reduce, pre)
-        return run, judge, judge.losses(pre)
+        return run, judge, judge.sample_losses(pre)
 
     def costates(
         self, loss: LossLike, y: Any = None, *, mask: Tensor | None = None, reduce: str = "sum"
@@ -175,10 +175,10 @@ class Translation(Laid):
             levels = (
                 self.levels
                 if self.h.requires_grad
-                else net.encoder.run(self.layout, self.inputs, self.x0)
+                else net.encoder.run(self.layout, self.u_rows, self.x0)
             )
             h = levels[-1].y
-            run, judge, value = self._forced(h, loss, y, mask, reduce)
+            run, judge, value = self._run_teacher_forced(h, loss, y, mask, reduce)
             if not value.requires_grad:
                 raise InputError(
                     "the loss does not depend on what the decoder says: it has no costates."
@@ -191,10 +191,12 @@ class Translation(Laid):
             on[rows.B :] = judge.weight != 0
         with torch.set_grad_enabled(again):
             found, states = run.run.costate(s, None, on), net.decoder.n
-            at = Layer(judge.layout, run, net.hidden, "decoder", 0, 0, "forward")
+            at = LayerRun(judge.layout, run, net.hidden, "decoder", 0, 0, "forward")
             decoder = Costates(at, found.mantissa[:, :states], found.exponent, value)
         where = lambda layer, direction: ("encoder", 0, layer, direction)
-        encoder = down(self.layout, levels, g, net.encoder.by_last(None), value, again, where)
+        encoder = costates_through_layers(
+            self.layout, levels, g, net.encoder.last_state_gradients(None), value, again, where
+        )
         return Recorded([*encoder, decoder], value)
 
     def decode(self, beam: int = 1, limit: int | None = None, normalise: float = 0.0) -> Decoded:
@@ -206,16 +208,18 @@ class Translation(Laid):
         """
         net, n = self.network, self.layout.lengths.to(self.h.device)
         if limit is not None:
-            positive(limit=limit)
+            check_positive(limit=limit)
         with torch.no_grad():
-            memory, step = net.remember(self.layout, self.h, None), net.stepper()
+            memory, step = net.encoder_output(self.layout, self.h, None), net.make_step()
 
             def say(token: Tensor, s: Tensor, sample: Tensor) -> tuple[Tensor, Tensor, Tensor]:
                 s, c, alpha = step(net.E(token), s, memory.of(sample))
-                return s, net.say(s, c), alpha
+                return s, net.pre_outputs(s, c), alpha
 
             most = 2 * n + 1 if limit is None else torch.full_like(n, limit)
-            return decoding.decode(say, net.begin(memory), net.outputs - 1, most, beam, normalise)
+            return decoding.decode(
+                say, net.first_state(memory), net.outputs - 1, most, beam, normalise
+            )
 
 
 class EncoderDecoder(SequenceNet):
@@ -239,16 +243,16 @@ class EncoderDecoder(SequenceNet):
 
     readout = "sequence"
     output = "softmax"
-    apart = "a decoder begins where the whole input has been read"
+    why_indivisible = "a decoder begins where the whole input has been read"
 
     def __init__(
         self,
-        cell: Kind | Sequence[Kind] = "gru",
+        cell: CellLike | Sequence[CellLike] = "gru",
         *,
         inputs: int,
         hidden: int,
         outputs: int,
-        decoder: Kind | None = None,
+        decoder: CellLike | None = None,
         layers: int = 1,
         bidirectional: bool = False,
         residual: bool = False,
@@ -267,14 +271,14 @@ class EncoderDecoder(SequenceNet):
     ) -> None:
         super().__init__()
         m = hidden if embedding is None else embedding
-        positive(inputs=inputs, hidden=hidden, layers=layers, embedding=m)
-        if layers > LAYERS:
-            raise InputError(f"layers must be at most {LAYERS:,}; got {layers:,}.")
+        check_positive(inputs=inputs, hidden=hidden, layers=layers, embedding=m)
+        if layers > MAX_LAYERS:
+            raise InputError(f"layers must be at most {MAX_LAYERS:,}; got {layers:,}.")
         if not isinstance(outputs, int) or isinstance(outputs, bool) or outputs < 2:
             raise InputError(
                 f"outputs is the number of tokens, one at least and the end; got {brief(outputs)}."
             )
-        positive(outputs=outputs)
+        check_positive(outputs=outputs)
         kinds: list[Any] = list(cell) if isinstance(cell, list | tuple) else [cell] * layers
         if isinstance(cell, list | tuple) and layers not in (1, len(cell)):
             raise InputError(f"there are {len(cell)} cells and layers={layers}; leave out layers=.")
@@ -287,13 +291,13 @@ class EncoderDecoder(SequenceNet):
             )
         options |= {} if activation is None else {"activation": activation}
         own = lambda *of: {
-            name: y for name, y in options.items() if any(name in accepted(kind) for kind in of)
+            name: y for name, y in options.items() if any(name in option_names(kind) for kind in of)
         }
         if unknown := options.keys() - own(*kinds, last):
             raise KindError(
                 f"neither encoder nor decoder has an option {', '.join(sorted(unknown))}."
             )
-        check_make(dtype, device)
+        check_dtype_and_device(dtype, device)
         make: dict[str, Any] = {"dtype": dtype or torch.get_default_dtype(), "device": device}
         common = {"structure": structure, "bias": bias, **make}
         self.inputs, self.hidden, self.outputs, self.attention = inputs, hidden, outputs, attention
@@ -302,9 +306,9 @@ class EncoderDecoder(SequenceNet):
             engine=engine, **{"activation": None, **own(*kinds)}, **common,
         )  # fmt: skip
         self.dropout = self.encoder.dropout
-        E = self.encoder.sizes[-1]
+        E = self.encoder.widths[-1]
         self.decoder = Network(
-            built(last, m + E, hidden), inputs=m + E, hidden=hidden, outputs=outputs, readout="every", output="softmax",
+            make_cell(last, m + E, hidden), inputs=m + E, hidden=hidden, outputs=outputs, readout="every", output="softmax",
             deep=deep, **own(last), **common,
         )  # fmt: skip
         if self.decoder.cell is not None and self.decoder.cell.given:
@@ -318,7 +322,7 @@ class EncoderDecoder(SequenceNet):
         self.S = nn.Linear(E, self.decoder.n, bias, **make)
         self.C = nn.Linear(E, outputs, bias=False, **make)
         if attention:
-            self.W_a = nn.Linear(self.decoder.wide, hidden, bias, **make)
+            self.W_a = nn.Linear(self.decoder.visible_width, hidden, bias, **make)
             self.U_a = nn.Linear(E, hidden, bias=False, **make)
             self.v_a = nn.Linear(hidden, 1, bias=False, **make)
 
@@ -331,7 +335,7 @@ class EncoderDecoder(SequenceNet):
     def like(self) -> Tensor:
         return self.decoder.V
 
-    def beside_readout(self) -> tuple[str, ...]:
+    def readout_extras(self) -> tuple[str, ...]:
         return ("an answer that is a sequence",)
 
     @property
@@ -339,7 +343,7 @@ class EncoderDecoder(SequenceNet):
         return STEPWISE
 
     def extra_repr(self) -> str:
-        kinds = ", ".join(m.name for m, *_ in self.encoder.grid)
+        kinds = ", ".join(m.name for m, *_ in self.encoder.by_layer)
         words = [w for w in ("bidirectional", "residual") if getattr(self.encoder, w)]
         words += [] if self.attention else ["no attention"]
         sizes = f"inputs={self.inputs}, hidden={self.hidden}, outputs={self.outputs}"
@@ -350,17 +354,17 @@ class EncoderDecoder(SequenceNet):
             if part is not self.encoder:
                 part.reset_parameters()
 
-    def run(self, batch: Batch, called: bool = False) -> Translation:
+    def run(self, batch: Batch, called: bool = False) -> DecoderRun:
         """What has read u; x0 [B, n] or [n], where the encoder begins."""
         if not called and self._must_be_called(batch):
             return self(batch.u, batch.lengths, batch.x0)
-        refuse_wrapped(self)
+        refuse_wrapper_around(self)
         layout, rows_u = lay_out(batch.u, batch.lengths, self.inputs, self.like)
-        return Translation(
+        return DecoderRun(
             self, layout, rows_u, batch.x0, self.encoder.run(layout, rows_u, batch.x0)
         )
 
-    def remember(self, layout: Layout, h: Tensor, order: Layout | None) -> Memory:
+    def encoder_output(self, layout: Layout, h: Tensor, order: Layout | None) -> EncoderOutput:
         """What the decoder reads of step rows h, its samples in the order of the rows it will run over."""
         rows, ahead = layout.rows, h.shape[1] // (1 + self.encoder.bidirectional)
         sort = lambda y: y if order is None else order.sort(y)
@@ -371,60 +375,66 @@ class EncoderDecoder(SequenceNet):
         ]  # the reverse direction ends at the first step
         end = sort(layout.unsort(torch.cat(ends, 1)))
         if not self.attention:
-            return Memory(end)
+            return EncoderOutput(end)
         h = sort(layout.padded(h).transpose(0, 1)).contiguous()
         bar = None
         if not rows.uniform:
             there = layout.mask[1:].T.to(h.device)
             bar = sort(h.new_zeros(there.shape).masked_fill(~there, -torch.inf))
-        return Memory(end, h, self.U_a(h), bar)
+        return EncoderOutput(end, h, self.U_a(h), bar)
 
-    def begin(self, memory: Memory) -> Tensor:
+    def first_state(self, memory: EncoderOutput) -> Tensor:
         """s_0"""
         return torch.tanh(self.S(memory.end))
 
-    def attend(self, s: Tensor, memory: Memory) -> tuple[Tensor, Tensor]:
+    def attend(self, s: Tensor, memory: EncoderOutput) -> tuple[Tensor, Tensor]:
         """c_t [n, E] and alpha_t [n, T] from s_{t-1}"""
         if memory.h is None:
             return memory.end, s.new_zeros(len(s), 0)
-        e = self.v_a(torch.tanh(memory.keys + self.W_a(self.decoder.shown(s))[:, None]))[..., 0]
+        e = self.v_a(torch.tanh(memory.keys + self.W_a(self.decoder.visible_state(s))[:, None]))[
+            ..., 0
+        ]
         alpha = torch.softmax(e if memory.bar is None else e + memory.bar, 1)
         return (alpha[:, None] @ memory.h)[:, 0], alpha
 
-    def stepper(self) -> Callable[[Tensor, Tensor, Memory], tuple[Tensor, Tensor, Tensor]]:
+    def make_step(self) -> Callable[[Tensor, Tensor, EncoderOutput], tuple[Tensor, Tensor, Tensor]]:
         """(E y_{t-1}, s_{t-1}, memory) -> s_t, c_t, alpha_t; weights that are the same at every step are made once."""
         net = self.decoder
         if net.cell is None:
-            f: Callable[..., Tensor] = net._call_step
-            entering = None
+            f: Callable[..., Tensor] = net.call_step
+            input_weights = None
         else:
-            taken = net.effective()
-            f, entering = taken.step(), taken.entering
+            taken = net.effective_weights()
+            f, input_weights = taken.step_function(), taken.input_weights
 
-        def step(e: Tensor, s: Tensor, memory: Memory) -> tuple[Tensor, Tensor, Tensor]:
+        def step(e: Tensor, s: Tensor, memory: EncoderOutput) -> tuple[Tensor, Tensor, Tensor]:
             c, alpha = self.attend(s, memory)
-            drive = net.drive(torch.cat([e, c], 1), entering)
+            drive = net.drive(torch.cat([e, c], 1), input_weights)
             return f(*(y for y in drive if y is not None), s), c, alpha
 
         return step
 
-    def follow(self, layout: Layout, y: Tensor, memory: Memory) -> Hearing:
+    def teacher_forced_sweep(
+        self, layout: Layout, y: Tensor, memory: EncoderOutput
+    ) -> DecoderSweep:
         """The decoder's run beside y [U, B], which it hears one step late."""
-        step, n = self.stepper(), self.decoder.n
+        step, n = self.make_step(), self.decoder.n
         late = layout.flat(torch.cat([torch.full_like(y[:1], self.outputs - 1), y[:-1]]))
 
         def both(e: Tensor, x: Tensor) -> Tensor:
             return torch.cat(step(e, x[:, :n], memory.of(slice(len(x))))[:2], 1)
 
-        x0 = pad(self.begin(memory), (0, memory.end.shape[1]))
-        return Hearing(Stepped.run(both, layout.rows, (self.E(late),), x0), n)
+        x0 = pad(self.first_state(memory), (0, memory.end.shape[1]))
+        return DecoderSweep(StepFunctionRun.run(both, layout.rows, (self.E(late),), x0), n)
 
-    def say(self, s: Tensor, c: Tensor, rows: Rows | None = None) -> Tensor:
+    def pre_outputs(self, s: Tensor, c: Tensor, rows: Rows | None = None) -> Tensor:
         """a = V s + C c + b_o"""
         net = self.decoder
-        return net.answer(rows, net.shown(s), net.V, net.b_o, None, net.held()) + self.C(c)  # type: ignore[arg-type]
+        return net.pre_outputs(
+            rows, net.visible_state(s), net.V, net.b_o, None, net.extra_weights()
+        ) + self.C(c)  # type: ignore[arg-type]
 
-    def targets(self, y: Any, B: int, device: torch.device) -> tuple[Tensor, Layout]:
+    def check_targets(self, y: Any, B: int, device: torch.device) -> tuple[Tensor, Layout]:
         """y [U, B], checked, without steps that are padding for all, and how its samples lie in rows."""
         K = self.outputs - 1
         if y is None:

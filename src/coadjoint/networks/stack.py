@@ -25,36 +25,36 @@ from ..cells.cell import Cell
 from ..errors import InputError, KindError
 from ..objectives.batch import Batch
 from ..objectives.losses import LossLike, Output
-from ..sweeps.costates import Passage
+from ..sweeps.costates import RecurrenceRun
 from ..sweeps.engines import Choice
 from ..sweeps.layout import Layout, check_like, lay_out
-from ..sweeps.wrappers import refuse_wrapped
-from .judge import Answers
+from ..sweeps.wrappers import refuse_wrapper_around
+from .judge import RunOutputs
 from .layers import (
     DIRECTIONS,
+    DirectionRun,
     Layer,
-    Level,
-    Piece,
+    LayerRun,
     Recorded,
-    attached,
-    down,
-    pulled,
+    costates_through_layers,
+    pull_back,
     refuse_transforms,
+    require_gradient,
 )
-from .readout import DROPPED, Readout, check_dropout, drawn
-from .recurrence import Recurrence, positive
+from .readout import DROPOUT_MASK, Readout, check_dropout, draw_dropout_mask
+from .recurrence import Recurrence, check_positive
 
-Kind = str | Cell | nn.Module | Callable[..., Any]
+CellLike = str | Cell | nn.Module | Callable[..., Any]
 
 
 class Layers(nn.Module):
     """The recurrences of a stack: arguments as in Stack.
 
-    `sizes` are the entries of y^1, ..., y^L, `n` those of all states together: layer by layer, in each the forward one first."""
+    `widths` are the entries of y^1, ..., y^L, `n` those of all states together: layer by layer, in each the forward one first."""
 
     def __init__(
         self,
-        kinds: Sequence[Kind],
+        kinds: Sequence[CellLike],
         *,
         inputs: int,
         hidden: int | Sequence[int],
@@ -75,7 +75,7 @@ class Layers(nn.Module):
             if not isinstance(value, bool):
                 raise KindError(f"{word} is True or False; got {value!r}.")
         units = [hidden] * len(kinds) if isinstance(hidden, int) else list(hidden)
-        positive(inputs=inputs, **{f"hidden[{i}]": d for i, d in enumerate(units)})
+        check_positive(inputs=inputs, **{f"hidden[{i}]": d for i, d in enumerate(units)})
         if len(units) != len(kinds):
             raise InputError(
                 f"{len(kinds)} layers have hidden={hidden!r}; expected one number, or one for each layer."
@@ -87,111 +87,123 @@ class Layers(nn.Module):
             if k in given
         }
         options = given if activation is None else {"activation": activation, **given}
-        unknown = [name for name in options if not any(name in accepted(kind) for kind in kinds)]
+        unknown = [
+            name for name in options if not any(name in option_names(kind) for kind in kinds)
+        ]
         if unknown:
             raise KindError(f"no layer of this stack has an option {', '.join(unknown)}.")
         self.dropout, self.residual, self.bidirectional = dropout, residual, bidirectional
-        self.sizes: list[int] = []
+        self.widths: list[int] = []
         self.levels = nn.ModuleList()
         for kind, d in zip(kinds, units, strict=True):
-            below = self.sizes[-1] if self.sizes else inputs
-            own = {name: value for name, value in options.items() if name in accepted(kind)}
+            below = self.widths[-1] if self.widths else inputs
+            own = {name: value for name, value in options.items() if name in option_names(kind)}
             if bidirectional and isinstance(kind, nn.Module):
                 raise InputError(
                     "a module is one direction: its weights would be those of both. Give cells by name, or a function "
                     "(inputs, hidden) -> step that makes one for each direction."
                 )
             level = [
-                Recurrence(built(kind, below, d), inputs=below, hidden=d, **common, **own)
+                Recurrence(make_cell(kind, below, d), inputs=below, hidden=d, **common, **own)
                 for _ in range(1 + bidirectional)
             ]
             self.levels.append(nn.ModuleList(level))
-            self.sizes.append(sum(layer.wide for layer in level))
-        if residual and len(set(self.sizes)) > 1:
+            self.widths.append(sum(layer.visible_width for layer in level))
+        if residual and len(set(self.widths)) > 1:
             raise InputError(
-                f"residual connections add what layers hand on, and theirs have {self.sizes} entries: give all the same units."
+                f"residual connections add what layers hand on, and theirs have {self.widths} entries: give all the same units."
             )
         self.n = sum(layer.n for layer in self)
 
     @property
-    def grid(self) -> list[list[Recurrence]]:
+    def by_layer(self) -> list[list[Recurrence]]:
         """By level and direction."""
         return [list(level) for level in self.levels]  # type: ignore[call-overload]
 
     def __iter__(self) -> Iterator[Recurrence]:
-        return (layer for level in self.grid for layer in level)
+        return (layer for level in self.by_layer for layer in level)
 
-    def starts(self, x0: Tensor | None, B: int) -> list[Tensor]:
+    def initial_states(self, x0: Tensor | None, B: int) -> list[Tensor]:
         """The first states of all layers, [B, n] each, from those of all together."""
         if x0 is None:
-            return [layer.start(None, B) for layer in self]
+            return [layer.initial_state(None, B) for layer in self]
         check_like("x0", x0, next(iter(self)).x0)
         if tuple(x0.shape) not in ((B, self.n), (self.n,)):
             raise InputError(
                 f"x0 has shape {list(x0.shape)}; expected [{B}, {self.n}] or [{self.n}]: all layers' states."
             )
         return [
-            layer.start(y, B)
+            layer.initial_state(y, B)
             for layer, y in zip(self, x0.split([layer.n for layer in self], -1), strict=True)
         ]
 
-    def run(self, layout: Layout, u: Tensor, x0: Tensor | None) -> list[Level]:
+    def run(self, layout: Layout, u: Tensor, x0: Tensor | None) -> list[Layer]:
         """The levels over step rows u."""
-        rows, starts, y = layout.rows, iter(self.starts(x0, layout.rows.B)), u
+        rows, starts, y = layout.rows, iter(self.initial_states(x0, layout.rows.B)), u
         if not any(p.requires_grad for p in self.levels[0].parameters()):
-            y = attached(y)  # costates exist where nothing is trained, too
-        found: list[Level] = []
-        for i, level in enumerate(self.grid):
+            y = require_gradient(y)  # costates exist where nothing is trained, too
+        found: list[Layer] = []
+        for i, level in enumerate(self.by_layer):
             z = (
-                y * drawn(self.dropout, y.shape, y)
+                y * draw_dropout_mask(self.dropout, y.shape, y)
                 if self.dropout and self.training and i > 0
                 else y
             )
             pieces, heads = [], []
             for layer, direction in zip(level, DIRECTIONS, strict=False):
                 turned = direction == "reverse"
-                run, drive, _ = layer.sweep(layout, rows.turned(z) if turned else z, next(starts))
-                h = layer.shown(run.x[rows.B :])
-                heads.append(rows.turned(h) if turned else h)
-                pieces.append(Piece(run, [d for d in drive if d is not None], layer.hidden, turned))
+                run, drive, _ = layer.sweep(
+                    layout, rows.reverse_time(z) if turned else z, next(starts)
+                )
+                h = layer.visible_state(run.x[rows.B :])
+                heads.append(rows.reverse_time(h) if turned else h)
+                pieces.append(
+                    DirectionRun(run, [d for d in drive if d is not None], layer.hidden, turned)
+                )
             add = self.residual and i > 0
             y = torch.cat(heads, 1) + y if add else torch.cat(heads, 1)
-            found.append(Level(pieces, y, add))
+            found.append(Layer(pieces, y, add))
         return found
 
-    def lasts(self, found: Sequence[Level]) -> list[list[Tensor]]:
+    def last_visible_states(self, found: Sequence[Layer]) -> list[list[Tensor]]:
         """What each layer shows after its last step, by level and direction."""
-        both = zip(self.grid, found, strict=True)
+        both = zip(self.by_layer, found, strict=True)
         return [
-            [layer.shown(p.run.last) for layer, p in zip(m, f.pieces, strict=True)] for m, f in both
+            [layer.visible_state(p.run.last) for layer, p in zip(m, f.directions, strict=True)]
+            for m, f in both
         ]
 
-    def end(self, found: Sequence[Level]) -> Tensor:
+    def top_at_end(self, found: Sequence[Layer]) -> Tensor:
         """y^L after the last step of each direction, [B, sizes[-1]] in the rows' order: for the reverse one, that is the
         beginning of the sequence."""
-        lasts = [torch.cat(heads, 1) for heads in self.lasts(found)]
+        lasts = [torch.cat(heads, 1) for heads in self.last_visible_states(found)]
         return functools.reduce(torch.add, lasts) if self.residual else lasts[-1]
 
-    def by_last(self, g: Tensor | None) -> list[list[Tensor | None]]:
-        """The loss's gradient by the last states of each layer, from that by `end`."""
+    def last_state_gradients(self, g: Tensor | None) -> list[list[Tensor | None]]:
+        """The loss's gradient by the last states of each layer, from that by `top_at_end`."""
         out: list[list[Tensor | None]] = []
-        for i, level in enumerate(self.grid):
+        for i, level in enumerate(self.by_layer):
             if g is None or not (self.residual or i + 1 == len(self.levels)):
                 out.append([None] * len(level))
                 continue
-            parts = g.split([layer.wide for layer in level], 1)
-            out.append([layer.unshown(part) for layer, part in zip(level, parts, strict=True)])
+            parts = g.split([layer.visible_width for layer in level], 1)
+            out.append(
+                [
+                    layer.visible_state_transpose(part)
+                    for layer, part in zip(level, parts, strict=True)
+                ]
+            )
         return out
 
 
-def accepted(kind: Kind) -> Sequence[str]:
+def option_names(kind: CellLike) -> Sequence[str]:
     """The options of a cell."""
     if not isinstance(kind, str):
         return ()
     return list(steps.options(kind) if kind in steps.STEPS else library.options(kind))
 
 
-def built(kind: Kind, inputs: int, hidden: int) -> Any:
+def make_cell(kind: CellLike, inputs: int, hidden: int) -> Any:
     """A cell, or what a function (inputs, hidden) -> cell or step makes."""
     if isinstance(kind, str | Cell | nn.Module):
         return kind
@@ -203,7 +215,7 @@ def built(kind: Kind, inputs: int, hidden: int) -> Any:
 
 
 @dataclass(frozen=True, eq=False)
-class Ascent(Answers):
+class StackRun(RunOutputs):
     """One run of a stack over a batch.
 
     u [T, B, inputs], a and y_hat [B, outputs] or [T, B, outputs], lengths [B], mask [T+1, B]; `layers[l]`: the states of
@@ -212,20 +224,20 @@ class Ascent(Answers):
 
     layout: Layout
     network: Stack
-    inputs: Tensor
-    levels: list[Level]
-    looked_at: Tensor  # what the readout looks at: y^L of all steps, or after the last ones
-    pre: Tensor
+    u_rows: Tensor
+    levels: list[Layer]
+    readout_input: Tensor  # what the readout looks at: y^L of all steps, or after the last ones
+    a_rows: Tensor
 
     def __repr__(self) -> str:
         rows = self.layout.rows
-        return f"<Ascent of {rows.B} samples, T = {rows.T}, {len(self.levels)} layers, readout {self.network.readout!r}>"
+        return f"<StackRun of {rows.B} samples, T = {rows.T}, {len(self.levels)} layers, readout {self.network.readout!r}>"
 
     @functools.cached_property
-    def layers(self) -> list[dict[str, Passage]]:
-        name = lambda l, p: Layer(self.layout, p.run, p.hidden, "", 0, l, DIRECTIONS[p.turned])
+    def layers(self) -> list[dict[str, RecurrenceRun]]:
+        name = lambda l, p: LayerRun(self.layout, p.run, p.hidden, "", 0, l, DIRECTIONS[p.turned])
         return [
-            {DIRECTIONS[p.turned]: name(l, p) for p in level.pieces}
+            {DIRECTIONS[p.turned]: name(l, p) for p in level.directions}
             for l, level in enumerate(self.levels)
         ]
 
@@ -237,7 +249,7 @@ class Ascent(Answers):
     @functools.cached_property
     def state(self) -> Tensor:
         return self.layout.unsort(
-            torch.cat([p.run.last for level in self.levels for p in level.pieces], 1)
+            torch.cat([p.run.last for level in self.levels for p in level.directions], 1)
         )
 
     def costates(
@@ -253,21 +265,29 @@ class Ascent(Answers):
         refuse_transforms()
         again, net = torch.is_grad_enabled(), self.network
         with torch.enable_grad():
-            value = self._loss(loss, y, mask, reduce, self.pre)
-        if not value.requires_grad or not self.looked_at.requires_grad:
+            value = self._loss(loss, y, mask, reduce, self.a_rows)
+        if not value.requires_grad or not self.readout_input.requires_grad:
             raise InputError(
                 "the loss does not depend on the states of this run, or it was made without gradients (torch.no_grad)."
             )
-        (g,) = pulled([value], [self.looked_at], [torch.ones_like(value)], again)
+        (g,) = pull_back([value], [self.readout_input], [torch.ones_like(value)], again)
         if g is None:
             raise InputError(
                 "the loss does not depend on the states of this run, but on something else."
             )
-        steps, last = (g, None) if net.by_steps else (None, g)
+        steps, last = (g, None) if net.reads_all_steps else (None, g)
         value = value if again else value.detach()
         where = lambda layer, direction: ("", 0, layer, direction)
         return Recorded(
-            down(self.layout, self.levels, steps, net.layers.by_last(last), value, again, where),
+            costates_through_layers(
+                self.layout,
+                self.levels,
+                steps,
+                net.layers.last_state_gradients(last),
+                value,
+                again,
+                where,
+            ),
             value,
         )
 
@@ -290,11 +310,11 @@ class Stack(Readout):
     penalty of them is the mean over layers; `penalty.on(...)` chooses layers, or the states of all layers as one.
     """
 
-    apart = "a stack runs layer by layer over whole sequences"
+    why_indivisible = "a stack runs layer by layer over whole sequences"
 
     def __init__(
         self,
-        cells: Sequence[Kind],
+        cells: Sequence[CellLike],
         *,
         inputs: int,
         hidden: int | Sequence[int],
@@ -318,7 +338,7 @@ class Stack(Readout):
         **options: Any,
     ) -> None:
         super().__init__()
-        positive(inputs=inputs, outputs=outputs)
+        check_positive(inputs=inputs, outputs=outputs)
         if beta is not None and not str(readout).startswith("tilted"):
             options["beta"], beta = beta, None
         self.inputs, self.outputs, self.dropout = (
@@ -330,7 +350,7 @@ class Stack(Readout):
             cells, inputs=inputs, hidden=hidden, bidirectional=bidirectional, residual=residual, dropout=dropout,
             activation=activation, x0=x0, bias=bias, structure=structure, engine=engine, dtype=dtype, device=device, **options,
         )  # fmt: skip
-        wide = self.layers.sizes[-1]
+        wide = self.layers.widths[-1]
         self._make_readout(
             wide, readout=readout, output=output, bias=bias, skip=skip, beta=beta, steps=steps, deep=deep,
             make={"dtype": torch.get_default_dtype() if dtype is None else dtype, "device": device},
@@ -339,13 +359,13 @@ class Stack(Readout):
 
     @property
     def recurrences(self) -> Iterator[tuple[str, Recurrence]]:
-        for l, level in enumerate(self.layers.grid):
+        for l, level in enumerate(self.layers.by_layer):
             for layer, way in zip(level, ("", ", reverse"), strict=False):
                 yield f", layer {l}{way}", layer
 
     @property
-    def reads(self) -> int:
-        return self.layers.sizes[-1]
+    def readout_width(self) -> int:
+        return self.layers.widths[-1]
 
     @property
     def engine(self) -> Choice:
@@ -355,23 +375,23 @@ class Stack(Readout):
     def reset_parameters(self) -> None:
         for layer in self.layers:
             layer.reset_parameters()
-        self._draw_readout(1 / math.sqrt(self.layers.sizes[-1]))
+        self._draw_readout(1 / math.sqrt(self.layers.widths[-1]))
 
     def extra_repr(self) -> str:
-        kinds = ", ".join(m.name for m, *_ in self.layers.grid)
+        kinds = ", ".join(m.name for m, *_ in self.layers.by_layer)
         words = [w for w in ("bidirectional", "residual") if getattr(self.layers, w)]
         return f"[{kinds}]{''.join(f', {w}' for w in words)}, inputs={self.inputs}, outputs={self.outputs}, readout={self.summary or self.readout!r}"
 
-    def run(self, batch: Batch, called: bool = False) -> Ascent:
+    def run(self, batch: Batch, called: bool = False) -> StackRun:
         if not called and self._must_be_called(batch):
             return self(batch.u, batch.lengths, batch.x0)
-        refuse_wrapped(self)
+        refuse_wrapper_around(self)
         layout, rows_u = lay_out(batch.u, batch.lengths, self.inputs, self.V)
-        heard = self.dropping(layout.rows.N, self.inputs)
-        rows_u = rows_u if heard is None else rows_u * heard
+        input_mask = self.dropout_mask(layout.rows.N, self.inputs)
+        rows_u = rows_u if input_mask is None else rows_u * input_mask
         levels = self.layers.run(layout, rows_u, batch.x0)
-        seen = levels[-1].y if self.by_steps else self.layers.end(levels)
-        dropped, more = self.dropping(*seen.shape), self.held()
-        more |= {} if dropped is None else {DROPPED: dropped}
-        pre = self.answer(layout.rows, seen, self.V, self.b_o, rows_u, more)
-        return Ascent(layout, self, rows_u, levels, seen, pre)
+        seen = levels[-1].y if self.reads_all_steps else self.layers.top_at_end(levels)
+        dropped, more = self.dropout_mask(*seen.shape), self.extra_weights()
+        more |= {} if dropped is None else {DROPOUT_MASK: dropped}
+        pre = self.pre_outputs(layout.rows, seen, self.V, self.b_o, rows_u, more)
+        return StackRun(layout, self, rows_u, levels, seen, pre)

@@ -14,8 +14,10 @@ replay      modules as CUDA graphs
 
 from __future__ import annotations
 
+import warnings
+
 from .cells import GRUCell, LSTMCell, RNNCell
-from .layers import Layers
+from .layers import RNNModule
 from .modules import GRU, LSTM, RNN, replace
 from .recording import Tape, record
 
@@ -25,9 +27,23 @@ __all__ = [
     "RNN",
     "GRUCell",
     "LSTMCell",
-    "Layers",
     "RNNCell",
+    "RNNModule",
     "Tape",
     "record",
     "replace",
 ]
+
+
+_RENAMED = {
+    "Layers": "RNNModule",
+}  # names before 0.7.1
+
+
+def __getattr__(name: str) -> object:
+    if name not in _RENAMED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    new = _RENAMED[name]
+    message = f"coadjoint.nn.{name} is now called coadjoint.nn.{new}."
+    warnings.warn(message, DeprecationWarning, stacklevel=2)
+    return globals()[new]

@@ -10,20 +10,20 @@ from torch import Tensor, nn
 from ..cells.cell import Cell
 from ..errors import KindError
 from ..sweeps.affine import affine
-from ..sweeps.pointers import insist_on_memory
-from ..sweeps.rows import equal
+from ..sweeps.pointers import refuse_if_without_memory
+from ..sweeps.rows import uniform_rows
 from ..sweeps.torch_internals import autocast_is_on
 from .frame import (
     FORMULAS,
     Frame,
-    bias,
     check_input,
     check_weights,
-    formula,
-    inside,
-    parted,
-    run,
+    find_formula,
+    merge_biases,
+    reset_bias,
+    run_sweep,
     seen_as_operators,
+    split_base_and_side,
 )
 
 
@@ -38,7 +38,7 @@ class CellModule(nn.RNNCellBase):
         mode = f"RNN_{self.nonlinearity.upper()}" if isinstance(self, nn.RNNCell) else self.mode
         if mode not in FORMULAS:
             raise RuntimeError(f"Unknown nonlinearity: {self.nonlinearity}")
-        return mode, *formula(mode)
+        return mode, *find_formula(mode)
 
     def forward(self, input: Tensor, hx: Any = None) -> Any:
         """As torch.nn's: h', of an LSTMCell (h', c')."""
@@ -46,7 +46,7 @@ class CellModule(nn.RNNCellBase):
         check_weights(self.weight_hh)
         check_input(input, self.weight_hh)
         states = [] if hx is None else list(hx) if self.slots > 1 else [hx]
-        self._check(input, states)
+        self._check_shapes(input, states)
         single = input.dim() == 1
         u = input[None] if single else input
         states = [y[None] if single else y for y in states]
@@ -54,23 +54,27 @@ class CellModule(nn.RNNCellBase):
             u, states = u.to(self.weight_hh.dtype), [y.to(self.weight_hh.dtype) for y in states]
         B = len(u)
         if not torch.compiler.is_compiling():
-            insist_on_memory(
+            refuse_if_without_memory(
                 [("the input", u), *(("hx", y) for y in states), *self.named_parameters()]
             )
-        frame = Frame(1, B, None if B == 0 or seen_as_operators(u, self.weight_hh) else equal(1, B))
+        frame = Frame(
+            1, B, None if B == 0 or seen_as_operators(u, self.weight_hh) else uniform_rows(1, B)
+        )
         x0 = torch.cat(states or [u.new_zeros(B, self.hidden_size)] * self.slots, 1)
         if B == 0:
             x = x0 + sum(p.sum() for p in self.parameters()) * u.sum() * 0
         else:
-            v = affine(frame.rows, u, self.weight_ih, bias(mode, self.bias_ih, self.bias_hh))
-            base, side = parted(cell, v)
-            p = inside(mode, self.weight_hh, self.bias_hh)
-            x = run(cell, name, self._engine, frame, base, side, self.weight_hh, x0, p)[1]
-        found = [frame.apart(y) for y in x.chunk(self.slots, 1)]
+            v = affine(
+                frame.rows, u, self.weight_ih, merge_biases(mode, self.bias_ih, self.bias_hh)
+            )
+            base, side = split_base_and_side(cell, v)
+            p = reset_bias(mode, self.weight_hh, self.bias_hh)
+            x = run_sweep(cell, name, self._engine, frame, base, side, self.weight_hh, x0, p)[1]
+        found = [frame.copy_out(y) for y in x.chunk(self.slots, 1)]
         found = [y[0] for y in found] if single else found
         return tuple(found) if self.slots > 1 else found[0]
 
-    def _check(self, input: Tensor, states: list[Tensor]) -> None:
+    def _check_shapes(self, input: Tensor, states: list[Tensor]) -> None:
         """torch.nn's checks, in its words."""
         name = type(self).__name__
         if input.dim() not in (1, 2):

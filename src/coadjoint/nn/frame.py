@@ -13,17 +13,17 @@ from torch.nn.functional import pad
 
 from ..cells import library
 from ..cells.cell import Cell
-from ..cells.making import DTYPES
+from ..cells.parameters import DTYPES
 from ..errors import InputError, Unsupported
 from ..networks.recurrence import formula_step
 from ..sweeps import engines
 from ..sweeps.engines import opaque
-from ..sweeps.layout import dense
-from ..sweeps.plan import Plan
-from ..sweeps.pointers import traced, unusual
-from ..sweeps.pointwise import no_vmap
+from ..sweeps.layout import check_dense
+from ..sweeps.plan import SweepPlan
+from ..sweeps.pointers import is_traced, unusual_kind
+from ..sweeps.pointwise import vmap_error
 from ..sweeps.rows import Rows
-from ..sweeps.run import Stepped, Swept
+from ..sweeps.run import FormulaRun, StepFunctionRun
 from ..sweeps.torch_internals import is_batched
 from . import recording
 
@@ -39,45 +39,49 @@ HALF = (
 )
 
 
-def formula(
+def find_formula(
     mode: str, peephole: bool = False, dropout: bool = False, zoneout: bool = False
 ) -> tuple[Cell, str]:
     """The cell of a module, and its name in compiled programs."""
     name = mode + " peephole" * peephole + " dropout" * dropout + " zoneout" * zoneout
-    if name not in opaque.KNOWN:
+    if name not in opaque.CELLS_BY_NAME:
         base = library.peephole if peephole else FORMULAS[mode]
-        opaque.KNOWN[name] = library.noisy(base, dropout, zoneout) if dropout or zoneout else base
-        _ = opaque.KNOWN[
+        opaque.CELLS_BY_NAME[name] = (
+            library.noisy(base, dropout, zoneout) if dropout or zoneout else base
+        )
+        _ = opaque.CELLS_BY_NAME[
             name
         ].side  # before torch.compile looks on: it does not enter the lock of a cached property
-    return opaque.KNOWN[name], name
+    return opaque.CELLS_BY_NAME[name], name
 
 
 for mode in FORMULAS:
-    formula(mode)
+    find_formula(mode)
 
 
-def bias(mode: str, ih: Tensor | None, hh: Tensor | None) -> Tensor | None:
+def merge_biases(mode: str, ih: Tensor | None, hh: Tensor | None) -> Tensor | None:
     """b, of torch's two."""
     if ih is None or hh is None:
         return None
-    return ih + (pad(hh[: 2 * len(hh) // 3], (0, len(hh) // 3)) if mode == "GRU" else own(hh))
+    return ih + (
+        pad(hh[: 2 * len(hh) // 3], (0, len(hh) // 3)) if mode == "GRU" else with_own_gradient(hh)
+    )
 
 
-def own(y: Tensor) -> Tensor:
+def with_own_gradient(y: Tensor) -> Tensor:
     """y, whose gradient shares its memory with no other parameter's."""
     if seen_as_operators(y):
-        return opaque.own(y)
+        return opaque.with_own_gradient(y)
     return y * 1 if torch.is_grad_enabled() else y
 
 
 def seen_as_operators(*tensors: Tensor) -> bool:
     """Does torch write operations down (torch.compile, torch.export, make_fx) or imagine them (FakeTensorMode)? Then a sweep
     is one operator to it, without rows."""
-    return torch.compiler.is_compiling() or traced(*tensors)
+    return torch.compiler.is_compiling() or is_traced(*tensors)
 
 
-def inside(mode: str, W: Tensor, hh: Tensor | None) -> Tensor | None:
+def reset_bias(mode: str, W: Tensor, hh: Tensor | None) -> Tensor | None:
     """p of the GRU: the bias inside its reset."""
     if mode != "GRU":
         return None
@@ -85,7 +89,7 @@ def inside(mode: str, W: Tensor, hh: Tensor | None) -> Tensor | None:
     return W.new_zeros(d) if hh is None else hh[2 * d :]
 
 
-def parted(cell: Cell, v: Tensor) -> tuple[Tensor, Tensor | None]:
+def split_base_and_side(cell: Cell, v: Tensor) -> tuple[Tensor, Tensor | None]:
     """(base, side) of v = R u + b: a gate where v is used apart from z has nothing in base."""
     if not cell.side:
         return v, None
@@ -99,36 +103,36 @@ class Frame:
 
     def __init__(self, T: int, B: int, rows: Rows | None) -> None:
         self.T, self.B, self.rows = T, B, rows
-        self.recorded = rows is not None and bool(recording.active)
+        self.is_recorded = rows is not None and bool(recording.active_tapes)
 
-    def turned(self, y: Tensor) -> Tensor:
+    def reverse_time(self, y: Tensor) -> Tensor:
         """A step array with the time of each sample reversed; its own inverse."""
         if self.rows is None:
             return y.unflatten(0, (self.T, self.B)).flip(0).flatten(0, 1)
-        return self.rows.turned(y)
+        return self.rows.reverse_time(y)
 
-    def joined(self, heads: list[Tensor], top: bool) -> Tensor:
+    def join_directions(self, heads: list[Tensor], top: bool) -> Tensor:
         """h of each direction side by side. top: it is the module's output, which its user may change."""
         if len(heads) > 1:
             return torch.cat(heads, 1)
-        return self.apart(heads[0]) if top else heads[0]
+        return self.copy_out(heads[0]) if top else heads[0]
 
-    def apart(self, y: Tensor) -> Tensor:
+    def copy_out(self, y: Tensor) -> Tensor:
         """A copy, so that whoever changes it leaves the sweep's states alone; inductor takes torch's own copies for spare."""
         return (
             y.clone(memory_format=torch.contiguous_format)
             if self.rows is not None
-            else opaque.own(y)
+            else opaque.with_own_gradient(y)
         )
 
-    def spread(self, y: Tensor) -> Tensor:
+    def repeat_over_steps(self, y: Tensor) -> Tensor:
         """What samples have, [B, .], for each of their steps."""
         if self.rows is None or self.rows.uniform:
             return y.expand(self.T, *y.shape).flatten(0, 1)
         return y.index_select(0, self.rows.sample.to(y.device))
 
 
-def run(
+def run_sweep(
     cell: Cell,
     name: str,
     engine: str,
@@ -138,19 +142,19 @@ def run(
     W: Tensor,
     x0: Tensor,
     p: Tensor | None,
-) -> tuple[Tensor, Tensor, Swept | Stepped | None]:
+) -> tuple[Tensor, Tensor, FormulaRun | StepFunctionRun | None]:
     """-> (x [B + N, n], the last state of each sample, the run)"""
     rows = frame.rows
     if rows is None:
         x = opaque.sweep(base, side, W, x0, p, name, engine)[0]
         return x, x[-frame.B :], None
-    found: Swept | Stepped
+    found: FormulaRun | StepFunctionRun
     sweep = engines.load(engines.resolve(engine, cell, base.device.type))
     if sweep is None:
         drive = (base,) if side is None else (base, side)
-        found = Stepped.run(formula_step(cell, W, p), rows, drive, x0, checked=False)
+        found = StepFunctionRun.run(formula_step(cell, W, p), rows, drive, x0, checked=False)
     else:
-        found = Swept.run(Plan(cell, rows, sweep, checked=False), base, side, W, x0, p)
+        found = FormulaRun.run(SweepPlan(cell, rows, sweep, checked=False), base, side, W, x0, p)
     return found.x, found.last, found
 
 
@@ -161,15 +165,15 @@ def check_weights(W: Tensor) -> None:
 
 def check_input(input: Tensor, W: Tensor) -> None:
     """What torch's own checks leave out."""
-    dense("the input", input)
+    check_dense("the input", input)
     if is_batched(input):
-        raise no_vmap()
+        raise vmap_error()
     if torch.jit.is_tracing():
         raise Unsupported(
             "torch.jit.trace sees torch's own operations, and a sweep is none. Use torch.export, or to_torch()."
         )
     if input.layout is not torch.strided:
-        kind, way_out = unusual(input) or ("", "")
+        kind, way_out = unusual_kind(input) or ("", "")
         raise Unsupported(f"the input is {kind}; expected a dense tensor. {way_out}")
     if input.device != W.device:
         raise InputError(
@@ -177,7 +181,7 @@ def check_input(input: Tensor, W: Tensor) -> None:
         )
 
 
-def probability(name: str, p: Any) -> float:
+def check_probability(name: str, p: Any) -> float:
     if isinstance(p, bool) or not isinstance(p, int | float) or not 0 <= p < 1:
         raise InputError(f"{name} must be a probability, 0 <= p < 1; got {p!r}.")
     return float(p)

@@ -14,24 +14,24 @@ import torch
 from torch import Tensor
 from torch.nn.functional import layer_norm
 
-from .frame import inside
+from .frame import reset_bias
 
 
-def normal(mode: str, y: Tensor, gain: Any) -> Tensor:
+def normalise(mode: str, y: Tensor, gain: Any) -> Tensor:
     """gain LN(y); a GRU's candidate apart from its gates."""
     d = y.shape[1] // 3
     parts = y.split([2 * d, d], 1) if mode == "GRU" else (y,)
     return torch.cat([layer_norm(part, part.shape[1:]) for part in parts], 1) * gain
 
 
-def step(mode: str, w: dict[str, Any]) -> Callable[[Tensor, Tensor], Tensor]:
+def normalised_step(mode: str, w: dict[str, Any]) -> Callable[[Tensor, Tensor], Tensor]:
     """The step function with layer normalisation of W h and, in an LSTM, of c. w: the weights of one layer by name."""
     W, gain = w["weight_hh"], w["gain_hh"]
     d = W.shape[1]
-    p: Any = inside(mode, W, w["bias_hh"])
+    p: Any = reset_bias(mode, W, w["bias_hh"])
 
     def taken(base: Tensor, x: Tensor) -> Tensor:
-        z = normal(mode, x[:, :d] @ W.t(), gain)
+        z = normalise(mode, x[:, :d] @ W.t(), gain)
         if mode == "GRU":
             r, k = torch.sigmoid(z[:, : 2 * d] + base[:, : 2 * d]).chunk(2, 1)
             return (1 - k) * torch.tanh(base[:, 2 * d :] + r * (z[:, 2 * d :] + p)) + k * x

@@ -21,28 +21,28 @@ from ..networks.initialisers import identity_, orthogonal_
 from ..sweeps import engines
 from ..sweeps.affine import affine
 from ..sweeps.engines import Choice
-from ..sweeps.layout import Layout, dense
-from ..sweeps.pointers import insist_on_memory
-from ..sweeps.rows import Rows, equal
-from ..sweeps.run import Stepped
-from ..sweeps.torch_internals import autocast_is_on, not_compiled
+from ..sweeps.layout import Layout, check_dense
+from ..sweeps.pointers import refuse_if_without_memory
+from ..sweeps.rows import Rows, uniform_rows
+from ..sweeps.run import StepFunctionRun
+from ..sweeps.torch_internals import autocast_is_on, exclude_from_compile
 from . import layer_norm, recording
 from .frame import (
     Frame,
-    bias,
     check_input,
+    check_probability,
     check_weights,
-    formula,
-    inside,
-    own,
-    parted,
-    probability,
-    run,
+    find_formula,
+    merge_biases,
+    reset_bias,
+    run_sweep,
     seen_as_operators,
+    split_base_and_side,
+    with_own_gradient,
 )
-from .replay import Replays
+from .replay import CapturedModules
 
-INITS = {"torch": None, "orthogonal": orthogonal_, "identity": identity_}
+INITIALISERS = {"torch": None, "orthogonal": orthogonal_, "identity": identity_}
 PEEPHOLES = ("weight_pi", "weight_pf", "weight_po")
 NORMS = ("gain_ih", "gain_hh", "gain_c", "shift_c")
 NAMES = (
@@ -56,7 +56,7 @@ NAMES = (
 )  # of a layer's parameters
 
 
-class Layers(nn.RNNBase):
+class RNNModule(nn.RNNBase):
     """What RNN, LSTM and GRU share: torch's module of layers, run by sweeps.
 
     engine             "auto" or a name (docs/engines.md); `module.engine` says which runs, `module.engine.why` why
@@ -82,17 +82,17 @@ class Layers(nn.RNNBase):
     ) -> None:  # fmt: skip
         super().__init__(mode, *args, **kwargs)
         check_weights(self.weight_hh_l0)
-        self.recurrent_dropout = probability("recurrent_dropout", recurrent_dropout)
+        self.recurrent_dropout = check_probability("recurrent_dropout", recurrent_dropout)
         each = tuple(zoneout) if isinstance(zoneout, Sequence) else (zoneout,) * self.slots
         if len(each) != self.slots:
             raise InputError(
                 f"zoneout is one probability or {self.slots}, for each part of the state; got {zoneout!r}."
             )
-        self.zoneout = tuple(probability("zoneout", p) for p in each)
+        self.zoneout = tuple(check_probability("zoneout", p) for p in each)
         if forget_bias is not None:
             real("forget_bias", forget_bias)
         self.layer_norm, self.peephole, self.forget_bias = layer_norm, peephole, forget_bias
-        self.init = choose("init", init, INITS)
+        self.init = choose("init", init, INITIALISERS)
         if mode != "LSTM" and (peephole or forget_bias is not None):
             raise InputError(
                 "peephole and forget_bias are arguments of an LSTM: RNN and GRU have no memory c and no forget gate."
@@ -132,15 +132,15 @@ class Layers(nn.RNNBase):
                     else self.hidden_size
                 )
                 self.register_parameter(name + suffix, nn.Parameter(torch.empty(size, **make)))
-        self._held = [
+        self._weight_names = [
             n + suffix for suffix in self.suffixes for n in NAMES if hasattr(self, n + suffix)
         ]
-        self._replays = Replays()
+        self._captured = CapturedModules()
         self.engine = engine
         _ = self.engine
-        self._extend()
+        self._set_extras()
         for masked in (False, self.recurrent_dropout > 0):  # known before torch.compile looks on
-            formula(mode, peephole, masked, max(self.zoneout) > 0)
+            find_formula(mode, peephole, masked, max(self.zoneout) > 0)
 
     @property
     def suffixes(self) -> list[str]:
@@ -157,12 +157,12 @@ class Layers(nn.RNNBase):
         if self.layer_norm:
             return Choice("autograd", "layer_norm=True is not elementwise over units")
         return engines.resolve(
-            self._engine, formula(self.mode, self.peephole)[0], self.weight_hh_l0.device.type
+            self._engine, find_formula(self.mode, self.peephole)[0], self.weight_hh_l0.device.type
         )
 
     @engine.setter
     def engine(self, name: str) -> None:
-        self._engine = engines.current(name)
+        self._engine = engines.current_name(name)
         if self.layer_norm and self._engine not in ("auto", "autograd"):
             raise Unsupported(
                 f"engine '{name}' takes its code from an elementwise formula, and layer_norm=True is not one. Use engine='autograd'."
@@ -172,10 +172,10 @@ class Layers(nn.RNNBase):
         """As torch.nn does, then what `init` and `forget_bias` ask for."""
         super().reset_parameters()
         if hasattr(self, "init"):
-            self._extend(again=True)
+            self._set_extras(again=True)
 
     @torch.no_grad()
-    def _extend(self, again: bool = False) -> None:
+    def _set_extras(self, again: bool = False) -> None:
         """Set what torch.nn has not: the extras, drawn after its own so that a seed gives both libraries the same weights."""
         bound = self.hidden_size**-0.5
         for name, parameter in self.named_parameters():
@@ -185,7 +185,7 @@ class Layers(nn.RNNBase):
                 parameter.zero_()
             elif name.startswith(PEEPHOLES) and not again:
                 parameter.uniform_(-bound, bound)
-        rule = INITS[self.init]
+        rule = INITIALISERS[self.init]
         for suffix in self.suffixes:
             if rule is not None:
                 for block in getattr(self, "weight_hh" + suffix).split(self.hidden_size):
@@ -258,17 +258,19 @@ class Layers(nn.RNNBase):
         """As torch.nn's: (output, h_n), of an LSTM (output, (h_n, c_n))."""
         by_steps = self.layer_norm or self._engine == "autograd"
         if torch.compiler.is_dynamo_compiling() and (by_steps or isinstance(input, PackedSequence)):
-            return self._apart(input, hx)
-        frame, u, states, packed = self._arranged(input, hx)
+            return self._outside_compile(input, hx)
+        frame, u, states, packed = self._arrange(input, hx)
         W = self.weight_hh_l0
-        held = {name: getattr(self, name) for name in self._held}
+        held = {name: getattr(self, name) for name in self._weight_names}
         if frame.rows is not None:
-            insist_on_memory([("the input", u), *(("hx", y) for y in states), *held.items()])
-        compute = self._layers
+            refuse_if_without_memory(
+                [("the input", u), *(("hx", y) for y in states), *held.items()]
+            )
+        compute = self._run_layers
         if frame.B == 0:
-            compute = self._empty
-        elif self._repeats(frame, u):
-            compute = self._replayed
+            compute = self._empty_batch
+        elif self._is_replayable(frame, u):
+            compute = self._replay
         if autocast_is_on():
             with torch.autocast(W.device.type, enabled=False):
                 h, last, levels = compute(
@@ -285,19 +287,19 @@ class Layers(nn.RNNBase):
             last = [y.index_select(1, packed.unsorted_indices) for y in last]
         if single:
             last = [y.squeeze(1) for y in last]
-        if frame.recorded:
+        if frame.is_recorded:
             order = None if packed is None else packed.sorted_indices
             layout = Layout(frame.rows, None if order is None else np.array(order.tolist()))  # type: ignore[arg-type]
-            recording.note(self, recording.Call(layout, h, last, levels))
+            recording.note_call(self, recording.Call(layout, h, last, levels))
         output = h if packed is None else PackedSequence(h, *packed[1:])
         return output, (tuple(last) if len(last) > 1 else last[0])
 
-    @not_compiled
-    def _apart(self, input: Any, hx: Any) -> Any:
+    @exclude_from_compile
+    def _outside_compile(self, input: Any, hx: Any) -> Any:
         """What torch.compile is not asked to look into."""
         return self.forward(input, hx)
 
-    def _arranged(
+    def _arrange(
         self, input: Any, hx: Any
     ) -> tuple[Frame, Tensor, list[Tensor], PackedSequence | None]:
         """-> (frame, the input's rows [N, inputs], [h_0, c_0] each [layers, B, .] or none, the input if it is packed)"""
@@ -316,10 +318,10 @@ class Layers(nn.RNNBase):
             )
         single = packed is None and u.dim() == 2
         u = u.unsqueeze(0 if self.batch_first else 1) if single else u
-        states = self._states(hx, single)
+        states = self._check_states(hx, single)
         if packed is not None and packed.sorted_indices is not None:
             states = [y.index_select(1, packed.sorted_indices) for y in states]
-        self._check(u, states, None if packed is None else packed.batch_sizes)
+        self._check_shapes(u, states, None if packed is None else packed.batch_sizes)
         check_weights(W)
         if packed is not None:
             rows = Rows(packed.batch_sizes.tolist())
@@ -333,9 +335,9 @@ class Layers(nn.RNNBase):
         u = u.flatten(0, 1)
         by_steps = self.layer_norm or self._engine == "autograd"
         operator = seen_as_operators(u, W) and not by_steps
-        return Frame(T, B, None if operator or B == 0 else equal(T, B)), u, states, None
+        return Frame(T, B, None if operator or B == 0 else uniform_rows(T, B)), u, states, None
 
-    def _states(self, hx: Any, single: bool) -> list[Tensor]:
+    def _check_states(self, hx: Any, single: bool) -> list[Tensor]:
         """h_0 (and c_0), each [layers, B, .]; none if not given."""
         if hx is None:
             return []
@@ -347,7 +349,7 @@ class Layers(nn.RNNBase):
             )
         dim = 2 if single else 3
         for y in states:
-            dense("hx", y)
+            check_dense("hx", y)
             if y.dim() != dim:
                 kind = "unbatched 2-D" if single else "batched 3-D"
                 raise RuntimeError(
@@ -355,7 +357,7 @@ class Layers(nn.RNNBase):
                 )
         return [y.unsqueeze(1) for y in states] if single else states
 
-    def _check(self, u: Tensor, states: list[Tensor], sizes: Tensor | None) -> None:
+    def _check_shapes(self, u: Tensor, states: list[Tensor], sizes: Tensor | None) -> None:
         """torch.nn's checks, in its words."""
         self.check_input(u, sizes)
         expected = self.get_expected_hidden_size(u, sizes)
@@ -372,7 +374,7 @@ class Layers(nn.RNNBase):
                     f"hx is {str(y.dtype)[6:]} on {y.device} but the input is {str(u.dtype)[6:]} on {u.device}; use hx.to(input)."
                 )
 
-    def _empty(
+    def _empty_batch(
         self, frame: Frame, u: Tensor, states: list[Tensor], held: dict[str, Tensor]
     ) -> tuple[Tensor, list[Tensor], Any]:
         """An empty batch has outputs of the right shape and a gradient of zero."""
@@ -384,13 +386,13 @@ class Layers(nn.RNNBase):
         ]
         return zero.new_zeros(0, D * H) + zero, last, None
 
-    def _repeats(self, frame: Frame, u: Tensor) -> bool:
+    def _is_replayable(self, frame: Frame, u: Tensor) -> bool:
         """May a call be replayed as a CUDA graph? On a GPU, where nothing is drawn and nobody asks for costates."""
         if (
             not u.is_cuda
             or frame.rows is None
             or not frame.rows.uniform
-            or frame.recorded
+            or frame.is_recorded
             or self.layer_norm
         ):
             return False
@@ -399,28 +401,28 @@ class Layers(nn.RNNBase):
             and (self.dropout > 0 or self.recurrent_dropout > 0 or max(self.zoneout) > 0)
         )
 
-    def _replayed(
+    def _replay(
         self, frame: Frame, u: Tensor, states: list[Tensor], held: dict[str, Tensor]
     ) -> tuple[Tensor, list[Tensor], Any]:
         """The layers by a CUDA graph, from the third call of one shape on."""
 
         def compute(data: Sequence[Tensor], weights: Sequence[Tensor]) -> list[Tensor]:
-            h, last, _ = self._layers(
+            h, last, _ = self._run_layers(
                 frame, data[0], list(data[1:]), dict(zip(held, weights, strict=True))
             )
             return [h, *last]
 
         key = frame.T, frame.B, self.training, self._engine
-        h, *last = self._replays(key, compute, [u, *states], list(held.values()))
+        h, *last = self._captured(key, compute, [u, *states], list(held.values()))
         return h, last, None
 
-    def _layers(
+    def _run_layers(
         self, frame: Frame, u: Tensor, states: list[Tensor], held: dict[str, Tensor]
     ) -> tuple[Tensor, list[Tensor], list[Any]]:
         """-> (the rows of the output, [h_n, c_n], what each layer and direction leaves to a recording)"""
         last: list[list[Tensor]] = []
-        levels: list[layers.Level] = []
-        D, beside = 1 + self.bidirectional, self._beside(frame, u) if frame.rows else None
+        levels: list[layers.Layer] = []
+        D, beside = 1 + self.bidirectional, self._second_stream(frame, u) if frame.rows else None
         for layer in range(self.num_layers):
             heads: list[Tensor] = []
             here: list[Any] = []
@@ -431,63 +433,67 @@ class Layers(nn.RNNBase):
                 suffix = self.suffixes[layer * D + direction]
                 w = {name: held.get(name + suffix) for name in NAMES}
                 with torch.cuda.stream(beside) if direction and beside else nullcontext():
-                    h, ends, piece = self._direction(
-                        frame, frame.turned(u) if direction else u, start, w, direction == 1
+                    h, ends, piece = self._run_direction(
+                        frame, frame.reverse_time(u) if direction else u, start, w, direction == 1
                     )
-                    heads.append(frame.turned(h) if direction else h)
+                    heads.append(frame.reverse_time(h) if direction else h)
                 last.append(ends)
                 here.append(piece)
             if beside:
                 torch.cuda.current_stream(u.device).wait_stream(beside)
             top = layer + 1 == self.num_layers
-            u = frame.joined(heads, top)
-            if frame.recorded:
-                levels.append(layers.Level(here, u))
+            u = frame.join_directions(heads, top)
+            if frame.is_recorded:
+                levels.append(layers.Layer(here, u))
             if not top:
                 u = dropout(u, self.dropout, self.training)
         ends = [torch.stack(y) for y in zip(*last, strict=True)]
         if frame.rows is None:
-            ends = [frame.apart(y) for y in ends]
+            ends = [frame.copy_out(y) for y in ends]
         return u, ends, levels
 
-    def _beside(self, frame: Frame, u: Tensor) -> torch.cuda.Stream | None:
+    def _second_stream(self, frame: Frame, u: Tensor) -> torch.cuda.Stream | None:
         """A second stream for the second direction, in a CUDA graph: recorded so, they run at once."""
         if not (self.bidirectional and u.is_cuda and torch.cuda.is_current_stream_capturing()):
             return None
         engine = engines.load(self.engine)
-        shares = getattr(engine, "shares", None)
+        shares = getattr(engine, "may_overlap", None)
         alone = shares is None or not shares(
-            formula(self.mode, self.peephole)[0], self.hidden_size, frame.B, u
+            find_formula(self.mode, self.peephole)[0], self.hidden_size, frame.B, u
         )
         return None if alone else torch.cuda.Stream(u.device)
 
-    def _direction(
+    def _run_direction(
         self, frame: Frame, u: Tensor, start: list[Tensor], w: dict[str, Any], turned: bool
-    ) -> tuple[Tensor, list[Tensor], layers.Piece | None]:
+    ) -> tuple[Tensor, list[Tensor], layers.DirectionRun | None]:
         """One sweep -> (h of each step [N, .], [h_T, c_T], piece)"""
         R, W_h, hh, project = w["weight_ih"], w["weight_hh"], w["bias_hh"], w["weight_hr"]
         d, B = self.hidden_size, frame.B
-        b = bias(self.mode, w["bias_ih"], hh)
+        b = merge_biases(self.mode, w["bias_ih"], hh)
         x0 = list(start) if start else [u.new_zeros(B, d)] * self.slots
         masks: list[Tensor] = []
-        u = layers.attached(u) if frame.recorded else u
+        u = layers.require_gradient(u) if frame.is_recorded else u
         if self.layer_norm:
-            base = layer_norm.normal(self.mode, affine(frame.rows, u, R, None), w["gain_ih"])
+            base = layer_norm.normalise(self.mode, affine(frame.rows, u, R, None), w["gain_ih"])
             base = base if b is None else base + b
             assert frame.rows is not None
-            found: Any = Stepped.run(
-                layer_norm.step(self.mode, w), frame.rows, (base,), torch.cat(x0, 1), checked=False
+            found: Any = StepFunctionRun.run(
+                layer_norm.normalised_step(self.mode, w),
+                frame.rows,
+                (base,),
+                torch.cat(x0, 1),
+                checked=False,
             )
             x, end, drive = found.x, found.last, [base]
         else:
             noise = self.recurrent_dropout > 0 and self.training, max(self.zoneout) > 0
-            cell, name = formula(self.mode, self.peephole, *noise)
+            cell, name = find_formula(self.mode, self.peephole, *noise)
             v = affine(frame.rows, u, R, b)
-            base, side = parted(cell, v)
+            base, side = split_base_and_side(cell, v)
             p = (
-                torch.cat([own(w[n]) for n in PEEPHOLES])
+                torch.cat([with_own_gradient(w[n]) for n in PEEPHOLES])
                 if self.peephole
-                else inside(self.mode, W_h, hh)
+                else reset_bias(self.mode, W_h, hh)
             )
             W = W_h
             if project is not None:  # m_0 is unknown, but only W_hh h_0 is asked of it
@@ -496,19 +502,25 @@ class Layers(nn.RNNBase):
                     base = torch.cat([base[:B] + start[0] @ W_h.t(), base[B:]])
                 x0[0] = u.new_zeros(B, d)
             if any(noise):
-                side, masks = self._noise(frame, side, base, *noise)
+                side, masks = self._draw_noise(frame, side, base, *noise)
                 x0 = [*x0, *(m * x0[0] for m in masks)]
-            x, end, found = run(cell, name, self._engine, frame, base, side, W, torch.cat(x0, 1), p)
+            x, end, found = run_sweep(
+                cell, name, self._engine, frame, base, side, W, torch.cat(x0, 1), p
+            )
             drive = [base] if side is None else [base, side]
         h = x[B:, :d]
         ends = [end[:, i * d : (i + 1) * d] for i in range(self.slots)]
         if project is not None:
             h = affine(frame.rows, h, project, None)
             ends[0] = ends[0] @ project.t()
-        piece = layers.Piece(found, drive, d, turned, project, *masks) if frame.recorded else None
+        piece = (
+            layers.DirectionRun(found, drive, d, turned, project, *masks)
+            if frame.is_recorded
+            else None
+        )
         return h, ends, piece
 
-    def _noise(
+    def _draw_noise(
         self, frame: Frame, side: Tensor | None, like: Tensor, masked: bool, kept: bool
     ) -> tuple[Tensor, list[Tensor]]:
         """-> (side with the cell's given entries, [the mask on h of each sample] if there is one)"""
@@ -518,5 +530,5 @@ class Layers(nn.RNNBase):
             entries.append(torch.bernoulli(k) if self.training else k)
         if masked:
             masks = [dropout(like.new_ones(frame.B, d), self.recurrent_dropout)]
-            entries += [frame.spread(m) for m in masks]
+            entries += [frame.repeat_over_steps(m) for m in masks]
         return torch.cat(entries, 1), masks

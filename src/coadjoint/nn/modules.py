@@ -7,18 +7,18 @@ from typing import Any
 from torch import nn
 
 from ..errors import InputError, KindError, choose
-from ..sweeps.torch_internals import children
-from .layers import NORMS, Layers
+from ..sweeps.torch_internals import child_modules
+from .layers import NORMS, RNNModule
 
 
-class RNN(Layers):
+class RNN(RNNModule):
     """torch.nn.RNN, twice differentiable on every device.
 
     h' = tanh(W_ih u + b_ih + W_hh h + b_hh), or relu. Arguments, inputs, outputs and parameters are torch.nn.RNN's; what it
-    has beyond them: engine, recurrent_dropout, zoneout, layer_norm, init (see Layers)."""
+    has beyond them: engine, recurrent_dropout, zoneout, layer_norm, init (see RNNModule)."""
 
     torch_class = nn.RNN
-    arguments = (*Layers.arguments, "nonlinearity")
+    arguments = (*RNNModule.arguments, "nonlinearity")
 
     def __init__(
         self,
@@ -37,17 +37,17 @@ class RNN(Layers):
         )
 
 
-class LSTM(Layers):
+class LSTM(RNNModule):
     """torch.nn.LSTM, twice differentiable on every device.
 
     c' = f c + i g, h' = o tanh(c') (W_hr of it, with proj_size). Arguments, inputs, outputs and parameters are
-    torch.nn.LSTM's; what it has beyond them: engine, recurrent_dropout, zoneout, layer_norm, init (see Layers), and
+    torch.nn.LSTM's; what it has beyond them: engine, recurrent_dropout, zoneout, layer_norm, init (see RNNModule), and
 
     peephole           the gates see c: parameters weight_pi, weight_pf, weight_po, one value for each unit
     forget_bias        the forget gate's bias at the start; 1 is a common choice, torch.nn draws it around 0"""
 
     torch_class = nn.LSTM
-    arguments = (*Layers.arguments, "proj_size")
+    arguments = (*RNNModule.arguments, "proj_size")
     slots = 2
     norms = NORMS
 
@@ -55,11 +55,11 @@ class LSTM(Layers):
         super().__init__("LSTM", *args, **kwargs)
 
 
-class GRU(Layers):
+class GRU(RNNModule):
     """torch.nn.GRU, twice differentiable on every device.
 
     h' = (1 - z) n + z h, n = tanh(W_in u + b_in + r (W_hn h + b_hn)). Arguments, inputs, outputs and parameters are
-    torch.nn.GRU's; what it has beyond them: engine, recurrent_dropout, zoneout, layer_norm, init (see Layers)."""
+    torch.nn.GRU's; what it has beyond them: engine, recurrent_dropout, zoneout, layer_norm, init (see RNNModule)."""
 
     torch_class = nn.GRU
 
@@ -89,7 +89,7 @@ def replace(model: nn.Module, **extras: Any) -> nn.Module:
             {name: held for name, held in m.__dict__.items() if "_hooks" in name}
         )
     for parent in list(model.modules()):
-        for name, child in children(parent):
+        for name, child in child_modules(parent):
             if child in made:
                 setattr(parent, name, made[child])
     return made.get(model, model)

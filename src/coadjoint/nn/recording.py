@@ -21,12 +21,19 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from ..errors import InputError, KindError, Unsupported
-from ..networks.layers import Level, Piece, Recorded, down, pulled, refuse_transforms
+from ..networks.layers import (
+    DirectionRun,
+    Layer,
+    Recorded,
+    costates_through_layers,
+    pull_back,
+    refuse_transforms,
+)
 from ..objectives.penalties import penalty
 from ..sweeps.costates import Costates
 from ..sweeps.layout import Layout
 from ..sweeps.torch_internals import is_compiled
-from ..sweeps.wrappers import refuse_wrappers
+from ..sweeps.wrappers import refuse_wrappers_between
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +43,7 @@ class Call:
     layout: Layout
     output: Tensor
     last: list[Tensor]  # h_n (and c_n), as they were returned
-    levels: list[Level]
+    levels: list[Layer]
     module: str = ""
     number: int = 0
 
@@ -51,13 +58,13 @@ class _Active(threading.local):
         return bool(self.tapes)
 
 
-active = _Active()
+active_tapes = _Active()
 
 
-def note(module: nn.Module, call: Call) -> None:
-    for tape in active.tapes:
+def note_call(module: nn.Module, call: Call) -> None:
+    for tape in active_tapes.tapes:
         if module in tape.names:
-            tape.enter(module, call)
+            tape.add_call(module, call)
 
 
 @dataclass(eq=False)
@@ -69,16 +76,16 @@ class Tape:
 
     def __enter__(self) -> Tape:
         self.calls.clear()
-        active.tapes.append(self)
+        active_tapes.tapes.append(self)
         return self
 
     def __exit__(self, *_: object) -> None:
-        active.tapes.remove(self)
+        active_tapes.tapes.remove(self)
 
     def __repr__(self) -> str:
         return f"<tape of {len(self.calls)} calls of {len(self.names)} modules>"
 
-    def enter(self, module: nn.Module, call: Call) -> None:
+    def add_call(self, module: nn.Module, call: Call) -> None:
         name = self.names[module]
         number = sum(c.module == name for c in self.calls)
         self.calls.append(replace(call, module=name, number=number))
@@ -107,10 +114,10 @@ class Tape:
                 "the loss does not depend on what was recorded, or gradients were off (torch.no_grad)."
             )
         again, device = torch.is_grad_enabled(), loss.device.type
-        calls = [call for call in self.calls if call.levels[0].pieces[0].run.x.requires_grad]
+        calls = [call for call in self.calls if call.levels[0].directions[0].run.x.requires_grad]
         outputs = [y for call in calls for y in (call.output, *call.last)]
         called = {call.module for call in calls}
-        refuse_wrappers(
+        refuse_wrappers_between(
             loss, outputs, {m: name for m, name in self.names.items() if name in called}
         )
         each = torch.ones_like(loss)
@@ -124,7 +131,9 @@ class Tape:
             for call in calls:
                 g, *g_last = (found.get(id(y)) for y in (call.output, *call.last))
                 if g is not None or any(y is not None for y in g_last):
-                    items += of_call(call, g, g_last, loss if again else loss.detach(), again)
+                    items += costates_of_call(
+                        call, g, g_last, loss if again else loss.detach(), again
+                    )
         if not items:
             raise InputError(
                 "the loss does not depend on the outputs that were recorded, or they carry no gradient (torch.no_grad, "
@@ -168,7 +177,7 @@ def is_recordable(module: nn.Module) -> bool:
     return getattr(module, "recordable", False) is True
 
 
-def of_call(
+def costates_of_call(
     call: Call, g: Tensor | None, g_last: Sequence[Tensor | None], loss: Tensor, again: bool
 ) -> list[Costates]:
     """The costates of a call from the loss's gradient by its outputs."""
@@ -180,17 +189,24 @@ def of_call(
         )
     if g is not None:
         top = call.levels[-1].y
-        g = g if call.output is top else pulled([call.output], [top], [g], again)[0]
-    D = len(call.levels[0].pieces)
+        g = g if call.output is top else pull_back([call.output], [top], [g], again)[0]
+    D = len(call.levels[0].directions)
     last = [
-        [ends(call, piece, g_last, layer * D + i) for i, piece in enumerate(level.pieces)]
+        [
+            last_state_gradient(call, piece, g_last, layer * D + i)
+            for i, piece in enumerate(level.directions)
+        ]
         for layer, level in enumerate(call.levels)
     ]
     where = lambda layer, direction: (call.module, call.number, layer, direction)
-    return down(call.layout, call.levels, g, last, loss.reshape(rows.B), again, where)
+    return costates_through_layers(
+        call.layout, call.levels, g, last, loss.reshape(rows.B), again, where
+    )
 
 
-def ends(call: Call, piece: Piece, g_last: Sequence[Tensor | None], i: int) -> Tensor | None:
+def last_state_gradient(
+    call: Call, piece: DirectionRun, g_last: Sequence[Tensor | None], i: int
+) -> Tensor | None:
     """The loss's gradient by the last states, [B, n], from those by h_n (and c_n)."""
     if all(g is None for g in g_last):
         return None

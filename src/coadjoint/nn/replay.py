@@ -14,14 +14,14 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import Parameter
 
-from ..sweeps.differentiable import watched as forward_mode
-from ..sweeps.engines.cuda.capture import GraphCache, capturing, prepare
-from ..sweeps.torch_internals import unflattened
+from ..sweeps.differentiable import is_transformed as forward_mode
+from ..sweeps.engines.cuda.capture import GraphCache, capture_graph, prepare_stream
+from ..sweeps.torch_internals import unflatten
 
 Map = Callable[[Sequence[Tensor], Sequence[Tensor]], Sequence[Tensor]]  # (data, weights) -> outputs
 
 
-class Replay:
+class CapturedModule:
     """A function of data and weights, and its gradient, each recorded: with copies of the data, and the weights where they
     lie. What the forward leaves to the backward is overwritten by the next forward, so `turn` counts them."""
 
@@ -46,10 +46,10 @@ class Replay:
             if again:
                 gradient(outputs, [torch.zeros_like(y) for y in outputs])
 
-        stream = prepare(data[0].device, rehearse)
+        stream = prepare_stream(data[0].device, rehearse)
         pool = torch.cuda.graph_pool_handle()
         self.forward = torch.cuda.CUDAGraph()
-        with capturing(self.forward, stream, pool):
+        with capture_graph(self.forward, stream, pool):
             outputs = f(self.data, leaves)
         self.outputs = [y.detach() for y in outputs]
         if again:
@@ -57,7 +57,7 @@ class Replay:
             self.bars = [torch.zeros_like(y) for y in outputs]
             self.blank = [True] * len(outputs)
             self.back = torch.cuda.CUDAGraph()
-            with capturing(self.back, stream, pool):
+            with capture_graph(self.back, stream, pool):
                 found = gradient(outputs, self.bars)
                 self.found = [g for g in found if g is not None]
                 self.flat = torch.cat(
@@ -82,16 +82,16 @@ class Replay:
                 held.zero_()
             self.blank[i] = bar is None
         self.back.replay()
-        found = iter(unflattened(self.flat.clone(), self.found))
+        found = iter(unflatten(self.flat.clone(), self.found))
         return [next(found) if given else None for given in self.given]
 
 
-class Replayed(Function):
+class ReplayFunction(Function):
     """apply(replays, replay, number of data tensors, *data, *weights)"""
 
     @staticmethod
     def forward(
-        ctx: Any, owner: Replays, replay: Replay, count: int, *tensors: Tensor
+        ctx: Any, owner: CapturedModules, replay: CapturedModule, count: int, *tensors: Tensor
     ) -> tuple[Tensor, ...]:
         outputs = replay.run(tensors[:count])
         ctx.owner, ctx.replay, ctx.count, ctx.turn = owner, replay, count, replay.turn
@@ -123,18 +123,18 @@ class Replayed(Function):
         return None, None, None, *(next(found) if on else None for on in replay.wanted)
 
 
-class Replays:
+class CapturedModules:
     """The recordings of a module."""
 
     def __init__(self) -> None:
-        self.cache: GraphCache[Replay] = GraphCache("this module")
+        self.cache: GraphCache[CapturedModule] = GraphCache("this module")
         self.twice = False  # somebody takes second derivatives, which a recording does not have
 
-    def __deepcopy__(self, memo: Any) -> Replays:
-        return Replays()  # a copy has weights of its own
+    def __deepcopy__(self, memo: Any) -> CapturedModules:
+        return CapturedModules()  # a copy has weights of its own
 
     def __reduce__(self) -> Any:
-        return Replays, ()
+        return CapturedModules, ()
 
     def __call__(
         self, key: Any, f: Map, data: Sequence[Tensor], weights: Sequence[Tensor]
@@ -154,7 +154,7 @@ class Replays:
             *map(like, data),
             *((w.data_ptr(), w.requires_grad) for w in weights),
         )
-        replay = self.cache.find(key, lambda: Replay(f, data, weights))
+        replay = self.cache.find(key, lambda: CapturedModule(f, data, weights))
         if replay is None:
             return f(data, weights)
-        return Replayed.apply(self, replay, len(data), *data, *weights)
+        return ReplayFunction.apply(self, replay, len(data), *data, *weights)

@@ -17,9 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..cells.transport import Portable, remembered
-from ..errors import InputError, KindError, Unsupported, choose, real
-from ..sweeps.checks import insist, is_deferred
+from ..cells.transport import Portable, remembers_origin
+from ..errors import InputError, KindError, Unsupported, choose, real, renamed_attributes
+from ..sweeps.checks import is_deferring_checks, require
 
 OUTPUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "identity": lambda a: a,
@@ -108,34 +108,34 @@ def _cross_entropy(a: Tensor, y: Tensor) -> Tensor:
             f"loss 'cross-entropy' takes class numbers (integers) or probabilities (floats); got {y.dtype}."
         )
     most = a.shape[-1] - 1
-    y = _within(y, 0, most, f"loss 'cross-entropy': class numbers must lie in 0..{most}")
+    y = _check_range(y, 0, most, f"loss 'cross-entropy': class numbers must lie in 0..{most}")
     return F.nll_loss(log_softmax(a), y.long(), reduction="none")
 
 
-def _within(y: Tensor, low: float, high: float, what: str) -> Tensor:
+def _check_range(y: Tensor, low: float, high: float, what: str) -> Tensor:
     """y, if all of it lies in low..high."""
     if y.numel():
         least, most = y.aminmax()
         wrong = lambda: InputError(f"{what}; got {least.item():g}..{most.item():g}.")
-        insist(
+        require(
             (least >= low) & (most <= high)
             if y.is_cuda
             else low <= least.item() and most.item() <= high,
             wrong,
         )
     # While recording, a class out of range would stop the device before it is reported.
-    return y.clamp(low, high) if is_deferred() else y
+    return y.clamp(low, high) if is_deferring_checks() else y
 
 
 def _binary_cross_entropy(a: Tensor, y: Tensor) -> Tensor:
     y = _same_shape("binary-cross-entropy", a, y)
-    y = _within(y, 0, 1, "loss 'binary-cross-entropy': targets must lie in 0..1")
+    y = _check_range(y, 0, 1, "loss 'binary-cross-entropy': targets must lie in 0..1")
     size = torch.where(a >= 0, a, -a)  # |a|, but with a slope at 0
     wrong = torch.where(a >= 0, 1 - y, y)  # how much of y is on the other side
     return (wrong * size + torch.log1p(torch.exp(-size))).sum(-1)
 
 
-def like(y: Tensor, a: Tensor) -> Tensor:
+def match_output(y: Tensor, a: Tensor) -> Tensor:
     return y.reshape(a.shape).to(a.dtype)
 
 
@@ -143,7 +143,7 @@ def _cross_entropy_slope(a: Tensor, y: Tensor) -> Tensor:
     """p - y, of which the greatest entry of p takes what makes the sum zero: it may be near 1."""
     p, top = torch.softmax(a, -1), a.argmax(-1, keepdim=True)
     if y.is_floating_point():
-        y = like(y, a)
+        y = match_output(y, a)
         slope = p * y.sum(-1, keepdim=True) - y
     else:
         slope = p.scatter_add(-1, y.long()[..., None], p.new_full((*y.shape, 1), -1.0))
@@ -153,11 +153,11 @@ def _cross_entropy_slope(a: Tensor, y: Tensor) -> Tensor:
 
 def _binary_cross_entropy_slope(a: Tensor, y: Tensor) -> Tensor:
     """sigmoid(a) - y"""
-    y = like(y, a)
+    y = match_output(y, a)
     return (1 - y) * torch.sigmoid(a) - y * torch.sigmoid(-a)
 
 
-squared = Loss("squared", _squared, (), lambda y_hat, y: 2 * (y_hat - like(y, y_hat)))
+squared = Loss("squared", _squared, (), lambda y_hat, y: 2 * (y_hat - match_output(y, y_hat)))
 absolute = Loss("absolute", _absolute)
 cross_entropy = Loss("cross-entropy", _cross_entropy, ("softmax", "identity"), _cross_entropy_slope)
 binary_cross_entropy = Loss(
@@ -168,7 +168,7 @@ binary_cross_entropy = Loss(
 )
 
 
-@remembered
+@remembers_origin
 def huber(delta: float = 1.0) -> Loss:
     """e^2 / 2 for |e| <= delta, delta (|e| - delta / 2) beyond, summed over outputs."""
     real("huber's delta", delta, 0, above=True)
@@ -185,7 +185,7 @@ LOSSES: dict[str, Loss] = {
 LossLike = str | Loss | Callable[..., Any]
 
 
-def entries(loss: LossLike, a: Tensor, y: Tensor | None, output: Output) -> Tensor:
+def entry_losses(loss: LossLike, a: Tensor, y: Tensor | None, output: Output) -> Tensor:
     """The loss of each entry, [len(a)]."""
     if isinstance(loss, str):
         loss = LOSSES[choose("loss", loss, LOSSES)]
@@ -210,7 +210,9 @@ def entries(loss: LossLike, a: Tensor, y: Tensor | None, output: Output) -> Tens
     return value
 
 
-def sloped(loss: LossLike, a: Tensor, y: Tensor | None, output: Output) -> tuple[Tensor, Tensor]:
+def losses_and_slopes(
+    loss: LossLike, a: Tensor, y: Tensor | None, output: Output
+) -> tuple[Tensor, Tensor]:
     """The loss of each entry and its slope by that entry's own a: [len(a)] and [len(a), outputs]. Not differentiable."""
     named = LOSSES.get(loss) if isinstance(loss, str) else loss
     if (
@@ -223,5 +225,14 @@ def sloped(loss: LossLike, a: Tensor, y: Tensor | None, output: Output) -> tuple
         return value, named.slope(a, y)
     with torch.enable_grad():
         a = a.detach().requires_grad_()
-        value = entries(loss, a, y, output)
+        value = entry_losses(loss, a, y, output)
         return value.detach(), torch.autograd.grad(value.sum(), a)[0]
+
+
+__getattr__ = renamed_attributes(
+    __name__,
+    {
+        "entries": "entry_losses",
+        "sloped": "losses_and_slopes",
+    },
+)

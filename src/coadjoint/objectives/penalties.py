@@ -23,10 +23,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..cells.transport import Portable, remembered
-from ..errors import InputError, KindError, Unsupported, brief, choose, real
-from ..sweeps.costates import BaseCostates, at_zero, norm
-from ..sweeps.layout import dense
+from ..cells.transport import Portable, remembers_origin
+from ..errors import InputError, KindError, Unsupported, brief, choose, real, renamed_attributes
+from ..sweeps.costates import BaseCostates, keep_where_zero, norm
+from ..sweeps.layout import check_dense
 from ..sweeps.rows import scale
 
 # public as co.penalties.X
@@ -64,7 +64,7 @@ class Penalty(Portable):
     def _function(self) -> Callable[..., Any]:
         return self.value
 
-    @remembered
+    @remembers_origin
     def on(self, what: str | None = None, **where: Any) -> Penalty:
         """The same penalty of some of the costates: on(layer=0), on(direction="forward"), ...; on("top"), the last layer (of an
         encoder-decoder, the decoder); on("whole"), the states of all layers as one. Of a single layer all are that layer's."""
@@ -82,11 +82,11 @@ class Penalty(Portable):
                 last = lam[-1].trajectory
                 within = lam.select(module=last.module, call=last.call)
                 lam = within.select(layer=max(one.trajectory.layer for one in within))
-            return self(lam.whole() if what == "whole" else lam)
+            return self(lam.joined() if what == "whole" else lam)
 
         return Penalty(f"{self.name} on {names}", value, joint=True)
 
-    @remembered
+    @remembers_origin
     def __add__(self, other: Penalty) -> Penalty:
         other = penalty(other)
         return Penalty(
@@ -95,7 +95,7 @@ class Penalty(Portable):
 
     __radd__ = __add__
 
-    @remembered
+    @remembers_origin
     def __mul__(self, weight: float) -> Penalty:
         """A factor may be negative, in a difference of penalties; the weight of a Penalised may not."""
         if not isinstance(weight, Tensor) or weight.dim():
@@ -117,7 +117,7 @@ PARTS = (
 )  # by which costates of several layers are told apart
 
 
-def named(name: str) -> Callable[[Callable[[BaseCostates], Tensor]], Penalty]:
+def register(name: str) -> Callable[[Callable[[BaseCostates], Tensor]], Penalty]:
     """Enter a penalty into the table."""
 
     def enter(value: Callable[[BaseCostates], Tensor]) -> Penalty:
@@ -148,73 +148,73 @@ def layers_of(lam: Any) -> Sequence[BaseCostates] | None:
     return layers
 
 
-def present(lam: BaseCostates) -> Tensor | None:
+def existing_steps(lam: BaseCostates) -> Tensor | None:
     """[T, B]: does lam_t exist, t = 1..T; None if all do."""
     return None if lam.uniform else lam.mask[1:]
 
 
-def mean(values: Tensor, on: Tensor | None) -> Tensor:
+def masked_mean(values: Tensor, on: Tensor | None) -> Tensor:
     """The mean over t of the entries that are on, [t, B] -> [B]; 0 if there are none. Others are not touched, NaN or not."""
     if on is None:
         return values.sum(0) / max(len(values), 1)
     return torch.where(on, values, 0).sum(0) / on.sum(0).clamp(min=1)
 
 
-def variance_of(values: Tensor, on: Tensor | None) -> Tensor:
+def masked_variance(values: Tensor, on: Tensor | None) -> Tensor:
     """mean over t of (value - mean)^2, in two passes; the second term is what the rounding of the mean has left."""
     values = values if on is None else torch.where(on, values, 0)
-    d = values - mean(values, on)
-    return mean(d.square(), on) - mean(d, on).square()
+    d = values - masked_mean(values, on)
+    return masked_mean(d.square(), on) - masked_mean(d, on).square()
 
 
-@named("squared-norm")
+@register("squared-norm")
 def squared_norm(lam: BaseCostates) -> Tensor:
     """mean over t = 1..T of ||lam_t||^2"""
-    return mean(lam.squared_norms()[1:], present(lam))
+    return masked_mean(lam.squared_norms()[1:], existing_steps(lam))
 
 
-@named("variance")
+@register("variance")
 def variance(lam: BaseCostates) -> Tensor:
     """mean over t = 1..T of (||lam_t|| - mean_s ||lam_s||)^2.  Johnston & Patel (2021); their published code sums over t."""
-    return variance_of(lam.norms()[1:], present(lam))
+    return masked_variance(lam.norms()[1:], existing_steps(lam))
 
 
-@named("variance-l1")
+@register("variance-l1")
 def variance_l1(lam: BaseCostates) -> Tensor:
     """mean over t = 1..T of (||lam_t||_1 - mean_s ||lam_s||_1)^2.  Johnston & Patel (2021)"""
-    return variance_of(lam.norms(1)[1:], present(lam))
+    return masked_variance(lam.norms(1)[1:], existing_steps(lam))
 
 
-@named("log-ratio")
+@register("log-ratio")
 def log_ratio(lam: BaseCostates) -> Tensor:
     """mean over t = 1..T-1 of (log ||lam_t|| - log ||lam_{t+1}||)^2, natural logarithm; 0 if T < 2"""
     r = lam.log_ratios()[1:]
-    return mean(r.square(), None if lam.whole else ~r.isnan()).to(lam.loss.dtype)
+    return masked_mean(r.square(), None if lam.complete else ~r.isnan()).to(lam.loss.dtype)
 
 
-@named("ratio")
+@register("ratio")
 def ratio(lam: BaseCostates) -> Tensor:
     """mean over t = 1..T-1 of (||lam_t|| / ||lam_{t+1}|| - 1)^2; pairs with a zero norm are left out.
     The published code of Johnston & Patel calls it Pascanu's; Pascanu's own is `omega`."""
     r = lam.log_ratios()[1:]
     on = ~r.isnan()
-    return mean((torch.where(on, r, 0).exp() - 1).square(), on).to(lam.loss.dtype)
+    return masked_mean((torch.where(on, r, 0).exp() - 1).square(), on).to(lam.loss.dtype)
 
 
-@named("log-variance")
+@register("log-variance")
 def log_variance(lam: BaseCostates) -> Tensor:
     """mean over t = 1..T of (log ||lam_t|| - mean_s log ||lam_s||)^2"""
-    return variance_of(lam.log_norms()[1:], lam.nonzero[1:]).to(lam.loss.dtype)
+    return masked_variance(lam.log_norms()[1:], lam.nonzero[1:]).to(lam.loss.dtype)
 
 
-@named("end-points")
+@register("end-points")
 def end_points(lam: BaseCostates) -> Tensor:
     """(||lam_1|| - ||lam_T||)^2.  Johnston & Patel's code"""
     n = lam.norms()
     return (n[1] - n.gather(0, lam.last[None])[0]).square()
 
 
-@named("share-variance")
+@register("share-variance")
 def share_variance(lam: BaseCostates) -> Tensor:
     """sum over t = 1..T of (||lam_t|| / sum_s ||lam_s|| - 1/T)^2, from log-norms, so that it holds at any scale; 0 if all are zero"""
     on = lam.nonzero[1:]
@@ -226,7 +226,7 @@ def share_variance(lam: BaseCostates) -> Tensor:
     return torch.where(any_on, off.sum(0), 0).to(lam.loss.dtype)
 
 
-@remembered
+@remembers_origin
 def barrier(switch: float = 1e-5) -> Penalty:
     """sum over units i of phi(lam_{T,i}), phi(v) = log(|v| / switch)^2 below the switch and 0 above: keeps the last costate
     away from zero. phi has a continuous slope; units whose costate is exactly zero are left out.
@@ -247,21 +247,21 @@ def barrier(switch: float = 1e-5) -> Penalty:
 PENALTIES["barrier"] = barrier()
 
 
-@named("omega")
+@register("omega")
 def omega(lam: BaseCostates) -> Tensor:
     """mean over t = 1..T of (||J_t' lam_t||^2 / ||lam_t||^2 - 1)^2, J_t = dx_t/dx_{t-1}, with its exact gradient: through the
     states, the costates and every parameter.  The regulariser of Pascanu et al. (2013), eq. 10; zero costates are left out."""
-    back = lam.pulled()
+    back = lam.pull_mantissas()
     before = norm(back)
     on = lam.nonzero[1:]
     size = torch.where(on, lam.size[1:], 1)
     r = before / size
     # Where J_t' lam_t is zero the ratio has a kink, but its square is smooth.
-    zeros = at_zero(back, before) / size[..., None]
-    return mean((r.square() + zeros.square().sum(-1) - 1).square(), on)
+    zeros = keep_where_zero(back, before) / size[..., None]
+    return masked_mean((r.square() + zeros.square().sum(-1) - 1).square(), on)
 
 
-@named("omega-published")
+@register("omega-published")
 def omega_published(lam: BaseCostates) -> Tensor:
     """The same ratio as in the published code of Pascanu et al. (2013): only the immediate derivative by W (states and costates
     are constants, other parameters get nothing); steps with ||lam_t / B||^2 < 1e-20 are left out; the sum over steps and
@@ -280,24 +280,24 @@ def omega_published(lam: BaseCostates) -> Tensor:
     size = torch.where(on, size, 1)
     before = norm(back)
     r = before / size
-    zeros = at_zero(back, before) / size[:, None]  # as in omega
+    zeros = keep_where_zero(back, before) / size[:, None]  # as in omega
     terms = (r.square() + zeros.square().sum(-1) - 1).square()
     value = torch.where(on, terms, 0).sum() / on.sum().clamp(min=1)
     return value.expand(rows.B)
 
 
-@named("norm-stabiliser")
+@register("norm-stabiliser")
 def norm_stabiliser(lam: BaseCostates) -> Tensor:
     """mean over t = 1..T of (||h_t|| - ||h_{t-1}||)^2 on the states themselves (the first slot).  Krueger & Memisevic (2015)"""
-    shown = lam.shown
+    shown = lam.visible_states
     n = norm(shown)
     change = (n[1:] - n[:-1]).square()
     # After a state of zeros the change is ||h_t||^2, which is smooth where h_t is zero too.
-    zeros = at_zero(shown, n)[1:].square().sum(-1)
-    return mean(change + torch.where(n[:-1] == 0, zeros, 0), present(lam))
+    zeros = keep_where_zero(shown, n)[1:].square().sum(-1)
+    return masked_mean(change + torch.where(n[:-1] == 0, zeros, 0), existing_steps(lam))
 
 
-def of_network(lam: BaseCostates, name: str) -> Any:
+def network_run(lam: BaseCostates, name: str) -> Any:
     """The run of a whole network, which can be asked for its outputs: it has `push`, the change of y_hat along a direction."""
     run = lam.trajectory
     if not hasattr(run, "push"):
@@ -307,14 +307,14 @@ def of_network(lam: BaseCostates, name: str) -> Any:
     return run
 
 
-@remembered
+@remembers_origin
 def tangent(v: Tensor, beta: Tensor | float = 0.0) -> Penalty:
     """sum over outputs (and steps) of (DF(u) v - beta)^2: the change of y_hat along the input direction v [T, B, inputs] is
     asked to be beta.  The tangent loss of Simard et al. (1992), as in Caterini's framework (section 3)."""
-    dense("the direction v", v)
+    check_dense("the direction v", v)
 
     def value(lam: BaseCostates) -> Tensor:
-        change = of_network(lam, "tangent").push(v) - beta
+        change = network_run(lam, "tangent").push(v) - beta
         axes = [i for i in range(change.dim()) if i != change.dim() - 2]
         if change.dim() == 3:
             change = torch.where(lam.mask[1:, :, None], change, 0)
@@ -323,13 +323,13 @@ def tangent(v: Tensor, beta: Tensor | float = 0.0) -> Penalty:
     return Penalty("tangent", value, tangent.__doc__)
 
 
-@remembered
+@remembers_origin
 def of_output(G: Any = "variance") -> Penalty:
     """mean over outputs k of G applied to d y_hat_k / dx_t instead of dL/dx_t; y_hat is that of the sample's last step."""
     inner = penalty(G)
 
     def value(lam: BaseCostates) -> Tensor:
-        run = of_network(lam, "of_output")
+        run = network_run(lam, "of_output")
         outputs, at_end = run.network.outputs, None
         if run.network.readout != "last":
             at_end = torch.arange(1, len(lam.exponent))[:, None] == run.lengths
@@ -357,5 +357,13 @@ def log_decay(lam: BaseCostates | Sequence[BaseCostates]) -> Tensor:
     for one in layers:
         r = one.log_ratios()[1:].detach()
         on = ~r.isnan()
-        found.append(torch.where(on.any(0), mean(r, on).abs(), math.nan))
+        found.append(torch.where(on.any(0), masked_mean(r, on).abs(), math.nan))
     return found[0] if len(found) == 1 else torch.stack(found).nanmean(0)
+
+
+__getattr__ = renamed_attributes(
+    __name__,
+    {
+        "variance_of": "masked_variance",
+    },
+)

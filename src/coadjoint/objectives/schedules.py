@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
-from ..errors import real, whole
+from ..errors import real, whole_number
 
 Schedule = Callable[[float], float]
 
@@ -28,7 +28,7 @@ def linear(start: float, end: float, steps: int) -> Schedule:
     """from start to end over `steps` steps, then end"""
     real("start", start, 0)
     real("end", end, 0)
-    whole("steps", steps)
+    whole_number("steps", steps)
     return functools.partial(_linear, start, end, steps)
 
 

@@ -14,12 +14,14 @@ conjugate_gradients, hessian_free    Newton steps without the Hessian
 
 from __future__ import annotations
 
+import warnings
+
 from .directions import DIRECTIONS, distance, temporal
 from .factory import make
 from .recipes import (
     OPTIMISERS,
-    OWN_PACE,
-    PACELESS,
+    SELF_DIRECTED,
+    WITHOUT_STEP_SIZE,
     Optimiser,
     adagrad,
     adam,
@@ -46,50 +48,51 @@ from .schedules import (
 )
 from .step_rules import Armijo, Galvan, Wolfe
 from .steppers import (
-    Curved,
-    Judged,
+    HessianFreeStepper,
+    LBFGSStepper,
     Point,
-    Quasi,
-    Regressed,
+    RidgeStepper,
     Stepper,
-    flat,
-    numbers_of,
-    whole_number,
+    TorchStepper,
+    count_trained,
+    flatten_state,
+    is_whole_number,
 )
 
 __all__ = [
     "DIRECTIONS",
     "OPTIMISERS",
-    "OWN_PACE",
-    "PACELESS",
     "SCHEDULES",
+    "SELF_DIRECTED",
+    "WITHOUT_STEP_SIZE",
     "Armijo",
-    "Curved",
     "Galvan",
-    "Judged",
+    "HessianFreeStepper",
+    "LBFGSStepper",
     "Optimiser",
     "Point",
-    "Quasi",
-    "Regressed",
+    "RidgeStepper",
     "Schedule",
     "Stepper",
+    "TorchStepper",
     "Wolfe",
     "adagrad",
     "adam",
     "adamw",
     "constant",
     "cosine",
+    "count_trained",
     "distance",
     "exponential",
-    "flat",
+    "flatten_state",
     "hessian_free",
     "inverse_time",
+    "is_whole_number",
     "lbfgs",
     "linear",
     "make",
     "momentum",
     "nesterov",
-    "numbers_of",
     "optimiser",
     "plateau",
     "recipe_of",
@@ -97,5 +100,30 @@ __all__ = [
     "rmsprop",
     "sgd",
     "temporal",
-    "whole_number",
 ]
+
+
+# Names of before and what they are called now; they go in 1.0.
+_RENAMED = {
+    "Curved": "HessianFreeStepper",
+    "Judged": "TorchStepper",
+    "OWN_PACE": "SELF_DIRECTED",
+    "PACELESS": "WITHOUT_STEP_SIZE",
+    "Quasi": "LBFGSStepper",
+    "Regressed": "RidgeStepper",
+    "flat": "flatten_state",
+    "numbers_of": "count_trained",
+    "whole_number": "is_whole_number",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _RENAMED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    new = _RENAMED[name]
+    warnings.warn(
+        f"co.optimisers.{name} is now co.optimisers.{new}; the old name goes in 1.0.",
+        DeprecationWarning,
+        stacklevel=2,
+    )
+    return globals()[new]

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..errors import KindError, brief, real, whole
-from ..sweeps.layout import dense
+from ..errors import KindError, brief, real, whole_number
+from ..sweeps.layout import check_dense
 
 
 @dataclass(frozen=True)
-class Solved:
+class CGSolution:
     """What conjugate gradients found: some of the iterates, the last of them the best model's, and what the model says of each."""
 
     iterates: list[Tensor]
@@ -31,7 +31,7 @@ def conjugate_gradients(
     most: int = 250,
     progress: float = 5e-4,
     keep: float = 1.3,
-) -> Solved:
+) -> CGSolution:
     """Minimise x'Ax / 2 - b'x for a positive A, preconditioned by the diagonal `scale`.
 
     It ends after `most` products, or when the model has fallen by less than `progress` of itself for each of the last k
@@ -39,10 +39,10 @@ def conjugate_gradients(
     Martens, Deep learning via Hessian-free optimization, ICML (2010)."""
     if not callable(A):
         raise KindError(f"A must be a function of a vector; got {brief(A)}.")
-    whole("most", most)
+    whole_number("most", most)
     real("progress", progress, 0)
     real("keep", keep, 1)
-    dtype, b = dense("b", b).dtype, b.double()
+    dtype, b = check_dense("b", b).dtype, b.double()
     times = lambda y: A(y.to(dtype)).double()  # A may be float32; sums and vectors are not
     scale = None if scale is None else scale.double()
     x = torch.zeros_like(b) if start is None else start.double()
@@ -78,4 +78,4 @@ def conjugate_gradients(
         d = z.add(d, alpha=size / before)
     if not iterates:
         iterates, models = [x.to(dtype)], [past[-1]]
-    return Solved(iterates, models, i, i + (start is not None))
+    return CGSolution(iterates, models, i, i + (start is not None))

@@ -21,23 +21,23 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from ..errors import InputError, Unsupported, check_seed, whole
-from ..gradients.evaluation import Gradient, unchanged
-from ..gradients.method import check_given, trained
+from ..errors import InputError, Unsupported, check_seed, whole_number
+from ..gradients.evaluation import Gradient, guard_weights
+from ..gradients.method import check_arguments, trained_parameters
 from ..networks.judge import Judge
 from ..networks.network import Network, Trajectory
 from ..objectives.batch import Batch
 from ..objectives.losses import LOSSES, Loss, LossLike
 from ..sweeps.affine import affine, plus
-from ..sweeps.chunks import product, total
-from ..sweeps.differentiable import back
-from ..sweeps.layout import dense
+from ..sweeps.chunks import sum_products, sum_rows
+from ..sweeps.differentiable import forward_gradient
+from ..sweeps.layout import check_dense
 from ..sweeps.memory import empty
-from ..sweeps.slopes import read
-from .conjugate_gradients import Solved as Solved
+from ..sweeps.slopes import read_values
+from .conjugate_gradients import CGSolution as CGSolution
 from .conjugate_gradients import conjugate_gradients as conjugate_gradients
 
-CONVEX = {  # loss: the output functions with which it is convex in a
+CONVEX_LOSSES = {  # loss: the output functions with which it is convex in a
     "squared": ("identity",),
     "absolute": ("identity",),
     "huber": ("identity",),
@@ -63,7 +63,7 @@ class Packing:
 
     def unpack(self, v: Tensor) -> Gradient:
         n = sum(s.numel() for s in self.shapes)
-        if tuple(dense("a vector of the weights", v).shape) != (n,):
+        if tuple(check_dense("a vector of the weights", v).shape) != (n,):
             raise InputError(f"a vector of the weights has shape [{n}]; got {list(v.shape)}.")
         parts = v.split([s.numel() for s in self.shapes])
         return {n: y.reshape(s) for n, s, y in zip(self.names, self.shapes, parts, strict=True)}
@@ -78,19 +78,19 @@ class Curvature:
     def __init__(
         self, net: Network, batch: Batch, loss: LossLike, run: Trajectory | None = None
     ) -> None:
-        check_given(net, batch)
-        fits(net, loss)
-        self._check = unchanged(net)
+        check_arguments(net, batch)
+        refuse_if_no_curvature(net, loss)
+        self._check = guard_weights(net)
         self.net, self.batch, self.loss = net, batch, loss
-        self.parameters = trained(net)
+        self.parameters = trained_parameters(net)
         self.packing = Packing.of(self.parameters)
         with torch.no_grad():
             self.run = net.run(batch) if run is None else run
         rows, layout = self.run.layout.rows, self.run.layout
-        self.judge = Judge.of(net, layout, loss, batch.y, batch.mask, batch.reduce, self.run.pre)
+        self.judge = Judge.of(net, layout, loss, batch.y, batch.mask, batch.reduce, self.run.a_rows)
         with torch.enable_grad():
-            self.pre = self.run.pre.detach().requires_grad_()
-            self.losses = self.judge.losses(self.pre)
+            self.pre = self.run.a_rows.detach().requires_grad_()
+            self.losses = self.judge.sample_losses(self.pre)
             mean = batch.mean(self.losses)
             (self.by_a,) = torch.autograd.grad(mean, self.pre, create_graph=True)
         self.value = float(mean.detach())
@@ -100,8 +100,8 @@ class Curvature:
         )
 
     @functools.cached_property
-    def weights(self) -> Weights:
-        return Weights(self.run, self.parameters, self.batch.x0 is None)
+    def weights(self) -> WeightJacobian:
+        return WeightJacobian(self.run, self.parameters, self.batch.x0 is None)
 
     def gradient(self) -> Tensor:
         """The gradient of the mean loss."""
@@ -136,7 +136,7 @@ class Curvature:
     def diagonal(self, probes: int = 1, seed: int = 0) -> Tensor:
         """An estimate of the diagonal of G from random signs, without bias: one adjoint sweep for each probe."""
         self._check()
-        whole("probes", probes)
+        whole_number("probes", probes)
         generator = torch.Generator().manual_seed(check_seed(seed))
         total = torch.zeros(
             sum(s.numel() for s in self.packing.shapes),
@@ -202,27 +202,27 @@ class Curvature:
         return (vector @ (value.clamp(min=0).sqrt() * y).unsqueeze(-1)).squeeze(-1)
 
 
-def fits(net: Any, loss: LossLike) -> None:
+def refuse_if_no_curvature(net: Any, loss: LossLike) -> None:
     """Refuse what has no curvature here."""
     if getattr(net, "one_layer", None) is None:
         raise Unsupported(
             f"curvature is that of a co.Network; got {type(net).__name__}. Use another optimiser."
         )
-    convex(loss, net.output)
-    net.still("curvature")
+    refuse_if_not_convex(loss, net.output)
+    net.refuse_if_random("curvature")
     if net.training and net.cell is not None and net.cell.given and net.cell.name != "inverse":
         raise Unsupported(
             f"cell '{net.cell.name}' draws noise, and curvature is that of one function: call net.eval()."
         )
 
 
-def convex(loss: LossLike, output: Any) -> None:
+def refuse_if_not_convex(loss: LossLike, output: Any) -> None:
     """Refuse a loss whose Hessian by a may be indefinite."""
     found = LOSSES.get(loss) if isinstance(loss, str) else loss
-    outputs = CONVEX.get(found.name, ()) if isinstance(found, Loss) else ()
+    outputs = CONVEX_LOSSES.get(found.name, ()) if isinstance(found, Loss) else ()
     if output not in outputs:
         pairs = "; ".join(
-            f"'{name}' with output {' or '.join(map(repr, o))}" for name, o in CONVEX.items()
+            f"'{name}' with output {' or '.join(map(repr, o))}" for name, o in CONVEX_LOSSES.items()
         )
         raise Unsupported(
             f"a Gauss-Newton matrix needs a loss that is convex in the pre-output: {pairs}; got {getattr(found, 'name', loss)!r} "
@@ -230,7 +230,7 @@ def convex(loss: LossLike, output: Any) -> None:
         )
 
 
-class Derivative:
+class Jacobian:
     """J, the derivative of a function at one point, forwards and backwards, from a graph that is made once; None for zero.
 
     J' w is linear in w: its derivative by w, transposed, is J. An output that is an input itself needs no graph."""
@@ -245,12 +245,12 @@ class Derivative:
             [outputs[i] for i in self.places],
         )
         self.dual = [torch.zeros_like(y, requires_grad=True) for y in self.outputs]
-        self.back = grads(self.outputs, self.inputs, self.dual, create_graph=True)
+        self.back = vector_products(self.outputs, self.inputs, self.dual, create_graph=True)
 
     def push(self, dots: Sequence[Tensor | None]) -> list[Tensor | None]:
         """J dots"""
         found: list[Tensor | None] = [None] * self.count
-        for i, y in zip(self.places, grads(self.back, self.dual, dots), strict=True):
+        for i, y in zip(self.places, vector_products(self.back, self.dual, dots), strict=True):
             found[i] = y
         for i, j in self.same:
             found[i] = dots[j]
@@ -258,13 +258,13 @@ class Derivative:
 
     def pull(self, bars: Sequence[Tensor | None]) -> list[Tensor | None]:
         """J' bars"""
-        found = grads(self.outputs, self.inputs, [bars[i] for i in self.places])
+        found = vector_products(self.outputs, self.inputs, [bars[i] for i in self.places])
         for i, j in self.same:
             found[j] = plus(found[j], bars[i])
         return found
 
 
-def grads(
+def vector_products(
     outputs: Sequence[Tensor | None],
     inputs: Sequence[Tensor],
     bars: Sequence[Tensor | None],
@@ -284,7 +284,7 @@ def grads(
     )
 
 
-class Answer:
+class ReadoutJacobian:
     """The derivative of a = V h + b_o by (h, V, b_o) in closed form, where there is one a for each sample."""
 
     def __init__(self, h: Tensor, V: Tensor) -> None:
@@ -307,7 +307,7 @@ FEW = 16  # outputs: their Hessian is kept in blocks
 TINY = 1e-20  # what nothing should be divided by in float32
 
 
-class Weights:
+class WeightJacobian:
     """J of a trajectory: how its pre-outputs and states change with its network's parameters.
 
         da_t = dW r(x_{t-1}) + dR u_t + db        one product with (r, u, 1) beside each other, one sweep
@@ -324,31 +324,31 @@ class Weights:
                 "a change of the weights is pushed through a cell's formula: use engine 'cpu' or 'reference', not a step function "
                 "or engine 'autograd'."
             )
-        net, self.rows, self.u, self.swept = run.network, run.layout.rows, run.inputs, swept
+        net, self.rows, self.u, self.swept = run.network, run.layout.rows, run.u_rows, swept
         assert net.cell is not None
         cell, rows, x = net.cell, self.rows, swept.x
         with torch.enable_grad():
-            taken = effective(net, learned_x0)
+            taken = effective_weights(net, learned_x0)
             self.names = list(taken)
-            self.made = Derivative(list(taken.values()), list(parameters.values()))
-            self.readers = [name for name in taken if name in ("V", "b_o", *net.held())]
+            self.made = Jacobian(list(taken.values()), list(parameters.values()))
+            self.readers = [name for name in taken if name in ("V", "b_o", *net.extra_weights())]
             at = {name: taken[name].detach().requires_grad_() for name in self.readers}
-            self.all = net.by_steps
+            self.all = net.reads_all_steps
             seen = (x if self.all else run.run.last).detach().requires_grad_()
-            self.reads: Derivative | Answer
+            self.reads: Jacobian | ReadoutJacobian
             if (
-                net.linear
+                net.is_linear
                 and not self.all
                 and set(self.readers) <= {"V", "b_o"}
-                and net.shows == list(range(net.slots))
+                and net.visible_slots == list(range(net.slots))
             ):
-                self.reads = Answer(seen.detach(), at["V"].detach())
+                self.reads = ReadoutJacobian(seen.detach(), at["V"].detach())
             else:
-                a = net.read_out(run.layout, seen, seen, at["V"], at.get("b_o"), self.u, at)
-                self.reads = Derivative([a], [seen, *at.values()])
+                a = net.read_states(run.layout, seen, seen, at["V"], at.get("b_o"), self.u, at)
+                self.reads = Jacobian([a], [seen, *at.values()])
         self.given, self.beside = len(cell.given) * net.hidden, len(taken.get("R_v", ()))
         with torch.no_grad():
-            parts = {"W": read(cell, rows.prev(x), rows)} if "W" in taken else {}
+            parts = {"W": read_values(cell, rows.prev(x), rows)} if "W" in taken else {}
             parts["R"] = self.u
             parts |= {"b": self.u.new_ones(rows.N, 1)} if "b" in taken else {}
             wide = sum(y.shape[1] for y in parts.values())
@@ -362,7 +362,7 @@ class Weights:
         rows, swept = self.rows, self.swept
         dot = dict(zip(self.names, self.made.push(direction), strict=True))
         with torch.no_grad():
-            M = self.known.new_zeros(swept.tape.a.shape[1], self.known.shape[1])
+            M = self.known.new_zeros(swept.saved.a.shape[1], self.known.shape[1])
             for name, into in zip(self.entering, M.split(self.wide, 1), strict=True):
                 if (d := dot.get(name)) is not None:
                     into.copy_(d.reshape(into.shape))
@@ -396,19 +396,19 @@ class Weights:
         with torch.no_grad():
             if s is not None or s_last is not None:
                 need = (True, "R_v" in self.names, False, "x0" in self.names, "p" in self.names)
-                delta, of_v, _, of_x0, of_p = back(
-                    swept.plan, swept.tape, swept.W, s, s_last, None, need
+                delta, of_v, _, of_x0, of_p = forward_gradient(
+                    swept.plan, swept.saved, swept.W, s, s_last, None, need
                 )
                 assert delta is not None
-                joint = product(rows, delta, self.known).split(self.wide, 1)
+                joint = sum_products(rows, delta, self.known).split(self.wide, 1)
                 found |= {
                     name: y if name != "b" else y[:, 0]
                     for name, y in zip(self.entering, joint, strict=True)
                 }
                 if of_v is not None and "R_v" in self.names:
                     of_v = of_v[:, : of_v.shape[1] - self.given]
-                    found["R_v"] = product(rows, of_v, self.u)
-                    found["b_v"] = total(rows, of_v)
+                    found["R_v"] = sum_products(rows, of_v, self.u)
+                    found["b_v"] = sum_rows(rows, of_v)
                 found |= {"p": of_p} | ({} if of_x0 is None else {"x0": of_x0.sum(0)})
         by = self.made.pull([found.get(name) for name in self.names])
         return [
@@ -417,11 +417,11 @@ class Weights:
         ]
 
 
-def effective(net: Network, learned_x0: bool) -> dict[str, Tensor]:
+def effective_weights(net: Network, learned_x0: bool) -> dict[str, Tensor]:
     """The weights as a sweep and a readout take them, of a network's own parameters: W with its structure and mask, ..."""
-    taken = net.effective()
-    (R, b), side = taken.entering
-    found = {"W": taken.W, "R": R, "b": b, "V": net.V, "b_o": net.b_o, **net.held()}
+    taken = net.effective_weights()
+    (R, b), side = taken.input_weights
+    found = {"W": taken.W, "R": R, "b": b, "V": net.V, "b_o": net.b_o, **net.extra_weights()}
     found |= {} if side is None else {"R_v": side[0], "b_v": side[1]}
     found["p"] = taken.p
     found |= {"x0": taken.x0} if learned_x0 and isinstance(taken.x0, nn.Parameter) else {}

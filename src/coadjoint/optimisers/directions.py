@@ -49,7 +49,7 @@ def temporal(e: Evaluation, rng: np.random.Generator) -> Gradient:
         raise Unsupported(
             "the temporal direction takes W as it is, and that of this network is made of others."
         )
-    parts, _ = Temporal.near(e)
+    parts, _ = Temporal.with_exponents(e)
     size = parts.norms()["joint"]
     there = (size > 0).numpy(force=True)
     beta = np.zeros(len(there))

@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import Applies, choose, idle_options, refuse_options
-from .recipes import OPTIMISERS, OWN_PACE, PACELESS, Optimiser, optimiser
+from ..errors import AppliesTable, choose, idle_options, refuse_options
+from .recipes import OPTIMISERS, SELF_DIRECTED, WITHOUT_STEP_SIZE, Optimiser, optimiser
 from .schedules import SCHEDULES
 from .step_rules import STEP_RULES
 
@@ -33,24 +33,24 @@ OPTIONS = {  # the options of single optimisers, and what the optimiser calls th
 }
 
 
-def _takers(option: str) -> tuple[str, ...]:
+def _optimisers_taking(option: str) -> tuple[str, ...]:
     return tuple(name for name, (_, _, options) in OPTIMISERS.items() if option in options)
 
 
-def _others(without: tuple[str, ...]) -> tuple[str, ...]:
+def _optimisers_except(without: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(name for name in OPTIMISERS if name not in without)
 
 
 # Options that do something with some values of another option alone.
-APPLIES: Applies = {
+APPLIES: AppliesTable = {
     "threshold": ("step_rule", ("galvan",)),
     "decay": ("schedule", ("exponential", "inverse-time", "plateau")),
     "end": ("schedule", ("linear", "cosine")),
     "plateau": ("schedule", ("plateau",)),
-    **{option: ("optimiser", _takers(own)) for option, own in OPTIONS.items()},
-    "direction": ("optimiser", _others(OWN_PACE)),
-    "step_rule": ("optimiser", _others(OWN_PACE)),
-    "lr": ("optimiser", _others(PACELESS)),
+    **{option: ("optimiser", _optimisers_taking(own)) for option, own in OPTIONS.items()},
+    "direction": ("optimiser", _optimisers_except(SELF_DIRECTED)),
+    "step_rule": ("optimiser", _optimisers_except(SELF_DIRECTED)),
+    "lr": ("optimiser", _optimisers_except(WITHOUT_STEP_SIZE)),
 }
 
 
@@ -65,21 +65,23 @@ class Clash:
 
 CLASHES = (
     Clash(
-        "clip", OWN_PACE, "$clip does nothing with $optimiser {optimiser}: it finds its own way."
+        "clip",
+        SELF_DIRECTED,
+        "$clip does nothing with $optimiser {optimiser}: it finds its own way.",
     ),
     Clash(
         "clip_value",
-        OWN_PACE,
+        SELF_DIRECTED,
         "$clip_value does nothing with $optimiser {optimiser}: it finds its own way.",
     ),
     Clash(
         "clip_mean",
-        OWN_PACE,
+        SELF_DIRECTED,
         "$clip_mean does nothing with $optimiser {optimiser}: it finds its own way.",
     ),
     Clash(
         "weight_noise",
-        PACELESS,
+        WITHOUT_STEP_SIZE,
         "$weight_noise does nothing with $optimiser {optimiser}: it takes the weights as they are.",
     ),
     Clash(
@@ -131,7 +133,7 @@ def make(
         "plateau": plateau,
         **options,
     }
-    refuse_options(idle(name, given, schedule, warmup))
+    refuse_options(idle_complaints(name, given, schedule, warmup))
     shape = {"decay": decay, "end": end, "patience": plateau}
     shape = {key: value for key, value in shape.items() if value is not None}
     course = SCHEDULES[schedule](warmup=warmup, **shape)
@@ -142,10 +144,10 @@ def make(
 
 def default_lr(name: str, lr: float | None) -> float | None:
     """The step size: that of the optimiser if it is not given, None where it has none."""
-    return None if name in PACELESS else optimiser(name, lr).lr
+    return None if name in WITHOUT_STEP_SIZE else optimiser(name, lr).lr
 
 
-def idle(
+def idle_complaints(
     name: str, given: Mapping[str, Any], schedule: str = "constant", warmup: int = 0
 ) -> list[str]:
     """A line for each option that does nothing with this optimiser."""
@@ -155,14 +157,16 @@ def idle(
         "step_rule": choose("step rule", given.get("step_rule") or "constant", STEP_RULES),
     }
     lines = idle_options(APPLIES, given, chosen)
-    if name in PACELESS and (schedule != "constant" or warmup):
+    if name in WITHOUT_STEP_SIZE and (schedule != "constant" or warmup):
         lines.append(
             f"$schedule and $warmup do nothing with $optimiser {name}: it has no step size."
         )
     return lines
 
 
-def clashes(name: str, direction: str | None, method: str, given: Mapping[str, Any]) -> list[str]:
+def clash_complaints(
+    name: str, direction: str | None, method: str, given: Mapping[str, Any]
+) -> list[str]:
     """A line for each option of something else that does not go with this optimiser."""
     asked = {**given, "method": None if method == "bptt" else method}
     lines = [

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import InputError, NumericalError, real, whole
+from ..errors import InputError, NumericalError, real, whole_number
 from ..gradients.bptt import BPTT
 from ..gradients.evaluation import Gradient
 from ..gradients.method import Method
@@ -28,14 +28,14 @@ from ..networks.network import Network
 from ..objectives.batch import Batch
 from ..objectives.losses import LossLike
 from .conjugate_gradients import conjugate_gradients
-from .curvature import Curvature, fits
+from .curvature import Curvature, refuse_if_no_curvature
 from .step_rules import Armijo, Line
 
-SEARCH = Armijo(c=1e-2, shrink=0.8, most=60)
+LINE_SEARCH = Armijo(c=1e-2, shrink=0.8, most=60)
 
 
 @dataclass(frozen=True)
-class Taken:
+class HessianFreeReport:
     """What a step did."""
 
     before: float  # the objective
@@ -72,7 +72,7 @@ class HessianFree:
     def __post_init__(self) -> None:
         for name in ("damping", "structural", "progress", "decay", "precondition", "least"):
             real(f"hessian-free: {name}", getattr(self, name))
-        whole("hessian-free: cg", self.cg)
+        whole_number("hessian-free: cg", self.cg)
         rules = {
             "damping": self.damping > 0, "structural": self.structural >= 0, "cg": isinstance(self.cg, int) and self.cg >= 1,
             "progress": 0 <= self.progress < 1, "decay": 0 <= self.decay <= 1, "precondition": 0 <= self.precondition <= 1,
@@ -91,10 +91,10 @@ class HessianFree:
         loss: LossLike,
         curvature: Batch | None = None,
         method: Method | None = None,
-    ) -> Taken:
+    ) -> HessianFreeReport:
         """One step of the network's weights. batch: for the gradient and the objective; curvature: for the matrices, the same
         if not given; method: BPTT() or Penalised(...)."""
-        fits(net, loss)
+        refuse_if_no_curvature(net, loss)
         method = method or BPTT()
         e = method.evaluate(net, batch, loss)
         value = lambda: method.value(net, batch, loss)
@@ -107,7 +107,7 @@ class HessianFree:
 
     def minimise(
         self, c: Curvature, gradient: Gradient, before: float, value: Callable[[], float]
-    ) -> Taken:
+    ) -> HessianFreeReport:
         """One step from where the objective is `before` and has this gradient. c: the curvature there; value(): the objective
         at the weights as they are."""
         g, damping = c.packing.pack(gradient), self.state["damping"]
@@ -122,7 +122,7 @@ class HessianFree:
 
         found = conjugate_gradients(model, -g, start, scale, self.cg, self.progress)
         theta = c.packing.pack({name: p.detach() for name, p in c.parameters.items()})
-        d, promised, lowest = backtracked(
+        d, promised, lowest = best_iterate(
             found.iterates, found.models, lambda d: self.at(c, theta + d, value)
         )
         seen = {0.0: before, 1.0: lowest}
@@ -131,7 +131,7 @@ class HessianFree:
             seen[a] = seen[a] if a in seen else self.at(c, theta + a * d, value)
             return seen[a]
 
-        rate = SEARCH(Line(float(d.norm()), before, float(g @ d), along))
+        rate = LINE_SEARCH(Line(float(d.norm()), before, float(g @ d), along))
         self.at(c, theta + rate * d, None)
         self.state["solution"] = found.iterates[-1]
         if not rate or found.models[-1] >= 0:
@@ -144,7 +144,7 @@ class HessianFree:
         work = (
             found.products + 0.5 + 0.5 * bool(self.precondition)
         )  # the run itself, and the diagonal
-        taken = Taken(
+        taken = HessianFreeReport(
             before,
             seen[rate],
             promised,
@@ -175,7 +175,7 @@ class HessianFree:
         return found if math.isfinite(found) else math.inf
 
 
-def backtracked(
+def best_iterate(
     iterates: list[Tensor], models: list[float], value: Callable[[Tensor], float]
 ) -> tuple[Tensor, float, float]:
     """From the last iterate back while the objective falls: (iterate, what the model promised, the objective there)."""

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..errors import InputError, NumericalError, check_kind, choose, said
+from ..errors import InputError, NumericalError, check_kind, choose, error_text
 from ..networks.interface import Net
 from ..networks.ridge import Ridge
 from ..objectives.batch import Batch
@@ -29,7 +29,7 @@ from .directions import DIRECTIONS
 from .hessian_free import HessianFree
 from .schedules import Schedule, constant
 from .step_rules import Constant, Rule
-from .steppers import Curved, Judged, Quasi, Regressed, Stepper
+from .steppers import HessianFreeStepper, LBFGSStepper, RidgeStepper, Stepper, TorchStepper
 
 _SGD = ("momentum", "dampening", "weight_decay")
 _ADAM = ("betas", "eps", "weight_decay")
@@ -65,12 +65,12 @@ OPTIMISERS: dict[
     "hessian-free": (HessianFree, {}, (*_HF, "curvature")),
     "ridge": (Ridge, {"ridge": 1e-6}, ("ridge",)),
 }
-OWN_PACE = (
+SELF_DIRECTED = (
     "lbfgs",
     "hessian-free",
     "ridge",
 )  # find their way themselves: no direction, rule or clipping beside them
-PACELESS = ("hessian-free", "ridge")  # have no step size
+WITHOUT_STEP_SIZE = ("hessian-free", "ridge")  # have no step size
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Optimiser:
                 f"a step rule is one of co.directions, Armijo() for instance; got {self.rule!r}."
             )
         self._check_options()
-        if self.name in OWN_PACE and (
+        if self.name in SELF_DIRECTED and (
             self.direction != "steepest" or not isinstance(self.rule, Constant)
         ):
             raise InputError(
@@ -111,7 +111,7 @@ class Optimiser:
 
     def _check_options(self) -> None:
         """What torch would refuse later, on a weight that nobody has."""
-        if self.name not in PACELESS:
+        if self.name not in WITHOUT_STEP_SIZE:
             self.make([nn.Parameter(torch.zeros(1))])
 
     @property
@@ -126,27 +126,27 @@ class Optimiser:
     def make(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         """The torch optimiser."""
         of = OPTIMISERS[self.name][0]
-        if self.name in PACELESS:
+        if self.name in WITHOUT_STEP_SIZE:
             raise InputError(
                 f"optimiser '{self.name}' is none of torch's: co.train takes its steps."
             )
         try:
             return of(parameters, lr=self.lr, **self.settings)
         except (ValueError, TypeError) as error:
-            raise InputError(f"optimiser '{self.name}': {said(error)}.") from None
+            raise InputError(f"optimiser '{self.name}': {error_text(error)}.") from None
 
     def stepper(self, net: Net) -> Stepper:
         """What takes steps with it."""
         options = self.settings
         if self.name == "hessian-free":
             options.pop("curvature", None)
-            return Curved(HessianFree(**options))
+            return HessianFreeStepper(HessianFree(**options))
         if self.name == "ridge":
-            return Regressed(Ridge(net, options["ridge"]))  # type: ignore[arg-type]
+            return RidgeStepper(Ridge(net, options["ridge"]))  # type: ignore[arg-type]
         torchs = self.make([p for p in net.parameters() if p.requires_grad])
-        return Quasi(torchs) if self.name == "lbfgs" else Judged(torchs, self.rule)
+        return LBFGSStepper(torchs) if self.name == "lbfgs" else TorchStepper(torchs, self.rule)
 
-    def try_on(self, net: Net, batch: Batch, loss: LossLike) -> None:
+    def refuse_if_unsuited(self, net: Net, batch: Batch, loss: LossLike) -> None:
         """Refuse, with its reason, a network or loss that the optimiser cannot step."""
         self.stepper(net)
         if self.name == "hessian-free":
@@ -165,7 +165,7 @@ def optimiser(
 ) -> Optimiser:
     """An optimiser by its name in OPTIMISERS; options are torch's, or those of co.hessian_free."""
     choose("optimiser", name, OPTIMISERS)
-    lr = (1.0 if name in OWN_PACE else 1e-3) if lr is None else lr
+    lr = (1.0 if name in SELF_DIRECTED else 1e-3) if lr is None else lr
     return Optimiser(
         name,
         lr,

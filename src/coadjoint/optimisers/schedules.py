@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ..cells.transport import Portable, remembered
-from ..errors import real, whole
+from ..cells.transport import Portable, remembers_origin
+from ..errors import real, whole_number
 from ..objectives import schedules
 
 
@@ -30,7 +30,7 @@ class Schedule(Portable):
     warmup: int = 0
 
     def __post_init__(self) -> None:
-        whole("warmup", self.warmup, 0)
+        whole_number("warmup", self.warmup, 0)
 
     @property
     def _function(self) -> Callable[..., Any]:
@@ -41,13 +41,13 @@ class Schedule(Portable):
         return ramp * self.factor(min(step / max(steps, 1), 1.0), step)
 
 
-@remembered
+@remembers_origin
 def constant(warmup: int = 0) -> Schedule:
     """lr"""
     return Schedule("constant", lambda progress, step: 1.0, warmup=warmup)
 
 
-@remembered
+@remembers_origin
 def exponential(decay: float = 0.999, warmup: int = 0) -> Schedule:
     """lr decay^step"""
     real("decay", decay, 0, 1)
@@ -55,7 +55,7 @@ def exponential(decay: float = 0.999, warmup: int = 0) -> Schedule:
     return Schedule("exponential", lambda progress, step: factor(step), warmup=warmup)
 
 
-@remembered
+@remembers_origin
 def inverse_time(decay: float = 1e-3, warmup: int = 0) -> Schedule:
     """lr / (1 + decay step)"""
     real("decay", decay, 0)
@@ -63,7 +63,7 @@ def inverse_time(decay: float = 1e-3, warmup: int = 0) -> Schedule:
     return Schedule("inverse-time", lambda progress, step: factor(step), warmup=warmup)
 
 
-@remembered
+@remembers_origin
 def linear(end: float = 0.0, warmup: int = 0) -> Schedule:
     """from lr to end * lr over all steps"""
     real("end", end, 0, 1)
@@ -71,7 +71,7 @@ def linear(end: float = 0.0, warmup: int = 0) -> Schedule:
     return Schedule("linear", lambda progress, step: factor(progress), warmup=warmup)
 
 
-@remembered
+@remembers_origin
 def cosine(end: float = 0.0, warmup: int = 0) -> Schedule:
     """from lr to end * lr over all steps, along half a cosine"""
     real("end", end, 0, 1)
@@ -80,11 +80,11 @@ def cosine(end: float = 0.0, warmup: int = 0) -> Schedule:
     )
 
 
-@remembered
+@remembers_origin
 def plateau(decay: float = 0.5, patience: int = 5, warmup: int = 0) -> Schedule:
     """lr times `decay` whenever `patience` evaluations have brought no better held-out loss"""
     real("decay", decay, 0, 1)
-    whole("patience", patience)
+    whole_number("patience", patience)
     return Schedule("plateau", lambda progress, step: 1.0, decay, patience, warmup)
 
 

@@ -9,9 +9,9 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..errors import InputError, real, whole
+from ..errors import InputError, real, whole_number
 
-Tangent = tuple[float, float, float]  # a, the objective there, and its slope
+LinePoint = tuple[float, float, float]  # a, the objective there, and its slope
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Armijo:
     def __post_init__(self) -> None:
         for name in ("c", "shrink"):
             real(name, getattr(self, name), 0, 1, above=True, below=True)
-        whole("most", self.most)
+        whole_number("most", self.most)
 
     def __call__(self, line: Line) -> float:
         if line.slope >= 0:
@@ -88,7 +88,7 @@ class Wolfe:
     def __post_init__(self) -> None:
         for name in ("c1", "c2"):
             real(name, getattr(self, name))
-        whole("most", self.most)
+        whole_number("most", self.most)
         if not 0 < self.c1 < self.c2 < 1:
             raise InputError(f"c1 and c2 must satisfy 0 < c1 < c2 < 1; got {self}.")
 
@@ -98,10 +98,10 @@ class Wolfe:
         assert line.tangent is not None
         enough = lambda a, value: value <= line.start + self.c1 * a * line.slope
         flat = lambda slope: abs(slope) <= -self.c2 * line.slope
-        low: Tangent = (0.0, line.start, line.slope)  # the lowest that has enough
-        high: Tangent | None = None  # beyond it the objective has risen
+        low: LinePoint = (0.0, line.start, line.slope)  # the lowest that has enough
+        high: LinePoint | None = None  # beyond it the objective has risen
         for _ in range(self.most):
-            a = max(1.0, 2 * low[0]) if high is None else between(low, high)
+            a = max(1.0, 2 * low[0]) if high is None else cubic_minimum(low, high)
             value, slope = line.tangent(a)
             if not (enough(a, value) and (value < low[1] or low[0] == 0)):
                 high = (a, value, slope)
@@ -114,7 +114,7 @@ class Wolfe:
         return low[0]
 
 
-def between(low: Tangent, high: Tangent) -> float:
+def cubic_minimum(low: LinePoint, high: LinePoint) -> float:
     """Where the cubic through two points and their slopes is lowest, kept off the ends by a tenth; the middle if it has none."""
     (a, fa, sa), (b, fb, sb) = low, high
     at = (a + b) / 2

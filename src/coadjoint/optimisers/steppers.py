@@ -1,7 +1,7 @@
 """Steppers: what moves the weights from a Point.
 
 A Point is where the weights are, with the objective's value, gradient and curvature around it, computed when a stepper asks.
-Judged takes torch's optimisers with a step rule, Quasi is L-BFGS, Curved Hessian-free, Regressed ridge regression.
+TorchStepper takes torch's optimisers with a step rule, LBFGSStepper is L-BFGS, HessianFreeStepper Hessian-free, RidgeStepper ridge regression.
 """
 
 from __future__ import annotations
@@ -110,18 +110,18 @@ class Stepper(Protocol):
     def restore(self, state: dict[str, Any]) -> None: ...
 
 
-def whole_number(value: Any, least: int = 0) -> bool:
+def is_whole_number(value: Any, least: int = 0) -> bool:
     """Whether a number, or a tensor of one, is whole and not less than `least`."""
     x = float(value)
     return least <= x < 2**53 and x == int(x)
 
 
-def numbers_of(net: Net) -> int:
+def count_trained(net: Net) -> int:
     """How many numbers are trained."""
     return sum(p.numel() for p in net.parameters() if p.requires_grad)
 
 
-def flat(values: Any, name: str = "") -> dict[str, Any]:
+def flatten_state(values: Any, name: str = "") -> dict[str, Any]:
     """Nested dicts and lists by dotted names: {0: {"d": [x, y]}} -> {"0.d.0": x, "0.d.1": y}. Nothing is left out but None."""
     items = (
         values.items()
@@ -133,11 +133,13 @@ def flat(values: Any, name: str = "") -> dict[str, Any]:
     if items is None:
         return {} if values is None else {name: values}
     return {
-        k: v for key, value in items for k, v in flat(value, f"{name}.{key}".lstrip(".")).items()
+        k: v
+        for key, value in items
+        for k, v in flatten_state(value, f"{name}.{key}".lstrip(".")).items()
     }
 
 
-class Judged:
+class TorchStepper:
     """A torch optimiser proposes a move, a step rule says how much of it is taken."""
 
     def __init__(self, optimiser: torch.optim.Optimizer, rule: Rule) -> None:
@@ -162,7 +164,7 @@ class Judged:
 
     @property
     def state(self) -> dict[str, Any]:
-        return flat(self.optimiser.state_dict()["state"])
+        return flatten_state(self.optimiser.state_dict()["state"])
 
     def after_a_step(self) -> dict[str, Any]:
         """The state that a first step leaves, found by taking one with a copy: its names, types and shapes are those of all
@@ -172,7 +174,7 @@ class Judged:
             for p in group["params"]:
                 p.grad = torch.zeros_like(p)
         copy.step()
-        return flat(copy.state_dict()["state"])
+        return flatten_state(copy.state_dict()["state"])
 
     def complaint(self, net: Net, state: dict[str, Any], begun: bool) -> str | None:
         expected = (
@@ -182,7 +184,7 @@ class Judged:
             return wrong
         for name, value in state.items():
             slot = name.rpartition(".")[2]
-            if slot == "step" and not whole_number(value, int(begun)):
+            if slot == "step" and not is_whole_number(value, int(begun)):
                 return f"{name} is {float(value)!r}; expected a number of steps"
             if slot == "mu_product" and not 0 < float(value) < 1:
                 return f"{name} is {float(value)!r}; expected a product of numbers between 0 and 1"
@@ -196,7 +198,7 @@ class Judged:
         self.optimiser.load_state_dict({**self.optimiser.state_dict(), "state": slots})
 
 
-class Quasi:
+class LBFGSStepper:
     """torch's L-BFGS: it asks for the objective and its gradient as often as its line search wants them."""
 
     LISTS = ("old_dirs", "old_stps", "ro")
@@ -226,7 +228,7 @@ class Quasi:
     @property
     def state(self) -> dict[str, Any]:
         found = self.optimiser.state_dict()["state"].get(0, {})
-        return flat(
+        return flatten_state(
             {key: value for key, value in found.items() if key != "al"}
         )  # room to compute in
 
@@ -240,7 +242,7 @@ class Quasi:
         if set(state) == set(counts):  # where the gradient is as good as zero, it stops there
             return None
         like = self.optimiser.param_groups[0]["params"][0]
-        vector = like.new_empty(numbers_of(net), device="meta")
+        vector = like.new_empty(count_trained(net), device="meta")
         one = like.new_empty((), device="meta")
         expected: dict[str, Any] = dict.fromkeys(("d", "prev_flat_grad"), vector)
         remembered = sum(name.startswith("old_dirs.") for name in state)
@@ -270,7 +272,7 @@ class Quasi:
         )
 
 
-class Curved:
+class HessianFreeStepper:
     """Hessian-free steps."""
 
     def __init__(self, way: HessianFree) -> None:
@@ -301,7 +303,7 @@ class Curved:
             return f"steps should be a number of steps; got {steps!r}"
         rest = {name: value for name, value in state.items() if name not in ("damping", "steps")}
         like = next(p for p in net.parameters() if p.requires_grad)
-        solution = like.new_empty(numbers_of(net), device="meta")
+        solution = like.new_empty(count_trained(net), device="meta")
         return misfit({"solution": solution} if rest else {}, rest)
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -309,7 +311,7 @@ class Curved:
         self.way.state.update(state)
 
 
-class Regressed:
+class RidgeStepper:
     """A readout solved by ridge regression on all batches so far."""
 
     def __init__(self, way: Ridge) -> None:

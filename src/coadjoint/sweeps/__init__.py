@@ -25,26 +25,46 @@ engines/         the loops themselves, one file or folder for each engine
 
 from __future__ import annotations
 
-from .engines import ENGINES, PREFERRED, Choice, declined, load, refused, resolve
-from .plan import Engine, Plan, Tape
+import warnings
+
+from .engines import ENGINES, PREFERRED, Choice, cell_refusal, device_refusal, load, resolve
+from .plan import Engine, Saved, SweepPlan
 from .rows import Link, Rows, scale
-from .run import Costate, Stepped, Swept
+from .run import CostateRows, FormulaRun, StepFunctionRun
 
 __all__ = [
     "ENGINES",
     "PREFERRED",
     "Choice",
-    "Costate",
+    "CostateRows",
     "Engine",
+    "FormulaRun",
     "Link",
-    "Plan",
     "Rows",
-    "Stepped",
-    "Swept",
-    "Tape",
-    "declined",
+    "Saved",
+    "StepFunctionRun",
+    "SweepPlan",
+    "cell_refusal",
+    "device_refusal",
     "load",
-    "refused",
     "resolve",
     "scale",
 ]
+
+
+_RENAMED = {
+    "Costate": "CostateRows",
+    "Plan": "SweepPlan",
+    "Stepped": "StepFunctionRun",
+    "Swept": "FormulaRun",
+    "Tape": "Saved",
+}  # names before 0.7.1
+
+
+def __getattr__(name: str) -> object:
+    if name not in _RENAMED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    new = _RENAMED[name]
+    message = f"coadjoint.sweeps.{name} is now called coadjoint.sweeps.{new}."
+    warnings.warn(message, DeprecationWarning, stacklevel=2)
+    return globals()[new]

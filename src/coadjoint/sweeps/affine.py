@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from .chunks import pieces, product, total
+from .chunks import chunks_from_last, sum_products, sum_rows
 from .memory import empty
-from .pointwise import asked, nested, no_vmap, quick, without_autocast
+from .pointwise import needed_inputs, nestable_jvp, vmap_error, with_quick_apply, without_autocast
 from .rows import Rows
 from .torch_internals import autocast_is_on
 
@@ -22,7 +22,7 @@ def plus(*terms: Tensor | None) -> Tensor | None:
     return functools.reduce(torch.add, found) if found else None
 
 
-@quick
+@with_quick_apply
 class Affine(Function):
     """y_i M' + b for step rows, by chunks."""
 
@@ -32,8 +32,8 @@ class Affine(Function):
         Mt = (
             M.contiguous() if 8 * len(M) <= M.shape[1] else M
         ).t()  # a BLAS is slow at few columns that lie side by side
-        for part, into in pieces(rows, y, out):
-            part = aligned(part)
+        for part, into in chunks_from_last(rows, y, out):
+            part = align_to_64_bytes(part)
             torch.mm(part, Mt, out=into) if b is None else torch.addmm(b, part, Mt, out=into)
         return out
 
@@ -48,19 +48,19 @@ class Affine(Function):
     def backward(ctx: Any, g: Tensor | None) -> Any:
         if autocast_is_on():
             return without_autocast(Affine.backward, ctx, g)
-        (y, M), rows, need = ctx.saved_tensors, ctx.rows, asked(ctx)
+        (y, M), rows, need = ctx.saved_tensors, ctx.rows, needed_inputs(ctx)
         if g is None:
             return (None,) * 4
         gy = affine(rows, g, M.t(), None) if need[1] else None
         return (
             None,
             gy,
-            product(rows, g, y) if need[2] else None,
-            total(rows, g) if need[3] else None,
+            sum_products(rows, g, y) if need[2] else None,
+            sum_rows(rows, g) if need[3] else None,
         )
 
     @staticmethod
-    @nested
+    @nestable_jvp
     def jvp(ctx: Any, _rows: Any, dy: Tensor | None, dM: Tensor | None, db: Tensor | None) -> Any:
         y, M = ctx.saved_tensors
         out = plus(
@@ -70,7 +70,7 @@ class Affine(Function):
         )
         return None if out is None else out.expand(len(y), len(M))
 
-    vmap = staticmethod(lambda *_: _raise(no_vmap()))
+    vmap = staticmethod(lambda *_: raise_error(vmap_error()))
 
 
 def affine(rows: Rows | None, y: Tensor, M: Tensor, b: Tensor | None) -> Tensor:
@@ -78,10 +78,10 @@ def affine(rows: Rows | None, y: Tensor, M: Tensor, b: Tensor | None) -> Tensor:
     return torch.nn.functional.linear(y, M, b) if rows is None else Affine.apply(rows, y, M, b)
 
 
-def aligned(y: Tensor) -> Tensor:
+def align_to_64_bytes(y: Tensor) -> Tensor:
     """A BLAS may add up in another order where an array does not begin at a multiple of 64 bytes."""
     return y if y.data_ptr() % 64 == 0 else y.clone(memory_format=torch.contiguous_format)
 
 
-def _raise(error: Exception) -> None:
+def raise_error(error: Exception) -> None:
     raise error

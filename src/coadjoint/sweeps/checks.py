@@ -12,50 +12,52 @@ from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 
-class Doubt(NamedTuple):
+class Check(NamedTuple):
     """Something that must hold, to be asked later."""
 
     holds: Any  # a tensor
-    wrong: Callable[[], Exception | None]  # what to raise if it does not; None for a false alarm
+    make_error: Callable[
+        [], Exception | None
+    ]  # what to raise if it does not; None for a false alarm
 
 
-# The doubts of the recording under way in this thread; None outside a recording.
-_collected: ContextVar[list[Doubt] | None] = ContextVar("coadjoint_doubts", default=None)
+# The checks of the recording under way in this thread; None outside a recording.
+_collected: ContextVar[list[Check] | None] = ContextVar("coadjoint_doubts", default=None)
 
 
 @contextlib.contextmanager
-def deferred() -> Iterator[list[Doubt]]:
-    """Inside, and in this thread alone, doubts are collected instead of asked."""
-    doubts: list[Doubt] = []
-    token = _collected.set(doubts)
+def defer_checks() -> Iterator[list[Check]]:
+    """Inside, and in this thread alone, checks are collected instead of asked."""
+    checks: list[Check] = []
+    token = _collected.set(checks)
     try:
-        yield doubts
+        yield checks
     finally:
         _collected.reset(token)
 
 
-def is_deferred() -> bool:
+def is_deferring_checks() -> bool:
     """Is this thread recording?"""
     return _collected.get() is not None
 
 
-def insist(holds: Any, wrong: Callable[[], Exception | None]) -> None:
+def require(holds: Any, make_error: Callable[[], Exception | None]) -> None:
     """`holds` must be true: now, or whenever the recording is replayed."""
-    doubts = _collected.get()
-    if doubts is not None:
-        doubts.append(Doubt(holds, wrong))
+    checks = _collected.get()
+    if checks is not None:
+        checks.append(Check(holds, make_error))
         return
     if not holds:
-        raise_if(wrong())
+        raise_unless_none(make_error())
 
 
-def ask(doubts: list[Doubt]) -> None:
-    """Raise what is wrong, if anything is: one answer for all doubts, then each of them."""
-    for doubt in doubts:
-        if not doubt.holds.item():
-            raise_if(doubt.wrong())
+def raise_failures(checks: list[Check]) -> None:
+    """Raise what is make_error, if anything is: one answer for all checks, then each of them."""
+    for check in checks:
+        if not check.holds.item():
+            raise_unless_none(check.make_error())
 
 
-def raise_if(error: Exception | None) -> None:
+def raise_unless_none(error: Exception | None) -> None:
     if error is not None:
         raise error

@@ -12,20 +12,24 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from .rows import SUM, Rows, split
+from .rows import ROWS_PER_CHUNK, Rows, split_range
 
-FEW = 256  # rows added up at once where the result is so small that a BLAS adds them one by one
+FEW_ROWS = (
+    256  # rows added up at once where the result is so small that a BLAS adds them one by one
+)
 
 
-def pieces(rows: Rows | None, *arrays: Tensor, few: bool = False) -> Iterator[Sequence[Tensor]]:
+def chunks_from_last(
+    rows: Rows | None, *arrays: Tensor, few: bool = False
+) -> Iterator[Sequence[Tensor]]:
     """The rows of step arrays that meet a BLAS at once, the last first."""
-    gpu, count, size = arrays[0].is_cuda, len(arrays[0]), FEW if few else 2 * SUM
+    gpu, count, size = arrays[0].is_cuda, len(arrays[0]), FEW_ROWS if few else 2 * ROWS_PER_CHUNK
     chunks = rows.chunks if rows else [range(count)]
     if gpu or (len(chunks) == 1 and count <= size):
         yield arrays  # a GPU's products are not reproducible to the bit across sizes, and every launch costs as much as a chunk
         return
     for chunk in reversed(chunks):
-        for piece in reversed(split(chunk, size)):
+        for piece in reversed(split_range(chunk, size)):
             yield [y[piece.start : piece.stop] for y in arrays]
 
 
@@ -46,15 +50,15 @@ class Sum:
         else:
             self.value, self.ours = self.value.double() + part, True
 
-    def product(self, rows: Rows | None, y: Tensor, r: Tensor) -> None:
+    def add_product(self, rows: Rows | None, y: Tensor, r: Tensor) -> None:
         """sum over rows of y_i r_i'; with the narrower first it is faster, up to ten times where that is very narrow."""
         narrow = r.shape[1] < y.shape[1]
-        for y_, r_ in pieces(rows, y, r, few=y.shape[1] * r.shape[1] <= 64):
+        for y_, r_ in chunks_from_last(rows, y, r, few=y.shape[1] * r.shape[1] <= 64):
             self.add(torch.mm(r_.t(), y_).t() if narrow else torch.mm(y_.t(), r_))
 
-    def rows(self, rows: Rows | None, y: Tensor) -> None:
+    def add_rows(self, rows: Rows | None, y: Tensor) -> None:
         """sum over rows of y_i"""
-        for (part,) in pieces(rows, y):
+        for (part,) in chunks_from_last(rows, y):
             self.add(part.sum(0))
 
     def total(self) -> Tensor:
@@ -64,15 +68,15 @@ class Sum:
         ).contiguous()  # parameters_to_vector, for one, asks a gradient for view()
 
 
-def product(rows: Rows | None, y: Tensor, r: Tensor) -> Tensor:
+def sum_products(rows: Rows | None, y: Tensor, r: Tensor) -> Tensor:
     """sum over rows of y_i r_i'"""
     found = Sum()
-    found.product(rows, y, r)
+    found.add_product(rows, y, r)
     return found.total()
 
 
-def total(rows: Rows | None, y: Tensor) -> Tensor:
+def sum_rows(rows: Rows | None, y: Tensor) -> Tensor:
     """sum over rows of y_i"""
     found = Sum()
-    found.rows(rows, y)
+    found.add_rows(rows, y)
     return found.total()

@@ -18,10 +18,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..errors import InputError, Unsupported, brief
-from .differentiable import watched
-from .layout import Laid, Layout, dense
+from .differentiable import is_transformed
+from .layout import HasLayout, Layout, check_dense
 from .memory import empty
-from .pointwise import nested, no_vmap, quick
+from .pointwise import nestable_jvp, vmap_error, with_quick_apply
 from .rows import scale
 from .run import SweepRun
 
@@ -42,7 +42,7 @@ TIME = Axis()
 
 
 @dataclass(frozen=True, eq=False)
-class Passage(Laid):
+class RecurrenceRun(HasLayout):
     """One run of a recurrence over a batch.
 
     x [T+1, B, n], state [B, n] (each sample's last), lengths [B], mask [T+1, B]. Padding is zero. n is the number of units
@@ -67,19 +67,21 @@ class Passage(Laid):
         return self.layout.unsort(self.run.last)
 
     @property
-    def shown(self) -> Tensor:
+    def visible_states(self) -> Tensor:
         """The first slot of x, [T + 1, B, hidden]"""
         return self.x[..., : self.hidden]
 
 
-@quick
+@with_quick_apply
 class _Norm(torch.autograd.Function):
     """||x||_2 over the last axis. Below the normal range of numbers its first and second derivatives are 0, by definition."""
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
         n = torch.linalg.vector_norm(x, 2, -1)
-        if x.is_cuda or not within(n, 0):  # squares may have left the range where the norm has not
+        if x.is_cuda or not is_within_range(
+            n, 0
+        ):  # squares may have left the range where the norm has not
             k = torch.frexp(x.abs().amax(-1)).exponent
             n = scale(torch.linalg.vector_norm(scale(x, -k[..., None]), 2, -1), k)
         return n
@@ -93,15 +95,15 @@ class _Norm(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> Tensor:
         x, n = ctx.saved_tensors
         tiny = torch.finfo(n.dtype).tiny
-        if n.is_cuda or not within(n, tiny):
+        if n.is_cuda or not is_within_range(n, tiny):
             n, g = torch.where(n >= tiny, n, 1), torch.where(n >= tiny, g, 0)
         size, g = n[..., None], g[..., None]
-        if torch.is_grad_enabled() or watched():
+        if torch.is_grad_enabled() or is_transformed():
             return x / size * g
         return torch.div(x, size, out=empty(x.shape, x)).mul_(g)
 
     @staticmethod
-    @nested
+    @nestable_jvp
     def jvp(ctx: Any, dx: Tensor) -> Tensor:
         x, n = ctx.saved_tensors
         on = n >= torch.finfo(n.dtype).tiny
@@ -109,10 +111,10 @@ class _Norm(torch.autograd.Function):
 
     @staticmethod
     def vmap(*_: Any) -> Any:
-        raise no_vmap()
+        raise vmap_error()
 
 
-def within(n: Tensor, low: float) -> bool:
+def is_within_range(n: Tensor, low: float) -> bool:
     """Is all of n above `low` and finite? Not for a GPU, which would have to be waited for."""
     if not n.numel():
         return True
@@ -122,11 +124,11 @@ def within(n: Tensor, low: float) -> bool:
 
 def norm(x: Tensor) -> Tensor:
     """||x||_2 over the last axis; value, first and second derivative are 0 at 0."""
-    dense("x", x)
+    check_dense("x", x)
     return _Norm.apply(x)
 
 
-def at_zero(x: Tensor, size: Tensor) -> Tensor:
+def keep_where_zero(x: Tensor, size: Tensor) -> Tensor:
     """x where its norm `size` is 0, and so has no derivatives; the constant 0 elsewhere.
 
     A squared norm is smooth at 0, with the second derivative 2, which size^2 does not have there. The squares of this,
@@ -147,7 +149,7 @@ class BaseCostates(ABC):
     Costates shrink or grow exponentially with L - i, so they are kept as a mantissa of order one and a power of two:
     log-norms and ratios are exact where lam itself would be 0 or inf. Exponents are constants under differentiation.
 
-    A kind of network supplies loss, trajectory, exponent, mantissa_at(i) and detach(), and `pulled` if its maps can be
+    A kind of network supplies loss, trajectory, exponent, mantissa_at(i) and detach(), and `pull_mantissas` if its maps can be
     asked for J' lam. All else follows.
     """
 
@@ -169,7 +171,7 @@ class BaseCostates(ABC):
     def detach(self) -> BaseCostates:
         """The same costates without their graph."""
 
-    def pulled(self) -> Tensor:
+    def pull_mantissas(self) -> Tensor:
         """J_i' mantissa_i, i = 1..L, J_i = dx_i/dx_{i-1}: [L, B, n], filled up with zeros where widths differ."""
         raise Unsupported(
             "this penalty takes the Jacobians of single steps, which this network does not give."
@@ -210,9 +212,9 @@ class BaseCostates(ABC):
         return self.mantissa_at(len(self.exponent) - 1).flatten(1)
 
     @property
-    def shown(self) -> Tensor:
+    def visible_states(self) -> Tensor:
         """What others read of the states, [L + 1, B, n], filled up with zeros where widths differ."""
-        return widened([x.flatten(1) for x in self.trajectory.states])
+        return stack_padded([x.flatten(1) for x in self.trajectory.states])
 
     @functools.cached_property
     def size(self) -> Tensor:
@@ -222,9 +224,9 @@ class BaseCostates(ABC):
         )
 
     @functools.cached_property
-    def whole(self) -> bool:
+    def complete(self) -> bool:
         """Are all costates there, and none zero? On a GPU nobody looks."""
-        return self.uniform and not self.size.is_cuda and within(self.size.detach(), 0)
+        return self.uniform and not self.size.is_cuda and is_within_range(self.size.detach(), 0)
 
     @functools.cached_property
     def nonzero(self) -> Tensor:
@@ -251,14 +253,14 @@ class BaseCostates(ABC):
         """||lam_i||^2 at true scale, [L + 1, B]; 0 where there is no costate. Smooth at a zero costate, which norms() are
         not."""
         value = self.norms().square()
-        return value if self.whole else value + self.squares_at_zero()
+        return value if self.complete else value + self.squares_at_zero()
 
     def squares_at_zero(self) -> Tensor:
         """[L + 1, B]: the squares of the costates whose norm is zero, for their second derivatives"""
         found = []
         for i in range(len(self.exponent)):
             flat = self.mantissa_at(i).flatten(1)
-            zeros = scale(at_zero(flat, self.size[i]), self.exponent[i][:, None])
+            zeros = scale(keep_where_zero(flat, self.size[i]), self.exponent[i][:, None])
             found.append(zeros.square().sum(-1))
         return torch.stack(found)
 
@@ -275,17 +277,17 @@ class BaseCostates(ABC):
         value = torch.add(log[:-1] - log[1:], k[:-1] - k[1:], alpha=math.log(2))
         return (
             value
-            if self.whole
+            if self.complete
             else torch.where(self.nonzero[:-1] & self.nonzero[1:], value, math.nan)
         )
 
     def _log_size(self) -> Tensor:
         return torch.log(
-            (self.size if self.whole else torch.where(self.nonzero, self.size, 1)).double()
+            (self.size if self.complete else torch.where(self.nonzero, self.size, 1)).double()
         )
 
 
-def widened(parts: Sequence[Tensor]) -> Tensor:
+def stack_padded(parts: Sequence[Tensor]) -> Tensor:
     """[B, n_i] each -> [L, B, n], n the largest of the n_i, filled up with zeros: their norms stay."""
     n = max(part.shape[1] for part in parts)
     return torch.stack([pad(part, (0, n - part.shape[1])) for part in parts])
@@ -295,7 +297,7 @@ def widened(parts: Sequence[Tensor]) -> Tensor:
 class Costates(BaseCostates):
     """lam_t = mantissa_t 2^{exponent_t}, t = 0..T: of a recurrence, whose states have one width."""
 
-    trajectory: Passage
+    trajectory: RecurrenceRun
     rows: Tensor  # mantissas [B + N, n]
     powers: Tensor  # exponents [B + N]
     loss: Tensor  # [B]
@@ -348,8 +350,8 @@ class Costates(BaseCostates):
         return self.mantissa.gather(0, at)[0]
 
     @property
-    def shown(self) -> Tensor:
-        return self.trajectory.shown
+    def visible_states(self) -> Tensor:
+        return self.trajectory.visible_states
 
     @functools.cached_property
     def size(self) -> Tensor:
@@ -360,8 +362,8 @@ class Costates(BaseCostates):
         return self.mantissa.abs().sum(-1)
 
     def squares_at_zero(self) -> Tensor:
-        zeros = scale(at_zero(self.mantissa, self.size), self.exponent[..., None])
+        zeros = scale(keep_where_zero(self.mantissa, self.size), self.exponent[..., None])
         return zeros.square().sum(-1)
 
-    def pulled(self) -> Tensor:
+    def pull_mantissas(self) -> Tensor:
         return self.trajectory.layout.padded(self.trajectory.run.pull(self.rows))

@@ -26,26 +26,31 @@ from torch.autograd import Function
 from torch.nn.functional import pad
 
 from ..errors import NumericalError
-from .affine import _raise, plus
-from .chunks import product
+from .affine import plus, raise_error
+from .chunks import sum_products
 from .memory import empty
-from .overflow import blamed, check, unscaled
-from .plan import Plan, Tape, settle
-from .pointwise import asked, nested, no_vmap, quick, without_autocast
+from .overflow import at_true_scale, blame_penalty, check_range
+from .plan import Saved, SweepPlan, settle_checks
+from .pointwise import needed_inputs, nestable_jvp, vmap_error, with_quick_apply, without_autocast
 from .rows import Link, Rows, scale
-from .slopes import bend, directions, next_of, read, read_of, read_pull, read_push
+from .slopes import bend, present_directions, read_map, read_pull, read_push, read_values, step_map
 from .torch_internals import autocast_is_on, forward_mode_is_on, innermost_transform
 
 
-@quick
+@with_quick_apply
 class Forward(Function):
     @staticmethod
     def forward(
-        plan: Plan, base: Tensor, v: Tensor | None, W: Tensor | None, x0: Tensor, p: Tensor | None
+        plan: SweepPlan,
+        base: Tensor,
+        v: Tensor | None,
+        W: Tensor | None,
+        x0: Tensor,
+        p: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         x, a, q = plan.engine.forward(plan, base, v, W, x0, p)
         last = plan.rows.last(x).clone()
-        check(plan, last, "the state", lambda: x)
+        check_range(plan, last, "the state", lambda: x)
         return x, a, last, q
 
     @staticmethod
@@ -65,13 +70,13 @@ class Forward(Function):
         if autocast_is_on():
             return without_autocast(Forward.backward, ctx, gx, ga, glast, None)
         v, W, p, x, a, q = ctx.saved_tensors
-        plan, need = ctx.plan, asked(ctx)
+        plan, need = ctx.plan, needed_inputs(ctx)
         if gx is None and ga is None and glast is None:
             return (None,) * 6
-        return None, *back(plan, Tape(a, v, x, p, q), W, gx, glast, ga, need[1:])
+        return None, *forward_gradient(plan, Saved(a, v, x, p, q), W, gx, glast, ga, need[1:])
 
     @staticmethod
-    @nested
+    @nestable_jvp
     def jvp(
         ctx: Any,
         _plan: Any,
@@ -83,70 +88,70 @@ class Forward(Function):
     ) -> Any:
         v, W, p, x, a, q = ctx.saved_tensors
         plan, rows = ctx.plan, ctx.plan.rows
-        mu, nu = push(plan, Tape(a, v, x, p, q), W, dbase, dv, dW, dx0, dp)
+        mu, nu = push(plan, Saved(a, v, x, p, q), W, dbase, dv, dW, dx0, dp)
         return mu, nu, rows.last(mu), None
 
-    vmap = staticmethod(lambda *_: _raise(no_vmap()))
+    vmap = staticmethod(lambda *_: raise_error(vmap_error()))
 
 
 def push(
-    plan: Plan, tape: Tape, W: Tensor | None, dbase: Tensor | None, dv: Tensor | None = None, dW: Tensor | None = None,
+    plan: SweepPlan, saved: Saved, W: Tensor | None, dbase: Tensor | None, dv: Tensor | None = None, dW: Tensor | None = None,
     dx0: Tensor | None = None, dp: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The tangents (mu, nu) of a forward sweep along a change of what went into it."""
-    rows, (a, v, x, p, q) = plan.rows, tape
-    xprev, along = rows.prev(x), directions(v=dv, p=dp)
+    rows, (a, v, x, p, q) = plan.rows, saved
+    xprev, along = rows.prev(x), present_directions(v=dv, p=dp)
     g = None
     if along:
-        op = next_of(plan.cell).pushed(tuple(n for n, _ in along))
+        op = step_map(plan.cell).pushed(tuple(n for n, _ in along))
         g = op((x[rows.B :], q), a, v, xprev, p, *(t for _, t in along))["x"]
         g = None if g is None else pad(g, (0, 0, rows.B, 0))
     g = plus(g, None if dx0 is None else pad(dx0, (0, 0, 0, rows.N)))
-    ga = plus(dbase, None if dW is None else read(plan.cell, xprev) @ dW.T)
-    return tangent(plan, tape, W, g, ga)
+    ga = plus(dbase, None if dW is None else read_values(plan.cell, xprev) @ dW.T)
+    return tangent(plan, saved, W, g, ga)
 
 
-def back(
-    plan: Plan, tape: Tape, W: Tensor | None, gx: Tensor | None, glast: Tensor | None, ga: Tensor | None,
+def forward_gradient(
+    plan: SweepPlan, saved: Saved, W: Tensor | None, gx: Tensor | None, glast: Tensor | None, ga: Tensor | None,
     need: Sequence[bool],
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
     """The gradient of a forward sweep by (base, v, W, x0, p), of those that need one."""
-    rows, (a, v, x, p, q) = plan.rows, tape
+    rows, (a, v, x, p, q) = plan.rows, saved
     wrt = tuple(n for n, t, i in (("v", v, 1), ("p", p, 4)) if t is not None and need[i])
-    if torch.is_grad_enabled() or wrt or watched():
-        lam, delta, _ = Adjoint.apply(plan, False, None, None, gx, glast, ga, W, *tape)
+    if torch.is_grad_enabled() or wrt or is_transformed():
+        lam, delta, _ = Adjoint.apply(plan, False, None, None, gx, glast, ga, W, *saved)
     else:  # nobody will differentiate this sweep: lam need not be kept
-        sweep = functools.partial(plan.engine.adjoint, plan, tape, W, gx, glast, ga, None, False)
+        sweep = functools.partial(plan.engine.adjoint, plan, saved, W, gx, glast, ga, None, False)
         lam, delta, _ = sweep(False)
-        check(plan, lam[: rows.B], "the gradient by the state", lambda: sweep(True)[0])
+        check_range(plan, lam[: rows.B], "the gradient by the state", lambda: sweep(True)[0])
     side: dict[str, Tensor | None] = {}
     if wrt:
-        op = next_of(plan.cell).pulled(("x",), wrt)
+        op = step_map(plan.cell).pulled(("x",), wrt)
         side = op((x[rows.B :], q), a, v, rows.prev(x), p, lam[rows.B :], rows=rows)
     gW = (
-        product(rows, delta, read(plan.cell, rows.prev(x), rows))
+        sum_products(rows, delta, read_values(plan.cell, rows.prev(x), rows))
         if W is not None and need[2]
         else None
     )
-    settle(plan)
+    settle_checks(plan)
     return delta, side.get("v"), gW, lam[: rows.B] if need[3] else None, side.get("p")
 
 
-@quick
+@with_quick_apply
 class Adjoint(Function):
     """scaled: the sweep chooses exponents k and returns mantissas, lam_t = mantissa_t 2^{k_t}."""
 
     @staticmethod
     def forward(
-        plan: Plan, scaled: bool, factor: Tensor | None, declared: Tensor | None,
+        plan: SweepPlan, scaled: bool, factor: Tensor | None, declared: Tensor | None,
         s: Tensor | None, s_last: Tensor | None, sa: Tensor | None,
         W: Tensor | None, a: Tensor, v: Tensor | None, x: Tensor, p: Tensor | None, q: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
         link = None if factor is None else Link(plan.rows, factor)
         lam, delta, k = plan.engine.adjoint(
-            plan, Tape(a, v, x, p, q), W, s, s_last, sa, link, scaled, True
+            plan, Saved(a, v, x, p, q), W, s, s_last, sa, link, scaled, True
         )
-        check(
+        check_range(
             plan,
             lam[: plan.rows.B],
             "the costate" if scaled else "the gradient by the state",
@@ -166,43 +171,43 @@ class Adjoint(Function):
         ctx.save_for_forward(factor, declared, W, a, v, x, p, q, lam, delta, k)
 
     @staticmethod
-    def saved(
+    def read_context(
         ctx: Any,
-    ) -> tuple[Link | None, Tensor | None, Tensor | None, Tape, Tensor, Tensor, Tensor | None]:
+    ) -> tuple[Link | None, Tensor | None, Tensor | None, Saved, Tensor, Tensor, Tensor | None]:
         factor, declared, W, a, v, x, p, q, lam, delta, k = ctx.saved_tensors
         link = Link(ctx.plan.rows, factor) if factor is not None else None
         if k is not None:
             between = Link.between(ctx.plan.rows, k, lam.dtype)
             link = between if link is None else Link(ctx.plan.rows, between.factor * link.factor)
-        return link, declared, W, Tape(a, v, x, p, q), lam, delta, k
+        return link, declared, W, Saved(a, v, x, p, q), lam, delta, k
 
     @staticmethod
     def backward(ctx: Any, glam: Tensor | None, gdelta: Tensor | None, _k: Any) -> Any:
         if autocast_is_on():
             return without_autocast(Adjoint.backward, ctx, glam, gdelta, None)
-        link, declared, W, tape, lam, delta, k = Adjoint.saved(ctx)
-        plan, rows, need = ctx.plan, ctx.plan.rows, asked(ctx)
+        link, declared, W, saved, lam, delta, k = Adjoint.read_context(ctx)
+        plan, rows, need = ctx.plan, ctx.plan.rows, needed_inputs(ctx)
         if glam is None and gdelta is None:
             return (None,) * 13
         try:
             mu, nu = Tangent.apply(
-                plan, None if link is None else link.factor, glam, gdelta, W, *tape
+                plan, None if link is None else link.factor, glam, gdelta, W, *saved
             )
         except NumericalError as error:
-            raise blamed(rows, glam, error) from None
-        m = linked(rows, mu, link)
-        wrt = tape.wanted(need[8:])
-        bends = bend(plan, tape, W, lam, delta, m, nu, wrt) if wrt else {}
+            raise blame_penalty(rows, glam, error) from None
+        m = apply_link(rows, mu, link)
+        wrt = saved.differentiable_names(need[8:])
+        bends = bend(plan, saved, W, lam, delta, m, nu, wrt) if wrt else {}
         gW = (
-            product(rows, delta, read_push(plan.cell, rows.prev(tape.x), m, rows))
+            sum_products(rows, delta, read_push(plan.cell, rows.prev(saved.x), m, rows))
             if W is not None and need[7]
             else None
         )
         has_s, has_last, has_a = ctx.has
-        gs = unscaled(plan, mu, k, declared) if has_s and need[4] else None
+        gs = at_true_scale(plan, mu, k, declared) if has_s and need[4] else None
         glast = None
         if has_last and need[5]:
-            glast = unscaled(plan, rows.last(mu), None if k is None else rows.last(k), None)
+            glast = at_true_scale(plan, rows.last(mu), None if k is None else rows.last(k), None)
         return (
             None,
             None,
@@ -220,24 +225,24 @@ class Adjoint(Function):
         )
 
     @staticmethod
-    @nested
+    @nestable_jvp
     def jvp(
         ctx: Any, _plan: Any, _scaled: Any, _factor: Any, _declared: Any, *dots: Tensor | None
     ) -> Any:
-        link, _, W, tape, lam, delta, k = Adjoint.saved(ctx)
+        link, _, W, saved, lam, delta, k = Adjoint.read_context(ctx)
         ds, dlast, dsa, dW, da, dv, dx, dp, _ = dots
         plan, cell, rows = ctx.plan, ctx.plan.cell, ctx.plan.rows
-        xprev = rows.prev(tape.x)
-        along = directions(a=da, v=dv, x=None if dx is None else rows.prev(dx), p=dp)
+        xprev = rows.prev(saved.x)
+        along = present_directions(a=da, v=dv, x=None if dx is None else rows.prev(dx), p=dp)
         into_a, into_x = None, None
         if along:
-            op = next_of(cell).pulled(("x",), ("a", "x")).pushed(tuple(n for n, _ in along))
+            op = step_map(cell).pulled(("x",), ("a", "x")).pushed(tuple(n for n, _ in along))
             turned = op(
-                (tape.x[rows.B :], tape.q),
-                tape.a,
-                tape.v,
+                (saved.x[rows.B :], saved.q),
+                saved.a,
+                saved.v,
                 xprev,
-                tape.p,
+                saved.p,
                 lam[rows.B :],
                 *(t for _, t in along),
             )
@@ -245,29 +250,29 @@ class Adjoint(Function):
         if W is not None and dW is not None:
             into_x = plus(into_x, read_pull(cell, xprev, delta @ dW))
         if W is not None and dx is not None and cell.read_slot is None:
-            op = read_of(cell).pulled(("r",), ("x",)).pushed(("x",))
+            op = read_map(cell).pulled(("r",), ("x",)).pushed(("x",))
             into_x = plus(into_x, op((), xprev, delta @ W, rows.prev(dx))["x"])
         if into_x is not None:
-            into_x = rows.prev_back(into_x if link is None else into_x * link.factor)
+            into_x = rows.prev_transposed(into_x if link is None else into_x * link.factor)
         if k is not None:
             ds = None if ds is None else scale(ds, -k[:, None])
             dlast = None if dlast is None else scale(dlast, -rows.last(k[:, None]))
-        dlam, ddelta = adjoint(plan, tape, W, plus(ds, into_x), dlast, plus(dsa, into_a), link)
+        dlam, ddelta = adjoint(plan, saved, W, plus(ds, into_x), dlast, plus(dsa, into_a), link)
         return dlam, ddelta, None
 
-    vmap = staticmethod(lambda *_: _raise(no_vmap()))
+    vmap = staticmethod(lambda *_: raise_error(vmap_error()))
 
 
-@quick
+@with_quick_apply
 class Tangent(Function):
     @staticmethod
     def forward(
-        plan: Plan, factor: Tensor | None, g: Tensor | None, ga: Tensor | None,
+        plan: SweepPlan, factor: Tensor | None, g: Tensor | None, ga: Tensor | None,
         W: Tensor | None, a: Tensor, v: Tensor | None, x: Tensor, p: Tensor | None, q: Tensor | None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         link = None if factor is None else Link(plan.rows, factor)
-        mu, nu = plan.engine.tangent(plan, Tape(a, v, x, p, q), W, g, ga, link)
-        check(plan, plan.rows.last(mu), "the tangent", lambda: mu)
+        mu, nu = plan.engine.tangent(plan, Saved(a, v, x, p, q), W, g, ga, link)
+        check_range(plan, plan.rows.last(mu), "the tangent", lambda: mu)
         return mu, nu
 
     @staticmethod
@@ -279,12 +284,12 @@ class Tangent(Function):
         ctx.save_for_forward(factor, W, a, v, x, p, q, *output)
 
     @staticmethod
-    def saved(ctx: Any) -> tuple[Link | None, Tensor | None, Tape, Tensor, Tensor]:
+    def read_context(ctx: Any) -> tuple[Link | None, Tensor | None, Saved, Tensor, Tensor]:
         factor, W, a, v, x, p, q, mu, nu = ctx.saved_tensors
         return (
             None if factor is None else Link(ctx.plan.rows, factor),
             W,
-            Tape(a, v, x, p, q),
+            Saved(a, v, x, p, q),
             mu,
             nu,
         )
@@ -293,17 +298,17 @@ class Tangent(Function):
     def backward(ctx: Any, gmu: Tensor | None, gnu: Tensor | None) -> Any:
         if autocast_is_on():
             return without_autocast(Tangent.backward, ctx, gmu, gnu)
-        link, W, tape, mu, nu = Tangent.saved(ctx)
-        plan, rows, need = ctx.plan, ctx.plan.rows, asked(ctx)
+        link, W, saved, mu, nu = Tangent.read_context(ctx)
+        plan, rows, need = ctx.plan, ctx.plan.rows, needed_inputs(ctx)
         if gmu is None and gnu is None:
             return (None,) * 10
         factor = None if link is None else link.factor
-        lam, delta, _ = Adjoint.apply(plan, False, factor, None, gmu, None, gnu, W, *tape)
-        m = linked(rows, mu, link)
-        wrt = tape.wanted(need[5:])
-        bends = bend(plan, tape, W, lam, delta, m, nu, wrt) if wrt else {}
+        lam, delta, _ = Adjoint.apply(plan, False, factor, None, gmu, None, gnu, W, *saved)
+        m = apply_link(rows, mu, link)
+        wrt = saved.differentiable_names(need[5:])
+        bends = bend(plan, saved, W, lam, delta, m, nu, wrt) if wrt else {}
         gW = (
-            product(rows, delta, read_push(plan.cell, rows.prev(tape.x), m, rows))
+            sum_products(rows, delta, read_push(plan.cell, rows.prev(saved.x), m, rows))
             if W is not None and need[4]
             else None
         )
@@ -321,21 +326,21 @@ class Tangent(Function):
         )
 
     @staticmethod
-    @nested
+    @nestable_jvp
     def jvp(ctx: Any, _plan: Any, _factor: Any, *dots: Tensor | None) -> Any:
-        link, W, tape, mu, nu = Tangent.saved(ctx)
+        link, W, saved, mu, nu = Tangent.read_context(ctx)
         dg, dga, dW, da, dv, dx, dp, _ = dots
         plan, cell, rows = ctx.plan, ctx.plan.cell, ctx.plan.rows
-        xprev, m = rows.prev(tape.x), linked(rows, mu, link)
-        along = directions(a=da, v=dv, x=None if dx is None else rows.prev(dx), p=dp)
+        xprev, m = rows.prev(saved.x), apply_link(rows, mu, link)
+        along = present_directions(a=da, v=dv, x=None if dx is None else rows.prev(dx), p=dp)
         if along:
-            op = next_of(cell).pushed(("a", "x")).pushed(tuple(n for n, _ in along))
+            op = step_map(cell).pushed(("a", "x")).pushed(tuple(n for n, _ in along))
             turned = op(
-                (tape.x[rows.B :], tape.q),
-                tape.a,
-                tape.v,
+                (saved.x[rows.B :], saved.q),
+                saved.a,
+                saved.v,
                 xprev,
-                tape.p,
+                saved.p,
                 nu,
                 m,
                 *(t for _, t in along),
@@ -344,17 +349,17 @@ class Tangent(Function):
         if dW is not None:
             dga = plus(dga, read_push(cell, xprev, m) @ dW.T)
         if W is not None and dx is not None and cell.read_slot is None:
-            op = read_of(cell).pushed(("x",)).pushed(("x",))
+            op = read_map(cell).pushed(("x",)).pushed(("x",))
             turned = op((), xprev, m, rows.prev(dx))["r"]
             dga = plus(dga, None if turned is None else turned @ W.T)
-        return tangent(plan, tape, W, dg, dga, link)
+        return tangent(plan, saved, W, dg, dga, link)
 
-    vmap = staticmethod(lambda *_: _raise(no_vmap()))
+    vmap = staticmethod(lambda *_: raise_error(vmap_error()))
 
 
 def adjoint(
-    plan: Plan,
-    tape: Tape,
+    plan: SweepPlan,
+    saved: Saved,
     W: Tensor | None,
     s: Tensor | None,
     s_last: Tensor | None,
@@ -363,32 +368,32 @@ def adjoint(
 ) -> tuple[Tensor, Tensor]:
     """-> (lam [B + N, n], delta [N, g d])"""
     lam, delta, _ = Adjoint.apply(
-        plan, False, None if link is None else link.factor, None, s, s_last, sa, W, *tape
+        plan, False, None if link is None else link.factor, None, s, s_last, sa, W, *saved
     )
     return lam, delta
 
 
 def tangent(
-    plan: Plan,
-    tape: Tape,
+    plan: SweepPlan,
+    saved: Saved,
     W: Tensor | None,
     g: Tensor | None,
     ga: Tensor | None,
     link: Link | None = None,
 ) -> tuple[Tensor, Tensor]:
     """-> (mu [B + N, n], nu [N, g d])"""
-    return Tangent.apply(plan, None if link is None else link.factor, g, ga, W, *tape)
+    return Tangent.apply(plan, None if link is None else link.factor, g, ga, W, *saved)
 
 
-def linked(rows: Rows, mu: Tensor, link: Link | None) -> Tensor:
+def apply_link(rows: Rows, mu: Tensor, link: Link | None) -> Tensor:
     """m_t = link_t mu_{t-1}"""
     if link is None:
         return rows.prev(mu)
-    if torch.is_grad_enabled() or watched():
+    if torch.is_grad_enabled() or is_transformed():
         return rows.prev(mu) * link.factor
     return torch.mul(rows.prev(mu), link.factor, out=empty((rows.N, mu.shape[1]), mu))
 
 
-def watched() -> bool:
+def is_transformed() -> bool:
     """Is forward-mode differentiation or a transform of torch.func under way?"""
     return forward_mode_is_on() or innermost_transform() is not None

@@ -13,17 +13,17 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from ..cells.making import DTYPES, HALF
+from ..cells.parameters import DTYPES, HALF_PRECISION
 from ..errors import InputError, KindError, Unsupported, brief
-from .pointers import insist_on_values, lost_memory
-from .pointwise import no_vmap
-from .rows import Rows, equal
+from .pointers import has_lost_memory, refuse_if_without_values
+from .pointwise import vmap_error
+from .rows import Rows, uniform_rows
 from .torch_internals import is_batched
 
 Sequences = Tensor | PackedSequence | Sequence[Tensor]
 
 
-def dense(name: str, y: Any) -> Tensor:
+def check_dense(name: str, y: Any) -> Tensor:
     """y, a tensor whose numbers all stand in memory, none left out."""
     if not isinstance(y, Tensor):
         raise KindError(f"{name} must be a tensor; got {type(y).__name__}.")
@@ -35,7 +35,7 @@ def dense(name: str, y: Any) -> Tensor:
         raise KindError(
             f"{name} is a sparse tensor; expected a dense one: {name.split()[-1].strip('`')}.to_dense()."
         )
-    if not torch.compiler.is_compiling() and lost_memory(y):
+    if not torch.compiler.is_compiling() and has_lost_memory(y):
         raise InputError(
             f"{name} has lost its memory: its storage is smaller than its shape. Pass a tensor that was not freed."
         )
@@ -50,7 +50,7 @@ def tensor_of(name: str, value: Any, like: Tensor | None = None) -> Tensor:
         raise KindError(
             f"{name} must be a tensor, or numbers to make one of; got {brief(value)}."
         ) from None
-    if dense(name, y).is_meta and (like is None or not like.is_meta):
+    if check_dense(name, y).is_meta and (like is None or not like.is_meta):
         raise InputError(f"{name} is on meta: it has a shape but no numbers.")
     return y if like is None else y.to(like.device)
 
@@ -65,13 +65,13 @@ class Layout:
     @staticmethod
     def of(lengths: Sequence[int] | None, T: int, B: int) -> Layout:
         if lengths is None or min(lengths) == T:
-            return Layout(equal(T, B), None)
+            return Layout(uniform_rows(T, B), None)
         n = np.array(lengths)
         order = np.argsort(-n, kind="stable")
         return Layout(Rows((n > np.arange(T)[:, None]).sum(1).tolist()), order)
 
     @property
-    def dense(self) -> bool:
+    def is_dense(self) -> bool:
         """Are rows [T, B, .] as they stand?"""
         return self.rows.uniform and self.order is None
 
@@ -85,12 +85,12 @@ class Layout:
         )
 
     @functools.cached_property
-    def inverse(self) -> np.ndarray | None:
+    def inverse_order(self) -> np.ndarray | None:
         return None if self.order is None else np.argsort(self.order)
 
     def flat(self, y: Tensor) -> Tensor:
         """[T, B, ...] -> [N, ...]; what stands beyond a sample's length is not read."""
-        if self.dense:
+        if self.is_dense:
             return y.flatten(0, 1)
         return y[(self.rows.time - 1).to(y.device), self.sample.to(y.device)]
 
@@ -105,14 +105,14 @@ class Layout:
     def unsort(self, y: Tensor) -> Tensor:
         return (
             y
-            if self.inverse is None
-            else y.index_select(0, torch.from_numpy(self.inverse).to(y.device))
+            if self.inverse_order is None
+            else y.index_select(0, torch.from_numpy(self.inverse_order).to(y.device))
         )
 
     def padded(self, y: Tensor, fill: float = 0) -> Tensor:
         """Step rows [N, ...] -> [T, B, ...]."""
         T, B = self.rows.T, self.rows.B
-        if self.dense:
+        if self.is_dense:
             return y.unflatten(0, (T, B))
         index = ((self.rows.time - 1) * B + self.sample).to(y.device)
         return y.new_full((T * B, *y.shape[1:]), fill).index_copy(0, index, y).unflatten(0, (T, B))
@@ -120,14 +120,14 @@ class Layout:
     def padded_states(self, x: Tensor, fill: float = 0) -> Tensor:
         """State rows [B + N, ...] -> [T + 1, B, ...]."""
         B = self.rows.B
-        if self.dense:
+        if self.is_dense:
             return x.unflatten(0, (self.rows.T + 1, B))
         return torch.cat([self.unsort(x[:B])[None], self.padded(x[B:], fill)])
 
     @property
     def lengths(self) -> Tensor:
         n = self.rows.lengths
-        return n if self.inverse is None else n[torch.from_numpy(self.inverse)]
+        return n if self.inverse_order is None else n[torch.from_numpy(self.inverse_order)]
 
     @property
     def mask(self) -> Tensor:
@@ -135,7 +135,7 @@ class Layout:
         return torch.arange(self.rows.T + 1)[:, None] <= self.lengths
 
 
-class Laid:
+class HasLayout:
     """What lies in a layout: lengths [B], mask [T + 1, B]."""
 
     layout: Layout
@@ -152,9 +152,9 @@ class Laid:
 def lay_out(u: Any, lengths: Any, inputs: int, like: Tensor) -> tuple[Layout, Tensor]:
     """The layout and the step rows [N, inputs] of [T, B, inputs], a list of [T_i, inputs], or a PackedSequence."""
     if isinstance(u, Tensor) and is_batched(u):
-        raise no_vmap()
+        raise vmap_error()
     if like.dtype not in DTYPES:
-        raise Unsupported(HALF.format(like.dtype))
+        raise Unsupported(HALF_PRECISION.format(like.dtype))
     if isinstance(u, PackedSequence):
         if lengths is not None:
             raise InputError("a PackedSequence knows its lengths; leave out lengths=.")
@@ -182,7 +182,7 @@ def lay_out(u: Any, lengths: Any, inputs: int, like: Tensor) -> tuple[Layout, Te
             raise InputError(
                 f"`u` has shape {tuple(u.shape)}: {'no time steps' if T == 0 else 'an empty batch'}; expected at least one step and one sample."
             )
-        layout = Layout.of(_lengths(lengths, T, B), T, B)
+        layout = Layout.of(check_lengths(lengths, T, B), T, B)
         flat = layout.flat(u)
     elif isinstance(u, list | tuple):
         if lengths is not None:
@@ -191,7 +191,7 @@ def lay_out(u: Any, lengths: Any, inputs: int, like: Tensor) -> tuple[Layout, Te
             raise InputError("`u` is an empty list; expected at least one sequence [T_i, inputs].")
         for i, s in enumerate(u):
             if isinstance(s, Tensor):
-                dense(f"sequence {i} of `u`", s)
+                check_dense(f"sequence {i} of `u`", s)
             if not isinstance(s, Tensor) or s.dim() != 2 or s.shape[1] != inputs or not len(s):
                 got = tuple(s.shape) if isinstance(s, Tensor) else type(s).__name__
                 raise InputError(
@@ -213,13 +213,13 @@ def lay_out(u: Any, lengths: Any, inputs: int, like: Tensor) -> tuple[Layout, Te
     if (
         not flat.is_cuda
         and not math.isfinite(flat.sum().item())
-        and (error := not_finite(layout, flat))
+        and (error := nonfinite_error(layout, flat))
     ):
         raise error
     return layout, flat
 
 
-def not_finite(layout: Layout, u: Tensor) -> InputError | None:
+def nonfinite_error(layout: Layout, u: Tensor) -> InputError | None:
     """What to say of inputs that hold NaN or inf, if they do."""
     bad = (~torch.isfinite(u)).any(1).nonzero()
     if not len(bad):
@@ -230,7 +230,7 @@ def not_finite(layout: Layout, u: Tensor) -> InputError | None:
     )
 
 
-def _lengths(lengths: Any, T: int, B: int) -> list[int] | None:
+def check_lengths(lengths: Any, T: int, B: int) -> list[int] | None:
     if lengths is None:
         return None
     n = tensor_of("lengths", lengths).cpu()
@@ -253,7 +253,7 @@ def _lengths(lengths: Any, T: int, B: int) -> list[int] | None:
 
 
 def check_like(name: str, y: Tensor, like: Tensor) -> None:
-    dense(name, y)
+    check_dense(name, y)
     if y.device != like.device:
         raise InputError(
             f"{name} is on {y.device} but the network is on {like.device}; move one of them with .to()."
@@ -262,5 +262,5 @@ def check_like(name: str, y: Tensor, like: Tensor) -> None:
         raise KindError(
             f"{name} is {str(y.dtype)[6:]} but the network is {str(like.dtype)[6:]}; convert it with {name.split()[0].strip('`')}.to({like.dtype})."
         )
-    insist_on_values(name, y)
-    insist_on_values("the network's weight", like)
+    refuse_if_without_values(name, y)
+    refuse_if_without_values("the network's weight", like)

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, UntypedStorage
 
-from .pointers import traced
-from .torch_internals import holders
+from .pointers import is_traced
+from .torch_internals import holder_count
 
 SMALL = 1 << 17  # bytes below which the allocator itself is quick
 STALE = 200  # requests after which a size counts as no longer asked for
@@ -32,13 +32,13 @@ def empty(shape: Sequence[int], like: Tensor) -> Tensor:
         size < SMALL
         or like.device.type != "cpu"
         or torch.are_deterministic_algorithms_enabled()
-        or traced(like)
+        or is_traced(like)
     ):
         return like.new_empty(tuple(shape))
     with _lock:
         now = _asked[size] = next(_clock)
         storages = _kept.setdefault(size, [])
-        free = next((s for s in storages if holders(s) == 1), None)
+        free = next((s for s in storages if holder_count(s) == 1), None)
         if free is None:
             for other in [n for n, last in _asked.items() if now - last > STALE]:
                 del _kept[other], _asked[other]

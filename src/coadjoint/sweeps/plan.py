@@ -19,20 +19,20 @@ from torch import Tensor
 
 from ..cells.cell import Cell
 from ..errors import Unsupported
-from .checks import Doubt, ask, is_deferred
+from .checks import Check, is_deferring_checks, raise_failures
 from .rows import Link, Rows
 
 
-class Tape(NamedTuple):
+class Saved(NamedTuple):
     """What a forward sweep leaves behind: where slopes and bends are taken."""
 
     a: Tensor  # [N, g d]; without values where the engine found that no derivative reads it
     v: Tensor | None  # [N, side d]
     x: Tensor  # [B + N, s d]
     p: Tensor | None  # [parameters d]
-    q: Tensor | None  # [N, kept d]: the values of cell.kept, if the engine keeps them
+    q: Tensor | None  # [N, kept d]: the values of cell.saved_nodes, if the engine keeps them
 
-    def wanted(self, need: Sequence[bool]) -> tuple[str, ...]:
+    def differentiable_names(self, need: Sequence[bool]) -> tuple[str, ...]:
         """Which of a, v, x, p are there and need a gradient."""
         return tuple(
             n for n, y, wanted in zip("avxp", self, need, strict=False) if y is not None and wanted
@@ -48,7 +48,7 @@ class Engine(Protocol):
 
     def forward(
         self,
-        plan: Plan,
+        plan: SweepPlan,
         base: Tensor,
         v: Tensor | None,
         W: Tensor | None,
@@ -58,8 +58,8 @@ class Engine(Protocol):
 
     def adjoint(
         self,
-        plan: Plan,
-        tape: Tape,
+        plan: SweepPlan,
+        saved: Saved,
         W: Tensor | None,
         s: Tensor | None,
         s_last: Tensor | None,
@@ -73,8 +73,8 @@ class Engine(Protocol):
 
     def tangent(
         self,
-        plan: Plan,
-        tape: Tape,
+        plan: SweepPlan,
+        saved: Saved,
         W: Tensor | None,
         g: Tensor | None,
         ga: Tensor | None,
@@ -83,20 +83,20 @@ class Engine(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class SweepPlan:
     """Which cell, over which rows, by which engine.
 
     checked: what leaves the range of its type is an error that names the step; otherwise inf and NaN go through, as in
     torch, where a GradScaler and the like wait for them.
-    deferred: the plan is made while its gradient is recorded. It is noted here because the backward runs in a thread of
+    defers_checks: the plan is made while its gradient is recorded. It is noted here because the backward runs in a thread of
     autograd's, which does not know what its caller is doing."""
 
     cell: Cell
     rows: Rows
     engine: Engine
-    doubts: list[Doubt] = field(default_factory=list)
+    checks: list[Check] = field(default_factory=list)
     checked: bool = True
-    deferred: bool = field(default_factory=is_deferred)
+    defers_checks: bool = field(default_factory=is_deferring_checks)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise Unsupported(
@@ -105,21 +105,21 @@ class Plan:
         )
 
 
-def ensure(plan: Plan, y: Tensor, wrong: Callable[[], Exception | None]) -> None:
+def require_finite(plan: SweepPlan, y: Tensor, make_error: Callable[[], Exception | None]) -> None:
     """y must be finite: at once on a CPU, and on a GPU when `settle` is called."""
     if not plan.checked:
         return
     if y.is_cuda:
-        plan.doubts.append(Doubt(y.detach().sum().isfinite(), wrong))
-    elif not math.isfinite(y.sum().item()) and (error := wrong()) is not None:
+        plan.checks.append(Check(y.detach().sum().isfinite(), make_error))
+    elif not math.isfinite(y.sum().item()) and (error := make_error()) is not None:
         raise error
 
 
-def settle(plan: Plan) -> None:
-    """Raise what is wrong, if anything is."""
-    if plan.deferred:
+def settle_checks(plan: SweepPlan) -> None:
+    """Raise what is make_error, if anything is."""
+    if plan.defers_checks:
         return  # graphs.py asks after each replay
-    doubts = plan.doubts[:]
-    plan.doubts.clear()
-    if doubts and not torch.stack([d.holds for d in doubts]).all().item():
-        ask(doubts)
+    checks = plan.checks[:]
+    plan.checks.clear()
+    if checks and not torch.stack([d.holds for d in checks]).all().item():
+        raise_failures(checks)

@@ -36,7 +36,7 @@ class Pointers(NamedTuple):
     """Addresses, and the tensors that own them: these must live until the loop has run."""
 
     addresses: list[int]
-    held: list[Tensor | None]
+    owners: list[Tensor | None]
 
 
 def pointers(
@@ -49,38 +49,38 @@ def pointers(
     """The addresses of arrays whose values lie row after row; 0 for one that is not there. entries, dtypes: how many values
     of which type the loop takes each of them for."""
     addresses: list[int] = []
-    held: list[Tensor | None] = []
+    owners: list[Tensor | None] = []
     for name, array, count, dtype in zip(names, arrays, entries, dtypes, strict=True):
         if array is None:
             addresses.append(0)
-            held.append(None)
+            owners.append(None)
             continue
         y = array
         if type(y) not in PLAIN:
-            if not ordinary(type(y)):
-                raise refused(name, array, count, dtype, device)
+            if not is_ordinary(type(y)):
+                raise refusal_error(name, array, count, dtype, device)
             y = y.as_subclass(Tensor)
         try:
             if not y.is_contiguous():
-                y = copied(y)
+                y = contiguous_copy(y)
             if y.is_neg():  # torch has only marked it as the negative of what is stored
                 y = y.resolve_neg()
             room = y.untyped_storage().nbytes()
             address = y.data_ptr()
         except RuntimeError:  # a wrapper of torch.func or a sparse tensor: neither has memory of its own; or no memory
-            raise refused(name, array, count, dtype, device) from None
+            raise refusal_error(name, array, count, dtype, device) from None
         size = dtype.itemsize
         enough = room >= (y.storage_offset() + count) * size
         if not enough or y.nbytes != count * size or y.dtype is not dtype or y.device != device:
-            raise refused(name, array, count, dtype, device)
+            raise refusal_error(name, array, count, dtype, device)
         if address == 0 and count > 0:
             if not is_zero_everywhere(y):
-                raise refused(name, array, count, dtype, device)
+                raise refusal_error(name, array, count, dtype, device)
             y = torch.zeros_like(y)  # what forward mode calls zero is stored nowhere
             address = y.data_ptr()
         addresses.append(address)
-        held.append(y)
-    return Pointers(addresses, held)
+        owners.append(y)
+    return Pointers(addresses, owners)
 
 
 def is_short_of_memory(y: Tensor) -> bool:
@@ -92,14 +92,14 @@ def is_short_of_memory(y: Tensor) -> bool:
     return y.untyped_storage().nbytes() < needed
 
 
-def lost_memory(y: Tensor) -> bool:
+def has_lost_memory(y: Tensor) -> bool:
     """Has a plain tensor lost its values? Of others, which keep them elsewhere or have none, nothing is known here."""
     if type(y) not in PLAIN or y.is_meta or is_wrapped(y):
         return False
     return is_short_of_memory(y)
 
 
-def copied(y: Tensor) -> Tensor:
+def contiguous_copy(y: Tensor) -> Tensor:
     """y row after row. torch itself would read beyond the end of memory that is too small."""
     if is_short_of_memory(y):
         raise RuntimeError("too little memory")
@@ -107,16 +107,16 @@ def copied(y: Tensor) -> Tensor:
 
 
 @functools.cache
-def ordinary(kind: type) -> bool:
+def is_ordinary(kind: type) -> bool:
     """Are operations on tensors of this class torch's own? A subclass may have other methods, but not other memory."""
     return kind.__torch_dispatch__ is Tensor.__torch_dispatch__  # type: ignore[attr-defined]
 
 
-def refused(
+def refusal_error(
     name: str, y: Tensor, count: int, dtype: torch.dtype, device: torch.device
 ) -> CoadjointError:
     """What to say of a tensor whose address cannot be given away."""
-    odd = unusual(y)
+    odd = unusual_kind(y)
     if is_wrapped(y):
         odd = (
             "wrapped by a transform of torch.func",
@@ -144,9 +144,9 @@ def refused(
     )
 
 
-def unusual(y: Tensor) -> tuple[str, str] | None:
+def unusual_kind(y: Tensor) -> tuple[str, str] | None:
     """(what kind of tensor it is, the way out), of one without memory of its own; None for an ordinary one."""
-    if not ordinary(type(y)):
+    if not is_ordinary(type(y)):
         kind = type(y).__name__
         return f"a {kind}", WAYS_OUT.get(kind, "Take the tensor inside it.")
     if y.is_nested:
@@ -161,9 +161,9 @@ def unusual(y: Tensor) -> tuple[str, str] | None:
     return None
 
 
-def insist_on_values(name: str, y: Tensor) -> None:
+def refuse_if_without_values(name: str, y: Tensor) -> None:
     """Refuse a tensor whose values cannot be looked at."""
-    odd = unusual(y)
+    odd = unusual_kind(y)
     if odd is None and fake_mode_is_on():
         odd = (
             "used under FakeTensorMode, where tensors have no values",
@@ -173,18 +173,18 @@ def insist_on_values(name: str, y: Tensor) -> None:
         raise Unsupported(f"{name} is {odd[0]}; expected an ordinary dense tensor. {odd[1]}")
 
 
-def insist_on_memory(tensors: Iterable[tuple[str, Tensor]]) -> None:
+def refuse_if_without_memory(tensors: Iterable[tuple[str, Tensor]]) -> None:
     """Refuse tensors of a class that keeps its values elsewhere, like DTensor; not fake ones, whose operations torch knows."""
     for name, y in tensors:
-        if type(y) not in PLAIN and not ordinary(type(y)) and not is_fake(y):
-            kind, way_out = unusual(y) or ("", "")
+        if type(y) not in PLAIN and not is_ordinary(type(y)) and not is_fake(y):
+            kind, way_out = unusual_kind(y) or ("", "")
             raise Unsupported(
                 f"{name} is {kind}; sweeps read memory, and need an ordinary dense tensor. {way_out}"
             )
 
 
-def traced(*tensors: Tensor) -> bool:
+def is_traced(*tensors: Tensor) -> bool:
     """Does torch write operations down, or only find out their shapes? Then a sweep must be one operator that it knows."""
     if fake_mode_is_on() or proxy_mode_is_on():
         return True
-    return any(not ordinary(type(y)) and is_fake(y) for y in tensors)
+    return any(not is_ordinary(type(y)) and is_fake(y) for y in tensors)

@@ -17,12 +17,12 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.forward_ad import unpack_dual
 
-from ..cells.formula import ZERO, Node, apart, evaluate, pull, push, symbol
+from ..cells.formula import ZERO, Node, evaluate_nodes, loop_invariants, pull, push, symbol
 from ..cells.program import Program
 from ..errors import Unsupported
-from .chunks import total
+from .chunks import sum_rows
 from .memory import empty
-from .rows import Rows, split
+from .rows import Rows, split_range
 from .torch_internals import (
     autocast_is_on,
     forward_mode_is_on,
@@ -33,8 +33,8 @@ from .torch_internals import (
 )
 
 Groups = tuple[tuple[str, tuple[Node, ...]], ...]
-WORTH = 1 << 14  # elements of an input from which a loop is worth compiling
-CHUNK = (
+COMPILED_FROM = 1 << 14  # elements of an input from which a loop is worth compiling
+BLOCK_ELEMENTS = (
     1 << 15
 )  # elements of one entry that are computed at a time, so that a program's intermediates stay in cache
 
@@ -93,7 +93,7 @@ class Pointwise:
         )
 
     @functools.cached_property
-    def live(self) -> list[str]:
+    def nonzero_outputs(self) -> list[str]:
         """The outputs that are not identically zero."""
         return [name for name, nodes in self.outputs if any(n is not ZERO for n in nodes)]
 
@@ -113,39 +113,39 @@ class Pointwise:
     ) -> dict[str, Tensor | None]:
         """The output groups; None for one that is identically zero. at_hand: the values of `known`, where there are any.
         rows: what the rows are, so that sums over them are taken in chunks of time steps."""
-        values = _Apply.apply(self, rows, *at_hand, *tensors) if self.live else ()
-        found = dict(zip(self.live, values, strict=True))
+        values = _Apply.apply(self, rows, *at_hand, *tensors) if self.nonzero_outputs else ()
+        found = dict(zip(self.nonzero_outputs, values, strict=True))
         return {name: found.get(name) for name, _ in self.outputs}
 
     def run(
         self, rows: Rows | None, at_hand: Sequence[Tensor | None], tensors: Sequence[Tensor | None]
     ) -> list[Tensor]:
         """The output groups that are not identically zero."""
-        whole = rows.whole if rows else 0
+        whole = rows.rows_in_full if rows else 0
         first = next(
             t
             for (name, _), t in zip(self.inputs, tensors, strict=True)
             if t is not None and name not in self.uniform
         )
-        run = runner(first.device.type, whole * first.shape[1])
-        outputs = (run or Pointwise.by_torch)(self, rows, at_hand, tensors)
-        live = [name for name, _ in self.outputs if name in self.live]
+        run = compiled_runner(first.device.type, whole * first.shape[1])
+        outputs = (run or Pointwise.run_by_torch)(self, rows, at_hand, tensors)
+        live = [name for name, _ in self.outputs if name in self.nonzero_outputs]
         return [
-            total(rows, out) if name in self.summed else out
+            sum_rows(rows, out) if name in self.summed else out
             for name, out in zip(live, outputs, strict=True)
         ]
 
-    def expected(
+    def expected_sizes(
         self, given: Sequence[tuple[str | None, tuple[Node, ...]]], count: int, d: int
     ) -> tuple[list[str], list[int]]:
         """The names, and how many values a loop over `count` rows takes them to have, of the groups that are given and then of
         the outputs that are not identically zero."""
-        live = [(name, nodes) for name, nodes in self.outputs if name in self.live]
+        live = [(name, nodes) for name, nodes in self.outputs if name in self.nonzero_outputs]
         names = [name or "a value at hand" for name, _ in (*given, *live)]
         sizes = [(1 if name in self.uniform else count) * len(nodes) * d for name, nodes in given]
         return names, sizes + [count * len(nodes) * d for _, nodes in live]
 
-    def by_torch(
+    def run_by_torch(
         self, rows: Rows | None, at_hand: Sequence[Tensor | None], tensors: Sequence[Tensor | None]
     ) -> list[Tensor]:
         """Row by row, computed in blocks of rows that lie within one chunk."""
@@ -159,7 +159,7 @@ class Pointwise:
         blocks = [
             len(b)
             for c in (rows.chunks if rows else [range(count)])
-            for b in split(c, max(1, CHUNK // d))
+            for b in split_range(c, max(1, BLOCK_ELEMENTS // d))
         ]
         columns: dict[Node, Sequence[Tensor]] = {}
         fixed: dict[Node, Tensor] = {}
@@ -176,13 +176,16 @@ class Pointwise:
                     for n, part in zip(nodes, y.split(d, -1), strict=True)
                     if n.args
                 }
-        outputs = [(name, nodes) for name, nodes in self.outputs if name in self.live]
+        outputs = [(name, nodes) for name, nodes in self.outputs if name in self.nonzero_outputs]
         flat = [n for _, nodes in outputs for n in nodes]
-        once = apart(flat, columns, frozenset(columns))
+        once = loop_invariants(flat, columns, frozenset(columns))
         fixed |= dict(
             zip(
                 once,
-                (like.new_tensor(v) if isinstance(v, float) else v for v in evaluate(once, fixed)),
+                (
+                    like.new_tensor(v) if isinstance(v, float) else v
+                    for v in evaluate_nodes(once, fixed)
+                ),
                 strict=True,
             )
         )
@@ -205,10 +208,10 @@ class Pointwise:
 RUNNERS = {"cpu": "c.engine", "cuda": "cuda.engine"}
 
 
-def runner(device: str, elements: int) -> Callable[..., list[Tensor]] | None:
+def compiled_runner(device: str, elements: int) -> Callable[..., list[Tensor]] | None:
     """What runs a Pointwise on this device instead of torch's own operations, where `elements` make it worth it. They are
     counted over the whole sequence, so that its segments are run alike."""
-    if device not in RUNNERS or (device == "cpu" and elements < WORTH):
+    if device not in RUNNERS or (device == "cpu" and elements < COMPILED_FROM):
         return None
     engine = importlib.import_module(f"{__package__}.engines.{RUNNERS[device]}")
     return engine.pointwise if engine.refusal(device) is None else None
@@ -232,7 +235,7 @@ class _Primal:
         return getattr(self.ctx, name)
 
 
-def nested(jvp: Callable[..., Any]) -> Callable[..., Any]:
+def nestable_jvp(jvp: Callable[..., Any]) -> Callable[..., Any]:
     """torch runs a jvp with forward mode switched off, so that a jvp of a jvp would silently lose its outer direction.
     Switched on again, it must not see the inner one: hence primal values. torch.autocast has no say inside."""
 
@@ -252,7 +255,7 @@ def without_autocast(compute: Callable[..., Any], *args: Any) -> Any:
         return compute(*args)
 
 
-def quick(function: type[Function]) -> type[Function]:
+def with_quick_apply(function: type[Function]) -> type[Function]:
     """torch binds the arguments of `forward` by its signature at every call, which takes longer than a small operation.
     Ours are given in their places, all of them, so only torch.func's transforms need the long way; and where nothing is
     differentiated there is nothing to keep.
@@ -277,21 +280,21 @@ def quick(function: type[Function]) -> type[Function]:
     return function
 
 
-def asked(ctx: Any) -> tuple[bool, ...]:
+def needed_inputs(ctx: Any) -> tuple[bool, ...]:
     """The inputs whose gradient somebody waits for: of ctx.needs_input_grad, which knows what can be differentiated, those
     that lead to what this backward pass was asked for."""
     edges = iter([node for node, _ in ctx.next_functions if node is not None])
-    return tuple(need and _leads(next(edges)) for need in ctx.needs_input_grad)
+    return tuple(need and _is_needed(next(edges)) for need in ctx.needs_input_grad)
 
 
-def _leads(node: Any) -> bool:
+def _is_needed(node: Any) -> bool:
     try:
         return will_run(node)
     except RuntimeError:  # a leaf that torch.autograd.grad was asked for
         return True
 
 
-@quick
+@with_quick_apply
 class _Apply(Function):
     """apply(op, rows, *values at hand, *inputs); the values at hand are constants: derivatives go through the expressions."""
 
@@ -309,9 +312,15 @@ class _Apply(Function):
     @staticmethod
     def backward(ctx: Any, *bars: Tensor | None) -> Any:
         op, hand = ctx.op, len(ctx.op.known)
-        seeds = [(name, bar) for name, bar in zip(op.live, bars, strict=True) if bar is not None]
+        seeds = [
+            (name, bar)
+            for name, bar in zip(op.nonzero_outputs, bars, strict=True)
+            if bar is not None
+        ]
         wrt = tuple(
-            n for (n, _), need in zip(op.inputs, asked(ctx)[2 + hand :], strict=True) if need
+            n
+            for (n, _), need in zip(op.inputs, needed_inputs(ctx)[2 + hand :], strict=True)
+            if need
         )
         if not seeds or not wrt:
             return (None,) * (2 + len(ctx.saved_tensors))
@@ -321,7 +330,7 @@ class _Apply(Function):
         return (None,) * (2 + hand) + tuple(grads.get(name) for name, _ in op.inputs)
 
     @staticmethod
-    @nested
+    @nestable_jvp
     def jvp(ctx: Any, _op: Any, _rows: Any, *dots: Tensor | None) -> Any:
         op, saved, hand = ctx.op, ctx.saved_tensors, len(ctx.op.known)
         along = [
@@ -331,14 +340,14 @@ class _Apply(Function):
         ]
         ahead = op.pushed(tuple(n for n, _ in along))
         out = ahead(saved[:hand], *saved[hand:], *(dot for _, dot in along), rows=ctx.rows)
-        return tuple(out[name] for name in op.live)
+        return tuple(out[name] for name in op.nonzero_outputs)
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
-        raise no_vmap()
+        raise vmap_error()
 
 
-def no_vmap() -> Unsupported:
+def vmap_error() -> Unsupported:
     return Unsupported(
         "torch.vmap over a recurrence is not supported: the sweeps own the batch axis. "
         "Put the mapped axis into the batch, dimension 1 of u."

@@ -46,31 +46,31 @@ def lengths_of(sizes: Sequence[int]) -> np.ndarray:
     return np.searchsorted(-np.array(sizes), -np.arange(sizes[0]))
 
 
-SUM = 2048  # rows, about, that are added up at once
-LANES = 32  # a chunk of equally long samples has a multiple of so many rows: vector instructions leave no remainder
+ROWS_PER_CHUNK = 2048  # rows, about, that are added up at once
+VECTOR_ROWS = 32  # a chunk of equally long samples has a multiple of so many rows: vector instructions leave no remainder
 
 
-def chunk(B: int) -> int:
+def steps_per_chunk(B: int) -> int:
     """The time steps of a chunk."""
-    unit = LANES // math.gcd(B, LANES)
-    return max(1, round(SUM / (B * unit))) * unit
+    unit = VECTOR_ROWS // math.gcd(B, VECTOR_ROWS)
+    return max(1, round(ROWS_PER_CHUNK / (B * unit))) * unit
 
 
-def split(rows: range, size: int) -> list[range]:
+def split_range(rows: range, size: int) -> list[range]:
     return [rows[i : i + size] for i in range(0, len(rows), size)]
 
 
 class Rows:
-    """chunk: sums over rows are taken over so many time steps at once, counted from the first step of the sequence.
+    """chunk_steps: sums over rows are taken over so many time steps at once, counted from the first step of the sequence.
     begin, end: these are the steps begin + 1 .. begin + T of a sequence of `end` steps."""
 
     def __init__(self, sizes: Sequence[int], of: Rows | None = None, begin: int = 0) -> None:
         self.sizes = list(sizes)
-        self.chunk: int = of.chunk if of else chunk(sizes[0])
+        self.chunk_steps: int = of.chunk_steps if of else steps_per_chunk(sizes[0])
         self.begin = begin
         self.end: int = of.end if of else len(sizes)
         self.T, self.B, self.N = len(self.sizes), self.sizes[0], sum(self.sizes)
-        self.whole: int = of.whole if of else self.N  # rows of the whole sequence
+        self.rows_in_full: int = of.rows_in_full if of else self.N  # rows of the whole sequence
         self.uniform = self.sizes[-1] == self.B
         self.starts = [0]  # of the steps in step arrays, and the end
         for n in self.sizes:
@@ -84,9 +84,9 @@ class Rows:
     def chunks(self) -> list[range]:
         """The rows of each chunk in step arrays."""
         ends = (
-            self.starts[:: self.chunk]
-            if self.T % self.chunk == 0
-            else [*self.starts[:: self.chunk], self.N]
+            self.starts[:: self.chunk_steps]
+            if self.T % self.chunk_steps == 0
+            else [*self.starts[:: self.chunk_steps], self.N]
         )
         return [range(a, b) for a, b in itertools.pairwise(ends)]
 
@@ -115,7 +115,7 @@ class Rows:
             else x.index_select(0, torch.from_numpy(self.index.prev).to(x.device))
         )
 
-    def prev_back(self, y: Tensor) -> Tensor:
+    def prev_transposed(self, y: Tensor) -> Tensor:
         """The transpose of prev: [N, .] -> [B + N, .]."""
         if self.uniform:
             return pad(y, (0, 0, 0, self.B))
@@ -123,14 +123,14 @@ class Rows:
             0, torch.from_numpy(self.index.prev).to(y.device), y
         )
 
-    def turned(self, y: Tensor) -> Tensor:
+    def reverse_time(self, y: Tensor) -> Tensor:
         """A step array with the time of each sample reversed; its own inverse."""
         if self.uniform:
             return y.unflatten(0, (self.T, self.B)).flip(0).flatten(0, 1)
-        return y.index_select(0, torch.from_numpy(self.turn).to(y.device))
+        return y.index_select(0, torch.from_numpy(self.reversed_rows).to(y.device))
 
     @functools.cached_property
-    def turn(self) -> np.ndarray:
+    def reversed_rows(self) -> np.ndarray:
         """Where each row of a step array comes from when time is reversed."""
         sample, time = self.index.sample, self.index.time
         return np.array(self.starts)[lengths_of(self.sizes)[sample] - time] + sample
@@ -143,7 +143,7 @@ class Rows:
             else x.index_select(0, torch.from_numpy(self.index.last).to(x.device))
         )
 
-    def last_back(self, y: Tensor) -> Tensor:
+    def last_transposed(self, y: Tensor) -> Tensor:
         """The transpose of last: [B, .] -> [B + N, .]."""
         if self.uniform:
             return pad(y, (0, 0, self.N, 0))
@@ -169,7 +169,7 @@ class Rows:
     def index(self) -> Index:
         return Index.of(self.sizes)
 
-    def of_states(self, dense: Tensor) -> Tensor:
+    def flatten_states(self, dense: Tensor) -> Tensor:
         """[T + 1, B] -> [B + N]."""
         if self.uniform:
             return dense.reshape(-1)
@@ -179,7 +179,7 @@ class Rows:
 
 
 @functools.lru_cache(maxsize=4)
-def equal(T: int, B: int) -> Rows:
+def uniform_rows(T: int, B: int) -> Rows:
     """The rows of B samples of T steps: the same object again for batch after batch of one shape."""
     return Rows([B] * T)
 
@@ -199,8 +199,8 @@ def scale(y: Tensor, k: Tensor) -> Tensor:
     return y * pow2(half, y.dtype) * pow2(k - half, y.dtype)
 
 
-NONE = -(1 << 28)  # the exponent of nothing
-ROOM = {
+NO_EXPONENT = -(1 << 28)  # the exponent of nothing
+SAFE_EXPONENT = {
     torch.float32: 40,
     torch.float64: 400,
 }  # 2^ROOM stays in range when it is multiplied a few times
@@ -209,7 +209,7 @@ ROOM = {
 def exponent(y: Tensor) -> Tensor:
     """e with 2^(e-1) <= max |y| < 2^e for each row; NONE for a row of zeros."""
     top = y.abs().amax(1)
-    return torch.where(top > 0, torch.frexp(top).exponent, NONE)
+    return torch.where(top > 0, torch.frexp(top).exponent, NO_EXPONENT)
 
 
 def next_exponent(k: Tensor, pulled: Tensor, source: Tensor) -> Tensor:
@@ -218,9 +218,9 @@ def next_exponent(k: Tensor, pulled: Tensor, source: Tensor) -> Tensor:
     Rows of `source` past those of `pulled` begin here; a row of zeros keeps the exponent it had."""
     begun = len(source) - len(pulled)
     e = exponent(pulled)
-    mine = pad(torch.where(e == NONE, NONE, k + e), (0, begun), value=NONE)
+    mine = pad(torch.where(e == NO_EXPONENT, NO_EXPONENT, k + e), (0, begun), value=NO_EXPONENT)
     new = torch.maximum(mine, exponent(source))
-    return torch.where(new == NONE, pad(k, (0, begun)), new)
+    return torch.where(new == NO_EXPONENT, pad(k, (0, begun)), new)
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,8 +19,8 @@ from torch.nn.functional import pad
 from ..errors import NumericalError, Unsupported
 from . import affine, differentiable, slopes
 from .layout import Layout
-from .plan import Plan, Tape, settle
-from .rows import NONE, ROOM, Link, Rows, exponent, next_exponent, scale
+from .plan import Saved, SweepPlan, settle_checks
+from .rows import NO_EXPONENT, SAFE_EXPONENT, Link, Rows, exponent, next_exponent, scale
 
 
 class SweepRun(Protocol):
@@ -35,7 +35,7 @@ class SweepRun(Protocol):
         """Each sample's last state, [B, n], in the rows' order."""
 
     @property
-    def formula(self) -> Swept | None:
+    def formula(self) -> FormulaRun | None:
         """This run, if it is that of a formula, whose slopes are known; None otherwise."""
 
     def costate(
@@ -44,7 +44,7 @@ class SweepRun(Protocol):
         s_last: Tensor | None,
         declared: Tensor | None,
         unit: Tensor | None = None,
-    ) -> Costate:
+    ) -> CostateRows:
         """The costates that the sources s (of all states) and s_last (of the last ones) make."""
 
     def pull(self, lam: Tensor) -> Tensor:
@@ -56,7 +56,7 @@ class SweepRun(Protocol):
     def jacobians(self, layout: Layout, samples: int) -> Tensor:
         """J_t of the first samples, [T, samples, n, n], on the CPU; zero past a sample's end."""
 
-    def strict(self) -> SweepRun:
+    def with_checks(self) -> SweepRun:
         """The same run; costates that leave the range of their type are an error."""
 
     def settle(self) -> None:
@@ -64,41 +64,41 @@ class SweepRun(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Swept:
+class FormulaRun:
     """A run of a formula: its states, and its costates and tangents by the three loops."""
 
-    plan: Plan
-    tape: Tape
+    plan: SweepPlan
+    saved: Saved
     W: Tensor | None
     last: Tensor  # [B, n]
 
     @staticmethod
     def run(
-        plan: Plan,
+        plan: SweepPlan,
         base: Tensor,
         side: Tensor | None,
         W: Tensor | None,
         x0: Tensor,
         p: Tensor | None,
-    ) -> Swept:
+    ) -> FormulaRun:
         x, a, last, q = differentiable.Forward.apply(plan, base, side, W, x0, p)
         if not torch.is_grad_enabled():
-            settle(plan)
-        return Swept(plan, Tape(a, side, x, p, q), W, last)
+            settle_checks(plan)
+        return FormulaRun(plan, Saved(a, side, x, p, q), W, last)
 
     @property
     def x(self) -> Tensor:
-        return self.tape.x
+        return self.saved.x
 
     @property
-    def formula(self) -> Swept | None:
+    def formula(self) -> FormulaRun | None:
         return self
 
-    def strict(self) -> Swept:
+    def with_checks(self) -> FormulaRun:
         return replace(self, plan=replace(self.plan, checked=True))
 
     def settle(self) -> None:
-        settle(self.plan)
+        settle_checks(self.plan)
 
     def costate(
         self,
@@ -106,7 +106,7 @@ class Swept:
         s_last: Tensor | None,
         declared: Tensor | None,
         unit: Tensor | None = None,
-    ) -> Costate:
+    ) -> CostateRows:
         """The scale-free adjoint: lam_t = s_t + J_{t+1}' lam_{t+1} in mantissas and exponents.
 
         declared [B + N]: the state rows where the loss reads the state; at the others the source is zero, and where
@@ -114,33 +114,33 @@ class Swept:
         unit [B + N]: sources are given as s 2^unit, and s_last as s_last 2^(unit of the last state)."""
         factor = None
         if unit is not None:  # a sweep in these units is one with links between them
-            factor = Link.between(self.plan.rows, unit, self.tape.x.dtype).factor
+            factor = Link.between(self.plan.rows, unit, self.saved.x.dtype).factor
         mantissa, delta, k = differentiable.Adjoint.apply(
-            self.plan, True, factor, declared, s, s_last, None, self.W, *self.tape
+            self.plan, True, factor, declared, s, s_last, None, self.W, *self.saved
         )
         if unit is not None:
             k = k + unit
-        return Costate(mantissa, k, lambda: (delta, *self._side(mantissa)))
+        return CostateRows(mantissa, k, lambda: (delta, *self._side(mantissa)))
 
     def _side(self, lam: Tensor) -> tuple[Tensor | None, ...]:
         """f_v' lam, if there is a v"""
-        rows, tape = self.plan.rows, self.tape
-        if tape.v is None:
+        rows, saved = self.plan.rows, self.saved
+        if saved.v is None:
             return ()
-        op = slopes.next_of(self.plan.cell).pulled(("x",), ("v",))
-        known = (tape.x[rows.B :], tape.q)
+        op = slopes.step_map(self.plan.cell).pulled(("x",), ("v",))
+        known = (saved.x[rows.B :], saved.q)
         return (
-            op(known, tape.a, tape.v, rows.prev(tape.x), tape.p, lam[rows.B :], rows=rows)["v"],
+            op(known, saved.a, saved.v, rows.prev(saved.x), saved.p, lam[rows.B :], rows=rows)["v"],
         )
 
     def pull(self, lam: Tensor, frozen: bool = False) -> Tensor:
         """J_t' lam_t for all steps at once, from state rows to step rows; frozen: everything but W held constant."""
-        cell, rows, tape = self.plan.cell, self.plan.rows, self.tape
+        cell, rows, saved = self.plan.cell, self.plan.rows, self.saved
         if frozen:
-            tape = Tape(*(None if y is None else y.detach() for y in tape))  # type: ignore[arg-type]
-        xprev = rows.prev(tape.x)
-        op = slopes.next_of(cell).pulled(("x",), ("a", "x"))
-        back = op((tape.x[rows.B :], tape.q), tape.a, tape.v, xprev, tape.p, lam[rows.B :])
+            saved = Saved(*(None if y is None else y.detach() for y in saved))  # type: ignore[arg-type]
+        xprev = rows.prev(saved.x)
+        op = slopes.step_map(cell).pulled(("x",), ("a", "x"))
+        back = op((saved.x[rows.B :], saved.q), saved.a, saved.v, xprev, saved.p, lam[rows.B :])
         through = None
         if self.W is not None and back["a"] is not None:
             through = slopes.read_pull(cell, xprev, back["a"] @ self.W)
@@ -149,7 +149,7 @@ class Swept:
 
     def push(self, *directions: Tensor | None) -> Tensor:
         """The tangent mu [B + N, n] for directions of what went into the sweep: base, side, W, x0, p."""
-        return differentiable.push(self.plan, self.tape, self.W, *directions)[0]
+        return differentiable.push(self.plan, self.saved, self.W, *directions)[0]
 
     def jacobians(self, layout: Layout, samples: int) -> Tensor:
         """Rows of all steps at once, by n pull-backs."""
@@ -162,10 +162,10 @@ class Swept:
         return out
 
 
-Step = Callable[..., Tensor]  # step(*drive_t, x_{t-1}) -> x_t, all [n_t, .]
+StepFunction = Callable[..., Tensor]  # step(*drive_t, x_{t-1}) -> x_t, all [n_t, .]
 
 
-class Costate(NamedTuple):
+class CostateRows(NamedTuple):
     """lam_t = mantissa_t 2^exponent_t, and the gradient by what drives the steps."""
 
     mantissa: Tensor  # [B + N, n]
@@ -176,18 +176,18 @@ class Costate(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Stepped:
+class StepFunctionRun:
     """A run of a step function: its states, and its costates and tangents step by step."""
 
-    step: Step
+    step: StepFunction
     rows: Rows
     drive: tuple[Tensor, ...]  # step arrays
     x: Tensor  # [B + N, n]
 
     @staticmethod
     def run(
-        step: Step, rows: Rows, drive: tuple[Tensor, ...], x0: Tensor, checked: bool = True
-    ) -> Stepped:
+        step: StepFunction, rows: Rows, drive: tuple[Tensor, ...], x0: Tensor, checked: bool = True
+    ) -> StepFunctionRun:
         states, drives = [x0.contiguous()], [rows.steps(y) for y in drive]
         for t, n in enumerate(rows.sizes):
             states.append(step(*(y[t] for y in drives), states[-1][:n]))
@@ -196,17 +196,17 @@ class Stepped:
                 raise NumericalError(
                     f"the state is outside the range of {str(x.dtype)[6:]} at t = {t} of {rows.T}."
                 )
-        return Stepped(step, rows, drive, torch.cat(states))
+        return StepFunctionRun(step, rows, drive, torch.cat(states))
 
     @property
     def last(self) -> Tensor:
         return self.rows.last(self.x)
 
     @property
-    def formula(self) -> Swept | None:
+    def formula(self) -> FormulaRun | None:
         return None
 
-    def strict(self) -> Stepped:
+    def with_checks(self) -> StepFunctionRun:
         return self  # it looks at every costate anyway
 
     def settle(self) -> None: ...
@@ -217,11 +217,11 @@ class Stepped:
         s_last: Tensor | None,
         declared: Tensor | None,
         unit: Tensor | None = None,
-    ) -> Costate:
+    ) -> CostateRows:
         """Arguments as in Swept.costate."""
         rows, drives = self.rows, [self.rows.steps(y) for y in self.drive]
         s = torch.zeros_like(self.x) if s is None else s
-        s = s if s_last is None else s + rows.last_back(s_last)
+        s = s if s_last is None else s + rows.last_transposed(s_last)
         links = None if unit is None else rows.steps(Link.between(rows, unit, s.dtype).factor)
         into: list[tuple[Tensor, ...]] = []
         sources, before, states = rows.states(s), rows.before(self.x), rows.states(self.x)
@@ -233,7 +233,7 @@ class Stepped:
             shift = (
                 -k[0]
                 if read is None
-                else torch.where(read[t] | (k[0] > -ROOM[s.dtype]), -k[0], NONE)
+                else torch.where(read[t] | (k[0] > -SAFE_EXPONENT[s.dtype]), -k[0], NO_EXPONENT)
             )
             return scale(sources[t], shift[:, None])
 
@@ -261,7 +261,9 @@ class Stepped:
                 )
         exponents = torch.cat(k)
         drive_of = lambda: tuple(torch.cat(part) for part in zip(*into, strict=True))
-        return Costate(torch.cat(lam), exponents if unit is None else exponents + unit, drive_of)
+        return CostateRows(
+            torch.cat(lam), exponents if unit is None else exponents + unit, drive_of
+        )
 
     def pull(self, lam: Tensor) -> Tensor:
         """J_t' lam_t for all steps, from state rows to step rows."""
@@ -293,7 +295,9 @@ class Stepped:
         rows, n = self.rows, self.x.shape[1]
         drives = [rows.steps(y) for y in self.drive]
         units = torch.eye(n).to(self.x)
-        place = np.arange(samples) if layout.inverse is None else layout.inverse[:samples]
+        place = (
+            np.arange(samples) if layout.inverse_order is None else layout.inverse_order[:samples]
+        )
         out = torch.zeros(rows.T, samples, n, n, dtype=self.x.dtype)
         for t, x in enumerate(rows.before(self.x)):
             there = np.flatnonzero(place < len(x))
@@ -305,10 +309,10 @@ class Stepped:
         return out
 
 
-class SeenRun:
+class RunView:
     """What others see of a run: a part of its states, or the states of several runs side by side."""
 
-    formula: Swept | None = None
+    formula: FormulaRun | None = None
 
     def costate(
         self,
@@ -316,7 +320,7 @@ class SeenRun:
         s_last: Tensor | None,
         declared: Tensor | None,
         unit: Tensor | None = None,
-    ) -> Costate:
+    ) -> CostateRows:
         raise self._unswept()
 
     def push(self, *directions: Tensor | None) -> Tensor:
@@ -325,7 +329,7 @@ class SeenRun:
     def jacobians(self, layout: Layout, samples: int) -> Tensor:
         raise self._unswept()
 
-    def strict(self) -> SweepRun:
+    def with_checks(self) -> SweepRun:
         raise self._unswept()
 
     def settle(self) -> None: ...

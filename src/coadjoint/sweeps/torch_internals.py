@@ -101,22 +101,22 @@ def is_zero_everywhere(y: Tensor) -> bool:
     return y._is_zerotensor()
 
 
-def version(y: Tensor) -> int:
+def change_count(y: Tensor) -> int:
     """How many times y has been changed in place."""
     return y._version
 
 
-def address(storage: UntypedStorage) -> int:
+def storage_address(storage: UntypedStorage) -> int:
     """Where torch keeps its record of the storage: the same for all tensors on it, as long as one lives."""
     return storage._cdata
 
 
-def holders(storage: UntypedStorage) -> int:
+def holder_count(storage: UntypedStorage) -> int:
     """How many tensors, views, graphs and Python objects hold the storage."""
     return torch._C._storage_Use_Count(storage._cdata)
 
 
-def unflattened(flat: Tensor, like: Iterable[Tensor]) -> tuple[Tensor, ...]:
+def unflatten(flat: Tensor, like: Iterable[Tensor]) -> tuple[Tensor, ...]:
     """A flat array as views with the shapes of `like`, one after the other."""
     return torch._utils._unflatten_dense_tensors(flat, like)
 
@@ -137,7 +137,7 @@ def with_parameters(module: nn.Module, given: Mapping[str, Tensor]) -> AbstractC
     return _reparametrize_module(module, dict(given))
 
 
-def children(module: nn.Module) -> list[tuple[str, nn.Module | None]]:
+def child_modules(module: nn.Module) -> list[tuple[str, nn.Module | None]]:
     """The modules right inside by all their names; named_children() leaves out the second name of one."""
     return list(module._modules.items())
 
@@ -157,14 +157,14 @@ def is_compiled(module: nn.Module) -> bool:
     return dynamo is not None and isinstance(module, dynamo.OptimizedModule)
 
 
-def hooked(module: nn.Module) -> bool:
+def has_hooks(module: nn.Module) -> bool:
     """Has torch something to do around a call of this module: hooks, or what torch.compile made of it?"""
     own = any(getattr(module, name) for name in HOOKS)
     everywhere = any(getattr(torch_module, name) for name in GLOBAL_HOOKS)
     return own or everywhere or module._compiled_call_impl is not None
 
 
-def not_compiled(method: Callable[..., Any]) -> Callable[..., Any]:
+def exclude_from_compile(method: Callable[..., Any]) -> Callable[..., Any]:
     """A decorator: torch.compile does not look into the method. torch.compiler.disable would import all of torch.compile,
     which takes a second."""
     return torch._disable_dynamo(method)

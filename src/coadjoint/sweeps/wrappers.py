@@ -27,36 +27,40 @@ SHARDED = (
 )
 
 
-def one_of_many() -> bool:
+def is_distributed() -> bool:
     """Is this process one of several that work together?"""
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
-def refuse_wrappers(
+def refuse_wrappers_between(
     loss: Tensor, outputs: Iterable[Tensor], recorded: Mapping[nn.Module, str]
 ) -> None:
     """Refuse a gradient from the loss to the outputs of the recorded modules that would set off a wrapper's hooks."""
-    if not one_of_many():
+    if not is_distributed():
         return
     for module, name in recorded.items():
         if any(is_idle(state) for state in shards_of(module)):
-            raise sharded(f"{name or 'the module'} is inside a module that fully_shard has sharded")
-    if any(ends_at_a_shard(node) for node in below(loss.grad_fn)):
-        raise sharded("the loss depends on weights that FullyShardedDataParallel has sharded")
-    for node in on_the_way(loss, outputs):
-        if node.name() == SINK and waits_for_first(node):
+            raise sharding_error(
+                f"{name or 'the module'} is inside a module that fully_shard has sharded"
+            )
+    if any(is_sharded_weight(node) for node in reachable_nodes(loss.grad_fn)):
+        raise sharding_error(
+            "the loss depends on weights that FullyShardedDataParallel has sharded"
+        )
+    for node in wrapper_nodes_between(loss, outputs):
+        if node.name() == SINK and is_waiting_for_first(node):
             raise Unsupported(
                 "DistributedDataParallel(static_graph=True) takes the gradient that costates are made of for the "
                 "backward pass, and would leave the rest of it unaveraged: put co.record, the loss and the penalty "
                 "inside the forward of the wrapped module, or leave out static_graph=True."
             )
         if node.name() == SHARDED:
-            raise sharded(
+            raise sharding_error(
                 "a module between the recorded one and the loss is sharded by fully_shard on its own"
             )
 
 
-def sharded(what: str) -> Unsupported:
+def sharding_error(what: str) -> Unsupported:
     return Unsupported(
         f"{what}, which frees weights that costates need: put co.record, the loss and the penalty "
         "inside the forward of one sharded module, and shard no part of that one from the recurrence to the loss on "
@@ -64,20 +68,20 @@ def sharded(what: str) -> Unsupported:
     )
 
 
-def refuse_wrapped(network: nn.Module) -> None:
+def refuse_wrapper_around(network: nn.Module) -> None:
     """Refuse a wrapper right around a network. It looks for tensors in what forward returns, and in a trajectory sees none."""
-    if not one_of_many():
+    if not is_distributed():
         return
     wrapper = wrapper_in_forward()
     if wrapper is not None and wrapper.module is network and wrapper.static_graph:
-        raise hidden(network, "DistributedDataParallel(static_graph=True)")
+        raise wrapper_error(network, "DistributedDataParallel(static_graph=True)")
     if "torch.distributed.fsdp" in sys.modules and isinstance(
         network, torch.distributed.fsdp.FSDPModule
     ):
-        raise hidden(network, "fully_shard")
+        raise wrapper_error(network, "fully_shard")
 
 
-def hidden(network: nn.Module, wrapper: str) -> Unsupported:
+def wrapper_error(network: nn.Module, wrapper: str) -> Unsupported:
     kind = type(network).__name__.removeprefix(
         "FSDP"
     )  # fully_shard gives what it shards a class of its own
@@ -93,26 +97,26 @@ def shards_of(module: nn.Module) -> list[Any]:
     return [state for outer, state in sharded_modules() if inside(outer)]
 
 
-def ends_at_a_shard(node: Any) -> bool:
+def is_sharded_weight(node: Any) -> bool:
     """Is this the end of the graph at the weights of a FullyShardedDataParallel (FSDP1) whose forward has ended? It keeps them
     in one flat array, whole in the forward, and this process's share of it otherwise."""
     return is_shard_of_flat_weights(getattr(node, "variable", None))
 
 
-def waits_for_first(sink: Any) -> bool:
+def is_waiting_for_first(sink: Any) -> bool:
     """Does a wrapper wait at this node for the first gradient that comes by, to see the order of its parameters?"""
     wrapper = sink.ddp_weakref()
     return wrapper is not None and wrapper.static_graph
 
 
-def on_the_way(loss: Tensor, outputs: Iterable[Tensor]) -> list[Any]:
+def wrapper_nodes_between(loss: Tensor, outputs: Iterable[Tensor]) -> list[Any]:
     """The wrappers' nodes of torch's graph that a gradient from the loss to the outputs goes through."""
     ends = {output.grad_fn for output in outputs}
-    nodes = [node for node in below(loss.grad_fn) if node.name() in (SINK, SHARDED)]
-    return [node for node in nodes if not ends.isdisjoint(below(node))]
+    nodes = [node for node in reachable_nodes(loss.grad_fn) if node.name() in (SINK, SHARDED)]
+    return [node for node in nodes if not ends.isdisjoint(reachable_nodes(node))]
 
 
-def below(top: Any) -> set[Any]:
+def reachable_nodes(top: Any) -> set[Any]:
     """`top` and every node that a gradient at it can reach."""
     found = {top}
     waiting = [top]

@@ -11,14 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import ConfigError, DataError, InputError, shown
+from ..errors import ConfigError, DataError, InputError, one_line
 from ..objectives.batch import Batch
-from .description import READING, Description, Names, Path_
+from .description import READING, ColumnNames, Description, PathLike
 from .files import read
-from .files.sheet import Options, listed
+from .files.sheet import Options, quote_names
 from .prediction import Prediction
 from .preparation import (
-    Cut,
+    PreparedSheet,
     as_trained,
     coded,
     column_names,
@@ -38,7 +38,7 @@ from .preparation import (
     target_at,
     target_of,
 )
-from .task import Collection, Scores, Sequences, right
+from .task import Collection, Scores, Sequences, count_right
 
 
 class Data(Collection):
@@ -76,16 +76,16 @@ class Data(Collection):
     @classmethod
     def read(
         cls,
-        train: Path_,
+        train: PathLike,
         *,
-        valid: Path_ | None = None,
-        test: Path_ | None = None,
+        valid: PathLike | None = None,
+        test: PathLike | None = None,
         split: Sequence[float] = (0.8, 0.1, 0.1),
         seed: int = 0,
         id: str | None = None,
         time: str | None = None,
-        target: Names = None,
-        features: Names = None,
+        target: ColumnNames = None,
+        features: ColumnNames = None,
         kind: str | None = None,
         at: str | None = None,
         window: int | None = None,
@@ -151,7 +151,7 @@ class Data(Collection):
         if overlap == "refuse":
             refuse_overlap(cuts)
         notes = [*first.notes, *(note for cut in cuts.values() for note in cut.notes)]
-        parts: dict[str, tuple[Cut, list[int]]] = {
+        parts: dict[str, tuple[PreparedSheet, list[int]]] = {
             s: (c, list(range(len(c.pieces)))) for s, c in cuts.items()
         }
         if len(cuts) == 1:
@@ -170,17 +170,17 @@ class Data(Collection):
             if gone
         ]
         if absent:
-            raise DataError(f"{first.path}: in the training sequences every value of {listed(absent)} is missing. Leave the column out with --features.")  # fmt: skip
+            raise DataError(f"{first.path}: in the training sequences every value of {quote_names(absent)} is missing. Leave the column out with --features.")  # fmt: skip
         mean, std = scale_of(cut.recording.u[rows], standardise)
         still = constant(cut.recording.u[rows])
-        notes += [f"feature '{shown(f)}' is constant in training" for f, s in zip(first.features, still, strict=True) if s]  # fmt: skip
+        notes += [f"feature '{one_line(f)}' is constant in training" for f, s in zip(first.features, still, strict=True) if s]  # fmt: skip
         t_mean, t_std = mean, std
         if kind != "next":
             y = np.concatenate([np.atleast_2d(target_of(cut, i, at)) for i in index])
             t_mean, t_std = scale_of(y, standardise and kind == "regress")
             if kind == "regress" and constant(y).any():
                 name = first.targets[int(np.flatnonzero(constant(y))[0])]
-                raise DataError(f"{first.path} column '{shown(name)}': the target is constant in the training sequences: nothing can be learned.")  # fmt: skip
+                raise DataError(f"{first.path} column '{one_line(name)}': the target is constant in the training sequences: nothing can be learned.")  # fmt: skip
         elif still.all():
             raise DataError(
                 f"{first.path}: every feature is constant, so the next step holds nothing to learn."
@@ -188,7 +188,7 @@ class Data(Collection):
         description = Description(
             kind, at, list(first.features), list(first.targets), labels, mean.tolist(), std.tolist(),
             t_mean.tolist() if kind != "classify" else [], t_std.tolist() if kind != "classify" else [],
-            masked, first.named, {c: first.columns.get(c, "") for c in ("id", "time")}, window, dtype,
+            masked, first.has_names, {c: first.columns.get(c, "") for c in ("id", "time")}, window, dtype,
             reading | {"irregular": irregular},
             {s: {"name": Path(p).name, "sha256": recordings[s].sha256} for s, p in (("train", train), ("valid", valid), ("test", test)) if p is not None},
         )  # fmt: skip
@@ -201,7 +201,7 @@ class Data(Collection):
         return cls(sets, description, tuple(dict.fromkeys(notes)), Path(train).stem)
 
     @staticmethod
-    def for_prediction(description: dict[str, Any], path: Path_, **reading: Any) -> Prediction:
+    def for_prediction(description: dict[str, Any], path: PathLike, **reading: Any) -> Prediction:
         """New sequences for a network whose data had this description; columns are matched by name.
 
         reading  options that differ in this file: sep, decimal, thousands, header, missing, irregular, max_bytes
@@ -209,7 +209,7 @@ class Data(Collection):
         d = Description.of(description)
         unknown = set(reading) - READING - {"max_bytes"}
         if unknown:
-            raise InputError(f"unknown reading options {listed(sorted(unknown))}; known: {', '.join(sorted(READING))}, max_bytes.")  # fmt: skip
+            raise InputError(f"unknown reading options {quote_names(sorted(unknown))}; known: {', '.join(sorted(READING))}, max_bytes.")  # fmt: skip
         how = d.reading | reading
         irregular = how.pop("irregular", "refuse")
         columns: dict[str, Any] = {"id": d.columns["id"], "time": d.columns["time"]}
@@ -250,7 +250,7 @@ class Data(Collection):
             counts = counts if batch.mask is None else counts & (batch.mask.to(a.device) != 0)
             a, y = a[counts], y[counts]
         if self.description.kind == "classify":
-            return {"accuracy": right(a.argmax(-1) == y)}
+            return {"accuracy": count_right(a.argmax(-1) == y)}
         e = (a.double() - y.double()) * torch.tensor(
             self.description.target_std, dtype=torch.float64, device=a.device
         )

@@ -11,8 +11,8 @@ from typing import Any
 from ..errors import DataError
 from .files.sheet import KINDS
 
-Names = str | Sequence[str] | None
-Path_ = str | os.PathLike[str]
+ColumnNames = str | Sequence[str] | None
+PathLike = str | os.PathLike[str]
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..errors import InputError, MissingError
 from ..objectives.batch import Batch
 from .synthetic import agree
-from .task import Collection, Scores, Sequences, right, rng
+from .task import Collection, Scores, Sequences, count_right, rng
 
 EACH = 30  # of each digit, in "valid" and in "test"
 
@@ -39,11 +39,14 @@ class Digits(Collection):
             images = images[:, rng(0, "digits", "pixels").permutation(64)]
         u = images.reshape(len(images), 64 // pixels, pixels)
         super().__init__(
-            {split: Sequences(u[index], labels[index]) for split, index in parts(labels).items()}
+            {
+                split: Sequences(u[index], labels[index])
+                for split, index in split_indices(labels).items()
+            }
         )
 
     def score(self, a: Tensor, batch: Batch) -> Scores:
-        return {"accuracy": right(agree(a, batch.y))}
+        return {"accuracy": count_right(agree(a, batch.y))}
 
     def baseline(self) -> dict[str, float]:
         return {"loss": math.log(10), "accuracy": 0.1}
@@ -61,7 +64,7 @@ def load() -> tuple[np.ndarray, np.ndarray]:
     return (images / 16).astype(np.float32), labels.astype(np.int64)
 
 
-def parts(labels: np.ndarray) -> dict[str, np.ndarray]:
+def split_indices(labels: np.ndarray) -> dict[str, np.ndarray]:
     """The images of each split."""
     order = rng(0, "digits", "split").permutation(len(labels))
     of = [order[labels[order] == digit] for digit in range(10)]

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import DataError, check_path, said, whole
+from ..errors import DataError, check_path, error_text, whole_number
 from ..objectives import losses
 from ..objectives.batch import Batch
 from .task import Collection, Scores, Sequences
@@ -42,7 +42,7 @@ class Music(Collection):
 
     def __init__(self, path: str | Path, chunk: int | None = None) -> None:
         if chunk is not None:
-            whole("chunk", chunk)
+            whole_number("chunk", chunk)
         check_path("path", path)
         self.path, self.chunk = str(path), chunk
         pieces = {
@@ -70,7 +70,7 @@ class Music(Collection):
         steps = torch.arange(len(a), device=a.device)[:, None] < torch.as_tensor(
             batch.lengths, device=a.device
         )
-        nll = losses.entries(self.loss, a.detach()[steps], batch.y[steps], self.output)
+        nll = losses.entry_losses(self.loss, a.detach()[steps], batch.y[steps], self.output)
         return {"nll": (float(nll.sum()), float(nll.numel()))}
 
     def baseline(self) -> dict[str, float]:
@@ -97,12 +97,12 @@ def read(path: Path) -> dict[str, list[np.ndarray]]:
     if not path.is_file():
         raise DataError(f"there is no file {path}; music is read from a .mat file of piano rolls.")
     try:
-        found = dict(variables(path.read_bytes()))
+        found = dict(read_variables(path.read_bytes()))
     except OSError as error:
-        raise DataError(f"{path} cannot be read: {said(error)}.") from error
+        raise DataError(f"{path} cannot be read: {error_text(error)}.") from error
     except (ValueError, struct.error, zlib.error) as error:
         raise DataError(
-            f"{path.name} is not a whole MATLAB file of version 5 to 7.2: {said(error)}."
+            f"{path.name} is not a whole MATLAB file of version 5 to 7.2: {error_text(error)}."
         ) from error
     if missing := [key for key in KEYS.values() if key not in found]:
         raise DataError(
@@ -156,7 +156,7 @@ def kind_of(x: Value) -> str:
     return x if isinstance(x, str) else f"a cell array of {len(x)}"
 
 
-def variables(data: bytes) -> Iterator[tuple[str, Value]]:
+def read_variables(data: bytes) -> Iterator[tuple[str, Value]]:
     """The variables of a MATLAB file of version 5, by name: numbers and cell arrays of numbers.
 
     A reader of our own, for files from strangers: every size is checked against the bytes there are, so that a damaged

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from ..errors import InputError, NumericalError, encodable, shown
+from ..errors import InputError, NumericalError, escape_undecodable, one_line
 from ..objectives.batch import Batch
 from .description import Description
-from .preparation import Cut
+from .preparation import PreparedSheet
 from .task import Sequences
 
 
@@ -23,7 +23,7 @@ class Prediction:
 
     description: Description
     source: Path
-    cut: Cut
+    cut: PreparedSheet
     u: np.ndarray  # [N, inputs]
 
     def __len__(self) -> int:
@@ -68,7 +68,7 @@ class Prediction:
                 i, start, stop = self.cut.pieces[piece]
                 values = a[: stop - start, j] if every else a[j : j + 1]
                 if not np.isfinite(values).all() or len(values) < (stop - start if every else 1):
-                    raise NumericalError(f"the outputs for sequence '{shown(self.cut.name(piece))}' are not finite, or too few; nothing was written.")  # fmt: skip
+                    raise NumericalError(f"the outputs for sequence '{one_line(self.cut.name(piece))}' are not finite, or too few; nothing was written.")  # fmt: skip
                 name = spreadsheet_cell(recording.ids[i] if every else self.cut.name(piece))
                 for k, cells in enumerate(self._cells(values)):
                     row = start + k if every else stop - 1
@@ -94,4 +94,4 @@ def spreadsheet_cell(cell: str) -> str:
     risky = cell[:1] in ("=", "+", "-", "@", "\t", "\r") and not re.fullmatch(
         r"[+-][\d.:eE+-]*\d", cell
     )
-    return f"'{cell}" if risky else encodable(cell)
+    return f"'{cell}" if risky else escape_undecodable(cell)

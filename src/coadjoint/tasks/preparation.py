@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import ConfigError, DataError, shown
-from .description import Description, Names, Path_
+from ..errors import ConfigError, DataError, one_line
+from .description import ColumnNames, Description, PathLike
 from .files import read
-from .files.sheet import Options, Problems, Recording, listed
+from .files.sheet import Options, Problems, Sheet, quote_names
 from .task import Sequences, rng
 
 REAL_LABEL = re.compile(
@@ -24,10 +24,10 @@ WHOLE_LABEL = re.compile(r"[+-]?\d{1,300}", re.ASCII)
 
 
 @dataclass(frozen=True, eq=False)
-class Cut:
+class PreparedSheet:
     """A recording whose gaps are dealt with, and its pieces: (sequence, first row, row after the last)."""
 
-    recording: Recording
+    recording: Sheet
     pieces: list[tuple[int, int, int]]
     notes: tuple[str, ...] = ()
 
@@ -42,20 +42,20 @@ class Cut:
         )
 
 
-def column_names(names: Names) -> tuple[str, ...] | None:
+def column_names(names: ColumnNames) -> tuple[str, ...] | None:
     return None if names is None else (names,) if isinstance(names, str) else tuple(names)
 
 
-def read_all(paths: dict[str, Path_ | None], options: Options) -> dict[str, Recording]:
+def read_all(paths: dict[str, PathLike | None], options: Options) -> dict[str, Sheet]:
     """Each split's file; held-out files must have the columns of the training file, and be other files."""
-    recordings: dict[str, Recording] = {}
+    recordings: dict[str, Sheet] = {}
     for split, path in paths.items():
         if path is None:
             continue
         if recordings:
             first = recordings["train"]
             options = replace(options, kind=options.kind or kind_of(first))
-            if first.named:
+            if first.has_names:
                 options = replace(options, id=first.columns["id"], time=first.columns["time"], target=first.targets, features=first.features)  # fmt: skip
         new = read(path, options)
         for other, old in recordings.items():
@@ -64,7 +64,7 @@ def read_all(paths: dict[str, Path_ | None], options: Options) -> dict[str, Reco
             if len(old.features) != len(new.features):
                 raise DataError(f"{new.path} ({split}) has {len(new.features)} features and {old.path} ({other}) has {len(old.features)}; expected the same.")  # fmt: skip
             if (
-                old.per != new.per
+                old.y_per != new.y_per
                 or (old.y is None) != (new.y is None)
                 or len(old.targets) != len(new.targets)
             ):
@@ -73,14 +73,14 @@ def read_all(paths: dict[str, Path_ | None], options: Options) -> dict[str, Reco
     return recordings
 
 
-def kind_of(recording: Recording) -> str:
+def kind_of(recording: Sheet) -> str:
     return "regress" if recording.y is not None and recording.y.dtype.kind == "f" else "classify"
 
 
-def labels_in(recording: Recording) -> list[str]:
+def labels_in(recording: Sheet) -> list[str]:
     assert recording.y is not None
     return labels_of(
-        recording.y.tolist(), f"{recording.path} column '{shown(recording.targets[0])}'"
+        recording.y.tolist(), f"{recording.path} column '{one_line(recording.targets[0])}'"
     )
 
 
@@ -90,18 +90,20 @@ def labels_of(words: Iterable[str], where: str) -> list[str]:
     real = [word for word in found if REAL_LABEL.fullmatch(word)]
     if real:
         raise DataError(
-            f'{where}: "{shown(real[0])}" is a real number, and classes are words or whole numbers. '
+            f'{where}: "{one_line(real[0])}" is a real number, and classes are words or whole numbers. '
             "Pass --kind regress, or write the labels without a decimal point."
         )
     if len(found) < 2:
         what = (
-            f"one class only, '{shown(found[0])}'" if found else "no labels: every one is missing"
+            f"one class only, '{one_line(found[0])}'"
+            if found
+            else "no labels: every one is missing"
         )
         raise DataError(f"{where}: there is {what}; expected at least two classes.")
     return sorted(found, key=int) if all(WHOLE_LABEL.fullmatch(word) for word in found) else found
 
 
-def coded(recording: Recording, labels: list[str]) -> Recording:
+def coded(recording: Sheet, labels: list[str]) -> Sheet:
     """Labels as class numbers [., 1], NaN where missing; a label that training has not is refused."""
     assert recording.y is not None
     index = {w: float(k) for k, w in enumerate(labels)} | {"": math.nan}
@@ -112,19 +114,19 @@ def coded(recording: Recording, labels: list[str]) -> Recording:
     for w, at in first.items():
         if w in index:
             continue
-        row = at if recording.per == "step" else int(recording.starts[at])
-        problems.add(f"{recording.place(row, recording.targets[0])}: label '{shown(w)}' does not occur in the training file, whose labels are {listed(labels)}.", "unseen")  # fmt: skip
-    problems.stop()
+        row = at if recording.y_per == "step" else int(recording.starts[at])
+        problems.add(f"{recording.place(row, recording.targets[0])}: label '{one_line(w)}' does not occur in the training file, whose labels are {quote_names(labels)}.", "unseen")  # fmt: skip
+    problems.raise_if_any()
     return replace(recording, y=np.array([index[w] for w in recording.y.tolist()])[:, None])
 
 
-def target_at(recording: Recording, kind: str, at: str | None) -> str:
+def target_at(recording: Sheet, kind: str, at: str | None) -> str:
     """Where the target is: asked for, or the only possibility."""
     if kind == "next":
         if at == "last":
             raise ConfigError("--kind next predicts at every step; leave --at out.")
         return "every"
-    if recording.per == "sequence":
+    if recording.y_per == "sequence":
         if at == "every":
             raise DataError(
                 f"{recording.path} has one target for each sequence; --at every needs one for each step."
@@ -144,7 +146,7 @@ def target_at(recording: Recording, kind: str, at: str | None) -> str:
     raise DataError(f"{recording.path}: {why}. Pass --at every to predict it at each row, --at last to predict that of the last row.")  # fmt: skip
 
 
-def judge_target(recording: Recording, kind: str, labels: list[str]) -> None:
+def judge_target(recording: Sheet, kind: str, labels: list[str]) -> None:
     """A target that is all missing, or is one of the inputs, is refused."""
     if kind == "next":
         return
@@ -156,28 +158,28 @@ def judge_target(recording: Recording, kind: str, labels: list[str]) -> None:
         ]
     for k, name in enumerate(recording.targets):
         if np.isnan(y[:, k]).all():
-            raise DataError(f"{recording.path} column '{shown(name)}': every target is missing.")
+            raise DataError(f"{recording.path} column '{one_line(name)}': every target is missing.")
         for j, feature in enumerate(recording.features):
-            if recording.per == "step" and np.array_equal(
+            if recording.y_per == "step" and np.array_equal(
                 y[:, k], recording.u[:, j], equal_nan=True
             ):
-                raise DataError(f"{recording.path}: target '{shown(name)}' equals input '{shown(feature)}' in every row. Leave the input out with --features.")  # fmt: skip
+                raise DataError(f"{recording.path}: target '{one_line(name)}' equals input '{one_line(feature)}' in every row. Leave the input out with --features.")  # fmt: skip
 
 
-def filled(recording: Recording, kind: str, at: str, missing: str, irregular: str) -> Recording:
+def filled(recording: Sheet, kind: str, at: str, missing: str, irregular: str) -> Sheet:
     """The recording with rows dropped or filled as asked, at regular times."""
     notes = list(recording.notes)
     gaps = np.isnan(recording.u)
     if missing == "drop":
         lost = gaps.any(1)
-        if kind in ("classify", "regress") and at == "every" and recording.per == "step":
+        if kind in ("classify", "regress") and at == "every" and recording.y_per == "step":
             lost |= np.isnan(recording.y).any(1)  # type: ignore[arg-type]
         if lost.any():
             ids = recording.ids
             recording = recording.take(~lost)
             empty = [ids[i] for i in np.flatnonzero(recording.lengths == 0)]
             if empty:
-                raise DataError(f"{recording.path}: without the rows that miss a value, sequences {listed(empty)} have length 0. Remove them, or pass --missing mask.")  # fmt: skip
+                raise DataError(f"{recording.path}: without the rows that miss a value, sequences {quote_names(empty)} have length 0. Remove them, or pass --missing mask.")  # fmt: skip
             notes.append(
                 f"{int(lost.sum())} rows of {recording.path} miss a value and are left out"
             )
@@ -188,15 +190,15 @@ def filled(recording: Recording, kind: str, at: str, missing: str, irregular: st
         problems = Problems(recording.path)
         for r, j in np.argwhere(latest < first):
             problems.add(f"{recording.place(r, recording.features[j])}: the value is missing and the sequence has none before it, so --missing ffill cannot fill it. Fix it, or pass --missing drop|mask.", ("ffill", j))  # fmt: skip
-        problems.stop()
+        problems.raise_if_any()
         recording = replace(recording, u=np.take_along_axis(recording.u, latest, 0))
         notes.append(f"{int(gaps.sum())} values of {recording.path} are those of the row before")
-    if irregular == "refuse" and (text := recording.uneven()):
+    if irregular == "refuse" and (text := recording.describe_uneven_step()):
         raise DataError(text)
     return replace(recording, notes=tuple(notes))
 
 
-def cut_up(recording: Recording, kind: str, at: str, window: int | None, missing: str) -> Cut:
+def cut_up(recording: Sheet, kind: str, at: str, window: int | None, missing: str) -> PreparedSheet:
     """Sequences or windows of them, with those left out that have no target."""
     pieces: list[tuple[int, int, int]] = []
     problems, left = Problems(recording.path), 0
@@ -207,7 +209,7 @@ def cut_up(recording: Recording, kind: str, at: str, window: int | None, missing
         need = max(window or 0, least)
         if need > T:
             rule = f"--window {window}" if window else "--kind next"
-            problems.add(f"{recording.place(start, recording.columns.get('id') or 'id')}: sequence '{shown(recording.ids[i])}' has length {T}; {rule} needs at least {need}.", "short")  # fmt: skip
+            problems.add(f"{recording.place(start, recording.columns.get('id') or 'id')}: sequence '{one_line(recording.ids[i])}' has length {T}; {rule} needs at least {need}.", "short")  # fmt: skip
             continue
         for k in range(0, T, window or T):
             stop = min(k + (window or T), T)
@@ -215,9 +217,9 @@ def cut_up(recording: Recording, kind: str, at: str, window: int | None, missing
                 left += stop - k
             else:
                 pieces.append((i, start + k, start + stop))
-    problems.stop()
+    problems.raise_if_any()
     notes = [f"{left} rows of {recording.path} at the ends of sequences do not fill a window and are left out"] if left else []  # fmt: skip
-    cut = Cut(recording, pieces)
+    cut = PreparedSheet(recording, pieces)
     if kind in ("classify", "regress"):
         gaps = [np.isnan(target_of(cut, i, at)) for i in range(len(pieces))]
         lacking = [g.all() if missing == "mask" and at == "every" else g.any() for g in gaps]
@@ -228,8 +230,8 @@ def cut_up(recording: Recording, kind: str, at: str, window: int | None, missing
                     if at == "every"
                     else pieces[i][2] - 1
                 )
-                problems.add(f"{recording.place(row, recording.targets[0])}: the target of sequence '{shown(cut.name(i))}' is missing. Fill it in, or pass --missing drop|mask.", "target")  # fmt: skip
-            problems.stop()
+                problems.add(f"{recording.place(row, recording.targets[0])}: the target of sequence '{one_line(cut.name(i))}' is missing. Fill it in, or pass --missing drop|mask.", "target")  # fmt: skip
+            problems.raise_if_any()
         if any(lacking):
             notes.append(
                 f"{sum(lacking)} sequences of {recording.path} have no target and are left out"
@@ -238,12 +240,12 @@ def cut_up(recording: Recording, kind: str, at: str, window: int | None, missing
     return replace(cut, notes=tuple(notes))
 
 
-def target_of(cut: Cut, piece: int, at: str) -> np.ndarray:
+def target_of(cut: PreparedSheet, piece: int, at: str) -> np.ndarray:
     """The target of a piece in its own units: [k] at the last row, [T, k] at every row; NaN where missing."""
     i, start, stop = cut.pieces[piece]
     y = cut.recording.y
     assert y is not None
-    if cut.recording.per == "sequence":
+    if cut.recording.y_per == "sequence":
         return y[i]
     if at == "every":
         return y[start:stop]
@@ -254,14 +256,14 @@ def target_of(cut: Cut, piece: int, at: str) -> np.ndarray:
     return last
 
 
-def _contents(cut: Cut, piece: int) -> bytes:
+def _contents(cut: PreparedSheet, piece: int) -> bytes:
     _, start, stop = cut.pieces[piece]
     return hashlib.blake2b(
         np.ascontiguousarray(cut.recording.u[start:stop]).tobytes(), digest_size=16
     ).digest()
 
 
-def refuse_overlap(cuts: dict[str, Cut]) -> None:
+def refuse_overlap(cuts: dict[str, PreparedSheet]) -> None:
     """A sequence whose inputs stand in two files."""
     met: dict[bytes, tuple[str, str]] = {}
     for split, cut in cuts.items():
@@ -270,13 +272,13 @@ def refuse_overlap(cuts: dict[str, Cut]) -> None:
         if both:
             other, name = met[both[0]]
             raise DataError(
-                f"{cut.recording.path} ({split}): {len(both)} of its sequences stand in the {other} file too, the first is '{shown(new[both[0]][1])}', there '{shown(name)}'. "
+                f"{cut.recording.path} ({split}): {len(both)} of its sequences stand in the {other} file too, the first is '{one_line(new[both[0]][1])}', there '{one_line(name)}'. "
                 "Remove them, or pass --overlap allow."
             )
         met |= new
 
 
-def count_copies(parts: dict[str, tuple[Cut, list[int]]]) -> int:
+def count_copies(parts: dict[str, tuple[PreparedSheet, list[int]]]) -> int:
     seen = {_contents(parts["train"][0], i) for i in parts["train"][1]}
     return sum(
         _contents(cut, i) in seen
@@ -287,8 +289,8 @@ def count_copies(parts: dict[str, tuple[Cut, list[int]]]) -> int:
 
 
 def split_up(
-    cut: Cut, split: Sequence[float], seed: int, stratify: bool
-) -> dict[str, tuple[Cut, list[int]]]:
+    cut: PreparedSheet, split: Sequence[float], seed: int, stratify: bool
+) -> dict[str, tuple[PreparedSheet, list[int]]]:
     """Sequences dealt to train, valid and test; windows of one sequence stay together.
 
     The order is random, with each class spread evenly over it; windows of a single sequence keep the order of time.
@@ -351,7 +353,7 @@ def scale_of(values: np.ndarray, standardise: bool) -> tuple[np.ndarray, np.ndar
     return mean, np.where(constant(values) | (std == 0), 1.0, std)
 
 
-def inputs_of(recording: Recording, d: Description) -> np.ndarray:
+def inputs_of(recording: Sheet, d: Description) -> np.ndarray:
     """[N, inputs]: (u - mean) / std, zero where missing, then the inputs that say what is missing."""
     gaps = np.isnan(recording.u)
     for j in np.flatnonzero(gaps.any(0)):
@@ -372,7 +374,7 @@ def _cast(values: np.ndarray, dtype: str, place: Any) -> np.ndarray:
     return values.astype(dtype)
 
 
-def sequences_of(cut: Cut, index: list[int], u: np.ndarray, d: Description) -> Sequences:
+def sequences_of(cut: PreparedSheet, index: list[int], u: np.ndarray, d: Description) -> Sequences:
     """Pieces with their targets: class numbers (-1 where missing), or numbers in units of the training deviation."""
     pieces, names = [cut.pieces[i] for i in index], [cut.name(i) for i in index]
     if d.kind == "next":
@@ -385,7 +387,7 @@ def sequences_of(cut: Cut, index: list[int], u: np.ndarray, d: Description) -> S
         whole = [np.nan_to_num(y[..., 0], nan=-1).astype(np.int64) for y in raw]
         y: Sequence[Any] = whole if d.at == "every" else [int(w) for w in whole]
     else:
-        place = lambda row, k: f"{cut.recording.path} column '{shown(cut.recording.targets[k])}'"
+        place = lambda row, k: f"{cut.recording.path} column '{one_line(cut.recording.targets[k])}'"
         y = [
             _cast(
                 np.atleast_2d((y - np.array(d.target_mean)) / np.array(d.target_std)),
@@ -398,10 +400,10 @@ def sequences_of(cut: Cut, index: list[int], u: np.ndarray, d: Description) -> S
     return Sequences([u[a:b] for _, a, b in pieces], y, names)
 
 
-def as_trained(recording: Recording, d: Description) -> Recording:
+def as_trained(recording: Sheet, d: Description) -> Sheet:
     """A file's features are those of training: by name where they have names, else by number."""
-    if d.named and not recording.named:
-        raise DataError(f"{recording.path} has no column names, and the network reads {listed(d.features)} by name. Give a table (.csv or .parquet).")  # fmt: skip
+    if d.named and not recording.has_names:
+        raise DataError(f"{recording.path} has no column names, and the network reads {quote_names(d.features)} by name. Give a table (.csv or .parquet).")  # fmt: skip
     if len(recording.features) != len(d.features):
         raise DataError(f"{recording.path} has {len(recording.features)} features and the network was trained on {len(d.features)}.")  # fmt: skip
     return replace(recording, features=tuple(d.features))

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import InputError, choose, whole
+from ..errors import InputError, choose, whole_number
 from ..objectives.batch import Batch
-from .task import Goal, Scores, Task, right, rng
+from .task import Goal, Scores, Task, count_right, rng
 
 
 def one_hot(s: np.ndarray, k: int) -> np.ndarray:
@@ -62,11 +62,11 @@ class Generated(Task):
         if isinstance(self.length, tuple | list):
             low, high = pair(what, self.length, "low, high")
             self.length = self.span = (
-                whole(what, low, self.shortest),
-                whole(what, high, self.shortest),
+                whole_number(what, low, self.shortest),
+                whole_number(what, high, self.shortest),
             )
         else:
-            self.span = self.stretch(whole(what, self.length, self.shortest))
+            self.span = self.stretch(whole_number(what, self.length, self.shortest))
         low, high = self.span
         if low > high:
             raise InputError(
@@ -78,12 +78,14 @@ class Generated(Task):
             )
         if self.curriculum is not None:
             start, steps = pair("curriculum", self.curriculum, "start, steps")
-            start = whole(f"the curriculum's start for task '{self.name}'", start, self.shortest)
+            start = whole_number(
+                f"the curriculum's start for task '{self.name}'", start, self.shortest
+            )
             if start > high:
                 raise InputError(
                     f"the curriculum starts at length {start}, beyond the longest, {high}."
                 )
-            self.curriculum = start, whole("the curriculum's number of steps", steps, 1)
+            self.curriculum = start, whole_number("the curriculum's number of steps", steps, 1)
 
     def stretch(self, L: int) -> tuple[int, int]:
         """The lengths that a single number L stands for."""
@@ -106,7 +108,7 @@ class Generated(Task):
         return min(low, high), high
 
     def batch(self, step: int, size: int, seed: int) -> Batch:
-        whole("step", step, 0, 2**62)
+        whole_number("step", step, 0, 2**62)
         return self._draw(rng(seed, "train", step), size, *self.reach(step))
 
     def held_out(
@@ -114,16 +116,16 @@ class Generated(Task):
     ) -> Iterator[Batch]:
         """`n` fresh sequences; where batches differ in length, in small batches, so that many lengths are seen."""
         choose("split", split, self.splits)
-        whole("n", n, 1)
+        whole_number("n", n, 1)
         size = 1000 if self.ragged or self.span[0] == self.span[1] else 100
         for k, done in enumerate(range(0, n, size)):
             yield self._draw(rng(seed, split, draw, k), min(size, n - done), *self.span)
 
     def score(self, a: Tensor, batch: Batch) -> Scores:
-        return {"right": right(agree(a, batch.y))}
+        return {"right": count_right(agree(a, batch.y))}
 
     def _draw(self, rng: np.random.Generator, n: int, low: int, high: int) -> Batch:
-        n = whole("the number of sequences of a batch", n, 1)
+        n = whole_number("the number of sequences of a batch", n, 1)
         L = rng.integers(low, high + 1, n if self.ragged else 1)
         u, y = self.draw(rng, np.broadcast_to(L, n))
         if not self.ragged:
@@ -177,7 +179,7 @@ class Addition(Generated):
 
     def score(self, a: Tensor, batch: Batch) -> Scores:
         e = (a[..., 0] - batch.y).abs()
-        return {f"right_{d}": right(e < d) for d in RULES.values()}
+        return {f"right_{d}": count_right(e < d) for d in RULES.values()}
 
     def baseline(self) -> dict[str, float]:
         """The best constant: 0.5."""
@@ -229,7 +231,7 @@ class XOR(Generated):
         return u, (x[p, j] ^ x[q, j]).astype(np.float32)
 
     def score(self, a: Tensor, batch: Batch) -> Scores:
-        return {"right": right(((a > 0)[..., 0] == (batch.y > 0)) & ~a[..., 0].isnan())}
+        return {"right": count_right(((a > 0)[..., 0] == (batch.y > 0)) & ~a[..., 0].isnan())}
 
     def baseline(self) -> dict[str, float]:
         return {"loss": math.log(2), "right": 0.5}
@@ -313,7 +315,7 @@ class Memorisation(Generated):
     output, loss = "softmax", "cross-entropy"
 
     def __post_init__(self) -> None:
-        k, m = whole("values", self.values, 2), whole("positions", self.positions, 1)
+        k, m = whole_number("values", self.values, 2), whole_number("positions", self.positions, 1)
         self.inputs, self.outputs, self.extra = k + 2, k + 1, 2 * m
         self.name = self.called()
         super().__post_init__()
@@ -338,8 +340,8 @@ class Memorisation(Generated):
         correct, recall = agree(a, batch.y), (t < end) & (t >= end - self.positions)
         judged = self.judged(t < end, recall)
         return {
-            "right": right((correct | ~judged).all(0)),
-            "symbols": right(correct[recall.expand_as(correct)]),
+            "right": count_right((correct | ~judged).all(0)),
+            "symbols": count_right(correct[recall.expand_as(correct)]),
         }
 
     def judged(self, steps: Tensor, recall: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import warnings
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from ..errors import InputError, check_seed, choose, whole
+from ..errors import InputError, check_seed, choose, whole_number
 from ..objectives.batch import Batch
 from ..objectives.losses import LossLike
 
@@ -39,8 +40,13 @@ class Goal:
     threshold: float
     most: bool = False  # True: at most the threshold, False: at least
 
-    def met(self, value: float) -> bool:
+    def is_met(self, value: float) -> bool:
         return value <= self.threshold if self.most else value >= self.threshold
+
+    def met(self, value: float) -> bool:
+        """The same as `is_met`, by its name before 0.7.1."""
+        warnings.warn("Goal.met is called Goal.is_met now.", DeprecationWarning, stacklevel=2)
+        return self.is_met(value)
 
     def __str__(self) -> str:
         return f"{self.metric} {'<=' if self.most else '>='} {self.threshold:g}"
@@ -98,7 +104,7 @@ class Task:
         return [(tell(t), tell(p)) for t, p in zip(y, a, strict=True)]
 
 
-def right(correct: Tensor) -> tuple[float, float]:
+def count_right(correct: Tensor) -> tuple[float, float]:
     """A score of one for each entry that is right."""
     return float(correct.sum()), float(correct.numel())
 
@@ -152,7 +158,9 @@ class Collection(Task):
 
     def batch(self, step: int, size: int, seed: int) -> Batch:
         check_seed(seed)
-        epoch, k = divmod(whole("step", step, 0, 2**62), self.steps_per_epoch(whole("size", size)))
+        epoch, k = divmod(
+            whole_number("step", step, 0, 2**62), self.steps_per_epoch(whole_number("size", size))
+        )
         return self._of(
             "train", permutation(len(self.sets["train"]), seed, epoch)[k * size : (k + 1) * size]
         )
@@ -161,7 +169,7 @@ class Collection(Task):
         self, split: str, seed: int, draw: int | str = 0, n: int = 1000
     ) -> Iterator[Batch]:
         """All sequences of a split, in batches of at most `n`, short ones together so that little is padded."""
-        whole("n", n)
+        whole_number("n", n)
         lengths = np.array([len(u) for u in self.sets[choose("split", split, self.sets)].u])
         order, begin = np.argsort(lengths, kind="stable"), 0
         for end in range(1, len(order) + 1):

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..errors import whole
+from ..errors import whole_number
 from ..objectives.batch import Batch
 from .synthetic import Generated, one_hot
-from .task import Goal, Scores, right
+from .task import Goal, Scores, count_right
 
 
 def spoken(a: Tensor) -> Tensor:
@@ -48,7 +48,7 @@ class Transduction(Generated):
     goal = Goal("right", 0.99)
 
     def __post_init__(self) -> None:
-        k = whole("values", self.values, 2)
+        k = whole_number("values", self.values, 2)
         self.inputs, self.outputs = k, k + 1
         self.ragged = (
             self.ragged and isinstance(self.length, tuple | list) and len(set(self.length)) > 1
@@ -70,7 +70,10 @@ class Transduction(Generated):
         U = max(len(said), len(y))
         said, y = (pad(v, (0, 0, 0, U - len(v)), value=-1) for v in (said, y))
         good = said == y
-        return {"right": right(good[(y != -1) | (said != -1)]), "whole": right(good.all(0))}
+        return {
+            "right": count_right(good[(y != -1) | (said != -1)]),
+            "whole": count_right(good.all(0)),
+        }
 
     def show(self, a: Tensor, y: Tensor) -> list[tuple[str, str]]:
         """Of a [B, U, outputs] and y [B, U]: whole sequences, without their ends."""

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..errors import InputError, choose, whole
+from ..errors import InputError, choose, whole_number
 from ..networks.interface import Net
-from ..networks.judge import judged
+from ..networks.judge import evaluation_mode
 from ..objectives.batch import Batch
 from ..tasks.task import Task
 
-BY = ("loss", "length")
+DIFFICULTY_MEASURES = ("loss", "length")
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,9 @@ class Easiest:
             raise InputError(
                 f"start is the share of sequences that is kept at first, above 0 and at most 1; got {self.start!r}."
             )
-        whole("steps", self.steps)
+        whole_number("steps", self.steps)
         if not callable(self.by):
-            choose("measure of difficulty", self.by, BY)
+            choose("measure of difficulty", self.by, DIFFICULTY_MEASURES)
 
     def share(self, step: int) -> float:
         """p(step)"""
@@ -50,8 +50,8 @@ class Easiest:
         self, net: Net, task: Task, step: int, batch: int, seed: int, draw: int | None = None
     ) -> Batch:
         """The batch of a step, in the order it was drawn in. draw: the number of the drawn batch, the step's if not given."""
-        whole("step", step, 0, 2**62)
-        whole("batch", batch)
+        whole_number("step", step, 0, 2**62)
+        whole_number("batch", batch)
         drawn = task.batch(step if draw is None else draw, round(batch / self.share(step)), seed)
         if len(drawn.sizes) <= batch:
             return drawn
@@ -70,6 +70,6 @@ class Easiest:
                     f"a measure of difficulty gives one number for each of {len(b.sizes)} samples; got shape {list(found.shape)}."
                 )
             return found
-        at = net.moved(b)
-        with judged(net):
+        at = net.move_batch(b)
+        with evaluation_mode(net):
             return net.run(at).loss(task.loss, at.y, mask=at.mask, reduce=at.reduce)

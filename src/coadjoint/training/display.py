@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 import time
+import warnings
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from ..errors import safe
+from ..errors import escape_controls
 
 Row = dict[str, Any]
 
@@ -16,7 +17,7 @@ class Display(Protocol):
     """What shows a run while it goes on."""
 
     def step(self, step: int, row: Row) -> None: ...
-    def look(self, step: int, rows: Sequence[Row]) -> None: ...
+    def validation(self, step: int, rows: Sequence[Row]) -> None: ...
     def say(self, text: str) -> None: ...
     def close(self) -> None: ...
 
@@ -25,7 +26,7 @@ class Silent:
     """Shows nothing."""
 
     def step(self, step: int, row: Row) -> None: ...
-    def look(self, step: int, rows: Sequence[Row]) -> None: ...
+    def validation(self, step: int, rows: Sequence[Row]) -> None: ...
     def say(self, text: str) -> None: ...
     def close(self) -> None: ...
 
@@ -44,7 +45,7 @@ class Lines:
         if self.began is None:
             self.began = step, time.monotonic()
 
-    def look(self, step: int, rows: Sequence[Row]) -> None:
+    def validation(self, step: int, rows: Sequence[Row]) -> None:
         for row in rows:
             if row["kind"] == "held-out" and self.metric in row:
                 self.seen[self.metric] = f"{row[self.metric]:.4g}"
@@ -66,10 +67,10 @@ class Lines:
 
     def draw(self, step: int) -> None:
         at = f"{step}" if self.steps is None else f"{step:>{len(str(self.steps))}}/{self.steps}"
-        print(safe(f"{self.name}  {at}  " + "  ".join(self.fields(step))), flush=True)
+        print(escape_controls(f"{self.name}  {at}  " + "  ".join(self.fields(step))), flush=True)
 
     def say(self, text: str) -> None:
-        print(safe(text), flush=True)
+        print(escape_controls(text), flush=True)
 
     def close(self) -> None: ...
 
@@ -88,7 +89,7 @@ class Bar(Lines):
             TextColumn("{task.fields[note]}"),
         )
         self.progress = Progress(*columns)
-        self.bar = self.progress.add_task(safe(name), total=steps, note="")
+        self.bar = self.progress.add_task(escape_controls(name), total=steps, note="")
         self.progress.start()
         self.drawn = 0.0
 
@@ -100,17 +101,19 @@ class Bar(Lines):
     def draw(self, step: int) -> None:
         self.drawn = time.monotonic()
         self.progress.update(
-            self.bar, completed=step, note=safe("  ".join(self.fields(step))).replace("[", r"\[")
+            self.bar,
+            completed=step,
+            note=escape_controls("  ".join(self.fields(step))).replace("[", r"\["),
         )
 
     def say(self, text: str) -> None:
-        self.progress.console.print(safe(text), markup=False, highlight=False)
+        self.progress.console.print(escape_controls(text), markup=False, highlight=False)
 
     def close(self) -> None:
         self.progress.stop()
 
 
-def display(wanted: Display | bool, name: str, steps: int | None, metric: str) -> Display:
+def make_display(wanted: Display | bool, name: str, steps: int | None, metric: str) -> Display:
     """What the user has asked for: True is a bar on a terminal, lines elsewhere.
 
     steps: None where nobody knows how many there will be."""
@@ -120,3 +123,25 @@ def display(wanted: Display | bool, name: str, steps: int | None, metric: str) -
         return Silent()
     kind = Bar if sys.stdout.isatty() else Lines
     return kind(name, steps, metric)
+
+
+class RenamedLook:
+    """Shows a run through a display whose `validation` still has its old name, `look`."""
+
+    def __init__(self, old: Any) -> None:
+        warnings.warn(
+            "a display's method `look` is now called `validation`: rename it.",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        self.step = old.step
+        self.validation = old.look
+        self.say = old.say
+        self.close = old.close
+
+
+def accept_old_display(shown: Any) -> Any:
+    """The display as it is; one that has `look` in place of `validation` through an adapter."""
+    if callable(getattr(shown, "look", None)) and not hasattr(shown, "validation"):
+        return RenamedLook(shown)
+    return shown

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 
 from .. import __version__
-from ..errors import encodable
+from ..errors import escape_undecodable
 
 
-def environment(seed: int, device: str, command: str | None = None) -> dict[str, Any]:
+def describe_environment(seed: int, device: str, command: str | None = None) -> dict[str, Any]:
     """Where and with what a run was made."""
     command = command or " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
     return {
@@ -26,17 +26,17 @@ def environment(seed: int, device: str, command: str | None = None) -> dict[str,
         "numpy": np.__version__,
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "processor": processor(),
+        "processor": processor_name(),
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name() if device.startswith("cuda") else "cpu",
         "seed": seed,
-        "revision": revision(),
+        "revision": git_revision(),
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "command": encodable(command),
+        "command": escape_undecodable(command),
     }
 
 
-def processor() -> str:
+def processor_name() -> str:
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
@@ -44,7 +44,7 @@ def processor() -> str:
     return platform.processor() or platform.machine()
 
 
-def revision() -> str | None:
+def git_revision() -> str | None:
     """The git revision of this package's source, with a plus sign if it was changed; None if it is not in a repository."""
     here = Path(__file__).parent
     git = lambda *words: subprocess.run(

@@ -1,7 +1,7 @@
 """Files that appear whole or not at all, and the operating system's complaints in one line.
 
-A folder may come from a stranger. What is written there is made new, or opened by `own`, never through
-a link; what is deleted there is deleted by `clear` and `sweep`, which do not follow links either.
+A folder may come from a stranger. What is written there is made new, or opened by `open_for_update`, never through
+a link; what is deleted there is deleted by `remove` and `remove_leftovers`, which do not follow links either.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from ..errors import CoadjointError, StorageError, said
+from ..errors import CoadjointError, StorageError, error_text
 
-File = str | os.PathLike[str]
+AnyPath = str | os.PathLike[str]
 # how files are opened that a stranger may have made: not every system has these
 NO_LINKS = sum(getattr(os, flag, 0) for flag in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"))
-LEFT = re.compile(
+LEFTOVER = re.compile(
     r"\..+\.([1-9][0-9]{0,9})\.tmp", re.DOTALL
 )  # what `replacing` writes to: .NAME.PID.tmp
-LINK = "a link, and nothing is written through links: put the file or folder itself there."
+LINK_REFUSED = "a link, and nothing is written through links: put the file or folder itself there."
 # names that Windows keeps for devices, whatever follows a dot
 DEVICES = {
     "con",
@@ -36,7 +36,7 @@ DEVICES = {
 
 
 @contextlib.contextmanager
-def storing(what: File) -> Iterator[None]:
+def storage_errors(what: AnyPath) -> Iterator[None]:
     """Turn an OSError into a StorageError that names the file."""
     try:
         yield
@@ -46,15 +46,15 @@ def storing(what: File) -> Iterator[None]:
         room = ""
         if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             with contextlib.suppress(OSError):
-                room = f" ({shutil.disk_usage(existing(Path(what))).free:,} bytes free)"
+                room = f" ({shutil.disk_usage(nearest_existing(Path(what))).free:,} bytes free)"
         raise StorageError(
-            f"{os.fspath(what)!r} cannot be written: {said(error)}{room}. What was there before is intact; make room or choose another place."
+            f"{os.fspath(what)!r} cannot be written: {error_text(error)}{room}. What was there before is intact; make room or choose another place."
         ) from None
 
 
-def existing(path: Path) -> Path:
+def nearest_existing(path: Path) -> Path:
     """The path, or the nearest folder above it that exists."""
-    return path if path.exists() or path == path.parent else existing(path.parent)
+    return path if path.exists() or path == path.parent else nearest_existing(path.parent)
 
 
 def sync_folder(path: Path) -> None:
@@ -68,28 +68,28 @@ def sync_folder(path: Path) -> None:
         os.close(handle)
 
 
-def create(path: Path) -> BinaryIO:
+def open_new(path: Path) -> BinaryIO:
     """Open a file that is not there yet, never through a link."""
     return open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_LINKS, 0o666), "wb")
 
 
-def own(path: Path) -> BinaryIO:
+def open_for_update(path: Path) -> BinaryIO:
     """Open a file of a run folder to read and write it where it stands; made if it is not there.
 
     It must be a regular file under this name alone: what a link leads to is not the folder's."""
     with contextlib.suppress(FileNotFoundError):
-        regular(
+        refuse_if_not_regular(
             path, os.lstat(path)
         )  # before it is opened: to open a device can do something already
     try:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | NO_LINKS, 0o666)
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise StorageError(f"{path} is {LINK}") from None
+            raise StorageError(f"{path} is {LINK_REFUSED}") from None
         raise
     try:
-        regular(path, os.fstat(handle))
-        if not same(handle, path):
+        refuse_if_not_regular(path, os.fstat(handle))
+        if not is_same_file(handle, path):
             raise StorageError(
                 f"{path} was replaced while it was opened: let one process at a time write to its folder."
             )
@@ -99,10 +99,10 @@ def own(path: Path) -> BinaryIO:
     return open(handle, "r+b")
 
 
-def regular(path: Path, status: os.stat_result) -> None:
+def refuse_if_not_regular(path: Path, status: os.stat_result) -> None:
     """Refuse what is not a regular file of one name."""
     if stat.S_ISLNK(status.st_mode):
-        raise StorageError(f"{path} is {LINK}")
+        raise StorageError(f"{path} is {LINK_REFUSED}")
     if not stat.S_ISREG(status.st_mode):
         kind = "a folder" if stat.S_ISDIR(status.st_mode) else "a pipe or device"
         raise StorageError(f"{path} is {kind}, where a regular file belongs: remove it.")
@@ -113,7 +113,7 @@ def regular(path: Path, status: os.stat_result) -> None:
         )
 
 
-def same(handle: int, path: Path) -> bool:
+def is_same_file(handle: int, path: Path) -> bool:
     """Is the open file still what stands at the path?"""
     try:
         return os.path.samestat(os.fstat(handle), os.lstat(path))
@@ -121,20 +121,20 @@ def same(handle: int, path: Path) -> bool:
         return False
 
 
-def inner(path: Path) -> bool:
+def is_real_folder(path: Path) -> bool:
     """Is there a folder at the path, in a folder of ours? A link or a file in its place is refused."""
     try:
         mode = os.lstat(path).st_mode
     except (FileNotFoundError, NotADirectoryError):
         return False
     if stat.S_ISLNK(mode):
-        raise StorageError(f"{path} is {LINK}")
+        raise StorageError(f"{path} is {LINK_REFUSED}")
     if not stat.S_ISDIR(mode):
         raise StorageError(f"{path} is a file, where a folder belongs: remove it.")
     return True
 
 
-def is_name(text: object) -> bool:
+def is_portable_name(text: object) -> bool:
     """Is it the plain name of a file or folder, on any system: no path, no device, nothing that a
     system would change?"""
     if not isinstance(text, str) or not 0 < len(text.encode(errors="replace")) <= 255:
@@ -146,7 +146,7 @@ def is_name(text: object) -> bool:
     return text.partition(".")[0].rstrip().lower() not in DEVICES
 
 
-def clear(path: Path) -> None:
+def remove(path: Path) -> None:
     """Remove what has this name, a folder with all that it holds; of a link the link alone."""
     try:
         folder = stat.S_ISDIR(os.lstat(path).st_mode)
@@ -158,7 +158,7 @@ def clear(path: Path) -> None:
         os.unlink(path)
 
 
-def alive(pid: int) -> bool:
+def is_process_alive(pid: int) -> bool:
     """Is there a process of this number? Yes, where there is no way to tell."""
     if os.name != "posix":  # os.kill would end it
         return True
@@ -171,36 +171,36 @@ def alive(pid: int) -> bool:
     return True
 
 
-def sweep(folder: Path) -> None:
+def remove_leftovers(folder: Path) -> None:
     """Remove the files that processes were writing when they were killed: those that have the
     pattern of `replacing`, and the number of a process that is no more."""
     with contextlib.suppress(OSError):
         for path in folder.iterdir():
-            left = LEFT.fullmatch(path.name)
-            if left is None or alive(int(left[1])):
+            left = LEFTOVER.fullmatch(path.name)
+            if left is None or is_process_alive(int(left[1])):
                 continue
             with contextlib.suppress(OSError):
                 if stat.S_ISREG(os.lstat(path).st_mode):
                     os.unlink(path)
 
 
-def write(path: Path, content: bytes) -> None:
+def write_new(path: Path, content: bytes) -> None:
     """Write a new file and wait until it is on the disk."""
-    with create(path) as file:
+    with open_new(path) as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
 
 
 @contextlib.contextmanager
-def replacing(path: File) -> Iterator[BinaryIO]:
+def replacing(path: AnyPath) -> Iterator[BinaryIO]:
     """A file to write under another name; it takes its place, whole, when the block ends, or not at all."""
     path = Path(path)
     temporary = path.with_name(f".{path.name[:60]}.{os.getpid()}.tmp")
-    with storing(path):
+    with storage_errors(path):
         temporary.unlink(missing_ok=True)
         try:
-            with create(temporary) as file:
+            with open_new(temporary) as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
@@ -211,13 +211,13 @@ def replacing(path: File) -> Iterator[BinaryIO]:
         sync_folder(path.parent)
 
 
-def replace(path: File, content: bytes | str) -> None:
+def replace(path: AnyPath, content: bytes | str) -> None:
     """Put a file in place of an old one, whole or not at all."""
     with replacing(path) as file:
         file.write(content.encode() if isinstance(content, str) else content)
 
 
-def open_regular(path: File) -> BinaryIO:
+def open_regular(path: AnyPath) -> BinaryIO:
     """Open a file of a folder that may be a stranger's: never through a link, and never a pipe, a device or a folder, which
     may be endless or may wait for ever."""
     try:
@@ -235,7 +235,7 @@ def open_regular(path: File) -> BinaryIO:
     raise StorageError(f"{path} is {kind}; expected a regular file.")
 
 
-def read_regular(path: File, most: int) -> bytes:
+def read_regular(path: AnyPath, most: int) -> bytes:
     """The bytes of a regular file; one of more than `most` bytes is refused before anything is read."""
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
@@ -247,7 +247,7 @@ def read_regular(path: File, most: int) -> bytes:
             raise StorageError(f"{path} cannot be read: {error.strerror}.") from None
 
 
-def read_lines(path: File, most_line: int) -> Iterator[bytes]:
+def read_lines(path: AnyPath, most_line: int) -> Iterator[bytes]:
     """The lines of a regular file, one after the other, so that its length does not matter; one of more than `most_line`
     bytes is refused."""
     with open_regular(path) as file:

@@ -17,29 +17,29 @@ import numpy as np
 from torch import Tensor
 
 from ..errors import StorageError
-from .files import own, replacing, storing
+from .files import open_for_update, replacing, storage_errors
 
-PART = 2**20  # bytes of a long file that are read at a time
+BLOCK = 2**20  # bytes of a long file that are read at a time
 
 
-def plain(value: Any) -> Any:
+def to_json_types(value: Any) -> Any:
     """The value in JSON's types: numbers that JSON lacks become the strings NaN, Infinity, -Infinity."""
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, dict):
-        return {str(k): plain(v) for k, v in value.items()}
+        return {str(k): to_json_types(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(v) for v in value]
+        return [to_json_types(v) for v in value]
     if isinstance(value, Tensor | np.ndarray | np.generic):
-        return plain(value.tolist())
+        return to_json_types(value.tolist())
     return value if isinstance(value, str | int | float | bool) or value is None else str(value)
 
 
 def dumps(value: Any, **options: Any) -> str:
-    return json.dumps(plain(value), allow_nan=False, ensure_ascii=False, **options)
+    return json.dumps(to_json_types(value), allow_nan=False, ensure_ascii=False, **options)
 
 
-class Rows:
+class JsonRows:
     """An append-only file of JSON lines that knows its length and its SHA-256."""
 
     def __init__(self, path: Path, at: dict[str, Any] | None = None) -> None:
@@ -51,21 +51,21 @@ class Rows:
             raise StorageError(
                 f"{path} is missing: the run cannot go on without the rows before its checkpoint."
             )
-        with storing(path):
-            self.file = own(path)
+        with storage_errors(path):
+            self.file = open_for_update(path)
             try:
                 if at is not None:
-                    self.pass_over(at)
+                    self.verify_recorded(at)
                 self.file.truncate(self.bytes)
                 self.file.seek(self.bytes)
             except BaseException:
                 self.file.close()
                 raise
 
-    def pass_over(self, at: dict[str, Any]) -> None:
+    def verify_recorded(self, at: dict[str, Any]) -> None:
         """Take the rows that a checkpoint has recorded as they are; they must be those."""
         while self.bytes < at["bytes"] and (
-            part := self.file.read(min(PART, at["bytes"] - self.bytes))
+            part := self.file.read(min(BLOCK, at["bytes"] - self.bytes))
         ):
             self.bytes += len(part)
             self.sum.update(part)
@@ -81,21 +81,21 @@ class Rows:
 
     def append(self, row: dict[str, Any]) -> None:
         line = (dumps(row, separators=(",", ":")) + "\n").encode()
-        with storing(self.path):
+        with storage_errors(self.path):
             self.file.write(line)
         self.bytes += len(line)
         self.sum.update(line)
 
     def flush(self) -> None:
-        with storing(self.path):
+        with storage_errors(self.path):
             self.file.flush()
 
     def sync(self) -> None:
         self.flush()
-        with storing(self.path):
+        with storage_errors(self.path):
             os.fsync(self.file.fileno())
 
-    def parts(self) -> Iterator[bytes]:
+    def read_blocks(self) -> Iterator[bytes]:
         """What was written so far, whatever has become of the path since."""
         self.flush()
         at = 0
@@ -107,13 +107,13 @@ class Rows:
         """A part of what was written; the next row is still appended at the end."""
         self.file.seek(at)
         try:
-            return self.file.read(min(PART, self.bytes - at))
+            return self.file.read(min(BLOCK, self.bytes - at))
         finally:
             self.file.seek(self.bytes)
 
     def lines(self) -> Iterator[bytes]:
         rest = b""
-        for part in self.parts():
+        for part in self.read_blocks():
             *whole, rest = (rest + part).split(b"\n")
             yield from whole
 
@@ -126,7 +126,7 @@ class Rows:
             number += 1
             to = self.path.with_name(f"{self.path.name}.kept-{number}")
         with replacing(to) as file:
-            for part in self.parts():
+            for part in self.read_blocks():
                 file.write(part)
         if to == self.path:
             return f"{self.path.name} was deleted while the run went on; its rows were put back"
@@ -134,12 +134,12 @@ class Rows:
         return f"{self.path.name} was replaced while the run went on; its rows are in {to.name}, and belong back: {back}"
 
     def close(self) -> None:
-        with storing(self.path):
+        with storage_errors(self.path):
             self.file.close()
 
 
 @dataclass(frozen=True)
-class Written:
+class StoredRows:
     """The rows that a run has written, to be read when they are asked for: a long run has more than fit in memory."""
 
     path: Path
@@ -156,10 +156,10 @@ class Written:
             left = self.bytes
             while left > 0 and (line := file.readline(left)):
                 left -= len(line)
-                yield revived(row(line, self.path))
+                yield from_json_types(parse_row(line, self.path))
 
 
-def row(line: bytes, path: Path) -> dict[str, Any]:
+def parse_row(line: bytes, path: Path) -> dict[str, Any]:
     """A line of metrics.jsonl."""
     try:
         value = json.loads(line)
@@ -172,10 +172,10 @@ def row(line: bytes, path: Path) -> dict[str, Any]:
     return value
 
 
-def revived(value: Any) -> Any:
-    """What `plain` has made strings of, as numbers again."""
+def from_json_types(value: Any) -> Any:
+    """What `to_json_types` has made strings of, as numbers again."""
     if isinstance(value, dict):
-        return {key: revived(v) for key, v in value.items()}
+        return {key: from_json_types(v) for key, v in value.items()}
     if isinstance(value, list):
-        return [revived(v) for v in value]
+        return [from_json_types(v) for v in value]
     return float(value) if value in ("NaN", "Infinity", "-Infinity") else value

@@ -20,17 +20,17 @@ from ..objectives.losses import LossLike
 from ..optimisers.hessian_free import HessianFree
 from ..optimisers.recipes import Optimiser, adam, recipe_of
 from ..optimisers.step_rules import Constant
-from ..optimisers.steppers import Judged
+from ..optimisers.steppers import TorchStepper
 from ..sweeps.layout import tensor_of
 from . import schemas
-from .display import Row, display
+from .display import Row, make_display
 from .plan import LearningPlan
-from .restore import belong, complain, numbers, part
+from .restore import parse_numbers, refuse_if_faulty, refuse_if_foreign, select_part
 from .run_folder import RunFolder
 from .storage import Checkpoint
-from .stream_means import Running, scores_of
+from .stream_means import RunningMeans, check_scores
 
-ROWS = 1000  # of the latest rows, kept in memory
+ROWS_IN_MEMORY = 1000  # of the latest rows, kept in memory
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Learned:
     folder: Path | None = None
 
 
-def pair_of(item: Any, step: int) -> tuple[Any, Any]:
+def as_pair(item: Any, step: int) -> tuple[Any, Any]:
     """(u_t, y_t) from what a stream gave."""
     if not isinstance(item, tuple | list) or len(item) != 2:
         what = f"{len(item)} things" if isinstance(item, tuple | list) else brief(item)
@@ -59,14 +59,14 @@ def pair_of(item: Any, step: int) -> tuple[Any, Any]:
     return item[0], item[1]
 
 
-def chosen(
+def choose_optimiser(
     given: Optimiser | HessianFree | None, net: Net, steps: int | None
-) -> tuple[Optimiser, Judged]:
+) -> tuple[Optimiser, TorchStepper]:
     """The optimiser, if a single step of a stream is enough for it."""
     recipe = recipe_of(adam(1e-3) if given is None else given)
     stepper = recipe.stepper(net)
     if (
-        not isinstance(stepper, Judged)
+        not isinstance(stepper, TorchStepper)
         or not isinstance(recipe.rule, Constant)
         or recipe.direction != "steepest"
     ):
@@ -87,7 +87,7 @@ def chosen(
 class Learning:
     """A network that learns from a stream. `online.learn` is the loop over its steps."""
 
-    schema: type[schemas.Checked] = schemas.StreamState
+    schema: type[schemas.Schema] = schemas.StreamState
 
     def __init__(self, net: Net, stream: Iterable[Any], plan: LearningPlan) -> None:
         check_net(net)
@@ -102,10 +102,10 @@ class Learning:
         self.stream = stream
         self.plan = plan
         self.criterion: LossLike = of_stream if plan.loss is None else plan.loss  # type: ignore[assignment]
-        self.judge = plan.score or getattr(stream, "score", None)
+        self.score = plan.score or getattr(stream, "score", None)
         torch.manual_seed(plan.seed)
         self.carry = plan.method.stream(net, plan.batch)
-        self.recipe, self.stepper = chosen(plan.optimiser, net, plan.steps)
+        self.recipe, self.stepper = choose_optimiser(plan.optimiser, net, plan.steps)
         self.trained = {name: p for name, p in net.named_parameters() if p.requires_grad}
         self.folder = RunFolder.of(plan.folder)
         self.step = 0
@@ -117,28 +117,28 @@ class Learning:
         self.rate = 0.0
         self.ended = False  # the stream, before the run
         self.seconds = 0.0
-        self.figures = Running(plan.window)
+        self.figures = RunningMeans(plan.window)
         self.total: Gradient | None = None
         if plan.held:
             self.total = {name: torch.zeros_like(p) for name, p in self.trained.items()}
-        self.rows: deque[Row] = deque(maxlen=ROWS)
+        self.rows: deque[Row] = deque(maxlen=ROWS_IN_MEMORY)
         name, metric = getattr(stream, "name", "stream"), getattr(stream, "metric", "loss")
-        self.show = display(plan.display, name, plan.steps, metric)
+        self.display = make_display(plan.display, name, plan.steps, metric)
 
     # the steps
 
-    def coming(self) -> Iterator[Any]:
+    def remaining_items(self) -> Iterator[Any]:
         """The items of the stream that are still to be taken."""
         own = hasattr(self.stream, "restore")  # it goes on by itself
-        for item in self.read():
+        for item in self.read_stream():
             if own or self.items >= self.skip:
                 self.items += 1
                 yield item
-                if self.over:
+                if self.is_over:
                     return
             else:
                 self.items += 1
-        if self.over:
+        if self.is_over:
             return
         if self.items < self.skip and not own:
             raise DataError(
@@ -147,11 +147,11 @@ class Learning:
         self.ended = True
 
     @property
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         return self.plan.steps is not None and self.step >= self.plan.steps
 
-    def read(self) -> Iterator[Any]:
-        if self.over:
+    def read_stream(self) -> Iterator[Any]:
+        if self.is_over:
             return
         try:
             yield from self.stream
@@ -161,10 +161,10 @@ class Learning:
             self.save()
             self.folder.write_result(self.result("failed", str(error)))
             raise DataError(
-                f"{error} What came before it is saved, at step {self.step}. {self.folder.go_on}"
+                f"{error} What came before it is saved, at step {self.step}. {self.folder.resume_hint}"
             ) from None
 
-    def take(self, u: Any, y: Any) -> None:
+    def take_step(self, u: Any, y: Any) -> None:
         """Predict, then learn."""
         self.step += 1
         a, losses, gradient = self.carry.take(
@@ -174,11 +174,11 @@ class Learning:
         if not math.isfinite(loss):
             self.fail(f"the loss is {loss}")
         self.figures.add(
-            {"loss": loss} if self.judge is None else {"loss": loss, **scores_of(self.judge(a))}
+            {"loss": loss} if self.score is None else {"loss": loss, **check_scores(self.score(a))}
         )
         if gradient is not None:
             self.update(gradient)
-        self.show.step(self.step, {"loss": loss, "gradient": self.norm})
+        self.display.step(self.step, {"loss": loss, "gradient": self.norm})
 
     def update(self, gradient: Gradient) -> None:
         """theta <- theta - (optimiser's step along the gradient)"""
@@ -200,7 +200,7 @@ class Learning:
         self.stepper.optimiser.step()
         self.updates += 1
 
-    def rest(self) -> None:
+    def finish_sequence(self) -> None:
         """A sequence has ended: learn what it has left."""
         gradient = self.carry.rest(self.criterion)
         if gradient is not None:
@@ -210,13 +210,13 @@ class Learning:
         words = f"step {self.step}: {what}. Lower the step size, or clip the gradient"
         if self.folder.path is not None:
             self.folder.write_result(self.result("failed", words))
-            kept = self.folder.kept
+            kept = self.folder.saved_step
             words += f"; the last checkpoint is {f'that of step {kept:,}' if kept else 'none'}"
         raise NumericalError(f"{words}.")
 
-    def look(self) -> None:
+    def log_progress(self) -> None:
         """The figures since the last look, over all steps and over the latest."""
-        since = self.figures.since()
+        since = self.figures.since_last_call()
         norm = self.norms[0] / self.norms[1] if self.norms[1] else 0.0
         self.norms = [0.0, 0]
         row = {
@@ -235,19 +235,19 @@ class Learning:
             self.rows.append(each)
             self.folder.append(each)
         self.seconds = self.folder.elapsed()
-        self.folder.tick(self.step, self.seconds)
-        self.show.step(self.step, row)
-        self.show.look(self.step, looks)
+        self.folder.log_time(self.step, self.seconds)
+        self.display.step(self.step, row)
+        self.display.validation(self.step, looks)
 
     # what is saved
 
     @property
-    def need(self) -> int:
+    def bytes_needed(self) -> int:
         tensors = (*self.net.parameters(), *self.carry.state().values())
         return 4 * sum(t.numel() * t.element_size() for t in tensors) + 2**20
 
     @property
-    def most(self) -> int:
+    def max_file_bytes(self) -> int:
         weights = sum(t.numel() * max(8, t.element_size()) for t in self.net.state_dict().values())
         learner = sum(t.numel() * t.element_size() for t in self.carry.state().values())
         window = (
@@ -281,34 +281,41 @@ class Learning:
             "rate": self.rate,
             "seconds": self.folder.elapsed(),
             "stream": self.stream.state() if hasattr(self.stream, "state") else None,
-            **self.folder.marks(self.plan),
+            **self.folder.common_state(self.plan),
         }
         return Checkpoint(self.step, dict(self.net.state_dict()), tensors, state)
 
     def check(self, saved: Checkpoint) -> None:
         state, tensors = saved.state, saved.tensors
-        steps = part("optimiser", tensors) | part("optimiser", numbers(state["optimiser"]))
-        complain(self.stepper.complaint(self.net, steps, state["updates"] > 0), "its optimiser: ")
-        complain(self.carry.complaint(part("learner", tensors)), "its learner: ")
-        complain(
-            self.figures.complaint(part("figures", tensors), state["figures"]), "its figures: "
+        steps = select_part("optimiser", tensors) | select_part(
+            "optimiser", parse_numbers(state["optimiser"])
         )
-        complain(
-            restoring.misfit(self.total or {}, part("held", tensors)), "its sum of gradients: "
+        refuse_if_faulty(
+            self.stepper.complaint(self.net, steps, state["updates"] > 0), "its optimiser: "
         )
-        belong(tensors, ("optimiser", "learner", "figures", "held"))
+        refuse_if_faulty(self.carry.complaint(select_part("learner", tensors)), "its learner: ")
+        refuse_if_faulty(
+            self.figures.complaint(select_part("figures", tensors), state["figures"]),
+            "its figures: ",
+        )
+        refuse_if_faulty(
+            restoring.misfit(self.total or {}, select_part("held", tensors)),
+            "its sum of gradients: ",
+        )
+        refuse_if_foreign(tensors, ("optimiser", "learner", "figures", "held"))
         if hasattr(self.stream, "complaint"):
-            place = schemas.check("its place in the file", state["stream"], schemas.Place)
-            complain(self.stream.complaint(place), "its stream: ")
+            place = schemas.check("its place in the file", state["stream"], schemas.StreamPlace)
+            refuse_if_faulty(self.stream.complaint(place), "its stream: ")
 
     def restore(self, saved: Checkpoint) -> None:
         state, tensors = saved.state, saved.tensors
         self.stepper.restore(
-            part("optimiser", tensors) | part("optimiser", numbers(state["optimiser"]))
+            select_part("optimiser", tensors)
+            | select_part("optimiser", parse_numbers(state["optimiser"]))
         )
-        self.carry.restore(part("learner", tensors), state["t"])
-        self.figures.restore(part("figures", tensors), state["figures"])
-        self.total = part("held", tensors) if self.plan.held else None
+        self.carry.restore(select_part("learner", tensors), state["t"])
+        self.figures.restore(select_part("figures", tensors), state["figures"])
+        self.total = select_part("held", tensors) if self.plan.held else None
         self.norms = state["norms"]
         self.updates = state["updates"]
         self.skip = state["items"]
@@ -320,7 +327,7 @@ class Learning:
         self.seconds = state["seconds"]
         self.folder.start_clock(self.seconds)
 
-    def about(self) -> dict[str, Any]:
+    def model_description(self) -> dict[str, Any]:
         """What a model says of itself: the run's description, and what the stream has been so far."""
         data = self.stream.describe() if hasattr(self.stream, "describe") else None
         return {**(self.plan.description or {}), "data": data}
@@ -330,13 +337,13 @@ class Learning:
     def finish(self) -> Learned:
         """At the end of the stream, learn what is left; then write the model."""
         if self.ended:
-            self.rest()
+            self.finish_sequence()
         if not self.step:
             raise DataError(
                 "the stream held no step to learn from: --kind next needs two rows, others one."
             )
         if self.step % self.plan.every:
-            self.look()
+            self.log_progress()
         self.seconds = self.folder.elapsed()
         status = "ended" if self.ended else "finished"
         self.save()

@@ -11,7 +11,13 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from ..errors import StorageError
-from .files import open_regular, own, regular, same, storing
+from .files import (
+    is_same_file,
+    open_for_update,
+    open_regular,
+    refuse_if_not_regular,
+    storage_errors,
+)
 
 
 class Lock:
@@ -23,19 +29,21 @@ class Lock:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.path = folder / "lock"
-        self.locked = folder / ".lock"
-        self._lock = FileLock(self.locked, timeout=0)
-        with storing(folder):
+        self.locked_path = folder / ".lock"
+        self._lock = FileLock(self.locked_path, timeout=0)
+        with storage_errors(folder):
             self._acquire()
             try:
-                self._sign()
+                self._write_owner()
             except BaseException:
                 self._lock.release()
                 raise
 
     def _acquire(self) -> None:
         with contextlib.suppress(FileNotFoundError):
-            regular(self.locked, os.lstat(self.locked))  # never through a link
+            refuse_if_not_regular(
+                self.locked_path, os.lstat(self.locked_path)
+            )  # never through a link
         try:
             self._lock.acquire()
         except Timeout:
@@ -43,20 +51,20 @@ class Lock:
                 f"run folder {self.folder} is in use by {self.owner()}. Wait for it to end, or choose another --out."
             ) from None
 
-    def _sign(self) -> None:
+    def _write_owner(self) -> None:
         """Write who holds the folder."""
-        self.file = own(self.path)
+        self.file = open_for_update(self.path)
         try:
             since = time.strftime("%Y-%m-%d %H:%M:%S")
             self.file.truncate(0)
             self.file.write(f"pid {os.getpid()} on {socket.gethostname()} since {since}\n".encode())
             self.file.flush()
             # `.lock` may have been removed before it was locked: the next process would make another
-            self.status = os.lstat(self.locked)
+            self.status = os.lstat(self.locked_path)
         except FileNotFoundError:
             self.file.close()
             raise StorageError(
-                f"{self.locked} was removed while it was locked: let one process at a time use {self.folder}."
+                f"{self.locked_path} was removed while it was locked: let one process at a time use {self.folder}."
             ) from None
         except BaseException:
             self.file.close()
@@ -71,13 +79,13 @@ class Lock:
         return "another process"
 
     @property
-    def holds(self) -> bool:
+    def is_held(self) -> bool:
         """Are both files still what they were when the folder was locked?"""
         try:
-            here = os.lstat(self.locked)
+            here = os.lstat(self.locked_path)
         except (FileNotFoundError, NotADirectoryError):
             return False
-        return os.path.samestat(here, self.status) and same(self.file.fileno(), self.path)
+        return os.path.samestat(here, self.status) and is_same_file(self.file.fileno(), self.path)
 
     def release(self) -> None:
         self.file.close()

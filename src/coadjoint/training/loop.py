@@ -21,11 +21,11 @@ from .display import Display, Row
 from .plan import TrainingPlan
 from .progress import Result
 from .signals import Interrupted
-from .step import Found
+from .step import StepResult
 from .storage import Checkpoint
 from .trainer import Training
 
-__all__ = ["Interrupted", "Result", "again", "train"]
+__all__ = ["Interrupted", "Result", "recompute_step", "train"]
 
 
 def train(
@@ -79,7 +79,7 @@ def train(
     nonfinite   a loss or gradient that is not finite never enters the weights: "stop", "skip" it, or skip and "dump" a replay
     folder      where to write metrics, checkpoints (every `checkpoint` steps; the last `keep` and the best stay) and the model;
                 with resume=True the run in that folder goes on, bit for bit, given the same arguments
-    display     True: a bar on a terminal, lines elsewhere; or any object with step, look, say and close
+    display     True: a bar on a terminal, lines elsewhere; or any object with step, validation, say and close
     """
     plan = TrainingPlan(
         gradient=gradient,
@@ -115,23 +115,25 @@ def train(
 
 def carry_out(run: Training, resume: bool, fallback: bool) -> Result:
     """Step, look, save, until the run is over or a signal asks it to stop."""
-    with closing(run.show), run.folder.open(run, resume, fallback) as stopped:
+    with closing(run.display), run.folder.open(run, resume, fallback) as stopped:
         if run.step == 0:
-            run.look()
-        while not run.over:
+            run.validate()
+        while not run.is_over:
             run.advance()
-            if run.step % run.plan.every == 0 or run.over:
-                run.look()
-            if stopped and not run.over:
-                raise run.folder.interrupted(run, stopped[0])
-            if run.due:
+            if run.step % run.plan.every == 0 or run.is_over:
+                run.validate()
+            if stopped and not run.is_over:
+                raise run.folder.save_interrupted(run, stopped[0])
+            if run.checkpoint_due:
                 run.save()
         return run.finish()
 
 
-def again(net: Net, task: Task, saved: Checkpoint, arguments: dict[str, Any]) -> Found:
+def recompute_step(
+    net: Net, task: Task, saved: Checkpoint, arguments: dict[str, Any]
+) -> StepResult:
     """The gradient of the step after a checkpoint, computed as the run did; NumericalError if it is not finite."""
     run = Training(net, task, TrainingPlan(**arguments))
     run.folder.check(run, saved)
     run.folder.restore(run, saved)
-    return run.steps.finite(saved.step)[0]
+    return run.evaluator.evaluate_finite(saved.step)[0]

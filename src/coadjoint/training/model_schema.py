@@ -13,24 +13,24 @@ from ..networks.factory import construct
 from ..networks.readout import SUMMARIES
 from ..tasks.description import Description
 from .network_section import NetworkSection, Shape
-from .schemas import Count, Header, Labels, Sealed, check, description_of, of_data
+from .schemas import Count, Header, Labels, ModelMetadata, check, check_data, read_metadata
 
 
-class Model(Sealed):
+class ModelDescription(ModelMetadata):
     """What it says if its network can be built from it."""
 
     model_config = ConfigDict(extra="forbid")
     network: NetworkSection
     shape: Shape
     precision: Literal[32, 64]
-    data: Annotated[dict[str, Any] | None, AfterValidator(of_data)] = None
+    data: Annotated[dict[str, Any] | None, AfterValidator(check_data)] = None
     task: str | None = None
     settings: dict[str, Any] = Field(default_factory=dict)
     classes: Labels | None = None
     window: Count | None = None
 
     @model_validator(mode="after")
-    def data_fit_the_network(self) -> Model:
+    def data_fit_the_network(self) -> ModelDescription:
         if self.data is None:
             return self
         d = Description.of(self.data)
@@ -46,18 +46,18 @@ class Model(Sealed):
         return self
 
 
-def described(path: Path, header: Header) -> dict[str, Any]:
+def read_description(path: Path, header: Header) -> dict[str, Any]:
     """What a model file says of itself, checked."""
-    description = description_of(path, header)
+    description = read_metadata(path, header)
     if not {"network", "shape", "precision"} & set(description):
         raise StorageError(
             f"{path} does not say what network it belongs to: it was trained from Python. Load its tensors with safetensors."
         )
-    return check(f"{path}: its description", description, Model)
+    return check(f"{path}: its description", description, ModelDescription)
 
 
 # where the weights began: no part of a network whose weights are there
-START = ("init", "radius", "inner", "std")
+INITIALISATION_KEYS = ("init", "radius", "inner", "std")
 
 
 def network_options(section: NetworkSection, shape: Shape, precision: int) -> dict[str, Any]:
@@ -78,13 +78,15 @@ def network_options(section: NetworkSection, shape: Shape, precision: int) -> di
     return {**shape.model_dump(), **options, "dtype": dtype}
 
 
-def constructed(section: NetworkSection, shape: Shape, precision: int) -> Any:
+def build_network(section: NetworkSection, shape: Shape, precision: int) -> Any:
     """The network of a section and shape; its weights are not yet set."""
     options = network_options(section, shape, precision)
-    return construct(**{key: value for key, value in options.items() if key not in START})
+    return construct(
+        **{key: value for key, value in options.items() if key not in INITIALISATION_KEYS}
+    )
 
 
-def outline(section: NetworkSection, shape: Shape, precision: int) -> dict[str, Any]:
+def outline_network(section: NetworkSection, shape: Shape, precision: int) -> dict[str, Any]:
     """The tensors of such a network by name: types and shapes without any memory behind them."""
     with torch.device("meta"):
-        return dict(constructed(section, shape, precision).state_dict())
+        return dict(build_network(section, shape, precision).state_dict())

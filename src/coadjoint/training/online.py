@@ -24,7 +24,7 @@ from ..objectives.losses import LossLike
 from ..optimisers.recipes import Optimiser
 from ..tasks.files.stream import File
 from .display import Display
-from .learning import Learned, Learning, pair_of
+from .learning import Learned, Learning, as_pair
 from .plan import LearningPlan
 
 read = File
@@ -68,7 +68,7 @@ def learn(
     folder      where to write metrics, checkpoints (every `checkpoint` steps; the last `keep` stay) and the model; with
                 resume=True the run in that folder goes on. The stream is read again from its beginning, and the steps that
                 were taken are passed over
-    display     True: a bar on a terminal, lines elsewhere; or any object with step, look, say and close
+    display     True: a bar on a terminal, lines elsewhere; or any object with step, validation, say and close
     """
     plan = LearningPlan(
         loss=loss,
@@ -94,19 +94,19 @@ def learn(
 
 def carry_out(run: Learning, resume: bool, fallback: bool) -> Learned:
     """Predict, learn, save, until the stream or the run ends, or a signal asks it to stop."""
-    with closing(run.show), run.folder.open(run, resume, fallback) as stopped:
-        for pair in run.coming():
+    with closing(run.display), run.folder.open(run, resume, fallback) as stopped:
+        for pair in run.remaining_items():
             if pair is None:
-                run.rest()
+                run.finish_sequence()
                 run.carry.reset()
                 continue
-            run.take(*pair_of(pair, run.step + 1))
+            run.take_step(*as_pair(pair, run.step + 1))
             if run.step % run.plan.every == 0:
-                run.look()
+                run.log_progress()
             if stopped:
-                raise run.folder.interrupted(run, stopped[0])
+                raise run.folder.save_interrupted(run, stopped[0])
             if run.step % run.plan.checkpoint == 0:
                 run.save()
         if stopped:  # a pipe often ends by the same signal
-            raise run.folder.interrupted(run, stopped[0])
+            raise run.folder.save_interrupted(run, stopped[0])
         return run.finish()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import MissingError
 
 
-class NoModel:
+class MissingBaseModel:
     """Stands for a BaseModel."""
 
     @classmethod
@@ -23,11 +23,11 @@ class NeverRaised(Exception):
     """Stands for a ValidationError: nothing is validated."""
 
 
-def nothing(*_: Any, **__: Any) -> None:
+def ignore_arguments(*_: Any, **__: Any) -> None:
     """Stands for what describes a field."""
 
 
-def unchanged(**_: Any) -> Any:
+def identity_decorator(**_: Any) -> Any:
     """Stands for a decorator."""
     return lambda function: function
 
@@ -54,8 +54,12 @@ else:
     except ModuleNotFoundError as error:
         if error.name != "pydantic":
             raise
-        BaseModel, ValidationError, model_validator = NoModel, NeverRaised, unchanged
-        AfterValidator = ConfigDict = Field = nothing
+        BaseModel, ValidationError, model_validator = (
+            MissingBaseModel,
+            NeverRaised,
+            identity_decorator,
+        )
+        AfterValidator = ConfigDict = Field = ignore_arguments
 
 __all__ = [
     "AfterValidator",

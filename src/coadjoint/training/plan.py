@@ -18,7 +18,7 @@ from ..errors import (
     check_seed,
     choose,
     real,
-    whole,
+    whole_number,
 )
 from ..gradients.bptt import BPTT
 from ..gradients.method import Method
@@ -26,11 +26,11 @@ from ..gradients.rtrl import RTRL
 from ..gradients.truncated import Truncated
 from ..objectives.losses import LossLike
 from ..optimisers.hessian_free import HessianFree
-from ..optimisers.recipes import OWN_PACE, PACELESS, Optimiser, adam, recipe_of
+from ..optimisers.recipes import SELF_DIRECTED, WITHOUT_STEP_SIZE, Optimiser, adam, recipe_of
 from .curriculum import Easiest
-from .display import Display, Row
+from .display import Display, Row, accept_old_display
 
-POLICIES = ("stop", "skip", "dump")
+NONFINITE_POLICIES = ("stop", "skip", "dump")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,16 +53,17 @@ class Plan:
 
     def __post_init__(self) -> None:
         for name in self.counts:
-            self._set(name, whole(name, getattr(self, name)))
+            self._set(name, whole_number(name, getattr(self, name)))
         self._positive("clip")
         check_seed(self.seed)
         if self.folder is not None:
             check_path("folder", self.folder)
-        words = ("step", "look", "say", "close")
+        self._set("display", accept_old_display(self.display))
+        words = ("step", "validation", "say", "close")
         shows = all(callable(getattr(self.display, word, None)) for word in words)
         if not isinstance(self.display, bool) and not shows:
             raise KindError(
-                f"display must be True, False or an object with step, look, say and close; got {brief(self.display)}."
+                f"display must be True, False or an object with step, validation, say and close; got {brief(self.display)}."
             )
         check_kind("description", self.description, (dict, type(None)), "a dict")
         check_kind("command", self.command, (str, type(None)), "a text")
@@ -116,10 +117,10 @@ class TrainingPlan(Plan):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.patience is not None:
-            whole("patience", self.patience)
+            whole_number("patience", self.patience)
         self._positive("clip_value", "clip_mean", "gradients", "seconds")
         real("weight_noise", self.weight_noise, 0)
-        choose("nonfinite policy", self.nonfinite, POLICIES)
+        choose("nonfinite policy", self.nonfinite, NONFINITE_POLICIES)
         if not isinstance(self.loggers, Sequence) or not all(callable(log) for log in self.loggers):
             raise KindError(
                 f"loggers must be a list of functions of a row; got {brief(self.loggers)}."
@@ -139,9 +140,9 @@ class TrainingPlan(Plan):
     def _check_recipe(self) -> None:
         """Refuse what the optimiser cannot do with."""
         name = self.recipe.name
-        if name in OWN_PACE and (self.clip or self.clip_value or self.clip_mean):
+        if name in SELF_DIRECTED and (self.clip or self.clip_value or self.clip_mean):
             raise InputError(f"optimiser '{name}' finds its own way: it takes no clipping.")
-        if name in PACELESS and self.weight_noise:
+        if name in WITHOUT_STEP_SIZE and self.weight_noise:
             raise InputError(
                 f"optimiser '{name}' takes the weights as they are: it takes no weight_noise."
             )
@@ -171,7 +172,7 @@ class LearningPlan(Plan):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.steps is not None:
-            self._set("steps", whole("steps", self.steps))
+            self._set("steps", whole_number("steps", self.steps))
         if self.score is not None and not callable(self.score):
             raise KindError(f"score must be a function of a_t; got {brief(self.score)}.")
         method = RTRL() if self.learner is None else self.learner

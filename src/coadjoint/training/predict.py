@@ -19,19 +19,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import CoadjointError, ConfigError, DataError, StorageError, check_path, shown
+from ..errors import CoadjointError, ConfigError, DataError, StorageError, check_path, one_line
 from ..networks.factory import cell_names
 from ..tasks.data import Data
-from ..tasks.description import Path_
+from ..tasks.description import PathLike
 from ..tasks.prediction import Prediction
 from . import model_schema, schemas, storage
 from .files import read_regular, replacing
 from .network_section import NetworkSection, Shape
-from .restore import compare_tensors, fit
+from .restore import compare_tensors, load_weights
 
 
 def load_model(
-    run: Path_, warn: Callable[[str], None] = warnings.warn
+    run: PathLike, warn: Callable[[str], None] = warnings.warn
 ) -> tuple[Any, dict[str, Any]]:
     """The network of a run folder, or of its model.safetensors, and what the file says of itself.
 
@@ -44,15 +44,15 @@ def load_model(
     """
     check_path("run", run)
     path = model_file(Path(run))
-    storage.safetensors()
+    storage.import_safetensors()
     header = schemas.read_header(path)
-    description = model_schema.described(path, header)
+    description = model_schema.read_description(path, header)
     section = NetworkSection.model_validate(description["network"])
     shape = Shape.model_validate(description["shape"])
     precision = description["precision"]
     try:
-        refuse_larger(section, shape, header)
-        outline = model_schema.outline(section, shape, precision)
+        refuse_if_larger_than_file(section, shape, header)
+        outline = model_schema.outline_network(section, shape, precision)
     except (CoadjointError, RuntimeError, MemoryError) as error:
         words = " ".join(str(error).split()).rstrip(".")
         raise StorageError(
@@ -63,15 +63,15 @@ def load_model(
         warn(
             f"{path} carries no SHA-256 sum, as models before 0.6.1 do not: a flipped bit in it would not be noticed."
         )
-    content = read_regular(path, header.size)
-    if description.get("sha256") is not None and not storage.unbroken(
+    content = read_regular(path, header.file_bytes)
+    if description.get("sha256") is not None and not storage.is_model_intact(
         io.BytesIO(content), description["sha256"]
     ):
         raise StorageError(
-            f"{path} is damaged: its bytes do not have the SHA-256 sum that it carries. {model_schema.Model.advice}"
+            f"{path} is damaged: its bytes do not have the SHA-256 sum that it carries. {model_schema.ModelDescription.advice}"
         )
-    net = model_schema.constructed(section, shape, precision)
-    fit(net, storage.unpack(content, path), str(path))
+    net = model_schema.build_network(section, shape, precision)
+    load_weights(net, storage.unpack(content, path), str(path))
     return net.eval(), description
 
 
@@ -92,7 +92,7 @@ def model_file(run: Path) -> Path:
     return path
 
 
-def refuse_larger(section: NetworkSection, shape: Shape, header: Any) -> None:
+def refuse_if_larger_than_file(section: NetworkSection, shape: Shape, header: Any) -> None:
     """Refuse a network of more parts or units than a file has tensors or numbers, unbuilt."""
     deep = section.deep if isinstance(section.deep, list) else [section.deep]
     sizes = (
@@ -107,12 +107,16 @@ def refuse_larger(section: NetworkSection, shape: Shape, header: Any) -> None:
         *(*deep, shape.inputs, shape.outputs),
     )
     parts = max(len(cell_names(section.cell or "elman")), len(deep) if section.deep else 0)
-    if max(size or 1 for size in sizes) > header.numbers or parts > len(header.tensors):
+    if max(size or 1 for size in sizes) > header.element_count or parts > len(header.tensors):
         raise ConfigError("it is larger than the file")
 
 
 def predict(
-    run: Path_, data: Path_, out: Path_, warn: Callable[[str], None] = warnings.warn, **reading: Any
+    run: PathLike,
+    data: PathLike,
+    out: PathLike,
+    warn: Callable[[str], None] = warnings.warn,
+    **reading: Any,
 ) -> tuple[int, tuple[str, ...]]:
     """Predictions of a run that was trained on files, for another file, written to `out` as CSV.
 
@@ -128,14 +132,14 @@ def predict(
     def outputs() -> Iterator[Tensor]:
         with torch.no_grad():
             for _, batch in new.batches():
-                yield net.run(net.moved(batch)).a
+                yield net.run(net.move_batch(batch)).a
 
     write_predictions(new, out, outputs())
     return len(new), new.notes
 
 
 def write_predictions(
-    prediction: Prediction, path: Path_, outputs: Iterable[Tensor | np.ndarray]
+    prediction: Prediction, path: PathLike, outputs: Iterable[Tensor | np.ndarray]
 ) -> None:
     """Predictions as CSV: the rows of `prediction.rows(outputs)`.
 
@@ -144,7 +148,7 @@ def write_predictions(
     path = Path(path)
     if path.exists() and prediction.source.exists() and path.samefile(prediction.source):
         raise StorageError(
-            f"{shown(path, 400)} is the file the sequences were read from. Write the predictions elsewhere."
+            f"{one_line(path, 400)} is the file the sequences were read from. Write the predictions elsewhere."
         )
     with replacing(path) as raw:
         text = io.TextIOWrapper(raw, encoding="utf-8", newline="")

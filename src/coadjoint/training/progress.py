@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..networks.interface import Net
 from .display import Row
-from .json_rows import Written
+from .json_rows import StoredRows
 
 
 @dataclass
@@ -49,17 +49,17 @@ class Result:
     skipped: int  # steps that were not finite and left out
     work: float  # gradients of a sequence that were computed, or as much as that
     metrics: dict[str, dict[str, float]]
-    told: Sequence[Row] | Written = field(repr=False)  # where `rows` come from
+    row_source: Sequence[Row] | StoredRows = field(repr=False)  # where `rows` come from
     folder: Path | None = None
 
     @cached_property
     def rows(self) -> list[Row]:
         """What the run has logged, row by row: the lines of metrics.jsonl, read from there when they are
         first asked for. A run without a folder has kept them in memory."""
-        return list(self.told)
+        return list(self.row_source)
 
 
-def distances(rows: Iterable[Row]) -> dict[str, float] | None:
+def summarise_distances(rows: Iterable[Row]) -> dict[str, float] | None:
     """Of a direction that is not the gradient: how far from it, on the unit sphere, over all steps where that is finite.
     Below 1 Galvan's condition for convergence can hold."""
     count, below, most = 0, 0, -math.inf

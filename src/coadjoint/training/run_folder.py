@@ -26,16 +26,16 @@ from ..errors import InputError, StorageError
 from ..networks.interface import Net
 from . import schemas, storage
 from .display import Display, Row
-from .environment import environment
-from .files import inner, replace, same, storing, sweep
-from .json_rows import Rows, dumps, plain
+from .environment import describe_environment
+from .files import is_real_folder, is_same_file, remove_leftovers, replace, storage_errors
+from .json_rows import JsonRows, dumps, to_json_types
 from .lock import Lock
 from .plan import Plan
-from .restore import compare_tensors, difference, fit
+from .restore import compare_tensors, describe_difference, load_weights
 from .signals import Interrupted, interruptible
 from .storage import Checkpoint
 
-BEFORE = (
+ALLOWED_BEFORE = (
     "lock",
     ".lock",
     "checkpoints",
@@ -49,18 +49,18 @@ class Run(Protocol):
 
     net: Net
     step: int
-    show: Display
-    schema: type[schemas.Checked]  # of its state.json
+    display: Display
+    schema: type[schemas.Schema]  # of its state.json
 
     @property
     def plan(self) -> Plan: ...
 
     @property
-    def need(self) -> int:
+    def bytes_needed(self) -> int:
         """Bytes that the run will take, at least."""
 
     @property
-    def most(self) -> int:
+    def max_file_bytes(self) -> int:
         """Bytes that no file of a checkpoint of this run exceeds."""
 
     def save(self) -> None:
@@ -69,7 +69,7 @@ class Run(Protocol):
     def snapshot(self) -> Checkpoint:
         """Everything the next step depends on."""
 
-    def about(self) -> dict[str, Any]:
+    def model_description(self) -> dict[str, Any]:
         """What a model file says of itself."""
 
     def check(self, saved: Checkpoint) -> None:
@@ -93,9 +93,9 @@ class RunFolder:
         self.path = path
         self.write_settings = write_settings
         self.lock: Lock | None = None
-        self.metrics: Rows | None = None
-        self.clock: Rows | None = None
-        self.kept: int | None = None  # the step of the last checkpoint
+        self.metrics: JsonRows | None = None
+        self.clock: JsonRows | None = None
+        self.saved_step: int | None = None  # the step of the last checkpoint
         self.start_clock()
 
     @staticmethod
@@ -109,15 +109,15 @@ class RunFolder:
         return str(self.path)
 
     @property
-    def named(self) -> str:
+    def quoted_path(self) -> str:
         """As it stands in a command line."""
         return shlex.quote(str(self.path))
 
     @property
-    def go_on(self) -> str:
+    def resume_hint(self) -> str:
         if self.path is None:
             return "Nothing is saved without a run folder."
-        return f"Go on with: coadjoint resume {self.named}"
+        return f"Go on with: coadjoint resume {self.quoted_path}"
 
     def start_clock(self, seconds: float = 0.0) -> None:
         """The run begins now, or goes on after so many seconds."""
@@ -130,24 +130,26 @@ class RunFolder:
     # one writer
 
     @contextlib.contextmanager
-    def held(self, new: bool) -> Iterator[None]:
+    def hold(self, new: bool) -> Iterator[None]:
         """Hold the folder, made if it is new. Where it is held already, nothing happens."""
         if self.path is None or self.lock is not None:
             yield
             return
-        storage.safetensors()
+        storage.import_safetensors()
         if new:
-            create(self.path)
-        elif not inner(self.path / "checkpoints"):
+            create_run_folder(self.path)
+        elif not is_real_folder(self.path / "checkpoints"):
             raise StorageError(f"{self.path} holds no run to go on with (checkpoints is missing).")
         self.lock = Lock(self.path)
         try:
             if new:
-                vacant(self.path)  # another run may have come and gone before the lock was ours
-            sweep(self.path)
+                refuse_if_occupied(
+                    self.path
+                )  # another run may have come and gone before the lock was ours
+            remove_leftovers(self.path)
             if new and self.write_settings is not None:
                 if os.path.lexists(self.path / "config.yaml"):
-                    raise occupied(self.path)
+                    raise occupied_error(self.path)
                 self.write_settings(self.path)
             yield
         finally:
@@ -164,41 +166,45 @@ class RunFolder:
         if self.path is None:
             if resume:
                 raise InputError("resume=True needs the folder of the run.")
-            with interruptible(self.go_on) as stopped:
+            with interruptible(self.resume_hint) as stopped:
                 yield stopped
             return
-        with self.held(new=not resume), contextlib.ExitStack() as rows:
+        with self.hold(new=not resume), contextlib.ExitStack() as rows:
             saved = None
             if resume:
                 check = lambda found: self.check(run, found)
-                saved = storage.latest(self.path, fallback, run.show.say, check, run.most)
+                saved = storage.load_latest(
+                    self.path, fallback, run.display.say, check, run.max_file_bytes
+                )
             if saved is not None:
                 self.restore(run, saved)
             else:
                 if resume:
-                    run.show.say("There is no checkpoint yet: the run begins again at step 0.")
+                    run.display.say("There is no checkpoint yet: the run begins again at step 0.")
                 else:
-                    self.check_room(run.need)
+                    self.check_room(run.bytes_needed)
                 self.write_environment(run)
-            self.metrics = self._rows("metrics", saved, rows)
-            self.clock = self._rows("clock", saved, rows)
+            self.metrics = self._open_rows("metrics", saved, rows)
+            self.clock = self._open_rows("clock", saved, rows)
             if saved is not None:
                 self.check_rows()
             if resume and self.write_settings is not None:
                 self.write_settings(self.path)
-            with interruptible(self.go_on) as stopped:
+            with interruptible(self.resume_hint) as stopped:
                 yield stopped
 
-    def _rows(self, name: str, saved: Checkpoint | None, stack: contextlib.ExitStack) -> Rows:
+    def _open_rows(
+        self, name: str, saved: Checkpoint | None, stack: contextlib.ExitStack
+    ) -> JsonRows:
         assert self.path is not None
-        rows = Rows(self.path / f"{name}.jsonl", None if saved is None else saved.state[name])
+        rows = JsonRows(self.path / f"{name}.jsonl", None if saved is None else saved.state[name])
         stack.callback(rows.close)
         return rows
 
     def check_room(self, need: int) -> None:
         """Be sure that a new run has room, before anything is computed."""
         assert self.path is not None
-        with storing(self.path):
+        with storage_errors(self.path):
             free = shutil.disk_usage(self.path).free
         if free < need:
             raise StorageError(
@@ -213,7 +219,7 @@ class RunFolder:
         if self.metrics is not None:
             self.metrics.append(row)
 
-    def tick(self, step: int, seconds: float) -> None:
+    def log_time(self, step: int, seconds: float) -> None:
         """A row of clock.jsonl; with it, all rows so far can be read by others."""
         if self.metrics is not None and self.clock is not None:
             self.clock.append({"step": step, "seconds": round(seconds, 3)})
@@ -231,10 +237,10 @@ class RunFolder:
 
     # checkpoints
 
-    def marks(self, plan: Plan) -> dict[str, Any]:
+    def common_state(self, plan: Plan) -> dict[str, Any]:
         """What every state.json says: whose it is, what its bits depend on, and how far the rows go."""
         return {
-            "description": plain(plan.description),
+            "description": to_json_types(plan.description),
             "threads": torch.get_num_threads(),
             "torch": torch.__version__,
             "metrics": self.metrics.position if self.metrics else None,
@@ -246,9 +252,9 @@ class RunFolder:
         if self.path is None:
             return
         self.sync()
-        if self.kept != run.step:
-            storage.save(self.path / "checkpoints", run.snapshot(), run.about())
-            self.kept = run.step
+        if self.saved_step != run.step:
+            storage.save(self.path / "checkpoints", run.snapshot(), run.model_description())
+            self.saved_step = run.step
         storage.prune(self.path, run.plan.keep, best)
 
     def sync(self) -> None:
@@ -260,21 +266,21 @@ class RunFolder:
         assert self.lock is not None
         assert self.metrics is not None
         assert self.clock is not None
-        resume = f"coadjoint resume {self.named}"
-        if not inner(self.path / "checkpoints"):
+        resume = f"coadjoint resume {self.quoted_path}"
+        if not is_real_folder(self.path / "checkpoints"):
             raise StorageError(
                 f"{self.path} (or checkpoints in it) was deleted or moved while the run went on: nothing "
                 f"more can be saved. Put it back and go on from its last checkpoint: {resume}; or start the "
                 "run again."
             )
-        if not self.lock.holds:
+        if not self.lock.is_held:
             raise StorageError(
                 f"{self.lock.path} was deleted or replaced while the run went on: another process may be "
                 f"writing there. Be sure that none does, and go on from the last checkpoint: {resume}"
             )
         said = []
         for rows in (self.metrics, self.clock):
-            if not same(rows.file.fileno(), rows.path):
+            if not is_same_file(rows.file.fileno(), rows.path):
                 said.append(rows.rescue())
         if said:
             raise StorageError(
@@ -287,16 +293,16 @@ class RunFolder:
         """Keep what a step began with that was not finite, to be looked at later."""
         assert self.path is not None
         parent = self.path / "replay"
-        if not inner(parent):
-            with storing(parent):
+        if not is_real_folder(parent):
+            with storage_errors(parent):
                 parent.mkdir()
-        if not inner(parent / storage.name_of(checkpoint.step)):
+        if not is_real_folder(parent / storage.folder_name(checkpoint.step)):
             storage.save(parent, checkpoint)
 
     def check(self, run: Run, saved: Checkpoint) -> None:
         """Refuse a checkpoint that lacks something of what the run needs, by its name, type or shape."""
         state = schemas.check("state.json", saved.state, run.schema)
-        if state["description"] != told(run.plan):
+        if state["description"] != description_as_json(run.plan):
             return  # another run's: `restore` says what has changed
         compare_tensors(run.net.state_dict(), saved.model, "its model.safetensors")
         run.check(saved)
@@ -304,30 +310,32 @@ class RunFolder:
     def restore(self, run: Run, saved: Checkpoint) -> None:
         """Put a run back to where it was when the checkpoint was saved."""
         state = saved.state
-        if state["description"] != told(run.plan):
-            what = difference(state["description"], told(run.plan))
+        if state["description"] != description_as_json(run.plan):
+            what = describe_difference(state["description"], description_as_json(run.plan))
             raise StorageError(
                 f"{self.path} cannot go on: {what} has changed since it began. Restore it, or start a new run."
             )
-        fit(run.net, saved.model, f"checkpoint {storage.name_of(saved.step)} of {self.path}")
+        load_weights(
+            run.net, saved.model, f"checkpoint {storage.folder_name(saved.step)} of {self.path}"
+        )
         run.restore(saved)
-        self.kept = saved.step
+        self.saved_step = saved.step
         for what, here in (("threads", torch.get_num_threads()), ("torch", torch.__version__)):
             if state[what] != here:
-                run.show.say(
+                run.display.say(
                     f"{what} was {state[what]} and is {here}: the run goes on, but not necessarily in the same bits."
                 )
 
     # the end
 
-    def interrupted(self, run: Run, name: str) -> Interrupted:
+    def save_interrupted(self, run: Run, name: str) -> Interrupted:
         """Save the run, and say how to go on with it."""
         at = f"{name} at step {run.step}"
         if self.path is None:
             return Interrupted(f"{at}: nothing is saved without a run folder.")
         run.save()
         self.write_result(run.result("interrupted", at))
-        return Interrupted(f"{name}: saved at step {run.step}. {self.go_on}")
+        return Interrupted(f"{name}: saved at step {run.step}. {self.resume_hint}")
 
     def write_result(self, result: dict[str, Any]) -> None:
         if self.path is not None:
@@ -335,22 +343,22 @@ class RunFolder:
 
     def write_model(self, run: Run) -> None:
         if self.path is not None:
-            model = storage.pack_model(dict(run.net.state_dict()), run.about())
+            model = storage.pack_model(dict(run.net.state_dict()), run.model_description())
             replace(self.path / "model.safetensors", model)
 
     def write_environment(self, run: Run) -> None:
         assert self.path is not None
         device = str(run.net.like.device)
-        about = environment(run.plan.seed, device, run.plan.command)
+        about = describe_environment(run.plan.seed, device, run.plan.command)
         replace(self.path / "environment.json", dumps(about, indent=1))
 
 
-def told(plan: Plan) -> Any:
+def description_as_json(plan: Plan) -> Any:
     """The description of a run as a file gives it back."""
     return json.loads(dumps(plan.description))
 
 
-def create(folder: Path) -> None:
+def create_run_folder(folder: Path) -> None:
     """Make a new run folder, where none is."""
     if len(str(folder.name)) > 200 or any(ord(c) < 32 for c in str(folder)):
         raise StorageError(
@@ -358,25 +366,27 @@ def create(folder: Path) -> None:
         )
     if folder.exists() and not folder.is_dir():
         raise StorageError(f"{folder} is a file, not a folder: choose another --out.")
-    vacant(folder)
-    with storing(folder):
-        if not inner(folder / "checkpoints"):
+    refuse_if_occupied(folder)
+    with storage_errors(folder):
+        if not is_real_folder(folder / "checkpoints"):
             (folder / "checkpoints").mkdir(
                 parents=True, exist_ok=True
             )  # another process may have been quicker
 
 
-def vacant(folder: Path) -> None:
+def refuse_if_occupied(folder: Path) -> None:
     """Be sure that no run has begun here: nothing but what comes before it, and what a crash then has left half-written."""
     here = {p.name for p in folder.iterdir()} if folder.is_dir() else set()
-    if all(name in BEFORE or (name.startswith(".") and name.endswith(".tmp")) for name in here):
+    if all(
+        name in ALLOWED_BEFORE or (name.startswith(".") and name.endswith(".tmp")) for name in here
+    ):
         return
     if here & {"metrics.jsonl", "environment.json"} and "checkpoints" in here:
-        raise occupied(folder)
+        raise occupied_error(folder)
     raise StorageError(f"{folder} exists and is not empty: choose another --out.")
 
 
-def occupied(folder: Path) -> StorageError:
+def occupied_error(folder: Path) -> StorageError:
     return StorageError(
         f"{folder} already holds a run. Go on with it: coadjoint resume {shlex.quote(str(folder))}; "
         "or choose another --out."

@@ -28,13 +28,17 @@ from .optional_pydantic import (
     model_validator,
 )
 
-MOST = 50_000_000  # bytes of a JSON file
-HEADER = 32 << 20  # bytes of the header of a file of tensors
-LINE = 4 << 20  # bytes of a row of metrics.jsonl or clock.jsonl
-NAMES_OF_NUMBERS = ("NaN", "Infinity", "-Infinity")  # as runs.plain spells what JSON lacks
+MAX_JSON_BYTES = 50_000_000  # bytes of a JSON file
+MAX_HEADER_BYTES = 32 << 20  # bytes of the header of a file of tensors
+MAX_LINE_BYTES = 4 << 20  # bytes of a row of metrics.jsonl or clock.jsonl
+NAMES_OF_NUMBERS = (
+    "NaN",
+    "Infinity",
+    "-Infinity",
+)  # as json_rows.to_json_types writes what JSON lacks
 
 
-def is_number(value: Any) -> Any:
+def check_number(value: Any) -> Any:
     if isinstance(value, int | float) and not isinstance(value, bool):
         return value
     if value in NAMES_OF_NUMBERS:
@@ -42,21 +46,21 @@ def is_number(value: Any) -> Any:
     raise ValueError(f"should be a number, or one of {', '.join(NAMES_OF_NUMBERS)}")
 
 
-def all_different(values: list[str] | None) -> list[str] | None:
+def check_unique(values: list[str] | None) -> list[str] | None:
     if values is not None and len(set(values)) < len(values):
         raise ValueError("should be different from each other")
     return values
 
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
-Number = Annotated[Any, AfterValidator(is_number)]
+Number = Annotated[Any, AfterValidator(check_number)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Sum = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]  # SHA-256
-Labels = Annotated[list[str], AfterValidator(all_different)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]  # SHA-256
+Labels = Annotated[list[str], AfterValidator(check_unique)]
 
 
-class Checked(BaseModel):
+class Schema(BaseModel):
     """What a file must hold. `advice` says what to do about one that does not."""
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
@@ -64,61 +68,61 @@ class Checked(BaseModel):
 
 
 # result.json
-class Result(Checked):
+class ResultSchema(Schema):
     """result.json, of any run."""
 
     advice: ClassVar[str] = "Restore it, or delete it: `coadjoint resume` then writes it anew."
     status: Literal["success", "finished", "early-stopped", "interrupted", "failed"]
     step: Count
-    seconds: NotNegative
+    seconds: NonNegative
     reason: str | None
     metric: str
     metrics: dict[str, dict[str, Number]]
     parameters: Count
 
 
-class TrainingResult(Result):
+class TrainingResultSchema(ResultSchema):
     """result.json, of a run that can be compared with others."""
 
     success: bool
     success_step: Count | None
-    success_seconds: NotNegative | None
-    success_work: NotNegative | None = None
-    work: NotNegative | None = None
+    success_seconds: NonNegative | None
+    success_work: NonNegative | None = None
+    work: NonNegative | None = None
     goal: str | None
 
     @model_validator(mode="after")
-    def a_success_has_a_time(self) -> TrainingResult:
+    def a_success_has_a_time(self) -> TrainingResultSchema:
         if self.success and (self.success_step is None or self.success_seconds is None):
             raise ValueError("a success should have a success_step and success_seconds")
         return self
 
 
 # compare.json
-class ComparedRun(Checked):
+class ComparedRun(Schema):
     seed: Count
     folder: Annotated[str, Field(min_length=1, max_length=4096)]
     status: str | None = None
     success: bool | None = None
     steps: Count | None = None
-    seconds: NotNegative | None = None
-    work: NotNegative | None = None
+    seconds: NonNegative | None = None
+    work: NonNegative | None = None
     metric: Number | None = None
     error: str | None = None
 
 
-class ComparedRow(Checked):
+class ComparedRow(Schema):
     task: str
     metric: str
     goal: str | None
     name: str
     settings: dict[str, Any] = {}
-    budget: dict[Literal["gradients", "seconds"], NotNegative] = {}
+    budget: dict[Literal["gradients", "seconds"], NonNegative] = {}
     pace: Finite = 0.0
     runs: list[ComparedRun]
 
 
-class Comparison(Checked):
+class ComparisonSchema(Schema):
     """compare.json"""
 
     advice: ClassVar[str] = "Restore it, or run the comparison again."
@@ -126,7 +130,7 @@ class Comparison(Checked):
     command: str | None = None
     tasks: dict[str, Any] = {}
     environment: dict[str, Any] = {}
-    seconds: NotNegative = 0.0
+    seconds: NonNegative = 0.0
     jobs: Count = 1
 
     @model_validator(mode="before")
@@ -141,7 +145,7 @@ class Comparison(Checked):
 
 
 # online.json
-class OnlineSettings(Checked):
+class OnlineSettings(Schema):
     """online.json: what `coadjoint online` was asked for beside its config."""
 
     advice: ClassVar[str] = "Restore it, or start a new run."
@@ -150,7 +154,7 @@ class OnlineSettings(Checked):
 
 
 # rows of metrics.jsonl and clock.jsonl
-class MetricsRow(Checked):
+class MetricsRow(Schema):
     kind: Literal["train", "held-out", "probe"]
     step: Count
     split: str | None = None
@@ -160,20 +164,20 @@ class MetricsRow(Checked):
     skipped: str | None = None
 
 
-class ClockRow(Checked):
+class ClockRow(Schema):
     step: Count
-    seconds: NotNegative
+    seconds: NonNegative
 
 
 # state.json
-class Position(Checked):
+class Position(Schema):
     """How far a file of rows had come, and the sum of its bytes until there."""
 
     bytes: Count
-    sha256: Sum
+    sha256: Sha256
 
 
-class State(Checked):
+class State(Schema):
     """state.json, of any checkpoint."""
 
     format: Literal[1]
@@ -191,7 +195,7 @@ class RunState(State):
     clock: Position
 
 
-class Past(Checked):
+class ProgressSchema(Schema):
     """training.Progress"""
 
     model_config = ConfigDict(extra="forbid")
@@ -199,22 +203,22 @@ class Past(Checked):
     best_loss: Number
     best_step: Count | None
     waited: Count
-    factor: NotNegative
+    factor: NonNegative
     plateau: Number | None
     plateau_waited: Count
     skipped: Count
-    seconds: NotNegative
-    work: NotNegative
-    norms: NotNegative
+    seconds: NonNegative
+    work: NonNegative
+    norms: NonNegative
     success_step: Count | None
-    success_seconds: NotNegative | None
-    success_work: NotNegative | None
+    success_seconds: NonNegative | None
+    success_work: NonNegative | None
 
 
 class TrainingState(RunState):
     """state.json of `coadjoint train`, also of a replay."""
 
-    progress: Past
+    progress: ProgressSchema
     over: bool
     status: Literal["success", "finished", "early-stopped"]
     method: dict[Literal["step", "rho", "decay", "samples"], Finite] = {}
@@ -222,8 +226,8 @@ class TrainingState(RunState):
     reason: str | None
 
 
-class Figures(Checked):
-    """online.Running, beside its arrays."""
+class MeansSchema(Schema):
+    """stream_means.RunningMeans, beside its arrays."""
 
     names: Labels
     t: Count
@@ -234,24 +238,24 @@ class Figures(Checked):
 class StreamState(RunState):
     """state.json of `coadjoint online`. `stream` is that of the stream itself, which looks at it."""
 
-    figures: Figures
-    norms: Annotated[tuple[NotNegative, Count], Field(strict=False)]  # JSON knows only lists
+    figures: MeansSchema
+    norms: Annotated[tuple[NonNegative, Count], Field(strict=False)]  # JSON knows only lists
     updates: Count
     items: Count
     t: Count
-    rate: NotNegative
-    seconds: NotNegative
+    rate: NonNegative
+    seconds: NonNegative
     stream: Any
 
 
-class Scaling(Checked):
+class Scaling(Schema):
     t: Count
     mean: list[Finite]
-    M: list[NotNegative]
+    M: list[NonNegative]
 
 
-class Place(Checked):
-    """streams.File: where in the file it is, and what the next row depends on."""
+class StreamPlace(Schema):
+    """tasks.files.stream.File: where in the file it is, and what the next row depends on."""
 
     rows: Count
     sha256: Annotated[str, Field(pattern="^([0-9a-f]{64})?$")]
@@ -260,11 +264,11 @@ class Place(Checked):
     last: list[Finite] | None
     scale: Scaling
     target_scale: Scaling
-    counts: list[NotNegative]
+    counts: list[NonNegative]
 
 
 # model.safetensors
-def of_data(value: dict[str, Any] | None) -> dict[str, Any] | None:
+def check_data(value: dict[str, Any] | None) -> dict[str, Any] | None:
     """The description of data, looked at where it is made."""
     if value is not None:
         try:
@@ -274,29 +278,29 @@ def of_data(value: dict[str, Any] | None) -> dict[str, Any] | None:
     return value
 
 
-class Sealed(Checked):
+class ModelMetadata(Schema):
     """What every model.safetensors says of itself, in JSON, under the name `coadjoint` of its metadata."""
 
     advice: ClassVar[str] = (
         "Restore the file; or delete it, and `coadjoint resume` of its run writes it anew."
     )
-    sha256: Sum | None = None
+    sha256: Sha256 | None = None
 
 
 # the door
-def read(path: Path, schema: type[Checked], most: int = MOST) -> dict[str, Any]:
+def read(path: Path, schema: type[Schema], most: int = MAX_JSON_BYTES) -> dict[str, Any]:
     """The mapping in a JSON file, checked."""
-    return check(str(path), parsed(files.read_regular(path, most), str(path)), schema)
+    return check(str(path), parse_json(files.read_regular(path, most), str(path)), schema)
 
 
-def read_rows(path: Path, schema: type[Checked]) -> Iterator[dict[str, Any]]:
+def read_rows(path: Path, schema: type[Schema]) -> Iterator[dict[str, Any]]:
     """The rows of a file of JSON lines, checked, one after the other."""
-    for number, line in enumerate(files.read_lines(path, LINE), 1):
+    for number, line in enumerate(files.read_lines(path, MAX_LINE_BYTES), 1):
         name = f"{path}:{number}"
-        yield check(name, parsed(line, name, LINE), schema)
+        yield check(name, parse_json(line, name, MAX_LINE_BYTES), schema)
 
 
-def parsed(content: bytes | str, name: str, most: int = MOST) -> Any:
+def parse_json(content: bytes | str, name: str, most: int = MAX_JSON_BYTES) -> Any:
     """The value of JSON text that errors call `name`."""
     try:
         return settings.read_json(content, most, StorageError, name)
@@ -304,23 +308,23 @@ def parsed(content: bytes | str, name: str, most: int = MOST) -> Any:
         raise StorageError(str(error).partition("\n")[0]) from None
 
 
-def check(name: str, value: Any, schema: type[Checked]) -> dict[str, Any]:
+def check(name: str, value: Any, schema: type[Schema]) -> dict[str, Any]:
     """The value, if it is what the schema says; otherwise a line that begins with `name`."""
     try:
         schema.model_validate(value)
     except ValidationError as error:
         advice = f" {schema.advice}" if schema.advice else ""
-        raise StorageError(f"{name} is damaged: {complaint(error, value)}.{advice}") from None
+        raise StorageError(f"{name} is damaged: {describe_error(error, value)}.{advice}") from None
     return dict(value)
 
 
-def complaint(error: ValidationError, value: Any) -> str:
+def describe_error(error: ValidationError, value: Any) -> str:
     """The first thing that is wrong: which key, what it should be, what it is."""
     first = error.errors(include_url=False, include_context=False)[0]
     missing = first["type"] == "missing"
     parts: list[str] = []
     for part in first["loc"]:
-        if holds(value, part):
+        if has_part(value, part):
             value = value[part]
         elif not missing:
             continue  # the name of an alternative of the key, which is no key
@@ -336,17 +340,17 @@ def complaint(error: ValidationError, value: Any) -> str:
     where = f"{key} " if parts else "its content "
     if first["type"] == "value_error" and isinstance(value, dict | list):
         return f"{where if parts else ''}{words}"  # a sentence of ours, that tells enough
-    return f"{where}{words}; got {shown(value)}"
+    return f"{where}{words}; got {describe_value(value)}"
 
 
-def holds(value: Any, part: Any) -> bool:
+def has_part(value: Any, part: Any) -> bool:
     """Whether a mapping has this key, or a list this index."""
     if isinstance(value, list):
         return isinstance(part, int) and part < len(value)
     return isinstance(value, dict) and part in value
 
 
-def shown(value: Any) -> str:
+def describe_value(value: Any) -> str:
     """A value on one line, not too long."""
     if isinstance(value, dict | list):
         return "a mapping" if isinstance(value, dict) else "a list"
@@ -355,14 +359,14 @@ def shown(value: Any) -> str:
 
 
 # files of tensors
-TYPES = {
+TORCH_TYPES = {
     "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "I16": torch.int16, "I32": torch.int32, "I64": torch.int64,
     "F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64,
 }  # fmt: skip
-Kind = tuple[torch.dtype, tuple[int, ...]]
+TensorKind = tuple[torch.dtype, tuple[int, ...]]
 
 
-class Entry(Checked):
+class TensorEntry(Schema):
     """A tensor in the header of a safetensors file."""
 
     dtype: str
@@ -374,10 +378,10 @@ class Entry(Checked):
 class Header:
     """What a file of tensors says of itself, before any tensor is read."""
 
-    tensors: dict[str, Kind]
+    tensors: dict[str, TensorKind]
     metadata: dict[str, str]
-    numbers: int  # of all tensors together
-    size: int  # bytes of the file
+    element_count: int  # of all tensors together
+    file_bytes: int  # bytes of the file
 
     @property
     def outline(self) -> dict[str, torch.Tensor]:
@@ -397,32 +401,34 @@ def read_header(path: Path) -> Header:
             raise StorageError(
                 f"{path} is not a file of tensors: its header does not fit into its {size:,} bytes."
             )
-        if length > HEADER:
+        if length > MAX_HEADER_BYTES:
             raise StorageError(f"{path} is not a file of tensors: its header has {length:,} bytes.")
         content = file.read(length)
-    return header_of(content, size - 8 - length, path)
+    return parse_header(content, size - 8 - length, path)
 
 
-def header_of(content: bytes, rest: int, path: Path) -> Header:
+def parse_header(content: bytes, rest: int, path: Path) -> Header:
     """The header in these bytes, of tensors that take `rest` bytes."""
-    found = parsed(content, f"{path}, its header", HEADER)
+    found = parse_json(content, f"{path}, its header", MAX_HEADER_BYTES)
     if not isinstance(found, dict):
-        raise StorageError(f"{path} is not a file of tensors: its header is {shown(found)}.")
+        raise StorageError(
+            f"{path} is not a file of tensors: its header is {describe_value(found)}."
+        )
     metadata = found.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(
         isinstance(text, str) for text in metadata.values()
     ):
         raise StorageError(f"{path} is not a file of tensors: its metadata are not texts.")
-    tensors: dict[str, Kind] = {}
+    tensors: dict[str, TensorKind] = {}
     numbers = end = 0
     for name, entry in found.items():
-        check(f"{path}, its header, tensor {name!a}", entry, Entry)
+        check(f"{path}, its header, tensor {name!a}", entry, TensorEntry)
     in_order = sorted(found.items(), key=lambda item: tuple(item[1]["data_offsets"]))
     for name, entry in in_order:
-        kind = TYPES.get(entry["dtype"])
+        kind = TORCH_TYPES.get(entry["dtype"])
         if kind is None:
             raise StorageError(
-                f"{path}: tensor {name!a} is of type {shown(entry['dtype'])}; expected one of torch's."
+                f"{path}: tensor {name!a} is of type {describe_value(entry['dtype'])}; expected one of torch's."
             )
         # An empty tensor may have any shape as far as its bytes go; torch counts strides, and they must be in range.
         if math.prod(max(n, 1) for n in entry["shape"]) * kind.itemsize >= 2**62:
@@ -442,7 +448,7 @@ def header_of(content: bytes, rest: int, path: Path) -> Header:
     return Header(tensors, metadata, numbers, 8 + len(content) + rest)
 
 
-def description_of(path: Path, header: Header) -> dict[str, Any]:
+def read_metadata(path: Path, header: Header) -> dict[str, Any]:
     """What a model file says of itself, not yet checked but for its sum."""
     about = header.metadata.get("coadjoint")
     if about is None:
@@ -450,4 +456,4 @@ def description_of(path: Path, header: Header) -> dict[str, Any]:
             f"{path} was not written by coadjoint: it does not say what network it belongs to."
         )
     name = f"{path}: its description"
-    return check(name, parsed(about, name), Sealed)
+    return check(name, parse_json(about, name), ModelMetadata)

@@ -11,7 +11,7 @@ from types import FrameType
 from ..errors import CoadjointError
 
 # Those that ask a program to end; each system has some of them.
-STOPPING = tuple(
+STOP_SIGNALS = tuple(
     getattr(signal, name)
     for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK")
     if hasattr(signal, name)
@@ -25,11 +25,11 @@ class Interrupted(CoadjointError):
 
 
 @contextmanager
-def noting(note: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+def handling_stop_signals(note: Callable[[int, FrameType | None], None]) -> Iterator[None]:
     """Inside, `note(number, frame)` hears of the signals that ask to stop.
 
     A signal that was ignored stays ignored: `nohup` and background jobs count on it."""
-    heard = [s for s in STOPPING if signal.getsignal(s) is not signal.SIG_IGN]
+    heard = [s for s in STOP_SIGNALS if signal.getsignal(s) is not signal.SIG_IGN]
     before = {s: signal.signal(s, note) for s in heard}
     try:
         yield
@@ -53,5 +53,5 @@ def interruptible(go_on: str = "") -> Iterator[list[str]]:
     if threading.current_thread() is not threading.main_thread():
         yield caught  # only the main thread may hear of signals
         return
-    with noting(note):
+    with handling_stop_signals(note):
         yield caught

@@ -21,20 +21,24 @@ from typing import Any, BinaryIO
 
 from torch import Tensor
 
-from ..errors import MissingError, StorageError, said
+from ..errors import MissingError, StorageError, error_text
 from . import schemas
-from .files import clear, inner, read_regular, storing, sync_folder, write
-from .json_rows import dumps, plain
+from .files import is_real_folder, read_regular, remove, storage_errors, sync_folder, write_new
+from .json_rows import dumps, to_json_types
 
 FORMAT = 1
 MANIFEST = "manifest.sha256"
 HALF_WRITTEN = re.compile(r"step-[0-9]+\.(tmp|old)")  # a checkpoint on its way in or out
-STATE = 50_000_000  # bytes of a state.json, and of a manifest
-MOST = 8 << 30  # bytes of a file of tensors, where nothing else tells how many to expect
-SEAL = b'\\"sha256\\": \\"%s\\"'  # how the sum of a model stands in its header: JSON within JSON
+MAX_STATE_BYTES = 50_000_000  # bytes of a state.json, and of a manifest
+MAX_TENSOR_BYTES = (
+    8 << 30
+)  # bytes of a file of tensors, where nothing else tells how many to expect
+SUM_IN_HEADER = (
+    b'\\"sha256\\": \\"%s\\"'  # how the sum of a model stands in its header: JSON within JSON
+)
 
 
-def safetensors() -> Any:
+def import_safetensors() -> Any:
     try:
         import safetensors.torch
     except ImportError:
@@ -46,24 +50,24 @@ def safetensors() -> Any:
 
 def pack(tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> bytes:
     whole = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
-    return bytes(safetensors().save(whole, metadata))
+    return bytes(import_safetensors().save(whole, metadata))
 
 
 def pack_model(tensors: dict[str, Tensor], description: dict[str, Any]) -> bytes:
     """The file of a model: its tensors, what network they belong to, and the SHA-256 sum of the file, in which zeros stand
     for the sum itself."""
     zeros = "0" * 64
-    about = json.dumps(plain({**description, "sha256": zeros}))
+    about = json.dumps(to_json_types({**description, "sha256": zeros}))
     content = pack(tensors, {"coadjoint": about})
     found = hashlib.sha256(content).hexdigest()
-    blank, sealed = SEAL % zeros.encode(), SEAL % found.encode()
+    blank, sealed = SUM_IN_HEADER % zeros.encode(), SUM_IN_HEADER % found.encode()
     assert content.count(blank) == 1
     return content.replace(blank, sealed)
 
 
-def unbroken(file: BinaryIO, stated: str) -> bool:
+def is_model_intact(file: BinaryIO, stated: str) -> bool:
     """Whether the file of a model has the sum that its description states. It is read in pieces."""
-    sealed, blank = SEAL % stated.encode(), SEAL % (b"0" * 64)
+    sealed, blank = SUM_IN_HEADER % stated.encode(), SUM_IN_HEADER % (b"0" * 64)
     length = file.read(8)
     header = file.read(int.from_bytes(length, "little"))
     if header.count(sealed) != 1:
@@ -75,7 +79,7 @@ def unbroken(file: BinaryIO, stated: str) -> bool:
 
 
 def unpack(content: bytes, path: Path) -> dict[str, Tensor]:
-    tensors = safetensors()
+    tensors = import_safetensors()
     from safetensors import SafetensorError
 
     length = int.from_bytes(content[:8], "little")
@@ -83,11 +87,11 @@ def unpack(content: bytes, path: Path) -> dict[str, Tensor]:
         raise StorageError(
             f"{path} is not a file of tensors: its header does not fit into its {len(content):,} bytes."
         )
-    schemas.header_of(content[8 : 8 + length], len(content) - 8 - length, path)
+    schemas.parse_header(content[8 : 8 + length], len(content) - 8 - length, path)
     try:
         return dict(tensors.load(content))
     except (SafetensorError, RuntimeError) as error:
-        raise StorageError(f"{path} is not a file of tensors: {said(error)}.") from None
+        raise StorageError(f"{path} is not a file of tensors: {error_text(error)}.") from None
 
 
 @dataclass(frozen=True)
@@ -100,7 +104,7 @@ class Checkpoint:
     state: dict[str, Any]
 
 
-def manifest(files: dict[str, bytes]) -> bytes:
+def make_manifest(files: dict[str, bytes]) -> bytes:
     """One line for each file, as sha256sum writes them, and the sum of these lines."""
     lines = "".join(
         f"{hashlib.sha256(files[name]).hexdigest()}  {name}\n" for name in sorted(files)
@@ -108,7 +112,7 @@ def manifest(files: dict[str, bytes]) -> bytes:
     return (lines + f"# {hashlib.sha256(lines.encode()).hexdigest()}\n").encode()
 
 
-def name_of(step: int) -> str:
+def folder_name(step: int) -> str:
     return f"step-{step:08d}"
 
 
@@ -124,36 +128,36 @@ def save(parent: Path, checkpoint: Checkpoint, description: dict[str, Any] | Non
             {"format": FORMAT, "step": checkpoint.step, **checkpoint.state}, indent=1
         ).encode(),
     }
-    final = parent / name_of(checkpoint.step)
+    final = parent / folder_name(checkpoint.step)
     temporary = final.with_suffix(".tmp")
-    if not inner(parent):
+    if not is_real_folder(parent):
         raise StorageError(
             f"{parent} is missing, and checkpoints belong there: make it, or start another run."
         )
-    with storing(final):
+    with storage_errors(final):
         try:
-            clear(temporary)
+            remove(temporary)
             temporary.mkdir()
-            for name, content in [*files.items(), (MANIFEST, manifest(files))]:
-                write(temporary / name, content)
+            for name, content in [*files.items(), (MANIFEST, make_manifest(files))]:
+                write_new(temporary / name, content)
             sync_folder(temporary)
             os.rename(temporary, final)  # refused if it exists: a checkpoint is never overwritten
             sync_folder(final.parent)
         except OSError:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
-    contents(final, max(len(content) for content in files.values()))
+    read_contents(final, max(len(content) for content in files.values()))
     return final
 
 
-def contents(path: Path, most: int = MOST) -> dict[str, bytes]:
+def read_contents(path: Path, most: int = MAX_TENSOR_BYTES) -> dict[str, bytes]:
     """The bytes of a checkpoint's files, at most `most` of each, every one of them checked; a damaged one is named."""
     damaged = lambda what: StorageError(f"checkpoint {path} is damaged: {what}.")
     found: dict[str, bytes] = {}
     for name in ("model.safetensors", "state.safetensors", "state.json", MANIFEST):
         try:
             found[name] = read_regular(
-                path / name, most if name.endswith(".safetensors") else STATE
+                path / name, most if name.endswith(".safetensors") else MAX_STATE_BYTES
             )
         except StorageError as error:
             raise damaged(str(error).rstrip(".")) from None
@@ -161,7 +165,7 @@ def contents(path: Path, most: int = MOST) -> dict[str, bytes]:
     extra = sorted(p.name for p in path.iterdir() if p.name not in found and p.name != MANIFEST)
     if extra:
         raise damaged(f"{extra[0]} does not belong to it")
-    if listed != manifest(found):
+    if listed != make_manifest(found):
         for name, content in found.items():
             if f"{hashlib.sha256(content).hexdigest()}  {name}\n".encode() not in listed:
                 whose = name if listed.startswith(manifest_head(listed)) else MANIFEST
@@ -176,10 +180,10 @@ def manifest_head(listed: bytes) -> bytes:
     return listed if mark and hashlib.sha256(body).hexdigest().encode() + b"\n" == end else b"\0"
 
 
-def load(path: Path, most: int = MOST) -> Checkpoint:
+def load(path: Path, most: int = MAX_TENSOR_BYTES) -> Checkpoint:
     """A checkpoint whose files have their sums, of this format and step. What a run needs of it, the run itself demands."""
-    files = contents(path, most)
-    state = schemas.parsed(files["state.json"], str(path / "state.json"))
+    files = read_contents(path, most)
+    state = schemas.parse_json(files["state.json"], str(path / "state.json"))
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         state = state if isinstance(state, dict) else {}
         raise StorageError(
@@ -187,9 +191,9 @@ def load(path: Path, most: int = MOST) -> Checkpoint:
             f"this version of coadjoint reads format {FORMAT}."
         )
     step = state.get("step")
-    if type(step) is not int or path.name != name_of(step):
+    if type(step) is not int or path.name != folder_name(step):
         raise StorageError(
-            f"checkpoint {path} is damaged: it holds step {schemas.shown(step)}, not what its name says."
+            f"checkpoint {path} is damaged: it holds step {schemas.describe_value(step)}, not what its name says."
         )
     tensors = {
         name: unpack(files[name], path / name)
@@ -198,16 +202,16 @@ def load(path: Path, most: int = MOST) -> Checkpoint:
     return Checkpoint(step, tensors["model.safetensors"], tensors["state.safetensors"], state)
 
 
-def saved(folder: Path, kind: str = "checkpoints") -> list[Path]:
+def list_checkpoints(folder: Path, kind: str = "checkpoints") -> list[Path]:
     """The checkpoints of a run (or its replays), oldest first; links are refused."""
-    if not inner(folder / kind):
+    if not is_real_folder(folder / kind):
         return []
     found = [p for p in (folder / kind).glob("step-*") if p.name[5:].isdecimal()]
-    return sorted((p for p in found if inner(p)), key=lambda p: int(p.name[5:]))
+    return sorted((p for p in found if is_real_folder(p)), key=lambda p: int(p.name[5:]))
 
 
 @dataclass(frozen=True)
-class Glimpse:
+class CheckpointOutline:
     """What a checkpoint says of itself: enough to see, before anything is built, that it belongs to another run."""
 
     source: str
@@ -215,26 +219,26 @@ class Glimpse:
     outline: dict[str, Tensor]  # of its network: types and shapes
 
 
-def glimpse(folder: Path, kind: str = "checkpoints") -> Glimpse | None:
-    """A look at the latest checkpoint (or replay); None where there is none, or it cannot be read: `latest` says why."""
-    for path in reversed(saved(folder, kind)):
+def read_outline(folder: Path, kind: str = "checkpoints") -> CheckpointOutline | None:
+    """A look at the latest checkpoint (or replay); None where there is none, or it cannot be read: `load_latest` says why."""
+    for path in reversed(list_checkpoints(folder, kind)):
         try:
             state = schemas.read(path / "state.json", schemas.State)
             header = schemas.read_header(path / "model.safetensors")
         except StorageError:
             continue
-        return Glimpse(
+        return CheckpointOutline(
             f"checkpoint {path.name} of {folder}", state.get("description"), header.outline
         )
     return None
 
 
-def latest(
+def load_latest(
     folder: Path,
     fallback: bool = False,
     say: Any = print,
     check: Callable[[Checkpoint], None] = lambda saved: None,
-    most: int = MOST,
+    most: int = MAX_TENSOR_BYTES,
 ) -> Checkpoint | None:
     """The latest checkpoint; None if there is none yet. One that is damaged, or lacks what `check` demands, is refused by
     name, or set aside with `fallback`."""
@@ -254,7 +258,7 @@ def latest(
             return False
         return True
 
-    paths = saved(folder)
+    paths = list_checkpoints(folder)
     while paths:
         path = paths.pop()
         try:
@@ -268,16 +272,16 @@ def latest(
             if not fallback or good is None:
                 raise StorageError(f"{error} {offer}") from None
             aside = path.with_suffix(".damaged")
-            with storing(aside):
-                clear(aside)
+            with storage_errors(aside):
+                remove(aside)
                 os.rename(path, aside)
             say(f"{error} Set aside as {aside.name}; going on from {good.name}.")
     return None
 
 
-def whole(path: Path) -> bool:
+def is_intact(path: Path) -> bool:
     try:
-        contents(path)
+        read_contents(path)
     except StorageError:
         return False
     return True
@@ -285,18 +289,18 @@ def whole(path: Path) -> bool:
 
 def prune(folder: Path, keep: int, best: int | None) -> None:
     """Remove all checkpoints but the last `keep` and the best one, and what a crash has left half-written."""
-    paths = saved(folder)
-    spare = {p.name for p in paths[-keep:]} | ({name_of(best)} if best is not None else set())
-    with storing(folder):
+    paths = list_checkpoints(folder)
+    spare = {p.name for p in paths[-keep:]} | ({folder_name(best)} if best is not None else set())
+    with storage_errors(folder):
         for path in paths:
             if path.name not in spare:
                 doomed = path.with_suffix(
                     ".old"
                 )  # a name that is not a checkpoint's, before its files go one by one
-                clear(doomed)
+                remove(doomed)
                 os.rename(path, doomed)
-                clear(doomed)
+                remove(doomed)
         for path in (folder / "checkpoints").glob("step-*.*"):
             if HALF_WRITTEN.fullmatch(path.name):
                 with contextlib.suppress(OSError):
-                    clear(path)
+                    remove(path)

@@ -12,7 +12,7 @@ from ..errors import KindError, StorageError, brief
 from ..gradients import restoring
 
 
-def scores_of(found: Any) -> dict[str, float]:
+def check_scores(found: Any) -> dict[str, float]:
     """What a score function returned."""
     if not isinstance(found, dict) or not all(
         isinstance(value, int | float) for value in found.values()
@@ -23,18 +23,18 @@ def scores_of(found: Any) -> dict[str, float]:
     return found
 
 
-class Running:
+class RunningMeans:
     """Means over all steps, over those since the last look, and over the last `window`: sums and a ring, nothing that grows."""
 
     def __init__(self, window: int) -> None:
-        self.window, self.names, self.t, self.looked = window, list[str](), 0, 0
-        self.total = self.marked = np.zeros(0)
+        self.window, self.names, self.t, self.marked_step = window, list[str](), 0, 0
+        self.total = self.marked_total = np.zeros(0)
         self.ring = np.zeros((window, 0))
 
     def add(self, figures: dict[str, float]) -> None:
         if not self.names:
             self.names = list(figures)
-            self.total, self.marked = np.zeros(len(figures)), np.zeros(len(figures))
+            self.total, self.marked_total = np.zeros(len(figures)), np.zeros(len(figures))
             self.ring = np.zeros((self.window, len(figures)))
         if list(figures) != self.names:
             raise StorageError(
@@ -45,26 +45,26 @@ class Running:
         self.total = self.total + row
         self.t += 1
 
-    def named(self, values: np.ndarray) -> dict[str, float]:
+    def by_name(self, values: np.ndarray) -> dict[str, float]:
         return dict(zip(self.names, values.tolist(), strict=True))
 
     @property
     def so_far(self) -> dict[str, float]:
-        return self.named(self.total / max(self.t, 1))
+        return self.by_name(self.total / max(self.t, 1))
 
     @property
     def recent(self) -> dict[str, float]:
-        return self.named(self.ring[: min(self.t, self.window)].mean(0)) if self.t else {}
+        return self.by_name(self.ring[: min(self.t, self.window)].mean(0)) if self.t else {}
 
-    def since(self) -> dict[str, float]:
+    def since_last_call(self) -> dict[str, float]:
         """The means since the last time this was asked."""
-        found = (self.total - self.marked) / max(self.t - self.looked, 1)
-        self.marked, self.looked = self.total, self.t
-        return self.named(found)
+        found = (self.total - self.marked_total) / max(self.t - self.marked_step, 1)
+        self.marked_total, self.marked_step = self.total, self.t
+        return self.by_name(found)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        arrays = {"total": self.total, "marked": self.marked, "ring": self.ring}
-        rest = {"names": self.names, "t": self.t, "looked": self.looked, "window": self.window}
+        arrays = {"total": self.total, "marked": self.marked_total, "ring": self.ring}
+        rest = {"names": self.names, "t": self.t, "looked": self.marked_step, "window": self.window}
         return {name: torch.from_numpy(y) for name, y in arrays.items()}, rest
 
     def complaint(self, tensors: dict[str, Tensor], rest: dict[str, Any]) -> str | None:
@@ -77,10 +77,10 @@ class Running:
         return restoring.misfit(expected, tensors)
 
     def restore(self, tensors: dict[str, Tensor], rest: dict[str, Any]) -> None:
-        self.total, self.marked, self.ring = (
+        self.total, self.marked_total, self.ring = (
             tensors[name].numpy() for name in ("total", "marked", "ring")
         )
-        self.names, self.t, self.looked = rest["names"], rest["t"], rest["looked"]
+        self.names, self.t, self.marked_step = rest["names"], rest["t"], rest["looked"]
         if len(self.ring) != self.window:
             raise StorageError(
                 f"this run has window={len(self.ring)}; got {self.window}. Start a new run for another."

@@ -13,7 +13,7 @@ from ..errors import CoadjointError, NumericalError, Unsupported, check_kind
 from ..gradients.bptt import BPTT
 from ..gradients.evaluation import Evaluation
 from ..networks.interface import Net, check_net
-from ..networks.judge import judged
+from ..networks.judge import evaluation_mode
 from ..objectives.batch import Batch
 from ..sweeps.costates import TIME
 from ..tasks.task import Task
@@ -29,9 +29,9 @@ def evaluate(
     check_kind("task", task, Task, "one of co.tasks")
     totals: dict[str, tuple[float, float]] = {}
     count = 0
-    with torch.no_grad(), judged(net):
+    with torch.no_grad(), evaluation_mode(net):
         for b in task.held_out(split, seed, draw, n):
-            b = net.moved(b)
+            b = net.move_batch(b)
             run = net.run(b)
             losses = run.loss(task.loss, b.y, mask=b.mask, reduce=b.reduce)
             found = {
@@ -50,13 +50,13 @@ def evaluate(
     }
 
 
-def examples(net: Net, task: Task, seed: int, k: int = 8) -> list[Row]:
+def collect_examples(net: Net, task: Task, seed: int, k: int = 8) -> list[Row]:
     """A few held-out sequences: what was asked, what the network said (for readout "every", at the last step; a sequence
     whole)."""
     split = task.splits[-1] if task.splits else "train"
-    b = net.moved(next(task.held_out(split, seed, "examples", k)))
+    b = net.move_batch(next(task.held_out(split, seed, "examples", k)))
     try:
-        with torch.no_grad(), judged(net):
+        with torch.no_grad(), evaluation_mode(net):
             run = net.run(b)
             a, y = run.a, b.y
     except NumericalError:
@@ -79,7 +79,7 @@ def examples(net: Net, task: Task, seed: int, k: int = 8) -> list[Row]:
     ]
 
 
-def first_fault(e: Evaluation) -> str:
+def locate_nonfinite(e: Evaluation) -> str:
     """Where numbers first leave their range: the earliest state, or the costate nearest to the end; of the lowest layer
     where that happens."""
     try:
@@ -89,25 +89,25 @@ def first_fault(e: Evaluation) -> str:
     where = layers[0].axis.number
     for lam in layers:
         for i, x in enumerate(lam.trajectory.states):
-            if (sample := not_finite(x)) is not None:
+            if (sample := first_nonfinite_sample(x)) is not None:
                 return f"; the state of sample {sample} at {where} {i} is the first that is not"
     for lam in layers:
         for i in reversed(range(len(lam.exponent))):
-            if (sample := not_finite(lam.mantissa_at(i))) is not None:
+            if (sample := first_nonfinite_sample(lam.mantissa_at(i))) is not None:
                 return f"; the costate of sample {sample} at {where} {i} is the first that is not"
     return f"; states and costates are finite at every {where}"
 
 
-def not_finite(x: Tensor) -> int | None:
+def first_nonfinite_sample(x: Tensor) -> int | None:
     """The first sample of x [B, ...] with an entry that is not finite; None if there is none."""
     bad = ~torch.isfinite(x.flatten(1)).all(1)
     return int(bad.nonzero()[0, 0]) if bad.any() else None
 
 
-def look_inside(net: Net, b: Batch, task: Task, most: int = 200) -> Row:
+def probe_gradient(net: Net, b: Batch, task: Task, most: int = 200) -> Row:
     """Means over samples of log10 ||lam_t|| and of log10 ||temporal component||, at up to `most` time steps. Of several layers
     those that read forwards are looked at as one."""
-    with judged(net):
+    with evaluation_mode(net):
         e = BPTT().evaluate(net, b, task.loss)
     with torch.no_grad():
         lam = e.costates.forwards()

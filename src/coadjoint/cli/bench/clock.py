@@ -12,7 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-TURN, TURNS = 50.0, 3000.0  # milliseconds: of one turn, and of all turns of a slow contender
+TURN_MS, ALL_TURNS_MS = (
+    50.0,
+    3000.0,
+)  # milliseconds: of one turn, and of all turns of a slow contender
 INSIDE = (True, False)  # JAX multiplies the inputs inside the scan, or before it
 
 
@@ -32,7 +35,7 @@ def tf32(on: bool) -> Iterator[None]:
                 b.allow_tf32 = value
 
 
-def apart(a: Mapping[str, Any], b: Mapping[str, Any]) -> float:
+def relative_difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> float:
     """The largest relative difference of two gradients, over the parameters they share."""
     found = 0.0
     for name in set(a) & set(b):
@@ -47,7 +50,7 @@ def apart(a: Mapping[str, Any], b: Mapping[str, Any]) -> float:
     return found
 
 
-def clock(run: Callable[[], object], calls: int, device: str) -> float:
+def time_calls(run: Callable[[], object], calls: int, device: str) -> float:
     """Milliseconds of one call, from `calls` in a row; on a GPU between two events."""
     if device == "cuda":
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -64,7 +67,7 @@ def clock(run: Callable[[], object], calls: int, device: str) -> float:
     return 1e3 * (time.perf_counter() - began) / calls
 
 
-def interleaved(
+def time_in_turns(
     runs: Mapping[Any, Callable[[], object]],
     rounds: int,
     device: str,
@@ -72,34 +75,34 @@ def interleaved(
 ) -> dict[Any, list[float]]:
     """Milliseconds of a call, for each turn of each contender. In every round each has one turn, of as many calls as
     fill it; one that is slow sits out the later rounds."""
-    one = {key: max(clock(run, 1, device), 1e-3) for key, run in runs.items()}
-    calls = {key: max(1, min(20, int(TURN / ms))) for key, ms in one.items()}
-    turns = {key: min(rounds, max(3, int(TURNS / ms))) for key, ms in one.items()}
+    one = {key: max(time_calls(run, 1, device), 1e-3) for key, run in runs.items()}
+    calls = {key: max(1, min(20, int(TURN_MS / ms))) for key, ms in one.items()}
+    turns = {key: min(rounds, max(3, int(ALL_TURNS_MS / ms))) for key, ms in one.items()}
     times: dict[Any, list[float]] = {key: [] for key in runs}
     for i in range(rounds):
         for key, run in runs.items():
             if i < turns[key]:
-                times[key].append(clock(run, calls[key], device))
+                times[key].append(time_calls(run, calls[key], device))
         tick((i + 1) / rounds)
     return times
 
 
-def best(run: Callable[[], object], device: str, turns: int = 5) -> float:
+def best_time(run: Callable[[], object], device: str, turns: int = 5) -> float:
     """Milliseconds of a call in its best turn: what the machine can do."""
     run()
-    calls = max(1, min(1000, int(TURN / max(clock(run, 1, device), 1e-4))))
-    return min(clock(run, calls, device) for _ in range(turns))
+    calls = max(1, min(1000, int(TURN_MS / max(time_calls(run, 1, device), 1e-4))))
+    return min(time_calls(run, calls, device) for _ in range(turns))
 
 
 def first_line(error: Exception) -> str:
     return str(error).split("\n")[0][:200]
 
 
-def finite(value: float) -> float | None:
+def finite_or_none(value: float) -> float | None:
     return value if np.isfinite(value) else None
 
 
-def figure(ms: float | None) -> str:
+def format_ms(ms: float | None) -> str:
     return (
         "" if ms is None else f"{ms:.0f}" if ms >= 100 else f"{ms:.1f}" if ms >= 10 else f"{ms:.2f}"
     )

@@ -19,8 +19,17 @@ from ...objectives.batch import Batch
 from ...optimisers.curvature import Curvature
 from ...optimisers.hessian_free import HessianFree
 from ...sweeps.affine import affine
-from ...sweeps.chunks import product
-from .clock import apart, best, clock, figure, finite, first_line, interleaved, tf32
+from ...sweeps.chunks import sum_products
+from .clock import (
+    best_time,
+    finite_or_none,
+    first_line,
+    format_ms,
+    relative_difference,
+    tf32,
+    time_calls,
+    time_in_turns,
+)
 from .problems import (
     DIRECTIONS,
     FORMULAS,
@@ -30,18 +39,18 @@ from .problems import (
     PRODUCTS,
     SIZES,
     SUBJECTS,
-    Problem,
+    NetworkProblem,
     Size,
 )
 
 Tick = Callable[[float, int, str | None], None]  # rows done, of how many, what to say
-MORE = {
+DEVICE_NOTES = {
     "cpu": "Above 100%: faster than calls of torch.mm.",
     "cuda": "of memory: the arrays it must move at the least, likewise. us/step: our time by steps and sweeps.",
 }
-QUIET = 0.9  # a process that had less of its core was disturbed
-SAME = 0.05  # gradients further apart than this, tf32 or not, are of different functions
-STEP, STEP_SIZE, ITERATIONS, MOST = (
+QUIET_SHARE = 0.9  # a process that had less of its core was disturbed
+SAME_GRADIENT = 0.05  # gradients further apart than this, tf32 or not, are of different functions
+HESSIAN_FREE, HESSIAN_FREE_SIZE, ITERATIONS, MOST_RATIO = (
     "hessian-free",
     (100, 200, 100),
     50,
@@ -49,38 +58,38 @@ STEP, STEP_SIZE, ITERATIONS, MOST = (
 )  # a step, and how much it may cost
 
 
-def gemm(rows: int, inner: int, columns: int, device: str) -> float:
+def gemm_rate(rows: int, inner: int, columns: int, device: str) -> float:
     """GFLOP/s of one float32 product."""
     a, b = torch.randn(rows, inner, device=device), torch.randn(inner, columns, device=device)
     out = torch.empty(rows, columns, device=device)
-    return 2e-6 * rows * inner * columns / best(lambda: torch.mm(a, b, out=out), device)
+    return 2e-6 * rows * inner * columns / best_time(lambda: torch.mm(a, b, out=out), device)
 
 
-def limits(device: str) -> dict[str, float]:
+def measure_limits(device: str) -> dict[str, float]:
     """What this machine can do: large float32 products, memory, and on a GPU the launch of a kernel."""
     if device == "cpu":
         return {
-            "GEMM GFLOP/s": gemm(1024, 1024, 1024, device),
-            "memory GB/s": bandwidth(2**25, device),
+            "GEMM GFLOP/s": gemm_rate(1024, 1024, 1024, device),
+            "memory GB/s": memory_bandwidth(2**25, device),
         }
     found = {}
     for name, on in (("GEMM GFLOP/s", False), ("GEMM GFLOP/s with tf32", True)):
         with tf32(on):
-            found[name] = gemm(8192, 8192, 8192, device)
+            found[name] = gemm_rate(8192, 8192, 8192, device)
     one = torch.zeros(1, device=device)
     return found | {
-        "memory GB/s": bandwidth(2**28, device),
-        "kernel launch us": 1e3 * best(lambda: one.add_(1.0), device),
+        "memory GB/s": memory_bandwidth(2**28, device),
+        "kernel launch us": 1e3 * best_time(lambda: one.add_(1.0), device),
     }
 
 
-def bandwidth(entries: int, device: str) -> float:
+def memory_bandwidth(entries: int, device: str) -> float:
     """GB/s of a large array, read and written."""
     y = torch.zeros(entries, device=device)
-    return 2e-6 * y.nbytes / best(lambda: y.add_(1.0), device)
+    return 2e-6 * y.nbytes / best_time(lambda: y.add_(1.0), device)
 
 
-def layers(cell: str, size: Size) -> list[int]:
+def layer_inputs(cell: str, size: Size) -> list[int]:
     """The inputs of each sweep's layer that are as many as units, or none where they are few."""
     d = size[2]
     return (
@@ -95,7 +104,8 @@ def flops(cell: str, size: Size, kind: str) -> float:
     many products with the input weights of a layer that reads another."""
     (T, B, d), g = size, len(library.named(FORMULAS.get(cell, cell)).gates)
     return sum(
-        sum(PRODUCTS[kind]) * 2.0 * T * B * g * d * (d + inputs) for inputs in layers(cell, size)
+        sum(PRODUCTS[kind]) * 2.0 * T * B * g * d * (d + inputs)
+        for inputs in layer_inputs(cell, size)
     )
 
 
@@ -108,13 +118,13 @@ def traffic(cell: str, size: Size, kind: str) -> float:
     own = d * (count[0] * sweep + count[1] * product)
     read = [
         sum(count) * (inputs + len(formula.gates) * d) if inputs else 0
-        for inputs in layers(cell, size)
+        for inputs in layer_inputs(cell, size)
     ]
     return 4.0 * T * B * sum(own + more for more in read)
 
 
 @dataclass(frozen=True)
-class Row:
+class BenchRow:
     """One cell at one size. `ms` and `differs` by kind of gradient and contender."""
 
     cell: str
@@ -137,65 +147,65 @@ class Row:
         return None if theirs is None else theirs / self.ms[kind][OURS]
 
     @property
-    def other(self) -> str:
+    def second_kind(self) -> str:
         """The gradient that is not plain: "penalised" or "double"."""
         return list(self.ms)[-1]
 
-    def to_plain(self, peer: str) -> float | None:
+    def ratio_to_plain(self, peer: str) -> float | None:
         """The peer's plain gradient by our other one."""
         theirs = self.ms["plain"].get(peer)
-        return None if theirs is None else theirs / self.ms[self.other][OURS]
+        return None if theirs is None else theirs / self.ms[self.second_kind][OURS]
 
     @property
     def cost(self) -> float:
         """The other gradient in plain ones."""
-        return self.ms[self.other][OURS] / self.ms["plain"][OURS]
+        return self.ms[self.second_kind][OURS] / self.ms["plain"][OURS]
 
-    def share(self, kind: str) -> float:
+    def gemm_share(self, kind: str) -> float:
         """The time of the products alone, by our time."""
         return 1e-6 * flops(self.cell, self.size, kind) / self.rate / self.ms[kind][OURS]
 
     def memory_share(self, kind: str) -> float:
         return 1e-6 * traffic(self.cell, self.size, kind) / self.memory / self.ms[kind][OURS]
 
-    def step(self, kind: str) -> float:
+    def us_per_step(self, kind: str) -> float:
         """Microseconds of one step of one sweep."""
         return (
             1e3
             * self.ms[kind][OURS]
-            / (PRODUCTS[kind][0] * self.size[0] * len(layers(self.cell, self.size)))
+            / (PRODUCTS[kind][0] * self.size[0] * len(layer_inputs(self.cell, self.size)))
         )
 
-    def strange(self) -> list[str]:
+    def describe_failures(self) -> list[str]:
         """Peers that failed, or whose gradient is not ours, in words."""
         return [f"{self.name}: {what} failed: {why}" for what, why in self.failed.items()] + [
             f"{self.name}: the {kind} gradient of {peer} differs from ours by {value:.1e}"
-            for kind, found in self.differs.items() for peer, value in found.items() if not value < SAME
+            for kind, found in self.differs.items() for peer, value in found.items() if not value < SAME_GRADIENT
         ]  # fmt: skip
 
-    def plain_data(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         T, B, d = self.size
         return {
             "cell": self.cell, "T": T, "B": B, "d": d, "engine": self.engine,
-            f"{self.other} in plain gradients": self.cost,
+            f"{self.second_kind} in plain gradients": self.cost,
             "ours is faster by": {k: {q: r for q in self.peers if (r := self.ratio(k, q))} for k in self.ms},
-            f"ours {self.other} is faster than plain by": {q: r for q in self.peers if (r := self.to_plain(q))},
+            f"ours {self.second_kind} is faster than plain by": {q: r for q in self.peers if (r := self.ratio_to_plain(q))},
             "ms": self.ms,
-            "gradients differ by": {k: {q: finite(v) for q, v in found.items()} for k, found in self.differs.items()},
+            "gradients differ by": {k: {q: finite_or_none(v) for q, v in found.items()} for k, found in self.differs.items()},
             "failed": self.failed, "GEMM GFLOP/s": self.rate,
-            "share of GEMM": {k: self.share(k) for k in self.ms},
+            "share of GEMM": {k: self.gemm_share(k) for k in self.ms},
             "share of memory": {k: self.memory_share(k) for k in self.ms},
-            "us for a step of a sweep": {k: self.step(k) for k in self.ms},
+            "us for a step of a sweep": {k: self.us_per_step(k) for k in self.ms},
         }  # fmt: skip
 
 
-def measure(
+def measure_row(
     cell: str,
     size: Size,
-    options: Options,
+    options: BenchOptions,
     found: Mapping[str, float],
     tick: Callable[[float], None],
-) -> Row:
+) -> BenchRow:
     """Compare gradients, then time everyone."""
     device, problem = options.device, SUBJECTS[cell](cell, size, options.device)
     contenders, failed = problem.contenders(OURS), {}
@@ -217,19 +227,21 @@ def measure(
     differs: dict[str, dict[str, float]] = {kind: {} for kind in problem.kinds}
     for (kind, name), gradient in gradients.items():
         if name != OURS:
-            differs[kind][name] = apart(gradients[kind, OURS], gradient)
+            differs[kind][name] = relative_difference(gradients[kind, OURS], gradient)
     runs = {key: runs[key] for key in gradients}
     del gradients
-    for (kind, name), times in interleaved(runs, options.repeat, device, tick).items():
+    for (kind, name), times in time_in_turns(runs, options.repeat, device, tick).items():
         ms[kind][name] = statistics.median(times)
     (_, B, d), gates = size, len(library.named(FORMULAS.get(cell, cell)).gates)
-    rate = gemm(B, d, gates * d, device) if device == "cpu" else found["GEMM GFLOP/s"]
+    rate = gemm_rate(B, d, gates * d, device) if device == "cpu" else found["GEMM GFLOP/s"]
     peers = tuple(name for name in contenders if name != OURS)
-    return Row(cell, size, problem.engine, peers, ms, differs, failed, rate, found["memory GB/s"])
+    return BenchRow(
+        cell, size, problem.engine, peers, ms, differs, failed, rate, found["memory GB/s"]
+    )
 
 
 @dataclass(frozen=True)
-class Step:
+class HessianFreeStep:
     """A Hessian-free step: milliseconds, and those of its parts."""
 
     size: Size
@@ -243,13 +255,15 @@ class Step:
         return self.ms / self.parts
 
     def __str__(self) -> str:
-        limit = f"; at most {MOST:.2f}x is asked for" if self.size == STEP_SIZE else ""
+        limit = (
+            f"; at most {MOST_RATIO:.2f}x is asked for" if self.size == HESSIAN_FREE_SIZE else ""
+        )
         return (
-            f"{STEP} {'x'.join(map(str, self.size))}: a step of {self.iterations} iterations takes {figure(self.ms)} ms, {self.ratio:.2f}x of "
-            f"{self.iterations} x (tangent + adjoint + their two weight products) + the gradient, {figure(self.parts)} ms{limit}."
+            f"{HESSIAN_FREE} {'x'.join(map(str, self.size))}: a step of {self.iterations} iterations takes {format_ms(self.ms)} ms, {self.ratio:.2f}x of "
+            f"{self.iterations} x (tangent + adjoint + their two weight products) + the gradient, {format_ms(self.parts)} ms{limit}."
         )
 
-    def plain_data(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         T, B, d = self.size
         return {
             "T": T,
@@ -263,15 +277,15 @@ class Step:
         }
 
 
-def measure_step(size: Size, rounds: int) -> Step:
+def measure_step(size: Size, rounds: int) -> HessianFreeStep:
     """Both in turns, the least of each: a step begun at the last solution, as all but the first are."""
-    p = Problem("elman", size, "cpu")
+    p = NetworkProblem("elman", size, "cpu")
     batch, way = Batch(p.u, p.y), HessianFree(cg=ITERATIONS, progress=0.0)
     begin = {name: y.clone() for name, y in p.weights.items()}
     way.step(p.net, batch, "cross-entropy")
     state, taken = dict(way.state), []
     (_, B, d), w = size, Curvature(p.net, batch, "cross-entropy").weights
-    plan, tape, W = w.swept.plan, w.swept.tape, p.weights["W"]
+    plan, saved, W = w.swept.plan, w.swept.saved, p.weights["W"]
     direction, of_last = torch.randn(d, w.known.shape[1]) / d, torch.randn(B, d)
 
     def step() -> None:
@@ -286,25 +300,27 @@ def measure_step(size: Size, rounds: int) -> Step:
         with torch.no_grad():
             for _ in range(taken[-1]):
                 ga = affine(w.rows, w.known, direction, None)
-                mu, _ = plan.engine.tangent(plan, tape, W, None, ga, None)
+                mu, _ = plan.engine.tangent(plan, saved, W, None, ga, None)
                 _, delta, _ = plan.engine.adjoint(
-                    plan, tape, W, mu, of_last, None, None, False, False
+                    plan, saved, W, mu, of_last, None, None, False, False
                 )
-                product(w.rows, delta, w.known)
+                sum_products(w.rows, delta, w.known)
         BPTT()(p.net, batch, "cross-entropy")
 
-    times = [(clock(step, 1, "cpu"), clock(parts, 1, "cpu")) for _ in range(rounds + 1)][
+    times = [(time_calls(step, 1, "cpu"), time_calls(parts, 1, "cpu")) for _ in range(rounds + 1)][
         1:
     ]  # the first warms up
-    return Step(size, p.engine, taken[-1], *(min(each) for each in zip(*times, strict=True)))
+    return HessianFreeStep(
+        size, p.engine, taken[-1], *(min(each) for each in zip(*times, strict=True))
+    )
 
 
 @dataclass(frozen=True)
-class Options:
+class BenchOptions:
     """What to measure. `sizes` (): the device's own; `threads` of a CPU."""
 
     device: str = "cpu"
-    cells: tuple[str, ...] = (*SUBJECTS, STEP)
+    cells: tuple[str, ...] = (*SUBJECTS, HESSIAN_FREE)
     sizes: tuple[Size, ...] = ()
     peers: tuple[str, ...] = tuple(PEERS)
     repeat: int = 9
@@ -313,32 +329,34 @@ class Options:
     def __post_init__(self) -> None:
         choose("device", self.device, SIZES)
         for kind, names, known in (
-            ("cell", self.cells, (*SUBJECTS, STEP)),
+            ("cell", self.cells, (*SUBJECTS, HESSIAN_FREE)),
             ("peer", self.peers, PEERS),
         ):
             for name in names:
                 choose(kind, name, known)
         if not self.cells:
-            raise InputError(f"no cell to measure; name some of {', '.join((*SUBJECTS, STEP))}.")
-        if self.cells == (STEP,) and self.device != "cpu":
-            raise InputError(f"'{STEP}' is measured on a CPU; got device '{self.device}'.")
+            raise InputError(
+                f"no cell to measure; name some of {', '.join((*SUBJECTS, HESSIAN_FREE))}."
+            )
+        if self.cells == (HESSIAN_FREE,) and self.device != "cpu":
+            raise InputError(f"'{HESSIAN_FREE}' is measured on a CPU; got device '{self.device}'.")
         if not self.sizes:
             object.__setattr__(self, "sizes", SIZES[self.device])
         if self.repeat < 1:
             raise InputError(f"repeat must be at least 1; got {self.repeat}.")
         if self.device == "cuda" and not torch.cuda.is_available():
             raise MissingError("device 'cuda': torch finds no GPU here. Use device 'cpu'.")
-        if self.device == "cpu" and not 1 <= self.threads <= len(cores()):
+        if self.device == "cpu" and not 1 <= self.threads <= len(available_cores()):
             raise InputError(
-                f"threads must lie in 1..{len(cores())}, the cores of this process; got {self.threads}."
+                f"threads must lie in 1..{len(available_cores())}, the cores of this process; got {self.threads}."
             )
 
     @property
     def steps(self) -> tuple[Size, ...]:
         """The sizes of Hessian-free steps."""
-        if STEP not in self.cells or self.device != "cpu":
+        if HESSIAN_FREE not in self.cells or self.device != "cpu":
             return ()
-        return (STEP_SIZE,) if self.sizes == SIZES[self.device] else self.sizes
+        return (HESSIAN_FREE_SIZE,) if self.sizes == SIZES[self.device] else self.sizes
 
     @property
     def command(self) -> str:
@@ -347,15 +365,15 @@ class Options:
         if self.sizes != SIZES[self.device]:
             words.append("--sizes " + ",".join("x".join(map(str, size)) for size in self.sizes))
         for flag in ("cells", "peers"):
-            if getattr(self, flag) != Options.__dataclass_fields__[flag].default:
+            if getattr(self, flag) != BenchOptions.__dataclass_fields__[flag].default:
                 words.append(f"--{flag} {','.join(getattr(self, flag)) or 'none'}")
         for flag in ("repeat", "threads"):
-            if getattr(self, flag) != Options.__dataclass_fields__[flag].default:
+            if getattr(self, flag) != BenchOptions.__dataclass_fields__[flag].default:
                 words.append(f"--{flag} {getattr(self, flag)}")
         return " ".join(words)
 
 
-def read_sizes(text: str) -> tuple[Size, ...]:
+def parse_sizes(text: str) -> tuple[Size, ...]:
     """'100x20x50,200x64x128' -> ((100, 20, 50), (200, 64, 128))"""
     found = []
     for word in text.split(","):
@@ -369,7 +387,7 @@ def read_sizes(text: str) -> tuple[Size, ...]:
     return tuple(found)
 
 
-def read_names(text: str) -> tuple[str, ...]:
+def parse_names(text: str) -> tuple[str, ...]:
     """'elman,gru' -> ('elman', 'gru'); 'none' -> ()"""
     return (
         ()
@@ -378,7 +396,7 @@ def read_names(text: str) -> tuple[str, ...]:
     )
 
 
-def cores() -> set[int]:
+def available_cores() -> set[int]:
     """The cores this process may use."""
     return (
         set(os.sched_getaffinity(0))
@@ -388,12 +406,12 @@ def cores() -> set[int]:
 
 
 @contextlib.contextmanager
-def pinned(options: Options) -> Iterator[None]:
+def pinned_threads(options: BenchOptions) -> Iterator[None]:
     """As many threads as asked for, each with a core; afterwards as before. A GPU's host code is left alone."""
     if options.device != "cpu":
         yield
         return
-    before, allowed = torch.get_num_threads(), cores()
+    before, allowed = torch.get_num_threads(), available_cores()
     torch.set_num_threads(options.threads)
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, set(sorted(allowed)[-options.threads :]))

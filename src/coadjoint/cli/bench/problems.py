@@ -38,7 +38,7 @@ from ...networks.network import Network
 from ...nn import modules
 from ...objectives.batch import Batch
 from ...sweeps.torch_internals import fused_cell
-from .clock import INSIDE, best, tf32
+from .clock import INSIDE, best_time, tf32
 
 Size = tuple[int, int, int]  # T, B, d
 Run = Callable[[], Mapping[str, Any]]  # one gradient, by parameter name
@@ -66,7 +66,7 @@ START = {
 }  # the radius of W; the gate that keeps the state, open
 
 
-class Problem:
+class NetworkProblem:
     """One cell at one size on one device: our network, the same weights in torch's module, a batch."""
 
     kinds: tuple[str, ...] = ("plain", "penalised")
@@ -102,7 +102,7 @@ class Problem:
     def weights(self) -> dict[str, Tensor]:
         return {name: p.detach() for name, p in self.net.named_parameters()}
 
-    def modules(self) -> tuple[nn.Module, nn.Linear, dict[str, Tensor]]:
+    def torch_modules(self) -> tuple[nn.Module, nn.Linear, dict[str, Tensor]]:
         """torch's layer and readout with our weights, and their parameters under our names."""
         d, w = self.size[2], self.weights
         layer = MODULES[self.cell](INPUTS, d, device=self.device)
@@ -119,14 +119,14 @@ class Problem:
         return layer, head, named
 
 
-def ours(p: Problem) -> dict[str, dict[str, Run]]:
+def ours(p: NetworkProblem) -> dict[str, dict[str, Run]]:
     batch = Batch(p.u, p.y)
     take = lambda method: lambda: method(p.net, batch, "cross-entropy").gradient
     return {OURS: {kind: take(method) for kind, method in METHODS.items()}}
 
 
-def torch_nn(p: Problem) -> dict[str, dict[str, Run]]:
-    layer, head, named = p.modules()
+def torch_nn(p: NetworkProblem) -> dict[str, dict[str, Run]]:
+    layer, head, named = p.torch_modules()
 
     def plain() -> dict[str, Tensor]:
         loss = cross_entropy(head(layer(p.u)[0][-1]), p.y)
@@ -144,9 +144,9 @@ def torch_nn(p: Problem) -> dict[str, dict[str, Run]]:
     return {"cuDNN tf32": {"plain": with_tf32(True)}, "cuDNN": {"plain": with_tf32(False)}}
 
 
-def autograd_loop(p: Problem) -> dict[str, dict[str, Run]]:
+def autograd_loop(p: NetworkProblem) -> dict[str, dict[str, Run]]:
     """The state is one node [h, c], so that lam^c is the costate and not the path through h."""
-    layer, head, named = p.modules()
+    layer, head, named = p.torch_modules()
     d, step = p.size[2], fused_cell(FUSED[p.cell])
     weights: Any = (layer.weight_ih_l0, layer.weight_hh_l0, layer.bias_ih_l0, layer.bias_hh_l0)
 
@@ -165,7 +165,7 @@ def autograd_loop(p: Problem) -> dict[str, dict[str, Run]]:
     return {"autograd loop": {"penalised": penalised}}
 
 
-def jax_scan(p: Problem) -> dict[str, dict[str, Run]]:
+def jax_scan(p: NetworkProblem) -> dict[str, dict[str, Run]]:
     """Costates are the gradient by a shift of each state. The inputs are multiplied inside the scan or before it: which
     is faster depends on the size, so both are tried and the faster one competes."""
     jax = load_jax(p.device)
@@ -216,19 +216,19 @@ def jax_scan(p: Problem) -> dict[str, dict[str, Run]]:
         return lambda: jax.block_until_ready(gradient(weights, u, y))
 
     fastest = lambda objective: min(
-        (run(objective, inside) for inside in INSIDE), key=lambda r: best(r, p.device, 1)
+        (run(objective, inside) for inside in INSIDE), key=lambda r: best_time(r, p.device, 1)
     )
     return {"JAX scan": {"plain": fastest(plain), "penalised": fastest(penalised)}}
 
 
-PEERS: dict[str, Callable[[Problem], dict[str, dict[str, Run]]]] = {
+PEERS: dict[str, Callable[[NetworkProblem], dict[str, dict[str, Run]]]] = {
     "torch": torch_nn,
     "autograd": autograd_loop,
     "jax": jax_scan,
 }
 
 
-class Stack:
+class ModuleProblem:
     """A module at one size on one device: ours, and torch's with the same weights. On a GPU cuDNN may round to tf32, by
     default, and torch.mm, of which ours are made, may not: both are measured both ways."""
 
@@ -240,10 +240,10 @@ class Stack:
             torch.randn(T, B, INPUTS, generator=draw).to(device).requires_grad_(),
         )
         make = getattr(nn, name.removeprefix("nn."))
-        self.theirs = make(
+        self.torch_module = make(
             INPUTS, d, num_layers=LAYERS, bidirectional=DIRECTIONS == 2, device=device
         )
-        self.ours = getattr(modules, make.__name__).from_torch(self.theirs)
+        self.ours = getattr(modules, make.__name__).from_torch(self.torch_module)
         self.kinds = ("plain", "double") if device == "cpu" else ("plain", "plain tf32", "double")
 
     @property
@@ -267,7 +267,7 @@ class Stack:
             )
         )
 
-    def unfused(self) -> dict[str, Tensor]:
+    def double_without_cudnn(self) -> dict[str, Tensor]:
         """cuDNN and oneDNN have no second derivative."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # oneDNN's switch speaks of other processors
@@ -275,9 +275,9 @@ class Stack:
                 torch.backends.cudnn.flags(enabled=False),
                 torch.backends.mkldnn.flags(enabled=False),
             ):
-                return self.double(self.theirs)
+                return self.double(self.torch_module)
 
-    def rounded(self, module: nn.Module) -> dict[str, Tensor]:
+    def plain_in_tf32(self, module: nn.Module) -> dict[str, Tensor]:
         with tf32(True):
             return self.plain(module)
 
@@ -293,23 +293,26 @@ class Stack:
                 "plain": lambda: self.plain(ours),
                 "double": lambda: self.double(twice),
             }
-            return {OURS: found | ({"plain tf32": lambda: self.rounded(rounded)} if on_gpu else {})}
+            return {
+                OURS: found
+                | ({"plain tf32": lambda: self.plain_in_tf32(rounded)} if on_gpu else {})
+            }
         if peer != "torch":
             return {}
-        plain: Run = lambda: self.plain(self.theirs)
+        plain: Run = lambda: self.plain(self.torch_module)
         if not on_gpu:
-            return {"torch.nn": {"plain": plain, "double": self.unfused}}
-        less: Run = lambda: self.rounded(self.theirs)
+            return {"torch.nn": {"plain": plain, "double": self.double_without_cudnn}}
+        less: Run = lambda: self.plain_in_tf32(self.torch_module)
         return {
             "cuDNN tf32": {"plain": less, "plain tf32": less},
             "cuDNN": {"plain": plain},
-            "torch.nn without cuDNN": {"double": self.unfused},
+            "torch.nn without cuDNN": {"double": self.double_without_cudnn},
         }
 
 
-SUBJECTS: dict[str, type[Problem] | type[Stack]] = {
-    **dict.fromkeys(MODULES, Problem),
-    **dict.fromkeys(("nn.RNN", "nn.LSTM", "nn.GRU"), Stack),
+SUBJECTS: dict[str, type[NetworkProblem] | type[ModuleProblem]] = {
+    **dict.fromkeys(MODULES, NetworkProblem),
+    **dict.fromkeys(("nn.RNN", "nn.LSTM", "nn.GRU"), ModuleProblem),
 }
 FORMULAS = {"nn.RNN": "elman", "nn.LSTM": "lstm", "nn.GRU": "gru"}
 

@@ -19,69 +19,71 @@ import torch
 
 from ... import __version__
 from ...cells import library
-from ...errors import InputError, MissingError, StorageError, choose, said
+from ...errors import InputError, MissingError, StorageError, choose, error_text
 from ...sweeps import engines
 from ...training import files
-from .clock import figure, tf32
+from .clock import format_ms, tf32
 from .measure import (
-    MORE,
-    QUIET,
-    STEP,
-    Options,
-    Row,
-    Step,
+    DEVICE_NOTES,
+    HESSIAN_FREE,
+    QUIET_SHARE,
+    BenchOptions,
+    BenchRow,
+    HessianFreeStep,
     Tick,
-    limits,
-    measure,
+    measure_limits,
+    measure_row,
     measure_step,
-    pinned,
+    pinned_threads,
 )
 from .problems import FORMULAS, OURS, RHO, SIZES, SUBJECTS, Size, load_jax
 
 
 @dataclass(frozen=True)
-class Result:
+class BenchResult:
     """All that was measured, and where."""
 
-    options: Options
+    options: BenchOptions
     machine: dict[str, Any]
     limits: dict[str, float]
-    rows: tuple[Row, ...]
-    steps: tuple[Step, ...] = ()
+    rows: tuple[BenchRow, ...]
+    steps: tuple[HessianFreeStep, ...] = ()
     missing: dict[str, str] = field(default_factory=dict)  # peers that are not here, and why
     interrupted: bool = False
-    attention: float = 1.0  # the share of the time that the one core worked for this process; 1 where there are more
+    core_share: float = 1.0  # the share of the time that the one core worked for this process; 1 where there are more
 
     def json(self) -> str:
         data = {
             "command": self.options.command, "coadjoint": __version__, "device": self.options.device,
             "penalty": f"{RHO:g} log-ratio", "repeat": self.options.repeat,
             "machine": self.machine, "limits": self.limits, "missing": self.missing,
-            "interrupted": self.interrupted, "share of its core": self.attention, "rows": [row.plain_data() for row in self.rows],
-            STEP: [step.plain_data() for step in self.steps],
+            "interrupted": self.interrupted, "share of its core": self.core_share, "rows": [row.to_dict() for row in self.rows],
+            HESSIAN_FREE: [step.to_dict() for step in self.steps],
         }  # fmt: skip
         return json.dumps(data, indent=1) + "\n"
 
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Ratios first, milliseconds beside, then the shares of the machine's limits."""
         peers = list(dict.fromkeys(peer for row in self.rows for peer in row.peers))
-        Column = Callable[[Row, str], str]
-        versus: Callable[[str], Column] = lambda peer: lambda row, kind: against(row, kind, peer)
+        Column = Callable[[BenchRow, str], str]
+        versus: Callable[[str], Column] = lambda peer: lambda row, kind: ratio_text(row, kind, peer)
         times: Callable[[str], Column] = lambda name: (
-            lambda row, kind: figure(row.ms[kind].get(name))
+            lambda row, kind: format_ms(row.ms[kind].get(name))
         )
         columns: dict[str, Column] = {
             "cell": lambda row, kind: row.cell,
             "T, B, d": lambda row, kind: ", ".join(map(str, row.size)),
             "gradient": lambda row, kind: kind,
             **{f"vs {peer}": versus(peer) for peer in peers},
-            "costs": lambda row, kind: f"{row.cost:.2f} plain" if kind == row.other else "",
+            "costs": lambda row, kind: f"{row.cost:.2f} plain" if kind == row.second_kind else "",
             **{f"ms {name}": times(name) for name in (OURS, *peers)},
-            "of GEMM": lambda row, kind: f"{row.share(kind):.0%}" if "tf32" not in kind else "",
+            "of GEMM": lambda row, kind: (
+                f"{row.gemm_share(kind):.0%}" if "tf32" not in kind else ""
+            ),
         }
         if self.options.device == "cuda":
             columns["of memory"] = lambda row, kind: f"{row.memory_share(kind):.0%}"
-            columns["us/step"] = lambda row, kind: f"{row.step(kind):.1f}"
+            columns["us/step"] = lambda row, kind: f"{row.us_per_step(kind):.1f}"
         columns["differs"] = lambda row, kind: (
             f"{max(found):.0e}" if (found := row.differs[kind].values()) else ""
         )
@@ -98,7 +100,7 @@ class Result:
             "costs: our penalised or double gradient in plain ones (arithmetic says 2).",
             "of GEMM: the products a gradient must do (plain: 2 sweeps and 1 weight product; penalised and double: 4 and 2; as many with the input weights of a second layer), at the rate of "
             + ("a large float32 torch.mm" if gpu else "torch.mm on [B, d] x [d, g d]")
-            + f", by our time. {MORE[self.options.device]}",
+            + f", by our time. {DEVICE_NOTES[self.options.device]}",
             "differs: the largest relative difference between our gradient and a peer's.",
         ]
         if gpu and any(row.cell in FORMULAS for row in self.rows):
@@ -111,15 +113,15 @@ class Result:
             notes.append(
                 "JAX scan: the faster of two, the inputs multiplied inside the scan or before it."
             )
-        if self.attention < QUIET:
+        if self.core_share < QUIET_SHARE:
             notes.append(
-                f"The machine was busy: this process had {self.attention:.0%} of its core, so times are too long and ratios uncertain. Measure again when it is quiet."
+                f"The machine was busy: this process had {self.core_share:.0%} of its core, so times are too long and ratios uncertain. Measure again when it is quiet."
             )
         notes = (notes if self.rows else []) + [str(step) for step in self.steps]
         notes += [f"peer '{peer}' left out: {why}" for peer, why in self.missing.items()]
-        return notes + [line for row in self.rows for line in row.strange()]
+        return notes + [line for row in self.rows for line in row.describe_failures()]
 
-    def where(self) -> str:
+    def machine_line(self) -> str:
         """The machine in one line."""
         m, s = self.machine, "s" if self.options.threads > 1 else ""
         parts = {
@@ -139,55 +141,59 @@ class Result:
         return "\n".join(
             [
                 f"## {'GPU' if self.options.device == 'cuda' else 'CPU'}", "", f"Written by `{self.options.command}`.", "",
-                f"{self.where()}.", "", *([row(heads), "|---" * len(heads) + "|", *map(row, lines), ""] if lines else []),
+                f"{self.machine_line()}.", "", *([row(heads), "|---" * len(heads) + "|", *map(row, lines), ""] if lines else []),
                 *(f"- {note}" for note in self.notes()),
             ]
         )  # fmt: skip
 
 
-def against(row: Row, kind: str, peer: str) -> str:
+def ratio_text(row: BenchRow, kind: str, peer: str) -> str:
     """The ratio to the peer's gradient of that kind; with a star, to its plain one, where it has no other."""
     ratio, star = row.ratio(kind, peer), ""
-    if ratio is None and kind == row.other:
-        ratio, star = row.to_plain(peer), "*"
+    if ratio is None and kind == row.second_kind:
+        ratio, star = row.ratio_to_plain(peer), "*"
     return "" if ratio is None else f"{ratio:.2f}x{star}"
 
 
-def run(options: Options, tick: Tick = lambda done, total, text: None) -> Result:
+def run_bench(options: BenchOptions, tick: Tick = lambda done, total, text: None) -> BenchResult:
     """Measure all cells at all sizes. Ctrl-C ends it with what was measured so far."""
-    rows: list[Row] = []
+    rows: list[BenchRow] = []
     missing: dict[str, str] = {}
     found: dict[str, float] = {}
     told: dict[str, Any] = {}
     interrupted = False
-    grid = [(cell, size) for cell in options.cells if cell != STEP for size in options.sizes]
+    grid = [
+        (cell, size) for cell in options.cells if cell != HESSIAN_FREE for size in options.sizes
+    ]
     total, steps = len(grid) + len(options.steps), []
     began, worked = time.perf_counter(), time.process_time()
-    with pinned(options), tf32(False):
+    with pinned_threads(options), tf32(False):
         try:
-            present, missing = here(options)
-            told = machine(options.device)
+            present, missing = drop_missing_peers(options)
+            told = describe_machine(options.device)
             for peer, why in missing.items():
                 tick(0, total, f"peer '{peer}' left out: {why}")
-            found = limits(options.device)
+            found = measure_limits(options.device)
             for cell, size in grid:
-                row = measure(
+                row = measure_row(
                     cell, size, present, found, lambda share: tick(len(rows) + share, total, None)
                 )
                 rows.append(row)
-                tick(len(rows), total, "; ".join([summary(row), *row.strange()]))
+                tick(len(rows), total, "; ".join([summarise_row(row), *row.describe_failures()]))
             for size in options.steps:
                 steps.append(measure_step(size, options.repeat))
                 tick(len(rows) + len(steps), total, str(steps[-1]))
         except KeyboardInterrupt:
             interrupted = True
-            told = told or machine(options.device)
+            told = told or describe_machine(options.device)
     busy = (time.process_time() - worked) / (time.perf_counter() - began)
     attention = min(1.0, busy) if (options.device, options.threads) == ("cpu", 1) else 1.0
-    return Result(options, told, found, tuple(rows), tuple(steps), missing, interrupted, attention)
+    return BenchResult(
+        options, told, found, tuple(rows), tuple(steps), missing, interrupted, attention
+    )
 
 
-def here(options: Options) -> tuple[Options, dict[str, str]]:
+def drop_missing_peers(options: BenchOptions) -> tuple[BenchOptions, dict[str, str]]:
     """The options without the peers that this machine lacks, and why it lacks them."""
     missing = {}
     if "jax" in options.peers:
@@ -196,22 +202,22 @@ def here(options: Options) -> tuple[Options, dict[str, str]]:
         except MissingError as error:
             missing["jax"] = str(error)
     present = tuple(peer for peer in options.peers if peer not in missing)
-    return Options(
+    return BenchOptions(
         options.device, options.cells, options.sizes, present, options.repeat, options.threads
     ), missing
 
 
-def summary(row: Row) -> str:
+def summarise_row(row: BenchRow) -> str:
     parts = []
     for kind, ms in row.ms.items():
         against = ", ".join(
             f"{r:.2f}x {peer}" for peer in row.peers if (r := row.ratio(kind, peer))
         )
-        parts.append(f"{kind} {figure(ms[OURS])} ms" + (f" ({against})" if against else ""))
+        parts.append(f"{kind} {format_ms(ms[OURS])} ms" + (f" ({against})" if against else ""))
     return f"{row.name}: " + "; ".join(parts)
 
 
-def machine(device: str) -> dict[str, Any]:
+def describe_machine(device: str) -> dict[str, Any]:
     """This machine and its software: no name of it, no paths."""
     found: dict[str, Any] = {
         "cpu": cpu_model(), "cores": os.cpu_count(), "threads": torch.get_num_threads(), "system": platform.system(),
@@ -239,7 +245,9 @@ def cpu_model() -> str:
     return platform.processor() or platform.machine()
 
 
-def explain(devices: Sequence[str], names: Sequence[str], sizes: Sequence[Size] = ()) -> list[str]:
+def explain_engines(
+    devices: Sequence[str], names: Sequence[str], sizes: Sequence[Size] = ()
+) -> list[str]:
     """Which engine "auto" picks for each cell on each device, why, and how it would be launched; nothing is timed."""
     lines = []
     for name in names:
@@ -249,7 +257,7 @@ def explain(devices: Sequence[str], names: Sequence[str], sizes: Sequence[Size] 
         if device == "cuda" and not torch.cuda.is_available():
             lines.append("cuda: torch finds no GPU here.")
             continue
-        about = machine(device)
+        about = describe_machine(device)
         keys = (
             ("gpu", "cuda", "torch")
             if device == "cuda"
@@ -277,13 +285,13 @@ written by the command it names, on the machine it names, and replaced by the ne
 """
 
 
-def write(path: Path, result: Result) -> None:
+def write_section(path: Path, result: BenchResult) -> None:
     """Put the result's section into the page in place of the device's old one; everything else stays as it is."""
     begin, end = (f"<!-- {word}bench {result.options.device} -->" for word in ("", "end of "))
     try:
         text = path.read_text(encoding="utf-8") if path.exists() else HEADER
     except (OSError, UnicodeDecodeError) as error:
-        raise StorageError(f"{path} cannot be read: {said(error)}.") from None
+        raise StorageError(f"{path} cannot be read: {error_text(error)}.") from None
     section = f"{begin}\n{result.markdown()}\n{end}"
     if (begin in text) != (end in text):
         raise InputError(

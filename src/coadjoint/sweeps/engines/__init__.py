@@ -61,17 +61,17 @@ def load(name: str) -> Engine | None:
     return engine
 
 
-def current(name: str) -> str:
+def current_name(name: str) -> str:
     """The name of an engine as it is now, or 'auto'. A name of the past gives what replaced it, and says so once."""
     if isinstance(name, str) and name in REPLACED:
-        say(f"engine '{name}' is deprecated: engine '{REPLACED[name]}' runs in its place.")
+        warn_once(f"engine '{name}' is deprecated: engine '{REPLACED[name]}' runs in its place.")
         return REPLACED[name]
     return choose("engine", name, [*ENGINES, "auto"])
 
 
 def resolve(name: str, cell: Cell | None, device: str) -> Choice:
     """The engine for a request. A request by name is honoured or refused, never swapped."""
-    name = current(name)
+    name = current_name(name)
     if cell is None:
         if name in ("auto", "autograd"):
             return Choice("autograd", "a step function is differentiated by torch, step by step")
@@ -79,17 +79,17 @@ def resolve(name: str, cell: Cell | None, device: str) -> Choice:
             f"engine '{name}' takes its code from a cell's formula, and this network runs a step function. Use engine='autograd' or write the cell with @co.cell."
         )
     if name != "auto":
-        refusal = refused(name, device) or declined(name, cell)
+        refusal = device_refusal(name, device) or cell_refusal(name, cell)
         if refusal is not None:
             raise Unsupported(f"engine '{name}' {refusal}")
         return Choice(name, "asked for by name")
     missing, other = "", ""  # the last engine that cannot run here, or not this cell
     for candidate in PREFERRED.get(device, ("reference",)):
-        refusal, decline = refused(candidate, device), declined(candidate, cell)
+        refusal, decline = device_refusal(candidate, device), cell_refusal(candidate, cell)
         if refusal is None and decline is None:
             why = f"the cell is a formula and the data is on {device}"
             if missing:
-                say(f"engine '{candidate}' runs: {missing}")
+                warn_once(f"engine '{candidate}' runs: {missing}")
             return Choice(candidate, "; ".join(filter(None, (why, missing or other))))
         if refusal is not None:
             missing = f"engine '{candidate}' {refusal}"
@@ -99,19 +99,19 @@ def resolve(name: str, cell: Cell | None, device: str) -> Choice:
 
 
 @functools.cache
-def refused(name: str, device: str) -> str | None:
+def device_refusal(name: str, device: str) -> str | None:
     """Why an engine cannot run here, as the end of a sentence; None if it can."""
     engine = load(name)
     return None if engine is None else engine.refusal(device)
 
 
 @functools.cache
-def declined(name: str, cell: Cell) -> str | None:
+def cell_refusal(name: str, cell: Cell) -> str | None:
     """Why an engine cannot run this cell, as the end of a sentence; None if it can. Most run any."""
-    declines = getattr(load(name), "declines", None)
-    return None if declines is None else declines(cell)
+    cell_refusal = getattr(load(name), "cell_refusal", None)
+    return None if cell_refusal is None else cell_refusal(cell)
 
 
 @functools.cache  # once
-def say(line: str) -> None:
+def warn_once(line: str) -> None:
     logging.getLogger("coadjoint").warning(line)

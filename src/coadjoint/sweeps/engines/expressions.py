@@ -10,35 +10,37 @@ import functools
 from dataclasses import dataclass
 
 from ...cells.cell import Cell
-from ...cells.formula import ZERO, Node, apart, is_const, pull, push, symbol
+from ...cells.formula import ZERO, Node, is_const, loop_invariants, pull, push, symbol
 
 
-def named(kind: str, count: int) -> tuple[Node, ...]:
+def symbols(kind: str, count: int) -> tuple[Node, ...]:
     return tuple(symbol(f"{kind}.{i}") for i in range(count))
 
 
 @functools.cache
-def _only(n: Node, leaves: tuple[Node, ...]) -> bool:
-    return n in leaves or is_const(n) or (bool(n.args) and all(_only(a, leaves) for a in n.args))
+def _is_made_of(n: Node, leaves: tuple[Node, ...]) -> bool:
+    return (
+        n in leaves or is_const(n) or (bool(n.args) and all(_is_made_of(a, leaves) for a in n.args))
+    )
 
 
 @functools.cache
-def split_up(
+def hoisted_terms(
     cell: Cell, outputs: tuple[Node, ...], moving: tuple[Node, ...], at_hand: frozenset[Node]
 ) -> tuple[tuple[Node, ...], tuple[Node, ...]]:
     """What a loop over `moving` needs and can be had before it: (made of the parameters alone, slopes)."""
     once = [
         n
-        for n in apart(outputs, (*moving, *cell.a, *cell.v, *cell.x, *at_hand), at_hand)
-        if _only(n, cell.p)
+        for n in loop_invariants(outputs, (*moving, *cell.a, *cell.v, *cell.x, *at_hand), at_hand)
+        if _is_made_of(n, cell.p)
     ]
     return tuple(once), tuple(
-        n for n in apart(outputs, moving, at_hand) if n not in at_hand and n not in once
+        n for n in loop_invariants(outputs, moving, at_hand) if n not in at_hand and n not in once
     )
 
 
 @dataclass(frozen=True)
-class Backwards:
+class AdjointStep:
     """The expressions of a step of the adjoint loop."""
 
     lam: tuple[Node, ...]  # lam_t
@@ -56,17 +58,17 @@ class Backwards:
 
 
 @functools.cache
-def backwards(cell: Cell) -> Backwards:
+def adjoint_step(cell: Cell) -> AdjointStep:
     slots = len(cell.slots)
-    lam, rbar = named("lam", slots), named("rbar", len(cell.read))
+    lam, rbar = symbols("lam", slots), symbols("rbar", len(cell.read))
     into_a, into_x = pull(cell.next, lam, cell.a), pull(cell.next, lam, cell.x)
     back = pull(cell.read, rbar, cell.x)
-    sa, kept = named("sa", len(cell.gates)), named("e", slots)
-    return Backwards(lam, sa, rbar, kept, tuple(into_a), tuple(into_x), tuple(back))
+    sa, kept = symbols("sa", len(cell.gates)), symbols("e", slots)
+    return AdjointStep(lam, sa, rbar, kept, tuple(into_a), tuple(into_x), tuple(back))
 
 
 @dataclass(frozen=True)
-class Forwards:
+class TangentStep:
     """The expressions of a step of the tangent loop."""
 
     mu: tuple[Node, ...]  # m_t
@@ -82,12 +84,12 @@ class Forwards:
 
 
 @functools.cache
-def forwards(cell: Cell) -> Forwards:
+def tangent_step(cell: Cell) -> TangentStep:
     mu, nu, g = (
-        named("mu", len(cell.slots)),
-        named("nu", len(cell.gates)),
-        named("g", len(cell.slots)),
+        symbols("mu", len(cell.slots)),
+        symbols("nu", len(cell.gates)),
+        symbols("g", len(cell.slots)),
     )
     along = dict(zip(cell.x, mu, strict=True))
     out = push(cell.next, along | dict(zip(cell.a, nu, strict=True)))
-    return Forwards(mu, nu, g, tuple(out), tuple(push(cell.read, along)))
+    return TangentStep(mu, nu, g, tuple(out), tuple(push(cell.read, along)))

@@ -17,24 +17,26 @@ from torch import Tensor
 from ...cells.cell import Cell
 from ...errors import Unsupported
 from .. import differentiable
-from ..plan import Plan, Tape
-from ..rows import equal
+from ..plan import Saved, SweepPlan
+from ..rows import uniform_rows
 from . import load, resolve
 
-KNOWN: dict[str, Cell] = {}  # by the name under which compiled programs call them
+CELLS_BY_NAME: dict[str, Cell] = {}  # by the name under which compiled programs call them
 
 
-def planned(cell: str, engine: str, x0: Tensor, base: Tensor) -> Plan:
-    found = load(resolve(engine, KNOWN[cell], base.device.type))
+def make_plan(cell: str, engine: str, x0: Tensor, base: Tensor) -> SweepPlan:
+    found = load(resolve(engine, CELLS_BY_NAME[cell], base.device.type))
     assert found is not None  # engine 'autograd' is not called through here
-    return Plan(KNOWN[cell], equal(len(base) // len(x0), len(x0)), found, checked=False)
+    return SweepPlan(
+        CELLS_BY_NAME[cell], uniform_rows(len(base) // len(x0), len(x0)), found, checked=False
+    )
 
 
 def or_empty(y: Tensor | None, like: Tensor) -> Tensor:
     return like.new_empty(0) if y is None else y
 
 
-def gradient(g: Tensor | None, of: Tensor | None, like: Tensor) -> Tensor:
+def gradient_or_zeros(g: Tensor | None, of: Tensor | None, like: Tensor) -> Tensor:
     """g as a gradient of `of`: zeros where nothing depends on it, and empty where there is no such input."""
     if of is None:
         return like.new_empty(0)
@@ -42,7 +44,7 @@ def gradient(g: Tensor | None, of: Tensor | None, like: Tensor) -> Tensor:
 
 
 @torch.library.custom_op("coadjoint::own", mutates_args=())
-def own(y: Tensor) -> Tensor:
+def with_own_gradient(y: Tensor) -> Tensor:
     """y, whose gradient has memory of its own.
 
     The gradients of a sum's terms are one tensor, and those of joined parts lie in one. autograd copies it where two
@@ -50,12 +52,12 @@ def own(y: Tensor) -> Tensor:
     return y.clone(memory_format=torch.contiguous_format)
 
 
-@own.register_fake
+@with_own_gradient.register_fake
 def _(y: Tensor) -> Tensor:
     return y.new_empty(y.shape)
 
 
-own.register_autograd(lambda ctx, g: own(g))
+with_own_gradient.register_autograd(lambda ctx, g: with_own_gradient(g))
 
 
 @torch.library.custom_op("coadjoint::sweep", mutates_args=())
@@ -69,7 +71,7 @@ def sweep(
     engine: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """-> (x [B + N, n], a, q), for samples of equal length."""
-    plan = planned(cell, engine, x0, base)
+    plan = make_plan(cell, engine, x0, base)
     x, a, q = plan.engine.forward(plan, base, side, W, x0, p)
     return x, a, or_empty(q, x)
 
@@ -84,11 +86,11 @@ def _(
     cell: str,
     engine: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    formula = KNOWN[cell]
+    formula = CELLS_BY_NAME[cell]
     d = x0.shape[1] // len(formula.slots)
     x = base.new_empty(len(base) + len(x0), x0.shape[1])
-    keeps = formula.kept and resolve(engine, formula, base.device.type) != "reference"
-    q = base.new_empty(len(base), len(formula.kept) * d) if keeps else base.new_empty(0)
+    keeps = formula.saved_nodes and resolve(engine, formula, base.device.type) != "reference"
+    q = base.new_empty(len(base), len(formula.saved_nodes) * d) if keeps else base.new_empty(0)
     return x, base.new_empty(base.shape), q
 
 
@@ -98,12 +100,12 @@ def sweep_back(
     x: Tensor, a: Tensor, q: Tensor, cell: str, engine: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """-> the gradient by base, side, W, x0 and p."""
-    tape = Tape(a, side, x, p, q if q.numel() else None)
-    plan = planned(cell, engine, x0, base)
-    found = differentiable.back(
-        plan, tape, W, gx, None, None, (True, side is not None, True, True, p is not None)
+    saved = Saved(a, side, x, p, q if q.numel() else None)
+    plan = make_plan(cell, engine, x0, base)
+    found = differentiable.forward_gradient(
+        plan, saved, W, gx, None, None, (True, side is not None, True, True, p is not None)
     )
-    gbase, gside, gW, gx0, gp = map(gradient, found, (base, side, W, x0, p), [gx] * 5)
+    gbase, gside, gW, gx0, gp = map(gradient_or_zeros, found, (base, side, W, x0, p), [gx] * 5)
     return gbase, gside, gW, gx0.clone(), gp
 
 

@@ -11,7 +11,7 @@ y [T + 1, B, m, d] and the links S [T, B, m, m, d], or [1, 1, m, m, d] where the
 end early are filled up with zeros: a link of zeros lets nothing of them pass.
 
 Products of many links leave the range of floating point long before their results do. Where that is usual (costates
-with exponents, links with factors) numbers carry exponents of their own: see `ranged`. Elsewhere a product that is too
+with exponents, links with factors) numbers carry exponents of their own: see `solve_with_exponents`. Elsewhere a product that is too
 small has nothing to add, and one that is too large is reported as if the state were.
 """
 
@@ -25,13 +25,22 @@ import torch
 from torch import Tensor
 
 from ...cells.cell import Cell
-from ...cells.formula import ZERO, Node, depends, evaluate, neg, push, substitute, walk
+from ...cells.formula import (
+    ZERO,
+    Node,
+    dependent_nodes,
+    evaluate_nodes,
+    neg,
+    push,
+    substitute,
+    walk,
+)
 from ..affine import plus
-from ..plan import Plan, Tape
+from ..plan import Saved, SweepPlan
 from ..pointwise import Pointwise
-from ..rows import NONE, Link, Rows, pow2, scale
-from ..slopes import next_of
-from .eager.in_place import flushed
+from ..rows import NO_EXPONENT, Link, Rows, pow2, scale
+from ..slopes import step_map
+from .eager.in_place import flush_denormals
 
 Values = tuple[Tensor, ...]  # the tensors that a number of an algebra is made of
 Wide = tuple[Tensor, Tensor]  # y 2^e, with an exponent for each entry or row
@@ -42,18 +51,18 @@ def refusal(device: str) -> str | None:
 
 
 @functools.cache
-def declines(cell: Cell) -> str | None:
+def cell_refusal(cell: Cell) -> str | None:
     """Why it cannot run a cell, as the end of a sentence; None if it can."""
     if cell.read:
         return f"is for recurrences without W, and cell '{cell.name}' has one. Use engine='auto'."
-    if not affine(cell):
+    if not is_affine(cell):
         return f"is for steps that are linear in the state, and that of cell '{cell.name}' is not. Use engine='auto'."
     return None
 
 
-def affine(cell: Cell) -> bool:
+def is_affine(cell: Cell) -> bool:
     """Is f(a, v, x, p) = A x + b, with A and b free of x, as it is written?"""
-    moving = depends(cell.next, cell.x)
+    moving = dependent_nodes(cell.next, cell.x)
 
     def keeps(n: Node) -> bool:
         moved = [a in moving for a in n.args]
@@ -66,7 +75,7 @@ def affine(cell: Cell) -> bool:
     return all(keeps(n) for n in walk(cell.next) if n in moving and n.args)
 
 
-class Parts(NamedTuple):
+class AffineStep(NamedTuple):
     """The step of a cell taken apart."""
 
     A: tuple[Node, ...]  # [m m], row by row
@@ -77,92 +86,94 @@ class Parts(NamedTuple):
 
 
 @functools.cache
-def parts(cell: Cell) -> Parts:
+def affine_step(cell: Cell) -> AffineStep:
     columns = [
         push(cell.next, {x: Node("const", (), float(x is y)) for x in cell.x}) for y in cell.x
     ]
     A = tuple(n for row in zip(*columns, strict=True) for n in row)
     b = tuple(substitute(cell.next, dict.fromkeys(cell.x, ZERO)))
-    shared = not depends(A, (*cell.a, *cell.v)) & set(A)
+    shared = not dependent_nodes(A, (*cell.a, *cell.v)) & set(A)
     turns = len(A) == 1 or (len(A) == 4 and A[0] is A[3] and A[1] is neg(A[2]))
     inputs, p = (("a", cell.a), ("v", cell.v), ("p", cell.p)), frozenset({"p"})
     outputs = (
         *(() if shared else (("A", A),)),
         ("b", b),
-        *((("q", cell.kept),) if cell.kept else ()),
+        *((("q", cell.saved_nodes),) if cell.saved_nodes else ()),
     )
-    return Parts(
+    return AffineStep(
         A,
         shared,
         turns,
         Pointwise(inputs, outputs, (), p),
-        Pointwise(inputs, (("A", A),), (cell.kept,), p),
+        Pointwise(inputs, (("A", A),), (cell.saved_nodes,), p),
     )
 
 
-def found(
+def nonzero_outputs(
     op: Pointwise, rows: Rows, at_hand: Sequence[Tensor | None], given: Sequence[Tensor | None]
 ) -> dict[str, Tensor]:
     """The outputs of a pointwise operation that are not identically zero."""
-    live = [name for name, _ in op.outputs if name in op.live]
+    live = [name for name, _ in op.outputs if name in op.nonzero_outputs]
     return dict(zip(live, op.run(rows, at_hand, given), strict=True)) if live else {}
 
 
-def by_slot(cell: Cell, y: Tensor) -> Tensor:
+def split_slots(cell: Cell, y: Tensor) -> Tensor:
     """[., m d] -> [., m, d]"""
     return y.unflatten(1, (len(cell.slots), -1))
 
 
-def dense(rows: Rows, y: Tensor) -> Tensor:
+def to_dense(rows: Rows, y: Tensor) -> Tensor:
     """A step array as [T, B, .], a state array as [T + 1, B, .], zero where a sample has ended."""
     states = len(y) > rows.N
     shape = (rows.T + states, rows.B)
     if not rows.uniform:
-        y = y.new_zeros(shape[0] * rows.B, *y.shape[1:]).index_copy_(0, places(rows, states, y), y)
+        y = y.new_zeros(shape[0] * rows.B, *y.shape[1:]).index_copy_(
+            0, dense_positions(rows, states, y), y
+        )
     return y.unflatten(0, shape)
 
 
-def flat(rows: Rows, y: Tensor) -> Tensor:
+def from_dense(rows: Rows, y: Tensor) -> Tensor:
     """The transpose of dense, of states."""
     whole = y.flatten(0, 1)
-    return whole if rows.uniform else whole.index_select(0, places(rows, True, y))
+    return whole if rows.uniform else whole.index_select(0, dense_positions(rows, True, y))
 
 
-def places(rows: Rows, states: bool, like: Tensor) -> Tensor:
+def dense_positions(rows: Rows, states: bool, like: Tensor) -> Tensor:
     """Where the rows of a step or state array lie in a dense one."""
     steps = (rows.time - 1 + states) * rows.B + rows.sample
     return (torch.cat([torch.arange(rows.B), steps]) if states else steps).to(like.device)
 
 
-def linked(
-    plan: Plan, A: Tensor | None, p: Tensor | None, link: Link | None, like: Tensor
+def link_matrices(
+    plan: SweepPlan, A: Tensor | None, p: Tensor | None, link: Link | None, like: Tensor
 ) -> Tensor:
     """The links S [T or 1, B or 1, m, m, d]; A [N, m m d], None if p gives it or it is zero."""
     cell, rows, m = plan.cell, plan.rows, len(plan.cell.slots)
     d = like.shape[1] // m
     if A is not None:
-        S = dense(rows, A.unflatten(1, (m, m, d)))
+        S = to_dense(rows, A.unflatten(1, (m, m, d)))
     else:
         known = {} if p is None else dict(zip(cell.p, p.chunk(len(cell.p)), strict=True))
-        entries = evaluate(parts(cell).A, known)
+        entries = evaluate_nodes(affine_step(cell).A, known)
         S = torch.stack(
             [e.expand(d) if isinstance(e, Tensor) else like.new_full((d,), e) for e in entries]
         )
         S = S.view(1, 1, m, m, d)
         if not rows.uniform:
-            S = dense(rows, S[0].expand(rows.N, m, m, d))
-    return S if link is None else S * dense(rows, link.factor[:, :, None, None])
+            S = to_dense(rows, S[0].expand(rows.N, m, m, d))
+    return S if link is None else S * to_dense(rows, link.factor[:, :, None, None])
 
 
-def links(plan: Plan, tape: Tape, link: Link | None) -> Tensor:
+def saved_link_matrices(plan: SweepPlan, saved: Saved, link: Link | None) -> Tensor:
     """The links of a tape."""
-    p = parts(plan.cell)
+    p = affine_step(plan.cell)
     A = (
         None
         if p.shared
-        else found(p.links, plan.rows, (tape.q,), (tape.a, tape.v, tape.p)).get("A")
+        else nonzero_outputs(p.links, plan.rows, (saved.q,), (saved.a, saved.v, saved.p)).get("A")
     )
-    return linked(plan, A, tape.p, link, tape.x)
+    return link_matrices(plan, A, saved.p, link, saved.x)
 
 
 class Algebra(NamedTuple):
@@ -202,17 +213,17 @@ def every_second(values: Values, start: int, count: int, back: bool) -> Values:
     return tuple(v[first : first + 2 * count - 1 : 2] for v in values)
 
 
-def slots(S: Values) -> range:
+def slot_range(S: Values) -> range:
     return range(S[0].shape[-2])
 
 
 def _join(y: Values, S: Values, z: Values) -> None:
-    for j in slots(S):
+    for j in slot_range(S):
         y[0].addcmul_(S[0][..., j, :], z[0][..., j, None, :])
 
 
 def _after(S: Values, R: Values) -> Values:
-    first, *rest = ((S[0][..., j, None, :], R[0][..., None, j, :, :]) for j in slots(S))
+    first, *rest = ((S[0][..., j, None, :], R[0][..., None, j, :, :]) for j in slot_range(S))
     out = first[0] * first[1]
     for s, r in rest:
         out.addcmul_(s, r)
@@ -223,33 +234,33 @@ def _largest(y: Values, S: Values, z: Values) -> None:
     torch.maximum(y[0], S[0] + z[0], out=y[0])
 
 
-def total(*terms: Wide) -> Wide:
+def wide_sum(*terms: Wide) -> Wide:
     """The sum of numbers with exponents."""
     top = functools.reduce(torch.maximum, (e for _, e in terms))
-    return wide(functools.reduce(torch.add, (y * pow2(e - top, y.dtype) for y, e in terms)), top)
+    return to_wide(functools.reduce(torch.add, (y * pow2(e - top, y.dtype) for y, e in terms)), top)
 
 
-def wide(y: Tensor, e: Tensor | int = 0) -> Wide:
+def to_wide(y: Tensor, e: Tensor | int = 0) -> Wide:
     """y 2^e as numbers with exponents of their own: mantissas of order one; zeros have the exponent NONE."""
     mantissa, own = torch.frexp(y)
-    return mantissa, torch.where(mantissa == 0, NONE, own + e)
+    return mantissa, torch.where(mantissa == 0, NO_EXPONENT, own + e)
 
 
 def _wide_join(y: Values, S: Values, z: Values) -> None:
     terms = [
         (S[0][..., j, :] * z[0][..., j, None, :], S[1][..., j, :] + z[1][..., j, None, :])
-        for j in slots(S)
+        for j in slot_range(S)
     ]
-    for old, new in zip(y, total((y[0], y[1]), *terms), strict=True):
+    for old, new in zip(y, wide_sum((y[0], y[1]), *terms), strict=True):
         old.copy_(new)
 
 
 def _wide_after(S: Values, R: Values) -> Values:
     pairs = [
         [(s[..., j, None, :], r[..., None, j, :, :]) for s, r in zip(S, R, strict=True)]
-        for j in slots(S)
+        for j in slot_range(S)
     ]
-    return total(*((s * r, e_s + e_r) for (s, r), (e_s, e_r) in pairs))
+    return wide_sum(*((s * r, e_s + e_r) for (s, r), (e_s, e_r) in pairs))
 
 
 PLAIN = Algebra(_join, _after)
@@ -259,7 +270,7 @@ LARGEST = Algebra(
 WIDE = Algebra(_wide_join, _wide_after)
 
 
-def ranged(
+def solve_with_exponents(
     S: Tensor, sources: Sequence[tuple[Tensor, Tensor | int]], back: bool, turns: bool
 ) -> Wide:
     """The solution with an exponent for each entry, for sources y 2^k: nothing overflows, and what is lost is too small
@@ -270,15 +281,15 @@ def ranged(
     one, and one that vanishes has nothing to add. Matrices have no such size: there every entry carries its exponent
     through the scan."""
     if not turns:
-        entries = total(*(wide(y, k) for y, k in sources))
-        scan(WIDE, wide(S), entries, back)
+        entries = wide_sum(*(to_wide(y, k) for y, k in sources))
+        scan(WIDE, to_wide(S), entries, back)
         return entries
     E = functools.reduce(torch.maximum, (log_size(y) + k for y, k in sources))
     scan(LARGEST, (log_size(S[:, :, :, 0]),), (E,), back)
-    E = E.ceil().clamp_min(NONE).int()
+    E = E.ceil().clamp_min(NO_EXPONENT).int()
     ahead, behind = (E[:-1], E[1:]) if back else (E[1:], E[:-1])
     change = torch.where(
-        behind == NONE, NONE, behind - ahead
+        behind == NO_EXPONENT, NO_EXPONENT, behind - ahead
     )  # nothing comes from zeros, however links grow
     y = functools.reduce(torch.add, (scale(y, k - E) for y, k in sources))
     scan(PLAIN, (scale(S, change[:, :, None]),), (y,), back)
@@ -290,12 +301,12 @@ def log_size(y: Tensor) -> Tensor:
     return functools.reduce(torch.hypot, y.split(1, 2)).abs().log2()
 
 
-def by_row(y: Tensor, e: Tensor, k_first: Tensor) -> Wide:
+def exponent_by_row(y: Tensor, e: Tensor, k_first: Tensor) -> Wide:
     """Entries y 2^e -> mantissas and one exponent [T + 1, B] for each row; a row of zeros keeps that of the step after."""
-    k = (y.abs().log2() + e).amax((2, 3)).floor().add(1).clamp_min(NONE).int()
+    k = (y.abs().log2() + e).amax((2, 3)).floor().add(1).clamp_min(NO_EXPONENT).int()
     known = torch.cat([k_first[None], k.flip(0)]).t().contiguous()
     at = (
-        torch.where(known == NONE, 0, torch.arange(known.shape[1], device=k.device))
+        torch.where(known == NO_EXPONENT, 0, torch.arange(known.shape[1], device=k.device))
         .cummax(1)
         .values
     )
@@ -303,19 +314,19 @@ def by_row(y: Tensor, e: Tensor, k_first: Tensor) -> Wide:
     return scale(y, e - k[:, :, None, None]), k
 
 
-def solved(plan: Plan, S: Tensor, y: Tensor, back: bool, linked: bool) -> Tensor:
+def solve(plan: SweepPlan, S: Tensor, y: Tensor, back: bool, linked: bool) -> Tensor:
     """The solution, as a state array, for sources y [T + 1, B, m, d], which it may overwrite. linked: with factors on the
     links, whose products may leave the range where the solution does not."""
     if linked:
-        y = scale(*ranged(S, [(y, 0)], back, parts(plan.cell).turns))
+        y = scale(*solve_with_exponents(S, [(y, 0)], back, affine_step(plan.cell).turns))
     else:
         scan(PLAIN, (S,), (y,), back)
     if plan.checked:
-        seen(plan.rows, y, back)
-    return flat(plan.rows, y).flatten(1)
+        carry_nonfinite_to_end(plan.rows, y, back)
+    return from_dense(plan.rows, y).flatten(1)
 
 
-def seen(rows: Rows, y: Tensor, back: bool) -> None:
+def carry_nonfinite_to_end(rows: Rows, y: Tensor, back: bool) -> None:
     """What is not finite anywhere is not finite at the end: a scan reaches the end by other ways than the loop."""
     bad = (y - y).sum(0)
     if back or rows.uniform:
@@ -326,64 +337,71 @@ def seen(rows: Rows, y: Tensor, back: bool) -> None:
 
 @torch.no_grad()
 def forward(
-    plan: Plan, base: Tensor, v: Tensor | None, W: Tensor | None, x0: Tensor, p: Tensor | None
+    plan: SweepPlan, base: Tensor, v: Tensor | None, W: Tensor | None, x0: Tensor, p: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     cell, rows = plan.cell, plan.rows
-    with flushed():
-        made = found(parts(cell).step, rows, (), (base, v, p))
+    with flush_denormals():
+        made = nonzero_outputs(affine_step(cell).step, rows, (), (base, v, p))
         b = made["b"] if "b" in made else x0.new_zeros(rows.N, x0.shape[1])
-        sources = dense(rows, by_slot(cell, torch.cat([x0, b])))
-        x = solved(plan, linked(plan, made.get("A"), p, None, x0), sources, False, False)
+        sources = to_dense(rows, split_slots(cell, torch.cat([x0, b])))
+        x = solve(plan, link_matrices(plan, made.get("A"), p, None, x0), sources, False, False)
     return x, base.clone(), made.get("q")
 
 
 @torch.no_grad()
 def adjoint(
-    plan: Plan, tape: Tape, W: Tensor | None, s: Tensor | None, s_last: Tensor | None, sa: Tensor | None,
+    plan: SweepPlan, saved: Saved, W: Tensor | None, s: Tensor | None, s_last: Tensor | None, sa: Tensor | None,
     link: Link | None, scaled: bool, keep: bool, k_last: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
-    cell, rows, turns, k = plan.cell, plan.rows, parts(plan.cell).turns, None
+    cell, rows, turns, k = plan.cell, plan.rows, affine_step(plan.cell).turns, None
     if s is None and s_last is None:
-        s = torch.zeros_like(tape.x)
-    sources = None if s is None else dense(rows, by_slot(cell, s))
-    last = None if s_last is None else dense(rows, by_slot(cell, rows.last_back(s_last)))
-    with flushed():
-        S = links(plan, tape, link).transpose(2, 3)
+        s = torch.zeros_like(saved.x)
+    sources = None if s is None else to_dense(rows, split_slots(cell, s))
+    last = (
+        None if s_last is None else to_dense(rows, split_slots(cell, rows.last_transposed(s_last)))
+    )
+    with flush_denormals():
+        S = saved_link_matrices(plan, saved, link).transpose(2, 3)
         if scaled:
             k_first = (
-                torch.zeros(rows.B, dtype=torch.int32, device=tape.x.device)
+                torch.zeros(rows.B, dtype=torch.int32, device=saved.x.device)
                 if k_last is None
                 else k_last.int()
             )
             given = [
                 (y, e) for y, e in ((sources, 0), (last, k_first[:, None, None])) if y is not None
             ]
-            lam, k = by_row(*ranged(S, given, True, turns), k_first)
-            lam, k = flat(rows, lam).flatten(1), flat(rows, k)
+            lam, k = exponent_by_row(*solve_with_exponents(S, given, True, turns), k_first)
+            lam, k = from_dense(rows, lam).flatten(1), from_dense(rows, k)
         else:
             y = plus(sources, last)
             assert y is not None
-            lam = solved(plan, S, y.clone() if s_last is None else y, True, link is not None)
-        op = next_of(cell).pulled(("x",), ("a",))
-        inputs = (tape.a, tape.v, rows.prev(tape.x), tape.p, lam[rows.B :])
-        delta = found(op, rows, (tape.x[rows.B :], tape.q), inputs).get("a")
-    delta = torch.zeros_like(tape.a) if delta is None else delta
+            lam = solve(plan, S, y.clone() if s_last is None else y, True, link is not None)
+        op = step_map(cell).pulled(("x",), ("a",))
+        inputs = (saved.a, saved.v, rows.prev(saved.x), saved.p, lam[rows.B :])
+        delta = nonzero_outputs(op, rows, (saved.x[rows.B :], saved.q), inputs).get("a")
+    delta = torch.zeros_like(saved.a) if delta is None else delta
     return lam, delta if sa is None else delta + sa, k
 
 
 @torch.no_grad()
 def tangent(
-    plan: Plan, tape: Tape, W: Tensor | None, g: Tensor | None, ga: Tensor | None, link: Link | None
+    plan: SweepPlan,
+    saved: Saved,
+    W: Tensor | None,
+    g: Tensor | None,
+    ga: Tensor | None,
+    link: Link | None,
 ) -> tuple[Tensor, Tensor]:
     cell, rows = plan.cell, plan.rows
-    y = torch.zeros_like(tape.x) if g is None else g.clone()
-    with flushed():
+    y = torch.zeros_like(saved.x) if g is None else g.clone()
+    with flush_denormals():
         if ga is not None:
-            op = next_of(cell).pushed(("a",))
-            given = (tape.a, tape.v, rows.prev(tape.x), tape.p, ga)
-            into = found(op, rows, (tape.x[rows.B :], tape.q), given).get("x")
+            op = step_map(cell).pushed(("a",))
+            given = (saved.a, saved.v, rows.prev(saved.x), saved.p, ga)
+            into = nonzero_outputs(op, rows, (saved.x[rows.B :], saved.q), given).get("x")
             if into is not None:
                 y[rows.B :] += into
-        y = dense(rows, by_slot(cell, y))
-        mu = solved(plan, links(plan, tape, link), y, False, link is not None)
-    return mu, torch.zeros_like(tape.a) if ga is None else ga.clone()
+        y = to_dense(rows, split_slots(cell, y))
+        mu = solve(plan, saved_link_matrices(plan, saved, link), y, False, link is not None)
+    return mu, torch.zeros_like(saved.a) if ga is None else ga.clone()

@@ -18,17 +18,17 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from ...errors import DataError, shown
+from ...errors import DataError, one_line
 from .arrays import read_npy, read_npz
 from .parquet import read_parquet
-from .sheet import Options, Problems, Recording
-from .source import Source, load
+from .sheet import Options, Problems, Sheet
+from .source import LoadedFile, load_file
 from .text import read_csv
 from .ts import read_ts
 
-__all__ = ["READERS", "Options", "Recording", "read"]
+__all__ = ["READERS", "Options", "Sheet", "read"]
 
-READERS: dict[str, Callable[[Source, Options, Problems], Recording]] = {
+READERS: dict[str, Callable[[LoadedFile, Options, Problems], Sheet]] = {
     ".csv": read_csv,
     ".tsv": read_csv,
     ".txt": read_csv,
@@ -40,13 +40,13 @@ READERS: dict[str, Callable[[Source, Options, Problems], Recording]] = {
 }
 
 
-def read(path: str | os.PathLike[str], options: Options | None = None) -> Recording:
+def read(path: str | os.PathLike[str], options: Options | None = None) -> Sheet:
     """The sequences of a file; its suffix chooses the reader."""
     options = options or Options()
-    source = load(path, options.max_bytes)
+    source = load_file(path, options.max_bytes)
     suffix = Path(path).suffix.lower()
     if suffix not in READERS:
         raise DataError(
-            f"{source.path}: files named '{shown(suffix)}' are not read; expected one of {', '.join(READERS)}."
+            f"{source.path}: files named '{one_line(suffix)}' are not read; expected one of {', '.join(READERS)}."
         )
     return READERS[suffix](source, options, Problems(source.path))

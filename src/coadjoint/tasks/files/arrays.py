@@ -13,22 +13,22 @@ from typing import IO, Any
 import numpy as np
 from numpy.lib import format as npy
 
-from ...errors import DataError, said, shown
-from .parsing import EXACT, inexact
-from .sheet import Options, Problems, Recording, finish
-from .source import Source, check_unpacked, opened
+from ...errors import DataError, error_text, one_line
+from .parsing import EXACT_BELOW, explain_inexact
+from .sheet import Options, Problems, Sheet, refuse_bad_values
+from .source import LoadedFile, open_file, refuse_if_too_large
 
 AXES = "u (n, T, C): sequences first, then steps, then features"
 MEMBERS = ("u", "y", "lengths", "ids")
 
 
-def read_npy(source: Source, options: Options, problems: Problems) -> Recording:
+def read_npy(source: LoadedFile, options: Options, problems: Problems) -> Sheet:
     """u (n, T, C) or (n, T): inputs only, for next-step prediction."""
-    u = _array(io.BytesIO(source.data), len(source.data), source.path, "f", (2, 3), "(n, T, C) or (n, T): sequences, steps, features")  # fmt: skip
-    return _recording(source, {"u": u[..., None] if u.ndim == 2 else u}, (), options, problems)
+    u = read_array(io.BytesIO(source.data), len(source.data), source.path, "f", (2, 3), "(n, T, C) or (n, T): sequences, steps, features")  # fmt: skip
+    return make_sheet(source, {"u": u[..., None] if u.ndim == 2 else u}, (), options, problems)
 
 
-def read_npz(source: Source, options: Options, problems: Problems) -> Recording:
+def read_npz(source: LoadedFile, options: Options, problems: Problems) -> Sheet:
     """u (n, T, C) with optional lengths (n,), or u (sum of lengths, C) with lengths; y and ids are optional.
 
     y  (n,) or (n, k): one for each sequence; (n, T), (n, T, k), or as many rows as a ragged u: one for each step
@@ -41,7 +41,7 @@ def read_npz(source: Source, options: Options, problems: Problems) -> Recording:
         what = (
             f"holds {kind[0]}"
             if kind and "zip" not in kind[0]
-            else f"is not a whole zip archive ({said(e, 80)})"
+            else f"is not a whole zip archive ({error_text(e, 80)})"
         )
         raise DataError(
             f"{source.path} is named .npz but {what}. Write it with numpy.savez."
@@ -54,12 +54,12 @@ def read_npz(source: Source, options: Options, problems: Problems) -> Recording:
     found = {n: i for n, i in zip(names, infos, strict=True) if n in MEMBERS}
     if "u" not in found:
         raise DataError(
-            f"{source.path} holds {', '.join(shown(n) for n in names[:12]) or 'no arrays'}; expected an array {AXES}, and y."
+            f"{source.path} holds {', '.join(one_line(n) for n in names[:12]) or 'no arrays'}; expected an array {AXES}, and y."
         )
     need = sum(i.file_size for i in found.values())
-    check_unpacked(source.path, "", need, need, options.max_bytes)
+    refuse_if_too_large(source.path, "", need, need, options.max_bytes)
     for name, info in found.items():
-        check_unpacked(
+        refuse_if_too_large(
             f"{source.path}: '{name}'", "", info.file_size, info.compress_size, options.max_bytes
         )
     wanted = {
@@ -74,17 +74,17 @@ def read_npz(source: Source, options: Options, problems: Problems) -> Recording:
             continue
         try:
             with archive.open(info) as f:
-                arrays[name] = _array(
+                arrays[name] = read_array(
                     f, info.file_size, f"{source.path} array '{name}'", *wanted[name]
                 )
         except DataError:
             raise
         except Exception as e:
             raise DataError(
-                f"{source.path}: array '{name}' is damaged: {said(e, 80)}. Write it again."
+                f"{source.path}: array '{name}' is damaged: {error_text(e, 80)}. Write it again."
             ) from None
-    notes = tuple(f"array '{shown(n)}' is left out" for n in names if n not in MEMBERS)
-    return _recording(source, arrays, notes, options, problems)
+    notes = tuple(f"array '{one_line(n)}' is left out" for n in names if n not in MEMBERS)
+    return make_sheet(source, arrays, notes, options, problems)
 
 
 def read_header(f: IO[bytes], name: str) -> tuple[tuple[int, ...], bool, np.dtype]:
@@ -101,11 +101,11 @@ def read_header(f: IO[bytes], name: str) -> tuple[tuple[int, ...], bool, np.dtyp
         raise
     except Exception as e:
         raise DataError(
-            f"{name} is not a NumPy array: {said(e, 80)}. Write it with numpy.save or numpy.savez."
+            f"{name} is not a NumPy array: {error_text(e, 80)}. Write it with numpy.save or numpy.savez."
         ) from None
 
 
-def judged_header(
+def read_checked_header(
     f: IO[bytes], size: int, name: str, kinds: str, dims: tuple[int, ...], expected: str
 ) -> tuple[tuple[int, ...], str, np.dtype]:
     """(shape, its order "C" or "F", dtype) of an array that can be used, before anything is allocated; size: of the file."""
@@ -116,7 +116,7 @@ def judged_header(
     fits = (dtype.kind in "fiub" and "f" in kinds) or (dtype.kind in "iu" and "i" in kinds) or (dtype.kind == "U" and "U" in kinds)  # fmt: skip
     if not fits or dtype.names or dtype.shape or (dtype.kind == "f" and dtype.itemsize > 8):
         raise DataError(
-            f"{name} has dtype {shown(dtype)} and shape {shape}; expected {' or '.join(accepted[k] for k in kinds)} numbers of at most 64 bits."
+            f"{name} has dtype {one_line(dtype)} and shape {shape}; expected {' or '.join(accepted[k] for k in kinds)} numbers of at most 64 bits."
         )
     if len(shape) not in dims or any(s < 0 for s in shape):
         raise DataError(f"{name} has {len(shape)} dimensions, shape {shape}; expected {expected}.")
@@ -130,9 +130,9 @@ def judged_header(
     return shape, "F" if fortran else "C", dtype
 
 
-def _array(f: IO[bytes], size: int, name: str, *wanted: Any) -> np.ndarray:
+def read_array(f: IO[bytes], size: int, name: str, *wanted: Any) -> np.ndarray:
     """One array, read whole; `wanted` as judged_header takes it."""
-    shape, order, dtype = judged_header(f, size, name, *wanted)
+    shape, order, dtype = read_checked_header(f, size, name, *wanted)
     need = math.prod(shape) * dtype.itemsize
     data = np.frombuffer(f.read(need), dtype=dtype).reshape(shape, order=order)  # type: ignore[call-overload]
     return np.ascontiguousarray(data, dtype=dtype.newbyteorder("="))
@@ -141,25 +141,27 @@ def _array(f: IO[bytes], size: int, name: str, *wanted: Any) -> np.ndarray:
 class ArrayRows:
     """The rows of a .npy file [rows, columns], mapped into memory: (number, cells) of columns c1, c2, ..."""
 
-    named = False
+    has_names = False
 
     def __init__(self, path: str) -> None:
         self.path = path
-        with opened(path) as file:
+        with open_file(path) as file:
             size = os.fstat(file.fileno()).st_size
-            shape, order, dtype = judged_header(
+            shape, order, dtype = read_checked_header(
                 file, size, path, "f", (1, 2), "numbers [rows, columns]"
             )
             begin = file.tell()
         try:
             values = np.memmap(path, dtype, "r", begin, shape, order)  # type: ignore[call-overload]
         except (ValueError, OSError) as error:
-            raise DataError(f"{path} cannot be mapped into memory: {said(error, 120)}.") from None
+            raise DataError(
+                f"{path} cannot be mapped into memory: {error_text(error, 120)}."
+            ) from None
         self.values = values.reshape(len(values), -1)
         self.names = [f"c{k + 1}" for k in range(self.values.shape[1])]
 
     @classmethod
-    def stream(cls, path: str, options: Options) -> ArrayRows:
+    def open(cls, path: str, options: Options) -> ArrayRows:
         return cls(path)
 
     def __iter__(self) -> Iterator[tuple[int, list[Any]]]:
@@ -172,7 +174,7 @@ class ArrayRows:
     def close(self) -> None: ...
 
 
-def _recording(source: Source, arrays: dict[str, np.ndarray], notes: tuple[str, ...], options: Options, problems: Problems) -> Recording:  # fmt: skip
+def make_sheet(source: LoadedFile, arrays: dict[str, np.ndarray], notes: tuple[str, ...], options: Options, problems: Problems) -> Sheet:  # fmt: skip
     u, y, lengths = arrays["u"], arrays.get("y"), arrays.get("lengths")
     padded = u.ndim == 3
     if not padded and lengths is None:
@@ -182,10 +184,10 @@ def _recording(source: Source, arrays: dict[str, np.ndarray], notes: tuple[str, 
     n = len(u) if padded else len(lengths)  # type: ignore[arg-type]
     T = u.shape[1] if padded else 0
     lengths = np.full(n, T) if lengths is None else lengths
-    _check_lengths(source.path, lengths, u.shape, problems)
+    check_lengths(source.path, lengths, u.shape, problems)
     lengths = lengths.astype(np.int64)
     keep = np.arange(T)[None, :] < lengths[:, None] if padded else None
-    rows = _real(u[keep] if keep is not None else u)
+    rows = to_float64(u[keep] if keep is not None else u)
     starts = np.cumsum(lengths) - lengths
     features = tuple(f"u{j}" for j in range(rows.shape[1]))
 
@@ -196,27 +198,27 @@ def _recording(source: Source, arrays: dict[str, np.ndarray], notes: tuple[str, 
         step, j = row - int(starts[i]), features.index(column)
         return f"{source.path} u[{i}, {step}, {j}] column '{column}'" if padded else f"{source.path} u[{row}, {j}] column '{column}'"  # fmt: skip
 
-    _exact(u[keep] if keep is not None else u, lambda r, j: where(r, features[j]), problems)
+    refuse_inexact(u[keep] if keep is not None else u, lambda r, j: where(r, features[j]), problems)
     ids = [str(i) for i in range(n)]
     if "ids" in arrays:
-        ids = _text(arrays["ids"], f"{source.path} array 'ids'")
+        ids = to_texts(arrays["ids"], f"{source.path} array 'ids'")
         if len(ids) != n or len(set(ids)) != n:
             problems.add(f"{source.path} array 'ids' has {len(ids)} entries, {len(set(ids))} of them different; expected {n} different ones.")  # fmt: skip
     per = "step"
     if y is not None:
-        y, per = _target(source.path, y, u.shape, n, keep, len(rows), options, problems)
+        y, per = split_targets(source.path, y, u.shape, n, keep, len(rows), options, problems)
     elif options.kind != "next":
         problems.add(f"{source.path} holds inputs only (no array 'y'). Pass --kind next to predict the next step, or add y to an .npz.")  # fmt: skip
-    problems.stop()
+    problems.raise_if_any()
     targets = () if y is None else tuple(f"y{k}" for k in range(1 if y.ndim == 1 else y.shape[1]))
-    recording = Recording(
+    recording = Sheet(
         source.path, source.sha256, features, rows, lengths, ids, where, np.arange(len(rows)),
-        targets=targets, y=y, per=per, named=False, notes=notes,
+        targets=targets, y=y, y_per=per, has_names=False, notes=notes,
     )  # fmt: skip
-    return finish(recording, options, problems)
+    return refuse_bad_values(recording, options, problems)
 
 
-def _check_lengths(
+def check_lengths(
     path: str, lengths: np.ndarray, shape: tuple[int, ...], problems: Problems
 ) -> None:
     longest = shape[1] if len(shape) == 3 else shape[0]
@@ -233,24 +235,24 @@ def _check_lengths(
         problems.add(
             f"{path}: the lengths add up to {sum(map(int, lengths))} and u has {shape[0]} rows; expected u (sum of lengths, C)."
         )
-    problems.stop()
+    problems.raise_if_any()
 
 
-def _real(values: np.ndarray) -> np.ndarray:
+def to_float64(values: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(values, dtype=np.float64)
 
 
-def _exact(values: np.ndarray, where, problems: Problems) -> None:  # type: ignore[no-untyped-def]
+def refuse_inexact(values: np.ndarray, where, problems: Problems) -> None:  # type: ignore[no-untyped-def]
     """Whole numbers that a double cannot hold are problems."""
     if values.dtype.kind not in "iu" or values.dtype.itemsize < 8:
         return
-    for at in np.argwhere(np.abs(values.astype(np.float64)) >= EXACT):
+    for at in np.argwhere(np.abs(values.astype(np.float64)) >= EXACT_BELOW):
         exact = int(values[tuple(at)])
         if int(float(exact)) != exact:
-            problems.add(f"{where(*map(int, at))}: {inexact(exact)}.", "exact")
+            problems.add(f"{where(*map(int, at))}: {explain_inexact(exact)}.", "exact")
 
 
-def _text(values: np.ndarray, name: str) -> list[str]:
+def to_texts(values: np.ndarray, name: str) -> list[str]:
     try:
         words = [str(v).strip() for v in values.tolist()]
         "".join(words).encode()
@@ -259,7 +261,7 @@ def _text(values: np.ndarray, name: str) -> list[str]:
     return words
 
 
-def _target(path: str, y: np.ndarray, shape: tuple[int, ...], n: int, keep: np.ndarray | None, rows: int, options: Options, problems: Problems) -> tuple[np.ndarray, str]:  # fmt: skip
+def split_targets(path: str, y: np.ndarray, shape: tuple[int, ...], n: int, keep: np.ndarray | None, rows: int, options: Options, problems: Problems) -> tuple[np.ndarray, str]:  # fmt: skip
     """(y [., k] numbers or [.] words, "step" or "sequence")."""
     step = y.shape[:2] == shape[:2] if keep is not None else len(y) == rows
     whole = len(y) == n and y.ndim < 3
@@ -282,6 +284,8 @@ def _target(path: str, y: np.ndarray, shape: tuple[int, ...], n: int, keep: np.n
             y = y[..., 0]
         if y.ndim > 1:
             problems.refuse(f"{path} array 'y' has {y.shape[-1]} columns of labels; expected one.")
-        return np.array(_text(y, f"{path} array 'y'"), dtype=object), "step" if step else "sequence"
-    _exact(y, lambda i, *k: f"{path} y[{i}]", problems)
-    return _real(y.reshape(len(y), -1)), "step" if step else "sequence"
+        return np.array(
+            to_texts(y, f"{path} array 'y'"), dtype=object
+        ), "step" if step else "sequence"
+    refuse_inexact(y, lambda i, *k: f"{path} y[{i}]", problems)
+    return to_float64(y.reshape(len(y), -1)), "step" if step else "sequence"

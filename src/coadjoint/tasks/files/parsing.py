@@ -10,17 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import shown
+from ...errors import one_line
 from .sheet import Options
 
-GAPS = frozenset(
+MISSING_TEXTS = frozenset(
     {"", "nan", "na", "n/a", "#n/a", "null", "none", "?"}
 )  # what stands for a missing number, in any case
-PLAIN = {".": b"0123456789+-eE.", ",": b"0123456789+-eE,"}
-EXACT = 2**53  # beyond it, doubles skip integers
+NUMBER_CHARACTERS = {".": b"0123456789+-eE.", ",": b"0123456789+-eE,"}
+EXACT_BELOW = 2**53  # beyond it, doubles skip integers
 FIX = "Fix the value, or leave the cell blank and pass --missing drop|ffill|mask."
 
-ODD = tuple(  # cells that are no plain number, and what to do about them
+NEAR_NUMBERS = tuple(  # cells that are no plain number, and what to do about them
     (re.compile(pattern, re.ASCII | re.IGNORECASE), words)
     for pattern, words in (
         (r"[+-]?inf(inity)?", "is not finite. Fix the value."),
@@ -40,84 +40,86 @@ ODD = tuple(  # cells that are no plain number, and what to do about them
 
 
 @lru_cache
-def _pattern(decimal: str, thousands: str) -> re.Pattern[str]:
+def number_pattern(decimal: str, thousands: str) -> re.Pattern[str]:
     d, t = re.escape(decimal), re.escape(thousands)
     whole = rf"(?:\d{{1,3}}(?:{t}\d{{3}})+|\d+)" if thousands else r"\d+"
     return re.compile(rf"[+-]?(?:{whole}(?:{d}\d*)?|{d}\d+)(?:[eE][+-]?\d+)?", re.ASCII)
 
 
-def number(cell: str, options: Options) -> float | str:
+def parse_number(cell: str, options: Options) -> float | str:
     """The number in a cell, NaN where it is missing, or the words that say what is wrong."""
     text = cell.strip()
-    if text.casefold() in GAPS:
+    if text.casefold() in MISSING_TEXTS:
         return math.nan
-    if not _pattern(options.decimal, options.thousands).fullmatch(text):
-        for pattern, words in ODD:
+    if not number_pattern(options.decimal, options.thousands).fullmatch(text):
+        for pattern, words in NEAR_NUMBERS:
             if pattern.fullmatch(text):
-                return f'"{shown(cell)}" {words}'
-        return f'"{shown(cell)}" is not a number. {FIX}'
+                return f'"{one_line(cell)}" {words}'
+        return f'"{one_line(cell)}" is not a number. {FIX}'
     text = text.replace(options.thousands, "") if options.thousands else text
     value = float(text.replace(options.decimal, "."))
     if math.isinf(value):
-        return f'"{shown(cell)}" is not finite: the largest number is 1.8e308. Fix the value.'
-    if abs(value) >= EXACT and text.lstrip("+-").isdigit() and int(text) != int(value):
-        return f"{inexact(cell)}, or leave the column out with --features."
+        return f'"{one_line(cell)}" is not finite: the largest number is 1.8e308. Fix the value.'
+    if abs(value) >= EXACT_BELOW and text.lstrip("+-").isdigit() and int(text) != int(value):
+        return f"{explain_inexact(cell)}, or leave the column out with --features."
     return value
 
 
-def inexact(cell: object) -> str:
-    return f'"{shown(cell)}" cannot be represented exactly: whole numbers are exact up to 2^53 = {EXACT}. Scale it'
+def explain_inexact(cell: object) -> str:
+    return f'"{one_line(cell)}" cannot be represented exactly: whole numbers are exact up to 2^53 = {EXACT_BELOW}. Scale it'
 
 
-def quantity(cell: Any, options: Options) -> float | str:
+def number_in_cell(cell: Any, options: Options) -> float | str:
     """The number in a cell of any type, NaN where it is missing, or what is wrong with it."""
     if isinstance(cell, str):
-        return number(cell, options)
+        return parse_number(cell, options)
     if cell is None:
         return math.nan
     if not isinstance(cell, int | float):
-        return f'"{shown(cell)}" is not a number.'
+        return f'"{one_line(cell)}" is not a number.'
     if math.isinf(cell):
         return f'"{cell}" is not finite. Fix the value.'
     if isinstance(cell, int) and int(float(cell)) != cell:
-        return f"{inexact(cell)}, or leave the column out with --features."
+        return f"{explain_inexact(cell)}, or leave the column out with --features."
     return float(cell)
 
 
 def is_number(cell: str, options: Options) -> bool:
-    value = number(cell, options)
+    value = parse_number(cell, options)
     return isinstance(value, float) and not math.isnan(value)
 
 
-def numbers(cells: Sequence[str], options: Options) -> tuple[np.ndarray, list[tuple[int, str]]]:
+def parse_numbers(
+    cells: Sequence[str], options: Options
+) -> tuple[np.ndarray, list[tuple[int, str]]]:
     """(values [n] with NaN where missing and 0 where wrong, [(index, what is wrong)])."""
-    values = _at_once(cells, options)
+    values = parse_all_at_once(cells, options)
     if values is None:
         stripped = [c.strip() for c in cells]
-        gaps = [i for i, c in enumerate(stripped) if c.casefold() in GAPS]
+        gaps = [i for i, c in enumerate(stripped) if c.casefold() in MISSING_TEXTS]
         for i in gaps:
             stripped[i] = "0"
-        values = _at_once(stripped, options)
+        values = parse_all_at_once(stripped, options)
         if values is not None:
             values[gaps] = math.nan
     suspects: Sequence[int] | np.ndarray = range(len(cells))
     if values is None:
         values = np.empty(len(cells))
     else:
-        suspects = np.flatnonzero(np.abs(values) >= EXACT)
+        suspects = np.flatnonzero(np.abs(values) >= EXACT_BELOW)
     wrong = []
     for i in suspects:
-        value = number(cells[i], options)
+        value = parse_number(cells[i], options)
         values[i] = 0.0 if isinstance(value, str) else value
         if isinstance(value, str):
             wrong.append((int(i), value))
     return values, wrong
 
 
-def _at_once(cells: Sequence[str], options: Options) -> np.ndarray | None:
+def parse_all_at_once(cells: Sequence[str], options: Options) -> np.ndarray | None:
     """All cells at once if they are made of digits, signs, the decimal sign and exponents only, else None."""
     if options.thousands or "".join(cells).encode("utf-8", "replace").translate(
-        None, PLAIN[options.decimal]
+        None, NUMBER_CHARACTERS[options.decimal]
     ):
         return None
     try:
@@ -135,7 +137,9 @@ STAMP = re.compile(
 )
 
 
-def times(cells: Sequence[str], options: Options) -> tuple[np.ndarray, bool, list[tuple[int, str]]]:
+def parse_times(
+    cells: Sequence[str], options: Options
+) -> tuple[np.ndarray, bool, list[tuple[int, str]]]:
     """(times [n], whether they are stamps, [(index, what is wrong)]): numbers, or microseconds of ISO 8601 stamps."""
     first = next((c for c in cells if c.strip()), "")
     if not STAMP.fullmatch(first.strip()):
@@ -144,12 +148,12 @@ def times(cells: Sequence[str], options: Options) -> tuple[np.ndarray, bool, lis
                 return np.array(cells, dtype=np.int64), False, []
         except (ValueError, OverflowError):
             pass
-        values, wrong = numbers(cells, options)
+        values, wrong = parse_numbers(cells, options)
         advice = (
             "is not a time: expected a number or an ISO 8601 stamp such as 2024-05-01T12:30:00Z."
         )
         said = {
-            i: f'"{shown(cells[i])}" {advice}' if "is not a number" in text else text
+            i: f'"{one_line(cells[i])}" {advice}' if "is not a number" in text else text
             for i, text in wrong
         }
         said |= {
@@ -158,10 +162,10 @@ def times(cells: Sequence[str], options: Options) -> tuple[np.ndarray, bool, lis
             if i not in said
         }
         return values, False, sorted(said.items())
-    return _stamps(cells)
+    return parse_stamps(cells)
 
 
-def _stamps(cells: Sequence[str]) -> tuple[np.ndarray, bool, list[tuple[int, str]]]:
+def parse_stamps(cells: Sequence[str]) -> tuple[np.ndarray, bool, list[tuple[int, str]]]:
     plain, shift = ["1970-01-01"] * len(cells), np.zeros(len(cells), np.int64)
     usual: str | None = None
     wrong: list[tuple[int, str]] = []
@@ -169,7 +173,7 @@ def _stamps(cells: Sequence[str]) -> tuple[np.ndarray, bool, list[tuple[int, str
         found = STAMP.fullmatch(cell.strip())
         if not found:
             missing = not cell.strip()
-            wrong.append((i, "the time is missing. Fill it in." if missing else f'"{shown(cell)}" is not an ISO 8601 time as in the rows before. Fix the value.'))  # fmt: skip
+            wrong.append((i, "the time is missing. Fill it in." if missing else f'"{one_line(cell)}" is not an ISO 8601 time as in the rows before. Fix the value.'))  # fmt: skip
             continue
         day, clock, zone = found.groups()
         plain[i] = f"{day}T{clock[:15]}" if clock else day
@@ -178,7 +182,7 @@ def _stamps(cells: Sequence[str]) -> tuple[np.ndarray, bool, list[tuple[int, str
         usual = zone if usual is None else usual
         if zone != usual:
             words = lambda z: f"'{z}'" if z else "none"
-            wrong.append((i, f'mixed time zones: "{shown(cell)}" has {words(zone)} and the first row has {words(usual)}. Write all times in UTC.'))  # fmt: skip
+            wrong.append((i, f'mixed time zones: "{one_line(cell)}" has {words(zone)} and the first row has {words(usual)}. Write all times in UTC.'))  # fmt: skip
         if zone:
             minutes = int(zone[1:3]) * 60 + int(zone[3:5])
             shift[i] = -60_000_000 * (minutes if zone[0] == "+" else -minutes)
@@ -191,6 +195,9 @@ def _stamps(cells: Sequence[str]) -> tuple[np.ndarray, bool, list[tuple[int, str
                 values[i] = np.datetime64(text, "us").astype(np.int64)
             except ValueError:
                 wrong.append(
-                    (i, f'"{shown(cells[i])}" is not a date and time that exists. Fix the value.')
+                    (
+                        i,
+                        f'"{one_line(cells[i])}" is not a date and time that exists. Fix the value.',
+                    )
                 )
     return values + shift, True, sorted(wrong)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-from ...errors import DataError, shown
+from ...errors import DataError, one_line
 from .arrays import ArrayRows
 from .parquet import ParquetRows
 from .sheet import Options
@@ -20,12 +20,12 @@ from .text import TextRows
 Cells = list[Any]  # texts, numbers, None where missing
 
 
-class Rows(Protocol):
+class RowSource(Protocol):
     """A row source: the names of its columns (`named`: the file gives them), and (number, cells) of each row."""
 
     path: str
     names: list[str]
-    named: bool
+    has_names: bool
 
     def __iter__(self) -> Iterator[tuple[int, Cells]]: ...
 
@@ -35,24 +35,24 @@ class Rows(Protocol):
     def close(self) -> None: ...
 
 
-ROWS: dict[str, Callable[[str, Options], Rows]] = {
-    ".csv": TextRows.stream,
-    ".tsv": TextRows.stream,
-    ".txt": TextRows.stream,
-    ".npy": ArrayRows.stream,
-    ".parquet": ParquetRows.stream,
-    ".pq": ParquetRows.stream,
+ROW_SOURCES: dict[str, Callable[[str, Options], RowSource]] = {
+    ".csv": TextRows.open,
+    ".tsv": TextRows.open,
+    ".txt": TextRows.open,
+    ".npy": ArrayRows.open,
+    ".parquet": ParquetRows.open,
+    ".pq": ParquetRows.open,
 }
 
 
-def rows_of(path: str, options: Options) -> Rows:
+def open_rows(path: str, options: Options) -> RowSource:
     """The rows of a file; its suffix chooses how they are read."""
     name = path.lower()
     packed = name.endswith((".csv.gz", ".tsv.gz", ".txt.gz"))
     suffix = ".csv" if path == "-" else Path(name.removesuffix(".gz") if packed else name).suffix
-    if suffix not in ROWS:
+    if suffix not in ROW_SOURCES:
         raise DataError(
-            f"{shown(path, 4096)}: files named '{shown(suffix)}' are not streamed; expected one of {', '.join(ROWS)}, "
+            f"{one_line(path, 4096)}: files named '{one_line(suffix)}' are not streamed; expected one of {', '.join(ROW_SOURCES)}, "
             "a .csv.gz, or - for standard input."
         )
-    return ROWS[suffix](path, options)
+    return ROW_SOURCES[suffix](path, options)

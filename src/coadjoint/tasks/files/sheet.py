@@ -9,16 +9,16 @@ from typing import NoReturn
 
 import numpy as np
 
-from ...errors import ConfigError, DataError, shown
+from ...errors import ConfigError, DataError, one_line
 
 MISSING = ("refuse", "drop", "ffill", "mask")
 KINDS = ("classify", "regress", "next")
-CELLS, LINES = 5, 20  # cells listed for one column, lines listed for one file
+CELLS_LISTED, LINES_LISTED = 5, 20  # cells listed for one column, lines listed for one file
 
 
-def listed(names: Sequence[object], limit: int = 12) -> str:
+def quote_names(names: Sequence[object], limit: int = 12) -> str:
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(f"'{shown(n)}'" for n in names[:limit]) + more
+    return ", ".join(f"'{one_line(n)}'" for n in names[:limit]) + more
 
 
 @dataclass(frozen=True)
@@ -71,10 +71,10 @@ class Options:
 
 
 class Problems:
-    """What is wrong with one file, told together: a summary, then one line each; the first alone, if not patient."""
+    """What is wrong with one file, told together: a summary, then one line each; the first alone, if not collect_all."""
 
-    def __init__(self, path: str, patient: bool = True) -> None:
-        self.path, self.patient = path, patient
+    def __init__(self, path: str, collect_all: bool = True) -> None:
+        self.path, self.collect_all = path, collect_all
         self.groups: dict[object, list[str]] = {}
         self.counts: dict[object, int] = {}
 
@@ -83,9 +83,9 @@ class Problems:
         group = text if group is None else group
         lines = self.groups.setdefault(group, [])
         self.counts[group] = self.counts.get(group, 0) + count
-        if len(lines) < CELLS:
+        if len(lines) < CELLS_LISTED:
             lines.append(text)
-        if not self.patient:
+        if not self.collect_all:
             raise self.error()
 
     def refuse(self, text: str, group: object = None) -> NoReturn:
@@ -93,7 +93,7 @@ class Problems:
         self.add(text, group)
         raise self.error()
 
-    def stop(self) -> None:
+    def raise_if_any(self) -> None:
         if self.groups:
             raise self.error()
 
@@ -102,12 +102,12 @@ class Problems:
         total = sum(self.counts.values())
         if total == 1:
             return DataError(lines[0])
-        first = f"{self.path}: {total} problems" + (f", of which {min(len(lines), LINES)} are listed:" if total > len(lines[:LINES]) else ":")  # fmt: skip
-        return DataError("\n".join([first, *lines[:LINES]]))
+        first = f"{self.path}: {total} problems" + (f", of which {min(len(lines), LINES_LISTED)} are listed:" if total > len(lines[:LINES_LISTED]) else ":")  # fmt: skip
+        return DataError("\n".join([first, *lines[:LINES_LISTED]]))
 
 
 @dataclass(frozen=True, eq=False)
-class Recording:
+class Sheet:
     """n sequences, one after the other in N rows.
 
     features  C names; `named` is whether the file gives them, or they are mere positions
@@ -129,10 +129,10 @@ class Recording:
     lines: np.ndarray
     targets: tuple[str, ...] = ()
     y: np.ndarray | None = None
-    per: str = "step"
+    y_per: str = "step"
     time: np.ndarray | None = None
     stamps: list[str] | None = None
-    named: bool = True
+    has_names: bool = True
     columns: dict[str, str] = field(
         default_factory=dict
     )  # "id", "time" -> the column that was taken
@@ -145,9 +145,9 @@ class Recording:
     def place(self, row: int | np.integer, column: str) -> str:
         return self.where(int(self.lines[row]), column)
 
-    def take(self, keep: np.ndarray) -> Recording:
+    def take(self, keep: np.ndarray) -> Sheet:
         """The rows where `keep` [N] is true. A sequence may end up empty."""
-        of_step = lambda v: v[keep] if v is not None and self.per == "step" else v
+        of_step = lambda v: v[keep] if v is not None and self.y_per == "step" else v
         return replace(
             self,
             u=self.u[keep],
@@ -160,7 +160,7 @@ class Recording:
             else [s for s, k in zip(self.stamps, keep, strict=True) if k],
         )
 
-    def uneven(self) -> str | None:
+    def describe_uneven_step(self) -> str | None:
         """The first row whose time step differs by more than 1% from the usual one (the median), in words."""
         if self.time is None:
             return None
@@ -183,7 +183,7 @@ class Recording:
         )
 
 
-def finish(recording: Recording, options: Options, problems: Problems) -> Recording:
+def refuse_bad_values(recording: Sheet, options: Options, problems: Problems) -> Sheet:
     """Refuse what is infinite, and what is missing unless an option says what to do about it."""
     u = recording.u
     for j, name in enumerate(recording.features):
@@ -196,11 +196,11 @@ def finish(recording: Recording, options: Options, problems: Problems) -> Record
         gaps = np.flatnonzero(np.isnan(column))
         if len(gaps) == len(column) and options.missing != "mask":
             problems.add(
-                f"{recording.path} column '{shown(name)}': every value is missing. Leave the column out with --features."
+                f"{recording.path} column '{one_line(name)}': every value is missing. Leave the column out with --features."
             )
         elif len(gaps) and options.missing == "refuse":
             first = ", ".join(
-                recording.place(row, name).split(" column ")[0] for row in gaps[:CELLS]
+                recording.place(row, name).split(" column ")[0] for row in gaps[:CELLS_LISTED]
             )
             problems.add(
                 f"{recording.place(gaps[0], name)}: {len(gaps)} of {len(column)} values are missing, the first at {first}. "
@@ -208,9 +208,9 @@ def finish(recording: Recording, options: Options, problems: Problems) -> Record
             )
     if recording.y is not None and recording.y.dtype.kind == "f":
         for row, k in np.argwhere(np.isinf(recording.y)):
-            where = recording.starts[row] if recording.per == "sequence" else row
+            where = recording.starts[row] if recording.y_per == "sequence" else row
             problems.add(
                 f"{recording.place(where, recording.targets[k])}: the target is infinite, not finite. Fix the value."
             )
-    problems.stop()
+    problems.raise_if_any()
     return recording

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from ...errors import DataError, nearest, said, shown
+from ...errors import DataError, error_text, nearest, one_line
 
 MAGIC = (  # how a file begins, what it is, what to do
     (b"\x1f\x8b", "gzip", "Unpack it first (gunzip)."),
@@ -35,11 +35,11 @@ MAGIC = (  # how a file begins, what it is, what to do
 )
 
 
-RATIO, FREE = 100, 16 << 20  # unpacked : packed, judged beyond this many bytes
+MOST_COMPRESSION, ALWAYS_ALLOWED = 100, 16 << 20  # unpacked : packed, judged beyond this many bytes
 
 
 @dataclass(frozen=True, eq=False)
-class Source:
+class LoadedFile:
     """The bytes of a regular file."""
 
     path: str
@@ -47,13 +47,13 @@ class Source:
     sha256: str
 
     def text(self) -> str:
-        return decoded(self.data, self.path)
+        return decode_utf8(self.data, self.path)
 
     def magic(self) -> tuple[str, str] | None:
-        return magic(self.data)
+        return detect_format(self.data)
 
 
-def magic(data: bytes) -> tuple[str, str] | None:
+def detect_format(data: bytes) -> tuple[str, str] | None:
     """(what a file is, what to do) where its first bytes tell."""
     head = data[:16].lstrip().lower() if data[:16].lstrip()[:1] == b"<" else data[:16]
     for begin, kind, advice in MAGIC:
@@ -67,9 +67,9 @@ def magic(data: bytes) -> tuple[str, str] | None:
     return None
 
 
-def decoded(data: bytes, path: str, line: int = 1, begin: int = 0) -> str:
+def decode_utf8(data: bytes, path: str, line: int = 1, begin: int = 0) -> str:
     """UTF-8 as text, with or without a byte order mark. `data` may be a part of a file: it begins at this line and byte."""
-    kind = None if begin else magic(data)
+    kind = None if begin else detect_format(data)
     if kind:
         raise DataError(f"{path} is not text in UTF-8: it holds {kind[0]}. {kind[1]}")
     at = data.find(b"\0")
@@ -92,27 +92,27 @@ def decoded(data: bytes, path: str, line: int = 1, begin: int = 0) -> str:
         ) from None
 
 
-def check_unpacked(name: str, what: str, need: int, packed: int, max_bytes: int) -> None:
+def refuse_if_too_large(name: str, what: str, need: int, packed: int, max_bytes: int) -> None:
     """Refuse what would unpack to more than is read, or to far more than any honest file of that size."""
     if need > max_bytes:
         raise DataError(
             f"{name} declares {what}{need:,} bytes unpacked and at most {max_bytes:,} are read. "
             "Raise --max-bytes, or split the file."
         )
-    if need > FREE and need > RATIO * max(packed, 1):
+    if need > ALWAYS_ALLOWED and need > MOST_COMPRESSION * max(packed, 1):
         raise DataError(
-            f"{name} declares {what}{need:,} bytes unpacked from {packed:,}, over {RATIO}:1. "
+            f"{name} declares {what}{need:,} bytes unpacked from {packed:,}, over {MOST_COMPRESSION}:1. "
             "Write it without compression."
         )
 
 
-def opened(path: str | os.PathLike[str], flags: int = 0) -> IO[bytes]:
+def open_file(path: str | os.PathLike[str], flags: int = 0) -> IO[bytes]:
     """A file to be read; `flags` are more of os.open's."""
-    name = shown(os.fspath(path), 4096)
+    name = one_line(os.fspath(path), 4096)
     try:
         return open(path, "rb", opener=lambda path, usual: os.open(path, usual | flags))
     except FileNotFoundError:
-        raise DataError(f"{name} does not exist{_nearest(Path(path))}") from None
+        raise DataError(f"{name} does not exist{suggest_name(Path(path))}") from None
     except IsADirectoryError:
         raise DataError(f"{name} is a directory; expected a file.") from None
     except PermissionError:
@@ -120,13 +120,13 @@ def opened(path: str | os.PathLike[str], flags: int = 0) -> IO[bytes]:
             f"{name} cannot be read: no permission. Check its owner and mode (ls -l)."
         ) from None
     except (OSError, ValueError) as e:
-        raise DataError(f"{name} cannot be opened: {said(e)}.") from None
+        raise DataError(f"{name} cannot be opened: {error_text(e)}.") from None
 
 
-def load(path: str | os.PathLike[str], max_bytes: int) -> Source:
+def load_file(path: str | os.PathLike[str], max_bytes: int) -> LoadedFile:
     """All bytes of a regular file of at most max_bytes; a pipe or device is not opened for reading."""
-    name = shown(os.fspath(path), 4096)
-    with opened(path, getattr(os, "O_NONBLOCK", 0)) as file:
+    name = one_line(os.fspath(path), 4096)
+    with open_file(path, getattr(os, "O_NONBLOCK", 0)) as file:
         try:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
@@ -142,15 +142,15 @@ def load(path: str | os.PathLike[str], max_bytes: int) -> Source:
                 )
             data = file.read(status.st_size)
         except OSError as e:
-            raise DataError(f"{name} cannot be read: {said(e)}.") from None
-    return Source(name, data, hashlib.sha256(data).hexdigest())
+            raise DataError(f"{name} cannot be read: {error_text(e)}.") from None
+    return LoadedFile(name, data, hashlib.sha256(data).hexdigest())
 
 
-def _nearest(path: Path) -> str:
+def suggest_name(path: Path) -> str:
     """The end of a sentence that says a file is not there: what may have been meant."""
     try:
         siblings = sorted(p.name for p in path.parent.iterdir())
     except (OSError, ValueError):
-        return f", nor can its folder '{shown(path.parent, 200)}' be listed."
+        return f", nor can its folder '{one_line(path.parent, 200)}' be listed."
     near = nearest(path.name, siblings)
-    return f"; did you mean '{shown(near)}'?" if near else "."
+    return f"; did you mean '{one_line(near)}'?" if near else "."

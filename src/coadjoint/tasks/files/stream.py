@@ -20,19 +20,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...errors import ConfigError, DataError, KindError, StorageError, brief, check_path, shown
-from ..description import Description, Names, Path_
+from ...errors import ConfigError, DataError, KindError, StorageError, brief, check_path, one_line
+from ..description import ColumnNames, Description, PathLike
 from ..preparation import column_names, labels_of
-from .parsing import is_number, quantity
-from .rows import Cells, rows_of
-from .sheet import Options, Problems, listed
-from .table import roles
+from .parsing import is_number, number_in_cell
+from .rows import Cells, open_rows
+from .sheet import Options, Problems, quote_names
+from .table import assign_roles
 
 Pair = tuple[Tensor, Tensor]
-CLASSES = 10_000  # the most that a first pass collects
+MOST_CLASSES = 10_000  # the most that a first pass collects
 
 
-class Scale:
+class RunningScale:
     """Mean and variance of the rows so far, [C]:
 
     mean_t = mean_{t-1} + (x_t - mean_{t-1}) / t,   M_t = M_{t-1} + (x_t - mean_{t-1}) (x_t - mean_t),   var_t = M_t / t"""
@@ -89,10 +89,10 @@ class File:
 
     def __init__(
         self,
-        path: Path_,
+        path: PathLike,
         *,
-        target: Names = None,
-        features: Names = None,
+        target: ColumnNames = None,
+        features: ColumnNames = None,
         kind: str | None = None,
         classes: Sequence[str] | None = None,
         id: str | None = None,
@@ -138,9 +138,9 @@ class File:
         )
         self.path, self.dtype, self.reading = os.fspath(path), dtype, reading | {"missing": missing}
         self.name = "stream" if self.path == "-" else Path(self.path).name.split(".")[0]
-        self.source = rows_of(self.path, self.options)
+        self.source = open_rows(self.path, self.options)
         problems = Problems(self.source.path)
-        self.of = roles(self.source.names, self.options, problems)
+        self.of = assign_roles(self.source.names, self.options, problems)
         self.index = {name: k for k, name in enumerate(self.source.names)}
         self.notes = list(self.of.notes)
         self.rows = iter(self.source)
@@ -157,7 +157,7 @@ class File:
         classify = self.kind == "classify"
         if classify and len(self.of.targets) > 1:
             raise DataError(
-                f"{self.source.path}: labels come in one column; --target names {listed(self.of.targets)}."
+                f"{self.source.path}: labels come in one column; --target names {quote_names(self.of.targets)}."
             )
         self.inputs = len(self.of.features)
         self.outputs = (
@@ -171,9 +171,11 @@ class File:
             ("softmax", "cross-entropy") if classify else ("identity", "squared")
         )
         self.metric = "accuracy" if classify else "mse"
-        self.scale = Scale(self.inputs, standardise)
+        self.scale = RunningScale(self.inputs, standardise)
         self.target_scale = (
-            self.scale if self.kind == "next" else Scale(self.outputs, standardise and not classify)
+            self.scale
+            if self.kind == "next"
+            else RunningScale(self.outputs, standardise and not classify)
         )
         self.counts = np.zeros(self.outputs)  # of classes, so far
         self.count, self.sum, self.skip = (
@@ -219,15 +221,15 @@ class File:
             )
         found: set[str] = set()
         column = self.index[self.of.targets[0]]
-        with closing(rows_of(self.path, self.options)) as again:
+        with closing(open_rows(self.path, self.options)) as again:
             for _, cells in again:
-                found.add(label_of(cells[column]))
-                if len(found) > CLASSES:
-                    raise DataError(f"{self.source.path} column '{shown(self.of.targets[0])}': more than {CLASSES:,} classes. Pass --kind regress.")  # fmt: skip
+                found.add(label_text(cells[column]))
+                if len(found) > MOST_CLASSES:
+                    raise DataError(f"{self.source.path} column '{one_line(self.of.targets[0])}': more than {MOST_CLASSES:,} classes. Pass --kind regress.")  # fmt: skip
         found.discard("")
-        where = f"{self.source.path} column '{shown(self.of.targets[0])}'"
+        where = f"{self.source.path} column '{one_line(self.of.targets[0])}'"
         labels = labels_of(found, where)
-        self.notes.append(f"{len(labels)} classes, found in a first pass: {listed(labels)}")
+        self.notes.append(f"{len(labels)} classes, found in a first pass: {quote_names(labels)}")
         return labels
 
     def __iter__(self) -> Iterator[Pair | None]:
@@ -253,7 +255,7 @@ class File:
 
     def steps(self, place: str, cells: Cells) -> list[Pair | None]:
         """What a row brings: a pair, and before it None if another sequence begins."""
-        word = label_of(cells[self.index[self.of.id]]) if self.of.id else ""
+        word = label_text(cells[self.index[self.of.id]]) if self.of.id else ""
         begins = self.count > 0 and word != self.word
         before, last = (None, None) if begins else (self.before, self.last)
         x = self.filled(place, self.numbers(place, cells, self.of.features), before)
@@ -263,7 +265,7 @@ class File:
             u: np.ndarray | None = z
             y = torch.tensor(k)
             self.worth = functools.partial(
-                right, k, int(self.counts.argmax()) if self.counts.any() else None
+                classification_scores, k, int(self.counts.argmax()) if self.counts.any() else None
             )
             self.counts[k] += 1
         else:
@@ -272,7 +274,7 @@ class File:
             u = last if self.kind == "next" else z
             y = torch.tensor(self.target_scale(t), dtype=self.dtype)
             self.worth = functools.partial(
-                errors, t, self.target_scale.centre, self.target_scale.std
+                regression_scores, t, self.target_scale.centre, self.target_scale.std
             )
             if self.kind == "regress":
                 self.target_scale.add(t)
@@ -284,10 +286,10 @@ class File:
     def numbers(self, place: str, cells: Cells, names: Sequence[str]) -> np.ndarray:
         found = np.empty(len(names))
         for j, name in enumerate(names):
-            value = quantity(cells[self.index[name]], self.options)
+            value = number_in_cell(cells[self.index[name]], self.options)
             if isinstance(value, str):
                 raise DataError(
-                    f"{place} column '{shown(name)}': {value.replace('drop|ffill|mask', 'ffill')}"
+                    f"{place} column '{one_line(name)}': {value.replace('drop|ffill|mask', 'ffill')}"
                 )
             found[j] = value
         return found
@@ -306,18 +308,20 @@ class File:
     def refuse(self, place: str, x: np.ndarray, names: Sequence[str], what_to_do: str) -> None:
         if np.isnan(x).any():
             name = names[int(np.isnan(x).argmax())]
-            raise DataError(f"{place} column '{shown(name)}': the value is missing. {what_to_do}")
+            raise DataError(
+                f"{place} column '{one_line(name)}': the value is missing. {what_to_do}"
+            )
 
     def label(self, place: str, cells: Cells) -> int:
-        label = label_of(cells[self.index[self.of.targets[0]]])
+        label = label_text(cells[self.index[self.of.targets[0]]])
         if label not in self.code:
             what = (
-                f"'{shown(label)}' is none of the classes {listed(self.labels)}"
+                f"'{one_line(label)}' is none of the classes {quote_names(self.labels)}"
                 if label
                 else "the label is missing"
             )
             raise DataError(
-                f"{place} column '{shown(self.of.targets[0])}': {what}. Fix it, or name it in --classes."
+                f"{place} column '{one_line(self.of.targets[0])}': {what}. Fix it, or name it in --classes."
             )
         return self.code[label]
 
@@ -373,7 +377,7 @@ class File:
         return asdict(
             Description(
                 self.kind, "every", list(self.of.features), targets, self.labels, mean(self.scale), std(self.scale), t_mean, t_std,
-                [], self.source.named, {"id": self.of.id, "time": self.of.time}, None, str(self.dtype).removeprefix("torch."),
+                [], self.source.has_names, {"id": self.of.id, "time": self.of.time}, None, str(self.dtype).removeprefix("torch."),
                 self.reading | {"irregular": "allow"},
             )
         )  # fmt: skip
@@ -382,7 +386,9 @@ class File:
         self.source.close()
 
 
-def errors(t: np.ndarray, mean: np.ndarray, std: np.ndarray, a: Tensor) -> dict[str, float]:
+def regression_scores(
+    t: np.ndarray, mean: np.ndarray, std: np.ndarray, a: Tensor
+) -> dict[str, float]:
     """Of mean + std a, and of the mean alone."""
     e = mean + std * a.detach().double().numpy().reshape(-1) - t
     return {
@@ -392,9 +398,9 @@ def errors(t: np.ndarray, mean: np.ndarray, std: np.ndarray, a: Tensor) -> dict[
     }
 
 
-def right(k: int, usual: int | None, a: Tensor) -> dict[str, float]:
+def classification_scores(k: int, usual: int | None, a: Tensor) -> dict[str, float]:
     return {"accuracy": float(int(a.argmax()) == k), "baseline": float(usual == k)}
 
 
-def label_of(cell: Any) -> str:
+def label_text(cell: Any) -> str:
     return "" if cell is None else str(cell).strip()

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ...errors import nearest, shown
+from ...errors import nearest, one_line
 from .parsing import is_number
-from .sheet import CELLS, Options, Problems, Recording, finish, listed
-from .source import Source
+from .sheet import CELLS_LISTED, Options, Problems, Sheet, quote_names, refuse_bad_values
+from .source import LoadedFile
 
-USUAL = {"id": ("id",), "time": ("time", "timestamp"), "target": ("target", "label", "class")}
+USUAL_NAMES = {"id": ("id",), "time": ("time", "timestamp"), "target": ("target", "label", "class")}
 
 
 @dataclass(frozen=True)
@@ -28,24 +28,24 @@ class Roles:
 
 
 @dataclass
-class Columns:
+class TableColumns:
     """The columns that have a role: numbers [N] by name, words [N] by name; lines [N] is where the rows stand."""
 
     numbers: dict[str, np.ndarray] = field(default_factory=dict)
     words: dict[str, list[str]] = field(default_factory=dict)
     time: np.ndarray | None = None
     stamps: list[str] | None = None
-    dated: bool = False
+    has_dates: bool = False
     lines: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
 
 
-def roles(names: Sequence[str], options: Options, problems: Problems) -> Roles:
+def assign_roles(names: Sequence[str], options: Options, problems: Problems) -> Roles:
     """Match the asked or usual names with the columns; a name that is not there is told with the nearest one."""
     here = set(names)
     twice = [n for n, count in Counter(names).items() if count > 1]
     if twice:
         problems.refuse(
-            f"{problems.path}: column names appear more than once: {listed(twice)}. Give each column its own name."
+            f"{problems.path}: column names appear more than once: {quote_names(twice)}. Give each column its own name."
         )
     notes = []
 
@@ -53,19 +53,19 @@ def roles(names: Sequence[str], options: Options, problems: Problems) -> Roles:
         if asked is not None:
             if asked and asked not in here:
                 near = nearest(asked, names)
-                hint = f" Did you mean '{shown(near)}'?" if near else ""
+                hint = f" Did you mean '{one_line(near)}'?" if near else ""
                 problems.add(
-                    f"{problems.path}: there is no column '{shown(asked)}' for --{role}.{hint} Columns: {listed(names)}."
+                    f"{problems.path}: there is no column '{one_line(asked)}' for --{role}.{hint} Columns: {quote_names(names)}."
                 )
                 return ""
             return asked
-        found = [n for n in names if n.casefold() in USUAL.get(role, ())]
+        found = [n for n in names if n.casefold() in USUAL_NAMES.get(role, ())]
         if len(found) > 1:
             problems.add(
-                f"{problems.path}: {listed(found)} could each be the {role} column. Pass --{role} NAME."
+                f"{problems.path}: {quote_names(found)} could each be the {role} column. Pass --{role} NAME."
             )
         if len(found) == 1:
-            notes.append(f"{role} column: '{shown(found[0])}'")
+            notes.append(f"{role} column: '{one_line(found[0])}'")
         return found[0] if found else ""
 
     id, time = find("id", options.id), find("time", options.time)
@@ -76,10 +76,10 @@ def roles(names: Sequence[str], options: Options, problems: Problems) -> Roles:
         targets = (one,) if one else ()
         if not one:
             near = nearest("target", names)
-            hint = f" Did you mean '{shown(near)}'?" if near else ""
+            hint = f" Did you mean '{one_line(near)}'?" if near else ""
             problems.add(
                 f"{problems.path}: there is no column called target, label or class.{hint} Pass --target NAME, or --kind next to predict "
-                f"the next step. Columns: {listed(names)}."
+                f"the next step. Columns: {quote_names(names)}."
             )
     else:
         targets = tuple(n for n in (find("target", t) for t in options.target) if n)
@@ -92,29 +92,31 @@ def roles(names: Sequence[str], options: Options, problems: Problems) -> Roles:
         used = taken.union(features)
         unused = [n for n in names if n not in used]
         if lacking:
-            alike = {n: nearest(n, unused[:200]) for n in lacking[:CELLS]}
+            alike = {n: nearest(n, unused[:200]) for n in lacking[:CELLS_LISTED]}
             hint = "".join(
-                f" Is '{shown(m)}' what is called '{shown(n)}'?" for n, m in alike.items() if m
+                f" Is '{one_line(m)}' what is called '{one_line(n)}'?"
+                for n, m in alike.items()
+                if m
             )
             problems.add(
-                f"{problems.path}: missing columns: {listed(lacking)}; extra columns: {listed(unused) or 'none'}. Expected the features {listed(features)}.{hint}"
+                f"{problems.path}: missing columns: {quote_names(lacking)}; extra columns: {quote_names(unused) or 'none'}. Expected the features {quote_names(features)}.{hint}"
             )
         for name in taken.intersection(features):
             role = "the target" if name in targets else "the id" if name == id else "the time"
             problems.add(
-                f"{problems.path}: column '{shown(name)}' is {role} and an input at once. Leave it out of --features."
+                f"{problems.path}: column '{one_line(name)}' is {role} and an input at once. Leave it out of --features."
             )
         if unused:
-            notes.append(f"columns left out: {listed(unused)}")
+            notes.append(f"columns left out: {quote_names(unused)}")
     if not features and not problems.groups:
         problems.add(
-            f"{problems.path}: no column is left to be a feature. Columns: {listed(names)}."
+            f"{problems.path}: no column is left to be a feature. Columns: {quote_names(names)}."
         )
-    problems.stop()
+    problems.raise_if_any()
     return Roles(id, time, targets, features, tuple(notes))
 
 
-def long_table(source: Source, of: Roles, columns: Columns, options: Options, problems: Problems, where: Callable[[int, str], str]) -> Recording:  # fmt: skip
+def sheet_from_columns(source: LoadedFile, of: Roles, columns: TableColumns, options: Options, problems: Problems, where: Callable[[int, str], str]) -> Sheet:  # fmt: skip
     """The sequences of a long table: rows of one id stand together, and time runs forward in each."""
     lines, rows, notes = columns.lines, len(columns.lines), list(of.notes)
     if of.id:
@@ -131,7 +133,7 @@ def long_table(source: Source, of: Roles, columns: Columns, options: Options, pr
                 problems.add(f"{place}: the id is missing. Fill it in.", "blank id")
             elif name in met:
                 problems.add(
-                    f"{place}: id '{shown(name)}' appears again after other ids. Sort the rows by id and time.",
+                    f"{place}: id '{one_line(name)}' appears again after other ids. Sort the rows by id and time.",
                     "again",
                 )
             met.add(name)
@@ -155,32 +157,34 @@ def long_table(source: Source, of: Roles, columns: Columns, options: Options, pr
     if of.targets and options.kind != "next":
         text = {t: columns.words[t] for t in of.targets if t in columns.words}
         if text and options.kind is None:
-            _ask(text, options, problems)
+            refuse_if_kind_unclear(text, options, problems)
         if text:
             if len(of.targets) > 1:
                 problems.add(
-                    f"{problems.path}: labels come in one column; --target names {len(of.targets)}: {listed(of.targets)}."
+                    f"{problems.path}: labels come in one column; --target names {len(of.targets)}: {quote_names(of.targets)}."
                 )
             y = np.array(text[of.targets[0]], dtype=object)
         else:
             y = np.stack([columns.numbers[t] for t in of.targets], 1)
-    recording = Recording(
+    recording = Sheet(
         source.path, source.sha256, of.features, np.stack([columns.numbers[f] for f in of.features], 1), lengths, ids, where, lines,
         targets=of.targets, y=y, time=columns.time, stamps=columns.stamps, notes=tuple(notes),
-        columns={"id": of.id, "time": of.time} | ({"stamps": "1"} if columns.dated else {}),
+        columns={"id": of.id, "time": of.time} | ({"stamps": "1"} if columns.has_dates else {}),
     )  # fmt: skip
-    return finish(recording, options, problems)
+    return refuse_bad_values(recording, options, problems)
 
 
-def _ask(words: dict[str, list[str]], options: Options, problems: Problems) -> None:
+def refuse_if_kind_unclear(
+    words: dict[str, list[str]], options: Options, problems: Problems
+) -> None:
     """Labels that are words make a classification; where numbers are among them only the user knows."""
     for name, cells in words.items():
         different = dict.fromkeys(cells)
         numeric = next((c for c in different if is_number(c, options)), None)
         word = next((c for c in different if c and not is_number(c, options)), None)
         if numeric is not None or word is None:
-            mixed = f' and words ("{shown(word)}")' if word is not None else ""
-            what = f'numbers ("{shown(numeric)}"){mixed}' if numeric is not None else "nothing"
+            mixed = f' and words ("{one_line(word)}")' if word is not None else ""
+            what = f'numbers ("{one_line(numeric)}"){mixed}' if numeric is not None else "nothing"
             problems.add(
-                f"{problems.path} column '{shown(name)}': the target holds {what}. Pass --kind classify if they are classes, --kind regress if they are quantities."
+                f"{problems.path} column '{one_line(name)}': the target holds {what}. Pass --kind classify if they are classes, --kind regress if they are quantities."
             )

@@ -13,28 +13,28 @@ from typing import IO
 
 import numpy as np
 
-from ...errors import DataError, said, shown
-from .parsing import is_number, numbers, times
-from .sheet import Options, Problems, Recording
-from .source import Source, decoded, opened
-from .table import USUAL, Columns, long_table, roles
+from ...errors import DataError, error_text, one_line
+from .parsing import is_number, parse_numbers, parse_times
+from .sheet import Options, Problems, Sheet
+from .source import LoadedFile, decode_utf8, open_file
+from .table import USUAL_NAMES, TableColumns, assign_roles, sheet_from_columns
 
-BLOCK = (
+ROWS_PER_BLOCK = (
     1 << 12
 )  # rows turned into numbers at a time: the text of a block is gone before the next is read
-PART = 1 << 16  # bytes of a stream that are read at a time
-LINE = 1 << 20  # bytes of the longest line of a stream
-AHEAD = 101  # rows of a whole file that are looked at before the first is taken
+BYTES_PER_PART = 1 << 16  # bytes of a stream that are read at a time
+LONGEST_LINE = 1 << 20  # bytes of the longest line of a stream
+ROWS_AHEAD = 101  # rows of a whole file that are looked at before the first is taken
 
 
 class TextRows:
     """The rows of a table in UTF-8 text with a separator: (line, cells), as many cells as there are names.
 
     names     those of the header, or c1, c2, ...
-    problems  what is told of a row that cannot be used; the rows after it are read nevertheless, if `problems` is patient
+    problems  what is told of a row that cannot be used; the rows after it are read nevertheless, if `problems` is collect_all
     """
 
-    named = True
+    has_names = True
 
     def __init__(
         self, path: str, lines: Iterable[str], options: Options, problems: Problems, ahead: int, file: IO[bytes] | None = None
@@ -61,18 +61,22 @@ class TextRows:
             )
 
     @classmethod
-    def whole(cls, source: Source, options: Options, problems: Problems) -> TextRows:
+    def from_file(cls, source: LoadedFile, options: Options, problems: Problems) -> TextRows:
         """All rows of a file that was read into memory."""
-        return cls(source.path, io.StringIO(source.text(), newline=""), options, problems, AHEAD)
+        return cls(
+            source.path, io.StringIO(source.text(), newline=""), options, problems, ROWS_AHEAD
+        )
 
     @classmethod
-    def stream(cls, path: str, options: Options) -> TextRows:
+    def open(cls, path: str, options: Options) -> TextRows:
         """The rows of a file, of a .gz, or of what is piped in (path "-"), without more of it in memory than a part."""
-        file: IO[bytes] = sys.stdin.buffer if path == "-" else opened(path)
+        file: IO[bytes] = sys.stdin.buffer if path == "-" else open_file(path)
         if path.lower().endswith(".gz"):
             file = gzip.GzipFile(fileobj=file)  # type: ignore[assignment]
         name = "standard input" if path == "-" else path
-        return cls(name, lines_of(file, name), options, Problems(name, patient=False), 2, file)
+        return cls(
+            name, read_lines(file, name), options, Problems(name, collect_all=False), 2, file
+        )
 
     def _parsed(self, reader: Iterator[list[str]]) -> Iterator[tuple[int, list[str]]]:
         """Rows and the line that each begins on; a blank line may only stand at the end."""
@@ -82,7 +86,7 @@ class TextRows:
                 row = next(reader, None)
             except csv.Error as e:
                 unclosed = "end of data" in str(e) or "field larger" in str(e)
-                why = "one opens and is never closed" if unclosed else said(e)
+                why = "one opens and is never closed" if unclosed else error_text(e)
                 self.problems.refuse(
                     f'{self.path}:{line}: the quotes (") of this row do not pair up: {why}. '
                     "Fix the row, or double the quotes inside a cell."
@@ -117,7 +121,7 @@ class TextRows:
         for line, row in self:
             lines.append(line)
             rows.append(row)
-            if len(rows) == BLOCK:
+            if len(rows) == ROWS_PER_BLOCK:
                 yield lines, rows
                 lines, rows = [], []
         if rows:
@@ -131,47 +135,47 @@ class TextRows:
             self.file.close()
 
 
-def lines_of(file: IO[bytes], path: str) -> Iterator[str]:
+def read_lines(file: IO[bytes], path: str) -> Iterator[str]:
     """The lines of a text in UTF-8, as they come: what a pipe has is taken, and no more waited for than a line needs."""
     rest, line, begin = b"", 1, 0
     while True:
         try:
-            part = file.read1(PART)  # type: ignore[attr-defined]
+            part = file.read1(BYTES_PER_PART)  # type: ignore[attr-defined]
         except (OSError, EOFError, zlib.error) as error:
-            raise DataError(f"{path}:{line}: cannot be read on: {said(error)}.") from None
+            raise DataError(f"{path}:{line}: cannot be read on: {error_text(error)}.") from None
         data = rest + part
         # a line ends in \n, \r\n or \r; of a \r at the very end nobody knows yet
         end = max(data.rfind(b"\n"), data.rfind(b"\r", 0, len(data) - 1)) + 1 if part else len(data)
         rest = data[end:]
-        if len(rest) >= LINE:
+        if len(rest) >= LONGEST_LINE:
             at = line + data.count(b"\n", 0, end)
             raise DataError(
-                f"{path}:{at}: a line of {LINE:,} bytes. This is not a table in text, or it is damaged."
+                f"{path}:{at}: a line of {LONGEST_LINE:,} bytes. This is not a table in text, or it is damaged."
             )
         if end:
-            yield from io.StringIO(decoded(data[:end], path, line, begin), newline="")
+            yield from io.StringIO(decode_utf8(data[:end], path, line, begin), newline="")
             line += data.count(b"\n", 0, end)
             begin += end
         if not part:
             return
 
 
-def read_csv(source: Source, options: Options, problems: Problems) -> Recording:
+def read_csv(source: LoadedFile, options: Options, problems: Problems) -> Sheet:
     """A table in UTF-8 text with a separator; every row has as many fields as the header has names."""
-    source_rows = TextRows.whole(source, options, problems)
-    of = roles(source_rows.names, options, problems)
+    source_rows = TextRows.from_file(source, options, problems)
+    of = assign_roles(source_rows.names, options, problems)
     index = {n: k for k, n in enumerate(source_rows.names)}
     wordy = [n for n in (of.id, *(of.targets if options.kind in (None, "classify") else ())) if n]
     numeric = [*of.features, *(of.targets if options.kind == "regress" else ())]
     parts: dict[str, list[np.ndarray]] = {n: [] for n in numeric}
-    columns = Columns(words={n: [] for n in wordy}, stamps=[] if of.time else None)
+    columns = TableColumns(words={n: [] for n in wordy}, stamps=[] if of.time else None)
     same: dict[str, str] = {}  # one string for all cells that read alike
     lines: list[np.ndarray] = []
-    where = lambda line, column: f"{source_rows.place(line)} column '{shown(column)}'"
+    where = lambda line, column: f"{source_rows.place(line)} column '{one_line(column)}'"
     for start, block in source_rows.blocks():
         cells = list(zip(*block, strict=True))
         for name in numeric:
-            values, wrong = numbers(cells[index[name]], options)
+            values, wrong = parse_numbers(cells[index[name]], options)
             parts[name].append(values)
             for i, what in wrong:
                 problems.add(f"{where(start[i], name)}: {what}", ("cells", name))
@@ -183,14 +187,14 @@ def read_csv(source: Source, options: Options, problems: Problems) -> Recording:
             columns.stamps += map(str.strip, cells[index[of.time]])
         lines.append(np.array(start, np.int64))
     if not lines:
-        problems.stop()
+        problems.raise_if_any()
     columns.lines = np.concatenate(lines)
     columns.numbers = {n: np.concatenate(p) for n, p in parts.items()}
     if columns.stamps is not None:
-        columns.time, columns.dated, wrong = times(columns.stamps, options)
+        columns.time, columns.has_dates, wrong = parse_times(columns.stamps, options)
         for i, what in wrong:
             problems.add(f"{where(int(columns.lines[i]), of.time)}: {what}", "time")
-    return long_table(source, of, columns, options, problems, where)
+    return sheet_from_columns(source, of, columns, options, problems, where)
 
 
 def check_separator(rows: list[list[str]], sep: str, problems: Problems) -> None:
@@ -203,7 +207,7 @@ def check_separator(rows: list[list[str]], sep: str, problems: Problems) -> None
             name = {"\t": "tab", " ": "space"}.get(other, other)
             flag = {"\t": "$'\\t'"}.get(other, f"'{other}'")
             problems.refuse(
-                f"{problems.path}: there is one column '{shown(first)}'; the file looks {name}-separated. Pass --sep {flag}."
+                f"{problems.path}: there is one column '{one_line(first)}'; the file looks {name}-separated. Pass --sep {flag}."
             )
 
 
@@ -213,11 +217,11 @@ def check_header(names: list[str], options: Options, problems: Problems) -> None
         None,
         "",
     }
-    known = any(n in asked or n.casefold() in sum(USUAL.values(), ()) for n in names)
+    known = any(n in asked or n.casefold() in sum(USUAL_NAMES.values(), ()) for n in names)
     digits = [n for n in names if is_number(n, options)]
     if digits and not known:
         problems.refuse(
-            f'{problems.path}:1: the first row looks like data ("{shown(digits[0])}"), not names. Pass --no-header (columns are then c1, c2, ...), or add a header.'
+            f'{problems.path}:1: the first row looks like data ("{one_line(digits[0])}"), not names. Pass --no-header (columns are then c1, c2, ...), or add a header.'
         )
     for k, name in enumerate(names):
         if not name:
@@ -225,4 +229,4 @@ def check_header(names: list[str], options: Options, problems: Problems) -> None
                 f"{problems.path}:1: column {k + 1} has no name. Name it, or remove the column.",
                 "names",
             )
-    problems.stop()
+    problems.raise_if_any()

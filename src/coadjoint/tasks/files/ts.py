@@ -6,24 +6,24 @@ import math
 
 import numpy as np
 
-from ...errors import shown
-from .parsing import number, numbers
-from .sheet import Options, Problems, Recording, finish, listed
-from .source import Source
+from ...errors import one_line
+from .parsing import parse_number, parse_numbers
+from .sheet import Options, Problems, Sheet, quote_names, refuse_bad_values
+from .source import LoadedFile
 
-PLAIN = Options()  # points and no grouping, whatever tables use
+PLAIN_OPTIONS = Options()  # points and no grouping, whatever tables use
 TAGS = ("problemname", "timestamps", "missing", "univariate", "dimension", "dimensions", "equallength", "serieslength", "classlabel", "targetlabel", "data")  # fmt: skip
 
 
-def read_ts(source: Source, options: Options, problems: Problems) -> Recording:
+def read_ts(source: LoadedFile, options: Options, problems: Problems) -> Sheet:
     """@tags, then @data and the cases. Lengths may differ between cases, not between the dimensions of one."""
     lines = source.text().splitlines()
-    tags, begin = _tags(lines, problems)
-    labelled, classes, regress = _labels(tags, options, problems)
+    tags, begin = read_tags(lines, problems)
+    labelled, classes, regress = read_label_tags(tags, options, problems)
     cases: list[np.ndarray] = []
     marks: list[int] = []
     words: list[str] = []
-    dims = _count(tags, "dimensions", problems) or _count(tags, "dimension", problems)
+    dims = read_count(tags, "dimensions", problems) or read_count(tags, "dimension", problems)
     if tags.get("univariate", (0, ""))[1].strip().casefold() == "true":
         dims = dims or 1
     for line, text in enumerate(lines[begin:], begin + 1):
@@ -36,25 +36,25 @@ def read_ts(source: Source, options: Options, problems: Problems) -> Recording:
             problems.add(f"{source.path}:{line}: expected {dims} dimensions{' and a label' if labelled else ''} split by ':', got {len(parts)}. Fix the line.", "dims")  # fmt: skip
             continue
         case = [
-            _values(p, f"{source.path}:{line} dimension {k}", k, problems)
+            parse_dimension(p, f"{source.path}:{line} dimension {k}", k, problems)
             for k, p in enumerate(parts)
         ]
         if len({len(c) for c in case}) > 1:
             problems.add(f"{source.path}:{line}: the dimensions have {', '.join(str(len(c)) for c in case[:8])} values; expected the same number in each.", "length")  # fmt: skip
             continue
         if classes and label not in classes:
-            problems.add(f"{source.path}:{line}: label '{shown(label)}' is not one of those in @classLabel: {listed(classes)}.", "label")  # fmt: skip
+            problems.add(f"{source.path}:{line}: label '{one_line(label)}' is not one of those in @classLabel: {quote_names(classes)}.", "label")  # fmt: skip
         cases.append(np.stack(case, 1))
         marks.append(line)
         words.append(label)
     if not cases and not problems.groups:
         problems.add(f"{source.path} has @data but no sequences after it.")
-    problems.stop()
+    problems.raise_if_any()
     y: np.ndarray | None = None
     if labelled and options.kind != "next":
         y = np.array(words, dtype=object)
         if regress:
-            y = _targets(words, marks, source, problems)
+            y = parse_targets(words, marks, source, problems)
     features = tuple(f"dim{k}" for k in range(dims))
     lengths = np.array([len(c) for c in cases])
     starts, of = np.cumsum(lengths) - lengths, np.repeat(np.arange(len(cases)), lengths)
@@ -63,14 +63,14 @@ def read_ts(source: Source, options: Options, problems: Problems) -> Recording:
         at = f" value {row - starts[of[row]] + 1}" if column in features else ""
         return f"{source.path}:{marks[of[row]]} column '{column}'{at}"
 
-    recording = Recording(
+    recording = Sheet(
         source.path, source.sha256, features, np.concatenate(cases), lengths, [str(i) for i in range(len(cases))], where, np.arange(len(of)),
-        targets=("label",) if y is not None else (), y=y, per="sequence", named=False,
+        targets=("label",) if y is not None else (), y=y, y_per="sequence", has_names=False,
     )  # fmt: skip
-    return finish(recording, options, problems)
+    return refuse_bad_values(recording, options, problems)
 
 
-def _tags(lines: list[str], problems: Problems) -> tuple[dict[str, tuple[int, str]], int]:
+def read_tags(lines: list[str], problems: Problems) -> tuple[dict[str, tuple[int, str]], int]:
     """({tag: (line, rest)}, the line after @data)."""
     tags: dict[str, tuple[int, str]] = {}
     for line, text in enumerate(lines, 1):
@@ -80,25 +80,25 @@ def _tags(lines: list[str], problems: Problems) -> tuple[dict[str, tuple[int, st
         tag, _, rest = text[1:].partition(" ")
         if not text.startswith("@"):
             problems.refuse(
-                f"{problems.path}:{line}: expected a tag such as @problemName or @data, got '{shown(text)}'."
+                f"{problems.path}:{line}: expected a tag such as @problemName or @data, got '{one_line(text)}'."
             )
         if tag.casefold() not in TAGS:
-            problems.add(f"{problems.path}:{line}: unknown tag '@{shown(tag)}'; known: {', '.join('@' + t for t in TAGS)}.")  # fmt: skip
+            problems.add(f"{problems.path}:{line}: unknown tag '@{one_line(tag)}'; known: {', '.join('@' + t for t in TAGS)}.")  # fmt: skip
         elif tag.casefold() in tags:
-            problems.add(f"{problems.path}:{line}: tag '@{shown(tag)}' appears twice (first at line {tags[tag.casefold()][0]}).")  # fmt: skip
+            problems.add(f"{problems.path}:{line}: tag '@{one_line(tag)}' appears twice (first at line {tags[tag.casefold()][0]}).")  # fmt: skip
         tags.setdefault(tag.casefold(), (line, rest.strip()))
         if tag.casefold() == "data":
             break
     line, rest = tags.get("timestamps", (0, "false"))
     if rest.casefold() != "false":
-        problems.add(f"{problems.path}:{line}: @timestamps {shown(rest)} is not read: steps are taken as regular, and times would be lost. Resample, write plain values and '@timestamps false'.")  # fmt: skip
+        problems.add(f"{problems.path}:{line}: @timestamps {one_line(rest)} is not read: steps are taken as regular, and times would be lost. Resample, write plain values and '@timestamps false'.")  # fmt: skip
     if "data" not in tags:
         problems.add(f"{problems.path}: there is no @data line, so no sequences.")
-    problems.stop()
+    problems.raise_if_any()
     return tags, tags["data"][0]
 
 
-def _labels(
+def read_label_tags(
     tags: dict[str, tuple[int, str]], options: Options, problems: Problems
 ) -> tuple[bool, list[str], bool]:
     """(whether lines end with a label, the classes that are declared, whether labels are quantities)."""
@@ -119,27 +119,29 @@ def _labels(
     return labelled, classes, (options.kind or kind) == "regress"
 
 
-def _count(tags: dict[str, tuple[int, str]], tag: str, problems: Problems) -> int:
+def read_count(tags: dict[str, tuple[int, str]], tag: str, problems: Problems) -> int:
     line, rest = tags.get(tag, (0, ""))
     if rest and not (rest.isascii() and rest.isdigit() and len(rest) < 7 and int(rest)):
         problems.refuse(
-            f"{problems.path}:{line}: @{tag} must be a positive whole number; got '{shown(rest)}'."
+            f"{problems.path}:{line}: @{tag} must be a positive whole number; got '{one_line(rest)}'."
         )
     return int(rest) if rest else 0
 
 
-def _values(text: str, where: str, k: int, problems: Problems) -> np.ndarray:
+def parse_dimension(text: str, where: str, k: int, problems: Problems) -> np.ndarray:
     cells = text.split(",")
-    values, wrong = numbers(cells, PLAIN)
+    values, wrong = parse_numbers(cells, PLAIN_OPTIONS)
     for i, what in wrong:
         problems.add(f"{where} value {i + 1}: {what}", ("cells", k))
     return values
 
 
-def _targets(words: list[str], marks: list[int], source: Source, problems: Problems) -> np.ndarray:
+def parse_targets(
+    words: list[str], marks: list[int], source: LoadedFile, problems: Problems
+) -> np.ndarray:
     values = np.full((len(words), 1), math.nan)
     for i, word in enumerate(words):
-        value = number(word, PLAIN)
+        value = parse_number(word, PLAIN_OPTIONS)
         if isinstance(value, str):
             problems.add(f"{source.path}:{marks[i]} column 'label': {value}", "targets")
         else:

@@ -11,14 +11,14 @@ import numpy as np
 
 from ...errors import StorageError
 from .curves import Curve
-from .read import mapping, mappings, read_mapping
-from .text import Row, clean, duration, finite_values, goal_of, number, short
+from .read import as_mapping, as_mappings, read_mapping
+from .text import Row, clean, duration, finite_or_nan, finite_values, parse_goal, short_number
 
 BUDGETS = {
     "gradients": "work",
     "seconds": "seconds",
 }  # a setting of a run, and what it says of itself
-ENDED = ("success", "finished", "early-stopped")
+ENDED_STATUSES = ("success", "finished", "early-stopped")
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Wording:
     to: str
     none: str
 
-    def spread(self, values: Sequence[float], tell: Callable[[float], str]) -> str:
+    def median_and_range(self, values: Sequence[float], tell: Callable[[float], str]) -> str:
         """Median (least to greatest)."""
         if not values:
             return self.none
@@ -50,7 +50,7 @@ class Wording:
 
 PAGE = Wording(
     "name", "successes", "time to success", "final {}", True,
-    count=short, time=duration, value=short, to=" to ", none="–",
+    count=short_number, time=duration, value=short_number, to=" to ", none="–",
 )  # fmt: skip
 TERMINAL = Wording(
     "method", "success", "seconds to success", "{}", False,
@@ -58,7 +58,7 @@ TERMINAL = Wording(
 )  # fmt: skip
 
 
-def successes(runs: Iterable[Row]) -> list[Row]:
+def successful_runs(runs: Iterable[Row]) -> list[Row]:
     return [run for run in runs if run.get("success") is True]
 
 
@@ -71,9 +71,11 @@ class MethodRows:
     runs: list[Row]
     budget: Row
 
-    def within(self, budget: str, most: float) -> int:
+    def successes_within(self, budget: str, most: float) -> int:
         """How many of its runs succeeded within a budget."""
-        return sum(used <= most for used in finite_values(successes(self.runs), BUDGETS[budget]))
+        return sum(
+            used <= most for used in finite_values(successful_runs(self.runs), BUDGETS[budget])
+        )
 
 
 @dataclass(frozen=True)
@@ -84,10 +86,10 @@ class TaskRows:
     goal: str
     metric: str
     rows: list[MethodRows]
-    tail: str
+    id_suffix: str
 
     @property
-    def short(self) -> str:
+    def short_name(self) -> str:
         """ "addition" of "addition, 100 steps"."""
         return self.name.split(",")[0]
 
@@ -97,22 +99,24 @@ class TaskRows:
 
     def score(self, runs: list[Row]) -> str:
         """ "2 of 3, 1 failed"; of a task that has no goal how many ended."""
-        lost = sum(failed(run) for run in runs)
-        ended = sum(run.get("status") in ENDED for run in runs)
+        lost = sum(has_failed(run) for run in runs)
+        ended = sum(run.get("status") in ENDED_STATUSES for run in runs)
         won = (
-            f"{len(successes(runs))} of {len(runs)}"
+            f"{len(successful_runs(runs))} of {len(runs)}"
             if self.goal
             else f"no goal; {ended} of {len(runs)} ended"
         )
         return f"{won}, {lost} failed" if lost else won
 
-    def brief(self, name: str) -> str:
+    def summary_cell(self, name: str) -> str:
         """Success and median metric of a method, for the overview."""
         runs = [run for row in self.rows if row.name == name for run in row.runs]
         known = finite_values(runs, "metric")
-        lost = sum(failed(run) for run in runs)
+        lost = sum(has_failed(run) for run in runs)
         score = self.score(runs) if self.goal else f"{lost} failed" if lost else ""
-        return " · ".join(filter(None, (score, short(statistics.median(known)) if known else "–")))
+        return " · ".join(
+            filter(None, (score, short_number(statistics.median(known)) if known else "–"))
+        )
 
     def table(self, words: Wording, metric: str = "") -> tuple[list[str], list[list[str]]]:
         """Heads and rows: success, steps and time to success, the metric; median and range over seeds. Where runs had
@@ -125,7 +129,7 @@ class TaskRows:
         settings = [
             key for key in known if len({str(row.settings.get(key)) for row in self.rows}) > 1
         ][:8]
-        given = [(key, number(row.budget.get(key))) for key in BUDGETS for row in self.rows]
+        given = [(key, finite_or_nan(row.budget.get(key))) for key in BUDGETS for row in self.rows]
         budgets = list(dict.fromkeys((key, most) for key, most in given if most == most))
         heads = [
             words.name,
@@ -140,25 +144,27 @@ class TaskRows:
     def _cells(
         self, row: MethodRows, words: Wording, settings: list[str], budgets: list[tuple[str, float]]
     ) -> list[str]:
-        won = successes(row.runs)
+        won = successful_runs(row.runs)
         cells = [
             row.name,
             *(clean(row.settings.get(key)) for key in settings),
             self.score(row.runs),
         ]
         for key, most in budgets:
-            has_it = self.goal and number(row.budget.get(key)) == most
-            cells.append(f"{row.within(key, most)} of {len(row.runs)}" if has_it else words.none)
-        cells.append(words.spread(finite_values(won, "steps"), words.count))
+            has_it = self.goal and finite_or_nan(row.budget.get(key)) == most
+            cells.append(
+                f"{row.successes_within(key, most)} of {len(row.runs)}" if has_it else words.none
+            )
+        cells.append(words.median_and_range(finite_values(won, "steps"), words.count))
         if budgets:
             used = finite_values(won, "work") if row.budget else []
-            cells.append(words.spread(used, words.count))
-        cells.append(words.spread(finite_values(won, "seconds"), words.time))
-        cells.append(words.spread(finite_values(row.runs, "metric"), words.value))
+            cells.append(words.median_and_range(used, words.count))
+        cells.append(words.median_and_range(finite_values(won, "seconds"), words.time))
+        cells.append(words.median_and_range(finite_values(row.runs, "metric"), words.value))
         return cells
 
 
-def failed(run: Row) -> bool:
+def has_failed(run: Row) -> bool:
     """Whether a run failed, or its process ended without a word."""
     return run.get("status") == "failed" or (
         run.get("status") == "waiting" and bool(run.get("error"))
@@ -176,12 +182,14 @@ class Comparison:
     def of(cls, about: Row, name: str = "") -> Comparison:
         """From the content of compare.json, however damaged; `name` is that of a task that has none."""
         found: dict[str, TaskRows] = {}
-        for entry in mappings(about.get("rows")) or [{}]:
+        for entry in as_mappings(about.get("rows")) or [{}]:
             told = {
                 key: entry.get(key, about.get(key)) for key in ("task", "goal", "metric")
             }  # of the row, or of all
             title = clean(told["task"] or name)
-            metric = told["metric"] if isinstance(told["metric"], str) else goal_of(told["goal"])[0]
+            metric = (
+                told["metric"] if isinstance(told["metric"], str) else parse_goal(told["goal"])[0]
+            )
             tail = f"-{len(found)}" if found else ""
             task = found.setdefault(
                 title, TaskRows(title, str(told["goal"] or ""), metric, [], tail)
@@ -189,10 +197,10 @@ class Comparison:
             if entry:
                 row = (
                     clean(entry.get("name") or "unnamed"),
-                    mapping(entry.get("settings")),
-                    mappings(entry.get("runs")),
+                    as_mapping(entry.get("settings")),
+                    as_mappings(entry.get("runs")),
                 )
-                task.rows.append(MethodRows(*row, mapping(entry.get("budget"))))
+                task.rows.append(MethodRows(*row, as_mapping(entry.get("budget"))))
         return cls(about, list(found.values()))
 
     @classmethod
@@ -213,7 +221,7 @@ class Comparison:
 
 def success_share(name: str, runs: list[Row], longest: float) -> Curve:
     """Share of runs that have succeeded by a step: known as far as the row ran, or to the end if all have succeeded."""
-    ends = sorted(finite_values(successes(runs), "steps"))
+    ends = sorted(finite_values(successful_runs(runs), "steps"))
     known = longest if len(ends) == len(runs) else max(finite_values(runs, "steps"), default=0.0)
     share = np.arange(len(ends) + 1) / max(1, len(runs))
     return name, np.array([0.0, *ends, known]), np.array([*share, share[-1]])

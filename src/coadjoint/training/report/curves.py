@@ -10,25 +10,27 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from .text import Row, number
+from .text import Row, finite_or_nan
 
 Curve = tuple[str, np.ndarray, np.ndarray]  # name, steps, values
 
-FIGURE, SERIES = 24_000, 1500  # points drawn
-CURVES = ("loss", "gradient", "penalty", "rho", "rate", "distance", "share", "damping", "cg")
+MAX_FIGURE_POINTS, MAX_SERIES_POINTS = 24_000, 1500  # points drawn
+TRAINING_KEYS = ("loss", "gradient", "penalty", "rho", "rate", "distance", "share", "damping", "cg")
 
 
-class Store(defaultdict[tuple[str, ...], tuple[array, array]]):
+class CurveStore(defaultdict[tuple[str, ...], tuple[array, array]]):
     """Columns of steps and values, compact enough for long runs."""
 
     def __init__(self) -> None:
         super().__init__(lambda: (array("d"), array("d")))
 
     def put(self, row: Row, keys: Iterable[str], *name: str) -> None:
-        step = number(row.get("step"))
+        step = finite_or_nan(row.get("step"))
         for key in keys:
             if key in row and step == step and ((*name, key) in self or len(self) < 200):
-                for column, x in zip(self[(*name, key)], (step, number(row[key])), strict=True):
+                for column, x in zip(
+                    self[(*name, key)], (step, finite_or_nan(row[key])), strict=True
+                ):
                     column.append(x)
 
     def curve(self, *key: str, name: str = "") -> Curve:
@@ -38,7 +40,7 @@ class Store(defaultdict[tuple[str, ...], tuple[array, array]]):
         return name or key[-1], steps[last], values[last]
 
 
-def thin(y: np.ndarray, most: int) -> np.ndarray:
+def thinned_indices(y: np.ndarray, most: int) -> np.ndarray:
     """Indices of about `most` points: both ends and, of each stretch, the least, the greatest and a gap if there is one."""
     n, finite = len(y), np.isfinite(y)
     if n <= most:

@@ -25,9 +25,9 @@ def save(
         "what is saved", found, (Examination, Compared), "what co.diagnostics.examine has found"
     )
     folder, charts = Path(folder), found.charts()
-    with files.storing(folder):
+    with files.storage_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    files.sweep(folder)
+    files.remove_leftovers(folder)
     heads, rows = found.table()
     told = {
         "format": 1,
@@ -39,7 +39,7 @@ def save(
     files.replace(folder / "diagnostics.json", json_rows.dumps(told, indent=1))
     with files.replacing(folder / "diagnostics.npz") as file:
         np.savez_compressed(file, **found.arrays())  # type: ignore[arg-type]
-    with files.storing(folder):
+    with files.storage_errors(folder):
         for name in DIAGNOSTICS:  # of an earlier look
             (folder / f"{name}.png").unlink(missing_ok=True)
     with contextlib.suppress(MissingError):

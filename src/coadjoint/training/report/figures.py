@@ -8,12 +8,23 @@ from typing import Any
 
 import numpy as np
 
-from .curves import FIGURE, SERIES, Curve, json_numbers, thin
+from .curves import MAX_FIGURE_POINTS, MAX_SERIES_POINTS, Curve, json_numbers, thinned_indices
 from .read import RunRecord
-from .text import COLUMNS, OF_SOME, ROWS, SHARES, Row, clean, goal_of, number, plural, stem_of
+from .text import (
+    HEAT_COLUMNS,
+    HEAT_ROWS,
+    OPTIONAL_CURVES,
+    SHARE_METRICS,
+    Row,
+    clean,
+    finite_or_nan,
+    metric_stem,
+    parse_goal,
+    plural,
+)
 
 # kind of row, key, title, what it shows, label of the axis, options of lines
-TRAINING: list[tuple[str, str, str, str, str, Row]] = [
+TRAINING_FIGURES: list[tuple[str, str, str, str, str, Row]] = [
     ("train", "gradient", "Gradient norm", "of all parameters together, before clipping", "norm of the gradient", {"log": True, "smooth": True}),
     ("train", "penalty", "Penalty", "G, a function of the costates", "penalty G", {"log": None, "smooth": True, "none": "No penalty: plain backpropagation has none."}),
     ("train", "rho", "Penalty weight", "ρ in L + ρ G", "weight ρ", {"log": None, "none": "No penalty, and so no weight."}),
@@ -24,7 +35,7 @@ TRAINING: list[tuple[str, str, str, str, str, Row]] = [
     ("train", "damping", "Damping", "of the model that conjugate gradients minimise", "damping", {"log": True}),
     ("train", "cg", "Conjugate gradient iterations", "of each step", "iterations", {}),
 ]  # fmt: skip
-PROBED: list[tuple[str, str, str, str, str, Row]] = [
+PROBE_FIGURES: list[tuple[str, str, str, str, str, Row]] = [
     ("probe", "decay", "Decay of the costates", "0: the signal arrives whole; below, it vanishes; above, it explodes",
      "log₁₀ ‖λ₀‖ / ‖λ_T‖", {"rules": [{"y": 0, "label": "neither vanishes nor explodes"}]}),
     ("probe", "radius", "Spectral radius", "the largest absolute eigenvalue of W", "spectral radius of W", {"rules": [{"y": 1, "label": "radius 1"}]}),
@@ -52,7 +63,7 @@ def _figure(
     }
 
 
-def lines(
+def line_figure(
     id: str, title: str, about: str, label: str, curves: Sequence[Curve], log: bool | None = False, smooth: bool = False,
     colours: Sequence[int] = (), span: list[int] | None = None, none: str = "No values were recorded.", **rest: Any,
 ) -> Row:  # fmt: skip
@@ -66,7 +77,9 @@ def lines(
     drawn, series = 0, []
     for (name, step, value), colour in zip(curves, colours or itertools.count(), strict=False):
         value = np.where(value > 0, value, np.nan) if log else value
-        at = thin(value, max(24, min(SERIES, FIGURE // len(curves))))
+        at = thinned_indices(
+            value, max(24, min(MAX_SERIES_POINTS, MAX_FIGURE_POINTS // len(curves)))
+        )
         drawn += len(at)
         faint = smooth and len(value) > 400
         one = {
@@ -104,7 +117,7 @@ def lines(
     return _figure("lines", id, title, about, notes=notes, drawn=drawn, total=total, **rest)
 
 
-def _heat(
+def _heat_figure(
     probes: list[tuple[float, np.ndarray, np.ndarray]], id: str, title: str, about: str, label: str
 ) -> Row:
     """Values over time t (across) and training step (up); a cell of many values shows the greatest."""
@@ -114,8 +127,8 @@ def _heat(
     if not np.isfinite(every).any():
         return _figure("heat", id, title, about, "No probes with these values were recorded.")
     times = np.unique(np.concatenate([t for _, t, _ in pairs]))
-    starts = np.array([c[0] for c in np.array_split(times, min(COLUMNS, len(times)))])
-    bands = np.array_split(np.arange(len(pairs)), min(ROWS, len(pairs)))
+    starts = np.array([c[0] for c in np.array_split(times, min(HEAT_COLUMNS, len(times)))])
+    bands = np.array_split(np.arange(len(pairs)), min(HEAT_ROWS, len(pairs)))
     cells = np.full((len(bands), len(starts)), -np.inf)
     for row, band in zip(cells, bands, strict=True):
         for _, t, v in (pairs[k] for k in band):
@@ -143,17 +156,19 @@ def _heat(
 
 def run_figures(run: RunRecord) -> tuple[list[Row], list[Row]]:
     """Training curves, and what the probes saw."""
-    metric, threshold, goal = goal_of(run.result.get("goal"))
-    done = number(run.result.get("success_step"))
+    metric, threshold, goal = parse_goal(run.result.get("goal"))
+    done = finite_or_nan(run.result.get("success_step"))
     succeeded = run.result.get("success") is True and done == done
     common: Row = {"marks": [{"x": done, "label": "success"}] if succeeded else [], "clock": True}
 
     def draw(kind: str, key: str, title: str, about: str, label: str, options: Row) -> Row:
-        return lines(key, title, about, label, [run.store.curve(kind, key)], **(common | options))
+        return line_figure(
+            key, title, about, label, [run.store.curve(kind, key)], **(common | options)
+        )
 
     def idle(kind: str, key: str) -> bool:
         """A penalty that is none, or what this optimiser does not have."""
-        if key in OF_SOME:
+        if key in OPTIONAL_CURVES:
             return (kind, key) not in run.store
         return (
             key in ("penalty", "rho")
@@ -162,15 +177,17 @@ def run_figures(run: RunRecord) -> tuple[list[Row], list[Row]]:
         )
 
     def held_out(k: int, stem: str) -> Row:
-        options: Row = {"span": [0, 1]} if stem in SHARES else {"log": None}
-        if stem_of(metric) == stem and threshold == threshold:
+        options: Row = {"span": [0, 1]} if stem in SHARE_METRICS else {"log": None}
+        if metric_stem(metric) == stem and threshold == threshold:
             options["rules"] = [{"y": threshold, "label": f"goal: {goal}"}]
         about, label = (
             "of sequences that are not trained on",
-            clean(stem) + ", share of answers" * (stem in SHARES),
+            clean(stem) + ", share of answers" * (stem in SHARE_METRICS),
         )
         title = f"Held-out {clean(stem)}"
-        return lines(f"held-out-{k}", title, about, label, run.held_out(stem), **common, **options)
+        return line_figure(
+            f"held-out-{k}", title, about, label, run.held_out(stem), **common, **options
+        )
 
     def heat(k: int, id: str, title: str, about: str, label: str) -> Row:
         if run.axis:  # the states of this network follow one another by something else than time
@@ -179,34 +196,38 @@ def run_figures(run: RunRecord) -> tuple[list[Row], list[Row]]:
                 about.replace("moment", "place"),
             )
         probes = [(s, run.probes[s][0], run.probes[s][k]) for s in sorted(run.probes)]
-        return _heat(probes, id, title, about, label) | ({"axis": run.axis} if run.axis else {})
+        return _heat_figure(probes, id, title, about, label) | (
+            {"axis": run.axis} if run.axis else {}
+        )
 
-    stems = dict.fromkeys(stem_of(key[2]) for key in run.store if key[0] == "held-out")
-    metrics = sorted(stems.keys() - {"loss"}, key=lambda stem: (stem != stem_of(metric), stem))[:12]
+    stems = dict.fromkeys(metric_stem(key[2]) for key in run.store if key[0] == "held-out")
+    metrics = sorted(stems.keys() - {"loss"}, key=lambda stem: (stem != metric_stem(metric), stem))[
+        :12
+    ]
     loss = [run.store.curve("train", "loss", name="training"), *run.held_out("loss")]
     norms = [run.store.curve(*key) for key in run.store if key[0] == "norm"]
     training = [
-        lines("loss", "Loss", "of each training batch, and of held-out sequences", "loss per sequence", loss, log=None, smooth=True, **common),
+        line_figure("loss", "Loss", "of each training batch, and of held-out sequences", "loss per sequence", loss, log=None, smooth=True, **common),
         *(held_out(k, stem) for k, stem in enumerate(metrics)),
-        *(draw(*figure) for figure in TRAINING if not idle(*figure[:2])),
+        *(draw(*figure) for figure in TRAINING_FIGURES if not idle(*figure[:2])),
     ]  # fmt: skip
     inside = [
         heat(1, "costates", "Costates through time", "how much of the error signal reaches each moment", "log₁₀ ‖λₜ‖"),
         heat(2, "temporal", "Temporal components", "what each moment adds to the gradient", "log₁₀ norm of the component at t"),
-        *(draw(*figure) for figure in PROBED),
-        lines("norms", "Gradient by parameter", "the norm for each of them", "norm of the gradient", norms, log=True, **common),
+        *(draw(*figure) for figure in PROBE_FIGURES),
+        line_figure("norms", "Gradient by parameter", "the norm for each of them", "norm of the gradient", norms, log=True, **common),
     ]  # fmt: skip
     return training, inside
 
 
-def drawn_chart(chart: Row, k: int) -> Row:
+def chart_figure(chart: Row, k: int) -> Row:
     """A figure of diagnostics.json: curves, or the cells of a grid."""
     id, title, about, x, y = (
         f"diagnostic-{k}",
         *(clean(chart.get(key) or "") for key in ("title", "about", "x", "y")),
     )
     rows = lambda key, n: [r for r in chart[key] if isinstance(r, list) and len(r) == n][:60] if isinstance(chart.get(key), list) else []  # fmt: skip
-    vector = lambda v: np.array([number(one) for one in v] if isinstance(v, list) else [])
+    vector = lambda v: np.array([finite_or_nan(one) for one in v] if isinstance(v, list) else [])
     curves: list[Curve] = []
     for name, *both in rows("curves", 3):
         across, up = map(vector, both)
@@ -219,13 +240,15 @@ def drawn_chart(chart: Row, k: int) -> Row:
         rules = [
             {"y": at, "label": clean(label)}
             for value, label in rows("rules", 2)
-            if (at := number(value)) == at
+            if (at := finite_or_nan(value)) == at
         ]
-        return lines(id, title, about, label, curves, **rest, **({"rules": rules} if rules else {}))  # type: ignore[arg-type]
+        return line_figure(
+            id, title, about, label, curves, **rest, **({"rules": rules} if rules else {})
+        )  # type: ignore[arg-type]
     _, across, up = curves[0] if curves else ("", np.empty(0), np.empty(0))
-    cells = [row[: len(up)] for row in map(vector, chart["cells"][:ROWS]) if len(row) >= len(up)][
-        : len(across)
-    ]
+    cells = [
+        row[: len(up)] for row in map(vector, chart["cells"][:HEAT_ROWS]) if len(row) >= len(up)
+    ][: len(across)]
     if not any(np.isfinite(row).any() for row in cells):
         return _figure("heat", id, title, about, "No values were recorded.")
     grid = np.array(cells).T
@@ -243,7 +266,7 @@ def drawn_chart(chart: Row, k: int) -> Row:
     )
 
 
-def dots(id: str, title: str, label: str, rows: list[str], points: list[tuple[int, Row, float]], lane: str, **rest: Any) -> Row:  # fmt: skip
+def dot_figure(id: str, title: str, label: str, rows: list[str], points: list[tuple[int, Row, float]], lane: str, **rest: Any) -> Row:  # fmt: skip
     """A mark for each seed; those without a value stand in a lane of their own."""
     marks = [
         {

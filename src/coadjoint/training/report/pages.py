@@ -18,33 +18,33 @@ import numpy as np
 
 from ...errors import MissingError, StorageError, check_path
 from .. import files
-from .comparison import PAGE, Comparison, TaskRows, success_share, successes
-from .curves import json_numbers, thin
-from .figures import dots, drawn_chart, lines, run_figures
+from .comparison import PAGE, Comparison, TaskRows, success_share, successful_runs
+from .curves import json_numbers, thinned_indices
+from .figures import chart_figure, dot_figure, line_figure, run_figures
 from .read import (
     RunRecord,
+    as_mapping,
+    as_mappings,
+    describe_outcome,
     folder_within,
     held_out_curve,
-    mapping,
-    mappings,
-    outcome_of,
     read_mapping,
     read_run,
 )
 from .text import (
-    SHARES,
+    SHARE_METRICS,
     Row,
     clean,
     duration,
+    finite_or_nan,
     finite_values,
-    goal_of,
-    number,
+    metric_stem,
+    parse_goal,
     plural,
-    short,
-    stem_of,
+    short_number,
 )
 
-APART = 14  # curves that colours and dashes can tell apart
+MAX_COLOURS = 14  # curves that colours and dashes can tell apart
 
 
 def write(folder: str | Path) -> Path:
@@ -58,7 +58,7 @@ def write(folder: str | Path) -> Path:
             f"'{folder}' is neither a run folder (metrics.jsonl) nor a compare folder (compare.json). "
             "Give the folder that `coadjoint train` or `coadjoint compare` wrote."
         )
-    page = _render((compare_page if compared else _run_page if run else _diagnosis_page)(folder))
+    page = _render((comparison_page if compared else _run_page if run else _diagnosis_page)(folder))
     files.replace(folder / "report.html", page.encode())
     return folder / "report.html"
 
@@ -110,16 +110,16 @@ def _section(id: str, title: str, lead: str = "", figures: Iterable[Row] = (), t
     return {"id": id, "title": title, "lead": lead, "figures": ordered, "tables": tables, "commands": commands or {}, "pairs": pairs}  # fmt: skip
 
 
-def _flat(value: object, name: str = "", depth: int = 0) -> Iterator[tuple[str, str]]:
+def _flatten(value: object, name: str = "", depth: int = 0) -> Iterator[tuple[str, str]]:
     """Nested settings as dotted names and text."""
     if isinstance(value, dict) and (value or not depth) and depth < 8:
         for key, inner in value.items():
-            yield from _flat(inner, f"{name}.{key}" if name else str(key), depth + 1)
+            yield from _flatten(inner, f"{name}.{key}" if name else str(key), depth + 1)
     else:
         yield name, ", ".join(map(str, value)) if isinstance(value, list) else clean(value)
 
 
-def _describe(section: object) -> str:
+def _describe_settings(section: object) -> str:
     """{"name": "temporal-order", "length": 100} -> "temporal-order, length 100"."""
     if not isinstance(section, dict):
         return clean(section or "")
@@ -139,36 +139,36 @@ def _describe(section: object) -> str:
 
 def _cards(run: RunRecord) -> Row:
     """The key figures, without those that are not there."""
-    result, metric = run.result, goal_of(run.result.get("goal"))[0]
-    splits = mapping(result.get("metrics")).items()
+    result, metric = run.result, parse_goal(run.result.get("goal"))[0]
+    splits = as_mapping(result.get("metrics")).items()
     final = [
         (name != metric, name, split, value)
         for split, of in splits
-        for name, value in mapping(of).items()
+        for name, value in as_mapping(of).items()
     ]
     ends: Callable[..., list[float]] = lambda *key: (
         list(run.store.curve(*key)[2][[0, -1]]) if key in run.store else []
     )
-    change = lambda key: " → ".join(short(v, 3) for v in ends("probe", key) if v == v)
+    change = lambda key: " → ".join(short_number(v, 3) for v in ends("probe", key) if v == v)
     cards = {
-        "steps": short(result.get("step") or run.last),
+        "steps": short_number(result.get("step") or run.last_step),
         "time": duration(result.get("seconds") or [None, *ends("clock", "seconds")][-1]),
         **{
-            clean(f"{name} ({split})"): short(x)
+            clean(f"{name} ({split})"): short_number(x)
             for _, name, split, x in sorted(final, key=lambda f: f[0])[:6]
         },
-        "parameters": short(result.get("parameters")),
-        "best step": short(result.get("best_step")),
+        "parameters": short_number(result.get("parameters")),
+        "best step": short_number(result.get("best_step")),
         "decay, first → last": change("decay"),
         "spectral radius, first → last": change("radius"),
-        "steps clipped": f"{run.clipped:.1%}" if run.clipped else "",
+        "steps clipped": f"{run.clipped_share:.1%}" if run.clipped_share else "",
     }
     return {name: value for name, value in cards.items() if value not in ("", "–")}
 
 
 def _run_tables(run: RunRecord) -> tuple[Row, Row]:
     """Held-out values at up to 40 steps, and examples."""
-    stems = dict.fromkeys(stem_of(key[2]) for key in run.store if key[0] == "held-out")
+    stems = dict.fromkeys(metric_stem(key[2]) for key in run.store if key[0] == "held-out")
     values = {
         name: dict(zip(x, y, strict=True)) for stem in stems for name, x, y in run.held_out(stem)
     }
@@ -177,9 +177,10 @@ def _run_tables(run: RunRecord) -> tuple[Row, Row]:
         grid[k] for k in np.unique(np.linspace(0, len(grid) - 1, min(40, len(grid))).astype(int))
     ]
     held = (
-        [short(step), *(short(column.get(step)) for column in values.values())] for step in grid
+        [short_number(step), *(short_number(column.get(step)) for column in values.values())]
+        for step in grid
     )
-    examples = mappings(run.result.get("examples"))
+    examples = as_mappings(run.result.get("examples"))
     keys = list(dict.fromkeys(key for example in examples for key in example))[:8]
     mark = lambda v: ("✓ yes" if v else "✗ no") if isinstance(v, bool) else v
     shown = ([mark(example.get(key)) for key in keys] for example in examples)
@@ -194,11 +195,11 @@ def _run_page(folder: Path) -> Row:
     config, environment = run.config, run.environment
     (training, inside), (held_out, examples) = run_figures(run), _run_tables(run)
     _, steps, seconds = run.store.curve("clock", "seconds")
-    at = thin(seconds, 600)
+    at = thinned_indices(seconds, 600)
     facts = {
-        "method": _describe(config.get("gradient")),
-        "network": _describe(config.get("network")),
-        "optimiser": _describe(config.get("optimiser")),
+        "method": _describe_settings(config.get("gradient")),
+        "network": _describe_settings(config.get("network")),
+        "optimiser": _describe_settings(config.get("optimiser")),
         "seed": clean(environment.get("seed", "")),
         "started": clean(environment.get("started") or ""),
     }
@@ -210,19 +211,19 @@ def _run_page(folder: Path) -> Row:
         _table(
             "Configuration",
             ["setting", "value"],
-            _flat(config),
+            _flatten(config),
             "No config.yaml: the run was started from Python.",
         ),
         _table(
-            "Environment", ["what", "value"], _flat(environment), "There is no environment.json."
+            "Environment", ["what", "value"], _flatten(environment), "There is no environment.json."
         ),
     ]
     costates = "λₜ = ∂L/∂xₜ are the costates: the error signal at time t of a sequence."
     return {
         "kind": "run",
         "name": clean(name),
-        "title": _describe(config.get("task") or config.get("data")) or clean(name),
-        "outcome": outcome_of(run.result, run.last),
+        "title": _describe_settings(config.get("task") or config.get("data")) or clean(name),
+        "outcome": describe_outcome(run.result, run.last_step),
         "facts": {k: v for k, v in facts.items() if v},
         "notices": run.faults,
         "cards": _cards(run),
@@ -232,7 +233,7 @@ def _run_page(folder: Path) -> Row:
         "sections": [
             _section("training", "Training", figures=training, tables=[held_out]),
             _section("inside", "Inside the gradient", costates, inside),
-            *_diagnoses(folder / "diagnostics", run.faults)[1],
+            *_diagnosis_sections(folder / "diagnostics", run.faults)[1],
             _section("examples", "Example predictions", tables=[examples]),
             _section("setup", "Set-up", tables=setup, pairs=True),
             _section("again", "Run it again", commands=again),
@@ -240,12 +241,12 @@ def _run_page(folder: Path) -> Row:
     }
 
 
-def _diagnoses(folder: Path, faults: list[str]) -> tuple[Row, list[Row]]:
+def _diagnosis_sections(folder: Path, faults: list[str]) -> tuple[Row, list[Row]]:
     """What diagnostics.json says, and its section; none where there is no such file."""
     found = read_mapping(folder / "diagnostics.json", faults)
     if not found:
         return {}, []
-    about, table = mapping(found.get("about")), mapping(found.get("table"))
+    about, table = as_mapping(found.get("about")), as_mapping(found.get("table"))
     texts = lambda v: [clean(one) for one in v][:60] if isinstance(v, list) else []
     heads = texts(table.get("heads"))
     rows = (
@@ -254,35 +255,37 @@ def _diagnoses(folder: Path, faults: list[str]) -> tuple[Row, list[Row]]:
         else []
     )
     words = {i for i, head in enumerate(heads) if head in ("figure", "unit", "what it says")}
-    declined = list(mapping(found.get("declined")).items())
+    declined = list(as_mapping(found.get("declined")).items())
     tables = [_table("Figures", heads, rows, "No figures were recorded.", text=words)]
     if declined:
         tables.append(
             _table("Not for this network", ["diagnostic", "why"], declined, "", folded=True)
         )
     lead = "; ".join(clean(about[key]) for key in ("weights", "sequences") if about.get(key))
-    drawn = [drawn_chart(chart, k) for k, chart in enumerate(mappings(found.get("charts"))[:40])]
+    drawn = [
+        chart_figure(chart, k) for k, chart in enumerate(as_mappings(found.get("charts"))[:40])
+    ]
     return found, [_section("diagnostics", "Diagnostics", lead, drawn, tables)]
 
 
 def _diagnosis_page(folder: Path) -> Row:
     """A page of diagnostics alone."""
     faults: list[str] = []
-    found, sections = _diagnoses(folder, faults)
+    found, sections = _diagnosis_sections(folder, faults)
     if not found:
         why = " ".join(faults)
         raise StorageError(
             f"'{folder / 'diagnostics.json'}' holds no diagnostics. {why} Run `coadjoint diagnose` again."
         )
-    about = mapping(found.get("about"))
-    facts = {"network": _describe(about.get("network")), "seed": clean(about.get("seed"))}
+    about = as_mapping(found.get("about"))
+    facts = {"network": _describe_settings(about.get("network")), "seed": clean(about.get("seed"))}
     table = sections[0]["tables"][0]
     single = table["head"][:3] == ["figure", "value", "unit"]
     command = clean(about.get("command") or "not recorded")
     return {
         "kind": "diagnosis",
         "name": clean(folder.resolve().name),
-        "title": _describe(about.get("task")) or clean(folder.resolve().name),
+        "title": _describe_settings(about.get("task")) or clean(folder.resolve().name),
         "outcome": (
             "calm",
             clean(about.get("sequences") or "Diagnostics"),
@@ -303,7 +306,7 @@ def _diagnosis_page(folder: Path) -> Row:
 
 def _task_sections(folder: Path, task: TaskRows, title: str, faults: list[str]) -> list[Row]:
     """The table of a task, and its figures."""
-    metric, threshold, goal = task.metric, *goal_of(task.goal)[1:]
+    metric, threshold, goal = task.metric, *parse_goal(task.goal)[1:]
     curves, colours = [], []
     for k, run in task.runs:
         if path := folder_within(folder, run):
@@ -322,35 +325,35 @@ def _task_sections(folder: Path, task: TaskRows, title: str, faults: list[str]) 
         if threshold == threshold
         else {}
     )
-    span = {"span": [0, 1]} if stem_of(metric) in SHARES else {"log": None}
+    span = {"span": [0, 1]} if metric_stem(metric) in SHARE_METRICS else {"log": None}
     steps_of = [
-        (k, run, number(run.get("steps")) if run.get("success") is True else math.nan)
+        (k, run, finite_or_nan(run.get("steps")) if run.get("success") is True else math.nan)
         for k, run in task.runs
     ]
-    final_of = [(k, run, number(run.get("metric"))) for k, run in task.runs]
+    final_of = [(k, run, finite_or_nan(run.get("metric"))) for k, run in task.runs]
     many = (
         f"{len(names)} rows are more than colours can tell apart: each run has a page of its own."
     )
-    few, none = len(names) <= APART, "The run folders hold no held-out values."
+    few, none = len(names) <= MAX_COLOURS, "The run folders hold no held-out values."
     success = [
-        dots(f"steps{task.tail}", "Steps to success, seed by seed", "steps to success", names, steps_of, "no success"),
-        lines(f"share{task.tail}", "Success over steps", "share of the seeds that have succeeded by then", "share of seeds",
+        dot_figure(f"steps{task.id_suffix}", "Steps to success, seed by seed", "steps to success", names, steps_of, "no success"),
+        line_figure(f"share{task.id_suffix}", "Success over steps", "share of the seeds that have succeeded by then", "share of seeds",
                [success_share(row.name, row.runs, longest) for row in task.rows if row.runs and few], span=[0, 1], stairs=True,
                none="No runs." if few else many),
-        lines(f"curves{task.tail}", f"Held-out {measure} of every run", "coloured by row of the table", measure, curves if few else [],
+        line_figure(f"curves{task.id_suffix}", f"Held-out {measure} of every run", "coloured by row of the table", measure, curves if few else [],
                colours=colours, rows=names, none=none if few else many, **span, **rules),
-        dots(f"final{task.tail}", f"Final {measure}, seed by seed", f"final {measure}", names, final_of, "no value", **rules),
+        dot_figure(f"final{task.id_suffix}", f"Final {measure}, seed by seed", f"final {measure}", names, final_of, "no value", **rules),
     ]  # fmt: skip
     lead = "Median, and range in brackets. Steps and time are those of the runs that succeeded."
     results_table = _table("Results", head, results, "This comparison holds no rows.", text=(0,))
     drawn = success if task.goal else success[2:]
     return [
-        _section(f"results{task.tail}", title or "Side by side", lead, tables=[results_table]),
-        _section(f"success{task.tail}", "" if title else "Success", figures=drawn),
+        _section(f"results{task.id_suffix}", title or "Side by side", lead, tables=[results_table]),
+        _section(f"success{task.id_suffix}", "" if title else "Success", figures=drawn),
     ]
 
 
-def compare_page(folder: Path) -> Row:
+def comparison_page(folder: Path) -> Row:
     faults: list[str] = []
     comparison = Comparison.read(folder, faults)
     compare, tasks = comparison.about, comparison.tasks
@@ -368,22 +371,26 @@ def compare_page(folder: Path) -> Row:
             label = (
                 f"{task.name}: " * several + f"{task.rows[k].name}, seed {clean(run.get('seed'))}"
             )
-            told = short(run.get("steps")), duration(run.get("seconds")), short(run.get("metric"))
+            told = (
+                short_number(run.get("steps")),
+                duration(run.get("seconds")),
+                short_number(run.get("metric")),
+            )
             each.append([(label, link) if link else label, run.get("status"), *told])
             if run.get("error") or run.get("status") == "failed":
                 failures.append(
                     [label, run.get("status"), run.get("error") or "no reason was recorded"]
                 )
     names = list(dict.fromkeys(row.name for task in tasks for row in task.rows))
-    matrix = ([name, *(task.brief(name) for task in tasks)] for name in names)
+    matrix = ([name, *(task.summary_cell(name) for task in tasks)] for name in names)
     about = "The runs that succeeded, where a task has a goal, and the median of its metric."
     overview = _table(
-        "All tasks", ["name", *(task.short for task in tasks)], matrix, "No rows.", text=(0,)
+        "All tasks", ["name", *(task.short_name for task in tasks)], matrix, "No rows.", text=(0,)
     )
     rows_of = ((row.settings, row.name) for task in tasks for row in task.rows)
-    settled = [*((value, key) for key, value in mapping(compare.get("tasks")).items()), *rows_of]
+    settled = [*((value, key) for key, value in as_mapping(compare.get("tasks")).items()), *rows_of]
     pairs = dict.fromkeys(
-        pair for chosen, name in settled if chosen for pair in _flat(chosen, clean(name))
+        pair for chosen, name in settled if chosen for pair in _flatten(chosen, clean(name))
     )
     tables = {
         "runs": [
@@ -392,21 +399,23 @@ def compare_page(folder: Path) -> Row:
         ],
         "setup": [
             _table("Settings", ["setting", "value"], pairs, "No settings were recorded.", folded=len(pairs) > 40),
-            _table("Environment", ["what", "value"], _flat(mapping(compare.get("environment"))), "No environment was recorded."),
+            _table("Environment", ["what", "value"], _flatten(as_mapping(compare.get("environment"))), "No environment was recorded."),
         ],
     }  # fmt: skip
     counted = [run for task in tasks if task.goal for _, run in task.runs]
-    wins, command = len(successes(counted)), clean(compare.get("command") or "not recorded")
+    wins, command = len(successful_runs(counted)), clean(compare.get("command") or "not recorded")
     tone = "good" if wins else "calm"
     scores = {task.name: task.score([run for _, run in task.runs]) for task in tasks}
     goals = {
-        f"goal of {task.short}" if several else "goal": goal_of(task.goal)[2]
+        f"goal of {task.short_name}" if several else "goal": parse_goal(task.goal)[2]
         for task in tasks
         if task.goal
     }
-    seconds, jobs = number(compare.get("seconds")), number(compare.get("jobs"))
+    seconds, jobs = finite_or_nan(compare.get("seconds")), finite_or_nan(compare.get("jobs"))
     took = (
-        {"took": f"{duration(seconds)}, {short(jobs)} runs at a time"} if seconds == seconds else {}
+        {"took": f"{duration(seconds)}, {short_number(jobs)} runs at a time"}
+        if seconds == seconds
+        else {}
     )
     sections = [
         *([_section("overview", "Overview", about, tables=[overview])] if several else []),
@@ -424,7 +433,7 @@ def compare_page(folder: Path) -> Row:
     return {
         "kind": "comparison",
         "name": clean(folder.resolve().name),
-        "title": " · ".join(task.short for task in tasks) if several else tasks[0].name,
+        "title": " · ".join(task.short_name for task in tasks) if several else tasks[0].name,
         "outcome": (tone, f"{wins} of {len(counted)}", "runs succeeded")
         if counted
         else ("calm", str(len(each)), "runs"),

@@ -14,21 +14,21 @@ import numpy as np
 
 from ...errors import CoadjointError, MissingError, StorageError, check_path
 from .. import files, schemas, settings, storage
-from .curves import CURVES, Curve, Store
-from .text import Row, clean, duration, goal_of, number, plural, short, stem_of
+from .curves import TRAINING_KEYS, Curve, CurveStore
+from .text import Row, clean, duration, finite_or_nan, metric_stem, parse_goal, plural, short_number
 
-MOST, LINE = (
+MAX_FILE_BYTES, MAX_LINE_BYTES = (
     200_000_000,
     4 << 20,
 )  # bytes of a file that is read whole; of a line of one that is read line by line
 NOT_METRICS = ("kind", "split", "step", "sequences")
 
 
-def scan(path: Path, faults: list[str], word: str = "") -> Iterator[Row]:
+def scan_rows(path: Path, faults: list[str], word: str = "") -> Iterator[Row]:
     """The objects of a JSON-lines file, of the lines that hold `word`; what cannot be read adds a sentence to `faults`."""
     bad, n, line = [], 0, ""
     try:
-        for n, content in enumerate(files.read_lines(path, LINE), 1):
+        for n, content in enumerate(files.read_lines(path, MAX_LINE_BYTES), 1):
             line = content.decode("utf-8", "replace")
             if word not in line or not line.strip():
                 continue
@@ -61,7 +61,7 @@ def _reason(path: Path, error: object) -> str:
 def read_rows(path: str | Path) -> list[Row]:
     """The rows of a JSON-lines file, without a last line that a crash cut off."""
     check_path("path", path)
-    return list(scan(Path(path), []))
+    return list(scan_rows(Path(path), []))
 
 
 def read_mapping(path: Path, faults: list[str]) -> Row:
@@ -69,7 +69,7 @@ def read_mapping(path: Path, faults: list[str]) -> Row:
     if not os.path.lexists(path):
         return {}
     try:
-        content = files.read_regular(path, MOST)
+        content = files.read_regular(path, MAX_FILE_BYTES)
         value = (
             json.loads(content.decode())
             if path.suffix == ".json"
@@ -83,16 +83,16 @@ def read_mapping(path: Path, faults: list[str]) -> Row:
     return {}
 
 
-def _judge_model(path: Path, faults: list[str]) -> None:
+def _check_model(path: Path, faults: list[str]) -> None:
     """A sentence in `faults` if the model of a run is damaged: whoever reads the page may want to use it."""
     if not os.path.lexists(path):
         return
     try:
-        description = schemas.description_of(path, schemas.read_header(path))
+        description = schemas.read_metadata(path, schemas.read_header(path))
         if description.get("sha256") is None:
             return  # of a version that wrote none
         with files.open_regular(path) as file:
-            if not storage.unbroken(file, description["sha256"]):
+            if not storage.is_model_intact(file, description["sha256"]):
                 faults.append(
                     f"{path.name} is damaged: it does not have the SHA-256 sum that it carries."
                 )
@@ -102,25 +102,25 @@ def _judge_model(path: Path, faults: list[str]) -> None:
         return
 
 
-def mapping(value: object) -> Row:
+def as_mapping(value: object) -> Row:
     return value if isinstance(value, dict) else {}
 
 
-def mappings(value: object) -> list[Row]:
+def as_mappings(value: object) -> list[Row]:
     return [v for v in value if isinstance(v, dict)] if isinstance(value, list) else []
 
 
-def outcome_of(result: Row, last: float) -> tuple[str, str, str]:
+def describe_outcome(result: Row, last: float) -> tuple[str, str, str]:
     """Tone, word, and what happened."""
     status, at, goal = (
         result.get("status"),
-        short(result.get("step") or last),
-        goal_of(result.get("goal"))[2],
+        short_number(result.get("step") or last),
+        parse_goal(result.get("goal"))[2],
     )
     why = f": {clean(result['reason'])}" if result.get("reason") else ""
     if result.get("success") is True:
-        seconds = number(result.get("success_seconds"))
-        when = short(result.get("success_step") or last) + (
+        seconds = finite_or_nan(result.get("success_seconds"))
+        when = short_number(result.get("success_step") or last) + (
             f", after {duration(seconds)}" if seconds == seconds else ""
         )
         after = "" if status in ("success", "finished") else f"; {clean(status)} at step {at}{why}"
@@ -148,22 +148,26 @@ class RunRecord:
     config: Row
     environment: Row
     result: Row
-    store: Store
+    store: CurveStore
     probes: dict[float, list[np.ndarray]]
     faults: list[str]
-    clipped: float  # share of the steps
+    clipped_share: float  # share of the steps
     axis: str = ""  # of the probes, where it is not time
 
     @property
-    def last(self) -> float:
+    def last_step(self) -> float:
         return max(
-            (self.store.curve("train", k)[1][-1] for k in CURVES if ("train", k) in self.store),
+            (
+                self.store.curve("train", k)[1][-1]
+                for k in TRAINING_KEYS
+                if ("train", k) in self.store
+            ),
             default=math.nan,
         )
 
     def held_out(self, stem: str) -> list[Curve]:
         """The curves of a metric and its variants, for each split."""
-        keys = [key for key in self.store if key[0] == "held-out" and stem_of(key[2]) == stem]
+        keys = [key for key in self.store if key[0] == "held-out" and metric_stem(key[2]) == stem]
         return [self.store.curve(*key, name=f"{key[2]} ({key[1]})") for key in keys]
 
 
@@ -172,16 +176,16 @@ def read_run(folder: Path) -> RunRecord:
     config, environment, result = (
         read_mapping(folder / f, faults) for f in ("config.yaml", "environment.json", "result.json")
     )
-    store, skipped, clipped = Store(), Counter[str](), 0
+    store, skipped, clipped = CurveStore(), Counter[str](), 0
     probes: dict[float, list[np.ndarray]] = {}
     axis = ""
     vector = lambda values: np.array(
-        [number(v) for v in values] if isinstance(values, list) else []
+        [finite_or_nan(v) for v in values] if isinstance(values, list) else []
     )
-    for row in scan(folder / "metrics.jsonl", faults):
-        kind, step = row.get("kind"), number(row.get("step"))
+    for row in scan_rows(folder / "metrics.jsonl", faults):
+        kind, step = row.get("kind"), finite_or_nan(row.get("step"))
         if kind == "train":
-            store.put(row, CURVES, "train")
+            store.put(row, TRAINING_KEYS, "train")
             clipped += row.get("clipped") is True
             skipped.update([clean(row["skipped"])] if row.get("skipped") else [])
         elif kind == "held-out":
@@ -192,12 +196,12 @@ def read_run(folder: Path) -> RunRecord:
             probes[step] = [vector(row.get(key)) for key in ("t", "log10_costates", "temporal")]
             store.put(row, ("decay", "radius"), "probe")
             axis = clean(row.get("axis") or "")
-            norms = mapping(row.get("gradients"))
+            norms = as_mapping(row.get("gradients"))
             store.put(norms | {"step": step}, (k for k in norms if k != "step"), "norm")
     if os.path.lexists(folder / "clock.jsonl"):
-        for row in scan(folder / "clock.jsonl", faults):
+        for row in scan_rows(folder / "clock.jsonl", faults):
             store.put(row, ("seconds",), "clock")
-    _judge_model(folder / "model.safetensors", faults)
+    _check_model(folder / "model.safetensors", faults)
     faults += [f"{plural(n, 'step')} skipped: {why}." for why, n in skipped.most_common(5)]
     trained = len(store.get(("train", "gradient"), ((),))[0])
     return RunRecord(
@@ -216,9 +220,9 @@ def folder_within(folder: Path, run: Row) -> Path | None:
 
 def held_out_curve(path: Path, metric: str, faults: list[str]) -> tuple[str, Curve]:
     """The held-out curve of a run: of `metric` or, if none is named, of the first that is not the loss."""
-    store = Store()
+    store = CurveStore()
     for row in (
-        scan(path / "metrics.jsonl", faults, '"held-out"')
+        scan_rows(path / "metrics.jsonl", faults, '"held-out"')
         if os.path.lexists(path / "metrics.jsonl")
         else ()
     ):

@@ -6,13 +6,13 @@ import re
 from pathlib import Path
 
 from ...errors import check_path
-from .pages import compare_page
+from .pages import comparison_page
 
 
 def markdown(folder: str | Path) -> str:
     """The tables of a comparison in Markdown, with the command that made it and the time it took."""
     check_path("folder", folder)
-    page = compare_page(Path(folder))
+    page = comparison_page(Path(folder))
     plain = lambda cell: " ".join((cell if isinstance(cell, str) else cell[0]).split()).replace(
         "|", "\\|"
     )

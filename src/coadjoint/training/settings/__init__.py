@@ -19,12 +19,12 @@ from typing import Any
 
 from ...errors import CoadjointError, ConfigError
 from .. import files
-from ..files import File
+from ..files import AnyPath
 from . import json_text, toml_text, yaml_text
-from .text import BYTES, Address, Notes, decode, line_of, name_of, read_bytes, show
-from .values import SURROGATE, inspect, scalar
+from .text import MAX_BYTES, Address, Notes, decode, display_name, line_of, read_bytes, show
+from .values import SURROGATE, check_values, parse_scalar
 
-__all__ = ["BYTES", "SURROGATE", "Settings", "dump", "load", "read_json", "scalar"]
+__all__ = ["MAX_BYTES", "SURROGATE", "Settings", "dump", "load", "parse_scalar", "read_json"]
 
 
 @dataclass(frozen=True)
@@ -41,15 +41,15 @@ class Settings:
         return self.name if line is None else f"{self.name}:{line}"
 
 
-def load(path: File, content: bytes | None = None) -> Settings:
+def load(path: AnyPath, content: bytes | None = None) -> Settings:
     """Read a .toml, .yaml, .yml or .json file, or its `content`. An empty file holds no settings."""
-    notes, suffix = Notes(name_of(path)), Path(path).suffix.lower()
+    notes, suffix = Notes(display_name(path)), Path(path).suffix.lower()
     if suffix not in READERS and os.path.isfile(path):
-        raise notes.stop(
+        raise notes.failure(
             None, f"settings are read from {', '.join(READERS)} files; got {show(suffix)}."
         )
-    content = read_bytes(path, BYTES, notes) if content is None else content
-    text = decode(content, BYTES, notes)
+    content = read_bytes(path, MAX_BYTES, notes) if content is None else content
+    text = decode(content, MAX_BYTES, notes)
     values = READERS[suffix](text, notes) if text.strip() else {}
     if not isinstance(values, dict):
         notes.add(
@@ -60,22 +60,22 @@ def load(path: File, content: bytes | None = None) -> Settings:
 
 
 def read_json(
-    source: File | bytes,
-    max_bytes: int = BYTES,
+    source: AnyPath | bytes,
+    max_bytes: int = MAX_BYTES,
     error: type[CoadjointError] = ConfigError,
     name: str = "JSON text",
 ) -> Any:
     """The value of a JSON file (a Path) or text (str or bytes), with the same rules. name: what errors call a text."""
     file = isinstance(source, os.PathLike)
-    notes = Notes(name_of(source) if file else name, error)
+    notes = Notes(display_name(source) if file else name, error)
     raw = source.encode(errors="surrogatepass") if isinstance(source, str) else source
     text = decode(read_bytes(source, max_bytes, notes) if file else raw, max_bytes, notes)
     try:
         return json_text.read_quickly(text)
     except (ValueError, RecursionError):
         pass  # the careful reader says where, and why
-    if len(text) > BYTES:
-        raise notes.stop(
+    if len(text) > MAX_BYTES:
+        raise notes.failure(
             None,
             "not JSON, or with a key that appears twice, a number out of range or too many levels.",
         )
@@ -84,17 +84,17 @@ def read_json(
     return value
 
 
-def dump(mapping: Mapping[str, Any], path: File) -> None:
+def dump(mapping: Mapping[str, Any], path: AnyPath) -> None:
     """Write YAML that `load` reads back to the same values. The file appears whole or not at all."""
-    path, notes = Path(path), Notes(name_of(path))
+    path, notes = Path(path), Notes(display_name(path))
     if path.suffix.lower() not in (".yaml", ".yml"):
-        raise notes.stop(None, "settings are written as YAML. Name the file .yaml.")
-    inspect(mapping, (), notes)
+        raise notes.failure(None, "settings are written as YAML. Name the file .yaml.")
+    check_values(mapping, (), notes)
     notes.check()
-    data = yaml_text.written(mapping).encode() if mapping else b"\n"
-    if len(data) > BYTES:
-        raise notes.stop(
-            None, f"{len(data):,} bytes of settings; at most {BYTES:,} can be read back."
+    data = yaml_text.to_yaml(mapping).encode() if mapping else b"\n"
+    if len(data) > MAX_BYTES:
+        raise notes.failure(
+            None, f"{len(data):,} bytes of settings; at most {MAX_BYTES:,} can be read back."
         )
     files.replace(path, data)
 

@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from .text import DEPTH, TOO_DEEP, Notes
-from .values import Event, build, in_range, inspect, scalar
+from .text import MAX_DEPTH, TOO_DEEP, Notes
+from .values import Event, build, check_range, check_values, parse_scalar
 
 JSON = re.compile(
     r'(?P<quoted>"[^"\\]*+(?:\\.?[^"\\]*+)*+"?)|(?P<plain>[-+.\w]+)|[{}\[\]\n]', re.DOTALL
@@ -23,12 +23,12 @@ def read(text: str, notes: Notes) -> Any:
     nest = 0
     for event in events(text):  # before json follows them
         nest += (event.kind in "{[") - (event.kind in "}]")
-        if nest > DEPTH:
-            raise notes.stop(event.line, TOO_DEEP)
+        if nest > MAX_DEPTH:
+            raise notes.failure(event.line, TOO_DEEP)
     try:
         json.loads(text, parse_int=len, parse_float=len, parse_constant=len)  # the grammar alone
     except json.JSONDecodeError as e:
-        raise notes.stop(e.lineno, f"column {e.colno}: not JSON: {e.msg}.") from None
+        raise notes.failure(e.lineno, f"column {e.colno}: not JSON: {e.msg}.") from None
     found = (e._replace(text=json.loads(e.text)) if e.kind == "quoted" else e for e in events(text))
     return build(next(found), found, (), notes)
 
@@ -38,17 +38,17 @@ def read_quickly(text: str) -> Any:
     value = json.loads(
         text,
         object_pairs_hook=_once,
-        parse_int=lambda digits: in_range(
+        parse_int=lambda digits: check_range(
             int(digits[:21])
         ),  # 21 characters are beyond 64 bits already
-        parse_float=scalar,
-        parse_constant=scalar,
+        parse_float=parse_scalar,
+        parse_constant=parse_scalar,
     )
-    if _levels(value, DEPTH + 1) > DEPTH:
+    if _levels(value, MAX_DEPTH + 1) > MAX_DEPTH:
         raise ValueError(TOO_DEEP)
     if "\\ud" in text.lower():
         notes = Notes("")
-        inspect(value, (), notes)
+        check_values(value, (), notes)
         if notes.problems:
             raise ValueError(notes.problems[0])
     return value

@@ -10,15 +10,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...errors import CoadjointError, ConfigError, nearest, said
+from ...errors import CoadjointError, ConfigError, error_text, nearest
 
-BYTES, DEPTH, SHOWN = (
+MAX_BYTES, MAX_DEPTH, MAX_PROBLEMS = (
     1_000_000,
     8,
     20,
 )  # of a file; of mappings and lists inside each other; problems in one error
-KEY = 1000  # characters of a key
-TOO_DEEP = f"nested more than {DEPTH} deep. Flatten it."
+MAX_KEY = 1000  # characters of a key
+TOO_DEEP = f"nested more than {MAX_DEPTH} deep. Flatten it."
 Address = tuple[str | int, ...]
 
 
@@ -34,24 +34,25 @@ class Notes:
     def add(self, line: int | None, text: str) -> None:
         self.problems.append(f"{self.name}{'' if line is None else f':{line}'}: {text}")
 
-    def stop(self, line: int | None, text: str) -> CoadjointError:
+    def failure(self, line: int | None, text: str) -> CoadjointError:
         """The error for a file that cannot be read further."""
         self.add(line, text)
-        return self.all()
+        return self.as_error()
 
-    def all(self) -> CoadjointError:
-        more = len(self.problems) - SHOWN
+    def as_error(self) -> CoadjointError:
+        more = len(self.problems) - MAX_PROBLEMS
         return self.error(
             "\n".join(
-                self.problems[:SHOWN] + [f"{self.name}: and {more} more problems."] * (more > 0)
+                self.problems[:MAX_PROBLEMS]
+                + [f"{self.name}: and {more} more problems."] * (more > 0)
             )
         )
 
     def check(self) -> None:
         if self.problems:
-            raise self.all()
+            raise self.as_error()
 
-    def key(self, address: Address, line: int, again: bool = False) -> Address:
+    def note_key(self, address: Address, line: int, again: bool = False) -> Address:
         """The address of a key that stands here, perhaps again."""
         first = self.lines.setdefault(address, line)
         if again:
@@ -72,7 +73,7 @@ def show(value: object) -> str:
     return shown if len(shown) <= 60 else f"{shown[:57]}..."
 
 
-def name_of(path: Any) -> str:
+def display_name(path: Any) -> str:
     name = os.fspath(path)
     return name if name.isprintable() else repr(name)
 
@@ -95,8 +96,8 @@ def read_bytes(path: Any, max_bytes: int, notes: Notes) -> bytes:
     except PermissionError:
         reason = "no permission to read it. Change its mode or owner."
     except (OSError, ValueError) as e:
-        reason = f"cannot be read ({said(e)}). Check the name."
-    raise notes.stop(None, reason)
+        reason = f"cannot be read ({error_text(e)}). Check the name."
+    raise notes.failure(None, reason)
 
 
 def nearest_path(path: Path) -> str:
@@ -106,17 +107,17 @@ def nearest_path(path: Path) -> str:
     with contextlib.suppress(OSError):
         near = nearest(path.name, os.listdir(path.parent))
         if near:
-            return f"Did you mean {name_of(path.parent / near)}?"
+            return f"Did you mean {display_name(path.parent / near)}?"
     return "Check the name and the folder."
 
 
 def decode(raw: Any, max_bytes: int, notes: Notes) -> str:
     if len(raw) > max_bytes:
-        raise notes.stop(None, f"is larger than {max_bytes:,} bytes, the most that is read.")
+        raise notes.failure(None, f"is larger than {max_bytes:,} bytes, the most that is read.")
     if raw.startswith((b"\xff\xfe", b"\xfe\xff")):
-        raise notes.stop(None, "is UTF-16 text. Save it as UTF-8.")
+        raise notes.failure(None, "is UTF-16 text. Save it as UTF-8.")
     if b"\0" in raw:
-        raise notes.stop(
+        raise notes.failure(
             raw.count(b"\n", 0, raw.index(0)) + 1,
             "holds NUL bytes: UTF-16, or no text. Save it as UTF-8.",
         )
@@ -124,6 +125,6 @@ def decode(raw: Any, max_bytes: int, notes: Notes) -> str:
         return raw.decode().removeprefix("\ufeff")
     except UnicodeDecodeError as e:
         line = raw.count(b"\n", 0, e.start) + 1
-        raise notes.stop(
+        raise notes.failure(
             line, f"byte 0x{raw[e.start]:02x} is not UTF-8 (latin-1?). Save it as UTF-8."
         ) from None

@@ -6,8 +6,8 @@ import re
 import tomllib
 from typing import Any
 
-from .text import DEPTH, TOO_DEEP, Address, Notes
-from .values import inspect
+from .text import MAX_DEPTH, TOO_DEEP, Address, Notes
+from .values import check_values
 
 TOML = re.compile(
     r"""\#[^\n]*
@@ -28,17 +28,19 @@ def read(text: str, notes: Notes) -> Any:
     except ValueError as e:
         if twice and str(e).startswith("Cannot"):
             notes.problems += twice
-            raise notes.all() from None
+            raise notes.as_error() from None
         if not isinstance(e, tomllib.TOMLDecodeError):  # int() refuses thousands of digits
-            raise notes.stop(None, "an integer is beyond 64 bits. Write a smaller one.") from None
+            raise notes.failure(
+                None, "an integer is beyond 64 bits. Write a smaller one."
+            ) from None
         reason, _, at = " ".join(str(e).split()).partition(" (at ")
         line = (
             int(at.split()[1].rstrip(","))
             if at.startswith("line")
             else text.rstrip().count("\n") + 1
         )
-        raise notes.stop(line, f"not TOML: {reason}.") from None
-    inspect(values, (), notes)
+        raise notes.failure(line, f"not TOML: {reason}.") from None
+    check_values(values, (), notes)
     return values
 
 
@@ -62,7 +64,7 @@ def _toml_lines(text: str, notes: Notes) -> list[str]:
             parts.append(_toml_key(s))
         elif s == "=" and parts:
             place, address = "=", (*table, *parts)
-            twice.key(address, line, address in notes.lines)
+            twice.note_key(address, line, address in notes.lines)
         elif s == "[":
             place += "["
         elif s == "]" and parts and place in ("[", "[["):
@@ -73,11 +75,11 @@ def _toml_lines(text: str, notes: Notes) -> list[str]:
             if place == "[[":
                 last[array] = last.get(array, -1) + 1
                 table = (*array, last[array])
-                notes.key(array, line)
-            twice.key(table, line, table in notes.lines)
+                notes.note_key(array, line)
+            twice.note_key(table, line, table in notes.lines)
             place = "]"
-        if max(nest, len(parts)) > DEPTH:
-            raise notes.stop(line, TOO_DEEP)
+        if max(nest, len(parts)) > MAX_DEPTH:
+            raise notes.failure(line, TOO_DEEP)
         line += s.count("\n")
     return twice.problems
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from .text import DEPTH, KEY, TOO_DEEP, Address, Notes, line_of, show
+from .text import MAX_DEPTH, MAX_KEY, TOO_DEEP, Address, Notes, line_of, show
 
 SURROGATE = re.compile(r"[\ud800-\udfff]")
 INTEGER = re.compile(r"[-+]?(0|[1-9][0-9]*)")
@@ -41,7 +41,7 @@ AMBIGUOUS = [
 ]
 
 
-def in_range(value: Any) -> Any:
+def check_range(value: Any) -> Any:
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
         raise ValueError("beyond 64 bits. Write a smaller integer.")
     if isinstance(value, float) and not math.isfinite(value):
@@ -51,25 +51,25 @@ def in_range(value: Any) -> Any:
     return value
 
 
-def scalar(text: str) -> Any:
+def parse_scalar(text: str) -> Any:
     """What an unquoted word means, in a file or as a flag's value; ValueError, with the reason, if that is not clear."""
     if text in WORDS:
         return WORDS[text]
     if INTEGER.fullmatch(text):
-        return in_range(int(text[:21]))  # 21 characters are beyond 64 bits already
+        return check_range(int(text[:21]))  # 21 characters are beyond 64 bits already
     if FLOAT.fullmatch(text):
-        value = in_range(float(text))
+        value = check_range(float(text))
         if value == 0 and re.search("[1-9]", re.split("[eE]", text)[0]):
             raise ValueError("closer to 0 than any float. Write 0.")
         return value
     for pattern, advice in AMBIGUOUS:
         if re.fullmatch(pattern, text, re.IGNORECASE):
             raise ValueError(advice.format(text))
-    return in_range(text)
+    return check_range(text)
 
 
-def plain_key(text: str) -> str:
-    if not isinstance(scalar(text), str):
+def parse_key(text: str) -> str:
+    if not isinstance(parse_scalar(text), str):
         raise ValueError("a key must be text. Write it in quotes.")
     return text
 
@@ -77,7 +77,9 @@ def plain_key(text: str) -> str:
 def is_word(text: str) -> bool:
     """Whether text means itself without quotes."""
     try:
-        return bool(re.fullmatch(r"[A-Za-z_][A-Za-z0-9_./+-]*", text)) and scalar(text) == text
+        return (
+            bool(re.fullmatch(r"[A-Za-z_][A-Za-z0-9_./+-]*", text)) and parse_scalar(text) == text
+        )
     except ValueError:
         return False
 
@@ -90,53 +92,55 @@ class Event(NamedTuple):
 
 def build(event: Event, events: Iterator[Event], address: Address, notes: Notes) -> Any:
     """The value that begins with an event. Depth is bounded, so recursion is."""
-    if event.kind in "{[" and len(address) == DEPTH:
-        raise notes.stop(event.line, TOO_DEEP)
+    if event.kind in "{[" and len(address) == MAX_DEPTH:
+        raise notes.failure(event.line, TOO_DEEP)
     if event.kind == "[":
         items: list[Any] = []
         while (entry := next(events)).kind != "]":
-            items.append(build(entry, events, notes.key((*address, len(items)), entry.line), notes))
+            items.append(
+                build(entry, events, notes.note_key((*address, len(items)), entry.line), notes)
+            )
         return items
     if event.kind == "{":
         mapping: dict[str, Any] = {}
         while (entry := next(events)).kind != "}":
             if entry.kind in "{[":
-                raise notes.stop(entry.line, "a key must be text; got a list or mapping.")
-            key = leaf(entry, "a key", plain_key, notes)
-            at = notes.key((*address, key), entry.line, key in mapping)
+                raise notes.failure(entry.line, "a key must be text; got a list or mapping.")
+            key = leaf(entry, "a key", parse_key, notes)
+            at = notes.note_key((*address, key), entry.line, key in mapping)
             mapping[key] = build(next(events), events, at, notes)
         return mapping
-    return leaf(event, show(address), scalar, notes)
+    return leaf(event, show(address), parse_scalar, notes)
 
 
 def leaf(event: Event, what: str, plain: Callable[[str], Any], notes: Notes) -> Any:
     try:
-        return (plain if event.kind == "plain" else in_range)(event.text)
+        return (plain if event.kind == "plain" else check_range)(event.text)
     except ValueError as e:
         notes.add(event.line, f"{what} is {show(event.text)[1:-1]}: {e}")
         return event.text
 
 
-def inspect(value: Any, address: Address, notes: Notes) -> None:
+def check_values(value: Any, address: Address, notes: Notes) -> None:
     """Notes what is not plain data: objects, dates, numbers out of range, keys that are not text."""
     say = lambda text: notes.add(line_of(notes.lines, address), f"{show(address)}: {text}")
-    if isinstance(value, Mapping | list | tuple) and len(address) == DEPTH:
+    if isinstance(value, Mapping | list | tuple) and len(address) == MAX_DEPTH:
         say(TOO_DEEP)
     elif isinstance(value, Mapping):
         for key, entry in value.items():
-            if not isinstance(key, str) or len(key) > KEY:
-                say(f"key {show(key)} must be text of at most {KEY} characters.")
-            inspect(key, address, notes)
-            inspect(entry, (*address, str(key)), notes)
+            if not isinstance(key, str) or len(key) > MAX_KEY:
+                say(f"key {show(key)} must be text of at most {MAX_KEY} characters.")
+            check_values(key, address, notes)
+            check_values(entry, (*address, str(key)), notes)
     elif isinstance(value, list | tuple):
         for i, entry in enumerate(value):
-            inspect(entry, (*address, i), notes)
+            check_values(entry, (*address, i), notes)
     elif not isinstance(value, str | int | float | None):
         say(
             f"must be text, a number, true, false or null; got {type(value).__name__}. Write it as text."
         )
     else:
         try:
-            in_range(value)
+            check_range(value)
         except ValueError as e:
             say(str(e))

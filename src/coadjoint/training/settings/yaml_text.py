@@ -12,7 +12,7 @@ from .text import Notes, show
 from .values import Event, build, is_word
 
 
-def package() -> Any:
+def load_pyyaml() -> Any:
     """PyYAML, loaded when it is needed."""
     try:
         import yaml
@@ -24,11 +24,11 @@ def package() -> Any:
 
 
 def read(text: str, notes: Notes) -> Any:
-    found = events(package(), text, notes)
+    found = events(load_pyyaml(), text, notes)
     first = next(found, Event("plain", "", 1))
     value = build(first, found, (), notes)
     for event in found:
-        raise notes.stop(event.line, "a second document starts here. Keep one in a file.")
+        raise notes.failure(event.line, "a second document starts here. Keep one in a file.")
     return {} if value is None else value
 
 
@@ -55,7 +55,7 @@ def events(yaml: Any, text: str, notes: Notes) -> Iterator[Event]:
                 yield Event(marks[type(event)], "", line)
     except yaml.reader.ReaderError as e:
         line = text.count("\n", 0, e.position) + 1
-        raise notes.stop(
+        raise notes.failure(
             line, f"character U+{e.character:04X} is not allowed. Remove it."
         ) from None
     except yaml.MarkedYAMLError as e:
@@ -65,14 +65,14 @@ def events(yaml: Any, text: str, notes: Notes) -> Iterator[Event]:
             reason += f" What begins at line {opened.line + 1}, column {opened.column + 1} may not be closed."
         if re.match(r" *\t", "".join(text.splitlines()[mark.line : mark.line + 1])):
             reason = "a tab cannot indent YAML. Use spaces."
-        raise notes.stop(mark.line + 1, reason) from None
+        raise notes.failure(mark.line + 1, reason) from None
     except (ValueError, OverflowError):
-        raise notes.stop(line, "not YAML: an escape or a version is out of range.") from None
+        raise notes.failure(line, "not YAML: an escape or a version is out of range.") from None
 
 
-def written(values: Mapping[str, Any]) -> str:
+def to_yaml(values: Mapping[str, Any]) -> str:
     """A line for each key, and below it those of a mapping; lists on one line."""
-    return package().dump(
+    return load_pyyaml().dump(
         values, Dumper=dumper(), sort_keys=False, allow_unicode=True, width=float("inf")
     )
 
@@ -80,7 +80,7 @@ def written(values: Mapping[str, Any]) -> str:
 @functools.cache
 def dumper() -> Any:
     """PyYAML's own, but for words without quotes that other readers take for something else."""
-    yaml = package()
+    yaml = load_pyyaml()
 
     class Dumper(yaml.SafeDumper):  # type: ignore[name-defined]
         def ignore_aliases(self, data: Any) -> bool:

@@ -23,9 +23,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from ....errors import MissingError, said
+from ....errors import MissingError, error_text
 
-USUAL = ("cc", "gcc", "clang")
+USUAL_COMPILERS = ("cc", "gcc", "clang")
 FLAGS = (
     "-std=gnu11",
     "-O2",
@@ -37,9 +37,9 @@ FLAGS = (
     "-ffp-contract=off",
     "-w",
 )
-TUNED = (("-march=native",), ("-mcpu=native",), ())  # the first that the compiler takes
+TUNING_FLAGS = (("-march=native",), ("-mcpu=native",), ())  # the first that the compiler takes
 PROBE = "#include <math.h>\n#include <pthread.h>\n#include <stdint.h>\nint answer(void) { return 42; }\n"
-PATIENCE = 300  # seconds for one library
+TIMEOUT = 300  # seconds for one library
 BUILDING = "build-"  # how the names of folders begin in which something is being made
 OLD_STYLE = re.compile("tmp[a-z0-9_]{8}")  # and how they were called once
 DAY = 86_400  # seconds
@@ -50,13 +50,13 @@ class Compiler(NamedTuple):
     identity: str
 
     @staticmethod
-    def found() -> Compiler | None:
+    def find() -> Compiler | None:
         """$CC if it is set, else the first of the usual ones."""
         try:
             asked = shlex.split(os.environ.get("CC", ""))
         except ValueError:  # an open quotation mark
             return None
-        for command in [asked] if asked else [[name] for name in USUAL]:
+        for command in [asked] if asked else [[name] for name in USUAL_COMPILERS]:
             path = shutil.which(command[0])
             if path is not None:
                 real = os.stat(os.path.realpath(path))
@@ -66,7 +66,7 @@ class Compiler(NamedTuple):
         return None
 
 
-class Built(NamedTuple):
+class CompilerSetup(NamedTuple):
     """A compiler that works here, or why there is none."""
 
     compiler: Compiler | None
@@ -84,7 +84,7 @@ def processor() -> str:
 
 
 @functools.cache
-def folder() -> Path:
+def cache_folder() -> Path:
     """Where libraries are kept: $COADJOINT_CACHE, else the user's cache; a temporary folder where that is not ours alone."""
     home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     wanted = Path(
@@ -93,13 +93,13 @@ def folder() -> Path:
     with contextlib.suppress(OSError):
         for missing in reversed([path for path in (wanted, *wanted.parents) if not path.exists()]):
             missing.mkdir(mode=0o700, exist_ok=True)
-        private_place = ours(wanted) and all(safe(path) for path in wanted.parents)
+        private_place = is_ours(wanted) and all(is_safe_parent(path) for path in wanted.parents)
         if private_place and os.access(wanted, os.W_OK | os.X_OK):
             return wanted
-    return _temporary()
+    return _temporary_folder()
 
 
-def ours(path: Path) -> bool:
+def is_ours(path: Path) -> bool:
     """Does it belong to this user, with nobody else allowed to write to it?"""
     status = path.lstat()
     kind = stat.S_ISDIR(status.st_mode) or stat.S_ISREG(status.st_mode)
@@ -108,7 +108,7 @@ def ours(path: Path) -> bool:
     return kind and status.st_uid == os.getuid() and not status.st_mode & 0o022
 
 
-def safe(path: Path) -> bool:
+def is_safe_parent(path: Path) -> bool:
     """Can nobody but this user and root put something else in place of what a folder above the
     libraries holds? Where all may write, as in /tmp, the sticky bit keeps them from what is not theirs."""
     status = path.lstat()
@@ -120,10 +120,10 @@ def safe(path: Path) -> bool:
         return True
     if status.st_mode & stat.S_IWOTH:
         return False
-    return not status.st_mode & stat.S_IWGRP or private(status.st_gid)
+    return not status.st_mode & stat.S_IWGRP or is_private_group(status.st_gid)
 
 
-def private(gid: int) -> bool:
+def is_private_group(gid: int) -> bool:
     """Is it a group of this user alone, as many systems make one for each?"""
     try:
         import grp
@@ -139,7 +139,7 @@ def private(gid: int) -> bool:
     )
 
 
-def _temporary() -> Path:
+def _temporary_folder() -> Path:
     made = tempfile.TemporaryDirectory(prefix="coadjoint-")
     _held.append(made)  # removed when the process ends
     return Path(made.name)
@@ -149,34 +149,34 @@ _held: list[tempfile.TemporaryDirectory[str]] = []
 
 
 @functools.cache
-def built() -> Built:
+def compiler_setup() -> CompilerSetup:
     """The compiler, tried once on a source of one line; the answer is kept on disk like any other library."""
-    compiler = Compiler.found()
+    compiler = Compiler.find()
     if compiler is None:
-        tried = os.environ.get("CC") or ", ".join(USUAL)
-        return Built(None, (), f"needs a C compiler, and none was found (tried {tried})")
+        tried = os.environ.get("CC") or ", ".join(USUAL_COMPILERS)
+        return CompilerSetup(None, (), f"needs a C compiler, and none was found (tried {tried})")
     error = ""
-    for tuned in TUNED:
+    for tuned in TUNING_FLAGS:
         flags = (*FLAGS, *tuned)
         try:
             if _library(compiler, flags, PROBE).answer() == 42:
-                return Built(compiler, flags, None)
+                return CompilerSetup(compiler, flags, None)
         except (OSError, AttributeError) as e:
             error = error or str(e)
     why = f"needs a C compiler, and {' '.join(compiler.command)} does not work"
-    return Built(None, (), f"{why}: {error}" if error else why)
+    return CompilerSetup(None, (), f"{why}: {error}" if error else why)
 
 
 def library(source: str) -> ctypes.CDLL:
     """The source, compiled and loaded."""
-    compiler, flags, refusal = built()
+    compiler, flags, refusal = compiler_setup()
     if compiler is None:
         raise MissingError(f"this {refusal}.")
     try:
         return _library(compiler, flags, source)
     except OSError as e:
         raise MissingError(
-            f"{' '.join(compiler.command)} could not compile a cell: {said(e)}. Use engine='eager'."
+            f"{' '.join(compiler.command)} could not compile a cell: {error_text(e)}. Use engine='eager'."
         ) from None
 
 
@@ -187,24 +187,27 @@ def _library(compiler: Compiler, flags: tuple[str, ...], source: str) -> ctypes.
         _run([*compiler.command, *flags, str(text), "-o", str(out), "-lm"])
 
     return ctypes.CDLL(
-        str(kept("\0".join((source, compiler.identity, *flags, processor())), ".so", make))
+        str(cached_file("\0".join((source, compiler.identity, *flags, processor())), ".so", make))
     )
 
 
-def kept(recipe: str, suffix: str, make: Callable[[Path], object]) -> Path:
+def cached_file(recipe: str, suffix: str, make: Callable[[Path], object]) -> Path:
     """The file that `make(path)` makes of the recipe: found again if it is there and whole, else made. One that is damaged
     or somebody else's is removed."""
     key = _digest(recipe.encode())
-    for path in folder().glob(f"{key}-*{suffix}"):
+    for path in cache_folder().glob(f"{key}-*{suffix}"):
         with contextlib.suppress(OSError):
-            if ours(path) and path.stem == f"{key}-{_digest(path.read_bytes())}":
+            if is_ours(path) and path.stem == f"{key}-{_digest(path.read_bytes())}":
                 return path
             path.unlink()
-    with _building(folder()), tempfile.TemporaryDirectory(prefix=BUILDING, dir=folder()) as place:
+    with (
+        _building(cache_folder()),
+        tempfile.TemporaryDirectory(prefix=BUILDING, dir=cache_folder()) as place,
+    ):
         out = Path(place, f"cell{suffix}")
         make(out)
         out.chmod(0o700)
-        return out.replace(folder() / f"{key}-{_digest(out.read_bytes())}{suffix}")
+        return out.replace(cache_folder() / f"{key}-{_digest(out.read_bytes())}{suffix}")
 
 
 @contextlib.contextmanager
@@ -247,10 +250,10 @@ def _run(command: list[str]) -> None:
     """Raises OSError with the compiler's first line of complaint."""
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=PATIENCE, check=False
+            command, capture_output=True, text=True, errors="replace", timeout=TIMEOUT, check=False
         )
     except subprocess.TimeoutExpired:
-        raise OSError(f"no answer within {PATIENCE} s") from None
+        raise OSError(f"no answer within {TIMEOUT} s") from None
     if done.returncode:
         lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
         raise OSError(

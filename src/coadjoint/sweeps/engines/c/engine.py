@@ -17,18 +17,27 @@ import torch
 from torch import Tensor
 
 from ....cells.cell import Cell
-from ....cells.formula import DEAR, ZERO, Node, add, apart, evaluate, symbol, walk
-from ....cells.program import written
+from ....cells.formula import (
+    EXPENSIVE,
+    ZERO,
+    Node,
+    add,
+    evaluate_nodes,
+    loop_invariants,
+    symbol,
+    walk,
+)
+from ....cells.program import write_code
 from ....errors import Unsupported
 from ...memory import empty
-from ...plan import Plan, Tape
+from ...plan import Saved, SweepPlan
 from ...pointers import pointers
 from ...pointwise import Pointwise
 from ...rows import Link, Rows
-from ..expressions import backwards, forwards, split_up
+from ..expressions import adjoint_step, hoisted_terms, tangent_step
 from . import compiler
 
-SPELLING = {
+OPERATIONS = {
     "add": "({0} + {1})",
     "sub": "({0} - {1})",
     "mul": "({0} * {1})",
@@ -61,10 +70,10 @@ SPELLING = {
         )
     },
 }
-WORK = 10_000_000  # operations that are worth a thread
-MOST = 64  # threads
+WORK_PER_THREAD = 10_000_000  # operations that are worth a thread
+MOST_THREADS = 64  # threads
 FIELDS = ctypes.c_int64 * 21  # struct sweep
-NAMES = (
+ARRAY_NAMES = (
     "starts", "p", "W", "v", "a", "x", "q", "base", "s", "s_last", "k_last", "link", "lam", "delta", "k",
 )  # fmt: skip  # the arrays of struct sweep
 CPU = torch.device("cpu")
@@ -73,13 +82,13 @@ CPU = torch.device("cpu")
 def refusal(device: str) -> str | None:
     if device != "cpu":
         return f"runs on the CPU, and the data is on {device}. Use engine='auto'."
-    missing = compiler.built().refusal
+    missing = compiler.compiler_setup().refusal
     return missing and f"{missing}. Install gcc or clang, set $CC, or use engine='eager'."
 
 
 def describe() -> str:
     """What compiles the loops."""
-    found, flags, refusal = compiler.built()
+    found, flags, refusal = compiler.compiler_setup()
     return f"{os.path.basename(found.command[0])} {' '.join(flags)}" if found else str(refusal)
 
 
@@ -94,7 +103,7 @@ class Array(NamedTuple):
     optional: bool = False
 
 
-def loop(
+def elementwise_loop(
     name: str,
     inputs: Sequence[Array],
     outputs: Sequence[Array],
@@ -104,7 +113,7 @@ def loop(
     names = {n: f"{y.name}{i}" for y in inputs for i, n in enumerate(y.nodes)}
     targets = [(y, i, n) for y in outputs for i, n in enumerate(y.nodes) if (y.name, i) not in skip]
     wanted = {n for n in walk([n for *_, n in targets], frozenset(names)) if n in names}
-    lines, found = written([n for *_, n in targets], names, SPELLING, "const vec {0} = {1};")
+    lines, found = write_code([n for *_, n in targets], names, OPERATIONS, "const vec {0} = {1};")
     loads = []
     for y in inputs:
         for i, n in enumerate(y.nodes):
@@ -144,11 +153,11 @@ static void {name}({taken.replace("long d, long n", "long m, long d")}) {{
 
 
 @functools.cache
-def template(name: str) -> str:
+def read_template(name: str) -> str:
     return files(__package__).joinpath(name).read_text()
 
 
-class Made(NamedTuple):
+class CompiledLoops(NamedTuple):
     """The compiled loops of a cell."""
 
     forward: Any
@@ -159,25 +168,30 @@ class Made(NamedTuple):
 
 
 @functools.cache
-def once_of(cell: Cell) -> tuple[Node, ...]:
+def costly_parameter_terms(cell: Cell) -> tuple[Node, ...]:
     """What the loops need, is made of the parameters alone and is dear."""
-    b, f = backwards(cell), forwards(cell)
-    outputs = (*cell.next, *cell.kept, *b.into_a, *b.into_x, *f.out)
+    b, f = adjoint_step(cell), tangent_step(cell)
+    outputs = (*cell.next, *cell.saved_nodes, *b.into_a, *b.into_x, *f.out)
     moving = (*b.lam, *b.rbar, *f.mu, *f.nu, *cell.a, *cell.v, *cell.x)
-    once, _ = split_up(cell, outputs, moving, frozenset())
-    return tuple(n for n in once if dear(n))
+    once, _ = hoisted_terms(cell, outputs, moving, frozenset())
+    return tuple(n for n in once if is_costly(n))
 
 
-def dear(n: Node) -> bool:
-    return any(m.op in (*DEAR, "power") for m in walk([n]))
+def is_costly(n: Node) -> bool:
+    return any(m.op in (*EXPENSIVE, "power") for m in walk([n]))
 
 
-def source(cell: Cell, dtype: torch.dtype) -> str:
+def cell_source(cell: Cell, dtype: torch.dtype) -> str:
     """The cell's loops in C."""
-    b, f, once = backwards(cell), forwards(cell), once_of(cell)
+    b, f, once = adjoint_step(cell), tangent_step(cell), costly_parameter_terms(cell)
     slot = -1 if cell.read_slot is None else cell.read_slot
     known = [Array("y", tuple(n if n.args else symbol(f"y.{i}") for i, n in enumerate(cell.next)))]
-    known += [Array("q", cell.kept), Array("a", cell.a), Array("v", cell.v), Array("x", cell.x)]
+    known += [
+        Array("q", cell.saved_nodes),
+        Array("a", cell.a),
+        Array("v", cell.v),
+        Array("x", cell.x),
+    ]
     known += [Array("p", (*cell.p, *once), "unit")]
     reads = bool(cell.read)
     into_read = slot >= 0 and reads and b.into_x[slot] is not ZERO
@@ -186,7 +200,7 @@ def source(cell: Cell, dtype: torch.dtype) -> str:
         "SLOTS": len(cell.slots),
         "GATES": len(cell.gates),
         "READS": len(cell.read),
-        "KEPT": len(cell.kept),
+        "KEPT": len(cell.saved_nodes),
         "SIDE": len(cell.v),
         "READ_SLOT": slot,
         "NEEDS_A": int(cell.needs_a),
@@ -195,14 +209,14 @@ def source(cell: Cell, dtype: torch.dtype) -> str:
     skip = frozenset({("into", slot)} if reads and slot >= 0 and not into_read else ())
     delta = Array("delta", tuple(map(add, b.into_a, b.sa)))
     loops = [
-        loop("next", known[2:], [Array("y", cell.next), Array("q", cell.kept)]),
-        loop(
+        elementwise_loop("next", known[2:], [Array("y", cell.next), Array("q", cell.saved_nodes)]),
+        elementwise_loop(
             "pull",
             [*known, Array("lam", b.lam), Array("sa", b.sa, optional=True)],
             [delta, Array("into", b.into_x)],
             skip,
         ),
-        loop(
+        elementwise_loop(
             "push",
             [*known, Array("mu", f.mu), Array("nu", f.nu), Array("g", f.g, optional=True)],
             [Array("out", tuple(map(add, f.out, f.g)))],
@@ -210,23 +224,25 @@ def source(cell: Cell, dtype: torch.dtype) -> str:
     ]
     x, rbar, held = Array("x", cell.x), Array("rbar", b.rbar), Array("held", b.kept)
     loops += [
-        loop("read", [x], [Array("r", cell.read)]),
-        loop("read_pull", [x, rbar, held], [Array("into", tuple(map(add, b.kept, b.back)))]),
-        loop("read_push", [x, Array("mu", f.mu)], [Array("r", f.ahead)]),
+        elementwise_loop("read", [x], [Array("r", cell.read)]),
+        elementwise_loop(
+            "read_pull", [x, rbar, held], [Array("into", tuple(map(add, b.kept, b.back)))]
+        ),
+        elementwise_loop("read_push", [x, Array("mu", f.mu)], [Array("r", f.ahead)]),
     ]
     defined = "".join(f"#define {name} {value}\n" for name, value in counts.items())
-    return defined + template("vectors.h") + template("loops.h") + "".join(loops)
+    return defined + read_template("vectors.h") + read_template("loops.h") + "".join(loops)
 
 
 @functools.cache
-def made(cell: Cell, dtype: torch.dtype) -> Made:
+def compiled_loops(cell: Cell, dtype: torch.dtype) -> CompiledLoops:
     if dtype not in (torch.float32, torch.float64):
         raise Unsupported(f"engine 'cpu' computes in float32 or float64; got {str(dtype)[6:]}.")
-    lib = compiler.library(source(cell, dtype))
-    return Made(lib.forward, lib.adjoint, lib.tangent, once_of(cell), dtype)
+    lib = compiler.library(cell_source(cell, dtype))
+    return CompiledLoops(lib.forward, lib.adjoint, lib.tangent, costly_parameter_terms(cell), dtype)
 
 
-class Points(NamedTuple):
+class CompiledPointwise(NamedTuple):
     """A compiled Pointwise: its loop, and what it is given beside its inputs."""
 
     run: Any
@@ -234,7 +250,9 @@ class Points(NamedTuple):
 
 
 @functools.cache
-def points(op: Pointwise, present: tuple[bool, ...], dtype: torch.dtype) -> Points:
+def compiled_pointwise(
+    op: Pointwise, present: tuple[bool, ...], dtype: torch.dtype
+) -> CompiledPointwise:
     """present: which of op.known and op.inputs are given."""
     inputs: list[Array] = []
     taken: set[Node] = set()  # what has rows
@@ -248,22 +266,24 @@ def points(op: Pointwise, present: tuple[bool, ...], dtype: torch.dtype) -> Poin
             inputs.append(Array(f"in{i}_", nodes, "unit" if name in op.uniform else "row"))
             taken |= set() if name in op.uniform else set(nodes)
     outputs = [
-        Array(f"out{i}_", nodes) for i, (name, nodes) in enumerate(op.outputs) if name in op.live
+        Array(f"out{i}_", nodes)
+        for i, (name, nodes) in enumerate(op.outputs)
+        if name in op.nonzero_outputs
     ]
     flat = [n for y in outputs for n in y.nodes]
-    once = tuple(n for n in apart(flat, taken, frozenset(taken)) if dear(n))
+    once = tuple(n for n in loop_invariants(flat, taken, frozenset(taken)) if is_costly(n))
     arrays = [*inputs, Array("once", once, "unit"), *outputs]
     moved = lambda i, y: f"y[{i}]" + ("" if y.each == "unit" else f" + (lo) * {len(y.nodes)} * d")
     shifted = ", ".join(moved(i, y) for i, y in enumerate(arrays))
-    text = f"#define REAL_IS_DOUBLE {int(dtype == torch.float64)}\n" + template("vectors.h")
+    text = f"#define REAL_IS_DOUBLE {int(dtype == torch.float64)}\n" + read_template("vectors.h")
     text += (
-        loop("points", arrays[: len(inputs) + 1], outputs)
+        elementwise_loop("points", arrays[: len(inputs) + 1], outputs)
         + f"#define SHIFTED(lo) {shifted}\n"
-        + template("points.h")
+        + read_template("points.h")
     )
     run = compiler.library(text).run
     run.argtypes, run.restype = [ctypes.c_int64] * 3 + [ctypes.c_void_p], None
-    return Points(run, once)
+    return CompiledPointwise(run, once)
 
 
 def pointwise(
@@ -281,7 +301,9 @@ def pointwise(
         (y, len(nodes)) for name, nodes, y in given if name is not None and name not in op.uniform
     )
     d, count = like.shape[1] // width, like.shape[0]
-    run, once = points(op, tuple(y is not None for y in (*at_hand, *tensors)), like.dtype)
+    run, once = compiled_pointwise(
+        op, tuple(y is not None for y in (*at_hand, *tensors)), like.dtype
+    )
     extra = like.new_empty(0)
     if once:
         fixed = {
@@ -291,15 +313,25 @@ def pointwise(
             for n, part in zip(nodes, y.split(d), strict=True)
         }
         extra = torch.cat(
-            [torch.as_tensor(y, dtype=like.dtype).expand(d) for y in evaluate(once, fixed)]
+            [torch.as_tensor(y, dtype=like.dtype).expand(d) for y in evaluate_nodes(once, fixed)]
         )
     outputs = [
-        empty((count, d * len(nodes)), like) for name, nodes in op.outputs if name in op.live
+        empty((count, d * len(nodes)), like)
+        for name, nodes in op.outputs
+        if name in op.nonzero_outputs
     ]
     arrays = [*(y for *_, y in given), extra, *outputs]
     entries = sum(y.shape[-1] for y in arrays) // d
-    threads = max(1, min(torch.get_num_threads(), MOST, count, 20 * count * d * entries // WORK))
-    names, sizes = op.expected([(name, nodes) for name, nodes, _ in given], count, d)
+    threads = max(
+        1,
+        min(
+            torch.get_num_threads(),
+            MOST_THREADS,
+            count,
+            20 * count * d * entries // WORK_PER_THREAD,
+        ),
+    )
+    names, sizes = op.expected_sizes([(name, nodes) for name, nodes, _ in given], count, d)
     names.insert(len(given), "once")
     sizes.insert(len(given), len(once) * d)
     found = pointers(names, arrays, sizes, [like.dtype] * len(arrays), CPU)
@@ -309,8 +341,8 @@ def pointwise(
 
 def run(
     sweep: Any,
-    plan: Plan,
-    loops: Made,
+    plan: SweepPlan,
+    loops: CompiledLoops,
     p: Tensor | None,
     d: int,
     flags: tuple[int, int],
@@ -321,17 +353,19 @@ def run(
     cell, rows, once = plan.cell, plan.rows, loops.once
     if once and p is not None:
         values = dict(zip(cell.p, p.chunk(len(cell.p)), strict=True))
-        p = torch.cat([p, *(torch.as_tensor(y, dtype=p.dtype) for y in evaluate(once, values))])
+        p = torch.cat(
+            [p, *(torch.as_tensor(y, dtype=p.dtype) for y in evaluate_nodes(once, values))]
+        )
     starts = None if rows.uniform else torch.tensor(rows.starts)
     work = rows.N * d * (2 * d * len(cell.gates) * max(1, len(cell.read)) + 100)
-    threads = max(1, min(torch.get_num_threads(), MOST, work // WORK))
-    sizes = counts(plan, loops, d, bool(flags[1]))
-    found = pointers(NAMES, (starts, p, *arrays), sizes, kinds(loops.dtype), CPU)
+    threads = max(1, min(torch.get_num_threads(), MOST_THREADS, work // WORK_PER_THREAD))
+    sizes = array_sizes(plan, loops, d, bool(flags[1]))
+    found = pointers(ARRAY_NAMES, (starts, p, *arrays), sizes, array_dtypes(loops.dtype), CPU)
     if sweep(FIELDS(rows.T, rows.B, d, threads, *flags, *found.addresses)):
         raise MemoryError("no memory for the sweep's weights.")
 
 
-def counts(plan: Plan, loops: Made, d: int, keep: bool) -> tuple[int, ...]:
+def array_sizes(plan: SweepPlan, loops: CompiledLoops, d: int, keep: bool) -> tuple[int, ...]:
     """How many values the arrays of struct sweep have."""
     cell, B, N = plan.cell, plan.rows.B, plan.rows.N
     gates, slots = len(cell.gates) * d, len(cell.slots) * d
@@ -342,7 +376,7 @@ def counts(plan: Plan, loops: Made, d: int, keep: bool) -> tuple[int, ...]:
         N * len(cell.v) * d,
         N * gates,
         (B + N) * slots,
-        N * len(cell.kept) * d,
+        N * len(cell.saved_nodes) * d,
         N * gates,
         (B + N) * slots,
         B * slots,
@@ -355,21 +389,21 @@ def counts(plan: Plan, loops: Made, d: int, keep: bool) -> tuple[int, ...]:
 
 
 @functools.cache
-def kinds(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
+def array_dtypes(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
     """The types of the arrays of struct sweep."""
     integers = {"starts": torch.int64, "k_last": torch.int32, "k": torch.int32}
-    return tuple(integers.get(name, dtype) for name in NAMES)
+    return tuple(integers.get(name, dtype) for name in ARRAY_NAMES)
 
 
 @torch.no_grad()
 def forward(
-    plan: Plan, base: Tensor, v: Tensor | None, W: Tensor | None, x0: Tensor, p: Tensor | None
+    plan: SweepPlan, base: Tensor, v: Tensor | None, W: Tensor | None, x0: Tensor, p: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    cell, rows, loops = plan.cell, plan.rows, made(plan.cell, base.dtype)
+    cell, rows, loops = plan.cell, plan.rows, compiled_loops(plan.cell, base.dtype)
     d = x0.shape[1] // len(cell.slots)
     x = empty((rows.B + rows.N, x0.shape[1]), base)
     x[: rows.B] = x0
-    q = empty((rows.N, d * len(cell.kept)), base) if cell.kept else None
+    q = empty((rows.N, d * len(cell.saved_nodes)), base) if cell.saved_nodes else None
     a = base.clone() if W is None and cell.needs_a else empty(base.shape, base)
     run(loops.forward, plan, loops, p, d, (0, 1), (W, v, a, x, q, base, *[None] * 7))
     return x, a, q
@@ -377,33 +411,38 @@ def forward(
 
 @torch.no_grad()
 def adjoint(
-    plan: Plan, tape: Tape, W: Tensor | None, s: Tensor | None, s_last: Tensor | None, sa: Tensor | None,
+    plan: SweepPlan, saved: Saved, W: Tensor | None, s: Tensor | None, s_last: Tensor | None, sa: Tensor | None,
     link: Link | None, scaled: bool, keep: bool, k_last: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
-    cell, rows, loops = plan.cell, plan.rows, made(plan.cell, tape.x.dtype)
-    n = tape.x.shape[1]
+    cell, rows, loops = plan.cell, plan.rows, compiled_loops(plan.cell, saved.x.dtype)
+    n = saved.x.shape[1]
     lam, delta = (
-        empty(tape.x.shape if keep else (2 * rows.B, n), tape.x),
-        empty(tape.a.shape, tape.x),
+        empty(saved.x.shape if keep else (2 * rows.B, n), saved.x),
+        empty(saved.a.shape, saved.x),
     )
     k = torch.empty(rows.B + rows.N, dtype=torch.int32) if scaled else None
-    W, factor = W if backwards(cell).through else None, None if link is None else link.factor
-    arrays = (W, tape.v, tape.a, tape.x, tape.q, sa, s, s_last, k_last, factor, lam, delta, k)
-    run(loops.adjoint, plan, loops, tape.p, n // len(cell.slots), (scaled, keep), arrays)
+    W, factor = W if adjoint_step(cell).through else None, None if link is None else link.factor
+    arrays = (W, saved.v, saved.a, saved.x, saved.q, sa, s, s_last, k_last, factor, lam, delta, k)
+    run(loops.adjoint, plan, loops, saved.p, n // len(cell.slots), (scaled, keep), arrays)
     return lam, delta, k
 
 
 @torch.no_grad()
 def tangent(
-    plan: Plan, tape: Tape, W: Tensor | None, g: Tensor | None, ga: Tensor | None, link: Link | None
+    plan: SweepPlan,
+    saved: Saved,
+    W: Tensor | None,
+    g: Tensor | None,
+    ga: Tensor | None,
+    link: Link | None,
 ) -> tuple[Tensor, Tensor]:
     cell, loops, W = (
         plan.cell,
-        made(plan.cell, tape.x.dtype),
-        W if forwards(plan.cell).through else None,
+        compiled_loops(plan.cell, saved.x.dtype),
+        W if tangent_step(plan.cell).through else None,
     )
-    mu, nu = empty(tape.x.shape, tape.x), empty(tape.a.shape, tape.x)
-    factor, d = None if link is None else link.factor, tape.x.shape[1] // len(cell.slots)
-    arrays = (W, tape.v, tape.a, tape.x, tape.q, ga, g, None, None, factor, mu, nu, None)
-    run(loops.tangent, plan, loops, tape.p, d, (0, 1), arrays)
+    mu, nu = empty(saved.x.shape, saved.x), empty(saved.a.shape, saved.x)
+    factor, d = None if link is None else link.factor, saved.x.shape[1] // len(cell.slots)
+    arrays = (W, saved.v, saved.a, saved.x, saved.q, ga, g, None, None, factor, mu, nu, None)
+    run(loops.tangent, plan, loops, saved.p, d, (0, 1), arrays)
     return mu, nu

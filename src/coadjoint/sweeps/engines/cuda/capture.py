@@ -1,7 +1,7 @@
 """CUDA graphs: operations recorded once and replayed as a whole.
 
 On a GPU a gradient is a hundred small operations, and telling the device about each of them takes longer than doing it. One
-GraphCache serves the gradients (gradients/recorded.py) and the modules of co.nn (nn/replay.py).
+GraphCache serves the gradients (gradients/captured.py) and the modules of co.nn (nn/replay.py).
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from torch import Tensor
 from ....errors import CoadjointError
 from ...torch_internals import TorchDispatchMode
 
-CALLS = 2  # operation by operation, before a gradient is recorded
-KEPT = 4  # recordings of a method
+CALLS_BEFORE_RECORDING = 2  # operation by operation, before a gradient is recorded
+MOST_RECORDINGS = 4  # recordings of a method
 ATTEMPTS = 2  # at a recording: a failure may have come from elsewhere in the process
-Built = TypeVar("Built")
+Captured = TypeVar("Captured")
 # CUDA takes one recording at a time; a second thread that wants one waits.
 _one_at_a_time = threading.Lock()
 
@@ -66,7 +66,7 @@ class RefuseWaiting(TorchDispatchMode):
         return bool(given) and result.dim() > 0 and any(cuda != result.is_cuda for cuda in given)
 
 
-def prepare(device: torch.device, rehearse: Callable[[], object]) -> torch.cuda.Stream:
+def prepare_stream(device: torch.device, rehearse: Callable[[], object]) -> torch.cuda.Stream:
     """A stream to record on, after two rehearsals: the first may load kernels, which waits for the device; what fails only
     while recording would leave the device in disorder."""
     stream = torch.cuda.Stream(device)
@@ -81,7 +81,7 @@ def prepare(device: torch.device, rehearse: Callable[[], object]) -> torch.cuda.
 
 
 @contextlib.contextmanager
-def capturing(
+def capture_graph(
     graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, pool: Any = None
 ) -> Iterator[None]:
     """Record what is launched on `stream` inside.
@@ -98,30 +98,30 @@ def capturing(
             gc.enable()
 
 
-class GraphCache(Generic[Built]):
-    """The last KEPT recordings, by key: made at the third call with one key, replayed from then on."""
+class GraphCache(Generic[Captured]):
+    """The last MOST_RECORDINGS recordings, by key: made at the third call with one key, replayed from then on."""
 
     def __init__(self, what: str) -> None:
         self.what = what  # is recorded, for the warning
-        self.entries: OrderedDict[Any, int | Built | None] = (
+        self.entries: OrderedDict[Any, int | Captured | None] = (
             OrderedDict()
         )  # calls so far; None: cannot be recorded
         self.refusal = ""  # why, the last time
         self.warned = False
 
-    def find(self, key: Any, build: Callable[[], Built]) -> Built | None:
+    def find(self, key: Any, build: Callable[[], Captured]) -> Captured | None:
         """The recording for this key; None if this call runs operation by operation."""
         known = self.entries.pop(key, 0)
         if isinstance(known, int):
             calls = known + 1
             # What is dropped here is destroyed before a recording begins, not while it goes on.
-            while len(self.entries) >= KEPT:
+            while len(self.entries) >= MOST_RECORDINGS:
                 self.entries.popitem(last=False)
-            known = calls if calls <= CALLS else self.record(build)
+            known = calls if calls <= CALLS_BEFORE_RECORDING else self.record(build)
         self.entries[key] = known
         return None if known is None or isinstance(known, int) else known
 
-    def record(self, build: Callable[[], Built]) -> Built | None:
+    def record(self, build: Callable[[], Captured]) -> Captured | None:
         for _ in range(ATTEMPTS):
             try:
                 with _one_at_a_time:

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from ....cells.cell import Cell
-from ..c.compiler import kept
+from ..c.compiler import cached_file
 from .geometry import Geometry
-from .source import PREFACE, source
+from .source import PREFACE, kernel_source
 
 ARRAYS = (
     "X", "A", "Q", "LAM", "DEL", "MU", "NU", "BASE", "V", "W", "PAR", "SRC", "LAST", "SA", "LINK", "K", "TOPS", "KS", "KEND", "KLAST", "LEN", "STARTS",
@@ -29,7 +29,7 @@ def nvrtc() -> ctypes.CDLL:
     raise OSError("libnvrtc.so")
 
 
-def compiled(text: str, arch: str, library: ctypes.CDLL) -> bytes:
+def compile_kernel(text: str, arch: str, library: ctypes.CDLL) -> bytes:
     """Machine code for the source."""
     program = ctypes.c_void_p()
     library.nvrtcCreateProgram(ctypes.byref(program), text.encode(), b"loops.cu", 0, None, None)
@@ -50,7 +50,7 @@ def compiled(text: str, arch: str, library: ctypes.CDLL) -> bytes:
     return code.raw
 
 
-def checked(status: int) -> None:
+def raise_if_failed(status: int) -> None:
     if status:
         text = ctypes.c_char_p()
         driver().cuGetErrorString(status, ctypes.byref(text))
@@ -63,7 +63,7 @@ def driver() -> ctypes.CDLL:
 
 
 @functools.cache
-def kernel(
+def load_kernel(
     name: str,
     cell: Cell,
     g: Geometry,
@@ -74,30 +74,30 @@ def kernel(
     *options: bool,
 ) -> tuple[ctypes.c_void_p, int]:
     """A loaded kernel and its shared memory."""
-    text, shared = source(name, cell, g, d, dtype, uniform, *options)
-    return loaded(PREFACE + text, name, device, shared), shared
+    text, shared = kernel_source(name, cell, g, d, dtype, uniform, *options)
+    return load_function(PREFACE + text, name, device, shared), shared
 
 
-def loaded(text: str, name: str, device: int, shared: int) -> ctypes.c_void_p:
+def load_function(text: str, name: str, device: int, shared: int) -> ctypes.c_void_p:
     """The function of that name, compiled for the device or found in the cache."""
     major, minor = torch.cuda.get_device_capability(device)
     arch = f"sm_{major}{minor}"
     recipe = f"{arch} {torch.version.cuda} {text}"
-    code = kept(
-        recipe, ".cubin", lambda out: out.write_bytes(compiled(text, arch, nvrtc()))
+    code = cached_file(
+        recipe, ".cubin", lambda out: out.write_bytes(compile_kernel(text, arch, nvrtc()))
     ).read_bytes()
     module, function = ctypes.c_void_p(), ctypes.c_void_p()
     with torch.cuda.device(device):
         torch.cuda.current_stream().synchronize()  # a context, if there is none yet
-        checked(driver().cuModuleLoadData(ctypes.byref(module), code))
-        checked(driver().cuModuleGetFunction(ctypes.byref(function), module, name.encode()))
-        checked(
+        raise_if_failed(driver().cuModuleLoadData(ctypes.byref(module), code))
+        raise_if_failed(driver().cuModuleGetFunction(ctypes.byref(function), module, name.encode()))
+        raise_if_failed(
             driver().cuFuncSetAttribute(function, 8, shared)
         )  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
     return function
 
 
-def start(
+def launch_kernel(
     function: ctypes.c_void_p,
     grid: int,
     threads: int,
@@ -112,16 +112,16 @@ def start(
     call: Any = driver().cuLaunchCooperativeKernel if together else driver().cuLaunchKernel
     more = () if together else (None,)
     with torch.cuda.device(device):
-        checked(call(function, grid, 1, 1, threads, 1, 1, shared, stream, pointers, *more))
+        raise_if_failed(call(function, grid, 1, 1, threads, 1, 1, shared, stream, pointers, *more))
 
 
 @functools.cache
-def processors(device: int) -> int:
+def processor_count(device: int) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 @functools.cache
-def room(device: int) -> int:
+def shared_memory_limit(device: int) -> int:
     """Bytes of shared memory that a block may have."""
     return getattr(
         torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 96 << 10

@@ -16,15 +16,23 @@ from torch import Tensor
 
 from ....cells.cell import Cell
 from ....cells.formula import Node, walk
-from ....cells.program import written
-from ...plan import Plan, Tape
+from ....cells.program import write_code
+from ...plan import Saved, SweepPlan
 from ...pointers import pointers
 from ...pointwise import Pointwise
-from ...rows import NONE, Link, Rows, exponent
+from ...rows import NO_EXPONENT, Link, Rows, exponent
 from ..eager import fused
-from .driver import ARRAYS, kernel, loaded, nvrtc, processors, room, start
-from .geometry import TRAFFIC, Geometry, geometry
-from .source import FUNCTIONS, MARK, POINTS, SOURCES, SPELLING
+from .driver import (
+    ARRAYS,
+    launch_kernel,
+    load_function,
+    load_kernel,
+    nvrtc,
+    processor_count,
+    shared_memory_limit,
+)
+from .geometry import TRAFFIC, Geometry, choose_geometry
+from .source import FUNCTIONS, MARK, OPERATIONS, POINTWISE_HEAD, SOURCES
 
 
 def refusal(device: str) -> str | None:
@@ -48,11 +56,13 @@ def describe() -> str:
 
 def explain(cell: Cell, hidden: int, batch: int, dtype: torch.dtype = torch.float32) -> str:
     """How a network lies on the GPU."""
-    count = processors(0)
-    g = geometry(cell, hidden, batch, dtype.itemsize, count, room(0))
+    count = processor_count(0)
+    g = choose_geometry(cell, hidden, batch, dtype.itemsize, count, shared_memory_limit(0))
     if g is None:
         return f"W does not fit the registers of {count} multiprocessors: a product for each step"
-    by_steps = [name for name in SOURCES if too_much(name, cell, hidden, batch, dtype.itemsize, g)]
+    by_steps = [
+        name for name in SOURCES if exceeds_traffic(name, cell, hidden, batch, dtype.itemsize, g)
+    ]
     where = "W in registers" + (
         " and shared memory of one multiprocessor"
         if g.parts == 1
@@ -63,12 +73,12 @@ def explain(cell: Cell, hidden: int, batch: int, dtype: torch.dtype = torch.floa
     return text + (f"; a product for each step of {', '.join(by_steps)}" if by_steps else "")
 
 
-INTEGERS = dict.fromkeys(("K", "TOPS", "KS", "KEND", "KLAST", "NOW", "LEN"), torch.int32) | {
+INTEGER_ARRAYS = dict.fromkeys(("K", "TOPS", "KS", "KEND", "KLAST", "NOW", "LEN"), torch.int32) | {
     "STARTS": torch.int64
 }
 
 
-def sizes(cell: Cell, rows: Rows, d: int, parts: int) -> dict[str, int]:
+def array_sizes(cell: Cell, rows: Rows, d: int, parts: int) -> dict[str, int]:
     """How many values the arrays of a sweep have."""
     B, N = rows.B, rows.N
     gates, slots = len(cell.gates) * d, len(cell.slots) * d
@@ -78,7 +88,7 @@ def sizes(cell: Cell, rows: Rows, d: int, parts: int) -> dict[str, int]:
         step
         | state
         | {
-            "Q": N * len(cell.kept) * d,
+            "Q": N * len(cell.saved_nodes) * d,
             "V": N * len(cell.v) * d,
             "W": gates * len(cell.read) * d,
             "PAR": len(cell.p) * d,
@@ -97,16 +107,16 @@ def sizes(cell: Cell, rows: Rows, d: int, parts: int) -> dict[str, int]:
 
 
 @functools.lru_cache(64)
-def _even(T: int, B: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def _uniform_positions(T: int, B: int, device: torch.device) -> tuple[Tensor, Tensor]:
     return torch.zeros(1, dtype=torch.int64, device=device), torch.full(
         (B,), T, dtype=torch.int32, device=device
     )
 
 
-def where(rows: Rows, device: torch.device) -> tuple[Tensor, Tensor]:
+def row_positions(rows: Rows, device: torch.device) -> tuple[Tensor, Tensor]:
     """(the first row of each state, the samples' lengths)"""
     if rows.uniform:
-        return _even(rows.T, rows.B, device)
+        return _uniform_positions(rows.T, rows.B, device)
     starts = torch.tensor([0, *(rows.B + n for n in rows.starts[:-1])], dtype=torch.int64)
     return starts.to(device), rows.lengths.to(torch.int32).to(device)
 
@@ -114,7 +124,7 @@ def where(rows: Rows, device: torch.device) -> tuple[Tensor, Tensor]:
 class Launch:
     """One sweep: its geometry, its arrays, its launch."""
 
-    def __init__(self, plan: Plan, like: Tensor, d: int, g: Geometry) -> None:
+    def __init__(self, plan: SweepPlan, like: Tensor, d: int, g: Geometry) -> None:
         self.plan, self.like, self.d, self.geometry = plan, like, d, g
         self.exchanged = bool(plan.cell.read) and (g.parts > 1 or g.blocks > 1)
 
@@ -126,10 +136,10 @@ class Launch:
 
     def run(self, name: str, options: tuple[bool, ...], **arrays: Tensor | None) -> None:
         rows = self.plan.rows
-        starts, lengths = where(rows, self.like.device)
+        starts, lengths = row_positions(rows, self.like.device)
         arrays |= {"STARTS": starts, "LEN": lengths}
-        expected = sizes(self.plan.cell, rows, self.d, self.geometry.parts)
-        dtypes = [INTEGERS.get(n, self.like.dtype) for n in ARRAYS]
+        expected = array_sizes(self.plan.cell, rows, self.d, self.geometry.parts)
+        dtypes = [INTEGER_ARRAYS.get(n, self.like.dtype) for n in ARRAYS]
         given = [arrays.get(n) for n in ARRAYS]
         found = pointers(ARRAYS, given, [expected[n] for n in ARRAYS], dtypes, self.like.device)
         pack = (ctypes.c_longlong * (len(ARRAYS) + 1))(*found.addresses, rows.B)
@@ -137,7 +147,7 @@ class Launch:
 
     def launch(self, name: str, options: tuple[bool, ...], pack: Any) -> None:
         g, device = self.geometry, self.like.get_device()
-        function, shared = kernel(
+        function, shared = load_kernel(
             name,
             self.plan.cell,
             g,
@@ -147,36 +157,36 @@ class Launch:
             device,
             *options,
         )
-        start(function, g.groups * g.parts, 32 * g.warps, shared, pack, device, g.parts > 1)
+        launch_kernel(function, g.groups * g.parts, 32 * g.warps, shared, pack, device, g.parts > 1)
 
 
 @torch.no_grad()
 def forward(
-    plan: Plan, base: Tensor, v: Tensor | None, W: Tensor | None, x0: Tensor, p: Tensor | None
+    plan: SweepPlan, base: Tensor, v: Tensor | None, W: Tensor | None, x0: Tensor, p: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     cell, rows = plan.cell, plan.rows
-    run = launch("forward", plan, base, x0.shape[1])
+    run = make_launch("forward", plan, base, x0.shape[1])
     if run is None:
         return fused.forward(plan, base, v, W, x0, p)
     x = run.array(rows.B + rows.N, x0.shape[1], run.exchanged)
     x[: rows.B] = x0
     a = run.array(rows.N, base.shape[1])
-    q = run.array(rows.N, run.d * len(cell.kept)) if cell.kept else None
+    q = run.array(rows.N, run.d * len(cell.saved_nodes)) if cell.saved_nodes else None
     run.run("forward", (), X=x, A=a, Q=q, BASE=base, V=v, W=W, PAR=p)
     return x, a, q
 
 
 @torch.no_grad()
 def adjoint(
-    plan: Plan, tape: Tape, W: Tensor | None, s: Tensor | None, s_last: Tensor | None, sa: Tensor | None,
+    plan: SweepPlan, saved: Saved, W: Tensor | None, s: Tensor | None, s_last: Tensor | None, sa: Tensor | None,
     link: Link | None, scaled: bool, keep: bool, k_last: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
-    rows, x = plan.rows, tape.x
-    run = launch("adjoint", plan, x, x.shape[1])
+    rows, x = plan.rows, saved.x
+    run = make_launch("adjoint", plan, x, x.shape[1])
     if run is None:
-        return fused.adjoint(plan, tape, W, s, s_last, sa, link, scaled, keep, k_last)
+        return fused.adjoint(plan, saved, W, s, s_last, sa, link, scaled, keep, k_last)
     lam = run.array(rows.B + rows.N, x.shape[1])
-    delta = run.array(rows.N, tape.a.shape[1], run.exchanged)
+    delta = run.array(rows.N, saved.a.shape[1], run.exchanged)
     k = tops = end = None
     if scaled:
         k = torch.empty(rows.B + rows.N, dtype=torch.int32, device=x.device)
@@ -189,11 +199,11 @@ def adjoint(
         )
         if s_last is not None:
             e = exponent(s_last)
-            end = torch.where(e == NONE, NONE, e + k_last).int()
+            end = torch.where(e == NO_EXPONENT, NO_EXPONENT, e + k_last).int()
     options = (s is not None, s_last is not None, sa is not None, link is not None, scaled)
     run.run(
-        "adjoint", options, LAM=lam, DEL=delta, K=k, TOPS=tops, X=x, A=tape.a, Q=tape.q, V=tape.v, W=W,
-        PAR=tape.p, SRC=s, LAST=s_last, SA=sa, KLAST=k_last, KEND=end,
+        "adjoint", options, LAM=lam, DEL=delta, K=k, TOPS=tops, X=x, A=saved.a, Q=saved.q, V=saved.v, W=W,
+        PAR=saved.p, SRC=s, LAST=s_last, SA=sa, KLAST=k_last, KEND=end,
         KS=exponent(s).int() if scaled and s is not None else None,
         LINK=None if link is None else link.factor,
     )  # fmt: skip
@@ -202,32 +212,37 @@ def adjoint(
 
 @torch.no_grad()
 def tangent(
-    plan: Plan, tape: Tape, W: Tensor | None, g: Tensor | None, ga: Tensor | None, link: Link | None
+    plan: SweepPlan,
+    saved: Saved,
+    W: Tensor | None,
+    g: Tensor | None,
+    ga: Tensor | None,
+    link: Link | None,
 ) -> tuple[Tensor, Tensor]:
-    rows, x = plan.rows, tape.x
-    run = launch("tangent", plan, x, x.shape[1])
+    rows, x = plan.rows, saved.x
+    run = make_launch("tangent", plan, x, x.shape[1])
     if run is None:
-        return fused.tangent(plan, tape, W, g, ga, link)
+        return fused.tangent(plan, saved, W, g, ga, link)
     mu, nu = (
         run.array(rows.B + rows.N, x.shape[1], run.exchanged),
-        run.array(rows.N, tape.a.shape[1]),
+        run.array(rows.N, saved.a.shape[1]),
     )
     mu[: rows.B] = 0 if g is None else g[: rows.B]
     run.run(
-        "tangent", (g is not None, ga is not None, link is not None), MU=mu, NU=nu, X=x, A=tape.a, Q=tape.q,
-        V=tape.v, W=W, PAR=tape.p, SRC=g, SA=ga, LINK=None if link is None else link.factor,
+        "tangent", (g is not None, ga is not None, link is not None), MU=mu, NU=nu, X=x, A=saved.a, Q=saved.q,
+        V=saved.v, W=W, PAR=saved.p, SRC=g, SA=ga, LINK=None if link is None else link.factor,
     )  # fmt: skip
     return mu, nu
 
 
 @functools.cache
-def points(
+def pointwise_kernel(
     op: Pointwise, present: tuple[bool, ...], d: int, dtype: torch.dtype, device: int
 ) -> ctypes.c_void_p:
     """A Pointwise as one kernel. present: which of op.known and op.inputs are given."""
     groups = [*((None, y) for y in op.known), *op.inputs]
     given = [(name, nodes) for (name, nodes), there in zip(groups, present, strict=True) if there]
-    outputs = [nodes for name, nodes in op.outputs if name in op.live]
+    outputs = [nodes for name, nodes in op.outputs if name in op.nonzero_outputs]
     names: dict[Node, str] = {}
     for i, (name, nodes) in enumerate(given):
         start = "" if name in op.uniform else f"row * {len(nodes) * d} + "
@@ -239,8 +254,8 @@ def points(
     flat = [n for nodes in outputs for n in nodes]
     used = [n for n in walk(flat, frozenset(names)) if n in names]
     loads = [f"const real l{i} = {names[n]};" for i, n in enumerate(used)]
-    lines, results = written(
-        flat, {n: f"l{i}" for i, n in enumerate(used)}, SPELLING, "const real {0} = {1};"
+    lines, results = write_code(
+        flat, {n: f"l{i}" for i, n in enumerate(used)}, OPERATIONS, "const real {0} = {1};"
     )
     found, stores = iter(results), list[str]()
     for i, nodes in enumerate(outputs):
@@ -250,8 +265,8 @@ def points(
         ]
     body = "".join(f"    {line}\n" for line in (*loads, *lines, *stores))
     text = f"typedef {'double' if dtype == torch.float64 else 'float'} real;\n#define D {d}\n{FUNCTIONS}"
-    text += f"struct Args {{ real* y[{len(given) + len(outputs)}]; long long rows; }};\n{POINTS}{body}  }}\n}}\n"
-    return loaded(text, "points", device, 0)
+    text += f"struct Args {{ real* y[{len(given) + len(outputs)}]; long long rows; }};\n{POINTWISE_HEAD}{body}  }}\n}}\n"
+    return load_function(text, "points", device, 0)
 
 
 def pointwise(
@@ -269,44 +284,53 @@ def pointwise(
         (y, len(nodes)) for name, nodes, y in given if name is not None and name not in op.uniform
     )
     d, count, device = like.shape[1] // width, like.shape[0], like.get_device()
-    function = points(op, tuple(y is not None for y in (*at_hand, *tensors)), d, like.dtype, device)
+    function = pointwise_kernel(
+        op, tuple(y is not None for y in (*at_hand, *tensors)), d, like.dtype, device
+    )
     outputs = [
-        like.new_empty(count, d * len(nodes)) for name, nodes in op.outputs if name in op.live
+        like.new_empty(count, d * len(nodes))
+        for name, nodes in op.outputs
+        if name in op.nonzero_outputs
     ]
     arrays = [*(y for *_, y in given), *outputs]
-    names, expected = op.expected([(name, nodes) for name, nodes, _ in given], count, d)
+    names, expected = op.expected_sizes([(name, nodes) for name, nodes, _ in given], count, d)
     found = pointers(names, arrays, expected, [like.dtype] * len(arrays), like.device)
     pack = (ctypes.c_longlong * (len(found.addresses) + 1))(*found.addresses, count)
-    grid = min(-(-count * d // 256), processors(device) * 16)
-    start(function, grid, 256, 0, pack, device)
+    grid = min(-(-count * d // 256), processor_count(device) * 16)
+    launch_kernel(function, grid, 256, 0, pack, device)
     return outputs
 
 
-def too_much(name: str, cell: Cell, d: int, B: int, size: int, g: Geometry) -> bool:
+def exceeds_traffic(name: str, cell: Cell, d: int, B: int, size: int, g: Geometry) -> bool:
     """Would the parts of the groups read more of each other's work at a step than a product of its own takes?"""
     inner = d * len(cell.gates if name == "adjoint" else cell.read)
     return g.parts > 1 and B * g.parts * inner * size > TRAFFIC
 
 
-def shares(cell: Cell, d: int, B: int, like: Tensor) -> bool:
+def may_overlap(cell: Cell, d: int, B: int, like: Tensor) -> bool:
     """May two such sweeps run at once? Not where the blocks of one wait for each other: they might wait for room that the
     other holds."""
     size, device = like.element_size(), like.get_device()
-    g = geometry(cell, d, B, size, processors(device), room(device))
+    g = choose_geometry(cell, d, B, size, processor_count(device), shared_memory_limit(device))
     return (
         g is None
         or g.parts == 1
-        or all(too_much(name, cell, d, B, size, g) for name in ("forward", "adjoint"))
+        or all(exceeds_traffic(name, cell, d, B, size, g) for name in ("forward", "adjoint"))
     )
 
 
-def launch(name: str, plan: Plan, like: Tensor, n: int) -> Launch | None:
+def make_launch(name: str, plan: SweepPlan, like: Tensor, n: int) -> Launch | None:
     """The sweep as one kernel; None where W does not fit the chip, or its parts would read each other's work for longer
     than a product takes."""
     cell, rows, d = plan.cell, plan.rows, n // len(plan.cell.slots)
-    g = geometry(
-        cell, d, rows.B, like.element_size(), processors(like.get_device()), room(like.get_device())
+    g = choose_geometry(
+        cell,
+        d,
+        rows.B,
+        like.element_size(),
+        processor_count(like.get_device()),
+        shared_memory_limit(like.get_device()),
     )
-    if g is None or too_much(name, cell, d, rows.B, like.element_size(), g):
+    if g is None or exceeds_traffic(name, cell, d, rows.B, like.element_size(), g):
         return None
     return Launch(plan, like, d, g)

@@ -34,7 +34,7 @@ class Tile:
 
 
 @functools.cache
-def tile(inner: int, outer: int, rows: int, warps: int, weights: int) -> Tile | None:
+def cheapest_tile(inner: int, outer: int, rows: int, warps: int, weights: int) -> Tile | None:
     """The cheapest tile that covers W's part; None if no tile of at most `weights` entries a thread does."""
     best: tuple[float, Tile] | None = None
     for LC, WC, CC in itertools.product(
@@ -73,7 +73,7 @@ LIMIT = 227 << 10  # bytes of shared memory that a block may have on a Hopper GP
 
 
 @functools.cache
-def geometry(
+def choose_geometry(
     cell: Cell, d: int, B: int, size: int, processors: int, limit: int = LIMIT, warps: int = WARPS
 ) -> Geometry | None:
     """The fewest parts that fit, on so many multiprocessors with so much shared memory; None if none do."""
@@ -87,13 +87,13 @@ def geometry(
         blocks = -(-total // (ROWS if G < 3 else 2 * ROWS))
         rows = -(-total // blocks)
         g = Geometry(units, needed, -(-B // (rows * blocks)), rows, blocks, warps)
-        both = [held(cell, d, g, size, backwards) for backwards in (False, True)]
+        both = [place_weights(cell, d, g, size, backwards) for backwards in (False, True)]
         if all(h is not None and h.shared <= limit for h in both):
             return g
     return None
 
 
-class Held(NamedTuple):
+class WeightPlacement(NamedTuple):
     """Where a block keeps W: a tile for each thread, its first `keep` inner entries in registers."""
 
     shape: Tile
@@ -104,12 +104,16 @@ class Held(NamedTuple):
 
 
 @functools.cache
-def held(cell: Cell, d: int, g: Geometry, size: int, backwards: bool) -> Held | None:
+def place_weights(
+    cell: Cell, d: int, g: Geometry, size: int, backwards: bool
+) -> WeightPlacement | None:
     """None if the registers do not hold it."""
     G, NR = len(cell.gates), len(cell.read)
     inner, outer = (G * d, NR * g.units) if backwards else (NR * d, G * g.units)
     most = WEIGHTS // size + (SHARED // (32 * g.warps * size) if g.parts == 1 else 0)
-    shape = tile(inner, outer, ROWS, g.warps, most) if NR else Tile(4, 1, 32, 1, g.warps, 1)
+    shape = (
+        cheapest_tile(inner, outer, ROWS, g.warps, most) if NR else Tile(4, 1, 32, 1, g.warps, 1)
+    )
     if shape is None:
         return None
     keep = min(shape.KC, WEIGHTS // size // shape.CC // 4 * 4)
@@ -118,4 +122,4 @@ def held(cell: Cell, d: int, g: Geometry, size: int, backwards: bool) -> Held | 
         + (shape.KC - keep) * shape.CC * 32 * g.warps
     )
     shared = size * vectors + 4 * (5 * g.rows + g.rows * g.blocks) + 16
-    return Held(shape, keep, inner, max(1, outer), shared)
+    return WeightPlacement(shape, keep, inner, max(1, outer), shared)

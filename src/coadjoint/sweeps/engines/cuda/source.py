@@ -17,9 +17,9 @@ import torch
 
 from ....cells.cell import Cell
 from ....cells.formula import Node, walk
-from ....cells.program import written
-from ..expressions import backwards, forwards
-from .geometry import Geometry, held
+from ....cells.program import write_code
+from ..expressions import adjoint_step, tangent_step
+from .geometry import Geometry, place_weights
 
 TEMPLATES = (
     "arguments.cuh",
@@ -27,7 +27,7 @@ TEMPLATES = (
     "loops.cuh",
 )  # what is the same for all cells, in this order
 MARK = {torch.float32: 0x7FA1B2C3, torch.float64: 0x7FF4A1B2C3D4E5F6}
-SPELLING = {
+OPERATIONS = {
     "add": "({0} + {1})", "sub": "({0} - {1})", "mul": "({0} * {1})", "div": "({0} / {1})", "neg": "(-{0})",
     "const": "real({value})", "power": "pow({0}, real({value}))",
     "tanh": "tanh({0})", "sigmoid": "sigmoid({0})", "softplus": "softplus({0})", "relu": "({0} < 0 ? real(0) : {0})",
@@ -47,7 +47,7 @@ __device__ __forceinline__ real signum(real a) { return a > 0 ? real(1) : a < 0 
 
 # the cell, as source
 @dataclass(frozen=True)
-class Stream:
+class StepInput:
     """An array that is read at every step for each unit: where it lies in the arguments and in a row."""
 
     array: str
@@ -62,19 +62,19 @@ class Stream:
         return f"a.{self.array}[({row} + y.b) * ({self.width} * D) + {self.entry} * D + y.unit]"
 
 
-class Source:
+class KernelSource:
     """What the templates ask of a cell for one of its kernels."""
 
     def __init__(self, cell: Cell) -> None:
-        self.cell, self.streams = cell, list[Stream]()
+        self.cell, self.streams = cell, list[StepInput]()
         self.defined: dict[str, Any] = {
-            "S": len(cell.slots), "G": len(cell.gates), "NR": len(cell.read), "NP": len(cell.p), "NQ": len(cell.kept),
+            "S": len(cell.slots), "G": len(cell.gates), "NR": len(cell.read), "NP": len(cell.p), "NQ": len(cell.saved_nodes),
             "NEEDS_A": int(cell.needs_a),
         }  # fmt: skip
         self.functions: list[str] = []
 
     def stream(self, *where: Any) -> int:
-        found = Stream(*where)
+        found = StepInput(*where)
         if found not in self.streams:
             self.streams.append(found)
         return self.streams.index(found)
@@ -86,7 +86,7 @@ class Source:
         cell, S = self.cell, len(self.cell.slots)
         at: dict[Node, tuple[str, int, int, str]] = {}
         at |= {n: ("X", S, s, "after") for s, n in enumerate(cell.next) if n.args}
-        at |= {n: ("Q", len(cell.kept), i, "step") for i, n in enumerate(cell.kept)}
+        at |= {n: ("Q", len(cell.saved_nodes), i, "step") for i, n in enumerate(cell.saved_nodes)}
         at |= {n: ("A", len(cell.gates), i, "step") for i, n in enumerate(cell.a)}
         at |= {n: ("V", len(cell.v), i, "step") for i, n in enumerate(cell.v)}
         at |= {n: ("X", S, s, "before") for s, n in enumerate(cell.x)}
@@ -100,7 +100,7 @@ class Source:
         self, name: str, arguments: str, names: dict[Node, str], into: dict[str, Sequence[Node]]
     ) -> None:
         outputs = [n for nodes in into.values() for n in nodes]
-        lines, results = written(outputs, names, SPELLING, "const real {0} = {1};", "t")
+        lines, results = write_code(outputs, names, OPERATIONS, "const real {0} = {1};", "t")
         found = iter(results)
         stores = [
             f"{target}[{i}] = {next(found)};"
@@ -133,28 +133,30 @@ class Source:
         ])  # fmt: skip
 
 
-def named(name: str, nodes: Sequence[Node]) -> dict[Node, str]:
+def indexed_names(name: str, nodes: Sequence[Node]) -> dict[Node, str]:
     return {n: f"{name}[{i}]" for i, n in enumerate(nodes)}
 
 
-def forward_source(cell: Cell) -> Source:
-    s = Source(cell)
+def forward_source(cell: Cell) -> KernelSource:
+    s = KernelSource(cell)
     for i in range(len(cell.gates)):
         s.stream("BASE", len(cell.gates), i, "step")
     for i in range(len(cell.v)):
         s.stream("V", len(cell.v), i, "step")
-    x = named("x", cell.x)
+    x = indexed_names("x", cell.x)
     s.function("next", "const real* g, const real* v, const real* x, const real* p",
-               named("g", cell.a) | named("v", cell.v) | x | s.parameters(), {"z": cell.next, "q": cell.kept})  # fmt: skip
+               indexed_names("g", cell.a) | indexed_names("v", cell.v) | x | s.parameters(), {"z": cell.next, "q": cell.saved_nodes})  # fmt: skip
     s.function("read", "const real* x", x, {"q": cell.read})
     s.flags("READS_SLOT", [n in walk(cell.read) for n in cell.x])
     s.defined |= {"FORWARD": 1, "BACKWARDS": 0}
     return s
 
 
-def adjoint_source(cell: Cell, s_: bool, last: bool, sa: bool, link: bool, scaled: bool) -> Source:
-    s, e = Source(cell), backwards(cell)
-    moving = named("lam", e.lam)
+def adjoint_source(
+    cell: Cell, s_: bool, last: bool, sa: bool, link: bool, scaled: bool
+) -> KernelSource:
+    s, e = KernelSource(cell), adjoint_step(cell)
+    moving = indexed_names("lam", e.lam)
     names = s.tape((*e.into_a, *e.into_x), moving, "y") | moving
     s.function(
         "pull",
@@ -162,7 +164,7 @@ def adjoint_source(cell: Cell, s_: bool, last: bool, sa: bool, link: bool, scale
         names,
         {"del": e.into_a, "kept": e.into_x},
     )
-    names = s.tape(e.back, e.rbar, "y") | named("rbar", e.rbar)
+    names = s.tape(e.back, e.rbar, "y") | indexed_names("rbar", e.rbar)
     s.function(
         "pull_read", "const real* rbar, const real* y, const real* p", names, {"back": e.back}
     )
@@ -176,19 +178,21 @@ def adjoint_source(cell: Cell, s_: bool, last: bool, sa: bool, link: bool, scale
     s.defined |= {"HAS_LINK": int(link), "SCALED": int(scaled), "FIRST_S": 0, "FIRST_SA": 0}
     if s_:
         s.defined["FIRST_S"] = len(s.streams)
-        s.streams += [Stream("SRC", len(cell.slots), i, "before") for i in range(len(cell.slots))]
+        s.streams += [
+            StepInput("SRC", len(cell.slots), i, "before") for i in range(len(cell.slots))
+        ]
     if sa:
         s.defined["FIRST_SA"] = len(s.streams)
-        s.streams += [Stream("SA", len(cell.gates), i, "step") for i in range(len(cell.gates))]
+        s.streams += [StepInput("SA", len(cell.gates), i, "step") for i in range(len(cell.gates))]
     s.defined["FIRST_LINK"] = len(s.streams)
     if link:
-        s.streams.append(Stream("LINK", 0, 0, "step"))
+        s.streams.append(StepInput("LINK", 0, 0, "step"))
     return s
 
 
-def tangent_source(cell: Cell, g: bool, ga: bool, link: bool) -> Source:
-    s, e = Source(cell), forwards(cell)
-    moving = named("mu", e.mu) | named("nu", e.nu)
+def tangent_source(cell: Cell, g: bool, ga: bool, link: bool) -> KernelSource:
+    s, e = KernelSource(cell), tangent_step(cell)
+    moving = indexed_names("mu", e.mu) | indexed_names("nu", e.nu)
     s.function(
         "change",
         "const real* mu, const real* nu, const real* y, const real* p",
@@ -198,13 +202,13 @@ def tangent_source(cell: Cell, g: bool, ga: bool, link: bool) -> Source:
     s.function(
         "along",
         "const real* mu, const real* y",
-        s.tape(e.ahead, e.mu, "y") | named("mu", e.mu),
+        s.tape(e.ahead, e.mu, "y") | indexed_names("mu", e.mu),
         {"q": e.ahead},
     )
     s.function(
         "along_at",
         "const real* mu, const real* x",
-        named("mu", e.mu) | named("x", cell.x),
+        indexed_names("mu", e.mu) | indexed_names("x", cell.x),
         {"q": e.ahead},
     )
     used = set(walk(e.ahead, frozenset([*e.mu, *cell.x])))
@@ -219,16 +223,16 @@ def tangent_source(cell: Cell, g: bool, ga: bool, link: bool) -> Source:
     }
     s.defined |= {"FIRST_S": len(s.streams), "FIRST_SA": len(s.streams) + g * len(cell.slots)}
     if g:
-        s.streams += [Stream("SRC", len(cell.slots), i, "after") for i in range(len(cell.slots))]
+        s.streams += [StepInput("SRC", len(cell.slots), i, "after") for i in range(len(cell.slots))]
     if ga:
-        s.streams += [Stream("SA", len(cell.gates), i, "step") for i in range(len(cell.gates))]
+        s.streams += [StepInput("SA", len(cell.gates), i, "step") for i in range(len(cell.gates))]
     s.defined["FIRST_LINK"] = len(s.streams)
     if link:
-        s.streams.append(Stream("LINK", 0, 0, "step"))
+        s.streams.append(StepInput("LINK", 0, 0, "step"))
     return s
 
 
-SOURCES: dict[str, Callable[..., Source]] = {
+SOURCES: dict[str, Callable[..., KernelSource]] = {
     "forward": forward_source,
     "adjoint": adjoint_source,
     "tangent": tangent_source,
@@ -236,12 +240,12 @@ SOURCES: dict[str, Callable[..., Source]] = {
 
 
 @functools.cache
-def source(
+def kernel_source(
     name: str, cell: Cell, g: Geometry, d: int, dtype: torch.dtype, uniform: bool, *options: bool
 ) -> tuple[str, int]:
     """The kernel's source, and the bytes of shared memory it takes."""
     size, made = dtype.itemsize, SOURCES[name](cell, *options)
-    found = held(cell, d, g, size, name == "adjoint")
+    found = place_weights(cell, d, g, size, name == "adjoint")
     assert found is not None
     shape = found.shape
     entries = -(-g.rows * g.units // (32 * g.warps))
@@ -272,7 +276,7 @@ PREFACE = """
 #define PAUSE()
 """
 
-POINTS = """
+POINTWISE_HEAD = """
 extern "C" __global__ void __launch_bounds__(256) points(const Args a) {
   for (long long i = blockIdx.x * 256LL + threadIdx.x; i < a.rows * D; i += gridDim.x * 256LL) {
     const long long row = i / D;

@@ -15,12 +15,12 @@ from types import ModuleType
 
 from torch import Tensor
 
-from ...plan import Plan, Tape
+from ...plan import Saved, SweepPlan
 from ...rows import Link
 from . import fused, in_place
-from .fused import shares
+from .fused import may_overlap
 
-__all__ = ["adjoint", "forward", "refusal", "shares", "tangent"]
+__all__ = ["adjoint", "forward", "may_overlap", "refusal", "tangent"]
 
 
 def refusal(device: str) -> str | None:
@@ -33,14 +33,14 @@ def loops_for(like: Tensor) -> ModuleType:
 
 
 def forward(
-    plan: Plan, base: Tensor, v: Tensor | None, W: Tensor | None, x0: Tensor, p: Tensor | None
+    plan: SweepPlan, base: Tensor, v: Tensor | None, W: Tensor | None, x0: Tensor, p: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     return loops_for(base).forward(plan, base, v, W, x0, p)
 
 
 def adjoint(
-    plan: Plan,
-    tape: Tape,
+    plan: SweepPlan,
+    saved: Saved,
     W: Tensor | None,
     s: Tensor | None,
     s_last: Tensor | None,
@@ -50,10 +50,15 @@ def adjoint(
     keep: bool,
     k_last: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    return loops_for(tape.x).adjoint(plan, tape, W, s, s_last, sa, link, scaled, keep, k_last)
+    return loops_for(saved.x).adjoint(plan, saved, W, s, s_last, sa, link, scaled, keep, k_last)
 
 
 def tangent(
-    plan: Plan, tape: Tape, W: Tensor | None, g: Tensor | None, ga: Tensor | None, link: Link | None
+    plan: SweepPlan,
+    saved: Saved,
+    W: Tensor | None,
+    g: Tensor | None,
+    ga: Tensor | None,
+    link: Link | None,
 ) -> tuple[Tensor, Tensor]:
-    return loops_for(tape.x).tangent(plan, tape, W, g, ga, link)
+    return loops_for(saved.x).tangent(plan, saved, W, g, ga, link)

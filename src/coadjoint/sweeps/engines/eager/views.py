@@ -9,14 +9,14 @@ from typing import Any
 from torch import Tensor
 
 from ....cells.cell import Cell
-from ....cells.formula import Node, evaluate
-from ...plan import Plan, Tape
+from ....cells.formula import Node, evaluate_nodes
+from ...plan import Saved, SweepPlan
 from ...rows import Rows
 
 Views = Sequence[Tensor]  # one for each step, or for each block of steps
 
 
-class Cut:
+class StepViews:
     """Arrays as views of their time steps, made once: a view costs as much as a small operation."""
 
     def __init__(self, rows: Rows) -> None:
@@ -60,12 +60,12 @@ class Cut:
         return [pair[t % 2] if self.rows.uniform else pair[t % 2][:n] for t, n in enumerate(sizes)]
 
 
-class Columns(dict[Node, Any]):
+class NodeViews(dict[Node, Any]):
     """For each node its views, made when they are first asked for: most programs read few of the arrays at hand."""
 
     def pack(
         self, nodes: Sequence[Node], array: Tensor | None, split: Callable[[Tensor], Views]
-    ) -> Columns:
+    ) -> NodeViews:
         """An array [., m d] that holds m nodes side by side."""
         if array is not None and nodes:
             for node, part in zip(
@@ -80,25 +80,25 @@ class Columns(dict[Node, Any]):
             self[node] = views = views()
         return views
 
-    def joined(self, more: Columns) -> Columns:
-        return Columns(dict(self) | dict(more))
+    def joined(self, more: NodeViews) -> NodeViews:
+        return NodeViews(dict(self) | dict(more))
 
 
-def targets(array: Tensor, count: int, split: Callable[[Tensor], Views]) -> list[Views]:
+def target_views(array: Tensor, count: int, split: Callable[[Tensor], Views]) -> list[Views]:
     """The `count` entries packed in an array, as views to write to."""
     return [split(part) for part in ([array] if count == 1 else array.chunk(count, -1))]
 
 
-def per_unit(cell: Cell, p: Tensor | None, once: Sequence[Node], length: int) -> Columns:
+def parameter_views(cell: Cell, p: Tensor | None, once: Sequence[Node], length: int) -> NodeViews:
     """The parameters and what is made of them alone, [d] each, the same at every step."""
     if p is None:
-        return Columns()
+        return NodeViews()
     values = dict(zip(cell.p, p.chunk(len(cell.p)), strict=True))
-    values |= dict(zip(once, evaluate(once, values), strict=True))
-    return Columns({n: [value] * length for n, value in values.items()})
+    values |= dict(zip(once, evaluate_nodes(once, values), strict=True))
+    return NodeViews({n: [value] * length for n, value in values.items()})
 
 
-def by_step(rows: Rows, chunks: Sequence[tuple[int, int]], views: Views) -> Views:
+def step_views_of_chunks(rows: Rows, chunks: Sequence[tuple[int, int]], views: Views) -> Views:
     """The views of a chunk's buffer, as views of its steps."""
     if rows.uniform:
         steps = views[0].split(rows.B)
@@ -107,13 +107,18 @@ def by_step(rows: Rows, chunks: Sequence[tuple[int, int]], views: Views) -> View
     return [s for view, n in zip(views, sizes, strict=True) for s in view.split(n)]
 
 
-def leaves(
-    plan: Plan, tape: Tape, split: Callable[[Tensor], Views], before: Callable[[Tensor], Views]
-) -> Columns:
+def saved_views(
+    plan: SweepPlan,
+    saved: Saved,
+    split: Callable[[Tensor], Views],
+    before: Callable[[Tensor], Views],
+) -> NodeViews:
     """What the slopes are made of: a, v, x_{t-1}, and the values at hand."""
     cell, rows = plan.cell, plan.rows
-    known = Columns().pack(cell.next, tape.x[rows.B :], split).pack(cell.kept, tape.q, split)
-    found = Columns({n: views for n, views in known.items() if n.args})
-    if cell.needs_a or tape.q is None:
-        found.pack(cell.a, tape.a, split)
-    return found.pack(cell.v, tape.v, split).pack(cell.x, tape.x, before)
+    known = (
+        NodeViews().pack(cell.next, saved.x[rows.B :], split).pack(cell.saved_nodes, saved.q, split)
+    )
+    found = NodeViews({n: views for n, views in known.items() if n.args})
+    if cell.needs_a or saved.q is None:
+        found.pack(cell.a, saved.a, split)
+    return found.pack(cell.v, saved.v, split).pack(cell.x, saved.x, before)
