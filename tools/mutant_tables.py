@@ -42,7 +42,8 @@ PARTS: dict[str, set[str]] = {
 
 # Files that have more mutants in the sample than others.
 WEIGHT = {
-    "cells/formula.py": 3,
+    "cells/formula.py": 2,
+    "cells/nodes.py": 2,
     "gradients/penalised.py": 2,
     "networks/network.py": 2,
     "objectives/penalties.py": 2,
@@ -226,14 +227,14 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ("gradients/rtrl.py", "Stream.advance", "self.t += 1"): "only words an error",
     ("objectives/losses.py", "_huber",
         "torch.where(e < delta"): "both sides and their slopes agree at e = delta",
-    ("cells/formula.py", "order", "stack"): "any order with arguments first will do",
+    ("cells/nodes.py", "order", "stack"): "any order with arguments first will do",
     ("cells/program.py", "Program.__init__",
         "for m in n.args if m.op"): "which of two products is fused is a matter of speed",
-    ("cells/formula.py", "skip-branch",
+    ("cells/nodes.py", "skip-branch",
         "a.order <= b.order"): "sums and products commute; the order only helps sharing",
-    ("cells/formula.py", "comparison",
+    ("cells/nodes.py", "comparison",
         "a.order <= b.order"): "sums and products commute; the order only helps sharing",
-    ("cells/formula.py", "add", "if b is ZERO: -> if False:"): "x + 0 is computed instead of x",
+    ("cells/nodes.py", "add", "if b is ZERO: -> if False:"): "x + 0 is computed instead of x",
     ("sweeps/engines/scan.py", "affine_step",
         "turns = ((len(A) == 1))"): "complex numbers are scanned as the matrices they are, slower",
     ("networks/reservoir.py", "Reservoir._examples",
