@@ -1,4 +1,6 @@
-"""Cells: one step of a recurrence, x_t = f(z_t, v_t, x_{t-1}, p), z_t = W r(x_{t-1}), v_t = R u_t + b.
+"""Cells: one step of a recurrence, x_t = f(z_t, v_t, x_{t-1}, p).
+
+Here z_t = W r(x_{t-1}) and v_t = R u_t + b.
 
 A cell is a formula over scalars, written with torch.tanh, torch.sigmoid, ... (or co.tanh, ...) and
 + - * / **. Its first and second derivatives follow from the formula, and every engine takes its

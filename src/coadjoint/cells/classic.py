@@ -84,8 +84,11 @@ def rate(activation: Activation = "tanh", noise: float = 0.0) -> Cell:
         """
         stays: Node = (1 - p.tau) * x.x
         if noise:
-            return stays + p.tau * (z.x + v.x) + v.n
-        return stays + p.tau * (z + v)
+            argument: Node = z.x + v.x
+            n: Node = v.n
+            return stays + p.tau * argument + n
+        total: Node = z + v
+        return stays + p.tau * total
 
     return rate
 
