@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .formula import Node, is_const, torch_operation, walk
 
+Operation = Callable[..., Any]  # a torch function that takes `out`
 Column = Sequence[Tensor]  # views of one array, one for each time step or block of rows
 
 
@@ -47,7 +49,7 @@ def write_code(
 class Instruction:
     """One torch operation: run(*inputs, out=output)."""
 
-    run: Callable[..., object]
+    run: Operation
     inputs: tuple[Node, ...]
     output: Node
 
@@ -118,7 +120,7 @@ class Program:
         columns: Mapping[Node, Column],
         targets: Sequence[Column],
         scratch: Callable[[], Column],
-    ) -> Callable[[int], object]:
+    ) -> Callable[[int], None]:
         """run(i): compute entry i of each target from entry i of each column.
 
         columns  the arrays at hand
@@ -147,7 +149,7 @@ class Program:
                 return columns[node]
             return fixed[node] if node in fixed else place[node]
 
-        code: list[tuple[Callable[..., object], tuple[Column, ...], Column]] = []
+        code: list[tuple[Operation, tuple[Column, ...], Column]] = []
         for instruction in self.code:
             inputs = tuple(map(source, instruction.inputs))
             code.append((instruction.run, inputs, place[instruction.output]))
@@ -188,8 +190,8 @@ def addcmul(node: Node, product: Node) -> Instruction:
 
 
 def bound_code(
-    code: Sequence[tuple[Callable[..., object], tuple[Column, ...], Column]],
-) -> Callable[[int], object]:
+    code: Sequence[tuple[Operation, tuple[Column, ...], Column]],
+) -> Callable[[int], None]:
     """A function run(i) of (operation, inputs, output); it runs once for each time step."""
     if len(code) == 1:  # the most frequent case, without the loop
         operation, inputs, out = code[0]
@@ -201,7 +203,7 @@ def bound_code(
             return lambda i: operation(first[i], second[i], out=out[i])
 
     # One, two and three inputs are written out: that is faster than a loop over the inputs.
-    rows: list[tuple[int, Callable[..., object], Column, Column, Column, Column]] = []
+    rows: list[tuple[int, Operation, Column, Column, Column, Column]] = []
     for operation, inputs, out in code:
         first, second, third = (*inputs, inputs[0], inputs[0])[:3]
         rows.append((len(inputs), operation, first, second, third, out))
