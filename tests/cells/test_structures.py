@@ -217,7 +217,7 @@ def test_what_no_structure_holds_is_refused():
     mirror = torch.diag(torch.tensor([1.0, 1, 1, -1], dtype=F64))
     for by in ("exp", "cayley"):
         for W in (mirror, 2 * I4, torch.diag(torch.tensor([1.0, 1, -1, -1], dtype=F64))):
-            with pytest.raises(co.InputError, match="no rotation"):
+            with pytest.raises(co.InputError, match="not a rotation"):
                 Orthogonal(by).right_inverse(W)
     net = make(None)
     with torch.no_grad():
