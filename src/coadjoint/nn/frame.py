@@ -21,7 +21,7 @@ from ..sweeps.engines import opaque
 from ..sweeps.layout import check_dense
 from ..sweeps.plan import SweepPlan
 from ..sweeps.pointers import is_traced, unusual_kind
-from ..sweeps.pointwise import vmap_error
+from ..sweeps.functions import vmap_error
 from ..sweeps.rows import Rows
 from ..sweeps.run import FormulaRun, StepFunctionRun
 from ..sweeps.torch_internals import is_batched

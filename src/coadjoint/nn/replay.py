@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import Parameter
 
-from ..sweeps.differentiable import is_transformed as forward_mode
+from ..sweeps.functions import is_transformed as forward_mode
 from ..sweeps.engines.cuda.capture import GraphCache, capture_graph, prepare_stream
 from ..sweeps.torch_internals import unflatten
 
