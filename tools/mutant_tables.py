@@ -18,7 +18,7 @@ OUTSIDE: dict[str, str] = {
     "diagnostics/charts.py": DOOR,
     "errors.py": DOOR,
     "gradients/captured.py": GPU,
-    "nn/replay.py": GPU,
+    "nn/captured.py": GPU,
     "sweeps/checks.py": GPU,
     "sweeps/engines/c/": SPEED,
     "sweeps/engines/cuda/": GPU,

@@ -34,7 +34,7 @@ from torch.utils.checkpoint import checkpoint
 import coadjoint as co
 import oracles
 from coadjoint.nn import frame
-from coadjoint.nn.layers import RNNModule
+from coadjoint.nn.rnn_module import RNNModule
 from coadjoint.sweeps import adjoint_tangent, affine, differentiable
 from coadjoint.sweeps.engines import load, opaque
 from compare import close

@@ -88,7 +88,7 @@ class Affine(SweepFunction):
     def jvp(
         ctx: AffineContext, _rows: None, dy: Tensor | None, dM: Tensor | None, db: Tensor | None
     ) -> Tensor | None:
-        """Dy M' + y dM' + db."""
+        """The direction dy M' + y dM' + db."""
         y, M = ctx.saved_tensors
         through_y = None if dy is None else affine(ctx.rows, dy, M, None)
         through_M = None if dM is None else y @ dM.t()

@@ -11,7 +11,7 @@ import importlib
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, UntypedStorage, nn
@@ -177,8 +177,8 @@ def has_hooks(module: nn.Module) -> bool:
 def exclude_from_compile(method: Method) -> Method:
     """Decorate a method that torch.compile must not look into."""
     # torch.compiler.disable would import all of torch.compile, which takes a second.
-    disable: Callable[[Method], Method] = torch._disable_dynamo  # type: ignore[attr-defined]
-    return disable(method)
+    excluded: Any = torch._disable_dynamo(method)  # type: ignore[attr-defined]
+    return cast(Method, excluded)
 
 
 def load_compiler() -> None:
