@@ -180,7 +180,7 @@ _MOVED = {
     "display": "training.display",
     "files": "training.files",
     "formula": "cells.formula cells.program",
-    "graphs": "sweeps.engines.cuda.capture gradients.captured nn.replay",
+    "graphs": "sweeps.engines.cuda.capture gradients.captured nn.captured",
     "hessian_free": "optimisers.hessian_free",
     "influence": "gradients.influence",
     "initialisers": "networks.initialisers",

@@ -592,7 +592,7 @@ def test_a_part_of_a_run_is_read_and_not_swept_again():
         whole.with_checks,
     )
     for call in calls:
-        with pytest.raises(co.Unsupported, match="only a part of this run's state is seen here"):
+        with pytest.raises(co.Unsupported, match="this run shows only a part of its state"):
             call()
 
 
