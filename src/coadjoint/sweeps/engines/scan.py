@@ -40,7 +40,7 @@ from ..plan import Saved, SweepPlan
 from ..pointwise import Pointwise
 from ..rows import NO_EXPONENT, Link, Rows, pow2, scale
 from ..slopes import step_map
-from .eager.in_place import flush_denormals
+from .denormals import flush_denormals
 
 Values = tuple[Tensor, ...]  # the tensors that a number of an algebra is made of
 Wide = tuple[Tensor, Tensor]  # y 2^e, with an exponent for each entry or row

@@ -222,13 +222,13 @@ def cell_source(cell: Cell, dtype: torch.dtype) -> str:
             [Array("out", tuple(map(add, f.out, f.g)))],
         ),
     ]
-    x, rbar, held = Array("x", cell.x), Array("rbar", b.rbar), Array("held", b.kept)
+    x, rbar, held = Array("x", cell.x), Array("rbar", b.rbar), Array("held", b.so_far)
     loops += [
         elementwise_loop("read", [x], [Array("r", cell.read)]),
         elementwise_loop(
-            "read_pull", [x, rbar, held], [Array("into", tuple(map(add, b.kept, b.back)))]
+            "read_pull", [x, rbar, held], [Array("into", tuple(map(add, b.so_far, b.through_read)))]
         ),
-        elementwise_loop("read_push", [x, Array("mu", f.mu)], [Array("r", f.ahead)]),
+        elementwise_loop("read_push", [x, Array("mu", f.mu)], [Array("r", f.through_read)]),
     ]
     defined = "".join(f"#define {name} {value}\n" for name, value in counts.items())
     return defined + read_template("vectors.h") + read_template("loops.h") + "".join(loops)
@@ -421,7 +421,7 @@ def adjoint(
         empty(saved.a.shape, saved.x),
     )
     k = torch.empty(rows.B + rows.N, dtype=torch.int32) if scaled else None
-    W, factor = W if adjoint_step(cell).through else None, None if link is None else link.factor
+    W, factor = W if adjoint_step(cell).uses_W else None, None if link is None else link.factor
     arrays = (W, saved.v, saved.a, saved.x, saved.q, sa, s, s_last, k_last, factor, lam, delta, k)
     run(loops.adjoint, plan, loops, saved.p, n // len(cell.slots), (scaled, keep), arrays)
     return lam, delta, k
@@ -439,7 +439,7 @@ def tangent(
     cell, loops, W = (
         plan.cell,
         compiled_loops(plan.cell, saved.x.dtype),
-        W if tangent_step(plan.cell).through else None,
+        W if tangent_step(plan.cell).uses_W else None,
     )
     mu, nu = empty(saved.x.shape, saved.x), empty(saved.a.shape, saved.x)
     factor, d = None if link is None else link.factor, saved.x.shape[1] // len(cell.slots)
