@@ -236,7 +236,8 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "a.order <= b.order"): "sums and products commute; the order only helps sharing",
     ("cells/formula.py", "add", "if b is ZERO: -> if False:"): "x + 0 is computed instead of x",
     ("sweeps/engines/scan.py", "affine_step",
-        "-> return AffineStep(A, shared, ((len(A) == 1)), step, links)"): "complex numbers are scanned as the matrices they are, slower",
+        "-> return AffineStep(A, shared, ((len(A) == 1)), step, links)"): (
+            "complex numbers are scanned as the matrices they are, slower"),
     ("networks/reservoir.py", "Reservoir._examples",
         "-> lead = [*run.mask[:-1].shape]"): ("without its first or its last row, a mask has the "
             "same shape"),
