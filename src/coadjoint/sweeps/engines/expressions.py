@@ -128,3 +128,9 @@ def nonzero_outputs(
 def optional_steps(rows: Rows, y: Tensor | None) -> Sequence[Tensor | None]:
     """A step array as T views, or T times None."""
     return [None] * rows.T if y is None else rows.steps(y)
+
+
+def input_groups(op: Pointwise) -> list[tuple[str | None, tuple[Node, ...]]]:
+    """(name, nodes) of all that a pointwise operation may be given: saved values have no name."""
+    saved: list[tuple[str | None, tuple[Node, ...]]] = [(None, nodes) for nodes in op.known]
+    return saved + list(op.inputs)
