@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
-from .recurrence import check_positive
+from .interface import check_positive
 
 # step(previous tokens [m], states [m, n], their samples [m]) -> states, pre-outputs [m, end + 1], alignments [m, T]
 Say = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]

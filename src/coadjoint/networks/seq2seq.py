@@ -35,11 +35,10 @@ from ..sweeps.run import RunView, StepFunctionRun
 from ..sweeps.wrappers import refuse_wrapper_around
 from . import decoding
 from .decoding import Decoded
-from .interface import SequenceNet
+from .interface import SequenceNet, check_positive
 from .judge import Judge
 from .layers import Layer, LayerRun, Recorded, costates_through_layers, refuse_transforms
 from .network import Network
-from .recurrence import check_positive
 from .stack import CellLike, Layers, make_cell, option_names
 
 MAX_LAYERS = 1000  # the most

@@ -29,6 +29,7 @@ from ..sweeps.costates import RecurrenceRun
 from ..sweeps.engines import Choice
 from ..sweeps.layout import Layout, check_like, lay_out
 from ..sweeps.wrappers import refuse_wrapper_around
+from .interface import check_positive
 from .judge import RunOutputs
 from .layers import (
     DIRECTIONS,
@@ -42,7 +43,7 @@ from .layers import (
     require_gradient,
 )
 from .readout import DROPOUT_MASK, Readout, check_dropout, draw_dropout_mask
-from .recurrence import Recurrence, check_positive
+from .recurrence import Recurrence
 
 CellLike = str | Cell | nn.Module | Callable[..., Any]
 
