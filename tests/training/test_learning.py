@@ -704,7 +704,7 @@ RIDGES = {
     "attention": (lambda: make(readout="attention")[0], "has readout='attention'"),
     "tanh": (lambda: make(output="tanh")[0], "has output='tanh'"),
     "sequence": (lambda: co.EncoderDecoder("gru", inputs=2, hidden=3, outputs=4),
-        "has an answer that is a sequence"),
+        "has an output that is a sequence"),
     "parametrised": (
         lambda: torch.nn.utils.parametrizations.weight_norm(make()[0], "V"), "has a parametrised V",
     ),
