@@ -230,7 +230,7 @@ def test_what_no_structure_holds_is_refused():
     ):
         with pytest.raises(co.CoadjointError, match=words):
             make(structure)
-    with pytest.raises(co.InputError, match="cell 'mingru' has none"):
+    with pytest.raises(co.InputError, match="cell 'mingru' has no W"):
         make("orthogonal", "mingru")
     with pytest.raises(co.InputError, match="a multiple of the 4 signs"):
         Signed(SIGNS)(torch.zeros(4, 6))

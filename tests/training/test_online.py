@@ -1121,7 +1121,7 @@ def test_a_stream_can_be_piped_in(here, coadjoint, monkeypatch):
         (["d.csv", "--target", "y", "--schedule", "cosine"], 2, "needs to know how many steps"),
         (["d.csv", "--target", "y", "--optimiser", "lbfgs"], 2, "sees a step once"),
         (["d.csv", "--target", "y", "--window", "0"], 2, "Invalid value for '--window'"),
-        (["d.csv", "--target", "y", "--skip"], 2, "real-time recurrent learning has no skip=True"),
+        (["d.csv", "--target", "y", "--skip"], 2, "real-time recurrent learning does not support skip=True"),
         (["d.csv", "--target", "y", "--batch", "3"], 2, "No such option: --batch"),
         (["d.csv", "--target", "y", "--config", "c.toml"], 2,
             "--batch does nothing where a stream is learned"),
