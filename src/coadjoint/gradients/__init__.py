@@ -5,6 +5,16 @@
     RTRL         forward in time, with the influence dx_t/dtheta carried along
     Penalised    d(L + rho G)/dtheta by a forward, adjoint, tangent and second adjoint sweep
 
+Example: two methods, one gradient.
+
+    >>> import torch, coadjoint as co
+    >>> net = co.Network("gru", inputs=1, hidden=2, outputs=1)
+    >>> batch = co.Batch(torch.ones(5, 3, 1), torch.zeros(3, 1))
+    >>> bptt = co.BPTT()(net, batch, "squared").gradient
+    >>> rtrl = co.RTRL()(net, batch, "squared").gradient
+    >>> all(torch.allclose(bptt[name], rtrl[name], atol=1e-6) for name in bptt)
+    True
+
 This package imports `networks` and the packages before it. A method takes any network that makes
 runs (networks.interface.Net).
 

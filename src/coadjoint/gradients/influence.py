@@ -128,8 +128,8 @@ class CellSlopes:
         ends = itertools.pairwise(itertools.accumulate(self.sizes, initial=0))
         x_next, *blocks = (pack_entries(values[i:j], x, d) for i, j in ends)
         assert x_next is not None
-        f_a, f_v, f_x, f_p = (None if y is None else y.view(B, s, -1, d) for y in blocks)
-        return x_next, StepSlopes(r, r_x, f_a, f_v, f_x, f_p)
+        by_slot = [None if y is None else y.view(B, s, -1, d) for y in blocks]
+        return x_next, StepSlopes(r, r_x, *by_slot)
 
 
 def derivatives(outputs: Iterable[Node], wrt: Sequence[Node]) -> list[Node]:

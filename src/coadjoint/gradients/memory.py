@@ -147,8 +147,9 @@ def row_widths(net: Network) -> dict[str, int]:
     side = d * len(cell.side_entries)
     own = d * len(cell.parameters)
     read = d * len(cell.read) if cell.read_slot is None else 0
-    stores_a = cell.needs_a or net.W is None  # otherwise the pages of a are never touched
-    saved = n + (g if stores_a else 0) + d * len(cell.saved_nodes) + side
+    saved = n + d * len(cell.saved_nodes) + side
+    if cell.needs_a or net.W is None:  # otherwise the pages of a are never touched
+        saved += g
     kept_lam = n + own + side if own or side else 0  # lam is kept for p and v
     source = 0
     turned = 0

@@ -101,9 +101,10 @@ class CountedLosses:
         self.every = net.readout == "every"
         self.lengths = lengths
         self.y = None if batch.y is None else tensor_of("the target y", batch.y)
-        mask = u.new_ones((T, B) if self.every else (B,))
         if batch.mask is not None:
             mask = tensor_of("the loss mask", batch.mask).to(u)
+        else:
+            mask = u.new_ones((T, B) if self.every else (B,))
         if self.every:
             exists = (torch.arange(T)[:, None] < lengths).to(mask.device)
             mask = torch.where(exists, mask, 0)
@@ -225,8 +226,10 @@ class Stream:
         if counts is not None:
             rows = counts.nonzero()[:, 0]
             x = x[rows]
-            y = None if y is None else y[rows]
-            weight = None if weight is None else weight[rows]
+            if y is not None:
+                y = y[rows]
+            if weight is not None:
+                weight = weight[rows]
         with torch.no_grad():
             h = net.visible_state(x)
             a = nn.functional.linear(h, net.V, net.b_o)

@@ -14,6 +14,8 @@ from ..sweeps.chunks import Sum
 from .evaluation import Gradient, name_gradients
 from .segment_parts import LastStates, SegmentRun
 
+READOUT = ("V", "b_o")
+
 
 class SweptWeights(NamedTuple):
     """The weights as the sweeps take them, with the graph that made them from the parameters."""
@@ -39,9 +41,11 @@ class GradientSums:
 
     def needs(self, name: str) -> bool:
         """Tell whether the weight `name` exists and is trained."""
-        value = getattr(self.net if name in ("V", "b_o") else self.weights, name)
-        tensors = value if isinstance(value, tuple) else (value,)
-        return any(y is not None and y.requires_grad for y in tensors)
+        owner = self.net if name in READOUT else self.weights
+        value = getattr(owner, name)
+        if isinstance(value, tuple):  # (R, b)
+            return any(y is not None and y.requires_grad for y in value)
+        return value is not None and value.requires_grad
 
     def sum(self, name: str) -> Sum:
         """Return the sum under `name`, a new one if there is none."""

@@ -181,6 +181,10 @@ class SegmentedGradient(SegmentSweeps):
         padded = self.layout.padded_states
         return AllSteps(padded(size), padded(size_1), padded(exponent)), boundaries
 
+    def _loss_source(self, run: SegmentRun, share: Tensor) -> Tensor | None:
+        """Return the source of the losses at every step; None with readout "last"."""
+        return self.read_out(run, share, False).s if self.judge.every else None
+
     def _costates_segment(
         self,
         i: int,
@@ -190,18 +194,20 @@ class SegmentedGradient(SegmentSweeps):
         boundaries: list[Boundary],
     ) -> None:
         run = self.sweep(i)
-        s = self.read_out(run, share, False).s if self.judge.every else None
+        s = self._loss_source(run, share)
         lam, _, k = self.costates(i, run, s, last.s_last, boundary_after(boundaries, i))
         rows = self.part(i)
         end = self.layout.rows.B + self.layout.rows.starts[rows.begin] + rows.N
-        # The state a segment begins with is the end of the one before, which writes its norm.
-        skipped = 0 if i == 0 else rows.B
-        own = slice(end - len(lam[skipped:]), end)
-        at.size[own] = norm(lam[skipped:])
-        at.size_1[own] = lam[skipped:].abs().sum(-1)
-        at.exponent[own] = k[skipped:]
         boundaries[i].mantissa.copy_(lam[: rows.B])
         boundaries[i].exponent.copy_(k[: rows.B])
+        if i > 0:
+            # The state a segment begins with is the end of the one before, which writes its norm.
+            lam = lam[rows.B :]
+            k = k[rows.B :]
+        here = slice(end - len(lam), end)
+        at.size[here] = norm(lam)
+        at.size_1[here] = lam.abs().sum(-1)
+        at.exponent[here] = k
 
     # the tangents
 
@@ -229,7 +235,7 @@ class SegmentedGradient(SegmentSweeps):
         n = self.going(i)
         rows = self.part(i)
         run = self.sweep(i)
-        s = self.read_out(run, passes.share, False).s if self.judge.every else None
+        s = self._loss_source(run, passes.share)
         later = boundary_after(passes.boundaries, i)
         costates = self.costates(i, run, s, passes.last.s_last, later)
         g = self.tangent_source(i, costates, passes.slopes, tangents[i])

@@ -73,11 +73,15 @@ class Temporal:
                 return scale(y.double(), powers) * weight_of_row
 
             of_a = back["a"]
-            delta = at_true_scale(torch.zeros_like(saved.a) if of_a is None else of_a)
+            if of_a is None:
+                of_a = torch.zeros_like(saved.a)
+            delta = at_true_scale(of_a)
             of_v = back.get("v")
             side = None if of_v is None else at_true_scale(of_v)
             into_v = net.input_gradient_rows(delta, side)
-            r = None if run.W is None else slopes.read_values(cell, x_before).detach().double()
+            r = None
+            if run.W is not None:
+                r = slopes.read_values(cell, x_before).detach().double()
             u = trajectory.u_rows.detach().double()
             return Temporal(net, layout, delta.detach().double(), into_v.detach().double(), r, u)
 

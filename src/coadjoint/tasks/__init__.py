@@ -1,5 +1,15 @@
 """Tasks: where sequences come from, and how outputs are judged.
 
+Example: sequences of 100 to 109 steps, and the loss of the best constant.
+
+    >>> import coadjoint as co
+    >>> task = co.tasks.make("addition", length=100)
+    >>> batch = task.batch(step=0, size=32, seed=1)
+    >>> list(batch.u.shape[1:]), list(batch.y.shape)  # u [T, B, inputs], y [B]
+    ([32, 2], [32])
+    >>> task.baseline()["loss"] == 1 / 24
+    True
+
 This package imports `objectives` and the packages before it. A task never sees a network.
 
 task           Task: batches by (step, size, seed), held-out sets, scores; Collection: a finite set

@@ -46,6 +46,20 @@ class Part(NamedTuple):
     cut: PreparedSheet
     chosen: list[int]  # numbers of pieces
 
+    @property
+    def pieces(self) -> list[Piece]:
+        """The pieces themselves."""
+        return [self.cut.pieces[i] for i in self.chosen]
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the pieces."""
+        return [self.cut.name(i) for i in self.chosen]
+
+    def targets(self, at: str) -> list[np.ndarray]:
+        """Return the targets of the pieces, by `target_of`."""
+        return [target_of(self.cut, i, at) for i in self.chosen]
+
 
 def cut_into_pieces(
     sheet: Sheet, kind: str, at: str, window: int | None, missing: str
@@ -92,11 +106,13 @@ def cut_into_pieces(
 def drop_pieces_without_target(cut: PreparedSheet, at: str, missing: str) -> PreparedSheet:
     """Leave out pieces without a target, or refuse them unless `missing` is "drop" or "mask"."""
     sheet = cut.sheet
-    gaps = [np.isnan(target_of(cut, i, at)) for i in range(len(cut.pieces))]
-    if missing == "mask" and at == "every":
-        lacking = [bool(gap.all()) for gap in gaps]  # a mask can leave out single steps
-    else:
-        lacking = [bool(gap.any()) for gap in gaps]
+    can_mask_steps = missing == "mask" and at == "every"
+    gaps = []
+    lacking = []
+    for i in range(len(cut.pieces)):
+        gap = np.isnan(target_of(cut, i, at))
+        gaps.append(gap)
+        lacking.append(bool(gap.all() if can_mask_steps else gap.any()))
     if not any(lacking):
         return cut
     if missing not in ("drop", "mask"):
@@ -150,25 +166,28 @@ def refuse_overlap(cuts: dict[str, PreparedSheet]) -> None:
     """Refuse sequences whose inputs are in two files."""
     known: dict[bytes, tuple[str, str]] = {}
     for split, cut in cuts.items():
-        names = {hash_inputs(cut, i): cut.name(i) for i in range(len(cut.pieces))}
-        repeated = [key for key in names if key in known]
+        new = {hash_inputs(cut, i): (split, cut.name(i)) for i in range(len(cut.pieces))}
+        repeated = [key for key in new if key in known]
         if repeated:
-            first = repeated[0]
-            other_split, other_name = known[first]
+            _, name = new[repeated[0]]
+            other_split, other_name = known[repeated[0]]
             raise DataError(
                 f"{cut.sheet.path} ({split}): {len(repeated)} of its sequences stand in the "
-                f"{other_split} file too, the first is '{one_line(names[first])}', there "
+                f"{other_split} file too, the first is '{one_line(name)}', there "
                 f"'{one_line(other_name)}'. Remove them, or pass --overlap allow."
             )
-        known |= {key: (split, name) for key, name in names.items()}
+        known |= new
 
 
 def count_copies(parts: dict[str, Part]) -> int:
     """Return how many held-out pieces have the inputs of a training piece."""
     train = parts["train"]
     trained = {hash_inputs(train.cut, i) for i in train.chosen}
-    held_out = [part for split, part in parts.items() if split != "train"]
-    return sum(hash_inputs(part.cut, i) in trained for part in held_out for i in part.chosen)
+    copies = 0
+    for split, part in parts.items():
+        if split != "train":
+            copies += sum(hash_inputs(part.cut, i) in trained for i in part.chosen)
+    return copies
 
 
 def split_pieces(
@@ -189,19 +208,22 @@ def split_pieces(
     else:
         order = rng(seed, "split").permutation(units)
         if stratify:
-            class_of = {owner[i]: int(target_of(cut, i, "last")[0]) for i in range(len(owner))}
-            order = spread_classes(order, np.array([class_of[unit] for unit in order]))
+            class_of = np.zeros(owner.max() + 1, int)
+            for i, sequence in enumerate(owner):
+                class_of[sequence] = int(target_of(cut, i, "last")[0])
+            order = spread_classes(order, class_of[order])
     n = len(units)
-    held_out = [max(1, round(n * share)) if share else 0 for share in split[1:]]
-    train_end = n - sum(held_out)
+    valid = count_held_out(n, split[1])
+    test = count_held_out(n, split[2])
+    train_end = n - valid - test
     if train_end < 1:
-        sets = 1 + sum(count > 0 for count in held_out)
+        sets = 1 + (valid > 0) + (test > 0)
         raise DataError(
             f"{cut.sheet.path} has {n} sequence{'s' * (n != 1)}, too few to split into {sets} "
             "sets. Pass --valid and --test files, --split 1,0,0, or --window to cut one long "
             "sequence into pieces."
         )
-    valid_end = n - held_out[1]
+    valid_end = n - test
     units_of = {
         "train": order[:train_end],
         "valid": order[train_end:valid_end],
@@ -209,10 +231,13 @@ def split_pieces(
     }
     parts = {}
     for name, chosen in units_of.items():
-        members = set(chosen.tolist())
-        index = [i for i, unit in enumerate(owner.tolist()) if unit in members]
-        parts[name] = Part(cut, index)
+        parts[name] = Part(cut, np.flatnonzero(np.isin(owner, chosen)).tolist())
     return parts
+
+
+def count_held_out(n: int, share: float) -> int:
+    """Return how many of n sequences are this share: at least one, unless the share is 0."""
+    return max(1, round(n * share)) if share else 0
 
 
 def check_split(split: Sequence[float]) -> None:

@@ -20,7 +20,6 @@ from .cutting import (
     cut_into_pieces,
     refuse_overlap,
     split_pieces,
-    target_of,
 )
 from .description import READING_OPTIONS, ColumnNames, Description, JsonDict, PathLike
 from .files import read
@@ -38,7 +37,7 @@ from .preparation import (
     read_all,
 )
 from .scaling import inputs_of, is_constant, scale_of, sequences_of
-from .task import Collection, Index, Scores, Sequences, count_right
+from .task import Collection, Index, Scores, Sequences, count_right, pairs_of_text
 
 
 class Data(Collection):
@@ -204,7 +203,7 @@ class Data(Collection):
             target_std=scale.target_std,
             masked=features_with_gaps(first, cuts) if missing == "mask" else [],
             named=first.has_names,
-            columns={role: first.columns.get(role, "") for role in ("id", "time")},
+            columns={"id": first.columns.get("id", ""), "time": first.columns.get("time", "")},
             window=window,
             dtype=dtype,
             reading={**reading, "irregular": irregular},
@@ -270,8 +269,7 @@ class Data(Collection):
         """Return labels as they were read, and numbers in their own units."""
         d = self.description
         if d.labels:
-            pairs = zip(y, a.argmax(-1), strict=True)
-            return [(d.labels[int(target)], d.labels[int(guess)]) for target, guess in pairs]
+            return pairs_of_text(lambda number: d.labels[int(number)], y, a.argmax(-1))
         mean = torch.tensor(d.target_mean, dtype=a.dtype)
         std = torch.tensor(d.target_std, dtype=a.dtype)
         return super().show(a * std + mean, y.reshape(a.shape) * std + mean)
@@ -318,7 +316,12 @@ def features_with_gaps(first: Sheet, cuts: dict[str, PreparedSheet]) -> list[str
     has_gap = np.zeros(len(first.features), bool)
     for cut in cuts.values():
         has_gap |= np.isnan(cut.sheet.u).any(0)
-    return [name for name, gap in zip(first.features, has_gap, strict=True) if gap]
+    return names_where(first.features, has_gap)
+
+
+def names_where(names: Sequence[str], chosen: np.ndarray) -> list[str]:
+    """Return the names where `chosen` is true."""
+    return [name for name, is_chosen in zip(names, chosen, strict=True) if is_chosen]
 
 
 class Scale(NamedTuple):
@@ -337,27 +340,25 @@ def measure_scale(first: Sheet, part: Part, kind: str, at: str, standardise: boo
     Refused are features without any value, a constant target, and constant features if the next
     step is to be predicted.
     """
-    pieces = [part.cut.pieces[i] for i in part.chosen]
-    rows = np.concatenate([np.arange(start, stop) for _, start, stop in pieces])
+    rows = np.concatenate([np.arange(start, stop) for _, start, stop in part.pieces])
     u = part.cut.sheet.u[rows]
-    absent = [name for name, gap in zip(first.features, np.isnan(u).all(0), strict=True) if gap]
+    absent = names_where(first.features, np.isnan(u).all(0))
     if absent:
         raise DataError(
             f"{first.path}: in the training sequences every value of {quote_names(absent)} is "
             "missing. Leave the column out with --features."
         )
     mean, std = scale_of(u, standardise)
-    is_still = is_constant(u)
-    constant = [name for name, still in zip(first.features, is_still, strict=True) if still]
+    constant = names_where(first.features, is_constant(u))
     if kind == "classify":
         return Scale(mean.tolist(), std.tolist(), [], [], constant)
     if kind == "next":
-        if is_still.all():
+        if len(constant) == len(first.features):
             raise DataError(
                 f"{first.path}: every feature is constant, so the next step holds nothing to learn."
             )
         return Scale(mean.tolist(), std.tolist(), mean.tolist(), std.tolist(), constant)
-    y = np.concatenate([np.atleast_2d(target_of(part.cut, i, at)) for i in part.chosen])
+    y = np.vstack(part.targets(at))
     if is_constant(y).any():
         name = first.targets[int(np.flatnonzero(is_constant(y))[0])]
         raise DataError(

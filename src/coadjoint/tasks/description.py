@@ -72,7 +72,7 @@ class Description:
         yield "labels", are_different_words(self.labels)
         yield "labels", (len(self.labels) > 1) == (self.kind == "classify")
         yield "target_mean", are_finite(self.target_mean)
-        yield "target_std", are_finite(self.target_std) and all(s > 0 for s in self.target_std)
+        yield "target_std", are_finite(self.target_std) and min(self.target_std, default=1) > 0
         yield "target_std", len(self.target_mean) == len(self.target_std)
         yield "masked", are_different_words(self.masked)
         yield "masked", set(self.masked) <= set(self.features)

@@ -73,9 +73,13 @@ def load_images() -> tuple[np.ndarray, np.ndarray]:
 def split_indices(labels: np.ndarray) -> dict[str, np.ndarray]:
     """Return the numbers of the images in each split, in ascending order."""
     order = rng(0, "digits", "split").permutation(len(labels))
-    by_digit = [order[labels[order] == digit] for digit in range(10)]
-    cuts = {"valid": slice(EACH), "test": slice(EACH, 2 * EACH), "train": slice(2 * EACH, None)}
-    splits = {}
-    for split, cut in cuts.items():
-        splits[split] = np.sort(np.concatenate([index[cut] for index in by_digit]))
-    return splits
+    valid = []
+    test = []
+    train = []
+    for digit in range(10):
+        images = order[labels[order] == digit]
+        valid.append(images[:EACH])
+        test.append(images[EACH : 2 * EACH])
+        train.append(images[2 * EACH :])
+    splits = {"valid": valid, "test": test, "train": train}
+    return {split: np.sort(np.concatenate(index)) for split, index in splits.items()}

@@ -129,10 +129,15 @@ class Prediction:
             p /= p.sum(-1, keepdims=True)
             for row in p:
                 label = spreadsheet_cell(d.labels[int(row.argmax())])
-                yield [label, *(f"{x:.9g}" for x in row)]
+                yield [label, *number_cells(row)]
         else:
             for row in a * np.array(d.target_std) + np.array(d.target_mean):
-                yield [f"{x:.9g}" for x in row]
+                yield number_cells(row)
+
+
+def number_cells(row: np.ndarray) -> list[str]:
+    """Return numbers as text that float32 can be read back from."""
+    return [f"{x:.9g}" for x in row]
 
 
 def spreadsheet_cell(cell: str) -> str:

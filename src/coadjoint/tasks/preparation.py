@@ -124,9 +124,14 @@ def labels_of(words: Iterable[str], where: str) -> list[str]:
         if labels:
             what = f"one class only, '{one_line(labels[0])}'"
         raise DataError(f"{where}: there is {what}; expected at least two classes.")
-    if all(WHOLE_LABEL.fullmatch(word) for word in labels):
+    if are_whole_numbers(labels):
         labels.sort(key=int)
     return labels
+
+
+def are_whole_numbers(labels: list[str]) -> bool:
+    """Tell whether all labels are whole numbers."""
+    return all(WHOLE_LABEL.fullmatch(word) for word in labels)
 
 
 def encode_labels(sheet: Sheet, labels: list[str]) -> Sheet:
@@ -190,7 +195,7 @@ def check_target(sheet: Sheet, kind: str, labels: list[str]) -> None:
         return
     y = sheet.y
     assert y is not None
-    if labels and all(WHOLE_LABEL.fullmatch(word) for word in labels):
+    if labels and are_whole_numbers(labels):
         # Labels that are numbers are compared with the inputs by value, not by class number.
         values = np.append([float(word) for word in labels], np.nan)
         y = values[np.nan_to_num(y, nan=len(labels)).astype(int)]

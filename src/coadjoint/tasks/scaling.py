@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ..errors import DataError, one_line
-from .cutting import Part, target_of
+from .cutting import Part
 from .description import Description
 from .files.sheet import Sheet
 from .task import Sequences
@@ -82,27 +82,28 @@ def sequences_of(part: Part, u: np.ndarray, description: Description) -> Sequenc
         u: The inputs of all rows of their sheet, by `inputs_of`.
         description: How the data are scaled.
     """
-    pieces = [part.cut.pieces[i] for i in part.chosen]
-    names = [part.cut.name(i) for i in part.chosen]
     if description.kind == "next":
         missing = np.isnan(part.cut.sheet.u)
         next_u = np.where(missing, np.nan, u[:, : len(description.features)])
         next_u = next_u.astype(description.dtype)
-        before = [u[start : stop - 1] for _, start, stop in pieces]
-        after = [next_u[start + 1 : stop] for _, start, stop in pieces]
-        return Sequences(before, after, names)
+        before = []
+        after = []
+        for _, start, stop in part.pieces:
+            before.append(u[start : stop - 1])
+            after.append(next_u[start + 1 : stop])
+        return Sequences(before, after, part.names)
     if description.kind == "classify":
         targets = class_targets(part, description.at)
     else:
         targets = real_targets(part, description)
-    return Sequences([u[start:stop] for _, start, stop in pieces], targets, names)
+    return Sequences([u[start:stop] for _, start, stop in part.pieces], targets, part.names)
 
 
 def class_targets(part: Part, at: str) -> list[np.ndarray | float]:
     """Return the class number of each piece, or of each of its steps; -1 where missing."""
     targets: list[np.ndarray | float] = []
-    for i in part.chosen:
-        numbers = np.nan_to_num(target_of(part.cut, i, at)[..., 0], nan=-1).astype(np.int64)
+    for target in part.targets(at):
+        numbers = np.nan_to_num(target[..., 0], nan=-1).astype(np.int64)
         targets.append(numbers if at == "every" else int(numbers))
     return targets
 
@@ -117,8 +118,8 @@ def real_targets(part: Part, description: Description) -> list[np.ndarray | floa
         return f"{sheet.path} column '{one_line(sheet.targets[k])}'"
 
     targets: list[np.ndarray | float] = []
-    for i in part.chosen:
-        scaled = (target_of(part.cut, i, description.at) - mean) / std
+    for target in part.targets(description.at):
+        scaled = (target - mean) / std
         rows = cast(np.atleast_2d(scaled), description.dtype, place)
         targets.append(rows if description.at == "every" else rows[0])
     return targets

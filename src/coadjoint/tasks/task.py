@@ -6,7 +6,7 @@ import functools
 import math
 import warnings
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -114,12 +114,22 @@ class Task:
         complete answers, [B, U, ...].
         """
         if self.output == "softmax":
-            predictions = a.argmax(-1)
-            return [(str(int(t)), str(int(p))) for t, p in zip(y, predictions, strict=True)]
+            return pairs_of_text(class_text, y, a.argmax(-1))
         if self.output == "sigmoid":
-            pairs = zip(y > 0.5, a > 0, strict=True)
-            return [(list_true(target), list_true(guess)) for target, guess in pairs]
-        return [(list_numbers(t), list_numbers(p)) for t, p in zip(y, a, strict=True)]
+            return pairs_of_text(list_true, y > 0.5, a > 0)
+        return pairs_of_text(list_numbers, y, a)
+
+
+def pairs_of_text(
+    text: Callable[[Tensor], str], targets: Tensor, guesses: Tensor
+) -> list[tuple[str, str]]:
+    """Return the text of each target with that of its guess."""
+    return [(text(target), text(guess)) for target, guess in zip(targets, guesses, strict=True)]
+
+
+def class_text(number: Tensor) -> str:
+    """Return a class number as text."""
+    return str(int(number))
 
 
 def list_true(on: Tensor) -> str:
@@ -172,7 +182,7 @@ class Sequences:
         if self.y is not None:
             targets = [torch.as_tensor(self.y[i]) for i in index]
             y = pad_sequence(targets) if every else torch.stack(targets)
-        lengths = torch.tensor([len(sequence) for sequence in u])
+        lengths = torch.tensor(list(map(len, u)))
         return Batch(pad_sequence(u), y, lengths=lengths, reduce=reduce)
 
 
@@ -217,7 +227,7 @@ class Collection(Task):
         """
         whole_number("n", n)
         sequences = self.sets[choose("split", split, self.sets)].u
-        lengths = np.array([len(u) for u in sequences])
+        lengths = np.array(list(map(len, sequences)))
         order = np.argsort(lengths, kind="stable")
         begin = 0
         for end in range(1, len(order) + 1):

@@ -18,7 +18,7 @@ from torch.nn.functional import pad
 from ..errors import whole_number
 from ..objectives.batch import Batch
 from .synthetic import Generated, one_hot
-from .task import Goal, Scores, count_right
+from .task import Goal, Scores, count_right, pairs_of_text
 
 PADDING = -1
 INVALID = -2  # equal to no target
@@ -101,9 +101,7 @@ class Transduction(Generated):
 
     def show(self, a: Tensor, y: Tensor) -> list[tuple[str, str]]:
         """Return the letters of targets y [B, U] and outputs a [B, U, outputs] as text."""
-        tokens = decode_tokens(a.transpose(0, 1)).T
-        pairs = zip(y, tokens, strict=True)
-        return [(self._letters(target), self._letters(guess)) for target, guess in pairs]
+        return pairs_of_text(self._letters, y, decode_tokens(a.transpose(0, 1)).T)
 
     def _letters(self, tokens: Tensor) -> str:
         letters = [str(int(token)) for token in tokens if 0 <= token < self.values]
@@ -114,14 +112,16 @@ class Transduction(Generated):
         low, high = self.span
         lengths = range(low, high + 1)
         losses = []
+        tokens = []
         tokens_right = []
         answers_right = []
         for L in lengths:
             entropy, letters, answer = self.guess(L)
             losses.append(entropy / (L + 1))
-            tokens_right.append(letters + 1)  # and the end
+            tokens.append(L + 1)  # the letters and the end
+            tokens_right.append(letters + 1)
             answers_right.append(answer)
-        mean_tokens = sum(L + 1 for L in lengths) / len(lengths)
+        mean_tokens = sum(tokens) / len(lengths)
         return {
             "loss": sum(losses) / len(losses),
             "right": sum(tokens_right) / len(lengths) / mean_tokens,
@@ -164,13 +164,16 @@ class Sorting(Transduction):
     def guess(self, L: int) -> Guess:
         """Return the guess of sorted letters: how often each comes is multinomial."""
         k = self.values
-        binomial = [probability(L, n, 1 / k) for n in range(L + 1)]
-        mean_log_factorial = sum(p * log_factorial(n) for n, p in enumerate(binomial))
+        mean_log_factorial = 0.0  # of how often one letter comes
+        for n in range(L + 1):
+            mean_log_factorial += probability(L, n, 1 / k) * log_factorial(n)
         entropy = L * math.log(k) - log_factorial(L) + k * mean_log_factorial
         letters = 0.0
         for t in range(1, L + 1):
             # The t-th letter is at most v if at least t of the L letters are.
-            at_most = [0.0, *(probability_of_at_least(L, t, (v + 1) / k) for v in range(k))]
+            at_most = [0.0]
+            for v in range(k):
+                at_most.append(probability_of_at_least(L, t, (v + 1) / k))
             letters += max(b - a for a, b in itertools.pairwise(at_most))
         # In the likeliest answer all letters come equally often, or as nearly as possible.
         often, left = divmod(L, k)
