@@ -71,7 +71,7 @@ class BPTT(Method):
         with torch.enable_grad():
             run = run_function(net)(batch)
             losses = run.loss(loss, batch.y, mask=batch.mask, reduce=batch.reduce)
-            # The costates of a single layer come from a sweep of their own. All others are pulled
+            # The costates of a single layer come from a separate sweep. All others are pulled
             # through the graph, which must then survive this gradient.
             keep_graph = getattr(net, "one_layer", None) is None
             objective = batch.mean(losses)

@@ -141,10 +141,9 @@ def pack_entries(entries: Sequence[Value], like: Tensor, d: int) -> Tensor | Non
     """Return arrays [B, d] and numbers side by side, [B, entries d]; None for no entries."""
     if not entries:
         return None
-    arrays = []
-    for entry in entries:
-        array = entry if isinstance(entry, Tensor) else like.new_full((1, 1), entry)
-        arrays.append(array.expand(len(like), d))
+    shape = (like.shape[0], d)
+    arrays = [y if isinstance(y, Tensor) else like.new_full((1, 1), y) for y in entries]
+    arrays = [y.expand(shape) for y in arrays]
     return arrays[0] if len(arrays) == 1 else torch.cat(arrays, 1)
 
 
@@ -191,7 +190,7 @@ class Influence:
         self.net = net
         self.trained = list(names)
         self.formula = None if net.cell is None else cell_slopes(net.cell)
-        # Is S by the trained parameters themselves, rather than by what is made of them?
+        # Whether S is by the trained parameters themselves, or by W, R and b made from them.
         self.direct = net.cell is None or (
             net.cell.weights is None and not parametrize.is_parametrized(net)
         )

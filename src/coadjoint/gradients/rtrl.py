@@ -113,15 +113,15 @@ class CountedLosses:
         self.weight = batch.weights(u) * self._factor(batch.reduce)
 
     def _factor(self, reduce: str) -> Tensor:
-        """Return the factor [B] of each sample that its loss is reduced by, besides the mask."""
+        """Return the factor [B] of each sample's losses that follows from `reduce`."""
         if self.every and reduce == "mean":
             count = self.mask.sum(0)
             return 1 / torch.where(count == 0, 1, count)
         if self.every:
             return self.mask.new_ones(self.mask.shape[1])
         if reduce == "sum":
-            return self.mask
-        # The mean over the one loss of a sample cancels its weight.
+            return self.mask  # the weight of the sample's one loss
+        # The mean over one loss cancels its weight.
         return (self.mask != 0).to(self.mask.dtype)
 
     def at(self, t: int) -> Tensor:

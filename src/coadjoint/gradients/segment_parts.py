@@ -113,15 +113,15 @@ class LastStates:
         net: The network.
         layout: The layout of the whole sequence.
         judge: The loss of the whole sequence.
-        last: The last state of each sample, [B, n] in the rows' order.
+        x: The last state of each sample, [B, n] in the rows' order.
         total: With readout "every", the summed loss of each sample, [B].
     """
 
     def __init__(
-        self, net: Network, layout: Layout, judge: Judge, last: Tensor, total: Tensor | None
+        self, net: Network, layout: Layout, judge: Judge, x: Tensor, total: Tensor | None
     ) -> None:
         self.judge = judge
-        self.last = last.requires_grad_(total is None)
+        self.x = x.requires_grad_(total is None)
         # Filled in by the adjoint passes.
         self.of_start: Tensor | None = None
         self.of_V: Tensor | None = None
@@ -133,7 +133,7 @@ class LastStates:
             self.V = net.V.detach().requires_grad_()
             self.b_o = None if net.b_o is None else net.b_o.detach().requires_grad_()
             self.losses = judge.sample_losses(
-                net.read_states(layout, self.last, self.last, self.V, self.b_o)
+                net.read_states(layout, self.x, self.x, self.V, self.b_o)
             )
             refuse_constant_loss(self.losses)
 
@@ -143,7 +143,7 @@ class LastStates:
         if self.judge.every:
             return None
         with torch.enable_grad():
-            (source,) = torch.autograd.grad(self.losses.sum(), self.last, create_graph=True)
+            (source,) = torch.autograd.grad(self.losses.sum(), self.x, create_graph=True)
         return source
 
     @property
@@ -171,7 +171,7 @@ class LastStates:
         if of_source is not None and self.source is not None and self.source.requires_grad:
             values.append(self.source)
             seeds.append(of_source)
-        leaves = [self.last, self.V]
+        leaves = [self.x, self.V]
         if self.b_o is not None:
             leaves.append(self.b_o)
         with torch.enable_grad():

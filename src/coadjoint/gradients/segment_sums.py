@@ -23,8 +23,8 @@ class SweptWeights(NamedTuple):
     start: Tensor  # x_0 [B, n] in the rows' order
     W: Tensor | None
     p: Tensor | None  # the cell's own parameters
-    base: WeightAndBias  # (R, b) of what is added to W r(x)
-    side: WeightAndBias | None  # (R, b) of what enters beside it
+    base: WeightAndBias  # (R, b) of the inputs added to W r(x)
+    side: WeightAndBias | None  # (R, b) of the inputs beside it, v
 
 
 class GradientSums:
@@ -48,7 +48,7 @@ class GradientSums:
         return value is not None and value.requires_grad
 
     def sum(self, name: str) -> Sum:
-        """Return the sum under `name`, a new one if there is none."""
+        """Return the sum under `name`, making it if needed."""
         return self.sums.setdefault(name, Sum())
 
     def total(self, name: str) -> Tensor | None:

@@ -135,7 +135,7 @@ class SegmentSweeps:
         return pad(s, (0, (self.net.slots - 1) * self.net.hidden, rows.B, 0))
 
     def last_source(self, i: int, ended: Tensor | None, going: Tensor | None) -> Tensor | None:
-        """Return the source at the end of segment i, [b, n]; None if there is no such source.
+        """Return the source at the end of segment i, [b, n]; None if it is zero.
 
         Args:
             i: The segment.
@@ -210,7 +210,7 @@ class SegmentSweeps:
             s: The source at every step, a state array.
             s_last: The source at each sample's last step here, [b, n].
             sa: The source at a_t, step rows.
-            more_v: What is added to the derivative by v, step rows.
+            more_v: Another part of the derivative by v, step rows.
         """
         saved = run.saved
         rows = run.rows

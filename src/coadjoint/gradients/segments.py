@@ -43,9 +43,9 @@ __all__ = ["SegmentedGradient", "Segments", "parse_segments", "segment_steps"]
 
 
 class PenaltyPasses(NamedTuple):
-    """What the passes of tangents and of the second adjoint take from those before them."""
+    """What the passes for tangents and the second adjoint take from the passes before them."""
 
-    last: LastStates
+    last_states: LastStates
     share: Tensor  # the derivative of the losses' sum by each sample's summed loss, [B]
     boundaries: list[Boundary]
     slopes: NormSlopes
@@ -54,19 +54,19 @@ class PenaltyPasses(NamedTuple):
 class SegmentedGradient(SegmentSweeps):
     """The gradient of a network for one batch, in segments.
 
-    Each pass is a loop over segments, and each segment is a method call of its own, so that its
-    arrays are freed before the next segment begins.
+    Each pass is a loop over segments. What it does with one segment is a method, so that the arrays
+    of a segment are freed before the next one begins.
     """
 
     def loss_gradient(self) -> GradientTuple:
         """Compute the gradient of the mean loss."""
-        last = self.forward()
-        leaf = last.losses.detach().requires_grad_()
+        last_states = self.forward()
+        leaf = last_states.losses.detach().requires_grad_()
         with torch.enable_grad():
             (of_loss,) = torch.autograd.grad(self.batch.mean(leaf), leaf)
-        self.adjoint(last, of_loss)
-        gradient = self.sums.gradient(last)
-        return GradientTuple(last.losses.detach(), torch.zeros_like(leaf), gradient)
+        self.adjoint(last_states, of_loss)
+        gradient = self.sums.gradient(last_states)
+        return GradientTuple(last_states.losses.detach(), torch.zeros_like(leaf), gradient)
 
     def penalised_gradient(
         self,
@@ -85,10 +85,10 @@ class SegmentedGradient(SegmentSweeps):
             check: Called with the value of G, the costates and the name; returns the value.
             share: 1, or 0 to leave out the loss.
         """
-        last = self.forward()
-        of_sums = last.share(torch.ones_like(last.losses))
-        at, boundaries = self.pass_costates(last, of_sums)
-        losses = last.losses.detach().requires_grad_()
+        last_states = self.forward()
+        of_sums = last_states.share(torch.ones_like(last_states.losses))
+        at, boundaries = self.pass_costates(last_states, of_sums)
+        losses = last_states.losses.detach().requires_grad_()
         leaves = [at.size.requires_grad_(), at.size_1.requires_grad_(), losses]
         with torch.enable_grad():
             trajectory = TrajectoryWithoutStates(self.net, self.layout, self.u, name)
@@ -105,14 +105,15 @@ class SegmentedGradient(SegmentSweeps):
         # Free the penalty's graph and its inputs, as large as the sequence, before the next pass.
         del at, lam, value, objective, leaves, losses, of_size, of_size_1
         if of_loss is None:
-            of_loss = torch.zeros_like(last.losses)
+            of_loss = torch.zeros_like(last_states.losses)
         if slopes.zero:
-            self.adjoint(last, of_loss)
+            self.adjoint(last_states, of_loss)
         else:
-            passes = PenaltyPasses(last, of_sums, boundaries, slopes)
+            passes = PenaltyPasses(last_states, of_sums, boundaries, slopes)
             tangents, last_tangent = self.pass_tangents(passes)
             self.second_adjoint(passes, of_loss, tangents, last_tangent)
-        return GradientTuple(last.losses.detach(), penalties, self.sums.gradient(last))
+        gradient = self.sums.gradient(last_states)
+        return GradientTuple(last_states.losses.detach(), penalties, gradient)
 
     # forward
 
@@ -120,18 +121,18 @@ class SegmentedGradient(SegmentSweeps):
     def forward(self) -> LastStates:
         """Run all segments forward, keeping the state that each begins with."""
         self.begins[0].copy_(self.weights.start)
-        last = self.u.new_empty(self.layout.rows.B, self.net.slots * self.net.hidden)
+        x_last = self.u.new_empty(self.layout.rows.B, self.net.slots * self.net.hidden)
         total = self.u.new_zeros(self.layout.rows.B) if self.judge.every else None
         for i in range(len(self.sizes)):
-            total = self._forward_segment(i, last, total)
-        return LastStates(self.net, self.layout, self.judge, last, total)
+            total = self._forward_segment(i, x_last, total)
+        return LastStates(self.net, self.layout, self.judge, x_last, total)
 
-    def _forward_segment(self, i: int, last: Tensor, total: Tensor | None) -> Tensor | None:
+    def _forward_segment(self, i: int, x_last: Tensor, total: Tensor | None) -> Tensor | None:
         """Write the last states of segment i and return the losses summed so far."""
         run = self.sweep(i)
         x = run.saved.x
         rows = run.rows
-        last[: rows.B] = rows.last(x)
+        x_last[: rows.B] = rows.last(x)
         if self.going(i):
             self.begins[i + 1].copy_(x[self.end_rows(i)])
         if total is None:
@@ -143,12 +144,12 @@ class SegmentedGradient(SegmentSweeps):
     # the adjoint of the loss
 
     @torch.no_grad()
-    def adjoint(self, last: LastStates, of_loss: Tensor) -> None:
+    def adjoint(self, last_states: LastStates, of_loss: Tensor) -> None:
         """Sweep the adjoint from the last segment to the first, each after its forward sweep."""
-        share = last.share(of_loss)
-        ended = last.pull(of_loss, None)
+        share = last_states.share(of_loss)
+        ended = last_states.pull(of_loss, None)
         for i in reversed(range(len(self.sizes))):
-            last.of_start = self._adjoint_segment(i, share, ended, last.of_start)
+            last_states.of_start = self._adjoint_segment(i, share, ended, last_states.of_start)
 
     def _adjoint_segment(
         self, i: int, share: Tensor, ended: Tensor | None, going: Tensor | None
@@ -165,7 +166,9 @@ class SegmentedGradient(SegmentSweeps):
     # the costates
 
     @torch.no_grad()
-    def pass_costates(self, last: LastStates, share: Tensor) -> tuple[AllSteps, list[Boundary]]:
+    def pass_costates(
+        self, last_states: LastStates, share: Tensor
+    ) -> tuple[AllSteps, list[Boundary]]:
         """Return the norms of all costates, and J' lam where each segment begins."""
         rows = self.layout.rows
         size = self.u.new_empty(rows.B + rows.N)
@@ -177,7 +180,7 @@ class SegmentedGradient(SegmentSweeps):
         for mantissa, k in zip(self.new_states(), exponents, strict=True):
             boundaries.append(Boundary(mantissa, k[: len(mantissa)]))
         for i in reversed(range(len(self.sizes))):
-            self._costates_segment(i, last, share, at, boundaries)
+            self._costates_segment(i, last_states, share, at, boundaries)
         padded = self.layout.padded_states
         return AllSteps(padded(size), padded(size_1), padded(exponent)), boundaries
 
@@ -188,14 +191,14 @@ class SegmentedGradient(SegmentSweeps):
     def _costates_segment(
         self,
         i: int,
-        last: LastStates,
+        last_states: LastStates,
         share: Tensor,
         at: AllSteps,
         boundaries: list[Boundary],
     ) -> None:
         run = self.sweep(i)
         s = self._loss_source(run, share)
-        lam, _, k = self.costates(i, run, s, last.s_last, boundary_after(boundaries, i))
+        lam, _, k = self.costates(i, run, s, last_states.s_last, boundary_after(boundaries, i))
         rows = self.part(i)
         end = self.layout.rows.B + self.layout.rows.starts[rows.begin] + rows.N
         boundaries[i].mantissa.copy_(lam[: rows.B])
@@ -218,8 +221,8 @@ class SegmentedGradient(SegmentSweeps):
         The first segment begins without one. Those of the last states are at their true scale.
         """
         tangents: list[Tensor | None] = [None, *self.new_states()[1:]]
-        last_tangent = torch.zeros_like(passes.last.last)
-        # With readout "every" nobody reads the tangent at the end of the last segment.
+        last_tangent = torch.zeros_like(passes.last_states.x)
+        # With readout "every", the tangent at the end of the last segment is not needed.
         count = len(self.sizes) - 1 if self.judge.every else len(self.sizes)
         for i in range(count):
             self._tangents_segment(i, passes, tangents, last_tangent)
@@ -237,7 +240,7 @@ class SegmentedGradient(SegmentSweeps):
         run = self.sweep(i)
         s = self._loss_source(run, passes.share)
         later = boundary_after(passes.boundaries, i)
-        costates = self.costates(i, run, s, passes.last.s_last, later)
+        costates = self.costates(i, run, s, passes.last_states.s_last, later)
         g = self.tangent_source(i, costates, passes.slopes, tangents[i])
         mu, _, _ = self.tangent(run, costates, g)
         if not self.judge.every and n < rows.B:
@@ -270,13 +273,16 @@ class SegmentedGradient(SegmentSweeps):
         tangents: list[Tensor | None],
         last_tangent: Tensor,
     ) -> None:
-        """Sweep everything of a segment again and then its second adjoint, the last one first."""
-        last = passes.last
-        ended = last.pull(of_loss, last_tangent)
-        loss_share = last.share(of_loss)
+        """Sweep the second adjoint, from the last segment to the first.
+
+        Each segment first repeats its forward sweep, costates and tangents.
+        """
+        last_states = passes.last_states
+        ended = last_states.pull(of_loss, last_tangent)
+        loss_share = last_states.share(of_loss)
         bent: Tensor | None = None
         for i in reversed(range(len(self.sizes))):
-            last.of_start, bent = self._second_adjoint_segment(
+            last_states.of_start, bent = self._second_adjoint_segment(
                 i, passes, loss_share, tangents[i], ended, bent
             )
 
@@ -289,9 +295,10 @@ class SegmentedGradient(SegmentSweeps):
         ended: Tensor | None,
         bent: Tensor | None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the adjoint and the source at the state that segment i begins with.
+        """Return the adjoint at the state that segment i begins with, and the source there.
 
-        `bent` is that source of the next segment. It belongs to the last states of this one.
+        That source belongs to the segment before, as `bent`, the source where segment i + 1
+        begins, belongs to this one.
         """
         run = self.sweep(i)
         bends = self._bends(i, run, passes, loss_share, carried)
@@ -302,7 +309,7 @@ class SegmentedGradient(SegmentSweeps):
         if s is not None and i > 0:
             bent_before = s[: run.rows.B].clone()
             s[: run.rows.B] = 0
-        s_last = self.last_source(i, ended, passes.last.of_start)
+        s_last = self.last_source(i, ended, passes.last_states.of_start)
         of_begin = self.pull_back(run, s, s_last, bends["a"], bends.get("v"))
         return of_begin, bent_before
 
@@ -316,13 +323,14 @@ class SegmentedGradient(SegmentSweeps):
     ) -> dict[str, Tensor | None]:
         """Return the sources of the second adjoint at a, v and x (a state array).
 
-        The derivatives by W, p and V of the costates are added to the sums.
+        They are the derivatives of <tangent, costates> by what the forward sweep saved. Those by
+        W, p and V are added to the sums.
         """
         rows = run.rows
         source = self.read_out(run, passes.share, True) if self.judge.every else None
         s = None if source is None else source.s
         later = boundary_after(passes.boundaries, i)
-        costates = self.costates(i, run, s, passes.last.s_last, later)
+        costates = self.costates(i, run, s, passes.last_states.s_last, later)
         g = self.tangent_source(i, costates, passes.slopes, carried)
         mu, nu, link = self.tangent(run, costates, g)
         del g

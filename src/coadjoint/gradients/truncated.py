@@ -31,8 +31,8 @@ class Truncated(Method):
     """Truncated backpropagation through time.
 
     Every k1 steps, the losses of the last k1 steps are pulled back through the last k2 steps.
-    States are carried through the whole sequence, and out of it: pass `trajectory.state` as x0 of
-    the next batch. Only the gradient is cut. k1 = k2 cuts the sequence into separate windows,
+    States are carried through the whole sequence, and beyond it if `trajectory.state` is passed as
+    x0 of the next batch. Only the gradient is cut. k1 = k2 cuts the sequence into separate windows,
     k1 = 1 is the most exact choice, and k2 >= T is BPTT. The windows of a sample are counted from
     its own first step and end at its own last, so its gradient does not depend on other samples.
 

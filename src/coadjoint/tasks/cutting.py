@@ -31,7 +31,7 @@ class PreparedSheet:
     notes: tuple[str, ...] = ()
 
     def name(self, i: int) -> str:
-        """Return the name of piece i: its sequence's, with the rows if it is a part of it."""
+        """Return the name of piece i: that of its sequence, with the rows if it is only a part."""
         sequence, start, stop = self.pieces[i]
         name = self.sheet.ids[sequence]
         if stop - start == self.sheet.lengths[sequence]:
@@ -172,8 +172,8 @@ def refuse_overlap(cuts: dict[str, PreparedSheet]) -> None:
             _, name = new[repeated[0]]
             other_split, other_name = known[repeated[0]]
             raise DataError(
-                f"{cut.sheet.path} ({split}): {len(repeated)} of its sequences stand in the "
-                f"{other_split} file too, the first is '{one_line(name)}', there "
+                f"{cut.sheet.path} ({split}): {len(repeated)} of its sequences are in the "
+                f"{other_split} file too; the first is '{one_line(name)}', there "
                 f"'{one_line(other_name)}'. Remove them, or pass --overlap allow."
             )
         known |= new

@@ -111,34 +111,19 @@ class Data(Collection):
     ) -> Data:
         """Read files (.csv .tsv .txt .parquet .pq .npz .npy .ts) into a task.
 
-        The arguments that are not listed here are those of tasks.files.Options.
+        train         the file of training sequences
+        valid, test   files of held-out sequences; without either, those of `train` are split
+        split, seed   the shares of train, valid and test, and the seed of the split
+        window        the rows of the pieces that sequences are cut into; one long sequence is then
+                      split in order of time
+        standardise   scale inputs and real targets to mean 0 and standard deviation 1
+        missing       "refuse" missing values, "drop" their rows, "ffill" them with the row before,
+                      or "mask" them: zero, and another input is 1 there
+        irregular     "refuse" or "allow" unequal time steps
+        overlap       "refuse" or "allow" sequences that are in two files
+        dtype         "float32" or "float64"
 
-        Args:
-            train: The file of training sequences.
-            valid: A file of held-out sequences.
-            test: A file of held-out sequences. With neither valid nor test, the sequences of
-                `train` are split.
-            split: The shares of train, valid and test.
-            seed: The seed of the split.
-            id: As in Options.
-            time: As in Options.
-            target: As in Options.
-            features: As in Options.
-            kind: As in Options.
-            at: As in Options.
-            window: The rows of the pieces that sequences are cut into. One long sequence is then
-                split in order of time.
-            standardise: Scale inputs and real targets to mean 0 and standard deviation 1.
-            missing: "refuse" missing values, "drop" their rows, "ffill" them with the row before,
-                or "mask" them: zero, with another input that is 1 there.
-            irregular: "refuse" or "allow" unequal time steps.
-            overlap: "refuse" or "allow" sequences that are in two files.
-            sep: As in Options.
-            decimal: As in Options.
-            thousands: As in Options.
-            header: As in Options.
-            dtype: "float32" or "float64".
-            max_bytes: As in Options.
+        The other arguments are those of tasks.files.sheet.Options.
         """
         check_choice("irregular", irregular, ("refuse", "allow"))
         check_choice("overlap", overlap, ("refuse", "allow"))

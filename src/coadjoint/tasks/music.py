@@ -222,7 +222,7 @@ def elements(data: memoryview, order: str) -> Iterator[tuple[int, memoryview]]:
             limit = at + 8
         end = begin + size
         if end > limit:
-            raise ValueError(f"an element of {size} bytes does not fit where it stands")
+            raise ValueError(f"an element of {size} bytes does not fit into its place")
         yield kind, data[begin:end]
         # Elements take multiples of eight bytes, except for compressed ones.
         padding = 0 if kind == COMPRESSED else (at - end) % 8

@@ -80,7 +80,7 @@ def refuse_different_columns(new: Sheet, split: str, old: Sheet, old_split: str)
 
 
 def match_features(sheet: Sheet, description: Description) -> Sheet:
-    """Give the features of a sheet their names in training, or refuse other features."""
+    """Return the sheet with its features named as in training; other features are refused."""
     if description.named and not sheet.has_names:
         raise DataError(
             f"{sheet.path} has no column names, and the network reads "

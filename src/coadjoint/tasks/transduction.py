@@ -37,7 +37,7 @@ def decode_tokens(a: Tensor) -> Tensor:
 
 
 class Guess(NamedTuple):
-    """What is known of an answer to L letters by someone who knows L and no letter."""
+    """The best guess at the answer to L letters by someone who knows L and no letter."""
 
     entropy: float  # of the answer
     letters: float  # expected number of letters right, each guessed at its best
