@@ -589,7 +589,7 @@ def test_a_part_of_a_run_is_read_and_not_swept_again():
         lambda: whole.push(None),
         lambda: whole.costate(None, None, None),
         lambda: whole.jacobians(None, 1),
-        whole.strict,
+        whole.with_checks,
     )
     for call in calls:
         with pytest.raises(co.Unsupported, match="only a part of this run's state is seen here"):
