@@ -100,7 +100,10 @@ TESTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "gradients/influence.py": (("gradients/test_gradients.py",), ("training/test_online.py",)),
     "gradients/memory.py": (("gradients/test_segments.py",), ("sweeps/test_memory.py",)),
     "gradients/restoring.py": (("training/test_run_folders.py",), ("training/test_training.py",)),
+    "gradients/segment_norms.py": (("gradients/test_segments.py",), ("sweeps/test_memory.py",)),
     "gradients/segment_parts.py": (("gradients/test_segments.py",), ("sweeps/test_memory.py",)),
+    "gradients/segment_sums.py": (("gradients/test_segments.py",), ("sweeps/test_memory.py",)),
+    "gradients/segment_sweeps.py": (("gradients/test_segments.py",), ("sweeps/test_memory.py",)),
     "gradients/segments.py": (("gradients/test_segments.py",), ("sweeps/test_memory.py",)),
     "optimisers/": (
         ("optimisers/test_optimisers.py",),
@@ -172,7 +175,7 @@ WORDING = {
     "raise_error", "vmap_error",
     "_same_shape", "check_penalty", "named", "register", "is_transformed", "blame_penalty", "describe_nonfinite", "locate_nonfinite", "resume_hint",
     "describe", "describe_environment",
-    "unkept", "refuse", "folder_name", "save_interrupted", "say",
+    "refuse_states", "refuse", "folder_name", "save_interrupted", "say",
 }  # fmt: skip
 
 GROWTH = (
@@ -277,7 +280,6 @@ PAIRS = {
         "dg dga",
         "s s_last",
         "dlam ddelta",
-        "begin fresh",
         "x last",
         "saved.a saved.v",
     )
