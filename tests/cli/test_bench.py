@@ -360,7 +360,7 @@ REFUSED = [
     ("--device gpu --explain", 2, "unknown device 'gpu'"),
     ("--repeat 0", 2, "repeat must be at least 1; got 0"),
     ("--threads 0", 2, "threads must lie in 1.."),
-    ("--device cuda --threads 1", 2, "--threads belongs to --device cpu"),
+    ("--device cuda --threads 1", 2, "--threads applies to --device cpu"),
     ("--explain --cells lstmm", 2, "did you mean 'lstm'?"),
     ("--json nowhere/x.json", 4, "no such folder"),
     ("--write nowhere/x.md", 4, "no such folder"),
