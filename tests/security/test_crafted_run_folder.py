@@ -329,7 +329,7 @@ def test_the_checkpoint_before_is_offered(here):
     refused(
         "resume stopped -q",
         4,
-        "The one before it, step-00000002, is whole: coadjoint resume stopped --fallback",
+        "The one before it, step-00000002, is intact: coadjoint resume stopped --fallback",
     )
     code, err = call("resume", "stopped", "-q", "--fallback")
     assert code == 0, err
@@ -401,14 +401,14 @@ MODELS = [
     ),
     (
         lambda d: d["data"].update(labels=["x", "y", "z"]),
-        "its data ask for outputs 3, and its network has 2",
+        "its data need outputs 3, but its network has 2",
     ),
     (lambda d: d["data"].update(features=["a", "a"]), "'features' is not what it should be"),
     (
         lambda d: d["data"].update(features=["a"], mean=[0.0], std=[1.0]),
-        "its data ask for inputs 1",
+        "its data need inputs 1",
     ),
-    (lambda d: d["data"].update(at="every"), "its data ask for readout 'every'"),
+    (lambda d: d["data"].update(at="every"), "its data need readout 'every'"),
     (lambda d: d["data"]["reading"].update(sep=5), "'reading.sep' is not what it should be"),
     (lambda d: d["data"].update(kind=["x"]), "'kind' is not what it should be"),
     (
@@ -493,7 +493,7 @@ def test_a_flipped_bit_of_a_weight_is_noticed_by_every_command(here):
             4,
             "done/model.safetensors is damaged",
             "SHA-256",
-            "`coadjoint resume` of its run writes it anew",
+            "`coadjoint resume` writes it again from its run",
         )
     code, err = call("report", "done")
     assert code == 0, err
@@ -518,7 +518,7 @@ def test_a_model_trained_from_python_has_a_sum_too(tmp_path, description):
     coadjoint.train(net, task, **short, folder=tmp_path / "run", description=description)
     path, page = tmp_path / "run" / "model.safetensors", tmp_path / "run" / "report.html"
     with pytest.raises(
-        StorageError, match="does not say what network it belongs to: it was trained from Python"
+        StorageError, match="does not say which network it belongs to: it was trained from Python"
     ):
         load_model(path)
     assert call("report", tmp_path / "run") == (0, "")
