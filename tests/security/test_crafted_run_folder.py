@@ -413,7 +413,7 @@ MODELS = [
     (lambda d: d["data"].update(kind=["x"]), "'kind' is not what it should be"),
     (
         lambda d: d["network"].update(hidden=10),
-        "for 'R' it has float32 [3, 2] and the network float32 [10, 2]",
+        "its 'R' is float32 [3, 2], but this network's is float32 [10, 2]",
     ),
 ]
 
@@ -446,7 +446,7 @@ def test_no_network_is_built_before_its_tensors_are_counted(here, monkeypatch):
     refused(
         "predict done data.csv",
         4,
-        "for 'R' it has float32 [3, 2] and the network float32 [19000, 2]",
+        "its 'R' is float32 [3, 2], but this network's is float32 [19000, 2]",
     )
     assert where == ["meta"]
 
@@ -460,7 +460,7 @@ def test_no_network_is_built_that_is_not_the_checkpoints(command, here, monkeypa
     refused(command, 4, "19000")
     put(last / "state.json", "description", "network", "hidden", value=19000)
     vouched(last)
-    refused(command, 4, "for 'R' it has float32 [3, 2] and the network float32 [19000, 2]")
+    refused(command, 4, "its 'R' is float32 [3, 2], but this network's is float32 [19000, 2]")
 
 
 def predictions(folder):
@@ -651,7 +651,7 @@ def test_regular_files_alone_are_read(tmp_path):
     assert files.read_regular(tmp_path / "file", 6) == b"abc\nde"
     assert list(files.read_lines(tmp_path / "file", 4)) == [b"abc\n", b"de"]
     for call_, said in (
-        (lambda: files.read_regular(tmp_path / "file", 5), "file has 6 bytes; at most 5 are read."),
+        (lambda: files.read_regular(tmp_path / "file", 5), "file has 6 bytes; expected at most 5."),
         (
             lambda: list(files.read_lines(tmp_path / "file", 3)),
             "file:1: the line has more than 3 bytes.",

@@ -894,7 +894,7 @@ def edited(content):
         (lambda content: content[:500], "it was changed or cut"),
         (lambda content: b"", "it was changed or cut"),
         (lambda content: b" " + content, "it was changed or cut"),
-        (None, "is missing: the run cannot go on"),
+        (None, "is missing: the run cannot be resumed"),
     ],
 )
 def test_rows_that_are_not_those_of_the_run_are_refused(stopped_copy, change, said):
