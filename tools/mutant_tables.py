@@ -30,7 +30,9 @@ OUTSIDE: dict[str, str] = {
     "training/display.py": DOOR,
     "training/environment.py": DOOR,
     "training/report/": DOOR,
+    "training/schema_checks.py": DOOR,
     "training/schemas.py": DOOR,
+    "training/tensor_header.py": DOOR,
     "training/settings/": DOOR,
     "training/signals.py": DOOR,
 }

@@ -483,7 +483,7 @@ def test_a_number_that_is_not_finite_is_found_by_layer():
     with torch.no_grad():
         net.maps[1].bias[2] = math.nan
     with pytest.raises(
-        co.NumericalError, match="the state of sample 0 at layer 2 is the first that is not"
+        co.NumericalError, match="the first state that is not finite is that of sample 0 at layer 2"
     ):
         train(net)
 
