@@ -114,7 +114,7 @@ def test_words_that_make_no_row_are_refused(text, why):
     ],
 )
 def test_a_spread_is_shown_beside_its_median(values, text):
-    assert TERMINAL.spread(values, TERMINAL.count) == text
+    assert TERMINAL.median_and_range(values, TERMINAL.count) == text
 
 
 def tables(found):
