@@ -217,13 +217,14 @@ class HeatMap:
         starts = np.array([column[0] for column in columns])
         bands = np.array_split(np.arange(len(aligned)), min(HEAT_ROWS, len(aligned)))
         cells = np.full((len(bands), len(starts)), -np.inf)
+        steps = []
         for row, band in zip(cells, bands, strict=True):
+            steps.append(aligned[band[0]].step)
             for k in band:
                 probe = aligned[k]
                 finite = np.isfinite(probe.values)
                 column_of = np.searchsorted(starts, probe.t[finite], side="right") - 1
                 np.maximum.at(row, column_of, probe.values[finite])
-        steps = [aligned[band[0]].step for band in bands]
         data = {
             "drawn": cells.size,
             "total": len(values),

@@ -271,8 +271,6 @@ def held_out_curve(path: Path, metric: str, faults: list[str]) -> tuple[str, Cur
     if not metric and store:
         metric = next((name for _, name in store if name != "loss"), "loss")
     splits = [split for split, name in store if name == metric]
-    if "test" in splits:
-        split = "test"
-    else:
-        split = next(iter(splits), "")
-    return metric, store.curve(split, metric)
+    if "test" in splits or not splits:
+        return metric, store.curve("test", metric)
+    return metric, store.curve(splits[0], metric)

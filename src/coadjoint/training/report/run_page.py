@@ -136,8 +136,13 @@ def held_out_table(run: RunRecord) -> Table:
 def example_table(run: RunRecord) -> Table:
     """Held-out sequences and what the network predicts for them."""
     examples = as_mappings(run.result.get("examples"))
-    keys = list(dict.fromkeys(key for example in examples for key in example))[:MAX_EXAMPLE_KEYS]
-    rows = [[_mark(example.get(key)) for key in keys] for example in examples]
+    known: Row = {}
+    for example in examples:
+        known |= example
+    keys = list(known)[:MAX_EXAMPLE_KEYS]
+    rows = []
+    for example in examples:
+        rows.append([_mark(example.get(key)) for key in keys])
     none = "No examples were recorded."
     text = range(MAX_EXAMPLE_KEYS)
     return make_table("Held-out sequences", keys, rows, none, text, most=50)
