@@ -22,8 +22,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from coadjoint.errors import CoadjointError, MissingError, StorageError
-from coadjoint.training.report import curves as curves_module
 from coadjoint.training.report import comparison_page, pages, read, summary
+from coadjoint.training.report import curves as curves_module
 from coadjoint.training.report import text as text_module
 from coadjoint.training.report.comparison import PAGE, Comparison
 from coadjoint.training.settings import dump, load
