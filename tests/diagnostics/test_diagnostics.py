@@ -32,8 +32,8 @@ from coadjoint.diagnostics.landscape import (
     noise,
     normalised_direction,
 )
-from coadjoint.diagnostics.units import saturation
-from coadjoint.diagnostics.weights import bounds, slopes_at_rest, spectrum, unit_slopes
+from coadjoint.diagnostics.units import saturation, slopes_at_rest, unit_slopes
+from coadjoint.diagnostics.weights import bounds, spectrum
 from coadjoint.training.report import diagnoses
 
 LENGTHS = torch.tensor([6, 3, 1, 5])
@@ -324,7 +324,7 @@ def test_the_spectrum_of_each_block_is_that_of_numpy():
     assert spectrum(masked).radius[0] == pytest.approx(max(abs(np.linalg.eigvals(W))))
     with pytest.raises(co.Unsupported, match="step function hides it"):
         spectrum(evaluated("gru-before"))
-    with pytest.raises(co.Unsupported, match="this network has none"):
+    with pytest.raises(co.Unsupported, match="this network has no W"):
         spectrum(evaluated("lru"))
 
 
