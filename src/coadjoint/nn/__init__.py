@@ -1,8 +1,17 @@
 """torch.nn's RNN, LSTM and GRU, twice differentiable.
 
 The modules have torch's arguments, outputs and state_dict; their layers are sweeps, so that they
-can be differentiated any number of times, and recorded for their costates. This package imports
-`networks` and the packages that `networks` imports.
+can be differentiated any number of times, and recorded for their costates:
+
+>>> import torch
+>>> import coadjoint as co
+>>> model = torch.nn.Sequential(torch.nn.GRU(3, 4))
+>>> co.nn.replace(model)
+Sequential(
+  (0): GRU(3, 4)
+)
+
+This package imports `networks` and the packages that `networks` imports.
 
 modules     RNN, LSTM, GRU, and `replace`, which puts them into a model
 rnn_module  what the three have in common: arguments, weights, calls

@@ -6,7 +6,12 @@
 
     d(forward) = adjoint;  d(adjoint) = tangent + bend;  d(tangent) = adjoint + bend
 
-This package imports `cells` and `errors`. It computes no losses.
+This package imports `cells` and `errors`. It computes no losses. Networks choose an engine by
+themselves:
+
+>>> from coadjoint import sweeps
+>>> sorted(sweeps.ENGINES)
+['autograd', 'cpu', 'cuda', 'eager', 'reference', 'scan']
 
 layout             users' sequences as flat rows, and what is refused
 rows               where time steps lie in flat arrays; exact powers of two

@@ -270,7 +270,7 @@ class Costates(BaseCostates):
 
     >>> import math, torch
     >>> import coadjoint as co
-    >>> net = co.Network("linear", inputs=1, hidden=1, outputs=1)
+    >>> net = co.Network(co.cells.elman("identity"), inputs=1, hidden=1, outputs=1)
     >>> for name, value in {"W": 0.5, "R": 1.0, "b": 0.0, "V": 1.0, "b_o": 0.0}.items():
     ...     _ = net.get_parameter(name).data.fill_(value)
     >>> u = torch.tensor([1.0, 0.0, 0.0])[:, None, None]  # [T, B, inputs]
