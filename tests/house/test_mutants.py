@@ -75,13 +75,13 @@ def test_a_module_without_tests_is_noticed(monkeypatch):
     [
         (
             "objectives/penalties.py",
-            "/ rows.B).square() >= 1e-20",
-            "on = (scale(size, k[rows.B :])).square() >= 1e-20",
+            "/ B).square() >= 1e-20",
+            "on = (scale(size, lam.powers[B:])).square() >= 1e-20",
         ),  # of omega-published
         (
             "objectives/weights.py",
-            "min(max(off, -1.0), 1.0)",
-            "self.gain * min(off, 1.0)",
+            "min(max(log_excess, -1.0), 1.0)",
+            "clipped = min(log_excess, 1.0)",
         ),  # the lower clip of a steered weight
     ],
 )
