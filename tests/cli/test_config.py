@@ -231,10 +231,10 @@ IDLE = [
         "--eps does nothing with cells lstm, rate; their options: activation, noise."),
     ({"network": {"beta": 0.5}}, "--beta does nothing with cell 'elman'; its options: activation."),
     ({"network": {"cell": "inverse", "structure": "diagonal"}},
-        "--structure does nothing with cell 'inverse': its equations say what W is."),
+        "--structure does nothing with cell 'inverse': its equations define W."),
     ({"network": {"dropout": 0.1}, "task": {"name": "sorting"}},
-        "--dropout acts between the layers of the encoder where the answer is a sequence, and "
-        "there is one: give --layers."),
+        "--dropout acts between the layers of the encoder when the output is a sequence, but "
+        "there is only one: give --layers."),
     ({"gradient": {"pretrain": 5}},
         "--pretrain does nothing with --method bptt: it belongs to penalised."),
     ({"gradient": {"pretrain": 5, "penalty": "variance", "weight": 0.0}},
@@ -248,12 +248,12 @@ IDLE = [
     ({"task": {"name": "xor", "easiest_by": "loss"}},
         "--easiest-by has no effect without --easiest."),
     ({"network": {"residual": True, "bidirectional": True}},
-        "--residual acts between layers, and there is one: give --layers or a list of cells."),
+        "--residual acts between layers, but there is only one: give --layers or a list of cells."),
     ({"network": {"cell": ["lstm", "gru"], "layers": 2}},
-        "--cell lstm,gru has a layer for each name: leave out --layers, or name one cell."),
+        "--cell lstm,gru makes one layer for each name: leave out --layers, or name one cell."),
     ({"network": {"cell": ["reservoir", "gru"]}},
-        "a reservoir is not mixed with other cells; --layers 2 makes two of it."),
-    ({"network": {"cell": []}}, "--cell names no cell: `coadjoint cells` lists them."),
+        "a reservoir cannot be mixed with other cells; --layers 2 makes two reservoir layers."),
+    ({"network": {"cell": []}}, "--cell is empty: `coadjoint cells` lists the names."),
     ({"network": {"freeze": ["W", "p.leak"]}},
         "--freeze: this network has no parameter 'p.leak'; it has W, R, b, V, b_o."),
     ({"network": {"cell": "antisymmetric", "freeze": ""}},
@@ -330,7 +330,7 @@ def test_what_does_not_go_with_a_finite_set_is_refused(training, line):
             "omega-published",
         ),
         ({"network": {"dropout": 1.0}}, "from 0 to below 1; got 1.0"),
-        ({"optimiser": {"name": "ridge"}, "network": {"deep": 5}}, "solves V h . b_o alone"),
+        ({"optimiser": {"name": "ridge"}, "network": {"deep": 5}}, "solves only V h . b_o"),
         (
             {"optimiser": {"name": "hessian-free"}, "network": {"layers": 2}},
             "curvature is that of a co.Network",
@@ -341,11 +341,11 @@ def test_what_does_not_go_with_a_finite_set_is_refused(training, line):
         ),
         (
             {"network": {"dropout": 0.1}, "gradient": {"segments": 2}},
-            "sweeps in segments: dropout=0.1 drops something",
+            "sweeps in segments: with dropout=0.1 every run",
         ),
         (
             {"gradient": {"method": "truncated", "k1": 2}, "network": {"dropout": 0.1}},
-            "backpropagation: dropout=0.1",
+            "backpropagation: with dropout=0.1",
         ),
         (
             {"gradient": {"penalty": "variance", "weight_target": 0.1, "weight": 0.0}},

@@ -545,7 +545,7 @@ def test_costates_exist_where_nothing_is_trained():
         (lambda: co.Stack(["gru"], inputs=2, hidden=3,
             outputs=1)(torch.zeros(4, 5, 2)).costates("squared", torch.zeros(5, 1))[:0].joined(),
             "no costates to join"),
-        (lambda: co.EncoderDecoder([], inputs=2, hidden=3, outputs=3), "got none"),
+        (lambda: co.EncoderDecoder([], inputs=2, hidden=3, outputs=3), "got an empty list"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused_in_clear_words(make, words):

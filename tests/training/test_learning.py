@@ -722,11 +722,11 @@ def test_other_settings_that_ridge_cannot_use_are_refused():
     net, batch = make()
     with pytest.raises(co.InputError, match="alpha must be a finite number, at least 0; got -1"):
         Ridge(net, -1)
-    with pytest.raises(co.InputError, match="nothing was added"):
+    with pytest.raises(co.InputError, match="no batch was added"):
         Ridge(net).solve()
     with pytest.raises(co.InputError, match="needs targets"):
         Ridge(net).add(co.Batch(batch.u, lengths=batch.lengths))
-    with pytest.raises(co.InputError, match="no negative weights"):
+    with pytest.raises(co.InputError, match="got a negative one"):
         Ridge(net).add(co.Batch(batch.u, batch.y, batch.lengths, weight=-torch.ones(B, dtype=F64)))
     with pytest.raises(co.InputError, match="expected 2 entries"):
         Ridge(net).add(co.Batch(batch.u, torch.ones(B, 3, dtype=F64), batch.lengths))
