@@ -183,7 +183,7 @@ class Windows:
         check_stream_count(batch)
         if net.readout != "every":
             raise InputError(
-                f"a stream is answered at every step: use readout='every', not '{net.readout}'."
+                f"a stream has an output at every step: use readout='every', not '{net.readout}'."
             )
         net.refuse_if_random("truncated backpropagation")
         self.net = require_one_layer(net, "truncated backpropagation")

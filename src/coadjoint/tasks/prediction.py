@@ -70,7 +70,7 @@ class Prediction:
                 yield from self._rows_of(done, values[:, j] if every else values[j : j + 1])
                 done += 1
         if done != len(self):
-            raise InputError(f"outputs for {done} sequences; expected {len(self)}.")
+            raise InputError(f"got outputs for {done} sequences; expected {len(self)}.")
 
     def _header(self) -> list[str]:
         d = self.description

@@ -83,7 +83,8 @@ class Generated(Task):
             )
             if start > high:
                 raise InputError(
-                    f"the curriculum starts at length {start}, beyond the longest, {high}."
+                    f"the curriculum starts at length {start}; "
+                    f"expected at most {high}, the longest."
                 )
             self.curriculum = (start, whole_number("the curriculum's number of steps", count, 1))
 
@@ -294,7 +295,7 @@ class TemporalOrder(Generated):
 
     def __post_init__(self) -> None:
         if not isinstance(self.symbols, int) or self.symbols not in WINDOWS:
-            raise InputError(f"temporal order has symbols=2 or 3; got {self.symbols!r}.")
+            raise InputError(f"temporal order takes symbols=2 or 3; got {self.symbols!r}.")
         self.name = "temporal-order" if self.symbols == 2 else "temporal-order-3"
         self.outputs = 2**self.symbols
         super().__post_init__()
