@@ -95,7 +95,7 @@ class CellSlopes:
         self.step = OperationList(
             (*cell.next, *itertools.chain(*blocks)), tuple(itertools.chain(*groups))
         )
-        self.sizes = [len(cell.next), *map(len, blocks)]
+        self.sizes = [len(cell.next), *map(len, blocks)]  # of x_t and of each block
         of_read = derivatives(cell.read, cell.x) if cell.read_slot is None else []
         self.read = OperationList((*cell.read, *of_read), cell.x)
 

@@ -113,21 +113,21 @@ def read_rolls(path: Path) -> dict[str, list[np.ndarray]]:
     if not path.is_file():
         raise DataError(f"there is no file {path}; expected a .mat file of piano rolls.")
     try:
-        found = dict(read_variables(path.read_bytes()))
+        variables = dict(read_variables(path.read_bytes()))
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error_text(error)}.") from error
     except (ValueError, struct.error, zlib.error) as error:
         raise DataError(
             f"{path.name} is not a complete MATLAB file of version 5 to 7.2: {error_text(error)}."
         ) from error
-    missing = [key for key in KEYS.values() if key not in found]
+    missing = [key for key in KEYS.values() if key not in variables]
     if missing:
-        held = ", ".join(map(repr, [*found][:8])) or "nothing"
+        held = ", ".join(map(repr, [*variables][:8])) or "nothing"
         raise DataError(
             f"{path.name} has no {' or '.join(missing)}; expected cell arrays "
             f"{', '.join(KEYS.values())}, and it holds {held}."
         )
-    return {split: check_pieces(path.name, key, found[key]) for split, key in KEYS.items()}
+    return {split: check_pieces(path.name, key, variables[key]) for split, key in KEYS.items()}
 
 
 def check_pieces(file: str, key: str, values: Value) -> list[np.ndarray]:
