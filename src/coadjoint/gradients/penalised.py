@@ -164,6 +164,7 @@ class Penalised(Method):
         return evaluation_without_run(net, batch, loss, result, rho, self.share)
 
     def _in_segments(self, net: Net, batch: Batch, loss: LossLike, rho: float) -> GradientTuple:
+        """Compute the gradient in segments, and measure the decays on the way."""
         trained_parameters(net)  # refuses a network without any
         layer = require_one_layer(net, "sweeps in segments")
         swept = SegmentedGradient(layer, batch, loss, self.segments)

@@ -125,7 +125,7 @@ class Prediction:
         """Yield prediction and probabilities for each row of outputs."""
         d = self.description
         if d.kind == "classify":
-            p = np.exp(a - a.max(-1, keepdims=True))
+            p = np.exp(a - a.max(-1, keepdims=True))  # softmax, without overflow
             p /= p.sum(-1, keepdims=True)
             for row in p:
                 label = spreadsheet_cell(d.labels[int(row.argmax())])

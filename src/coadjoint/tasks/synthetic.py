@@ -382,11 +382,13 @@ class Memorisation(Generated):
         k = self.values
         m = self.positions
         j = np.arange(len(L))
+        blank = k
+        cue = k + 1
         pattern = rng.integers(0, k, (m, len(L)))
-        s = np.full((L.max() + 2 * m, len(L)), k)
+        s = np.full((L.max() + 2 * m, len(L)), blank)
         y = s.copy()
         s[:m] = pattern
-        s[L + m - self.early, j] = k + 1
+        s[L + m - self.early, j] = cue
         y[L + m + np.arange(m)[:, None], j] = pattern
         return one_hot(s, k + 2), y
 
