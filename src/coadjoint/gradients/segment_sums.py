@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..networks.effective_weights import WeightAndBias
 from ..networks.network import Network
-from ..networks.recurrence import WeightAndBias
 from ..sweeps.affine import plus
 from ..sweeps.chunks import Sum
 from .evaluation import Gradient, name_gradients
