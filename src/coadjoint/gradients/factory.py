@@ -132,7 +132,7 @@ def method_name(method: str | None, penalty: object) -> str:
     return choose("method", method, METHODS)
 
 
-def defaults(method: str | None, penalty: object, weight: float | None) -> dict[str, str | float]:
+def defaults(method: str | None, penalty: object, weight: float | None) -> dict[str, Any]:
     """Return the method and, for "penalised", its weight, with their defaults filled in."""
     name = method_name(method, penalty)
     if name != "penalised":
