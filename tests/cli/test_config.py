@@ -238,7 +238,7 @@ IDLE = [
     ({"gradient": {"pretrain": 5}},
         "--pretrain does nothing with --method bptt: it belongs to penalised."),
     ({"gradient": {"pretrain": 5, "penalty": "variance", "weight": 0.0}},
-        "--pretrain minimises the penalty alone, and --weight 0 leaves nothing of it."),
+        "--pretrain minimises the penalty alone, but --weight 0 turns the penalty off."),
     ({"gradient": {"weight_target": 0.1}},
         "--weight-target does nothing with --method bptt: it belongs to penalised."),
     ({"gradient": {"weight_target": 0.1, "penalty": "variance", "weight_schedule": "linear"}},

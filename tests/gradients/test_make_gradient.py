@@ -116,7 +116,7 @@ def test_a_penalty_of_the_user_is_taken():
         ({"penalty": "omega", "weight_end": 1.0},
             "weight_end does nothing with weight_schedule constant: it belongs to linear."),
         ({"penalty": "omega", "weight": 0.0, "pretrain": 3},
-            "pretrain minimises the penalty alone, and weight 0 leaves nothing of it."),
+            "pretrain minimises the penalty alone, but weight 0 turns the penalty off."),
         ({"weight": 2.0, "k1": 3},
             "weight does nothing with method bptt: it belongs to penalised.\nk1 does nothing with "
             "method bptt: it belongs to truncated."),

@@ -716,7 +716,7 @@ def test_networks_that_read_whole_sequences_are_refused():
         with pytest.raises(co.Unsupported):
             online.learn(stack, pairs(u, y), "squared", learner)
     last = co.Network("elman", inputs=I, hidden=D, outputs=O, dtype=F64)
-    with pytest.raises(co.InputError, match="answered at every step"):
+    with pytest.raises(co.InputError, match="an output at every step"):
         online.learn(last, pairs(u, y), "squared", co.Truncated(1, 2))
 
 
