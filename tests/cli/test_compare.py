@@ -113,8 +113,8 @@ def test_words_that_make_no_row_are_refused(text, why):
         ([1.0, 2.0, 9.0], "2 (1 - 9)"),
     ],
 )
-def test_a_spread_is_shown_beside_its_median(values, text):
-    assert TERMINAL.spread(values, TERMINAL.count) == text
+def test_a_range_is_shown_beside_its_median(values, text):
+    assert TERMINAL.median_and_range(values, TERMINAL.count) == text
 
 
 def tables(found):

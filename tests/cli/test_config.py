@@ -259,8 +259,8 @@ IDLE = [
     ({"network": {"cell": "antisymmetric", "freeze": ""}},
         "--freeze: this network has no parameter ''; it has W, R, b, V, b_o."),
     ({"task": {"name": "memorisation-5"}, "network": {"readout": "tilted"}},
-        "--readout tilted gives one answer for a sequence, and here one is asked for at "
-        "every step."),
+        "--readout tilted makes one answer for a sequence, but this task needs one at every "
+        "step."),
     ({"gradient": {"weight": 2.0}},
         "--weight does nothing with --method bptt: it belongs to penalised."),
     ({"gradient": {"weight_rate": 2.0}},
@@ -681,8 +681,8 @@ DAMAGED = [
     (lambda d: d["network"].update(freeze=["x"]),
         "cannot be built: freeze: this network has no parameter 'x'"),
     (lambda d: d["network"].update(structure="dale"),
-        "belongs to another network: for 'W' it has float32 [4, 4]"),
-    (lambda d: d["network"].update(hidden=5), "belongs to another network: for 'R' it has"),
+        "belongs to another network: its 'W' is float32 [4, 4]"),
+    (lambda d: d["network"].update(hidden=5), "belongs to another network: its 'R' is"),
     (lambda d: d.update(precision="x"),
         "its description is damaged: 'precision' should be 32 or 64; got 'x'"),
     (lambda d: d.update(precision=16),

@@ -672,16 +672,16 @@ def test_other_files_that_cannot_be_read_are_refused(here):
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
-        ({"learner": co.BPTT()}, co.InputError, "learned by RTRL"),
+        ({"learner": co.BPTT()}, co.InputError, "learner must be RTRL"),
         ({"loss": None}, co.InputError, "names no loss"),
         ({"every": 0}, co.InputError, "every must be a whole number, at least 1; got 0"),
         ({"clip": -1.0}, co.InputError, "clip must be a finite number, above 0"),
-        ({"optimiser": co.optimisers.lbfgs()}, co.Unsupported, "sees a step once"),
-        ({"optimiser": co.optimisers.hessian_free()}, co.Unsupported, "sees a step once"),
+        ({"optimiser": co.optimisers.lbfgs()}, co.Unsupported, "sees each step once"),
+        ({"optimiser": co.optimisers.hessian_free()}, co.Unsupported, "sees each step once"),
         (
             {"optimiser": co.optimisers.sgd(1e-2, rule=co.optimisers.Armijo())},
             co.Unsupported,
-            "sees a step once",
+            "sees each step once",
         ),
         (
             {"optimiser": co.optimisers.sgd(1e-2, co.optimisers.plateau())},
@@ -702,10 +702,10 @@ def test_what_a_stream_cannot_be_learned_with_is_refused(options, error, words):
         online.learn(make(), pairs(*data(3)), **({"loss": "squared"} | options))
 
 
-@pytest.mark.parametrize(("item", "words"), [((1, 2, 3), "3 things"), (5, "5")])
+@pytest.mark.parametrize(("item", "words"), [((1, 2, 3), "3 values"), (5, "5")])
 def test_what_is_no_pair_is_named_by_its_step(item, words):
     stream = [*pairs(*data(2)), item]
-    with pytest.raises(co.KindError, match=f"at step 3 it gave {words}"):
+    with pytest.raises(co.KindError, match=f"at step 3 it yielded {words}"):
         online.learn(make(), stream, "squared")
 
 
@@ -808,7 +808,7 @@ def test_rows_deleted_while_the_stream_goes_on_stop_it(tmp_path, at):
     begun("elman", "rtrl", tmp_path / "one")
     with pytest.raises(
         co.StorageError,
-        match=r"metrics.jsonl was deleted while the run went on; its rows were put back",
+        match=r"metrics.jsonl was deleted during the run; its rows were put back",
     ):
         begun("elman", "rtrl", folder, stream=stream())
     begun("elman", "rtrl", folder, resume=True)
@@ -845,7 +845,7 @@ def test_a_signal_saves_and_says_how_to_go_on(learner, tmp_path):
             yield pair
 
     with pytest.raises(
-        signals.Interrupted, match=r"SIGINT: saved at step 24. Go on with: coadjoint resume"
+        signals.Interrupted, match=r"SIGINT: saved at step 24. Resume with: coadjoint resume"
     ):
         begun("gru", learner, folder, stream=until(23))
     assert json.loads((folder / "result.json").read_text())["status"] == "interrupted"
@@ -891,7 +891,7 @@ def test_what_does_not_fit_is_not_gone_on_with(tmp_path):
     with pytest.raises(co.StorageError, match="description of the run"):
         begun("elman", "rtrl", tmp_path / "run", resume=True, description={"other": 1})
     with pytest.raises(
-        co.DataError, match="has taken 20 items of its stream, and the stream ends after 7"
+        co.DataError, match="has taken 20 items from its stream, but the stream ends after 7"
     ):
         begun("elman", "rtrl", tmp_path / "run", resume=True, stream=pairs(*data(7)))
     with pytest.raises(co.StorageError, match="already holds a run"):
@@ -954,7 +954,7 @@ def test_a_bad_row_is_refused_saved_before_and_gone_on_with_when_it_is_mended(he
     (here / "d.csv").write_text("\n".join([*lines[:38], "37,x,1,1,up", *lines[39:]]))
     with pytest.raises(
         co.DataError,
-        match=r"d.csv:39 column 'a': \"x\" is not a number.* saved, at step 37. Go on with:",
+        match=r"d.csv:39 column 'a': \"x\" is not a number.* saved, at step 37. Resume with:",
     ):
         file_run(here / "two")
     (here / "d.csv").write_text(CSV)
@@ -1119,9 +1119,9 @@ def test_a_stream_can_be_piped_in(here, coadjoint, monkeypatch):
         (["d.csv", "--target", "y", "--cell", "elm"], 2, "did you mean 'elman'?"),
         (["d.csv", "--target", "y", "--lr", "-1"], 2, "--lr: must be"),
         (["d.csv", "--target", "y", "--schedule", "cosine"], 2, "needs to know how many steps"),
-        (["d.csv", "--target", "y", "--optimiser", "lbfgs"], 2, "sees a step once"),
+        (["d.csv", "--target", "y", "--optimiser", "lbfgs"], 2, "sees each step once"),
         (["d.csv", "--target", "y", "--window", "0"], 2, "Invalid value for '--window'"),
-        (["d.csv", "--target", "y", "--skip"], 2, "real-time recurrent learning has no skip=True"),
+        (["d.csv", "--target", "y", "--skip"], 2, "real-time recurrent learning does not support skip=True"),
         (["d.csv", "--target", "y", "--batch", "3"], 2, "No such option: --batch"),
         (["d.csv", "--target", "y", "--config", "c.toml"], 2,
             "--batch has no effect when learning from a stream"),
@@ -1147,7 +1147,7 @@ def test_a_folder_that_holds_a_run_is_refused(here, coadjoint):
     before = whole(here / "run")
     code, _, err = coadjoint(*words)
     assert code == 4
-    assert "already holds a run. Go on with it: coadjoint resume run" in err
+    assert "already holds a run. Resume it with: coadjoint resume run" in err
     assert whole(here / "run") == before
 
 

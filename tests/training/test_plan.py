@@ -78,3 +78,21 @@ def test_each_setting_is_checked_once(monkeypatch):
         net, co.tasks.TemporalOrder(10), steps=2, every=2, batch=2, tests=2, confirm=2, probes=2
     )
     assert len(checked) == len(set(checked)) == len(TrainingPlan.counts)
+
+
+def test_a_display_whose_validation_is_still_called_look_is_accepted_with_a_warning():
+    class Old:
+        def __init__(self):
+            self.looks = []
+
+        def step(self, step, row): ...
+        def say(self, text): ...
+        def close(self): ...
+        def look(self, step, rows):
+            self.looks.append(step)
+
+    old = Old()
+    with pytest.warns(DeprecationWarning, match="`look` is now called `validation`"):
+        accepted = TrainingPlan(display=old).display
+    accepted.validation(7, [])
+    assert old.looks == [7]

@@ -49,7 +49,7 @@ def test_what_is_no_model_is_refused_in_one_line(tmp_path):
     says = {
         "missing": "missing does not exist. Name a run folder, or a model.safetensors.",
         "unfinished": (
-            "unfinished has not finished: there is no model yet. Go on with: coadjoint resume "
+            "unfinished has not finished: there is no model yet. Resume with: coadjoint resume "
         ),
         "empty": "empty is not a run folder: it holds no model.safetensors.",
     }

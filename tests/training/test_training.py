@@ -323,7 +323,7 @@ def test_stop_leaves_everything_as_it_was_before_the_step(tmp_path, value):
         "step 4: the gradient of W is not finite; states and costates are finite at every time step"
     )
     assert f"coadjoint replay {tmp_path / 'run'}" in text
-    assert "The weights are those before this step." in text
+    assert "The weights are those from before this step." in text
     assert equal(weights(net), last_weights(steps=3))
     assert good is not net
     last = storage.load(storage.list_checkpoints(tmp_path / "run")[-1])
@@ -453,7 +453,7 @@ def test_a_replay_shows_the_failure_again(tmp_path, monkeypatch, capsys):
     code, output = command("train", *words.split(), "--out", tmp_path / "run")
     assert code == 5, output
     assert "step 1: " in output
-    fault = output[output.index("step 1: ") :].split(". See it again")[0]
+    fault = output[output.index("step 1: ") :].split(". Replay it with")[0]
     code, again = command("replay", tmp_path / "run")
     assert code == 5
     assert fault.split(";")[0].rstrip(".") in again
@@ -695,7 +695,7 @@ def test_a_signal_ends_a_run_without_a_folder(number):
         ({"nonfinite": "stopp"}, "did you mean 'stop'"),
         ({"seed": -1}, "a seed is"),
         ({"resume": True}, "needs the folder"),
-        ({"net": network(inputs=3)}, "needs a network with inputs=6; this one has 3"),
+        ({"net": network(inputs=3)}, "needs a network with inputs=6; this one has inputs=3"),
     ],
 )
 def test_arguments_that_cannot_be_used_are_refused(options, said):
