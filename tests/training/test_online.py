@@ -653,7 +653,7 @@ def test_other_files_that_cannot_be_read_are_refused(here):
     (here / "d.xlsx").write_bytes(b"PK")
     for path, words in {
         "latin.csv": "latin.csv:3: byte 0xe4 is not UTF-8",
-        "cut.csv.gz": r"cut.csv.gz:\d+: cannot be read on",
+        "cut.csv.gz": r"cut.csv.gz:\d+: cannot be read further",
         "long.csv": "a line of 1,048,576 bytes",
         "words.npy": "expected float, integer or boolean numbers",
         "d.parquet": "is incomplete or damaged",
@@ -942,7 +942,7 @@ def test_a_file_that_has_changed_is_refused_and_one_that_has_grown_is_not(here):
     ):
         file_run(here / "run", resume=True)
     (here / "d.csv").write_text("\n".join(good.split()[:20]))
-    with pytest.raises(co.StorageError, match="its first 33 rows are not those"):
+    with pytest.raises(co.StorageError, match="its first 33 rows differ from those"):
         file_run(here / "run", resume=True)
     (here / "d.csv").write_text(good + "60,1,2,3,up\n61,3,2,1,up\n")
     assert file_run(here / "run", resume=True).step == 62
@@ -1113,7 +1113,7 @@ def test_a_stream_can_be_piped_in(here, coadjoint, monkeypatch):
             "--learner must be rtrl or truncated; got 'bptt'"),
         (["d.csv", "--target", "y", "--learner", "truncated"], 2, "--learner truncated needs --k1"),
         (["d.csv", "--target", "y", "--learner", "rtrl", "--k1", "3"], 2,
-            "--k1 and --k2 belong to --learner truncated"),
+            "--k1 and --k2 apply to --learner truncated"),
         (["d.csv", "--target", "y", "--k1", "3", "--k2", "2"], 2, "1 <= k1 <= k2"),
         (["d.csv", "--target", "y", "--hidden", "0"], 2, "--hidden: must be a whole number"),
         (["d.csv", "--target", "y", "--cell", "elm"], 2, "did you mean 'elman'?"),

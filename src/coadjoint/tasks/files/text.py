@@ -159,7 +159,9 @@ def read_lines(file: IO[bytes], path: str) -> Iterator[str]:
         try:
             part = file.read1(BYTES_PER_PART)  # type: ignore[attr-defined]
         except (OSError, EOFError, zlib.error) as error:
-            raise DataError(f"{path}:{line}: cannot read on: {error_text(error)}.") from None
+            raise DataError(
+                f"{path}:{line}: cannot be read further: {error_text(error)}."
+            ) from None
         data = rest + part
         end = len(data)
         if part:
@@ -169,8 +171,8 @@ def read_lines(file: IO[bytes], path: str) -> Iterator[str]:
         if len(rest) >= LONGEST_LINE:
             here = line + data.count(b"\n", 0, end)
             raise DataError(
-                f"{path}:{here}: a line is longer than {LONGEST_LINE:,} bytes. This is not a table "
-                "in text, or it is damaged."
+                f"{path}:{here}: a line of {LONGEST_LINE:,} bytes or more. This is not a table in "
+                "text, or it is damaged."
             )
         if end:
             yield from io.StringIO(decode_utf8(data[:end], path, line, begin), newline="")
