@@ -135,6 +135,7 @@ TESTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "tasks/": (("tasks/test_data.py",), ("tasks/test_tasks.py", "tasks/test_readers.py")),
     "tasks/digits.py": (("tasks/test_tasks.py",), ()),
     "tasks/files/": (("tasks/test_readers.py",), ("tasks/test_data.py", "tasks/test_tasks.py")),
+    "tasks/files/scaling.py": (("training/test_online.py",), ()),
     "tasks/files/stream.py": (("training/test_online.py",), ()),
     "tasks/music.py": (("tasks/test_tasks.py",), ("tasks/test_data.py",)),
     "tasks/synthetic.py": (("tasks/test_tasks.py",), ()),

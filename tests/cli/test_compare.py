@@ -265,7 +265,7 @@ def test_what_cannot_be_compared_is_refused(several, tmp_path, monkeypatch, caps
     code, err = told(str(folder / "runs/xor-plain-seed-0"), "xor", "-m", "a")
     assert (
         code,
-        "is a folder and 'xor' is none: compare takes tasks, or the folders of runs" in err,
+        "is a folder, but 'xor' is not: give tasks or the folders of runs, not both" in err,
     ) == (4, True)
     code, err = told("xor length=12", "digits", "--hidden", "4", "--tests", "5", "-m", "a")
     assert (code, "task digits, --method a: --tests has no effect" in err) == (2, True)
@@ -351,7 +351,7 @@ def test_runs_that_are_killed_leave_the_others_alone(tmp_path):
     told = [(r["status"], r["error"]) for r in found["rows"][0]["runs"]]
     lost = 255  # the code of a run whose server is gone, too
     assert told[:2] == [
-        ("waiting", f"ended without a word (exit code {code})") for code in (-9, lost)
+        ("waiting", f"ended without an error message (exit code {code})") for code in (-9, lost)
     ]
     assert told[2] in (("finished", None), ("success", None))
     assert tables(found)["xor, 12 steps"][1][0][1].endswith("2 failed")

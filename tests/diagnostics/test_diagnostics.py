@@ -833,14 +833,14 @@ def test_the_command_compares_spectral_radii(coadjoint, tmp_path):
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        ("diagnose", "nothing to train on Name a task"),
+        ("diagnose", "nothing to train on: name a task"),
         ("diagnose xor --only lyapunow", "unknown diagnostic 'lyapunow'; did you mean 'lyapunov'?"),
         ("diagnose xor --radius 0.5,abc", "--radius: must be a number greater than 0; got 'abc'"),
         ("diagnose xor --radius -1", "--radius: must be a number greater than 0; got -1"),
         ("diagnose nosuchtask", "unknown task 'nosuchtask'"),
         ("diagnose xor --samples 0", "Invalid value for '--samples'"),
-        ("diagnose here --hidden 4", "a run is looked at as it is"),
-        ("diagnose here --radius 2", "a run is looked at as it is"),
+        ("diagnose here --hidden 4", "a run is examined as it is"),
+        ("diagnose here --radius 2", "a run is examined as it is"),
     ],
 )
 def test_mistakes_get_one_line_and_leave_nothing(coadjoint, tmp_path, words, complaint):

@@ -25,7 +25,7 @@ import build
 import coadjoint as co
 from build import Step
 from coadjoint.objectives import losses
-from coadjoint.tasks.files import stream as stream_module
+from coadjoint.tasks.files import scaling
 from coadjoint.training import learning, online, signals, storage
 from compare import close
 from paths import SUPPORT
@@ -593,7 +593,7 @@ BAD = [
     (
         "a,y\n1,2\n3,\n",
         {"missing": "ffill"},
-        r"bad.csv:3 column 'y': the value is missing. A target is not filled in",
+        r"bad.csv:3 column 'y': the value is missing. Targets are never filled in",
     ),
     (
         "a,y\n,2\n3,4\n",
@@ -612,7 +612,7 @@ BAD = [
     (
         "a,y\n1,p\n2,q\n3,r\n",
         {"classes": ["p", "q"]},
-        r"bad.csv:4 column 'y': 'r' is none of the classes 'p', 'q'",
+        r"bad.csv:4 column 'y': 'r' is not one of the classes 'p', 'q'",
     ),
     ("a,y\n1,p\n2,p\n", {}, "there is one class only"),
     (
@@ -623,7 +623,7 @@ BAD = [
     (
         "a,y\n1,2\n",
         {"kind": "regress", "classes": ["1", "2"]},
-        "--classes belongs to --kind classify",
+        "--classes applies to --kind classify",
     ),
     (
         "a,y\n1,2\n",
@@ -653,14 +653,14 @@ def test_other_files_that_cannot_be_read_are_refused(here):
     (here / "d.xlsx").write_bytes(b"PK")
     for path, words in {
         "latin.csv": "latin.csv:3: byte 0xe4 is not UTF-8",
-        "cut.csv.gz": r"cut.csv.gz:\d+: cannot be read on",
+        "cut.csv.gz": r"cut.csv.gz:\d+: cannot be read further",
         "long.csv": "a line of 1,048,576 bytes",
         "words.npy": "expected float, integer or boolean numbers",
-        "d.parquet": "not a whole Parquet file",
+        "d.parquet": "is incomplete or damaged",
         "d.npy": "is not a NumPy array",
-        "d.xlsx": "files named '.xlsx' are not streamed",
+        "d.xlsx": "cannot stream files named '.xlsx'",
         "none.csv": "none.csv does not exist",
-        ".": "are not streamed",
+        ".": "cannot stream files named",
     }.items():
         with pytest.raises(co.DataError, match=words):
             list(read(path, target=None, features=None, kind="next"))
@@ -938,11 +938,11 @@ def test_a_file_that_has_changed_is_refused_and_one_that_has_grown_is_not(here):
     good = (here / "d.csv").read_text()
     (here / "d.csv").write_text(good.replace("\n7,", "\n7,9"))
     with pytest.raises(
-        co.StorageError, match="its first 33 rows are not those that this run has learned from"
+        co.StorageError, match="its first 33 rows differ from those that this run has learned from"
     ):
         file_run(here / "run", resume=True)
     (here / "d.csv").write_text("\n".join(good.split()[:20]))
-    with pytest.raises(co.StorageError, match="its first 33 rows are not those"):
+    with pytest.raises(co.StorageError, match="its first 33 rows differ from those"):
         file_run(here / "run", resume=True)
     (here / "d.csv").write_text(good + "60,1,2,3,up\n61,3,2,1,up\n")
     assert file_run(here / "run", resume=True).step == 62
@@ -1113,7 +1113,7 @@ def test_a_stream_can_be_piped_in(here, coadjoint, monkeypatch):
             "--learner must be rtrl or truncated; got 'bptt'"),
         (["d.csv", "--target", "y", "--learner", "truncated"], 2, "--learner truncated needs --k1"),
         (["d.csv", "--target", "y", "--learner", "rtrl", "--k1", "3"], 2,
-            "--k1 and --k2 belong to --learner truncated"),
+            "--k1 and --k2 apply to --learner truncated"),
         (["d.csv", "--target", "y", "--k1", "3", "--k2", "2"], 2, "1 <= k1 <= k2"),
         (["d.csv", "--target", "y", "--hidden", "0"], 2, "--hidden: must be a whole number"),
         (["d.csv", "--target", "y", "--cell", "elm"], 2, "did you mean 'elman'?"),
@@ -1153,7 +1153,7 @@ def test_a_folder_that_holds_a_run_is_refused(here, coadjoint):
 
 def test_scale_is_that_of_all_rows_before():
     values = np.random.default_rng(0).normal(size=(500, 3)) * [1e-3, 1, 1e6] + [0, 1e4, -1e6]
-    scale = stream_module.RunningScale(3, True)
+    scale = scaling.RunningScale(3, True)
     for x in values:
         scale.add(x)
     assert np.allclose(scale.mean, values.mean(0), rtol=1e-12)

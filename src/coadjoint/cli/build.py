@@ -97,7 +97,7 @@ def resolve_dependent_keys(config: Config) -> Config:
         network.cell or "elman", network.init, network.radius, network.inner, network.std
     )
     method = gradients.defaults(gradient.method, gradient.penalty, gradient.weight)
-    name = method["method"]
+    name = gradients.method_name(gradient.method, gradient.penalty)
     beside = {"dropout": network.dropout, **given_values(config.training)}
     complaints = [
         *networks.list_idle_options(

@@ -21,7 +21,7 @@ def tasks() -> None:
     for name, entry in TASKS.items():
         given = [format_option(key, default) for key, default in options(name).items()]
         rows.append([name, entry.about, ", ".join(given)])
-    print_table(["task", "what to do", "options"], rows)
+    print_table(["task", "what to predict", "options"], rows)
 
 
 def format_option(key: str, default: object) -> str:

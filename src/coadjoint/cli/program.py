@@ -33,7 +33,7 @@ app = typer.Typer(
 # The parent of every error about arguments, which typer does not export.
 USAGE_ERROR: type[typer.BadParameter] = typer.BadParameter.mro()[2]
 RUN = typer.Argument(..., help="a run folder")
-OUT = typer.Option(None, "--out", "-o", help="folder to write (default: runs/TASK-1, -2, ...)")
+OUT = typer.Option(None, "--out", "-o", help="folder to write (default: a new one in runs/)")
 QUIET = typer.Option(False, "--quiet", "-q", help="print errors only")
 CONFIG = typer.Option(
     None, "--config", "-c", help="a .toml, .yaml or .json file; flags take precedence"

@@ -176,7 +176,7 @@ def print_introduction(job: build.Job, folder: Path) -> None:
 
 @app.command()
 def resume(
-    run: Path = RUN,
+    run: Path = typer.Argument(..., help="the folder of a run or a comparison"),
     steps: Optional[int] = typer.Option(None, "--steps", help="train up to this step instead"),
     fallback: bool = typer.Option(
         False, "--fallback", help="use the previous checkpoint if the last one is damaged"
