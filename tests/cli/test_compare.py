@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from coadjoint.cells import library, steps
-from coadjoint.cli import compared_runs, program, workers
+from coadjoint.cli import compared_runs, outcomes, program, workers
 from coadjoint.cli import flags as setting_flags
 from coadjoint.errors import ConfigError
 from coadjoint.training import settings, storage
@@ -113,8 +113,8 @@ def test_words_that_make_no_row_are_refused(text, why):
         ([1.0, 2.0, 9.0], "2 (1 - 9)"),
     ],
 )
-def test_a_spread_is_shown_beside_its_median(values, text):
-    assert TERMINAL.spread(values, TERMINAL.count) == text
+def test_a_range_is_shown_beside_its_median(values, text):
+    assert TERMINAL.median_and_range(values, TERMINAL.count) == text
 
 
 def tables(found):
@@ -268,7 +268,7 @@ def test_what_cannot_be_compared_is_refused(several, tmp_path, monkeypatch, caps
         "is a folder and 'xor' is none: compare takes tasks, or the folders of runs" in err,
     ) == (4, True)
     code, err = told("xor length=12", "digits", "--hidden", "4", "--tests", "5", "-m", "a")
-    assert (code, "task digits, --method a: --tests does nothing" in err) == (2, True)
+    assert (code, "task digits, --method a: --tests has no effect" in err) == (2, True)
     code, err = told(
         "xor length=12", "digits", "--hidden", "4", "-m", "a", "-m", "b cell=lru activation=relu"
     )
@@ -311,7 +311,7 @@ def test_a_metric_that_is_not_finite_counts_for_nothing(tmp_path):
     }
     (tmp_path / "result.json").write_text(json.dumps(result))
     r = {}
-    compared_runs.record_outcome(tmp_path, r, "right")
+    outcomes.record_outcome(tmp_path, r, "right")
     assert (r["status"], r["metric"]) == ("finished", None)
 
 

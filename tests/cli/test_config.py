@@ -101,7 +101,7 @@ def test_an_unknown_key_and_a_section_that_is_none_are_named(tmp_path, monkeypat
     assert len(lines) == 3
     assert any("unknown key 'betaz'; did you mean 'betas'?" in line for line in lines)
     assert any(
-        line.startswith("run.toml:1: training: a section of keys is expected; got 5.")
+        line.startswith("run.toml:1: training: must be a section of keys; got 5.")
         for line in lines
     )
 
@@ -201,8 +201,8 @@ IDLE = [
     ({"optimiser": {"name": "hessian-free"}, "network": {"dropout": 0.1}}, None),
     ({"optimiser": {"direction": "temporal"}, "gradient": {"penalty": "variance"}}, None),
     ({"optimiser": {"schedule": "cosine"}, "training": {"seconds": 5.0}},
-        "a linear or cosine schedule ends with the last step, and a budget does not say which: "
-        "give --steps."),
+        "a linear or cosine schedule needs to know the last step, which a budget (--gradients, "
+        "--seconds) does not tell: give --steps."),
     ({"optimiser": {"step_rule": "armijo", "threshold": 1.0}},
         "--threshold does nothing with --step-rule armijo: it belongs to galvan."),
     ({"network": {"std": 0.1}},
@@ -246,7 +246,7 @@ IDLE = [
     ({"gradient": {"weight_schedule": "steered", "penalty": "variance"}},
         "--weight-schedule steered needs --weight-target."),
     ({"task": {"name": "xor", "easiest_by": "loss"}},
-        "--easiest-by says what is easy, and does nothing without --easiest."),
+        "--easiest-by has no effect without --easiest."),
     ({"network": {"residual": True, "bidirectional": True}},
         "--residual acts between layers, and there is one: give --layers or a list of cells."),
     ({"network": {"cell": ["lstm", "gru"], "layers": 2}},
@@ -274,13 +274,13 @@ IDLE = [
         "--penalty does nothing with --method rtrl: it belongs to penalised."),
     ({"gradient": {"k1": 3}}, "--k1 does nothing with --method bptt: it belongs to truncated."),
     ({"task": {"rule": "strict"}},
-        "--rule does nothing with task 'xor'; its options: length, ragged, curriculum."),
+        "--rule has no effect on task 'xor'; its options: length, ragged, curriculum."),
     ({"task": {"pixels": 1}},
-        "--pixels does nothing with task 'xor'; its options: length, ragged, curriculum."),
+        "--pixels has no effect on task 'xor'; its options: length, ragged, curriculum."),
     ({"data": {"kind": "next"}},
-        "--kind belongs to your own data (--train FILE), not to task 'xor'."),
+        "--kind applies to your own data (--train FILE), not to task 'xor'."),
     ({"training": {"epochs": 3}},
-        "--epochs counts passes over a finite set, and this task is generated without end: use "
+        "--epochs needs a finite training set, but this task is generated without end: use "
         "--steps."),
     ({"gradient": {"method": "penalised"}}, None),
     ({"gradient": {"method": "truncated"}},
@@ -304,9 +304,9 @@ def test_what_does_nothing_is_refused(changes, line):
 
 
 FINITE = [
-    ({"tests": 5}, "--tests does nothing with a finite set"),
-    ({"confirm": 5}, "--confirm does nothing with a finite set"),
-    ({"epochs": 5, "steps": 5}, "--steps and --epochs say the same thing twice"),
+    ({"tests": 5}, "--tests has no effect on a finite set"),
+    ({"confirm": 5}, "--confirm has no effect on a finite set"),
+    ({"epochs": 5, "steps": 5}, "--steps and --epochs both limit the run"),
     ({"patience": 5}, "--patience needs a validation set"),
 ]
 

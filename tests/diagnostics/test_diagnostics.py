@@ -833,7 +833,7 @@ def test_the_command_compares_spectral_radii(coadjoint, tmp_path):
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        ("diagnose", "what to train on? Name a task"),
+        ("diagnose", "nothing to train on Name a task"),
         ("diagnose xor --only lyapunow", "unknown diagnostic 'lyapunow'; did you mean 'lyapunov'?"),
         ("diagnose xor --radius 0.5,abc", "--radius: must be a number greater than 0; got 'abc'"),
         ("diagnose xor --radius -1", "--radius: must be a number greater than 0; got -1"),
@@ -860,4 +860,4 @@ def test_a_folder_of_something_else_is_refused(coadjoint, tmp_path):
     assert "exists and is not empty" in err
     code, _, err = coadjoint("diagnose", "here")
     assert code == co.StorageError.exit_code
-    assert "holds no config.yaml" in err
+    assert "has no config.yaml" in err

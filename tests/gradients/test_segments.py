@@ -39,10 +39,10 @@ needs_compiler = pytest.mark.skipif(COMPILED is not None, reason=f"engine 'cpu' 
 def small_chunks(monkeypatch):
     """Chunks of a few steps, so that short sequences have many; none of them outlives the test."""
     for module, name, value in (
-        (rows, "SUM", 16),
-        (rows, "LANES", 4),
-        (chunks, "SUM", 16),
-        (chunks, "FEW", 8),
+        (rows, "ROWS_PER_CHUNK", 16),
+        (rows, "VECTOR_ROWS", 4),
+        (chunks, "ROWS_PER_CHUNK", 16),
+        (chunks, "FEW_ROWS", 8),
     ):
         monkeypatch.setattr(module, name, value)
     rows.uniform_rows.cache_clear()

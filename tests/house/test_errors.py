@@ -85,7 +85,7 @@ INPUTS = [
         co.InputError,
         r"sequence 1 .*expected \[T_i, 2\]",
     ),
-    (lambda: ([torch.zeros(3, I), [1, 2]],), co.InputError, "sequence 1 of `u` has shape list"),
+    (lambda: ([torch.zeros(3, I), [1, 2]],), co.InputError, "sequence 1 of `u` is a list"),
     (
         lambda: ([torch.zeros(3, I), torch.zeros(2, I, dtype=F64)],),
         co.KindError,

@@ -369,7 +369,7 @@ def test_what_cannot_serve_it_refuses_in_one_line(name):
 def test_a_recurrent_network_refuses_samples_along_the_first_axis():
     net = co.Network("elman", inputs=5, hidden=4, outputs=3, dtype=F64)
     with pytest.raises(
-        co.InputError, match=r"reads sequences \[T, B, inputs\], .* along axis 0; expected axis=1"
+        co.InputError, match=r"reads sequences \[T, B, inputs\], .* along axis 1; got a batch with axis=0"
     ):
         co.BPTT()(net, batch(), "cross-entropy")
 
@@ -589,10 +589,10 @@ def test_a_part_of_a_run_is_read_and_not_swept_again():
         lambda: whole.push(None),
         lambda: whole.costate(None, None, None),
         lambda: whole.jacobians(None, 1),
-        whole.strict,
+        whole.with_checks,
     )
     for call in calls:
-        with pytest.raises(co.Unsupported, match="only a part of this run's state is seen here"):
+        with pytest.raises(co.Unsupported, match="this run shows only a part of its state"):
             call()
 
 

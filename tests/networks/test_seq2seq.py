@@ -559,7 +559,7 @@ def test_what_is_impossible_is_not_followed():
         a = torch.tensor([[0.0, -math.inf, -math.inf], [-math.inf, -math.inf, 0.0]], dtype=F64)
         return x, a[[min(len(asked), 2) - 1]].expand(len(token), -1), x.new_zeros(len(token), 0)
 
-    said = decoding.decode(say, torch.zeros(1, 1, dtype=F64), end=2, most=torch.tensor([5]), beam=2)
+    said = decoding.decode(say, torch.zeros(1, 1, dtype=F64), end=2, limits=torch.tensor([5]), beam=2)
     assert said.tokens.tolist() == [[0], [2]]
     assert said.log_probability.tolist() == [0.0]
     assert asked == [[2], [0]]
@@ -720,7 +720,7 @@ def test_costates_are_those_of_the_run_that_was_evaluated():
         assert torch.allclose(e.costates.loss, e.losses, rtol=1e-12)
     with torch.no_grad():
         run = net(batch.u, batch.lengths)
-    with pytest.raises(InputError, match="what was dropped"):
+    with pytest.raises(InputError, match="dropout masks are lost"):
         run.costates("cross-entropy", y)
     net.eval()
     assert len(run.costates("cross-entropy", y)) == 3

@@ -423,7 +423,7 @@ def test_a_stack_is_trained_like_a_network(tmp_path):
         ({"dropout": 1.0}, "from 0 to below 1"),
         ({"eps": 0.1}, "no layer of this stack has an option eps"),
         ({"cells": ["lstm", "gruu"]}, "did you mean 'gru'"),
-        ({"cells": ["gru", torch.nn.GRUCell(3, 3)], "bidirectional": True}, "one direction"),
+        ({"cells": ["gru", torch.nn.GRUCell(3, 3)], "bidirectional": True}, "one set of weights"),
     ],
 )
 def test_bad_stacks_are_refused(change, words):
@@ -535,7 +535,7 @@ def test_costates_exist_where_nothing_is_trained():
     ("make", "words"),
     [
         (lambda: co.Stack([3], inputs=2, hidden=3, outputs=1), "a layer is a cell's name"),
-        (lambda: co.Stack(["gru"], inputs=2, hidden=2.5, outputs=1), "hidden is a whole number"),
+        (lambda: co.Stack(["gru"], inputs=2, hidden=2.5, outputs=1), "hidden must be an integer or a list"),
         (lambda: co.Stack(["gru"], inputs=2, hidden=3, outputs=1, bidirectional="yes"),
             "True or False"),
         (lambda: co.Stack(["gru"], inputs=2, hidden=3, outputs=1)(torch.zeros(4, 5, 2),

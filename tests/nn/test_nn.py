@@ -34,8 +34,8 @@ from torch.utils.checkpoint import checkpoint
 import coadjoint as co
 import oracles
 from coadjoint.nn import frame
-from coadjoint.nn.layers import RNNModule
-from coadjoint.sweeps import affine, differentiable
+from coadjoint.nn.rnn_module import RNNModule
+from coadjoint.sweeps import adjoint_tangent, affine, differentiable
 from coadjoint.sweeps.engines import load, opaque
 from compare import close
 from paths import SUPPORT
@@ -1286,7 +1286,7 @@ def test_what_nobody_asked_for_is_not_computed(kind, monkeypatch):
     assert torch.equal(torch.autograd.grad(kept, u, retain_graph=True)[0], whole[0])
     assert all(map(torch.equal, torch.autograd.grad(kept, every[1:]), whole[1:]))
     calls, usual = [], differentiable.sum_products
-    for module_of in (affine, differentiable):
+    for module_of in (affine, differentiable, adjoint_tangent):
         monkeypatch.setattr(
             module_of, "sum_products", lambda *args: (calls.append(0), usual(*args))[1]
         )

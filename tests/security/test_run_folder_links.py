@@ -478,7 +478,7 @@ def test_runs_that_were_there_already_are_not_gone_on_with(capsys, run, tmp_path
 
 def test_a_method_whose_name_no_folder_can_have_is_refused(tmp_path):
     for name in ("x" * 250, "nul.txt"):
-        with pytest.raises(co.ConfigError, match="makes no name for a folder"):
+        with pytest.raises(co.ConfigError, match="cannot name a folder"):
             comparison_module.lay_out(
                 {"task": {"name": "xor"}},
                 comparison_module.parse_variants(name),

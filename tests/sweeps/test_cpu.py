@@ -295,7 +295,7 @@ def test_large_arrays_are_run_by_the_compiled_loop(monkeypatch):
     assert pointwise.compiled_runner("cpu", pointwise.COMPILED_FROM - 1) is None
     assert pointwise.compiled_runner("meta", pointwise.COMPILED_FROM) is None
     rows = Rows([4] * 1000)
-    assert rows.part(0, 512).whole == rows.N
+    assert rows.part(0, 512).rows_in_full == rows.N
     monkeypatch.setattr(c_engine, "refusal", lambda device: "is missing.")
     assert pointwise.compiled_runner("cpu", pointwise.COMPILED_FROM) is None
 

@@ -265,7 +265,7 @@ def test_held_out_batches_have_a_bounded_size(n, most, sizes, monkeypatch):
     class Own(task_module.Collection):
         name, inputs, outputs, readout, reduce = "own", 1, 1, "last", "sum"
 
-    monkeypatch.setattr(task_module, "STEPS", most)
+    monkeypatch.setattr(task_module, "LARGEST_BATCH", most)
     given = task_module.Sequences(
         [np.zeros((T, 1), np.float32) for T in (3, 2, 1, 3, 2)], [0.0] * 5
     )

@@ -543,7 +543,7 @@ REFUSED = {
 @pytest.mark.parametrize("what", REFUSED)
 def test_what_runs_a_network_more_than_once_refuses_dropout(what):
     net, batch = make(dropout=0.4)
-    with pytest.raises(co.Unsupported, match=r"dropout=0.4 drops something else in every run"):
+    with pytest.raises(co.Unsupported, match=r"with dropout=0.4 every run in training mode is different"):
         REFUSED[what](net, batch)
     REFUSED[what](net.eval(), batch)
 
@@ -704,7 +704,7 @@ RIDGES = {
     "attention": (lambda: make(readout="attention")[0], "has readout='attention'"),
     "tanh": (lambda: make(output="tanh")[0], "has output='tanh'"),
     "sequence": (lambda: co.EncoderDecoder("gru", inputs=2, hidden=3, outputs=4),
-        "has an answer that is a sequence"),
+        "has an output that is a sequence"),
     "parametrised": (
         lambda: torch.nn.utils.parametrizations.weight_norm(make()[0], "V"), "has a parametrised V",
     ),

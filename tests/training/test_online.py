@@ -1077,7 +1077,7 @@ def test_the_command_learns_goes_on_and_leaves_a_model(words, here, coadjoint):
     assert all(torch.equal(v, second[name]) for name, v in first.items())
     code, out, _ = coadjoint("resume", "one")
     assert code == 0
-    assert "one has ended already" in out
+    assert "one has already ended" in out
     code, out, _ = coadjoint("predict", "one", "d.csv")
     assert code == 0, out
     assert "1 sequences -> predictions.csv" in out
@@ -1121,10 +1121,10 @@ def test_a_stream_can_be_piped_in(here, coadjoint, monkeypatch):
         (["d.csv", "--target", "y", "--schedule", "cosine"], 2, "needs to know how many steps"),
         (["d.csv", "--target", "y", "--optimiser", "lbfgs"], 2, "sees each step once"),
         (["d.csv", "--target", "y", "--window", "0"], 2, "Invalid value for '--window'"),
-        (["d.csv", "--target", "y", "--skip"], 2, "real-time recurrent learning has no skip=True"),
+        (["d.csv", "--target", "y", "--skip"], 2, "real-time recurrent learning does not support skip=True"),
         (["d.csv", "--target", "y", "--batch", "3"], 2, "No such option: --batch"),
         (["d.csv", "--target", "y", "--config", "c.toml"], 2,
-            "--batch does nothing where a stream is learned"),
+            "--batch has no effect when learning from a stream"),
         (["d.csv", "--target", "y", "--missing", "mask"], 2,
             "--missing must be refuse or ffill for a stream"),
     ],

@@ -22,8 +22,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from coadjoint.errors import CoadjointError, MissingError, StorageError
+from coadjoint.training.report import comparison_page, pages, read, summary
 from coadjoint.training.report import curves as curves_module
-from coadjoint.training.report import pages, read, summary
 from coadjoint.training.report import text as text_module
 from coadjoint.training.report.comparison import PAGE, Comparison
 from coadjoint.training.settings import dump, load
@@ -623,7 +623,7 @@ def test_the_page_of_several_tasks_has_a_table_of_all(tmp_path):
 
 
 def test_more_rows_than_colours_can_tell_apart_have_no_curves(tmp_path):
-    page = page_of(write_tasks(tmp_path, [f"plain cell={k}" for k in range(pages.MAX_COLOURS + 1)]))
+    page = page_of(write_tasks(tmp_path, [f"plain cell={k}" for k in range(comparison_page.MAX_COLOURS + 1)]))
     assert set(page.figures) == {"steps", "final", "steps-1", "final-1", "final-2"}
     assert "15 rows are more than colours can tell apart" in page.text
 

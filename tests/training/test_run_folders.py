@@ -850,7 +850,7 @@ def test_a_finished_run_is_left_as_it_is(copy):
     before = stamps()
     code, output = command("resume", copy)
     assert code == 0
-    assert "has ended already (finished)" in output
+    assert "has already ended (finished)" in output
     assert stamps() == before
 
 

@@ -21,8 +21,8 @@ from ..objectives.batch import Batch
 from ..objectives.losses import LossLike
 from ..sweeps.costates import Costates
 from ..sweeps.layout import Sequences, tensor_of
+from .interface import check_positive
 from .network import Network, Trajectory
-from .recurrence import check_positive
 from .ridge import ROWS_AT_ONCE, one_hot, solve_triangle, update_triangle
 
 DENSE = 500  # up to this size all eigenvalues are found; beyond, the largest alone

@@ -8,19 +8,20 @@
 
 This package imports `cells` and `errors`. It computes no losses.
 
-layout           users' sequences as flat rows, and what is refused
-rows             where time steps lie in flat arrays; the powers of two that engines rescale costates by
-plan             which cell, over which rows, by which engine; what an engine is
-slopes, pointwise, affine    what is parallel over time
-differentiable   the three loops as operations that differentiate any number of times
-run              a sweep that has been made, and can be pulled back and pushed forward
-costates         lam_t, a mantissa and a power of two for each sample and step
-checks, overflow what must hold of values, and what is said when it does not
-chunks, memory   sums in a fixed order; arrays that are used again
-pointers         how arrays reach compiled code: dense, of the right size and type, or not at all
-wrappers         DistributedDataParallel and FSDP around a network
-torch_internals  every private name of torch that the package uses
-engines/         the loops themselves, one file or folder for each engine
+layout             users' sequences as flat rows, and what is refused
+rows               where time steps lie in flat arrays; exact powers of two
+plan               which cell, over which rows, by which engine; what an engine is
+slopes, pointwise, affine   what is parallel over time
+differentiable, adjoint_tangent   the loops as operations that differentiate any number of times
+functions          what the autograd Functions share
+run                a sweep that has been made, and can be pulled back and pushed forward
+costates, norms    lam_t, a mantissa and a power of two for each sample and step; their norms
+checks, overflow   checks of values, now or later; the errors when they fail
+chunks, memory     sums in a fixed order; arrays that are used again
+pointers           how arrays reach compiled code: dense, of the right size and type, or not at all
+wrappers           DistributedDataParallel and FSDP around a network
+torch_internals    every private name of torch that the package uses
+engines/           the loops themselves, one file or folder for each engine
 """
 
 from __future__ import annotations
@@ -51,14 +52,14 @@ __all__ = [
     "scale",
 ]
 
-
+# Names before 0.7.1.
 _RENAMED = {
     "Costate": "CostateRows",
     "Plan": "SweepPlan",
     "Stepped": "StepFunctionRun",
     "Swept": "FormulaRun",
     "Tape": "Saved",
-}  # names before 0.7.1
+}
 
 
 def __getattr__(name: str) -> object:

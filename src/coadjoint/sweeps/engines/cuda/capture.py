@@ -1,7 +1,7 @@
 """CUDA graphs: operations recorded once and replayed as a whole.
 
 On a GPU a gradient is a hundred small operations, and telling the device about each of them takes longer than doing it. One
-GraphCache serves the gradients (gradients/captured.py) and the modules of co.nn (nn/replay.py).
+GraphCache serves the gradients (gradients/captured.py) and the modules of co.nn (nn/captured.py).
 """
 
 from __future__ import annotations

@@ -164,9 +164,9 @@ def adjoint_source(
         names,
         {"del": e.into_a, "kept": e.into_x},
     )
-    names = s.tape(e.back, e.rbar, "y") | indexed_names("rbar", e.rbar)
+    names = s.tape(e.through_read, e.rbar, "y") | indexed_names("rbar", e.rbar)
     s.function(
-        "pull_read", "const real* rbar, const real* y, const real* p", names, {"back": e.back}
+        "pull_read", "const real* rbar, const real* y, const real* p", names, {"back": e.through_read}
     )
     s.defined |= {
         "ADJOINT": 1,
@@ -202,16 +202,16 @@ def tangent_source(cell: Cell, g: bool, ga: bool, link: bool) -> KernelSource:
     s.function(
         "along",
         "const real* mu, const real* y",
-        s.tape(e.ahead, e.mu, "y") | indexed_names("mu", e.mu),
-        {"q": e.ahead},
+        s.tape(e.through_read, e.mu, "y") | indexed_names("mu", e.mu),
+        {"q": e.through_read},
     )
     s.function(
         "along_at",
         "const real* mu, const real* x",
         indexed_names("mu", e.mu) | indexed_names("x", cell.x),
-        {"q": e.ahead},
+        {"q": e.through_read},
     )
-    used = set(walk(e.ahead, frozenset([*e.mu, *cell.x])))
+    used = set(walk(e.through_read, frozenset([*e.mu, *cell.x])))
     s.flags("ALONG_SLOT", [n in used for n in e.mu])
     s.flags("ALONG_STATE", [n in used for n in cell.x])
     s.defined |= {
