@@ -359,7 +359,7 @@ def test_a_folder_whose_checkpoints_are_all_damaged_is_refused(copy):
     )
 
 
-def test_fallback_goes_on_and_ends_in_the_same_bytes(stopped_copy, truth):
+def test_a_run_resumed_by_fallback_ends_in_the_same_bytes(stopped_copy, truth):
     """Also where the best checkpoint is gone: each checkpoint holds the best weights itself."""
     last = storage.list_checkpoints(stopped_copy)[-1]
     (last / "model.safetensors").write_bytes(b"")
@@ -464,7 +464,7 @@ def test_a_run_makes_and_locks_its_folder_once(tmp_path, monkeypatch):
     assert (made, locked) == ([tmp_path / "run"], [tmp_path / "run"])
 
 
-def test_of_many_that_begin_at_once_one_wins(tmp_path):
+def test_one_of_many_runs_that_begin_at_once_wins(tmp_path):
     for race in range(20):
         folder = tmp_path / str(race)
         folder.mkdir()
@@ -520,7 +520,7 @@ def test_a_run_that_came_and_went_before_the_lock_is_not_overwritten(tmp_path, t
 @pytest.mark.parametrize(
     "left", ["", "checkpoints", "checkpoints .config.yaml.1.tmp", "checkpoints lock"]
 )
-def test_what_a_crash_before_the_run_leaves_does_not_stand_in_the_way(tmp_path, truth, left):
+def test_leftovers_of_a_crash_before_the_run_do_not_block_a_new_one(tmp_path, truth, left):
     folder = tmp_path / "run"
     folder.mkdir()
     for name in left.split():
@@ -610,7 +610,7 @@ def test_a_file_that_cannot_grow_stops_the_run_and_nothing_is_lost(tmp_path, tru
 
 
 @pytest.mark.parametrize("kilobytes", [48, 80, 112])
-def test_a_full_disk_stops_the_run_and_room_lets_it_go_on(tmp_path, truth, kilobytes):
+def test_a_run_stopped_by_a_full_disk_can_be_resumed(tmp_path, truth, kilobytes):
     disk = tmp_path / "disk"
     disk.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs", str(disk)]
@@ -708,7 +708,7 @@ def test_places_that_cannot_be_written_are_refused(tmp_path):
         assert output.count("\n") <= 1, output
 
 
-def test_a_folder_removed_while_the_run_goes_on_stops_it(tmp_path):
+def test_a_folder_removed_during_a_run_stops_it(tmp_path):
     gate = Gate(15)
     process = child(*WORDS, "--out", tmp_path / "run", before=gate)
     gate.hear("waiting")
@@ -717,10 +717,7 @@ def test_a_folder_removed_while_the_run_goes_on_stops_it(tmp_path):
     code, output = process.wait()
     assert code == 4
     # between two saves, or in the middle of one
-    assert (
-        "was deleted or moved during the run" in output
-        or "No such file or directory" in output
-    )
+    assert "was deleted or moved during the run" in output or "No such file or directory" in output
     assert not (tmp_path / "run").exists()
     assert all(storage.is_intact(p) for p in storage.list_checkpoints(tmp_path / "elsewhere"))
 
@@ -760,7 +757,7 @@ def test_new_files_are_not_written_through_links(tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_stops_the_run_and_it_goes_on_in_the_same_bits(tmp_path, truth, number):
+def test_a_run_stopped_by_a_signal_is_resumed_in_the_same_bits(tmp_path, truth, number):
     folder, gate = tmp_path / "a run", Gate(15)
     process = child(*WORDS, "--out", folder, before=gate)
     gate.hear("waiting")
@@ -976,12 +973,13 @@ def test_another_number_of_threads_is_said(tmp_path):
     finally:
         torch.set_num_threads(before)
     assert said.lines == [
-        f"threads was {before} and is now {before + 1}: the run continues, but the last bits of its "
+        f"threads was {before} and is now {before + 1}: the run continues, but the last bits of "
+        "its "
         "results may differ."
     ]
 
 
-def test_what_json_lacks_survives_a_resume(tmp_path, monkeypatch):
+def test_numbers_that_json_lacks_survive_a_resume(tmp_path, monkeypatch):
     """A held-out metric of -inf or NaN is not the best one, before and after a resume."""
     look = validation.evaluate
     values = {4: float("nan"), 8: float("-inf"), 12: 0.25, 16: float("nan"), 18: float("nan")}
@@ -1101,7 +1099,7 @@ ROWS = ("metrics.jsonl", "clock.jsonl")
 
 @pytest.mark.parametrize("step", [1, 5, 12])
 @pytest.mark.parametrize("names", [ROWS[:1], ROWS[1:], ROWS])
-def test_rows_deleted_while_the_run_goes_on_are_noticed(tmp_path, tiny_run, names, step):
+def test_rows_deleted_during_a_run_are_noticed(tmp_path, tiny_run, names, step):
     """The run ends at its next save; its rows are put back, and so it can go on."""
     folder = tmp_path / "run"
 
@@ -1126,15 +1124,13 @@ def test_rows_deleted_while_the_run_goes_on_are_noticed(tmp_path, tiny_run, name
 
 @pytest.mark.parametrize("name", ROWS)
 @pytest.mark.parametrize("put", [swapped, lambda path: (path.unlink(), path.mkdir())])
-def test_rows_replaced_while_the_run_goes_on_are_noticed(tmp_path, tiny_run, name, put):
+def test_rows_replaced_during_a_run_are_noticed(tmp_path, tiny_run, name, put):
     """What stands there now is left alone; the rows are beside it."""
     folder, path = tmp_path / "run", tmp_path / "run" / name
     with pytest.raises(StorageError) as caught:
         tiny(folder, display=After(5, lambda: put(path)))
     kept = folder / f"{name}.kept-1"
-    assert f"{name} was replaced during the run; its rows are in {kept.name}" in str(
-        caught.value
-    )
+    assert f"{name} was replaced during the run; its rows are in {kept.name}" in str(caught.value)
     assert f"mv {kept} {path}" in str(caught.value)
     assert path.exists()
     shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -1145,7 +1141,7 @@ def test_rows_replaced_while_the_run_goes_on_are_noticed(tmp_path, tiny_run, nam
 
 @pytest.mark.parametrize("name", ["lock", ".lock"])
 @pytest.mark.parametrize("put", [Path.unlink, swapped])
-def test_a_lock_that_goes_while_the_run_goes_on_is_noticed(tmp_path, tiny_run, put, name):
+def test_a_lock_that_disappears_during_a_run_is_noticed(tmp_path, tiny_run, put, name):
     folder = tmp_path / "run"
     with pytest.raises(
         StorageError,
@@ -1158,7 +1154,7 @@ def test_a_lock_that_goes_while_the_run_goes_on_is_noticed(tmp_path, tiny_run, p
 
 
 @pytest.mark.parametrize("what", ["run", "run/checkpoints"])
-def test_a_folder_that_goes_while_the_run_goes_on_is_noticed(tmp_path, tiny_run, what):
+def test_a_folder_that_disappears_during_a_run_is_noticed(tmp_path, tiny_run, what):
     folder, elsewhere = tmp_path / what, tmp_path / "elsewhere"
     with pytest.raises(
         StorageError, match=r"was deleted or moved during the run.* Put it back and resume"
@@ -1179,7 +1175,7 @@ def test_a_folder_that_is_moved_and_linked_is_the_same(tmp_path, tiny_run):
     assert ended(tmp_path / "run") == ended(tiny_run)
 
 
-def test_the_command_line_says_so_in_one_line(tmp_path):
+def test_the_command_line_reports_a_missing_folder_in_one_line(tmp_path):
     folder = tmp_path / "run"
     gate = Gate(5)
     process = child(*WORDS, "--out", folder, "--quiet", before=gate)
