@@ -363,8 +363,8 @@ REFUSED = [
     ("--threads 0", 2, "threads must lie in 1.."),
     ("--device cuda --threads 1", 2, "--threads applies to --device cpu"),
     ("--explain --cells lstmm", 2, "did you mean 'lstm'?"),
-    ("--json nowhere/x.json", 4, "no such folder"),
-    ("--write nowhere/x.md", 4, "no such folder"),
+    ("--json nowhere/x.json", 4, "its folder does not exist"),
+    ("--write nowhere/x.md", 4, "its folder does not exist"),
 ]
 
 
