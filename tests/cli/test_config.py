@@ -94,15 +94,14 @@ def test_a_bad_file_is_refused_in_one_line(text, line, tmp_path, monkeypatch):
     assert refusal(setting_flags.resolve, settings.load("run.yaml")) == [line]
 
 
-def test_an_unknown_key_and_a_section_that_is_none_are_named(tmp_path, monkeypatch):
+def test_unknown_keys_and_sections_are_named(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("run.toml").write_text("training = 5\n[optimiser]\nlearning = 1\nbetaz = 2\n")
     lines = sorted(refusal(setting_flags.resolve, settings.load("run.toml")))
     assert len(lines) == 3
     assert any("unknown key 'betaz'; did you mean 'betas'?" in line for line in lines)
     assert any(
-        line.startswith("run.toml:1: training: must be a section of keys; got 5.")
-        for line in lines
+        line.startswith("run.toml:1: training: must be a section of keys; got 5.") for line in lines
     )
 
 
@@ -297,7 +296,7 @@ def merged(changes):
 
 
 @pytest.mark.parametrize(("changes", "line"), IDLE, ids=[str(c) for c, _ in IDLE])
-def test_what_does_nothing_is_refused(changes, line):
+def test_a_setting_without_effect_is_refused(changes, line):
     lines = refusal(build.build, setting_flags.resolve(None, merged(changes)))
     assert len(lines) == 1
     assert line is None or lines == [line]
@@ -312,7 +311,7 @@ FINITE = [
 
 
 @pytest.mark.parametrize(("training", "line"), FINITE)
-def test_what_does_not_go_with_a_finite_set_is_refused(training, line):
+def test_settings_that_do_not_fit_a_finite_set_are_refused(training, line):
     class Finite:
         size, splits = 10, ("test",)
 
@@ -353,7 +352,7 @@ def test_what_does_not_go_with_a_finite_set_is_refused(training, line):
         ),
     ],
 )
-def test_what_a_part_declines_is_refused_before_a_run(changes, words):
+def test_combinations_that_a_part_declines_are_refused_before_a_run(changes, words):
     with pytest.raises(CoadjointError, match=words):
         build.build(setting_flags.resolve(None, merged(changes)))
 
@@ -617,7 +616,7 @@ def test_a_model_of_any_kind_is_loaded_as_it_was_saved(network, tmp_path):
         ({"cell": "elman", "x0": "learned", "freeze": ["x0", "b"]}, {"W", "R", "V", "b_o"}),
     ],
 )
-def test_what_is_frozen_does_not_move(network, moved):
+def test_frozen_parameters_do_not_move(network, moved):
     job, before, _ = job_of(**network)
     assert {
         key for key, p in job.network.named_parameters() if not torch.equal(p, before[key])

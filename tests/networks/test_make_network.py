@@ -70,7 +70,7 @@ def same_gradient(a, b, batch, loss):
 
 @pytest.mark.parametrize("precision", [32, 64])
 @pytest.mark.parametrize("network", NETWORKS.values(), ids=NETWORKS)
-def test_one_call_gives_what_settings_give(network, precision):
+def test_one_call_builds_the_network_of_the_settings(network, precision):
     job = from_settings(network, seed=7, precision=precision)
     dtype = torch.float64 if precision == 64 else torch.float32
     net = co.networks.make(**XOR | network, hidden=4, seed=7, dtype=dtype)
@@ -91,7 +91,7 @@ def test_one_call_gives_what_settings_give(network, precision):
     ],
     ids=["default", "layers", "decoder"],
 )
-def test_one_call_gives_an_encoder_and_decoder(network):
+def test_one_call_builds_an_encoder_and_decoder(network):
     job = from_settings(network, "sorting")
     net = co.networks.make(**SORTING | {"cell": "gru"} | network, hidden=4)
     assert isinstance(net, co.EncoderDecoder)
@@ -142,7 +142,7 @@ def test_the_same_call_gives_the_same_bits_and_another_seed_others():
         ({"freeze": "$V"}, "freeze: this network has no parameter '$V'; it has W, R, b, V, b_o."),
     ],
 )  # fmt: skip
-def test_what_does_nothing_is_refused_by_its_keyword(options, words):
+def test_a_keyword_without_effect_is_refused_by_name(options, words):
     with pytest.raises(OptionError) as error:
         co.networks.make(**{"inputs": 2, "outputs": 1, "hidden": 3} | options)
     assert str(error.value) == words

@@ -255,7 +255,7 @@ def test_nearly_dependent_features_keep_their_digits():
 
 
 @pytest.mark.parametrize("expansion", ALL)
-def test_parts_are_the_whole(expansion):
+def test_fitting_in_parts_equals_fitting_at_once(expansion):
     u, y = data(T=30, B=6)
     whole = make(expansion=expansion, washout=4).fit(u, y)
     parts = make(expansion=expansion, washout=4)
@@ -506,7 +506,7 @@ def chaos():
     return x, r
 
 
-def test_a_chaotic_series_goes_on_by_itself(chaos):
+def test_a_chaotic_series_is_continued(chaos):
     x, r = chaos
     free = r.generate(x[1500:2000], 1000)
     assert free.shape == (1000, 1, 1)

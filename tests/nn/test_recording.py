@@ -591,7 +591,8 @@ def test_costates_are_named_by_module_and_layer():
     assert lam[-1] is lam[4]
     assert torch.equal(lam[1:3].loss, loss)
     with pytest.raises(
-        InputError, match=r"no costates match \{'layer': 7\}; recorded are those of encoder.words, call 0"
+        InputError,
+        match=r"no costates match \{'layer': 7\}; recorded are those of encoder.words, call 0",
     ):
         lam.select(layer=7)
     with pytest.raises(

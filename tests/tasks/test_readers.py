@@ -539,7 +539,7 @@ def test_bad_npz_is_refused(case, tmp_path):
     refused(npz(tmp_path, **arrays), ["d.npz", *words], **options)
 
 
-def test_arrays_that_do_not_fit_are_told_before_their_values(tmp_path):
+def test_arrays_that_do_not_fit_are_refused_before_they_are_read(tmp_path):
     values = U.copy()
     values[0, 0, 0] = np.inf
     text = refused(
