@@ -905,7 +905,9 @@ def test_no_message_ends_in_two_full_stops(tmp_path):
     cut = put(tmp_path, "cut.parquet", b"PAR1 and no more")
     put(tmp_path, "co2.csv", GOOD)
     for reading in (lambda: read(cut), lambda: online.read(cut)):
-        with pytest.raises(DataError, match=r"not a parquet file\. Write the Parquet file again\.$"):
+        with pytest.raises(
+            DataError, match=r"not a parquet file\. Write the Parquet file again\.$"
+        ):
             reading()
     with pytest.raises(DataError, match=r"does not exist; did you mean 'co2\.csv'\?$"):
         read(tmp_path / "CO3.csv")
