@@ -97,11 +97,13 @@ if TYPE_CHECKING:
     from .gradients.rtrl import RTRL, Stream
     from .gradients.truncated import Truncated
     from .networks import initialisers
+    from .networks.decoder_run import DecoderRun
     from .networks.layers import Recorded
-    from .networks.network import Network, Trajectory
+    from .networks.network import Network
     from .networks.reservoir import Reservoir
-    from .networks.seq2seq import DecoderRun, EncoderDecoder
+    from .networks.seq2seq import EncoderDecoder
     from .networks.stack import Stack, StackRun
+    from .networks.trajectory import Trajectory
     from .nn.recording import Tape, record
     from .objectives import losses, penalties
     from .objectives.batch import Batch
@@ -127,11 +129,13 @@ _NAMES = {
     "gradients.penalised": "Penalised",
     "gradients.rtrl": "RTRL Stream",
     "gradients.truncated": "Truncated",
+    "networks.decoder_run": "DecoderRun",
     "networks.layers": "Recorded",
-    "networks.network": "Network Trajectory",
+    "networks.network": "Network",
     "networks.reservoir": "Reservoir",
-    "networks.seq2seq": "DecoderRun EncoderDecoder",
+    "networks.seq2seq": "EncoderDecoder",
     "networks.stack": "Stack StackRun",
+    "networks.trajectory": "Trajectory",
     "nn.recording": "Tape record",
     "objectives.batch": "Batch",
     "objectives.penalties": "Penalty",
@@ -180,7 +184,7 @@ _MOVED = {
     "display": "training.display",
     "files": "training.files",
     "formula": "cells.formula cells.program",
-    "graphs": "sweeps.engines.cuda.capture gradients.captured nn.replay",
+    "graphs": "sweeps.engines.cuda.capture gradients.captured nn.captured",
     "hessian_free": "optimisers.hessian_free",
     "influence": "gradients.influence",
     "initialisers": "networks.initialisers",

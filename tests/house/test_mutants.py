@@ -52,7 +52,7 @@ def test_a_row_that_does_not_fit_is_named(table, row, words, monkeypatch):
     assert words in wrong
 
 
-def test_what_only_a_type_checker_reads_is_not_mutated(tmp_path):
+def test_code_that_only_a_type_checker_reads_is_not_mutated(tmp_path):
     text = "if TYPE_CHECKING:\n    x = 1 + 2\nelse:\n    y = 3 + 4\nif a:\n    z()\n"
     (tmp_path / "coadjoint").mkdir()
     (tmp_path / "coadjoint" / "file.py").write_text(text)
@@ -85,7 +85,7 @@ def test_a_module_without_tests_is_noticed(monkeypatch):
         ),  # the lower clip of a steered weight
     ],
 )
-def test_what_once_survived_is_among_the_mutants(file, before, after):
+def test_mutants_that_once_survived_are_in_the_list(file, before, after):
     made = mutants.mutants_of(SOURCE, file)
     found = [m for m in made if before in m.removed and after in m.added]
     assert len(found) == 1
