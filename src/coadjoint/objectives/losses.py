@@ -151,7 +151,7 @@ def _check_range(y: Tensor, low: float, high: float, expected: str) -> Tensor:
         if y.is_cuda or is_deferring_checks():
             # The comparison stays a tensor: its answer may come later.
             require((least >= low) & (most <= high), make_error)
-        elif least.item() < low or most.item() > high:
+        elif not (low <= least.item() and most.item() <= high):  # NaN is refused, too
             raise make_error()
     # While a CUDA graph is recorded, a class out of range would stop the device before it is
     # reported.
