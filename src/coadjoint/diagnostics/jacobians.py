@@ -85,9 +85,7 @@ class Products:
 def singular_values(e: Evaluation, samples: int = 8, points: int = 65) -> Products:
     """Singular values of the products of Jacobians of the first samples.
 
-    points  at up to how many numbers of steps
-
-    A product is kept at size one, and the logarithm of its size apart.
+    points  the largest number of values of s, the number of steps
     """
     check_evaluation(e)
     check_samples(samples)
@@ -104,6 +102,7 @@ def singular_values(e: Evaluation, samples: int = 8, points: int = 65) -> Produc
     for s in range(1, T + 1):
         on = np.flatnonzero(lengths >= s)
         P[on] = P[on] @ J[lengths[on] - s, on]
+        # Divide by the largest entry and keep its logarithm: the product itself would overflow.
         top = np.abs(P[on]).max((1, 2))
         with np.errstate(divide="ignore"):
             log_size[on] += np.log(top)
@@ -176,6 +175,7 @@ def lyapunov(e: Evaluation, samples: int = 8) -> Lyapunov:
         on = np.flatnonzero(lengths > t)
         Q[on], R = np.linalg.qr(J[t, on].astype(float) @ Q[on])
         stretch = np.abs(np.diagonal(R, axis1=1, axis2=2))
+        # A direction that J_t maps to zero has a diagonal entry of rounding errors alone.
         rounding = n * np.finfo(float).eps * np.linalg.norm(R, axis=(1, 2))[:, None]
         with np.errstate(divide="ignore"):
             total[on] += np.log(np.where(stretch < rounding, 0, stretch))
