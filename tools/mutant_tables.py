@@ -30,7 +30,9 @@ OUTSIDE: dict[str, str] = {
     "training/display.py": DOOR,
     "training/environment.py": DOOR,
     "training/report/": DOOR,
+    "training/schema_checks.py": DOOR,
     "training/schemas.py": DOOR,
+    "training/tensor_header.py": DOOR,
     "training/settings/": DOOR,
     "training/signals.py": DOOR,
 }
@@ -42,13 +44,15 @@ PARTS: dict[str, set[str]] = {
 
 # Files that have more mutants in the sample than others.
 WEIGHT = {
-    "cells/formula.py": 3,
+    "cells/formula.py": 2,
+    "cells/nodes.py": 2,
     "gradients/penalised.py": 2,
     "networks/network.py": 2,
     "objectives/penalties.py": 2,
     "sweeps/adjoint_tangent.py": 4,
     "sweeps/differentiable.py": 4,
-    "sweeps/engines/eager/in_place.py": 4,
+    "sweeps/engines/eager/in_place.py": 2,
+    "sweeps/engines/eager/scaled_adjoint.py": 2,
 }
 
 # The tests of a file's mutants: those that are about it, and others that ought to notice.
@@ -66,6 +70,7 @@ TESTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "cells/structures.py": (("cells/test_structures.py",), ("cells/test_cells.py",)),
     "sweeps/": (KERNEL, SLOW),
     "sweeps/chunks.py": (("gradients/test_segments.py",), KERNEL),
+    "sweeps/engines/parallel_scan.py": (("sweeps/test_scan.py",), ("cells/test_cells.py",)),
     "sweeps/engines/scan.py": (("sweeps/test_scan.py",), ("cells/test_cells.py",)),
     "objectives/": (KERNEL, SLOW),
     "objectives/batch.py": (
@@ -97,7 +102,10 @@ TESTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "gradients/influence.py": (("gradients/test_gradients.py",), ("training/test_online.py",)),
     "gradients/memory.py": (("gradients/test_segments.py",), ("sweeps/test_memory.py",)),
     "gradients/restoring.py": (("training/test_run_folders.py",), ("training/test_training.py",)),
+    "gradients/segment_norms.py": (("gradients/test_segments.py",), ("sweeps/test_memory.py",)),
     "gradients/segment_parts.py": (("gradients/test_segments.py",), ("sweeps/test_memory.py",)),
+    "gradients/segment_sums.py": (("gradients/test_segments.py",), ("sweeps/test_memory.py",)),
+    "gradients/segment_sweeps.py": (("gradients/test_segments.py",), ("sweeps/test_memory.py",)),
     "gradients/segments.py": (("gradients/test_segments.py",), ("sweeps/test_memory.py",)),
     "optimisers/": (
         ("optimisers/test_optimisers.py",),
@@ -127,6 +135,7 @@ TESTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "tasks/": (("tasks/test_data.py",), ("tasks/test_tasks.py", "tasks/test_readers.py")),
     "tasks/digits.py": (("tasks/test_tasks.py",), ()),
     "tasks/files/": (("tasks/test_readers.py",), ("tasks/test_data.py", "tasks/test_tasks.py")),
+    "tasks/files/scaling.py": (("training/test_online.py",), ()),
     "tasks/files/stream.py": (("training/test_online.py",), ()),
     "tasks/music.py": (("tasks/test_tasks.py",), ("tasks/test_data.py",)),
     "tasks/synthetic.py": (("tasks/test_tasks.py",), ()),
@@ -165,11 +174,13 @@ TESTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 # Code that only words an error, or only prepares one.
 WORDING = {
-    "__repr__", "extra_repr", "describe_place", "display_name", "__getattr__", "__bool__", "__torch_function__", "check_range", "time_of_row",
+    "__repr__", "extra_repr", "describe_place", "display_name", "__getattr__", "__bool__",
+    "__torch_function__", "check_range", "time_of_row",
     "raise_error", "vmap_error",
-    "_same_shape", "check_penalty", "named", "register", "is_transformed", "blame_penalty", "describe_nonfinite", "locate_nonfinite", "resume_hint",
+    "_same_shape", "check_penalty", "named", "register", "is_transformed", "blame_penalty",
+    "describe_nonfinite", "locate_nonfinite", "resume_hint",
     "describe", "describe_environment",
-    "unkept", "refuse", "folder_name", "save_interrupted", "say",
+    "refuse_states", "refuse", "folder_name", "save_interrupted", "say",
 }  # fmt: skip
 
 GROWTH = (
@@ -188,24 +199,23 @@ UNASKED = (
 # 'line before -> line after') -> why.
 EQUIVALENT: dict[tuple[str, str, str], str] = {
     ("diagnostics/finding.py", "fitted_slope", "y @ x"): "vectors: x @ y is y @ x",
-    ("sweeps/engines/eager/in_place.py", "_scaled", "hi - begin == size"): GROWTH,
-    ("sweeps/engines/eager/in_place.py", "_scaled", "size = min(2 * size, 64)"): GROWTH,
-    ("sweeps/engines/eager/in_place.py", "_scaled.run",
-        "new = torch.where(new == NO_EXPONENT, k[hi], new) ->"): BLOCKS,
-    ("sweeps/engines/eager/in_place.py", "_scaled.run", "new = torch.maximum(mine, "): BLOCKS,
-    ("sweeps/engines/eager/in_place.py", "_scaled.run", "mine[:n] = "): BLOCKS,
-    ("sweeps/engines/eager/in_place.py", "one",
-        "torch.where(new == NO_EXPONENT, k[t], new)"): "a row of zeros may have any exponent",
-    ("sweeps/engines/eager/in_place.py", "one",
-        "torch.where(new == NO_EXPONENT, k[(t - 1)], new)"): "a row of zeros may have any exponent",
-    ("sweeps/engines/eager/in_place.py", "LinearLoop.__init__",
+    ("sweeps/engines/eager/scaled_adjoint.py", "ScaledAdjoint.run", "hi - begin == size"): GROWTH,
+    ("sweeps/engines/eager/scaled_adjoint.py", "ScaledAdjoint.run",
+        "size = min(2 * size, LONGEST_BLOCK)"): GROWTH,
+    ("sweeps/engines/eager/scaled_adjoint.py", "ScaledAdjoint._shared_exponents",
+        "k_new = torch.where(k_new == NO_EXPONENT, k_later, k_new) ->"): BLOCKS,
+    ("sweeps/engines/eager/scaled_adjoint.py", "ScaledAdjoint._shared_exponents",
+        "k_new = torch.maximum(k_pulled, "): BLOCKS,
+    ("sweeps/engines/eager/scaled_adjoint.py", "ScaledAdjoint._shared_exponents",
+        "k_pulled[:n] = "): BLOCKS,
+    ("sweeps/engines/eager/linear_loop.py", "LinearLoop.__init__",
         " size = max("): "how many steps are prepared at once is a matter of speed",
-    ("sweeps/engines/eager/in_place.py", "flush_denormals",
+    ("sweeps/engines/denormals.py", "flush_denormals",
         "set_flush_denormal(True) -> pass"): "denormals cost time and change nothing here",
+    ("sweeps/engines/eager/linear_loop.py", "skip-branch",
+        "if not e.uses_W: -> if False:"): "a product that goes nowhere costs time alone",
     ("sweeps/engines/eager/in_place.py", "skip-branch",
-        "W if e.through else None -> W = W"): "a product that goes nowhere costs time alone",
-    ("sweeps/engines/eager/in_place.py", "skip-branch",
-        "else None -> slots, out, W = len(cell.slots), e.out, W"): "likewise",
+        "if not e.uses_W: -> if False:"): "likewise",
     ("sweeps/differentiable.py", "skip-branch", "if ((saved.v is not None))"): UNASKED,
     ("sweeps/differentiable.py", "skip-branch", "if ((saved.p is not None))"): UNASKED,
     ("sweeps/differentiable.py", "skip-branch", "if (need_"): UNASKED,
@@ -230,16 +240,17 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
     ("gradients/rtrl.py", "Stream.advance", "self.t += 1"): "only words an error",
     ("objectives/losses.py", "_huber",
         "torch.where(e < delta"): "both sides and their slopes agree at e = delta",
-    ("cells/formula.py", "order", "stack"): "any order with arguments first will do",
-    ("cells/program.py", "Program.__init__",
-        "for m in n.args if m.op"): "which of two products is fused is a matter of speed",
-    ("cells/formula.py", "skip-branch",
+    ("cells/nodes.py", "order", "stack"): "any order with arguments first will do",
+    ("cells/program.py", "product_to_fuse",
+        "for argument in node.args"): "which of two products is fused is a matter of speed",
+    ("cells/nodes.py", "skip-branch",
         "a.order <= b.order"): "sums and products commute; the order only helps sharing",
-    ("cells/formula.py", "comparison",
+    ("cells/nodes.py", "comparison",
         "a.order <= b.order"): "sums and products commute; the order only helps sharing",
-    ("cells/formula.py", "add", "if b is ZERO: -> if False:"): "x + 0 is computed instead of x",
+    ("cells/nodes.py", "add", "if b is ZERO: -> if False:"): "x + 0 is computed instead of x",
     ("sweeps/engines/scan.py", "affine_step",
-        "turns = ((len(A) == 1))"): "complex numbers are scanned as the matrices they are, slower",
+        "-> return AffineStep(A, shared, ((len(A) == 1)), step, links)"): (
+            "complex numbers are scanned as the matrices they are, slower"),
     ("networks/reservoir.py", "Reservoir._examples",
         "-> lead = [*run.mask[:-1].shape]"): ("without its first or its last row, a mask has the "
             "same shape"),
@@ -274,7 +285,6 @@ PAIRS = {
         "dg dga",
         "s s_last",
         "dlam ddelta",
-        "begin fresh",
         "x last",
         "saved.a saved.v",
     )

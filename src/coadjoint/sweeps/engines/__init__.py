@@ -2,18 +2,20 @@
 
     forward  ->  x_t          adjoint  <-  lam_t          tangent  ->  mu_t
 
-An engine sees a cell's formula and rows. How sweeps are differentiated is in
-differentiable.py. Which engine runs is decided here (resolve, PREFERRED).
+An engine sees a cell's formula and rows. How sweeps are differentiated is in differentiable.py.
+Which engine runs is decided here (resolve, PREFERRED).
 
-reference    the definition
-eager/       torch's own operations, on any device
-c/           engine `cpu`: loops in C, made from the cell's formula by the system's compiler
-cuda/        persistent kernels on an NVIDIA GPU, made from the cell's formula by NVRTC
-scan         linear recurrences by a parallel scan, on any device
-expressions  the formulas of one step, which eager, c and cuda share
-opaque       a sweep as one operator, for torch.compile
+reference      the definition
+eager/         torch's own operations, on any device
+c/             engine `cpu`: loops in C, made from the cell's formula by the system's compiler
+cuda/          persistent kernels on an NVIDIA GPU, made from the cell's formula by NVRTC
+scan           linear recurrences by a parallel scan, on any device
+parallel_scan  the scan itself, over several kinds of numbers
+expressions    the formulas of one step, which eager, c and cuda share
+denormals      denormal numbers as zeros, for eager and scan on a CPU
+opaque         a sweep as one operator, for torch.compile
 
-Engine `autograd` has no loops of its own: torch differentiates a step function (sweeps/run.py: Stepped).
+Engine `autograd` has no loops here: torch differentiates a step function (sweeps/run.py: Stepped).
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from __future__ import annotations
 import functools
 import importlib
 import logging
-from typing import Any
+from typing import cast
 
 from ...cells.cell import Cell
 from ...errors import Unsupported, choose
@@ -35,11 +37,9 @@ MODULES = {  # where each engine's three loops live
     "cuda": "cuda.engine",
 }
 ENGINES = (*MODULES, "autograd")
-PREFERRED = {"cpu": ("cpu", "eager"), "cuda": ("scan", "cuda", "eager")}  # the fastest first
-REPLACED = {
-    "stepwise": "eager",
-    "triton": "eager",
-}  # engines of the past, and what runs in their place
+# The fastest first. The last engine of each list runs any cell.
+PREFERRED = {"cpu": ("cpu", "eager"), "cuda": ("scan", "cuda", "eager")}
+REPLACED = {"stepwise": "eager", "triton": "eager"}  # deprecated names, and what runs instead
 
 
 class Choice(str):
@@ -48,21 +48,21 @@ class Choice(str):
     why: str
 
     def __new__(cls, name: str, why: str) -> Choice:
+        """Make the string; a str takes no arguments beside its text in __init__."""
         choice = super().__new__(cls, name)
         choice.why = why
         return choice
 
 
 def load(name: str) -> Engine | None:
-    """The engine's three loops; None for 'autograd', which has none of its own."""
+    """Import the module with an engine's three loops; None for 'autograd', which has no module."""
     if name == "autograd":
         return None
-    engine: Any = importlib.import_module(f".{MODULES[name]}", __name__)
-    return engine
+    return cast(Engine, importlib.import_module(f".{MODULES[name]}", __name__))
 
 
 def current_name(name: str) -> str:
-    """The name of an engine as it is now, or 'auto'. A name of the past gives what replaced it, and says so once."""
+    """Check the name of an engine, or 'auto'. A deprecated name is replaced, with a warning."""
     if isinstance(name, str) and name in REPLACED:
         warn_once(f"engine '{name}' is deprecated: engine '{REPLACED[name]}' runs in its place.")
         return REPLACED[name]
@@ -70,48 +70,64 @@ def current_name(name: str) -> str:
 
 
 def resolve(name: str, cell: Cell | None, device: str) -> Choice:
-    """The engine for a request. A request by name is honoured or refused, never swapped."""
+    """Choose the engine for a request; one asked for by name runs, or the request is refused.
+
+    cell: None for a step function, which has no formula.
+    """
     name = current_name(name)
     if cell is None:
         if name in ("auto", "autograd"):
             return Choice("autograd", "a step function is differentiated by torch, step by step")
         raise Unsupported(
-            f"engine '{name}' takes its code from a cell's formula, and this network runs a step function. Use engine='autograd' or write the cell with @co.cell."
+            f"engine '{name}' takes its code from a cell's formula, and this network runs a step "
+            "function. Use engine='autograd' or write the cell with @co.cell."
         )
-    if name != "auto":
-        refusal = device_refusal(name, device) or cell_refusal(name, cell)
-        if refusal is not None:
-            raise Unsupported(f"engine '{name}' {refusal}")
-        return Choice(name, "asked for by name")
-    missing, other = "", ""  # the last engine that cannot run here, or not this cell
-    for candidate in PREFERRED.get(device, ("reference",)):
-        refusal, decline = device_refusal(candidate, device), cell_refusal(candidate, cell)
-        if refusal is None and decline is None:
-            why = f"the cell is a formula and the data is on {device}"
-            if missing:
-                warn_once(f"engine '{candidate}' runs: {missing}")
-            return Choice(candidate, "; ".join(filter(None, (why, missing or other))))
-        if refusal is not None:
-            missing = f"engine '{candidate}' {refusal}"
+    if name == "auto":
+        return choose_engine(cell, device)
+    refusal = device_refusal(name, device) or cell_refusal(name, cell)
+    if refusal is not None:
+        raise Unsupported(f"engine '{name}' {refusal}")
+    return Choice(name, "asked for by name")
+
+
+def choose_engine(cell: Cell, device: str) -> Choice:
+    """The fastest engine that runs this cell on this device, and why a faster one does not."""
+    missing = ""  # the last engine that cannot run here
+    unsuited = ""  # the last engine that cannot run this cell
+    for name in PREFERRED.get(device, ("reference",)):
+        of_device = device_refusal(name, device)
+        of_cell = cell_refusal(name, cell)
+        if of_device is not None:
+            missing = f"engine '{name}' {of_device}"
+        elif of_cell is not None:
+            unsuited = f"engine '{name}' {of_cell}"
         else:
-            other = f"engine '{candidate}' {decline}"
-    raise AssertionError("the last engine of each list runs everywhere")
+            break
+    else:
+        raise AssertionError("the last engine of each list runs everywhere")
+    if missing:
+        warn_once(f"engine '{name}' runs: {missing}")
+    reasons = [f"the cell is a formula and the data is on {device}"]
+    if missing or unsuited:
+        reasons.append(missing or unsuited)
+    return Choice(name, "; ".join(reasons))
 
 
 @functools.cache
 def device_refusal(name: str, device: str) -> str | None:
-    """Why an engine cannot run here, as the end of a sentence; None if it can."""
+    """Why an engine cannot run on a device, as the end of a sentence; None if it can."""
     engine = load(name)
     return None if engine is None else engine.refusal(device)
 
 
 @functools.cache
 def cell_refusal(name: str, cell: Cell) -> str | None:
-    """Why an engine cannot run this cell, as the end of a sentence; None if it can. Most run any."""
-    cell_refusal = getattr(load(name), "cell_refusal", None)
-    return None if cell_refusal is None else cell_refusal(cell)
+    """Why an engine cannot run a cell, as the end of a sentence; None if it can, as most do."""
+    refusal = getattr(load(name), "cell_refusal", None)
+    return None if refusal is None else refusal(cell)
 
 
-@functools.cache  # once
+@functools.cache
 def warn_once(line: str) -> None:
+    """Log a warning the first time this line is given."""
     logging.getLogger("coadjoint").warning(line)

@@ -1,66 +1,72 @@
-"""The definition: three loops written as the formulas read, one row block after another, nothing precomputed."""
+"""The definition: three loops written as the formulas read, step by step, nothing precomputed."""
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from ...cells.formula import Node, evaluate_nodes, pull, push, symbol
+from ...cells.formula import Node, evaluate_nodes, pull, push
 from ..plan import Saved, SweepPlan
 from ..rows import Link, next_exponent, scale
+from .expressions import optional_steps, symbols
+
+Values = dict[Node, Tensor]
 
 
 def refusal(device: str) -> str | None:
+    """None: it runs on any device."""
     return None
 
 
-def values(nodes: tuple[Node, ...], y: Tensor | None) -> dict[Node, Tensor]:
-    return {} if y is None else dict(zip(nodes, y.chunk(len(nodes), -1), strict=True))
+def values(nodes: tuple[Node, ...], y: Tensor | None) -> Values:
+    """The values [., d] of the nodes that y [., m d] holds side by side."""
+    if y is None:
+        return {}
+    return dict(zip(nodes, y.chunk(len(nodes), -1), strict=True))
 
 
-def packed(entries: list[Tensor | float], like: Tensor, d: int) -> Tensor:
-    return torch.cat(
-        [
-            torch.as_tensor(e, dtype=like.dtype, device=like.device).expand(len(like), d)
-            for e in entries
-        ],
-        -1,
-    )
-
-
-@functools.cache
-def symbols(kind: str, count: int) -> tuple[Node, ...]:
-    return tuple(symbol(f"{kind}.{i}") for i in range(count))
+def evaluate_packed(nodes: Sequence[Node], known: Values, like: Tensor, d: int) -> Tensor:
+    """The nodes' values side by side, [n, m d] with n the rows of `like`."""
+    columns = []
+    for value in evaluate_nodes(nodes, known):
+        column = torch.as_tensor(value, dtype=like.dtype, device=like.device)
+        columns.append(column.expand(len(like), d))
+    return torch.cat(columns, -1)
 
 
 def forward(
     plan: SweepPlan, base: Tensor, v: Tensor | None, W: Tensor | None, x0: Tensor, p: Tensor | None
 ) -> tuple[Tensor, Tensor, None]:
-    cell, rows = plan.cell, plan.rows
+    """The forward loop: a_t = base_t + W r(x_{t-1}), x_t = f(a_t, v_t, x_{t-1}, p)."""
+    cell = plan.cell
+    rows = plan.rows
     d = x0.shape[1] // len(cell.slots)
-    x, a = [x0], []
-    bases, sides = rows.steps(base), [None] * rows.T if v is None else rows.steps(v)
-    for t in range(rows.T):
-        before = x[t][: rows.sizes[t]]
-        env = values(cell.x, before) | values(cell.p, p) | values(cell.v, sides[t])
-        a_t = bases[t]
+    x = [x0]
+    a = []
+    for n, base_t, v_t in zip(rows.sizes, rows.steps(base), optional_steps(rows, v), strict=True):
+        before = x[-1][:n]
+        known = values(cell.x, before) | values(cell.p, p) | values(cell.v, v_t)
+        a_t = base_t
         if W is not None:
-            a_t = a_t + packed(evaluate_nodes(cell.read, env), before, d) @ W.T
+            a_t = a_t + evaluate_packed(cell.read, known, before, d) @ W.T
         a.append(a_t)
-        x.append(packed(evaluate_nodes(cell.next, env | values(cell.a, a_t)), before, d))
+        x.append(evaluate_packed(cell.next, known | values(cell.a, a_t), before, d))
     return torch.cat(x), torch.cat(a), None
 
 
-def points(plan: SweepPlan, saved: Saved) -> list[dict[Node, Tensor]]:
+def step_values(plan: SweepPlan, saved: Saved) -> list[Values]:
     """The values at which each step is differentiated."""
-    cell, rows = plan.cell, plan.rows
-    sides = [None] * rows.T if saved.v is None else rows.steps(saved.v)
-    return [
-        values(cell.x, before) | values(cell.p, saved.p) | values(cell.a, a_t) | values(cell.v, v_t)
-        for before, a_t, v_t in zip(rows.before(saved.x), rows.steps(saved.a), sides, strict=True)
-    ]
+    cell = plan.cell
+    rows = plan.rows
+    p = values(cell.p, saved.p)
+    steps = []
+    v = optional_steps(rows, saved.v)
+    for before, a_t, v_t in zip(rows.before(saved.x), rows.steps(saved.a), v, strict=True):
+        known = values(cell.x, before) | p | values(cell.a, a_t) | values(cell.v, v_t)
+        steps.append(known)
+    return steps
 
 
 def adjoint(
@@ -75,42 +81,56 @@ def adjoint(
     keep: bool,
     k_last: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    cell, rows = plan.cell, plan.rows
+    """The adjoint loop, from T back to 0.
+
+    delta_t   = sa_t + f_a' lam_t
+    lam_{t-1} = s_{t-1} + link_t (f_x' lam_t + r' W' delta_t)
+
+    scaled: the costate is lam 2^k, and the exponents k [B + N] are returned too.
+    """
+    cell = plan.cell
+    rows = plan.rows
     d = saved.x.shape[1] // len(cell.slots)
-    bar, rbar = symbols("lam", len(cell.slots)), symbols("rbar", len(cell.read))
+    bar = symbols("lam", len(cell.slots))
+    rbar = symbols("rbar", len(cell.read))
+    into_a = pull(cell.next, bar, cell.a)
+    into_x = pull(cell.next, bar, cell.x)
+    through_read = pull(cell.read, rbar, cell.x)
     sources = rows.states(saved.x.new_zeros(saved.x.shape) if s is None else s)
-    first = saved.x.new_zeros(rows.B, saved.x.shape[1]) if s_last is None else s_last
-    k_first = (
-        torch.zeros(rows.B, dtype=torch.int32, device=first.device) if k_last is None else k_last
-    )
+    last = saved.x.new_zeros(rows.B, saved.x.shape[1]) if s_last is None else s_last
+    if k_last is None:
+        k_last = torch.zeros(rows.B, dtype=torch.int32, device=last.device)
+    k_begin = k_last
     lam: list[Tensor] = []
     k: list[Tensor] = []
     delta: list[Tensor] = []
 
-    def join(t: int, out: Tensor, k_out: Tensor) -> None:
-        """lam_t = J' lam_{t+1} + s_t; samples whose last state is x_t begin with s_last."""
-        going, n = len(out), len(sources[t])
-        out, k_out = torch.cat([out, first[going:n]]), torch.cat([k_out, k_first[going:n]])
+    def add_sources(t: int, pulled: Tensor, k_pulled: Tensor) -> None:
+        """lam_t = pulled + s_t; samples whose last state is x_t begin with s_last."""
+        begin = slice(len(pulled), len(sources[t]))
+        pulled = torch.cat([pulled, last[begin]])
+        k_pulled = torch.cat([k_pulled, k_begin[begin]])
         if not scaled:
-            lam.insert(0, out + sources[t])
+            lam.insert(0, pulled + sources[t])
             return
-        k.insert(0, next_exponent(k_out, out, sources[t]))
-        lam.insert(0, scale(out, (k_out - k[0])[:, None]) + scale(sources[t], -k[0][:, None]))
+        k_t = next_exponent(k_pulled, pulled, sources[t])
+        k.insert(0, k_t)
+        lam.insert(0, scale(pulled, (k_pulled - k_t)[:, None]) + scale(sources[t], -k_t[:, None]))
 
-    join(rows.T, first[:0], k_first[:0])
-    at = points(plan, saved)
+    add_sources(rows.T, last[:0], k_begin[:0])
+    at = step_values(plan, saved)
     for t in reversed(range(rows.T)):
-        env = at[t] | values(bar, lam[0])
-        delta_t = packed(evaluate_nodes(pull(cell.next, bar, cell.a), env), lam[0], d)
+        known = at[t] | values(bar, lam[0])
+        delta_t = evaluate_packed(into_a, known, lam[0], d)
         if sa is not None:
             delta_t = delta_t + rows.steps(sa)[t]
-        out = packed(evaluate_nodes(pull(cell.next, bar, cell.x), env), lam[0], d)
+        pulled = evaluate_packed(into_x, known, lam[0], d)
         if W is not None:
-            env |= values(rbar, delta_t @ W)
-            out = out + packed(evaluate_nodes(pull(cell.read, rbar, cell.x), env), lam[0], d)
+            known |= values(rbar, delta_t @ W)
+            pulled = pulled + evaluate_packed(through_read, known, lam[0], d)
         if link is not None:
-            out = out * rows.steps(link.factor)[t]
-        join(t, out, k[0] if scaled else k_first[: len(out)])
+            pulled = pulled * rows.steps(link.factor)[t]
+        add_sources(t, pulled, k[0] if scaled else k_begin[: len(pulled)])
         delta.insert(0, delta_t)
     return torch.cat(lam), torch.cat(delta), torch.cat(k) if scaled else None
 
@@ -123,22 +143,33 @@ def tangent(
     ga: Tensor | None,
     link: Link | None,
 ) -> tuple[Tensor, Tensor]:
-    cell, rows = plan.cell, plan.rows
+    """The tangent loop, with m_t = link_t mu_{t-1}.
+
+    nu_t = ga_t + W r' m_t
+    mu_t = g_t + f_x m_t + f_a nu_t
+    """
+    cell = plan.cell
+    rows = plan.rows
     d = saved.x.shape[1] // len(cell.slots)
-    dot, into = symbols("mu", len(cell.slots)), symbols("nu", len(cell.a))
-    along = dict(zip(cell.x, dot, strict=True))
+    m_nodes = symbols("mu", len(cell.slots))
+    nu_nodes = symbols("nu", len(cell.a))
+    along_x = dict(zip(cell.x, m_nodes, strict=True))
+    along_a = dict(zip(cell.a, nu_nodes, strict=True))
+    read_change = push(cell.read, along_x)
+    next_change = push(cell.next, along_x | along_a)
     sources = rows.states(saved.x.new_zeros(saved.x.shape) if g is None else g)
-    mu, nu = [sources[0]], []
-    at = points(plan, saved)
-    for t in range(rows.T):
-        m = mu[t][: rows.sizes[t]]
+    mu = [sources[0]]
+    nu = []
+    at = step_values(plan, saved)
+    for t, n in enumerate(rows.sizes):
+        m = mu[t][:n]
         if link is not None:
             m = m * rows.steps(link.factor)[t]
-        env = at[t] | values(dot, m)
-        nu_t = m.new_zeros(len(m), saved.a.shape[1]) if ga is None else rows.steps(ga)[t]
+        known = at[t] | values(m_nodes, m)
+        nu_t = m.new_zeros(n, saved.a.shape[1]) if ga is None else rows.steps(ga)[t]
         if W is not None:
-            nu_t = nu_t + packed(evaluate_nodes(push(cell.read, along), env), m, d) @ W.T
-        out = push(cell.next, along | dict(zip(cell.a, into, strict=True)))
-        mu.append(sources[t + 1] + packed(evaluate_nodes(out, env | values(into, nu_t)), m, d))
+            nu_t = nu_t + evaluate_packed(read_change, known, m, d) @ W.T
+        change = evaluate_packed(next_change, known | values(nu_nodes, nu_t), m, d)
+        mu.append(sources[t + 1] + change)
         nu.append(nu_t)
     return torch.cat(mu), torch.cat(nu)

@@ -1,24 +1,23 @@
-"""Linear recurrences by a parallel scan: about 2 log2 T operations one after the other instead of T, on any device.
+"""Engine `scan`: linear recurrences in about 2 log2 T operations instead of T, on any device.
 
-For a cell without W whose step is affine in its state, x_t = A_t x_{t-1} + b_t with a matrix A_t [m, m] over the m slots
-of each unit, two steps are again such a step. So neighbours are joined in pairs, the pairs are solved in the same way,
-and those in between follow; in place, with about twice the work of the loop:
+For a cell without W whose step is affine in its state, x_t = A_t x_{t-1} + b_t with a matrix
+A_t [m, m] over the m slots of each unit, the three loops are scans (parallel_scan):
 
     forward, tangent   y_t <- y_t + A_t y_{t-1}
     adjoint            y_t <- y_t + A_{t+1}' y_{t+1}
 
-y [T + 1, B, m, d] and the links S [T, B, m, m, d], or [1, 1, m, m, d] where they are the same at all steps. Samples that
-end early are filled up with zeros: a link of zeros lets nothing of them pass.
+y [T + 1, B, m, d] and the links S [T, B, m, m, d], or [1, 1, m, m, d] where they are the same at
+all steps. Samples that end early are filled up with zeros: links of zeros let nothing pass.
 
-Products of many links leave the range of floating point long before their results do. Where that is usual (costates
-with exponents, links with factors) numbers carry exponents of their own: see `solve_with_exponents`. Elsewhere a product that is too
-small has nothing to add, and one that is too large is reported as if the state were.
+Products of many links leave the range of floating point long before their results do. Where that
+is usual (costates with exponents, links with factors) the scan computes with exponents. Elsewhere
+a product that is too small has nothing to add, and one that is too large is reported as if the
+state were.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -38,15 +37,15 @@ from ...cells.formula import (
 from ..affine import plus
 from ..plan import Saved, SweepPlan
 from ..pointwise import Pointwise
-from ..rows import NO_EXPONENT, Link, Rows, pow2, scale
+from ..rows import Link, Rows, scale
 from ..slopes import step_map
-from .eager.in_place import flush_denormals
-
-Values = tuple[Tensor, ...]  # the tensors that a number of an algebra is made of
-Wide = tuple[Tensor, Tensor]  # y 2^e, with an exponent for each entry or row
+from .denormals import flush_denormals
+from .expressions import nonzero_outputs, output_or_zeros
+from .parallel_scan import REAL, exponent_by_row, scan, scan_with_exponents
 
 
 def refusal(device: str) -> str | None:
+    """None: it runs on any device."""
     return None
 
 
@@ -56,281 +55,162 @@ def cell_refusal(cell: Cell) -> str | None:
     if cell.read:
         return f"is for recurrences without W, and cell '{cell.name}' has one. Use engine='auto'."
     if not is_affine(cell):
-        return f"is for steps that are linear in the state, and that of cell '{cell.name}' is not. Use engine='auto'."
+        return (
+            f"is for steps that are linear in the state, and that of cell '{cell.name}' is not. "
+            "Use engine='auto'."
+        )
     return None
 
 
 def is_affine(cell: Cell) -> bool:
-    """Is f(a, v, x, p) = A x + b, with A and b free of x, as it is written?"""
+    """Whether f(a, v, x, p) = A x + b, with A and b free of x, as the formula is written."""
     moving = dependent_nodes(cell.next, cell.x)
 
-    def keeps(n: Node) -> bool:
+    def is_linear(n: Node) -> bool:
         moved = [a in moving for a in n.args]
-        return (
-            n.op in ("add", "sub", "neg")
-            or (n.op == "mul" and not all(moved))
-            or (n.op == "div" and not moved[1])
-        )
+        if n.op == "mul":
+            return not all(moved)
+        if n.op == "div":
+            return not moved[1]
+        return n.op in ("add", "sub", "neg")
 
-    return all(keeps(n) for n in walk(cell.next) if n in moving and n.args)
+    return all(is_linear(n) for n in walk(cell.next) if n in moving and n.args)
 
 
 class AffineStep(NamedTuple):
-    """The step of a cell taken apart."""
+    """The step of a cell, taken apart into A and b."""
 
-    A: tuple[Node, ...]  # [m m], row by row
+    A: tuple[Node, ...]  # the m m entries, row by row
     shared: bool  # A is made of p alone
-    turns: bool  # A is a number, or a complex number: |A y| = |A| |y|
-    step: Pointwise  # (a, v, p) -> A, b and the values kept
-    links: Pointwise  # (a, v, p), the values kept -> A
+    has_modulus: bool  # A is a number, or a complex number: |A y| = |A| |y|
+    step: Pointwise  # (a, v, p) -> A, b and the values that the cell saves
+    links: Pointwise  # (a, v, p) and the saved values -> A
 
 
 @functools.cache
 def affine_step(cell: Cell) -> AffineStep:
-    columns = [
-        push(cell.next, {x: Node("const", (), float(x is y)) for x in cell.x}) for y in cell.x
-    ]
+    """The step of a cell for which is_affine holds."""
+    columns = []
+    for y in cell.x:  # column j of A is the change along slot j
+        unit = {x: Node("const", (), float(x is y)) for x in cell.x}
+        columns.append(push(cell.next, unit))
     A = tuple(n for row in zip(*columns, strict=True) for n in row)
     b = tuple(substitute(cell.next, dict.fromkeys(cell.x, ZERO)))
     shared = not dependent_nodes(A, (*cell.a, *cell.v)) & set(A)
-    turns = len(A) == 1 or (len(A) == 4 and A[0] is A[3] and A[1] is neg(A[2]))
-    inputs, p = (("a", cell.a), ("v", cell.v), ("p", cell.p)), frozenset({"p"})
-    outputs = (
-        *(() if shared else (("A", A),)),
-        ("b", b),
-        *((("q", cell.saved_nodes),) if cell.saved_nodes else ()),
-    )
-    return AffineStep(
-        A,
-        shared,
-        turns,
-        Pointwise(inputs, outputs, (), p),
-        Pointwise(inputs, (("A", A),), (cell.saved_nodes,), p),
-    )
-
-
-def nonzero_outputs(
-    op: Pointwise, rows: Rows, at_hand: Sequence[Tensor | None], given: Sequence[Tensor | None]
-) -> dict[str, Tensor]:
-    """The outputs of a pointwise operation that are not identically zero."""
-    live = [name for name, _ in op.outputs if name in op.nonzero_outputs]
-    return dict(zip(live, op.run(rows, at_hand, given), strict=True)) if live else {}
+    is_complex = len(A) == 4 and A[0] is A[3] and A[1] is neg(A[2])
+    inputs = (("a", cell.a), ("v", cell.v), ("p", cell.p))
+    uniform = frozenset({"p"})
+    outputs = [("b", b)]
+    if not shared:
+        outputs.insert(0, ("A", A))
+    if cell.saved_nodes:
+        outputs.append(("q", cell.saved_nodes))
+    step = Pointwise(inputs, tuple(outputs), (), uniform)
+    links = Pointwise(inputs, (("A", A),), (cell.saved_nodes,), uniform)
+    return AffineStep(A, shared, len(A) == 1 or is_complex, step, links)
 
 
 def split_slots(cell: Cell, y: Tensor) -> Tensor:
-    """[., m d] -> [., m, d]"""
-    return y.unflatten(1, (len(cell.slots), -1))
+    """[., m d] -> [., m, d]."""
+    split: Tensor = y.unflatten(1, (len(cell.slots), -1))
+    return split
 
 
 def to_dense(rows: Rows, y: Tensor) -> Tensor:
     """A step array as [T, B, .], a state array as [T + 1, B, .], zero where a sample has ended."""
-    states = len(y) > rows.N
-    shape = (rows.T + states, rows.B)
+    is_states = len(y) > rows.N
+    length = rows.T + is_states
     if not rows.uniform:
-        y = y.new_zeros(shape[0] * rows.B, *y.shape[1:]).index_copy_(
-            0, dense_positions(rows, states, y), y
-        )
-    return y.unflatten(0, shape)
+        zeros = y.new_zeros(length * rows.B, *y.shape[1:])
+        y = zeros.index_copy_(0, dense_positions(rows, is_states, y), y)
+    dense: Tensor = y.unflatten(0, (length, rows.B))
+    return dense
 
 
 def from_dense(rows: Rows, y: Tensor) -> Tensor:
-    """The transpose of dense, of states."""
-    whole = y.flatten(0, 1)
-    return whole if rows.uniform else whole.index_select(0, dense_positions(rows, True, y))
+    """[T + 1, B, .] as a state array [B + N, .]: the inverse of to_dense."""
+    all_rows = y.flatten(0, 1)
+    if rows.uniform:
+        return all_rows
+    return all_rows.index_select(0, dense_positions(rows, True, y))
 
 
-def dense_positions(rows: Rows, states: bool, like: Tensor) -> Tensor:
-    """Where the rows of a step or state array lie in a dense one."""
-    steps = (rows.time - 1 + states) * rows.B + rows.sample
-    return (torch.cat([torch.arange(rows.B), steps]) if states else steps).to(like.device)
+def dense_positions(rows: Rows, is_states: bool, like: Tensor) -> Tensor:
+    """Where the rows of a step or state array lie in [T, B] or [T + 1, B], flattened."""
+    positions = (rows.time - 1 + is_states) * rows.B + rows.sample
+    if is_states:
+        positions = torch.cat([torch.arange(rows.B), positions])
+    return positions.to(like.device)
 
 
 def link_matrices(
     plan: SweepPlan, A: Tensor | None, p: Tensor | None, link: Link | None, like: Tensor
 ) -> Tensor:
-    """The links S [T or 1, B or 1, m, m, d]; A [N, m m d], None if p gives it or it is zero."""
-    cell, rows, m = plan.cell, plan.rows, len(plan.cell.slots)
+    """The links S [T or 1, B or 1, m, m, d], with the factors of `link`.
+
+    A [N, m m d] are the values of A; None where p alone determines them, or they are zero.
+    """
+    rows = plan.rows
+    m = len(plan.cell.slots)
     d = like.shape[1] // m
     if A is not None:
         S = to_dense(rows, A.unflatten(1, (m, m, d)))
     else:
-        known = {} if p is None else dict(zip(cell.p, p.chunk(len(cell.p)), strict=True))
-        entries = evaluate_nodes(affine_step(cell).A, known)
-        S = torch.stack(
-            [e.expand(d) if isinstance(e, Tensor) else like.new_full((d,), e) for e in entries]
-        )
-        S = S.view(1, 1, m, m, d)
+        S = shared_link(plan.cell, p, like, d)
         if not rows.uniform:
             S = to_dense(rows, S[0].expand(rows.N, m, m, d))
-    return S if link is None else S * to_dense(rows, link.factor[:, :, None, None])
+    if link is not None:
+        S = S * to_dense(rows, link.factor[:, :, None, None])
+    return S
+
+
+def shared_link(cell: Cell, p: Tensor | None, like: Tensor, d: int) -> Tensor:
+    """A [1, 1, m, m, d] of a cell whose A is made of p alone."""
+    known = {} if p is None else dict(zip(cell.p, p.chunk(len(cell.p)), strict=True))
+    entries = []
+    for entry in evaluate_nodes(affine_step(cell).A, known):
+        is_tensor = isinstance(entry, Tensor)
+        entries.append(entry.expand(d) if is_tensor else like.new_full((d,), entry))
+    m = len(cell.slots)
+    return torch.stack(entries).view(1, 1, m, m, d)
 
 
 def saved_link_matrices(plan: SweepPlan, saved: Saved, link: Link | None) -> Tensor:
-    """The links of a tape."""
-    p = affine_step(plan.cell)
-    A = (
-        None
-        if p.shared
-        else nonzero_outputs(p.links, plan.rows, (saved.q,), (saved.a, saved.v, saved.p)).get("A")
-    )
+    """The links of a forward sweep, from what it saved."""
+    parts = affine_step(plan.cell)
+    A = None
+    if not parts.shared:
+        inputs = (saved.a, saved.v, saved.p)
+        A = nonzero_outputs(parts.links, plan.rows, (saved.q,), inputs).get("A")
     return link_matrices(plan, A, saved.p, link, saved.x)
 
 
-class Algebra(NamedTuple):
-    """What a scan is made of; S are matrices over the slots, y and z vectors."""
+def solve(plan: SweepPlan, S: Tensor, y: Tensor, back: bool, has_factors: bool) -> Tensor:
+    """The solution, as a state array, for sources y [T + 1, B, m, d], which it may overwrite.
 
-    join: Callable[[Values, Values, Values], None]  # y <- y + S z
-    after: Callable[[Values, Values], Values]  # S R
-
-
-def scan(algebra: Algebra, S: Values, y: Values, back: bool) -> None:
-    """y_t <- y_t + S_t y_{t-1} for t = 1, 2, ..., in place; back: y_t <- y_t + S_{t+1} y_{t+1} for t = T - 1, ..., 0."""
-    n = len(y[0])
-    if n == 1:
-        return
-    half, rest = n // 2, (n - 1) // 2
-    seconds = every_second(y, 1, half, back)
-    algebra.join(seconds, every_second(S, 0, half, back), every_second(y, 0, half, back))
-    if half > 1:
-        pairs = algebra.after(
-            every_second(S, 2, half - 1, back), every_second(S, 1, half - 1, back)
-        )
-        scan(algebra, pairs, seconds, back)
-    if rest:
-        algebra.join(
-            every_second(y, 2, rest, back),
-            every_second(S, 1, rest, back),
-            every_second(y, 1, rest, back),
-        )
-
-
-def every_second(values: Values, start: int, count: int, back: bool) -> Values:
-    """`count` of the values, from `start` on, counted from the end if `back`; one value alone stands for all."""
-    n = len(values[0])
-    if n == 1:
-        return values
-    first = n + 1 - start - 2 * count if back else start
-    return tuple(v[first : first + 2 * count - 1 : 2] for v in values)
-
-
-def slot_range(S: Values) -> range:
-    return range(S[0].shape[-2])
-
-
-def _join(y: Values, S: Values, z: Values) -> None:
-    for j in slot_range(S):
-        y[0].addcmul_(S[0][..., j, :], z[0][..., j, None, :])
-
-
-def _after(S: Values, R: Values) -> Values:
-    first, *rest = ((S[0][..., j, None, :], R[0][..., None, j, :, :]) for j in slot_range(S))
-    out = first[0] * first[1]
-    for s, r in rest:
-        out.addcmul_(s, r)
-    return (out,)
-
-
-def _largest(y: Values, S: Values, z: Values) -> None:
-    torch.maximum(y[0], S[0] + z[0], out=y[0])
-
-
-def wide_sum(*terms: Wide) -> Wide:
-    """The sum of numbers with exponents."""
-    top = functools.reduce(torch.maximum, (e for _, e in terms))
-    return to_wide(functools.reduce(torch.add, (y * pow2(e - top, y.dtype) for y, e in terms)), top)
-
-
-def to_wide(y: Tensor, e: Tensor | int = 0) -> Wide:
-    """y 2^e as numbers with exponents of their own: mantissas of order one; zeros have the exponent NONE."""
-    mantissa, own = torch.frexp(y)
-    return mantissa, torch.where(mantissa == 0, NO_EXPONENT, own + e)
-
-
-def _wide_join(y: Values, S: Values, z: Values) -> None:
-    terms = [
-        (S[0][..., j, :] * z[0][..., j, None, :], S[1][..., j, :] + z[1][..., j, None, :])
-        for j in slot_range(S)
-    ]
-    for old, new in zip(y, wide_sum((y[0], y[1]), *terms), strict=True):
-        old.copy_(new)
-
-
-def _wide_after(S: Values, R: Values) -> Values:
-    pairs = [
-        [(s[..., j, None, :], r[..., None, j, :, :]) for s, r in zip(S, R, strict=True)]
-        for j in slot_range(S)
-    ]
-    return wide_sum(*((s * r, e_s + e_r) for (s, r), (e_s, e_r) in pairs))
-
-
-PLAIN = Algebra(_join, _after)
-LARGEST = Algebra(
-    _largest, lambda S, R: (S[0] + R[0],)
-)  # sum is product and max is sum: the size of a result
-WIDE = Algebra(_wide_join, _wide_after)
-
-
-def solve_with_exponents(
-    S: Tensor, sources: Sequence[tuple[Tensor, Tensor | int]], back: bool, turns: bool
-) -> Wide:
-    """The solution with an exponent for each entry, for sources y 2^k: nothing overflows, and what is lost is too small
-    to be seen beside what it is added to.
-
-    The size of a number, real or complex, is multiplied by that of each link. So the same scan over logarithms, where
-    the largest term stands for the sum, gives exponents E: in units of 2^E no product of links is larger than about
-    one, and one that vanishes has nothing to add. Matrices have no such size: there every entry carries its exponent
-    through the scan."""
-    if not turns:
-        entries = wide_sum(*(to_wide(y, k) for y, k in sources))
-        scan(WIDE, to_wide(S), entries, back)
-        return entries
-    E = functools.reduce(torch.maximum, (log_size(y) + k for y, k in sources))
-    scan(LARGEST, (log_size(S[:, :, :, 0]),), (E,), back)
-    E = E.ceil().clamp_min(NO_EXPONENT).int()
-    ahead, behind = (E[:-1], E[1:]) if back else (E[1:], E[:-1])
-    change = torch.where(
-        behind == NO_EXPONENT, NO_EXPONENT, behind - ahead
-    )  # nothing comes from zeros, however links grow
-    y = functools.reduce(torch.add, (scale(y, k - E) for y, k in sources))
-    scan(PLAIN, (scale(S, change[:, :, None]),), (y,), back)
-    return y, E
-
-
-def log_size(y: Tensor) -> Tensor:
-    """log2 |y| over the slots, [., ., m, d] -> [., ., 1, d]"""
-    return functools.reduce(torch.hypot, y.split(1, 2)).abs().log2()
-
-
-def exponent_by_row(y: Tensor, e: Tensor, k_first: Tensor) -> Wide:
-    """Entries y 2^e -> mantissas and one exponent [T + 1, B] for each row; a row of zeros keeps that of the step after."""
-    k = (y.abs().log2() + e).amax((2, 3)).floor().add(1).clamp_min(NO_EXPONENT).int()
-    known = torch.cat([k_first[None], k.flip(0)]).t().contiguous()
-    at = (
-        torch.where(known == NO_EXPONENT, 0, torch.arange(known.shape[1], device=k.device))
-        .cummax(1)
-        .values
-    )
-    k = known.gather(1, at)[:, 1:].t().flip(0)
-    return scale(y, e - k[:, :, None, None]), k
-
-
-def solve(plan: SweepPlan, S: Tensor, y: Tensor, back: bool, linked: bool) -> Tensor:
-    """The solution, as a state array, for sources y [T + 1, B, m, d], which it may overwrite. linked: with factors on the
-    links, whose products may leave the range where the solution does not."""
-    if linked:
-        y = scale(*solve_with_exponents(S, [(y, 0)], back, affine_step(plan.cell).turns))
+    has_factors: products of the links' factors may leave the range where the solution does not.
+    """
+    if has_factors:
+        has_modulus = affine_step(plan.cell).has_modulus
+        y = scale(*scan_with_exponents(S, [(y, 0)], back, has_modulus))
     else:
-        scan(PLAIN, (S,), (y,), back)
+        scan(REAL, (S,), (y,), back)
     if plan.checked:
         carry_nonfinite_to_end(plan.rows, y, back)
     return from_dense(plan.rows, y).flatten(1)
 
 
 def carry_nonfinite_to_end(rows: Rows, y: Tensor, back: bool) -> None:
-    """What is not finite anywhere is not finite at the end: a scan reaches the end by other ways than the loop."""
-    bad = (y - y).sum(0)
-    if back or rows.uniform:
-        y[0 if back else -1] += bad
+    """Make the end of a sample non-finite where any state of it is.
+
+    A loop passes inf and NaN on to its end, where they are looked for; a scan may reach the end
+    by another way.
+    """
+    bad = (y - y).sum(0)  # zero, and NaN where something is not finite
+    if back:
+        y[0] += bad
+    elif rows.uniform:
+        y[-1] += bad
     else:
         y[rows.lengths.to(y.device), torch.arange(rows.B, device=y.device)] += bad
 
@@ -339,49 +219,76 @@ def carry_nonfinite_to_end(rows: Rows, y: Tensor, back: bool) -> None:
 def forward(
     plan: SweepPlan, base: Tensor, v: Tensor | None, W: Tensor | None, x0: Tensor, p: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    cell, rows = plan.cell, plan.rows
+    """The forward loop: (x, a, q), see sweeps/plan.py."""
+    cell = plan.cell
+    rows = plan.rows
     with flush_denormals():
-        made = nonzero_outputs(affine_step(cell).step, rows, (), (base, v, p))
-        b = made["b"] if "b" in made else x0.new_zeros(rows.N, x0.shape[1])
+        outputs = nonzero_outputs(affine_step(cell).step, rows, (), (base, v, p))
+        b = outputs["b"] if "b" in outputs else x0.new_zeros(rows.N, x0.shape[1])
         sources = to_dense(rows, split_slots(cell, torch.cat([x0, b])))
-        x = solve(plan, link_matrices(plan, made.get("A"), p, None, x0), sources, False, False)
-    return x, base.clone(), made.get("q")
+        S = link_matrices(plan, outputs.get("A"), p, None, x0)
+        x = solve(plan, S, sources, back=False, has_factors=False)
+    return x, base.clone(), outputs.get("q")
 
 
 @torch.no_grad()
 def adjoint(
-    plan: SweepPlan, saved: Saved, W: Tensor | None, s: Tensor | None, s_last: Tensor | None, sa: Tensor | None,
-    link: Link | None, scaled: bool, keep: bool, k_last: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
-    cell, rows, turns, k = plan.cell, plan.rows, affine_step(plan.cell).turns, None
+    plan: SweepPlan,
+    saved: Saved,
+    W: Tensor | None,
+    s: Tensor | None,
+    s_last: Tensor | None,
+    sa: Tensor | None,
+    link: Link | None,
+    scaled: bool,
+    keep: bool,
+    k_last: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The adjoint loop: (lam, delta, k), see sweeps/plan.py."""
+    cell = plan.cell
+    rows = plan.rows
     if s is None and s_last is None:
         s = torch.zeros_like(saved.x)
     sources = None if s is None else to_dense(rows, split_slots(cell, s))
-    last = (
-        None if s_last is None else to_dense(rows, split_slots(cell, rows.last_transposed(s_last)))
-    )
+    last = None
+    if s_last is not None:
+        last = to_dense(rows, split_slots(cell, rows.last_transposed(s_last)))
+    k = None
     with flush_denormals():
         S = saved_link_matrices(plan, saved, link).transpose(2, 3)
         if scaled:
-            k_first = (
-                torch.zeros(rows.B, dtype=torch.int32, device=saved.x.device)
-                if k_last is None
-                else k_last.int()
-            )
-            given = [
-                (y, e) for y, e in ((sources, 0), (last, k_first[:, None, None])) if y is not None
-            ]
-            lam, k = exponent_by_row(*solve_with_exponents(S, given, True, turns), k_first)
-            lam, k = from_dense(rows, lam).flatten(1), from_dense(rows, k)
+            lam, k = scaled_costates(plan, S, sources, last, k_last)
         else:
             y = plus(sources, last)
             assert y is not None
-            lam = solve(plan, S, y.clone() if s_last is None else y, True, link is not None)
-        op = step_map(cell).pulled(("x",), ("a",))
-        inputs = (saved.a, saved.v, rows.prev(saved.x), saved.p, lam[rows.B :])
-        delta = nonzero_outputs(op, rows, (saved.x[rows.B :], saved.q), inputs).get("a")
-    delta = torch.zeros_like(saved.a) if delta is None else delta
-    return lam, delta if sa is None else delta + sa, k
+            if s_last is None:
+                y = y.clone()  # it may be the caller's s, and is overwritten
+            lam = solve(plan, S, y, back=True, has_factors=link is not None)
+        pull_a = step_map(cell).pulled(("x",), ("a",))
+        at = (saved.a, saved.v, rows.prev(saved.x), saved.p, lam[rows.B :])
+        outputs = nonzero_outputs(pull_a, rows, (saved.x[rows.B :], saved.q), at)
+    delta = output_or_zeros(outputs, "a", saved.a)
+    if sa is not None:
+        delta = delta + sa
+    return lam, delta, k
+
+
+def scaled_costates(
+    plan: SweepPlan, S: Tensor, sources: Tensor | None, last: Tensor | None, k_last: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """(lam, k) as state arrays, for sources and last 2^k_last."""
+    rows = plan.rows
+    if k_last is None:
+        k_last = torch.zeros(rows.B, dtype=torch.int32, device=S.device)
+    k_last = k_last.int()
+    terms: list[tuple[Tensor, Tensor | int]] = []
+    if sources is not None:
+        terms.append((sources, 0))
+    if last is not None:
+        terms.append((last, k_last[:, None, None]))
+    y, e = scan_with_exponents(S, terms, True, affine_step(plan.cell).has_modulus)
+    lam, k = exponent_by_row(y, e, k_last)
+    return from_dense(rows, lam).flatten(1), from_dense(rows, k)
 
 
 @torch.no_grad()
@@ -393,15 +300,18 @@ def tangent(
     ga: Tensor | None,
     link: Link | None,
 ) -> tuple[Tensor, Tensor]:
-    cell, rows = plan.cell, plan.rows
+    """The tangent loop: (mu, nu), see sweeps/plan.py."""
+    cell = plan.cell
+    rows = plan.rows
     y = torch.zeros_like(saved.x) if g is None else g.clone()
     with flush_denormals():
         if ga is not None:
-            op = step_map(cell).pushed(("a",))
-            given = (saved.a, saved.v, rows.prev(saved.x), saved.p, ga)
-            into = nonzero_outputs(op, rows, (saved.x[rows.B :], saved.q), given).get("x")
-            if into is not None:
-                y[rows.B :] += into
-        y = to_dense(rows, split_slots(cell, y))
-        mu = solve(plan, saved_link_matrices(plan, saved, link), y, False, link is not None)
+            push_a = step_map(cell).pushed(("a",))
+            at = (saved.a, saved.v, rows.prev(saved.x), saved.p, ga)
+            outputs = nonzero_outputs(push_a, rows, (saved.x[rows.B :], saved.q), at)
+            if "x" in outputs:
+                y[rows.B :] += outputs["x"]
+        sources = to_dense(rows, split_slots(cell, y))
+        S = saved_link_matrices(plan, saved, link)
+        mu = solve(plan, S, sources, back=False, has_factors=link is not None)
     return mu, torch.zeros_like(saved.a) if ga is None else ga.clone()

@@ -1,6 +1,7 @@
 """Engine `cpu`: loops in C, made from the cell's formula by the system's compiler.
 
-engine      the cell's formula as C, and what calls the loops
+engine      the three loops, called through ctypes
+source      the cell's formula as C
 compiler    finds a compiler, compiles, keeps libraries (and CUDA's kernels) and checks them
 vectors.h, loops.h, points.h    the C that every cell shares
 """

@@ -1,7 +1,8 @@
 """The system's C compiler, and a folder that keeps what compilers made.
 
-A library is found again by its source, the compiler, the options and the processor it was made for. The folder belongs
-to the user alone; a file in it is loaded only if its contents have the digest that its name tells.
+A library is found again by its source, the compiler, the options and the processor it was made
+for. The folder belongs to the user alone; a file in it is loaded only if its contents have the
+digest that is part of its name.
 """
 
 from __future__ import annotations
@@ -34,18 +35,25 @@ FLAGS = (
     "-pthread",
     "-fno-math-errno",
     "-fno-trapping-math",
+    # Results must not depend on which products a compiler chooses to fuse with sums.
     "-ffp-contract=off",
     "-w",
 )
 TUNING_FLAGS = (("-march=native",), ("-mcpu=native",), ())  # the first that the compiler takes
-PROBE = "#include <math.h>\n#include <pthread.h>\n#include <stdint.h>\nint answer(void) { return 42; }\n"
+PROBE = """#include <math.h>
+#include <pthread.h>
+#include <stdint.h>
+int answer(void) { return 42; }
+"""
 TIMEOUT = 300  # seconds for one library
 BUILDING = "build-"  # how the names of folders begin in which something is being made
-OLD_STYLE = re.compile("tmp[a-z0-9_]{8}")  # and how they were called once
+OLD_STYLE = re.compile("tmp[a-z0-9_]{8}")  # how earlier versions named them
 DAY = 86_400  # seconds
 
 
 class Compiler(NamedTuple):
+    """A command that compiles C, and what tells it from another one of the same name."""
+
     command: tuple[str, ...]
     identity: str
 
@@ -53,21 +61,23 @@ class Compiler(NamedTuple):
     def find() -> Compiler | None:
         """$CC if it is set, else the first of the usual ones."""
         try:
-            asked = shlex.split(os.environ.get("CC", ""))
+            from_environment = shlex.split(os.environ.get("CC", ""))
         except ValueError:  # an open quotation mark
             return None
-        for command in [asked] if asked else [[name] for name in USUAL_COMPILERS]:
+        commands = [[name] for name in USUAL_COMPILERS]
+        if from_environment:
+            commands = [from_environment]
+        for command in commands:
             path = shutil.which(command[0])
             if path is not None:
-                real = os.stat(os.path.realpath(path))
-                return Compiler(
-                    (path, *command[1:]), f"{command} {path} {real.st_size} {real.st_mtime_ns}"
-                )
+                file = os.stat(os.path.realpath(path))
+                identity = f"{command} {path} {file.st_size} {file.st_mtime_ns}"
+                return Compiler((path, *command[1:]), identity)
         return None
 
 
 class CompilerSetup(NamedTuple):
-    """A compiler that works here, or why there is none."""
+    """A compiler that works here with its flags, or the reason why none does."""
 
     compiler: Compiler | None
     flags: tuple[str, ...]
@@ -76,41 +86,47 @@ class CompilerSetup(NamedTuple):
 
 @functools.cache
 def processor() -> str:
-    """Which instructions there are: a library made with -march=native runs on no other processor."""
+    """The processor's instructions: a library made with -march=native runs on no other kind."""
     with contextlib.suppress(OSError), open("/proc/cpuinfo") as f:
         keys = ("model name", "flags", "Features", "CPU part", "isa")
-        return "".join(line for line in iter(f.readline, "\n") if line.startswith(keys))
+        first_core = iter(f.readline, "\n")  # cores are separated by empty lines
+        return "".join(line for line in first_core if line.startswith(keys))
     return f"{platform.machine()} {platform.processor()}"
 
 
 @functools.cache
 def cache_folder() -> Path:
-    """Where libraries are kept: $COADJOINT_CACHE, else the user's cache; a temporary folder where that is not ours alone."""
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    wanted = Path(
-        os.path.realpath(os.environ.get("COADJOINT_CACHE") or os.path.join(home, "coadjoint"))
-    )
+    """The folder for compiled libraries: $COADJOINT_CACHE, else coadjoint in the user's cache.
+
+    If others may write to it, or it cannot be made, a temporary folder takes its place.
+    """
+    caches = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    chosen = os.environ.get("COADJOINT_CACHE") or os.path.join(caches, "coadjoint")
+    folder = Path(os.path.realpath(chosen))
     with contextlib.suppress(OSError):
-        for missing in reversed([path for path in (wanted, *wanted.parents) if not path.exists()]):
-            missing.mkdir(mode=0o700, exist_ok=True)
-        private_place = is_ours(wanted) and all(is_safe_parent(path) for path in wanted.parents)
-        if private_place and os.access(wanted, os.W_OK | os.X_OK):
-            return wanted
+        missing = [path for path in (folder, *folder.parents) if not path.exists()]
+        for path in reversed(missing):
+            path.mkdir(mode=0o700, exist_ok=True)
+        is_private = is_ours(folder) and all(is_safe_parent(path) for path in folder.parents)
+        if is_private and os.access(folder, os.W_OK | os.X_OK):
+            return folder
     return _temporary_folder()
 
 
 def is_ours(path: Path) -> bool:
-    """Does it belong to this user, with nobody else allowed to write to it?"""
+    """Whether a file or folder belongs to this user, and nobody else may write to it."""
     status = path.lstat()
-    kind = stat.S_ISDIR(status.st_mode) or stat.S_ISREG(status.st_mode)
-    if not hasattr(os, "getuid"):  # Windows: a user's own folders are closed to others
-        return kind
-    return kind and status.st_uid == os.getuid() and not status.st_mode & 0o022
+    right_kind = stat.S_ISDIR(status.st_mode) or stat.S_ISREG(status.st_mode)
+    if not hasattr(os, "getuid"):  # Windows: a user's folders are closed to others
+        return right_kind
+    return right_kind and status.st_uid == os.getuid() and not status.st_mode & 0o022
 
 
 def is_safe_parent(path: Path) -> bool:
-    """Can nobody but this user and root put something else in place of what a folder above the
-    libraries holds? Where all may write, as in /tmp, the sticky bit keeps them from what is not theirs."""
+    """Whether only this user and root can replace what a folder above the libraries holds.
+
+    Where all may write, as in /tmp, the sticky bit keeps them from files that are not theirs.
+    """
     status = path.lstat()
     if not hasattr(os, "getuid"):
         return stat.S_ISDIR(status.st_mode)
@@ -124,59 +140,63 @@ def is_safe_parent(path: Path) -> bool:
 
 
 def is_private_group(gid: int) -> bool:
-    """Is it a group of this user alone, as many systems make one for each?"""
+    """Whether this user is the only member of a group; many systems make one for each user."""
     try:
         import grp
         import pwd
     except ImportError:  # not every system has groups
         return False
     try:
-        group, user = grp.getgrgid(gid), pwd.getpwuid(os.getuid())
+        group = grp.getgrgid(gid)
+        user = pwd.getpwuid(os.getuid())
     except KeyError:
         return False
-    return (
-        group.gr_name == user.pw_name and gid == user.pw_gid and set(group.gr_mem) <= {user.pw_name}
-    )
+    no_others = set(group.gr_mem) <= {user.pw_name}
+    return group.gr_name == user.pw_name and gid == user.pw_gid and no_others
+
+
+_temporary_folders: list[tempfile.TemporaryDirectory[str]] = []  # removed when the process ends
 
 
 def _temporary_folder() -> Path:
-    made = tempfile.TemporaryDirectory(prefix="coadjoint-")
-    _held.append(made)  # removed when the process ends
-    return Path(made.name)
-
-
-_held: list[tempfile.TemporaryDirectory[str]] = []
+    folder = tempfile.TemporaryDirectory(prefix="coadjoint-")
+    _temporary_folders.append(folder)
+    return Path(folder.name)
 
 
 @functools.cache
 def compiler_setup() -> CompilerSetup:
-    """The compiler, tried once on a source of one line; the answer is kept on disk like any other library."""
+    """The compiler, tried once on a short source; the result is kept on disk like any library."""
     compiler = Compiler.find()
     if compiler is None:
         tried = os.environ.get("CC") or ", ".join(USUAL_COMPILERS)
-        return CompilerSetup(None, (), f"needs a C compiler, and none was found (tried {tried})")
-    error = ""
-    for tuned in TUNING_FLAGS:
-        flags = (*FLAGS, *tuned)
+        refusal = f"needs a C compiler, and none was found (tried {tried})"
+        return CompilerSetup(None, (), refusal)
+    first_error = ""
+    for tuning in TUNING_FLAGS:
+        flags = (*FLAGS, *tuning)
         try:
             if _library(compiler, flags, PROBE).answer() == 42:
                 return CompilerSetup(compiler, flags, None)
-        except (OSError, AttributeError) as e:
-            error = error or str(e)
-    why = f"needs a C compiler, and {' '.join(compiler.command)} does not work"
-    return CompilerSetup(None, (), f"{why}: {error}" if error else why)
+        except (OSError, AttributeError) as error:
+            first_error = first_error or str(error)
+    refusal = f"needs a C compiler, and {' '.join(compiler.command)} does not work"
+    if first_error:
+        refusal = f"{refusal}: {first_error}"
+    return CompilerSetup(None, (), refusal)
 
 
 def library(source: str) -> ctypes.CDLL:
-    """The source, compiled and loaded."""
+    """Compile and load a source, or load the library made of it before."""
     compiler, flags, refusal = compiler_setup()
     if compiler is None:
         raise MissingError(f"this {refusal}.")
     try:
         return _library(compiler, flags, source)
-    except OSError as e:
+    except OSError as error:
+        command = " ".join(compiler.command)
         raise MissingError(
-            f"{' '.join(compiler.command)} could not compile a cell: {error_text(e)}. Use engine='eager'."
+            f"{command} could not compile a cell: {error_text(error)}. Use engine='eager'."
         ) from None
 
 
@@ -186,35 +206,37 @@ def _library(compiler: Compiler, flags: tuple[str, ...], source: str) -> ctypes.
         text.write_text(source)
         _run([*compiler.command, *flags, str(text), "-o", str(out), "-lm"])
 
-    return ctypes.CDLL(
-        str(cached_file("\0".join((source, compiler.identity, *flags, processor())), ".so", make))
-    )
+    recipe = "\0".join((source, compiler.identity, *flags, processor()))
+    return ctypes.CDLL(str(cached_file(recipe, ".so", make)))
 
 
 def cached_file(recipe: str, suffix: str, make: Callable[[Path], object]) -> Path:
-    """The file that `make(path)` makes of the recipe: found again if it is there and whole, else made. One that is damaged
-    or somebody else's is removed."""
+    """The file that make(path) writes for a recipe, from the cache if it is there and intact.
+
+    A cached file that is damaged, or belongs to someone else, is removed and made again.
+    """
     key = _digest(recipe.encode())
-    for path in cache_folder().glob(f"{key}-*{suffix}"):
+    folder = cache_folder()
+    for path in folder.glob(f"{key}-*{suffix}"):
         with contextlib.suppress(OSError):
             if is_ours(path) and path.stem == f"{key}-{_digest(path.read_bytes())}":
                 return path
             path.unlink()
-    with (
-        _building(cache_folder()),
-        tempfile.TemporaryDirectory(prefix=BUILDING, dir=cache_folder()) as place,
-    ):
+    with _building(folder), tempfile.TemporaryDirectory(prefix=BUILDING, dir=folder) as place:
         out = Path(place, f"cell{suffix}")
         make(out)
         out.chmod(0o700)
-        return out.replace(cache_folder() / f"{key}-{_digest(out.read_bytes())}{suffix}")
+        return out.replace(folder / f"{key}-{_digest(out.read_bytes())}{suffix}")
 
 
 @contextlib.contextmanager
 def _building(cache: Path) -> Iterator[None]:
-    """Inside, something is made in the cache. What others were making when they were killed is removed
-    first, if nobody else is making anything: those who do share a lock, and the kernel frees it with
-    the process. A system without such locks keeps what was left."""
+    """Hold the cache's lock while something is made in it.
+
+    Processes that build share the lock, and the kernel frees it when one is killed. So a process
+    that gets the lock alone knows that nobody is building, and removes what was left unfinished.
+    A system without locks keeps it.
+    """
     try:
         import fcntl
     except ImportError:
@@ -222,7 +244,7 @@ def _building(cache: Path) -> Iterator[None]:
         return
     handle = os.open(cache, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        with contextlib.suppress(OSError):  # others are at work; or a disk without locks
+        with contextlib.suppress(OSError):  # others are building; or a disk without locks
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             _remove_leftovers(cache)
         with contextlib.suppress(OSError):
@@ -233,12 +255,12 @@ def _building(cache: Path) -> Iterator[None]:
 
 
 def _remove_leftovers(cache: Path) -> None:
-    """Folders in which processes were compiling when they were killed."""
+    """Remove the folders in which processes were compiling when they were killed."""
     for path in cache.iterdir():
         with contextlib.suppress(OSError):
             status = path.lstat()
-            old = OLD_STYLE.fullmatch(path.name) and status.st_mtime < time.time() - DAY
-            if (old or path.name.startswith(BUILDING)) and stat.S_ISDIR(status.st_mode):
+            is_old = OLD_STYLE.fullmatch(path.name) and status.st_mtime < time.time() - DAY
+            if (is_old or path.name.startswith(BUILDING)) and stat.S_ISDIR(status.st_mode):
                 shutil.rmtree(path)
 
 
@@ -247,18 +269,16 @@ def _digest(data: bytes) -> str:
 
 
 def _run(command: list[str]) -> None:
-    """Raises OSError with the compiler's first line of complaint."""
+    """Run the compiler; raise OSError with its first error, or else with its first line."""
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, errors="replace", timeout=TIMEOUT, check=False
         )
     except subprocess.TimeoutExpired:
         raise OSError(f"no answer within {TIMEOUT} s") from None
-    if done.returncode:
-        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-        raise OSError(
-            next(
-                (y for y in lines if "error" in y),
-                lines[0] if lines else f"it ended with {done.returncode}",
-            )
-        )
+    if done.returncode == 0:
+        return
+    lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+    errors = [line for line in lines if "error" in line]
+    complaint = [*errors, *lines, f"it ended with {done.returncode}"]
+    raise OSError(complaint[0])

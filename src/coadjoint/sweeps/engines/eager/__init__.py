@@ -1,21 +1,23 @@
-"""The engine of torch's own operations, on any device.
+"""Engine `eager`: torch's own operations, on any device.
 
-in_place   on a CPU: slopes of many steps at once, then a step is a product with W and a few operations into arrays made
-           before the loop. On a GPU each of these would be a launch, and its costates look at values.
-fused      elsewhere: a step is a product with W and one fused operation (by NVRTC on an NVIDIA GPU); nothing looks at
-           a value, so that a gradient can be recorded as a CUDA graph. On a CPU it takes 6 to 7 times as long.
-views      arrays as views of their time steps
+in_place        on a CPU: slopes of many steps at once, then a step is a product with W and a few
+                operations into arrays made before the loop. On a GPU each operation would be a
+                launch, and the costates' exponents depend on values.
+linear_loop     its adjoint and tangent loop: slopes in blocks of steps, and the adjoint's steps
+scaled_adjoint  its adjoint loop with exponents
+views           its arrays as views of their time steps
+fused           on other devices: a step is a product with W and one fused operation (by NVRTC on
+                an NVIDIA GPU). It reads no value, so a gradient can be recorded as a CUDA graph.
+                On a CPU it takes 6 to 7 times as long.
 
 Both rescale costates by powers of two inside their adjoint, with the functions of sweeps/rows.
 """
 
 from __future__ import annotations
 
-from types import ModuleType
-
 from torch import Tensor
 
-from ...plan import Saved, SweepPlan
+from ...plan import Engine, Saved, SweepPlan
 from ...rows import Link
 from . import fused, in_place
 from .fused import may_overlap
@@ -24,10 +26,11 @@ __all__ = ["adjoint", "forward", "may_overlap", "refusal", "tangent"]
 
 
 def refusal(device: str) -> str | None:
+    """None: it runs on any device."""
     return None
 
 
-def loops_for(like: Tensor) -> ModuleType:
+def loops_for(like: Tensor) -> Engine:
     """The loops that run where this tensor is."""
     return in_place if like.device.type == "cpu" else fused
 
@@ -35,6 +38,7 @@ def loops_for(like: Tensor) -> ModuleType:
 def forward(
     plan: SweepPlan, base: Tensor, v: Tensor | None, W: Tensor | None, x0: Tensor, p: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The forward loop: (x, a, q), see sweeps/plan.py."""
     return loops_for(base).forward(plan, base, v, W, x0, p)
 
 
@@ -50,6 +54,7 @@ def adjoint(
     keep: bool,
     k_last: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The adjoint loop: (lam, delta, k), see sweeps/plan.py."""
     return loops_for(saved.x).adjoint(plan, saved, W, s, s_last, sa, link, scaled, keep, k_last)
 
 
@@ -61,4 +66,5 @@ def tangent(
     ga: Tensor | None,
     link: Link | None,
 ) -> tuple[Tensor, Tensor]:
+    """The tangent loop: (mu, nu), see sweeps/plan.py."""
     return loops_for(saved.x).tangent(plan, saved, W, g, ga, link)

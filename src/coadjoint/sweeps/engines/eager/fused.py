@@ -1,13 +1,15 @@
-"""Engine `eager` where it is not on a CPU: one product and one fused pointwise operation for each step.
+"""Engine `eager` on a GPU: one product and one fused pointwise operation for each step.
 
-Engine `cuda` does the same where W is too large to stay on the chip: the library's own matrix product is then the best
-there is. Nothing looks at a value, so that a whole gradient can be recorded (cuda/capture.py). Costates share an exponent for SHARED
-steps where no source enters.
+Engine `cuda` runs these loops too where W is too large to stay on the chip: a library's matrix
+product is then the fastest way. No value is read on the way, so a whole gradient can be recorded
+(cuda/capture.py). Costates share an exponent for STEPS_PER_EXPONENT steps where no source enters.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,124 +17,205 @@ from torch import Tensor
 from ....cells.cell import Cell
 from ...plan import Saved, SweepPlan
 from ...pointwise import Pointwise
-from ...rows import NO_EXPONENT, Link, exponent, next_exponent, pow2, scale
+from ...rows import NO_EXPONENT, Link, Rows, exponent, next_exponent, pow2, scale
 from ...slopes import pick_read_slot, read_map, read_push, read_values, step_map
-from ..expressions import adjoint_step, tangent_step
+from ..expressions import (
+    adjoint_step,
+    nonzero_outputs,
+    optional_steps,
+    output_or_zeros,
+    tangent_step,
+)
 
-SHARED = 4
+STEPS_PER_EXPONENT = 4
+
+
+def refusal(device: str) -> str | None:
+    """None: it runs on any device."""
+    return None
 
 
 @functools.cache
 def step_operation(cell: Cell) -> Pointwise:
-    """x_t and the values kept, from a, v, x_{t-1} and p."""
+    """x_t and the values that the cell saves, from a, v, x_{t-1} and p."""
     inputs = (("a", cell.a), ("v", cell.v), ("x", cell.x), ("p", cell.p))
-    outputs = (
-        (("x", cell.next), ("q", cell.saved_nodes)) if cell.saved_nodes else (("x", cell.next),)
-    )
-    return Pointwise(inputs, outputs, (), frozenset({"p"}))
+    outputs = [("x", cell.next)]
+    if cell.saved_nodes:
+        outputs.append(("q", cell.saved_nodes))
+    return Pointwise(inputs, tuple(outputs), (), frozenset({"p"}))
 
 
-def nonzero_outputs(
-    op: Pointwise, at_hand: tuple[Tensor | None, ...], given: tuple[Tensor | None, ...]
-) -> dict[str, Tensor]:
-    """The outputs of a pointwise operation that are not identically zero."""
-    live = [name for name, _ in op.outputs if name in op.nonzero_outputs]
-    return dict(zip(live, op.run(None, at_hand, given), strict=True)) if live else {}
+class SavedSteps(NamedTuple):
+    """What a forward sweep saved, step by step: where each step is differentiated."""
+
+    a: Sequence[Tensor]
+    v: Sequence[Tensor | None]
+    before: Sequence[Tensor]  # x_{t-1}
+    after: Sequence[Tensor]  # x_t
+    q: Sequence[Tensor | None]
+
+    @staticmethod
+    def of(rows: Rows, saved: Saved) -> SavedSteps:
+        """The arrays as views of their steps."""
+        return SavedSteps(
+            rows.steps(saved.a),
+            optional_steps(rows, saved.v),
+            rows.before(saved.x),
+            rows.states(saved.x)[1:],
+            optional_steps(rows, saved.q),
+        )
 
 
 @torch.no_grad()
 def forward(
     plan: SweepPlan, base: Tensor, v: Tensor | None, W: Tensor | None, x0: Tensor, p: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    cell, rows, op = plan.cell, plan.rows, step_operation(plan.cell)
-    sides = [None] * rows.T if v is None else rows.steps(v)
-    x, a, q = [x0.contiguous()], list[Tensor](), list[Tensor]()
-    for n, base_t, v_t in zip(rows.sizes, rows.steps(base), sides, strict=True):
+    """The forward loop: (x, a, q), see sweeps/plan.py."""
+    cell = plan.cell
+    rows = plan.rows
+    op = step_operation(cell)
+    x = [x0.contiguous()]
+    a: list[Tensor] = []
+    q: list[Tensor] = []
+    for n, base_t, v_t in zip(rows.sizes, rows.steps(base), optional_steps(rows, v), strict=True):
         before = x[-1][:n]
-        a_t = base_t if W is None else torch.addmm(base_t, read_values(cell, before), W.t())
-        found = nonzero_outputs(op, (), (a_t, v_t, before, p))
-        x.append(found["x"] if "x" in found else torch.zeros_like(before))
+        a_t = base_t
+        if W is not None:
+            a_t = torch.addmm(base_t, read_values(cell, before), W.t())
+        outputs = nonzero_outputs(op, None, (), (a_t, v_t, before, p))
+        x.append(output_or_zeros(outputs, "x", before))
         a.append(a_t)
-        q += [found["q"]] if cell.saved_nodes else []
-    return torch.cat(x), torch.cat(a), torch.cat(q) if cell.saved_nodes else None
+        if cell.saved_nodes:
+            q.append(outputs["q"])
+    return torch.cat(x), torch.cat(a), torch.cat(q) if q else None
+
+
+class Sources:
+    """The sources of an adjoint sweep, and where samples begin."""
+
+    def __init__(
+        self,
+        plan: SweepPlan,
+        like: Tensor,
+        s: Tensor | None,
+        s_last: Tensor | None,
+        k_last: Tensor | None,
+        scaled: bool,
+    ) -> None:
+        rows = plan.rows
+        self.rows = rows
+        self.scaled = scaled
+        self.s = None if s is None else rows.states(s)
+        if s_last is None:
+            s_last = torch.zeros_like(rows.last(like))
+        self.s_last = s_last
+        if k_last is None:
+            k_last = torch.zeros(rows.B, dtype=torch.int32, device=self.s_last.device)
+        self.k_last = k_last.int()
+
+    def count(self, t: int) -> int:
+        """How many samples have a state x_t."""
+        if t == 0:
+            return self.rows.B
+        return self.rows.sizes[t - 1]
+
+    def source(self, t: int, samples: slice) -> Tensor | None:
+        """The source of state x_t of some samples."""
+        if self.s is None:
+            return None
+        return self.s[t][samples]
+
+    def begin(self, t: int, going_on: int) -> tuple[Tensor, Tensor]:
+        """(lam, k) of the samples whose last state is x_t: those after the first `going_on`."""
+        here = slice(going_on, self.count(t))
+        lam = self.s_last[here]
+        k = self.k_last[here]
+        source = self.source(t, here)
+        if not self.scaled:
+            if source is not None:
+                lam = lam + source
+            return lam, k
+        e = exponent(lam)
+        k_new = torch.where(e == NO_EXPONENT, NO_EXPONENT, e + k)
+        if source is not None:
+            k_new = torch.maximum(k_new, exponent(source))
+        k_new = torch.where(k_new == NO_EXPONENT, k, k_new).int()
+        lam = scale(lam, (k - k_new)[:, None])
+        if source is not None:
+            lam = lam + scale(source, -k_new[:, None])
+        return lam, k_new
+
+    def join(self, t: int, pulled: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """(lam_t, k_t) from what is pulled back from lam_{t+1}, in units of 2^k."""
+        n = len(pulled)
+        source = self.source(t, slice(n))
+        if self.scaled and (source is not None or t % STEPS_PER_EXPONENT == 0):
+            k_new = exponent_of(k, pulled) if source is None else next_exponent(k, pulled, source)
+            pulled = pulled * pow2((k - k_new)[:, None], pulled.dtype)
+            k = k_new.int()
+        if source is not None and self.scaled:
+            source = scale(source, -k[:, None])
+        if source is not None:
+            pulled = pulled + source
+        if self.count(t) > n:
+            lam, k_begin = self.begin(t, n)
+            return torch.cat([pulled, lam]), torch.cat([k, k_begin])
+        return pulled, k
 
 
 @torch.no_grad()
 def adjoint(
-    plan: SweepPlan, saved: Saved, W: Tensor | None, s: Tensor | None, s_last: Tensor | None, sa: Tensor | None,
-    link: Link | None, scaled: bool, keep: bool, k_last: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
-    cell, rows = plan.cell, plan.rows
-    op, W = step_map(cell).pulled(("x",), ("a", "x")), W if adjoint_step(cell).through else None
-    sources = None if s is None else rows.states(s)
-    first = torch.zeros_like(rows.last(saved.x)) if s_last is None else s_last
-    k_first = (
-        torch.zeros(rows.B, dtype=torch.int32, device=first.device)
-        if k_last is None
-        else k_last.int()
-    )
-    befores, afters = rows.before(saved.x), rows.states(saved.x)[1:]
-    args, sides = rows.steps(saved.a), [None] * rows.T if saved.v is None else rows.steps(saved.v)
-    kept = [None] * rows.T if saved.q is None else rows.steps(saved.q)
-    factors, into = (
-        None if link is None else rows.steps(link.factor),
-        None if sa is None else rows.steps(sa),
-    )
-
-    def begun(t: int, going: int) -> tuple[Tensor, Tensor]:
-        """The samples whose last state is x_t: their costate is their source."""
-        here = slice(going, rows.sizes[t - 1] if t else rows.B)
-        own, k = first[here], k_first[here]
-        if not scaled:
-            return own if sources is None else own + sources[t][here], k
-        e = exponent(own)
-        new = torch.where(e == NO_EXPONENT, NO_EXPONENT, e + k)
-        if sources is not None:
-            new = torch.maximum(new, exponent(sources[t][here]))
-        new = torch.where(new == NO_EXPONENT, k, new).int()
-        own = scale(own, (k - new)[:, None])
-        return own if sources is None else own + scale(sources[t][here], -new[:, None]), new
-
-    lam_t, k_t = begun(rows.T, 0)
-    lam, ks, delta = [lam_t], [k_t], list[Tensor]()
+    plan: SweepPlan,
+    saved: Saved,
+    W: Tensor | None,
+    s: Tensor | None,
+    s_last: Tensor | None,
+    sa: Tensor | None,
+    link: Link | None,
+    scaled: bool,
+    keep: bool,
+    k_last: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The adjoint loop: (lam, delta, k), see sweeps/plan.py."""
+    cell = plan.cell
+    rows = plan.rows
+    if not adjoint_step(cell).uses_W:
+        W = None
+    pull_step = step_map(cell).pulled(("x",), ("a", "x"))
+    sources = Sources(plan, saved.x, s, s_last, k_last, scaled)
+    steps = SavedSteps.of(rows, saved)
+    step_sources = optional_steps(rows, sa)
+    factors = None if link is None else rows.steps(link.factor)
+    lam_t, k_t = sources.begin(rows.T, 0)
+    lam = [lam_t]
+    k = [k_t]
+    delta: list[Tensor] = []
     for t in reversed(range(rows.T)):
-        found = nonzero_outputs(
-            op, (afters[t], kept[t]), (args[t], sides[t], befores[t], saved.p, lam_t)
-        )
-        delta_t = found["a"] if "a" in found else torch.zeros_like(args[t])
-        if into is not None:
-            delta_t = delta_t + into[t]
-        out = found["x"] if "x" in found else torch.zeros_like(lam_t)
-        if W is not None and cell.read_slot is not None:
-            pick_read_slot(cell, out).addmm_(delta_t, W)
-        elif W is not None:
-            out = (
-                out
-                + nonzero_outputs(
-                    read_map(cell).pulled(("r",), ("x",)), (), (befores[t], delta_t @ W)
-                )["x"]
-            )
-        if factors is not None:
-            out = out * factors[t]
-        n, source = len(out), None if sources is None else sources[t]
-        if scaled and (source is not None or t % SHARED == 0):
-            new = exponent_of(k_t, out) if source is None else next_exponent(k_t, out, source[:n])
-            out, k_t = out * pow2((k_t - new)[:, None], out.dtype), new.int()
+        at = (steps.a[t], steps.v[t], steps.before[t], saved.p, lam_t)
+        outputs = nonzero_outputs(pull_step, None, (steps.after[t], steps.q[t]), at)
+        delta_t = output_or_zeros(outputs, "a", steps.a[t])
+        source = step_sources[t]
         if source is not None:
-            out = out + (scale(source[:n], -k_t[:, None]) if scaled else source[:n])
-        if (rows.sizes[t - 1] if t else rows.B) > n:
-            more, k_more = begun(t, n)
-            out, k_t = torch.cat([out, more]), torch.cat([k_t, k_more])
-        lam_t = out
+            delta_t = delta_t + source
+        pulled = output_or_zeros(outputs, "x", lam_t)
+        if W is not None and cell.read_slot is not None:
+            pick_read_slot(cell, pulled).addmm_(delta_t, W)
+        elif W is not None:
+            pull_read = read_map(cell).pulled(("r",), ("x",))
+            through_W = nonzero_outputs(pull_read, None, (), (steps.before[t], delta_t @ W))
+            pulled = pulled + through_W["x"]
+        if factors is not None:
+            pulled = pulled * factors[t]
+        lam_t, k_t = sources.join(t, pulled, k_t)
         lam.insert(0, lam_t)
-        ks.insert(0, k_t)
+        k.insert(0, k_t)
         delta.insert(0, delta_t)
-    return torch.cat(lam), torch.cat(delta), torch.cat(ks).int() if scaled else None
+    return torch.cat(lam), torch.cat(delta), torch.cat(k).int() if scaled else None
 
 
-def exponent_of(k: Tensor, out: Tensor) -> Tensor:
-    """The exponent of out 2^k itself; that of a row of zeros stays."""
-    e = exponent(out)
+def exponent_of(k: Tensor, y: Tensor) -> Tensor:
+    """The exponent of each row of y 2^k; that of a row of zeros stays k."""
+    e = exponent(y)
     return torch.where(e == NO_EXPONENT, k, k + e)
 
 
@@ -145,32 +228,37 @@ def tangent(
     ga: Tensor | None,
     link: Link | None,
 ) -> tuple[Tensor, Tensor]:
-    cell, rows = plan.cell, plan.rows
-    op, W = step_map(cell).pushed(("a", "x")), W if tangent_step(cell).through else None
+    """The tangent loop: (mu, nu), see sweeps/plan.py."""
+    cell = plan.cell
+    rows = plan.rows
+    if not tangent_step(cell).uses_W:
+        W = None
+    push_step = step_map(cell).pushed(("a", "x"))
+    steps = SavedSteps.of(rows, saved)
     sources = None if g is None else rows.states(g)
-    befores, afters = rows.before(saved.x), rows.states(saved.x)[1:]
-    args, sides = rows.steps(saved.a), [None] * rows.T if saved.v is None else rows.steps(saved.v)
-    kept = [None] * rows.T if saved.q is None else rows.steps(saved.q)
-    factors, into = (
-        None if link is None else rows.steps(link.factor),
-        None if ga is None else rows.steps(ga),
-    )
-    mu = [torch.zeros_like(saved.x[: rows.B]) if sources is None else sources[0].contiguous()]
+    step_sources = optional_steps(rows, ga)
+    factors = None if link is None else rows.steps(link.factor)
+    mu_t = torch.zeros_like(saved.x[: rows.B]) if sources is None else sources[0].contiguous()
+    mu = [mu_t]
     nu = []
     for t, n in enumerate(rows.sizes):
-        m = mu[-1][:n] if factors is None else mu[-1][:n] * factors[t]
-        nu_t = torch.zeros_like(args[t]) if into is None else into[t]
+        m = mu_t[:n]
+        if factors is not None:
+            m = m * factors[t]
+        source = step_sources[t]
+        nu_t = torch.zeros_like(steps.a[t]) if source is None else source
         if W is not None:
-            nu_t = torch.addmm(nu_t, read_push(cell, befores[t], m), W.t())
-        found = nonzero_outputs(
-            op, (afters[t], kept[t]), (args[t], sides[t], befores[t], saved.p, nu_t, m)
-        )
-        out = found["x"] if "x" in found else torch.zeros_like(m)
-        mu.append(out if sources is None else out + sources[t + 1])
+            nu_t = torch.addmm(nu_t, read_push(cell, steps.before[t], m), W.t())
+        at = (steps.a[t], steps.v[t], steps.before[t], saved.p, nu_t, m)
+        outputs = nonzero_outputs(push_step, None, (steps.after[t], steps.q[t]), at)
+        mu_t = output_or_zeros(outputs, "x", m)
+        if sources is not None:
+            mu_t = mu_t + sources[t + 1]
+        mu.append(mu_t)
         nu.append(nu_t)
     return torch.cat(mu), torch.cat(nu)
 
 
 def may_overlap(cell: Cell, d: int, B: int, like: Tensor) -> bool:
-    """May two such sweeps run at once?"""
+    """Whether two sweeps may run at once: always, as none waits for another."""
     return True

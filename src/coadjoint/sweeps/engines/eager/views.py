@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from torch import Tensor
 
@@ -14,6 +13,7 @@ from ...plan import Saved, SweepPlan
 from ...rows import Rows
 
 Views = Sequence[Tensor]  # one for each step, or for each block of steps
+Split = Callable[[Tensor], Views]
 
 
 class StepViews:
@@ -21,104 +21,136 @@ class StepViews:
 
     def __init__(self, rows: Rows) -> None:
         self.rows = rows
-        self.made: dict[Any, Views] = {}
+        self._made: dict[tuple[str, int, tuple[int, ...]], Views] = {}
 
-    def _once(self, make: Callable[[Tensor], Views], y: Tensor) -> Views:
-        key = (make.__name__, y.data_ptr(), y.shape)
-        if key not in self.made:
-            self.made[key] = make(y)
-        return self.made[key]
+    def _once(self, split: Split, y: Tensor) -> Views:
+        key = (split.__name__, y.data_ptr(), y.shape)
+        if key not in self._made:
+            self._made[key] = split(y)
+        return self._made[key]
 
     def steps(self, y: Tensor) -> Views:
+        """A step array as T views [n_t, .]."""
         return self._once(self.rows.steps, y)
 
     def states(self, x: Tensor) -> Views:
+        """A state array as T + 1 views."""
         return self._once(self.rows.states, x)
 
     def before(self, x: Tensor) -> Views:
+        """The states x_{t-1} of the samples that take step t, as T views."""
         return self.shortened(self.states(x))
 
     def after(self, x: Tensor) -> Views:
+        """The states x_t, t = 1..T."""
         return self.states(x)[1:]
 
     def shortened(self, states: Views) -> Views:
-        """x_{t-1} for the samples that take step t."""
-        return (
-            states[:-1]
-            if self.rows.uniform
-            else [y[:n] for y, n in zip(states, self.rows.sizes, strict=False)]
-        )
+        """Views of x_0 .. x_T, cut to the samples that take the next step."""
+        if self.rows.uniform:
+            return states[:-1]
+        return [y[:n] for y, n in zip(states, self.rows.sizes, strict=False)]
 
     def same(self, y: Tensor) -> Views:
-        """One array [B, .] that every step may overwrite."""
-        return [y] * self.rows.T if self.rows.uniform else [y[:n] for n in self.rows.sizes]
+        """One array [B, .] for every step, which each step may overwrite."""
+        if self.rows.uniform:
+            return [y] * self.rows.T
+        return [y[:n] for n in self.rows.sizes]
 
     def alternating(self, two: Tensor) -> Views:
-        """Two arrays [B, .] in turn, as states: x_0 is in the first."""
+        """Two arrays [B, .], one below the other, as states: the first for x_0, x_2, ..."""
         pair = two.split(self.rows.B)
         sizes = [self.rows.B, *self.rows.sizes]
-        return [pair[t % 2] if self.rows.uniform else pair[t % 2][:n] for t, n in enumerate(sizes)]
+        if self.rows.uniform:
+            return [pair[t % 2] for t in range(len(sizes))]
+        return [pair[t % 2][:n] for t, n in enumerate(sizes)]
 
 
-class NodeViews(dict[Node, Any]):
-    """For each node its views, made when they are first asked for: most programs read few of the arrays at hand."""
+class NodeViews(Mapping[Node, Views]):
+    """The views of each node, made when they are first read: most programs read few nodes."""
 
-    def pack(
-        self, nodes: Sequence[Node], array: Tensor | None, split: Callable[[Tensor], Views]
-    ) -> NodeViews:
-        """An array [., m d] that holds m nodes side by side."""
-        if array is not None and nodes:
-            for node, part in zip(
-                nodes, [array] if len(nodes) == 1 else array.chunk(len(nodes), -1), strict=True
-            ):
-                self[node] = functools.partial(split, part)
-        return self
+    def __init__(self, views: Mapping[Node, Views] | None = None) -> None:
+        self._views: dict[Node, Views | functools.partial[Views]] = dict(views or {})
 
     def __getitem__(self, node: Node) -> Views:
-        views = super().__getitem__(node)
-        if callable(views):
-            self[node] = views = views()
+        views = self._views[node]
+        if isinstance(views, functools.partial):
+            views = views()
+            self._views[node] = views
         return views
 
+    def __contains__(self, node: object) -> bool:
+        return node in self._views
+
+    def __iter__(self) -> Iterator[Node]:
+        return iter(self._views)
+
+    def __len__(self) -> int:
+        return len(self._views)
+
+    def set(self, node: Node, views: Views | functools.partial[Views]) -> None:
+        """Set the views of a node, or a function that makes them."""
+        self._views[node] = views
+
+    def pack(self, nodes: Sequence[Node], array: Tensor | None, split: Split) -> NodeViews:
+        """Add the nodes that an array [., m d] holds side by side, m of them; return self."""
+        if array is not None and nodes:
+            for node, part in zip(nodes, _columns(array, len(nodes)), strict=True):
+                self.set(node, functools.partial(split, part))
+        return self
+
     def joined(self, more: NodeViews) -> NodeViews:
-        return NodeViews(dict(self) | dict(more))
+        """These views and `more`, which come first where a node is in both."""
+        both = NodeViews()
+        both._views = self._views | more._views
+        return both
+
+    def only(self, nodes: Sequence[Node]) -> NodeViews:
+        """The views of some of the nodes."""
+        some = NodeViews()
+        some._views = {n: self._views[n] for n in nodes}
+        return some
 
 
-def target_views(array: Tensor, count: int, split: Callable[[Tensor], Views]) -> list[Views]:
-    """The `count` entries packed in an array, as views to write to."""
-    return [split(part) for part in ([array] if count == 1 else array.chunk(count, -1))]
+def _columns(array: Tensor, count: int) -> Sequence[Tensor]:
+    """An array [., count d] as `count` arrays [., d]."""
+    return [array] if count == 1 else array.chunk(count, -1)
 
 
-def parameter_views(cell: Cell, p: Tensor | None, once: Sequence[Node], length: int) -> NodeViews:
-    """The parameters and what is made of them alone, [d] each, the same at every step."""
+def target_views(array: Tensor, count: int, split: Split) -> list[Views]:
+    """The `count` entries that an array holds side by side, as views to write to."""
+    return [split(part) for part in _columns(array, count)]
+
+
+def parameter_views(cell: Cell, p: Tensor | None, terms: Sequence[Node], length: int) -> NodeViews:
+    """The parameters, and terms made of them alone: [d] each, the same at all `length` steps."""
     if p is None:
         return NodeViews()
     values = dict(zip(cell.p, p.chunk(len(cell.p)), strict=True))
-    values |= dict(zip(once, evaluate_nodes(once, values), strict=True))
-    return NodeViews({n: [value] * length for n, value in values.items()})
+    values |= dict(zip(terms, evaluate_nodes(terms, values), strict=True))
+    return NodeViews({node: [value] * length for node, value in values.items()})
 
 
-def step_views_of_chunks(rows: Rows, chunks: Sequence[tuple[int, int]], views: Views) -> Views:
-    """The views of a chunk's buffer, as views of its steps."""
-    if rows.uniform:
-        steps = views[0].split(rows.B)
-        return [s for lo, hi in chunks for s in steps[: hi - lo]]
-    sizes = [rows.sizes[lo:hi] for lo, hi in chunks]
-    return [s for view, n in zip(views, sizes, strict=True) for s in view.split(n)]
+def step_views_of_blocks(rows: Rows, blocks: Sequence[tuple[int, int]], buffers: Views) -> Views:
+    """The buffers of blocks as views of their steps; block (lo, hi) has the steps lo .. hi - 1."""
+    views: list[Tensor] = []
+    if rows.uniform:  # the steps of all blocks lie alike in the one buffer that they share
+        steps = buffers[0].split(rows.B)
+        for lo, hi in blocks:
+            views += steps[: hi - lo]
+        return views
+    for (lo, hi), buffer in zip(blocks, buffers, strict=True):
+        views += buffer.split(rows.sizes[lo:hi])
+    return views
 
 
-def saved_views(
-    plan: SweepPlan,
-    saved: Saved,
-    split: Callable[[Tensor], Views],
-    before: Callable[[Tensor], Views],
-) -> NodeViews:
-    """What the slopes are made of: a, v, x_{t-1}, and the values at hand."""
-    cell, rows = plan.cell, plan.rows
-    known = (
-        NodeViews().pack(cell.next, saved.x[rows.B :], split).pack(cell.saved_nodes, saved.q, split)
-    )
-    found = NodeViews({n: views for n, views in known.items() if n.args})
+def saved_views(plan: SweepPlan, saved: Saved, split: Split, before: Split) -> NodeViews:
+    """What a forward sweep saved, as the slopes read it: values of nodes, a, v and x_{t-1}."""
+    cell = plan.cell
+    views = NodeViews().pack(cell.next, saved.x[plan.rows.B :], split)
+    views.pack(cell.saved_nodes, saved.q, split)
+    # A next state that is an input or a constant itself has a value wherever it is needed.
+    views = views.only([node for node in views if node.args])
     if cell.needs_a or saved.q is None:
-        found.pack(cell.a, saved.a, split)
-    return found.pack(cell.v, saved.v, split).pack(cell.x, saved.x, before)
+        views.pack(cell.a, saved.a, split)
+    return views.pack(cell.v, saved.v, split).pack(cell.x, saved.x, before)
