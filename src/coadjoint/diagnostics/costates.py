@@ -31,6 +31,7 @@ from .finding import (
     require_formula,
     require_one_layer,
     to_numpy,
+    trajectory_of,
 )
 
 
@@ -263,7 +264,7 @@ def paths(e: Evaluation) -> Paths:
         )
     recurrent = net.effective_weights().W
     assert recurrent is not None
-    run = e.trajectory
+    run = trajectory_of(e)
     T = run.layout.rows.T
     W = np.abs(to_numpy(recurrent))
     on = to_numpy(run.x[1:]) > 0
@@ -354,7 +355,7 @@ def sensitivity(e: Evaluation) -> Sensitivity:
     check_evaluation(e)
     net = require_one_layer(e, "the sensitivity of the output")
     net.refuse_if_random("the sensitivity of the output")
-    run = e.trajectory
+    run = trajectory_of(e)
     layout = run.layout
     log_squares = np.full(layout.rows.N, -np.inf)
     for k in range(net.outputs):

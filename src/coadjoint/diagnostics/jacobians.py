@@ -20,6 +20,7 @@ from .finding import (
     growth_factor,
     nan_mean,
     require_one_layer,
+    trajectory_of,
 )
 
 
@@ -32,8 +33,8 @@ def jacobians(e: Evaluation, samples: int = 8) -> Array:
     check_evaluation(e)
     check_samples(samples)
     require_one_layer(e, "a Jacobian")
-    run = e.trajectory.run
-    layout = e.trajectory.layout
+    run = trajectory_of(e).run
+    layout = trajectory_of(e).layout
     with torch.no_grad():
         J: Array = run.jacobians(layout, min(samples, layout.rows.B)).numpy(force=True)
     return J
@@ -92,7 +93,7 @@ def singular_values(e: Evaluation, samples: int = 8, points: int = 65) -> Produc
     check_samples(samples)
     whole_number("points", points)
     J = jacobians(e, samples)
-    lengths = e.trajectory.lengths[:samples].numpy()
+    lengths = trajectory_of(e).lengths[:samples].numpy()
     T, S, n, _ = J.shape
     steps = np.unique(np.linspace(0, T, min(points, T + 1)).round().astype(int))
     logs = np.full((len(steps), S, n), np.nan)
@@ -167,7 +168,7 @@ def lyapunov(e: Evaluation, samples: int = 8) -> Lyapunov:
     check_evaluation(e)
     check_samples(samples)
     J = jacobians(e, samples)
-    lengths = e.trajectory.lengths[:samples].numpy()
+    lengths = trajectory_of(e).lengths[:samples].numpy()
     T, S, n, _ = J.shape
     Q = np.broadcast_to(np.eye(n), (S, n, n)).copy()
     total = np.zeros((S, n))

@@ -21,6 +21,7 @@ from .finding import (
     nan_mean,
     require_elman,
     to_numpy,
+    trajectory_of,
 )
 from .jacobians import singular_values
 from .units import unit_slopes
@@ -217,10 +218,11 @@ def bounds(e: Evaluation, samples: int = 8) -> Bounds:
         by_entries = np.log(net.hidden * sigma * np.abs(W).max())
         by_singular_value = np.log(sigma * np.linalg.norm(W, 2))
     products = singular_values(e, samples)
-    lengths = e.trajectory.lengths.numpy()
-    fall = np.full((e.trajectory.layout.rows.T + 1, len(lengths)), np.nan)
+    run = trajectory_of(e)
+    lengths = run.lengths.numpy()
+    fall = np.full((run.layout.rows.T + 1, len(lengths)), np.nan)
     if not net.reads_all_steps:
-        logs = log_norms_of(e.costates)
+        logs = log_norms_of(e.costates.forwards())
         for j, n in enumerate(lengths):
             fall[: n + 1, j] = logs[n::-1, j] - logs[n, j]
     over_sequences = fall[lengths, np.arange(len(lengths))] / lengths
