@@ -39,7 +39,7 @@ __all__ = [
     "Schema",
     "State",
     "StreamPlace",
-    "StreamState",
+    "OnlineState",
     "TrainingResultSchema",
     "TrainingState",
     "check",
@@ -234,7 +234,7 @@ class MeansSchema(Schema):
     window: Annotated[int, Field(ge=1, lt=2**31)]
 
 
-class StreamState(RunState):
+class OnlineState(RunState):
     """state.json of `coadjoint online`. The stream checks its own part, `stream`."""
 
     figures: MeansSchema
