@@ -16,7 +16,7 @@ diagnoses        diagnoses written to a folder
 
 Example:
     >>> import coadjoint as co
-    >>> task = co.tasks.make("xor", length=10)
+    >>> task = co.tasks.make("addition", length=10)
     >>> net = co.networks.make("elman", inputs=task.inputs, outputs=task.outputs, hidden=4)
     >>> run = co.train(net, task, steps=2, tests=10, confirm=10, folder="runs/small")
     >>> co.report.write("runs/small").name
