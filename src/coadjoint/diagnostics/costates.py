@@ -13,8 +13,10 @@ from torch import Tensor
 from ..errors import Unsupported
 from ..gradients.evaluation import Evaluation
 from ..gradients.temporal import Temporal
-from ..networks.network import Network, Trajectory
+from ..networks.network import Network
+from ..networks.trajectory import Trajectory
 from ..objectives.losses import output_function
+from ..objectives.penalty_type import placed_run
 from ..sweeps import affine
 from ..sweeps.costates import TIME, Axis, BaseCostates
 from ..sweeps.rows import scale
@@ -170,7 +172,7 @@ def decay(e: Evaluation) -> Decay:
     for lam in costates.layers:
         if lam is joined or len(lam.exponent) != len(joined.exponent):
             continue
-        run = lam.trajectory
+        run = placed_run(lam)
         name = f"{run.module} layer {run.layer}".strip()
         if run.direction == "reverse":
             name += ", reverse"

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from ..errors import Unsupported, check_kind, whole_number
 from ..gradients.evaluation import Evaluation
-from ..networks.network import Network, Trajectory
+from ..networks.network import Network
+from ..networks.trajectory import Trajectory
 from ..sweeps.run import FormulaRun
 from .charts import Array, Chart, Figure
 

@@ -33,10 +33,10 @@ def jacobians(e: Evaluation, samples: int = 8) -> Array:
     check_evaluation(e)
     check_samples(samples)
     require_one_layer(e, "a Jacobian")
-    run = trajectory_of(e).run
-    layout = trajectory_of(e).layout
+    trajectory = trajectory_of(e)
+    layout = trajectory.layout
     with torch.no_grad():
-        J: Array = run.jacobians(layout, min(samples, layout.rows.B)).numpy(force=True)
+        J: Array = trajectory.run.jacobians(layout, min(samples, layout.rows.B)).numpy(force=True)
     return J
 
 

@@ -11,6 +11,7 @@ import torch
 from ..errors import Unsupported
 from ..gradients.evaluation import Evaluation
 from ..networks.recurrence import Recurrence
+from ..sweeps.costates import BaseCostates
 from .charts import Array, Chart, Curve, Figure
 from .costates import log_norms_of
 from .finding import (
@@ -222,7 +223,8 @@ def bounds(e: Evaluation, samples: int = 8) -> Bounds:
     lengths = run.lengths.numpy()
     fall = np.full((run.layout.rows.T + 1, len(lengths)), np.nan)
     if not net.reads_all_steps:
-        logs = log_norms_of(e.costates.forwards())
+        assert isinstance(e.costates, BaseCostates)
+        logs = log_norms_of(e.costates)
         for j, n in enumerate(lengths):
             fall[: n + 1, j] = logs[n::-1, j] - logs[n, j]
     over_sequences = fall[lengths, np.arange(len(lengths))] / lengths
