@@ -423,7 +423,7 @@ def test_the_temporal_direction_sees_a_fading_past():
 def test_the_temporal_direction_takes_no_penalty():
     net, batch = network(), Recall().batch(0, 20, 0)
     for method in (co.Penalised("log-ratio", 0.1), co.Penalised("log-ratio", 0.1, pretrain=5)):
-        with pytest.raises(co.Unsupported, match="not a penalty"):
+        with pytest.raises(co.Unsupported, match="not of a penalty"):
             temporal(method(net, batch, "squared"), np.random.default_rng(0))
     with pytest.raises(co.InputError, match="not Truncated"):
         trained(optimiser=RUNS["sgd temporal"], gradient=co.Truncated(2, 3))
