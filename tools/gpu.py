@@ -635,7 +635,7 @@ def replayed(kind, device):
     """Training steps by recordings and without them: equal bits, whatever the order of calls."""
     one = module_of(kind, {"num_layers": 2, "bidirectional": True}, F32, device)
     other = copy.deepcopy(one)
-    other._captured.twice = True  # never recorded
+    other._captured.is_twice_differentiated = True  # never recorded
     found = []
     for i in range(6):
         u = (

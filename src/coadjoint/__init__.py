@@ -2,7 +2,7 @@
 
 The packages in the order of the theory; each imports only from those before it:
 
-    errors       what is said when something is wrong
+    errors       error classes, and the checks that raise them
     cells        x_t = f(z_t, v_t, x_{t-1}, p)
     sweeps       forward, adjoint, tangent: the three loops over time, and their engines
     objectives   mean over samples of L + rho G(costates)
@@ -11,11 +11,27 @@ The packages in the order of the theory; each imports only from those before it:
     gradients    (net, batch, loss) -> Evaluation
     optimisers   a direction proposes, a rule judges, a stepper moves
     tasks        Task -> Batch; users' own data
-    diagnostics  questions asked of an Evaluation
-    training     the loop, and what a run leaves behind
+    diagnostics  questions about an Evaluation, answered by arrays and charts
+    training     the training loop, and the run folder it leaves behind
     cli          the command line
 
-Names are loaded when they are first used, so that `import coadjoint` and the command line's help need not wait for torch.
+A cell is a formula, written with torch's functions:
+
+    >>> import torch
+    >>> import coadjoint as co
+    >>> @co.cell()
+    ... def mine(z, v, x, p):
+    ...     return torch.tanh(z + v)
+    >>> net = co.Network(mine, inputs=2, hidden=8, outputs=3)
+    >>> run = net(torch.zeros(5, 4, 2))  # 5 time steps, 4 samples, 2 inputs
+    >>> run.costates("squared", torch.ones(4, 3)).norms().shape
+    torch.Size([6, 4])
+
+co.tanh, co.sigmoid, ... do the same as torch.tanh, torch.sigmoid, ... and also take numbers;
+co.step and co.held have no counterpart in torch.
+
+Names are loaded when they are first used, so that `import coadjoint` and the help of the command
+line do not wait for torch.
 """
 
 from __future__ import annotations
@@ -45,7 +61,7 @@ if TYPE_CHECKING:
         training,
     )
     from .cells.cell import Cell, cell
-    from .cells.formula import (
+    from .cells.primitives import (
         abs,
         atan,
         cos,
@@ -81,11 +97,13 @@ if TYPE_CHECKING:
     from .gradients.rtrl import RTRL, Stream
     from .gradients.truncated import Truncated
     from .networks import initialisers
+    from .networks.decoder_run import DecoderRun
     from .networks.layers import Recorded
-    from .networks.network import Network, Trajectory
+    from .networks.network import Network
     from .networks.reservoir import Reservoir
-    from .networks.seq2seq import DecoderRun, EncoderDecoder
+    from .networks.seq2seq import EncoderDecoder
     from .networks.stack import Stack, StackRun
+    from .networks.trajectory import Trajectory
     from .nn.recording import Tape, record
     from .objectives import losses, penalties
     from .objectives.batch import Batch
@@ -99,18 +117,25 @@ if TYPE_CHECKING:
 # Public names, by the module that defines them.
 _NAMES = {
     "cells.cell": "Cell cell",
-    "cells.formula": "abs atan cos erf exp expm1 held log log1p relu sigmoid sign sin softplus sqrt step tanh",
-    "errors": "CoadjointError ConfigError DataError InputError KindError MissingError NumericalError StorageError Unsupported",
+    "cells.primitives": (
+        "abs atan cos erf exp expm1 held log log1p relu sigmoid sign sin softplus sqrt step tanh"
+    ),
+    "errors": (
+        "CoadjointError ConfigError DataError InputError KindError MissingError "
+        "NumericalError StorageError Unsupported"
+    ),
     "gradients.bptt": "BPTT",
     "gradients.evaluation": "Evaluation",
     "gradients.penalised": "Penalised",
     "gradients.rtrl": "RTRL Stream",
     "gradients.truncated": "Truncated",
+    "networks.decoder_run": "DecoderRun",
     "networks.layers": "Recorded",
-    "networks.network": "Network Trajectory",
+    "networks.network": "Network",
     "networks.reservoir": "Reservoir",
-    "networks.seq2seq": "DecoderRun EncoderDecoder",
+    "networks.seq2seq": "EncoderDecoder",
     "networks.stack": "Stack StackRun",
+    "networks.trajectory": "Trajectory",
     "nn.recording": "Tape record",
     "objectives.batch": "Batch",
     "objectives.penalties": "Penalty",
@@ -140,13 +165,17 @@ _MODULES = {
     "training": "training",
 }
 
-# Modules of 0.6 and where their contents are now. `import coadjoint.losses` works until 1.0, with a DeprecationWarning.
+# Modules of 0.6 and where their contents are now. `import coadjoint.losses` works until 1.0, with a
+# DeprecationWarning.
 _MOVED = {
     "batch": "objectives.batch",
     "bench": "cli.bench.problems cli.bench.measure cli.bench.clock cli.bench.tables",
     "charts": "diagnostics.charts",
     "compare": "cli.compared_runs cli.workers",
-    "config": "cli.schema cli.flags cli.build cli.build_online training.network_section training.predict networks.about",
+    "config": (
+        "cli.schema cli.flags cli.build cli.build_online training.network_section "
+        "training.predict networks.about"
+    ),
     "costates": "sweeps.costates",
     "curriculum": "training.curriculum",
     "curvature": "optimisers.curvature optimisers.conjugate_gradients",
@@ -155,7 +184,7 @@ _MOVED = {
     "display": "training.display",
     "files": "training.files",
     "formula": "cells.formula cells.program",
-    "graphs": "sweeps.engines.cuda.capture gradients.captured nn.replay",
+    "graphs": "sweeps.engines.cuda.capture gradients.captured nn.captured",
     "hessian_free": "optimisers.hessian_free",
     "influence": "gradients.influence",
     "initialisers": "networks.initialisers",
@@ -168,10 +197,17 @@ _MOVED = {
     "readout": "networks.readout networks.judge",
     "recording": "networks.layers nn.recording",
     "recurrence": "networks.recurrence",
-    "report": "training.report.text training.report.curves training.report.read training.report.comparison training.report.figures training.report.pages training.report.summary",
+    "report": (
+        "training.report.text training.report.curves training.report.read "
+        "training.report.comparison training.report.figures training.report.pages "
+        "training.report.summary"
+    ),
     "reservoir": "networks.reservoir",
     "ridge": "networks.ridge",
-    "runs": "training.storage training.json_rows training.run_folder gradients.restoring training.environment",
+    "runs": (
+        "training.storage training.json_rows training.run_folder gradients.restoring "
+        "training.environment"
+    ),
     "schemas": "training.schemas training.model_schema",
     "segments": "gradients.segments gradients.segment_parts gradients.memory",
     "seq2seq": "networks.seq2seq",
@@ -182,9 +218,16 @@ _MOVED = {
     "sweeps.autograd": "sweeps.run",
     "sweeps.compiler": "sweeps.engines.c.compiler",
     "sweeps.cpu": "sweeps.engines.c.engine",
-    "sweeps.cuda": "sweeps.engines.cuda.geometry sweeps.engines.cuda.source sweeps.engines.cuda.engine sweeps.engines.cuda.driver",
-    "sweeps.derivatives": "sweeps.plan sweeps.slopes sweeps.affine sweeps.differentiable sweeps.overflow",
-    "sweeps.eager": "sweeps.engines.eager.views sweeps.engines.eager.in_place sweeps.engines.expressions",
+    "sweeps.cuda": (
+        "sweeps.engines.cuda.geometry sweeps.engines.cuda.source "
+        "sweeps.engines.cuda.engine sweeps.engines.cuda.driver"
+    ),
+    "sweeps.derivatives": (
+        "sweeps.plan sweeps.slopes sweeps.affine sweeps.differentiable sweeps.overflow"
+    ),
+    "sweeps.eager": (
+        "sweeps.engines.eager.views sweeps.engines.eager.in_place sweeps.engines.expressions"
+    ),
     "sweeps.opaque": "sweeps.engines.opaque",
     "sweeps.reference": "sweeps.engines.reference",
     "sweeps.scan": "sweeps.engines.scan",
@@ -274,14 +317,14 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MOVED and name not in _MODULES:
-        return importlib.import_module(f".{name}", __name__)  # warns
     if name in _MODULES:
         return importlib.import_module(f".{_MODULES[name]}", __name__)
+    if name in _MOVED:
+        return importlib.import_module(f".{name}", __name__)  # by _OldPaths, which warns
     if name not in _HOME:
         raise AttributeError(f"module 'coadjoint' has no attribute {name!r}")
     value = getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
-    globals()[name] = value
+    globals()[name] = value  # found at once from now on
     return value
 
 
@@ -290,14 +333,16 @@ def __dir__() -> list[str]:
 
 
 class _OldPath(types.ModuleType):
-    """A module of the past: its names are looked up where they are now."""
+    """A module that has moved: its names are looked up where they are now."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
         old = self.__name__.removeprefix("coadjoint.")
         homes = _MOVED[old].split()
-        if old in _MODULES:  # co.losses is this module now, and has what the new one has
+        # Importing coadjoint.losses makes this object co.losses, so it must have all that
+        # coadjoint.objectives.losses has.
+        if old in _MODULES:
             homes = [_MODULES[old], *homes]
         for home in homes:
             module = importlib.import_module(f".{home}", __package__)
@@ -307,11 +352,12 @@ class _OldPath(types.ModuleType):
 
 
 class _OldPaths(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds modules under the paths they had before."""
+    """Finds modules under the paths they had in 0.6."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
+        """The import of an old path, with a warning; None leaves all others to Python."""
         package, _, name = fullname.partition(".")
         if package != __name__ or name not in _MOVED:
             return None
@@ -324,10 +370,11 @@ class _OldPaths(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return importlib.machinery.ModuleSpec(fullname, self)
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
+        """An object that stands in for the old module."""
         return _OldPath(spec.name)
 
     def exec_module(self, module: types.ModuleType) -> None:
-        """Nothing to run: names are looked up when they are asked for."""
+        """Nothing to run: names are looked up when they are used."""
 
 
 sys.meta_path.append(_OldPaths())

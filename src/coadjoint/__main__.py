@@ -1,4 +1,4 @@
-"""python -m coadjoint"""
+"""The command line as `python -m coadjoint`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors: what was expected, what came, what to do."""
+"""Errors: what was expected, what was given, what to do. Also the checks that raise them."""
 
 from __future__ import annotations
 
@@ -10,112 +10,186 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from types import UnionType
 
 
 class CoadjointError(Exception):
-    """Every error this library raises on purpose. `exit_code` is what the command line ends with."""
+    """The base of every error that this library raises on purpose.
+
+    `exit_code` is the exit code of the command line.
+
+    Example:
+        >>> import coadjoint as co
+        >>> try:
+        ...     co.cells.named("lstmm")
+        ... except co.CoadjointError as error:
+        ...     print(error.exit_code, error)
+        2 unknown cell 'lstmm'; did you mean 'lstm'? Known: ...
+    """
 
     exit_code = 2
 
 
 class InputError(CoadjointError, ValueError):
-    """A value that cannot be used: a shape, a name, a length, a number."""
+    """A value that cannot be used: a shape, a name, a length, a number.
+
+    Example:
+        >>> import coadjoint as co
+        >>> co.cells.structures.LowRank(rank=0)
+        Traceback (most recent call last):
+        coadjoint.errors.InputError: rank must be a whole number, at least 1; got 0.
+    """
 
 
 class KindError(CoadjointError, TypeError):
-    """An object of the wrong kind: a dtype, a function that returns something else."""
+    """An object of the wrong kind: a dtype, a function that returns something else.
+
+    Example:
+        >>> import coadjoint as co
+        >>> co.penalties.penalty(3)
+        Traceback (most recent call last):
+        coadjoint.errors.KindError: a penalty is a name, a Penalty or a function of ...
+    """
 
 
 class Unsupported(CoadjointError, NotImplementedError):
-    """A request that is understood and declined; the text names the reason and the way out."""
+    """A request that is understood and declined; the text says why, and what to do instead.
+
+    Example:
+        >>> import torch
+        >>> import coadjoint as co
+        >>> co.Network("elman", inputs=1, hidden=1, outputs=1, dtype=torch.float16)
+        Traceback (most recent call last):
+        coadjoint.errors.Unsupported: parameters are float32 or float64; got torch.float16. ...
+    """
 
 
 class NumericalError(CoadjointError, ArithmeticError):
-    """A number left the range of its type; the text names the time step."""
+    """A number left the range of its dtype; the text names the time step.
+
+    Example:
+        >>> import coadjoint as co
+        >>> co.NumericalError.exit_code
+        5
+    """
 
     exit_code = 5
 
 
 class ConfigError(InputError):
-    """A setting that cannot be used; the text names the file and line, or the flag."""
+    """A setting that cannot be used; the text names the file and line, or the flag.
+
+    Example:
+        >>> import coadjoint as co
+        >>> issubclass(co.ConfigError, co.InputError)
+        True
+    """
 
 
 class OptionError(ConfigError):
-    """Options that do not go together, or that do nothing.
+    """Options that contradict each other, or that have no effect.
 
-    The words name an option as $option: the text has the keyword of Python there, and the command
-    line puts its flag. "$$" stands for a dollar sign."""
+    template  the text, with an option written as $option, and "$$" for a dollar sign. The text of
+              the error has Python's keywords there; the command line puts its flags.
+    """
 
-    def __init__(self, words: str) -> None:
-        self.template = words
+    def __init__(self, template: str) -> None:
+        self.template = template
         super().__init__(self.text_with(str))
 
     def text_with(self, spell: Callable[[str], str]) -> str:
-        """The text with the options as `spell` writes them."""
-        put = lambda found: "$" if found[1] == "$" else spell(found[1])
-        return re.sub(r"\$(\$|\w+)", put, self.template)
+        """The text with each option as `spell` writes it."""
+
+        def replace(match: re.Match[str]) -> str:
+            return "$" if match[1] == "$" else spell(match[1])
+
+        return re.sub(r"\$(\$|\w+)", replace, self.template)
 
 
 class DataError(InputError):
-    """A file of data that cannot be used as it stands; the text names the file, row and column."""
+    """A data file that cannot be used as it is; the text names the file, row and column.
+
+    Example:
+        >>> import coadjoint as co
+        >>> co.DataError.exit_code
+        3
+    """
 
     exit_code = 3
 
 
 class StorageError(CoadjointError, OSError):
-    """A run folder, checkpoint or disk that cannot be used; what was there before is untouched."""
+    """A run folder, checkpoint or disk that cannot be used; earlier files are untouched.
+
+    Example:
+        >>> import coadjoint as co
+        >>> co.StorageError.exit_code
+        4
+    """
 
     exit_code = 4
 
 
 class MissingError(CoadjointError, ImportError):
-    """Something this machine lacks: an optional package, a device."""
+    """Something that this machine lacks: an optional package, a device.
+
+    Example:
+        >>> import coadjoint as co
+        >>> co.MissingError.exit_code
+        7
+    """
 
     exit_code = 7
 
 
-# text from outside, made safe to print
+# Text from outside, made safe to print.
 def escape_controls(text: object, lines: bool = True) -> str:
-    """Text whose control sequences are spelled out, not obeyed; its lines stay lines, or become one."""
+    """Text whose control characters are written out, so that a terminal does not obey them.
+
+    lines  whether line breaks stay; otherwise they are written out too
+    """
     plain = str(text)
     if plain.isprintable():
         return plain
-    return "".join(c if c.isprintable() or (lines and c == "\n") else repr(c)[1:-1] for c in plain)
+    kept = "\n" if lines else ""
+    return "".join(c if c.isprintable() or c in kept else repr(c)[1:-1] for c in plain)
 
 
 def one_line(text: object, limit: int = 40) -> str:
-    """Text on one line, without control sequences and not too long."""
+    """Text on one line, without control characters, cut after `limit` characters."""
     plain = str(text)
-    return escape_controls(plain[:limit], lines=False) + ("..." if len(plain) > limit else "")
+    dots = "..." if len(plain) > limit else ""
+    return escape_controls(plain[:limit], lines=False) + dots
 
 
 def escape_undecodable(text: str) -> str:
-    """Text that UTF-8 can hold: the bytes of a file's name that are no UTF-8 are spelled out."""
+    """Text that UTF-8 can hold: bytes of a file's name that are not UTF-8 are written out."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def error_text(error: BaseException, limit: int = 200) -> str:
-    """What another library's error says, to stand inside a sentence of ours: on one line, without its own full stop."""
+    """The text of another library's error, to be quoted in a sentence.
+
+    It is on one line and has no full stop at its end.
+    """
     words = str(getattr(error, "strerror", None) or error) or type(error).__name__
-    if len(error.args) > 1 and words == str(
-        error.args
-    ):  # a text and where it stood, as tokenize has them
+    # tokenize raises errors of a text and a position; str() would show both as a tuple
+    if len(error.args) > 1 and words == str(error.args):
         words = str(error.args[0])
     return one_line(" ".join(words.split()).rstrip(" .:;,!?"), limit)
 
 
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.5) -> str | None:
-    """The known name that is most like this one, upper and lower case alike; None if none is."""
-    spelled: dict[str, str] = {}
+    """The known name most like this one, regardless of case; None if none is similar."""
+    by_folded: dict[str, str] = {}
     for each in known:
-        spelled.setdefault(each.casefold(), each)
-    near = difflib.get_close_matches(name.casefold(), spelled, n=1, cutoff=cutoff)
-    return spelled[near[0]] if near else None
+        by_folded.setdefault(each.casefold(), each)
+    near = difflib.get_close_matches(name.casefold(), by_folded, n=1, cutoff=cutoff)
+    return by_folded[near[0]] if near else None
 
 
 def choose(kind: str, name: object, known: Iterable[str]) -> str:
-    """`name` if it is one of `known`, else an error that offers the nearest one."""
+    """`name` if it is one of `known`, else an error that suggests the nearest one."""
     names = sorted(known)
     if isinstance(name, str) and name in names:
         return name
@@ -128,20 +202,27 @@ def choose(kind: str, name: object, known: Iterable[str]) -> str:
     raise InputError(f"unknown {kind} '{one_line(name, 80)}'; {hint}Known: {', '.join(names)}.")
 
 
-AppliesTable = Mapping[
-    str, tuple[str, tuple[str, ...]]
-]  # option: (the option that decides, those of its values that use it)
+# option -> (the option that decides whether it is used, the values of that option that use it)
+AppliesTable = Mapping[str, tuple[str, tuple[str, ...]]]
 
 
 def idle_options(
-    applies: AppliesTable, given: Mapping[str, Any], chosen: Mapping[str, str]
+    applies: AppliesTable, given: Mapping[str, object], chosen: Mapping[str, str]
 ) -> list[str]:
-    """A line, in the words of an OptionError, for each option given that does nothing here."""
-    return [
-        f"${option} does nothing with ${by} {chosen[by]}: it belongs to {', '.join(values)}."
-        for option, (by, values) in applies.items()
-        if given.get(option) is not None and chosen[by] not in values
-    ]
+    """A line for each given option that has no effect, as a template of an OptionError.
+
+    applies  which options depend on which
+    given    the options that were given; None is the same as not given
+    chosen   the values of the options that decide
+    """
+    lines = []
+    for option, (decider, values) in applies.items():
+        if given.get(option) is not None and chosen[decider] not in values:
+            lines.append(
+                f"${option} does nothing with ${decider} {chosen[decider]}: "
+                f"it belongs to {', '.join(values)}."
+            )
+    return lines
 
 
 def refuse_options(lines: list[str]) -> None:
@@ -150,13 +231,12 @@ def refuse_options(lines: list[str]) -> None:
         raise OptionError("\n".join(lines))
 
 
-MAX_COUNT = 2**31 - 1  # of anything that is counted
+MAX_COUNT = 2**31 - 1  # of units, samples, steps, ...
 
 
-def whole_number(name: str, value: Any, least: int = 1, most: int = MAX_COUNT) -> int:
-    """`value`, a whole number from least to most."""
-    counts = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-    if not counts or int(value) < least:
+def whole_number(name: str, value: object, least: int = 1, most: int = MAX_COUNT) -> int:
+    """`value` as an int; anything but a whole number in least..most is refused."""
+    if not isinstance(value, numbers.Integral) or isinstance(value, bool) or int(value) < least:
         raise InputError(f"{name} must be a whole number, at least {least}; got {brief(value)}.")
     if int(value) > most:
         raise InputError(f"{name} must be a whole number, at most {most:,}; got {brief(value)}.")
@@ -165,59 +245,69 @@ def whole_number(name: str, value: Any, least: int = 1, most: int = MAX_COUNT) -
 
 def real(
     name: str,
-    value: Any,
+    value: object,
     least: float = -math.inf,
     most: float = math.inf,
     above: bool = False,
     below: bool = False,
 ) -> float:
-    """`value`, a finite number from least (or above it) to most (or below it)."""
-    number = (
-        isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
-    )
-    if (
-        number
-        and least <= value <= most
-        and not (above and value == least)
-        and not (below and value == most)
-    ):
-        return value
+    """`value` itself; anything but a finite number in least..most is refused.
+
+    above, below  whether `least` and `most` themselves are refused too
+    """
+    if isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value):
+        number: float = value  # type: ignore[assignment]  # floats, ints and numpy's numbers
+        at_excluded_end = (above and number == least) or (below and number == most)
+        if least <= number <= most and not at_excluded_end:
+            return number
+    expected = "a finite number"
     bounds = []
     if least > -math.inf:
         bounds.append(f"{'above' if above else 'at least'} {least:g}")
     if most < math.inf:
         bounds.append(f"{'below' if below else 'at most'} {most:g}")
-    words = ", ".join(["a finite number", " and ".join(bounds)] if bounds else ["a finite number"])
-    raise InputError(f"{name} must be {words}; got {brief(value)}.")
+    if bounds:
+        expected += f", {' and '.join(bounds)}"
+    raise InputError(f"{name} must be {expected}; got {brief(value)}.")
 
 
-def check_seed(value: Any) -> int:
-    """What random numbers begin from."""
+def check_seed(value: object) -> int:
+    """A seed of random numbers as an int in 0..2^63 - 1; anything else is refused."""
     if isinstance(value, numbers.Integral) and 0 <= int(value) < 2**63:
         return int(value)
     raise InputError(f"a seed is a whole number in 0..2^63 - 1; got {brief(value)}.")
 
 
-def check_kind(name: str, value: Any, kinds: Any, expected: str) -> None:
-    """An object of one of our classes, or of Python's."""
+Kinds = type | UnionType | tuple[type | UnionType, ...]
+
+
+def check_kind(name: str, value: object, kinds: Kinds, expected: str) -> None:
+    """Refuse a value that is not an instance of `kinds`; `expected` says what is."""
     if not isinstance(value, kinds):
         raise KindError(f"{name} must be {expected}; got {brief(value)}.")
 
 
-def check_path(name: str, value: Any) -> None:
+def check_path(name: str, value: object) -> None:
+    """Refuse a value that is not a path."""
     check_kind(name, value, (str, os.PathLike), "the name of a file or folder")
 
 
 def brief(value: object) -> str:
-    """A value that was not expected, in one short line; of an object that is no number and no text, its kind."""
+    """An unexpected value in one short line: numbers, text and short lists; else its type."""
     if value is None or isinstance(value, str | numbers.Number):
         return one_line(repr(value), 60)
-    text = repr(value) if isinstance(value, list | tuple | dict) and len(value) < 5 else ""
-    return one_line(text, 60) if text and "\n" not in text else type(value).__name__
+    if isinstance(value, list | tuple | dict) and len(value) < 5:
+        text = repr(value)
+        if "\n" not in text:
+            return one_line(text, 60)
+    return type(value).__name__
 
 
 def renamed_attributes(module: str, renamed: Mapping[str, str]) -> Callable[[str], object]:
-    """A `__getattr__` for `module` that finds renamed attributes under their old names and warns."""
+    """A `__getattr__` for `module` that finds renamed attributes under their old names.
+
+    It warns each time. `renamed` holds the new names by the old ones.
+    """
 
     def find(name: str) -> object:
         if name not in renamed:

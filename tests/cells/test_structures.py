@@ -213,11 +213,11 @@ def test_W_can_be_assigned_and_comes_back(module):
     assert torch.allclose(module(*back) if isinstance(back, tuple) else module(back), W, atol=1e-12)
 
 
-def test_what_no_structure_holds_is_refused():
+def test_a_W_that_no_structure_holds_is_refused():
     mirror = torch.diag(torch.tensor([1.0, 1, 1, -1], dtype=F64))
     for by in ("exp", "cayley"):
         for W in (mirror, 2 * I4, torch.diag(torch.tensor([1.0, 1, -1, -1], dtype=F64))):
-            with pytest.raises(co.InputError, match="no rotation"):
+            with pytest.raises(co.InputError, match="not a rotation"):
                 Orthogonal(by).right_inverse(W)
     net = make(None)
     with torch.no_grad():
@@ -230,7 +230,7 @@ def test_what_no_structure_holds_is_refused():
     ):
         with pytest.raises(co.CoadjointError, match=words):
             make(structure)
-    with pytest.raises(co.InputError, match="cell 'mingru' has none"):
+    with pytest.raises(co.InputError, match="cell 'mingru' has no W"):
         make("orthogonal", "mingru")
     with pytest.raises(co.InputError, match="a multiple of the 4 signs"):
         Signed(SIGNS)(torch.zeros(4, 6))

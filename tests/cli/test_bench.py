@@ -16,6 +16,7 @@ import torch
 
 import coadjoint as co
 from coadjoint.cli.bench import clock as clock_module
+from coadjoint.cli.bench import hessian_free_step as step_module
 from coadjoint.cli.bench import measure as measure_module
 from coadjoint.cli.bench import problems, tables
 from coadjoint.cli.bench.clock import relative_difference, time_in_turns
@@ -82,7 +83,7 @@ def test_a_peer_computes_our_gradient(cell, peer):
 
 
 @pytest.mark.parametrize("name", problems.FORMULAS)
-def test_a_module_and_torch_s_have_one_gradient(name):
+def test_a_module_has_the_gradient_of_torchs(name):
     stack = problems.ModuleProblem(name, (7, 3, 5), "cpu")
     ours, theirs = (
         stack.contenders(problems.OURS)[problems.OURS],
@@ -185,7 +186,7 @@ def test_clock_is_of_one_call(monkeypatch):
 @pytest.mark.parametrize(
     ("cell", "gates", "slots"), [("elman", 1, 1), ("lstm", 4, 2), ("gru", 3, 1)]
 )
-def test_what_a_gradient_must_do(cell, gates, slots):
+def test_the_work_of_a_gradient_is_counted(cell, gates, slots):
     product = 2 * 10 * 2 * 8 * 8 * gates
     assert measure_module.flops(cell, (10, 2, 8), "plain") == 3 * product
     assert measure_module.flops(cell, (10, 2, 8), "penalised") == 6 * product
@@ -300,7 +301,7 @@ def test_a_hessian_free_step_is_measured(coadjoint):
         co.Network(inputs=1, hidden=1, outputs=1).engine,
     )
     assert found["ratio"] == found["ms"] / found["ms of its parts"] > 0
-    limited = str(measure_module.HessianFreeStep((100, 200, 100), "cpu", 50, 1050.0, 1000.0))
+    limited = str(step_module.HessianFreeStep((100, 200, 100), "cpu", 50, 1050.0, 1000.0))
     assert "a step of 50 iterations takes 1050 ms, 1.05x of 50 x" in limited
     assert limited.endswith("1000 ms; at most 1.10x is asked for.")
     assert measure_module.BenchOptions(sizes=((4, 3, 5),)).steps == ((4, 3, 5),)
@@ -311,7 +312,7 @@ def test_a_hessian_free_step_is_measured(coadjoint):
 def test_a_step_begins_where_the_others_did(monkeypatch):
     taken, step = [], HessianFree.step
     monkeypatch.setattr(HessianFree, "step", lambda *given: taken.append(step(*given)) or taken[-1])
-    found = measure_module.measure_step((12, 30, 20), 2)
+    found = step_module.measure_step((12, 30, 20), 2)
     assert len(taken) == 4  # one for the last solution, one to warm up
     assert len({t.before for t in taken}) == 1
     assert found.iterations == taken[-1].iterations == taken[-2].iterations
@@ -360,10 +361,10 @@ REFUSED = [
     ("--device gpu --explain", 2, "unknown device 'gpu'"),
     ("--repeat 0", 2, "repeat must be at least 1; got 0"),
     ("--threads 0", 2, "threads must lie in 1.."),
-    ("--device cuda --threads 1", 2, "--threads belongs to --device cpu"),
+    ("--device cuda --threads 1", 2, "--threads applies to --device cpu"),
     ("--explain --cells lstmm", 2, "did you mean 'lstm'?"),
-    ("--json nowhere/x.json", 4, "no such folder"),
-    ("--write nowhere/x.md", 4, "no such folder"),
+    ("--json nowhere/x.json", 4, "its folder does not exist"),
+    ("--write nowhere/x.md", 4, "its folder does not exist"),
 ]
 
 

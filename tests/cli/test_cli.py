@@ -97,7 +97,7 @@ def test_help_shows_groups_defaults_and_examples(coadjoint):
     for text in (
         "Your own data",
         "The optimiser and its step size",
-        "step size (1e-3; lbfgs: 1)",
+        "step size (default 1e-3; lbfgs: 1)",
         "Options of single cells",
         "coadjoint train temporal-order",
     ):
@@ -172,7 +172,7 @@ def test_every_name_trains(coadjoint, words):
 
 
 REFUSED = [
-    ("train", 2, "what to train on?"),
+    ("train", 2, "nothing to train on"),
     ("train xr", 2, "did you mean 'xor'?"),
     ("train xor --cell lstmm", 2, "did you mean 'lstm'?"),
     ("train xor --cell lstm,gruu", 2, "did you mean 'gru'?"),
@@ -204,14 +204,14 @@ REFUSED = [
     ("train xor --out " + "a" * 300, 4, "200 characters"),
     ("resume none", 4, "no such folder"),
     ("resume full", 4, "config.yaml"),
-    ("resume full --jobs 2", 2, "--jobs belongs to a comparison"),
+    ("resume full --jobs 2", 2, "--jobs applies to a comparison"),
     ("report full", 4, "neither a run folder"),
-    ("replay none", 4, "holds no replay"),
+    ("replay none", 4, "has nothing to replay"),
     ("predict none x.csv", 4, "none does not exist"),
     ("predict full x.csv", 4, "not a run folder"),
     ("predict file x.csv", 4, "not a file of tensors"),
-    ("compare", 2, "what to compare?"),
-    ("compare xor", 2, "what to compare?"),
+    ("compare", 2, "nothing to compare"),
+    ("compare xor", 2, "nothing to compare"),
     ("compare xor -m a -m a", 2, "two methods share the name 'a'"),
     ("compare xor -m a/1 -m a-1", 2, "two methods share the name 'a/1'"),
     ("compare xor -m lr=1", 2, "takes a name and settings"),
@@ -269,10 +269,10 @@ def test_a_run_that_has_only_begun_keeps_its_config(coadjoint):
     assert Path("run/config.yaml").read_text() == "task: {name: xor}\n"
 
 
-def test_runs_have_numbers_and_can_go_on(coadjoint):
+def test_runs_are_numbered_and_can_be_resumed(coadjoint):
     assert "runs/xor-1" in coadjoint(*XOR)[1]
     assert "runs/xor-2" in coadjoint(*XOR)[1]
-    assert "has ended already" in coadjoint("resume", "runs/xor-1")[1]
+    assert "has already ended" in coadjoint("resume", "runs/xor-1")[1]
     code, out, _ = coadjoint("resume", "runs/xor-1", "--steps", "6")
     assert code == 0
     assert "step 6" in out
@@ -290,7 +290,7 @@ def test_runs_have_numbers_and_can_go_on(coadjoint):
     ids=" ".join,
 )
 @pytest.mark.slow
-def test_what_changes_with_the_steps_goes_on_where_it_stopped(coadjoint, words):
+def test_schedules_continue_where_they_stopped(coadjoint, words):
     for name, steps_, more in (
         ("whole", "4", []),
         ("part", "2", ["resume", "part", "--steps", "4"]),
@@ -318,7 +318,7 @@ def test_a_fault_is_one_line_and_debug_shows_it(coadjoint, monkeypatch):
     monkeypatch.setattr("coadjoint.cli.build.build", broken)
     code, _, err = coadjoint(*XOR)
     assert (code, err.count("\n")) == (1, 1)
-    assert "a fault of coadjoint: RuntimeError: two lines" in err
+    assert "a bug in coadjoint: RuntimeError: two lines" in err
     monkeypatch.setattr("coadjoint.cli.build.build", lambda _: (_ for _ in ()).throw(MemoryError()))
     assert coadjoint(*XOR)[0] == 7
     monkeypatch.setattr("coadjoint.cli.build.build", broken)
@@ -417,7 +417,7 @@ def test_predicting_from_other_columns_is_refused(coadjoint):
     assert "'b'" in err
     assert not Path("p.csv").exists()
     code, _, err = coadjoint(*words[:-2], "8", "--tests", "5", "--out", "other")
-    assert (code, "--tests does nothing" in err) == (2, True)
+    assert (code, "--tests has no effect" in err) == (2, True)
 
 
 # comparisons
@@ -448,7 +448,7 @@ def test_rows_are_checked_before_anything_runs(coadjoint):
     assert not Path("cmp").exists()
 
 
-def test_a_comparison_goes_on_where_it_stopped(coadjoint):
+def test_a_comparison_is_resumed_where_it_stopped(coadjoint):
     rows = compared_runs.parse_variants("a lr=1e-3|1e-2")
     assert [row.name for row in rows] == ["a lr=0.001", "a lr=0.01"]
     compared_runs.lay_out(
@@ -534,7 +534,7 @@ def test_a_name_that_settings_cannot_hold_is_refused_before_anything_is_written(
     code, _, err = coadjoint(*words)
     assert code == 2
     assert r"'d\xe9j\xe0" in err
-    assert "is not text in UTF-8" in err
+    assert "is not valid UTF-8" in err
     assert "room" not in err
     assert err.count("\n") == 1
     assert sorted(os.listdir(here)) == before

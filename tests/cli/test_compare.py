@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from coadjoint.cells import library, steps
-from coadjoint.cli import compared_runs, program, workers
+from coadjoint.cli import compared_runs, outcomes, program, workers
 from coadjoint.cli import flags as setting_flags
 from coadjoint.errors import ConfigError
 from coadjoint.training import settings, storage
@@ -50,7 +50,7 @@ def test_all_cells_become_rows():
     ]
 
 
-def test_a_task_has_settings_of_its_own():
+def test_a_task_can_have_its_own_settings():
     (one,) = compared_runs.parse_tasks("addition length=100 steps=7")
     assert (one.name, one.values) == (
         "addition",
@@ -113,8 +113,8 @@ def test_words_that_make_no_row_are_refused(text, why):
         ([1.0, 2.0, 9.0], "2 (1 - 9)"),
     ],
 )
-def test_a_spread_is_shown_beside_its_median(values, text):
-    assert TERMINAL.spread(values, TERMINAL.count) == text
+def test_a_range_is_shown_beside_its_median(values, text):
+    assert TERMINAL.median_and_range(values, TERMINAL.count) == text
 
 
 def tables(found):
@@ -265,10 +265,10 @@ def test_what_cannot_be_compared_is_refused(several, tmp_path, monkeypatch, caps
     code, err = told(str(folder / "runs/xor-plain-seed-0"), "xor", "-m", "a")
     assert (
         code,
-        "is a folder and 'xor' is none: compare takes tasks, or the folders of runs" in err,
+        "is a folder, but 'xor' is not: give tasks or the folders of runs, not both" in err,
     ) == (4, True)
     code, err = told("xor length=12", "digits", "--hidden", "4", "--tests", "5", "-m", "a")
-    assert (code, "task digits, --method a: --tests does nothing" in err) == (2, True)
+    assert (code, "task digits, --method a: --tests has no effect" in err) == (2, True)
     code, err = told(
         "xor length=12", "digits", "--hidden", "4", "-m", "a", "-m", "b cell=lru activation=relu"
     )
@@ -311,7 +311,7 @@ def test_a_metric_that_is_not_finite_counts_for_nothing(tmp_path):
     }
     (tmp_path / "result.json").write_text(json.dumps(result))
     r = {}
-    compared_runs.record_outcome(tmp_path, r, "right")
+    outcomes.record_outcome(tmp_path, r, "right")
     assert (r["status"], r["metric"]) == ("finished", None)
 
 
@@ -351,7 +351,7 @@ def test_runs_that_are_killed_leave_the_others_alone(tmp_path):
     told = [(r["status"], r["error"]) for r in found["rows"][0]["runs"]]
     lost = 255  # the code of a run whose server is gone, too
     assert told[:2] == [
-        ("waiting", f"ended without a word (exit code {code})") for code in (-9, lost)
+        ("waiting", f"ended without an error message (exit code {code})") for code in (-9, lost)
     ]
     assert told[2] in (("finished", None), ("success", None))
     assert tables(found)["xor, 12 steps"][1][0][1].endswith("2 failed")

@@ -92,7 +92,7 @@ def test_a_run_is_trained_interrupted_resumed_and_used(elsewhere, tmp_path):
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=600)
     assert process.returncode == 75, err
-    assert "Go on with: coadjoint resume run" in err
+    assert "Resume with: coadjoint resume run" in err
     step = json.loads((tmp_path / "run" / "result.json").read_text())["step"]
     assert "finished at step" in elsewhere("resume", "run", "--steps", str(step + 5))
 

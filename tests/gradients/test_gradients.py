@@ -476,7 +476,7 @@ def test_write_grad_is_what_an_optimiser_steps_along():
     net.W.grad.zero_()
     assert float(e.gradient["W"].norm()) > 0  # a copy was written
     with pytest.raises(
-        co.InputError, match=r"this network has no parameter .*belongs to another one"
+        co.InputError, match=r"this network has no parameter .*belongs to another network"
     ):
         co.BPTT()(make("leaky"), batch_for(net), "squared").write_grad(net)
 

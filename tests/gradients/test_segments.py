@@ -39,10 +39,10 @@ needs_compiler = pytest.mark.skipif(COMPILED is not None, reason=f"engine 'cpu' 
 def small_chunks(monkeypatch):
     """Chunks of a few steps, so that short sequences have many; none of them outlives the test."""
     for module, name, value in (
-        (rows, "SUM", 16),
-        (rows, "LANES", 4),
-        (chunks, "SUM", 16),
-        (chunks, "FEW", 8),
+        (rows, "ROWS_PER_CHUNK", 16),
+        (rows, "VECTOR_ROWS", 4),
+        (chunks, "ROWS_PER_CHUNK", 16),
+        (chunks, "FEW_ROWS", 8),
     ):
         monkeypatch.setattr(module, name, value)
     rows.uniform_rows.cache_clear()
@@ -240,7 +240,7 @@ def test_segments_agree_with_autograd():
 @pytest.mark.parametrize(
     "name", [p for p in (*co.penalties.PENALTIES, "tangent", "user") if p not in SCALAR]
 )
-def test_penalties_of_whole_costates_are_refused_with_the_reason(name):
+def test_penalties_that_need_all_costates_are_refused_with_the_reason(name):
     case = cases.Case(penalty=name, T=21, u_grad=False)
     data = cases.Data.of(case, case.dtype, oracle=False)
     G = cases.penalty(case, data)

@@ -40,7 +40,7 @@ PUBLIC = {
     "stack": "Stack",
     "steps": "STEPS",
     "streams": "File",
-    "sweeps.derivatives": "Plan affine Forward",
+    "sweeps.derivatives": "SweepPlan affine Forward",
     "sweeps.reference": "adjoint forward tangent",
 }
 

@@ -10,7 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+import coadjoint as co
 from paths import ROOT
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}  # as in the tests: one thread for each process
@@ -82,30 +84,75 @@ def test_blocks_run_and_print_what_the_page_says(page, pages_run):
         assert not expected or found == expected, code
 
 
+def shell_blocks(page):
+    """[(commands, what the `text` block right below says)]"""
+    pattern = r"^```bash\n(.*?)^```\n(?:```text\n(.*?)^```)?"
+    return re.findall(pattern, page.read_text(), re.M | re.S)
+
+
+def without_numbers(text):
+    """`text` with every number as #: losses and seconds differ from machine to machine."""
+    return re.sub(r"\d[\d.,]*(e-?\d+)?", "#", text)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "page", [p for p in PAGES if "```bash\n" in p.read_text()], ids=lambda p: p.name
-)
+@pytest.mark.parametrize("page", [p for p in PAGES if shell_blocks(p)], ids=lambda p: p.name)
 def test_shell_blocks_run_as_pasted(page, tmp_path):
-    """All `bash` blocks of a page, in order, in one empty folder; `console` blocks are
-    only shown.
+    """All `bash` blocks of a page run in order in one folder that holds the examples alone, and
+    print what the page says, numbers apart. `console` blocks are only shown.
     """
-    blocks = re.findall(r"^```bash\n(.*?)^```", page.read_text(), re.M | re.S)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", "\n".join(blocks)],
-        cwd=tmp_path,
-        env={**ENVIRONMENT, "PATH": path},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+    for commands, expected in shell_blocks(page):
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", commands],
+            cwd=tmp_path,
+            env={**ENVIRONMENT, "PATH": path},
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+        if expected:
+            assert without_numbers(done.stdout) == without_numbers(expected)
 
 
-def test_links_of_the_readme_exist():
-    links = re.findall(r"\]\(([^)#]+)\)", (ROOT / "README.md").read_text())
-    assert links
-    assert all((ROOT / link).exists() for link in links), links
+def test_the_readme_has_at_most_130_lines_and_no_block_that_only_shows():
+    text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) <= 130
+    kinds = re.findall(r"^```(\w+)$", text, re.M)
+    assert set(kinds) == {"python", "bash", "text", "diff"}
+
+
+def test_both_sides_of_the_readmes_diff_build_the_same_module():
+    (diff,) = re.findall(r"^```diff\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
+    modules = []
+    for sign in "-+":
+        (line,) = re.findall(rf"^\{sign} (.*)$", diff, re.M)
+        scope = {"torch": torch, "co": co}
+        exec(line, scope)  # the line stands in the README
+        modules.append(scope["rnn"])
+    shapes = [{name: w.shape for name, w in module.state_dict().items()} for module in modules]
+    assert shapes[0] == shapes[1]
+    assert type(modules[1]) is co.nn.LSTM
+
+
+TEXTS = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "RESULTS.md"]
+
+
+def anchors(page):
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.M)
+    plain = [re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings]
+    return {heading.replace(" ", "-") for heading in plain}
+
+
+@pytest.mark.parametrize("page", TEXTS, ids=lambda p: p.name)
+def test_links_of_a_page_exist(page):
+    prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)
+    for link, anchor in re.findall(r"\]\(([^)#]*)(?:#([^)]+))?\)", prose):
+        target = page.parent / link if link else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), f"{link}#{anchor}"
 
 
 @pytest.mark.slow

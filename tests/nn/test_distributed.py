@@ -39,7 +39,7 @@ SHARDED = (
     r"forward of one sharded"
 )
 BETWEEN = (
-    r"^a module between the recorded one and the loss is sharded by fully_shard on its own, "
+    r"^a module between the recorded one and the loss is sharded by fully_shard separately, "
     r".* inside the forward"
 )
 FLAT = (
@@ -47,8 +47,8 @@ FLAT = (
     r"forward of one sharded"
 )
 HIDDEN = (
-    r"^(Distr|fully).* returns a run in which it sees none: give it a module of your own "
-    r"that calls the Network"
+    r"^(Distr|fully).* returns a run, in which it finds none: wrap a module that calls the "
+    r"Network"
 )
 
 

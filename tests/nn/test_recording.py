@@ -591,7 +591,8 @@ def test_costates_are_named_by_module_and_layer():
     assert lam[-1] is lam[4]
     assert torch.equal(lam[1:3].loss, loss)
     with pytest.raises(
-        InputError, match=r"no costates of \{'layer': 7\}; there are those of encoder.words, call 0"
+        InputError,
+        match=r"no costates match \{'layer': 7\}; recorded are those of encoder.words, call 0",
     ):
         lam.select(layer=7)
     with pytest.raises(
@@ -886,7 +887,7 @@ def test_nothing_of_a_recording_outlives_it(gru):
         (loss + G).mean().backward()
         held = [
             weakref.ref(x)
-            for x in (y, tape.calls[0].levels[0].directions[0].run, lam[0], lam[0].rows, tape)
+            for x in (y, tape.calls[0].layers[0].directions[0].run, lam[0], lam[0].rows, tape)
         ]
         del tape, y, loss, lam, G
         assert [ref() for ref in held] == [None] * len(held)
@@ -903,7 +904,7 @@ def test_transforms_of_torch_func_are_refused(gru):
             loss = torch.func.functional_call(gru, w, (u,))[0].sum((0, 2))
         return tape.penalty("variance", loss).mean()
 
-    with pytest.raises(Unsupported, match=r"torch.func's transforms do not see. Use backward\(\)"):
+    with pytest.raises(Unsupported, match=r"torch.func's transforms cannot see. Use backward\(\)"):
         torch.func.grad(penalised)(w)
     G = penalised(w)
     [other] = torch.autograd.grad(G, w["weight_hh_l0"])

@@ -329,7 +329,7 @@ def test_the_checkpoint_before_is_offered(here):
     refused(
         "resume stopped -q",
         4,
-        "The one before it, step-00000002, is whole: coadjoint resume stopped --fallback",
+        "The one before it, step-00000002, is intact: coadjoint resume stopped --fallback",
     )
     code, err = call("resume", "stopped", "-q", "--fallback")
     assert code == 0, err
@@ -350,7 +350,7 @@ OPTIMISERS = [
 
 
 @pytest.mark.parametrize("name", OPTIMISERS)
-def test_what_optimisers_keep_is_demanded_and_nothing_else(name, here):
+def test_a_checkpoint_must_hold_exactly_what_its_optimiser_keeps(name, here):
     """What a run has written is taken back; without any one of its tensors it is
     refused by name.
     """
@@ -401,19 +401,19 @@ MODELS = [
     ),
     (
         lambda d: d["data"].update(labels=["x", "y", "z"]),
-        "its data ask for outputs 3, and its network has 2",
+        "its data need outputs 3, but its network has 2",
     ),
     (lambda d: d["data"].update(features=["a", "a"]), "'features' is not what it should be"),
     (
         lambda d: d["data"].update(features=["a"], mean=[0.0], std=[1.0]),
-        "its data ask for inputs 1",
+        "its data need inputs 1",
     ),
-    (lambda d: d["data"].update(at="every"), "its data ask for readout 'every'"),
+    (lambda d: d["data"].update(at="every"), "its data need readout 'every'"),
     (lambda d: d["data"]["reading"].update(sep=5), "'reading.sep' is not what it should be"),
     (lambda d: d["data"].update(kind=["x"]), "'kind' is not what it should be"),
     (
         lambda d: d["network"].update(hidden=10),
-        "for 'R' it has float32 [3, 2] and the network float32 [10, 2]",
+        "its 'R' is float32 [3, 2], but this network's is float32 [10, 2]",
     ),
 ]
 
@@ -446,7 +446,7 @@ def test_no_network_is_built_before_its_tensors_are_counted(here, monkeypatch):
     refused(
         "predict done data.csv",
         4,
-        "for 'R' it has float32 [3, 2] and the network float32 [19000, 2]",
+        "its 'R' is float32 [3, 2], but this network's is float32 [19000, 2]",
     )
     assert where == ["meta"]
 
@@ -460,7 +460,7 @@ def test_no_network_is_built_that_is_not_the_checkpoints(command, here, monkeypa
     refused(command, 4, "19000")
     put(last / "state.json", "description", "network", "hidden", value=19000)
     vouched(last)
-    refused(command, 4, "for 'R' it has float32 [3, 2] and the network float32 [19000, 2]")
+    refused(command, 4, "its 'R' is float32 [3, 2], but this network's is float32 [19000, 2]")
 
 
 def predictions(folder):
@@ -493,7 +493,7 @@ def test_a_flipped_bit_of_a_weight_is_noticed_by_every_command(here):
             4,
             "done/model.safetensors is damaged",
             "SHA-256",
-            "`coadjoint resume` of its run writes it anew",
+            "`coadjoint resume` writes it again from its run",
         )
     code, err = call("report", "done")
     assert code == 0, err
@@ -518,7 +518,7 @@ def test_a_model_trained_from_python_has_a_sum_too(tmp_path, description):
     coadjoint.train(net, task, **short, folder=tmp_path / "run", description=description)
     path, page = tmp_path / "run" / "model.safetensors", tmp_path / "run" / "report.html"
     with pytest.raises(
-        StorageError, match="does not say what network it belongs to: it was trained from Python"
+        StorageError, match="does not say which network it belongs to: it was trained from Python"
     ):
         load_model(path)
     assert call("report", tmp_path / "run") == (0, "")
@@ -625,7 +625,7 @@ CASES = [
 @pytest.mark.parametrize(
     ("name", "command", "what"), CASES, ids=[", ".join(case) for case in CASES]
 )
-def test_what_is_no_file_is_refused_and_not_waited_for(name, command, what, here):
+def test_pipes_and_devices_are_refused_without_waiting(name, command, what, here):
     (here / name).unlink()
     INSTEAD[what](here / name)
     refused(command, 4, Path(name).name)
@@ -651,7 +651,7 @@ def test_regular_files_alone_are_read(tmp_path):
     assert files.read_regular(tmp_path / "file", 6) == b"abc\nde"
     assert list(files.read_lines(tmp_path / "file", 4)) == [b"abc\n", b"de"]
     for call_, said in (
-        (lambda: files.read_regular(tmp_path / "file", 5), "file has 6 bytes; at most 5 are read."),
+        (lambda: files.read_regular(tmp_path / "file", 5), "file has 6 bytes; expected at most 5."),
         (
             lambda: list(files.read_lines(tmp_path / "file", 3)),
             "file:1: the line has more than 3 bytes.",

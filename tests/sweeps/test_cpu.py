@@ -295,7 +295,7 @@ def test_large_arrays_are_run_by_the_compiled_loop(monkeypatch):
     assert pointwise.compiled_runner("cpu", pointwise.COMPILED_FROM - 1) is None
     assert pointwise.compiled_runner("meta", pointwise.COMPILED_FROM) is None
     rows = Rows([4] * 1000)
-    assert rows.part(0, 512).whole == rows.N
+    assert rows.part(0, 512).rows_in_full == rows.N
     monkeypatch.setattr(c_engine, "refusal", lambda device: "is missing.")
     assert pointwise.compiled_runner("cpu", pointwise.COMPILED_FROM) is None
 
@@ -432,7 +432,7 @@ compiler.cached_file("recipe", ".so", build)
 
 
 @pytest.mark.slow
-def test_what_a_killed_compiler_leaves_is_removed_by_the_next(fresh):
+def test_leftovers_of_a_killed_compiler_are_removed_by_the_next(fresh):
     done = subprocess.run([sys.executable, "-c", KILLED], env=os.environ, check=False)
     assert done.returncode == -signal.SIGKILL
     [left] = fresh.iterdir()
@@ -449,7 +449,7 @@ def test_what_a_killed_compiler_leaves_is_removed_by_the_next(fresh):
     assert other.exists()
 
 
-def test_what_others_are_making_is_left_alone(fresh):
+def test_files_that_others_are_making_are_left_alone(fresh):
     """Two at once: the second removes nothing of the first."""
     met = []
 

@@ -39,7 +39,7 @@ def test_an_array_that_somebody_holds_is_not_reused(hold):
 
 def test_small_arrays_and_other_types_are_left_to_torch():
     memory.empty((3,), torch.ones(1))
-    assert not memory._kept
+    assert not memory._storages
     assert memory.empty(SHAPE, torch.ones(1, dtype=torch.float64)).dtype == torch.float64
 
 
@@ -49,7 +49,7 @@ def test_sizes_no_longer_asked_for_are_dropped():
         memory.empty(SHAPE, torch.ones(1))
     kept = memory.empty(SHAPE, torch.ones(1)), memory.empty(SHAPE, torch.ones(1))
     assert len(kept) == 2
-    assert set(memory._kept) == {4 * 512 * 512}
+    assert set(memory._storages) == {4 * 512 * 512}
 
 
 @pytest.mark.parametrize("cell", ["elman", "lstm", "gru"])
@@ -64,7 +64,7 @@ def test_training_does_not_grow(cell):
         counts = []
         for _ in range(6):
             co.Penalised("log-ratio", 0.1)(net, batch, "squared").write_grad(net)
-            counts.append(sum(map(len, memory._kept.values())))
+            counts.append(sum(map(len, memory._storages.values())))
     finally:
         gc.enable()
     assert counts[1:] == counts[1:2] * 5

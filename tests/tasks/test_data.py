@@ -530,7 +530,7 @@ def test_next_step_predictions_reach_beyond_the_end(tmp_path):
 def test_files_that_do_not_suit_the_network_are_refused(tmp_path):
     data = Data.read(put(tmp_path, "train.csv", table(20)))
     d = data.describe()
-    with refused(["missing columns: 'b'", "extra columns: 'bb'", "Is 'bb' what is called 'b'?"]):
+    with refused(["missing columns: 'b'", "extra columns: 'bb'", "Should 'bb' be called 'b'?"]):
         Data.for_prediction(d, put(tmp_path, "a.csv", table(3).replace(",b,", ",bb,")))
     with refused(["no column 'id'"]):
         Data.for_prediction(d, put(tmp_path, "b.csv", "a,b,time\n1,2,3\n"))
@@ -554,7 +554,7 @@ def test_files_that_do_not_suit_the_network_are_refused(tmp_path):
     assert (
         len(Data.for_prediction(masked.describe(), put(tmp_path, "n.csv", "id,a,b\nx,,1\n"))) == 1
     )
-    with refused(["o.csv:2 column 'b'", "no value of this feature was missing in training"]):
+    with refused(["o.csv:2 column 'b'", "No value of this feature was missing in training"]):
         Data.for_prediction(masked.describe(), put(tmp_path, "o.csv", "id,a,b\nx,1,\nx,1,1\n"))
 
 

@@ -25,7 +25,7 @@ import build
 import coadjoint as co
 from build import Step
 from coadjoint.objectives import losses
-from coadjoint.tasks.files import stream as stream_module
+from coadjoint.tasks.files import scaling
 from coadjoint.training import learning, online, signals, storage
 from compare import close
 from paths import SUPPORT
@@ -593,7 +593,7 @@ BAD = [
     (
         "a,y\n1,2\n3,\n",
         {"missing": "ffill"},
-        r"bad.csv:3 column 'y': the value is missing. A target is not filled in",
+        r"bad.csv:3 column 'y': the value is missing. Targets are never filled in",
     ),
     (
         "a,y\n,2\n3,4\n",
@@ -612,7 +612,7 @@ BAD = [
     (
         "a,y\n1,p\n2,q\n3,r\n",
         {"classes": ["p", "q"]},
-        r"bad.csv:4 column 'y': 'r' is none of the classes 'p', 'q'",
+        r"bad.csv:4 column 'y': 'r' is not one of the classes 'p', 'q'",
     ),
     ("a,y\n1,p\n2,p\n", {}, "there is one class only"),
     (
@@ -623,7 +623,7 @@ BAD = [
     (
         "a,y\n1,2\n",
         {"kind": "regress", "classes": ["1", "2"]},
-        "--classes belongs to --kind classify",
+        "--classes applies to --kind classify",
     ),
     (
         "a,y\n1,2\n",
@@ -636,7 +636,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("text", "options", "words"), BAD, ids=range(len(BAD)))
-def test_what_cannot_be_read_is_refused_with_its_place(here, text, options, words):
+def test_a_row_that_cannot_be_read_is_refused_with_its_place(here, text, options, words):
     (here / "bad.csv").write_text(text)
     with pytest.raises(co.InputError, match=words) as error:
         list(online.read("bad.csv", **({"target": "y"} | options)))
@@ -653,14 +653,14 @@ def test_other_files_that_cannot_be_read_are_refused(here):
     (here / "d.xlsx").write_bytes(b"PK")
     for path, words in {
         "latin.csv": "latin.csv:3: byte 0xe4 is not UTF-8",
-        "cut.csv.gz": r"cut.csv.gz:\d+: cannot be read on",
+        "cut.csv.gz": r"cut.csv.gz:\d+: cannot be read further",
         "long.csv": "a line of 1,048,576 bytes",
         "words.npy": "expected float, integer or boolean numbers",
-        "d.parquet": "not a whole Parquet file",
+        "d.parquet": "is incomplete or damaged",
         "d.npy": "is not a NumPy array",
-        "d.xlsx": "files named '.xlsx' are not streamed",
+        "d.xlsx": "cannot stream files named '.xlsx'",
         "none.csv": "none.csv does not exist",
-        ".": "are not streamed",
+        ".": "cannot stream files named",
     }.items():
         with pytest.raises(co.DataError, match=words):
             list(read(path, target=None, features=None, kind="next"))
@@ -672,16 +672,16 @@ def test_other_files_that_cannot_be_read_are_refused(here):
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
-        ({"learner": co.BPTT()}, co.InputError, "learned by RTRL"),
+        ({"learner": co.BPTT()}, co.InputError, "learner must be RTRL"),
         ({"loss": None}, co.InputError, "names no loss"),
         ({"every": 0}, co.InputError, "every must be a whole number, at least 1; got 0"),
         ({"clip": -1.0}, co.InputError, "clip must be a finite number, above 0"),
-        ({"optimiser": co.optimisers.lbfgs()}, co.Unsupported, "sees a step once"),
-        ({"optimiser": co.optimisers.hessian_free()}, co.Unsupported, "sees a step once"),
+        ({"optimiser": co.optimisers.lbfgs()}, co.Unsupported, "sees each step once"),
+        ({"optimiser": co.optimisers.hessian_free()}, co.Unsupported, "sees each step once"),
         (
             {"optimiser": co.optimisers.sgd(1e-2, rule=co.optimisers.Armijo())},
             co.Unsupported,
-            "sees a step once",
+            "sees each step once",
         ),
         (
             {"optimiser": co.optimisers.sgd(1e-2, co.optimisers.plateau())},
@@ -697,15 +697,15 @@ def test_other_files_that_cannot_be_read_are_refused(here):
         ({"resume": True}, co.InputError, "needs the folder"),
     ],
 )
-def test_what_a_stream_cannot_be_learned_with_is_refused(options, error, words):
+def test_settings_that_do_not_fit_a_stream_are_refused(options, error, words):
     with pytest.raises(error, match=words):
         online.learn(make(), pairs(*data(3)), **({"loss": "squared"} | options))
 
 
-@pytest.mark.parametrize(("item", "words"), [((1, 2, 3), "3 things"), (5, "5")])
-def test_what_is_no_pair_is_named_by_its_step(item, words):
+@pytest.mark.parametrize(("item", "words"), [((1, 2, 3), "3 values"), (5, "5")])
+def test_an_item_that_is_no_pair_is_named_by_its_step(item, words):
     stream = [*pairs(*data(2)), item]
-    with pytest.raises(co.KindError, match=f"at step 3 it gave {words}"):
+    with pytest.raises(co.KindError, match=f"at step 3 it yielded {words}"):
         online.learn(make(), stream, "squared")
 
 
@@ -716,7 +716,7 @@ def test_networks_that_read_whole_sequences_are_refused():
         with pytest.raises(co.Unsupported):
             online.learn(stack, pairs(u, y), "squared", learner)
     last = co.Network("elman", inputs=I, hidden=D, outputs=O, dtype=F64)
-    with pytest.raises(co.InputError, match="answered at every step"):
+    with pytest.raises(co.InputError, match="an output at every step"):
         online.learn(last, pairs(u, y), "squared", co.Truncated(1, 2))
 
 
@@ -793,7 +793,7 @@ def test_too_little_room_is_said_before_anything_is_learned(learner, tmp_path, m
 
 
 @pytest.mark.parametrize("at", [5, 25, 45])
-def test_rows_deleted_while_the_stream_goes_on_stop_it(tmp_path, at):
+def test_rows_deleted_during_a_stream_stop_it(tmp_path, at):
     """The run ends at its next save, with its rows put back; 45 comes after the last one but that
     of the end.
     """
@@ -808,7 +808,7 @@ def test_rows_deleted_while_the_stream_goes_on_stop_it(tmp_path, at):
     begun("elman", "rtrl", tmp_path / "one")
     with pytest.raises(
         co.StorageError,
-        match=r"metrics.jsonl was deleted while the run went on; its rows were put back",
+        match=r"metrics.jsonl was deleted during the run; its rows were put back",
     ):
         begun("elman", "rtrl", folder, stream=stream())
     begun("elman", "rtrl", folder, resume=True)
@@ -817,7 +817,7 @@ def test_rows_deleted_while_the_stream_goes_on_stop_it(tmp_path, at):
 
 @pytest.mark.parametrize("learner", LEARNERS)
 @pytest.mark.parametrize("name", ["elman", "lstm"])
-def test_a_run_goes_on_where_it_crashed_bit_for_bit(name, learner, tmp_path):
+def test_a_crashed_run_is_resumed_bit_for_bit(name, learner, tmp_path):
     straight = begun(name, learner, tmp_path / "one")
     with pytest.raises(Crash):
         begun(name, learner, tmp_path / "two", stop=34)
@@ -835,7 +835,7 @@ def test_a_run_goes_on_where_it_crashed_bit_for_bit(name, learner, tmp_path):
 
 
 @pytest.mark.parametrize("learner", LEARNERS)
-def test_a_signal_saves_and_says_how_to_go_on(learner, tmp_path):
+def test_a_signal_saves_and_says_how_to_resume(learner, tmp_path):
     straight, folder = begun("gru", learner, tmp_path / "one"), tmp_path / "two"
 
     def until(n):
@@ -845,7 +845,7 @@ def test_a_signal_saves_and_says_how_to_go_on(learner, tmp_path):
             yield pair
 
     with pytest.raises(
-        signals.Interrupted, match=r"SIGINT: saved at step 24. Go on with: coadjoint resume"
+        signals.Interrupted, match=r"SIGINT: saved at step 24. Resume with: coadjoint resume"
     ):
         begun("gru", learner, folder, stream=until(23))
     assert json.loads((folder / "result.json").read_text())["status"] == "interrupted"
@@ -885,13 +885,13 @@ def test_steps_in_two_parts_are_those_in_one(tmp_path):
         assert one.state["updates"] == two.state["updates"]
 
 
-def test_what_does_not_fit_is_not_gone_on_with(tmp_path):
+def test_a_run_that_does_not_fit_is_not_resumed(tmp_path):
     with pytest.raises(Crash):
         begun("elman", "rtrl", tmp_path / "run", stop=25)
     with pytest.raises(co.StorageError, match="description of the run"):
         begun("elman", "rtrl", tmp_path / "run", resume=True, description={"other": 1})
     with pytest.raises(
-        co.DataError, match="has taken 20 items of its stream, and the stream ends after 7"
+        co.DataError, match="has taken 20 items from its stream, but the stream ends after 7"
     ):
         begun("elman", "rtrl", tmp_path / "run", resume=True, stream=pairs(*data(7)))
     with pytest.raises(co.StorageError, match="already holds a run"):
@@ -921,7 +921,7 @@ def file_run(folder, path="d.csv", score=None, **options):
     [{}, {"target": "state"}, {"kind": "next", "target": None, "features": ["a", "b", "y"]}],
     ids=["regress", "classify", "next"],
 )
-def test_a_stream_from_a_file_goes_on_bit_for_bit(kinds, here):
+def test_a_stream_from_a_file_is_resumed_bit_for_bit(kinds, here):
     file_run(here / "one", **kinds)
     file_run(here / "two", steps=33, **kinds)
     file_run(here / "two", resume=True, **kinds)
@@ -938,11 +938,11 @@ def test_a_file_that_has_changed_is_refused_and_one_that_has_grown_is_not(here):
     good = (here / "d.csv").read_text()
     (here / "d.csv").write_text(good.replace("\n7,", "\n7,9"))
     with pytest.raises(
-        co.StorageError, match="its first 33 rows are not those that this run has learned from"
+        co.StorageError, match="its first 33 rows differ from those that this run has learned from"
     ):
         file_run(here / "run", resume=True)
     (here / "d.csv").write_text("\n".join(good.split()[:20]))
-    with pytest.raises(co.StorageError, match="its first 33 rows are not those"):
+    with pytest.raises(co.StorageError, match="its first 33 rows differ from those"):
         file_run(here / "run", resume=True)
     (here / "d.csv").write_text(good + "60,1,2,3,up\n61,3,2,1,up\n")
     assert file_run(here / "run", resume=True).step == 62
@@ -954,7 +954,7 @@ def test_a_bad_row_is_refused_saved_before_and_gone_on_with_when_it_is_mended(he
     (here / "d.csv").write_text("\n".join([*lines[:38], "37,x,1,1,up", *lines[39:]]))
     with pytest.raises(
         co.DataError,
-        match=r"d.csv:39 column 'a': \"x\" is not a number.* saved, at step 37. Go on with:",
+        match=r"d.csv:39 column 'a': \"x\" is not a number.* saved, at step 37. Resume with:",
     ):
         file_run(here / "two")
     (here / "d.csv").write_text(CSV)
@@ -979,7 +979,7 @@ test_online.file_run(test_online.Path("two"), score=score)
 """
 
 
-def test_a_killed_process_goes_on_bit_for_bit(here):
+def test_a_killed_process_is_resumed_bit_for_bit(here):
     file_run(here / "one", score=lambda a: {"x": 0.0})
     done = subprocess.run(
         [sys.executable, "-c", KILLED, SUPPORT, Path(__file__).parent],
@@ -1047,7 +1047,7 @@ SMALL = [
     ],
     ids=["regress", "classify", "next"],
 )
-def test_the_command_learns_goes_on_and_leaves_a_model(words, here, coadjoint):
+def test_the_command_learns_resumes_and_leaves_a_model(words, here, coadjoint):
     code, out, err = coadjoint("online", "d.csv", *words, *SMALL, "--out", "one")
     steps = 59 if "next" in words else 60
     assert (code, err) == (0, "")
@@ -1077,7 +1077,7 @@ def test_the_command_learns_goes_on_and_leaves_a_model(words, here, coadjoint):
     assert all(torch.equal(v, second[name]) for name, v in first.items())
     code, out, _ = coadjoint("resume", "one")
     assert code == 0
-    assert "one has ended already" in out
+    assert "one has already ended" in out
     code, out, _ = coadjoint("predict", "one", "d.csv")
     assert code == 0, out
     assert "1 sequences -> predictions.csv" in out
@@ -1113,18 +1113,19 @@ def test_a_stream_can_be_piped_in(here, coadjoint, monkeypatch):
             "--learner must be rtrl or truncated; got 'bptt'"),
         (["d.csv", "--target", "y", "--learner", "truncated"], 2, "--learner truncated needs --k1"),
         (["d.csv", "--target", "y", "--learner", "rtrl", "--k1", "3"], 2,
-            "--k1 and --k2 belong to --learner truncated"),
+            "--k1 and --k2 apply to --learner truncated"),
         (["d.csv", "--target", "y", "--k1", "3", "--k2", "2"], 2, "1 <= k1 <= k2"),
         (["d.csv", "--target", "y", "--hidden", "0"], 2, "--hidden: must be a whole number"),
         (["d.csv", "--target", "y", "--cell", "elm"], 2, "did you mean 'elman'?"),
         (["d.csv", "--target", "y", "--lr", "-1"], 2, "--lr: must be"),
         (["d.csv", "--target", "y", "--schedule", "cosine"], 2, "needs to know how many steps"),
-        (["d.csv", "--target", "y", "--optimiser", "lbfgs"], 2, "sees a step once"),
+        (["d.csv", "--target", "y", "--optimiser", "lbfgs"], 2, "sees each step once"),
         (["d.csv", "--target", "y", "--window", "0"], 2, "Invalid value for '--window'"),
-        (["d.csv", "--target", "y", "--skip"], 2, "real-time recurrent learning has no skip=True"),
+        (["d.csv", "--target", "y", "--skip"], 2,
+            "real-time recurrent learning does not support skip=True"),
         (["d.csv", "--target", "y", "--batch", "3"], 2, "No such option: --batch"),
         (["d.csv", "--target", "y", "--config", "c.toml"], 2,
-            "--batch does nothing where a stream is learned"),
+            "--batch has no effect when learning from a stream"),
         (["d.csv", "--target", "y", "--missing", "mask"], 2,
             "--missing must be refuse or ffill for a stream"),
     ],
@@ -1147,13 +1148,13 @@ def test_a_folder_that_holds_a_run_is_refused(here, coadjoint):
     before = whole(here / "run")
     code, _, err = coadjoint(*words)
     assert code == 4
-    assert "already holds a run. Go on with it: coadjoint resume run" in err
+    assert "already holds a run. Resume it with: coadjoint resume run" in err
     assert whole(here / "run") == before
 
 
 def test_scale_is_that_of_all_rows_before():
     values = np.random.default_rng(0).normal(size=(500, 3)) * [1e-3, 1, 1e6] + [0, 1e4, -1e6]
-    scale = stream_module.RunningScale(3, True)
+    scale = scaling.RunningScale(3, True)
     for x in values:
         scale.add(x)
     assert np.allclose(scale.mean, values.mean(0), rtol=1e-12)

@@ -51,7 +51,8 @@ def test_a_plan_knows_what_it_means_by_default():
         ({"folder": 3}, "folder must be the name of a file or folder; got 3"),
         (
             {"display": "yes"},
-            "display must be True, False or an object with step, validation, say and close; got 'yes'",
+            "display must be True, False or an object with step, validation, say and close; "
+            "got 'yes'",
         ),
         ({"description": "mine"}, "description must be a dict; got 'mine'"),
         ({"loggers": print}, "loggers must be a list of functions of a row"),
@@ -78,3 +79,21 @@ def test_each_setting_is_checked_once(monkeypatch):
         net, co.tasks.TemporalOrder(10), steps=2, every=2, batch=2, tests=2, confirm=2, probes=2
     )
     assert len(checked) == len(set(checked)) == len(TrainingPlan.counts)
+
+
+def test_a_display_whose_validation_is_still_called_look_is_accepted_with_a_warning():
+    class Old:
+        def __init__(self):
+            self.looks = []
+
+        def step(self, step, row): ...
+        def say(self, text): ...
+        def close(self): ...
+        def look(self, step, rows):
+            self.looks.append(step)
+
+    old = Old()
+    with pytest.warns(DeprecationWarning, match="`look` is now called `validation`"):
+        accepted = TrainingPlan(display=old).display
+    accepted.validation(7, [])
+    assert old.looks == [7]

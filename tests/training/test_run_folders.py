@@ -318,11 +318,11 @@ def test_damage_is_named_and_the_checkpoint_before_is_offered(copy, what):
         storage.load_latest(copy)
     text = str(caught.value)
     assert named in text
-    assert f"{before.name}, is whole: coadjoint resume {copy} --fallback" in text
+    assert f"{before.name}, is intact: coadjoint resume {copy} --fallback" in text
     said = []
     assert storage.load_latest(copy, fallback=True, say=said.append).step == int(before.name[5:])
     assert len(said) == 1
-    assert f"Set aside as {last.name}.damaged; going on from {before.name}." in said[0]
+    assert f"Set aside as {last.name}.damaged; resuming from {before.name}." in said[0]
     assert not last.exists()
     assert last.with_suffix(".damaged").is_dir()
 
@@ -352,7 +352,7 @@ def test_a_folder_whose_checkpoints_are_all_damaged_is_refused(copy):
     for path in storage.list_checkpoints(copy):
         (path / "state.json").unlink()
     for fallback in (False, True):
-        with pytest.raises(StorageError, match="no older one that is whole"):
+        with pytest.raises(StorageError, match="no older one that is intact"):
             storage.load_latest(copy, fallback)
     assert [p for p in storage.list_checkpoints(copy) if (p / "model.safetensors").exists()], (
         "nothing was moved"
@@ -499,7 +499,7 @@ def test_a_new_run_does_not_begin_where_one_is(copy):
     before = ended(copy)
     code, output = command(*WORDS, "--out", copy)
     assert code == 4
-    assert f"already holds a run. Go on with it: coadjoint resume {copy}" in output
+    assert f"already holds a run. Resume it with: coadjoint resume {copy}" in output
     assert ended(copy) == before
 
 
@@ -571,7 +571,7 @@ def test_a_run_killed_before_its_first_checkpoint_begins_again(copy, truth, gone
     (copy / "checkpoints").mkdir()
     for name in (*gone, "result.json", "model.safetensors"):
         (copy / name).unlink()
-    assert "begins again at step 0" in resumed_equal(copy, truth)
+    assert "starting again at step 0" in resumed_equal(copy, truth)
 
 
 def test_a_folder_without_a_run_cannot_be_resumed(tmp_path):
@@ -717,10 +717,7 @@ def test_a_folder_removed_while_the_run_goes_on_stops_it(tmp_path):
     code, output = process.wait()
     assert code == 4
     # between two saves, or in the middle of one
-    assert (
-        "was deleted or moved while the run went on" in output
-        or "No such file or directory" in output
-    )
+    assert "was deleted or moved during the run" in output or "No such file or directory" in output
     assert not (tmp_path / "run").exists()
     assert all(storage.is_intact(p) for p in storage.list_checkpoints(tmp_path / "elsewhere"))
 
@@ -769,7 +766,7 @@ def test_a_signal_stops_the_run_and_it_goes_on_in_the_same_bits(tmp_path, truth,
     code, output = process.wait()
     assert code == 75
     found = re.search(
-        r"stopped: (SIG\w+): saved at step (\d+)\. Go on with: coadjoint (resume '.*')\n$", output
+        r"stopped: (SIG\w+): saved at step (\d+)\. Resume with: coadjoint (resume '.*')\n$", output
     )
     assert found, output
     assert found[1] == signal.Signals(number).name
@@ -792,7 +789,7 @@ def test_two_interrupts_stop_at_once(tmp_path, truth):
     code, output = process.wait()
     assert code == 75
     assert "interrupted twice" in output
-    assert f"Go on with: coadjoint resume {folder}" in output
+    assert f"Resume with: coadjoint resume {folder}" in output
     assert not storage.list_checkpoints(folder)
     resumed_equal(folder, truth)
 
@@ -850,7 +847,7 @@ def test_a_finished_run_is_left_as_it_is(copy):
     before = stamps()
     code, output = command("resume", copy)
     assert code == 0
-    assert "has ended already (finished)" in output
+    assert "has already ended (finished)" in output
     assert stamps() == before
 
 
@@ -894,7 +891,7 @@ def edited(content):
         (lambda content: content[:500], "it was changed or cut"),
         (lambda content: b"", "it was changed or cut"),
         (lambda content: b" " + content, "it was changed or cut"),
-        (None, "is missing: the run cannot go on"),
+        (None, "is missing: the run cannot be resumed"),
     ],
 )
 def test_rows_that_are_not_those_of_the_run_are_refused(stopped_copy, change, said):
@@ -933,7 +930,7 @@ def test_changed_data_is_refused_by_name(tmp_path):
     code, output = command("resume", tmp_path / "run", "--steps", "16")
     assert code == 4
     assert "the file 'series.csv' (SHA-256 " in output
-    assert "has changed since it began" in output
+    assert "has changed since the run began" in output
 
 
 def test_another_network_is_refused_by_its_first_difference(tmp_path):
@@ -942,7 +939,7 @@ def test_another_network_is_refused_by_its_first_difference(tmp_path):
     with pytest.raises(
         StorageError,
         match=(
-            r"belongs to another network: for 'R' it has float32 \[3, 6\] and the network "
+            r"belongs to another network: its 'R' is float32 \[3, 6\], but this network's is "
             r"float32 \[5, 6\]"
         ),
     ):
@@ -976,8 +973,8 @@ def test_another_number_of_threads_is_said(tmp_path):
     finally:
         torch.set_num_threads(before)
     assert said.lines == [
-        f"threads was {before} and is {before + 1}: the run goes on, but not necessarily in the "
-        "same bits."
+        f"threads was {before} and is now {before + 1}: the run continues, but the last bits of "
+        "its results may differ."
     ]
 
 
@@ -1113,8 +1110,8 @@ def test_rows_deleted_while_the_run_goes_on_are_noticed(tmp_path, tiny_run, name
     text = str(caught.value)
     assert "\n" not in text
     for name in names:
-        assert f"{name} was deleted while the run went on; its rows were put back" in text
-    assert f"Go on from the last checkpoint: coadjoint resume {folder}" in text
+        assert f"{name} was deleted during the run; its rows were put back" in text
+    assert f"Resume from the last checkpoint: coadjoint resume {folder}" in text
     kept = [int(p.name[5:]) for p in storage.list_checkpoints(folder) if storage.is_intact(p)]
     assert max(kept, default=0) == {1: 0, 5: 4, 12: 9}[step], (
         "the last one before, of every third step and of the best"
@@ -1132,9 +1129,7 @@ def test_rows_replaced_while_the_run_goes_on_are_noticed(tmp_path, tiny_run, nam
     with pytest.raises(StorageError) as caught:
         tiny(folder, display=After(5, lambda: put(path)))
     kept = folder / f"{name}.kept-1"
-    assert f"{name} was replaced while the run went on; its rows are in {kept.name}" in str(
-        caught.value
-    )
+    assert f"{name} was replaced during the run; its rows are in {kept.name}" in str(caught.value)
     assert f"mv {kept} {path}" in str(caught.value)
     assert path.exists()
     shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -1149,7 +1144,7 @@ def test_a_lock_that_goes_while_the_run_goes_on_is_noticed(tmp_path, tiny_run, p
     folder = tmp_path / "run"
     with pytest.raises(
         StorageError,
-        match=r"lock was deleted or replaced while the run went on: another process may",
+        match=r"lock was deleted or replaced during the run: another process may",
     ):
         tiny(folder, display=After(5, lambda: put(folder / name)))
     assert storage.list_checkpoints(folder)[-1].name == storage.folder_name(4)
@@ -1161,7 +1156,7 @@ def test_a_lock_that_goes_while_the_run_goes_on_is_noticed(tmp_path, tiny_run, p
 def test_a_folder_that_goes_while_the_run_goes_on_is_noticed(tmp_path, tiny_run, what):
     folder, elsewhere = tmp_path / what, tmp_path / "elsewhere"
     with pytest.raises(
-        StorageError, match=r"was deleted or moved while the run went on.* Put it back and go on"
+        StorageError, match=r"was deleted or moved during the run.* Put it back and resume"
     ):
         tiny(tmp_path / "run", display=After(5, lambda: folder.rename(elsewhere)))
     assert not folder.exists()
@@ -1190,7 +1185,7 @@ def test_the_command_line_says_so_in_one_line(tmp_path):
     assert code == 4, output
     assert output.count("\n") == 1
     assert output.startswith(
-        f"coadjoint: error: {folder}: metrics.jsonl was deleted while the run went on"
+        f"coadjoint: error: {folder}: metrics.jsonl was deleted during the run"
     )
     code, output = command("resume", folder)
     assert code == 0, output

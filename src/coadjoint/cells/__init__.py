@@ -1,18 +1,32 @@
-"""Cells: one step of a recurrence, x_t = f(z_t, v_t, x_{t-1}, p) with z_t = W r(x_{t-1}) and v_t = R u_t + b.
+"""Cells: one step of a recurrence, x_t = f(z_t, v_t, x_{t-1}, p).
 
-A cell is a formula over scalars; its slopes and bends (second derivatives) are derived from it, and every engine takes
-its code from it. This package imports `errors` alone.
+Here z_t = W r(x_{t-1}) and v_t = R u_t + b.
 
-formula      expressions: nodes, primitives, and how they are differentiated (pull, push)
-program      expressions as torch operations without allocation, and as source text
-cell         Cell and @cell: a formula with its slots, gates and parameters
-activations  tanh, sigmoid, relu, ... by name
-library      the cells that come with the package, and CELLS, their names
-steps        recurrences that are no formula: any step function, differentiated by torch
-about        what there is to know of a cell by its name
-parameters   types of parameters, and what is refused
-transport    cells and networks on their way to another process
-structures   structured recurrent weights: orthogonal, antisymmetric, low rank, ...
+A cell is a formula over scalars, written with torch.tanh, torch.sigmoid, ... (or co.tanh, ...) and
++ - * / **. Its first and second derivatives follow from the formula, and every engine takes its
+code from it. This package imports `errors` alone.
+
+nodes         the expressions that a formula records
+primitives    tanh, sigmoid, ..., held: the functions that a formula may use
+formula       how expressions are differentiated (pull, push) and evaluated
+program       expressions as torch operations without allocation, and as source text
+cell          Cell and @cell: a formula with its slots, gates and parameters
+activations   tanh, sigmoid, relu, ... by name
+classic       elman, leaky, rate, lstm, gru, peephole, scrn
+conservative  cells built so that gradients neither vanish nor explode
+linear        cells that are linear in the state
+noise         cells under dropout and zoneout
+library       the cells by name: CELLS, options, named
+steps         recurrences that are not formulas: step modules, differentiated by torch
+about         the facts about a cell by its name
+parameters    how parameters are allocated, and their initial values
+transport     how cells and networks reach another process
+structures    structured recurrent weights: orthogonal, antisymmetric, low rank, ...
+
+Example:
+    >>> import coadjoint as co
+    >>> co.cells.named("gru").equations.split(";")[0]
+    "h' = (1 - u) n + u h, n = tanh(v_n + r (z_n + b_n))"
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""What there is to know of a cell by its name."""
+"""The facts about a cell by its name: equations, paper, options, state."""
 
 from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
-from typing import Any
 
 from ..errors import choose
 from . import library, steps
@@ -12,19 +11,27 @@ from . import library, steps
 
 @dataclass(frozen=True)
 class CellDescription:
-    """A cell in words."""
+    """A cell in words.
+
+    equations  as in its docstring
+    paper      where it was published; empty if unknown
+    options    their defaults by name
+    state      the number of entries of the state for each unit, in words
+    """
 
     equations: str
     paper: str
-    options: dict[str, Any]  # with what they are if they are not given
-    state: str  # entries of the state for each unit
+    options: dict[str, object]
+    state: str
 
 
 def about(name: str) -> CellDescription:
-    """The equations, the paper, the options and the state of a cell or step.
+    """Describe a cell or step.
 
-    >>> about("leaky").options
-    {'activation': 'tanh'}
+    Example:
+        >>> from coadjoint.cells import about
+        >>> about("leaky").options
+        {'activation': 'tanh'}
     """
     choose("cell", name, (*library.CELLS, *steps.STEPS))
     if name in steps.STEPS:

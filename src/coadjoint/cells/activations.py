@@ -1,29 +1,36 @@
-"""The activation functions of cells by name. A cell takes any other function over the primitives of `formula` as well."""
+"""The activation functions of cells by name; a cell also takes any function a formula may use."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import Protocol
 
 from ..errors import choose
-from .formula import relu, sigmoid, softplus, tanh
+from .nodes import Value
+from .primitives import relu, sigmoid, softplus, tanh
 
 
-def identity(a: Any) -> Any:
+def identity(a: Value) -> Value:
+    """The activation of a linear cell."""
     return a
 
 
-ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
+class ActivationFunction(Protocol):
+    """A function of one value, over the functions that a formula may use."""
+
+    def __call__(self, a: Value, /) -> Value: ...  # noqa: D102
+
+
+ACTIVATIONS: dict[str, ActivationFunction] = {
     "tanh": tanh,
     "sigmoid": sigmoid,
     "relu": relu,
     "identity": identity,
     "softplus": softplus,
 }
-Activation = str | Callable[[Any], Any]
+Activation = str | ActivationFunction
 
 
-def activation_function(activation: Activation) -> Callable[[Any], Any]:
+def activation_function(activation: Activation) -> ActivationFunction:
     """The function of that name, or the function itself."""
     if callable(activation):
         return activation

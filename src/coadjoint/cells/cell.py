@@ -5,11 +5,12 @@
     x_t                    the state                           one entry for each slot
     p                      per-unit parameters, trained        (time constants, a second bias)
 
-v may also hold an entry that no product goes with (`inputs`), and data that comes with each step: a mask, noise (`given`).
-A gate whose formula leaves out v has no rows in R and b.
+v may also hold entries that have no recurrent product (`inputs`), and data that comes with each
+step, a mask or noise (`given`). A gate whose formula leaves out v has no rows in R and b.
 
-f and the read r are written once, over the functions of `cells.formula`; every derivative and every engine
-takes its code from them. Throughout, W is recurrent and R reads the input (other libraries swap the letters).
+f and the read r are written once, with torch's functions or those of `cells.primitives`; every
+derivative and every engine takes its code from them. Throughout, W is recurrent and R reads the
+input (other libraries swap the letters).
 """
 
 from __future__ import annotations
@@ -17,108 +18,108 @@ from __future__ import annotations
 import functools
 import inspect
 import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import InputError, KindError, check_kind, choose, real
-from .formula import EXPENSIVE, Node, add, as_node, dependent_nodes, pull, substitute, symbol, walk
+from .formula import (
+    EXPENSIVE,
+    Node,
+    add,
+    as_node,
+    dependent_nodes,
+    pull,
+    substitute,
+    symbol,
+    walk,
+)
+from .parameters import Initial, Uniform
 from .transport import Portable
+
+__all__ = ["FIRST", "Cell", "Fields", "Initial", "Uniform", "Weights", "cell"]
 
 FIRST = "first slot"
 # Names of attributes until 0.7, and what they are called now.
 RENAMED = {"beside": "side_entries", "enters": "driven_entries", "kept": "saved_nodes"}
 
 
-@dataclass(frozen=True)
-class Uniform:
-    """Where a per-unit parameter begins: a function of numbers drawn uniformly from low..high."""
-
-    low: float
-    high: float
-    of: Callable[[Tensor], Tensor] | None = None
-
-    def __call__(self, d: int, generator: torch.Generator | None = None) -> Tensor:
-        where = None if generator is None else generator.device
-        drawn = self.low + (self.high - self.low) * torch.rand(
-            d, generator=generator, dtype=torch.float64, device=where
-        )
-        return drawn if self.of is None else self.of(drawn)
-
-    def __str__(self) -> str:
-        return (
-            f"{self.low:g}..{self.high:g}"
-            if self.of is None
-            else f"{self.of.__name__} of {self.low:g}..{self.high:g}"
-        )
-
-
-Initial = float | Uniform
-
-
 class Weights(Protocol):
-    """(W, R, b, p) as they are trained -> (W, R, b) as the formula takes them."""
+    """A map from (W, R, b, p) as they are trained to (W, R, b) as the formula takes them."""
 
-    def __call__(
+    def __call__(  # noqa: D102
         self, W: Tensor, R: Tensor, b: Tensor | None, p: Mapping[str, Tensor]
     ) -> tuple[Tensor, Tensor, Tensor | None]: ...
 
 
 class Fields:
-    """The entries of z, v, x or p by name: z.i, x.h, p.tau."""
+    """The entries of z, v, x or p by name: z.i, x.h, p.tau.
 
-    def __init__(self, kind: str, entries: Mapping[str, Any]) -> None:
+    They are nodes while a formula is recorded, and tensors on the autograd engine.
+    """
+
+    def __init__(self, kind: str, entries: Mapping[str, object]) -> None:
         self.__dict__.update(entries)
         self.__dict__["_kind"] = kind
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> Node:
         names = ", ".join(n for n in self.__dict__ if n != "_kind") or "none"
         raise InputError(f"this cell has no {self._kind}.{name}; its {self._kind} has: {names}.")
 
 
 @dataclass(frozen=True, eq=False)
 class Cell(Portable):
-    """One formula and what follows from it. Made by `@cell`."""
+    """One step of a recurrence, x_t = f(z_t, v_t, x_{t-1}, p), and the expressions it records.
+
+    Cells are made by `co.cell`, whose arguments are these fields.
+
+    Example:
+        >>> import coadjoint as co
+        >>> lstm = co.cells.named("lstm")
+        >>> isinstance(lstm, co.Cell), lstm.slots, lstm.gates
+        (True, ('h', 'c'), ('i', 'f', 'g', 'o'))
+    """
 
     name: str
-    formula: Callable[..., Any]
+    formula: Callable[..., object]
     slots: tuple[str, ...]
     gates: tuple[str, ...]
     parameters: Mapping[str, Initial]
-    reads: str | Callable[..., Any] | None
+    reads: str | Callable[..., object] | None
     equations: str = ""
-    anonymous: bool = field(default=False)  # one gate without a name: z and v are passed bare
+    anonymous: bool = False  # one gate without a name: z and v are passed bare
     given: tuple[str, ...] = ()  # entries of v that are data
     paper: str = ""
-    inputs: tuple[str, ...] = ()  # entries of v that are made by R and b, and have no product
+    inputs: tuple[str, ...] = ()  # entries of v that R and b make, without a recurrent product
     shows: tuple[str, ...] = ()  # the slots that the readout reads; the first, if empty
     structure: Callable[..., nn.Module] | None = None  # a parametrisation of W for d units
     weights: Weights | None = None
-    data: Callable[[Tensor, int, bool], Tensor] | None = (
-        None  # (t [N], d, training) -> what is given, [N, given d]
-    )
+    # (t [N], d, training) -> the entries that are `given`, [N, given d]
+    data: Callable[[Tensor, int, bool], Tensor] | None = None
 
     def __post_init__(self) -> None:
-        _ = self.next, self.read  # a formula that cannot be recorded is refused where it is written
+        # Record now: a formula that cannot be recorded is then refused where it is written.
+        _ = self.next, self.read
 
     def __copy__(self) -> Cell:
-        return self  # nothing in it changes
+        return self  # a cell never changes
 
-    def __deepcopy__(self, memo: Any) -> Cell:
+    def __deepcopy__(self, memo: object) -> Cell:
         return self
 
     @property
-    def _function(self) -> Callable[..., Any]:
+    def _function(self) -> Callable[..., object]:
         return self.formula
 
-    def _reduce_without_place(self, protocol: Any) -> Any:
+    def _reduce_without_place(self, protocol: object) -> NoReturn:
         raise InputError(
-            f"cell '{self.name}' cannot be pickled: a cell of one's own is pickled by its import path, and this one is not "
-            f"at the top level of module {self.formula.__module__}. Define it there, outside of functions and classes."
+            f"cell '{self.name}' cannot be pickled: a user's cell is pickled by its import path, "
+            f"and this one is not at the top level of module {self.formula.__module__}. "
+            "Define it there, outside functions and classes."
         )
 
     if not TYPE_CHECKING:  # mypy would take any name for an attribute of this class
@@ -139,124 +140,145 @@ class Cell(Portable):
 
     @functools.cached_property
     def x(self) -> tuple[Node, ...]:
-        return tuple(symbol(f"x.{s}") for s in self.slots)
+        """The symbols of the previous state, one for each slot."""
+        return tuple(symbol(f"x.{slot}") for slot in self.slots)
 
     @functools.cached_property
     def p(self) -> tuple[Node, ...]:
-        return tuple(symbol(f"p.{n}") for n in self.parameters)
+        """The symbols of the per-unit parameters."""
+        return tuple(symbol(f"p.{name}") for name in self.parameters)
 
     @functools.cached_property
     def a(self) -> tuple[Node, ...]:
-        """The arguments a = z + v of the gates where z and v meet only in that sum, else z alone."""
-        return tuple(symbol(f"a.{g}") for g in self.gates)
+        """The symbols of the gates' arguments: a = z + v where z and v meet only in that sum.
+
+        For the gates in `side`, and those without v, a = z alone.
+        """
+        return tuple(symbol(f"a.{gate}") for gate in self.gates)
 
     @functools.cached_property
     def v(self) -> tuple[Node, ...]:
-        """v of the gates where it is used apart from z, of the inputs, and what is given."""
-        return tuple(symbol(f"v.{g}") for g in self.side_entries)
+        """The symbols of `side_entries`."""
+        return tuple(symbol(f"v.{name}") for name in self.side_entries)
 
     @property
     def side_entries(self) -> tuple[str, ...]:
+        """The entries of v that have an array apart from a: of `side`, `inputs` and `given`."""
         return (*self.side, *self.inputs, *self.given)
 
     @functools.cached_property
     def driven_entries(self) -> tuple[str, ...]:
         """The entries of v that R and b make, in the order of their rows."""
-        return (*(g for g in self.gates if g not in self._traced[2]), *self.inputs)
+        without_v = self._traced[2]
+        return (*(gate for gate in self.gates if gate not in without_v), *self.inputs)
 
     @functools.cached_property
     def next(self) -> tuple[Node, ...]:
-        """x_t, an expression in a, v, x, p for each slot."""
+        """x_t, an expression in a, v, x and p for each slot."""
         return self._traced[0]
 
     @functools.cached_property
     def side(self) -> tuple[str, ...]:
-        """The gates where z and v do not meet in one sum; these keep an array of v."""
+        """The gates that use z and v other than as z + v; they keep an array of v."""
         return self._traced[1]
 
     @functools.cached_property
     def read(self) -> tuple[Node, ...]:
-        """r(x), what W multiplies."""
+        """r(x), the vector that W multiplies; empty for a cell without W."""
         return self._read(dict(zip(self.slots, self.x, strict=True)))
 
     @functools.cached_property
     def read_slot(self) -> int | None:
-        """The slot that W reads, when r only picks one."""
-        return (
-            self.x.index(self.read[0]) if len(self.read) == 1 and self.read[0] in self.x else None
-        )
+        """The number of the slot that W reads, where r only picks one; else None."""
+        picks_one = len(self.read) == 1 and self.read[0] in self.x
+        return self.x.index(self.read[0]) if picks_one else None
 
     @functools.cached_property
     def saved_nodes(self) -> tuple[Node, ...]:
-        """The transcendental values inside x_t that are not x_t itself: an engine may keep them for the other loops."""
+        """The expensive values inside x_t, which an engine may keep for the other loops.
+
+        Values that are x_t itself are left out: they are kept in any case.
+        """
         moving = dependent_nodes(self.next, (*self.a, *self.v, *self.x))
-        return tuple(
-            n for n in walk(self.next) if n.op in EXPENSIVE and n in moving and n not in self.next
-        )
+        found = []
+        for node in walk(self.next):
+            if node.op in EXPENSIVE and node in moving and node not in self.next:
+                found.append(node)
+        return tuple(found)
 
     @functools.cached_property
     def needs_a(self) -> bool:
-        """Do derivatives read the arguments a, or only the states and the values kept?"""
-        known = frozenset(n for n in (*self.next, *self.saved_nodes) if n.args)
-        bars = tuple(symbol(f"lam.{s}") for s in self.slots)
-        grads = pull(self.next, bars, (*self.a, *self.v, *self.x, *self.p))
-        return any(n in self.a for n in walk(grads, known))
+        """Whether derivatives read the arguments a, not only the states and `saved_nodes`."""
+        known = frozenset(node for node in (*self.next, *self.saved_nodes) if node.args)
+        costates = tuple(symbol(f"lam.{slot}") for slot in self.slots)
+        gradients = pull(self.next, costates, (*self.a, *self.v, *self.x, *self.p))
+        return any(node in self.a for node in walk(gradients, known))
 
     @functools.cached_property
     def _traced(self) -> tuple[tuple[Node, ...], tuple[str, ...], tuple[str, ...]]:
-        """x_t, the gates where v is apart from z, the gates without v."""
-        z = {g: symbol(f"z.{g}") for g in self.gates}
-        v = {g: symbol(f"v.{g}") for g in (*self.gates, *self.inputs, *self.given)}
-        out = self._call(
-            z,
-            v,
-            dict(zip(self.slots, self.x, strict=True)),
-            dict(zip(self.parameters, self.p, strict=True)),
-        )
-        if not all(isinstance(o, Node | int | float) for o in out):
-            kinds = ", ".join(type(o).__name__ for o in out)
+        """x_t; the gates where v is apart from z; the gates without v."""
+        z = {gate: symbol(f"z.{gate}") for gate in self.gates}
+        v = {name: symbol(f"v.{name}") for name in (*self.gates, *self.inputs, *self.given)}
+        x = dict(zip(self.slots, self.x, strict=True))
+        p = dict(zip(self.parameters, self.p, strict=True))
+        returned = self._call(z, v, x, p)
+        if not all(isinstance(value, Node | int | float) for value in returned):
+            kinds = ", ".join(type(value).__name__ for value in returned)
             raise KindError(
-                f"the formula of cell '{self.name}' returns {kinds}; expected an expression for each slot."
+                f"the formula of cell '{self.name}' returns {kinds}; "
+                "expected an expression for each slot."
             )
-        out = [as_node(o) for o in out]
-        nodes, side = walk(out), []
+        outputs = [as_node(value) for value in returned]
+        nodes = walk(outputs)
+        side: list[str] = []
+        without_v: list[str] = []
         replaced: dict[Node, Node] = {}
-        deaf = tuple(g for g in self.gates if z[g] in nodes and v[g] not in nodes)
-        for g, a in zip(self.gates, self.a, strict=True):
-            total = add(z[g], v[g])
-            users = {n for n in nodes if z[g] in n.args or v[g] in n.args}
-            if g not in deaf and users <= {total} and z[g] not in out and v[g] not in out:
-                replaced |= {total: a}
+        for gate, a in zip(self.gates, self.a, strict=True):
+            has_v = z[gate] not in nodes or v[gate] in nodes
+            total = add(z[gate], v[gate])
+            users = {n for n in nodes if z[gate] in n.args or v[gate] in n.args}
+            returned_bare = z[gate] in outputs or v[gate] in outputs
+            if has_v and users <= {total} and not returned_bare:
+                replaced[total] = a
+                continue
+            replaced[z[gate]] = a
+            if has_v:
+                side.append(gate)
             else:
-                replaced |= {z[g]: a}
-                side += [] if g in deaf else [g]
-        return tuple(substitute(out, replaced)), tuple(side), deaf
+                without_v.append(gate)
+        return tuple(substitute(outputs, replaced)), tuple(side), tuple(without_v)
 
     def _call(
-        self, z: Mapping[str, Any], v: Mapping[str, Any], x: Mapping[str, Any], p: Mapping[str, Any]
+        self,
+        z: Mapping[str, object],
+        v: Mapping[str, object],
+        x: Mapping[str, object],
+        p: Mapping[str, object],
     ) -> list[Any]:
-        bare = self.anonymous
-        out = self.formula(
-            z[self.gates[0]] if bare else Fields("z", z),
-            v[self.gates[0]] if bare else Fields("v", v),
-            Fields("x", x),
-            Fields("p", p),
-        )
-        out = list(out) if isinstance(out, tuple | list) else [out]
-        if len(out) != len(self.slots):
+        """What the formula returns for each slot: nodes of nodes, tensors of tensors."""
+        if self.anonymous:
+            gate = self.gates[0]
+            returned = self.formula(z[gate], v[gate], Fields("x", x), Fields("p", p))
+        else:
+            named = (Fields("z", z), Fields("v", v), Fields("x", x), Fields("p", p))
+            returned = self.formula(*named)
+        values = list(returned) if isinstance(returned, tuple | list) else [returned]
+        if len(values) != len(self.slots):
             raise InputError(
-                f"cell '{self.name}' has slots {' '.join(self.slots)} but its formula returns {len(out)} values."
+                f"cell '{self.name}' has slots {' '.join(self.slots)} "
+                f"but its formula returns {len(values)} values."
             )
-        return out
+        return values
 
     def _read(self, x: Mapping[str, Any]) -> tuple[Any, ...]:
+        """r(x), of nodes or of tensors."""
         if self.reads is None:
             return ()
         if callable(self.reads):
-            out = self.reads(Fields("x", x))
-            return tuple(out) if isinstance(out, tuple | list) else (out,)
+            returned = self.reads(Fields("x", x))
+            return tuple(returned) if isinstance(returned, tuple | list) else (returned,)
         names = self.slots[:1] if self.reads == FIRST else self.reads.split()
-        return tuple(x[choose("slot", n, self.slots)] for n in names)
+        return tuple(x[choose("slot", name, self.slots)] for name in names)
 
     def step(
         self,
@@ -266,35 +288,34 @@ class Cell(Portable):
         x: Tensor,
         p: Mapping[str, Tensor],
     ) -> Tensor:
-        """One step on tensors, by calling the formula itself, with z = W r(x), v = base; for the gates in `side`,
-        z = W r(x) + base and v = side. The autograd engine runs this."""
+        """One step on tensors, [B, slots d] -> [B, slots d], by calling the formula itself.
+
+        z = W r(x) and v = base; for the gates in `self.side`, z = W r(x) + base and v = side.
+        The autograd engine runs this.
+        """
+        count = len(self.gates)
+        d = x.shape[-1] // len(self.slots)
         slots = dict(zip(self.slots, x.chunk(len(self.slots), -1), strict=True))
-        r = self._read(slots)
-        count, d = len(self.gates), x.shape[-1] // len(self.slots)
-        z = dict(
-            zip(
-                self.gates,
-                (torch.cat(r, -1) @ W.T if W is not None else torch.zeros_like(base)).chunk(
-                    count, -1
-                ),
-                strict=True,
-            )
-        )
+        if W is None:
+            products = torch.zeros_like(base)
+        else:
+            products = torch.cat(self._read(slots), -1) @ W.T
+        z = dict(zip(self.gates, products.chunk(count, -1), strict=True))
         v = dict(zip(self.gates, base.chunk(count, -1), strict=True))
         if side is not None:
             z |= {g: z[g] + v[g] for g in self.side}
             v |= dict(zip(self.side_entries, side.chunk(len(self.side_entries), -1), strict=True))
-        out = self._call(z, v, slots, p)
-        return torch.cat(
-            [torch.as_tensor(o, dtype=x.dtype, device=x.device).expand(len(x), d) for o in out], -1
-        )
+        new = self._call(z, v, slots, p)
+        # A formula may return a number, or one value for all samples.
+        parts = [torch.as_tensor(y, dtype=x.dtype, device=x.device) for y in new]
+        return torch.cat([y.expand(len(x), d) for y in parts], -1)
 
 
 def cell(
     slots: str = "h",
     gates: str | None = None,
     parameters: Mapping[str, Initial] | None = None,
-    reads: str | Callable[..., Any] | None = FIRST,
+    reads: str | Callable[..., object] | None = FIRST,
     given: str = "",
     inputs: str = "",
     shows: str = "",
@@ -302,66 +323,102 @@ def cell(
     weights: Weights | None = None,
     data: Callable[[Tensor, int, bool], Tensor] | None = None,
     name: str = "",
-) -> Callable[[Callable[..., Any]], Cell]:
-    """Make a cell of a formula f(z, v, x, p).
+) -> Callable[[Callable[..., object]], Cell]:
+    """Make a cell of a formula f(z, v, x, p), by a decorator.
 
     slots       names of the parts of the state, "h c"
     gates       names of the entries of z and v, "i f g o"; without it z and v are single values
-    parameters  per-unit parameters and their initial values, {"tau": 0.1}, or where they are drawn; they are trained
-    reads       what W multiplies: names of slots (the first, if not given), a formula of x, or None for no W
-    given       names of entries of v that are no gates but data of each step, "mask"; z and v are then entries by name
-    inputs      names of entries of v that are made of the input like those of gates, and have no product
-    shows       names of the slots that the readout reads; the first, if not given
-    structure   (units=d) -> a parametrisation of W for d units (co.parametrisations)
+    parameters  per-unit parameters, which are trained, and their initial values: {"tau": 0.1},
+                or a `Uniform` from which they are drawn
+    reads       what W multiplies: names of slots (by default the first), a formula of x, or None
+                for a cell without W
+    given       names of entries of v that are data of each step, "mask"; z and v are then entries
+                by name
+    inputs      names of entries of v that R and b make, without a recurrent product
+    shows       names of the slots that the readout reads; by default the first
+    structure   (units=d) -> a parametrisation of W for d units (see co.cells.structures)
     weights     (W, R, b, p) as they are trained -> (W, R, b) as the formula takes them
-    data        (t [N], d, training) -> what is given at the steps t of d units, [N, given d], where a Network makes it
-    name        that of the function, if not given
+    data        (t [N], d, training) -> the `given` entries at the steps t of d units, [N, given d];
+                a Network calls it
+    name        the cell's name; by default that of the function
 
-    The formula returns the new value of each slot. Where z and v of a gate are used only as `z.g + v.g`, write just
-    that sum: the engines then keep one array instead of two. Its docstring has the equations and, in a paragraph of its
-    own at the end, the paper.
+    The formula returns the new value of each slot. It is written with + - * / ** and torch.tanh,
+    torch.sigmoid, torch.exp, ... (or co.tanh, co.sigmoid, ...). Where z and v of a gate are used
+    only as `z.g + v.g`, write just that sum: the engines then keep one array instead of two. The
+    docstring of the formula holds the equations and, in a last paragraph, the paper.
+
+    Example:
+        >>> import torch
+        >>> import coadjoint as co
+        >>> @co.cell(parameters={"leak": 0.5})
+        ... def leaky(z, v, x, p):
+        ...     return (1 - p.leak) * x.h + p.leak * torch.tanh(z + v)
+        >>> leaky
+        <cell leaky: slots h>
+        >>> net = co.Network(leaky, inputs=1, hidden=3, outputs=2)
+        >>> net.p["leak"]
+        Parameter containing:
+        tensor([0.5000, 0.5000, 0.5000], requires_grad=True)
     """
-    for word, value in (
-        ("slots", slots),
-        ("gates", gates or ""),
-        ("given", given),
-        ("inputs", inputs),
-        ("shows", shows),
-    ):
+    texts = {"slots": slots, "gates": gates or "", "given": given, "inputs": inputs, "shows": shows}
+    for word, value in texts.items():
         check_kind(word, value, str, "names separated by spaces")
     check_kind("gates", gates, (str, type(None)), "names separated by spaces")
-    check_kind(
-        "parameters", parameters, (Mapping, type(None)), "a dict of names and where they begin"
-    )
-    for entry, begin in (parameters or {}).items():
-        check_kind("the name of a parameter", entry, str, "a text")
-        if not isinstance(begin, Uniform):
-            real(f"where parameter {entry} begins", begin)
-    names, extra, apart = tuple((gates or "z").split()), tuple(given.split()), tuple(inputs.split())
+    _check_parameters(parameters)
+    slot_names = tuple(slots.split())
+    gate_names = tuple((gates or "z").split())
+    given_names = tuple(given.split())
+    input_names = tuple(inputs.split())
     table = MappingProxyType(dict(parameters or {}))
-    kinds = (
-        ("slots", slots.split()),
-        ("gates", (*names, *apart, *extra)),
-        ("parameters", tuple(table)),
-    )
-    for kind, entries in kinds:
-        if (
-            len(set(entries)) != len(entries)
-            or not all(e.isidentifier() for e in entries)
-            or (kind != "parameters" and not entries)
-        ):
-            raise InputError(
-                f"{kind} must be different identifiers separated by spaces; got {' '.join(entries)!r}."
-            )
+    _check_names("slots", slot_names)
+    _check_names("gates", (*gate_names, *input_names, *given_names))
+    if table:
+        _check_names("parameters", tuple(table))
     for slot in shows.split():
-        choose("slot", slot, slots.split())
+        choose("slot", slot, slot_names)
 
-    def make(formula: Callable[..., Any]) -> Cell:
-        equations, _, paper = inspect.cleandoc(formula.__doc__ or "").rpartition("\n\n")
+    def make(formula: Callable[..., object]) -> Cell:
+        equations, paper = _parse_docstring(formula)
         return Cell(
-            name or formula.__name__, formula, tuple(slots.split()), names, table, reads, equations or paper,
-            gates is None and not extra and not apart, extra, paper if equations else "", apart, tuple(shows.split()),
-            structure, weights, data,
-        )  # fmt: skip
+            name=name or formula.__name__,
+            formula=formula,
+            slots=slot_names,
+            gates=gate_names,
+            parameters=table,
+            reads=reads,
+            equations=equations,
+            anonymous=gates is None and not given_names and not input_names,
+            given=given_names,
+            paper=paper,
+            inputs=input_names,
+            shows=tuple(shows.split()),
+            structure=structure,
+            weights=weights,
+            data=data,
+        )
 
     return make
+
+
+def _check_parameters(parameters: Mapping[str, Initial] | None) -> None:
+    check_kind("parameters", parameters, (Mapping, type(None)), "a dict of initial values by name")
+    for name, initial in (parameters or {}).items():
+        check_kind("the name of a parameter", name, str, "a text")
+        if not isinstance(initial, Uniform):
+            real(f"the initial value of parameter {name}", initial)
+
+
+def _check_names(kind: str, names: Sequence[str]) -> None:
+    """Refuse names that are not identifiers, names that appear twice, and none at all."""
+    are_identifiers = all(name.isidentifier() for name in names)
+    if not names or not are_identifiers or len(set(names)) != len(names):
+        raise InputError(
+            f"{kind} must be different identifiers separated by spaces; got {' '.join(names)!r}."
+        )
+
+
+def _parse_docstring(formula: Callable[..., object]) -> tuple[str, str]:
+    """The equations and, if the docstring has a last paragraph, the paper."""
+    text = inspect.cleandoc(formula.__doc__ or "")
+    equations, _, paper = text.rpartition("\n\n")
+    return (equations, paper) if equations else (text, "")

@@ -1,4 +1,4 @@
-"""Programs: expressions as torch operations that allocate nothing, and as source text for compilers."""
+"""Programs: expressions as torch operations that allocate nothing, and as source text."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from torch import Tensor
 
 from .formula import Node, is_const, torch_operation, walk
 
+Operation = Callable[..., Any]  # a torch function that takes `out`
+Column = Sequence[Tensor]  # views of one array, one for each time step or block of rows
+
 
 def write_code(
     outputs: Sequence[Node],
@@ -19,27 +22,34 @@ def write_code(
     statement: str,
     mark: str = "t",
 ) -> tuple[list[str], list[str]]:
-    """The expressions as straight-line source code -> (statements, the name or literal of each output).
+    """The expressions as straight-line source code: statements, and the text of each output.
 
-    names      what the nodes at hand are called
-    spelling   how an operation is written, "add": "({0} + {1})"; "const" and "power" have {value} too
-    statement  how a value is given a name, "const float {0} = {1};"; the names are `mark` and a number
+    names      the names of the nodes that are at hand
+    spelling   how an operation is written, "add": "({0} + {1})"; "const" and "power" have {value}
+               as well
+    statement  how a value is given a name, "const float {0} = {1};"
+    mark       the names of the values begin with it and end with a number
     """
-    text, lines = dict(names), list[str]()
-    for n in walk(outputs, frozenset(names)):
-        if n not in text:
-            said = spelling[n.op].format(*(text[a] for a in n.args), value=repr(n.value))
-            if is_const(n):
-                text[n] = said
-            else:
-                text[n] = f"{mark}{len(lines)}"
-                lines.append(statement.format(text[n], said))
-    return lines, [text[o] for o in outputs]
+    text = dict(names)
+    lines: list[str] = []
+    for node in walk(outputs, frozenset(names)):
+        if node in text:
+            continue
+        arguments = [text[argument] for argument in node.args]
+        expression = spelling[node.op].format(*arguments, value=repr(node.value))
+        if is_const(node):
+            text[node] = expression
+        else:
+            text[node] = f"{mark}{len(lines)}"
+            lines.append(statement.format(text[node], expression))
+    return lines, [text[output] for output in outputs]
 
 
 @dataclass(frozen=True)
 class Instruction:
-    run: Callable[..., Any]
+    """One torch operation: run(*inputs, out=output)."""
+
+    run: Operation
     inputs: tuple[Node, ...]
     output: Node
 
@@ -53,7 +63,7 @@ def _copy(a: Tensor, *, out: Tensor) -> Tensor:
 
 
 class Program:
-    """Straight-line torch code for `outputs`, nodes in `given` being arrays at hand.
+    """Straight-line torch code for `outputs`; nodes in `given` are arrays at hand.
 
     A sum with a product in it that is used nowhere else becomes one addcmul.
     """
@@ -61,117 +71,150 @@ class Program:
     def __init__(self, outputs: Sequence[Node], given: frozenset[Node] = frozenset()) -> None:
         self.outputs = tuple(outputs)
         nodes = walk(outputs, given)
-        self.leaves = [n for n in nodes if n in given or n.op == "input"]
-        self.constants = [n for n in nodes if is_const(n)]
-        leaf = {*self.leaves, *self.constants}
-        uses: dict[Node, int] = {}
-        for n in nodes:
-            for a in n.args if n not in leaf else ():
-                uses[a] = uses.get(a, 0) + 1
-        for o in outputs:
-            uses[o] = uses.get(o, 0) + 1
+        self.leaves = [node for node in nodes if node in given or node.op == "input"]
+        self.constants = [node for node in nodes if is_const(node)]
+        leaves = {*self.leaves, *self.constants}
+        inner = [node for node in nodes if node not in leaves]
+        uses = count_uses(inner, outputs)
         self.code: list[Instruction] = []
         fused: set[Node] = set()
-        for n in reversed([n for n in nodes if n not in leaf]):
-            if n in fused:
+        # From the outputs down, so that a sum is met before the product that it takes in.
+        for node in reversed(inner):
+            if node in fused:
                 continue
-            inner = (
-                next(
-                    (
-                        m
-                        for m in reversed(n.args)
-                        if m.op == "mul" and m not in leaf and uses[m] == 1
-                    ),
-                    None,
-                )
-                if n.op in ("add", "sub")
-                else None
-            )
-            if (
-                inner is not None
-                and (n.op == "add" or inner is n.args[1])
-                and not any(map(is_const, inner.args))
-            ):
-                other = n.args[0] if inner is n.args[1] else n.args[1]
-                fused.add(inner)
-                run = torch.addcmul if n.op == "add" else _minus_addcmul
-                self.code.append(Instruction(run, (other, *inner.args), n))
+            product = product_to_fuse(node, leaves, uses)
+            if product is None:
+                self.code.append(Instruction(torch_operation(node), node.args, node))
             else:
-                self.code.append(Instruction(torch_operation(n), n.args, n))
+                fused.add(product)
+                self.code.append(addcmul(node, product))
         self.code.reverse()
-        for o in dict.fromkeys(o for o in outputs if o in leaf):
-            self.code.append(Instruction(_copy, (o,), o))
+        for output in dict.fromkeys(self.outputs):
+            if output in leaves:
+                self.code.append(Instruction(_copy, (output,), output))
 
     def assign_buffers(self) -> tuple[int, dict[Node, int]]:
-        """How many buffers the intermediates need when a dead one is used again, and which node uses which."""
-        last = {a: i for i, c in enumerate(self.code) for a in c.inputs}
-        inner = [c.output for c in self.code if c.output not in self.outputs]
-        home: dict[Node, int] = {}
+        """How many buffers the intermediates need, and which node uses which.
+
+        The buffer of a value that is not read again is used for a later one.
+        """
+        last_use: dict[Node, int] = {}
+        for i, instruction in enumerate(self.code):
+            last_use |= dict.fromkeys(instruction.inputs, i)
+        buffer_of: dict[Node, int] = {}
         free: list[int] = []
         count = 0
-        for i, c in enumerate(self.code):
-            for a in dict.fromkeys(c.inputs):
-                if a in home and last[a] == i:
-                    free.append(home[a])
-            if c.output in inner:
+        for i, instruction in enumerate(self.code):
+            for node in dict.fromkeys(instruction.inputs):
+                if node in buffer_of and last_use[node] == i:
+                    free.append(buffer_of[node])
+            if instruction.output not in self.outputs:
                 if not free:
                     free.append(count)
                     count += 1
-                home[c.output] = free.pop()
-        return count, home
+                buffer_of[instruction.output] = free.pop()
+        return count, buffer_of
 
     def bind(
         self,
-        columns: Mapping[Node, Sequence[Tensor]],
-        targets: Sequence[Sequence[Tensor]],
-        scratch: Callable[[], Sequence[Tensor]],
+        columns: Mapping[Node, Column],
+        targets: Sequence[Column],
+        scratch: Callable[[], Column],
     ) -> Callable[[int], None]:
         """run(i): compute entry i of each target from entry i of each column.
 
-        A column is a list of views, one for each time step or block of rows; `scratch()` makes one that may be
-        overwritten. All entries are written with `out=`: nothing is allocated while running.
+        columns  the arrays at hand
+        targets  where the outputs are written
+        scratch  makes a column that may be overwritten
+
+        All entries are written with `out=`: nothing is allocated while running.
         """
-        count, home = self.assign_buffers()
+        count, buffer_of = self.assign_buffers()
         buffers = [scratch() for _ in range(count)]
-        first: dict[Node, Sequence[Tensor]] = {}
-        copies: list[tuple[Sequence[Tensor], Sequence[Tensor]]] = []
-        for o, target in zip(self.outputs, targets, strict=True):
-            if o in first:
-                copies.append((first[o], target))
+        place: dict[Node, Column] = {node: buffers[i] for node, i in buffer_of.items()}
+        written: set[Node] = set()
+        copies: list[tuple[Column, Column]] = []
+        for output, target in zip(self.outputs, targets, strict=True):
+            if output in written:  # the same expression as an earlier output
+                copies.append((place[output], target))
             else:
-                first[o] = target
+                written.add(output)
+                place[output] = target
         like = targets[0][0] if targets else next(iter(columns.values()))[0]
-        length = max(len(t) for t in targets) if targets else 0
+        length = max((len(target) for target in targets), default=0)
         fixed = {c: [like.new_tensor(c.value)] * length for c in self.constants}
 
-        def read(n: Node) -> Sequence[Tensor]:
-            if n in columns:
-                return columns[n]
-            if n in fixed:
-                return fixed[n]
-            return first[n] if n in first else buffers[home[n]]
+        def source(node: Node) -> Column:
+            if node in columns:
+                return columns[node]
+            return fixed[node] if node in fixed else place[node]
 
-        code: list[tuple[int, Any, Any, Any, Any, Any]] = []
-        for c in self.code:
-            out = first[c.output] if c.output in first else buffers[home[c.output]]
-            ins = [read(a) for a in c.inputs]
-            a, b, third = [*ins, None, None][:3]
-            code.append((len(ins), c.run, a, b, third, out))
-        code += [(1, _copy, source, None, None, target) for source, target in copies]
+        code: list[tuple[Operation, tuple[Column, ...], Column]] = []
+        for instruction in self.code:
+            inputs = tuple(map(source, instruction.inputs))
+            code.append((instruction.run, inputs, place[instruction.output]))
+        code += [(_copy, (first,), target) for first, target in copies]
+        return bound_code(code)
 
-        if len(code) == 1 and code[0][0] < 3:  # the most frequent case, without the loop
-            n, f, a, b, _, out = code[0]
-            return (
-                (lambda i: f(a[i], out=out[i])) if n == 1 else (lambda i: f(a[i], b[i], out=out[i]))
-            )
 
-        def run(i: int) -> None:
-            for n, f, a, b, c, out in code:
-                if n == 2:
-                    f(a[i], b[i], out=out[i])
-                elif n == 3:
-                    f(a[i], b[i], c[i], out=out[i])
-                else:
-                    f(a[i], out=out[i])
+def count_uses(nodes: Sequence[Node], outputs: Sequence[Node]) -> dict[Node, int]:
+    """How often each node is an argument of `nodes`, or an output."""
+    uses: dict[Node, int] = {}
+    for node in nodes:
+        for argument in node.args:
+            uses[argument] = uses.get(argument, 0) + 1
+    for output in outputs:
+        uses[output] = uses.get(output, 0) + 1
+    return uses
 
-        return run
+
+def product_to_fuse(node: Node, leaves: set[Node], uses: Mapping[Node, int]) -> Node | None:
+    """The product that a sum or difference can absorb as one addcmul, or None.
+
+    It must not be used elsewhere, have no constant factor and, in a - b c, be the subtrahend.
+    """
+    if node.op not in ("add", "sub"):
+        return None
+    for argument in reversed(node.args):
+        if argument.op == "mul" and argument not in leaves and uses[argument] == 1:
+            fits = node.op == "add" or argument is node.args[1]
+            return argument if fits and not any(map(is_const, argument.args)) else None
+    return None
+
+
+def addcmul(node: Node, product: Node) -> Instruction:
+    """The sum or difference `node` and its product as one operation, other +- a b."""
+    other = node.args[0] if product is node.args[1] else node.args[1]
+    run = torch.addcmul if node.op == "add" else _minus_addcmul
+    return Instruction(run, (other, *product.args), node)
+
+
+def bound_code(
+    code: Sequence[tuple[Operation, tuple[Column, ...], Column]],
+) -> Callable[[int], None]:
+    """A function run(i) of (operation, inputs, output); it runs once for each time step."""
+    if len(code) == 1:  # the most frequent case, without the loop
+        operation, inputs, out = code[0]
+        if len(inputs) == 1:
+            first = inputs[0]
+            return lambda i: operation(first[i], out=out[i])
+        if len(inputs) == 2:
+            first, second = inputs
+            return lambda i: operation(first[i], second[i], out=out[i])
+
+    # One, two and three inputs are written out: that is faster than a loop over the inputs.
+    rows: list[tuple[int, Operation, Column, Column, Column, Column]] = []
+    for operation, inputs, out in code:
+        first, second, third = (*inputs, inputs[0], inputs[0])[:3]
+        rows.append((len(inputs), operation, first, second, third, out))
+
+    def run(i: int) -> None:
+        for count, operation, first, second, third, out in rows:
+            if count == 2:
+                operation(first[i], second[i], out=out[i])
+            elif count == 3:
+                operation(first[i], second[i], third[i], out=out[i])
+            else:
+                operation(first[i], out=out[i])
+
+    return run

@@ -1,12 +1,12 @@
-"""Steps: cells that a formula over units cannot say, because f multiplies matrices more than once.
+"""Steps: cells that a formula over units cannot express, as they multiply matrices more than once.
 
 Each is a module (u_t, x) -> x with its own parameters; a network takes it by name, or as a module:
 
     net = co.Network("gated-feedback", inputs=3, hidden=16, outputs=2, layers=2)
     net = co.Network(co.cells.steps.GatedFeedback(3, 16, layers=2), inputs=3, hidden=16, outputs=2)
 
-They run on the autograd engine; costates and penalties are those of any network. W is recurrent and R reads the input.
-All parameters are drawn uniformly from +-1/sqrt(hidden), as torch.nn does.
+They run on the autograd engine; costates and penalties are those of any network. W is recurrent and
+R reads the input. All parameters are drawn uniformly from +-1/sqrt(hidden), as torch.nn does.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -24,16 +24,25 @@ from ..errors import MAX_COUNT, InputError, KindError, brief, choose
 from .activations import Activation, activation_function
 from .parameters import check_dtype_and_device, parameter
 
-TensorOptions = dict[str, Any]  # dtype and device
+
+class TensorOptions(TypedDict):
+    """How the parameters of a step are allocated."""
+
+    dtype: torch.dtype | None
+    device: torch.device | str | None
 
 
-def new_parameter(*shape: int, **make: Any) -> nn.Parameter:
-    check_dtype_and_device(make.get("dtype"), make.get("device"))
+def new_parameter(*shape: int, **make: Unpack[TensorOptions]) -> nn.Parameter:
+    """A parameter that is not drawn yet; its dtype and device are checked first."""
+    check_dtype_and_device(make["dtype"], make["device"])
     return parameter(*shape, **make)
 
 
 class Step(nn.Module):
-    """A module (u [B, inputs], x) -> x; x is [B, hidden], or a tuple of `slots` such parts; the readout reads the first."""
+    """A module (u [B, inputs], x) -> x.
+
+    x is [B, hidden], or a tuple of `slots` parts of that shape; the readout reads the first.
+    """
 
     slots = 1
     state = "1"  # entries of the state for each unit
@@ -45,20 +54,25 @@ class Step(nn.Module):
                 raise InputError(f"{name} must be a positive integer; got {brief(value)}.")
             if value > MAX_COUNT:
                 raise InputError(f"{name} must be at most {MAX_COUNT:,}; got {brief(value)}.")
-        self.inputs, self.hidden = inputs, hidden
+        self.inputs = inputs
+        self.hidden = hidden
 
     def reset_parameters(self) -> None:
-        """Uniform in +-1/sqrt(hidden)."""
+        """Draw all parameters uniformly in +-1/sqrt(hidden)."""
         bound = self.hidden**-0.5
         with torch.no_grad():
             for p in self.parameters():
                 p.uniform_(-bound, bound)
 
     def blocks(self) -> list[Tensor]:
-        """The matrices between one state and the next, square where they can be: what an initialiser of W places."""
+        """The matrices between one state and the next, which an initialiser of W fills.
+
+        They are square where they can be.
+        """
         raise NotImplementedError
 
     def extra_repr(self) -> str:
+        """The sizes, for torch's repr."""
         return f"inputs={self.inputs}, hidden={self.hidden}"
 
 
@@ -69,8 +83,8 @@ class ResetBefore(Step):
     n    = tanh(W_n (r * h) + R_n u + b_n)
     h'   = (1 - k) * n + k * h
 
-    Cho et al., Learning phrase representations using RNN encoder-decoder, EMNLP (2014), who leave out b. Cell "gru" is the
-    other one, torch's: r * (W_n h).
+    Cho et al., Learning phrase representations using RNN encoder-decoder, EMNLP (2014), who leave
+    out b. Cell "gru" is the other one, torch's: r * (W_n h).
     """
 
     def __init__(
@@ -84,21 +98,21 @@ class ResetBefore(Step):
     ) -> None:
         super().__init__(inputs, hidden)
         make: TensorOptions = {"dtype": dtype, "device": device}
-        self.W, self.R = (
-            new_parameter(3 * hidden, hidden, **make),
-            new_parameter(3 * hidden, inputs, **make),
-        )
+        self.W = new_parameter(3 * hidden, hidden, **make)
+        self.R = new_parameter(3 * hidden, inputs, **make)
         self.b = new_parameter(3 * hidden, **make) if bias else None
         self.reset_parameters()
 
     def blocks(self) -> list[Tensor]:
+        """W of r, k and n."""
         return list(self.W.split(self.hidden))
 
     def forward(self, u: Tensor, h: Tensor) -> Tensor:
+        """The new h from u and h, by the equations of the class."""
         d = self.hidden
-        gates, n = linear(u, self.R, self.b).split([2 * d, d], -1)
-        r, k = torch.sigmoid(linear(h, self.W[: 2 * d]) + gates).chunk(2, -1)
-        n = torch.tanh(linear(r * h, self.W[2 * d :]) + n)
+        v_gates, v_n = linear(u, self.R, self.b).split([2 * d, d], -1)
+        r, k = torch.sigmoid(linear(h, self.W[: 2 * d]) + v_gates).chunk(2, -1)
+        n = torch.tanh(linear(r * h, self.W[2 * d :]) + v_n)
         return (1 - k) * n + k * h
 
 
@@ -109,11 +123,12 @@ class DeepTransition(Step):
     y_l = phi(W_l y_{l-1} + b_l)    l = 2..depth    [width], the last one [hidden]
     h'  = y_depth
 
-    With shortcut=True the last layer also sees the state: phi(W_L y_{L-1} + S h + b_L), so that the way from h to h' need
-    not grow with the depth; the authors' code gives h to every layer after the first, the same for depth 2. depth = 1 is the
-    Elman cell; width is `hidden` if not given.
+    With shortcut=True the last layer also sees the state: phi(W_L y_{L-1} + S h + b_L), so that the
+    way from h to h' need not grow with the depth; the authors' code gives h to every layer after
+    the first, the same for depth 2. depth = 1 is the Elman cell; width is `hidden` if not given.
 
-    Pascanu, Gulcehre, Cho & Bengio, How to construct deep recurrent neural networks, ICLR (2014): DT-RNN and DT(S)-RNN.
+    Pascanu, Gulcehre, Cho & Bengio, How to construct deep recurrent neural networks, ICLR (2014):
+    DT-RNN and DT(S)-RNN.
     """
 
     def __init__(
@@ -136,47 +151,65 @@ class DeepTransition(Step):
             )
         make: TensorOptions = {"dtype": dtype, "device": device}
         self.phi = activation_function(activation)
-        sizes = [*[width or hidden] * (depth - 1), hidden]
-        self.W, self.R = (
-            new_parameter(sizes[0], hidden, **make),
-            new_parameter(sizes[0], inputs, **make),
-        )
-        self.b = new_parameter(sizes[0], **make) if bias else None
-        self.rest = nn.ModuleList(
-            nn.Linear(n, m, bias, **make) for n, m in itertools.pairwise(sizes)
-        )
+        widths = [*[width or hidden] * (depth - 1), hidden]
+        self.W = new_parameter(widths[0], hidden, **make)
+        self.R = new_parameter(widths[0], inputs, **make)
+        self.b = new_parameter(widths[0], **make) if bias else None
+        self.rest = nn.ModuleList()
+        for below, above in itertools.pairwise(widths):
+            self.rest.append(nn.Linear(below, above, bias, **make))
         self.S = new_parameter(hidden, hidden, **make) if shortcut else None
         self.reset_parameters()
 
     def blocks(self) -> list[Tensor]:
-        within = [layer.weight for layer in self.rest if isinstance(layer, nn.Linear)]
-        return [self.W, *within, *([] if self.S is None else [self.S])]
+        """W, the matrices between the layers, and S."""
+        found: list[Tensor] = [self.W]
+        for layer in self.rest:
+            assert isinstance(layer, nn.Linear)
+            found.append(layer.weight)
+        if self.S is not None:
+            found.append(self.S)
+        return found
 
     def forward(self, u: Tensor, h: Tensor) -> Tensor:
+        """The new h from u and h, by the equations of the class."""
         a = linear(h, self.W) + linear(u, self.R, self.b)
         for layer in self.rest:
             a = layer(self.phi(a))
-        return self.phi(a if self.S is None else a + linear(h, self.S))
+        if self.S is not None:
+            a = a + linear(h, self.S)
+        return self.phi(a)
 
 
-def tanh_unit(gates: list[Tensor], v: Tensor, s: Tensor, h: Tensor, c: Any) -> tuple[Tensor, ...]:
+# The new parts of a layer's state from its gates, R y + b of the new content (v), the states of all
+# layers through their global gates (s), and the layer's own previous state (h, and c of the lstm).
+def tanh_unit(
+    gates: list[Tensor], v: Tensor, s: Tensor, h: Tensor, c: Tensor | None
+) -> tuple[Tensor, ...]:
+    """The new h of a unit without gates."""
     return (torch.tanh(v + s),)
 
 
-def gru_unit(gates: list[Tensor], v: Tensor, s: Tensor, h: Tensor, c: Any) -> tuple[Tensor, ...]:
+def gru_unit(
+    gates: list[Tensor], v: Tensor, s: Tensor, h: Tensor, c: Tensor | None
+) -> tuple[Tensor, ...]:
+    """The new h of a gated unit; the gates are r and k."""
     r, k = gates
     return ((1 - k) * torch.tanh(v + r * s) + k * h,)
 
 
-def lstm_unit(gates: list[Tensor], v: Tensor, s: Tensor, h: Tensor, c: Any) -> tuple[Tensor, ...]:
+def lstm_unit(
+    gates: list[Tensor], v: Tensor, s: Tensor, h: Tensor, c: Tensor | None
+) -> tuple[Tensor, ...]:
+    """The new h and c of an LSTM unit; the gates are i, f and o."""
+    assert c is not None
     i, f, o = gates
     c = f * c + i * torch.tanh(v + s)
     return o * torch.tanh(c), c
 
 
-UNITS: dict[
-    str, tuple[int, Callable[..., tuple[Tensor, ...]]]
-] = {  # how many gates, and the new parts of the state
+# How many gates a unit has, and its function.
+UNITS: dict[str, tuple[int, Callable[..., tuple[Tensor, ...]]]] = {
     "tanh": (0, tanh_unit),
     "gru": (2, gru_unit),
     "lstm": (3, lstm_unit),
@@ -184,42 +217,46 @@ UNITS: dict[
 
 
 class FeedbackLayer(nn.Module):
-    """One layer of gated feedback."""
+    """One layer of gated feedback.
+
+    R, b               read the layer below, or u: rows of the gates, then of the new content
+    W                  of the gates: reads its own layer
+    U                  of the new content: reads all layers, each through its global gate
+    g_below, g_states  of the global gates: read the layer below, and all states
+    """
 
     def __init__(
         self, below: int, hidden: int, layers: int, unit: str, bias: bool, make: TensorOptions
     ) -> None:
         super().__init__()
-        d, (gates, self.new_state) = hidden, UNITS[unit]
+        d = hidden
+        gates, self.new_state = UNITS[unit]
         self.gates = gates
-        self.R = new_parameter(
-            (gates + 1) * d, below, **make
-        )  # reads the layer below, or u; gates, then the new content
+        self.R = new_parameter((gates + 1) * d, below, **make)
         self.b = new_parameter((gates + 1) * d, **make) if bias else None
-        self.W = (
-            new_parameter(gates * d, d, **make) if gates else None
-        )  # of the gates of a unit: its own layer alone
-        self.U = new_parameter(
-            d, layers * d, **make
-        )  # of the new content: all layers, each through its global gate
-        self.g_below, self.g_states = (
-            new_parameter(layers, below, **make),
-            new_parameter(layers, layers * d, **make),
-        )
+        self.W = new_parameter(gates * d, d, **make) if gates else None
+        self.U = new_parameter(d, layers * d, **make)
+        self.g_below = new_parameter(layers, below, **make)
+        self.g_states = new_parameter(layers, layers * d, **make)
 
-    def forward(self, y: Tensor, every: Tensor, h: Tensor, c: Tensor | None) -> tuple[Tensor, ...]:
-        """From the layer below, the states of all layers [B, layers, hidden] and its own: its new h (and c)."""
-        g = torch.sigmoid(linear(y, self.g_below) + linear(every.flatten(-2), self.g_states))
-        s = linear((g[..., None] * every).flatten(-2), self.U)
+    def forward(self, y: Tensor, states: Tensor, h: Tensor, c: Tensor | None) -> tuple[Tensor, ...]:
+        """The new h (and c) of this layer.
+
+        y       the new state of the layer below, or u
+        states  the previous states of all layers [B, layers, hidden]
+        h, c    the previous state of this layer
+        """
+        g = torch.sigmoid(linear(y, self.g_below) + linear(states.flatten(-2), self.g_states))
+        s = linear((g[..., None] * states).flatten(-2), self.U)
         *gates, v = linear(y, self.R, self.b).chunk(self.gates + 1, -1)
         if self.W is not None:
-            said = linear(h, self.W).chunk(self.gates, -1)
-            gates = [torch.sigmoid(a + z) for a, z in zip(gates, said, strict=True)]
+            products = linear(h, self.W).chunk(self.gates, -1)
+            gates = [torch.sigmoid(a + z) for a, z in zip(gates, products, strict=True)]
         return self.new_state(gates, v, s, h, c)
 
 
 class GatedFeedback(Step):
-    """Stacked layers, each reading the previous states of all layers, through global reset gates between layers.
+    """Stacked layers; each reads the previous states of all layers through global reset gates.
 
     y        = h'_{j-1}, the new state of the layer below; u for j = 1
     g_ij     = sigmoid(w_ij . y + u_ij . (all h))       one number for each pair of layers: from i to j
@@ -228,11 +265,12 @@ class GatedFeedback(Step):
     gru      r, k = sigmoid(R y + W h_j + b);  n = tanh(R_n y + b_n + r * s);  h'_j = (1 - k) * n + k * h_j
     lstm     i, f, o = sigmoid(R y + W h_j + b);  c'_j = f * c_j + i * tanh(R_c y + b_c + s);  h'_j = o * tanh(c'_j)
 
-    The gates of a unit read its own layer; only the new content hears the others. The state has the top layer first, for the
-    readout: h_L, ..., h_1, and for lstm then c_L, ..., c_1.
+    The gates of a unit read its own layer; only the new content reads the others. The state has the
+    top layer first, for the readout: h_L, ..., h_1, and for lstm then c_L, ..., c_1.
 
-    Chung, Gulcehre, Cho & Bengio, Gated feedback recurrent neural networks, ICML (2015), who leave out b.
-    """
+    Chung, Gulcehre, Cho & Bengio, Gated feedback recurrent neural networks, ICML (2015), who leave
+    out b.
+    """  # noqa: E501  -- a table of equations
 
     state = "layers; lstm: 2 layers"
 
@@ -248,37 +286,45 @@ class GatedFeedback(Step):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__(inputs, hidden, layers=layers)
-        self.unit, self.layers = choose("unit", unit, UNITS), layers
-        self.slots = layers * (2 if unit == "lstm" else 1)
+        self.unit = choose("unit", unit, UNITS)
+        self.layers = layers
+        self.slots = 2 * layers if unit == "lstm" else layers
         make: TensorOptions = {"dtype": dtype, "device": device}
-        below = [inputs, *[hidden] * (layers - 1)]
-        self.levels = nn.ModuleList(
-            FeedbackLayer(n, hidden, layers, unit, bias, make) for n in below
-        )
+        self.levels = nn.ModuleList()
+        for below in (inputs, *[hidden] * (layers - 1)):
+            self.levels.append(FeedbackLayer(below, hidden, layers, unit, bias, make))
         self.reset_parameters()
 
     def blocks(self) -> list[Tensor]:
         """U from each layer to each, and W of the gates of a unit."""
-        d, found = self.hidden, list[Tensor]()
+        d = self.hidden
+        found: list[Tensor] = []
         for level in self.levels:
             assert isinstance(level, FeedbackLayer)
-            found += [*level.U.split(d, 1), *(() if level.W is None else level.W.split(d))]
+            found += level.U.split(d, 1)
+            if level.W is not None:
+                found += level.W.split(d)
         return found
 
     def extra_repr(self) -> str:
+        """The sizes and the kind of unit, for torch's repr."""
         return f"{super().extra_repr()}, layers={self.layers}, unit={self.unit!r}"
 
     def forward(self, u: Tensor, x: Tensor | tuple[Tensor, ...]) -> Tensor:
+        """The new state [B, slots hidden], by the equations of the class."""
         parts = (x,) if isinstance(x, Tensor) else x
         if len(parts) != self.slots:
             raise InputError(
-                f"the state has {len(parts)} parts; expected {self.slots}: give co.Network slots=step.slots."
+                f"the state has {len(parts)} parts; expected {self.slots}: "
+                "give co.Network slots=step.slots."
             )
-        h, c = parts[: self.layers], parts[self.layers :]  # the top layer first
-        every, y = torch.stack(h, -2), u
+        h = parts[: self.layers]  # the top layer first
+        c = parts[self.layers :]
+        states = torch.stack(h, -2)
+        y = u
         new: list[tuple[Tensor, ...]] = []
         for level, own in zip(self.levels, reversed(range(self.layers)), strict=True):
-            new.insert(0, level(y, every, h[own], c[own] if c else None))
+            new.insert(0, level(y, states, h[own], c[own] if c else None))
             y = new[0][0]
         return torch.cat([part for slot in zip(*new, strict=True) for part in slot], -1)
 
@@ -289,21 +335,34 @@ STEPS: dict[str, type[Step]] = {
     "deep-transition": DeepTransition,
 }
 
-COMMON_OPTIONS = ("inputs", "hidden", "bias", "dtype", "device")  # what all steps take
+COMMON_OPTIONS = ("inputs", "hidden", "bias", "dtype", "device")  # those that all steps take
 
 
-def options(name: str) -> dict[str, Any]:
-    """The options of a step of the table and what they are if they are not given."""
+def options(name: str) -> dict[str, object]:
+    """The options of a step and their defaults, apart from those that all steps take.
+
+    Example:
+        >>> from coadjoint.cells import steps
+        >>> steps.options("gated-feedback")
+        {'layers': 2, 'unit': 'tanh'}
+    """
     found = inspect.signature(STEPS[choose("step", name, STEPS)]).parameters
-    return {n: o.default for n, o in found.items() if n not in COMMON_OPTIONS}
+    return {option: found[option].default for option in found if option not in COMMON_OPTIONS}
 
 
 def named(name: str, inputs: int, hidden: int, **given: Any) -> Step:
-    """The step of that name; options as its class takes them."""
+    """The step of that name, with the options of its class.
+
+    Example:
+        >>> from coadjoint.cells import steps
+        >>> steps.named("gated-feedback", inputs=2, hidden=3).slots
+        2
+    """
     known = options(name)
-    unknown = [n for n in given if n not in (*known, *COMMON_OPTIONS)]
+    unknown = [option for option in given if option not in (*known, *COMMON_OPTIONS)]
     if unknown:
         raise KindError(
-            f"cell '{name}' has no option {', '.join(unknown)}; its options: {', '.join(known) or 'none'}."
+            f"cell '{name}' has no option {', '.join(unknown)}; "
+            f"its options: {', '.join(known) or 'none'}."
         )
     return STEPS[name](inputs, hidden, **given)

@@ -4,15 +4,15 @@
     co.Network("elman", structure=co.cells.structures.Skew(), ...)
     torch.nn.utils.parametrize.register_parametrization(net, "W", co.cells.structures.Signed(signs))
 
-W [g d, k d] of a cell with g gates, reading k slots, is cut into blocks [d, d], and each has the structure. What is trained
-is the raw parameter `parametrizations.W.original`; its gradient is the sweep's by W, pulled back by autograd.
+W [g d, k d] of a cell with g gates that reads k slots is cut into blocks [d, d], and each block has
+the structure. The parameter that is trained is the raw one, `parametrizations.W.original`; autograd
+pulls the sweep's gradient by W back to it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,26 +25,32 @@ def split_blocks(W: Tensor, d: int | None) -> Tensor:
     d = d or W.shape[1]
     if W.dim() != 2 or W.shape[0] % d or W.shape[1] % d:
         raise InputError(f"W has shape {list(W.shape)}; expected square blocks of {d}.")
-    return W.unflatten(0, (-1, d)).unflatten(2, (-1, d)).transpose(1, 2)
+    blocks: Tensor = W.unflatten(0, (-1, d)).unflatten(2, (-1, d))
+    return blocks.transpose(1, 2)
 
 
 def join_blocks(X: Tensor) -> Tensor:
-    """The inverse of cut."""
+    """[g, k, d, d] -> [g d, k d], the inverse of split_blocks."""
     return X.transpose(1, 2).flatten(2, 3).flatten(0, 1)
 
 
-def identity_like(like: Tensor) -> Tensor:
-    return torch.eye(like.shape[-1], dtype=like.dtype, device=like.device)
+def identity_like(X: Tensor) -> Tensor:
+    """The identity of the size, dtype and device of X's last axis."""
+    return torch.eye(X.shape[-1], dtype=X.dtype, device=X.device)
 
 
 class Blocks(nn.Module):
-    """The same map of M on each block; units: their size d, that of the columns if not given."""
+    """The same map M -> W on each block.
+
+    units  the size d of a block; by default the number of columns of W
+    """
 
     def __init__(self, units: int | None = None) -> None:
         super().__init__()
         self.units = units
 
     def weight_from(self, M: Tensor) -> Tensor:
+        """W of the raw M, block by block: [g, k, d, d] -> [g, k, d, d]."""
         raise NotImplementedError
 
     def raw_from(self, W: Tensor) -> Tensor:
@@ -52,138 +58,171 @@ class Blocks(nn.Module):
         raise NotImplementedError
 
     def forward(self, M: Tensor) -> Tensor:
+        """W of the raw parameter, as torch.nn.utils.parametrize calls it."""
         return join_blocks(self.weight_from(split_blocks(M, self.units)))
 
     def right_inverse(self, W: Tensor) -> Tensor:
+        """The raw parameter of a W that is assigned, as torch.nn.utils.parametrize calls it."""
         return join_blocks(self.raw_from(split_blocks(W, self.units)))
 
     def begin(self, M: Tensor, generator: torch.Generator | None = None) -> None:
-        """Where training begins: entries uniform on +-1/sqrt(d)."""
+        """Draw the initial M: entries uniform on +-1/sqrt(d)."""
         bound = 1 / math.sqrt(self.units or M.shape[1])
         M.uniform_(-bound, bound, generator=generator)
 
 
 class Skew(Blocks):
-    """W = (1 - beta)(M + M') + beta (M - M') - gamma I; with beta = 1 antisymmetric but for the diagonal -gamma.
+    """W = (1 - beta)(M + M') + beta (M - M') - gamma I.
 
-    Chang et al., ICLR (2019); Erichson et al., ICLR (2021)"""
+    With beta = 1, W is antisymmetric except for the diagonal -gamma.
+
+    Chang et al., ICLR (2019); Erichson et al., ICLR (2021)
+    """
 
     def __init__(self, beta: float = 1.0, gamma: float = 0.01, units: int | None = None) -> None:
         super().__init__(units)
         if not isinstance(beta, int | float) or not 0 <= beta <= 1:
             raise InputError(f"beta must lie between 0 and 1; got {brief(beta)}.")
         real("gamma", gamma)
-        self.beta, self.gamma = beta, gamma
+        self.beta = beta
+        self.gamma = gamma
 
     def weight_from(self, M: Tensor) -> Tensor:
+        """The formula of the class."""
         skew = self.beta * (M - M.mT) - self.gamma * identity_like(M)
-        return skew if self.beta == 1 else skew + (1 - self.beta) * (M + M.mT)
+        if self.beta == 1:
+            return skew
+        return skew + (1 - self.beta) * (M + M.mT)
 
     def raw_from(self, W: Tensor) -> Tensor:
-        """Exact for a W of this form; of any other, what the form cannot hold is left out."""
+        """Exact for a W of this form; from any other W the part that the form lacks is dropped."""
         W = W + self.gamma * identity_like(W)
         parts = ((W - W.mT, self.beta), (W + W.mT, 1 - self.beta))
         return torch.stack([part / (4 * share) for part, share in parts if share]).sum(0)
 
 
 class Orthogonal(Blocks):
-    """W' W = I: W = exp(A), or by="cayley" (I + A)^-1 (I - A), of A = M - M'; found in float64, so that W stays orthogonal to
-    the last digits of its own type.
+    """W' W = I: W = exp(A), or by="cayley" (I + A)^-1 (I - A), of A = M - M'.
 
-    Lezcano-Casado & Martinez-Rubio, ICML (2019); Helfrich et al., ICML (2018)"""
+    W is computed in float64, so that it stays orthogonal to the last digits of its own dtype.
+
+    Lezcano-Casado & Martinez-Rubio, ICML (2019); Helfrich et al., ICML (2018)
+    """
 
     def __init__(self, by: str = "exp", units: int | None = None) -> None:
         super().__init__(units)
         self.by = choose("map onto the rotations", by, ("exp", "cayley"))
 
     def weight_from(self, M: Tensor) -> Tensor:
+        """The rotation of the skew matrix A = M - M'."""
         A = (M - M.mT).double()
-        W = (
-            torch.matrix_exp(A)
-            if self.by == "exp"
-            else torch.linalg.solve(identity_like(A) + A, identity_like(A) - A)
-        )
+        if self.by == "exp":
+            W = torch.matrix_exp(A)
+        else:
+            W = torch.linalg.solve(identity_like(A) + A, identity_like(A) - A)
         return W.to(M.dtype)
 
     def raw_from(self, W: Tensor) -> Tensor:
-        """Of a rotation without the eigenvalue -1."""
-        X = W.double()
+        """M of a rotation without the eigenvalue -1; other matrices are refused."""
         try:
-            if self.by == "exp":
-                values, Q = torch.linalg.eig(X)
-                A = torch.linalg.solve(Q, Q * values.log()[..., None, :], left=False).real
-            else:
-                A = torch.linalg.solve(identity_like(X) + X, identity_like(X) - X)
+            A = self._skew_from(W.double())
             M = ((A - A.mT) / 4).to(W.dtype)
-            far = (self.weight_from(M) - W).abs().max()
-            near = far.is_meta or bool(
-                far <= math.sqrt(torch.finfo(W.dtype).eps)
-            )  # a shape alone is not judged
-        except RuntimeError:  # singular
-            near = False
-        if not near:
+            error = (self.weight_from(M) - W).abs().max()
+            tolerance = math.sqrt(torch.finfo(W.dtype).eps)
+            # A meta tensor is a shape without numbers: there is nothing to compare.
+            is_rotation = error.is_meta or bool(error <= tolerance)
+        except RuntimeError:  # a singular matrix
+            is_rotation = False
+        if not is_rotation:
             raise InputError(
-                "W is no rotation (orthogonal blocks of determinant 1, no eigenvalue -1), so no skew matrix gives it. "
-                "Begin with initialisers.identity_, or assign the raw parameter."
+                "W is not a rotation (orthogonal blocks of determinant 1 without the eigenvalue "
+                "-1), so no skew matrix produces it. Begin with initialisers.identity_, or assign "
+                "the raw parameter."
             )
         return M
 
+    def _skew_from(self, W: Tensor) -> Tensor:
+        """A of the rotation W, by the inverse map."""
+        if self.by == "exp":
+            values, Q = torch.linalg.eig(W)
+            logarithm: Tensor = torch.linalg.solve(Q, Q * values.log()[..., None, :], left=False)
+            return logarithm.real
+        A: Tensor = torch.linalg.solve(identity_like(W) + W, identity_like(W) - W)
+        return A
+
     def begin(self, M: Tensor, generator: torch.Generator | None = None) -> None:
-        """Rotations of pairs of units: A has the blocks (0, s; -s, 0), s = -sqrt((1 - cos q)/(1 + cos q)), q uniform on
-        0..pi/2.  Helfrich et al. (2018)"""
-        blocks, where = split_blocks(M, self.units), None if generator is None else generator.device
+        """Draw rotations of pairs of units.
+
+        A has the blocks (0, s; -s, 0), s = -sqrt((1 - cos q)/(1 + cos q)), q uniform on 0..pi/2.
+        Helfrich et al. (2018)
+        """
+        blocks = split_blocks(M, self.units)
+        device = None if generator is None else generator.device
         pairs = blocks.shape[-1] // 2
-        q = (
-            math.pi
-            / 2
-            * torch.rand(
-                *blocks.shape[:2], pairs, generator=generator, dtype=torch.float64, device=where
-            )
-        )
+        shape = (*blocks.shape[:2], pairs)
+        share = torch.rand(*shape, generator=generator, dtype=torch.float64, device=device)
+        q = math.pi / 2 * share
         s = (-torch.sqrt((1 - q.cos()) / (1 + q.cos()))).to(M) / 2
         i = 2 * torch.arange(pairs, device=M.device)
         A = torch.zeros_like(blocks)
-        A[..., i, i + 1], A[..., i + 1, i] = s, -s
+        A[..., i, i + 1] = s
+        A[..., i + 1, i] = -s
         M.copy_(join_blocks(A))
 
 
 class Diagonal(Blocks):
-    """Each block is diagonal: units speak to themselves alone. The sweep still multiplies by the whole W; for speed write a
-    cell with a per-unit parameter and reads=None."""
+    """Diagonal blocks: each unit is connected to itself alone.
+
+    The sweep still multiplies by all of W; for speed write a cell with a per-unit parameter and
+    reads=None.
+    """
 
     def forward(self, w: Tensor) -> Tensor:
+        """W with the diagonals w [g, k, d]."""
         return join_blocks(torch.diag_embed(w))
 
     def right_inverse(self, W: Tensor) -> Tensor:
+        """The diagonals of W's blocks."""
         return torch.diagonal(split_blocks(W, self.units), dim1=-2, dim2=-1).clone()
 
     def begin(self, w: Tensor, generator: torch.Generator | None = None) -> None:
+        """Draw the diagonals uniformly on -1..1."""
         w.uniform_(-1, 1, generator=generator)
 
 
 class LowRank(nn.Module):
-    """W = I + L N', L and N [d, rank] for each block; the raw parameters are original0 (L) and original1 (N)."""
+    """W = I + L N', L and N [d, rank] for each block.
+
+    The raw parameters are original0 (L) and original1 (N).
+    """
 
     def __init__(self, rank: int = 1, units: int | None = None) -> None:
         super().__init__()
         whole_number("rank", rank)
-        self.rank, self.units = rank, units
+        self.rank = rank
+        self.units = units
 
     def forward(self, L: Tensor, N: Tensor) -> Tensor:
+        """The formula of the class."""
         X = L @ N.mT
         return join_blocks(identity_like(X) + X)
 
     def right_inverse(self, W: Tensor) -> tuple[Tensor, Tensor]:
-        """The nearest of this rank; where that is I, N is not 0, or neither L nor N would ever move."""
+        """L and N of the nearest matrix of this rank.
+
+        Where that is I itself, N is not 0: if both were 0, neither would ever move.
+        """
         X = split_blocks(W, self.units)
         U, S, Vh = torch.linalg.svd(X - identity_like(X), full_matrices=False)
-        root, r = S.sqrt()[..., None, : self.rank], self.rank
+        r = self.rank
+        root = S.sqrt()[..., None, :r]
         return U[..., :r] * root, Vh.mT[..., :r] * torch.where(root > 0, root, 1)
 
     def begin(self, L: Tensor, N: Tensor, generator: torch.Generator | None = None) -> None:
+        """Draw entries uniform on +-1/sqrt(d)."""
         bound = 1 / math.sqrt(L.shape[-2])
-        for y in (L, N):
-            y.uniform_(-bound, bound, generator=generator)
+        for raw in (L, N):
+            raw.uniform_(-bound, bound, generator=generator)
 
 
 class WithInverse(nn.Module):
@@ -193,47 +232,56 @@ class WithInverse(nn.Module):
         super().__init__()
 
     def forward(self, M: Tensor) -> Tensor:
+        """M above its inverse."""
         return torch.cat([M, torch.linalg.inv(M)])
 
     def right_inverse(self, W: Tensor) -> Tensor:
+        """The upper half of W."""
         return W[: W.shape[1]].clone()
 
     def begin(self, M: Tensor, generator: torch.Generator | None = None) -> None:
+        """Draw a random orthogonal M."""
         nn.init.orthogonal_(M, generator=generator)
 
 
 class Signed(nn.Module):
-    """Dale's law: column j of W has the sign signs[j] (+1 excitatory, -1 inhibitory): W = |M| diag(signs); the same signs for
-    each slot that W reads."""
+    """Dale's law, W = |M| diag(signs): column j of W has the sign signs[j].
+
+    signs  +1 (excitatory) or -1 (inhibitory) for each unit, the same for each slot that W reads
+    """
 
     signs: Tensor
 
     def __init__(self, signs: Tensor) -> None:
         super().__init__()
-        plain = isinstance(signs, Tensor) and not signs.is_nested and signs.layout == torch.strided
-        if not plain or signs.dim() != 1:
+        is_dense = (
+            isinstance(signs, Tensor) and not signs.is_nested and signs.layout == torch.strided
+        )
+        if not is_dense or signs.dim() != 1:
             raise InputError("signs must be a vector of +1 and -1, one for each unit.")
-        known = torch.isin(
-            signs, torch.tensor([-1, 1], dtype=signs.dtype, device=signs.device)
-        ).all()
-        if not known.is_meta and not known:  # a shape alone is not judged
+        known = torch.tensor([-1, 1], dtype=signs.dtype, device=signs.device)
+        are_signs = torch.isin(signs, known).all()
+        # A meta tensor is a shape without numbers: there is nothing to check.
+        if not are_signs.is_meta and not are_signs:
             raise InputError("signs must be a vector of +1 and -1, one for each unit.")
         self.register_buffer("signs", signs)
 
     def forward(self, M: Tensor) -> Tensor:
-        slots, odd = divmod(M.shape[1], len(self.signs))
-        if odd:
+        """The formula of the class."""
+        slots, rest = divmod(M.shape[1], len(self.signs))
+        if rest:
             raise InputError(
                 f"W has {M.shape[1]} columns; expected a multiple of the {len(self.signs)} signs."
             )
         return M.abs() * self.signs.to(M.dtype).repeat(slots)
 
     def right_inverse(self, W: Tensor) -> Tensor:
+        """The sizes of the entries of W."""
         return W.abs()
 
 
 def dale(units: int, excitatory: float = 0.8) -> Signed:
-    """The first 80% of the units are excitatory, the others inhibitory."""
+    """Dale's law with the given share of excitatory units, which come first."""
     whole_number("units", units)
     count = round(real("excitatory", excitatory, 0, 1) * units)
     return Signed(torch.cat([torch.ones(count), -torch.ones(units - count)]))
@@ -249,8 +297,8 @@ STRUCTURES: dict[str, Callable[..., nn.Module]] = {  # units -> parametrisation
 }
 
 
-def structure(given: Any, units: int) -> nn.Module:
-    """A parametrisation for blocks of so many units, by its name or as it is given."""
+def structure(given: str | nn.Module, units: int) -> nn.Module:
+    """The parametrisation for blocks of `units` units: by name, or the module itself."""
     if isinstance(given, nn.Module):
         return given
     if not isinstance(given, str):

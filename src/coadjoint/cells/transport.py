@@ -1,17 +1,20 @@
-"""How objects that are made of functions reach another process: pickle, copy.deepcopy, multiprocessing, joblib, torch.save.
+"""How objects made of functions reach another process.
 
-A function inside a function cannot be pickled, and a function whose name now belongs to the object made of it neither. So
-such an object travels as the call that made it, barrier(1e-3), or as the place where it stands, mycells.py's `gated`. The
-other process makes or finds its own. Files of this library hold none of this: they are read without pickle.
+pickle, copy.deepcopy, multiprocessing, joblib and torch.save cannot pickle a function that is
+defined inside a function, nor one whose name now belongs to the object made of it. Such an object
+therefore travels as the call that made it, barrier(1e-3), or as the place where it is defined, the
+name `gated` in the module mycells. The other process repeats the call or looks up the name. Run
+folders and model files are read without pickle and hold none of this.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import sys
-from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, ParamSpec, SupportsIndex, TypeVar
 
 import torch
 from torch import nn
@@ -19,16 +22,20 @@ from torch.nn.utils import parametrize
 
 from ..errors import InputError
 
-Given = ParamSpec("Given")
+Arguments = ParamSpec("Arguments")
 Made = TypeVar("Made")
+Reduced = str | tuple[Any, ...]  # what Python's __reduce_ex__ returns
 
 
 class Portable:
-    """An object made of functions. `_origin`: the function that made it and what that was given."""
+    """An object made of functions that can be pickled.
 
-    _origin: tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]] | None = None
+    `_origin` holds the function that made it, and the arguments that function was called with.
+    """
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    _origin: tuple[Callable[..., object], tuple[object, ...], Mapping[str, object]] | None = None
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> Reduced:
         if self._origin is not None:
             return rebuild, self._origin
         place = place_of(self)
@@ -36,38 +43,64 @@ class Portable:
             return find_object, place
         return self._reduce_without_place(protocol)
 
-    def _reduce_without_place(self, protocol: Any) -> Any:
-        """What stands for an object that nobody can look up: its own parts, each pickled as it can."""
+    def _reduce_without_place(self, protocol: SupportsIndex) -> Reduced:
+        """Pickle an object that cannot be looked up by its parts."""
         return super().__reduce_ex__(protocol)
 
     @property
-    def _function(self) -> Callable[..., Any]:
-        """The function that it was made of."""
+    def _function(self) -> Callable[..., object]:
+        """The function that the object was made of."""
         raise NotImplementedError
 
 
-def remember_origin(made: Made, make: Callable[..., Any], *args: Any, **options: Any) -> Made:
-    """`made`, which knows from now on that make(*args, **options) makes another one like it."""
-    object.__setattr__(made, "_origin", (make, args, options))  # most are frozen
+def remember_origin(
+    made: Made, make: Callable[..., object], *args: object, **options: object
+) -> Made:
+    """Note on `made` that make(*args, **options) makes another one like it, and return it."""
+    object.__setattr__(made, "_origin", (make, args, options))  # most are frozen dataclasses
     return made
 
 
-def remembers_origin(make: Callable[Given, Made]) -> Callable[Given, Made]:
-    """What `make` makes remembers it."""
+def remembers_origin(make: Callable[Arguments, Made]) -> Callable[Arguments, Made]:
+    """A decorator: the objects that `make` returns remember the call."""
 
     @functools.wraps(make)
-    def of(*args: Given.args, **options: Given.kwargs) -> Made:
-        return remember_origin(make(*args, **options), of, *args, **options)
+    def make_and_remember(*args: Arguments.args, **options: Arguments.kwargs) -> Made:
+        made = make(*args, **options)
+        return remember_origin(made, make_and_remember, *args, **options)
 
-    return of
+    return make_and_remember
 
 
-def rebuild(make: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+def cached_by_options(make: Callable[Arguments, Made]) -> Callable[Arguments, Made]:
+    """A decorator: the same options return the same object, however they are passed.
+
+    What is compiled for a cell is kept with the cell, so equal cells should be one object.
+    """
+    signature = inspect.signature(make)
+    known: dict[tuple[object, ...], Made] = {}
+
+    @functools.wraps(make)
+    def make_or_find(*args: Arguments.args, **options: Arguments.kwargs) -> Made:
+        bound = signature.bind(*args, **options)
+        bound.apply_defaults()
+        key = tuple(bound.arguments.values())
+        if key not in known:
+            known[key] = remember_origin(make(*bound.args, **bound.kwargs), make_or_find, *key)
+        return known[key]
+
+    return make_or_find
+
+
+def rebuild(
+    make: Callable[..., object], args: tuple[object, ...], options: Mapping[str, object]
+) -> object:
+    """Make an object again, by the call that made it."""
     return make(*args, **options)
 
 
 def place_of(made: Portable) -> tuple[str, str] | None:
-    """The module, and the name in it, under which `made` itself is found; None if there is none."""
+    """The module and the name in it under which `made` is found; None if it is not found."""
     function = made._function
     module = getattr(function, "__module__", None)
     path = getattr(function, "__qualname__", "")
@@ -81,42 +114,45 @@ def place_of(made: Portable) -> tuple[str, str] | None:
     return None
 
 
-def look_up(module: str, path: str) -> Any:
-    """What stands at `path` in a module that has been imported; None if nothing does."""
-    here: Any = sys.modules.get(module)
+def look_up(module: str, path: str) -> object:
+    """The object at `path` in a module that has been imported; None if it does not exist."""
+    here: object = sys.modules.get(module)
     for name in path.split("."):
         here = getattr(here, name, None)
     return here
 
 
-def find_object(module: str, path: str) -> Any:
-    """What `place_of` has found, in this process."""
+ADVICE = (
+    "An object that goes to another process by its name must be at the top level of a module "
+    "that both processes import."
+)
+
+
+def find_object(module: str, path: str) -> Portable:
+    """The object that `place_of` found, in this process."""
     try:
         importlib.import_module(module)
     except ImportError as error:
         raise InputError(
             f"{module}.{path} cannot be found in this process: {error}. {ADVICE}"
         ) from None
-    here = look_up(module, path)
-    if not isinstance(here, Portable):
+    found = look_up(module, path)
+    if not isinstance(found, Portable):
         raise InputError(
-            f"{module}.{path} cannot be found in this process: {module} has no such object. {ADVICE}"
+            f"{module}.{path} cannot be found in this process: {module} has no such object. "
+            f"{ADVICE}"
         )
-    return here
-
-
-ADVICE = (
-    "What goes to another process by its name stands at the top level of a module that both import."
-)
+    return found
 
 
 class PicklableModule(nn.Module):
-    """A module that can be pickled where its weights have a structure (torch.nn.utils.parametrize), too.
+    """A module that can be pickled even where its weights are parametrised.
 
-    torch gives such a module a class made on the spot, which nobody can look up. Here the class it had before is named, and
-    given its parametrisations again."""
+    torch.nn.utils.parametrize gives a module a class made on the spot, which nobody can look up.
+    Here the class that it had before is pickled, and is parametrised again.
+    """
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: SupportsIndex) -> Reduced:
         if not parametrize.is_parametrized(self):
             return super().__reduce_ex__(protocol)
         kind = parametrize.type_before_parametrizations(self)
@@ -125,7 +161,7 @@ class PicklableModule(nn.Module):
 
 
 def empty_module(kind: type[nn.Module], names: tuple[str, ...]) -> nn.Module:
-    """A module of that kind whose tensors of those names are parametrised, and which holds nothing else yet."""
+    """A module whose tensors `names` are parametrised; pickle fills in everything else."""
     module = kind.__new__(kind)
     nn.Module.__init__(module)
     for name in names:

@@ -1,42 +1,62 @@
-"""The command line: a thin door. Each command reads settings, builds objects, and calls the library.
+"""The command line, kept thin: a command reads settings, builds objects and calls the library.
 
-This package imports everything above it, and defers what needs torch, so that `--help` answers at once.
+This package may import every other. What needs torch is imported inside the commands, so that
+`--help` answers at once.
 
-program             the program itself; errors in one line
-schema              every flag and key is a field of a section here (the network's: training/network_section)
-flags               these fields as flags, files and error lines; nothing to add for a new one
-build, build_online from settings to objects, by the `make` of each noun
-past                settings of a run that goes on
-progress            lines and bars
-train               train, resume, replay
-predict             predict, report
-lists               tasks, cells
-online, compare, diagnose, demo, benchmark (bench)    the commands of these names
-compared_runs, workers, preloaded    runs of a comparison: begun, run and collected, each in a process
-bench/              speed against peers
+program              the program itself; errors as one line each
+schema               the sections of settings, whose fields are the flags and keys (the network's is
+                     in training/network_section)
+flags                settings from flags and files, and lines about invalid ones
+build, build_online  from settings to objects, by the `make` of each package
+past                 which settings of a resumed run may change
+progress             progress lines and bars
+train                train, resume, replay
+predict              predict, report
+lists                tasks, cells
+online, compare, diagnose, demo    the commands of these names
+benchmark            bench
+compared_runs        a comparison: laid out, run and collected
+outcomes, workers    what came of its runs; their processes
+preloaded            imports that these processes share
+bench/               speed compared with other libraries
 """
 
 from __future__ import annotations
+
+from typer.models import CommandInfo
 
 from ..errors import MissingError
 from . import benchmark
 from .program import app, main
 
+# Settings are pydantic models; commands without settings run without it.
 try:
     from . import compare, demo, diagnose, lists, online, predict, train
 except ModuleNotFoundError as error:
     if error.name != "pydantic":
         raise
 
-    def _missing() -> None:
+    def _refuse() -> None:
         raise MissingError(
             "this command needs pydantic, which is not installed: pip install pydantic."
         )
 
-    # Settings are pydantic models: commands that need none still run.
     _WITH_SETTINGS = "train resume online replay compare predict report diagnose tasks cells demo"
+    _ANY_ARGUMENTS = {"ignore_unknown_options": True, "allow_extra_args": True}
     for _name in _WITH_SETTINGS.split():
-        _any = {"ignore_unknown_options": True, "allow_extra_args": True}
-        app.command(_name, context_settings=_any)(_missing)
+        app.command(_name, context_settings=_ANY_ARGUMENTS)(_refuse)
+
+# The order of the commands in `coadjoint --help`: what a new user needs comes first.
+_ORDER = (
+    "demo", "train", "resume", "predict", "report", "compare", "online", "diagnose", "replay",
+    "tasks", "cells", "bench",
+)  # fmt: skip
+
+
+def _rank(command: CommandInfo) -> int:
+    return _ORDER.index(command.name or str(getattr(command.callback, "__name__", "")))
+
+
+app.registered_commands.sort(key=_rank)
 
 __all__ = ["app", "main"]

@@ -1,101 +1,126 @@
-"""`coadjoint bench`: speed against peers."""
+"""`coadjoint bench`: speed compared with other libraries."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Optional
 
 import typer
 
-from ..errors import ConfigError, escape_controls
-from .program import app, fail, print_table
+from ..errors import ConfigError
+from .program import app, fail, print_escaped, print_table, with_examples
 from .progress import ProgressReporter
+
+if TYPE_CHECKING:
+    from .bench.tables import BenchResult
 
 
 @app.command()
+@with_examples(
+    "coadjoint bench",
+    "coadjoint bench --device cuda --json bench.json",
+    "coadjoint bench --cells lstm --sizes 300x32x100 --peers torch",
+    "coadjoint bench --explain",
+)
 def bench(
     device: Optional[str] = typer.Option(None, "--device", help="cpu (default) or cuda"),
     cells: Optional[str] = typer.Option(
-        None, "--cells", help="elman,lstm,gru,nn.RNN,nn.LSTM,nn.GRU,hessian-free"
+        None, "--cells", help="elman,lstm,gru,nn.RNN,nn.LSTM,nn.GRU,hessian-free (default: all)"
     ),
     sizes: Optional[str] = typer.Option(
         None, "--sizes", help="steps x samples x units: 100x20x50,200x64x128"
     ),
-    peers: Optional[str] = typer.Option(None, "--peers", help="torch,autograd,jax; or none"),
-    repeat: Optional[int] = typer.Option(None, "--repeat", help="rounds; the median counts"),
-    threads: Optional[int] = typer.Option(
-        None, "--threads", help="threads of a CPU, each on its core (1)"
+    peers: Optional[str] = typer.Option(
+        None, "--peers", help="torch,autograd,jax (default: all), or none"
     ),
-    quick: bool = typer.Option(False, "--quick", help="the smallest size, three rounds"),
+    repeat: Optional[int] = typer.Option(
+        None, "--repeat", help="number of rounds; the median is reported"
+    ),
+    threads: Optional[int] = typer.Option(
+        None, "--threads", help="CPU threads, each pinned to a core (default 1)"
+    ),
+    quick: bool = typer.Option(False, "--quick", help="the smallest size only, three rounds"),
     explain: bool = typer.Option(
-        False, "--explain", help="say which engines run here and why; measure nothing"
+        False, "--explain", help="print which engines run here and why, without measuring"
     ),
     json: Optional[str] = typer.Option(
         None,
         "--json",
         metavar="PATH",
-        help="write all figures to a file; - for stdout, without the table",
+        help="write all figures to this file; - prints them instead of the table",
     ),
     write: Optional[Path] = typer.Option(
-        None, "--write", help="put the table into this page, in the device's section"
+        None, "--write", help="replace the section of this device in a Markdown file"
     ),
-    quiet: bool = typer.Option(
-        False, "--quiet", "-q", help="the results alone, no lines on the way"
-    ),
+    quiet: bool = typer.Option(False, "--quiet", "-q", help="print the results only, no progress"),
 ) -> None:
-    """Time plain, penalised and double gradients against torch.nn, autograd and JAX, and against what this machine can do.
+    """Time gradients against torch.nn, autograd and JAX, and against the limits of this machine.
 
-    \b
-    coadjoint bench
-    coadjoint bench --device cuda --json bench.json
-    coadjoint bench --cells lstm --sizes 300x32x100 --peers torch
-    coadjoint bench --explain
+    Plain, penalised and double gradients are timed, all from the same weights.
     """
-    from ..errors import StorageError
     from ..training import files
     from .bench import measure, problems, tables
 
     if threads is not None and device == "cuda":
-        raise ConfigError("--threads belongs to --device cpu.")
-    asked: dict[str, Any] = {"device": device or "cpu", "repeat": repeat, "threads": threads}
-    asked |= {
-        key: measure.parse_names(text)
-        for key, text in (("cells", cells), ("peers", peers))
-        if text is not None
-    }
-    asked["sizes"] = measure.parse_sizes(sizes) if sizes is not None else None
+        raise ConfigError("--threads applies to --device cpu only.")
+    chosen_sizes: tuple[problems.Size, ...] = ()
+    if sizes is not None:
+        chosen_sizes = measure.parse_sizes(sizes)
     if quick:
-        asked["sizes"] = asked["sizes"] or problems.SIZES.get(asked["device"], ())[:1]
-        asked["repeat"] = asked["repeat"] or 3
-    given = {key: value for key, value in asked.items() if value is not None}
+        chosen_sizes = chosen_sizes or problems.SIZES.get(device or "cpu", ())[:1]
+        repeat = repeat or 3
     if explain:
-        names = given.get("cells", tuple(problems.MODULES))
-        for line in tables.explain_engines(
-            [device] if device else list(problems.SIZES), names, given.get("sizes", ())
-        ):
-            print(escape_controls(line))
+        devices = [device] if device else list(problems.SIZES)
+        names = tuple(problems.MODULES) if cells is None else measure.parse_names(cells)
+        for line in tables.explain_engines(devices, names, chosen_sizes):
+            print_escaped(line)
         return
-    options = measure.BenchOptions(**given)
-    for path in (Path(json or "-"), write or Path("-")):
-        if not path.parent.is_dir():
-            raise StorageError(
-                f"{path} cannot be written: there is no such folder. Make it, or choose another place."
-            )
-    with ProgressReporter(quiet, "bench", sys.stderr) as tick:
-        result = tables.run_bench(options, tick)
+    # BenchOptions has the defaults of what is not given.
+    given: dict[str, object] = {"device": device or "cpu", "sizes": chosen_sizes}
+    if cells is not None:
+        given["cells"] = measure.parse_names(cells)
+    if peers is not None:
+        given["peers"] = measure.parse_names(peers)
+    if repeat is not None:
+        given["repeat"] = repeat
+    if threads is not None:
+        given["threads"] = threads
+    options = measure.BenchOptions(**given)  # type: ignore[arg-type]
+    refuse_if_no_folder(json, write)
+    with ProgressReporter(quiet, "bench", sys.stderr) as report:
+        result = tables.run_bench(options, report)
     if json == "-":
         print(result.json(), end="")
-    elif result.rows or result.steps:
-        print(escape_controls(f"{result.machine_line()}\n"))
-        if result.rows:
-            print_table(*result.table())
-            print()
-        for note in result.notes():
-            print(escape_controls(note))
+    else:
+        print_result(result)
     if json is not None and json != "-":
         files.replace(json, result.json())
     if result.interrupted:
         fail("interrupted.", 130)
     if write is not None:
         tables.write_section(write, result)
+
+
+def refuse_if_no_folder(json: str | None, write: Path | None) -> None:
+    """Refuse files that cannot be written, before anything is measured."""
+    from ..errors import StorageError
+
+    for path in (Path(json or "-"), write or Path("-")):
+        if not path.parent.is_dir():
+            raise StorageError(
+                f"{path} cannot be written: its folder does not exist. Create it, or choose "
+                "another place."
+            )
+
+
+def print_result(result: BenchResult) -> None:
+    """Print the machine, the table and its notes; nothing if nothing was measured."""
+    if not result.rows and not result.steps:
+        return
+    print_escaped(f"{result.machine_line()}\n")
+    if result.rows:
+        print_table(*result.table())
+        print()
+    for note in result.notes():
+        print_escaped(note)

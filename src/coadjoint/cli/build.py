@@ -1,40 +1,61 @@
-"""Config -> objects: every section is handed to the `make` of its noun, which does the work.
+"""Config -> objects. Each section goes to the `make` function of its package, which does the work.
 
-Config -> settled -> task -> resolve_defaults
-       -> networks.make, gradients.make, optimisers.make -> Job
+config                the keys that were given
+  resolve_dependent_keys    + what follows from these keys alone
+  task_of                   the task, or your own data
+  resolve_defaults          + what follows from the task, the optimiser and this machine
+  network_of, gradient_of, optimiser_of
+Job                   the network, the task and the arguments of co.train
 """
 
 from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ..errors import ConfigError, MissingError, NumericalError, refuse_options
 from ..training.network_section import Shape
-from .flags import errors_name_flags, flag, given_values, to_plain_dict
+from .flags import KeyValues, errors_name_flags, flag, given_values, to_plain_dict
 from .past import MAY_CHANGE, refuse_if_changed, refuse_if_other_network
 from .schema import Config
 
-ENDLESS = 2**31 - 1  # steps of a run that a budget ends
+if TYPE_CHECKING:
+    from ..gradients.method import Method
+    from ..networks.network import Network
+    from ..networks.seq2seq import EncoderDecoder
+    from ..networks.stack import Stack
+    from ..objectives.batch import Batch
+    from ..objectives.losses import LossLike
+    from ..optimisers.recipes import Optimiser
+    from ..tasks.files.stream import File
+    from ..tasks.task import Task
+    from ..training.curriculum import Easiest
+    from ..training.storage import CheckpointOutline
+
+    AnyNetwork = Network | Stack | EncoderDecoder
+
+ENDLESS = 2**31 - 1  # steps of a run that only a budget ends
+MUCH_MEMORY = 1e9  # bytes of one gradient beyond which segments are suggested
 
 
 @dataclass(frozen=True)
 class Job:
-    """What a Config means: a network, a task, and the arguments of co.train."""
+    """What a Config describes: a network, a task, and the arguments of co.train."""
 
     config: Config
-    network: Any
-    task: Any
-    arguments: dict[str, Any]
+    network: AnyNetwork
+    task: Task
+    arguments: KeyValues
     notes: tuple[str, ...] = ()
 
 
-def build(config: Config, past: Any = None) -> Job:
-    """Make the network, the task, the gradient method and the optimiser.
+def build(config: Config, past: CheckpointOutline | None = None) -> Job:
+    """Make the network, the task, the gradient method and the optimiser of a config.
 
-    past: a storage.CheckpointOutline of the checkpoint to go on from. A config that does not belong to it is
-    refused before anything is built of it."""
+    past: the outline of the checkpoint to resume from. A config that does not match it is refused
+    before anything is built.
+    """
     config = resolve_dependent_keys(config)
     refuse_if_changed(config, past)
     device = choose_device(config.training.device)
@@ -44,52 +65,61 @@ def build(config: Config, past: Any = None) -> Job:
     config = resolve_defaults(config, task, device)
     refuse_if_other_network(config, task, past)
     net = network_of(config, task, device)
-    passed = train_arguments(config, net, task)
+    arguments = train_arguments(config, net, task)
     first = net.move_batch(task.batch(0, 1, config.training.seed))
-    try_out(net, first, task.loss, passed, config.training.seed)
-    notes = (
-        *getattr(task, "notes", ()),
-        *memory_notes(net, len(first.u), config, passed["gradient"]),
-    )
-    return Job(config, net, task, passed, notes)
+    try_out(net, first, task.loss, arguments, config.training.seed)
+    notes = [*getattr(task, "notes", ())]
+    notes += memory_notes(net, len(first.u), config, arguments["gradient"])
+    return Job(config, net, task, arguments, tuple(notes))
 
 
-def replace_values(config: Config, **sections: dict[str, Any]) -> Config:
-    """The config with other values of some keys: changed(config, training={"steps": 5})."""
-    update = {
-        name: getattr(config, name).model_copy(update=keys) for name, keys in sections.items()
-    }
+def replace_values(config: Config, **sections: KeyValues) -> Config:
+    """The config with other values for some keys, by section: training={"steps": 5}."""
+    update = {}
+    for name, keys in sections.items():
+        update[name] = getattr(config, name).model_copy(update=keys)
     return config.model_copy(update=update)
 
 
 def resolve_dependent_keys(config: Config) -> Config:
-    """Fill in what follows from other keys: the start, the method and its weight.
+    """Fill in what follows from other keys: the initialiser, the method and its weight.
 
-    What would do nothing is refused: a setting without effect is a mistake or a misunderstanding."""
+    A setting that would have no effect is refused: it is a mistake or a misunderstanding.
+    """
     from ..gradients import factory as gradients
     from ..networks import factory as networks
     from ..optimisers import factory as optimisers
 
-    n, g, o, t = config.network, config.gradient, config.optimiser, config.training
-    start = networks.initialiser_options(n.cell or "elman", n.init, n.radius, n.inner, n.std)
-    method = gradients.defaults(g.method, g.penalty, g.weight)
-    name = method["method"]
-    beside = {"dropout": n.dropout, **given_values(t)}
+    network = config.network
+    gradient = config.gradient
+    optimiser = config.optimiser
+    start = networks.initialiser_options(
+        network.cell or "elman", network.init, network.radius, network.inner, network.std
+    )
+    method = gradients.defaults(gradient.method, gradient.penalty, gradient.weight)
+    name = gradients.method_name(gradient.method, gradient.penalty)
+    beside = {"dropout": network.dropout, **given_values(config.training)}
+    complaints = [
+        *networks.list_idle_options(
+            given_values(network), start["init"], network.readout or "last"
+        ),
+        *gradients.list_idle_options(name, given_values(gradient)),
+        *optimisers.idle_complaints(
+            optimiser.name, given_values(optimiser), optimiser.schedule, optimiser.warmup
+        ),
+        *optimisers.clash_complaints(optimiser.name, optimiser.direction, name, beside),
+    ]
     with errors_name_flags():
-        refuse_options(
-            [
-                *networks.list_idle_options(given_values(n), start["init"], n.readout or "last"),
-                *gradients.list_idle_options(name, given_values(g)),
-                *optimisers.idle_complaints(o.name, given_values(o), o.schedule, o.warmup),
-                *optimisers.clash_complaints(o.name, o.direction, name, beside),
-            ]
-        )
+        refuse_options(complaints)
     return replace_values(config, network=start, gradient=method)
 
 
-def resolve_defaults(config: Config, task: Any, device: str) -> Config:
-    """Fill in what follows from the task, the optimiser and this machine: the cell, the step size,
-    how many steps, how often to look at held-out sequences and at how many of them."""
+def resolve_defaults(config: Config, task: Task, device: str) -> Config:
+    """Fill in what follows from the task, the optimiser and this machine.
+
+    That is the cell, the step size, the number of steps, and how often and on how many sequences
+    to validate.
+    """
     import torch
 
     from ..optimisers.factory import default_lr
@@ -98,17 +128,15 @@ def resolve_defaults(config: Config, task: Any, device: str) -> Config:
     cell = config.network.cell
     if cell is None:
         cell = "gru" if task.readout == "sequence" else "elman"
-    per_epoch = (
-        task.steps_per_epoch(training.batch * training.accumulate)
-        if task.size is not None
-        else None
-    )
+    per_epoch = steps_per_epoch(task, training.batch * training.accumulate)
     steps = training.steps
     if steps is None and training.epochs and per_epoch:
         steps = training.epochs * per_epoch
     if steps is None:
         steps = ENDLESS if training.gradients or training.seconds else 10_000
-    found: dict[str, Any] = {
+    if steps == ENDLESS:
+        refuse_if_schedule_needs_steps(config)
+    resolved: KeyValues = {
         "steps": steps,
         "epochs": None,
         "every": training.every or per_epoch or 100,
@@ -116,54 +144,84 @@ def resolve_defaults(config: Config, task: Any, device: str) -> Config:
         "device": device,
     }
     if not per_epoch:
-        found |= {"tests": training.tests or 1000, "confirm": training.confirm or 10_000}
-    by_share = (
-        config.optimiser.schedule in ("linear", "cosine")
-        or config.gradient.weight_schedule == "linear"
-    )
-    if steps == ENDLESS and by_share:
-        raise ConfigError(
-            "a linear or cosine schedule ends with the last step, and a budget does not say which: give --steps."
-        )
+        resolved["tests"] = training.tests or 1000
+        resolved["confirm"] = training.confirm or 10_000
     lr = default_lr(config.optimiser.name, config.optimiser.lr)
-    return replace_values(config, network={"cell": cell}, optimiser={"lr": lr}, training=found)
+    return replace_values(config, network={"cell": cell}, optimiser={"lr": lr}, training=resolved)
 
 
-SAME_NAMES = (  # keys that co.train calls by the same name
-    "batch", "accumulate", "clip", "clip_value", "clip_mean", "gradients", "seconds", "seed", "probes", "patience",
-    "stop_on_success", "nonfinite", "checkpoint", "keep", "steps",
-)  # fmt: skip
+def steps_per_epoch(task: Task, batch: int) -> int | None:
+    """Training steps in one pass over a finite task; None if the task is generated without end."""
+    from ..tasks.task import Collection
+
+    if not isinstance(task, Collection):
+        return None
+    return task.steps_per_epoch(batch)
 
 
-def train_arguments(config: Config, net: Any, task: Any) -> dict[str, Any]:
-    """What co.train takes, of a config without gaps."""
-    t = config.training
-    held_out = {} if t.tests is None else {"tests": t.tests, "confirm": t.confirm}
-    return {
-        **{key: getattr(t, key) for key in SAME_NAMES},
-        **held_out,
-        "weight_noise": t.weight_noise or 0.0,
+def refuse_if_schedule_needs_steps(config: Config) -> None:
+    """Refuse schedules that end with the last step, where only a budget ends the run."""
+    decays_lr = config.optimiser.schedule in ("linear", "cosine")
+    decays_weight = config.gradient.weight_schedule == "linear"
+    if decays_lr or decays_weight:
+        raise ConfigError(
+            "a linear or cosine schedule needs to know the last step, which a budget "
+            "(--gradients, --seconds) does not tell: give --steps."
+        )
+
+
+# Keys that co.train calls by the same name.
+SAME_NAMES = (
+    "batch",
+    "accumulate",
+    "clip",
+    "clip_value",
+    "clip_mean",
+    "gradients",
+    "seconds",
+    "seed",
+    "probes",
+    "patience",
+    "stop_on_success",
+    "nonfinite",
+    "checkpoint",
+    "keep",
+    "steps",
+)
+
+
+def train_arguments(config: Config, net: AnyNetwork, task: Task) -> KeyValues:
+    """The keyword arguments of co.train, from a config whose defaults are resolved."""
+    training = config.training
+    arguments: KeyValues = {key: getattr(training, key) for key in SAME_NAMES}
+    if training.tests is not None:
+        arguments["tests"] = training.tests
+        arguments["confirm"] = training.confirm
+    return arguments | {
+        "weight_noise": training.weight_noise or 0.0,
         "easiest": curriculum_of(config),
-        "every": min(t.every or 100, t.steps or ENDLESS),
+        "every": min(training.every or 100, training.steps or ENDLESS),
         "gradient": gradient_of(config),
         "optimiser": optimiser_of(config),
         "description": describe(config, net, task),
     }
 
 
-def try_out(net: Any, batch: Any, loss: Any, passed: dict[str, Any], seed: int) -> None:
-    """What an optimiser or a gradient method declines is declined before anything is written."""
+def try_out(net: AnyNetwork, batch: Batch, loss: LossLike, arguments: KeyValues, seed: int) -> None:
+    """Let the optimiser and the gradient method refuse the network before anything is written."""
     from ..optimisers.directions import DIRECTIONS
     from ..tasks.task import rng
 
-    passed["optimiser"].refuse_if_unsuited(net, batch, loss)
+    optimiser = arguments["optimiser"]
+    optimiser.refuse_if_unsuited(net, batch, loss)
+    # Overflow of the initial weights is for the run to report.
     with contextlib.suppress(NumericalError):
-        e = passed["gradient"].evaluate(net, batch, loss)
-        DIRECTIONS[passed["optimiser"].direction](e, rng(seed))
+        evaluation = arguments["gradient"].evaluate(net, batch, loss)
+        DIRECTIONS[optimiser.direction](evaluation, rng(seed))
 
 
-def network_of(config: Config, task: Any, device: str) -> Any:
-    """The network for a task, where it begins."""
+def network_of(config: Config, task: Task | File, device: str) -> AnyNetwork:
+    """The network for a task, with its initial weights."""
     from .. import networks
     from ..training.model_schema import network_options
 
@@ -172,81 +230,87 @@ def network_of(config: Config, task: Any, device: str) -> Any:
         net = networks.make(**options, seed=config.training.seed, device=device)
     if config.gradient.penalty_on not in (None, "each") and net.one_layer is not None:
         raise ConfigError(
-            "--penalty-on chooses among layers, and there is one: give --layers or a list of cells."
+            "--penalty-on chooses among layers, but this network has only one: give --layers, "
+            "or a list of cells."
         )
     return net
 
 
-def gradient_of(config: Config) -> Any:
+def gradient_of(config: Config) -> Method:
+    """The gradient method of a config."""
     from .. import gradients
 
     with errors_name_flags():
         return gradients.make(**given_values(config.gradient), steps=config.training.steps)
 
 
-def optimiser_of(config: Config) -> Any:
+def optimiser_of(config: Config) -> Optimiser:
+    """The optimiser of a config."""
     from .. import optimisers
 
     with errors_name_flags():
         return optimisers.make(**given_values(config.optimiser))
 
 
-def memory_notes(net: Any, T: int, config: Config, method: Any) -> list[str]:
-    """What the gradient of a step will take, where segments are asked for or would help."""
-    from ..gradients import bptt, memory, penalised
+def memory_notes(net: AnyNetwork, T: int, config: Config, method: Method) -> list[str]:
+    """How much memory one gradient takes, where segments are used or would help."""
+    from ..gradients import memory
+    from ..gradients.bptt import BPTT
+    from ..gradients.penalised import Penalised
 
-    if net.cell is None or not isinstance(method, bptt.BPTT | penalised.Penalised):
+    layer = net.one_layer
+    if layer is None or layer.cell is None or not isinstance(method, BPTT | Penalised):
         return []
-    asked, batch, probes = method.segments, config.training.batch, config.training.probes
-    counted = lambda m, B: memory.predict(net, T, B, m)
-    whole = (
-        penalised.Penalised(method.penalty)
-        if isinstance(method, penalised.Penalised)
-        else bptt.BPTT()
-    )
-    most, at_once = counted(method, batch), counted(whole, batch)
-    if asked is None:
-        return (
-            [
-                f"a gradient at T = {T:,} takes about {format_bytes(most)}; --segments auto would take less"
-            ]
-            if most > 1e9
-            else []
-        )
+    batch = config.training.batch
+    probes = config.training.probes
+    needed = memory.predict(layer, T, batch, method)
+    gradient = f"a gradient at T = {T:,} takes about {format_bytes(needed)}"
+    if method.segments is None:
+        if needed <= MUCH_MEMORY:
+            return []
+        return [f"{gradient} of memory; --segments auto would take less"]
     memory.steady()
-    lines = [
-        f"a gradient at T = {T:,} takes about {format_bytes(most)} (without segments {format_bytes(at_once)})"
-    ]
-    look = 2 * counted(bptt.BPTT(), probes)  # with its costates
-    if look > most:
-        lines.append(
-            f"a look at the costates of --probes {probes} sequences is not cut up: about {format_bytes(look)}"
+    unsegmented: Method = BPTT()
+    if isinstance(method, Penalised):
+        unsegmented = Penalised(method.penalty)
+    in_one = memory.predict(layer, T, batch, unsegmented)
+    notes = [f"{gradient} of memory ({format_bytes(in_one)} without segments)"]
+    # A validation keeps the states and the costates of its probes.
+    probing = 2 * memory.predict(layer, T, probes, BPTT())
+    if probing > needed:
+        notes.append(
+            f"validation uses no segments: the costates of --probes {probes} sequences take "
+            f"about {format_bytes(probing)}"
         )
-    return lines
+    return notes
 
 
-def format_bytes(count: int) -> str:
+def format_bytes(count: float) -> str:
+    """A number of bytes in GB or MB."""
     return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
 
 
-def describe(config: Config, net: Any, task: Any) -> dict[str, Any]:
-    """What a model file says of itself: enough to build the network again, to read data for it, and to know its run."""
+def describe(config: Config, net: AnyNetwork, task: Task) -> KeyValues:
+    """The description in a model file.
+
+    It suffices to build the network again, to read data for it, and to recognise its run.
+    """
     settings = to_plain_dict(config)
     network = settings.pop("network", {})
-    settings["training"] = {k: v for k, v in settings["training"].items() if k not in MAY_CHANGE}
-    data = task.describe() if hasattr(task, "describe") else None
-    about = {
+    training = settings["training"]
+    settings["training"] = {k: v for k, v in training.items() if k not in MAY_CHANGE}
+    return {
         "network": network,
         "shape": Shape.of(net).model_dump(),
         "precision": config.training.precision,
-        "data": data,
+        "data": task.describe() if hasattr(task, "describe") else None,
         "task": task.name,
+        "settings": settings,
     }
-    return {**about, "settings": settings}
 
 
 def set_threads(threads: int | None, hidden: int) -> None:
-    """Small arrays are slower on several threads."""
+    """Set torch's CPU threads; by default one for small networks, which are slower on several."""
     import torch
 
     if threads is not None or hidden <= 256:
@@ -254,85 +318,103 @@ def set_threads(threads: int | None, hidden: int) -> None:
 
 
 def choose_device(name: str) -> str:
+    """The device of a --device flag: cpu or cuda; auto takes a GPU if there is one."""
     import torch
 
-    cuda = torch.cuda.is_available()
-    if name == "cuda" and not cuda:
-        reason = (
-            "this torch was built without CUDA"
-            if not torch.backends.cuda.is_built()
-            else "no GPU was found"
-        )
+    available = torch.cuda.is_available()
+    if name == "auto":
+        return "cuda" if available else "cpu"
+    if name == "cuda" and not available:
+        built = torch.backends.cuda.is_built()
+        reason = "no GPU was found" if built else "this torch was built without CUDA"
         raise MissingError(f"--device cuda: {reason}. Use --device cpu.")
-    return ("cuda" if cuda else "cpu") if name == "auto" else name
+    return name
 
 
-def task_of(config: Config) -> Any:
-    from .. import tasks
-    from ..tasks.data import Data
-
-    name, options, data = config.task.name, given_values(config.task), given_values(config.data)
-    for key in (
-        "name",
-        "easiest",
-        "easiest_by",
-    ):  # the last two are those of every task: curriculum_of
+def task_of(config: Config) -> Task:
+    """The built-in task of a config, or the user's own data as a task."""
+    name = config.task.name
+    options = given_values(config.task)
+    # These belong to every task: curriculum_of.
+    for key in ("name", "easiest", "easiest_by"):
         options.pop(key, None)
-    if (name is None) == ("train" not in data):
-        raise ConfigError(
-            "what to train on? Name a task (`coadjoint tasks` lists them) or give a file of your own: --train data.csv"
-            if name is None
-            else f"both task '{name}' and data '{data['train']}' are given: choose one."
-        )
+    data = given_values(config.data)
     if name is None:
-        if options:
-            raise ConfigError(
-                f"{flag('task', next(iter(options)))} belongs to a built-in task, not to your own data."
-            )
-        dtype = "float64" if config.training.precision == 64 else "float32"
-        return Data.read(data.pop("train"), seed=config.training.seed, dtype=dtype, **data)
+        return data_task(config, options, data)
+    if "train" in data:
+        raise ConfigError(f"task '{name}' and data '{data['train']}' are both given: choose one.")
     if data:
         raise ConfigError(
-            f"{flag('data', next(iter(data)))} belongs to your own data (--train FILE), not to task '{name}'."
+            f"{flag('data', next(iter(data)))} applies to your own data (--train FILE), not to "
+            f"task '{name}'."
         )
+    return built_in_task(name, options)
+
+
+def data_task(config: Config, options: KeyValues, data: KeyValues) -> Task:
+    """The user's own data as a task; `options` are those of built-in tasks, which are refused."""
+    from ..tasks.data import Data
+
+    if "train" not in data:
+        raise ConfigError(
+            "nothing to train on: name a task (`coadjoint tasks` lists them), or pass your own "
+            "data with --train FILE."
+        )
+    if options:
+        raise ConfigError(
+            f"{flag('task', next(iter(options)))} applies to built-in tasks, not to your own data."
+        )
+    dtype = "float64" if config.training.precision == 64 else "float32"
+    return Data.read(data.pop("train"), seed=config.training.seed, dtype=dtype, **data)
+
+
+def built_in_task(name: str, options: KeyValues) -> Task:
+    """A built-in task with its options."""
+    from .. import tasks
+
     known = tasks.options(name)
     for key in options:
         if key not in known:
             raise ConfigError(
-                f"{flag('task', key)} does nothing with task '{name}'; its options: {', '.join(known)}."
+                f"{flag('task', key)} has no effect on task '{name}'; its options: "
+                f"{', '.join(known)}."
             )
     return tasks.make(name, **options)
 
 
-def check_size_settings(config: Config, task: Any) -> None:
-    """Refuse what does not go with the size of a task."""
-    t = config.training
+def check_size_settings(config: Config, task: Task) -> None:
+    """Refuse settings that do not apply to a task of this size, finite or endless."""
+    training = config.training
+    problems = []
     if task.size is None:
-        problems = {
-            "--epochs counts passes over a finite set, and this task is generated without end: use --steps.": t.epochs
-        }
+        if training.epochs is not None:
+            problems.append(
+                "--epochs needs a finite training set, but this task is generated without end: "
+                "use --steps."
+            )
     else:
-        alone = "does nothing with a finite set: all its held-out sequences are looked at."
-        problems = {
-            "--steps and --epochs say the same thing twice: give one of them.": t.steps
-            and t.epochs,
-            f"--tests {alone}": t.tests,
-            f"--confirm {alone}": t.confirm,
-            "--patience needs a validation set: give --valid FILE, or a share of --split.": t.patience
-            if "valid" not in task.splits
-            else None,
-        }
-    if lines := [text for text, given in problems.items() if given is not None]:
-        raise ConfigError("\n".join(lines))
+        no_effect = "has no effect on a finite set: all held-out sequences are used."
+        if training.steps is not None and training.epochs is not None:
+            problems.append("--steps and --epochs both limit the run: give one of them.")
+        if training.tests is not None:
+            problems.append(f"--tests {no_effect}")
+        if training.confirm is not None:
+            problems.append(f"--confirm {no_effect}")
+        if training.patience is not None and "valid" not in task.splits:
+            problems.append(
+                "--patience needs a validation set: give --valid FILE, or a share of --split."
+            )
+    if problems:
+        raise ConfigError("\n".join(problems))
 
 
-def curriculum_of(config: Config) -> Any:
-    """Which of the drawn sequences a step learns from; None if all."""
+def curriculum_of(config: Config) -> Easiest | None:
+    """Which of the drawn sequences to train on; None for all."""
     from ..training.curriculum import Easiest
 
-    t = config.task
-    if t.easiest is None:
-        if t.easiest_by is not None:
-            raise ConfigError("--easiest-by says what is easy, and does nothing without --easiest.")
+    task = config.task
+    if task.easiest is None:
+        if task.easiest_by is not None:
+            raise ConfigError("--easiest-by has no effect without --easiest.")
         return None
-    return Easiest(*t.easiest, t.easiest_by or "loss")
+    return Easiest(*task.easiest, task.easiest_by or "loss")

@@ -1,9 +1,9 @@
-"""Config -> objects, where a stream is learned."""
+"""Config -> objects, for learning from a stream."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ..errors import ConfigError
 from ..training.network_section import CELL_OPTIONS, NetworkSection, Shape
@@ -15,124 +15,179 @@ from .build import (
     resolve_dependent_keys,
     set_threads,
 )
-from .flags import flag, given_values, help_panel, to_plain_dict
+from .flags import KeyValues, SectionValues, flag, given_values, help_panel, to_plain_dict
 from .past import MAY_CHANGE, refuse_if_changed, refuse_if_other_network
 from .schema import SECTIONS, Config, GradientSection
 
-ONLINE_KEYS: dict[str, tuple[str, ...]] = {  # the keys that mean something where a stream is learned, by section
-    "data": ("target", "features", "kind", "id", "time", "standardise", "missing", "sep", "decimal", "thousands", "header"),
+if TYPE_CHECKING:
+    from ..tasks.files.stream import File
+    from ..training.storage import CheckpointOutline
+    from .build import AnyNetwork
+
+# Options of single cells.
+CELL_KEYS = [k for k, f in NetworkSection.model_fields.items() if help_panel(f) == CELL_OPTIONS]
+# The keys that apply to a stream, by section.
+ONLINE_KEYS: dict[str, tuple[str, ...]] = {
+    "data": (
+        "target", "features", "kind", "id", "time", "standardise", "missing", "sep", "decimal",
+        "thousands", "header",
+    ),
     "network": (
-        "cell", "hidden", "activation", "structure", "x0", "bias", "deep", "skip", "freeze", "engine", "init", "radius", "inner", "std",
-        *(key for key, field in NetworkSection.model_fields.items() if help_panel(field) == CELL_OPTIONS),
+        "cell", "hidden", "activation", "structure", "x0", "bias", "deep", "skip", "freeze",
+        "engine", "init", "radius", "inner", "std",
+        *CELL_KEYS,
     ),
     "gradient": ("method", "k1", "k2"),
-    "optimiser": ("name", "lr", "momentum", "betas", "weight_decay", "schedule", "decay", "end", "warmup"),
+    "optimiser": (
+        "name", "lr", "momentum", "betas", "weight_decay", "schedule", "decay", "end", "warmup",
+    ),
     "training": ("steps", "clip", "seed", "every", "checkpoint", "keep", "precision", "threads"),
 }  # fmt: skip
 
-ONLINE_HELP = {  # keys that say something else where a stream is learned
-    ("data", "standardise"): "each column by the mean and variance of the rows before (default)",
-    ("data", "missing"): "what to do with empty cells: refuse (default), ffill",
+# The help of keys whose meaning or default differs for a stream.
+ONLINE_HELP = {
+    ("data", "standardise"): "scale each column by the mean and variance of the rows so far "
+    "(default)",
+    ("data", "missing"): "how to handle empty cells (refuse or ffill; default refuse)",
     ("network", "cell"): "elman (default), lstm, ...: `coadjoint cells` lists them",
     ("optimiser", "name"): "sgd, momentum, nesterov, adagrad, rmsprop, adam (default), adamw, ...",
-    (
-        "optimiser",
-        "schedule",
-    ): "how the step size changes: constant (default), exponential, inverse-time, linear, cosine",
-    ("training", "steps"): "at most so many steps (to the end of the stream)",
-    ("training", "every"): "steps between rows of metrics.jsonl (1,000)",
-    ("training", "checkpoint"): "steps between checkpoints (10,000)",
-    ("training", "keep"): "checkpoints that stay (2)",
+    ("optimiser", "schedule"): "how the step size changes over the steps (constant, exponential, "
+    "inverse-time, linear or cosine; default constant)",
+    ("training", "steps"): "stop after this many steps (default: at the end of the stream)",
+    ("training", "every"): "steps between rows of metrics.jsonl (default 1,000)",
+    ("training", "checkpoint"): "steps between checkpoints (default 10,000)",
+    ("training", "keep"): "checkpoints to keep (default 2)",
 }
+
+# Keys that co.online.learn calls by the same name.
+SAME_NAMES = ("clip", "steps", "seed", "checkpoint", "keep")
 
 
 @dataclass(frozen=True)
 class OnlineJob:
-    """What a Config means for a stream: a network, the stream, and the arguments of co.online.learn."""
+    """A network, a stream, and the arguments of co.online.learn, as a Config describes them."""
 
     config: Config
-    network: Any
-    stream: Any
-    arguments: dict[str, Any]
+    network: AnyNetwork
+    stream: File
+    arguments: KeyValues
 
     @property
-    def settings(self) -> dict[str, Any]:
-        """The config as a file holds it: the keys that mean something here."""
-        keys = ONLINE_KEYS | {"data": ("train", *ONLINE_KEYS["data"])}
-        kept = {
-            name: {k: v for k, v in section.items() if k in keys.get(name, ())}
-            for name, section in to_plain_dict(self.config).items()
-        }
-        return {name: section for name, section in kept.items() if section}
+    def settings(self) -> SectionValues:
+        """The config as a file holds it, without the keys that do not apply to a stream."""
+        return online_settings(self.config)
+
+
+def online_settings(config: Config) -> SectionValues:
+    """The settings of a config that apply to a stream, by section."""
+    found: SectionValues = {}
+    for name, section in to_plain_dict(config).items():
+        for key, value in section.items():
+            if applies_online(name, key):
+                found.setdefault(name, {})[key] = value
+    return found
+
+
+def applies_online(section: str, key: str) -> bool:
+    """Whether a key has a meaning for a stream. `train` is the stream itself."""
+    return (section, key) == ("data", "train") or key in ONLINE_KEYS.get(section, ())
 
 
 def build_stream_job(
-    config: Config, classes: list[str] | None, window: int, past: Any = None
+    config: Config,
+    classes: list[str] | None,
+    window: int,
+    past: CheckpointOutline | None = None,
 ) -> OnlineJob:
-    """Make the stream, the network, the learner and the optimiser; what one of them declines is declined here. past: as in
-    `build`."""
+    """Make the stream, the network, the learner and the optimiser of a config.
+
+    classes: the labels, if they are given; window: the steps of the moving averages; past: the
+    outline of the checkpoint to resume from. What one of the parts refuses is refused here.
+    """
     import torch
 
+    from ..gradients.rtrl import RTRL
+    from ..gradients.truncated import Truncated
     from ..training import learning, online
 
-    for name in SECTIONS:
-        allowed = (*ONLINE_KEYS.get(name, ()), *(("train",) if name == "data" else ()))
-        for key in sorted(getattr(config, name).model_fields_set):
-            if key not in allowed:
-                raise ConfigError(f"{flag(name, key)} does nothing where a stream is learned.")
-    t, g, data = config.training, config.gradient, given_values(config.data)
-    learner = choose_learner(g)
-    every = (
-        {} if "checkpoint" in t.model_fields_set else {"checkpoint": 10_000}
-    )  # single steps are quick
-    cell = config.network.cell or "elman"
-    config = resolve_dependent_keys(
-        replace_values(config, network={"cell": cell}, gradient={"method": learner}, training=every)
-    )
+    refuse_if_not_online(config)
+    config = resolve_dependent_keys(resolve_online_defaults(config))
     refuse_if_changed(config, past)
-    set_threads(t.threads, config.network.hidden)
-    dtype = torch.float64 if t.precision == 64 else torch.float32
+    set_threads(config.training.threads, config.network.hidden)
+    dtype = torch.float64 if config.training.precision == 64 else torch.float32
+    data = given_values(config.data)
     stream = online.read(data.pop("train"), classes=classes, dtype=dtype, **data)
     refuse_if_other_network(config, stream, past)
     net = network_of(config, stream, "cpu")
     config = replace_values(config, training={"threads": torch.get_num_threads()})
-    t = config.training
-    method, optimiser = gradient_of(config), optimiser_of(config)
-    method.stream(net)
-    learning.choose_optimiser(optimiser, net, t.steps)
-    told = OnlineJob(config, net, stream, {})
-    settings = {
-        **told.settings,
-        "training": {k: v for k, v in told.settings["training"].items() if k not in MAY_CHANGE},
+    learner = gradient_of(config)
+    optimiser = optimiser_of(config)
+    # Both may refuse the network; nothing is written yet.
+    assert isinstance(learner, RTRL | Truncated)
+    learner.stream(net)
+    learning.choose_optimiser(optimiser, net, config.training.steps)
+    arguments: KeyValues = {key: getattr(config.training, key) for key in SAME_NAMES}
+    arguments |= {
+        "learner": learner,
+        "optimiser": optimiser,
+        "every": config.training.every or 1000,
+        "window": window,
+        "description": describe_online(config, net, stream, classes, window),
     }
-    about = {
-        "network": settings.pop("network"),
-        "shape": Shape.of(net).model_dump(),
-        "precision": t.precision,
-        "task": stream.name,
-    }
-    return replace(
-        told,
-        arguments={
-            **{k: getattr(t, k) for k in ("clip", "steps", "seed", "checkpoint", "keep")},
-            "learner": method,
-            "optimiser": optimiser,
-            "every": t.every or 1000,
-            "window": window,
-            "description": {**about, "settings": settings, "classes": classes, "window": window},
-        },
+    return OnlineJob(config, net, stream, arguments)
+
+
+def refuse_if_not_online(config: Config) -> None:
+    """Refuse a setting that has no effect on learning from a stream."""
+    for name in SECTIONS:
+        for key in sorted(getattr(config, name).model_fields_set):
+            if not applies_online(name, key):
+                raise ConfigError(f"{flag(name, key)} has no effect when learning from a stream.")
+
+
+def resolve_online_defaults(config: Config) -> Config:
+    """Fill in the cell, the learner and the steps between checkpoints."""
+    training: KeyValues = {}
+    if "checkpoint" not in config.training.model_fields_set:
+        training["checkpoint"] = 10_000  # a step of a stream is one row, so it is quick
+    return replace_values(
+        config,
+        network={"cell": config.network.cell or "elman"},
+        gradient={"method": choose_learner(config.gradient)},
+        training=training,
     )
 
 
-def choose_learner(g: GradientSection) -> str:
-    """rtrl, or truncated where k1 and k2 are given."""
-    if g.method not in (None, "rtrl", "truncated"):
-        raise ConfigError(f"--learner must be rtrl or truncated; got {g.method!r}.")
-    learner = g.method or ("rtrl" if g.k1 is None and g.k2 is None else "truncated")
-    if learner == "truncated" and g.k1 is None:
+def describe_online(
+    config: Config, net: AnyNetwork, stream: File, classes: list[str] | None, window: int
+) -> KeyValues:
+    """The description in a checkpoint and a model file."""
+    settings = online_settings(config)
+    training = settings["training"]
+    settings["training"] = {k: v for k, v in training.items() if k not in MAY_CHANGE}
+    return {
+        "network": settings.pop("network"),
+        "shape": Shape.of(net).model_dump(),
+        "precision": config.training.precision,
+        "task": stream.name,
+        "settings": settings,
+        "classes": classes,
+        "window": window,
+    }
+
+
+def choose_learner(section: GradientSection) -> str:
+    """The learner of a section: truncated if k1 or k2 is given, rtrl otherwise."""
+    has_windows = section.k1 is not None or section.k2 is not None
+    learner = section.method
+    if learner is None:
+        learner = "truncated" if has_windows else "rtrl"
+    if learner not in ("rtrl", "truncated"):
+        raise ConfigError(f"--learner must be rtrl or truncated; got {learner!r}.")
+    if learner == "truncated" and section.k1 is None:
         raise ConfigError(
-            "--learner truncated needs --k1, and --k2 if losses are pulled back further."
+            "--learner truncated needs --k1; also --k2, to backpropagate further than --k1 steps."
         )
-    if learner == "rtrl" and (g.k1 is not None or g.k2 is not None):
-        raise ConfigError("--k1 and --k2 belong to --learner truncated: rtrl learns at every step.")
+    if learner == "rtrl" and has_windows:
+        raise ConfigError("--k1 and --k2 apply to --learner truncated; rtrl updates at every step.")
     return learner

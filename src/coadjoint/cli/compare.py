@@ -4,120 +4,163 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, Optional
+from typing import Optional
 
 import typer
 
-from ..errors import ConfigError, escape_controls
+from ..errors import ConfigError
 from . import flags as setting_flags
-from .flags import config_from_command, with_setting_flags
-from .program import OUT, QUIET, app, command_line, next_free_folder, print_table
+from .flags import KeyValues, SectionValues, config_from_command, with_setting_flags
+from .program import (
+    CONFIG,
+    OUT,
+    QUIET,
+    app,
+    command_line,
+    next_free_folder,
+    print_escaped,
+    print_table,
+    with_examples,
+)
 from .progress import ProgressReporter
 
 
 @app.command()
 @with_setting_flags
+@with_examples(
+    "coadjoint compare xor --length 20 -m plain -m 'clipped clip=1 lr=1e-3|1e-2'",
+    "coadjoint compare xor -m plain -m 'penalised penalty=log-ratio weight=1|2'",
+    "coadjoint compare 'addition length=50' 'digits steps=2000' -m 'plain cell=all'",
+    "coadjoint compare runs/xor-1 runs/xor-2",
+)
 def compare(
     what: Optional[list[str]] = typer.Argument(
         None,
-        help="tasks, each with settings of its own: 'addition length=100'; or the folders of runs that are there already",
+        help="tasks, each with its settings: 'addition length=100'; or the folders of existing "
+        "runs",
     ),
     method: list[str] = typer.Option(
         [],
         "--method",
         "-m",
-        help="a row: 'NAME key=value key=a|b ...'; alternatives make more rows, cell=all one for each cell",
+        help="a row: 'NAME key=value key=a|b ...'. Alternatives a|b make one row each; cell=all "
+        "makes one row per cell",
     ),
-    seeds: int = typer.Option(3, "--seeds", help="runs of each row: seed, seed + 1, ..."),
+    seeds: int = typer.Option(
+        3, "--seeds", help="runs per row, with seeds --seed, --seed + 1, ..."
+    ),
     jobs: Optional[int] = typer.Option(
-        None, "--jobs", "-j", help="processes at a time; one for each CPU core by default"
+        None, "--jobs", "-j", help="number of parallel processes (default: one per CPU core)"
     ),
-    config: Optional[Path] = typer.Option(
-        None, "--config", "-c", help="common settings from a file"
-    ),
+    config: Optional[Path] = CONFIG,
     out: Optional[Path] = OUT,
     quiet: bool = QUIET,
-    flags: Any = None,
+    *,
+    flags: SectionValues,
 ) -> None:
-    """Train the same tasks under several settings and seeds, in parallel; a table for each task, one page.
+    """Train tasks with several settings and seeds in parallel, and compare the results.
 
-    \b
-    coadjoint compare xor --length 20 -m plain -m 'clipped clip=1 lr=1e-3|1e-2'
-    coadjoint compare xor -m plain -m 'penalised penalty=log-ratio weight=1|2'
-    coadjoint compare 'addition length=50' 'digits steps=2000' -m 'plain cell=all'
-    coadjoint compare runs/xor-1 runs/xor-2
+    Prints one table per task and writes a report.
     """
-    from ..errors import StorageError
-    from ..training.report import pages
     from . import compared_runs
 
     what = what or []
-    folders = [text for text in what if Path(text).is_dir()]
-    if folders and len(folders) < len(what):
-        other = next(text for text in what if text not in folders)
-        raise StorageError(
-            f"{folders[0]} is a folder and {other!r} is none: compare takes tasks, or the folders of runs, not both."
-        )
-    if folders:
+    if are_folders(what):
         if method or config or any(flags.values()):
             raise ConfigError(
-                "runs that are there already are compared as they are: leave out --method, --config and settings."
+                "existing runs are compared as they are: leave out --method, --config and other "
+                "settings."
             )
-        folder = out or next_free_folder("compare")
-        found = compared_runs.compare_existing([Path(p) for p in what], folder, command_line())
-        page = pages.write(folder)
-        if not quiet:
-            print_comparison(found)
-            print(escape_controls(f"report: {page}"))
+        compare_folders(what, out, quiet)
         return
-    count_jobs(jobs)
+    count_jobs(jobs)  # refuses a wrong number before anything is written
     if not method:
         raise ConfigError(
-            "what to compare? Give rows with --method 'NAME key=value ...', or the folders of runs."
+            "nothing to compare: give rows with --method 'NAME key=value ...', or the folders of "
+            "existing runs."
         )
     if seeds < 1:
         raise ConfigError(f"--seeds must be at least 1; got {seeds}.")
     base = setting_flags.to_plain_dict(config_from_command(None, config, flags))
-    first = base.get("training", {}).get("seed", 0)
-    tasks = (
-        {"on": [task for text in what for task in compared_runs.parse_tasks(text)]} if what else {}
-    )
-    folder = out or next_free_folder(
-        "-".join(["compare", *(text.split()[0] for text in what[:3])] if what else ["compare-data"])
-    )
+    first_seed = base.get("training", {}).get("seed", 0)
+    tasks = [task for text in what for task in compared_runs.parse_tasks(text)]
     rows = [row for text in method for row in compared_runs.parse_variants(text)]
-    compared_runs.lay_out(base, rows, range(first, first + seeds), folder, command_line(), **tasks)
+    folder = out or next_free_folder(comparison_name(what))
+    compared_runs.lay_out(
+        base,
+        rows,
+        range(first_seed, first_seed + seeds),
+        folder,
+        command_line(),
+        tasks or [compared_runs.BASE_TASK],
+    )
     run_comparison(folder, jobs, quiet)
 
 
-def run_comparison(folder: Path, jobs: int | None, quiet: bool) -> None:
-    """Run a comparison to its end, print its tables, write the page."""
+def are_folders(what: list[str]) -> bool:
+    """Whether the arguments name folders; a mix of folders and tasks is refused."""
+    from ..errors import StorageError
+
+    folders = [text for text in what if Path(text).is_dir()]
+    others = [text for text in what if text not in folders]
+    if folders and others:
+        raise StorageError(
+            f"{folders[0]} is a folder, but {others[0]!r} is not: give tasks or the folders of "
+            "runs, not both."
+        )
+    return bool(folders)
+
+
+def comparison_name(what: list[str]) -> str:
+    """The name of a comparison's folder, after its first three tasks: compare-xor-addition."""
+    if not what:
+        return "compare-data"
+    return "-".join(["compare", *(text.split()[0] for text in what[:3])])
+
+
+def compare_folders(what: list[str], out: Path | None, quiet: bool) -> None:
+    """Compare runs that exist already."""
     from ..training.report import pages
     from . import compared_runs
 
-    with ProgressReporter(quiet) as tick:
-        found = compared_runs.run_all(folder, count_jobs(jobs), tick)
+    folder = out or next_free_folder("compare")
+    found = compared_runs.compare_existing([Path(text) for text in what], folder, command_line())
     page = pages.write(folder)
     if not quiet:
         print_comparison(found)
-        print(escape_controls(f"runs:   {folder / 'runs'}\nreport: {page}"))
+        print_escaped(f"report: {page}")
+
+
+def run_comparison(folder: Path, jobs: int | None, quiet: bool) -> None:
+    """Run a comparison to its end, print its tables, write the report."""
+    from ..training.report import pages
+    from . import compared_runs
+
+    with ProgressReporter(quiet) as report:
+        found = compared_runs.run_all(folder, count_jobs(jobs), report)
+    page = pages.write(folder)
+    if not quiet:
+        print_comparison(found)
+        print_escaped(f"runs:   {folder / 'runs'}\nreport: {page}")
 
 
 def count_jobs(jobs: int | None) -> int:
-    """Processes at a time: as many as asked for, or one for each core."""
+    """The number of parallel processes: as given, or one per CPU core."""
     if jobs is not None and jobs < 1:
         raise ConfigError(f"--jobs must be at least 1; got {jobs}.")
-    return jobs or (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
+    if jobs is not None:
+        return jobs
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
-def print_comparison(found: dict[str, Any]) -> None:
-    """The tables of a comparison, one for each task."""
+def print_comparison(found: KeyValues) -> None:
+    """Print the tables of a comparison, one per task."""
     from ..training.report.comparison import TERMINAL, Comparison
 
-    told = Comparison.of(found).tables(TERMINAL)
-    for task, (heads, rows) in told.items():
-        if len(told) > 1:
-            print(escape_controls(f"\n{task}\n"))
+    tables = Comparison.of(found).tables(TERMINAL)
+    for task, (heads, rows) in tables.items():
+        if len(tables) > 1:
+            print_escaped(f"\n{task}\n")
         print_table(heads, rows)

@@ -1,21 +1,20 @@
-"""Compare: one task or several, under several settings and seeds, each run in a process of its own.
+"""Comparisons: tasks trained with several settings and seeds, each run in its own process.
 
-A comparison is a folder of run folders and `compare.json`, whose rows are methods on tasks. It goes on where it stopped:
-runs that have ended are not repeated, others are resumed.
+A comparison is a folder of run folders and `compare.json`, whose rows are methods on tasks. It can
+be resumed: runs that have ended are not repeated, the others continue.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-import os
 import shlex
 import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from ..errors import CoadjointError, ConfigError, StorageError, choose
 from ..training import files, schemas, settings
@@ -23,73 +22,98 @@ from ..training.report.comparison import BUDGETS
 from ..training.signals import Interrupted, handling_stop_signals
 from . import build, schema
 from . import flags as setting_flags
+from .flags import KeyValues, SectionValues
+from .outcomes import describe_end, read_result, read_status, record_outcome
 from .workers import Worker, wait_for
 
 ENDED = ("success", "finished", "early-stopped", "failed")
-MOST_RUNS = 10_000  # runs of a comparison
-Tick = Callable[
-    [int, int, str | None], None
-]  # runs that have ended, all of them, the one that ended just now
+MOST_RUNS = 10_000  # in one comparison
+# Takes the number of runs that have ended, of all runs, and a line about the latest.
+Report = Callable[[int, int, str | None], None]
+
+
+class Setting(NamedTuple):
+    """One key of the config and its value."""
+
+    section: str
+    key: str
+    value: object
+
+    @property
+    def label(self) -> str:
+        """The key as the command line has it: optimiser=adam, not name=adam."""
+        return self.section if self.key == "name" else self.key
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A method or a task: a name, and what it changes of the common config."""
+    """A method or a task: a name, and what it changes in the common config."""
 
     name: str
-    values: dict[str, dict[str, Any]]  # by section
-    shown: dict[str, Any] = field(default_factory=dict)
+    values: SectionValues
+    shown: KeyValues = field(default_factory=dict)  # its settings, as tables show them
+
+
+BASE_TASK = Variant("", {})  # the task of the common config
 
 
 def parse_variants(
     text: str, what: str = "--method", example: str = "clipped clip=1 lr=1e-2|1e-3"
 ) -> list[Variant]:
-    """'clipped clip=1 lr=1e-2|1e-3' -> one for each choice among alternatives; cell=all is every cell that can be trained."""
+    """The variants of a text: 'clipped clip=1 lr=1e-2|1e-3' is two, 'plain cell=all' one per cell.
+
+    what, example: what the text is for and how it should look, in an error.
+    """
     words = text.split()
     if not words or "=" in words[0]:
-        raise ConfigError(f"{what} takes a name and settings, {example!r}; got {text!r}.")
-    name, choices = words[0], []
-    for word in words[1:]:
-        key, sign, value = word.partition("=")
-        section = (
-            "optimiser" if key == "optimiser" else schema.SECTION_OF.get(key.replace("-", "_"))
-        )
-        if not sign or section is None:
-            why = (
-                setting_flags.explain_unknown((key.replace("-", "_"),))
-                if sign
-                else f"{word!r} is not key=value."
-            )
-            raise ConfigError(f"{what} {name}: {why}")
-        leaf = "name" if key == "optimiser" else key.replace("-", "_")
-        among = [
-            v
-            for one in value.split("|")
-            for v in (cell_names() if (leaf, one) == ("cell", "all") else [one])
-        ]
-        choices.append([(section, leaf, setting_flags.parse_flag(section, leaf, v)) for v in among])
+        raise ConfigError(f"{what} takes a name and settings, such as {example!r}; got {text!r}.")
+    name = words[0]
+    choices = [parse_alternatives(word, f"{what} {name}") for word in words[1:]]
+    varied = {alternatives[0].key for alternatives in choices if len(alternatives) > 1}
+    return [make_variant(name, chosen, varied) for chosen in itertools.product(*choices)]
+
+
+def parse_alternatives(word: str, where: str) -> list[Setting]:
+    """The settings to choose from in 'key=a|b'; `where` begins an error."""
+    name, sign, text = word.partition("=")
+    if not sign:
+        raise ConfigError(f"{where}: {word!r} is not key=value.")
+    key = name.replace("-", "_")
+    section = schema.SECTION_OF.get(key)
+    if name == "optimiser":
+        section = "optimiser"
+        key = "name"
+    if section is None:
+        raise ConfigError(f"{where}: {setting_flags.explain_unknown((key,))}")
     found = []
-    varied = {c[0][1] for c in choices if len(c) > 1}
-    for combination in itertools.product(*choices):
-        values: dict[str, dict[str, Any]] = {}
-        for section, leaf, value in combination:
-            values.setdefault(section, {})[leaf] = value
-        said = lambda v: (
-            ",".join(v) if isinstance(v, list) and all(isinstance(w, str) for w in v) else v
-        )
-        called = lambda section, leaf: section if leaf == "name" else leaf
-        label = " ".join(
-            [
-                name,
-                *(f"{called(s, leaf)}={said(v)}" for s, leaf, v in combination if leaf in varied),
-            ]
-        )
-        found.append(Variant(label, values, {called(s, leaf): v for s, leaf, v in combination}))
+    for value in text.split("|"):
+        texts = cell_names() if (key, value) == ("cell", "all") else [value]
+        for each in texts:
+            found.append(Setting(section, key, setting_flags.parse_flag(section, key, each)))
     return found
 
 
+def make_variant(name: str, chosen: Sequence[Setting], varied: set[str]) -> Variant:
+    """A variant of these settings; its name tells the settings in `varied`."""
+    values: SectionValues = {}
+    shown: KeyValues = {}
+    for setting in chosen:
+        values.setdefault(setting.section, {})[setting.key] = setting.value
+        shown[setting.label] = setting.value
+        if setting.key in varied:
+            name += f" {setting.label}={format_value(setting.value)}"
+    return Variant(name, values, shown)
+
+
+def format_value(value: object) -> str:
+    """A value as it is typed: a list of names without brackets."""
+    if isinstance(value, list) and all(isinstance(part, str) for part in value):
+        return ",".join(value)
+    return str(value)
+
+
 def cell_names() -> list[str]:
-    """Every cell that can be trained, those of a formula first."""
+    """Every cell that can be trained, those defined by a formula first."""
     from ..cells.library import CELLS
     from ..cells.steps import STEPS
 
@@ -97,185 +121,214 @@ def cell_names() -> list[str]:
 
 
 def parse_tasks(text: str) -> list[Variant]:
-    """'addition length=100' -> a built-in task with settings of its own."""
+    """The tasks of a text: 'addition length=50|100' is two."""
     from ..tasks import TASKS
 
-    found = parse_variants(text, "a task", "addition length=100")
+    variants = parse_variants(text, "a task", "addition length=100")
     name = choose("task", text.split()[0], TASKS)
-    return [
-        Variant(v.name, {**v.values, "task": {**v.values.get("task", {}), "name": name}}, v.shown)
-        for v in found
-    ]
+    for variant in variants:
+        variant.values.setdefault("task", {})["name"] = name
+    return variants
 
 
 def task_title(config: schema.Config, name: str = "") -> str:
-    """A task in words: "addition, 100 steps, curriculum 20,2000"; and what else tells it from others, by its name."""
-    said = lambda v, sign: sign.join(map(str, v)) if isinstance(v, tuple) else str(v)
+    """A task in words: "addition, 100 steps, curriculum 20,2000".
+
+    name: that of its variant, whose settings outside [task] are added.
+    """
+
+    def join(value: object, separator: str) -> str:
+        return separator.join(map(str, value)) if isinstance(value, tuple) else str(value)
+
     given = setting_flags.given_values(config.task)
-    task, length = given.pop("name", str(config.data.train)), given.pop("length", None)
-    steps = [] if length is None else [f"{said(length, ' to ')} steps"]
-    own = [key if value is True else f"{key} {said(value, ',')}" for key, value in given.items()]
-    other = [
-        word.replace("=", " ")
-        for word in name.split()[1:]
-        if word.partition("=")[0] not in schema.TaskSection.model_fields
-    ]
-    return ", ".join([task, *steps, *own, *other])
+    parts = [given.pop("name", str(config.data.train))]
+    length = given.pop("length", None)
+    if length is not None:
+        parts.append(f"{join(length, ' to ')} steps")
+    for key, value in given.items():
+        parts.append(key if value is True else f"{key} {join(value, ',')}")
+    for word in name.split()[1:]:
+        if word.partition("=")[0] not in schema.TaskSection.model_fields:
+            parts.append(word.replace("=", " "))
+    return ", ".join(parts)
 
 
 def folder_name(name: str) -> str:
-    """A name for a folder: letters, digits and . _ - alone."""
+    """A name with only letters, digits and . _ - left."""
     return "".join(c if c.isalnum() or c in "._-" else "-" for c in name)
 
 
 def refuse_if_occupied(folder: Path) -> None:
-    """Be sure that a comparison can be laid out here."""
+    """Refuse a folder in which no comparison can begin."""
     if folder.exists() and not folder.is_dir():
         raise StorageError(f"{folder} is a file, not a folder: choose another --out.")
     if (folder / "compare.json").exists():
         raise StorageError(
-            f"{folder} already holds a comparison. Go on with it: coadjoint resume {shlex.quote(str(folder))}; or choose another --out."
+            f"{folder} already holds a comparison. Resume it with: coadjoint resume "
+            f"{shlex.quote(str(folder))}; or choose another --out."
         )
     if folder.is_dir() and any(folder.iterdir()):
         raise StorageError(f"{folder} exists and is not empty: choose another --out.")
 
 
 def lay_out(
-    base: dict[str, dict[str, Any]],
+    base: SectionValues,
     rows: Sequence[Variant],
     seeds: Sequence[int],
     folder: Path,
     command: str | None = None,
-    on: Sequence[Variant] = (Variant("", {}),),
+    tasks: Sequence[Variant] = (BASE_TASK,),
 ) -> None:
-    """Check every config, of every row on every task, and lay out the folder: nothing runs yet."""
-    for what, given, way in (
-        ("methods", rows, "give each its own"),
-        ("tasks", on, "write 'addition length=50|100' for one task in two settings"),
-    ):
-        names = [folder_name(one.name) for one in given]
-        twice = [one.name for one, name in zip(given, names, strict=True) if names.count(name) > 1]
-        if twice:
-            raise ConfigError(
-                f"two {what} share the name '{twice[0]}', or that of a folder: {way}."
-            )
-    if len(on) * len(rows) * len(seeds) > MOST_RUNS:
-        many = f"{len(on)} tasks x " if len(on) > 1 else ""
+    """Check the config of every row, task and seed, and write the folder. Nothing runs yet."""
+    from ..training import environment, json_rows
+
+    refuse_if_names_clash("methods", rows, "give each its own name")
+    refuse_if_names_clash(
+        "tasks", tasks, "write 'addition length=50|100' for one task with two settings"
+    )
+    if len(tasks) * len(rows) * len(seeds) > MOST_RUNS:
+        by_task = f"{len(tasks)} tasks x " if len(tasks) > 1 else ""
         raise ConfigError(
-            f"{many}{len(rows)} methods x {len(seeds)} seeds are more than {MOST_RUNS:,} runs: compare fewer."
+            f"{by_task}{len(rows)} methods x {len(seeds)} seeds are more than {MOST_RUNS:,} runs: "
+            "compare fewer."
         )
     refuse_if_occupied(folder)
-    table: list[dict[str, Any]] = []
-    resolved = []
-    for task, row in itertools.product(on, rows):
-        merged = {
-            s: {**base.get(s, {}), **task.values.get(s, {}), **row.values.get(s, {})}
-            for s in schema.SECTIONS
-        }
-        named, runs = " ".join(filter(None, (task.name if len(on) > 1 else "", row.name))), []
-        began = time.perf_counter()
+    table = []
+    configs = {}
+    for task, row in itertools.product(tasks, rows):
         try:
-            if not files.is_portable_name(f"{folder_name(named)}-seed-{max(seeds)}.yaml"):
-                raise ConfigError(
-                    "its name makes no name for a folder: choose a shorter one, and none that a device has."
-                )
-            for seed in seeds:
-                config = setting_flags.resolve(
-                    None, {**merged, "training": {**merged["training"], "seed": seed}}
-                )
-                resolved.append(config)
-                runs.append(
-                    {
-                        "seed": seed,
-                        "folder": f"runs/{folder_name(named)}-seed-{seed}",
-                        "status": "waiting",
-                    }
-                )
-            job = build.build(config)
+            entry, row_configs = plan_row(base, task, row, seeds, len(tasks) > 1)
         except CoadjointError as error:
-            where = f"task {task.name}, " if len(on) > 1 else ""
+            where = f"task {task.name}, " if len(tasks) > 1 else ""
             error.args = (f"{where}--method {row.name}: {' '.join(str(error).split())}",)
             raise
-        table.append({
-            "task": task_title(config, task.name), "metric": job.task.metric, "goal": str(job.task.goal) if job.task.goal else None,
-            "name": row.name, "settings": row.shown,
-            "budget": {key: value for key in BUDGETS if (value := getattr(config.training, key)) is not None},
-            "pace": round((time.perf_counter() - began) * job.arguments["steps"]),  # for the order of the runs
-            "runs": runs,
-        })  # fmt: skip
+        table.append(entry)
+        configs.update(row_configs)
     with files.storage_errors(folder):
         (folder / "runs").mkdir(parents=True)
         (folder / "configs").mkdir()
-    for config, run in zip(resolved, [run for row in table for run in row["runs"]], strict=True):
-        settings.dump(
-            setting_flags.to_plain_dict(config),
-            folder / "configs" / f"{Path(run['folder']).name}.yaml",
-        )
-    from ..training import environment, json_rows
-
+    for name, config in configs.items():
+        settings.dump(setting_flags.to_plain_dict(config), folder / "configs" / f"{name}.yaml")
+    titles = [entry["task"] for entry in table[:: len(rows)]]
     found = {
         "command": command,
-        "tasks": {
-            row["task"]: task.shown for row, task in zip(table[:: len(rows)], on, strict=True)
-        },
+        "tasks": {title: task.shown for title, task in zip(titles, tasks, strict=True)},
         "rows": table,
         "environment": environment.describe_environment(seeds[0], "cpu", command),
     }
     files.replace(folder / "compare.json", json_rows.dumps(found, indent=1))
 
 
-def read_comparison(folder: Path) -> dict[str, Any]:
+def refuse_if_names_clash(what: str, variants: Sequence[Variant], advice: str) -> None:
+    """Refuse variants whose runs would have the same folder."""
+    names = [folder_name(variant.name) for variant in variants]
+    for variant, name in zip(variants, names, strict=True):
+        if names.count(name) > 1:
+            raise ConfigError(
+                f"two {what} share the name '{variant.name}', or would share a folder: {advice}."
+            )
+
+
+def plan_row(
+    base: SectionValues, task: Variant, row: Variant, seeds: Sequence[int], several_tasks: bool
+) -> tuple[KeyValues, dict[str, schema.Config]]:
+    """A row of compare.json for a method on a task, and the configs of its runs by folder name."""
+    began = time.perf_counter()
+    name = row.name
+    if several_tasks and task.name:
+        name = f"{task.name} {row.name}"
+    if not files.is_portable_name(f"{folder_name(name)}-seed-{max(seeds)}.yaml"):
+        raise ConfigError(
+            "its name cannot name a folder: choose a shorter one, and not that of a device."
+        )
+    merged: SectionValues = {}
+    for section in schema.SECTIONS:
+        merged[section] = {}
+        for values in (base, task.values, row.values):
+            merged[section].update(values.get(section, {}))
+    configs = {}
+    runs = []
+    for seed in seeds:
+        merged["training"]["seed"] = seed
+        run = f"{folder_name(name)}-seed-{seed}"
+        config = setting_flags.resolve(None, merged)
+        configs[run] = config
+        runs.append({"seed": seed, "folder": f"runs/{run}", "status": "waiting"})
+    job = build.build(config)
+    budget = {key: getattr(config.training, key) for key in BUDGETS}
+    entry = {
+        "task": task_title(config, task.name),
+        "metric": job.task.metric,
+        "goal": str(job.task.goal) if job.task.goal else None,
+        "name": row.name,
+        "settings": row.shown,
+        "budget": {key: value for key, value in budget.items() if value is not None},
+        # A guess at how long the runs take, for their order.
+        "pace": round((time.perf_counter() - began) * job.arguments["steps"]),
+        "runs": runs,
+    }
+    return entry, configs
+
+
+def read_comparison(folder: Path) -> KeyValues:
+    """The contents of compare.json, checked."""
     path = folder / "compare.json"
     if not path.exists():
         raise StorageError(f"{folder} holds no comparison (compare.json is missing).")
     return schemas.read(path, schemas.ComparisonSchema)
 
 
-def run_all(folder: Path, jobs: int, tick: Tick = lambda done, total, what: None) -> dict[str, Any]:
-    """Run what has not ended yet, `jobs` at a time, and collect the results."""
-    found, began = read_comparison(folder), time.monotonic()
-    every = [(row, r) for row in found["rows"] for r in row["runs"]]
-    refuse_if_outside(folder, [r.get("folder") for _, r in every])
+def report_nothing(done: int, total: int, text: str | None) -> None:
+    """Ignore the progress of a comparison."""
+
+
+def run_all(folder: Path, jobs: int, report: Report = report_nothing) -> KeyValues:
+    """Run what has not ended yet, `jobs` processes at a time, and collect the results."""
+    found = read_comparison(folder)
+    began = time.monotonic()
+    pairs = [(row, run) for row in found["rows"] for run in row["runs"]]
+    refuse_if_outside(folder, [run.get("folder") for _, run in pairs])
     files.remove_leftovers(folder)
-    waiting = [(row, r) for row, r in every if read_status(folder / r["folder"]) not in ENDED]
-    waiting.sort(
-        key=lambda one: -one[0].get("pace", 0)
-    )  # the longest first: at the end no core waits for another
-    total = len(every)
-    tick(total - len(waiting), total, None)
-    workers: dict[Worker, tuple[dict[str, Any], dict[str, Any]]] = {}
-    caught: list[int] = []
+    waiting = [pair for pair in pairs if read_status(folder / pair[1]["folder"]) not in ENDED]
+    # The longest first, so that no core is idle while the last run ends.
+    waiting.sort(key=lambda pair: -pair[0].get("pace", 0))
+    total = len(pairs)
+    report(total - len(waiting), total, None)
+    workers: dict[Worker, tuple[KeyValues, KeyValues]] = {}
+    signals: list[int] = []
     try:
-        with handling_stop_signals(lambda number, _: caught.append(number)):
-            while (waiting and not caught) or workers:
-                while waiting and not caught and len(workers) < jobs:
-                    row, r = waiting.pop(0)
-                    workers[Worker(command_words(folder, r))] = row, r
+        with handling_stop_signals(lambda number, _: signals.append(number)):
+            while (waiting and not signals) or workers:
+                while waiting and not signals and len(workers) < jobs:
+                    row, run = waiting.pop(0)
+                    workers[Worker(command_words(folder, run))] = (row, run)
                 wait_for(list(workers), 0.1)
                 for worker in [worker for worker in workers if worker.has_ended]:
-                    row, r = workers.pop(worker)
-                    r["error"] = worker.complaint
+                    row, run = workers.pop(worker)
+                    run["error"] = worker.complaint
                     worker.close()
-                    record_outcome(folder / r["folder"], r, row["metric"])
-                    tick(total - len(waiting) - len(workers), total, describe_end(r))
-                for worker in workers if caught else ():
-                    worker.stop()
+                    record_outcome(folder / run["folder"], run, row["metric"])
+                    report(total - len(waiting) - len(workers), total, describe_end(run))
+                if signals:
+                    for worker in workers:
+                        worker.stop()
     finally:
         for worker in workers:
             worker.close()
     found["seconds"] = round(found.get("seconds", 0) + time.monotonic() - began, 1)
     found["jobs"] = jobs
     collect(folder, found)
-    if caught:
+    if signals:
         raise Interrupted(
-            f"{signal.Signals(caught[0]).name}: every run was saved. Go on with: coadjoint resume {shlex.quote(str(folder))}"
+            f"{signal.Signals(signals[0]).name}: every run was saved. Resume with: coadjoint "
+            f"resume {shlex.quote(str(folder))}"
         )
     return found
 
 
-def command_words(folder: Path, r: dict[str, Any]) -> list[str]:
-    """The command line of a run: begun, or gone on with."""
-    target = folder / r["folder"]
+def command_words(folder: Path, run: KeyValues) -> list[str]:
+    """The command line that starts or resumes a run."""
+    target = folder / run["folder"]
     if (target / "config.yaml").exists():
         return ["resume", str(target), "--fallback", "--quiet"]
     config = folder / "configs" / f"{target.name}.yaml"
@@ -283,93 +336,51 @@ def command_words(folder: Path, r: dict[str, Any]) -> list[str]:
 
 
 def refuse_if_outside(folder: Path, names: Sequence[object]) -> None:
-    """Be sure that every run is one of this comparison's own, runs/NAME.
+    """Refuse a compare.json that names runs other than its own, runs/NAME.
 
-    What a file names is never followed elsewhere."""
+    The file may be a stranger's: what it names is never followed elsewhere.
+    """
     for name in names:
         home, _, leaf = str(name).partition("/")
         if home != "runs" or not files.is_portable_name(leaf):
             raise StorageError(
-                f"{folder / 'compare.json'} names the run {str(name)!r}, and a comparison goes on with its own alone, "
-                "runs/NAME. Go on with others by themselves: coadjoint resume RUN"
+                f"{folder / 'compare.json'} names the run {str(name)!r}, but a comparison resumes "
+                "only its own runs, runs/NAME. Resume others one by one: coadjoint resume RUN"
             )
-        files.is_real_folder(folder / "runs" / leaf)
+        files.is_real_folder(folder / "runs" / leaf)  # refuses a link
     files.is_real_folder(folder / "runs")
 
 
-def describe_end(r: dict[str, Any]) -> str:
-    """One line of a run that has ended: "plain-seed-0: success at step 1,200 (33 s)"."""
-    how = f"{r['status']}: {r['error']}" if r["error"] else str(r["status"])
-    at = f" at step {r['steps']:,} ({r['seconds']:.0f} s)" if r["steps"] is not None else ""
-    return f"{Path(r['folder']).name}: {' '.join(how.split())}{'' if r['error'] else at}"
-
-
-def read_result(run: Path) -> dict[str, Any] | None:
-    """What came of a run; None if it has no result yet."""
-    path = run / "result.json"
-    return schemas.read(path, schemas.TrainingResultSchema) if os.path.lexists(path) else None
-
-
-def read_status(run: Path) -> str | None:
-    """How a run ended; None if it has not, or does not say so in words that can be read."""
-    try:
-        result = read_result(run)
-    except StorageError:
-        return None
-    return None if result is None else str(result["status"])
-
-
-def collect(folder: Path, found: dict[str, Any]) -> None:
-    """Put every run's outcome into compare.json."""
-    for row in found["rows"]:
-        for r in row["runs"]:
-            record_outcome(folder / r["folder"], r, row["metric"])
+def collect(folder: Path, found: KeyValues) -> None:
+    """Put the outcome of every run into compare.json."""
     from ..training import json_rows
 
+    for row in found["rows"]:
+        for run in row["runs"]:
+            record_outcome(folder / run["folder"], run, row["metric"])
     files.replace(folder / "compare.json", json_rows.dumps(found, indent=1))
 
 
-def record_outcome(run: Path, r: dict[str, Any], metric: str) -> None:
-    r.setdefault("error", None)
-    r.update(status="waiting", success=False, steps=None, seconds=None, work=None, metric=None)
-    try:
-        result = read_result(run)
-    except StorageError as error:
-        r["error"] = str(error)
-        return
-    if result is None:
-        return
-    r["status"] = result["status"]
-    values = result.get("metrics", {})
-    value = values.get("test", values.get("valid", {})).get(metric)
-    r["success"] = bool(result["success"])
-    r["steps"] = result["success_step"] if r["success"] else result["step"]
-    r["seconds"] = round(result["success_seconds"] if r["success"] else result["seconds"], 1)
-    r["work"] = result.get("success_work" if r["success"] else "work")
-    r["metric"] = (
-        value if isinstance(value, int | float) else None
-    )  # "NaN", where states left their range
-    r["error"] = result.get("reason") or r["error"]
-
-
-def compare_existing(paths: Sequence[Path], folder: Path, command: str | None) -> dict[str, Any]:
-    """A comparison of runs that are there already, by their folders."""
+def compare_existing(paths: Sequence[Path], folder: Path, command: str | None) -> KeyValues:
+    """Make a comparison of existing runs. Runs that differ in their seeds only share a row."""
     from ..training import environment, json_rows
 
     refuse_if_occupied(folder)
     if len({path.resolve() for path in paths}) < len(paths):
         raise ConfigError("a run is named twice: name each folder once.")
-    rows: dict[str, dict[str, Any]] = {}
-    judged: dict[str, str] = {}
+    rows: dict[str, KeyValues] = {}
+    metrics: dict[str, str] = {}  # by task
     for path in paths:
         config = setting_flags.read_run_config(path)
         result = read_result(path)
         if result is None:
-            raise StorageError(f"{path} has no result yet. Go on with: coadjoint resume {path}")
-        task, metric = config.task.name or str(config.data.train), result["metric"]
-        if judged.setdefault(task, metric) != metric:
+            raise StorageError(f"{path} has no result yet. Resume with: coadjoint resume {path}")
+        task = config.task.name or str(config.data.train)
+        metric = result["metric"]
+        if metrics.setdefault(task, metric) != metric:
             raise StorageError(
-                f"{path} is judged by '{metric}', the others by '{judged[task]}': they do not compare."
+                f"{path} is scored by '{metric}', the others by '{metrics[task]}': they cannot be "
+                "compared."
             )
         values = setting_flags.to_plain_dict(config)
         seed = values["training"].pop("seed", 0)
@@ -384,19 +395,11 @@ def compare_existing(paths: Sequence[Path], folder: Path, command: str | None) -
             "runs": [],
         }
         row = rows.setdefault(json.dumps(values), new)
-        r = {"seed": seed, "folder": path.resolve().name}
-        record_outcome(path, r, metric)
-        row["runs"].append(r)
-    for task in judged:
-        here = [row for row in rows.values() if row["task"] == task]
-        flat = [{k: v for s in row.pop("values").values() for k, v in s.items()} for row in here]
-        differ = [
-            k
-            for k in sorted({k for f in flat for k in f})
-            if any(f.get(k) != flat[0].get(k) for f in flat)
-        ]
-        for row, mine in zip(here, flat, strict=True):
-            row["settings"] = {k: mine.get(k) for k in differ}
+        run = {"seed": seed, "folder": path.resolve().name}
+        record_outcome(path, run, metric)
+        row["runs"].append(run)
+    for task in metrics:
+        keep_differing_settings([row for row in rows.values() if row["task"] == task])
     found = {
         "command": command,
         "rows": list(rows.values()),
@@ -406,3 +409,17 @@ def compare_existing(paths: Sequence[Path], folder: Path, command: str | None) -
         folder.mkdir(parents=True, exist_ok=True)
     files.replace(folder / "compare.json", json_rows.dumps(found, indent=1))
     return found
+
+
+def keep_differing_settings(rows: Sequence[KeyValues]) -> None:
+    """Replace the values of rows by their "settings": the keys in which the rows differ."""
+    flat: list[KeyValues] = []
+    for row in rows:
+        keys: KeyValues = {}
+        for section in row.pop("values").values():
+            keys.update(section)
+        flat.append(keys)
+    every_key = sorted({key for keys in flat for key in keys})
+    differing = [k for k in every_key if any(keys.get(k) != flat[0].get(k) for keys in flat)]
+    for row, keys in zip(rows, flat, strict=True):
+        row["settings"] = {key: keys.get(key) for key in differing}

@@ -1,16 +1,17 @@
-"""`coadjoint demo`: plain and penalised backpropagation on one task, with a page at the end."""
+"""`coadjoint demo`: plain and penalised backpropagation on one task, with a report at the end."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Optional
+from typing import Optional
 
 import typer
 
 from .compare import count_jobs, run_comparison
+from .flags import SectionValues
 from .program import OUT, QUIET, app, command_line, next_free_folder
 
-DEMO: dict[str, dict[str, Any]] = {
+DEMO: SectionValues = {
     "task": {"name": "temporal-order", "length": 50},
     "network": {"hidden": 64, "init": "spectral", "radius": 0.5},
     "optimiser": {"lr": 2e-3},
@@ -22,23 +23,24 @@ DEMO_ROWS = ("plain", "clipped clip=1", "penalised clip=1 penalty=log-ratio weig
 @app.command()
 def demo(
     out: Optional[Path] = OUT,
-    jobs: Optional[int] = typer.Option(None, "--jobs", "-j", help="processes at a time"),
+    jobs: Optional[int] = typer.Option(
+        None, "--jobs", "-j", help="number of parallel processes (default: one per CPU core)"
+    ),
     quiet: bool = QUIET,
 ) -> None:
-    """Temporal order from a vanishing start, by three methods: about a minute, offline, and a page at the end."""
+    """Compare three methods on a task whose gradients vanish at first.
+
+    Takes about a minute, works offline, and ends with a report.
+    """
     from . import compared_runs
 
-    count_jobs(jobs)
+    count_jobs(jobs)  # refuses a wrong number before anything is written
     folder = out or next_free_folder("demo")
     if not quiet:
         print(
-            "Temporal order, 50 steps: 64 tanh units, spectral radius 0.5, at most 4,000 steps of Adam"
+            "Temporal order, 50 steps: 64 tanh units, spectral radius 0.5, at most 4,000 steps "
+            "of Adam"
         )
-    compared_runs.lay_out(
-        DEMO,
-        [row for text in DEMO_ROWS for row in compared_runs.parse_variants(text)],
-        [0],
-        folder,
-        command_line(),
-    )
+    rows = [row for text in DEMO_ROWS for row in compared_runs.parse_variants(text)]
+    compared_runs.lay_out(DEMO, rows, [0], folder, command_line())
     run_comparison(folder, jobs, quiet)

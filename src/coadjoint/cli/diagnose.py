@@ -1,145 +1,198 @@
-"""`coadjoint diagnose`: what gradients do inside a run or a task."""
+"""`coadjoint diagnose`: how gradients behave inside the network of a run or for a task."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, Optional
+from typing import TYPE_CHECKING, NamedTuple, Optional
 
 import typer
 
-from ..errors import ConfigError, escape_controls
-from . import build, schema
+from ..errors import ConfigError
+from . import build
 from . import flags as setting_flags
-from .flags import config_from_command, with_setting_flags
-from .program import QUIET, app, command_line, next_free_folder, print_table, warn
+from .flags import KeyValues, SectionValues, config_from_command, with_setting_flags
+from .past import refuse_if_other_network
+from .program import (
+    CONFIG,
+    QUIET,
+    app,
+    command_line,
+    next_free_folder,
+    print_escaped,
+    print_table,
+    warn,
+    with_examples,
+)
+from .schema import Config
+
+if TYPE_CHECKING:
+    from ..diagnostics.examination import Compared, Examination
+    from ..networks.interface import Net
+    from ..tasks.task import Task
+
+
+class Subject(NamedTuple):
+    """A network to examine, the task that it is examined on, and which weights it has, in words."""
+
+    network: Net
+    task: Task
+    config: Config
+    weights: str
 
 
 @app.command()
 @with_setting_flags
+@with_examples(
+    "coadjoint diagnose runs/xor-1",
+    "coadjoint diagnose temporal-order --length 100 --cell lstm",
+    "coadjoint diagnose temporal-order --radius 0.8,1.0,1.2 --only temporal",
+)
 def diagnose(
     what: Optional[str] = typer.Argument(
         None,
-        help="a run folder; or a built-in task (or --train FILE), for a network before its training",
+        help="a run folder; or a built-in task (or --train FILE), to examine an untrained network",
     ),
     radius: Optional[str] = typer.Option(
         None,
         "--radius",
-        help="spectral radius of W to begin with; several, a,b,c, are drawn side by side",
+        help="initial spectral radius of W; several values, a,b,c, are plotted side by side",
     ),
-    samples: int = typer.Option(100, "--samples", min=1, help="held-out sequences to look at"),
+    samples: int = typer.Option(100, "--samples", min=1, help="number of held-out sequences"),
     only: Optional[str] = typer.Option(
-        None, "--only", help="some of them: temporal,decay,lyapunov, ..."
+        None, "--only", help="run these diagnostics only: temporal,decay,lyapunov, ..."
     ),
-    config: Optional[Path] = typer.Option(
-        None, "--config", "-c", help="a .toml, .yaml or .json file; flags come on top"
-    ),
+    config: Optional[Path] = CONFIG,
     out: Optional[Path] = typer.Option(
         None,
         "--out",
         "-o",
-        help="the folder to write; RUN/diagnostics, or runs/diagnose-TASK-1, -2, ... by default",
+        help="folder to write (default: RUN/diagnostics, or runs/diagnose-TASK-1, -2, ...)",
     ),
     quiet: bool = QUIET,
-    flags: Any = None,
+    *,
+    flags: SectionValues,
 ) -> None:
-    """Look at what the gradient does inside a network: figures, plots, arrays and a page.
-
-    \b
-    coadjoint diagnose runs/xor-1
-    coadjoint diagnose temporal-order --length 100 --cell lstm
-    coadjoint diagnose temporal-order --radius 0.8,1.0,1.2 --only temporal
-    """
+    """Show how gradients behave inside a network: a table, plots, arrays and a report."""
     from ..diagnostics import examination
-    from ..errors import StorageError, choose
+    from ..errors import choose
     from ..training import files
     from ..training.report import diagnoses, pages
 
-    names = (
-        [choose("diagnostic", n.strip(), examination.DIAGNOSTICS) for n in only.split(",")]
-        if only
-        else None
-    )
-    run = Path(what) if what is not None and Path(what).is_dir() else None
-    jobs: dict[str, tuple[Any, Any, schema.Config]] = {}  # network, task, config
-    weights = "weights before training"
-    if run is not None:
+    names = None
+    if only:
+        names = [choose("diagnostic", n.strip(), examination.DIAGNOSTICS) for n in only.split(",")]
+    run = None
+    if what is not None and Path(what).is_dir():
+        run = Path(what)
         if config or radius or any(flags.values()):
             raise ConfigError(
-                "a run is looked at as it is: leave out --config, --radius and settings."
+                "a run is examined as it is: leave out --config, --radius and other settings."
             )
-        *found_there, weights = load_run_network(run)
-        jobs[""] = tuple(found_there)
-    for value in () if run else radius.split(",") if radius else [None]:
-        chosen = (
-            {}
-            if value is None
-            else {"radius": setting_flags.parse_flag("network", "radius", value.strip())}
-        )
-        job = build.build(
-            config_from_command(
-                what, config, flags | {"network": flags.get("network", {}) | chosen}
-            )
-        )
-        jobs[f"radius {value}"] = job.network, job.task, job.config
-    net, task, settled = next(iter(jobs.values()))
-    folder = out or (
-        run / "diagnostics" if run else next_free_folder(f"diagnose-{settled.task.name or 'data'}")
-    )
-    if run and not out:
-        files.is_real_folder(folder)
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / "diagnostics.json").is_file():
-        raise StorageError(f"{folder} exists and is not empty: choose another --out.")
-    if len(jobs) > 1 and names is None:
-        names = [n for n in examination.DIAGNOSTICS if n != "landscape"]  # a picture of one network
+        subjects = {"": load_run_network(run)}
+    else:
+        subjects = untrained_networks(what, radius, config, flags)
+    first = next(iter(subjects.values()))
+    folder = out
+    if folder is None and run is not None:
+        folder = run / "diagnostics"
+        files.is_real_folder(folder)  # refuses a link
+    if folder is None:
+        folder = next_free_folder(f"diagnose-{first.config.task.name or 'data'}")
+    refuse_if_other_files(folder)
+    if len(subjects) > 1 and names is None:
+        # A landscape is a picture of one network.
+        names = [n for n in examination.DIAGNOSTICS if n != "landscape"]
     each = {}
-    for name, (net, task, settled) in jobs.items():
-        e = examination.evaluate(net, task, samples, settled.training.seed)
-        each[name] = examination.examine(e, names)
+    for label, subject in subjects.items():
+        seed = subject.config.training.seed
+        evaluation = examination.evaluate(subject.network, subject.task, samples, seed)
+        each[label] = examination.examine(evaluation, names)
     found = examination.Compared(each) if len(each) > 1 else next(iter(each.values()))
-    settings = setting_flags.to_plain_dict(settled)
-    count = f"{len(e.losses):,} held-out sequence{'s' * (len(e.losses) != 1)}"
-    if len(jobs) > 1:
-        weights += f", spectral radius {', '.join(name.removeprefix('radius ') for name in jobs)}"
+    number = len(evaluation.losses)
+    count = f"{number:,} held-out sequence{'' if number == 1 else 's'}"
+    about = describe_subjects(subjects, count)
+    diagnoses.save(folder, found, about)
+    page = pages.write(folder if out or run is None else run)
+    if not quiet:
+        print_escaped(f"{subject.network.extra_repr()}\n{about['weights']}; {count}\n")
+        print_findings(found)
+        print_escaped(f"\nfolder: {folder}\nreport: {page}")
+
+
+def untrained_networks(
+    what: str | None, radius: str | None, config: Path | None, flags: SectionValues
+) -> dict[str, Subject]:
+    """The initial network of a config, or one for each spectral radius "a,b,c"."""
+    found = {}
+    values = radius.split(",") if radius else [""]
+    for value in values:
+        network = dict(flags.get("network", {}))
+        if radius:
+            network["radius"] = setting_flags.parse_flag("network", "radius", value.strip())
+        job = build.build(config_from_command(what, config, flags | {"network": network}))
+        weights = "weights before training"
+        found[f"radius {value}"] = Subject(job.network, job.task, job.config, weights)
+    return found
+
+
+def refuse_if_other_files(folder: Path) -> None:
+    """Refuse a folder that holds anything but earlier diagnostics."""
+    from ..errors import StorageError
+
+    is_used = folder.is_dir() and any(folder.iterdir())
+    if is_used and not (folder / "diagnostics.json").is_file():
+        raise StorageError(f"{folder} exists and is not empty: choose another --out.")
+
+
+def describe_subjects(subjects: dict[str, Subject], count: str) -> KeyValues:
+    """What the report says about the networks and the data."""
+    *_, last = subjects.values()
+    settings = setting_flags.to_plain_dict(last.config)
+    weights = last.weights
+    if len(subjects) > 1:
+        radii = [label.removeprefix("radius ") for label in subjects]
+        weights += f", spectral radius {', '.join(radii)}"
         settings["network"].pop("radius")
-    about = {
+    return {
         "task": settings.get("task") or settings.get("data"),
         "network": settings.get("network"),
         "weights": weights,
+        "sequences": count,
+        "seed": last.config.training.seed,
+        "command": command_line(),
     }
-    about |= {"sequences": count, "seed": settled.training.seed, "command": command_line()}
-    diagnoses.save(folder, found, about)
-    page = pages.write(folder if out or not run else run)
-    if quiet:
-        return
-    print(escape_controls(f"{net.extra_repr()}\n{weights}; {count}\n"))
+
+
+def print_findings(found: Examination | Compared) -> None:
+    """Print the table of an examination, and why some diagnostics were left out."""
     print_table(*found.table())
-    declined: dict[str, list[str]] = {}
+    by_reason: dict[str, list[str]] = {}
     for name, why in found.declined.items():
-        declined.setdefault(why.partition(": ")[2], []).append(name)
-    for why, without in declined.items():
-        print(escape_controls(f"not {', '.join(without)}: {why}"))
-    print(escape_controls(f"\nfolder: {folder}\npage:   {page}"))
+        by_reason.setdefault(why.partition(": ")[2], []).append(name)
+    for why, names in by_reason.items():
+        print_escaped(f"not {', '.join(names)}: {why}")
 
 
-def load_run_network(run: Path) -> tuple[Any, Any, Any, str]:
-    """The network of a run, its task and config, and which weights these are: the model's or the last checkpoint's."""
+def load_run_network(run: Path) -> Subject:
+    """The network of a run with the weights of its model, or else of its last checkpoint."""
     from ..errors import StorageError
     from ..training import restore, storage
     from ..training.predict import load_model
 
     if os.path.lexists(run / "online.json"):
         raise StorageError(
-            f"{run} learned from a stream, which has no held-out sequences to look at."
+            f"{run} learned from a stream, so there are no held-out sequences to examine it on."
         )
-    settled = setting_flags.read_run_config(run)
-    task = build.task_of(settled)
+    config = setting_flags.read_run_config(run)
+    task = build.task_of(config)
     if os.path.lexists(run / "model.safetensors"):
-        return load_model(run, warn)[0], task, settled, "weights after training"
-    build.refuse_if_other_network(settled, task, storage.read_outline(run))
+        net, _ = load_model(run, warn)
+        return Subject(net, task, config, "weights after training")
+    refuse_if_other_network(config, task, storage.read_outline(run))
     saved = storage.load_latest(run)
     if saved is None:
         raise StorageError(f"{run} holds no weights yet: neither a model nor a checkpoint.")
-    net = build.network_of(settled, task, "cpu")
+    net = build.network_of(config, task, "cpu")
     restore.load_weights(net, saved.model, str(run))
-    return net, task, settled, f"weights at step {saved.step:,}"
+    return Subject(net, task, config, f"weights at step {saved.step:,}")

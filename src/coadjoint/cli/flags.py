@@ -1,4 +1,4 @@
-"""Settings as flags, files and error lines: a Config from what was typed and what a file says."""
+"""Settings as flags, files and error lines: a Config from the command line and from a file."""
 
 from __future__ import annotations
 
@@ -12,233 +12,265 @@ from typing import Annotated, Any, Literal, Optional, get_args, get_origin, get_
 
 import typer
 from pydantic import ValidationError
+from pydantic.fields import FieldInfo
 
 from ..errors import ConfigError, OptionError, StorageError, escape_controls
 from ..errors import nearest as nearest_name
+from ..training.network_section import Section
 from ..training.settings import SURROGATE, Settings
-from .schema import NAMES_ELSEWHERE, SECTION_OF, SECTIONS, Config, Section
+from .schema import NAMES_ELSEWHERE, SECTION_OF, SECTIONS, Config
+
+KeyValues = dict[str, Any]  # the values of one section, by key; checked by its schema
+SectionValues = dict[str, KeyValues]  # by section
+
+MOST_LINES = 20  # invalid keys listed in one error
 
 
 def flag(section: str, key: str) -> str:
-    """The flag of a key: its own name, or its section's for "name"."""
-    return "--" + (section if key == "name" else key).replace("_", "-")
+    """The flag of a key: --weight-decay for weight_decay, --optimiser for [optimiser] name."""
+    word = section if key == "name" else key
+    return "--" + word.replace("_", "-")
 
 
-def alternatives(kind: Any) -> list[Any]:
-    """The alternatives of an annotation, None left out: Whole | tuple[Whole, Whole] | None -> [Whole, tuple[Whole, Whole]]."""
-    union = (
-        get_args(kind)
-        if get_origin(kind) not in (None, Annotated, Literal, tuple, list)
-        else [kind]
-    )
-    return [t for t in union if t is not NoneType]
+def alternatives(annotation: object) -> list[object]:
+    """The members of a union without None: `int | tuple[int, int] | None` has two."""
+    if get_origin(annotation) in (None, Annotated, Literal, tuple, list):
+        return [annotation]
+    return [member for member in get_args(annotation) if member is not NoneType]
 
 
-KEY_TYPES: dict[tuple[str, str], list[Any]] = {
-    (name, key): alternatives(kind)
-    for name, section in SECTIONS.items()
-    for key, kind in get_type_hints(section, include_extras=True).items()
-    if key in section.model_fields
-}
+def find_key_types() -> dict[tuple[str, str], list[object]]:
+    """{(section, key): the types it may have}."""
+    found = {}
+    for name, section in SECTIONS.items():
+        hints = get_type_hints(section, include_extras=True)
+        for key in section.model_fields:
+            found[name, key] = alternatives(hints[key])
+    return found
 
 
-def choices(kinds: list[Any]) -> list[Any]:
-    """The values that may be chosen, where a key has a list of them."""
-    return [value for t in kinds if get_origin(t) is Literal for value in get_args(t)]
+KEY_TYPES = find_key_types()
 
 
-def describe_types(kinds: list[Any]) -> str:
-    """A key's type in words: "a number greater than 0", "loose or strict"."""
-    found: list[str] = []
-    for t in kinds:
-        parts = get_args(t)
-        if get_origin(t) is Literal:
-            found += [" or ".join(filter(None, (", ".join(map(str, parts[:-1])), str(parts[-1]))))]
-        elif get_origin(t) is tuple and len(set(parts)) > 1:
-            found += [
-                f"{'two' if len(parts) == 2 else 'three'} values, {' and '.join(describe_types([p]) for p in parts)}"
-            ]
-        elif get_origin(t) is tuple:
-            each = "of them" if parts[0] in kinds else f"values, each {describe_types([parts[0]])}"
-            found += [f"{'two' if len(parts) == 2 else 'three'} {each}"]
-        elif get_origin(t) is Annotated:
-            found += [
-                " ".join(
-                    filter(
-                        None,
-                        (
-                            "a whole number" if parts[0] is int else "a number",
-                            describe_bounds(parts[1].metadata),
-                        ),
-                    )
-                )
-            ]
-        elif get_origin(t) is list and parts[0] in kinds and parts[0] is not str:
-            found += ["a list of them"]
-        else:
-            found += [{str: "text", bool: "true or false"}.get(t, "a list of texts")]
-    return " or ".join(found)
+def choices(types: Sequence[object]) -> list[object]:
+    """The values to choose from, where the type of a key lists them."""
+    return [value for t in types if get_origin(t) is Literal for value in get_args(t)]
 
 
-def describe_bounds(bounds: list[Any]) -> str:
-    """Ge(1), Lt(10) -> "from 1 to 9"; nothing without bounds."""
-    at = {
-        name: getattr(b, name)
-        for b in bounds
-        for name in ("ge", "gt", "le", "lt")
-        if hasattr(b, name)
-    }
-    if not at:
+def join_or(values: Sequence[object]) -> str:
+    """The values as a list in words: "a, b or c"."""
+    *first, last = map(str, values)
+    return f"{', '.join(first)} or {last}" if first else last
+
+
+def describe_types(types: Sequence[object]) -> str:
+    """The types of a key in words: "a number greater than 0", "loose or strict"."""
+    return " or ".join(describe_type(t, types) for t in types)
+
+
+def describe_type(t: object, others: Sequence[object]) -> str:
+    """One type in words; `others` are the alternatives that are described beside it."""
+    origin = get_origin(t)
+    parts = get_args(t)
+    if origin is Literal:
+        return join_or(parts)
+    if origin is tuple:
+        count = "two" if len(parts) == 2 else "three"
+        if len(set(parts)) > 1:
+            return f"{count} values, {' and '.join(describe_types([part]) for part in parts)}"
+        if parts[0] in others:
+            return f"{count} of them"
+        return f"{count} values, each {describe_types([parts[0]])}"
+    if origin is Annotated:
+        noun = "a whole number" if parts[0] is int else "a number"
+        return f"{noun} {describe_bounds(parts[1].metadata)}".rstrip()
+    if origin is list:
+        return "a list of texts" if parts[0] is str else "a list of them"
+    return "text" if t is str else "true or false"
+
+
+def describe_bounds(metadata: Sequence[object]) -> str:
+    """[Ge(1), Lt(10)] -> "from 1 to 9"; "" without bounds."""
+    limits: dict[str, float] = {}
+    for bound in metadata:
+        for name in ("ge", "gt", "le", "lt"):
+            if hasattr(bound, name):
+                limits[name] = getattr(bound, name)
+    if not limits:
         return ""
-    if "gt" in at:
-        return f"greater than {at['gt']}" + (
-            f" and at most {at['le']}" if at.get("le", 1e38) < 1e38 else ""
-        )
-    most = at.get("le", at["lt"] - 1 if "lt" in at else None)
-    return f"at least {at['ge']}" if most is None else f"from {at['ge']} to {most}"
+    if "gt" in limits:
+        text = f"greater than {limits['gt']}"
+        # 1e38 only keeps a number inside the range of float32.
+        if limits.get("le", 1e38) < 1e38:
+            text += f" and at most {limits['le']}"
+        return text
+    most = limits.get("le")
+    if most is None and "lt" in limits:
+        most = limits["lt"] - 1
+    return f"at least {limits['ge']}" if most is None else f"from {limits['ge']} to {most}"
 
 
-def parse_flag(section: str, key: str, text: str) -> Any:
-    """A flag's text as a value: a number, or a list of them, where the key takes numbers."""
+def parse_flag(section: str, key: str, text: str) -> object:
+    """The text of a flag as a value: a number, or a list of numbers, where the key takes numbers.
+
+    Text that is neither is returned as it is: the check of the config says what was expected.
+    """
     from ..training.settings import parse_scalar
 
-    kinds = KEY_TYPES[section, key]
-    if str in kinds:
-        return (
-            [part.strip() for part in text.split(",") if part.strip()]
-            if len(kinds) > 1 and "," in text
-            else text
-        )
-    words = [value for value in choices(kinds) if isinstance(value, str)]
-    if text in words or (words and len(kinds) == 1):
+    types = KEY_TYPES[section, key]
+    if str in types:
+        if len(types) > 1 and "," in text:
+            return [part.strip() for part in text.split(",") if part.strip()]
         return text
+    words = [value for value in choices(types) if isinstance(value, str)]
+    if text in words or (words and len(types) == 1):
+        return text
+    parts: list[object] = []
     try:
-        parts = [parse_scalar(part.strip()) if part.strip() else "" for part in text.split(",")]
+        for part in text.split(","):
+            parts.append(parse_scalar(part.strip()) if part.strip() else "")
     except ValueError:
-        return text  # no number: the check says what is expected
+        return text
     return parts if len(parts) > 1 else parts[0]
 
 
 def resolve(
     file: Settings | None = None, flags: Mapping[str, Mapping[str, Any]] | None = None
 ) -> Config:
-    """The file's settings with the flags on top, checked."""
-    values: dict[str, Any] = {}
-    for name, section in (file.values if file else {}).items():
-        values[name] = dict(section) if isinstance(section, dict) else section
-    given = {(name, key) for name, section in (flags or {}).items() for key in section}
-    for name, section in (flags or {}).items():
+    """The checked config of a file's settings, with flags taking precedence."""
+    values: KeyValues = {}  # a file may hold a value where a section should be
+    if file is not None:
+        for name, section in file.values.items():
+            values[name] = dict(section) if isinstance(section, dict) else section
+    flagged: set[tuple[str, str]] = set()
+    for name, keys in (flags or {}).items():
         if isinstance(values.setdefault(name, {}), dict):
-            values[name].update(section)
-    for name, key in given:
-        refuse_if_not_utf8(
-            flag(name, key), values[name].get(key) if isinstance(values[name], dict) else None
-        )
+            values[name].update(keys)
+            for key, value in keys.items():
+                refuse_if_not_utf8(flag(name, key), value)
+        flagged.update((name, key) for key in keys)
     try:
-        return Config.model_validate(
-            {name: lists_to_tuples(name, section) for name, section in values.items()}
-        )
+        sections = {name: lists_to_tuples(name, section) for name, section in values.items()}
+        return Config.model_validate(sections)
     except ValidationError as error:
-        lines = list(
-            dict.fromkeys(explain_invalid(e["loc"], values, file, given) for e in error.errors())
-        )
-        more = [f"... and {len(lines) - 20} more."] if len(lines) > 20 else []
-        raise ConfigError("\n".join(lines[:20] + more)) from None
+        found = [explain_invalid(e["loc"], values, file, flagged) for e in error.errors()]
+    lines = list(dict.fromkeys(found))
+    if len(lines) > MOST_LINES:
+        lines[MOST_LINES:] = [f"... and {len(lines) - MOST_LINES} more."]
+    raise ConfigError("\n".join(lines))
 
 
-def refuse_if_not_utf8(where: str, value: Any) -> None:
-    """A run folder holds text: a name from the command line that is not UTF-8 could not be written there."""
+def refuse_if_not_utf8(where: str, value: object) -> None:
+    """Refuse text that a run folder cannot hold: names of files need not be UTF-8."""
     for part in value if isinstance(value, list | tuple) else (value,):
         if isinstance(part, str) and not part.isascii() and SURROGATE.search(part):
-            what = repr(os.fsencode(part))[1:]
+            name = repr(os.fsencode(part))[1:]
             raise ConfigError(
-                f"{where}: {what} is not text in UTF-8, and a run's settings are. Rename it."
+                f"{where}: {name} is not valid UTF-8, so a run folder cannot store it. Rename it."
             )
 
 
-def lists_to_tuples(name: str, section: Any) -> Any:
-    """Lists as tuples where pairs are expected: files know only lists."""
+def lists_to_tuples(name: str, section: object) -> object:
+    """A section with tuples where its keys take tuples: files and flags have only lists."""
     if not isinstance(section, dict):
         return section
-    pair = lambda key: any(get_origin(t) is tuple for t in KEY_TYPES.get((name, key), ()))
-    return {k: tuple(v) if isinstance(v, list) and pair(k) else v for k, v in section.items()}
+    found = {}
+    for key, value in section.items():
+        origins = map(get_origin, KEY_TYPES.get((name, key), ()))
+        if tuple in origins and isinstance(value, list):
+            value = tuple(value)
+        found[key] = value
+    return found
 
 
 def explain_invalid(
     loc: tuple[str | int, ...],
     values: Mapping[str, Any],
     file: Settings | None,
-    given: set[tuple[str, str]],
+    flagged: set[tuple[str, str]],
 ) -> str:
-    """One line for a key: where, what was expected, what came."""
+    """One line about an invalid key: where it is, what was expected, what was found."""
     name, *rest = (str(part) for part in loc[:2])
     address = (name, *rest)
-    came = values[name] if not rest else values[name].get(rest[0])
-    spelled = tuple(escape_controls(part, lines=False) for part in address)
-    where = f"{file.where(address)}: {'.'.join(spelled)}" if file else ".".join(spelled)
-    if rest and (name, rest[0]) in given:
+    value = values[name]
+    if rest:
+        value = value.get(rest[0])
+    printable = tuple(escape_controls(part, lines=False) for part in address)
+    where = ".".join(printable)
+    if file is not None:
+        where = f"{file.where(address)}: {where}"
+    if rest and (name, rest[0]) in flagged:
         where = flag(name, rest[0])
     if name not in SECTIONS or (rest and (name, rest[0]) not in KEY_TYPES):
-        return f"{where}: {explain_unknown(spelled)}"
+        return f"{where}: {explain_unknown(printable)}"
     if not rest:
-        return f"{where}: a section of keys is expected; got {show_value(came)}. Keys: {', '.join(SECTIONS[name].model_fields)}."
-    kinds = KEY_TYPES[name, rest[0]]
-    words = [str(value) for value in choices(kinds)]
-    near = nearest_name(came, words) if isinstance(came, str) else None
-    hint = f" Did you mean '{near}'?" if near else ""
-    if str in kinds and isinstance(came, bool | int | float):
-        hint = " Write it in quotes."
-    return f"{where}: must be {describe_types(kinds)}; got {show_value(came)}.{hint}"
+        keys = ", ".join(SECTIONS[name].model_fields)
+        return f"{where}: must be a section of keys; got {show_value(value)}. Keys: {keys}."
+    types = KEY_TYPES[name, rest[0]]
+    hint = suggest_value(types, value)
+    return f"{where}: must be {describe_types(types)}; got {show_value(value)}.{hint}"
 
 
-def show_value(value: Any) -> str:
-    """A value as a file would have it, not too long."""
-    text = (
-        {True: "true", False: "false", None: "nothing"}[value]
-        if value is None or value is True or value is False
-        else repr(value)
-    )
+def suggest_value(types: Sequence[object], value: object) -> str:
+    """A sentence that says what an invalid value may have been meant for; "" if unknown."""
+    if str in types and isinstance(value, bool | int | float):
+        return " Write it in quotes."
+    if not isinstance(value, str):
+        return ""
+    near = nearest_name(value, map(str, choices(types)))
+    return f" Did you mean '{near}'?" if near else ""
+
+
+def show_value(value: object) -> str:
+    """A value as a settings file would spell it, in at most 60 characters."""
+    if value is None:
+        return "nothing"
+    if isinstance(value, bool):
+        return str(value).lower()
+    text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def explain_unknown(address: tuple[str, ...]) -> str:
-    """What an unknown key may have been meant for."""
+    """What may have been meant by an unknown section, or by an unknown (section, key)."""
     key = address[-1]
-    within = f", not [{address[0]}]" if len(address) > 1 else ""
+    is_section = len(address) == 1
     if key in SECTION_OF:
-        return f"'{key}' belongs in section [{SECTION_OF[key]}]{within}."
-    known = list(SECTIONS[address[0]].model_fields) if within else list(SECTIONS)
-    other = nearest_name(key, NAMES_ELSEWHERE, 0.8)
-    near = (
-        NAMES_ELSEWHERE[other]
-        if other
-        else nearest_name(key, known) or nearest_name(key, SECTION_OF, 0.6)
-    )
+        instead = "" if is_section else f", not [{address[0]}]"
+        return f"'{key}' belongs in section [{SECTION_OF[key]}]{instead}."
+    known = list(SECTIONS) if is_section else list(SECTIONS[address[0]].model_fields)
+    elsewhere = nearest_name(key, NAMES_ELSEWHERE, 0.8)
+    if elsewhere:
+        near: str | None = NAMES_ELSEWHERE[elsewhere]
+    else:
+        near = nearest_name(key, known) or nearest_name(key, SECTION_OF, 0.6)
     home = f" of section [{SECTION_OF[near]}]" if near and near not in known else ""
-    hint = f" did you mean '{near}'{home}?" if near else ""
-    return f"unknown {'key' if within else 'section'} '{key}';{hint} Known: {', '.join(known)}."
+    hint = f"; did you mean '{near}'{home}?" if near else "."
+    return f"unknown {'section' if is_section else 'key'} '{key}'{hint} Known: {', '.join(known)}."
 
 
-def given_values(section: Section) -> dict[str, Any]:
-    """The keys that have a value."""
+def given_values(section: Section) -> KeyValues:
+    """The keys of a section that have a value."""
     return {key: value for key, value in section if value is not None}
 
 
-def to_plain_dict(config: Config) -> dict[str, Any]:
-    """The config as a file holds it: the keys that have a value, by section."""
-    out = {
-        name: {
-            k: list(v) if isinstance(v, tuple) else v
-            for k, v in given_values(getattr(config, name)).items()
-        }
-        for name in SECTIONS
-    }
-    return {name: section for name, section in out.items() if section}
+def to_plain_dict(config: Config) -> SectionValues:
+    """The config as a file holds it: by section, the keys that have a value, tuples as lists."""
+    found: SectionValues = {}
+    for name in SECTIONS:
+        for key, value in given_values(getattr(config, name)).items():
+            if isinstance(value, tuple):
+                value = list(value)
+            found.setdefault(name, {})[key] = value
+    return found
 
 
-def help_panel(key: Any) -> str | None:
-    """The panel of the help that a key stands in, if not that of its section."""
-    return (key.json_schema_extra or {}).get("panel")
+def help_panel(key: FieldInfo) -> str | None:
+    """The panel that lists a key in the help, if it is not the panel of its section."""
+    extra = key.json_schema_extra
+    if not isinstance(extra, dict) or "panel" not in extra:
+        return None
+    return str(extra["panel"])
 
 
 def with_setting_flags(
@@ -246,70 +278,98 @@ def with_setting_flags(
     only: Mapping[str, Sequence[str]] | None = None,
     texts: Mapping[tuple[str, str], str] | None = None,
 ) -> Callable[..., None]:
-    """Give a command one flag for each key of the config, or for those in `only`, explained by `texts` where it has a text. It
-    receives them as `flags`, {section: {key: value}}."""
-    own = [p for p in inspect.signature(function).parameters.values() if p.name != "flags"]
+    """Give a command one flag per key of the config, or per key in `only`.
+
+    The command receives the values as `flags`, {section: {key: value}}. The help of a flag is the
+    description of its key, or its text in `texts`.
+    """
+    signature = inspect.signature(function)
+    own = [p for p in signature.parameters.values() if p.name != "flags"]
     taken = {word for p in own for word in getattr(p.default, "param_decls", None) or ()}
     extra: list[inspect.Parameter] = []
     keys: dict[str, tuple[str, str]] = {}
     for section, model in SECTIONS.items():
         for key, field in model.model_fields.items():
-            if (section, key) == ("task", "name") or (
-                only is not None and key not in only.get(section, ())
-            ):
+            left_out = only is not None and key not in only.get(section, ())
+            # The task is an argument of the commands, not a flag.
+            if left_out or (section, key) == ("task", "name") or flag(section, key) in taken:
                 continue
-            word = flag(section, key)
-            if word in taken:
-                continue
-            name, kinds = f"{section}__{key}", KEY_TYPES[section, key]
-            boolean = bool in kinds
-            values = choices(kinds)
-            words = f": {', '.join(map(str, values))}" if values else ""
-            default = "" if boolean or field.default is None else f" ({field.default})"
-            text = str in kinds or any(isinstance(value, str) for value in values)
-            option = typer.Option(
-                None, f"{word}/--no-{word[2:]}" if boolean else word,
-                help=(texts or {}).get((section, key), f"{field.description}{words}{default}"),
-                metavar="" if boolean else "TEXT" if text else "NUMBER", show_default=False,
-                rich_help_panel=help_panel(field) or str(model.__doc__).rstrip("."),
-            )  # fmt: skip
-            kind = Optional[bool] if boolean else Optional[str]
-            extra.append(
-                inspect.Parameter(
-                    name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=kind
-                )
-            )
-            keys[name] = section, key
+            name = f"{section}__{key}"
+            text = (texts or {}).get((section, key))
+            extra.append(flag_parameter(name, section, key, field, text))
+            keys[name] = (section, key)
 
     def command(**given: Any) -> None:
-        flags: dict[str, dict[str, Any]] = {}
+        flags: SectionValues = {}
         for name, (section, key) in keys.items():
             value = given.pop(name)
-            if value is not None:
-                value = value if isinstance(value, bool) else parse_flag(section, key, value)
-                flags.setdefault(section, {})[key] = value
+            if value is None:
+                continue
+            if not isinstance(value, bool):
+                value = parse_flag(section, key, value)
+            flags.setdefault(section, {})[key] = value
         function(flags=flags, **given)
 
-    hints = {p.name: p.annotation for p in [*own, *extra]}
-    command.__signature__ = inspect.Signature(
-        [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in [*own, *extra]]
-    )  # type: ignore[attr-defined]
-    command.__annotations__ = inspect.get_annotations(function, eval_str=True) | {
-        k: v for k, v in hints.items() if not isinstance(v, str)
-    }
-    command.__name__, command.__doc__ = function.__name__, function.__doc__
+    # typer reads the signature and the annotations.
+    parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in [*own, *extra]]
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    annotations = inspect.get_annotations(function, eval_str=True)
+    annotations |= {p.name: p.annotation for p in extra}
+    command.__annotations__ = annotations
+    command.__name__ = function.__name__
+    command.__doc__ = function.__doc__
     return command
+
+
+def flag_parameter(
+    name: str, section: str, key: str, field: FieldInfo, text: str | None
+) -> inspect.Parameter:
+    """A parameter of a command, declared as typer wants it, for one key of the config."""
+    types = KEY_TYPES[section, key]
+    values = choices(types)
+    is_bool = bool in types
+    is_text = str in types or any(isinstance(value, str) for value in values)
+    word = flag(section, key)
+    metavar = ""
+    if not is_bool:
+        metavar = "TEXT" if is_text else "NUMBER"
+    option = typer.Option(
+        None,
+        f"{word}/--no-{word[2:]}" if is_bool else word,
+        help=text or describe_key(field, values, is_bool),
+        metavar=metavar,
+        show_default=False,
+        rich_help_panel=help_panel(field) or str(SECTIONS[section].__doc__).rstrip("."),
+    )
+    parameter = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=option)
+    return parameter.replace(annotation=Optional[bool] if is_bool else Optional[str])
+
+
+def describe_key(field: FieldInfo, values: Sequence[object], is_bool: bool) -> str:
+    """The help of a key: its description, its choices and its default."""
+    notes = []
+    if len(values) > 1:
+        notes.append(join_or(values))
+    if field.default is not None and not is_bool:
+        notes.append(f"default {field.default}")
+    text = str(field.description)
+    if notes:
+        text += f" ({'; '.join(notes)})"
+    return text
 
 
 def config_from_command(
     task: str | None, file: Path | None, flags: Mapping[str, Mapping[str, Any]]
 ) -> Config:
+    """The config of a command line: a task, a settings file and flags, each optional."""
     from ..training import settings
 
     merged = {name: dict(section) for name, section in flags.items()}
     if task is not None:
         merged.setdefault("task", {})["name"] = task
-    return resolve(settings.load(file) if file else None, merged)
+    if file is None:
+        return resolve(None, merged)
+    return resolve(settings.load(file), merged)
 
 
 def read_run_config(folder: Path) -> Config:
@@ -317,20 +377,18 @@ def read_run_config(folder: Path) -> Config:
     from ..training import files, settings
 
     path = folder / "config.yaml"
+    if not folder.exists():
+        raise StorageError(f"{folder} is not a run folder (no such folder).")
     if not folder.is_dir():
-        raise StorageError(
-            f"{folder} is not a run folder{' (no such folder)' if not folder.exists() else ''}."
-        )
+        raise StorageError(f"{folder} is not a run folder.")
     if not os.path.lexists(path):
-        raise StorageError(
-            f"{folder} holds no config.yaml: it is not a run made by `coadjoint train`."
-        )
+        raise StorageError(f"{folder} has no config.yaml, so it is not a run folder.")
     return resolve(settings.load(path, files.read_regular(path, settings.MAX_BYTES)))
 
 
 @contextlib.contextmanager
 def errors_name_flags() -> Iterator[None]:
-    """The library's keywords are the keys: where it refuses some, the error names their flags."""
+    """Inside, errors of the library about its options name the flags of the command line."""
     try:
         yield
     except OptionError as error:

@@ -1,105 +1,120 @@
-"""`coadjoint tasks` and `coadjoint cells`: what there is."""
+"""`coadjoint tasks` and `coadjoint cells`: the names to choose from."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Optional
+from typing import Optional
 
 import typer
 
-from ..errors import escape_controls
 from . import flags as setting_flags
-from .program import app, print_table
+from .program import app, print_escaped, print_table
 
 
 @app.command()
 def tasks() -> None:
-    """List the built-in tasks with their options."""
+    """List the built-in tasks and their options."""
     from ..tasks import TASKS, options
 
-    tell = lambda key, default: (
-        key.upper() if default is ... else f"{key}={default}" if default is not None else key
-    )
-    rows = [
-        [name, entry.about, ", ".join(tell(k, v) for k, v in options(name).items())]
-        for name, entry in TASKS.items()
-    ]
-    print_table(["task", "what it asks", "options"], rows)
+    rows = []
+    for name, entry in TASKS.items():
+        given = [format_option(key, default) for key, default in options(name).items()]
+        rows.append([name, entry.about, ", ".join(given)])
+    print_table(["task", "what to predict", "options"], rows)
+
+
+def format_option(key: str, default: object) -> str:
+    """An option with its default: length=100; LENGTH if it has none and must be given."""
+    if default is ...:
+        return key.upper()
+    return key if default is None else f"{key}={default}"
 
 
 @app.command("cells")
 def list_cells(
-    name: Optional[str] = typer.Argument(None, help="one of them: everything about it"),
+    name: Optional[str] = typer.Argument(None, help="describe this cell in full"),
     hidden: int = typer.Option(
-        64, "--hidden", min=1, max=10_000, help="units, for the shapes of its parameters"
+        64, "--hidden", min=1, max=10_000, help="number of units, for the parameter shapes"
     ),
-    inputs: int = typer.Option(1, "--inputs", min=1, max=10_000, help="inputs, likewise"),
+    inputs: int = typer.Option(
+        1, "--inputs", min=1, max=10_000, help="number of inputs, for the parameter shapes"
+    ),
 ) -> None:
-    """List the cells with their equations, options, parameters, engines, state entries of a unit and papers."""
+    """List the cells with their equations, options, parameters, engines, state size and paper."""
     if name is not None:
-        return print_cell(name, hidden, inputs)
+        print_cell(name, hidden, inputs)
+        return
     from .. import networks
     from ..networks.factory import CELL_NAMES
 
     rows = []
     for cell in CELL_NAMES:
         about = networks.about(cell)
-        given = [f"{n}={v}" if v is not None else n for n, v in about.options.items()]
-        declining = [engine for engine, why in about.engines.items() if why]
-        engines = ", ".join(e for e in about.engines if e not in declining)
-        if len(declining) < len(about.engines) / 2:
-            engines = f"all but {', '.join(declining)}" if declining else "all"
-        parameters = dict.fromkeys(re.sub(r"\.\d+\.", ".*.", n) for n in about.parameters)
-        equations = " ".join(about.equations.split())
+        options = [format_option(key, default) for key, default in about.options.items()]
+        # The parameters of layer 0, 1, ... are listed once.
+        parameters = dict.fromkeys(re.sub(r"\.\d+\.", ".*.", key) for key in about.parameters)
         rows.append(
             [
                 cell,
-                equations,
-                ", ".join(given),
+                " ".join(about.equations.split()),
+                ", ".join(options),
                 " ".join(parameters),
-                engines,
+                summarise_engines(about.engines),
                 about.state,
                 about.paper,
             ]
         )
     print_table(["cell", "equations", "options", "parameters", "engines", "state", "paper"], rows)
-    return None
+
+
+def summarise_engines(engines: Mapping[str, str | None]) -> str:
+    """The engines that run a cell; `engines` has the reason why one does not, or None."""
+    refusing = [engine for engine, why in engines.items() if why]
+    if not refusing:
+        return "all"
+    if len(refusing) < len(engines) / 2:
+        return f"all but {', '.join(refusing)}"
+    return ", ".join(engine for engine, why in engines.items() if not why)
 
 
 def print_cell(name: str, hidden: int, inputs: int) -> None:
-    """Everything about a cell, part by part."""
+    """Print everything about a cell, part by part."""
     from .. import networks
 
     about = networks.about(name, hidden, inputs)
     options = {setting_flags.flag("network", key): value for key, value in about.options.items()}
-    reasons = dict.fromkeys(why for why in about.engines.values() if why)
-    having = lambda why: ", ".join(
-        engine for engine, found in about.engines.items() if found == why
-    )
+    shapes = {key: list(shape) for key, shape in about.parameters.items()}
     parts = {
         "": about.equations.splitlines(),
         "paper": [about.paper or "none"],
-        "entries of the state for each unit": [about.state],
-        "options, and what they are if they are not given": align_values(options) or ["none"],
-        f"parameters, --hidden {hidden} --inputs {inputs}": align_values(
-            {n: list(shape) for n, shape in about.parameters.items()}
-        ),
-        "engines": [
-            having(None),
-            *(f"not {having(why)}, which {why.partition('. Use')[0]}" for why in reasons),
-        ],
-        "starts, --init": [", ".join(about.initialisers)],
+        "state entries per unit": [about.state],
+        "options and their defaults": align_values(options) or ["none"],
+        f"parameters, with --hidden {hidden} --inputs {inputs}": align_values(shapes),
+        "engines": engine_lines(about.engines),
+        "initialisers (--init)": [", ".join(about.initialisers)],
     }
-    print(escape_controls(name))
+    print_escaped(name)
     for title, lines in parts.items():
         print(f"\n{title}" if title else "")
         for line in lines:
-            print(escape_controls(f"    {line}".rstrip()))
+            print_escaped(f"    {line}".rstrip())
 
 
-def align_values(table: Mapping[str, Any]) -> list[str]:
-    """A line for each entry, its values below each other."""
-    wide = max(map(len, table), default=0)
+def engine_lines(engines: Mapping[str, str | None]) -> list[str]:
+    """The engines that run a cell on one line, then a line for each reason why others do not."""
+    by_reason: dict[str | None, list[str]] = {None: []}
+    for engine, why in engines.items():
+        by_reason.setdefault(why, []).append(engine)
+    lines = [", ".join(by_reason.pop(None))]
+    for why, names in by_reason.items():
+        reason = str(why).partition(". Use")[0]
+        lines.append(f"not {', '.join(names)}, which {reason}")
+    return lines
+
+
+def align_values(table: Mapping[str, object]) -> list[str]:
+    """A line per entry, with the values aligned."""
+    width = max(map(len, table), default=0)
     words = {"None": "as many as --hidden", "True": "yes", "False": "no"}
-    return [f"{key.ljust(wide)}  {words.get(str(value), value)}" for key, value in table.items()]
+    return [f"{key.ljust(width)}  {words.get(str(value), value)}" for key, value in table.items()]

@@ -1,17 +1,28 @@
-"""`coadjoint online`: learn from a stream, one update for each row."""
+"""`coadjoint online`: learn from a stream, row by row."""
 
 from __future__ import annotations
 
 import functools
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Optional
 
 import typer
 
-from ..errors import escape_controls
 from . import build_online
-from .flags import config_from_command, read_run_config, with_setting_flags
-from .program import OUT, QUIET, app, command_line, final_status, next_free_folder
+from .build import replace_values
+from .flags import SectionValues, config_from_command, read_run_config, with_setting_flags
+from .program import (
+    CONFIG,
+    OUT,
+    QUIET,
+    app,
+    command_line,
+    final_status,
+    format_figures,
+    next_free_folder,
+    print_escaped,
+    with_examples,
+)
 
 if TYPE_CHECKING:
     from ..training.run_folder import RunFolder
@@ -23,47 +34,47 @@ if TYPE_CHECKING:
     only={**build_online.ONLINE_KEYS, "gradient": ("k1", "k2")},
     texts=build_online.ONLINE_HELP,
 )
+@with_examples(
+    "coadjoint online sensors.csv --target load --hidden 30",
+    "coadjoint online sensors.csv --kind next --learner truncated --k1 10 --k2 50",
+    "zcat log.csv.gz | coadjoint online - --kind next --cell gru",
+)
 def online(
     data: str = typer.Argument(
-        ..., help="a .csv, .tsv, .txt (also .gz), .npy or .parquet file; - for what is piped in"
+        ..., help="a .csv, .tsv, .txt (also .gz), .npy or .parquet file; - for standard input"
     ),
     learner: Optional[str] = typer.Option(
         None,
         "--learner",
-        help="rtrl: an update at every step (default); truncated: one every --k1 steps",
+        help="rtrl: update at every step (default); truncated: update every --k1 steps",
     ),
     classes: Optional[str] = typer.Option(
         None,
         "--classes",
-        help="the labels of --kind classify, a,b,c; without it a first pass over the file finds them",
+        help="labels for --kind classify: a,b,c (default: found by a first pass over the file)",
     ),
-    window: int = typer.Option(
-        1000, "--window", min=1, help="steps that the moving averages go over"
-    ),
-    config: Optional[Path] = typer.Option(
-        None, "--config", "-c", help="a .toml, .yaml or .json file; flags come on top"
-    ),
+    window: int = typer.Option(1000, "--window", min=1, help="steps in the moving averages"),
+    config: Optional[Path] = CONFIG,
     out: Optional[Path] = OUT,
     quiet: bool = QUIET,
-    flags: Any = None,
+    *,
+    flags: SectionValues,
 ) -> None:
-    """Learn from a stream, row by row: each is predicted first and then learned from, in memory that does not grow.
+    """Learn from a stream: each row is predicted first and learned from afterwards.
 
-    \b
-    coadjoint online sensors.csv --target load --hidden 30
-    coadjoint online sensors.csv --kind next --learner truncated --k1 10 --k2 50
-    zcat log.csv.gz | coadjoint online - --kind next --cell gru
+    Memory does not grow with the length of the stream.
     """
     from ..errors import choose
     from ..training import files, json_rows, settings
     from ..training.run_folder import RunFolder
 
     if learner is not None:
-        flags.setdefault("gradient", {})["method"] = choose(
-            "learner", learner, ("rtrl", "truncated")
-        )
+        method = choose("learner", learner, ("rtrl", "truncated"))
+        flags.setdefault("gradient", {})["method"] = method
     flags.setdefault("data", {})["train"] = data
-    labels = None if classes is None else [label.strip() for label in classes.split(",")]
+    labels: list[str] | None = None
+    if classes is not None:
+        labels = [label.strip() for label in classes.split(",")]
     job = build_online.build_stream_job(config_from_command(None, config, flags), labels, window)
     place = out or next_free_folder(job.stream.name)
 
@@ -76,18 +87,21 @@ def online(
     with folder.hold(new=True):
         if not quiet:
             for note in job.stream.notes:
-                print(escape_controls(note))
+                print_escaped(note)
             count = sum(p.numel() for p in job.network.parameters())
-            print(
-                escape_controls(
-                    f"{job.network.extra_repr()}\n{count:,} parameters; run folder {place}"
-                )
-            )
+            print_escaped(job.network.extra_repr())
+            print_escaped(f"{count:,} parameters; run folder {place}")
         run_stream(job, folder, quiet)
 
 
-def run_stream(job: build_online.OnlineJob, run: RunFolder, quiet: bool, **more: Any) -> None:
-    """Learn a stream to its end, say how it went, write the page."""
+def run_stream(
+    job: build_online.OnlineJob,
+    run: RunFolder,
+    quiet: bool,
+    resume: bool = False,
+    fallback: bool = False,
+) -> None:
+    """Learn from a stream to its end, print the outcome, write the report."""
     from ..errors import DataError, NumericalError
     from ..training import online, signals
     from ..training.report import pages
@@ -101,7 +115,8 @@ def run_stream(job: build_online.OnlineJob, run: RunFolder, quiet: bool, **more:
             folder=run,
             display=not quiet,
             command=command_line(),
-            **more,
+            resume=resume,
+            fallback=fallback,
         )
     except (NumericalError, DataError, signals.Interrupted):
         pages.write(folder)
@@ -110,40 +125,34 @@ def run_stream(job: build_online.OnlineJob, run: RunFolder, quiet: bool, **more:
     if quiet:
         return
     last = min(result.step, job.arguments["window"])
-    for split, values in (("all steps", result.so_far), (f"last {last} steps", result.recent)):
-        print(escape_controls(f"{split}: " + "  ".join(f"{k} {v:.6g}" for k, v in values.items())))
+    print_escaped(f"all steps: {format_figures(result.so_far)}")
+    print_escaped(f"last {last} steps: {format_figures(result.recent)}")
     how = "the stream ended" if result.status == "ended" else "finished"
-    print(
-        escape_controls(
-            f"{how} at step {result.step}, {result.updates} updates, {result.seconds:.0f} s"
-        )
-    )
-    print(escape_controls(f"run:    {folder}\nreport: {page}"))
+    print(f"{how} at step {result.step}, {result.updates} updates, {result.seconds:.0f} s")
+    print_escaped(f"run:    {folder}\nreport: {page}")
 
 
 def resume_stream(run: Path, steps: int | None, fallback: bool, quiet: bool) -> None:
-    """Go on with a run of `coadjoint online`."""
+    """Resume a run of `coadjoint online`."""
     from ..training import schemas, settings, storage
     from ..training.run_folder import RunFolder
 
     own = schemas.read(run / "online.json", schemas.OnlineSettings)
     config = read_run_config(run)
     if steps is not None:
-        training = config.training.model_copy(update={"steps": steps})
-        config = config.model_copy(update={"training": training})
-    if (ended := final_status(run, steps or 0)) is not None:
+        config = replace_values(config, training={"steps": steps})
+    ended = final_status(run, steps or 0)
+    if ended is not None:
         if not quiet:
-            more = f"To go on, if its stream does: coadjoint resume {run} --steps N"
-            print(escape_controls(f"{run} has ended already ({ended}). {more}"))
+            more = f"If there is more of its stream: coadjoint resume {run} --steps N"
+            print_escaped(f"{run} has already ended ({ended}). {more}")
         return
-    job = build_online.build_stream_job(
-        config, own["classes"], own["window"], storage.read_outline(run)
-    )
-    longer = lambda folder: settings.dump(job.settings, folder / "config.yaml")
-    run_stream(
-        job,
-        RunFolder(run, None if steps is None else longer),
-        quiet,
-        resume=True,
-        fallback=fallback,
-    )
+    outline = storage.read_outline(run)
+    job = build_online.build_stream_job(config, own["classes"], own["window"], outline)
+
+    def write_settings(folder: Path) -> None:
+        settings.dump(job.settings, folder / "config.yaml")
+
+    # config.yaml changes only if there are other steps to train.
+    folder = RunFolder(run) if steps is None else RunFolder(run, write_settings)
+    run_stream(job, folder, quiet, resume=True, fallback=fallback)

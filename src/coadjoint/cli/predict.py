@@ -1,4 +1,4 @@
-"""`coadjoint predict` and `coadjoint report`: what a run folder is good for."""
+"""`coadjoint predict` and `coadjoint report`: what to do with a run folder."""
 
 from __future__ import annotations
 
@@ -7,40 +7,38 @@ from typing import Optional
 
 import typer
 
-from ..errors import escape_controls
-from .program import app, warn
+from .program import app, print_escaped, warn
 
 
 @app.command()
 def predict(
     run: Path = typer.Argument(..., help="a run folder, or its model.safetensors"),
     data: Path = typer.Argument(
-        ...,
-        help="a file of sequences, shaped like the training file; a target column is not needed",
+        ..., help="a file with the columns of the training file; the target may be missing"
     ),
     out: Path = typer.Option(Path("predictions.csv"), "--out", "-o", help="the file to write"),
 ) -> None:
-    """Predict for new sequences with a run that was trained on your own data."""
+    """Predict for new sequences, with a run that was trained on your own data."""
     from ..training.predict import predict as predict_file
 
     count, notes = predict_file(run, data, out, warn)
     for note in notes:
-        print(escape_controls(note))
-    print(escape_controls(f"{count} sequences -> {out}"))
+        print_escaped(note)
+    print_escaped(f"{count} sequences -> {out}")
 
 
 @app.command()
 def report(
     folder: Path = typer.Argument(..., help="a run folder or a comparison"),
     markdown: Optional[Path] = typer.Option(
-        None, "--markdown", help="also write a comparison's tables to this file"
+        None, "--markdown", help="comparison: also write the tables to this file"
     ),
 ) -> None:
-    """Write report.html of a run or a comparison anew: one file, to look at offline."""
+    """Write report.html of a run or a comparison again: one file that can be read offline."""
     from ..training import files
     from ..training.report import pages, summary
 
-    print(escape_controls(pages.write(folder)))
+    print_escaped(pages.write(folder))
     if markdown is not None:
         files.replace(markdown, summary.markdown(folder))
-        print(escape_controls(markdown))
+        print_escaped(markdown)

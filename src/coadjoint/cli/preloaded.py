@@ -1,4 +1,7 @@
-"""What every run of a comparison needs and takes long to import: loaded once, by the server that runs are forked from."""
+"""Imports that every run of a comparison needs and that take long.
+
+The server that runs are forked from loads them once.
+"""
 
 from __future__ import annotations
 

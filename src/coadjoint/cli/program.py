@@ -1,37 +1,49 @@
-"""The program: the app, what every command shares, and errors in one line."""
+"""The program: the app, what every command shares, and errors as one line each."""
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import os
 import shlex
 import shutil
 import sys
 import textwrap
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import NoReturn, TypeVar
 
 import typer
 
 from .. import __version__
 from ..errors import CoadjointError, MissingError, escape_controls, escape_undecodable
 
+Command = TypeVar("Command", bound=Callable[..., None])
+
 app = typer.Typer(
     name="coadjoint",
-    help="Train recurrent networks by backpropagation, plain or penalised, and look at what their gradients do.",
+    help="Train recurrent networks by plain or penalised backpropagation, and inspect their "
+    "gradients.",
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-USAGE_ERROR: Any = typer.BadParameter.mro()[2]  # the parent of every complaint about arguments
+# The parent of every error about arguments, which typer does not export.
+USAGE_ERROR: type[typer.BadParameter] = typer.BadParameter.mro()[2]
 RUN = typer.Argument(..., help="a run folder")
-OUT = typer.Option(None, "--out", "-o", help="the folder to write; runs/TASK-1, -2, ... by default")
+OUT = typer.Option(None, "--out", "-o", help="folder to write (default: a new one in runs/)")
 QUIET = typer.Option(False, "--quiet", "-q", help="print errors only")
+CONFIG = typer.Option(
+    None, "--config", "-c", help="a .toml, .yaml or .json file; flags take precedence"
+)
+
+NARROWEST_COLUMN = 12  # characters; a table on a narrow terminal is not folded further
+READING_COMMANDS = ("resume", "replay", "predict", "report")  # their sizes come from a folder
 
 
-def _version(value: bool) -> None:
+def _print_version(value: bool) -> None:
     if value:
         print(f"coadjoint {__version__}")
         raise typer.Exit
@@ -40,58 +52,90 @@ def _version(value: bool) -> None:
 @app.callback()
 def _root(
     version: bool = typer.Option(
-        False, "--version", callback=_version, is_eager=True, help="print the version"
+        False, "--version", callback=_print_version, is_eager=True, help="print the version"
     ),
-    debug: bool = typer.Option(False, "--debug", help="show the whole traceback of an error"),
+    debug: bool = typer.Option(False, "--debug", help="show the full traceback of an error"),
 ) -> None:
     if debug:
         os.environ["COADJOINT_DEBUG"] = "1"
 
 
+def with_examples(*lines: str) -> Callable[[Command], Command]:
+    """Add example command lines to the help of a command."""
+
+    def decorate(function: Command) -> Command:
+        # \b keeps typer from joining the lines of a paragraph.
+        text = inspect.cleandoc(function.__doc__ or "")
+        function.__doc__ = "\n".join([text, "", "\b", *lines])
+        return function
+
+    return decorate
+
+
 def next_free_folder(name: str) -> Path:
-    """runs/NAME-1, or the next number that is not taken."""
-    n = 1
-    while (path := Path("runs") / f"{name}-{n}").exists():
-        n += 1
+    """The first of runs/NAME-1, runs/NAME-2, ... that does not exist yet."""
+    for number in itertools.count(1):
+        path = Path("runs") / f"{name}-{number}"
+        if not path.exists():
+            break
     return path
 
 
 def command_line() -> str:
-    """As it was typed, in text that can be written: names of files need not be UTF-8."""
+    """The command as it was typed, in valid UTF-8: names of files need not be."""
     return escape_undecodable(shlex.join(["coadjoint", *sys.argv[1:]]))
 
 
 def final_status(run: Path, steps: int) -> str | None:
-    """How the run ended, if it cannot go on."""
+    """How a run ended, if it is complete and has no step left up to `steps`; None otherwise."""
     from ..training import schemas
 
     path = run / "result.json"
     if not os.path.lexists(path):
         return None
     result = schemas.read(path, schemas.ResultSchema)
-    over = result["status"] in ("success", "early-stopped") or (
-        result["status"] == "finished" and result["step"] >= steps
-    )
-    return str(result["status"]) if over and (run / "model.safetensors").exists() else None
+    status = str(result["status"])
+    if status not in ("success", "early-stopped", "finished"):
+        return None
+    if status == "finished" and result["step"] < steps:
+        return None
+    if not (run / "model.safetensors").exists():
+        return None
+    return status
+
+
+def print_escaped(text: object) -> None:
+    """Print text that may come from outside, with its control sequences spelled out."""
+    print(escape_controls(text))
+
+
+def format_figures(values: Mapping[str, float], digits: int = 6) -> str:
+    """Named numbers on one line: "loss 0.693147  accuracy 0.5"."""
+    return "  ".join(f"{name} {value:.{digits}g}" for name, value in values.items())
 
 
 def print_table(heads: list[str], rows: list[list[str]]) -> None:
-    """Columns as wide as their longest cell; a terminal narrower than that folds cells, at words, the widest column first."""
+    """Print a table whose columns are as wide as their longest cells.
+
+    A terminal narrower than that folds cells at words, in the widest column first.
+    """
     widths = [max(len(escape_controls(r[i])) for r in [heads, *rows]) for i in range(len(heads))]
     if sys.stdout.isatty():
         room = shutil.get_terminal_size().columns - 2 * (len(heads) - 1)
-        while sum(widths) > room and max(widths) > 12:
+        while sum(widths) > room and max(widths) > NARROWEST_COLUMN:
             widths[widths.index(max(widths))] -= 1
-    for row in [heads, ["-" * w for w in widths], *rows]:
-        folded = [
-            textwrap.wrap(escape_controls(c), w) or [""] for c, w in zip(row, widths, strict=True)
-        ]
+    rule = ["-" * width for width in widths]
+    for row in [heads, rule, *rows]:
+        folded = []
+        for cell, width in zip(row, widths, strict=True):
+            folded.append(textwrap.wrap(escape_controls(cell), width) or [""])
         for line in itertools.zip_longest(*folded, fillvalue=""):
-            print("  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip())
+            padded = [cell.ljust(width) for cell, width in zip(line, widths, strict=True)]
+            print("  ".join(padded).rstrip())
 
 
 def main() -> None:
-    """The entry point: errors in one line, each kind with its exit code."""
+    """Run the program. An error is one line on stderr, and each kind has its exit code."""
     try:
         code = app(standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
@@ -106,38 +150,39 @@ def main() -> None:
     except (typer.Abort, KeyboardInterrupt):
         fail("interrupted.", 130)
     except BrokenPipeError:
+        # Python writes to stdout once more as it ends; that must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     except Exception as error:
         if os.environ.get("COADJOINT_DEBUG"):
             raise
-        if (
-            isinstance(error, MemoryError)
-            or "allocate memory" in str(error)
-            or "out of memory" in str(error)
-        ):
-            reading = sys.argv[1:2] in (["resume"], ["replay"], ["predict"], ["report"])
-            advice = (
-                "This folder asks for more than there is here."
-                if reading
-                else "Lower --hidden, --batch or --length."
-            )
+        if is_out_of_memory(error):
+            advice = "Lower --hidden, --batch or --length."
+            if sys.argv[1:2] and sys.argv[1] in READING_COMMANDS:
+                advice = "This folder needs more than this machine has."
             fail(f"not enough memory. {advice}", MissingError.exit_code)
-        words = " ".join(str(error).split())[:200]
+        text = " ".join(str(error).split())[:200]
         fail(
-            f"a fault of coadjoint: {type(error).__name__}: {words}. `coadjoint --debug ...` shows where.",
+            f"a bug in coadjoint: {type(error).__name__}: {text}. `coadjoint --debug ...` shows "
+            "where.",
             1,
         )
 
 
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether an error, of Python or of torch, says that memory ran out."""
+    text = str(error)
+    by_torch = "allocate memory" in text or "out of memory" in text
+    return by_torch or isinstance(error, MemoryError)
+
+
 def warn(message: str) -> None:
-    """What the user should know of, though the command goes on."""
+    """Print a warning to stderr."""
     print(escape_controls(f"coadjoint: warning: {message}"), file=sys.stderr)
 
 
-def fail(message: str, code: int) -> None:
-    print(
-        escape_controls(f"coadjoint: {'stopped' if code == 75 else 'error'}: {message}"),
-        file=sys.stderr,
-    )
+def fail(message: str, code: int) -> NoReturn:
+    """Print an error to stderr and exit. Code 75: the run was saved and can be resumed."""
+    kind = "stopped" if code == 75 else "error"
+    print(escape_controls(f"coadjoint: {kind}: {message}"), file=sys.stderr)
     sys.exit(code)

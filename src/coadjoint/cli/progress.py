@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
-from ..training.display import escape_controls
+from ..errors import escape_controls
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
 
 
 class ProgressReporter:
-    """What is done, a line each; on a terminal a bar below them."""
+    """A context whose value reports progress: one line per finished item, a bar on a terminal."""
 
     def __init__(self, quiet: bool, name: str = "runs", to: TextIO | None = None) -> None:
-        self.quiet, self.name, self.to = quiet, name, to or sys.stdout
-        self.bar: Any = None
+        """quiet: print nothing; name: of the bar; to: the stream to print to, stdout by default."""
+        self.quiet = quiet
+        self.name = name
+        self.to = to or sys.stdout
+        self.bar: Progress | None = None
+        self.task: TaskID
 
     def __enter__(self) -> Callable[[float, int, str | None], None]:
         if self.to.isatty() and not self.quiet:
@@ -24,16 +31,17 @@ class ProgressReporter:
             self.bar = Progress(console=Console(file=self.to))
             self.bar.start()
             self.task = self.bar.add_task(self.name, total=None)
-        return self.tick
+        return self.report
 
-    def tick(self, done: float, total: int, what: str | None) -> None:
-        line = escape_controls(what if self.bar is not None else f"{done:g} of {total}: {what}")
+    def report(self, done: float, total: int, text: str | None) -> None:
+        """Report that `done` of `total` items are finished; text: what to print, if anything."""
         if self.bar is not None:
             self.bar.update(self.task, completed=done, total=total)
-            if what:
+            if text:
+                line = escape_controls(text)
                 self.bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
-        elif what and not self.quiet:
-            print(line, flush=True, file=self.to)
+        elif text and not self.quiet:
+            print(escape_controls(f"{done:g} of {total}: {text}"), flush=True, file=self.to)
 
     def __exit__(self, *_: object) -> None:
         if self.bar is not None:

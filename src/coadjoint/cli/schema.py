@@ -1,7 +1,8 @@
 """Config: every choice of a run as one typed value.
 
-The sections are the whole vocabulary: the command line takes its flags from them, a file its keys. No two sections share a
-key, so a flag needs no prefix. Names (of cells, penalties, tasks, ...) are looked up in the library's tables.
+The sections hold all settings: the command line takes its flags from them, a file its keys. No two
+sections share a key, so a flag needs no prefix. Names (of cells, penalties, tasks, ...) are looked
+up in the library's tables.
 """
 
 from __future__ import annotations
@@ -26,80 +27,84 @@ class TaskSection(Section):
 
     name: str | None = Field(None, description="a built-in task; `coadjoint tasks` lists them")
     length: PositiveInt | tuple[PositiveInt, PositiveInt] | None = Field(
-        None, description="steps of a sequence, or low,high"
+        None, description="time steps per sequence, or a range: low,high"
     )
     ragged: bool | None = Field(
-        None, description="each sequence of a batch has a length of its own"
+        None, description="draw the length of each sequence in a batch separately"
     )
     curriculum: tuple[PositiveInt, PositiveInt] | None = Field(
-        None, description="start,steps: the length grows from start over so many steps"
+        None,
+        description="start,steps: grow the sequence length from start to its full value "
+        "over this many steps",
     )
     easiest: tuple[PositiveUnitFloat, PositiveInt] | None = Field(
         None,
-        description="start,steps: learn from the easiest share of what is drawn, from start to all over so many steps",
+        description="start,steps: train on the easiest share of the drawn sequences; the share "
+        "grows from start to 1 over this many steps",
     )
     easiest_by: Literal["loss", "length"] | None = Field(
-        None,
-        description="what is easy: a small loss under the present weights (default), or few steps",
+        None, description="with --easiest: rank by current loss (default) or sequence length"
     )
     rule: Literal["loose", "strict"] | None = Field(
-        None, description="addition, multiplication; errors below 0.2 or 0.04 are right"
+        None, description="addition, multiplication: accept errors up to 0.2 or 0.04"
     )
-    pixels: Literal[1, 8] | None = Field(None, description="digits; pixels read at a time")
-    permuted: bool | None = Field(None, description="digits: pixels in a fixed random order")
-    path: str | None = Field(None, description="music: the MATLAB file")
+    pixels: Literal[1, 8] | None = Field(None, description="digits: pixels per time step")
+    permuted: bool | None = Field(None, description="digits: read pixels in a fixed random order")
+    path: str | None = Field(None, description="music: the MATLAB file to read")
     values: PositiveInt | None = Field(
-        None, description="copy, reversal, sorting: letters of the alphabet"
+        None, description="copy, reversal, sorting: size of the alphabet"
     )
-    positions: PositiveInt | None = Field(None, description="copy: letters to repeat")
+    positions: PositiveInt | None = Field(None, description="copy: number of letters to repeat")
     chunk: PositiveInt | None = Field(
-        None, description="music: cut training pieces into parts of so many steps"
+        None, description="music: cut training pieces into chunks of this many steps"
     )
 
 
 class DataSection(Section):
     """Your own data."""
 
-    train: str | None = Field(None, description="a .csv, .parquet, .npz, .npy or .ts file")
+    train: str | None = Field(None, description="training data: .csv, .parquet, .npz, .npy or .ts")
     valid: str | None = Field(
-        None, description="a file of validation sequences; otherwise they are split off"
+        None, description="validation data; split off from the training data by default"
     )
     test: str | None = Field(
-        None, description="a file of test sequences; otherwise they are split off"
+        None, description="test data; split off from the training data by default"
     )
     split: tuple[UnitFloat, UnitFloat, UnitFloat] | None = Field(
-        None, description="shares of sequences for train,valid,test"
+        None, description="train,valid,test: share of the sequences for each"
     )
-    kind: Literal["classify", "regress", "next"] | None = Field(None, description="what to predict")
+    kind: Literal["classify", "regress", "next"] | None = Field(
+        None, description="predict a label, a number or the next step"
+    )
     at: Literal["last", "every"] | None = Field(
-        None, description="one target for a sequence, or one for each step"
+        None, description="one target per sequence, or one per step"
     )
-    id: str | None = Field(None, description="the column that names a sequence")
-    time: str | None = Field(None, description="the column that orders its steps")
-    target: str | list[str] | None = Field(None, description="the column(s) to predict, a,b,c")
+    id: str | None = Field(None, description="column that identifies the sequence")
+    time: str | None = Field(None, description="column that orders the steps of a sequence")
+    target: str | list[str] | None = Field(None, description="column(s) to predict: a,b,c")
     features: str | list[str] | None = Field(
-        None, description="the columns to read, a,b,c; all others by default"
+        None, description="input columns: a,b,c (default: all other columns)"
     )
     window: PositiveInt | None = Field(
-        None, description="cut sequences into pieces of so many steps"
+        None, description="cut sequences into windows of this many steps"
     )
     standardise: bool | None = Field(
-        None, description="inputs to mean 0 and variance 1 on the training set (default)"
+        None, description="scale inputs to mean 0 and variance 1 on the training set (default)"
     )
     missing: Literal["refuse", "drop", "ffill", "mask"] | None = Field(
-        None, description="what to do with empty cells"
+        None, description="how to handle empty cells"
     )
     irregular: Literal["refuse", "allow"] | None = Field(
-        None, description="steps of different duration"
+        None, description="how to handle uneven time steps"
     )
     overlap: Literal["refuse", "allow"] | None = Field(
-        None, description="sequences that stand in two files"
+        None, description="how to handle sequences that appear in more than one file"
     )
-    sep: str | None = Field(None, description="separator of a text table")
-    decimal: str | None = Field(None, description="decimal sign of a text table")
-    thousands: str | None = Field(None, description="thousands sign of a text table")
+    sep: str | None = Field(None, description="column separator of a text table")
+    decimal: str | None = Field(None, description="decimal separator of a text table")
+    thousands: str | None = Field(None, description="thousands separator of a text table")
     header: bool | None = Field(
-        None, description="whether a text table begins with names (default)"
+        None, description="the first row of a text table holds the column names (default)"
     )
 
 
@@ -107,45 +112,48 @@ class GradientSection(Section):
     """The gradient method."""
 
     method: Literal["bptt", "penalised", "truncated", "rtrl"] | None = Field(
-        None, description="penalised by default if --penalty is given, bptt otherwise"
+        None,
+        description="how to compute gradients; default bptt, or penalised if --penalty is given",
     )
     penalty: str | None = Field(
-        None, description="log-ratio, variance, omega, ...: a function of the costates"
+        None, description="penalty on the costates: log-ratio, variance, omega, ..."
     )
     penalty_on: Literal["each", "top", "whole"] | None = Field(
         None,
-        description="several layers: the mean over each (default), the last, or the states of all as one",
+        description="stacks: average the penalty over the layers (default), take the top layer, "
+        "or treat all layers as one state",
     )
     weight: NonNegativeFloat | None = Field(
-        None, description="rho, the penalty's weight (1); 0 is plain backpropagation"
+        None, description="weight rho of the penalty (default 1); 0 is plain backpropagation"
     )
     weight_schedule: (
         Literal["constant", "inverse-time", "exponential", "linear", "steered"] | None
     ) = Field(
         None,
-        description="how the weight changes with the step; steered if --weight-target is given",
+        description="how the weight changes over the steps; steered if --weight-target is given",
     )
     weight_rate: PositiveFloat | None = Field(
         None, description="inverse-time: weight/(1 + rate step); exponential: weight rate^step"
     )
     weight_end: NonNegativeFloat | None = Field(
-        None, description="linear: the weight after the last step (0)"
+        None, description="linear: weight after the last step (default 0)"
     )
     weight_target: PositiveFloat | None = Field(
         None,
-        description="steered: the |log-decay| of costates per step that the weight is turned up or down for",
+        description="steered: adjust the weight until the costates decay by this |log| per step",
     )
     weight_gain: PositiveFloat | None = Field(
-        None, description="steered: by how much at most a step turns it (0.01)"
+        None, description="steered: largest relative change of the weight per step (default 0.01)"
     )
     pretrain: PositiveInt | None = Field(
-        None, description="penalised: minimise the penalty alone for so many steps first"
+        None, description="penalised: minimise only the penalty for this many steps first"
     )
     k1: PositiveInt | None = Field(None, description="truncated: steps between gradients")
-    k2: PositiveInt | None = Field(None, description="truncated: steps that losses are pulled back")
+    k2: PositiveInt | None = Field(None, description="truncated: steps to backpropagate each loss")
     segments: PositiveInt | Literal["auto"] | None = Field(
         None,
-        description="bptt, penalised: sweep in so many segments, auto for about sqrt(T): less memory, same gradient",
+        description="bptt, penalised: compute in this many segments (auto: about sqrt(T)), for "
+        "the same gradient in less memory",
     )
 
 
@@ -154,116 +162,135 @@ class OptimiserSection(Section):
 
     name: str = Field(
         "adam",
-        description="sgd, momentum, nesterov, adagrad, rmsprop, adam, adamw, lbfgs, hessian-free, ridge, ...",
+        description="sgd, momentum, nesterov, adagrad, rmsprop, adam, adamw, lbfgs, "
+        "hessian-free, ridge, ...",
     )
     lr: Annotated[float, Field(gt=0, le=1e38)] | None = Field(
-        None, description="step size (1e-3; lbfgs: 1)"
+        None, description="step size (default 1e-3; lbfgs: 1)"
     )
     direction: Literal["steepest", "temporal"] | None = Field(
-        None, description="the gradient (default), or its temporal components mixed at random"
+        None,
+        description="step along the gradient (default) or a random mix of its temporal components",
     )
     step_rule: Literal["constant", "galvan", "armijo", "wolfe"] | None = Field(
-        None,
-        description="how much of a move is taken: all of it (default), or what a rule or line search says",
+        None, description="take the full step (default), or let a rule or line search shorten it"
     )
     threshold: PositiveFloat | None = Field(
-        None, description="galvan: directions longer than this are brought to norm 1 (1)"
+        None, description="galvan: rescale longer directions to norm 1 (default 1)"
     )
-    momentum: UnitFloat | None = Field(None, description="momentum, nesterov, rmsprop")
-    betas: tuple[UnitFloat, UnitFloat] | None = Field(None, description="adam and its kin")
-    weight_decay: NonNegativeFloat | None = Field(None, description="L2 term (adamw: decoupled)")
-    history: PositiveInt | None = Field(None, description="lbfgs: steps that it remembers (10)")
-    iterations: PositiveInt | None = Field(None, description="lbfgs: of its own within a step (20)")
+    momentum: UnitFloat | None = Field(
+        None, description="coefficient of momentum, nesterov and rmsprop"
+    )
+    betas: tuple[UnitFloat, UnitFloat] | None = Field(
+        None, description="beta1,beta2 of adam and its variants"
+    )
+    weight_decay: NonNegativeFloat | None = Field(
+        None, description="L2 regularisation (adamw: decoupled)"
+    )
+    history: PositiveInt | None = Field(
+        None, description="lbfgs: number of past steps to keep (default 10)"
+    )
+    iterations: PositiveInt | None = Field(
+        None, description="lbfgs: inner iterations per step (default 20)"
+    )
     cg: PositiveInt | None = Field(
-        None, description="hessian-free: conjugate gradient iterations of a step, at most"
+        None, description="hessian-free: maximum number of conjugate gradient iterations per step"
     )
-    damping: PositiveFloat | None = Field(None, description="hessian-free: to begin with")
+    damping: PositiveFloat | None = Field(None, description="hessian-free: initial damping")
     structural: NonNegativeFloat | None = Field(
-        None, description="hessian-free: how much a change of the states counts"
+        None, description="hessian-free: weight of structural damping (changes of the states)"
     )
     curvature: PositiveInt | None = Field(
-        None, description="hessian-free: so many of the batch for the curvature (all)"
+        None, description="hessian-free: sequences per batch for the curvature (default: all)"
     )
     ridge: NonNegativeFloat | None = Field(
-        None, description="ridge: the weight of |V|^2 beside the sum of squared errors (1e-6)"
+        None, description="ridge: weight of |V|^2 against the sum of squared errors (default 1e-6)"
     )
     schedule: Literal["constant", "exponential", "inverse-time", "linear", "cosine", "plateau"] = (
-        Field("constant", description="how the step size changes")
+        Field("constant", description="how the step size changes over the steps")
     )
     decay: PositiveFloat | None = Field(
         None,
-        description="exponential: factor for each step; inverse-time: lr/(1 + decay step); plateau: for each plateau",
+        description="exponential: factor per step; inverse-time: lr/(1 + decay step); "
+        "plateau: factor per plateau",
     )
     end: UnitFloat | None = Field(
-        None, description="linear, cosine: the last step size, as a share of lr"
+        None, description="linear, cosine: final step size as a fraction of --lr"
     )
     plateau: PositiveInt | None = Field(
-        None, description="plateau: looks without a better loss before the step size falls"
+        None,
+        description="plateau: lower the step size after this many validations without improvement",
     )
     warmup: Annotated[int, Field(ge=0, lt=2**31)] = Field(
-        0, description="steps over which the step size grows to lr"
+        0, description="number of steps over which the step size grows to --lr"
     )
 
 
 class TrainingSection(Section):
     """The run."""
 
-    steps: PositiveInt | None = Field(None, description="at most so many steps (10,000)")
-    epochs: PositiveInt | None = Field(
-        None, description="at most so many passes over a finite set, instead of --steps"
+    steps: PositiveInt | None = Field(
+        None, description="maximum number of training steps (default 10,000)"
     )
-    batch: PositiveInt = Field(32, description="sequences of a step")
-    accumulate: PositiveInt = Field(1, description="batches averaged in a step")
-    clip: PositiveFloat | None = Field(None, description="largest norm of a gradient")
-    clip_value: PositiveFloat | None = Field(None, description="largest entry of a gradient")
+    epochs: PositiveInt | None = Field(
+        None, description="finite data: passes over the training set, instead of --steps"
+    )
+    batch: PositiveInt = Field(32, description="sequences per batch")
+    accumulate: PositiveInt = Field(1, description="batches averaged per step")
+    clip: PositiveFloat | None = Field(None, description="clip the gradient to this norm")
+    clip_value: PositiveFloat | None = Field(
+        None, description="clip each entry of the gradient to this size"
+    )
     clip_mean: PositiveFloat | None = Field(
-        None, description="largest norm, as a multiple of the running mean of norms"
+        None, description="clip the norm to this multiple of its running mean"
     )
     weight_noise: NonNegativeFloat | None = Field(
         None,
-        description="standard deviation of noise on the weights while a gradient is computed (0)",
+        description="standard deviation of noise added to the weights for each gradient "
+        "(default 0)",
     )
     gradients: PositiveInt | None = Field(
         None,
-        description="budget: gradients of a sequence, of two sweeps; other work counts by its sweeps",
+        description="budget in gradients of one sequence (two sweeps each; other work is "
+        "converted by its sweeps)",
     )
     seconds: PositiveFloat | None = Field(
-        None, description="budget; a run ends when all that are given are spent"
+        None, description="budget in seconds; the run ends once every given budget is spent"
     )
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(
-        0, description="everything random follows from it"
-    )
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(0, description="random seed")
     every: PositiveInt | None = Field(
-        None, description="steps between looks at held-out sequences (100; finite sets: an epoch)"
+        None, description="steps between validations (default 100; finite data: one epoch)"
     )
     tests: PositiveInt | None = Field(
-        None, description="fresh sequences of a look (1,000); finite sets: all they have"
+        None, description="fresh sequences per validation (default 1,000); finite data use all"
     )
     confirm: PositiveInt | None = Field(
-        None, description="fresh sequences that confirm a success (10,000)"
+        None, description="fresh sequences that must confirm a success (default 10,000)"
     )
-    probes: PositiveInt = Field(32, description="sequences whose costates are looked at")
+    probes: PositiveInt = Field(32, description="sequences whose costates each validation records")
     patience: PositiveInt | None = Field(
-        None, description="stop after so many looks without a better one"
+        None, description="stop after this many validations without improvement"
     )
-    stop_on_success: bool = Field(True, description="stop when the task's goal is met")
+    stop_on_success: bool = Field(True, description="stop once the task's goal is reached")
     nonfinite: Literal["stop", "skip", "dump"] = Field(
-        "stop", description="what to do with a step that is not finite"
+        "stop",
+        description="if a loss or gradient is not finite: stop, skip the step, or also "
+        "save a replay",
     )
     checkpoint: PositiveInt = Field(1000, description="steps between checkpoints")
     keep: Annotated[int, Field(ge=2, lt=2**31)] = Field(
-        2, description="checkpoints that stay, beside the best"
+        2, description="checkpoints to keep besides the best"
     )
-    device: Literal["cpu", "cuda", "auto"] = Field("cpu", description="where to compute")
-    precision: Literal[32, 64] = Field(32, description="bits of a number")
+    device: Literal["cpu", "cuda", "auto"] = Field("cpu", description="device to run on")
+    precision: Literal[32, 64] = Field(32, description="bits per floating-point number")
     threads: Annotated[int, Field(ge=1, le=1024)] | None = Field(
-        None, description="CPU threads (1 for up to 256 units, torch's number beyond)"
+        None, description="CPU threads (default: 1 up to 256 units, beyond that torch's choice)"
     )
-    tensorboard: bool = Field(False, description="also log for TensorBoard")
+    tensorboard: bool = Field(False, description="also write TensorBoard logs")
 
 
 class Config(Section):
-    """All sections of a run."""
+    """All settings of a run, by section."""
 
     task: TaskSection = TaskSection()
     data: DataSection = DataSection()
@@ -273,14 +300,37 @@ class Config(Section):
     training: TrainingSection = TrainingSection()
 
 
-SECTIONS: dict[str, type[Section]] = {
-    name: cast(type[Section], f.annotation) for name, f in Config.model_fields.items()
-}
-SECTION_OF = {
-    key: name for name, section in SECTIONS.items() for key in section.model_fields if key != "name"
-}
+def find_sections() -> dict[str, type[Section]]:
+    """{section: its schema}."""
+    found = {}
+    for name, field in Config.model_fields.items():
+        found[name] = cast(type[Section], field.annotation)
+    return found
 
-NAMES_ELSEWHERE = {  # what other libraries call a key
-    "learning_rate": "lr", "hidden_size": "hidden", "units": "hidden", "batch_size": "batch", "max_steps": "steps",
-    "max_epochs": "epochs", "spectral_radius": "radius", "clip_norm": "clip", "random_state": "seed", "dtype": "precision",
-}  # fmt: skip
+
+def sections_by_key() -> dict[str, str]:
+    """{key: its section}. "name" is left out: [task] and [optimiser] both have it."""
+    found = {}
+    for name, section in SECTIONS.items():
+        for key in section.model_fields:
+            if key != "name":
+                found[key] = name
+    return found
+
+
+SECTIONS = find_sections()
+SECTION_OF = sections_by_key()
+
+# What other libraries call a key.
+NAMES_ELSEWHERE = {
+    "learning_rate": "lr",
+    "hidden_size": "hidden",
+    "units": "hidden",
+    "batch_size": "batch",
+    "max_steps": "steps",
+    "max_epochs": "epochs",
+    "spectral_radius": "radius",
+    "clip_norm": "clip",
+    "random_state": "seed",
+    "dtype": "precision",
+}

@@ -1,4 +1,4 @@
-"""Workers: the runs of a comparison, each in a process of its own, so that one that crashes takes nothing with it."""
+"""Workers: the runs of a comparison, each in its own process, so that a crash ends one run only."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ import time
 from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.connection import wait as wait_for_any
+from multiprocessing.context import ForkServerContext, SpawnContext
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
 
 from .program import main
 
@@ -23,19 +24,22 @@ PRELOADED = ["coadjoint.cli.preloaded"]  # by the server that processes are fork
 
 
 @functools.cache
-def process_context() -> Any:
-    """How processes begin: on Linux as forks of a server that has imported torch once and runs nothing; elsewhere anew,
-    since Windows has no fork and on macOS libraries that were loaded do not survive one."""
+def process_context() -> ForkServerContext | SpawnContext:
+    """How processes start.
+
+    On Linux they are forks of a server that has imported torch once and runs nothing. Elsewhere
+    they start afresh: Windows has no fork, and on macOS loaded libraries do not survive one.
+    """
     if sys.platform != "linux" or not hasattr(os, "fork"):
         return multiprocessing.get_context("spawn")
-    found = multiprocessing.get_context("forkserver")
-    found.set_forkserver_preload(PRELOADED)
-    return found
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    return context
 
 
 @contextlib.contextmanager
 def one_thread_each() -> Iterator[None]:
-    """Inside, processes begin with one thread for each operation of torch, unless the user has said how many."""
+    """Inside, processes start with one torch thread each, unless OMP_NUM_THREADS is set."""
     name = "OMP_NUM_THREADS"
     if name in os.environ:
         yield
@@ -48,84 +52,91 @@ def one_thread_each() -> Iterator[None]:
 
 
 class Worker:
-    """A command line of coadjoint that runs in a process of its own."""
+    """A coadjoint command that runs in its own process."""
 
     def __init__(self, words: Sequence[str]) -> None:
+        """words: the command line without "coadjoint". The process starts at once."""
         handle, name = tempfile.mkstemp(prefix="coadjoint-", suffix=".txt")
         os.close(handle)
-        self._said = Path(name)  # what it complains of
-        # The process saves and ends when this is closed: whatever ends us, even SIGKILL, closes it.
+        self._errors = Path(name)  # what the process writes to stderr
+        # The process saves and ends when this pipe closes: whatever ends us, even SIGKILL, closes
+        # it.
         theirs, self._leash = process_context().Pipe(duplex=False)
-        self.process = process_context().Process(
-            target=run_command, args=(list(words), theirs, name)
-        )
+        arguments = (list(words), theirs, name)
+        self.process = process_context().Process(target=run_command, args=arguments)
         with one_thread_each():
             start_process(self.process)
         theirs.close()
-        self._told = False  # to stop
+        self._told_to_stop = False
 
     @property
     def has_ended(self) -> bool:
+        """Whether the process is over."""
         return self.process.exitcode is not None
 
     @property
     def complaint(self) -> str | None:
-        """Why the process that has ended has failed; None if it has not."""
+        """Why the process failed; None if it did not, or runs still."""
         code = self.process.exitcode
         if not code:
             return None
         with contextlib.suppress(OSError):
-            said = self._said.read_text(encoding="utf-8", errors="replace").strip()
-            if said:
-                return said
-        return f"ended without a word (exit code {code})"
+            text = self._errors.read_text(encoding="utf-8", errors="replace").strip()
+            if text:
+                return text
+        return f"ended without an error message (exit code {code})"
 
     def stop(self) -> None:
-        """Tell the run to save and end; once is enough."""
-        if not self._told:
-            self._told = True
+        """Tell the run to save and end. Further calls do nothing."""
+        if not self._told_to_stop:
+            self._told_to_stop = True
             with contextlib.suppress(OSError):
                 self._leash.send_bytes(b"stop")
 
     def close(self) -> None:
-        """Forget the process; one that still runs saves and ends by itself."""
+        """Let go of the process; if it still runs, it saves and ends by itself."""
         self._leash.close()
         with contextlib.suppress(OSError):
-            self._said.unlink()
+            self._errors.unlink()
 
 
-def start_process(process: Any, tries: int = 50) -> None:
-    """Start a process. The server that it is forked from may just have been killed: the system takes a moment to tell, and
-    then another server is begun."""
+def start_process(process: BaseProcess, tries: int = 50) -> None:
+    """Start a process, with several tries.
+
+    The fork server may just have been killed: the system takes a moment to notice, and then another
+    server starts.
+    """
     for _ in range(tries - 1):
         try:
-            return process.start()
+            process.start()
+            return
         except (ConnectionError, EOFError):
             time.sleep(0.1)
-    return process.start()
+    process.start()
 
 
 def wait_for(workers: Sequence[Worker], seconds: float) -> None:
-    """Until one of them ends, or so long."""
+    """Wait until one of the workers ends, or until the time is over."""
     wait_for_any([worker.process.sentinel for worker in workers], seconds)
 
 
-def run_command(words: list[str], leash: Connection, complaints: str) -> None:
-    """In the process: run a command line."""
+def run_command(words: list[str], leash: Connection, errors: str) -> None:
+    """Run a command line, in the process of a worker. errors: the file that stderr goes to."""
     sys.argv = ["coadjoint", *words]
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115  until the process ends
-    sys.stderr = open(complaints, "a", encoding="utf-8", errors="backslashreplace", buffering=1)  # noqa: SIM115
-    os.dup2(sys.stdout.fileno(), 1)  # what libraries say, too
+    sys.stderr = open(errors, "a", encoding="utf-8", errors="backslashreplace", buffering=1)  # noqa: SIM115
+    # Libraries write to the descriptors.
+    os.dup2(sys.stdout.fileno(), 1)
     os.dup2(sys.stderr.fileno(), 2)
-    threading.Thread(target=stop_when_told, args=(leash, complaints), daemon=True).start()
+    threading.Thread(target=stop_when_told, args=(leash, errors), daemon=True).start()
     main()
 
 
-def stop_when_told(leash: Connection, complaints: str) -> None:
-    """Let this run save and end, as SIGTERM would, when the comparison that began it says so, or is gone."""
+def stop_when_told(leash: Connection, errors: str) -> None:
+    """Stop this run as SIGTERM would when the comparison that started it says so, or is gone."""
     try:
         leash.recv_bytes()
     except (EOFError, OSError):
-        with contextlib.suppress(OSError):  # nobody will read it
-            os.unlink(complaints)
+        with contextlib.suppress(OSError):  # nobody is left to read it
+            os.unlink(errors)
     signal.raise_signal(signal.SIGTERM)

@@ -1,29 +1,43 @@
 """Gradient methods: (net, batch, loss) -> Evaluation, with the gradient by parameter name.
 
-    BPTT         dL/dtheta by forward and adjoint
-    Truncated    the same, every k1 steps for k2 steps back
+    BPTT         dL/dtheta by a forward and an adjoint sweep
+    Truncated    the same through windows of k2 steps, one for every k1 steps
     RTRL         forward in time, with the influence dx_t/dtheta carried along
-    Penalised    d(L + rho G)/dtheta by forward, adjoint, tangent, adjoint
+    Penalised    d(L + rho G)/dtheta by a forward, adjoint, tangent and second adjoint sweep
 
-This package imports `networks` and what is above it; a method takes any network that makes runs.
+Example: two methods, one gradient.
 
-method       what methods have in common
-evaluation   Evaluation: losses, penalties, gradient, run and costates
-temporal     the gradient taken apart by time steps
+    >>> import torch, coadjoint as co
+    >>> net = co.Network("gru", inputs=1, hidden=2, outputs=1)
+    >>> batch = co.Batch(torch.ones(5, 3, 1), torch.zeros(3, 1))
+    >>> bptt = co.BPTT()(net, batch, "squared").gradient
+    >>> rtrl = co.RTRL()(net, batch, "squared").gradient
+    >>> all(torch.allclose(bptt[name], rtrl[name], atol=1e-6) for name in bptt)
+    True
+
+This package imports `networks` and the packages before it. A method takes any network that makes
+runs (networks.interface.Net).
+
+method           what all methods have in common
+evaluation       Evaluation: losses, penalties, gradient, run and costates
+temporal         the gradient split into the contributions of time steps
 bptt, penalised, truncated, rtrl    the methods
-factory      make: methods by plain options
-influence, streams   what RTRL and streams carry
-segments     the gradient segment by segment, in O(sqrt T) memory
+factory          make: methods by name and plain options
+influence        dx_t/dtheta, for RTRL
+streams          checks of one arriving time step
+segments         the gradient segment by segment, in O(sqrt T) memory
+segment_sweeps   the sweeps of one segment
 segment_parts    what one segment needs and leaves behind
-memory       the peak of a gradient, predicted
-captured     gradients as CUDA graphs
-restoring    whether what was saved fits the method it is restored to
+segment_norms    what a penalty sees of costates in segments
+segment_sums     the sums over time that make up the gradient
+memory           the peak memory of a gradient, predicted
+captured         gradients as CUDA graphs
+restoring        whether saved tensors fit the object they are restored to
 """
 
 from __future__ import annotations
 
-import warnings
-
+from ..errors import renamed_attributes
 from . import memory
 from .bptt import BPTT
 from .evaluation import Evaluation, Gradient
@@ -51,13 +65,4 @@ __all__ = [
     "trained_parameters",
 ]
 
-
-def __getattr__(name: str) -> object:
-    if name == "trained":
-        warnings.warn(
-            "gradients.trained is called gradients.trained_parameters now.",
-            DeprecationWarning,
-            stacklevel=2,
-        )
-        return trained_parameters
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = renamed_attributes(__name__, {"trained": "trained_parameters"})

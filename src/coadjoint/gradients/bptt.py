@@ -2,57 +2,78 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
-from ..networks.interface import Net, run_function
+from ..networks.interface import Net, NetRun, run_function
 from ..objectives.batch import Batch
 from ..objectives.losses import LossLike
 from .captured import is_on_gpu
-from .evaluation import Evaluation, GradientTuple, later, without_run
-from .method import Method, check_arguments, differentiate, one_layer, trained_parameters
+from .evaluation import Evaluation, GradientTuple, evaluation_without_run, make_evaluation
+from .method import (
+    Method,
+    check_arguments,
+    differentiate,
+    require_one_layer,
+    trained_parameters,
+)
 from .segments import SegmentedGradient, Segments, parse_segments
 
 
 class BPTT(Method):
-    """Backpropagation through time: forward, adjoint.
+    """Backpropagation through time: dL/dtheta by a forward and an adjoint sweep.
 
-    segments  sweep the sequence in so many segments, "auto" for about sqrt(T): the same gradient in O(sqrt T) memory, for
-              3 sweeps instead of 2 (co.segments). `trajectory` and `costates` of its Evaluation then are not kept: asking
-              for them sweeps again and takes the full memory.
+    Args:
+        segments: The number of segments to sweep one after the other, or "auto" for about
+            sqrt(T). The gradient is the same, in O(sqrt T) memory and with 3 sweeps instead of
+            2. The run is then not kept: reading `trajectory` or `costates` of the Evaluation
+            sweeps again and takes the full memory.
+
+    Example: x_t = w x_{t-1} + u_t with u = (1, 0, 0), so x_3 = w^2, L = x_3^2 = w^4, dL/dw = 4 w^3.
+
+        >>> import torch, coadjoint as co
+        >>> net = co.Network(inputs=1, hidden=1, outputs=1, activation="identity")
+        >>> for name, p in net.named_parameters():
+        ...     _ = torch.nn.init.constant_(p, {"W": 0.5, "R": 1, "V": 1}.get(name, 0))
+        >>> u = torch.tensor([1.0, 0.0, 0.0]).reshape(3, 1, 1)
+        >>> batch = co.Batch(u, torch.zeros(1, 1))
+        >>> co.BPTT()(net, batch, "squared").gradient["W"].item()
+        0.5
+        >>> co.BPTT(segments="auto")(net, batch, "squared").gradient["W"].item()
+        0.5
     """
 
     def __init__(self, segments: Segments = None) -> None:
         self.segments = parse_segments(segments)
 
     def evaluate(self, net: Net, batch: Batch, loss: LossLike) -> Evaluation:
+        """Compute the gradient of the mean loss of the batch."""
         check_arguments(net, batch)
         if self.segments is not None:
-            trained_parameters(net)
-            swept = SegmentedGradient(
-                one_layer(net, "sweeps in segments"), batch, loss, self.segments
-            )
-            return without_run(net, batch, loss, swept.loss_gradient())
+            trained_parameters(net)  # refuses a network without any
+            layer = require_one_layer(net, "sweeps in segments")
+            swept = SegmentedGradient(layer, batch, loss, self.segments)
+            return evaluation_without_run(net, batch, loss, swept.loss_gradient())
         if is_on_gpu(batch):
-            again = self.captured(self.compute, net, batch, loss, 0.0)
-            if again is not None:
-                return without_run(net, batch, loss, again)
-        found, run = self.compute(net, batch, loss)
-        asked = later(net, batch, loss, lambda: run)
-        return Evaluation(net, batch, found.losses, found.penalties, 0.0, found.gradient, **asked)
+            replayed = self.captured(self.compute, net, batch, loss, 0.0)
+            if replayed is not None:
+                return evaluation_without_run(net, batch, loss, replayed)
+        result, run = self.compute(net, batch, loss)
+        return make_evaluation(net, batch, loss, result, lambda: run)
 
     def sweeps(self, net: Net, T: int) -> float:
+        """Return 2, or 3 with segments: each segment is run forward again before its adjoint."""
         return 2 if self.segments is None else 3
 
     def compute(
-        self, net: Net, batch: Batch, loss: LossLike, _: Any = None
-    ) -> tuple[GradientTuple, Any]:
-        """The gradient, and the run."""
+        self, net: Net, batch: Batch, loss: LossLike, _rho: object = None
+    ) -> tuple[GradientTuple, NetRun]:
+        """Return the gradient and the run. `_rho` is there because captured gradients pass it."""
         with torch.enable_grad():
             run = run_function(net)(batch)
             losses = run.loss(loss, batch.y, mask=batch.mask, reduce=batch.reduce)
-            # One layer's costates come from its own sweep, all others are pulled through the graph.
-            keep = getattr(net, "one_layer", None) is None
-            gradient = differentiate(batch.mean(losses), trained_parameters(net), keep)
+            # The costates of a single layer come from a separate sweep. All others are pulled
+            # through the graph, which must then survive this gradient.
+            keep_graph = getattr(net, "one_layer", None) is None
+            objective = batch.mean(losses)
+            gradient = differentiate(objective, trained_parameters(net), keep_graph)
             return GradientTuple(losses.detach(), torch.zeros_like(losses), gradient), run

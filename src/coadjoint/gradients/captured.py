@@ -1,72 +1,87 @@
 """Gradients that repeat, as CUDA graphs.
 
-A gradient method that is called again and again with batches of one shape is recorded once and then replayed as a whole: the
-same operations on the same weights, with the new batch copied in. What cannot be recorded (ragged batches, losses or
-penalties that look at values) runs operation by operation.
+A gradient method that is called again and again with batches of one shape is captured once and
+then replayed as one CUDA graph: the same operations on the same weights, with the new batch copied
+in. Batches with lengths, masks or sample weights, and losses or penalties that read values on the
+CPU, cannot be captured. They run operation by operation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..networks.interface import Net
+from ..networks.interface import Net, NetRun
 from ..networks.network import Trajectory
 from ..objectives.batch import Batch
+from ..objectives.losses import LossLike
 from ..sweeps.checks import Check, defer_checks, raise_failures
 from ..sweeps.engines.cuda.capture import GraphCache, capture_graph, prepare_stream
 from ..sweeps.torch_internals import with_parameters
 from .evaluation import GradientTuple
 
-Compute = Callable[[Net, Batch, Any, Any], tuple[GradientTuple, Trajectory]]
+Compute = Callable[[Net, Batch, LossLike, Tensor], tuple[GradientTuple, NetRun]]
 
 
 def is_on_gpu(batch: Batch) -> bool:
-    """Is this a batch whose gradient may be recorded? Asked first: most are not."""
+    """Tell whether the gradient of this batch may be captured. Cheap, because all callers ask."""
     return isinstance(batch.u, Tensor) and batch.u.is_cuda
 
 
-class CapturedGradient:
-    """One gradient, recorded with its own copies of the batch."""
+def clone_tensor(y: Tensor | None) -> Tensor | None:
+    """Return a copy of a tensor without its graph."""
+    return None if y is None else y.detach().clone()
 
-    def __init__(self, compute: Compute, net: Net, batch: Batch, loss: Any, rho: float) -> None:
-        own = lambda y: y.detach().clone() if isinstance(y, Tensor) else y
-        self.batch = replace(batch, u=own(batch.u), y=own(batch.y), x0=own(batch.x0))
+
+class CapturedGradient:
+    """One gradient as a CUDA graph, with its own copies of the batch and of rho."""
+
+    def __init__(
+        self, compute: Compute, net: Net, batch: Batch, loss: LossLike, rho: float
+    ) -> None:
+        u = clone_tensor(batch.u)
+        self.batch = replace(batch, u=u, y=clone_tensor(batch.y), x0=clone_tensor(batch.x0))
         self.rho = torch.full((), rho, dtype=batch.u.dtype, device=batch.u.device)
         stream = prepare_stream(batch.u.device, lambda: self.compute(compute, net, loss))
         self.graph = torch.cuda.CUDAGraph()
         with capture_graph(self.graph, stream):
-            self.found, self.checks = self.compute(compute, net, loss)
-            self.fine = torch.stack([d.holds for d in self.checks]).all()
+            self.result, self.checks = self.compute(compute, net, loss)
+            self.fine = torch.stack([check.holds for check in self.checks]).all()
 
-    def compute(self, compute: Compute, net: Net, loss: Any) -> tuple[GradientTuple, list[Check]]:
-        """Parameters are replaced by leaves that share their memory: autograd ties a leaf to the stream it is first used on."""
-        leaves = {
-            name: p.detach().requires_grad_(p.requires_grad) for name, p in net.named_parameters()
-        }
+    def compute(
+        self, compute: Compute, net: Net, loss: LossLike
+    ) -> tuple[GradientTuple, list[Check]]:
+        """Return the gradient, and the checks to be made after each replay."""
+        # Autograd ties a leaf to the stream it is first used on. The parameters are therefore
+        # replaced by fresh leaves that share their memory.
+        leaves = {}
+        for name, p in net.named_parameters():
+            leaves[name] = p.detach().requires_grad_(p.requires_grad)
         with defer_checks() as checks, with_parameters(net, leaves):
-            found, run = compute(net, self.batch, loss, self.rho)
+            result, run = compute(net, self.batch, loss, self.rho)
+            assert isinstance(run, Trajectory)  # Net.graph_key is None for other networks
             swept = run.run.formula
             assert swept is not None
-            return found, [*checks, *swept.plan.checks]
+            return result, [*checks, *swept.plan.checks]
 
-    def __call__(self, batch: Batch, rho: float) -> GradientTuple:
+    def replay(self, batch: Batch, rho: float) -> GradientTuple:
+        """Copy in the batch and rho, replay the graph and return copies of its results."""
         for name in ("u", "y", "x0"):
-            held = getattr(self.batch, name)
-            if isinstance(held, Tensor):
-                held.copy_(getattr(batch, name))
+            own = getattr(self.batch, name)
+            if isinstance(own, Tensor):
+                own.copy_(getattr(batch, name))
         self.rho.fill_(rho)
         self.graph.replay()
-        found = self.found
+        # The next replay overwrites the graph's own tensors.
+        own_result = self.result
         result = GradientTuple(
-            found.losses.clone(),
-            found.penalties.clone(),
-            {name: g.clone() for name, g in found.gradient.items()},
-            None if found.decays is None else found.decays.clone(),
+            own_result.losses.clone(),
+            own_result.penalties.clone(),
+            {name: g.clone() for name, g in own_result.gradient.items()},
+            None if own_result.decays is None else own_result.decays.clone(),
         )
         if not self.fine.item():
             raise_failures(self.checks)
@@ -74,54 +89,72 @@ class CapturedGradient:
 
 
 class CapturedGradients:
-    """The recordings of a method."""
+    """The captured gradients of one method, by what they depend on."""
 
     def __init__(self) -> None:
         self.cache: GraphCache[CapturedGradient] = GraphCache("this gradient")
 
     def __call__(
-        self, compute: Compute, net: Net, batch: Batch, loss: Any, rho: float, kind: Any = None
+        self,
+        compute: Compute,
+        net: Net,
+        batch: Batch,
+        loss: LossLike,
+        rho: float,
+        kind: Hashable = None,
     ) -> GradientTuple | None:
-        """The gradient by a recording; None if this call runs operation by operation. kind: what else `compute` depends on."""
+        """Replay the gradient; None if this call must run operation by operation.
+
+        Args:
+            compute: The computation to capture.
+            net: The network.
+            batch: The batch.
+            loss: The loss.
+            rho: The weight of the penalty.
+            kind: Anything else that `compute` depends on.
+        """
         key = self.key(net, batch, loss)
         if key is None:
             return None
-        recording = self.cache.find(
+        captured = self.cache.find(
             (kind, *key), lambda: CapturedGradient(compute, net, batch, loss, rho)
         )
-        return None if recording is None else recording(batch, rho)
+        return None if captured is None else captured.replay(batch, rho)
 
-    def key(self, net: Net, batch: Batch, loss: Any) -> Any:
-        """What a recording depends on; None where there can be none."""
-        plain = batch.lengths is None and batch.mask is None and batch.weight is None
-        own = net.graph_key() if isinstance(net, Net) else None
-        if (
-            not plain
-            or own is None
-            or not is_on_gpu(batch)
-            or not isinstance(batch.y, Tensor | None)
-        ):
+    def key(self, net: Net, batch: Batch, loss: LossLike) -> tuple[Hashable, ...] | None:
+        """Return everything a captured gradient depends on; None if it cannot be captured."""
+        if not can_be_captured(batch) or not isinstance(net, Net):
             return None
-        if torch.cuda.is_current_stream_capturing() or (
-            batch.y is not None and not batch.y.is_cuda
-        ):
+        of_network = net.graph_key()
+        if of_network is None or torch.cuda.is_current_stream_capturing():
             return None
-        like = lambda y: None if y is None else (tuple(y.shape), y.dtype, y.device)
-        weights = tuple(
-            (n, p.data_ptr(), p.requires_grad)
-            for n, p in (*net.named_parameters(), *net.named_buffers())
-        )
+        tensors = (*net.named_parameters(), *net.named_buffers())
+        weights = tuple((name, y.data_ptr(), y.requires_grad) for name, y in tensors)
         try:
             hash(loss)
         except TypeError:
             return None
         return (
             id(net),
-            own,
+            of_network,
             weights,
             loss,
-            like(batch.u),
-            like(batch.y),
-            like(batch.x0),
+            shape_key(batch.u),
+            shape_key(batch.y),
+            shape_key(batch.x0),
             batch.reduce,
         )
+
+
+def can_be_captured(batch: Batch) -> bool:
+    """Tell whether u and y are tensors on a GPU, without lengths, mask or sample weights."""
+    if batch.lengths is not None or batch.mask is not None or batch.weight is not None:
+        return False
+    if not is_on_gpu(batch):
+        return False
+    return batch.y is None or (isinstance(batch.y, Tensor) and batch.y.is_cuda)
+
+
+def shape_key(y: Tensor | None) -> Hashable:
+    """Return the shape, type and device of a tensor."""
+    return None if y is None else (tuple(y.shape), y.dtype, y.device)

@@ -1,51 +1,73 @@
-"""Evaluation: what a gradient method found at one point; its run and costates are computed when they are asked for."""
+"""Evaluation: losses, penalties and gradient of one batch; its run and costates on demand."""
 
 from __future__ import annotations
 
 import copy
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, NamedTuple
+from typing import NamedTuple, NoReturn
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import InputError, Unsupported, check_kind
 from ..networks.interface import Net, NetRun, run_function
+from ..networks.layers import Recorded
 from ..objectives.batch import Batch
 from ..objectives.losses import LossLike
+from ..sweeps.costates import BaseCostates
 from ..sweeps.torch_internals import change_count
 from .temporal import Temporal
 
 Gradient = dict[str, Tensor]
+RunCostates = BaseCostates | Recorded
 
 
 class GradientTuple(NamedTuple):
-    """A gradient, and the values [B] of the objective it belongs to."""
+    """A gradient, and the per-sample values [B] of the objective it belongs to."""
 
     losses: Tensor
     penalties: Tensor
     gradient: Gradient
-    decays: Tensor | None = None  # by which a penalty's weight is steered
+    decays: Tensor | None = None  # [B], measured only where they steer the penalty's weight
 
 
-def elsewhere(*_: Any) -> Any:
+def refuse_in_another_process(*_: object) -> NoReturn:
+    """Stand in for the run of an evaluation that was sent to another process."""
     raise Unsupported(
-        "this evaluation was made in another process, and its run stayed there: ask for trajectory and costates where "
-        "the gradient is taken, and send their tensors."
+        "this evaluation was made in another process, and its run stayed there. Read trajectory "
+        "and costates in the process that computed the gradient, and send their tensors."
     )
 
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """What a gradient method found at one point.
+    """The result of a gradient method for one network and one batch.
 
-    losses, penalties  [B] per-sample values; loss, penalty, objective  their means
-    gradient           by parameter name, of the objective = mean of weight_j (share loss_j + rho penalty_j); share is 1, or 0
-                       where the penalty alone is minimised
-    trajectory         the run (a NetRun); costates  of the loss alone
+    losses, penalties  [B] values of each sample; loss, penalty and objective are their means
+    gradient           the gradient of the objective by parameter name, where
+                       objective = mean over samples of weight_j (share loss_j + rho penalty_j)
+    share              1, or 0 in steps that minimise the penalty alone
+    trajectory         the run of the network over the batch
+    costates           lam_t = dL/dx_t of the loss, without the penalty
+
+    The run and the costates are kept or computed when they are first read. If the parameters have
+    changed by then, they can no longer be computed, and an InputError says so.
+
+    Example: x_t = w x_{t-1} + u_t with u = (1, 0, 0), so x_3 = w^2, L = x_3^2 = w^4, dL/dw = 4 w^3.
+
+        >>> import torch, coadjoint as co
+        >>> net = co.Network(inputs=1, hidden=1, outputs=1, activation="identity")
+        >>> for name, p in net.named_parameters():
+        ...     _ = torch.nn.init.constant_(p, {"W": 0.5, "R": 1, "V": 1}.get(name, 0))
+        >>> u = torch.tensor([1.0, 0.0, 0.0]).reshape(3, 1, 1)
+        >>> e = co.BPTT()(net, co.Batch(u, torch.zeros(1, 1)), "squared")
+        >>> e.loss.item(), e.gradient["W"].item()
+        (0.0625, 0.5)
+        >>> e.costates.lam.flatten().tolist()  # lam_t = 2 x_3 w^(3 - t)
+        [0.0625, 0.125, 0.25, 0.5]
     """
 
     network: Net
@@ -55,114 +77,152 @@ class Evaluation:
     rho: float
     gradient: Gradient
     run: Callable[[], NetRun]
-    adjoint: Callable[[NetRun], Any]
+    adjoint: Callable[[NetRun], RunCostates]
     share: float = 1.0
-    criterion: LossLike | None = None  # the loss that was asked for
+    criterion: LossLike | None = None  # the loss as the caller gave it
 
-    def __getstate__(self) -> dict[str, Any]:
-        """For another process: all but the run, which stays where it was made."""
-        held = {f.name: getattr(self, f.name) for f in fields(self)}
-        return held | {"run": elsewhere, "adjoint": elsewhere}
+    def __getstate__(self) -> dict[str, object]:
+        """For another process: everything but the run, which cannot be sent."""
+        state: dict[str, object] = {f.name: getattr(self, f.name) for f in fields(self)}
+        state["run"] = refuse_in_another_process
+        state["adjoint"] = refuse_in_another_process
+        return state
 
-    def __deepcopy__(self, memo: Any) -> Evaluation:
-        held = {f.name: copy.deepcopy(getattr(self, f.name), memo) for f in fields(self)}
-        return Evaluation(**held)
+    def __deepcopy__(self, memo: dict[int, object]) -> Evaluation:
+        # Not by __getstate__: a copy in this process keeps its run.
+        copies = {f.name: copy.deepcopy(getattr(self, f.name), memo) for f in fields(self)}
+        return Evaluation(**copies)
 
     def __repr__(self) -> str:
-        return f"<Evaluation: loss {self.loss.item():.4g}, penalty {self.penalty.item():.4g}, |gradient| {self.norm:.3g}>"
+        loss = self.loss.item()
+        penalty = self.penalty.item()
+        return f"<Evaluation: loss {loss:.4g}, penalty {penalty:.4g}, |gradient| {self.norm:.3g}>"
 
     @functools.cached_property
     def loss(self) -> Tensor:
+        """The mean loss over the samples, a scalar."""
         return self.batch.mean(self.losses)
 
     @functools.cached_property
     def penalty(self) -> Tensor:
+        """The mean penalty over the samples, a scalar; 0 for methods without one."""
         return self.batch.mean(self.penalties)
 
     @functools.cached_property
     def objective(self) -> Tensor:
-        return (
-            self.share * self.loss + self.rho * self.penalty
-            if self.share
-            else self.rho * self.penalty
-        )
+        """What was differentiated: share loss + rho penalty, a scalar."""
+        if not self.share:
+            return self.rho * self.penalty
+        return self.share * self.loss + self.rho * self.penalty
 
     @functools.cached_property
-    def trajectory(self) -> Any:
+    def trajectory(self) -> NetRun:
+        """The run of the network over the batch: a co.Trajectory for a co.Network."""
         return self.run()
 
     @functools.cached_property
-    def costates(self) -> Any:
-        """BaseCostates, or those of each layer (Recorded)."""
+    def costates(self) -> RunCostates:
+        """lam_t = dL/dx_t of each sample's loss; for a network of several layers, one for each."""
         return self.adjoint(self.trajectory)
 
     @functools.cached_property
     def norm(self) -> float:
-        """The norm of the whole gradient."""
+        """The Euclidean norm of the gradient over all parameters."""
         return math.sqrt(sum(float(g.double().square().sum()) for g in self.gradient.values()))
 
     def write_grad(self, net: Net) -> None:
-        """Put the gradient where torch's optimisers look for it."""
+        """Set `grad` of each parameter, for an optimiser of torch; other parameters get None."""
         check_kind("the network", net, nn.Module, "a module")
         parameters = dict(net.named_parameters())
         unknown = set(self.gradient) - set(parameters)
         if unknown:
             raise InputError(
-                f"this network has no parameter {', '.join(sorted(unknown))}; the gradient belongs to another one."
+                f"this network has no parameter {', '.join(sorted(unknown))}; "
+                "the gradient belongs to another network."
             )
         for name, parameter in parameters.items():
-            parameter.grad = self.gradient[name].clone() if name in self.gradient else None
+            parameter.grad = None
+            if name in self.gradient:
+                parameter.grad = self.gradient[name].clone()
 
-    def components(self) -> Any:
-        """The gradient of the loss, taken apart into what each state adds to it: of a recurrence by W, R and b and by
-        time steps (Temporal). A run of another kind may have `components(evaluation)`, and answers itself."""
-        own = getattr(self.trajectory, "components", None)
-        return Temporal.of(self) if own is None else own(self)
+    def components(self) -> Temporal:
+        """Split the gradient of the loss by W, R and b into the contributions of the time steps.
+
+        A run that has its own method `components(evaluation)` answers instead.
+        """
+        components_of = getattr(self.trajectory, "components", Temporal.of)
+        components: Temporal = components_of(self)
+        return components
 
     temporal_components = components
 
 
+def name_gradients(parameters: dict[str, nn.Parameter], grads: Sequence[Tensor | None]) -> Gradient:
+    """Return `grads` under the names of their parameters, with zeros in place of None."""
+    gradient = {}
+    for (name, parameter), g in zip(parameters.items(), grads, strict=True):
+        gradient[name] = torch.zeros_like(parameter) if g is None else g
+    return gradient
+
+
 def guard_weights(net: Net) -> Callable[[], None]:
-    """A check, for what is computed when it is asked for, that the weights are still those of the evaluation."""
-    before = [(name, p, change_count(p)) for name, p in net.named_parameters()]
+    """Return a check that raises an InputError if a parameter of `net` has changed since now."""
+    versions = [(name, p, change_count(p)) for name, p in net.named_parameters()]
 
     def check() -> None:
-        changed = [name for name, p, count in before if change_count(p) != count]
+        changed = [name for name, p, count in versions if change_count(p) != count]
         if changed:
             raise InputError(
-                f"parameter {', '.join(changed)} has changed since this evaluation: ask for its trajectory, costates and "
-                "curvature before the optimiser's step (Penalised keeps its costates)."
+                f"parameter {', '.join(changed)} has changed since this evaluation. Read its "
+                "trajectory, costates and curvature before the optimiser's step "
+                "(Penalised keeps its costates)."
             )
 
     return check
 
 
-def later(net: Net, batch: Batch, loss: LossLike, run: Callable[[], NetRun]) -> dict[str, Any]:
-    """An Evaluation's trajectory and costates, found when they are asked for."""
+def make_evaluation(
+    net: Net,
+    batch: Batch,
+    loss: LossLike,
+    result: GradientTuple,
+    run: Callable[[], NetRun],
+    rho: float = 0.0,
+    share: float = 1.0,
+) -> Evaluation:
+    """Return an Evaluation that calls `run` and computes the costates when they are first read."""
     check = guard_weights(net)
 
-    def adjoint(trajectory: NetRun) -> Any:
+    def checked_run() -> NetRun:
+        check()
+        return run()
+
+    def adjoint(trajectory: NetRun) -> RunCostates:
         check()
         with torch.no_grad():
             return trajectory.costates(loss, batch.y, mask=batch.mask, reduce=batch.reduce)
 
-    def checked() -> NetRun:
-        check()
-        return run()
+    return Evaluation(
+        net,
+        batch,
+        result.losses,
+        result.penalties,
+        rho,
+        result.gradient,
+        checked_run,
+        adjoint,
+        share,
+        loss,
+    )
 
-    return {"run": checked, "adjoint": adjoint, "criterion": loss}
 
-
-def without_run(
+def evaluation_without_run(
     net: Net,
     batch: Batch,
     loss: LossLike,
-    found: GradientTuple,
+    result: GradientTuple,
     rho: float = 0.0,
     share: float = 1.0,
 ) -> Evaluation:
-    """The Evaluation of a gradient whose run was not kept: run again, at once, if that is asked for."""
-    asked = later(net, batch, loss, lambda: run_function(net)(batch))
-    return Evaluation(
-        net, batch, found.losses, found.penalties, rho, found.gradient, **asked, share=share
-    )
+    """Return the Evaluation of a gradient whose run was not kept: reading it runs the net again."""
+    return make_evaluation(net, batch, loss, result, lambda: run_function(net)(batch), rho, share)

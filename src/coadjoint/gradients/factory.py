@@ -1,11 +1,11 @@
-"""Gradient methods by plain options.
+"""Gradient methods by name and plain options.
 
     gradients.make("bptt", segments="auto")
     gradients.make("truncated", k1=10, k2=50)
     gradients.make("penalised", penalty="log-ratio", weight=2.0)
     gradients.make("penalised", penalty="omega", weight_schedule="linear", steps=1000)
 
-Every keyword has the name of the key in a settings file and of the flag.
+Every keyword has the name of the key in a settings file and of the command line's flag.
 """
 
 from __future__ import annotations
@@ -17,17 +17,19 @@ from ..errors import AppliesTable, OptionError, choose, idle_options, refuse_opt
 from ..objectives import schedules, weights
 from ..objectives.penalties import PENALTIES
 from ..objectives.penalties import penalty as penalty_of
+from ..objectives.schedules import Schedule
 from .bptt import BPTT
 from .method import Method
-from .penalised import Penalised
+from .penalised import Penalised, PenaltyLike
 from .rtrl import RTRL
 from .segments import Segments
 from .truncated import Truncated
 
+OptionValues = Mapping[str, Any]
 METHODS = ("bptt", "penalised", "truncated", "rtrl")
 WEIGHT_SCHEDULES = ("constant", "inverse-time", "exponential", "linear", "steered")
 
-# Options that do something with some values of another option alone.
+# Options that have an effect only with some values of another option.
 APPLIES: AppliesTable = {
     "penalty": ("method", ("penalised",)),
     "penalty_on": ("method", ("penalised",)),
@@ -47,7 +49,7 @@ APPLIES: AppliesTable = {
 def make(
     method: str | None = None,
     *,
-    penalty: Any = None,
+    penalty: PenaltyLike | None = None,
     penalty_on: str | None = None,
     weight: float | None = None,
     weight_schedule: str | None = None,
@@ -61,23 +63,29 @@ def make(
     segments: Segments = None,
     steps: int | None = None,
 ) -> Method:
-    """A gradient method by plain options; those that do nothing with it are refused.
+    """Make a gradient method; options that have no effect on it are refused.
 
-    method           "bptt", "penalised", "truncated" or "rtrl"; if not given, "penalised" with a
-                     penalty and "bptt" without
-    penalty          a name of `penalties.PENALTIES`, a Penalty, or a function of Costates
-    penalty_on       several layers: "each" (default), "top" or "whole", as in `Penalty.on`
-    weight           rho, 1 if not given; of 0 that stays 0, plain BPTT is left
-    weight_schedule  "constant", "inverse-time" and "exponential" (with weight_rate), "linear" (to
-                     weight_end over `steps`), "steered" (to weight_target, by weight_gain), which
-                     is the default with a weight_target
-    pretrain         penalised: so many steps of the penalty alone first
-    k1, k2           truncated: steps between gradients, and steps that losses are pulled back,
-                     k1 if not given
-    segments         bptt, penalised: as in `BPTT`
+    Args:
+        method: "bptt", "penalised", "truncated" or "rtrl". The default is "penalised" if a
+            penalty is given and "bptt" if not.
+        penalty: A name in `penalties.PENALTIES`, a Penalty, or a function of Costates.
+        penalty_on: For several layers: "each" (the default), "top" or "whole", as in `Penalty.on`.
+        weight: rho, 1 by default. With a constant weight of 0 the method is plain BPTT.
+        weight_schedule: "constant", "inverse-time" and "exponential" (with weight_rate), "linear"
+            (to weight_end over `steps`), or "steered" (to weight_target, by weight_gain), which is
+            the default if a weight_target is given.
+        weight_rate: The rate of the schedules "inverse-time" and "exponential".
+        weight_end: The last weight of the schedule "linear", 0 by default.
+        weight_target: The decay of costates per step that "steered" aims at.
+        weight_gain: How fast "steered" changes the weight.
+        pretrain: For "penalised": the number of first steps that minimise the penalty alone.
+        k1: For "truncated": the steps between gradients.
+        k2: For "truncated": the steps that losses are pulled back, k1 by default.
+        segments: For "bptt" and "penalised": as in `BPTT`.
+        steps: The number of training steps, for the schedule "linear".
     """
     name = method_name(method, penalty)
-    given: dict[str, Any] = {
+    options: OptionValues = {
         "penalty": penalty,
         "penalty_on": penalty_on,
         "weight": weight,
@@ -91,7 +99,7 @@ def make(
         "k2": k2,
         "segments": segments,
     }
-    refuse_options(list_idle_options(name, given))
+    refuse_options(list_idle_options(name, options))
     if name == "truncated":
         if k1 is None:
             raise OptionError(
@@ -105,49 +113,53 @@ def make(
     if penalty is None:
         raise OptionError(f"$method penalised needs a $penalty: {', '.join(PENALTIES)}.")
     G = penalty_of(penalty)
-    if penalty_on not in (None, "each"):
+    if penalty_on is not None and penalty_on != "each":
         G = G.on(penalty_on)
-    rho = _weight(given, steps)
+    rho = _make_weight(options, steps)
     if rho != 0:
         return Penalised(G, rho, segments, pretrain or 0)
     if pretrain:
         raise OptionError(
-            "$pretrain minimises the penalty alone, and $weight 0 leaves nothing of it."
+            "$pretrain minimises the penalty alone, but $weight 0 turns the penalty off."
         )
     return BPTT(segments)
 
 
-def method_name(method: str | None, penalty: Any) -> str:
-    """The method, or the one that is meant where none is named."""
+def method_name(method: str | None, penalty: object) -> str:
+    """Return the name of the method; by default it follows from whether a penalty is given."""
     if method is None:
         return "bptt" if penalty is None else "penalised"
     return choose("method", method, METHODS)
 
 
-def defaults(method: str | None, penalty: Any, weight: float | None) -> dict[str, Any]:
-    """The method and, if it has one, its weight: what they are if they are not given."""
+def defaults(method: str | None, penalty: object, weight: float | None) -> dict[str, Any]:
+    """Return the method and, for "penalised", its weight, with their defaults filled in."""
     name = method_name(method, penalty)
     if name != "penalised":
         return {"method": name}
     return {"method": name, "weight": 1.0 if weight is None else weight}
 
 
-def list_idle_options(method: str, given: Mapping[str, Any]) -> list[str]:
-    """A line for each option that does nothing with this method."""
-    return idle_options(APPLIES, given, {"method": method, "weight_schedule": _schedule(given)})
+def list_idle_options(method: str, options: OptionValues) -> list[str]:
+    """Return a line for each option that has no effect with this method."""
+    chosen = {"method": method, "weight_schedule": _schedule_name(options)}
+    return idle_options(APPLIES, options, chosen)
 
 
-def _schedule(given: Mapping[str, Any]) -> str:
-    if given.get("weight_schedule") is not None:
-        return choose("schedule of the weight", given["weight_schedule"], WEIGHT_SCHEDULES)
-    return "constant" if given.get("weight_target") is None else "steered"
+def _schedule_name(options: OptionValues) -> str:
+    name = options.get("weight_schedule")
+    if name is not None:
+        return choose("schedule of the weight", name, WEIGHT_SCHEDULES)
+    return "constant" if options.get("weight_target") is None else "steered"
 
 
-def _weight(given: Mapping[str, Any], steps: int | None) -> Any:
-    """rho: a number, a function of the step, or Steered."""
-    rho = 1.0 if given["weight"] is None else given["weight"]
-    schedule, target, rate = _schedule(given), given["weight_target"], given["weight_rate"]
-    if target is not None and schedule != "steered":
+def _make_weight(options: OptionValues, steps: int | None) -> float | Schedule | weights.Steered:
+    """Return rho: a number, a function of the step, or Steered."""
+    rho: float = 1.0 if options["weight"] is None else options["weight"]
+    schedule = _schedule_name(options)
+    if schedule == "steered":
+        return _make_steered(rho, options)
+    if options["weight_target"] is not None:
         raise OptionError(
             f"$weight_target does nothing with $weight_schedule {schedule}: it belongs to steered."
         )
@@ -156,18 +168,23 @@ def _weight(given: Mapping[str, Any], steps: int | None) -> Any:
     if schedule == "linear":
         if steps is None:
             raise OptionError("$weight_schedule linear needs $steps.")
-        return schedules.linear(rho, given["weight_end"] or 0.0, steps)
-    if schedule == "steered":
-        if target is None:
-            raise OptionError("$weight_schedule steered needs $weight_target.")
-        gain = {} if given["weight_gain"] is None else {"gain": given["weight_gain"]}
-        return weights.Steered(rho, target, **gain)
+        return schedules.linear(rho, options["weight_end"] or 0.0, steps)
+    rate = options["weight_rate"]
     if rate is None:
         raise OptionError(f"$weight_schedule {schedule} needs $weight_rate.")
     if schedule == "inverse-time":
         return schedules.inverse_time(rho, rate)
     if rate > 1:
         raise OptionError(
-            f"$weight_schedule exponential grows without end for $weight_rate {rate}: at most 1."
+            f"$weight_schedule exponential needs a $weight_rate of at most 1; got {rate}."
         )
     return schedules.exponential(rho, rate)
+
+
+def _make_steered(rho: float, options: OptionValues) -> weights.Steered:
+    target = options["weight_target"]
+    if target is None:
+        raise OptionError("$weight_schedule steered needs $weight_target.")
+    if options["weight_gain"] is None:
+        return weights.Steered(rho, target)
+    return weights.Steered(rho, target, options["weight_gain"])

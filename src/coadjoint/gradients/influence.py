@@ -3,16 +3,21 @@
     a_t = W r(x_{t-1}) + R u_t + b,     x_t = f(a_t, v_t, x_{t-1}, p)
     S_t = J_t S_{t-1} + f_theta,        J_t = f_x + f_a W r'
 
-f is elementwise over units, so f_a, f_v, f_x and f_p are diagonals that the formula's own derivatives give, and f_theta is
-not zero where a parameter belongs to the unit itself: it is added onto a diagonal. What is left is one product J S.
+f acts on each unit by itself, so f_a, f_v, f_x and f_p are diagonal, and their entries are formulas
+derived from the cell's. f_theta is zero unless a parameter belongs to the unit, so it is added onto
+a diagonal of S. What remains is one matrix product J S for each step.
+
+Letters of the shapes: B streams, n = s d state entries of s slots and d units, g gates, k entries
+of r, P parameters.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Sequence
-from typing import Any
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,270 +28,358 @@ from ..cells.formula import ONE, ZERO, Node, is_const, pull, torch_operation, wa
 from ..networks.network import Network
 from ..networks.recurrence import EffectiveWeights
 
+Value = Tensor | float
+# f_theta by parameter name: two factors that broadcast to the diagonal of S they are added to.
+DirectTerms = dict[str, tuple[Tensor, Tensor]]
+
+
+class Operation(NamedTuple):
+    """values[place] = function(values[i] for i in arguments)."""
+
+    place: int
+    function: Callable[..., Value]
+    arguments: list[int]
+
 
 class OperationList:
-    """Expressions as a list of torch operations, in order: `run(values of the inputs)` -> values of the outputs."""
+    """Expressions as torch operations in the order in which they are computed."""
 
     def __init__(self, outputs: Sequence[Node], inputs: Sequence[Node]) -> None:
-        given = frozenset(inputs)
-        order = [*inputs, *(n for n in walk(outputs, given) if n not in given)]
-        place = {n: i for i, n in enumerate(order)}
-        self.fixed = [n.value if is_const(n) else None for n in order[len(inputs) :]]
-        self.code = [
-            (i, torch_operation(n), [place[a] for a in n.args])
-            for i, n in enumerate(order)
-            if i >= len(inputs) and not is_const(n)
-        ]
-        self.outputs = [place[o] for o in outputs]
+        known = frozenset(inputs)
+        computed = [node for node in walk(outputs, known) if node not in known]
+        place = {node: i for i, node in enumerate([*inputs, *computed])}
+        self.constants: list[float] = []  # with a placeholder for each operation's result
+        self.operations: list[Operation] = []
+        for node in computed:
+            if is_const(node):
+                self.constants.append(node.value)
+            else:
+                self.constants.append(math.nan)
+                arguments = [place[argument] for argument in node.args]
+                self.operations.append(Operation(place[node], torch_operation(node), arguments))
+        self.outputs = [place[node] for node in outputs]
 
-    def run(self, values: Sequence[Tensor]) -> list[Any]:
-        env: list[Any] = [*values, *self.fixed]
-        for i, f, at in self.code:
-            env[i] = f(env[at[0]], env[at[1]]) if len(at) == 2 else f(env[at[0]])
-        return [env[i] for i in self.outputs]
+    def run(self, inputs: Sequence[Tensor]) -> list[Value]:
+        """Return the values of the outputs; a constant output is a number."""
+        values: list[Value] = [*inputs, *self.constants]
+        for place, function, arguments in self.operations:
+            if len(arguments) == 2:
+                values[place] = function(values[arguments[0]], values[arguments[1]])
+            else:
+                values[place] = function(values[arguments[0]])
+        return [values[i] for i in self.outputs]
+
+
+class StepSlopes(NamedTuple):
+    """The derivatives of one step; None where all entries are zero."""
+
+    r: Tensor | None  # r(x_{t-1}) [B, k d]
+    r_x: Tensor | None  # r' [B, k, s, d]; None where r is one slot of x
+    f_a: Tensor | None  # [B, s, g, d]
+    f_v: Tensor | None  # [B, s, entries of v, d]
+    f_x: Tensor | None  # [B, s, s, d]
+    f_p: Tensor | None  # [B, s, parameters of the cell, d]
 
 
 class CellSlopes:
-    """A cell's step and its diagonals: of each slot of x_t by the entries of a, v, x and p; of r by the slots of x."""
+    """The step of a cell and its derivatives: of x_t by a, v, x and p, and of r by x."""
 
     def __init__(self, cell: Cell) -> None:
         self.cell = cell
         groups = (cell.a, cell.v, cell.x, cell.p)
-        self.wrt = tuple(itertools.chain(*groups))
-        blocks = [[n for out in cell.next for n in pull([out], [ONE], wrt)] for wrt in groups]
-        blocks = [block if any(n is not ZERO for n in block) else [] for block in blocks]
-        self.step = OperationList((*cell.next, *itertools.chain(*blocks)), self.wrt)
-        self.sizes = [len(cell.next), *map(len, blocks)]
-        turn = (
-            []
-            if cell.read_slot is not None
-            else [n for r in cell.read for n in pull([r], [ONE], cell.x)]
+        blocks: list[list[Node]] = []
+        for wrt in groups:
+            block = derivatives(cell.next, wrt)
+            has_slope = any(node is not ZERO for node in block)
+            blocks.append(block if has_slope else [])
+        self.step = OperationList(
+            (*cell.next, *itertools.chain(*blocks)), tuple(itertools.chain(*groups))
         )
-        self.read = OperationList((*cell.read, *turn), cell.x)
+        self.sizes = [len(cell.next), *map(len, blocks)]  # of x_t and of each block
+        of_read = derivatives(cell.read, cell.x) if cell.read_slot is None else []
+        self.read = OperationList((*cell.read, *of_read), cell.x)
 
-    def at(
-        self, net: Network, u: Tensor, x: Tensor, taken: EffectiveWeights
-    ) -> tuple[Tensor, list[Tensor | None]]:
-        """x_t [B, s d]; r(x_{t-1}) [B, k d] and its slopes [B, k, s, d] where W reads more than a slot; the slopes of x_t by
-        a, v, x and p, [B, s, entries, d] or None where all are zero."""
-        cell, B, s, d = self.cell, x.shape[0], len(self.cell.slots), net.hidden
+    def evaluate(
+        self, net: Network, u: Tensor, x: Tensor, weights: EffectiveWeights
+    ) -> tuple[Tensor, StepSlopes]:
+        """Return x_t [B, s d] and the derivatives of the step from x_{t-1} with input u_t."""
+        cell = self.cell
+        B = len(x)
+        s = len(cell.slots)
+        d = net.hidden
         slots = x.view(B, s, d).unbind(1)
-        (base, side), W, r, turn = net.drive(u, taken.input_weights), taken.W, None, None
+        base, side = net.drive(u, weights.input_weights)
         assert base is not None
-        if W is not None:
-            found = self.read.run(slots)
-            r, turn = (
-                packed(part, x, d) for part in (found[: len(cell.read)], found[len(cell.read) :])
-            )
+        r = None
+        r_x = None
+        if weights.W is not None:
+            values = self.read.run(slots)
+            k = len(cell.read)
+            r = pack_entries(values[:k], x, d)
             assert r is not None
-            turn = None if turn is None else turn.view(B, len(cell.read), s, d)
-            base = torch.addmm(base, r, W.t())
+            r_x = pack_entries(values[k:], x, d)
+            if r_x is not None:
+                r_x = r_x.view(B, k, s, d)
+            base = torch.addmm(base, r, weights.W.t())
+        gates = base.view(B, len(cell.a), d).unbind(1)
         sides = () if side is None else side.view(B, len(cell.v), d).unbind(1)
         p = [net.p[name].expand(B, d) for name in cell.parameters]
-        found = self.step.run((*base.view(B, len(cell.a), d).unbind(1), *sides, *slots, *p))
+        values = self.step.run((*gates, *sides, *slots, *p))
         ends = itertools.pairwise(itertools.accumulate(self.sizes, initial=0))
-        new, *blocks = (packed(found[i:j], x, d) for i, j in ends)
-        assert new is not None
-        return new, [r, turn, *(None if y is None else y.view(B, s, -1, d) for y in blocks)]
+        x_next, *blocks = (pack_entries(values[i:j], x, d) for i, j in ends)
+        assert x_next is not None
+        by_slot = [None if y is None else y.view(B, s, -1, d) for y in blocks]
+        return x_next, StepSlopes(r, r_x, *by_slot)
 
 
-def packed(entries: Sequence[Any], like: Tensor, d: int) -> Tensor | None:
-    """[B, d] arrays and numbers beside each other, [B, entries d]; None for no entries."""
-    size = (like.shape[0], d)
-    whole = [
-        (e if isinstance(e, Tensor) else like.new_full((1, 1), e)).expand(size) for e in entries
-    ]
-    return torch.cat(whole, 1) if len(whole) > 1 else whole[0] if whole else None
+def derivatives(outputs: Iterable[Node], wrt: Sequence[Node]) -> list[Node]:
+    """Return the derivative of each output by each of `wrt`, output by output."""
+    return [slope for output in outputs for slope in pull([output], [ONE], wrt)]
+
+
+def pack_entries(entries: Sequence[Value], like: Tensor, d: int) -> Tensor | None:
+    """Return arrays [B, d] and numbers side by side, [B, entries d]; None for no entries."""
+    if not entries:
+        return None
+    shape = (like.shape[0], d)
+    arrays = [y if isinstance(y, Tensor) else like.new_full((1, 1), y) for y in entries]
+    arrays = [y.expand(shape) for y in arrays]
+    return arrays[0] if len(arrays) == 1 else torch.cat(arrays, 1)
 
 
 @functools.cache
 def cell_slopes(cell: Cell) -> CellSlopes:
+    """Return the derivatives of a cell's step, made once for each cell."""
     return CellSlopes(cell)
 
 
-def made(net: Network) -> dict[str, Tensor]:
-    """W, R and b as the formula takes them, of what is trained."""
-    taken = net.effective_weights()
-    found = {"W": taken.W, "R": taken.R, "b": taken.b}
-    return {name: y for name, y in found.items() if y is not None}
+def effective_weights(net: Network) -> dict[str, Tensor]:
+    """Return W, R and b as the formula takes them, without those that are None."""
+    weights = net.effective_weights()
+    by_name = {"W": weights.W, "R": weights.R, "b": weights.b}
+    return {name: y for name, y in by_name.items() if y is not None}
 
 
-class _Advance(nn.Module):
+def is_taken_as_stored(name: str) -> bool:
+    """Tell whether a parameter enters the formula itself, whatever is made of W, R and b."""
+    return name == "x0" or name.startswith("p.")
+
+
+class OneStep(nn.Module):
+    """One step of a network for one sample: the module that torch.func differentiates."""
+
     def __init__(self, net: Network) -> None:
         super().__init__()
         self.net = net
 
     def forward(self, u: Tensor, x: Tensor) -> Tensor:
+        """Return x_t [n] from u_t [inputs] and x_{t-1} [n]."""
         return self.net.advance(u[None], x[None])[0]
 
 
 class Influence:
-    """S [B, n, P] of the parameters by name, P their entries one after the other; `of` are views of S, [B, n, ...].
+    """S_t = dx_t/dtheta, [B, n, P], where P counts the entries of all parameters in `names`.
 
-    There are two arrays, S_{t-1} and S_t in turn: nothing is allocated while time runs. Where W, R or b are functions of what
-    is trained (a structure of W, the cell's own `weights`), S is that of W, R and b, and the gradient by them is pulled back
-    through these functions, at the weights of its step."""
+    S_{t-1} and S_t take turns in two arrays, so nothing of their size is allocated at a step.
+    Where W, R or b are functions of the trained parameters (a structured W, or a cell that makes
+    its own weights), S is that of W, R and b, and the gradient by them is pulled back through
+    these functions at the weights of its step.
+    """
 
     def __init__(self, net: Network, names: Sequence[str], batch: int) -> None:
-        self.net, self.trained = net, list(names)
+        self.net = net
+        self.trained = list(names)
         self.formula = None if net.cell is None else cell_slopes(net.cell)
+        # Whether S is by the trained parameters themselves, or by W, R and b made from them.
         self.direct = net.cell is None or (
             net.cell.weights is None and not parametrize.is_parametrized(net)
         )
         arrays: dict[str, Tensor] = {name: net.get_parameter(name) for name in names}
         if not self.direct:
-            arrays = made(net) | {
-                name: p for name, p in arrays.items() if name == "x0" or name.startswith("p.")
-            }
-        self.names, self.shapes = list(arrays), [tuple(y.shape) for y in arrays.values()]
+            stored = {name: p for name, p in arrays.items() if is_taken_as_stored(name)}
+            arrays = effective_weights(net) | stored
+        self.names = list(arrays)
+        self.shapes = [tuple(y.shape) for y in arrays.values()]
         self.sizes = [y.numel() for y in arrays.values()]
+        # Both arrays with their views; the first of each pair is the present one.
         self.arrays = [net.V.new_zeros(batch, net.n, sum(self.sizes)) for _ in range(2)]
-        self.views = [self.seen(S) for S in self.arrays]
-        self.diagonals = [self.own(of) for of in self.views]
-        self.module, self.one = _Advance(net), self.S.new_ones(())
+        self.views = [self.views_of(S) for S in self.arrays]
+        self.diagonals = [self.unit_diagonals(views) for views in self.views]
+        self.module = OneStep(net)
+        self.one = self.S.new_ones(())
         self.mask = None
-        if (
-            net.mask is not None and net.cell is not None and self.direct
-        ):  # [gates, inputs, d], as W's diagonal
+        if net.mask is not None and net.cell is not None and self.direct:
+            # [gates, inputs, d], as the diagonal of W in S
             self.mask = net.mask.view(len(net.cell.a), net.hidden, -1).transpose(1, 2)
 
     @property
     def S(self) -> Tensor:
+        """S_t, [B, n, P]."""
         return self.arrays[0]
 
     @property
-    def of(self) -> dict[str, Tensor]:
+    def by_name(self) -> dict[str, Tensor]:
+        """Views of S_t by parameter name, [B, n, ...]."""
         return self.views[0]
 
-    def seen(self, S: Tensor) -> dict[str, Tensor]:
-        ends = list(itertools.accumulate(self.sizes, initial=0))
-        return {
-            name: S[:, :, a:b].unflatten(2, shape)
-            for name, shape, (a, b) in zip(
-                self.names, self.shapes, itertools.pairwise(ends), strict=True
-            )
-        }
+    def views_of(self, S: Tensor) -> dict[str, Tensor]:
+        """Return the part of S [B, n, P] that belongs to each parameter, [B, n, ...]."""
+        views = {}
+        end = 0
+        for name, shape, size in zip(self.names, self.shapes, self.sizes, strict=True):
+            begin = end
+            end = begin + size
+            views[name] = S[:, :, begin:end].unflatten(2, shape)
+        return views
+
+    def unit_diagonals(self, views: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return where a unit's parameter meets that unit: views of S, [B, s, rows, inputs, d]."""
+        if self.formula is None:
+            return views
+        s = self.net.slots
+        d = self.net.hidden
+        diagonals = {}
+        for name, shape in zip(self.names, self.shapes, strict=True):
+            if name != "x0":
+                view = views[name]
+                by_unit = view.view(len(view), s, d, shape[0] // d, d, -1)
+                diagonals[name] = by_unit.diagonal(0, 2, 4)
+        return diagonals
 
     def begin(self, rows: Tensor, x0: bool) -> None:
-        """x_0 depends on nothing, or on the learned x0 alone."""
+        """Set S_0 of the streams `rows` to 0, and by a learned x0 to 1 if they begin there."""
         self.S[rows] = 0
-        if x0 and "x0" in self.of:
-            self.of["x0"][rows] = torch.eye(self.net.n, dtype=self.S.dtype, device=self.S.device)
+        if x0 and "x0" in self.by_name:
+            identity = torch.eye(self.net.n, dtype=self.S.dtype, device=self.S.device)
+            self.by_name["x0"][rows] = identity
 
     @torch.no_grad()
     def advance(self, u: Tensor, x: Tensor, rows: Tensor | None) -> Tensor:
-        """S_t from S_{t-1}, for all streams or for some, and x_t from x_{t-1}."""
+        """Replace S_{t-1} by S_t and return x_t, for all streams or for those in `rows`."""
         if rows is None:
-            x, J, into = self.step(u, x)
+            x_next, J, direct_terms = self.step(u, x)
             torch.bmm(J, self.S, out=self.arrays[1])
             self.arrays.reverse()
             self.views.reverse()
             self.diagonals.reverse()
-            self.add(self.diagonals[0], into)
-            return x
-        found, J, into = self.step(u[rows], x[rows])
+            self.add(self.diagonals[0], direct_terms)
+            return x_next
+        x_some, J, direct_terms = self.step(u[rows], x[rows])
         S = torch.bmm(J, self.S[rows])
-        self.add(self.own(self.seen(S)), into)
+        self.add(self.unit_diagonals(self.views_of(S)), direct_terms)
         self.S[rows] = S
-        return x.index_copy(0, rows, found)
+        return x.index_copy(0, rows, x_some)
 
-    def step(self, u: Tensor, x: Tensor) -> tuple[Tensor, Tensor, dict[str, tuple[Tensor, Tensor]]]:
-        """x_t, J_t [B, n, n], and f_theta for each parameter: two factors, of the shape of its diagonal."""
-        net, law = self.net, self.formula
-        if law is None:
-            return self.differentiated(u, x)
-        B, s, d, taken = x.shape[0], len(law.cell.slots), net.hidden, net.effective_weights()
-        W = taken.W
-        new, (r, turn, f_a, f_v, f_x, f_p) = law.at(net, u, x, taken)
-        J = x.new_zeros(B, s, d, s, d) if W is None or f_a is None else self.product(f_a, W, turn)
-        if f_x is not None:
-            J.diagonal(0, 2, 4).add_(f_x)
-        into: dict[str, tuple[Tensor, Tensor]] = {}
-        if r is not None and f_a is not None:
-            right = r[:, None, None, :, None]
-            into["W"] = (f_a[:, :, :, None], right if self.mask is None else right * self.mask)
-        enters = self.entering(f_a, f_v, B)
-        into["R"], into["b"] = (enters, u[:, None, None, :, None]), (enters, self.one)
-        for j, name in enumerate(net.p):
-            if f_p is not None:
-                into[f"p.{name}"] = f_p[:, :, j, None, None], self.one
-        return new, J.reshape(B, s * d, s * d), into
-
-    def entering(self, f_a: Tensor | None, f_v: Tensor | None, B: int) -> Tensor:
-        """The slopes by the rows of R and b, [B, slots, rows, 1, d]."""
-        net, cell = self.net, self.formula.cell  # type: ignore[union-attr]
-        s, d = len(cell.slots), net.hidden
-        flat = lambda f, n: self.S.new_zeros(B * s, n * d) if f is None else f.reshape(B * s, n * d)
-        side = flat(f_v, len(cell.v)) if cell.v else None
-        return net.input_gradient_rows(flat(f_a, len(cell.a)), side).view(
-            B, s, len(cell.driven_entries), 1, d
-        )
-
-    def product(self, f_a: Tensor, W: Tensor, turn: Tensor | None) -> Tensor:
-        """f_a W r', [B, slots, d, slots, d]."""
-        cell = self.formula.cell  # type: ignore[union-attr]
-        B, s, g, d = f_a.shape
-        each = W.view(g, d, -1)
-        fW = f_a.view(B, s, d, 1) * each if g == 1 else torch.einsum("bsgi,gij->bsij", f_a, each)
-        if turn is not None:
-            return torch.einsum("bsikj,bkqj->bsiqj", fW.view(B, s, d, -1, d), turn)
-        slot = cell.read_slot or 0
-        wide = fW if s == 1 else nn.functional.pad(fW, (slot * d, (s - 1 - slot) * d))
-        return wide.view(B, s, d, s, d)
-
-    def own(self, of: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Where a parameter of a unit meets that unit: [B, slots, rows, inputs, d] views of S."""
+    def step(self, u: Tensor, x: Tensor) -> tuple[Tensor, Tensor, DirectTerms]:
+        """Return x_t, J_t [B, n, n] and f_theta."""
+        net = self.net
         if self.formula is None:
-            return of
-        s, d = self.net.slots, self.net.hidden
-        rows = {name: shape[0] // d for name, shape in zip(self.names, self.shapes, strict=True)}
-        cut = lambda S, m: S.view(S.shape[0], s, d, m, d, -1).diagonal(0, 2, 4)
-        return {name: cut(S, rows[name]) for name, S in of.items() if name != "x0"}
+            return self.step_by_torch(u, x)
+        B = len(x)
+        s = len(self.formula.cell.slots)
+        d = net.hidden
+        weights = net.effective_weights()
+        x_next, slopes = self.formula.evaluate(net, u, x, weights)
+        if weights.W is None or slopes.f_a is None:
+            J = x.new_zeros(B, s, d, s, d)
+        else:
+            J = self.jacobian_through_W(slopes.f_a, weights.W, slopes.r_x)
+        if slopes.f_x is not None:
+            J.diagonal(0, 2, 4).add_(slopes.f_x)
+        terms: DirectTerms = {}
+        if slopes.r is not None and slopes.f_a is not None:
+            r = slopes.r[:, None, None, :, None]
+            if self.mask is not None:
+                r = r * self.mask
+            terms["W"] = (slopes.f_a[:, :, :, None], r)
+        f_input = self.slopes_by_input(slopes.f_a, slopes.f_v, B)
+        terms["R"] = (f_input, u[:, None, None, :, None])
+        terms["b"] = (f_input, self.one)
+        if slopes.f_p is not None:
+            for j, name in enumerate(net.p):
+                terms[f"p.{name}"] = (slopes.f_p[:, :, j, None, None], self.one)
+        return x_next, J.reshape(B, s * d, s * d), terms
 
-    def add(self, where: dict[str, Tensor], into: dict[str, tuple[Tensor, Tensor]]) -> None:
-        """S += f_theta."""
-        for name, S in where.items():
-            if name in into:
-                S.addcmul_(*into[name])
+    def slopes_by_input(self, f_a: Tensor | None, f_v: Tensor | None, B: int) -> Tensor:
+        """Return the derivatives of x_t by the rows of R u_t + b, [B, s, rows, 1, d]."""
+        assert self.formula is not None
+        cell = self.formula.cell
+        s = len(cell.slots)
+        d = self.net.hidden
 
-    def differentiated(
-        self, u: Tensor, x: Tensor
-    ) -> tuple[Tensor, Tensor, dict[str, tuple[Tensor, Tensor]]]:
-        """The same of any step function, by torch."""
+        def flat(slope: Tensor | None, entries: int) -> Tensor:
+            if slope is None:
+                return self.S.new_zeros(B * s, entries * d)
+            return slope.reshape(B * s, entries * d)
+
+        side = flat(f_v, len(cell.v)) if cell.v else None
+        rows = self.net.input_gradient_rows(flat(f_a, len(cell.a)), side)
+        return rows.view(B, s, len(cell.driven_entries), 1, d)
+
+    def jacobian_through_W(self, f_a: Tensor, W: Tensor, r_x: Tensor | None) -> Tensor:
+        """Return f_a W r', [B, s, d, s, d]."""
+        assert self.formula is not None
+        B, s, g, d = f_a.shape
+        W_by_gate = W.view(g, d, -1)
+        if g == 1:
+            f_a_W = f_a.view(B, s, d, 1) * W_by_gate
+        else:
+            f_a_W = torch.einsum("bsgi,gij->bsij", f_a, W_by_gate)
+        if r_x is not None:
+            return torch.einsum("bsikj,bkqj->bsiqj", f_a_W.view(B, s, d, -1, d), r_x)
+        # W reads one slot: the columns of all others are zero.
+        slot = self.formula.cell.read_slot or 0
+        if s > 1:
+            f_a_W = nn.functional.pad(f_a_W, (slot * d, (s - 1 - slot) * d))
+        return f_a_W.view(B, s, d, s, d)
+
+    def add(self, diagonals: dict[str, Tensor], terms: DirectTerms) -> None:
+        """Add f_theta onto the diagonals of S."""
+        for name, diagonal in diagonals.items():
+            if name in terms:
+                diagonal.addcmul_(*terms[name])
+
+    def step_by_torch(self, u: Tensor, x: Tensor) -> tuple[Tensor, Tensor, DirectTerms]:
+        """Return the same as `step` for a step function, by torch.func."""
         parameters = {f"net.{name}": self.net.get_parameter(name).detach() for name in self.names}
 
         def step(theta: dict[str, Tensor], x: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-            out = torch.func.functional_call(self.module, theta, (u, x))
-            return out, out
+            x_next = torch.func.functional_call(self.module, theta, (u, x))
+            return x_next, x_next  # to be differentiated, and to be returned as it is
 
-        both = torch.func.jacrev(step, argnums=(0, 1), has_aux=True)
-        (of_theta, J), new = torch.func.vmap(both, in_dims=(None, 0, 0))(parameters, x, u)
-        return new.detach(), J, {name: (of_theta[f"net.{name}"], self.one) for name in self.names}
+        jacobians = torch.func.jacrev(step, argnums=(0, 1), has_aux=True)
+        of_samples = torch.func.vmap(jacobians, in_dims=(None, 0, 0))
+        (by_theta, J), x_next = of_samples(parameters, x, u)
+        terms = {name: (by_theta[f"net.{name}"], self.one) for name in self.names}
+        return x_next.detach(), J, terms
 
     def pull(self, lam: Tensor, rows: Tensor | None = None) -> dict[str, Tensor]:
-        """lam' S summed over the streams, by parameter: the gradient of a loss whose costate is lam [B, n]."""
+        """Return sum over streams of lam' S by parameter, for costates lam [B, n] of a loss."""
         S = self.S if rows is None else self.S[rows]
         flat = lam.reshape(-1) @ S.flatten(0, 1)
         parts = flat.split(self.sizes) if self.sizes else ()
-        found = {
-            name: g.view(shape)
-            for name, g, shape in zip(self.names, parts, self.shapes, strict=True)
-        }
-        return found if self.direct else self.back(found)
+        gradient = {}
+        for name, part, shape in zip(self.names, parts, self.shapes, strict=True):
+            gradient[name] = part.view(shape)
+        return gradient if self.direct else self.pull_to_trained(gradient)
 
-    def back(self, found: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The gradient by what is trained, of that by W, R and b."""
+    def pull_to_trained(self, gradient: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the gradient by the trained parameters, from that by W, R and b."""
         parameters = {name: self.net.get_parameter(name) for name in self.trained}
+        result = {name: torch.zeros_like(p) for name, p in parameters.items()}
         with torch.enable_grad():
-            those = {name: y for name, y in made(self.net).items() if y.requires_grad}
-            out = {name: torch.zeros_like(p) for name, p in parameters.items()}
-            if those:
-                bars = [found[name] for name in those]
+            made = {n: y for n, y in effective_weights(self.net).items() if y.requires_grad}
+            if made:
                 grads = torch.autograd.grad(
-                    list(those.values()), list(parameters.values()), bars, allow_unused=True
+                    list(made.values()),
+                    list(parameters.values()),
+                    [gradient[name] for name in made],
+                    allow_unused=True,
                 )
-                out |= {name: g for name, g in zip(parameters, grads, strict=True) if g is not None}
-        return {
-            name: g + found[name] if name == "x0" or name.startswith("p.") else g
-            for name, g in out.items()
-        }
+                for name, g in zip(parameters, grads, strict=True):
+                    if g is not None:
+                        result[name] = g
+        for name in result:
+            if is_taken_as_stored(name):
+                result[name] = result[name] + gradient[name]
+        return result

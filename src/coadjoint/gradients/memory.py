@@ -1,4 +1,4 @@
-"""Memory: the peak of a gradient, predicted before it is taken, and allocations that do not fragment."""
+"""Predict the memory that a gradient takes at its peak, and keep allocations from fragmenting."""
 
 from __future__ import annotations
 
@@ -7,69 +7,93 @@ import ctypes
 import math
 import os
 import weakref
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ..errors import KindError, Unsupported, brief, check_kind, whole_number
 from ..networks.network import Network
+from ..objectives.penalties import Penalty
 from ..sweeps.layout import Layout
 from ..sweeps.rows import Rows
 from ..sweeps.slopes import step_map
 from ..sweeps.torch_internals import TorchDispatchMode, storage_address, tree_leaves
-from .segment_parts import AllSteps, CostateNorms, TrajectoryWithoutStates
-from .segments import segment_steps
+from .segment_norms import AllSteps, CostateNorms, TrajectoryWithoutStates
+from .segment_parts import segment_steps
+
+if TYPE_CHECKING:
+    from .method import Method
+
+OVERHEAD_BYTES = 3.5e6  # about what BLAS and Python take for themselves
+M_MMAP_THRESHOLD = -3  # as in malloc.h
+BYTES_PER_STEP = 44  # entries of Python's own lists
 
 
 class PeakBytes(TorchDispatchMode):
-    """The most bytes of tensors that were alive at once."""
+    """Inside, count the bytes of tensors alive (`now`) and their maximum so far (`most`)."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.now, self.most = 0, 0
+        self.now = 0
+        self.most = 0
         self.alive: set[int] = set()
 
-    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        op: Callable[..., object],
+        types: object,
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
         out = op(*args, **(kwargs or {}))
         for y in tree_leaves(out):
             if isinstance(y, Tensor):
-                self.see(y.untyped_storage())
+                self.add(y.untyped_storage())
         return out
 
-    def see(self, storage: torch.UntypedStorage) -> None:
-        key, size = storage_address(storage), storage.nbytes()
+    def add(self, storage: torch.UntypedStorage) -> None:
+        """Count a storage, unless it is counted already, until it is freed."""
+        key = storage_address(storage)
+        size = storage.nbytes()
         if key not in self.alive:
             self.alive.add(key)
             self.now += size
             self.most = max(self.most, self.now)
-            weakref.finalize(storage, self.gone, key, size)
+            weakref.finalize(storage, self.remove, key, size)
 
-    def gone(self, key: int, size: int) -> None:
+    def remove(self, key: int, size: int) -> None:
+        """Stop counting a storage."""
         self.alive.discard(key)
         self.now -= size
 
 
 def steady() -> None:
-    """Arrays of 1 MB or more get pages of their own and give them back when they go, for this process from here on.
+    """Give arrays of 1 MB or more their own pages, for the rest of this process.
 
-    glibc would learn from the first ones to put them on its heap, where they leave holes: half as much memory again for a
-    penalty over 100,000 steps. Elsewhere this does nothing.
+    glibc would otherwise learn from the first of them to put them on its heap, where they leave
+    holes: half as much memory again for a penalty over 100,000 steps. With other C libraries this
+    does nothing.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if hasattr(os, "confstr") else None
-    if mallopt is not None:
-        mallopt(-3, 1 << 20)  # M_MMAP_THRESHOLD
+    if hasattr(os, "confstr"):  # not on Windows, which cannot open the C library as None
+        mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+        if mallopt is not None:
+            mallopt(M_MMAP_THRESHOLD, 1 << 20)
 
 
-OVERHEAD_BYTES = 3.5e6  # bytes that BLAS and Python take for themselves, about
+def predict(net: Network, T: int, B: int, method: Method) -> int:
+    """Predict the peak bytes of a gradient besides the network and its batch.
 
+    The arrays of engine 'cpu' that are alive at the same time are counted. Arrays that a penalty
+    makes from whole costates are not. Samples of different lengths need less for the sweeps, and a
+    copy of the batch.
 
-def predict(net: Network, T: int, B: int, method: Any) -> int:
-    """The most bytes that a gradient takes beside the network and its batch, for B samples of T steps.
-
-    Arrays of engine 'cpu' are counted by what is alive at the same time; method is BPTT or Penalised, with segments or
-    without. What a penalty of whole costates adds of its own is not counted; samples of different lengths need less for
-    the sweeps, and a copy of the batch.
+    Args:
+        net: A co.Network with a cell.
+        T: The steps of the samples.
+        B: The number of samples.
+        method: BPTT or Penalised, with or without segments.
     """
     check_kind("the network", net, Network, "a co.Network")
     whole_number("T", T)
@@ -80,70 +104,88 @@ def predict(net: Network, T: int, B: int, method: Any) -> int:
         raise Unsupported(
             "memory is counted from a cell's formula, and this network runs a step function."
         )
-    item, rows, segments = net.V.element_size(), T * B, getattr(method, "segments", None)
-    steps = T if segments is None else min(T, segment_steps(Rows([B] * T), segments))
-    parts, rest = math.ceil(T / steps), T % steps
-    swept = (
-        (steps + rest) * B * item
-    )  # of one entry in a row; arrays of the last, shorter segment are kept apart
-    store = parts * B * net.slots * net.hidden * item if parts > 1 else 0
+    G: Penalty | None = getattr(method, "penalty", None)
+    item = net.V.element_size()
+    n = net.slots * net.hidden
     weights = sum(p.numel() for p in net.parameters())
-    width = widths(net)
-    found: list[float] = []
-    if getattr(method, "penalty", None) is None:
-        kept = (
-            net.slots * net.hidden if segments is None and net.readout == "every" else 0
-        )  # V' dL/da beside its sum
-        found.append(store + swept * (width["plain"] + kept) + weights * (8 + 2 * item))
+    width = row_widths(net)
+    steps = T
+    if method.segments is not None:
+        steps = min(T, segment_steps(Rows([B] * T), method.segments))
+    segments = math.ceil(T / steps)
+    # The bytes of one entry in each row; arrays of the last, shorter segment are allocated apart.
+    swept = (steps + T % steps) * B * item
+    store = segments * B * n * item if segments > 1 else 0  # one state for each segment
+    if G is None:
+        entries = width["plain"]
+        if method.segments is None and net.readout == "every":
+            entries += n  # V' dL/da beside its sum
+        sums = weights * (8 + 2 * item)  # in float64, and twice as a gradient
+        peak: float = store + swept * entries + sums
     else:
-        second = swept * width["second"] + weights * (16 + 3 * item)
-        if segments is None:
-            with contextlib.suppress(Unsupported):
-                second += int(rows * of_penalty(net, method.penalty))
-            found.append(second)
+        sums = weights * (16 + 3 * item)
+        second_adjoint = swept * width["second"] + sums
+        if method.segments is None:
+            peak = second_adjoint
+            with contextlib.suppress(Unsupported):  # a penalty of whole costates
+                peak += int(T * B * penalty_bytes(net, G))
         else:
-            scalars = rows * of_penalty(net, method.penalty)
-            found += [
-                2 * store + swept * width["costates"] + scalars,
-                3 * store + second + 2 * rows * item,
-            ]
-    return int(max(found) + 44 * T + OVERHEAD_BYTES)  # 44: a step's entries in Python's lists
+            costates = 2 * store + swept * width["costates"] + T * B * penalty_bytes(net, G)
+            peak = max(costates, 3 * store + second_adjoint + 2 * T * B * item)
+    return int(peak + BYTES_PER_STEP * T + OVERHEAD_BYTES)
 
 
-def widths(net: Network) -> dict[str, int]:
-    """Entries in a row that are alive at once: in the adjoint, in the costates, before the second adjoint."""
-    cell, d, every = net.cell, net.hidden, net.readout == "every"
+def row_widths(net: Network) -> dict[str, int]:
+    """Return how many entries in a row are alive at once, by pass.
+
+    "plain" is the adjoint of the loss, "costates" the costates in segments, and "second" the time
+    just before the second adjoint.
+    """
+    cell = net.cell
     assert cell is not None
-    n, g, side, own = (
-        d * len(y) for y in (cell.slots, cell.gates, cell.side_entries, cell.parameters)
-    )
-    formula = d * len(cell.read) if cell.read_slot is None else 0
-    a = g if cell.needs_a or net.W is None else 0  # otherwise its pages are never touched
-    saved = n + a + d * len(cell.saved_nodes) + side
-    back = n + own + side if own or side else 0  # lam is kept for p and v
-    source = n + d + 6 * net.outputs if every else 0
+    d = net.hidden
+    n = d * len(cell.slots)
+    g = d * len(cell.gates)
+    side = d * len(cell.side_entries)
+    own = d * len(cell.parameters)
+    read = d * len(cell.read) if cell.read_slot is None else 0
+    saved = n + d * len(cell.saved_nodes) + side
+    if cell.needs_a or net.W is None:  # otherwise the pages of a are never touched
+        saved += g
+    kept_lam = n + own + side if own or side else 0  # lam is kept for p and v
+    source = 0
+    turned = 0
+    if net.readout == "every":
+        source = n + d + 6 * net.outputs
+        turned = 2 * n + d + 12 * net.outputs
     bends = step_map(cell).pushed(("a", "x")).pulled(("x",), ("a", "v", "x", "p")).nonzero_outputs
-    bent = sum(w for name, w in (("a", g), ("v", side), ("x", 2 * n), ("p", own)) if name in bends)
-    if formula and "x" not in bends:
+    bend_widths = {"a": g, "v": side, "x": 2 * n, "p": own}
+    bent = sum(width for name, width in bend_widths.items() if name in bends)
+    if read and "x" not in bends:
         bent += 2 * n
-    turned = 2 * n + d + 12 * net.outputs if every else 0
+    lam_mu_g = 3 * n
+    delta_nu = 2 * g
+    m = n
     return {
-        "plain": saved + g + formula + back + source,
+        "plain": saved + g + read + kept_lam + source,
         "costates": saved + n + g + source,
-        "second": saved + 3 * n + 2 * g + n + bent + formula + turned,  # lam, mu, g; delta, nu; m
+        "second": saved + lam_mu_g + delta_nu + m + bent + read + turned,
     }
 
 
-def of_penalty(net: Network, G: Any) -> float:
-    """Bytes of a penalty's own graph for one costate, with the norms it is made of: found on a short sequence of ones."""
-    T, B, dtype = 1024, 4, net.V.dtype
+def penalty_bytes(net: Network, G: Penalty) -> float:
+    """Measure the bytes of a penalty's graph and norms per costate, on a short sequence of ones."""
+    T = 1024
+    B = 4
+    dtype = net.V.dtype
     layout = Layout.of(None, T, B)
-    with PeakBytes() as live, torch.enable_grad():
-        one = lambda: torch.ones(T + 1, B, dtype=dtype).requires_grad_()
-        at = AllSteps(one(), one(), torch.zeros(T + 1, B, dtype=torch.int32))
+    with PeakBytes() as peak, torch.enable_grad():
+        size = torch.ones(T + 1, B, dtype=dtype).requires_grad_()
+        size_1 = torch.ones(T + 1, B, dtype=dtype).requires_grad_()
+        at = AllSteps(size, size_1, torch.zeros(T + 1, B, dtype=torch.int32))
         loss = torch.ones(B, dtype=dtype).requires_grad_()
-        lam = CostateNorms(TrajectoryWithoutStates(net, layout, loss, G.name), G.name, at, loss)
-        torch.autograd.grad(
-            G(lam).sum() + loss.sum(), [at.size, at.size_1, loss], allow_unused=True
-        )
-    return live.most / ((T + 1) * B)
+        trajectory = TrajectoryWithoutStates(net, layout, loss, G.name)
+        objective = G(CostateNorms(trajectory, G.name, at, loss)).sum() + loss.sum()
+        torch.autograd.grad(objective, [size, size_1, loss], allow_unused=True)
+    most: int = peak.most
+    return most / ((T + 1) * B)

@@ -1,13 +1,12 @@
-"""Method: what gradient methods have in common.
+"""Method: what all gradient methods have in common.
 
-All differentiate the mean over samples of per-sample values, so a gradient does not depend on how a batch is cut up.
+Every method differentiates the mean over samples of per-sample values, so the gradient does not
+depend on how a batch is cut into smaller ones.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,79 +17,94 @@ from ..networks.network import Network
 from ..objectives.batch import Batch
 from ..objectives.losses import LossLike
 from .captured import CapturedGradients
-from .evaluation import Evaluation, Gradient
+from .evaluation import Evaluation, Gradient, name_gradients
 from .segments import Segments
 
 
-def one_layer(net: Net, what: str) -> Network:
-    """The network, for a method that takes sequences apart; others refuse it."""
+def require_one_layer(net: Net, what: str) -> Network:
+    """Return `net` as a single recurrent layer, or refuse it.
+
+    Args:
+        net: The network.
+        what: The method that takes sequences apart, for the message.
+    """
     net.refuse_if_indivisible(what)
     layer = net.one_layer
-    assert layer is not None  # `whole` has refused all others
+    assert layer is not None  # the line above refuses every other network
     return layer
 
 
-def check_arguments(net: Any, batch: Any) -> None:
-    """What a gradient is taken of."""
+def check_arguments(net: object, batch: object) -> None:
+    """Refuse anything but a network and a Batch."""
     check_net(net)
     check_kind("the batch", batch, Batch, "a co.Batch(u, y)")
 
 
 class Method:
-    """A way to a gradient: `method(net, batch, loss)` returns an Evaluation."""
+    """A way to compute a gradient: `method(net, batch, loss)` returns an Evaluation."""
 
     segments: Segments = None
 
     @functools.cached_property
     def captured(self) -> CapturedGradients:
-        """Gradients that repeat, on a GPU."""
+        """The gradients of this method that are replayed as CUDA graphs."""
         return CapturedGradients()
 
     @functools.cached_property
     def state(self) -> dict[str, float]:
-        """What the next gradient depends on beside its arguments and the step: to be saved with a run, and put back."""
+        """What the next gradient depends on besides its arguments and the step.
+
+        It is saved with a run and restored when the run is resumed.
+        """
         return {}
 
-    def __getstate__(self) -> dict[str, Any]:
-        """What a copy, here or in another process, begins with: recordings belong to this process and its networks."""
+    def __getstate__(self) -> dict[str, object]:
+        """All but the CUDA graphs, which belong to this process and its networks."""
         return {name: value for name, value in self.__dict__.items() if name != "captured"}
 
     def __call__(self, net: Net, batch: Batch, loss: LossLike) -> Evaluation:
+        """Compute the gradient, as `evaluate` does; Penalised also counts a step."""
         return self.evaluate(net, batch, loss)
 
     def evaluate(self, net: Net, batch: Batch, loss: LossLike) -> Evaluation:
+        """Compute the gradient of the objective for one batch."""
         raise NotImplementedError
 
     @torch.no_grad()
     def value(self, net: Net, batch: Batch, loss: LossLike) -> float:
-        """The objective alone, without its gradient."""
+        """Compute the objective without its gradient."""
         check_arguments(net, batch)
         run = run_function(net)(batch)
         return float(batch.mean(run.loss(loss, batch.y, mask=batch.mask, reduce=batch.reduce)))
 
     def sweeps(self, net: Net, T: int) -> float:
-        """Sweeps over a sequence of T steps that its gradient takes."""
+        """Return how many sweeps over a sequence of T steps one gradient costs."""
         return 2
 
     def per_sample(self, net: Net, batch: Batch, loss: LossLike) -> Gradient:
-        """The gradient of each sample's own objective, stacked: by parameter name, [B, ...]. Their mean is the gradient.
+        """Compute the gradient of each sample's own objective, [B, ...] by parameter name.
 
-        One evaluation for each sample: a method's own definition, at B small sweeps."""
+        The gradient of the batch is their mean. Each sample is evaluated by itself, so this costs
+        B evaluations, and it is correct for every method.
+        """
         check_arguments(net, batch)
         net.refuse_if_random("gradients of single samples")
-        B, before = net.count_samples(batch), dict(self.state)
-        found = [
-            self.evaluate(net, batch.select([j], net.readout), loss).gradient for j in range(B)
-        ]
-        self.state.update(before)
-        return {name: torch.stack([g[name] for g in found]) for name in found[0]}
+        state_before = dict(self.state)
+        gradients = []
+        for j in range(net.count_samples(batch)):
+            sample = batch.select([j], net.readout)
+            gradients.append(self.evaluate(net, sample, loss).gradient)
+        self.state.update(state_before)
+        return {name: torch.stack([g[name] for g in gradients]) for name in gradients[0]}
 
 
 def trained_parameters(net: Net) -> dict[str, nn.Parameter]:
+    """Return the parameters that require a gradient, by name; a network without any is refused."""
     parameters = {name: p for name, p in net.named_parameters() if p.requires_grad}
     if not parameters:
         raise InputError(
-            "every parameter of this network is frozen (requires_grad=False): there is no gradient to take."
+            "every parameter of this network is frozen (requires_grad=False), so it has no "
+            "gradient. Set requires_grad=True for some of them."
         )
     return parameters
 
@@ -98,20 +112,20 @@ def trained_parameters(net: Net) -> dict[str, nn.Parameter]:
 def differentiate(
     objective: Tensor, parameters: dict[str, nn.Parameter], keep: bool = False
 ) -> Gradient:
-    """d objective / d parameters; zeros for parameters it does not reach. keep: the graph, for costates later."""
-    grads = torch.autograd.grad(
-        objective, list(parameters.values()), retain_graph=keep, allow_unused=True
-    )
-    return by_name(parameters, grads)
+    """Compute d objective / d parameters; zeros for parameters that the objective does not reach.
+
+    Args:
+        objective: A scalar with its graph.
+        parameters: The parameters by name.
+        keep: Keep the graph, so that costates can be pulled through it later.
+    """
+    leaves = list(parameters.values())
+    grads = torch.autograd.grad(objective, leaves, retain_graph=keep, allow_unused=True)
+    return name_gradients(parameters, grads)
 
 
-def by_name(parameters: dict[str, nn.Parameter], grads: Sequence[Tensor | None]) -> Gradient:
-    """Gradients under their parameters' names; zeros for parameters that have none."""
-    pairs = zip(parameters.items(), grads, strict=True)
-    return {name: torch.zeros_like(p) if g is None else g for (name, p), g in pairs}
-
-
-def check_streams(batch: Any) -> None:
+def check_stream_count(batch: object) -> None:
+    """Refuse a number of streams that is not a positive whole number."""
     if not isinstance(batch, int) or isinstance(batch, bool) or batch < 1:
         raise InputError(f"a stream needs at least one sample; got batch={brief(batch)}.")
     whole_number("batch", batch)

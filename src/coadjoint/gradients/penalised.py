@@ -2,62 +2,84 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import numbers
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from ..errors import InputError, KindError, NumericalError, brief
-from ..networks.interface import Net, run_function
+from ..networks.interface import Net, NetRun, run_function
 from ..objectives.batch import Batch
 from ..objectives.losses import LossLike
-from ..objectives.penalties import log_decay, penalty
+from ..objectives.penalties import Penalty, log_decay, penalty
 from ..objectives.schedules import Schedule
 from ..objectives.weights import Steered
 from .captured import is_on_gpu
-from .evaluation import Evaluation, GradientTuple, without_run
-from .method import Method, by_name, check_arguments, one_layer, trained_parameters
+from .evaluation import (
+    Evaluation,
+    GradientTuple,
+    RunCostates,
+    evaluation_without_run,
+    name_gradients,
+)
+from .method import Method, check_arguments, require_one_layer, trained_parameters
 from .segments import SegmentedGradient, Segments, parse_segments
 
-LARGE = (
-    1e6  # a weight that is named where a derivative leaves its range: it may be the weight's doing
-)
+PenaltyLike = str | Penalty | Callable[..., Tensor]
+
+# From this weight on, an error of overflow names the weight: it may well be the cause.
+LARGE = 1e6
 
 
 class Penalised(Method):
-    """Penalised backpropagation, mean of L + rho G({lam_t}): forward, adjoint, tangent, adjoint.
+    """Penalised backpropagation: the gradient of the mean of L + rho G({lam_t}).
 
-    G         a penalty's name, a Penalty, or any callable of Costates that returns [B] values
-    weight    rho: a number, a schedule rho(step), or co.penalties.Steered; the step counts the calls of this object. It is
-              never negative: what a penalty of negative weight would reward has no bound below
-    segments  as in BPTT, for 10 sweeps instead of 4; G then may use norms, log-norms and log-ratios of costates
-    pretrain  for so many steps rho G is minimised alone. The costates are those of L all the while: a network whose past
-              fades is brought to life first, and then trained
+    It takes four sweeps: forward, adjoint, tangent, adjoint.
 
-    With a Steered weight, `state` holds the weight of the present step and the decays measured in it, of all its batches:
-    their mean gives the weight of the next one.
+    Args:
+        G: The name of a penalty, a Penalty, or any function of costates that returns [B] values.
+        weight: rho: a number, a schedule rho(step), or co.penalties.Steered, where the step
+            counts the calls of this object. It must not be negative: the objective would have no
+            lower bound.
+        segments: As in BPTT, for 10 sweeps instead of 4. G may then use only norms, log-norms and
+            log-ratios of costates.
+        pretrain: The number of first steps that minimise rho G alone, so that costates no longer
+            vanish when training begins. The costates are those of L in these steps too.
+
+    With a Steered weight, `state` holds the weight of the present step and the decays measured in
+    it, over all its batches. Their mean sets the weight of the next step.
+
+    Example: x_t = w x_{t-1} + u_t with u = (1, 0, 0) and L = x_3^2 = w^4. All costates decay by the
+    factor w, so the penalty log-ratio is G = (log w)^2, and its derivative is 2 log(w) / w.
+
+        >>> import torch, coadjoint as co
+        >>> net = co.Network(inputs=1, hidden=1, outputs=1, activation="identity")
+        >>> for name, p in net.named_parameters():
+        ...     _ = torch.nn.init.constant_(p, {"W": 0.5, "R": 1, "V": 1}.get(name, 0))
+        >>> u = torch.tensor([1.0, 0.0, 0.0]).reshape(3, 1, 1)
+        >>> e = co.Penalised("log-ratio", 0.1)(net, co.Batch(u, torch.zeros(1, 1)), "squared")
+        >>> print(f"{e.penalty.item():.4f} {e.gradient['W'].item():.4f}")  # 0.5 + 0.1 * -2.7726
+        0.4805 0.2227
     """
 
     def __init__(
         self,
-        G: Any,
+        G: PenaltyLike,
         weight: float | Schedule | Steered = 1.0,
         segments: Segments = None,
         pretrain: int = 0,
     ) -> None:
-        self.penalty, self.weight, self.step, self.segments = (
-            penalty(G),
-            weight,
-            0,
-            parse_segments(segments),
-        )
-        number = isinstance(weight, numbers.Real) and math.isfinite(weight) and weight >= 0
-        if not number and not callable(weight) and not isinstance(weight, Steered):
+        self.penalty = penalty(G)
+        self.weight = weight
+        self.step = 0
+        self.segments = parse_segments(segments)
+        is_weight = isinstance(weight, numbers.Real) and math.isfinite(weight) and weight >= 0
+        if not is_weight and not callable(weight) and not isinstance(weight, Steered):
             raise InputError(
-                f"weight must be a finite number, at least 0, or a function of the step; got {brief(weight)}."
+                "weight must be a finite number, at least 0, or a function of the step; "
+                f"got {brief(weight)}."
             )
         if not isinstance(pretrain, int) or isinstance(pretrain, bool) or pretrain < 0:
             raise InputError(f"pretrain is a number of steps, at least 0; got {pretrain!r}.")
@@ -66,197 +88,213 @@ class Penalised(Method):
             self.state.update(step=0, rho=weight.start, decay=0.0, samples=0)
 
     def rho(self, step: int) -> float:
+        """Return the weight of the penalty at a step; a Steered one knows only the present step."""
         if isinstance(self.weight, Steered):
             return self.state["rho"]
         if not callable(self.weight):
             return float(self.weight)
-        given = self.weight(step)
+        rho = self.weight(step)
         try:
-            return float(given)
+            return float(rho)
         except (TypeError, ValueError):
             raise KindError(
-                f"the schedule gave rho = {brief(given)} at step {step}; expected a number."
+                f"the schedule gave rho = {brief(rho)} at step {step}; expected a number."
             ) from None
 
     @property
     def share(self) -> float:
-        """Of the loss in the present step's objective: none while the penalty is minimised alone."""
+        """The factor of the loss in the present objective: 0 while pretraining, then 1."""
         return 0.0 if self.step < self.pretrain else 1.0
 
     def __call__(self, net: Net, batch: Batch, loss: LossLike) -> Evaluation:
-        rho, share = self._weighed(net, batch)
-        e = self._apart(net, batch, loss, rho, share)
+        """Compute the gradient of the present step's objective, and count the step."""
+        rho = self._begin(net, batch)
+        e = self._evaluate_without_run(net, batch, loss, rho)
         if e is None:
-            e = self._kept(
-                net, batch, loss, rho, share, *self.compute(net, batch, loss, rho, share)
-            )
+            e = self._evaluate_with_run(net, batch, loss, rho, *self.compute(net, batch, loss, rho))
         self.step += 1
         return e
 
     def evaluate(self, net: Net, batch: Batch, loss: LossLike) -> Evaluation:
-        """The same, without counting a step. (It does not stand between __call__ and `compute`: a shorter walk.)"""
-        rho, share = self._weighed(net, batch)
-        e = self._apart(net, batch, loss, rho, share)
+        """Compute the same as a call, without counting a step."""
+        # __call__ repeats these lines: one frame less in every gradient of a training run.
+        rho = self._begin(net, batch)
+        e = self._evaluate_without_run(net, batch, loss, rho)
         if e is None:
-            e = self._kept(
-                net, batch, loss, rho, share, *self.compute(net, batch, loss, rho, share)
-            )
+            e = self._evaluate_with_run(net, batch, loss, rho, *self.compute(net, batch, loss, rho))
         return e
 
-    def _weighed(self, net: Net, batch: Batch) -> tuple[float, float]:
-        """rho and the loss's share in the present step, checked."""
+    def _begin(self, net: Net, batch: Batch) -> float:
+        """Check the arguments and return rho of the present step."""
         check_arguments(net, batch)
-        self._turn()
-        rho, share = self.rho(self.step), self.share
+        self._update_steered_weight()
+        rho = self.rho(self.step)
         if not math.isfinite(rho) or rho < 0:
             raise InputError(
-                f"the schedule gave rho = {rho} at step {self.step}; expected a finite number, at least 0."
+                f"the schedule gave rho = {rho} at step {self.step}; "
+                "expected a finite number, at least 0."
             )
         dtype = next(net.parameters()).dtype
         most = torch.finfo(dtype).max
         if rho > most:
             raise NumericalError(
-                f"the penalty's weight rho = {rho:g} is outside the range of {str(dtype)[6:]}, at most {most:.2g}: "
-                "lower the weight."
+                f"the penalty's weight rho = {rho:g} is outside the range of "
+                f"{str(dtype).removeprefix('torch.')}, at most {most:.2g}: lower the weight."
             )
-        if rho == 0 and not share:
+        if rho == 0 and not self.share:
             raise InputError(
-                f"pretraining minimises rho G alone, and rho is 0 at step {self.step}; expected a positive weight."
+                f"pretraining minimises rho G alone, and rho is 0 at step {self.step}; "
+                "expected a positive weight."
             )
-        return rho, share
+        return rho
 
-    def _apart(
-        self, net: Net, batch: Batch, loss: LossLike, rho: float, share: float
+    def _evaluate_without_run(
+        self, net: Net, batch: Batch, loss: LossLike, rho: float
     ) -> Evaluation | None:
-        """The Evaluation in segments, or of a recorded gradient; None where neither is asked for or possible."""
+        """Evaluate in segments or by a CUDA graph; None if neither applies."""
+        result: GradientTuple | None = None
         if self.segments is not None:
-            found = self._in_segments(net, batch, loss, rho, share)
+            result = self._in_segments(net, batch, loss, rho)
         elif rho and is_on_gpu(batch):
-            compute = functools.partial(self.compute, share=share)
-            again = self.captured(lambda *given: compute(*given)[:2], net, batch, loss, rho, share)
-            if again is None:
-                return None
-            found = again
-        else:
+            # A graph belongs to one value of `share`, and to any rho but the number 0.
+            result = self.captured(self._compute_to_capture, net, batch, loss, rho, self.share)
+        if result is None:
             return None
-        self._steer(found.decays)
-        return without_run(net, batch, loss, found, rho, share)
+        self._note_decays(result.decays)
+        return evaluation_without_run(net, batch, loss, result, rho, self.share)
 
-    def _in_segments(
-        self, net: Net, batch: Batch, loss: LossLike, rho: float, share: float
-    ) -> GradientTuple:
-        trained_parameters(net)
-        swept = SegmentedGradient(one_layer(net, "sweeps in segments"), batch, loss, self.segments)
+    def _in_segments(self, net: Net, batch: Batch, loss: LossLike, rho: float) -> GradientTuple:
+        """Compute the gradient in segments, and measure the decays on the way."""
+        trained_parameters(net)  # refuses a network without any
+        layer = require_one_layer(net, "sweeps in segments")
+        swept = SegmentedGradient(layer, batch, loss, self.segments)
         decays: list[Tensor | None] = []
 
-        def checked(G: Any, lam: Any, name: str) -> Tensor:
-            decays.append(self._decay(lam))
+        def check(G: object, lam: RunCostates, name: str) -> Tensor:
+            decays.append(self._measure_decay(lam))
             return check_penalty(G, lam, name)
 
-        found = swept.penalised_gradient(self.penalty, self.penalty.name, rho, checked, share)
-        return found._replace(decays=decays[0])
+        result = swept.penalised_gradient(self.penalty, self.penalty.name, rho, check, self.share)
+        return result._replace(decays=decays[0])
 
-    def _kept(
+    def _evaluate_with_run(
         self,
         net: Net,
         batch: Batch,
         loss: LossLike,
         rho: float,
-        share: float,
-        found: GradientTuple,
-        run: Any,
-        lam: Any,
+        result: GradientTuple,
+        run: NetRun,
+        lam: RunCostates,
     ) -> Evaluation:
-        """The Evaluation of a gradient whose run and costates are at hand."""
-        self._steer(found.decays)
-        losses, penalties, gradient, _ = found
+        """Return the Evaluation of a gradient whose run and costates are at hand."""
+        self._note_decays(result.decays)
         return Evaluation(
-            net, batch, losses, penalties, rho, gradient, lambda: run, lambda _: lam.detach(), share, loss
-        )  # fmt: skip
+            net,
+            batch,
+            result.losses,
+            result.penalties,
+            rho,
+            result.gradient,
+            lambda: run,
+            lambda _: lam.detach(),
+            self.share,
+            loss,
+        )
 
     @torch.no_grad()
     def value(self, net: Net, batch: Batch, loss: LossLike) -> float:
+        """Compute the objective of the present step without its gradient."""
         check_arguments(net, batch)
         run = run_function(net)(batch)
         lam = run.costates(loss, batch.y, mask=batch.mask, reduce=batch.reduce)
         return float(batch.mean(self.share * lam.loss + self.rho(self.step) * self.penalty(lam)))
 
     def sweeps(self, net: Net, T: int) -> float:
-        # the published Omega is differentiated by W alone: forward, and an adjoint each for the costates and the gradient
-        return (
-            10 if self.segments is not None else 3 if self.penalty.name == "omega-published" else 4
-        )
+        """Return 4, or 10 with segments, or 3 for the published Omega."""
+        if self.segments is not None:
+            return 10
+        # The published Omega is differentiated by W alone: it needs a forward sweep and one
+        # adjoint each for the costates and for the gradient.
+        return 3 if self.penalty.name == "omega-published" else 4
 
     def compute(
-        self, net: Net, batch: Batch, loss: LossLike, rho: Any, share: float = 1.0
-    ) -> tuple[GradientTuple, Any, Any]:
-        """The gradient, the run and its costates."""
+        self, net: Net, batch: Batch, loss: LossLike, rho: float | Tensor
+    ) -> tuple[GradientTuple, NetRun, RunCostates]:
+        """Return the gradient, the run and its costates. rho is a tensor in a CUDA graph."""
         parameters = trained_parameters(net)
         with torch.enable_grad():
             run = run_function(net)(batch)
             lam = run.costates(loss, batch.y, mask=batch.mask, reduce=batch.reduce)
             G = check_penalty(self.penalty(lam), lam, self.penalty.name)
-            objective = (
-                lam.loss
-                if isinstance(rho, float) and rho == 0
-                else lam.loss + rho * G
-                if share
-                else rho * G
-            )
+            objective = batch.mean(self._objective(lam.loss, G, rho))
+            leaves = list(parameters.values())
             try:
-                grads = torch.autograd.grad(
-                    batch.mean(objective), list(parameters.values()), allow_unused=True
-                )
+                grads = torch.autograd.grad(objective, leaves, allow_unused=True)
             except NumericalError as error:
                 if not isinstance(rho, float) or rho < LARGE:
                     raise
                 raise NumericalError(
                     f"{error} The penalty's weight is rho = {rho:g}: lower it."
                 ) from None
-            gradient = by_name(parameters, grads)
-            return (
-                GradientTuple(lam.loss.detach(), G.detach(), gradient, self._decay(lam)),
-                run,
-                lam,
-            )
+            gradient = name_gradients(parameters, grads)
+            decays = self._measure_decay(lam)
+            return GradientTuple(lam.loss.detach(), G.detach(), gradient, decays), run, lam
 
-    def _decay(self, lam: Any) -> Tensor | None:
-        """What the weight is steered by, [B]; nothing is measured otherwise."""
-        return log_decay(lam).to(lam.loss) if isinstance(self.weight, Steered) else None
+    def _compute_to_capture(
+        self, net: Net, batch: Batch, loss: LossLike, rho: Tensor
+    ) -> tuple[GradientTuple, NetRun]:
+        result, run, _ = self.compute(net, batch, loss, rho)
+        return result, run
 
-    def _turn(self) -> None:
-        """A new step takes the weight that follows from the decays of the one before; an earlier one begins again."""
+    def _objective(self, loss: Tensor, G: Tensor, rho: float | Tensor) -> Tensor:
+        """Return share L + rho G, [B]; where rho is the number 0, L itself, bit for bit."""
+        if isinstance(rho, float) and rho == 0:
+            return loss
+        if not self.share:
+            return rho * G
+        return loss + rho * G
+
+    def _measure_decay(self, lam: RunCostates) -> Tensor | None:
+        """Return the decay [B] that a Steered weight follows; None for other weights."""
+        if not isinstance(self.weight, Steered):
+            return None
+        return log_decay(lam).to(lam.loss)
+
+    def _update_steered_weight(self) -> None:
+        """Set the weight of a new step by the last step's decays; an earlier step starts over."""
         state = self.state
-        if isinstance(self.weight, Steered) and self.step != state["step"]:
-            measured = state["decay"] / state["samples"] if state["samples"] else math.nan
-            rho = (
-                self.weight.next(state["rho"], measured)
-                if self.step > state["step"]
-                else self.weight.start
-            )
-            state.update(step=self.step, rho=rho, decay=0.0, samples=0)
+        if not isinstance(self.weight, Steered) or self.step == state["step"]:
+            return
+        rho = self.weight.start
+        if self.step > state["step"]:
+            samples = state["samples"]
+            mean_decay = state["decay"] / samples if samples else math.nan
+            rho = self.weight.next(state["rho"], mean_decay)
+        state.update(step=self.step, rho=rho, decay=0.0, samples=0)
 
-    def _steer(self, decays: Tensor | None) -> None:
-        """Note the decays of a batch: a step may have several."""
+    def _note_decays(self, decays: Tensor | None) -> None:
+        """Add the decays of a batch to those of the step, which may have several batches."""
         if decays is not None:
             known = decays.double()[~decays.isnan()]
             self.state["decay"] += float(known.sum())
             self.state["samples"] += len(known)
 
 
-def check_penalty(G: Any, lam: Any, name: str) -> Tensor:
+def check_penalty(G: object, lam: RunCostates, name: str) -> Tensor:
+    """Return G if it is a tensor [B] that depends on the costates; refuse anything else."""
     B = lam.loss.shape[0]
     if not isinstance(G, Tensor) or G.shape != (B,):
-        got = (
-            ("a scalar" if G.dim() == 0 else f"shape {list(G.shape)}")
-            if isinstance(G, Tensor)
-            else type(G).__name__
-        )
+        got = type(G).__name__
+        if isinstance(G, Tensor):
+            got = "a scalar" if G.dim() == 0 else f"shape {list(G.shape)}"
         raise InputError(
             f"penalty '{name}' returned {got}; expected one value for each sample, shape [{B}]."
         )
     if not G.requires_grad:
         raise InputError(
-            f"penalty '{name}' does not depend on the costates it is given (nor on the states): its gradient is zero. Compute it from lam.lam, lam.norms() or lam.log_norms(), without detach()."
+            f"penalty '{name}' does not depend on the costates it is given (nor on the states), "
+            "so its gradient is zero. Compute it from lam.lam, lam.norms() or lam.log_norms(), "
+            "without detach()."
         )
     return G

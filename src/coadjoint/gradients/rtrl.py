@@ -1,112 +1,175 @@
-"""RTRL: real-time recurrent learning. The influence dx_t/dtheta is carried forward in time; nothing is kept of the past."""
+"""RTRL: real-time recurrent learning, with the influence dx_t/dtheta carried forward in time."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import InputError, KindError
 from ..networks.interface import Net, check_net
-from ..networks.network import Network
+from ..networks.network import Network, Trajectory
 from ..objectives.batch import Batch
 from ..objectives.losses import LossLike, losses_and_slopes
 from ..sweeps.layout import lay_out, tensor_of
-from .evaluation import Evaluation, Gradient, later
+from .evaluation import Evaluation, Gradient, GradientTuple, make_evaluation
 from .influence import Influence
-from .method import Method, check_arguments, check_streams, one_layer, trained_parameters
+from .method import (
+    Method,
+    check_arguments,
+    check_stream_count,
+    require_one_layer,
+    trained_parameters,
+)
 from .restoring import misfit
-from .streams import checked, target_of
+from .streams import check_input, target_of
+
+READOUT = ("V", "b_o")  # parameters that no state depends on: their gradient needs no influence
 
 
 class RTRL(Method):
-    """Real-time recurrent learning: the influence S_t = dx_t/dtheta is carried forward, S_t = J_t S_{t-1} + f_theta.
+    """Real-time recurrent learning: the gradient of BPTT without keeping the past.
 
-    The gradient of BPTT, without the past: memory does not grow with T, but is twice B x n x parameters. Any cell or step
-    function; of a formula its own slopes make J_t and f_theta (co.influence), of others torch.func.
+    The influence S_t = dx_t/dtheta is carried forward, S_t = J_t S_{t-1} + f_theta, and the loss
+    of step t adds lam_t' S_t with lam_t = V' dL_t/da. Memory does not grow with T: it is twice
+    B x n x parameters. Any cell or step function works. For a cell, J_t and f_theta come from the
+    derivatives of its formula (gradients/influence.py), for a step function from torch.func.
+
+    Example: x_t = w x_{t-1} + u_t with u = (1, 0, 0), so x_3 = w^2, L = x_3^2 = w^4, dL/dw = 4 w^3.
+
+        >>> import torch, coadjoint as co
+        >>> net = co.Network(inputs=1, hidden=1, outputs=1, activation="identity")
+        >>> for name, p in net.named_parameters():
+        ...     _ = torch.nn.init.constant_(p, {"W": 0.5, "R": 1, "V": 1}.get(name, 0))
+        >>> u = torch.tensor([1.0, 0.0, 0.0]).reshape(3, 1, 1)
+        >>> e = co.RTRL()(net, co.Batch(u, torch.zeros(1, 1)), "squared")
+        >>> e.gradient["W"].item()
+        0.5
     """
 
     def evaluate(self, net: Net, batch: Batch, loss: LossLike) -> Evaluation:
+        """Compute the gradient of the mean loss, forward in time."""
         check_arguments(net, batch)
-        net = by_steps(net)
-        layout, flat = lay_out(batch.u, batch.lengths, net.inputs, net.V)
-        rows = layout.rows
-        T, B, every = rows.T, rows.B, net.readout == "every"
-        u, lengths = layout.padded(flat), layout.lengths
-        run_lengths = None if rows.uniform else lengths
-        y = None if batch.y is None else tensor_of("the target y", batch.y)
-        weight = batch.weights(u)
+        layer = steppable_layer(net)
+        layout, flat = lay_out(batch.u, batch.lengths, layer.inputs, layer.V)
+        u = layout.padded(flat)
+        run_lengths = None if layout.rows.uniform else layout.lengths
+
+        def run() -> Trajectory:
+            trajectory: Trajectory = layer(u, run_lengths, batch.x0)
+            return trajectory
+
         with torch.no_grad():
-            losses = net(u, run_lengths, batch.x0).loss(
-                loss, batch.y, mask=batch.mask, reduce=batch.reduce
-            )
-        if every:
-            mask = (
-                flat.new_ones(T, B)
-                if batch.mask is None
-                else tensor_of("the loss mask", batch.mask).to(flat)
-            )
-            mask = torch.where((torch.arange(T)[:, None] < lengths).to(mask.device), mask, 0)
-            count = mask.sum(0)
-            factor = (
-                1 / torch.where(count == 0, 1, count)
-                if batch.reduce == "mean"
-                else flat.new_ones(B)
-            )
-        else:
-            mask = (
-                flat.new_ones(B)
-                if batch.mask is None
-                else tensor_of("the loss mask", batch.mask).to(flat)
-            )
-            factor = mask if batch.reduce == "sum" else (mask != 0).to(flat.dtype)
-        there = (mask != 0).cpu()  # as lengths are
-        stream = Stream(net, B, batch.x0)
-        total = {name: torch.zeros_like(p) for name, p in trained_parameters(net).items()}
-        for t in range(T):
-            going = lengths > t
-            stream.advance(u[t], None if going.all() else going)
-            counts = going & there[t] if every else (lengths == t + 1) & there
+            losses = run().loss(loss, batch.y, mask=batch.mask, reduce=batch.reduce)
+        counted = CountedLosses(layer, batch, u, layout.lengths)
+        stream = Stream(layer, layout.rows.B, batch.x0)
+        total = {name: torch.zeros_like(p) for name, p in trained_parameters(layer).items()}
+        for t in range(layout.rows.T):
+            running = layout.lengths > t
+            stream.advance(u[t], None if running.all() else running)
+            counts = counted.at(t)
             if counts.any():
-                target = None if y is None else (y[t] if every else y)
-                w = weight * factor * (mask[t] if every else 1.0)
-                g, *_ = stream.gradient(target, loss, counts, w)
-                total = {name: total[name] + v for name, v in g.items()}
-        run = lambda: net(u, run_lengths, batch.x0)
-        return Evaluation(
-            net, batch, losses, torch.zeros_like(losses), 0.0, total, **later(net, batch, loss, run)
-        )
+                target, weight = counted.target_and_weight(t)
+                gradient, *_ = stream.gradient(target, loss, counts, weight)
+                total = {name: total[name] + g for name, g in gradient.items()}
+        result = GradientTuple(losses, torch.zeros_like(losses), total)
+        return make_evaluation(layer, batch, loss, result, run)
 
     def sweeps(self, net: Net, T: int) -> float:
-        return 2 + sum(
-            p.numel() for name, p in trained_parameters(net).items() if name not in ("V", "b_o")
-        )
+        """Return 2 and one for each number in a recurrent parameter: the cost of J_t S_{t-1}."""
+        recurrent = [p for name, p in trained_parameters(net).items() if name not in READOUT]
+        return 2 + sum(p.numel() for p in recurrent)
 
     def stream(self, net: Net, batch: int = 1, x0: Tensor | None = None) -> Stream:
-        """Learn online: `s.step(u_t, y_t, loss)` gives one gradient for each arriving step."""
+        """Learn online: `s.step(u_t, y_t, loss)` returns a gradient for each arriving step."""
         return Stream(net, batch, x0)
 
 
-def by_steps(net: Net) -> Network:
-    """The network, if it can be taken one step at a time and has a linear readout; others are refused."""
+def steppable_layer(net: Net) -> Network:
+    """Return `net` if it is one layer that can run step by step with a linear readout."""
     net.refuse_if_not_linear("real-time recurrent learning")
     net.refuse_if_random("real-time recurrent learning")
-    return one_layer(net, "one step at a time")
+    return require_one_layer(net, "one step at a time")
+
+
+class CountedLosses:
+    """The losses of a batch by time step: which samples have one, their targets and weights."""
+
+    def __init__(self, net: Network, batch: Batch, u: Tensor, lengths: Tensor) -> None:
+        T, B = u.shape[:2]
+        self.every = net.readout == "every"
+        self.lengths = lengths
+        self.y = None if batch.y is None else tensor_of("the target y", batch.y)
+        if batch.mask is not None:
+            mask = tensor_of("the loss mask", batch.mask).to(u)
+        else:
+            mask = u.new_ones((T, B) if self.every else (B,))
+        if self.every:
+            exists = (torch.arange(T)[:, None] < lengths).to(mask.device)
+            mask = torch.where(exists, mask, 0)
+        self.mask = mask
+        self.counts = (mask != 0).cpu()  # on the CPU, as lengths are
+        self.weight = batch.weights(u) * self._factor(batch.reduce)
+
+    def _factor(self, reduce: str) -> Tensor:
+        """Return the factor [B] of each sample's losses that follows from `reduce`."""
+        if self.every and reduce == "mean":
+            count = self.mask.sum(0)
+            return 1 / torch.where(count == 0, 1, count)
+        if self.every:
+            return self.mask.new_ones(self.mask.shape[1])
+        if reduce == "sum":
+            return self.mask  # the weight of the sample's one loss
+        # The mean over one loss cancels its weight.
+        return (self.mask != 0).to(self.mask.dtype)
+
+    def at(self, t: int) -> Tensor:
+        """Return which samples have a loss after step t + 1, [B] booleans."""
+        if self.every:
+            return (self.lengths > t) & self.counts[t]
+        return (self.lengths == t + 1) & self.counts
+
+    def target_and_weight(self, t: int) -> tuple[Tensor | None, Tensor]:
+        """Return the targets and the weights [B] of all samples at step t + 1."""
+        if not self.every:
+            return self.y, self.weight
+        y = None if self.y is None else self.y[t]
+        return y, self.weight * self.mask[t]
 
 
 class Stream:
-    """`batch` streams in parallel: their states x [B, n] and influences S_t = dx_t/dtheta, {parameter: [B, n, ...]}."""
+    """Streams in parallel, with their states x [B, n] and influences S_t = dx_t/dtheta.
+
+    Args:
+        net: A co.Network with a linear readout.
+        batch: The number of streams, B.
+        x0: Their initial state, [B, n] or [n]; the network's own if it is not given.
+
+    Example: x_t = w x_{t-1} + u_t from x_0 = 0. The loss of the second step is x_2^2 = w^2.
+
+        >>> import torch, coadjoint as co
+        >>> net = co.Network(inputs=1, hidden=1, outputs=1, activation="identity", readout="every")
+        >>> for name, p in net.named_parameters():
+        ...     _ = torch.nn.init.constant_(p, {"W": 0.5, "R": 1, "V": 1}.get(name, 0))
+        >>> stream = co.Stream(net, batch=1)
+        >>> for u in (1.0, 0.0):
+        ...     e = stream.step(torch.tensor([u]), torch.zeros(1), "squared")
+        >>> e.loss.item(), e.gradient["W"].item()
+        (0.25, 1.0)
+        >>> stream.influence["W"].item()  # dx_2/dw
+        1.0
+    """
 
     def __init__(self, net: Net, batch: int, x0: Tensor | None = None) -> None:
         check_net(net)
-        check_streams(batch)
-        self.net, self.batch, self.given = by_steps(net), batch, x0
-        self.names = [n for n in trained_parameters(net) if n not in ("V", "b_o")]
-        self.shown = {
-            name: p for name, p in trained_parameters(net).items() if name in ("V", "b_o")
-        }
+        check_stream_count(batch)
+        self.net = steppable_layer(net)
+        self.batch = batch
+        self.x0 = x0
+        parameters = trained_parameters(net)
+        self.names = [name for name in parameters if name not in READOUT]
+        self.trained_readout = [name for name in READOUT if name in parameters]
         self.carried = Influence(self.net, self.names, batch)
         self.t = 0
         self.kept = 0  # steps of the past
@@ -114,25 +177,27 @@ class Stream:
 
     @property
     def influence(self) -> dict[str, Tensor]:
-        return self.carried.of
+        """S_t = dx_t/dtheta by parameter name, [B, n, ...]."""
+        return self.carried.by_name
 
     def reset(self, rows: Sequence[int] | Tensor | None = None) -> None:
-        """Start again from the initial state, all streams or the given ones."""
+        """Return all streams to the initial state, or those with the numbers `rows`."""
         index = torch.arange(self.batch) if rows is None else tensor_of("rows", rows)
         if index.is_floating_point() or index.is_complex():
             raise KindError(f"rows must be whole numbers; got {index.dtype}.")
         if index.numel() and (int(index.min()) < 0 or int(index.max()) >= self.batch):
             raise InputError(f"rows must lie in 0..{self.batch - 1}; got {index.tolist()}.")
         with torch.no_grad():
-            start = self.net.initial_state(self.given, self.batch).clone()
+            start = self.net.initial_state(self.x0, self.batch).clone()
             if rows is None:
                 self.x = start
             self.x[index] = start[index]
-            self.carried.begin(index, self.given is None)
+            self.carried.begin(index, self.x0 is None)
 
     def advance(self, u: Tensor, going: Tensor | None = None) -> None:
-        """One step of the streams that are `going`."""
-        self.x = self.carried.advance(u, self.x, None if going is None else going.nonzero()[:, 0])
+        """Take one step of all streams, or of those still `going` ([B] booleans)."""
+        rows = None if going is None else going.nonzero()[:, 0]
+        self.x = self.carried.advance(u, self.x, rows)
         self.t += 1
 
     def gradient(
@@ -142,53 +207,83 @@ class Stream:
         counts: Tensor | None = None,
         weight: Tensor | None = None,
     ) -> tuple[Gradient, Tensor, Tensor]:
-        """The gradient of (1 / B) sum of weight_j L_j over the streams that count, at their present states; the L_j, and a.
+        """Compute the gradient of (1 / B) sum_j weight_j L_j at the present states.
 
-        lam_t = V' dL/da is the costate of this step's loss alone: dL/dtheta = lam_t' S_t."""
-        net, index = self.net, None if counts is None else counts.nonzero()[:, 0]
-        x, y = (self.x, y) if index is None else (self.x[index], None if y is None else y[index])
+        The costate of this step's loss is lam = V' dL/da, and dL/dtheta = lam' S_t.
+
+        Args:
+            y: The targets of all streams, [B, ...].
+            loss: The loss.
+            counts: The streams that the sum is over, [B] booleans; all if it is not given.
+            weight: The weight of each stream, [B]; 1 if it is not given.
+
+        Returns:
+            The gradient by parameter name, the losses L_j and the pre-outputs a.
+        """
+        net = self.net
+        x = self.x
+        rows = None
+        if counts is not None:
+            rows = counts.nonzero()[:, 0]
+            x = x[rows]
+            if y is not None:
+                y = y[rows]
+            if weight is not None:
+                weight = weight[rows]
         with torch.no_grad():
             h = net.visible_state(x)
             a = nn.functional.linear(h, net.V, net.b_o)
-            values, by_a = losses_and_slopes(loss, a, y, net.output)
+            values, of_a = losses_and_slopes(loss, a, y, net.output)
             if weight is not None:
-                by_a = by_a * (weight if index is None else weight[index])[:, None]
-            by_a = by_a / self.batch if self.batch > 1 else by_a
-            gradient = self.carried.pull(net.visible_state_transpose(by_a @ net.V), index)
-            if "V" in self.shown:
-                gradient["V"] = by_a.t() @ h
-            if "b_o" in self.shown:
-                gradient["b_o"] = by_a.sum(0)
+                of_a = of_a * weight[:, None]
+            if self.batch > 1:
+                of_a = of_a / self.batch
+            gradient = self.carried.pull(net.visible_state_transpose(of_a @ net.V), rows)
+            if "V" in self.trained_readout:
+                gradient["V"] = of_a.t() @ h
+            if "b_o" in self.trained_readout:
+                gradient["b_o"] = of_a.sum(0)
         return gradient, values, a
 
-    def take(self, u: Tensor, y: Any, loss: LossLike) -> tuple[Tensor, Tensor, Gradient]:
-        """Take u_t [B, inputs] and y_t: what the network says, a_t [B, outputs], before it learns; the loss of each stream;
-        the gradient of their mean."""
-        self.advance(checked(self, u))
+    def take(self, u: Tensor, y: object, loss: LossLike) -> tuple[Tensor, Tensor, Gradient]:
+        """Take u_t [B, inputs] and y_t; return a_t, the losses and the gradient of their mean.
+
+        a_t [B, outputs] is what the network says before it learns from y_t.
+        """
+        self.advance(check_input(self, u))
         gradient, losses, a = self.gradient(target_of(y, self.batch), loss)
         return a, losses, gradient
 
     def rest(self, loss: LossLike) -> None:
-        """What a sequence that ends here has still to learn: nothing."""
+        """Return None: every step has had its gradient when a sequence ends."""
 
     def state(self) -> dict[str, Tensor]:
-        """What the next step depends on, beside the weights."""
+        """Return what the next step depends on besides the weights."""
         return {"x": self.x, "S": self.carried.S}
 
     def complaint(self, state: dict[str, Tensor]) -> str | None:
-        """What is wrong with a state that was read from a file; None if it can be restored."""
+        """Say what is wrong with a state read from a file; None if it can be restored."""
         return misfit(self.state(), state)
 
     def restore(self, state: dict[str, Tensor], t: int) -> None:
-        self.x, self.t = state["x"].to(self.x), t
+        """Continue from a state that `complaint` accepts, after t steps."""
+        self.x = state["x"].to(self.x)
+        self.t = t
         self.carried.S.copy_(state["S"])
 
-    def step(self, u: Tensor, y: Any, loss: LossLike) -> Evaluation:
-        """Take u_t [B, inputs] (or [inputs] for one stream) and y_t; the gradient of this step's mean loss by all parameters."""
-        u, x0 = checked(self, u), self.x.clone()
+    def step(self, u: Tensor, y: object, loss: LossLike) -> Evaluation:
+        """Take u_t [B, inputs] and y_t; return the Evaluation of this step's mean loss.
+
+        One stream may leave out the first dimension of both.
+        """
+        u = check_input(self, u)
+        x_before = self.x.clone()
         _, losses, gradient = self.take(u, y, loss)
-        y = target_of(y, self.batch)
-        target = y if y is None or self.net.readout == "last" else y[None]
-        batch = Batch(u[None], target, x0=x0)
-        run = later(self.net, batch, loss, lambda: self.net(u[None], x0=x0))
-        return Evaluation(self.net, batch, losses, torch.zeros_like(losses), 0.0, gradient, **run)
+        target = target_of(y, self.batch)
+        if target is not None and self.net.readout != "last":
+            target = target[None]
+        batch = Batch(u[None], target, x0=x_before)
+        result = GradientTuple(losses, torch.zeros_like(losses), gradient)
+        return make_evaluation(
+            self.net, batch, loss, result, lambda: self.net(u[None], x0=x_before)
+        )

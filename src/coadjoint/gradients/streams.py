@@ -1,9 +1,9 @@
-"""What RTRL and Truncated share on a stream: checks of one arriving step, and its loss."""
+"""Checks of one arriving time step, and its outputs: for the streams of RTRL and Truncated."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -17,29 +17,40 @@ if TYPE_CHECKING:
     from .truncated import Windows
 
 
-def checked(stream: Stream | Windows, u: Tensor) -> Tensor:
-    """u_t as [B, inputs], finite."""
+def check_input(stream: Stream | Windows, u: Tensor) -> Tensor:
+    """Return u_t as [B, inputs]; one stream may leave out the first dimension.
+
+    Another shape, type or device is refused, and so are NaN and inf.
+    """
     check_like("u_t", u, stream.net.V)
-    u = u[None] if u.dim() == 1 and stream.batch == 1 else u
+    if u.dim() == 1 and stream.batch == 1:
+        u = u[None]
     if tuple(u.shape) != (stream.batch, stream.net.inputs):
         raise InputError(
             f"u_t has shape {list(u.shape)}; expected [{stream.batch}, {stream.net.inputs}]."
         )
+    # The sum is one number to wait for. It may overflow although every entry is finite.
     if not math.isfinite(u.sum().item()) and not torch.isfinite(u).all():
         raise InputError(f"u_t holds NaN or inf at step {stream.t + 1} of the stream.")
     return u
 
 
-def target_of(y: Any, batch: int) -> Tensor | None:
-    """y_t as [B, ...]; of one stream, also without the first dimension."""
-    y = None if y is None else tensor_of("y_t", y)
-    return y[None] if y is not None and batch == 1 and (y.dim() == 0 or len(y) != 1) else y
+def target_of(y: object, batch: int) -> Tensor | None:
+    """Return y_t as [B, ...]; one stream may leave out the first dimension."""
+    if y is None:
+        return None
+    target = tensor_of("y_t", y)
+    if batch == 1 and (target.dim() == 0 or len(target) != 1):
+        return target[None]
+    return target
 
 
-def answered(net: Network, x: Tensor, u: Tensor) -> Tensor:
-    """a = V h + D u + b_o of one step, h through the layers of a deep readout."""
+def pre_outputs(net: Network, x: Tensor, u: Tensor) -> Tensor:
+    """Return a = V h + D u + b_o of one step, [B, outputs], with h through the readout's layers."""
     h = net.visible_state(x)
     for layer in net.deep:
         h = torch.tanh(layer(h))
     a = nn.functional.linear(h, net.V, net.b_o)
-    return a + nn.functional.linear(u, net.D) if hasattr(net, "D") else a
+    if hasattr(net, "D"):
+        a = a + nn.functional.linear(u, net.D)
+    return a

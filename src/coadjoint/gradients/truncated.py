@@ -3,208 +3,289 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
 from ..errors import InputError, brief, whole_number
 from ..networks.interface import Net, check_net
-from ..networks.network import Network
+from ..networks.network import Network, Trajectory
 from ..objectives.batch import Batch
 from ..objectives.losses import LossLike, entry_losses
 from ..sweeps.layout import lay_out, tensor_of
-from .evaluation import Evaluation, Gradient, later
+from .evaluation import Evaluation, Gradient, GradientTuple, make_evaluation
 from .method import (
     Method,
     check_arguments,
-    check_streams,
+    check_stream_count,
     differentiate,
-    one_layer,
+    require_one_layer,
     trained_parameters,
 )
 from .restoring import misfit
-from .streams import answered, checked, target_of
+from .streams import check_input, pre_outputs, target_of
 
 
 class Truncated(Method):
-    """Truncated backpropagation through time: every k1 steps, the losses of the last k1 steps are pulled back k2 steps.
+    """Truncated backpropagation through time.
 
-    States are carried through the whole sequence (and out of it: give `trajectory.state` as the next batch's x0); only the
-    gradient is cut. k1 = k2 cuts the sequence into pieces; k1 = 1 is the most exact; k2 >= T is BPTT. Each sample is cut
-    from its own first step to its own last, so its gradient does not depend on the others.
+    Every k1 steps, the losses of the last k1 steps are pulled back through the last k2 steps.
+    States are carried through the whole sequence, and beyond it if `trajectory.state` is passed as
+    x0 of the next batch. Only the gradient is cut. k1 = k2 cuts the sequence into separate windows,
+    k1 = 1 is the most exact choice, and k2 >= T is BPTT. The windows of a sample are counted from
+    its own first step and end at its own last, so its gradient does not depend on other samples.
+
+    Example: x_t = w x_{t-1} + u_t with u = (1, 0, 0) and L = x_3^2. One step back, x_2 = w is a
+    constant, and the gradient is 2 x_3 x_2 = 2 w^3 instead of 4 w^3.
+
+        >>> import torch, coadjoint as co
+        >>> net = co.Network(inputs=1, hidden=1, outputs=1, activation="identity")
+        >>> for name, p in net.named_parameters():
+        ...     _ = torch.nn.init.constant_(p, {"W": 0.5, "R": 1, "V": 1}.get(name, 0))
+        >>> u = torch.tensor([1.0, 0.0, 0.0]).reshape(3, 1, 1)
+        >>> batch = co.Batch(u, torch.zeros(1, 1))
+        >>> [co.Truncated(1, k2)(net, batch, "squared").gradient["W"].item() for k2 in (1, 3)]
+        [0.25, 0.5]
     """
 
     def __init__(self, k1: int, k2: int) -> None:
-        counts = all(isinstance(k, int) and not isinstance(k, bool) for k in (k1, k2))
-        if not counts or not 1 <= k1 <= k2:
+        are_counts = all(isinstance(k, int) and not isinstance(k, bool) for k in (k1, k2))
+        if not are_counts or not 1 <= k1 <= k2:
             raise InputError(
                 f"Truncated takes whole numbers 1 <= k1 <= k2; got k1={brief(k1)}, k2={brief(k2)}."
             )
         whole_number("k2", k2)
-        self.k1, self.k2 = k1, k2
+        self.k1 = k1
+        self.k2 = k2
 
     def evaluate(self, net: Net, batch: Batch, loss: LossLike) -> Evaluation:
+        """Compute the sum of the gradients of all windows."""
         check_arguments(net, batch)
-        net = one_layer(net, "truncated backpropagation")
-        layout, flat = lay_out(batch.u, batch.lengths, net.inputs, net.V)
-        u, lengths = layout.padded(flat), layout.lengths
+        layer = require_one_layer(net, "truncated backpropagation")
+        layout, flat = lay_out(batch.u, batch.lengths, layer.inputs, layer.V)
+        u = layout.padded(flat)
+        lengths = layout.lengths
         with torch.no_grad():
-            run = net(u, None if layout.rows.uniform else lengths, batch.x0)
+            run = layer(u, None if layout.rows.uniform else lengths, batch.x0)
             losses = run.loss(loss, batch.y, mask=batch.mask, reduce=batch.reduce)
-        total = {name: torch.zeros_like(p) for name, p in trained_parameters(net).items()}
+        total = {name: torch.zeros_like(p) for name, p in trained_parameters(layer).items()}
         for end in range(1, layout.rows.T + 1):
-            whole = (
-                lengths > end if end % self.k1 == 0 else torch.zeros_like(lengths, dtype=torch.bool)
-            )
-            index = (
-                whole | (lengths == end) if net.readout == "every" else lengths == end
-            ).nonzero()[:, 0]
-            if len(index):
-                gradient = self._window(net, batch, loss, u, lengths, run.x, index, end)
+            ends_here = lengths == end
+            window_ends = ends_here
+            if layer.readout == "every" and end % self.k1 == 0:
+                window_ends = ends_here | (lengths > end)  # every k1 steps, and at its own end
+            samples = window_ends.nonzero()[:, 0]
+            if len(samples):
+                window = Window(end, self.k1, self.k2, samples)
+                gradient = window.gradient(layer, batch, loss, u, lengths, run.x)
                 total = {name: total[name] + g for name, g in gradient.items()}
-        return Evaluation(
-            net,
-            batch,
-            losses,
-            torch.zeros_like(losses),
-            0.0,
-            total,
-            **later(net, batch, loss, lambda: run),
-        )
+        result = GradientTuple(losses, torch.zeros_like(losses), total)
+        return make_evaluation(layer, batch, loss, result, lambda: run)
 
     def sweeps(self, net: Net, T: int) -> float:
-        pulled = min(self.k2, T)
-        return 1 + 2 * pulled / (min(self.k1, T) if net.readout == "every" else T)
-
-    def _window(
-        self,
-        net: Network,
-        batch: Batch,
-        loss: LossLike,
-        u: Tensor,
-        lengths: Tensor,
-        x: Tensor,
-        index: Tensor,
-        end: int,
-    ) -> Gradient:
-        """The gradient of the samples' losses of the last k1 steps up to `end`, pulled back k2 steps."""
-        begin, fresh = max(0, end - self.k2), end - ((end - 1) % self.k1 + 1)
-        start = batch.x0 if batch.x0 is None or batch.x0.dim() == 1 else batch.x0[index]
-        y = None if batch.y is None else tensor_of("the target y", batch.y)
-        mask = None if batch.mask is None else tensor_of("the loss mask", batch.mask)
-        weight = batch.weights(u)
-        with torch.enable_grad():
-            run = net(u[begin:end, index], x0=start if begin == 0 else x[begin, index].detach())
-            if net.readout == "last":
-                y, mask = None if y is None else y[index], None if mask is None else mask[index]
-                values = run.loss(loss, y, mask=mask, reduce=batch.reduce)
-            else:
-                full = u.new_ones(u.shape[:2]) if mask is None else mask.to(u.dtype)
-                window = full[begin:end, index].clone()
-                window[: fresh - begin] = 0
-                values = run.loss(loss, None if y is None else y[begin:end, index], mask=window)
-                if batch.reduce == "mean":
-                    on = (torch.arange(len(full))[:, None] < lengths).to(full.device)
-                    count = torch.where(on, full, 0).sum(0)[index]
-                    values = values / torch.where(count == 0, 1, count)
-            return differentiate(
-                (weight[index] * values).sum() / len(lengths), trained_parameters(net)
-            )
+        """Return 1 for the states, and 2 of k2 steps for each window."""
+        window = min(self.k2, T)
+        between_windows = min(self.k1, T) if net.readout == "every" else T
+        return 1 + 2 * window / between_windows
 
     def stream(self, net: Net, batch: int = 1, x0: Tensor | None = None) -> Windows:
-        """Learn from a stream that need not end: `s.take(u_t, y_t, loss)` gives a gradient every k1 steps."""
+        """Learn online: `s.take(u_t, y_t, loss)` returns a gradient every k1 steps."""
         return Windows(net, self.k1, self.k2, batch, x0)
 
 
-class Windows:
-    """Truncated backpropagation of streams: every k1 steps their losses are pulled back through the last k2 steps.
+class Window:
+    """One window of some samples: steps begin + 1, ..., end, with new losses after `fresh`.
 
-    Kept are k2 steps (x_{t-1}, u_t, y_t), however long the streams are. A window is swept with the weights of its end, from
-    the state that was reached at its beginning; that state is not computed again."""
+    begin    the step whose state the window starts from, k2 before its end
+    fresh    the last step whose loss an earlier window has counted
+    samples  the numbers of the samples, [b]
+    """
+
+    def __init__(self, end: int, k1: int, k2: int, samples: Tensor) -> None:
+        self.begin = max(0, end - k2)
+        self.fresh = end - ((end - 1) % k1 + 1)
+        self.end = end
+        self.samples = samples
+
+    def gradient(
+        self, net: Network, batch: Batch, loss: LossLike, u: Tensor, lengths: Tensor, x: Tensor
+    ) -> Gradient:
+        """Compute the gradient of this window's part of the mean loss.
+
+        Args:
+            net: The network.
+            batch: All samples, for their targets, masks and weights.
+            loss: The loss.
+            u: The inputs [T, B, inputs], padded.
+            lengths: The length of each sample, [B].
+            x: The states [T + 1, B, n].
+        """
+        weight = batch.weights(u)[self.samples]
+        steps = slice(self.begin, self.end)
+        with torch.enable_grad():
+            run = net(u[steps, self.samples], x0=self._start(batch, x))
+            if net.readout == "last":
+                values = self._last_losses(run, batch, loss)
+            else:
+                values = self._step_losses(run, batch, loss, u, lengths)
+            objective = (weight * values).sum() / len(lengths)
+            return differentiate(objective, trained_parameters(net))
+
+    def _start(self, batch: Batch, x: Tensor) -> Tensor | None:
+        """Return the state that the window begins with; a learned x0 stays in the graph."""
+        if self.begin > 0:
+            return x[self.begin, self.samples].detach()
+        if batch.x0 is None or batch.x0.dim() == 1:
+            return batch.x0
+        return batch.x0[self.samples]
+
+    def _last_losses(self, run: Trajectory, batch: Batch, loss: LossLike) -> Tensor:
+        """Return the losses [b] with readout "last"."""
+        y = None if batch.y is None else tensor_of("the target y", batch.y)[self.samples]
+        mask = None
+        if batch.mask is not None:
+            mask = tensor_of("the loss mask", batch.mask)[self.samples]
+        return run.loss(loss, y, mask=mask, reduce=batch.reduce)
+
+    def _step_losses(
+        self, run: Trajectory, batch: Batch, loss: LossLike, u: Tensor, lengths: Tensor
+    ) -> Tensor:
+        """Return the losses [b] of the steps after `fresh`, with readout "every"."""
+        steps = slice(self.begin, self.end)
+        y = None
+        if batch.y is not None:
+            y = tensor_of("the target y", batch.y)[steps, self.samples]
+        mask = u.new_ones(u.shape[:2])
+        if batch.mask is not None:
+            mask = tensor_of("the loss mask", batch.mask).to(u.dtype)
+        window_mask = mask[steps, self.samples].clone()
+        window_mask[: self.fresh - self.begin] = 0
+        values = run.loss(loss, y, mask=window_mask)
+        if batch.reduce == "mean":
+            # The mean is over all steps of a sample, not over those of this window.
+            exists = (torch.arange(len(mask))[:, None] < lengths).to(mask.device)
+            count = torch.where(exists, mask, 0).sum(0)[self.samples]
+            values = values / torch.where(count == 0, 1, count)
+        return values
+
+
+class Windows:
+    """Truncated backpropagation of endless streams.
+
+    Every k1 steps, the losses of these steps are pulled back through the last k2 steps. Only k2
+    steps (x_{t-1}, u_t, y_t) are kept, however long the streams are. A window is swept with the
+    present weights, from the state that was reached at its beginning with the weights of that time.
+    """
 
     def __init__(self, net: Net, k1: int, k2: int, batch: int, x0: Tensor | None = None) -> None:
         check_net(net)
-        check_streams(batch)
+        check_stream_count(batch)
         if net.readout != "every":
             raise InputError(
-                f"a stream is answered at every step: use readout='every', not '{net.readout}'."
+                f"a stream has an output at every step: use readout='every', not '{net.readout}'."
             )
         net.refuse_if_random("truncated backpropagation")
-        self.net, self.k1, self.batch, self.given = (
-            one_layer(net, "truncated backpropagation"),
-            k1,
-            batch,
-            x0,
-        )
+        self.net = require_one_layer(net, "truncated backpropagation")
+        self.k1 = k1
+        self.batch = batch
+        self.x0 = x0
         self.past: deque[tuple[Tensor, Tensor, Tensor | None]] = deque(maxlen=k2)
-        self.kept = k2
+        self.kept = k2  # steps of the past
         self.reset()
 
     def reset(self) -> None:
-        """Start again from the initial state."""
+        """Return all streams to the initial state and forget the past."""
         with torch.no_grad():
-            self.x = self.net.initial_state(self.given, self.batch).clone()
+            self.x = self.net.initial_state(self.x0, self.batch).clone()
         self.past.clear()
-        self.t = self.fresh = 0  # steps, and those whose loss no gradient has seen
+        self.t = 0
+        self.fresh = 0  # steps whose loss no gradient has counted yet
 
-    def take(self, u: Tensor, y: Any, loss: LossLike) -> tuple[Tensor, Tensor, Gradient | None]:
-        """Take u_t and y_t: a_t, the loss of each stream, and every k1 steps the gradient of the sum of their means."""
-        u, y = checked(self, u), target_of(y, self.batch)
-        self.past.append((self.x, u, y))
+    def take(self, u: Tensor, y: object, loss: LossLike) -> tuple[Tensor, Tensor, Gradient | None]:
+        """Take u_t and y_t; return a_t, the loss of each stream and, every k1 steps, a gradient.
+
+        The gradient is that of the sum over the k1 steps of the mean loss of the streams.
+        """
+        u = check_input(self, u)
+        target = target_of(y, self.batch)
+        self.past.append((self.x, u, target))
         with torch.no_grad():
             self.x = self.net.advance(u, self.x)
-            a = answered(self.net, self.x, u)
-            losses = entry_losses(loss, a, y, self.net.output)
-        self.t, self.fresh = self.t + 1, self.fresh + 1
-        return a, losses, self.rest(loss) if self.fresh == self.k1 else None
+            a = pre_outputs(self.net, self.x, u)
+            losses = entry_losses(loss, a, target, self.net.output)
+        self.t += 1
+        self.fresh += 1
+        gradient = self.rest(loss) if self.fresh == self.k1 else None
+        return a, losses, gradient
 
     def rest(self, loss: LossLike) -> Gradient | None:
-        """The gradient of the losses that no gradient has seen, pulled back k2 steps; None if there are none."""
+        """Return the gradient of the losses not counted so far; None if there are none."""
         if not self.fresh:
             return None
-        (x, *_), k = self.past[0], len(self.past)
-        u, ys = torch.stack([u for _, u, _ in self.past]), [y for *_, y in self.past]
-        mask = u.new_zeros(k, self.batch)
-        mask[k - self.fresh :] = 1
+        steps = len(self.past)
+        x, _, first_y = self.past[0]
+        u = torch.stack([u for _, u, _ in self.past])
+        y = None
+        if first_y is not None:
+            y = torch.stack([y for _, _, y in self.past if y is not None])
+        mask = u.new_zeros(steps, self.batch)
+        mask[steps - self.fresh :] = 1
         self.fresh = 0
+        # As long as the window reaches back to the first step, a learned x0 has a gradient.
+        start = self.x0 if self.t == steps else x
         with torch.enable_grad():
-            run = self.net(u, x0=self.given if self.t == k else x)
-            y = None if ys[0] is None else torch.stack(ys)  # type: ignore[arg-type]
-            return differentiate(run.loss(loss, y, mask=mask).mean(), trained_parameters(self.net))
+            run = self.net(u, x0=start)
+            objective = run.loss(loss, y, mask=mask).mean()
+            return differentiate(objective, trained_parameters(self.net))
 
     def state(self) -> dict[str, Tensor]:
-        """What the next step depends on, beside the weights."""
-        found = {"x": self.x, "fresh": torch.tensor(self.fresh)}
-        for name, parts in zip(
-            ("past.x", "past.u", "past.y"), zip(*self.past, strict=True), strict=False
-        ):
-            found |= {} if parts[0] is None else {name: torch.stack(parts)}
-        return found
+        """Return what the next step depends on besides the weights."""
+        tensors = {"x": self.x, "fresh": torch.tensor(self.fresh)}
+        if self.past:
+            xs, us, ys = zip(*self.past, strict=True)
+            tensors["past.x"] = torch.stack(xs)
+            tensors["past.u"] = torch.stack(us)
+            if ys[0] is not None:
+                tensors["past.y"] = torch.stack(ys)
+        return tensors
 
     def complaint(self, state: dict[str, Tensor]) -> str | None:
-        """What is wrong with a state that was read from a file; None if it can be restored."""
+        """Say what is wrong with a state read from a file; None if it can be restored."""
         y = state.get("past.y")
-        k = len(state["past.x"]) if "past.x" in state and state["past.x"].dim() else 0
+        steps = 0
+        if "past.x" in state and state["past.x"].dim():
+            steps = len(state["past.x"])
         expected = {"x": self.x, "fresh": torch.tensor(0)}
         if any(name.startswith("past.") for name in state):
-            u = self.x.new_empty(k, self.batch, self.net.inputs, device="meta")
-            expected |= {"past.x": self.x.new_empty(k, *self.x.shape, device="meta"), "past.u": u}
+            expected["past.x"] = self.x.new_empty(steps, *self.x.shape, device="meta")
+            shape = (steps, self.batch, self.net.inputs)
+            expected["past.u"] = self.x.new_empty(shape, device="meta")
         if y is not None:
             expected["past.y"] = y
         if wrong := misfit(expected, state):
             return wrong
-        if y is not None and tuple(y.shape[:2]) != (k, self.batch):
-            return f"'past.y' has shape {list(y.shape)}; expected [{k}, {self.batch}, ...]"
-        most = self.kept
-        if k > most or not 0 <= int(state["fresh"]) <= k:
-            return f"it keeps {k} steps, {int(state['fresh'])} of them new; expected at most {most}, and no more new ones"
+        if y is not None and tuple(y.shape[:2]) != (steps, self.batch):
+            return f"'past.y' has shape {list(y.shape)}; expected [{steps}, {self.batch}, ...]"
+        fresh = int(state["fresh"])
+        if steps > self.kept or not 0 <= fresh <= steps:
+            return (
+                f"it keeps {steps} steps, {fresh} of them new; expected at most {self.kept} steps, "
+                "and at most as many new ones"
+            )
         return None
 
     def restore(self, state: dict[str, Tensor], t: int) -> None:
+        """Continue from a state that `complaint` accepts, after t steps."""
         self.reset()
-        self.x, self.t, self.fresh = state["x"].to(self.x), t, int(state["fresh"])
-        if "past.x" in state:
-            x, u = (state[name].to(self.x) for name in ("past.x", "past.u"))
-            y = state["past.y"].to(self.x.device) if "past.y" in state else [None] * len(x)
-            self.past.extend(zip(x, u, y, strict=True))
+        self.x = state["x"].to(self.x)
+        self.t = t
+        self.fresh = int(state["fresh"])
+        if "past.x" not in state:
+            return
+        xs = state["past.x"].to(self.x)
+        us = state["past.u"].to(self.x)
+        ys: Iterable[Tensor | None] = [None] * len(xs)
+        if "past.y" in state:
+            ys = state["past.y"].to(self.x.device)
+        self.past.extend(zip(xs, us, ys, strict=True))

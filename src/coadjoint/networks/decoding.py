@@ -1,4 +1,7 @@
-"""Decoding: what a network says when it hears itself. Greedy and beam search are one loop over sets of hypotheses."""
+"""Decoding: the tokens that a decoder writes when it reads its own output.
+
+Greedy decoding and beam search are one loop over sets of hypotheses.
+"""
 
 from __future__ import annotations
 
@@ -10,75 +13,104 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
-from .recurrence import check_positive
+from .interface import check_positive
 
-# step(previous tokens [m], states [m, n], their samples [m]) -> states, pre-outputs [m, end + 1], alignments [m, T]
-Say = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
+# (previous tokens [m], states [m, n], their samples [m])
+#     -> states [m, n], pre-outputs [m, end + 1], alignments [m, T]
+DecoderStep = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
 
 
 class Decoded(NamedTuple):
-    """What was said. tokens hold the end where it was said, then -1; a and alignment are zero after it."""
+    """Decoded tokens: up to the end, then -1. a and alignment are zero after the end."""
 
     tokens: Tensor  # [U, B]
-    log_probability: Tensor  # [B], of the tokens
-    a: Tensor  # [U, B, outputs], the pre-outputs they were chosen from
-    alignment: Tensor  # [U, B, T], where the network looked; no columns without attention
+    log_probability: Tensor  # of the tokens, [B]
+    a: Tensor  # the pre-outputs they were chosen from, [U, B, outputs]
+    alignment: Tensor  # the attention at each token, [U, B, T]; no columns without attention
+
+
+class BeamStep(NamedTuple):
+    """One step of a search: a row for each of the B * beam hypotheses."""
+
+    parents: Tensor  # the row, one step earlier, that each hypothesis continues
+    tokens: Tensor  # -1 for hypotheses that had ended before
+    a: Tensor  # pre-outputs by row of the step before; 0 for hypotheses that had ended
+    alignment: Tensor
 
 
 def decode(
-    say: Say, x: Tensor, end: int, most: Tensor, beam: int = 1, normalise: float = 0.0
+    step: DecoderStep, x: Tensor, end: int, limits: Tensor, beam: int = 1, normalise: float = 0.0
 ) -> Decoded:
-    """The best that a beam search finds from states x [B, n], for each sample.
+    """The best token sequence for each sample that a beam search finds from states x [B, n].
 
-    A hypothesis is a sequence of tokens that has ended, has `most` [B] tokens, or goes on. After every step `beam` of them
-    are kept for each sample, those of the largest sum of log p / length^normalise; of equal ones those that stood before,
-    and of those the lower token. What has ended stays as it is, and is kept as long as it is among the best.
+    A hypothesis is a sequence of tokens that has ended, has reached its limit, or goes on. After
+    every step, `beam` of them are kept for each sample: those with the largest sum of log p /
+    length^normalise, and among equals those that came first, then those with the lower token.
+    A hypothesis that has ended is kept as long as it is among the best.
+
+    end     the number of the end token, larger than all others
+    limits  the largest number of tokens for each sample, [B]
     """
     check_positive(beam=beam)
     if not (isinstance(normalise, int | float) and 0 <= normalise < math.inf):
         raise InputError(
-            f"normalise is the power of the length to divide by, at least 0; got {normalise!r}."
+            "normalise is the power of the length to divide by, a number of at least 0; "
+            f"got {normalise!r}."
         )
-    B, device = len(x), x.device
+    B = len(x)
+    device = x.device
+    token_count = end + 1
     sample = torch.arange(B, device=device)[:, None].expand(B, beam)
-    x, token = x.repeat_interleave(beam, 0), torch.full((B * beam,), end, device=device)
-    first = torch.arange(beam, device=device).expand(B, beam) == 0
-    score = torch.where(first, x.new_zeros(()), -math.inf)  # the others are not there yet
-    count, live = torch.zeros_like(sample), first
-    steps: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
+    x = x.repeat_interleave(beam, 0)
+    token = torch.full((B * beam,), end, device=device)  # a decoder begins as if after an end
+    # Each sample begins with one hypothesis; the other places of its beam are empty.
+    live = torch.arange(beam, device=device).expand(B, beam) == 0
+    score = torch.where(live, x.new_zeros(()), -math.inf)
+    length = torch.zeros_like(sample)
+    # An ended hypothesis competes as one candidate, under token 0.
+    is_token_0 = torch.arange(token_count, device=device) == 0
+    steps: list[BeamStep] = []
     while live.any():
-        on = live.flatten().nonzero()[:, 0]
-        new, a, alpha = say(token[on], x[on], sample.flatten()[on])
-        x = x.index_copy(0, on, new)
-        spread = lambda y, on=on: y.new_zeros(B * beam, y.shape[1]).index_copy(0, on, y)
-        longer = torch.log_softmax(a, -1).double()
-        same = torch.where(
-            torch.arange(end + 1, device=device) == 0, longer.new_zeros(()), -math.inf
-        )  # as one candidate
-        total = score[..., None] + same.expand(B * beam, -1).index_copy(0, on, longer).unflatten(
-            0, (B, beam)
-        )
-        reach = (count + live)[..., None].expand_as(total)
-        rank = (total / reach.clamp(min=1).double() ** normalise).flatten(1)
+        rows = live.flatten().nonzero()[:, 0]
+        new_x, a, alignment = step(token[rows], x[rows], sample.flatten()[rows])
+        x = x.index_copy(0, rows, new_x)
+        # In double: sums over many tokens are compared with each other.
+        log_p = torch.log_softmax(a, -1).double()
+        unchanged = torch.where(is_token_0, log_p.new_zeros(()), -math.inf)
+        gain = unchanged.expand(B * beam, -1).index_copy(0, rows, log_p)
+        total = score[..., None] + gain.unflatten(0, (B, beam))
+        new_length = (length + live)[..., None].expand_as(total)
+        rank = (total / new_length.clamp(min=1).double() ** normalise).flatten(1)
+        # A stable sort prefers hypotheses that came first, then lower tokens, among equals.
         best = rank.sort(dim=1, descending=True, stable=True).indices[:, :beam]
-        parent, said = best // (end + 1), best % (end + 1)
-        said = torch.where(live.gather(1, parent), said, -1)
-        score, count = total.flatten(1).gather(1, best), reach.flatten(1).gather(1, best)
-        live = (said >= 0) & (said < end) & (count < most[:, None]) & (score > -math.inf)
-        rows = (sample * beam + parent).flatten()
-        x, token = x[rows], said.flatten().clamp(min=0)
-        steps.append((rows, said.flatten(), spread(a), spread(alpha)))
-    return traced(steps, torch.arange(B, device=device) * beam, score[:, 0])
+        parent = best // token_count
+        written = torch.where(live.gather(1, parent), best % token_count, -1)
+        score = total.flatten(1).gather(1, best)
+        length = new_length.flatten(1).gather(1, best)
+        live = (written >= 0) & (written < end) & (length < limits[:, None]) & (score > -math.inf)
+        parent_rows = (sample * beam + parent).flatten()
+        x = x[parent_rows]
+        token = written.flatten().clamp(min=0)
+        a_rows = a.new_zeros(B * beam, a.shape[1]).index_copy(0, rows, a)
+        alignment_rows = alignment.new_zeros(B * beam, alignment.shape[1])
+        alignment_rows = alignment_rows.index_copy(0, rows, alignment)
+        steps.append(BeamStep(parent_rows, written.flatten(), a_rows, alignment_rows))
+    best_rows = torch.arange(B, device=device) * beam
+    return trace_back(steps, best_rows, score[:, 0])
 
 
-def traced(
-    steps: list[tuple[Tensor, Tensor, Tensor, Tensor]], row: Tensor, score: Tensor
-) -> Decoded:
-    """The way back from the rows of the last step to the first."""
-    found = []
-    for rows, said, a, alpha in reversed(steps):
-        token, row = said[row], rows[row]
-        found.append((token, a[row], alpha[row]))
-    tokens, a, alpha = (torch.stack(part[::-1]) for part in zip(*found, strict=True))
-    U = int((tokens >= 0).any(1).sum())  # others were longer on the way
-    return Decoded(tokens[:U], score, a[:U], alpha[:U])
+def trace_back(steps: list[BeamStep], row: Tensor, score: Tensor) -> Decoded:
+    """The hypotheses that end in these rows [B] of the last step, followed back to their first."""
+    tokens: list[Tensor] = []
+    a: list[Tensor] = []
+    alignment: list[Tensor] = []
+    for step in reversed(steps):
+        tokens.append(step.tokens[row])
+        row = step.parents[row]
+        a.append(step.a[row])
+        alignment.append(step.alignment[row])
+    all_tokens = torch.stack(tokens[::-1])
+    U = int((all_tokens >= 0).any(1).sum())  # other hypotheses were longer during the search
+    return Decoded(
+        all_tokens[:U], score, torch.stack(a[::-1])[:U], torch.stack(alignment[::-1])[:U]
+    )

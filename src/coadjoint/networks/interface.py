@@ -1,22 +1,25 @@
-"""What gradient methods, optimisers, diagnostics and training take: a network, and its run over a batch.
+"""What gradient methods, optimisers, diagnostics and training take: a network and its run.
 
-    net.run(batch) -> NetRun        run.loss(loss, y) -> [B]        run.costates(loss, y) -> lam_i = dL/dx_i
+    net.run(batch) -> NetRun
+    run.loss(loss, y) -> [B]
+    run.costates(loss, y) -> lam_i = dL/dx_i
 
-A new kind of network is a subclass of Net whose runs have what NetRun lists and whose costates are BaseCostates.
-Nothing that takes a Net asks what kind it is.
+A new kind of network is a subclass of Net whose runs have the members of NetRun and whose costates
+are BaseCostates. Code that takes a Net never tests for its kind.
 """
 
 from __future__ import annotations
 
+import numbers
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..cells.cell import Cell
 from ..cells.transport import PicklableModule
-from ..errors import InputError, KindError, Unsupported, brief
+from ..errors import MAX_COUNT, InputError, KindError, Unsupported, brief
 from ..objectives.batch import Batch
 from ..objectives.losses import LossLike, Output
 from ..sweeps.costates import BaseCostates
@@ -24,45 +27,59 @@ from ..sweeps.layout import Sequences, lay_out
 from ..sweeps.torch_internals import has_hooks
 
 if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
     from .layers import Recorded
     from .network import Network
     from .recurrence import Recurrence
 
 
 class NetRun(Protocol):
-    """One run of a network over a batch of B samples. A recurrent network's run has `lengths` [B], too."""
+    """One run of a network over B samples. A recurrent network's run has `lengths` [B], too."""
 
     @property
     def network(self) -> Net:
-        """The network that made it."""
+        """The network that made this run."""
 
     @property
     def a(self) -> Tensor:
-        """Pre-outputs, y_hat = phi(a): [B, outputs], or with readout "every" [T, B, outputs]."""
+        """The pre-outputs, [B, outputs], or with readout "every" [T, B, outputs]."""
 
     @property
     def states(self) -> Sequence[Tensor] | Tensor:
-        """x_0, x_1, ...: states[i] is [B, ...], by time steps or by layers."""
+        """The states x_0, x_1, ... by time steps or by layers: states[i] is [B, ...]."""
 
     def loss(
-        self, loss: LossLike, y: Any = None, *, mask: Tensor | None = None, reduce: str = "sum"
+        self,
+        loss: LossLike,
+        y: ArrayLike | None = None,
+        *,
+        mask: Tensor | None = None,
+        reduce: str = "sum",
     ) -> Tensor:
         """The loss of each sample, [B]."""
 
     def costates(
-        self, loss: LossLike, y: Any = None, *, mask: Tensor | None = None, reduce: str = "sum"
+        self,
+        loss: LossLike,
+        y: ArrayLike | None = None,
+        *,
+        mask: Tensor | None = None,
+        reduce: str = "sum",
     ) -> BaseCostates | Recorded:
-        """lam_i = dL/dx_i of each sample's own loss. Differentiable, for penalties."""
+        """lam_i = dL/dx_i of each sample's own loss, differentiable for penalties."""
 
 
 class Net(PicklableModule, ABC):
     """A network, as gradient methods, optimisers, diagnostics and training see it.
 
-    inputs, outputs  entries of what it reads and says
-    readout          "last": one answer for each sample; "every": one for each step; "sequence": one with its own length
+    inputs, outputs  the number of entries of u_t and of y_hat
+    readout          "last": one output for each sample; "every": one for each step; "sequence":
+                     one sequence for each sample, with a length of its own
     output           phi in y_hat = phi(a)
-    why_indivisible  why this network cannot be taken apart into steps, for the message of `refuse_if_indivisible`
-    dropout          the share of entries that is dropped in training
+    why_indivisible  why this network cannot run one part of a sequence after the other, for the
+                     message of `refuse_if_indivisible`
+    dropout          the share of entries that is dropped during training
     """
 
     inputs: int
@@ -74,11 +91,11 @@ class Net(PicklableModule, ABC):
 
     @abstractmethod
     def run(self, batch: Batch) -> NetRun:
-        """The run of this network over a batch. (Each kind has its own, with more than NetRun has.)"""
+        """The run over a batch. Each kind of network returns its own, with more than NetRun has."""
 
     @property
     def like(self) -> Tensor:
-        """A tensor of the network's type, on its device: what batches are moved to."""
+        """A tensor of the network's type, on its device."""
         return next(self.parameters())
 
     def move_batch(self, batch: Batch) -> Batch:
@@ -88,86 +105,118 @@ class Net(PicklableModule, ABC):
 
     @property
     def one_layer(self) -> Network | None:
-        """This network, if it is a single recurrent layer with its readout; None otherwise."""
+        """This network if it is a single recurrent layer with a readout; None otherwise."""
         return None
 
     @property
     def recurrences(self) -> Iterable[tuple[str, Recurrence]]:
-        """Its recurrent layers, each with its place in words: ", layer 0, reverse"; none if it has none."""
+        """The recurrent layers, each with its place in words: ", layer 0, reverse"."""
         return ()
 
     @property
     def readout_width(self) -> int:
-        """Entries of what the readout reads, by which a start draws its weights."""
+        """The number of entries that V reads, by which initialisers scale the readout."""
         raise Unsupported(
-            "this network has no readout V, by whose width weights are drawn. Use another initialiser."
+            "this network has no readout V, whose width this initialiser needs. "
+            "Use another initialiser."
         )
 
     def count_samples(self, batch: Batch) -> int:
-        """How many samples a batch has."""
+        """The number of samples in a batch."""
         return len(batch.sizes)
 
     def graph_key(self) -> Hashable | None:
-        """What a CUDA graph of this network's gradient depends on beside weights and batch; None if there can be none."""
+        """A key for CUDA graphs of this network's gradient; None if it cannot be captured.
+
+        It changes with everything a graph depends on other than the weights and the batch.
+        """
         return None
 
     def readout_extras(self) -> Iterable[str]:
-        """What stands between this network and a = V h + b_o, in words; nothing if that is all."""
+        """What makes the readout of this network more than a = V h + b_o, in words."""
         return ("no linear readout",)
 
     def refuse_if_indivisible(self, what: str) -> None:
-        """Refuse `what`, which takes a sequence apart, where that is not the same."""
+        """Refuse the method `what`, which runs one part of a sequence after the other."""
         raise Unsupported(
             f"{what}: {self.why_indivisible}. Use BPTT or Penalised without segments."
         )
 
     def refuse_if_random(self, what: str) -> None:
-        """Refuse `what`, which runs the network more than once, where each run drops something else."""
+        """Refuse the method `what`, which repeats runs, if dropout makes each run different."""
         if self.dropout and self.training:
             raise Unsupported(
-                f"{what}: dropout={self.dropout:g} drops something else in every run, in training. Leave it out, "
-                "call net.eval(), or use BPTT or Penalised without segments."
+                f"{what}: with dropout={self.dropout:g} every run in training mode is different. "
+                "Leave dropout out, call net.eval(), or use BPTT or Penalised without segments."
             )
 
     def refuse_if_not_linear(self, what: str) -> None:
-        """Refuse `what`, which knows V and b_o alone."""
+        """Refuse the method `what`, which knows only V and b_o, if the readout has more."""
 
 
 class SequenceNet(Net):
     """A network that reads sequences: net(u, lengths, x0)."""
 
-    cell: Cell | None = None  # if there is one
+    cell: Cell | None = None
 
     @abstractmethod
-    def run(self, batch: Batch, called: bool = False) -> Any:
-        """The run over a batch. called: by `forward`, so that torch's hooks, if there are any, have fired."""
+    def run(self, batch: Batch, called: bool = False) -> NetRun:
+        """The run over a batch. called: by `forward`, so that torch's hooks have fired already."""
 
-    def forward(self, u: Sequences, lengths: Any = None, x0: Tensor | None = None) -> Any:
-        """Run over u: [T, B, inputs], a list of [T_i, inputs], or a PackedSequence; x0 [B, n] or [n], of all layers."""
+    def forward(
+        self, u: Sequences, lengths: ArrayLike | None = None, x0: Tensor | None = None
+    ) -> NetRun:
+        """Run over sequences.
+
+        u        [T, B, inputs], a list of [T_i, inputs], or a PackedSequence
+        lengths  [B], the steps of each sample in a padded u
+        x0       the first states of all layers, [B, n] or [n]
+        """
         return self.run(Batch(u, lengths=lengths, x0=x0), called=True)
 
     def count_samples(self, batch: Batch) -> int:
+        """The number of samples in a batch of sequences."""
         return lay_out(batch.u, batch.lengths, self.inputs, self.like)[0].rows.B
 
     def _must_be_called(self, batch: Batch) -> bool:
-        """Must `run` go through torch's __call__: for hooks, a compiled module, or a forward that is not ours?"""
+        """Whether `run` must go through torch's __call__.
+
+        It must if there are hooks, or if torch.compile or the user has replaced `forward`.
+        """
         if batch.axis != 1:
             raise InputError(
-                f"this network reads sequences [T, B, inputs], and the samples of the batch lie along axis {batch.axis}; "
-                "expected axis=1."
+                "this network reads sequences [T, B, inputs], so samples must lie along axis 1; "
+                f"got a batch with axis={batch.axis}."
             )
         return has_hooks(self) or getattr(self.forward, "__func__", None) is not SequenceNet.forward
 
 
-def run_function(net: Any) -> Callable[[Batch], NetRun]:
-    """net.run; of a module around a network (DistributedDataParallel, say), which is no Net, a call of that module."""
+def run_function(net: Net | nn.Module) -> Callable[[Batch], NetRun]:
+    """The function batch -> run of a network.
+
+    A wrapper such as DistributedDataParallel is not a Net; it is called like the network inside.
+    """
     if isinstance(net, Net):
         return net.run
-    return lambda batch: net(batch.u, batch.lengths, batch.x0)
+
+    def call_wrapper(batch: Batch) -> NetRun:
+        run: NetRun = net(batch.u, batch.lengths, batch.x0)
+        return run
+
+    return call_wrapper
 
 
-def check_net(net: Any) -> None:
-    """A network, or a module around one."""
+def check_positive(**sizes: object) -> None:
+    """Refuse sizes, given by name, that are not positive integers."""
+    for name, value in sizes.items():
+        if not isinstance(value, numbers.Integral) or isinstance(value, bool) or int(value) < 1:
+            raise InputError(f"{name} must be a positive integer; got {brief(value)}.")
+        if int(value) > MAX_COUNT:
+            raise InputError(f"{name} must be at most {MAX_COUNT:,}; got {brief(value)}.")
+
+
+def check_net(net: object) -> None:
+    """Refuse anything but a network or a module around one."""
     if not hasattr(net, "readout") and not hasattr(getattr(net, "module", None), "readout"):
         raise KindError(
             f"the network must be a co.Network, co.Stack or co.EncoderDecoder; got {brief(net)}."

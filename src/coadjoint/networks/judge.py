@@ -1,6 +1,6 @@
-"""Judge: from outputs to the loss of each sample.
+"""Judge: from pre-outputs to the loss of each sample.
 
-y_hat = phi(a),  L_j = sum over what counts of weight * loss(y_hat, y)
+y_hat = phi(a),  L_j = sum over the rows of sample j that count of weight * loss(y_hat, y)
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import contextlib
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -22,16 +22,22 @@ from ..sweeps.layout import HasLayout, Layout, check_dense, tensor_of
 from ..sweeps.rows import Rows
 from .interface import Net
 
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
 
 @dataclass(frozen=True, eq=False)
 class Judge:
-    """A loss and what it compares with, in rows: those of the samples (readout "last") or of their steps ("every")."""
+    """A loss with its targets and weights in rows.
+
+    There is a row for each sample (readout "last") or for each step ("every").
+    """
 
     network: Net
     layout: Layout
     loss: LossLike
     y: Tensor | None
-    weight: Tensor | None  # of each row; those of weight zero are left out
+    weight: Tensor | None  # of each row; rows of weight zero do not count
     reduce: str
 
     @staticmethod
@@ -39,173 +45,226 @@ class Judge:
         net: Net,
         layout: Layout,
         loss: LossLike,
-        y: Any,
-        mask: Tensor | None,
+        y: ArrayLike | None,
+        mask: ArrayLike | None,
         reduce: str,
         like: Tensor,
     ) -> Judge:
-        """Arguments as in `Trajectory.loss`, checked; like: an array of the network's type."""
-        every, B, T = net.readout == "every", layout.rows.B, layout.rows.T
+        """Check targets and mask and bring them into rows; arguments as in `RunOutputs.loss`.
+
+        like  a tensor of the network's type, on its device
+        """
         choose("reduce", reduce, ("sum", "mean"))
-        lead = (T, B) if every else (B,)
-        if y is not None:
-            y = tensor_of("the target y", y, like)
-            if tuple(y.shape[: len(lead)]) != lead:
-                raise InputError(
-                    f"the target y has shape {list(y.shape)}; with readout='{net.readout}' it must begin with {list(lead)}"
-                    + (" ([T, B, ...], time-major)." if every else " (one for each sample).")
-                )
-            y = layout.flat(y) if every else layout.sort(y)
-        weight = None
-        if mask is not None:
-            mask = tensor_of("the loss mask", mask, like)
-            if tuple(mask.shape) != lead:
-                raise InputError(
-                    f"the loss mask has shape {list(mask.shape)}; expected {list(lead)}."
-                )
-            weight = (layout.flat(mask) if every else layout.sort(mask)).to(like.dtype)
-            if not torch.isfinite(weight).all():
-                raise InputError("the loss mask holds NaN or inf; expected finite weights.")
-        if y is not None and y.is_floating_point():
-            counts = y if weight is None else y[weight != 0]
-            wrong = "the target y holds NaN or inf on entries that count; clean it, or leave those entries out with mask=."
-            require(torch.isfinite(counts).all(), lambda: InputError(wrong))
-        return Judge(net, layout, loss, y, weight, reduce)
+        y_rows = None if y is None else _target_rows(net, layout, y, like)
+        weight = None if mask is None else _weight_rows(net, layout, mask, like)
+        if y_rows is not None and y_rows.is_floating_point():
+            counted = y_rows if weight is None else y_rows[weight != 0]
+            message = (
+                "the target y holds NaN or inf in entries that count. Clean it, or exclude those "
+                "entries with mask=."
+            )
+            require(torch.isfinite(counted).all(), lambda: InputError(message))
+        return Judge(net, layout, loss, y_rows, weight, reduce)
 
     @property
     def every(self) -> bool:
+        """Whether there is an output, and a row, for each step."""
         return self.network.readout == "every"
 
     def restrict_to(self, rows: Rows) -> Judge:
-        """The same for some of the time steps (readout "every")."""
+        """The same loss on a part of the time steps (readout "every")."""
         begin = self.layout.rows.starts[rows.begin]
-        cut = lambda y: None if y is None else y[begin : begin + rows.N]
-        return replace(self, layout=Layout(rows, None), y=cut(self.y), weight=cut(self.weight))
+        here = slice(begin, begin + rows.N)
+        return replace(
+            self,
+            layout=Layout(rows, None),
+            y=None if self.y is None else self.y[here],
+            weight=None if self.weight is None else self.weight[here],
+        )
 
     @functools.cached_property
     def counted_rows(self) -> Tensor | None:
-        """The rows that count; None if all do."""
+        """The indices of the rows that count; None if all do."""
         return None if self.weight is None else self.weight.nonzero()[:, 0]
 
     def select_counted(self, y: Tensor) -> Tensor:
-        """y in the rows that count."""
+        """The entries of y in rows that count."""
         return y if self.counted_rows is None else y[self.counted_rows]
 
     def samples_of_rows(self, device: torch.device) -> Tensor:
-        """The sample of each row that counts, in the rows' order."""
+        """The sample of each row that counts, as a position in the order of the rows."""
         rows = self.layout.rows
-        return self.select_counted(
-            rows.sample.to(device) if self.every else torch.arange(rows.B, device=device)
-        )
+        if self.every:
+            return self.select_counted(rows.sample.to(device))
+        return self.select_counted(torch.arange(rows.B, device=device))
 
-    def row_losses(self, pre: Tensor) -> Tensor:
-        """The weighted loss of each row that counts, from a = pre."""
-        rows, pre = self.layout.rows, self.select_counted(pre)
+    def row_losses(self, a_rows: Tensor) -> Tensor:
+        """The weighted loss of each row that counts."""
+        a_rows = self.select_counted(a_rows)
         y = None if self.y is None else self.select_counted(self.y)
-        if not len(pre):
-            return pre.sum(-1)
-        if not self.every or len(rows.chunks) == 1 or (rows.uniform and self.weight is None):
-            value = losses.entry_losses(self.loss, pre, y, self.network.output)
-        else:  # rows that are not a multiple of rows.LANES: torch's vectors end elsewhere unless each chunk is apart
-            ends = torch.tensor([c.stop for c in rows.chunks])
-            if self.counted_rows is not None:
-                ends = torch.searchsorted(self.counted_rows.cpu(), ends)
-            sizes = ends.diff(prepend=ends.new_zeros(1)).tolist()
-            ys = [None] * len(sizes) if y is None else y.split(sizes)
-            found = zip(pre.split(sizes), ys, sizes, strict=True)
-            value = torch.cat(
-                [
-                    losses.entry_losses(self.loss, a, b, self.network.output)
-                    for a, b, n in found
-                    if n
-                ]
-            )
+        if not len(a_rows):
+            return a_rows.sum(-1)
+        rows = self.layout.rows
+        is_one_block = len(rows.chunks) == 1 or (rows.uniform and self.weight is None)
+        if not self.every or is_one_block:
+            value = losses.entry_losses(self.loss, a_rows, y, self.network.output)
+        else:
+            value = self._losses_by_chunk(a_rows, y)
         return value if self.weight is None else value * self.select_counted(self.weight)
 
-    def sample_losses(self, pre: Tensor) -> Tensor:
+    def _losses_by_chunk(self, a_rows: Tensor, y: Tensor | None) -> Tensor:
+        """The loss of each row, one chunk of steps after the other.
+
+        torch rounds the last entries of an array differently from those before (it vectorises
+        by rows.LANES). With the chunks separated, a sequence evaluated in segments has the bits
+        of one evaluated at once.
+        """
+        ends = torch.tensor([chunk.stop for chunk in self.layout.rows.chunks])
+        if self.counted_rows is not None:
+            ends = torch.searchsorted(self.counted_rows.cpu(), ends)
+        sizes = ends.diff(prepend=ends.new_zeros(1)).tolist()
+        targets = [None] * len(sizes) if y is None else y.split(sizes)
+        parts: list[Tensor] = []
+        for a_part, y_part in zip(a_rows.split(sizes), targets, strict=True):
+            if len(a_part):
+                parts.append(losses.entry_losses(self.loss, a_part, y_part, self.network.output))
+        return torch.cat(parts)
+
+    def sample_losses(self, a_rows: Tensor) -> Tensor:
         """The loss of each sample, [B], in the user's order."""
-        total = self.row_losses(pre)
+        total = self.row_losses(a_rows)
         if self.every or self.weight is not None:
             total = self.apply_reduction(self.sum_by_sample(total))
         return self.layout.unsort(total)
 
     def sum_by_sample(self, values: Tensor, onto: Tensor | None = None) -> Tensor:
-        """The values of each sample added up, onto those of earlier steps."""
-        onto = values.new_zeros(self.layout.rows.B) if onto is None else onto
+        """The sum of each sample's values, [B], added to `onto`, the sums of earlier steps."""
+        if onto is None:
+            onto = values.new_zeros(self.layout.rows.B)
         return onto.index_add(0, self.samples_of_rows(values.device), values)
 
     def apply_reduction(self, total: Tensor) -> Tensor:
-        """Divided by the weight of what counts, with reduce="mean"."""
+        """The totals [B] as they are (reduce="sum"), or divided by the sum of weights ("mean")."""
         if self.reduce == "sum":
             return total
-        rows = self.layout.rows
-        if self.weight is None:
-            count = rows.lengths.to(total) if self.every else torch.ones_like(total)
-        else:
+        if self.weight is not None:
             count = self.sum_by_sample(self.select_counted(self.weight))
+        elif self.every:
+            count = self.layout.rows.lengths.to(total)
+        else:
+            count = torch.ones_like(total)
         return total / torch.where(count == 0, 1, count)
 
 
+def _leading_axes(net: Net, layout: Layout) -> tuple[int, ...]:
+    """[T, B] or [B]: the axes that targets and masks begin with."""
+    rows = layout.rows
+    return (rows.T, rows.B) if net.readout == "every" else (rows.B,)
+
+
+def _into_rows(net: Net, layout: Layout, y: Tensor) -> Tensor:
+    return layout.flat(y) if net.readout == "every" else layout.sort(y)
+
+
+def _target_rows(net: Net, layout: Layout, y: ArrayLike, like: Tensor) -> Tensor:
+    """The targets in rows; refused unless they begin with [T, B] or [B]."""
+    lead = _leading_axes(net, layout)
+    y = tensor_of("the target y", y, like)
+    if tuple(y.shape[: len(lead)]) != lead:
+        meaning = "[T, B, ...], time-major" if net.readout == "every" else "one for each sample"
+        raise InputError(
+            f"the target y has shape {list(y.shape)}; with readout='{net.readout}' it must begin "
+            f"with {list(lead)} ({meaning})."
+        )
+    return _into_rows(net, layout, y)
+
+
+def _weight_rows(net: Net, layout: Layout, mask: ArrayLike, like: Tensor) -> Tensor:
+    """The mask as weights of the rows; refused unless it is [T, B] or [B], and finite."""
+    lead = _leading_axes(net, layout)
+    mask = tensor_of("the loss mask", mask, like)
+    if tuple(mask.shape) != lead:
+        raise InputError(f"the loss mask has shape {list(mask.shape)}; expected {list(lead)}.")
+    weight = _into_rows(net, layout, mask).to(like.dtype)
+    if not torch.isfinite(weight).all():
+        raise InputError("the loss mask holds NaN or inf; expected finite weights.")
+    return weight
+
+
 class RunOutputs(HasLayout):
-    """What a run of a network says of its outputs: u, a, y_hat, loss."""
+    """The outputs of a run and their loss, in the user's order: u, a, y_hat, loss."""
 
     layout: Layout
-    network: Any
-    u_rows: Tensor  # step rows
-    a_rows: Tensor  # a, in rows: [B, outputs] in the rows' order or [N, outputs]
+    network: Net
+    u_rows: Tensor  # [N, inputs]
+    a_rows: Tensor  # [B, outputs] in the order of the rows, or [N, outputs]
 
     @functools.cached_property
     def u(self) -> Tensor:
+        """The inputs [T, B, inputs] after dropout; padding is zero."""
         return self.layout.padded(self.u_rows)
 
     @functools.cached_property
     def a(self) -> Tensor:
-        return self._outward(self.a_rows)
+        """The pre-outputs, [B, outputs] or [T, B, outputs]."""
+        return self._from_rows(self.a_rows)
 
     @functools.cached_property
     def y_hat(self) -> Tensor:
-        return self._outward(losses.output_function(self.network.output)(self.a_rows))
+        """The outputs phi(a), shaped like a."""
+        return self._from_rows(losses.output_function(self.network.output)(self.a_rows))
 
-    def _outward(self, y: Tensor) -> Tensor:
+    def _from_rows(self, y: Tensor) -> Tensor:
+        """Output rows as [B, ...] in the user's order, or padded to [T, B, ...]."""
         return self.layout.unsort(y) if self.network.readout == "last" else self.layout.padded(y)
 
     def loss(
         self,
         loss: LossLike | Tensor,
-        y: Any = None,
+        y: ArrayLike | None = None,
         *,
         mask: Tensor | None = None,
         reduce: str = "sum",
     ) -> Tensor:
         """The loss of each sample, [B].
 
-        loss    a name, a Loss, a function of (y_hat, y) on the entries that count, or [B] values made from this trajectory
-        y       [B, ...] (readout "last") or [T, B, ...] (readout "every"); padding is not read
-        mask    [T, B] (or [B]) weights of the entries; zero leaves one out, whatever y holds there
-        reduce  "sum" or "mean" over a sample's own steps that count
+        loss    a name, a Loss, a function of (y_hat, y) on the entries that count, or values [B]
+                computed from this run
+        y       [B, ...] (readout "last") or [T, B, ...] ("every"); padding is not read
+        mask    weights of the entries, [T, B] or [B]; an entry of weight zero does not count,
+                whatever y holds there
+        reduce  "sum" or "mean" over a sample's steps that count
         """
-        return self._loss(loss, y, mask, reduce, self.a_rows)
+        return self.loss_from_rows(loss, y, mask, reduce, self.a_rows)
 
-    def _loss(
-        self, loss: LossLike | Tensor, y: Any, mask: Tensor | None, reduce: str, pre: Tensor
+    def loss_from_rows(
+        self,
+        loss: LossLike | Tensor,
+        y: ArrayLike | None,
+        mask: Tensor | None,
+        reduce: str,
+        a_rows: Tensor,
     ) -> Tensor:
+        """The loss of each sample for other pre-outputs; a loss given as values is checked."""
+        if not isinstance(loss, Tensor):
+            judge = Judge.of(self.network, self.layout, loss, y, mask, reduce, a_rows)
+            return judge.sample_losses(a_rows)
         B = self.layout.rows.B
-        if isinstance(loss, Tensor):
-            if check_dense("the loss", loss).shape != (B,):
-                what = "a scalar" if loss.dim() == 0 else f"shape {list(loss.shape)}"
-                raise InputError(
-                    f"the loss is {what}; expected one value for each sample, shape [{B}]. coadjoint averages over samples itself."
-                )
-            return loss
-        return Judge.of(self.network, self.layout, loss, y, mask, reduce, pre).sample_losses(pre)
+        if check_dense("the loss", loss).shape != (B,):
+            got = "a scalar" if loss.dim() == 0 else f"shape {list(loss.shape)}"
+            raise InputError(
+                f"the loss is {got}; expected one value for each sample, shape [{B}]. coadjoint "
+                "averages over samples itself."
+            )
+        return loss
 
 
 @contextlib.contextmanager
 def evaluation_mode(net: Net) -> Iterator[None]:
-    """Without dropout and noise."""
-    training = net.training
+    """Switch the network to eval() inside a `with` block: no dropout, no noise."""
+    was_training = net.training
     net.eval()
     try:
         yield
     finally:
-        net.train(training)
+        net.train(was_training)

@@ -1,7 +1,12 @@
 """Costates through several layers.
 
-A stack, or a module of co.nn, is a stack of sweeps. Its top ones receive the loss's gradient by its outputs; each receives
-from those above it what they would send down, in units of their costates, so that nothing vanishes on the way.
+A stack, or a module of co.nn, is a sequence of sweeps. The loss's gradient enters at the output of
+the top layer and at the last states; each layer then sends a gradient down to the layer below it.
+It travels in units of powers of two (networks/scaled_sources.py), so that it cannot vanish.
+
+Layer, DirectionRun   what a layer of a stack leaves behind for its costates
+LayerRun              the states of one layer in one direction, named by their place
+Recorded              the costates of all layers, joined and selected
 """
 
 from __future__ import annotations
@@ -10,7 +15,7 @@ import functools
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import NamedTuple, overload
 
 import torch
 from torch import Tensor
@@ -20,99 +25,130 @@ from ..errors import InputError, Unsupported
 from ..objectives.penalties import PARTS
 from ..sweeps.costates import Costates, RecurrenceRun
 from ..sweeps.layout import Layout
-from ..sweeps.rows import NO_EXPONENT, SAFE_EXPONENT, Rows, exponent, scale
+from ..sweeps.rows import NO_EXPONENT, Rows, exponent, scale
 from ..sweeps.run import CostateRows, RunView, SweepRun
 from ..sweeps.torch_internals import innermost_transform
+from .scaled_sources import ScaledSource, costate_from_sources, steps_to_states
 
 DIRECTIONS = ("forward", "reverse")
-ScaledSource = tuple[Tensor, Tensor | None]  # s and its unit: s 2^unit, for each state row
+Place = tuple[str, int, int, str]  # module, call, layer and direction of a LayerRun
 
 
 @dataclass(frozen=True, eq=False)
 class LayerRun(RecurrenceRun):
-    """One layer of a recorded module in one direction. Time runs the way the layer reads: that of direction "reverse"
-    begins at the end of the sequence."""
+    """The states of one layer in one direction.
 
-    module: str  # its name in the module that was recorded; "" for that module itself
-    call: int  # of that module, from 0
+    Time runs in the direction of reading: a layer with direction "reverse" begins at the end of
+    the sequence.
+    """
+
+    module: str  # its name inside the recorded module; "" for that module itself
+    call: int  # the number of the module's call, from 0
     layer: int
     direction: str  # "forward" or "reverse"
 
 
 @dataclass(frozen=True, eq=False)
 class DirectionRun:
-    """What a layer leaves behind in one direction."""
+    """The sweep of a layer in one direction."""
 
     run: SweepRun
-    drive: Sequence[Tensor]  # what the inputs said to its steps
+    drive: Sequence[Tensor]  # what the inputs added to its steps
     hidden: int
-    turned: bool
-    project: Tensor | None = None
-    mask: Tensor | None = None  # [B, d], of recurrent dropout
+    reverse: bool
+    project: Tensor | None = None  # of an LSTM with projections
+    mask: Tensor | None = None  # of recurrent dropout, [B, d]
 
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """A layer of a stack."""
+    """The sweeps of a layer and its output."""
 
-    directions: list[DirectionRun]  # in each direction
-    y: Tensor  # what it hands on, step rows: of the pieces' states, and of the level below where it is residual
+    directions: list[DirectionRun]
+    y: Tensor  # the output in step rows: visible states, plus the output below if residual
     residual: bool = False
 
 
 @dataclass(frozen=True, eq=False)
 class DroppedOutRun(RunView):
-    """A run under recurrent dropout. Its last slot r = m h is h by another name: the state is what stands before it."""
+    """A run under recurrent dropout, seen without its last slot.
+
+    The last slot r = m h holds the masked copy of h that the next step reads. It is h by another
+    name, so it is not counted as a part of the state.
+    """
 
     run: SweepRun
     mask: Tensor  # m, [B + N, d]
 
     @property
     def x(self) -> Tensor:
+        """The states without r."""
         return self.run.x[:, : -self.mask.shape[1]]
 
     @property
     def last(self) -> Tensor:
+        """Each sample's last state without r."""
         return self.run.last[:, : -self.mask.shape[1]]
 
-    def seen(self, lam: Tensor) -> Tensor:
-        """lam^h + m lam^r, and the other slots; of state rows or step rows"""
-        d, m = self.mask.shape[1], self.mask[-len(lam) :]
+    def fold_mask(self, lam: Tensor) -> Tensor:
+        """Costates by h with the path through r: lam^h + m lam^r, then the other slots.
+
+        lam is given by state rows or step rows, and returned without the slot r.
+        """
+        d = self.mask.shape[1]
+        m = self.mask[-len(lam) :]
         return torch.cat([lam[:, :d] + m * lam[:, -d:], lam[:, d:-d]], 1)
 
     def pull(self, lam: Tensor) -> Tensor:
-        """J_t' lam_t, as Swept has it."""
-        return self.seen(self.run.pull(pad(lam, (0, self.mask.shape[1]))))
+        """J_t' lam_t of the state without r; see SweepRun."""
+        return self.fold_mask(self.run.pull(pad(lam, (0, self.mask.shape[1]))))
 
 
 def refuse_transforms() -> None:
+    """Refuse torch.func's transforms, which cannot see gradients taken by torch.autograd."""
     if innermost_transform() is not None:
         raise Unsupported(
-            "costates of a recording are made by torch.autograd, which torch.func's transforms do not see. Use backward() "
-            "or torch.autograd.grad, or co.Network."
+            "costates of several layers are computed by torch.autograd, which torch.func's "
+            "transforms cannot see. Use backward() or torch.autograd.grad, or co.Network."
         )
 
 
 def require_gradient(u: Tensor) -> Tensor:
-    """The inputs of a layer that is recorded: costates exist where nothing is trained, too."""
+    """The input u of a recorded layer with a gradient, even if no weight is trained."""
     refuse_transforms()
-    return u if u.requires_grad or not torch.is_grad_enabled() else u.detach().requires_grad_()
+    if u.requires_grad or not torch.is_grad_enabled():
+        return u
+    return u.detach().requires_grad_()
 
 
 class Recorded(Sequence[Costates]):
-    """The costates of every layer and direction of the calls that the loss depends on, from the first call's first layer on.
+    """The costates of several layers: one Costates for each call, layer and direction.
 
-    `lam.trajectory` of each names its module, call, layer and direction; `select` picks by these."""
+    They come in the order of the calls, in each from the first layer up. `lam.trajectory` of each
+    has its module, call, layer and direction, by which `select` chooses.
+
+    Example:
+        >>> import torch, coadjoint as co
+        >>> net = co.Stack(["elman", "gru"], inputs=1, hidden=4, outputs=1)
+        >>> lam = net(torch.zeros(5, 2, 1)).costates("squared", torch.zeros(2, 1))
+        >>> lam
+        <costates of layer 0, forward; layer 1, forward>
+        >>> lam.select(layer=1)[0].lam.shape, lam.joined().lam.shape
+        (torch.Size([6, 2, 4]), torch.Size([6, 2, 8]))
+    """
 
     def __init__(self, items: Sequence[Costates], loss: Tensor) -> None:
-        self.items, self.loss = tuple(items), loss
+        self.items = tuple(items)
+        self.loss = loss
 
     @overload
     def __getitem__(self, i: int) -> Costates: ...
     @overload
     def __getitem__(self, i: slice) -> Recorded: ...
     def __getitem__(self, i: int | slice) -> Costates | Recorded:
-        return Recorded(self.items[i], self.loss) if isinstance(i, slice) else self.items[i]
+        if isinstance(i, slice):
+            return Recorded(self.items[i], self.loss)
+        return self.items[i]
 
     def __len__(self) -> int:
         return len(self.items)
@@ -124,61 +160,64 @@ class Recorded(Sequence[Costates]):
         """The same costates without their graph."""
         return Recorded([lam.detach() for lam in self.items], self.loss.detach())
 
-    def select(self, **where: Any) -> Recorded:
-        """Those of module=, call=, layer=, direction= ("forward" or "reverse")."""
+    def select(self, **where: object) -> Recorded:
+        """The costates of module=, call=, layer=, direction= ("forward" or "reverse").
+
+        A selection that matches nothing is refused.
+        """
         for name in where:
             if name not in PARTS:
                 raise InputError(
                     f"costates are selected by module, call, layer or direction; got {name!r}."
                 )
-        found = [
-            lam for lam in self if all(getattr(lam.trajectory, n) == v for n, v in where.items())
-        ]
+        found: list[Costates] = []
+        for lam in self:
+            run = lam.trajectory
+            if all(getattr(run, name) == value for name, value in where.items()):
+                found.append(lam)
         if not found:
-            raise InputError(
-                f"no costates of {where}; there are those of "
-                + "; ".join(map(describe_place, self))
-                + "."
-            )
+            places = "; ".join(map(describe_place, self))
+            raise InputError(f"no costates match {where}; recorded are those of {places}.")
         return Recorded(found, self.loss)
 
     @property
     def layers(self) -> Sequence[Costates]:
-        """Those of each layer and direction."""
+        """The costates of each layer and direction."""
         return self.items
 
     def forwards(self) -> Costates:
-        """The layers of the first module that read forwards, as one; of an encoder and a decoder, the encoder's."""
-        first: Any = self.items[0].trajectory
+        """The forward layers of the first module as one; of an encoder-decoder, the encoder's."""
+        first = layer_run(self.items[0])
         return self.select(module=first.module, call=first.call, direction="forward").joined()
 
     def joined(self) -> Costates:
-        """The costates of all states as one: lam_t of the stack, its layers' side by side in one unit for each step.
+        """The costates of all layers as one: lam_t of a state that holds the layers' side by side.
 
-        Of layers that read in one direction: states of two directions at one step have different pasts."""
+        All must be of one call and one direction: at one step, the states of two directions depend
+        on different parts of the sequence.
+        """
         if not self.items:
             raise InputError("there are no costates to join.")
-        first: Any = self.items[0].trajectory
+        first = layer_run(self.items[0])
         for lam in self.items:
-            at: Any = lam.trajectory
-            if (at.direction, at.call, at.module) != (first.direction, first.call, first.module):
+            run = layer_run(lam)
+            if (run.direction, run.call, run.module) != (first.direction, first.call, first.module):
                 raise Unsupported(
-                    "costates are joined where their steps are the same: of one call, in one direction. Use "
+                    "only costates of one call and one direction can be joined. Use "
                     "select(direction='forward'), and module= and call= if there are several."
                 )
-        e = [exponent(lam.rows.detach()) for lam in self.items]
-        units = [
-            torch.where(k == NO_EXPONENT, NO_EXPONENT, lam.powers)
-            for k, lam in zip(e, self.items, strict=True)
-        ]
-        top = functools.reduce(torch.maximum, units)
-        top = torch.where(top == NO_EXPONENT, 0, top).to(self.items[0].powers.dtype)
-        rows = torch.cat([scale(lam.rows, (lam.powers - top)[:, None]) for lam in self.items], 1)
-        run = JoinedRun([lam.trajectory.run for lam in self.items])
-        shown = [lam.trajectory.visible_states for lam in self.items]
-        return Costates(
-            JoinedLayers(first.layout, run, first.hidden, shown), rows, top, self.items[0].loss
-        )
+        # One unit for each state: the largest of the layers' units, zero costates left out.
+        units: list[Tensor] = []
+        for lam in self.items:
+            is_zero = exponent(lam.rows.detach()) == NO_EXPONENT
+            units.append(torch.where(is_zero, NO_EXPONENT, lam.powers))
+        unit = functools.reduce(torch.maximum, units)
+        unit = torch.where(unit == NO_EXPONENT, 0, unit).to(self.items[0].powers.dtype)
+        rows = torch.cat([scale(lam.rows, (lam.powers - unit)[:, None]) for lam in self.items], 1)
+        run_of_all = JoinedRun([lam.trajectory.run for lam in self.items])
+        visible = [lam.trajectory.visible_states for lam in self.items]
+        trajectory = JoinedLayers(first.layout, run_of_all, first.hidden, visible)
+        return Costates(trajectory, rows, unit, self.items[0].loss)
 
     def whole(self) -> Costates:
         """The old name of `joined`, until 1.0."""
@@ -192,184 +231,175 @@ class Recorded(Sequence[Costates]):
 
 @dataclass(frozen=True, eq=False)
 class JoinedLayers(RecurrenceRun):
-    """Several layers as one."""
+    """The states of several layers as one state."""
 
-    parts: Sequence[Tensor]  # what each shows
+    parts: Sequence[Tensor]  # the visible states of each layer
 
     @property
     def visible_states(self) -> Tensor:
+        """The visible states of all layers side by side, [T + 1, B, .]."""
         return torch.cat(list(self.parts), 2)
 
 
 @dataclass(frozen=True, eq=False)
 class JoinedRun(RunView):
-    """The runs of several layers as one: their states side by side."""
+    """The runs of several layers as one, with their states side by side."""
 
     runs: Sequence[SweepRun]
 
     @property
     def x(self) -> Tensor:
+        """The states of all layers, [B + N, n]."""
         return torch.cat([run.x for run in self.runs], 1)
 
     @property
     def last(self) -> Tensor:
+        """Each sample's last states of all layers, [B, n]."""
         return torch.cat([run.last for run in self.runs], 1)
 
     def pull(self, lam: Tensor) -> Tensor:
+        """Refused: the Jacobian of one step has entries between layers, which no sweep knows."""
         raise Unsupported(
-            "this penalty takes the Jacobian of one layer's step: use it for each layer, not on the whole."
+            "this penalty needs the Jacobian of one layer's step. Use it on each layer, not on "
+            "the layers joined (on='whole')."
         )
 
 
+def layer_run(lam: Costates) -> LayerRun:
+    """The run of costates that belong to one layer."""
+    run = lam.trajectory
+    assert isinstance(run, LayerRun)
+    return run
+
+
 def describe_place(lam: Costates) -> str:
-    at: Any = lam.trajectory
-    call = f"{at.module or 'the module'}, call {at.call}, " if at.module or at.call else ""
-    return f"{call}layer {at.layer}, {at.direction}"
+    """The place of costates in words: "encoder, call 0, layer 1, forward"."""
+    run = layer_run(lam)
+    place = f"layer {run.layer}, {run.direction}"
+    if run.module or run.call:
+        return f"{run.module or 'the module'}, call {run.call}, {place}"
+    return place
 
 
 def pull_back(
-    ys: Sequence[Tensor], xs: Sequence[Tensor], gs: Sequence[Tensor], again: bool
+    ys: Sequence[Tensor], xs: Sequence[Tensor], gs: Sequence[Tensor], create_graph: bool
 ) -> Sequence[Tensor | None]:
-    return torch.autograd.grad(ys, xs, gs, create_graph=again, retain_graph=True, allow_unused=True)
+    """sum_i gs_i' dys_i/dxs_j for each j, keeping the graph; None where nothing depends on x_j."""
+    return torch.autograd.grad(
+        ys, xs, gs, create_graph=create_graph, retain_graph=True, allow_unused=True
+    )
+
+
+class FoundCostate(NamedTuple):
+    """The costate of one direction of a layer."""
+
+    direction: DirectionRun
+    run: SweepRun  # that of the direction, with the checks that costates need
+    costate: CostateRows
 
 
 def costates_through_layers(
     layout: Layout,
-    levels: Sequence[Layer],
+    layers: Sequence[Layer],
     g: Tensor | None,
     g_last: Sequence[Sequence[Tensor | None]],
     loss: Tensor,
-    again: bool,
-    where: Callable[[int, str], tuple[Any, ...]],
+    create_graph: bool,
+    place_of: Callable[[int, str], Place],
 ) -> list[Costates]:
-    """The costates of a stack from the loss's gradient by what its top hands on, g, and by the last states of each piece:
-    of the top layer, then by what it sends down. where(layer, direction): the names of what is found."""
-    rows = layout.rows
-    items: list[Costates] = []
-    arriving: list[ScaledSource] = [] if g is None else [(g, None)]  # at y, in units of the steps
-    for layer in reversed(range(len(levels))):
-        level, found = levels[layer], []
-        sources: list[list[ScaledSource]] = [[] for _ in level.directions]
-        for s, k in arriving:
-            for piece, own, by_x in zip(
-                level.directions,
-                sources,
-                pull_back([level.y], [p.run.x for p in level.directions], [s], again),
-                strict=True,
-            ):
-                if by_x is not None:
-                    turn = rows.reverse_time if piece.turned else lambda k: k
-                    own.append((by_x, None if k is None else steps_to_states(rows, turn(k))))
-        with torch.set_grad_enabled(again):
-            for piece, own, s_last in zip(level.directions, sources, g_last[layer], strict=True):
-                run = piece.run.with_checks()  # whatever the module lets through
-                costate = costate_from_sources(rows, run, own, s_last)
-                if costate is not None:
-                    found.append((piece, run, costate))
-            named = [
-                name_costates(layout, where(layer, DIRECTIONS[each[0].turned]), *each, loss)
-                for each in found
-            ]
-            items = named + items
-        if layer == 0:
-            break
-        below = levels[layer - 1].y
-        sent = arriving if level.residual else []
-        for piece, _, costate in found:
-            with torch.set_grad_enabled(again):
-                driven = list(zip(piece.drive, costate.drive(), strict=True))
-            pairs = [(y, gy) for y, gy in driven if y.requires_grad and gy is not None]
-            down_here = (
-                pull_back([y for y, _ in pairs], [below], [gy for _, gy in pairs], again)[0]
-                if pairs
-                else None
-            )
-            if down_here is not None:
-                k = costate.exponent[rows.B :]
-                sent = [*sent, (down_here, rows.reverse_time(k) if piece.turned else k)]
-        arriving = sent
-    if not again:
-        for piece in (p for level in levels for p in level.directions):
-            piece.run.settle()
-    return items
+    """The costates of all layers and directions, from the first layer on.
+
+    g         the loss's gradient by the output of the top layer, in step rows
+    g_last    its gradient by the last states of each layer and direction, [B, n]
+    loss      of each sample, [B]
+    place_of  (layer, direction) -> the place to record
+    """
+    costates: list[Costates] = []
+    arriving: list[ScaledSource] = []  # gradients by the output of the present layer
+    if g is not None:
+        arriving.append((g, None))
+    for index in reversed(range(len(layers))):
+        layer = layers[index]
+        found = _sweep_layer(layout.rows, layer, arriving, g_last[index], create_graph)
+        named: list[Costates] = []
+        with torch.set_grad_enabled(create_graph):
+            for each in found:
+                direction = DIRECTIONS[each.direction.reverse]
+                named.append(name_costates(layout, place_of(index, direction), each, loss))
+        costates = named + costates
+        if index > 0:
+            below = layers[index - 1].y
+            sent = _send_down(layout.rows, found, below, create_graph)
+            arriving = [*arriving, *sent] if layer.residual else sent
+    if not create_graph:
+        for layer in layers:
+            for direction_run in layer.directions:
+                direction_run.run.settle()
+    return costates
 
 
-def name_costates(
-    layout: Layout,
-    names: tuple[Any, ...],
-    piece: DirectionRun,
-    run: SweepRun,
-    costate: CostateRows,
-    loss: Tensor,
-) -> Costates:
-    """What is found, by its names."""
-    lam, rows = costate.mantissa, layout.rows
-    if piece.mask is not None:
-        masked = DroppedOutRun(
-            run, torch.cat([piece.mask, piece.mask.index_select(0, rows.sample.to(lam.device))])
-        )
-        run, lam = masked, masked.seen(lam)
-    return Costates(
-        LayerRun(layout, run, piece.hidden, *names), lam, costate.exponent, loss.to(lam.dtype)
-    )
-
-
-def steps_to_states(rows: Rows, k: Tensor) -> Tensor:
-    """What steps have, [N], for the states: x_0 has that of the first step."""
-    return torch.cat([k[: rows.B], k])
-
-
-def costate_from_sources(
-    rows: Rows, run: SweepRun, sources: list[ScaledSource], s_last: Tensor | None
-) -> CostateRows | None:
-    """The costate that the sources make; None if there are none.
-
-    Sources in different units are added up in that of the costate they make. It is that of the largest of them, unless the
-    layer forgets more slowly than those above it: then what is found says which."""
-    if all(k is None for _, k in sources):  # at true scale: one source at most
-        s = sources[0][0] if sources else None
-        read = None if s is None else exponent(s.detach()) != NO_EXPONENT
-        return None if s is None and s_last is None else run.costate(s, s_last, read)
-    true = torch.zeros(len(run.x), dtype=torch.int32, device=run.x.device)
-    scaled = [(s, true if k is None else k) for s, k in sources]
-    room, powers = SAFE_EXPONENT[run.x.dtype], [(exponent(s.detach()), k) for s, k in scaled]
-    size = functools.reduce(
-        torch.maximum, [torch.where(e == NO_EXPONENT, NO_EXPONENT, e + k) for e, k in powers]
-    )
-    if s_last is not None:
-        own = rows.last(size)
-        size = (
-            size
-            + rows.last_transposed((torch.maximum(own, exponent(s_last.detach())) - own)[:, None])[
-                :, 0
-            ]
-        )
-
-    def attempt(size: Tensor) -> tuple[Tensor, CostateRows]:
-        unit = units_of_bounded_fall(rows, size, room)
-        shifts = [
-            torch.where((e == NO_EXPONENT) & (k - unit > room), NO_EXPONENT, k - unit)[:, None]
-            for e, k in powers
-        ]
-        s = functools.reduce(
-            torch.add, [scale(s, shift) for (s, _), shift in zip(scaled, shifts, strict=True)]
-        )
-        own = None if s_last is None else scale(s_last, -rows.last(unit)[:, None])
-        return unit, run.costate(s, own, None, unit)
-
-    unit, found = attempt(size)
-    e = exponent(found.mantissa.detach())
-    if torch.where(e == NO_EXPONENT, 0, found.exponent - unit).abs().max() > room:
-        _, found = attempt(torch.where(e == NO_EXPONENT, NO_EXPONENT, e + found.exponent))
+def _sweep_layer(
+    rows: Rows,
+    layer: Layer,
+    arriving: Sequence[ScaledSource],
+    g_last: Sequence[Tensor | None],
+    create_graph: bool,
+) -> list[FoundCostate]:
+    """The costates of a layer's directions from the gradients by its output and its last states."""
+    states = [direction.run.x for direction in layer.directions]
+    sources: list[list[ScaledSource]] = [[] for _ in layer.directions]
+    for s, unit in arriving:
+        by_states = pull_back([layer.y], states, [s], create_graph)
+        for direction, own, by_x in zip(layer.directions, sources, by_states, strict=True):
+            if by_x is None:
+                continue
+            if unit is None:
+                own.append((by_x, None))
+                continue
+            own_unit = rows.reverse_time(unit) if direction.reverse else unit
+            own.append((by_x, steps_to_states(rows, own_unit)))
+    found: list[FoundCostate] = []
+    with torch.set_grad_enabled(create_graph):
+        for direction, own, s_last in zip(layer.directions, sources, g_last, strict=True):
+            # A module of co.nn may let states out of range pass; its costates must not.
+            run = direction.run.with_checks()
+            costate = costate_from_sources(rows, run, own, s_last)
+            if costate is not None:
+                found.append(FoundCostate(direction, run, costate))
     return found
 
 
-def units_of_bounded_fall(rows: Rows, unit: Tensor, fall: int) -> Tensor:
-    """Units at least as large that never fall by more than 2^fall from a state to the one before it, so that the links
-    between them stay in range. A state without one (NONE) has the unit of the state after it."""
-    dense = Layout(rows, None).padded_states(unit, NO_EXPONENT)
-    ramp = torch.where(dense == NO_EXPONENT, 0, fall).flip(0).cumsum(0)
-    found = (dense.flip(0) + ramp).cummax(0).values - ramp
-    return rows.flatten_states(torch.where(found > NO_EXPONENT // 2, found, 0).flip(0)).to(
-        unit.dtype
-    )
+def _send_down(
+    rows: Rows, found: Sequence[FoundCostate], below: Tensor, create_graph: bool
+) -> list[ScaledSource]:
+    """The gradients by `below`, the output of the layer underneath, that each direction sends."""
+    sent: list[ScaledSource] = []
+    for direction, _, costate in found:
+        with torch.set_grad_enabled(create_graph):
+            by_drive = costate.drive()
+        driven: list[Tensor] = []
+        gradients: list[Tensor] = []
+        for y, gradient in zip(direction.drive, by_drive, strict=True):
+            if y.requires_grad and gradient is not None:
+                driven.append(y)
+                gradients.append(gradient)
+        if not driven:
+            continue
+        (by_below,) = pull_back(driven, [below], gradients, create_graph)
+        if by_below is not None:
+            unit = costate.exponent[rows.B :]
+            sent.append((by_below, rows.reverse_time(unit) if direction.reverse else unit))
+    return sent
+
+
+def name_costates(layout: Layout, place: Place, found: FoundCostate, loss: Tensor) -> Costates:
+    """Costates at a place; recurrent dropout's extra slot is folded into the others."""
+    direction, run, costate = found
+    lam = costate.mantissa
+    if direction.mask is not None:
+        of_steps = direction.mask.index_select(0, layout.rows.sample.to(lam.device))
+        dropped_out = DroppedOutRun(run, torch.cat([direction.mask, of_steps]))
+        lam = dropped_out.fold_mask(lam)
+        run = dropped_out
+    trajectory = LayerRun(layout, run, direction.hidden, *place)
+    return Costates(trajectory, lam, costate.exponent, loss.to(lam.dtype))

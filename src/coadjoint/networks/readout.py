@@ -1,14 +1,30 @@
-"""Readout: from states to outputs (networks/judge.py goes on to the loss of each sample).
+"""Readout: from states to pre-outputs (networks/judge.py continues to the loss of each sample).
 
-a = V h + D u + b_o,  y_hat = phi(a)     h what is seen of the states: at the last step, at every step or of all steps
+The chain from the inputs u and the states x to the pre-outputs a, one name for each link:
+
+    drive            base_t = R u_t + b, side_t likewise       Recurrence.drive, by `input_weights`
+    sweep            x_t = f(W r(x_{t-1}), base_t, side_t, x_{t-1}, p)        Recurrence.sweep
+    visible_state    h_t = the slots of x_t that others read   Recurrence.visible_state
+    readout_input    h_t of all steps, or of each last step    Network.readout_input
+    readout_features z = deep(summary(mask * h))               Readout.readout_features
+    pre_outputs      a = V z + D u + b_o                       Readout.pre_outputs
+    outputs          y_hat = phi(a)                            RunOutputs.y_hat
+
+`read_states` goes from states to a in one call. The way back, for gradients:
+
+    visible_state_transpose   dL/dx_t from dL/dh_t             Recurrence.visible_state_transpose
+    input_gradient_rows       dL/d(R u_t + b)                  Recurrence.input_gradient_rows
+
+Arrays are in rows (see sweeps/rows.py): [N, .] for all steps of all samples, [B, .] for samples.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Protocol, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -17,208 +33,289 @@ from torch.nn.functional import pad
 from ..cells.parameters import parameter
 from ..errors import MAX_COUNT, InputError, Unsupported, brief, choose, real, whole_number
 from ..objectives import losses
+from ..objectives.batch import Batch
 from ..objectives.losses import Output
 from ..sweeps.affine import affine
+from ..sweeps.layout import Layout
 from ..sweeps.rows import Rows
 from ..sweeps.torch_internals import has_parameter
-from .interface import SequenceNet
+from .interface import NetRun, SequenceNet
+
+Extra = Mapping[str, Tensor]  # weights of a readout other than V and b_o, and its dropout mask
 
 
-def tilted(net: Readout, rows: Rows, h: Tensor, more: dict[str, Tensor]) -> Tensor:
-    """(1/beta) log mean_t exp(beta h_t) over each sample's own steps"""
+class ReadoutRun(NetRun, Protocol):
+    """A run of a network with a readout."""
+
+    @property
+    def layout(self) -> Layout:
+        """How the samples lie in rows."""
+
+    @property
+    def readout_input(self) -> Tensor:
+        """What the readout reads, in rows: of all steps, or one row for each sample."""
+
+
+class TensorOptions(TypedDict):
+    """The type and the device of new parameters."""
+
+    dtype: torch.dtype
+    device: torch.device | str | None
+
+
+def tilted(net: Readout, rows: Rows, h: Tensor, extra: Extra) -> Tensor:
+    """(1/beta) log mean_t exp(beta h_t) over each sample's own steps."""
     return log_mean_exp(rows, net.beta * h) / net.beta
 
 
-def tilted_tanh(net: Readout, rows: Rows, h: Tensor, more: dict[str, Tensor]) -> Tensor:
-    """(1/beta) log tanh(mean_t exp(beta h_t)): log tanh(m) is log m where m is tiny, and log(1 - 2/(e^2m + 1)) where it is not"""
-    log = log_mean_exp(rows, net.beta * h)
-    small, large = (
-        torch.exp(log.clamp(-20, 0)),
-        torch.exp(log.clamp(0, 5.8)),
-    )  # past that the last digit of 0 is reached
-    near = torch.where(
-        log < 0, torch.log(torch.tanh(small)), torch.log1p(-2 * torch.sigmoid(-2 * large))
-    )
-    return torch.where(log < -20, log, near) / net.beta
+def tilted_tanh(net: Readout, rows: Rows, h: Tensor, extra: Extra) -> Tensor:
+    """(1/beta) log tanh(m), m = mean_t exp(beta h_t)."""
+    log_m = log_mean_exp(rows, net.beta * h)
+    # log tanh(m) is log m for tiny m, and log(1 - 2 / (e^2m + 1)) for large m, where tanh(m)
+    # rounds to 1. Each formula is evaluated on clamped arguments, so that the branch that is
+    # not taken cannot overflow; past log m = 5.8 the result is 0 to the last digit.
+    small = torch.exp(log_m.clamp(-20, 0))
+    large = torch.exp(log_m.clamp(0, 5.8))
+    of_small = torch.log(torch.tanh(small))
+    of_large = torch.log1p(-2 * torch.sigmoid(-2 * large))
+    log_tanh = torch.where(log_m < 0, of_small, of_large)
+    return torch.where(log_m < -20, log_m, log_tanh) / net.beta
 
 
 def log_mean_exp(rows: Rows, y: Tensor) -> Tensor:
-    """[N, n] -> [B, n]"""
-    sample, top = rows.sample.to(y.device), y.new_full((rows.B, y.shape[1]), -math.inf)
-    top = top.scatter_reduce(
-        0, sample[:, None].expand_as(y), y.detach(), "amax"
-    )  # a shift that cancels: no derivative
+    """The logarithm of mean_t exp(y_t) over each sample's own steps: [N, n] -> [B, n]."""
+    sample = rows.sample.to(y.device)
+    lowest = y.new_full((rows.B, y.shape[1]), -math.inf)
+    # The largest y_t is subtracted before exp() and added afterwards. It cancels, so it is a
+    # constant for derivatives.
+    top = lowest.scatter_reduce(0, sample[:, None].expand_as(y), y.detach(), "amax")
     total = y.new_zeros(rows.B, y.shape[1]).index_add(0, sample, torch.exp(y - top[sample]))
     return top + torch.log(total / rows.lengths.to(y)[:, None])
 
 
-def attention(net: Readout, rows: Rows, h: Tensor, more: dict[str, Tensor]) -> Tensor:
-    """sum_t a_t h_t, a = softmax over each sample's own steps of tanh(w . h_t + b_t)"""
-    sample, b = rows.sample.to(h.device), more["b_a"]
-    at = (rows.time - 1).clamp(max=len(b) - 1).to(h.device)
-    e = torch.exp(torch.tanh(h @ more["w_a"] + b[at]))  # between 1/e and e: nothing overflows
+def attention(net: Readout, rows: Rows, h: Tensor, extra: Extra) -> Tensor:
+    """sum_t alpha_t h_t, alpha = softmax over each sample's own steps of tanh(w_a . h_t + b_t)."""
+    sample = rows.sample.to(h.device)
+    b_a = extra["b_a"]
+    step = (rows.time - 1).clamp(max=len(b_a) - 1).to(h.device)  # late steps share the last b_t
+    # The exponent is a tanh: e lies between 1/e and e, and nothing can overflow.
+    e = torch.exp(torch.tanh(h @ extra["w_a"] + b_a[step]))
     total = e.new_zeros(rows.B).index_add(0, sample, e)
-    return h.new_zeros(rows.B, h.shape[1]).index_add(0, sample, (e / total[sample])[:, None] * h)
+    alpha = e / total[sample]
+    return h.new_zeros(rows.B, h.shape[1]).index_add(0, sample, alpha[:, None] * h)
 
 
-SUMMARIES: dict[str, Callable[..., Tensor]] = {
+SUMMARIES: dict[str, Callable[[Readout, Rows, Tensor, Extra], Tensor]] = {
     "tilted": tilted,
     "tilted-tanh": tilted_tanh,
     "attention": attention,
 }
-EXTRA_PARAMETERS = ("D", "w_a", "b_a")  # parameters of a readout beside V and b_o
-DROPOUT_MASK = "dropped"  # the mask of what it reads, among what else a run of it has
+EXTRA_PARAMETERS = ("D", "w_a", "b_a")  # parameters of a readout other than V and b_o
+DROPOUT_MASK = "dropped"  # the key of the dropout mask of `readout_input` in Extra
 
 
 def draw_dropout_mask(p: float, shape: Sequence[int], like: Tensor) -> Tensor:
-    """0 with probability p, else 1 / (1 - p): on every device from the CPU's generator, whose state is saved
-    with a run."""
+    """Entries 0 with probability p and 1 / (1 - p) otherwise, on the device of `like`.
+
+    They are drawn on the CPU, whose generator is saved with a run: a resumed run continues the
+    same random numbers on every device.
+    """
     return nn.functional.dropout(torch.ones(*shape, dtype=like.dtype), p).to(like.device)
 
 
-def check_dropout(p: Any, of: str) -> float:
+def check_dropout(p: object, what: str) -> float:
+    """The probability p as a float; refused unless 0 <= p < 1. what: the entries it drops."""
     if not isinstance(p, int | float) or isinstance(p, bool) or not 0 <= p < 1:
         raise InputError(
-            f"dropout is the share of {of} that is dropped in training, from 0 to below 1; got {p!r}."
+            f"dropout is the share of {what} to drop during training: expected a number from 0 "
+            f"to below 1; got {p!r}."
         )
     return float(p)
 
 
-class Readout(SequenceNet):
-    """V, b_o and what else a readout has: what a Network and a Stack share.
+def check_widths(deep: object) -> tuple[int, ...]:
+    """The widths of the readout's hidden layers as a tuple of positive integers."""
+    widths = tuple(deep) if isinstance(deep, list | tuple) else (deep,)
+    for width in widths:
+        is_integer = isinstance(width, int) and not isinstance(width, bool)
+        if not is_integer or not 0 < width <= MAX_COUNT:
+            raise InputError(
+                "deep holds the widths of the readout's hidden layers, positive integers; "
+                f"got {brief(deep)}."
+            )
+    return widths
 
-    readout  "last", "every", or a summary of all steps (then self.readout is "last", and self.summary says which)
-    deep     hidden layers between h and V: h <- tanh(O h + c), as many as there are widths
-    dropout  the share of the inputs and of h that is dropped, in training
+
+class Readout(SequenceNet):
+    """A linear readout and its extensions, shared by Network and Stack.
+
+    readout  "last" (one output per sample) or "every" (one per step); with a summary of all
+             steps it is "last"
+    summary  the name of that summary in SUMMARIES, or None
+    deep     hidden layers between h and V: h <- tanh(O h + c), one for each width
+    dropout  the share of the inputs and of `readout_input` that is dropped during training
     """
 
-    why_indivisible = "this network reads whole sequences"
+    why_indivisible = "this network reads entire sequences"
+    V: nn.Parameter
+    b_o: nn.Parameter | None
+    summary: str | None
+    beta: float
+
+    @abstractmethod
+    def run(self, batch: Batch, called: bool = False) -> ReadoutRun:
+        """The run over a batch; see SequenceNet."""
 
     def _make_readout(
-        self, wide: int, *, readout: str, output: Output, bias: bool, skip: bool, beta: float | None, steps: int | None,
-        deep: int | Sequence[int], make: dict[str, Any],
-    ) -> None:  # fmt: skip
-        """Parameters for an h of `wide` entries, not drawn yet."""
+        self,
+        width: int,
+        *,
+        readout: str,
+        output: Output,
+        bias: bool,
+        skip: bool,
+        beta: float | None,
+        steps: int | None,
+        deep: int | Sequence[int],
+        make: TensorOptions,
+    ) -> None:
+        """Create the parameters for an h of `width` entries; `_draw_readout` fills them."""
         choose("readout", readout, ("last", "every", *SUMMARIES))
         self.readout = "every" if readout == "every" else "last"
         self.summary = readout if readout in SUMMARIES else None
         if readout.startswith("tilted"):
             self.beta = 1.0 if beta is None else float(real("beta", beta))
             if self.beta == 0:
-                raise InputError(f"beta must be a finite number and not 0; got {beta!r}.")
-        if steps is not None and (
-            readout != "attention" or not isinstance(steps, int) or steps < 1
-        ):
-            raise InputError(
-                f"steps is how many b_t readout='attention' has, at least 1; got {steps!r}, {readout=}."
-            )
+                raise InputError(f"beta must be a finite number other than 0; got {beta!r}.")
         if steps is not None:
+            is_count = isinstance(steps, int) and steps >= 1
+            if readout != "attention" or not is_count:
+                raise InputError(
+                    "steps is the number of biases b_t of readout='attention', at least 1; "
+                    f"got {steps!r}, {readout=}."
+                )
             whole_number("steps", steps)
         losses.output_function(output)
         self.output = output
-        widths = tuple(deep) if isinstance(deep, list | tuple) else (deep,)
-        if not all(
-            isinstance(m, int) and not isinstance(m, bool) and 0 < m <= MAX_COUNT for m in widths
-        ):
-            raise InputError(
-                f"deep is the widths of the readout's hidden layers, positive integers; got {brief(deep)}."
-            )
-        self.V = parameter(self.outputs, [wide, *widths][-1], **make)
+        widths = (width, *check_widths(deep))
+        self.V = parameter(self.outputs, widths[-1], **make)
         self.b_o = parameter(self.outputs, **make) if bias else None
         if skip:
             self.D = parameter(self.outputs, self.inputs, **make)
         if readout == "attention":
-            self.w_a, self.b_a = parameter(wide, **make), parameter(steps or 1, **make)
-        self.deep = nn.ModuleList(
-            nn.Linear(n, m, bias, **make) for n, m in itertools.pairwise((wide, *widths))
-        )
+            self.w_a = parameter(width, **make)
+            self.b_a = parameter(steps or 1, **make)
+        self.deep = nn.ModuleList()
+        for below, above in itertools.pairwise(widths):
+            self.deep.append(nn.Linear(below, above, bias, **make))
 
     def _draw_readout(self, bound: float) -> None:
-        """Uniform in +-bound; a deep output's layers by their own width, as torch.nn does."""
+        """Draw the readout uniformly from +-bound, and its hidden layers as torch.nn does."""
         with torch.no_grad():
             for name in ("V", "b_o", *EXTRA_PARAMETERS):
-                if isinstance(getattr(self, name, None), nn.Parameter):
-                    getattr(self, name).uniform_(-bound, bound)
+                value = getattr(self, name, None)
+                if isinstance(value, nn.Parameter):
+                    value.uniform_(-bound, bound)
         for layer in self.deep:
-            layer.reset_parameters()  # type: ignore[operator]
+            assert isinstance(layer, nn.Linear)
+            layer.reset_parameters()
 
     @property
     def like(self) -> Tensor:
+        """V, whose type and device are the network's."""
         return self.V
 
-    def dropout_mask(self, rows: int, wide: int) -> Tensor | None:
-        """The mask of an array [rows, wide]; None where nothing is dropped."""
-        return (
-            draw_dropout_mask(self.dropout, (rows, wide), self.V)
-            if self.dropout and self.training
-            else None
-        )
+    def dropout_mask(self, rows: int, width: int) -> Tensor | None:
+        """A dropout mask [rows, width]; None where nothing is dropped."""
+        if not self.dropout or not self.training:
+            return None
+        return draw_dropout_mask(self.dropout, (rows, width), self.V)
 
     @property
     def is_linear(self) -> bool:
-        """Is what V reads linear in the states?"""
+        """Whether the readout's features are linear in the states: no summary, no hidden layer."""
         return self.summary is None and not len(self.deep)
 
     def readout_extras(self) -> Iterator[str]:
-        for name, has in (
-            ("skip=True", hasattr(self, "D")),
-            ("deep=", len(self.deep) > 0),
-            ("readout='attention'", hasattr(self, "w_a")),
-            ("a parametrised V", not has_parameter(self, "V")),
-        ):
-            if has:
-                yield name
+        """The options that make this readout more than V h + b_o."""
+        yield from self._additions_to_V()
+        if hasattr(self, "w_a"):
+            yield "readout='attention'"
+        if not has_parameter(self, "V"):
+            yield "a parametrised V"
+
+    def _additions_to_V(self) -> Iterator[str]:
+        if hasattr(self, "D"):
+            yield "skip=True"
+        if len(self.deep) > 0:
+            yield "deep="
 
     def refuse_if_not_linear(self, what: str) -> None:
-        for name, has in (("skip=True", hasattr(self, "D")), ("deep=", len(self.deep) > 0)):
-            if has:
-                raise Unsupported(f"{what} has no {name}. Use BPTT or Penalised without segments.")
+        """Refuse the method `what`, which knows only V and b_o, if there is D or a hidden layer."""
+        for addition in self._additions_to_V():
+            raise Unsupported(
+                f"{what} does not support {addition}. Use BPTT or Penalised without segments."
+            )
 
     def extra_weights(self) -> dict[str, Tensor]:
-        """The readout's weights beside V and b_o, as they are now."""
-        more = {name: getattr(self, name) for name in EXTRA_PARAMETERS if hasattr(self, name)}
-        return more | {f"deep.{name}": p for name, p in self.deep.named_parameters()}
+        """The readout's current weights other than V and b_o, by name."""
+        extra: dict[str, Tensor] = {}
+        for name in EXTRA_PARAMETERS:
+            if hasattr(self, name):
+                extra[name] = getattr(self, name)
+        for name, weight in self.deep.named_parameters():
+            extra[f"deep.{name}"] = weight
+        return extra
 
     @property
     def reads_all_steps(self) -> bool:
-        """Does the readout see all steps, and not each sample's last one alone?"""
+        """Whether the readout reads the states of all steps, not each sample's last one alone."""
         return self.readout == "every" or self.summary is not None
 
-    def readout_features(self, rows: Rows, h: Tensor, more: dict[str, Tensor]) -> Tensor:
-        """What V reads, in rows: of step rows if `reads_all_steps`, else of each sample's last one."""
-        if DROPOUT_MASK in more:
-            h = h * more[DROPOUT_MASK]
+    def readout_features(self, rows: Rows | None, h: Tensor, extra: Extra) -> Tensor:
+        """What V multiplies: deep(summary(mask * h)).
+
+        h  `readout_input`: step rows if `reads_all_steps`, else one row for each sample
+        """
+        if DROPOUT_MASK in extra:
+            h = h * extra[DROPOUT_MASK]
         if self.summary is not None:
-            h = SUMMARIES[self.summary](self, rows, h, more)
+            assert rows is not None
+            h = SUMMARIES[self.summary](self, rows, h, extra)
         for i in range(len(self.deep)):
-            h = torch.tanh(
-                affine(
-                    self.output_rows(rows), h, more[f"deep.{i}.weight"], more.get(f"deep.{i}.bias")
-                )
-            )
+            weight = extra[f"deep.{i}.weight"]
+            bias = extra.get(f"deep.{i}.bias")
+            h = torch.tanh(affine(self.output_rows(rows), h, weight, bias))
         return h
 
-    def output_rows(self, rows: Rows) -> Rows | None:
-        """The rows that outputs stand in; None if there is one output for each sample."""
+    def output_rows(self, rows: Rows | None) -> Rows | None:
+        """The rows of the outputs if there is one for each step; None if one for each sample."""
         return rows if self.readout == "every" else None
 
     def at_outputs(self, rows: Rows, u: Tensor) -> Tensor:
-        """The rows of a step array that stand beside those of the readout."""
-        return u if self.readout == "every" else rows.last(pad(u, (0, 0, rows.B, 0)))
+        """The rows of a step array [N, .] at the steps that have an output."""
+        if self.readout == "every":
+            return u
+        # rows.last() takes state rows, which begin with the B rows of x_0.
+        return rows.last(pad(u, (0, 0, rows.B, 0)))
 
     def pre_outputs(
         self,
-        rows: Rows,
+        rows: Rows | None,
         h: Tensor,
         V: Tensor,
         b_o: Tensor | None,
         u: Tensor | None = None,
-        more: Any = None,
+        extra: Extra | None = None,
     ) -> Tensor:
-        """a = V h + D u + b_o, in rows."""
-        more = more or {}
-        a = affine(self.output_rows(rows), self.readout_features(rows, h, more), V, b_o)
-        if "D" not in more:
+        """The pre-outputs a = V z + D u + b_o in rows, z the features of the readout's input h.
+
+        rows may be None where single steps are read: readout "every" without D.
+        """
+        extra = extra or {}
+        a = affine(self.output_rows(rows), self.readout_features(rows, h, extra), V, b_o)
+        if "D" not in extra:
             return a
         assert u is not None
-        return a + affine(self.output_rows(rows), self.at_outputs(rows, u), more["D"], None)
+        assert rows is not None
+        return a + affine(self.output_rows(rows), self.at_outputs(rows, u), extra["D"], None)

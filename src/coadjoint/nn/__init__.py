@@ -1,25 +1,35 @@
 """torch.nn's RNN, LSTM and GRU, twice differentiable.
 
-The modules have torch's arguments, outputs and state_dict; their layers are sweeps, so that they can be differentiated any number
-of times, and recorded for their costates. This package imports `networks` and what is above it.
+The modules have torch's arguments, outputs and state_dict; their layers are sweeps, so that they
+can be differentiated any number of times, and recorded for their costates:
+
+>>> import torch
+>>> import coadjoint as co
+>>> model = torch.nn.Sequential(torch.nn.GRU(3, 4))
+>>> co.nn.replace(model)
+Sequential(
+  (0): GRU(3, 4)
+)
+
+This package imports `networks` and the packages that `networks` imports.
 
 modules     RNN, LSTM, GRU, and `replace`, which puts them into a model
-layers      what the three have in common
+rnn_module  what the three have in common: arguments, weights, calls
+layers      their layers and directions, each one sweep
 cells       RNNCell, LSTMCell, GRUCell
-frame       one layer in one direction, as a sweep
+frame       one layer in one direction: its formula, weights and rows
 layer_norm  the step with layer normalisation
 recording   record: the costates of every module inside a model
-replay      modules as CUDA graphs
+captured    modules as CUDA graphs
 """
 
 from __future__ import annotations
 
-import warnings
-
+from ..errors import renamed_attributes
 from .cells import GRUCell, LSTMCell, RNNCell
-from .layers import RNNModule
 from .modules import GRU, LSTM, RNN, replace
 from .recording import Tape, record
+from .rnn_module import RNNModule
 
 __all__ = [
     "GRU",
@@ -34,16 +44,4 @@ __all__ = [
     "replace",
 ]
 
-
-_RENAMED = {
-    "Layers": "RNNModule",
-}  # names before 0.7.1
-
-
-def __getattr__(name: str) -> object:
-    if name not in _RENAMED:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    new = _RENAMED[name]
-    message = f"coadjoint.nn.{name} is now called coadjoint.nn.{new}."
-    warnings.warn(message, DeprecationWarning, stacklevel=2)
-    return globals()[new]
+__getattr__ = renamed_attributes(__name__, {"Layers": "RNNModule"})

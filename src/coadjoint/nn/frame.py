@@ -1,14 +1,15 @@
-"""One layer in one direction as a sweep over flat rows: its formula, its weights as the formula takes them, its rows.
+"""One layer in one direction as a sweep over flat rows: its formula, weights and rows.
 
-torch's two biases are one here, but for the GRU's b_hn, which stands inside the reset.
+torch's two biases are merged into one, except the GRU's b_hn, which the reset gate multiplies.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from ..cells import library
@@ -18,10 +19,10 @@ from ..errors import InputError, Unsupported
 from ..networks.recurrence import formula_step
 from ..sweeps import engines
 from ..sweeps.engines import opaque
+from ..sweeps.functions import vmap_error
 from ..sweeps.layout import check_dense
 from ..sweeps.plan import SweepPlan
-from ..sweeps.pointers import is_traced, unusual_kind
-from ..sweeps.pointwise import vmap_error
+from ..sweeps.pointers import is_traced, refuse_if_without_memory, unusual_kind
 from ..sweeps.rows import Rows
 from ..sweeps.run import FormulaRun, StepFunctionRun
 from ..sweeps.torch_internals import is_batched
@@ -33,10 +34,40 @@ FORMULAS = {
     "LSTM": library.lstm,
     "GRU": library.gru,
 }
-HALF = (
-    "the weights are {}; sweeps run in float32 or float64, for half precision loses what derivatives live on. Keep the "
-    "module in float32 and use torch.autocast around the model: these modules then compute and return float32."
+HALF_PRECISION = (
+    "the weights are {}; sweeps run in float32 or float64, because derivatives lose too many "
+    "digits in half precision. Keep the module in float32 and use torch.autocast around the model: "
+    "these modules then compute and return float32."
 )
+
+
+class DirectionWeights(NamedTuple):
+    """The parameters of a layer in one direction, by torch.nn's names and those of our options."""
+
+    weight_ih: Tensor
+    weight_hh: Tensor
+    bias_ih: Tensor | None
+    bias_hh: Tensor | None
+    weight_hr: Tensor | None  # with proj_size
+    weight_pi: Tensor | None  # with peephole=True
+    weight_pf: Tensor | None
+    weight_po: Tensor | None
+    gain_ih: Tensor | None  # with layer_norm=True
+    gain_hh: Tensor | None
+    gain_c: Tensor | None
+    shift_c: Tensor | None
+
+    @staticmethod
+    def find(weights: Mapping[str, Tensor], suffix: str) -> DirectionWeights:
+        """Those of the direction whose names end with this suffix, as in weight_ih_l0."""
+        optional = [weights.get(name + suffix) for name in DirectionWeights._fields[2:]]
+        weight_ih = weights["weight_ih" + suffix]
+        weight_hh = weights["weight_hh" + suffix]
+        return DirectionWeights(weight_ih, weight_hh, *optional)
+
+
+PEEPHOLES = ("weight_pi", "weight_pf", "weight_po")
+NORMS = ("gain_ih", "gain_hh", "gain_c", "shift_c")
 
 
 def find_formula(
@@ -45,44 +76,47 @@ def find_formula(
     """The cell of a module, and its name in compiled programs."""
     name = mode + " peephole" * peephole + " dropout" * dropout + " zoneout" * zoneout
     if name not in opaque.CELLS_BY_NAME:
-        base = library.peephole if peephole else FORMULAS[mode]
-        opaque.CELLS_BY_NAME[name] = (
-            library.noisy(base, dropout, zoneout) if dropout or zoneout else base
-        )
-        _ = opaque.CELLS_BY_NAME[
-            name
-        ].side  # before torch.compile looks on: it does not enter the lock of a cached property
+        cell = library.peephole if peephole else FORMULAS[mode]
+        if dropout or zoneout:
+            cell = library.noisy(cell, dropout, zoneout)
+        # Computed now: torch.compile cannot enter the lock of a cached property.
+        _ = cell.side
+        opaque.CELLS_BY_NAME[name] = cell
     return opaque.CELLS_BY_NAME[name], name
 
 
-for mode in FORMULAS:
-    find_formula(mode)
+for known_mode in FORMULAS:
+    find_formula(known_mode)
 
 
 def merge_biases(mode: str, ih: Tensor | None, hh: Tensor | None) -> Tensor | None:
-    """b, of torch's two."""
+    """The formula's bias b, from torch's two; without b_hn of a GRU."""
     if ih is None or hh is None:
         return None
-    return ih + (
-        pad(hh[: 2 * len(hh) // 3], (0, len(hh) // 3)) if mode == "GRU" else with_own_gradient(hh)
-    )
+    if mode == "GRU":
+        return ih + pad(hh[: 2 * len(hh) // 3], (0, len(hh) // 3))
+    return ih + with_own_gradient(hh)
 
 
 def with_own_gradient(y: Tensor) -> Tensor:
-    """y, whose gradient shares its memory with no other parameter's."""
-    if seen_as_operators(y):
-        return opaque.with_own_gradient(y)
+    """`y`; its gradient does not share memory with that of another parameter."""
+    if is_seen_as_operators(y):
+        own: Tensor = opaque.with_own_gradient(y)
+        return own
     return y * 1 if torch.is_grad_enabled() else y
 
 
-def seen_as_operators(*tensors: Tensor) -> bool:
-    """Does torch write operations down (torch.compile, torch.export, make_fx) or imagine them (FakeTensorMode)? Then a sweep
-    is one operator to it, without rows."""
+def is_seen_as_operators(*tensors: Tensor) -> bool:
+    """Does torch write operations down, or only infer their shapes?
+
+    It does in torch.compile, torch.export, make_fx and FakeTensorMode. A sweep is then one operator
+    to it, without rows.
+    """
     return torch.compiler.is_compiling() or is_traced(*tensors)
 
 
 def reset_bias(mode: str, W: Tensor, hh: Tensor | None) -> Tensor | None:
-    """p of the GRU: the bias inside its reset."""
+    """The formula's p: of a GRU the bias b_hn, which is multiplied by the reset gate."""
     if mode != "GRU":
         return None
     d = len(W) // 3
@@ -90,98 +124,135 @@ def reset_bias(mode: str, W: Tensor, hh: Tensor | None) -> Tensor | None:
 
 
 def split_base_and_side(cell: Cell, v: Tensor) -> tuple[Tensor, Tensor | None]:
-    """(base, side) of v = R u + b: a gate where v is used apart from z has nothing in base."""
+    """(base, side) of v = R u + b; side: the gates that the formula reads apart from W r(x).
+
+    Their part of base is zero.
+    """
     if not cell.side:
         return v, None
     gates = dict(zip(cell.gates, v.chunk(len(cell.gates), 1), strict=True))
-    base = [torch.zeros_like(y) if g in cell.side else y for g, y in gates.items()]
-    return torch.cat(base, 1), torch.cat([gates[g] for g in cell.side], 1)
+    side = torch.cat([gates[name] for name in cell.side], 1)
+    for name in cell.side:
+        gates[name] = torch.zeros_like(gates[name])
+    return torch.cat(list(gates.values()), 1), side
 
 
 class Frame:
-    """T steps of B samples: as rows, or, where torch.compile looks on, as the two numbers alone."""
+    """T steps of B samples: as rows, or as the two numbers alone where torch.compile traces."""
 
     def __init__(self, T: int, B: int, rows: Rows | None) -> None:
-        self.T, self.B, self.rows = T, B, rows
+        self.T = T
+        self.B = B
+        self.rows = rows
         self.is_recorded = rows is not None and bool(recording.active_tapes)
 
     def reverse_time(self, y: Tensor) -> Tensor:
         """A step array with the time of each sample reversed; its own inverse."""
         if self.rows is None:
-            return y.unflatten(0, (self.T, self.B)).flip(0).flatten(0, 1)
+            reversed_y: Tensor = y.unflatten(0, (self.T, self.B)).flip(0).flatten(0, 1)
+            return reversed_y
         return self.rows.reverse_time(y)
 
     def join_directions(self, heads: list[Tensor], top: bool) -> Tensor:
-        """h of each direction side by side. top: it is the module's output, which its user may change."""
+        """The directions' h side by side; top: for the module's output, which a user may change."""
         if len(heads) > 1:
             return torch.cat(heads, 1)
         return self.copy_out(heads[0]) if top else heads[0]
 
     def copy_out(self, y: Tensor) -> Tensor:
-        """A copy, so that whoever changes it leaves the sweep's states alone; inductor takes torch's own copies for spare."""
-        return (
-            y.clone(memory_format=torch.contiguous_format)
-            if self.rows is not None
-            else opaque.with_own_gradient(y)
-        )
+        """A copy, so that whoever changes it in place leaves the sweep's states alone."""
+        if self.rows is not None:
+            return y.clone(memory_format=torch.contiguous_format)
+        # torch.compile's inductor removes copies that it takes for superfluous, but not this one.
+        copy: Tensor = opaque.with_own_gradient(y)
+        return copy
 
     def repeat_over_steps(self, y: Tensor) -> Tensor:
-        """What samples have, [B, .], for each of their steps."""
+        """Values of the samples, [B, .], for each of their steps, [N, .]."""
         if self.rows is None or self.rows.uniform:
             return y.expand(self.T, *y.shape).flatten(0, 1)
         return y.index_select(0, self.rows.sample.to(y.device))
 
 
+class SweepInputs(NamedTuple):
+    """What a forward sweep of a cell reads; name: of the cell in compiled programs."""
+
+    cell: Cell
+    name: str
+    base: Tensor
+    side: Tensor | None
+    W: Tensor
+    x0: Tensor
+    p: Tensor | None
+
+
+def drive_of(inputs: SweepInputs) -> tuple[Tensor, ...]:
+    """The step arrays of a sweep, which depend on the layer's input."""
+    return (inputs.base,) if inputs.side is None else (inputs.base, inputs.side)
+
+
 def run_sweep(
-    cell: Cell,
-    name: str,
-    engine: str,
-    frame: Frame,
-    base: Tensor,
-    side: Tensor | None,
-    W: Tensor,
-    x0: Tensor,
-    p: Tensor | None,
+    engine_name: str, frame: Frame, inputs: SweepInputs
 ) -> tuple[Tensor, Tensor, FormulaRun | StepFunctionRun | None]:
-    """-> (x [B + N, n], the last state of each sample, the run)"""
+    """-> (x [B + N, n], the last state of each sample, the run); no run where torch traces."""
+    cell, name, base, side, W, x0, p = inputs
     rows = frame.rows
     if rows is None:
-        x = opaque.sweep(base, side, W, x0, p, name, engine)[0]
+        x = opaque.sweep(base, side, W, x0, p, name, engine_name)[0]
         return x, x[-frame.B :], None
-    found: FormulaRun | StepFunctionRun
-    sweep = engines.load(engines.resolve(engine, cell, base.device.type))
-    if sweep is None:
-        drive = (base,) if side is None else (base, side)
-        found = StepFunctionRun.run(formula_step(cell, W, p), rows, drive, x0, checked=False)
+    engine = engines.load(engines.resolve(engine_name, cell, base.device.type))
+    run: FormulaRun | StepFunctionRun
+    if engine is None:  # engine 'autograd': no formula, but torch's own derivatives of a step
+        step = formula_step(cell, W, p)
+        run = StepFunctionRun.run(step, rows, drive_of(inputs), x0, checked=False)
     else:
-        found = FormulaRun.run(SweepPlan(cell, rows, sweep, checked=False), base, side, W, x0, p)
-    return found.x, found.last, found
+        plan = SweepPlan(cell, rows, engine, checked=False)
+        run = FormulaRun.run(plan, base, side, W, x0, p)
+    return run.x, run.last, run
 
 
 def check_weights(W: Tensor) -> None:
+    """Refuse half precision."""
     if W.dtype not in DTYPES:
-        raise Unsupported(HALF.format(str(W.dtype)[6:]))
+        raise Unsupported(HALF_PRECISION.format(str(W.dtype)[6:]))
 
 
 def check_input(input: Tensor, W: Tensor) -> None:
-    """What torch's own checks leave out."""
+    """Refuse inputs that torch's own checks let through."""
     check_dense("the input", input)
     if is_batched(input):
         raise vmap_error()
-    if torch.jit.is_tracing():
+    if torch.jit.is_tracing():  # type: ignore[attr-defined]
         raise Unsupported(
-            "torch.jit.trace sees torch's own operations, and a sweep is none. Use torch.export, or to_torch()."
+            "torch.jit.trace sees only torch's own operations, and a sweep is not one of them. Use "
+            "torch.export, or to_torch()."
         )
     if input.layout is not torch.strided:
         kind, way_out = unusual_kind(input) or ("", "")
         raise Unsupported(f"the input is {kind}; expected a dense tensor. {way_out}")
     if input.device != W.device:
         raise InputError(
-            f"the input is on {input.device} but the module is on {W.device}; move one of them with .to()."
+            f"the input is on {input.device} but the module is on {W.device}; move one of them "
+            "with .to()."
         )
 
 
-def check_probability(name: str, p: Any) -> float:
+def check_memory(
+    u: Tensor, states: Sequence[Tensor], weights: Iterable[tuple[str, Tensor]]
+) -> None:
+    """Refuse inputs, states and weights that keep their values elsewhere, such as DTensor."""
+    named_states = [("hx", y) for y in states]
+    refuse_if_without_memory([("the input", u), *named_states, *weights])
+
+
+def zero_of(module: nn.Module, u: Tensor) -> Tensor:
+    """A scalar 0 that depends on every parameter and on u, so that they have gradients of zero."""
+    total: Tensor = sum(p.sum() for p in module.parameters()) * u.sum() * 0
+    return total
+
+
+def check_probability(name: str, p: object) -> float:
+    """`p`, if 0 <= p < 1; otherwise an error."""
     if isinstance(p, bool) or not isinstance(p, int | float) or not 0 <= p < 1:
         raise InputError(f"{name} must be a probability, 0 <= p < 1; got {p!r}.")
     return float(p)

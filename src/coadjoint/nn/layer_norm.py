@@ -1,45 +1,73 @@
-"""Layer normalisation inside the step: not elementwise over units, so a step function for engine `autograd`.
+"""Layer normalisation inside the step: not elementwise over units, so a step function.
 
     z = gain_hh LN(W h) + gain_ih LN(R u) + b, and of an LSTM h' = o tanh(gain_c LN(c') + shift_c)
 
-Ba, Kiros & Hinton (2016)
+It runs on engine `autograd`. Ba, Kiros & Hinton (2016)
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import layer_norm
 
-from .frame import reset_bias
+from .frame import DirectionWeights, reset_bias
 
 
-def normalise(mode: str, y: Tensor, gain: Any) -> Tensor:
-    """gain LN(y); a GRU's candidate apart from its gates."""
+def normalise(mode: str, y: Tensor, gain: Tensor | None) -> Tensor:
+    """LN(y) times gain; of a GRU, gates and candidate are normalised separately."""
+    assert gain is not None
     d = y.shape[1] // 3
     parts = y.split([2 * d, d], 1) if mode == "GRU" else (y,)
-    return torch.cat([layer_norm(part, part.shape[1:]) for part in parts], 1) * gain
+    normalised = torch.cat([layer_norm(part, part.shape[1:]) for part in parts], 1)
+    return normalised * gain
 
 
-def normalised_step(mode: str, w: dict[str, Any]) -> Callable[[Tensor, Tensor], Tensor]:
-    """The step function with layer normalisation of W h and, in an LSTM, of c. w: the weights of one layer by name."""
-    W, gain = w["weight_hh"], w["gain_hh"]
+def normalised_step(mode: str, weights: DirectionWeights) -> Callable[[Tensor, Tensor], Tensor]:
+    """step(base, x): the step with layer normalisation of W h and, in an LSTM, of c."""
+    if mode == "GRU":
+        return _gru_step(weights)
+    if mode == "LSTM":
+        return _lstm_step(weights)
+    W = weights.weight_hh
+    activation = torch.relu if mode == "RNN_RELU" else torch.tanh
+
+    def step(base: Tensor, x: Tensor) -> Tensor:
+        return activation(normalise(mode, x @ W.t(), weights.gain_hh) + base)
+
+    return step
+
+
+def _gru_step(weights: DirectionWeights) -> Callable[[Tensor, Tensor], Tensor]:
+    W = weights.weight_hh
     d = W.shape[1]
-    p: Any = reset_bias(mode, W, w["bias_hh"])
+    b_hn = reset_bias("GRU", W, weights.bias_hh)
+    assert b_hn is not None
 
-    def taken(base: Tensor, x: Tensor) -> Tensor:
-        z = normalise(mode, x[:, :d] @ W.t(), gain)
-        if mode == "GRU":
-            r, k = torch.sigmoid(z[:, : 2 * d] + base[:, : 2 * d]).chunk(2, 1)
-            return (1 - k) * torch.tanh(base[:, 2 * d :] + r * (z[:, 2 * d :] + p)) + k * x
-        if mode == "LSTM":
-            i, f, g, o = (z + base).chunk(4, 1)
-            c = torch.sigmoid(f) * x[:, d:] + torch.sigmoid(i) * torch.tanh(g)
-            seen = layer_norm(c, (d,)) * w["gain_c"] + w["shift_c"]
-            return torch.cat([torch.sigmoid(o) * torch.tanh(seen), c], 1)
-        return torch.relu(z + base) if mode == "RNN_RELU" else torch.tanh(z + base)
+    def step(base: Tensor, x: Tensor) -> Tensor:
+        z = normalise("GRU", x @ W.t(), weights.gain_hh)
+        r, k = torch.sigmoid(z[:, : 2 * d] + base[:, : 2 * d]).chunk(2, 1)
+        candidate = torch.tanh(base[:, 2 * d :] + r * (z[:, 2 * d :] + b_hn))
+        return (1 - k) * candidate + k * x
 
-    return taken
+    return step
+
+
+def _lstm_step(weights: DirectionWeights) -> Callable[[Tensor, Tensor], Tensor]:
+    W = weights.weight_hh
+    d = W.shape[1]
+    gain_c = weights.gain_c
+    shift_c = weights.shift_c
+    assert gain_c is not None
+    assert shift_c is not None
+
+    def step(base: Tensor, x: Tensor) -> Tensor:
+        z = normalise("LSTM", x[:, :d] @ W.t(), weights.gain_hh)
+        i, f, g, o = (z + base).chunk(4, 1)
+        c = torch.sigmoid(f) * x[:, d:] + torch.sigmoid(i) * torch.tanh(g)
+        visible_c = layer_norm(c, (d,)) * gain_c + shift_c
+        return torch.cat([torch.sigmoid(o) * torch.tanh(visible_c), c], 1)
+
+    return step

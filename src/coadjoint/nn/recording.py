@@ -1,20 +1,20 @@
-"""Record what the modules of co.nn do, and ask for their costates.
+"""Record what the modules of co.nn do, and compute their costates.
 
     with co.record(model) as tape:
         loss = per_sample_loss(model(u), y)                    # [B]
     loss = loss + 0.1 * tape.penalty("log-ratio", loss)        # penalised backpropagation
     loss.mean().backward()
 
-A module is a stack of sweeps. Its top ones receive the loss's gradient by the module's outputs; each receives from those
-above it what they would send down, in units of their costates, so that nothing vanishes on the way.
+A module is a stack of sweeps. Its top layer receives the loss's gradient by the module's outputs;
+each layer below receives what those above send down, in units of their costates, so that nothing
+vanishes on the way.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +29,7 @@ from ..networks.layers import (
     pull_back,
     refuse_transforms,
 )
-from ..objectives.penalties import penalty
+from ..objectives.penalties import Penalty, penalty
 from ..sweeps.costates import Costates
 from ..sweeps.layout import Layout
 from ..sweeps.torch_internals import is_compiled
@@ -43,12 +43,17 @@ class Call:
     layout: Layout
     output: Tensor
     last: list[Tensor]  # h_n (and c_n), as they were returned
-    levels: list[Layer]
-    module: str = ""
-    number: int = 0
+    layers: list[Layer]
+    module: str = ""  # its name in the recorded model
+    number: int = 0  # among the calls of that module
+
+    @property
+    def returned(self) -> list[Tensor]:
+        """All tensors that the call has returned."""
+        return [self.output, *self.last]
 
 
-class _Active(threading.local):
+class _ActiveTapes(threading.local):
     """The tapes that are recording, in this thread."""
 
     def __init__(self) -> None:
@@ -58,10 +63,11 @@ class _Active(threading.local):
         return bool(self.tapes)
 
 
-active_tapes = _Active()
+active_tapes = _ActiveTapes()
 
 
 def note_call(module: nn.Module, call: Call) -> None:
+    """Add the call to every tape that records this module."""
     for tape in active_tapes.tapes:
         if module in tape.names:
             tape.add_call(module, call)
@@ -69,7 +75,20 @@ def note_call(module: nn.Module, call: Call) -> None:
 
 @dataclass(eq=False)
 class Tape:
-    """What `record` returns: the calls of the modules of co.nn inside `module`."""
+    """The recorded calls of the modules of co.nn inside a model; `co.record` makes one.
+
+    >>> import torch
+    >>> import coadjoint as co
+    >>> module = co.nn.GRU(2, 3)
+    >>> with co.record(module) as tape:
+    ...     output, _ = module(torch.randn(4, 5, 2))
+    >>> tape
+    <tape of 1 calls of 1 modules>
+    >>> loss = output[-1].square().sum(-1)  # [B]
+    >>> (loss + 0.1 * tape.penalty("log-ratio", loss)).mean().backward()
+    >>> module.weight_hh_l0.grad.shape
+    torch.Size([9, 3])
+    """
 
     names: dict[nn.Module, str]
     calls: list[Call] = field(default_factory=list)
@@ -86,86 +105,122 @@ class Tape:
         return f"<tape of {len(self.calls)} calls of {len(self.names)} modules>"
 
     def add_call(self, module: nn.Module, call: Call) -> None:
+        """Append a call of one of the recorded modules."""
         name = self.names[module]
-        number = sum(c.module == name for c in self.calls)
+        number = sum(earlier.module == name for earlier in self.calls)
         self.calls.append(replace(call, module=name, number=number))
 
     def costates(self, loss: Tensor) -> Recorded:
-        """lam_t = dL/dx_t of each sample's own loss, for every layer, direction and call. loss: [B], made from the outputs;
-        sample j's value must depend on sample j alone. Differentiable, for penalties, unless gradients are switched off."""
+        """The costates lam_t = dL/dx_t of each sample's own loss, by layer, direction and call.
+
+        loss: [B], computed from the outputs; the value of sample j must depend on sample j alone.
+        Differentiable, for penalties, unless gradients are switched off.
+        """
+        self._check_loss(loss)
+        again = torch.is_grad_enabled()
+        calls = [call for call in self.calls if call.layers[0].directions[0].run.x.requires_grad]
+        outputs: list[Tensor] = []
+        called = set()
+        for call in calls:
+            outputs += call.returned
+            called.add(call.module)
+        recorded = {module: name for module, name in self.names.items() if name in called}
+        refuse_wrappers_between(loss, outputs, recorded)
+        gradients = self._gradients(loss, outputs, again)
+        items: list[Costates] = []
+        with torch.autocast(loss.device.type, enabled=False):
+            for call in calls:
+                g, *g_last = [gradients.get(id(y)) for y in call.returned]
+                if g is not None or any(y is not None for y in g_last):
+                    own_loss = loss if again else loss.detach()
+                    items += costates_of_call(call, g, g_last, own_loss, again)
+        if not items:
+            raise InputError(
+                "the loss does not depend on the outputs that were recorded, or they carry no "
+                "gradient (torch.no_grad, reentrant checkpointing): there are no costates."
+            )
+        return Recorded(items, loss)
+
+    def _check_loss(self, loss: Tensor) -> None:
         if not self.calls:
             raise InputError(
-                "nothing was recorded: call the module inside `with co.record(module) as tape:`, and not through torch.compile."
+                "nothing was recorded: call the module inside `with co.record(module) as tape:`, "
+                "and not through torch.compile."
             )
         if not isinstance(loss, Tensor):
             raise KindError(
-                f"the loss must be a tensor of one value for each sample; got {type(loss).__name__}."
+                "the loss must be a tensor of one value for each sample; got "
+                f"{type(loss).__name__}."
             )
-        sizes = {call.layout.rows.B: None for call in self.calls}
+        sizes = dict.fromkeys(call.layout.rows.B for call in self.calls)
         if loss.numel() not in sizes or loss.dim() > 1:
-            what = "a scalar" if loss.dim() == 0 else f"of shape {list(loss.shape)}"
+            got = "a scalar" if loss.dim() == 0 else f"of shape {list(loss.shape)}"
+            expected = " or ".join(f"[{B}]" for B in sizes)
             raise InputError(
-                f"the loss is {what}; expected one value for each sample, shape {' or '.join(f'[{B}]' for B in sizes)}: use "
+                f"the loss is {got}; expected one value for each sample, shape {expected}: use "
                 "reduction='none' and average after the penalty has been added."
             )
         refuse_transforms()
         if not loss.requires_grad:
             raise InputError(
-                "the loss does not depend on what was recorded, or gradients were off (torch.no_grad)."
+                "the loss does not depend on what was recorded, or gradients were off "
+                "(torch.no_grad)."
             )
-        again, device = torch.is_grad_enabled(), loss.device.type
-        calls = [call for call in self.calls if call.levels[0].directions[0].run.x.requires_grad]
-        outputs = [y for call in calls for y in (call.output, *call.last)]
-        called = {call.module for call in calls}
-        refuse_wrappers_between(
-            loss, outputs, {m: name for m, name in self.names.items() if name in called}
-        )
-        each = torch.ones_like(loss)
-        grads = (
-            torch.autograd.grad(loss, outputs, each, True, again, allow_unused=True)
-            if outputs
-            else ()
-        )
-        found, items = dict(zip(map(id, outputs), grads, strict=True)), list[Costates]()
-        with torch.autocast(device, enabled=False):
-            for call in calls:
-                g, *g_last = (found.get(id(y)) for y in (call.output, *call.last))
-                if g is not None or any(y is not None for y in g_last):
-                    items += costates_of_call(
-                        call, g, g_last, loss if again else loss.detach(), again
-                    )
-        if not items:
-            raise InputError(
-                "the loss does not depend on the outputs that were recorded, or they carry no gradient (torch.no_grad, "
-                "reentrant checkpointing): there are no costates."
-            )
-        return Recorded(items, loss)
 
-    def penalty(self, G: Any, loss: Tensor) -> Tensor:
-        """G of the costates, [B]: the mean over layers, directions and calls. G: a name, or any function of Costates."""
+    def _gradients(
+        self, loss: Tensor, outputs: list[Tensor], create_graph: bool
+    ) -> dict[int, Tensor | None]:
+        """The gradient of each sample's loss by the outputs, by id: one output may occur twice."""
+        if not outputs:
+            return {}
+        each = torch.ones_like(loss)
+        grads = torch.autograd.grad(loss, outputs, each, True, create_graph, allow_unused=True)
+        return dict(zip(map(id, outputs), grads, strict=True))
+
+    def penalty(self, G: str | Penalty | Callable[..., Tensor], loss: Tensor) -> Tensor:
+        """G of the costates, [B]: the mean over layers, directions and calls.
+
+        G: a name, or any function of Costates.
+        """
         return penalty(G)(self.costates(loss))
 
 
 def record(module: nn.Module) -> Tape:
-    """Record the calls of every co.nn.RNN, LSTM and GRU inside `module`, for `with co.record(module) as tape:`."""
+    """Record the calls of every co.nn.RNN, LSTM and GRU inside `module`, as a context manager.
+
+    Of the loss ||h_T||^2 / 2 the last costate is lam_T = h_T:
+
+    >>> import torch
+    >>> import coadjoint as co
+    >>> module = co.nn.RNN(2, 3)
+    >>> with co.record(module) as tape:
+    ...     output, _ = module(torch.randn(4, 5, 2))  # [T, B, inputs]
+    >>> (lam,) = tape.costates(output[-1].square().sum(-1) / 2)  # one layer, one direction
+    >>> lam.lam.shape  # [T + 1, B, n]
+    torch.Size([5, 5, 3])
+    >>> torch.allclose(lam.lam[-1], output[-1])
+    True
+    """
     if not isinstance(module, nn.Module):
         raise KindError(f"record expects a torch.nn.Module; got {type(module).__name__}.")
-    inside = lambda m: [y for y in m.modules() if is_recordable(y)]
-    if any(is_compiled(m) and inside(m) for m in module.modules()):
-        raise Unsupported(
-            "a compiled module cannot be recorded: its recurrences have one derivative. Record the module that was given to "
-            "torch.compile, and call that one."
-        )
-    names: dict[nn.Module, str] = {
-        m: name for name, m in module.named_modules() if is_recordable(m)
-    }
+    for inner in module.modules():
+        if is_compiled(inner) and any(map(is_recordable, inner.modules())):
+            raise Unsupported(
+                "a compiled module cannot be recorded: its recurrences have only one derivative. "
+                "Record the module that was given to torch.compile, and call that one."
+            )
+    names: dict[nn.Module, str] = {}
+    for name, inner in module.named_modules():
+        if is_recordable(inner):
+            names[inner] = name
     if not names:
-        found = {type(m).__name__ for m in module.modules() if isinstance(m, nn.RNNBase)}
-        hint = (
-            f" It has torch.nn's {', '.join(sorted(found))}: co.nn has the same, and co.nn.replace(model) puts them in."
-            if found
-            else ""
-        )
+        kinds = {type(m).__name__ for m in module.modules() if isinstance(m, nn.RNNBase)}
+        hint = ""
+        if kinds:
+            hint = (
+                f" It has torch.nn's {', '.join(sorted(kinds))}: use co.nn's instead; "
+                "co.nn.replace(model) puts them in."
+            )
         raise InputError(
             f"there is no co.nn.RNN, LSTM or GRU inside {type(module).__name__}.{hint}"
         )
@@ -173,53 +228,59 @@ def record(module: nn.Module) -> Tape:
 
 
 def is_recordable(module: nn.Module) -> bool:
-    """Does the module note its calls on a tape? Those of co.nn do: RNN, LSTM, GRU."""
+    """Does the module note its calls on a tape? RNN, LSTM and GRU of co.nn do."""
     return getattr(module, "recordable", False) is True
 
 
 def costates_of_call(
     call: Call, g: Tensor | None, g_last: Sequence[Tensor | None], loss: Tensor, again: bool
 ) -> list[Costates]:
-    """The costates of a call from the loss's gradient by its outputs."""
+    """The costates of a call; g, g_last: the loss's gradient by its output and last states.
+
+    again: the costates will be differentiated.
+    """
     rows = call.layout.rows
     if loss.numel() != rows.B:
         raise InputError(
-            f"the loss has {loss.numel()} values, but it depends on a call of {call.module or 'the module'} with {rows.B} "
-            "samples: every call must have one sample for each value."
+            f"the loss has {loss.numel()} values, but it depends on a call of "
+            f"{call.module or 'the module'} with {rows.B} samples: every call must have one sample "
+            "for each value."
         )
-    if g is not None:
-        top = call.levels[-1].y
-        g = g if call.output is top else pull_back([call.output], [top], [g], again)[0]
-    D = len(call.levels[0].directions)
-    last = [
-        [
-            last_state_gradient(call, piece, g_last, layer * D + i)
-            for i, piece in enumerate(level.directions)
-        ]
-        for layer, level in enumerate(call.levels)
-    ]
-    where = lambda layer, direction: (call.module, call.number, layer, direction)
-    return costates_through_layers(
-        call.layout, call.levels, g, last, loss.reshape(rows.B), again, where
-    )
+    top = call.layers[-1].y
+    if g is not None and call.output is not top:
+        g = pull_back([call.output], [top], [g], again)[0]
+    directions = len(call.layers[0].directions)
+    last: list[list[Tensor | None]] = []
+    for i, layer in enumerate(call.layers):
+        numbered = enumerate(layer.directions, start=i * directions)
+        last.append([last_state_gradient(call, run, g_last, number) for number, run in numbered])
+
+    def place(layer: int, direction: str) -> tuple[str, int, int, str]:
+        return call.module, call.number, layer, direction
+
+    own_loss = loss.reshape(rows.B)
+    return costates_through_layers(call.layout, call.layers, g, last, own_loss, again, place)
 
 
 def last_state_gradient(
-    call: Call, piece: DirectionRun, g_last: Sequence[Tensor | None], i: int
+    call: Call, run: DirectionRun, g_last: Sequence[Tensor | None], number: int
 ) -> Tensor | None:
-    """The loss's gradient by the last states, [B, n], from those by h_n (and c_n)."""
+    """The loss's gradient by a direction's last states, [B, n], from those by h_n (and c_n).
+
+    number: of the direction in h_n, which is [layers directions, B, hidden].
+    """
     if all(g is None for g in g_last):
         return None
-    B, n = call.layout.rows.B, piece.run.x.shape[1]
+    B = call.layout.rows.B
+    x = run.run.x
     parts: list[Tensor] = []
-    for g in g_last:
-        y = (
-            piece.run.x.new_zeros(B, piece.hidden)
-            if g is None
-            else call.layout.sort(g.reshape(-1, B, g.shape[-1])[i])
-        )
-        parts.append(
-            y @ piece.project if piece.project is not None and g is not None and not parts else y
-        )
-    s = torch.cat(parts, 1)
-    return pad(s, (0, n - s.shape[1]))
+    for slot, g in enumerate(g_last):
+        if g is None:
+            part = x.new_zeros(B, run.hidden)
+        else:
+            part = call.layout.sort(g.reshape(-1, B, g.shape[-1])[number])
+            if slot == 0 and run.project is not None:  # h = W_hr m, and the state holds m
+                part = part @ run.project
+        parts.append(part)
+    by_state = torch.cat(parts, 1)
+    return pad(by_state, (0, x.shape[1] - by_state.shape[1]))

@@ -1,87 +1,111 @@
-"""y_i M' + b for every step row, by chunks of time steps, so that a sequence swept in segments has the same bits."""
+"""y_i M' + b for every step row, chunk by chunk.
+
+The chunks are the same whether a sequence is swept at once or in segments, and so are the bits.
+"""
 
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
 from .chunks import chunks_from_last, sum_products, sum_rows
+from .functions import (
+    Context,
+    Gradients,
+    SweepFunction,
+    needed_inputs,
+    nestable_jvp,
+    with_quick_apply,
+    without_autocast,
+)
 from .memory import empty
-from .pointwise import needed_inputs, nestable_jvp, vmap_error, with_quick_apply, without_autocast
 from .rows import Rows
 from .torch_internals import autocast_is_on
 
 
 def plus(*terms: Tensor | None) -> Tensor | None:
-    """The sum of the terms that are there; None stands for zero."""
-    found = [t for t in terms if t is not None]
-    return functools.reduce(torch.add, found) if found else None
+    """The sum of the terms; None counts as zero, and a sum of nothing is None."""
+    present = [term for term in terms if term is not None]
+    if not present:
+        return None
+    return functools.reduce(torch.add, present)
+
+
+class AffineContext(Context):
+    """The context of Affine."""
+
+    rows: Rows
 
 
 @with_quick_apply
-class Affine(Function):
-    """y_i M' + b for step rows, by chunks."""
+class Affine(SweepFunction):
+    """y_i M' + b for step rows, by chunks: apply(rows, y [N, n], M [m, n], b [m] or None)."""
 
     @staticmethod
     def forward(rows: Rows, y: Tensor, M: Tensor, b: Tensor | None) -> Tensor:
+        """[N, m]."""
         out = empty((len(y), len(M)), y)
-        Mt = (
-            M.contiguous() if 8 * len(M) <= M.shape[1] else M
-        ).t()  # a BLAS is slow at few columns that lie side by side
-        for part, into in chunks_from_last(rows, y, out):
-            part = align_to_64_bytes(part)
-            torch.mm(part, Mt, out=into) if b is None else torch.addmm(b, part, Mt, out=into)
+        # A BLAS is slow at few columns that lie side by side.
+        few_columns = 8 * len(M) <= M.shape[1]
+        Mt = M.contiguous().t() if few_columns else M.t()
+        for chunk, into in chunks_from_last(rows, y, out):
+            part = align_to_64_bytes(chunk)
+            if b is None:
+                torch.mm(part, Mt, out=into)
+            else:
+                torch.addmm(b, part, Mt, out=into)
         return out
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+    def setup_context(
+        ctx: AffineContext, inputs: tuple[Rows, Tensor, Tensor, Tensor | None], output: Tensor
+    ) -> None:
+        """Keep y and M."""
         ctx.rows, y, M, _ = inputs
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(y, M)
         ctx.save_for_forward(y, M)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor | None) -> Any:
+    def backward(ctx: AffineContext, g: Tensor | None) -> Gradients:
+        """(gM, g'y, sum of g) for g [N, m]."""
         if autocast_is_on():
             return without_autocast(Affine.backward, ctx, g)
-        (y, M), rows, need = ctx.saved_tensors, ctx.rows, needed_inputs(ctx)
+        y, M = ctx.saved_tensors
+        rows = ctx.rows
+        _, need_y, need_M, need_b = needed_inputs(ctx)
         if g is None:
             return (None,) * 4
-        gy = affine(rows, g, M.t(), None) if need[1] else None
-        return (
-            None,
-            gy,
-            sum_products(rows, g, y) if need[2] else None,
-            sum_rows(rows, g) if need[3] else None,
-        )
+        gy = affine(rows, g, M.t(), None) if need_y else None
+        gM = sum_products(rows, g, y) if need_M else None
+        gb = sum_rows(rows, g) if need_b else None
+        return None, gy, gM, gb
 
     @staticmethod
     @nestable_jvp
-    def jvp(ctx: Any, _rows: Any, dy: Tensor | None, dM: Tensor | None, db: Tensor | None) -> Any:
+    def jvp(
+        ctx: AffineContext, _rows: None, dy: Tensor | None, dM: Tensor | None, db: Tensor | None
+    ) -> Tensor | None:
+        """The direction dy M' + y dM' + db."""
         y, M = ctx.saved_tensors
-        out = plus(
-            None if dy is None else affine(ctx.rows, dy, M, None),
-            None if dM is None else y @ dM.t(),
-            db,
-        )
+        through_y = None if dy is None else affine(ctx.rows, dy, M, None)
+        through_M = None if dM is None else y @ dM.t()
+        out = plus(through_y, through_M, db)
         return None if out is None else out.expand(len(y), len(M))
-
-    vmap = staticmethod(lambda *_: raise_error(vmap_error()))
 
 
 def affine(rows: Rows | None, y: Tensor, M: Tensor, b: Tensor | None) -> Tensor:
-    """y_i M' + b; rows: those of a step array, None for any others."""
-    return torch.nn.functional.linear(y, M, b) if rows is None else Affine.apply(rows, y, M, b)
+    """y_i M' + b; rows: where the rows of a step array lie, None for an array of any other rows."""
+    if rows is None:
+        return torch.nn.functional.linear(y, M, b)
+    out: Tensor = Affine.apply(rows, y, M, b)
+    return out
 
 
 def align_to_64_bytes(y: Tensor) -> Tensor:
-    """A BLAS may add up in another order where an array does not begin at a multiple of 64 bytes."""
-    return y if y.data_ptr() % 64 == 0 else y.clone(memory_format=torch.contiguous_format)
-
-
-def raise_error(error: Exception) -> None:
-    raise error
+    """`y`, copied if its memory is not aligned: a BLAS may then add in another order."""
+    if y.data_ptr() % 64 == 0:
+        return y
+    return y.clone(memory_format=torch.contiguous_format)

@@ -1,33 +1,43 @@
-"""Checks of values: made at once on a CPU, and later on a GPU, where an answer waits for all work before it.
+"""Checks of values: made at once on a CPU, later on a GPU, where an answer waits for queued work.
 
-While a gradient is being recorded as a CUDA graph no answer can be had at all. Its checks are collected and made after each
-replay (graphs.py). What is being recorded belongs to the thread that records: other threads check at once, as ever.
+    Check                something that must hold, and the error if it does not
+    require              make a check now; while a CUDA graph is captured, collect it
+    defer_checks         inside, checks are collected
+    raise_failures       make collected checks
+    plan.require_finite  a sweep's check that its values are finite
+    plan.settle_checks   make the checks that a sweep has collected
+
+While a gradient is captured as a CUDA graph no value can be read at all. Its checks are collected
+and made after each replay (gradients/captured.py). A capture belongs to the thread that makes it:
+other threads check at once, as always.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from torch import Tensor
+
+MakeError = Callable[[], Exception | None]
 
 
 class Check(NamedTuple):
-    """Something that must hold, to be asked later."""
+    """Something that must hold, to be checked later."""
 
-    holds: Any  # a tensor
-    make_error: Callable[
-        [], Exception | None
-    ]  # what to raise if it does not; None for a false alarm
+    holds: Tensor  # a bool
+    make_error: MakeError  # what to raise if it does not hold; None for a false alarm
 
 
-# The checks of the recording under way in this thread; None outside a recording.
-_collected: ContextVar[list[Check] | None] = ContextVar("coadjoint_doubts", default=None)
+# The checks of the capture under way in this thread; None outside a capture.
+_collected: ContextVar[list[Check] | None] = ContextVar("coadjoint_checks", default=None)
 
 
 @contextlib.contextmanager
 def defer_checks() -> Iterator[list[Check]]:
-    """Inside, and in this thread alone, checks are collected instead of asked."""
+    """Inside, and in this thread alone, checks are collected instead of made."""
     checks: list[Check] = []
     token = _collected.set(checks)
     try:
@@ -37,27 +47,27 @@ def defer_checks() -> Iterator[list[Check]]:
 
 
 def is_deferring_checks() -> bool:
-    """Is this thread recording?"""
+    """Is this thread inside `defer_checks`?"""
     return _collected.get() is not None
 
 
-def require(holds: Any, make_error: Callable[[], Exception | None]) -> None:
-    """`holds` must be true: now, or whenever the recording is replayed."""
+def require(holds: Tensor, make_error: MakeError) -> None:
+    """`holds` must be true: now, or after each replay if this thread captures a graph."""
     checks = _collected.get()
     if checks is not None:
         checks.append(Check(holds, make_error))
-        return
-    if not holds:
-        raise_unless_none(make_error())
+    elif not holds:
+        raise_error(make_error())
 
 
-def raise_failures(checks: list[Check]) -> None:
-    """Raise what is make_error, if anything is: one answer for all checks, then each of them."""
+def raise_failures(checks: Sequence[Check]) -> None:
+    """Raise the error of the first check that fails, if any does."""
     for check in checks:
         if not check.holds.item():
-            raise_unless_none(check.make_error())
+            raise_error(check.make_error())
 
 
-def raise_unless_none(error: Exception | None) -> None:
+def raise_error(error: Exception | None) -> None:
+    """Raise `error`; do nothing for None, a false alarm."""
     if error is not None:
         raise error

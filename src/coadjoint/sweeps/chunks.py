@@ -1,8 +1,8 @@
 """Sums and products over rows, in fixed chunks of time steps.
 
-A BLAS adds up in an order that depends on how many rows it is given. Here it is always given the same ones, chunk by
-chunk from the last to the first, so that a sequence swept in segments has the bits of one swept at once. Chunks are
-added up in float64: float32 does not keep its digits over ten thousand rows.
+A BLAS adds in an order that depends on how many rows it is given. Here it always gets the same
+rows, chunk by chunk from the last to the first, so that a sequence swept in segments has the bits
+of one swept at once. Chunks are added in float64: float32 loses digits over ten thousand rows.
 """
 
 from __future__ import annotations
@@ -14,69 +14,80 @@ from torch import Tensor
 
 from .rows import ROWS_PER_CHUNK, Rows, split_range
 
-FEW_ROWS = (
-    256  # rows added up at once where the result is so small that a BLAS adds them one by one
-)
+# Rows added at once where the result is so small that a BLAS adds them one by one.
+FEW_ROWS = 256
 
 
 def chunks_from_last(
     rows: Rows | None, *arrays: Tensor, few: bool = False
 ) -> Iterator[Sequence[Tensor]]:
-    """The rows of step arrays that meet a BLAS at once, the last first."""
-    gpu, count, size = arrays[0].is_cuda, len(arrays[0]), FEW_ROWS if few else 2 * ROWS_PER_CHUNK
+    """Parts of the step arrays for one BLAS call each, the last first; few: short parts."""
+    count = len(arrays[0])
+    size = FEW_ROWS if few else 2 * ROWS_PER_CHUNK
     chunks = rows.chunks if rows else [range(count)]
-    if gpu or (len(chunks) == 1 and count <= size):
-        yield arrays  # a GPU's products are not reproducible to the bit across sizes, and every launch costs as much as a chunk
+    # On a GPU products of different sizes differ in their bits anyway, and every launch costs as
+    # much as a whole chunk.
+    if arrays[0].is_cuda or (len(chunks) == 1 and count <= size):
+        yield arrays
         return
     for chunk in reversed(chunks):
-        for piece in reversed(split_range(chunk, size)):
-            yield [y[piece.start : piece.stop] for y in arrays]
+        for part in reversed(split_range(chunk, size)):
+            yield [y[part.start : part.stop] for y in arrays]
 
 
 class Sum:
-    """A sum over rows that may arrive in segments, the last first."""
+    """A sum over rows that may arrive in segments, the last segment first."""
 
     def __init__(self) -> None:
         self.value: Tensor | None = None
         self.dtype: torch.dtype | None = None
-        self.ours = False  # may be overwritten
+        self.may_overwrite = False
 
     def add(self, part: Tensor) -> None:
+        """Add a term: the first as it is, the others in float64."""
         self.dtype = part.dtype
         if self.value is None:
             self.value = part
-        elif self.value.dtype == torch.float64 and self.ours and not torch.is_grad_enabled():
+            return
+        in_place = self.value.dtype == torch.float64 and self.may_overwrite
+        if in_place and not torch.is_grad_enabled():
             self.value += part
         else:
-            self.value, self.ours = self.value.double() + part, True
+            self.value = self.value.double() + part
+            self.may_overwrite = True
 
     def add_product(self, rows: Rows | None, y: Tensor, r: Tensor) -> None:
-        """sum over rows of y_i r_i'; with the narrower first it is faster, up to ten times where that is very narrow."""
-        narrow = r.shape[1] < y.shape[1]
-        for y_, r_ in chunks_from_last(rows, y, r, few=y.shape[1] * r.shape[1] <= 64):
-            self.add(torch.mm(r_.t(), y_).t() if narrow else torch.mm(y_.t(), r_))
+        """Add the sum over rows of y_i r_i'."""
+        # Products are faster with the narrower array first, up to ten times if it is very narrow.
+        r_first = r.shape[1] < y.shape[1]
+        few = y.shape[1] * r.shape[1] <= 64
+        for y_part, r_part in chunks_from_last(rows, y, r, few=few):
+            if r_first:
+                self.add(torch.mm(r_part.t(), y_part).t())
+            else:
+                self.add(torch.mm(y_part.t(), r_part))
 
     def add_rows(self, rows: Rows | None, y: Tensor) -> None:
-        """sum over rows of y_i"""
+        """Add the sum over rows of y_i."""
         for (part,) in chunks_from_last(rows, y):
             self.add(part.sum(0))
 
     def total(self) -> Tensor:
+        """The sum, in the type of its terms."""
         assert self.value is not None
-        return self.value.to(
-            self.dtype
-        ).contiguous()  # parameters_to_vector, for one, asks a gradient for view()
+        # Contiguous: parameters_to_vector, for one, calls view() on gradients.
+        return self.value.to(self.dtype).contiguous()
 
 
 def sum_products(rows: Rows | None, y: Tensor, r: Tensor) -> Tensor:
-    """sum over rows of y_i r_i'"""
-    found = Sum()
-    found.add_product(rows, y, r)
-    return found.total()
+    """The sum over rows of y_i r_i', [n, m]."""
+    products = Sum()
+    products.add_product(rows, y, r)
+    return products.total()
 
 
 def sum_rows(rows: Rows | None, y: Tensor) -> Tensor:
-    """sum over rows of y_i"""
-    found = Sum()
-    found.add_rows(rows, y)
-    return found.total()
+    """The sum over rows of y_i, [n]."""
+    terms = Sum()
+    terms.add_rows(rows, y)
+    return terms.total()

@@ -1,7 +1,7 @@
-"""Large arrays are used again: a fresh one costs a page fault for every 4 kB, about as much as a sweep over it.
+"""Large arrays are used again: a fresh one costs a page fault per 4 kB, as much as a sweep over it.
 
-A storage is handed out again when nobody else holds it: no tensor, no view, no graph. Sizes that are no longer asked
-for are dropped; `release()` gives back the rest.
+A storage is handed out again when nobody else holds it: no tensor, no view, no graph. Sizes that
+are no longer requested are dropped; `release()` frees the rest.
 """
 
 from __future__ import annotations
@@ -18,37 +18,47 @@ from .pointers import is_traced
 from .torch_internals import holder_count
 
 SMALL = 1 << 17  # bytes below which the allocator itself is quick
-STALE = 200  # requests after which a size counts as no longer asked for
-_kept: dict[int, list[UntypedStorage]] = {}
-_asked: dict[int, int] = {}
-_clock = itertools.count()
+STALE = 200  # requests after which a size counts as no longer in use
+_storages: dict[int, list[UntypedStorage]] = {}  # by size in bytes
+_last_request: dict[int, int] = {}  # by size: the number of the latest request for it
+_request_numbers = itertools.count()
 _lock = threading.Lock()
 
 
 def empty(shape: Sequence[int], like: Tensor) -> Tensor:
-    """An array whose values are not set, of the kind of `like`."""
+    """An array of this shape whose values are not set, with the type and device of `like`."""
     size = math.prod(shape) * like.element_size()
-    if (
-        size < SMALL
-        or like.device.type != "cpu"
-        or torch.are_deterministic_algorithms_enabled()
-        or is_traced(like)
-    ):
+    if size < SMALL or like.device.type != "cpu":
+        return like.new_empty(tuple(shape))
+    # Deterministic mode fills what torch allocates, and a traced tensor has no storage to share.
+    if torch.are_deterministic_algorithms_enabled() or is_traced(like):
         return like.new_empty(tuple(shape))
     with _lock:
-        now = _asked[size] = next(_clock)
-        storages = _kept.setdefault(size, [])
-        free = next((s for s in storages if holder_count(s) == 1), None)
-        if free is None:
-            for other in [n for n, last in _asked.items() if now - last > STALE]:
-                del _kept[other], _asked[other]
-            free = UntypedStorage(size)
-            storages.append(free)
-        return like.new_empty(0).set_(free, 0, tuple(shape))  # type: ignore[call-overload]
+        storage = _find_storage(size)
+        array = like.new_empty(0)
+        array.set_(storage, 0, tuple(shape))  # type: ignore[call-overload]
+        return array
+
+
+def _find_storage(size: int) -> UntypedStorage:
+    """A storage of `size` bytes that nobody else holds."""
+    number = next(_request_numbers)
+    _last_request[size] = number
+    storages = _storages.setdefault(size, [])
+    for storage in storages:
+        if holder_count(storage) == 1:  # Python alone
+            return storage
+    stale = [other for other, last in _last_request.items() if number - last > STALE]
+    for other in stale:
+        del _storages[other]
+        del _last_request[other]
+    storage = UntypedStorage(size)
+    storages.append(storage)
+    return storage
 
 
 def release() -> None:
-    """Give back the memory that is kept for the next sweep."""
+    """Free the memory that is kept for the next sweep."""
     with _lock:
-        _kept.clear()
-        _asked.clear()
+        _storages.clear()
+        _last_request.clear()

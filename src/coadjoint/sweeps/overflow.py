@@ -1,4 +1,4 @@
-"""What is said of a sweep that leaves the range of its type: which quantity, at which step, and what to do."""
+"""Errors of a sweep that leaves the range of its type: which quantity, which step, what to do."""
 
 from __future__ import annotations
 
@@ -13,27 +13,33 @@ from .rows import SAFE_EXPONENT, Rows, scale
 
 
 def at_true_scale(plan: SweepPlan, mu: Tensor, k: Tensor | None, declared: Tensor | None) -> Tensor:
-    """mu at its true scale, where a loss is declared: the change of the source that the penalty asks for."""
+    """mu_t 2^-k_t: the penalty's derivative by the source s_t, the loss's gradient at step t.
+
+    declared [rows of mu]: where the loss reads the state. Elsewhere the derivative is 0 if 2^-k_t
+    is out of range, since there is no source that it could change. k None: mu as it is.
+    """
     if k is None:
         return mu
-    rows, true = plan.rows, scale(mu, -k[:, None])
+    rows = plan.rows
+    true = scale(mu, -k[:, None])
     if declared is not None:
-        true = torch.where((declared | (k > -SAFE_EXPONENT[mu.dtype]))[:, None], true, 0)
+        in_reach = declared | (k > -SAFE_EXPONENT[mu.dtype])
+        true = torch.where(in_reach[:, None], true, 0)
 
     def make_error() -> NumericalError | None:
-        rows_bad = (~torch.isfinite(true).all(1)).nonzero()
-        if not len(rows_bad):
+        bad_rows = (~torch.isfinite(true).all(1)).nonzero()
+        if not len(bad_rows):
             return None
-        bad = int(rows_bad[0, 0])
-        t = (
-            time_of_row(rows, bad)
-            if len(mu) == rows.B + rows.N
-            else rows.begin + int(rows.lengths[bad])
-        )
+        bad = int(bad_rows[0, 0])
+        if len(mu) == rows.B + rows.N:
+            t = time_of_row(rows, bad)
+        else:  # one row for each sample, at its last step
+            t = rows.begin + int(rows.lengths[bad])
         return NumericalError(
-            f"the second adjoint is outside the range of {str(mu.dtype)[6:]} at t = {t}: the penalty's derivative by the loss's "
-            f"gradient there is 2^{-int(k[bad])} times a number of order one. Use float64, a shorter sequence or a smaller gain; "
-            "if the loss gives that step no weight, say so with mask=."
+            f"the second adjoint is outside the range of {str(mu.dtype)[6:]} at t = {t}: the "
+            "penalty's derivative by the loss's gradient at that step is of the order of "
+            f"2^{-int(k[bad])}. Use float64, a shorter sequence or a smaller gain; if the loss "
+            "does not read that step, mark it with mask=."
         )
 
     require_finite(plan, true, make_error)
@@ -41,14 +47,18 @@ def at_true_scale(plan: SweepPlan, mu: Tensor, k: Tensor | None, declared: Tenso
 
 
 def check_range(plan: SweepPlan, end: Tensor, what: str, states: Callable[[], Tensor]) -> None:
-    """Whatever leaves the range of its type on the way is not finite at the end of the sweep."""
+    """Check a sweep by its last values: what left the range on the way is not finite there.
+
+    what: the quantity, for the message. states(): its values at all steps, to find the bad one.
+    """
 
     def make_error() -> NumericalError | None:
         if torch.isfinite(end).all():
             return None
-        bad = (~torch.isfinite(states()).all(1)).nonzero()[:, 0].tolist()
-        times = [time_of_row(plan.rows, row) for row in bad]
-        t = min(times) if what in ("the state", "the tangent") else max(times)
+        bad_rows = (~torch.isfinite(states()).all(1)).nonzero()[:, 0].tolist()
+        times = [time_of_row(plan.rows, row) for row in bad_rows]
+        runs_forwards = what in ("the state", "the tangent")
+        t = min(times) if runs_forwards else max(times)
         return NumericalError(
             f"{what} is outside the range of {str(end.dtype)[6:]} at t = {t} of {plan.rows.end}. "
             "Use float64, a shorter sequence, or weights of a smaller gain (spectral radius)."
@@ -58,15 +68,21 @@ def check_range(plan: SweepPlan, end: Tensor, what: str, states: Callable[[], Te
 
 
 def blame_penalty(rows: Rows, glam: Tensor | None, error: NumericalError) -> NumericalError:
-    """The error of a tangent sweep, or that of the penalty it came from."""
-    bad = [] if glam is None else (~torch.isfinite(glam).all(1)).nonzero()[:, 0].tolist()
-    if not bad:
+    """The error to raise for a tangent sweep: the penalty's, if glam is not finite itself."""
+    if glam is None:
+        return error
+    bad_rows = (~torch.isfinite(glam).all(1)).nonzero()[:, 0].tolist()
+    if not bad_rows:
         return error
     return NumericalError(
-        f"the penalty's derivative by the costate is not finite at t = {time_of_row(rows, bad[0])}: "
-        "look for a logarithm, a root or a quotient of something that is zero there."
+        "the penalty's derivative by the costate is not finite at "
+        f"t = {time_of_row(rows, bad_rows[0])}: look for a logarithm, a root or a quotient of "
+        "something that is zero there."
     )
 
 
 def time_of_row(rows: Rows, row: int) -> int:
-    return rows.begin + (0 if row < rows.B else int(rows.time[row - rows.B]))
+    """The time step t of a row of a state array; 0 for the initial states."""
+    if row < rows.B:
+        return rows.begin
+    return rows.begin + int(rows.time[row - rows.B])

@@ -1,50 +1,54 @@
-"""What a sweep is: a cell over rows by an engine (Plan), what it leaves behind (Tape), and what an engine must do.
+"""What a sweep is: a plan (a cell, rows, an engine), what it saves, and what an engine must do.
 
-With a_t = base_t + W r(x_{t-1}) and x_t = f(a_t, v_t, x_{t-1}, p), an engine runs three loops over flat arrays:
+With a_t = base_t + W r(x_{t-1}) and x_t = f(a_t, v_t, x_{t-1}, p), an engine runs three loops over
+flat arrays; m_t = link_t mu_{t-1}:
 
-    forward  ->  a_t, x_t
-    tangent  ->  nu_t  = ga_t + W r' m_t           mu_t    = g_t + f_x m_t + f_a nu_t        m_t = link_t mu_{t-1}
-    adjoint  <-  del_t = sa_t + f_a' lam_t         lam_t-1 = s_t-1 + link_t (f_x' lam_t + r' W' del_t)
+    forward  ->  a_t,  x_t
+    tangent  ->  nu_t  = ga_t + W r' m_t       mu_t    = g_t + f_x m_t + f_a nu_t
+    adjoint  <-  del_t = sa_t + f_a' lam_t     lam_t-1 = s_t-1 + link_t (f_x' lam_t + r' W' del_t)
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, NoReturn, Protocol, SupportsIndex
 
 import torch
 from torch import Tensor
 
 from ..cells.cell import Cell
 from ..errors import Unsupported
-from .checks import Check, is_deferring_checks, raise_failures
+from .checks import Check, MakeError, is_deferring_checks, raise_error, raise_failures
 from .rows import Link, Rows
 
 
 class Saved(NamedTuple):
-    """What a forward sweep leaves behind: where slopes and bends are taken."""
+    """The arrays that a forward sweep saves: the point at which slopes and bends are taken."""
 
     a: Tensor  # [N, g d]; without values where the engine found that no derivative reads it
     v: Tensor | None  # [N, side d]
     x: Tensor  # [B + N, s d]
     p: Tensor | None  # [parameters d]
-    q: Tensor | None  # [N, kept d]: the values of cell.saved_nodes, if the engine keeps them
+    q: Tensor | None  # [N, saved d]: the values of cell.saved_nodes, if the engine saves them
+
+    def detach(self) -> Saved:
+        """The same arrays as constants."""
+        detached = [None if y is None else y.detach() for y in self]
+        return Saved(*detached)  # type: ignore[arg-type]
 
     def differentiable_names(self, need: Sequence[bool]) -> tuple[str, ...]:
         """Which of a, v, x, p are there and need a gradient."""
-        return tuple(
-            n for n, y, wanted in zip("avxp", self, need, strict=False) if y is not None and wanted
-        )
+        candidates = zip("avxp", self, need, strict=False)
+        return tuple(name for name, y, needed in candidates if y is not None and needed)
 
 
 class Engine(Protocol):
     """Three loops over flat arrays; no derivatives, no losses."""
 
-    def refusal(
-        self, device: str
-    ) -> str | None: ...  # why it cannot run here, as the end of a sentence
+    def refusal(self, device: str) -> str | None:
+        """Why the engine cannot run on this device, as the end of a sentence; None if it can."""
 
     def forward(
         self,
@@ -54,7 +58,8 @@ class Engine(Protocol):
         W: Tensor | None,
         x0: Tensor,
         p: Tensor | None,
-    ) -> tuple[Tensor, Tensor, Tensor | None]: ...
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """-> (x, a, q)."""
 
     def adjoint(
         self,
@@ -67,9 +72,14 @@ class Engine(Protocol):
         link: Link | None,
         scaled: bool,
         keep: bool,
-        k_last: Tensor
-        | None = None,  # [B]: s_last is given as s_last 2^k_last, beside s or alone (scaled sweeps)
-    ) -> tuple[Tensor, Tensor, Tensor | None]: ...
+        k_last: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """-> (lam, delta, k).
+
+        scaled: choose exponents k and return mantissas, lam_t = mantissa_t 2^k_t; otherwise k is
+        None. keep: lam will be read at every step, not at the first alone. k_last [B]: the source
+        of the last states is s_last 2^k_last, beside s or alone (scaled sweeps).
+        """
 
     def tangent(
         self,
@@ -79,17 +89,19 @@ class Engine(Protocol):
         g: Tensor | None,
         ga: Tensor | None,
         link: Link | None,
-    ) -> tuple[Tensor, Tensor]: ...
+    ) -> tuple[Tensor, Tensor]:
+        """-> (mu, nu)."""
 
 
 @dataclass(frozen=True, eq=False)
 class SweepPlan:
     """Which cell, over which rows, by which engine.
 
-    checked: what leaves the range of its type is an error that names the step; otherwise inf and NaN go through, as in
-    torch, where a GradScaler and the like wait for them.
-    defers_checks: the plan is made while its gradient is recorded. It is noted here because the backward runs in a thread of
-    autograd's, which does not know what its caller is doing."""
+    checked: a value that leaves the range of its type is an error that names the step; otherwise
+    inf and NaN go through, as in torch, where a GradScaler and others wait for them.
+    defers_checks: the plan was made while its gradient is captured as a CUDA graph. It is noted
+    here because the backward runs in a thread of autograd, which does not know of the capture.
+    """
 
     cell: Cell
     rows: Rows
@@ -98,28 +110,31 @@ class SweepPlan:
     checked: bool = True
     defers_checks: bool = field(default_factory=is_deferring_checks)
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
         raise Unsupported(
-            "a run of a network, and the costates on it, belong to the process that made them and cannot be copied or "
-            "pickled: take their tensors, trajectory.x.detach() or costates.lam.detach()."
+            "a run of a network and its costates belong to the process that made them and cannot "
+            "be copied or pickled: copy their tensors, trajectory.x.detach() or "
+            "costates.lam.detach()."
         )
 
 
-def require_finite(plan: SweepPlan, y: Tensor, make_error: Callable[[], Exception | None]) -> None:
-    """y must be finite: at once on a CPU, and on a GPU when `settle` is called."""
+def require_finite(plan: SweepPlan, y: Tensor, make_error: MakeError) -> None:
+    """Check that y is finite: at once on a CPU, in `settle_checks` on a GPU."""
     if not plan.checked:
         return
+    # A sum is finite only if all of its terms are; make_error has the last word.
     if y.is_cuda:
         plan.checks.append(Check(y.detach().sum().isfinite(), make_error))
-    elif not math.isfinite(y.sum().item()) and (error := make_error()) is not None:
-        raise error
+    elif not math.isfinite(y.sum().item()):
+        raise_error(make_error())
 
 
 def settle_checks(plan: SweepPlan) -> None:
-    """Raise what is make_error, if anything is."""
+    """Make the checks collected so far; the first that fails raises its error."""
     if plan.defers_checks:
-        return  # graphs.py asks after each replay
+        return  # they are made after each replay of the CUDA graph
     checks = plan.checks[:]
     plan.checks.clear()
-    if checks and not torch.stack([d.holds for d in checks]).all().item():
+    # One answer for all checks first: each answer waits for the GPU.
+    if checks and not torch.stack([check.holds for check in checks]).all().item():
         raise_failures(checks)

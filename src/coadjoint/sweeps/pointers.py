@@ -1,9 +1,10 @@
 """The one way by which an array leaves Python: its address, handed to compiled code.
 
-Compiled code believes what it is told. So an address is given away only if the tensor is an ordinary one, of the type,
-device and number of values that the loop will read, with that much memory behind it. All other tensors are refused here:
-what torch only imagines (FakeTensorMode, the meta device), what is spread over processes (DTensor), what lies otherwise
-(sparse, nested), what a transform of torch.func has wrapped, and what has lost its memory.
+Compiled code believes what it is told. So an address is handed out only if the tensor is an
+ordinary one, with the type, device and number of values that the loop will read, and memory enough
+for them. All other tensors are refused here: those without values (FakeTensorMode, the meta
+device), spread over processes (DTensor), stored in another way (sparse, nested), wrapped by a
+transform of torch.func, or whose memory was freed.
 """
 
 from __future__ import annotations
@@ -39,6 +40,15 @@ class Pointers(NamedTuple):
     owners: list[Tensor | None]
 
 
+class Expected(NamedTuple):
+    """What a loop takes an array for."""
+
+    name: str
+    values: int
+    dtype: torch.dtype
+    device: torch.device
+
+
 def pointers(
     names: Sequence[str],
     arrays: Sequence[Tensor | None],
@@ -46,8 +56,11 @@ def pointers(
     dtypes: Sequence[torch.dtype],
     device: torch.device,
 ) -> Pointers:
-    """The addresses of arrays whose values lie row after row; 0 for one that is not there. entries, dtypes: how many values
-    of which type the loop takes each of them for."""
+    """The addresses of arrays whose values lie row after row; 0 for None.
+
+    entries, dtypes: how many values of which type the loop takes each array for. An array that does
+    not lie so is copied; one that is not what the loop expects is refused.
+    """
     addresses: list[int] = []
     owners: list[Tensor | None] = []
     for name, array, count, dtype in zip(names, arrays, entries, dtypes, strict=True):
@@ -58,7 +71,7 @@ def pointers(
         y = array
         if type(y) not in PLAIN:
             if not is_ordinary(type(y)):
-                raise refusal_error(name, array, count, dtype, device)
+                raise refusal_error(array, Expected(name, count, dtype, device))
             y = y.as_subclass(Tensor)
         try:
             if not y.is_contiguous():
@@ -67,16 +80,16 @@ def pointers(
                 y = y.resolve_neg()
             room = y.untyped_storage().nbytes()
             address = y.data_ptr()
-        except RuntimeError:  # a wrapper of torch.func or a sparse tensor: neither has memory of its own; or no memory
-            raise refusal_error(name, array, count, dtype, device) from None
+        except RuntimeError:  # a wrapper of torch.func, a sparse tensor, or too little memory
+            raise refusal_error(array, Expected(name, count, dtype, device)) from None
         size = dtype.itemsize
         enough = room >= (y.storage_offset() + count) * size
         if not enough or y.nbytes != count * size or y.dtype is not dtype or y.device != device:
-            raise refusal_error(name, array, count, dtype, device)
+            raise refusal_error(array, Expected(name, count, dtype, device))
         if address == 0 and count > 0:
             if not is_zero_everywhere(y):
-                raise refusal_error(name, array, count, dtype, device)
-            y = torch.zeros_like(y)  # what forward mode calls zero is stored nowhere
+                raise refusal_error(array, Expected(name, count, dtype, device))
+            y = torch.zeros_like(y)  # a zero of forward mode is stored nowhere
             address = y.data_ptr()
         addresses.append(address)
         owners.append(y)
@@ -84,7 +97,7 @@ def pointers(
 
 
 def is_short_of_memory(y: Tensor) -> bool:
-    """Does the storage of a plain tensor end before its last value? It was freed, or made smaller."""
+    """Does the storage of a plain tensor end before its last value? It was freed or shrunk."""
     if not y.numel():
         return False
     last = sum((n - 1) * stride for n, stride in zip(y.shape, y.stride(), strict=True))
@@ -93,14 +106,14 @@ def is_short_of_memory(y: Tensor) -> bool:
 
 
 def has_lost_memory(y: Tensor) -> bool:
-    """Has a plain tensor lost its values? Of others, which keep them elsewhere or have none, nothing is known here."""
+    """Has a plain tensor lost its values? Other tensors may keep them elsewhere: False."""
     if type(y) not in PLAIN or y.is_meta or is_wrapped(y):
         return False
     return is_short_of_memory(y)
 
 
 def contiguous_copy(y: Tensor) -> Tensor:
-    """y row after row. torch itself would read beyond the end of memory that is too small."""
+    """`y` row after row; torch itself would read beyond the end of memory that is too small."""
     if is_short_of_memory(y):
         raise RuntimeError("too little memory")
     return y.contiguous()
@@ -108,44 +121,54 @@ def contiguous_copy(y: Tensor) -> Tensor:
 
 @functools.cache
 def is_ordinary(kind: type) -> bool:
-    """Are operations on tensors of this class torch's own? A subclass may have other methods, but not other memory."""
+    """Does this class of tensors use torch's own operations?
+
+    A subclass may have other methods, but then it has ordinary memory.
+    """
     return kind.__torch_dispatch__ is Tensor.__torch_dispatch__  # type: ignore[attr-defined]
 
 
-def refusal_error(
-    name: str, y: Tensor, count: int, dtype: torch.dtype, device: torch.device
-) -> CoadjointError:
-    """What to say of a tensor whose address cannot be given away."""
-    odd = unusual_kind(y)
+def refusal_error(y: Tensor, expected: Expected) -> CoadjointError:
+    """The error for a tensor whose address cannot be handed out."""
+    name = expected.name
+    unusual = unusual_kind(y)
     if is_wrapped(y):
-        odd = (
+        unusual = (
             "wrapped by a transform of torch.func",
             "Put the transform around the whole call of the network or module.",
         )
-    if odd is not None:
-        return Unsupported(
-            f"{name} is {odd[0]}; sweeps read memory, and need an ordinary dense tensor. {odd[1]}"
-        )
-    if y.dtype is not dtype:
+    if unusual is not None:
+        return unusual_error(name, *unusual)
+    if y.dtype is not expected.dtype:
         return KindError(
-            f"{name} is {str(y.dtype)[6:]}; expected {str(dtype)[6:]}. Convert it with .to({dtype})."
+            f"{name} is {str(y.dtype)[6:]}; expected {str(expected.dtype)[6:]}. Convert it with "
+            f".to({expected.dtype})."
         )
-    if y.device != device:
+    if y.device != expected.device:
         return InputError(
-            f"{name} is on {y.device}; expected it on {device}. Move it with .to('{device}')."
+            f"{name} is on {y.device}; expected it on {expected.device}. Move it with "
+            f".to('{expected.device}')."
         )
-    if y.numel() != count:
+    if y.numel() != expected.values:
         return InputError(
-            f"{name} has {y.numel()} values, shape {list(y.shape)}; expected {count}."
+            f"{name} has {y.numel()} values, shape {list(y.shape)}; expected {expected.values}."
         )
     return InputError(
-        f"{name} has shape {list(y.shape)}, but its memory was freed or is too small for that. Load its values again; a "
-        "module whose weights are sharded or offloaded must be called in the way that brings them back."
+        f"{name} has shape {list(y.shape)}, but its memory was freed or is too small for that. "
+        "Load its values again; a module whose weights are sharded or offloaded must be called "
+        "in the way that brings them back."
+    )
+
+
+def unusual_error(name: str, kind: str, way_out: str) -> Unsupported:
+    """The error for a tensor of an unusual kind, as `unusual_kind` describes it."""
+    return Unsupported(
+        f"{name} is {kind}; sweeps read memory and need an ordinary dense tensor. {way_out}"
     )
 
 
 def unusual_kind(y: Tensor) -> tuple[str, str] | None:
-    """(what kind of tensor it is, the way out), of one without memory of its own; None for an ordinary one."""
+    """(the kind of tensor, a way out) for one without ordinary memory; None for an ordinary one."""
     if not is_ordinary(type(y)):
         kind = type(y).__name__
         return f"a {kind}", WAYS_OUT.get(kind, "Take the tensor inside it.")
@@ -156,35 +179,41 @@ def unusual_kind(y: Tensor) -> tuple[str, str] | None:
     if y.is_meta:
         return (
             "on the device meta, where tensors have no values",
-            "Give it values on a real device, with .to_empty().",
+            "Put values on a real device, with .to_empty().",
         )
     return None
 
 
 def refuse_if_without_values(name: str, y: Tensor) -> None:
-    """Refuse a tensor whose values cannot be looked at."""
-    odd = unusual_kind(y)
-    if odd is None and fake_mode_is_on():
-        odd = (
+    """Refuse a tensor whose values cannot be read."""
+    unusual = unusual_kind(y)
+    if unusual is None and fake_mode_is_on():
+        unusual = (
             "used under FakeTensorMode, where tensors have no values",
-            "Leave that mode; co.nn's modules work in it.",
+            "Leave that mode; the modules of co.nn work in it.",
         )
-    if odd is not None:
-        raise Unsupported(f"{name} is {odd[0]}; expected an ordinary dense tensor. {odd[1]}")
+    if unusual is not None:
+        kind, way_out = unusual
+        raise Unsupported(f"{name} is {kind}; expected an ordinary dense tensor. {way_out}")
 
 
 def refuse_if_without_memory(tensors: Iterable[tuple[str, Tensor]]) -> None:
-    """Refuse tensors of a class that keeps its values elsewhere, like DTensor; not fake ones, whose operations torch knows."""
+    """Refuse tensors of a class that keeps its values elsewhere, such as DTensor.
+
+    Fake tensors pass: torch knows the shapes of their operations.
+    """
     for name, y in tensors:
         if type(y) not in PLAIN and not is_ordinary(type(y)) and not is_fake(y):
-            kind, way_out = unusual_kind(y) or ("", "")
-            raise Unsupported(
-                f"{name} is {kind}; sweeps read memory, and need an ordinary dense tensor. {way_out}"
-            )
+            unusual = unusual_kind(y)
+            assert unusual is not None
+            raise unusual_error(name, *unusual)
 
 
 def is_traced(*tensors: Tensor) -> bool:
-    """Does torch write operations down, or only find out their shapes? Then a sweep must be one operator that it knows."""
+    """Does torch write operations down, or only infer their shapes?
+
+    Then a sweep must be one operator that torch knows.
+    """
     if fake_mode_is_on() or proxy_mode_is_on():
         return True
     return any(not is_ordinary(type(y)) and is_fake(y) for y in tensors)

@@ -1,8 +1,10 @@
-"""Runs: what a sweep leaves behind, and what can be asked of it afterwards.
+"""Runs: the result of a forward sweep, and the costates and tangents that follow from it.
 
-Swept      a formula's run, by the three loops of an engine
-Stepped    any step function's run, differentiated by torch one step at a time: slower, never different
-SeenRun    a part of a run, or several runs side by side: read, but not swept again
+SweepRun          what any run offers: states, costates, tangents
+FormulaRun        a formula's run, by the three loops of an engine
+StepFunctionRun   any step function's run, differentiated by torch one step at a time: slower,
+                  never different
+RunView           a part of a run, or several side by side: read, but not swept again
 """
 
 from __future__ import annotations
@@ -23,8 +25,17 @@ from .plan import Saved, SweepPlan, settle_checks
 from .rows import NO_EXPONENT, SAFE_EXPONENT, Link, Rows, exponent, next_exponent, scale
 
 
+class CostateRows(NamedTuple):
+    """lam_t = mantissa_t 2^exponent_t as rows, and the gradient by what drives the steps."""
+
+    mantissa: Tensor  # [B + N, n]
+    exponent: Tensor  # [B + N]
+    # drive(): a step array for each driving input, in the units of its steps' exponents
+    drive: Callable[[], tuple[Tensor | None, ...]]
+
+
 class SweepRun(Protocol):
-    """A run over rows: states, costates and tangents. State rows are [B + N, .], step rows [N, .]."""
+    """A run over rows: states, costates, tangents. State rows are [B + N, .], step rows [N, .]."""
 
     @property
     def x(self) -> Tensor:
@@ -45,7 +56,13 @@ class SweepRun(Protocol):
         declared: Tensor | None,
         unit: Tensor | None = None,
     ) -> CostateRows:
-        """The costates that the sources s (of all states) and s_last (of the last ones) make."""
+        """The costates lam_t = s_t + J_{t+1}' lam_{t+1}, in mantissas and exponents.
+
+        s [B + N, n], s_last [B, n]: sources at all states and at the last ones.
+        declared [B + N]: the state rows where the loss reads the state. At the others the source is
+        zero, and where costates are far below one its derivative is taken for zero too.
+        unit [B + N]: sources are s 2^unit, and s_last 2^(unit of the last state).
+        """
 
     def pull(self, lam: Tensor) -> Tensor:
         """J_t' lam_t for all steps at once, J_t = dx_t/dx_{t-1}: from state rows to step rows."""
@@ -60,7 +77,7 @@ class SweepRun(Protocol):
         """The same run; costates that leave the range of their type are an error."""
 
     def settle(self) -> None:
-        """Raise what was found wrong since the run was made."""
+        """Raise the error of a check that has failed since the run was made."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,23 +98,28 @@ class FormulaRun:
         x0: Tensor,
         p: Tensor | None,
     ) -> FormulaRun:
+        """The forward sweep; side is the formula's v."""
         x, a, last, q = differentiable.Forward.apply(plan, base, side, W, x0, p)
-        if not torch.is_grad_enabled():
+        if not torch.is_grad_enabled():  # no backward pass will make the checks
             settle_checks(plan)
         return FormulaRun(plan, Saved(a, side, x, p, q), W, last)
 
     @property
     def x(self) -> Tensor:
+        """The states, as state rows."""
         return self.saved.x
 
     @property
     def formula(self) -> FormulaRun | None:
+        """This run."""
         return self
 
     def with_checks(self) -> FormulaRun:
+        """The same run; costates that leave the range of their type are an error."""
         return replace(self, plan=replace(self.plan, checked=True))
 
     def settle(self) -> None:
+        """Raise the error of a check that has failed since the run was made."""
         settle_checks(self.plan)
 
     def costate(
@@ -107,11 +129,7 @@ class FormulaRun:
         declared: Tensor | None,
         unit: Tensor | None = None,
     ) -> CostateRows:
-        """The scale-free adjoint: lam_t = s_t + J_{t+1}' lam_{t+1} in mantissas and exponents.
-
-        declared [B + N]: the state rows where the loss reads the state; at the others the source is zero, and where
-        costates are far below one its derivative is taken for zero too.
-        unit [B + N]: sources are given as s 2^unit, and s_last as s_last 2^(unit of the last state)."""
+        """The scale-free adjoint; arguments as in SweepRun.costate."""
         factor = None
         if unit is not None:  # a sweep in these units is one with links between them
             factor = Link.between(self.plan.rows, unit, self.saved.x.dtype).factor
@@ -120,59 +138,57 @@ class FormulaRun:
         )
         if unit is not None:
             k = k + unit
-        return CostateRows(mantissa, k, lambda: (delta, *self._side(mantissa)))
+        return CostateRows(mantissa, k, lambda: (delta, *self._by_side(mantissa)))
 
-    def _side(self, lam: Tensor) -> tuple[Tensor | None, ...]:
-        """f_v' lam, if there is a v"""
-        rows, saved = self.plan.rows, self.saved
+    def _by_side(self, lam: Tensor) -> tuple[Tensor | None, ...]:
+        """(f_v' lam,) if there is a v; () otherwise."""
+        rows = self.plan.rows
+        saved = self.saved
         if saved.v is None:
             return ()
         op = slopes.step_map(self.plan.cell).pulled(("x",), ("v",))
-        known = (saved.x[rows.B :], saved.q)
-        return (
-            op(known, saved.a, saved.v, rows.prev(saved.x), saved.p, lam[rows.B :], rows=rows)["v"],
-        )
+        at_hand = (saved.x[rows.B :], saved.q)
+        xprev = rows.prev(saved.x)
+        grads = op(at_hand, saved.a, saved.v, xprev, saved.p, lam[rows.B :], rows=rows)
+        return (grads["v"],)
 
     def pull(self, lam: Tensor, frozen: bool = False) -> Tensor:
-        """J_t' lam_t for all steps at once, from state rows to step rows; frozen: everything but W held constant."""
-        cell, rows, saved = self.plan.cell, self.plan.rows, self.saved
+        """J_t' lam_t for all steps at once, from state rows to step rows.
+
+        frozen: the derivative holds everything but W constant.
+        """
+        cell = self.plan.cell
+        rows = self.plan.rows
+        saved = self.saved
         if frozen:
-            saved = Saved(*(None if y is None else y.detach() for y in saved))  # type: ignore[arg-type]
+            saved = saved.detach()
         xprev = rows.prev(saved.x)
         op = slopes.step_map(cell).pulled(("x",), ("a", "x"))
-        back = op((saved.x[rows.B :], saved.q), saved.a, saved.v, xprev, saved.p, lam[rows.B :])
-        through = None
-        if self.W is not None and back["a"] is not None:
-            through = slopes.read_pull(cell, xprev, back["a"] @ self.W)
-        total = affine.plus(back["x"], through)
+        at_hand = (saved.x[rows.B :], saved.q)
+        grads = op(at_hand, saved.a, saved.v, xprev, saved.p, lam[rows.B :])
+        through_W = None
+        if self.W is not None and grads["a"] is not None:
+            through_W = slopes.read_pull(cell, xprev, grads["a"] @ self.W)
+        total = affine.plus(grads["x"], through_W)
         return torch.zeros_like(xprev) if total is None else total
 
     def push(self, *directions: Tensor | None) -> Tensor:
-        """The tangent mu [B + N, n] for directions of what went into the sweep: base, side, W, x0, p."""
-        return differentiable.push(self.plan, self.saved, self.W, *directions)[0]
+        """The tangent mu [B + N, n] for directions of base, side, W, x0, p."""
+        mu, _ = differentiable.push(self.plan, self.saved, self.W, *directions)
+        return mu
 
     def jacobians(self, layout: Layout, samples: int) -> Tensor:
-        """Rows of all steps at once, by n pull-backs."""
+        """J_t of the first samples, [T, samples, n, n]: one row of all J_t for each pull-back."""
         n = self.x.shape[1]
         out = torch.zeros(layout.rows.T, samples, n, n, dtype=self.x.dtype)
-        bar = torch.zeros_like(self.x)
+        unit = torch.zeros_like(self.x)
         for i in range(n):
-            bar.zero_()[:, i] = 1
-            out[:, :, i] = layout.padded(self.pull(bar))[:, :samples].cpu()
+            unit.zero_()[:, i] = 1
+            out[:, :, i] = layout.padded(self.pull(unit))[:, :samples].cpu()
         return out
 
 
 StepFunction = Callable[..., Tensor]  # step(*drive_t, x_{t-1}) -> x_t, all [n_t, .]
-
-
-class CostateRows(NamedTuple):
-    """lam_t = mantissa_t 2^exponent_t, and the gradient by what drives the steps."""
-
-    mantissa: Tensor  # [B + N, n]
-    exponent: Tensor  # [B + N]
-    drive: Callable[
-        [], tuple[Tensor | None, ...]
-    ]  # step arrays, in the units of their steps' exponents
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,35 +197,50 @@ class StepFunctionRun:
 
     step: StepFunction
     rows: Rows
-    drive: tuple[Tensor, ...]  # step arrays
+    drive: tuple[Tensor, ...]  # step arrays: what each step reads beside the state
     x: Tensor  # [B + N, n]
 
     @staticmethod
     def run(
-        step: StepFunction, rows: Rows, drive: tuple[Tensor, ...], x0: Tensor, checked: bool = True
+        step: StepFunction,
+        rows: Rows,
+        drive: tuple[Tensor, ...],
+        x0: Tensor,
+        checked: bool = True,
     ) -> StepFunctionRun:
-        states, drives = [x0.contiguous()], [rows.steps(y) for y in drive]
+        """x_t = step(*drive_t, x_{t-1}); checked: refuse a state that is not finite."""
+        states = [x0.contiguous()]
+        drives = [rows.steps(y) for y in drive]
         for t, n in enumerate(rows.sizes):
-            states.append(step(*(y[t] for y in drives), states[-1][:n]))
-        for t, x in enumerate(states if checked else ()):
-            if not torch.isfinite(x).all():
-                raise NumericalError(
-                    f"the state is outside the range of {str(x.dtype)[6:]} at t = {t} of {rows.T}."
-                )
+            states.append(step(*[y[t] for y in drives], states[-1][:n]))
+        if checked:
+            for t, x in enumerate(states):
+                if not torch.isfinite(x).all():
+                    raise range_error("the state", x.dtype, t, rows)
         return StepFunctionRun(step, rows, drive, torch.cat(states))
 
     @property
     def last(self) -> Tensor:
+        """Each sample's last state, [B, n], in the rows' order."""
         return self.rows.last(self.x)
 
     @property
     def formula(self) -> FormulaRun | None:
+        """None: a step function has no formula."""
         return None
 
     def with_checks(self) -> StepFunctionRun:
-        return self  # it looks at every costate anyway
+        """This run, which checks every costate anyway."""
+        return self
 
-    def settle(self) -> None: ...
+    def settle(self) -> None:
+        """Do nothing: checks are made at once."""
+
+    def _drive_by_step(self) -> list[list[Tensor]]:
+        """The arguments of each step beside the state."""
+        if not self.drive:
+            return [[] for _ in self.rows.sizes]
+        return [list(step) for step in zip(*map(self.rows.steps, self.drive), strict=True)]
 
     def costate(
         self,
@@ -218,99 +249,140 @@ class StepFunctionRun:
         declared: Tensor | None,
         unit: Tensor | None = None,
     ) -> CostateRows:
-        """Arguments as in Swept.costate."""
-        rows, drives = self.rows, [self.rows.steps(y) for y in self.drive]
-        s = torch.zeros_like(self.x) if s is None else s
-        s = s if s_last is None else s + rows.last_transposed(s_last)
-        links = None if unit is None else rows.steps(Link.between(rows, unit, s.dtype).factor)
-        into: list[tuple[Tensor, ...]] = []
-        sources, before, states = rows.states(s), rows.before(self.x), rows.states(self.x)
-        k = [next_exponent(exponent(s[:0].detach()), s[:0].detach(), sources[-1].detach())]
-        read = None if declared is None else rows.states(declared)
-
-        def scaled(t: int) -> Tensor:
-            """The source in the unit of lam_t; one that is not there is not differentiated at 2^-k."""
-            shift = (
-                -k[0]
-                if read is None
-                else torch.where(read[t] | (k[0] > -SAFE_EXPONENT[s.dtype]), -k[0], NO_EXPONENT)
-            )
-            return scale(sources[t], shift[:, None])
-
-        lam = [scaled(rows.T)]
-        tolerance = torch.finfo(s.dtype).eps ** 0.75
+        """Costates step by step; arguments as in SweepRun.costate."""
+        rows = self.rows
+        if s is None:
+            s = torch.zeros_like(self.x)
+        if s_last is not None:
+            s = s + rows.last_transposed(s_last)
+        sources = _Sources(rows, s, declared)
+        factors = None
+        if unit is not None:  # a sweep in these units is one with links between them
+            factors = rows.steps(Link.between(rows, unit, s.dtype).factor)
+        drives = self._drive_by_step()
+        before = rows.before(self.x)
+        states = rows.states(self.x)
+        # From the last step to the first; turned round at the end.
+        k = sources.first_exponent()
+        exponents = [k]
+        lam = [sources.in_unit(rows.T, k)]
+        by_drive: list[tuple[Tensor, ...]] = []
         for t in reversed(range(rows.T)):
-            drive = [y[t] for y in drives]
-            again, pull = torch.func.vjp(self.step, *drive, before[t])  # type: ignore[misc]
-            if not torch.allclose(
-                again.detach(), states[t + 1].detach(), tolerance, tolerance, equal_nan=True
-            ):
-                raise Unsupported(
-                    f"the step function gave another state when step {t + 1} was repeated: it is random or keeps a memory. "
-                    "Pass what is drawn (a dropout mask, noise) as part of the input u, so that a step is a function of u and x."
-                )
-            *by_drive, out = pull(lam[0])
-            into.insert(0, tuple(by_drive))
-            out = out if links is None else out * links[t]
-            k.insert(0, next_exponent(k[0], out.detach(), sources[t].detach()))
-            out = scale(out, (k[1] - k[0][: len(again)])[:, None])
-            lam.insert(0, pad(out, (0, 0, 0, len(sources[t]) - len(again))) + scaled(t))
-            if not torch.isfinite(lam[0]).all():
-                raise NumericalError(
-                    f"the costate is outside the range of {str(s.dtype)[6:]} at t = {t} of {rows.T}."
-                )
-        exponents = torch.cat(k)
-        drive_of = lambda: tuple(torch.cat(part) for part in zip(*into, strict=True))
-        return CostateRows(
-            torch.cat(lam), exponents if unit is None else exponents + unit, drive_of
-        )
+            again, pull = torch.func.vjp(self.step, *drives[t], before[t])  # type: ignore[misc]
+            refuse_if_different(again, states[t + 1], t + 1)
+            *grads, out = pull(lam[-1])
+            by_drive.append(tuple(grads))
+            if factors is not None:
+                out = out * factors[t]
+            k_new = next_exponent(k, out.detach(), sources.at[t].detach())
+            out = scale(out, (k - k_new[: len(again)])[:, None])
+            k = k_new
+            begun = len(sources.at[t]) - len(again)  # samples whose last state is x_t
+            lam.append(pad(out, (0, 0, 0, begun)) + sources.in_unit(t, k))
+            exponents.append(k)
+            if not torch.isfinite(lam[-1]).all():
+                raise range_error("the costate", s.dtype, t, rows)
+        exponent_rows = torch.cat(exponents[::-1])
+        if unit is not None:
+            exponent_rows = exponent_rows + unit
+
+        def drive_gradient() -> tuple[Tensor | None, ...]:
+            return tuple(map(torch.cat, zip(*by_drive[::-1], strict=True)))
+
+        return CostateRows(torch.cat(lam[::-1]), exponent_rows, drive_gradient)
 
     def pull(self, lam: Tensor) -> Tensor:
         """J_t' lam_t for all steps, from state rows to step rows."""
-        rows, drives = self.rows, [self.rows.steps(y) for y in self.drive]
+        drives = self._drive_by_step()
+        lam_by_step = self.rows.states(lam)[1:]
         out = []
-        for t, (before, bar) in enumerate(
-            zip(rows.before(self.x), rows.states(lam)[1:], strict=True)
-        ):
-            drive = [y[t] for y in drives]
-            out.append(
-                torch.func.vjp(lambda x, drive=drive: self.step(*drive, x), before)[1](bar)[0]
-            )
+        for t, before in enumerate(self.rows.before(self.x)):
+            _, pull = torch.func.vjp(self._step_of_state(drives[t]), before)  # type: ignore[misc]
+            (by_state,) = pull(lam_by_step[t])
+            out.append(by_state)
         return torch.cat(out)
+
+    def _step_of_state(self, drive: list[Tensor]) -> Callable[[Tensor], Tensor]:
+        """The step as a function of the state alone."""
+        return lambda x: self.step(*drive, x)
 
     def push(self, *directions: Tensor | None) -> Tensor:
         """The tangent mu [B + N, n] for directions of the drive."""
-        rows, drives = self.rows, [self.rows.steps(y) for y in self.drive]
+        rows = self.rows
+        drives = self._drive_by_step()
         dots = [rows.steps(d) for d in directions if d is not None]
         mu = [torch.zeros_like(self.x[: rows.B])]
         for t, before in enumerate(rows.before(self.x)):
-            primal = (*(y[t] for y in drives), before)
-            mu.append(
-                torch.func.jvp(self.step, primal, (*(d[t] for d in dots), mu[-1][: len(before)]))[1]
-            )
+            primals = (*drives[t], before)
+            tangents = (*[d[t] for d in dots], mu[-1][: len(before)])
+            pushed = torch.func.jvp(self.step, primals, tangents)[1]
+            mu.append(pushed)
         return torch.cat(mu)
 
     def jacobians(self, layout: Layout, samples: int) -> Tensor:
-        """Step by step, at the places of these samples that are still there."""
-        rows, n = self.rows, self.x.shape[1]
-        drives = [rows.steps(y) for y in self.drive]
+        """J_t of the first samples, [T, samples, n, n], for those that are long enough."""
+        rows = self.rows
+        n = self.x.shape[1]
+        drives = self._drive_by_step()
         units = torch.eye(n).to(self.x)
-        place = (
-            np.arange(samples) if layout.inverse_order is None else layout.inverse_order[:samples]
-        )
+        place = np.arange(samples)
+        if layout.inverse_order is not None:
+            place = layout.inverse_order[:samples]
         out = torch.zeros(rows.T, samples, n, n, dtype=self.x.dtype)
         for t, x in enumerate(rows.before(self.x)):
-            there = np.flatnonzero(place < len(x))
-            at = torch.from_numpy(place[there]).to(x.device)
-            step = lambda x, t=t, at=at: self.step(*(y[t][at] for y in drives), x)
-            pull = torch.func.vjp(step, x[at])[1]
+            present = np.flatnonzero(place < len(x))
+            at = torch.from_numpy(place[present]).to(x.device)
+            step = self._step_of_state([y[at] for y in drives[t]])
+            _, pull = torch.func.vjp(step, x[at])  # type: ignore[misc]
             J = torch.func.vmap(pull)(units[:, None].expand(-1, len(at), -1))[0]
-            out[t, torch.from_numpy(there)] = J.transpose(0, 1).cpu()
+            out[t, torch.from_numpy(present)] = J.transpose(0, 1).cpu()
         return out
 
 
+class _Sources:
+    """The sources of an adjoint sweep, by time step."""
+
+    def __init__(self, rows: Rows, s: Tensor, declared: Tensor | None) -> None:
+        self.at = rows.states(s)
+        self.read_at = None if declared is None else rows.states(declared)
+        self.safe = SAFE_EXPONENT[s.dtype]
+
+    def first_exponent(self) -> Tensor:
+        """The exponent of lam_T, which is the last source alone."""
+        last = self.at[-1].detach()
+        nothing = last[:0]
+        return next_exponent(exponent(nothing), nothing, last)
+
+    def in_unit(self, t: int, k: Tensor) -> Tensor:
+        """s_t 2^-k; one that the loss does not read is not differentiated at 2^-k."""
+        shift = -k
+        if self.read_at is not None:
+            in_reach = self.read_at[t] | (k > -self.safe)
+            shift = torch.where(in_reach, shift, NO_EXPONENT)
+        return scale(self.at[t], shift[:, None])
+
+
+def refuse_if_different(again: Tensor, state: Tensor, t: int) -> None:
+    """Refuse a step that has not led to the same state when it was repeated."""
+    tolerance = torch.finfo(state.dtype).eps ** 0.75
+    if torch.allclose(again.detach(), state.detach(), tolerance, tolerance, equal_nan=True):
+        return
+    raise Unsupported(
+        f"the step function returned another state when step {t} was repeated: it is random or "
+        "keeps a memory. Pass what is drawn (a dropout mask, noise) as part of the input u, so "
+        "that a step is a function of u and x."
+    )
+
+
+def range_error(what: str, dtype: torch.dtype, t: int, rows: Rows) -> NumericalError:
+    """The error for a quantity that left the range of its type."""
+    return NumericalError(
+        f"{what} is outside the range of {str(dtype)[6:]} at t = {t} of {rows.T}."
+    )
+
+
 class RunView:
-    """What others see of a run: a part of its states, or the states of several runs side by side."""
+    """A view of a run: a part of its states, or the states of several runs side by side."""
 
     formula: FormulaRun | None = None
 
@@ -321,20 +393,25 @@ class RunView:
         declared: Tensor | None,
         unit: Tensor | None = None,
     ) -> CostateRows:
-        raise self._unswept()
+        """Refused."""
+        raise self._refusal()
 
     def push(self, *directions: Tensor | None) -> Tensor:
-        raise self._unswept()
+        """Refused."""
+        raise self._refusal()
 
     def jacobians(self, layout: Layout, samples: int) -> Tensor:
-        raise self._unswept()
+        """Refused."""
+        raise self._refusal()
 
     def with_checks(self) -> SweepRun:
-        raise self._unswept()
+        """Refused."""
+        raise self._refusal()
 
-    def settle(self) -> None: ...
+    def settle(self) -> None:
+        """Do nothing: a view makes no checks."""
 
-    def _unswept(self) -> Unsupported:
+    def _refusal(self) -> Unsupported:
         return Unsupported(
-            "only a part of this run's state is seen here: ask the run of one layer by itself."
+            "this run shows only a part of its state: use the run of a single layer instead."
         )

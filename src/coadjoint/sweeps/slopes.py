@@ -1,7 +1,7 @@
-"""What differentiable.py needs of a cell, for all steps at once: f and r, their slopes, and the bend.
+"""What differentiable.py needs of a cell, for all steps at once: f and r, their slopes, the bend.
 
-The bend is the gradient of sum_t <lam_t, f_x m_t + f_a nu_t> + <W' del_t, r' m_t> by where the slopes are taken: the
-second derivative of a step, contracted with a costate and a tangent.
+The bend is the gradient of sum_t <lam_t, f_x m_t + f_a nu_t> + <W' del_t, r' m_t> by the point at
+which the slopes are taken: the second derivative of a step, contracted with costate and tangent.
 """
 
 from __future__ import annotations
@@ -21,76 +21,90 @@ from .rows import Rows
 
 @functools.cache
 def step_map(cell: Cell) -> Pointwise:
-    """x_t = f(a, v, x, p)"""
+    """x_t = f(a, v, x, p)."""
     inputs = (("a", cell.a), ("v", cell.v), ("x", cell.x), ("p", cell.p))
     return Pointwise(inputs, (("x", cell.next),), (cell.next, cell.saved_nodes), frozenset({"p"}))
 
 
 @functools.cache
 def read_map(cell: Cell) -> Pointwise:
-    """r(x)"""
+    """r(x), the part of the state that W reads."""
     return Pointwise((("x", cell.x),), (("r", cell.read),), (), frozenset())
 
 
 def pick_read_slot(cell: Cell, x: Tensor) -> Tensor:
+    """The slot of x that W reads, of a cell for which r(x) is a slot."""
+    if len(cell.slots) == 1:
+        return x
     d = x.shape[-1] // len(cell.slots)
     slot = cell.read_slot or 0
-    return x if len(cell.slots) == 1 else x[:, slot * d : (slot + 1) * d]
+    return x[:, slot * d : (slot + 1) * d]
 
 
 def read_values(cell: Cell, x: Tensor, rows: Rows | None = None) -> Tensor:
-    return (
-        pick_read_slot(cell, x)
-        if cell.read_slot is not None
-        else _not_none(read_map(cell)((), x, rows=rows)["r"])
-    )
+    """r(x), row by row."""
+    if cell.read_slot is not None:
+        return pick_read_slot(cell, x)
+    r = read_map(cell)((), x, rows=rows)["r"]
+    assert r is not None
+    return r
 
 
 def read_push(cell: Cell, x: Tensor, m: Tensor, rows: Rows | None = None) -> Tensor:
-    """r'(x) m"""
+    """r'(x) m."""
     if cell.read_slot is not None:
         return pick_read_slot(cell, m)
-    found = read_map(cell).pushed(("x",))((), x, m, rows=rows)["r"]
-    return (
-        x.new_zeros(len(x), x.shape[1] // len(cell.slots) * len(cell.read))
-        if found is None
-        else found
-    )
+    pushed = read_map(cell).pushed(("x",))((), x, m, rows=rows)["r"]
+    if pushed is None:
+        d = x.shape[1] // len(cell.slots)
+        return x.new_zeros(len(x), d * len(cell.read))
+    return pushed
 
 
 def read_pull(cell: Cell, x: Tensor, rbar: Tensor) -> Tensor:
-    """r'(x)' rbar"""
+    """r'(x)' rbar."""
     if cell.read_slot is None:
-        found = read_map(cell).pulled(("r",), ("x",))((), x, rbar)["x"]
-        return torch.zeros_like(x) if found is None else found
-    d, after = rbar.shape[1], len(cell.slots) - 1 - cell.read_slot
-    return pad(rbar, (cell.read_slot * d, after * d))
+        pulled = read_map(cell).pulled(("r",), ("x",))((), x, rbar)["x"]
+        return torch.zeros_like(x) if pulled is None else pulled
+    d = rbar.shape[1]
+    slots_after = len(cell.slots) - 1 - cell.read_slot
+    return pad(rbar, (cell.read_slot * d, slots_after * d))
 
 
-def _not_none(y: Tensor | None) -> Tensor:
-    assert y is not None
-    return y
-
-
-def present_directions(**dots: Tensor | None) -> list[tuple[str, Tensor]]:
-    return [(name, dot) for name, dot in dots.items() if dot is not None]
+def present_directions(**directions: Tensor | None) -> dict[str, Tensor]:
+    """The directions that are not None, by name and in order."""
+    return {name: dot for name, dot in directions.items() if dot is not None}
 
 
 def bend(
-    plan: SweepPlan, saved: Saved, W: Tensor | None, lam: Tensor, delta: Tensor, m: Tensor, nu: Tensor, wrt: tuple[str, ...],
+    plan: SweepPlan,
+    saved: Saved,
+    W: Tensor | None,
+    lam: Tensor,
+    delta: Tensor,
+    m: Tensor,
+    nu: Tensor,
+    wrt: tuple[str, ...],
     rowwise: bool = False,
-) -> dict[str, Tensor | None]:  # fmt: skip
-    """The gradient of sum_t <lam_t, f_x m_t + f_a nu_t> + <W' delta_t, r' m_t> by the tape: a, v, x (a state array), p.
-    rowwise: that by p is not summed over rows."""
-    cell, rows = plan.cell, plan.rows
-    xprev, y = rows.prev(saved.x), (saved.x[rows.B :], saved.q)
+) -> dict[str, Tensor | None]:
+    """The gradient of sum_t <lam_t, f_x m_t + f_a nu_t> + <W' delta_t, r' m_t> by saved arrays.
+
+    wrt: those of a, v, x, p. The gradient by x is a state array; that by p is summed over rows,
+    unless rowwise.
+    """
+    cell = plan.cell
+    rows = plan.rows
+    xprev = rows.prev(saved.x)
+    at_hand = (saved.x[rows.B :], saved.q)
     op = step_map(cell).pushed(("a", "x")).pulled(("x",), wrt)
-    op = op.rowwise if rowwise else op
-    grads = op(y, saved.a, saved.v, xprev, saved.p, nu, m, lam[rows.B :], rows=rows)
+    if rowwise:
+        op = op.rowwise
+    grads = op(at_hand, saved.a, saved.v, xprev, saved.p, nu, m, lam[rows.B :], rows=rows)
     if "x" in wrt:
-        of_x = grads["x"]
-        if W is not None and cell.read_slot is None:
-            turn = read_map(cell).pushed(("x",)).pulled(("r",), ("x",))
-            of_x = plus(of_x, turn((), xprev, m, affine(rows, delta, W.t(), None), rows=rows)["x"])
-        grads["x"] = None if of_x is None else rows.prev_transposed(of_x)
+        by_xprev = grads["x"]
+        if W is not None and cell.read_slot is None:  # a slot has no second derivative
+            read_bend = read_map(cell).pushed(("x",)).pulled(("r",), ("x",))
+            rbar = affine(rows, delta, W.t(), None)
+            by_xprev = plus(by_xprev, read_bend((), xprev, m, rbar, rows=rows)["x"])
+        grads["x"] = None if by_xprev is None else rows.prev_transposed(by_xprev)
     return grads

@@ -1,30 +1,33 @@
-"""Wrappers that spread a module over processes, and why some of them cannot stand between costates and their loss.
+"""Wrappers that spread a module over processes, and why some cannot lie between costates and loss.
 
-Costates come from a gradient that is taken before the backward pass. A wrapper's hooks cannot tell one from the other:
+Costates come from a gradient that is taken before the backward pass. The hooks of a wrapper cannot
+tell one from the other:
 
-    DistributedDataParallel(static_graph=True)   averages over processes when the first gradient has gone by, here that of
-                                                 the costates, and never sees the one that is trained on
-    fully_shard, FullyShardedDataParallel        free their weights then, and the second derivative has none to read
+    DistributedDataParallel(static_graph=True)   averages over processes after the first gradient,
+                                                 here that of the costates, and never sees the one
+                                                 that is trained on
+    fully_shard, FullyShardedDataParallel        free their weights after it, and the second
+                                                 derivative has none to read
 
-Inside the wrapped module's forward neither has put its hooks on anything yet, and all is exact.
+Inside the forward of the wrapped module neither has set its hooks yet, and everything is exact.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import Node
 
 from ..errors import Unsupported
 from .torch_internals import is_idle, is_shard_of_flat_weights, sharded_modules, wrapper_in_forward
 
-SINK = "_DDPSinkBackward"  # stands on the outputs of a DistributedDataParallel
-SHARDED = (
-    "RegisterPostBackwardFunctionBackward"  # stands on the inputs of what fully_shard has sharded
-)
+# Names of nodes in torch's graph: on the outputs of a DistributedDataParallel, and on the inputs of
+# a module that fully_shard has sharded.
+SINK = "_DDPSinkBackward"
+SHARDED = "RegisterPostBackwardFunctionBackward"
 
 
 def is_distributed() -> bool:
@@ -35,7 +38,10 @@ def is_distributed() -> bool:
 def refuse_wrappers_between(
     loss: Tensor, outputs: Iterable[Tensor], recorded: Mapping[nn.Module, str]
 ) -> None:
-    """Refuse a gradient from the loss to the outputs of the recorded modules that would set off a wrapper's hooks."""
+    """Refuse a gradient from the loss to the outputs of recorded modules if it sets off hooks.
+
+    recorded: the modules by name.
+    """
     if not is_distributed():
         return
     for module, name in recorded.items():
@@ -50,79 +56,89 @@ def refuse_wrappers_between(
     for node in wrapper_nodes_between(loss, outputs):
         if node.name() == SINK and is_waiting_for_first(node):
             raise Unsupported(
-                "DistributedDataParallel(static_graph=True) takes the gradient that costates are made of for the "
-                "backward pass, and would leave the rest of it unaveraged: put co.record, the loss and the penalty "
-                "inside the forward of the wrapped module, or leave out static_graph=True."
+                "DistributedDataParallel(static_graph=True) mistakes the gradient that costates "
+                "are made of for the backward pass, and would not average the rest: put co.record, "
+                "the loss and the penalty inside the forward of the wrapped module, or leave out "
+                "static_graph=True."
             )
         if node.name() == SHARDED:
             raise sharding_error(
-                "a module between the recorded one and the loss is sharded by fully_shard on its own"
+                "a module between the recorded one and the loss is sharded by fully_shard "
+                "separately"
             )
 
 
-def sharding_error(what: str) -> Unsupported:
+def sharding_error(reason: str) -> Unsupported:
+    """The error for weights that are freed before the second derivative."""
     return Unsupported(
-        f"{what}, which frees weights that costates need: put co.record, the loss and the penalty "
-        "inside the forward of one sharded module, and shard no part of that one from the recurrence to the loss on "
-        "its own."
+        f"{reason}, which frees weights that costates need: put co.record, the loss and the "
+        "penalty inside the forward of one sharded module, and do not shard any part of it "
+        "between the recurrence and the loss separately."
     )
 
 
 def refuse_wrapper_around(network: nn.Module) -> None:
-    """Refuse a wrapper right around a network. It looks for tensors in what forward returns, and in a trajectory sees none."""
+    """Refuse a wrapper directly around a network, whose run it would search for tensors in vain."""
     if not is_distributed():
         return
     wrapper = wrapper_in_forward()
     if wrapper is not None and wrapper.module is network and wrapper.static_graph:
         raise wrapper_error(network, "DistributedDataParallel(static_graph=True)")
-    if "torch.distributed.fsdp" in sys.modules and isinstance(
-        network, torch.distributed.fsdp.FSDPModule
-    ):
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is not None and isinstance(network, fsdp.FSDPModule):
         raise wrapper_error(network, "fully_shard")
 
 
 def wrapper_error(network: nn.Module, wrapper: str) -> Unsupported:
-    kind = type(network).__name__.removeprefix(
-        "FSDP"
-    )  # fully_shard gives what it shards a class of its own
+    """The error for a wrapper directly around a network."""
+    # fully_shard puts its prefix before the name of the class.
+    kind = type(network).__name__.removeprefix("FSDP")
     return Unsupported(
-        f"{wrapper} looks for tensors in what a module returns, and a co.{kind} returns a run in which it sees none: "
-        f"give it a module of your own that calls the {kind} and returns the loss, with the penalty added."
+        f"{wrapper} searches the result of a module for tensors, but a co.{kind} returns a run, in "
+        f"which it finds none: wrap a module that calls the {kind} and returns the loss with the "
+        "penalty added."
     )
 
 
-def shards_of(module: nn.Module) -> list[Any]:
-    """The states that fully_shard keeps of the modules around `module`, and of itself."""
-    inside = lambda outer: any(inner is module for inner in outer.modules())
-    return [state for outer, state in sharded_modules() if inside(outer)]
+def shards_of(module: nn.Module) -> list[object]:
+    """The states that fully_shard keeps of `module` and of the modules around it."""
+    states = []
+    for outer, state in sharded_modules():
+        if any(inner is module for inner in outer.modules()):
+            states.append(state)
+    return states
 
 
-def is_sharded_weight(node: Any) -> bool:
-    """Is this the end of the graph at the weights of a FullyShardedDataParallel (FSDP1) whose forward has ended? It keeps them
-    in one flat array, whole in the forward, and this process's share of it otherwise."""
+def is_sharded_weight(node: Node) -> bool:
+    """Is this the leaf of FullyShardedDataParallel's (FSDP1's) weights, after its forward?
+
+    It keeps them in one flat array: complete during the forward, this process's share otherwise.
+    """
     return is_shard_of_flat_weights(getattr(node, "variable", None))
 
 
-def is_waiting_for_first(sink: Any) -> bool:
-    """Does a wrapper wait at this node for the first gradient that comes by, to see the order of its parameters?"""
-    wrapper = sink.ddp_weakref()
+def is_waiting_for_first(sink: Node) -> bool:
+    """Does a wrapper wait here for the first gradient, to see the order of its parameters?"""
+    wrapper = sink.ddp_weakref()  # type: ignore[attr-defined]
     return wrapper is not None and wrapper.static_graph
 
 
-def wrapper_nodes_between(loss: Tensor, outputs: Iterable[Tensor]) -> list[Any]:
-    """The wrappers' nodes of torch's graph that a gradient from the loss to the outputs goes through."""
+def wrapper_nodes_between(loss: Tensor, outputs: Iterable[Tensor]) -> list[Node]:
+    """The nodes of wrappers that a gradient from the loss to the outputs goes through."""
     ends = {output.grad_fn for output in outputs}
     nodes = [node for node in reachable_nodes(loss.grad_fn) if node.name() in (SINK, SHARDED)]
     return [node for node in nodes if not ends.isdisjoint(reachable_nodes(node))]
 
 
-def reachable_nodes(top: Any) -> set[Any]:
+def reachable_nodes(top: Node | None) -> set[Node]:
     """`top` and every node that a gradient at it can reach."""
-    found = {top}
+    if top is None:
+        return set()
+    reached = {top}
     waiting = [top]
     while waiting:
         for node, _ in waiting.pop().next_functions:
-            if node is not None and node not in found:
-                found.add(node)
+            if node is not None and node not in reached:
+                reached.add(node)
                 waiting.append(node)
-    return found
+    return reached

@@ -1,16 +1,28 @@
 """Tasks: where sequences come from, and how outputs are judged.
 
-This package imports `objectives` and what is above it; a task never sees a network.
+Example: sequences of 100 to 109 steps, and the loss of the best constant.
 
-task           Task: batches as a function of (step, size, seed), held-out sets, scores; Collection: a finite set
+    >>> import coadjoint as co
+    >>> task = co.tasks.make("addition", length=100)
+    >>> batch = task.batch(step=0, size=32, seed=1)
+    >>> list(batch.u.shape[1:]), list(batch.y.shape)  # u [T, B, inputs], y [B]
+    ([32, 2], [32])
+    >>> task.baseline()["loss"] == 1 / 24
+    True
+
+This package imports `objectives` and the packages before it. A task never sees a network.
+
+task           Task: batches by (step, size, seed), held-out sets, scores; Collection: a finite set
 synthetic      sequences whose answer depends on steps long past
-transduction   answers that are sequences of their own
+transduction   answers that are sequences with their own length
 digits, music  small sets of handwritten digits and of piano rolls
-data           users' own files as a task
-preparation    from what a file holds to sequences: labels coded, gaps filled, cut, split and scaled
-description    what a network must know of the data it was trained on
+data           your own files as a task
+preparation    labels, targets and gaps of a file
+cutting        its sequences cut into pieces and split into train, valid and test
+scaling        pieces as the numbers that a network reads
+description    what a network must know about the data it was trained on
 prediction     new sequences for a trained network
-files/         readers of users' own files, whole or as a stream
+files/         readers of your own files, at once or as a stream
 """
 
 from __future__ import annotations
@@ -39,7 +51,7 @@ from .transduction import Reversal, Sorting, Transduction
 
 @dataclass(frozen=True)
 class Entry:
-    """A task by name: what makes it, what it is, and the options that its name settles."""
+    """A task by name: what makes it, a line about it, and the options that its name implies."""
 
     build: Callable[..., Task]
     about: str
@@ -50,44 +62,77 @@ TASKS: dict[str, Entry] = {
     "addition": Entry(Addition, "the mean of two marked numbers of a long sequence"),
     "multiplication": Entry(Multiplication, "the product of two marked numbers"),
     "xor": Entry(XOR, "whether two marked bits differ"),
-    "temporal-order": Entry(TemporalOrder, "which two symbols came among distractors, in order", {"symbols": 2}),
+    "temporal-order": Entry(
+        TemporalOrder, "which two symbols came among distractors, in order", {"symbols": 2}
+    ),
     "temporal-order-3": Entry(TemporalOrder, "which three symbols came, in order", {"symbols": 3}),
     "permutation": Entry(Permutation, "the first of a hundred symbols, asked for at the end"),
-    "memorisation-5": Entry(Memorisation, "five bits repeated after a delay", {"values": 2, "positions": 5}),
-    "memorisation-20": Entry(Memorisation, "ten of five symbols repeated after a delay", {"values": 5, "positions": 10}),
+    "memorisation-5": Entry(
+        Memorisation, "five bits repeated after a delay", {"values": 2, "positions": 5}
+    ),
+    "memorisation-20": Entry(
+        Memorisation, "ten of five symbols repeated after a delay", {"values": 5, "positions": 10}
+    ),
     "copy": Entry(Copy, "ten of eight letters repeated after a delay, cued one step ahead"),
     "reversal": Entry(Reversal, "letters written from the last to the first (an encoder-decoder)"),
-    "sorting": Entry(Sorting, "letters written in order, each as often as it came (an encoder-decoder)"),
+    "sorting": Entry(
+        Sorting, "letters written in order, each as often as it came (an encoder-decoder)"
+    ),
     "digits": Entry(Digits, "handwritten digits, read by pixel or by row (scikit-learn)"),
     "music": Entry(Music, "the next notes of a piano roll, from a MATLAB file at `path`"),
-}  # fmt: skip
+}
 
 
 def options(name: str) -> dict[str, Any]:
-    """The options of a task with their defaults; `...` stands for one that must be given."""
+    """Return the options of a task with their defaults; `...` marks one that must be given."""
     entry = TASKS[choose("task", name, TASKS)]
-    given = {
-        p.name: p.default
-        for p in inspect.signature(entry.build).parameters.values()
-        if p.name not in entry.settled
-    }
-    return {key: ... if value is inspect.Parameter.empty else value for key, value in given.items()}
+    defaults = {}
+    for parameter in inspect.signature(entry.build).parameters.values():
+        if parameter.name not in entry.settled:
+            required = parameter.default is inspect.Parameter.empty
+            defaults[parameter.name] = ... if required else parameter.default
+    return defaults
 
 
 def make(name: str, **chosen: Any) -> Task:
-    """The task of this name with these options."""
+    """Make a task by name; options it does not have are refused.
+
+    Example:
+        >>> import coadjoint as co
+        >>> task = co.tasks.make("addition", length=100)
+        >>> list(task.batch(step=0, size=32, seed=1).u.shape[1:])  # [T, B, inputs]
+        [32, 2]
+    """
     known = options(name)
     for option in chosen:
         choose(f"option of task '{name}'", option, known)
-    if missing := [
-        option for option, default in known.items() if default is ... and option not in chosen
-    ]:
+    missing = [key for key, default in known.items() if default is ... and key not in chosen]
+    if missing:
         raise InputError(f"task '{name}' needs {', '.join(missing)}: {TASKS[name].about}.")
     return TASKS[name].build(**TASKS[name].settled, **chosen)
 
 
 __all__ = [
-    "TASKS", "XOR", "Addition", "Collection", "Copy", "Digits", "Entry", "Generated", "Goal", "Memorisation",
-    "Multiplication", "Music", "Permutation", "Reversal", "Sequences", "Sorting", "Task", "TemporalOrder", "Transduction", "make",
-    "options", "rng",
-]  # fmt: skip
+    "TASKS",
+    "XOR",
+    "Addition",
+    "Collection",
+    "Copy",
+    "Digits",
+    "Entry",
+    "Generated",
+    "Goal",
+    "Memorisation",
+    "Multiplication",
+    "Music",
+    "Permutation",
+    "Reversal",
+    "Sequences",
+    "Sorting",
+    "Task",
+    "TemporalOrder",
+    "Transduction",
+    "make",
+    "options",
+    "rng",
+]

@@ -1,11 +1,11 @@
-"""Data: users' own sequences as a task."""
+"""Data: your own sequences as a task."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,42 +13,42 @@ from torch import Tensor
 
 from ..errors import ConfigError, DataError, InputError, one_line
 from ..objectives.batch import Batch
-from .description import READING, ColumnNames, Description, PathLike
+from .cutting import (
+    Part,
+    PreparedSheet,
+    count_copies,
+    cut_into_pieces,
+    refuse_overlap,
+    split_pieces,
+)
+from .description import READING_OPTIONS, ColumnNames, Description, JsonDict, PathLike
 from .files import read
-from .files.sheet import Options, quote_names
+from .files.sheet import Options, Sheet, quote_names
 from .prediction import Prediction
 from .preparation import (
-    PreparedSheet,
-    as_trained,
-    coded,
+    check_target,
+    choose_readout,
     column_names,
-    constant,
-    count_copies,
-    cut_up,
-    filled,
-    inputs_of,
-    judge_target,
+    encode_labels,
+    fill_gaps,
     kind_of,
     labels_in,
+    match_features,
     read_all,
-    refuse_overlap,
-    scale_of,
-    sequences_of,
-    split_up,
-    target_at,
-    target_of,
 )
-from .task import Collection, Scores, Sequences, count_right
+from .scaling import inputs_of, is_constant, scale_of, sequences_of
+from .task import Collection, Index, Scores, Sequences, count_right, pairs_of_text
 
 
 class Data(Collection):
     """Sequences from files: classification, regression, or prediction of the next step.
 
-    kind "classify"  labels are the sorted words of the target column; softmax and cross-entropy
-    kind "regress"   one output for each target, learned in units of its standard deviation, scored in its own units
+    kind "classify"  labels are the sorted words of the target column; softmax, cross-entropy
+    kind "regress"   one output for each target, learned in units of its standard deviation and
+                     scored in its own units
     kind "next"      u_1..u_{T-1} are inputs and u_2..u_T targets
-    at "last"        one target for a sequence: that of its last row; "every": one for each row
-    `notes` says what was chosen for the user: columns, rows left out, constant features.
+    at "last"        one target for each sequence, that of its last row; "every": one for each row
+    notes            what was chosen for the user: columns, rows left out, constant features
     """
 
     def __init__(
@@ -58,19 +58,28 @@ class Data(Collection):
         notes: tuple[str, ...],
         name: str,
     ) -> None:
-        self.name, self.description, self.notes = name, description, notes
-        classify = description.kind == "classify"
+        self.name = name
+        self.description = description
+        self.notes = notes
         self.inputs = len(description.features) + len(description.masked)
-        self.outputs = len(description.labels) if classify else len(description.target_std)
         self.readout = description.at
-        self.output = "softmax" if classify else "identity"
-        self.loss = "cross-entropy" if classify else "squared"
         self.reduce = "mean" if self.readout == "every" else "sum"
-        self.metric, self.lower = ("accuracy", False) if classify else ("mse", True)
+        if description.kind == "classify":
+            self.outputs = len(description.labels)
+            self.output = "softmax"
+            self.loss = "cross-entropy"
+            self.metric = "accuracy"
+            self.lower = False
+        else:
+            self.outputs = len(description.target_std)
+            self.output = "identity"
+            self.loss = "squared"
+            self.metric = "mse"
+            self.lower = True
         super().__init__(sets)
 
-    def describe(self) -> dict[str, Any]:
-        """Plain JSON types, for the metadata of a model; `Data.for_prediction` reads it back."""
+    def describe(self) -> JsonDict:
+        """Return the description in plain JSON types; `Data.for_prediction` reads it back."""
         return asdict(self.description)
 
     @classmethod
@@ -102,159 +111,244 @@ class Data(Collection):
     ) -> Data:
         """Read files (.csv .tsv .txt .parquet .pq .npz .npy .ts) into a task.
 
-        valid, test   files of held-out sequences; with neither, `split` divides the sequences of `train` (with seed)
-        window        cut sequences into pieces of this many rows; one long sequence is then split in order of time
-        missing       "refuse", "drop" rows, "ffill" from the row before, "mask": zero, and an input that says so
-        irregular     "refuse" or "allow" unequal time steps; overlap: "refuse" or "allow" sequences in two files
-        The other arguments are those of readers.Options.
+        train         the file of training sequences
+        valid, test   files of held-out sequences; without either, those of `train` are split
+        split, seed   the shares of train, valid and test, and the seed of the split
+        window        the rows of the pieces that sequences are cut into; one long sequence is then
+                      split in order of time
+        standardise   scale inputs and real targets to mean 0 and standard deviation 1
+        missing       "refuse" missing values, "drop" their rows, "ffill" them with the row before,
+                      or "mask" them: zero, and another input is 1 there
+        irregular     "refuse" or "allow" unequal time steps
+        overlap       "refuse" or "allow" sequences that are in two files
+        dtype         "float32" or "float64"
+
+        The other arguments are those of tasks.files.sheet.Options.
         """
-        for flag, value, known in (
-            ("irregular", irregular, ("refuse", "allow")),
-            ("overlap", overlap, ("refuse", "allow")),
-            ("dtype", dtype, ("float32", "float64")),
-        ):
-            if value not in known:
-                raise ConfigError(f"--{flag} must be {' or '.join(known)}; got {value!r}.")
-        least = 2 if kind == "next" else 1
-        if window is not None and (type(window) is not int or window < least):
-            raise ConfigError(
-                f"--window must be a whole number of rows, at least {least}; got {window!r}."
-            )
-        reading: dict[str, Any] = {
+        check_choice("irregular", irregular, ("refuse", "allow"))
+        check_choice("overlap", overlap, ("refuse", "allow"))
+        check_choice("dtype", dtype, ("float32", "float64"))
+        check_window(window, kind)
+        paths = {"train": train, "valid": valid, "test": test}
+        reading: JsonDict = {
             "sep": sep,
             "decimal": decimal,
             "thousands": thousands,
             "header": header,
             "missing": missing,
         }
-        options = Options(
-            id,
-            time,
-            column_names(target),
-            column_names(features),
-            kind,
-            at,
-            max_bytes=max_bytes,
-            **reading,
-        )
-        recordings = read_all({"train": train, "valid": valid, "test": test}, options)
-        first = recordings["train"]
-        kind = kind or kind_of(first)
-        labels = labels_in(first) if kind == "classify" else []
-        numbered = {s: coded(r, labels) if labels else r for s, r in recordings.items()}
-        at = target_at(numbered["train"], kind, at)
-        judge_target(numbered["train"], kind, labels)
-        cuts = {
-            s: cut_up(filled(r, kind, at, missing, irregular), kind, at, window, missing)
-            for s, r in numbered.items()
-        }
+        target = column_names(target)
+        features = column_names(features)
+        options = Options(id, time, target, features, kind, at, max_bytes=max_bytes, **reading)
+        sheets = read_all(paths, options)
+        first = sheets["train"]
+        if kind is None:
+            kind = kind_of(first)
+        labels: list[str] = []
+        if kind == "classify":
+            labels = labels_in(first)
+            sheets = {name: encode_labels(sheet, labels) for name, sheet in sheets.items()}
+        at = choose_readout(sheets["train"], kind, at)
+        check_target(sheets["train"], kind, labels)
+        cuts = {}
+        for name, sheet in sheets.items():
+            filled = fill_gaps(sheet, kind, at, missing, irregular)
+            cuts[name] = cut_into_pieces(filled, kind, at, window, missing)
         if overlap == "refuse":
             refuse_overlap(cuts)
-        notes = [*first.notes, *(note for cut in cuts.values() for note in cut.notes)]
-        parts: dict[str, tuple[PreparedSheet, list[int]]] = {
-            s: (c, list(range(len(c.pieces)))) for s, c in cuts.items()
-        }
+        notes = list(first.notes)
+        for cut in cuts.values():
+            notes += cut.notes
         if len(cuts) == 1:
-            parts = split_up(cuts["train"], split, seed, kind == "classify" and at == "last")
+            stratify = kind == "classify" and at == "last"
+            parts = split_pieces(cuts["train"], split, seed, stratify)
             copies = count_copies(parts)
             if copies:
                 notes.append(
                     f"{copies} held-out sequences have the same inputs as a training sequence"
                 )
-        masked = [f for j, f in enumerate(first.features) if missing == "mask" and any(np.isnan(c.recording.u[:, j]).any() for c in cuts.values())]  # fmt: skip
-        cut, index = parts["train"]
-        rows = np.concatenate([np.arange(*cut.pieces[i][1:]) for i in index])
-        absent = [
-            f
-            for f, gone in zip(first.features, np.isnan(cut.recording.u[rows]).all(0), strict=True)
-            if gone
-        ]
-        if absent:
-            raise DataError(f"{first.path}: in the training sequences every value of {quote_names(absent)} is missing. Leave the column out with --features.")  # fmt: skip
-        mean, std = scale_of(cut.recording.u[rows], standardise)
-        still = constant(cut.recording.u[rows])
-        notes += [f"feature '{one_line(f)}' is constant in training" for f, s in zip(first.features, still, strict=True) if s]  # fmt: skip
-        t_mean, t_std = mean, std
-        if kind != "next":
-            y = np.concatenate([np.atleast_2d(target_of(cut, i, at)) for i in index])
-            t_mean, t_std = scale_of(y, standardise and kind == "regress")
-            if kind == "regress" and constant(y).any():
-                name = first.targets[int(np.flatnonzero(constant(y))[0])]
-                raise DataError(f"{first.path} column '{one_line(name)}': the target is constant in the training sequences: nothing can be learned.")  # fmt: skip
-        elif still.all():
-            raise DataError(
-                f"{first.path}: every feature is constant, so the next step holds nothing to learn."
-            )
+        else:
+            parts = {name: Part(cut, list(range(len(cut.pieces)))) for name, cut in cuts.items()}
+        scale = measure_scale(first, parts["train"], kind, at, standardise)
+        for name in scale.constant:
+            notes.append(f"feature '{one_line(name)}' is constant in training")
+        files = {}
+        for name, path in paths.items():
+            if path is not None:
+                files[name] = {"name": Path(path).name, "sha256": sheets[name].sha256}
         description = Description(
-            kind, at, list(first.features), list(first.targets), labels, mean.tolist(), std.tolist(),
-            t_mean.tolist() if kind != "classify" else [], t_std.tolist() if kind != "classify" else [],
-            masked, first.has_names, {c: first.columns.get(c, "") for c in ("id", "time")}, window, dtype,
-            reading | {"irregular": irregular},
-            {s: {"name": Path(p).name, "sha256": recordings[s].sha256} for s, p in (("train", train), ("valid", valid), ("test", test)) if p is not None},
-        )  # fmt: skip
-        ready = {s: inputs_of(c.recording, description) for s, (c, _) in parts.items()}
-        sets = {
-            s: sequences_of(c, index, ready[s], description)
-            for s, (c, index) in parts.items()
-            if index
-        }
-        return cls(sets, description, tuple(dict.fromkeys(notes)), Path(train).stem)
+            kind=kind,
+            at=at,
+            features=list(first.features),
+            targets=list(first.targets),
+            labels=labels,
+            mean=scale.mean,
+            std=scale.std,
+            target_mean=scale.target_mean,
+            target_std=scale.target_std,
+            masked=features_with_gaps(first, cuts) if missing == "mask" else [],
+            named=first.has_names,
+            columns={"id": first.columns.get("id", ""), "time": first.columns.get("time", "")},
+            window=window,
+            dtype=dtype,
+            reading={**reading, "irregular": irregular},
+            files=files,
+        )
+        inputs = {name: inputs_of(part.cut.sheet, description) for name, part in parts.items()}
+        sets = {}
+        for name, part in parts.items():
+            if part.chosen:
+                sets[name] = sequences_of(part, inputs[name], description)
+        unique_notes = tuple(dict.fromkeys(notes))
+        return cls(sets, description, unique_notes, Path(train).stem)
 
     @staticmethod
-    def for_prediction(description: dict[str, Any], path: PathLike, **reading: Any) -> Prediction:
-        """New sequences for a network whose data had this description; columns are matched by name.
+    def for_prediction(description: JsonDict, path: PathLike, **reading: Any) -> Prediction:
+        """Read new sequences for a network whose data had this description.
 
-        reading  options that differ in this file: sep, decimal, thousands, header, missing, irregular, max_bytes
+        Columns are matched by name.
+
+        Args:
+            description: The description, by `describe`.
+            path: The file.
+            **reading: Options that differ in this file: sep, decimal, thousands, header, missing,
+                irregular, max_bytes.
         """
         d = Description.of(description)
-        unknown = set(reading) - READING - {"max_bytes"}
+        unknown = set(reading) - READING_OPTIONS - {"max_bytes"}
         if unknown:
-            raise InputError(f"unknown reading options {quote_names(sorted(unknown))}; known: {', '.join(sorted(READING))}, max_bytes.")  # fmt: skip
+            raise InputError(
+                f"unknown reading options {quote_names(sorted(unknown))}; "
+                f"known: {', '.join(sorted(READING_OPTIONS))}, max_bytes."
+            )
         how = d.reading | reading
         irregular = how.pop("irregular", "refuse")
-        columns: dict[str, Any] = {"id": d.columns["id"], "time": d.columns["time"]}
         options = Options(
-            **columns, target=tuple(d.targets), features=tuple(d.features), kind="next", **how
+            id=d.columns["id"],
+            time=d.columns["time"],
+            target=tuple(d.targets),
+            features=tuple(d.features),
+            kind="next",
+            **how,
         )
-        recording = as_trained(read(path, options), d)
-        recording = filled(recording, "predict", d.at, how.get("missing", "refuse"), irregular)
-        cut = cut_up(recording, "predict", d.at, d.window, "refuse")
-        return Prediction(d, Path(path), cut, inputs_of(cut.recording, d))
+        sheet = match_features(read(path, options), d)
+        sheet = fill_gaps(sheet, "predict", d.at, how.get("missing", "refuse"), irregular)
+        cut = cut_into_pieces(sheet, "predict", d.at, d.window, "refuse")
+        return Prediction(d, Path(path), cut, inputs_of(cut.sheet, d))
 
-    def _of(self, split: str, index: Sequence[int] | np.ndarray) -> Batch:
-        """Targets that are missing (NaN, class -1) get weight 0 in the loss."""
-        batch = super()._of(split, index)
+    def _batch_of(self, split: str, index: Index) -> Batch:
+        """Return the sequences as a batch; missing targets (NaN, class -1) get weight 0."""
+        batch = super()._batch_of(split, index)
         if self.readout != "every" or self.description.reading["missing"] != "mask":
             return batch
-        gap = batch.y.isnan().any(-1) if batch.y.is_floating_point() else batch.y < 0
-        y = batch.y.masked_fill(gap[..., None] if batch.y.is_floating_point() else gap, 0)
+        y = batch.y
+        if y.is_floating_point():
+            gap = y.isnan().any(-1)
+            y = y.masked_fill(gap[..., None], 0)
+        else:
+            gap = y < 0
+            y = y.masked_fill(gap, 0)
         return replace(batch, y=y, mask=(~gap).to(batch.u.dtype))
 
     def show(self, a: Tensor, y: Tensor) -> list[tuple[str, str]]:
-        """Labels as they were read, numbers in their own units."""
+        """Return labels as they were read, and numbers in their own units."""
         d = self.description
         if d.labels:
-            return [
-                (d.labels[int(t)], d.labels[int(p)]) for t, p in zip(y, a.argmax(-1), strict=True)
-            ]
-        mean, std = (torch.tensor(v, dtype=a.dtype) for v in (d.target_mean, d.target_std))
+            return pairs_of_text(lambda number: d.labels[int(number)], y, a.argmax(-1))
+        mean = torch.tensor(d.target_mean, dtype=a.dtype)
+        std = torch.tensor(d.target_std, dtype=a.dtype)
         return super().show(a * std + mean, y.reshape(a.shape) * std + mean)
 
     def score(self, a: Tensor, batch: Batch) -> Scores:
-        """Accuracy, or mean squared and absolute error in the target's own units, over the entries that count."""
-        a, y = a.detach(), batch.y.to(a.device)
+        """Return the accuracy, or squared and absolute error in the target's own units."""
+        a = a.detach()
+        y = batch.y.to(a.device)
         if self.readout == "every":
-            counts = torch.arange(len(a), device=a.device)[:, None] < torch.as_tensor(
-                batch.lengths, device=a.device
-            )
-            counts = counts if batch.mask is None else counts & (batch.mask.to(a.device) != 0)
-            a, y = a[counts], y[counts]
+            lengths = torch.as_tensor(batch.lengths, device=a.device)
+            counts = torch.arange(len(a), device=a.device)[:, None] < lengths
+            if batch.mask is not None:
+                counts &= batch.mask.to(a.device) != 0
+            a = a[counts]
+            y = y[counts]
         if self.description.kind == "classify":
             return {"accuracy": count_right(a.argmax(-1) == y)}
-        e = (a.double() - y.double()) * torch.tensor(
-            self.description.target_std, dtype=torch.float64, device=a.device
-        )
+        std = torch.tensor(self.description.target_std, dtype=torch.float64, device=a.device)
+        error = (a.double() - y.double()) * std
+        count = float(error.numel())
         return {
-            "mse": (float(e.square().sum()), float(e.numel())),
-            "mae": (float(e.abs().sum()), float(e.numel())),
+            "mse": (float(error.square().sum()), count),
+            "mae": (float(error.abs().sum()), count),
         }
+
+
+def check_choice(flag: str, value: str, known: tuple[str, ...]) -> None:
+    """Refuse a value that is not one of `known`."""
+    if value not in known:
+        raise ConfigError(f"--{flag} must be {' or '.join(known)}; got {value!r}.")
+
+
+def check_window(window: object, kind: str | None) -> None:
+    """Refuse a window that is not a whole number of rows, two or more to predict the next."""
+    least = 2 if kind == "next" else 1
+    if window is not None and (type(window) is not int or window < least):
+        raise ConfigError(
+            f"--window must be a whole number of rows, at least {least}; got {window!r}."
+        )
+
+
+def features_with_gaps(first: Sheet, cuts: dict[str, PreparedSheet]) -> list[str]:
+    """Return the features that miss a value in any file."""
+    has_gap = np.zeros(len(first.features), bool)
+    for cut in cuts.values():
+        has_gap |= np.isnan(cut.sheet.u).any(0)
+    return names_where(first.features, has_gap)
+
+
+def names_where(names: Sequence[str], chosen: np.ndarray) -> list[str]:
+    """Return the names where `chosen` is true."""
+    return [name for name, is_chosen in zip(names, chosen, strict=True) if is_chosen]
+
+
+class Scale(NamedTuple):
+    """Mean and standard deviation of inputs and targets in training."""
+
+    mean: list[float]
+    std: list[float]
+    target_mean: list[float]
+    target_std: list[float]
+    constant: list[str]  # features
+
+
+def measure_scale(first: Sheet, part: Part, kind: str, at: str, standardise: bool) -> Scale:
+    """Measure the scale of the training pieces.
+
+    Refused are features without any value, a constant target, and constant features if the next
+    step is to be predicted.
+    """
+    rows = np.concatenate([np.arange(start, stop) for _, start, stop in part.pieces])
+    u = part.cut.sheet.u[rows]
+    absent = names_where(first.features, np.isnan(u).all(0))
+    if absent:
+        raise DataError(
+            f"{first.path}: in the training sequences every value of {quote_names(absent)} is "
+            "missing. Leave the column out with --features."
+        )
+    mean, std = scale_of(u, standardise)
+    constant = names_where(first.features, is_constant(u))
+    if kind == "classify":
+        return Scale(mean.tolist(), std.tolist(), [], [], constant)
+    if kind == "next":
+        if len(constant) == len(first.features):
+            raise DataError(
+                f"{first.path}: every feature is constant, so there is no next step to learn."
+            )
+        return Scale(mean.tolist(), std.tolist(), mean.tolist(), std.tolist(), constant)
+    y = np.vstack(part.targets(at))
+    if is_constant(y).any():
+        name = first.targets[int(np.flatnonzero(is_constant(y))[0])]
+        raise DataError(
+            f"{first.path} column '{one_line(name)}': the target is constant in the training "
+            "sequences, so there is nothing to learn."
+        )
+    t_mean, t_std = scale_of(y, standardise)
+    return Scale(mean.tolist(), std.tolist(), t_mean.tolist(), t_std.tolist(), constant)

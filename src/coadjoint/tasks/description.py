@@ -1,4 +1,4 @@
-"""Description: what a network must know of the data it was trained on."""
+"""Description: what a network must know about the data it was trained on."""
 
 from __future__ import annotations
 
@@ -13,11 +13,17 @@ from .files.sheet import KINDS
 
 ColumnNames = str | Sequence[str] | None
 PathLike = str | os.PathLike[str]
+JsonDict = dict[str, Any]  # values of plain JSON types
+
+READING_OPTIONS = {"sep", "decimal", "thousands", "header", "missing", "irregular"}
 
 
 @dataclass(frozen=True)
 class Description:
-    """What a network must know of the data it was trained on, in plain JSON types."""
+    """What a network must know about its training data, in plain JSON types.
+
+    It is stored with a model. `Data.for_prediction` reads new files by it.
+    """
 
     kind: str
     at: str
@@ -28,75 +34,71 @@ class Description:
     std: list[float]
     target_mean: list[float]
     target_std: list[float]
-    masked: list[str]  # features with an input that says "is missing"
-    named: bool  # features are matched by name, not by position
+    masked: list[str]  # features with a second input that is 1 where the value is missing
+    named: bool  # whether features are matched by name rather than by position
     columns: dict[str, str]
     window: int | None
     dtype: str
-    reading: dict[str, Any]  # sep, decimal, thousands, header, missing, irregular
+    reading: JsonDict  # the READING_OPTIONS
     files: dict[str, dict[str, str]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, given: dict[str, Any]) -> Description:
-        """Check a description that came with a model: it is a stranger's."""
+    def of(cls, given: JsonDict) -> Description:
+        """Check a description that came with a model, perhaps from a stranger, and return it."""
         if not isinstance(given, dict) or {f.name for f in fields(cls)} != set(given):
             raise DataError(
                 "the model's description of its data is damaged: its keys are not those expected."
             )
-        d = cls(**given)
-        for name, fine in d.judged():
-            if not fine:
+        description = cls(**given)
+        for name, is_valid in description.check_fields():
+            if not is_valid:
                 raise DataError(
-                    f"the model's description of its data is damaged: '{name}' is not what it should be."
+                    f"the model's description of its data is damaged: '{name}' is not valid."
                 )
-        return d
+        return description
 
-    def judged(self) -> Iterator[tuple[str, bool]]:
-        """Each field and whether it is fine, one after the other: later ones are looked at if the earlier ones are."""
+    def check_fields(self) -> Iterator[tuple[str, bool]]:
+        """Yield each field and whether it is valid.
+
+        Later checks rely on earlier ones, so the caller must stop at the first that fails.
+        """
         yield "kind", isinstance(self.kind, str) and self.kind in KINDS
         yield "at", self.at in ("last", "every")
-        yield (
-            "features",
-            _words(self.features) and len(self.features) > 0 and _different(self.features),
-        )
-        yield "mean", _reals(self.mean) and len(self.mean) == len(self.features)
-        yield "std", _reals(self.std) and len(self.std) == len(self.features) and min(self.std) > 0
-        yield "targets", _words(self.targets) and _different(self.targets)
-        yield "labels", _words(self.labels) and _different(self.labels)
+        yield "features", are_different_words(self.features) and len(self.features) > 0
+        yield "mean", are_finite(self.mean) and len(self.mean) == len(self.features)
+        yield "std", are_finite(self.std) and len(self.std) == len(self.features)
+        yield "std", min(self.std) > 0
+        yield "targets", are_different_words(self.targets)
+        yield "labels", are_different_words(self.labels)
         yield "labels", (len(self.labels) > 1) == (self.kind == "classify")
-        yield "target_mean", _reals(self.target_mean)
-        yield "target_std", _reals(self.target_std) and all(s > 0 for s in self.target_std)
+        yield "target_mean", are_finite(self.target_mean)
+        yield "target_std", are_finite(self.target_std) and min(self.target_std, default=1) > 0
         yield "target_std", len(self.target_mean) == len(self.target_std)
-        yield (
-            "masked",
-            _words(self.masked)
-            and _different(self.masked)
-            and set(self.masked) <= set(self.features),
-        )
+        yield "masked", are_different_words(self.masked)
+        yield "masked", set(self.masked) <= set(self.features)
         yield "named", isinstance(self.named, bool)
         columns = self.columns if isinstance(self.columns, dict) else {}
-        yield "columns", set(columns) == {"id", "time"} and _words(list(columns.values()))
+        yield "columns", set(columns) == {"id", "time"} and are_words(list(columns.values()))
         yield "window", self.window is None or (type(self.window) is int and self.window > 0)
         yield "dtype", self.dtype in ("float32", "float64")
-        reading = self.reading if isinstance(self.reading, dict) else {"": ""}
-        yield "reading", set(reading) <= READING
-        for name, value in reading.items():
-            kind = {"header": bool, "sep": str | None}.get(name, str)
-            yield f"reading.{name}", isinstance(value, kind)
+        yield "reading", isinstance(self.reading, dict) and set(self.reading) <= READING_OPTIONS
+        for name, value in self.reading.items():
+            kinds = {"header": bool, "sep": str | None}.get(name, str)
+            yield f"reading.{name}", isinstance(value, kinds)
 
 
-def _words(value: Any) -> bool:
+def are_words(value: object) -> bool:
+    """Tell whether `value` is a list of strings."""
     return isinstance(value, list) and all(isinstance(word, str) for word in value)
 
 
-def _different(words: list[str]) -> bool:
-    return len(set(words)) == len(words)
+def are_different_words(value: list[str]) -> bool:
+    """Tell whether `value` is a list of strings without repetition."""
+    return are_words(value) and len(set(value)) == len(value)
 
 
-def _reals(value: Any) -> bool:
-    return isinstance(value, list) and all(
-        type(x) in (int, float) and math.isfinite(x) for x in value
-    )
-
-
-READING = {"sep", "decimal", "thousands", "header", "missing", "irregular"}
+def are_finite(value: object) -> bool:
+    """Tell whether `value` is a list of finite numbers."""
+    if not isinstance(value, list):
+        return False
+    return all(type(x) in (int, float) and math.isfinite(x) for x in value)

@@ -9,51 +9,57 @@ from torch import Tensor
 
 from ..errors import InputError, MissingError
 from ..objectives.batch import Batch
-from .synthetic import agree
+from .synthetic import is_predicted
 from .task import Collection, Scores, Sequences, count_right, rng
 
-EACH = 30  # of each digit, in "valid" and in "test"
+EACH = 30  # images of each digit in "valid", and in "test"
+PIXELS = 64
 
 
 class Digits(Collection):
-    """Which digit 0..9 an image shows, read `pixels` at a time, row by row; grey values 0..16 divided by 16.
+    """Tell which digit 0..9 an image shows, reading it row by row.
 
     pixels    1: 64 steps of one input; 8: 8 steps (rows) of eight inputs
-    permuted  the 64 pixels in a fixed random order
+    permuted  whether the 64 pixels come in a fixed random order
 
-    The images come with scikit-learn. The split is the same for every seed: 30 of each digit in "valid", 30 in "test" and
-    the other 1,197 in "train". Cross-entropy at the last step; metric "accuracy", chance 1/10.
+    The images come with scikit-learn; their grey values 0..16 are divided by 16. The split is the
+    same for every seed: 30 of each digit in "valid", 30 in "test", and the other 1,197 in "train".
+    Cross-entropy at the last step; metric "accuracy", chance 1/10.
     """
 
     name = "digits"
     outputs = 10
-    output, loss = "softmax", "cross-entropy"
-    metric, lower = "accuracy", False
+    output = "softmax"
+    loss = "cross-entropy"
+    metric = "accuracy"
+    lower = False
 
     def __init__(self, pixels: int = 1, permuted: bool = False) -> None:
         if isinstance(pixels, bool) or pixels not in (1, 8):
             raise InputError(f"digits are read 1 or 8 pixels at a time; got pixels={pixels!r}.")
-        self.pixels, self.permuted, self.inputs = int(pixels), permuted, int(pixels)
-        images, labels = load()
+        self.pixels = int(pixels)
+        self.permuted = permuted
+        self.inputs = self.pixels
+        images, labels = load_images()
         if permuted:
-            images = images[:, rng(0, "digits", "pixels").permutation(64)]
-        u = images.reshape(len(images), 64 // pixels, pixels)
-        super().__init__(
-            {
-                split: Sequences(u[index], labels[index])
-                for split, index in split_indices(labels).items()
-            }
-        )
+            images = images[:, rng(0, "digits", "pixels").permutation(PIXELS)]
+        u = images.reshape(len(images), PIXELS // pixels, pixels)
+        sets = {}
+        for split, index in split_indices(labels).items():
+            sets[split] = Sequences(u[index], labels[index])
+        super().__init__(sets)
 
     def score(self, a: Tensor, batch: Batch) -> Scores:
-        return {"accuracy": count_right(agree(a, batch.y))}
+        """Return the accuracy of the largest outputs."""
+        return {"accuracy": count_right(is_predicted(a, batch.y))}
 
     def baseline(self) -> dict[str, float]:
+        """Return the metrics of a uniform guess."""
         return {"loss": math.log(10), "accuracy": 0.1}
 
 
-def load() -> tuple[np.ndarray, np.ndarray]:
-    """Images [1797, 64] in 0..1 and labels [1797]."""
+def load_images() -> tuple[np.ndarray, np.ndarray]:
+    """Return the images [1797, 64] in 0..1 and their labels [1797]."""
     try:
         from sklearn.datasets import load_digits  # type: ignore[import-untyped]
     except ImportError as error:
@@ -65,10 +71,15 @@ def load() -> tuple[np.ndarray, np.ndarray]:
 
 
 def split_indices(labels: np.ndarray) -> dict[str, np.ndarray]:
-    """The images of each split."""
+    """Return the numbers of the images in each split, in ascending order."""
     order = rng(0, "digits", "split").permutation(len(labels))
-    of = [order[labels[order] == digit] for digit in range(10)]
-    cuts = {"valid": slice(EACH), "test": slice(EACH, 2 * EACH), "train": slice(2 * EACH, None)}
-    return {
-        split: np.sort(np.concatenate([index[cut] for index in of])) for split, cut in cuts.items()
-    }
+    valid = []
+    test = []
+    train = []
+    for digit in range(10):
+        images = order[labels[order] == digit]
+        valid.append(images[:EACH])
+        test.append(images[EACH : 2 * EACH])
+        train.append(images[2 * EACH :])
+    splits = {"valid": valid, "test": test, "train": train}
+    return {split: np.sort(np.concatenate(index)) for split, index in splits.items()}

@@ -1,4 +1,4 @@
-"""Prediction: new sequences for a network that was trained on others, and its answers as rows of text."""
+"""Prediction: new sequences for a trained network, and its outputs as rows of text."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch import Tensor
 
 from ..errors import InputError, NumericalError, escape_undecodable, one_line
 from ..objectives.batch import Batch
+from .cutting import PreparedSheet
 from .description import Description
-from .preparation import PreparedSheet
 from .task import Sequences
 
 
 @dataclass(frozen=True, eq=False)
 class Prediction:
-    """New sequences, scaled as those of training, in the order of their file."""
+    """New sequences, scaled like those of training, in the order of their file."""
 
     description: Description
     source: Path
@@ -31,67 +31,118 @@ class Prediction:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        return self.cut.recording.notes + self.cut.notes
+        """What was chosen or left out when the file was read."""
+        return self.cut.sheet.notes + self.cut.notes
 
     @property
     def ids(self) -> list[str]:
+        """The names of the sequences."""
         return [self.cut.name(i) for i in range(len(self))]
 
     def batches(self, n: int = 1000) -> Iterator[tuple[list[str], Batch]]:
-        """(ids, batch) of at most n sequences, in the order of the file."""
+        """Yield (ids, batch) of at most n sequences, in the order of the file."""
         ids = self.ids
+        every = self.description.at == "every"
         for k in range(0, len(self), n):
-            chosen = Sequences(
-                [self.u[start:stop] for _, start, stop in self.cut.pieces[k : k + n]]
-            )
-            yield ids[k : k + n], chosen.batch(range(len(chosen)), self.description.at == "every")
+            pieces = self.cut.pieces[k : k + n]
+            chosen = Sequences([self.u[start:stop] for _, start, stop in pieces])
+            yield ids[k : k + n], chosen.batch(range(len(chosen)), every)
 
     def rows(self, outputs: Iterable[Tensor | np.ndarray]) -> Iterator[list[str]]:
-        """The predictions as rows of text, the header first, from the pre-outputs a of each batch: [B, outputs], or
-        [T, B, outputs] at every step.
+        """Yield the predictions as rows of text, the header first.
 
-        Columns: id, the time if there is one, prediction, and one probability for each class. With kind "next" a row
-        predicts the step after it."""
-        d, recording = self.description, self.cut.recording
-        every, stamps = d.at == "every", recording.stamps
-        many = d.features if d.kind == "next" else d.targets
-        names = [f"prediction {n}" for n in many] if len(many) > 1 else ["prediction"]
-        classes = [f"probability {label}" for label in d.labels]
-        yield [spreadsheet_cell(c) for c in ("id", *(["time"] if stamps else []), *names, *classes)]
-        piece = 0
+        The columns are id, the time if the file has one, prediction, and one probability for each
+        class. With kind "next" a row predicts the step after it.
+
+        Args:
+            outputs: The pre-outputs a of each batch: [B, outputs], or [T, B, outputs] at every
+                step.
+        """
+        every = self.description.at == "every"
+        yield self._header()
+        done = 0
         for a in outputs:
-            a = np.asarray(a.detach().cpu() if isinstance(a, Tensor) else a, dtype=np.float64)
-            width = len(d.labels) or len(d.target_std)
-            if a.ndim != 2 + every or a.shape[-1] != width or piece + a.shape[every] > len(self):
-                raise InputError(f"outputs have shape {list(a.shape)}; expected [{'T, ' if every else ''}B, {width}] for the batches of {len(self)} sequences, in their order.")  # fmt: skip
-            for j in range(a.shape[every]):
-                i, start, stop = self.cut.pieces[piece]
-                values = a[: stop - start, j] if every else a[j : j + 1]
-                if not np.isfinite(values).all() or len(values) < (stop - start if every else 1):
-                    raise NumericalError(f"the outputs for sequence '{one_line(self.cut.name(piece))}' are not finite, or too few; nothing was written.")  # fmt: skip
-                name = spreadsheet_cell(recording.ids[i] if every else self.cut.name(piece))
-                for k, cells in enumerate(self._cells(values)):
-                    row = start + k if every else stop - 1
-                    yield [name, *([spreadsheet_cell(stamps[row])] if stamps else []), *cells]
-                piece += 1
-        if piece != len(self):
-            raise InputError(f"outputs for {piece} sequences; expected {len(self)}.")
+            if isinstance(a, Tensor):
+                a = a.detach().cpu()
+            values = np.asarray(a, dtype=np.float64)
+            self._check_shape(values, done)
+            for j in range(values.shape[1] if every else values.shape[0]):
+                yield from self._rows_of(done, values[:, j] if every else values[j : j + 1])
+                done += 1
+        if done != len(self):
+            raise InputError(f"got outputs for {done} sequences; expected {len(self)}.")
+
+    def _header(self) -> list[str]:
+        d = self.description
+        predicted = d.features if d.kind == "next" else d.targets
+        names = ["id"]
+        if self.cut.sheet.stamps:
+            names.append("time")
+        if len(predicted) > 1:
+            names += [f"prediction {name}" for name in predicted]
+        else:
+            names.append("prediction")
+        names += [f"probability {label}" for label in d.labels]
+        return [spreadsheet_cell(name) for name in names]
+
+    def _check_shape(self, a: np.ndarray, done: int) -> None:
+        """Refuse outputs of another shape, or for more sequences than there are."""
+        d = self.description
+        every = d.at == "every"
+        width = len(d.labels) or len(d.target_std)
+        axes = "T, B" if every else "B"
+        samples_axis = 1 if every else 0
+        has_shape = a.ndim == samples_axis + 2 and a.shape[-1] == width
+        if not has_shape or done + a.shape[samples_axis] > len(self):
+            raise InputError(
+                f"outputs have shape {list(a.shape)}; expected [{axes}, {width}] for the batches "
+                f"of {len(self)} sequences, in their order."
+            )
+
+    def _rows_of(self, piece: int, a: np.ndarray) -> Iterator[list[str]]:
+        """Yield the rows of one sequence, from its outputs [T or more, outputs] or [1, outputs]."""
+        sheet = self.cut.sheet
+        sequence, start, stop = self.cut.pieces[piece]
+        if self.description.at == "every":
+            name = sheet.ids[sequence]
+            sheet_rows = range(start, stop)
+        else:
+            name = self.cut.name(piece)
+            sheet_rows = range(stop - 1, stop)
+        values = a[: len(sheet_rows)]
+        if not np.isfinite(values).all() or len(values) < len(sheet_rows):
+            raise NumericalError(
+                f"the outputs for sequence '{one_line(self.cut.name(piece))}' are not finite, or "
+                "too few; nothing was written."
+            )
+        for row, cells in zip(sheet_rows, self._cells(values), strict=True):
+            line = [spreadsheet_cell(name)]
+            if sheet.stamps:
+                line.append(spreadsheet_cell(sheet.stamps[row]))
+            yield line + cells
 
     def _cells(self, a: np.ndarray) -> Iterator[list[str]]:
+        """Yield prediction and probabilities for each row of outputs."""
         d = self.description
         if d.kind == "classify":
-            p = np.exp(a - a.max(-1, keepdims=True))
+            p = np.exp(a - a.max(-1, keepdims=True))  # softmax, without overflow
             p /= p.sum(-1, keepdims=True)
             for row in p:
-                yield [spreadsheet_cell(d.labels[int(row.argmax())]), *(f"{x:.9g}" for x in row)]
+                label = spreadsheet_cell(d.labels[int(row.argmax())])
+                yield [label, *number_cells(row)]
         else:
             for row in a * np.array(d.target_std) + np.array(d.target_mean):
-                yield [f"{x:.9g}" for x in row]
+                yield number_cells(row)
+
+
+def number_cells(row: np.ndarray) -> list[str]:
+    """Return numbers as text that float32 can be read back from."""
+    return [f"{x:.9g}" for x in row]
 
 
 def spreadsheet_cell(cell: str) -> str:
-    """Text that a spreadsheet would run as a formula gets an apostrophe; numbers stay."""
-    risky = cell[:1] in ("=", "+", "-", "@", "\t", "\r") and not re.fullmatch(
-        r"[+-][\d.:eE+-]*\d", cell
-    )
-    return f"'{cell}" if risky else escape_undecodable(cell)
+    """Put an apostrophe before text that a spreadsheet would run as a formula; numbers stay."""
+    looks_like_formula = cell[:1] in ("=", "+", "-", "@", "\t", "\r")
+    if looks_like_formula and not re.fullmatch(r"[+-][\d.:eE+-]*\d", cell):
+        return f"'{cell}"
+    return escape_undecodable(cell)

@@ -6,9 +6,8 @@ import functools
 import math
 import warnings
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,14 +18,18 @@ from ..errors import InputError, check_seed, choose, whole_number
 from ..objectives.batch import Batch
 from ..objectives.losses import LossLike
 
-STEPS = 100_000  # of a held-out batch, padding included
-Scores = dict[
-    str, tuple[float, float]
-]  # name -> (total, count); a metric is the sum of totals over the sum of counts
+LARGEST_BATCH = 100_000  # time steps of a held-out batch, padding included
+
+# Scores by name as (total, count): a metric is the sum of totals over the sum of counts.
+Scores = dict[str, tuple[float, float]]
+Index = Sequence[int] | np.ndarray
 
 
 def rng(seed: int, *keys: int | str) -> np.random.Generator:
-    """The random numbers that belong to these keys and to no others: what a step draws does not depend on the past."""
+    """Return the random numbers that belong to these keys and to no others.
+
+    What a training step draws therefore does not depend on the steps before it.
+    """
     check_seed(seed)
     words = [zlib.crc32(key.encode()) if isinstance(key, str) else key for key in keys]
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, len(words), *words])))
@@ -34,18 +37,20 @@ def rng(seed: int, *keys: int | str) -> np.random.Generator:
 
 @dataclass(frozen=True)
 class Goal:
-    """Success: a metric of the held-out sequences that reaches a threshold."""
+    """Success: a metric of the held-out sequences reaches a threshold."""
 
     metric: str
     threshold: float
-    most: bool = False  # True: at most the threshold, False: at least
+    most: bool = False  # True: at most the threshold; False: at least
 
     def is_met(self, value: float) -> bool:
+        """Tell whether `value` of the metric is a success."""
         return value <= self.threshold if self.most else value >= self.threshold
 
     def met(self, value: float) -> bool:
-        """The same as `is_met`, by its name before 0.7.1."""
-        warnings.warn("Goal.met is called Goal.is_met now.", DeprecationWarning, stacklevel=2)
+        """Do the same as `is_met`: its old name."""
+        message = "Goal.met is now Goal.is_met; the old name goes in 1.0."
+        warnings.warn(message, DeprecationWarning, stacklevel=2)
         return self.is_met(value)
 
     def __str__(self) -> str:
@@ -55,12 +60,16 @@ class Goal:
 class Task:
     """What a network reads and writes, where batches come from, and how outputs are judged.
 
-    inputs, outputs  entries of u_t and of a
-    readout          "last", "every", or "sequence" where the answer has a length of its own (an EncoderDecoder);
-                     output: the output function; loss, reduce: as in Trajectory.loss
-    metric, lower    the score that is watched, and whether less of it is better; goal: success, or None
-    size             number of training sequences; None if they are generated without end
-    splits           held-out sets: ("test",) or ("valid", "test")
+    inputs, outputs  the entries of u_t and of a
+    readout          "last", "every", or "sequence" if the answer has its own length (for an
+                     EncoderDecoder)
+    output           the output function
+    loss, reduce     as in Trajectory.loss
+    metric           the score to watch
+    lower            whether less of the metric is better
+    goal             the metric's threshold for success, or None
+    size             the number of training sequences; None if they are generated without end
+    splits           the held-out sets: ("test",) or ("valid", "test")
     """
 
     name: str
@@ -77,73 +86,118 @@ class Task:
     splits: tuple[str, ...] = ("test",)
 
     def batch(self, step: int, size: int, seed: int) -> Batch:
-        """The training batch number `step` = 0, 1, ...: a function of its arguments alone, so a run can go on anywhere."""
+        """Return training batch number `step` = 0, 1, ..., of `size` sequences.
+
+        It depends on these arguments alone, so a run can resume at any step.
+        """
         raise NotImplementedError
 
     def held_out(
         self, split: str, seed: int, draw: int | str = 0, n: int = 1000
     ) -> Iterator[Batch]:
-        """The batches of a held-out set. Generated tasks draw `n` fresh sequences for each `draw`; finite ones give them all."""
+        """Yield the batches of a held-out set.
+
+        A generated task draws `n` new sequences for each `draw`; a finite one yields all it has.
+        """
         raise NotImplementedError
 
     def score(self, a: Tensor, batch: Batch) -> Scores:
-        """Judge the pre-outputs a, [B, outputs] or [T, B, outputs]; of a sequence, those of what was said by itself."""
+        """Judge the pre-outputs a, [B, outputs] or [T, B, outputs].
+
+        With readout "sequence", a belongs to the tokens that the network chose itself.
+        """
         raise NotImplementedError
 
     def show(self, a: Tensor, y: Tensor) -> list[tuple[str, str]]:
-        """Target and prediction of a few sequences in words: a and y of one step, [B, outputs] and [B, ...], or, with
-        readout "sequence", of whole answers [B, U, ...]."""
+        """Return target and prediction of a few sequences as text.
+
+        a and y are those of one step, [B, outputs] and [B, ...]; with readout "sequence" those of
+        complete answers, [B, U, ...].
+        """
         if self.output == "softmax":
-            return [(str(int(t)), str(int(p))) for t, p in zip(y, a.argmax(-1), strict=True)]
+            return pairs_of_text(class_text, y, a.argmax(-1))
         if self.output == "sigmoid":
-            on = lambda v: (
-                " ".join(str(k) for k in v.reshape(-1).nonzero()[:, 0].tolist()) or "none"
-            )
-            return [(on(t), on(p)) for t, p in zip(y > 0.5, a > 0, strict=True)]
-        tell = lambda v: " ".join(f"{x:.4g}" for x in v.reshape(-1).tolist())
-        return [(tell(t), tell(p)) for t, p in zip(y, a, strict=True)]
+            return pairs_of_text(list_true, y > 0.5, a > 0)
+        return pairs_of_text(list_numbers, y, a)
+
+
+def pairs_of_text(
+    text: Callable[[Tensor], str], targets: Tensor, guesses: Tensor
+) -> list[tuple[str, str]]:
+    """Return the text of each target with that of its guess."""
+    return [(text(target), text(guess)) for target, guess in zip(targets, guesses, strict=True)]
+
+
+def class_text(number: Tensor) -> str:
+    """Return a class number as text."""
+    return str(int(number))
+
+
+def list_true(on: Tensor) -> str:
+    """Return the numbers of the entries that are true, as text: "0 4", or "none"."""
+    numbers = on.reshape(-1).nonzero()[:, 0].tolist()
+    return " ".join(map(str, numbers)) or "none"
+
+
+def list_numbers(values: Tensor) -> str:
+    """Return numbers as text, with four digits each."""
+    return " ".join(f"{x:.4g}" for x in values.reshape(-1).tolist())
 
 
 def count_right(correct: Tensor) -> tuple[float, float]:
-    """A score of one for each entry that is right."""
+    """Return the score (number of true entries, number of entries)."""
     return float(correct.sum()), float(correct.numel())
 
 
 @dataclass(frozen=True, eq=False)
 class Sequences:
-    """Sequences u_i [T_i, inputs] with targets y_i: a number or class each ("last"), or [T_i, ...] ("every"), or none."""
+    """Sequences u_i [T_i, inputs] with their targets and names.
+
+    y  one target for each: a number or class (readout "last"), or [T_i, ...] ("every"); or None
+    """
 
     u: Sequence[np.ndarray]
-    y: Sequence[Any] | None = None
+    y: Sequence[np.ndarray | float] | None = None
     ids: Sequence[str] | None = None
 
     def __len__(self) -> int:
         return len(self.u)
 
-    def pick(self, index: Sequence[int] | np.ndarray) -> Sequences:
-        of = lambda values: None if values is None else [values[i] for i in index]
-        return Sequences([self.u[i] for i in index], of(self.y), of(self.ids))
+    def pick(self, index: Index) -> Sequences:
+        """Return the sequences with these numbers, in their order."""
+        u = [self.u[i] for i in index]
+        y = None if self.y is None else [self.y[i] for i in index]
+        ids = None if self.ids is None else [self.ids[i] for i in index]
+        return Sequences(u, y, ids)
 
-    def batch(self, index: Sequence[int] | np.ndarray, every: bool, reduce: str = "sum") -> Batch:
-        """The chosen sequences, padded with zeros to the longest."""
+    def batch(self, index: Index, every: bool, reduce: str = "sum") -> Batch:
+        """Return the chosen sequences, padded with zeros to the longest.
+
+        Args:
+            index: Their numbers.
+            every: Whether each step has a target.
+            reduce: As in Batch.
+        """
         u = [torch.from_numpy(np.ascontiguousarray(self.u[i])) for i in index]
         y = None
         if self.y is not None:
-            rows = [torch.as_tensor(self.y[i]) for i in index]
-            y = pad_sequence(rows) if every else torch.stack(rows)
-        return Batch(pad_sequence(u), y, lengths=torch.tensor([len(s) for s in u]), reduce=reduce)
+            targets = [torch.as_tensor(self.y[i]) for i in index]
+            y = pad_sequence(targets) if every else torch.stack(targets)
+        lengths = torch.tensor(list(map(len, u)))
+        return Batch(pad_sequence(u), y, lengths=lengths, reduce=reduce)
 
 
 @functools.lru_cache(maxsize=4)
 def permutation(n: int, seed: int, epoch: int) -> np.ndarray:
-    """The order of n sequences in an epoch."""
+    """Return the order of n sequences in an epoch."""
     return rng(seed, "epoch", epoch).permutation(n)
 
 
 class Collection(Task):
-    """A finite set of sequences in splits: "train", and "valid" and "test" where there are any.
+    """A finite set of sequences in splits: "train", and optionally "valid" and "test".
 
-    Training runs through a new permutation in each epoch; the last batch of an epoch may be smaller.
+    Training goes through a new permutation in each epoch. The last batch of an epoch may be
+    smaller.
     """
 
     def __init__(self, sets: dict[str, Sequences]) -> None:
@@ -154,33 +208,36 @@ class Collection(Task):
         self.splits = tuple(s for s in ("valid", "test") if s in sets and len(sets[s]))
 
     def steps_per_epoch(self, size: int) -> int:
+        """Return the number of batches of `size` sequences in an epoch."""
         return math.ceil(len(self.sets["train"]) / size)
 
     def batch(self, step: int, size: int, seed: int) -> Batch:
+        """Return training batch number `step`, a part of its epoch's permutation."""
         check_seed(seed)
-        epoch, k = divmod(
-            whole_number("step", step, 0, 2**62), self.steps_per_epoch(whole_number("size", size))
-        )
-        return self._of(
-            "train", permutation(len(self.sets["train"]), seed, epoch)[k * size : (k + 1) * size]
-        )
+        step = whole_number("step", step, 0, 2**62)
+        epoch, k = divmod(step, self.steps_per_epoch(whole_number("size", size)))
+        order = permutation(len(self.sets["train"]), seed, epoch)
+        return self._batch_of("train", order[k * size : (k + 1) * size])
 
     def held_out(
         self, split: str, seed: int, draw: int | str = 0, n: int = 1000
     ) -> Iterator[Batch]:
-        """All sequences of a split, in batches of at most `n`, short ones together so that little is padded."""
-        whole_number("n", n)
-        lengths = np.array([len(u) for u in self.sets[choose("split", split, self.sets)].u])
-        order, begin = np.argsort(lengths, kind="stable"), 0
-        for end in range(1, len(order) + 1):
-            more = (
-                end < len(order)
-                and end - begin < n
-                and (end + 1 - begin) * lengths[order[end]] <= STEPS
-            )
-            if not more:
-                yield self._of(split, order[begin:end])
-                begin = end
+        """Yield all sequences of a split in batches of at most `n`.
 
-    def _of(self, split: str, index: Sequence[int] | np.ndarray) -> Batch:
+        They come in order of length, so that batches hold little padding.
+        """
+        whole_number("n", n)
+        sequences = self.sets[choose("split", split, self.sets)].u
+        lengths = np.array(list(map(len, sequences)))
+        order = np.argsort(lengths, kind="stable")
+        begin = 0
+        for end in range(1, len(order) + 1):
+            if end < len(order) and end - begin < n:
+                steps_with_next = (end + 1 - begin) * lengths[order[end]]
+                if steps_with_next <= LARGEST_BATCH:
+                    continue
+            yield self._batch_of(split, order[begin:end])
+            begin = end
+
+    def _batch_of(self, split: str, index: Index) -> Batch:
         return self.sets[split].batch(index, self.readout == "every", self.reduce)

@@ -1,6 +1,6 @@
-"""Tasks whose answer is a sequence of its own: read letters, write them in another order.
+"""Tasks whose answer is a sequence with its own length: read letters, write them in another order.
 
-Letters are 0..k-1; the answer ends with the token k, the end, and is padded with -1.
+Letters are 0..k-1. The answer ends with the token k, "end", and is padded with -1.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,25 +18,42 @@ from torch.nn.functional import pad
 from ..errors import whole_number
 from ..objectives.batch import Batch
 from .synthetic import Generated, one_hot
-from .task import Goal, Scores, count_right
+from .task import Goal, Scores, count_right, pairs_of_text
+
+PADDING = -1
+INVALID = -2  # equal to no target
 
 
-def spoken(a: Tensor) -> Tensor:
-    """The tokens that pre-outputs a [U, B, k + 1] say, up to the first end, then -1; where a is NaN, -2."""
-    p, end = a.argmax(-1), a.shape[-1] - 1
-    p = torch.where(a.isnan().any(-1), -2, p)
-    over = (p == end).cumsum(0) - (p == end).long() > 0
-    return torch.where(over, -1, p)
+def decode_tokens(a: Tensor) -> Tensor:
+    """Return the tokens [U, B] of pre-outputs a [U, B, k + 1], with -1 after the first end.
+
+    Where a holds NaN, the token is -2.
+    """
+    end = a.shape[-1] - 1
+    tokens = torch.where(a.isnan().any(-1), INVALID, a.argmax(-1))
+    is_end = tokens == end
+    ends_before = is_end.cumsum(0) - is_end.long()
+    return torch.where(ends_before > 0, PADDING, tokens)
+
+
+class Guess(NamedTuple):
+    """The best guess at the answer to L letters by someone who knows L and no letter."""
+
+    entropy: float  # of the answer
+    letters: float  # expected number of letters right, each guessed at its best
+    answer: float  # the probability of the likeliest answer
 
 
 @dataclass(eq=False, kw_only=True)
 class Transduction(Generated):
-    """L letters of `values`, uniform and independent, one-hot; the answer is the same letters in another order, and the end.
-    Of a range of lengths each sequence of a batch has its own, unless ragged=False.
+    """L letters, one-hot; the answer is the same letters in another order, and the end.
 
-    Mean cross-entropy over the answer's tokens. Judged by what a network says by itself: "right" is the share of tokens that
-    are right, of those that should have been said and those said beyond; "whole", of answers without a fault. The goal is
-    99% of tokens right.
+    There are `values` letters, uniform and independent. If the length is a range, each sequence of
+    a batch has its own, unless ragged=False. Mean cross-entropy over the tokens of the answer.
+
+    The tokens that the network chose itself are judged. "right" is the share of tokens that are
+    right, among those of the answer and any beyond it; "whole" is the share of answers without an
+    error. The goal is 99% of tokens right.
     """
 
     length: int | tuple[int, int] = field(default=(5, 10), kw_only=False)
@@ -43,72 +61,94 @@ class Transduction(Generated):
     values: int = 10
 
     shortest = 1
-    readout, reduce = "sequence", "mean"
-    output, loss = "softmax", "cross-entropy"
+    readout = "sequence"
+    reduce = "mean"
+    output = "softmax"
+    loss = "cross-entropy"
     goal = Goal("right", 0.99)
 
     def __post_init__(self) -> None:
         k = whole_number("values", self.values, 2)
-        self.inputs, self.outputs = k, k + 1
-        self.ragged = (
-            self.ragged and isinstance(self.length, tuple | list) and len(set(self.length)) > 1
-        )
+        self.inputs = k
+        self.outputs = k + 1
+        has_range = isinstance(self.length, tuple | list) and len(set(self.length)) > 1
+        self.ragged = self.ragged and has_range
         super().__post_init__()
 
     def draw(self, rng: np.random.Generator, L: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        k, t = self.values, np.arange(L.max() + 1)[:, None]
+        """Draw letters u [T, n, k]; y [T + 1, n] are the tokens of the answer."""
+        k = self.values
+        t = np.arange(L.max() + 1)[:, None]
         s = rng.integers(0, k, (L.max(), len(L)))
-        y = self.answer(np.where(t < L, np.append(s, s[:1], 0), k), L)
-        return one_hot(s, k), np.where(t > L, -1, y)
+        one_longer = np.append(s, s[:1], 0)
+        letters_and_end = np.where(t < L, one_longer, k)
+        y = self.answer(letters_and_end, L)
+        return one_hot(s, k), np.where(t > L, PADDING, y)
 
     def answer(self, s: np.ndarray, L: np.ndarray) -> np.ndarray:
-        """The answer from letters s [T + 1, n], of which those past L are the end."""
+        """Return the answer [T + 1, n] to letters s [T + 1, n], which hold the end from L on."""
         raise NotImplementedError
 
     def score(self, a: Tensor, batch: Batch) -> Scores:
-        said, y = spoken(a), batch.y
-        U = max(len(said), len(y))
-        said, y = (pad(v, (0, 0, 0, U - len(v)), value=-1) for v in (said, y))
-        good = said == y
-        return {
-            "right": count_right(good[(y != -1) | (said != -1)]),
-            "whole": count_right(good.all(0)),
-        }
+        """Count the tokens and the answers that are right."""
+        tokens = decode_tokens(a)
+        longest = max(len(tokens), len(batch.y))
+        tokens = pad(tokens, (0, 0, 0, longest - len(tokens)), value=PADDING)
+        y = pad(batch.y, (0, 0, 0, longest - len(batch.y)), value=PADDING)
+        correct = tokens == y
+        judged = (y != PADDING) | (tokens != PADDING)
+        return {"right": count_right(correct[judged]), "whole": count_right(correct.all(0))}
 
     def show(self, a: Tensor, y: Tensor) -> list[tuple[str, str]]:
-        """Of a [B, U, outputs] and y [B, U]: whole sequences, without their ends."""
-        tell = lambda v: " ".join(str(int(p)) for p in v if 0 <= p < self.values) or "nothing"
-        return [(tell(t), tell(p)) for t, p in zip(y, spoken(a.transpose(0, 1)).T, strict=True)]
+        """Return the letters of targets y [B, U] and outputs a [B, U, outputs] as text."""
+        return pairs_of_text(self._letters, y, decode_tokens(a.transpose(0, 1)).T)
+
+    def _letters(self, tokens: Tensor) -> str:
+        letters = [str(int(token)) for token in tokens if 0 <= token < self.values]
+        return " ".join(letters) or "nothing"
 
     def baseline(self) -> dict[str, float]:
-        """Knowing how long the answer is and nothing of its letters; each metric at its best."""
+        """Return the best metrics of someone who knows the length of the answer and no letter."""
         low, high = self.span
-        found = [(L, *self.guess(L)) for L in range(low, high + 1)]
-        mean = lambda values: sum(values) / len(found)
+        lengths = range(low, high + 1)
+        losses = []
+        tokens = []
+        tokens_right = []
+        answers_right = []
+        for L in lengths:
+            entropy, letters, answer = self.guess(L)
+            losses.append(entropy / (L + 1))
+            tokens.append(L + 1)  # the letters and the end
+            tokens_right.append(letters + 1)
+            answers_right.append(answer)
+        mean_tokens = sum(tokens) / len(lengths)
         return {
-            "loss": mean([loss / (L + 1) for L, loss, _, _ in found]),
-            "right": mean([letters + 1 for _, _, letters, _ in found])
-            / mean([L + 1 for L, *_ in found]),
-            "whole": mean([share for *_, share in found]),
+            "loss": sum(losses) / len(losses),
+            "right": sum(tokens_right) / len(lengths) / mean_tokens,
+            "whole": sum(answers_right) / len(lengths),
         }
 
-    def guess(self, L: int) -> tuple[float, float, float]:
-        """Of L letters: the entropy of the answer, the expected number of letters right, the likeliest answer's share."""
+    def guess(self, L: int) -> Guess:
+        """Return the best guess for an answer of L letters."""
         raise NotImplementedError
 
 
 @dataclass(eq=False, kw_only=True)
 class Reversal(Transduction):
-    """The letters from the last to the first. Knowing nothing of them leaves one in k right."""
+    """The letters from the last to the first. A guess is right for one letter in k."""
 
     name = "reversal"
 
     def answer(self, s: np.ndarray, L: np.ndarray) -> np.ndarray:
+        """Return s_L, ..., s_1 and the end."""
         t = np.arange(len(s))[:, None]
-        return np.where(t < L, np.take_along_axis(s, np.abs(L - 1 - t), 0), s)
+        reversed_s = np.take_along_axis(s, np.abs(L - 1 - t), 0)
+        return np.where(t < L, reversed_s, s)
 
-    def guess(self, L: int) -> tuple[float, float, float]:
-        return L * math.log(self.values), L / self.values, float(self.values) ** -L
+    def guess(self, L: int) -> Guess:
+        """Return the guess of uniform, independent letters."""
+        k = self.values
+        return Guess(L * math.log(k), L / k, float(k) ** -L)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -118,22 +158,42 @@ class Sorting(Transduction):
     name = "sorting"
 
     def answer(self, s: np.ndarray, L: np.ndarray) -> np.ndarray:
+        """Return the sorted letters; the end, k, is larger than all of them."""
         return np.sort(s, 0)
 
-    def guess(self, L: int) -> tuple[float, float, float]:
-        """The answer is how often each letter came: multinomial. Letter t is at most v if at least t of L are."""
-        k, log_of = self.values, lambda n: math.lgamma(n + 1)  # log n!
-        at_least = lambda t, p: sum(
-            math.comb(L, n) * p**n * (1 - p) ** (L - n) for n in range(t, L + 1)
-        )
-        often = [math.comb(L, n) * (1 / k) ** n * (1 - 1 / k) ** (L - n) for n in range(L + 1)]
-        entropy = L * math.log(k) - log_of(L) + k * sum(p * log_of(n) for n, p in enumerate(often))
+    def guess(self, L: int) -> Guess:
+        """Return the guess of sorted letters: how often each comes is multinomial."""
+        k = self.values
+        mean_log_factorial = 0.0  # of how often one letter comes
+        for n in range(L + 1):
+            mean_log_factorial += probability(L, n, 1 / k) * log_factorial(n)
+        entropy = L * math.log(k) - log_factorial(L) + k * mean_log_factorial
         letters = 0.0
         for t in range(1, L + 1):
-            up_to = [0.0, *(at_least(t, (v + 1) / k) for v in range(k))]
-            letters += max(b - a for a, b in itertools.pairwise(up_to))
-        many, over = divmod(L, k)  # all letters equally often, or as nearly as can be
-        log_share = (
-            log_of(L) - over * log_of(many + 1) - (k - over) * log_of(many) - L * math.log(k)
-        )
-        return entropy, letters, math.exp(log_share)
+            # The t-th letter is at most v if at least t of the L letters are.
+            at_most = [0.0]
+            for v in range(k):
+                at_most.append(probability_of_at_least(L, t, (v + 1) / k))
+            letters += max(b - a for a, b in itertools.pairwise(at_most))
+        # In the likeliest answer all letters come equally often, or as nearly as possible.
+        often, left = divmod(L, k)
+        log_answer = log_factorial(L)
+        log_answer -= left * log_factorial(often + 1)
+        log_answer -= (k - left) * log_factorial(often)
+        log_answer -= L * math.log(k)
+        return Guess(entropy, letters, math.exp(log_answer))
+
+
+def log_factorial(n: int) -> float:
+    """Return log n!."""
+    return math.lgamma(n + 1)
+
+
+def probability(L: int, n: int, p: float) -> float:
+    """Return the probability of n successes in L trials with probability p each."""
+    return math.comb(L, n) * p**n * (1 - p) ** (L - n)
+
+
+def probability_of_at_least(L: int, t: int, p: float) -> float:
+    """Return the probability of t or more successes in L trials with probability p each."""
+    return sum(probability(L, n, p) for n in range(t, L + 1))

@@ -1,38 +1,47 @@
-"""Training: the loop, and what a run leaves behind.
+"""Training: the loop over steps, and the run folders it writes.
 
-This package imports `diagnostics` and what is above it. Its names are loaded when they are first used, so that the command
-line can read settings without waiting for torch.
+>>> import coadjoint as co
+>>> task = co.tasks.TemporalOrder(10)
+>>> net = co.Network("gru", inputs=6, hidden=4, outputs=4, output="softmax")
+>>> co.training.train(net, task, steps=2, tests=10, confirm=10).status
+'finished'
 
-loop, trainer     train: step, look, save; trainer is the run in progress, and says what result.json holds
-online, learning  learn: one update for each step of a stream; learning is the run in progress
-plan              the settings of both, checked once
-step              batches, gradients and clipping of one step
-watch             held-out metrics along the way, the best weights, patience, success
-validation        held-out metrics, examples, and what goes on inside
-progress          what a run remembers, and the Result that `train` returns
-stream_means      means over a stream
-curriculum        the easiest sequences first
-run_folder        one folder for both: one writer, rows, checkpoints, resuming, stopping, result.json written
-storage, lock     checkpoints and their manifests; who writes
-json_rows         rows of JSON, appended and read back
-schemas           what each file of a run folder must hold
-optional_pydantic what schemas are made of; stand-ins where it is not installed
-restore           what a resumed run must agree on; weights put into a network
-signals           which signals ask a run to stop; run_folder.interrupted saves it
-predict           load_model, predict: networks of runs that exist, predictions for new sequences
-network_section   the network's settings, flags and model-file keys
-model_schema      what a model file says of itself
-files             files that appear whole or not at all
-settings/         YAML, TOML and JSON, strictly read
-environment       where and with what a run was made
-display           progress on a terminal
-report/           a run folder as one page
+This package imports `diagnostics` and the packages above it. Its names are loaded when they are
+first used, so that the command line can read settings without waiting for torch.
+
+loop, trainer      train: step, validate, save; trainer is the run in progress, and its result
+online, learning   learn: one update for each step of a stream; learning is the run in progress
+plan               the settings of both, checked once
+step               batches, gradients and clipping of one step
+watch              validation along a run: the best weights, patience, success
+validation         held-out metrics, examples, and probes of the gradient
+progress           the memory of a run, and the Result that `train` returns
+stream_means       means over a stream
+curriculum         the easiest sequences first
+run_folder         the folder of either run: one writer, rows, checkpoints, resuming, result.json
+storage, lock      checkpoints and their manifests; one writer at a time
+json_types         types of values in JSON files
+json_rows          files of JSON lines, appended to and read back
+schemas            what each file of a run folder must hold
+schema_checks      how these files are read and checked
+tensor_header      the headers of files of tensors
+optional_pydantic  pydantic, or stand-ins if it is not installed
+restore            checks before a run is restored, and loading of weights
+signals            stopping a run by signals
+predict            load_model, predict: models of finished runs, predictions for new sequences
+network_section    the network's settings, flags and keys in model files
+model_schema       the description in a model file
+files              files that appear complete or not at all
+settings/          YAML, TOML and JSON, strictly read
+environment        versions, hardware and command of a run
+display            progress on a terminal
+report/            a run folder as one page
 """
 
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from . import curriculum
@@ -44,7 +53,7 @@ __all__ = ["Interrupted", "Result", "curriculum", "evaluate", "train"]
 _HOME = {"Interrupted": "loop", "Result": "loop", "evaluate": "validation", "train": "loop"}
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name == "curriculum":
         return importlib.import_module(f".{name}", __name__)
     if name not in _HOME:

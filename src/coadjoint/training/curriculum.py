@@ -1,4 +1,4 @@
-"""Curriculum: which of the sequences that are drawn a step learns from, the easiest first and all of them in the end."""
+"""Curriculum: learn from the easiest sequences first, and from all of them in the end."""
 
 from __future__ import annotations
 
@@ -19,14 +19,20 @@ DIFFICULTY_MEASURES = ("loss", "length")
 
 @dataclass(frozen=True)
 class Easiest:
-    """Self-paced learning: of round(batch / p) sequences that are drawn, the `batch` easiest ones are learnt from.
+    """Self-paced learning: draw round(batch / p) sequences, and learn from the `batch` easiest.
 
-    p(step) = start + (1 - start) min(1, step / steps), the share that is kept: from `start` to all of them after `steps`.
-    by: "loss", the loss of a sequence under the present weights, without dropout and noise (one more forward sweep over what
-    is drawn); "length", its steps; or any function of a Batch to [B] difficulties. Of equally easy ones those drawn first.
+        p(step) = start + (1 - start) min(1, step / steps)
 
-    What is chosen is a function of the weights, the step and the seed. Kumar, Packer & Koller, NIPS (2010), choose by the
-    loss, with a threshold in place of a share.
+    is the share that is kept. `by` measures difficulty: "loss", the loss under the present weights,
+    without dropout and noise (one more forward sweep over the drawn sequences); "length", the
+    number of steps; or a function of a Batch that returns [B] difficulties. Of equally difficult
+    sequences those drawn first are kept.
+
+    The choice is a function of weights, step and seed. Kumar, Packer & Koller, NIPS (2010), choose
+    by the loss with a threshold instead of a share.
+
+    >>> Easiest(start=0.5, steps=1000).share(500)
+    0.75
     """
 
     start: float
@@ -36,20 +42,23 @@ class Easiest:
     def __post_init__(self) -> None:
         if not isinstance(self.start, int | float) or not 0 < self.start <= 1:
             raise InputError(
-                f"start is the share of sequences that is kept at first, above 0 and at most 1; got {self.start!r}."
+                f"start must be a share of sequences, above 0 and at most 1; got {self.start!r}."
             )
         whole_number("steps", self.steps)
         if not callable(self.by):
             choose("measure of difficulty", self.by, DIFFICULTY_MEASURES)
 
     def share(self, step: int) -> float:
-        """p(step)"""
+        """The share p(step) of drawn sequences that is kept."""
         return self.start + (1 - self.start) * min(1.0, step / self.steps)
 
     def choose(
         self, net: Net, task: Task, step: int, batch: int, seed: int, draw: int | None = None
     ) -> Batch:
-        """The batch of a step, in the order it was drawn in. draw: the number of the drawn batch, the step's if not given."""
+        """The easiest `batch` of the drawn sequences, in the order they were drawn in.
+
+        draw: the number of the drawn batch; by default the step.
+        """
         whole_number("step", step, 0, 2**62)
         whole_number("batch", batch)
         drawn = task.batch(step if draw is None else draw, round(batch / self.share(step)), seed)
@@ -59,17 +68,18 @@ class Easiest:
         return drawn.select(easiest.sort().values, task.readout)
 
     @torch.no_grad()
-    def difficulty(self, net: Net, task: Task, b: Batch) -> Tensor:
-        """[B]"""
+    def difficulty(self, net: Net, task: Task, batch: Batch) -> Tensor:
+        """The difficulty of each sample, [B]."""
         if self.by == "length":
-            return b.sizes
+            return batch.sizes
         if callable(self.by):
-            found = torch.as_tensor(self.by(b))
-            if found.shape != b.sizes.shape:
+            difficulties = torch.as_tensor(self.by(batch))
+            if difficulties.shape != batch.sizes.shape:
                 raise InputError(
-                    f"a measure of difficulty gives one number for each of {len(b.sizes)} samples; got shape {list(found.shape)}."
+                    "a measure of difficulty must return one number for each of "
+                    f"{len(batch.sizes)} samples; got shape {list(difficulties.shape)}."
                 )
-            return found
-        at = net.move_batch(b)
+            return difficulties
+        moved = net.move_batch(batch)
         with evaluation_mode(net):
-            return net.run(at).loss(task.loss, at.y, mask=at.mask, reduce=at.reduce)
+            return net.run(moved).loss(task.loss, moved.y, mask=moved.mask, reduce=moved.reduce)

@@ -1,78 +1,108 @@
-"""Display: a run while it goes on; a bar on a terminal, plain lines elsewhere."""
+"""Display: the progress of a run, as a bar on a terminal and as plain lines elsewhere."""
 
 from __future__ import annotations
 
 import sys
 import time
 import warnings
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
 
 from ..errors import escape_controls
+from .json_types import Row
 
-Row = dict[str, Any]
+REDRAW = 0.2  # seconds between two updates of the bar
 
 
 class Display(Protocol):
-    """What shows a run while it goes on."""
+    """Shows a run while it goes on."""
 
-    def step(self, step: int, row: Row) -> None: ...
-    def validation(self, step: int, rows: Sequence[Row]) -> None: ...
-    def say(self, text: str) -> None: ...
-    def close(self) -> None: ...
+    def step(self, step: int, row: Row) -> None:
+        """Called after every step, with its row of metrics."""
+
+    def validation(self, step: int, rows: Sequence[Row]) -> None:
+        """Called after every validation, with its rows."""
+
+    def say(self, text: str) -> None:
+        """Called with a message to show."""
+
+    def close(self) -> None:
+        """Called once, at the end."""
 
 
 class Silent:
     """Shows nothing."""
 
-    def step(self, step: int, row: Row) -> None: ...
-    def validation(self, step: int, rows: Sequence[Row]) -> None: ...
-    def say(self, text: str) -> None: ...
-    def close(self) -> None: ...
+    def step(self, step: int, row: Row) -> None:
+        """Ignore a step."""
+
+    def validation(self, step: int, rows: Sequence[Row]) -> None:
+        """Ignore a validation."""
+
+    def say(self, text: str) -> None:
+        """Ignore a message."""
+
+    def close(self) -> None:
+        """Nothing to close."""
 
 
 class Lines:
-    """One line for each look."""
+    """Prints one line for each validation."""
 
     def __init__(self, name: str, steps: int | None, metric: str) -> None:
-        self.name, self.steps, self.metric = name, steps, metric
-        self.row: Row = {}
-        self.began: tuple[int, float] | None = None
-        self.seen: dict[str, str] = {}
+        self.name = name
+        self.steps = steps
+        self.metric = metric
+        self.row: Row = {}  # of the latest step
+        self.first_step: int | None = None
+        self.first_time = 0.0
+        self.latest: dict[str, str] = {}  # the figures of the latest validation, as text
 
     def step(self, step: int, row: Row) -> None:
+        """Note the row of a step."""
         self.row = row
-        if self.began is None:
-            self.began = step, time.monotonic()
+        if self.first_step is None:
+            self.first_step = step
+            self.first_time = time.monotonic()
 
     def validation(self, step: int, rows: Sequence[Row]) -> None:
+        """Show the metric of the task and the decay of the costates."""
         for row in rows:
             if row["kind"] == "held-out" and self.metric in row:
-                self.seen[self.metric] = f"{row[self.metric]:.4g}"
+                self.latest[self.metric] = f"{row[self.metric]:.4g}"
             elif row["kind"] == "probe" and row["decay"] is not None:
-                self.seen["log10 |lam_0|/|lam_T|"] = f"{row['decay']:.1f}"
+                self.latest["log10 |lam_0|/|lam_T|"] = f"{row['decay']:.1f}"
         self.draw(step)
 
     def fields(self, step: int) -> list[str]:
-        """loss, |grad|, the metric, the decay, steps/s, time left"""
-        found = []
+        """The texts of a line: loss, |grad|, the metric, the decay, steps/s, time left."""
+        fields = []
         if "loss" in self.row:
-            found += [f"loss {self.row['loss']:.4g}", f"|grad| {self.row['gradient']:.1e}"]
-        found += [f"{name} {value}" for name, value in self.seen.items()]
-        if self.began is not None and step > self.began[0]:
-            rate = (step - self.began[0]) / max(time.monotonic() - self.began[1], 1e-9)
-            found += [f"{rate:.0f} steps/s"]
-            found += [] if self.steps is None else [f"{(self.steps - step) / rate:.0f} s left"]
-        return found
+            fields.append(f"loss {self.row['loss']:.4g}")
+            fields.append(f"|grad| {self.row['gradient']:.1e}")
+        fields += [f"{name} {value}" for name, value in self.latest.items()]
+        if self.first_step is not None and step > self.first_step:
+            seconds = max(time.monotonic() - self.first_time, 1e-9)
+            rate = (step - self.first_step) / seconds
+            fields.append(f"{rate:.0f} steps/s")
+            if self.steps is not None:
+                fields.append(f"{(self.steps - step) / rate:.0f} s left")
+        return fields
 
     def draw(self, step: int) -> None:
-        at = f"{step}" if self.steps is None else f"{step:>{len(str(self.steps))}}/{self.steps}"
-        print(escape_controls(f"{self.name}  {at}  " + "  ".join(self.fields(step))), flush=True)
+        """Print the line of a step."""
+        place = str(step)
+        if self.steps is not None:
+            place = f"{step:>{len(str(self.steps))}}/{self.steps}"
+        line = f"{self.name}  {place}  " + "  ".join(self.fields(step))
+        print(escape_controls(line), flush=True)
 
     def say(self, text: str) -> None:
+        """Print a message."""
         print(escape_controls(text), flush=True)
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Nothing to close."""
 
 
 class Bar(Lines):
@@ -82,53 +112,64 @@ class Bar(Lines):
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
         super().__init__(name, steps, metric)
-        columns = (
+        self.progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(20),
             MofNCompleteColumn(),
             TextColumn("{task.fields[note]}"),
         )
-        self.progress = Progress(*columns)
         self.bar = self.progress.add_task(escape_controls(name), total=steps, note="")
         self.progress.start()
-        self.drawn = 0.0
+        self.drawn = 0.0  # when the bar was last updated
 
     def step(self, step: int, row: Row) -> None:
+        """Move the bar, a few times a second at most."""
         super().step(step, row)
-        if time.monotonic() - self.drawn > 0.2:
+        if time.monotonic() - self.drawn > REDRAW:
             self.draw(step)
 
     def draw(self, step: int) -> None:
+        """Move the bar to a step."""
         self.drawn = time.monotonic()
-        self.progress.update(
-            self.bar,
-            completed=step,
-            note=escape_controls("  ".join(self.fields(step))).replace("[", r"\["),
-        )
+        note = escape_controls("  ".join(self.fields(step)))
+        note = note.replace("[", r"\[")  # rich takes [...] for markup
+        self.progress.update(self.bar, completed=step, note=note)
 
     def say(self, text: str) -> None:
+        """Print a message above the bar."""
         self.progress.console.print(escape_controls(text), markup=False, highlight=False)
 
     def close(self) -> None:
+        """Leave the terminal as it was."""
         self.progress.stop()
 
 
-def make_display(wanted: Display | bool, name: str, steps: int | None, metric: str) -> Display:
-    """What the user has asked for: True is a bar on a terminal, lines elsewhere.
+def make_display(choice: Display | bool, name: str, steps: int | None, metric: str) -> Display:
+    """The display a user chose: True is a bar on a terminal and lines elsewhere.
 
-    steps: None where nobody knows how many there will be."""
-    if not isinstance(wanted, bool):
-        return wanted
-    if not wanted:
+    steps: None if their number is unknown.
+    """
+    if not isinstance(choice, bool):
+        return choice
+    if not choice:
         return Silent()
     kind = Bar if sys.stdout.isatty() else Lines
     return kind(name, steps, metric)
 
 
+class OldDisplay(Protocol):
+    """A display as it was before 0.7.1, with `look` in place of `validation`."""
+
+    step: Callable[[int, Row], None]
+    look: Callable[[int, Sequence[Row]], None]
+    say: Callable[[str], None]
+    close: Callable[[], None]
+
+
 class RenamedLook:
     """Shows a run through a display whose `validation` still has its old name, `look`."""
 
-    def __init__(self, old: Any) -> None:
+    def __init__(self, old: OldDisplay) -> None:
         warnings.warn(
             "a display's method `look` is now called `validation`: rename it.",
             DeprecationWarning,
@@ -140,8 +181,11 @@ class RenamedLook:
         self.close = old.close
 
 
-def accept_old_display(shown: Any) -> Any:
+D = TypeVar("D")
+
+
+def accept_old_display(display: D) -> D | RenamedLook:
     """The display as it is; one that has `look` in place of `validation` through an adapter."""
-    if callable(getattr(shown, "look", None)) and not hasattr(shown, "validation"):
-        return RenamedLook(shown)
-    return shown
+    if callable(getattr(display, "look", None)) and not hasattr(display, "validation"):
+        return RenamedLook(display)  # type: ignore[arg-type]
+    return display

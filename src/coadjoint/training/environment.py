@@ -1,4 +1,4 @@
-"""Where and with what a run was made."""
+"""The environment of a run: versions, hardware, command."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
 from .. import __version__
 from ..errors import escape_undecodable
+from .json_types import JsonObject
+
+HERE = Path(__file__).parent
 
 
-def describe_environment(seed: int, device: str, command: str | None = None) -> dict[str, Any]:
-    """Where and with what a run was made."""
+def describe_environment(seed: int, device: str, command: str | None = None) -> JsonObject:
+    """The versions, hardware and command of a run, for environment.json."""
     command = command or " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
     return {
         "coadjoint": __version__,
@@ -37,6 +39,7 @@ def describe_environment(seed: int, device: str, command: str | None = None) -> 
 
 
 def processor_name() -> str:
+    """The model of the processor, as far as the system tells."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
@@ -45,16 +48,21 @@ def processor_name() -> str:
 
 
 def git_revision() -> str | None:
-    """The git revision of this package's source, with a plus sign if it was changed; None if it is not in a repository."""
-    here = Path(__file__).parent
-    git = lambda *words: subprocess.run(
-        ["git", "-C", str(here), *words], capture_output=True, text=True, timeout=5, check=True
-    ).stdout.strip()
+    """The git revision of this package's source, with "+" if it was changed.
+
+    None if the source is not in a repository.
+    """
     try:
-        if not git("ls-files", "--", "environment.py"):
+        if not run_git("ls-files", "--", "environment.py"):
             return None
-        return git("rev-parse", "HEAD") + (
-            "+" if git("status", "--porcelain", "--", str(here)) else ""
-        )
+        changed = run_git("status", "--porcelain", "--", str(HERE))
+        return run_git("rev-parse", "HEAD") + ("+" if changed else "")
     except (OSError, subprocess.SubprocessError):
         return None
+
+
+def run_git(*words: str) -> str:
+    """What a git command prints, run in the folder of this file."""
+    command = ["git", "-C", str(HERE), *words]
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
+    return finished.stdout.strip()

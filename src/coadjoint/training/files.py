@@ -1,7 +1,7 @@
-"""Files that appear whole or not at all, and the operating system's complaints in one line.
+"""Files that appear complete or not at all, and the operating system's errors in one line.
 
-A folder may come from a stranger. What is written there is made new, or opened by `open_for_update`, never through
-a link; what is deleted there is deleted by `remove` and `remove_leftovers`, which do not follow links either.
+A folder may come from a stranger. Files there are created new or opened by `open_for_update`, never
+through a link; and `remove` and `remove_leftovers`, which delete them, do not follow links either.
 """
 
 from __future__ import annotations
@@ -19,46 +19,43 @@ from typing import BinaryIO
 from ..errors import CoadjointError, StorageError, error_text
 
 AnyPath = str | os.PathLike[str]
-# how files are opened that a stranger may have made: not every system has these
+# Flags for files that a stranger may have made. Not every system has all of them.
 NO_LINKS = sum(getattr(os, flag, 0) for flag in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"))
-LEFTOVER = re.compile(
-    r"\..+\.([1-9][0-9]{0,9})\.tmp", re.DOTALL
-)  # what `replacing` writes to: .NAME.PID.tmp
+LEFTOVER = re.compile(r"\..+\.([1-9][0-9]{0,9})\.tmp", re.DOTALL)  # .NAME.PID.tmp, of `replacing`
 LINK_REFUSED = "a link, and nothing is written through links: put the file or folder itself there."
-# names that Windows keeps for devices, whatever follows a dot
-DEVICES = {
-    "con",
-    "prn",
-    "aux",
-    "nul",
-    *(f"{port}{n}" for port in ("com", "lpt") for n in range(10)),
-}
+# Names that Windows reserves for devices, whatever follows a dot.
+PORTS = [f"{port}{n}" for port in ("com", "lpt") for n in range(10)]
+DEVICES = {"con", "prn", "aux", "nul", *PORTS}
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextlib.contextmanager
-def storage_errors(what: AnyPath) -> Iterator[None]:
-    """Turn an OSError into a StorageError that names the file."""
+def storage_errors(path: AnyPath) -> Iterator[None]:
+    """Inside, an OSError becomes a StorageError that names the file."""
     try:
         yield
     except CoadjointError:
         raise
     except (OSError, ValueError) as error:
         room = ""
-        if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        if getattr(error, "errno", None) in FULL_DISK:
             with contextlib.suppress(OSError):
-                room = f" ({shutil.disk_usage(nearest_existing(Path(what))).free:,} bytes free)"
+                room = f" ({shutil.disk_usage(nearest_existing(Path(path))).free:,} bytes free)"
         raise StorageError(
-            f"{os.fspath(what)!r} cannot be written: {error_text(error)}{room}. What was there before is intact; make room or choose another place."
+            f"{os.fspath(path)!r} cannot be written: {error_text(error)}{room}. "
+            "What was there before is intact; make room or choose another place."
         ) from None
 
 
 def nearest_existing(path: Path) -> Path:
     """The path, or the nearest folder above it that exists."""
-    return path if path.exists() or path == path.parent else nearest_existing(path.parent)
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    return path
 
 
 def sync_folder(path: Path) -> None:
-    """Be sure that the names in a folder are on the disk. Windows cannot open one, and needs not."""
+    """Wait until the names in a folder are on the disk; not possible on Windows, nor needed."""
     if not hasattr(os, "O_DIRECTORY"):
         return
     handle = os.open(path, os.O_RDONLY)
@@ -69,18 +66,18 @@ def sync_folder(path: Path) -> None:
 
 
 def open_new(path: Path) -> BinaryIO:
-    """Open a file that is not there yet, never through a link."""
+    """Create a file and open it; never through a link."""
     return open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_LINKS, 0o666), "wb")
 
 
 def open_for_update(path: Path) -> BinaryIO:
-    """Open a file of a run folder to read and write it where it stands; made if it is not there.
+    """Open a file of a run folder for reading and writing; create it if it is missing.
 
-    It must be a regular file under this name alone: what a link leads to is not the folder's."""
+    It must be a regular file with this name only: the target of a link is not the folder's.
+    """
+    # Before opening it: to open a device can already have an effect.
     with contextlib.suppress(FileNotFoundError):
-        refuse_if_not_regular(
-            path, os.lstat(path)
-        )  # before it is opened: to open a device can do something already
+        refuse_if_not_regular(path, os.lstat(path))
     try:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | NO_LINKS, 0o666)
     except OSError as error:
@@ -91,7 +88,8 @@ def open_for_update(path: Path) -> BinaryIO:
         refuse_if_not_regular(path, os.fstat(handle))
         if not is_same_file(handle, path):
             raise StorageError(
-                f"{path} was replaced while it was opened: let one process at a time write to its folder."
+                f"{path} was replaced while it was being opened: let one process at a time write "
+                "to its folder."
             )
     except BaseException:
         os.close(handle)
@@ -100,7 +98,7 @@ def open_for_update(path: Path) -> BinaryIO:
 
 
 def refuse_if_not_regular(path: Path, status: os.stat_result) -> None:
-    """Refuse what is not a regular file of one name."""
+    """Refuse a link, a folder, a device, and a file with more than one name."""
     if stat.S_ISLNK(status.st_mode):
         raise StorageError(f"{path} is {LINK_REFUSED}")
     if not stat.S_ISREG(status.st_mode):
@@ -108,13 +106,13 @@ def refuse_if_not_regular(path: Path, status: os.stat_result) -> None:
         raise StorageError(f"{path} is {kind}, where a regular file belongs: remove it.")
     if status.st_nlink > 1:
         raise StorageError(
-            f"{path} has {status.st_nlink} names (hard links), and writing would change the file under "
-            "all of them: put a copy of its own there."
+            f"{path} has {status.st_nlink} names (hard links), and writing would change the file "
+            "under all of them: replace it by a copy."
         )
 
 
 def is_same_file(handle: int, path: Path) -> bool:
-    """Is the open file still what stands at the path?"""
+    """Whether the open file is still the one at the path."""
     try:
         return os.path.samestat(os.fstat(handle), os.lstat(path))
     except (FileNotFoundError, NotADirectoryError):
@@ -122,7 +120,7 @@ def is_same_file(handle: int, path: Path) -> bool:
 
 
 def is_real_folder(path: Path) -> bool:
-    """Is there a folder at the path, in a folder of ours? A link or a file in its place is refused."""
+    """Whether there is a folder at the path. A link or a file in its place is refused."""
     try:
         mode = os.lstat(path).st_mode
     except (FileNotFoundError, NotADirectoryError):
@@ -135,8 +133,7 @@ def is_real_folder(path: Path) -> bool:
 
 
 def is_portable_name(text: object) -> bool:
-    """Is it the plain name of a file or folder, on any system: no path, no device, nothing that a
-    system would change?"""
+    """Whether a text can name a file on any system: no path, no device, nothing that is changed."""
     if not isinstance(text, str) or not 0 < len(text.encode(errors="replace")) <= 255:
         return False
     if any(c in '/\\:*?"<>|' or not c.isprintable() for c in text):
@@ -147,20 +144,20 @@ def is_portable_name(text: object) -> bool:
 
 
 def remove(path: Path) -> None:
-    """Remove what has this name, a folder with all that it holds; of a link the link alone."""
+    """Remove a file, a link (not its target), or a folder with all it holds, if it exists."""
     try:
-        folder = stat.S_ISDIR(os.lstat(path).st_mode)
+        is_folder = stat.S_ISDIR(os.lstat(path).st_mode)
     except FileNotFoundError:
         return
-    if folder:
+    if is_folder:
         shutil.rmtree(path)
     else:
         os.unlink(path)
 
 
 def is_process_alive(pid: int) -> bool:
-    """Is there a process of this number? Yes, where there is no way to tell."""
-    if os.name != "posix":  # os.kill would end it
+    """Whether there is a process with this number; True where there is no way to tell."""
+    if os.name != "posix":  # os.kill would end the process there
         return True
     try:
         os.kill(pid, 0)
@@ -172,8 +169,7 @@ def is_process_alive(pid: int) -> bool:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove the files that processes were writing when they were killed: those that have the
-    pattern of `replacing`, and the number of a process that is no more."""
+    """Remove the temporary files of `replacing` whose processes are gone: they were killed."""
     with contextlib.suppress(OSError):
         for path in folder.iterdir():
             left = LEFTOVER.fullmatch(path.name)
@@ -185,7 +181,7 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def write_new(path: Path, content: bytes) -> None:
-    """Write a new file and wait until it is on the disk."""
+    """Write a new file, and wait until it is on the disk."""
     with open_new(path) as file:
         file.write(content)
         file.flush()
@@ -194,7 +190,7 @@ def write_new(path: Path, content: bytes) -> None:
 
 @contextlib.contextmanager
 def replacing(path: AnyPath) -> Iterator[BinaryIO]:
-    """A file to write under another name; it takes its place, whole, when the block ends, or not at all."""
+    """A temporary file that takes the place of `path` when the block ends, unless it fails."""
     path = Path(path)
     temporary = path.with_name(f".{path.name[:60]}.{os.getpid()}.tmp")
     with storage_errors(path):
@@ -212,14 +208,16 @@ def replacing(path: AnyPath) -> Iterator[BinaryIO]:
 
 
 def replace(path: AnyPath, content: bytes | str) -> None:
-    """Put a file in place of an old one, whole or not at all."""
+    """Put a file in place of an old one, completely or not at all."""
     with replacing(path) as file:
         file.write(content.encode() if isinstance(content, str) else content)
 
 
 def open_regular(path: AnyPath) -> BinaryIO:
-    """Open a file of a folder that may be a stranger's: never through a link, and never a pipe, a device or a folder, which
-    may be endless or may wait for ever."""
+    """Open a file for reading, in a folder that may come from a stranger.
+
+    A link, pipe, device or folder is refused: it may be endless, or wait for ever.
+    """
     try:
         handle = os.open(path, os.O_RDONLY | NO_LINKS)
     except (OSError, ValueError) as error:
@@ -236,20 +234,22 @@ def open_regular(path: AnyPath) -> BinaryIO:
 
 
 def read_regular(path: AnyPath, most: int) -> bytes:
-    """The bytes of a regular file; one of more than `most` bytes is refused before anything is read."""
+    """The bytes of a regular file; one of more than `most` bytes is refused unread."""
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size > most:
-            raise StorageError(f"{path} has {size:,} bytes; at most {most:,} are read.")
+            raise StorageError(f"{path} has {size:,} bytes; expected at most {most:,}.")
         try:
-            return file.read(size)  # what is written meanwhile is not waited for
+            return file.read(size)  # not more, if the file grows meanwhile
         except OSError as error:
             raise StorageError(f"{path} cannot be read: {error.strerror}.") from None
 
 
 def read_lines(path: AnyPath, most_line: int) -> Iterator[bytes]:
-    """The lines of a regular file, one after the other, so that its length does not matter; one of more than `most_line`
-    bytes is refused."""
+    """The lines of a regular file, one at a time: the file may be of any length.
+
+    A line of more than `most_line` bytes is refused.
+    """
     with open_regular(path) as file:
         number = 0
         while True:

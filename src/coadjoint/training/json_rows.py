@@ -1,4 +1,4 @@
-"""Rows of JSON, one on each line of a file: appended, read back, and known by their SHA-256 sum."""
+"""Files of JSON lines: appended to, read back, and verified by their SHA-256 sum."""
 
 from __future__ import annotations
 
@@ -11,45 +11,61 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 from torch import Tensor
 
 from ..errors import StorageError
 from .files import open_for_update, replacing, storage_errors
+from .json_types import JsonObject, JsonValue
 
 BLOCK = 2**20  # bytes of a long file that are read at a time
 
 
-def to_json_types(value: Any) -> Any:
-    """The value in JSON's types: numbers that JSON lacks become the strings NaN, Infinity, -Infinity."""
+def to_json_types(value: object) -> JsonValue:
+    """The value in JSON's types. NaN and infinities become the strings NaN, Infinity, -Infinity."""
     if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
+        if math.isnan(value):
+            return "NaN"
+        return "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, dict):
-        return {str(k): to_json_types(v) for k, v in value.items()}
+        return {str(key): to_json_types(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [to_json_types(v) for v in value]
+        return [to_json_types(item) for item in value]
     if isinstance(value, Tensor | np.ndarray | np.generic):
         return to_json_types(value.tolist())
-    return value if isinstance(value, str | int | float | bool) or value is None else str(value)
+    if isinstance(value, str | int | float | bool) or value is None:
+        return value
+    return str(value)
 
 
-def dumps(value: Any, **options: Any) -> str:
-    return json.dumps(to_json_types(value), allow_nan=False, ensure_ascii=False, **options)
+def dumps(
+    value: object, *, indent: int | None = None, separators: tuple[str, str] | None = None
+) -> str:
+    """JSON text of any value; what JSON lacks is written as `to_json_types` says."""
+    plain = to_json_types(value)
+    return json.dumps(
+        plain, allow_nan=False, ensure_ascii=False, indent=indent, separators=separators
+    )
 
 
 class JsonRows:
-    """An append-only file of JSON lines that knows its length and its SHA-256."""
+    """An append-only file of JSON lines that knows its length and its SHA-256 sum."""
 
-    def __init__(self, path: Path, at: dict[str, Any] | None = None) -> None:
-        """Begin a new file, or go on after the first at["bytes"] bytes, whose sum must be at["sha256"]."""
+    def __init__(self, path: Path, at: JsonObject | None = None) -> None:
+        """Begin a new file, or continue after its first at["bytes"] bytes.
+
+        The sum of those bytes must be at["sha256"]; what follows them is cut off.
+        """
         self.path = path
         self.file: BinaryIO
-        self.bytes, self.sum = 0, hashlib.sha256()
+        self.bytes = 0
+        self.sum = hashlib.sha256()
         if at is not None and not os.path.lexists(path):
             raise StorageError(
-                f"{path} is missing: the run cannot go on without the rows before its checkpoint."
+                f"{path} is missing: the run cannot be resumed without the rows before its "
+                "checkpoint. Put it back."
             )
         with storage_errors(path):
             self.file = open_for_update(path)
@@ -62,24 +78,27 @@ class JsonRows:
                 self.file.close()
                 raise
 
-    def verify_recorded(self, at: dict[str, Any]) -> None:
-        """Take the rows that a checkpoint has recorded as they are; they must be those."""
-        while self.bytes < at["bytes"] and (
-            part := self.file.read(min(BLOCK, at["bytes"] - self.bytes))
-        ):
-            self.bytes += len(part)
-            self.sum.update(part)
+    def verify_recorded(self, at: JsonObject) -> None:
+        """Read the rows that a checkpoint recorded; refuse the file if they have changed."""
+        while self.bytes < at["bytes"]:
+            block = self.file.read(min(BLOCK, at["bytes"] - self.bytes))
+            if not block:
+                break
+            self.bytes += len(block)
+            self.sum.update(block)
         if self.position != at:
             raise StorageError(
-                f"{self.path} does not begin with the {at['bytes']:,} bytes its checkpoint recorded: it was "
-                "changed or cut. Restore it, or start the run again."
+                f"{self.path} does not begin with the {at['bytes']:,} bytes that its checkpoint "
+                "recorded: it was changed or cut. Restore it, or start a new run."
             )
 
     @property
-    def position(self) -> dict[str, Any]:
+    def position(self) -> JsonObject:
+        """The length and sum of what was written so far."""
         return {"bytes": self.bytes, "sha256": self.sum.hexdigest()}
 
-    def append(self, row: dict[str, Any]) -> None:
+    def append(self, row: JsonObject) -> None:
+        """Write one row at the end."""
         line = (dumps(row, separators=(",", ":")) + "\n").encode()
         with storage_errors(self.path):
             self.file.write(line)
@@ -87,95 +106,114 @@ class JsonRows:
         self.sum.update(line)
 
     def flush(self) -> None:
+        """Let other processes read all rows so far."""
         with storage_errors(self.path):
             self.file.flush()
 
     def sync(self) -> None:
+        """Wait until all rows so far are on the disk."""
         self.flush()
         with storage_errors(self.path):
             os.fsync(self.file.fileno())
 
     def read_blocks(self) -> Iterator[bytes]:
-        """What was written so far, whatever has become of the path since."""
+        """What was written so far, even if the path was deleted or replaced since."""
         self.flush()
-        at = 0
-        while at < self.bytes and (part := self.read_at(at)):
-            yield part
-            at += len(part)
+        start = 0
+        while start < self.bytes:
+            block = self.read_at(start)
+            if not block:
+                break
+            yield block
+            start += len(block)
 
-    def read_at(self, at: int) -> bytes:
-        """A part of what was written; the next row is still appended at the end."""
-        self.file.seek(at)
+    def read_at(self, start: int) -> bytes:
+        """A block of what was written; the next row is still appended at the end."""
+        self.file.seek(start)
         try:
-            return self.file.read(min(BLOCK, self.bytes - at))
+            return self.file.read(min(BLOCK, self.bytes - start))
         finally:
             self.file.seek(self.bytes)
 
     def lines(self) -> Iterator[bytes]:
+        """The lines that were written so far."""
         rest = b""
-        for part in self.read_blocks():
-            *whole, rest = (rest + part).split(b"\n")
-            yield from whole
+        for block in self.read_blocks():
+            *complete, rest = (rest + block).split(b"\n")
+            yield from complete
 
     def rescue(self) -> str:
-        """The path is not this file any more: write the rows once more, and say where. What stands there
-        now is left alone."""
-        to = self.path
+        """Write the rows once more, because the path is no longer this file; say where they are.
+
+        What stands at the path now is left alone.
+        """
+        copy = self.path
         number = 0
-        while os.path.lexists(to):
+        while os.path.lexists(copy):
             number += 1
-            to = self.path.with_name(f"{self.path.name}.kept-{number}")
-        with replacing(to) as file:
-            for part in self.read_blocks():
-                file.write(part)
-        if to == self.path:
-            return f"{self.path.name} was deleted while the run went on; its rows were put back"
-        back = f"mv {shlex.quote(str(to))} {shlex.quote(str(self.path))}"
-        return f"{self.path.name} was replaced while the run went on; its rows are in {to.name}, and belong back: {back}"
+            copy = self.path.with_name(f"{self.path.name}.kept-{number}")
+        with replacing(copy) as file:
+            for block in self.read_blocks():
+                file.write(block)
+        name = self.path.name
+        if copy == self.path:
+            return f"{name} was deleted during the run; its rows were put back"
+        move = f"mv {shlex.quote(str(copy))} {shlex.quote(str(self.path))}"
+        return (
+            f"{name} was replaced during the run; its rows are in {copy.name}. "
+            f"Put them back: {move}"
+        )
 
     def close(self) -> None:
+        """Close the file."""
         with storage_errors(self.path):
             self.file.close()
 
 
 @dataclass(frozen=True)
 class StoredRows:
-    """The rows that a run has written, to be read when they are asked for: a long run has more than fit in memory."""
+    """The rows a run has written, read when they are used: they may not fit in memory."""
 
     path: Path
     bytes: int
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        with contextlib.ExitStack() as files:
+    def __iter__(self) -> Iterator[JsonObject]:
+        with contextlib.ExitStack() as stack:
             try:
-                file = files.enter_context(open(self.path, "rb"))
+                file = stack.enter_context(open(self.path, "rb"))
             except OSError as error:
                 raise StorageError(
-                    f"{self.path} cannot be read: {error.strerror}. The rows of a run stay there: put it back."
+                    f"{self.path} cannot be read: {error.strerror}. A result reads its rows from "
+                    "there: put the file back."
                 ) from None
             left = self.bytes
-            while left > 0 and (line := file.readline(left)):
+            while left > 0:
+                line = file.readline(left)
+                if not line:
+                    break
                 left -= len(line)
-                yield from_json_types(parse_row(line, self.path))
+                yield {key: from_json_types(v) for key, v in parse_row(line, self.path).items()}
 
 
-def parse_row(line: bytes, path: Path) -> dict[str, Any]:
-    """A line of metrics.jsonl."""
+def parse_row(line: bytes, path: Path) -> JsonObject:
+    """The JSON object in a line of metrics.jsonl."""
     try:
         value = json.loads(line)
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
         raise StorageError(
-            f"{path} holds a line that is not a row of metrics: {line[:60]!r}. Restore it."
+            f"{path} has a line that is not a row of metrics: {line[:60]!r}. Restore the file."
         )
     return value
 
 
-def from_json_types(value: Any) -> Any:
-    """What `to_json_types` has made strings of, as numbers again."""
+def from_json_types(value: JsonValue) -> JsonValue:
+    """The value with the strings NaN, Infinity and -Infinity as numbers again."""
     if isinstance(value, dict):
-        return {key: from_json_types(v) for key, v in value.items()}
+        return {key: from_json_types(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [from_json_types(v) for v in value]
-    return float(value) if value in ("NaN", "Infinity", "-Infinity") else value
+        return [from_json_types(item) for item in value]
+    if value in ("NaN", "Infinity", "-Infinity"):
+        return float(value)
+    return value

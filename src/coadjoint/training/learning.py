@@ -1,4 +1,4 @@
-"""A run that learns from a stream: its steps, its figures, what it saves and what comes of it."""
+"""A run that learns from a stream: its steps, metrics, checkpoints and result."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -23,85 +23,96 @@ from ..optimisers.step_rules import Constant
 from ..optimisers.steppers import TorchStepper
 from ..sweeps.layout import tensor_of
 from . import schemas
-from .display import Row, make_display
+from .display import make_display
+from .json_types import JsonObject, Row
 from .plan import LearningPlan
 from .restore import parse_numbers, refuse_if_faulty, refuse_if_foreign, select_part
 from .run_folder import RunFolder
 from .storage import Checkpoint
 from .stream_means import RunningMeans, check_scores
 
-ROWS_IN_MEMORY = 1000  # of the latest rows, kept in memory
+ROWS_IN_MEMORY = 1000  # the latest ones
 
 
 @dataclass(frozen=True)
 class Learned:
-    """What came of a stream. so_far and recent: means over all steps and over the last ones of the loss and of each score."""
+    """The result of `online.learn`.
+
+    so_far and recent are means of the loss and of each score: over all steps, and over the last.
+    """
 
     network: Net
-    status: str  # "ended": the stream did; "finished": `steps` were taken
+    status: str  # "ended" with the stream, or "finished" after `steps` steps
     step: int
     updates: int
     seconds: float
     so_far: dict[str, float]
     recent: dict[str, float]
-    gradient: Gradient | None  # held weights: the sum of all gradients
+    gradient: Gradient | None  # of held weights: the sum of all gradients
     rows: list[Row] = field(repr=False)  # the latest of metrics.jsonl
     folder: Path | None = None
 
 
-def as_pair(item: Any, step: int) -> tuple[Any, Any]:
-    """(u_t, y_t) from what a stream gave."""
-    if not isinstance(item, tuple | list) or len(item) != 2:
-        what = f"{len(item)} things" if isinstance(item, tuple | list) else brief(item)
-        raise KindError(
-            f"a stream gives pairs (u_t, y_t), or None before another sequence; at step {step} it gave {what}."
-        )
+def as_pair(item: object, step: int) -> tuple[object, object]:
+    """An item of a stream as (u_t, y_t); anything but a pair is refused."""
+    if not isinstance(item, tuple | list):
+        raise wrong_item(step, brief(item))
+    if len(item) != 2:
+        raise wrong_item(step, f"{len(item)} values")
     return item[0], item[1]
 
 
+def wrong_item(step: int, got: str) -> KindError:
+    """The error for an item of a stream that is not a pair."""
+    return KindError(
+        "a stream must yield pairs (u_t, y_t), or None to start a new sequence; "
+        f"at step {step} it yielded {got}."
+    )
+
+
 def choose_optimiser(
-    given: Optimiser | HessianFree | None, net: Net, steps: int | None
+    chosen: Optimiser | HessianFree | None, net: Net, steps: int | None
 ) -> tuple[Optimiser, TorchStepper]:
-    """The optimiser, if a single step of a stream is enough for it."""
-    recipe = recipe_of(adam(1e-3) if given is None else given)
+    """The optimiser and its stepper, if it can work with one gradient at each step."""
+    recipe = recipe_of(adam(1e-3) if chosen is None else chosen)
     stepper = recipe.stepper(net)
-    if (
-        not isinstance(stepper, TorchStepper)
-        or not isinstance(recipe.rule, Constant)
-        or recipe.direction != "steepest"
-    ):
+    searches = not isinstance(recipe.rule, Constant) or recipe.direction != "steepest"
+    if not isinstance(stepper, TorchStepper) or searches:
         raise Unsupported(
-            "online learning sees a step once: it takes sgd, adam and their kin, without a direction, step rule or line search."
+            "online learning sees each step once, so it needs an optimiser like sgd or adam, "
+            "without a direction, step rule or line search."
         )
-    if recipe.schedule.patience is not None:
+    schedule = recipe.schedule
+    if schedule.patience is not None:
         raise Unsupported(
-            "schedule 'plateau' waits for held-out losses, and a stream has none: choose another."
+            "schedule 'plateau' needs held-out losses, and a stream has none: choose another."
         )
-    if steps is None and recipe.schedule.name in ("linear", "cosine"):
-        raise InputError(
-            f"schedule '{recipe.schedule.name}' needs to know how many steps there will be: give steps."
-        )
+    if steps is None and schedule.name in ("linear", "cosine"):
+        raise InputError(f"schedule '{schedule.name}' needs to know how many steps: set steps.")
     return recipe, stepper
 
 
 class Learning:
     """A network that learns from a stream. `online.learn` is the loop over its steps."""
 
-    schema: type[schemas.Schema] = schemas.StreamState
+    schema: type[schemas.Schema] = schemas.OnlineState
 
-    def __init__(self, net: Net, stream: Iterable[Any], plan: LearningPlan) -> None:
+    def __init__(self, net: Net, stream: Iterable[object], plan: LearningPlan) -> None:
         check_net(net)
         if isinstance(stream, str | bytes | dict) or not isinstance(stream, Iterable):
             raise KindError(
-                f"a stream is an iterable of (u_t, y_t); got {brief(stream)}. co.online.read(path) makes one of a file."
+                f"stream must be an iterable of (u_t, y_t); got {brief(stream)}. "
+                "co.online.read(path) makes one from a file."
             )
-        of_stream = getattr(stream, "loss", None)
-        if plan.loss is None and of_stream is None:
-            raise InputError("this stream names no loss: give one, loss='squared' for instance.")
+        loss: LossLike | None = plan.loss
+        if loss is None:
+            loss = getattr(stream, "loss", None)
+        if loss is None:
+            raise InputError("this stream names no loss: give one, for instance loss='squared'.")
         self.net = net
         self.stream = stream
         self.plan = plan
-        self.criterion: LossLike = of_stream if plan.loss is None else plan.loss  # type: ignore[assignment]
+        self.criterion: LossLike = loss
         self.score = plan.score or getattr(stream, "score", None)
         torch.manual_seed(plan.seed)
         self.carry = plan.method.stream(net, plan.batch)
@@ -110,47 +121,55 @@ class Learning:
         self.folder = RunFolder.of(plan.folder)
         self.step = 0
         self.updates = 0
-        self.items = 0  # of the stream, so far
+        self.items = 0  # taken from the stream so far
         self.skip = 0  # items that were taken before the run was resumed
         self.norm = 0.0  # of the last gradient
-        self.norms = [0.0, 0]  # of the gradients since the last look: the sum, and how many
+        self.norms = [0.0, 0]  # of the gradients since the last row: their sum and number
         self.rate = 0.0
-        self.ended = False  # the stream, before the run
+        self.ended = False  # whether the stream ended before the run did
         self.seconds = 0.0
         self.figures = RunningMeans(plan.window)
         self.total: Gradient | None = None
         if plan.held:
             self.total = {name: torch.zeros_like(p) for name, p in self.trained.items()}
         self.rows: deque[Row] = deque(maxlen=ROWS_IN_MEMORY)
-        name, metric = getattr(stream, "name", "stream"), getattr(stream, "metric", "loss")
-        self.display = make_display(plan.display, name, plan.steps, metric)
+        name = getattr(stream, "name", "stream")
+        self.display = make_display(plan.display, name, plan.steps, self.metric)
 
     # the steps
 
-    def remaining_items(self) -> Iterator[Any]:
-        """The items of the stream that are still to be taken."""
-        own = hasattr(self.stream, "restore")  # it goes on by itself
+    @property
+    def metric(self) -> str:
+        """The metric to display: that of the stream, if it names one."""
+        return str(getattr(self.stream, "metric", "loss"))
+
+    def remaining_items(self) -> Iterator[object]:
+        """The items of the stream that the run has not taken yet."""
+        # A stream that can be restored resumes by itself; of others the first items are skipped.
+        resumes = hasattr(self.stream, "restore")
         for item in self.read_stream():
-            if own or self.items >= self.skip:
-                self.items += 1
+            is_new = resumes or self.items >= self.skip
+            self.items += 1
+            if is_new:
                 yield item
                 if self.is_over:
                     return
-            else:
-                self.items += 1
         if self.is_over:
             return
-        if self.items < self.skip and not own:
+        if self.items < self.skip and not resumes:
             raise DataError(
-                f"this run has taken {self.skip:,} items of its stream, and the stream ends after {self.items:,}."
+                f"this run has taken {self.skip:,} items from its stream, but the stream ends "
+                f"after {self.items:,}."
             )
         self.ended = True
 
     @property
     def is_over(self) -> bool:
+        """Whether the run has taken all its steps."""
         return self.plan.steps is not None and self.step >= self.plan.steps
 
-    def read_stream(self) -> Iterator[Any]:
+    def read_stream(self) -> Iterator[object]:
+        """The items of the stream; the run is saved before an error of the stream is raised."""
         if self.is_over:
             return
         try:
@@ -160,105 +179,112 @@ class Learning:
                 raise
             self.save()
             self.folder.write_result(self.result("failed", str(error)))
+            hint = self.folder.resume_hint
             raise DataError(
-                f"{error} What came before it is saved, at step {self.step}. {self.folder.resume_hint}"
+                f"{error} The run up to there is saved, at step {self.step}. {hint}"
             ) from None
 
-    def take_step(self, u: Any, y: Any) -> None:
-        """Predict, then learn."""
+    def take_step(self, u: object, y: object) -> None:
+        """Predict y_t, then learn from it."""
         self.step += 1
-        a, losses, gradient = self.carry.take(
-            tensor_of("u_t", u).to(self.net.like), y, self.criterion
-        )
+        u_t = tensor_of("u_t", u).to(self.net.like)
+        a, losses, gradient = self.carry.take(u_t, y, self.criterion)
         loss = float(losses.sum()) / self.plan.batch
         if not math.isfinite(loss):
             self.fail(f"the loss is {loss}")
-        self.figures.add(
-            {"loss": loss} if self.score is None else {"loss": loss, **check_scores(self.score(a))}
-        )
+        figures = {"loss": loss}
+        if self.score is not None:
+            figures |= check_scores(self.score(a))
+        self.figures.add(figures)
         if gradient is not None:
             self.update(gradient)
         self.display.step(self.step, {"loss": loss, "gradient": self.norm})
 
     def update(self, gradient: Gradient) -> None:
-        """theta <- theta - (optimiser's step along the gradient)"""
+        """Take a step of the optimiser; if the weights are held, only add the gradient up."""
         flat = torch.cat([g.reshape(-1) for g in gradient.values()])
         norm = torch.linalg.vector_norm(flat, dtype=torch.float64).item()
         if not math.isfinite(norm):
             self.fail("the gradient is not finite")
-        self.norm, self.norms = norm, [self.norms[0] + norm, self.norms[1] + 1]
+        self.norm = norm
+        self.norms = [self.norms[0] + norm, self.norms[1] + 1]
         self.rate = self.recipe.lr * self.recipe.schedule(self.step - 1, self.plan.steps or 1)
         if self.total is not None:
             self.total = {name: g + gradient[name] for name, g in self.total.items()}
             return
-        clip = self.plan.clip
-        share = min(1.0, clip / norm) if clip and norm > 0 else 1.0
+        scale = 1.0
+        if self.plan.clip and norm > 0:
+            scale = min(1.0, self.plan.clip / norm)
         for name, p in self.trained.items():
-            p.grad = gradient[name] * share if share < 1 else gradient[name]
+            p.grad = gradient[name] * scale if scale < 1 else gradient[name]
         for group in self.stepper.optimiser.param_groups:
             group["lr"] = self.rate
         self.stepper.optimiser.step()
         self.updates += 1
 
     def finish_sequence(self) -> None:
-        """A sequence has ended: learn what it has left."""
+        """Learn from the steps of a sequence that has ended which no update has used yet."""
         gradient = self.carry.rest(self.criterion)
         if gradient is not None:
             self.update(gradient)
 
-    def fail(self, what: str) -> None:
-        words = f"step {self.step}: {what}. Lower the step size, or clip the gradient"
+    def fail(self, what: str) -> NoReturn:
+        """Write result.json and raise NumericalError."""
+        message = f"step {self.step}: {what}. Lower the step size, or clip the gradient"
         if self.folder.path is not None:
-            self.folder.write_result(self.result("failed", words))
-            kept = self.folder.saved_step
-            words += f"; the last checkpoint is {f'that of step {kept:,}' if kept else 'none'}"
-        raise NumericalError(f"{words}.")
+            self.folder.write_result(self.result("failed", message))
+            saved = self.folder.saved_step
+            last = f"the last checkpoint is that of step {saved:,}"
+            message += f"; {last if saved else 'there is no checkpoint'}"
+        raise NumericalError(f"{message}.")
 
     def log_progress(self) -> None:
-        """The figures since the last look, over all steps and over the latest."""
+        """Log the means since the last row, over all steps, and over the latest."""
         since = self.figures.since_last_call()
-        norm = self.norms[0] / self.norms[1] if self.norms[1] else 0.0
+        norm_sum, norm_count = self.norms
         self.norms = [0.0, 0]
         row = {
             "kind": "train",
             "step": self.step,
             "loss": since.get("loss", math.nan),
-            "gradient": norm,
+            "gradient": norm_sum / norm_count if norm_count else 0.0,
             "rate": self.rate,
         }
-        told = {"so far": self.figures.so_far, f"last {self.plan.window}": self.figures.recent}
-        looks = [
-            {"kind": "held-out", "split": split, "step": self.step, **values}
-            for split, values in told.items()
-        ]
-        for each in (row, *looks):
+        means: list[Row] = []
+        for split, values in self.mean_metrics().items():
+            means.append({"kind": "held-out", "split": split, "step": self.step, **values})
+        for each in (row, *means):
             self.rows.append(each)
             self.folder.append(each)
         self.seconds = self.folder.elapsed()
         self.folder.log_time(self.step, self.seconds)
         self.display.step(self.step, row)
-        self.display.validation(self.step, looks)
+        self.display.validation(self.step, means)
 
-    # what is saved
+    def mean_metrics(self) -> dict[str, dict[str, float]]:
+        """The means over all steps and over the latest, each under its name."""
+        return {"so far": self.figures.so_far, f"last {self.plan.window}": self.figures.recent}
+
+    # checkpoints
 
     @property
     def bytes_needed(self) -> int:
+        """A lower bound on what the run writes: a few copies of the weights."""
         tensors = (*self.net.parameters(), *self.carry.state().values())
         return 4 * sum(t.numel() * t.element_size() for t in tensors) + 2**20
 
     @property
     def max_file_bytes(self) -> int:
-        weights = sum(t.numel() * max(8, t.element_size()) for t in self.net.state_dict().values())
+        """An upper bound on a file of a checkpoint."""
+        tensors = self.net.state_dict().values()
+        weights: int = sum(t.numel() * max(8, t.element_size()) for t in tensors)
         learner = sum(t.numel() * t.element_size() for t in self.carry.state().values())
-        window = (
-            8
-            * self.carry.kept
-            * self.plan.batch
-            * (self.carry.net.n + self.net.inputs + self.net.outputs)
-        )
+        width: int = self.carry.net.n + self.net.inputs + self.net.outputs
+        window: int = 8 * self.carry.kept * self.plan.batch * width
         return 2**26 + 8 * weights + learner + window + 8 * 64 * self.plan.window
 
     def save(self) -> None:
+        """Write a checkpoint, if there is a folder."""
         self.folder.save(self)
 
     def snapshot(self) -> Checkpoint:
@@ -266,13 +292,18 @@ class Learning:
         if not all(torch.isfinite(p).all() for p in self.net.parameters()):
             self.fail("a weight is not finite")
         arrays, figures = self.figures.state()
-        steps = {f"optimiser.{name}": v for name, v in self.stepper.state.items()}
-        tensors = {name: v for name, v in steps.items() if isinstance(v, Tensor)}
+        tensors: dict[str, Tensor] = {}
+        numbers: JsonObject = {}
+        for name, value in self.stepper.state.items():
+            if isinstance(value, Tensor):
+                tensors[f"optimiser.{name}"] = value
+            else:
+                numbers[f"optimiser.{name}"] = value
         tensors |= {f"learner.{name}": v for name, v in self.carry.state().items()}
         tensors |= {f"figures.{name}": v for name, v in arrays.items()}
         tensors |= {f"held.{name}": v for name, v in (self.total or {}).items()}
         state = {
-            "optimiser": {name: v for name, v in steps.items() if not isinstance(v, Tensor)},
+            "optimiser": numbers,
             "figures": figures,
             "norms": self.norms,
             "updates": self.updates,
@@ -286,33 +317,27 @@ class Learning:
         return Checkpoint(self.step, dict(self.net.state_dict()), tensors, state)
 
     def check(self, saved: Checkpoint) -> None:
-        state, tensors = saved.state, saved.tensors
-        steps = select_part("optimiser", tensors) | select_part(
-            "optimiser", parse_numbers(state["optimiser"])
-        )
-        refuse_if_faulty(
-            self.stepper.complaint(self.net, steps, state["updates"] > 0), "its optimiser: "
-        )
+        """Refuse a checkpoint that lacks something `restore` or the next step needs."""
+        state = saved.state
+        tensors = saved.tensors
+        has_stepped = state["updates"] > 0
+        fault = self.stepper.complaint(self.net, optimiser_state(saved), has_stepped)
+        refuse_if_faulty(fault, "its optimiser: ")
         refuse_if_faulty(self.carry.complaint(select_part("learner", tensors)), "its learner: ")
-        refuse_if_faulty(
-            self.figures.complaint(select_part("figures", tensors), state["figures"]),
-            "its figures: ",
-        )
-        refuse_if_faulty(
-            restoring.misfit(self.total or {}, select_part("held", tensors)),
-            "its sum of gradients: ",
-        )
+        fault = self.figures.complaint(select_part("figures", tensors), state["figures"])
+        refuse_if_faulty(fault, "its figures: ")
+        fault = restoring.misfit(self.total or {}, select_part("held", tensors))
+        refuse_if_faulty(fault, "its sum of gradients: ")
         refuse_if_foreign(tensors, ("optimiser", "learner", "figures", "held"))
         if hasattr(self.stream, "complaint"):
             place = schemas.check("its place in the file", state["stream"], schemas.StreamPlace)
             refuse_if_faulty(self.stream.complaint(place), "its stream: ")
 
     def restore(self, saved: Checkpoint) -> None:
-        state, tensors = saved.state, saved.tensors
-        self.stepper.restore(
-            select_part("optimiser", tensors)
-            | select_part("optimiser", parse_numbers(state["optimiser"]))
-        )
+        """Put everything but the weights back to where it was."""
+        state = saved.state
+        tensors = saved.tensors
+        self.stepper.restore(optimiser_state(saved))
         self.carry.restore(select_part("learner", tensors), state["t"])
         self.figures.restore(select_part("figures", tensors), state["figures"])
         self.total = select_part("held", tensors) if self.plan.held else None
@@ -327,44 +352,57 @@ class Learning:
         self.seconds = state["seconds"]
         self.folder.start_clock(self.seconds)
 
-    def model_description(self) -> dict[str, Any]:
-        """What a model says of itself: the run's description, and what the stream has been so far."""
+    def model_description(self) -> JsonObject:
+        """What a model file says about itself: the run's description, and the data it has seen."""
         data = self.stream.describe() if hasattr(self.stream, "describe") else None
         return {**(self.plan.description or {}), "data": data}
 
     # the end
 
     def finish(self) -> Learned:
-        """At the end of the stream, learn what is left; then write the model."""
+        """Learn from the end of the stream, write the model, and return the result."""
         if self.ended:
             self.finish_sequence()
         if not self.step:
             raise DataError(
-                "the stream held no step to learn from: --kind next needs two rows, others one."
+                "the stream held no step to learn from: --kind next needs at least two rows, "
+                "other kinds one."
             )
         if self.step % self.plan.every:
             self.log_progress()
         self.seconds = self.folder.elapsed()
-        status = "ended" if self.ended else "finished"
         self.save()
         self.folder.write_model(self)
         self.folder.write_result(self.result("finished", None))
         return Learned(
-            self.net, status, self.step, self.updates, self.seconds, self.figures.so_far, self.figures.recent,
-            self.total, list(self.rows), self.folder.path,
-        )  # fmt: skip
+            network=self.net,
+            status="ended" if self.ended else "finished",
+            step=self.step,
+            updates=self.updates,
+            seconds=self.seconds,
+            so_far=self.figures.so_far,
+            recent=self.figures.recent,
+            gradient=self.total,
+            rows=list(self.rows),
+            folder=self.folder.path,
+        )
 
-    def result(self, status: str, reason: str | None) -> dict[str, Any]:
+    def result(self, status: str, reason: str | None) -> JsonObject:
+        """The content of result.json."""
         return {
             "status": status,
             "step": self.step,
             "updates": self.updates,
             "seconds": round(self.folder.elapsed(), 3),
             "reason": reason,
-            "metric": getattr(self.stream, "metric", "loss"),
-            "metrics": {
-                "so far": self.figures.so_far,
-                f"last {self.plan.window}": self.figures.recent,
-            },
-            "parameters": sum(q.numel() for q in self.net.parameters()),
+            "metric": self.metric,
+            "metrics": self.mean_metrics(),
+            "parameters": sum(p.numel() for p in self.net.parameters()),
         }
+
+
+def optimiser_state(saved: Checkpoint) -> JsonObject:
+    """The optimiser's tensors and numbers, all of them under "optimiser.NAME" in a checkpoint."""
+    tensors = select_part("optimiser", saved.tensors)
+    numbers = select_part("optimiser", parse_numbers(saved.state["optimiser"]))
+    return {**tensors, **numbers}

@@ -1,4 +1,4 @@
-"""One writer for one run folder."""
+"""A lock that gives a run folder one writer at a time."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ from .files import (
 
 
 class Lock:
-    """Holds a run folder until it is released. The system frees it with the process, however that ends.
+    """Holds a run folder until it is released, or until the process ends, however that happens.
 
-    Two files, because Windows lets nobody read a file that is locked: `.lock` is locked, and `lock`
-    says in words who holds it."""
+    There are two files because nobody can read a locked file on Windows: `.lock` is the locked one,
+    and `lock` names the process that holds it.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -41,37 +42,38 @@ class Lock:
 
     def _acquire(self) -> None:
         with contextlib.suppress(FileNotFoundError):
-            refuse_if_not_regular(
-                self.locked_path, os.lstat(self.locked_path)
-            )  # never through a link
+            # FileLock would follow a link.
+            refuse_if_not_regular(self.locked_path, os.lstat(self.locked_path))
         try:
             self._lock.acquire()
         except Timeout:
             raise StorageError(
-                f"run folder {self.folder} is in use by {self.owner()}. Wait for it to end, or choose another --out."
+                f"run folder {self.folder} is in use by {self.owner()}. "
+                "Wait for it to end, or choose another --out."
             ) from None
 
     def _write_owner(self) -> None:
-        """Write who holds the folder."""
+        """Write the process that holds the folder into `lock`."""
         self.file = open_for_update(self.path)
         try:
             since = time.strftime("%Y-%m-%d %H:%M:%S")
             self.file.truncate(0)
             self.file.write(f"pid {os.getpid()} on {socket.gethostname()} since {since}\n".encode())
             self.file.flush()
-            # `.lock` may have been removed before it was locked: the next process would make another
+            # If `.lock` was removed before it was locked, another process could lock a new one.
             self.status = os.lstat(self.locked_path)
         except FileNotFoundError:
             self.file.close()
             raise StorageError(
-                f"{self.locked_path} was removed while it was locked: let one process at a time use {self.folder}."
+                f"{self.locked_path} was removed while it was being locked: "
+                f"let one process at a time use {self.folder}."
             ) from None
         except BaseException:
             self.file.close()
             raise
 
     def owner(self) -> str:
-        """Who holds the folder, in words."""
+        """The process that holds the folder, in words."""
         with contextlib.suppress(StorageError), open_regular(self.path) as file:
             words = file.read(200).decode(errors="replace").strip()
             if words:
@@ -80,7 +82,7 @@ class Lock:
 
     @property
     def is_held(self) -> bool:
-        """Are both files still what they were when the folder was locked?"""
+        """Whether both files are still the ones that were locked."""
         try:
             here = os.lstat(self.locked_path)
         except (FileNotFoundError, NotADirectoryError):
@@ -88,5 +90,6 @@ class Lock:
         return os.path.samestat(here, self.status) and is_same_file(self.file.fileno(), self.path)
 
     def release(self) -> None:
+        """Let another process have the folder."""
         self.file.close()
         self._lock.release()

@@ -1,7 +1,8 @@
-"""Training: a loop over steps, each of them a function of (weights, optimiser, step, seed) and of nothing else.
+"""Training: a loop over steps.
 
-Batches, held-out sequences and schedules are functions of the step, so a run that goes on from a checkpoint does what it
-would have done. What depends on the past is kept in `Progress`, and saved.
+Batches, held-out sequences and schedules are functions of the step and the seed alone. What depends
+on the past is kept in `Progress` and saved. So a run resumed from a checkpoint takes the same steps
+as one that was never interrupted.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from typing import Any
 
 from ..gradients.method import Method
 from ..networks.interface import Net
@@ -17,7 +17,8 @@ from ..optimisers.hessian_free import HessianFree
 from ..optimisers.recipes import Optimiser
 from ..tasks.task import Task
 from .curriculum import Easiest
-from .display import Display, Row
+from .display import Display
+from .json_types import JsonObject, Row
 from .plan import TrainingPlan
 from .progress import Result
 from .signals import Interrupted
@@ -59,27 +60,63 @@ def train(
     fallback: bool = False,
     display: Display | bool = False,
     loggers: Sequence[Callable[[Row], None]] = (),
-    description: dict[str, Any] | None = None,
+    description: JsonObject | None = None,
     command: str | None = None,
 ) -> Result:
     """Train a network on a task.
 
-    gradient    BPTT() (default), Penalised(G, weight), Truncated(k1, k2), RTRL()
-    optimiser   co.optimisers.adam(1e-3) by default
-    steps       at most so many; batch: sequences of a step, drawn `accumulate` times and averaged
-    clip        the largest norm of a gradient; a larger one is scaled down. clip_value: the largest entry, others are cut;
-                clip_mean: the largest norm as a multiple of the running mean of norms
-    weight_noise  standard deviation of what is added to the weights while a gradient is computed, new in each step
-    easiest     a curriculum by difficulty, co.training.curriculum.Easiest(start, steps)
-    gradients, seconds   budgets: the run ends when those that are given are spent, all of them. A gradient is that of one
-                sequence by backpropagation, two sweeps; other work counts by its sweeps
-    every       steps between looks: held-out metrics on `tests` sequences (finite tasks: all), costates on `probes` of them
-    confirm     sequences that confirm a success (generated tasks)
-    patience    stop after so many looks without a better held-out metric
-    nonfinite   a loss or gradient that is not finite never enters the weights: "stop", "skip" it, or skip and "dump" a replay
-    folder      where to write metrics, checkpoints (every `checkpoint` steps; the last `keep` and the best stay) and the model;
-                with resume=True the run in that folder goes on, bit for bit, given the same arguments
-    display     True: a bar on a terminal, lines elsewhere; or any object with step, validation, say and close
+    >>> import coadjoint as co, torch
+    >>> _ = torch.manual_seed(0)
+    >>> net = co.Network("gru", inputs=6, hidden=16, outputs=4, output="softmax")
+    >>> task = co.tasks.TemporalOrder(10)
+    >>> result = co.train(net, task, optimiser=co.optimisers.adam(3e-2), steps=150, tests=200)
+    >>> before, *_, after = [row["loss"] for row in result.rows if row["kind"] == "train"]
+    >>> after < before / 2
+    True
+
+    Args:
+        net: a Network, Stack or EncoderDecoder with the inputs and outputs of the task.
+        task: one of co.tasks.
+        gradient: BPTT() (the default), Penalised(G, weight), Truncated(k1, k2) or RTRL().
+        optimiser: co.optimisers.adam(1e-3) by default.
+        steps: the largest number of steps.
+        batch: sequences in a batch.
+        accumulate: batches in a step; their gradients are averaged.
+        clip: the largest norm of a gradient; a longer one is scaled down.
+        clip_value: the largest absolute entry of a gradient; larger ones are cut.
+        clip_mean: the largest norm, as a multiple of the running mean of norms.
+        weight_noise: standard deviation of noise added to the weights while a gradient is
+            computed, drawn anew in each step.
+        easiest: a curriculum by difficulty, co.training.curriculum.Easiest(start, steps).
+        gradients: a budget of gradients of one sequence; other work counts by its sweeps, two for
+            a gradient. With several budgets the run ends when all are used up.
+        seconds: a budget of time.
+        seed: determines batches, held-out sequences and dropout.
+        every: steps between validations.
+        tests: held-out sequences for a validation; of a finite task all are used.
+        confirm: held-out sequences that confirm a success (generated tasks).
+        probes: held-out sequences whose costates are examined.
+        patience: stop after this many validations without a better metric.
+        stop_on_success: end the run once the goal of the task is reached.
+        nonfinite: what to do about a loss or gradient that is not finite. It never reaches the
+            weights: "stop", "skip" the step, or skip it and "dump" what `coadjoint replay` needs.
+        folder: where metrics, checkpoints and the model are written.
+        checkpoint: steps between checkpoints.
+        keep: how many checkpoints to keep, besides the best one.
+        resume: continue the run in `folder`, bit for bit, given the same other arguments.
+        fallback: resume from an older checkpoint if the latest one is damaged.
+        display: True for a bar on a terminal and lines elsewhere, or any object with step,
+            validation, say and close.
+        loggers: functions called with each row of metrics.
+        description: what the model file says about itself.
+        command: the command line, for environment.json.
+
+    Returns:
+        The Result, whose network has the best weights if a validation set chose them.
+
+    Raises:
+        NumericalError: something was not finite, with nonfinite="stop".
+        Interrupted: a signal stopped the run; it was saved if there is a folder.
     """
     plan = TrainingPlan(
         gradient=gradient,
@@ -114,7 +151,7 @@ def train(
 
 
 def carry_out(run: Training, resume: bool, fallback: bool) -> Result:
-    """Step, look, save, until the run is over or a signal asks it to stop."""
+    """Step, validate and save until the run is over or a signal stops it."""
     with closing(run.display), run.folder.open(run, resume, fallback) as stopped:
         if run.step == 0:
             run.validate()
@@ -129,10 +166,11 @@ def carry_out(run: Training, resume: bool, fallback: bool) -> Result:
         return run.finish()
 
 
-def recompute_step(
-    net: Net, task: Task, saved: Checkpoint, arguments: dict[str, Any]
-) -> StepResult:
-    """The gradient of the step after a checkpoint, computed as the run did; NumericalError if it is not finite."""
+def recompute_step(net: Net, task: Task, saved: Checkpoint, arguments: JsonObject) -> StepResult:
+    """The gradient of the step after a checkpoint, computed as the run did.
+
+    Raises NumericalError if it is not finite.
+    """
     run = Training(net, task, TrainingPlan(**arguments))
     run.folder.check(run, saved)
     run.folder.restore(run, saved)

@@ -1,92 +1,97 @@
-"""What a model file says of itself: enough to build its network again, and to read data for it."""
+"""The description in a model file: enough to build its network and to read data for it."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import torch
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
+from torch import Tensor
 
 from ..errors import OptionError, StorageError, choose
 from ..networks.factory import construct
+from ..networks.interface import Net
 from ..networks.readout import SUMMARIES
 from ..tasks.description import Description
+from .json_types import JsonObject
 from .network_section import NetworkSection, Shape
-from .schemas import Count, Header, Labels, ModelMetadata, check, check_data, read_metadata
+from .schema_checks import Count, Labels, check
+from .schemas import check_data
+from .tensor_header import Header, ModelMetadata, read_metadata
+
+# How weights are initialised does not matter to a network whose weights are loaded.
+INITIALISATION_KEYS = ("init", "radius", "inner", "std")
 
 
 class ModelDescription(ModelMetadata):
-    """What it says if its network can be built from it."""
+    """The description of a model whose network can be built again."""
 
     model_config = ConfigDict(extra="forbid")
     network: NetworkSection
     shape: Shape
     precision: Literal[32, 64]
-    data: Annotated[dict[str, Any] | None, AfterValidator(check_data)] = None
+    data: Annotated[JsonObject | None, AfterValidator(check_data)] = None
     task: str | None = None
-    settings: dict[str, Any] = Field(default_factory=dict)
+    settings: JsonObject = Field(default_factory=dict)
     classes: Labels | None = None
     window: Count | None = None
 
     @model_validator(mode="after")
     def data_fit_the_network(self) -> ModelDescription:
+        """Refuse data whose columns and kind need another network."""
         if self.data is None:
             return self
-        d = Description.of(self.data)
-        inputs = len(d.features) + len(d.masked)
-        outputs = len(d.labels) if d.kind == "classify" else len(d.target_std)
-        output = "softmax" if d.kind == "classify" else "identity"
-        asked = {"inputs": inputs, "outputs": outputs, "readout": d.at, "output": output}
-        for key, value in asked.items():
-            if getattr(self.shape, key) != value:
-                raise ValueError(
-                    f"its data ask for {key} {value!r}, and its network has {getattr(self.shape, key)!r}"
-                )
+        data = Description.of(self.data)
+        needed: dict[str, object] = {
+            "inputs": len(data.features) + len(data.masked),
+            "outputs": len(data.target_std),
+            "readout": data.at,
+            "output": "identity",
+        }
+        if data.kind == "classify":
+            needed |= {"outputs": len(data.labels), "output": "softmax"}
+        for key, value in needed.items():
+            held = getattr(self.shape, key)
+            if held != value:
+                raise ValueError(f"its data need {key} {value!r}, but its network has {held!r}")
         return self
 
 
-def read_description(path: Path, header: Header) -> dict[str, Any]:
-    """What a model file says of itself, checked."""
+def read_description(path: Path, header: Header) -> JsonObject:
+    """The description in the header of a model file, checked."""
     description = read_metadata(path, header)
     if not {"network", "shape", "precision"} & set(description):
         raise StorageError(
-            f"{path} does not say what network it belongs to: it was trained from Python. Load its tensors with safetensors."
+            f"{path} does not say which network it belongs to: it was trained from Python. "
+            "Load its tensors with safetensors."
         )
     return check(f"{path}: its description", description, ModelDescription)
 
 
-# where the weights began: no part of a network whose weights are there
-INITIALISATION_KEYS = ("init", "radius", "inner", "std")
-
-
-def network_options(section: NetworkSection, shape: Shape, precision: int) -> dict[str, Any]:
-    """The keywords of `networks.make` for a network of this section and shape."""
+def network_options(section: NetworkSection, shape: Shape, precision: int) -> JsonObject:
+    """The keyword arguments of `networks.make` for a network of this section and shape."""
     options = {key: value for key, value in section if value is not None}
     if "readout" in options:
         choose("readout", options["readout"], SUMMARIES)
         if shape.readout != "last":
-            asked = (
-                "a sequence is asked for"
-                if shape.readout == "sequence"
-                else "one is asked for at every step"
-            )
+            needed = "a sequence of answers" if shape.readout == "sequence" else "one at every step"
             raise OptionError(
-                f"$readout {options['readout']} gives one answer for a sequence, and here {asked}."
+                f"$readout {options['readout']} makes one answer for a sequence, but this task "
+                f"needs {needed}."
             )
     dtype = torch.float64 if precision == 64 else torch.float32
     return {**shape.model_dump(), **options, "dtype": dtype}
 
 
-def build_network(section: NetworkSection, shape: Shape, precision: int) -> Any:
-    """The network of a section and shape; its weights are not yet set."""
+def build_network(section: NetworkSection, shape: Shape, precision: int) -> Net:
+    """A network of this section and shape, whose weights are still to be loaded."""
     options = network_options(section, shape, precision)
-    return construct(
-        **{key: value for key, value in options.items() if key not in INITIALISATION_KEYS}
-    )
+    kept = {key: value for key, value in options.items() if key not in INITIALISATION_KEYS}
+    return construct(**kept)
 
 
-def outline_network(section: NetworkSection, shape: Shape, precision: int) -> dict[str, Any]:
-    """The tensors of such a network by name: types and shapes without any memory behind them."""
+def outline_network(section: NetworkSection, shape: Shape, precision: int) -> dict[str, Tensor]:
+    """The tensors of such a network by name, with types and shapes but without memory."""
     with torch.device("meta"):
         return dict(build_network(section, shape, precision).state_dict())

@@ -1,11 +1,11 @@
-"""NetworkSection: the options of a network as settings and model files have them, with their ranges.
+"""NetworkSection: the options of a network in settings and model files, with their ranges.
 
-This file loads without torch: the command line takes its flags from it.
+This file loads without torch, because the command line takes its flags from it.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -17,112 +17,136 @@ NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 UnitFloat = Annotated[float, Field(ge=0, le=1)]
 PositiveUnitFloat = Annotated[float, Field(gt=0, le=1)]
 
-CELL_OPTIONS = "Options of single cells"
+CELL_OPTIONS = "Options of single cells"  # the panel of --help
 
 
-def cell_option(text: str) -> Any:
-    """A key that belongs to some cells: `coadjoint cells` says to which, and what it is if it is not given."""
-    return Field(None, description=text, json_schema_extra={"panel": CELL_OPTIONS})
+def cell_option(description: str) -> Any:
+    """An option of some cells only: `coadjoint cells` lists which, and their defaults."""
+    return Field(None, description=description, json_schema_extra={"panel": CELL_OPTIONS})
 
 
 class Section(BaseModel):
+    """A section of config.yaml. Its fields are flags, and their descriptions the help texts."""
+
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class NetworkSection(Section):
-    """The network and where it begins."""
+    """The network and its initial weights."""
 
     cell: str | list[str] | None = Field(
         None,
-        description="elman (default; gru where the answer is a sequence), lstm, ...: `coadjoint cells` lists them; lstm,gru: a layer of each; reservoir: fixed, only the readout is trained",
+        description=(
+            "elman (default; gru if the answers are sequences), lstm, ...: see `coadjoint cells`; "
+            "lstm,gru is a stack of both; reservoir trains only the readout"
+        ),
     )
-    hidden: PositiveInt = Field(64, description="units, of each layer")
+    hidden: PositiveInt = Field(64, description="units in each layer")
     layers: SmallInt | None = Field(
-        None, description="so many layers of the cell (1; gated-feedback: of its own, 2)"
+        None, description="number of layers (1); for gated-feedback, its inner layers (2)"
     )
-    bidirectional: bool | None = Field(
-        None, description="each layer reads a sequence in both directions"
-    )
+    bidirectional: bool | None = Field(None, description="read sequences in both directions")
     residual: bool | None = Field(
-        None, description="a layer adds to what it receives, from the second on"
+        None, description="add the input of each layer to its output, from the second layer on"
     )
     dropout: UnitFloat | None = Field(
         None,
-        description="share of what is dropped in training: of inputs, between layers, before the readout (0)",
+        description=(
+            "share of entries dropped in training: of the inputs, between layers and before the "
+            "readout (0)"
+        ),
     )
     activation: str | None = Field(
-        None, description="tanh, sigmoid, relu, identity, softplus, where a cell leaves it open"
+        None, description="tanh, sigmoid, relu, identity or softplus, for cells that leave it open"
     )
     structure: str | None = Field(
         None,
-        description="of W: antisymmetric, orthogonal, cayley, diagonal, low-rank, dale; some cells have their own",
+        description=(
+            "structure of W: antisymmetric, orthogonal, cayley, diagonal, low-rank or dale; some "
+            "cells have a fixed one"
+        ),
     )
-    x0: Literal["zero", "learned"] = Field("zero", description="the initial state")
-    bias: bool = Field(True, description="b and b_o")
+    x0: Literal["zero", "learned"] = Field("zero", description="initial state")
+    bias: bool = Field(True, description="use the biases b and b_o")
     readout: str | None = Field(
         None,
-        description="tilted, tilted-tanh, attention: read all steps, where a task asks for one answer; the last if not given",
+        description=(
+            "tilted, tilted-tanh or attention: one answer from all steps of a sequence; by default "
+            "from the last step"
+        ),
     )
     attention_steps: PositiveInt | None = Field(
-        None, description="attention: so many steps have a bias of their own (1)"
+        None, description="attention: number of biases b_t (1)"
     )
     deep: PositiveInt | list[PositiveInt] | None = Field(
-        None, description="hidden layers of the readout, by their widths: 32 or 64,32"
+        None, description="widths of hidden layers in the readout: 32 or 64,32"
     )
     skip: bool | None = Field(None, description="add D u to the readout")
     decoder: str | None = Field(
-        None, description="sequences: the decoder's cell; the encoder's last if not given"
+        None, description="sequences: cell of the decoder; by default the encoder's last"
     )
     attend: bool | None = Field(
-        None, description="sequences: the decoder looks at all steps of the input (default)"
+        None, description="sequences: let the decoder attend to all steps of the input (default)"
     )
     embedding: PositiveInt | None = Field(
-        None, description="sequences: entries of a token's embedding (the units)"
+        None, description="sequences: size of a token's embedding; by default the number of units"
     )
     freeze: str | list[str] | None = Field(
         None, description="parameters that are not trained: W,R,b,V,b_o,x0, ..."
     )
-    engine: str = Field("auto", description="auto, cpu, eager, cuda, scan, reference, autograd")
+    engine: str = Field("auto", description="auto, cpu, eager, cuda, scan, reference or autograd")
     init: str | None = Field(
         None,
-        description="torch, gaussian, spectral, sparse, orthogonal, identity, glorot, he, sigmoid, basic-tanh, smart-tanh, ring; spectral if --radius is given",
+        description=(
+            "initial weights: torch, gaussian, spectral, sparse, orthogonal, identity, glorot, he, "
+            "sigmoid, basic-tanh, smart-tanh or ring; spectral by default with --radius"
+        ),
     )
     radius: PositiveFloat | None = Field(
         None,
-        description="spectral radius of W to begin with (1); orthogonal, identity: its gain; ring: the largest |L|",
+        description=(
+            "initial spectral radius of W (1); for orthogonal and identity its gain, for ring the "
+            "largest |L|"
+        ),
     )
-    inner: NonNegativeFloat | None = Field(
-        None, description="ring: the smallest |L| to begin with (0)"
-    )
+    inner: NonNegativeFloat | None = Field(None, description="ring: smallest initial |L| (0)")
     std: PositiveFloat | None = Field(
-        None, description="standard deviation of R and V to begin with (0.1)"
+        None, description="initial standard deviation of R and V (0.1)"
     )
     eps: PositiveFloat | None = cell_option(
-        "antisymmetric, lipschitz, unicornn: size of a step; cornn: damping"
+        "antisymmetric, lipschitz, unicornn: step size; cornn: damping"
     )
     gamma: NonNegativeFloat | None = cell_option(
-        "antisymmetric, lipschitz: what is taken off the diagonal of W; cornn: stiffness"
+        "antisymmetric, lipschitz: subtracted from the diagonal of W; cornn: stiffness"
     )
-    dt: PositiveFloat | None = cell_option("cornn: size of a step")
+    dt: PositiveFloat | None = cell_option("cornn: step size")
     alpha: NonNegativeFloat | None = cell_option(
         "scrn: decay of the slow state; unicornn: stiffness"
     )
     beta: FiniteFloat | None = cell_option(
-        "lipschitz: share of the skew part of W; with --readout tilted its sharpness instead"
+        "lipschitz: share of the skew part of W; with --readout tilted, its sharpness"
     )
-    k: PositiveInt | None = cell_option("inverse: steps with W^-1, then as many with W")
+    k: PositiveInt | None = cell_option("inverse: steps with W^-1, followed by as many with W")
     noise: NonNegativeFloat | None = cell_option(
-        "rate: standard deviation of the noise of a step, in training"
+        "rate: standard deviation of the noise at each time step, in training"
     )
-    truncated: bool | None = cell_option("lstm-1997: the truncated gradient of the paper")
-    unit: str | None = cell_option("gated-feedback: tanh, gru, lstm")
-    depth: SmallInt | None = cell_option("deep-transition: layers between one state and the next")
-    width: PositiveInt | None = cell_option("deep-transition: units of those layers")
+    truncated: bool | None = cell_option("lstm-1997: use the truncated gradient of the paper")
+    unit: str | None = cell_option("gated-feedback: tanh, gru or lstm")
+    depth: SmallInt | None = cell_option("deep-transition: layers between two states")
+    width: PositiveInt | None = cell_option("deep-transition: units in these layers")
     shortcut: bool | None = cell_option("deep-transition: the last layer also sees the state")
 
 
+class Shaped(Protocol):
+    """A task or a network: whatever has inputs and outputs."""
+
+    inputs: int
+    outputs: int
+    readout: str
+
+
 class Shape(Section):
-    """What a task asks of a network."""
+    """The inputs and outputs a task needs from a network."""
 
     inputs: PositiveInt
     outputs: PositiveInt
@@ -130,6 +154,6 @@ class Shape(Section):
     output: str
 
     @classmethod
-    def of(cls, task: Any) -> Shape:
-        """What a task says of it, or a network."""
-        return cls(**{key: getattr(task, key) for key in cls.model_fields})
+    def of(cls, shaped: Shaped) -> Shape:
+        """The shape of a task or a network."""
+        return cls(**{key: getattr(shaped, key) for key in cls.model_fields})

@@ -1,34 +1,39 @@
-"""pydantic, or stand-ins for it.
+"""pydantic, or stand-ins if it is not installed.
 
-What is written needs no pydantic, and neither does training without a folder. With the stand-ins the classes of
-`schemas` can be declared all the same; to check something by them is refused.
+Writing a run folder needs no pydantic, and neither does training without a folder. With the
+stand-ins the classes of `schemas` can still be declared; checking a value by them raises
+MissingError.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from ..errors import MissingError
 
+F = TypeVar("F", bound=Callable[..., object])
+
 
 class MissingBaseModel:
-    """Stands for a BaseModel."""
+    """In place of BaseModel."""
 
     @classmethod
-    def model_validate(cls, value: Any) -> Any:
+    def model_validate(cls, value: object) -> NoReturn:
+        """Refuse to check anything."""
         raise MissingError("reading a run folder needs pydantic: pip install pydantic.")
 
 
 class NeverRaised(Exception):
-    """Stands for a ValidationError: nothing is validated."""
+    """In place of ValidationError: nothing is validated."""
 
 
-def ignore_arguments(*_: Any, **__: Any) -> None:
-    """Stands for what describes a field."""
+def ignore_arguments(*_: object, **__: object) -> None:
+    """In place of Field, ConfigDict and AfterValidator."""
 
 
-def identity_decorator(**_: Any) -> Any:
-    """Stands for a decorator."""
+def identity_decorator(**_: object) -> Callable[[F], F]:
+    """In place of model_validator."""
     return lambda function: function
 
 

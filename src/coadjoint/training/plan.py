@@ -1,11 +1,11 @@
-"""Plans: the settings of a run, checked once, when they are made."""
+"""Plans: the settings of a run, checked once, when a plan is made."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -28,15 +28,17 @@ from ..objectives.losses import LossLike
 from ..optimisers.hessian_free import HessianFree
 from ..optimisers.recipes import SELF_DIRECTED, WITHOUT_STEP_SIZE, Optimiser, adam, recipe_of
 from .curriculum import Easiest
-from .display import Display, Row, accept_old_display
+from .display import Display, accept_old_display
+from .json_types import JsonObject, Row
 
 NONFINITE_POLICIES = ("stop", "skip", "dump")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What `train` and `online.learn` are both told."""
+    """The settings that `train` and `online.learn` share."""
 
+    # the settings that must be whole numbers, at least 1
     counts: ClassVar[tuple[str, ...]] = ("batch", "every", "checkpoint", "keep")
 
     optimiser: Optimiser | HessianFree | None = None
@@ -48,31 +50,32 @@ class Plan:
     checkpoint: int
     keep: int = 2
     display: Display | bool = False
-    description: dict[str, Any] | None = None
+    description: JsonObject | None = None
     command: str | None = None
 
     def __post_init__(self) -> None:
         for name in self.counts:
             self._set(name, whole_number(name, getattr(self, name)))
-        self._positive("clip")
+        self._check_positive("clip")
         check_seed(self.seed)
         if self.folder is not None:
             check_path("folder", self.folder)
         self._set("display", accept_old_display(self.display))
-        words = ("step", "validation", "say", "close")
-        shows = all(callable(getattr(self.display, word, None)) for word in words)
-        if not isinstance(self.display, bool) and not shows:
+        methods = ("step", "validation", "say", "close")
+        is_display = all(callable(getattr(self.display, name, None)) for name in methods)
+        if not isinstance(self.display, bool) and not is_display:
             raise KindError(
-                f"display must be True, False or an object with step, validation, say and close; got {brief(self.display)}."
+                "display must be True, False or an object with step, validation, say and close; "
+                f"got {brief(self.display)}."
             )
         check_kind("description", self.description, (dict, type(None)), "a dict")
-        check_kind("command", self.command, (str, type(None)), "a text")
+        check_kind("command", self.command, (str, type(None)), "a string")
 
-    def _set(self, name: str, value: Any) -> None:
-        """While it is made, a plan may still be changed."""
+    def _set(self, name: str, value: object) -> None:
+        """Change a setting, which a frozen dataclass allows only like this."""
         object.__setattr__(self, name, value)
 
-    def _positive(self, *names: str) -> None:
+    def _check_positive(self, *names: str) -> None:
         for name in names:
             value = getattr(self, name)
             if value is not None:
@@ -81,7 +84,7 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingPlan(Plan):
-    """The settings of `train`, which explains them."""
+    """The settings of `train`; its docstring explains them."""
 
     counts: ClassVar[tuple[str, ...]] = (
         *Plan.counts,
@@ -111,14 +114,14 @@ class TrainingPlan(Plan):
     nonfinite: str = "stop"
     checkpoint: int = 1000
     loggers: Sequence[Callable[[Row], None]] = ()
-    method: Method = field(init=False)  # `gradient`, or what it is by default
-    recipe: Optimiser = field(init=False)  # `optimiser`, likewise
+    method: Method = field(init=False)  # `gradient`, or its default
+    recipe: Optimiser = field(init=False)  # `optimiser`, or its default
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.patience is not None:
             whole_number("patience", self.patience)
-        self._positive("clip_value", "clip_mean", "gradients", "seconds")
+        self._check_positive("clip_value", "clip_mean", "gradients", "seconds")
         real("weight_noise", self.weight_noise, 0)
         choose("nonfinite policy", self.nonfinite, NONFINITE_POLICIES)
         if not isinstance(self.loggers, Sequence) or not all(callable(log) for log in self.loggers):
@@ -138,23 +141,26 @@ class TrainingPlan(Plan):
         self._check_recipe()
 
     def _check_recipe(self) -> None:
-        """Refuse what the optimiser cannot do with."""
+        """Refuse settings that have no effect with this optimiser, or make no sense with it."""
         name = self.recipe.name
         if name in SELF_DIRECTED and (self.clip or self.clip_value or self.clip_mean):
-            raise InputError(f"optimiser '{name}' finds its own way: it takes no clipping.")
+            raise InputError(
+                f"optimiser '{name}' chooses its own step, so clipping has no effect: "
+                "leave out clip, clip_value and clip_mean."
+            )
         if name in WITHOUT_STEP_SIZE and self.weight_noise:
             raise InputError(
-                f"optimiser '{name}' takes the weights as they are: it takes no weight_noise."
+                f"optimiser '{name}' works at the weights as they are: leave out weight_noise."
             )
         if self.recipe.direction != "steepest" and isinstance(self.method, Truncated):
             raise InputError(
-                "the temporal direction takes the whole gradient apart: use BPTT, not Truncated."
+                "the temporal direction needs the complete gradient: use BPTT, not Truncated."
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class LearningPlan(Plan):
-    """The settings of `online.learn`, which explains them."""
+    """The settings of `online.learn`; its docstring explains them."""
 
     counts: ClassVar[tuple[str, ...]] = (*Plan.counts, "window")
 
@@ -167,7 +173,7 @@ class LearningPlan(Plan):
     window: int = 1000
     score: Callable[[Tensor], dict[str, float]] | None = None
     checkpoint: int = 10_000
-    method: RTRL | Truncated = field(init=False)  # `learner`, or what it is by default
+    method: RTRL | Truncated = field(init=False)  # `learner`, or its default
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -178,6 +184,6 @@ class LearningPlan(Plan):
         method = RTRL() if self.learner is None else self.learner
         if not isinstance(method, RTRL | Truncated):
             raise InputError(
-                f"a stream is learned by RTRL() or Truncated(k1, k2); got {type(method).__name__}."
+                f"learner must be RTRL() or Truncated(k1, k2); got {type(method).__name__}."
             )
         self._set("method", method)

@@ -1,33 +1,33 @@
-"""What a training run remembers of its past, and what comes of it."""
+"""The memory of a training run, and the result it returns."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
 from ..networks.interface import Net
-from .display import Row
 from .json_rows import StoredRows
+from .json_types import Row
 
 
 @dataclass
 class Progress:
-    """What the next steps depend on, beside weights and optimiser."""
+    """What the next steps depend on besides weights and optimiser. state.json has these names."""
 
-    best: float | None = None
+    best: float | None = None  # the metric at `best_step`
     best_loss: float = math.inf
     best_step: int | None = None
-    waited: int = 0  # evaluations since the best
-    factor: float = 1.0  # of the step size, after plateaus
-    plateau: float | None = None  # the loss that a plateau's patience counts from
-    plateau_waited: int = 0
+    waited: int = 0  # validations since the best one
+    factor: float = 1.0  # of the step size, lowered at plateaus
+    plateau: float | None = None  # the best loss so far, for the plateau schedule
+    plateau_waited: int = 0  # validations since then
     skipped: int = 0
     seconds: float = 0.0
-    work: float = 0.0  # gradients of a sequence, two sweeps each
-    norms: float = 0.0  # running mean of the norms of gradients
+    work: float = 0.0  # in gradients of one sequence, two sweeps each
+    norms: float = 0.0  # the running mean of gradient norms
     success_step: int | None = None
     success_seconds: float | None = None
     success_work: float | None = None
@@ -35,7 +35,17 @@ class Progress:
 
 @dataclass(frozen=True)
 class Result:
-    """What came of a run. `metrics` are those of the final weights, by split."""
+    """The result of `co.train`. `metrics` are those of the final weights, by split.
+
+    >>> import coadjoint as co
+    >>> task = co.tasks.TemporalOrder(10)
+    >>> net = co.Network("elman", inputs=6, hidden=4, outputs=4, output="softmax")
+    >>> result = co.train(net, task, steps=2, batch=4, tests=20, confirm=20)
+    >>> result.status, result.step, result.success, sorted(result.metrics)
+    ('finished', 2, False, ['test'])
+    >>> [row["step"] for row in result.rows if row["kind"] == "train"]
+    [1, 2]
+    """
 
     network: Net
     status: str  # "success", "finished" or "early-stopped"
@@ -46,33 +56,35 @@ class Result:
     success_seconds: float | None
     success_work: float | None
     best_step: int | None
-    skipped: int  # steps that were not finite and left out
-    work: float  # gradients of a sequence that were computed, or as much as that
+    skipped: int  # steps that were left out because something was not finite
+    work: float  # in gradients of one sequence
     metrics: dict[str, dict[str, float]]
-    row_source: Sequence[Row] | StoredRows = field(repr=False)  # where `rows` come from
+    row_source: Sequence[Row] | StoredRows = field(repr=False)
     folder: Path | None = None
 
     @cached_property
     def rows(self) -> list[Row]:
-        """What the run has logged, row by row: the lines of metrics.jsonl, read from there when they are
-        first asked for. A run without a folder has kept them in memory."""
+        """The rows of metrics.jsonl, read when first used; in memory if there is no folder."""
         return list(self.row_source)
 
 
 def summarise_distances(rows: Iterable[Row]) -> dict[str, float] | None:
-    """Of a direction that is not the gradient: how far from it, on the unit sphere, over all steps where that is finite.
-    Below 1 Galvan's condition for convergence can hold."""
-    count, below, most = 0, 0, -math.inf
+    """Mean and maximum of the finite distances in `rows`, and the share below 1; None without any.
 
-    def known() -> Iterator[float]:
-        nonlocal count, below, most
-        for row in rows:
-            far = row.get("distance")
-            if isinstance(far, float) and math.isfinite(far):
-                count += 1
-                below += far < 1
-                most = max(most, far)
-                yield far
-
-    total = sum(known())
-    return {"mean": total / count, "most": most, "below_one": below / count} if count else None
+    A distance is that of a step's direction from the gradient, on the unit sphere. Below 1,
+    Galvan's condition for convergence can hold.
+    """
+    count = 0
+    below = 0
+    most = -math.inf
+    total = 0.0
+    for row in rows:
+        distance = row.get("distance")
+        if isinstance(distance, float) and math.isfinite(distance):
+            count += 1
+            below += distance < 1
+            most = max(most, distance)
+            total += distance
+    if count == 0:
+        return None
+    return {"mean": total / count, "most": most, "below_one": below / count}

@@ -1,72 +1,84 @@
-"""Restoring: what a resumed run must agree on, and what is said where it does not."""
+"""Checks before a run is restored: its settings, and the names, types and shapes of its tensors."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any
+from typing import TypeVar
 
 from torch import Tensor
 
 from ..errors import StorageError
 from ..gradients import restoring
 from ..networks.interface import Net
+from .json_types import JsonObject
+
+T = TypeVar("T")
 
 
-def describe_difference(a: Any, b: Any, name: str = "") -> str:
-    """Where two nested values differ first; a file by its name."""
-    if isinstance(a, dict) and isinstance(b, dict):
-        if a.get("sha256") != b.get("sha256"):
-            return f"the file {b.get('name')!r} (SHA-256 {str(a.get('sha256'))[:12]} then, {str(b.get('sha256'))[:12]} now)"
-        for key in sorted(set(a) | set(b)):
-            if a.get(key) != b.get(key):
-                return describe_difference(a.get(key), b.get(key), f"{name}.{key}".lstrip("."))
-    return f"{name or 'the description of the run'} ({a!r} then, {b!r} now)"
+def describe_difference(then: object, now: object, name: str = "") -> str:
+    """Where two nested values first differ, in words; a file is named by its name."""
+    if isinstance(then, dict) and isinstance(now, dict):
+        sum_then = then.get("sha256")
+        sum_now = now.get("sha256")
+        if sum_then != sum_now:
+            sums = f"SHA-256 {str(sum_then)[:12]} then, {str(sum_now)[:12]} now"
+            return f"the file {now.get('name')!r} ({sums})"
+        for key in sorted(set(then) | set(now)):
+            if then.get(key) != now.get(key):
+                inner = f"{name}.{key}".lstrip(".")
+                return describe_difference(then.get(key), now.get(key), inner)
+    return f"{name or 'the description of the run'} ({then!r} then, {now!r} now)"
 
 
-def parse_numbers(values: dict[str, Any]) -> dict[str, Any]:
-    """JSON has no infinity: it comes back as its name."""
-    return {
-        name: float(value) if isinstance(value, str) else value for name, value in values.items()
-    }
+def parse_numbers(values: JsonObject) -> JsonObject:
+    """The values with "NaN" and "Infinity", which JSON has no numbers for, as floats."""
+    return {name: float(v) if isinstance(v, str) else v for name, v in values.items()}
 
 
-def select_part(of: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Of {"optimiser.0.step": x, "rng": y} the part "optimiser", {"0.step": x}."""
-    return {
-        name[len(of) + 1 :]: value for name, value in tensors.items() if name.startswith(f"{of}.")
-    }
+def select_part(part: str, values: Mapping[str, T]) -> dict[str, T]:
+    """The values of one part, without its name.
+
+    >>> select_part("optimiser", {"optimiser.0.step": 1, "rng": 2})
+    {'0.step': 1}
+    """
+    prefix = f"{part}."
+    names = [name for name in values if name.startswith(prefix)]
+    return {name.removeprefix(prefix): values[name] for name in names}
 
 
-def refuse_if_foreign(tensors: Iterable[str], parts: Collection[str]) -> None:
-    """Refuse a tensor that is of none of these parts."""
-    for name in tensors:
+def refuse_if_foreign(names: Iterable[str], parts: Collection[str]) -> None:
+    """Refuse a tensor whose name begins with none of these parts."""
+    for name in names:
         if name.partition(".")[0] not in parts:
             refuse_if_faulty(f"{name!a} does not belong to it")
 
 
-def refuse_if_faulty(what: str | None, before: str = "") -> None:
-    """Refuse a checkpoint, if there is something to complain about."""
-    if what is not None:
-        raise StorageError(f"{before}{what}.")
+def refuse_if_faulty(fault: str | None, prefix: str = "") -> None:
+    """Raise StorageError with this fault; nothing happens if it is None."""
+    if fault is not None:
+        raise StorageError(f"{prefix}{fault}.")
 
 
 def load_weights(net: Net, weights: dict[str, Tensor], source: str) -> None:
-    """Load weights into a network of the same shape, or say where they differ first."""
+    """Load weights into a network; refuse those of another network. `source` is for the error."""
     compare_tensors(net.state_dict(), weights, source)
     net.load_state_dict(weights)
 
 
-def compare_tensors(own: Mapping[str, Tensor], given: Mapping[str, Tensor], source: str) -> None:
-    """Refuse tensors of other names, types or shapes than a network's own: say where they differ first."""
-    for name in sorted(set(own) | set(given)):
-        mine, theirs = own.get(name), given.get(name)
-        if (
-            mine is None
-            or theirs is None
-            or mine.shape != theirs.shape
-            or mine.dtype != theirs.dtype
-        ):
-            tell = lambda tensor: "nothing" if tensor is None else restoring.describe_value(tensor)
+def compare_tensors(
+    expected: Mapping[str, Tensor], given: Mapping[str, Tensor], source: str
+) -> None:
+    """Refuse tensors that have other names, types or shapes than those of a network."""
+    for name in sorted(set(expected) | set(given)):
+        mine = describe_tensor(expected.get(name))
+        theirs = describe_tensor(given.get(name))
+        if mine != theirs:
             raise StorageError(
-                f"{source} belongs to another network: for '{name}' it has {tell(theirs)} and the network {tell(mine)}."
+                f"{source} belongs to another network: its '{name}' is {theirs}, "
+                f"but this network's is {mine}."
             )
+
+
+def describe_tensor(tensor: Tensor | None) -> str:
+    """A tensor's type and shape: "float32 [3, 4]"; "missing" for None."""
+    return "missing" if tensor is None else restoring.describe_value(tensor)

@@ -1,11 +1,11 @@
-"""Run folders: what a run writes, and how it survives.
+"""Run folders: the files of a run, its checkpoints, and how it is resumed.
 
     config.yaml  metrics.jsonl  clock.jsonl  result.json  environment.json  model.safetensors
     checkpoints/step-00001000/  replay/step-00001234/  lock
 
-One class keeps them, for `train` and for `online.learn`: one writer, rows that are appended, checkpoints, going on from
-the latest of them, signals, the result. Rows beyond a checkpoint are cut off when a run goes on from it, and computed
-again.
+`train` and `online.learn` share the class RunFolder. A folder has one writer at a time. Rows are
+appended to metrics.jsonl and clock.jsonl; when a run is resumed, the rows after its checkpoint are
+cut off and computed again.
 """
 
 from __future__ import annotations
@@ -18,34 +18,30 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
 from ..errors import InputError, StorageError
 from ..networks.interface import Net
 from . import schemas, storage
-from .display import Display, Row
+from .display import Display
 from .environment import describe_environment
 from .files import is_real_folder, is_same_file, remove_leftovers, replace, storage_errors
 from .json_rows import JsonRows, dumps, to_json_types
+from .json_types import JsonObject, Row
 from .lock import Lock
 from .plan import Plan
 from .restore import compare_tensors, describe_difference, load_weights
 from .signals import Interrupted, interruptible
 from .storage import Checkpoint
 
-ALLOWED_BEFORE = (
-    "lock",
-    ".lock",
-    "checkpoints",
-    "config.yaml",
-    "online.json",
-)  # what is there before a run begins
+# what may be in the folder before a run begins
+ALLOWED_BEFORE = ("lock", ".lock", "checkpoints", "config.yaml", "online.json")
 
 
 class Run(Protocol):
-    """What a folder asks of the run that it keeps: `Training` and `Learning` are such runs."""
+    """What a folder needs from its run, a `Training` or a `Learning`."""
 
     net: Net
     step: int
@@ -53,15 +49,16 @@ class Run(Protocol):
     schema: type[schemas.Schema]  # of its state.json
 
     @property
-    def plan(self) -> Plan: ...
+    def plan(self) -> Plan:
+        """The settings of the run."""
 
     @property
     def bytes_needed(self) -> int:
-        """Bytes that the run will take, at least."""
+        """A lower bound on what the run writes."""
 
     @property
     def max_file_bytes(self) -> int:
-        """Bytes that no file of a checkpoint of this run exceeds."""
+        """An upper bound on a file of a checkpoint."""
 
     def save(self) -> None:
         """Write a checkpoint, if there is a folder."""
@@ -69,38 +66,37 @@ class Run(Protocol):
     def snapshot(self) -> Checkpoint:
         """Everything the next step depends on."""
 
-    def model_description(self) -> dict[str, Any]:
-        """What a model file says of itself."""
+    def model_description(self) -> JsonObject:
+        """What a model file says about itself."""
 
     def check(self, saved: Checkpoint) -> None:
-        """Refuse a checkpoint that lacks something of what `restore` and the next step need."""
+        """Refuse a checkpoint that lacks something `restore` or the next step needs."""
 
     def restore(self, saved: Checkpoint) -> None:
         """Put everything but the weights back to where it was."""
 
-    def result(self, status: str, reason: str | None) -> dict[str, Any]:
-        """What result.json is to hold."""
+    def result(self, status: str, reason: str | None) -> JsonObject:
+        """The content of result.json."""
 
 
 class RunFolder:
-    """The folder of a run in the hands of its one writer. A run without a folder has one whose path is None: nothing is
-    written, nothing is saved."""
+    """The folder of a run, for its one writer. Nothing is written or saved if its path is None."""
 
     def __init__(
         self, path: Path | None = None, write_settings: Callable[[Path], None] | None = None
     ) -> None:
-        """write_settings: writes config.yaml into the folder, when a run begins there, or has been found fit to go on."""
+        """write_settings: writes config.yaml into a new folder, or a folder that can be resumed."""
         self.path = path
         self.write_settings = write_settings
         self.lock: Lock | None = None
         self.metrics: JsonRows | None = None
         self.clock: JsonRows | None = None
-        self.saved_step: int | None = None  # the step of the last checkpoint
+        self.saved_step: int | None = None  # that of the last checkpoint
         self.start_clock()
 
     @staticmethod
     def of(folder: str | os.PathLike[str] | None) -> RunFolder:
-        """What `train` and `learn` are given."""
+        """The RunFolder for the `folder` argument of `train` and `learn`."""
         if isinstance(folder, RunFolder):
             return folder
         return RunFolder(None if folder is None else Path(folder))
@@ -110,42 +106,41 @@ class RunFolder:
 
     @property
     def quoted_path(self) -> str:
-        """As it stands in a command line."""
+        """The path as a word of a command line."""
         return shlex.quote(str(self.path))
 
     @property
     def resume_hint(self) -> str:
+        """A sentence that tells how to resume the run."""
         if self.path is None:
             return "Nothing is saved without a run folder."
-        return f"Go on with: coadjoint resume {self.quoted_path}"
+        return f"Resume with: coadjoint resume {self.quoted_path}"
 
     def start_clock(self, seconds: float = 0.0) -> None:
-        """The run begins now, or goes on after so many seconds."""
+        """Start to count time; `seconds` is the time before the run was resumed."""
         self.started = time.monotonic() - seconds
 
     def elapsed(self) -> float:
-        """Seconds of the run so far, those before it was resumed too."""
+        """Seconds of the run so far, including those before it was resumed."""
         return time.monotonic() - self.started
 
     # one writer
 
     @contextlib.contextmanager
     def hold(self, new: bool) -> Iterator[None]:
-        """Hold the folder, made if it is new. Where it is held already, nothing happens."""
+        """Lock the folder, and create it if it is new; a lock that is already held stays."""
         if self.path is None or self.lock is not None:
             yield
             return
-        storage.import_safetensors()
+        storage.import_safetensors()  # refused here rather than at the first checkpoint
         if new:
             create_run_folder(self.path)
         elif not is_real_folder(self.path / "checkpoints"):
-            raise StorageError(f"{self.path} holds no run to go on with (checkpoints is missing).")
+            raise StorageError(f"{self.path} holds no run to resume (checkpoints is missing).")
         self.lock = Lock(self.path)
         try:
             if new:
-                refuse_if_occupied(
-                    self.path
-                )  # another run may have come and gone before the lock was ours
+                refuse_if_occupied(self.path)  # another run may have begun before we had the lock
             remove_leftovers(self.path)
             if new and self.write_settings is not None:
                 if os.path.lexists(self.path / "config.yaml"):
@@ -158,34 +153,27 @@ class RunFolder:
 
     @contextlib.contextmanager
     def open(self, run: Run, resume: bool = False, fallback: bool = False) -> Iterator[list[str]]:
-        """Hold the folder while a run goes on: rows open, the past put back if there is one. The list names the signals that
-        have asked the run to stop.
+        """Hold the folder during a run, with its files open and, if resumed, its past restored.
 
-        fallback: go on from an older checkpoint if the latest one is damaged."""
+        Yields a list that receives the names of signals that ask the run to stop.
+
+        fallback: resume from an older checkpoint if the latest one is damaged.
+        """
         self.start_clock()
         if self.path is None:
             if resume:
-                raise InputError("resume=True needs the folder of the run.")
+                raise InputError("resume=True needs the folder of the run: give folder.")
             with interruptible(self.resume_hint) as stopped:
                 yield stopped
             return
-        with self.hold(new=not resume), contextlib.ExitStack() as rows:
-            saved = None
-            if resume:
-                check = lambda found: self.check(run, found)
-                saved = storage.load_latest(
-                    self.path, fallback, run.display.say, check, run.max_file_bytes
-                )
-            if saved is not None:
-                self.restore(run, saved)
-            else:
-                if resume:
-                    run.display.say("There is no checkpoint yet: the run begins again at step 0.")
-                else:
+        with self.hold(new=not resume), contextlib.ExitStack() as stack:
+            saved = self._restore_latest(run, fallback) if resume else None
+            if saved is None:
+                if not resume:
                     self.check_room(run.bytes_needed)
                 self.write_environment(run)
-            self.metrics = self._open_rows("metrics", saved, rows)
-            self.clock = self._open_rows("clock", saved, rows)
+            self.metrics = self._open_rows("metrics", saved, stack)
+            self.clock = self._open_rows("clock", saved, stack)
             if saved is not None:
                 self.check_rows()
             if resume and self.write_settings is not None:
@@ -193,52 +181,68 @@ class RunFolder:
             with interruptible(self.resume_hint) as stopped:
                 yield stopped
 
+    def _restore_latest(self, run: Run, fallback: bool) -> Checkpoint | None:
+        """Restore the latest checkpoint and return it; None if there is none yet."""
+        assert self.path is not None
+
+        def check(saved: Checkpoint) -> None:
+            self.check(run, saved)
+
+        saved = storage.load_latest(self.path, fallback, run.display.say, check, run.max_file_bytes)
+        if saved is None:
+            run.display.say("No checkpoint yet: starting again at step 0.")
+        else:
+            self.restore(run, saved)
+        return saved
+
     def _open_rows(
         self, name: str, saved: Checkpoint | None, stack: contextlib.ExitStack
     ) -> JsonRows:
+        """Open a file of rows, at the place the checkpoint recorded; `stack` closes it."""
         assert self.path is not None
         rows = JsonRows(self.path / f"{name}.jsonl", None if saved is None else saved.state[name])
         stack.callback(rows.close)
         return rows
 
-    def check_room(self, need: int) -> None:
-        """Be sure that a new run has room, before anything is computed."""
+    def check_room(self, needed: int) -> None:
+        """Refuse a new run that the disk has no room for, before anything is computed."""
         assert self.path is not None
         with storage_errors(self.path):
             free = shutil.disk_usage(self.path).free
-        if free < need:
+        if free < needed:
             raise StorageError(
-                f"{self.path} has {free:,} bytes free and this run needs about {need:,}: "
+                f"{self.path} has {free:,} bytes free and this run needs about {needed:,}: "
                 "make room, or choose another --out."
             )
 
     # rows
 
     def append(self, row: Row) -> None:
-        """A row of metrics.jsonl."""
+        """Append a row to metrics.jsonl."""
         if self.metrics is not None:
             self.metrics.append(row)
 
     def log_time(self, step: int, seconds: float) -> None:
-        """A row of clock.jsonl; with it, all rows so far can be read by others."""
+        """Append a row to clock.jsonl, and let others read all rows so far."""
         if self.metrics is not None and self.clock is not None:
             self.clock.append({"step": step, "seconds": round(seconds, 3)})
             self.metrics.flush()
 
     def check_rows(self) -> None:
-        """The rows before a checkpoint are those of a run: every line has its form."""
+        """Refuse a run to resume if a row before its checkpoint is damaged."""
         assert self.path is not None
-        for name, schema in (
+        files: list[tuple[str, type[schemas.Schema]]] = [
             ("metrics.jsonl", schemas.MetricsRow),
             ("clock.jsonl", schemas.ClockRow),
-        ):
+        ]
+        for name, schema in files:
             for _ in schemas.read_rows(self.path / name, schema):
-                pass
+                pass  # reading a row checks it
 
     # checkpoints
 
-    def common_state(self, plan: Plan) -> dict[str, Any]:
-        """What every state.json says: whose it is, what its bits depend on, and how far the rows go."""
+    def common_state(self, plan: Plan) -> JsonObject:
+        """What every state.json holds: settings, versions, and the length of the rows."""
         return {
             "description": to_json_types(plan.description),
             "threads": torch.get_num_threads(),
@@ -248,7 +252,7 @@ class RunFolder:
         }
 
     def save(self, run: Run, best: int | None = None) -> None:
-        """Write a checkpoint, unless that of this step is there, and remove all but the last few and the best."""
+        """Write a checkpoint, unless this step has one; keep only the last few and the best."""
         if self.path is None:
             return
         self.sync()
@@ -258,10 +262,11 @@ class RunFolder:
         storage.prune(self.path, run.plan.keep, best)
 
     def sync(self) -> None:
-        """Be sure, before every checkpoint, that all files are where they were, and the rows on the disk.
+        """Before a checkpoint: check that all files are still there, and flush the rows to disk.
 
-        Without this, a run whose files were deleted would write into nothing and end as if all were
-        well."""
+        Otherwise a run whose files were deleted would write into nothing and end as if all were
+        well.
+        """
         assert self.path is not None
         assert self.lock is not None
         assert self.metrics is not None
@@ -269,28 +274,29 @@ class RunFolder:
         resume = f"coadjoint resume {self.quoted_path}"
         if not is_real_folder(self.path / "checkpoints"):
             raise StorageError(
-                f"{self.path} (or checkpoints in it) was deleted or moved while the run went on: nothing "
-                f"more can be saved. Put it back and go on from its last checkpoint: {resume}; or start the "
-                "run again."
+                f"{self.path} (or checkpoints in it) was deleted or moved during the run: nothing "
+                "more can be saved. Put it back and resume from its last checkpoint: "
+                f"{resume}; or start a new run."
             )
         if not self.lock.is_held:
             raise StorageError(
-                f"{self.lock.path} was deleted or replaced while the run went on: another process may be "
-                f"writing there. Be sure that none does, and go on from the last checkpoint: {resume}"
+                f"{self.lock.path} was deleted or replaced during the run: another process may be "
+                "writing there. Make sure that none is, and resume from the last checkpoint: "
+                f"{resume}"
             )
-        said = []
+        faults = []
         for rows in (self.metrics, self.clock):
             if not is_same_file(rows.file.fileno(), rows.path):
-                said.append(rows.rescue())
-        if said:
+                faults.append(rows.rescue())
+        if faults:
             raise StorageError(
-                f"{self.path}: {'; '.join(said)}. Go on from the last checkpoint: {resume}"
+                f"{self.path}: {'; '.join(faults)}. Resume from the last checkpoint: {resume}"
             )
         self.metrics.sync()
         self.clock.sync()
 
     def save_replay(self, checkpoint: Checkpoint) -> None:
-        """Keep what a step began with that was not finite, to be looked at later."""
+        """Keep the state before a step that was not finite, for `coadjoint replay`."""
         assert self.path is not None
         parent = self.path / "replay"
         if not is_real_folder(parent):
@@ -300,94 +306,100 @@ class RunFolder:
             storage.save(parent, checkpoint)
 
     def check(self, run: Run, saved: Checkpoint) -> None:
-        """Refuse a checkpoint that lacks something of what the run needs, by its name, type or shape."""
+        """Refuse a checkpoint that lacks something the run needs, by name, type or shape."""
         state = schemas.check("state.json", saved.state, run.schema)
         if state["description"] != description_as_json(run.plan):
-            return  # another run's: `restore` says what has changed
+            return  # the settings have changed: `restore` says how
         compare_tensors(run.net.state_dict(), saved.model, "its model.safetensors")
         run.check(saved)
 
     def restore(self, run: Run, saved: Checkpoint) -> None:
         """Put a run back to where it was when the checkpoint was saved."""
         state = saved.state
-        if state["description"] != description_as_json(run.plan):
-            what = describe_difference(state["description"], description_as_json(run.plan))
+        description = description_as_json(run.plan)
+        if state["description"] != description:
+            change = describe_difference(state["description"], description)
             raise StorageError(
-                f"{self.path} cannot go on: {what} has changed since it began. Restore it, or start a new run."
+                f"{self.path} cannot be resumed: {change} has changed since the run began. "
+                "Change it back, or start a new run."
             )
-        load_weights(
-            run.net, saved.model, f"checkpoint {storage.folder_name(saved.step)} of {self.path}"
-        )
+        source = f"checkpoint {storage.folder_name(saved.step)} of {self.path}"
+        load_weights(run.net, saved.model, source)
         run.restore(saved)
         self.saved_step = saved.step
-        for what, here in (("threads", torch.get_num_threads()), ("torch", torch.__version__)):
-            if state[what] != here:
+        present = {"threads": torch.get_num_threads(), "torch": torch.__version__}
+        for name, value in present.items():
+            if state[name] != value:
                 run.display.say(
-                    f"{what} was {state[what]} and is {here}: the run goes on, but not necessarily in the same bits."
+                    f"{name} was {state[name]} and is now {value}: "
+                    "the run continues, but the last bits of its results may differ."
                 )
 
     # the end
 
-    def save_interrupted(self, run: Run, name: str) -> Interrupted:
-        """Save the run, and say how to go on with it."""
-        at = f"{name} at step {run.step}"
+    def save_interrupted(self, run: Run, signal_name: str) -> Interrupted:
+        """Save a run that a signal stopped; the error to raise tells how to resume it."""
+        stopped = f"{signal_name} at step {run.step}"
         if self.path is None:
-            return Interrupted(f"{at}: nothing is saved without a run folder.")
+            return Interrupted(f"{stopped}: nothing is saved without a run folder.")
         run.save()
-        self.write_result(run.result("interrupted", at))
-        return Interrupted(f"{name}: saved at step {run.step}. {self.resume_hint}")
+        self.write_result(run.result("interrupted", stopped))
+        return Interrupted(f"{signal_name}: saved at step {run.step}. {self.resume_hint}")
 
-    def write_result(self, result: dict[str, Any]) -> None:
+    def write_result(self, result: JsonObject) -> None:
+        """Write result.json."""
         if self.path is not None:
             replace(self.path / "result.json", dumps(result, indent=1))
 
     def write_model(self, run: Run) -> None:
+        """Write model.safetensors."""
         if self.path is not None:
             model = storage.pack_model(dict(run.net.state_dict()), run.model_description())
             replace(self.path / "model.safetensors", model)
 
     def write_environment(self, run: Run) -> None:
+        """Write environment.json."""
         assert self.path is not None
         device = str(run.net.like.device)
-        about = describe_environment(run.plan.seed, device, run.plan.command)
-        replace(self.path / "environment.json", dumps(about, indent=1))
+        environment = describe_environment(run.plan.seed, device, run.plan.command)
+        replace(self.path / "environment.json", dumps(environment, indent=1))
 
 
-def description_as_json(plan: Plan) -> Any:
-    """The description of a run as a file gives it back."""
+def description_as_json(plan: Plan) -> object:
+    """The description of a run as it comes back from a JSON file."""
     return json.loads(dumps(plan.description))
 
 
 def create_run_folder(folder: Path) -> None:
-    """Make a new run folder, where none is."""
+    """Create a run folder; one that holds a run or other files is refused."""
     if len(str(folder.name)) > 200 or any(ord(c) < 32 for c in str(folder)):
         raise StorageError(
-            f"run folder {str(folder)!r}: a name has at most 200 characters and no control characters."
+            f"run folder {str(folder)!r}: a name may have at most 200 characters and no control "
+            "characters."
         )
     if folder.exists() and not folder.is_dir():
         raise StorageError(f"{folder} is a file, not a folder: choose another --out.")
     refuse_if_occupied(folder)
     with storage_errors(folder):
         if not is_real_folder(folder / "checkpoints"):
-            (folder / "checkpoints").mkdir(
-                parents=True, exist_ok=True
-            )  # another process may have been quicker
+            # another process may create it at the same moment: the lock decides between the two
+            (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
 
 
 def refuse_if_occupied(folder: Path) -> None:
-    """Be sure that no run has begun here: nothing but what comes before it, and what a crash then has left half-written."""
-    here = {p.name for p in folder.iterdir()} if folder.is_dir() else set()
-    if all(
-        name in ALLOWED_BEFORE or (name.startswith(".") and name.endswith(".tmp")) for name in here
-    ):
+    """Refuse a folder with a run, or with anything but ALLOWED_BEFORE and a crash's leftovers."""
+    names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    leftovers = {name for name in names if name.startswith(".") and name.endswith(".tmp")}
+    if not names - leftovers - set(ALLOWED_BEFORE):
         return
-    if here & {"metrics.jsonl", "environment.json"} and "checkpoints" in here:
+    if names & {"metrics.jsonl", "environment.json"} and "checkpoints" in names:
         raise occupied_error(folder)
     raise StorageError(f"{folder} exists and is not empty: choose another --out.")
 
 
 def occupied_error(folder: Path) -> StorageError:
+    """The error for a folder that holds a run."""
     return StorageError(
-        f"{folder} already holds a run. Go on with it: coadjoint resume {shlex.quote(str(folder))}; "
-        "or choose another --out."
+        f"{folder} already holds a run. Resume it with: coadjoint resume "
+        f"{shlex.quote(str(folder))}; or choose another --out."
     )

@@ -1,4 +1,4 @@
-"""Signals: a run is asked to stop, and does so after its step."""
+"""Signals: when a run is asked to stop, it stops after its present step."""
 
 from __future__ import annotations
 
@@ -10,48 +10,58 @@ from types import FrameType
 
 from ..errors import CoadjointError
 
-# Those that ask a program to end; each system has some of them.
-STOP_SIGNALS = tuple(
-    getattr(signal, name)
-    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK")
-    if hasattr(signal, name)
-)
+# The signals that ask a program to end. Each system has only some of them.
+NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK")
+STOP_SIGNALS = tuple(getattr(signal, name) for name in NAMES if hasattr(signal, name))
 
 
 class Interrupted(CoadjointError):
-    """A signal stopped the run; it was saved and can go on."""
+    """A signal stopped the run; if it has a folder, it was saved and can be resumed.
+
+    >>> import coadjoint as co, signal
+    >>> task = co.tasks.TemporalOrder(10)
+    >>> net = co.Network("elman", inputs=6, hidden=3, outputs=4, output="softmax")
+    >>> def stop(row):
+    ...     if row["kind"] == "train":
+    ...         signal.raise_signal(signal.SIGTERM)
+    >>> try:
+    ...     co.train(net, task, steps=3, tests=10, probes=2, loggers=[stop], folder="run")
+    ... except co.Interrupted as error:
+    ...     print(error)
+    SIGTERM: saved at step 1. Resume with: coadjoint resume run
+    """
 
     exit_code = 75
 
 
 @contextmanager
-def handling_stop_signals(note: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Inside, `note(number, frame)` hears of the signals that ask to stop.
+def handling_stop_signals(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Inside, `handler(number, frame)` is called for the signals that ask to stop.
 
-    A signal that was ignored stays ignored: `nohup` and background jobs count on it."""
-    heard = [s for s in STOP_SIGNALS if signal.getsignal(s) is not signal.SIG_IGN]
-    before = {s: signal.signal(s, note) for s in heard}
+    A signal that was ignored stays ignored: `nohup` and background jobs rely on that.
+    """
+    handled = [s for s in STOP_SIGNALS if signal.getsignal(s) is not signal.SIG_IGN]
+    before = {s: signal.signal(s, handler) for s in handled}
     try:
         yield
     finally:
-        for s, handler in before.items():
-            signal.signal(s, handler)
+        for s, previous in before.items():
+            signal.signal(s, previous)
 
 
 @contextmanager
-def interruptible(go_on: str = "") -> Iterator[list[str]]:
-    """Note the first signal in the list, to stop after the step; a second SIGINT ends at once."""
+def interruptible(resume_hint: str = "") -> Iterator[list[str]]:
+    """Yield a list that receives the signals' names; a second SIGINT raises Interrupted at once."""
     caught: list[str] = []
 
     def note(number: int, frame: FrameType | None) -> None:
         if caught and number == signal.SIGINT:
-            raise Interrupted(
-                f"interrupted twice: stopped at once, after the last checkpoint. {go_on}".rstrip()
-            )
+            words = f"interrupted twice: stopped at once, after the last checkpoint. {resume_hint}"
+            raise Interrupted(words.rstrip())
         caught.append(signal.Signals(number).name)
 
     if threading.current_thread() is not threading.main_thread():
-        yield caught  # only the main thread may hear of signals
+        yield caught  # Python allows signal handlers in the main thread only
         return
     with handling_stop_signals(note):
         yield caught

@@ -1,13 +1,15 @@
-"""One step: its batches, the objective and its gradient on them, clipping, and what the optimiser may ask."""
+"""One training step: its batches, the objective and its gradient on them, and clipping."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
+from torch import Tensor
 
 from ..errors import NumericalError
 from ..gradients.evaluation import Evaluation, Gradient
@@ -22,181 +24,253 @@ from . import validation
 from .plan import TrainingPlan
 from .progress import Progress
 
+MEAN_STEPS = 100  # about how many steps the running mean of gradient norms covers
+MAX_GROWTH = 10  # a norm enters that mean as at most this multiple of it
+
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step begins with: means over the samples of its batches."""
+    """The objective and its gradient at the start of a step: means over all its samples."""
 
     loss: float
     penalty: float
     rho: float
     objective: float
     gradient: Gradient
-    direction: Gradient  # what is proposed in place of the gradient
+    direction: Gradient  # what the optimiser follows: the gradient, or another direction
 
 
 class StepEvaluator:
-    """Computes the steps of a run. What a step has drawn is kept until the next one, for its optimiser."""
+    """Draws the batches of each step and differentiates the objective on them.
 
-    rng_state: torch.Tensor  # the state of torch's random numbers before the step
+    The batches of a step are kept until the next one: its optimiser may evaluate them again.
+    """
+
+    rng_state: Tensor  # of torch's generator, before the step
     batches: tuple[Batch, ...]
-    suspect: Evaluation  # of a batch that is not finite, if there is one
+    suspect: Evaluation  # the first evaluation that is not finite, or else the last one
 
-    def __init__(self, net: Net, task: Task, plan: TrainingPlan, past: Progress) -> None:
+    def __init__(self, net: Net, task: Task, plan: TrainingPlan, progress: Progress) -> None:
         self.net = net
         self.task = task
         self.plan = plan
-        self.progress = past
+        self.progress = progress
         self.method = plan.method
         self.recipe = plan.recipe
 
     def evaluate(self, step: int) -> StepResult:
-        """What a step begins with."""
-        if hasattr(self.method, "step"):
+        """Draw the batches of a step and differentiate the objective on them."""
+        if hasattr(self.method, "step"):  # a penalty's weight may depend on it
             self.method.step = step
         self.rng_state = torch.get_rng_state()
-        self.batches = tuple(
-            self.net.move_batch(self.draw_batch(step, k)) for k in range(self.plan.accumulate)
-        )
+        drawn = (self.draw_batch(step, k) for k in range(self.plan.accumulate))
+        self.batches = tuple(self.net.move_batch(batch) for batch in drawn)
         return self.differentiate(step)
 
     def evaluate_finite(self, step: int) -> tuple[StepResult, float]:
-        """What a step begins with, and the norm of its gradient; NumericalError if it is not finite."""
-        found = self.evaluate(step)
-        size = norm(found.gradient)
-        long = size if found.direction is found.gradient else norm(found.direction)
-        if not (math.isfinite(found.loss) and math.isfinite(size) and math.isfinite(long)):
-            raise NumericalError(self.describe_nonfinite(found))
-        return found, size
+        """The result of `evaluate`, and the norm of its gradient.
+
+        Raises NumericalError if the loss, the gradient or the direction is not finite.
+        """
+        result = self.evaluate(step)
+        gradient_norm = norm(result.gradient)
+        direction_norm = gradient_norm
+        if result.direction is not result.gradient:
+            direction_norm = norm(result.direction)
+        if not all(map(math.isfinite, (result.loss, gradient_norm, direction_norm))):
+            raise NumericalError(self.describe_nonfinite(result))
+        return result, gradient_norm
 
     def draw_batch(self, step: int, k: int) -> Batch:
-        """Batch k of a step."""
+        """Batch k of a step, chosen by the curriculum if there is one."""
         plan = self.plan
         number = step * plan.accumulate + k
         if plan.easiest is None:
             return self.task.batch(number, plan.batch, plan.seed)
         drawn = round(plan.batch / plan.easiest.share(step))
         if plan.easiest.by == "loss" and drawn > plan.batch:
-            self.count_work(drawn / 2)
+            self.count_work(drawn / 2)  # one forward sweep, half a gradient, for each candidate
         return plan.easiest.choose(self.net, self.task, step, plan.batch, plan.seed, number)
 
     def differentiate(self, step: int) -> StepResult:
-        """The objective and its gradient on the batches of a step."""
+        """The objective and its gradient on the batches of this step, at the present weights."""
         seed = self.plan.seed
-        found: list[tuple[float, Evaluation, Gradient]] = []
         steepest = self.recipe.direction == "steepest"
         propose = DIRECTIONS[self.recipe.direction]
+        evaluations: list[Evaluation] = []
+        directions: list[Gradient] = []
         with weight_noise(self.net, self.plan.weight_noise, seed, step):
-            for k, b in enumerate(self.batches):
-                # a direction of its own takes one more sweep, for its costates
-                sweeps = self.method.sweeps(self.net, int(b.sizes.max())) + (not steepest)
-                self.count_work(len(b.sizes) * sweeps / 2)
-                e = self.method.evaluate(self.net, b, self.task.loss)
-                d = e.gradient if steepest else propose(e, rng(seed, "direction", step, k))
-                found.append((len(e.losses), e, d))
-        finite = lambda e: all(torch.isfinite(v).all() for v in (e.losses, *e.gradient.values()))
-        self.suspect = next((e for _, e, _ in found if len(found) > 1 and not finite(e)), e)
-        total = sum(n for n, _, _ in found)
-        mean = lambda of: (
-            of(*found[0][1:]) if len(found) == 1 else sum(n / total * of(e, d) for n, e, d in found)
+            for k, batch in enumerate(self.batches):
+                sweeps = self.method.sweeps(self.net, int(batch.sizes.max()))
+                if not steepest:
+                    sweeps += 1  # for the costates that the direction is made of
+                self.count_work(len(batch.sizes) * sweeps / 2)
+                evaluation = self.method.evaluate(self.net, batch, self.task.loss)
+                evaluations.append(evaluation)
+                if not steepest:
+                    # It may need costates, and those belong to the weights with their noise.
+                    directions.append(propose(evaluation, rng(seed, "direction", step, k)))
+        self.suspect = find_suspect(evaluations)
+        sizes = [len(each.losses) for each in evaluations]
+        total = sum(sizes)
+        weights = [size / total for size in sizes]
+        names = evaluations[-1].gradient.keys()
+        gradient = mean_gradient(names, weights, [each.gradient for each in evaluations])
+        direction = gradient if steepest else mean_gradient(names, weights, directions)
+        return StepResult(
+            loss=float(weighted_mean(weights, [each.loss for each in evaluations])),
+            penalty=float(weighted_mean(weights, [each.penalty for each in evaluations])),
+            rho=evaluations[-1].rho,
+            objective=float(weighted_mean(weights, [each.objective for each in evaluations])),
+            gradient=gradient,
+            direction=direction,
         )
-        gradient = {name: mean(lambda e, d, name=name: e.gradient[name]) for name in e.gradient}
-        direction = (
-            gradient
-            if steepest
-            else {name: mean(lambda e, d, name=name: d[name]) for name in e.gradient}
-        )
-        loss = float(mean(lambda e, d: e.loss))
-        penalty = float(mean(lambda e, d: e.penalty))
-        objective = float(mean(lambda e, d: e.objective))
-        return StepResult(loss, penalty, e.rho, objective, gradient, direction)
 
-    def point(self, step: int, found: StepResult, direction: Gradient) -> Point:
-        """What the optimiser may ask: on the batches of this step, with the random numbers that its gradient had."""
+    def point(self, step: int, result: StepResult, direction: Gradient) -> Point:
+        """The gradient for the optimiser, and functions by which it may evaluate more.
 
-        @contextmanager
-        def same() -> Iterator[None]:
-            after = torch.get_rng_state()
-            torch.set_rng_state(self.rng_state)
-            try:
-                yield
-            finally:
-                torch.set_rng_state(after)
-
-        def value() -> float:
-            with same(), weight_noise(self.net, self.plan.weight_noise, self.plan.seed, step):
-                each = [self.method.value(self.net, b, self.task.loss) for b in self.batches]
-            sizes = [len(b.sizes) for b in self.batches]
-            self.count_work(sum(sizes) * (1.0 if isinstance(self.method, Penalised) else 0.5))
-            return sum(n * v for n, v in zip(sizes, each, strict=True)) / sum(sizes)
-
-        def evaluate() -> tuple[float, Gradient]:
-            state = dict(self.method.state)  # what a step measures, it measures where it begins
-            try:
-                with same():
-                    here = self.differentiate(step)
-            finally:
-                self.method.state.update(state)
-            return here.objective, here.gradient
-
-        def curvature() -> Batch:
-            b, n = self.batches[0], self.recipe.options.get("curvature")
-            return b if n is None or n >= len(b.sizes) else b.select(range(n), self.task.readout)
-
+        Whatever it evaluates has the batches and the random numbers of this step.
+        """
         return Point(
-            self.net, found.objective, found.gradient, direction, value, evaluate, self.task.loss, self.batches, curvature,
-            self.count_work,
-        )  # fmt: skip
+            self.net,
+            result.objective,
+            result.gradient,
+            direction,
+            value=partial(self._objective, step),
+            evaluate=partial(self._objective_and_gradient, step),
+            loss=self.task.loss,
+            batches=self.batches,
+            curvature=self._curvature_batch,
+            spend=self.count_work,
+        )
+
+    @contextmanager
+    def _same_random_numbers(self) -> Iterator[None]:
+        """Inside, torch draws what it drew for this step's gradient: dropout is the same."""
+        after = torch.get_rng_state()
+        torch.set_rng_state(self.rng_state)
+        try:
+            yield
+        finally:
+            torch.set_rng_state(after)
+
+    def _objective(self, step: int) -> float:
+        """The objective at the present weights: the mean over the samples of this step."""
+        noise = weight_noise(self.net, self.plan.weight_noise, self.plan.seed, step)
+        with self._same_random_numbers(), noise:
+            values = [self.method.value(self.net, b, self.task.loss) for b in self.batches]
+        sizes = [len(batch.sizes) for batch in self.batches]
+        sweeps = 2 if isinstance(self.method, Penalised) else 1  # a penalty needs the costates too
+        self.count_work(sum(sizes) * sweeps / 2)
+        return sum(n * value for n, value in zip(sizes, values, strict=True)) / sum(sizes)
+
+    def _objective_and_gradient(self, step: int) -> tuple[float, Gradient]:
+        # A method may measure something as it goes (a penalty's weight, say). That belongs to the
+        # start of the step, not to the points that a line search tries.
+        state = dict(self.method.state)
+        try:
+            with self._same_random_numbers():
+                result = self.differentiate(step)
+        finally:
+            self.method.state.update(state)
+        return result.objective, result.gradient
+
+    def _curvature_batch(self) -> Batch:
+        """The samples for curvature products: the first batch, or as many of its samples as set."""
+        batch = self.batches[0]
+        most = self.recipe.options.get("curvature")
+        if most is None or most >= len(batch.sizes):
+            return batch
+        return batch.select(range(most), self.task.readout)
 
     def count_work(self, work: float) -> None:
+        """Add to the work done so far, in gradients of one sequence (two sweeps each)."""
         self.progress.work += work
 
-    def clip(self, d: Gradient, count: int) -> tuple[Gradient, bool]:
-        """The direction with its entries and its norm cut, and whether they were. count: of the steps so far, with this one."""
-        plan, past = self.plan, self.progress
-        most = plan.clip_value
-        cut = most is not None and any(bool((g.abs() > most).any()) for g in d.values())
-        if cut and most is not None:
-            d = {name: g.clamp(-most, most) for name, g in d.items()}
-        if plan.clip is None and plan.clip_mean is None:
-            return d, cut
-        size = norm(d)
-        bound = plan.clip or math.inf
-        if plan.clip_mean is not None and past.norms > 0:
-            bound = min(bound, plan.clip_mean * past.norms)
-        if size > bound:
-            d = {name: g * (bound / size) for name, g in d.items()}
-            cut = True
-        # over about the last 100 steps; an explosion counts no more than ten of them, so that the next ones do not pass
-        known = min(size, 10 * past.norms) if past.norms > 0 else size
-        past.norms += (known - past.norms) / min(count, 100)
-        return d, cut
+    def clip(self, direction: Gradient, count: int) -> tuple[Gradient, bool]:
+        """Clip the entries of a direction, then its norm; also say whether anything was clipped.
 
-    def describe_nonfinite(self, found: StepResult) -> str:
-        """Which tensor is not finite, and from which time step on."""
-        bad = [
-            f"the gradient of {name}"
-            for name, g in found.gradient.items()
-            if not torch.isfinite(g).all()
-        ]
-        if not math.isfinite(found.loss):
-            bad.insert(0, f"the loss ({found.loss})")
-        # with noise, the weights are not those it was found at
-        where = "" if self.plan.weight_noise else validation.locate_nonfinite(self.suspect)
-        return f"{', '.join(bad) or 'the norm of the gradient'} is not finite{where}"
+        count: the steps so far, this one included.
+        """
+        plan = self.plan
+        progress = self.progress
+        clipped = False
+        limit = plan.clip_value
+        if limit is not None and any(bool((g.abs() > limit).any()) for g in direction.values()):
+            direction = {name: g.clamp(-limit, limit) for name, g in direction.items()}
+            clipped = True
+        if plan.clip is None and plan.clip_mean is None:
+            return direction, clipped
+        size = norm(direction)
+        bound = plan.clip or math.inf
+        if plan.clip_mean is not None and progress.norms > 0:
+            bound = min(bound, plan.clip_mean * progress.norms)
+        if size > bound:
+            direction = {name: g * (bound / size) for name, g in direction.items()}
+            clipped = True
+        # One explosion must not raise the running mean so far that the next one passes unclipped.
+        counted = size
+        if progress.norms > 0:
+            counted = min(size, MAX_GROWTH * progress.norms)
+        progress.norms += (counted - progress.norms) / min(count, MEAN_STEPS)
+        return direction, clipped
+
+    def describe_nonfinite(self, result: StepResult) -> str:
+        """Which quantities of a step are not finite, and from which time step on."""
+        faulty = []
+        if not math.isfinite(result.loss):
+            faulty.append(f"the loss ({result.loss})")
+        for name, gradient in result.gradient.items():
+            if not torch.isfinite(gradient).all():
+                faulty.append(f"the gradient of {name}")
+        where = ""
+        # With weight noise, the run cannot be repeated: the weights it had are gone.
+        if not self.plan.weight_noise:
+            where = validation.locate_nonfinite(self.suspect)
+        return f"{', '.join(faulty) or 'the norm of the gradient'} is not finite{where}"
+
+
+def find_suspect(evaluations: Sequence[Evaluation]) -> Evaluation:
+    """The first evaluation with a value that is not finite; the last one if there is none."""
+    if len(evaluations) > 1:  # a single one needs no search, and so no reading from the device
+        for evaluation in evaluations:
+            values = (evaluation.losses, *evaluation.gradient.values())
+            if not all(torch.isfinite(value).all() for value in values):
+                return evaluation
+    return evaluations[-1]
+
+
+def weighted_mean(weights: Sequence[float], values: Sequence[Tensor]) -> Tensor:
+    """sum_i weights_i values_i; a single value as it is, bit for bit."""
+    if len(values) == 1:
+        return values[0]
+    mean = torch.zeros_like(values[0])
+    for weight, value in zip(weights, values, strict=True):
+        mean = mean + weight * value
+    return mean
+
+
+def mean_gradient(
+    names: Iterable[str], weights: Sequence[float], gradients: Sequence[Gradient]
+) -> Gradient:
+    """The weighted mean of gradients, parameter by parameter, in the order of `names`."""
+    return {name: weighted_mean(weights, [g[name] for g in gradients]) for name in names}
 
 
 @contextmanager
 def weight_noise(net: Net, std: float, seed: int, step: int) -> Iterator[None]:
-    """Inside, the trained weights have noise of a step added; after it they are what they were."""
+    """Inside, noise is added to the trained weights; afterwards they are what they were.
+
+    The noise is a function of the seed and the step.
+    """
     if not std:
         yield
         return
-    draw = rng(seed, "weight-noise", step)
+    generator = rng(seed, "weight-noise", step)
     before = {name: p.detach().clone() for name, p in trained_parameters(net).items()}
     with torch.no_grad():
         for p in trained_parameters(net).values():
-            p.add_(torch.from_numpy(draw.standard_normal(p.shape)).to(p), alpha=std)
+            p.add_(torch.from_numpy(generator.standard_normal(p.shape)).to(p), alpha=std)
     try:
         yield
     finally:

@@ -1,8 +1,9 @@
 """Checkpoints and their manifests.
 
-A checkpoint is written under another name, each file synced to the disk, a manifest of SHA-256 sums last, and renamed:
-a folder called step-N is whole or damaged from outside, never half-written. The latest one is found by looking, not by a
-pointer.
+A checkpoint is written under another name: each file is synced to disk, a manifest of SHA-256 sums
+comes last, and then the folder is renamed. So a folder called step-N is never half-written; if it
+is not intact, something else has damaged it. The latest checkpoint is found by listing the folder,
+not by a pointer.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from types import ModuleType
+from typing import BinaryIO
 
 from torch import Tensor
 
@@ -25,20 +27,20 @@ from ..errors import MissingError, StorageError, error_text
 from . import schemas
 from .files import is_real_folder, read_regular, remove, storage_errors, sync_folder, write_new
 from .json_rows import dumps, to_json_types
+from .json_types import JsonObject
 
 FORMAT = 1
 MANIFEST = "manifest.sha256"
-HALF_WRITTEN = re.compile(r"step-[0-9]+\.(tmp|old)")  # a checkpoint on its way in or out
-MAX_STATE_BYTES = 50_000_000  # bytes of a state.json, and of a manifest
-MAX_TENSOR_BYTES = (
-    8 << 30
-)  # bytes of a file of tensors, where nothing else tells how many to expect
-SUM_IN_HEADER = (
-    b'\\"sha256\\": \\"%s\\"'  # how the sum of a model stands in its header: JSON within JSON
-)
+TENSOR_FILES = ("model.safetensors", "state.safetensors")
+HALF_WRITTEN = re.compile(r"step-[0-9]+\.(tmp|old)")  # being written, or being removed
+MAX_STATE_BYTES = 50_000_000  # of a state.json, and of a manifest
+MAX_TENSOR_BYTES = 8 << 30  # of a file of tensors whose size is not known beforehand
+SUM_IN_HEADER = b'\\"sha256\\": \\"%s\\"'  # the sum in the header of a model: JSON within JSON
+ZEROS = b"0" * 64  # in place of the sum while it is computed
 
 
-def import_safetensors() -> Any:
+def import_safetensors() -> ModuleType:
+    """The module safetensors.torch; MissingError if it is not installed."""
     try:
         import safetensors.torch
     except ImportError:
@@ -49,99 +51,117 @@ def import_safetensors() -> Any:
 
 
 def pack(tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> bytes:
-    whole = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
-    return bytes(import_safetensors().save(whole, metadata))
+    """The bytes of a safetensors file."""
+    copies = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
+    return bytes(import_safetensors().save(copies, metadata))
 
 
-def pack_model(tensors: dict[str, Tensor], description: dict[str, Any]) -> bytes:
-    """The file of a model: its tensors, what network they belong to, and the SHA-256 sum of the file, in which zeros stand
-    for the sum itself."""
-    zeros = "0" * 64
-    about = json.dumps(to_json_types({**description, "sha256": zeros}))
+def pack_model(tensors: dict[str, Tensor], description: JsonObject) -> bytes:
+    """The bytes of a model file: tensors, description, and the SHA-256 sum of the file itself.
+
+    The sum is computed with zeros in its place.
+    """
+    about = json.dumps(to_json_types({**description, "sha256": ZEROS.decode()}))
     content = pack(tensors, {"coadjoint": about})
-    found = hashlib.sha256(content).hexdigest()
-    blank, sealed = SUM_IN_HEADER % zeros.encode(), SUM_IN_HEADER % found.encode()
+    digest = hashlib.sha256(content).hexdigest()
+    blank = SUM_IN_HEADER % ZEROS
     assert content.count(blank) == 1
-    return content.replace(blank, sealed)
+    return content.replace(blank, SUM_IN_HEADER % digest.encode())
 
 
 def is_model_intact(file: BinaryIO, stated: str) -> bool:
-    """Whether the file of a model has the sum that its description states. It is read in pieces."""
-    sealed, blank = SUM_IN_HEADER % stated.encode(), SUM_IN_HEADER % (b"0" * 64)
+    """Whether a model file has the sum that its description states. It is read in blocks."""
+    sealed = SUM_IN_HEADER % stated.encode()
     length = file.read(8)
     header = file.read(int.from_bytes(length, "little"))
     if header.count(sealed) != 1:
         return False
-    found = hashlib.sha256(length + header.replace(sealed, blank))
-    while part := file.read(1 << 20):
-        found.update(part)
-    return found.hexdigest() == stated
+    digest = hashlib.sha256(length + header.replace(sealed, SUM_IN_HEADER % ZEROS))
+    while block := file.read(1 << 20):
+        digest.update(block)
+    return digest.hexdigest() == stated
 
 
 def unpack(content: bytes, path: Path) -> dict[str, Tensor]:
-    tensors = import_safetensors()
+    """The tensors in the bytes of a safetensors file; `path` is for errors."""
+    safetensors = import_safetensors()
     from safetensors import SafetensorError
 
     length = int.from_bytes(content[:8], "little")
     if len(content) < 8 or length > len(content) - 8:
         raise StorageError(
-            f"{path} is not a file of tensors: its header does not fit into its {len(content):,} bytes."
+            f"{path} is not a file of tensors: its header does not fit into its "
+            f"{len(content):,} bytes."
         )
     schemas.parse_header(content[8 : 8 + length], len(content) - 8 - length, path)
     try:
-        return dict(tensors.load(content))
+        return dict(safetensors.load(content))
     except (SafetensorError, RuntimeError) as error:
         raise StorageError(f"{path} is not a file of tensors: {error_text(error)}.") from None
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Everything a run needs to go on: weights, the optimiser's tensors, and the rest as JSON."""
+    """Everything a run needs to resume: weights, the optimiser's tensors, and the rest as JSON."""
 
     step: int
     model: dict[str, Tensor]
     tensors: dict[str, Tensor]
-    state: dict[str, Any]
+    state: JsonObject
+
+
+def manifest_line(name: str, content: bytes) -> str:
+    """A file's line in a manifest, as sha256sum writes it."""
+    return f"{hashlib.sha256(content).hexdigest()}  {name}\n"
 
 
 def make_manifest(files: dict[str, bytes]) -> bytes:
-    """One line for each file, as sha256sum writes them, and the sum of these lines."""
-    lines = "".join(
-        f"{hashlib.sha256(files[name]).hexdigest()}  {name}\n" for name in sorted(files)
-    )
+    """One line for each file, and then the sum of these lines."""
+    lines = "".join(manifest_line(name, files[name]) for name in sorted(files))
     return (lines + f"# {hashlib.sha256(lines.encode()).hexdigest()}\n").encode()
 
 
+def is_manifest_intact(manifest: bytes) -> bool:
+    """Whether a manifest ends with the sum of its own lines."""
+    lines, mark, end = manifest.rpartition(b"# ")
+    return bool(mark) and hashlib.sha256(lines).hexdigest().encode() + b"\n" == end
+
+
 def folder_name(step: int) -> str:
+    """The name of a checkpoint's folder."""
     return f"step-{step:08d}"
 
 
-def save(parent: Path, checkpoint: Checkpoint, description: dict[str, Any] | None = None) -> Path:
-    """Write step-N into `parent`: another name, sync, manifest, sync, rename, sync, and read it back."""
-    model = (
-        pack(checkpoint.model) if description is None else pack_model(checkpoint.model, description)
-    )
+def save(parent: Path, checkpoint: Checkpoint, description: JsonObject | None = None) -> Path:
+    """Write step-N into `parent` and read it back; the module's docstring tells how.
+
+    description: what model.safetensors says about itself; without it the file has no sum either.
+    """
+    if description is None:
+        model = pack(checkpoint.model)
+    else:
+        model = pack_model(checkpoint.model, description)
+    state = {"format": FORMAT, "step": checkpoint.step, **checkpoint.state}
     files = {
         "model.safetensors": model,
         "state.safetensors": pack(checkpoint.tensors),
-        "state.json": dumps(
-            {"format": FORMAT, "step": checkpoint.step, **checkpoint.state}, indent=1
-        ).encode(),
+        "state.json": dumps(state, indent=1).encode(),
     }
     final = parent / folder_name(checkpoint.step)
     temporary = final.with_suffix(".tmp")
     if not is_real_folder(parent):
         raise StorageError(
-            f"{parent} is missing, and checkpoints belong there: make it, or start another run."
+            f"{parent} is missing, and checkpoints belong there: create it, or start a new run."
         )
     with storage_errors(final):
         try:
             remove(temporary)
             temporary.mkdir()
-            for name, content in [*files.items(), (MANIFEST, make_manifest(files))]:
+            for name, content in files.items():
                 write_new(temporary / name, content)
+            write_new(temporary / MANIFEST, make_manifest(files))
             sync_folder(temporary)
-            os.rename(temporary, final)  # refused if it exists: a checkpoint is never overwritten
+            os.rename(temporary, final)  # fails if it exists: a checkpoint is never overwritten
             sync_folder(final.parent)
         except OSError:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -151,135 +171,151 @@ def save(parent: Path, checkpoint: Checkpoint, description: dict[str, Any] | Non
 
 
 def read_contents(path: Path, most: int = MAX_TENSOR_BYTES) -> dict[str, bytes]:
-    """The bytes of a checkpoint's files, at most `most` of each, every one of them checked; a damaged one is named."""
-    damaged = lambda what: StorageError(f"checkpoint {path} is damaged: {what}.")
-    found: dict[str, bytes] = {}
-    for name in ("model.safetensors", "state.safetensors", "state.json", MANIFEST):
+    """The bytes of a checkpoint's files, checked against the manifest.
+
+    A damaged or foreign file is named in the error; one of more than `most` bytes is refused.
+    """
+    contents: dict[str, bytes] = {}
+    for name in (*TENSOR_FILES, "state.json", MANIFEST):
+        limit = most if name in TENSOR_FILES else MAX_STATE_BYTES
         try:
-            found[name] = read_regular(
-                path / name, most if name.endswith(".safetensors") else MAX_STATE_BYTES
-            )
+            contents[name] = read_regular(path / name, limit)
         except StorageError as error:
-            raise damaged(str(error).rstrip(".")) from None
-    listed = found.pop(MANIFEST)
-    extra = sorted(p.name for p in path.iterdir() if p.name not in found and p.name != MANIFEST)
-    if extra:
-        raise damaged(f"{extra[0]} does not belong to it")
-    if listed != make_manifest(found):
-        for name, content in found.items():
-            if f"{hashlib.sha256(content).hexdigest()}  {name}\n".encode() not in listed:
-                whose = name if listed.startswith(manifest_head(listed)) else MANIFEST
-                raise damaged(f"{whose} does not have the SHA-256 sum that {MANIFEST} gives")
-        raise damaged(f"{MANIFEST} does not have its own SHA-256 sum")
-    return found
+            raise damaged(path, str(error).rstrip(".")) from None
+    foreign = sorted(p.name for p in path.iterdir() if p.name not in contents)
+    if foreign:
+        raise damaged(path, f"{foreign[0]} does not belong to it")
+    manifest = contents.pop(MANIFEST)
+    if manifest == make_manifest(contents):
+        return contents
+    for name, content in contents.items():
+        if manifest_line(name, content).encode() not in manifest:
+            # With a damaged manifest it is not known which of the two is wrong.
+            culprit = name if is_manifest_intact(manifest) else MANIFEST
+            raise damaged(path, f"{culprit} does not have the SHA-256 sum given in {MANIFEST}")
+    raise damaged(path, f"{MANIFEST} does not have its own SHA-256 sum")
 
 
-def manifest_head(listed: bytes) -> bytes:
-    """The manifest as it would be if its own sum were right; b"\\0" if it is not, so that nothing starts with it."""
-    body, mark, end = listed.rpartition(b"# ")
-    return listed if mark and hashlib.sha256(body).hexdigest().encode() + b"\n" == end else b"\0"
+def damaged(path: Path, fault: str) -> StorageError:
+    """The error for a damaged checkpoint."""
+    return StorageError(f"checkpoint {path} is damaged: {fault}.")
 
 
 def load(path: Path, most: int = MAX_TENSOR_BYTES) -> Checkpoint:
-    """A checkpoint whose files have their sums, of this format and step. What a run needs of it, the run itself demands."""
+    """A checkpoint, intact and of this format. The run itself checks that it has what it needs."""
     files = read_contents(path, most)
     state = schemas.parse_json(files["state.json"], str(path / "state.json"))
-    if not isinstance(state, dict) or state.get("format") != FORMAT:
-        state = state if isinstance(state, dict) else {}
+    if not isinstance(state, dict):
+        state = {}
+    if state.get("format") != FORMAT:
         raise StorageError(
             f"checkpoint {path} has format {ascii(state.get('format'))[:60]}; "
             f"this version of coadjoint reads format {FORMAT}."
         )
     step = state.get("step")
     if type(step) is not int or path.name != folder_name(step):
-        raise StorageError(
-            f"checkpoint {path} is damaged: it holds step {schemas.describe_value(step)}, not what its name says."
-        )
-    tensors = {
-        name: unpack(files[name], path / name)
-        for name in ("model.safetensors", "state.safetensors")
-    }
-    return Checkpoint(step, tensors["model.safetensors"], tensors["state.safetensors"], state)
+        held = schemas.describe_value(step)
+        raise damaged(path, f"it holds step {held}, which is not what its name says")
+    model = unpack(files["model.safetensors"], path / "model.safetensors")
+    tensors = unpack(files["state.safetensors"], path / "state.safetensors")
+    return Checkpoint(step, model, tensors, state)
 
 
 def list_checkpoints(folder: Path, kind: str = "checkpoints") -> list[Path]:
     """The checkpoints of a run (or its replays), oldest first; links are refused."""
     if not is_real_folder(folder / kind):
         return []
-    found = [p for p in (folder / kind).glob("step-*") if p.name[5:].isdecimal()]
-    return sorted((p for p in found if is_real_folder(p)), key=lambda p: int(p.name[5:]))
+    numbered = [p for p in (folder / kind).glob("step-*") if p.name[5:].isdecimal()]
+    return sorted((p for p in numbered if is_real_folder(p)), key=lambda p: int(p.name[5:]))
 
 
 @dataclass(frozen=True)
 class CheckpointOutline:
-    """What a checkpoint says of itself: enough to see, before anything is built, that it belongs to another run."""
+    """A checkpoint's description and shapes: enough to see that it belongs to another run."""
 
     source: str
-    description: Any
+    description: object
     outline: dict[str, Tensor]  # of its network: types and shapes
 
 
 def read_outline(folder: Path, kind: str = "checkpoints") -> CheckpointOutline | None:
-    """A look at the latest checkpoint (or replay); None where there is none, or it cannot be read: `load_latest` says why."""
+    """The outline of the latest checkpoint (or replay) that can be read.
+
+    None without one: `load_latest` says why.
+    """
     for path in reversed(list_checkpoints(folder, kind)):
         try:
             state = schemas.read(path / "state.json", schemas.State)
             header = schemas.read_header(path / "model.safetensors")
         except StorageError:
             continue
-        return CheckpointOutline(
-            f"checkpoint {path.name} of {folder}", state.get("description"), header.outline
-        )
+        source = f"checkpoint {path.name} of {folder}"
+        return CheckpointOutline(source, state.get("description"), header.outline)
     return None
+
+
+def accept_any(saved: Checkpoint) -> None:
+    """Refuse nothing."""
 
 
 def load_latest(
     folder: Path,
     fallback: bool = False,
-    say: Any = print,
-    check: Callable[[Checkpoint], None] = lambda saved: None,
+    say: Callable[[str], object] = print,
+    check: Callable[[Checkpoint], None] = accept_any,
     most: int = MAX_TENSOR_BYTES,
 ) -> Checkpoint | None:
-    """The latest checkpoint; None if there is none yet. One that is damaged, or lacks what `check` demands, is refused by
-    name, or set aside with `fallback`."""
+    """The latest checkpoint; None if there is none yet.
 
-    def checked(path: Path) -> Checkpoint:
-        found = load(path, most)
-        try:
-            check(found)
-        except StorageError as error:
-            raise StorageError(f"checkpoint {path} does not fit this run: {error}") from None
-        return found
-
-    def usable(path: Path) -> bool:
-        try:
-            checked(path)
-        except StorageError:
-            return False
-        return True
-
+    One that is damaged, or that `check` refuses, raises an error that names it; with `fallback` it
+    is set aside if an older one can be used.
+    """
     paths = list_checkpoints(folder)
     while paths:
         path = paths.pop()
         try:
-            return checked(path)
+            return load_checked(path, check, most)
         except StorageError as error:
-            good = next((p for p in reversed(paths) if usable(p)), None)
-            if good is None:
-                offer = "There is no older one that is whole: start the run again."
-            else:
-                offer = f"The one before it, {good.name}, is whole: coadjoint resume {shlex.quote(str(folder))} --fallback"
-            if not fallback or good is None:
-                raise StorageError(f"{error} {offer}") from None
+            usable = (p for p in reversed(paths) if is_usable(p, check, most))
+            older = next(usable, None)
+            if older is None:
+                raise StorageError(
+                    f"{error} There is no older one that is intact: start a new run."
+                ) from None
+            if not fallback:
+                command = f"coadjoint resume {shlex.quote(str(folder))} --fallback"
+                raise StorageError(
+                    f"{error} The one before it, {older.name}, is intact: {command}"
+                ) from None
             aside = path.with_suffix(".damaged")
             with storage_errors(aside):
                 remove(aside)
                 os.rename(path, aside)
-            say(f"{error} Set aside as {aside.name}; going on from {good.name}.")
+            say(f"{error} Set aside as {aside.name}; resuming from {older.name}.")
     return None
 
 
+def load_checked(path: Path, check: Callable[[Checkpoint], None], most: int) -> Checkpoint:
+    """A checkpoint that is intact and passes `check`."""
+    checkpoint = load(path, most)
+    try:
+        check(checkpoint)
+    except StorageError as error:
+        raise StorageError(f"checkpoint {path} does not fit this run: {error}") from None
+    return checkpoint
+
+
+def is_usable(path: Path, check: Callable[[Checkpoint], None], most: int) -> bool:
+    """Whether a checkpoint is intact and passes `check`."""
+    try:
+        load_checked(path, check, most)
+    except StorageError:
+        return False
+    return True
+
+
 def is_intact(path: Path) -> bool:
+    """Whether the files of a checkpoint have the sums in its manifest."""
     try:
         read_contents(path)
     except StorageError:
@@ -288,15 +324,16 @@ def is_intact(path: Path) -> bool:
 
 
 def prune(folder: Path, keep: int, best: int | None) -> None:
-    """Remove all checkpoints but the last `keep` and the best one, and what a crash has left half-written."""
+    """Remove all checkpoints but the last `keep` and the best one, and what crashes left behind."""
     paths = list_checkpoints(folder)
-    spare = {p.name for p in paths[-keep:]} | ({folder_name(best)} if best is not None else set())
+    kept = {p.name for p in paths[-keep:]}
+    if best is not None:
+        kept.add(folder_name(best))
     with storage_errors(folder):
         for path in paths:
-            if path.name not in spare:
-                doomed = path.with_suffix(
-                    ".old"
-                )  # a name that is not a checkpoint's, before its files go one by one
+            if path.name not in kept:
+                # Its files go one by one: until then it must not look like a checkpoint.
+                doomed = path.with_suffix(".old")
                 remove(doomed)
                 os.rename(path, doomed)
                 remove(doomed)

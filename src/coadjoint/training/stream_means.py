@@ -1,8 +1,6 @@
-"""Figures of a stream: means over all steps and over the latest, in memory that does not grow."""
+"""Means over a stream: over all its steps and over the latest, in memory that does not grow."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 import torch
@@ -10,35 +8,45 @@ from torch import Tensor
 
 from ..errors import KindError, StorageError, brief
 from ..gradients import restoring
+from .json_types import JsonObject
 
 
-def check_scores(found: Any) -> dict[str, float]:
-    """What a score function returned."""
-    if not isinstance(found, dict) or not all(
-        isinstance(value, int | float) for value in found.values()
-    ):
-        raise KindError(
-            f"score must return figures by name, {{'error': 0.1}}; it returned {brief(found)}."
-        )
-    return found
+def check_scores(scores: object) -> dict[str, float]:
+    """The return value of a score function: a dict of numbers, or it is refused."""
+    if isinstance(scores, dict) and all(isinstance(v, int | float) for v in scores.values()):
+        return scores
+    raise KindError(
+        f"score must return numbers by name, {{'error': 0.1}}; it returned {brief(scores)}."
+    )
 
 
 class RunningMeans:
-    """Means over all steps, over those since the last look, and over the last `window`: sums and a ring, nothing that grows."""
+    """Means over all steps, over those since the last report, and over the last `window` steps.
+
+    Kept as sums and a ring of the last rows, so that memory does not grow.
+    """
 
     def __init__(self, window: int) -> None:
-        self.window, self.names, self.t, self.marked_step = window, list[str](), 0, 0
-        self.total = self.marked_total = np.zeros(0)
+        self.window = window
+        self.names: list[str] = []
+        self.t = 0
+        self.total = np.zeros(0)
         self.ring = np.zeros((window, 0))
+        # `t` and `total` at the time of the last report
+        self.marked_step = 0
+        self.marked_total = np.zeros(0)
 
     def add(self, figures: dict[str, float]) -> None:
+        """Add the figures of one step; their names must stay the same."""
         if not self.names:
             self.names = list(figures)
-            self.total, self.marked_total = np.zeros(len(figures)), np.zeros(len(figures))
+            self.total = np.zeros(len(figures))
+            self.marked_total = np.zeros(len(figures))
             self.ring = np.zeros((self.window, len(figures)))
         if list(figures) != self.names:
             raise StorageError(
-                f"this run has the figures {', '.join(self.names)}; now there are {', '.join(figures)}."
+                f"this run has the figures {', '.join(self.names)}; this step has "
+                f"{', '.join(figures)}. Use the same loss and score throughout."
             )
         row = np.fromiter(figures.values(), float, len(figures))
         self.ring[self.t % self.window] = row
@@ -46,42 +54,54 @@ class RunningMeans:
         self.t += 1
 
     def by_name(self, values: np.ndarray) -> dict[str, float]:
+        """The values under the names of the figures."""
         return dict(zip(self.names, values.tolist(), strict=True))
 
     @property
     def so_far(self) -> dict[str, float]:
+        """Means over all steps."""
         return self.by_name(self.total / max(self.t, 1))
 
     @property
     def recent(self) -> dict[str, float]:
-        return self.by_name(self.ring[: min(self.t, self.window)].mean(0)) if self.t else {}
+        """Means over the last `window` steps."""
+        if self.t == 0:
+            return {}
+        return self.by_name(self.ring[: min(self.t, self.window)].mean(0))
 
     def since_last_call(self) -> dict[str, float]:
-        """The means since the last time this was asked."""
-        found = (self.total - self.marked_total) / max(self.t - self.marked_step, 1)
-        self.marked_total, self.marked_step = self.total, self.t
-        return self.by_name(found)
+        """Means over the steps since the last call of this method."""
+        steps = max(self.t - self.marked_step, 1)
+        means = (self.total - self.marked_total) / steps
+        self.marked_total = self.total
+        self.marked_step = self.t
+        return self.by_name(means)
 
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    def state(self) -> tuple[dict[str, Tensor], JsonObject]:
+        """Everything later means depend on: tensors, and the rest for JSON."""
         arrays = {"total": self.total, "marked": self.marked_total, "ring": self.ring}
         rest = {"names": self.names, "t": self.t, "looked": self.marked_step, "window": self.window}
-        return {name: torch.from_numpy(y) for name, y in arrays.items()}, rest
+        return {name: torch.from_numpy(array) for name, array in arrays.items()}, rest
 
-    def complaint(self, tensors: dict[str, Tensor], rest: dict[str, Any]) -> str | None:
-        """What is wrong with arrays that were read from a file; None if they can be restored."""
-        many, window = len(rest["names"]), rest["window"]
-        shapes = {"total": (many,), "marked": (many,), "ring": (window, many)}
-        expected = {
-            name: torch.empty(s, dtype=torch.float64, device="meta") for name, s in shapes.items()
-        }
+    def complaint(self, tensors: dict[str, Tensor], rest: JsonObject) -> str | None:
+        """What is wrong with a state read from a file; None if it can be restored."""
+        count = len(rest["names"])
+        shapes = {"total": (count,), "marked": (count,), "ring": (rest["window"], count)}
+        expected = {}
+        for name, shape in shapes.items():
+            expected[name] = torch.empty(shape, dtype=torch.float64, device="meta")
         return restoring.misfit(expected, tensors)
 
-    def restore(self, tensors: dict[str, Tensor], rest: dict[str, Any]) -> None:
-        self.total, self.marked_total, self.ring = (
-            tensors[name].numpy() for name in ("total", "marked", "ring")
-        )
-        self.names, self.t, self.marked_step = rest["names"], rest["t"], rest["looked"]
+    def restore(self, tensors: dict[str, Tensor], rest: JsonObject) -> None:
+        """Continue from a state."""
+        self.total = tensors["total"].numpy()
+        self.marked_total = tensors["marked"].numpy()
+        self.ring = tensors["ring"].numpy()
+        self.names = rest["names"]
+        self.t = rest["t"]
+        self.marked_step = rest["looked"]
         if len(self.ring) != self.window:
             raise StorageError(
-                f"this run has window={len(self.ring)}; got {self.window}. Start a new run for another."
+                f"this run has window={len(self.ring)}; got window={self.window}. "
+                "Start a new run to change it."
             )

@@ -1,10 +1,10 @@
-"""A training run in progress: its steps, its looks, what it saves and what comes of it."""
+"""A training run in progress: its steps, validations, checkpoints and result."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict
-from typing import Any
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -16,15 +16,18 @@ from ..optimisers.directions import distance
 from ..optimisers.recipes import WITHOUT_STEP_SIZE
 from ..tasks.task import Task
 from . import json_rows, schemas
-from .display import Row, make_display
+from .display import make_display
+from .json_types import JsonObject, Row
 from .plan import TrainingPlan
 from .progress import Progress, Result, summarise_distances
 from .restore import parse_numbers, refuse_if_faulty, refuse_if_foreign, select_part
 from .run_folder import RunFolder
-from .step import StepEvaluator
+from .step import StepEvaluator, StepResult
 from .storage import Checkpoint
 from .validation import collect_examples
 from .watch import Watch
+
+Metrics = dict[str, dict[str, float]]  # by split, then by name
 
 
 class Training:
@@ -42,145 +45,177 @@ class Training:
         self.step = 0
         self.progress = Progress()
         self.is_over = False
-        self.checkpoint_due = False  # for a checkpoint
+        self.checkpoint_due = False
         self.status = "finished"
-        self.rows: list[Row] = []  # of a run without a folder; others have theirs on the disk alone
+        self.rows: list[Row] = []  # only of a run without a folder: others keep theirs on disk
         self.evaluator = StepEvaluator(net, task, plan, self.progress)
-        self.watch = Watch(
-            net, task, plan, self.progress, self.log, lambda text: self.display.say(text)
-        )
+        self.watch = Watch(net, task, plan, self.progress, self.log, self.say)
+        # A display may take over the terminal: nothing is refused any more once it is there.
         self.display = make_display(plan.display, task.name, plan.steps, task.metric)
         torch.manual_seed(plan.seed)
 
     # one step
 
     def advance(self) -> None:
-        """theta <- theta + (the optimiser's step), or not at all if something is not finite."""
+        """Take one step of the optimiser; skip it, or stop, if something is not finite."""
         self.step += 1
         recipe = self.plan.recipe
         try:
-            found, size = self.evaluator.evaluate_finite(self.step - 1)
+            result, gradient_norm = self.evaluator.evaluate_finite(self.step - 1)
         except NumericalError as error:
-            return self.reject_step(str(error))
-        direction, clipped = self.evaluator.clip(found.direction, self.step)
+            self.reject_step(str(error))
+            return
+        direction, clipped = self.evaluator.clip(result.direction, self.step)
         rate = recipe.lr * recipe.schedule(self.step - 1, self.plan.steps) * self.progress.factor
         parameters = dict(self.net.named_parameters())
         before = {name: p.detach().clone() for name, p in parameters.items()}
+        point = self.evaluator.point(self.step - 1, result, direction)
         try:
-            told = self.stepper.step(self.evaluator.point(self.step - 1, found, direction), rate)
+            figures = self.stepper.step(point, rate)
         except NumericalError as error:
             self.net.load_state_dict(before, strict=False)
-            return self.reject_step(str(error))
-        bad = [name for name, p in parameters.items() if not torch.isfinite(p).all()]
-        if bad:
-            return self.undo_step(
-                before,
-                f"{', '.join(bad)} is not finite after the optimiser's step: lower the step size",
+            self.reject_step(str(error))
+            return
+        faulty = [name for name, p in parameters.items() if not torch.isfinite(p).all()]
+        if faulty:
+            names = ", ".join(faulty)
+            self.undo_step(
+                before, f"{names} is not finite after the optimiser's step: lower the step size"
             )
-        row = {
-            "kind": "train",
-            "step": self.step,
-            "loss": found.loss,
-            "penalty": found.penalty,
-            "rho": found.rho,
-        }
-        paced = {} if recipe.name in WITHOUT_STEP_SIZE else {"rate": rate}
-        row |= {"gradient": size, **paced} | ({"clipped": True} if clipped else {}) | told
+        row = self.step_row(result, gradient_norm)
+        if recipe.name not in WITHOUT_STEP_SIZE:
+            row["rate"] = rate
+        if clipped:
+            row["clipped"] = True
+        row |= figures
         if recipe.direction != "steepest":
-            row["distance"] = distance(found.direction, found.gradient)
+            row["distance"] = distance(result.direction, result.gradient)
         self.log(row)
         self.display.step(self.step, row)
-        return self.end_step()
+        self.end_step()
+
+    def step_row(self, result: StepResult, gradient_norm: float) -> Row:
+        """The row of metrics.jsonl for the present step."""
+        return {
+            "kind": "train",
+            "step": self.step,
+            "loss": result.loss,
+            "penalty": result.penalty,
+            "rho": result.rho,
+            "gradient": gradient_norm,
+        }
 
     def end_step(self) -> None:
-        """A step has ended: is it time for a checkpoint, or for the end?"""
+        """Note whether a checkpoint is due, and whether the run is over."""
         self.checkpoint_due = self.checkpoint_due or self.step % self.plan.checkpoint == 0
         self.is_over = self.step >= self.plan.steps or self.is_budget_spent
 
     @property
     def is_budget_spent(self) -> bool:
-        """Are all budgets that were given used up?"""
-        given = [(self.plan.gradients, self.progress.work), (self.plan.seconds, self.elapsed())]
-        left = [used < most for most, used in given if most is not None]
+        """Whether there are budgets and all of them are used up."""
+        budgets = [(self.plan.gradients, self.progress.work), (self.plan.seconds, self.elapsed())]
+        left = [used < limit for limit, used in budgets if limit is not None]
         return bool(left) and not any(left)
 
     def elapsed(self) -> float:
+        """Seconds of training so far, including those before a resume."""
         return self.folder.elapsed()
 
     def reject_step(self, reason: str) -> None:
-        """Leave weights, optimiser and random numbers as they were before this step."""
-        words = f"step {self.step}: {reason.rstrip('.')}"
+        """Leave weights, optimiser and random numbers as they were before this step.
+
+        Raises NumericalError with the policy nonfinite="stop".
+        """
+        message = f"step {self.step}: {reason.rstrip('.')}"
         torch.set_rng_state(self.evaluator.rng_state)
         self.progress.skipped += 1
         if self.folder.path is not None and self.plan.nonfinite != "skip":
             self.folder.save_replay(self.snapshot(reason))
-            words += f". See it again: coadjoint replay {self.folder.quoted_path}"
+            message += f". Replay it with: coadjoint replay {self.folder.quoted_path}"
         if self.plan.nonfinite == "stop":
             self.step -= 1
             self.progress.skipped -= 1
             self.save()
-            self.folder.write_result(self.result("failed", words))
-            raise NumericalError(f"{words}. The weights are those before this step.")
+            self.fail(message)
         self.log({"kind": "train", "step": self.step, "skipped": reason})
-        self.display.say(words)
+        self.display.say(message)
         self.end_step()
 
-    def undo_step(self, weights: dict[str, Tensor], reason: str) -> None:
-        """Put the weights back after a step of the optimiser that left the range of their type, and stop: its own state is lost."""
+    def undo_step(self, weights: dict[str, Tensor], reason: str) -> NoReturn:
+        """Put the weights back and stop: the step overflowed, and the optimiser's state is lost."""
         self.net.load_state_dict(weights, strict=False)
         self.step -= 1
-        words = f"step {self.step + 1}: {reason}"
-        self.folder.write_result(self.result("failed", words))
-        raise NumericalError(f"{words}. The weights are those before this step.")
+        self.fail(f"step {self.step + 1}: {reason}")
+
+    def fail(self, message: str) -> NoReturn:
+        """Write result.json and raise NumericalError."""
+        self.folder.write_result(self.result("failed", message))
+        raise NumericalError(f"{message}. The weights are those from before this step.")
 
     # between steps
 
     def validate(self) -> None:
-        """Held-out metrics, costates, success, patience."""
-        shown = self.watch.validate(self.step, self.elapsed)
+        """Measure the held-out metrics, probe the gradient, and see whether the run may end."""
+        rows = self.watch.validate(self.step, self.elapsed)
         self.checkpoint_due = self.checkpoint_due or self.watch.improved
-        ended = self.watch.end_status
-        if ended == "success" or (ended is not None and not self.is_over):
-            self.status = ended
+        status = self.watch.end_status
+        if status == "success" or (status is not None and not self.is_over):
+            self.status = status
             self.is_over = True
         self.progress.seconds = self.elapsed()
         self.folder.log_time(self.step, self.progress.seconds)
-        self.display.validation(self.step, shown)
+        self.display.validation(self.step, rows)
+
+    def say(self, text: str) -> None:
+        """Show a line of text."""
+        self.display.say(text)
 
     def log(self, row: Row) -> None:
+        """Write a row to metrics.jsonl, or keep it in memory, and hand it to the loggers."""
         if self.folder.path is None:
             self.rows.append(row)
         self.folder.append(row)
         for logger in self.plan.loggers:
             logger(row)
 
-    # what is saved
+    # checkpoints
 
     @property
     def bytes_needed(self) -> int:
+        """A lower bound on what the run writes: a few copies of the weights."""
         return 4 * sum(p.numel() * p.element_size() for p in self.net.parameters()) + 2**20
 
     @property
     def max_file_bytes(self) -> int:
-        """Weights, the best ones, and what optimisers keep of each weight; L-BFGS keeps two numbers of it for each step it
-        remembers."""
-        weights = sum(t.numel() * max(8, t.element_size()) for t in self.net.state_dict().values())
-        return 2**26 + weights * (8 + 2 * self.plan.recipe.settings.get("history_size", 0))
+        """An upper bound on a file of a checkpoint.
+
+        It may hold the weights, the best ones, and what optimisers keep for each weight. L-BFGS
+        keeps two more numbers for each step it remembers.
+        """
+        tensors = self.net.state_dict().values()
+        weights: int = sum(t.numel() * max(8, t.element_size()) for t in tensors)
+        history = int(self.plan.recipe.settings.get("history_size", 0))
+        return 2**26 + weights * (8 + 2 * history)
 
     def save(self) -> None:
+        """Write a checkpoint, if there is a folder."""
         self.checkpoint_due = False
         if self.folder.path is not None and self.folder.saved_step != self.step:
             self.progress.seconds = self.elapsed()
         self.folder.save(self, self.progress.best_step)
 
-    def model_description(self) -> dict[str, Any]:
+    def model_description(self) -> JsonObject:
+        """What a model file says about itself."""
         return self.plan.description or {}
 
     def snapshot(self, reason: str | None = None) -> Checkpoint:
-        """Everything the next step depends on. reason: why the step that has begun was refused."""
+        """Everything the next step depends on.
+
+        reason: why the step that has begun was rejected, for a replay of it.
+        """
         step = self.step if reason is None else self.step - 1
         tensors: dict[str, Tensor] = {"rng": torch.get_rng_state()}
-        numbers: dict[str, Any] = {}
+        numbers: JsonObject = {}
         for name, value in self.stepper.state.items():
             if isinstance(value, Tensor):
                 tensors[f"optimiser.{name}"] = value
@@ -202,57 +237,57 @@ class Training:
         return Checkpoint(step, dict(self.net.state_dict()), tensors, state)
 
     def check(self, saved: Checkpoint) -> None:
-        state, tensors = saved.state, saved.tensors
-        past = state["progress"]
+        """Refuse a checkpoint that lacks something `restore` or the next step needs."""
+        state = saved.state
+        tensors = saved.tensors
+        progress = state["progress"]
         parts = {"optimiser", "rng"}
-        if past["best_step"] not in (None, saved.step):
+        if progress["best_step"] not in (None, saved.step):
             parts.add("best")
-            wrong = restoring.misfit(self.net.state_dict(), select_part("best", tensors))
-            refuse_if_faulty(wrong, "state.safetensors, best weights: ")
-        refuse_if_faulty(
-            restoring.misfit(
-                {"rng": torch.get_rng_state()}, {k: v for k, v in tensors.items() if k == "rng"}
-            )
-        )
+            fault = restoring.misfit(self.net.state_dict(), select_part("best", tensors))
+            refuse_if_faulty(fault, "state.safetensors, best weights: ")
+        rng_state = {name: value for name, value in tensors.items() if name == "rng"}
+        refuse_if_faulty(restoring.misfit({"rng": torch.get_rng_state()}, rng_state))
         refuse_if_foreign(tensors, parts)
-        # A replay was saved after the step that it shows had been counted as skipped.
-        skipped = past["skipped"] - (state["reason"] is not None)
-        whole = {**select_part("optimiser", tensors), **parse_numbers(state["optimiser"])}
-        refuse_if_faulty(
-            self.stepper.complaint(self.net, whole, saved.step > skipped), "its optimiser: "
-        )
-        own = self.plan.method.state
-        if set(state.get("method", {})) != set(own):
-            names = ", ".join(sorted(own)) or "nothing"
+        # A replay was saved after its own step had been counted as skipped.
+        skipped = progress["skipped"] - (state["reason"] is not None)
+        has_stepped = saved.step > skipped
+        fault = self.stepper.complaint(self.net, optimiser_state(saved), has_stepped)
+        refuse_if_faulty(fault, "its optimiser: ")
+        expected = self.plan.method.state
+        if set(state.get("method", {})) != set(expected):
+            names = ", ".join(sorted(expected)) or "nothing"
             refuse_if_faulty(f"'method' should hold {names}", "state.json: ")
 
     def restore(self, saved: Checkpoint) -> None:
-        state, tensors = saved.state, saved.tensors
-        self.stepper.restore(
-            {**select_part("optimiser", tensors), **parse_numbers(state["optimiser"])}
-        )
+        """Put everything but the weights back to where it was."""
+        state = saved.state
+        self.stepper.restore(optimiser_state(saved))
         self.plan.method.state.update(state.get("method", {}))
         try:
-            torch.set_rng_state(tensors["rng"])
+            torch.set_rng_state(saved.tensors["rng"])
         except RuntimeError:
             refuse_if_faulty(
-                "its random numbers are damaged ('rng' of state.safetensors)",
-                f"{self.folder.path} cannot go on: ",
+                "its random numbers are damaged ('rng' in state.safetensors)",
+                f"{self.folder.path} cannot be resumed: ",
             )
+        # In place: the evaluator and the watch hold the same object.
         vars(self.progress).update(parse_numbers(state["progress"]))
         self.step = saved.step
         self.status = state["status"]
         self.folder.start_clock(self.progress.seconds)
+        # A run that took all its steps goes on if it is given more of them; others ended for good.
         ended = state["over"] and self.status != "finished"
         self.is_over = self.step >= self.plan.steps or ended or self.is_budget_spent
-        if self.progress.best_step is not None:
-            last = self.progress.best_step == saved.step
-            self.watch.best_weights = saved.model if last else select_part("best", tensors)
+        if self.progress.best_step == saved.step:
+            self.watch.best_weights = saved.model
+        elif self.progress.best_step is not None:
+            self.watch.best_weights = select_part("best", saved.tensors)
 
     # the end
 
     def finish(self) -> Result:
-        """The best weights where a held-out set chose them, the last ones otherwise; their metrics on every split."""
+        """The result: with the best weights if a held-out set chose them, else with the last."""
         self.save()
         if self.watch.best_weights is not None:
             self.net.load_state_dict(self.watch.best_weights)
@@ -260,74 +295,101 @@ class Training:
         if self.folder.path is not None:
             self.folder.write_model(self)
             self.folder.write_result(self.result(self.status, None, metrics))
-        p = self.progress
+        progress = self.progress
         return Result(
-            self.net, self.status, self.step, p.seconds, p.success_step is not None, p.success_step, p.success_seconds,
-            p.success_work, p.best_step, p.skipped, p.work, metrics, self.logged_rows(), self.folder.path,
-        )  # fmt: skip
+            network=self.net,
+            status=self.status,
+            step=self.step,
+            seconds=progress.seconds,
+            success=progress.success_step is not None,
+            success_step=progress.success_step,
+            success_seconds=progress.success_seconds,
+            success_work=progress.success_work,
+            best_step=progress.best_step,
+            skipped=progress.skipped,
+            work=progress.work,
+            metrics=metrics,
+            row_source=self.logged_rows(),
+            folder=self.folder.path,
+        )
 
-    def final_metrics(self) -> dict[str, dict[str, float]]:
-        """Of the weights as they are now, by split."""
-        finite = self.task.size is not None
-        n = self.plan.tests if finite else self.plan.confirm
+    def final_metrics(self) -> Metrics:
+        """Metrics of the present weights on every split; of a finite task also on "train"."""
+        splits = tuple(self.task.splits)
+        sequences = self.plan.confirm
+        if self.task.size is not None:
+            splits = ("train", *splits)
+            sequences = self.plan.tests
         metrics = {}
-        for split in ("train", *self.task.splits) if finite else self.task.splits:
-            values = self.watch.measure(split, self.step, "final", n)
+        for split in splits:
+            values = self.watch.measure(split, self.step, "final", sequences)
             values.pop("sequences")
             metrics[split] = values
         return metrics
 
     def logged_rows(self) -> list[Row] | json_rows.StoredRows:
-        """The rows so far, or where they are."""
+        """The rows so far, or where on disk they are."""
         rows = self.folder.metrics
-        return self.rows if rows is None else json_rows.StoredRows(rows.path.absolute(), rows.bytes)
+        if rows is None:
+            return self.rows
+        return json_rows.StoredRows(rows.path.absolute(), rows.bytes)
 
-    def result(self, status: str, reason: str | None, metrics: Any = None) -> dict[str, Any]:
-        p = self.progress
+    def result(self, status: str, reason: str | None, metrics: Metrics | None = None) -> JsonObject:
+        """The content of result.json. metrics: of a run that has ended as it should."""
+        progress = self.progress
+        distances = None
+        if self.plan.recipe.direction != "steepest":
+            distances = summarise_distances(self.distance_rows())
+        examples: list[Row] = []
+        if metrics:
+            examples = collect_examples(self.net, self.task, self.plan.seed)
         return {
             "status": status,
             "step": self.step,
             "seconds": round(self.elapsed(), 3),
             "reason": reason,
-            "success": p.success_step is not None,
-            "success_step": p.success_step,
-            "success_seconds": p.success_seconds,
-            "success_work": p.success_work,
-            "work": p.work,
-            "distance": None
-            if self.plan.recipe.direction == "steepest"
-            else summarise_distances(self.distance_rows()),
+            "success": progress.success_step is not None,
+            "success_step": progress.success_step,
+            "success_seconds": progress.success_seconds,
+            "success_work": progress.success_work,
+            "work": progress.work,
+            "distance": distances,
             "goal": str(self.task.goal) if self.task.goal else None,
             "metric": self.task.metric,
-            "best_step": p.best_step,
-            "skipped": p.skipped,
+            "best_step": progress.best_step,
+            "skipped": progress.skipped,
             "metrics": metrics or {},
-            "parameters": sum(q.numel() for q in self.net.parameters()),
-            "examples": collect_examples(self.net, self.task, self.plan.seed) if metrics else [],
+            "parameters": sum(p.numel() for p in self.net.parameters()),
+            "examples": examples,
         }
 
     def distance_rows(self) -> Iterable[Row]:
-        """The rows that tell the distance between a step's direction and its gradient, those before a resume too."""
+        """The rows that hold the distance of a direction from the gradient, of the whole run."""
         written = self.folder.metrics
         if written is None:
             return self.rows
-        return (
-            json_rows.parse_row(line, written.path)
-            for line in written.lines()
-            if b'"distance":' in line
-        )
+        lines = (line for line in written.lines() if b'"distance":' in line)
+        return (json_rows.parse_row(line, written.path) for line in lines)
 
 
-def refuse_if_mismatched(net: Any, task: Any) -> None:
-    """Be sure that the network is made for the task."""
+def optimiser_state(saved: Checkpoint) -> JsonObject:
+    """The optimiser's tensors and numbers, which a checkpoint keeps in two files."""
+    tensors = select_part("optimiser", saved.tensors)
+    return {**tensors, **parse_numbers(saved.state["optimiser"])}
+
+
+def refuse_if_mismatched(net: object, task: object) -> None:
+    """Refuse a network that does not have the inputs, outputs and readout of the task."""
     if not isinstance(net, Net) or not isinstance(task, Task):
         raise KindError(
             "train takes a Network (or a Stack, an EncoderDecoder) and a Task; "
             f"got {type(net).__name__} and {type(task).__name__}."
         )
-    for what in ("inputs", "outputs", "readout", "output"):
-        ours, theirs = getattr(net, what), getattr(task, what)
-        if ours != theirs:
+    for name in ("inputs", "outputs", "readout", "output"):
+        expected = getattr(task, name)
+        given = getattr(net, name)
+        if given != expected:
             raise InputError(
-                f"task '{task.name}' needs a network with {what}={theirs!r}; this one has {ours!r}."
+                f"task '{task.name}' needs a network with {name}={expected!r}; "
+                f"this one has {name}={given!r}."
             )

@@ -1,10 +1,9 @@
-"""Validation: held-out metrics, examples, and what costates and weights do along a run."""
+"""Held-out metrics, example predictions, and probes of the gradient within sequences."""
 
 from __future__ import annotations
 
 import contextlib
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,129 +16,163 @@ from ..networks.judge import evaluation_mode
 from ..objectives.batch import Batch
 from ..sweeps.costates import TIME
 from ..tasks.task import Task
-
-Row = dict[str, Any]
+from .json_types import Row
 
 
 def evaluate(
     net: Net, task: Task, split: str, seed: int = 0, draw: int | str = 0, n: int = 1000
 ) -> dict[str, float]:
-    """The loss (mean over sequences) and the scores of a network on a held-out set."""
+    """The loss (mean over sequences) and the scores of a network on a held-out set.
+
+    The same seed and `draw` draw the same sequences of a generated task, at most `n` of them;
+    of a finite task all are taken. A network of zeros is right one time in four where there are
+    four classes, and its loss is log 4:
+
+    >>> import coadjoint as co, torch
+    >>> net = co.Network("elman", inputs=6, hidden=3, outputs=4, output="softmax")
+    >>> for p in net.parameters():
+    ...     p = torch.nn.init.zeros_(p)
+    >>> values = co.evaluate(net, co.tasks.TemporalOrder(20), "test", n=50)
+    >>> values["sequences"], round(values["loss"], 4)
+    (50, 1.3863)
+    """
     check_net(net)
     check_kind("task", task, Task, "one of co.tasks")
-    totals: dict[str, tuple[float, float]] = {}
+    totals: dict[str, tuple[float, float]] = {}  # of each metric: its sum, and the weight of that
     count = 0
     with torch.no_grad(), evaluation_mode(net):
-        for b in task.held_out(split, seed, draw, n):
-            b = net.move_batch(b)
-            run = net.run(b)
-            losses = run.loss(task.loss, b.y, mask=b.mask, reduce=b.reduce)
-            found = {
-                "loss": (float(losses.double().sum()), float(len(losses))),
-                **task.score(run.a, b),
-            }
+        for drawn in task.held_out(split, seed, draw, n):
+            batch = net.move_batch(drawn)
+            run = net.run(batch)
+            losses = run.loss(task.loss, batch.y, mask=batch.mask, reduce=batch.reduce)
             count += len(losses)
-            for name, (total, weight) in found.items():
-                before = totals.get(name, (0.0, 0.0))
-                totals[name] = before[0] + total, before[1] + weight
-    return {
-        "sequences": count,
-        **{
-            name: total / weight if weight else math.nan for name, (total, weight) in totals.items()
-        },
-    }
+            loss = (float(losses.double().sum()), float(len(losses)))
+            for name, (total, weight) in {"loss": loss, **task.score(run.a, batch)}.items():
+                total_before, weight_before = totals.get(name, (0.0, 0.0))
+                totals[name] = (total_before + total, weight_before + weight)
+    values: dict[str, float] = {"sequences": count}
+    for name, (total, weight) in totals.items():
+        values[name] = total / weight if weight else math.nan
+    return values
 
 
 def collect_examples(net: Net, task: Task, seed: int, k: int = 8) -> list[Row]:
-    """A few held-out sequences: what was asked, what the network said (for readout "every", at the last step; a sequence
-    whole)."""
+    """Targets and predictions of `k` held-out sequences, as text.
+
+    With readout "every" those at the last step; of a task with sequences as answers the whole
+    answer. None at all if the network overflows on them.
+    """
     split = task.splits[-1] if task.splits else "train"
-    b = net.move_batch(next(task.held_out(split, seed, "examples", k)))
+    batch = net.move_batch(next(task.held_out(split, seed, "examples", k)))
     try:
         with torch.no_grad(), evaluation_mode(net):
-            run = net.run(b)
-            a, y = run.a, b.y
+            run = net.run(batch)
+            outputs = run.a
     except NumericalError:
         return []
-    n = getattr(run, "lengths", None)  # a recurrent network's run has them
+    targets = batch.y
+    lengths = getattr(run, "lengths", None)  # only the run of a recurrent network has them
     if task.readout == "every":
-        assert n is not None
-        index = torch.arange(len(n))
-        a, y = a[n - 1, index], y[n - 1, index]
+        assert lengths is not None
+        samples = torch.arange(len(lengths))
+        outputs = outputs[lengths - 1, samples]
+        targets = targets[lengths - 1, samples]
     if task.readout == "sequence":
-        a, y = a.transpose(0, 1), y.T
-    shown = task.show(a[:k].cpu(), y[:k].cpu())
-    note = lambda i: {} if n is None else {"note": f"{int(n[i])} steps"}
-    right = lambda t, p: (
-        {} if task.output == "identity" else {"right": t == p}
-    )  # numbers are near or far, not right
-    return [
-        {"id": str(i), "target": t, "prediction": p, **right(t, p), **note(i)}
-        for i, (t, p) in enumerate(shown)
-    ]
+        outputs = outputs.transpose(0, 1)
+        targets = targets.T
+    examples: list[Row] = []
+    for i, (target, prediction) in enumerate(task.show(outputs[:k].cpu(), targets[:k].cpu())):
+        example: Row = {"id": str(i), "target": target, "prediction": prediction}
+        if task.output != "identity":  # real numbers are near or far, not right or wrong
+            example["right"] = target == prediction
+        if lengths is not None:
+            example["note"] = f"{int(lengths[i])} steps"
+        examples.append(example)
+    return examples
 
 
 def locate_nonfinite(e: Evaluation) -> str:
-    """Where numbers first leave their range: the earliest state, or the costate nearest to the end; of the lowest layer
-    where that happens."""
+    """The end of a sentence: where a state or costate first is not finite.
+
+    States are searched forwards in time and costates backwards, from the lowest layer up.
+    """
     try:
         layers = e.costates.layers
     except CoadjointError as error:
         return f": {error}"
-    where = layers[0].axis.number
+    place = layers[0].axis.number
     for lam in layers:
         for i, x in enumerate(lam.trajectory.states):
-            if (sample := first_nonfinite_sample(x)) is not None:
-                return f"; the state of sample {sample} at {where} {i} is the first that is not"
+            sample = first_nonfinite_sample(x)
+            if sample is not None:
+                return describe_fault("state", sample, f"{place} {i}")
     for lam in layers:
         for i in reversed(range(len(lam.exponent))):
-            if (sample := first_nonfinite_sample(lam.mantissa_at(i))) is not None:
-                return f"; the costate of sample {sample} at {where} {i} is the first that is not"
-    return f"; states and costates are finite at every {where}"
+            sample = first_nonfinite_sample(lam.mantissa_at(i))
+            if sample is not None:
+                return describe_fault("costate", sample, f"{place} {i}")
+    return f"; states and costates are finite at every {place}"
+
+
+def describe_fault(what: str, sample: int, place: str) -> str:
+    """The end of a sentence: which state or costate is the first that is not finite."""
+    return f"; the first {what} that is not finite is that of sample {sample} at {place}"
 
 
 def first_nonfinite_sample(x: Tensor) -> int | None:
-    """The first sample of x [B, ...] with an entry that is not finite; None if there is none."""
-    bad = ~torch.isfinite(x.flatten(1)).all(1)
-    return int(bad.nonzero()[0, 0]) if bad.any() else None
+    """The first sample of x [B, ...] with an entry that is not finite; None if all are finite."""
+    faulty = ~torch.isfinite(x.flatten(1)).all(1)
+    return int(faulty.nonzero()[0, 0]) if faulty.any() else None
 
 
-def probe_gradient(net: Net, b: Batch, task: Task, most: int = 200) -> Row:
-    """Means over samples of log10 ||lam_t|| and of log10 ||temporal component||, at up to `most` time steps. Of several layers
-    those that read forwards are looked at as one."""
+def probe_gradient(net: Net, batch: Batch, task: Task, most: int = 200) -> Row:
+    """Means over samples of log10 |lam_t| and log10 |temporal component|, and other figures.
+
+    At up to `most` time steps. For a stack, the layers that read forwards are treated as a single
+    state. "decay" is the mean of log10 |lam_0| / |lam_T|, "radius" the spectral radius of W.
+    """
     with evaluation_mode(net):
-        e = BPTT().evaluate(net, b, task.loss)
+        e = BPTT().evaluate(net, batch, task.loss)
     with torch.no_grad():
         lam = e.costates.forwards()
-        logs = lam.log_norms() / math.log(10)
-        on = lam.nonzero
-        count = on.sum(1)
-        curve = torch.where(on, logs, 0).sum(1) / count
-        T = len(logs) - 1
-        t = sorted({round(k * T / min(T, most - 1)) for k in range(min(T, most - 1) + 1)})
+        log_norms = lam.log_norms() / math.log(10)
+        nonzero = lam.nonzero
+        count = nonzero.sum(1)
+        curve = torch.where(nonzero, log_norms, 0).sum(1) / count
+        T = len(log_norms) - 1
+        intervals = min(T, most - 1)
+        t = sorted({round(k * T / intervals) for k in range(intervals + 1)})
+        probe: Row = {}
+        if lam.axis != TIME:  # reports take the axis for time if nothing is said
+            probe["axis"] = lam.axis.label
+        probe["t"] = t
+        probe["log10_costates"] = [float(curve[s]) if count[s] else None for s in t]
+        probe["temporal"] = log_component_norms(e, [s for s in t if s > 0])
         last = lam.last[None]
-        ends = torch.stack([logs[0], logs.gather(0, last)[0]])
-        both = on[0] & on.gather(0, last)[0]
-        decay = float((ends[0] - ends[1])[both].mean()) if both.any() else None
-        temporal = None
-        with contextlib.suppress(Unsupported):
-            norms = e.components().norms()["joint"].tolist()
-            temporal = [math.log10(norms[s - 1]) if norms[s - 1] > 0 else None for s in t if s > 0]
-        radius = None
-        W = getattr(net, "W", None)
-        if W is not None and W.dim() == 2 and W.shape[0] == W.shape[1]:
-            radius = float(torch.linalg.eigvals(W.double()).abs().max())
-        words = (
-            {} if lam.axis == TIME else {"axis": lam.axis.label}
-        )  # a report's axis is time if nothing is said
-        return {
-            **words,
-            "t": t,
-            "log10_costates": [float(curve[s]) if count[s] else None for s in t],
-            "temporal": temporal,
-            "decay": decay,
-            "radius": radius,
-            "gradients": {
-                name: float(g.double().square().sum().sqrt()) for name, g in e.gradient.items()
-            },
-        }
+        both = nonzero[0] & nonzero.gather(0, last)[0]
+        decays = log_norms[0] - log_norms.gather(0, last)[0]
+        probe["decay"] = float(decays[both].mean()) if both.any() else None
+        probe["radius"] = spectral_radius(net)
+        norms = {name: float(g.double().square().sum().sqrt()) for name, g in e.gradient.items()}
+        probe["gradients"] = norms
+    return probe
+
+
+def log_component_norms(e: Evaluation, steps: list[int]) -> list[float | None] | None:
+    """log10 of the norm of the temporal component at each of `steps`, None for a zero one.
+
+    None instead of a list for a network whose gradient has no such components.
+    """
+    with contextlib.suppress(Unsupported):
+        norms = e.components().norms()["joint"].tolist()
+        chosen = [norms[s - 1] for s in steps]
+        return [math.log10(size) if size > 0 else None for size in chosen]
+    return None
+
+
+def spectral_radius(net: Net) -> float | None:
+    """The largest absolute eigenvalue of W; None for a network without a square W."""
+    W = getattr(net, "W", None)
+    if W is None or W.dim() != 2 or W.shape[0] != W.shape[1]:
+        return None
+    return float(torch.linalg.eigvals(W.double()).abs().max())

@@ -1,4 +1,4 @@
-"""Watching a run: held-out metrics along the way, the best weights, and when the run may end."""
+"""Validation along a run: held-out metrics, the best weights, and when the run may end."""
 
 from __future__ import annotations
 
@@ -11,53 +11,65 @@ from ..errors import InputError, NumericalError
 from ..networks.interface import Net
 from ..tasks.task import Task
 from . import validation
-from .display import Row
+from .json_types import Row
 from .plan import TrainingPlan
 from .progress import Progress
 
 
 class Watch:
-    """Looks at a run between its steps."""
+    """Validates a run between its steps."""
 
-    best_weights: dict[str, Tensor] | None = None  # of `progress.best_step`
-    end_status: str | None = None  # "success" or "early-stopped", when the run may end
-    improved = False  # was the latest look the best so far?
+    best_weights: dict[str, Tensor] | None = None  # those of `progress.best_step`
+    end_status: str | None = None  # "success" or "early-stopped", once the run may end
+    improved = False  # whether the latest validation is the best so far
 
     def __init__(
         self,
         net: Net,
         task: Task,
         plan: TrainingPlan,
-        past: Progress,
+        progress: Progress,
         log: Callable[[Row], None],
         say: Callable[[str], None],
     ) -> None:
         self.net = net
         self.task = task
         self.plan = plan
-        self.progress = past
+        self.progress = progress
         self.log = log
         self.say = say
-        # Finite tasks are watched on "valid" alone; fresh sequences of a generated one tell nothing about later ones.
-        self.split = "valid" if "valid" in task.splits else "test" if task.size is None else None
+        # The split that chooses weights and ends runs. A finite task's test set must not: it has
+        # "valid" for that. A generated task draws new test sequences each time, so it may.
+        self.split: str | None = None
+        if "valid" in task.splits:
+            self.split = "valid"
+        elif task.size is None:
+            self.split = "test"
         if plan.patience is not None and self.split is None:
-            raise InputError("patience needs a validation set: give one, or leave patience out.")
+            raise InputError("patience needs a validation set: add one, or leave patience out.")
 
     def validate(self, step: int, seconds: Callable[[], float]) -> list[Row]:
-        """Held-out metrics, costates, success, patience. The rows to be shown; all of them are logged."""
+        """Log held-out metrics and a probe of the gradient; update `best_weights` and `end_status`.
+
+        Returns the rows to display.
+        """
         self.improved = False
-        shown: list[Row] = []
-        for split in self.task.splits if self.split != "valid" else ("valid",):
+        splits = ("valid",) if self.split == "valid" else self.task.splits
+        rows: list[Row] = []
+        for split in splits:
             values = self.measure(split, step, step, self.plan.tests)
-            shown.append(self.log_held_out(split, step, values))
+            rows.append(self.log_held_out(split, step, values))
             if split == self.split and step > 0:
                 self.update_best(step, values, seconds)
         probe = self.probe(step)
         self.log(probe)
-        return [*shown, probe]
+        return [*rows, probe]
 
     def measure(self, split: str, step: int, draw: int | str, n: int) -> dict[str, float]:
-        """Metrics of a held-out set; NaN where states leave their range: whether the run stops is for its own steps to say."""
+        """Metrics on a held-out set; NaN if the states overflow there.
+
+        That does not stop the run: only its own steps decide.
+        """
         try:
             return validation.evaluate(self.net, self.task, split, self.plan.seed, draw, n)
         except NumericalError as error:
@@ -66,6 +78,7 @@ class Watch:
             return {"sequences": 0, **dict.fromkeys(("loss", self.task.metric, goal), math.nan)}
 
     def log_held_out(self, split: str, step: int, values: dict[str, float]) -> Row:
+        """Log metrics of a split, and return their row."""
         row = {"kind": "held-out", "split": split, "step": step, **values}
         self.log(row)
         return row
@@ -73,70 +86,85 @@ class Watch:
     def update_best(
         self, step: int, values: dict[str, float], seconds: Callable[[], float]
     ) -> None:
-        """Is this the best look so far? Has the run reached its goal, or waited for too long?"""
-        task, past, plan = self.task, self.progress, self.plan
-        value = values[task.metric]
-        goal = self.meets_goal(values)
-        if goal and task.size is None and plan.confirm > plan.tests:
+        """Keep the weights if they are the best so far; end the run on success or lost patience."""
+        plan = self.plan
+        progress = self.progress
+        value = values[self.task.metric]
+        reached = self.meets_goal(values)
+        # A few test sequences may be lucky ones: a success is confirmed on more of them.
+        if reached and self.task.size is None and plan.confirm > plan.tests:
             split = str(self.split)
             values = self.measure(split, step, f"confirm {step}", plan.confirm)
             self.log_held_out(split, step, values)
-            goal = self.meets_goal(values)
-        worst = math.inf if task.lower else -math.inf
-        best = worst if past.best is None else past.best
-        better = value < best if task.lower else value > best  # never, of a NaN
-        equal = (
-            value == past.best and values["loss"] < past.best_loss
-        )  # an accuracy has many equals: the loss decides
-        if better or equal or goal:
-            past.best, past.best_step, past.waited = value, step, 0
-            past.best_loss = values["loss"]
+            reached = self.meets_goal(values)
+        if self.is_better(value, values["loss"]) or reached:
+            progress.best = value
+            progress.best_loss = values["loss"]
+            progress.best_step = step
+            progress.waited = 0
             self.improved = True
-            self.best_weights = {
-                name: p.detach().clone() for name, p in self.net.state_dict().items()
-            }
+            weights = self.net.state_dict()
+            self.best_weights = {name: p.detach().clone() for name, p in weights.items()}
         else:
-            past.waited += 1
+            progress.waited += 1
         if plan.recipe.schedule.patience is not None:
-            self.lower_rate_on_plateau(values["loss"])
-        if goal and past.success_step is None:
-            past.success_step, past.success_seconds, past.success_work = step, seconds(), past.work
+            self.lower_rate_on_plateau(values["loss"], plan.recipe.schedule.patience)
+        if reached and progress.success_step is None:
+            progress.success_step = step
+            progress.success_seconds = seconds()
+            progress.success_work = progress.work
             if plan.stop_on_success:
                 self.end_status = "success"
-        if plan.patience is not None and past.waited >= plan.patience and self.end_status is None:
+        waited_enough = plan.patience is not None and progress.waited >= plan.patience
+        if waited_enough and self.end_status is None:
             self.end_status = "early-stopped"
 
+    def is_better(self, value: float, loss: float) -> bool:
+        """Whether a metric is better than the best so far; equal metrics are decided by the loss.
+
+        An accuracy is often equal. A NaN is never better.
+        """
+        best = self.progress.best
+        if best is None:
+            best = math.inf if self.task.lower else -math.inf
+        elif value == best:
+            return loss < self.progress.best_loss
+        return value < best if self.task.lower else value > best
+
     def meets_goal(self, values: dict[str, float]) -> bool:
+        """Whether metrics reach the task's goal; never, for a task without one."""
         goal = self.task.goal
         return goal is not None and goal.is_met(values[goal.metric])
 
-    def lower_rate_on_plateau(self, loss: float) -> None:
-        """The plateau schedule: count looks without a better loss, and lower the step size."""
-        past, schedule = self.progress, self.plan.recipe.schedule
-        if loss < (math.inf if past.plateau is None else past.plateau):
-            past.plateau, past.plateau_waited = loss, 0
+    def lower_rate_on_plateau(self, loss: float, patience: int) -> None:
+        """Lower the step size after `patience` validations without a better loss."""
+        progress = self.progress
+        best = math.inf if progress.plateau is None else progress.plateau
+        if loss < best:
+            progress.plateau = loss
+            progress.plateau_waited = 0
             return
-        past.plateau_waited += 1
-        assert schedule.patience is not None
-        if past.plateau_waited >= schedule.patience:
-            past.factor, past.plateau_waited = past.factor * schedule.decay, 0
+        progress.plateau_waited += 1
+        if progress.plateau_waited >= patience:
+            progress.factor *= self.plan.recipe.schedule.decay
+            progress.plateau_waited = 0
 
     def probe(self, step: int) -> Row:
-        """What the gradient does inside the sequence: costates, temporal components, W's spectral radius."""
-        split = self.split or (self.task.splits[0] if self.task.splits else "train")
-        b = self.net.move_batch(
-            next(self.task.held_out(split, self.plan.seed, "probe", self.plan.probes))
-        )
+        """The gradient within sequences, as a row: costates, components, spectral radius."""
+        split = self.split
+        if split is None:
+            split = self.task.splits[0] if self.task.splits else "train"
+        batch = next(self.task.held_out(split, self.plan.seed, "probe", self.plan.probes))
         try:
-            found = validation.probe_gradient(self.net, b, self.task)
+            figures = validation.probe_gradient(self.net, self.net.move_batch(batch), self.task)
         except NumericalError as error:
-            found = {
+            figures = {
                 "t": [],
                 "log10_costates": [],
                 "temporal": None,
                 "decay": None,
                 "radius": None,
                 "gradients": {},
+                "fault": str(error),
             }
-            found["fault"] = str(error)
-        return {"kind": "probe", "step": step, **found}
+        return {"kind": "probe", "step": step, **figures}

@@ -1,7 +1,9 @@
 """`coadjoint bench`: ours against torch.nn, double-backward loops and JAX, in one run.
 
-problems    what is timed, and the contenders
-clock       how: by turns, medians
-measure     the rows, and how much of what the machine can do they use
-tables      results as text, JSON and Markdown
+clock               timing: contenders take turns, and medians count
+problems            the gradients that are timed, and who computes them
+limits              the capacity of the machine, and the least work of a gradient
+hessian_free_step   a Hessian-free step and its parts
+measure             the options and the rows of a benchmark
+tables              results as text, JSON and Markdown
 """

@@ -1,19 +1,20 @@
-"""Benchmark: the time of one training gradient, ours and the peers', and its share of what the machine can do.
+"""The problems of the benchmark: one training gradient, as ours and as its peers compute it.
 
-    the gradient   of a network, elman, lstm or gru: cross-entropy at the last step, 6 inputs, 4 classes, float32; plain, or
-                   penalised by the log-ratio
-                   of a module, nn.RNN, nn.LSTM or nn.GRU: 2 layers, bidirectional, the sum of the squared outputs; plain, or
-                   double: of the squared gradient by the inputs
-    ours           BPTT, Penalised and co.nn through the public names, on the engine that "auto" picks
-    torch          torch.nn.RNN, LSTM, GRU; on a GPU that is cuDNN, with tf32 and without, which has no double gradient: that
-                   is torch.nn's without cuDNN
-    autograd       a Python loop of torch's fused cells, differentiated twice (penalised)
-    jax            a compiled scan, its gradient (plain) and the gradient of its gradient (penalised)
-    hessian-free   one step of co.hessian_free beside what it cannot do without: for each iteration of conjugate gradients a
-                   tangent, an adjoint and their two weight products, and the gradient; elman, on a CPU
+    the gradient   of a network (elman, lstm or gru): cross-entropy at the last step, 6 inputs,
+                   4 classes, float32; plain, or penalised by the log-ratio
+                   of a module (nn.RNN, nn.LSTM or nn.GRU): 2 layers, bidirectional, the sum of the
+                   squared outputs; plain, or double: of the squared gradient by the inputs
+    ours           BPTT, Penalised and co.nn, on the engine that "auto" picks
+    torch          torch.nn.RNN, LSTM, GRU. On a GPU that is cuDNN, with and without tf32. cuDNN has
+                   no double gradient: that is torch.nn's without cuDNN
+    autograd       a Python loop over torch's fused cells, differentiated twice (penalised)
+    jax            a compiled scan: its gradient (plain), the gradient of its gradient (penalised)
+    hessian-free   one step of co.hessian_free, compared with its unavoidable parts: for each
+                   iteration of conjugate gradients a tangent, an adjoint and their two weight
+                   products, and the gradient; elman, on a CPU
 
-Everyone starts from the same weights, drawn so that costates stay inside float32, where peers keep them; gradients are
-compared before anything is timed. Contenders take turns, so that a busy machine disturbs all alike, and medians count.
+Everyone starts from the same weights. They are drawn so that costates stay inside the range of
+float32, because the peers keep them in it. Gradients are compared before anything is timed.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from torch.nn.functional import cross_entropy
 from ...cells import library
 from ...errors import MissingError
 from ...gradients.bptt import BPTT
+from ...gradients.method import Method
 from ...gradients.penalised import Penalised
 from ...networks.initialisers import initialise
 from ...networks.network import Network
@@ -41,187 +43,254 @@ from ...sweeps.torch_internals import fused_cell
 from .clock import INSIDE, best_time, tf32
 
 Size = tuple[int, int, int]  # T, B, d
-Run = Callable[[], Mapping[str, Any]]  # one gradient, by parameter name
+Run = Callable[[], Mapping[str, object]]  # one gradient, by parameter name
+Contenders = dict[str, dict[str, Run]]  # by name and kind of gradient
+JAX = Any  # modules and arrays of JAX, which may not be installed
 
-INPUTS, OUTPUTS, RHO = 6, 4, 1.0
+INPUTS = 6
+OUTPUTS = 4
+RHO = 1.0
 OURS = "ours"
-METHODS = {"plain": BPTT(), "penalised": Penalised("log-ratio", RHO)}
-PRODUCTS = {
-    "plain": (2, 1),
-    "penalised": (4, 2),
-    "double": (4, 2),
-}  # sweeps and weight products of one gradient
-PRODUCTS["plain tf32"] = PRODUCTS["plain"]
-LAYERS, DIRECTIONS = 2, 2  # of a module
+METHODS: dict[str, Method] = {"plain": BPTT(), "penalised": Penalised("log-ratio", RHO)}
+# sweeps and weight products of one gradient
+PRODUCTS = {"plain": (2, 1), "plain tf32": (2, 1), "penalised": (4, 2), "double": (4, 2)}
+LAYERS = 2  # of a module
+DIRECTIONS = 2
 SIZES: dict[str, tuple[Size, ...]] = {
     "cpu": ((100, 20, 50), (200, 64, 128), (200, 64, 512)),
     "cuda": ((200, 64, 128), (200, 64, 256), (784, 128, 128), (200, 64, 512), (200, 64, 1024)),
 }
-MODULES: dict[str, Any] = {"elman": nn.RNN, "lstm": nn.LSTM, "gru": nn.GRU}
+MODULES = {"elman": nn.RNN, "lstm": nn.LSTM, "gru": nn.GRU}
+FORMULAS = {"nn.RNN": "elman", "nn.LSTM": "lstm", "nn.GRU": "gru"}
 FUSED = {"elman": "rnn_tanh_cell", "lstm": "lstm_cell", "gru": "gru_cell"}
-START = {
+# the spectral radius of W, and the gate that keeps the state, whose bias opens it
+START: dict[str, tuple[float, str | None]] = {
     "elman": (1.0, None),
     "lstm": (0.2, "f"),
     "gru": (0.2, "u"),
-}  # the radius of W; the gate that keeps the state, open
+}
+OPEN_GATE = 4.0
+TINY = 1e-30  # keeps logarithms of the peers' costates finite
+
+
+def size_text(size: Size) -> str:
+    """A size as the command line writes it: "100x20x50"."""
+    return "x".join(map(str, size))
 
 
 class NetworkProblem:
-    """One cell at one size on one device: our network, the same weights in torch's module, a batch."""
+    """One cell at one size on one device: our network, torch's module with its weights, a batch."""
 
     kinds: tuple[str, ...] = ("plain", "penalised")
 
     def __init__(self, cell: str, size: Size, device: str) -> None:
-        self.cell, self.size, self.device = cell, size, device
+        self.cell = cell
+        self.size = size
+        self.device = device
         T, B, d = size
-        draw = torch.Generator().manual_seed(0)
         self.net = Network(
             cell, inputs=INPUTS, hidden=d, outputs=OUTPUTS, output="softmax", dtype=torch.float32
         )
-        radius, keeps = START[cell]
-        initialise(self.net, "orthogonal", radius=radius, std=0.02)
         formula = library.named(cell)
-        if keeps is not None:
+        radius, keeping_gate = START[cell]
+        initialise(self.net, "orthogonal", radius=radius, std=0.02)
+        if keeping_gate is not None:
+            biases = self.net.get_parameter("b").chunk(len(formula.gates))
             with torch.no_grad():
-                self.net.get_parameter("b").chunk(len(formula.gates))[
-                    formula.gates.index(keeps)
-                ].fill_(4.0)
+                biases[formula.gates.index(keeping_gate)].fill_(OPEN_GATE)
         self.net.to(device)
+        draw = torch.Generator().manual_seed(0)
         self.u = torch.randn(T, B, INPUTS, generator=draw).to(device)
         self.y = torch.randint(0, OUTPUTS, (B,), generator=draw).to(device)
-        self.n = len(formula.slots) * d
+        self.n = len(formula.slots) * d  # entries of a state
 
     @property
     def engine(self) -> str:
+        """The engine of our network."""
         return str(self.net.engine)
 
-    def contenders(self, peer: str) -> dict[str, dict[str, Run]]:
-        return {OURS: ours, **PEERS}[peer](self)
+    def contenders(self, peer: str) -> Contenders:
+        """The gradients of ours, or of a peer."""
+        if peer == OURS:
+            return ours(self)
+        return PEERS[peer](self)
 
     @functools.cached_property
     def weights(self) -> dict[str, Tensor]:
+        """The weights that everyone starts from."""
         return {name: p.detach() for name, p in self.net.named_parameters()}
 
-    def torch_modules(self) -> tuple[nn.Module, nn.Linear, dict[str, Tensor]]:
-        """torch's layer and readout with our weights, and their parameters under our names."""
-        d, w = self.size[2], self.weights
+    def torch_modules(self) -> tuple[nn.RNNBase, nn.Linear, dict[str, Tensor]]:
+        """A layer and a readout of torch with our weights, and their parameters under our names."""
+        d = self.size[2]
         layer = MODULES[self.cell](INPUTS, d, device=self.device)
         head = nn.Linear(d, OUTPUTS, device=self.device)
-        named = {
-            "W": layer.weight_hh_l0, "R": layer.weight_ih_l0, "b": layer.bias_ih_l0, "V": head.weight, "b_o": head.bias,
-        }  # fmt: skip
+        parameters: dict[str, Tensor] = {
+            "W": layer.weight_hh_l0,
+            "R": layer.weight_ih_l0,
+            "b": layer.bias_ih_l0,
+            "V": head.weight,
+            "b_o": head.bias,
+        }
         with torch.no_grad():
-            for name, parameter in named.items():
-                parameter.copy_(w[name])
+            for name, parameter in parameters.items():
+                parameter.copy_(self.weights[name])
+            # torch has two biases; ours has the second one in the n gate of the gru alone
             layer.bias_hh_l0.zero_()
-            if "p.b_n" in w:
-                layer.bias_hh_l0[2 * d :] = w["p.b_n"]
-        return layer, head, named
+            if "p.b_n" in self.weights:
+                layer.bias_hh_l0[2 * d :] = self.weights["p.b_n"]
+        return layer, head, parameters
 
 
-def ours(p: NetworkProblem) -> dict[str, dict[str, Run]]:
+def gradient_by_name(value: Tensor, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The gradient of a value, by the names of the parameters."""
+    gradients = torch.autograd.grad(value, list(parameters.values()))
+    return dict(zip(parameters, gradients, strict=True))
+
+
+def ours(p: NetworkProblem) -> Contenders:
+    """Our gradients, by the public classes."""
     batch = Batch(p.u, p.y)
-    take = lambda method: lambda: method(p.net, batch, "cross-entropy").gradient
-    return {OURS: {kind: take(method) for kind, method in METHODS.items()}}
+
+    def gradient(method: Method) -> dict[str, Tensor]:
+        return method(p.net, batch, "cross-entropy").gradient
+
+    runs: dict[str, Run] = {}
+    for kind, method in METHODS.items():
+        runs[kind] = functools.partial(gradient, method)
+    return {OURS: runs}
 
 
-def torch_nn(p: NetworkProblem) -> dict[str, dict[str, Run]]:
-    layer, head, named = p.torch_modules()
+def torch_nn(p: NetworkProblem) -> Contenders:
+    """The plain gradient by torch.nn: on a GPU by cuDNN, with and without tf32."""
+    layer, head, parameters = p.torch_modules()
 
     def plain() -> dict[str, Tensor]:
         loss = cross_entropy(head(layer(p.u)[0][-1]), p.y)
-        return dict(zip(named, torch.autograd.grad(loss, list(named.values())), strict=True))
+        return gradient_by_name(loss, parameters)
 
-    def with_tf32(on: bool) -> Run:
-        def run() -> dict[str, Tensor]:
-            torch.backends.cudnn.allow_tf32 = on
-            return plain()
-
-        return run
+    def plain_with(allow_tf32: bool) -> dict[str, Tensor]:
+        torch.backends.cudnn.allow_tf32 = allow_tf32
+        return plain()
 
     if p.device == "cpu":
         return {"torch.nn": {"plain": plain}}
-    return {"cuDNN tf32": {"plain": with_tf32(True)}, "cuDNN": {"plain": with_tf32(False)}}
+    return {
+        "cuDNN tf32": {"plain": functools.partial(plain_with, True)},
+        "cuDNN": {"plain": functools.partial(plain_with, False)},
+    }
 
 
-def autograd_loop(p: NetworkProblem) -> dict[str, dict[str, Run]]:
-    """The state is one node [h, c], so that lam^c is the costate and not the path through h."""
-    layer, head, named = p.torch_modules()
-    d, step = p.size[2], fused_cell(FUSED[p.cell])
-    weights: Any = (layer.weight_ih_l0, layer.weight_hh_l0, layer.bias_ih_l0, layer.bias_hh_l0)
+def autograd_loop(p: NetworkProblem) -> Contenders:
+    """The penalised gradient by a loop over torch's fused cells.
+
+    The state is one node [h, c], so that lam^c is the costate and not the path through h.
+    """
+    layer, head, parameters = p.torch_modules()
+    d = p.size[2]
+    step = fused_cell(FUSED[p.cell])
+    weights = (layer.weight_ih_l0, layer.weight_hh_l0, layer.bias_ih_l0, layer.bias_hh_l0)
 
     def penalised() -> dict[str, Tensor]:
-        x, states = p.u.new_zeros(len(p.y), p.n), []
+        x = p.u.new_zeros(len(p.y), p.n)
+        states = []
         for u in p.u:
-            x = torch.cat(step(u, x.split(d, 1), *weights), 1) if p.n > d else step(u, x, *weights)
+            if p.n > d:
+                x = torch.cat(step(u, x.split(d, 1), *weights), 1)
+            else:
+                x = step(u, x, *weights)
             states.append(x)
         losses = cross_entropy(head(x[:, :d]), p.y, reduction="none")
         lam = torch.stack(torch.autograd.grad(losses.sum(), states, create_graph=True))
-        norms = lam.norm(dim=2) + 1e-30
+        norms = lam.norm(dim=2) + TINY
         penalty = (norms[:-1] / norms[1:]).log().square().mean(0)
-        objective = (losses + RHO * penalty).mean()
-        return dict(zip(named, torch.autograd.grad(objective, list(named.values())), strict=True))
+        return gradient_by_name((losses + RHO * penalty).mean(), parameters)
 
     return {"autograd loop": {"penalised": penalised}}
 
 
-def jax_scan(p: NetworkProblem) -> dict[str, dict[str, Run]]:
-    """Costates are the gradient by a shift of each state. The inputs are multiplied inside the scan or before it: which
-    is faster depends on the size, so both are tried and the faster one competes."""
+def jax_scan(p: NetworkProblem) -> Contenders:
+    """Both gradients by a compiled scan; costates are the gradient by a shift of each state.
+
+    The inputs are multiplied inside the scan or before it. Which is faster depends on the size, so
+    both are tried and the faster one competes.
+    """
     jax = load_jax(p.device)
-    jnp, (T, B, d) = jax.numpy, p.size
-    place = lambda y: jax.device_put(y.cpu().numpy(), jax.devices(p.device)[0])
-    weights, u, y = {name: place(w) for name, w in p.weights.items()}, place(p.u), place(p.y)
-    sigmoid, tanh = jax.nn.sigmoid, jnp.tanh
+    jnp = jax.numpy
+    T, B, d = p.size
+    cell = jax_cell(jax, p.cell, d)
 
-    def elman(w: Any, z: Any, v: Any, x: Any) -> Any:
-        return tanh(z + v)
+    def place(y: Tensor) -> JAX:
+        return jax.device_put(y.cpu().numpy(), jax.devices(p.device)[0])
 
-    def lstm(w: Any, z: Any, v: Any, x: Any) -> Any:
-        i, f, g, o = jnp.split(z + v, 4, 1)
-        c = sigmoid(f) * x[:, d:] + sigmoid(i) * tanh(g)
-        return jnp.concatenate([sigmoid(o) * tanh(c), c], 1)
+    def losses(w: JAX, u: JAX, y: JAX, shift: JAX, inside: bool) -> JAX:
+        def multiply_inputs(u: JAX) -> JAX:
+            return u @ w["R"].T + w["b"]
 
-    def gru(w: Any, z: Any, v: Any, x: Any) -> Any:
-        r, k = jnp.split(sigmoid(z[:, : 2 * d] + v[:, : 2 * d]), 2, 1)
-        return (1 - k) * tanh(v[:, 2 * d :] + r * (z[:, 2 * d :] + w["p.b_n"])) + k * x
+        def step(x: JAX, at: JAX) -> tuple[JAX, None]:
+            v, shift_t = at
+            if inside:
+                v = multiply_inputs(v)
+            x = cell(w, x[:, :d] @ w["W"].T, v, x)
+            if shift_t is not None:
+                x = x + shift_t
+            return x, None
 
-    f = {"elman": elman, "lstm": lstm, "gru": gru}[p.cell]
-
-    def losses(w: Any, u: Any, y: Any, shift: Any, inside: bool) -> Any:
-        drive = lambda u: u @ w["R"].T + w["b"]
-
-        def step(x: Any, at: Any) -> tuple[Any, None]:
-            x = f(w, x[:, :d] @ w["W"].T, drive(at[0]) if inside else at[0], x)
-            return (x if at[1] is None else x + at[1]), None
-
-        x, _ = jax.lax.scan(step, jnp.zeros((B, p.n), u.dtype), (u if inside else drive(u), shift))
+        start = jnp.zeros((B, p.n), u.dtype)
+        x, _ = jax.lax.scan(step, start, (u if inside else multiply_inputs(u), shift))
         logs = jax.nn.log_softmax(x[:, :d] @ w["V"].T + w["b_o"])
         return -jnp.take_along_axis(logs, y[:, None], 1)[:, 0]
 
-    def plain(w: Any, u: Any, y: Any, inside: bool) -> Any:
+    def plain(w: JAX, u: JAX, y: JAX, inside: bool) -> JAX:
         return losses(w, u, y, None, inside).mean()
 
-    def penalised(w: Any, u: Any, y: Any, inside: bool) -> Any:
-        def total(shift: Any) -> tuple[Any, Any]:
+    def penalised(w: JAX, u: JAX, y: JAX, inside: bool) -> JAX:
+        def total(shift: JAX) -> tuple[JAX, JAX]:
             values = losses(w, u, y, shift, inside)
             return values.sum(), values
 
         lam, values = jax.grad(total, has_aux=True)(jnp.zeros((T, B, p.n), u.dtype))
-        norms = jnp.sqrt((lam**2).sum(2)) + 1e-30
-        return (values + RHO * (jnp.log(norms[:-1] / norms[1:]) ** 2).mean(0)).mean()
+        norms = jnp.sqrt((lam**2).sum(2)) + TINY
+        penalty = (jnp.log(norms[:-1] / norms[1:]) ** 2).mean(0)
+        return (values + RHO * penalty).mean()
 
-    def run(objective: Any, inside: bool) -> Run:
+    weights = {name: place(w) for name, w in p.weights.items()}
+    u = place(p.u)
+    y = place(p.y)
+
+    def compiled(objective: Callable[..., JAX], inside: bool) -> Run:
         gradient = jax.jit(jax.grad(functools.partial(objective, inside=inside)))
         return lambda: jax.block_until_ready(gradient(weights, u, y))
 
-    fastest = lambda objective: min(
-        (run(objective, inside) for inside in INSIDE), key=lambda r: best_time(r, p.device, 1)
-    )
-    return {"JAX scan": {"plain": fastest(plain), "penalised": fastest(penalised)}}
+    def faster(objective: Callable[..., JAX]) -> Run:
+        runs = [compiled(objective, inside) for inside in INSIDE]
+        return min(runs, key=lambda run: best_time(run, p.device, 1))
+
+    return {"JAX scan": {"plain": faster(plain), "penalised": faster(penalised)}}
 
 
-PEERS: dict[str, Callable[[NetworkProblem], dict[str, dict[str, Run]]]] = {
+def jax_cell(jax: JAX, name: str, d: int) -> Callable[[JAX, JAX, JAX, JAX], JAX]:
+    """x_t = f(w, z, v, x_{t-1}) in JAX, with z = W h_{t-1} and v = R u_t + b."""
+    jnp = jax.numpy
+    sigmoid = jax.nn.sigmoid
+    tanh = jnp.tanh
+
+    def elman(w: JAX, z: JAX, v: JAX, x: JAX) -> JAX:
+        return tanh(z + v)
+
+    def lstm(w: JAX, z: JAX, v: JAX, x: JAX) -> JAX:
+        i, f, g, o = jnp.split(z + v, 4, 1)
+        c = sigmoid(f) * x[:, d:] + sigmoid(i) * tanh(g)
+        return jnp.concatenate([sigmoid(o) * tanh(c), c], 1)
+
+    def gru(w: JAX, z: JAX, v: JAX, x: JAX) -> JAX:
+        r, k = jnp.split(sigmoid(z[:, : 2 * d] + v[:, : 2 * d]), 2, 1)
+        return (1 - k) * tanh(v[:, 2 * d :] + r * (z[:, 2 * d :] + w["p.b_n"])) + k * x
+
+    return {"elman": elman, "lstm": lstm, "gru": gru}[name]
+
+
+PEERS: dict[str, Callable[[NetworkProblem], Contenders]] = {
     "torch": torch_nn,
     "autograd": autograd_loop,
     "jax": jax_scan,
@@ -229,101 +298,103 @@ PEERS: dict[str, Callable[[NetworkProblem], dict[str, dict[str, Run]]]] = {
 
 
 class ModuleProblem:
-    """A module at one size on one device: ours, and torch's with the same weights. On a GPU cuDNN may round to tf32, by
-    default, and torch.mm, of which ours are made, may not: both are measured both ways."""
+    """A module at one size on one device: ours, and torch's with the same weights.
+
+    On a GPU cuDNN may round to tf32 by default. Ours is made of torch.mm, which may not. Both are
+    measured both ways.
+    """
 
     def __init__(self, name: str, size: Size, device: str) -> None:
         T, B, d = size
         draw = torch.Generator().manual_seed(0)
-        self.device, self.u = (
-            device,
-            torch.randn(T, B, INPUTS, generator=draw).to(device).requires_grad_(),
-        )
-        make = getattr(nn, name.removeprefix("nn."))
-        self.torch_module = make(
+        self.device = device
+        self.u = torch.randn(T, B, INPUTS, generator=draw).to(device).requires_grad_()
+        self.torch_module: nn.RNNBase = MODULES[FORMULAS[name]](
             INPUTS, d, num_layers=LAYERS, bidirectional=DIRECTIONS == 2, device=device
         )
-        self.ours = getattr(modules, make.__name__).from_torch(self.torch_module)
+        self.ours = getattr(modules, name.removeprefix("nn.")).from_torch(self.torch_module)
         self.kinds = ("plain", "double") if device == "cpu" else ("plain", "plain tf32", "double")
 
     @property
     def engine(self) -> str:
+        """The engine of our module."""
         return str(self.ours.engine)
 
     def plain(self, module: nn.Module) -> dict[str, Tensor]:
+        """The gradient of the sum of squared outputs."""
         return self.gradient(module, module(self.u)[0].square().sum())
 
+    def plain_in_tf32(self, module: nn.Module) -> dict[str, Tensor]:
+        """The plain gradient, its products rounded to tf32."""
+        with tf32(True):
+            return self.plain(module)
+
     def double(self, module: nn.Module) -> dict[str, Tensor]:
-        by_u = torch.autograd.grad(module(self.u)[0].square().sum(), self.u, create_graph=True)[0]
+        """The gradient of the squared gradient by the inputs."""
+        value = module(self.u)[0].square().sum()
+        by_u = torch.autograd.grad(value, self.u, create_graph=True)[0]
         return self.gradient(module, by_u.square().sum())
 
-    def gradient(self, module: nn.Module, value: Tensor) -> dict[str, Tensor]:
-        named = {"u": self.u, **dict(module.named_parameters())}
-        return dict(
-            zip(
-                named,
-                torch.autograd.grad(value, list(named.values()), allow_unused=True),
-                strict=True,
-            )
-        )
-
     def double_without_cudnn(self) -> dict[str, Tensor]:
-        """cuDNN and oneDNN have no second derivative."""
+        """The double gradient of torch.nn: cuDNN and oneDNN have no second derivative."""
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # oneDNN's switch speaks of other processors
+            warnings.simplefilter("ignore")  # oneDNN's switch warns about other processors
             with (
                 torch.backends.cudnn.flags(enabled=False),
                 torch.backends.mkldnn.flags(enabled=False),
             ):
                 return self.double(self.torch_module)
 
-    def plain_in_tf32(self, module: nn.Module) -> dict[str, Tensor]:
-        with tf32(True):
-            return self.plain(module)
+    def gradient(self, module: nn.Module, value: Tensor) -> dict[str, Tensor]:
+        """The gradient of a value by the inputs and the parameters; some do not enter it."""
+        named = {"u": self.u, **dict(module.named_parameters())}
+        gradients = torch.autograd.grad(value, list(named.values()), allow_unused=True)
+        return dict(zip(named, gradients, strict=True))
 
-    def contenders(self, peer: str) -> dict[str, dict[str, Run]]:
-        on_gpu = self.device == "cuda"
+    def contenders(self, peer: str) -> Contenders:
+        """The gradients of ours, or of torch.nn; the other peers have no modules."""
         if peer == OURS:
-            ours, rounded, twice = (
-                self.ours,
-                copy.deepcopy(self.ours),
-                copy.deepcopy(self.ours),
-            )  # each is recorded apart
-            found: dict[str, Run] = {
-                "plain": lambda: self.plain(ours),
-                "double": lambda: self.double(twice),
-            }
-            return {
-                OURS: found
-                | ({"plain tf32": lambda: self.plain_in_tf32(rounded)} if on_gpu else {})
-            }
+            return {OURS: self._our_runs()}
         if peer != "torch":
             return {}
-        plain: Run = lambda: self.plain(self.torch_module)
-        if not on_gpu:
+        plain = functools.partial(self.plain, self.torch_module)
+        if self.device == "cpu":
             return {"torch.nn": {"plain": plain, "double": self.double_without_cudnn}}
-        less: Run = lambda: self.plain_in_tf32(self.torch_module)
+        in_tf32 = functools.partial(self.plain_in_tf32, self.torch_module)
         return {
-            "cuDNN tf32": {"plain": less, "plain tf32": less},
+            "cuDNN tf32": {"plain": in_tf32, "plain tf32": in_tf32},
             "cuDNN": {"plain": plain},
             "torch.nn without cuDNN": {"double": self.double_without_cudnn},
         }
 
+    def _our_runs(self) -> dict[str, Run]:
+        # each run has a module of its own: on a GPU its calls are captured separately
+        runs: dict[str, Run] = {
+            "plain": functools.partial(self.plain, self.ours),
+            "double": functools.partial(self.double, copy.deepcopy(self.ours)),
+        }
+        if self.device == "cuda":
+            runs["plain tf32"] = functools.partial(self.plain_in_tf32, copy.deepcopy(self.ours))
+        return runs
+
 
 SUBJECTS: dict[str, type[NetworkProblem] | type[ModuleProblem]] = {
     **dict.fromkeys(MODULES, NetworkProblem),
-    **dict.fromkeys(("nn.RNN", "nn.LSTM", "nn.GRU"), ModuleProblem),
+    **dict.fromkeys(FORMULAS, ModuleProblem),
 }
-FORMULAS = {"nn.RNN": "elman", "nn.LSTM": "lstm", "nn.GRU": "gru"}
 
 
-def load_jax(device: str) -> Any:
-    """JAX for one device: on a CPU with one thread (these words count before its first import), on a GPU without taking
-    all memory."""
+def load_jax(device: str) -> JAX:
+    """JAX for one device, refused if it is not installed or does not find the device.
+
+    On a CPU it gets one thread if torch has one, on a GPU it does not take all memory. Both are
+    environment variables that count only before its first import.
+    """
     if device == "cpu" and torch.get_num_threads() == 1:
         single = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
-        if single not in os.environ.get("XLA_FLAGS", ""):
-            os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {single}".strip()
+        flags = os.environ.get("XLA_FLAGS", "")
+        if single not in flags:
+            os.environ["XLA_FLAGS"] = f"{flags} {single}".strip()
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     try:
         import jax

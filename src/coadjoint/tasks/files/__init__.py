@@ -1,15 +1,16 @@
-"""Readers of users' own data: strict, and every refusal names the file, the row, the column and the way out.
+"""Readers of users' own data. They are strict: an error names the file, the row and the column.
 
-source      a file that nobody vouches for: opened, read, decoded
-sheet       Options, Problems, and the Recording that comes of a file
-parsing     cells as numbers and times
-table       which column is what, and a long table as sequences
-text        .csv .tsv .txt: its rows, and a table of them
-parquet     .parquet .pq: its rows, and a table of them
-arrays      .npy .npz: its rows, and arrays of sequences
-ts          .ts of the UEA and UCR archives
-rows        the row source of a file, by its suffix
-stream      File: the steps of a file, row by row, for learning while it is read
+source   opening, reading and decoding a file
+sheet    Options, Problems, and the Sheet that a file is read into
+parsing  cells as numbers and times
+table    the roles of columns, and a long table as sequences
+text     .csv .tsv .txt: rows, and a table
+parquet  .parquet .pq: rows, and a table
+arrays   .npy .npz: rows, and arrays of sequences
+ts       .ts of the UEA and UCR archives
+rows     the rows of a file, by its suffix
+scaling  standardising a stream by the rows so far
+stream   File: the steps of a file, row by row, for learning while it is read
 """
 
 from __future__ import annotations
@@ -41,12 +42,13 @@ READERS: dict[str, Callable[[LoadedFile, Options, Problems], Sheet]] = {
 
 
 def read(path: str | os.PathLike[str], options: Options | None = None) -> Sheet:
-    """The sequences of a file; its suffix chooses the reader."""
+    """Read the sequences of a file; its suffix chooses the reader."""
     options = options or Options()
     source = load_file(path, options.max_bytes)
     suffix = Path(path).suffix.lower()
     if suffix not in READERS:
         raise DataError(
-            f"{source.path}: files named '{one_line(suffix)}' are not read; expected one of {', '.join(READERS)}."
+            f"{source.path}: cannot read files named '{one_line(suffix)}'; expected one of "
+            f"{', '.join(READERS)}."
         )
     return READERS[suffix](source, options, Problems(source.path))

@@ -1,4 +1,4 @@
-"""NumPy arrays: .npz with u (n, T, C) and y, or .npy with u alone. Nothing in them is ever unpickled."""
+"""NumPy arrays: .npz with u (n, T, C) and y, or .npy with u alone. Nothing is ever unpickled."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import math
 import os
 import warnings
 import zipfile
-from collections.abc import Iterator
-from typing import IO, Any
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import IO
 
 import numpy as np
 from numpy.lib import format as npy
@@ -17,129 +18,184 @@ from ...errors import DataError, error_text, one_line
 from .parsing import EXACT_BELOW, explain_inexact
 from .sheet import Options, Problems, Sheet, refuse_bad_values
 from .source import LoadedFile, open_file, refuse_if_too_large
+from .table import KIND_ADVICE
 
 AXES = "u (n, T, C): sequences first, then steps, then features"
-MEMBERS = ("u", "y", "lengths", "ids")
+
+
+@dataclass(frozen=True)
+class ExpectedArray:
+    """What an array must be.
+
+    kinds     the accepted dtypes: f for numbers, i for whole numbers, U for text
+    dims      the accepted numbers of dimensions
+    shape     what it should be, in words
+    """
+
+    kinds: str
+    dims: tuple[int, ...]
+    shape: str
+
+    def accepts(self, dtype: np.dtype) -> bool:
+        """Whether entries of this dtype can be used."""
+        if dtype.names or dtype.shape or (dtype.kind == "f" and dtype.itemsize > 8):
+            return False
+        if dtype.kind in "iu" and "i" in self.kinds:
+            return True
+        if dtype.kind == "U":
+            return "U" in self.kinds
+        return dtype.kind in "fiub" and "f" in self.kinds
+
+    def describe_kinds(self) -> str:
+        """The accepted dtypes, in words."""
+        words = {"f": "float, integer or boolean", "U": "text", "i": "integer"}
+        return " or ".join(words[kind] for kind in self.kinds)
+
+
+NPY = ExpectedArray("f", (2, 3), "(n, T, C) or (n, T): sequences, steps, features")
+STREAM = ExpectedArray("f", (1, 2), "numbers [rows, columns]")
+# The arrays of an .npz file.
+MEMBERS = {
+    "u": ExpectedArray("f", (2, 3), f"{AXES}; or u (sum of lengths, C) with lengths"),
+    "y": ExpectedArray("fU", (1, 2, 3), "(n,), (n, k), (n, T) or (n, T, k)"),
+    "lengths": ExpectedArray("i", (1,), "(n,) whole numbers"),
+    "ids": ExpectedArray("iU", (1,), "(n,)"),
+}
 
 
 def read_npy(source: LoadedFile, options: Options, problems: Problems) -> Sheet:
-    """u (n, T, C) or (n, T): inputs only, for next-step prediction."""
-    u = read_array(io.BytesIO(source.data), len(source.data), source.path, "f", (2, 3), "(n, T, C) or (n, T): sequences, steps, features")  # fmt: skip
-    return make_sheet(source, {"u": u[..., None] if u.ndim == 2 else u}, (), options, problems)
+    """Read u (n, T, C) or (n, T): inputs only, for next-step prediction."""
+    u = read_array(io.BytesIO(source.data), len(source.data), source.path, NPY)
+    if u.ndim == 2:
+        u = u[..., None]
+    return make_sheet(source, {"u": u}, (), options, problems)
 
 
 def read_npz(source: LoadedFile, options: Options, problems: Problems) -> Sheet:
-    """u (n, T, C) with optional lengths (n,), or u (sum of lengths, C) with lengths; y and ids are optional.
+    """Read u with optional y, lengths (n,) and ids (n,).
 
-    y  (n,) or (n, k): one for each sequence; (n, T), (n, T, k), or as many rows as a ragged u: one for each step
+    u  (n, T, C), or (sum of lengths, C) if lengths are given
+    y  (n,) or (n, k): one per sequence; (n, T), (n, T, k), or as many rows as a ragged u: one per
+       step
     """
-    try:
-        archive = zipfile.ZipFile(io.BytesIO(source.data))
-        infos = archive.infolist()
-    except Exception as e:
-        kind = source.magic()
-        what = (
-            f"holds {kind[0]}"
-            if kind and "zip" not in kind[0]
-            else f"is not a whole zip archive ({error_text(e, 80)})"
-        )
-        raise DataError(
-            f"{source.path} is named .npz but {what}. Write it with numpy.savez."
-        ) from None
-    names = [i.filename.removesuffix(".npy") for i in infos]
+    archive = open_archive(source)
+    infos = archive.infolist()
+    names = [info.filename.removesuffix(".npy") for info in infos]
     if len(set(names)) != len(names):
         raise DataError(
-            f"{source.path}: an array appears twice in the archive. Write it again with numpy.savez."
+            f"{source.path}: an array appears twice in the archive. Write it again with "
+            "numpy.savez."
         )
-    found = {n: i for n, i in zip(names, infos, strict=True) if n in MEMBERS}
-    if "u" not in found:
-        raise DataError(
-            f"{source.path} holds {', '.join(one_line(n) for n in names[:12]) or 'no arrays'}; expected an array {AXES}, and y."
-        )
-    need = sum(i.file_size for i in found.values())
+    members = {name: info for name, info in zip(names, infos, strict=True) if name in MEMBERS}
+    if "u" not in members:
+        found = ", ".join(map(one_line, names[:12])) or "no arrays"
+        raise DataError(f"{source.path} holds {found}; expected an array {AXES}, and y.")
+    # Sizes are checked before anything is unpacked, of each array and of all together.
+    need = sum(info.file_size for info in members.values())
     refuse_if_too_large(source.path, "", need, need, options.max_bytes)
-    for name, info in found.items():
-        refuse_if_too_large(
-            f"{source.path}: '{name}'", "", info.file_size, info.compress_size, options.max_bytes
-        )
-    wanted = {
-        "u": ("f", (2, 3), f"{AXES}; or u (sum of lengths, C) with lengths"),
-        "y": ("fU", (1, 2, 3), "(n,), (n, k), (n, T) or (n, T, k)"),
-        "lengths": ("i", (1,), "(n,) whole numbers"),
-        "ids": ("iU", (1,), "(n,)"),
-    }
+    for name, info in members.items():
+        place = f"{source.path}: '{name}'"
+        refuse_if_too_large(place, "", info.file_size, info.compress_size, options.max_bytes)
     arrays = {}
-    for name, info in found.items():
+    for name, info in members.items():
         if options.kind == "next" and name == "y":
             continue
+        place = f"{source.path} array '{name}'"
         try:
-            with archive.open(info) as f:
-                arrays[name] = read_array(
-                    f, info.file_size, f"{source.path} array '{name}'", *wanted[name]
-                )
+            with archive.open(info) as file:
+                arrays[name] = read_array(file, info.file_size, place, MEMBERS[name])
         except DataError:
             raise
-        except Exception as e:
+        except Exception as error:
             raise DataError(
-                f"{source.path}: array '{name}' is damaged: {error_text(e, 80)}. Write it again."
+                f"{source.path}: array '{name}' is damaged: {error_text(error, 80)}. Write it "
+                "again."
             ) from None
-    notes = tuple(f"array '{one_line(n)}' is left out" for n in names if n not in MEMBERS)
+    left_out = [name for name in names if name not in MEMBERS]
+    notes = tuple(f"array '{one_line(name)}' is left out" for name in left_out)
     return make_sheet(source, arrays, notes, options, problems)
 
 
-def read_header(f: IO[bytes], name: str) -> tuple[tuple[int, ...], bool, np.dtype]:
-    """(shape, whether it is in Fortran's order, dtype) of an array; f then stands at its numbers."""
+def open_archive(source: LoadedFile) -> zipfile.ZipFile:
+    """The zip archive that an .npz file is."""
+    try:
+        return zipfile.ZipFile(io.BytesIO(source.data))
+    except Exception as error:  # zipfile raises all kinds of errors for a damaged file
+        content = f"is not a complete zip archive ({error_text(error, 80)})"
+        known = source.magic()
+        if known and "zip" not in known[0]:
+            content = f"holds {known[0]}"
+        raise DataError(
+            f"{source.path} is named .npz but {content}. Write it with numpy.savez."
+        ) from None
+
+
+def read_header(file: IO[bytes], name: str) -> tuple[tuple[int, ...], bool, np.dtype]:
+    """(shape, whether it is in Fortran order, dtype) of an array; its values come next."""
     headers = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            version = npy.read_magic(f)
+            version = npy.read_magic(file)
             if version not in headers:
                 raise ValueError(f"format {version[0]}.{version[1]}, expected 1.0 or 2.0")
-            return headers[version](f)
+            return headers[version](file)
     except zipfile.BadZipFile:
         raise
-    except Exception as e:
+    except Exception as error:
         raise DataError(
-            f"{name} is not a NumPy array: {error_text(e, 80)}. Write it with numpy.save or numpy.savez."
+            f"{name} is not a NumPy array: {error_text(error, 80)}. Write it with numpy.save or "
+            "numpy.savez."
         ) from None
 
 
 def read_checked_header(
-    f: IO[bytes], size: int, name: str, kinds: str, dims: tuple[int, ...], expected: str
+    file: IO[bytes], size: int, name: str, expected: ExpectedArray
 ) -> tuple[tuple[int, ...], str, np.dtype]:
-    """(shape, its order "C" or "F", dtype) of an array that can be used, before anything is allocated; size: of the file."""
-    shape, fortran, dtype = read_header(f, name)
+    """(shape, order "C" or "F", dtype) of a usable array, before anything is allocated.
+
+    size: the bytes of the file.
+    """
+    shape, is_fortran, dtype = read_header(file, name)
     if dtype.hasobject:
-        raise DataError(f"{name} contains Python objects; not loaded. Write numbers: {expected}.")
-    accepted = {"f": "float, integer or boolean", "U": "text", "i": "integer"}
-    fits = (dtype.kind in "fiub" and "f" in kinds) or (dtype.kind in "iu" and "i" in kinds) or (dtype.kind == "U" and "U" in kinds)  # fmt: skip
-    if not fits or dtype.names or dtype.shape or (dtype.kind == "f" and dtype.itemsize > 8):
         raise DataError(
-            f"{name} has dtype {one_line(dtype)} and shape {shape}; expected {' or '.join(accepted[k] for k in kinds)} numbers of at most 64 bits."
+            f"{name} contains Python objects; not loaded. Write numbers: {expected.shape}."
         )
-    if len(shape) not in dims or any(s < 0 for s in shape):
-        raise DataError(f"{name} has {len(shape)} dimensions, shape {shape}; expected {expected}.")
-    need, here = math.prod(shape) * dtype.itemsize, size - f.tell()
+    if not expected.accepts(dtype):
+        raise DataError(
+            f"{name} has dtype {one_line(dtype)} and shape {shape}; expected "
+            f"{expected.describe_kinds()} numbers of at most 64 bits."
+        )
+    if len(shape) not in expected.dims or any(length < 0 for length in shape):
+        raise DataError(
+            f"{name} has {len(shape)} dimensions, shape {shape}; expected {expected.shape}."
+        )
+    need = math.prod(shape) * dtype.itemsize
+    here = size - file.tell()
     if need != here:
         raise DataError(
-            f"{name}: the header says shape {shape} of {dtype}, {need:,} bytes, and the file has {here:,}. It is cut off or damaged."
+            f"{name}: the header says shape {shape} of {dtype}, {need:,} bytes, but the file has "
+            f"{here:,}. It is cut off or damaged."
         )
     if not need:
-        raise DataError(f"{name} is empty: shape {shape}; expected {expected}.")
-    return shape, "F" if fortran else "C", dtype
+        raise DataError(f"{name} is empty: shape {shape}; expected {expected.shape}.")
+    return shape, "F" if is_fortran else "C", dtype
 
 
-def read_array(f: IO[bytes], size: int, name: str, *wanted: Any) -> np.ndarray:
-    """One array, read whole; `wanted` as judged_header takes it."""
-    shape, order, dtype = read_checked_header(f, size, name, *wanted)
+def read_array(file: IO[bytes], size: int, name: str, expected: ExpectedArray) -> np.ndarray:
+    """A whole array; size: the bytes of the file."""
+    shape, order, dtype = read_checked_header(file, size, name, expected)
     need = math.prod(shape) * dtype.itemsize
-    data = np.frombuffer(f.read(need), dtype=dtype).reshape(shape, order=order)  # type: ignore[call-overload]
-    return np.ascontiguousarray(data, dtype=dtype.newbyteorder("="))
+    flat = np.frombuffer(file.read(need), dtype=dtype)
+    values = flat.reshape(shape, order=order)  # type: ignore[call-overload]
+    return np.ascontiguousarray(values, dtype=dtype.newbyteorder("="))
 
 
 class ArrayRows:
-    """The rows of a .npy file [rows, columns], mapped into memory: (number, cells) of columns c1, c2, ..."""
+    """The rows of a .npy file [rows, columns], mapped into memory: (number, cells) of each.
+
+    The columns are called c1, c2, ...
+    """
 
     has_names = False
 
@@ -147,9 +203,7 @@ class ArrayRows:
         self.path = path
         with open_file(path) as file:
             size = os.fstat(file.fileno()).st_size
-            shape, order, dtype = read_checked_header(
-                file, size, path, "f", (1, 2), "numbers [rows, columns]"
-            )
+            shape, order, dtype = read_checked_header(file, size, path, STREAM)
             begin = file.tell()
         try:
             values = np.memmap(path, dtype, "r", begin, shape, order)  # type: ignore[call-overload]
@@ -162,32 +216,46 @@ class ArrayRows:
 
     @classmethod
     def open(cls, path: str, options: Options) -> ArrayRows:
+        """The rows of the file at `path`; options: none applies."""
         return cls(path)
 
-    def __iter__(self) -> Iterator[tuple[int, list[Any]]]:
-        for k, row in enumerate(self.values, 1):
-            yield k, row.tolist()
+    def __iter__(self) -> Iterator[tuple[int, list[object]]]:
+        for number, row in enumerate(self.values, 1):
+            yield number, row.tolist()
 
     def place(self, row: int) -> str:
+        """A row of the file, in words: "d.npy row 17"."""
         return f"{self.path} row {row}"
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Do nothing: the mapping ends with this object."""
 
 
-def make_sheet(source: LoadedFile, arrays: dict[str, np.ndarray], notes: tuple[str, ...], options: Options, problems: Problems) -> Sheet:  # fmt: skip
-    u, y, lengths = arrays["u"], arrays.get("y"), arrays.get("lengths")
-    padded = u.ndim == 3
-    if not padded and lengths is None:
-        problems.refuse(
-            f"{source.path} array 'u' has shape {u.shape}; expected {AXES}. For one feature write u[:, :, None]; for sequences of unequal length, one after the other, add lengths (n,)."
-        )
-    n = len(u) if padded else len(lengths)  # type: ignore[arg-type]
-    T = u.shape[1] if padded else 0
-    lengths = np.full(n, T) if lengths is None else lengths
+def make_sheet(
+    source: LoadedFile,
+    arrays: dict[str, np.ndarray],
+    notes: tuple[str, ...],
+    options: Options,
+    problems: Problems,
+) -> Sheet:
+    """The sequences of u, padded (n, T, C) or one after the other (sum of lengths, C)."""
+    u = arrays["u"]
+    lengths = arrays.get("lengths")
+    if lengths is None:
+        if u.ndim == 2:
+            problems.refuse(
+                f"{source.path} array 'u' has shape {u.shape}; expected {AXES}. For one feature "
+                "write u[:, :, None]; for sequences of unequal length, one after the other, add "
+                "lengths (n,)."
+            )
+        lengths = np.full(len(u), u.shape[1])
     check_lengths(source.path, lengths, u.shape, problems)
     lengths = lengths.astype(np.int64)
-    keep = np.arange(T)[None, :] < lengths[:, None] if padded else None
-    rows = to_float64(u[keep] if keep is not None else u)
+    keep: np.ndarray | None = None  # [n, T] the entries that are not padding
+    rows = u
+    if u.ndim == 3:
+        keep = np.arange(u.shape[1])[None, :] < lengths[:, None]
+        rows = u[keep]
     starts = np.cumsum(lengths) - lengths
     features = tuple(f"u{j}" for j in range(rows.shape[1]))
 
@@ -195,97 +263,164 @@ def make_sheet(source: LoadedFile, arrays: dict[str, np.ndarray], notes: tuple[s
         i = int(np.searchsorted(starts, row, side="right")) - 1
         if column not in features:
             return f"{source.path} {column} of sequence {i}"
-        step, j = row - int(starts[i]), features.index(column)
-        return f"{source.path} u[{i}, {step}, {j}] column '{column}'" if padded else f"{source.path} u[{row}, {j}] column '{column}'"  # fmt: skip
+        j = features.index(column)
+        entry = f"u[{row}, {j}]" if keep is None else f"u[{i}, {row - int(starts[i])}, {j}]"
+        return f"{source.path} {entry} column '{column}'"
 
-    refuse_inexact(u[keep] if keep is not None else u, lambda r, j: where(r, features[j]), problems)
-    ids = [str(i) for i in range(n)]
-    if "ids" in arrays:
-        ids = to_texts(arrays["ids"], f"{source.path} array 'ids'")
-        if len(ids) != n or len(set(ids)) != n:
-            problems.add(f"{source.path} array 'ids' has {len(ids)} entries, {len(set(ids))} of them different; expected {n} different ones.")  # fmt: skip
-    per = "step"
+    refuse_inexact(rows, lambda index: where(index[0], features[index[1]]), problems)
+    ids = read_ids(source.path, arrays.get("ids"), len(lengths), problems)
+    y = arrays.get("y")
+    y_per = "step"
     if y is not None:
-        y, per = split_targets(source.path, y, u.shape, n, keep, len(rows), options, problems)
+        y, y_per = prepare_targets(source.path, y, u, lengths, keep, options, problems)
     elif options.kind != "next":
-        problems.add(f"{source.path} holds inputs only (no array 'y'). Pass --kind next to predict the next step, or add y to an .npz.")  # fmt: skip
+        problems.add(
+            f"{source.path} holds inputs only (no array 'y'). Pass --kind next to predict the next "
+            "step, or add y to an .npz."
+        )
     problems.raise_if_any()
-    targets = () if y is None else tuple(f"y{k}" for k in range(1 if y.ndim == 1 else y.shape[1]))
-    recording = Sheet(
-        source.path, source.sha256, features, rows, lengths, ids, where, np.arange(len(rows)),
-        targets=targets, y=y, y_per=per, has_names=False, notes=notes,
-    )  # fmt: skip
-    return refuse_bad_values(recording, options, problems)
+    targets: tuple[str, ...] = ()
+    if y is not None:
+        count = 1 if y.ndim == 1 else y.shape[1]
+        targets = tuple(f"y{k}" for k in range(count))
+    sheet = Sheet(
+        source.path,
+        source.sha256,
+        features,
+        to_float64(rows),
+        lengths,
+        ids,
+        where,
+        np.arange(len(rows)),
+        targets=targets,
+        y=y,
+        y_per=y_per,
+        has_names=False,
+        notes=notes,
+    )
+    return refuse_bad_values(sheet, options, problems)
 
 
 def check_lengths(
     path: str, lengths: np.ndarray, shape: tuple[int, ...], problems: Problems
 ) -> None:
-    longest = shape[1] if len(shape) == 3 else shape[0]
-    if len(shape) == 3 and len(lengths) != shape[0]:
+    """Refuse lengths that do not fit u, whose shape is given."""
+    is_padded = len(shape) == 3
+    longest = shape[1] if is_padded else shape[0]
+    if is_padded and len(lengths) != shape[0]:
         problems.add(
-            f"{path} array 'lengths' has {len(lengths)} entries and u has {shape[0]} sequences (shape {shape}; {AXES})."
+            f"{path} array 'lengths' has {len(lengths)} entries but u has {shape[0]} sequences "
+            f"(shape {shape}; {AXES})."
         )
     for i in np.flatnonzero((lengths < 1) | (lengths > longest)):
         problems.add(
             f"{path} lengths[{i}]: sequence {i} has length {lengths[i]}; expected 1..{longest}.",
             "lengths",
         )
-    if len(shape) == 2 and not problems.groups and sum(map(int, lengths)) != shape[0]:
+    total = sum(map(int, lengths))
+    if not is_padded and not problems.groups and total != shape[0]:
         problems.add(
-            f"{path}: the lengths add up to {sum(map(int, lengths))} and u has {shape[0]} rows; expected u (sum of lengths, C)."
+            f"{path}: the lengths add up to {total} but u has {shape[0]} rows; expected u (sum of "
+            "lengths, C)."
         )
     problems.raise_if_any()
 
 
+def read_ids(path: str, ids: np.ndarray | None, count: int, problems: Problems) -> list[str]:
+    """The names of the sequences; their numbers if there is no array 'ids'."""
+    if ids is None:
+        return list(map(str, range(count)))
+    names = to_texts(ids, f"{path} array 'ids'")
+    if len(names) != count or len(set(names)) != count:
+        problems.add(
+            f"{path} array 'ids' has {len(names)} entries, {len(set(names))} of them different; "
+            f"expected {count} different ones."
+        )
+    return names
+
+
 def to_float64(values: np.ndarray) -> np.ndarray:
+    """The values as a contiguous array of doubles."""
     return np.ascontiguousarray(values, dtype=np.float64)
 
 
-def refuse_inexact(values: np.ndarray, where, problems: Problems) -> None:  # type: ignore[no-untyped-def]
-    """Whole numbers that a double cannot hold are problems."""
+def refuse_inexact(
+    values: np.ndarray, where: Callable[[list[int]], str], problems: Problems
+) -> None:
+    """Report whole numbers that a double cannot hold; where: puts an index in words."""
     if values.dtype.kind not in "iu" or values.dtype.itemsize < 8:
         return
-    for at in np.argwhere(np.abs(values.astype(np.float64)) >= EXACT_BELOW):
-        exact = int(values[tuple(at)])
+    for index in np.argwhere(np.abs(values.astype(np.float64)) >= EXACT_BELOW):
+        exact = int(values[tuple(index)])
         if int(float(exact)) != exact:
-            problems.add(f"{where(*map(int, at))}: {explain_inexact(exact)}.", "exact")
+            problems.add(f"{where(index.tolist())}: {explain_inexact(exact)}.", "exact")
 
 
 def to_texts(values: np.ndarray, name: str) -> list[str]:
+    """The entries as text without surrounding spaces."""
     try:
-        words = [str(v).strip() for v in values.tolist()]
-        "".join(words).encode()
+        texts = [str(value).strip() for value in values.tolist()]
+        "".join(texts).encode()
     except ValueError:
         raise DataError(f"{name} holds text that is not Unicode. Write it again.") from None
-    return words
+    return texts
 
 
-def split_targets(path: str, y: np.ndarray, shape: tuple[int, ...], n: int, keep: np.ndarray | None, rows: int, options: Options, problems: Problems) -> tuple[np.ndarray, str]:  # fmt: skip
-    """(y [., k] numbers or [.] words, "step" or "sequence")."""
-    step = y.shape[:2] == shape[:2] if keep is not None else len(y) == rows
-    whole = len(y) == n and y.ndim < 3
-    if step and whole and y.ndim == 2 and keep is not None:
-        step = options.at == "every" if options.at else problems.refuse(f"{path} array 'y' has shape {y.shape}: a value for each of {shape[1]} steps, or {y.shape[1]} targets of each sequence? Pass --at every or --at last.")  # fmt: skip
-    elif step and whole:
-        step = options.at == "every"
-    if not step and not whole:
-        swapped = " The axes of u look swapped: write u.transpose(1, 0, 2)." if keep is not None and len(y) == shape[1] else ""  # fmt: skip
-        problems.refuse(f"{path} array 'y' has shape {y.shape} and u has {n} sequences (shape {shape}; {AXES}); expected y to begin with {n}.{swapped}")  # fmt: skip
-    if step and keep is not None:
+def prepare_targets(
+    path: str,
+    y: np.ndarray,
+    u: np.ndarray,
+    lengths: np.ndarray,
+    keep: np.ndarray | None,
+    options: Options,
+    problems: Problems,
+) -> tuple[np.ndarray, str]:
+    """(y as numbers [., k] or labels [.], "step" or "sequence")."""
+    per_step = is_per_step(path, y, u, lengths, options, problems)
+    y_per = "step" if per_step else "sequence"
+    if per_step and keep is not None:
         y = y[keep]
-    words = y.dtype.kind in "Ub" or options.kind == "classify"
-    if not words and options.kind is None:
-        problems.refuse(f"{path} array 'y' holds numbers ({y.dtype}). Pass --kind classify if they are classes, --kind regress if they are quantities.")  # fmt: skip
-    if words and options.kind == "regress":
+    is_label = y.dtype.kind in "Ub" or options.kind == "classify"
+    if not is_label:
+        if options.kind is None:
+            problems.refuse(f"{path} array 'y' holds numbers ({y.dtype}). {KIND_ADVICE}")
+        refuse_inexact(y, lambda index: f"{path} y[{index[0]}]", problems)
+        return to_float64(y.reshape(len(y), -1)), y_per
+    if options.kind == "regress":
         problems.refuse(f"{path} array 'y' has dtype {y.dtype}; --kind regress needs numbers.")
-    if words:
-        if y.ndim > 1 and y.shape[-1] == 1:
-            y = y[..., 0]
-        if y.ndim > 1:
-            problems.refuse(f"{path} array 'y' has {y.shape[-1]} columns of labels; expected one.")
-        return np.array(
-            to_texts(y, f"{path} array 'y'"), dtype=object
-        ), "step" if step else "sequence"
-    refuse_inexact(y, lambda i, *k: f"{path} y[{i}]", problems)
-    return to_float64(y.reshape(len(y), -1)), "step" if step else "sequence"
+    if y.ndim > 1 and y.shape[-1] == 1:
+        y = y[..., 0]
+    if y.ndim > 1:
+        problems.refuse(f"{path} array 'y' has {y.shape[-1]} columns of labels; expected one.")
+    return np.array(to_texts(y, f"{path} array 'y'"), dtype=object), y_per
+
+
+def is_per_step(
+    path: str,
+    y: np.ndarray,
+    u: np.ndarray,
+    lengths: np.ndarray,
+    options: Options,
+    problems: Problems,
+) -> bool:
+    """Whether y has a target per step, or else one per sequence; other shapes are refused."""
+    count = len(lengths)
+    is_padded = u.ndim == 3
+    fits_steps = y.shape[:2] == u.shape[:2] if is_padded else len(y) == len(u)
+    fits_sequences = len(y) == count and y.ndim < 3
+    if fits_steps and fits_sequences:
+        if is_padded and y.ndim == 2 and not options.at:
+            problems.refuse(
+                f"{path} array 'y' has shape {y.shape}: is it a value for each of {u.shape[1]} "
+                f"steps, or {y.shape[1]} targets per sequence? Pass --at every or --at last."
+            )
+        return options.at == "every"
+    if not fits_steps and not fits_sequences:
+        hint = ""
+        if is_padded and len(y) == u.shape[1]:
+            hint = " The axes of u look swapped: write u.transpose(1, 0, 2)."
+        problems.refuse(
+            f"{path} array 'y' has shape {y.shape} but u has {count} sequences (shape {u.shape}; "
+            f"{AXES}); expected y to begin with {count}.{hint}"
+        )
+    return fits_steps

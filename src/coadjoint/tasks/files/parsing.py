@@ -1,4 +1,8 @@
-"""Cells of text as numbers and times: whole columns at once where all is well, cell by cell to name what is not."""
+"""Cells of text as numbers and times.
+
+Whole columns are parsed at once where all cells are well formed, and cell by cell to say which one
+is not.
+"""
 
 from __future__ import annotations
 
@@ -6,70 +10,81 @@ import math
 import re
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
 from ...errors import one_line
 from .sheet import Options
 
-MISSING_TEXTS = frozenset(
-    {"", "nan", "na", "n/a", "#n/a", "null", "none", "?"}
-)  # what stands for a missing number, in any case
+# Texts of a missing number, in any case.
+MISSING_TEXTS = frozenset({"", "nan", "na", "n/a", "#n/a", "null", "none", "?"})
+# Characters of plain numbers, by the decimal separator.
 NUMBER_CHARACTERS = {".": b"0123456789+-eE.", ",": b"0123456789+-eE,"}
-EXACT_BELOW = 2**53  # beyond it, doubles skip integers
+EXACT_BELOW = 2**53  # beyond it, doubles skip whole numbers
 FIX = "Fix the value, or leave the cell blank and pass --missing drop|ffill|mask."
+WITHOUT_COLUMN = "or leave the column out with --features"
+NO_TIME = "the time is missing. Fill it in."
 
-NEAR_NUMBERS = tuple(  # cells that are no plain number, and what to do about them
-    (re.compile(pattern, re.ASCII | re.IGNORECASE), words)
-    for pattern, words in (
-        (r"[+-]?inf(inity)?", "is not finite. Fix the value."),
-        (r"[+-]?0x[0-9a-f]+", "is hexadecimal, not a number here. Write it in decimal."),
-        (r"[+-]?\d+(_\d+)+(\.\d+)?", "has underscores, so it is not a number here. Write the digits alone."),
-        (r"true|false", "is a word, not a number. Write 1 and 0."),
-        (
-            r"[+-]?\d{1,3}(,\d{3})+",
-            "is not a number with a decimal point. Pass --thousands ',' if the comma groups digits, --decimal ',' if it is the decimal sign.",
-        ),
-        (r"[+-]?\d{1,3}(,\d{3})+\.\d*", "is not a plain number. Pass --thousands ','."),
-        (r"[+-]?\d{1,3}(\.\d{3})+,\d*", "is not a plain number. Pass --decimal ',' --thousands '.'."),
-        (r"[+-]?\d*,\d+(e[+-]?\d+)?", "is not a number with a decimal point. Pass --decimal ','."),
-        (r"[+-]?\d*\.\d+(e[+-]?\d+)?", "is not a number with the decimal sign and grouping that were asked for. Check --decimal and --thousands."),
-    )
-)  # fmt: skip
+# Patterns of cells that look like numbers but are not, and what to do about them.
+NEAR_NUMBERS = (
+    (r"[+-]?inf(inity)?", "is not finite. Fix the value."),
+    (r"[+-]?0x[0-9a-f]+", "is hexadecimal, which is not read. Write it in decimal."),
+    (r"[+-]?\d+(_\d+)+(\.\d+)?", "has underscores. Write the digits alone."),
+    (r"true|false", "is a word, not a number. Write 1 and 0."),
+    (
+        r"[+-]?\d{1,3}(,\d{3})+",
+        "is ambiguous. Pass --thousands ',' if the comma groups digits, --decimal ',' if it is the "
+        "decimal separator.",
+    ),
+    (r"[+-]?\d{1,3}(,\d{3})+\.\d*", "has grouped digits. Pass --thousands ','."),
+    (r"[+-]?\d{1,3}(\.\d{3})+,\d*", "has grouped digits. Pass --decimal ',' --thousands '.'."),
+    (r"[+-]?\d*,\d+(e[+-]?\d+)?", "has a decimal comma. Pass --decimal ','."),
+    (
+        r"[+-]?\d*\.\d+(e[+-]?\d+)?",
+        "is not a number with the given decimal and thousands separators. Check --decimal and "
+        "--thousands.",
+    ),
+)
 
 
 @lru_cache
 def number_pattern(decimal: str, thousands: str) -> re.Pattern[str]:
-    d, t = re.escape(decimal), re.escape(thousands)
-    whole = rf"(?:\d{{1,3}}(?:{t}\d{{3}})+|\d+)" if thousands else r"\d+"
-    return re.compile(rf"[+-]?(?:{whole}(?:{d}\d*)?|{d}\d+)(?:[eE][+-]?\d+)?", re.ASCII)
+    """The pattern of a finite number with these separators."""
+    point = re.escape(decimal)
+    comma = re.escape(thousands)
+    digits = rf"(?:\d{{1,3}}(?:{comma}\d{{3}})+|\d+)" if thousands else r"\d+"
+    return re.compile(rf"[+-]?(?:{digits}(?:{point}\d*)?|{point}\d+)(?:[eE][+-]?\d+)?", re.ASCII)
 
 
 def parse_number(cell: str, options: Options) -> float | str:
-    """The number in a cell, NaN where it is missing, or the words that say what is wrong."""
+    """The number in a cell, NaN where it is missing, or a text that says what is wrong."""
     text = cell.strip()
     if text.casefold() in MISSING_TEXTS:
         return math.nan
     if not number_pattern(options.decimal, options.thousands).fullmatch(text):
-        for pattern, words in NEAR_NUMBERS:
-            if pattern.fullmatch(text):
-                return f'"{one_line(cell)}" {words}'
+        for pattern, advice in NEAR_NUMBERS:
+            if re.fullmatch(pattern, text, re.ASCII | re.IGNORECASE):
+                return f'"{one_line(cell)}" {advice}'
         return f'"{one_line(cell)}" is not a number. {FIX}'
-    text = text.replace(options.thousands, "") if options.thousands else text
+    if options.thousands:
+        text = text.replace(options.thousands, "")
     value = float(text.replace(options.decimal, "."))
     if math.isinf(value):
         return f'"{one_line(cell)}" is not finite: the largest number is 1.8e308. Fix the value.'
     if abs(value) >= EXACT_BELOW and text.lstrip("+-").isdigit() and int(text) != int(value):
-        return f"{explain_inexact(cell)}, or leave the column out with --features."
+        return f"{explain_inexact(cell)}, {WITHOUT_COLUMN}."
     return value
 
 
 def explain_inexact(cell: object) -> str:
-    return f'"{one_line(cell)}" cannot be represented exactly: whole numbers are exact up to 2^53 = {EXACT_BELOW}. Scale it'
+    """Why a whole number is refused, up to the first advice: the sentence goes on."""
+    return (
+        f'"{one_line(cell)}" cannot be represented exactly: whole numbers are exact up to 2^53 = '
+        f"{EXACT_BELOW}. Scale it"
+    )
 
 
-def number_in_cell(cell: Any, options: Options) -> float | str:
+def number_in_cell(cell: object, options: Options) -> float | str:
     """The number in a cell of any type, NaN where it is missing, or what is wrong with it."""
     if isinstance(cell, str):
         return parse_number(cell, options)
@@ -80,11 +95,12 @@ def number_in_cell(cell: Any, options: Options) -> float | str:
     if math.isinf(cell):
         return f'"{cell}" is not finite. Fix the value.'
     if isinstance(cell, int) and int(float(cell)) != cell:
-        return f"{explain_inexact(cell)}, or leave the column out with --features."
+        return f"{explain_inexact(cell)}, {WITHOUT_COLUMN}."
     return float(cell)
 
 
 def is_number(cell: str, options: Options) -> bool:
+    """Whether a cell holds a number; a missing one is none."""
     value = parse_number(cell, options)
     return isinstance(value, float) and not math.isnan(value)
 
@@ -95,8 +111,9 @@ def parse_numbers(
     """(values [n] with NaN where missing and 0 where wrong, [(index, what is wrong)])."""
     values = parse_all_at_once(cells, options)
     if values is None:
-        stripped = [c.strip() for c in cells]
-        gaps = [i for i, c in enumerate(stripped) if c.casefold() in MISSING_TEXTS]
+        # Blank cells are what usually stands in the way.
+        stripped = list(map(str.strip, cells))
+        gaps = [i for i, cell in enumerate(stripped) if cell.casefold() in MISSING_TEXTS]
         for i in gaps:
             stripped[i] = "0"
         values = parse_all_at_once(stripped, options)
@@ -110,23 +127,27 @@ def parse_numbers(
     wrong = []
     for i in suspects:
         value = parse_number(cells[i], options)
-        values[i] = 0.0 if isinstance(value, str) else value
         if isinstance(value, str):
             wrong.append((int(i), value))
+            value = 0.0
+        values[i] = value
     return values, wrong
 
 
 def parse_all_at_once(cells: Sequence[str], options: Options) -> np.ndarray | None:
-    """All cells at once if they are made of digits, signs, the decimal sign and exponents only, else None."""
-    if options.thousands or "".join(cells).encode("utf-8", "replace").translate(
-        None, NUMBER_CHARACTERS[options.decimal]
-    ):
+    """The numbers of all cells, if they are plain: digits, signs, the decimal separator, exponents.
+
+    None otherwise.
+    """
+    if options.thousands:
         return None
+    text = "".join(cells).encode("utf-8", "replace")
+    if text.translate(None, NUMBER_CHARACTERS[options.decimal]):
+        return None
+    if options.decimal != ".":
+        cells = [cell.replace(",", ".") for cell in cells]
     try:
-        return np.array(
-            cells if options.decimal == "." else [c.replace(",", ".") for c in cells],
-            dtype=np.float64,
-        )
+        return np.array(cells, dtype=np.float64)
     except ValueError:  # blank cells, or signs and points in the wrong places
         return None
 
@@ -140,52 +161,58 @@ STAMP = re.compile(
 def parse_times(
     cells: Sequence[str], options: Options
 ) -> tuple[np.ndarray, bool, list[tuple[int, str]]]:
-    """(times [n], whether they are stamps, [(index, what is wrong)]): numbers, or microseconds of ISO 8601 stamps."""
-    first = next((c for c in cells if c.strip()), "")
-    if not STAMP.fullmatch(first.strip()):
-        try:
-            if not "".join(cells).encode("utf-8", "replace").translate(None, b"0123456789+-"):
-                return np.array(cells, dtype=np.int64), False, []
-        except (ValueError, OverflowError):
-            pass
-        values, wrong = parse_numbers(cells, options)
-        advice = (
-            "is not a time: expected a number or an ISO 8601 stamp such as 2024-05-01T12:30:00Z."
-        )
-        said = {
-            i: f'"{one_line(cells[i])}" {advice}' if "is not a number" in text else text
-            for i, text in wrong
-        }
-        said |= {
-            int(i): "the time is missing. Fill it in."
-            for i in np.flatnonzero(np.isnan(values))
-            if i not in said
-        }
-        return values, False, sorted(said.items())
-    return parse_stamps(cells)
+    """(times [n], whether they are dates, [(index, what is wrong)]).
+
+    Times are numbers, or ISO 8601 stamps, which become microseconds.
+    """
+    first = next((cell for cell in cells if cell.strip()), "")
+    if STAMP.fullmatch(first.strip()):
+        return parse_stamps(cells)
+    try:
+        # Whole numbers beyond 2^53 stay exact.
+        if not "".join(cells).encode("utf-8", "replace").translate(None, b"0123456789+-"):
+            return np.array(cells, dtype=np.int64), False, []
+    except (ValueError, OverflowError):
+        pass
+    values, wrong = parse_numbers(cells, options)
+    advice = "is not a time: expected a number or an ISO 8601 stamp such as 2024-05-01T12:30:00Z."
+    complaints = dict(wrong)
+    for i, text in wrong:
+        if "is not a number" in text:
+            complaints[i] = f'"{one_line(cells[i])}" {advice}'
+    for gap in np.flatnonzero(np.isnan(values)):
+        complaints.setdefault(int(gap), NO_TIME)
+    return values, False, sorted(complaints.items())
 
 
 def parse_stamps(cells: Sequence[str]) -> tuple[np.ndarray, bool, list[tuple[int, str]]]:
-    plain, shift = ["1970-01-01"] * len(cells), np.zeros(len(cells), np.int64)
-    usual: str | None = None
+    """`parse_times` for ISO 8601 stamps."""
+    plain = ["1970-01-01"] * len(cells)  # without time zones, which numpy does not read
+    shift = np.zeros(len(cells), np.int64)
+    first_zone: str | None = None
     wrong: list[tuple[int, str]] = []
     for i, cell in enumerate(cells):
-        found = STAMP.fullmatch(cell.strip())
-        if not found:
-            missing = not cell.strip()
-            wrong.append((i, "the time is missing. Fill it in." if missing else f'"{one_line(cell)}" is not an ISO 8601 time as in the rows before. Fix the value.'))  # fmt: skip
+        match = STAMP.fullmatch(cell.strip())
+        if not match:
+            not_a_stamp = (
+                f'"{one_line(cell)}" is not an ISO 8601 time like those before. Fix the value.'
+            )
+            wrong.append((i, not_a_stamp if cell.strip() else NO_TIME))
             continue
-        day, clock, zone = found.groups()
+        day, clock, zone = match.groups()
         plain[i] = f"{day}T{clock[:15]}" if clock else day
-        zone = (zone or "").upper().replace(":", "")
-        zone = "+0000" if zone in ("Z", "-0000") else zone
-        usual = zone if usual is None else usual
-        if zone != usual:
-            words = lambda z: f"'{z}'" if z else "none"
-            wrong.append((i, f'mixed time zones: "{one_line(cell)}" has {words(zone)} and the first row has {words(usual)}. Write all times in UTC.'))  # fmt: skip
-        if zone:
-            minutes = int(zone[1:3]) * 60 + int(zone[3:5])
-            shift[i] = -60_000_000 * (minutes if zone[0] == "+" else -minutes)
+        zone = normalise_zone(zone)
+        if first_zone is None:
+            first_zone = zone
+        if zone != first_zone:
+            wrong.append(
+                (
+                    i,
+                    f'mixed time zones: "{one_line(cell)}" has {quote_zone(zone)} and the first '
+                    f"row has {quote_zone(first_zone)}. Write all times in UTC.",
+                )
+            )
+        shift[i] = -zone_offset(zone)
     try:
         values = np.array(plain, dtype="datetime64[us]").astype(np.int64)
     except ValueError:
@@ -194,10 +221,25 @@ def parse_stamps(cells: Sequence[str]) -> tuple[np.ndarray, bool, list[tuple[int
             try:
                 values[i] = np.datetime64(text, "us").astype(np.int64)
             except ValueError:
-                wrong.append(
-                    (
-                        i,
-                        f'"{one_line(cells[i])}" is not a date and time that exists. Fix the value.',
-                    )
-                )
+                impossible = f'"{one_line(cells[i])}" is not a valid date and time. Fix the value.'
+                wrong.append((i, impossible))
     return values + shift, True, sorted(wrong)
+
+
+def normalise_zone(zone: str | None) -> str:
+    """A time zone as +hhmm or -hhmm; "" if there is none."""
+    plain = (zone or "").upper().replace(":", "")
+    return "+0000" if plain in ("Z", "-0000") else plain
+
+
+def quote_zone(zone: str) -> str:
+    """A time zone in quotes, or "none"."""
+    return f"'{zone}'" if zone else "none"
+
+
+def zone_offset(zone: str) -> int:
+    """The microseconds that a time zone is ahead of UTC."""
+    if not zone:
+        return 0
+    minutes = int(zone[1:3]) * 60 + int(zone[3:5])
+    return 60_000_000 * (minutes if zone[0] == "+" else -minutes)

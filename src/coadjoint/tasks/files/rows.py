@@ -1,15 +1,15 @@
-"""The rows of a file, one after the other: what a stream learns from.
+"""The rows of a file, one after the other, for learning from a stream.
 
-.csv .tsv .txt, also .gz, and - for what is piped in      as they come
-.npy                                                      [rows, columns], mapped into memory
-.parquet .pq                                              some thousands of rows at a time
+.csv .tsv .txt, also .gz, and - for standard input    as they come
+.npy                                                  [rows, columns], mapped into memory
+.parquet .pq                                          some thousands of rows at a time
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from ...errors import DataError, one_line
 from .arrays import ArrayRows
@@ -17,11 +17,14 @@ from .parquet import ParquetRows
 from .sheet import Options
 from .text import TextRows
 
-Cells = list[Any]  # texts, numbers, None where missing
+Cells = Sequence[object]  # texts or numbers, None where missing
 
 
 class RowSource(Protocol):
-    """A row source: the names of its columns (`named`: the file gives them), and (number, cells) of each row."""
+    """The rows of a file: iterate for (number, cells) of each.
+
+    names      of the columns; `has_names` is whether the file gives them
+    """
 
     path: str
     names: list[str]
@@ -30,9 +33,10 @@ class RowSource(Protocol):
     def __iter__(self) -> Iterator[tuple[int, Cells]]: ...
 
     def place(self, row: int) -> str:
-        """Where the row with this number stands, in words: "d.csv:17" """
+        """The row with this number, in words: "d.csv:17"."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Close the file."""
 
 
 ROW_SOURCES: dict[str, Callable[[str, Options], RowSource]] = {
@@ -46,13 +50,14 @@ ROW_SOURCES: dict[str, Callable[[str, Options], RowSource]] = {
 
 
 def open_rows(path: str, options: Options) -> RowSource:
-    """The rows of a file; its suffix chooses how they are read."""
+    """Open the rows of a file, as its suffix says; "-" is CSV on standard input."""
     name = path.lower()
-    packed = name.endswith((".csv.gz", ".tsv.gz", ".txt.gz"))
-    suffix = ".csv" if path == "-" else Path(name.removesuffix(".gz") if packed else name).suffix
+    if name.endswith((".csv.gz", ".tsv.gz", ".txt.gz")):
+        name = name.removesuffix(".gz")
+    suffix = ".csv" if path == "-" else Path(name).suffix
     if suffix not in ROW_SOURCES:
         raise DataError(
-            f"{one_line(path, 4096)}: files named '{one_line(suffix)}' are not streamed; expected one of {', '.join(ROW_SOURCES)}, "
-            "a .csv.gz, or - for standard input."
+            f"{one_line(path, 4096)}: cannot stream files named '{one_line(suffix)}'; expected one "
+            f"of {', '.join(ROW_SOURCES)}, a .csv.gz, or - for standard input."
         )
     return ROW_SOURCES[suffix](path, options)

@@ -1,4 +1,4 @@
-"""Opening a file that nobody vouches for."""
+"""Opening files from anywhere: nothing about their contents is taken for granted."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import IO
 
 from ...errors import DataError, error_text, nearest, one_line
 
-MAGIC = (  # how a file begins, what it is, what to do
+# How a file begins, what it is, what to do about it.
+MAGIC = (
     (b"\x1f\x8b", "gzip", "Unpack it first (gunzip)."),
     (b"BZh", "bzip2", "Unpack it first."),
     (b"\xfd7zXZ", "xz", "Unpack it first."),
@@ -21,7 +22,7 @@ MAGIC = (  # how a file begins, what it is, what to do
     (
         b"PK\x03\x04",
         "a zip archive",
-        "An .xlsx workbook must be saved as CSV; NumPy arrays are named .npz.",
+        "Save an .xlsx workbook as CSV; name a file of NumPy arrays .npz.",
     ),
     (b"\xd0\xcf\x11\xe0", "an old Excel workbook", "Save it as CSV (UTF-8)."),
     (b"ARROW1", "Arrow IPC", "Write it as Parquet."),
@@ -29,13 +30,14 @@ MAGIC = (  # how a file begins, what it is, what to do
     (b"\xff\xfe\x00\x00", "text in UTF-32", "Save it as UTF-8."),
     (b"\xff\xfe", "text in UTF-16", "Save it as UTF-8."),
     (b"\xfe\xff", "text in UTF-16", "Save it as UTF-8."),
-    (b"%PDF", "a PDF", "Point at the data itself."),
+    (b"%PDF", "a PDF", "Give the data itself."),
     (b"<!doctype html", "a web page", "Download the file itself."),
     (b"<html", "a web page", "Download the file itself."),
 )
+EXCEL_WORKBOOK = ("an Excel workbook (.xlsx)", "Save it as CSV (UTF-8).")
 
-
-MOST_COMPRESSION, ALWAYS_ALLOWED = 100, 16 << 20  # unpacked : packed, judged beyond this many bytes
+MOST_COMPRESSION = 100  # unpacked size : packed size, for files larger than
+ALWAYS_ALLOWED = 16 << 20  # bytes, unpacked
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,31 +49,35 @@ class LoadedFile:
     sha256: str
 
     def text(self) -> str:
+        """The file as text in UTF-8."""
         return decode_utf8(self.data, self.path)
 
     def magic(self) -> tuple[str, str] | None:
+        """The format of the file and advice about it, if its first bytes tell."""
         return detect_format(self.data)
 
 
 def detect_format(data: bytes) -> tuple[str, str] | None:
-    """(what a file is, what to do) where its first bytes tell."""
-    head = data[:16].lstrip().lower() if data[:16].lstrip()[:1] == b"<" else data[:16]
+    """(what a file is, what to do about it), if its first bytes tell."""
+    head = data[:16]
+    if head.lstrip().startswith(b"<"):
+        head = head.lstrip().lower()
     for begin, kind, advice in MAGIC:
         if head.startswith(begin):
-            workbook = begin == b"PK\x03\x04" and b"xl/" in data
-            return (
-                ("an Excel workbook (.xlsx)", "Save it as CSV (UTF-8).")
-                if workbook
-                else (kind, advice)
-            )
+            is_workbook = begin == b"PK\x03\x04" and b"xl/" in data
+            return EXCEL_WORKBOOK if is_workbook else (kind, advice)
     return None
 
 
 def decode_utf8(data: bytes, path: str, line: int = 1, begin: int = 0) -> str:
-    """UTF-8 as text, with or without a byte order mark. `data` may be a part of a file: it begins at this line and byte."""
-    kind = None if begin else detect_format(data)
-    if kind:
-        raise DataError(f"{path} is not text in UTF-8: it holds {kind[0]}. {kind[1]}")
+    """The text of UTF-8 data, with or without a byte order mark.
+
+    `data` may be a part of the file at `path`: it begins at this line and byte.
+    """
+    known = None if begin else detect_format(data)
+    if known:
+        kind, advice = known
+        raise DataError(f"{path} is not text in UTF-8: it holds {kind}. {advice}")
     at = data.find(b"\0")
     if at >= 0:
         if not begin and data.count(b"\0", 0, 4096) > min(len(data), 4096) // 4:
@@ -80,34 +86,38 @@ def decode_utf8(data: bytes, path: str, line: int = 1, begin: int = 0) -> str:
             )
         here = line + data.count(b"\n", 0, at)
         raise DataError(
-            f"{path}:{here}: a NUL byte (byte {begin + at} of the file). This is not a text file, or it is damaged."
+            f"{path}:{here}: a NUL byte (byte {begin + at} of the file). This is not a text file, "
+            "or it is damaged."
         )
     try:
         return data.decode("utf-8" if begin else "utf-8-sig")
-    except UnicodeDecodeError as e:
-        here = line + data.count(b"\n", 0, e.start)
+    except UnicodeDecodeError as error:
+        here = line + data.count(b"\n", 0, error.start)
         raise DataError(
-            f"{path}:{here}: byte 0x{data[e.start]:02x} is not UTF-8; "
-            "the file looks like latin-1 (Windows-1252). Save it as UTF-8 (iconv -f latin1 -t utf-8)."
+            f"{path}:{here}: byte 0x{data[error.start]:02x} is not UTF-8; the file looks like "
+            "latin-1 (Windows-1252). Save it as UTF-8 (iconv -f latin1 -t utf-8)."
         ) from None
 
 
 def refuse_if_too_large(name: str, what: str, need: int, packed: int, max_bytes: int) -> None:
-    """Refuse what would unpack to more than is read, or to far more than any honest file of that size."""
+    """Refuse a file that would unpack to more than `max_bytes`, or far beyond its packed size.
+
+    what: how the size was found, such as "100 rows, about "; need, packed: bytes.
+    """
     if need > max_bytes:
         raise DataError(
-            f"{name} declares {what}{need:,} bytes unpacked and at most {max_bytes:,} are read. "
-            "Raise --max-bytes, or split the file."
+            f"{name} declares {what}{need:,} bytes unpacked, more than the limit of "
+            f"{max_bytes:,}. Raise --max-bytes, or split the file."
         )
     if need > ALWAYS_ALLOWED and need > MOST_COMPRESSION * max(packed, 1):
         raise DataError(
-            f"{name} declares {what}{need:,} bytes unpacked from {packed:,}, over {MOST_COMPRESSION}:1. "
-            "Write it without compression."
+            f"{name} declares {what}{need:,} bytes unpacked from {packed:,}, over "
+            f"{MOST_COMPRESSION}:1. Write it without compression."
         )
 
 
 def open_file(path: str | os.PathLike[str], flags: int = 0) -> IO[bytes]:
-    """A file to be read; `flags` are more of os.open's."""
+    """Open a file for reading. flags: further flags of os.open."""
     name = one_line(os.fspath(path), 4096)
     try:
         return open(path, "rb", opener=lambda path, usual: os.open(path, usual | flags))
@@ -117,40 +127,42 @@ def open_file(path: str | os.PathLike[str], flags: int = 0) -> IO[bytes]:
         raise DataError(f"{name} is a directory; expected a file.") from None
     except PermissionError:
         raise DataError(
-            f"{name} cannot be read: no permission. Check its owner and mode (ls -l)."
+            f"{name} cannot be read: permission denied. Check its owner and mode (ls -l)."
         ) from None
-    except (OSError, ValueError) as e:
-        raise DataError(f"{name} cannot be opened: {error_text(e)}.") from None
+    except (OSError, ValueError) as error:
+        raise DataError(f"{name} cannot be opened: {error_text(error)}.") from None
 
 
 def load_file(path: str | os.PathLike[str], max_bytes: int) -> LoadedFile:
-    """All bytes of a regular file of at most max_bytes; a pipe or device is not opened for reading."""
+    """Read a regular file of at most max_bytes. Pipes and devices are refused."""
     name = one_line(os.fspath(path), 4096)
+    # Without O_NONBLOCK, opening a pipe would wait for its writer.
     with open_file(path, getattr(os, "O_NONBLOCK", 0)) as file:
         try:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise DataError(
-                    f"{name} is a pipe or a device; expected a regular file. Save the data to a file first."
+                    f"{name} is a pipe or a device; expected a regular file. Save the data to a "
+                    "file first."
                 )
             if status.st_size == 0:
                 raise DataError(f"{name}: the file is empty (0 bytes).")
             if status.st_size > max_bytes:
                 raise DataError(
-                    f"{name} has {status.st_size:,} bytes and at most {max_bytes:,} are read. "
+                    f"{name} has {status.st_size:,} bytes, more than the limit of {max_bytes:,}. "
                     "Raise --max-bytes, or split the file."
                 )
             data = file.read(status.st_size)
-        except OSError as e:
-            raise DataError(f"{name} cannot be read: {error_text(e)}.") from None
+        except OSError as error:
+            raise DataError(f"{name} cannot be read: {error_text(error)}.") from None
     return LoadedFile(name, data, hashlib.sha256(data).hexdigest())
 
 
 def suggest_name(path: Path) -> str:
-    """The end of a sentence that says a file is not there: what may have been meant."""
+    """The end of "... does not exist": which file may have been meant."""
     try:
         siblings = sorted(p.name for p in path.parent.iterdir())
     except (OSError, ValueError):
-        return f", nor can its folder '{one_line(path.parent, 200)}' be listed."
+        return f", and its folder '{one_line(path.parent, 200)}' cannot be listed."
     near = nearest(path.name, siblings)
     return f"; did you mean '{one_line(near)}'?" if near else "."

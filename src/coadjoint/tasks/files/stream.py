@@ -1,20 +1,18 @@
-"""Streams: the steps (u_t, y_t) of a file, one row after the other; no more than a part of it is ever in memory.
+"""Streams: the steps (u_t, y_t) of a file, row by row. Only a small part of it is in memory.
 
-A number x_t is standardised by the rows before it: z_t = (x_t - mean_{t-1}) / std_{t-1}. What has not varied yet is 0, and
-no z_t is further out than sqrt(t - 1), as no number of a sample of t is.
+Numbers are standardised by the rows before: z_t = (x_t - mean_{t-1}) / std_{t-1} (see scaling).
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
-import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import NoReturn, TypedDict
 
 import numpy as np
 import torch
@@ -25,64 +23,41 @@ from ..description import ColumnNames, Description, PathLike
 from ..preparation import column_names, labels_of
 from .parsing import is_number, number_in_cell
 from .rows import Cells, open_rows
+from .scaling import RunningScale, ScaleState
 from .sheet import Options, Problems, quote_names
 from .table import assign_roles
 
-Pair = tuple[Tensor, Tensor]
-MOST_CLASSES = 10_000  # the most that a first pass collects
+Pair = tuple[Tensor, Tensor]  # (u_t, y_t)
+MOST_CLASSES = 10_000  # that a first pass over a file collects
 
 
-class RunningScale:
-    """Mean and variance of the rows so far, [C]:
+class StreamState(TypedDict):
+    """A File as a checkpoint holds it: its place, and what the next step depends on."""
 
-    mean_t = mean_{t-1} + (x_t - mean_{t-1}) / t,   M_t = M_{t-1} + (x_t - mean_{t-1}) (x_t - mean_t),   var_t = M_t / t"""
-
-    def __init__(self, columns: int, on: bool) -> None:
-        self.t, self.mean, self.M, self.on = 0, np.zeros(columns), np.zeros(columns), on
-
-    @property
-    def std(self) -> np.ndarray:
-        return (
-            np.sqrt(self.M / self.t)
-            if self.on and self.t
-            else np.full(len(self.M), 0.0 if self.on else 1.0)
-        )
-
-    @property
-    def centre(self) -> np.ndarray:
-        return self.mean * self.on
-
-    def __call__(self, x: np.ndarray) -> np.ndarray:
-        """z_{t+1}, of the row after these."""
-        if not self.on:
-            return x
-        std, most = self.std, math.sqrt(self.t)
-        z = np.divide(x - self.mean, std, out=np.zeros_like(x), where=std > 0)
-        return np.clip(z, -most, most)
-
-    def add(self, x: np.ndarray) -> None:
-        self.t += 1
-        before = x - self.mean
-        self.mean = self.mean + before / self.t
-        self.M = self.M + before * (x - self.mean)
-
-    def state(self) -> dict[str, Any]:
-        return {"t": self.t, "mean": self.mean.tolist(), "M": self.M.tolist()}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self.t, self.mean, self.M = state["t"], np.array(state["mean"]), np.array(state["M"])
+    rows: int  # taken so far
+    sha256: str  # a running hash of these rows
+    id: str  # of the last row
+    before: list[float] | None  # the last row, gaps filled
+    last: list[float] | None  # the last row, standardised
+    scale: ScaleState
+    target_scale: ScaleState
+    counts: list[float]  # of the classes so far
 
 
 class File:
-    """The steps of a file: iterate for (u_t, y_t), or None where another sequence begins (the id changes).
+    """The steps of a file: iterate for (u_t, y_t), or None where another sequence begins.
 
-    kind "regress"    y_t is the target column of the row, learned in units of its standard deviation so far
-    kind "classify"   y_t is the number of its label among `classes`; without them a first pass over the file finds them
+    kind "regress"    y_t is the target column of the row, in units of its standard deviation so far
+    kind "classify"   y_t is the index of its label in `classes`; if these are not given, a first
+                      pass over the file finds them
     kind "next"       y_t is the next row
-    missing           "refuse" a blank cell, or "ffill" it from the row before; a target is never filled in
-    standardise       inputs, and targets that are numbers, by the mean and variance of the rows before
-    `notes` says what was chosen. `state` is the place in the file and all that the next step depends on; a restored stream
-    reads the rows that were taken again, and refuses if they are not the same. The other arguments are those of [data].
+    missing           "refuse" a blank cell, or "ffill" it from the row before; targets are never
+                      filled in
+    standardise       inputs, and targets that are numbers, by the mean and variance of the rows
+                      before
+    A sequence begins where the id changes. The other arguments are those of [data] in a settings
+    file. `notes` say what was chosen. `state` is the place in the file and all that the next step
+    depends on; a restored stream reads the rows so far again, and refuses if they differ.
     """
 
     readout = "every"
@@ -112,122 +87,117 @@ class File:
             )
         if dtype not in (torch.float32, torch.float64):
             raise KindError(f"dtype must be torch.float32 or torch.float64; got {brief(dtype)}.")
-        for name, columns in (("target", target), ("features", features)):
-            listed_ = isinstance(columns, list | tuple) and all(
-                isinstance(column, str) for column in columns
-            )
-            if columns is not None and not isinstance(columns, str) and not listed_:
-                raise KindError(
-                    f"{name} must be the name of a column, or a list of them; got {brief(columns)}."
-                )
-        reading: dict[str, Any] = {
-            "sep": sep,
-            "decimal": decimal,
-            "thousands": thousands,
-            "header": header,
-        }
+        check_columns("target", target)
+        check_columns("features", features)
         self.options = Options(
-            id,
-            time,
-            column_names(target),
-            column_names(features),
-            kind,
-            "every",
+            id=id,
+            time=time,
+            target=column_names(target),
+            features=column_names(features),
+            kind=kind,
+            at="every",
+            sep=sep,
+            decimal=decimal,
+            thousands=thousands,
+            header=header,
             missing=missing,
-            **reading,
         )
-        self.path, self.dtype, self.reading = os.fspath(path), dtype, reading | {"missing": missing}
+        self.path = os.fspath(path)
+        self.dtype = dtype
         self.name = "stream" if self.path == "-" else Path(self.path).name.split(".")[0]
         self.source = open_rows(self.path, self.options)
-        problems = Problems(self.source.path)
-        self.of = assign_roles(self.source.names, self.options, problems)
+        self.roles = assign_roles(self.source.names, self.options, Problems(self.source.path))
         self.index = {name: k for k, name in enumerate(self.source.names)}
-        self.notes = list(self.of.notes)
+        self.notes = list(self.roles.notes)
         self.rows = iter(self.source)
-        self.waiting: tuple[int, Cells] | None = next(self.rows, None)
-        if self.waiting is None:
+        first = next(self.rows, None)
+        if first is None:
             raise DataError(f"{self.source.path} holds no rows.")
-        self.kind = kind or self.guessed(classes)
-        self.labels = self.classes(classes) if self.kind == "classify" else []
+        self.waiting: tuple[int, Cells] | None = first
+        self.kind = kind or self.guess_kind(first[1], classes)
+        self.labels = self.find_classes(classes) if self.kind == "classify" else []
         self.code = {label: k for k, label in enumerate(self.labels)}
         if classes is not None and self.kind != "classify":
-            raise ConfigError(
-                f"--classes belongs to --kind classify, and this is --kind {self.kind}."
-            )
-        classify = self.kind == "classify"
-        if classify and len(self.of.targets) > 1:
+            raise ConfigError(f"--classes applies to --kind classify, not to --kind {self.kind}.")
+        if self.kind == "classify" and len(self.roles.targets) > 1:
             raise DataError(
-                f"{self.source.path}: labels come in one column; --target names {quote_names(self.of.targets)}."
+                f"{self.source.path}: labels must be in one column; --target names "
+                f"{quote_names(self.roles.targets)}."
             )
-        self.inputs = len(self.of.features)
-        self.outputs = (
-            len(self.labels)
-            if classify
-            else self.inputs
-            if self.kind == "next"
-            else len(self.of.targets)
-        )
-        self.output, self.loss = (
-            ("softmax", "cross-entropy") if classify else ("identity", "squared")
-        )
-        self.metric = "accuracy" if classify else "mse"
+        self.inputs = len(self.roles.features)
         self.scale = RunningScale(self.inputs, standardise)
-        self.target_scale = (
-            self.scale
-            if self.kind == "next"
-            else RunningScale(self.outputs, standardise and not classify)
-        )
-        self.counts = np.zeros(self.outputs)  # of classes, so far
-        self.count, self.sum, self.skip = (
-            0,
-            b"",
-            0,
-        )  # rows taken, a sum over them, rows to pass over
-        self.word = ""  # the id of the row before
-        self.before: np.ndarray | None = None  # it, filled
-        self.last: np.ndarray | None = None  # its z, for the next one
-        self.worth: Callable[[Tensor], dict[str, float]]
-        self.try_first(self.source.place(self.waiting[0]), self.waiting[1])
+        if self.kind == "classify":
+            self.outputs = len(self.labels)
+            self.output = "softmax"
+            self.loss = "cross-entropy"
+            self.metric = "accuracy"
+            self.target_scale = RunningScale(self.outputs, False)
+        else:
+            self.outputs = self.inputs if self.kind == "next" else len(self.roles.targets)
+            self.output = "identity"
+            self.loss = "squared"
+            self.metric = "mse"
+            self.target_scale = self.scale
+            if self.kind == "regress":
+                self.target_scale = RunningScale(self.outputs, standardise)
+        self.counts = np.zeros(self.outputs)  # of the classes so far
+        self.count = 0  # rows taken
+        self.hash = b""  # of these rows
+        self.skip = 0  # rows to pass over after a restart
+        self.last_id = ""
+        self.before: np.ndarray | None = None  # the last row, gaps filled
+        self.last: np.ndarray | None = None  # the last row, standardised
+        self.score_latest: Callable[[Tensor], dict[str, float]]
+        self.check_first_row(self.source.place(first[0]), first[1])
 
-    def try_first(self, place: str, cells: Cells) -> None:
-        """A first row that cannot be used is refused before anything begins."""
-        self.filled(place, self.numbers(place, cells, self.of.features), None)
+    def check_first_row(self, place: str, cells: Cells) -> None:
+        """Refuse a first row that cannot be used, before anything begins."""
+        self.fill_missing(place, self.numbers(place, cells, self.roles.features), None)
         if self.kind == "regress":
-            self.numbers(place, cells, self.of.targets)
+            self.numbers(place, cells, self.roles.targets)
         elif self.kind == "classify":
-            self.label(place, cells)
+            self.label_index(place, cells)
 
-    def guessed(self, classes: Sequence[str] | None) -> str:
-        """Regression if the first target is a number, and no classes are given."""
-        assert self.waiting is not None
-        cells = [self.waiting[1][self.index[t]] for t in self.of.targets]
-        words = [c for c in cells if isinstance(c, str) and not is_number(c, self.options)]
-        kind = "classify" if classes is not None or words else "regress"
-        why = "classes are given" if classes is not None else "the first target is " + ("a word" if words else "a number")  # fmt: skip
+    def guess_kind(self, cells: Cells, classes: Sequence[str] | None) -> str:
+        """Regression if the first target is a number and no classes are given."""
+        targets = [cells[self.index[name]] for name in self.roles.targets]
+        words = [t for t in targets if isinstance(t, str) and not is_number(t, self.options)]
+        kind = "classify"
+        if classes is not None:
+            why = "classes are given"
+        elif words:
+            why = "the first target is a word"
+        else:
+            kind = "regress"
+            why = "the first target is a number"
         self.notes.append(f"kind: {kind} ({why})")
         return kind
 
-    def classes(self, given: Sequence[str] | None) -> list[str]:
+    def find_classes(self, given: Sequence[str] | None) -> list[str]:
+        """The classes that are given, or those that a first pass over the file finds."""
         if given is not None:
             labels = [str(label).strip() for label in given]
             if len(set(labels)) != len(labels) or len(labels) < 2 or not all(labels):
                 raise ConfigError(
-                    f"--classes must be at least two different labels; got {','.join(labels) or 'none'}."
+                    "--classes must be at least two different labels; got "
+                    f"{','.join(labels) or 'none'}."
                 )
             return labels
         if self.path == "-":
             raise ConfigError(
-                "the classes of what is piped in cannot be found beforehand: give them, --classes a,b,c."
+                "the classes of standard input cannot be found beforehand: give --classes a,b,c."
             )
+        target = self.roles.targets[0]
+        where = f"{self.source.path} column '{one_line(target)}'"
         found: set[str] = set()
-        column = self.index[self.of.targets[0]]
-        with closing(open_rows(self.path, self.options)) as again:
-            for _, cells in again:
-                found.add(label_text(cells[column]))
+        with closing(open_rows(self.path, self.options)) as rows:
+            for _, cells in rows:
+                found.add(label_text(cells[self.index[target]]))
                 if len(found) > MOST_CLASSES:
-                    raise DataError(f"{self.source.path} column '{one_line(self.of.targets[0])}': more than {MOST_CLASSES:,} classes. Pass --kind regress.")  # fmt: skip
+                    raise DataError(
+                        f"{where}: more than {MOST_CLASSES:,} classes. Pass --kind regress."
+                    )
         found.discard("")
-        where = f"{self.source.path} column '{one_line(self.of.targets[0])}'"
         labels = labels_of(found, where)
         self.notes.append(f"{len(labels)} classes, found in a first pass: {quote_names(labels)}")
         return labels
@@ -235,117 +205,148 @@ class File:
     def __iter__(self) -> Iterator[Pair | None]:
         while (row := self.waiting or next(self.rows, None)) is not None:
             self.waiting = None
-            passed = self.count < self.skip
-            found = [] if passed else self.steps(self.source.place(row[0]), row[1])
-            self.count += 1  # a row that is refused was not taken
-            self.sum = hashlib.sha256(
-                self.sum + repr(row[1]).encode("utf-8", "surrogatepass")
-            ).digest()
-            if passed and self.count == self.skip and self.sum.hex() != self.expected:
-                raise self.changed()
-            yield from found
+            number, cells = row
+            is_known = self.count < self.skip
+            steps = [] if is_known else self.steps_from_row(self.source.place(number), cells)
+            self.count += 1  # only now: a row that is refused was not taken
+            text = repr(cells).encode("utf-8", "surrogatepass")
+            self.hash = hashlib.sha256(self.hash + text).digest()
+            if is_known and self.count == self.skip and self.hash.hex() != self.expected_hash:
+                raise self.changed_rows_error()
+            yield from steps
         if self.count < self.skip:
-            raise self.changed()
+            raise self.changed_rows_error()
 
-    def changed(self) -> StorageError:
+    def changed_rows_error(self) -> StorageError:
+        """The error of a restored stream whose first rows are not the same."""
         return StorageError(
-            f"{self.source.path}: its first {self.skip:,} rows are not those that this run has learned from. "
-            "Give the same stream from its beginning, or start a new run."
+            f"{self.source.path}: its first {self.skip:,} rows differ from those that this run has "
+            "learned from. Give the same stream from its beginning, or start a new run."
         )
 
-    def steps(self, place: str, cells: Cells) -> list[Pair | None]:
-        """What a row brings: a pair, and before it None if another sequence begins."""
-        word = label_text(cells[self.index[self.of.id]]) if self.of.id else ""
-        begins = self.count > 0 and word != self.word
-        before, last = (None, None) if begins else (self.before, self.last)
-        x = self.filled(place, self.numbers(place, cells, self.of.features), before)
+    def steps_from_row(self, place: str, cells: Cells) -> list[Pair | None]:
+        """The step that a row gives, and before it None if another sequence begins.
+
+        To predict the next row, the first row of a sequence gives no step.
+        """
+        row_id = label_text(cells[self.index[self.roles.id]]) if self.roles.id else ""
+        begins = self.count > 0 and row_id != self.last_id
+        before = self.before
+        last = self.last
+        if begins:
+            before = None
+            last = None
+        x = self.fill_missing(place, self.numbers(place, cells, self.roles.features), before)
         z = self.scale(x)
+        u: np.ndarray | None = z
         if self.kind == "classify":
-            k = self.label(place, cells)
-            u: np.ndarray | None = z
+            k = self.label_index(place, cells)
             y = torch.tensor(k)
-            self.worth = functools.partial(
-                classification_scores, k, int(self.counts.argmax()) if self.counts.any() else None
-            )
+            # The most frequent class so far is the baseline.
+            usual = int(self.counts.argmax()) if self.counts.any() else None
+            self.score_latest = functools.partial(classification_scores, k, usual)
             self.counts[k] += 1
         else:
-            t = x if self.kind == "next" else self.numbers(place, cells, self.of.targets)
-            self.refuse(place, t, self.of.targets, "A target is not filled in: fix it.")
-            u = last if self.kind == "next" else z
-            y = torch.tensor(self.target_scale(t), dtype=self.dtype)
-            self.worth = functools.partial(
-                regression_scores, t, self.target_scale.centre, self.target_scale.std
-            )
+            t = x
+            if self.kind == "next":
+                u = last
+            else:
+                t = self.numbers(place, cells, self.roles.targets)
+                self.refuse_missing(
+                    place, t, self.roles.targets, "Targets are never filled in. Fix it."
+                )
+            scale = self.target_scale
+            y = torch.tensor(scale(t), dtype=self.dtype)
+            self.score_latest = functools.partial(regression_scores, t, scale.centre, scale.std)
             if self.kind == "regress":
-                self.target_scale.add(t)
+                scale.add(t)
         self.scale.add(x)
-        self.word, self.before, self.last = word, x, z
-        pair = [] if u is None else [(torch.tensor(u, dtype=self.dtype), y)]
-        return [None, *pair] if begins else [*pair]
+        self.last_id = row_id
+        self.before = x
+        self.last = z
+        steps: list[Pair | None] = []
+        if begins:
+            steps.append(None)
+        if u is not None:
+            steps.append((torch.tensor(u, dtype=self.dtype), y))
+        return steps
 
     def numbers(self, place: str, cells: Cells, names: Sequence[str]) -> np.ndarray:
+        """The numbers of a row in these columns, NaN where missing."""
         found = np.empty(len(names))
         for j, name in enumerate(names):
             value = number_in_cell(cells[self.index[name]], self.options)
             if isinstance(value, str):
-                raise DataError(
-                    f"{place} column '{one_line(name)}': {value.replace('drop|ffill|mask', 'ffill')}"
-                )
+                complaint = value.replace("drop|ffill|mask", "ffill")
+                raise DataError(f"{place} column '{one_line(name)}': {complaint}")
             found[j] = value
         return found
 
-    def filled(self, place: str, x: np.ndarray, before: np.ndarray | None) -> np.ndarray:
+    def fill_missing(self, place: str, x: np.ndarray, before: np.ndarray | None) -> np.ndarray:
+        """The row x with its gaps filled from the row before, if that is allowed."""
         if not np.isnan(x).any():
             return x
         if self.options.missing == "refuse":
-            self.refuse(place, x, self.of.features, "Fill it in, or pass --missing ffill.")
+            self.refuse_gap(place, x, self.roles.features, "Fill it in, or pass --missing ffill.")
         if before is None:
-            self.refuse(
-                place, x, self.of.features, "There is no row before it to fill it from: fix it."
-            )
-        return np.where(np.isnan(x), before, x)  # type: ignore[arg-type]
+            advice = "There is no row before it to fill it from. Fix it."
+            self.refuse_gap(place, x, self.roles.features, advice)
+        return np.where(np.isnan(x), before, x)
 
-    def refuse(self, place: str, x: np.ndarray, names: Sequence[str], what_to_do: str) -> None:
+    def refuse_missing(self, place: str, x: np.ndarray, names: Sequence[str], advice: str) -> None:
+        """Refuse a row with a missing value."""
         if np.isnan(x).any():
-            name = names[int(np.isnan(x).argmax())]
-            raise DataError(
-                f"{place} column '{one_line(name)}': the value is missing. {what_to_do}"
-            )
+            self.refuse_gap(place, x, names, advice)
 
-    def label(self, place: str, cells: Cells) -> int:
-        label = label_text(cells[self.index[self.of.targets[0]]])
+    def refuse_gap(self, place: str, x: np.ndarray, names: Sequence[str], advice: str) -> NoReturn:
+        """Raise the error about the first missing value of a row."""
+        name = names[int(np.isnan(x).argmax())]
+        raise DataError(f"{place} column '{one_line(name)}': the value is missing. {advice}")
+
+    def label_index(self, place: str, cells: Cells) -> int:
+        """The index of a row's label among the classes."""
+        label = label_text(cells[self.index[self.roles.targets[0]]])
         if label not in self.code:
-            what = (
-                f"'{one_line(label)}' is none of the classes {quote_names(self.labels)}"
-                if label
-                else "the label is missing"
-            )
+            complaint = "the label is missing"
+            if label:
+                known = quote_names(self.labels)
+                complaint = f"'{one_line(label)}' is not one of the classes {known}"
+            column = one_line(self.roles.targets[0])
             raise DataError(
-                f"{place} column '{one_line(self.of.targets[0])}': {what}. Fix it, or name it in --classes."
+                f"{place} column '{column}': {complaint}. Fix it, or add it to --classes."
             )
         return self.code[label]
 
     def score(self, a: Tensor) -> dict[str, float]:
-        """What the answer a to the latest step is worth, in the target's own units; baseline: what the mean of the rows before,
-        or their most frequent class, would have been."""
-        return self.worth(a)
+        """The scores of the answer a to the latest step, in the units of the target.
 
-    def state(self) -> dict[str, Any]:
-        plain = lambda x: None if x is None else x.tolist()
+        "baseline" is the score of the mean of the rows before, or of their most frequent class.
+        """
+        return self.score_latest(a)
+
+    def state(self) -> StreamState:
+        """The place in the file and all that the next step depends on."""
         return {
-            "rows": self.count, "sha256": self.sum.hex(), "id": self.word, "before": plain(self.before), "last": plain(self.last),
-            "scale": self.scale.state(), "target_scale": self.target_scale.state(), "counts": self.counts.tolist(),
-        }  # fmt: skip
+            "rows": self.count,
+            "sha256": self.hash.hex(),
+            "id": self.last_id,
+            "before": None if self.before is None else self.before.tolist(),
+            "last": None if self.last is None else self.last.tolist(),
+            "scale": self.scale.state(),
+            "target_scale": self.target_scale.state(),
+            "counts": self.counts.tolist(),
+        }
 
-    def complaint(self, place: dict[str, Any]) -> str | None:
-        """What is wrong with a place that was read from a file; None if it can be restored."""
+    def complaint(self, place: StreamState) -> str | None:
+        """What is wrong with a state that was read from a file; None if it can be restored."""
+        targets = len(self.target_scale.mean)
         lengths = {
             "before": (place["before"], self.inputs),
             "last": (place["last"], self.inputs),
             "scale.mean": (place["scale"]["mean"], self.inputs),
             "scale.M": (place["scale"]["M"], self.inputs),
-            "target_scale.mean": (place["target_scale"]["mean"], len(self.target_scale.mean)),
-            "target_scale.M": (place["target_scale"]["M"], len(self.target_scale.M)),
+            "target_scale.mean": (place["target_scale"]["mean"], targets),
+            "target_scale.M": (place["target_scale"]["M"], targets),
             "counts": (place["counts"], self.outputs),
         }
         for key, (values, expected) in lengths.items():
@@ -353,43 +354,77 @@ class File:
                 return f"'stream.{key}' has {len(values)} entries; expected {expected}"
         return None
 
-    def restore(self, state: dict[str, Any]) -> None:
-        """Go on after the rows that were taken: they are read again, and must be the same."""
-        array = lambda x: None if x is None else np.array(x)
-        self.skip, self.expected, self.word = state["rows"], state["sha256"], state["id"]
-        self.before, self.last, self.counts = (
-            array(state["before"]),
-            array(state["last"]),
-            np.array(state["counts"]),
-        )
+    def restore(self, state: StreamState) -> None:
+        """Continue after the rows of a state: they are read again, and must be the same."""
+        self.skip = state["rows"]
+        self.expected_hash = state["sha256"]
+        self.last_id = state["id"]
+        self.before = None if state["before"] is None else np.array(state["before"])
+        self.last = None if state["last"] is None else np.array(state["last"])
+        self.counts = np.array(state["counts"])
         self.scale.restore(state["scale"])
         self.target_scale.restore(state["target_scale"])
 
-    def describe(self) -> dict[str, Any]:
-        """As co.tasks.data describes its data, with the means so far: what `coadjoint predict` needs of a model."""
-        mean, std = lambda s: s.centre.tolist(), lambda s: np.where(s.std > 0, s.std, 1.0).tolist()
-        t_mean, t_std = (
-            ([], [])
-            if self.kind == "classify"
-            else (mean(self.target_scale), std(self.target_scale))
+    def describe(self) -> dict[str, object]:
+        """What `coadjoint predict` needs to know of the data, with the means so far."""
+        target_mean: list[float] = []
+        target_std: list[float] = []
+        if self.kind != "classify":
+            target_mean = self.target_scale.centre.tolist()
+            target_std = nonzero_std(self.target_scale)
+        options = self.options
+        description = Description(
+            kind=self.kind,
+            at="every",
+            features=list(self.roles.features),
+            targets=[] if self.kind == "next" else list(self.roles.targets),
+            labels=self.labels,
+            mean=self.scale.centre.tolist(),
+            std=nonzero_std(self.scale),
+            target_mean=target_mean,
+            target_std=target_std,
+            masked=[],
+            named=self.source.has_names,
+            columns={"id": self.roles.id, "time": self.roles.time},
+            window=None,
+            dtype=str(self.dtype).removeprefix("torch."),
+            reading={
+                "sep": options.sep,
+                "decimal": options.decimal,
+                "thousands": options.thousands,
+                "header": options.header,
+                "missing": options.missing,
+                "irregular": "allow",
+            },
         )
-        targets = [] if self.kind == "next" else list(self.of.targets)
-        return asdict(
-            Description(
-                self.kind, "every", list(self.of.features), targets, self.labels, mean(self.scale), std(self.scale), t_mean, t_std,
-                [], self.source.has_names, {"id": self.of.id, "time": self.of.time}, None, str(self.dtype).removeprefix("torch."),
-                self.reading | {"irregular": "allow"},
-            )
-        )  # fmt: skip
+        return asdict(description)
 
     def close(self) -> None:
+        """Close the file."""
         self.source.close()
+
+
+def check_columns(name: str, columns: object) -> None:
+    """Refuse an argument that is neither the name of a column nor a list of names."""
+    if columns is None or isinstance(columns, str):
+        return
+    if isinstance(columns, list | tuple) and all(isinstance(column, str) for column in columns):
+        return
+    raise KindError(
+        f"{name} must be the name of a column, or a list of them; got {brief(columns)}."
+    )
+
+
+def nonzero_std(scale: RunningScale) -> list[float]:
+    """The standard deviations of a scale, 1 where a column has not varied."""
+    values: list[float] = np.where(scale.std > 0, scale.std, 1.0).tolist()
+    return values
 
 
 def regression_scores(
     t: np.ndarray, mean: np.ndarray, std: np.ndarray, a: Tensor
 ) -> dict[str, float]:
-    """Of mean + std a, and of the mean alone."""
+    """The errors of mean + std a, and the squared error of the mean as a baseline."""
     e = mean + std * a.detach().double().numpy().reshape(-1) - t
     return {
         "mse": float((e * e).mean()),
@@ -399,8 +434,10 @@ def regression_scores(
 
 
 def classification_scores(k: int, usual: int | None, a: Tensor) -> dict[str, float]:
+    """Whether a is largest at class k, and whether the usual class is k."""
     return {"accuracy": float(int(a.argmax()) == k), "baseline": float(usual == k)}
 
 
-def label_text(cell: Any) -> str:
+def label_text(cell: object) -> str:
+    """A label as text; "" where missing."""
     return "" if cell is None else str(cell).strip()

@@ -1,4 +1,4 @@
-"""Long tables: one row for each step of each sequence, in columns id, time, features and targets."""
+"""Long tables: one row per step of a sequence, in columns id, time, features and targets."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from .sheet import CELLS_LISTED, Options, Problems, Sheet, quote_names, refuse_b
 from .source import LoadedFile
 
 USUAL_NAMES = {"id": ("id",), "time": ("time", "timestamp"), "target": ("target", "label", "class")}
+KIND_ADVICE = "Pass --kind classify if they are classes, --kind regress if they are quantities."
 
 
 @dataclass(frozen=True)
 class Roles:
-    """Which column is what; "" where there is none."""
+    """Which column is what; "" for none. `notes` say what was chosen."""
 
     id: str
     time: str
@@ -29,7 +30,12 @@ class Roles:
 
 @dataclass
 class TableColumns:
-    """The columns that have a role: numbers [N] by name, words [N] by name; lines [N] is where the rows stand."""
+    """The columns of a table that have a role.
+
+    numbers    [N] by name;  words [N] by name
+    time       [N], and `stamps` as they are written, or None; `has_dates`: they are dates
+    lines      [N] the line of the file for each row
+    """
 
     numbers: dict[str, np.ndarray] = field(default_factory=dict)
     words: dict[str, list[str]] = field(default_factory=dict)
@@ -40,151 +46,249 @@ class TableColumns:
 
 
 def assign_roles(names: Sequence[str], options: Options, problems: Problems) -> Roles:
-    """Match the asked or usual names with the columns; a name that is not there is told with the nearest one."""
-    here = set(names)
-    twice = [n for n, count in Counter(names).items() if count > 1]
+    """Find the columns that the options ask for, or that have a usual name."""
+    twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         problems.refuse(
-            f"{problems.path}: column names appear more than once: {quote_names(twice)}. Give each column its own name."
+            f"{problems.path}: column names appear more than once: {quote_names(twice)}. Give each "
+            "column its own name."
         )
-    notes = []
-
-    def find(role: str, asked: str | None) -> str:
-        if asked is not None:
-            if asked and asked not in here:
-                near = nearest(asked, names)
-                hint = f" Did you mean '{one_line(near)}'?" if near else ""
-                problems.add(
-                    f"{problems.path}: there is no column '{one_line(asked)}' for --{role}.{hint} Columns: {quote_names(names)}."
-                )
-                return ""
-            return asked
-        found = [n for n in names if n.casefold() in USUAL_NAMES.get(role, ())]
-        if len(found) > 1:
-            problems.add(
-                f"{problems.path}: {quote_names(found)} could each be the {role} column. Pass --{role} NAME."
-            )
-        if len(found) == 1:
-            notes.append(f"{role} column: '{one_line(found[0])}'")
-        return found[0] if found else ""
-
-    id, time = find("id", options.id), find("time", options.time)
-    if options.kind == "next":
-        targets: tuple[str, ...] = tuple(n for n in (options.target or ()) if n in here)
-    elif options.target is None:
-        one = find("target", None)
-        targets = (one,) if one else ()
-        if not one:
-            near = nearest("target", names)
-            hint = f" Did you mean '{one_line(near)}'?" if near else ""
-            problems.add(
-                f"{problems.path}: there is no column called target, label or class.{hint} Pass --target NAME, or --kind next to predict "
-                f"the next step. Columns: {quote_names(names)}."
-            )
-    else:
-        targets = tuple(n for n in (find("target", t) for t in options.target) if n)
+    notes: list[str] = []
+    id = find_column("id", options.id, names, problems, notes)
+    time = find_column("time", options.time, names, problems, notes)
+    targets = find_targets(names, options, problems, notes)
     taken = {id, time, *targets}
     if options.features is None:
-        features = tuple(n for n in names if n not in taken)
+        features = tuple(name for name in names if name not in taken)
     else:
         features = options.features
-        lacking = [n for n in features if n not in here]
-        used = taken.union(features)
-        unused = [n for n in names if n not in used]
-        if lacking:
-            alike = {n: nearest(n, unused[:200]) for n in lacking[:CELLS_LISTED]}
-            hint = "".join(
-                f" Is '{one_line(m)}' what is called '{one_line(n)}'?"
-                for n, m in alike.items()
-                if m
-            )
-            problems.add(
-                f"{problems.path}: missing columns: {quote_names(lacking)}; extra columns: {quote_names(unused) or 'none'}. Expected the features {quote_names(features)}.{hint}"
-            )
-        for name in taken.intersection(features):
-            role = "the target" if name in targets else "the id" if name == id else "the time"
-            problems.add(
-                f"{problems.path}: column '{one_line(name)}' is {role} and an input at once. Leave it out of --features."
-            )
-        if unused:
-            notes.append(f"columns left out: {quote_names(unused)}")
+        check_features(features, Roles(id, time, targets, features, ()), names, problems, notes)
     if not features and not problems.groups:
         problems.add(
-            f"{problems.path}: no column is left to be a feature. Columns: {quote_names(names)}."
+            f"{problems.path}: no column is left as a feature. Columns: {quote_names(names)}."
         )
     problems.raise_if_any()
     return Roles(id, time, targets, features, tuple(notes))
 
 
-def sheet_from_columns(source: LoadedFile, of: Roles, columns: TableColumns, options: Options, problems: Problems, where: Callable[[int, str], str]) -> Sheet:  # fmt: skip
-    """The sequences of a long table: rows of one id stand together, and time runs forward in each."""
-    lines, rows, notes = columns.lines, len(columns.lines), list(of.notes)
-    if of.id:
-        numbered: dict[str, int] = {}
-        codes = np.fromiter(
-            (numbered.setdefault(c, len(numbered)) for c in columns.words[of.id]), np.int64, rows
+def find_column(
+    role: str, asked: str | None, names: Sequence[str], problems: Problems, notes: list[str]
+) -> str:
+    """The column for a role: the one asked for, or one with a usual name; "" for none."""
+    if asked is not None:
+        if not asked or asked in names:
+            return asked
+        problems.add(
+            f"{problems.path}: there is no column '{one_line(asked)}' for --{role}."
+            f"{suggest_column(asked, names)} Columns: {quote_names(names)}."
         )
-        starts = np.flatnonzero(np.concatenate([[True], codes[1:] != codes[:-1]]))
-        ids = [columns.words[of.id][i] for i in starts]
-        met: set[str] = set()
-        for start, name in zip(starts, ids, strict=True):
-            place = where(int(lines[start]), of.id)
-            if not name:
-                problems.add(f"{place}: the id is missing. Fill it in.", "blank id")
-            elif name in met:
-                problems.add(
-                    f"{place}: id '{one_line(name)}' appears again after other ids. Sort the rows by id and time.",
-                    "again",
-                )
-            met.add(name)
+        return ""
+    found = [name for name in names if name.casefold() in USUAL_NAMES.get(role, ())]
+    if not found:
+        return ""
+    if len(found) > 1:
+        problems.add(
+            f"{problems.path}: {quote_names(found)} could each be the {role} column. Pass --{role} "
+            "NAME."
+        )
     else:
-        starts, ids = np.zeros(1, np.int64), ["all"]
+        notes.append(f"{role} column: '{one_line(found[0])}'")
+    return found[0]
+
+
+def suggest_column(name: str, names: Sequence[str]) -> str:
+    """A sentence with the column that may have been meant; "" if none is near."""
+    near = nearest(name, names)
+    return f" Did you mean '{one_line(near)}'?" if near else ""
+
+
+def find_targets(
+    names: Sequence[str], options: Options, problems: Problems, notes: list[str]
+) -> tuple[str, ...]:
+    """The target columns. To predict the next step none is needed, and targets that exist count."""
+    if options.kind == "next":
+        return tuple(name for name in options.target or () if name in names)
+    if options.target is not None:
+        found = [find_column("target", name, names, problems, notes) for name in options.target]
+        return tuple(name for name in found if name)
+    target = find_column("target", None, names, problems, notes)
+    if not target:
+        problems.add(
+            f"{problems.path}: there is no column called target, label or class."
+            f"{suggest_column('target', names)} Pass --target NAME, or --kind next to predict the "
+            f"next step. Columns: {quote_names(names)}."
+        )
+        return ()
+    return (target,)
+
+
+def check_features(
+    features: tuple[str, ...],
+    roles: Roles,
+    names: Sequence[str],
+    problems: Problems,
+    notes: list[str],
+) -> None:
+    """Refuse features that are not columns, or that have another role."""
+    here = set(names)
+    taken = {roles.id, roles.time, *roles.targets}
+    used = taken.union(features)
+    unused = [name for name in names if name not in used]
+    lacking = [name for name in features if name not in here]
+    if lacking:
+        hint = ""
+        for name in lacking[:CELLS_LISTED]:
+            near = nearest(name, unused[:200])
+            if near:
+                hint += f" Should '{one_line(near)}' be called '{one_line(name)}'?"
+        problems.add(
+            f"{problems.path}: missing columns: {quote_names(lacking)}; extra columns: "
+            f"{quote_names(unused) or 'none'}. Expected the features {quote_names(features)}.{hint}"
+        )
+    for name in taken.intersection(features):
+        role = "time"
+        if name in roles.targets:
+            role = "target"
+        elif name == roles.id:
+            role = "id"
+        problems.add(
+            f"{problems.path}: column '{one_line(name)}' is both the {role} and an input. Leave it "
+            "out of --features."
+        )
+    if unused:
+        notes.append(f"columns left out: {quote_names(unused)}")
+
+
+def sheet_from_columns(
+    source: LoadedFile,
+    roles: Roles,
+    columns: TableColumns,
+    options: Options,
+    problems: Problems,
+    where: Callable[[int, str], str],
+) -> Sheet:
+    """The sequences of a long table: rows with one id are adjacent, and time increases in each.
+
+    where: puts a line of the file and a column in words.
+    """
+    notes = list(roles.notes)
+    if roles.id:
+        starts, ids = split_by_id(roles.id, columns, problems, where)
+    else:
+        starts = np.zeros(1, np.int64)
+        ids = ["all"]
         notes.append("no id column: the whole file is one sequence")
-    lengths = np.diff(np.append(starts, rows))
-    if columns.time is not None and not problems.groups:
-        inside = np.ones(rows, bool)
-        inside[starts] = False
-        now, before = columns.time[1:], columns.time[:-1]
-        for odd, words in (
-            (now < before, "the time goes back: it is before that of the row above. Sort the rows by id and time."),
-            (now == before, "the time is that of the row above: it appears twice in this sequence. Remove one of the rows."),
-        ):  # fmt: skip
-            for row in np.flatnonzero(odd & inside[1:]) + 1:
-                problems.add(f"{where(int(lines[row]), of.time)}: {words}", words)
-    elif columns.time is None:
+    if columns.time is None:
         notes.append("no time column: steps are rows, in the order of the file")
-    y: np.ndarray | None = None
-    if of.targets and options.kind != "next":
-        text = {t: columns.words[t] for t in of.targets if t in columns.words}
-        if text and options.kind is None:
-            refuse_if_kind_unclear(text, options, problems)
-        if text:
-            if len(of.targets) > 1:
-                problems.add(
-                    f"{problems.path}: labels come in one column; --target names {len(of.targets)}: {quote_names(of.targets)}."
-                )
-            y = np.array(text[of.targets[0]], dtype=object)
-        else:
-            y = np.stack([columns.numbers[t] for t in of.targets], 1)
-    recording = Sheet(
-        source.path, source.sha256, of.features, np.stack([columns.numbers[f] for f in of.features], 1), lengths, ids, where, lines,
-        targets=of.targets, y=y, time=columns.time, stamps=columns.stamps, notes=tuple(notes),
-        columns={"id": of.id, "time": of.time} | ({"stamps": "1"} if columns.has_dates else {}),
-    )  # fmt: skip
-    return refuse_bad_values(recording, options, problems)
+    elif not problems.groups:
+        check_order(columns.time, starts, columns.lines, problems, lambda i: where(i, roles.time))
+    taken = {"id": roles.id, "time": roles.time}
+    if columns.has_dates:
+        taken["stamps"] = "1"
+    sheet = Sheet(
+        source.path,
+        source.sha256,
+        roles.features,
+        np.stack([columns.numbers[name] for name in roles.features], 1),
+        np.diff(np.append(starts, len(columns.lines))),
+        ids,
+        where,
+        columns.lines,
+        targets=roles.targets,
+        y=collect_targets(roles.targets, columns, options, problems),
+        time=columns.time,
+        stamps=columns.stamps,
+        notes=tuple(notes),
+        columns=taken,
+    )
+    return refuse_bad_values(sheet, options, problems)
+
+
+def split_by_id(
+    column: str, columns: TableColumns, problems: Problems, where: Callable[[int, str], str]
+) -> tuple[np.ndarray, list[str]]:
+    """(the first row of each sequence, its id). An id that appears again later is a problem."""
+    words = columns.words[column]
+    numbered: dict[str, int] = {}
+    numbers = (numbered.setdefault(word, len(numbered)) for word in words)
+    codes = np.fromiter(numbers, np.int64, len(words))
+    starts = np.flatnonzero(np.concatenate([[True], codes[1:] != codes[:-1]]))
+    ids = [words[start] for start in starts]
+    seen: set[str] = set()
+    for start, name in zip(starts, ids, strict=True):
+        place = where(int(columns.lines[start]), column)
+        if not name:
+            problems.add(f"{place}: the id is missing. Fill it in.", "blank id")
+        elif name in seen:
+            problems.add(
+                f"{place}: id '{one_line(name)}' appears again after other ids. Sort the rows by "
+                "id and time.",
+                "again",
+            )
+        seen.add(name)
+    return starts, ids
+
+
+def check_order(
+    time: np.ndarray,
+    starts: np.ndarray,
+    lines: np.ndarray,
+    problems: Problems,
+    where: Callable[[int], str],
+) -> None:
+    """Report times that do not increase within a sequence; where: puts a line in words."""
+    inside = np.ones(len(time), bool)
+    inside[starts] = False
+    now = time[1:]
+    before = time[:-1]
+    back = "the time goes back: it is before that of the row above. Sort the rows by id and time."
+    twice = "the time is that of the row above: it appears twice. Remove one of the rows."
+    for wrong, complaint in ((now < before, back), (now == before, twice)):
+        for row in np.flatnonzero(wrong & inside[1:]) + 1:
+            problems.add(f"{where(int(lines[row]))}: {complaint}", complaint)
+
+
+def collect_targets(
+    targets: tuple[str, ...], columns: TableColumns, options: Options, problems: Problems
+) -> np.ndarray | None:
+    """The targets as labels [N] or numbers [N, k]; None if there are none to learn."""
+    if not targets or options.kind == "next":
+        return None
+    labels = {name: columns.words[name] for name in targets if name in columns.words}
+    if not labels:
+        return np.stack([columns.numbers[name] for name in targets], 1)
+    if options.kind is None:
+        refuse_if_kind_unclear(labels, options, problems)
+    if len(targets) > 1:
+        problems.add(
+            f"{problems.path}: labels must be in one column; --target names {len(targets)}: "
+            f"{quote_names(targets)}."
+        )
+    return np.array(labels[targets[0]], dtype=object)
 
 
 def refuse_if_kind_unclear(
-    words: dict[str, list[str]], options: Options, problems: Problems
+    labels: dict[str, list[str]], options: Options, problems: Problems
 ) -> None:
-    """Labels that are words make a classification; where numbers are among them only the user knows."""
-    for name, cells in words.items():
-        different = dict.fromkeys(cells)
-        numeric = next((c for c in different if is_number(c, options)), None)
-        word = next((c for c in different if c and not is_number(c, options)), None)
-        if numeric is not None or word is None:
-            mixed = f' and words ("{one_line(word)}")' if word is not None else ""
-            what = f'numbers ("{one_line(numeric)}"){mixed}' if numeric is not None else "nothing"
-            problems.add(
-                f"{problems.path} column '{one_line(name)}': the target holds {what}. Pass --kind classify if they are classes, --kind regress if they are quantities."
-            )
+    """Report labels with numbers among them: only the user knows if these are classes.
+
+    Labels that are all words make a classification.
+    """
+    for name, cells in labels.items():
+        number = None
+        word = None
+        for cell in dict.fromkeys(cells):
+            if is_number(cell, options):
+                number = cell if number is None else number
+            elif cell:
+                word = cell if word is None else word
+        if number is None and word is not None:
+            continue
+        content = "nothing"
+        if number is not None:
+            content = f'numbers ("{one_line(number)}")'
+            if word is not None:
+                content += f' and words ("{one_line(word)}")'
+        problems.add(
+            f"{problems.path} column '{one_line(name)}': the target holds {content}. {KIND_ADVICE}"
+        )

@@ -1,13 +1,26 @@
 """Reports: a run, comparison or diagnosis folder as one offline HTML page, or as Markdown.
 
-read       what folders hold, however damaged
-text       text and numbers made safe to show
-curves     curves of many points made small
-comparison methods on tasks, and the table that terminal, page and Markdown share
-figures    figures of runs, and what draws those of comparisons (pages) and diagnoses (diagnostics)
-pages      the page itself; page.html, page.css and page.js beside it
-summary    the same in short, as Markdown
-diagnoses  diagnoses written to a folder
+text             text and numbers made safe to show
+curves           curves of many points made small
+read             the content of run folders, however damaged
+comparison       methods on tasks, and the table that terminal, page and Markdown share
+figures          lines, heatmaps and dots, for the page's script
+run_figures      the figures of a run
+page_parts       tables, sections and pages, for the template
+run_page         the page of a run
+diagnosis_page   the page, or the section, of a diagnosis
+comparison_page  the page of a comparison
+pages            the HTML page; page.html, page.css and page.js lie beside it
+summary          the tables of a comparison as Markdown
+diagnoses        diagnoses written to a folder
+
+Example:
+    >>> import coadjoint as co
+    >>> task = co.tasks.make("addition", length=10)
+    >>> net = co.networks.make("elman", inputs=task.inputs, outputs=task.outputs, hidden=4)
+    >>> run = co.train(net, task, steps=2, tests=10, confirm=10, folder="runs/small")
+    >>> co.report.write("runs/small").name
+    'report.html'
 """
 
 from __future__ import annotations

@@ -1,7 +1,11 @@
-"""A comparison: methods on tasks, and the runs of each, as compare.json has them. The page and the terminal print one table."""
+"""A comparison: methods on tasks, and the runs of each, as compare.json has them.
+
+The page, the terminal and Markdown show the same table.
+"""
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -12,18 +16,28 @@ import numpy as np
 from ...errors import StorageError
 from .curves import Curve
 from .read import as_mapping, as_mappings, read_mapping
-from .text import Row, clean, duration, finite_or_nan, finite_values, parse_goal, short_number
+from .text import (
+    NO_VALUE,
+    Row,
+    clean,
+    duration,
+    finite_or_nan,
+    finite_values,
+    parse_goal,
+    short_number,
+)
 
-BUDGETS = {
-    "gradients": "work",
-    "seconds": "seconds",
-}  # a setting of a run, and what it says of itself
+# a budget among the settings of a run, and the key under which a run says how much it used
+BUDGETS = {"gradients": "work", "seconds": "seconds"}
 ENDED_STATUSES = ("success", "finished", "early-stopped")
+MAX_SETTINGS = 8  # columns of settings in one table
+
+TableText = tuple[list[str], list[list[str]]]  # heads, rows
 
 
 @dataclass(frozen=True)
 class Wording:
-    """How a table of results is worded: its heads, how numbers are told, and what stands where there is none."""
+    """How a table of results is worded: its heads, its numbers, and the text for a missing one."""
 
     name: str
     success: str
@@ -37,20 +51,18 @@ class Wording:
     none: str
 
     def median_and_range(self, values: Sequence[float], tell: Callable[[float], str]) -> str:
-        """Median (least to greatest)."""
+        """The median and, if values differ, their range: "3 (1 to 5)"."""
         if not values:
             return self.none
-        middle = tell(statistics.median(values))
-        return (
-            f"{middle} ({tell(min(values))}{self.to}{tell(max(values))})"
-            if len(set(values)) > 1
-            else middle
-        )
+        median = tell(statistics.median(values))
+        if len(set(values)) == 1:
+            return median
+        return f"{median} ({tell(min(values))}{self.to}{tell(max(values))})"
 
 
 PAGE = Wording(
     "name", "successes", "time to success", "final {}", True,
-    count=short_number, time=duration, value=short_number, to=" to ", none="–",
+    count=short_number, time=duration, value=short_number, to=" to ", none=NO_VALUE,
 )  # fmt: skip
 TERMINAL = Wording(
     "method", "success", "seconds to success", "{}", False,
@@ -59,7 +71,15 @@ TERMINAL = Wording(
 
 
 def successful_runs(runs: Iterable[Row]) -> list[Row]:
+    """The runs that reached their goal."""
     return [run for run in runs if run.get("success") is True]
+
+
+def has_failed(run: Row) -> bool:
+    """Whether a run failed, or its process ended without a result."""
+    if run.get("status") == "failed":
+        return True
+    return run.get("status") == "waiting" and bool(run.get("error"))
 
 
 @dataclass(frozen=True)
@@ -72,15 +92,14 @@ class MethodRows:
     budget: Row
 
     def successes_within(self, budget: str, most: float) -> int:
-        """How many of its runs succeeded within a budget."""
-        return sum(
-            used <= most for used in finite_values(successful_runs(self.runs), BUDGETS[budget])
-        )
+        """The number of runs that succeeded within a budget."""
+        used = finite_values(successful_runs(self.runs), BUDGETS[budget])
+        return sum(amount <= most for amount in used)
 
 
 @dataclass(frozen=True)
 class TaskRows:
-    """A task of a comparison and its rows. `tail` tells its figures from those of other tasks."""
+    """A task of a comparison and its rows; `id_suffix` makes the ids of its figures unique."""
 
     name: str
     goal: str
@@ -90,138 +109,165 @@ class TaskRows:
 
     @property
     def short_name(self) -> str:
-        """ "addition" of "addition, 100 steps"."""
+        """The task without its settings: "addition" of "addition, 100 steps"."""
         return self.name.split(",")[0]
 
     @property
-    def runs(self) -> list[tuple[int, Row]]:
+    def names(self) -> list[str]:
+        """The methods, row by row."""
+        return [row.name for row in self.rows]
+
+    @property
+    def runs(self) -> list[Row]:
+        """Every run, row by row."""
+        return [run for row in self.rows for run in row.runs]
+
+    @property
+    def numbered_runs(self) -> list[tuple[int, Row]]:
+        """Every run, with the number of its row."""
         return [(k, run) for k, row in enumerate(self.rows) for run in row.runs]
 
     def score(self, runs: list[Row]) -> str:
-        """ "2 of 3, 1 failed"; of a task that has no goal how many ended."""
-        lost = sum(has_failed(run) for run in runs)
-        ended = sum(run.get("status") in ENDED_STATUSES for run in runs)
-        won = (
-            f"{len(successful_runs(runs))} of {len(runs)}"
-            if self.goal
-            else f"no goal; {ended} of {len(runs)} ended"
-        )
-        return f"{won}, {lost} failed" if lost else won
+        """The number of successes: "2 of 3, 1 failed"; without a goal, the number that ended."""
+        failures = sum(map(has_failed, runs))
+        if self.goal:
+            text = f"{len(successful_runs(runs))} of {len(runs)}"
+        else:
+            ended = sum(run.get("status") in ENDED_STATUSES for run in runs)
+            text = f"no goal; {ended} of {len(runs)} ended"
+        if failures:
+            text += f", {failures} failed"
+        return text
 
     def summary_cell(self, name: str) -> str:
         """Success and median metric of a method, for the overview."""
         runs = [run for row in self.rows if row.name == name for run in row.runs]
-        known = finite_values(runs, "metric")
-        lost = sum(has_failed(run) for run in runs)
-        score = self.score(runs) if self.goal else f"{lost} failed" if lost else ""
-        return " · ".join(
-            filter(None, (score, short_number(statistics.median(known)) if known else "–"))
-        )
+        failures = sum(map(has_failed, runs))
+        parts = []
+        if self.goal:
+            parts.append(self.score(runs))
+        elif failures:
+            parts.append(f"{failures} failed")
+        metrics = finite_values(runs, "metric")
+        parts.append(short_number(statistics.median(metrics)) if metrics else NO_VALUE)
+        return " · ".join(parts)
 
-    def table(self, words: Wording, metric: str = "") -> tuple[list[str], list[list[str]]]:
-        """Heads and rows: success, steps and time to success, the metric; median and range over seeds. Where runs had
-        budgets, success is counted within each of them, and gradients stand beside the time."""
-        known = (
-            dict.fromkeys(key for row in self.rows for key in row.settings)
-            if words.settings
-            else {}
-        )
-        settings = [
-            key for key in known if len({str(row.settings.get(key)) for row in self.rows}) > 1
-        ][:8]
-        given = [(key, finite_or_nan(row.budget.get(key))) for key in BUDGETS for row in self.rows]
-        budgets = list(dict.fromkeys((key, most) for key, most in given if most == most))
-        heads = [
-            words.name,
-            *settings,
-            words.success,
-            *(f"in {words.count(most)} {key}" for key, most in budgets),
-        ]
-        heads += ["steps to success", *(["gradients to success"] if budgets else []), words.seconds]
-        heads += [words.metric.format(metric or self.metric or "metric")]
+    def table(self, words: Wording, metric: str = "") -> TableText:
+        """Heads and rows: success, steps and time to success, and the metric.
+
+        Each cell has the median and the range over seeds. If runs had budgets, success is also
+        counted within each budget, and the gradients to success have a column.
+        """
+        settings = self._differing_settings() if words.settings else []
+        budgets = self._budgets()
+        heads = [words.name, *settings, words.success]
+        heads += [f"in {words.count(most)} {key}" for key, most in budgets]
+        heads.append("steps to success")
+        if budgets:
+            heads.append("gradients to success")
+        heads.append(words.seconds)
+        heads.append(words.metric.format(metric or self.metric or "metric"))
         return heads, [self._cells(row, words, settings, budgets) for row in self.rows]
+
+    def _differing_settings(self) -> list[str]:
+        """The settings in which the rows differ, in the order of their first appearance."""
+        known: dict[str, set[str]] = {}
+        for row in self.rows:
+            for key in row.settings:
+                known.setdefault(key, set())
+        for key, values in known.items():
+            values.update(str(row.settings.get(key)) for row in self.rows)
+        return [key for key, values in known.items() if len(values) > 1][:MAX_SETTINGS]
+
+    def _budgets(self) -> list[tuple[str, float]]:
+        """The different budgets of the rows: (setting, amount)."""
+        budgets = []
+        for key in BUDGETS:
+            for row in self.rows:
+                most = finite_or_nan(row.budget.get(key))
+                if not math.isnan(most) and (key, most) not in budgets:
+                    budgets.append((key, most))
+        return budgets
 
     def _cells(
         self, row: MethodRows, words: Wording, settings: list[str], budgets: list[tuple[str, float]]
     ) -> list[str]:
-        won = successful_runs(row.runs)
-        cells = [
-            row.name,
-            *(clean(row.settings.get(key)) for key in settings),
-            self.score(row.runs),
-        ]
+        successes = successful_runs(row.runs)
+        cells = [row.name]
+        cells += [clean(row.settings.get(key)) for key in settings]
+        cells.append(self.score(row.runs))
         for key, most in budgets:
-            has_it = self.goal and finite_or_nan(row.budget.get(key)) == most
-            cells.append(
-                f"{row.successes_within(key, most)} of {len(row.runs)}" if has_it else words.none
-            )
-        cells.append(words.median_and_range(finite_values(won, "steps"), words.count))
+            has_budget = finite_or_nan(row.budget.get(key)) == most
+            if self.goal and has_budget:
+                cells.append(f"{row.successes_within(key, most)} of {len(row.runs)}")
+            else:
+                cells.append(words.none)
+        cells.append(words.median_and_range(finite_values(successes, "steps"), words.count))
         if budgets:
-            used = finite_values(won, "work") if row.budget else []
-            cells.append(words.median_and_range(used, words.count))
-        cells.append(words.median_and_range(finite_values(won, "seconds"), words.time))
+            work = finite_values(successes, "work") if row.budget else []
+            cells.append(words.median_and_range(work, words.count))
+        cells.append(words.median_and_range(finite_values(successes, "seconds"), words.time))
         cells.append(words.median_and_range(finite_values(row.runs, "metric"), words.value))
         return cells
 
 
-def has_failed(run: Row) -> bool:
-    """Whether a run failed, or its process ended without a word."""
-    return run.get("status") == "failed" or (
-        run.get("status") == "waiting" and bool(run.get("error"))
-    )
-
-
 @dataclass(frozen=True)
 class Comparison:
-    """What compare.json says (`about`), and its tasks."""
+    """The content of compare.json (`about`), and its tasks."""
 
     about: Row
     tasks: list[TaskRows]
 
     @classmethod
     def of(cls, about: Row, name: str = "") -> Comparison:
-        """From the content of compare.json, however damaged; `name` is that of a task that has none."""
-        found: dict[str, TaskRows] = {}
+        """From the content of compare.json, however damaged; `name` is for tasks without one."""
+        tasks: dict[str, TaskRows] = {}
         for entry in as_mappings(about.get("rows")) or [{}]:
-            told = {
-                key: entry.get(key, about.get(key)) for key in ("task", "goal", "metric")
-            }  # of the row, or of all
-            title = clean(told["task"] or name)
-            metric = (
-                told["metric"] if isinstance(told["metric"], str) else parse_goal(told["goal"])[0]
-            )
-            tail = f"-{len(found)}" if found else ""
-            task = found.setdefault(
-                title, TaskRows(title, str(told["goal"] or ""), metric, [], tail)
-            )
+            # each row says these, or the comparison says them for all rows
+            title = clean(entry.get("task", about.get("task")) or name)
+            goal = entry.get("goal", about.get("goal"))
+            metric = entry.get("metric", about.get("metric"))
+            if title not in tasks:
+                if not isinstance(metric, str):
+                    metric = parse_goal(goal)[0]
+                id_suffix = f"-{len(tasks)}" if tasks else ""
+                tasks[title] = TaskRows(title, str(goal or ""), metric, [], id_suffix)
             if entry:
-                row = (
+                method = MethodRows(
                     clean(entry.get("name") or "unnamed"),
                     as_mapping(entry.get("settings")),
                     as_mappings(entry.get("runs")),
+                    as_mapping(entry.get("budget")),
                 )
-                task.rows.append(MethodRows(*row, as_mapping(entry.get("budget"))))
-        return cls(about, list(found.values()))
+                tasks[title].rows.append(method)
+        return cls(about, list(tasks.values()))
 
     @classmethod
     def read(cls, folder: Path, faults: list[str]) -> Comparison:
-        """That of a folder; what cannot be read adds a sentence to `faults`."""
-        about = read_mapping(folder / "compare.json", faults)
+        """The comparison of a folder; each unreadable file adds a sentence to `faults`."""
+        path = folder / "compare.json"
+        about = read_mapping(path, faults)
         if not about:
             why = " ".join(faults)
             raise StorageError(
-                f"'{folder / 'compare.json'}' holds no comparison. {why} Run `coadjoint compare` again."
+                f"'{path}' holds no comparison. {why} Run `coadjoint compare` again."
             )
         return cls.of(about, folder.resolve().name)
 
-    def tables(self, words: Wording) -> dict[str, tuple[list[str], list[list[str]]]]:
+    def tables(self, words: Wording) -> dict[str, TableText]:
         """Heads and rows for each task."""
         return {task.name: task.table(words) for task in self.tasks}
 
 
 def success_share(name: str, runs: list[Row], longest: float) -> Curve:
-    """Share of runs that have succeeded by a step: known as far as the row ran, or to the end if all have succeeded."""
-    ends = sorted(finite_values(successful_runs(runs), "steps"))
-    known = longest if len(ends) == len(runs) else max(finite_values(runs, "steps"), default=0.0)
-    share = np.arange(len(ends) + 1) / max(1, len(runs))
-    return name, np.array([0.0, *ends, known]), np.array([*share, share[-1]])
+    """The share of runs that have succeeded by each step.
+
+    It is known as far as the runs went, or up to `longest` if all have succeeded.
+    """
+    successes = sorted(finite_values(successful_runs(runs), "steps"))
+    if len(successes) == len(runs):
+        end = longest
+    else:
+        end = max(finite_values(runs, "steps"), default=0.0)
+    share = np.arange(len(successes) + 1) / max(1, len(runs))
+    return Curve(name, np.array([0.0, *successes, end]), np.array([*share, share[-1]]))

@@ -7,53 +7,102 @@ import math
 from array import array
 from collections import defaultdict
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import numpy as np
 
 from .text import Row, finite_or_nan
 
-Curve = tuple[str, np.ndarray, np.ndarray]  # name, steps, values
+MAX_FIGURE_POINTS = 24_000  # points drawn in one figure
+MAX_SERIES_POINTS = 1500  # points drawn of one curve
+MAX_CURVES = 200  # of one run: a damaged file must not fill the memory
+TRAINING_KEYS = (
+    "loss",
+    "gradient",
+    "penalty",
+    "rho",
+    "rate",
+    "distance",
+    "share",
+    "damping",
+    "cg",
+)
 
-MAX_FIGURE_POINTS, MAX_SERIES_POINTS = 24_000, 1500  # points drawn
-TRAINING_KEYS = ("loss", "gradient", "penalty", "rho", "rate", "distance", "share", "damping", "cg")
+
+class Curve(NamedTuple):
+    """A named curve over training steps."""
+
+    name: str
+    steps: np.ndarray
+    values: np.ndarray
 
 
-class CurveStore(defaultdict[tuple[str, ...], tuple[array, array]]):
-    """Columns of steps and values, compact enough for long runs."""
+ColumnPair = tuple["array[float]", "array[float]"]  # steps, values
+
+
+class CurveStore(defaultdict[tuple[str, ...], ColumnPair]):
+    """Columns of steps and values by key, compact enough for long runs."""
 
     def __init__(self) -> None:
         super().__init__(lambda: (array("d"), array("d")))
 
-    def put(self, row: Row, keys: Iterable[str], *name: str) -> None:
+    def put(self, row: Row, keys: Iterable[str], *prefix: str) -> None:
+        """Append the values of a row of metrics.jsonl to the curves (*prefix, key)."""
         step = finite_or_nan(row.get("step"))
+        if math.isnan(step):
+            return
         for key in keys:
-            if key in row and step == step and ((*name, key) in self or len(self) < 200):
-                for column, x in zip(
-                    self[(*name, key)], (step, finite_or_nan(row[key])), strict=True
-                ):
-                    column.append(x)
+            name = (*prefix, key)
+            if key in row and (name in self or len(self) < MAX_CURVES):
+                steps, values = self[name]
+                steps.append(step)
+                values.append(finite_or_nan(row[key]))
 
     def curve(self, *key: str, name: str = "") -> Curve:
-        """In the order of steps; of a step that was written twice, by a resumed run, the later value counts."""
-        steps, values = (np.array(column)[::-1] for column in self.get(key, ((), ())))
-        _, last = np.unique(steps, return_index=True)
-        return name or key[-1], steps[last], values[last]
+        """The curve of a key in the order of steps; empty if there is none.
+
+        A resumed run may write a step twice: the later value counts.
+        """
+        columns = self.get(key, ((), ()))
+        # unique returns the first of equal steps, so the latest must come first
+        steps, values = (np.array(column)[::-1] for column in columns)
+        _, latest = np.unique(steps, return_index=True)
+        return Curve(name or key[-1], steps[latest], values[latest])
 
 
 def thinned_indices(y: np.ndarray, most: int) -> np.ndarray:
-    """Indices of about `most` points: both ends and, of each stretch, the least, the greatest and a gap if there is one."""
-    n, finite = len(y), np.isfinite(y)
+    """Indices of about `most` points that keep the shape of a curve.
+
+    Both ends are kept and, of each stretch, the least, the greatest and the first gap.
+    """
+    n = len(y)
     if n <= most:
         return np.arange(n)
+    finite = np.isfinite(y)
     keep = {0, n - 1}
-    for a, b in itertools.pairwise(np.linspace(0, n, max(1, most // 3) + 1).astype(int)):
-        here, gaps = np.flatnonzero(finite[a:b]) + a, np.flatnonzero(~finite[a:b]) + a
-        keep |= {here[y[here].argmin()], here[y[here].argmax()]} if len(here) else set()
+    bounds = np.linspace(0, n, max(1, most // 3) + 1).astype(int)
+    for start, end in itertools.pairwise(bounds):
+        drawn = np.flatnonzero(finite[start:end]) + start
+        gaps = np.flatnonzero(~finite[start:end]) + start
+        if len(drawn):
+            keep |= {drawn[y[drawn].argmin()], drawn[y[drawn].argmax()]}
         keep |= set(gaps[:1])
     return np.array(sorted(keep))
 
 
 def json_numbers(values: Iterable[float], digits: int = 5) -> list[float | None]:
-    """For JSON: rounded, whole numbers without a point, null for what is not finite."""
-    short = lambda v: int(v) if v == int(v) and abs(v) < 1e15 else float(f"{v:.{digits}g}")
-    return [short(v) if math.isfinite(v) else None for v in map(float, values)]
+    """Numbers for JSON: rounded, whole ones without a point, null if not finite."""
+    return [_json_number(float(value), digits) for value in values]
+
+
+def json_grid(cells: np.ndarray) -> list[list[float | None]]:
+    """The rows of a heatmap for JSON."""
+    return [json_numbers(row, 4) for row in cells]
+
+
+def _json_number(value: float, digits: int) -> float | None:
+    if not math.isfinite(value):
+        return None
+    if value == int(value) and abs(value) < 1e15:
+        return int(value)
+    return float(f"{value:.{digits}g}")

@@ -1,4 +1,4 @@
-"""Diagnoses written to a folder: figures, arrays and charts."""
+"""Diagnoses written to a folder: numbers, arrays and charts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -16,33 +15,38 @@ from .. import files, json_rows
 
 
 def save(
-    folder: str | Path, found: Examination | Compared, about: Mapping[str, Any] | None = None
+    folder: str | Path, found: Examination | Compared, about: Mapping[str, object] | None = None
 ) -> None:
-    """diagnostics.json (the figures, and what charts draw: `co.report.write(folder)` makes a page of it), diagnostics.npz (all
-    arrays, without pickle) and, where matplotlib is installed, a PNG of each chart."""
+    """Write a diagnosis to a folder.
+
+    diagnostics.json holds the numbers and the charts (`co.report.write(folder)` makes a page of
+    it), diagnostics.npz all arrays, without pickle. If matplotlib is installed, each chart is also
+    written as a PNG.
+    """
     check_path("folder", folder)
     check_kind(
         "what is saved", found, (Examination, Compared), "what co.diagnostics.examine has found"
     )
-    folder, charts = Path(folder), found.charts()
+    folder = Path(folder)
+    charts = found.charts()
     with files.storage_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     files.remove_leftovers(folder)
     heads, rows = found.table()
-    told = {
+    content = {
         "format": 1,
         "about": dict(about or {}),
         "table": {"heads": heads, "rows": rows},
         "declined": found.declined,
         "charts": [{"id": name, **asdict(chart)} for name, chart in charts.items()],
     }
-    files.replace(folder / "diagnostics.json", json_rows.dumps(told, indent=1))
+    files.replace(folder / "diagnostics.json", json_rows.dumps(content, indent=1))
     with files.replacing(folder / "diagnostics.npz") as file:
         np.savez_compressed(file, **found.arrays())  # type: ignore[arg-type]
     with files.storage_errors(folder):
-        for name in DIAGNOSTICS:  # of an earlier look
+        for name in DIAGNOSTICS:  # charts of an earlier diagnosis
             (folder / f"{name}.png").unlink(missing_ok=True)
-    with contextlib.suppress(MissingError):
+    with contextlib.suppress(MissingError):  # without matplotlib there are no PNGs
         for name, chart in charts.items():
             with files.replacing(folder / f"{name}.png") as file:
                 plot(chart).savefig(file, format="png", dpi=120)

@@ -1,4 +1,4 @@
-"""What run folders hold, however damaged: each fault becomes a sentence on the page."""
+"""Read what run folders hold, however damaged: each fault becomes a sentence on the page."""
 
 from __future__ import annotations
 
@@ -17,16 +17,20 @@ from .. import files, schemas, settings, storage
 from .curves import TRAINING_KEYS, Curve, CurveStore
 from .text import Row, clean, duration, finite_or_nan, metric_stem, parse_goal, plural, short_number
 
-MAX_FILE_BYTES, MAX_LINE_BYTES = (
-    200_000_000,
-    4 << 20,
-)  # bytes of a file that is read whole; of a line of one that is read line by line
+MAX_FILE_BYTES = 200_000_000  # of a file that is read at once
+MAX_LINE_BYTES = 4 << 20  # of a line of a file that is read line by line
 NOT_METRICS = ("kind", "split", "step", "sequences")
+PROBED = ("t", "log10_costates", "temporal")
 
 
 def scan_rows(path: Path, faults: list[str], word: str = "") -> Iterator[Row]:
-    """The objects of a JSON-lines file, of the lines that hold `word`; what cannot be read adds a sentence to `faults`."""
-    bad, n, line = [], 0, ""
+    """The objects of a JSON-lines file, from the lines that contain `word`.
+
+    Lines that cannot be read add a sentence to `faults`.
+    """
+    bad = []
+    n = 0
+    line = ""
     try:
         for n, content in enumerate(files.read_lines(path, MAX_LINE_BYTES), 1):
             line = content.decode("utf-8", "replace")
@@ -41,21 +45,26 @@ def scan_rows(path: Path, faults: list[str], word: str = "") -> Iterator[Row]:
             else:
                 bad.append(n)
     except StorageError as error:
-        faults.append(
-            f"{path.name} could not be read{f' beyond line {n}' if n else ''}: {_reason(path, error)}"
-        )
-    if bad and bad[-1] == n and not line.endswith("\n"):
+        where = f" beyond line {n}" if n else ""
+        faults.append(f"{path.name} could not be read{where}: {_reason(path, error)}")
+    cut_off = bool(bad) and bad[-1] == n and not line.endswith("\n")
+    if cut_off:
         bad.pop()
-        faults.append(f"The last line of {path.name} was cut off, as by a crash; it is left out.")
+        faults.append(
+            f"The last line of {path.name} was cut off, probably by a crash; it is left out."
+        )
     if bad:
-        where = ", ".join(map(str, bad[:5])) + (", …" if len(bad) > 5 else "")
+        where = ", ".join(map(str, bad[:5]))
+        if len(bad) > 5:
+            where += ", …"
         faults.append(f"{path.name}: {plural(len(bad), 'unreadable line')} left out ({where}).")
 
 
 def _reason(path: Path, error: object) -> str:
-    """What an error says of a file that was named already."""
-    text = (clean(error).splitlines() or ["damaged"])[0]
-    return text.removeprefix(str(path)).lstrip(": ").removeprefix("cannot be read: ")[:200]
+    """The first line of an error, without the name of the file, which the page says already."""
+    lines = clean(error).splitlines() or ["damaged"]
+    reason = lines[0].removeprefix(str(path)).lstrip(": ")
+    return reason.removeprefix("cannot be read: ")[:200]
 
 
 def read_rows(path: str | Path) -> list[Row]:
@@ -65,85 +74,101 @@ def read_rows(path: str | Path) -> list[Row]:
 
 
 def read_mapping(path: Path, faults: list[str]) -> Row:
-    """A mapping from a JSON or YAML file; {} where there is none, and a sentence in `faults` if it is damaged."""
+    """A mapping from a JSON or YAML file, or {} without one; damage adds a sentence to `faults`."""
     if not os.path.lexists(path):
         return {}
     try:
         content = files.read_regular(path, MAX_FILE_BYTES)
-        value = (
-            json.loads(content.decode())
-            if path.suffix == ".json"
-            else settings.load(path, content).values
-        )
-        if isinstance(value, dict):
-            return value
-        faults.append(f"{path.name} could not be read: it holds no mapping.")
+        if path.suffix == ".json":
+            value = json.loads(content.decode())
+        else:
+            value = settings.load(path, content).values
     except (ValueError, RecursionError, CoadjointError) as error:
         faults.append(f"{path.name} could not be read: {_reason(path, error)}")
-    return {}
+        return {}
+    if not isinstance(value, dict):
+        faults.append(f"{path.name} could not be read: it holds no mapping.")
+        return {}
+    return value
 
 
 def _check_model(path: Path, faults: list[str]) -> None:
-    """A sentence in `faults` if the model of a run is damaged: whoever reads the page may want to use it."""
+    """Add a sentence to `faults` if the run's model is damaged, as a reader may want to use it."""
     if not os.path.lexists(path):
         return
     try:
         description = schemas.read_metadata(path, schemas.read_header(path))
-        if description.get("sha256") is None:
-            return  # of a version that wrote none
+        expected = description.get("sha256")
+        if expected is None:  # early versions wrote no sum
+            return
         with files.open_regular(path) as file:
-            if not storage.is_model_intact(file, description["sha256"]):
+            if not storage.is_model_intact(file, expected):
                 faults.append(
-                    f"{path.name} is damaged: it does not have the SHA-256 sum that it carries."
+                    f"{path.name} is damaged: its content does not match its SHA-256 sum."
                 )
     except StorageError as error:
         faults.append(f"{path.name} cannot be used: {_reason(path, error)}")
-    except MissingError:
+    except MissingError:  # without the package that reads models there is nothing to check
         return
 
 
 def as_mapping(value: object) -> Row:
+    """The value if it is a mapping, else {}."""
     return value if isinstance(value, dict) else {}
 
 
 def as_mappings(value: object) -> list[Row]:
-    return [v for v in value if isinstance(v, dict)] if isinstance(value, list) else []
+    """The mappings of a list, or [] if the value is no list."""
+    if not isinstance(value, list):
+        return []
+    return [one for one in value if isinstance(one, dict)]
 
 
-def describe_outcome(result: Row, last: float) -> tuple[str, str, str]:
-    """Tone, word, and what happened."""
-    status, at, goal = (
-        result.get("status"),
-        short_number(result.get("step") or last),
-        parse_goal(result.get("goal"))[2],
-    )
-    why = f": {clean(result['reason'])}" if result.get("reason") else ""
+def as_vector(value: object) -> np.ndarray:
+    """The numbers of a list, NaN for everything that is not a finite number."""
+    if not isinstance(value, list):
+        return np.array([])
+    return np.array(list(map(finite_or_nan, value)))
+
+
+def describe_outcome(result: Row, last_step: float) -> tuple[str, str, str]:
+    """Tone, headline and details of how a run ended."""
+    status = result.get("status")
+    step = short_number(result.get("step") or last_step)
+    goal = parse_goal(result.get("goal"))[2]
+    reason = f": {clean(result['reason'])}" if result.get("reason") else ""
     if result.get("success") is True:
+        details = "at step " + short_number(result.get("success_step") or last_step)
         seconds = finite_or_nan(result.get("success_seconds"))
-        when = short_number(result.get("success_step") or last) + (
-            f", after {duration(seconds)}" if seconds == seconds else ""
-        )
-        after = "" if status in ("success", "finished") else f"; {clean(status)} at step {at}{why}"
-        return "good", "Success", f"at step {when}" + (f": {goal}" if goal else "") + after
+        if not math.isnan(seconds):
+            details += f", after {duration(seconds)}"
+        if goal:
+            details += f": {goal}"
+        if status not in ("success", "finished"):
+            details += f"; {clean(status)} at step {step}{reason}"
+        return "good", "Success", details
     missed = f", without reaching {goal}" if goal else ""
-    told = {
-        "success": ("good", "Success", f"at step {at}{why}"),
-        "finished": ("calm", "Finished", f"{at} steps{missed}"),
-        "early-stopped": ("calm", "Stopped early", f"at step {at}{missed}{why}"),
-        "interrupted": ("warn", "Interrupted", f"at step {at}{why}"),
-        "failed": ("bad", "Failed", f"at step {at}{why}"),
-    }
-    unknown = (
-        "warn",
-        "No result",
-        f"the last recorded step is {at}; the run goes on, or ended without a word",
-    )
-    return told.get(str(status), unknown)
+    match status:
+        case "success":
+            return "good", "Success", f"at step {step}{reason}"
+        case "finished":
+            return "calm", "Finished", f"{step} steps{missed}"
+        case "early-stopped":
+            return "calm", "Stopped early", f"at step {step}{missed}{reason}"
+        case "interrupted":
+            return "warn", "Interrupted", f"at step {step}{reason}"
+        case "failed":
+            return "bad", "Failed", f"at step {step}{reason}"
+    details = f"the last recorded step is {step}; the run is still going, or it was killed"
+    return "warn", "No result", details
 
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What a run folder holds; probes: step -> (t, log10 |lam_t|, log10 norms of the temporal components)."""
+    """The content of a run folder.
+
+    probes: step -> [t, log10 ||lam_t||, log10 norms of the temporal components].
+    """
 
     config: Row
     environment: Row
@@ -151,85 +176,101 @@ class RunRecord:
     store: CurveStore
     probes: dict[float, list[np.ndarray]]
     faults: list[str]
-    clipped_share: float  # share of the steps
+    clipped_share: float  # of the steps
     axis: str = ""  # of the probes, where it is not time
 
     @property
     def last_step(self) -> float:
-        return max(
-            (
-                self.store.curve("train", k)[1][-1]
-                for k in TRAINING_KEYS
-                if ("train", k) in self.store
-            ),
-            default=math.nan,
-        )
+        """The last step in any training curve; NaN if there is none."""
+        steps = []
+        for key in TRAINING_KEYS:
+            if ("train", key) in self.store:
+                steps.append(self.store.curve("train", key).steps[-1])
+        return max(steps, default=math.nan)
+
+    def held_out_stems(self) -> list[str]:
+        """The held-out metrics, without their tolerances."""
+        stems = [metric_stem(key[2]) for key in self.store if key[0] == "held-out"]
+        return list(dict.fromkeys(stems))
 
     def held_out(self, stem: str) -> list[Curve]:
-        """The curves of a metric and its variants, for each split."""
-        keys = [key for key in self.store if key[0] == "held-out" and metric_stem(key[2]) == stem]
-        return [self.store.curve(*key, name=f"{key[2]} ({key[1]})") for key in keys]
+        """The curves of a metric at every tolerance and on every split."""
+        curves = []
+        for key in self.store:
+            if key[0] == "held-out" and metric_stem(key[2]) == stem:
+                _, split, metric = key
+                curves.append(self.store.curve(*key, name=f"{metric} ({split})"))
+        return curves
 
 
 def read_run(folder: Path) -> RunRecord:
+    """Read a run folder; every fault becomes a sentence in `faults`."""
     faults: list[str] = []
-    config, environment, result = (
-        read_mapping(folder / f, faults) for f in ("config.yaml", "environment.json", "result.json")
-    )
-    store, skipped, clipped = CurveStore(), Counter[str](), 0
+    config = read_mapping(folder / "config.yaml", faults)
+    environment = read_mapping(folder / "environment.json", faults)
+    result = read_mapping(folder / "result.json", faults)
+    store = CurveStore()
     probes: dict[float, list[np.ndarray]] = {}
+    skipped = Counter[str]()
+    clipped = 0
     axis = ""
-    vector = lambda values: np.array(
-        [finite_or_nan(v) for v in values] if isinstance(values, list) else []
-    )
     for row in scan_rows(folder / "metrics.jsonl", faults):
-        kind, step = row.get("kind"), finite_or_nan(row.get("step"))
+        kind = row.get("kind")
+        step = finite_or_nan(row.get("step"))
         if kind == "train":
             store.put(row, TRAINING_KEYS, "train")
             clipped += row.get("clipped") is True
-            skipped.update([clean(row["skipped"])] if row.get("skipped") else [])
+            if row.get("skipped"):
+                skipped[clean(row["skipped"])] += 1
         elif kind == "held-out":
-            store.put(
-                row, (k for k in row if k not in NOT_METRICS), "held-out", str(row.get("split", ""))
-            )
-        elif kind == "probe" and step == step:
-            probes[step] = [vector(row.get(key)) for key in ("t", "log10_costates", "temporal")]
+            _put_metrics(store, row, "held-out")
+        elif kind == "probe" and not math.isnan(step):
+            probes[step] = [as_vector(row.get(key)) for key in PROBED]
             store.put(row, ("decay", "radius"), "probe")
             axis = clean(row.get("axis") or "")
             norms = as_mapping(row.get("gradients"))
-            store.put(norms | {"step": step}, (k for k in norms if k != "step"), "norm")
+            names = [name for name in norms if name != "step"]
+            store.put(norms | {"step": step}, names, "norm")
     if os.path.lexists(folder / "clock.jsonl"):
         for row in scan_rows(folder / "clock.jsonl", faults):
             store.put(row, ("seconds",), "clock")
     _check_model(folder / "model.safetensors", faults)
     faults += [f"{plural(n, 'step')} skipped: {why}." for why, n in skipped.most_common(5)]
+    # steps that a resumed run wrote again are counted again, as in `clipped`
     trained = len(store.get(("train", "gradient"), ((),))[0])
-    return RunRecord(
-        config, environment, result, store, probes, faults, clipped / max(1, trained), axis
-    )
+    share = clipped / max(1, trained)
+    return RunRecord(config, environment, result, store, probes, faults, share, axis)
+
+
+def _put_metrics(store: CurveStore, row: Row, *prefix: str) -> None:
+    """Store the metrics of a held-out row under (*prefix, split, metric)."""
+    metrics = [key for key in row if key not in NOT_METRICS]
+    store.put(row, metrics, *prefix, str(row.get("split", "")))
 
 
 def folder_within(folder: Path, run: Row) -> Path | None:
     """The run's folder, if it lies within the compare folder."""
     try:
         path = (folder / str(run.get("folder") or "..")).resolve()
-        return path if path.is_relative_to(folder.resolve()) and path.is_dir() else None
+        inside = path.is_relative_to(folder.resolve()) and path.is_dir()
     except (OSError, ValueError):
         return None
+    return path if inside else None
 
 
 def held_out_curve(path: Path, metric: str, faults: list[str]) -> tuple[str, Curve]:
-    """The held-out curve of a run: of `metric` or, if none is named, of the first that is not the loss."""
+    """The metric and the held-out curve of a run, on the test set if there is one.
+
+    Without a metric, the first one that is not the loss is taken.
+    """
     store = CurveStore()
-    for row in (
-        scan_rows(path / "metrics.jsonl", faults, '"held-out"')
-        if os.path.lexists(path / "metrics.jsonl")
-        else ()
-    ):
-        if row.get("kind") == "held-out":
-            store.put(row, (k for k in row if k not in NOT_METRICS), str(row.get("split", "")))
-    metric = metric or next((key[1] for key in store if key[1] != "loss"), "loss" if store else "")
-    splits = sorted(
-        (key[0] for key in store if key[1] == metric), key=lambda split: split != "test"
-    )
-    return metric, store.curve(splits[0] if splits else "", metric)
+    if os.path.lexists(path / "metrics.jsonl"):
+        for row in scan_rows(path / "metrics.jsonl", faults, '"held-out"'):
+            if row.get("kind") == "held-out":
+                _put_metrics(store, row)
+    if not metric and store:
+        metric = next((name for _, name in store if name != "loss"), "loss")
+    splits = [split for split, name in store if name == metric]
+    if "test" in splits or not splits:
+        return metric, store.curve("test", metric)
+    return metric, store.curve(splits[0], metric)

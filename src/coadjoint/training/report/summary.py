@@ -3,32 +3,55 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 from ...errors import check_path
-from .pages import comparison_page
+from .comparison import Comparison
+from .comparison_page import command_of, comparison_page
+from .page_parts import Cell, Table
+from .text import plural
 
 
 def markdown(folder: str | Path) -> str:
-    """The tables of a comparison in Markdown, with the command that made it and the time it took."""
+    """The tables of a comparison in Markdown, after its command and the time it took."""
     check_path("folder", folder)
-    page = comparison_page(Path(folder))
-    plain = lambda cell: " ".join((cell if isinstance(cell, str) else cell[0]).split()).replace(
-        "|", "\\|"
-    )
-    line = lambda cells: f"| {' | '.join(map(plain, cells))} |"
-    fence = "`" * max(
-        3, 1 + max((len(run) for run in re.findall("`+", page["command"])), default=0)
-    )
-    parts = [f"{fence}console\n{page['command']}\n{fence}"]
-    parts += [f"{page['runs']}; {page['facts']['took']}."] if "took" in page["facts"] else []
-    for section in page["sections"]:
-        for table in section["tables"] if section["id"].startswith(("overview", "results")) else ():
-            rows = [
-                line(table["head"]),
-                line("---" for _ in table["head"]),
-                *map(line, table["rows"]),
-            ]
-            parts += [f"### {section['title']}"] if len(page["tasks"]) > 1 else []
-            parts += ["\n".join(rows)]
+    folder = Path(folder)
+    page = comparison_page(folder)
+    comparison = Comparison.read(folder, [])
+    command = command_of(comparison)
+    fence = code_fence(command)
+    parts = [f"{fence}console\n{command}\n{fence}"]
+    if "took" in page.facts:
+        runs = sum(len(task.runs) for task in comparison.tasks)
+        parts.append(f"{plural(runs, 'run')}; {page.facts['took']}.")
+    for section in page.sections:
+        if not section.id.startswith(("overview", "results")):
+            continue
+        for table in section.tables:
+            if len(comparison.tasks) > 1:
+                parts.append(f"### {section.title}")
+            parts.append(markdown_table(table))
     return "\n\n".join(parts) + "\n"
+
+
+def code_fence(text: str) -> str:
+    """Backticks that end no sooner than the text does: one more than it holds in a row."""
+    longest = max(map(len, re.findall("`+", text)), default=0)
+    return "`" * max(3, longest + 1)
+
+
+def markdown_table(table: Table) -> str:
+    """A table without its links."""
+    rule = ["---"] * len(table.head)
+    lines = [markdown_line(table.head), markdown_line(rule), *map(markdown_line, table.rows)]
+    return "\n".join(lines)
+
+
+def markdown_line(cells: Iterable[Cell]) -> str:
+    """One row of a table."""
+    texts = []
+    for cell in cells:
+        text = cell if isinstance(cell, str) else cell[0]
+        texts.append(" ".join(text.split()).replace("|", "\\|"))
+    return f"| {' | '.join(texts)} |"

@@ -1,4 +1,7 @@
-"""Text and numbers for the page. What a folder holds is a stranger's: it is made visible here, and escaped by the template."""
+"""Text and numbers for the page.
+
+A folder may come from a stranger: its text is made visible here, and escaped by the template.
+"""
 
 from __future__ import annotations
 
@@ -7,90 +10,103 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-Row = dict[str, Any]
-HEAT_ROWS, HEAT_COLUMNS = 120, 200  # cells of a heatmap
+Row = dict[str, Any]  # a JSON object
+
+HEAT_ROWS = 120  # cells of a heatmap
+HEAT_COLUMNS = 200
 MAX_TEXT = 2000  # characters of one field
 INVISIBLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]"
 )
 SHARE_METRICS = ("right", "accuracy")  # metrics between 0 and 1
-OPTIONAL_CURVES = (
-    "rate",
-    "distance",
-    "share",
-    "damping",
-    "cg",
-)  # curves that only some optimisers have
+NO_VALUE = "–"
 
 
 def clean(value: object) -> str:
-    """Text that can be shown: characters that hide or reorder others are spelt out, and long text is cut."""
-    text = "–" if value is None else str(value)
-    cut = f"… ({len(text):,} characters)" if len(text) > MAX_TEXT else ""
-    return INVISIBLE.sub(lambda m: f"\\u{ord(m[0]):04x}", text[:MAX_TEXT]) + cut
+    """Text that is safe to show.
+
+    Characters that hide or reorder others are spelt out, and long text is cut.
+    """
+    if value is None:
+        return NO_VALUE
+    text = str(value)
+    shown = INVISIBLE.sub(lambda match: f"\\u{ord(match[0]):04x}", text[:MAX_TEXT])
+    if len(text) > MAX_TEXT:
+        shown += f"… ({len(text):,} characters)"
+    return shown
 
 
 def finite_or_nan(value: object) -> float:
-    """A finite float, or NaN: for null, for "NaN", "Infinity" and "-Infinity", and for what is no number."""
+    """A finite float, or NaN for null, infinities, booleans, text and other values."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return math.nan
     try:
-        x = (
-            math.nan
-            if isinstance(value, bool) or not isinstance(value, int | float)
-            else float(value)
-        )
+        x = float(value)
     except OverflowError:
         return math.nan
     return x if math.isfinite(x) else math.nan
 
 
 def plural(n: int, noun: str) -> str:
-    return f"{n:,} {noun}{'' if n == 1 else 's'}"
+    """A count and its noun: "1 step", "12,000 steps"."""
+    ending = "" if n == 1 else "s"
+    return f"{n:,} {noun}{ending}"
 
 
 def short_number(value: object, digits: int = 4) -> str:
-    """A number for people: 12,000 or 0.9876 or −3.1e-07; – where there is none."""
+    """A number for people: 12,000 or 0.9876 or −3.1e-07; – if there is none."""
     x = finite_or_nan(value)
-    plain = (
-        f"{x:,.0f}" if (x == round(x) if x == x else False) or abs(x) >= 1000 else f"{x:.{digits}g}"
-    )
-    return (
-        "–"
-        if x != x
-        else (plain if abs(x) < 1e9 else f"{x:.3g}").replace("-", "−", 1 if x < 0 else 0)
-    )
+    if math.isnan(x):
+        return NO_VALUE
+    if abs(x) >= 1e9:
+        text = f"{x:.3g}"
+    elif x == round(x) or abs(x) >= 1000:
+        text = f"{x:,.0f}"
+    else:
+        text = f"{x:.{digits}g}"
+    if x < 0:
+        text = text.replace("-", "−", 1)
+    return text
 
 
 def duration(value: object) -> str:
-    s = finite_or_nan(value)
-    return (
-        "–"
-        if s != s
-        else f"{s:.3g} s"
-        if s < 100
-        else f"{s / 60:.3g} min"
-        if s < 6000
-        else f"{s / 3600:.3g} h"
-    )
+    """Seconds as "39.6 s", "2.5 min" or "3 h"; – if there are none."""
+    seconds = finite_or_nan(value)
+    if math.isnan(seconds):
+        return NO_VALUE
+    if seconds < 100:
+        return f"{seconds:.3g} s"
+    if seconds < 6000:
+        return f"{seconds / 60:.3g} min"
+    return f"{seconds / 3600:.3g} h"
 
 
 def parse_goal(text: object) -> tuple[str, float, str]:
-    """ "right >= 1" -> ("right", 1.0, "right ≥ 1"); ("", nan, "") if there is none."""
-    found = re.fullmatch(r"\s*(\S+)\s*[<>]=\s*([-+.\deE]+)\s*", str(text or ""))
+    """Metric, threshold and text of a goal, or ("", nan, "").
+
+    "right >= 1" gives ("right", 1.0, "right ≥ 1").
+    """
+    shown = clean(text or "").replace(">=", "≥").replace("<=", "≤")
+    match = re.fullmatch(r"\s*(\S+)\s*[<>]=\s*([-+.\deE]+)\s*", str(text or ""))
+    if match is None:
+        return "", math.nan, shown
     try:
-        threshold = finite_or_nan(float(found[2])) if found else math.nan
+        threshold = finite_or_nan(float(match[2]))
     except ValueError:
         threshold = math.nan
-    return (
-        found[1] if found else "",
-        threshold,
-        clean(text or "").replace(">=", "≥").replace("<=", "≤"),
-    )
+    return match[1], threshold, shown
 
 
 def metric_stem(metric: str) -> str:
-    """right_0.2 and right_0.04 share a figure with right."""
+    """The metric without its tolerance: "right" of "right_0.2", which share one figure."""
     return re.sub(r"_[\d.]+$", "", metric)
 
 
 def finite_values(runs: Iterable[Row], key: str) -> list[float]:
-    return [x for run in runs if (x := finite_or_nan(run.get(key))) == x]
+    """The values under `key`, of the runs that have a finite one."""
+    values = []
+    for run in runs:
+        value = finite_or_nan(run.get(key))
+        if not math.isnan(value):
+            values.append(value)
+    return values

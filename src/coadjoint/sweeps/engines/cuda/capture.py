@@ -2,7 +2,7 @@
 
 On a GPU a gradient is a hundred small operations, and launching each of them takes longer than
 running it. GraphCache serves the gradients (gradients/captured.py) and the modules of co.nn
-(nn/replay.py).
+(nn/captured.py).
 """
 
 from __future__ import annotations

@@ -1,0 +1,134 @@
+"""What a penalty sees of costates that are computed in segments: their norms at all steps.
+
+There are few of them, [T + 1, B], so the derivative of a penalty by ||lam_t|| is known for all
+steps before the tangents are swept. States and entries of costates would take the memory that
+segments save, and a penalty that reads them is refused.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, NoReturn
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from ..errors import Unsupported
+from ..networks.network import Network
+from ..sweeps.costates import Costates, norm
+from ..sweeps.layout import Layout
+from ..sweeps.rows import Rows
+
+
+class AllSteps(NamedTuple):
+    """Norms of all costates, [T + 1, B] each."""
+
+    size: Tensor  # 2-norms of the mantissas
+    size_1: Tensor  # 1-norms of the mantissas
+    exponent: Tensor
+
+
+class CostateNorms(Costates):
+    """Costates of which only norms, log-norms, log-ratios and exponents are known."""
+
+    name: str
+    trajectory: TrajectoryWithoutStates  # type: ignore[assignment]
+
+    def __init__(
+        self, trajectory: TrajectoryWithoutStates, name: str, at: AllSteps, loss: Tensor
+    ) -> None:
+        # Costates is frozen, and computes size, size_1 and exponent from its entries unless these
+        # names are in the instance already.
+        self.__dict__.update(trajectory=trajectory, name=name, loss=loss, **at._asdict())
+
+    @property
+    def rows(self) -> Tensor:
+        """Refuse to return the mantissas."""
+        refuse_states(self.name, "the entries of the costates (lam, mantissa)")
+
+    powers = rows
+
+    @property
+    def mask(self) -> Tensor:
+        """[T + 1, B]: whether the costate exists."""
+        return self.trajectory.mask.to(self.size.device)
+
+    def squared_norms(self) -> Tensor:
+        """||lam_t||^2 from the norms: the second derivative at zero is not needed here."""
+        return self.norms().square()
+
+    def __repr__(self) -> str:
+        return f"<CostateNorms, t = 0..{len(self.size) - 1}>"
+
+
+class TrajectoryWithoutStates:
+    """A run whose states are not kept; reading them raises an error that names the penalty."""
+
+    def __init__(self, net: Network, layout: Layout, u: Tensor, name: str) -> None:
+        self.network = net
+        self.layout = layout
+        self.u_rows = u
+        self.lengths = layout.lengths
+        self.mask = layout.mask
+        self._name = name
+
+    def __getattr__(self, attribute: str) -> NoReturn:
+        refuse_states(self._name, f"trajectory.{attribute}")
+
+
+def refuse_states(name: str, what: str) -> NoReturn:
+    """Raise the error for penalty `name`, which reads `what`."""
+    raise Unsupported(
+        f"penalty '{name}' reads {what}. With segments a penalty can only read norms(), "
+        "squared_norms(), log_norms(), log_ratios() and exponent, because states and costates "
+        "would take the memory that segments save. Use a penalty of these (log-ratio, variance, "
+        "...), or leave out segments."
+    )
+
+
+class NormSlopes:
+    """The derivatives of the objective by the norms of the mantissas, as state rows [B + N]."""
+
+    def __init__(self, layout: Layout, of_size: Tensor | None, of_size_1: Tensor | None) -> None:
+        self.of_size = state_rows(layout, of_size)
+        self.of_size_1 = state_rows(layout, of_size_1)
+        self.zero = of_size is None and of_size_1 is None
+
+    def pull(self, lam: Tensor, rows: Rows, all_rows: Rows) -> Tensor:
+        """Return dObjective/dmantissa of one segment.
+
+        The states that a segment begins with belong to the segment before it; their rows are zero
+        unless they are x_0.
+
+        Args:
+            lam: The mantissas of the segment, state rows.
+            rows: The rows of the segment.
+            all_rows: The rows of the sequence.
+        """
+        first = all_rows.starts[rows.begin]
+
+        def in_segment(slope: Tensor) -> Tensor:
+            if first == 0:
+                return slope[: len(lam)]
+            begin = all_rows.B + first
+            return pad(slope[begin : begin + rows.N], (rows.B, 0))
+
+        with torch.enable_grad():
+            leaf = lam.detach().requires_grad_()
+            norms = []
+            norm_slopes = []
+            if self.of_size is not None:
+                norms.append(norm(leaf))
+                norm_slopes.append(in_segment(self.of_size))
+            if self.of_size_1 is not None:
+                norms.append(leaf.abs().sum(-1))
+                norm_slopes.append(in_segment(self.of_size_1))
+            (of_lam,) = torch.autograd.grad(norms, leaf, norm_slopes)
+        return of_lam
+
+
+def state_rows(layout: Layout, y: Tensor | None) -> Tensor | None:
+    """Return [T + 1, B] as state rows [B + N], those of x_0 first."""
+    if y is None:
+        return None
+    return torch.cat([layout.sort(y[0]), layout.flat(y[1:])])

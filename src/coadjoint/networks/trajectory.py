@@ -1,0 +1,224 @@
+"""Trajectory: the run of a Network over a batch, its outputs and its costates.
+
+lam_t = dL/dx_t,  t = 0..T,  L the loss of each sample
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..errors import InputError
+from ..objectives import losses
+from ..objectives.losses import LossLike
+from ..sweeps.costates import Costates, RecurrenceRun
+from ..sweeps.layout import check_dense, tensor_of
+from ..sweeps.torch_internals import forward_mode_is_on, innermost_transform
+from .effective_weights import InputWeights
+from .judge import RunOutputs
+from .readout import Extra
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+    from .network import Network
+
+
+class LossSources(NamedTuple):
+    """The loss of each sample and its direct derivatives by the states: what an adjoint needs."""
+
+    loss: Tensor  # [B]
+    s: Tensor | None  # by all states, [B + N, n]
+    s_last: Tensor | None  # by each sample's last state, [B, n]
+
+
+def leaf_copy(h: Tensor) -> Tensor:
+    """The values of h as a new leaf, at which a graph can begin."""
+    if forward_mode_is_on():
+        return h + torch.zeros_like(h).requires_grad_()  # detach() would drop the tangent
+    return h.detach().requires_grad_()
+
+
+@dataclass(frozen=True, eq=False)
+class Trajectory(RecurrenceRun, RunOutputs):
+    """One run of a Network over a batch.
+
+    u        [T, B, inputs], after dropout
+    x        [T + 1, B, n], the states from x_0 on; n is the number of units times slots of the cell
+    a, y_hat [B, outputs], or [T, B, outputs] with readout "every"
+    state    [B, n], each sample's last state, which the next call may take as x0
+    lengths  [B]; mask [T + 1, B] is true where a state exists. Padding is zero.
+
+    Example:
+        A linear network with one unit, x_t = x_{t-1} / 2 + u_t, has lam_t = (1/2)^(T - t):
+
+        >>> import torch, coadjoint as co
+        >>> net = co.Network(inputs=1, hidden=1, outputs=1, activation="identity", bias=False)
+        >>> net = net.requires_grad_(False)
+        >>> _ = net.W.fill_(0.5), net.R.fill_(1.0), net.V.fill_(1.0)
+        >>> run = net(torch.ones(3, 1, 1))
+        >>> run.x.flatten().tolist()
+        [0.0, 1.0, 1.5, 1.75]
+        >>> run.costates(lambda y_hat, y: y_hat[:, 0], torch.zeros(1, 1)).lam.flatten().tolist()
+        [0.125, 0.25, 0.5, 1.0]
+    """
+
+    network: Network
+    u_rows: Tensor  # [N, inputs]
+    a_rows: Tensor  # [B, outputs] in the order of the rows, or [N, outputs]
+    V: Tensor  # the weights of this run, which stay as they are when the network is trained on
+    b_o: Tensor | None
+    extra: Extra
+    input_weights: InputWeights | None
+    input_mask: Tensor | None = None  # the dropout mask of the inputs, [N, inputs]
+
+    def __repr__(self) -> str:
+        rows = self.layout.rows
+        entries = self.run.x.shape[1]
+        return (
+            f"<Trajectory of {rows.B} samples, T = {rows.T}, {entries} state entries, "
+            f"readout {self.network.readout!r}>"
+        )
+
+    @property
+    def readout_input(self) -> Tensor:
+        """The visible states the readout reads, in rows: of all steps, or each sample's last."""
+        return self.network.readout_input(self.layout.rows, self.run.x, self.run.last)
+
+    def read_states(self, x: Tensor, last: Tensor) -> Tensor:
+        """The pre-outputs a, in rows, of other states in place of this run's own."""
+        return self.network.read_states(
+            self.layout, x, last, self.V, self.b_o, self.u_rows, self.extra
+        )
+
+    def costates(
+        self,
+        loss: LossLike | Tensor,
+        y: ArrayLike | None = None,
+        *,
+        mask: Tensor | None = None,
+        reduce: str = "sum",
+    ) -> Costates:
+        """lam_t = dL/dx_t of each sample's own loss; arguments as in `loss`.
+
+        They are differentiable, for penalties.
+        """
+        is_given = isinstance(loss, Tensor)
+        under_torch_func = innermost_transform() is not None
+        has_graph = self.run.x.requires_grad or self.a_rows.requires_grad
+        differentiable = (
+            (torch.is_grad_enabled() and has_graph) or forward_mode_is_on() or under_torch_func
+        )
+        loss_of = functools.partial(self.loss_from_rows, loss, y, mask, reduce)
+        if under_torch_func and not is_given:
+            sources = self._sources_by_func(loss_of)
+        else:
+            reuse_graph = is_given or (differentiable and self.run.x.requires_grad)
+            sources = self._sources_by_autograd(loss_of, reuse_graph, differentiable)
+        declared = None
+        if self.network.readout == "every" and sources.s is not None and not is_given:
+            declared = self._states_with_loss(mask, sources.s)
+        with torch.set_grad_enabled(differentiable):
+            found = self.run.costate(sources.s, sources.s_last, declared)
+        value = sources.loss if differentiable else sources.loss.detach()
+        return Costates(self, found.mantissa, found.exponent, value)
+
+    def _sources_by_func(self, loss_of: Callable[[Tensor], Tensor]) -> LossSources:
+        """The sources inside a transform of torch.func, which does not allow leaves of our own."""
+
+        def loss_of_states(h: Tensor) -> Tensor:
+            return loss_of(self.read_states(h, h))
+
+        if self.network.reads_all_steps:
+            value, pull, *_ = torch.func.vjp(loss_of_states, self.run.x)
+            return LossSources(value, pull(torch.ones_like(value))[0], None)
+        value, pull, *_ = torch.func.vjp(loss_of_states, self.run.last)
+        return LossSources(value, None, pull(torch.ones_like(value))[0])
+
+    def _sources_by_autograd(
+        self, loss_of: Callable[[Tensor], Tensor], reuse_graph: bool, differentiable: bool
+    ) -> LossSources:
+        """The sources by torch.autograd.
+
+        reuse_graph     differentiate through the graph of this run; otherwise the readout is
+                        evaluated again from copies of the states, at which its graph begins
+        differentiable  record the derivative, so that it can be differentiated again
+        """
+        with torch.enable_grad():
+            if reuse_graph:
+                x = self.run.x
+                last = self.run.last
+                a_rows = self.a_rows
+            else:
+                x = leaf_copy(self.run.x)
+                last = leaf_copy(self.run.last)
+                a_rows = self.read_states(x, last)
+            value = loss_of(a_rows)
+            if not value.requires_grad or not x.requires_grad:
+                raise InputError(
+                    "the loss does not depend on the states of this trajectory, "
+                    "so it has no costates."
+                )
+            s, s_last = torch.autograd.grad(
+                value.sum(), [x, last], create_graph=differentiable, allow_unused=True
+            )
+        if s is None and s_last is None:
+            raise InputError(
+                "the loss does not depend on the states of this trajectory but on other tensors. "
+                "Compute it from this trajectory's y_hat, a or x."
+            )
+        return LossSources(value, s, s_last)
+
+    def _states_with_loss(self, mask: Tensor | None, like: Tensor) -> Tensor:
+        """[B + N], true for the states that the loss reads: those of steps that count, not x_0."""
+        rows = self.layout.rows
+        counts = torch.ones(rows.N, dtype=torch.bool, device=like.device)
+        if mask is not None:
+            counts = self.layout.flat(tensor_of("the loss mask", mask, like)) != 0
+        return torch.cat([counts.new_zeros(rows.B), counts])
+
+    def push(self, du: Tensor) -> Tensor:
+        """DF(u) du, the change of y_hat along a change du of the inputs, shaped like y_hat.
+
+        Differentiable. du has the shape of u.
+        """
+        if check_dense("the direction du", du).shape != self.u.shape:
+            raise InputError(
+                f"the direction du has shape {list(du.shape)}; expected the shape of u, "
+                f"{list(self.u.shape)}."
+            )
+        net = self.network
+        rows = self.layout.rows
+        du_rows = self.layout.flat(du)
+        if self.input_mask is not None:
+            du_rows = du_rows * self.input_mask
+        dx = self.run.push(*net.drive(du_rows, without_biases(self.input_weights)))
+
+        def features(x: Tensor) -> Tensor:
+            return net.readout_features(rows, net.readout_input(rows, x, rows.last(x)), self.extra)
+
+        if net.is_linear:
+            dz = features(dx)
+        else:
+            dz = torch.func.jvp(features, (self.run.x,), (dx,))[1]
+        da = dz @ self.V.T
+        if "D" in self.extra:
+            da = da + net.at_outputs(rows, du_rows) @ self.extra["D"].T
+        phi = losses.output_function(net.output)
+        dy_hat = torch.func.jvp(phi, (self.a_rows,), (da,))[1]
+        return self._from_rows(dy_hat)
+
+
+def without_biases(input_weights: InputWeights | None) -> InputWeights | None:
+    """The same weights without biases: a change of the input drives the steps through R alone."""
+    if input_weights is None:
+        return None
+    (R, _), side = input_weights
+    if side is None:
+        return (R, None), None
+    return (R, None), (side[0], None)

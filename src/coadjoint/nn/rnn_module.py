@@ -1,0 +1,421 @@
+"""What RNN, LSTM and GRU share: arguments, weights, conversion from and to torch.nn, and calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+from ..errors import InputError, KindError, Unsupported, choose, real
+from ..networks.initialisers import identity_, orthogonal_
+from ..sweeps.layout import Layout, check_dense
+from ..sweeps.rows import Rows, uniform_rows
+from ..sweeps.torch_internals import autocast_is_on, exclude_from_compile
+from . import recording
+from .captured import CapturedModules
+from .frame import (
+    NORMS,
+    PEEPHOLES,
+    DirectionWeights,
+    Frame,
+    check_input,
+    check_memory,
+    check_probability,
+    check_weights,
+    find_formula,
+    is_seen_as_operators,
+)
+from .layers import LayeredModule, LayersOutput
+
+INITIALISERS = {"torch": None, "orthogonal": orthogonal_, "identity": identity_}
+
+Module = TypeVar("Module", bound="RNNModule")
+Hidden = Tensor | tuple[Tensor, ...]  # h, of an LSTM (h, c)
+
+
+class RNNModule(LayeredModule):
+    """What RNN, LSTM and GRU share: torch's module of layers, run by sweeps.
+
+    engine             "auto" or a name (docs/engines.md); `module.engine` tells which one runs,
+                       `module.engine.why` the reason
+    recurrent_dropout  W reads m h, with one mask m for all steps of a sample (in training)
+    zoneout            the state keeps its value with this probability, in each unit and step; an
+                       LSTM also takes a pair, for h and for c
+    layer_norm         of W h and R u (and of an LSTM's c): not elementwise, so on engine "autograd"
+    init               of the recurrent weights: "torch", or "orthogonal" or "identity" per gate
+    """
+
+    recordable = True  # by co.record
+    torch_class: type[nn.RNNBase]
+    arguments: tuple[str, ...] = (
+        "input_size",
+        "hidden_size",
+        "num_layers",
+        "bias",
+        "batch_first",
+        "dropout",
+        "bidirectional",
+    )
+    norms: tuple[str, ...] = NORMS[:2]  # the parameters of layer_norm=True
+
+    def __init__(
+        self,
+        mode: str,
+        *args: Any,
+        engine: str = "auto",
+        recurrent_dropout: float = 0.0,
+        zoneout: float | Sequence[float] = 0.0,
+        layer_norm: bool = False,
+        init: str = "torch",
+        peephole: bool = False,
+        forget_bias: float | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(mode, *args, **kwargs)
+        check_weights(self.weight_hh_l0)
+        self.recurrent_dropout = check_probability("recurrent_dropout", recurrent_dropout)
+        self.zoneout = self._check_zoneout(zoneout)
+        if forget_bias is not None:
+            real("forget_bias", forget_bias)
+        self.layer_norm = layer_norm
+        self.peephole = peephole
+        self.forget_bias = forget_bias
+        self.init = choose("init", init, INITIALISERS)
+        self._refuse_combinations()
+        self._register_extras()
+        self._weight_names = self._find_weight_names()
+        self._captured = CapturedModules()
+        self.engine = engine
+        _ = self.engine  # an engine that cannot run here is refused now
+        self._set_extras()
+        # Known before torch.compile traces: it cannot make formulas.
+        for masked in (False, self.recurrent_dropout > 0):
+            find_formula(mode, peephole, masked, max(self.zoneout) > 0)
+
+    def _check_zoneout(self, zoneout: float | Sequence[float]) -> tuple[float, ...]:
+        """One probability for each part of the state."""
+        each = tuple(zoneout) if isinstance(zoneout, Sequence) else (zoneout,) * self.slots
+        if len(each) != self.slots:
+            raise InputError(
+                f"zoneout must be one probability, or {self.slots} for the parts of the state; "
+                f"got {zoneout!r}."
+            )
+        return tuple(check_probability("zoneout", p) for p in each)
+
+    def _refuse_combinations(self) -> None:
+        """Refuse options that do not go together."""
+        lstm_only = self.peephole or self.forget_bias is not None
+        if self.mode != "LSTM" and lstm_only:
+            raise InputError(
+                "peephole and forget_bias are arguments of an LSTM: RNN and GRU have no memory c "
+                "and no forget gate."
+            )
+        noisy = self.recurrent_dropout > 0 or max(self.zoneout) > 0
+        if self.proj_size and noisy:
+            raise combination_error(
+                "a projected state has no units that a mask could apply to", "proj_size"
+            )
+        if self.layer_norm and (noisy or self.peephole or self.proj_size):
+            raise combination_error("layer_norm=True has different equations", "layer_norm")
+        if self.forget_bias is not None and not self.bias:
+            raise combination_error("forget_bias is a bias, and bias=False has none", "forget_bias")
+
+    def _register_extras(self) -> None:
+        """Add the parameters that torch.nn does not have."""
+        W = self.weight_hh_l0
+        names: list[str] = []
+        if self.peephole:
+            names += PEEPHOLES
+        if self.layer_norm:
+            names += self.norms
+        for suffix in self.suffixes:
+            for name in names:
+                size = len(W) if name in ("gain_ih", "gain_hh") else self.hidden_size
+                values = torch.empty(size, device=W.device, dtype=W.dtype)
+                self.register_parameter(name + suffix, nn.Parameter(values))
+
+    def _find_weight_names(self) -> list[str]:
+        """The names of all parameters, direction by direction."""
+        names = []
+        for suffix in self.suffixes:
+            for name in DirectionWeights._fields:
+                if hasattr(self, name + suffix):
+                    names.append(name + suffix)
+        return names
+
+    def reset_parameters(self) -> None:
+        """As torch.nn does, then as `init` and `forget_bias` say."""
+        super().reset_parameters()
+        if hasattr(self, "init"):  # torch.nn calls this before our arguments are known
+            self._set_extras(again=True)
+
+    @torch.no_grad()
+    def _set_extras(self, again: bool = False) -> None:
+        """Set the extra parameters, drawn after torch.nn's own.
+
+        The same seed then leads to the same weights in both libraries. again: torch.nn has drawn
+        the peephole weights with the others.
+        """
+        bound = self.hidden_size**-0.5
+        for name, parameter in self.named_parameters():
+            if name.startswith("gain"):
+                parameter.fill_(1.0)
+            elif name.startswith("shift"):
+                parameter.zero_()
+            elif name.startswith(PEEPHOLES) and not again:
+                parameter.uniform_(-bound, bound)
+        initialise = INITIALISERS[self.init]
+        for suffix in self.suffixes:
+            if initialise is not None:
+                for block in getattr(self, "weight_hh" + suffix).split(self.hidden_size):
+                    initialise(block)
+            if self.bias and self.forget_bias is not None:
+                forget_gate = slice(self.hidden_size, 2 * self.hidden_size)
+                getattr(self, "bias_ih" + suffix)[forget_gate] = self.forget_bias
+                getattr(self, "bias_hh" + suffix)[forget_gate] = 0.0
+
+    def flatten_parameters(self) -> None:
+        """Do nothing: there are no cuDNN buffers here."""
+
+    @property
+    def options(self) -> dict[str, object]:
+        """torch.nn's arguments."""
+        return read_options(self, self.arguments)
+
+    @property
+    def extras(self) -> dict[str, object]:
+        """The arguments torch.nn does not have, where they change the equations."""
+        extras: dict[str, object] = {}
+        if self.recurrent_dropout:
+            extras["recurrent_dropout"] = self.recurrent_dropout
+        if max(self.zoneout) > 0:
+            extras["zoneout"] = self.zoneout
+        if self.layer_norm:
+            extras["layer_norm"] = self.layer_norm
+        if self.peephole:
+            extras["peephole"] = self.peephole
+        return extras
+
+    def to_torch(self) -> nn.RNNBase:
+        """torch.nn's module with these weights; refused if torch.nn lacks one of the options."""
+        if extras := self.extras:
+            raise Unsupported(
+                f"torch.nn.{self.torch_class.__name__} has no {', '.join(extras)}: this module "
+                "has no counterpart there."
+            )
+        like = {"device": self.weight_hh_l0.device, "dtype": self.weight_hh_l0.dtype}
+        module = self.torch_class(**self.options, **like)  # type: ignore[arg-type]
+        module.load_state_dict(self.state_dict())
+        copy_requires_grad(self, module)
+        return module.train(self.training)
+
+    @classmethod
+    def from_torch(cls: type[Module], module: nn.RNNBase, **extras: Any) -> Module:
+        """This module with the weights of torch.nn's.
+
+        extras: arguments that torch.nn does not have, engine=, recurrent_dropout=, zoneout=, ...
+        """
+        if not isinstance(module, cls.torch_class):
+            raise KindError(
+                f"expected a torch.nn.{cls.torch_class.__name__}; got {type(module).__name__}."
+            )
+        like = {"device": module.weight_hh_l0.device, "dtype": module.weight_hh_l0.dtype}
+        options = read_options(module, cls.arguments)
+        ours = cls(**options, **extras, **like)  # type: ignore[arg-type]
+        ours.load_state_dict(module.state_dict(), strict=not extras)
+        copy_requires_grad(module, ours)
+        return ours.train(module.training)
+
+    def extra_repr(self) -> str:
+        """The arguments that are not torch.nn's defaults."""
+        shown = self.extras
+        if self.init != "torch":
+            shown["init"] = self.init
+        if self.forget_bias is not None:
+            shown["forget_bias"] = self.forget_bias
+        if self._engine != "auto":
+            shown["engine"] = self._engine
+        text = super().extra_repr()
+        for name, value in shown.items():
+            text += f", {name}={value!r}"
+        return text
+
+    def forward(
+        self, input: Tensor | PackedSequence, hx: Hidden | None = None
+    ) -> tuple[Tensor | PackedSequence, Hidden]:
+        """As torch.nn's: (output, h_n), of an LSTM (output, (h_n, c_n))."""
+        packed = input if isinstance(input, PackedSequence) else None
+        if torch.compiler.is_dynamo_compiling() and (self._runs_by_steps or packed is not None):
+            return self._outside_compile(input, hx)
+        frame, u, states = self._arrange(input, hx)
+        W = self.weight_hh_l0
+        weights = {name: getattr(self, name) for name in self._weight_names}
+        if frame.rows is not None:
+            check_memory(u, states, weights.items())
+        compute = self._replay if self._is_replayable(frame, u) else self._run_layers
+        if frame.B == 0:
+            h, last, layers = self._empty_batch(u.to(W.dtype))
+        elif autocast_is_on():
+            with torch.autocast(W.device.type, enabled=False):
+                full_states = [y.to(W.dtype) for y in states]
+                h, last, layers = compute(frame, u.to(W.dtype), full_states, weights)
+        else:
+            h, last, layers = compute(frame, u, states, weights)
+        if packed is not None:
+            last = reorder(last, packed.unsorted_indices)
+            output: Tensor | PackedSequence = PackedSequence(h, *packed[1:])
+        else:
+            assert isinstance(input, Tensor)
+            h = h.unflatten(0, (frame.T, frame.B))
+            if self.batch_first:
+                h = h.transpose(0, 1)
+            if input.dim() == 2:  # a single sequence
+                h = h.squeeze(0 if self.batch_first else 1)
+                last = [y.squeeze(1) for y in last]
+            output = h
+        if frame.is_recorded:
+            self._note_call(frame, packed, LayersOutput(h, last, layers))
+        return output, (tuple(last) if len(last) > 1 else last[0])
+
+    def _note_call(self, frame: Frame, packed: PackedSequence | None, out: LayersOutput) -> None:
+        """Tell the tapes of this thread."""
+        assert frame.rows is not None
+        order = None
+        if packed is not None and packed.sorted_indices is not None:
+            order = np.array(packed.sorted_indices.tolist())
+        call = recording.Call(Layout(frame.rows, order), out.h, out.last, out.layers)
+        recording.note_call(self, call)
+
+    @exclude_from_compile
+    def _outside_compile(
+        self, input: Tensor | PackedSequence, hx: Hidden | None
+    ) -> tuple[Tensor | PackedSequence, Hidden]:
+        """The call, hidden from torch.compile."""
+        return self.forward(input, hx)
+
+    @property
+    def _runs_by_steps(self) -> bool:
+        """Does torch differentiate the steps one by one?"""
+        return self.layer_norm or self._engine == "autograd"
+
+    def _arrange(
+        self, input: Tensor | PackedSequence, hx: Hidden | None
+    ) -> tuple[Frame, Tensor, list[Tensor]]:
+        """-> (frame, the input's rows [N, inputs], [h_0, c_0] each [layers, B, .] or none)."""
+        if isinstance(input, PackedSequence):
+            return self._arrange_packed(input, hx)
+        name = self.torch_class.__name__
+        if not isinstance(input, Tensor):
+            raise KindError(
+                f"{name}: expected a tensor or a PackedSequence; got {type(input).__name__}."
+            )
+        W = self.weight_hh_l0
+        check_input(input, W)
+        if input.dim() not in (2, 3):
+            raise ValueError(
+                f"{name}: Expected input to be 2D or 3D, got {input.dim()}D tensor instead"
+            )
+        u = input
+        single = u.dim() == 2
+        if single:
+            u = u.unsqueeze(0 if self.batch_first else 1)
+        states = self._check_states(hx, single)
+        self._check_shapes(u, states, None)
+        check_weights(W)
+        if self.batch_first:
+            u = u.transpose(0, 1)
+        T, B = u.shape[:2]
+        if T == 0:
+            raise InputError(
+                f"{name}: Expected sequence length to be larger than 0 in RNN; got an input of no "
+                "steps."
+            )
+        u = u.flatten(0, 1)
+        operator = is_seen_as_operators(u, W) and not self._runs_by_steps
+        rows = None if operator or B == 0 else uniform_rows(T, B)
+        return Frame(T, B, rows), u, states
+
+    def _arrange_packed(
+        self, packed: PackedSequence, hx: Hidden | None
+    ) -> tuple[Frame, Tensor, list[Tensor]]:
+        """As _arrange, for a PackedSequence, whose data are rows already."""
+        W = self.weight_hh_l0
+        if not isinstance(packed.data, Tensor):
+            raise KindError(
+                f"{self.torch_class.__name__}: expected a PackedSequence of a tensor; got one of "
+                f"{type(packed.data).__name__}."
+            )
+        check_input(packed.data, W)
+        states = reorder(self._check_states(hx, single=False), packed.sorted_indices)
+        self._check_shapes(packed.data, states, packed.batch_sizes)
+        check_weights(W)
+        rows = Rows(packed.batch_sizes.tolist())
+        return Frame(rows.T, rows.B, rows), packed.data, states
+
+    def _check_states(self, hx: Hidden | None, single: bool) -> list[Tensor]:
+        """h_0 (and c_0), each [layers, B, .]; none if not given."""
+        if hx is None:
+            return []
+        given = list(hx) if self.slots > 1 and isinstance(hx, tuple | list) else [hx]
+        states = [y for y in given if isinstance(y, Tensor)]
+        if len(given) != self.slots or len(states) != self.slots:
+            expected = "a tuple (h_0, c_0)" if self.slots > 1 else "a tensor"
+            raise KindError(
+                f"{self.torch_class.__name__}: hx must be {expected}; got {type(hx).__name__}."
+            )
+        dim = 2 if single else 3
+        for y in states:
+            check_dense("hx", y)
+            if y.dim() != dim:
+                kind = "unbatched 2-D" if single else "batched 3-D"
+                raise RuntimeError(
+                    f"For {kind} input, hx should also be {dim}-D but got {y.dim()}-D tensor"
+                )
+        if single:
+            return [y.unsqueeze(1) for y in states]
+        return states
+
+    def _check_shapes(self, u: Tensor, states: list[Tensor], sizes: Tensor | None) -> None:
+        """torch.nn's checks, in its words."""
+        self.check_input(u, sizes)
+        expected = self.get_expected_hidden_size(u, sizes)
+        expected_sizes = [expected, (*expected[:2], self.hidden_size)]
+        for i, y in enumerate(states):
+            message = "Expected hidden size {}, got {}"
+            if self.slots > 1:
+                message = f"Expected hidden[{i}] size {{}}, got {{}}"
+            self.check_hidden_size(y, expected_sizes[i], message)
+            if y.device != u.device or (y.dtype != u.dtype and not autocast_is_on()):
+                raise InputError(
+                    f"hx is {str(y.dtype)[6:]} on {y.device} but the input is {str(u.dtype)[6:]} "
+                    f"on {u.device}; use hx.to(input)."
+                )
+
+
+def read_options(module: nn.Module, names: Sequence[str]) -> dict[str, object]:
+    """The values of these attributes, which are named as the arguments are."""
+    return {name: getattr(module, name) for name in names}
+
+
+def reorder(states: list[Tensor], indices: Tensor | None) -> list[Tensor]:
+    """The states with their samples, axis 1, in another order; None: as they are."""
+    if indices is None:
+        return states
+    return [y.index_select(1, indices) for y in states]
+
+
+def combination_error(reason: str, option: str) -> Unsupported:
+    """The error for options that do not go together."""
+    return Unsupported(
+        f"these options do not go together: {reason}. Leave out {option}, or the others."
+    )
+
+
+def copy_requires_grad(source: nn.Module, target: nn.Module) -> None:
+    """Freeze the parameters of `target` that are frozen in `source`."""
+    for name, parameter in source.named_parameters():
+        target.get_parameter(name).requires_grad_(parameter.requires_grad)

@@ -1,0 +1,266 @@
+"""From sheets to pieces: sequences or windows of them, split into train, valid and test."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from ..errors import ConfigError, DataError, one_line
+from .files.sheet import Problems, Sheet
+from .task import rng
+
+
+class Piece(NamedTuple):
+    """Rows start, ..., stop - 1 of a sheet, all of them in one sequence."""
+
+    sequence: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, eq=False)
+class PreparedSheet:
+    """A sheet whose gaps have been dealt with, and the pieces it is cut into."""
+
+    sheet: Sheet
+    pieces: list[Piece]
+    notes: tuple[str, ...] = ()
+
+    def name(self, i: int) -> str:
+        """Return the name of piece i: that of its sequence, with the rows if it is only a part."""
+        sequence, start, stop = self.pieces[i]
+        name = self.sheet.ids[sequence]
+        if stop - start == self.sheet.lengths[sequence]:
+            return name
+        begin = start - int(self.sheet.starts[sequence])
+        return f"{name}[{begin}:{begin + stop - start}]"
+
+
+class Part(NamedTuple):
+    """Some pieces of a sheet: those of one split."""
+
+    cut: PreparedSheet
+    chosen: list[int]  # numbers of pieces
+
+    @property
+    def pieces(self) -> list[Piece]:
+        """The pieces themselves."""
+        return [self.cut.pieces[i] for i in self.chosen]
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the pieces."""
+        return [self.cut.name(i) for i in self.chosen]
+
+    def targets(self, at: str) -> list[np.ndarray]:
+        """Return the targets of the pieces, by `target_of`."""
+        return [target_of(self.cut, i, at) for i in self.chosen]
+
+
+def cut_into_pieces(
+    sheet: Sheet, kind: str, at: str, window: int | None, missing: str
+) -> PreparedSheet:
+    """Cut sequences into windows, or leave them whole, and leave out those without a target.
+
+    A window is at most `window` rows; with one target for each (at "last") exactly as many.
+    """
+    pieces: list[Piece] = []
+    problems = Problems(sheet.path)
+    rows_left_out = 0
+    least = 2 if kind == "next" else 1
+    shortest = max(window or 0, least)
+    for i, (start, T) in enumerate(zip(sheet.starts.tolist(), sheet.lengths.tolist(), strict=True)):
+        if shortest > T:
+            rule = f"--window {window}" if window else "--kind next"
+            place = sheet.place(start, sheet.columns.get("id") or "id")
+            problems.add(
+                f"{place}: sequence '{one_line(sheet.ids[i])}' has length {T}; {rule} needs at "
+                f"least {shortest}.",
+                "short",
+            )
+            continue
+        for begin in range(0, T, window or T):
+            end = min(begin + (window or T), T)
+            is_full = window is None or end - begin == window
+            if end - begin < least or (at == "last" and not is_full):
+                rows_left_out += end - begin
+            else:
+                pieces.append(Piece(i, start + begin, start + end))
+    problems.raise_if_any()
+    notes = []
+    if rows_left_out:
+        notes.append(
+            f"{rows_left_out} rows of {sheet.path} at the ends of sequences do not fill a window "
+            "and are left out"
+        )
+    cut = PreparedSheet(sheet, pieces, tuple(notes))
+    if kind in ("classify", "regress"):
+        return drop_pieces_without_target(cut, at, missing)
+    return cut
+
+
+def drop_pieces_without_target(cut: PreparedSheet, at: str, missing: str) -> PreparedSheet:
+    """Leave out pieces without a target, or refuse them unless `missing` is "drop" or "mask"."""
+    sheet = cut.sheet
+    can_mask_steps = missing == "mask" and at == "every"
+    gaps = []
+    lacking = []
+    for i in range(len(cut.pieces)):
+        gap = np.isnan(target_of(cut, i, at))
+        gaps.append(gap)
+        lacking.append(bool(gap.all() if can_mask_steps else gap.any()))
+    if not any(lacking):
+        return cut
+    if missing not in ("drop", "mask"):
+        problems = Problems(sheet.path)
+        for i in np.flatnonzero(lacking).tolist():
+            row = cut.pieces[i].stop - 1
+            if at == "every":
+                row = cut.pieces[i].start + int(np.argwhere(gaps[i])[0][0])
+            problems.add(
+                f"{sheet.place(row, sheet.targets[0])}: the target of sequence "
+                f"'{one_line(cut.name(i))}' is missing. Fill it in, or pass --missing drop|mask.",
+                "target",
+            )
+        problems.raise_if_any()
+    note = f"{sum(lacking)} sequences of {sheet.path} have no target and are left out"
+    kept = [piece for piece, lacks in zip(cut.pieces, lacking, strict=True) if not lacks]
+    return replace(cut, pieces=kept, notes=(*cut.notes, note))
+
+
+def target_of(cut: PreparedSheet, i: int, at: str) -> np.ndarray:
+    """Return the target of piece i in its own units, NaN where missing.
+
+    It is [k] at the last row, and [T, k] at every row. A label that is written in one row of a
+    sequence and missing in its last row holds for the sequence.
+    """
+    sequence, start, stop = cut.pieces[i]
+    y = cut.sheet.y
+    assert y is not None
+    if cut.sheet.y_per == "sequence":
+        of_sequence: np.ndarray = y[sequence]
+        return of_sequence
+    rows: np.ndarray = y[start:stop]
+    if at == "every":
+        return rows
+    last: np.ndarray = rows[-1]
+    if not np.isnan(last).any():
+        return last
+    low = np.fmin.reduce(rows)
+    high = np.fmax.reduce(rows)
+    return np.where(np.isnan(last) & (low == high), low, last)
+
+
+def hash_inputs(cut: PreparedSheet, i: int) -> bytes:
+    """Return a hash of the inputs of piece i."""
+    _, start, stop = cut.pieces[i]
+    inputs = np.ascontiguousarray(cut.sheet.u[start:stop]).tobytes()
+    return hashlib.blake2b(inputs, digest_size=16).digest()
+
+
+def refuse_overlap(cuts: dict[str, PreparedSheet]) -> None:
+    """Refuse sequences whose inputs are in two files."""
+    known: dict[bytes, tuple[str, str]] = {}
+    for split, cut in cuts.items():
+        new = {hash_inputs(cut, i): (split, cut.name(i)) for i in range(len(cut.pieces))}
+        repeated = [key for key in new if key in known]
+        if repeated:
+            _, name = new[repeated[0]]
+            other_split, other_name = known[repeated[0]]
+            raise DataError(
+                f"{cut.sheet.path} ({split}): {len(repeated)} of its sequences are in the "
+                f"{other_split} file too; the first is '{one_line(name)}', there "
+                f"'{one_line(other_name)}'. Remove them, or pass --overlap allow."
+            )
+        known |= new
+
+
+def count_copies(parts: dict[str, Part]) -> int:
+    """Return how many held-out pieces have the inputs of a training piece."""
+    train = parts["train"]
+    trained = {hash_inputs(train.cut, i) for i in train.chosen}
+    copies = 0
+    for split, part in parts.items():
+        if split != "train":
+            copies += sum(hash_inputs(part.cut, i) in trained for i in part.chosen)
+    return copies
+
+
+def split_pieces(
+    cut: PreparedSheet, split: Sequence[float], seed: int, stratify: bool
+) -> dict[str, Part]:
+    """Deal sequences to train, valid and test; windows of one sequence stay together.
+
+    The order is random, and with `stratify` each class is spread evenly over it. Windows of a
+    single sequence are dealt in order of time.
+    """
+    check_split(split)
+    owner = np.array([piece.sequence for piece in cut.pieces])
+    units = np.unique(owner)
+    if len(units) == 1:
+        units = np.arange(len(cut.pieces))
+        owner = units
+        order = units
+    else:
+        order = rng(seed, "split").permutation(units)
+        if stratify:
+            class_of = np.zeros(owner.max() + 1, int)
+            for i, sequence in enumerate(owner):
+                class_of[sequence] = int(target_of(cut, i, "last")[0])
+            order = spread_classes(order, class_of[order])
+    n = len(units)
+    valid = count_held_out(n, split[1])
+    test = count_held_out(n, split[2])
+    train_end = n - valid - test
+    if train_end < 1:
+        sets = 1 + (valid > 0) + (test > 0)
+        raise DataError(
+            f"{cut.sheet.path} has {n} sequence{'s' * (n != 1)}, too few to split into {sets} "
+            "sets. Pass --valid and --test files, --split 1,0,0, or --window to cut one long "
+            "sequence into pieces."
+        )
+    valid_end = n - test
+    units_of = {
+        "train": order[:train_end],
+        "valid": order[train_end:valid_end],
+        "test": order[valid_end:],
+    }
+    parts = {}
+    for name, chosen in units_of.items():
+        parts[name] = Part(cut, np.flatnonzero(np.isin(owner, chosen)).tolist())
+    return parts
+
+
+def count_held_out(n: int, share: float) -> int:
+    """Return how many of n sequences are this share: at least one, unless the share is 0."""
+    return max(1, round(n * share)) if share else 0
+
+
+def check_split(split: Sequence[float]) -> None:
+    """Refuse anything but three shares that add up to 1, the first above 0."""
+    are_shares = len(split) == 3 and all(isinstance(s, int | float) and 0 <= s <= 1 for s in split)
+    if not are_shares or abs(sum(split) - 1) > 1e-9 or split[0] == 0:
+        raise ConfigError(
+            "--split must be three shares (train, valid, test) that add up to 1; "
+            f"got {list(split)}."
+        )
+
+
+def spread_classes(order: np.ndarray, classes: np.ndarray) -> np.ndarray:
+    """Reorder units of these classes so that each class is spread evenly, in the same order."""
+    position = (rank_within_class(classes) + 0.5) / np.bincount(classes)[classes]
+    spread: np.ndarray = order[np.argsort(position, kind="stable")]
+    return spread
+
+
+def rank_within_class(classes: np.ndarray) -> np.ndarray:
+    """Return how many entries of the same class come before each entry."""
+    by_class = np.argsort(classes, kind="stable")
+    first = np.searchsorted(classes[by_class], classes[by_class])
+    ranks = np.empty(len(classes), int)
+    ranks[by_class] = np.arange(len(classes)) - first
+    return ranks

@@ -1,0 +1,125 @@
+"""From pieces to sequences of numbers that a network can read: scaled inputs and targets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from ..errors import DataError, one_line
+from .cutting import Part
+from .description import Description
+from .files.sheet import Sheet
+from .task import Sequences
+
+
+def is_constant(values: np.ndarray) -> np.ndarray:
+    """Tell for each column whether all values that are not missing are equal."""
+    equal: np.ndarray = np.fmin.reduce(values) == np.fmax.reduce(values)
+    return equal
+
+
+def scale_of(values: np.ndarray, standardise: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Return mean and standard deviation of each column, missing values aside.
+
+    The deviation of a constant column is 1. Without `standardise` they are 0 and 1.
+    """
+    if not standardise:
+        return np.zeros(values.shape[1]), np.ones(values.shape[1])
+    # Values are divided by the largest, whose square may overflow.
+    size = np.nan_to_num(np.fmax.reduce(np.abs(values)), nan=1.0)
+    size = np.where(size == 0, 1.0, size)
+    mean = np.nanmean(values / size, 0) * size
+    std = np.nanstd(values / size, 0) * size
+    return mean, np.where(is_constant(values) | (std == 0), 1.0, std)
+
+
+def inputs_of(sheet: Sheet, description: Description) -> np.ndarray:
+    """Return the inputs of all rows, [N, inputs].
+
+    They are (u - mean) / std, zero where missing, and then for each masked feature an input that
+    is 1 where it is missing.
+    """
+    gaps = np.isnan(sheet.u)
+    for j in np.flatnonzero(gaps.any(0)):
+        if sheet.features[j] not in description.masked:
+            row = int(np.flatnonzero(gaps[:, j])[0])
+            raise DataError(
+                f"{sheet.place(row, sheet.features[j])}: the value is missing. No value of "
+                "this feature was missing in training, so the network has no input that marks "
+                "it. Fill it in."
+            )
+    scaled = (sheet.u - np.array(description.mean)) / np.array(description.std)
+    u = cast(scaled, description.dtype, lambda row, j: sheet.place(row, sheet.features[j]))
+    masked_columns = [sheet.features.index(name) for name in description.masked]
+    is_missing = gaps[:, masked_columns].astype(u.dtype)
+    return np.concatenate([np.where(gaps, 0, u), is_missing], 1)
+
+
+def cast(values: np.ndarray, dtype: str, place: Callable[[int, int], str]) -> np.ndarray:
+    """Return values in the type of training; a value outside its range is refused.
+
+    Args:
+        values: An array of rows and columns.
+        dtype: The name of the type.
+        place: Returns where a row and a column are in the file, for the message.
+    """
+    too_large = np.argwhere(np.abs(values) > np.finfo(dtype).max)
+    if len(too_large):
+        row, j = map(int, too_large[0])
+        raise DataError(
+            f"{place(row, j)}: {values[row, j]:g} is not finite in {dtype}. Scale the column, "
+            "leave --standardise on, or train in float64."
+        )
+    return values.astype(dtype)
+
+
+def sequences_of(part: Part, u: np.ndarray, description: Description) -> Sequences:
+    """Return the pieces of one split with their targets.
+
+    Args:
+        part: The pieces.
+        u: The inputs of all rows of their sheet, by `inputs_of`.
+        description: How the data are scaled.
+    """
+    if description.kind == "next":
+        missing = np.isnan(part.cut.sheet.u)
+        next_u = np.where(missing, np.nan, u[:, : len(description.features)])
+        next_u = next_u.astype(description.dtype)
+        before = []
+        after = []
+        for _, start, stop in part.pieces:
+            before.append(u[start : stop - 1])
+            after.append(next_u[start + 1 : stop])
+        return Sequences(before, after, part.names)
+    if description.kind == "classify":
+        targets = class_targets(part, description.at)
+    else:
+        targets = real_targets(part, description)
+    return Sequences([u[start:stop] for _, start, stop in part.pieces], targets, part.names)
+
+
+def class_targets(part: Part, at: str) -> list[np.ndarray | float]:
+    """Return the class number of each piece, or of each of its steps; -1 where missing."""
+    targets: list[np.ndarray | float] = []
+    for target in part.targets(at):
+        numbers = np.nan_to_num(target[..., 0], nan=-1).astype(np.int64)
+        targets.append(numbers if at == "every" else int(numbers))
+    return targets
+
+
+def real_targets(part: Part, description: Description) -> list[np.ndarray | float]:
+    """Return the targets of each piece in units of their standard deviation in training."""
+    sheet = part.cut.sheet
+    mean = np.array(description.target_mean)
+    std = np.array(description.target_std)
+
+    def place(_row: int, k: int) -> str:
+        return f"{sheet.path} column '{one_line(sheet.targets[k])}'"
+
+    targets: list[np.ndarray | float] = []
+    for target in part.targets(description.at):
+        scaled = (target - mean) / std
+        rows = cast(np.atleast_2d(scaled), description.dtype, place)
+        targets.append(rows if description.at == "every" else rows[0])
+    return targets

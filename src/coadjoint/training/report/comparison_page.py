@@ -1,0 +1,333 @@
+"""The page of a comparison: its tables, the runs of every seed, and figures for each task."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+from .comparison import PAGE, Comparison, TaskRows, success_share, successful_runs
+from .curves import Curve
+from .figures import Dot, LineChart, PageFigure, ValueAxis, dot_figure
+from .page_parts import Cell, Page, PageSection, Table, flatten_settings, make_table
+from .read import as_mapping, folder_within, held_out_curve
+from .text import (
+    SHARE_METRICS,
+    Row,
+    clean,
+    duration,
+    finite_or_nan,
+    finite_values,
+    metric_stem,
+    parse_goal,
+    short_number,
+)
+
+MAX_COLOURS = 14  # curves that colours and dashes can tell apart
+MAX_NOTICES = 20
+MAX_CARDS = 12
+OVERVIEW_LEAD = "The runs that succeeded, where a task has a goal, and the median of its metric."
+RESULTS_LEAD = "Median, and range in brackets. Steps and time are those of the runs that succeeded."
+
+
+def comparison_page(folder: Path) -> Page:
+    """The page of a compare folder."""
+    faults: list[str] = []
+    comparison = Comparison.read(folder, faults)
+    tasks = comparison.tasks
+    several = len(tasks) > 1
+    sections = []
+    if several:
+        sections.append(
+            PageSection("overview", "Overview", OVERVIEW_LEAD, tables=[overview(tasks)])
+        )
+    for task in tasks:
+        sections += task_sections(folder, task, task.name if several else "", faults)
+    sections += [
+        PageSection("runs", "Runs", tables=run_tables(folder, comparison)),
+        PageSection("setup", "Set-up", tables=setup_tables(comparison), pairs=True),
+        PageSection(
+            "again",
+            "Run it again",
+            commands={"The command that made this comparison": command_of(comparison)},
+        ),
+    ]
+    if several:
+        title = " · ".join(task.short_name for task in tasks)
+        cards = {task.name: task.score(task.runs) for task in tasks}
+    else:
+        title = tasks[0].name
+        cards = {row.name: tasks[0].score(row.runs) for row in tasks[0].rows[:MAX_CARDS]}
+    return Page(
+        kind="comparison",
+        name=clean(folder.resolve().name),
+        title=title,
+        outcome=describe_successes(tasks),
+        facts=goal_facts(tasks) | time_facts(comparison),
+        notices=count_faults(faults),
+        cards=cards,
+        sections=sections,
+    )
+
+
+def command_of(comparison: Comparison) -> str:
+    """The command that made the comparison."""
+    return clean(comparison.about.get("command") or "not recorded")
+
+
+def describe_successes(tasks: list[TaskRows]) -> tuple[str, str, str]:
+    """Tone, headline and details: the runs that succeeded, of those that have a goal."""
+    total = 0
+    counted = 0
+    successes = 0
+    for task in tasks:
+        total += len(task.runs)
+        if task.goal:
+            counted += len(task.runs)
+            successes += len(successful_runs(task.runs))
+    if not counted:
+        return "calm", str(total), "runs"
+    tone = "good" if successes else "calm"
+    return tone, f"{successes} of {counted}", "runs succeeded"
+
+
+def goal_facts(tasks: list[TaskRows]) -> dict[str, str]:
+    """The goal of each task that has one."""
+    facts = {}
+    for task in tasks:
+        if task.goal:
+            name = f"goal of {task.short_name}" if len(tasks) > 1 else "goal"
+            facts[name] = parse_goal(task.goal)[2]
+    return facts
+
+
+def time_facts(comparison: Comparison) -> dict[str, str]:
+    """The time that the comparison took, if it was recorded."""
+    seconds = finite_or_nan(comparison.about.get("seconds"))
+    if math.isnan(seconds):
+        return {}
+    jobs = short_number(comparison.about.get("jobs"))
+    return {"took": f"{duration(seconds)}, {jobs} runs at a time"}
+
+
+def count_faults(faults: list[str]) -> list[str]:
+    """The most common faults, each with the number of runs that have it."""
+    notices = []
+    for fault, n in Counter(faults).most_common(MAX_NOTICES):
+        notices.append(f"{fault} ({n} runs)" if n > 1 else fault)
+    return notices
+
+
+def overview(tasks: list[TaskRows]) -> Table:
+    """Every method on every task."""
+    rows: dict[str, list[str]] = {}
+    for task in tasks:
+        for name in task.names:
+            rows.setdefault(name, [name])
+    heads = ["name"]
+    for task in tasks:
+        heads.append(task.short_name)
+        for name, row in rows.items():
+            row.append(task.summary_cell(name))
+    return make_table("All tasks", heads, rows.values(), "No rows.", text=(0,))
+
+
+def run_tables(folder: Path, comparison: Comparison) -> list[Table]:
+    """The runs that failed, and every run with a link to its page."""
+    several = len(comparison.tasks) > 1
+    rows: list[list[object]] = []
+    failures: list[list[object]] = []
+    for task in comparison.tasks:
+        for k, run in task.numbered_runs:
+            label = f"{task.rows[k].name}, seed {clean(run.get('seed'))}"
+            if several:
+                label = f"{task.name}: {label}"
+            status = run.get("status")
+            rows.append(
+                [
+                    link_to_run(folder, run, label),
+                    status,
+                    short_number(run.get("steps")),
+                    duration(run.get("seconds")),
+                    short_number(run.get("metric")),
+                ]
+            )
+            if run.get("error") or status == "failed":
+                failures.append([label, status, run.get("error") or "no reason was recorded"])
+    heads = ["run", "outcome", "steps", "time", "final metric"]
+    return [
+        make_table(
+            "Failures",
+            ["run", "outcome", "reason"],
+            failures,
+            "No run failed.",
+            text=range(3),
+            most=200,
+        ),
+        make_table("Every run", heads, rows, "No runs.", most=2000, folded=len(rows) > 12),
+    ]
+
+
+def link_to_run(folder: Path, run: Row, label: str) -> Cell:
+    """The label, with a link if the run has a page within the folder."""
+    path = folder_within(folder, run)
+    if path is None:
+        return label
+    page = path / "report.html"
+    if not page.is_file():
+        return label
+    return label, "./" + quote(page.relative_to(folder.resolve()).as_posix())
+
+
+def setup_tables(comparison: Comparison) -> list[Table]:
+    """The settings of tasks and methods, and the environment."""
+    settings = dict.fromkeys(chosen_settings(comparison))
+    environment = flatten_settings(as_mapping(comparison.about.get("environment")))
+    return [
+        make_table(
+            "Settings",
+            ["setting", "value"],
+            settings,
+            "No settings were recorded.",
+            folded=len(settings) > 40,
+        ),
+        make_table("Environment", ["what", "value"], environment, "No environment was recorded."),
+    ]
+
+
+def chosen_settings(comparison: Comparison) -> Iterator[tuple[str, str]]:
+    """The settings of the tasks, then those of the methods."""
+    for name, chosen in as_mapping(comparison.about.get("tasks")).items():
+        if chosen:
+            yield from flatten_settings(chosen, clean(name))
+    for task in comparison.tasks:
+        for row in task.rows:
+            if row.settings:
+                yield from flatten_settings(row.settings, row.name)
+
+
+def task_sections(folder: Path, task: TaskRows, title: str, faults: list[str]) -> list[PageSection]:
+    """The table of a task, and its figures."""
+    figures = TaskFigures(folder, task, faults)
+    heads, rows = task.table(PAGE, figures.metric)
+    table = make_table("Results", heads, rows, "This comparison holds no rows.", text=(0,))
+    drawn = [figures.curves(), figures.final()]
+    if task.goal:
+        drawn = [figures.steps(), figures.success(), *drawn]
+    return [
+        PageSection(
+            f"results{task.id_suffix}", title or "Side by side", RESULTS_LEAD, tables=[table]
+        ),
+        PageSection(f"success{task.id_suffix}", "" if title else "Success", figures=drawn),
+    ]
+
+
+class TaskFigures:
+    """The figures of a task of a comparison.
+
+    `metric` is that of the task or, if it names none, of the first run that has one.
+    """
+
+    def __init__(self, folder: Path, task: TaskRows, faults: list[str]) -> None:
+        self.task = task
+        self.metric = task.metric
+        self.names = task.names
+        self.held_out: list[Curve] = []
+        self.colours: list[int] = []
+        for k, run in task.numbered_runs:
+            path = folder_within(folder, run)
+            if path is not None:
+                self.metric, curve = held_out_curve(path, self.metric, faults)
+                name = f"{self.names[k]}, seed {clean(run.get('seed'))}"
+                self.held_out.append(curve._replace(name=name))
+                self.colours.append(k)
+
+    @property
+    def _measure(self) -> str:
+        return clean(self.metric or "metric")
+
+    @property
+    def _is_crowded(self) -> bool:
+        return len(self.names) > MAX_COLOURS
+
+    @property
+    def _crowded(self) -> str:
+        return f"{len(self.names)} rows are more than colours can tell apart: see each run's page."
+
+    def _rules(self) -> Row:
+        """A line at the goal."""
+        _, threshold, goal = parse_goal(self.task.goal)
+        if math.isnan(threshold):
+            return {}
+        return {"rules": [{"x": threshold, "y": threshold, "label": f"goal: {goal}"}]}
+
+    def steps(self) -> PageFigure:
+        """Steps to success of every seed."""
+        dots = []
+        for k, run in self.task.numbered_runs:
+            succeeded = run.get("success") is True
+            steps = finite_or_nan(run.get("steps")) if succeeded else math.nan
+            dots.append(Dot(k, run, steps))
+        return dot_figure(
+            f"steps{self.task.id_suffix}",
+            "Steps to success, seed by seed",
+            "steps to success",
+            self.names,
+            dots,
+            "no success",
+        )
+
+    def success(self) -> PageFigure:
+        """The share of seeds that have succeeded, over steps."""
+        longest = max(finite_values(self.task.runs, "steps"), default=0.0)
+        curves = []
+        if not self._is_crowded:
+            for row in self.task.rows:
+                if row.runs:
+                    curves.append(success_share(row.name, row.runs, longest))
+        chart = LineChart(
+            f"share{self.task.id_suffix}",
+            "Success over steps",
+            "share of the seeds that have succeeded by then",
+            ValueAxis("share of seeds", span=[0, 1]),
+            curves,
+            empty=self._crowded if self._is_crowded else "No runs.",
+            extras={"stairs": True},
+        )
+        return chart.figure()
+
+    def curves(self) -> PageFigure:
+        """The held-out metric of every run, over steps."""
+        if metric_stem(self.metric) in SHARE_METRICS:
+            axis = ValueAxis(self._measure, span=[0, 1])
+        else:
+            axis = ValueAxis(self._measure, "auto")
+        none = "The run folders hold no held-out values."
+        chart = LineChart(
+            f"curves{self.task.id_suffix}",
+            f"Held-out {self._measure} of every run",
+            "coloured by row of the table",
+            axis,
+            [] if self._is_crowded else self.held_out,
+            colours=self.colours,
+            empty=self._crowded if self._is_crowded else none,
+            extras={"rows": self.names, **self._rules()},
+        )
+        return chart.figure()
+
+    def final(self) -> PageFigure:
+        """The final metric of every seed."""
+        dots = []
+        for k, run in self.task.numbered_runs:
+            dots.append(Dot(k, run, finite_or_nan(run.get("metric"))))
+        return dot_figure(
+            f"final{self.task.id_suffix}",
+            f"Final {self._measure}, seed by seed",
+            f"final {self._measure}",
+            self.names,
+            dots,
+            "no value",
+            self._rules(),
+        )

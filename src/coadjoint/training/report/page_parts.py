@@ -1,0 +1,123 @@
+"""The parts of a page: tables, sections and the page itself, as the template shows them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from .figures import PageFigure
+from .text import Row, clean
+
+Cell = str | tuple[str, str]  # text, or text and link
+MAX_DEPTH = 8  # of nested settings
+NAMING_KEYS = ("name", "method", "kind", "cell", "path")  # settings that say what a section is
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table; columns other than `text` hold numbers."""
+
+    caption: str
+    head: list[str]
+    rows: list[list[Cell]]
+    none: str  # the text in place of an empty table
+    note: str
+    text: set[int]
+    folded: bool
+
+
+def make_table(
+    caption: str,
+    head: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    none: str,
+    text: Iterable[int] = (0, 1),
+    most: int = 400,
+    folded: bool = False,
+) -> Table:
+    """A table of at most `most` rows, its text made safe; a cell is text or (text, link)."""
+    kept = list(itertools.islice(rows, most + 1))
+    cells = [list(map(_cell, row)) for row in kept[:most]]
+    note = f"The first {most:,} rows; there are more." if len(kept) > most else ""
+    return Table(caption, list(map(clean, head)), cells, none, note, set(text), folded)
+
+
+def _cell(value: object) -> Cell:
+    return value if isinstance(value, tuple) else clean(value)
+
+
+@dataclass(frozen=True)
+class PageSection:
+    """A part of the page with a heading."""
+
+    id: str
+    title: str
+    lead: str = ""
+    figures: Sequence[PageFigure] = ()
+    tables: Sequence[Table] = ()
+    commands: dict[str, str] = field(default_factory=dict)  # what a command does -> the command
+    pairs: bool = False  # tables stand side by side
+
+    @property
+    def ordered_figures(self) -> list[PageFigure]:
+        """The figures that are drawn, then those that say why they are empty."""
+        return sorted(self.figures, key=lambda figure: bool(figure.empty))
+
+
+@dataclass(frozen=True)
+class Page:
+    """All that the template shows."""
+
+    kind: str
+    name: str
+    title: str
+    outcome: tuple[str, str, str]  # tone, headline, details
+    facts: dict[str, str]
+    notices: list[str]
+    cards: dict[str, str]
+    sections: list[PageSection]
+    clock: Row | None = None  # steps and seconds, so that figures can tell the time
+
+
+def flatten_settings(value: object, name: str = "", depth: int = 0) -> Iterator[tuple[str, str]]:
+    """Nested settings as dotted names and text."""
+    if isinstance(value, dict) and (value or depth == 0) and depth < MAX_DEPTH:
+        for key, inner in value.items():
+            dotted = f"{name}.{key}" if name else str(key)
+            yield from flatten_settings(inner, dotted, depth + 1)
+    elif isinstance(value, list):
+        yield name, _join_list(value)
+    else:
+        yield name, clean(value)
+
+
+def _join_list(values: Iterable[object]) -> str:
+    return ", ".join(map(str, values))
+
+
+def _naming_key(settings: Row) -> str:
+    """The setting that says what the section is; "" if none does."""
+    for key in NAMING_KEYS:
+        if isinstance(settings.get(key), str):
+            return key
+    return ""
+
+
+def describe_settings(section: object) -> str:
+    """{"name": "temporal-order", "length": 100} -> "temporal-order, length 100"."""
+    if not isinstance(section, dict):
+        return clean(section or "")
+    words = []
+    settings = {}
+    for key, value in section.items():
+        settings[key] = _join_list(value) if isinstance(value, list) else value
+    lead = _naming_key(settings)
+    for key, value in settings.items():
+        if key == lead or not isinstance(value, str | int | float):
+            continue
+        word = key if value is True else f"{key} {value}"
+        if not word.endswith(" False"):
+            words.append(word)
+    named = [settings[lead]] if lead else []
+    return clean(", ".join(named + words[:8]))

@@ -1,0 +1,201 @@
+"""The figures of a run: training curves, and what the probes saw inside the gradient."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from .figures import NO_VALUES, HeatMap, LineChart, PageFigure, Probe, Scale, ValueAxis
+from .read import RunRecord
+from .text import SHARE_METRICS, Row, clean, finite_or_nan, metric_stem, parse_goal
+
+# curves that only some optimisers have; the others are shown empty, with the reason
+OPTIONAL_CURVES = ("rate", "distance", "share", "damping", "cg")
+PENALTY_CURVES = ("penalty", "rho")
+MAX_METRICS = 12
+
+
+@dataclass(frozen=True)
+class CurveFigure:
+    """A curve of metrics.jsonl and how it is drawn."""
+
+    kind: str  # of the row: "train" or "probe"
+    key: str
+    title: str
+    about: str
+    label: str
+    scale: Scale = "linear"
+    smooth: bool = False
+    empty: str = NO_VALUES
+    rule: tuple[float, str] | None = None  # a horizontal line and its label
+
+
+TRAINING = [
+    CurveFigure(
+        "train", "gradient", "Gradient norm", "of all parameters together, before clipping",
+        "norm of the gradient", "log", smooth=True,
+    ),
+    CurveFigure(
+        "train", "penalty", "Penalty", "G, a function of the costates", "penalty G", "auto",
+        smooth=True, empty="No penalty: plain backpropagation has none.",
+    ),
+    CurveFigure(
+        "train", "rho", "Penalty weight", "ρ in L + ρ G", "weight ρ", "auto",
+        empty="No penalty, so there is no weight.",
+    ),
+    CurveFigure("train", "rate", "Step size", "of the optimiser", "step size", "auto"),
+    CurveFigure(
+        "train", "distance", "Distance of the direction from the gradient",
+        "√(2 − 2 cos θ), where θ is the angle between them", "distance", smooth=True,
+        rule=(1, "Galvan's condition for convergence: below 1"),
+    ),
+    CurveFigure(
+        "train", "share", "Share of the step that was taken",
+        "as the step rule or the line search decided", "share", "auto",
+    ),
+    CurveFigure(
+        "train", "damping", "Damping", "of the model that conjugate gradients minimise",
+        "damping", "log",
+    ),
+    CurveFigure("train", "cg", "Conjugate gradient iterations", "of each step", "iterations"),
+]  # fmt: skip
+PROBED = [
+    CurveFigure(
+        "probe", "decay", "Decay of the costates",
+        "0: the signal arrives unchanged; below, it vanishes; above, it explodes",
+        "log₁₀ ‖λ₀‖ / ‖λ_T‖", rule=(0, "neither vanishes nor explodes"),
+    ),
+    CurveFigure(
+        "probe", "radius", "Spectral radius", "the largest absolute eigenvalue of W",
+        "spectral radius of W", rule=(1, "radius 1"),
+    ),
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class RunFigures:
+    """Draws the figures of one run."""
+
+    run: RunRecord
+
+    def training(self) -> list[PageFigure]:
+        """Loss, held-out metrics and the curves of training."""
+        metric = metric_stem(parse_goal(self.run.result.get("goal"))[0])
+        stems = [stem for stem in self.run.held_out_stems() if stem != "loss"]
+        stems.sort(key=lambda stem: (stem != metric, stem))  # the metric of the goal comes first
+        figures = [self._loss()]
+        figures += [self._held_out(k, stem) for k, stem in enumerate(stems[:MAX_METRICS])]
+        figures += [self._curve(curve) for curve in TRAINING if not self._is_idle(curve)]
+        return figures
+
+    def inside(self) -> list[PageFigure]:
+        """What probes saw: costates, temporal components, gradients by parameter."""
+        return [
+            self._heat(
+                1,
+                "costates",
+                "Costates through time",
+                "how much of the error signal reaches each moment",
+                "log₁₀ ‖λₜ‖",
+            ),
+            self._heat(
+                2,
+                "temporal",
+                "Temporal components",
+                "what each moment adds to the gradient",
+                "log₁₀ norm of the component at t",
+            ),
+            *map(self._curve, PROBED),
+            self._norms(),
+        ]
+
+    def _common(self) -> Row:
+        """A mark at the step of success, and steps that can be read as time."""
+        step = finite_or_nan(self.run.result.get("success_step"))
+        marks = []
+        if self.run.result.get("success") is True and not math.isnan(step):
+            marks.append({"x": step, "label": "success"})
+        return {"marks": marks, "clock": True}
+
+    def _loss(self) -> PageFigure:
+        training = self.run.store.curve("train", "loss", name="training")
+        chart = LineChart(
+            "loss",
+            "Loss",
+            "of each training batch, and of held-out sequences",
+            ValueAxis("loss per sequence", "auto"),
+            [training, *self.run.held_out("loss")],
+            smooth=True,
+            extras=self._common(),
+        )
+        return chart.figure()
+
+    def _curve(self, curve: CurveFigure) -> PageFigure:
+        extras = self._common()
+        if curve.rule is not None:
+            y, label = curve.rule
+            extras["rules"] = [{"y": y, "label": label}]
+        chart = LineChart(
+            curve.key,
+            curve.title,
+            curve.about,
+            ValueAxis(curve.label, curve.scale),
+            [self.run.store.curve(curve.kind, curve.key)],
+            curve.smooth,
+            empty=curve.empty,
+            extras=extras,
+        )
+        return chart.figure()
+
+    def _is_idle(self, curve: CurveFigure) -> bool:
+        """Whether the penalty is always 0, or this optimiser has no such curve."""
+        is_recorded = (curve.kind, curve.key) in self.run.store
+        if curve.key in OPTIONAL_CURVES:
+            return not is_recorded
+        if curve.key in PENALTY_CURVES and is_recorded:
+            return not self.run.store.curve(curve.kind, curve.key).values.any()
+        return False
+
+    def _held_out(self, k: int, stem: str) -> PageFigure:
+        metric, threshold, goal = parse_goal(self.run.result.get("goal"))
+        extras = self._common()
+        if metric_stem(metric) == stem and not math.isnan(threshold):
+            extras["rules"] = [{"y": threshold, "label": f"goal: {goal}"}]
+        if stem in SHARE_METRICS:
+            axis = ValueAxis(f"{clean(stem)}, share of answers", span=[0, 1])
+        else:
+            axis = ValueAxis(clean(stem), "auto")
+        chart = LineChart(
+            f"held-out-{k}",
+            f"Held-out {clean(stem)}",
+            "of sequences that are not used for training",
+            axis,
+            self.run.held_out(stem),
+            extras=extras,
+        )
+        return chart.figure()
+
+    def _heat(self, k: int, id: str, title: str, about: str, label: str) -> PageFigure:
+        """A heatmap of the k-th array of every probe."""
+        extras: Row = {}
+        if self.run.axis:  # the states of this network follow each other, but not in time
+            title = f"{title.removesuffix(' through time')} by {self.run.axis}"
+            about = about.replace("moment", "place")
+            extras["axis"] = self.run.axis
+        probes = []
+        for step in sorted(self.run.probes):
+            arrays = self.run.probes[step]
+            probes.append(Probe(step, arrays[0], arrays[k]))
+        return HeatMap(id, title, about, label, probes, extras).figure()
+
+    def _norms(self) -> PageFigure:
+        store = self.run.store
+        chart = LineChart(
+            "norms",
+            "Gradient by parameter",
+            "the norm for each parameter",
+            ValueAxis("norm of the gradient", "log"),
+            [store.curve(*key) for key in store if key[0] == "norm"],
+            extras=self._common(),
+        )
+        return chart.figure()

@@ -1,0 +1,167 @@
+"""The page of a run."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import numpy as np
+
+from .curves import json_numbers, thinned_indices
+from .diagnosis_page import read_diagnosis
+from .page_parts import Page, PageSection, Table, describe_settings, flatten_settings, make_table
+from .read import RunRecord, as_mapping, as_mappings, describe_outcome, read_run
+from .run_figures import RunFigures
+from .text import NO_VALUE, Row, clean, duration, parse_goal, short_number
+
+MAX_METRIC_CARDS = 6
+MAX_TABLE_STEPS = 40
+MAX_EXAMPLE_KEYS = 8
+CLOCK_POINTS = 600
+COSTATES = "λₜ = ∂L/∂xₜ are the costates: the error signal at time t of a sequence."
+
+
+def run_page(folder: Path) -> Page:
+    """The page of a run folder."""
+    run = read_run(folder)
+    name = folder.resolve().name
+    figures = RunFigures(run)
+    diagnosis = read_diagnosis(folder / "diagnostics", run.faults)
+    facts = {
+        "method": describe_settings(run.config.get("gradient")),
+        "network": describe_settings(run.config.get("network")),
+        "optimiser": describe_settings(run.config.get("optimiser")),
+        "seed": clean(run.environment.get("seed", "")),
+        "started": clean(run.environment.get("started") or ""),
+    }
+    task = run.config.get("task") or run.config.get("data")
+    commands = {
+        "The command that made this run": clean(run.environment.get("command") or "not recorded"),
+        "Resume from the last checkpoint, in the folder that holds this one": clean(
+            f"coadjoint resume {shlex.quote(name)}"
+        ),
+    }
+    sections = [
+        PageSection(
+            "training", "Training", figures=figures.training(), tables=[held_out_table(run)]
+        ),
+        PageSection("inside", "Inside the gradient", COSTATES, figures.inside()),
+        PageSection("examples", "Example predictions", tables=[example_table(run)]),
+        PageSection("setup", "Set-up", tables=setup_tables(run), pairs=True),
+        PageSection("again", "Run it again", commands=commands),
+    ]
+    if diagnosis is not None:
+        sections.insert(2, diagnosis.section)
+    return Page(
+        kind="run",
+        name=clean(name),
+        title=describe_settings(task) or clean(name),
+        outcome=describe_outcome(run.result, run.last_step),
+        facts={key: value for key, value in facts.items() if value},
+        notices=run.faults,
+        cards=cards(run),
+        sections=sections,
+        clock=clock_data(run),
+    )
+
+
+def clock_data(run: RunRecord) -> Row | None:
+    """Steps and the seconds since the run began, for the page's script."""
+    curve = run.store.curve("clock", "seconds")
+    at = thinned_indices(curve.values, CLOCK_POINTS)
+    if not len(at):
+        return None
+    return {"steps": json_numbers(curve.steps[at], 12), "seconds": json_numbers(curve.values[at])}
+
+
+def cards(run: RunRecord) -> dict[str, str]:
+    """The key figures of a run, without those that are missing."""
+    result = run.result
+    clock = run.store.curve("clock", "seconds").values
+    last_seconds = clock[-1] if len(clock) else None
+    found = {
+        "steps": short_number(result.get("step") or run.last_step),
+        "time": duration(result.get("seconds") or last_seconds),
+        **metric_cards(result),
+        "parameters": short_number(result.get("parameters")),
+        "best step": short_number(result.get("best_step")),
+        "decay, first → last": first_and_last(run, "decay"),
+        "spectral radius, first → last": first_and_last(run, "radius"),
+        "steps clipped": f"{run.clipped_share:.1%}" if run.clipped_share else "",
+    }
+    return {name: text for name, text in found.items() if text not in ("", NO_VALUE)}
+
+
+def metric_cards(result: Row) -> dict[str, str]:
+    """The final metrics on each split, the metric of the goal first."""
+    goal_metric = parse_goal(result.get("goal"))[0]
+    found = []
+    for split, metrics in as_mapping(result.get("metrics")).items():
+        for name, value in as_mapping(metrics).items():
+            found.append((name, split, value))
+    found.sort(key=lambda metric: metric[0] != goal_metric)
+    shown = found[:MAX_METRIC_CARDS]
+    return {clean(f"{name} ({split})"): short_number(value) for name, split, value in shown}
+
+
+def first_and_last(run: RunRecord, key: str) -> str:
+    """The first and the last value of a probed curve: "-3.2 → -0.1"."""
+    values = run.store.curve("probe", key).values
+    if not len(values):
+        return ""
+    first = short_number(values[0], 3)
+    last = short_number(values[-1], 3)
+    if NO_VALUE in (first, last):
+        return last if first == NO_VALUE else first
+    return f"{first} → {last}"
+
+
+def held_out_table(run: RunRecord) -> Table:
+    """Held-out values at up to 40 steps."""
+    columns = {}
+    for stem in run.held_out_stems():
+        for curve in run.held_out(stem):
+            columns[curve.name] = dict(zip(curve.steps, curve.values, strict=True))
+    steps = sorted(set().union(*columns.values()))
+    chosen = np.linspace(0, len(steps) - 1, min(MAX_TABLE_STEPS, len(steps))).astype(int)
+    rows = []
+    for k in np.unique(chosen):
+        step = steps[k]
+        values = [short_number(column.get(step)) for column in columns.values()]
+        rows.append([short_number(step), *values])
+    none = "Nothing was evaluated on held-out sequences."
+    return make_table("Held-out values", ["step", *columns], rows, none, text=(), folded=True)
+
+
+def example_table(run: RunRecord) -> Table:
+    """Held-out sequences and what the network predicts for them."""
+    examples = as_mappings(run.result.get("examples"))
+    known: Row = {}
+    for example in examples:
+        known |= example
+    keys = list(known)[:MAX_EXAMPLE_KEYS]
+    rows = []
+    for example in examples:
+        rows.append([_mark(example.get(key)) for key in keys])
+    none = "No examples were recorded."
+    text = range(MAX_EXAMPLE_KEYS)
+    return make_table("Held-out sequences", keys, rows, none, text, most=50)
+
+
+def _mark(value: object) -> object:
+    """A tick or a cross for a boolean; anything else as it is."""
+    if not isinstance(value, bool):
+        return value
+    return "✓ yes" if value else "✗ no"
+
+
+def setup_tables(run: RunRecord) -> list[Table]:
+    """Configuration and environment."""
+    config = flatten_settings(run.config)
+    environment = flatten_settings(run.environment)
+    no_config = "No config.yaml: the run was started from Python."
+    no_environment = "The folder has no environment.json."
+    return [
+        make_table("Configuration", ["setting", "value"], config, no_config),
+        make_table("Environment", ["what", "value"], environment, no_environment),
+    ]
