@@ -1,4 +1,5 @@
-"""Writes waves.csv: 300 noisy sine waves of 30 to 60 steps, slow or fast, to try `coadjoint train` on.
+"""Writes waves.csv: 300 noisy sine waves of 30 to 60 steps, slow or fast, to try `coadjoint train`
+on.
 
     python examples/waves.py
 

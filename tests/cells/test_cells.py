@@ -520,7 +520,11 @@ def test_cells_have_their_published_options():
             co.InputError,
             "beta must be a finite number",
         ),
-        (lambda: make("elman", readout="last", steps=3), co.InputError, "steps is the number of biases b_t"),
+        (
+            lambda: make("elman", readout="last", steps=3),
+            co.InputError,
+            "steps is the number of biases b_t",
+        ),
         (
             lambda: make("elman", readout="attention", steps=0),
             co.InputError,

@@ -267,7 +267,7 @@ def test_torch_functions_record_the_same_node(name):
         (lambda: evaluate_nodes([A + B], {A: POINTS}), "the value of 'b' is missing"),
     ],
 )
-def test_what_a_formula_may_not_do_is_refused(write, words):
+def test_operations_that_no_formula_may_use_are_refused(write, words):
     with pytest.raises(co.KindError, match=words):
         write()
 

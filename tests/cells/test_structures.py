@@ -213,7 +213,7 @@ def test_W_can_be_assigned_and_comes_back(module):
     assert torch.allclose(module(*back) if isinstance(back, tuple) else module(back), W, atol=1e-12)
 
 
-def test_what_no_structure_holds_is_refused():
+def test_a_W_that_no_structure_holds_is_refused():
     mirror = torch.diag(torch.tensor([1.0, 1, 1, -1], dtype=F64))
     for by in ("exp", "cayley"):
         for W in (mirror, 2 * I4, torch.diag(torch.tensor([1.0, 1, -1, -1], dtype=F64))):

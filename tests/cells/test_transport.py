@@ -193,7 +193,7 @@ def test_cells_with_options_arrive():
         assert pickled(cell) is cell
 
 
-def test_a_cell_of_ones_own_is_pickled_by_its_path():
+def test_a_cell_of_the_user_is_pickled_by_its_path():
     for cell in (gated, renamed, Cells.nested):
         assert pickled(cell) is cell
 

@@ -83,7 +83,7 @@ def test_a_peer_computes_our_gradient(cell, peer):
 
 
 @pytest.mark.parametrize("name", problems.FORMULAS)
-def test_a_module_and_torch_s_have_one_gradient(name):
+def test_a_module_has_the_gradient_of_torchs(name):
     stack = problems.ModuleProblem(name, (7, 3, 5), "cpu")
     ours, theirs = (
         stack.contenders(problems.OURS)[problems.OURS],
@@ -186,7 +186,7 @@ def test_clock_is_of_one_call(monkeypatch):
 @pytest.mark.parametrize(
     ("cell", "gates", "slots"), [("elman", 1, 1), ("lstm", 4, 2), ("gru", 3, 1)]
 )
-def test_what_a_gradient_must_do(cell, gates, slots):
+def test_the_work_of_a_gradient_is_counted(cell, gates, slots):
     product = 2 * 10 * 2 * 8 * 8 * gates
     assert measure_module.flops(cell, (10, 2, 8), "plain") == 3 * product
     assert measure_module.flops(cell, (10, 2, 8), "penalised") == 6 * product

@@ -269,7 +269,7 @@ def test_a_run_that_has_only_begun_keeps_its_config(coadjoint):
     assert Path("run/config.yaml").read_text() == "task: {name: xor}\n"
 
 
-def test_runs_have_numbers_and_can_go_on(coadjoint):
+def test_runs_are_numbered_and_can_be_resumed(coadjoint):
     assert "runs/xor-1" in coadjoint(*XOR)[1]
     assert "runs/xor-2" in coadjoint(*XOR)[1]
     assert "has already ended" in coadjoint("resume", "runs/xor-1")[1]
@@ -290,7 +290,7 @@ def test_runs_have_numbers_and_can_go_on(coadjoint):
     ids=" ".join,
 )
 @pytest.mark.slow
-def test_what_changes_with_the_steps_goes_on_where_it_stopped(coadjoint, words):
+def test_schedules_continue_where_they_stopped(coadjoint, words):
     for name, steps_, more in (
         ("whole", "4", []),
         ("part", "2", ["resume", "part", "--steps", "4"]),
@@ -448,7 +448,7 @@ def test_rows_are_checked_before_anything_runs(coadjoint):
     assert not Path("cmp").exists()
 
 
-def test_a_comparison_goes_on_where_it_stopped(coadjoint):
+def test_a_comparison_is_resumed_where_it_stopped(coadjoint):
     rows = compared_runs.parse_variants("a lr=1e-3|1e-2")
     assert [row.name for row in rows] == ["a lr=0.001", "a lr=0.01"]
     compared_runs.lay_out(

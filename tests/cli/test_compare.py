@@ -50,7 +50,7 @@ def test_all_cells_become_rows():
     ]
 
 
-def test_a_task_has_settings_of_its_own():
+def test_a_task_can_have_its_own_settings():
     (one,) = compared_runs.parse_tasks("addition length=100 steps=7")
     assert (one.name, one.values) == (
         "addition",

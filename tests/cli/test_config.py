@@ -94,15 +94,14 @@ def test_a_bad_file_is_refused_in_one_line(text, line, tmp_path, monkeypatch):
     assert refusal(setting_flags.resolve, settings.load("run.yaml")) == [line]
 
 
-def test_an_unknown_key_and_a_section_that_is_none_are_named(tmp_path, monkeypatch):
+def test_unknown_keys_and_sections_are_named(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("run.toml").write_text("training = 5\n[optimiser]\nlearning = 1\nbetaz = 2\n")
     lines = sorted(refusal(setting_flags.resolve, settings.load("run.toml")))
     assert len(lines) == 3
     assert any("unknown key 'betaz'; did you mean 'betas'?" in line for line in lines)
     assert any(
-        line.startswith("run.toml:1: training: must be a section of keys; got 5.")
-        for line in lines
+        line.startswith("run.toml:1: training: must be a section of keys; got 5.") for line in lines
     )
 
 
@@ -231,14 +230,14 @@ IDLE = [
         "--eps does nothing with cells lstm, rate; their options: activation, noise."),
     ({"network": {"beta": 0.5}}, "--beta does nothing with cell 'elman'; its options: activation."),
     ({"network": {"cell": "inverse", "structure": "diagonal"}},
-        "--structure does nothing with cell 'inverse': its equations say what W is."),
+        "--structure does nothing with cell 'inverse': its equations define W."),
     ({"network": {"dropout": 0.1}, "task": {"name": "sorting"}},
-        "--dropout acts between the layers of the encoder where the answer is a sequence, and "
-        "there is one: give --layers."),
+        "--dropout acts between the layers of the encoder when the output is a sequence, but "
+        "there is only one: give --layers."),
     ({"gradient": {"pretrain": 5}},
         "--pretrain does nothing with --method bptt: it belongs to penalised."),
     ({"gradient": {"pretrain": 5, "penalty": "variance", "weight": 0.0}},
-        "--pretrain minimises the penalty alone, and --weight 0 leaves nothing of it."),
+        "--pretrain minimises the penalty alone, but --weight 0 turns the penalty off."),
     ({"gradient": {"weight_target": 0.1}},
         "--weight-target does nothing with --method bptt: it belongs to penalised."),
     ({"gradient": {"weight_target": 0.1, "penalty": "variance", "weight_schedule": "linear"}},
@@ -248,12 +247,12 @@ IDLE = [
     ({"task": {"name": "xor", "easiest_by": "loss"}},
         "--easiest-by has no effect without --easiest."),
     ({"network": {"residual": True, "bidirectional": True}},
-        "--residual acts between layers, and there is one: give --layers or a list of cells."),
+        "--residual acts between layers, but there is only one: give --layers or a list of cells."),
     ({"network": {"cell": ["lstm", "gru"], "layers": 2}},
-        "--cell lstm,gru has a layer for each name: leave out --layers, or name one cell."),
+        "--cell lstm,gru makes one layer for each name: leave out --layers, or name one cell."),
     ({"network": {"cell": ["reservoir", "gru"]}},
-        "a reservoir is not mixed with other cells; --layers 2 makes two of it."),
-    ({"network": {"cell": []}}, "--cell names no cell: `coadjoint cells` lists them."),
+        "a reservoir cannot be mixed with other cells; --layers 2 makes two reservoir layers."),
+    ({"network": {"cell": []}}, "--cell is empty: `coadjoint cells` lists the names."),
     ({"network": {"freeze": ["W", "p.leak"]}},
         "--freeze: this network has no parameter 'p.leak'; it has W, R, b, V, b_o."),
     ({"network": {"cell": "antisymmetric", "freeze": ""}},
@@ -297,7 +296,7 @@ def merged(changes):
 
 
 @pytest.mark.parametrize(("changes", "line"), IDLE, ids=[str(c) for c, _ in IDLE])
-def test_what_does_nothing_is_refused(changes, line):
+def test_a_setting_without_effect_is_refused(changes, line):
     lines = refusal(build.build, setting_flags.resolve(None, merged(changes)))
     assert len(lines) == 1
     assert line is None or lines == [line]
@@ -312,7 +311,7 @@ FINITE = [
 
 
 @pytest.mark.parametrize(("training", "line"), FINITE)
-def test_what_does_not_go_with_a_finite_set_is_refused(training, line):
+def test_settings_that_do_not_fit_a_finite_set_are_refused(training, line):
     class Finite:
         size, splits = 10, ("test",)
 
@@ -330,7 +329,7 @@ def test_what_does_not_go_with_a_finite_set_is_refused(training, line):
             "omega-published",
         ),
         ({"network": {"dropout": 1.0}}, "from 0 to below 1; got 1.0"),
-        ({"optimiser": {"name": "ridge"}, "network": {"deep": 5}}, "solves V h . b_o alone"),
+        ({"optimiser": {"name": "ridge"}, "network": {"deep": 5}}, "solves only V h . b_o"),
         (
             {"optimiser": {"name": "hessian-free"}, "network": {"layers": 2}},
             "curvature is that of a co.Network",
@@ -341,11 +340,11 @@ def test_what_does_not_go_with_a_finite_set_is_refused(training, line):
         ),
         (
             {"network": {"dropout": 0.1}, "gradient": {"segments": 2}},
-            "sweeps in segments: dropout=0.1 drops something",
+            "sweeps in segments: with dropout=0.1 every run",
         ),
         (
             {"gradient": {"method": "truncated", "k1": 2}, "network": {"dropout": 0.1}},
-            "backpropagation: dropout=0.1",
+            "backpropagation: with dropout=0.1",
         ),
         (
             {"gradient": {"penalty": "variance", "weight_target": 0.1, "weight": 0.0}},
@@ -353,7 +352,7 @@ def test_what_does_not_go_with_a_finite_set_is_refused(training, line):
         ),
     ],
 )
-def test_what_a_part_declines_is_refused_before_a_run(changes, words):
+def test_combinations_that_a_part_declines_are_refused_before_a_run(changes, words):
     with pytest.raises(CoadjointError, match=words):
         build.build(setting_flags.resolve(None, merged(changes)))
 
@@ -617,7 +616,7 @@ def test_a_model_of_any_kind_is_loaded_as_it_was_saved(network, tmp_path):
         ({"cell": "elman", "x0": "learned", "freeze": ["x0", "b"]}, {"W", "R", "V", "b_o"}),
     ],
 )
-def test_what_is_frozen_does_not_move(network, moved):
+def test_frozen_parameters_do_not_move(network, moved):
     job, before, _ = job_of(**network)
     assert {
         key for key, p in job.network.named_parameters() if not torch.equal(p, before[key])

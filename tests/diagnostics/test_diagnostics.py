@@ -32,8 +32,8 @@ from coadjoint.diagnostics.landscape import (
     noise,
     normalised_direction,
 )
-from coadjoint.diagnostics.units import saturation
-from coadjoint.diagnostics.weights import bounds, slopes_at_rest, spectrum, unit_slopes
+from coadjoint.diagnostics.units import saturation, slopes_at_rest, unit_slopes
+from coadjoint.diagnostics.weights import bounds, spectrum
 from coadjoint.training.report import diagnoses
 
 LENGTHS = torch.tensor([6, 3, 1, 5])
@@ -324,7 +324,7 @@ def test_the_spectrum_of_each_block_is_that_of_numpy():
     assert spectrum(masked).radius[0] == pytest.approx(max(abs(np.linalg.eigvals(W))))
     with pytest.raises(co.Unsupported, match="step function hides it"):
         spectrum(evaluated("gru-before"))
-    with pytest.raises(co.Unsupported, match="this network has none"):
+    with pytest.raises(co.Unsupported, match="this network has no W"):
         spectrum(evaluated("lru"))
 
 
@@ -630,7 +630,7 @@ def test_evaluations_of_every_method_can_be_examined(method):
 
 @pytest.mark.parametrize("name", examination.DIAGNOSTICS)
 @pytest.mark.slow
-def test_every_plot_is_a_figure_of_its_own(name, tmp_path):
+def test_every_plot_is_a_separate_figure(name, tmp_path):
     from matplotlib._pylab_helpers import Gcf
     from matplotlib.figure import Figure
 
@@ -698,7 +698,7 @@ def test_the_span_of_temporal_components_is_their_ratio_in_decades():
     assert math.isnan(silent.figures()[0].value)
 
 
-def test_a_past_that_adds_nothing_says_so():
+def test_a_past_that_adds_nothing_is_named():
     net = co.Network("elman", inputs=1, hidden=3, outputs=1)
     with torch.no_grad():
         net.W.zero_()
@@ -706,7 +706,7 @@ def test_a_past_that_adds_nothing_says_so():
     assert found.figures()[0].value == -math.inf
 
 
-def test_a_finite_set_is_looked_at_by_a_full_batch_and_one_sample_is_enough():
+def test_a_finite_set_is_examined_by_a_full_batch_or_by_one_sample():
     class Two(co.tasks.task.Task):
         name, inputs, outputs = "two", 1, 1
 
@@ -783,7 +783,7 @@ def coadjoint(coadjoint, monkeypatch, tmp_path):
     return coadjoint
 
 
-def test_the_command_looks_at_a_run(coadjoint, tmp_path):
+def test_the_command_examines_a_run(coadjoint, tmp_path):
     train = (
         "train xor --length 12 --hidden 4 --steps 4 --every 2 --tests 8 --confirm 8 --probes "
         "4 --batch 3 --out run -q"

@@ -46,7 +46,7 @@ METHODS = {
 
 
 @pytest.mark.parametrize("options", METHODS.values(), ids=METHODS)
-def test_one_call_gives_what_settings_give(options):
+def test_one_call_builds_the_method_of_the_settings(options):
     """Three steps of both: the same method, the same objective and gradient."""
     sections = {
         "task": {"name": "xor", "length": 12},
@@ -116,13 +116,13 @@ def test_a_penalty_of_the_user_is_taken():
         ({"penalty": "omega", "weight_end": 1.0},
             "weight_end does nothing with weight_schedule constant: it belongs to linear."),
         ({"penalty": "omega", "weight": 0.0, "pretrain": 3},
-            "pretrain minimises the penalty alone, and weight 0 leaves nothing of it."),
+            "pretrain minimises the penalty alone, but weight 0 turns the penalty off."),
         ({"weight": 2.0, "k1": 3},
             "weight does nothing with method bptt: it belongs to penalised.\nk1 does nothing with "
             "method bptt: it belongs to truncated."),
     ],
 )  # fmt: skip
-def test_what_does_nothing_is_refused_by_its_keyword(options, words):
+def test_a_keyword_without_effect_is_refused_by_name(options, words):
     with pytest.raises(OptionError) as error:
         co.gradients.make(**options)
     assert str(error.value).startswith(words)

@@ -240,7 +240,7 @@ def test_segments_agree_with_autograd():
 @pytest.mark.parametrize(
     "name", [p for p in (*co.penalties.PENALTIES, "tangent", "user") if p not in SCALAR]
 )
-def test_penalties_of_whole_costates_are_refused_with_the_reason(name):
+def test_penalties_that_need_all_costates_are_refused_with_the_reason(name):
     case = cases.Case(penalty=name, T=21, u_grad=False)
     data = cases.Data.of(case, case.dtype, oracle=False)
     G = cases.penalty(case, data)

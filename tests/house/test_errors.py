@@ -633,7 +633,7 @@ def test_names_of_a_cell_are_identifiers_and_differ(names):
         co.cell(**names)
 
 
-def test_what_is_computed_later_is_refused_once_the_weights_have_changed():
+def test_later_results_are_refused_once_the_weights_have_changed():
     net, batch = (
         co.Network("elman", inputs=I, hidden=3, outputs=2),
         co.Batch(torch.randn(T, B, I), torch.randn(B, 2)),

@@ -112,7 +112,7 @@ def test_a_loop_shows_what_it_says(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", [n for n in LOOPS if n != "loop_plain"])
-def test_a_loop_without_its_package_says_so_in_one_line(name, tmp_path):
+def test_a_loop_without_its_package_is_refused_in_one_line(name, tmp_path):
     missing = (
         f"import runpy, sys; sys.modules[{LOOPS[name]!r}] = None; sys.path.insert(0, "
         f"{str(EXAMPLES)!r}); "

@@ -63,7 +63,7 @@ def test_a_source_file_is_clean(path):
     assert findings(path.read_text(encoding="utf-8")) == []
 
 
-def test_there_are_files_to_look_at():
+def test_there_are_files_to_search():
     assert any(p.name == "rows.py" and p.parent.name == "sweeps" for p in FILES)
 
 

@@ -206,9 +206,9 @@ def test_the_square_matrices_of_a_step_are_scaled(name):
 
 def test_matrices_of_a_step_that_are_not_square_are_left_alone():
     net = co.Network("deep-transition", inputs=3, hidden=7, outputs=2, width=4)
-    with pytest.raises(Unsupported, match="places square matrices, and those of this step are not"):
+    with pytest.raises(Unsupported, match="needs square matrices, which this step does not have"):
         initialise(net, "spectral")
-    with pytest.raises(Unsupported, match="places square matrices"):
+    with pytest.raises(Unsupported, match="needs square matrices"):
         initialise(co.Network(torch.nn.RNNCell(3, 7), inputs=3, hidden=7, outputs=2), "spectral")
 
 
@@ -223,7 +223,7 @@ def test_structures_of_rotations_start_at_one(structure):
             assert float((W.T @ W - torch.eye(16, dtype=W.dtype)).abs().max()) < 1e-9
             assert float(torch.linalg.det(W)) == pytest.approx(1)
             assert float((W - torch.eye(16, dtype=W.dtype)).abs().max()) > 0.5
-    with pytest.raises(Unsupported, match="asks for a W that its structure cannot hold"):
+    with pytest.raises(Unsupported, match="draws a W that its structure cannot represent"):
         initialise(structured(structure), "orthogonal", radius=0.5)
 
 

@@ -359,7 +359,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_serve_it_refuses_in_one_line(name):
+def test_methods_that_cannot_take_it_refuse_in_one_line(name):
     call, said = REFUSED[name]
     with pytest.raises(co.Unsupported, match=said) as caught:
         call(Chain(), batch())
@@ -369,7 +369,8 @@ def test_what_cannot_serve_it_refuses_in_one_line(name):
 def test_a_recurrent_network_refuses_samples_along_the_first_axis():
     net = co.Network("elman", inputs=5, hidden=4, outputs=3, dtype=F64)
     with pytest.raises(
-        co.InputError, match=r"reads sequences \[T, B, inputs\], .* along axis 1; got a batch with axis=0"
+        co.InputError,
+        match=r"reads sequences \[T, B, inputs\], .* along axis 1; got a batch with axis=0",
     ):
         co.BPTT()(net, batch(), "cross-entropy")
 
@@ -450,7 +451,7 @@ class Stop:
 @pytest.mark.parametrize(
     "gradient", [co.BPTT, lambda: co.Penalised("log-ratio", 0.1)], ids=["plain", "penalised"]
 )
-def test_a_run_is_interrupted_and_goes_on_bit_for_bit(tmp_path, gradient):
+def test_an_interrupted_run_is_resumed_bit_for_bit(tmp_path, gradient):
     whole = train(folder=tmp_path / "whole", gradient=gradient())
     with pytest.raises(co.Interrupted, match="saved at step 5"):
         train(folder=tmp_path / "cut", gradient=gradient(), display=Stop())
@@ -491,7 +492,7 @@ def test_a_number_that_is_not_finite_is_found_by_layer():
 # the interface itself
 
 
-def test_what_a_network_must_have():
+def test_a_network_without_a_required_member_is_refused():
     class Half(Net):
         pass
 
@@ -521,7 +522,7 @@ def recurrent(kind):
 
 
 @pytest.mark.parametrize("kind", ["network", "stack", "translation"])
-def test_what_a_run_has(kind):
+def test_a_run_has_the_members_of_the_interface(kind):
     net, b, _ = recurrent(kind)
     run: NetRun = net.run(b)
     assert run.network is net
@@ -610,7 +611,7 @@ def test_costates_by_number_are_those_by_time(engine):
 
 
 @pytest.mark.parametrize("cell", ["elman", "lstm", "scrn", "lru"])
-def test_unshown_is_the_transpose_of_shown(cell):
+def test_pulling_back_the_readout_input_is_its_transpose(cell):
     net = co.Network(cell, inputs=2, hidden=3, outputs=1, dtype=F64)
     x, bar = torch.randn(4, net.n, dtype=F64), torch.randn(4, net.visible_width, dtype=F64)
     assert torch.allclose(

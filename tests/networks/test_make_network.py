@@ -70,7 +70,7 @@ def same_gradient(a, b, batch, loss):
 
 @pytest.mark.parametrize("precision", [32, 64])
 @pytest.mark.parametrize("network", NETWORKS.values(), ids=NETWORKS)
-def test_one_call_gives_what_settings_give(network, precision):
+def test_one_call_builds_the_network_of_the_settings(network, precision):
     job = from_settings(network, seed=7, precision=precision)
     dtype = torch.float64 if precision == 64 else torch.float32
     net = co.networks.make(**XOR | network, hidden=4, seed=7, dtype=dtype)
@@ -91,7 +91,7 @@ def test_one_call_gives_what_settings_give(network, precision):
     ],
     ids=["default", "layers", "decoder"],
 )
-def test_one_call_gives_an_encoder_and_decoder(network):
+def test_one_call_builds_an_encoder_and_decoder(network):
     job = from_settings(network, "sorting")
     net = co.networks.make(**SORTING | {"cell": "gru"} | network, hidden=4)
     assert isinstance(net, co.EncoderDecoder)
@@ -132,17 +132,17 @@ def test_the_same_call_gives_the_same_bits_and_another_seed_others():
         ({"attention_steps": 3},
             "attention_steps does nothing with readout last: it belongs to attention."),
         ({"residual": True},
-            "residual acts between layers, and there is one: give layers or a list of cells."),
-        ({"cell": []}, "cell names no cell: `coadjoint cells` lists them."),
+            "residual acts between layers, but there is only one: give layers or a list of cells."),
+        ({"cell": []}, "cell is empty: `coadjoint cells` lists the names."),
         ({"cell": ["lstm"], "layers": 2},
-            "cell lstm has a layer for each name: leave out layers, or name one cell."),
-        ({"decoder": "gru"}, "decoder does nothing where the answer is no sequence."),
+            "cell lstm makes one layer for each name: leave out layers, or name one cell."),
+        ({"decoder": "gru"}, "decoder does nothing unless the output is a sequence."),
         ({"skip": True, "readout": "sequence", "outputs": 3},
-            "skip does nothing where the answer is a sequence."),
+            "skip does nothing when the output is a sequence."),
         ({"freeze": "$V"}, "freeze: this network has no parameter '$V'; it has W, R, b, V, b_o."),
     ],
 )  # fmt: skip
-def test_what_does_nothing_is_refused_by_its_keyword(options, words):
+def test_a_keyword_without_effect_is_refused_by_name(options, words):
     with pytest.raises(OptionError) as error:
         co.networks.make(**{"inputs": 2, "outputs": 1, "hidden": 3} | options)
     assert str(error.value) == words

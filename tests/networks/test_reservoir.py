@@ -8,7 +8,9 @@ import pytest
 import torch
 
 import coadjoint as co
-from coadjoint.networks.reservoir import EXPANSIONS, KERNELS, Reservoir, krylov
+from coadjoint.networks.expansions import EXPANSIONS, KERNELS
+from coadjoint.networks.reservoir import Reservoir
+from coadjoint.networks.reservoir_weights import krylov_radius
 
 pytestmark = pytest.mark.slow
 
@@ -133,13 +135,13 @@ def test_weights_are_uniform_on_their_scales_and_fixed():
 )
 def test_the_largest_eigenvalue_is_found_from_products_alone(name, matrix):
     A = matrix(np.random.default_rng(1))
-    assert krylov(lambda x: A @ x, len(A)) == pytest.approx(
+    assert krylov_radius(lambda x: A @ x, len(A)) == pytest.approx(
         np.abs(np.linalg.eigvals(A)).max(), rel=1e-9
     )
 
 
 def test_an_invariant_subspace_is_no_answer():
-    assert krylov(lambda x: 2 * x, 300) is None
+    assert krylov_radius(lambda x: 2 * x, 300) is None
 
 
 def test_the_past_fades_below_radius_one_and_does_not_far_above():
@@ -253,7 +255,7 @@ def test_nearly_dependent_features_keep_their_digits():
 
 
 @pytest.mark.parametrize("expansion", ALL)
-def test_parts_are_the_whole(expansion):
+def test_fitting_in_parts_equals_fitting_at_once(expansion):
     u, y = data(T=30, B=6)
     whole = make(expansion=expansion, washout=4).fit(u, y)
     parts = make(expansion=expansion, washout=4)
@@ -504,7 +506,7 @@ def chaos():
     return x, r
 
 
-def test_a_chaotic_series_goes_on_by_itself(chaos):
+def test_a_chaotic_series_is_continued(chaos):
     x, r = chaos
     free = r.generate(x[1500:2000], 1000)
     assert free.shape == (1000, 1, 1)
@@ -588,13 +590,13 @@ def fitted(**options):
         (lambda: make().fit(data()[0], torch.full((12, 3), 2)), co.InputError,
             "classes must lie in 0..1; got 2..2"),
         (lambda: make().fit(co.Batch(*data(), weight=torch.ones(3))), co.InputError,
-            "knows no mask or weight"),
+            "does not support mask or weight"),
         (lambda: make(expansion="rbf", ridge=0.0, gamma=1e-9).fit(*data(T=80)), co.NumericalError,
             "raise ridge"),
         (lambda: fitted(inputs=2).generate(data()[0], 0), co.InputError,
             "steps must be a positive integer; got 0"),
         (lambda: make(outputs=1).fit(*data(outputs=1)).generate(data()[0], 3), co.InputError,
-            "has 1 and 2; expected as many"),
+            "has 1 outputs and 2 inputs"),
     ],
 )  # fmt: skip
 def test_bad_calls_are_refused_in_one_line(act, kind, words):

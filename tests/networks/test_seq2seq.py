@@ -548,7 +548,7 @@ def test_equals_are_taken_in_order():
     assert run.decode(3, limit=3, normalise=1.0).tokens.tolist() == [[0, 0]] * 3
 
 
-def test_what_is_impossible_is_not_followed():
+def test_impossible_sequences_are_not_followed():
     """The end is certain after one token: the other hypothesis of a beam of two has probability
     zero, and stops there.
     """
@@ -559,13 +559,15 @@ def test_what_is_impossible_is_not_followed():
         a = torch.tensor([[0.0, -math.inf, -math.inf], [-math.inf, -math.inf, 0.0]], dtype=F64)
         return x, a[[min(len(asked), 2) - 1]].expand(len(token), -1), x.new_zeros(len(token), 0)
 
-    said = decoding.decode(say, torch.zeros(1, 1, dtype=F64), end=2, limits=torch.tensor([5]), beam=2)
+    said = decoding.decode(
+        say, torch.zeros(1, 1, dtype=F64), end=2, limits=torch.tensor([5]), beam=2
+    )
     assert said.tokens.tolist() == [[0], [2]]
     assert said.log_probability.tolist() == [0.0]
     assert asked == [[2], [0]]
 
 
-def test_a_network_that_has_left_its_range_says_so():
+def test_a_network_that_has_left_its_range_is_refused():
     case = Case("gru")
     with torch.no_grad():
         case.net.C.weight.fill_(float("nan"))
@@ -683,7 +685,7 @@ def test_it_learns(name, gradient, options):
         assert row["right"] == (row["prediction"].split() == letters)
 
 
-def test_the_example_draws_where_it_looks(tmp_path):
+def test_the_example_draws_its_attention(tmp_path):
     pytest.importorskip("matplotlib")
     example = EXAMPLES / "attention.py"
     command = [sys.executable, example, "--steps", "3", "--length", "3"]

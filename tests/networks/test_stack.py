@@ -451,7 +451,7 @@ def test_methods_that_take_sequences_apart_refuse_it():
         ).joined()
 
 
-def test_state_goes_on():
+def test_the_final_state_can_be_carried_into_the_next_call():
     torch.manual_seed(0)
     net = co.Stack(["lstm", "gru"], inputs=2, hidden=3, outputs=1, dtype=F64)
     u = torch.randn(8, 4, 2, dtype=F64)
@@ -485,7 +485,7 @@ def test_penalties_of_some_layers_scale_and_add(name):
         G.on(depth=1)
 
 
-def test_the_stabiliser_of_the_whole_takes_all_units():
+def test_the_stabiliser_of_all_layers_takes_all_units():
     torch.manual_seed(0)
     net = co.Stack(["lstm", "gru"], inputs=2, hidden=[4, 3], outputs=1, dtype=F64)
     run = net(torch.randn(6, 3, 2, dtype=F64))
@@ -535,7 +535,8 @@ def test_costates_exist_where_nothing_is_trained():
     ("make", "words"),
     [
         (lambda: co.Stack([3], inputs=2, hidden=3, outputs=1), "a layer is a cell's name"),
-        (lambda: co.Stack(["gru"], inputs=2, hidden=2.5, outputs=1), "hidden must be an integer or a list"),
+        (lambda: co.Stack(["gru"], inputs=2, hidden=2.5, outputs=1),
+            "hidden must be an integer or a list"),
         (lambda: co.Stack(["gru"], inputs=2, hidden=3, outputs=1, bidirectional="yes"),
             "True or False"),
         (lambda: co.Stack(["gru"], inputs=2, hidden=3, outputs=1)(torch.zeros(4, 5, 2),
@@ -545,9 +546,9 @@ def test_costates_exist_where_nothing_is_trained():
         (lambda: co.Stack(["gru"], inputs=2, hidden=3,
             outputs=1)(torch.zeros(4, 5, 2)).costates("squared", torch.zeros(5, 1))[:0].joined(),
             "no costates to join"),
-        (lambda: co.EncoderDecoder([], inputs=2, hidden=3, outputs=3), "got none"),
+        (lambda: co.EncoderDecoder([], inputs=2, hidden=3, outputs=3), "got an empty list"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_is_refused_in_clear_words(make, words):
+def test_impossible_options_are_refused_in_clear_words(make, words):
     with pytest.raises(co.CoadjointError, match=words):
         make()

@@ -1117,7 +1117,7 @@ def test_no_steps_at_all_are_handled_as_torch_does():
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("engine", ENGINES)
 @each
-def test_what_is_not_finite_goes_through_its_own_sample(case, engine, value):
+def test_a_number_that_is_not_finite_stays_in_its_sample(case, engine, value):
     found, j = [], 1
     for module in case.pair():
         if isinstance(module, RNNModule):
@@ -1267,7 +1267,7 @@ def test_the_engine_that_runs_is_the_one_that_is_named(name, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["RNN", "LSTM", "GRU"])
-def test_what_nobody_asked_for_is_not_computed(kind, monkeypatch):
+def test_derivatives_that_are_not_needed_are_not_computed(kind, monkeypatch):
     """A gradient by the inputs alone makes no weight products; whatever is asked for has the same
     bits.
     """

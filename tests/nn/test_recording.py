@@ -591,7 +591,8 @@ def test_costates_are_named_by_module_and_layer():
     assert lam[-1] is lam[4]
     assert torch.equal(lam[1:3].loss, loss)
     with pytest.raises(
-        InputError, match=r"no costates match \{'layer': 7\}; recorded are those of encoder.words, call 0"
+        InputError,
+        match=r"no costates match \{'layer': 7\}; recorded are those of encoder.words, call 0",
     ):
         lam.select(layer=7)
     with pytest.raises(
@@ -886,7 +887,7 @@ def test_nothing_of_a_recording_outlives_it(gru):
         (loss + G).mean().backward()
         held = [
             weakref.ref(x)
-            for x in (y, tape.calls[0].levels[0].directions[0].run, lam[0], lam[0].rows, tape)
+            for x in (y, tape.calls[0].layers[0].directions[0].run, lam[0], lam[0].rows, tape)
         ]
         del tape, y, loss, lam, G
         assert [ref() for ref in held] == [None] * len(held)

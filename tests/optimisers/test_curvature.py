@@ -140,7 +140,7 @@ def test_many_outputs_give_the_same_products():
     assert float(found[0].norm()) > 1e-3
 
 
-def test_hardly_any_structural_damping_is_none():
+def test_structural_damping_below_the_range_of_float32_is_none():
     """A factor that nothing can be divided by in float32."""
     net, batch = problem("elman", "last", {}, weighted=False)
     net, batch = net.float(), batch.to(torch.float32, "cpu")

@@ -72,7 +72,7 @@ def test_the_temporal_direction_equals_its_definition():
 def test_the_temporal_direction_is_that_of_one_layer():
     stack = co.Stack(["elman", "elman"], inputs=2, hidden=4, outputs=1)
     e = co.BPTT()(stack, co.Batch(torch.randn(3, 2, 2), torch.randn(2, 1)), "squared")
-    with pytest.raises(co.Unsupported, match="temporal components are those of one layer"):
+    with pytest.raises(co.Unsupported, match="temporal components need a network of one"):
         temporal(e, np.random.default_rng())
 
 

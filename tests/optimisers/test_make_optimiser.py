@@ -39,7 +39,7 @@ OPTIMISERS = {
 
 
 @pytest.mark.parametrize("options", OPTIMISERS.values(), ids=OPTIMISERS)
-def test_one_call_gives_what_settings_give(options):
+def test_one_call_builds_the_optimiser_of_the_settings(options):
     config = flags.resolve(None, {"optimiser": options})
     ours, theirs = (
         co.optimisers.make(**options),
@@ -94,7 +94,7 @@ def test_every_key_of_the_settings_is_a_keyword():
         ),
     ],
 )
-def test_what_does_nothing_is_refused_by_its_keyword(options, words):
+def test_a_keyword_without_effect_is_refused_by_name(options, words):
     with pytest.raises(OptionError) as error:
         co.optimisers.make(**options)
     assert str(error.value).startswith(words)

@@ -244,7 +244,7 @@ MORE = {"clip mean": {"clip_mean": 0.9}, "weight noise": {"weight_noise": 0.05}}
 
 @pytest.mark.parametrize("name", GOES_ON)
 @pytest.mark.slow
-def test_a_run_goes_on_bit_for_bit(name, tmp_path):
+def test_a_run_is_resumed_bit_for_bit(name, tmp_path):
     """Ten steps at once, and four and then the rest: the same bytes."""
     more = {"batch": 20, "every": 5, "tests": 1, "probes": 2, "checkpoint": 4, **MORE.get(name, {})}
     run = functools.partial(co.train, task=Recall(), optimiser=GOES_ON[name], **more)

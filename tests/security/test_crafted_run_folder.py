@@ -350,7 +350,7 @@ OPTIMISERS = [
 
 
 @pytest.mark.parametrize("name", OPTIMISERS)
-def test_what_optimisers_keep_is_demanded_and_nothing_else(name, here):
+def test_a_checkpoint_must_hold_exactly_what_its_optimiser_keeps(name, here):
     """What a run has written is taken back; without any one of its tensors it is
     refused by name.
     """
@@ -625,7 +625,7 @@ CASES = [
 @pytest.mark.parametrize(
     ("name", "command", "what"), CASES, ids=[", ".join(case) for case in CASES]
 )
-def test_what_is_no_file_is_refused_and_not_waited_for(name, command, what, here):
+def test_pipes_and_devices_are_refused_without_waiting(name, command, what, here):
     (here / name).unlink()
     INSTEAD[what](here / name)
     refused(command, 4, Path(name).name)

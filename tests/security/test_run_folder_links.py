@@ -322,7 +322,7 @@ def dead():
     return pid
 
 
-def test_what_killed_processes_were_writing_is_removed(run, outside):
+def test_leftovers_of_killed_processes_are_removed(run, outside):
     before, pid = contents(outside), dead()
     gone = [run / f".result.json.{pid}.tmp", run / f".report.html.{pid}.tmp"]
     for path in gone:
@@ -464,7 +464,7 @@ def test_one_run_elsewhere_by_a_link_is_refused(capsys, comparison, outside, tar
     assert "a-seed-0 is a link" in refused(capsys, outside, "resume", comparison, "--jobs", "1")
 
 
-def test_runs_that_were_there_already_are_not_gone_on_with(capsys, run, tmp_path, outside):
+def test_runs_that_were_there_already_are_not_resumed(capsys, run, tmp_path, outside):
     """They are named in compare.json, and not by a path."""
     result = json.loads((run / "result.json").read_text())
     (run / "result.json").write_text(json.dumps(result | {"status": "interrupted"}))

@@ -209,7 +209,7 @@ def test_operators_return_memory_of_their_own(name, engine):
 
 
 @pytest.mark.parametrize("name", ["RNN_TANH", "GRU dropout zoneout"])
-def test_operators_keep_torch_s_rules(name):
+def test_operators_follow_torchs_rules(name):
     rules = ("test_schema", "test_autograd_registration", "test_faketensor")
     given = arguments(name, "cpu", 3, 2, 3)
     torch.library.opcheck(opaque.sweep, given, test_utils=rules)

@@ -432,7 +432,7 @@ compiler.cached_file("recipe", ".so", build)
 
 
 @pytest.mark.slow
-def test_what_a_killed_compiler_leaves_is_removed_by_the_next(fresh):
+def test_leftovers_of_a_killed_compiler_are_removed_by_the_next(fresh):
     done = subprocess.run([sys.executable, "-c", KILLED], env=os.environ, check=False)
     assert done.returncode == -signal.SIGKILL
     [left] = fresh.iterdir()
@@ -449,7 +449,7 @@ def test_what_a_killed_compiler_leaves_is_removed_by_the_next(fresh):
     assert other.exists()
 
 
-def test_what_others_are_making_is_left_alone(fresh):
+def test_files_that_others_are_making_are_left_alone(fresh):
     """Two at once: the second removes nothing of the first."""
     met = []
 

@@ -361,7 +361,7 @@ def test_nothing_is_recorded_on_a_cpu():
         assert all(torch.equal(found[-1][n], g) for n, g in found[0].items())
 
 
-def test_what_one_thread_records_does_not_silence_the_checks_of_another():
+def test_a_recording_in_one_thread_does_not_silence_checks_in_another():
     """A class out of range is collected where a gradient is recorded, and refused at once in any
     other thread.
     """
@@ -495,7 +495,7 @@ def test_no_garbage_is_collected_during_a_recording(monkeypatch):
         (lambda y: y[torch.tensor([0, 1])], False),
     ],
 )
-def test_what_depends_on_values_is_refused_in_the_rehearsal(compute, reads):
+def test_code_that_depends_on_values_is_refused_in_the_rehearsal(compute, reads):
     """Seen on the CPU by calling everything a tensor of the device."""
     mode = capture.RefuseWaiting()
     mode.on_device = lambda y: isinstance(y, torch.Tensor)

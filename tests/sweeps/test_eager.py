@@ -61,7 +61,7 @@ def test_a_penalised_gradient_is_the_same_by_fused_steps(cell, monkeypatch):
 
 
 @pytest.mark.parametrize("old", REPLACED)
-def test_a_name_of_the_past_runs_what_replaced_it_and_says_so_once(old, once_more, caplog):
+def test_an_old_name_runs_its_replacement_and_warns_once(old, once_more, caplog):
     with caplog.at_level(logging.WARNING, "coadjoint"):
         assert resolve(old, co.cells.lstm, "cpu") == REPLACED[old] == "eager"
         net = co.Network("elman", inputs=1, hidden=2, outputs=1, engine=old)

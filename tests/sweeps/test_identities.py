@@ -259,7 +259,7 @@ def test_sample_alone_is_sample_in_batch(cell, engine):
 @on_engines
 @pytest.mark.parametrize("method", [co.BPTT(), co.Penalised("log-ratio", 0.3)])
 @pytest.mark.slow
-def test_batches_split_and_averaged_are_the_whole(cell, engine, method):
+def test_split_batches_average_to_the_full_batch(cell, engine, method):
     net, batch, loss = prepared(cell, engine, B=6, ragged=False)
     parts = [
         replace(batch, u=batch.u[:, j], y=batch.y[:, j])

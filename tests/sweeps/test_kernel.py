@@ -22,7 +22,7 @@ import coadjoint as co
 from coadjoint.cells import formula, program
 from coadjoint.objectives.penalties import PENALTIES
 from coadjoint.sweeps import differentiable, pointwise
-from coadjoint.sweeps.engines.eager import in_place
+from coadjoint.sweeps.engines.eager import linear_loop
 from coadjoint.sweeps.rows import Link
 from compare import close
 
@@ -1175,7 +1175,7 @@ def test_many_chunks_and_blocks_change_nothing(
 ) -> None:
     """Many chunks of steps and blocks of rows instead of one."""
     monkeypatch.setattr(pointwise, "BLOCK_ELEMENTS", chunk)
-    monkeypatch.setattr(in_place, "BLOCK_ELEMENTS", chunk)
+    monkeypatch.setattr(linear_loop, "BLOCK_ELEMENTS", chunk)
     net = network(name, "eager", "every")
     g, Hd = truth(name, "every", True, lengths is LENGTHS)
     found = curvature(ours(net, lengths, True), given(net))

@@ -42,7 +42,7 @@ def test_addresses_of_ordinary_tensors_are_taken():
     assert address(torch.ones(2, dtype=torch.int32), 2, torch.int32).owners[0].tolist() == [1, 1]
 
 
-def test_what_torch_has_not_computed_yet_is_computed():
+def test_lazy_tensors_are_computed_first():
     """Strides, negatives that are only marked, zeros that are stored nowhere, and subclasses that
     only add methods.
     """
@@ -98,7 +98,7 @@ def test_a_tensor_with_too_little_memory_is_refused():
     assert address(shrunk(24, 2, 3))
 
 
-def test_what_is_not_what_the_loop_expects_is_refused():
+def test_tensors_that_the_loop_does_not_expect_are_refused():
     y = torch.zeros(2, 3)
     for given, error, said in (
         (

@@ -163,7 +163,7 @@ def test_the_operations_grow_with_log_T(name, given):
 
 
 @pytest.mark.parametrize("name", CELLS)
-def test_no_value_is_looked_at(name):
+def test_no_value_is_read_on_the_host(name):
     """On a device without values every sweep goes through: so it can be recorded as a
     CUDA graph.
     """
@@ -342,7 +342,7 @@ def bare(dtype=torch.float32, engine="scan"):
 
 @pytest.mark.parametrize("lengths", [None, [200, 120]])
 @pytest.mark.parametrize("engine", ["reference", "scan"])
-def test_what_leaves_the_range_on_the_way_is_an_error_that_names_the_step(engine, lengths):
+def test_a_number_that_leaves_the_range_is_an_error_that_names_the_step(engine, lengths):
     """x_104 is too large, and the scan goes round it: what comes after it is in range again."""
     u = torch.tensor([1.0, 0.0]).repeat(200, 2, 1)
     u[103, 1, 1], u[104, :, 0] = 2e38, 1e-20
@@ -476,7 +476,7 @@ def test_forward_mode_equals_the_definition(name):
     torch.testing.assert_close(along, along_, rtol=1e-12, atol=1e-13)
 
 
-def test_what_lies_beyond_the_end_of_a_sample_changes_nothing():
+def test_padding_beyond_the_end_of_a_sample_changes_nothing():
     net, u, y = setup("mingru")
     lengths = [4, 7, 2]
     gone = torch.arange(7)[:, None] >= torch.tensor(lengths)
@@ -581,7 +581,7 @@ def test_it_is_chosen_on_a_gpu_for_the_cells_it_takes(monkeypatch, caplog):
     assert not caplog.text  # nothing is missing
 
 
-def test_what_is_missing_is_said_before_what_is_declined(monkeypatch, caplog):
+def test_a_missing_engine_is_named_before_a_declined_cell(monkeypatch, caplog):
     engines.warn_once.cache_clear()
     monkeypatch.setattr(
         engines, "device_refusal", lambda name, device: "is missing." if name == "cuda" else None

@@ -176,7 +176,9 @@ def test_nodes_that_a_backward_pass_goes_through_are_known():
 
 
 def test_a_leaf_that_was_asked_for_is_an_error():
-    """The engine has no node to execute there; functions.needed_inputs takes the error for a yes."""
+    """The engine has no node to execute there; functions.needed_inputs takes the error
+    for a yes.
+    """
 
     class Watch(torch.autograd.Function):
         @staticmethod

@@ -554,7 +554,7 @@ def test_files_that_do_not_suit_the_network_are_refused(tmp_path):
     assert (
         len(Data.for_prediction(masked.describe(), put(tmp_path, "n.csv", "id,a,b\nx,,1\n"))) == 1
     )
-    with refused(["o.csv:2 column 'b'", "no value of this feature was missing in training"]):
+    with refused(["o.csv:2 column 'b'", "No value of this feature was missing in training"]):
         Data.for_prediction(masked.describe(), put(tmp_path, "o.csv", "id,a,b\nx,1,\nx,1,1\n"))
 
 

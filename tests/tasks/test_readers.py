@@ -539,7 +539,7 @@ def test_bad_npz_is_refused(case, tmp_path):
     refused(npz(tmp_path, **arrays), ["d.npz", *words], **options)
 
 
-def test_arrays_that_do_not_fit_are_told_before_their_values(tmp_path):
+def test_arrays_that_do_not_fit_are_refused_before_they_are_read(tmp_path):
     values = U.copy()
     values[0, 0, 0] = np.inf
     text = refused(
@@ -905,7 +905,9 @@ def test_no_message_ends_in_two_full_stops(tmp_path):
     cut = put(tmp_path, "cut.parquet", b"PAR1 and no more")
     put(tmp_path, "co2.csv", GOOD)
     for reading in (lambda: read(cut), lambda: online.read(cut)):
-        with pytest.raises(DataError, match=r"not a parquet file\. Write the Parquet file again\.$"):
+        with pytest.raises(
+            DataError, match=r"not a parquet file\. Write the Parquet file again\.$"
+        ):
             reading()
     with pytest.raises(DataError, match=r"does not exist; did you mean 'co2\.csv'\?$"):
         read(tmp_path / "CO3.csv")

@@ -557,7 +557,7 @@ def test_a_network_takes_every_task(name, chosen):
         (lambda: TemporalOrder((30, 40, 50)), "pair"),
         (lambda: TemporalOrder(30, ragged=True), "range of lengths"),
         (lambda: TemporalOrder(30, curriculum=(5, 10)), "at least 10; got 5"),
-        (lambda: TemporalOrder(30, curriculum=(31, 10)), "beyond the longest, 30"),
+        (lambda: TemporalOrder(30, curriculum=(31, 10)), "expected at most 30, the longest"),
         (lambda: TemporalOrder(30, curriculum=(10, 0)), "at least 1; got 0"),
         (lambda: TemporalOrder(30, curriculum=10), "pair"),
         (lambda: TemporalOrder(30, symbols=4), "symbols=2 or 3"),
@@ -878,7 +878,7 @@ class TestMusic:
     def test_other_files_are_refused(self, tmp_path, content):
         (tmp_path / "a.mat").write_bytes(content)
         with pytest.raises(
-            DataError, match=r"^a\.mat is not a whole MATLAB file of version 5 to 7\.2: "
+            DataError, match=r"^a\.mat is not a complete MATLAB file of version 5 to 7\.2: "
         ):
             Music(tmp_path / "a.mat")
 

@@ -214,7 +214,7 @@ def test_a_weight_is_steered_by_the_measured_decay(cell, readout, segments):
     assert rho != 0.4
 
 
-def test_a_weight_goes_on_from_its_state():
+def test_a_steered_weight_is_restored_from_its_state():
     """Bit for bit, through JSON; single samples do not turn it, and the parts of a batch turn it as
     the whole does.
     """
@@ -541,15 +541,17 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_what_runs_a_network_more_than_once_refuses_dropout(what):
+def test_methods_that_run_a_network_twice_refuse_dropout(what):
     net, batch = make(dropout=0.4)
-    with pytest.raises(co.Unsupported, match=r"with dropout=0.4 every run in training mode is different"):
+    with pytest.raises(
+        co.Unsupported, match=r"with dropout=0.4 every run in training mode is different"
+    ):
         REFUSED[what](net, batch)
     REFUSED[what](net.eval(), batch)
 
 
 @pytest.mark.parametrize("p", [1.0, -0.1, True, "x", math.nan])
-def test_a_share_that_is_none_is_refused(p):
+def test_a_share_outside_0_to_1_is_refused(p):
     for make_ in (
         lambda: make(dropout=p),
         lambda: co.Stack(["elman"], inputs=1, hidden=1, outputs=1, dropout=p),
@@ -722,11 +724,11 @@ def test_other_settings_that_ridge_cannot_use_are_refused():
     net, batch = make()
     with pytest.raises(co.InputError, match="alpha must be a finite number, at least 0; got -1"):
         Ridge(net, -1)
-    with pytest.raises(co.InputError, match="nothing was added"):
+    with pytest.raises(co.InputError, match="no batch was added"):
         Ridge(net).solve()
     with pytest.raises(co.InputError, match="needs targets"):
         Ridge(net).add(co.Batch(batch.u, lengths=batch.lengths))
-    with pytest.raises(co.InputError, match="no negative weights"):
+    with pytest.raises(co.InputError, match="got a negative one"):
         Ridge(net).add(co.Batch(batch.u, batch.y, batch.lengths, weight=-torch.ones(B, dtype=F64)))
     with pytest.raises(co.InputError, match="expected 2 entries"):
         Ridge(net).add(co.Batch(batch.u, torch.ones(B, 3, dtype=F64), batch.lengths))

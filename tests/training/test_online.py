@@ -636,7 +636,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("text", "options", "words"), BAD, ids=range(len(BAD)))
-def test_what_cannot_be_read_is_refused_with_its_place(here, text, options, words):
+def test_a_row_that_cannot_be_read_is_refused_with_its_place(here, text, options, words):
     (here / "bad.csv").write_text(text)
     with pytest.raises(co.InputError, match=words) as error:
         list(online.read("bad.csv", **({"target": "y"} | options)))
@@ -697,13 +697,13 @@ def test_other_files_that_cannot_be_read_are_refused(here):
         ({"resume": True}, co.InputError, "needs the folder"),
     ],
 )
-def test_what_a_stream_cannot_be_learned_with_is_refused(options, error, words):
+def test_settings_that_do_not_fit_a_stream_are_refused(options, error, words):
     with pytest.raises(error, match=words):
         online.learn(make(), pairs(*data(3)), **({"loss": "squared"} | options))
 
 
 @pytest.mark.parametrize(("item", "words"), [((1, 2, 3), "3 values"), (5, "5")])
-def test_what_is_no_pair_is_named_by_its_step(item, words):
+def test_an_item_that_is_no_pair_is_named_by_its_step(item, words):
     stream = [*pairs(*data(2)), item]
     with pytest.raises(co.KindError, match=f"at step 3 it yielded {words}"):
         online.learn(make(), stream, "squared")
@@ -716,7 +716,7 @@ def test_networks_that_read_whole_sequences_are_refused():
         with pytest.raises(co.Unsupported):
             online.learn(stack, pairs(u, y), "squared", learner)
     last = co.Network("elman", inputs=I, hidden=D, outputs=O, dtype=F64)
-    with pytest.raises(co.InputError, match="answered at every step"):
+    with pytest.raises(co.InputError, match="an output at every step"):
         online.learn(last, pairs(u, y), "squared", co.Truncated(1, 2))
 
 
@@ -793,7 +793,7 @@ def test_too_little_room_is_said_before_anything_is_learned(learner, tmp_path, m
 
 
 @pytest.mark.parametrize("at", [5, 25, 45])
-def test_rows_deleted_while_the_stream_goes_on_stop_it(tmp_path, at):
+def test_rows_deleted_during_a_stream_stop_it(tmp_path, at):
     """The run ends at its next save, with its rows put back; 45 comes after the last one but that
     of the end.
     """
@@ -817,7 +817,7 @@ def test_rows_deleted_while_the_stream_goes_on_stop_it(tmp_path, at):
 
 @pytest.mark.parametrize("learner", LEARNERS)
 @pytest.mark.parametrize("name", ["elman", "lstm"])
-def test_a_run_goes_on_where_it_crashed_bit_for_bit(name, learner, tmp_path):
+def test_a_crashed_run_is_resumed_bit_for_bit(name, learner, tmp_path):
     straight = begun(name, learner, tmp_path / "one")
     with pytest.raises(Crash):
         begun(name, learner, tmp_path / "two", stop=34)
@@ -835,7 +835,7 @@ def test_a_run_goes_on_where_it_crashed_bit_for_bit(name, learner, tmp_path):
 
 
 @pytest.mark.parametrize("learner", LEARNERS)
-def test_a_signal_saves_and_says_how_to_go_on(learner, tmp_path):
+def test_a_signal_saves_and_says_how_to_resume(learner, tmp_path):
     straight, folder = begun("gru", learner, tmp_path / "one"), tmp_path / "two"
 
     def until(n):
@@ -885,7 +885,7 @@ def test_steps_in_two_parts_are_those_in_one(tmp_path):
         assert one.state["updates"] == two.state["updates"]
 
 
-def test_what_does_not_fit_is_not_gone_on_with(tmp_path):
+def test_a_run_that_does_not_fit_is_not_resumed(tmp_path):
     with pytest.raises(Crash):
         begun("elman", "rtrl", tmp_path / "run", stop=25)
     with pytest.raises(co.StorageError, match="description of the run"):
@@ -921,7 +921,7 @@ def file_run(folder, path="d.csv", score=None, **options):
     [{}, {"target": "state"}, {"kind": "next", "target": None, "features": ["a", "b", "y"]}],
     ids=["regress", "classify", "next"],
 )
-def test_a_stream_from_a_file_goes_on_bit_for_bit(kinds, here):
+def test_a_stream_from_a_file_is_resumed_bit_for_bit(kinds, here):
     file_run(here / "one", **kinds)
     file_run(here / "two", steps=33, **kinds)
     file_run(here / "two", resume=True, **kinds)
@@ -979,7 +979,7 @@ test_online.file_run(test_online.Path("two"), score=score)
 """
 
 
-def test_a_killed_process_goes_on_bit_for_bit(here):
+def test_a_killed_process_is_resumed_bit_for_bit(here):
     file_run(here / "one", score=lambda a: {"x": 0.0})
     done = subprocess.run(
         [sys.executable, "-c", KILLED, SUPPORT, Path(__file__).parent],
@@ -1047,7 +1047,7 @@ SMALL = [
     ],
     ids=["regress", "classify", "next"],
 )
-def test_the_command_learns_goes_on_and_leaves_a_model(words, here, coadjoint):
+def test_the_command_learns_resumes_and_leaves_a_model(words, here, coadjoint):
     code, out, err = coadjoint("online", "d.csv", *words, *SMALL, "--out", "one")
     steps = 59 if "next" in words else 60
     assert (code, err) == (0, "")
@@ -1121,7 +1121,8 @@ def test_a_stream_can_be_piped_in(here, coadjoint, monkeypatch):
         (["d.csv", "--target", "y", "--schedule", "cosine"], 2, "needs to know how many steps"),
         (["d.csv", "--target", "y", "--optimiser", "lbfgs"], 2, "sees each step once"),
         (["d.csv", "--target", "y", "--window", "0"], 2, "Invalid value for '--window'"),
-        (["d.csv", "--target", "y", "--skip"], 2, "real-time recurrent learning does not support skip=True"),
+        (["d.csv", "--target", "y", "--skip"], 2,
+            "real-time recurrent learning does not support skip=True"),
         (["d.csv", "--target", "y", "--batch", "3"], 2, "No such option: --batch"),
         (["d.csv", "--target", "y", "--config", "c.toml"], 2,
             "--batch has no effect when learning from a stream"),

@@ -302,7 +302,7 @@ def test_pointing_shows_values(browser, pages, page, figure, words):
     assert browser.complaints() == []
 
 
-def test_what_is_shown_is_what_was_recorded(browser, pages):
+def test_the_values_shown_are_those_recorded(browser, pages):
     """At the right end of the held-out curve: the last evaluation, and the time on the clock."""
     browser.open(pages["run"])
     browser.mouse("mouseMoved", *place(browser, "held-out-0", 0.995))
@@ -310,7 +310,7 @@ def test_what_is_shown_is_what_was_recorded(browser, pages):
     assert tip(browser, "held-out-0").split()[-1] == "1"
 
 
-def test_a_value_of_another_step_says_so(browser, pages):
+def test_a_value_of_another_step_names_its_step(browser, pages):
     """Every step has a training loss, every hundredth a held-out one."""
     browser.open(pages["run"])
     browser.mouse("mouseMoved", *place(browser, "loss", 0.6))

@@ -51,7 +51,8 @@ def test_a_plan_knows_what_it_means_by_default():
         ({"folder": 3}, "folder must be the name of a file or folder; got 3"),
         (
             {"display": "yes"},
-            "display must be True, False or an object with step, validation, say and close; got 'yes'",
+            "display must be True, False or an object with step, validation, say and close; "
+            "got 'yes'",
         ),
         ({"description": "mine"}, "description must be a dict; got 'mine'"),
         ({"loggers": print}, "loggers must be a list of functions of a row"),

@@ -42,7 +42,7 @@ def test_a_link_that_is_named_is_followed(tmp_path):
     assert load_model(tmp_path / "link", silent)[1] == load_model(FOLDERS / "data", silent)[1]
 
 
-def test_what_is_no_model_is_refused_in_one_line(tmp_path):
+def test_a_file_that_holds_no_model_is_refused_in_one_line(tmp_path):
     shutil.copytree(FOLDERS / "data", tmp_path / "unfinished")
     (tmp_path / "unfinished" / "model.safetensors").unlink()
     (tmp_path / "empty").mkdir()

@@ -338,7 +338,7 @@ def test_every_outcome_is_said(tmp_path, change, words):
     assert words in page_of(tmp_path).text
 
 
-def test_a_run_that_goes_on_has_a_page(tmp_path):
+def test_a_run_that_is_not_finished_has_a_page(tmp_path):
     write_run(tmp_path, **SMALL)
     for name in ("result.json", "config.yaml", "environment.json", "clock.jsonl"):
         (tmp_path / name).unlink()
@@ -623,7 +623,9 @@ def test_the_page_of_several_tasks_has_a_table_of_all(tmp_path):
 
 
 def test_more_rows_than_colours_can_tell_apart_have_no_curves(tmp_path):
-    page = page_of(write_tasks(tmp_path, [f"plain cell={k}" for k in range(comparison_page.MAX_COLOURS + 1)]))
+    page = page_of(
+        write_tasks(tmp_path, [f"plain cell={k}" for k in range(comparison_page.MAX_COLOURS + 1)])
+    )
     assert set(page.figures) == {"steps", "final", "steps-1", "final-1", "final-2"}
     assert "15 rows are more than colours can tell apart" in page.text
 
@@ -891,7 +893,7 @@ def plant(folder, file, path, word):
         edit(folder / file, lambda data: put(data, path, word))
 
 
-def test_there_are_fields_enough():
+def test_the_table_of_fields_is_large_enough():
     assert len(FIELDS) >= 31
 
 

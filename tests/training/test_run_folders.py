@@ -717,10 +717,7 @@ def test_a_folder_removed_while_the_run_goes_on_stops_it(tmp_path):
     code, output = process.wait()
     assert code == 4
     # between two saves, or in the middle of one
-    assert (
-        "was deleted or moved during the run" in output
-        or "No such file or directory" in output
-    )
+    assert "was deleted or moved during the run" in output or "No such file or directory" in output
     assert not (tmp_path / "run").exists()
     assert all(storage.is_intact(p) for p in storage.list_checkpoints(tmp_path / "elsewhere"))
 
@@ -976,8 +973,8 @@ def test_another_number_of_threads_is_said(tmp_path):
     finally:
         torch.set_num_threads(before)
     assert said.lines == [
-        f"threads was {before} and is now {before + 1}: the run continues, but the last bits of its "
-        "results may differ."
+        f"threads was {before} and is now {before + 1}: the run continues, but the last bits of "
+        "its results may differ."
     ]
 
 
@@ -1132,9 +1129,7 @@ def test_rows_replaced_while_the_run_goes_on_are_noticed(tmp_path, tiny_run, nam
     with pytest.raises(StorageError) as caught:
         tiny(folder, display=After(5, lambda: put(path)))
     kept = folder / f"{name}.kept-1"
-    assert f"{name} was replaced during the run; its rows are in {kept.name}" in str(
-        caught.value
-    )
+    assert f"{name} was replaced during the run; its rows are in {kept.name}" in str(caught.value)
     assert f"mv {kept} {path}" in str(caught.value)
     assert path.exists()
     shutil.rmtree(path) if path.is_dir() else path.unlink()

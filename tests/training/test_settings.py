@@ -397,7 +397,7 @@ def test_paths_that_cannot_be_read_are_refused(here):
     assert settings.load(here / "run.yaml").where(("a",)) == f"{here / 'run.yaml'}:1"
 
 
-def test_a_large_file_is_not_read_whole(here):
+def test_a_file_that_is_too_large_is_not_read(here):
     (here / "run.yaml").touch()
     os.truncate("run.yaml", 2**40)  # a hole, more than any memory
     assert refusal(lambda: settings.load("run.yaml")) == [
@@ -519,7 +519,7 @@ def nested(depth):
 @pytest.mark.slow
 @examples(max_examples=300, deadline=None)
 @given(st.dictionaries(text, nested(4), max_size=5))
-def test_what_is_written_is_read_back(values):
+def test_settings_that_are_written_are_read_back(values):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run.yaml"
         settings.dump(values, path)
@@ -586,7 +586,7 @@ NOT_WRITTEN = [
 
 
 @pytest.mark.parametrize(("values", "words"), NOT_WRITTEN)
-def test_what_cannot_be_read_back_is_not_written(here, values, words):
+def test_settings_that_cannot_be_read_back_are_not_written(here, values, words):
     (found,) = refusal(lambda: settings.dump(values, "run.yaml"))
     assert found.endswith(words)
     assert os.listdir() == []

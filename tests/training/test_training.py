@@ -195,7 +195,7 @@ def network_and_rows(method, k, size):
     return weights(net), rows(result, "train")[0]
 
 
-def test_the_penalty_s_weight_follows_the_step_across_a_resume(tmp_path):
+def test_the_weight_of_the_penalty_follows_the_step_across_a_resume(tmp_path):
     schedule = co.penalties.exponential(2.0, 0.8)
     options = {
         "gradient": co.Penalised("log-ratio", schedule),
@@ -276,7 +276,7 @@ def test_success_must_be_confirmed_on_more_sequences(monkeypatch, confirmed, ste
     assert sum(r["step"] == step for r in rows(result, "held-out")) == 2
 
 
-def test_a_run_may_go_on_after_its_success():
+def test_a_run_may_continue_after_its_success():
     task = Constant([9, 0.5, 0.4, 0.3, 0.2], goal=Goal("given", 1.0, most=True))
     result = train(regression(), task, steps=8, every=2, stop_on_success=False)
     assert (result.status, result.step, result.success, result.success_step) == (
@@ -352,7 +352,7 @@ def last_weights(**options):
     return seen[-1]
 
 
-def test_a_stopped_run_goes_on_where_the_cause_is_gone(tmp_path):
+def test_a_stopped_run_can_be_resumed_when_the_cause_is_gone(tmp_path):
     whole = train(folder=tmp_path / "whole", stop_on_success=False)
     with pytest.raises(NumericalError):
         train(folder=tmp_path / "run", gradient=Poison(4), stop_on_success=False)
@@ -393,7 +393,7 @@ def test_skipped_steps_change_nothing_and_are_said(tmp_path, policy):
     assert json.loads((tmp_path / "run" / "result.json").read_text())["skipped"] == 2
 
 
-def test_the_bad_batch_of_several_is_the_one_looked_at(monkeypatch):
+def test_the_replay_holds_the_bad_batch_of_several(monkeypatch):
     looked = []
     monkeypatch.setattr(validation, "locate_nonfinite", lambda e: looked.append(e) or "")
 

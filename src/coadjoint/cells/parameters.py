@@ -1,4 +1,4 @@
-"""Parameters of networks: how they are allocated, where they begin, and what is refused."""
+"""Parameters of networks: how they are allocated, and their initial values."""
 
 from __future__ import annotations
 

@@ -265,7 +265,7 @@ class GatedFeedback(Step):
     gru      r, k = sigmoid(R y + W h_j + b);  n = tanh(R_n y + b_n + r * s);  h'_j = (1 - k) * n + k * h_j
     lstm     i, f, o = sigmoid(R y + W h_j + b);  c'_j = f * c_j + i * tanh(R_c y + b_c + s);  h'_j = o * tanh(c'_j)
 
-    The gates of a unit read its own layer; only the new content hears the others. The state has the
+    The gates of a unit read its own layer; only the new content reads the others. The state has the
     top layer first, for the readout: h_L, ..., h_1, and for lstm then c_L, ..., c_1.
 
     Chung, Gulcehre, Cho & Bengio, Gated feedback recurrent neural networks, ICML (2015), who leave

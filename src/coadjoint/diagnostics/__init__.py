@@ -1,15 +1,23 @@
-"""Diagnostics: questions asked of an Evaluation. Each answer is arrays, with a chart.
+"""Diagnostics: questions about an Evaluation, answered by arrays and a chart.
 
-This package imports `tasks`, `gradients` and what is above them; it knows nothing of training.
+This package imports `tasks`, `gradients` and the packages above them; it knows nothing of training.
 
-finding       what every answer has: arrays, a summary, a chart
-costates      how costates and temporal components decay, what inputs and paths they follow
+finding       what every diagnostic returns: arrays, figures, a chart
+costates      how costates and temporal components decay, along which inputs and paths
 jacobians     singular values and Lyapunov exponents of products of Jacobians
-weights       spectra and bounds
-units         saturation
-landscape     gradient noise, the loss along directions
+weights       spectra of W, and bounds that follow from them
+units         slopes of units, and how saturated they are
+landscape     gradient noise, and the loss along directions
 examination   DIAGNOSTICS by name, examine
-charts        the charts, drawn
+charts        charts, and how matplotlib draws them
+
+Example:
+    >>> import torch
+    >>> import coadjoint as co
+    >>> net = co.Network("elman", inputs=1, hidden=2, outputs=1)
+    >>> e = co.BPTT()(net, co.Batch(torch.ones(5, 3, 1), torch.ones(3, 1)), "squared")
+    >>> co.diagnostics.decay(e).log_norms.shape
+    (6,)
 """
 
 from __future__ import annotations
@@ -46,8 +54,8 @@ from .landscape import (
     normalised_direction,
     per_sample,
 )
-from .units import Saturation, saturation
-from .weights import Bounds, Spectrum, bounds, slopes_at_rest, spectrum, unit_slopes
+from .units import Saturation, saturation, slopes_at_rest, unit_slopes
+from .weights import Bounds, Spectrum, bounds, spectrum
 
 __all__ = [
     "DIAGNOSTICS",

@@ -1,20 +1,20 @@
-"""Diagnostics: what the gradient does inside a sequence. Each takes an Evaluation and returns arrays.
+"""Examinations: all diagnostics of an Evaluation, by name.
 
     e = co.BPTT()(net, batch, loss)
-    found = co.diagnostics.decay(e)          # costates: their log-norms, and what a step towards the past adds to them
+    found = co.diagnostics.decay(e)          # log-norms of costates, and their change per step
     co.diagnostics.plot(found)               # a matplotlib figure
-    co.diagnostics.examine(e)                # all of them that this network has
+    co.diagnostics.examine(e)                # all diagnostics that apply to this network
 
-Arrays are numpy, in float64; logarithms are natural (charts show decades). Everything that shrinks or grows with T is made
-of mantissas and exponents, of sums of logarithms or of QR steps: nothing under- or overflows. docs/diagnostics.md has the
-formulas and how to read them.
+Arrays are numpy, in float64; logarithms are natural (charts show decades). Everything that shrinks
+or grows with T is computed by mantissas and exponents, by sums of logarithms or by QR steps:
+nothing under- or overflows. docs/diagnostics.md has the formulas and how to read them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -32,7 +32,9 @@ from .landscape import along, landscape, noise
 from .units import saturation
 from .weights import bounds, spectrum
 
-# all of them
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as PlotFigure
+
 DIAGNOSTICS: dict[str, Callable[[Evaluation], Finding]] = {
     "temporal": temporal,
     "decay": decay,
@@ -51,87 +53,121 @@ DIAGNOSTICS: dict[str, Callable[[Evaluation], Finding]] = {
 
 @dataclass(frozen=True)
 class Examination:
-    """What was found, by name, and why others were declined."""
+    """Several diagnostics of one network.
+
+    found     their results, by name
+    declined  why others do not apply, by name
+    """
 
     found: dict[str, Finding]
     declined: dict[str, str]
 
     def charts(self) -> dict[str, Chart]:
-        return {name: one.chart() for name, one in self.found.items()}
+        """The charts, by diagnostic."""
+        return {name: finding.chart() for name, finding in self.found.items()}
 
     def table(self) -> tuple[list[str], list[list[str]]]:
         """The main figures, for people: heads and rows."""
-        every = [f for one in self.found.values() for f in one.figures()]
-        return ["figure", "value", "unit", "what it says"], [
-            [f.name, format_number(f.value), f.unit, f.says] for f in every
-        ]
+        rows = []
+        for finding in self.found.values():
+            for figure in finding.figures():
+                rows.append([figure.name, format_number(figure.value), figure.unit, figure.says])
+        return ["figure", "value", "unit", "what it says"], rows
 
     def arrays(self) -> dict[str, Array]:
-        """Everything, by NAME.FIELD: dictionaries and tuples taken apart."""
-        return {
-            f"{name}.{key}": y for name, one in self.found.items() for key, y in arrays(one).items()
-        }
+        """All arrays by NAME.FIELD; dictionaries and tuples are taken apart."""
+        all_arrays: dict[str, Array] = {}
+        for name, finding in self.found.items():
+            all_arrays |= {f"{name}.{key}": array for key, array in arrays(finding).items()}
+        return all_arrays
 
 
 @dataclass(frozen=True)
 class Compared:
-    """Examinations of several networks, side by side."""
+    """Examinations of several networks, side by side, by the names of the networks."""
 
     each: dict[str, Examination]
 
     @property
     def declined(self) -> dict[str, str]:
-        told = {name: why for one in self.each.values() for name, why in one.declined.items()}
-        alone = {
-            k for one in self.each.values() for k, chart in one.charts().items() if chart.alone
-        }
-        return told | {
-            kind: f"{kind}: its picture is of one network; the arrays of all are kept."
-            for kind in sorted(alone)
-        }
+        """Why diagnostics are missing from the charts, by diagnostic."""
+        reasons: dict[str, str] = {}
+        alone: set[str] = set()
+        for examination in self.each.values():
+            reasons |= examination.declined
+            alone |= {kind for kind, chart in examination.charts().items() if chart.alone}
+        for kind in sorted(alone):
+            reasons[kind] = f"{kind}: its chart is of one network; the arrays of all are kept."
+        return reasons
 
     def charts(self) -> dict[str, Chart]:
-        """The first curve of each network's chart, in one; and the horizontal lines that they share."""
-        out: dict[str, Chart] = {}
-        every = {name: one.charts() for name, one in self.each.items()}
+        """One chart for each diagnostic: the first curve of each network's chart.
+
+        Horizontal lines are drawn where all networks share them.
+        """
+        by_network = {name: examination.charts() for name, examination in self.each.items()}
+        joint: dict[str, Chart] = {}
         for kind in DIAGNOSTICS:
-            charts = {name: found[kind] for name, found in every.items() if kind in found}
+            charts = {name: found[kind] for name, found in by_network.items() if kind in found}
             first = next(iter(charts.values()), None)
-            if first is None or first.alone:
-                continue
-            title = f"{first.title}: {first.curves[0][0]}" if len(first.curves) > 1 else first.title
-            rules = first.rules if len({c.rules for c in charts.values()}) == 1 else ()
-            curves = tuple((name, *c.curves[0][1:]) for name, c in charts.items())
-            out[kind] = replace(first, title=title, rules=rules, curves=curves)
-        return out
+            if first is not None and not first.alone:
+                joint[kind] = first_curves(first, charts)
+        return joint
 
     def table(self) -> tuple[list[str], list[list[str]]]:
+        """The main figures, a column for each network: heads and rows."""
         values: dict[tuple[str, str], dict[str, str]] = {}
-        for name, one in self.each.items():
-            for f in (f for found in one.found.values() for f in found.figures()):
-                values.setdefault((f.name, f.unit), {})[name] = format_number(f.value)
-        rows = [
-            [what, *(found.get(name, "") for name in self.each), unit]
-            for (what, unit), found in values.items()
-        ]
+        for network, examination in self.each.items():
+            for finding in examination.found.values():
+                for figure in finding.figures():
+                    row = values.setdefault((figure.name, figure.unit), {})
+                    row[network] = format_number(figure.value)
+        rows = []
+        for (figure_name, unit), row in values.items():
+            rows.append([figure_name, *(row.get(network, "") for network in self.each), unit])
         return ["figure", *self.each, "unit"], rows
 
     def arrays(self) -> dict[str, Array]:
-        return {
-            f"{name}.{key}": y for name, one in self.each.items() for key, y in one.arrays().items()
-        }
+        """All arrays by NETWORK.NAME.FIELD."""
+        all_arrays: dict[str, Array] = {}
+        for name, examination in self.each.items():
+            all_arrays |= {f"{name}.{key}": array for key, array in examination.arrays().items()}
+        return all_arrays
+
+
+def first_curves(first: Chart, charts: dict[str, Chart]) -> Chart:
+    """The chart `first` with the first curve of each of `charts`, which are its like."""
+    title = first.title
+    if len(first.curves) > 1:
+        title += f": {first.curves[0][0]}"
+    all_rules = {chart.rules for chart in charts.values()}
+    rules = first.rules if len(all_rules) == 1 else ()
+    curves = tuple((name, *chart.curves[0][1:]) for name, chart in charts.items())
+    return replace(first, title=title, rules=rules, curves=curves)
 
 
 def examine(e: Evaluation, names: Iterable[str] | None = None) -> Examination:
-    """All diagnostics, or those of `names`."""
+    """All diagnostics that apply to the network, or those of `names`.
+
+    Example:
+        >>> import torch
+        >>> import coadjoint as co
+        >>> net = co.Network("gru", inputs=1, hidden=2, outputs=1)
+        >>> batch = co.Batch(torch.ones(5, 3, 1), torch.ones(3, 1))
+        >>> e = co.BPTT()(net, batch, "squared")
+        >>> found = co.diagnostics.examine(e, ["decay", "bounds"])
+        >>> list(found.found), list(found.declined)
+        (['decay'], ['bounds'])
+    """
     check_evaluation(e)
-    found: dict[str, Finding] = {}
-    declined: dict[str, str] = {}
     if names is not None and (isinstance(names, str) or not isinstance(names, Iterable)):
         raise KindError(f"names must be a list of diagnostics; got {brief(names)}.")
-    for name in (
-        DIAGNOSTICS if names is None else [choose("diagnostic", n, DIAGNOSTICS) for n in names]
-    ):
+    chosen = list(DIAGNOSTICS)
+    if names is not None:
+        chosen = [choose("diagnostic", name, DIAGNOSTICS) for name in names]
+    found: dict[str, Finding] = {}
+    declined: dict[str, str] = {}
+    for name in chosen:
         try:
             found[name] = DIAGNOSTICS[name](e)
         except Unsupported as error:
@@ -140,43 +176,40 @@ def examine(e: Evaluation, names: Iterable[str] | None = None) -> Examination:
 
 
 def evaluate(net: Net, task: Task, samples: int = 100, seed: int = 0) -> Evaluation:
-    """The plain gradient on held-out sequences, for an examination; of a finite set, sequences of medium length. Without dropout
-    and noise: the network is left in eval mode."""
+    """The plain gradient on held-out sequences, to be examined.
+
+    From a finite data set, sequences of medium length are taken. Dropout and noise are off: the
+    network is left in eval mode.
+    """
     check_net(net)
     check_kind("task", task, Task, "one of co.tasks")
     whole_number("samples", samples)
     split = task.splits[-1] if task.splits else "train"
     batches = list(task.held_out(split, seed, "diagnose", samples))
-    most = max(len(b.sizes) for b in batches)
-    full = [b for b in batches if len(b.sizes) == most]
+    largest = max(len(batch.sizes) for batch in batches)
+    full = [batch for batch in batches if len(batch.sizes) == largest]
     net.eval()
     return BPTT().evaluate(net, net.move_batch(full[len(full) // 2]), task.loss)
 
 
 def arrays(found: Finding) -> dict[str, Array]:
-    """The fields as arrays by name: dictionaries and tuples taken apart, FIELD.KEY."""
-    out: dict[str, Array] = {}
-    for f in fields(found):  # type: ignore[arg-type]
-        value = getattr(found, f.name)
+    """The fields as arrays by name; the entries of dictionaries and tuples by FIELD.KEY."""
+    by_name: dict[str, Array] = {}
+    for field in fields(found):  # type: ignore[arg-type]
+        value = getattr(found, field.name)
         if isinstance(value, Axis):
-            continue  # words, for the chart
-        parts = (
-            value.items()
-            if isinstance(value, dict)
-            else enumerate(value)
-            if isinstance(value, tuple)
-            else None
-        )
-        out |= (
-            {f.name: np.asarray(value)}
-            if parts is None
-            else {f"{f.name}.{k}": np.asarray(v) for k, v in parts}
-        )
-    return out
+            continue  # words for the chart
+        if isinstance(value, tuple):
+            value = dict(enumerate(value))
+        if isinstance(value, dict):
+            by_name |= {f"{field.name}.{key}": np.asarray(part) for key, part in value.items()}
+        else:
+            by_name[field.name] = np.asarray(value)
+    return by_name
 
 
-def plot(found: Finding | Chart) -> Any:
-    """A matplotlib figure of what a diagnostic has found, or of a chart."""
+def plot(found: Finding | Chart) -> PlotFigure:
+    """A matplotlib figure of a diagnostic's result, or of a chart."""
     if not isinstance(found, Chart) and not hasattr(found, "chart"):
-        raise KindError(f"plot draws what a diagnostic has found, or a chart; got {brief(found)}.")
+        raise KindError(f"plot draws the result of a diagnostic, or a chart; got {brief(found)}.")
     return draw(found if isinstance(found, Chart) else found.chart())

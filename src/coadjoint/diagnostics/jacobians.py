@@ -1,6 +1,6 @@
 """Jacobians: singular values and Lyapunov exponents of their products.
 
-They are made of QR steps and sums of logarithms, so nothing under- or overflows.
+They are computed by QR steps and sums of logarithms, so nothing under- or overflows.
 """
 
 from __future__ import annotations
@@ -20,26 +20,36 @@ from .finding import (
     growth_factor,
     nan_mean,
     require_one_layer,
+    trajectory_of,
 )
 
 
-# Jacobians
 def jacobians(e: Evaluation, samples: int = 8) -> Array:
-    """J_t = dx_t / dx_{t-1} of the first samples, in the network's type: [T, samples, n, n], all in memory; zero past a sample's
-    end. Rows of all steps at once by n pull-backs; of a step function, step by step."""
+    """J_t = dx_t / dx_{t-1} of the first samples, [T, samples, n, n], in the network's dtype.
+
+    All are in memory at once; they are zero past a sample's end. For a formula, n pull-backs give
+    the rows of all steps at once; a step function is differentiated step by step.
+    """
     check_evaluation(e)
     check_samples(samples)
     require_one_layer(e, "a Jacobian")
-    run, layout = e.trajectory.run, e.trajectory.layout
+    run = trajectory_of(e).run
+    layout = trajectory_of(e).layout
     with torch.no_grad():
-        return run.jacobians(layout, min(samples, layout.rows.B)).numpy(force=True)
+        J: Array = run.jacobians(layout, min(samples, layout.rows.B)).numpy(force=True)
+    return J
 
 
 @dataclass(frozen=True)
 class Products:
-    """logs [P, n]: logarithms of the singular values of dx_T / dx_{T-s} = J_T ... J_{T-s+1}, largest first, s = steps[p] steps
-    before each sample's own end; means over samples. NaN: lost in the rounding of the largest. slope: log of the largest one
-    over a whole sequence, per step, the mean over samples."""
+    """Singular values of dx_T / dx_{T-s} = J_T ... J_{T-s+1}, T each sample's own length.
+
+    steps    [P]: the numbers of steps s
+    logs     [P, n]: logarithms of the singular values, largest first, means over samples; NaN where
+             one is lost in the rounding of the largest
+    samples  how many samples the means are of
+    slope    the logarithm of the largest one over a whole sequence, per step, mean over samples
+    """
 
     steps: Array
     logs: Array
@@ -47,81 +57,127 @@ class Products:
     slope: float
 
     def chart(self) -> Chart:
-        pick = np.unique(
-            np.linspace(0, self.logs.shape[1] - 1, min(6, self.logs.shape[1])).round().astype(int)
+        """Up to six of the singular values over s."""
+        n = self.logs.shape[1]
+        drawn = np.unique(np.linspace(0, n - 1, min(6, n)).round().astype(int))
+        return Chart(
+            title="Singular values of Jacobian products",
+            about="how much a change of the state s steps before the end is stretched on its way "
+            "there; the wider the fan, the more unevenly",
+            x="steps s before the end",
+            y="singular value over s steps",
+            curves=tuple((f"no. {i + 1}", self.steps, self.logs[:, i] / DECADE) for i in drawn),
+            decades=True,
         )
-        curves = tuple((f"no. {i + 1}", self.steps, self.logs[:, i] / DECADE) for i in pick)
-        about = "how much a change of the state s steps before the end is stretched on its way there; fan: how unevenly"
-        return Chart("Singular values of Jacobian products", about, "steps s before the end", "singular value over s steps", curves, True)  # fmt: skip
 
     def figures(self) -> list[Figure]:
-        return [Figure("largest singular value of Jacobian products", growth_factor(self.slope), "× per step", "the most that a change of the state grows")]  # fmt: skip
+        """The growth of the largest."""
+        return [
+            Figure(
+                "largest singular value of Jacobian products",
+                growth_factor(self.slope),
+                "× per step",
+                "the most that a change of the state grows",
+            )
+        ]
 
 
 def singular_values(e: Evaluation, samples: int = 8, points: int = 65) -> Products:
-    """Of the first samples, at up to `points` numbers of steps. Products are kept at size one, their size apart."""
+    """Singular values of the products of Jacobians of the first samples.
+
+    points  at up to how many numbers of steps
+
+    A product is kept at size one, and the logarithm of its size apart.
+    """
     check_evaluation(e)
     check_samples(samples)
     whole_number("points", points)
-    J, lengths = jacobians(e, samples), e.trajectory.lengths[:samples].numpy()
+    J = jacobians(e, samples)
+    lengths = trajectory_of(e).lengths[:samples].numpy()
     T, S, n, _ = J.shape
-    at = np.unique(np.linspace(0, T, min(points, T + 1)).round().astype(int))
-    logs = np.full((len(at), S, n), np.nan)
+    steps = np.unique(np.linspace(0, T, min(points, T + 1)).round().astype(int))
+    logs = np.full((len(steps), S, n), np.nan)
     logs[0] = 0
-    P, size, slope = np.broadcast_to(np.eye(n), (S, n, n)).copy(), np.zeros(S), np.zeros(S)
+    P = np.broadcast_to(np.eye(n), (S, n, n)).copy()
+    log_size = np.zeros(S)
+    slope = np.zeros(S)
     for s in range(1, T + 1):
-        on, ends = np.flatnonzero(lengths >= s), np.flatnonzero(lengths == s)
+        on = np.flatnonzero(lengths >= s)
         P[on] = P[on] @ J[lengths[on] - s, on]
         top = np.abs(P[on]).max((1, 2))
         with np.errstate(divide="ignore"):
-            size[on] += np.log(top)
+            log_size[on] += np.log(top)
         P[on] /= np.where(top > 0, top, 1)[:, None, None]
-        if s in at:
-            logs[np.searchsorted(at, s), on] = log_singular_values(P[on]) + size[on, None]
-        slope[ends] = (log_singular_values(P[ends])[:, 0] + size[ends]) / s if len(ends) else 0
-    return Products(at, nan_mean(logs), S, float(slope.mean()))
+        if s in steps:
+            logs[np.searchsorted(steps, s), on] = log_singular_values(P[on]) + log_size[on, None]
+        complete = np.flatnonzero(lengths == s)
+        if len(complete):
+            largest = log_singular_values(P[complete])[:, 0]
+            slope[complete] = (largest + log_size[complete]) / s
+    return Products(steps, nan_mean(logs), S, float(slope.mean()))
 
 
 def log_singular_values(P: Array) -> Array:
-    """Logarithms of singular values; NaN below the rounding of the largest."""
-    s = np.linalg.svd(P, compute_uv=False)
+    """Logarithms of the singular values of each matrix; NaN below the rounding of the largest."""
+    values = np.linalg.svd(P, compute_uv=False)
+    rounding = np.finfo(float).eps * P.shape[-1] * values[:, :1]
+    is_lost = (values > 0) & (values < rounding)
     with np.errstate(divide="ignore"):
-        return np.log(
-            np.where((s > 0) & (s < np.finfo(float).eps * P.shape[-1] * s[:, :1]), np.nan, s)
-        )
+        logs: Array = np.log(np.where(is_lost, np.nan, values))
+    return logs
 
 
 @dataclass(frozen=True)
 class Lyapunov:
-    """exponents [n]: largest first, per step, means over samples; each [samples, n]."""
+    """Lyapunov exponents, per step and largest first.
+
+    exponents  [n]: means over samples
+    each       [samples, n]
+    """
 
     exponents: Array
     each: Array
 
     def chart(self) -> Chart:
-        about = "the growth of small changes of the state, direction by direction; above 0: chaos, below: the past is forgotten"
-        curves = (("exponent", np.arange(1, len(self.exponents) + 1), self.exponents),)
-        return Chart("Lyapunov exponents", about, "direction", "exponent per step", curves, rules=((0.0, "0"),))  # fmt: skip
+        """The exponents by their number."""
+        numbers = np.arange(1, len(self.exponents) + 1)
+        return Chart(
+            title="Lyapunov exponents",
+            about="the growth of small changes of the state, direction by direction; above 0: "
+            "chaos, below: the past is forgotten",
+            x="direction",
+            y="exponent per step",
+            curves=(("exponent", numbers, self.exponents),),
+            rules=((0.0, "0"),),
+        )
 
     def figures(self) -> list[Figure]:
-        return [Figure("largest Lyapunov exponent", float(self.exponents[0]), "nats per step", "above 0 small changes grow")]  # fmt: skip
+        """The largest exponent."""
+        largest = float(self.exponents[0])
+        says = "above 0 small changes grow"
+        return [Figure("largest Lyapunov exponent", largest, "nats per step", says)]
 
 
 def lyapunov(e: Evaluation, samples: int = 8) -> Lyapunov:
-    """(1/T) sum over t of log |diag R_t|, Q_t R_t = J_t Q_{t-1}, Q_0 = I, over each sample's own steps, sorted; of the first
-    samples. Exponents of a finite sequence: nothing is left out at its beginning. -inf: a direction that some step has lost, as a
-    relu that is off does."""
+    """(1/T) sum over t of log |diag R_t|, Q_t R_t = J_t Q_{t-1}, Q_0 = I, sorted.
+
+    Over all steps of each of the first samples: these are exponents of a finite sequence, and
+    nothing is left out at its beginning. -inf marks a direction that some step has lost, as a relu
+    that is off does.
+    """
     check_evaluation(e)
     check_samples(samples)
-    J, lengths = jacobians(e, samples), e.trajectory.lengths[:samples].numpy()
+    J = jacobians(e, samples)
+    lengths = trajectory_of(e).lengths[:samples].numpy()
     T, S, n, _ = J.shape
-    Q, total = np.broadcast_to(np.eye(n), (S, n, n)).copy(), np.zeros((S, n))
+    Q = np.broadcast_to(np.eye(n), (S, n, n)).copy()
+    total = np.zeros((S, n))
     for t in range(T):
         on = np.flatnonzero(lengths > t)
         Q[on], R = np.linalg.qr(J[t, on].astype(float) @ Q[on])
         stretch = np.abs(np.diagonal(R, axis1=1, axis2=2))
-        lost = stretch < n * np.finfo(float).eps * np.linalg.norm(R, axis=(1, 2))[:, None]
+        rounding = n * np.finfo(float).eps * np.linalg.norm(R, axis=(1, 2))[:, None]
         with np.errstate(divide="ignore"):
-            total[on] += np.log(np.where(lost, 0, stretch))
+            total[on] += np.log(np.where(stretch < rounding, 0, stretch))
     each = -np.sort(-total / lengths[:, None], 1)
     return Lyapunov(nan_mean(each, 0), each)

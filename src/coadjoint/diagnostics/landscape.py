@@ -3,29 +3,41 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..errors import InputError, NumericalError, Unsupported, brief, check_seed, real, whole_number
+from ..errors import (
+    InputError,
+    NumericalError,
+    Unsupported,
+    brief,
+    check_seed,
+    real,
+    whole_number,
+)
 from ..gradients.bptt import BPTT
 from ..gradients.evaluation import Evaluation, Gradient
 from ..gradients.method import trained_parameters
-from ..networks.interface import run_function
+from ..networks.interface import Net, NetRun, run_function
 from ..objectives.batch import Batch
+from ..objectives.losses import LossLike
 from .charts import Array, Chart, Figure
 from .finding import check_evaluation, to_numpy
 
 
-# the loss around a point
 @dataclass(frozen=True)
 class Noise:
-    """spread: the trace of the covariance of single samples' gradients; signal: ||their mean||^2, without bias; scale: spread /
-    signal, the batch at which noise and signal are equal; norms [B]: of single samples' gradients."""
+    """The noise of the gradient from sample to sample.
+
+    scale   spread / signal: the batch size at which noise and signal are equal
+    spread  the trace of the covariance of single samples' gradients
+    signal  ||their mean||^2, without bias
+    norms   [B]: of single samples' gradients
+    """
 
     scale: float
     spread: float
@@ -33,74 +45,99 @@ class Noise:
     norms: Array
 
     def chart(self) -> Chart:
-        share = 100 * (np.arange(len(self.norms)) + 1) / len(self.norms)
-        about = "of single sequences, sorted; their mean is the gradient"
-        curves = (("norm of a sample's gradient", share, np.sort(self.norms)),)
-        rules = ((math.sqrt(max(self.signal, 0.0)), "norm of the mean"),)
-        return Chart("Gradients of single samples", about, "% of samples", "norm of the gradient", curves, rules=rules)  # fmt: skip
+        """The sorted norms of single samples' gradients."""
+        percent = 100 * (np.arange(len(self.norms)) + 1) / len(self.norms)
+        norm_of_mean = math.sqrt(max(self.signal, 0.0))
+        return Chart(
+            title="Gradients of single samples",
+            about="of single sequences, sorted; their mean is the gradient",
+            x="% of samples",
+            y="norm of the gradient",
+            curves=(("norm of a sample's gradient", percent, np.sort(self.norms)),),
+            rules=((norm_of_mean, "norm of the mean"),),
+        )
 
     def figures(self) -> list[Figure]:
-        says = "a batch of so many has as much noise as signal"
+        """The gradient-noise scale."""
+        says = "a batch of this size has as much noise as signal"
         return [Figure("gradient-noise scale", self.scale, "samples", says)]
 
 
 def noise(e: Evaluation) -> Noise:
-    """tr(covariance) / ||mean||^2 of the gradients of single samples' losses (weights of the batch included); inf where the mean
-    cannot be told from zero.  McCandlish et al. (2018)"""
+    """tr(covariance) / ||mean||^2 of the gradients of single samples' losses.
+
+    The weights of the batch are included; inf where the mean cannot be told from zero.
+    McCandlish et al. (2018)
+    """
     check_evaluation(e)
     each = per_sample(e)
-    g = np.concatenate([to_numpy(v.flatten(1)) for v in each.values()], 1)
+    g = np.concatenate([to_numpy(gradient.flatten(1)) for gradient in each.values()], 1)
     B = len(g)
     if B < 2:
         raise Unsupported(
             "the gradient-noise scale: it needs at least two samples, and there is one."
         )
-    middle = g.mean(0)
-    spread = float(((g - middle) ** 2).sum() / (B - 1))
-    signal = float(middle @ middle) - spread / B
-    return Noise(
-        spread / signal if signal > 0 else math.inf, spread, signal, np.linalg.norm(g, axis=1)
-    )
+    mean = g.mean(0)
+    spread = float(((g - mean) ** 2).sum() / (B - 1))
+    signal = float(mean @ mean) - spread / B
+    scale = spread / signal if signal > 0 else math.inf
+    return Noise(scale, spread, signal, np.linalg.norm(g, axis=1))
 
 
-def known_criterion(e: Evaluation) -> Any:
+def known_criterion(e: Evaluation) -> LossLike:
+    """The loss that the evaluation was made with; refused where it was not kept."""
     if e.criterion is None:
-        raise InputError("this evaluation does not know its loss: make it with a gradient method, co.BPTT()(net, batch, loss).")  # fmt: skip
+        raise InputError(
+            "this evaluation does not know its loss: make it with a gradient method, "
+            "co.BPTT()(net, batch, loss)."
+        )
     return e.criterion
 
 
 def per_sample(e: Evaluation) -> Gradient:
-    """The gradient of each sample's loss alone, [B, ...]."""
+    """The gradient of each sample's loss alone, [B, ...] by parameter."""
     return BPTT().per_sample(e.network, e.batch, known_criterion(e))
 
 
 class BatchModule(nn.Module):
     """A network as a function of a batch, for torch.func.functional_call."""
 
-    def __init__(self, net: nn.Module) -> None:
+    def __init__(self, net: Net) -> None:
         super().__init__()
         self.net = net
 
-    def forward(self, batch: Batch) -> Any:
+    def forward(self, batch: Batch) -> NetRun:
+        """The network's run over the batch."""
         return run_function(self.net)(batch)
 
 
 def loss_at(e: Evaluation, theta: Mapping[str, Tensor]) -> float:
-    """The mean loss of the batch with these weights; the network's own are not touched. NaN where numbers leave their range."""
-    b, criterion = e.batch, known_criterion(e)
+    """The mean loss of the batch with the weights theta; the network's own are not touched.
+
+    NaN where numbers overflow.
+    """
+    batch = e.batch
+    criterion = known_criterion(e)
     e.network.refuse_if_random("the loss at other weights")
+    weights = {f"net.{name}": value for name, value in theta.items()}
     try:
         with torch.no_grad():
-            weights = {f"net.{name}": value for name, value in theta.items()}
-            run: Any = torch.func.functional_call(BatchModule(e.network), weights, (b,))
-            return float(b.mean(run.loss(criterion, b.y, mask=b.mask, reduce=b.reduce)))
+            run: NetRun = torch.func.functional_call(BatchModule(e.network), weights, (batch,))
+            losses = run.loss(criterion, batch.y, mask=batch.mask, reduce=batch.reduce)
+            return float(batch.mean(losses))
     except NumericalError:
         return math.nan
 
 
 @dataclass(frozen=True)
 class Along:
-    """loss [P] at theta - steps[p] g, g the evaluation's gradient; before: at theta; norm: ||g||."""
+    """The loss along the gradient g.
+
+    steps   [P]: step sizes
+    loss    [P]: at theta - steps[p] g
+    before  at theta
+    norm    ||g||
+    """
 
     steps: Array
     loss: Array
@@ -108,72 +145,97 @@ class Along:
     norm: float
 
     def chart(self) -> Chart:
-        about = "the loss after one step of plain descent, by its step size"
-        far = self.loss > self.before + 3 * abs(self.before)  # steps that are far too long
-        curves = (("after the step", np.log10(self.steps[~far]), self.loss[~far]),)
-        return Chart("Loss along the gradient", about, "log₁₀ of the step size", "loss", curves, rules=((self.before, "before the step"),))  # fmt: skip
+        """The loss over the step size, without steps that are far too long."""
+        near = ~(self.loss > self.before + 3 * abs(self.before))  # NaN stays
+        return Chart(
+            title="Loss along the gradient",
+            about="the loss after one step of plain descent, by its step size",
+            x="log₁₀ of the step size",
+            y="loss",
+            curves=(("after the step", np.log10(self.steps[near]), self.loss[near]),),
+            rules=((self.before, "before the step"),),
+        )
 
     def figures(self) -> list[Figure]:
-        better = np.flatnonzero(np.nan_to_num(self.loss, nan=np.inf) < self.before)
-        best = self.steps[np.nanargmin(self.loss)] if len(better) else math.nan
-        lowest = float(np.nanmin(self.loss)) if len(better) else math.nan
+        """The norm of the gradient, and the step size that lowers the loss most."""
+        best = math.nan
+        says = "no step size tried lowers the loss"
+        if (np.nan_to_num(self.loss, nan=np.inf) < self.before).any():
+            best = float(self.steps[np.nanargmin(self.loss)])
+            lowest = float(np.nanmin(self.loss))
+            says = f"one step of plain descent: loss {self.before:.4g} to {lowest:.4g}"
         return [
             Figure("norm of the gradient", self.norm, "", "of all parameters together"),
-            Figure("best step size along the gradient", float(best), "", f"one step of plain descent: loss {self.before:.4g} to {lowest:.4g}" if len(better) else "no step size tried lowers the loss"),
-        ]  # fmt: skip
+            Figure("best step size along the gradient", best, "", says),
+        ]
 
 
-def along(e: Evaluation, steps: Any = None) -> Along:
+def along(e: Evaluation, steps: Sequence[float] | Array | None = None) -> Along:
     """L(theta - s g) for step sizes s, by default 41 from 1e-4 to 10."""
     check_evaluation(e)
     try:
-        chosen = np.logspace(-4, 1, 41) if steps is None else np.asarray(steps, float)
+        sizes = np.logspace(-4, 1, 41) if steps is None else np.asarray(steps, float)
     except (TypeError, ValueError):
         raise InputError(f"step sizes are positive numbers; got {brief(steps)}.") from None
-    if (
-        chosen.ndim != 1
-        or not len(chosen)
-        or not (np.isfinite(chosen).all() and (chosen > 0).all())
-    ):
+    are_positive = np.isfinite(sizes).all() and (sizes > 0).all()
+    if sizes.ndim != 1 or not len(sizes) or not are_positive:
         raise InputError(f"step sizes are positive numbers; got {steps!r}.")
     theta = {name: p.detach() for name, p in trained_parameters(e.network).items()}
-    moved = lambda s: {name: p - s * e.gradient[name] for name, p in theta.items()}
-    loss = np.array([loss_at(e, moved(float(s))) for s in chosen])
-    return Along(chosen, loss, loss_at(e, theta), e.norm)
+    loss = []
+    for s in map(float, sizes):
+        moved = {name: p - s * e.gradient[name] for name, p in theta.items()}
+        loss.append(loss_at(e, moved))
+    return Along(sizes, np.array(loss), loss_at(e, theta), e.norm)
 
 
 @dataclass(frozen=True)
 class Landscape:
-    """loss [P, P] at theta + alpha[i] d + beta[j] d', of two random directions as long as the weights, row by row."""
+    """The loss on a plane through the weights theta.
+
+    alpha, beta  [P]: the coordinates
+    loss         [P, P]: at theta + alpha[i] d + beta[j] d', of two random directions whose rows are
+                 as long as those of the weights
+    """
 
     alpha: Array
     beta: Array
     loss: Array
 
     def chart(self) -> Chart:
-        about = "over two random directions, each row of them as long as that row of the weights; the middle is where the network is"
-        axes, cells, label = (("", self.alpha, self.beta),), self.loss, "loss"
+        """A map of the loss, of its logarithm where it spans more than three decades."""
+        cells = self.loss
+        label = "loss"
         known = cells[np.isfinite(cells)]
         if len(known) and known.min() > 0 and known.max() > 1000 * known.min():
-            cells, label = np.log10(cells), "log₁₀ of the loss"
-        return Chart("Loss around the weights", about, "along the first direction", "along the second", axes, cells=cells, label=label, alone=True)  # fmt: skip
+            cells = np.log10(cells)
+            label = "log₁₀ of the loss"
+        return Chart(
+            title="Loss around the weights",
+            about="over two random directions, each row of them as long as that row of the "
+            "weights; the network is in the middle",
+            x="along the first direction",
+            y="along the second",
+            curves=(("", self.alpha, self.beta),),
+            cells=cells,
+            label=label,
+            alone=True,
+        )
 
     def figures(self) -> list[Figure]:
+        """The share of the grid where the loss is lower."""
         middle = self.loss[len(self.alpha) // 2, len(self.beta) // 2]
-        lowest = 100 * float((self.loss < middle).mean())
-        return [
-            Figure(
-                "landscape, lower than here",
-                lowest,
-                "% of the grid",
-                "0 at a minimum of these directions",
-            )
-        ]
+        lower = 100 * float((self.loss < middle).mean())
+        says = "0 at a minimum of these directions"
+        return [Figure("landscape, lower than here", lower, "% of the grid", says)]
 
 
 def landscape(e: Evaluation, seed: int = 0, points: int = 21, reach: float = 1.0) -> Landscape:
-    """A grid of points x points (odd, so that the middle is here), from -reach to reach: at 1, each row of a matrix has moved by
-    its own norm (filter normalisation, Li et al. 2018; vectors are one row)."""
+    """The loss on a grid of points x points, from -reach to reach, around the weights.
+
+    points  an odd number, so that the middle is where the network is
+    reach   at 1, each row of a matrix has moved by its own norm (filter normalisation,
+            Li et al. 2018; vectors are one row)
+    """
     check_evaluation(e)
     real("reach", reach, 0, above=True)
     if whole_number("points", points, 3) % 2 == 0:
@@ -182,19 +244,27 @@ def landscape(e: Evaluation, seed: int = 0, points: int = 21, reach: float = 1.0
         )
     generator = torch.Generator().manual_seed(check_seed(seed))
     theta = {name: p.detach() for name, p in trained_parameters(e.network).items()}
-    d, d2 = (
-        {name: normalised_direction(p, generator) for name, p in theta.items()} for _ in range(2)
-    )
+    first = {name: normalised_direction(p, generator) for name, p in theta.items()}
+    second = {name: normalised_direction(p, generator) for name, p in theta.items()}
     at = np.linspace(-reach, reach, points)
-    moved = lambda a, b: {name: p + a * d[name] + b * d2[name] for name, p in theta.items()}
-    loss = np.array([[loss_at(e, moved(float(a), float(b))) for b in at] for a in at])
+    loss = np.empty((points, points))
+    for i, a in enumerate(map(float, at)):
+        for j, b in enumerate(map(float, at)):
+            moved = {n: p + a * first[n] + b * second[n] for n, p in theta.items()}
+            loss[i, j] = loss_at(e, moved)
     return Landscape(at, at, loss)
 
 
 def normalised_direction(p: Tensor, generator: torch.Generator) -> Tensor:
-    """Gaussian, each row scaled to the norm of p's own."""
+    """A Gaussian direction, each row scaled to the norm of that row of p."""
     d = torch.randn(p.shape, generator=generator, dtype=torch.float64).to(p)
-    rows = lambda y: (
-        y.flatten(1).norm(dim=1).reshape(-1, *[1] * (y.dim() - 1)) if y.dim() > 1 else y.norm()
-    )
-    return d * (rows(p) / rows(d))
+    return d * (row_norms(p) / row_norms(d))
+
+
+def row_norms(y: Tensor) -> Tensor:
+    """The norms along the first axis, [n, 1, ...]; a vector is one row."""
+    if y.dim() <= 1:
+        norm: Tensor = y.norm()
+        return norm
+    norms: Tensor = y.flatten(1).norm(dim=1)
+    return norms.reshape(-1, *[1] * (y.dim() - 1))

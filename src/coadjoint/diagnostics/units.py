@@ -1,21 +1,38 @@
-"""Units: how saturated they are."""
+"""Units: their slopes, and how saturated they are."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from ..errors import real
 from ..gradients.evaluation import Evaluation
+from ..networks.network import Network
+from ..sweeps import slopes as step_slopes
 from .charts import Array, Chart, Figure
-from .finding import check_evaluation, nan_mean, require_one_layer
-from .weights import slopes_at_rest, unit_slopes
+from .finding import (
+    check_evaluation,
+    nan_mean,
+    require_formula,
+    require_one_layer,
+    to_numpy,
+    trajectory_of,
+)
 
 
 @dataclass(frozen=True)
 class Saturation:
-    """share [T]: of the units of all samples at step t that are flat; units [d]: share of steps at which each unit is."""
+    """How often units are saturated.
+
+    t      [T]: the time steps
+    share  [T]: the share of saturated units, of all samples, at each step
+    units  [d]: the share of steps at which each unit is saturated
+    flat   the slope, as a share of that at rest, below which a unit counts as saturated
+    """
 
     t: Array
     share: Array
@@ -23,31 +40,105 @@ class Saturation:
     flat: float
 
     def chart(self) -> Chart:
-        about = f"share of units whose slope is below {self.flat:g} of that at rest: they pass nothing on to the past"
+        """The share of saturated units over time."""
         return Chart(
-            "Saturation",
-            about,
-            "time t",
-            "share of units",
-            (("saturated", self.t, self.share),),
+            title="Saturation",
+            about=f"share of units whose slope is below {self.flat:g} of that at rest: "
+            "they pass nothing on to the past",
+            x="time t",
+            y="share of units",
+            curves=(("saturated", self.t, self.share),),
             share=True,
         )
 
     def figures(self) -> list[Figure]:
+        """The share over all units and steps, and the number of units that hardly ever move."""
+        share = 100 * float(self.units.mean())
+        stuck = float((self.units > 0.95).sum())
         return [
-            Figure("saturated", 100 * float(self.units.mean()), "% of units and steps", "slope near 0: nothing passes"),
-            Figure("units saturated at more than 95% of steps", float((self.units > 0.95).sum()), f"of {len(self.units)}", "they have stopped learning"),
-        ]  # fmt: skip
+            Figure("saturated", share, "% of units and steps", "slope near 0: nothing passes"),
+            Figure(
+                "units saturated at more than 95% of steps",
+                stuck,
+                f"of {len(self.units)}",
+                "they have stopped learning",
+            ),
+        ]
 
 
 def saturation(e: Evaluation, flat: float = 0.05) -> Saturation:
-    """A unit is saturated at a step where no pre-activation moves it: where |dx/da|, the largest over its slots and gates, is
-    below `flat` times what it is at rest (state 0, pre-activation 0 or 1, the steeper). For tanh: |h| > 0.975 with 0.05; for
-    relu: the unit is off."""
+    """How many units no pre-activation can move.
+
+    A unit is saturated at a step where |dx/da|, the largest over its slots and gates, is below
+    `flat` times its value at rest (state 0, pre-activation 0 or 1, the steeper). For tanh and 0.05:
+    |h| > 0.975; for relu: the unit is off.
+    """
     check_evaluation(e)
     real("flat, a share of the slope at rest,", flat, 0, 1, above=True, below=True)
-    slopes = unit_slopes(e)
-    there = ~np.isnan(slopes)
+    slopes = unit_slopes(e)  # [T, B, d], NaN past a sample's end
     net = require_one_layer(e, "saturation")
-    flats = np.where(there, np.nan_to_num(slopes) < flat * slopes_at_rest(net), np.nan)
-    return Saturation(np.arange(1, len(slopes) + 1), nan_mean(flats.reshape(len(flats), -1)), nan_mean(flats.reshape(-1, net.hidden), 0), flat)  # fmt: skip
+    is_flat = np.nan_to_num(slopes) < flat * slopes_at_rest(net)
+    flats = np.where(np.isnan(slopes), np.nan, is_flat)
+    T = len(flats)
+    by_step = nan_mean(flats.reshape(T, -1))
+    by_unit = nan_mean(flats.reshape(-1, net.hidden), 0)
+    return Saturation(np.arange(1, T + 1), by_step, by_unit, flat)
+
+
+def unit_slopes(e: Evaluation) -> Array:
+    """The largest |dx / da| of each unit over its slots and gates, [T, B, units].
+
+    NaN past a sample's end. Entries of v that have an array apart from a count as well, unless they
+    are data.
+    """
+    net, run = require_formula(e, "the slopes of units")
+    cell = run.plan.cell
+    rows = run.plan.rows
+    saved = run.saved
+    d = net.hidden
+    arguments_in_v = (len(cell.side_entries) - len(cell.given)) * d  # data come last
+    wrt = ("a", "v") if arguments_in_v else ("a",)
+    pull = step_slopes.step_map(cell).pulled(("x",), wrt)
+    steepest = torch.zeros(rows.N, d, dtype=run.x.dtype, device=run.x.device)
+    before = rows.prev(saved.x)
+    with torch.no_grad():
+        for slot in range(len(cell.slots)):
+            bar = torch.zeros_like(run.x[rows.B :])
+            bar[:, slot * d : (slot + 1) * d] = 1
+            back = pull((saved.x[rows.B :], saved.q), saved.a, saved.v, before, saved.p, bar)
+            by_a = back["a"]
+            by_v = back.get("v")
+            if by_v is not None:
+                by_v = by_v[:, :arguments_in_v]
+            for part in (by_a, by_v):
+                if part is not None:
+                    steepest = torch.maximum(steepest, part.unflatten(1, (-1, d)).abs().amax(1))
+    return to_numpy(trajectory_of(e).layout.padded(steepest, math.nan))
+
+
+def slopes_at_rest(net: Network) -> Array:
+    """The same slope, [units], at state 0 and pre-activations 0 or 1, whichever is steeper."""
+    cell = net.cell
+    assert cell is not None
+    d = net.hidden
+    arguments_in_v = (len(cell.side_entries) - len(cell.given)) * d
+    p = {name: value.detach() for name, value in net.p.items()}
+    x = net.x0.new_zeros(1, net.n)
+    steepest = np.zeros(d)
+
+    def step(base: Tensor, side: Tensor | None = None) -> Tensor:
+        return cell.step(base, side, None, x, p)
+
+    for a in (0.0, 1.0):
+        arguments = [x.new_full((1, len(cell.gates) * d), a)]
+        if cell.side_entries:
+            arguments.append(x.new_full((1, len(cell.side_entries) * d), a))
+        pull = torch.func.vjp(step, *arguments)[1]
+        for slot in range(len(cell.slots)):
+            bar = torch.zeros_like(x)
+            bar[:, slot * d : (slot + 1) * d] = 1
+            by_base, *by_side = pull(bar)
+            parts = [by_base, *(y[:, :arguments_in_v] for y in by_side)]
+            slopes = np.abs(to_numpy(torch.cat(parts, 1))).reshape(-1, d)
+            steepest = np.maximum(steepest, slopes.max(0))
+    return steepest

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,9 +10,8 @@ import torch
 
 from ..errors import Unsupported
 from ..gradients.evaluation import Evaluation
-from ..networks.network import Network
-from ..sweeps import slopes
-from .charts import Array, Chart, Figure
+from ..networks.recurrence import Recurrence
+from .charts import Array, Chart, Curve, Figure
 from .costates import log_norms_of
 from .finding import (
     DECADE,
@@ -21,16 +20,21 @@ from .finding import (
     growth_factor,
     nan_mean,
     require_elman,
-    require_formula,
     to_numpy,
+    trajectory_of,
 )
 from .jacobians import singular_values
+from .units import unit_slopes
 
 
-# W
 @dataclass(frozen=True)
 class Spectrum:
-    """Of each square block of W, one for each gate: the absolute eigenvalues and the singular values, largest first."""
+    """The spectrum of each square block of W, one for each gate.
+
+    names        of the blocks
+    eigenvalues  their absolute values, largest first
+    singular     the singular values, largest first
+    """
 
     names: tuple[str, ...]
     eigenvalues: tuple[Array, ...]
@@ -39,84 +43,105 @@ class Spectrum:
     @property
     def radius(self) -> Array:
         """The spectral radius of each block."""
-        return np.array([v[0] for v in self.eigenvalues])
+        return np.array([values[0] for values in self.eigenvalues])
 
     @property
     def largest(self) -> Array:
         """The largest singular value of each block."""
-        return np.array([v[0] for v in self.singular])
+        return np.array([values[0] for values in self.singular])
+
+    def _curves(self, label: str, blocks: Iterable[Array]) -> list[Curve]:
+        curves: list[Curve] = []
+        for name, values in zip(self.names, blocks, strict=True):
+            title = f"{label} of {name}" if len(self.names) > 1 else label
+            curves.append((title, np.arange(1, len(values) + 1), values))
+        return curves
 
     def chart(self) -> Chart:
-        tell = lambda what, name: f"{what} of {name}" if len(self.names) > 1 else what
-        both = (("|eigenvalues|", self.eigenvalues), ("singular values", self.singular))
-        curves = tuple(
-            (tell(what, name), np.arange(1, len(v) + 1), v)
-            for what, of in both
-            for name, v in zip(self.names, of, strict=True)
+        """The absolute eigenvalues and the singular values by their number."""
+        eigenvalues = self._curves("|eigenvalues|", self.eigenvalues)
+        singular = self._curves("singular values", self.singular)
+        return Chart(
+            title="Spectrum of W",
+            about="of W as the formula takes it; the two curves agree where W is normal",
+            x="number",
+            y="size",
+            curves=(*eigenvalues, *singular),
+            rules=((1.0, "1"),),
         )
-        about = "of W as the formula takes it; the two curves agree where W is normal"
-        return Chart("Spectrum of W", about, "number", "size", curves, rules=((1.0, "1"),))
 
     def figures(self) -> list[Figure]:
-        rows = []
-        for name, r, s in zip(self.names, self.radius, self.largest, strict=True):
-            rows.append(
-                Figure(f"spectral radius of {name}", float(r), "", "the largest |eigenvalue|")
-            )
-            rows.append(
+        """The spectral radius and the largest singular value of each block."""
+        figures = []
+        for name, radius, largest in zip(self.names, self.radius, self.largest, strict=True):
+            figures += [
+                Figure(f"spectral radius of {name}", float(radius), "", "the largest |eigenvalue|"),
                 Figure(
                     f"largest singular value of {name}",
-                    float(s),
+                    float(largest),
                     "",
                     "the most that W stretches a vector",
-                )
-            )
-        return rows
+                ),
+            ]
+        return figures
 
 
 def spectrum(e: Evaluation) -> Spectrum:
-    """Of W as the formula takes it (with its mask, its structure), as the weights are now; of each layer of a stack."""
+    """The spectrum of W as the formula takes it, with its mask and structure, at its current value.
+
+    For a stack, of each layer.
+    """
     check_evaluation(e)
-    names, blocks = [], []
     layers = list(e.network.recurrences)
     if not layers:
-        raise Unsupported("the spectrum of W: that of a co.Network or a co.Stack.")
+        raise Unsupported("the spectrum of W: defined for a co.Network or a co.Stack.")
+    names: list[str] = []
+    blocks: list[Array] = []
     for place, layer in layers:
-        if layer.cell is None:
-            continue
-        with torch.no_grad():
-            W = layer.effective_weights().W
-        if W is None:
-            continue
-        gates = (
-            layer.cell.gates
-            if len(layer.cell.gates) * layer.hidden == len(W)
-            else range(len(W) // layer.hidden)
-        )
-        for gate, part in zip(gates, W.split(layer.hidden), strict=True):
-            for i, block in enumerate(part.split(layer.hidden, 1)):
-                many = len(part.T) > layer.hidden
-                gated = f"_{gate}" if len(W) > layer.hidden else ""
-                names.append(f"W{gated}{f', read {i}' if many else ''}{place}")
-                blocks.append(to_numpy(block))
+        for name, block in blocks_of(layer):
+            names.append(f"{name}{place}")
+            blocks.append(block)
     if not blocks:
         raise Unsupported(
-            "the spectrum of W: this network has none, or a step function hides it. Use a cell with a W."
+            "the spectrum of W: this network has no W, or a step function hides it. "
+            "Use a cell with a W."
         )
-    eigenvalues = tuple(-np.sort(-np.abs(np.linalg.eigvals(W))) for W in blocks)
-    return Spectrum(
-        tuple(names), eigenvalues, tuple(np.linalg.svd(W, compute_uv=False) for W in blocks)
-    )
+    eigenvalues = [-np.sort(-np.abs(np.linalg.eigvals(W))) for W in blocks]
+    singular = [np.linalg.svd(W, compute_uv=False) for W in blocks]
+    return Spectrum(tuple(names), tuple(eigenvalues), tuple(singular))
+
+
+def blocks_of(layer: Recurrence) -> Iterator[tuple[str, Array]]:
+    """The square blocks of a layer's W and their names: "W", or "W_f" and "W_f, read 1"."""
+    if layer.cell is None:
+        return
+    with torch.no_grad():
+        W = layer.effective_weights().W
+    if W is None:
+        return
+    d = layer.hidden
+    gates: Iterable[object] = layer.cell.gates
+    if len(layer.cell.gates) * d != len(W):
+        gates = range(len(W) // d)
+    for gate, part in zip(gates, W.split(d), strict=True):
+        name = f"W_{gate}" if len(W) > d else "W"
+        reads = part.split(d, 1)
+        for i, block in enumerate(reads):
+            suffix = f", read {i}" if len(reads) > 1 else ""
+            yield f"{name}{suffix}", to_numpy(block)
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """Of log ||dx_T / dx_{T-s}||_2 per step, for cell "elman". r units; sigma' the largest slope on the way.
+    """Bounds of log ||dx_T / dx_{T-s}||_2 per step, for cell "elman" with r units.
 
     by_entries           log(r sigma' max |W_ij|)
     by_singular_value    log(sigma' s_1(W))
-    jacobians, costates  what was measured: log of the largest singular value over s steps [P], and, where the loss reads the
-                         last step alone, log ||lam_{T-s}|| - log ||lam_T|| [T+1]; means over samples
+    sigma                sigma', the largest slope on the way
+    steps                [P]: the numbers of steps s of `jacobians`
+    jacobians, costates  the measured values: log of the largest singular value over s steps [P],
+                         and, where the loss reads the last step alone,
+                         log ||lam_{T-s}|| - log ||lam_T|| [T+1]; means over samples
     rates                the same two over whole sequences, per step, means over samples
     """
 
@@ -129,124 +154,84 @@ class Bounds:
     rates: tuple[float, float]
 
     def chart(self) -> Chart:
+        """Both bounds and both measured curves over s."""
         s = np.arange(len(self.costates))
         with np.errstate(invalid="ignore"):
-            bounds = [s * one / DECADE for one in (self.by_singular_value, self.by_entries)]
-        measured, fall = self.jacobians / DECADE, self.costates / DECADE
-        far = 1.5 * np.nanmax(
-            np.abs([measured[-1], fall[-1], bounds[0][-1]])
-        )  # where the other bound is not followed
-        near = np.abs(bounds[1]) <= far
-        curves = (
-            ("Jacobian products", self.steps, measured),
+            by_singular_value = s * self.by_singular_value / DECADE
+            by_entries = s * self.by_entries / DECADE
+        products = self.jacobians / DECADE
+        fall = self.costates / DECADE
+        # The looser bound is drawn only as far as the others reach, or it would set the scale.
+        reach = 1.5 * np.nanmax(np.abs([products[-1], fall[-1], by_singular_value[-1]]))
+        near = np.abs(by_entries) <= reach
+        curves: list[Curve] = [
+            ("Jacobian products", self.steps, products),
             ("costates", s, fall),
-            ("bound by the singular value", s, bounds[0]),
-            ("bound by the entries of W", s[near], bounds[1][near]),
-        )
-        about = "what W and the slopes allow, and what happened: a bound that falls says that the past must vanish"
-        drawn = tuple(c for c in curves if np.isfinite(c[2]).any())
+            ("bound by the singular value", s, by_singular_value),
+            ("bound by the entries of W", s[near], by_entries[near]),
+        ]
         return Chart(
-            "Bounds on the decay",
-            about,
-            "steps s before the end",
-            "growth over s steps",
-            drawn,
-            True,
+            title="Bounds on the decay",
+            about="what W and the slopes allow, and what happened: a bound that falls says that "
+            "the past must vanish",
+            x="steps s before the end",
+            y="growth over s steps",
+            curves=tuple(curve for curve in curves if np.isfinite(curve[2]).any()),
+            decades=True,
             alone=True,
         )
 
     def figures(self) -> list[Figure]:
+        """The bounds and the measured rates, as factors per step."""
         rows = [
-            Figure("bound by the entries of W", growth_factor(self.by_entries), "× per step", "r sigma' max|W|: growth is at most this"),
-            Figure("bound by the singular value", growth_factor(self.by_singular_value), "× per step", "sigma' s_1(W): below 1 the past must vanish"),
-            Figure("measured, Jacobian products", growth_factor(self.rates[0]), "× per step", "never above the bounds"),
-        ]  # fmt: skip
+            (
+                "bound by the entries of W",
+                self.by_entries,
+                "r sigma' max|W|: growth is at most this",
+            ),
+            (
+                "bound by the singular value",
+                self.by_singular_value,
+                "sigma' s_1(W): below 1 the past must vanish",
+            ),
+            ("measured, Jacobian products", self.rates[0], "never above the bounds"),
+        ]
         if np.isfinite(self.rates[1]):
-            rows.append(
-                Figure(
-                    "measured, costates",
-                    growth_factor(self.rates[1]),
-                    "× per step",
-                    "never above the bounds",
-                )
-            )
-        return rows
+            rows.append(("measured, costates", self.rates[1], "never above the bounds"))
+        return [Figure(name, growth_factor(log), "× per step", says) for name, log, says in rows]
 
 
 def bounds(e: Evaluation, samples: int = 8) -> Bounds:
-    """J_t = diag(sigma') W, so ||J_T ... J_{T-s+1}||_2 <= (sigma' s_1(W))^s <= (r sigma' max |W_ij|)^s; Jacobians of the first
-    samples."""
+    """Bounds on the decay of costates; Jacobians of the first samples.
+
+    J_t = diag(sigma') W, so
+    ||J_T ... J_{T-s+1}||_2 <= (sigma' s_1(W))^s <= (r sigma' max |W_ij|)^s.
+    """
     check_evaluation(e)
     check_samples(samples)
     net = require_elman(e, "bounds on the decay")
-    recurrent, sigma = net.effective_weights().W, float(np.nanmax(unit_slopes(e)))
+    recurrent = net.effective_weights().W
     assert recurrent is not None
     W = to_numpy(recurrent)
+    sigma = float(np.nanmax(unit_slopes(e)))
     with np.errstate(divide="ignore"):
         by_entries = np.log(net.hidden * sigma * np.abs(W).max())
         by_singular_value = np.log(sigma * np.linalg.norm(W, 2))
     products = singular_values(e, samples)
-    T, lengths = e.trajectory.layout.rows.T, e.trajectory.lengths.numpy()
-    fall = np.full((T + 1, len(lengths)), np.nan)
+    run = trajectory_of(e)
+    lengths = run.lengths.numpy()
+    fall = np.full((run.layout.rows.T + 1, len(lengths)), np.nan)
     if not net.reads_all_steps:
-        logs = log_norms_of(e.costates)
+        logs = log_norms_of(e.costates.forwards())
         for j, n in enumerate(lengths):
             fall[: n + 1, j] = logs[n::-1, j] - logs[n, j]
-    whole = float(np.mean(fall[lengths, np.arange(len(lengths))] / lengths))
+    over_sequences = fall[lengths, np.arange(len(lengths))] / lengths
     return Bounds(
-        float(by_entries),
-        float(by_singular_value),
-        sigma,
-        products.steps,
-        products.logs[:, 0],
-        nan_mean(fall),
-        (products.slope, whole),
+        by_entries=float(by_entries),
+        by_singular_value=float(by_singular_value),
+        sigma=sigma,
+        steps=products.steps,
+        jacobians=products.logs[:, 0],
+        costates=nan_mean(fall),
+        rates=(products.slope, float(np.mean(over_sequences))),
     )
-
-
-# units
-def unit_slopes(e: Evaluation) -> Array:
-    """|dx / da| of each unit at each step, [T, B, units], NaN past a sample's end: the largest over slots and gates (v's own
-    entries included)."""
-    net, run = require_formula(e, "the slopes of units")
-    cell, rows, saved, d = run.plan.cell, run.plan.rows, run.saved, net.hidden
-    heard = len(cell.side_entries) - len(cell.given)
-    op = slopes.step_map(cell).pulled(("x",), ("a", "v") if heard else ("a",))
-    out = torch.zeros(rows.N, d, dtype=run.x.dtype, device=run.x.device)
-    with torch.no_grad():
-        for slot in range(len(cell.slots)):
-            bar = torch.zeros_like(run.x[rows.B :])
-            bar[:, slot * d : (slot + 1) * d] = 1
-            back = op(
-                (saved.x[rows.B :], saved.q), saved.a, saved.v, rows.prev(saved.x), saved.p, bar
-            )
-            for part in (back["a"], back.get("v")):
-                if part is not None:
-                    part = (
-                        part if part is back["a"] else part[:, : heard * d]
-                    )  # what is given is no argument
-                    out = torch.maximum(out, part.unflatten(1, (-1, d)).abs().amax(1))
-    return to_numpy(e.trajectory.layout.padded(out, math.nan))
-
-
-def slopes_at_rest(net: Network) -> Array:
-    """The same slope [units] of a state 0, at pre-activations 0 or 1, whichever is steeper."""
-    cell, d = net.cell, net.hidden
-    assert cell is not None
-    p = {name: value.detach() for name, value in net.p.items()}
-    x, steepest = net.x0.new_zeros(1, net.n), np.zeros(d)
-    for a in (0.0, 1.0):
-        arguments = [x.new_full((1, len(cell.gates) * d), a)]
-        if cell.side_entries:
-            arguments.append(x.new_full((1, len(cell.side_entries) * d), a))
-        step = lambda base, side=None: cell.step(base, side, None, x, p)
-        pull = torch.func.vjp(step, *arguments)[1]
-        for slot in range(len(cell.slots)):
-            bar = torch.zeros_like(x)
-            bar[:, slot * d : (slot + 1) * d] = 1
-            base, *side = pull(bar)
-            parts = [base, *(y[:, : (len(cell.side_entries) - len(cell.given)) * d] for y in side)]
-            steepest = np.maximum(
-                steepest, np.abs(to_numpy(torch.cat(parts, 1))).reshape(-1, d).max(0)
-            )
-    return steepest

@@ -37,8 +37,7 @@ restoring        whether saved tensors fit the object they are restored to
 
 from __future__ import annotations
 
-import warnings
-
+from ..errors import renamed_attributes
 from . import memory
 from .bptt import BPTT
 from .evaluation import Evaluation, Gradient
@@ -66,13 +65,4 @@ __all__ = [
     "trained_parameters",
 ]
 
-
-def __getattr__(name: str) -> object:
-    if name == "trained":
-        warnings.warn(
-            "gradients.trained is called gradients.trained_parameters now.",
-            DeprecationWarning,
-            stacklevel=2,
-        )
-        return trained_parameters
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = renamed_attributes(__name__, {"trained": "trained_parameters"})

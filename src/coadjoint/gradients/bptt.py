@@ -57,8 +57,8 @@ class BPTT(Method):
             replayed = self.captured(self.compute, net, batch, loss, 0.0)
             if replayed is not None:
                 return evaluation_without_run(net, batch, loss, replayed)
-        found, run = self.compute(net, batch, loss)
-        return make_evaluation(net, batch, loss, found, lambda: run)
+        result, run = self.compute(net, batch, loss)
+        return make_evaluation(net, batch, loss, result, lambda: run)
 
     def sweeps(self, net: Net, T: int) -> float:
         """Return 2, or 3 with segments: each segment is run forward again before its adjoint."""

@@ -48,8 +48,8 @@ class CapturedGradient:
         stream = prepare_stream(batch.u.device, lambda: self.compute(compute, net, loss))
         self.graph = torch.cuda.CUDAGraph()
         with capture_graph(self.graph, stream):
-            self.found, self.checks = self.compute(compute, net, loss)
-            self.fine = torch.stack([doubt.holds for doubt in self.checks]).all()
+            self.result, self.checks = self.compute(compute, net, loss)
+            self.fine = torch.stack([check.holds for check in self.checks]).all()
 
     def compute(
         self, compute: Compute, net: Net, loss: LossLike
@@ -61,11 +61,11 @@ class CapturedGradient:
         for name, p in net.named_parameters():
             leaves[name] = p.detach().requires_grad_(p.requires_grad)
         with defer_checks() as checks, with_parameters(net, leaves):
-            found, run = compute(net, self.batch, loss, self.rho)
-            assert isinstance(run, Trajectory)  # Net.recordable refuses other networks
+            result, run = compute(net, self.batch, loss, self.rho)
+            assert isinstance(run, Trajectory)  # Net.graph_key is None for other networks
             swept = run.run.formula
             assert swept is not None
-            return found, [*checks, *swept.plan.checks]
+            return result, [*checks, *swept.plan.checks]
 
     def replay(self, batch: Batch, rho: float) -> GradientTuple:
         """Copy in the batch and rho, replay the graph and return copies of its results."""
@@ -76,12 +76,12 @@ class CapturedGradient:
         self.rho.fill_(rho)
         self.graph.replay()
         # The next replay overwrites the graph's own tensors.
-        found = self.found
+        own_result = self.result
         result = GradientTuple(
-            found.losses.clone(),
-            found.penalties.clone(),
-            {name: g.clone() for name, g in found.gradient.items()},
-            None if found.decays is None else found.decays.clone(),
+            own_result.losses.clone(),
+            own_result.penalties.clone(),
+            {name: g.clone() for name, g in own_result.gradient.items()},
+            None if own_result.decays is None else own_result.decays.clone(),
         )
         if not self.fine.item():
             raise_failures(self.checks)

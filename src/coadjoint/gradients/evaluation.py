@@ -185,7 +185,7 @@ def make_evaluation(
     net: Net,
     batch: Batch,
     loss: LossLike,
-    found: GradientTuple,
+    result: GradientTuple,
     run: Callable[[], NetRun],
     rho: float = 0.0,
     share: float = 1.0,
@@ -205,10 +205,10 @@ def make_evaluation(
     return Evaluation(
         net,
         batch,
-        found.losses,
-        found.penalties,
+        result.losses,
+        result.penalties,
         rho,
-        found.gradient,
+        result.gradient,
         checked_run,
         adjoint,
         share,
@@ -220,9 +220,9 @@ def evaluation_without_run(
     net: Net,
     batch: Batch,
     loss: LossLike,
-    found: GradientTuple,
+    result: GradientTuple,
     rho: float = 0.0,
     share: float = 1.0,
 ) -> Evaluation:
     """Return the Evaluation of a gradient whose run was not kept: reading it runs the net again."""
-    return make_evaluation(net, batch, loss, found, lambda: run_function(net)(batch), rho, share)
+    return make_evaluation(net, batch, loss, result, lambda: run_function(net)(batch), rho, share)

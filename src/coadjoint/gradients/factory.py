@@ -120,7 +120,7 @@ def make(
         return Penalised(G, rho, segments, pretrain or 0)
     if pretrain:
         raise OptionError(
-            "$pretrain minimises the penalty alone, and $weight 0 leaves nothing of it."
+            "$pretrain minimises the penalty alone, but $weight 0 turns the penalty off."
         )
     return BPTT(segments)
 
@@ -132,7 +132,7 @@ def method_name(method: str | None, penalty: object) -> str:
     return choose("method", method, METHODS)
 
 
-def defaults(method: str | None, penalty: object, weight: float | None) -> dict[str, str | float]:
+def defaults(method: str | None, penalty: object, weight: float | None) -> dict[str, Any]:
     """Return the method and, for "penalised", its weight, with their defaults filled in."""
     name = method_name(method, penalty)
     if name != "penalised":
@@ -176,7 +176,7 @@ def _make_weight(options: OptionValues, steps: int | None) -> float | Schedule |
         return schedules.inverse_time(rho, rate)
     if rate > 1:
         raise OptionError(
-            f"$weight_schedule exponential grows without end for $weight_rate {rate}: at most 1."
+            f"$weight_schedule exponential needs a $weight_rate of at most 1; got {rate}."
         )
     return schedules.exponential(rho, rate)
 

@@ -95,7 +95,7 @@ class CellSlopes:
         self.step = OperationList(
             (*cell.next, *itertools.chain(*blocks)), tuple(itertools.chain(*groups))
         )
-        self.sizes = [len(cell.next), *map(len, blocks)]
+        self.sizes = [len(cell.next), *map(len, blocks)]  # of x_t and of each block
         of_read = derivatives(cell.read, cell.x) if cell.read_slot is None else []
         self.read = OperationList((*cell.read, *of_read), cell.x)
 
@@ -344,8 +344,8 @@ class Influence:
         parameters = {f"net.{name}": self.net.get_parameter(name).detach() for name in self.names}
 
         def step(theta: dict[str, Tensor], x: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-            out = torch.func.functional_call(self.module, theta, (u, x))
-            return out, out
+            x_next = torch.func.functional_call(self.module, theta, (u, x))
+            return x_next, x_next  # to be differentiated, and to be returned as it is
 
         jacobians = torch.func.jacrev(step, argnums=(0, 1), has_aux=True)
         of_samples = torch.func.vmap(jacobians, in_dims=(None, 0, 0))

@@ -120,16 +120,18 @@ def predict(net: Network, T: int, B: int, method: Method) -> int:
         entries = width["plain"]
         if method.segments is None and net.readout == "every":
             entries += n  # V' dL/da beside its sum
-        peak: float = store + swept * entries + weights * (8 + 2 * item)
+        sums = weights * (8 + 2 * item)  # in float64, and twice as a gradient
+        peak: float = store + swept * entries + sums
     else:
-        second = swept * width["second"] + weights * (16 + 3 * item)
+        sums = weights * (16 + 3 * item)
+        second_adjoint = swept * width["second"] + sums
         if method.segments is None:
-            peak = second
+            peak = second_adjoint
             with contextlib.suppress(Unsupported):  # a penalty of whole costates
                 peak += int(T * B * penalty_bytes(net, G))
         else:
             costates = 2 * store + swept * width["costates"] + T * B * penalty_bytes(net, G)
-            peak = max(costates, 3 * store + second + 2 * T * B * item)
+            peak = max(costates, 3 * store + second_adjoint + 2 * T * B * item)
     return int(peak + BYTES_PER_STEP * T + OVERHEAD_BYTES)
 
 

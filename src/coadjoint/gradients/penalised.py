@@ -109,9 +109,9 @@ class Penalised(Method):
     def __call__(self, net: Net, batch: Batch, loss: LossLike) -> Evaluation:
         """Compute the gradient of the present step's objective, and count the step."""
         rho = self._begin(net, batch)
-        e = self._evaluate_elsewhere(net, batch, loss, rho)
+        e = self._evaluate_without_run(net, batch, loss, rho)
         if e is None:
-            e = self._evaluate_kept(net, batch, loss, rho, *self.compute(net, batch, loss, rho))
+            e = self._evaluate_with_run(net, batch, loss, rho, *self.compute(net, batch, loss, rho))
         self.step += 1
         return e
 
@@ -119,9 +119,9 @@ class Penalised(Method):
         """Compute the same as a call, without counting a step."""
         # __call__ repeats these lines: one frame less in every gradient of a training run.
         rho = self._begin(net, batch)
-        e = self._evaluate_elsewhere(net, batch, loss, rho)
+        e = self._evaluate_without_run(net, batch, loss, rho)
         if e is None:
-            e = self._evaluate_kept(net, batch, loss, rho, *self.compute(net, batch, loss, rho))
+            e = self._evaluate_with_run(net, batch, loss, rho, *self.compute(net, batch, loss, rho))
         return e
 
     def _begin(self, net: Net, batch: Batch) -> float:
@@ -148,22 +148,23 @@ class Penalised(Method):
             )
         return rho
 
-    def _evaluate_elsewhere(
+    def _evaluate_without_run(
         self, net: Net, batch: Batch, loss: LossLike, rho: float
     ) -> Evaluation | None:
         """Evaluate in segments or by a CUDA graph; None if neither applies."""
-        found: GradientTuple | None = None
+        result: GradientTuple | None = None
         if self.segments is not None:
-            found = self._in_segments(net, batch, loss, rho)
+            result = self._in_segments(net, batch, loss, rho)
         elif rho and is_on_gpu(batch):
             # A graph belongs to one value of `share`, and to any rho but the number 0.
-            found = self.captured(self._compute_to_capture, net, batch, loss, rho, self.share)
-        if found is None:
+            result = self.captured(self._compute_to_capture, net, batch, loss, rho, self.share)
+        if result is None:
             return None
-        self._note_decays(found.decays)
-        return evaluation_without_run(net, batch, loss, found, rho, self.share)
+        self._note_decays(result.decays)
+        return evaluation_without_run(net, batch, loss, result, rho, self.share)
 
     def _in_segments(self, net: Net, batch: Batch, loss: LossLike, rho: float) -> GradientTuple:
+        """Compute the gradient in segments, and measure the decays on the way."""
         trained_parameters(net)  # refuses a network without any
         layer = require_one_layer(net, "sweeps in segments")
         swept = SegmentedGradient(layer, batch, loss, self.segments)
@@ -173,28 +174,28 @@ class Penalised(Method):
             decays.append(self._measure_decay(lam))
             return check_penalty(G, lam, name)
 
-        found = swept.penalised_gradient(self.penalty, self.penalty.name, rho, check, self.share)
-        return found._replace(decays=decays[0])
+        result = swept.penalised_gradient(self.penalty, self.penalty.name, rho, check, self.share)
+        return result._replace(decays=decays[0])
 
-    def _evaluate_kept(
+    def _evaluate_with_run(
         self,
         net: Net,
         batch: Batch,
         loss: LossLike,
         rho: float,
-        found: GradientTuple,
+        result: GradientTuple,
         run: NetRun,
         lam: RunCostates,
     ) -> Evaluation:
         """Return the Evaluation of a gradient whose run and costates are at hand."""
-        self._note_decays(found.decays)
+        self._note_decays(result.decays)
         return Evaluation(
             net,
             batch,
-            found.losses,
-            found.penalties,
+            result.losses,
+            result.penalties,
             rho,
-            found.gradient,
+            result.gradient,
             lambda: run,
             lambda _: lam.detach(),
             self.share,
@@ -243,8 +244,8 @@ class Penalised(Method):
     def _compute_to_capture(
         self, net: Net, batch: Batch, loss: LossLike, rho: Tensor
     ) -> tuple[GradientTuple, NetRun]:
-        found, run, _ = self.compute(net, batch, loss, rho)
-        return found, run
+        result, run, _ = self.compute(net, batch, loss, rho)
+        return result, run
 
     def _objective(self, loss: Tensor, G: Tensor, rho: float | Tensor) -> Tensor:
         """Return share L + rho G, [B]; where rho is the number 0, L itself, bit for bit."""

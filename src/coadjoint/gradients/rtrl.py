@@ -73,8 +73,8 @@ class RTRL(Method):
                 target, weight = counted.target_and_weight(t)
                 gradient, *_ = stream.gradient(target, loss, counts, weight)
                 total = {name: total[name] + g for name, g in gradient.items()}
-        found = GradientTuple(losses, torch.zeros_like(losses), total)
-        return make_evaluation(layer, batch, loss, found, run)
+        result = GradientTuple(losses, torch.zeros_like(losses), total)
+        return make_evaluation(layer, batch, loss, result, run)
 
     def sweeps(self, net: Net, T: int) -> float:
         """Return 2 and one for each number in a recurrent parameter: the cost of J_t S_{t-1}."""
@@ -283,5 +283,7 @@ class Stream:
         if target is not None and self.net.readout != "last":
             target = target[None]
         batch = Batch(u[None], target, x0=x_before)
-        found = GradientTuple(losses, torch.zeros_like(losses), gradient)
-        return make_evaluation(self.net, batch, loss, found, lambda: self.net(u[None], x0=x_before))
+        result = GradientTuple(losses, torch.zeros_like(losses), gradient)
+        return make_evaluation(
+            self.net, batch, loss, result, lambda: self.net(u[None], x0=x_before)
+        )

@@ -146,7 +146,7 @@ class Temporal:
         rows = self.layout.rows
         if tuple(check_dense("w", w).shape) != (rows.T,):
             raise InputError(
-                f"w has shape {list(w.shape)}; expected one weight per step, [{rows.T}]."
+                f"w has shape {list(w.shape)}; expected one weight for each step, [{rows.T}]."
             )
         weight_of_row = w.to(self.into_v)[rows.time.to(w.device) - 1][:, None]
         everywhere = slice(None)
@@ -173,7 +173,9 @@ def layer_of(e: Evaluation) -> Network:
     """Return the one recurrent layer of an evaluation; networks of several are refused."""
     layer = e.network.one_layer
     if layer is None:
-        raise Unsupported("temporal components are those of one layer: use a co.Network.")
+        raise Unsupported(
+            "temporal components need a network of one recurrent layer: use a co.Network."
+        )
     return layer
 
 

@@ -80,8 +80,8 @@ class Truncated(Method):
                 window = Window(end, self.k1, self.k2, samples)
                 gradient = window.gradient(layer, batch, loss, u, lengths, run.x)
                 total = {name: total[name] + g for name, g in gradient.items()}
-        found = GradientTuple(losses, torch.zeros_like(losses), total)
-        return make_evaluation(layer, batch, loss, found, lambda: run)
+        result = GradientTuple(losses, torch.zeros_like(losses), total)
+        return make_evaluation(layer, batch, loss, result, lambda: run)
 
     def sweeps(self, net: Net, T: int) -> float:
         """Return 1 for the states, and 2 of k2 steps for each window."""
@@ -183,7 +183,7 @@ class Windows:
         check_stream_count(batch)
         if net.readout != "every":
             raise InputError(
-                f"a stream is answered at every step: use readout='every', not '{net.readout}'."
+                f"a stream has an output at every step: use readout='every', not '{net.readout}'."
             )
         net.refuse_if_random("truncated backpropagation")
         self.net = require_one_layer(net, "truncated backpropagation")

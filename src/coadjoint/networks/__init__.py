@@ -1,39 +1,54 @@
-"""Networks: a recurrence and a readout make a run; a run gives its costates.
+"""Networks: a recurrence and a readout make a run; a run has costates.
 
-    x_t = f(W r(x_{t-1}), R u_t + b, x_{t-1}, p),   a = V h + b_o,   y_hat = phi(a),   lam_t = dL/dx_t
+    x_t = f(W r(x_{t-1}), R u_t + b, x_{t-1}, p),  a = V h + b_o,  y_hat = phi(a),  lam_t = dL/dx_t
 
-This package imports `objectives` and what is above it. It knows nothing of gradient methods.
+This package imports `objectives` and the packages before it. It knows nothing of gradient methods.
 
-interface      Net and NetRun: what gradient methods, diagnostics and training take
-recurrence     W, R, b, x_0 and the cell's parameters
-readout        V, b_o: from states to outputs; last, every, tilted, attention
-judge          from outputs to the loss of each sample
-network        Network: one recurrence and its readout; Trajectory, its run
-layers         costates through several layers
-stack          Stack: layers of any cells, both directions
-seq2seq, decoding   EncoderDecoder: sequence to sequence, with an attention of its own
-reservoir, ridge    echo state networks; readouts in closed form
-initialisers   starts by name
-factory        make: networks by plain options
-about          what a cell is in a network
+interface          Net and NetRun: what gradient methods, diagnostics and training take
+recurrence         one recurrent layer: W, R, b, x_0 and the cell's parameters
+effective_weights  the weights as a cell's formula takes them
+readout            from states to pre-outputs: V, b_o; the chain from u to a with its formulas
+judge              from pre-outputs to the loss of each sample
+network            Network: one recurrence and a readout
+trajectory         Trajectory: its run
+layers             costates through several layers: Recorded
+scaled_sources     gradients between layers, in units of powers of two
+layer_stack        Layers: recurrences on top of each other
+stack              Stack: such layers and a readout
+seq2seq            EncoderDecoder: sequence to sequence, with attention
+decoder_run        DecoderRun: its run
+decoding           greedy decoding and beam search
+reservoir          Reservoir: echo state networks
+reservoir_weights  their fixed weights
+expansions         their expansions and kernels
+ridge              readouts in closed form
+initialisers       weights drawn by name
+factory            make: networks by plain options
+about              the facts about a cell in a network
+
+Example:
+    >>> from coadjoint import networks
+    >>> networks.make("gru", inputs=2, outputs=1, hidden=8).extra_repr()
+    "gru, inputs=2, hidden=8, outputs=1, readout='last', engine='auto'"
 """
 
 from __future__ import annotations
 
-import warnings
-
+from ..errors import renamed_attributes
 from . import initialisers, ridge
 from .about import CellFacts, about
+from .decoder_run import DecoderRun
 from .factory import make
 from .interface import Net, NetRun
 from .layers import Recorded
 from .network import Network, Trajectory
 from .reservoir import Reservoir
 from .seq2seq import EncoderDecoder
-from .stack import Stack
+from .stack import Stack, StackRun
 
 __all__ = [
     "CellFacts",
+    "DecoderRun",
     "EncoderDecoder",
     "Net",
     "NetRun",
@@ -41,6 +56,7 @@ __all__ = [
     "Recorded",
     "Reservoir",
     "Stack",
+    "StackRun",
     "Trajectory",
     "about",
     "initialisers",
@@ -48,14 +64,4 @@ __all__ = [
     "ridge",
 ]
 
-
-def __getattr__(name: str) -> object:
-    """`About`, the old name of CellFacts, until 1.0."""
-    if name != "About":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    warnings.warn(
-        "networks.About is now called networks.CellFacts; the old name goes in 1.0.",
-        DeprecationWarning,
-        stacklevel=2,
-    )
-    return CellFacts
+__getattr__ = renamed_attributes(__name__, {"About": "CellFacts"})

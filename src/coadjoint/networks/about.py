@@ -1,4 +1,4 @@
-"""What a cell is in a network: its parameters, the engines that run it, the starts it can have."""
+"""CellFacts: a cell's parameters, the engines that run it, and the initialisers it can have."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import warnings
 from dataclasses import dataclass
 
 from .. import cells
+from ..cells.cell import Cell
 from ..errors import CoadjointError
 from ..sweeps.engines import ENGINES, cell_refusal
 from .factory import RESERVOIR, cell_options, construct, parameters_by_name
@@ -15,11 +16,11 @@ from .initialisers import INITIALISERS, initialise
 
 @dataclass(frozen=True)
 class CellFacts(cells.CellDescription):
-    """A cell in words and sizes."""
+    """A cell as a part of a network."""
 
     parameters: dict[str, tuple[int, ...]]  # their shapes
-    engines: dict[str, str | None]  # why one declines, or None
-    initialisers: list[str]  # the initialisers that can begin it
+    engines: dict[str, str | None]  # the reason why an engine cannot run it, or None
+    initialisers: list[str]
 
     @property
     def starts(self) -> list[str]:
@@ -33,29 +34,39 @@ class CellFacts(cells.CellDescription):
 
 
 def about(name: str, hidden: int = 8, inputs: int = 1) -> CellFacts:
-    """All there is to know of a cell, or of "reservoir", taken from a network of it.
+    """Everything there is to know about a cell, or "reservoir", from a network that has it.
 
-    >>> about("lstm", hidden=7, inputs=3).parameters["W"]
-    (28, 7)
+    Example:
+        >>> from coadjoint import networks
+        >>> networks.about("lstm", hidden=7, inputs=3).parameters["W"]
+        (28, 7)
     """
     net = construct(name, inputs=inputs, outputs=1, hidden=hidden)
-    starts = []
+    initialisers: list[str] = []
     for init in INITIALISERS:
         with contextlib.suppress(CoadjointError):
             initialise(net, init)
-            starts.append(init)
-    found = cells.about(RESERVOIR.cell if name == "reservoir" else name)
-    equations, paper = found.equations, found.paper
+            initialisers.append(init)
+    description = cells.about(RESERVOIR.cell if name == "reservoir" else name)
+    equations = description.equations
+    paper = description.paper
     if name == "reservoir":
-        equations, paper = f"{equations}\n{RESERVOIR.text}", RESERVOIR.paper
-    if net.cell is None:
-        why = "take their code from a formula, and this is a step function"
-        engines: dict[str, str | None] = {
-            engine: None if engine == "autograd" else why for engine in ENGINES
-        }
-    else:
-        engines = {engine: cell_refusal(engine, net.cell) for engine in ENGINES}
-    parameters = {
-        key: tuple(p.shape) for key, p in parameters_by_name(net).items() if key not in ("V", "b_o")
-    }
-    return CellFacts(equations, paper, cell_options(name), found.state, parameters, engines, starts)
+        equations = f"{equations}\n{RESERVOIR.text}"
+        paper = RESERVOIR.paper
+    shapes: dict[str, tuple[int, ...]] = {}
+    for key, parameter in parameters_by_name(net).items():
+        if key not in ("V", "b_o"):
+            shapes[key] = tuple(parameter.shape)
+    options = cell_options(name)
+    engines = _engines_of(net.cell)
+    return CellFacts(equations, paper, options, description.state, shapes, engines, initialisers)
+
+
+def _engines_of(cell: Cell | None) -> dict[str, str | None]:
+    """Why each engine cannot run this cell, or a step function (None); None if it can."""
+    if cell is not None:
+        return {engine: cell_refusal(engine, cell) for engine in ENGINES}
+    reason = "take their code from a formula, and this is a step function"
+    engines: dict[str, str | None] = dict.fromkeys(ENGINES, reason)
+    engines["autograd"] = None
+    return engines

@@ -1,10 +1,24 @@
-"""Initialisers: where the weights of a network begin."""
+"""Initialisers: how the weights of a network are drawn.
+
+spectral_, gaussian_, orthogonal_, identity_, rotation_, sparse_   fill one matrix
+initialise                                                         draws a network, by name
+
+Example:
+    >>> import torch, coadjoint as co
+    >>> W = co.initialisers.identity_(torch.empty(2, 2), 0.5)
+    >>> W.tolist()
+    [[0.5, 0.0], [0.0, 0.5]]
+    >>> net = co.Network("elman", inputs=1, hidden=2, outputs=1)
+    >>> _ = co.initialisers.initialise(net, "identity", radius=0.5)
+    >>> torch.equal(net.W, W)
+    True
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -15,18 +29,19 @@ from ..cells.cell import Uniform
 from ..cells.structures import split_blocks
 from ..errors import InputError, Unsupported, check_kind, check_seed, choose, real, whole_number
 from ..sweeps.layout import check_dense
-from .interface import Net as AnyNet
-from .interface import check_net
+from .interface import Net, check_net
 from .recurrence import Recurrence
 
 
 def spectral_(W: Tensor, radius: float, generator: torch.Generator | None = None) -> Tensor:
     """Gaussian entries, scaled so that the largest |eigenvalue| of the square matrix W is `radius`.
 
-    Below 1, the costates of a tanh network vanish; above, they may explode."""
+    Below 1, the costates of a tanh network vanish; above, they may explode.
+    """
     if check_dense("W", W).dim() != 2 or W.shape[0] != W.shape[1]:
         raise InputError(
-            f"a spectral radius belongs to a square matrix; got {list(W.shape)}. For a gated cell scale the block of one gate."
+            f"only a square matrix has a spectral radius; got shape {list(W.shape)}. For a gated "
+            "cell scale the block of one gate."
         )
     real("radius", radius, 0, above=True)
     check_generator(generator)
@@ -35,13 +50,15 @@ def spectral_(W: Tensor, radius: float, generator: torch.Generator | None = None
         return W.mul_(radius / spectral_radius(W))
 
 
-def check_generator(generator: Any) -> None:
+def check_generator(generator: object) -> None:
+    """Refuse anything but a torch.Generator or None."""
     check_kind("generator", generator, (torch.Generator, type(None)), "a torch.Generator")
 
 
 def spectral_radius(W: Tensor) -> Tensor:
-    """The largest |eigenvalue|."""
-    return torch.linalg.eigvals(W.double()).abs().max().to(W.dtype)
+    """The largest |eigenvalue| of a square matrix, computed in double precision."""
+    eigenvalues: Tensor = torch.linalg.eigvals(W.double())
+    return eigenvalues.abs().max().to(W.dtype)
 
 
 def gaussian_(W: Tensor, std: float, generator: torch.Generator | None = None) -> Tensor:
@@ -54,7 +71,7 @@ def gaussian_(W: Tensor, std: float, generator: torch.Generator | None = None) -
 
 
 def orthogonal_(W: Tensor, gain: float = 1.0, generator: torch.Generator | None = None) -> Tensor:
-    """W' W = gain^2 I: a random rotation."""
+    """W' W = gain^2 I: a random orthogonal matrix times gain."""
     check_dense("W", W)
     real("gain", gain)
     check_generator(generator)
@@ -63,7 +80,7 @@ def orthogonal_(W: Tensor, gain: float = 1.0, generator: torch.Generator | None 
 
 
 def identity_(W: Tensor, gain: float = 1.0) -> Tensor:
-    """W = gain I.  With relu units, the IRNN of Le et al. (2015)"""
+    """W = gain I. With relu units this is the IRNN of Le et al. (2015)."""
     if check_dense("W", W).dim() != 2:
         raise InputError(f"the identity is a matrix; got shape {list(W.shape)}.")
     real("gain", gain)
@@ -84,212 +101,298 @@ def rotation_(W: Tensor, generator: torch.Generator | None = None) -> Tensor:
 def sparse_(
     W: Tensor, radius: float, links: int = 15, generator: torch.Generator | None = None
 ) -> Tensor:
-    """`links` Gaussian entries in each row, the incoming connections of a unit, scaled to the spectral radius; all of them, where
-    there are fewer columns."""
+    """`links` Gaussian entries in each row, scaled to the spectral radius.
+
+    A row holds the incoming connections of a unit; all of them are drawn if W has fewer columns.
+    """
     whole_number("links", links)
     spectral_(W, radius, generator)
     with torch.no_grad():
-        places = torch.rand(W.shape, generator=generator, device=W.device).argsort(1)
-        W[places >= links] = 0
-        found = spectral_radius(W)
-        return W.mul_(radius / found) if found > 0 else W
+        rank = torch.rand(W.shape, generator=generator, device=W.device).argsort(1)
+        W[rank >= links] = 0
+        sparse_radius = spectral_radius(W)
+        return W.mul_(radius / sparse_radius) if sparse_radius > 0 else W
 
 
 def fan_(W: Tensor, gain: float, both: bool, generator: torch.Generator | None = None) -> Tensor:
-    """N(0, gain / n), n the number of columns, or the mean of columns and rows."""
+    """N(0, gain / n), n the number of columns, or (both) the mean of columns and rows."""
     n = sum(W.shape) / 2 if both else W.shape[1]
     return gaussian_(W, (gain / n) ** 0.5, generator)
 
 
-Net = TypeVar("Net", bound=AnyNet)
-Draw = Callable[[Tensor, dict[str, float], torch.Generator], Tensor]
+AnyNet = TypeVar("AnyNet", bound=Net)
+Options = Mapping[str, float]
+Draw = Callable[[Tensor, Options, torch.Generator], Tensor]  # fills a matrix and returns it
 
 
 @dataclass(frozen=True)
 class Initialiser:
-    """A row of the table: what becomes of matrices, and of each square block of W; the options it takes and what they are if
-    they are not given. A recipe that has its own numbers takes none."""
+    """A row of the table: how matrices are drawn, and which options that takes."""
 
     text: str
-    others: Draw
-    W: Draw | None = None  # as the others
-    options: Mapping[str, float] = field(default_factory=dict)
-    within: Draw | None = None  # in place of W, where W has a structure
-    scaled: bool = False  # of a structured W the spectral radius is kept, not the entries
-    ring: bool = False  # |L| of a complex diagonal cell lies between the options inner and radius
+    draw: Draw  # for all matrices
+    draw_W: Draw | None = None  # for each square block of W, if different
+    options: Options = field(default_factory=dict)  # with their defaults
+    draw_structured: Draw | None = None  # in place of draw_W, if W has a structure
+    keeps_radius: bool = False  # a structured W need only have the spectral radius, not the entries
+    is_ring: bool = False  # |L| of a complex diagonal lies between the options inner and radius
 
 
-def normal(std: float | None = None) -> Draw:
-    return lambda W, o, g: gaussian_(W, std or o["std"], g)
+def gaussian_with(std: float) -> Draw:
+    """Entries N(0, std^2) for a fixed std."""
+    return lambda W, options, generator: gaussian_(W, std, generator)
 
 
-SCALED = {"radius": 1.0, "std": 0.1}
+def gaussian_by_option(W: Tensor, options: Options, generator: torch.Generator) -> Tensor:
+    """Entries N(0, std^2), std an option."""
+    return gaussian_(W, options["std"], generator)
+
+
+def sparse_by_option(W: Tensor, options: Options, generator: torch.Generator) -> Tensor:
+    """15 links into each unit, scaled to the option radius."""
+    return sparse_(W, options["radius"], generator=generator)
+
+
+RADIUS_AND_STD = {"radius": 1.0, "std": 0.1}
 INITIALISERS: dict[str, Initialiser] = {
-    "torch": Initialiser("uniform on +-1/sqrt(hidden), biases too; torch.nn's own", lambda W, o, g: W),
-    "gaussian": Initialiser("N(0, std^2), like R and V", normal(), None, {"std": 0.1}),
+    "torch": Initialiser(
+        "uniform on +-1/sqrt(hidden), biases too; torch.nn's own",
+        lambda W, options, generator: W,
+    ),
+    "gaussian": Initialiser("N(0, std^2), like R and V", gaussian_by_option, options={"std": 0.1}),
     "spectral": Initialiser(
-        "Gaussian, scaled to the spectral radius", normal(), lambda W, o, g: spectral_(W, o["radius"], g), SCALED, scaled=True,
+        "Gaussian, scaled to the spectral radius",
+        gaussian_by_option,
+        lambda W, options, generator: spectral_(W, options["radius"], generator),
+        RADIUS_AND_STD,
+        keeps_radius=True,
     ),
     "sparse": Initialiser(
-        "15 Gaussian links into each unit, scaled to the spectral radius", normal(),
-        lambda W, o, g: sparse_(W, o["radius"], generator=g), SCALED, scaled=True,
+        "15 Gaussian links into each unit, scaled to the spectral radius",
+        gaussian_by_option,
+        sparse_by_option,
+        RADIUS_AND_STD,
+        keeps_radius=True,
     ),
     "orthogonal": Initialiser(
-        "a random rotation times the radius", normal(), lambda W, o, g: orthogonal_(W, o["radius"], g), SCALED,
-        lambda W, o, g: rotation_(W, g).mul_(o["radius"]),
+        "a random rotation times the radius",
+        gaussian_by_option,
+        lambda W, options, generator: orthogonal_(W, options["radius"], generator),
+        RADIUS_AND_STD,
+        lambda W, options, generator: rotation_(W, generator).mul_(options["radius"]),
     ),
-    "identity": Initialiser("the identity times the radius", normal(), lambda W, o, g: identity_(W, o["radius"]), SCALED),
-    "glorot": Initialiser("N(0, 2 / (columns + rows)), like R and V", lambda W, o, g: fan_(W, 1.0, True, g)),
-    "he": Initialiser("N(0, 2 / columns), like R and V", lambda W, o, g: fan_(W, 2.0, False, g)),
-    "sigmoid": Initialiser("N(0, 0.01^2), like R and V; of Pascanu et al. (2013) for sigmoid units", normal(0.01)),
-    "basic-tanh": Initialiser("N(0, 0.1^2), like R and V; of Pascanu et al. (2013)", normal(0.1)),
+    "identity": Initialiser(
+        "the identity times the radius",
+        gaussian_by_option,
+        lambda W, options, generator: identity_(W, options["radius"]),
+        RADIUS_AND_STD,
+    ),
+    "glorot": Initialiser(
+        "N(0, 2 / (columns + rows)), like R and V",
+        lambda W, options, generator: fan_(W, 1.0, True, generator),
+    ),
+    "he": Initialiser(
+        "N(0, 2 / columns), like R and V",
+        lambda W, options, generator: fan_(W, 2.0, False, generator),
+    ),
+    "sigmoid": Initialiser(
+        "N(0, 0.01^2), like R and V; of Pascanu et al. (2013) for sigmoid units",
+        gaussian_with(0.01),
+    ),
+    "basic-tanh": Initialiser(
+        "N(0, 0.1^2), like R and V; of Pascanu et al. (2013)", gaussian_with(0.1)
+    ),
     "smart-tanh": Initialiser(
-        "15 links into each unit, radius 0.95, R and V N(0, 0.01^2); of Pascanu et al. (2013)", normal(0.01),
-        lambda W, o, g: sparse_(W, 0.95, generator=g), scaled=True,
+        "15 links into each unit, radius 0.95, R and V N(0, 0.01^2); of Pascanu et al. (2013)",
+        gaussian_with(0.01),
+        lambda W, options, generator: sparse_(W, 0.95, generator=generator),
+        keeps_radius=True,
     ),
     "ring": Initialiser(
-        "lru: |L|^2 uniform between inner^2 and radius^2; R and V N(0, 1 / columns)", lambda W, o, g: fan_(W, 1.0, False, g),
-        options={"inner": 0.0, "radius": 1.0}, ring=True,
+        "lru: |L|^2 uniform between inner^2 and radius^2; R and V N(0, 1 / columns)",
+        lambda W, options, generator: fan_(W, 1.0, False, generator),
+        options={"inner": 0.0, "radius": 1.0},
+        is_ring=True,
     ),
-}  # fmt: skip
+}
 
 
-def initialise(net: Net, name: str, *, seed: int = 0, **given: float) -> Net:
-    """Begin a network anew by a name of the table, with its options (radius, std): its matrices, W block by block where the
-    name says so; biases 0. seed: 0 or above, as everywhere.
+def initialise(net: AnyNet, name: str, *, seed: int = 0, **given: float) -> AnyNet:
+    """Draw the weights of a network by a name of INITIALISERS and its options (radius, std).
 
-    "torch" draws every parameter as the constructor does. Whatever the name, per-unit parameters that are drawn begin where
-    their definition says, and so does a structured W, unless the name places W and the structure can hold what it asks for;
-    other per-unit parameters and x0 stay as they are."""
-    start = INITIALISERS[choose("initialiser", name, INITIALISERS)]
+    Matrices are drawn, W block by block if the name has a rule for it; biases become 0. "torch"
+    draws every parameter as the constructor does. Random per-unit parameters are always drawn as
+    their definitions say, and so is a structured W, unless the name has a rule for W that the
+    structure can represent. Other per-unit parameters and x0 stay as they are.
+    """
+    initialiser = INITIALISERS[choose("initialiser", name, INITIALISERS)]
     check_net(net)
     generator = torch.Generator(device=net.like.device).manual_seed(check_seed(seed))
-    for what, value in given.items():
-        if what not in start.options:
-            raise InputError(
-                f"initialiser '{name}' takes {' and '.join(start.options) or 'no options'}; got {what}."
-            )
-        real(what, value, 0, above=what != "inner")
-    options = {**start.options, **given}
-    layers = {key: m for key, m in net.named_modules() if isinstance(m, Recurrence)}
+    for option, value in given.items():
+        if option not in initialiser.options:
+            known = " and ".join(initialiser.options) or "no options"
+            raise InputError(f"initialiser '{name}' takes {known}; got {option}.")
+        real(option, value, 0, above=option != "inner")
+    options = {**initialiser.options, **given}
+    recurrences: dict[str, Recurrence] = {}
+    for path, module in net.named_modules():
+        if isinstance(module, Recurrence):
+            recurrences[path] = module
     with torch.no_grad():
-        for key, p in net.named_parameters():
-            *path, leaf = key.split(".")
-            if leaf == "x0" or "p" in path or "parametrizations" in path:
+        for key, parameter in net.named_parameters():
+            *path_of_owner, leaf = key.split(".")
+            if leaf == "x0" or "p" in path_of_owner or "parametrizations" in path_of_owner:
                 continue
-            if name == "torch" and isinstance(net.get_submodule(".".join(path)), nn.Embedding):
-                p.normal_(generator=generator)
+            owner = net.get_submodule(".".join(path_of_owner))
+            if name == "torch" and isinstance(owner, nn.Embedding):
+                parameter.normal_(generator=generator)
             elif name == "torch" or leaf == "w_a":
-                bound = constructor_width(net, layers, key) ** -0.5
-                p.uniform_(-bound, bound, generator=generator)
-            elif p.dim() == 2:
-                start.others(p, options, generator)
+                bound = constructor_width(net, recurrences, key) ** -0.5
+                parameter.uniform_(-bound, bound, generator=generator)
+            elif parameter.dim() == 2:
+                initialiser.draw(parameter, options, generator)
             else:
-                p.zero_()
-        for layer in layers.values():
-            layer.draw_own_parameters(generator)
-            if start.ring:
-                ring_(layer, options["inner"], options["radius"], generator)
-            if start.W is not None:
-                place(layer, name, start, options, generator)
+                parameter.zero_()
+        for recurrence in recurrences.values():
+            recurrence.draw_own_parameters(generator)
+            if initialiser.is_ring:
+                ring_(recurrence, options["inner"], options["radius"], generator)
+            if initialiser.draw_W is not None:
+                place_blocks(recurrence, name, initialiser, options, generator)
     return net
 
 
-def constructor_width(net: AnyNet, layers: Mapping[str, Recurrence], key: str) -> int:
-    """How many units the constructor draws a parameter for: a linear map's inputs, a layer's own, or what the readout reads."""
+def constructor_width(net: Net, recurrences: Mapping[str, Recurrence], key: str) -> int:
+    """The width n by which the constructor draws a parameter from +-1/sqrt(n).
+
+    The inputs of a linear map, the units of a recurrence, or the entries that the readout reads.
+    """
     path = key.rpartition(".")[0]
     module = net.get_submodule(path)
     if isinstance(module, nn.Linear) and "step" not in path.split("."):
         return module.in_features
-    within = [layer.hidden for path, layer in layers.items() if key.startswith(path)]
-    return within[0] if within else net.readout_width
+    for place, recurrence in recurrences.items():
+        if key.startswith(place):
+            return recurrence.hidden
+    return net.readout_width
 
 
-PLAIN = "Use init 'torch', 'gaussian', 'glorot' or 'he'."
+ALTERNATIVES = "Use init 'torch', 'gaussian', 'glorot' or 'he'"
 
 
 def square_blocks(W: Tensor, d: int) -> list[Tensor]:
-    """The blocks [d, d] of W, to be written to."""
+    """The blocks [d, d] of W, as views that can be written to."""
     return [block for gate in split_blocks(W, d) for block in gate]
 
 
-def place(
-    net: Recurrence,
+def place_blocks(
+    recurrence: Recurrence,
     name: str,
-    start: Initialiser,
-    options: dict[str, float],
+    initialiser: Initialiser,
+    options: Options,
     generator: torch.Generator,
 ) -> None:
-    """The square blocks of W where the name says."""
-    assert start.W is not None
-    if net.cell is None:
-        found = net.step.blocks() if hasattr(net.step, "blocks") else []
-        if not found or any(W.shape[0] != W.shape[1] for W in found):
+    """Draw the square blocks of W, or of the matrices of a step function."""
+    assert initialiser.draw_W is not None
+    if recurrence.cell is None:
+        blocks: list[Tensor] = []
+        list_blocks = getattr(recurrence.step, "blocks", None)
+        if list_blocks is not None:
+            blocks = list_blocks()
+        if not blocks or any(W.shape[0] != W.shape[1] for W in blocks):
             raise Unsupported(
-                f"init '{name}' places square matrices, and those of this step are not. {PLAIN}"
+                f"init '{name}' needs square matrices, which this step does not have. "
+                f"{ALTERNATIVES}."
             )
-    elif net.W is None:
-        more = f"{PLAIN[:-1]}, or 'ring'." if ring_parameters(net) else PLAIN
-        raise Unsupported(f"init '{name}' places W, and cell '{net.cell.name}' has none. {more}")
-    elif parametrize.is_parametrized(net, "W"):
-        return within(net, name, start, options, generator)
+    elif recurrence.W is None:
+        or_ring = ", or 'ring'" if ring_parameters(recurrence) else ""
+        raise Unsupported(
+            f"init '{name}' draws W, but cell '{recurrence.cell.name}' has no W. "
+            f"{ALTERNATIVES}{or_ring}."
+        )
+    elif parametrize.is_parametrized(recurrence, "W"):
+        place_structured(recurrence, name, initialiser, options, generator)
+        return
     else:
-        found = square_blocks(net.W, net.hidden)
-    for W in found:
-        start.W(W, options, generator)
-    return None
+        blocks = square_blocks(recurrence.W, recurrence.hidden)
+    for W in blocks:
+        initialiser.draw_W(W, options, generator)
 
 
-def within(
-    net: Recurrence,
+def place_structured(
+    recurrence: Recurrence,
     name: str,
-    start: Initialiser,
-    options: dict[str, float],
+    initialiser: Initialiser,
+    options: Options,
     generator: torch.Generator,
 ) -> None:
-    """A structured W: what is drawn must be held by the structure, or, of a name that scales W, its size and its zeros."""
-    near = lambda x, y: bool((x - y).abs().max() <= torch.finfo(x.dtype).eps ** 0.5 * y.abs().max())
-    drawn = torch.empty_like(net.W)  # type: ignore[arg-type]
-    for W in square_blocks(drawn, net.hidden):
-        (start.within or start.W)(W, options, generator)  # type: ignore[misc]
+    """Draw a W and assign it to a structured one; refused if the structure cannot represent it.
+
+    If the initialiser only fixes the spectral radius, the structure need only keep the zeros of
+    the drawn W; its blocks are then scaled to the radius.
+    """
+    d = recurrence.hidden
+    assert recurrence.W is not None
+    draw = initialiser.draw_structured or initialiser.draw_W
+    assert draw is not None
+    drawn = torch.empty_like(recurrence.W)
+    for W in square_blocks(drawn, d):
+        draw(W, options, generator)
     try:
-        net.W = drawn  # type: ignore[assignment]
-        held: Any = net.W
-        if start.scaled and torch.equal(held != 0, drawn != 0):
-            held = held.clone()
-            for W, goal in zip(
-                square_blocks(held, net.hidden), square_blocks(drawn, net.hidden), strict=True
-            ):
+        represented = _assign_structured(recurrence, drawn)
+        if initialiser.keeps_radius and torch.equal(represented != 0, drawn != 0):
+            scaled = represented.clone()
+            blocks = zip(square_blocks(scaled, d), square_blocks(drawn, d), strict=True)
+            for W, goal in blocks:
                 W.mul_(spectral_radius(goal) / spectral_radius(W))
-            net.W, drawn = held, held
-        fits = near(net.W, drawn)
+            represented = _assign_structured(recurrence, scaled)
+            drawn = scaled
+        fits = _is_near(represented, drawn)
     except InputError:
         fits = False
     if not fits:
         raise Unsupported(
-            f"init '{name}' asks for a W that its structure cannot hold. {PLAIN[:-1]}: they leave W where its structure begins."
+            f"init '{name}' draws a W that its structure cannot represent. {ALTERNATIVES}: they "
+            "leave W as its structure draws it."
         )
 
 
-def ring_(net: Recurrence, inner: float, radius: float, generator: torch.Generator) -> None:
-    """|L| of the units of a complex diagonal cell: uniform in area between two circles."""
+def _assign_structured(recurrence: Recurrence, value: Tensor) -> Tensor:
+    """Assign a structured W, and return W as its structure represents it."""
+    # torch's parametrisations take a plain tensor and invert it into their raw parameter.
+    setattr(recurrence, "W", value)  # noqa: B010
+    assert recurrence.W is not None
+    return recurrence.W
+
+
+def _is_near(x: Tensor, y: Tensor) -> bool:
+    """Whether x and y agree to half of their digits, relative to the largest entry of y."""
+    tolerance = torch.finfo(x.dtype).eps ** 0.5
+    return bool((x - y).abs().max() <= tolerance * y.abs().max())
+
+
+def ring_(recurrence: Recurrence, inner: float, radius: float, generator: torch.Generator) -> None:
+    """Draw the units of a complex diagonal cell with |L| uniform in area between two circles."""
     if not inner < radius <= 1:
         raise InputError(
             f"a ring needs inner < radius <= 1; got inner {inner} and radius {radius}."
         )
-    if not ring_parameters(net):
+    names = ring_parameters(recurrence)
+    if not names:
         raise Unsupported(
-            f"init 'ring' belongs to cells with a complex diagonal, such as lru. {PLAIN}"
+            f"init 'ring' belongs to cells with a complex diagonal, such as lru. {ALTERNATIVES}."
         )
-    for n in ring_parameters(net):
-        net.p[n].copy_(Uniform(inner**2, radius**2, library.ring)(net.hidden, generator))
+    for name in names:
+        draw = Uniform(inner**2, radius**2, library.ring)
+        recurrence.p[name].copy_(draw(recurrence.hidden, generator))
 
 
-def ring_parameters(net: Recurrence) -> list[str]:
-    """The per-unit parameters that begin on a ring."""
-    table = {} if net.cell is None else net.cell.parameters
-    return [
-        n
-        for n, initial in table.items()
-        if isinstance(initial, Uniform) and initial.of is library.ring
-    ]
+def ring_parameters(recurrence: Recurrence) -> list[str]:
+    """The per-unit parameters that are drawn on a ring."""
+    if recurrence.cell is None:
+        return []
+    names: list[str] = []
+    for name, initial in recurrence.cell.parameters.items():
+        if isinstance(initial, Uniform) and initial.of is library.ring:
+            names.append(name)
+    return names

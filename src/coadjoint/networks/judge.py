@@ -235,9 +235,9 @@ class RunOutputs(HasLayout):
                 whatever y holds there
         reduce  "sum" or "mean" over a sample's steps that count
         """
-        return self._loss(loss, y, mask, reduce, self.a_rows)
+        return self.loss_from_rows(loss, y, mask, reduce, self.a_rows)
 
-    def _loss(
+    def loss_from_rows(
         self,
         loss: LossLike | Tensor,
         y: ArrayLike | None,

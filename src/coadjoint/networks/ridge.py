@@ -1,9 +1,10 @@
 """Ridge regression: a linear readout in closed form.
 
-min over V, b_o of  sum_i w_i |y_i - V h_i - b_o|^2 + alpha |V|^2      h what the readout reads, b_o free of the penalty
+min over V, b_o of  sum_i w_i |y_i - V h_i - b_o|^2 + alpha |V|^2      b_o is not penalised
 
-Examples are taken in as they come: only the triangle R of a QR decomposition of their rows (1, h, y) is kept, which is as large
-as the number of columns. Its singular values solve the problem without squaring the condition number, as normal equations do.
+Examples may come in any number of batches. Only the triangle R of a QR decomposition of their rows
+(1, h, y) is kept, whose size is the number of columns. Its singular values solve the problem
+without squaring the condition number, which normal equations would do.
 """
 
 from __future__ import annotations
@@ -17,33 +18,44 @@ from .interface import check_net
 from .judge import Judge, evaluation_mode
 from .readout import Readout
 
-ROWS_AT_ONCE = 4096  # rows of a decomposition
+ROWS_AT_ONCE = 4096  # rows added to a triangle in one QR decomposition
 
 
-def update_triangle(factor: Tensor | None, rows: Tensor) -> Tensor:
-    """The triangle of all rows, from that of the earlier ones."""
+def update_triangle(triangle: Tensor | None, rows: Tensor) -> Tensor:
+    """The triangle of all rows so far, from that of the earlier ones; None if there are none."""
     for part in rows.split(ROWS_AT_ONCE):
-        before = part.new_zeros(part.shape[1], part.shape[1]) if factor is None else factor.to(part)
-        factor = torch.linalg.qr(torch.cat([before, part]), mode="r")[1]
-    assert factor is not None
-    return factor
+        if triangle is None:
+            before = part.new_zeros(part.shape[1], part.shape[1])
+        else:
+            before = triangle.to(part)
+        triangle = torch.linalg.qr(torch.cat([before, part]), mode="r")[1]
+    assert triangle is not None
+    return triangle
 
 
 def solve_triangle(
-    F: Tensor, outputs: int, alpha: float, constant: bool = True
+    triangle: Tensor, outputs: int, alpha: float, constant: bool = True
 ) -> tuple[Tensor, Tensor]:
-    """(A, c) of y = A' h + c. The first column is the constant: rows below the first belong to features and targets less
-    their means."""
-    m, one = F.shape[1] - outputs, int(constant)
-    left, s, right = torch.linalg.svd(F[one:m, one:m])
-    s = torch.where(s > m * torch.finfo(s.dtype).eps * s[0], s, 0)
+    """(A, c) of y = A' h + c from the triangle of rows (1, h, y), or (h, y) without a constant.
+
+    Below its first row, the triangle of (1, h, y) is that of features and targets minus their
+    means, so the constant drops out of the problem for A.
+    """
+    features_end = triangle.shape[1] - outputs
+    first = 1 if constant else 0
+    left, s, right = torch.linalg.svd(triangle[first:features_end, first:features_end])
+    # Singular values that rounding made count as zero, with the pseudoinverse 0.
+    s = torch.where(s > features_end * torch.finfo(s.dtype).eps * s[0], s, 0)
     inverse = torch.where(s > 0, s / torch.where(s > 0, s * s + alpha, 1), 0)
-    A = right.T @ (inverse[:, None] * (left.T @ F[one:m, m:]))
-    return A, (F[0, m:] - F[0, 1:m] @ A) / F[0, 0] if constant else A.new_zeros(outputs)
+    A = right.T @ (inverse[:, None] * (left.T @ triangle[first:features_end, features_end:]))
+    if not constant:
+        return A, A.new_zeros(outputs)
+    mean_rest = triangle[0, features_end:] - triangle[0, 1:features_end] @ A
+    return A, mean_rest / triangle[0, 0]
 
 
 def one_hot(y: Tensor, outputs: int) -> Tensor:
-    """Class numbers as ones among zeros, [..., outputs]."""
+    """Class numbers as vectors with a single one: [...] -> [..., outputs]."""
     if y.numel() and not (int(y.min()) >= 0 and int(y.max()) < outputs):
         raise InputError(
             f"classes must lie in 0..{outputs - 1}; got {int(y.min())}..{int(y.max())}."
@@ -52,84 +64,95 @@ def one_hot(y: Tensor, outputs: int) -> Tensor:
 
 
 class Ridge:
-    """The readout V, b_o of a network, solved on the batches it is given; no other parameter is touched.
+    """The readout V, b_o of a network, solved from batches; no other parameter changes.
 
-    alpha  in sum_i w_i |y_i - a_i|^2 + alpha |V|^2, the sum over all that was added: samples, or their steps with readout
-           "every"; w_i is the entry of the mask times the weight of the sample (with reduce="mean" over the sum of its mask)
+    alpha  in sum_i w_i |y_i - a_i|^2 + alpha |V|^2. The sum is over all samples added, or all their
+           steps with readout "every". w_i is the entry of the mask times the weight of the sample;
+           with reduce="mean" it is divided by the sum of the sample's mask.
 
-    For a squared error and output "identity" that is the minimum of the loss. Class numbers become ones among zeros ("softmax",
-    "identity"), the answers 0 and 1 of "sigmoid" -1 and 1: the largest a, or the sign of a, then decides, but y_hat is no
-    probability. `state` is all that is kept of the past: give it to another Ridge to go on. Nothing is dropped while
-    examples are taken in.
+    For a squared error and output "identity" this is the minimum of the loss. Class numbers become
+    one-hot vectors ("softmax", "identity"), and the targets 0 and 1 of "sigmoid" become -1 and 1:
+    the largest a, or its sign, then decides, but y_hat is not a probability. `state` holds
+    everything that is known of the batches; give it to another Ridge to continue. Dropout is off
+    while examples are added.
     """
 
     def __init__(self, net: Readout, alpha: float = 1e-6) -> None:
         check_net(net)
-        self.net, self.alpha = net, real("alpha", alpha, 0)
+        self.net = net
+        self.alpha = real("alpha", alpha, 0)
         self.state: dict[str, Tensor] = {}
-        more = list(net.readout_extras())
+        extras = list(net.readout_extras())
         if net.output not in ("identity", "softmax", "sigmoid"):
-            more.append(f"output={net.output!r}")
-        for what in more:
+            extras.append(f"output={net.output!r}")
+        for extra in extras:
             raise Unsupported(
-                f"ridge regression solves V h + b_o alone, and this network has {what}. Use a gradient method for it."
+                f"ridge regression solves only V h + b_o, but this network has {extra}. "
+                "Use a gradient method."
             )
 
     @torch.no_grad()
     def add(self, batch: Batch) -> Ridge:
-        """Take a batch in."""
+        """Add the examples of a batch."""
         net = self.net
         check_kind("the batch", batch, Batch, "a co.Batch(u, y)")
         if batch.y is None:
             raise InputError("ridge regression needs targets: pass y.")
         with evaluation_mode(net):
             run = net.run(batch)
-            h = net.readout_features(
+            features = net.readout_features(
                 run.layout.rows, run.readout_input, net.extra_weights()
             ).double()
-        rows, layout = run.layout.rows, run.layout
-        judge = Judge.of(net, layout, "squared", batch.y, batch.mask, batch.reduce, h)
+        layout = run.layout
+        judge = Judge.of(net, layout, "squared", batch.y, batch.mask, batch.reduce, features)
         assert judge.y is not None
-        at = judge.samples_of_rows(h.device)
-        w = judge.apply_reduction(layout.sort(batch.weights(h[None, : rows.B])))[at]
+        sample = judge.samples_of_rows(features.device)
+        sample_weight = layout.sort(batch.weights(features[None, : layout.rows.B]))
+        weight = judge.apply_reduction(sample_weight)[sample]
         if judge.weight is not None:
-            w = w * judge.select_counted(judge.weight)
-        if (w < 0).any():
+            weight = weight * judge.select_counted(judge.weight)
+        if (weight < 0).any():
             raise InputError(
-                "ridge regression takes no negative weights: of samples, or in a mask."
+                "ridge regression needs weights of at least 0, both of samples and in a mask; "
+                "got a negative one."
             )
-        known = [judge.select_counted(h), self.targets(judge.select_counted(judge.y)).to(h)]
-        table = torch.cat(
-            [*([] if net.b_o is None else [torch.ones_like(h[: len(at), :1])]), *known], 1
-        )
+        h = judge.select_counted(features)
+        columns = [h, self.targets(judge.select_counted(judge.y)).to(features)]
+        if net.b_o is not None:
+            columns.insert(0, torch.ones_like(h[:, :1]))
+        table = torch.cat(columns, 1)
         if len(table):
-            self.state["factor"] = update_triangle(
-                self.state.get("factor"), w.sqrt()[:, None] * table
-            )
+            rows = weight.sqrt()[:, None] * table
+            self.state["factor"] = update_triangle(self.state.get("factor"), rows)
         return self
 
     @torch.no_grad()
     def solve(self) -> Ridge:
-        """Write V and b_o."""
+        """Write the solution to V and b_o."""
         net = self.net
         if "factor" not in self.state:
-            raise InputError("nothing was added; call add(batch) before solve().")
-        if not float(self.state["factor"].abs().max()) > 0:
-            raise InputError("all that was added has weight 0: there is nothing to solve.")
-        A, c = solve_triangle(self.state["factor"], net.outputs, self.alpha, net.b_o is not None)
+            raise InputError("no batch was added; call add(batch) before solve().")
+        triangle = self.state["factor"]
+        if not float(triangle.abs().max()) > 0:
+            raise InputError("every example has weight 0, so there is nothing to solve.")
+        A, c = solve_triangle(triangle, net.outputs, self.alpha, net.b_o is not None)
         net.V.copy_(A.T)
         if net.b_o is not None:
             net.b_o.copy_(c)
         return self
 
     def targets(self, y: Tensor) -> Tensor:
-        """[rows, outputs]"""
-        net, n = self.net, self.net.outputs
-        if y.dim() == 1 and not y.is_floating_point() and net.output != "sigmoid" and n > 1:
+        """The targets of rows as numbers, [rows, outputs]."""
+        net = self.net
+        n = net.outputs
+        is_class = y.dim() == 1 and not y.is_floating_point()
+        if is_class and net.output != "sigmoid" and n > 1:
             return one_hot(y, n)
-        y = y[:, None] if y.dim() == 1 and n == 1 else y
+        if y.dim() == 1 and n == 1:
+            y = y[:, None]
         if y.shape[1:] != (n,):
             raise InputError(
-                f"the targets y end in {list(y.shape[1:])}; expected {n} entries, as there are outputs."
+                f"the targets y end in {list(y.shape[1:])}; expected {n} entries, one for each "
+                "output."
             )
         return 2 * y.double() - 1 if net.output == "sigmoid" else y

@@ -70,7 +70,7 @@ class StackRun(RunOutputs):
         >>> for name, p in net.named_parameters():
         ...     _ = p.requires_grad_(False).fill_(0.5 if name.endswith("W") else 1.0)
         >>> run = net(torch.ones(3, 1, 1))
-        >>> for lam in run.costates(lambda y_hat, y: y_hat, torch.zeros(1, 1)):
+        >>> for lam in run.costates(lambda y_hat, y: y_hat[:, 0], torch.zeros(1, 1)):
         ...     print(lam.lam.flatten().tolist())
         [0.375, 0.75, 1.0, 1.0]
         [0.125, 0.25, 0.5, 1.0]
@@ -129,7 +129,7 @@ class StackRun(RunOutputs):
         refuse_transforms()
         create_graph = torch.is_grad_enabled()
         with torch.enable_grad():
-            value = self._loss(loss, y, mask, reduce, self.a_rows)
+            value = self.loss_from_rows(loss, y, mask, reduce, self.a_rows)
         if not value.requires_grad or not self.readout_input.requires_grad:
             raise InputError(
                 "the loss does not depend on the states of this run, or the run was made without "

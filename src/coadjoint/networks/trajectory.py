@@ -64,7 +64,7 @@ class Trajectory(RecurrenceRun, RunOutputs):
         >>> run = net(torch.ones(3, 1, 1))
         >>> run.x.flatten().tolist()
         [0.0, 1.0, 1.5, 1.75]
-        >>> run.costates(lambda y_hat, y: y_hat, torch.zeros(1, 1)).lam.flatten().tolist()
+        >>> run.costates(lambda y_hat, y: y_hat[:, 0], torch.zeros(1, 1)).lam.flatten().tolist()
         [0.125, 0.25, 0.5, 1.0]
     """
 
@@ -114,7 +114,7 @@ class Trajectory(RecurrenceRun, RunOutputs):
         differentiable = (
             (torch.is_grad_enabled() and has_graph) or forward_mode_is_on() or under_torch_func
         )
-        loss_of = functools.partial(self._loss, loss, y, mask, reduce)
+        loss_of = functools.partial(self.loss_from_rows, loss, y, mask, reduce)
         if under_torch_func and not is_given:
             sources = self._sources_by_func(loss_of)
         else:

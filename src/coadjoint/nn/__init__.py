@@ -1,8 +1,17 @@
 """torch.nn's RNN, LSTM and GRU, twice differentiable.
 
 The modules have torch's arguments, outputs and state_dict; their layers are sweeps, so that they
-can be differentiated any number of times, and recorded for their costates. This package imports
-`networks` and the packages that `networks` imports.
+can be differentiated any number of times, and recorded for their costates:
+
+>>> import torch
+>>> import coadjoint as co
+>>> model = torch.nn.Sequential(torch.nn.GRU(3, 4))
+>>> co.nn.replace(model)
+Sequential(
+  (0): GRU(3, 4)
+)
+
+This package imports `networks` and the packages that `networks` imports.
 
 modules     RNN, LSTM, GRU, and `replace`, which puts them into a model
 rnn_module  what the three have in common: arguments, weights, calls
@@ -16,8 +25,7 @@ captured    modules as CUDA graphs
 
 from __future__ import annotations
 
-import warnings
-
+from ..errors import renamed_attributes
 from .cells import GRUCell, LSTMCell, RNNCell
 from .modules import GRU, LSTM, RNN, replace
 from .recording import Tape, record
@@ -36,13 +44,4 @@ __all__ = [
     "replace",
 ]
 
-_RENAMED = {"Layers": "RNNModule"}  # names before 0.7.1
-
-
-def __getattr__(name: str) -> object:
-    if name not in _RENAMED:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    new = _RENAMED[name]
-    message = f"coadjoint.nn.{name} is now called coadjoint.nn.{new}."
-    warnings.warn(message, DeprecationWarning, stacklevel=2)
-    return globals()[new]
+__getattr__ = renamed_attributes(__name__, {"Layers": "RNNModule"})

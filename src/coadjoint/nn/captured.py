@@ -7,6 +7,7 @@ from then on.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Hashable, Sequence
 from typing import Protocol
 
@@ -37,7 +38,7 @@ class CapturedModule:
         leaves = [make_leaf(y.detach(), y) for y in weights]
         inputs = [*self.data, *leaves]
         self.needs_gradient = [y.requires_grad for y in inputs]
-        trained = [y for y in inputs if y.requires_grad]
+        trained = list(itertools.compress(inputs, self.needs_gradient))
         differentiates = torch.is_grad_enabled() and len(trained) > 0
 
         def gradient(
@@ -48,7 +49,7 @@ class CapturedModule:
         def rehearse() -> None:
             outputs = f(self.data, leaves)
             if differentiates:
-                gradient(outputs, [torch.zeros_like(y) for y in outputs])
+                gradient(outputs, list(map(torch.zeros_like, outputs)))
 
         stream = prepare_stream(data[0].device, rehearse)
         pool = torch.cuda.graph_pool_handle()
@@ -60,7 +61,7 @@ class CapturedModule:
             return
         # The outputs hold what the backward reads, so that it may be replayed more than once.
         self.graph_outputs = outputs
-        self.bars = [torch.zeros_like(y) for y in outputs]
+        self.bars = list(map(torch.zeros_like, outputs))
         self.is_bar_zero = [True] * len(outputs)
         self.back = torch.cuda.CUDAGraph()
         with capture_graph(self.back, stream, pool):
@@ -87,8 +88,17 @@ class CapturedModule:
                 copy.zero_()
             self.is_bar_zero[i] = bar is None
         self.back.replay()
-        grads = iter(unflatten(self.flat_grads.clone(), self.grads))
-        return [next(grads) if has_grad else None for has_grad in self.has_grad]
+        return fill_in(unflatten(self.flat_grads.clone(), self.grads), self.has_grad)
+
+
+def data_key(y: Tensor) -> Hashable:
+    """What a graph depends on of an input, whose values are copied."""
+    return (tuple(y.shape), y.stride(), y.dtype, y.device, y.requires_grad)
+
+
+def weight_key(w: Tensor) -> Hashable:
+    """What a graph depends on of a weight, which it reads where it lies."""
+    return (w.data_ptr(), w.requires_grad)
 
 
 def make_leaf(y: Tensor, like: Tensor) -> Tensor:
@@ -140,11 +150,10 @@ class ReplayFunction(Function):
         differentiates = torch.is_grad_enabled()
         if differentiates or ctx.turn != module.turn:
             ctx.owner.is_twice_differentiated |= differentiates
-            grads = iter(compute_gradient(ctx, bars, differentiates))
+            grads: Gradients = compute_gradient(ctx, bars, differentiates)
         else:
-            grads = iter(module.pull(bars))
-        by_tensor = [next(grads) if needed else None for needed in module.needs_gradient]
-        return None, None, None, *by_tensor
+            grads = module.pull(bars)
+        return None, None, None, *fill_in(grads, module.needs_gradient)
 
 
 def compute_gradient(
@@ -153,17 +162,27 @@ def compute_gradient(
     """The gradient by the tensors that need one, operation by operation."""
     tensors = ctx.saved_tensors
     module = ctx.module
-    needed = [y for y, needs in zip(tensors, module.needs_gradient, strict=True) if needs]
+    needed = list(itertools.compress(tensors, module.needs_gradient))
+    used: list[Tensor] = []
+    used_bars: list[Tensor] = []
     with torch.enable_grad():
         outputs = module.f(tensors[: ctx.count], tensors[ctx.count :])
-        used = [i for i, bar in enumerate(bars) if bar is not None]
+        for y, bar in zip(outputs, bars, strict=True):
+            if bar is not None:
+                used.append(y)
+                used_bars.append(bar)
         return torch.autograd.grad(
-            [outputs[i] for i in used],
-            needed,
-            [bars[i] for i in used],
-            create_graph=create_graph,
-            allow_unused=True,
+            used, needed, used_bars, create_graph=create_graph, allow_unused=True
         )
+
+
+def fill_in(values: Sequence[Tensor | None], places: Sequence[bool]) -> list[Tensor | None]:
+    """The values, one after the other, where `places` is true; None elsewhere."""
+    rest = iter(values)
+    filled: list[Tensor | None] = []
+    for place in places:
+        filled.append(next(rest) if place else None)
+    return filled
 
 
 class CapturedModules:
@@ -192,8 +211,8 @@ class CapturedModules:
             key,
             torch.is_grad_enabled(),
             torch.get_float32_matmul_precision(),
-            *[(tuple(y.shape), y.stride(), y.dtype, y.device, y.requires_grad) for y in data],
-            *[(w.data_ptr(), w.requires_grad) for w in weights],
+            *map(data_key, data),
+            *map(weight_key, weights),
         )
         module = self.cache.find(full_key, lambda: CapturedModule(f, data, weights))
         if module is None:

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from ..errors import KindError
 from ..sweeps.affine import affine
-from ..sweeps.pointers import refuse_if_without_memory
 from ..sweeps.rows import uniform_rows
 from ..sweeps.torch_internals import autocast_is_on
 from .frame import (
@@ -17,6 +16,7 @@ from .frame import (
     Frame,
     SweepInputs,
     check_input,
+    check_memory,
     check_weights,
     find_formula,
     is_seen_as_operators,
@@ -24,6 +24,7 @@ from .frame import (
     reset_bias,
     run_sweep,
     split_base_and_side,
+    zero_of,
 )
 
 
@@ -50,7 +51,9 @@ class CellModule(nn.RNNCellBase):
         W = self.weight_hh
         check_weights(W)
         check_input(input, W)
-        states = self._list_states(hx)
+        states: list[Tensor] = []
+        if hx is not None:
+            states = list(hx) if self.slots > 1 else [hx]
         self._check_shapes(input, states)
         single = input.dim() == 1
         u = input
@@ -61,14 +64,13 @@ class CellModule(nn.RNNCellBase):
             u = u.to(W.dtype)
             states = [y.to(W.dtype) for y in states]
         if not torch.compiler.is_compiling():
-            named_states = [("hx", y) for y in states]
-            refuse_if_without_memory([("the input", u), *named_states, *self.named_parameters()])
+            check_memory(u, states, self.named_parameters())
         B = len(u)
         x0 = torch.cat(states or [u.new_zeros(B, self.hidden_size)] * self.slots, 1)
         rows = None if B == 0 or is_seen_as_operators(u, W) else uniform_rows(1, B)
         frame = Frame(1, B, rows)
         if B == 0:  # nothing to sweep over, but a gradient of zero for every parameter
-            x = x0 + sum(p.sum() for p in self.parameters()) * u.sum() * 0
+            x = x0 + zero_of(self, u)
         else:
             cell, name = find_formula(mode)
             b = merge_biases(mode, self.bias_ih, self.bias_hh)
@@ -80,12 +82,6 @@ class CellModule(nn.RNNCellBase):
         if single:
             out = [y[0] for y in out]
         return tuple(out) if self.slots > 1 else out[0]
-
-    def _list_states(self, hx: Any) -> list[Tensor]:
-        """[h, c] or [h]; empty if not given."""
-        if hx is None:
-            return []
-        return list(hx) if self.slots > 1 else [hx]
 
     def _check_shapes(self, input: Tensor, states: list[Tensor]) -> None:
         """torch.nn's checks, in its words."""
@@ -102,9 +98,9 @@ class CellModule(nn.RNNCellBase):
                     f"{self.hidden_size}"
                 )
             if y.dim() != input.dim() or (y.dim() == 2 and len(y) != len(input)):
-                sizes = [len(t) if t.dim() == 2 else "none" for t in (input, y)]
                 raise RuntimeError(
-                    f"Input batch size {sizes[0]} doesn't match hidden{i} batch size {sizes[1]}"
+                    f"Input batch size {batch_size(input)} doesn't match hidden{i} batch size "
+                    f"{batch_size(y)}"
                 )
         if input.shape[-1] != self.input_size:
             raise RuntimeError(
@@ -119,6 +115,11 @@ class CellModule(nn.RNNCellBase):
                     f"{name}: got {y.dtype} but the weights are {self.weight_hh.dtype}; convert "
                     "with .to()."
                 )
+
+
+def batch_size(y: Tensor) -> int | str:
+    """The number of samples of an input or state; "none" for a single one."""
+    return len(y) if y.dim() == 2 else "none"
 
 
 class RNNCell(CellModule, nn.RNNCell):

@@ -5,11 +5,11 @@ torch's two biases are merged into one, except the GRU's b_hn, which the reset g
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from ..cells import library
@@ -22,7 +22,7 @@ from ..sweeps.engines import opaque
 from ..sweeps.functions import vmap_error
 from ..sweeps.layout import check_dense
 from ..sweeps.plan import SweepPlan
-from ..sweeps.pointers import is_traced, unusual_kind
+from ..sweeps.pointers import is_traced, refuse_if_without_memory, unusual_kind
 from ..sweeps.rows import Rows
 from ..sweeps.run import FormulaRun, StepFunctionRun
 from ..sweeps.torch_internals import is_batched
@@ -235,6 +235,20 @@ def check_input(input: Tensor, W: Tensor) -> None:
             f"the input is on {input.device} but the module is on {W.device}; move one of them "
             "with .to()."
         )
+
+
+def check_memory(
+    u: Tensor, states: Sequence[Tensor], weights: Iterable[tuple[str, Tensor]]
+) -> None:
+    """Refuse inputs, states and weights that keep their values elsewhere, such as DTensor."""
+    named_states = [("hx", y) for y in states]
+    refuse_if_without_memory([("the input", u), *named_states, *weights])
+
+
+def zero_of(module: nn.Module, u: Tensor) -> Tensor:
+    """A scalar 0 that depends on every parameter and on u, so that they have gradients of zero."""
+    total: Tensor = sum(p.sum() for p in module.parameters()) * u.sum() * 0
+    return total
 
 
 def check_probability(name: str, p: object) -> float:

@@ -32,6 +32,7 @@ from .frame import (
     run_sweep,
     split_base_and_side,
     with_own_gradient,
+    zero_of,
 )
 
 
@@ -91,7 +92,7 @@ class LayeredModule(nn.RNNBase):
 
     def _empty_batch(self, u: Tensor) -> LayersOutput:
         """Outputs of the right shape for an empty batch, with a gradient of zero."""
-        zero = sum(p.sum() for p in self.parameters()) * u.sum() * 0
+        zero = zero_of(self, u)
         directions = 1 + self.bidirectional
         hidden = self.proj_size or self.hidden_size
         last = []

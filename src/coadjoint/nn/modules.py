@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
@@ -36,7 +37,7 @@ class RNN(RNNModule):
         hidden_size: int,
         num_layers: int = 1,
         nonlinearity: str = "tanh",
-        *args: Any,
+        *args: object,
         **kwargs: Any,
     ) -> None:
         refuse_projection(kwargs)
@@ -74,7 +75,7 @@ class LSTM(RNNModule):
     slots = 2
     norms = NORMS
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: object, **kwargs: Any) -> None:
         super().__init__("LSTM", *args, **kwargs)
 
 
@@ -96,18 +97,18 @@ class GRU(RNNModule):
 
     torch_class = nn.GRU
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: object, **kwargs: Any) -> None:
         refuse_projection(kwargs)
         super().__init__("GRU", *args, **kwargs)
 
 
-def refuse_projection(arguments: dict[str, Any]) -> None:
+def refuse_projection(arguments: Mapping[str, object]) -> None:
     """Refuse proj_size, in torch's words."""
     if "proj_size" in arguments:
         raise InputError("proj_size argument is only supported for LSTM, not RNN or GRU")
 
 
-def replace(model: nn.Module, **extras: Any) -> nn.Module:
+def replace(model: nn.Module, **extras: object) -> nn.Module:
     """Replace every torch.nn.RNN, LSTM and GRU inside `model` by ours, with the same weights.
 
     The model itself is returned or, if it is one of these, its replacement. Parameters and hooks

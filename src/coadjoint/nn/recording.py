@@ -119,8 +119,11 @@ class Tape:
         self._check_loss(loss)
         again = torch.is_grad_enabled()
         calls = [call for call in self.calls if call.layers[0].directions[0].run.x.requires_grad]
-        outputs = [y for call in calls for y in call.returned]
-        called = {call.module for call in calls}
+        outputs: list[Tensor] = []
+        called = set()
+        for call in calls:
+            outputs += call.returned
+            called.add(call.module)
         recorded = {module: name for module, name in self.names.items() if name in called}
         refuse_wrappers_between(loss, outputs, recorded)
         gradients = self._gradients(loss, outputs, again)

@@ -13,7 +13,6 @@ from torch.nn.utils.rnn import PackedSequence
 from ..errors import InputError, KindError, Unsupported, choose, real
 from ..networks.initialisers import identity_, orthogonal_
 from ..sweeps.layout import Layout, check_dense
-from ..sweeps.pointers import refuse_if_without_memory
 from ..sweeps.rows import Rows, uniform_rows
 from ..sweeps.torch_internals import autocast_is_on, exclude_from_compile
 from . import recording
@@ -24,6 +23,7 @@ from .frame import (
     DirectionWeights,
     Frame,
     check_input,
+    check_memory,
     check_probability,
     check_weights,
     find_formula,
@@ -120,7 +120,7 @@ class RNNModule(LayeredModule):
                 "a projected state has no units that a mask could apply to", "proj_size"
             )
         if self.layer_norm and (noisy or self.peephole or self.proj_size):
-            raise combination_error("layer_norm=True has equations of its own", "layer_norm")
+            raise combination_error("layer_norm=True has different equations", "layer_norm")
         if self.forget_bias is not None and not self.bias:
             raise combination_error("forget_bias is a bias, and bias=False has none", "forget_bias")
 
@@ -157,8 +157,8 @@ class RNNModule(LayeredModule):
     def _set_extras(self, again: bool = False) -> None:
         """Set the extra parameters, drawn after torch.nn's own.
 
-        A seed then gives both libraries the same weights. again: torch.nn has drawn peephole
-        weights with the others.
+        The same seed then leads to the same weights in both libraries. again: torch.nn has drawn
+        the peephole weights with the others.
         """
         bound = self.hidden_size**-0.5
         for name, parameter in self.named_parameters():
@@ -184,7 +184,7 @@ class RNNModule(LayeredModule):
     @property
     def options(self) -> dict[str, object]:
         """torch.nn's arguments."""
-        return {name: getattr(self, name) for name in self.arguments}
+        return read_options(self, self.arguments)
 
     @property
     def extras(self) -> dict[str, object]:
@@ -201,15 +201,14 @@ class RNNModule(LayeredModule):
         return extras
 
     def to_torch(self) -> nn.RNNBase:
-        """torch.nn's module with these weights; refused where it has no such option."""
+        """torch.nn's module with these weights; refused if torch.nn lacks one of the options."""
         if extras := self.extras:
             raise Unsupported(
                 f"torch.nn.{self.torch_class.__name__} has no {', '.join(extras)}: this module "
                 "has no counterpart there."
             )
-        W = self.weight_hh_l0
-        options: dict[str, Any] = self.options
-        module = self.torch_class(**options, device=W.device, dtype=W.dtype)
+        like = {"device": self.weight_hh_l0.device, "dtype": self.weight_hh_l0.dtype}
+        module = self.torch_class(**self.options, **like)  # type: ignore[arg-type]
         module.load_state_dict(self.state_dict())
         copy_requires_grad(self, module)
         return module.train(self.training)
@@ -224,9 +223,9 @@ class RNNModule(LayeredModule):
             raise KindError(
                 f"expected a torch.nn.{cls.torch_class.__name__}; got {type(module).__name__}."
             )
-        W = module.weight_hh_l0
-        options = {name: getattr(module, name) for name in cls.arguments}
-        ours = cls(**options, **extras, device=W.device, dtype=W.dtype)
+        like = {"device": module.weight_hh_l0.device, "dtype": module.weight_hh_l0.dtype}
+        options = read_options(module, cls.arguments)
+        ours = cls(**options, **extras, **like)  # type: ignore[arg-type]
         ours.load_state_dict(module.state_dict(), strict=not extras)
         copy_requires_grad(module, ours)
         return ours.train(module.training)
@@ -240,7 +239,10 @@ class RNNModule(LayeredModule):
             shown["forget_bias"] = self.forget_bias
         if self._engine != "auto":
             shown["engine"] = self._engine
-        return super().extra_repr() + "".join(f", {name}={v!r}" for name, v in shown.items())
+        text = super().extra_repr()
+        for name, value in shown.items():
+            text += f", {name}={value!r}"
+        return text
 
     def forward(
         self, input: Tensor | PackedSequence, hx: Hidden | None = None
@@ -253,8 +255,7 @@ class RNNModule(LayeredModule):
         W = self.weight_hh_l0
         weights = {name: getattr(self, name) for name in self._weight_names}
         if frame.rows is not None:
-            named_states = [("hx", y) for y in states]
-            refuse_if_without_memory([("the input", u), *named_states, *weights.items()])
+            check_memory(u, states, weights.items())
         compute = self._replay if self._is_replayable(frame, u) else self._run_layers
         if frame.B == 0:
             h, last, layers = self._empty_batch(u.to(W.dtype))
@@ -265,8 +266,7 @@ class RNNModule(LayeredModule):
         else:
             h, last, layers = compute(frame, u, states, weights)
         if packed is not None:
-            if packed.unsorted_indices is not None:
-                last = [y.index_select(1, packed.unsorted_indices) for y in last]
+            last = reorder(last, packed.unsorted_indices)
             output: Tensor | PackedSequence = PackedSequence(h, *packed[1:])
         else:
             assert isinstance(input, Tensor)
@@ -350,9 +350,7 @@ class RNNModule(LayeredModule):
                 f"{type(packed.data).__name__}."
             )
         check_input(packed.data, W)
-        states = self._check_states(hx, single=False)
-        if packed.sorted_indices is not None:
-            states = [y.index_select(1, packed.sorted_indices) for y in states]
+        states = reorder(self._check_states(hx, single=False), packed.sorted_indices)
         self._check_shapes(packed.data, states, packed.batch_sizes)
         check_weights(W)
         rows = Rows(packed.batch_sizes.tolist())
@@ -377,7 +375,9 @@ class RNNModule(LayeredModule):
                 raise RuntimeError(
                     f"For {kind} input, hx should also be {dim}-D but got {y.dim()}-D tensor"
                 )
-        return [y.unsqueeze(1) for y in states] if single else states
+        if single:
+            return [y.unsqueeze(1) for y in states]
+        return states
 
     def _check_shapes(self, u: Tensor, states: list[Tensor], sizes: Tensor | None) -> None:
         """torch.nn's checks, in its words."""
@@ -394,6 +394,18 @@ class RNNModule(LayeredModule):
                     f"hx is {str(y.dtype)[6:]} on {y.device} but the input is {str(u.dtype)[6:]} "
                     f"on {u.device}; use hx.to(input)."
                 )
+
+
+def read_options(module: nn.Module, names: Sequence[str]) -> dict[str, object]:
+    """The values of these attributes, which are named as the arguments are."""
+    return {name: getattr(module, name) for name in names}
+
+
+def reorder(states: list[Tensor], indices: Tensor | None) -> list[Tensor]:
+    """The states with their samples, axis 1, in another order; None: as they are."""
+    if indices is None:
+        return states
+    return [y.index_select(1, indices) for y in states]
 
 
 def combination_error(reason: str, option: str) -> Unsupported:

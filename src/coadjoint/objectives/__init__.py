@@ -1,13 +1,20 @@
-"""Objectives: what is minimised, the mean over samples of weight_j (L_j + rho G_j).
+"""Objectives: the mean over samples of weight_j (L_j + rho G_j), which is minimised.
 
-L is the loss of one sample, G a function of its costates, rho the weight of the penalty. This package imports `sweeps` and what is
-above it; a penalty sees Costates and the run they belong to, never a kind of network.
+L is the loss of one sample, G a function of its costates, rho the weight of the penalty. This
+package imports `sweeps` and the packages above it; a penalty sees Costates and the run they belong
+to, never a kind of network.
 
-batch       sequences, targets, lengths, masks and weights of samples
-losses      L(a, y) with the output function folded in, and L(y_hat, y) of one's own
-penalties   G({lam_t}), by name or as a function
-schedules   a number as a function of the step: rho, or a factor on an optimiser's step size
-weights     rho steered by the decay of costates
+batch         sequences, targets, lengths, masks and weights of samples
+losses        L(a, y) with the output function folded in, and users' own L(y_hat, y)
+penalty_type  Penalty: a function of costates with a name; sums and multiples of them
+penalties     G({lam_t}): the penalties that come with the package
+schedules     a number as a function of the step: rho, or a factor on an optimiser's step size
+weights       rho steered by the decay of costates
+
+Example:
+    >>> import coadjoint as co
+    >>> co.objectives.penalty("variance") is co.penalties.variance
+    True
 """
 
 from __future__ import annotations

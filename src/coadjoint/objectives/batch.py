@@ -1,9 +1,10 @@
-"""Batch: what a gradient method sees of the data."""
+"""Batch: the data that a gradient method is given."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -12,24 +13,42 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence, pad_packed_sequenc
 from ..errors import InputError, KindError, brief, choose
 from ..sweeps.layout import tensor_of
 
+Values = TypeVar("Values")
+
+# By the readout: where y and mask have their samples, and whether they begin with u's time steps.
+SAMPLE_AXIS = {"last": 0, "every": 1, "sequence": 1}
+HAS_STEPS_OF_U = {"last": False, "every": True, "sequence": False}
+
 
 @dataclass(frozen=True, eq=False)
 class Batch:
     """Inputs and targets of B samples.
 
     u        [T, B, inputs], a list of [T_i, inputs], or a PackedSequence
-    y        [B, ...] for readout "last", [T, B, ...] for readout "every"; None for a loss of y_hat alone
+    y        [B, ...] for readout "last", [T, B, ...] for readout "every"; None if the loss takes
+             y_hat alone
     lengths  [B], if samples end before T
     mask     [T, B] (or [B]) weights of the loss's entries; 0 leaves one out
-    weight   [B] weights of the samples: the objective is the mean over samples of weight_j (L_j + rho G_j)
-    x0       [B, n] or [n], where the states begin
+    weight   [B] weights of the samples: the objective is the mean over samples of
+             weight_j (L_j + rho G_j)
+    x0       [B, n] or [n], the initial states
     reduce   "sum" or "mean" of a sample's loss over its steps
-    axis     of u along which its samples lie: 1 for sequences, time-major; 0 for inputs [B, ...] without time
+    axis     the axis of u along which its samples lie: 1 for sequences, time-major; 0 for inputs
+             [B, ...] without time
+
+    Example:
+        >>> import torch
+        >>> import coadjoint as co
+        >>> batch = co.Batch(torch.zeros(5, 3, 2), y=torch.tensor([0, 1, 0]), lengths=[5, 2, 4])
+        >>> batch.sizes
+        tensor([5, 2, 4])
+        >>> batch.select([1, 2]).u.shape
+        torch.Size([4, 2, 2])
     """
 
     u: Any
     y: Any = None
-    lengths: Any = None
+    lengths: Tensor | Sequence[int] | None = None
     mask: Tensor | None = None
     weight: Tensor | None = None
     x0: Tensor | None = None
@@ -41,106 +60,130 @@ class Batch:
             raise InputError(f"axis is that of the samples in u, 0 or 1; got {brief(self.axis)}.")
 
     def to(self, dtype: torch.dtype, device: torch.device | str) -> Batch:
-        """The same batch with real numbers of this type, on this device. Class numbers stay integers."""
+        """The batch with its real numbers in `dtype`, on `device`. Class numbers stay integers."""
         if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
             raise KindError(
-                f"a batch is moved to a type of real numbers, torch.float64 say; got {brief(dtype)}."
+                "a batch is moved to a dtype of real numbers, such as torch.float64; "
+                f"got {brief(dtype)}."
             )
         try:
-            device = torch.device(device)
+            target = torch.device(device)
         except (RuntimeError, TypeError, ValueError):
             raise InputError(
                 f"a batch is moved to a device that torch knows; got {brief(device)}."
             ) from None
-        real = lambda v: (
-            v.to(device, dtype if v.is_floating_point() else None) if isinstance(v, Tensor) else v
+
+        def move(values: Values) -> Values:
+            if not isinstance(values, Tensor):
+                return values
+            new_dtype = dtype if values.is_floating_point() else values.dtype
+            return values.to(target, new_dtype)  # type: ignore[return-value]  # a tensor, too
+
+        return replace(
+            self,
+            u=move(self.u),
+            y=move(self.y),
+            mask=move(self.mask),
+            weight=move(self.weight),
+            x0=move(self.x0),
         )
-        values: dict[str, Any] = {
-            name: real(getattr(self, name)) for name in ("u", "y", "mask", "weight", "x0")
-        }
-        return replace(self, **values)
 
     @property
     def sizes(self) -> Tensor:
-        """[B]: the length of each sample; 1 where there is no time"""
+        """The length of each sample, [B]; 1 for inputs without time."""
         if self.axis == 0:
             return torch.ones(len(self.u), dtype=torch.long)
         if isinstance(self.u, PackedSequence):
             return pad_packed_sequence(self.u)[1]
         if isinstance(self.u, list | tuple):
-            return torch.tensor([len(s) for s in self.u])
+            return torch.tensor([len(sample) for sample in self.u])
         if self.lengths is None:
             return torch.full((self.u.shape[1],), len(self.u))
         return torch.as_tensor(self.lengths).cpu()
 
-    def select(self, index: Any, readout: str = "last") -> Batch:
+    def select(self, index: object, readout: str = "last") -> Batch:
         """The batch of some of these samples, in the order of index, cut to the longest of them.
 
         index    their numbers, or [B] booleans
-        readout  of the network it is for: with "last" y and mask begin with the samples, with "every" and "sequence" (an
-                 answer that has steps of its own, which are not cut) with time
+        readout  of the network that the batch is for: with "last", y and mask begin with the
+                 samples; with "every", with time; with "sequence", with the steps of an answer
+                 that has its own length, which are not cut
         """
         choose("readout", readout, ("last", "every", "sequence"))
         sizes = self.sizes
-        B, chosen = len(sizes), tensor_of("index", index).cpu()
-        chosen = (
-            chosen.nonzero()[:, 0]
-            if chosen.dtype == torch.bool and chosen.shape == (B,)
-            else chosen
+        chosen = _sample_numbers(index, len(sizes))
+        new_sizes = sizes[chosen]
+        T = int(new_sizes.max())
+        x0 = self.x0
+        if x0 is not None and x0.dim() > 1:  # [n] is one state for all samples
+            x0 = _take(x0, chosen)
+        sample_axis = SAMPLE_AXIS[readout]
+        steps = T if HAS_STEPS_OF_U[readout] else None
+        return replace(
+            self,
+            u=self._select_inputs(chosen, sizes, T),
+            y=_take(self.y, chosen, sample_axis, steps),
+            lengths=None if self.lengths is None else new_sizes,
+            mask=_take(self.mask, chosen, sample_axis, steps),
+            weight=_take(self.weight, chosen),
+            x0=x0,
         )
-        if (
-            chosen.dim() != 1
-            or not len(chosen)
-            or chosen.is_floating_point()
-            or chosen.dtype == torch.bool
-        ):
-            raise InputError(
-                f"select takes the numbers of some samples, or a boolean for each of {B}; got {index!r}."
-            )
-        if int(chosen.min()) < 0 or int(chosen.max()) >= B:
-            raise InputError(f"samples are numbered 0..{B - 1}; got {chosen.tolist()}.")
-        n = sizes[chosen]
-        T = int(n.max())
 
-        def of(values: Any, time: int | None, rest: int | None = None) -> Any:
-            """The chosen samples of an array whose axis `rest` holds them, and of time the first T."""
-            if values is None:
-                return None
-            values = tensor_of("what belongs to the samples", values)
-            values = values if time is None else values.narrow(time, 0, T)
-            return values.index_select(rest or 0, chosen.to(values.device))
-
-        u, lengths = self.u, None if self.lengths is None else n
+    def _select_inputs(
+        self, chosen: Tensor, sizes: Tensor, T: int
+    ) -> Tensor | list[Tensor] | PackedSequence | None:
+        """The inputs of the chosen samples, in the form that u has."""
         if self.axis == 0:
-            u = of(u, None)
-        elif isinstance(u, PackedSequence):  # a tuple too
-            padded = pad_packed_sequence(u)[0]
-            u = pack_sequence(
-                [padded[: sizes[j], j] for j in chosen.tolist()], enforce_sorted=False
-            )
-        elif isinstance(u, list | tuple):
-            u = [u[j] for j in chosen.tolist()]
-        else:
-            u = of(u, 0, 1)
-        axes = {"last": (None, 0), "every": (0, 1), "sequence": (None, 1)}[readout]
-        x0 = self.x0 if self.x0 is None or self.x0.dim() == 1 else of(self.x0, None)
-        weight, y, mask = of(self.weight, None), of(self.y, *axes), of(self.mask, *axes)
-        return replace(self, u=u, y=y, lengths=lengths, mask=mask, weight=weight, x0=x0)
+            return _take(self.u, chosen)
+        if isinstance(self.u, PackedSequence):  # before the next test: it is a tuple
+            padded = pad_packed_sequence(self.u)[0]
+            samples = [padded[: sizes[j], j] for j in chosen.tolist()]
+            return pack_sequence(samples, enforce_sorted=False)
+        if isinstance(self.u, list | tuple):
+            return [self.u[j] for j in chosen.tolist()]
+        return _take(self.u, chosen, 1, T)
 
     def mean(self, values: Tensor) -> Tensor:
-        """The mean over samples of weighted values, [B] -> scalar."""
-        return (
-            values.mean() if self.weight is None else (self.weights(values[None]) * values).mean()
-        )
+        """The mean over samples of weight_j values_j, [B] -> scalar."""
+        if self.weight is None:
+            return values.mean()
+        return (self.weights(values[None]) * values).mean()
 
     def weights(self, like: Tensor) -> Tensor:
-        """The weight of each sample, for an array [., B, ...] of them."""
+        """The weight of each sample, [B], in the dtype and on the device of `like` [., B, ...]."""
         B = like.shape[1]
         if self.weight is None:
             return like.new_ones(B)
         weight = tensor_of("weight", self.weight, like).to(like.dtype)
         if weight.shape != (B,) or not torch.isfinite(weight).all():
             raise InputError(
-                f"weight has shape {list(weight.shape)}; expected one finite weight for each of {B} samples."
+                f"weight has shape {list(weight.shape)}; "
+                f"expected one finite weight for each of {B} samples."
             )
         return weight
+
+
+def _sample_numbers(index: object, B: int) -> Tensor:
+    """The numbers of the samples that `index` names, of B."""
+    chosen = tensor_of("index", index).cpu()
+    if chosen.dtype == torch.bool and chosen.shape == (B,):
+        chosen = chosen.nonzero()[:, 0]
+    holds_numbers = not chosen.is_floating_point() and chosen.dtype != torch.bool
+    if chosen.dim() != 1 or not len(chosen) or not holds_numbers:
+        raise InputError(
+            f"select takes the numbers of some samples, or a boolean for each of {B}; "
+            f"got {index!r}."
+        )
+    if int(chosen.min()) < 0 or int(chosen.max()) >= B:
+        raise InputError(f"samples are numbered 0..{B - 1}; got {chosen.tolist()}.")
+    return chosen
+
+
+def _take(values: object, chosen: Tensor, axis: int = 0, steps: int | None = None) -> Tensor | None:
+    """The chosen samples along `axis` and, of time on axis 0, the first `steps`."""
+    if values is None:
+        return None
+    array = tensor_of("the data of the samples", values)
+    if steps is not None:
+        array = array.narrow(0, 0, steps)
+    return array.index_select(axis, chosen.to(array.device))

@@ -1,17 +1,24 @@
 """Losses: one value for each entry, from the pre-output a = V h + b_o and the target y.
 
-An entry is a sample (readout at the last step) or a sample's time step (readout at every step). Built-in losses fold
-the output function in, so that softmax with cross-entropy and sigmoid with binary cross-entropy are computed from a
-and stay finite, with their first two derivatives, at a = +-1e4. The slope of an answer that is nearly right keeps its
-digits, however small it is: penalties that do not depend on the size of costates hear it as well as any other. A user's
-loss receives y_hat = phi(a) and y.
+An entry is a sample (readout at the last step) or a sample's time step (readout at every step).
+Built-in losses contain the output function: softmax with cross-entropy and sigmoid with binary
+cross-entropy are computed from a, and stay finite, with their first two derivatives, at a = +-1e4.
+The slope of an answer that is nearly right keeps its digits, however small it is, because penalties
+that do not depend on the size of costates depend on it as much as on any other. A user's loss
+receives y_hat = phi(a) and y.
+
+Example:
+    >>> import torch
+    >>> import coadjoint as co
+    >>> y_hat = torch.tensor([[1.0, 2.0]])
+    >>> co.losses.squared(y_hat, torch.zeros(1, 2), output="identity")
+    tensor([5.])
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -31,14 +38,22 @@ Output = str | Callable[[Tensor], Tensor]
 
 
 def output_function(output: Output) -> Callable[[Tensor], Tensor]:
-    return output if callable(output) else OUTPUTS[choose("output function", output, OUTPUTS)]
+    """Phi in y_hat = phi(a): the function of that name, or the function itself."""
+    if callable(output):
+        return output
+    return OUTPUTS[choose("output function", output, OUTPUTS)]
 
 
 @dataclass(frozen=True)
 class Loss(Portable):
-    """value(a or y_hat, y) -> [entries]. `folds`: the output functions that `value` contains; it then receives a.
+    """A loss, value(a or y_hat, y) -> [entries].
 
-    slope: d value / d (a or y_hat), [entries, outputs], where it is shorter than what autograd does; y has passed `value`."""
+    name   how it is called in messages
+    value  the loss of each entry
+    folds  the output functions that `value` contains; it then receives a, else y_hat
+    slope  d value / d (a or y_hat), [entries, outputs], where it is shorter than what autograd
+           does; y has passed `value` before
+    """
 
     name: str
     value: Callable[[Tensor, Tensor], Tensor]
@@ -46,28 +61,36 @@ class Loss(Portable):
     slope: Callable[[Tensor, Tensor], Tensor] | None = None
 
     @property
-    def _function(self) -> Callable[..., Any]:
+    def _function(self) -> Callable[..., object]:
         return self.value
 
+    def takes_a(self, output: Output) -> bool:
+        """Whether `value` and `slope` are functions of a itself, with this output function."""
+        return bool(self.folds) or output == "identity"
+
     def __call__(self, a: Tensor, y: Tensor | None, output: Output) -> Tensor:
+        """The loss of each entry, [entries], of a [entries, outputs] and y."""
         if y is None:
             raise InputError(f"loss '{self.name}' compares with a target: pass y.")
         if not self.folds:
             return self.value(output_function(output)(a), y)
         if output not in self.folds:
             raise Unsupported(
-                f"loss '{self.name}' contains its output function: it takes output={' or '.join(map(repr, self.folds))}, "
+                f"loss '{self.name}' contains its output function: "
+                f"it takes output={' or '.join(map(repr, self.folds))}, "
                 f"and this network has output={output!r}."
             )
         return self.value(a, y)
 
 
 def _same_shape(name: str, y_hat: Tensor, y: Tensor) -> Tensor:
+    """The target in the shape and dtype of y_hat; the axis of a single output may be missing."""
     if y.shape == y_hat.shape[:-1] and y_hat.shape[-1] == 1:
         y = y[..., None]
     if y.shape != y_hat.shape:
         raise InputError(
-            f"loss '{name}': the network gives {list(y_hat.shape)} and the target y has {list(y.shape)} on the entries that count; they must agree."
+            f"loss '{name}': the network gives {list(y_hat.shape)} and the target y has "
+            f"{list(y.shape)} on the entries that count; they must agree."
         )
     if y.is_complex():
         raise KindError(f"loss '{name}' takes real targets; got {y.dtype}.")
@@ -88,8 +111,11 @@ def _huber(delta: float, y_hat: Tensor, y: Tensor) -> Tensor:
 
 
 def log_softmax(a: Tensor) -> Tensor:
-    """log p. The greatest p is 1 less the sum of the others: its logarithm is made of those, and so
-    are its slopes, which torch's own takes as a difference from 1."""
+    """The logarithm of p = softmax(a) over the last axis, with exact slopes.
+
+    The greatest p is 1 less the sum of the others. Its logarithm and its slopes are computed from
+    those others; torch's log_softmax takes the slope as a difference from 1, which loses digits.
+    """
     top = a.argmax(-1, keepdim=True)
     behind = (a - a.gather(-1, top)).scatter(-1, top, 0.0)  # 0, without a slope, at the top
     others = torch.exp(behind).scatter(-1, top, 0.0).sum(-1, keepdim=True)
@@ -101,29 +127,34 @@ def _cross_entropy(a: Tensor, y: Tensor) -> Tensor:
         return -(_same_shape("cross-entropy", a, y) * log_softmax(a)).sum(-1)
     if y.shape != a.shape[:-1]:
         raise InputError(
-            f"loss 'cross-entropy': the network gives {list(a.shape)}, so y must hold class numbers {list(a.shape[:-1])} or probabilities {list(a.shape)}; got {list(y.shape)}."
+            f"loss 'cross-entropy': the network gives {list(a.shape)}, so y must hold class "
+            f"numbers {list(a.shape[:-1])} or probabilities {list(a.shape)}; got {list(y.shape)}."
         )
     if y.dtype == torch.bool or y.is_complex():
         raise KindError(
-            f"loss 'cross-entropy' takes class numbers (integers) or probabilities (floats); got {y.dtype}."
+            "loss 'cross-entropy' takes class numbers (integers) or probabilities (floats); "
+            f"got {y.dtype}."
         )
     most = a.shape[-1] - 1
     y = _check_range(y, 0, most, f"loss 'cross-entropy': class numbers must lie in 0..{most}")
     return F.nll_loss(log_softmax(a), y.long(), reduction="none")
 
 
-def _check_range(y: Tensor, low: float, high: float, what: str) -> Tensor:
-    """y, if all of it lies in low..high."""
+def _check_range(y: Tensor, low: float, high: float, expected: str) -> Tensor:
+    """The target y, if all of it lies in low..high; `expected` begins the error."""
     if y.numel():
         least, most = y.aminmax()
-        wrong = lambda: InputError(f"{what}; got {least.item():g}..{most.item():g}.")
-        require(
-            (least >= low) & (most <= high)
-            if y.is_cuda
-            else low <= least.item() and most.item() <= high,
-            wrong,
-        )
-    # While recording, a class out of range would stop the device before it is reported.
+
+        def make_error() -> InputError:
+            return InputError(f"{expected}; got {least.item():g}..{most.item():g}.")
+
+        if y.is_cuda:
+            # On a GPU the comparison stays a tensor: `require` may ask for it later.
+            require((least >= low) & (most <= high), make_error)
+        else:
+            require(low <= least.item() and most.item() <= high, make_error)
+    # While a CUDA graph is recorded, a class out of range would stop the device before it is
+    # reported.
     return y.clamp(low, high) if is_deferring_checks() else y
 
 
@@ -136,12 +167,18 @@ def _binary_cross_entropy(a: Tensor, y: Tensor) -> Tensor:
 
 
 def match_output(y: Tensor, a: Tensor) -> Tensor:
+    """The target in the shape and dtype of a."""
     return y.reshape(a.shape).to(a.dtype)
 
 
 def _cross_entropy_slope(a: Tensor, y: Tensor) -> Tensor:
-    """p - y, of which the greatest entry of p takes what makes the sum zero: it may be near 1."""
-    p, top = torch.softmax(a, -1), a.argmax(-1, keepdim=True)
+    """The slope p - y, whose entries sum to zero.
+
+    The entry of the greatest p is taken as minus the sum of the others: that p may be near 1, and
+    p - 1 would lose digits.
+    """
+    p = torch.softmax(a, -1)
+    top = a.argmax(-1, keepdim=True)
     if y.is_floating_point():
         y = match_output(y, a)
         slope = p * y.sum(-1, keepdim=True) - y
@@ -152,7 +189,7 @@ def _cross_entropy_slope(a: Tensor, y: Tensor) -> Tensor:
 
 
 def _binary_cross_entropy_slope(a: Tensor, y: Tensor) -> Tensor:
-    """sigmoid(a) - y"""
+    """The slope sigmoid(a) - y, without a difference of nearly equal numbers."""
     y = match_output(y, a)
     return (1 - y) * torch.sigmoid(a) - y * torch.sigmoid(-a)
 
@@ -170,7 +207,14 @@ binary_cross_entropy = Loss(
 
 @remembers_origin
 def huber(delta: float = 1.0) -> Loss:
-    """e^2 / 2 for |e| <= delta, delta (|e| - delta / 2) beyond, summed over outputs."""
+    """e^2 / 2 for |e| <= delta, delta (|e| - delta / 2) beyond, summed over outputs.
+
+    Example:
+        >>> import torch
+        >>> import coadjoint as co
+        >>> co.losses.huber(1.0)(torch.tensor([[3.0]]), torch.tensor([[0.0]]), "identity")
+        tensor([2.5000])
+    """
     real("huber's delta", delta, 0, above=True)
     return Loss("huber", lambda y_hat, y: _huber(delta, y_hat, y))
 
@@ -179,33 +223,41 @@ LOSSES: dict[str, Loss] = {
     "squared": squared,  # sum over outputs of (y_hat - y)^2
     "absolute": absolute,  # sum over outputs of |y_hat - y|; slope 0 at 0
     "huber": huber(),
-    "cross-entropy": cross_entropy,  # -log softmax(a)_y; output softmax, or identity with a as logits
-    "binary-cross-entropy": binary_cross_entropy,  # sum over outputs; output sigmoid, or identity with a as logits
+    # -log softmax(a)_y; output softmax, or identity with a as logits
+    "cross-entropy": cross_entropy,
+    # sum over outputs; output sigmoid, or identity with a as logits
+    "binary-cross-entropy": binary_cross_entropy,
 }
-LossLike = str | Loss | Callable[..., Any]
+LossLike = str | Loss | Callable[..., Tensor]
 
 
 def entry_losses(loss: LossLike, a: Tensor, y: Tensor | None, output: Output) -> Tensor:
-    """The loss of each entry, [len(a)]."""
+    """The loss of each entry, [len(a)].
+
+    A user's function is called with y_hat = phi(a), and with y unless that is None.
+    """
     if isinstance(loss, str):
         loss = LOSSES[choose("loss", loss, LOSSES)]
     if isinstance(loss, Loss):
         return loss(a, y, output)
     if not callable(loss):
         raise KindError(
-            f"a loss is a name ({', '.join(LOSSES)}), a Loss, a function of (y_hat, y) or a tensor of one value for each sample; got {type(loss).__name__}."
+            f"a loss is a name ({', '.join(LOSSES)}), a Loss, a function of (y_hat, y) or a "
+            f"tensor of one value for each sample; got {type(loss).__name__}."
         )
     y_hat = output_function(output)(a)
     value = loss(y_hat) if y is None else loss(y_hat, y)
     if not isinstance(value, Tensor):
         raise KindError(
-            f"the loss function returned {type(value).__name__}; expected a tensor of one value for each of {len(a)} entries."
+            f"the loss function returned {type(value).__name__}; "
+            f"expected a tensor of one value for each of {len(a)} entries."
         )
     if value.shape != a.shape[:1]:
-        what = "a scalar" if value.dim() == 0 else f"shape {list(value.shape)}"
+        found = "a scalar" if value.dim() == 0 else f"shape {list(value.shape)}"
         raise InputError(
-            f"the loss function returned {what}; expected one value for each of {len(a)} entries, shape [{len(a)}]. "
-            "coadjoint averages over samples itself: use reduction='none' and sum over outputs only."
+            f"the loss function returned {found}; expected one value for each of {len(a)} "
+            f"entries, shape [{len(a)}]. coadjoint averages over samples itself: use "
+            "reduction='none' and sum over outputs only."
         )
     return value
 
@@ -213,16 +265,15 @@ def entry_losses(loss: LossLike, a: Tensor, y: Tensor | None, output: Output) ->
 def losses_and_slopes(
     loss: LossLike, a: Tensor, y: Tensor | None, output: Output
 ) -> tuple[Tensor, Tensor]:
-    """The loss of each entry and its slope by that entry's own a: [len(a)] and [len(a), outputs]. Not differentiable."""
-    named = LOSSES.get(loss) if isinstance(loss, str) else loss
-    if (
-        isinstance(named, Loss)
-        and named.slope is not None
-        and (named.folds or output == "identity")
-    ):
-        value = named(a, y, output)
+    """The loss of each entry, [len(a)], and its slope by that entry's a, [len(a), outputs].
+
+    The result is not differentiable.
+    """
+    known = LOSSES.get(loss) if isinstance(loss, str) else loss
+    if isinstance(known, Loss) and known.slope is not None and known.takes_a(output):
+        value = known(a, y, output)
         assert y is not None
-        return value, named.slope(a, y)
+        return value, known.slope(a, y)
     with torch.enable_grad():
         a = a.detach().requires_grad_()
         value = entry_losses(loss, a, y, output)

@@ -1,4 +1,7 @@
-"""Schedules: a number as a function of the step; the weight rho of a penalty, or a factor on an optimiser's step size."""
+"""Schedules: a number as a function of the step.
+
+The number is the weight rho of a penalty, or a factor on an optimiser's step size.
+"""
 
 from __future__ import annotations
 
@@ -11,34 +14,55 @@ Schedule = Callable[[float], float]
 
 
 def inverse_time(start: float, rate: float = 1.0) -> Schedule:
-    """start / (1 + rate step); a fixed weight rho hurts on natural data, Pascanu et al. (2013) used 1/t"""
+    """The number start / (1 + rate step).
+
+    A fixed weight rho hurts on natural data; Pascanu et al. (2013) used 1/t.
+
+    Example:
+        >>> from coadjoint import penalties
+        >>> penalties.inverse_time(2.0)(3)
+        0.5
+    """
     real("start", start, 0)
     real("rate", rate, 0)
     return functools.partial(_inverse_time, start, rate)
 
 
 def exponential(start: float, decay: float) -> Schedule:
-    """start decay^step"""
+    """The number start decay^step.
+
+    Example:
+        >>> from coadjoint import penalties
+        >>> penalties.exponential(2.0, 0.5)(2)
+        0.5
+    """
     real("start", start, 0)
     real("decay", decay, 0)
     return functools.partial(_exponential, start, decay)
 
 
 def linear(start: float, end: float, steps: int) -> Schedule:
-    """from start to end over `steps` steps, then end"""
+    """From start to end over `steps` steps, then end.
+
+    Example:
+        >>> from coadjoint import penalties
+        >>> penalties.linear(0.0, 1.0, 4)(1)
+        0.25
+    """
     real("start", start, 0)
     real("end", end, 0)
     whole_number("steps", steps)
     return functools.partial(_linear, start, end, steps)
 
 
-# functions of a module, unlike those inside a function, can be pickled
+# Functions of a module can be pickled, unlike functions inside a function.
 def _inverse_time(start: float, rate: float, step: float) -> float:
     return start / (1 + rate * step)
 
 
 def _exponential(start: float, decay: float, step: float) -> float:
-    return start * decay**step
+    share: float = decay**step
+    return start * share
 
 
 def _linear(start: float, end: float, steps: int, step: float) -> float:

@@ -188,7 +188,7 @@ class BaseCostates(ABC):
 
     @functools.cached_property
     def complete(self) -> bool:
-        """Do all costates exist, and is none zero? On a GPU False: looking would wait for it."""
+        """Do all costates exist, and is none zero? False on a GPU, so as not to wait for it."""
         return self.uniform and not self.size.is_cuda and is_within_range(self.size.detach(), 0)
 
     @functools.cached_property
@@ -229,7 +229,7 @@ class BaseCostates(ABC):
     def log_norms(self) -> Tensor:
         """The log-norms log ||lam_i||, [L + 1, B] float64.
 
-        -inf at a zero costate, NaN where there is none.
+        -inf for a costate of zero, NaN where no costate exists.
         """
         value = self._log_size() + self.exponent.double() * math.log(2)
         value = torch.where(self.nonzero, value, -math.inf)
@@ -270,7 +270,7 @@ class Costates(BaseCostates):
 
     >>> import math, torch
     >>> import coadjoint as co
-    >>> net = co.Network("linear", inputs=1, hidden=1, outputs=1)
+    >>> net = co.Network(co.cells.elman("identity"), inputs=1, hidden=1, outputs=1)
     >>> for name, value in {"W": 0.5, "R": 1.0, "b": 0.0, "V": 1.0, "b_o": 0.0}.items():
     ...     _ = net.get_parameter(name).data.fill_(value)
     >>> u = torch.tensor([1.0, 0.0, 0.0])[:, None, None]  # [T, B, inputs]

@@ -24,7 +24,7 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class PreparedSheet:
-    """A sheet without gaps that nothing was done about, and its pieces."""
+    """A sheet whose gaps have been dealt with, and the pieces it is cut into."""
 
     sheet: Sheet
     pieces: list[Piece]

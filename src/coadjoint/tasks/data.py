@@ -340,7 +340,7 @@ def measure_scale(first: Sheet, part: Part, kind: str, at: str, standardise: boo
     if kind == "next":
         if len(constant) == len(first.features):
             raise DataError(
-                f"{first.path}: every feature is constant, so the next step holds nothing to learn."
+                f"{first.path}: every feature is constant, so there is no next step to learn."
             )
         return Scale(mean.tolist(), std.tolist(), mean.tolist(), std.tolist(), constant)
     y = np.vstack(part.targets(at))
@@ -348,7 +348,7 @@ def measure_scale(first: Sheet, part: Part, kind: str, at: str, standardise: boo
         name = first.targets[int(np.flatnonzero(is_constant(y))[0])]
         raise DataError(
             f"{first.path} column '{one_line(name)}': the target is constant in the training "
-            "sequences: nothing can be learned."
+            "sequences, so there is nothing to learn."
         )
     t_mean, t_std = scale_of(y, standardise)
     return Scale(mean.tolist(), std.tolist(), t_mean.tolist(), t_std.tolist(), constant)

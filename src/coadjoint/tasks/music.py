@@ -111,23 +111,23 @@ def cut_arrays(arrays: Iterable[np.ndarray], chunk: int) -> list[np.ndarray]:
 def read_rolls(path: Path) -> dict[str, list[np.ndarray]]:
     """Return the pieces of each split, uint8 [1 + T, 88], with a step of silence before each."""
     if not path.is_file():
-        raise DataError(f"there is no file {path}; music is read from a .mat file of piano rolls.")
+        raise DataError(f"there is no file {path}; expected a .mat file of piano rolls.")
     try:
-        found = dict(read_variables(path.read_bytes()))
+        variables = dict(read_variables(path.read_bytes()))
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error_text(error)}.") from error
     except (ValueError, struct.error, zlib.error) as error:
         raise DataError(
-            f"{path.name} is not a whole MATLAB file of version 5 to 7.2: {error_text(error)}."
+            f"{path.name} is not a complete MATLAB file of version 5 to 7.2: {error_text(error)}."
         ) from error
-    missing = [key for key in KEYS.values() if key not in found]
+    missing = [key for key in KEYS.values() if key not in variables]
     if missing:
-        held = ", ".join(map(repr, [*found][:8])) or "nothing"
+        held = ", ".join(map(repr, [*variables][:8])) or "nothing"
         raise DataError(
             f"{path.name} has no {' or '.join(missing)}; expected cell arrays "
             f"{', '.join(KEYS.values())}, and it holds {held}."
         )
-    return {split: check_pieces(path.name, key, found[key]) for split, key in KEYS.items()}
+    return {split: check_pieces(path.name, key, variables[key]) for split, key in KEYS.items()}
 
 
 def check_pieces(file: str, key: str, values: Value) -> list[np.ndarray]:
@@ -191,7 +191,7 @@ def read_variables(data: bytes) -> Iterator[tuple[str, Value]]:
     """
     order = {b"IM": "<", b"MI": ">"}.get(data[126:128])
     if order is None or struct.unpack_from(order + "H", data, 124)[0] != 0x0100:
-        raise ValueError("its header says otherwise")
+        raise ValueError("its header names another version")
     for kind, content in elements(memoryview(data)[128:], order):
         if kind == COMPRESSED:
             ((kind, content),) = elements(memoryview(unpack(content)), order)
@@ -242,7 +242,7 @@ def matrix(data: memoryview, order: str, nested: bool = False) -> tuple[str, Val
     title = bytes(name[1]).decode("latin-1")
     if kind == CELL and not nested:
         if any(k != MATRIX for k, _ in content) or len(content) != math.prod(shape):
-            raise ValueError(f"the cells of {title!r} are not all there")
+            raise ValueError(f"the cells of {title!r} are incomplete")
         return title, [matrix(cell, order, nested=True)[1] for _, cell in content]
     if kind not in NUMBERS:
         return title, OTHERS.get(kind, "something unknown")
@@ -250,7 +250,7 @@ def matrix(data: memoryview, order: str, nested: bool = False) -> tuple[str, Val
         return title, "complex numbers"
     values = numbers(content[0], order)
     if min(shape, default=0) < 0 or values.size != math.prod(shape):
-        raise ValueError(f"an array of sizes {shape} has {values.size} numbers")
+        raise ValueError(f"an array of shape {shape} has {values.size} numbers")
     return title, values.reshape(shape, order="F")
 
 

@@ -70,7 +70,7 @@ class Prediction:
                 yield from self._rows_of(done, values[:, j] if every else values[j : j + 1])
                 done += 1
         if done != len(self):
-            raise InputError(f"outputs for {done} sequences; expected {len(self)}.")
+            raise InputError(f"got outputs for {done} sequences; expected {len(self)}.")
 
     def _header(self) -> list[str]:
         d = self.description
@@ -125,7 +125,7 @@ class Prediction:
         """Yield prediction and probabilities for each row of outputs."""
         d = self.description
         if d.kind == "classify":
-            p = np.exp(a - a.max(-1, keepdims=True))
+            p = np.exp(a - a.max(-1, keepdims=True))  # softmax, without overflow
             p /= p.sum(-1, keepdims=True)
             for row in p:
                 label = spreadsheet_cell(d.labels[int(row.argmax())])

@@ -64,7 +64,7 @@ def refuse_different_columns(new: Sheet, split: str, old: Sheet, old_split: str)
     if old.sha256 == new.sha256:
         raise DataError(
             f"{new.path} ({split}) and {old.path} ({old_split}) hold the same bytes "
-            f"(SHA-256 {new.sha256[:12]}...): held-out data must be other data."
+            f"(SHA-256 {new.sha256[:12]}...): each split needs its own data."
         )
     if len(old.features) != len(new.features):
         raise DataError(
@@ -229,7 +229,7 @@ def fill_gaps(sheet: Sheet, kind: str, at: str, missing: str, irregular: str) ->
 
 
 def drop_rows(sheet: Sheet, kind: str, at: str) -> Sheet:
-    """Return the sheet without the rows that miss a value."""
+    """Return the sheet without the rows that lack a value."""
     lost = np.isnan(sheet.u).any(1)
     if kind in ("classify", "regress") and at == "every" and sheet.y_per == "step":
         assert sheet.y is not None
@@ -240,10 +240,10 @@ def drop_rows(sheet: Sheet, kind: str, at: str) -> Sheet:
     empty = [sheet.ids[i] for i in np.flatnonzero(rest.lengths == 0)]
     if empty:
         raise DataError(
-            f"{sheet.path}: without the rows that miss a value, sequences {quote_names(empty)} "
+            f"{sheet.path}: without the rows that lack a value, sequences {quote_names(empty)} "
             "have length 0. Remove them, or pass --missing mask."
         )
-    note = f"{int(lost.sum())} rows of {sheet.path} miss a value and are left out"
+    note = f"{int(lost.sum())} rows of {sheet.path} lack a value and are left out"
     return replace(rest, notes=(*sheet.notes, note))
 
 
@@ -264,6 +264,6 @@ def fill_forward(sheet: Sheet) -> Sheet:
             ("ffill", j),
         )
     problems.raise_if_any()
-    note = f"{int(gaps.sum())} values of {sheet.path} are those of the row before"
+    note = f"{int(gaps.sum())} missing values of {sheet.path} are filled from the row before"
     filled = np.take_along_axis(sheet.u, latest, 0)
     return replace(sheet, u=filled, notes=(*sheet.notes, note))

@@ -45,9 +45,9 @@ def inputs_of(sheet: Sheet, description: Description) -> np.ndarray:
         if sheet.features[j] not in description.masked:
             row = int(np.flatnonzero(gaps[:, j])[0])
             raise DataError(
-                f"{sheet.place(row, sheet.features[j])}: the value is missing, and no value of "
-                "this feature was missing in training: the network has no input for that. "
-                "Fill it in."
+                f"{sheet.place(row, sheet.features[j])}: the value is missing. No value of "
+                "this feature was missing in training, so the network has no input that marks "
+                "it. Fill it in."
             )
     scaled = (sheet.u - np.array(description.mean)) / np.array(description.std)
     u = cast(scaled, description.dtype, lambda row, j: sheet.place(row, sheet.features[j]))

@@ -83,7 +83,8 @@ class Generated(Task):
             )
             if start > high:
                 raise InputError(
-                    f"the curriculum starts at length {start}, beyond the longest, {high}."
+                    f"the curriculum starts at length {start}; "
+                    f"expected at most {high}, the longest."
                 )
             self.curriculum = (start, whole_number("the curriculum's number of steps", count, 1))
 
@@ -294,7 +295,7 @@ class TemporalOrder(Generated):
 
     def __post_init__(self) -> None:
         if not isinstance(self.symbols, int) or self.symbols not in WINDOWS:
-            raise InputError(f"temporal order has symbols=2 or 3; got {self.symbols!r}.")
+            raise InputError(f"temporal order takes symbols=2 or 3; got {self.symbols!r}.")
         self.name = "temporal-order" if self.symbols == 2 else "temporal-order-3"
         self.outputs = 2**self.symbols
         super().__post_init__()
@@ -381,11 +382,13 @@ class Memorisation(Generated):
         k = self.values
         m = self.positions
         j = np.arange(len(L))
+        blank = k
+        cue = k + 1
         pattern = rng.integers(0, k, (m, len(L)))
-        s = np.full((L.max() + 2 * m, len(L)), k)
+        s = np.full((L.max() + 2 * m, len(L)), blank)
         y = s.copy()
         s[:m] = pattern
-        s[L + m - self.early, j] = k + 1
+        s[L + m - self.early, j] = cue
         y[L + m + np.arange(m)[:, None], j] = pattern
         return one_hot(s, k + 2), y
 

@@ -48,8 +48,9 @@ class Goal:
         return value <= self.threshold if self.most else value >= self.threshold
 
     def met(self, value: float) -> bool:
-        """Do the same as `is_met`, by its name before 0.7.1."""
-        warnings.warn("Goal.met is called Goal.is_met now.", DeprecationWarning, stacklevel=2)
+        """Do the same as `is_met`: its old name."""
+        message = "Goal.met is now Goal.is_met; the old name goes in 1.0."
+        warnings.warn(message, DeprecationWarning, stacklevel=2)
         return self.is_met(value)
 
     def __str__(self) -> str:

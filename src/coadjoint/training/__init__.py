@@ -20,7 +20,7 @@ stream_means       means over a stream
 curriculum         the easiest sequences first
 run_folder         the folder of either run: one writer, rows, checkpoints, resuming, result.json
 storage, lock      checkpoints and their manifests; one writer at a time
-json_types         types of what is in JSON files
+json_types         types of values in JSON files
 json_rows          files of JSON lines, appended to and read back
 schemas            what each file of a run folder must hold
 schema_checks      how these files are read and checked

@@ -240,7 +240,7 @@ def read_regular(path: AnyPath, most: int) -> bytes:
         if size > most:
             raise StorageError(f"{path} has {size:,} bytes; expected at most {most:,}.")
         try:
-            return file.read(size)  # and not what is appended meanwhile
+            return file.read(size)  # not more, if the file grows meanwhile
         except OSError as error:
             raise StorageError(f"{path} cannot be read: {error.strerror}.") from None
 

@@ -1,4 +1,4 @@
-"""Types of what run folders hold as JSON."""
+"""Types of values in the JSON files of run folders."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -107,15 +107,16 @@ class StepEvaluator:
                 self.count_work(len(batch.sizes) * sweeps / 2)
                 evaluation = self.method.evaluate(self.net, batch, self.task.loss)
                 evaluations.append(evaluation)
-                # A direction may need costates, and those belong to the weights with their noise.
                 if not steepest:
+                    # It may need costates, and those belong to the weights with their noise.
                     directions.append(propose(evaluation, rng(seed, "direction", step, k)))
         self.suspect = find_suspect(evaluations)
         sizes = [len(each.losses) for each in evaluations]
         total = sum(sizes)
         weights = [size / total for size in sizes]
-        gradient = mean_gradient(weights, [each.gradient for each in evaluations])
-        direction = gradient if steepest else mean_gradient(weights, directions)
+        names = evaluations[-1].gradient.keys()
+        gradient = mean_gradient(names, weights, [each.gradient for each in evaluations])
+        direction = gradient if steepest else mean_gradient(names, weights, directions)
         return StepResult(
             loss=float(weighted_mean(weights, [each.loss for each in evaluations])),
             penalty=float(weighted_mean(weights, [each.penalty for each in evaluations])),
@@ -249,9 +250,11 @@ def weighted_mean(weights: Sequence[float], values: Sequence[Tensor]) -> Tensor:
     return mean
 
 
-def mean_gradient(weights: Sequence[float], gradients: Sequence[Gradient]) -> Gradient:
-    """The weighted mean of gradients, parameter by parameter."""
-    return {name: weighted_mean(weights, [g[name] for g in gradients]) for name in gradients[0]}
+def mean_gradient(
+    names: Iterable[str], weights: Sequence[float], gradients: Sequence[Gradient]
+) -> Gradient:
+    """The weighted mean of gradients, parameter by parameter, in the order of `names`."""
+    return {name: weighted_mean(weights, [g[name] for g in gradients]) for name in names}
 
 
 @contextmanager

@@ -36,7 +36,7 @@ HALF_WRITTEN = re.compile(r"step-[0-9]+\.(tmp|old)")  # being written, or being 
 MAX_STATE_BYTES = 50_000_000  # of a state.json, and of a manifest
 MAX_TENSOR_BYTES = 8 << 30  # of a file of tensors whose size is not known beforehand
 SUM_IN_HEADER = b'\\"sha256\\": \\"%s\\"'  # the sum in the header of a model: JSON within JSON
-ZEROS = b"0" * 64  # stands for the sum while the sum is computed
+ZEROS = b"0" * 64  # in place of the sum while it is computed
 
 
 def import_safetensors() -> ModuleType:

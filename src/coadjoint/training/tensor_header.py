@@ -17,7 +17,7 @@ from .optional_pydantic import Field
 from .schema_checks import Count, Schema, Sha256, check, describe_value, parse_json
 
 MAX_HEADER_BYTES = 32 << 20
-MAX_TENSOR_BYTES = 2**62
+STRIDE_LIMIT = 2**62  # bytes that torch can count
 # fmt: off
 TORCH_TYPES = {
     "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "I16": torch.int16,
@@ -123,7 +123,7 @@ def tensor_kind(name: str, entry: JsonObject, path: Path) -> TensorKind:
         )
     # A tensor without entries may claim any shape; torch computes strides, which must not overflow.
     shape = tuple(entry["shape"])
-    if math.prod(max(n, 1) for n in shape) * dtype.itemsize >= MAX_TENSOR_BYTES:
+    if math.prod(max(n, 1) for n in shape) * dtype.itemsize >= STRIDE_LIMIT:
         raise StorageError(f"{path}: tensor {name!a} has a shape that no tensor can have.")
     return dtype, shape
 

@@ -105,16 +105,16 @@ def locate_nonfinite(e: Evaluation) -> str:
         for i, x in enumerate(lam.trajectory.states):
             sample = first_nonfinite_sample(x)
             if sample is not None:
-                return first_fault("state", sample, f"{place} {i}")
+                return describe_fault("state", sample, f"{place} {i}")
     for lam in layers:
         for i in reversed(range(len(lam.exponent))):
             sample = first_nonfinite_sample(lam.mantissa_at(i))
             if sample is not None:
-                return first_fault("costate", sample, f"{place} {i}")
+                return describe_fault("costate", sample, f"{place} {i}")
     return f"; states and costates are finite at every {place}"
 
 
-def first_fault(what: str, sample: int, place: str) -> str:
+def describe_fault(what: str, sample: int, place: str) -> str:
     """The end of a sentence: which state or costate is the first that is not finite."""
     return f"; the first {what} that is not finite is that of sample {sample} at {place}"
 

@@ -10,6 +10,7 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from ...cells.cell import Cell
@@ -127,7 +128,16 @@ def nonzero_outputs(
 
 def optional_steps(rows: Rows, y: Tensor | None) -> Sequence[Tensor | None]:
     """A step array as T views, or T times None."""
-    return [None] * rows.T if y is None else rows.steps(y)
+    if y is None:
+        return [None] * rows.T
+    return rows.steps(y)
+
+
+def output_or_zeros(outputs: dict[str, Tensor], name: str, like: Tensor) -> Tensor:
+    """One of the nonzero_outputs of an operation, or zeros of the shape of `like`."""
+    if name in outputs:
+        return outputs[name]
+    return torch.zeros_like(like)
 
 
 def input_groups(op: Pointwise) -> list[tuple[str | None, tuple[Node, ...]]]:

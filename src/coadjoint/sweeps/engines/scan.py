@@ -40,7 +40,7 @@ from ..pointwise import Pointwise
 from ..rows import Link, Rows, scale
 from ..slopes import step_map
 from .denormals import flush_denormals
-from .expressions import nonzero_outputs
+from .expressions import nonzero_outputs, output_or_zeros
 from .parallel_scan import REAL, exponent_by_row, scan, scan_with_exponents
 
 
@@ -267,7 +267,7 @@ def adjoint(
         pull_a = step_map(cell).pulled(("x",), ("a",))
         at = (saved.a, saved.v, rows.prev(saved.x), saved.p, lam[rows.B :])
         outputs = nonzero_outputs(pull_a, rows, (saved.x[rows.B :], saved.q), at)
-    delta = outputs["a"] if "a" in outputs else torch.zeros_like(saved.a)
+    delta = output_or_zeros(outputs, "a", saved.a)
     if sa is not None:
         delta = delta + sa
     return lam, delta, k

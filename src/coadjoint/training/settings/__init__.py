@@ -1,12 +1,13 @@
 """Settings: TOML, YAML and JSON files read strictly, with the line of every key.
 
-A file becomes nested dicts and lists of str, int, float, bool and None, or an error that lists what is wrong with it, line
-by line. What two readers may understand differently is refused, not guessed: `no`, `012`, `1:30`, a key that appears twice.
-A file is data: it names no types and repeats nothing by reference, and its size and depth are bounded.
+A file becomes nested dicts and lists of str, int, float, bool and None, or an error that lists its
+problems line by line. Text that readers understand differently is refused, not guessed: `no`,
+`012`, `1:30`, a key that appears twice. A file is data: it names no types and repeats nothing by
+reference, and its size and depth are bounded.
 
-text                                from a path to text; the line of each key, and the problems
-json_text, yaml_text, toml_text     one file for each format
-values                              values from events and from words without quotes
+text                              from a path to text; the lines of keys, and the problems
+json_text, yaml_text, toml_text   one reader for each format
+values                            what words without quotes mean; values from parser events
 """
 
 from __future__ import annotations
@@ -22,39 +23,43 @@ from .. import files
 from ..files import AnyPath
 from . import json_text, toml_text, yaml_text
 from .text import MAX_BYTES, Address, Notes, decode, display_name, line_of, read_bytes, show
-from .values import SURROGATE, check_values, parse_scalar
+from .values import SURROGATE, Value, check_values, parse_scalar
 
 __all__ = ["MAX_BYTES", "SURROGATE", "Settings", "dump", "load", "parse_scalar", "read_json"]
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The values of a file, and where its keys stood: lines[("training", "lr")] = 12."""
+    """The values of a file, and the lines of its keys: lines[("training", "lr")] = 12."""
 
     values: dict[str, Any]
     name: str
     lines: Mapping[Address, int]
 
     def where(self, address: Sequence[str | int] = ()) -> str:
-        """("training", "lr") -> "run.yaml:12"; without a line of its own, that of the nearest key around it."""
+        """The place of a key, "run.yaml:12"; if its line is unknown, that of the key around it."""
         line = line_of(self.lines, tuple(address))
         return self.name if line is None else f"{self.name}:{line}"
 
 
 def load(path: AnyPath, content: bytes | None = None) -> Settings:
-    """Read a .toml, .yaml, .yml or .json file, or its `content`. An empty file holds no settings."""
-    notes, suffix = Notes(display_name(path)), Path(path).suffix.lower()
+    """Read a .toml, .yaml, .yml or .json file, or its `content` if that has been read already.
+
+    An empty file holds no settings.
+    """
+    notes = Notes(display_name(path))
+    suffix = Path(path).suffix.lower()
     if suffix not in READERS and os.path.isfile(path):
         raise notes.failure(
             None, f"settings are read from {', '.join(READERS)} files; got {show(suffix)}."
         )
-    content = read_bytes(path, MAX_BYTES, notes) if content is None else content
+    if content is None:
+        content = read_bytes(path, MAX_BYTES, notes)
     text = decode(content, MAX_BYTES, notes)
     values = READERS[suffix](text, notes) if text.strip() else {}
     if not isinstance(values, dict):
-        notes.add(
-            1, f"the top level must be a mapping of keys to values; got {type(values).__name__}."
-        )
+        kind = type(values).__name__
+        raise notes.failure(1, f"the top level must be a mapping of keys to values; got {kind}.")
     notes.check()
     return Settings(values, notes.name, notes.lines)
 
@@ -65,15 +70,22 @@ def read_json(
     error: type[CoadjointError] = ConfigError,
     name: str = "JSON text",
 ) -> Any:
-    """The value of a JSON file (a Path) or text (str or bytes), with the same rules. name: what errors call a text."""
-    file = isinstance(source, os.PathLike)
-    notes = Notes(display_name(source) if file else name, error)
-    raw = source.encode(errors="surrogatepass") if isinstance(source, str) else source
-    text = decode(read_bytes(source, max_bytes, notes) if file else raw, max_bytes, notes)
+    """The value of a JSON file (a Path) or text (str or bytes), by the same rules.
+
+    error  the kind of error to raise
+    name   what errors call a text
+    """
+    if isinstance(source, os.PathLike):
+        notes = Notes(display_name(source), error)
+        content = read_bytes(source, max_bytes, notes)
+    else:
+        notes = Notes(name, error)
+        content = source.encode(errors="surrogatepass") if isinstance(source, str) else source
+    text = decode(content, max_bytes, notes)
     try:
         return json_text.read_quickly(text)
     except (ValueError, RecursionError):
-        pass  # the careful reader says where, and why
+        pass  # the careful reader says where and why
     if len(text) > MAX_BYTES:
         raise notes.failure(
             None,
@@ -84,9 +96,10 @@ def read_json(
     return value
 
 
-def dump(mapping: Mapping[str, Any], path: AnyPath) -> None:
-    """Write YAML that `load` reads back to the same values. The file appears whole or not at all."""
-    path, notes = Path(path), Notes(display_name(path))
+def dump(mapping: Mapping[str, object], path: AnyPath) -> None:
+    """Write YAML that `load` reads back to the same values, completely or not at all."""
+    path = Path(path)
+    notes = Notes(display_name(path))
     if path.suffix.lower() not in (".yaml", ".yml"):
         raise notes.failure(None, "settings are written as YAML. Name the file .yaml.")
     check_values(mapping, (), notes)
@@ -99,7 +112,7 @@ def dump(mapping: Mapping[str, Any], path: AnyPath) -> None:
     files.replace(path, data)
 
 
-READERS: dict[str, Callable[[str, Notes], Any]] = {
+READERS: dict[str, Callable[[str, Notes], Value]] = {
     ".toml": toml_text.read,
     ".yaml": yaml_text.read,
     ".yml": yaml_text.read,

@@ -1,7 +1,7 @@
-"""JSON: read strictly, with the line of every key; or quickly, where no line is asked for.
+"""JSON: read strictly, with the line of every key, or quickly, without lines.
 
 PyYAML would not do: it refuses tabs between tokens, DEL in a text and keys of more than a thousand
-characters, reads U+0085 and surrogate pairs as something else, and takes four times as long.
+characters, misreads U+0085 and surrogate pairs, and takes four times as long.
 """
 
 from __future__ import annotations
@@ -9,44 +9,49 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from typing import Any
 
 from .text import MAX_DEPTH, TOO_DEEP, Notes
-from .values import Event, build, check_range, check_values, parse_scalar
+from .values import MAX_DIGITS, Event, Value, build, check_range, check_values, parse_scalar
 
-JSON = re.compile(
+TOKEN = re.compile(
     r'(?P<quoted>"[^"\\]*+(?:\\.?[^"\\]*+)*+"?)|(?P<plain>[-+.\w]+)|[{}\[\]\n]', re.DOTALL
 )
 
 
-def read(text: str, notes: Notes) -> Any:
-    nest = 0
-    for event in events(text):  # before json follows them
-        nest += (event.kind in "{[") - (event.kind in "}]")
-        if nest > MAX_DEPTH:
-            raise notes.failure(event.line, TOO_DEEP)
+def read(text: str, notes: Notes) -> Value:
+    """The value of a JSON text; lines and problems go to the notes."""
+    depth = 0
+    for token in tokens(text):  # before json.loads, which recurses as deep as the text goes
+        if token.kind in "{[":
+            depth += 1
+        elif token.kind in "}]":
+            depth -= 1
+        if depth > MAX_DEPTH:
+            raise notes.failure(token.line, TOO_DEEP)
     try:
-        json.loads(text, parse_int=len, parse_float=len, parse_constant=len)  # the grammar alone
+        # This checks the grammar alone; numbers are not converted.
+        json.loads(text, parse_int=len, parse_float=len, parse_constant=len)
     except json.JSONDecodeError as e:
         raise notes.failure(e.lineno, f"column {e.colno}: not JSON: {e.msg}.") from None
-    found = (e._replace(text=json.loads(e.text)) if e.kind == "quoted" else e for e in events(text))
-    return build(next(found), found, (), notes)
+    events = unquoted_tokens(text)
+    return build(next(events), events, (), notes)
 
 
-def read_quickly(text: str) -> Any:
-    """The value that `read` gives, many times quicker; ValueError or RecursionError for anything that it may refuse."""
-    value = json.loads(
+def read_quickly(text: str) -> Value:
+    """The value that `read` returns, many times faster.
+
+    ValueError or RecursionError for anything that `read` may refuse.
+    """
+    value: Value = json.loads(
         text,
-        object_pairs_hook=_once,
-        parse_int=lambda digits: check_range(
-            int(digits[:21])
-        ),  # 21 characters are beyond 64 bits already
+        object_pairs_hook=_unique_keys,
+        parse_int=lambda digits: check_range(int(digits[:MAX_DIGITS])),
         parse_float=parse_scalar,
         parse_constant=parse_scalar,
     )
-    if _levels(value, MAX_DEPTH + 1) > MAX_DEPTH:
+    if _depth(value, MAX_DEPTH + 1) > MAX_DEPTH:
         raise ValueError(TOO_DEEP)
-    if "\\ud" in text.lower():
+    if "\\ud" in text.lower():  # an escape that may be half of a surrogate pair
         notes = Notes("")
         check_values(value, (), notes)
         if notes.problems:
@@ -54,25 +59,35 @@ def read_quickly(text: str) -> Any:
     return value
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique_keys(pairs: list[tuple[str, Value]]) -> dict[str, Value]:
     mapping = dict(pairs)
     if len(mapping) < len(pairs):
         raise ValueError("a key appears twice")
     return mapping
 
 
-def _levels(value: Any, most: int) -> int:
-    """How many mappings and lists stand inside each other, counted up to `most`."""
+def _depth(value: Value, most: int) -> int:
+    """How deep mappings and lists are nested, counted up to `most`."""
     if not isinstance(value, dict | list) or most == 0:
         return 0
-    inner = value.values() if isinstance(value, dict) else value
-    return 1 + max((_levels(entry, most - 1) for entry in inner), default=0)
+    entries = value.values() if isinstance(value, dict) else value
+    return 1 + max((_depth(entry, most - 1) for entry in entries), default=0)
 
 
-def events(text: str) -> Iterator[Event]:
+def tokens(text: str) -> Iterator[Event]:
+    """Brackets, quoted texts (with their quotes) and plain words, with their lines."""
     line = 1
-    for token in JSON.finditer(text):
+    for token in TOKEN.finditer(text):
         if token[0] == "\n":
             line += 1
         else:
             yield Event(token.lastgroup or token[0], token[0], line)
+
+
+def unquoted_tokens(text: str) -> Iterator[Event]:
+    """The tokens of a valid JSON text, quoted ones without quotes and escapes."""
+    for token in tokens(text):
+        if token.kind == "quoted":
+            yield token._replace(text=json.loads(token.text))
+        else:
+            yield token

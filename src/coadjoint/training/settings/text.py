@@ -1,4 +1,8 @@
-"""A file of settings on its way to text: regular, UTF-8, of bounded size; and what is found wrong with it, line by line."""
+"""From a path to text, and the notes taken while a file is read.
+
+Files must be regular, UTF-8 and of bounded size. Problems are collected line by line, so that one
+error can list them all.
+"""
 
 from __future__ import annotations
 
@@ -8,23 +12,21 @@ import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from ...errors import CoadjointError, ConfigError, error_text, nearest
+from ..files import AnyPath
 
-MAX_BYTES, MAX_DEPTH, MAX_PROBLEMS = (
-    1_000_000,
-    8,
-    20,
-)  # of a file; of mappings and lists inside each other; problems in one error
+MAX_BYTES = 1_000_000  # of a file
+MAX_DEPTH = 8  # of mappings and lists inside each other
 MAX_KEY = 1000  # characters of a key
+MAX_PROBLEMS = 20  # listed in one error
 TOO_DEEP = f"nested more than {MAX_DEPTH} deep. Flatten it."
-Address = tuple[str | int, ...]
+Address = tuple[str | int, ...]  # of a value: the keys and indices that lead to it
 
 
 @dataclass
 class Notes:
-    """What is found on the way through a file: the line of each key, and the problems."""
+    """What was found in a file so far: the line of each key, and the problems."""
 
     name: str
     error: type[CoadjointError] = ConfigError
@@ -32,30 +34,32 @@ class Notes:
     problems: list[str] = field(default_factory=list)
 
     def add(self, line: int | None, text: str) -> None:
-        self.problems.append(f"{self.name}{'' if line is None else f':{line}'}: {text}")
+        """Add a problem; reading goes on."""
+        place = self.name if line is None else f"{self.name}:{line}"
+        self.problems.append(f"{place}: {text}")
 
     def failure(self, line: int | None, text: str) -> CoadjointError:
-        """The error for a file that cannot be read further."""
+        """The error to raise for a problem after which the file cannot be read further."""
         self.add(line, text)
         return self.as_error()
 
     def as_error(self) -> CoadjointError:
+        """An error that lists the problems, the first MAX_PROBLEMS of them."""
+        lines = self.problems[:MAX_PROBLEMS]
         more = len(self.problems) - MAX_PROBLEMS
-        return self.error(
-            "\n".join(
-                self.problems[:MAX_PROBLEMS]
-                + [f"{self.name}: and {more} more problems."] * (more > 0)
-            )
-        )
+        if more > 0:
+            lines.append(f"{self.name}: and {more} more problems.")
+        return self.error("\n".join(lines))
 
     def check(self) -> None:
+        """Raise an error if there are problems."""
         if self.problems:
             raise self.as_error()
 
-    def note_key(self, address: Address, line: int, again: bool = False) -> Address:
-        """The address of a key that stands here, perhaps again."""
+    def note_key(self, address: Address, line: int, is_repeated: bool = False) -> Address:
+        """Note the line of a key, and a problem if the key is repeated; returns its address."""
         first = self.lines.setdefault(address, line)
-        if again:
+        if is_repeated:
             self.add(
                 line, f"key {show(address[-1])} appears twice (first at line {first}). Remove one."
             )
@@ -63,34 +67,38 @@ class Notes:
 
 
 def line_of(lines: Mapping[Address, int], address: Address) -> int | None:
-    around = (address[:n] for n in range(len(address), 0, -1))
-    return next((lines[a] for a in around if a in lines), None)
+    """The line of a key, or of the nearest key around it; None if none is known."""
+    for length in range(len(address), 0, -1):
+        line = lines.get(address[:length])
+        if line is not None:
+            return line
+    return None
 
 
 def show(value: object) -> str:
-    """In quotes, on one line, not too long; an address with dots."""
-    shown = repr(".".join(map(str, value)) if isinstance(value, tuple) else str(value))
-    return shown if len(shown) <= 60 else f"{shown[:57]}..."
+    """A value in quotes, on one line, at most 60 characters; an address with dots."""
+    text = ".".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    quoted = repr(text)
+    return quoted if len(quoted) <= 60 else f"{quoted[:57]}..."
 
 
-def display_name(path: Any) -> str:
+def display_name(path: AnyPath) -> str:
+    """A path for messages, quoted if it holds characters that cannot be printed."""
     name = os.fspath(path)
     return name if name.isprintable() else repr(name)
 
 
-# from a path to text
-def read_bytes(path: Any, max_bytes: int, notes: Notes) -> bytes:
+def read_bytes(path: AnyPath, max_bytes: int, notes: Notes) -> bytes:
+    """The content of a regular file, at most one byte more than max_bytes of it."""
     try:
         mode = os.stat(path).st_mode
         if stat.S_ISREG(mode):
             with open(path, "rb") as file:
                 return file.read(max_bytes + 1)
-        kind = (
-            "a directory. Name a file in it"
-            if stat.S_ISDIR(mode)
-            else "a pipe or device. Name a regular file"
-        )
-        reason = f"is {kind}."
+        if stat.S_ISDIR(mode):
+            reason = "is a directory. Name a file in it."
+        else:
+            reason = "is a pipe or device. Name a regular file."
     except (FileNotFoundError, NotADirectoryError):
         reason = f"does not exist. {nearest_path(Path(path))}"
     except PermissionError:
@@ -101,7 +109,7 @@ def read_bytes(path: Any, max_bytes: int, notes: Notes) -> bytes:
 
 
 def nearest_path(path: Path) -> str:
-    """A hint for the first part of a path that is not there."""
+    """A hint for the first part of a path that does not exist."""
     while path.parent != path and not path.parent.is_dir():
         path = path.parent
     with contextlib.suppress(OSError):
@@ -111,20 +119,18 @@ def nearest_path(path: Path) -> str:
     return "Check the name and the folder."
 
 
-def decode(raw: Any, max_bytes: int, notes: Notes) -> str:
+def decode(raw: bytes, max_bytes: int, notes: Notes) -> str:
+    """UTF-8 bytes as text, without a byte order mark."""
     if len(raw) > max_bytes:
         raise notes.failure(None, f"is larger than {max_bytes:,} bytes, the most that is read.")
     if raw.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise notes.failure(None, "is UTF-16 text. Save it as UTF-8.")
     if b"\0" in raw:
-        raise notes.failure(
-            raw.count(b"\n", 0, raw.index(0)) + 1,
-            "holds NUL bytes: UTF-16, or no text. Save it as UTF-8.",
-        )
+        line = raw.count(b"\n", 0, raw.index(0)) + 1
+        raise notes.failure(line, "holds NUL bytes: UTF-16, or no text. Save it as UTF-8.")
     try:
         return raw.decode().removeprefix("\ufeff")
     except UnicodeDecodeError as e:
         line = raw.count(b"\n", 0, e.start) + 1
-        raise notes.failure(
-            line, f"byte 0x{raw[e.start]:02x} is not UTF-8 (latin-1?). Save it as UTF-8."
-        ) from None
+        reason = f"byte 0x{raw[e.start]:02x} is not UTF-8 (latin-1?). Save it as UTF-8."
+        raise notes.failure(line, reason) from None

@@ -1,15 +1,14 @@
-"""TOML: tomllib gives the values, a scan the lines."""
+"""TOML: tomllib gives the values, a scan of the text the lines of the keys."""
 
 from __future__ import annotations
 
 import re
 import tomllib
-from typing import Any
 
 from .text import MAX_DEPTH, TOO_DEEP, Address, Notes
-from .values import check_values
+from .values import Value, check_values
 
-TOML = re.compile(
+TOKEN = re.compile(
     r"""\#[^\n]*
     | (?P<word>"{3}[^"\\]*+(?:(?:\\.?|"{1,2}(?!"))[^"\\]*+)*+(?:"{3,5})?  # strings, closed or not
              | '{3}[^']*+(?:'{1,2}(?!')[^']*+)*+(?:'{3,5})?
@@ -21,71 +20,88 @@ TOML = re.compile(
 )
 
 
-def read(text: str, notes: Notes) -> Any:
-    twice = _toml_lines(text, notes)
+def read(text: str, notes: Notes) -> Value:
+    """The values of a TOML text; lines and problems go to the notes."""
+    repeated = _note_lines(text, notes)
     try:
         values = tomllib.loads(text)
     except ValueError as e:
-        if twice and str(e).startswith("Cannot"):
-            notes.problems += twice
+        if repeated and str(e).startswith("Cannot"):  # tomllib's words, without the first line
+            notes.problems += repeated
             raise notes.as_error() from None
         if not isinstance(e, tomllib.TOMLDecodeError):  # int() refuses thousands of digits
             raise notes.failure(
                 None, "an integer is beyond 64 bits. Write a smaller one."
             ) from None
-        reason, _, at = " ".join(str(e).split()).partition(" (at ")
-        line = (
-            int(at.split()[1].rstrip(","))
-            if at.startswith("line")
-            else text.rstrip().count("\n") + 1
-        )
+        reason, _, place = " ".join(str(e).split()).partition(" (at ")
+        if place.startswith("line"):
+            line = int(place.split()[1].rstrip(","))
+        else:
+            line = text.rstrip().count("\n") + 1
         raise notes.failure(line, f"not TOML: {reason}.") from None
     check_values(values, (), notes)
     return values
 
 
-def _toml_lines(text: str, notes: Notes) -> list[str]:
-    """Notes the line of every key outside inline tables; returns what appears twice.
+def _note_lines(text: str, notes: Notes) -> list[str]:
+    """Note the line of every key outside inline tables; returns the problems of repeated keys.
 
-    What tomllib would follow too deep is refused here. What is not TOML is left for tomllib to say.
+    Nesting that tomllib would follow too deep is refused here. Text that is not TOML is left for
+    tomllib to refuse.
     """
-    twice = Notes(notes.name, lines=notes.lines)
-    last: dict[Address, int] = {}  # array of tables -> the index of its last one so far
+    repeated = Notes(notes.name, lines=notes.lines)
+    last_index: dict[Address, int] = {}  # of each array of tables
     table: Address = ()
-    parts: list[str] = []
-    line, nest, place = 1, 0, ""
-    for token in TOML.finditer(text):
-        s = token[0]
-        if s == "\n" and not nest:
-            place, parts = "", []
+    parts: list[str] = []  # of the key that is being read
+    line = 1
+    depth = 0  # of brackets in the present value
+    place = ""  # the brackets of a table's header so far, or "=" inside a value
+    for token in TOKEN.finditer(text):
+        symbol = token[0]
+        if symbol == "\n" and not depth:
+            place = ""
+            parts = []
         elif place == "=":
-            nest += (s in "[{") - (s in "]}")
+            depth += (symbol in "[{") - (symbol in "]}")
         elif token["word"]:
-            parts.append(_toml_key(s))
-        elif s == "=" and parts:
-            place, address = "=", (*table, *parts)
-            twice.note_key(address, line, address in notes.lines)
-        elif s == "[":
+            parts.append(_unquoted_key(symbol))
+        elif symbol == "=" and parts:
+            place = "="
+            address = (*table, *parts)
+            repeated.note_key(address, line, address in notes.lines)
+        elif symbol == "[":
             place += "["
-        elif s == "]" and parts and place in ("[", "[["):
-            table = ()
-            for part in parts:  # through the last table of each array
-                array = (*table, part)
-                table = (*array, last[array]) if array in last else array
-            if place == "[[":
-                last[array] = last.get(array, -1) + 1
-                table = (*array, last[array])
-                notes.note_key(array, line)
-            twice.note_key(table, line, table in notes.lines)
+        elif symbol == "]" and parts and place in ("[", "[["):
+            table = _table_address(parts, last_index, place == "[[", notes, line)
+            repeated.note_key(table, line, table in notes.lines)
             place = "]"
-        if max(nest, len(parts)) > MAX_DEPTH:
+        if max(depth, len(parts)) > MAX_DEPTH:
             raise notes.failure(line, TOO_DEEP)
-        line += s.count("\n")
-    return twice.problems
+        line += symbol.count("\n")
+    return repeated.problems
 
 
-def _toml_key(text: str) -> str:
+def _table_address(
+    parts: list[str], last_index: dict[Address, int], is_array: bool, notes: Notes, line: int
+) -> Address:
+    """The address of the table with header [parts], or [[parts]] for an array of tables."""
+    table: Address = ()
+    array: Address = ()
+    for part in parts:  # a name inside an array of tables means the last table so far
+        array = (*table, part)
+        table = (*array, last_index[array]) if array in last_index else array
+    if not is_array:
+        return table
+    last_index[array] = last_index.get(array, -1) + 1
+    notes.note_key(array, line)
+    return (*array, last_index[array])
+
+
+def _unquoted_key(text: str) -> str:
+    if text[0] not in "\"'":
+        return text
     try:
-        return tomllib.loads(f"key = {text}")["key"] if text[0] in "\"'" else text
+        key = tomllib.loads(f"key = {text}")["key"]
     except ValueError:
         return text
+    return str(key)

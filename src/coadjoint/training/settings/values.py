@@ -1,20 +1,36 @@
-"""Values: what a word without quotes means, what a file may hold, and values from the events of JSON and YAML."""
+"""Values: what an unquoted word means, what a file may hold, and values from parser events."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple, TypeAlias, TypeVar
 
 from .text import MAX_DEPTH, MAX_KEY, TOO_DEEP, Address, Notes, line_of, show
+
+Scalar: TypeAlias = str | int | float | bool | None
+Value: TypeAlias = "Scalar | list[Value] | dict[str, Value]"
+S = TypeVar("S", bound=Scalar)
 
 SURROGATE = re.compile(r"[\ud800-\udfff]")
 INTEGER = re.compile(r"[-+]?(0|[1-9][0-9]*)")
 FLOAT = re.compile(r"[-+]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?")
-WORDS = {"": None, "~": None, "null": None, "Null": None, "NULL": None} | {
-    word: word.lower() == "true" for word in ("true", "True", "TRUE", "false", "False", "FALSE")
+MAX_DIGITS = 21  # an integer of so many characters is beyond 64 bits; int() would take longer
+WORDS = {
+    "": None,
+    "~": None,
+    "null": None,
+    "Null": None,
+    "NULL": None,
+    "true": True,
+    "True": True,
+    "TRUE": True,
+    "false": False,
+    "False": False,
+    "FALSE": False,
 }
+# Words that YAML readers understand differently, and what to write instead.
 AMBIGUOUS = [
     (r"no|off|n", "write '{0}' in quotes if you mean the word, false if you mean false."),
     (r"yes|on|y", "write '{0}' in quotes if you mean the word, true if you mean true."),
@@ -41,7 +57,8 @@ AMBIGUOUS = [
 ]
 
 
-def check_range(value: Any) -> Any:
+def check_range(value: S) -> S:
+    """The value itself; ValueError for integers beyond 64 bits, infinite numbers and non-text."""
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
         raise ValueError("beyond 64 bits. Write a smaller integer.")
     if isinstance(value, float) and not math.isfinite(value):
@@ -51,15 +68,19 @@ def check_range(value: Any) -> Any:
     return value
 
 
-def parse_scalar(text: str) -> Any:
-    """What an unquoted word means, in a file or as a flag's value; ValueError, with the reason, if that is not clear."""
+def parse_scalar(text: str) -> Scalar:
+    """What an unquoted word means, in a file or as the value of a flag.
+
+    ValueError, with the reason, if readers do not agree on its meaning.
+    """
     if text in WORDS:
         return WORDS[text]
     if INTEGER.fullmatch(text):
-        return check_range(int(text[:21]))  # 21 characters are beyond 64 bits already
+        return check_range(int(text[:MAX_DIGITS]))
     if FLOAT.fullmatch(text):
         value = check_range(float(text))
-        if value == 0 and re.search("[1-9]", re.split("[eE]", text)[0]):
+        mantissa = re.split("[eE]", text)[0]
+        if value == 0 and re.search("[1-9]", mantissa):
             raise ValueError("closer to 0 than any float. Write 0.")
         return value
     for pattern, advice in AMBIGUOUS:
@@ -68,79 +89,100 @@ def parse_scalar(text: str) -> Any:
     return check_range(text)
 
 
-def parse_key(text: str) -> str:
+def check_key(text: str) -> None:
+    """Refuse an unquoted key that does not mean a text, by a ValueError."""
     if not isinstance(parse_scalar(text), str):
         raise ValueError("a key must be text. Write it in quotes.")
-    return text
 
 
 def is_word(text: str) -> bool:
-    """Whether text means itself without quotes."""
+    """Whether a text means itself without quotes."""
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_./+-]*", text):
+        return False
     try:
-        return (
-            bool(re.fullmatch(r"[A-Za-z_][A-Za-z0-9_./+-]*", text)) and parse_scalar(text) == text
-        )
+        return parse_scalar(text) == text
     except ValueError:
         return False
 
 
 class Event(NamedTuple):
+    """A token of JSON or an event of the YAML parser."""
+
     kind: str  # { } [ ] "plain" "quoted"
     text: str
     line: int
 
 
-def build(event: Event, events: Iterator[Event], address: Address, notes: Notes) -> Any:
-    """The value that begins with an event. Depth is bounded, so recursion is."""
-    if event.kind in "{[" and len(address) == MAX_DEPTH:
+def build(event: Event, events: Iterator[Event], address: Address, notes: Notes) -> Value:
+    """The value that begins with an event, and takes those it needs from `events`."""
+    if event.kind in "{[" and len(address) == MAX_DEPTH:  # bounds the recursion, too
         raise notes.failure(event.line, TOO_DEEP)
     if event.kind == "[":
-        items: list[Any] = []
-        while (entry := next(events)).kind != "]":
-            items.append(
-                build(entry, events, notes.note_key((*address, len(items)), entry.line), notes)
-            )
-        return items
+        return _build_list(events, address, notes)
     if event.kind == "{":
-        mapping: dict[str, Any] = {}
-        while (entry := next(events)).kind != "}":
-            if entry.kind in "{[":
-                raise notes.failure(entry.line, "a key must be text; got a list or mapping.")
-            key = leaf(entry, "a key", parse_key, notes)
-            at = notes.note_key((*address, key), entry.line, key in mapping)
-            mapping[key] = build(next(events), events, at, notes)
-        return mapping
-    return leaf(event, show(address), parse_scalar, notes)
-
-
-def leaf(event: Event, what: str, plain: Callable[[str], Any], notes: Notes) -> Any:
+        return _build_mapping(events, address, notes)
     try:
-        return (plain if event.kind == "plain" else check_range)(event.text)
+        if event.kind == "plain":
+            return parse_scalar(event.text)
+        return check_range(event.text)
     except ValueError as e:
-        notes.add(event.line, f"{what} is {show(event.text)[1:-1]}: {e}")
-        return event.text
+        return _note_scalar(event, show(address), e, notes)
 
 
-def check_values(value: Any, address: Address, notes: Notes) -> None:
-    """Notes what is not plain data: objects, dates, numbers out of range, keys that are not text."""
-    say = lambda text: notes.add(line_of(notes.lines, address), f"{show(address)}: {text}")
+def _build_list(events: Iterator[Event], address: Address, notes: Notes) -> list[Value]:
+    items: list[Value] = []
+    while (entry := next(events)).kind != "]":
+        place = notes.note_key((*address, len(items)), entry.line)
+        items.append(build(entry, events, place, notes))
+    return items
+
+
+def _build_mapping(events: Iterator[Event], address: Address, notes: Notes) -> dict[str, Value]:
+    mapping: dict[str, Value] = {}
+    while (entry := next(events)).kind != "}":
+        if entry.kind in "{[":
+            raise notes.failure(entry.line, "a key must be text; got a list or mapping.")
+        key = entry.text
+        try:
+            if entry.kind == "plain":
+                check_key(key)
+            check_range(key)
+        except ValueError as e:
+            _note_scalar(entry, "a key", e, notes)
+        place = notes.note_key((*address, key), entry.line, key in mapping)
+        mapping[key] = build(next(events), events, place, notes)
+    return mapping
+
+
+def _note_scalar(event: Event, what: str, problem: ValueError, notes: Notes) -> str:
+    """Note that a key or value cannot be understood; reading goes on with its text."""
+    without_quotes = show(event.text)[1:-1]
+    notes.add(event.line, f"{what} is {without_quotes}: {problem}")
+    return event.text
+
+
+def check_values(value: object, address: Address, notes: Notes) -> None:
+    """Note everything that is not plain data: objects, dates, numbers out of range, other keys."""
+    line = line_of(notes.lines, address)
+    place = show(address)
     if isinstance(value, Mapping | list | tuple) and len(address) == MAX_DEPTH:
-        say(TOO_DEEP)
+        notes.add(line, f"{place}: {TOO_DEEP}")
     elif isinstance(value, Mapping):
         for key, entry in value.items():
             if not isinstance(key, str) or len(key) > MAX_KEY:
-                say(f"key {show(key)} must be text of at most {MAX_KEY} characters.")
+                text = f"key {show(key)} must be text of at most {MAX_KEY} characters."
+                notes.add(line, f"{place}: {text}")
             check_values(key, address, notes)
             check_values(entry, (*address, str(key)), notes)
     elif isinstance(value, list | tuple):
         for i, entry in enumerate(value):
             check_values(entry, (*address, i), notes)
     elif not isinstance(value, str | int | float | None):
-        say(
-            f"must be text, a number, true, false or null; got {type(value).__name__}. Write it as text."
-        )
+        kind = type(value).__name__
+        text = f"must be text, a number, true, false or null; got {kind}. Write it as text."
+        notes.add(line, f"{place}: {text}")
     else:
         try:
             check_range(value)
         except ValueError as e:
-            say(str(e))
+            notes.add(line, f"{place}: {e}")

@@ -1,7 +1,7 @@
 """Engine `cuda`: persistent kernels on an NVIDIA GPU, made from the cell's formula by NVRTC.
 
-engine      the three loops of the engine, and what launches them
-source      the kernels' source, from the formula and from templates (arguments.cuh, product.cuh, loops.cuh)
+engine      the three loops, and pointwise operations
+source      the kernels' source: the formula, and templates (arguments.cuh, product.cuh, loops.cuh)
 geometry    how a network lies on the chip
 driver      compiling, keeping, loading and launching kernels
 capture     CUDA graphs of gradients and modules

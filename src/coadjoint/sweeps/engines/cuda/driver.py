@@ -1,10 +1,10 @@
-"""Kernels compiled by NVRTC, which comes with torch, kept on disk, loaded and launched by the CUDA driver."""
+"""Kernels compiled by NVRTC, which comes with torch; loaded and launched by the CUDA driver."""
 
 from __future__ import annotations
 
 import ctypes
 import functools
-from typing import Any
+from pathlib import Path
 
 import torch
 
@@ -13,13 +13,18 @@ from ..c.compiler import cached_file
 from .geometry import Geometry
 from .source import PREFACE, kernel_source
 
+# The arrays of struct Args in arguments.cuh.
 ARRAYS = (
-    "X", "A", "Q", "LAM", "DEL", "MU", "NU", "BASE", "V", "W", "PAR", "SRC", "LAST", "SA", "LINK", "K", "TOPS", "KS", "KEND", "KLAST", "LEN", "STARTS",
+    "X", "A", "Q", "LAM", "DEL", "MU", "NU", "BASE", "V", "W", "PAR", "SRC", "LAST", "SA", "LINK",
+    "K", "TOPS", "KS", "KEND", "KLAST", "LEN", "STARTS",
 )  # fmt: skip
+MAX_DYNAMIC_SHARED_SIZE_BYTES = 8  # CU_FUNC_ATTRIBUTE_...
+Arguments = ctypes.Array[ctypes.c_longlong]  # struct Args: addresses, then the batch size
 
 
 @functools.cache
 def nvrtc() -> ctypes.CDLL:
+    """NVRTC, CUDA's run-time compiler; OSError if it is not found."""
     major = str(torch.version.cuda).split(".")[0]
     for name in (f"libnvrtc.so.{major}", "libnvrtc.so"):
         try:
@@ -34,11 +39,10 @@ def compile_kernel(text: str, arch: str, library: ctypes.CDLL) -> bytes:
     program = ctypes.c_void_p()
     library.nvrtcCreateProgram(ctypes.byref(program), text.encode(), b"loops.cu", 0, None, None)
     options = [f"--gpu-architecture={arch}".encode(), b"--std=c++17", b"--fmad=true"]
-    status = library.nvrtcCompileProgram(
-        program, len(options), (ctypes.c_char_p * len(options))(*options)
-    )
+    option_array = (ctypes.c_char_p * len(options))(*options)
+    failed = library.nvrtcCompileProgram(program, len(options), option_array)
     size = ctypes.c_size_t()
-    if status:
+    if failed:
         library.nvrtcGetProgramLogSize(program, ctypes.byref(size))
         log = ctypes.create_string_buffer(size.value)
         library.nvrtcGetProgramLog(program, log)
@@ -51,6 +55,7 @@ def compile_kernel(text: str, arch: str, library: ctypes.CDLL) -> bytes:
 
 
 def raise_if_failed(status: int) -> None:
+    """Raise RuntimeError with the driver's text if a call of it has failed."""
     if status:
         text = ctypes.c_char_p()
         driver().cuGetErrorString(status, ctypes.byref(text))
@@ -59,6 +64,7 @@ def raise_if_failed(status: int) -> None:
 
 @functools.cache
 def driver() -> ctypes.CDLL:
+    """The CUDA driver."""
     return ctypes.CDLL("libcuda.so.1")
 
 
@@ -73,27 +79,29 @@ def load_kernel(
     device: int,
     *options: bool,
 ) -> tuple[ctypes.c_void_p, int]:
-    """A loaded kernel and its shared memory."""
+    """A loaded kernel, and the bytes of shared memory it takes."""
     text, shared = kernel_source(name, cell, g, d, dtype, uniform, *options)
     return load_function(PREFACE + text, name, device, shared), shared
 
 
 def load_function(text: str, name: str, device: int, shared: int) -> ctypes.c_void_p:
-    """The function of that name, compiled for the device or found in the cache."""
+    """The function `name` of a source, compiled for the device or found in the cache."""
     major, minor = torch.cuda.get_device_capability(device)
     arch = f"sm_{major}{minor}"
-    recipe = f"{arch} {torch.version.cuda} {text}"
-    code = cached_file(
-        recipe, ".cubin", lambda out: out.write_bytes(compile_kernel(text, arch, nvrtc()))
-    ).read_bytes()
-    module, function = ctypes.c_void_p(), ctypes.c_void_p()
+
+    def make(out: Path) -> None:
+        out.write_bytes(compile_kernel(text, arch, nvrtc()))
+
+    code = cached_file(f"{arch} {torch.version.cuda} {text}", ".cubin", make).read_bytes()
+    module = ctypes.c_void_p()
+    function = ctypes.c_void_p()
     with torch.cuda.device(device):
-        torch.cuda.current_stream().synchronize()  # a context, if there is none yet
+        # This makes a context, if the thread has none yet.
+        torch.cuda.current_stream().synchronize()
         raise_if_failed(driver().cuModuleLoadData(ctypes.byref(module), code))
         raise_if_failed(driver().cuModuleGetFunction(ctypes.byref(function), module, name.encode()))
-        raise_if_failed(
-            driver().cuFuncSetAttribute(function, 8, shared)
-        )  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        status = driver().cuFuncSetAttribute(function, MAX_DYNAMIC_SHARED_SIZE_BYTES, shared)
+        raise_if_failed(status)
     return function
 
 
@@ -102,27 +110,30 @@ def launch_kernel(
     grid: int,
     threads: int,
     shared: int,
-    pack: Any,
+    arguments: Arguments,
     device: int,
     together: bool = False,
 ) -> None:
-    """Launch; together: all blocks must be on the chip at once."""
-    pointers = (ctypes.c_void_p * 1)(ctypes.addressof(pack))
+    """Launch a kernel. together: its blocks wait for each other, so all must be on the chip."""
+    pointers = (ctypes.c_void_p * 1)(ctypes.addressof(arguments))
     stream = ctypes.c_void_p(torch.cuda.current_stream(device).cuda_stream)
-    call: Any = driver().cuLaunchCooperativeKernel if together else driver().cuLaunchKernel
-    more = () if together else (None,)
+    sizes = (grid, 1, 1, threads, 1, 1, shared)
     with torch.cuda.device(device):
-        raise_if_failed(call(function, grid, 1, 1, threads, 1, 1, shared, stream, pointers, *more))
+        if together:
+            status = driver().cuLaunchCooperativeKernel(function, *sizes, stream, pointers)
+        else:
+            status = driver().cuLaunchKernel(function, *sizes, stream, pointers, None)
+        raise_if_failed(status)
 
 
 @functools.cache
 def processor_count(device: int) -> int:
+    """How many multiprocessors a device has."""
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 @functools.cache
 def shared_memory_limit(device: int) -> int:
     """Bytes of shared memory that a block may have."""
-    return getattr(
-        torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 96 << 10
-    )
+    properties = torch.cuda.get_device_properties(device)
+    return getattr(properties, "shared_memory_per_block_optin", 96 << 10)

@@ -1,4 +1,9 @@
-"""How a network lies on the chip: which part of W each block keeps, and each thread of it in registers."""
+"""How a network lies on the chip: which part of W each block keeps, and each thread of a block.
+
+A group of `parts` blocks owns some samples, and each block `units` of their units with the rows of
+W that belong to them. A block's part of W is an inner x outer matrix: inner entries are summed
+over, outer ones are the block's own. Its threads share it out in tiles, kept in registers.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +15,19 @@ from typing import NamedTuple
 from ....cells.cell import Cell
 
 WEIGHTS = 512  # bytes of W that a thread keeps in registers
-SHARED = (
-    180 << 10
-)  # bytes of W that shared memory may hold, where that keeps a network on one multiprocessor
-WARPS = 8
+SHARED = 180 << 10  # bytes of W in shared memory, where that keeps a network on one multiprocessor
+WARPS = 8  # of a block
 ROWS = 4  # samples of an item, twice as many for cells of several gates
-TRAFFIC = (
-    14 << 20
-)  # bytes that the blocks of all groups read at a step, above which a product for each step is quicker
+TRAFFIC = 14 << 20  # bytes that all blocks read per step; above it one product per step is faster
+LIMIT = 227 << 10  # bytes of shared memory that a block may have on a Hopper GPU
 
 
-# how it lies on the chip
 @dataclass(frozen=True)
 class Tile:
-    """Which part of W a thread has: KC inner entries times CC outer ones, over LC x LK lanes and WC x WK warps."""
+    """Which part of W a thread has: KC inner entries times CC outer ones.
+
+    The 32 lanes of a warp lie as LC x LK over outer and inner entries, the warps as WC x WK.
+    """
 
     KC: int
     CC: int
@@ -35,22 +39,30 @@ class Tile:
 
 @functools.cache
 def cheapest_tile(inner: int, outer: int, rows: int, warps: int, weights: int) -> Tile | None:
-    """The cheapest tile that covers W's part; None if no tile of at most `weights` entries a thread does."""
-    best: tuple[float, Tile] | None = None
-    for LC, WC, CC in itertools.product(
-        (1, 2, 4, 8, 16, 32), _divisors(warps), (1, 2, 3, 4, 6, 8, 12, 16)
-    ):
-        LK, WK = 32 // LC, warps // WC
-        if outer > LC * WC * CC or (CC > 1 and outer <= LC * WC * (CC - 1)):
+    """The cheapest tile that covers W's part with at most `weights` entries a thread; or None."""
+    cheapest: Tile | None = None
+    lowest_cost = 0.0
+    lane_columns = (1, 2, 4, 8, 16, 32)
+    columns_per_thread = (1, 2, 3, 4, 6, 8, 12, 16)
+    for LC, WC, CC in itertools.product(lane_columns, _divisors(warps), columns_per_thread):
+        LK = 32 // LC
+        WK = warps // WC
+        is_too_small = outer > LC * WC * CC
+        has_idle_columns = CC > 1 and outer <= LC * WC * (CC - 1)
+        if is_too_small or has_idle_columns:
             continue
         KC = 4 * -(-inner // (4 * LK * WK))
         if weights < KC * CC:
             continue
-        fma, moved = KC * CC * warps / 4, KC * warps + (LK.bit_length() - 1) * CC * warps
-        cost = rows * (max(fma, moved) + min(fma, moved) / 4) + rows * WK * outer / 32
-        if best is None or cost < best[0]:
-            best = cost, Tile(KC, CC, LC, LK, WC, WK)
-    return None if best is None else best[1]
+        # A thread's multiply-adds and the values it moves overlap in part; sums over WK follow.
+        multiply_adds = KC * CC * warps / 4
+        moves = KC * warps + (LK.bit_length() - 1) * CC * warps
+        overlapped = max(multiply_adds, moves) + min(multiply_adds, moves) / 4
+        cost = rows * overlapped + rows * WK * outer / 32
+        if cheapest is None or cost < lowest_cost:
+            cheapest = Tile(KC, CC, LC, LK, WC, WK)
+            lowest_cost = cost
+    return cheapest
 
 
 def _divisors(n: int) -> list[int]:
@@ -59,67 +71,78 @@ def _divisors(n: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Geometry:
-    """How a network lies on the chip: `parts` blocks of a group hold `units` units each."""
+    """How a network lies on the chip."""
 
-    units: int
-    parts: int
+    units: int  # of a block
+    parts: int  # blocks of a group
     groups: int
     rows: int  # samples of an item
     blocks: int  # items of a step
     warps: int
 
 
-LIMIT = 227 << 10  # bytes of shared memory that a block may have on a Hopper GPU
-
-
 @functools.cache
 def choose_geometry(
     cell: Cell, d: int, B: int, size: int, processors: int, limit: int = LIMIT, warps: int = WARPS
 ) -> Geometry | None:
-    """The fewest parts that fit, on so many multiprocessors with so much shared memory; None if none do."""
-    G, NR = len(cell.gates), len(cell.read)
-    if not NR:
+    """The geometry with the fewest parts that fits; None if none does.
+
+    size: bytes of a number; processors: multiprocessors of the chip; limit: bytes of shared memory
+    that a block may have.
+    """
+    if not cell.read:  # no W: every sample is a group
         return Geometry(d, 1, B, 1, 1, min(warps, -(-d // 32)))
+    most_rows = ROWS if len(cell.gates) < 3 else 2 * ROWS
     for parts in range(1, min(d, processors) + 1):
         units = -(-d // parts)
-        needed = -(-d // units)
-        total = -(-B // min(B, max(1, processors // needed)))
-        blocks = -(-total // (ROWS if G < 3 else 2 * ROWS))
-        rows = -(-total // blocks)
-        g = Geometry(units, needed, -(-B // (rows * blocks)), rows, blocks, warps)
-        both = [place_weights(cell, d, g, size, backwards) for backwards in (False, True)]
-        if all(h is not None and h.shared <= limit for h in both):
+        needed_parts = -(-d // units)
+        most_groups = min(B, max(1, processors // needed_parts))
+        samples = -(-B // most_groups)
+        blocks = -(-samples // most_rows)
+        rows = -(-samples // blocks)
+        groups = -(-B // (rows * blocks))
+        g = Geometry(units, needed_parts, groups, rows, blocks, warps)
+        ahead = place_weights(cell, d, g, size, False)
+        back = place_weights(cell, d, g, size, True)
+        if ahead is None or back is None:
+            continue
+        if ahead.shared <= limit and back.shared <= limit:
             return g
     return None
 
 
 class WeightPlacement(NamedTuple):
-    """Where a block keeps W: a tile for each thread, its first `keep` inner entries in registers."""
+    """Where a block keeps its part of W: a tile for each thread."""
 
     shape: Tile
-    keep: int
+    keep: int  # inner entries of the tile in registers; the others are in shared memory
     inner: int
     outer: int
-    shared: int  # bytes of shared memory, with what W multiplies and the sums
+    shared: int  # bytes of shared memory, with the values that W multiplies and the sums
 
 
 @functools.cache
 def place_weights(
     cell: Cell, d: int, g: Geometry, size: int, backwards: bool
 ) -> WeightPlacement | None:
-    """None if the registers do not hold it."""
-    G, NR = len(cell.gates), len(cell.read)
-    inner, outer = (G * d, NR * g.units) if backwards else (NR * d, G * g.units)
-    most = WEIGHTS // size + (SHARED // (32 * g.warps * size) if g.parts == 1 else 0)
-    shape = (
-        cheapest_tile(inner, outer, ROWS, g.warps, most) if NR else Tile(4, 1, 32, 1, g.warps, 1)
-    )
+    """The placement for a product with W, or with W' backwards; None if W does not fit."""
+    inner = len(cell.read) * d
+    outer = len(cell.gates) * g.units
+    if backwards:
+        inner = len(cell.gates) * d
+        outer = len(cell.read) * g.units
+    most = WEIGHTS // size
+    if g.parts == 1:
+        most += SHARED // (32 * g.warps * size)
+    shape: Tile | None = Tile(4, 1, 32, 1, g.warps, 1)
+    if cell.read:
+        shape = cheapest_tile(inner, outer, ROWS, g.warps, most)
     if shape is None:
         return None
     keep = min(shape.KC, WEIGHTS // size // shape.CC // 4 * 4)
-    vectors = (
-        g.rows * shape.WK * (shape.LK * shape.KC + max(1, outer))
-        + (shape.KC - keep) * shape.CC * 32 * g.warps
-    )
-    shared = size * vectors + 4 * (5 * g.rows + g.rows * g.blocks) + 16
+    values = g.rows * shape.WK * (shape.LK * shape.KC + max(1, outer))
+    values += (shape.KC - keep) * shape.CC * 32 * g.warps
+    # Beside the values, as integers: the largest exponents of lam of four items and of the whole
+    # group, and the exponents of the group's samples; 16 bytes for alignment.
+    shared = size * values + 4 * (5 * g.rows + g.rows * g.blocks) + 16
     return WeightPlacement(shape, keep, inner, max(1, outer), shared)

@@ -1,6 +1,6 @@
-"""The kernels' source: templates (.cuh) that are the same for all cells, and before them what is about one cell.
+"""The kernels' source: what is particular to one cell, and templates (.cuh) that all cells share.
 
-arguments.cuh   the arrays a kernel is given, powers of two, which rows are whose
+arguments.cuh   the arrays a kernel is given, powers of two, which rows belong to which block
 product.cuh     the product with W, whose parts stay in registers
 loops.cuh       forward, tangent, adjoint
 """
@@ -11,225 +11,284 @@ import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from ....cells.cell import Cell
 from ....cells.formula import Node, walk
 from ....cells.program import write_code
-from ..expressions import adjoint_step, tangent_step
+from ...pointwise import Pointwise
+from ..expressions import adjoint_step, input_groups, tangent_step
 from .geometry import Geometry, place_weights
 
-TEMPLATES = (
-    "arguments.cuh",
-    "product.cuh",
-    "loops.cuh",
-)  # what is the same for all cells, in this order
+TEMPLATES = ("arguments.cuh", "product.cuh", "loops.cuh")
+# An entry of an array that blocks exchange has these bits until it is written: a NaN that no
+# arithmetic makes.
 MARK = {torch.float32: 0x7FA1B2C3, torch.float64: 0x7FF4A1B2C3D4E5F6}
 OPERATIONS = {
-    "add": "({0} + {1})", "sub": "({0} - {1})", "mul": "({0} * {1})", "div": "({0} / {1})", "neg": "(-{0})",
-    "const": "real({value})", "power": "pow({0}, real({value}))",
-    "tanh": "tanh({0})", "sigmoid": "sigmoid({0})", "softplus": "softplus({0})", "relu": "({0} < 0 ? real(0) : {0})",
-    "exp": "exp({0})", "log": "log({0})", "sqrt": "sqrt({0})", "sin": "sin({0})", "cos": "cos({0})",
-    "expm1": "expm1({0})", "log1p": "log1p({0})",
-    "erf": "erf({0})", "atan": "atan({0})", "abs": "fabs({0})", "sign": "signum({0})", "step": "step({0})",
+    "add": "({0} + {1})",
+    "sub": "({0} - {1})",
+    "mul": "({0} * {1})",
+    "div": "({0} / {1})",
+    "neg": "(-{0})",
+    "const": "real({value})",
+    "power": "pow({0}, real({value}))",
+    "tanh": "tanh({0})",
+    "sigmoid": "sigmoid({0})",
+    "softplus": "softplus({0})",
+    "relu": "({0} < 0 ? real(0) : {0})",
+    "exp": "exp({0})",
+    "log": "log({0})",
+    "sqrt": "sqrt({0})",
+    "sin": "sin({0})",
+    "cos": "cos({0})",
+    "expm1": "expm1({0})",
+    "log1p": "log1p({0})",
+    "erf": "erf({0})",
+    "atan": "atan({0})",
+    "abs": "fabs({0})",
+    "sign": "signum({0})",
+    "step": "step({0})",
     "held": "({0})",
-    "tanh_slope": "(real(1) - {0} * {0})", "sigmoid_slope": "({0} - {0} * {0})",
-}  # fmt: skip
-FUNCTIONS = """
-__device__ __forceinline__ real sigmoid(real a) { return real(1) / (real(1) + exp(-a)); }
-__device__ __forceinline__ real softplus(real a) { return (a < 0 ? real(0) : a) + log1p(exp(-fabs(a))); }
-__device__ __forceinline__ real step(real a) { return a > 0 ? real(1) : a <= 0 ? real(0) : a; }
-__device__ __forceinline__ real signum(real a) { return a > 0 ? real(1) : a < 0 ? real(-1) : a; }
-"""
+    "tanh_slope": "(real(1) - {0} * {0})",
+    "sigmoid_slope": "({0} - {0} * {0})",
+}
+_FUNCTIONS = (
+    "sigmoid(real a) { return real(1) / (real(1) + exp(-a)); }",
+    "softplus(real a) { return (a < 0 ? real(0) : a) + log1p(exp(-fabs(a))); }",
+    "step(real a) { return a > 0 ? real(1) : a <= 0 ? real(0) : a; }",
+    "signum(real a) { return a > 0 ? real(1) : a < 0 ? real(-1) : a; }",
+)
+FUNCTIONS = "\n" + "".join(f"__device__ __forceinline__ real {f}\n" for f in _FUNCTIONS)
+# The first row of an array at a step, less the sample: in step arrays, and in state arrays.
+FIRST_ROW = {"step": "m.after - a.B", "before": "m.before", "after": "m.after"}
 
 
-# the cell, as source
 @dataclass(frozen=True)
 class StepInput:
-    """An array that is read at every step for each unit: where it lies in the arguments and in a row."""
+    """A value that is read at every step for each unit: where it lies in the arguments."""
 
     array: str
-    width: int  # entries of a row, in units of d; 0: one for each sample
+    width: int  # entries of a row, in units of d; 0: one number for each sample
     entry: int
     time: str  # "step", "before" or "after"
 
     def __str__(self) -> str:
-        row = {"step": "m.after - a.B", "before": "m.before", "after": "m.after"}[self.time]
+        row = FIRST_ROW[self.time]
         if not self.width:
             return f"a.{self.array}[{row} + y.b]"
         return f"a.{self.array}[({row} + y.b) * ({self.width} * D) + {self.entry} * D + y.unit]"
 
 
+def step_inputs(array: str, width: int, time: str) -> list[StepInput]:
+    """All entries of an array."""
+    return [StepInput(array, width, i, time) for i in range(width)]
+
+
 class KernelSource:
-    """What the templates ask of a cell for one of its kernels."""
+    """What the templates need of a cell for one of its kernels: macros and functions."""
 
     def __init__(self, cell: Cell) -> None:
-        self.cell, self.streams = cell, list[StepInput]()
-        self.defined: dict[str, Any] = {
-            "S": len(cell.slots), "G": len(cell.gates), "NR": len(cell.read), "NP": len(cell.p), "NQ": len(cell.saved_nodes),
-            "NEEDS_A": int(cell.needs_a),
-        }  # fmt: skip
+        self.cell = cell
+        self.inputs: list[StepInput] = []
         self.functions: list[str] = []
+        self.defined: dict[str, int | str] = {
+            "S": len(cell.slots),
+            "G": len(cell.gates),
+            "NR": len(cell.read),
+            "NP": len(cell.p),
+            "NQ": len(cell.saved_nodes),
+            "NEEDS_A": int(cell.needs_a),
+        }
 
-    def stream(self, *where: Any) -> int:
-        found = StepInput(*where)
-        if found not in self.streams:
-            self.streams.append(found)
-        return self.streams.index(found)
+    def add_input(self, step_input: StepInput) -> int:
+        """Read a value at every step; return its place among the inputs."""
+        if step_input not in self.inputs:
+            self.inputs.append(step_input)
+        return self.inputs.index(step_input)
 
-    def tape(
+    def add_saved(
         self, expressions: Iterable[Node], moving: Iterable[Node], name: str
     ) -> dict[Node, str]:
-        """Streams of the values at which a step is differentiated -> what each node at hand is called."""
-        cell, S = self.cell, len(self.cell.slots)
-        at: dict[Node, tuple[str, int, int, str]] = {}
-        at |= {n: ("X", S, s, "after") for s, n in enumerate(cell.next) if n.args}
-        at |= {n: ("Q", len(cell.saved_nodes), i, "step") for i, n in enumerate(cell.saved_nodes)}
-        at |= {n: ("A", len(cell.gates), i, "step") for i, n in enumerate(cell.a)}
-        at |= {n: ("V", len(cell.v), i, "step") for i, n in enumerate(cell.v)}
-        at |= {n: ("X", S, s, "before") for s, n in enumerate(cell.x)}
-        needed = [n for n in walk(list(expressions), frozenset([*at, *moving])) if n in at]
-        return {n: f"{name}[{self.stream(*at[n])}]" for n in needed} | self.parameters()
+        """Read the saved values that the expressions need; return what each node is called.
+
+        moving: what changes from step to step inside the loop, and is not read.
+        """
+        cell = self.cell
+        places: dict[Node, StepInput] = {}
+        for node, place in zip(cell.next, step_inputs("X", len(cell.slots), "after"), strict=True):
+            if node.args:  # a next state that is a copy of an input is read as that input
+                places[node] = place
+        groups = (
+            (cell.saved_nodes, "Q", "step"),
+            (cell.a, "A", "step"),
+            (cell.v, "V", "step"),
+            (cell.x, "X", "before"),
+        )
+        for nodes, array, time in groups:
+            places.update(zip(nodes, step_inputs(array, len(nodes), time), strict=True))
+        names = {}
+        for node in walk(list(expressions), frozenset([*places, *moving])):
+            if node in places:
+                names[node] = f"{name}[{self.add_input(places[node])}]"
+        return names | self.parameters()
 
     def parameters(self) -> dict[Node, str]:
-        return {n: f"p[{i}]" for i, n in enumerate(self.cell.p)}
+        """What the cell's parameters are called."""
+        return indexed_names("p", self.cell.p)
 
-    def function(
+    def add_function(
         self, name: str, arguments: str, names: dict[Node, str], into: dict[str, Sequence[Node]]
     ) -> None:
+        """Write a function that computes nodes into arrays, from nodes that have names."""
         outputs = [n for nodes in into.values() for n in nodes]
         lines, results = write_code(outputs, names, OPERATIONS, "const real {0} = {1};", "t")
-        found = iter(results)
-        stores = [
-            f"{target}[{i}] = {next(found)};"
-            for target, nodes in into.items()
-            for i in range(len(nodes))
-        ]
-        body = "\n".join(f"  {line}" for line in (*lines, *stores))
+        values = iter(results)
+        for target, nodes in into.items():
+            for i in range(len(nodes)):
+                lines.append(f"{target}[{i}] = {next(values)};")
+        body = "\n".join(f"  {line}" for line in lines)
         targets = "".join(f", real* {target}" for target in into)
-        self.functions.append(
-            f"__device__ __forceinline__ void {name}({arguments}{targets}) {{\n{body}\n}}"
-        )
+        head = f"__device__ __forceinline__ void {name}({arguments}{targets})"
+        self.functions.append(f"{head} {{\n{body}\n}}")
 
-    def flags(self, name: str, used: Sequence[bool]) -> None:
-        """NAME(s): is slot s used"""
+    def define_flags(self, name: str, used: Sequence[bool]) -> None:
+        """Define the macro name(s): whether slot s is used."""
         mask = sum(1 << i for i, on in enumerate(used) if on)
         self.defined[f"{name}(s)"] = f"(({mask} >> (s)) & 1)"
 
     def __str__(self) -> str:
         lines = [f"#define {name} {value}" for name, value in self.defined.items()]
-        reads = [f"  y_[{i}] = y.act ? {s} : 0;" for i, s in enumerate(self.streams)]
-        unit = [
-            f"  p[{i}] = unit < D ? a.PAR[{i} * D + unit] : 0;" for i, _ in enumerate(self.cell.p)
-        ]
-        return "\n".join([
-            *lines, f"#define NSTREAM {len(self.streams)}", FUNCTIONS, *self.functions,
+        lines += [f"#define NSTREAM {len(self.inputs)}", FUNCTIONS, *self.functions]
+        # The templates' structs must be complete where these two functions are defined, so they
+        # are a macro that is used after arguments.cuh.
+        lines += [
             "struct Args; struct Item; struct Entry;",
-            "#define AFTER_ARGS \\", "__device__ __forceinline__ void fetch(const Args& a, const Item& m, const Entry& y, real* y_) { \\",
-            *(line + " \\" for line in reads), "} \\",
-            "__device__ __forceinline__ void parameters(const Args& a, int unit, real* p) { \\", *(line + " \\" for line in unit), "}", "",
-        ])  # fmt: skip
+            "#define AFTER_ARGS \\",
+            "__device__ __forceinline__ void "
+            "fetch(const Args& a, const Item& m, const Entry& y, real* y_) { \\",
+        ]
+        for i, step_input in enumerate(self.inputs):
+            lines.append(f"  y_[{i}] = y.act ? {step_input} : 0; \\")
+        lines += [
+            "} \\",
+            "__device__ __forceinline__ void parameters(const Args& a, int unit, real* p) { \\",
+        ]
+        for i in range(len(self.cell.p)):
+            lines.append(f"  p[{i}] = unit < D ? a.PAR[{i} * D + unit] : 0; \\")
+        return "\n".join([*lines, "}", ""])
 
 
 def indexed_names(name: str, nodes: Sequence[Node]) -> dict[Node, str]:
+    """The nodes as entries of an array: name[0], name[1], ..."""
     return {n: f"{name}[{i}]" for i, n in enumerate(nodes)}
 
 
 def forward_source(cell: Cell) -> KernelSource:
-    s = KernelSource(cell)
-    for i in range(len(cell.gates)):
-        s.stream("BASE", len(cell.gates), i, "step")
-    for i in range(len(cell.v)):
-        s.stream("V", len(cell.v), i, "step")
+    """The forward kernel's functions."""
+    source = KernelSource(cell)
+    source.inputs += step_inputs("BASE", len(cell.gates), "step")
+    source.inputs += step_inputs("V", len(cell.v), "step")
     x = indexed_names("x", cell.x)
-    s.function("next", "const real* g, const real* v, const real* x, const real* p",
-               indexed_names("g", cell.a) | indexed_names("v", cell.v) | x | s.parameters(), {"z": cell.next, "q": cell.saved_nodes})  # fmt: skip
-    s.function("read", "const real* x", x, {"q": cell.read})
-    s.flags("READS_SLOT", [n in walk(cell.read) for n in cell.x])
-    s.defined |= {"FORWARD": 1, "BACKWARDS": 0}
-    return s
+    names = indexed_names("g", cell.a) | indexed_names("v", cell.v) | x | source.parameters()
+    source.add_function(
+        "next",
+        "const real* g, const real* v, const real* x, const real* p",
+        names,
+        {"z": cell.next, "q": cell.saved_nodes},
+    )
+    source.add_function("read", "const real* x", x, {"q": cell.read})
+    source.define_flags("READS_SLOT", [n in walk(cell.read) for n in cell.x])
+    source.defined |= {"FORWARD": 1, "BACKWARDS": 0}
+    return source
 
 
 def adjoint_source(
-    cell: Cell, s_: bool, last: bool, sa: bool, link: bool, scaled: bool
+    cell: Cell, has_s: bool, has_last: bool, has_sa: bool, has_link: bool, scaled: bool
 ) -> KernelSource:
-    s, e = KernelSource(cell), adjoint_step(cell)
-    moving = indexed_names("lam", e.lam)
-    names = s.tape((*e.into_a, *e.into_x), moving, "y") | moving
-    s.function(
+    """The adjoint kernel's functions."""
+    source = KernelSource(cell)
+    e = adjoint_step(cell)
+    lam = indexed_names("lam", e.lam)
+    source.add_function(
         "pull",
         "const real* lam, const real* y, const real* p",
-        names,
+        source.add_saved((*e.into_a, *e.into_x), lam, "y") | lam,
         {"del": e.into_a, "kept": e.into_x},
     )
-    names = s.tape(e.through_read, e.rbar, "y") | indexed_names("rbar", e.rbar)
-    s.function(
-        "pull_read", "const real* rbar, const real* y, const real* p", names, {"back": e.through_read}
+    source.add_function(
+        "pull_read",
+        "const real* rbar, const real* y, const real* p",
+        source.add_saved(e.through_read, e.rbar, "y") | indexed_names("rbar", e.rbar),
+        {"back": e.through_read},
     )
-    s.defined |= {
+    source.defined |= {
         "ADJOINT": 1,
         "BACKWARDS": 1,
-        "HAS_S": int(s_),
-        "HAS_LAST": int(last),
-        "HAS_SA": int(sa),
+        "HAS_S": int(has_s),
+        "HAS_LAST": int(has_last),
+        "HAS_SA": int(has_sa),
+        "HAS_LINK": int(has_link),
+        "SCALED": int(scaled),
+        "FIRST_S": 0,
+        "FIRST_SA": 0,
     }
-    s.defined |= {"HAS_LINK": int(link), "SCALED": int(scaled), "FIRST_S": 0, "FIRST_SA": 0}
-    if s_:
-        s.defined["FIRST_S"] = len(s.streams)
-        s.streams += [
-            StepInput("SRC", len(cell.slots), i, "before") for i in range(len(cell.slots))
-        ]
-    if sa:
-        s.defined["FIRST_SA"] = len(s.streams)
-        s.streams += [StepInput("SA", len(cell.gates), i, "step") for i in range(len(cell.gates))]
-    s.defined["FIRST_LINK"] = len(s.streams)
-    if link:
-        s.streams.append(StepInput("LINK", 0, 0, "step"))
-    return s
+    if has_s:
+        source.defined["FIRST_S"] = len(source.inputs)
+        source.inputs += step_inputs("SRC", len(cell.slots), "before")
+    if has_sa:
+        source.defined["FIRST_SA"] = len(source.inputs)
+        source.inputs += step_inputs("SA", len(cell.gates), "step")
+    source.defined["FIRST_LINK"] = len(source.inputs)
+    if has_link:
+        source.inputs.append(StepInput("LINK", 0, 0, "step"))
+    return source
 
 
-def tangent_source(cell: Cell, g: bool, ga: bool, link: bool) -> KernelSource:
-    s, e = KernelSource(cell), tangent_step(cell)
-    moving = indexed_names("mu", e.mu) | indexed_names("nu", e.nu)
-    s.function(
+def tangent_source(cell: Cell, has_g: bool, has_ga: bool, has_link: bool) -> KernelSource:
+    """The tangent kernel's functions."""
+    source = KernelSource(cell)
+    e = tangent_step(cell)
+    mu = indexed_names("mu", e.mu)
+    moving = mu | indexed_names("nu", e.nu)
+    source.add_function(
         "change",
         "const real* mu, const real* nu, const real* y, const real* p",
-        s.tape(e.out, moving, "y") | moving,
+        source.add_saved(e.out, moving, "y") | moving,
         {"z": e.out},
     )
-    s.function(
+    source.add_function(
         "along",
         "const real* mu, const real* y",
-        s.tape(e.through_read, e.mu, "y") | indexed_names("mu", e.mu),
+        source.add_saved(e.through_read, e.mu, "y") | mu,
         {"q": e.through_read},
     )
-    s.function(
+    source.add_function(
         "along_at",
         "const real* mu, const real* x",
-        indexed_names("mu", e.mu) | indexed_names("x", cell.x),
+        mu | indexed_names("x", cell.x),
         {"q": e.through_read},
     )
     used = set(walk(e.through_read, frozenset([*e.mu, *cell.x])))
-    s.flags("ALONG_SLOT", [n in used for n in e.mu])
-    s.flags("ALONG_STATE", [n in used for n in cell.x])
-    s.defined |= {
+    source.define_flags("ALONG_SLOT", [n in used for n in e.mu])
+    source.define_flags("ALONG_STATE", [n in used for n in cell.x])
+    source.defined |= {
         "TANGENT": 1,
         "BACKWARDS": 0,
-        "HAS_S": int(g),
-        "HAS_SA": int(ga),
-        "HAS_LINK": int(link),
+        "HAS_S": int(has_g),
+        "HAS_SA": int(has_ga),
+        "HAS_LINK": int(has_link),
+        "FIRST_S": len(source.inputs),
     }
-    s.defined |= {"FIRST_S": len(s.streams), "FIRST_SA": len(s.streams) + g * len(cell.slots)}
-    if g:
-        s.streams += [StepInput("SRC", len(cell.slots), i, "after") for i in range(len(cell.slots))]
-    if ga:
-        s.streams += [StepInput("SA", len(cell.gates), i, "step") for i in range(len(cell.gates))]
-    s.defined["FIRST_LINK"] = len(s.streams)
-    if link:
-        s.streams.append(StepInput("LINK", 0, 0, "step"))
-    return s
+    if has_g:
+        source.inputs += step_inputs("SRC", len(cell.slots), "after")
+    source.defined["FIRST_SA"] = len(source.inputs)
+    if has_ga:
+        source.inputs += step_inputs("SA", len(cell.gates), "step")
+    source.defined["FIRST_LINK"] = len(source.inputs)
+    if has_link:
+        source.inputs.append(StepInput("LINK", 0, 0, "step"))
+    return source
 
 
 SOURCES: dict[str, Callable[..., KernelSource]] = {
@@ -243,33 +302,53 @@ SOURCES: dict[str, Callable[..., KernelSource]] = {
 def kernel_source(
     name: str, cell: Cell, g: Geometry, d: int, dtype: torch.dtype, uniform: bool, *options: bool
 ) -> tuple[str, int]:
-    """The kernel's source, and the bytes of shared memory it takes."""
-    size, made = dtype.itemsize, SOURCES[name](cell, *options)
-    found = place_weights(cell, d, g, size, name == "adjoint")
-    assert found is not None
-    shape = found.shape
+    """A kernel's source, and the bytes of shared memory it takes.
+
+    options: those of the function in SOURCES, after the cell.
+    """
+    size = dtype.itemsize
+    is_double = dtype == torch.float64
+    source = SOURCES[name](cell, *options)
+    placement = place_weights(cell, d, g, size, name == "adjoint")
+    assert placement is not None
+    tile = placement.shape
     entries = -(-g.rows * g.units // (32 * g.warps))
-    quick = g.blocks == 1 and g.parts == 1 and entries * len(made.streams) <= 8
-    made.defined |= {
-        "KC": shape.KC,
-        "CC": shape.CC,
-        "LC": shape.LC,
-        "LK": shape.LK,
-        "WC": shape.WC,
-        "WK": shape.WK,
-    }
-    made.defined |= {
-        "D": d, "U": g.units, "P": g.parts, "R": g.rows, "BLOCKS": g.blocks, "INNER": found.inner, "OUTER": found.outer,
-        "UNIFORM": int(uniform), "AHEAD": 3 if quick else 1, "KEEP": found.keep,
+    # Few inputs, and steps that wait for nobody: they are fetched three steps ahead.
+    is_light = g.blocks == 1 and g.parts == 1 and entries * len(source.inputs) <= 8
+    source.defined |= {
+        "KC": tile.KC,
+        "CC": tile.CC,
+        "LC": tile.LC,
+        "LK": tile.LK,
+        "WC": tile.WC,
+        "WK": tile.WK,
+        "D": d,
+        "U": g.units,
+        "P": g.parts,
+        "R": g.rows,
+        "BLOCKS": g.blocks,
+        "INNER": placement.inner,
+        "OUTER": placement.outer,
+        "UNIFORM": int(uniform),
+        "AHEAD": 3 if is_light else 1,
+        "KEEP": placement.keep,
         "VEC": 4 if size == 4 and d % 4 == 0 else 1,
-        "DOUBLE": int(dtype == torch.float64), "MARK": f"{MARK[dtype]}{'LL' if size == 8 else ''}", "SPINS": 1 << 24,
-    }  # fmt: skip
-    head = f"typedef {'double' if size == 8 else 'float'} real;\n"
-    arguments, product, loops = ((Path(__file__).parent / name).read_text() for name in TEMPLATES)
-    return head + str(made) + arguments + "AFTER_ARGS\n\n" + product + loops, found.shared
+        "DOUBLE": int(is_double),
+        "MARK": f"{MARK[dtype]}LL" if is_double else str(MARK[dtype]),
+        "SPINS": 1 << 24,
+    }
+    arguments, product, loops = map(read_template, TEMPLATES)
+    head = f"typedef {'double' if is_double else 'float'} real;\n"
+    text = head + str(source) + arguments + "AFTER_ARGS\n\n" + product + loops
+    return text, placement.shared
 
 
-# compiling and launching
+@functools.cache
+def read_template(name: str) -> str:
+    """The text of a file in this folder."""
+    return (Path(__file__).parent / name).read_text()
+
+
 PREFACE = """
 #define KERNEL(name) extern "C" __global__ void __launch_bounds__(NT, 1) name(const Args a)
 #define SHARED_MEMORY extern __shared__ __align__(16) unsigned char shared[]
@@ -282,3 +361,35 @@ extern "C" __global__ void __launch_bounds__(256) points(const Args a) {
     const long long row = i / D;
     const int unit = (int)(i % D);
 """
+
+
+def pointwise_source(op: Pointwise, present: tuple[bool, ...], d: int, dtype: torch.dtype) -> str:
+    """A Pointwise as one kernel. present: which of op.known and op.inputs are given."""
+    names: dict[Node, str] = {}
+    given = 0
+    for (name, nodes), is_given in zip(input_groups(op), present, strict=True):
+        if not is_given:
+            continue
+        row = "" if name in op.uniform else f"row * {len(nodes) * d} + "
+        for j, node in enumerate(nodes):
+            if name is not None or node.args:  # a saved copy of an input is read as that input
+                names[node] = f"a.y[{given}][{row}{j * d} + unit]"
+        given += 1
+    outputs = [nodes for name, nodes in op.outputs if name in op.nonzero_outputs]
+    output_nodes = [n for nodes in outputs for n in nodes]
+    used = [n for n in walk(output_nodes, frozenset(names)) if n in names]
+    loaded = {n: f"l{i}" for i, n in enumerate(used)}
+    lines, results = write_code(output_nodes, loaded, OPERATIONS, "const real {0} = {1};")
+    body = [f"const real {loaded[n]} = {names[n]};" for n in used]
+    body += lines
+    values = iter(results)
+    for i, nodes in enumerate(outputs):
+        for j in range(len(nodes)):
+            target = f"a.y[{given + i}][row * {len(nodes) * d} + {j * d} + unit]"
+            body.append(f"{target} = {next(values)};")
+    real = "double" if dtype == torch.float64 else "float"
+    count = given + len(outputs)
+    text = f"typedef {real} real;\n#define D {d}\n{FUNCTIONS}"
+    text += f"struct Args {{ real* y[{count}]; long long rows; }};\n{POINTWISE_HEAD}"
+    text += "".join(f"    {line}\n" for line in body)
+    return text + "  }\n}\n"

@@ -19,7 +19,13 @@ from ...plan import Saved, SweepPlan
 from ...pointwise import Pointwise
 from ...rows import NO_EXPONENT, Link, Rows, exponent, next_exponent, pow2, scale
 from ...slopes import pick_read_slot, read_map, read_push, read_values, step_map
-from ..expressions import adjoint_step, nonzero_outputs, optional_steps, tangent_step
+from ..expressions import (
+    adjoint_step,
+    nonzero_outputs,
+    optional_steps,
+    output_or_zeros,
+    tangent_step,
+)
 
 STEPS_PER_EXPONENT = 4
 
@@ -77,7 +83,7 @@ def forward(
         if W is not None:
             a_t = torch.addmm(base_t, read_values(cell, before), W.t())
         outputs = nonzero_outputs(op, None, (), (a_t, v_t, before, p))
-        x.append(outputs["x"] if "x" in outputs else torch.zeros_like(before))
+        x.append(output_or_zeros(outputs, "x", before))
         a.append(a_t)
         if cell.saved_nodes:
             q.append(outputs["q"])
@@ -100,23 +106,35 @@ class Sources:
         self.rows = rows
         self.scaled = scaled
         self.s = None if s is None else rows.states(s)
-        self.s_last = torch.zeros_like(rows.last(like)) if s_last is None else s_last
+        if s_last is None:
+            s_last = torch.zeros_like(rows.last(like))
+        self.s_last = s_last
         if k_last is None:
             k_last = torch.zeros(rows.B, dtype=torch.int32, device=self.s_last.device)
         self.k_last = k_last.int()
 
     def count(self, t: int) -> int:
         """How many samples have a state x_t."""
-        return self.rows.sizes[t - 1] if t else self.rows.B
+        if t == 0:
+            return self.rows.B
+        return self.rows.sizes[t - 1]
+
+    def source(self, t: int, samples: slice) -> Tensor | None:
+        """The source of state x_t of some samples."""
+        if self.s is None:
+            return None
+        return self.s[t][samples]
 
     def begin(self, t: int, going_on: int) -> tuple[Tensor, Tensor]:
         """(lam, k) of the samples whose last state is x_t: those after the first `going_on`."""
         here = slice(going_on, self.count(t))
         lam = self.s_last[here]
         k = self.k_last[here]
-        source = None if self.s is None else self.s[t][here]
+        source = self.source(t, here)
         if not self.scaled:
-            return lam if source is None else lam + source, k
+            if source is not None:
+                lam = lam + source
+            return lam, k
         e = exponent(lam)
         k_new = torch.where(e == NO_EXPONENT, NO_EXPONENT, e + k)
         if source is not None:
@@ -130,13 +148,15 @@ class Sources:
     def join(self, t: int, pulled: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """(lam_t, k_t) from what is pulled back from lam_{t+1}, in units of 2^k."""
         n = len(pulled)
-        source = None if self.s is None else self.s[t][:n]
+        source = self.source(t, slice(n))
         if self.scaled and (source is not None or t % STEPS_PER_EXPONENT == 0):
             k_new = exponent_of(k, pulled) if source is None else next_exponent(k, pulled, source)
             pulled = pulled * pow2((k - k_new)[:, None], pulled.dtype)
             k = k_new.int()
+        if source is not None and self.scaled:
+            source = scale(source, -k[:, None])
         if source is not None:
-            pulled = pulled + (scale(source, -k[:, None]) if self.scaled else source)
+            pulled = pulled + source
         if self.count(t) > n:
             lam, k_begin = self.begin(t, n)
             return torch.cat([pulled, lam]), torch.cat([k, k_begin])
@@ -173,11 +193,11 @@ def adjoint(
     for t in reversed(range(rows.T)):
         at = (steps.a[t], steps.v[t], steps.before[t], saved.p, lam_t)
         outputs = nonzero_outputs(pull_step, None, (steps.after[t], steps.q[t]), at)
-        delta_t = outputs["a"] if "a" in outputs else torch.zeros_like(steps.a[t])
+        delta_t = output_or_zeros(outputs, "a", steps.a[t])
         source = step_sources[t]
         if source is not None:
             delta_t = delta_t + source
-        pulled = outputs["x"] if "x" in outputs else torch.zeros_like(lam_t)
+        pulled = output_or_zeros(outputs, "x", lam_t)
         if W is not None and cell.read_slot is not None:
             pick_read_slot(cell, pulled).addmm_(delta_t, W)
         elif W is not None:
@@ -231,7 +251,7 @@ def tangent(
             nu_t = torch.addmm(nu_t, read_push(cell, steps.before[t], m), W.t())
         at = (steps.a[t], steps.v[t], steps.before[t], saved.p, nu_t, m)
         outputs = nonzero_outputs(push_step, None, (steps.after[t], steps.q[t]), at)
-        mu_t = outputs["x"] if "x" in outputs else torch.zeros_like(m)
+        mu_t = output_or_zeros(outputs, "x", m)
         if sources is not None:
             mu_t = mu_t + sources[t + 1]
         mu.append(mu_t)

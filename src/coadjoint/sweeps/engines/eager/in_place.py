@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
+from ....cells.cell import Cell
 from ....cells.formula import add
 from ...memory import empty
 from ...plan import Saved, SweepPlan
@@ -110,7 +111,7 @@ def adjoint(
         lam = saved.x.new_empty(2 * rows.B, saved.x.shape[1])
     with flush_denormals():
         loop = AdjointLoop(plan, saved, W, lam, keep, delta, sa)
-        factors = {} if link is None else active_factors(rows, link)
+        factors = active_factors(rows, link)
         if scaled:
             return lam, delta, ScaledAdjoint(loop, s, s_last, k_last, factors).run()
         sources = None if s is None else rows.states(s)
@@ -129,8 +130,10 @@ def adjoint(
     return lam, delta, None
 
 
-def active_factors(rows: Rows, link: Link) -> dict[int, Tensor]:
+def active_factors(rows: Rows, link: Link | None) -> dict[int, Tensor]:
     """The factors [n_t, 1] of the steps where they are not all one, by step."""
+    if link is None:
+        return {}
     factors = {}
     for t, active in enumerate(link.active):
         if active:
@@ -178,10 +181,9 @@ def tangent(
         before = views.before(mu)
         given = NodeViews().pack(e.mu, mu, views.before).pack(e.nu, nu, views.steps)
         m = before
-        factors: Mapping[int, Tensor] = {}
-        if link is not None:
-            # Where the factor is not one, m_t = factor_t mu_{t-1} has a buffer of its own.
-            factors = active_factors(rows, link)
+        factors = active_factors(rows, link)
+        if factors:
+            # Where the factor is not one, m_t = factor_t mu_{t-1} is written to a buffer.
             buffer = mu.new_empty(rows.B, mu.shape[1])
             m = replace_steps(before, views.same(buffer), factors)
             for node, part in zip(e.mu, target_views(buffer, slots, views.same), strict=True):
@@ -197,19 +199,13 @@ def tangent(
         read: Callable[[int], None] | None = None
         if W is not None:
             Wt = W.t().contiguous()
+            r, read = bind_read_change(loop, cell, given, W.shape[1])
         elif ga is not None:
             nu.copy_(ga)
         else:
             nu.zero_()
-        if W is not None and cell.read_slot is not None:
-            r = given[e.mu[cell.read_slot]]
-        elif W is not None:
-            buffer = mu.new_empty(rows.B, W.shape[1])
-            r = views.same(buffer)
-            targets = target_views(buffer, len(cell.read), views.same)
-            read = loop.bind(e.through_read, given, targets)
         nus = views.steps(nu)
-        gas = None if ga is None else views.steps(ga)
+        step_sources = None if ga is None else views.steps(ga)
         for i, (lo, hi) in enumerate(loop.blocks):
             loop.compute_slopes(i)
             for t in range(lo, hi):
@@ -217,12 +213,24 @@ def tangent(
                     torch.mul(before[t], factors[t], out=m[t])
                 if read is not None:
                     read(t)
-                if Wt is not None and gas is None:
+                if Wt is not None and step_sources is None:
                     torch.mm(r[t], Wt, out=nus[t])
-                elif Wt is not None and gas is not None:
-                    torch.addmm(gas[t], r[t], Wt, out=nus[t])
+                elif Wt is not None and step_sources is not None:
+                    torch.addmm(step_sources[t], r[t], Wt, out=nus[t])
                 step(t)
     return mu, nu
+
+
+def bind_read_change(
+    loop: LinearLoop, cell: Cell, given: NodeViews, width: int
+) -> tuple[Views, Callable[[int], None] | None]:
+    """The views of r' m_t [n_t, width], and what computes them unless r is a slot of the state."""
+    e = tangent_step(cell)
+    if cell.read_slot is not None:
+        return given[e.mu[cell.read_slot]], None
+    buffer = loop.like.new_empty(loop.rows.B, width)
+    targets = target_views(buffer, len(cell.read), loop.views.same)
+    return loop.views.same(buffer), loop.bind(e.through_read, given, targets)
 
 
 def replace_steps(views: Views, other: Views, steps: Mapping[int, Tensor]) -> Views:

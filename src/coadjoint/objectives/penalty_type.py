@@ -1,0 +1,175 @@
+"""Penalty: a function of costates with a name, and PENALTIES, the penalties by name."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ..cells.transport import Portable, remembers_origin
+from ..errors import InputError, KindError, brief, choose, real
+from ..sweeps.costates import BaseCostates
+
+# The properties of a run by which the costates of several layers are told apart.
+PARTS = ("module", "call", "layer", "direction")
+
+
+class LayeredCostates(Protocol):
+    """The costates of several layers, as co.Stack and co.record return them."""
+
+    @property
+    def layers(self) -> Sequence[BaseCostates]:
+        """The costates of each layer."""
+
+    def select(self, **where: object) -> LayeredCostates:
+        """Those of the layers with these properties."""
+
+    def joined(self) -> BaseCostates:
+        """The states of all layers as one."""
+
+
+@dataclass(frozen=True)
+class Penalty(Portable):
+    """A function of Costates with a name, which can be added and multiplied by numbers.
+
+    name   how it is called in messages and tables
+    value  the function, Costates -> [B]
+    joint  whether it takes the costates of several layers together; otherwise its value is the mean
+           over layers
+
+    Example:
+        >>> import torch
+        >>> import coadjoint as co
+        >>> G = co.Penalty("first", lambda lam: lam.norms()[1])
+        >>> 2 * G
+        <penalty 2 first>
+        >>> net = co.Network("elman", inputs=1, hidden=2, outputs=1)
+        >>> G(net(torch.zeros(3, 4, 1)).costates("squared", torch.ones(4))).shape
+        torch.Size([4])
+    """
+
+    _class_docstring = __doc__  # the field __doc__ would hide it
+    name: str
+    value: Callable[[BaseCostates], Tensor]
+    __doc__: str | None = None
+    joint: bool = False
+
+    def __call__(self, lam: BaseCostates | Sequence[BaseCostates] | LayeredCostates) -> Tensor:
+        """The penalty of each sample, [B]; for several layers (co.Stack, co.record), the mean."""
+        if isinstance(lam, BaseCostates):
+            return self.value(lam)
+        layers = layers_of(lam)
+        if layers is None:
+            raise KindError(
+                f"a penalty takes Costates, or those of several layers; got {brief(lam)}."
+            )
+        if not layers:
+            raise InputError("there are no costates to penalise.")
+        if self.joint:
+            return self.value(lam)  # type: ignore[arg-type]
+        return functools.reduce(torch.add, map(self.value, layers)) / len(layers)
+
+    @property
+    def _function(self) -> Callable[..., object]:
+        return self.value
+
+    @remembers_origin
+    def on(self, what: str | None = None, **where: object) -> Penalty:
+        """The same penalty on some of the costates of several layers.
+
+        on(layer=0), on(direction="forward"), ...  the layers with these properties
+        on("top")    the last layer; of an encoder-decoder, the decoder
+        on("whole")  the states of all layers as one
+
+        For a network of one layer, each of these is that layer.
+        """
+        if what is not None:
+            choose("layers", what, ("top", "whole"))
+        for name in where:
+            choose("part of a stack", name, PARTS)
+        words = [what] if what else []
+        words += [f"{name}={value!r}" for name, value in where.items()]
+
+        def value(lam: BaseCostates | LayeredCostates) -> Tensor:
+            if isinstance(lam, BaseCostates):
+                return self(lam)
+            if where:
+                lam = lam.select(**where)
+            if what == "top":
+                lam = top_layer(lam)
+            return self(lam.joined() if what == "whole" else lam)
+
+        return Penalty(f"{self.name} on {', '.join(words)}", value, joint=True)
+
+    @remembers_origin
+    def __add__(self, other: PenaltyLike) -> Penalty:
+        right = penalty(other)
+        name = f"{self.name} + {right.name}"
+        return Penalty(name, lambda lam: self(lam) + right(lam), joint=True)
+
+    __radd__ = __add__
+
+    @remembers_origin
+    def __mul__(self, weight: float) -> Penalty:
+        """A factor may be negative, in a difference of penalties; a Penalised's weight may not."""
+        if not isinstance(weight, Tensor) or weight.dim():
+            real("a penalty's factor", weight)
+        return Penalty(f"{weight:g} {self.name}", lambda lam: weight * self(lam), joint=True)
+
+    __rmul__ = __mul__
+
+    def __repr__(self) -> str:
+        return f"<penalty {self.name}>"
+
+
+Penalty.__doc__ = Penalty._class_docstring
+PenaltyLike = str | Penalty | Callable[[BaseCostates], Tensor]
+PENALTIES: dict[str, Penalty] = {}
+
+
+def register(name: str) -> Callable[[Callable[[BaseCostates], Tensor]], Penalty]:
+    """A decorator that makes a penalty of a function and enters it into PENALTIES."""
+
+    def enter(value: Callable[[BaseCostates], Tensor]) -> Penalty:
+        PENALTIES[name] = Penalty(name, value, value.__doc__)
+        return PENALTIES[name]
+
+    return enter
+
+
+def penalty(G: PenaltyLike) -> Penalty:
+    """A penalty from a name, a Penalty or any callable of Costates.
+
+    Example:
+        >>> import coadjoint as co
+        >>> co.penalties.penalty("log-ratio")
+        <penalty log-ratio>
+    """
+    if isinstance(G, Penalty):
+        return G
+    if isinstance(G, str):
+        return PENALTIES[choose("penalty", G, PENALTIES)]
+    if callable(G):
+        return Penalty(getattr(G, "__name__", "penalty"), G)
+    raise KindError(
+        f"a penalty is a name, a Penalty or a function of Costates; got {type(G).__name__}."
+    )
+
+
+def layers_of(lam: object) -> Sequence[BaseCostates] | None:
+    """The costates of each layer, from those of one or of several; None of anything else."""
+    layers = lam if isinstance(lam, list | tuple) else getattr(lam, "layers", None)
+    if layers is None or not all(isinstance(one, BaseCostates) for one in layers):
+        return None
+    return layers
+
+
+def top_layer(lam: LayeredCostates) -> LayeredCostates:
+    """The costates of the last layer of the last module, in both directions if it has two."""
+    last = lam.layers[-1].trajectory
+    within = lam.select(module=last.module, call=last.call)
+    return within.select(layer=max(one.trajectory.layer for one in within.layers))
