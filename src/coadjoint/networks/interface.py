@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from .network import Network
     from .recurrence import Recurrence
 
+Lengths = Tensor | Sequence[int]  # the steps of each sample, [B]
+
 
 class NetRun(Protocol):
     """One run of a network over B samples. A recurrent network's run has `lengths` [B], too."""
@@ -75,7 +77,7 @@ class Net(PicklableModule, ABC):
 
     inputs, outputs  the number of entries of u_t and of y_hat
     readout          "last": one output for each sample; "every": one for each step; "sequence":
-                     one sequence for each sample, with a length of its own
+                     one sequence for each sample, of any length
     output           phi in y_hat = phi(a)
     why_indivisible  why this network cannot run one part of a sequence after the other, for the
                      message of `refuse_if_indivisible`
@@ -164,7 +166,7 @@ class SequenceNet(Net):
         """The run over a batch. called: by `forward`, so that torch's hooks have fired already."""
 
     def forward(
-        self, u: Sequences, lengths: ArrayLike | None = None, x0: Tensor | None = None
+        self, u: Sequences, lengths: Lengths | None = None, x0: Tensor | None = None
     ) -> NetRun:
         """Run over sequences.
 

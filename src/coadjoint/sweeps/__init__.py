@@ -13,10 +13,10 @@ themselves:
 >>> sorted(sweeps.ENGINES)
 ['autograd', 'cpu', 'cuda', 'eager', 'reference', 'scan']
 
-layout             users' sequences as flat rows, and what is refused
+layout             users' sequences as flat rows, and which are refused
 rows               where time steps lie in flat arrays; exact powers of two
 plan               which cell, over which rows, by which engine; what an engine is
-slopes, pointwise, affine   what is parallel over time
+slopes, pointwise, affine   the computations that are parallel over time
 differentiable, adjoint_tangent   the loops as operations that differentiate any number of times
 functions          what the autograd Functions share
 run                a sweep that has been made, and can be pulled back and pushed forward

@@ -94,7 +94,7 @@ def wrapper_error(network: nn.Module, wrapper: str) -> Unsupported:
     # fully_shard puts its prefix before the name of the class.
     kind = type(network).__name__.removeprefix("FSDP")
     return Unsupported(
-        f"{wrapper} looks for tensors in what a module returns, but a co.{kind} returns a run, in "
+        f"{wrapper} searches the result of a module for tensors, but a co.{kind} returns a run, in "
         f"which it finds none: wrap a module that calls the {kind} and returns the loss with the "
         "penalty added."
     )
