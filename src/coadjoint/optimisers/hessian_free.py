@@ -25,7 +25,7 @@ from ..errors import InputError, NumericalError, real, whole_number
 from ..gradients.bptt import BPTT
 from ..gradients.evaluation import Gradient
 from ..gradients.method import Method
-from ..networks.network import Network
+from ..networks.network import Network, Trajectory
 from ..objectives.batch import Batch
 from ..objectives.losses import LossLike
 from .conjugate_gradients import CGSolution, conjugate_gradients
@@ -113,6 +113,7 @@ class HessianFree:
         gradient_method = method or BPTT()
         e = gradient_method.evaluate(net, batch, loss)
         if curvature is None:
+            assert isinstance(e.trajectory, Trajectory)  # of a Network
             c = Curvature(net, batch, loss, e.trajectory)
         else:
             c = Curvature(net, curvature, loss)

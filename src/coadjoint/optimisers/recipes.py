@@ -1,10 +1,8 @@
 """Recipes: optimisers by name, torch's and our own, with the schedule of their step size.
 
-    from coadjoint import optimisers
-
-    co.train(net, task, optimiser=optimisers.adam(3e-4, schedule=optimisers.cosine()))
-    co.train(net, task, optimiser=optimisers.sgd(1e-2, rule=optimisers.Galvan(1.0)))
-    co.train(net, task, optimiser=optimisers.hessian_free(structural=0.1), batch=1000)
+    co.train(net, task, optimiser=co.optimisers.adam(3e-4, schedule=co.optimisers.cosine()))
+    co.train(net, task, optimiser=co.optimisers.sgd(1e-2, rule=co.optimisers.Galvan(1.0)))
+    co.train(net, task, optimiser=co.optimisers.hessian_free(structural=0.1), batch=1000)
 
 An Optimiser is a recipe: it makes a Stepper for the weights of one network.
 """
