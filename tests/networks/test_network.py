@@ -472,7 +472,7 @@ def test_engine_is_resolved(engine, cell, device, resolved):
         (
             {"engine": "cpu", "device": "meta"},
             co.Unsupported,
-            "engine 'cpu' runs on the CPU, and the data is on meta",
+            "engine 'cpu' runs on the CPU, but the data is on meta",
         ),
     ],
 )

@@ -607,7 +607,7 @@ REFUSED = [
     (lambda net, u: co.BPTT(2)(net, co.Batch(u, torch.tensor([[3, 3]])), "cross-entropy"),
         Unsupported, "segments"),
     (lambda net, u: EncoderDecoder("gru", inputs=2, hidden=3, outputs=1), InputError,
-        "one at least and the end"),
+        "including the end token"),
     (lambda net, u: EncoderDecoder("gru", inputs=2, hidden=3, outputs=4, embedding=0), InputError,
         "embedding"),
     (lambda net, u: EncoderDecoder("gru", inputs=2, hidden=3, outputs=4, eps=0.1), KindError,

@@ -468,12 +468,12 @@ def test_files_that_others_are_making_are_left_alone(fresh):
     [
         (
             "no-such-compiler",
-            "needs a C compiler, and none was found (tried no-such-compiler). Install",
+            "needs a C compiler, but none was found (tried no-such-compiler). Install",
         ),
-        ("'gcc", "needs a C compiler, and none was found (tried 'gcc)"),
+        ("'gcc", "needs a C compiler, but none was found (tried 'gcc)"),
         (
             "/bin/false",
-            "needs a C compiler, and /bin/false does not work: it ended with 1. Install",
+            "needs a C compiler, but /bin/false does not work: it ended with 1. Install",
         ),
         ("{cc} -include missing.h", "missing.h"),
     ],

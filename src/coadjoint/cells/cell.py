@@ -118,8 +118,8 @@ class Cell(Portable):
     def _reduce_without_place(self, protocol: object) -> NoReturn:
         raise InputError(
             f"cell '{self.name}' cannot be pickled: a user's cell is pickled by its import path, "
-            f"and this one is not at the top level of module {self.formula.__module__}. "
-            "Define it there, outside functions and classes."
+            f"but this one is not at the top level of module {self.formula.__module__}. Define "
+            "it there, outside functions and classes."
         )
 
     if not TYPE_CHECKING:  # mypy would take any name for an attribute of this class
@@ -129,7 +129,7 @@ class Cell(Portable):
                 raise AttributeError(f"'Cell' object has no attribute {name!r}")
             new = RENAMED[name]
             warnings.warn(
-                f"Cell.{name} is now Cell.{new}; the old name goes in 1.0.",
+                f"Cell.{name} is now Cell.{new}; the old name will be removed in 1.0.",
                 DeprecationWarning,
                 stacklevel=2,
             )

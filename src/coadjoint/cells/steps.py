@@ -147,7 +147,7 @@ class DeepTransition(Step):
         super().__init__(inputs, hidden, depth=depth, width=hidden if width is None else width)
         if shortcut and depth == 1:
             raise InputError(
-                "shortcut=True skips the layers between W and the new state, and depth=1 has none."
+                "shortcut=True skips the layers between W and the new state, but depth=1 has none."
             )
         make: TensorOptions = {"dtype": dtype, "device": device}
         self.phi = activation_function(activation)
@@ -315,8 +315,8 @@ class GatedFeedback(Step):
         parts = (x,) if isinstance(x, Tensor) else x
         if len(parts) != self.slots:
             raise InputError(
-                f"the state has {len(parts)} parts; expected {self.slots}: "
-                "give co.Network slots=step.slots."
+                f"the state has {len(parts)} parts; expected {self.slots}: pass slots=step.slots "
+                "to co.Network."
             )
         h = parts[: self.layers]  # the top layer first
         c = parts[self.layers :]

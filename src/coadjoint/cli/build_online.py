@@ -48,7 +48,7 @@ ONLINE_KEYS: dict[str, tuple[str, ...]] = {
 ONLINE_HELP = {
     ("data", "standardise"): "scale each column by the mean and variance of the rows so far "
     "(default)",
-    ("data", "missing"): "how to handle empty cells (refuse or ffill; default refuse)",
+    ("data", "missing"): "how to handle missing values (refuse or ffill; default refuse)",
     ("network", "cell"): "elman (default), lstm, ...: `coadjoint cells` lists them",
     ("optimiser", "name"): "sgd, momentum, nesterov, adagrad, rmsprop, adam (default), adamw, ...",
     ("optimiser", "schedule"): "how the step size changes over the steps (constant, exponential, "

@@ -92,7 +92,7 @@ class DataSection(Section):
         None, description="scale inputs to mean 0 and variance 1 on the training set (default)"
     )
     missing: Literal["refuse", "drop", "ffill", "mask"] | None = Field(
-        None, description="how to handle empty cells"
+        None, description="how to handle missing values"
     )
     irregular: Literal["refuse", "allow"] | None = Field(
         None, description="how to handle uneven time steps"
@@ -251,8 +251,9 @@ class TrainingSection(Section):
     )
     gradients: PositiveInt | None = Field(
         None,
-        description="budget in gradients of one sequence (two sweeps each; other work is "
-        "converted by its sweeps)",
+        description=(
+            "budget in single-sequence gradients (two sweeps each; other work counts by its sweeps)"
+        ),
     )
     seconds: PositiveFloat | None = Field(
         None, description="budget in seconds; the run ends once every given budget is spent"
@@ -262,7 +263,8 @@ class TrainingSection(Section):
         None, description="steps between validations (default 100; finite data: one epoch)"
     )
     tests: PositiveInt | None = Field(
-        None, description="fresh sequences per validation (default 1,000); finite data use all"
+        None,
+        description=("fresh sequences per validation (default 1,000); finite data: all sequences"),
     )
     confirm: PositiveInt | None = Field(
         None, description="fresh sequences that must confirm a success (default 10,000)"

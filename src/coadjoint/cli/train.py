@@ -230,7 +230,7 @@ def replay(run: Path = RUN) -> None:
 
     found = storage.list_checkpoints(run, "replay")
     if not found:
-        raise StorageError(f"{run} has nothing to replay: none of its steps was rejected.")
+        raise StorageError(f"{run} has nothing to replay: no step was rejected.")
     job = build.build(setting_flags.read_run_config(run), storage.read_outline(run, "replay"))
     saved = storage.load(found[-1])
     arguments = {**job.arguments, "nonfinite": "stop"}

@@ -97,7 +97,7 @@ class Compared:
             reasons |= examination.declined
             alone |= {kind for kind, chart in examination.charts().items() if chart.alone}
         for kind in sorted(alone):
-            reasons[kind] = f"{kind}: its chart is of one network; the arrays of all are kept."
+            reasons[kind] = f"{kind}: the chart shows one network; the arrays of all are stored."
         return reasons
 
     def charts(self) -> dict[str, Chart]:

@@ -174,8 +174,8 @@ def guard_weights(net: Net) -> Callable[[], None]:
         if changed:
             raise InputError(
                 f"parameter {', '.join(changed)} has changed since this evaluation. Read its "
-                "trajectory, costates and curvature before the optimiser's step "
-                "(Penalised keeps its costates)."
+                "trajectory, costates and curvature before the optimiser's step (Penalised "
+                "stores its costates)."
             )
 
     return check

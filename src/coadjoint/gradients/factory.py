@@ -103,7 +103,7 @@ def make(
     if name == "truncated":
         if k1 is None:
             raise OptionError(
-                "$method truncated needs $k1, and $k2 if losses are pulled back further."
+                "$method truncated needs $k1; also $k2, to backpropagate further than $k1 steps."
             )
         return Truncated(k1, k2 or k1)
     if name == "rtrl":

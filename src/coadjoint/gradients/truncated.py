@@ -270,8 +270,8 @@ class Windows:
         fresh = int(state["fresh"])
         if steps > self.kept or not 0 <= fresh <= steps:
             return (
-                f"it keeps {steps} steps, {fresh} of them new; expected at most {self.kept} steps, "
-                "and at most as many new ones"
+                f"it holds {steps} steps, {fresh} of them new; expected at most {self.kept} "
+                f"steps, 0 to {steps} of them new"
             )
         return None
 

@@ -235,7 +235,7 @@ class DecoderRun(HasLayout):
             return self.encoder_layers
         if net.training and net.encoder.dropout:
             raise InputError(
-                "this run was made without gradients (torch.no_grad), and its dropout masks are "
+                "this run was made without gradients (torch.no_grad), so its dropout masks are "
                 "lost. Run the network with gradients, or after net.eval()."
             )
         return net.encoder.run(self.layout, self.u_rows, self.x0)

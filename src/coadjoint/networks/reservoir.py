@@ -269,7 +269,7 @@ class Reservoir(nn.Module):
         for batch in _batches(u):
             if batch.mask is not None or batch.weight is not None:
                 raise InputError(
-                    "the fit of a reservoir does not support mask or weight; leave entries out "
+                    "fitting a reservoir does not support mask or weight; leave entries out "
                     "with lengths= or washout=."
                 )
             x0 = state if chained and state is not None else batch.x0
@@ -325,8 +325,8 @@ class Reservoir(nn.Module):
         net = self.network
         if net.inputs != net.outputs:
             raise InputError(
-                "outputs are fed back as inputs, so there must be as many of them; this reservoir "
-                f"has {net.outputs} outputs and {net.inputs} inputs."
+                "outputs are fed back as inputs, so there must be as many outputs as inputs; "
+                f"this reservoir has {net.outputs} outputs and {net.inputs} inputs."
             )
         check_positive(steps=steps)
         x = self.forward(u, lengths, x0).state

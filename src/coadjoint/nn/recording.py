@@ -163,7 +163,7 @@ class Tape:
         refuse_transforms()
         if not loss.requires_grad:
             raise InputError(
-                "the loss does not depend on what was recorded, or gradients were off "
+                "the loss does not depend on the recorded calls, or gradients were off "
                 "(torch.no_grad)."
             )
 

@@ -199,9 +199,9 @@ def omega_published(lam: BaseCostates) -> Tensor:
     run = None if lam.sweep is None else lam.sweep.formula
     if run is None or run.W is None or not isinstance(lam, Costates):
         raise Unsupported(
-            "penalty 'omega-published' differentiates by W alone, and a step function hides its W "
-            "(or this cell has none). Use 'omega', or a cell that is a formula on engine 'cpu' or "
-            "'reference'."
+            "penalty 'omega-published' differentiates with respect to W alone, but a step "
+            "function hides its W (or this cell has none). Use 'omega', or a cell that is a "
+            "formula on engine 'cpu' or 'reference'."
         )
     B = run.plan.rows.B
     mantissa = lam.rows.detach()
@@ -236,7 +236,7 @@ def network_run(lam: BaseCostates, name: str) -> Any:
     run = lam.trajectory
     if not hasattr(run, "push"):
         raise Unsupported(
-            f"penalty '{name}' needs the outputs of a network, and a recorded layer has none. "
+            f"penalty '{name}' needs the outputs of a network, but a recorded layer has none. "
             "Use co.Network."
         )
     return run

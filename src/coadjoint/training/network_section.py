@@ -130,7 +130,7 @@ class NetworkSection(Section):
     noise: NonNegativeFloat | None = cell_option(
         "rate: standard deviation of the noise at each time step, in training"
     )
-    truncated: bool | None = cell_option("lstm-1997: use the truncated gradient of the paper")
+    truncated: bool | None = cell_option("lstm-1997: use the paper's truncated gradient")
     unit: str | None = cell_option("gated-feedback: tanh, gru or lstm")
     depth: SmallInt | None = cell_option("deep-transition: layers between two states")
     width: PositiveInt | None = cell_option("deep-transition: units in these layers")

@@ -116,7 +116,7 @@ def locate_nonfinite(e: Evaluation) -> str:
 
 def describe_fault(what: str, sample: int, place: str) -> str:
     """The end of a sentence: which state or costate is the first that is not finite."""
-    return f"; the first {what} that is not finite is that of sample {sample} at {place}"
+    return f"; the first non-finite {what} is that of sample {sample} at {place}"
 
 
 def first_nonfinite_sample(x: Tensor) -> int | None:

@@ -79,7 +79,7 @@ def resolve(name: str, cell: Cell | None, device: str) -> Choice:
         if name in ("auto", "autograd"):
             return Choice("autograd", "a step function is differentiated by torch, step by step")
         raise Unsupported(
-            f"engine '{name}' takes its code from a cell's formula, and this network runs a step "
+            f"engine '{name}' takes its code from a cell's formula, but this network runs a step "
             "function. Use engine='autograd' or write the cell with @co.cell."
         )
     if name == "auto":
@@ -87,7 +87,7 @@ def resolve(name: str, cell: Cell | None, device: str) -> Choice:
     refusal = device_refusal(name, device) or cell_refusal(name, cell)
     if refusal is not None:
         raise Unsupported(f"engine '{name}' {refusal}")
-    return Choice(name, "asked for by name")
+    return Choice(name, "requested by name")
 
 
 def choose_engine(cell: Cell, device: str) -> Choice:

@@ -41,7 +41,9 @@ def read_diagnosis(folder: Path, faults: list[str]) -> Diagnosis | None:
     declined = list(as_mapping(found.get("declined")).items())
     if declined:
         heads = ["diagnostic", "why"]
-        tables.append(make_table("Not for this network", heads, declined, "", folded=True))
+        tables.append(
+            make_table("Not applicable to this network", heads, declined, "", folded=True)
+        )
     lead = "; ".join(clean(about[key]) for key in ("weights", "sequences") if about.get(key))
     charts = as_mappings(found.get("charts"))[:MAX_CHARTS]
     figures = [chart_figure(chart, k) for k, chart in enumerate(charts)]

@@ -51,7 +51,7 @@ TRAINING = [
     ),
     CurveFigure(
         "train", "share", "Share of the step that was taken",
-        "as the step rule or the line search decided", "share", "auto",
+        "chosen by the step rule or the line search", "share", "auto",
     ),
     CurveFigure(
         "train", "damping", "Damping", "of the model that conjugate gradients minimise",
@@ -95,14 +95,14 @@ class RunFigures:
                 1,
                 "costates",
                 "Costates through time",
-                "how much of the error signal reaches each moment",
+                "how much of the error signal reaches each time step",
                 "log₁₀ ‖λₜ‖",
             ),
             self._heat(
                 2,
                 "temporal",
                 "Temporal components",
-                "what each moment adds to the gradient",
+                "contribution of each time step to the gradient",
                 "log₁₀ norm of the component at t",
             ),
             *map(self._curve, PROBED),
@@ -193,7 +193,7 @@ class RunFigures:
         chart = LineChart(
             "norms",
             "Gradient by parameter",
-            "the norm for each parameter",
+            "norm for each parameter",
             ValueAxis("norm of the gradient", "log"),
             [store.curve(*key) for key in store if key[0] == "norm"],
             extras=self._common(),

@@ -43,7 +43,7 @@ Sweep = Callable[[ctypes.Array[ctypes.c_int64]], int]  # returns 1 if there is n
 def refusal(device: str) -> str | None:
     """Why it cannot run on a device, as the end of a sentence; None if it can."""
     if device != "cpu":
-        return f"runs on the CPU, and the data is on {device}. Use engine='auto'."
+        return f"runs on the CPU, but the data is on {device}. Use engine='auto'."
     missing = compiler.compiler_setup().refusal
     if missing is None:
         return None
