@@ -48,7 +48,8 @@ FILES = [
     ),
     (
         "network:\n  cell: false",
-        "run.yaml:2: network.cell: must be text or a list of strings; got false. Write it in quotes.",
+        "run.yaml:2: network.cell: must be text or a list of strings; got false. "
+        "Write it in quotes.",
     ),
     ("network:\n  hidden: '4'", f"run.yaml:2: network.hidden: must be {WHOLE}; got '4'."),
     ("network:\n  bias: 1", "run.yaml:2: network.bias: must be true or false; got 1."),

@@ -329,7 +329,8 @@ def test_the_checkpoint_before_is_offered(here):
     refused(
         "resume stopped -q",
         4,
-        "The previous checkpoint, step-00000002, is intact. Resume from it with: coadjoint resume stopped --fallback",
+        "The previous checkpoint, step-00000002, is intact. "
+        "Resume from it with: coadjoint resume stopped --fallback",
     )
     code, err = call("resume", "stopped", "-q", "--fallback")
     assert code == 0, err
