@@ -1,7 +1,7 @@
 """Cells: formulas x_t = f(z_t, v_t, x_{t-1}, p), elementwise over units.
 
-    z_t = W r(x_{t-1})     what the network says to itself     one entry for each gate
-    v_t = R u_t + b        what the input says                 one entry for each gate
+    z_t = W r(x_{t-1})     the recurrent input                 one entry for each gate
+    v_t = R u_t + b        the external input                  one entry for each gate
     x_t                    the state                           one entry for each slot
     p                      per-unit parameters, trained        (time constants, a second bias)
 

@@ -84,7 +84,7 @@ class ResetBefore(Step):
     h'   = (1 - k) * n + k * h
 
     Cho et al., Learning phrase representations using RNN encoder-decoder, EMNLP (2014), who leave
-    out b. Cell "gru" is the other one, torch's: r * (W_n h).
+    out b. Cell "gru" is torch's variant: r * (W_n h).
     """
 
     def __init__(
@@ -123,9 +123,10 @@ class DeepTransition(Step):
     y_l = phi(W_l y_{l-1} + b_l)    l = 2..depth    [width], the last one [hidden]
     h'  = y_depth
 
-    With shortcut=True the last layer also sees the state: phi(W_L y_{L-1} + S h + b_L), so that the
-    way from h to h' need not grow with the depth; the authors' code gives h to every layer after
-    the first, the same for depth 2. depth = 1 is the Elman cell; width is `hidden` if not given.
+    With shortcut=True the last layer also sees the state: phi(W_L y_{L-1} + S h + b_L), so that
+    the path from h to h' need not grow with the depth; the authors' code passes h to every layer
+    after the first, the same for depth 2. depth = 1 is the Elman cell; width is `hidden` if not
+    given.
 
     Pascanu, Gulcehre, Cho & Bengio, How to construct deep recurrent neural networks, ICLR (2014):
     DT-RNN and DT(S)-RNN.
@@ -265,7 +266,7 @@ class GatedFeedback(Step):
     gru      r, k = sigmoid(R y + W h_j + b);  n = tanh(R_n y + b_n + r * s);  h'_j = (1 - k) * n + k * h_j
     lstm     i, f, o = sigmoid(R y + W h_j + b);  c'_j = f * c_j + i * tanh(R_c y + b_c + s);  h'_j = o * tanh(c'_j)
 
-    The gates of a unit read its own layer; only the new content hears the others. The state has the
+    The gates of a unit read its own layer; only the new content reads the others. The state has the
     top layer first, for the readout: h_L, ..., h_1, and for lstm then c_L, ..., c_1.
 
     Chung, Gulcehre, Cho & Bengio, Gated feedback recurrent neural networks, ICML (2015), who leave
