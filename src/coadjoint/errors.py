@@ -53,7 +53,7 @@ class KindError(CoadjointError, TypeError):
 
 
 class Unsupported(CoadjointError, NotImplementedError):
-    """A request that is understood and declined; the text says why, and what to do instead.
+    """A request that is understood but not supported; the text says why and what to do.
 
     Example:
         >>> import torch
@@ -107,7 +107,7 @@ class OptionError(ConfigError):
 
 
 class DataError(InputError):
-    """A data file that cannot be used as it is; the text names the file, row and column.
+    """A data file that cannot be used; the text names the file, row and column.
 
     Example:
         >>> import coadjoint as co

@@ -47,7 +47,7 @@ class Components:
     logs: dict[str, Array]
 
     def slope(self, name: str = "joint") -> float:
-        """What a step towards the past adds to log ||grad_k||, by the line that fits best."""
+        """The change of log ||grad_k|| per step towards the past, by least squares."""
         return -fitted_slope(self.k, self.logs[name])
 
     def chart(self) -> Chart:
@@ -200,8 +200,8 @@ class Paths:
     """Paths through the unfolded network, from a unit s steps before a sample's end to its end.
 
     steps       [T+1]: the numbers of steps s
-    log_share   [T+1, B]: log of the share of them that is enabled: a path is, if the units it
-                crosses at steps T-s+1..T are on
+    log_share   [T+1, B]: log of the share of them that is enabled: a path is
+                enabled if the units it crosses at steps T-s+1..T are on
     log_weight  [T+1, B]: the same with each path counted by |product of its weights|
     active      [T, B]: share of units that are on, at step t; NaN past a sample's end
 

@@ -80,7 +80,7 @@ def make(
         weight_gain: How fast "steered" changes the weight.
         pretrain: For "penalised": the number of first steps that minimise the penalty alone.
         k1: For "truncated": the steps between gradients.
-        k2: For "truncated": the steps that losses are pulled back, k1 by default.
+        k2: For "truncated": the steps to backpropagate each loss, k1 by default.
         segments: For "bptt" and "penalised": as in `BPTT`.
         steps: The number of training steps, for the schedule "linear".
     """

@@ -41,8 +41,8 @@ class Penalised(Method):
     Args:
         G: The name of a penalty, a Penalty, or any function of costates that returns [B] values.
         weight: rho: a number, a schedule rho(step), or co.penalties.Steered, where the step
-            counts the calls of this object. It must not be negative: the objective would have no
-            lower bound.
+            counts the calls of this object. It must not be negative, because the objective would
+            have no lower bound.
         segments: As in BPTT, for 10 sweeps instead of 4. G may then use only norms, log-norms and
             log-ratios of costates.
         pretrain: The number of first steps that minimise rho G alone, so that costates no longer

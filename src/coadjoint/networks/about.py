@@ -34,7 +34,7 @@ class CellFacts(cells.CellDescription):
 
 
 def about(name: str, hidden: int = 8, inputs: int = 1) -> CellFacts:
-    """Everything there is to know about a cell, or "reservoir", from a network that has it.
+    """Describe a cell, or "reservoir", as a part of a network.
 
     Example:
         >>> from coadjoint import networks

@@ -53,7 +53,7 @@ class DecoderSweep(RunView):
     """A run of the decoder, seen without the contexts that its rows hold behind the states.
 
     Row t of the inner run is (s_t, c_t). No step reads the context c_t of the row before, so the
-    loss's gradient by c_t stops there and is not a part of the costate of s_t.
+    loss's gradient at c_t stops there and is not a part of the costate of s_t.
     """
 
     run: StepFunctionRun

@@ -37,7 +37,7 @@ class Reservoir(nn.Module):
 
     `reservoir.network` is a co.Network of the leaky cell whose W, R, b and leak are fixed.
 
-    radius       the largest |eigenvalue| of W; below 1 the past fades, the more slowly the closer
+    radius       the largest |eigenvalue| of W; below 1 the past fades, slowly if near 1
     leak         in (0, 1]; small values make the units slow
     density      the share of units that each unit receives: round(density hidden) incoming links,
                  at least one

@@ -411,7 +411,7 @@ def reorder(states: list[Tensor], indices: Tensor | None) -> list[Tensor]:
 
 
 def combination_error(reason: str, option: str) -> Unsupported:
-    """The error for options that do not go together."""
+    """The error for options that cannot be combined."""
     return Unsupported(
         f"these options cannot be combined: {reason}. Leave out {option}, or the others."
     )

@@ -3,9 +3,9 @@
 An entry is a sample (readout at the last step) or a sample's time step (readout at every step).
 Built-in losses contain the output function: softmax with cross-entropy and sigmoid with binary
 cross-entropy are computed from a, and stay finite, with their first two derivatives, at a = +-1e4.
-The slope of an answer that is nearly right keeps its digits, however small it is, because penalties
-that do not depend on the size of costates depend on it as much as on any other. A user's loss
-receives y_hat = phi(a) and y.
+The slope of a nearly correct answer keeps its digits, however small it is: penalties that do not
+depend on the size of costates depend on it as much as on any other slope. A user's loss receives
+y_hat = phi(a) and y.
 
 Example:
     >>> import torch

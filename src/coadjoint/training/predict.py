@@ -42,7 +42,7 @@ def load_model(
 
     The file may come from a stranger: nothing in it is executed, and no memory is allocated before
     its header was compared with the network that it describes. `warn` is called with a message if
-    the file has no SHA-256 sum. The network is in evaluation mode.
+    the file has no SHA-256 checksum. The network is in evaluation mode.
     """
     check_path("run", run)
     path = model_file(Path(run))

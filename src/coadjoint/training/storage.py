@@ -1,9 +1,9 @@
 """Checkpoints and their manifests.
 
-A checkpoint is written under another name: each file is synced to disk, a manifest of SHA-256 sums
-comes last, and then the folder is renamed. So a folder called step-N is never half-written; if it
-is not intact, something else has damaged it. The latest checkpoint is found by listing the folder,
-not by a pointer.
+A checkpoint is written under another name: each file is synced to disk, a manifest of SHA-256
+checksums comes last, and then the folder is renamed. So a folder called step-N is never
+half-written; if it is not intact, something else has damaged it. The latest checkpoint is found by
+listing the folder, not by a pointer.
 """
 
 from __future__ import annotations
