@@ -101,8 +101,8 @@ class RNNModule(LayeredModule):
         each = tuple(zoneout) if isinstance(zoneout, Sequence) else (zoneout,) * self.slots
         if len(each) != self.slots:
             raise InputError(
-                f"zoneout must be one probability, or {self.slots} for the parts of the state; "
-                f"got {zoneout!r}."
+                f"zoneout must be one probability, or {self.slots}, one for each part of the "
+                f"state; got {zoneout!r}."
             )
         return tuple(check_probability("zoneout", p) for p in each)
 
