@@ -73,9 +73,13 @@ TASKS: dict[str, Entry] = {
         Memorisation, "five bits repeated after a delay", {"values": 2, "positions": 5}
     ),
     "memorisation-20": Entry(
-        Memorisation, "ten of five symbols repeated after a delay", {"values": 5, "positions": 10}
+        Memorisation,
+        ("ten symbols from an alphabet of five, repeated after a delay"),
+        {"values": 5, "positions": 10},
     ),
-    "copy": Entry(Copy, "ten of eight letters repeated after a delay, cued one step ahead"),
+    "copy": Entry(
+        Copy, ("ten letters from an alphabet of eight, repeated after a delay, cued one step ahead")
+    ),
     "reversal": Entry(Reversal, "the input letters in reverse order (an encoder-decoder)"),
     "sorting": Entry(Sorting, "the input letters in sorted order (an encoder-decoder)"),
     "digits": Entry(Digits, "handwritten digits, read by pixel or by row (scikit-learn)"),
