@@ -673,7 +673,7 @@ def test_other_files_that_cannot_be_read_are_refused(here):
     ("options", "error", "words"),
     [
         ({"learner": co.BPTT()}, co.InputError, "learner must be RTRL"),
-        ({"loss": None}, co.InputError, "names no loss"),
+        ({"loss": None}, co.InputError, "does not define a loss"),
         ({"every": 0}, co.InputError, "every must be a whole number, at least 1; got 0"),
         ({"clip": -1.0}, co.InputError, "clip must be a finite number, above 0"),
         ({"optimiser": co.optimisers.lbfgs()}, co.Unsupported, "sees each step once"),

@@ -49,7 +49,7 @@ def tensor_of(name: str, value: object, like: Tensor | None = None) -> Tensor:
             f"{name} must be a tensor, or numbers to make one from; got {brief(value)}."
         ) from None
     if check_dense(name, y).is_meta and (like is None or not like.is_meta):
-        raise InputError(f"{name} is on device meta: it has a shape but no values.")
+        raise InputError(f"{name} is on meta, a device without values.")
     return y if like is None else y.to(like.device)
 
 
