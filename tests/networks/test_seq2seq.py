@@ -691,7 +691,7 @@ def test_the_example_draws_its_attention(tmp_path):
     command = [sys.executable, example, "--steps", "3", "--length", "3"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert "of tokens right" in done.stdout
+    assert "of tokens correct" in done.stdout
     assert (tmp_path / "demo" / "alignment.png").stat().st_size > 5000
     done = subprocess.run([*command, "--length", "1"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 2

@@ -72,7 +72,7 @@ class Examination:
         for finding in self.found.values():
             for figure in finding.figures():
                 rows.append([figure.name, format_number(figure.value), figure.unit, figure.says])
-        return ["figure", "value", "unit", "what it says"], rows
+        return ["figure", "value", "unit", "meaning"], rows
 
     def arrays(self) -> dict[str, Array]:
         """All arrays by NAME.FIELD; dictionaries and tuples are taken apart."""

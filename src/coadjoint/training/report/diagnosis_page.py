@@ -18,7 +18,7 @@ from .text import HEAT_ROWS, Row, clean, finite_or_nan
 
 MAX_CHARTS = 40
 MAX_ENTRIES = 60  # of a list in a chart or a table
-WORD_COLUMNS = ("figure", "unit", "what it says")
+WORD_COLUMNS = ("figure", "unit", "meaning", "what it says")  # the last: before 0.7.1
 
 
 @dataclass(frozen=True)
