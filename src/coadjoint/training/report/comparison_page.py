@@ -49,7 +49,7 @@ def comparison_page(folder: Path) -> Page:
         sections += task_sections(folder, task, task.name if several else "", faults)
     sections += [
         PageSection("runs", "Runs", tables=run_tables(folder, comparison)),
-        PageSection("setup", "Set-up", tables=setup_tables(comparison), pairs=True),
+        PageSection("setup", "Setup", tables=setup_tables(comparison), pairs=True),
         PageSection(
             "again",
             "Run it again",

@@ -43,7 +43,7 @@ TRAINING = [
         "train", "rho", "Penalty weight", "ρ in L + ρ G", "weight ρ", "auto",
         empty="No penalty, so there is no weight.",
     ),
-    CurveFigure("train", "rate", "Step size", "of the optimiser", "step size", "auto"),
+    CurveFigure("train", "rate", "Step size", "used by the optimiser", "step size", "auto"),
     CurveFigure(
         "train", "distance", "Distance of the direction from the gradient",
         "√(2 − 2 cos θ), where θ is the angle between them", "distance", smooth=True,
@@ -57,12 +57,12 @@ TRAINING = [
         "train", "damping", "Damping", "of the model that conjugate gradients minimise",
         "damping", "log",
     ),
-    CurveFigure("train", "cg", "Conjugate gradient iterations", "of each step", "iterations"),
+    CurveFigure("train", "cg", "Conjugate gradient iterations", "per training step", "iterations"),
 ]  # fmt: skip
 PROBED = [
     CurveFigure(
         "probe", "decay", "Decay of the costates",
-        "0: the signal arrives unchanged; below, it vanishes; above, it explodes",
+        "0: the signal arrives unchanged; below 0 it vanishes; above 0 it explodes",
         "log₁₀ ‖λ₀‖ / ‖λ_T‖", rule=(0, "neither vanishes nor explodes"),
     ),
     CurveFigure(
@@ -122,7 +122,7 @@ class RunFigures:
         chart = LineChart(
             "loss",
             "Loss",
-            "of each training batch, and of held-out sequences",
+            "on each training batch and on held-out sequences",
             ValueAxis("loss per sequence", "auto"),
             [training, *self.run.held_out("loss")],
             smooth=True,
@@ -168,7 +168,7 @@ class RunFigures:
         chart = LineChart(
             f"held-out-{k}",
             f"Held-out {clean(stem)}",
-            "of sequences that are not used for training",
+            "on sequences that are not used for training",
             axis,
             self.run.held_out(stem),
             extras=extras,
