@@ -358,7 +358,7 @@ def test_a_run_says_that_it_stays():
     run = net(torch.randn(5, 2, 3, dtype=F64))
     for thing in (run, run.costates("squared", torch.randn(2, 2, dtype=F64))):
         for send in (pickle.dumps, copy.deepcopy):
-            with pytest.raises(Unsupported, match=r"take their tensors, trajectory\.x\.detach\(\)"):
+            with pytest.raises(Unsupported, match=r"copy their tensors, trajectory\.x\.detach\(\)"):
                 send(thing)
 
 

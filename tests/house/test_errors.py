@@ -527,7 +527,7 @@ REFUSALS = [
     (lambda: make(dtype=torch.complex64), "got torch.complex64"),
     (
         lambda: make(lambda u, x: x, engine="cpu"),
-        "engine 'cpu' takes its code from a cell's formula",
+        "engine 'cpu' generates its code from a cell's formula",
     ),
     (lambda: make(lambda u, x: x, engine="reference"), "write the cell with @co.cell"),
     (lambda: make(engine="cpu", device="meta"), "engine 'cpu' runs on the CPU"),

@@ -501,5 +501,5 @@ def test_without_a_compiler_auto_runs_the_eager_engine(tmp_path):
         [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True
     )
     assert done.stdout == "eager\n"
-    assert done.stderr.count("engine 'eager' runs: engine 'cpu' needs a C compiler") == 1
+    assert done.stderr.count("using engine 'eager': engine 'cpu' needs a C compiler") == 1
     assert len(done.stderr.splitlines()) == 1

@@ -591,4 +591,4 @@ def test_a_missing_engine_is_named_before_a_declined_cell(monkeypatch, caplog):
         "eager",
         "the cell is a formula and the data is on cuda; engine 'cuda' is missing.",
     )
-    assert "engine 'eager' runs: engine 'cuda' is missing." in caplog.text
+    assert "using engine 'eager': engine 'cuda' is missing." in caplog.text

@@ -66,7 +66,7 @@ def _engines_of(cell: Cell | None) -> dict[str, str | None]:
     """Why each engine cannot run this cell, or a step function (None); None if it can."""
     if cell is not None:
         return {engine: cell_refusal(engine, cell) for engine in ENGINES}
-    reason = "take their code from a formula, but this is a step function"
+    reason = "generate their code from a formula, but this is a step function"
     engines: dict[str, str | None] = dict.fromkeys(ENGINES, reason)
     engines["autograd"] = None
     return engines

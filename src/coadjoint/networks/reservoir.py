@@ -213,7 +213,7 @@ class Reservoir(nn.Module):
         self.ridge = real("ridge", self.ridge if ridge is None else ridge, 0)
         if self._triangle is None and not self._kept:
             raise InputError(
-                "nothing was accumulated; call fit(u, y), or accumulate(u, y) before solve()."
+                "there is no data yet; call fit(u, y), or accumulate(u, y) before solve()."
             )
         if self.expansion in KERNELS:
             A, c = self._kernel_ridge()

@@ -130,7 +130,7 @@ class Ridge:
         """Write the solution to V and b_o."""
         net = self.net
         if "factor" not in self.state:
-            raise InputError("no batch was added; call add(batch) before solve().")
+            raise InputError("there is no data yet; call add(batch) before solve().")
         triangle = self.state["factor"]
         if not float(triangle.abs().max()) > 0:
             raise InputError("every example has weight 0, so there is nothing to solve.")

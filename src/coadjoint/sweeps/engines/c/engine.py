@@ -180,7 +180,7 @@ def run(
     dtypes = array_dtypes(loops.dtype)
     held = pointers(ARRAY_NAMES, (starts, p, *arrays), sizes, dtypes, CPU)
     if sweep(FIELDS(rows.T, rows.B, d, threads, *flags, *held.addresses)):
-        raise MemoryError("no memory for the sweep's weights.")
+        raise MemoryError("not enough memory for the sweep's weights.")
 
 
 def array_sizes(plan: SweepPlan, loops: CompiledLoops, d: int, keep: bool) -> tuple[int, ...]:
