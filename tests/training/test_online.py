@@ -175,7 +175,7 @@ def test_windows_read_out_what_the_network_does(options):
     truth = co.Truncated(2, 5)(net, co.Batch(u, y), "squared")
     close(found.gradient, truth.gradient, 1e-10)
     assert math.isclose(found.so_far["loss"] * 9, float(truth.loss), rel_tol=1e-12)
-    with pytest.raises(co.Unsupported, match="real-time recurrent learning has no"):
+    with pytest.raises(co.Unsupported, match="real-time recurrent learning does not support"):
         held(net, pairs(u, y), co.RTRL())
 
 
