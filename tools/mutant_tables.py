@@ -47,7 +47,7 @@ WEIGHT = {
     "cells/formula.py": 2,
     "cells/nodes.py": 2,
     "gradients/penalised.py": 2,
-    "networks/network.py": 2,
+    "networks/trajectory.py": 2,
     "objectives/penalties.py": 2,
     "sweeps/adjoint_tangent.py": 4,
     "sweeps/differentiable.py": 4,
@@ -83,14 +83,25 @@ TESTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ),
     ),
     "networks/": (KERNEL, SLOW),
+    "networks/decoder_run.py": (("networks/test_seq2seq.py",), ("networks/test_interface.py",)),
     "networks/decoding.py": (("networks/test_seq2seq.py",), ()),
+    "networks/expansions.py": (("networks/test_reservoir.py",), ()),
     "networks/initialisers.py": (
         ("networks/test_initialisers.py",),
         ("training/test_learning.py", "networks/test_reservoir.py"),
     ),
+    "networks/layer_stack.py": (
+        ("networks/test_stack.py",),
+        ("networks/test_seq2seq.py", "networks/test_interface.py"),
+    ),
     "networks/layers.py": (("nn/test_recording.py",), ("networks/test_stack.py", "nn/test_nn.py")),
     "networks/reservoir.py": (("networks/test_reservoir.py",), ()),
+    "networks/reservoir_weights.py": (("networks/test_reservoir.py",), ()),
     "networks/ridge.py": (("networks/test_reservoir.py",), ("training/test_learning.py",)),
+    "networks/scaled_sources.py": (
+        ("nn/test_recording.py",),
+        ("networks/test_stack.py", "nn/test_nn.py"),
+    ),
     "networks/seq2seq.py": (("networks/test_seq2seq.py",), ("networks/test_interface.py",)),
     "networks/stack.py": (
         ("networks/test_stack.py",),
@@ -174,7 +185,7 @@ TESTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 # Code that only words an error, or only prepares one.
 WORDING = {
-    "__repr__", "extra_repr", "describe_place", "display_name", "__getattr__", "__bool__",
+    "__repr__", "extra_repr", "describe_place", "__getattr__", "__bool__",
     "__torch_function__", "check_range", "time_of_row",
     "raise_error", "vmap_error",
     "_same_shape", "check_penalty", "named", "register", "is_transformed", "blame_penalty",
@@ -234,9 +245,9 @@ EQUIVALENT: dict[tuple[str, str, str], str] = {
         "z |= {g: (z[g] - v[g])"): "base is 0 for a gate that has a side array",
     ("sweeps/rows.py", "skip-branch",
         "if self.uniform: -> if False:"): "samples of one length take the general path",
-    ("networks/network.py", "flip-sign", "h - torch.zeros_like(h)"): "minus zero",
-    ("networks/network.py", "skip-branch",
-        "if (every and (not isinstance(loss, Tensor)))"): "s is never None there",
+    ("networks/trajectory.py", "flip-sign", "h - torch.zeros_like(h)"): "minus zero",
+    ("networks/trajectory.py", "skip-branch",
+        '"every") and (not is_given))'): "s is never None there",
     ("gradients/rtrl.py", "Stream.advance", "self.t += 1"): "only words an error",
     ("objectives/losses.py", "_huber",
         "torch.where(e < delta"): "both sides and their slopes agree at e = delta",

@@ -192,7 +192,7 @@ IDLE = [
         "--schedule and --warmup do nothing with --optimiser hessian-free: it has no step size."),
     ({"optimiser": {"name": "lbfgs", "step_rule": "armijo"}}, None),
     ({"optimiser": {"name": "lbfgs"}, "training": {"clip_mean": 2.0}},
-        "--clip-mean does nothing with --optimiser lbfgs: it finds its own way."),
+        "--clip-mean does nothing with --optimiser lbfgs: it chooses its own step."),
     ({"optimiser": {"cg": 20}},
         "--cg does nothing with --optimiser adam: it belongs to hessian-free."),
     ({"optimiser": {"history": 20}},
@@ -340,7 +340,7 @@ def test_settings_that_do_not_fit_a_finite_set_are_refused(training, line):
         ),
         (
             {"optimiser": {"direction": "temporal"}, "network": {"structure": "orthogonal"}},
-            "takes W as it is",
+            "needs W as a parameter",
         ),
         (
             {"network": {"dropout": 0.1}, "gradient": {"segments": 2}},

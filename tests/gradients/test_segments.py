@@ -483,7 +483,10 @@ def test_the_command_line_says_what_a_gradient_will_take(monkeypatch):
     assert build.build(setting_flags.resolve(None, asked)).notes == ()
     monkeypatch.setattr(memory, "predict", lambda *_: 2 * 10**9)
     (note,) = build.build(setting_flags.resolve(None, asked)).notes
-    assert note == "a gradient at T = 30 takes about 2.00 GB; --segments auto would take less"
+    assert (
+        note
+        == "a gradient at T = 30 takes about 2.00 GB of memory; --segments auto would take less"
+    )
     for gradient, said in (
         ({"method": "rtrl", "segments": 2}, "--segments does nothing with --method rtrl"),
         ({"segments": 0}, "--segments: must be a whole number from 1 to 2147483647 or auto; got 0"),

@@ -887,7 +887,7 @@ def test_nothing_of_a_recording_outlives_it(gru):
         (loss + G).mean().backward()
         held = [
             weakref.ref(x)
-            for x in (y, tape.calls[0].levels[0].directions[0].run, lam[0], lam[0].rows, tape)
+            for x in (y, tape.calls[0].layers[0].directions[0].run, lam[0], lam[0].rows, tape)
         ]
         del tape, y, loss, lam, G
         assert [ref() for ref in held] == [None] * len(held)

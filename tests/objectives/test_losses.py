@@ -194,3 +194,9 @@ def test_every_named_loss_runs_penalised(loss):
     e = co.Penalised("log-ratio", 0.1)(net, co.Batch(u, y), loss)
     assert all(torch.isfinite(g).all() for g in e.gradient.values())
     assert sorted(OUTPUTS) == ["identity", "sigmoid", "softmax", "tanh"]
+
+
+def test_a_target_that_is_not_a_number_is_refused():
+    y = torch.tensor([[0.5], [math.nan]])
+    with pytest.raises(co.InputError, match=r"targets must lie in 0\.\.1; got nan"):
+        co.losses.binary_cross_entropy(torch.zeros(2, 1), y, "sigmoid")

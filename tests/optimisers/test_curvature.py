@@ -156,7 +156,7 @@ def test_a_trajectory_at_hand_is_used():
     v = torch.randn(sum(p.numel() for p in net.parameters()), dtype=F64)
     ours, again = (Curvature(net, batch, "squared", run) for run in (e.trajectory, None))
     assert torch.equal(ours.product(v, 1.0, 0.3), again.product(v, 1.0, 0.3))
-    assert not ours.weights.known.requires_grad
+    assert not ours.weights.multiplied.requires_grad
 
 
 def test_an_x0_of_the_batch_replaces_a_learned_one():

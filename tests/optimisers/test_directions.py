@@ -62,7 +62,7 @@ def test_the_temporal_direction_equals_its_definition():
     )
     assert distance(steepest(e, np.random.default_rng()), e.gradient) == pytest.approx(0, abs=1e-7)
     structured = co.Network("elman", inputs=2, hidden=4, outputs=1, structure="orthogonal")
-    with pytest.raises(co.Unsupported, match="takes W as it is"):
+    with pytest.raises(co.Unsupported, match="needs W as a parameter"):
         temporal(
             co.BPTT()(structured, co.Batch(torch.randn(3, 2, 2), torch.randn(2, 1)), "squared"),
             np.random.default_rng(),

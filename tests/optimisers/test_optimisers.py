@@ -357,12 +357,12 @@ def test_the_distance_to_the_gradient_is_kept(tmp_path):
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: optimiser("lbfgs", rule=Armijo()), "finds its own way"),
-        (lambda: optimiser("hessian-free", direction="temporal"), "finds its own way"),
+        (lambda: optimiser("lbfgs", rule=Armijo()), "chooses its own step"),
+        (lambda: optimiser("hessian-free", direction="temporal"), "chooses its own step"),
         (lambda: optimiser("sgd", direction="sideways"), "direction"),
         (lambda: optimiser("sgd", rule="armijo"), "step rule"),
         (lambda: optimiser("hessian-free", damping=-1.0).stepper(network()), "damping"),
-        (lambda: optimiser("hessian-free").make([]), "none of torch's"),
+        (lambda: optimiser("hessian-free").make([]), "not one of torch's"),
         (lambda: trained(optimiser=optimiser("lbfgs"), clip=1.0), "no clipping"),
         (lambda: trained(clip_mean=0.0), "clip_mean must be"),
         (lambda: trained(seconds=-1.0), "seconds must be"),
@@ -372,7 +372,7 @@ def test_the_distance_to_the_gradient_is_kept(tmp_path):
             lambda: SCHEDULES["constant"](warmup=-1),
             "warmup must be a whole number, at least 0; got -1",
         ),
-        (lambda: optimiser("hessian-free", curvature=0.5), "curvature is a number"),
+        (lambda: optimiser("hessian-free", curvature=0.5), "curvature must be a number"),
         (lambda: optimiser("sgd", rule=Armijo), "step rule"),
         (
             lambda: Armijo(shrink=2.0),
@@ -423,7 +423,7 @@ def test_the_temporal_direction_sees_a_fading_past():
 def test_the_temporal_direction_takes_no_penalty():
     net, batch = network(), Recall().batch(0, 20, 0)
     for method in (co.Penalised("log-ratio", 0.1), co.Penalised("log-ratio", 0.1, pretrain=5)):
-        with pytest.raises(co.Unsupported, match="not a penalty"):
+        with pytest.raises(co.Unsupported, match="not of a penalty"):
             temporal(method(net, batch, "squared"), np.random.default_rng(0))
     with pytest.raises(co.InputError, match="not Truncated"):
         trained(optimiser=RUNS["sgd temporal"], gradient=co.Truncated(2, 3))

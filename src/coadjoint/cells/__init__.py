@@ -19,7 +19,7 @@ noise         cells under dropout and zoneout
 library       the cells by name: CELLS, options, named
 steps         recurrences that are not formulas: step modules, differentiated by torch
 about         the facts about a cell by its name
-parameters    how parameters are allocated and where they begin
+parameters    how parameters are allocated, and their initial values
 transport     how cells and networks reach another process
 structures    structured recurrent weights: orthogonal, antisymmetric, low rank, ...
 

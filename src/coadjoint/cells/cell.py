@@ -19,7 +19,7 @@ import functools
 import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
@@ -73,9 +73,9 @@ class Fields:
 
 @dataclass(frozen=True, eq=False)
 class Cell(Portable):
-    """One step of a recurrence, x_t = f(z_t, v_t, x_{t-1}, p), and what follows from it.
+    """One step of a recurrence, x_t = f(z_t, v_t, x_{t-1}, p), and the expressions it records.
 
-    Cells are made by `co.cell`.
+    Cells are made by `co.cell`, whose arguments are these fields.
 
     Example:
         >>> import coadjoint as co
@@ -91,7 +91,7 @@ class Cell(Portable):
     parameters: Mapping[str, Initial]
     reads: str | Callable[..., object] | None
     equations: str = ""
-    anonymous: bool = field(default=False)  # one gate without a name: z and v are passed bare
+    anonymous: bool = False  # one gate without a name: z and v are passed bare
     given: tuple[str, ...] = ()  # entries of v that are data
     paper: str = ""
     inputs: tuple[str, ...] = ()  # entries of v that R and b make, without a recurrent product
@@ -102,7 +102,7 @@ class Cell(Portable):
     data: Callable[[Tensor, int, bool], Tensor] | None = None
 
     def __post_init__(self) -> None:
-        # Recording now refuses a formula that cannot be recorded where it is written.
+        # Record now: a formula that cannot be recorded is then refused where it is written.
         _ = self.next, self.read
 
     def __copy__(self) -> Cell:

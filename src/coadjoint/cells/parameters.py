@@ -1,9 +1,10 @@
-"""Parameters of networks: how they are allocated, where they begin, and what is refused."""
+"""Parameters of networks: how they are allocated, and their initial values."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,13 @@ HALF_PRECISION = (
     "Half precision is too coarse for second derivatives."
 )
 Device = torch.device | str | int
+
+
+class ParameterOptions(TypedDict):
+    """How the parameters of a step are allocated; None takes torch's default."""
+
+    dtype: torch.dtype | None
+    device: Device | None
 
 
 def check_dtype_and_device(dtype: object, device: object) -> None:

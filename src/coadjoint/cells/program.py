@@ -135,7 +135,7 @@ class Program:
         written: set[Node] = set()
         copies: list[tuple[Column, Column]] = []
         for output, target in zip(self.outputs, targets, strict=True):
-            if output in written:  # an output that is asked for twice
+            if output in written:  # the same expression as an earlier output
                 copies.append((place[output], target))
             else:
                 written.add(output)
@@ -169,7 +169,7 @@ def count_uses(nodes: Sequence[Node], outputs: Sequence[Node]) -> dict[Node, int
 
 
 def product_to_fuse(node: Node, leaves: set[Node], uses: Mapping[Node, int]) -> Node | None:
-    """The product that a sum or difference can take in as one addcmul; None if there is none.
+    """The product that a sum or difference can absorb as one addcmul, or None.
 
     It must not be used elsewhere, have no constant factor and, in a - b c, be the subtrahend.
     """

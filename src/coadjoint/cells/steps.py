@@ -14,7 +14,7 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections.abc import Callable
-from typing import Any, TypedDict, Unpack
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -22,17 +22,10 @@ from torch.nn.functional import linear
 
 from ..errors import MAX_COUNT, InputError, KindError, brief, choose
 from .activations import Activation, activation_function
-from .parameters import check_dtype_and_device, parameter
+from .parameters import ParameterOptions, check_dtype_and_device, parameter
 
 
-class TensorOptions(TypedDict):
-    """How the parameters of a step are allocated."""
-
-    dtype: torch.dtype | None
-    device: torch.device | str | None
-
-
-def new_parameter(*shape: int, **make: Unpack[TensorOptions]) -> nn.Parameter:
+def new_parameter(*shape: int, **make: Unpack[ParameterOptions]) -> nn.Parameter:
     """A parameter that is not drawn yet; its dtype and device are checked first."""
     check_dtype_and_device(make["dtype"], make["device"])
     return parameter(*shape, **make)
@@ -97,7 +90,7 @@ class ResetBefore(Step):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__(inputs, hidden)
-        make: TensorOptions = {"dtype": dtype, "device": device}
+        make: ParameterOptions = {"dtype": dtype, "device": device}
         self.W = new_parameter(3 * hidden, hidden, **make)
         self.R = new_parameter(3 * hidden, inputs, **make)
         self.b = new_parameter(3 * hidden, **make) if bias else None
@@ -150,7 +143,7 @@ class DeepTransition(Step):
             raise InputError(
                 "shortcut=True skips the layers between W and the new state, but depth=1 has none."
             )
-        make: TensorOptions = {"dtype": dtype, "device": device}
+        make: ParameterOptions = {"dtype": dtype, "device": device}
         self.phi = activation_function(activation)
         widths = [*[width or hidden] * (depth - 1), hidden]
         self.W = new_parameter(widths[0], hidden, **make)
@@ -227,7 +220,7 @@ class FeedbackLayer(nn.Module):
     """
 
     def __init__(
-        self, below: int, hidden: int, layers: int, unit: str, bias: bool, make: TensorOptions
+        self, below: int, hidden: int, layers: int, unit: str, bias: bool, make: ParameterOptions
     ) -> None:
         super().__init__()
         d = hidden
@@ -290,7 +283,7 @@ class GatedFeedback(Step):
         self.unit = choose("unit", unit, UNITS)
         self.layers = layers
         self.slots = 2 * layers if unit == "lstm" else layers
-        make: TensorOptions = {"dtype": dtype, "device": device}
+        make: ParameterOptions = {"dtype": dtype, "device": device}
         self.levels = nn.ModuleList()
         for below in (inputs, *[hidden] * (layers - 1)):
             self.levels.append(FeedbackLayer(below, hidden, layers, unit, bias, make))

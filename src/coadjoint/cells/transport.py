@@ -115,7 +115,7 @@ def place_of(made: Portable) -> tuple[str, str] | None:
 
 
 def look_up(module: str, path: str) -> object:
-    """The object at `path` in a module that has been imported; None if there is none."""
+    """The object at `path` in a module that has been imported; None if it does not exist."""
     here: object = sys.modules.get(module)
     for name in path.split("."):
         here = getattr(here, name, None)

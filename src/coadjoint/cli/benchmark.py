@@ -76,7 +76,7 @@ def bench(
         for line in tables.explain_engines(devices, names, chosen_sizes):
             print_escaped(line)
         return
-    # BenchOptions has the defaults of what is not given.
+    # BenchOptions has defaults for the rest.
     given: dict[str, object] = {"device": device or "cpu", "sizes": chosen_sizes}
     if cells is not None:
         given["cells"] = measure.parse_names(cells)

@@ -76,7 +76,6 @@ def diagnose(
     """Show how gradients behave inside a network: a table, plots, arrays and a report."""
     from ..diagnostics import examination
     from ..errors import choose
-    from ..training import files
     from ..training.report import diagnoses, pages
 
     names = None
@@ -93,12 +92,7 @@ def diagnose(
     else:
         subjects = untrained_networks(what, radius, config, flags)
     first = next(iter(subjects.values()))
-    folder = out
-    if folder is None and run is not None:
-        folder = run / "diagnostics"
-        files.is_real_folder(folder)  # refuses a link
-    if folder is None:
-        folder = next_free_folder(f"diagnose-{first.config.task.name or 'data'}")
+    folder = out or default_folder(run, first.config)
     refuse_if_other_files(folder)
     if len(subjects) > 1 and names is None:
         # A landscape is a picture of one network.
@@ -134,6 +128,17 @@ def untrained_networks(
         weights = "weights before training"
         found[f"radius {value}"] = Subject(job.network, job.task, job.config, weights)
     return found
+
+
+def default_folder(run: Path | None, config: Config) -> Path:
+    """The folder for diagnostics of a run, or else of an untrained network."""
+    from ..training import files
+
+    if run is None:
+        return next_free_folder(f"diagnose-{config.task.name or 'data'}")
+    folder = run / "diagnostics"
+    files.is_real_folder(folder)  # refuses a link
+    return folder
 
 
 def refuse_if_other_files(folder: Path) -> None:

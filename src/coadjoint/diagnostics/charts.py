@@ -21,7 +21,7 @@ RAMP = ("#15143b", "#253a79", "#2a648f", "#35898f", "#62ae86", "#aecd7d", "#f5ec
 INK = "#1d2126"
 SOFT = "#5b636d"
 LINE = "#ececea"
-FEW_POINTS = 12  # curves of at most so many points have markers
+FEW_POINTS = 12  # up to here the points of curves are marked
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,10 @@ from torch import Tensor
 from ..errors import Unsupported
 from ..gradients.evaluation import Evaluation
 from ..gradients.temporal import Temporal
-from ..networks.network import Network, Trajectory
+from ..networks.network import Network
+from ..networks.trajectory import Trajectory
 from ..objectives.losses import output_function
+from ..objectives.penalty_type import placed_run
 from ..sweeps import affine
 from ..sweeps.costates import TIME, Axis, BaseCostates
 from ..sweeps.rows import scale
@@ -31,6 +33,7 @@ from .finding import (
     require_formula,
     require_one_layer,
     to_numpy,
+    trajectory_of,
 )
 
 
@@ -173,7 +176,7 @@ def decay(e: Evaluation) -> Decay:
     for lam in costates.layers:
         if lam is joined or len(lam.exponent) != len(joined.exponent):
             continue
-        run = lam.trajectory
+        run = placed_run(lam)
         name = f"{run.module} layer {run.layer}".strip()
         if run.direction == "reverse":
             name += ", reverse"
@@ -269,7 +272,7 @@ def paths(e: Evaluation) -> Paths:
         )
     recurrent = net.effective_weights().W
     assert recurrent is not None
-    run = e.trajectory
+    run = trajectory_of(e)
     T = run.layout.rows.T
     W = np.abs(to_numpy(recurrent))
     on = to_numpy(run.x[1:]) > 0
@@ -360,7 +363,7 @@ def sensitivity(e: Evaluation) -> Sensitivity:
     check_evaluation(e)
     net = require_one_layer(e, "the sensitivity of the output")
     net.refuse_if_random("the sensitivity of the output")
-    run = e.trajectory
+    run = trajectory_of(e)
     layout = run.layout
     log_squares = np.full(layout.rows.N, -np.inf)
     for k in range(net.outputs):

@@ -187,6 +187,7 @@ def evaluate(net: Net, task: Task, samples: int = 100, seed: int = 0) -> Evaluat
     split = task.splits[-1] if task.splits else "train"
     batches = list(task.held_out(split, seed, "diagnose", samples))
     largest = max(len(batch.sizes) for batch in batches)
+    # Batches of a data set are sorted by length, and the last one may be small.
     full = [batch for batch in batches if len(batch.sizes) == largest]
     net.eval()
     return BPTT().evaluate(net, net.move_batch(full[len(full) // 2]), task.loss)

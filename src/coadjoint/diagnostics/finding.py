@@ -14,6 +14,7 @@ from torch import Tensor
 from ..errors import Unsupported, check_kind, whole_number
 from ..gradients.evaluation import Evaluation
 from ..networks.network import Network
+from ..networks.trajectory import Trajectory
 from ..sweeps.run import FormulaRun
 from .charts import Array, Chart, Figure
 
@@ -53,10 +54,17 @@ def require_one_layer(e: Evaluation, what: str) -> Network:
     return net
 
 
+def trajectory_of(e: Evaluation) -> Trajectory:
+    """The run of an evaluation whose network is one recurrent layer."""
+    run = e.trajectory
+    assert isinstance(run, Trajectory)
+    return run
+
+
 def require_formula(e: Evaluation, what: str) -> tuple[Network, FormulaRun]:
     """The evaluation's network and its run, if the cell is a formula."""
     net = require_one_layer(e, what)
-    run = e.trajectory.run.formula
+    run = trajectory_of(e).run.formula
     if run is None:
         raise Unsupported(
             f"{what}: computed from the cell's formula. Use engine 'cpu' or 'reference', not a "

@@ -20,6 +20,7 @@ from .finding import (
     growth_factor,
     nan_mean,
     require_one_layer,
+    trajectory_of,
 )
 
 
@@ -32,10 +33,10 @@ def jacobians(e: Evaluation, samples: int = 8) -> Array:
     check_evaluation(e)
     check_samples(samples)
     require_one_layer(e, "a Jacobian")
-    run = e.trajectory.run
-    layout = e.trajectory.layout
+    trajectory = trajectory_of(e)
+    layout = trajectory.layout
     with torch.no_grad():
-        J: Array = run.jacobians(layout, min(samples, layout.rows.B)).numpy(force=True)
+        J: Array = trajectory.run.jacobians(layout, min(samples, layout.rows.B)).numpy(force=True)
     return J
 
 
@@ -86,15 +87,13 @@ class Products:
 def singular_values(e: Evaluation, samples: int = 8, points: int = 65) -> Products:
     """Singular values of the products of Jacobians of the first samples.
 
-    points  at up to how many numbers of steps
-
-    A product is kept at size one, and the logarithm of its size apart.
+    points  the largest number of values of s, the number of steps
     """
     check_evaluation(e)
     check_samples(samples)
     whole_number("points", points)
     J = jacobians(e, samples)
-    lengths = e.trajectory.lengths[:samples].numpy()
+    lengths = trajectory_of(e).lengths[:samples].numpy()
     T, S, n, _ = J.shape
     steps = np.unique(np.linspace(0, T, min(points, T + 1)).round().astype(int))
     logs = np.full((len(steps), S, n), np.nan)
@@ -105,6 +104,7 @@ def singular_values(e: Evaluation, samples: int = 8, points: int = 65) -> Produc
     for s in range(1, T + 1):
         on = np.flatnonzero(lengths >= s)
         P[on] = P[on] @ J[lengths[on] - s, on]
+        # Divide by the largest entry and keep its logarithm: the product itself would overflow.
         top = np.abs(P[on]).max((1, 2))
         with np.errstate(divide="ignore"):
             log_size[on] += np.log(top)
@@ -171,7 +171,7 @@ def lyapunov(e: Evaluation, samples: int = 8) -> Lyapunov:
     check_evaluation(e)
     check_samples(samples)
     J = jacobians(e, samples)
-    lengths = e.trajectory.lengths[:samples].numpy()
+    lengths = trajectory_of(e).lengths[:samples].numpy()
     T, S, n, _ = J.shape
     Q = np.broadcast_to(np.eye(n), (S, n, n)).copy()
     total = np.zeros((S, n))
@@ -179,6 +179,7 @@ def lyapunov(e: Evaluation, samples: int = 8) -> Lyapunov:
         on = np.flatnonzero(lengths > t)
         Q[on], R = np.linalg.qr(J[t, on].astype(float) @ Q[on])
         stretch = np.abs(np.diagonal(R, axis1=1, axis2=2))
+        # A direction that J_t maps to zero has a diagonal entry of rounding errors alone.
         rounding = n * np.finfo(float).eps * np.linalg.norm(R, axis=(1, 2))[:, None]
         with np.errstate(divide="ignore"):
             total[on] += np.log(np.where(stretch < rounding, 0, stretch))

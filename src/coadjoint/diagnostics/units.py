@@ -14,7 +14,14 @@ from ..gradients.evaluation import Evaluation
 from ..networks.network import Network
 from ..sweeps import slopes as step_slopes
 from .charts import Array, Chart, Figure
-from .finding import check_evaluation, nan_mean, require_formula, require_one_layer, to_numpy
+from .finding import (
+    check_evaluation,
+    nan_mean,
+    require_formula,
+    require_one_layer,
+    to_numpy,
+    trajectory_of,
+)
 
 
 @dataclass(frozen=True)
@@ -108,7 +115,7 @@ def unit_slopes(e: Evaluation) -> Array:
             for part in (by_a, by_v):
                 if part is not None:
                     steepest = torch.maximum(steepest, part.unflatten(1, (-1, d)).abs().amax(1))
-    return to_numpy(e.trajectory.layout.padded(steepest, math.nan))
+    return to_numpy(trajectory_of(e).layout.padded(steepest, math.nan))
 
 
 def slopes_at_rest(net: Network) -> Array:

@@ -11,6 +11,7 @@ import torch
 from ..errors import Unsupported
 from ..gradients.evaluation import Evaluation
 from ..networks.recurrence import Recurrence
+from ..sweeps.costates import BaseCostates
 from .charts import Array, Chart, Curve, Figure
 from .costates import log_norms_of
 from .finding import (
@@ -21,6 +22,7 @@ from .finding import (
     nan_mean,
     require_elman,
     to_numpy,
+    trajectory_of,
 )
 from .jacobians import singular_values
 from .units import unit_slopes
@@ -219,9 +221,11 @@ def bounds(e: Evaluation, samples: int = 8) -> Bounds:
         by_entries = np.log(net.hidden * sigma * np.abs(W).max())
         by_singular_value = np.log(sigma * np.linalg.norm(W, 2))
     products = singular_values(e, samples)
-    lengths = e.trajectory.lengths.numpy()
-    fall = np.full((e.trajectory.layout.rows.T + 1, len(lengths)), np.nan)
+    run = trajectory_of(e)
+    lengths = run.lengths.numpy()
+    fall = np.full((run.layout.rows.T + 1, len(lengths)), np.nan)
     if not net.reads_all_steps:
+        assert isinstance(e.costates, BaseCostates)
         logs = log_norms_of(e.costates)
         for j, n in enumerate(lengths):
             fall[: n + 1, j] = logs[n::-1, j] - logs[n, j]

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from .network import Network
     from .recurrence import Recurrence
 
+Lengths = Tensor | Sequence[int]  # the steps of each sample, [B]
+
 
 class NetRun(Protocol):
     """One run of a network over B samples. A recurrent network's run has `lengths` [B], too."""
@@ -164,7 +166,7 @@ class SequenceNet(Net):
         """The run over a batch. called: by `forward`, so that torch's hooks have fired already."""
 
     def forward(
-        self, u: Sequences, lengths: ArrayLike | None = None, x0: Tensor | None = None
+        self, u: Sequences, lengths: Lengths | None = None, x0: Tensor | None = None
     ) -> NetRun:
         """Run over sequences.
 

@@ -365,7 +365,7 @@ class Recurrence(PicklableModule):
             run = StepFunctionRun.run(weights.step_function(), layout.rows, drive, x0)
             return run, drive, input_weights
         plan = SweepPlan(self.cell, layout.rows, engine)
-        if u.is_cuda:  # on a CPU lay_out has looked already; here it would wait for the device
+        if u.is_cuda:  # lay_out has checked u on a CPU; here the check does not wait for the GPU
             require_finite(plan, u, lambda: nonfinite_error(layout, u))
         swept = FormulaRun.run(plan, base, side, weights.W, x0, weights.p)
         return swept, (base, side), input_weights

@@ -21,7 +21,7 @@ from ..objectives.losses import LossLike
 from ..sweeps.costates import Costates
 from ..sweeps.layout import Sequences, tensor_of
 from .expansions import EXPANSIONS, KERNELS
-from .interface import check_positive
+from .interface import Lengths, check_positive
 from .network import Network
 from .readout import TensorOptions
 from .reservoir_weights import draw_reservoir
@@ -148,7 +148,7 @@ class Reservoir(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def forward(
-        self, u: Sequences, lengths: ArrayLike | None = None, x0: Tensor | None = None
+        self, u: Sequences, lengths: Lengths | None = None, x0: Tensor | None = None
     ) -> Trajectory:
         """The run of the network. Its y_hat is the prediction only if the expansion is "linear"."""
         run: Trajectory = self.network(u, lengths, x0)
@@ -185,7 +185,7 @@ class Reservoir(nn.Module):
         self,
         u: Sequences,
         y: ArrayLike,
-        lengths: ArrayLike | None = None,
+        lengths: Lengths | None = None,
         x0: Tensor | None = None,
     ) -> Tensor:
         """Add a batch to the fit. Returns each sample's last state, the x0 of its continuation.
@@ -248,7 +248,7 @@ class Reservoir(nn.Module):
         self,
         u: Sequences | Batch | Iterable[object],
         y: ArrayLike | None = None,
-        lengths: ArrayLike | None = None,
+        lengths: Lengths | None = None,
         *,
         chained: bool = False,
     ) -> Reservoir:
@@ -278,7 +278,7 @@ class Reservoir(nn.Module):
 
     @torch.no_grad()
     def predict(
-        self, u: Sequences, lengths: ArrayLike | None = None, x0: Tensor | None = None
+        self, u: Sequences, lengths: Lengths | None = None, x0: Tensor | None = None
     ) -> Tensor:
         """The prediction at every step [T, B, outputs], or for each sequence [B, outputs]."""
         run = self.forward(u, lengths, x0)
@@ -288,7 +288,7 @@ class Reservoir(nn.Module):
         return self.read(run.x[1:]).masked_fill(is_padding, 0)
 
     def classify(
-        self, u: Sequences, lengths: ArrayLike | None = None, x0: Tensor | None = None
+        self, u: Sequences, lengths: Lengths | None = None, x0: Tensor | None = None
     ) -> Tensor:
         """The class with the largest output, [T, B] or [B]."""
         return self.predict(u, lengths, x0).argmax(-1)
@@ -298,7 +298,7 @@ class Reservoir(nn.Module):
         self,
         u: Sequences,
         y: ArrayLike,
-        lengths: ArrayLike | None = None,
+        lengths: Lengths | None = None,
         x0: Tensor | None = None,
     ) -> float:
         """The share of correct classes, or R^2 = 1 - |y_hat - y|^2 / |y - mean|^2 of numbers.
@@ -318,7 +318,7 @@ class Reservoir(nn.Module):
         self,
         u: Sequences,
         steps: int,
-        lengths: ArrayLike | None = None,
+        lengths: Lengths | None = None,
         x0: Tensor | None = None,
     ) -> Tensor:
         """Read u, then feed each output back as the next input: [steps, B, outputs]."""
@@ -346,7 +346,7 @@ class Reservoir(nn.Module):
         u: Sequences,
         y: ArrayLike,
         loss: LossLike = "squared",
-        lengths: ArrayLike | None = None,
+        lengths: Lengths | None = None,
         x0: Tensor | None = None,
     ) -> Costates:
         """lam_t = dL/dx_t through the fitted readout, with any expansion.

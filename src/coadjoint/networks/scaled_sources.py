@@ -54,8 +54,8 @@ def costate_from_sources(
         return unit, run.costate(total, last, None, unit)
 
     unit, costate = sweep_in_units(_largest_size(rows, units, exponents, s_last))
-    # The units were chosen by the sources. If the costate turns out much larger or smaller, for
-    # this layer forgets more slowly than those above it, its own size gives better units.
+    # The units were chosen by the sources. The costate may turn out much larger or smaller, if
+    # this layer forgets more slowly than those above it. Then its own size makes better units.
     e = exponent(costate.mantissa.detach())
     drift = torch.where(e == NO_EXPONENT, 0, costate.exponent - unit)
     if drift.abs().max() > safe:

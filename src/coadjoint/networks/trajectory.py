@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from .network import Network
 
 
-class Sources(NamedTuple):
+class LossSources(NamedTuple):
     """The loss of each sample and its direct derivatives by the states: what an adjoint needs."""
 
     loss: Tensor  # [B]
@@ -128,7 +128,7 @@ class Trajectory(RecurrenceRun, RunOutputs):
         value = sources.loss if differentiable else sources.loss.detach()
         return Costates(self, found.mantissa, found.exponent, value)
 
-    def _sources_by_func(self, loss_of: Callable[[Tensor], Tensor]) -> Sources:
+    def _sources_by_func(self, loss_of: Callable[[Tensor], Tensor]) -> LossSources:
         """The sources inside a transform of torch.func, which does not allow leaves of our own."""
 
         def loss_of_states(h: Tensor) -> Tensor:
@@ -136,13 +136,13 @@ class Trajectory(RecurrenceRun, RunOutputs):
 
         if self.network.reads_all_steps:
             value, pull, *_ = torch.func.vjp(loss_of_states, self.run.x)
-            return Sources(value, pull(torch.ones_like(value))[0], None)
+            return LossSources(value, pull(torch.ones_like(value))[0], None)
         value, pull, *_ = torch.func.vjp(loss_of_states, self.run.last)
-        return Sources(value, None, pull(torch.ones_like(value))[0])
+        return LossSources(value, None, pull(torch.ones_like(value))[0])
 
     def _sources_by_autograd(
         self, loss_of: Callable[[Tensor], Tensor], reuse_graph: bool, differentiable: bool
-    ) -> Sources:
+    ) -> LossSources:
         """The sources by torch.autograd.
 
         reuse_graph     differentiate through the graph of this run; otherwise the readout is
@@ -172,7 +172,7 @@ class Trajectory(RecurrenceRun, RunOutputs):
                 "the loss does not depend on the states of this trajectory but on other tensors. "
                 "Compute it from this trajectory's y_hat, a or x."
             )
-        return Sources(value, s, s_last)
+        return LossSources(value, s, s_last)
 
     def _states_with_loss(self, mask: Tensor | None, like: Tensor) -> Tensor:
         """[B + N], true for the states that the loss reads: those of steps that count, not x_0."""

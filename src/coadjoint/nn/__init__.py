@@ -25,8 +25,7 @@ captured    modules as CUDA graphs
 
 from __future__ import annotations
 
-import warnings
-
+from ..errors import renamed_attributes
 from .cells import GRUCell, LSTMCell, RNNCell
 from .modules import GRU, LSTM, RNN, replace
 from .recording import Tape, record
@@ -45,13 +44,4 @@ __all__ = [
     "replace",
 ]
 
-_RENAMED = {"Layers": "RNNModule"}  # names before 0.7.1
-
-
-def __getattr__(name: str) -> object:
-    if name not in _RENAMED:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    new = _RENAMED[name]
-    message = f"coadjoint.nn.{name} is now called coadjoint.nn.{new}."
-    warnings.warn(message, DeprecationWarning, stacklevel=2)
-    return globals()[new]
+__getattr__ = renamed_attributes(__name__, {"Layers": "RNNModule"})

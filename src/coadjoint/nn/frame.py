@@ -246,7 +246,7 @@ def check_memory(
 
 
 def zero_of(module: nn.Module, u: Tensor) -> Tensor:
-    """A scalar 0 that depends on every parameter and on u: it gives them gradients of zero."""
+    """A scalar 0 that depends on every parameter and on u, so that they have gradients of zero."""
     total: Tensor = sum(p.sum() for p in module.parameters()) * u.sum() * 0
     return total
 

@@ -159,8 +159,8 @@ class RNNModule(LayeredModule):
     def _set_extras(self, again: bool = False) -> None:
         """Set the extra parameters, drawn after torch.nn's own.
 
-        A seed then gives both libraries the same weights. again: torch.nn has drawn peephole
-        weights with the others.
+        The same seed then leads to the same weights in both libraries. again: torch.nn has drawn
+        the peephole weights with the others.
         """
         bound = self.hidden_size**-0.5
         for name, parameter in self.named_parameters():
@@ -203,7 +203,7 @@ class RNNModule(LayeredModule):
         return extras
 
     def to_torch(self) -> nn.RNNBase:
-        """torch.nn's module with these weights; refused where it has no such option."""
+        """torch.nn's module with these weights; refused if torch.nn lacks one of the options."""
         if extras := self.extras:
             raise Unsupported(
                 f"torch.nn.{self.torch_class.__name__} has no {', '.join(extras)}: this module "

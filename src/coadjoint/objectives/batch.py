@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -12,6 +11,9 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence, pad_packed_sequenc
 
 from ..errors import InputError, KindError, brief, choose
 from ..sweeps.layout import tensor_of
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
 
 Values = TypeVar("Values")
 
@@ -48,7 +50,7 @@ class Batch:
 
     u: Any
     y: Any = None
-    lengths: Tensor | Sequence[int] | None = None
+    lengths: ArrayLike | None = None
     mask: Tensor | None = None
     weight: Tensor | None = None
     x0: Tensor | None = None

@@ -148,11 +148,11 @@ def _check_range(y: Tensor, low: float, high: float, expected: str) -> Tensor:
         def make_error() -> InputError:
             return InputError(f"{expected}; got {least.item():g}..{most.item():g}.")
 
-        if y.is_cuda:
-            # On a GPU the comparison stays a tensor: `require` may ask for it later.
+        if y.is_cuda or is_deferring_checks():
+            # The comparison stays a tensor: its answer may come later.
             require((least >= low) & (most <= high), make_error)
-        else:
-            require(low <= least.item() and most.item() <= high, make_error)
+        elif not (low <= least.item() and most.item() <= high):  # NaN is refused, too
+            raise make_error()
     # While a CUDA graph is recorded, a class out of range would stop the device before it is
     # reported.
     return y.clamp(low, high) if is_deferring_checks() else y

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -16,6 +16,27 @@ from ..sweeps.costates import BaseCostates
 
 # The properties of a run by which the costates of several layers are told apart.
 PARTS = ("module", "call", "layer", "direction")
+
+
+@runtime_checkable
+class PlacedRun(Protocol):
+    """The run of one of several layers."""
+
+    @property
+    def module(self) -> str:
+        """The name of the recorded module; empty for a stack."""
+
+    @property
+    def call(self) -> int:
+        """The number of the module's call, from 0."""
+
+    @property
+    def layer(self) -> int:
+        """The number of the layer, from 0."""
+
+    @property
+    def direction(self) -> str:
+        """The direction of reading, "forward" or "reverse"."""
 
 
 class LayeredCostates(Protocol):
@@ -170,6 +191,13 @@ def layers_of(lam: object) -> Sequence[BaseCostates] | None:
 
 def top_layer(lam: LayeredCostates) -> LayeredCostates:
     """The costates of the last layer of the last module, in both directions if it has two."""
-    last = lam.layers[-1].trajectory
+    last = placed_run(lam.layers[-1])
     within = lam.select(module=last.module, call=last.call)
-    return within.select(layer=max(one.trajectory.layer for one in within.layers))
+    return within.select(layer=max(placed_run(one).layer for one in within.layers))
+
+
+def placed_run(lam: BaseCostates) -> PlacedRun:
+    """The run of the layer that these costates belong to."""
+    run: object = lam.trajectory
+    assert isinstance(run, PlacedRun)
+    return run

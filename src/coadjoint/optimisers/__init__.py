@@ -2,20 +2,21 @@
 
 This package imports `gradients` and what is above it.
 
-recipes        OPTIMISERS, the list by name (adam, sgd, ..., lbfgs, hessian-free, ridge), and their step sizes
-factory        make: optimisers by plain options
-schedules      the step size as a function of the step
-directions     the gradient, or what takes its place
-step_rules     how much of a step is taken: constant, Galvan, Armijo, Wolfe
-steppers       what moves the weights
-curvature      Gauss-Newton, structural damping and Hessian products
-conjugate_gradients, hessian_free    Newton steps without the Hessian
+recipes              OPTIMISERS, the list by name (adam, sgd, ..., lbfgs, hessian-free, ridge)
+factory              make: optimisers by plain options
+schedules            the step size as a function of the step
+directions           the gradient, or what takes its place
+step_rules           how much of a step is taken: constant, Galvan, Armijo, Wolfe
+steppers             what moves the weights
+curvature            Gauss-Newton, structural damping and Hessian products
+weight_jacobian      how states and outputs change with the weights, forwards and backwards
+conjugate_gradients  linear systems with a matrix that is given by its products
+hessian_free         Newton steps without the Hessian
 """
 
 from __future__ import annotations
 
-import warnings
-
+from ..errors import renamed_attributes
 from .directions import DIRECTIONS, distance, temporal
 from .factory import make
 from .recipes import (
@@ -102,28 +103,18 @@ __all__ = [
     "temporal",
 ]
 
-
-# Names of before and what they are called now; they go in 1.0.
-_RENAMED = {
-    "Curved": "HessianFreeStepper",
-    "Judged": "TorchStepper",
-    "OWN_PACE": "SELF_DIRECTED",
-    "PACELESS": "WITHOUT_STEP_SIZE",
-    "Quasi": "LBFGSStepper",
-    "Regressed": "RidgeStepper",
-    "flat": "flatten_state",
-    "numbers_of": "count_trained",
-    "whole_number": "is_whole_number",
-}
-
-
-def __getattr__(name: str) -> object:
-    if name not in _RENAMED:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    new = _RENAMED[name]
-    warnings.warn(
-        f"co.optimisers.{name} is now co.optimisers.{new}; the old name goes in 1.0.",
-        DeprecationWarning,
-        stacklevel=2,
-    )
-    return globals()[new]
+# Old names, which go in 1.0.
+__getattr__ = renamed_attributes(
+    __name__,
+    {
+        "Curved": "HessianFreeStepper",
+        "Judged": "TorchStepper",
+        "OWN_PACE": "SELF_DIRECTED",
+        "PACELESS": "WITHOUT_STEP_SIZE",
+        "Quasi": "LBFGSStepper",
+        "Regressed": "RidgeStepper",
+        "flat": "flatten_state",
+        "numbers_of": "count_trained",
+        "whole_number": "is_whole_number",
+    },
+)

@@ -1,4 +1,4 @@
-"""Conjugate gradients for A x = b with A positive definite, given by its products, with Martens' stopping rule."""
+"""Conjugate gradients for A x = b, with Martens' stopping rule; A is given by its products."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..sweeps.layout import check_dense
 
 @dataclass(frozen=True)
 class CGSolution:
-    """What conjugate gradients found: some of the iterates, the last of them the best model's, and what the model says of each."""
+    """Some of the iterates, the last one included, and the value of the quadratic model at each."""
 
     iterates: list[Tensor]
     models: list[float]  # x'Ax / 2 - b'x
@@ -32,50 +32,79 @@ def conjugate_gradients(
     progress: float = 5e-4,
     keep: float = 1.3,
 ) -> CGSolution:
-    """Minimise x'Ax / 2 - b'x for a positive A, preconditioned by the diagonal `scale`.
+    """Minimise x'Ax / 2 - b'x for a positive definite A, preconditioned by the diagonal `scale`.
 
-    It ends after `most` products, or when the model has fallen by less than `progress` of itself for each of the last k
-    iterations, k = max(10, a tenth of all), or when nothing is left of the residual. Kept are the iterates ceil(keep^j).
-    Martens, Deep learning via Hessian-free optimization, ICML (2010)."""
+    It ends after `most` iterations, or when each of the last k iterations has on average lowered
+    the model by less than `progress` of itself, k = max(10, a tenth of all), or when nothing is
+    left of the residual. The iterates 1, ceil(keep), ceil(keep^2), ... and the last are kept.
+    Martens, Deep learning via Hessian-free optimization, ICML (2010).
+
+    >>> A = torch.diag(torch.tensor([1.0, 4.0]))
+    >>> conjugate_gradients(A.mv, torch.tensor([1.0, 1.0])).iterates[-1]
+    tensor([1.0000, 0.2500])
+    """
     if not callable(A):
         raise KindError(f"A must be a function of a vector; got {brief(A)}.")
     whole_number("most", most)
     real("progress", progress, 0)
     real("keep", keep, 1)
-    dtype, b = check_dense("b", b).dtype, b.double()
-    times = lambda y: A(y.to(dtype)).double()  # A may be float32; sums and vectors are not
-    scale = None if scale is None else scale.double()
-    x = torch.zeros_like(b) if start is None else start.double()
-    r = b - times(x) if start is not None else b.clone()
-    apply = (lambda y: y) if scale is None else (lambda y: y / scale)
-    z = apply(r)
-    d, size = z.clone(), float(r @ z)
-    past = [-0.5 * float((r + b) @ x)]
-    iterates, models, due = [], [], 1.0
+    dtype = check_dense("b", b).dtype
+    b = b.double()
+    diagonal = None if scale is None else scale.double()
+
+    def multiply(y: Tensor) -> Tensor:
+        return A(y.to(dtype)).double()  # A may compute in float32; vectors and sums are float64
+
+    def precondition(y: Tensor) -> Tensor:
+        return y if diagonal is None else y / diagonal
+
+    if start is None:
+        x = torch.zeros_like(b)
+        r = b.clone()
+    else:
+        x = start.double()
+        r = b - multiply(x)
+    z = precondition(r)
+    direction = z.clone()
+    residual = float(r @ z)
+    values = [-0.5 * float((r + b) @ x)]  # of the model, by iteration
+    iterates: list[Tensor] = []
+    models: list[float] = []
+    next_kept = 1.0
     i = 0
-    while i < most and size > 0:
-        Ad = times(d)
-        bent = float(d @ Ad)
-        if not bent > 0:
-            break  # flat along d, or rounding: nothing is gained
+    while i < most and residual > 0:
+        A_direction = multiply(direction)
+        curvature = float(direction @ A_direction)
+        if not curvature > 0:
+            break  # flat along the direction, or rounding: nothing is gained
         i += 1
-        x = x.add(d, alpha=size / bent)
-        r = r.sub(Ad, alpha=size / bent)
-        past.append(-0.5 * float((r + b) @ x))
-        k = max(10, i // 10)
-        little = i > k and past[-1] < 0 and (past[-1] - past[-1 - k]) / past[-1] < k * progress
-        done = i == most or (progress > 0 and little)
-        z = apply(r)
-        before, size = size, float(r @ z)
-        done = done or not size > torch.finfo(dtype).eps ** 2 * float(b @ apply(b))
-        if i >= due or done:
+        x = x.add(direction, alpha=residual / curvature)
+        r = r.sub(A_direction, alpha=residual / curvature)
+        values.append(-0.5 * float((r + b) @ x))
+        z = precondition(r)
+        previous_residual = residual
+        residual = float(r @ z)
+        smallest = torch.finfo(dtype).eps ** 2 * float(b @ precondition(b))
+        is_last = i == most or has_stalled(values, progress) or not residual > smallest
+        if i >= next_kept or is_last:
             iterates.append(x.to(dtype))
-            models.append(past[-1])
-            while due <= i:
-                due = math.ceil(due * keep)
-        if done:
+            models.append(values[-1])
+            while next_kept <= i:
+                next_kept = math.ceil(next_kept * keep)
+        if is_last:
             break
-        d = z.add(d, alpha=size / before)
+        direction = z.add(direction, alpha=residual / previous_residual)
     if not iterates:
-        iterates, models = [x.to(dtype)], [past[-1]]
-    return CGSolution(iterates, models, i, i + (start is not None))
+        iterates.append(x.to(dtype))
+        models.append(values[-1])
+    products = i if start is None else i + 1
+    return CGSolution(iterates, models, i, products)
+
+
+def has_stalled(values: list[float], progress: float) -> bool:
+    """Whether the last k iterations have lowered the model by less than k progress of itself."""
+    i = len(values) - 1
+    k = max(10, i // 10)
+    if progress <= 0 or i <= k or values[-1] >= 0:
+        return False
+    return (values[-1] - values[-1 - k]) / values[-1] < k * progress

@@ -2,7 +2,7 @@
 
     d = direction(e, rng)        a function of (Evaluation, numpy generator) -> Gradient
 
-What a direction draws comes from the generator, so a run that goes on from a checkpoint draws the same.
+Random numbers come from the generator, so a resumed run draws the same ones.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from ..gradients.temporal import Temporal
 
 
 def dot(a: Gradient, b: Gradient) -> float:
+    """<a, b> over the parameters of a, in float64."""
     return sum(float((a[name].double() * b[name].double()).sum()) for name in a)
 
 
 def norm(g: Gradient) -> float:
-    return math.hypot(
-        *(float(torch.linalg.vector_norm(y, dtype=torch.float64)) for y in g.values())
-    )
+    """||g|| over all parameters, in float64."""
+    parts = [torch.linalg.vector_norm(y, dtype=torch.float64) for y in g.values()]
+    return math.hypot(*map(float, parts))
 
 
 def steepest(e: Evaluation, rng: np.random.Generator) -> Gradient:
@@ -35,31 +36,41 @@ def steepest(e: Evaluation, rng: np.random.Generator) -> Gradient:
 
 
 def temporal(e: Evaluation, rng: np.random.Generator) -> Gradient:
-    """The temporal components of (W, R, b), each brought to norm one, mixed by weights drawn uniformly from the simplex and
-    brought to the norm of the gradient by (W, R, b); all other parameters take the plain gradient.  Galvan (2016), chapter 3
+    """A random mixture of the gradient's temporal components. Galvan (2016), chapter 3.
 
-    A step whose component is zero is left out. Components may be of any size: they are mixed in units of their own."""
+    The components by (W, R, b) of all time steps are brought to norm one, mixed with weights drawn
+    uniformly from the simplex, and the mixture is brought to the norm of the gradient by (W, R, b).
+    Other parameters take the plain gradient. Steps whose component is zero are left out; others
+    count alike, however small their components are.
+    """
     layer = e.network.one_layer
     if e.rho or not e.share:
         raise Unsupported(
-            "the temporal direction takes the loss apart, and not a penalty: use BPTT."
+            "the temporal direction decomposes the gradient of the loss, not of a penalty: use "
+            "BPTT."
         )
-    own = layer is not None and layer.cell is not None and layer.cell.weights is not None
-    if own or parametrize.is_parametrized(e.network, "W"):
+    makes_weights = layer is not None and layer.cell is not None and layer.cell.weights is not None
+    if makes_weights or parametrize.is_parametrized(e.network, "W"):
         raise Unsupported(
-            "the temporal direction takes W as it is, and that of this network is made of others."
+            "the temporal direction needs W as a parameter, and this network computes W from "
+            "others."
         )
-    parts, _ = Temporal.with_exponents(e)
-    size = parts.norms()["joint"]
-    there = (size > 0).numpy(force=True)
-    beta = np.zeros(len(there))
-    beta[there] = rng.dirichlet(np.ones(int(there.sum()))) if there.any() else 0
-    w = torch.from_numpy(beta).to(size) / torch.where(size > 0, size, 1)
-    mixed = {name: g for name, g in parts.weighted(w).items() if name in e.gradient}
-    joint = {name: e.gradient[name] for name in mixed}
-    long = norm(mixed)
-    factor = norm(joint) / long if long > 0 else 0.0
-    return {**e.gradient, **{name: (g * factor).to(e.gradient[name]) for name, g in mixed.items()}}
+    components, _ = Temporal.with_exponents(e)
+    norms = components.norms()["joint"]
+    nonzero = (norms > 0).numpy(force=True)
+    beta = np.zeros(len(nonzero))
+    if nonzero.any():
+        beta[nonzero] = rng.dirichlet(np.ones(int(nonzero.sum())))
+    weights = torch.from_numpy(beta).to(norms) / torch.where(norms > 0, norms, 1)
+    mixture = components.weighted(weights)
+    mixture = {name: g for name, g in mixture.items() if name in e.gradient}
+    joint = {name: e.gradient[name] for name in mixture}
+    length = norm(mixture)
+    factor = norm(joint) / length if length > 0 else 0.0
+    direction = dict(e.gradient)
+    for name, g in mixture.items():
+        direction[name] = (g * factor).to(e.gradient[name])
+    return direction
 
 
 DIRECTIONS: dict[str, Callable[[Evaluation, np.random.Generator], Gradient]] = {
@@ -69,7 +80,12 @@ DIRECTIONS: dict[str, Callable[[Evaluation, np.random.Generator], Gradient]] = {
 
 
 def distance(d: Gradient, g: Gradient) -> float:
-    """||d/|d| - g/|g||| = sqrt(2 - 2 cos of the angle between them): with the norm restored, what Galvan's condition for
-    convergence bounds by kappa < 1."""
-    a, b = norm(d), norm(g)
-    return math.sqrt(max(0.0, 2 - 2 * dot(d, g) / (a * b))) if a > 0 and b > 0 else math.nan
+    """||d/|d| - g/|g||| = sqrt(2 - 2 cos of the angle between them); NaN if one of them is zero.
+
+    Galvan's condition for convergence bounds it by kappa < 1, where d has the norm of g.
+    """
+    d_norm = norm(d)
+    g_norm = norm(g)
+    if not (d_norm > 0 and g_norm > 0):
+        return math.nan
+    return math.sqrt(max(0.0, 2 - 2 * dot(d, g) / (d_norm * g_norm)))

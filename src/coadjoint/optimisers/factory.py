@@ -5,7 +5,7 @@
     optimisers.make("hessian-free", cg=50, structural=0.1)
 
 Every keyword has the name of the key in a settings file and of the flag. `optimiser` takes objects
-in their place, and the options as torch calls them.
+in their place, and the options under torch's names.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .recipes import OPTIMISERS, SELF_DIRECTED, WITHOUT_STEP_SIZE, Optimiser, op
 from .schedules import SCHEDULES
 from .step_rules import STEP_RULES
 
-OPTIONS = {  # the options of single optimisers, and what the optimiser calls them
+OPTIONS = {  # options that only some optimisers have, and their names there
     "momentum": "momentum",
     "betas": "betas",
     "weight_decay": "weight_decay",
@@ -34,20 +34,20 @@ OPTIONS = {  # the options of single optimisers, and what the optimiser calls th
 
 
 def _optimisers_taking(option: str) -> tuple[str, ...]:
-    return tuple(name for name, (_, _, options) in OPTIMISERS.items() if option in options)
+    return tuple(name for name, recipe in OPTIMISERS.items() if option in recipe.options)
 
 
 def _optimisers_except(without: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(name for name in OPTIMISERS if name not in without)
 
 
-# Options that do something with some values of another option alone.
+# Options that have an effect only with some values of another option: option -> (other, values).
 APPLIES: AppliesTable = {
     "threshold": ("step_rule", ("galvan",)),
     "decay": ("schedule", ("exponential", "inverse-time", "plateau")),
     "end": ("schedule", ("linear", "cosine")),
     "plateau": ("schedule", ("plateau",)),
-    **{option: ("optimiser", _optimisers_taking(own)) for option, own in OPTIONS.items()},
+    **{key: ("optimiser", _optimisers_taking(option)) for key, option in OPTIONS.items()},
     "direction": ("optimiser", _optimisers_except(SELF_DIRECTED)),
     "step_rule": ("optimiser", _optimisers_except(SELF_DIRECTED)),
     "lr": ("optimiser", _optimisers_except(WITHOUT_STEP_SIZE)),
@@ -56,28 +56,28 @@ APPLIES: AppliesTable = {
 
 @dataclass(frozen=True)
 class Clash:
-    """Optimisers that leave an option of something else without effect, or cannot do with it."""
+    """Optimisers that ignore an option of something else, or cannot be combined with it."""
 
     option: str
     optimisers: tuple[str, ...]
-    words: str  # what is said of it; {optimiser} and {value} are filled in
+    words: str  # the complaint; {optimiser} and {value} are filled in
 
 
 CLASHES = (
     Clash(
         "clip",
         SELF_DIRECTED,
-        "$clip does nothing with $optimiser {optimiser}: it finds its own way.",
+        "$clip does nothing with $optimiser {optimiser}: it chooses its own step.",
     ),
     Clash(
         "clip_value",
         SELF_DIRECTED,
-        "$clip_value does nothing with $optimiser {optimiser}: it finds its own way.",
+        "$clip_value does nothing with $optimiser {optimiser}: it chooses its own step.",
     ),
     Clash(
         "clip_mean",
         SELF_DIRECTED,
-        "$clip_mean does nothing with $optimiser {optimiser}: it finds its own way.",
+        "$clip_mean does nothing with $optimiser {optimiser}: it chooses its own step.",
     ),
     Clash(
         "weight_noise",
@@ -92,7 +92,8 @@ CLASHES = (
     Clash(
         "dropout",
         ("hessian-free",),
-        "$dropout makes every sweep another function, and $optimiser hessian-free needs one: use another optimiser.",
+        "$optimiser hessian-free needs the same function at every evaluation, and $dropout makes "
+        "each one different: use another optimiser.",
     ),
 )
 
@@ -111,12 +112,14 @@ def make(
     warmup: int = 0,
     **options: Any,
 ) -> Optimiser:
-    """An optimiser by plain options; those that do nothing with it are refused.
+    """Make an optimiser from plain options; an option that has no effect is refused.
 
-    name       of OPTIMISERS; lr: 1e-3 if not given, 1 for lbfgs
-    direction  of DIRECTIONS; step_rule: of STEP_RULES, threshold: that of "galvan"
-    schedule   of SCHEDULES, with its options: decay, end, plateau (its patience), warmup
-    options    of some optimisers: the keys of OPTIONS. Those that are None are not given
+    name       one of OPTIMISERS
+    lr         1e-3 if not given, 1 for lbfgs
+    direction  one of DIRECTIONS
+    step_rule  one of STEP_RULES; threshold: that of "galvan"
+    schedule   one of SCHEDULES, with its options: decay, end, plateau (its patience), warmup
+    options    those of single optimisers, by the keys of OPTIONS; None means not given
 
     >>> make("momentum", lr=0.1, momentum=0.5, schedule="linear", end=0.1).settings
     {'momentum': 0.5}
@@ -134,23 +137,33 @@ def make(
         **options,
     }
     refuse_options(idle_complaints(name, given, schedule, warmup))
-    shape = {"decay": decay, "end": end, "patience": plateau}
-    shape = {key: value for key, value in shape.items() if value is not None}
-    course = SCHEDULES[schedule](warmup=warmup, **shape)
-    rule = STEP_RULES[step_rule or "constant"](**({} if threshold is None else {"c": threshold}))
-    own = {OPTIONS[key]: value for key, value in options.items() if value is not None}
-    return optimiser(name, lr, course, direction=direction or "steepest", rule=rule, **own)
+    schedule_options: dict[str, float] = {"warmup": warmup}
+    for key, value in (("decay", decay), ("end", end), ("patience", plateau)):
+        if value is not None:
+            schedule_options[key] = value
+    rule_options = {} if threshold is None else {"c": threshold}
+    own_options = {OPTIONS[key]: value for key, value in options.items() if value is not None}
+    return optimiser(
+        name,
+        lr,
+        SCHEDULES[schedule](**schedule_options),
+        direction=direction or "steepest",
+        rule=STEP_RULES[step_rule or "constant"](**rule_options),
+        **own_options,
+    )
 
 
 def default_lr(name: str, lr: float | None) -> float | None:
-    """The step size: that of the optimiser if it is not given, None where it has none."""
-    return None if name in WITHOUT_STEP_SIZE else optimiser(name, lr).lr
+    """The step size: the optimiser's default if lr is None; None if it has no step size."""
+    if name in WITHOUT_STEP_SIZE:
+        return None
+    return optimiser(name, lr).lr
 
 
 def idle_complaints(
-    name: str, given: Mapping[str, Any], schedule: str = "constant", warmup: int = 0
+    name: str, given: Mapping[str, object], schedule: str = "constant", warmup: int = 0
 ) -> list[str]:
-    """A line for each option that does nothing with this optimiser."""
+    """A complaint about each option that has no effect with this optimiser."""
     chosen = {
         "optimiser": choose("optimiser", name, OPTIMISERS),
         "schedule": choose("schedule", schedule, SCHEDULES),
@@ -165,17 +178,18 @@ def idle_complaints(
 
 
 def clash_complaints(
-    name: str, direction: str | None, method: str, given: Mapping[str, Any]
+    name: str, direction: str | None, method: str, given: Mapping[str, object]
 ) -> list[str]:
-    """A line for each option of something else that does not go with this optimiser."""
-    asked = {**given, "method": None if method == "bptt" else method}
-    lines = [
-        row.words.format(optimiser=name, value=asked[row.option])
-        for row in CLASHES
-        if name in row.optimisers and asked.get(row.option)
-    ]
+    """A complaint about each option of something else that does not go with this optimiser."""
+    values = {**given, "method": None if method == "bptt" else method}
+    lines = []
+    for clash in CLASHES:
+        value = values.get(clash.option)
+        if name in clash.optimisers and value:
+            lines.append(clash.words.format(optimiser=name, value=value))
     if direction == "temporal" and method not in ("bptt", "rtrl"):
         lines.append(
-            f"$direction temporal takes the gradient of the loss apart: leave out $method {method} and $penalty."
+            "$direction temporal decomposes the gradient of the loss: leave out $method "
+            f"{method} and $penalty."
         )
     return lines

@@ -1,8 +1,10 @@
 """Recipes: optimisers by name, torch's and our own, with the schedule of their step size.
 
-    co.train(net, task, optimiser=co.optimisers.adam(3e-4, schedule=co.optimisers.cosine()))
-    co.train(net, task, optimiser=co.optimisers.sgd(1e-2, direction="temporal", rule=co.optimisers.Galvan(1.0)))
-    co.train(net, task, optimiser=co.optimisers.hessian_free(structural=0.1), batch=1000)
+    from coadjoint import optimisers
+
+    co.train(net, task, optimiser=optimisers.adam(3e-4, schedule=optimisers.cosine()))
+    co.train(net, task, optimiser=optimisers.sgd(1e-2, rule=optimisers.Galvan(1.0)))
+    co.train(net, task, optimiser=optimisers.hessian_free(structural=0.1), batch=1000)
 
 An Optimiser is a recipe: it makes a Stepper for the weights of one network.
 """
@@ -12,9 +14,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -31,62 +33,74 @@ from .schedules import Schedule, constant
 from .step_rules import Constant, Rule
 from .steppers import HessianFreeStepper, LBFGSStepper, RidgeStepper, Stepper, TorchStepper
 
+Options = dict[str, Any]
+
+
+class Recipe(NamedTuple):
+    """What an optimiser's name stands for."""
+
+    make: Callable[..., Any]
+    defaults: Options  # that differ from those of `make`
+    options: tuple[str, ...]  # that may be given
+
+
 _SGD = ("momentum", "dampening", "weight_decay")
 _ADAM = ("betas", "eps", "weight_decay")
-_HF = tuple(f.name for f in fields(HessianFree) if f.name != "state")
+_ADAGRAD = ("lr_decay", "weight_decay", "initial_accumulator_value", "eps")
+_RMSPROP = ("alpha", "eps", "weight_decay", "momentum", "centered")
+_LBFGS = ("max_iter", "history_size", "line_search_fn", "tolerance_grad", "tolerance_change")
+_HESSIAN_FREE = tuple(f.name for f in fields(HessianFree) if f.name != "state")
 
-OPTIMISERS: dict[
-    str, tuple[Any, dict[str, Any], tuple[str, ...]]
-] = {  # name: (class, its defaults here, options)
-    "sgd": (torch.optim.SGD, {}, ("weight_decay",)),
-    "momentum": (torch.optim.SGD, {"momentum": 0.9}, _SGD),
-    "nesterov": (
-        torch.optim.SGD,
-        {"momentum": 0.9, "nesterov": True},
-        ("momentum", "weight_decay"),
+# fmt: off
+OPTIMISERS: dict[str, Recipe] = {
+    "sgd": Recipe(torch.optim.SGD, {}, ("weight_decay",)),
+    "momentum": Recipe(torch.optim.SGD, {"momentum": 0.9}, _SGD),
+    "nesterov": Recipe(
+        torch.optim.SGD, {"momentum": 0.9, "nesterov": True}, ("momentum", "weight_decay")
     ),
-    "adagrad": (
-        torch.optim.Adagrad,
-        {},
-        ("lr_decay", "weight_decay", "initial_accumulator_value", "eps"),
+    "adagrad": Recipe(torch.optim.Adagrad, {}, _ADAGRAD),
+    "adadelta": Recipe(torch.optim.Adadelta, {}, ("rho", "eps", "weight_decay")),
+    "rmsprop": Recipe(torch.optim.RMSprop, {}, _RMSPROP),
+    "adam": Recipe(torch.optim.Adam, {}, (*_ADAM, "amsgrad")),
+    "adamw": Recipe(torch.optim.AdamW, {}, (*_ADAM, "amsgrad")),
+    "adamax": Recipe(torch.optim.Adamax, {}, _ADAM),
+    "nadam": Recipe(torch.optim.NAdam, {}, (*_ADAM, "momentum_decay")),
+    "radam": Recipe(torch.optim.RAdam, {}, _ADAM),
+    "lbfgs": Recipe(
+        torch.optim.LBFGS, {"history_size": 10, "line_search_fn": "strong_wolfe"}, _LBFGS
     ),
-    "adadelta": (torch.optim.Adadelta, {}, ("rho", "eps", "weight_decay")),
-    "rmsprop": (torch.optim.RMSprop, {}, ("alpha", "eps", "weight_decay", "momentum", "centered")),
-    "adam": (torch.optim.Adam, {}, (*_ADAM, "amsgrad")),
-    "adamw": (torch.optim.AdamW, {}, (*_ADAM, "amsgrad")),
-    "adamax": (torch.optim.Adamax, {}, _ADAM),
-    "nadam": (torch.optim.NAdam, {}, (*_ADAM, "momentum_decay")),
-    "radam": (torch.optim.RAdam, {}, _ADAM),
-    "lbfgs": (
-        torch.optim.LBFGS,
-        {"history_size": 10, "line_search_fn": "strong_wolfe"},
-        ("max_iter", "history_size", "line_search_fn", "tolerance_grad", "tolerance_change"),
-    ),
-    "hessian-free": (HessianFree, {}, (*_HF, "curvature")),
-    "ridge": (Ridge, {"ridge": 1e-6}, ("ridge",)),
+    "hessian-free": Recipe(HessianFree, {}, (*_HESSIAN_FREE, "curvature")),
+    "ridge": Recipe(Ridge, {"ridge": 1e-6}, ("ridge",)),
 }
-SELF_DIRECTED = (
-    "lbfgs",
-    "hessian-free",
-    "ridge",
-)  # find their way themselves: no direction, rule or clipping beside them
-WITHOUT_STEP_SIZE = ("hessian-free", "ridge")  # have no step size
+# fmt: on
+# They choose direction and step themselves: no direction, step rule or clipping goes with them.
+SELF_DIRECTED = ("lbfgs", "hessian-free", "ridge")
+WITHOUT_STEP_SIZE = ("hessian-free", "ridge")
 
 
 @dataclass(frozen=True)
 class Optimiser:
-    """An optimiser by name, its step size lr, its options and the schedule of lr; the direction it is given in place of the
-    gradient, and the rule that judges its moves."""
+    """An optimiser by name: a recipe that makes a Stepper for the weights of one network.
+
+    lr         the step size
+    options    torch's, or those of HessianFree
+    schedule   of the step size
+    direction  what the optimiser is given in place of the gradient, by its name in DIRECTIONS
+    rule       how much of the optimiser's move is taken
+
+    >>> Optimiser("momentum", 0.1).settings
+    {'momentum': 0.9}
+    """
 
     name: str
     lr: float
-    options: dict[str, Any] = field(default_factory=dict)
+    options: Options = field(default_factory=dict)
     schedule: Schedule = field(default_factory=constant)
     direction: str = "steepest"
     rule: Rule = field(default_factory=Constant)
 
     def __post_init__(self) -> None:
-        known = OPTIMISERS[choose("optimiser", self.name, OPTIMISERS)][2]
+        known = OPTIMISERS[choose("optimiser", self.name, OPTIMISERS)].options
         if not (isinstance(self.lr, int | float) and 0 < self.lr < math.inf):
             raise InputError(f"lr must be a positive finite number; got {self.lr!r}.")
         check_kind("schedule", self.schedule, Schedule, "like co.optimisers.cosine()")
@@ -96,58 +110,64 @@ class Optimiser:
         choose("direction", self.direction, DIRECTIONS)
         n = self.options.get("curvature")
         if n is not None and not (isinstance(n, int) and n >= 1):
-            raise InputError(f"curvature is a number of sequences, at least 1; got {n!r}.")
+            raise InputError(f"curvature must be a number of sequences, at least 1; got {n!r}.")
         if not callable(self.rule) or isinstance(self.rule, type):
             raise InputError(
-                f"a step rule is one of co.directions, Armijo() for instance; got {self.rule!r}."
+                f"rule must be a step rule, co.optimisers.Armijo() for instance; got {self.rule!r}."
             )
         self._check_options()
-        if self.name in SELF_DIRECTED and (
-            self.direction != "steepest" or not isinstance(self.rule, Constant)
-        ):
+        is_plain = self.direction == "steepest" and isinstance(self.rule, Constant)
+        if self.name in SELF_DIRECTED and not is_plain:
             raise InputError(
-                f"optimiser '{self.name}' finds its own way: it takes no direction and no step rule."
+                f"optimiser '{self.name}' chooses its own step: it takes no direction and no step "
+                "rule."
             )
 
     def _check_options(self) -> None:
-        """What torch would refuse later, on a weight that nobody has."""
+        """Refuse now what torch would refuse later, by making the optimiser for one number."""
         if self.name not in WITHOUT_STEP_SIZE:
             self.make([nn.Parameter(torch.zeros(1))])
 
     @property
-    def settings(self) -> dict[str, Any]:
-        found = {**OPTIMISERS[self.name][1], **self.options}
-        if (
-            self.name == "lbfgs"
-        ):  # torch would leave a line search of few iterations without a single value
-            found["max_eval"] = 25 * found.get("max_iter", 20)
-        return found
+    def settings(self) -> Options:
+        """The options with their defaults, as torch takes them."""
+        settings = {**OPTIMISERS[self.name].defaults, **self.options}
+        if self.name == "lbfgs":
+            # torch's default is 25 evaluations in all; with few iterations a line search would
+            # have to end before its first value.
+            settings["max_eval"] = 25 * settings.get("max_iter", 20)
+        return settings
 
     def make(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        """The torch optimiser."""
-        of = OPTIMISERS[self.name][0]
+        """The torch optimiser for some parameters."""
         if self.name in WITHOUT_STEP_SIZE:
             raise InputError(
-                f"optimiser '{self.name}' is none of torch's: co.train takes its steps."
+                f"optimiser '{self.name}' is not one of torch's. Pass it to co.train, which takes "
+                "its steps."
             )
         try:
-            return of(parameters, lr=self.lr, **self.settings)
+            made: torch.optim.Optimizer = OPTIMISERS[self.name].make(
+                parameters, lr=self.lr, **self.settings
+            )
         except (ValueError, TypeError) as error:
             raise InputError(f"optimiser '{self.name}': {error_text(error)}.") from None
+        return made
 
     def stepper(self, net: Net) -> Stepper:
-        """What takes steps with it."""
+        """The stepper that moves a network's weights with this optimiser."""
         options = self.settings
         if self.name == "hessian-free":
-            options.pop("curvature", None)
+            options.pop("curvature", None)  # training draws the batches for it
             return HessianFreeStepper(HessianFree(**options))
         if self.name == "ridge":
             return RidgeStepper(Ridge(net, options["ridge"]))  # type: ignore[arg-type]
         torchs = self.make([p for p in net.parameters() if p.requires_grad])
-        return LBFGSStepper(torchs) if self.name == "lbfgs" else TorchStepper(torchs, self.rule)
+        if self.name == "lbfgs":
+            return LBFGSStepper(torchs)
+        return TorchStepper(torchs, self.rule)
 
     def refuse_if_unsuited(self, net: Net, batch: Batch, loss: LossLike) -> None:
-        """Refuse, with its reason, a network or loss that the optimiser cannot step."""
+        """Refuse a network or loss that the optimiser cannot step, with the reason."""
         self.stepper(net)
         if self.name == "hessian-free":
             with contextlib.suppress(NumericalError):
@@ -163,17 +183,21 @@ def optimiser(
     rule: Rule | None = None,
     **options: Any,
 ) -> Optimiser:
-    """An optimiser by its name in OPTIMISERS; options are torch's, or those of co.hessian_free."""
+    """An optimiser by its name in OPTIMISERS; options are torch's, or those of HessianFree.
+
+    lr is 1e-3 if it is not given, and 1 for optimisers that choose their own step.
+
+    >>> optimiser("sgd").lr, optimiser("lbfgs").lr
+    (0.001, 1.0)
+    """
     choose("optimiser", name, OPTIMISERS)
-    lr = (1.0 if name in SELF_DIRECTED else 1e-3) if lr is None else lr
-    return Optimiser(
-        name,
-        lr,
-        options,
-        constant() if schedule is None else schedule,
-        direction,
-        Constant() if rule is None else rule,
-    )
+    if lr is None:
+        lr = 1.0 if name in SELF_DIRECTED else 1e-3
+    if schedule is None:
+        schedule = constant()
+    if rule is None:
+        rule = Constant()
+    return Optimiser(name, lr, options, schedule, direction, rule)
 
 
 sgd = functools.partial(optimiser, "sgd")
@@ -189,8 +213,8 @@ hessian_free = HessianFree  # co.train takes it as it is
 
 
 def recipe_of(given: Optimiser | HessianFree) -> Optimiser:
-    """An Optimiser, of what `train` may be given."""
+    """The Optimiser for what `train` may be given: an Optimiser itself, or a HessianFree."""
     if not isinstance(given, HessianFree):
         check_kind("optimiser", given, Optimiser, "like co.optimisers.adam(1e-3)")
         return given
-    return optimiser("hessian-free", **{name: getattr(given, name) for name in _HF})
+    return optimiser("hessian-free", **{name: getattr(given, name) for name in _HESSIAN_FREE})

@@ -1,7 +1,6 @@
 """Schedules of the step size: a factor on lr.
 
-It is a function of the step alone (constant, exponential, inverse-time, linear, cosine), or of what held-out losses
-have done (plateau).
+Most are a function of the step alone; plateau also depends on the held-out losses so far.
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from ..cells.transport import Portable, remembers_origin
 from ..errors import real, whole_number
@@ -18,9 +16,11 @@ from ..objectives import schedules
 
 @dataclass(frozen=True)
 class Schedule(Portable):
-    """factor(progress, step): the step size as a share of lr; progress = step / steps in 0..1, step counts from 0.
+    """factor(progress, step): the step size as a share of lr.
 
-    A schedule with a `patience` waits: after so many evaluations without a better held-out loss it multiplies by `decay`.
+    progress = step / steps in 0..1; step counts from 0. With `warmup` steps, the share rises
+    linearly to that of the factor. A schedule with a `patience` is multiplied by `decay` after
+    that many validations without a better held-out loss.
     """
 
     name: str
@@ -33,23 +33,35 @@ class Schedule(Portable):
         whole_number("warmup", self.warmup, 0)
 
     @property
-    def _function(self) -> Callable[..., Any]:
+    def _function(self) -> Callable[[float, int], float]:
         return self.factor
 
     def __call__(self, step: int, steps: int) -> float:
-        ramp = min(1.0, (step + 1) / self.warmup) if self.warmup else 1.0
-        return ramp * self.factor(min(step / max(steps, 1), 1.0), step)
+        """The share of lr at a step of a run of `steps` steps."""
+        progress = min(step / max(steps, 1), 1.0)
+        ramp = 1.0
+        if self.warmup:
+            ramp = min(1.0, (step + 1) / self.warmup)
+        return ramp * self.factor(progress, step)
 
 
 @remembers_origin
 def constant(warmup: int = 0) -> Schedule:
-    """lr"""
+    """The share is 1.
+
+    >>> constant(warmup=4)(0, 100)
+    0.25
+    """
     return Schedule("constant", lambda progress, step: 1.0, warmup=warmup)
 
 
 @remembers_origin
 def exponential(decay: float = 0.999, warmup: int = 0) -> Schedule:
-    """lr decay^step"""
+    """The share is decay^step.
+
+    >>> exponential(decay=0.5)(2, 100)
+    0.25
+    """
     real("decay", decay, 0, 1)
     factor = schedules.exponential(1.0, decay)
     return Schedule("exponential", lambda progress, step: factor(step), warmup=warmup)
@@ -57,7 +69,11 @@ def exponential(decay: float = 0.999, warmup: int = 0) -> Schedule:
 
 @remembers_origin
 def inverse_time(decay: float = 1e-3, warmup: int = 0) -> Schedule:
-    """lr / (1 + decay step)"""
+    """The share is 1 / (1 + decay step).
+
+    >>> inverse_time(decay=1.0)(3, 100)
+    0.25
+    """
     real("decay", decay, 0)
     factor = schedules.inverse_time(1.0, decay)
     return Schedule("inverse-time", lambda progress, step: factor(step), warmup=warmup)
@@ -65,7 +81,11 @@ def inverse_time(decay: float = 1e-3, warmup: int = 0) -> Schedule:
 
 @remembers_origin
 def linear(end: float = 0.0, warmup: int = 0) -> Schedule:
-    """from lr to end * lr over all steps"""
+    """The share falls from 1 to `end` along a line, over all steps.
+
+    >>> linear(end=0.5)(50, 100)
+    0.75
+    """
     real("end", end, 0, 1)
     factor = schedules.linear(1.0, end, 1)
     return Schedule("linear", lambda progress, step: factor(progress), warmup=warmup)
@@ -73,7 +93,11 @@ def linear(end: float = 0.0, warmup: int = 0) -> Schedule:
 
 @remembers_origin
 def cosine(end: float = 0.0, warmup: int = 0) -> Schedule:
-    """from lr to end * lr over all steps, along half a cosine"""
+    """The share falls from 1 to `end` along half a cosine, over all steps.
+
+    >>> round(cosine()(50, 100), 12)
+    0.5
+    """
     real("end", end, 0, 1)
     return Schedule(
         "cosine", lambda p, step: end + (1 - end) * (1 + math.cos(math.pi * p)) / 2, warmup=warmup
@@ -82,7 +106,11 @@ def cosine(end: float = 0.0, warmup: int = 0) -> Schedule:
 
 @remembers_origin
 def plateau(decay: float = 0.5, patience: int = 5, warmup: int = 0) -> Schedule:
-    """lr times `decay` whenever `patience` evaluations have brought no better held-out loss"""
+    """The share is multiplied by `decay` after `patience` validations without a better loss.
+
+    >>> plateau(decay=0.1).patience
+    5
+    """
     real("decay", decay, 0, 1)
     whole_number("patience", patience)
     return Schedule("plateau", lambda progress, step: 1.0, decay, patience, warmup)

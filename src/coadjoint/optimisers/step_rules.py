@@ -1,6 +1,8 @@
 """Step rules: how much of a move is taken.
 
-theta <- theta + rule(line) move        a function of the Line along a move -> the share of it that is taken
+theta <- theta + rule(line) move
+
+A rule is a function of the Line along a move; it returns the share of the move that is taken.
 """
 
 from __future__ import annotations
@@ -8,10 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..errors import InputError, real, whole_number
-
-LinePoint = tuple[float, float, float]  # a, the objective there, and its slope
 
 
 @dataclass(frozen=True)
@@ -19,8 +20,9 @@ class Line:
     """The objective along a move: a = 1 is the whole of it.
 
     size          ||d||, the length of the direction: the move's without its step size
-    start, slope  the objective at a = 0 and how it changes there
-    value(a)      the objective, infinite where it is not finite; tangent(a): with its slope, for rules that ask for it
+    start, slope  the objective and its derivative by a, at a = 0
+    value(a)      the objective, infinite where it is not finite
+    tangent(a)    (the objective, its derivative), for rules that need it
     """
 
     size: float
@@ -35,12 +37,16 @@ class Constant:
     """The whole move."""
 
     def __call__(self, line: Line) -> float:
+        """The share of the move that is taken: 1."""
         return 1.0
 
 
 @dataclass(frozen=True)
 class Galvan:
-    """Step size mu if ||d|| <= c, else mu / ||d||.  Galvan (2016), eq. 3.6; not mu c / ||d||, which clipping would be"""
+    """Step size mu if ||d|| <= c, else mu / ||d||. Galvan (2016), eq. 3.6.
+
+    Clipping would take mu c / ||d||.
+    """
 
     c: float = 1.0
 
@@ -48,12 +54,16 @@ class Galvan:
         real("c", self.c, 0, above=True)
 
     def __call__(self, line: Line) -> float:
+        """The share of the move that is taken."""
         return 1.0 if line.size <= self.c else 1 / line.size
 
 
 @dataclass(frozen=True)
 class Armijo:
-    """The first a = 1, shrink, shrink^2, ... with value(a) <= start + c a slope; 0 if none of `most` has it."""
+    """The first a = 1, shrink, shrink^2, ... with value(a) <= start + c a slope.
+
+    It is 0 if none of the first `most` meets the condition, or if the objective does not fall.
+    """
 
     c: float = 1e-4
     shrink: float = 0.5
@@ -65,6 +75,7 @@ class Armijo:
         whole_number("most", self.most)
 
     def __call__(self, line: Line) -> float:
+        """The share of the move that is taken."""
         if line.slope >= 0:
             return 0.0
         for k in range(self.most):
@@ -74,12 +85,24 @@ class Armijo:
         return 0.0
 
 
+class LinePoint(NamedTuple):
+    """A point on a line."""
+
+    a: float
+    value: float
+    slope: float
+
+
 @dataclass(frozen=True)
 class Wolfe:
-    """An a with value(a) <= start + c1 a slope and |slope(a)| <= c2 |slope|, the strong conditions of Wolfe: doubled until an
-    interval holds one, then cut by cubic interpolation.  Nocedal & Wright, algorithms 3.5 and 3.6
+    """An a that meets the strong Wolfe conditions.
 
-    After `most` gradients, the best a found so far that has the first condition."""
+        value(a) <= start + c1 a slope      |slope(a)| <= c2 |slope|
+
+    a is doubled until an interval holds one, which is then cut by cubic interpolation. Nocedal &
+    Wright, algorithms 3.5 and 3.6. After `most` gradients it is the best a so far that meets the
+    first condition; 0 if the objective does not fall.
+    """
 
     c1: float = 1e-4
     c2: float = 0.9
@@ -93,37 +116,48 @@ class Wolfe:
             raise InputError(f"c1 and c2 must satisfy 0 < c1 < c2 < 1; got {self}.")
 
     def __call__(self, line: Line) -> float:
+        """The share of the move that is taken."""
         if line.slope >= 0:
             return 0.0
         assert line.tangent is not None
-        enough = lambda a, value: value <= line.start + self.c1 * a * line.slope
-        flat = lambda slope: abs(slope) <= -self.c2 * line.slope
-        low: LinePoint = (0.0, line.start, line.slope)  # the lowest that has enough
-        high: LinePoint | None = None  # beyond it the objective has risen
+        low = LinePoint(0.0, line.start, line.slope)  # the lowest that meets the first condition
+        high: LinePoint | None = None  # the other end of an interval that holds a solution
         for _ in range(self.most):
-            a = max(1.0, 2 * low[0]) if high is None else cubic_minimum(low, high)
-            value, slope = line.tangent(a)
-            if not (enough(a, value) and (value < low[1] or low[0] == 0)):
-                high = (a, value, slope)
+            if high is None:
+                a = max(1.0, 2 * low.a)
+            else:
+                a = cubic_minimum(low, high)
+            point = LinePoint(a, *line.tangent(a))
+            has_fallen = point.value <= line.start + self.c1 * a * line.slope
+            is_lowest = point.value < low.value or low.a == 0
+            if not (has_fallen and is_lowest):
+                high = point
                 continue
-            if flat(slope):
+            if abs(point.slope) <= -self.c2 * line.slope:
                 return a
-            if slope * ((math.inf if high is None else high[0]) - low[0]) >= 0:
+            toward_high = (math.inf if high is None else high.a) - low.a
+            if point.slope * toward_high >= 0:  # rising: the minimum lies between low and here
                 high = low
-            low = (a, value, slope)
-        return low[0]
+            low = point
+        return low.a
 
 
 def cubic_minimum(low: LinePoint, high: LinePoint) -> float:
-    """Where the cubic through two points and their slopes is lowest, kept off the ends by a tenth; the middle if it has none."""
-    (a, fa, sa), (b, fb, sb) = low, high
+    """Where the cubic with these values and slopes is lowest, a tenth away from both ends.
+
+    The middle, where the cubic has no minimum.
+    """
+    a, value_a, slope_a = low
+    b, value_b, slope_b = high
     at = (a + b) / 2
-    if math.isfinite(fb) and math.isfinite(sb):
-        d = sa + sb - 3 * (fa - fb) / (a - b)
-        if (square := d * d - sa * sb) >= 0:
+    if math.isfinite(value_b) and math.isfinite(slope_b):
+        d = slope_a + slope_b - 3 * (value_a - value_b) / (a - b)
+        square = d * d - slope_a * slope_b
+        if square >= 0:
             root = math.copysign(math.sqrt(square), b - a)
-            if (below := sb - sa + 2 * root) != 0:
-                at = b - (b - a) * (sb + root - d) / below
+            denominator = slope_b - slope_a + 2 * root
+            if denominator != 0:
+                at = b - (b - a) * (slope_b + root - d) / denominator
     least, most = sorted((a + 0.1 * (b - a), b - 0.1 * (b - a)))
     return min(max(at, least), most)
 

@@ -1,7 +1,12 @@
 """Steppers: what moves the weights from a Point.
 
-A Point is where the weights are, with the objective's value, gradient and curvature around it, computed when a stepper asks.
-TorchStepper takes torch's optimisers with a step rule, LBFGSStepper is L-BFGS, HessianFreeStepper Hessian-free, RidgeStepper ridge regression.
+A Point is where the weights are, with the objective's value, gradient and curvature around it,
+computed when a stepper needs them.
+
+TorchStepper         torch's optimisers, with a step rule
+LBFGSStepper         torch's L-BFGS
+HessianFreeStepper   Hessian-free steps
+RidgeStepper         a readout solved by ridge regression
 """
 
 from __future__ import annotations
@@ -27,16 +32,25 @@ from .directions import dot, norm
 from .hessian_free import HessianFree
 from .step_rules import Constant, Line, Rule
 
+# What a stepper's next step depends on beside the weights: tensors and numbers by name.
+State = dict[str, Any]
+Figures = dict[str, float]  # of a step, for the record
+
+
+def _count_nothing(work: float) -> None:
+    """The default of Point.spend."""
+
 
 @dataclass
 class Point:
-    """Where a step begins: the weights, what was found there, and what may be asked about.
+    """Where a step begins: the weights, what is known there, and how to learn more.
 
-    direction  what is given to the optimiser: the gradient, or what a direction and clipping have made of it
-    value      () -> the objective at the weights as they are now, on the batch of this step
-    evaluate   () -> the same with its gradient
-    batches    the data of this step; curvature: () -> those for its curvature
-    spend      (samples' gradients) counts what an optimiser does by itself
+    direction    the gradient as the optimiser is given it: after direction and clipping
+    value()      the objective at the current weights, on the batch of this step
+    evaluate()   the same with its gradient
+    batches      the data of this step
+    curvature()  the data for its curvature
+    spend(n)     counts the gradients of samples that an optimiser computes by itself
     """
 
     net: Net
@@ -48,28 +62,32 @@ class Point:
     loss: LossLike = "squared"
     batches: tuple[Batch, ...] = ()
     curvature: Callable[[], Batch] | None = None
-    spend: Callable[[float], None] = lambda work: None
+    spend: Callable[[float], None] = _count_nothing
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
+        """The parameters that are trained, by name."""
         return {name: p for name, p in self.net.named_parameters() if p.requires_grad}
 
     def put(self, weights: Gradient, move: Gradient | None = None, a: float = 0.0) -> None:
-        """theta <- weights + a move"""
+        """Set the weights: theta <- weights + a move."""
         with torch.no_grad():
             for name, p in self.parameters.items():
-                p.copy_(weights[name] if move is None or a == 0 else weights[name] + a * move[name])
+                if move is None or a == 0:
+                    p.copy_(weights[name])
+                else:
+                    p.copy_(weights[name] + a * move[name])
 
     def finite_value(self) -> float:
         """The objective, infinite where it is not finite: a line search turns back there."""
         try:
-            found = self.value()
+            value = self.value()
         except NumericalError:
             return math.inf
-        return found if math.isfinite(found) else math.inf
+        return value if math.isfinite(value) else math.inf
 
     def line(self, weights: Gradient, move: Gradient, rate: float) -> Line:
-        """The objective along a move from the weights at which the point was found."""
+        """The objective along a move from `weights`, where this point is."""
 
         def value(a: float) -> float:
             self.put(weights, move, a)
@@ -78,39 +96,48 @@ class Point:
         def tangent(a: float) -> tuple[float, float]:
             self.put(weights, move, a)
             try:
-                found, gradient = self.evaluate()
+                value, gradient = self.evaluate()
             except NumericalError:
                 return math.inf, math.nan
-            slope = dot({n: gradient[n] for n in move if n in gradient}, move)
-            return (
-                (found, slope)
-                if math.isfinite(found) and math.isfinite(slope)
-                else (math.inf, math.nan)
-            )
+            slope = slope_along(gradient, move)
+            if math.isfinite(value) and math.isfinite(slope):
+                return value, slope
+            return math.inf, math.nan
 
-        slope = dot({n: self.gradient[n] for n in move if n in self.gradient}, move)
+        slope = slope_along(self.gradient, move)
         return Line(norm(move) / rate, self.objective, slope, value, tangent)
 
 
+def slope_along(gradient: Gradient, move: Gradient) -> float:
+    """<gradient, move>, over the parameters that both have."""
+    return dot({name: gradient[name] for name in move if name in gradient}, move)
+
+
 class Stepper(Protocol):
-    """What moves the weights of a Point's network. `state` is flat, tensors and numbers by name: what its next step depends
-    on beside the weights."""
+    """What moves the weights of a Point's network."""
 
-    def step(self, at: Point, rate: float) -> dict[str, Any]:
-        """Move the weights; figures for the record."""
-
-    @property
-    def state(self) -> dict[str, Any]: ...
-
-    def complaint(self, net: Net, state: dict[str, Any], begun: bool) -> str | None:
-        """What is wrong with a state that was read from a file, for this network; None if it can be restored. begun: at least
-        one step was taken, so that nothing may be missing."""
+    def step(self, at: Point, rate: float) -> Figures:
+        """Move the weights; return figures for the record."""
         ...
 
-    def restore(self, state: dict[str, Any]) -> None: ...
+    @property
+    def state(self) -> State:
+        """What the next step depends on beside the weights."""
+        ...
+
+    def complaint(self, net: Net, state: State, begun: bool) -> str | None:
+        """What is wrong with a state that was read from a file; None if it can be restored.
+
+        begun: at least one step was taken, so that nothing may be missing.
+        """
+        ...
+
+    def restore(self, state: State) -> None:
+        """Take over a state that has no complaint."""
+        ...
 
 
-def is_whole_number(value: Any, least: int = 0) -> bool:
+def is_whole_number(value: Tensor | float, least: int = 0) -> bool:
     """Whether a number, or a tensor of one, is whole and not less than `least`."""
     x = float(value)
     return least <= x < 2**53 and x == int(x)
@@ -121,31 +148,35 @@ def count_trained(net: Net) -> int:
     return sum(p.numel() for p in net.parameters() if p.requires_grad)
 
 
-def flatten_state(values: Any, name: str = "") -> dict[str, Any]:
-    """Nested dicts and lists by dotted names: {0: {"d": [x, y]}} -> {"0.d.0": x, "0.d.1": y}. Nothing is left out but None."""
-    items = (
-        values.items()
-        if isinstance(values, dict)
-        else enumerate(values)
-        if isinstance(values, list)
-        else None
-    )
-    if items is None:
-        return {} if values is None else {name: values}
-    return {
-        k: v
-        for key, value in items
-        for k, v in flatten_state(value, f"{name}.{key}".lstrip(".")).items()
-    }
+def flatten_state(values: object, name: str = "") -> State:
+    """Nested dicts and lists as one dict with dotted names, without what is None.
+
+    >>> flatten_state({0: {"d": [1.0, 2.0]}})
+    {'0.d.0': 1.0, '0.d.1': 2.0}
+    """
+    if values is None:
+        return {}
+    if isinstance(values, dict):
+        items = list(values.items())
+    elif isinstance(values, list):
+        items = list(enumerate(values))
+    else:
+        return {name: values}
+    flat: State = {}
+    for key, value in items:
+        flat |= flatten_state(value, f"{name}.{key}".lstrip("."))
+    return flat
 
 
 class TorchStepper:
     """A torch optimiser proposes a move, a step rule says how much of it is taken."""
 
     def __init__(self, optimiser: torch.optim.Optimizer, rule: Rule) -> None:
-        self.optimiser, self.rule = optimiser, rule
+        self.optimiser = optimiser
+        self.rule = rule
 
-    def step(self, at: Point, rate: float) -> dict[str, Any]:
+    def step(self, at: Point, rate: float) -> Figures:
+        """Move the weights; the figure is the share of the move that was taken."""
         for name, p in at.parameters.items():
             p.grad = at.direction.get(name)
         for group in self.optimiser.param_groups:
@@ -163,12 +194,15 @@ class TorchStepper:
         return {"share": share}
 
     @property
-    def state(self) -> dict[str, Any]:
+    def state(self) -> State:
+        """The torch optimiser's state."""
         return flatten_state(self.optimiser.state_dict()["state"])
 
-    def after_a_step(self) -> dict[str, Any]:
-        """The state that a first step leaves, found by taking one with a copy: its names, types and shapes are those of all
-        later ones."""
+    def after_a_step(self) -> State:
+        """The state after a first step, taken by a copy.
+
+        Its names, types and shapes are those of all later states.
+        """
         copy = deepcopy(self.optimiser)
         for group in copy.param_groups:
             for p in group["params"]:
@@ -176,11 +210,13 @@ class TorchStepper:
         copy.step()
         return flatten_state(copy.state_dict()["state"])
 
-    def complaint(self, net: Net, state: dict[str, Any], begun: bool) -> str | None:
-        expected = (
-            self.state if not begun and set(state) == set(self.state) else self.after_a_step()
-        )
-        if wrong := misfit(expected, state):
+    def complaint(self, net: Net, state: State, begun: bool) -> str | None:
+        """What is wrong with a state; None if nothing is."""
+        expected = self.state
+        if begun or set(state) != set(expected):
+            expected = self.after_a_step()
+        wrong = misfit(expected, state)
+        if wrong:
             return wrong
         for name, value in state.items():
             slot = name.rpartition(".")[2]
@@ -190,8 +226,9 @@ class TorchStepper:
                 return f"{name} is {float(value)!r}; expected a product of numbers between 0 and 1"
         return None
 
-    def restore(self, state: dict[str, Any]) -> None:
-        slots: dict[int, dict[str, Any]] = {}
+    def restore(self, state: State) -> None:
+        """Take over a state that has no complaint."""
+        slots: dict[int, State] = {}
         for name, value in state.items():
             i, key = name.split(".", 1)
             slots.setdefault(int(i), {})[key] = value
@@ -199,59 +236,66 @@ class TorchStepper:
 
 
 class LBFGSStepper:
-    """torch's L-BFGS: it asks for the objective and its gradient as often as its line search wants them."""
+    """torch's L-BFGS, whose line search evaluates the objective and its gradient as it needs."""
 
     LISTS = ("old_dirs", "old_stps", "ro")
+    COUNTS = ("func_evals", "n_iter")
+    NUMBERS = ("t", "H_diag", "prev_loss")  # or tensors of one number
 
     def __init__(self, optimiser: torch.optim.Optimizer) -> None:
         self.optimiser = optimiser
 
-    def step(self, at: Point, rate: float) -> dict[str, Any]:
+    def step(self, at: Point, rate: float) -> Figures:
+        """Move the weights; the figure is how often the objective was evaluated."""
         for group in self.optimiser.param_groups:
             group["lr"] = rate
-        first, asked = (at.objective, at.gradient), 0
+        evaluations = 0
 
         def closure() -> float:
-            nonlocal asked
-            try:
-                value, gradient = at.evaluate() if asked else first
-            except NumericalError:
-                value, gradient = math.inf, at.gradient
-            asked += 1
+            nonlocal evaluations
+            value = at.objective
+            gradient = at.gradient
+            if evaluations:  # the first is what the point knows already
+                try:
+                    value, gradient = at.evaluate()
+                except NumericalError:
+                    value = math.inf
+            evaluations += 1
             for name, p in at.parameters.items():
                 p.grad = gradient.get(name)
             return value if math.isfinite(value) else math.inf
 
         self.optimiser.step(closure)
-        return {"evaluations": asked}
+        return {"evaluations": evaluations}
 
     @property
-    def state(self) -> dict[str, Any]:
-        found = self.optimiser.state_dict()["state"].get(0, {})
-        return flatten_state(
-            {key: value for key, value in found.items() if key != "al"}
-        )  # room to compute in
+    def state(self) -> State:
+        """The torch optimiser's state, without `al`, which is room to compute in."""
+        state = self.optimiser.state_dict()["state"].get(0, {})
+        return flatten_state({key: value for key, value in state.items() if key != "al"})
 
-    def complaint(self, net: Net, state: dict[str, Any], begun: bool) -> str | None:
+    def complaint(self, net: Net, state: State, begun: bool) -> str | None:
+        """What is wrong with a state; None if nothing is."""
         if not state and not begun:
             return None
-        counts = ("func_evals", "n_iter")
-        for name in counts:
-            if not isinstance(state.get(name), int) or state[name] < 0:
-                return f"{name} should be a number of evaluations or iterations; got {state.get(name)!r}"
-        if set(state) == set(counts):  # where the gradient is as good as zero, it stops there
+        for name in self.COUNTS:
+            count = state.get(name)
+            if not isinstance(count, int) or count < 0:
+                return f"{name} should be a number of evaluations or iterations; got {count!r}"
+        if set(state) == set(self.COUNTS):  # it stops there where the gradient is nearly zero
             return None
-        like = self.optimiser.param_groups[0]["params"][0]
+        group = self.optimiser.param_groups[0]
+        like = group["params"][0]
         vector = like.new_empty(count_trained(net), device="meta")
-        one = like.new_empty((), device="meta")
-        expected: dict[str, Any] = dict.fromkeys(("d", "prev_flat_grad"), vector)
+        number = like.new_empty((), device="meta")
         remembered = sum(name.startswith("old_dirs.") for name in state)
-        if remembered > self.optimiser.param_groups[0]["history_size"]:
+        if remembered > group["history_size"]:
             return f"it remembers {remembered} steps; expected at most history_size"
+        expected: State = {"d": vector, "prev_flat_grad": vector}
         for i in range(remembered):
-            expected |= {f"old_dirs.{i}": vector, f"old_stps.{i}": vector, f"ro.{i}": one}
-        rest = {name: value for name, value in state.items() if name not in counts}
-        for name in ("t", "H_diag", "prev_loss"):  # numbers, or tensors of one
+            expected |= {f"old_dirs.{i}": vector, f"old_stps.{i}": vector, f"ro.{i}": number}
+        rest = {name: value for name, value in state.items() if name not in self.COUNTS}
+        for name in self.NUMBERS:
             value = rest.pop(name, None)
             if isinstance(value, Tensor) and value.numel() == 1:
                 value = float(value)
@@ -259,83 +303,100 @@ class LBFGSStepper:
                 return f"{name} should be a number; got {value!r}"
         return misfit(expected, rest)
 
-    def restore(self, state: dict[str, Any]) -> None:
-        slot: dict[str, Any] = {key: value for key, value in state.items() if "." not in key}
+    def restore(self, state: State) -> None:
+        """Take over a state that has no complaint."""
+        slot: State = {key: value for key, value in state.items() if "." not in key}
+        slots = {}
         if slot:
             for key in self.LISTS:
-                found = {
-                    int(k.split(".")[1]): v for k, v in state.items() if k.startswith(f"{key}.")
-                }
-                slot[key] = [found[i] for i in sorted(found)]
-        self.optimiser.load_state_dict(
-            {**self.optimiser.state_dict(), "state": {0: slot} if slot else {}}
-        )
+                slot[key] = self._restored_list(state, f"{key}.")
+            slots[0] = slot
+        self.optimiser.load_state_dict({**self.optimiser.state_dict(), "state": slots})
+
+    @staticmethod
+    def _restored_list(state: State, prefix: str) -> list[Tensor]:
+        """The entries prefix0, prefix1, ... in this order."""
+        entries = {}
+        for name, value in state.items():
+            if name.startswith(prefix):
+                entries[int(name.removeprefix(prefix))] = value
+        return [entries[i] for i in sorted(entries)]
 
 
 class HessianFreeStepper:
     """Hessian-free steps."""
 
-    def __init__(self, way: HessianFree) -> None:
-        self.way = way
+    def __init__(self, optimiser: HessianFree) -> None:
+        self.optimiser = optimiser
 
-    def step(self, at: Point, rate: float) -> dict[str, Any]:
+    def step(self, at: Point, rate: float) -> Figures:
+        """Move the weights; the figures are those of the step's report."""
         assert at.curvature is not None
         batch = at.curvature()
         c = Curvature(at.net, batch, at.loss)  # type: ignore[arg-type]
-        taken = self.way.minimise(c, at.gradient, at.objective, at.value)
-        at.spend(taken.work * len(batch.sizes))
+        report = self.optimiser.minimise(c, at.gradient, at.objective, at.value)
+        at.spend(report.work * len(batch.sizes))
         return {
-            "cg": taken.iterations,
-            "damping": taken.damping,
-            "share": taken.rate,
-            "kept": taken.kept,
+            "cg": report.iterations,
+            "damping": report.damping,
+            "share": report.rate,
+            "kept": report.kept,
         }
 
     @property
-    def state(self) -> dict[str, Any]:
-        return dict(self.way.state)
+    def state(self) -> State:
+        """The damping, the last solution, and how many steps there were."""
+        return dict(self.optimiser.state)
 
-    def complaint(self, net: Net, state: dict[str, Any], begun: bool) -> str | None:
-        damping, steps = state.get("damping"), state.get("steps", None if begun else 0)
+    def complaint(self, net: Net, state: State, begun: bool) -> str | None:
+        """What is wrong with a state; None if nothing is."""
+        damping = state.get("damping")
         if not isinstance(damping, int | float) or not 0 < damping < math.inf:
             return f"damping should be a positive number; got {damping!r}"
+        steps = state.get("steps", None if begun else 0)
         if not isinstance(steps, int) or steps < int(begun):
             return f"steps should be a number of steps; got {steps!r}"
         rest = {name: value for name, value in state.items() if name not in ("damping", "steps")}
-        like = next(p for p in net.parameters() if p.requires_grad)
-        solution = like.new_empty(count_trained(net), device="meta")
-        return misfit({"solution": solution} if rest else {}, rest)
+        expected: State = {}
+        if rest:
+            like = next(p for p in net.parameters() if p.requires_grad)
+            expected["solution"] = like.new_empty(count_trained(net), device="meta")
+        return misfit(expected, rest)
 
-    def restore(self, state: dict[str, Any]) -> None:
-        self.way.state.clear()
-        self.way.state.update(state)
+    def restore(self, state: State) -> None:
+        """Take over a state that has no complaint."""
+        self.optimiser.state.clear()
+        self.optimiser.state.update(state)
 
 
 class RidgeStepper:
     """A readout solved by ridge regression on all batches so far."""
 
-    def __init__(self, way: Ridge) -> None:
-        self.way = way
+    def __init__(self, ridge: Ridge) -> None:
+        self.ridge = ridge
 
-    def step(self, at: Point, rate: float) -> dict[str, Any]:
-        for b in at.batches:
-            self.way.add(b)
-            at.spend(len(b.sizes) / 2)
-        self.way.solve()
+    def step(self, at: Point, rate: float) -> Figures:
+        """Add the batches, and solve for the readout."""
+        for batch in at.batches:
+            self.ridge.add(batch)
+            at.spend(len(batch.sizes) / 2)  # a forward sweep is half a gradient
+        self.ridge.solve()
         return {}
 
     @property
-    def state(self) -> dict[str, Any]:
-        return dict(self.way.state)
+    def state(self) -> State:
+        """The factor of the normal equations."""
+        return dict(self.ridge.state)
 
-    def complaint(self, net: Net, state: dict[str, Any], begun: bool) -> str | None:
+    def complaint(self, net: Net, state: State, begun: bool) -> str | None:
+        """What is wrong with a state; None if nothing is."""
         if not state and not begun:
             return None
-        own = self.way.net
-        wide = own.V.shape[1] + own.outputs + (own.b_o is not None)
-        return misfit(
-            {"factor": torch.empty(wide, wide, dtype=torch.float64, device="meta")}, state
-        )
+        ridge_net = self.ridge.net
+        width = ridge_net.V.shape[1] + ridge_net.outputs + (ridge_net.b_o is not None)
+        factor = torch.empty(width, width, dtype=torch.float64, device="meta")
+        return misfit({"factor": factor}, state)
 
-    def restore(self, state: dict[str, Any]) -> None:
-        self.way.state.update(state)
+    def restore(self, state: State) -> None:
+        """Take over a state that has no complaint."""
+        self.ridge.state.update(state)

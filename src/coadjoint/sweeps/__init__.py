@@ -13,10 +13,10 @@ themselves:
 >>> sorted(sweeps.ENGINES)
 ['autograd', 'cpu', 'cuda', 'eager', 'reference', 'scan']
 
-layout             users' sequences as flat rows, and what is refused
+layout             users' sequences as flat rows, and which are refused
 rows               where time steps lie in flat arrays; exact powers of two
 plan               which cell, over which rows, by which engine; what an engine is
-slopes, pointwise, affine   what is parallel over time
+slopes, pointwise, affine   the computations that are parallel over time
 differentiable, adjoint_tangent   the loops as operations that differentiate any number of times
 functions          what the autograd Functions share
 run                a sweep that has been made, and can be pulled back and pushed forward
@@ -31,8 +31,7 @@ engines/           the loops themselves, one file or folder for each engine
 
 from __future__ import annotations
 
-import warnings
-
+from ..errors import renamed_attributes
 from .engines import ENGINES, PREFERRED, Choice, cell_refusal, device_refusal, load, resolve
 from .plan import Engine, Saved, SweepPlan
 from .rows import Link, Rows, scale
@@ -57,20 +56,13 @@ __all__ = [
     "scale",
 ]
 
-# Names before 0.7.1.
-_RENAMED = {
-    "Costate": "CostateRows",
-    "Plan": "SweepPlan",
-    "Stepped": "StepFunctionRun",
-    "Swept": "FormulaRun",
-    "Tape": "Saved",
-}
-
-
-def __getattr__(name: str) -> object:
-    if name not in _RENAMED:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    new = _RENAMED[name]
-    message = f"coadjoint.sweeps.{name} is now called coadjoint.sweeps.{new}."
-    warnings.warn(message, DeprecationWarning, stacklevel=2)
-    return globals()[new]
+__getattr__ = renamed_attributes(
+    __name__,
+    {
+        "Costate": "CostateRows",
+        "Plan": "SweepPlan",
+        "Stepped": "StepFunctionRun",
+        "Swept": "FormulaRun",
+        "Tape": "Saved",
+    },
+)

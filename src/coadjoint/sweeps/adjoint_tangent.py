@@ -44,7 +44,7 @@ class SweepContext(Context):
 
 
 class AdjointInputs(NamedTuple, Generic[Entry]):
-    """Something for each argument of Adjoint.apply."""
+    """One entry for each argument of Adjoint.apply: is it needed, or its gradient."""
 
     plan: Entry
     scaled: Entry
@@ -228,7 +228,7 @@ class Adjoint(SweepFunction):
 
 
 class TangentInputs(NamedTuple, Generic[Entry]):
-    """Something for each argument of Tangent.apply."""
+    """One entry for each argument of Tangent.apply: is it needed, or its gradient."""
 
     plan: Entry
     factor: Entry

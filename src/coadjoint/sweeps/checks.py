@@ -25,7 +25,7 @@ MakeError = Callable[[], Exception | None]
 
 
 class Check(NamedTuple):
-    """Something that must hold, to be looked at later."""
+    """Something that must hold, to be checked later."""
 
     holds: Tensor  # a bool
     make_error: MakeError  # what to raise if it does not hold; None for a false alarm

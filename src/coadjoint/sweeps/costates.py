@@ -188,7 +188,7 @@ class BaseCostates(ABC):
 
     @functools.cached_property
     def complete(self) -> bool:
-        """Do all costates exist, and is none zero? On a GPU False: looking would wait for it."""
+        """Do all costates exist, and is none zero? False on a GPU, so as not to wait for it."""
         return self.uniform and not self.size.is_cuda and is_within_range(self.size.detach(), 0)
 
     @functools.cached_property
@@ -229,7 +229,7 @@ class BaseCostates(ABC):
     def log_norms(self) -> Tensor:
         """The log-norms log ||lam_i||, [L + 1, B] float64.
 
-        -inf at a zero costate, NaN where there is none.
+        -inf for a costate of zero, NaN where no costate exists.
         """
         value = self._log_size() + self.exponent.double() * math.log(2)
         value = torch.where(self.nonzero, value, -math.inf)

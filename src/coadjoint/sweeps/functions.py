@@ -144,8 +144,8 @@ def nestable_jvp(jvp: Callable[..., Result]) -> Callable[..., Result]:
 def needed_inputs(ctx: Context) -> tuple[bool, ...]:
     """For each input: does the backward pass under way need its gradient?
 
-    ctx.needs_input_grad tells what can be differentiated. Of those inputs, only the ones that lead
-    to something the backward pass was asked for are needed.
+    ctx.needs_input_grad tells what can be differentiated. Of those inputs, only the ones on the way
+    to a tensor whose gradient is being computed are needed.
     """
     nodes = iter([node for node, _ in ctx.next_functions if node is not None])
     return tuple(need and _is_needed(next(nodes)) for need in ctx.needs_input_grad)
@@ -154,7 +154,7 @@ def needed_inputs(ctx: Context) -> tuple[bool, ...]:
 def _is_needed(node: Node) -> bool:
     try:
         return will_run(node)
-    except RuntimeError:  # a leaf that torch.autograd.grad was asked for
+    except RuntimeError:  # a leaf among the inputs of torch.autograd.grad
         return True
 
 

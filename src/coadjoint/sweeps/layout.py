@@ -1,4 +1,4 @@
-"""Layout: how the user's sequences lie in the flat rows of a sweep, and what is refused."""
+"""Layout: how the user's sequences lie in the flat rows of a sweep, and which are refused."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def lay_out(u: object, lengths: object, inputs: int, like: Tensor) -> tuple[Layo
             f"`u` must be a tensor [T, B, {inputs}], a list of tensors or a PackedSequence; got "
             f"{type(u).__name__}."
         )
-    # A sum is quicker than a look at every number; only if it is not finite are they looked at.
+    # A sum is quicker than a test of every number, which follows only if the sum is not finite.
     if not flat.is_cuda and not math.isfinite(flat.sum().item()):
         error = nonfinite_error(layout, flat)
         if error is not None:

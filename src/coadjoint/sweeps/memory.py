@@ -1,7 +1,7 @@
 """Large arrays are used again: a fresh one costs a page fault per 4 kB, as much as a sweep over it.
 
 A storage is handed out again when nobody else holds it: no tensor, no view, no graph. Sizes that
-nobody asks for any more are dropped; `release()` gives back the rest.
+are no longer requested are dropped; `release()` frees the rest.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ def empty(shape: Sequence[int], like: Tensor) -> Tensor:
         return like.new_empty(tuple(shape))
     with _lock:
         storage = _find_storage(size)
-        array: Tensor = like.new_empty(0).set_(storage, 0, tuple(shape))  # type: ignore[call-overload]
+        array = like.new_empty(0)
+        array.set_(storage, 0, tuple(shape))  # type: ignore[call-overload]
         return array
 
 
@@ -57,7 +58,7 @@ def _find_storage(size: int) -> UntypedStorage:
 
 
 def release() -> None:
-    """Give back the memory that is kept for the next sweep."""
+    """Free the memory that is kept for the next sweep."""
     with _lock:
         _storages.clear()
         _last_request.clear()

@@ -49,7 +49,7 @@ def at_true_scale(plan: SweepPlan, mu: Tensor, k: Tensor | None, declared: Tenso
 def check_range(plan: SweepPlan, end: Tensor, what: str, states: Callable[[], Tensor]) -> None:
     """Check a sweep by its last values: what left the range on the way is not finite there.
 
-    what: the quantity, for the message. states(): all of it, to find the step.
+    what: the quantity, for the message. states(): its values at all steps, to find the bad one.
     """
 
     def make_error() -> NumericalError | None:

@@ -33,6 +33,11 @@ class Saved(NamedTuple):
     p: Tensor | None  # [parameters d]
     q: Tensor | None  # [N, saved d]: the values of cell.saved_nodes, if the engine saves them
 
+    def detach(self) -> Saved:
+        """The same arrays as constants."""
+        detached = [None if y is None else y.detach() for y in self]
+        return Saved(*detached)  # type: ignore[arg-type]
+
     def differentiable_names(self, need: Sequence[bool]) -> tuple[str, ...]:
         """Which of a, v, x, p are there and need a gradient."""
         candidates = zip("avxp", self, need, strict=False)

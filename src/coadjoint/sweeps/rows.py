@@ -15,15 +15,14 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
-Indices = NDArray[np.intp]
+Indices: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[np.intp]]"
 
 
 class Index(NamedTuple):

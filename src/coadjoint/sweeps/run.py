@@ -1,4 +1,4 @@
-"""Runs: what a sweep leaves behind, and what can be asked of it afterwards.
+"""Runs: the result of a forward sweep, and the costates and tangents that follow from it.
 
 SweepRun          what any run offers: states, costates, tangents
 FormulaRun        a formula's run, by the three loops of an engine
@@ -161,7 +161,7 @@ class FormulaRun:
         rows = self.plan.rows
         saved = self.saved
         if frozen:
-            saved = Saved(*[None if y is None else y.detach() for y in saved])  # type: ignore[arg-type]
+            saved = saved.detach()
         xprev = rows.prev(saved.x)
         op = slopes.step_map(cell).pulled(("x",), ("a", "x"))
         at_hand = (saved.x[rows.B :], saved.q)

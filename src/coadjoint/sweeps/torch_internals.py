@@ -132,7 +132,7 @@ def unflatten(flat: Tensor, like: Iterable[Tensor]) -> tuple[Tensor, ...]:
 def will_run(node: Node) -> bool:
     """Inside a backward pass: does it lead through this node?
 
-    A RuntimeError for a leaf that torch.autograd.grad was asked for.
+    Raises a RuntimeError for a leaf among the inputs of torch.autograd.grad.
     """
     return torch._C._will_engine_execute_node(node)
 
@@ -175,7 +175,7 @@ def has_hooks(module: nn.Module) -> bool:
 
 
 def exclude_from_compile(method: Method) -> Method:
-    """Decorate a method that torch.compile must not look into."""
+    """Decorate a method that torch.compile must not trace."""
     # torch.compiler.disable would import all of torch.compile, which takes a second.
     excluded: Any = torch._disable_dynamo(method)  # type: ignore[attr-defined]
     return cast(Method, excluded)

@@ -95,7 +95,7 @@ def choose_optimiser(
 class Learning:
     """A network that learns from a stream. `online.learn` is the loop over its steps."""
 
-    schema: type[schemas.Schema] = schemas.StreamState
+    schema: type[schemas.Schema] = schemas.OnlineState
 
     def __init__(self, net: Net, stream: Iterable[object], plan: LearningPlan) -> None:
         check_net(net)

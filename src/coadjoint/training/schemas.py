@@ -35,11 +35,11 @@ __all__ = [
     "MetricsRow",
     "ModelMetadata",
     "OnlineSettings",
+    "OnlineState",
     "ResultSchema",
     "Schema",
     "State",
     "StreamPlace",
-    "StreamState",
     "TrainingResultSchema",
     "TrainingState",
     "check",
@@ -234,7 +234,7 @@ class MeansSchema(Schema):
     window: Annotated[int, Field(ge=1, lt=2**31)]
 
 
-class StreamState(RunState):
+class OnlineState(RunState):
     """state.json of `coadjoint online`. The stream checks its own part, `stream`."""
 
     figures: MeansSchema

@@ -149,7 +149,7 @@ def _(
     return like(base), like(side), like(W), like(x0), like(p)
 
 
-class SweepContext(FunctionCtx):
+class OperatorContext(FunctionCtx):
     """What the backward of a sweep finds: its tensors, its cell and its engine."""
 
     cell: str
@@ -157,12 +157,14 @@ class SweepContext(FunctionCtx):
     saved_tensors: tuple[Tensor, ...]
 
 
-def _save(ctx: SweepContext, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+def _save(ctx: OperatorContext, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     *tensors, ctx.cell, ctx.engine = inputs
     ctx.save_for_backward(*tensors, *output)
 
 
-def _backward(ctx: SweepContext, gx: Tensor, ga: Tensor, gq: Tensor) -> tuple[Tensor | None, ...]:
+def _backward(
+    ctx: OperatorContext, gx: Tensor, ga: Tensor, gq: Tensor
+) -> tuple[Tensor | None, ...]:
     base, side, W, x0, p, x, a, q = ctx.saved_tensors
     gradients = sweep_back(gx, base, side, W, x0, p, x, a, q, ctx.cell, ctx.engine)
     gbase, gside, gW, gx0, gp = gradients

@@ -24,7 +24,7 @@ AXES = "u (n, T, C): sequences first, then steps, then features"
 
 
 @dataclass(frozen=True)
-class Expected:
+class ExpectedArray:
     """What an array must be.
 
     kinds     the accepted dtypes: f for numbers, i for whole numbers, U for text
@@ -52,14 +52,14 @@ class Expected:
         return " or ".join(words[kind] for kind in self.kinds)
 
 
-NPY = Expected("f", (2, 3), "(n, T, C) or (n, T): sequences, steps, features")
-STREAM = Expected("f", (1, 2), "numbers [rows, columns]")
+NPY = ExpectedArray("f", (2, 3), "(n, T, C) or (n, T): sequences, steps, features")
+STREAM = ExpectedArray("f", (1, 2), "numbers [rows, columns]")
 # The arrays of an .npz file.
 MEMBERS = {
-    "u": Expected("f", (2, 3), f"{AXES}; or u (sum of lengths, C) with lengths"),
-    "y": Expected("fU", (1, 2, 3), "(n,), (n, k), (n, T) or (n, T, k)"),
-    "lengths": Expected("i", (1,), "(n,) whole numbers"),
-    "ids": Expected("iU", (1,), "(n,)"),
+    "u": ExpectedArray("f", (2, 3), f"{AXES}; or u (sum of lengths, C) with lengths"),
+    "y": ExpectedArray("fU", (1, 2, 3), "(n,), (n, k), (n, T) or (n, T, k)"),
+    "lengths": ExpectedArray("i", (1,), "(n,) whole numbers"),
+    "ids": ExpectedArray("iU", (1,), "(n,)"),
 }
 
 
@@ -150,7 +150,7 @@ def read_header(file: IO[bytes], name: str) -> tuple[tuple[int, ...], bool, np.d
 
 
 def read_checked_header(
-    file: IO[bytes], size: int, name: str, expected: Expected
+    file: IO[bytes], size: int, name: str, expected: ExpectedArray
 ) -> tuple[tuple[int, ...], str, np.dtype]:
     """(shape, order "C" or "F", dtype) of a usable array, before anything is allocated.
 
@@ -182,7 +182,7 @@ def read_checked_header(
     return shape, "F" if is_fortran else "C", dtype
 
 
-def read_array(file: IO[bytes], size: int, name: str, expected: Expected) -> np.ndarray:
+def read_array(file: IO[bytes], size: int, name: str, expected: ExpectedArray) -> np.ndarray:
     """A whole array; size: the bytes of the file."""
     shape, order, dtype = read_checked_header(file, size, name, expected)
     need = math.prod(shape) * dtype.itemsize

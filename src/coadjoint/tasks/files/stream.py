@@ -143,7 +143,8 @@ class File:
         self.counts = np.zeros(self.outputs)  # of the classes so far
         self.count = 0  # rows taken
         self.hash = b""  # of these rows
-        self.skip = 0  # rows to pass over after a restart
+        self.skip = 0  # rows that a restored stream reads again
+        self.expected_hash = ""  # of those rows
         self.last_id = ""
         self.before: np.ndarray | None = None  # the last row, gaps filled
         self.last: np.ndarray | None = None  # the last row, standardised

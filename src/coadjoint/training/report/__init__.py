@@ -13,6 +13,14 @@ comparison_page  the page of a comparison
 pages            the HTML page; page.html, page.css and page.js lie beside it
 summary          the tables of a comparison as Markdown
 diagnoses        diagnoses written to a folder
+
+Example:
+    >>> import coadjoint as co
+    >>> task = co.tasks.make("addition", length=10)
+    >>> net = co.networks.make("elman", inputs=task.inputs, outputs=task.outputs, hidden=4)
+    >>> run = co.train(net, task, steps=2, tests=10, confirm=10, folder="runs/small")
+    >>> co.report.write("runs/small").name
+    'report.html'
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""TOML: tomllib gives the values, a scan of the text the lines of the keys."""
+"""TOML: values from tomllib, lines of keys from a scan of the text."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ S = TypeVar("S", bound=Scalar)
 SURROGATE = re.compile(r"[\ud800-\udfff]")
 INTEGER = re.compile(r"[-+]?(0|[1-9][0-9]*)")
 FLOAT = re.compile(r"[-+]?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?")
-MAX_DIGITS = 21  # an integer of so many characters is beyond 64 bits; int() would take longer
+MAX_DIGITS = 21  # integers with more characters are beyond 64 bits, and slow to convert
 WORDS = {
     "": None,
     "~": None,

@@ -12,7 +12,7 @@
 INLINE void tile(const int m, const int w, long n, long K, const real *A, long lda, const real *P, const real *start,
                  long lds, real *C, long ldc) {
     vec c[ROWS][WIDE];
-    const long last = (w - 1) * L, left = n - last; /* only the last vector may be in part */
+    const long last = (w - 1) * L, left = n - last; /* only the last vector may be partial */
     UNROLLED for (int i = 0; i < m; i++) {
         UNROLLED for (int j = 0; j < w - 1; j++) c[i][j] = start ? get(start + i * lds + j * L, L) : all(0);
         c[i][w - 1] = start ? get(start + i * lds + last, left) : all(0);
@@ -48,8 +48,8 @@ static const tiled TABLE[4][WIDE] = {{tile_1_1, tile_1_2, tile_1_3},
                                      {tile_4_1, tile_4_2, tile_4_3},
                                      {tile_8_1, tile_8_2, tile_8_3}};
 
-/* M [K, N], or its transpose where M is [N, K], as panels padded with zeros */
-static void packed(real *P, const real *M, long K, long N, int transposed) {
+/* P <- M [K, N], or the transpose of M [N, K], as panels padded with zeros */
+static void pack_weights(real *P, const real *M, long K, long N, int transposed) {
     for (long i = 0; i < panels(N); i++) {
         long from = edge(N, i) * L, to = edge(N, i + 1) * L, end = to < N ? to : N, w = to - from;
         if (end < to) memset(P, 0, sizeof(real) * w * K);
@@ -62,7 +62,7 @@ static void packed(real *P, const real *M, long K, long N, int transposed) {
     }
 }
 
-/* C [m, N] = start + A [m, K] M with M packed; start may be C, or nothing */
+/* C [m, N] = start + A [m, K] M with M packed as P; start may be C, or 0 for nothing */
 static void product(long m, long N, long K, const real *A, long lda, const real *P, const real *start, long lds, real *C,
                     long ldc) {
     for (long p = 0; p < panels(N); p++) {
@@ -91,7 +91,7 @@ static void read_push(long m, long d, const real *x, const real *mu, real *r);
 
 struct sweep {
     int64_t T, B, d, threads, scaled, keep;
-    const int64_t *starts; /* [T + 1], of the steps in step arrays; nothing where each has B rows */
+    const int64_t *starts; /* [T + 1], of the steps in step arrays; 0 where each has B rows */
     const real *p, *W, *v;
     real *a, *x, *q;
     const real *step_source, *source; /* base, sa or ga; s or g */
@@ -150,7 +150,7 @@ INLINE real power_of_two(long k) {
     return r;
 }
 
-/* `does` for the numbers j .. j + l of a row of n: whole vectors, and what is left */
+/* run `does` for the numbers j .. j + l of a row of n: whole vectors, then the rest */
 #define EACH(n, j, l, does) \
     { \
         long j = 0; \
@@ -166,16 +166,16 @@ INLINE void scaled_sum(long n, real *y, long k, const real *z, long h) {
     else EACH(n, j, l, put(y + j, get(y + j, l) * k1 * k2, l))
 }
 
-INLINE void added(long n, real *y, const real *z) { EACH(n, j, l, put(y + j, get(y + j, l) + get(z + j, l), l)) }
+INLINE void add_to(long n, real *y, const real *z) { EACH(n, j, l, put(y + j, get(y + j, l) + get(z + j, l), l)) }
 INLINE void times(long n, real *out, const real *y, real factor) { EACH(n, j, l, put(out + j, get(y + j, l) * factor, l)) }
 
-/* y = lam_t of one sample, in the state row `row`, is at 2^before what comes from later: its source is added and, in a
-   scaled sweep, its exponent chosen: that of the larger of the two. A row of zeros keeps the exponent it had. */
-INLINE void joined(const struct sweep *s, long row, real *y, int before) {
+/* Finish y = lam_t of one sample, in the state row `row`. y 2^before is what later steps give; the source is added. In
+   a scaled sweep the exponent of the larger of the two is chosen; a row of zeros keeps the exponent it had. */
+INLINE void add_source(const struct sweep *s, long row, real *y, int before) {
     long n = SLOTS * s->d;
     const real *source = s->source ? s->source + row * n : 0;
     if (!s->scaled) {
-        if (source) added(n, y, source);
+        if (source) add_to(n, y, source);
         return;
     }
     int e = exponent(y, n), of_source = source ? exponent(source, n) : NONE, k = e == NONE ? NONE : before + e;
@@ -209,13 +209,13 @@ static void adjoint_share(const void *job, long lo, long hi, real *scratch) {
             for (long i = 0; i < n && (s->link || s->scaled || s->source); i++) {
                 real *y = lam + i * size;
                 if (s->link && s->link[row + i] != 1) times(size, y, y, s->link[row + i]);
-                joined(s, here + i, y, s->scaled ? s->k[state_row(s, t + 1) + lo + i] : 0);
+                add_source(s, here + i, y, s->scaled ? s->k[state_row(s, t + 1) + lo + i] : 0);
             }
         }
-        for (long i = n; i < (t ? taking(s, t - 1, lo, hi) : hi - lo); i++) { /* their last state is x_t */
+        for (long i = n; i < (t ? taking(s, t - 1, lo, hi) : hi - lo); i++) { /* samples whose last state is x_t */
             if (s->last) memcpy(lam + i * size, s->last + (lo + i) * size, sizeof(real) * size);
             else memset(lam + i * size, 0, sizeof(real) * size);
-            joined(s, here + i, lam + i * size, s->k_last ? s->k_last[lo + i] : 0);
+            add_source(s, here + i, lam + i * size, s->k_last ? s->k_last[lo + i] : 0);
         }
     }
 }
@@ -251,14 +251,15 @@ static void tangent_share(const void *job, long lo, long hi, real *scratch) {
     }
 }
 
-/* 0, or 1 where there is no memory. Each thread takes some of the samples through all steps, about as many rows as the others. */
-static int swept(struct sweep *s, void (*run)(const void *, long, long, real *), int transposed) {
+/* Run a loop; return 1 if there is no memory, else 0. Each thread takes some of the samples through all steps, about as
+   many rows as the others. */
+static int run_sweep(struct sweep *s, void (*run)(const void *, long, long, real *), int transposed) {
     long d = s->d, K = transposed ? READS * d : GATES * d, N = transposed ? GATES * d : READS * d;
     size_t width = (SLOTS + GATES + READS) * d, weights = s->W ? vectors(N) * L * K : 0;
     char *memory = malloc(sizeof(real) * (weights + s->B * width) + 64);
     if (!memory) return 1;
     real *P = (real *)(memory + 64 - (uintptr_t)memory % 64), *scratch = P + weights;
-    if (s->W) packed(P, s->W, K, N, transposed), s->W = P;
+    if (s->W) pack_weights(P, s->W, K, N, transposed), s->W = P;
     struct share shares[MOST_THREADS];
     long lo = 0, done = 0, count = 0, length = s->T;
     for (long i = 0; i < s->B; i++) {
@@ -270,11 +271,11 @@ static int swept(struct sweep *s, void (*run)(const void *, long, long, real *),
             lo = i + 1;
         }
     }
-    shared(shares, count);
+    run_shares(shares, count);
     free(memory);
     return 0;
 }
 
-int forward(struct sweep *s) { return swept(s, forward_share, 1); }
-int adjoint(struct sweep *s) { return swept(s, adjoint_share, 0); }
-int tangent(struct sweep *s) { return swept(s, tangent_share, 1); }
+int forward(struct sweep *s) { return run_sweep(s, forward_share, 1); }
+int adjoint(struct sweep *s) { return run_sweep(s, adjoint_share, 0); }
+int tangent(struct sweep *s) { return run_sweep(s, tangent_share, 1); }

@@ -18,5 +18,5 @@ void run(int64_t m, int64_t d, int64_t threads, real **y) {
     struct share shares[MOST_THREADS];
     for (long i = 0; i < threads; i++)
         shares[i] = (struct share){points_share, &job, m * i / threads, m * (i + 1) / threads, 0};
-    shared(shares, threads);
+    run_shares(shares, threads);
 }

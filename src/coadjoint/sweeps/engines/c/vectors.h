@@ -2,8 +2,8 @@
 
    Put before this file: REAL_IS_DOUBLE.
 
-   Every element meets the same operations in the same order, wherever it lies in a vector, a tile or a thread's share:
-   results do not depend on how the batch is cut. */
+   Every element goes through the same operations in the same order, wherever it lies in a vector, a tile or a
+   thread's share: results do not depend on how the batch is divided. */
 
 #include <pthread.h>
 #include <stdint.h>
@@ -21,7 +21,7 @@ enum { BYTES = 16, ROWS = 8 };
 #else
 enum { BYTES = 16, ROWS = 4 };
 #endif
-enum { WIDE = 3 }; /* a tile of the product is ROWS rows of WIDE vectors: as many as there are registers for */
+enum { WIDE = 3 }; /* a tile of the product is ROWS rows of WIDE vectors: as many as fit the registers */
 
 #if REAL_IS_DOUBLE
 typedef double real;
@@ -264,8 +264,9 @@ INLINE long edge(long N, long i) { return vectors(N) * i / panels(N); }
 
 /* ---- threads ---- */
 
-/* Denormal numbers, which vanishing costates are made of and which cost a hundred times more than zeros, are zero inside. */
-INLINE uint64_t flushed(void) {
+/* Treat denormal numbers as zeros, and return the setting before: vanishing costates are made of them, and they take
+   a hundred times longer than zeros. */
+INLINE uint64_t flush_denormals(void) {
 #if defined(__SSE__)
     unsigned before = __builtin_ia32_stmxcsr();
     __builtin_ia32_ldmxcsr(before | 0x8040);
@@ -280,7 +281,7 @@ INLINE uint64_t flushed(void) {
 #endif
 }
 
-INLINE void restored(uint64_t before) {
+INLINE void restore_setting(uint64_t before) {
 #if defined(__SSE__)
     __builtin_ia32_ldmxcsr((unsigned)before);
 #elif defined(__aarch64__)
@@ -296,21 +297,21 @@ struct share {
     real *scratch;
 };
 
-static void *entered(void *share) {
+static void *run_share(void *share) {
     struct share *y = share;
-    uint64_t before = flushed();
+    uint64_t before = flush_denormals();
     y->run(y->job, y->lo, y->hi, y->scratch);
-    restored(before);
+    restore_setting(before);
     return 0;
 }
 
-/* All shares at once, the first of them in the caller's thread. */
-static void shared(struct share *shares, long count) {
+/* Run all shares at once, the first of them in the caller's thread. A thread that cannot be started runs there too. */
+static void run_shares(struct share *shares, long count) {
     pthread_t thread[MOST_THREADS];
     int started[MOST_THREADS] = {0};
-    for (long i = 1; i < count; i++) started[i] = !pthread_create(&thread[i], 0, entered, &shares[i]);
+    for (long i = 1; i < count; i++) started[i] = !pthread_create(&thread[i], 0, run_share, &shares[i]);
     for (long i = 0; i < count; i++)
-        if (!started[i]) entered(&shares[i]);
+        if (!started[i]) run_share(&shares[i]);
     for (long i = 1; i < count; i++)
         if (started[i]) pthread_join(thread[i], 0);
 }

@@ -1,9 +1,9 @@
-// The three loops on a GPU. A group of P blocks owns the samples of some rows of the batch, each block U of their units
-// and the part of W that belongs to them, in registers. Everything that is about the cell is written by source.py and
-// stands before this: real, D, U, P, G, S, NR, NP, NQ, ..., the shape of the tile, and the functions next, read, ...
+// The three loops on a GPU. A group of P blocks owns some samples of the batch; each block owns U of their units and
+// keeps the part of W that belongs to them in registers. source.py writes what depends on the cell, before this file:
+// real, D, U, P, G, S, NR, NP, NQ, ..., the shape of the tile, and the functions next, read, ...
 //
-// The blocks of a group exchange what W multiplies through memory, without a barrier: an array that is exchanged begins
-// as MARK, a NaN that no arithmetic makes, and whoever needs an entry reads it until it is something else.
+// The blocks of a group exchange the values that W multiplies through memory, without a barrier: an exchanged array is
+// filled with MARK, a NaN that no arithmetic makes, and a reader reads an entry again until it is not MARK.
 //
 // An item is one step of R samples. A group of more samples takes BLOCKS items a step; its states then wait in memory.
 

@@ -98,9 +98,9 @@ __device__ __forceinline__ void put(real* p, const real (*y)[N], int k) {  // en
 #endif
 }
 
-// What W multiplies, as the group exchanges it: N entries (slots) for each of WIDTH places of R samples.
-// see(m) asks for those of item m; take(m, use) waits for them and hands them on, use(sample, first place, entries of VEC places).
-// Where there are few of them they are asked for in advance (AT_ONCE); else they are read in batches.
+// The values that W multiplies, as the group exchanges them: N entries (slots) for each of WIDTH places of R samples.
+// see() reads them as they are now; take() waits until all are written and passes them on, use(sample, first place,
+// entries of VEC places). Few values are read in advance, all at once (at_once); many are read in batches.
 #define TURNS(width) ((R * (width) / VEC + NT - 1) / NT)
 template <int N, int WIDTH>
 struct Gather {
