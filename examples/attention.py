@@ -38,7 +38,9 @@ def main():
             torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
             optimiser.step()
         found = co.evaluate(net, task, "test", args.seed)
-        print(f"{found['right']:.1%} of tokens right, {found['whole']:.1%} of answers", flush=True)
+        print(
+            f"{found['right']:.1%} of tokens correct, {found['whole']:.1%} of answers", flush=True
+        )
         letters = torch.randperm(task.values, generator=torch.Generator().manual_seed(args.seed))[
             : args.length
         ]

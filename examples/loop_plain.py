@@ -57,7 +57,7 @@ def told(model):
     lam = tape.costates(cross_entropy(outputs, held_out.y, reduction="none"))[0]
     right, log = (outputs.argmax(1) == held_out.y).float().mean(), lam.log_norms().mean(1)
     return (
-        f"{right:.0%} right, costates at the first step 10^{(log[1] - log[-1]) / 2.302585:.1f} "
+        f"{right:.0%} correct, costates at the first step 10^{(log[1] - log[-1]) / 2.302585:.1f} "
         "of those at the last"
     )
 

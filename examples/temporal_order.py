@@ -65,7 +65,7 @@ def main():
             curves[f"after {name} backpropagation"] = log_norms(run.network, task)
             right = run.metrics["test"]["right"]
             print(
-                f"{name:>9}: {right:.1%} right after {run.step} steps, {run.seconds:.0f} s",
+                f"{name:>9}: {right:.1%} correct after {run.step} steps, {run.seconds:.0f} s",
                 flush=True,
             )
         args.out.mkdir(parents=True, exist_ok=True)

@@ -363,7 +363,7 @@ class _OldPaths(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             return None
         now = " and ".join(f"coadjoint.{home}" for home in _MOVED[name].split())
         warnings.warn(
-            f"{fullname} has moved to {now}; the old path goes in 1.0.",
+            f"{fullname} has moved to {now}; the old path will be removed in 1.0.",
             DeprecationWarning,
             stacklevel=2,
         )

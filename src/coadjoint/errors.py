@@ -53,7 +53,7 @@ class KindError(CoadjointError, TypeError):
 
 
 class Unsupported(CoadjointError, NotImplementedError):
-    """A request that is understood and declined; the text says why, and what to do instead.
+    """A request that is understood but not supported; the text says why and what to do.
 
     Example:
         >>> import torch
@@ -107,7 +107,7 @@ class OptionError(ConfigError):
 
 
 class DataError(InputError):
-    """A data file that cannot be used as it is; the text names the file, row and column.
+    """A data file that cannot be used; the text names the file, row and column.
 
     Example:
         >>> import coadjoint as co
@@ -275,7 +275,7 @@ def check_seed(value: object) -> int:
     """A seed of random numbers as an int in 0..2^63 - 1; anything else is refused."""
     if isinstance(value, numbers.Integral) and 0 <= int(value) < 2**63:
         return int(value)
-    raise InputError(f"a seed is a whole number in 0..2^63 - 1; got {brief(value)}.")
+    raise InputError(f"seed must be a whole number in 0..2^63 - 1; got {brief(value)}.")
 
 
 Kinds = type | UnionType | tuple[type | UnionType, ...]
@@ -314,7 +314,7 @@ def renamed_attributes(module: str, renamed: Mapping[str, str]) -> Callable[[str
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
         new = renamed[name]
         warnings.warn(
-            f"{module}.{name} is now {module}.{new}; the old name goes in 1.0.",
+            f"{module}.{name} is now {module}.{new}; the old name will be removed in 1.0.",
             DeprecationWarning,
             stacklevel=2,
         )

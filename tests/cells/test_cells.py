@@ -151,7 +151,7 @@ def test_random_step_function_is_refused_for_costates(engine):
     cell = nn.RNNCell(I, D).to(F64)
     net = make(lambda u, h: nn.functional.dropout(cell(u, h), 0.5), engine)
     run = net(inputs())
-    with pytest.raises(co.Unsupported, match=r"random or keeps a memory.*Pass what is drawn"):
+    with pytest.raises(co.Unsupported, match=r"random or has hidden state.*Pass random values"):
         run.costates(lambda y: y.sum(-1))
 
 
@@ -365,7 +365,7 @@ def test_formula_that_cannot_be_recorded_is_refused_where_it_is_written(
     [
         ("lstn", None, co.InputError, "unknown cell 'lstn'; did you mean 'lstm'"),
         ("elman", "tanhh", co.InputError, "unknown activation 'tanhh'; did you mean 'tanh'"),
-        ("lstm", "relu", co.InputError, "fixes its activations"),
+        ("lstm", "relu", co.InputError, "fix its activations"),
         ("elman", 3, co.KindError, "activation must be a name"),
         ("elman", [1], co.KindError, "activation must be a name or a function; got list"),
         (co.cells.lstm, "tanh", co.InputError, "activation= belongs to a cell given by name"),

@@ -361,7 +361,7 @@ def test_a_state_of_another_size_and_other_engines_are_refused():
 
     with pytest.raises(co.InputError, match="has 3 parts; expected 2: give"):
         make(steps.GatedFeedback(2, 3), slots=3)(torch.randn(4, 2, 2))
-    with pytest.raises(co.Unsupported, match="takes its code from a cell's formula"):
+    with pytest.raises(co.Unsupported, match="generates its code from a cell's formula"):
         make(steps.ResetBefore(2, 3), engine="cpu")
 
 

@@ -291,7 +291,7 @@ def test_a_hessian_free_step_is_measured(coadjoint):
         line for line in out.splitlines() if line.startswith("hessian-free 4x3x5: a step of ")
     ]
     assert " x (tangent + adjoint + their two weight products) + the gradient" in line
-    assert "is asked for" not in line  # of another size
+    assert "the limit is" not in line  # of another size
     assert "1 of 1: hessian-free 4x3x5" in err
     (found,) = json.loads(Path("s.json").read_text())["hessian-free"]
     assert (found["T"], found["B"], found["d"], found["engine"]) == (
@@ -303,7 +303,7 @@ def test_a_hessian_free_step_is_measured(coadjoint):
     assert found["ratio"] == found["ms"] / found["ms of its parts"] > 0
     limited = str(step_module.HessianFreeStep((100, 200, 100), "cpu", 50, 1050.0, 1000.0))
     assert "a step of 50 iterations takes 1050 ms, 1.05x of 50 x" in limited
-    assert limited.endswith("1000 ms; at most 1.10x is asked for.")
+    assert limited.endswith("1000 ms; the limit is 1.10x.")
     assert measure_module.BenchOptions(sizes=((4, 3, 5),)).steps == ((4, 3, 5),)
     assert measure_module.BenchOptions().steps == ((100, 200, 100),)
     assert measure_module.BenchOptions(cells=("elman",)).steps == ()

@@ -127,7 +127,7 @@ PAGES = {
     "inverse": ["--k           1\n", "W  [7, 7]", "paper\n    none"],
     "gated-feedback": ["s        = sum_i g_ij U_ij h_i", "step.levels.1.U         [7, 14]",
         "--unit    tanh", "autograd\n    not reference"],
-    "deep-transition": ["--width       as many as --hidden", "--shortcut    no"],
+    "deep-transition": ["--width       same as --hidden", "--shortcut    no"],
     "reservoir": ["W, R, b and leak are fixed", "with optimiser ridge", "p.leak  [7]"],
 }  # fmt: skip
 

@@ -48,7 +48,8 @@ FILES = [
     ),
     (
         "network:\n  cell: false",
-        "run.yaml:2: network.cell: must be text or a list of texts; got false. Write it in quotes.",
+        "run.yaml:2: network.cell: must be text or a list of strings; got false. "
+        "Write it in quotes.",
     ),
     ("network:\n  hidden: '4'", f"run.yaml:2: network.hidden: must be {WHOLE}; got '4'."),
     ("network:\n  bias: 1", "run.yaml:2: network.bias: must be true or false; got 1."),
@@ -73,7 +74,10 @@ FILES = [
         "training:\n  seed: -1",
         "run.yaml:2: training.seed: must be a whole number from 0 to 9223372036854775807; got -1.",
     ),
-    ("data:\n  target: [1]", "run.yaml:2: data.target: must be text or a list of texts; got [1]."),
+    (
+        "data:\n  target: [1]",
+        "run.yaml:2: data.target: must be text or a list of strings; got [1].",
+    ),
     (
         "network:\n  lr: 3",
         "run.yaml:2: network.lr: 'lr' belongs in section [optimiser], not [network].",
@@ -201,7 +205,7 @@ IDLE = [
     ({"optimiser": {"direction": "temporal"}, "gradient": {"penalty": "variance"}}, None),
     ({"optimiser": {"schedule": "cosine"}, "training": {"seconds": 5.0}},
         "a linear or cosine schedule needs to know the last step, which a budget (--gradients, "
-        "--seconds) does not tell: give --steps."),
+        "--seconds) does not determine: give --steps."),
     ({"optimiser": {"step_rule": "armijo", "threshold": 1.0}},
         "--threshold does nothing with --step-rule armijo: it belongs to galvan."),
     ({"network": {"std": 0.1}},
@@ -283,7 +287,7 @@ IDLE = [
         "--steps."),
     ({"gradient": {"method": "penalised"}}, None),
     ({"gradient": {"method": "truncated"}},
-        "--method truncated needs --k1, and --k2 if losses are pulled back further."),
+        "--method truncated needs --k1; also --k2, to backpropagate further than --k1 steps."),
     ({"gradient": {"penalty": "variance", "weight_schedule": "exponential"}},
         "--weight-schedule exponential needs --weight-rate."),
     ({"gradient": {"penalty": "variance", "weight_schedule": "exponential", "weight_rate": 2.0}},

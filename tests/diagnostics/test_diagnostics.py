@@ -361,7 +361,7 @@ def test_bounds_are_what_they_say_and_hold(activation):
 
 def test_bounds_belong_to_elman_and_costates_to_a_loss_of_the_last_step():
     for cell in ("gru", "leaky", "gru-before"):
-        with pytest.raises(co.Unsupported, match="the Jacobian of cell 'elman', and this one is"):
+        with pytest.raises(co.Unsupported, match="holds for cell 'elman', but this one is"):
             bounds(evaluated(cell))
     assert np.isnan(bounds(evaluated(readout="every")).costates).all()
 
@@ -599,7 +599,7 @@ def test_a_loss_out_of_range_is_no_error():
     [
         (lambda e: along(e, [0.1, -1]), "step sizes are positive numbers; got"),
         (lambda e: landscape(e, points=4),
-            "points must be odd, so that the middle of the landscape is here; got 4"),
+            "points must be odd, so that the network is at the centre of the grid; got 4"),
         (lambda e: examination.examine(e, ["lyapunow"]),
             "unknown diagnostic 'lyapunow'; did you mean 'lyapunov'?"),
         (lambda e: noise(co.Evaluation(e.network, e.batch, e.losses, e.penalties, 0.0, e.gradient,

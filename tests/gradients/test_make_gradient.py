@@ -106,7 +106,7 @@ def test_a_penalty_of_the_user_is_taken():
     [
         ({"method": "penalised"}, "method penalised needs a penalty: "),
         ({"method": "truncated"},
-            "method truncated needs k1, and k2 if losses are pulled back further."),
+            "method truncated needs k1; also k2, to backpropagate further than k1 steps."),
         ({"weight": 2.0}, "weight does nothing with method bptt: it belongs to penalised."),
         ({"method": "rtrl", "segments": 3},
             "segments does nothing with method rtrl: it belongs to bptt, penalised."),

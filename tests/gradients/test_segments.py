@@ -344,7 +344,7 @@ def test_a_penalty_that_is_not_differentiable_is_blamed():
     for cut in (None, 3):
         with pytest.raises(
             co.NumericalError,
-            match="the penalty's derivative by the costate is not finite at t = 0",
+            match="the penalty's derivative with respect to the costate is not finite at t = 0",
         ):
             co.Penalised(G, 1.0, cut)(net, batch, loss)
 

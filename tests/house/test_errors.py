@@ -256,7 +256,7 @@ LOSSES = [
     (
         lambda r: r.loss("squared", torch.zeros(B, O + 1)),
         co.InputError,
-        r"gives \[3, 2\] and the target y has \[3, 3\]",
+        r"shape \[3, 2\] and the target y \[3, 3\]",
     ),
     (
         lambda r: r.loss("squared", torch.zeros(B + 1, O)),
@@ -527,15 +527,15 @@ REFUSALS = [
     (lambda: make(dtype=torch.complex64), "got torch.complex64"),
     (
         lambda: make(lambda u, x: x, engine="cpu"),
-        "engine 'cpu' takes its code from a cell's formula",
+        "engine 'cpu' generates its code from a cell's formula",
     ),
     (lambda: make(lambda u, x: x, engine="reference"), "write the cell with @co.cell"),
     (lambda: make(engine="cpu", device="meta"), "engine 'cpu' runs on the CPU"),
-    (random_step, "random or keeps a memory"),
-    (remembering_step, "random or keeps a memory"),
+    (random_step, "random or has hidden state"),
+    (remembering_step, "random or has hidden state"),
     (
         lambda: co.penalties.omega_published(lam_of(make(engine="autograd"))),
-        "differentiates by W alone",
+        "differentiates with respect to W alone",
     ),
     (lambda: co.penalties.omega_published(lam_of(make(nn.GRUCell(I, D)))), "Use 'omega'"),
     (
@@ -552,7 +552,7 @@ REFUSALS = [
     ),
     (overflow, r"the state is outside the range of float32 at t = \d+ of 200"),
     (lambda: make()(u_like(device="meta")), "u is on meta but the network is on cpu"),
-    (lambda: make("lstm", activation="relu"), "fixes its activations"),
+    (lambda: make("lstm", activation="relu"), "fix its activations"),
     (lambda: make().half()(u_like(dtype=torch.float16)), "float16"),
 ]
 
@@ -611,7 +611,8 @@ def test_a_penalty_whose_derivative_is_not_finite_is_blamed_at_its_step():
     net = co.Network("lstm", inputs=I, hidden=3, outputs=2)
     batch = co.Batch(torch.randn(T, B, I), torch.randn(B, 2))
     with pytest.raises(
-        co.NumericalError, match=rf"penalty's derivative by the costate is not finite at t = {T}"
+        co.NumericalError,
+        match=rf"penalty's derivative with respect to the costate is not finite at t = {T}",
     ):
         co.Penalised(lambda lam: lam.lam[-1, :, 3:].abs().sqrt().sum(1))(net, batch, "squared")
 
@@ -686,7 +687,7 @@ def test_a_negative_weight_is_refused(weight):
     refuses(
         lambda: method(make(), batch, "squared"),
         co.InputError,
-        r"the schedule gave rho = -.* at step 1; .*at least 0",
+        r"the schedule returned rho = -.* at step 1; .*at least 0",
     )
 
 
@@ -742,7 +743,7 @@ def test_seeds_are_refused_alike_everywhere(seed):
         ),
     ]
     for call in calls:
-        refuses(call, co.InputError, r"a seed is a whole number in 0\.\.2\^63 - 1; got")
+        refuses(call, co.InputError, r"seed must be a whole number in 0\.\.2\^63 - 1; got")
 
 
 def test_numpy_integers_are_seeds_and_counts():
@@ -777,7 +778,7 @@ def test_a_network_that_no_memory_holds_is_refused():
         refuses(
             lambda hidden=hidden: make(hidden=hidden),
             co.MissingError,
-            f"no room for a parameter of {hidden}x{hidden}",
+            f"not enough memory for a parameter of {hidden}x{hidden}",
         )
     refuses(
         lambda: make(hidden=10**12),

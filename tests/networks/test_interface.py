@@ -351,7 +351,7 @@ REFUSED = {
     "penalised": (lambda n, b: co.Penalised("variance", 1.0, 2)(n, b, "cross-entropy"),
         "sweeps in segments: this network"),
     "omega-published": (lambda n, b: co.Penalised("omega-published")(n, b, "cross-entropy"),
-        "differentiates by W alone"),
+        "differentiates with respect to W alone"),
     "curvature": (lambda n, b: co.curvature.Curvature(n, b, "cross-entropy"),
         "curvature is that of a co.Network; got Chain"),
     "ridge": (lambda n, b: co.optimisers.ridge().stepper(n), "this network has no linear readout"),
@@ -484,7 +484,7 @@ def test_a_number_that_is_not_finite_is_found_by_layer():
     with torch.no_grad():
         net.maps[1].bias[2] = math.nan
     with pytest.raises(
-        co.NumericalError, match="the first state that is not finite is that of sample 0 at layer 2"
+        co.NumericalError, match="the first non-finite state is that of sample 0 at layer 2"
     ):
         train(net)
 

@@ -466,13 +466,13 @@ def test_engine_is_resolved(engine, cell, device, resolved):
         (
             {"cell": lambda u, x: x, "engine": "cpu"},
             co.Unsupported,
-            "engine 'cpu' takes its code from a cell's formula",
+            "engine 'cpu' generates its code from a cell's formula",
         ),
         ({"cell": lambda u, x: x, "engine": "reference"}, co.Unsupported, "Use engine='autograd'"),
         (
             {"engine": "cpu", "device": "meta"},
             co.Unsupported,
-            "engine 'cpu' runs on the CPU, and the data is on meta",
+            "engine 'cpu' runs on the CPU, but the data is on meta",
         ),
     ],
 )

@@ -607,7 +607,7 @@ REFUSED = [
     (lambda net, u: co.BPTT(2)(net, co.Batch(u, torch.tensor([[3, 3]])), "cross-entropy"),
         Unsupported, "segments"),
     (lambda net, u: EncoderDecoder("gru", inputs=2, hidden=3, outputs=1), InputError,
-        "one at least and the end"),
+        "including the end token"),
     (lambda net, u: EncoderDecoder("gru", inputs=2, hidden=3, outputs=4, embedding=0), InputError,
         "embedding"),
     (lambda net, u: EncoderDecoder("gru", inputs=2, hidden=3, outputs=4, eps=0.1), KindError,
@@ -691,7 +691,7 @@ def test_the_example_draws_its_attention(tmp_path):
     command = [sys.executable, example, "--steps", "3", "--length", "3"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert "of tokens right" in done.stdout
+    assert "of tokens correct" in done.stdout
     assert (tmp_path / "demo" / "alignment.png").stat().st_size > 5000
     done = subprocess.run([*command, "--length", "1"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 2

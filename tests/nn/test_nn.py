@@ -1252,7 +1252,7 @@ def test_the_engine_that_runs_is_the_one_that_is_named(name, monkeypatch):
     for engine in ENGINES:
         module = LAYERS[name][1](2, 3, engine=engine)
         assert module.engine == engine
-        assert module.engine.why == "asked for by name"
+        assert module.engine.why == "requested by name"
         calls.clear()
         module(torch.zeros(4, 2, 2))
         assert calls == ([] if engine == "autograd" else [engine])
@@ -1260,7 +1260,7 @@ def test_the_engine_that_runs_is_the_one_that_is_named(name, monkeypatch):
     assert module.engine in ("cpu", "eager")
     assert module.engine.why.startswith("the cell is a formula and the data is on cpu")
     module.engine = "reference"
-    assert (module.engine, module.engine.why) == ("reference", "asked for by name")
+    assert (module.engine, module.engine.why) == ("reference", "requested by name")
     with pytest.raises(NotImplementedError, match="layer_norm=True is not one"):
         LAYERS[name][1](2, 3, engine="cpu", layer_norm=True)
     assert LAYERS[name][1](2, 3, layer_norm=True).engine == "autograd"

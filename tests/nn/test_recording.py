@@ -592,7 +592,7 @@ def test_costates_are_named_by_module_and_layer():
     assert torch.equal(lam[1:3].loss, loss)
     with pytest.raises(
         InputError,
-        match=r"no costates match \{'layer': 7\}; recorded are those of encoder.words, call 0",
+        match=r"no costates match \{'layer': 7\}; recorded: encoder.words, call 0",
     ):
         lam.select(layer=7)
     with pytest.raises(
@@ -669,7 +669,7 @@ REFUSED = {
     "constant": (
         lambda m, u, y: y.detach().sum((0, 2)),
         InputError,
-        "does not depend on what was recorded",
+        "does not depend on the recorded calls",
     ),
     "outside": (
         lambda m, u, y: plain(m, u).sum((0, 2)),

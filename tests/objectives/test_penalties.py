@@ -313,7 +313,7 @@ def test_a_weight_that_is_no_number_is_refused(weight):
     ):
         co.Penalised("variance", weight)
     net, u = network()
-    with pytest.raises(co.InputError, match=r"the schedule gave rho = nan at step 0"):
+    with pytest.raises(co.InputError, match=r"the schedule returned rho = nan at step 0"):
         co.Penalised("variance", lambda step: math.nan)(net, co.Batch(u), loss)
 
 

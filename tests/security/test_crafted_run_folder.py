@@ -329,7 +329,8 @@ def test_the_checkpoint_before_is_offered(here):
     refused(
         "resume stopped -q",
         4,
-        "The one before it, step-00000002, is intact: coadjoint resume stopped --fallback",
+        "The previous checkpoint, step-00000002, is intact. "
+        "Resume from it with: coadjoint resume stopped --fallback",
     )
     code, err = call("resume", "stopped", "-q", "--fallback")
     assert code == 0, err
@@ -397,20 +398,20 @@ MODELS = [
     (lambda d: d.update(precision=16), "'precision' should be 32 or 64; got 16"),
     (
         lambda d: d["data"].update(labels=["x", "x"]),
-        "'data' is damaged: 'labels' is not what it should be",
+        "'data' is damaged: 'labels' is not valid",
     ),
     (
         lambda d: d["data"].update(labels=["x", "y", "z"]),
-        "its data need outputs 3, but its network has 2",
+        "its data needs outputs 3, but its network has 2",
     ),
-    (lambda d: d["data"].update(features=["a", "a"]), "'features' is not what it should be"),
+    (lambda d: d["data"].update(features=["a", "a"]), "'features' is not valid"),
     (
         lambda d: d["data"].update(features=["a"], mean=[0.0], std=[1.0]),
-        "its data need inputs 1",
+        "its data needs inputs 1",
     ),
-    (lambda d: d["data"].update(at="every"), "its data need readout 'every'"),
-    (lambda d: d["data"]["reading"].update(sep=5), "'reading.sep' is not what it should be"),
-    (lambda d: d["data"].update(kind=["x"]), "'kind' is not what it should be"),
+    (lambda d: d["data"].update(at="every"), "its data needs readout 'every'"),
+    (lambda d: d["data"]["reading"].update(sep=5), "'reading.sep' is not valid"),
+    (lambda d: d["data"].update(kind=["x"]), "'kind' is not valid"),
     (
         lambda d: d["network"].update(hidden=10),
         "its 'R' is float32 [3, 2], but this network's is float32 [10, 2]",
@@ -497,7 +498,7 @@ def test_a_flipped_bit_of_a_weight_is_noticed_by_every_command(here):
         )
     code, err = call("report", "done")
     assert code == 0, err
-    assert "model.safetensors is damaged: it does not have the SHA-256 sum that it carries." in (
+    assert "model.safetensors is damaged: its content does not match its SHA-256 checksum." in (
         here / "done" / "report.html"
     ).read_text(encoding="utf-8")
     path.unlink()
@@ -536,8 +537,8 @@ def test_a_model_without_a_sum_is_used_with_one_warning(here):
     code, err, plain = predictions(here)
     assert (code, plain) == (0, sealed)
     assert err.count("\n") == 1
-    assert "coadjoint: warning: done/model.safetensors carries no SHA-256 sum" in err
-    with pytest.warns(UserWarning, match="carries no SHA-256 sum") as caught:
+    assert "coadjoint: warning: done/model.safetensors has no SHA-256 checksum" in err
+    with pytest.warns(UserWarning, match="has no SHA-256 checksum") as caught:
         load_model(here / "done" / "model.safetensors")
     assert len(caught) == 1
 
@@ -667,7 +668,7 @@ def test_regular_files_alone_are_read(tmp_path):
             call_()
         assert said in str(error.value)
     (tmp_path / "link").symlink_to(tmp_path / "file")
-    with pytest.raises(StorageError, match=r"link is a link\. Put the file itself in its place\."):
+    with pytest.raises(StorageError, match=r"link is a link\. Replace it with the file itself\."):
         files.read_regular(tmp_path / "link", 100)
 
 

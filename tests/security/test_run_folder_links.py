@@ -115,12 +115,12 @@ def device(path, outside):
 
 
 SAID = {
-    link: "is a link, and nothing is written through links",
-    dangling: "is a link, and nothing is written through links",
+    link: "is a link, and coadjoint does not write through links",
+    dangling: "is a link, and coadjoint does not write through links",
     hard_link: "has 2 names (hard links)",
-    pipe: "is a pipe or device, where a regular file belongs",
-    folder: "is a folder, where a regular file belongs",
-    device: "is a link, and nothing is written through links",
+    pipe: "is a pipe or device; expected a regular file",
+    folder: "is a folder; expected a regular file",
+    device: "is a link, and coadjoint does not write through links",
 }
 
 
@@ -478,7 +478,7 @@ def test_runs_that_were_there_already_are_not_resumed(capsys, run, tmp_path, out
 
 def test_a_method_whose_name_no_folder_can_have_is_refused(tmp_path):
     for name in ("x" * 250, "nul.txt"):
-        with pytest.raises(co.ConfigError, match="cannot name a folder"):
+        with pytest.raises(co.ConfigError, match="cannot be used for a folder"):
             comparison_module.lay_out(
                 {"task": {"name": "xor"}},
                 comparison_module.parse_variants(name),

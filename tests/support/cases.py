@@ -53,7 +53,7 @@ def user_penalty(lam):
 
 def refused(lam):
     """omega-published where there is no W to differentiate by; the oracle says nothing then."""
-    with pytest.raises(co.Unsupported, match="differentiates by W alone"):
+    with pytest.raises(co.Unsupported, match="differentiates with respect to W alone"):
         co.penalties.PENALTIES["omega-published"](lam)
     return 0 * lam.loss
 

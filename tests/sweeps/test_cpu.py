@@ -468,12 +468,12 @@ def test_files_that_others_are_making_are_left_alone(fresh):
     [
         (
             "no-such-compiler",
-            "needs a C compiler, and none was found (tried no-such-compiler). Install",
+            "needs a C compiler, but none was found (tried no-such-compiler). Install",
         ),
-        ("'gcc", "needs a C compiler, and none was found (tried 'gcc)"),
+        ("'gcc", "needs a C compiler, but none was found (tried 'gcc)"),
         (
             "/bin/false",
-            "needs a C compiler, and /bin/false does not work: it ended with 1. Install",
+            "needs a C compiler, but /bin/false does not work: it ended with 1. Install",
         ),
         ("{cc} -include missing.h", "missing.h"),
     ],
@@ -501,5 +501,5 @@ def test_without_a_compiler_auto_runs_the_eager_engine(tmp_path):
         [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True
     )
     assert done.stdout == "eager\n"
-    assert done.stderr.count("engine 'eager' runs: engine 'cpu' needs a C compiler") == 1
+    assert done.stderr.count("using engine 'eager': engine 'cpu' needs a C compiler") == 1
     assert len(done.stderr.splitlines()) == 1

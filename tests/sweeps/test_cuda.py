@@ -314,10 +314,10 @@ def test_many_samples_fit_the_chip(kernel):
 
 def test_what_the_engine_cannot_run_is_refused(monkeypatch):
     assert cuda_engine.refusal("cpu").startswith(
-        "runs on an NVIDIA GPU, and the data is on cpu. Use engine='auto'"
+        "runs on an NVIDIA GPU, but the data is on cpu. Use engine='auto'"
     )
     with pytest.raises(
-        Unsupported, match="engine 'cuda' runs on an NVIDIA GPU, and the data is on cpu"
+        Unsupported, match="engine 'cuda' runs on an NVIDIA GPU, but the data is on cpu"
     ):
         resolve("cuda", library.lstm, "cpu")
     with pytest.raises(Unsupported, match="engine 'cuda' runs on an NVIDIA GPU"):
@@ -335,7 +335,7 @@ def test_what_the_engine_cannot_run_is_refused(monkeypatch):
     monkeypatch.setattr(cuda_engine.ctypes, "CDLL", missing)
     driver.nvrtc.cache_clear()
     assert cuda_engine.refusal("cuda").startswith(
-        "needs NVRTC, CUDA's run-time compiler, and it was not found."
+        "needs NVRTC, CUDA's run-time compiler, but it was not found."
     )
 
 

@@ -322,7 +322,8 @@ def test_costate_overflow_is_not_an_error_but_its_gradient_at_true_scale_is():
         rel_tol=1e-6,
     )
     with pytest.raises(
-        co.NumericalError, match=r"gradient by the state is outside the range of float32"
+        co.NumericalError,
+        match=r"gradient with respect to the state is outside the range of float32",
     ):
         run.y_hat.sum().backward()
 

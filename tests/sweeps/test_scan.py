@@ -542,12 +542,12 @@ def below(z, v, x, p):
     [
         (
             library.elman(),
-            "engine 'scan' is for recurrences without W, and cell 'elman' has one. Use "
+            "engine 'scan' is for recurrences without W, but cell 'elman' has one. Use "
             "engine='auto'",
         ),
-        (library.elman("identity"), "without W, and cell 'elman' has one"),
-        (library.lstm, "without W, and cell 'lstm' has one"),
-        (stepping, "is for steps that are linear in the state, and that of cell 'stepping' is not"),
+        (library.elman("identity"), "without W, but cell 'elman' has one"),
+        (library.lstm, "without W, but cell 'lstm' has one"),
+        (stepping, "is for steps that are linear in the state, but that of cell 'stepping' is not"),
         (squared, "that of cell 'squared' is not"),
         (below, "that of cell 'below' is not"),
     ],
@@ -563,7 +563,7 @@ def test_other_cells_are_declined_with_a_sentence(cell, words):
 def test_linear_cells_are_taken(name):
     assert scan.cell_refusal(CELLS[name]) is None
     choice = engines.resolve("scan", CELLS[name], "cpu")
-    assert (choice, choice.why) == ("scan", "asked for by name")
+    assert (choice, choice.why) == ("scan", "requested by name")
 
 
 def test_it_is_chosen_on_a_gpu_for_the_cells_it_takes(monkeypatch, caplog):
@@ -575,7 +575,7 @@ def test_it_is_chosen_on_a_gpu_for_the_cells_it_takes(monkeypatch, caplog):
     choice = engines.resolve("auto", library.lstm, "cuda")
     assert choice == "cuda"
     declined = (
-        "engine 'scan' is for recurrences without W, and cell 'lstm' has one. Use engine='auto'."
+        "engine 'scan' is for recurrences without W, but cell 'lstm' has one. Use engine='auto'."
     )
     assert choice.why == f"the cell is a formula and the data is on cuda; {declined}"
     assert not caplog.text  # nothing is missing
@@ -591,4 +591,4 @@ def test_a_missing_engine_is_named_before_a_declined_cell(monkeypatch, caplog):
         "eager",
         "the cell is a formula and the data is on cuda; engine 'cuda' is missing.",
     )
-    assert "engine 'eager' runs: engine 'cuda' is missing." in caplog.text
+    assert "using engine 'eager': engine 'cuda' is missing." in caplog.text

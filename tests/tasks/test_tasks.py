@@ -803,8 +803,8 @@ class TestMusic:
         ("changes", "words"),
         [
             ({"testdata": None},
-                "has no testdata; expected cell arrays traindata, validdata, testdata, and it "
-                "holds 'traindata', 'validdata'."),
+                "has no testdata; expected cell arrays traindata, validdata, testdata; the "
+                "file holds 'traindata', 'validdata'."),
             ({"traindata": np.zeros((4, 88))},
                 "traindata is an array [4, 88] of float64; expected a cell array"),
             ({"traindata": np.empty((1, 0), object)},

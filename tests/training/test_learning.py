@@ -172,7 +172,7 @@ def test_pretraining_brings_a_dead_network_to_life():
 
 def test_what_pretraining_cannot_do_is_refused():
     net, batch = make()
-    with pytest.raises(co.InputError, match="a number of steps, at least 0; got -1"):
+    with pytest.raises(co.InputError, match="a number of training steps, at least 0; got -1"):
         co.Penalised("log-ratio", pretrain=-1)
     with pytest.raises(co.InputError, match="rho is 0 at step 0"):
         co.Penalised("log-ratio", 0.0, pretrain=1)(net, batch, "squared")
@@ -724,7 +724,7 @@ def test_other_settings_that_ridge_cannot_use_are_refused():
     net, batch = make()
     with pytest.raises(co.InputError, match="alpha must be a finite number, at least 0; got -1"):
         Ridge(net, -1)
-    with pytest.raises(co.InputError, match="no batch was added"):
+    with pytest.raises(co.InputError, match="there is no data yet"):
         Ridge(net).solve()
     with pytest.raises(co.InputError, match="needs targets"):
         Ridge(net).add(co.Batch(batch.u, lengths=batch.lengths))

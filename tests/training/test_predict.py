@@ -63,6 +63,6 @@ def test_a_file_that_holds_no_model_is_refused_in_one_line(tmp_path):
 
 
 def test_a_run_of_a_task_has_no_file_to_predict_for(tmp_path):
-    with pytest.raises(DataError, match="not on files: there is nothing to predict for a file"):
+    with pytest.raises(DataError, match="not on files, so it cannot predict from a file"):
         predict(FOLDERS / "run", FOLDERS / "train.csv", tmp_path / "out.csv", silent)
     assert not (tmp_path / "out.csv").exists()

@@ -627,7 +627,7 @@ def test_more_rows_than_colours_can_tell_apart_have_no_curves(tmp_path):
         write_tasks(tmp_path, [f"plain cell={k}" for k in range(comparison_page.MAX_COLOURS + 1)])
     )
     assert set(page.figures) == {"steps", "final", "steps-1", "final-1", "final-2"}
-    assert "15 rows are more than colours can tell apart" in page.text
+    assert "15 rows are too many to tell apart by colour" in page.text
 
 
 def test_the_tables_can_be_written_in_markdown(tmp_path, compare_folder):

@@ -318,7 +318,9 @@ def test_damage_is_named_and_the_checkpoint_before_is_offered(copy, what):
         storage.load_latest(copy)
     text = str(caught.value)
     assert named in text
-    assert f"{before.name}, is intact: coadjoint resume {copy} --fallback" in text
+    assert (
+        f"{before.name}, is intact. Resume from it with: coadjoint resume {copy} --fallback" in text
+    )
     said = []
     assert storage.load_latest(copy, fallback=True, say=said.append).step == int(before.name[5:])
     assert len(said) == 1
@@ -352,7 +354,7 @@ def test_a_folder_whose_checkpoints_are_all_damaged_is_refused(copy):
     for path in storage.list_checkpoints(copy):
         (path / "state.json").unlink()
     for fallback in (False, True):
-        with pytest.raises(StorageError, match="no older one that is intact"):
+        with pytest.raises(StorageError, match="No older checkpoint is intact"):
             storage.load_latest(copy, fallback)
     assert [p for p in storage.list_checkpoints(copy) if (p / "model.safetensors").exists()], (
         "nothing was moved"
@@ -435,7 +437,7 @@ def test_the_second_writer_is_refused_and_told_who_is_first(tmp_path):
 
 def test_a_lock_is_freed_where_its_words_cannot_be_written(tmp_path):
     (tmp_path / "lock").mkdir()
-    with pytest.raises(StorageError, match="lock is a folder, where a regular file belongs"):
+    with pytest.raises(StorageError, match="lock is a folder; expected a regular file"):
         run_folder.Lock(tmp_path)
     (tmp_path / "lock").rmdir()
     run_folder.Lock(tmp_path).release()

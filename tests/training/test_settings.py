@@ -401,7 +401,7 @@ def test_a_file_that_is_too_large_is_not_read(here):
     (here / "run.yaml").touch()
     os.truncate("run.yaml", 2**40)  # a hole, more than any memory
     assert refusal(lambda: settings.load("run.yaml")) == [
-        "run.yaml: is larger than 1,000,000 bytes, the most that is read."
+        "run.yaml: is larger than the limit of 1,000,000 bytes."
     ]
 
 
@@ -478,7 +478,7 @@ def test_json_is_read(here):
     }
     for text, words in says.items():
         assert refusal(lambda text=text: settings.read_json(text)) == [words]
-    too_large = "JSON text: is larger than 2 bytes, the most that is read."
+    too_large = "JSON text: is larger than the limit of 2 bytes."
     assert refusal(lambda: settings.read_json("[1]", max_bytes=2)) == [too_large]
     Path("state").write_text('{"a": ')
     assert refusal(lambda: settings.read_json(Path("state"), error=StorageError), StorageError)[
@@ -632,7 +632,7 @@ def test_a_file_is_written_whole_or_not_at_all(here, monkeypatch):
             (found,) = refusal(lambda: settings.dump({"a": 3}, "run.yaml"), StorageError)
         assert found.startswith("'run.yaml' cannot be written: No space left on device (")
         assert found.endswith(
-            " bytes free). What was there before is intact; make room or choose another place."
+            " bytes free). Its previous content is intact; make room or choose another place."
         )
         assert os.listdir() == ["run.yaml"]
         assert settings.load("run.yaml").values == {"a": 2}

@@ -693,7 +693,7 @@ def test_a_signal_ends_a_run_without_a_folder(number):
         ({"clip": 0.0}, "clip must be a finite number, above 0"),
         ({"clip": math.inf}, "clip must be a finite number, above 0"),
         ({"nonfinite": "stopp"}, "did you mean 'stop'"),
-        ({"seed": -1}, "a seed is"),
+        ({"seed": -1}, "seed must be"),
         ({"resume": True}, "needs the folder"),
         ({"net": network(inputs=3)}, "needs a network with inputs=6; this one has inputs=3"),
     ],

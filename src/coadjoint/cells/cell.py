@@ -1,7 +1,7 @@
 """Cells: formulas x_t = f(z_t, v_t, x_{t-1}, p), elementwise over units.
 
-    z_t = W r(x_{t-1})     what the network says to itself     one entry for each gate
-    v_t = R u_t + b        what the input says                 one entry for each gate
+    z_t = W r(x_{t-1})     the recurrent input                 one entry for each gate
+    v_t = R u_t + b        the external input                  one entry for each gate
     x_t                    the state                           one entry for each slot
     p                      per-unit parameters, trained        (time constants, a second bias)
 
@@ -118,8 +118,8 @@ class Cell(Portable):
     def _reduce_without_place(self, protocol: object) -> NoReturn:
         raise InputError(
             f"cell '{self.name}' cannot be pickled: a user's cell is pickled by its import path, "
-            f"and this one is not at the top level of module {self.formula.__module__}. "
-            "Define it there, outside functions and classes."
+            f"but this one is not at the top level of module {self.formula.__module__}. Define "
+            "it there, outside functions and classes."
         )
 
     if not TYPE_CHECKING:  # mypy would take any name for an attribute of this class
@@ -129,7 +129,7 @@ class Cell(Portable):
                 raise AttributeError(f"'Cell' object has no attribute {name!r}")
             new = RENAMED[name]
             warnings.warn(
-                f"Cell.{name} is now Cell.{new}; the old name goes in 1.0.",
+                f"Cell.{name} is now Cell.{new}; the old name will be removed in 1.0.",
                 DeprecationWarning,
                 stacklevel=2,
             )

@@ -78,7 +78,7 @@ def rate(activation: Activation = "tanh", noise: float = 0.0) -> Cell:
     )
     def rate(z: Any, v: Any, x: Fields, p: Fields) -> Node:  # entries by name, or bare nodes
         """x' = (1 - tau) x + tau (W sigma(x) + R u + b) + n, one tau for each unit; process noise n
-        with option noise
+        if noise > 0
 
         Sompolinsky et al., PRL 61 (1988)
         """

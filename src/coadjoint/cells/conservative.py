@@ -87,7 +87,7 @@ def lipschitz(
     @cell(slots="h", gates="a h", structure=structure)
     def lipschitz(z: Fields, v: Fields, x: Fields, p: Fields) -> Node:
         """h' = h + eps (A h + sigma(W h + R u + b)); A = (1 - beta)(M + M') + beta (M - M')
-        - gamma I, and W the same of another M; the parameter W holds A, then W
+        - gamma I, and W likewise with another M; both are stored in W, A first
 
         Erichson et al., ICLR (2021)
         """

@@ -111,8 +111,8 @@ def named(name: str, activation: Activation | None = None, **given: object) -> C
     known = options(name)
     if name in FIXED_ACTIVATION and activation is not None:
         raise InputError(
-            f"cell '{name}' fixes its activations by its equations; "
-            f"leave out activation={activation!r}."
+            f"the equations of cell '{name}' fix its activations; leave out "
+            f"activation={activation!r}."
         )
     unknown = [option for option in given if option not in known]
     if unknown:

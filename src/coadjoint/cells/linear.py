@@ -31,7 +31,7 @@ def mingru(z: Fields, v: Fields, x: Fields, p: Fields) -> Node:
 
 @cell(slots="h", gates="f i h", reads=None)
 def minlstm(z: Fields, v: Fields, x: Fields, p: Fields) -> Node:
-    """h' = f/(f + i) h + i/(f + i) (R u + b), f and i sigmoid of their own R u + b: linear in h
+    """h' = f/(f + i) h + i/(f + i) (R u + b), f and i each sigmoid of another R u + b: linear in h
 
     Feng et al., arXiv:2410.01201 (2024)
     """

@@ -38,7 +38,7 @@ def check_dtype_and_device(dtype: object, device: object) -> None:
         torch.device(device)  # type: ignore[call-overload]
     except (RuntimeError, TypeError, ValueError):
         raise InputError(
-            f"device must be one that torch knows, 'cpu' or 'cuda'; got {brief(device)}."
+            f"device must be a torch device such as 'cpu' or 'cuda'; got {brief(device)}."
         ) from None
 
 
@@ -53,7 +53,7 @@ def parameter(
             raise Unsupported(HALF_PRECISION.format(dtype)) from None
         size = "x".join(map(str, shape))
         raise MissingError(
-            f"there is no room for a parameter of {size} numbers: choose smaller sizes."
+            f"not enough memory for a parameter of {size} numbers: choose smaller sizes."
         ) from error
 
 

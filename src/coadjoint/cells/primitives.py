@@ -33,7 +33,7 @@ class PrimitiveFunction(functools.partial[object]):
 
 DOCSTRING = """{sentence}
 
-Takes what a cell's formula is made of, a tensor or a number.
+Takes an expression of a cell's formula, a tensor or a number.
 
 Example:
     >>> import coadjoint as co

@@ -77,7 +77,7 @@ class ResetBefore(Step):
     h'   = (1 - k) * n + k * h
 
     Cho et al., Learning phrase representations using RNN encoder-decoder, EMNLP (2014), who leave
-    out b. Cell "gru" is the other one, torch's: r * (W_n h).
+    out b. Cell "gru" is torch's variant: r * (W_n h).
     """
 
     def __init__(
@@ -116,9 +116,10 @@ class DeepTransition(Step):
     y_l = phi(W_l y_{l-1} + b_l)    l = 2..depth    [width], the last one [hidden]
     h'  = y_depth
 
-    With shortcut=True the last layer also sees the state: phi(W_L y_{L-1} + S h + b_L), so that the
-    way from h to h' need not grow with the depth; the authors' code gives h to every layer after
-    the first, the same for depth 2. depth = 1 is the Elman cell; width is `hidden` if not given.
+    With shortcut=True the last layer also sees the state: phi(W_L y_{L-1} + S h + b_L), so that
+    the path from h to h' need not grow with the depth; the authors' code passes h to every layer
+    after the first, the same for depth 2. depth = 1 is the Elman cell; width is `hidden` if not
+    given.
 
     Pascanu, Gulcehre, Cho & Bengio, How to construct deep recurrent neural networks, ICLR (2014):
     DT-RNN and DT(S)-RNN.
@@ -140,7 +141,7 @@ class DeepTransition(Step):
         super().__init__(inputs, hidden, depth=depth, width=hidden if width is None else width)
         if shortcut and depth == 1:
             raise InputError(
-                "shortcut=True skips the layers between W and the new state, and depth=1 has none."
+                "shortcut=True skips the layers between W and the new state, but depth=1 has none."
             )
         make: ParameterOptions = {"dtype": dtype, "device": device}
         self.phi = activation_function(activation)
@@ -308,8 +309,8 @@ class GatedFeedback(Step):
         parts = (x,) if isinstance(x, Tensor) else x
         if len(parts) != self.slots:
             raise InputError(
-                f"the state has {len(parts)} parts; expected {self.slots}: "
-                "give co.Network slots=step.slots."
+                f"the state has {len(parts)} parts; expected {self.slots}: pass slots=step.slots "
+                "to co.Network."
             )
         h = parts[: self.layers]  # the top layer first
         c = parts[self.layers :]

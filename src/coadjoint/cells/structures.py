@@ -136,8 +136,8 @@ class Orthogonal(Blocks):
         if not is_rotation:
             raise InputError(
                 "W is not a rotation (orthogonal blocks of determinant 1 without the eigenvalue "
-                "-1), so no skew matrix produces it. Begin with initialisers.identity_, or assign "
-                "the raw parameter."
+                "-1), so no skew matrix produces it. Start with initialisers.identity_, or "
+                "assign the raw parameter."
             )
         return M
 

@@ -123,8 +123,8 @@ def look_up(module: str, path: str) -> object:
 
 
 ADVICE = (
-    "An object that goes to another process by its name must be at the top level of a module "
-    "that both processes import."
+    "An object sent to another process by name must be at the top level of a module that both "
+    "processes import."
 )
 
 

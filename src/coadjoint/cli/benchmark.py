@@ -51,7 +51,7 @@ def bench(
         help="write all figures to this file; - prints them instead of the table",
     ),
     write: Optional[Path] = typer.Option(
-        None, "--write", help="replace the section of this device in a Markdown file"
+        None, "--write", help="replace this device's section in a Markdown file"
     ),
     quiet: bool = typer.Option(False, "--quiet", "-q", help="print the results only, no progress"),
 ) -> None:

@@ -166,7 +166,7 @@ def refuse_if_schedule_needs_steps(config: Config) -> None:
     if decays_lr or decays_weight:
         raise ConfigError(
             "a linear or cosine schedule needs to know the last step, which a budget "
-            "(--gradients, --seconds) does not tell: give --steps."
+            "(--gradients, --seconds) does not determine: give --steps."
         )
 
 

@@ -239,7 +239,7 @@ def plan_row(
         name = f"{task.name} {row.name}"
     if not files.is_portable_name(f"{folder_name(name)}-seed-{max(seeds)}.yaml"):
         raise ConfigError(
-            "its name cannot name a folder: choose a shorter one, and not that of a device."
+            "its name cannot be used for a folder: choose a shorter one that is not a device name."
         )
     merged: SectionValues = {}
     for section in schema.SECTIONS:

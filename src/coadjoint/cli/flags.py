@@ -85,7 +85,7 @@ def describe_type(t: object, others: Sequence[object]) -> str:
         noun = "a whole number" if parts[0] is int else "a number"
         return f"{noun} {describe_bounds(parts[1].metadata)}".rstrip()
     if origin is list:
-        return "a list of texts" if parts[0] is str else "a list of them"
+        return "a list of strings" if parts[0] is str else "a list of them"
     return "text" if t is str else "true or false"
 
 

@@ -116,5 +116,5 @@ def engine_lines(engines: Mapping[str, str | None]) -> list[str]:
 def align_values(table: Mapping[str, object]) -> list[str]:
     """A line per entry, with the values aligned."""
     width = max(map(len, table), default=0)
-    words = {"None": "as many as --hidden", "True": "yes", "False": "no"}
+    words = {"None": "same as --hidden", "True": "yes", "False": "no"}
     return [f"{key.ljust(width)}  {words.get(str(value), value)}" for key, value in table.items()]

@@ -144,7 +144,7 @@ def resume_stream(run: Path, steps: int | None, fallback: bool, quiet: bool) -> 
     ended = final_status(run, steps or 0)
     if ended is not None:
         if not quiet:
-            more = f"If there is more of its stream: coadjoint resume {run} --steps N"
+            more = f"If the stream has more rows: coadjoint resume {run} --steps N"
             print_escaped(f"{run} has already ended ({ended}). {more}")
         return
     outline = storage.read_outline(run)

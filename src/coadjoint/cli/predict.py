@@ -18,7 +18,7 @@ def predict(
     ),
     out: Path = typer.Option(Path("predictions.csv"), "--out", "-o", help="the file to write"),
 ) -> None:
-    """Predict for new sequences, with a run that was trained on your own data."""
+    """Predict new sequences with a run that was trained on your own data."""
     from ..training.predict import predict as predict_file
 
     count, notes = predict_file(run, data, out, warn)
@@ -34,7 +34,7 @@ def report(
         None, "--markdown", help="comparison: also write the tables to this file"
     ),
 ) -> None:
-    """Write report.html of a run or a comparison again: one file that can be read offline."""
+    """Write the report.html of a run or a comparison again, as one file that works offline."""
     from ..training import files
     from ..training.report import pages, summary
 

@@ -159,7 +159,7 @@ def main() -> None:
         if is_out_of_memory(error):
             advice = "Lower --hidden, --batch or --length."
             if sys.argv[1:2] and sys.argv[1] in READING_COMMANDS:
-                advice = "This folder needs more than this machine has."
+                advice = "This run needs more memory than this machine has."
             fail(f"not enough memory. {advice}", MissingError.exit_code)
         text = " ".join(str(error).split())[:200]
         fail(

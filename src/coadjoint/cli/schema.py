@@ -34,13 +34,17 @@ class TaskSection(Section):
     )
     curriculum: tuple[PositiveInt, PositiveInt] | None = Field(
         None,
-        description="start,steps: grow the sequence length from start to its full value "
-        "over this many steps",
+        description=(
+            "start,steps: grow the sequence length from start to its full value over this many "
+            "training steps"
+        ),
     )
     easiest: tuple[PositiveUnitFloat, PositiveInt] | None = Field(
         None,
-        description="start,steps: train on the easiest share of the drawn sequences; the share "
-        "grows from start to 1 over this many steps",
+        description=(
+            "start,steps: train on the easiest share of the drawn sequences; the share grows "
+            "from start to 1 over this many training steps"
+        ),
     )
     easiest_by: Literal["loss", "length"] | None = Field(
         None, description="with --easiest: rank by current loss (default) or sequence length"
@@ -56,7 +60,7 @@ class TaskSection(Section):
     )
     positions: PositiveInt | None = Field(None, description="copy: number of letters to repeat")
     chunk: PositiveInt | None = Field(
-        None, description="music: cut training pieces into chunks of this many steps"
+        None, description="music: cut training pieces into chunks of this many time steps"
     )
 
 
@@ -74,25 +78,25 @@ class DataSection(Section):
         None, description="train,valid,test: share of the sequences for each"
     )
     kind: Literal["classify", "regress", "next"] | None = Field(
-        None, description="predict a label, a number or the next step"
+        None, description="predict a label, a number or the next time step"
     )
     at: Literal["last", "every"] | None = Field(
-        None, description="one target per sequence, or one per step"
+        None, description="one target per sequence, or one per time step"
     )
     id: str | None = Field(None, description="column that identifies the sequence")
-    time: str | None = Field(None, description="column that orders the steps of a sequence")
+    time: str | None = Field(None, description="column that orders the time steps of a sequence")
     target: str | list[str] | None = Field(None, description="column(s) to predict: a,b,c")
     features: str | list[str] | None = Field(
         None, description="input columns: a,b,c (default: all other columns)"
     )
     window: PositiveInt | None = Field(
-        None, description="cut sequences into windows of this many steps"
+        None, description="cut sequences into windows of this many time steps"
     )
     standardise: bool | None = Field(
         None, description="scale inputs to mean 0 and variance 1 on the training set (default)"
     )
     missing: Literal["refuse", "drop", "ffill", "mask"] | None = Field(
-        None, description="how to handle empty cells"
+        None, description="how to handle missing values"
     )
     irregular: Literal["refuse", "allow"] | None = Field(
         None, description="how to handle uneven time steps"
@@ -130,26 +134,34 @@ class GradientSection(Section):
         Literal["constant", "inverse-time", "exponential", "linear", "steered"] | None
     ) = Field(
         None,
-        description="how the weight changes over the steps; steered if --weight-target is given",
+        description="how the weight changes during training; steered if --weight-target is given",
     )
     weight_rate: PositiveFloat | None = Field(
         None, description="inverse-time: weight/(1 + rate step); exponential: weight rate^step"
     )
     weight_end: NonNegativeFloat | None = Field(
-        None, description="linear: weight after the last step (default 0)"
+        None, description="linear: weight after the last training step (default 0)"
     )
     weight_target: PositiveFloat | None = Field(
         None,
-        description="steered: adjust the weight until the costates decay by this |log| per step",
+        description=(
+            "steered: adjust the weight until the costates decay by this |log| per time step"
+        ),
     )
     weight_gain: PositiveFloat | None = Field(
-        None, description="steered: largest relative change of the weight per step (default 0.01)"
+        None,
+        description=(
+            "steered: largest relative change of the weight per training step (default 0.01)"
+        ),
     )
     pretrain: PositiveInt | None = Field(
-        None, description="penalised: minimise only the penalty for this many steps first"
+        None,
+        description=("penalised: minimise only the penalty for this many training steps first"),
     )
-    k1: PositiveInt | None = Field(None, description="truncated: steps between gradients")
-    k2: PositiveInt | None = Field(None, description="truncated: steps to backpropagate each loss")
+    k1: PositiveInt | None = Field(None, description="truncated: time steps between gradients")
+    k2: PositiveInt | None = Field(
+        None, description=("truncated: time steps to backpropagate each loss")
+    )
     segments: PositiveInt | Literal["auto"] | None = Field(
         None,
         description="bptt, penalised: compute in this many segments (auto: about sqrt(T)), for "
@@ -207,7 +219,7 @@ class OptimiserSection(Section):
         None, description="ridge: weight of |V|^2 against the sum of squared errors (default 1e-6)"
     )
     schedule: Literal["constant", "exponential", "inverse-time", "linear", "cosine", "plateau"] = (
-        Field("constant", description="how the step size changes over the steps")
+        Field("constant", description="how the step size changes during training")
     )
     decay: PositiveFloat | None = Field(
         None,
@@ -222,7 +234,7 @@ class OptimiserSection(Section):
         description="plateau: lower the step size after this many validations without improvement",
     )
     warmup: Annotated[int, Field(ge=0, lt=2**31)] = Field(
-        0, description="number of steps over which the step size grows to --lr"
+        0, description="number of training steps over which the step size grows to --lr"
     )
 
 
@@ -236,7 +248,7 @@ class TrainingSection(Section):
         None, description="finite data: passes over the training set, instead of --steps"
     )
     batch: PositiveInt = Field(32, description="sequences per batch")
-    accumulate: PositiveInt = Field(1, description="batches averaged per step")
+    accumulate: PositiveInt = Field(1, description="batches averaged per training step")
     clip: PositiveFloat | None = Field(None, description="clip the gradient to this norm")
     clip_value: PositiveFloat | None = Field(
         None, description="clip each entry of the gradient to this size"
@@ -251,18 +263,21 @@ class TrainingSection(Section):
     )
     gradients: PositiveInt | None = Field(
         None,
-        description="budget in gradients of one sequence (two sweeps each; other work is "
-        "converted by its sweeps)",
+        description=(
+            "budget in single-sequence gradients (two sweeps each; other work counts by its sweeps)"
+        ),
     )
     seconds: PositiveFloat | None = Field(
         None, description="budget in seconds; the run ends once every given budget is spent"
     )
     seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(0, description="random seed")
     every: PositiveInt | None = Field(
-        None, description="steps between validations (default 100; finite data: one epoch)"
+        None,
+        description=("training steps between validations (default 100; finite data: one epoch)"),
     )
     tests: PositiveInt | None = Field(
-        None, description="fresh sequences per validation (default 1,000); finite data use all"
+        None,
+        description=("fresh sequences per validation (default 1,000); finite data: all sequences"),
     )
     confirm: PositiveInt | None = Field(
         None, description="fresh sequences that must confirm a success (default 10,000)"
@@ -277,7 +292,7 @@ class TrainingSection(Section):
         description="if a loss or gradient is not finite: stop, skip the step, or also "
         "save a replay",
     )
-    checkpoint: PositiveInt = Field(1000, description="steps between checkpoints")
+    checkpoint: PositiveInt = Field(1000, description="training steps between checkpoints")
     keep: Annotated[int, Field(ge=2, lt=2**31)] = Field(
         2, description="checkpoints to keep besides the best"
     )

@@ -177,7 +177,9 @@ def print_introduction(job: build.Job, folder: Path) -> None:
 @app.command()
 def resume(
     run: Path = typer.Argument(..., help="the folder of a run or a comparison"),
-    steps: Optional[int] = typer.Option(None, "--steps", help="train up to this step instead"),
+    steps: Optional[int] = typer.Option(
+        None, "--steps", help=("new number of training steps in total")
+    ),
     fallback: bool = typer.Option(
         False, "--fallback", help="use the previous checkpoint if the last one is damaged"
     ),
@@ -186,7 +188,7 @@ def resume(
     ),
     quiet: bool = QUIET,
 ) -> None:
-    """Resume a run or a comparison. The result is, bit for bit, that of an uninterrupted run."""
+    """Resume a run or a comparison. The result matches an uninterrupted run bit for bit."""
     from ..training import storage
     from ..training.report import pages
     from ..training.run_folder import RunFolder
@@ -224,13 +226,13 @@ def resume(
 
 @app.command()
 def replay(run: Path = RUN) -> None:
-    """Repeat the step that gave a non-finite number, and report where it first occurred."""
+    """Repeat the step that produced a non-finite number, and report where it first occurred."""
     from ..errors import NumericalError, StorageError
     from ..training import loop, storage
 
     found = storage.list_checkpoints(run, "replay")
     if not found:
-        raise StorageError(f"{run} has nothing to replay: none of its steps was rejected.")
+        raise StorageError(f"{run} has nothing to replay: no step was rejected.")
     job = build.build(setting_flags.read_run_config(run), storage.read_outline(run, "replay"))
     saved = storage.load(found[-1])
     arguments = {**job.arguments, "nonfinite": "stop"}

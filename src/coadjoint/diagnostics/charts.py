@@ -55,7 +55,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Figure:
-    """A number, its unit, and what it says."""
+    """A number, its unit, and its meaning."""
 
     name: str
     value: float

@@ -50,15 +50,17 @@ class Components:
     logs: dict[str, Array]
 
     def slope(self, name: str = "joint") -> float:
-        """What a step towards the past adds to log ||grad_k||, by the line that fits best."""
+        """The change of log ||grad_k|| per step towards the past, by least squares."""
         return -fitted_slope(self.k, self.logs[name])
 
     def chart(self) -> Chart:
         """The norms over time, by parameter."""
         return Chart(
             title="Temporal components of the gradient",
-            about="what each step k of the sequences adds to the gradient; a straight line that "
-            "falls to the left: it vanishes exponentially towards the past",
+            about=(
+                "contribution of each time step k to the gradient; a straight line falling to "
+                "the left means that it vanishes exponentially towards the past"
+            ),
             x="time step k",
             y="norm of the component at k",
             curves=tuple((name, self.k, y / DECADE) for name, y in self.logs.items()),
@@ -76,13 +78,13 @@ class Components:
                 "temporal components, first to last",
                 span,
                 "decades",
-                "below 0: the past adds less to the gradient than the end",
+                "below 0: early steps contribute less than late ones",
             ),
             Figure(
                 "temporal components, towards the past",
                 growth_factor(self.slope()),
                 "× per step",
-                "1: every step counts alike",
+                "1: every step contributes equally",
             ),
         ]
 
@@ -128,8 +130,10 @@ class Decay:
         every = {name: self.log_norms, **self.layers}
         return Chart(
             title=f"Costates {self.axis.through}",
-            about=f"how much of the error signal reaches each {self.axis.place}; "
-            "a level line: all of it",
+            about=(
+                f"how much of the error signal reaches each {self.axis.place}; a level line "
+                "means all of it"
+            ),
             x=self.axis.label,
             y=f"norm of the costate at {self.axis.symbol}",
             curves=tuple((name, self.t, y / DECADE) for name, y in every.items()),
@@ -199,8 +203,8 @@ class Paths:
     """Paths through the unfolded network, from a unit s steps before a sample's end to its end.
 
     steps       [T+1]: the numbers of steps s
-    log_share   [T+1, B]: log of the share of them that is enabled: a path is, if the units it
-                crosses at steps T-s+1..T are on
+    log_share   [T+1, B]: log of the share of them that is enabled: a path is
+                enabled if the units it crosses at steps T-s+1..T are on
     log_weight  [T+1, B]: the same with each path counted by |product of its weights|
     active      [T, B]: share of units that are on, at step t; NaN past a sample's end
 
@@ -218,8 +222,10 @@ class Paths:
         weight = nan_mean(nan_unless_finite(self.log_weight)) / DECADE
         return Chart(
             title="Enabled paths",
-            about="paths from a unit s steps before the end to one at the end that meet no unit "
-            "that is off: only they carry the gradient",
+            about=(
+                "paths from units s steps before the end to units at the end that avoid units "
+                "that are off; only these carry the gradient"
+            ),
             x="steps s before the end",
             y="share of enabled paths",
             curves=(
@@ -347,7 +353,7 @@ class Sensitivity:
                 "sensitivity, towards the past",
                 growth_factor(-fitted_slope(self.t, curve)),
                 "× per step",
-                "1: every input counts alike",
+                "1: every input contributes equally",
             ),
         ]
 

@@ -72,7 +72,7 @@ class Examination:
         for finding in self.found.values():
             for figure in finding.figures():
                 rows.append([figure.name, format_number(figure.value), figure.unit, figure.says])
-        return ["figure", "value", "unit", "what it says"], rows
+        return ["figure", "value", "unit", "meaning"], rows
 
     def arrays(self) -> dict[str, Array]:
         """All arrays by NAME.FIELD; dictionaries and tuples are taken apart."""
@@ -97,7 +97,7 @@ class Compared:
             reasons |= examination.declined
             alone |= {kind for kind, chart in examination.charts().items() if chart.alone}
         for kind in sorted(alone):
-            reasons[kind] = f"{kind}: its chart is of one network; the arrays of all are kept."
+            reasons[kind] = f"{kind}: the chart shows one network; the arrays of all are stored."
         return reasons
 
     def charts(self) -> dict[str, Chart]:

@@ -48,8 +48,8 @@ def require_one_layer(e: Evaluation, what: str) -> Network:
     net = e.network.one_layer
     if net is None:
         raise Unsupported(
-            f"{what}: defined for one recurrent layer, and this network has several parts. "
-            "Use co.Network."
+            f"{what}: defined for one recurrent layer, but this network has several parts. Use "
+            "co.Network."
         )
     return net
 
@@ -78,8 +78,7 @@ def require_elman(e: Evaluation, what: str) -> Network:
     net = require_one_layer(e, what)
     if net.cell is None or net.cell.name != "elman":
         raise Unsupported(
-            f"{what}: J = diag(sigma') W is the Jacobian of cell 'elman', "
-            f"and this one is '{net.name}'."
+            f"{what}: J = diag(sigma') W holds for cell 'elman', but this one is '{net.name}'."
         )
     return net
 

@@ -62,8 +62,10 @@ class Products:
         drawn = np.unique(np.linspace(0, n - 1, min(6, n)).round().astype(int))
         return Chart(
             title="Singular values of Jacobian products",
-            about="how much a change of the state s steps before the end is stretched on its way "
-            "there; the wider the fan, the more unevenly",
+            about=(
+                "how much a change of the state s steps before the end has grown at the end; a "
+                "wider fan means more uneven growth"
+            ),
             x="steps s before the end",
             y="singular value over s steps",
             curves=tuple((f"no. {i + 1}", self.steps, self.logs[:, i] / DECADE) for i in drawn),
@@ -77,7 +79,7 @@ class Products:
                 "largest singular value of Jacobian products",
                 growth_factor(self.slope),
                 "× per step",
-                "the most that a change of the state grows",
+                "the most that a change of the state can grow",
             )
         ]
 
@@ -142,8 +144,10 @@ class Lyapunov:
         numbers = np.arange(1, len(self.exponents) + 1)
         return Chart(
             title="Lyapunov exponents",
-            about="the growth of small changes of the state, direction by direction; above 0: "
-            "chaos, below: the past is forgotten",
+            about=(
+                "the growth of small changes of the state, direction by direction; above 0: "
+                "chaos; below 0: the past is forgotten"
+            ),
             x="direction",
             y="exponent per step",
             curves=(("exponent", numbers, self.exponents),),

@@ -74,9 +74,7 @@ def noise(e: Evaluation) -> Noise:
     g = np.concatenate([to_numpy(gradient.flatten(1)) for gradient in each.values()], 1)
     B = len(g)
     if B < 2:
-        raise Unsupported(
-            "the gradient-noise scale: it needs at least two samples, and there is one."
-        )
+        raise Unsupported("the gradient-noise scale needs at least two samples; got one.")
     mean = g.mean(0)
     spread = float(((g - mean) ** 2).sum() / (B - 1))
     signal = float(mean @ mean) - spread / B
@@ -211,8 +209,10 @@ class Landscape:
             label = "log₁₀ of the loss"
         return Chart(
             title="Loss around the weights",
-            about="over two random directions, each row of them as long as that row of the "
-            "weights; the network is in the middle",
+            about=(
+                "along two random directions, each row scaled to the norm of that row of the "
+                "weights; the network is at the centre"
+            ),
             x="along the first direction",
             y="along the second",
             curves=(("", self.alpha, self.beta),),
@@ -225,7 +225,7 @@ class Landscape:
         """The share of the grid where the loss is lower."""
         middle = self.loss[len(self.alpha) // 2, len(self.beta) // 2]
         lower = 100 * float((self.loss < middle).mean())
-        says = "0 at a minimum of these directions"
+        says = "0 at a minimum along these directions"
         return [Figure("landscape, lower than here", lower, "% of the grid", says)]
 
 
@@ -240,7 +240,7 @@ def landscape(e: Evaluation, seed: int = 0, points: int = 21, reach: float = 1.0
     real("reach", reach, 0, above=True)
     if whole_number("points", points, 3) % 2 == 0:
         raise InputError(
-            f"points must be odd, so that the middle of the landscape is here; got {points}."
+            f"points must be odd, so that the network is at the centre of the grid; got {points}."
         )
     generator = torch.Generator().manual_seed(check_seed(seed))
     theta = {name: p.detach() for name, p in trained_parameters(e.network).items()}

@@ -43,8 +43,10 @@ class Saturation:
         """The share of saturated units over time."""
         return Chart(
             title="Saturation",
-            about=f"share of units whose slope is below {self.flat:g} of that at rest: "
-            "they pass nothing on to the past",
+            about=(
+                f"share of units whose slope is below {self.flat:g} of that at rest; they pass "
+                "almost nothing back to earlier steps"
+            ),
             x="time t",
             y="share of units",
             curves=(("saturated", self.t, self.share),),

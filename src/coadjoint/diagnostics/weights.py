@@ -64,7 +64,7 @@ class Spectrum:
         singular = self._curves("singular values", self.singular)
         return Chart(
             title="Spectrum of W",
-            about="of W as the formula takes it; the two curves agree where W is normal",
+            about="of W as the formula uses it; the two curves coincide if W is normal",
             x="number",
             y="size",
             curves=(*eigenvalues, *singular),
@@ -81,7 +81,7 @@ class Spectrum:
                     f"largest singular value of {name}",
                     float(largest),
                     "",
-                    "the most that W stretches a vector",
+                    "the most that W can stretch a vector",
                 ),
             ]
         return figures
@@ -173,8 +173,10 @@ class Bounds:
         ]
         return Chart(
             title="Bounds on the decay",
-            about="what W and the slopes allow, and what happened: a bound that falls says that "
-            "the past must vanish",
+            about=(
+                "the growth that W and the slopes allow, and the growth measured; a falling "
+                "bound means that the past must vanish"
+            ),
             x="steps s before the end",
             y="growth over s steps",
             curves=tuple(curve for curve in curves if np.isfinite(curve[2]).any()),

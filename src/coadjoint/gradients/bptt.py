@@ -25,7 +25,7 @@ class BPTT(Method):
     Args:
         segments: The number of segments to sweep one after the other, or "auto" for about
             sqrt(T). The gradient is the same, in O(sqrt T) memory and with 3 sweeps instead of
-            2. The run is then not kept: reading `trajectory` or `costates` of the Evaluation
+            2. The run is then not stored: reading `trajectory` or `costates` of the Evaluation
             sweeps again and takes the full memory.
 
     Example: x_t = w x_{t-1} + u_t with u = (1, 0, 0), so x_3 = w^2, L = x_3^2 = w^4, dL/dw = 4 w^3.

@@ -53,8 +53,8 @@ class Evaluation:
     trajectory         the run of the network over the batch
     costates           lam_t = dL/dx_t of the loss, without the penalty
 
-    The run and the costates are kept or computed when they are first read. If the parameters have
-    changed by then, they can no longer be computed, and an InputError says so.
+    The run and the costates are stored, or computed when they are first read. If the parameters
+    have changed by then, they can no longer be computed, and an InputError says so.
 
     Example: x_t = w x_{t-1} + u_t with u = (1, 0, 0), so x_3 = w^2, L = x_3^2 = w^4, dL/dw = 4 w^3.
 
@@ -131,7 +131,7 @@ class Evaluation:
         return math.sqrt(sum(float(g.double().square().sum()) for g in self.gradient.values()))
 
     def write_grad(self, net: Net) -> None:
-        """Set `grad` of each parameter, for an optimiser of torch; other parameters get None."""
+        """Set `grad` of each parameter, for a torch optimiser; other parameters get None."""
         check_kind("the network", net, nn.Module, "a module")
         parameters = dict(net.named_parameters())
         unknown = set(self.gradient) - set(parameters)
@@ -146,7 +146,7 @@ class Evaluation:
                 parameter.grad = self.gradient[name].clone()
 
     def components(self) -> Temporal:
-        """Split the gradient of the loss by W, R and b into the contributions of the time steps.
+        """Split the gradient with respect to W, R and b into the contributions of time steps.
 
         A run that has its own method `components(evaluation)` answers instead.
         """
@@ -174,8 +174,8 @@ def guard_weights(net: Net) -> Callable[[], None]:
         if changed:
             raise InputError(
                 f"parameter {', '.join(changed)} has changed since this evaluation. Read its "
-                "trajectory, costates and curvature before the optimiser's step "
-                "(Penalised keeps its costates)."
+                "trajectory, costates and curvature before the optimiser's step (Penalised "
+                "stores its costates)."
             )
 
     return check

@@ -80,7 +80,7 @@ def make(
         weight_gain: How fast "steered" changes the weight.
         pretrain: For "penalised": the number of first steps that minimise the penalty alone.
         k1: For "truncated": the steps between gradients.
-        k2: For "truncated": the steps that losses are pulled back, k1 by default.
+        k2: For "truncated": the steps to backpropagate each loss, k1 by default.
         segments: For "bptt" and "penalised": as in `BPTT`.
         steps: The number of training steps, for the schedule "linear".
     """
@@ -103,7 +103,7 @@ def make(
     if name == "truncated":
         if k1 is None:
             raise OptionError(
-                "$method truncated needs $k1, and $k2 if losses are pulled back further."
+                "$method truncated needs $k1; also $k2, to backpropagate further than $k1 steps."
             )
         return Truncated(k1, k2 or k1)
     if name == "rtrl":

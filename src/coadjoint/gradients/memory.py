@@ -102,7 +102,7 @@ def predict(net: Network, T: int, B: int, method: Method) -> int:
         raise KindError(f"method must be like co.BPTT() or co.Penalised(...); got {brief(method)}.")
     if net.cell is None:
         raise Unsupported(
-            "memory is counted from a cell's formula, and this network runs a step function."
+            "memory is counted from a cell's formula, but this network runs a step function."
         )
     G: Penalty | None = getattr(method, "penalty", None)
     item = net.V.element_size()

@@ -41,8 +41,8 @@ class Penalised(Method):
     Args:
         G: The name of a penalty, a Penalty, or any function of costates that returns [B] values.
         weight: rho: a number, a schedule rho(step), or co.penalties.Steered, where the step
-            counts the calls of this object. It must not be negative: the objective would have no
-            lower bound.
+            counts the calls of this object. It must not be negative, because the objective would
+            have no lower bound.
         segments: As in BPTT, for 10 sweeps instead of 4. G may then use only norms, log-norms and
             log-ratios of costates.
         pretrain: The number of first steps that minimise rho G alone, so that costates no longer
@@ -82,7 +82,9 @@ class Penalised(Method):
                 f"got {brief(weight)}."
             )
         if not isinstance(pretrain, int) or isinstance(pretrain, bool) or pretrain < 0:
-            raise InputError(f"pretrain is a number of steps, at least 0; got {pretrain!r}.")
+            raise InputError(
+                f"pretrain must be a number of training steps, at least 0; got {pretrain!r}."
+            )
         self.pretrain = pretrain
         if isinstance(weight, Steered):
             self.state.update(step=0, rho=weight.start, decay=0.0, samples=0)
@@ -98,7 +100,7 @@ class Penalised(Method):
             return float(rho)
         except (TypeError, ValueError):
             raise KindError(
-                f"the schedule gave rho = {brief(rho)} at step {step}; expected a number."
+                f"the schedule returned rho = {brief(rho)} at step {step}; expected a number."
             ) from None
 
     @property
@@ -131,8 +133,8 @@ class Penalised(Method):
         rho = self.rho(self.step)
         if not math.isfinite(rho) or rho < 0:
             raise InputError(
-                f"the schedule gave rho = {rho} at step {self.step}; "
-                "expected a finite number, at least 0."
+                f"the schedule returned rho = {rho} at step {self.step}; expected a finite "
+                "number, at least 0."
             )
         dtype = next(net.parameters()).dtype
         most = torch.finfo(dtype).max
@@ -143,8 +145,8 @@ class Penalised(Method):
             )
         if rho == 0 and not self.share:
             raise InputError(
-                f"pretraining minimises rho G alone, and rho is 0 at step {self.step}; "
-                "expected a positive weight."
+                f"pretraining minimises rho G alone, but rho is 0 at step {self.step}; expected "
+                "a positive weight."
             )
         return rho
 

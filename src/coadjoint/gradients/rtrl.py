@@ -29,7 +29,7 @@ READOUT = ("V", "b_o")  # parameters that no state depends on: their gradient ne
 
 
 class RTRL(Method):
-    """Real-time recurrent learning: the gradient of BPTT without keeping the past.
+    """Real-time recurrent learning: the gradient of BPTT without storing the past.
 
     The influence S_t = dx_t/dtheta is carried forward, S_t = J_t S_{t-1} + f_theta, and the loss
     of step t adds lam_t' S_t with lam_t = V' dL_t/da. Memory does not grow with T: it is twice
@@ -248,7 +248,7 @@ class Stream:
     def take(self, u: Tensor, y: object, loss: LossLike) -> tuple[Tensor, Tensor, Gradient]:
         """Take u_t [B, inputs] and y_t; return a_t, the losses and the gradient of their mean.
 
-        a_t [B, outputs] is what the network says before it learns from y_t.
+        a_t [B, outputs] is the network's output before it learns from y_t.
         """
         self.advance(check_input(self, u))
         gradient, losses, a = self.gradient(target_of(y, self.batch), loss)

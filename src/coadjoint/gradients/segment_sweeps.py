@@ -225,7 +225,10 @@ class SegmentSweeps:
         )
         lam, delta, _ = adjoint(bool(wrt))
         check_segment(
-            run.plan, lam[: rows.B], "the gradient by the state", lambda: adjoint(True)[0]
+            run.plan,
+            lam[: rows.B],
+            ("the gradient with respect to the state"),
+            lambda: adjoint(True)[0],
         )
         at_begin = lam[: rows.B].clone()
         if self.sums.needs("W"):

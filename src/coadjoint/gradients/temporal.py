@@ -1,4 +1,4 @@
-"""Temporal: the gradient of the loss by W, R and b, split into the contributions of time steps."""
+"""Temporal: the gradient by time step: the contributions of single steps to that of W, R and b."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ CHUNK = 256  # steps whose Gram matrices are held at a time
 
 @dataclass(frozen=True, eq=False)
 class Temporal:
-    """The terms grad_t of the gradient by W, R and b, in float64.
+    """The terms grad_t of the gradient with respect to W, R and b, in float64.
 
         W:  sum over samples of delta_t r(x_{t-1})'
         R:  sum over samples of delta_t u_t'
         b:  sum over samples of delta_t
 
-    The sum of grad_t over t is the gradient by W, R and b as the formula takes them: by a
-    structured W itself, not by its raw parameter.
+    The sum of grad_t over t is the gradient with respect to W, R and b as the formula uses them: to
+    a structured W itself, not to its raw parameter.
 
     Norms come from Gram matrices over the samples of a step,
     ||sum_b d_b r_b'||^2 = sum_{b,c} (d_b . d_c) (r_b . r_c), so no array of T matrices is made.

@@ -30,7 +30,7 @@ from .streams import check_input, pre_outputs, target_of
 class Truncated(Method):
     """Truncated backpropagation through time.
 
-    Every k1 steps, the losses of the last k1 steps are pulled back through the last k2 steps.
+    Every k1 steps, the losses of the last k1 steps are backpropagated through the last k2 steps.
     States are carried through the whole sequence, and beyond it if `trajectory.state` is passed as
     x0 of the next batch. Only the gradient is cut. k1 = k2 cuts the sequence into separate windows,
     k1 = 1 is the most exact choice, and k2 >= T is BPTT. The windows of a sample are counted from
@@ -173,7 +173,7 @@ class Window:
 class Windows:
     """Truncated backpropagation of endless streams.
 
-    Every k1 steps, the losses of these steps are pulled back through the last k2 steps. Only k2
+    Every k1 steps, the losses of these steps are backpropagated through the last k2 steps. Only k2
     steps (x_{t-1}, u_t, y_t) are kept, however long the streams are. A window is swept with the
     present weights, from the state that was reached at its beginning with the weights of that time.
     """
@@ -270,8 +270,8 @@ class Windows:
         fresh = int(state["fresh"])
         if steps > self.kept or not 0 <= fresh <= steps:
             return (
-                f"it keeps {steps} steps, {fresh} of them new; expected at most {self.kept} steps, "
-                "and at most as many new ones"
+                f"it holds {steps} steps, {fresh} of them new; expected at most {self.kept} "
+                f"steps, 0 to {steps} of them new"
             )
         return None
 

@@ -26,7 +26,7 @@ class CellFacts(cells.CellDescription):
     def starts(self) -> list[str]:
         """The old name of `initialisers`, until 1.0."""
         warnings.warn(
-            "`starts` is now called `initialisers`; the old name goes in 1.0.",
+            "`starts` is now called `initialisers`; the old name will be removed in 1.0.",
             DeprecationWarning,
             stacklevel=2,
         )
@@ -34,7 +34,7 @@ class CellFacts(cells.CellDescription):
 
 
 def about(name: str, hidden: int = 8, inputs: int = 1) -> CellFacts:
-    """Everything there is to know about a cell, or "reservoir", from a network that has it.
+    """Describe a cell, or "reservoir", as a part of a network.
 
     Example:
         >>> from coadjoint import networks
@@ -66,7 +66,7 @@ def _engines_of(cell: Cell | None) -> dict[str, str | None]:
     """Why each engine cannot run this cell, or a step function (None); None if it can."""
     if cell is not None:
         return {engine: cell_refusal(engine, cell) for engine in ENGINES}
-    reason = "take their code from a formula, and this is a step function"
+    reason = "generate their code from a formula, but this is a step function"
     engines: dict[str, str | None] = dict.fromkeys(ENGINES, reason)
     engines["autograd"] = None
     return engines

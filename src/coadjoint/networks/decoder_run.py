@@ -53,7 +53,7 @@ class DecoderSweep(RunView):
     """A run of the decoder, seen without the contexts that its rows hold behind the states.
 
     Row t of the inner run is (s_t, c_t). No step reads the context c_t of the row before, so the
-    loss's gradient by c_t stops there and is not a part of the costate of s_t.
+    loss's gradient at c_t stops there and is not a part of the costate of s_t.
     """
 
     run: StepFunctionRun
@@ -235,7 +235,7 @@ class DecoderRun(HasLayout):
             return self.encoder_layers
         if net.training and net.encoder.dropout:
             raise InputError(
-                "this run was made without gradients (torch.no_grad), and its dropout masks are "
+                "this run was made without gradients (torch.no_grad), so its dropout masks are "
                 "lost. Run the network with gradients, or after net.eval()."
             )
         return net.encoder.run(self.layout, self.u_rows, self.x0)

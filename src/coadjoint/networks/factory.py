@@ -167,7 +167,7 @@ def construct(
     readout          "last", "every", "sequence", or a summary of all steps: "tilted",
                      "tilted-tanh", "attention"
     layers           the number of layers; bidirectional, residual: as in `Stack`
-    attention_steps  readout "attention": the number of steps with a bias of their own
+    attention_steps  readout "attention": the number of steps with their own bias
     decoder, attend, embedding   sequences: as decoder, attention and embedding in `EncoderDecoder`
     freeze           parameters that are not trained, by name or a part of it: "W", "p.leak"
     options          of the cells: activation=, eps=, ...; an option that no cell has is refused.

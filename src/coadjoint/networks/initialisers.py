@@ -82,7 +82,7 @@ def orthogonal_(W: Tensor, gain: float = 1.0, generator: torch.Generator | None 
 def identity_(W: Tensor, gain: float = 1.0) -> Tensor:
     """W = gain I. With relu units this is the IRNN of Le et al. (2015)."""
     if check_dense("W", W).dim() != 2:
-        raise InputError(f"the identity is a matrix; got shape {list(W.shape)}.")
+        raise InputError(f"an identity must be a matrix; got shape {list(W.shape)}.")
     real("gain", gain)
     with torch.no_grad():
         return W.copy_(gain * torch.eye(*W.shape, dtype=W.dtype, device=W.device))
@@ -91,7 +91,7 @@ def identity_(W: Tensor, gain: float = 1.0) -> Tensor:
 def rotation_(W: Tensor, generator: torch.Generator | None = None) -> Tensor:
     """A random orthogonal W of determinant 1."""
     if check_dense("W", W).dim() != 2 or W.shape[0] != W.shape[1]:
-        raise InputError(f"a rotation is a square matrix; got shape {list(W.shape)}.")
+        raise InputError(f"a rotation must be a square matrix; got shape {list(W.shape)}.")
     orthogonal_(W, 1.0, generator)
     with torch.no_grad():
         W[0] *= torch.linalg.det(W.double()).sign().to(W.dtype)
@@ -156,7 +156,7 @@ def sparse_by_option(W: Tensor, options: Options, generator: torch.Generator) ->
 RADIUS_AND_STD = {"radius": 1.0, "std": 0.1}
 INITIALISERS: dict[str, Initialiser] = {
     "torch": Initialiser(
-        "uniform on +-1/sqrt(hidden), biases too; torch.nn's own",
+        "uniform on +-1/sqrt(hidden), biases too, as in torch.nn",
         lambda W, options, generator: W,
     ),
     "gaussian": Initialiser("N(0, std^2), like R and V", gaussian_by_option, options={"std": 0.1}),
@@ -196,14 +196,14 @@ INITIALISERS: dict[str, Initialiser] = {
         lambda W, options, generator: fan_(W, 2.0, False, generator),
     ),
     "sigmoid": Initialiser(
-        "N(0, 0.01^2), like R and V; of Pascanu et al. (2013) for sigmoid units",
+        "N(0, 0.01^2), like R and V; from Pascanu et al. (2013), for sigmoid units",
         gaussian_with(0.01),
     ),
     "basic-tanh": Initialiser(
-        "N(0, 0.1^2), like R and V; of Pascanu et al. (2013)", gaussian_with(0.1)
+        "N(0, 0.1^2), like R and V; from Pascanu et al. (2013)", gaussian_with(0.1)
     ),
     "smart-tanh": Initialiser(
-        "15 links into each unit, radius 0.95, R and V N(0, 0.01^2); of Pascanu et al. (2013)",
+        "15 links into each unit, radius 0.95, R and V N(0, 0.01^2); from Pascanu et al. (2013)",
         gaussian_with(0.01),
         lambda W, options, generator: sparse_(W, 0.95, generator=generator),
         keeps_radius=True,

@@ -77,7 +77,7 @@ class Net(PicklableModule, ABC):
 
     inputs, outputs  the number of entries of u_t and of y_hat
     readout          "last": one output for each sample; "every": one for each step; "sequence":
-                     one sequence for each sample, of any length
+                     one sequence for each sample, with its own length
     output           phi in y_hat = phi(a)
     why_indivisible  why this network cannot run one part of a sequence after the other, for the
                      message of `refuse_if_indivisible`

@@ -177,7 +177,7 @@ class Recorded(Sequence[Costates]):
                 found.append(lam)
         if not found:
             places = "; ".join(map(describe_place, self))
-            raise InputError(f"no costates match {where}; recorded are those of {places}.")
+            raise InputError(f"no costates match {where}; recorded: {places}.")
         return Recorded(found, self.loss)
 
     @property
@@ -222,7 +222,7 @@ class Recorded(Sequence[Costates]):
     def whole(self) -> Costates:
         """The old name of `joined`, until 1.0."""
         warnings.warn(
-            "Recorded.whole() is now called joined(); the old name goes in 1.0.",
+            "Recorded.whole() is now called joined(); the old name will be removed in 1.0.",
             DeprecationWarning,
             stacklevel=2,
         )

@@ -37,7 +37,7 @@ class Reservoir(nn.Module):
 
     `reservoir.network` is a co.Network of the leaky cell whose W, R, b and leak are fixed.
 
-    radius       the largest |eigenvalue| of W; below 1 the past fades, the more slowly the closer
+    radius       the largest |eigenvalue| of W; below 1 the past fades, slowly if near 1
     leak         in (0, 1]; small values make the units slow
     density      the share of units that each unit receives: round(density hidden) incoming links,
                  at least one
@@ -213,7 +213,7 @@ class Reservoir(nn.Module):
         self.ridge = real("ridge", self.ridge if ridge is None else ridge, 0)
         if self._triangle is None and not self._kept:
             raise InputError(
-                "nothing was accumulated; call fit(u, y), or accumulate(u, y) before solve()."
+                "there is no data yet; call fit(u, y), or accumulate(u, y) before solve()."
             )
         if self.expansion in KERNELS:
             A, c = self._kernel_ridge()
@@ -269,7 +269,7 @@ class Reservoir(nn.Module):
         for batch in _batches(u):
             if batch.mask is not None or batch.weight is not None:
                 raise InputError(
-                    "the fit of a reservoir does not support mask or weight; leave entries out "
+                    "fitting a reservoir does not support mask or weight; leave entries out "
                     "with lengths= or washout=."
                 )
             x0 = state if chained and state is not None else batch.x0
@@ -325,8 +325,8 @@ class Reservoir(nn.Module):
         net = self.network
         if net.inputs != net.outputs:
             raise InputError(
-                "outputs are fed back as inputs, so there must be as many of them; this reservoir "
-                f"has {net.outputs} outputs and {net.inputs} inputs."
+                "outputs are fed back as inputs, so there must be as many outputs as inputs; "
+                f"this reservoir has {net.outputs} outputs and {net.inputs} inputs."
             )
         check_positive(steps=steps)
         x = self.forward(u, lengths, x0).state

@@ -72,9 +72,8 @@ class Ridge:
 
     For a squared error and output "identity" this is the minimum of the loss. Class numbers become
     one-hot vectors ("softmax", "identity"), and the targets 0 and 1 of "sigmoid" become -1 and 1:
-    the largest a, or its sign, then decides, but y_hat is not a probability. `state` holds
-    everything that is known of the batches; give it to another Ridge to continue. Dropout is off
-    while examples are added.
+    the largest a, or its sign, then decides, but y_hat is not a probability. `state` summarises the
+    batches so far; give it to another Ridge to continue. Dropout is off while examples are added.
     """
 
     def __init__(self, net: Readout, alpha: float = 1e-6) -> None:
@@ -131,7 +130,7 @@ class Ridge:
         """Write the solution to V and b_o."""
         net = self.net
         if "factor" not in self.state:
-            raise InputError("no batch was added; call add(batch) before solve().")
+            raise InputError("there is no data yet; call add(batch) before solve().")
         triangle = self.state["factor"]
         if not float(triangle.abs().max()) > 0:
             raise InputError("every example has weight 0, so there is nothing to solve.")

@@ -112,7 +112,8 @@ class EncoderDecoder(SequenceNet):
         check_positive(inputs=inputs, hidden=hidden, layers=layers, embedding=embedding_width)
         if not isinstance(outputs, int) or isinstance(outputs, bool) or outputs < 2:
             raise InputError(
-                f"outputs is the number of tokens, one at least and the end; got {brief(outputs)}."
+                "outputs is the number of tokens, including the end token, so at least 2; got "
+                f"{brief(outputs)}."
             )
         check_positive(outputs=outputs)
         encoder_cells = _encoder_cells(cell, layers)

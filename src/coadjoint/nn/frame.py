@@ -224,8 +224,8 @@ def check_input(input: Tensor, W: Tensor) -> None:
         raise vmap_error()
     if torch.jit.is_tracing():  # type: ignore[attr-defined]
         raise Unsupported(
-            "torch.jit.trace sees only torch's own operations, and a sweep is not one of them. Use "
-            "torch.export, or to_torch()."
+            "torch.jit.trace sees only torch's own operations, but a sweep is not one of them. "
+            "Use torch.export, or to_torch()."
         )
     if input.layout is not torch.strided:
         kind, way_out = unusual_kind(input) or ("", "")

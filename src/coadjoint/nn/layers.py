@@ -86,7 +86,7 @@ class LayeredModule(nn.RNNBase):
         self._engine = engines.current_name(name)
         if self.layer_norm and self._engine not in ("auto", "autograd"):
             raise Unsupported(
-                f"engine '{name}' generates its code from an elementwise formula, and "
+                f"engine '{name}' generates its code from an elementwise formula, but "
                 "layer_norm=True is not one. Use engine='autograd'."
             )
 

@@ -112,7 +112,7 @@ def replace(model: nn.Module, **extras: object) -> nn.Module:
     """Replace every torch.nn.RNN, LSTM and GRU inside `model` by ours, with the same weights.
 
     The model itself is returned or, if it is one of these, its replacement. Parameters and hooks
-    are taken over as they are: an optimiser and tied weights stay valid. Subclasses are left alone.
+    are kept: an optimiser and tied weights stay valid. Subclasses are left alone.
     extras: the arguments that torch.nn does not have, engine=, recurrent_dropout=, zoneout=, ...
 
     >>> import torch

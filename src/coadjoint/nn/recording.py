@@ -1,13 +1,13 @@
-"""Record what the modules of co.nn do, and compute their costates.
+"""Record the calls of co.nn's modules, and compute their costates.
 
     with co.record(model) as tape:
         loss = per_sample_loss(model(u), y)                    # [B]
     loss = loss + 0.1 * tape.penalty("log-ratio", loss)        # penalised backpropagation
     loss.mean().backward()
 
-A module is a stack of sweeps. Its top layer receives the loss's gradient by the module's outputs;
-each layer below receives what those above send down, in units of their costates, so that nothing
-vanishes on the way.
+A module is a stack of sweeps. Its top layer receives the loss's gradient with respect to the
+module's outputs; each layer below receives what those above send down, in units of their costates,
+so that nothing vanishes on the way.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ class Tape:
         refuse_transforms()
         if not loss.requires_grad:
             raise InputError(
-                "the loss does not depend on what was recorded, or gradients were off "
+                "the loss does not depend on the recorded calls, or gradients were off "
                 "(torch.no_grad)."
             )
 

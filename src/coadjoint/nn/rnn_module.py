@@ -101,8 +101,8 @@ class RNNModule(LayeredModule):
         each = tuple(zoneout) if isinstance(zoneout, Sequence) else (zoneout,) * self.slots
         if len(each) != self.slots:
             raise InputError(
-                f"zoneout must be one probability, or {self.slots} for the parts of the state; "
-                f"got {zoneout!r}."
+                f"zoneout must be one probability, or {self.slots}, one for each part of the "
+                f"state; got {zoneout!r}."
             )
         return tuple(check_probability("zoneout", p) for p in each)
 
@@ -120,9 +120,11 @@ class RNNModule(LayeredModule):
                 "a projected state has no units that a mask could apply to", "proj_size"
             )
         if self.layer_norm and (noisy or self.peephole or self.proj_size):
-            raise combination_error("layer_norm=True has different equations", "layer_norm")
+            raise combination_error("layer_norm=True uses different equations", "layer_norm")
         if self.forget_bias is not None and not self.bias:
-            raise combination_error("forget_bias is a bias, and bias=False has none", "forget_bias")
+            raise combination_error(
+                "forget_bias is a bias, but bias=False leaves out all biases", "forget_bias"
+            )
 
     def _register_extras(self) -> None:
         """Add the parameters that torch.nn does not have."""
@@ -205,7 +207,7 @@ class RNNModule(LayeredModule):
         if extras := self.extras:
             raise Unsupported(
                 f"torch.nn.{self.torch_class.__name__} has no {', '.join(extras)}: this module "
-                "has no counterpart there."
+                "has no counterpart in torch."
             )
         like = {"device": self.weight_hh_l0.device, "dtype": self.weight_hh_l0.dtype}
         module = self.torch_class(**self.options, **like)  # type: ignore[arg-type]
@@ -409,9 +411,9 @@ def reorder(states: list[Tensor], indices: Tensor | None) -> list[Tensor]:
 
 
 def combination_error(reason: str, option: str) -> Unsupported:
-    """The error for options that do not go together."""
+    """The error for options that cannot be combined."""
     return Unsupported(
-        f"these options do not go together: {reason}. Leave out {option}, or the others."
+        f"these options cannot be combined: {reason}. Leave out {option}, or the others."
     )
 
 

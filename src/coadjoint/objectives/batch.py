@@ -65,14 +65,14 @@ class Batch:
         """The batch with its real numbers in `dtype`, on `device`. Class numbers stay integers."""
         if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
             raise KindError(
-                "a batch is moved to a dtype of real numbers, such as torch.float64; "
-                f"got {brief(dtype)}."
+                "dtype must be a real floating-point dtype such as torch.float64; got "
+                f"{brief(dtype)}."
             )
         try:
             target = torch.device(device)
         except (RuntimeError, TypeError, ValueError):
             raise InputError(
-                f"a batch is moved to a device that torch knows; got {brief(device)}."
+                f"device must be a torch device such as 'cpu' or 'cuda'; got {brief(device)}."
             ) from None
 
         def move(values: Values) -> Values:
@@ -173,8 +173,7 @@ def _sample_numbers(index: object, B: int) -> Tensor:
     holds_numbers = not chosen.is_floating_point() and chosen.dtype != torch.bool
     if chosen.dim() != 1 or not len(chosen) or not holds_numbers:
         raise InputError(
-            f"select takes the numbers of some samples, or a boolean for each of {B}; "
-            f"got {index!r}."
+            f"select takes sample indices, or one boolean for each of {B} samples; got {index!r}."
         )
     if int(chosen.min()) < 0 or int(chosen.max()) >= B:
         raise InputError(f"samples are numbered 0..{B - 1}; got {chosen.tolist()}.")

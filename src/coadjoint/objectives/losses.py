@@ -3,9 +3,9 @@
 An entry is a sample (readout at the last step) or a sample's time step (readout at every step).
 Built-in losses contain the output function: softmax with cross-entropy and sigmoid with binary
 cross-entropy are computed from a, and stay finite, with their first two derivatives, at a = +-1e4.
-The slope of an answer that is nearly right keeps its digits, however small it is, because penalties
-that do not depend on the size of costates depend on it as much as on any other. A user's loss
-receives y_hat = phi(a) and y.
+The slope of a nearly correct answer keeps its digits, however small it is: penalties that do not
+depend on the size of costates depend on it as much as on any other slope. A user's loss receives
+y_hat = phi(a) and y.
 
 Example:
     >>> import torch
@@ -76,9 +76,9 @@ class Loss(Portable):
             return self.value(output_function(output)(a), y)
         if output not in self.folds:
             raise Unsupported(
-                f"loss '{self.name}' contains its output function: "
-                f"it takes output={' or '.join(map(repr, self.folds))}, "
-                f"and this network has output={output!r}."
+                f"loss '{self.name}' contains its output function: it takes "
+                f"output={' or '.join(map(repr, self.folds))}, but this network has "
+                f"output={output!r}."
             )
         return self.value(a, y)
 
@@ -89,7 +89,7 @@ def _same_shape(name: str, y_hat: Tensor, y: Tensor) -> Tensor:
         y = y[..., None]
     if y.shape != y_hat.shape:
         raise InputError(
-            f"loss '{name}': the network gives {list(y_hat.shape)} and the target y has "
+            f"loss '{name}': the output has shape {list(y_hat.shape)} and the target y "
             f"{list(y.shape)} on the entries that count; they must agree."
         )
     if y.is_complex():
@@ -127,7 +127,7 @@ def _cross_entropy(a: Tensor, y: Tensor) -> Tensor:
         return -(_same_shape("cross-entropy", a, y) * log_softmax(a)).sum(-1)
     if y.shape != a.shape[:-1]:
         raise InputError(
-            f"loss 'cross-entropy': the network gives {list(a.shape)}, so y must hold class "
+            f"loss 'cross-entropy': the output has shape {list(a.shape)}, so y must hold class "
             f"numbers {list(a.shape[:-1])} or probabilities {list(a.shape)}; got {list(y.shape)}."
         )
     if y.dtype == torch.bool or y.is_complex():

@@ -192,16 +192,16 @@ def _omega_terms(back: Tensor, before: Tensor, size: Tensor) -> Tensor:
 @register("omega-published")
 def omega_published(lam: BaseCostates) -> Tensor:
     """The same ratio as in the published code of Pascanu et al. (2013): only the immediate
-    derivative by W (states and costates are constants, other parameters get nothing); steps with
-    ||lam_t / B||^2 < 1e-20 are left out; the sum over steps and samples is divided by the number
-    of steps left: one value for the batch, given to every sample.
+    derivative with respect to W (states and costates are constants, other parameters get no
+    gradient); steps with ||lam_t / B||^2 < 1e-20 are left out; the sum over steps and samples is
+    divided by the number of steps left: one value for the batch, given to every sample.
     """
     run = None if lam.sweep is None else lam.sweep.formula
     if run is None or run.W is None or not isinstance(lam, Costates):
         raise Unsupported(
-            "penalty 'omega-published' differentiates by W alone, and a step function hides its W "
-            "(or this cell has none). Use 'omega', or a cell that is a formula on engine 'cpu' or "
-            "'reference'."
+            "penalty 'omega-published' differentiates with respect to W alone, but a step "
+            "function hides its W (or this cell has none). Use 'omega', or a cell that is a "
+            "formula on engine 'cpu' or 'reference'."
         )
     B = run.plan.rows.B
     mantissa = lam.rows.detach()
@@ -236,7 +236,7 @@ def network_run(lam: BaseCostates, name: str) -> Any:
     run = lam.trajectory
     if not hasattr(run, "push"):
         raise Unsupported(
-            f"penalty '{name}' needs the outputs of a network, and a recorded layer has none. "
+            f"penalty '{name}' needs the outputs of a network, but a recorded layer has none. "
             "Use co.Network."
         )
     return run
@@ -245,8 +245,8 @@ def network_run(lam: BaseCostates, name: str) -> Any:
 @remembers_origin
 def tangent(v: Tensor, beta: Tensor | float = 0.0) -> Penalty:
     """sum over outputs (and steps) of (DF(u) v - beta)^2: the change of y_hat along the input
-    direction v [T, B, inputs] is asked to be beta.  The tangent loss of Simard et al. (1992), as
-    in Caterini's framework (section 3).
+    direction v [T, B, inputs] should be beta.  The tangent loss of Simard et al. (1992), as in
+    Caterini's framework (section 3).
     """
     check_dense("the direction v", v)
 

@@ -23,7 +23,7 @@ run                a sweep that has been made, and can be pulled back and pushed
 costates, norms    lam_t, a mantissa and a power of two for each sample and step; their norms
 checks, overflow   checks of values, now or later; the errors when they fail
 chunks, memory     sums in a fixed order; arrays that are used again
-pointers           how arrays reach compiled code: dense, of the right size and type, or not at all
+pointers           how arrays reach compiled code: dense, of the expected size and type
 wrappers           DistributedDataParallel and FSDP around a network
 torch_internals    every private name of torch that the package uses
 engines/           the loops themselves, one file or folder for each engine

@@ -112,7 +112,7 @@ class Adjoint(SweepFunction):
         link = make_link(plan.rows, factor)
         saved = Saved(a, v, x, p, q)
         lam, delta, k = plan.engine.adjoint(plan, saved, W, s, s_last, sa, link, scaled, True)
-        what = "the costate" if scaled else "the gradient by the state"
+        what = "the costate" if scaled else "the gradient with respect to the state"
         check_range(plan, lam[: plan.rows.B], what, lambda: lam)
         return lam, delta, k
 

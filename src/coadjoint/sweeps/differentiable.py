@@ -181,7 +181,9 @@ def forward_gradient(
     else:  # nobody will differentiate this sweep or read lam between its ends: it is not kept
         sweep = functools.partial(plan.engine.adjoint, plan, saved, W, gx, glast, ga, None, False)
         lam, delta, _ = sweep(False)
-        check_range(plan, lam[: rows.B], "the gradient by the state", lambda: sweep(True)[0])
+        check_range(
+            plan, lam[: rows.B], ("the gradient with respect to the state"), lambda: sweep(True)[0]
+        )
     by_step: dict[str, Tensor | None] = {}
     if wrt:
         op = step_map(plan.cell).pulled(("x",), wrt)

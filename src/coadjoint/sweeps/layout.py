@@ -35,8 +35,7 @@ def check_dense(name: str, y: object) -> Tensor:
         raise KindError(f"{name} is a sparse tensor; expected a dense one: {argument}.to_dense().")
     if not torch.compiler.is_compiling() and has_lost_memory(y):
         raise InputError(
-            f"{name} has lost its memory: its storage is smaller than its shape. Pass a tensor "
-            "that was not freed."
+            f"{name} was freed: its storage is smaller than its shape. Pass a tensor with its data."
         )
     return y
 
@@ -50,7 +49,7 @@ def tensor_of(name: str, value: object, like: Tensor | None = None) -> Tensor:
             f"{name} must be a tensor, or numbers to make one from; got {brief(value)}."
         ) from None
     if check_dense(name, y).is_meta and (like is None or not like.is_meta):
-        raise InputError(f"{name} is on meta: it has a shape but no numbers.")
+        raise InputError(f"{name} is on meta, a device without values.")
     return y if like is None else y.to(like.device)
 
 

@@ -37,9 +37,9 @@ def at_true_scale(plan: SweepPlan, mu: Tensor, k: Tensor | None, declared: Tenso
             t = rows.begin + int(rows.lengths[bad])
         return NumericalError(
             f"the second adjoint is outside the range of {str(mu.dtype)[6:]} at t = {t}: the "
-            "penalty's derivative by the loss's gradient at that step is of the order of "
-            f"2^{-int(k[bad])}. Use float64, a shorter sequence or a smaller gain; if the loss "
-            "does not read that step, mark it with mask=."
+            "penalty's derivative with respect to the loss's gradient at that step is of the "
+            f"order of 2^{-int(k[bad])}. Use float64, a shorter sequence or a smaller gain; if "
+            "the loss does not read that step, mark it with mask=."
         )
 
     require_finite(plan, true, make_error)
@@ -75,8 +75,8 @@ def blame_penalty(rows: Rows, glam: Tensor | None, error: NumericalError) -> Num
     if not bad_rows:
         return error
     return NumericalError(
-        "the penalty's derivative by the costate is not finite at "
-        f"t = {time_of_row(rows, bad_rows[0])}: look for a logarithm, a root or a quotient of "
+        "the penalty's derivative with respect to the costate is not finite at t = "
+        f"{time_of_row(rows, bad_rows[0])}: look for a logarithm, a root or a quotient of "
         "something that is zero there."
     )
 

@@ -368,9 +368,9 @@ def refuse_if_different(again: Tensor, state: Tensor, t: int) -> None:
     if torch.allclose(again.detach(), state.detach(), tolerance, tolerance, equal_nan=True):
         return
     raise Unsupported(
-        f"the step function returned another state when step {t} was repeated: it is random or "
-        "keeps a memory. Pass what is drawn (a dropout mask, noise) as part of the input u, so "
-        "that a step is a function of u and x."
+        f"the step function returned a different state when step {t} was repeated: it is random "
+        "or has hidden state. Pass random values (a dropout mask, noise) as part of the input "
+        "u, so that a step is a function of u and x."
     )
 
 

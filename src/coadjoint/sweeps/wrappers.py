@@ -56,10 +56,10 @@ def refuse_wrappers_between(
     for node in wrapper_nodes_between(loss, outputs):
         if node.name() == SINK and is_waiting_for_first(node):
             raise Unsupported(
-                "DistributedDataParallel(static_graph=True) mistakes the gradient that costates "
-                "are made of for the backward pass, and would not average the rest: put co.record, "
-                "the loss and the penalty inside the forward of the wrapped module, or leave out "
-                "static_graph=True."
+                "DistributedDataParallel(static_graph=True) mistakes the gradient that computes "
+                "costates for the backward pass, and would not average the other gradients: put "
+                "co.record, the loss and the penalty inside the forward of the wrapped module, "
+                "or leave out static_graph=True."
             )
         if node.name() == SHARDED:
             raise sharding_error(
@@ -94,9 +94,9 @@ def wrapper_error(network: nn.Module, wrapper: str) -> Unsupported:
     # fully_shard puts its prefix before the name of the class.
     kind = type(network).__name__.removeprefix("FSDP")
     return Unsupported(
-        f"{wrapper} searches the result of a module for tensors, but a co.{kind} returns a run, in "
-        f"which it finds none: wrap a module that calls the {kind} and returns the loss with the "
-        "penalty added."
+        f"{wrapper} looks for tensors in a module's return value, but a co.{kind} returns a run, "
+        f"in which it finds none: wrap a module that calls the {kind} and returns the loss with "
+        "the penalty added."
     )
 
 

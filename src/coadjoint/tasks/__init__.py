@@ -59,25 +59,29 @@ class Entry:
 
 
 TASKS: dict[str, Entry] = {
-    "addition": Entry(Addition, "the mean of two marked numbers of a long sequence"),
+    "addition": Entry(Addition, "the mean of two marked numbers in a long sequence"),
     "multiplication": Entry(Multiplication, "the product of two marked numbers"),
     "xor": Entry(XOR, "whether two marked bits differ"),
     "temporal-order": Entry(
-        TemporalOrder, "which two symbols came among distractors, in order", {"symbols": 2}
+        TemporalOrder, "which two symbols appeared among distractors, in order", {"symbols": 2}
     ),
-    "temporal-order-3": Entry(TemporalOrder, "which three symbols came, in order", {"symbols": 3}),
-    "permutation": Entry(Permutation, "the first of a hundred symbols, asked for at the end"),
+    "temporal-order-3": Entry(
+        TemporalOrder, ("which three symbols appeared, in order"), {"symbols": 3}
+    ),
+    "permutation": Entry(Permutation, "the first of a hundred symbols, recalled at the end"),
     "memorisation-5": Entry(
         Memorisation, "five bits repeated after a delay", {"values": 2, "positions": 5}
     ),
     "memorisation-20": Entry(
-        Memorisation, "ten of five symbols repeated after a delay", {"values": 5, "positions": 10}
+        Memorisation,
+        ("ten symbols from an alphabet of five, repeated after a delay"),
+        {"values": 5, "positions": 10},
     ),
-    "copy": Entry(Copy, "ten of eight letters repeated after a delay, cued one step ahead"),
-    "reversal": Entry(Reversal, "letters written from the last to the first (an encoder-decoder)"),
-    "sorting": Entry(
-        Sorting, "letters written in order, each as often as it came (an encoder-decoder)"
+    "copy": Entry(
+        Copy, ("ten letters from an alphabet of eight, repeated after a delay, cued one step ahead")
     ),
+    "reversal": Entry(Reversal, "the input letters in reverse order (an encoder-decoder)"),
+    "sorting": Entry(Sorting, "the input letters in sorted order (an encoder-decoder)"),
     "digits": Entry(Digits, "handwritten digits, read by pixel or by row (scikit-learn)"),
     "music": Entry(Music, "the next notes of a piano roll, from a MATLAB file at `path`"),
 }

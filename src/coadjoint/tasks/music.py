@@ -125,7 +125,7 @@ def read_rolls(path: Path) -> dict[str, list[np.ndarray]]:
         held = ", ".join(map(repr, [*variables][:8])) or "nothing"
         raise DataError(
             f"{path.name} has no {' or '.join(missing)}; expected cell arrays "
-            f"{', '.join(KEYS.values())}, and it holds {held}."
+            f"{', '.join(KEYS.values())}; the file holds {held}."
         )
     return {split: check_pieces(path.name, key, variables[key]) for split, key in KEYS.items()}
 

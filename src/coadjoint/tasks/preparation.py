@@ -116,7 +116,7 @@ def labels_of(words: Iterable[str], where: str) -> list[str]:
     real = [word for word in labels if REAL_LABEL.fullmatch(word)]
     if real:
         raise DataError(
-            f'{where}: "{one_line(real[0])}" is a real number, and classes are words or whole '
+            f'{where}: "{one_line(real[0])}" is a real number, but classes are words or whole '
             "numbers. Pass --kind regress, or write the labels without a decimal point."
         )
     if len(labels) < 2:

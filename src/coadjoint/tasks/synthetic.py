@@ -157,8 +157,8 @@ class Addition(Generated):
 
     u_t = (marker, x_t), x_t uniform in [0, 1); p in the first tenth, q in the next four tenths. A
     single length L means L, ..., L + L // 10 - 1, one for each batch. Squared error at the last
-    step. An answer is right if |y_hat - y| < 0.2 (rule "loose") or < 0.04 ("strict"); both are
-    reported, and the goal is 99% right by the chosen one. The constant 0.5 is wrong on 36.0%
+    step. An answer is correct if |y_hat - y| < 0.2 (rule "loose") or < 0.04 ("strict"); both are
+    reported, and the goal is 99% correct by the chosen one. The constant 0.5 is wrong on 36.0%
     (loose) or 84.6% (strict), with squared error 1/24.
     """
 
@@ -195,7 +195,7 @@ class Addition(Generated):
         return mean
 
     def score(self, a: Tensor, batch: Batch) -> Scores:
-        """Count the answers that are right by each rule."""
+        """Count the answers that are correct by each rule."""
         error = (a[..., 0] - batch.y).abs()
         return {f"right_{d}": count_right(error < d) for d in RULES.values()}
 
@@ -236,8 +236,8 @@ class XOR(Generated):
 
     u_t = (x_t, marker), x_t in {0, 1}; p in the first tenth, q in [.4 L, .5 L]. A single length T
     means T, ..., 1.1 T, one for each batch. One sigmoid output at the last step, binary
-    cross-entropy. An answer is right if y_hat is on the side of y; the goal is to get every test
-    sequence right. Chance is 1/2, and one bit alone says nothing about y.
+    cross-entropy. An answer is correct if y_hat is on the side of y; the goal is that every test
+    sequence is correct. Chance is 1/2, and one bit alone says nothing about y.
     """
 
     name = "xor"
@@ -263,7 +263,7 @@ class XOR(Generated):
         return u, (x[p, j] ^ x[q, j]).astype(np.float32)
 
     def score(self, a: Tensor, batch: Batch) -> Scores:
-        """Count the outputs on the right side."""
+        """Count the outputs on the correct side."""
         logit = a[..., 0]
         right = ((logit > 0) == (batch.y > 0)) & ~logit.isnan()
         return {"right": count_right(right)}
@@ -279,12 +279,12 @@ WINDOWS = {2: (1, 5), 3: (1, 3, 6)}
 
 @dataclass(eq=False, kw_only=True)
 class TemporalOrder(Generated):
-    """Which symbols, A or B, came at two or three times: class v_0 + 2 v_1 (+ 4 v_2).
+    """Which symbols, A or B, appeared at two or three times: class v_0 + 2 v_1 (+ 4 v_2).
 
     Six one-hot symbols: 0 and 1 are A and B, and all other steps hold one of the four distractors
     2..5. v_i comes in a window of a tenth of L that begins at .1 L and .5 L (two symbols), or at
-    .1 L, .3 L and .6 L (three). Cross-entropy at the last step. The goal is to get every test
-    sequence right; chance is 1/4 or 1/8.
+    .1 L, .3 L and .6 L (three). Cross-entropy at the last step. The goal is that every test
+    sequence is correct; chance is 1/4 or 1/8.
     """
 
     symbols: int = 2
@@ -317,10 +317,10 @@ class TemporalOrder(Generated):
 
 @dataclass(eq=False, kw_only=True)
 class Permutation(Generated):
-    """The first symbol, asked for at the end: y = s_1.
+    """The first symbol, recalled at the end: y = s_1.
 
     A hundred one-hot symbols: s_1 is 0 or 1, the rest are uniform over 2..99. Cross-entropy at the
-    last step, over all hundred. The goal is to get every test sequence right; chance is 1/2.
+    last step, over all hundred. The goal is that every test sequence is correct; chance is 1/2.
     """
 
     shortest = 2
@@ -348,9 +348,9 @@ class Memorisation(Generated):
     With k = `values` and m = `positions`, there are length + 2 m steps of k + 2 one-hot symbols: m
     values, then blanks (k), with a cue (k + 1) at the first step of recall. The target is blank
     until the last m steps, which repeat the pattern; it has k + 1 classes. Mean cross-entropy over
-    all steps. A sequence is right if every step is; "symbols" is the share of recalled symbols
-    that are right. The goal is to get every test sequence right. The 5-bit task has k = 2, m = 5,
-    the "20-bit" task k = 5, m = 10. Without memory of the pattern, the best loss is
+    all steps. A sequence is correct if every step is; "symbols" is the share of recalled symbols
+    that are correct. The goal is that every test sequence is correct. The 5-bit task has k = 2,
+    m = 5, the "20-bit" task k = 5, m = 10. Without memory of the pattern, the best loss is
     m ln k / (length + 2 m).
     """
 
@@ -393,7 +393,7 @@ class Memorisation(Generated):
         return one_hot(s, k + 2), y
 
     def score(self, a: Tensor, batch: Batch) -> Scores:
-        """Count the sequences that are right, and the recalled symbols that are."""
+        """Count the correct sequences, and the correctly recalled symbols."""
         t = torch.arange(len(a), device=a.device)[:, None]
         end = len(a) if batch.lengths is None else torch.as_tensor(batch.lengths, device=a.device)
         correct = is_predicted(a, batch.y)
@@ -405,11 +405,11 @@ class Memorisation(Generated):
         }
 
     def judged(self, steps: Tensor, recall: Tensor) -> Tensor:
-        """Return the steps that must be right, given all steps and those of recall."""
+        """Return the steps that must be correct, given all steps and those of recall."""
         return steps
 
     def baseline(self) -> dict[str, float]:
-        """Return the metrics of a uniform guess of the pattern, with all blanks right."""
+        """Return the metrics of a uniform guess of the pattern, with all blanks correct."""
         k = self.values
         m = self.positions
         low, high = self.span
@@ -427,7 +427,7 @@ class Copy(Memorisation):
 
     It is `Memorisation` with 8 values and 10 positions, but the cue ("go") comes one step before
     recall: ten letters, T - 1 blanks, go, ten blanks. Mean cross-entropy over all T + 20 steps. A
-    sequence is right if its last ten steps are. The goal is to get every test sequence right.
+    sequence is correct if its last ten steps are. The goal is that every test sequence is correct.
     Without memory of the letters, the best loss is 10 ln 8 / (T + 20).
     """
 

@@ -49,7 +49,7 @@ class Goal:
 
     def met(self, value: float) -> bool:
         """Do the same as `is_met`: its old name."""
-        message = "Goal.met is now Goal.is_met; the old name goes in 1.0."
+        message = "Goal.met is now Goal.is_met; the old name will be removed in 1.0."
         warnings.warn(message, DeprecationWarning, stacklevel=2)
         return self.is_met(value)
 

@@ -51,9 +51,9 @@ class Transduction(Generated):
     There are `values` letters, uniform and independent. If the length is a range, each sequence of
     a batch has its own, unless ragged=False. Mean cross-entropy over the tokens of the answer.
 
-    The tokens that the network chose itself are judged. "right" is the share of tokens that are
-    right, among those of the answer and any beyond it; "whole" is the share of answers without an
-    error. The goal is 99% of tokens right.
+    The tokens that the network chose itself are judged. "right" is the share of correct tokens,
+    among those of the answer and any beyond it; "whole" is the share of answers without an error.
+    The goal is 99% of tokens correct.
     """
 
     length: int | tuple[int, int] = field(default=(5, 10), kw_only=False)
@@ -90,7 +90,7 @@ class Transduction(Generated):
         raise NotImplementedError
 
     def score(self, a: Tensor, batch: Batch) -> Scores:
-        """Count the tokens and the answers that are right."""
+        """Count the correct tokens and the correct answers."""
         tokens = decode_tokens(a)
         longest = max(len(tokens), len(batch.y))
         tokens = pad(tokens, (0, 0, 0, longest - len(tokens)), value=PADDING)
@@ -135,7 +135,7 @@ class Transduction(Generated):
 
 @dataclass(eq=False, kw_only=True)
 class Reversal(Transduction):
-    """The letters from the last to the first. A guess is right for one letter in k."""
+    """The letters from the last to the first. A guess is correct for one letter in k."""
 
     name = "reversal"
 
@@ -153,7 +153,7 @@ class Reversal(Transduction):
 
 @dataclass(eq=False, kw_only=True)
 class Sorting(Transduction):
-    """The letters from the lowest to the highest, each as often as it came."""
+    """The letters from the lowest to the highest, with repetitions."""
 
     name = "sorting"
 

@@ -23,7 +23,7 @@ class Easiest:
 
         p(step) = start + (1 - start) min(1, step / steps)
 
-    is the share that is kept. `by` measures difficulty: "loss", the loss under the present weights,
+    is the share that is kept. `by` measures difficulty: "loss", the loss under the current weights,
     without dropout and noise (one more forward sweep over the drawn sequences); "length", the
     number of steps; or a function of a Batch that returns [B] difficulties. Of equally difficult
     sequences those drawn first are kept.

@@ -15,7 +15,7 @@ REDRAW = 0.2  # seconds between two updates of the bar
 
 
 class Display(Protocol):
-    """Shows a run while it goes on."""
+    """Shows the progress of a run."""
 
     def step(self, step: int, row: Row) -> None:
         """Called after every step, with its row of metrics."""

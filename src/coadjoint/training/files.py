@@ -22,7 +22,9 @@ AnyPath = str | os.PathLike[str]
 # Flags for files that a stranger may have made. Not every system has all of them.
 NO_LINKS = sum(getattr(os, flag, 0) for flag in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"))
 LEFTOVER = re.compile(r"\..+\.([1-9][0-9]{0,9})\.tmp", re.DOTALL)  # .NAME.PID.tmp, of `replacing`
-LINK_REFUSED = "a link, and nothing is written through links: put the file or folder itself there."
+LINK_REFUSED = (
+    "a link, and coadjoint does not write through links: replace it with the file or folder itself."
+)
 # Names that Windows reserves for devices, whatever follows a dot.
 PORTS = [f"{port}{n}" for port in ("com", "lpt") for n in range(10)]
 DEVICES = {"con", "prn", "aux", "nul", *PORTS}
@@ -42,8 +44,8 @@ def storage_errors(path: AnyPath) -> Iterator[None]:
             with contextlib.suppress(OSError):
                 room = f" ({shutil.disk_usage(nearest_existing(Path(path))).free:,} bytes free)"
         raise StorageError(
-            f"{os.fspath(path)!r} cannot be written: {error_text(error)}{room}. "
-            "What was there before is intact; make room or choose another place."
+            f"{os.fspath(path)!r} cannot be written: {error_text(error)}{room}. Its previous "
+            "content is intact; make room or choose another place."
         ) from None
 
 
@@ -88,8 +90,8 @@ def open_for_update(path: Path) -> BinaryIO:
         refuse_if_not_regular(path, os.fstat(handle))
         if not is_same_file(handle, path):
             raise StorageError(
-                f"{path} was replaced while it was being opened: let one process at a time write "
-                "to its folder."
+                f"{path} was replaced while it was being opened: let only one process at a time "
+                "write to its folder."
             )
     except BaseException:
         os.close(handle)
@@ -103,7 +105,7 @@ def refuse_if_not_regular(path: Path, status: os.stat_result) -> None:
         raise StorageError(f"{path} is {LINK_REFUSED}")
     if not stat.S_ISREG(status.st_mode):
         kind = "a folder" if stat.S_ISDIR(status.st_mode) else "a pipe or device"
-        raise StorageError(f"{path} is {kind}, where a regular file belongs: remove it.")
+        raise StorageError(f"{path} is {kind}; expected a regular file: remove it.")
     if status.st_nlink > 1:
         raise StorageError(
             f"{path} has {status.st_nlink} names (hard links), and writing would change the file "
@@ -128,7 +130,7 @@ def is_real_folder(path: Path) -> bool:
     if stat.S_ISLNK(mode):
         raise StorageError(f"{path} is {LINK_REFUSED}")
     if not stat.S_ISDIR(mode):
-        raise StorageError(f"{path} is a file, where a folder belongs: remove it.")
+        raise StorageError(f"{path} is a file; expected a folder: remove it.")
     return True
 
 
@@ -222,7 +224,7 @@ def open_regular(path: AnyPath) -> BinaryIO:
         handle = os.open(path, os.O_RDONLY | NO_LINKS)
     except (OSError, ValueError) as error:
         if getattr(error, "errno", None) == errno.ELOOP:
-            raise StorageError(f"{path} is a link. Put the file itself in its place.") from None
+            raise StorageError(f"{path} is a link. Replace it with the file itself.") from None
         reason = getattr(error, "strerror", None) or error
         raise StorageError(f"{path} cannot be read: {reason}.") from None
     mode = os.fstat(handle).st_mode

@@ -89,7 +89,7 @@ class JsonRows:
         if self.position != at:
             raise StorageError(
                 f"{self.path} does not begin with the {at['bytes']:,} bytes that its checkpoint "
-                "recorded: it was changed or cut. Restore it, or start a new run."
+                "recorded: it was changed or cut off. Restore it, or start a new run."
             )
 
     @property

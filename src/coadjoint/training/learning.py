@@ -85,10 +85,10 @@ def choose_optimiser(
     schedule = recipe.schedule
     if schedule.patience is not None:
         raise Unsupported(
-            "schedule 'plateau' needs held-out losses, and a stream has none: choose another."
+            "schedule 'plateau' needs held-out losses, but a stream has none: choose another."
         )
     if steps is None and schedule.name in ("linear", "cosine"):
-        raise InputError(f"schedule '{schedule.name}' needs to know how many steps: set steps.")
+        raise InputError(f"schedule '{schedule.name}' needs the number of steps: set steps.")
     return recipe, stepper
 
 
@@ -108,7 +108,9 @@ class Learning:
         if loss is None:
             loss = getattr(stream, "loss", None)
         if loss is None:
-            raise InputError("this stream names no loss: give one, for instance loss='squared'.")
+            raise InputError(
+                "this stream does not define a loss: give one, such as loss='squared'."
+            )
         self.net = net
         self.stream = stream
         self.plan = plan
@@ -180,9 +182,7 @@ class Learning:
             self.save()
             self.folder.write_result(self.result("failed", str(error)))
             hint = self.folder.resume_hint
-            raise DataError(
-                f"{error} The run up to there is saved, at step {self.step}. {hint}"
-            ) from None
+            raise DataError(f"{error} The run was saved at step {self.step}. {hint}") from None
 
     def take_step(self, u: object, y: object) -> None:
         """Predict y_t, then learn from it."""
@@ -234,7 +234,7 @@ class Learning:
         if self.folder.path is not None:
             self.folder.write_result(self.result("failed", message))
             saved = self.folder.saved_step
-            last = f"the last checkpoint is that of step {saved:,}"
+            last = f"the last checkpoint is at step {saved:,}"
             message += f"; {last if saved else 'there is no checkpoint'}"
         raise NumericalError(f"{message}.")
 
@@ -365,7 +365,7 @@ class Learning:
             self.finish_sequence()
         if not self.step:
             raise DataError(
-                "the stream held no step to learn from: --kind next needs at least two rows, "
+                "the stream has too few rows to learn from: --kind next needs at least two, "
                 "other kinds one."
             )
         if self.step % self.plan.every:

@@ -65,8 +65,8 @@ class Lock:
         except FileNotFoundError:
             self.file.close()
             raise StorageError(
-                f"{self.locked_path} was removed while it was being locked: "
-                f"let one process at a time use {self.folder}."
+                f"{self.locked_path} was removed while it was being locked: let only one process "
+                f"at a time use {self.folder}."
             ) from None
         except BaseException:
             self.file.close()

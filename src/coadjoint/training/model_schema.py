@@ -54,7 +54,7 @@ class ModelDescription(ModelMetadata):
         for key, value in needed.items():
             held = getattr(self.shape, key)
             if held != value:
-                raise ValueError(f"its data need {key} {value!r}, but its network has {held!r}")
+                raise ValueError(f"its data needs {key} {value!r}, but its network has {held!r}")
         return self
 
 

@@ -71,8 +71,8 @@ class NetworkSection(Section):
     readout: str | None = Field(
         None,
         description=(
-            "tilted, tilted-tanh or attention: one answer from all steps of a sequence; by default "
-            "from the last step"
+            "tilted, tilted-tanh or attention: one answer from all time steps of a sequence; by "
+            "default from the last one"
         ),
     )
     attention_steps: PositiveInt | None = Field(
@@ -86,7 +86,8 @@ class NetworkSection(Section):
         None, description="sequences: cell of the decoder; by default the encoder's last"
     )
     attend: bool | None = Field(
-        None, description="sequences: let the decoder attend to all steps of the input (default)"
+        None,
+        description=("sequences: let the decoder attend to all time steps of the input (default)"),
     )
     embedding: PositiveInt | None = Field(
         None, description="sequences: size of a token's embedding; by default the number of units"
@@ -126,11 +127,11 @@ class NetworkSection(Section):
     beta: FiniteFloat | None = cell_option(
         "lipschitz: share of the skew part of W; with --readout tilted, its sharpness"
     )
-    k: PositiveInt | None = cell_option("inverse: steps with W^-1, followed by as many with W")
+    k: PositiveInt | None = cell_option("inverse: time steps with W^-1, followed by as many with W")
     noise: NonNegativeFloat | None = cell_option(
         "rate: standard deviation of the noise at each time step, in training"
     )
-    truncated: bool | None = cell_option("lstm-1997: use the truncated gradient of the paper")
+    truncated: bool | None = cell_option("lstm-1997: use the paper's truncated gradient")
     unit: str | None = cell_option("gated-feedback: tanh, gru or lstm")
     depth: SmallInt | None = cell_option("deep-transition: layers between two states")
     width: PositiveInt | None = cell_option("deep-transition: units in these layers")

@@ -150,7 +150,7 @@ class TrainingPlan(Plan):
             )
         if name in WITHOUT_STEP_SIZE and self.weight_noise:
             raise InputError(
-                f"optimiser '{name}' works at the weights as they are: leave out weight_noise."
+                f"optimiser '{name}' does not support noise on the weights: leave out weight_noise."
             )
         if self.recipe.direction != "steepest" and isinstance(self.method, Truncated):
             raise InputError(

@@ -42,7 +42,7 @@ def load_model(
 
     The file may come from a stranger: nothing in it is executed, and no memory is allocated before
     its header was compared with the network that it describes. `warn` is called with a message if
-    the file has no SHA-256 sum. The network is in evaluation mode.
+    the file has no SHA-256 checksum. The network is in evaluation mode.
     """
     check_path("run", run)
     path = model_file(Path(run))
@@ -64,13 +64,13 @@ def load_model(
     stated = description.get("sha256")
     if stated is None:
         warn(
-            f"{path} carries no SHA-256 sum, because it was written before 0.6.1: "
-            "a flipped bit in it would go unnoticed."
+            f"{path} has no SHA-256 checksum, because it was written before 0.6.1: a flipped bit "
+            "in it would go unnoticed."
         )
     content = read_regular(path, header.file_bytes)
     if stated is not None and not storage.is_model_intact(io.BytesIO(content), stated):
         raise StorageError(
-            f"{path} is damaged: its bytes do not have the SHA-256 sum that it carries. "
+            f"{path} is damaged: its content does not match its SHA-256 checksum. "
             f"{model_schema.ModelDescription.advice}"
         )
     net = model_schema.build_network(section, shape, precision)
@@ -134,8 +134,8 @@ def predict(
     net, description = load_model(run, warn)
     if description.get("data") is None:
         raise DataError(
-            f"{run} was trained on task '{description.get('task')}', not on files: "
-            "there is nothing to predict for a file."
+            f"{run} was trained on task '{description.get('task')}', not on files, so it cannot "
+            "predict from a file."
         )
     new = Data.for_prediction(description["data"], data, **reading)
 

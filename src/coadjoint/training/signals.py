@@ -56,7 +56,10 @@ def interruptible(resume_hint: str = "") -> Iterator[list[str]]:
 
     def note(number: int, frame: FrameType | None) -> None:
         if caught and number == signal.SIGINT:
-            words = f"interrupted twice: stopped at once, after the last checkpoint. {resume_hint}"
+            words = (
+                "interrupted twice: stopped at once; steps since the last checkpoint are lost. "
+                f"{resume_hint}"
+            )
             raise Interrupted(words.rstrip())
         caught.append(signal.Signals(number).name)
 

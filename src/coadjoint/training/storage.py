@@ -1,9 +1,9 @@
 """Checkpoints and their manifests.
 
-A checkpoint is written under another name: each file is synced to disk, a manifest of SHA-256 sums
-comes last, and then the folder is renamed. So a folder called step-N is never half-written; if it
-is not intact, something else has damaged it. The latest checkpoint is found by listing the folder,
-not by a pointer.
+A checkpoint is written under another name: each file is synced to disk, a manifest of SHA-256
+checksums comes last, and then the folder is renamed. So a folder called step-N is never
+half-written; if it is not intact, something else has damaged it. The latest checkpoint is found by
+listing the folder, not by a pointer.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def save(parent: Path, checkpoint: Checkpoint, description: JsonObject | None = 
     temporary = final.with_suffix(".tmp")
     if not is_real_folder(parent):
         raise StorageError(
-            f"{parent} is missing, and checkpoints belong there: create it, or start a new run."
+            f"{parent} is missing, but checkpoints are stored there: create it, or start a new run."
         )
     with storage_errors(final):
         try:
@@ -192,8 +192,8 @@ def read_contents(path: Path, most: int = MAX_TENSOR_BYTES) -> dict[str, bytes]:
         if manifest_line(name, content).encode() not in manifest:
             # With a damaged manifest it is not known which of the two is wrong.
             culprit = name if is_manifest_intact(manifest) else MANIFEST
-            raise damaged(path, f"{culprit} does not have the SHA-256 sum given in {MANIFEST}")
-    raise damaged(path, f"{MANIFEST} does not have its own SHA-256 sum")
+            raise damaged(path, f"{culprit} does not match its SHA-256 checksum in {MANIFEST}")
+    raise damaged(path, f"{MANIFEST} does not match its own SHA-256 checksum")
 
 
 def damaged(path: Path, fault: str) -> StorageError:
@@ -215,7 +215,7 @@ def load(path: Path, most: int = MAX_TENSOR_BYTES) -> Checkpoint:
     step = state.get("step")
     if type(step) is not int or path.name != folder_name(step):
         held = schemas.describe_value(step)
-        raise damaged(path, f"it holds step {held}, which is not what its name says")
+        raise damaged(path, f"it holds step {held}, which does not match its name")
     model = unpack(files["model.safetensors"], path / "model.safetensors")
     tensors = unpack(files["state.safetensors"], path / "state.safetensors")
     return Checkpoint(step, model, tensors, state)
@@ -280,12 +280,13 @@ def load_latest(
             older = next(usable, None)
             if older is None:
                 raise StorageError(
-                    f"{error} There is no older one that is intact: start a new run."
+                    f"{error} No older checkpoint is intact: start a new run."
                 ) from None
             if not fallback:
                 command = f"coadjoint resume {shlex.quote(str(folder))} --fallback"
                 raise StorageError(
-                    f"{error} The one before it, {older.name}, is intact: {command}"
+                    f"{error} The previous checkpoint, {older.name}, is intact. Resume from it "
+                    f"with: {command}"
                 ) from None
             aside = path.with_suffix(".damaged")
             with storage_errors(aside):

@@ -45,8 +45,8 @@ class RunningMeans:
             self.ring = np.zeros((self.window, len(figures)))
         if list(figures) != self.names:
             raise StorageError(
-                f"this run has the figures {', '.join(self.names)}; this step has "
-                f"{', '.join(figures)}. Use the same loss and score throughout."
+                f"this run records {', '.join(self.names)}; this step has {', '.join(figures)}. "
+                "Use the same loss and score throughout."
             )
         row = np.fromiter(figures.values(), float, len(figures))
         self.ring[self.t % self.window] = row

@@ -84,7 +84,7 @@ def parse_header(content: bytes, rest: int, path: Path) -> Header:
     metadata = entries.pop("__metadata__", {})
     is_object = isinstance(metadata, dict)
     if not is_object or not all(isinstance(text, str) for text in metadata.values()):
-        raise no_tensors(path, "its metadata are not texts")
+        raise no_tensors(path, "its metadata is not text")
     for name, entry in entries.items():
         check(f"{path}, its header, tensor {name!a}", entry, TensorEntry)
     tensors: dict[str, TensorKind] = {}
@@ -96,7 +96,7 @@ def parse_header(content: bytes, rest: int, path: Path) -> Header:
         count = math.prod(shape)
         begin, after = entry["data_offsets"]
         if begin != end or after - begin != count * dtype.itemsize:
-            raise no_tensors(path, f"{name!a} does not lie where its header says")
+            raise no_tensors(path, f"{name!a} is not where its header says")
         tensors[name] = kind
         element_count += count
         end = after

@@ -24,9 +24,9 @@ def evaluate(
 ) -> dict[str, float]:
     """The loss (mean over sequences) and the scores of a network on a held-out set.
 
-    The same seed and `draw` draw the same sequences of a generated task, at most `n` of them;
-    of a finite task all are taken. A network of zeros is right one time in four where there are
-    four classes, and its loss is log 4:
+    The same seed and `draw` draw the same sequences of a generated task, at most `n` of them; a
+    finite task uses all of its sequences. With four classes, a network of zeros is correct one time
+    in four, and its loss is log 4:
 
     >>> import coadjoint as co, torch
     >>> net = co.Network("elman", inputs=6, hidden=3, outputs=4, output="softmax")
@@ -116,7 +116,7 @@ def locate_nonfinite(e: Evaluation) -> str:
 
 def describe_fault(what: str, sample: int, place: str) -> str:
     """The end of a sentence: which state or costate is the first that is not finite."""
-    return f"; the first {what} that is not finite is that of sample {sample} at {place}"
+    return f"; the first non-finite {what} is that of sample {sample} at {place}"
 
 
 def first_nonfinite_sample(x: Tensor) -> int | None:

@@ -39,7 +39,7 @@ class HessianFreeStep:
     def __str__(self) -> str:
         limit = ""
         if self.size == HESSIAN_FREE_SIZE:
-            limit = f"; at most {MOST_RATIO:.2f}x is asked for"
+            limit = f"; the limit is {MOST_RATIO:.2f}x"
         return (
             f"{HESSIAN_FREE} {size_text(self.size)}: a step of {self.iterations} iterations takes "
             f"{format_ms(self.ms)} ms, {self.ratio:.2f}x of {self.iterations} x (tangent + adjoint "

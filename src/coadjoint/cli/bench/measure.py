@@ -34,8 +34,10 @@ Tick = Callable[[float, int, str | None], None]  # rows done, of how many, text 
 Times = dict[str, dict[str, float]]  # by kind of gradient and contender
 DEVICE_NOTES = {
     "cpu": "Above 100%: faster than calls of torch.mm.",
-    "cuda": "of memory: the same for the arrays that a gradient must move at least. "
-    "us/step: our time divided by steps and sweeps.",
+    "cuda": (
+        "of memory: the same for the arrays that a gradient must move. us/step: our time "
+        "divided by steps and sweeps."
+    ),
 }
 QUIET_SHARE = 0.9  # a process that had less of its core was disturbed
 SAME_GRADIENT = 0.05  # gradients further apart than this, tf32 or not, are of different functions

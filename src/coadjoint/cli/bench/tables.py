@@ -37,8 +37,8 @@ from .problems import FORMULAS, OURS, RHO, SIZES, SUBJECTS, Size, load_jax
 
 RATIO_NOTE = (
     "vs: the peer's time divided by ours; above 1x ours is faster. * compares with the peer's "
-    "plain gradient, because it has no other. costs: our penalised or double gradient in plain "
-    "ones (2 by counting operations)."
+    "plain gradient, because it has no other. costs: the time of our penalised or double "
+    "gradient, in plain gradients (2 by counting operations)."
 )
 GEMM_NOTE = (
     "of GEMM: the time of the products that a gradient must do (plain: 2 sweeps and 1 weight "

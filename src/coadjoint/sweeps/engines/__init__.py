@@ -79,15 +79,15 @@ def resolve(name: str, cell: Cell | None, device: str) -> Choice:
         if name in ("auto", "autograd"):
             return Choice("autograd", "a step function is differentiated by torch, step by step")
         raise Unsupported(
-            f"engine '{name}' takes its code from a cell's formula, and this network runs a step "
-            "function. Use engine='autograd' or write the cell with @co.cell."
+            f"engine '{name}' generates its code from a cell's formula, but this network runs a "
+            "step function. Use engine='autograd' or write the cell with @co.cell."
         )
     if name == "auto":
         return choose_engine(cell, device)
     refusal = device_refusal(name, device) or cell_refusal(name, cell)
     if refusal is not None:
         raise Unsupported(f"engine '{name}' {refusal}")
-    return Choice(name, "asked for by name")
+    return Choice(name, "requested by name")
 
 
 def choose_engine(cell: Cell, device: str) -> Choice:
@@ -106,7 +106,7 @@ def choose_engine(cell: Cell, device: str) -> Choice:
     else:
         raise AssertionError("the last engine of each list runs everywhere")
     if missing:
-        warn_once(f"engine '{name}' runs: {missing}")
+        warn_once(f"using engine '{name}': {missing}")
     reasons = [f"the cell is a formula and the data is on {device}"]
     if missing or unsuited:
         reasons.append(missing or unsuited)

@@ -175,9 +175,9 @@ def _backward(
 
 def _refuse_second_derivative(ctx: FunctionCtx, *gradients: Tensor) -> None:
     raise Unsupported(
-        "a compiled recurrence can be differentiated once, and this is a second derivative. Take "
-        "it from the model without torch.compile: no part that is differentiated twice can be "
-        "compiled."
+        "a compiled recurrence can be differentiated only once, but this is a second "
+        "derivative. Take it from the model without torch.compile: no part that is "
+        "differentiated twice can be compiled."
     )
 
 

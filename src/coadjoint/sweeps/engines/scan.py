@@ -53,10 +53,10 @@ def refusal(device: str) -> str | None:
 def cell_refusal(cell: Cell) -> str | None:
     """Why it cannot run a cell, as the end of a sentence; None if it can."""
     if cell.read:
-        return f"is for recurrences without W, and cell '{cell.name}' has one. Use engine='auto'."
+        return f"is for recurrences without W, but cell '{cell.name}' has one. Use engine='auto'."
     if not is_affine(cell):
         return (
-            f"is for steps that are linear in the state, and that of cell '{cell.name}' is not. "
+            f"is for steps that are linear in the state, but that of cell '{cell.name}' is not. "
             "Use engine='auto'."
         )
     return None

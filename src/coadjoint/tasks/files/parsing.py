@@ -28,7 +28,7 @@ NO_TIME = "the time is missing. Fill it in."
 # Patterns of cells that look like numbers but are not, and what to do about them.
 NEAR_NUMBERS = (
     (r"[+-]?inf(inity)?", "is not finite. Fix the value."),
-    (r"[+-]?0x[0-9a-f]+", "is hexadecimal, which is not read. Write it in decimal."),
+    (r"[+-]?0x[0-9a-f]+", "is hexadecimal, which is not supported. Write it in decimal."),
     (r"[+-]?\d+(_\d+)+(\.\d+)?", "has underscores. Write the digits alone."),
     (r"true|false", "is a word, not a number. Write 1 and 0."),
     (

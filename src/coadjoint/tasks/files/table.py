@@ -241,8 +241,8 @@ def check_order(
     inside[starts] = False
     now = time[1:]
     before = time[:-1]
-    back = "the time goes back: it is before that of the row above. Sort the rows by id and time."
-    twice = "the time is that of the row above: it appears twice. Remove one of the rows."
+    back = "the time is earlier than in the row above. Sort the rows by id and time."
+    twice = "the time is the same as in the row above. Remove one of the rows."
     for wrong, complaint in ((now < before, back), (now == before, twice)):
         for row in np.flatnonzero(wrong & inside[1:]) + 1:
             problems.add(f"{where(int(lines[row]))}: {complaint}", complaint)

@@ -28,8 +28,10 @@ from .text import (
 MAX_COLOURS = 14  # curves that colours and dashes can tell apart
 MAX_NOTICES = 20
 MAX_CARDS = 12
-OVERVIEW_LEAD = "The runs that succeeded, where a task has a goal, and the median of its metric."
-RESULTS_LEAD = "Median, and range in brackets. Steps and time are those of the runs that succeeded."
+OVERVIEW_LEAD = "Runs that succeeded, if the task has a goal, and the median of its metric."
+RESULTS_LEAD = (
+    "Median, with the range in brackets. Steps and time cover only the runs that succeeded."
+)
 
 
 def comparison_page(folder: Path) -> Page:
@@ -47,7 +49,7 @@ def comparison_page(folder: Path) -> Page:
         sections += task_sections(folder, task, task.name if several else "", faults)
     sections += [
         PageSection("runs", "Runs", tables=run_tables(folder, comparison)),
-        PageSection("setup", "Set-up", tables=setup_tables(comparison), pairs=True),
+        PageSection("setup", "Setup", tables=setup_tables(comparison), pairs=True),
         PageSection(
             "again",
             "Run it again",
@@ -254,7 +256,7 @@ class TaskFigures:
 
     @property
     def _crowded(self) -> str:
-        return f"{len(self.names)} rows are more than colours can tell apart: see each run's page."
+        return f"{len(self.names)} rows are too many to tell apart by colour: see each run's page."
 
     def _rules(self) -> Row:
         """A line at the goal."""
@@ -290,7 +292,7 @@ class TaskFigures:
         chart = LineChart(
             f"share{self.task.id_suffix}",
             "Success over steps",
-            "share of the seeds that have succeeded by then",
+            "share of seeds that have succeeded so far",
             ValueAxis("share of seeds", span=[0, 1]),
             curves,
             empty=self._crowded if self._is_crowded else "No runs.",

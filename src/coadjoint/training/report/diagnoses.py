@@ -24,9 +24,7 @@ def save(
     written as a PNG.
     """
     check_path("folder", folder)
-    check_kind(
-        "what is saved", found, (Examination, Compared), "what co.diagnostics.examine has found"
-    )
+    check_kind("found", found, (Examination, Compared), "the result of co.diagnostics.examine")
     folder = Path(folder)
     charts = found.charts()
     with files.storage_errors(folder):

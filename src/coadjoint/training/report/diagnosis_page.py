@@ -18,7 +18,7 @@ from .text import HEAT_ROWS, Row, clean, finite_or_nan
 
 MAX_CHARTS = 40
 MAX_ENTRIES = 60  # of a list in a chart or a table
-WORD_COLUMNS = ("figure", "unit", "what it says")
+WORD_COLUMNS = ("figure", "unit", "meaning", "what it says")  # the last: before 0.7.1
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,9 @@ def read_diagnosis(folder: Path, faults: list[str]) -> Diagnosis | None:
     declined = list(as_mapping(found.get("declined")).items())
     if declined:
         heads = ["diagnostic", "why"]
-        tables.append(make_table("Not for this network", heads, declined, "", folded=True))
+        tables.append(
+            make_table("Not applicable to this network", heads, declined, "", folded=True)
+        )
     lead = "; ".join(clean(about[key]) for key in ("weights", "sequences") if about.get(key))
     charts = as_mappings(found.get("charts"))[:MAX_CHARTS]
     figures = [chart_figure(chart, k) for k, chart in enumerate(charts)]

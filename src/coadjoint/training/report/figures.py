@@ -154,7 +154,7 @@ def line_notes(drawn: int, total: int, gaps: int, nonpositive: int) -> tuple[str
     notes = []
     if drawn < total:
         notes.append(
-            f"{drawn:,} of {total:,} points drawn: the least and the greatest of each stretch."
+            f"{drawn:,} of {total:,} points drawn: the minimum and maximum of each interval."
         )
     if gaps:
         notes.append(f"{plural(gaps, 'value')} not finite, shown as gaps.")
@@ -245,7 +245,7 @@ def heat_notes(cells: int, values: np.ndarray) -> tuple[str, ...]:
     notes = []
     gaps = int((~np.isfinite(values)).sum())
     if cells < len(values):
-        notes.append(f"{cells:,} cells drawn for {len(values):,} values: each shows its greatest.")
+        notes.append(f"{cells:,} cells drawn for {len(values):,} values: each shows its maximum.")
     if gaps:
         notes.append(f"{plural(gaps, 'value')} zero or not finite, left blank.")
     return tuple(notes)

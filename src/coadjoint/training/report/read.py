@@ -87,7 +87,7 @@ def read_mapping(path: Path, faults: list[str]) -> Row:
         faults.append(f"{path.name} could not be read: {_reason(path, error)}")
         return {}
     if not isinstance(value, dict):
-        faults.append(f"{path.name} could not be read: it holds no mapping.")
+        faults.append(f"{path.name} could not be read: it does not hold a mapping.")
         return {}
     return value
 
@@ -104,7 +104,7 @@ def _check_model(path: Path, faults: list[str]) -> None:
         with files.open_regular(path) as file:
             if not storage.is_model_intact(file, expected):
                 faults.append(
-                    f"{path.name} is damaged: its content does not match its SHA-256 sum."
+                    f"{path.name} is damaged: its content does not match its SHA-256 checksum."
                 )
     except StorageError as error:
         faults.append(f"{path.name} cannot be used: {_reason(path, error)}")
@@ -159,7 +159,7 @@ def describe_outcome(result: Row, last_step: float) -> tuple[str, str, str]:
             return "warn", "Interrupted", f"at step {step}{reason}"
         case "failed":
             return "bad", "Failed", f"at step {step}{reason}"
-    details = f"the last recorded step is {step}; the run is still going, or it was killed"
+    details = f"the last recorded step is {step}; the run is still running, or it was killed"
     return "warn", "No result", details
 
 

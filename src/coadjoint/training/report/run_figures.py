@@ -43,7 +43,7 @@ TRAINING = [
         "train", "rho", "Penalty weight", "ρ in L + ρ G", "weight ρ", "auto",
         empty="No penalty, so there is no weight.",
     ),
-    CurveFigure("train", "rate", "Step size", "of the optimiser", "step size", "auto"),
+    CurveFigure("train", "rate", "Step size", "used by the optimiser", "step size", "auto"),
     CurveFigure(
         "train", "distance", "Distance of the direction from the gradient",
         "√(2 − 2 cos θ), where θ is the angle between them", "distance", smooth=True,
@@ -51,18 +51,18 @@ TRAINING = [
     ),
     CurveFigure(
         "train", "share", "Share of the step that was taken",
-        "as the step rule or the line search decided", "share", "auto",
+        "chosen by the step rule or the line search", "share", "auto",
     ),
     CurveFigure(
         "train", "damping", "Damping", "of the model that conjugate gradients minimise",
         "damping", "log",
     ),
-    CurveFigure("train", "cg", "Conjugate gradient iterations", "of each step", "iterations"),
+    CurveFigure("train", "cg", "Conjugate gradient iterations", "per training step", "iterations"),
 ]  # fmt: skip
 PROBED = [
     CurveFigure(
         "probe", "decay", "Decay of the costates",
-        "0: the signal arrives unchanged; below, it vanishes; above, it explodes",
+        "0: the signal arrives unchanged; below 0 it vanishes; above 0 it explodes",
         "log₁₀ ‖λ₀‖ / ‖λ_T‖", rule=(0, "neither vanishes nor explodes"),
     ),
     CurveFigure(
@@ -95,14 +95,14 @@ class RunFigures:
                 1,
                 "costates",
                 "Costates through time",
-                "how much of the error signal reaches each moment",
+                "how much of the error signal reaches each time step",
                 "log₁₀ ‖λₜ‖",
             ),
             self._heat(
                 2,
                 "temporal",
                 "Temporal components",
-                "what each moment adds to the gradient",
+                "contribution of each time step to the gradient",
                 "log₁₀ norm of the component at t",
             ),
             *map(self._curve, PROBED),
@@ -122,7 +122,7 @@ class RunFigures:
         chart = LineChart(
             "loss",
             "Loss",
-            "of each training batch, and of held-out sequences",
+            "on each training batch and on held-out sequences",
             ValueAxis("loss per sequence", "auto"),
             [training, *self.run.held_out("loss")],
             smooth=True,
@@ -168,7 +168,7 @@ class RunFigures:
         chart = LineChart(
             f"held-out-{k}",
             f"Held-out {clean(stem)}",
-            "of sequences that are not used for training",
+            "on sequences that are not used for training",
             axis,
             self.run.held_out(stem),
             extras=extras,
@@ -193,7 +193,7 @@ class RunFigures:
         chart = LineChart(
             "norms",
             "Gradient by parameter",
-            "the norm for each parameter",
+            "norm for each parameter",
             ValueAxis("norm of the gradient", "log"),
             [store.curve(*key) for key in store if key[0] == "norm"],
             extras=self._common(),

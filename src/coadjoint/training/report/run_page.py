@@ -18,7 +18,7 @@ MAX_METRIC_CARDS = 6
 MAX_TABLE_STEPS = 40
 MAX_EXAMPLE_KEYS = 8
 CLOCK_POINTS = 600
-COSTATES = "λₜ = ∂L/∂xₜ are the costates: the error signal at time t of a sequence."
+COSTATES = "The costates λₜ = ∂L/∂xₜ are the error signal at time t of a sequence."
 
 
 def run_page(folder: Path) -> Page:
@@ -37,7 +37,7 @@ def run_page(folder: Path) -> Page:
     task = run.config.get("task") or run.config.get("data")
     commands = {
         "The command that made this run": clean(run.environment.get("command") or "not recorded"),
-        "Resume from the last checkpoint, in the folder that holds this one": clean(
+        "Resume from the last checkpoint (from the parent folder)": clean(
             f"coadjoint resume {shlex.quote(name)}"
         ),
     }
@@ -47,7 +47,7 @@ def run_page(folder: Path) -> Page:
         ),
         PageSection("inside", "Inside the gradient", COSTATES, figures.inside()),
         PageSection("examples", "Example predictions", tables=[example_table(run)]),
-        PageSection("setup", "Set-up", tables=setup_tables(run), pairs=True),
+        PageSection("setup", "Setup", tables=setup_tables(run), pairs=True),
         PageSection("again", "Run it again", commands=commands),
     ]
     if diagnosis is not None:

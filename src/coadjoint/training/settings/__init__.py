@@ -89,7 +89,8 @@ def read_json(
     if len(text) > MAX_BYTES:
         raise notes.failure(
             None,
-            "not JSON, or with a key that appears twice, a number out of range or too many levels.",
+            "not JSON, or it has a key that appears twice, a number out of range or too many "
+            "levels.",
         )
     value = json_text.read(text, notes)
     notes.check()

@@ -122,12 +122,12 @@ def nearest_path(path: Path) -> str:
 def decode(raw: bytes, max_bytes: int, notes: Notes) -> str:
     """UTF-8 bytes as text, without a byte order mark."""
     if len(raw) > max_bytes:
-        raise notes.failure(None, f"is larger than {max_bytes:,} bytes, the most that is read.")
+        raise notes.failure(None, f"is larger than the limit of {max_bytes:,} bytes.")
     if raw.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise notes.failure(None, "is UTF-16 text. Save it as UTF-8.")
     if b"\0" in raw:
         line = raw.count(b"\n", 0, raw.index(0)) + 1
-        raise notes.failure(line, "holds NUL bytes: UTF-16, or no text. Save it as UTF-8.")
+        raise notes.failure(line, "holds NUL bytes: it is UTF-16, or not text. Save it as UTF-8.")
     try:
         return raw.decode().removeprefix("\ufeff")
     except UnicodeDecodeError as e:

@@ -81,7 +81,7 @@ def _syntax_failure(error: yaml.MarkedYAMLError, text: str, notes: Notes) -> Exc
     reason = f"not YAML: {error.problem or error.context}."
     if opened.line < mark.line:
         place = f"line {opened.line + 1}, column {opened.column + 1}"
-        reason += f" What begins at {place} may not be closed."
+        reason += f" The construct that begins at {place} may not be closed."
     line_text = "".join(text.splitlines()[mark.line : mark.line + 1])
     if re.match(r" *\t", line_text):
         reason = "a tab cannot indent YAML. Use spaces."

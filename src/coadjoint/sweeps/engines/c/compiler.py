@@ -170,7 +170,7 @@ def compiler_setup() -> CompilerSetup:
     compiler = Compiler.find()
     if compiler is None:
         tried = os.environ.get("CC") or ", ".join(USUAL_COMPILERS)
-        refusal = f"needs a C compiler, and none was found (tried {tried})"
+        refusal = f"needs a C compiler, but none was found (tried {tried})"
         return CompilerSetup(None, (), refusal)
     first_error = ""
     for tuning in TUNING_FLAGS:
@@ -180,7 +180,7 @@ def compiler_setup() -> CompilerSetup:
                 return CompilerSetup(compiler, flags, None)
         except (OSError, AttributeError) as error:
             first_error = first_error or str(error)
-    refusal = f"needs a C compiler, and {' '.join(compiler.command)} does not work"
+    refusal = f"needs a C compiler, but {' '.join(compiler.command)} does not work"
     if first_error:
         refusal = f"{refusal}: {first_error}"
     return CompilerSetup(None, (), refusal)

@@ -43,7 +43,7 @@ Sweep = Callable[[ctypes.Array[ctypes.c_int64]], int]  # returns 1 if there is n
 def refusal(device: str) -> str | None:
     """Why it cannot run on a device, as the end of a sentence; None if it can."""
     if device != "cpu":
-        return f"runs on the CPU, and the data is on {device}. Use engine='auto'."
+        return f"runs on the CPU, but the data is on {device}. Use engine='auto'."
     missing = compiler.compiler_setup().refusal
     if missing is None:
         return None
@@ -180,7 +180,7 @@ def run(
     dtypes = array_dtypes(loops.dtype)
     held = pointers(ARRAY_NAMES, (starts, p, *arrays), sizes, dtypes, CPU)
     if sweep(FIELDS(rows.T, rows.B, d, threads, *flags, *held.addresses)):
-        raise MemoryError("no memory for the sweep's weights.")
+        raise MemoryError("not enough memory for the sweep's weights.")
 
 
 def array_sizes(plan: SweepPlan, loops: CompiledLoops, d: int, keep: bool) -> tuple[int, ...]:

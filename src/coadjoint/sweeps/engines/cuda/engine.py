@@ -49,7 +49,7 @@ def refusal(device: str) -> str | None:
     """Why it cannot run on a device, as the end of a sentence; None if it can."""
     if device != "cuda":
         return (
-            f"runs on an NVIDIA GPU, and the data is on {device}. Use engine='auto' or move the "
+            f"runs on an NVIDIA GPU, but the data is on {device}. Use engine='auto' or move the "
             "network with .to('cuda')."
         )
     if torch.version.cuda is None:
@@ -59,7 +59,7 @@ def refusal(device: str) -> str | None:
     try:
         nvrtc()
     except OSError:
-        return "needs NVRTC, CUDA's run-time compiler, and it was not found. Use engine='auto'."
+        return "needs NVRTC, CUDA's run-time compiler, but it was not found. Use engine='auto'."
     return None
 
 
