@@ -322,8 +322,9 @@ class Sensitivity:
         return nan_mean(nan_unless_finite(self.log_norms))
 
     def chart(self) -> Chart:
-        """The norms over time, means over samples."""
-        curve: Curve = ("mean over samples", self.t, self._mean_curve() / DECADE)
+        """log10 of the norms over time, means over samples."""
+        log10_norms = self._mean_curve() / DECADE
+        curve: Curve = ("mean over samples", self.t, log10_norms)
         return Chart(
             title="Sensitivity of the output to each input",
             about="how much the answer changes with the input at step t",
