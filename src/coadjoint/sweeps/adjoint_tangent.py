@@ -415,9 +415,9 @@ def make_link(rows: Rows, factor: Tensor | None) -> Link | None:
 
 
 def apply_link(rows: Rows, mu: Tensor, link: Link | None) -> Tensor:
-    """m_t = link_t mu_{t-1}."""
+    """m_t = link_t mu_{t-1} of all steps at once: from state rows to step rows."""
     if link is None:
         return rows.prev(mu)
-    if torch.is_grad_enabled() or is_transformed():
+    if torch.is_grad_enabled() or is_transformed():  # torch cannot differentiate out=
         return rows.prev(mu) * link.factor
     return torch.mul(rows.prev(mu), link.factor, out=empty((rows.N, mu.shape[1]), mu))

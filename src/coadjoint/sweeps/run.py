@@ -98,9 +98,13 @@ class FormulaRun:
         x0: Tensor,
         p: Tensor | None,
     ) -> FormulaRun:
-        """The forward sweep; side is the formula's v."""
+        """Run the forward sweep and keep what costates and tangents need.
+
+        side is the formula's v; q are the nodes saved for the slopes.
+        """
         x, a, last, q = differentiable.Forward.apply(plan, base, side, W, x0, p)
-        if not torch.is_grad_enabled():  # no backward pass will make the checks
+        # The backward pass makes the sweep's checks; without gradients there is none.
+        if not torch.is_grad_enabled():
             settle_checks(plan)
         return FormulaRun(plan, Saved(a, side, x, p, q), W, last)
 

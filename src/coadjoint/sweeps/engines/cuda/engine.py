@@ -207,8 +207,9 @@ def may_overlap(cell: Cell, d: int, B: int, like: Tensor) -> bool:
     size = like.element_size()
     device = like.get_device()
     g = choose_geometry(cell, d, B, size, processor_count(device), shared_memory_limit(device))
-    if g is None or g.parts == 1:
+    if g is None or g.parts == 1:  # no kernel at all, or one whose blocks need no other's values
         return True
+    # Sweeps with too much traffic do not run as one kernel (make_launch), so no block waits.
     return all(exceeds_traffic(name, cell, d, B, size, g) for name in ("forward", "adjoint"))
 
 
