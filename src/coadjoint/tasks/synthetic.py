@@ -89,7 +89,7 @@ class Generated(Task):
             self.curriculum = (start, whole_number("the curriculum's number of steps", count, 1))
 
     def stretch(self, L: int) -> tuple[int, int]:
-        """Return the shortest and longest length that `length=L` means."""
+        """Return the shortest and longest sequence of a task given the single number `length=L`."""
         return L, L
 
     def draw(self, rng: np.random.Generator, L: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -178,16 +178,19 @@ class Addition(Generated):
         return L, L + L // 10 - 1
 
     def draw(self, rng: np.random.Generator, L: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Draw numbers and two markers; y is the mean of the marked numbers."""
-        j = np.arange(len(L))
+        """Draw numbers x and mark those at times p and q; y is the answer from these two.
+
+        p lies in the first tenth of a sequence, q in the next four tenths.
+        """
+        sample = np.arange(len(L))
         u = np.zeros((L.max(), len(L), 2), np.float32)
         x = rng.random(u.shape[:2], np.float32)
         p = rng.integers(0, L // 10)
         q = L // 10 + rng.integers(0, 4 * L // 10)
         u[..., 1] = x
-        u[p, j, 0] = 1
-        u[q, j, 0] = 1
-        return u, self.answer(x[p, j], x[q, j])
+        u[p, sample, 0] = 1
+        u[q, sample, 0] = 1
+        return u, self.answer(x[p, sample], x[q, sample])
 
     def answer(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
         """Return the target from the two marked numbers."""
@@ -251,16 +254,19 @@ class XOR(Generated):
         return L, L + L // 10
 
     def draw(self, rng: np.random.Generator, L: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Draw bits and two markers; y is 1 where the marked bits differ."""
-        j = np.arange(len(L))
+        """Draw bits x and mark those at times p and q; y is 1 where these two differ.
+
+        p lies in the first tenth of a sequence, q between .4 and .5 of its length.
+        """
+        sample = np.arange(len(L))
         u = np.zeros((L.max(), len(L), 2), np.float32)
         x = rng.integers(0, 2, u.shape[:2], np.uint8)
         p = rng.integers(0, L // 10)
         q = rng.integers(4 * L // 10, L // 2 + 1)
         u[..., 0] = x
-        u[p, j, 1] = 1
-        u[q, j, 1] = 1
-        return u, (x[p, j] ^ x[q, j]).astype(np.float32)
+        u[p, sample, 1] = 1
+        u[q, sample, 1] = 1
+        return u, (x[p, sample] ^ x[q, sample]).astype(np.float32)
 
     def score(self, a: Tensor, batch: Batch) -> Scores:
         """Count the outputs on the right side."""
