@@ -80,7 +80,7 @@ def parse_alternatives(word: str, where: str) -> list[Setting]:
         raise ConfigError(f"{where}: {word!r} is not key=value.")
     key = name.replace("-", "_")
     section = schema.SECTION_OF.get(key)
-    if name == "optimiser":
+    if name == "optimiser":  # whose key in the config is [optimiser] name
         section = "optimiser"
         key = "name"
     if section is None:

@@ -285,6 +285,7 @@ def with_setting_flags(
     """
     signature = inspect.signature(function)
     own = [p for p in signature.parameters.values() if p.name != "flags"]
+    # The flags that the command declares itself, such as --seeds: no key of the config gets them.
     taken = {word for p in own for word in getattr(p.default, "param_decls", None) or ()}
     extra: list[inspect.Parameter] = []
     keys: dict[str, tuple[str, str]] = {}
