@@ -368,6 +368,7 @@ class _Sources:
 
 def refuse_if_different(again: Tensor, state: Tensor, t: int) -> None:
     """Refuse a step that has not led to the same state when it was repeated."""
+    # Rounding may differ from call to call; a state that is drawn anew differs far more.
     tolerance = torch.finfo(state.dtype).eps ** 0.75
     if torch.allclose(again.detach(), state.detach(), tolerance, tolerance, equal_nan=True):
         return
