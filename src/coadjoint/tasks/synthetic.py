@@ -174,7 +174,7 @@ class Addition(Generated):
         self.goal = Goal(self.metric, 0.99)
 
     def stretch(self, L: int) -> tuple[int, int]:
-        """Return L and L + L // 10 - 1."""
+        """Return L and L + L // 10 - 1, the lengths that a single L stands for."""
         return L, L + L // 10 - 1
 
     def draw(self, rng: np.random.Generator, L: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -250,7 +250,7 @@ class XOR(Generated):
     loss = "binary-cross-entropy"
 
     def stretch(self, L: int) -> tuple[int, int]:
-        """Return L and L + L // 10."""
+        """Return L and L + L // 10, the lengths that a single L stands for."""
         return L, L + L // 10
 
     def draw(self, rng: np.random.Generator, L: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -387,15 +387,15 @@ class Memorisation(Generated):
         """Draw the pattern; place it at the beginning of s and at the end of y."""
         k = self.values
         m = self.positions
-        j = np.arange(len(L))
+        sample = np.arange(len(L))
         blank = k
         cue = k + 1
         pattern = rng.integers(0, k, (m, len(L)))
         s = np.full((L.max() + 2 * m, len(L)), blank)
         y = s.copy()
         s[:m] = pattern
-        s[L + m - self.early, j] = cue
-        y[L + m + np.arange(m)[:, None], j] = pattern
+        s[L + m - self.early, sample] = cue
+        y[L + m + np.arange(m)[:, None], sample] = pattern
         return one_hot(s, k + 2), y
 
     def score(self, a: Tensor, batch: Batch) -> Scores:
@@ -411,7 +411,10 @@ class Memorisation(Generated):
         }
 
     def judged(self, steps: Tensor, recall: Tensor) -> Tensor:
-        """Return the steps that must be right, given all steps and those of recall."""
+        """Return which steps must be right for a sequence to count as right: here all of them.
+
+        steps: the steps that exist. recall: the last of them, which repeat the pattern.
+        """
         return steps
 
     def baseline(self) -> dict[str, float]:
