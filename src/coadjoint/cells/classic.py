@@ -179,9 +179,12 @@ def scrn(alpha: float = 0.95, learned: bool = False, activation: Activation = "s
     def weights(
         W: Tensor, R: Tensor, b: Tensor | None, p: Mapping[str, Tensor]
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """P s' = P alpha s + P (1 - alpha) (B u + b_s): one part goes to W, the other to R and b.
+        """W, R and b as the formula takes them, with s' written out.
 
-        The cell's h' reads s', but W multiplies the previous state, before s' is known.
+        The cell's h' reads s', but W multiplies the previous state, before s' is known. By
+        P s' = P alpha s + P (1 - alpha) (B u + b_s), one part goes to W and the other to R and b.
+
+        W [d, 2 d] is W_h beside P; the rows of R and b are those of h, then those of s.
         """
         d = len(W)
         W_h, P = W.split(d, 1)
@@ -192,6 +195,7 @@ def scrn(alpha: float = 0.95, learned: bool = False, activation: Activation = "s
             enters = sigmoid(-p["beta"])
 
         def add_context(y: Tensor) -> Tensor:
+            # y[:d] are the rows of h, y[d:] those of s.
             return torch.cat([y[:d] + (P * enters) @ y[d:], y[d:]])
 
         # Autograd adds up the gradient of P in the order of these lines: it decides the last bits.

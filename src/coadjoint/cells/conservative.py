@@ -156,7 +156,7 @@ def inverse(k: int = 1, activation: Activation = "tanh") -> Cell:
         raise InputError(f"k must be a number of steps, at least 1; got {k!r}.")
 
     def takes_W(t: Tensor, d: int, training: bool) -> Tensor:
-        """1 at the steps that take W, 0 at those that take its inverse."""
+        """The m of the formula, [steps, d]: 1 where step t = 1, 2, ... takes W, 0 for W^-1."""
         return ((t - 1) // k % 2)[:, None].expand(-1, d)
 
     structure = structures.WithInverse
@@ -166,6 +166,7 @@ def inverse(k: int = 1, activation: Activation = "tanh") -> Cell:
         """h' = sigma(W^-1 h + R u + b) for k steps, then sigma(W h + R u + b) for k steps, and so
         on
         """
+        # z.w is W h and z.i is W^-1 h (structures.WithInverse); v.h is R u + b.
         return sigma(v.m * z.w + (1 - v.m) * z.i + v.h)
 
     return inverse

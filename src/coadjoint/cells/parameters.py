@@ -75,9 +75,9 @@ class Uniform:
     of: Callable[[Tensor], Tensor] | None = None
 
     def __call__(self, d: int, generator: torch.Generator | None = None) -> Tensor:
-        """Draw the values of d units, float64."""
+        """Draw the values of d units, float64: of(low..high), or low..high if `of` is None."""
         device = None if generator is None else generator.device
-        share = torch.rand(d, generator=generator, dtype=torch.float64, device=device)
+        share = torch.rand(d, generator=generator, dtype=torch.float64, device=device)  # in [0, 1)
         drawn = self.low + (self.high - self.low) * share
         return drawn if self.of is None else self.of(drawn)
 

@@ -80,7 +80,7 @@ def parse_alternatives(word: str, where: str) -> list[Setting]:
         raise ConfigError(f"{where}: {word!r} is not key=value.")
     key = name.replace("-", "_")
     section = schema.SECTION_OF.get(key)
-    if name == "optimiser":
+    if name == "optimiser":  # whose key in the config is [optimiser] name
         section = "optimiser"
         key = "name"
     if section is None:
@@ -254,7 +254,7 @@ def plan_row(
         config = setting_flags.resolve(None, merged)
         configs[run] = config
         runs.append({"seed": seed, "folder": f"runs/{run}", "status": "waiting"})
-    job = build.build(config)
+    job = build.build(config)  # any of the configs: they differ in the seed alone
     budget = {key: getattr(config.training, key) for key in BUDGETS}
     entry = {
         "task": task_title(config, task.name),
@@ -263,7 +263,8 @@ def plan_row(
         "name": row.name,
         "settings": row.shown,
         "budget": {key: value for key, value in budget.items() if value is not None},
-        # A guess at how long the runs take, for their order.
+        # A guess at how long a run takes, for the order of the runs: what is slow to set up (the
+        # lines above) is taken to be slow in each step as well.
         "pace": round((time.perf_counter() - began) * job.arguments["steps"]),
         "runs": runs,
     }

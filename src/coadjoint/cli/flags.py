@@ -285,6 +285,7 @@ def with_setting_flags(
     """
     signature = inspect.signature(function)
     own = [p for p in signature.parameters.values() if p.name != "flags"]
+    # The flags that the command declares itself, such as --seeds: no key of the config gets them.
     taken = {word for p in own for word in getattr(p.default, "param_decls", None) or ()}
     extra: list[inspect.Parameter] = []
     keys: dict[str, tuple[str, str]] = {}
@@ -324,18 +325,23 @@ def with_setting_flags(
 def flag_parameter(
     name: str, section: str, key: str, field: FieldInfo, text: str | None
 ) -> inspect.Parameter:
-    """A parameter of a command, declared as typer wants it, for one key of the config."""
+    """A parameter of a command, declared as typer wants it, for one key of the config.
+
+    name: the parameter's name. text: its help; None takes the description of the key.
+    """
     types = KEY_TYPES[section, key]
     values = choices(types)
     is_bool = bool in types
     is_text = str in types or any(isinstance(value, str) for value in values)
-    word = flag(section, key)
+    words = flag(section, key)
     metavar = ""
-    if not is_bool:
+    if is_bool:
+        words = f"{words}/--no-{words.removeprefix('--')}"
+    else:
         metavar = "TEXT" if is_text else "NUMBER"
     option = typer.Option(
         None,
-        f"{word}/--no-{word[2:]}" if is_bool else word,
+        words,
         help=text or describe_key(field, values, is_bool),
         metavar=metavar,
         show_default=False,
@@ -389,7 +395,11 @@ def read_run_config(folder: Path) -> Config:
 @contextlib.contextmanager
 def errors_name_flags() -> Iterator[None]:
     """Inside, errors of the library about its options name the flags of the command line."""
+
+    def flag_of_option(option: str) -> str:
+        return flag(section="", key=option)  # only the key "name" would need its section
+
     try:
         yield
     except OptionError as error:
-        raise ConfigError(error.text_with(lambda key: flag("", key))) from None
+        raise ConfigError(error.text_with(flag_of_option)) from None

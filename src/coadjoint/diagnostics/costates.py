@@ -286,8 +286,10 @@ def paths(e: Evaluation) -> Paths:
 def log_path_shares(A: Array, on: Array, lengths: Array) -> Array:
     """The logarithm of (1' D_T A ... D_{T-s+1} A 1) / (1' A^s 1), [T + 1, B].
 
-    D_t is the diagonal matrix of the units that are on at step t. Both row vectors are kept at size
-    one, and the logarithms of their sizes apart.
+    Row s: the paths of the last s steps of a sample, NaN if it has fewer; T above is its own
+    length. D_t is the diagonal matrix of the units that are on at step t. Both row vectors,
+    `enabled` with the D_t and `every` without, are divided by their largest entries at every step,
+    or they would leave the range of numbers; the logarithms of these are added up apart.
     """
     T, B, d = on.shape
     out = np.full((T + 1, B), np.nan)
@@ -298,15 +300,16 @@ def log_path_shares(A: Array, on: Array, lengths: Array) -> Array:
     log_enabled = np.zeros(B)
     with np.errstate(divide="ignore", invalid="ignore"):
         for s in range(1, T + 1):
-            at = np.flatnonzero(lengths >= s)
+            at = np.flatnonzero(lengths >= s)  # the samples that have s steps
             every = every @ A
             enabled[at] = (enabled[at] * on[lengths[at] - s, at]) @ A
-            top = every.max()
-            tops = enabled[at].max(1)
-            log_every = log_every + np.log(top)
-            log_enabled[at] = log_enabled[at] + np.log(tops)
-            every = every / (top or 1)
-            enabled[at] = enabled[at] / np.where(tops > 0, tops, 1)[:, None]
+            largest_every = every.max()
+            largest_enabled = enabled[at].max(1)
+            log_every = log_every + np.log(largest_every)
+            log_enabled[at] = log_enabled[at] + np.log(largest_enabled)
+            every = every / (largest_every or 1)
+            divisor = np.where(largest_enabled > 0, largest_enabled, 1)
+            enabled[at] = enabled[at] / divisor[:, None]
             of_enabled = log_enabled[at] + np.log(enabled[at].sum(1))
             out[s, at] = of_enabled - log_every - np.log(every.sum())
     return out
@@ -328,8 +331,9 @@ class Sensitivity:
         return nan_mean(nan_unless_finite(self.log_norms))
 
     def chart(self) -> Chart:
-        """The norms over time, means over samples."""
-        curve: Curve = ("mean over samples", self.t, self._mean_curve() / DECADE)
+        """log10 of the norms over time, means over samples."""
+        log10_norms = self._mean_curve() / DECADE
+        curve: Curve = ("mean over samples", self.t, log10_norms)
         return Chart(
             title="Sensitivity of the output to each input",
             about="how much the answer changes with the input at step t",

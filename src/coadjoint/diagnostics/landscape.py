@@ -66,17 +66,19 @@ class Noise:
 def noise(e: Evaluation) -> Noise:
     """tr(covariance) / ||mean||^2 of the gradients of single samples' losses.
 
-    The weights of the batch are included; inf where the mean cannot be told from zero.
-    McCandlish et al. (2018)
+    A sample's loss includes its weight in the batch. The scale is inf where the mean cannot be told
+    from zero. McCandlish et al. (2018)
     """
     check_evaluation(e)
-    each = per_sample(e)
-    g = np.concatenate([to_numpy(gradient.flatten(1)) for gradient in each.values()], 1)
+    by_parameter = per_sample(e)
+    columns = [to_numpy(gradient.flatten(1)) for gradient in by_parameter.values()]
+    g = np.concatenate(columns, 1)  # [B, all parameters]
     B = len(g)
     if B < 2:
         raise Unsupported("the gradient-noise scale needs at least two samples; got one.")
     mean = g.mean(0)
     spread = float(((g - mean) ** 2).sum() / (B - 1))
+    # The mean of B samples is off by spread / B in square, on average: this removes the bias.
     signal = float(mean @ mean) - spread / B
     scale = spread / signal if signal > 0 else math.inf
     return Noise(scale, spread, signal, np.linalg.norm(g, axis=1))

@@ -173,6 +173,7 @@ class Penalised(Method):
         decays: list[Tensor | None] = []
 
         def check(G: object, lam: RunCostates, name: str) -> Tensor:
+            """check_penalty, at the one moment when the costates of the sweep are at hand."""
             decays.append(self._measure_decay(lam))
             return check_penalty(G, lam, name)
 

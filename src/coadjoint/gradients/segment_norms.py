@@ -90,6 +90,7 @@ class NormSlopes:
     """The derivatives of the objective by the norms of the mantissas, as state rows [B + N]."""
 
     def __init__(self, layout: Layout, of_size: Tensor | None, of_size_1: Tensor | None) -> None:
+        """From [T + 1, B] by the 2-norms and by the 1-norms; None for norms it does not read."""
         self.of_size = state_rows(layout, of_size)
         self.of_size_1 = state_rows(layout, of_size_1)
         self.zero = of_size is None and of_size_1 is None

@@ -69,7 +69,8 @@ class Temporal:
             weight_of_row = weights[rows.sample][:, None] / rows.B
 
             def at_true_scale(y: Tensor) -> Tensor:
-                # In float64: the distant past may lie far below what float32 can hold.
+                # y 2^powers, weighted as in the gradient of the mean loss. In float64: the distant
+                # past may lie far below what float32 can hold.
                 return scale(y.double(), powers) * weight_of_row
 
             of_a = back["a"]

@@ -63,7 +63,10 @@ def about(name: str, hidden: int = 8, inputs: int = 1) -> CellFacts:
 
 
 def _engines_of(cell: Cell | None) -> dict[str, str | None]:
-    """Why each engine cannot run this cell, or a step function (None); None if it can."""
+    """For each engine, why it cannot run the cell, or None if it can.
+
+    cell: None stands for a step function, which has no formula.
+    """
     if cell is not None:
         return {engine: cell_refusal(engine, cell) for engine in ENGINES}
     reason = "generate their code from a formula, but this is a step function"

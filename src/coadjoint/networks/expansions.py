@@ -19,7 +19,10 @@ def append_squares(x: Tensor) -> Tensor:
 
 
 def rbf(x: Tensor, s: Tensor, gamma: float, degree: int) -> Tensor:
-    """exp(-gamma |x - s|^2) for each row of s: [..., d] -> [..., len(s)]."""
+    """exp(-gamma |x - s|^2) for each row of s: [..., d] -> [..., len(s)].
+
+    degree: not used; all kernels take the same arguments.
+    """
     squared_distance = x.square().sum(-1, keepdim=True) + s.square().sum(-1) - 2 * (x @ s.T)
     return torch.exp(-gamma * squared_distance)
 

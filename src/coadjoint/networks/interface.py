@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from .network import Network
     from .recurrence import Recurrence
 
-Lengths = Tensor | Sequence[int]  # the steps of each sample, [B]
+Lengths = ArrayLike  # the steps of each sample, [B] whole numbers
 
 
 class NetRun(Protocol):

@@ -134,12 +134,12 @@ class Network(Recurrence, Readout):
             deep=deep,
             make={"dtype": self.x0.dtype, "device": device},
         )
-        self._draw_readout(1 / math.sqrt(hidden))
+        self._draw_readout(bound=1 / math.sqrt(hidden))
 
     def reset_parameters(self) -> None:
         """Draw all parameters again, as the constructor does; a learned x0 becomes zero."""
         super().reset_parameters()
-        self._draw_readout(1 / math.sqrt(self.hidden))
+        self._draw_readout(bound=1 / math.sqrt(self.hidden))
 
     def extra_repr(self) -> str:
         """The text between the brackets of repr(net)."""

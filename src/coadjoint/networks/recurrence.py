@@ -182,7 +182,7 @@ class Recurrence(PicklableModule):
             self.register_buffer("x0", x0.detach().clone().to(**make))
         elif choose("x0", x0, ("zero", "learned")) == "learned":
             self.x0 = parameter(n, **make)
-        else:
+        else:  # zeros need not be saved with the weights
             self.register_buffer("x0", torch.zeros(n, **make), persistent=False)
 
     def _add_structure(self, cell: Cell, structure: str | nn.Module | None) -> None:

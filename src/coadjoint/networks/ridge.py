@@ -127,17 +127,23 @@ class Ridge:
 
     @torch.no_grad()
     def solve(self) -> Ridge:
-        """Write the solution to V and b_o."""
+        """Set V and b_o to the minimum over all examples that were added.
+
+        The state's "factor" is the triangle of the QR decomposition of their weighted rows
+        (1, h, y), or (h, y) without b_o: the minimum depends on nothing else.
+        """
         net = self.net
         if "factor" not in self.state:
             raise InputError("there is no data yet; call add(batch) before solve().")
         triangle = self.state["factor"]
         if not float(triangle.abs().max()) > 0:
             raise InputError("every example has weight 0, so there is nothing to solve.")
-        A, c = solve_triangle(triangle, net.outputs, self.alpha, net.b_o is not None)
-        net.V.copy_(A.T)
+        V_transposed, b_o = solve_triangle(
+            triangle, net.outputs, self.alpha, constant=net.b_o is not None
+        )
+        net.V.copy_(V_transposed.T)
         if net.b_o is not None:
-            net.b_o.copy_(c)
+            net.b_o.copy_(b_o)
         return self
 
     def targets(self, y: Tensor) -> Tensor:

@@ -185,7 +185,8 @@ class Trajectory(RecurrenceRun, RunOutputs):
     def push(self, du: Tensor) -> Tensor:
         """DF(u) du, the change of y_hat along a change du of the inputs, shaped like y_hat.
 
-        Differentiable. du has the shape of u.
+        Differentiable. du has the shape of u. It changes, one after the other, the states x, the
+        readout's features z, its pre-outputs a = V z + D u + b_o and y_hat = phi(a).
         """
         if check_dense("the direction du", du).shape != self.u.shape:
             raise InputError(
@@ -197,10 +198,12 @@ class Trajectory(RecurrenceRun, RunOutputs):
         du_rows = self.layout.flat(du)
         if self.input_mask is not None:
             du_rows = du_rows * self.input_mask
-        dx = self.run.push(*net.drive(du_rows, without_biases(self.input_weights)))
+        change_of_drive = net.drive(du_rows, without_biases(self.input_weights))
+        dx = self.run.push(*change_of_drive)
 
         def features(x: Tensor) -> Tensor:
-            return net.readout_features(rows, net.readout_input(rows, x, rows.last(x)), self.extra)
+            h = net.readout_input(rows, x, rows.last(x))
+            return net.readout_features(rows, h, self.extra)
 
         if net.is_linear:
             dz = features(dx)

@@ -202,10 +202,11 @@ class CapturedModules:
     def __call__(
         self, key: Hashable, f: Map, data: Sequence[Tensor], weights: Sequence[Tensor]
     ) -> Sequence[Tensor]:
-        """f(data, weights), by a graph from the third call on; key: what else f depends on."""
+        """f(data, weights), by a CUDA graph from the third call on; key: what else f depends on."""
         captures = not self.is_twice_differentiated and not is_transformed()
-        ordinary = all(isinstance(w, Parameter) for w in weights)
-        if not captures or not ordinary or torch.cuda.is_current_stream_capturing():
+        # A graph reads weights where they lie, and a computed one lies elsewhere at each call.
+        stay_in_place = all(isinstance(w, Parameter) for w in weights)
+        if not captures or not stay_in_place or torch.cuda.is_current_stream_capturing():
             return f(data, weights)
         full_key = (
             key,

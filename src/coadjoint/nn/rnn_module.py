@@ -176,6 +176,7 @@ class RNNModule(LayeredModule):
                 for block in getattr(self, "weight_hh" + suffix).split(self.hidden_size):
                     initialise(block)
             if self.bias and self.forget_bias is not None:
+                # The second of torch's gates i, f, g, o. torch adds both biases: one is zero.
                 forget_gate = slice(self.hidden_size, 2 * self.hidden_size)
                 getattr(self, "bias_ih" + suffix)[forget_gate] = self.forget_bias
                 getattr(self, "bias_hh" + suffix)[forget_gate] = 0.0

@@ -268,14 +268,17 @@ def of_output(G: PenaltyLike = "variance") -> Penalty:
     inner = penalty(G)
 
     def value(lam: BaseCostates) -> Tensor:
+        """The mean of `inner` over the costates of each output y_hat_k, taken as the loss."""
         run = network_run(lam, "of_output")
         outputs: int = run.network.outputs
-        at_end = None
+        at_end = None  # [T, B]: the step is the sample's last
         if run.network.readout != "last":
-            at_end = torch.arange(1, len(lam.exponent))[:, None] == run.lengths
+            T = len(lam.exponent) - 1  # it has an entry for each of x_0 .. x_T
+            at_end = torch.arange(1, T + 1)[:, None] == run.lengths
         values = []
         for k in range(outputs):
-            values.append(inner(run.costates(lambda y_hat, k=k: y_hat[:, k], mask=at_end)))
+            of_output_k = run.costates(lambda y_hat, k=k: y_hat[:, k], mask=at_end)
+            values.append(inner(of_output_k))
         return functools.reduce(torch.add, values) / outputs
 
     return Penalty(f"{inner.name} of the output", value, of_output.__doc__)

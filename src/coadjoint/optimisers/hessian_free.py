@@ -114,7 +114,9 @@ class HessianFree:
         e = gradient_method.evaluate(net, batch, loss)
         if curvature is None:
             assert isinstance(e.trajectory, Trajectory)  # of a Network
-            c = Curvature(net, batch, loss, e.trajectory)
+            run = e.trajectory
+            assert isinstance(run, Trajectory)  # every co.Network runs as one
+            c = Curvature(net, batch, loss, run)
         else:
             c = Curvature(net, curvature, loss)
 

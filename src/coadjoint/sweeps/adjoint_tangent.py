@@ -196,7 +196,12 @@ class Adjoint(SweepFunction):
         dp: Tensor | None,
         _dq: None,
     ) -> tuple[Tensor, Tensor, None]:
-        """The adjoint loop again: a change of weights or saved arrays changes its sources."""
+        """The adjoint loop again: a change of weights or saved arrays changes its sources.
+
+        del_t = sa_t + f_a' lam_t gives the source    dsa + (d f_a)' lam,
+        lam_{t-1} = s_{t-1} + link_t (f_x' lam_t + r' W' del_t) gives
+                                  ds + link ((d f_x)' lam + r' dW' del + (d r') W' del).
+        """
         link, _, W, saved, lam, delta, k = AdjointState.read(ctx)
         plan = ctx.plan
         cell = plan.cell
@@ -207,18 +212,20 @@ class Adjoint(SweepFunction):
         into_a = None
         into_x = None
         if along:
+            # lam is pulled back through the step, and the result pushed along the changes.
             op = step_map(cell).pulled(("x",), ("a", "x")).pushed(tuple(along))
             changes = at_saved(op, rows, saved, xprev, lam[rows.B :], *along.values())
             into_a = changes["a"]
             into_x = changes["x"]
         if W is not None and dW is not None:
             into_x = plus(into_x, read_pull(cell, xprev, delta @ dW))
+        # A read that picks a slot is linear: d r' is zero.
         if W is not None and dxprev is not None and cell.read_slot is None:
             op = read_map(cell).pulled(("r",), ("x",)).pushed(("x",))
             into_x = plus(into_x, op((), xprev, delta @ W, dxprev)["x"])
         if into_x is not None:
             into_x = rows.prev_transposed(into_x if link is None else into_x * link.factor)
-        if k is not None:
+        if k is not None:  # lam are mantissas, in units of 2^k, and so are the changes of them
             if ds is not None:
                 ds = scale(ds, -k[:, None])
             if dlast is not None:
@@ -338,7 +345,11 @@ class Tangent(SweepFunction):
         dp: Tensor | None,
         _dq: None,
     ) -> tuple[Tensor, Tensor]:
-        """The tangent loop again: a change of weights or saved arrays changes its sources."""
+        """The tangent loop again: a change of weights or saved arrays changes its sources.
+
+        mu_t = g_t + f_x m_t + f_a nu_t gives the source    dg + (d f_x) m + (d f_a) nu,
+        nu_t = ga_t + W r' m_t gives                        dga + dW r' m + W (d r') m.
+        """
         link, W, saved, mu, nu = TangentState.read(ctx)
         plan = ctx.plan
         cell = plan.cell
@@ -348,15 +359,17 @@ class Tangent(SweepFunction):
         dxprev = None if dx is None else rows.prev(dx)
         along = present_directions(a=da, v=dv, x=dxprev, p=dp)
         if along:
+            # The step is pushed along (nu, m), and the result along the changes.
             op = step_map(cell).pushed(("a", "x")).pushed(tuple(along))
             change = at_saved(op, rows, saved, xprev, nu, m, *along.values())["x"]
             dg = plus(dg, to_state_rows(rows, change))
         if dW is not None:
             dga = plus(dga, read_push(cell, xprev, m) @ dW.T)
+        # A read that picks a slot is linear: d r' is zero.
         if W is not None and dxprev is not None and cell.read_slot is None:
             op = read_map(cell).pushed(("x",)).pushed(("x",))
-            dr = op((), xprev, m, dxprev)["r"]
-            dga = plus(dga, None if dr is None else dr @ W.T)
+            change_of_read = op((), xprev, m, dxprev)["r"]
+            dga = plus(dga, None if change_of_read is None else change_of_read @ W.T)
         return tangent(plan, saved, W, dg, dga, link)
 
 
@@ -415,9 +428,9 @@ def make_link(rows: Rows, factor: Tensor | None) -> Link | None:
 
 
 def apply_link(rows: Rows, mu: Tensor, link: Link | None) -> Tensor:
-    """m_t = link_t mu_{t-1}."""
+    """m_t = link_t mu_{t-1} of all steps at once: from state rows to step rows."""
     if link is None:
         return rows.prev(mu)
-    if torch.is_grad_enabled() or is_transformed():
+    if torch.is_grad_enabled() or is_transformed():  # torch cannot differentiate out=
         return rows.prev(mu) * link.factor
     return torch.mul(rows.prev(mu), link.factor, out=empty((rows.N, mu.shape[1]), mu))

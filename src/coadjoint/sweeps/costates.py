@@ -362,7 +362,10 @@ class Costates(BaseCostates):
         return self.mantissa.abs().sum(-1)
 
     def squares_at_zero(self) -> Tensor:
-        """[T + 1, B]: the squares of costates whose norm is zero, for their second derivatives."""
+        """[T + 1, B]: the squared norms of those costates that are zero, and 0 for the others.
+
+        All are 0; what counts is their second derivatives, which size^2 lacks where size is 0.
+        """
         zeros = scale(keep_where_zero(self.mantissa, self.size), self.exponent[..., None])
         return zeros.square().sum(-1)
 

@@ -134,9 +134,10 @@ def nestable_jvp(jvp: Callable[..., Result]) -> Callable[..., Result]:
     @functools.wraps(jvp)
     def wrapped(ctx: Context, *directions: Tensor | None) -> Result:
         with forward_mode_within_jvp():
+            primal_ctx = PrimalContext(ctx)  # without the inner direction
             if autocast_is_on():
-                return without_autocast(jvp, PrimalContext(ctx), *directions)
-            return jvp(PrimalContext(ctx), *directions)
+                return without_autocast(jvp, primal_ctx, *directions)
+            return jvp(primal_ctx, *directions)
 
     return wrapped
 

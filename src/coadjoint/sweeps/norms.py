@@ -33,7 +33,7 @@ class _Norm(SweepFunction):
 
     @staticmethod
     def backward(ctx: Context, g: Tensor) -> Tensor:
-        """The gradient g x / ||x||."""
+        """The gradient g x / ||x||; 0 where the norm is below the normal range of numbers."""
         x, size = ctx.saved_tensors
         tiny = torch.finfo(size.dtype).tiny
         if size.is_cuda or not is_within_range(size, tiny):
@@ -51,7 +51,7 @@ class _Norm(SweepFunction):
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Context, dx: Tensor) -> Tensor:
-        """<x, dx> / ||x||."""
+        """<x, dx> / ||x||; 0 where the norm is below the normal range of numbers."""
         x, size = ctx.saved_tensors
         is_normal = size >= torch.finfo(size.dtype).tiny
         unit = x / torch.where(is_normal, size, 1)[..., None]

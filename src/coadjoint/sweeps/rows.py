@@ -109,12 +109,12 @@ class Rows:
         return [range(begin, end) for begin, end in itertools.pairwise(ends)]
 
     def steps(self, y: Tensor) -> tuple[Tensor, ...]:
-        """A step array as T views [n_t, .]."""
+        """A step array [N, .] as T views [n_t, .], n_t the samples that take step t."""
         views: tuple[Tensor, ...] = y.split(self.sizes)
         return views
 
     def states(self, x: Tensor) -> tuple[Tensor, ...]:
-        """A state array as T + 1 views."""
+        """A state array [B + N, .] as T + 1 views: x_0 of all B samples, then x_1 .. x_T."""
         views: tuple[Tensor, ...] = x.split([self.B, *self.sizes])
         return views
 
@@ -150,7 +150,7 @@ class Rows:
         return self._scatter(y, self.index.last)
 
     def _scatter(self, y: Tensor, at: Indices) -> Tensor:
-        """A state array with the rows of y at these places, zero elsewhere."""
+        """A state array [B + N, .] with the rows of y at these row numbers, zero elsewhere."""
         zeros = y.new_zeros(self.B + self.N, y.shape[1])
         return zeros.index_copy(0, torch.from_numpy(at).to(y.device), y)
 

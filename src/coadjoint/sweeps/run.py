@@ -98,9 +98,13 @@ class FormulaRun:
         x0: Tensor,
         p: Tensor | None,
     ) -> FormulaRun:
-        """The forward sweep; side is the formula's v."""
+        """Run the forward sweep and keep what costates and tangents need.
+
+        side is the formula's v; q are the nodes saved for the slopes.
+        """
         x, a, last, q = differentiable.Forward.apply(plan, base, side, W, x0, p)
-        if not torch.is_grad_enabled():  # no backward pass will make the checks
+        # The backward pass makes the sweep's checks; without gradients there is none.
+        if not torch.is_grad_enabled():
             settle_checks(plan)
         return FormulaRun(plan, Saved(a, side, x, p, q), W, last)
 
@@ -364,6 +368,7 @@ class _Sources:
 
 def refuse_if_different(again: Tensor, state: Tensor, t: int) -> None:
     """Refuse a step that has not led to the same state when it was repeated."""
+    # Rounding may differ from call to call; a state that is drawn anew differs far more.
     tolerance = torch.finfo(state.dtype).eps ** 0.75
     if torch.allclose(again.detach(), state.detach(), tolerance, tolerance, equal_nan=True):
         return

@@ -228,12 +228,12 @@ class Data(Collection):
             time=d.columns["time"],
             target=tuple(d.targets),
             features=tuple(d.features),
-            kind="next",
+            kind="next",  # the file needs no targets; those it has are not taken for features
             **how,
         )
         sheet = match_features(read(path, options), d)
         sheet = fill_gaps(sheet, "predict", d.at, how.get("missing", "refuse"), irregular)
-        cut = cut_into_pieces(sheet, "predict", d.at, d.window, "refuse")
+        cut = cut_into_pieces(sheet, "predict", d.at, d.window, missing="refuse")
         return Prediction(d, Path(path), cut, inputs_of(cut.sheet, d))
 
     def _batch_of(self, split: str, index: Index) -> Batch:

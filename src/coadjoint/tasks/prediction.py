@@ -60,14 +60,16 @@ class Prediction:
         """
         every = self.description.at == "every"
         yield self._header()
-        done = 0
+        done = 0  # sequences
         for a in outputs:
             if isinstance(a, Tensor):
                 a = a.detach().cpu()
             values = np.asarray(a, dtype=np.float64)
             self._check_shape(values, done)
-            for j in range(values.shape[1] if every else values.shape[0]):
-                yield from self._rows_of(done, values[:, j] if every else values[j : j + 1])
+            if not every:
+                values = values[None]  # one step for each sequence
+            for j in range(values.shape[1]):
+                yield from self._rows_of(done, values[:, j])
                 done += 1
         if done != len(self):
             raise InputError(f"got outputs for {done} sequences; expected {len(self)}.")

@@ -89,7 +89,7 @@ class Generated(Task):
             self.curriculum = (start, whole_number("the curriculum's number of steps", count, 1))
 
     def stretch(self, L: int) -> tuple[int, int]:
-        """Return the shortest and longest length that `length=L` means."""
+        """Return the shortest and longest sequence of a task given the single number `length=L`."""
         return L, L
 
     def draw(self, rng: np.random.Generator, L: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -174,20 +174,23 @@ class Addition(Generated):
         self.goal = Goal(self.metric, 0.99)
 
     def stretch(self, L: int) -> tuple[int, int]:
-        """Return L and L + L // 10 - 1."""
+        """Return L and L + L // 10 - 1, the lengths that a single L stands for."""
         return L, L + L // 10 - 1
 
     def draw(self, rng: np.random.Generator, L: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Draw numbers and two markers; y is the mean of the marked numbers."""
-        j = np.arange(len(L))
+        """Draw numbers x and mark those at times p and q; y is the answer from these two.
+
+        p lies in the first tenth of a sequence, q in the next four tenths.
+        """
+        sample = np.arange(len(L))
         u = np.zeros((L.max(), len(L), 2), np.float32)
         x = rng.random(u.shape[:2], np.float32)
         p = rng.integers(0, L // 10)
         q = L // 10 + rng.integers(0, 4 * L // 10)
         u[..., 1] = x
-        u[p, j, 0] = 1
-        u[q, j, 0] = 1
-        return u, self.answer(x[p, j], x[q, j])
+        u[p, sample, 0] = 1
+        u[q, sample, 0] = 1
+        return u, self.answer(x[p, sample], x[q, sample])
 
     def answer(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
         """Return the target from the two marked numbers."""
@@ -247,20 +250,23 @@ class XOR(Generated):
     loss = "binary-cross-entropy"
 
     def stretch(self, L: int) -> tuple[int, int]:
-        """Return L and L + L // 10."""
+        """Return L and L + L // 10, the lengths that a single L stands for."""
         return L, L + L // 10
 
     def draw(self, rng: np.random.Generator, L: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Draw bits and two markers; y is 1 where the marked bits differ."""
-        j = np.arange(len(L))
+        """Draw bits x and mark those at times p and q; y is 1 where these two differ.
+
+        p lies in the first tenth of a sequence, q between .4 and .5 of its length.
+        """
+        sample = np.arange(len(L))
         u = np.zeros((L.max(), len(L), 2), np.float32)
         x = rng.integers(0, 2, u.shape[:2], np.uint8)
         p = rng.integers(0, L // 10)
         q = rng.integers(4 * L // 10, L // 2 + 1)
         u[..., 0] = x
-        u[p, j, 1] = 1
-        u[q, j, 1] = 1
-        return u, (x[p, j] ^ x[q, j]).astype(np.float32)
+        u[p, sample, 1] = 1
+        u[q, sample, 1] = 1
+        return u, (x[p, sample] ^ x[q, sample]).astype(np.float32)
 
     def score(self, a: Tensor, batch: Batch) -> Scores:
         """Count the outputs on the correct side."""
@@ -381,15 +387,15 @@ class Memorisation(Generated):
         """Draw the pattern; place it at the beginning of s and at the end of y."""
         k = self.values
         m = self.positions
-        j = np.arange(len(L))
+        sample = np.arange(len(L))
         blank = k
         cue = k + 1
         pattern = rng.integers(0, k, (m, len(L)))
         s = np.full((L.max() + 2 * m, len(L)), blank)
         y = s.copy()
         s[:m] = pattern
-        s[L + m - self.early, j] = cue
-        y[L + m + np.arange(m)[:, None], j] = pattern
+        s[L + m - self.early, sample] = cue
+        y[L + m + np.arange(m)[:, None], sample] = pattern
         return one_hot(s, k + 2), y
 
     def score(self, a: Tensor, batch: Batch) -> Scores:
@@ -405,7 +411,10 @@ class Memorisation(Generated):
         }
 
     def judged(self, steps: Tensor, recall: Tensor) -> Tensor:
-        """Return the steps that must be correct, given all steps and those of recall."""
+        """Return which steps must be correct for a sequence to count as correct: here all of them.
+
+        steps: the steps that exist. recall: the last of them, which repeat the pattern.
+        """
         return steps
 
     def baseline(self) -> dict[str, float]:

@@ -70,7 +70,8 @@ class Transduction(Generated):
     def __post_init__(self) -> None:
         k = whole_number("values", self.values, 2)
         self.inputs = k
-        self.outputs = k + 1
+        self.outputs = k + 1  # the letters and the end
+        # With a single length there is nothing ragged.
         has_range = isinstance(self.length, tuple | list) and len(set(self.length)) > 1
         self.ragged = self.ragged and has_range
         super().__post_init__()
@@ -129,7 +130,7 @@ class Transduction(Generated):
         }
 
     def guess(self, L: int) -> Guess:
-        """Return the best guess for an answer of L letters."""
+        """Return how good the best guess at an answer of L letters is, if no letter is known."""
         raise NotImplementedError
 
 

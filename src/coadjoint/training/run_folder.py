@@ -168,7 +168,7 @@ class RunFolder:
             return
         with self.hold(new=not resume), contextlib.ExitStack() as stack:
             saved = self._restore_latest(run, fallback) if resume else None
-            if saved is None:
+            if saved is None:  # a new run, or one that was stopped before its first checkpoint
                 if not resume:
                     self.check_room(run.bytes_needed)
                 self.write_environment(run)
@@ -176,7 +176,7 @@ class RunFolder:
             self.clock = self._open_rows("clock", saved, stack)
             if saved is not None:
                 self.check_rows()
-            if resume and self.write_settings is not None:
+            if resume and self.write_settings is not None:  # `hold` wrote those of a new run
                 self.write_settings(self.path)
             with interruptible(self.resume_hint) as stopped:
                 yield stopped

@@ -70,13 +70,18 @@ def pack_model(tensors: dict[str, Tensor], description: JsonObject) -> bytes:
 
 
 def is_model_intact(file: BinaryIO, stated: str) -> bool:
-    """Whether a model file has the sum that its description states. It is read in blocks."""
-    sealed = SUM_IN_HEADER % stated.encode()
+    """Whether a model file has the SHA-256 sum that its own header states.
+
+    The sum was computed with zeros in its place, so they are put back. A file may be larger than
+    memory: it is read in blocks.
+    """
+    entry = SUM_IN_HEADER % stated.encode()
     length = file.read(8)
     header = file.read(int.from_bytes(length, "little"))
-    if header.count(sealed) != 1:
+    if header.count(entry) != 1:
         return False
-    digest = hashlib.sha256(length + header.replace(sealed, SUM_IN_HEADER % ZEROS))
+    blank = SUM_IN_HEADER % ZEROS
+    digest = hashlib.sha256(length + header.replace(entry, blank))
     while block := file.read(1 << 20):
         digest.update(block)
     return digest.hexdigest() == stated

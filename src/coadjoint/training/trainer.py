@@ -193,9 +193,10 @@ class Training:
         keeps two more numbers for each step it remembers.
         """
         tensors = self.net.state_dict().values()
-        weights: int = sum(t.numel() * max(8, t.element_size()) for t in tensors)
+        bytes_of_weights: int = sum(t.numel() * max(8, t.element_size()) for t in tensors)
         history = int(self.plan.recipe.settings.get("history_size", 0))
-        return 2**26 + weights * (8 + 2 * history)
+        copies = 8 + 2 * history
+        return 2**26 + bytes_of_weights * copies  # 64 MiB for what does not grow with the weights
 
     def save(self) -> None:
         """Write a checkpoint, if there is a folder."""

@@ -88,18 +88,18 @@ def measure_step(size: Size, rounds: int) -> HessianFreeStep:
     plan = weights.swept.plan
     saved = weights.swept.saved
     W = problem.weights["W"]
-    direction = torch.randn(d, weights.known.shape[1]) / d
+    direction = torch.randn(d, weights.multiplied.shape[1]) / d
     of_last = torch.randn(B, d)
 
     def parts() -> None:
         with torch.no_grad():
             for _ in range(iterations[-1]):
-                ga = affine(weights.rows, weights.known, direction, None)
+                ga = affine(weights.rows, weights.multiplied, direction, None)
                 mu, _ = plan.engine.tangent(plan, saved, W, None, ga, None)
                 _, delta, _ = plan.engine.adjoint(
                     plan, saved, W, mu, of_last, None, None, False, False
                 )
-                sum_products(weights.rows, delta, weights.known)
+                sum_products(weights.rows, delta, weights.multiplied)
         BPTT()(net, batch, "cross-entropy")
 
     step_times = []

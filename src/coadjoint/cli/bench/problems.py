@@ -306,13 +306,14 @@ class ModuleProblem:
 
     def __init__(self, name: str, size: Size, device: str) -> None:
         T, B, d = size
-        draw = torch.Generator().manual_seed(0)
+        generator = torch.Generator().manual_seed(0)
         self.device = device
-        self.u = torch.randn(T, B, INPUTS, generator=draw).to(device).requires_grad_()
+        self.u = torch.randn(T, B, INPUTS, generator=generator).to(device).requires_grad_()
         self.torch_module: nn.RNNBase = MODULES[FORMULAS[name]](
             INPUTS, d, num_layers=LAYERS, bidirectional=DIRECTIONS == 2, device=device
         )
         self.ours = getattr(modules, name.removeprefix("nn.")).from_torch(self.torch_module)
+        # The gradients that are measured; the methods below compute them.
         self.kinds = ("plain", "double") if device == "cpu" else ("plain", "plain tf32", "double")
 
     @property

@@ -72,7 +72,7 @@ class AdjointStep:
 
 @functools.cache
 def adjoint_step(cell: Cell) -> AdjointStep:
-    """The adjoint step of a cell."""
+    """The adjoint step of a cell: f pulled back from lam, r from rbar."""
     # Sums list their terms in the order in which nodes were made: another order here would
     # change the generated code.
     lam = symbols("lam", len(cell.slots))
@@ -103,14 +103,15 @@ class TangentStep:
 
 @functools.cache
 def tangent_step(cell: Cell) -> TangentStep:
-    """The tangent step of a cell."""
+    """The tangent step of a cell: f and r, pushed along mu (of x) and nu (of a)."""
     mu = symbols("mu", len(cell.slots))
     nu = symbols("nu", len(cell.gates))
     g = symbols("g", len(cell.slots))
     along_x = dict(zip(cell.x, mu, strict=True))
     along_a = dict(zip(cell.a, nu, strict=True))
     out = tuple(push(cell.next, along_x | along_a))
-    return TangentStep(mu, nu, g, out, tuple(push(cell.read, along_x)))
+    through_read = tuple(push(cell.read, along_x))
+    return TangentStep(mu, nu, g, out, through_read)
 
 
 def nonzero_outputs(

@@ -68,7 +68,8 @@ def read_npy(source: LoadedFile, options: Options, problems: Problems) -> Sheet:
     u = read_array(io.BytesIO(source.data), len(source.data), source.path, NPY)
     if u.ndim == 2:
         u = u[..., None]
-    return make_sheet(source, {"u": u}, (), options, problems)
+    no_notes = ()
+    return make_sheet(source, {"u": u}, no_notes, options, problems)
 
 
 def read_npz(source: LoadedFile, options: Options, problems: Problems) -> Sheet:

@@ -75,6 +75,8 @@ class ParquetRows:
     def read_columns(self, names: list[str]) -> dict[str, Arrow]:
         """Whole columns, as arrays of pyarrow."""
         table = self.file.read(columns=names)
+        # A damaged file can hold offsets that lead out of memory. Both what was read and what
+        # combine_chunks made of it are checked before values are read.
         table.validate(full=True)
         arrays = {name: table.column(name).combine_chunks() for name in names}
         for array in arrays.values():

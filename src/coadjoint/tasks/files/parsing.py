@@ -142,7 +142,8 @@ def parse_all_at_once(cells: Sequence[str], options: Options) -> np.ndarray | No
     if options.thousands:
         return None
     text = "".join(cells).encode("utf-8", "replace")
-    if text.translate(None, NUMBER_CHARACTERS[options.decimal]):
+    other_characters = text.translate(None, delete=NUMBER_CHARACTERS[options.decimal])
+    if other_characters:
         return None
     if options.decimal != ".":
         cells = [cell.replace(",", ".") for cell in cells]

@@ -80,7 +80,10 @@ def command_of(comparison: Comparison) -> str:
 
 
 def describe_successes(tasks: list[TaskRows]) -> tuple[str, str, str]:
-    """Tone, headline and details: the runs that succeeded, of those that have a goal."""
+    """Tone, headline and details: the runs that succeeded, of those that have a goal.
+
+    Where no task has a goal, the number of runs.
+    """
     total = 0
     counted = 0
     successes = 0

@@ -110,7 +110,7 @@ def cards(table: Table) -> dict[str, str]:
 
 
 def chart_figure(chart: Row, k: int) -> PageFigure:
-    """A chart of diagnostics.json: curves, or the cells of a grid."""
+    """The k-th chart of diagnostics.json: curves, or the cells of a grid."""
     if isinstance(chart.get("cells"), list):
         return _grid_figure(chart, k)
     return _lines_figure(chart, k)

@@ -75,7 +75,7 @@ class ValueAxis:
         return bool(low > 0 and high / low > 1000)
 
     def script_data(self, log: bool) -> Row:
-        """The axis as JSON."""
+        """The axis as JSON for the page's script; log: it is logarithmic."""
         return {"label": self.label, "log": log, "range": self.span}
 
 
@@ -253,7 +253,8 @@ def heat_notes(cells: int, values: np.ndarray) -> tuple[str, ...]:
 
 def colour_span(cells: np.ndarray) -> list[float | None]:
     """The ends of the colour scale: quantiles, so that single cells do not wash out the rest."""
-    return json_numbers(np.quantile(cells[np.isfinite(cells)], (0.01, 0.99)), 3)
+    finite = cells[np.isfinite(cells)]
+    return json_numbers(np.quantile(finite, (0.01, 0.99)), digits=3)
 
 
 @dataclass(frozen=True)

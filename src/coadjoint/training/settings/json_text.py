@@ -42,10 +42,15 @@ def read_quickly(text: str) -> Value:
 
     ValueError or RecursionError for anything that `read` may refuse.
     """
+
+    def parse_int(digits: str) -> int:
+        # The first digits of a longer number are beyond 64 bits already, and quick to convert.
+        return check_range(int(digits[:MAX_DIGITS]))
+
     value: Value = json.loads(
         text,
         object_pairs_hook=_unique_keys,
-        parse_int=lambda digits: check_range(int(digits[:MAX_DIGITS])),
+        parse_int=parse_int,
         parse_float=parse_scalar,
         parse_constant=parse_scalar,
     )
@@ -81,7 +86,8 @@ def tokens(text: str) -> Iterator[Event]:
         if token[0] == "\n":
             line += 1
         else:
-            yield Event(token.lastgroup or token[0], token[0], line)
+            kind = token.lastgroup or token[0]  # "quoted", "plain", or the bracket itself
+            yield Event(kind, token[0], line)
 
 
 def unquoted_tokens(text: str) -> Iterator[Event]:

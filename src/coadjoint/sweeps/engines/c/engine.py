@@ -103,13 +103,18 @@ def pointwise(
     at_hand: Sequence[Tensor | None],
     tensors: Sequence[Tensor | None],
 ) -> list[Tensor]:
-    """The outputs of `op` that are not identically zero, row by row."""
+    """The outputs of `op` that are not identically zero, row by row.
+
+    rows: not needed here; it belongs to the interface of engines.
+    at_hand, tensors: the values of op.known and op.inputs, None where one is missing.
+    """
     groups = []
     given = []
     for group, y in zip(input_groups(op), (*at_hand, *tensors), strict=True):
         if y is not None:
             groups.append(group)
             given.append(y)
+    # The first input that has rows tells their number and that of the units.
     for (name, nodes), y in zip(groups, given, strict=True):
         if name is not None and name not in op.uniform:
             like = y
@@ -118,20 +123,21 @@ def pointwise(
     count = like.shape[0]
     present = tuple(y is not None for y in (*at_hand, *tensors))
     run, uniform_terms = compiled_pointwise(op, present, like.dtype)
-    extra = like.new_empty(0)
+    once = like.new_empty(0)  # terms that are the same for all rows, computed once
     if uniform_terms:
         known: dict[Node, Tensor] = {}
         for (name, nodes), y in zip(groups, given, strict=True):
             if name in op.uniform:
                 known.update(zip(nodes, y.split(d), strict=True))
-        extra = _packed_values(uniform_terms, known, like, d)
+        once = _packed_values(uniform_terms, known, like, d)
     outputs = []
     for name, nodes in op.outputs:
         if name in op.nonzero_outputs:
             outputs.append(empty((count, d * len(nodes)), like))
-    arrays = [*given, extra, *outputs]
+    arrays = [*given, once, *outputs]
     entries = sum(y.shape[-1] for y in arrays) // d
-    threads = _thread_count(20 * count * d * entries, count)
+    work = 20 * count * d * entries  # about 20 operations for each number read or written
+    threads = _thread_count(work, count)
     names, sizes = op.expected_sizes(groups, count, d)
     names.insert(len(given), "once")
     sizes.insert(len(given), len(uniform_terms) * d)
@@ -250,12 +256,17 @@ def adjoint(
     keep: bool,
     k_last: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The adjoint loop: (lam, delta, k), see sweeps/plan.py."""
+    """The adjoint loop: (lam, delta, k), see sweeps/plan.py.
+
+    scaled: lam are mantissas, lam_t 2^-k_t; otherwise k is None.
+    keep: lam is read at every step; otherwise at the first alone, and two steps' room is enough.
+    """
     cell = plan.cell
     rows = plan.rows
     loops = compiled_loops(cell, saved.x.dtype)
     width = saved.x.shape[1]
-    lam = empty((rows.B + rows.N if keep else 2 * rows.B, width), saved.x)
+    lam_rows = rows.B + rows.N if keep else 2 * rows.B
+    lam = empty((lam_rows, width), saved.x)
     delta = empty(saved.a.shape, saved.x)
     k = torch.empty(rows.B + rows.N, dtype=torch.int32) if scaled else None
     if not adjoint_step(cell).uses_W:

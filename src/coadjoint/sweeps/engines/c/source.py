@@ -80,6 +80,9 @@ def elementwise_loop(
 ) -> str:
     """The C function `name` that computes the outputs' nodes from the inputs' nodes, row by row.
 
+    In C: m rows of d units; `{name}_at` computes units j .. j + n - 1 of row i, as one vector of
+    n <= L numbers.
+
     skip: (array, entry) of outputs that are not written.
     """
     names: dict[Node, str] = {}
@@ -108,7 +111,8 @@ def elementwise_loop(
     parameters += [f"real *{array.name}" for array in outputs]
     listed = ", ".join(parameters)
     passed = ", ".join(array.place() for array in arrays)
-    # Arrays of one node that all have rows are one long row: no vector is cut at the end of each.
+    # If every array has one node and a row of its own for each i, the m rows lie end to end: they
+    # are taken for one row of m d units, so that no vector is cut short at the end of each row.
     is_one_row = all(len(y.nodes) <= 1 and not (y.uniform and y.nodes) for y in arrays)
     return f"""
 INLINE void {name}_at(long d, long n, {listed}) {{

@@ -207,8 +207,9 @@ def may_overlap(cell: Cell, d: int, B: int, like: Tensor) -> bool:
     size = like.element_size()
     device = like.get_device()
     g = choose_geometry(cell, d, B, size, processor_count(device), shared_memory_limit(device))
-    if g is None or g.parts == 1:
+    if g is None or g.parts == 1:  # no kernel at all, or one whose blocks need no other's values
         return True
+    # Sweeps with too much traffic do not run as one kernel (make_launch), so no block waits.
     return all(exceeds_traffic(name, cell, d, B, size, g) for name in ("forward", "adjoint"))
 
 
@@ -245,7 +246,11 @@ def adjoint(
     keep: bool,
     k_last: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The adjoint loop: (lam, delta, k), see sweeps/plan.py."""
+    """The adjoint loop: (lam, delta, k), see sweeps/plan.py.
+
+    scaled: lam are mantissas, lam_t 2^-k_t; otherwise k is None.
+    keep: whether lam is read at every step; the kernel writes all of it in either case.
+    """
     rows = plan.rows
     x = saved.x
     launch = make_launch("adjoint", plan, x, x.shape[1])
@@ -340,13 +345,18 @@ def pointwise(
     at_hand: Sequence[Tensor | None],
     tensors: Sequence[Tensor | None],
 ) -> list[Tensor]:
-    """The outputs of `op` that are not identically zero, row by row."""
+    """The outputs of `op` that are not identically zero, row by row.
+
+    rows: not needed here; it belongs to the interface of engines.
+    at_hand, tensors: the values of op.known and op.inputs, None where one is missing.
+    """
     groups = []
     given = []
     for group, y in zip(input_groups(op), (*at_hand, *tensors), strict=True):
         if y is not None:
             groups.append(group)
             given.append(y)
+    # The first input that has rows tells their number and that of the units.
     for (name, nodes), y in zip(groups, given, strict=True):
         if name is not None and name not in op.uniform:
             like = y

@@ -99,7 +99,11 @@ def adjoint(
     keep: bool,
     k_last: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The adjoint loop: (lam, delta, k), see sweeps/plan.py."""
+    """The adjoint loop: (lam, delta, k), see sweeps/plan.py.
+
+    scaled: lam are mantissas, lam_t 2^-k_t; otherwise k is None.
+    keep: lam is read at every step; otherwise at the first alone, and two steps' room is enough.
+    """
     rows = plan.rows
     delta = empty(saved.a.shape, saved.x)
     if s is not None and s_last is not None and not scaled:
@@ -115,7 +119,7 @@ def adjoint(
         if scaled:
             return lam, delta, ScaledAdjoint(loop, s, s_last, k_last, factors).run()
         sources = None if s is None else rows.states(s)
-        pulled = loop.pulled
+        pulled = loop.pulled  # where step t writes: lam_t of the samples that go on to t + 1
         start_samples(loop, sources, s_last, rows.T)
         for i, (lo, hi) in reversed(list(enumerate(loop.blocks))):
             loop.compute_slopes(i)

@@ -30,11 +30,11 @@ class StepViews:
         return self._made[key]
 
     def steps(self, y: Tensor) -> Views:
-        """A step array as T views [n_t, .]."""
+        """A step array [N, .] as T views [n_t, .], n_t the samples that take step t."""
         return self._once(self.rows.steps, y)
 
     def states(self, x: Tensor) -> Views:
-        """A state array as T + 1 views."""
+        """A state array [B + N, .] as T + 1 views: x_0 of all B samples, then x_1 .. x_T."""
         return self._once(self.rows.states, x)
 
     def before(self, x: Tensor) -> Views:
@@ -145,12 +145,17 @@ def step_views_of_blocks(rows: Rows, blocks: Sequence[tuple[int, int]], buffers:
 
 
 def saved_views(plan: SweepPlan, saved: Saved, split: Split, before: Split) -> NodeViews:
-    """What a forward sweep saved, as the slopes read it: values of nodes, a, v and x_{t-1}."""
+    """What a forward sweep saved, as the slopes read it: values of nodes, a, v and x_{t-1}.
+
+    split: a step array as views of its steps. before: a state array as those of x_{t-1}.
+    """
     cell = plan.cell
-    views = NodeViews().pack(cell.next, saved.x[plan.rows.B :], split)
-    views.pack(cell.saved_nodes, saved.q, split)
-    # A next state that is an input or a constant itself has a value wherever it is needed.
-    views = views.only([node for node in views if node.args])
+    after_x0 = saved.x[plan.rows.B :]  # x_1 .. x_T, a step array
+    computed = NodeViews().pack(cell.next, after_x0, split).pack(cell.saved_nodes, saved.q, split)
+    # A node without arguments is an input or a constant, not computed: a cell may return one as its
+    # next state. It has a value wherever it is needed.
+    views = computed.only([node for node in computed if node.args])
+    # Without q (the engine saved no nodes) those nodes are computed again from a.
     if cell.needs_a or saved.q is None:
         views.pack(cell.a, saved.a, split)
     return views.pack(cell.v, saved.v, split).pack(cell.x, saved.x, before)
