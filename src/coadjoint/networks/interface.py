@@ -15,6 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from ..cells.cell import Cell
@@ -27,8 +28,6 @@ from ..sweeps.layout import Sequences, lay_out
 from ..sweeps.torch_internals import has_hooks
 
 if TYPE_CHECKING:
-    from numpy.typing import ArrayLike
-
     from .layers import Recorded
     from .network import Network
     from .recurrence import Recurrence
