@@ -363,7 +363,7 @@ for run in (module, lambda u: net(u).y_hat):
 freed = torch.randn(4, 2, 3)
 freed.untyped_storage().resize_(0)
 for what, run in (("a network", net), ("a module", module)):
-    refused(f"{what} with freed input", lambda: run(freed), "has lost its memory")
+    refused(f"{what} with freed input", lambda: run(freed), "was freed")
 
 W = net.W.detach().clone()
 f = lambda W: torch.func.functional_call(net, {"W": W}, (u,)).y_hat.sum()

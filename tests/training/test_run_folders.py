@@ -956,7 +956,7 @@ def test_a_changed_config_is_refused(stopped_copy):
     path.write_text(path.read_text().replace("hidden: 6", "hidden: 7"))
     code, output = command("resume", stopped_copy)
     assert code == 4
-    assert "network.hidden (6 then, 7 now) has changed" in output
+    assert "network.hidden has changed since the run began (6 then, 7 now)" in output
 
 
 def test_another_number_of_threads_is_said(tmp_path):

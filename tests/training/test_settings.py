@@ -231,7 +231,7 @@ REFUSED = [
         {None: "is UTF-16 text. Save it as UTF-8."}) for kind in FORMATS],
     *[(kind, b"# x\n#\0", {2: "NUL bytes"}) for kind in FORMATS],
     *[(kind, b"# x\n# caf\xe9", {2: "byte 0xe9 is not UTF-8"}) for kind in FORMATS],
-    *[(kind, b"#" * 1_000_001, {None: "is larger than 1,000,000 bytes"}) for kind in FORMATS],
+    *[(kind, b"#" * 1_000_001, {None: "the limit of 1,000,000 bytes"}) for kind in FORMATS],
 ]  # fmt: skip
 
 
