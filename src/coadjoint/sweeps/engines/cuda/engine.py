@@ -248,7 +248,7 @@ def adjoint(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """The adjoint loop: (lam, delta, k), see sweeps/plan.py.
 
-    scaled: lam are mantissas, lam_t 2^-k_t; otherwise k is None.
+    scaled: lam holds mantissas, and the costate is lam_t 2^k_t; otherwise k is None.
     keep: whether lam is read at every step; the kernel writes all of it in either case.
     """
     rows = plan.rows

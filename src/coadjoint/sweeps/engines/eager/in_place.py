@@ -101,7 +101,7 @@ def adjoint(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """The adjoint loop: (lam, delta, k), see sweeps/plan.py.
 
-    scaled: lam are mantissas, lam_t 2^-k_t; otherwise k is None.
+    scaled: lam holds mantissas, and the costate is lam_t 2^k_t; otherwise k is None.
     keep: lam is read at every step; otherwise at the first alone, and two steps' room is enough.
     """
     rows = plan.rows

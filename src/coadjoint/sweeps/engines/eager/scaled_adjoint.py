@@ -70,8 +70,8 @@ class ScaledAdjoint:
         self.range = RANGES[self.dtype]
         self.enters_at_end_only = s is None and rows.uniform  # no source enters later on
         self.k_sources = source_exponents(rows, s, s_last, k_last)
-        # lam_T is its source, and so is its exponent; a source of zeros has NO_EXPONENT. The other
-        # exponents are set as the loop goes on.
+        # lam_T equals its source and takes its exponent, or k_last where the source is zero
+        # (NO_EXPONENT). The exponents of earlier states are set as the loop reaches them.
         k_at_end = self.k_sources[rows.T]
         self.k = k_last.expand(rows.T + 1, rows.B).clone()
         self.k[rows.T] = torch.where(k_at_end == NO_EXPONENT, k_last, k_at_end)
