@@ -359,7 +359,7 @@ def test_a_state_of_another_size_and_other_engines_are_refused():
     def make(step, **options):
         return co.Network(step, inputs=2, hidden=3, outputs=1, **options)
 
-    with pytest.raises(co.InputError, match="has 3 parts; expected 2: give"):
+    with pytest.raises(co.InputError, match="has 3 parts; expected 2: pass"):
         make(steps.GatedFeedback(2, 3), slots=3)(torch.randn(4, 2, 2))
     with pytest.raises(co.Unsupported, match="generates its code from a cell's formula"):
         make(steps.ResetBefore(2, 3), engine="cpu")

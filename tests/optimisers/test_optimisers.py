@@ -363,7 +363,7 @@ def test_the_distance_to_the_gradient_is_kept(tmp_path):
         (lambda: optimiser("sgd", rule="armijo"), "step rule"),
         (lambda: optimiser("hessian-free", damping=-1.0).stepper(network()), "damping"),
         (lambda: optimiser("hessian-free").make([]), "not one of torch's"),
-        (lambda: trained(optimiser=optimiser("lbfgs"), clip=1.0), "no clipping"),
+        (lambda: trained(optimiser=optimiser("lbfgs"), clip=1.0), "so clipping has no effect"),
         (lambda: trained(clip_mean=0.0), "clip_mean must be"),
         (lambda: trained(seconds=-1.0), "seconds must be"),
         (lambda: trained(weight_noise=math.nan), "weight_noise must be"),
@@ -386,7 +386,10 @@ def test_the_distance_to_the_gradient_is_kept(tmp_path):
         ),
         (lambda: trained(easiest=(0.5, 10)), "easiest must be like co.training.curriculum"),
         (lambda: trained(clip="1"), "clip must be"),
-        (lambda: trained(optimiser=RUNS["hessian-free"], weight_noise=0.1), "no weight_noise"),
+        (
+            lambda: trained(optimiser=RUNS["hessian-free"], weight_noise=0.1),
+            "leave out weight_noise",
+        ),
     ],
 )
 def test_bad_optimisers_are_refused(make, words):

@@ -12,6 +12,11 @@ curvature            Gauss-Newton, structural damping and Hessian products
 weight_jacobian      how states and outputs change with the weights, forwards and backwards
 conjugate_gradients  linear systems with a matrix that is given by its products
 hessian_free         Newton steps without the Hessian
+
+Example:
+    >>> from coadjoint import optimisers
+    >>> optimisers.make("adam", lr=1e-3, schedule="cosine").name
+    'adam'
 """
 
 from __future__ import annotations

@@ -10,6 +10,16 @@ With a = a(theta) the pre-outputs of a batch and x = x(theta) its states,
 
 Nothing is differentiated twice through time. The product with the Hessian itself (exact, perhaps
 indefinite) is beside them.
+
+Example:
+    >>> import torch
+    >>> import coadjoint as co
+    >>> net = co.Network("elman", inputs=1, hidden=2, outputs=1, dtype=torch.float64)
+    >>> u = torch.ones(3, 4, 1, dtype=torch.float64)
+    >>> c = co.curvature.Curvature(net, co.Batch(u, u[0]), "squared")
+    >>> v = torch.ones(len(c.gradient()), dtype=torch.float64)
+    >>> bool(v @ c.gauss_newton(v) >= 0)
+    True
 """
 
 from __future__ import annotations

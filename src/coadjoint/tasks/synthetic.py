@@ -411,10 +411,7 @@ class Memorisation(Generated):
         }
 
     def judged(self, steps: Tensor, recall: Tensor) -> Tensor:
-        """Return which steps must be correct for a sequence to count as correct: here all of them.
-
-        steps: the steps that exist. recall: the last of them, which repeat the pattern.
-        """
+        """Return which of the existing `steps` must be correct, here all; `recall` are the last."""
         return steps
 
     def baseline(self) -> dict[str, float]:
