@@ -45,7 +45,7 @@ import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.7.0"
+__version__ = "0.7.1"
 
 if TYPE_CHECKING:
     from . import (
