@@ -207,6 +207,7 @@ def omega_published(lam: BaseCostates) -> Tensor:
     gradient); steps with ||lam_t / B||^2 < 1e-20 are left out; the sum over steps and samples is
     divided by the number of steps left: one value for the batch, given to every sample.
     """
+    # the run of a cell that is a formula; a step function has none
     run = None if lam.sweep is None else lam.sweep.formula
     if run is None or run.W is None or not isinstance(lam, Costates):
         raise Unsupported(
