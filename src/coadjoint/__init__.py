@@ -317,6 +317,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    """Load a public module, a module of 0.6 or a public name when it is first used."""
     if name in _MODULES:
         return importlib.import_module(f".{_MODULES[name]}", __name__)
     if name in _MOVED:
@@ -329,6 +330,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
+    """The names that dir() and completion show: those loaded so far, and all public ones."""
     return sorted({*globals(), *__all__})
 
 
@@ -336,7 +338,8 @@ class _OldPath(types.ModuleType):
     """A module that has moved: its names are looked up where they are now."""
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
+        """The attribute `name` of the modules that this one was split into."""
+        if name.startswith("__"):  # the import machinery asks for __path__ and the like
             raise AttributeError(name)
         old = self.__name__.removeprefix("coadjoint.")
         homes = _MOVED[old].split()
@@ -357,7 +360,10 @@ class _OldPaths(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """The import of an old path, with a warning; None leaves all others to Python."""
+        """How to import `fullname` if it is an old path, with a warning; None if it is not.
+
+        `path` and `target` belong to Python's protocol of finders and are not used.
+        """
         package, _, name = fullname.partition(".")
         if package != __name__ or name not in _MOVED:
             return None

@@ -95,10 +95,10 @@ class OptionError(ConfigError):
 
     def __init__(self, template: str) -> None:
         self.template = template
-        super().__init__(self.text_with(str))
+        super().__init__(self.text_with(str))  # str leaves names as they are: Python's keywords
 
     def text_with(self, spell: Callable[[str], str]) -> str:
-        """The text with each option as `spell` writes it."""
+        """The text with each $option as `spell` writes it, and "$" for "$$"."""
 
         def replace(match: re.Match[str]) -> str:
             return "$" if match[1] == "$" else spell(match[1])
@@ -151,8 +151,9 @@ def escape_controls(text: object, lines: bool = True) -> str:
     plain = str(text)
     if plain.isprintable():
         return plain
-    kept = "\n" if lines else ""
-    return "".join(c if c.isprintable() or c in kept else repr(c)[1:-1] for c in plain)
+    allowed = "\n" if lines else ""
+    # repr writes a control character out; [1:-1] takes off its quotes
+    return "".join(c if c.isprintable() or c in allowed else repr(c)[1:-1] for c in plain)
 
 
 def one_line(text: object, limit: int = 40) -> str:
@@ -172,6 +173,7 @@ def error_text(error: BaseException, limit: int = 200) -> str:
 
     It is on one line and has no full stop at its end.
     """
+    # an OSError's strerror has the words alone; str() would add its number and the file
     words = str(getattr(error, "strerror", None) or error) or type(error).__name__
     # tokenize raises errors of a text and a position; str() would show both as a tuple
     if len(error.args) > 1 and words == str(error.args):
@@ -180,16 +182,22 @@ def error_text(error: BaseException, limit: int = 200) -> str:
 
 
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.5) -> str | None:
-    """The known name most like this one, regardless of case; None if none is similar."""
+    """The known name most like `name`, regardless of case; None if none is similar.
+
+    cutoff  the least similarity that counts, from 0 (anything) to 1 (the same), as in difflib
+    """
     by_folded: dict[str, str] = {}
-    for each in known:
-        by_folded.setdefault(each.casefold(), each)
+    for known_name in known:
+        by_folded.setdefault(known_name.casefold(), known_name)
     near = difflib.get_close_matches(name.casefold(), by_folded, n=1, cutoff=cutoff)
     return by_folded[near[0]] if near else None
 
 
 def choose(kind: str, name: object, known: Iterable[str]) -> str:
-    """`name` if it is one of `known`, else an error that suggests the nearest one."""
+    """`name` if it is one of `known`, else an error that suggests the nearest one.
+
+    kind  what the names are names of, for the error: "cell", "loss"
+    """
     names = sorted(known)
     if isinstance(name, str) and name in names:
         return name
@@ -235,7 +243,10 @@ MAX_COUNT = 2**31 - 1  # of units, samples, steps, ...
 
 
 def whole_number(name: str, value: object, least: int = 1, most: int = MAX_COUNT) -> int:
-    """`value` as an int; anything but a whole number in least..most is refused."""
+    """`value` as an int; anything but a whole number in least..most is refused.
+
+    name  what the number is, for the error
+    """
     if not isinstance(value, numbers.Integral) or isinstance(value, bool) or int(value) < least:
         raise InputError(f"{name} must be a whole number, at least {least}; got {brief(value)}.")
     if int(value) > most:
@@ -253,6 +264,7 @@ def real(
 ) -> float:
     """`value` itself; anything but a finite number in least..most is refused.
 
+    name          what the number is, for the error
     above, below  whether `least` and `most` themselves are refused too
     """
     if isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value):
@@ -282,7 +294,10 @@ Kinds = type | UnionType | tuple[type | UnionType, ...]
 
 
 def check_kind(name: str, value: object, kinds: Kinds, expected: str) -> None:
-    """Refuse a value that is not an instance of `kinds`; `expected` says what is."""
+    """Refuse a value that is not an instance of `kinds`.
+
+    name, expected  what the value is and what it must be, for the error
+    """
     if not isinstance(value, kinds):
         raise KindError(f"{name} must be {expected}; got {brief(value)}.")
 
@@ -298,7 +313,7 @@ def brief(value: object) -> str:
         return one_line(repr(value), 60)
     if isinstance(value, list | tuple | dict) and len(value) < 5:
         text = repr(value)
-        if "\n" not in text:
+        if "\n" not in text:  # arrays inside a list take several lines
             return one_line(text, 60)
     return type(value).__name__
 

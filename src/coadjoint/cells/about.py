@@ -26,7 +26,7 @@ class CellDescription:
 
 
 def about(name: str) -> CellDescription:
-    """Describe a cell or step.
+    """Describe the cell or step of that name.
 
     Example:
         >>> from coadjoint.cells import about
@@ -36,6 +36,7 @@ def about(name: str) -> CellDescription:
     choose("cell", name, (*library.CELLS, *steps.STEPS))
     if name in steps.STEPS:
         step = steps.STEPS[name]
+        # the last paragraph of a step's docstring is its paper
         equations, _, paper = inspect.cleandoc(step.__doc__ or "").rpartition("\n\n")
         return CellDescription(equations, paper, steps.options(name), step.state)
     cell = library.named(name)

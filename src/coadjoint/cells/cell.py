@@ -63,10 +63,12 @@ class Fields:
     """
 
     def __init__(self, kind: str, entries: Mapping[str, object]) -> None:
+        """Make the entries attributes; `kind` is the letter z, v, x or p, for the error."""
         self.__dict__.update(entries)
         self.__dict__["_kind"] = kind
 
     def __getattr__(self, name: str) -> Node:
+        """Refuse a name that is not among the entries: Python calls this only for those."""
         names = ", ".join(n for n in self.__dict__ if n != "_kind") or "none"
         raise InputError(f"this cell has no {self._kind}.{name}; its {self._kind} has: {names}.")
 
@@ -102,20 +104,22 @@ class Cell(Portable):
     data: Callable[[Tensor, int, bool], Tensor] | None = None
 
     def __post_init__(self) -> None:
-        # Record now: a formula that cannot be recorded is then refused where it is written.
+        # Record f and r now: one that cannot be recorded is then refused where it is written.
         _ = self.next, self.read
 
     def __copy__(self) -> Cell:
         return self  # a cell never changes
 
     def __deepcopy__(self, memo: object) -> Cell:
-        return self
+        return self  # a cell never changes
 
     @property
     def _function(self) -> Callable[..., object]:
+        """The function that the cell was made of; a pickle looks the cell up where it is."""
         return self.formula
 
     def _reduce_without_place(self, protocol: object) -> NoReturn:
+        """Refuse to pickle a cell that has no import path."""
         raise InputError(
             f"cell '{self.name}' cannot be pickled: a user's cell is pickled by its import path, "
             f"but this one is not at the top level of module {self.formula.__module__}. Define "
@@ -125,6 +129,7 @@ class Cell(Portable):
     if not TYPE_CHECKING:  # mypy would take any name for an attribute of this class
 
         def __getattr__(self, name: str) -> object:
+            """Find an attribute under the name that it had before 0.7, with a warning."""
             if name not in RENAMED:
                 raise AttributeError(f"'Cell' object has no attribute {name!r}")
             new = RENAMED[name]
@@ -145,7 +150,7 @@ class Cell(Portable):
 
     @functools.cached_property
     def p(self) -> tuple[Node, ...]:
-        """The symbols of the per-unit parameters."""
+        """The symbols of the per-unit parameters, in the order of `parameters`."""
         return tuple(symbol(f"p.{name}") for name in self.parameters)
 
     @functools.cached_property
@@ -158,17 +163,20 @@ class Cell(Portable):
 
     @functools.cached_property
     def v(self) -> tuple[Node, ...]:
-        """The symbols of `side_entries`."""
+        """The symbols of `side_entries`, the entries of v that are not summed into a."""
         return tuple(symbol(f"v.{name}") for name in self.side_entries)
 
     @property
     def side_entries(self) -> tuple[str, ...]:
-        """The entries of v that have an array apart from a: of `side`, `inputs` and `given`."""
+        """The names of the entries of v that have their own array, instead of a sum a = z + v.
+
+        They are the gates in `side`, then `inputs`, then `given`.
+        """
         return (*self.side, *self.inputs, *self.given)
 
     @functools.cached_property
     def driven_entries(self) -> tuple[str, ...]:
-        """The entries of v that R and b make, in the order of their rows."""
+        """The names of the entries of v = R u + b, in the order of the rows of R and b."""
         without_v = self._traced[2]
         return (*(gate for gate in self.gates if gate not in without_v), *self.inputs)
 
@@ -179,7 +187,7 @@ class Cell(Portable):
 
     @functools.cached_property
     def side(self) -> tuple[str, ...]:
-        """The gates that use z and v other than as z + v; they keep an array of v."""
+        """The gates that use z and v other than as z + v; v then has its own array."""
         return self._traced[1]
 
     @functools.cached_property
@@ -195,16 +203,17 @@ class Cell(Portable):
 
     @functools.cached_property
     def saved_nodes(self) -> tuple[Node, ...]:
-        """The expensive values inside x_t, which an engine may keep for the other loops.
+        """The expensive values inside x_t, which an engine may keep for the loops that follow.
 
-        Values that are x_t itself are left out: they are kept in any case.
+        Values that are x_t itself are left out: they are kept in any case. So are those of p
+        alone, which are computed once before a loop.
         """
         moving = dependent_nodes(self.next, (*self.a, *self.v, *self.x))
-        found = []
+        saved = []
         for node in walk(self.next):
             if node.op in EXPENSIVE and node in moving and node not in self.next:
-                found.append(node)
-        return tuple(found)
+                saved.append(node)
+        return tuple(saved)
 
     @functools.cached_property
     def needs_a(self) -> bool:
@@ -212,11 +221,15 @@ class Cell(Portable):
         known = frozenset(node for node in (*self.next, *self.saved_nodes) if node.args)
         costates = tuple(symbol(f"lam.{slot}") for slot in self.slots)
         gradients = pull(self.next, costates, (*self.a, *self.v, *self.x, *self.p))
+        # The walk does not look inside known values: it meets an a only where one is read itself.
         return any(node in self.a for node in walk(gradients, known))
 
     @functools.cached_property
     def _traced(self) -> tuple[tuple[Node, ...], tuple[str, ...], tuple[str, ...]]:
-        """x_t; the gates where v is apart from z; the gates without v."""
+        """Record the formula: x_t for each slot; the gates in `side`; the gates without v.
+
+        In x_t the symbol a stands for z + v, or for z alone in the two kinds of gates named.
+        """
         z = {gate: symbol(f"z.{gate}") for gate in self.gates}
         v = {name: symbol(f"v.{name}") for name in (*self.gates, *self.inputs, *self.given)}
         x = dict(zip(self.slots, self.x, strict=True))
@@ -234,11 +247,12 @@ class Cell(Portable):
         without_v: list[str] = []
         replaced: dict[Node, Node] = {}
         for gate, a in zip(self.gates, self.a, strict=True):
+            # Only a formula that uses z without v leaves v out; without W, z may be missing.
             has_v = z[gate] not in nodes or v[gate] in nodes
             total = add(z[gate], v[gate])
             users = {n for n in nodes if z[gate] in n.args or v[gate] in n.args}
             returned_bare = z[gate] in outputs or v[gate] in outputs
-            if has_v and users <= {total} and not returned_bare:
+            if has_v and users <= {total} and not returned_bare:  # z and v meet only in the sum
                 replaced[total] = a
                 continue
             replaced[z[gate]] = a
@@ -255,8 +269,11 @@ class Cell(Portable):
         x: Mapping[str, object],
         p: Mapping[str, object],
     ) -> list[Any]:
-        """What the formula returns for each slot: nodes of nodes, tensors of tensors."""
-        if self.anonymous:
+        """The formula's value for each slot: nodes if it is called with nodes, else tensors.
+
+        z, v, x, p  their entries by name
+        """
+        if self.anonymous:  # its formula takes z and v themselves, not entries by name
             gate = self.gates[0]
             returned = self.formula(z[gate], v[gate], Fields("x", x), Fields("p", p))
         else:
@@ -271,7 +288,7 @@ class Cell(Portable):
         return values
 
     def _read(self, x: Mapping[str, Any]) -> tuple[Any, ...]:
-        """r(x), of nodes or of tensors."""
+        """r(x), what W multiplies, from the slots by name (nodes or tensors); () without W."""
         if self.reads is None:
             return ()
         if callable(self.reads):
@@ -288,7 +305,11 @@ class Cell(Portable):
         x: Tensor,
         p: Mapping[str, Tensor],
     ) -> Tensor:
-        """One step on tensors, [B, slots d] -> [B, slots d], by calling the formula itself.
+        """One step on tensors, x [B, slots d] -> [B, slots d], by calling the formula itself.
+
+        base  [B, gates d], v of the gates that use it only as z + v
+        side  [B, entries d], v of `side_entries`; None if there are none
+        W     None for a cell that has none
 
         z = W r(x) and v = base; for the gates in `self.side`, z = W r(x) + base and v = side.
         The autograd engine runs this.
@@ -363,6 +384,7 @@ def cell(
     texts = {"slots": slots, "gates": gates or "", "given": given, "inputs": inputs, "shows": shows}
     for word, value in texts.items():
         check_kind(word, value, str, "names separated by spaces")
+    # once more, as `gates or ""` above hides 0 and other empty values
     check_kind("gates", gates, (str, type(None)), "names separated by spaces")
     _check_parameters(parameters)
     slot_names = tuple(slots.split())
@@ -401,6 +423,7 @@ def cell(
 
 
 def _check_parameters(parameters: Mapping[str, Initial] | None) -> None:
+    """Refuse anything but a number or a `Uniform` for each name, or None for no parameters."""
     check_kind("parameters", parameters, (Mapping, type(None)), "a dict of initial values by name")
     for name, initial in (parameters or {}).items():
         check_kind("the name of a parameter", name, str, "a text")
@@ -418,7 +441,7 @@ def _check_names(kind: str, names: Sequence[str]) -> None:
 
 
 def _parse_docstring(formula: Callable[..., object]) -> tuple[str, str]:
-    """The equations and, if the docstring has a last paragraph, the paper."""
+    """The equations and the paper: a docstring's last paragraph, if it has more than one."""
     text = inspect.cleandoc(formula.__doc__ or "")
     equations, _, paper = text.rpartition("\n\n")
     return (equations, paper) if equations else (text, "")

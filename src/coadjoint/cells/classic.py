@@ -64,6 +64,7 @@ def rate(activation: Activation = "tanh", noise: float = 0.0) -> Cell:
                 mode, by torch's own generator (torch.manual_seed), and left out by net.eval().
     """
     sigma = activation_function(activation)
+    # With n as an entry of v, z and v have entries by name: z.x, v.x, v.n. Else they are bare.
     gates = "x" if noise else None
     given = "n" if noise else ""
     data = functools.partial(gaussian, noise) if noise else None
@@ -94,7 +95,7 @@ def rate(activation: Activation = "tanh", noise: float = 0.0) -> Cell:
 
 
 def gaussian(std: float, t: Tensor, d: int, training: bool) -> Tensor:
-    """Independent N(0, std^2) for each of d units at the steps t; zero outside training."""
+    """Independent N(0, std^2) for d units at the steps t, [len(t), d]; zero outside training."""
     if training:
         return std * torch.randn(len(t), d)
     return torch.zeros(len(t), d)
@@ -133,6 +134,7 @@ def lstm_1997(truncated: bool = False) -> Cell:
 
         Hochreiter & Schmidhuber, Neural Computation 9 (1997)
         """
+        # 2 s(a) = 2 tanh(a/2)
         c = x.c + sigmoid(z.i + v.i) * 2 * tanh((z.g + v.g) / 2)
         return sigmoid(z.o + v.o) * tanh(c / 2), c
 
@@ -192,10 +194,10 @@ def scrn(alpha: float = 0.95, learned: bool = False, activation: Activation = "s
         enters: Tensor | float = 1 - alpha
         if learned:
             stays = sigmoid(p["beta"])
-            enters = sigmoid(-p["beta"])
+            enters = sigmoid(-p["beta"])  # 1 - alpha, but not zero before alpha is one
 
         def add_context(y: Tensor) -> Tensor:
-            # y[:d] are the rows of h, y[d:] those of s.
+            """R or b with P (1 - alpha) times its rows of s, y[d:], added to those of h, y[:d]."""
             return torch.cat([y[:d] + (P * enters) @ y[d:], y[d:]])
 
         # Autograd adds up the gradient of P in the order of these lines: it decides the last bits.
@@ -204,6 +206,7 @@ def scrn(alpha: float = 0.95, learned: bool = False, activation: Activation = "s
         new_b = None if b is None else add_context(b)
         return new_W, new_R, new_b
 
+    # beta begins where sigmoid(beta) = alpha
     parameters = {"beta": math.log(alpha / (1 - alpha))} if learned else {}
     name = "scrn-learned" if learned else "scrn"
 
@@ -219,6 +222,7 @@ def scrn(alpha: float = 0.95, learned: bool = False, activation: Activation = "s
         if learned:
             stays = sigmoid(p.beta)
             enters = sigmoid(-p.beta)  # 1 - alpha, but not zero before alpha is one
+        # `weights` has put P s' into W, R and b, and so into z.h + v.h; v.s is B u + b_s.
         return sigma(z.h + v.h), stays * x.s + enters * v.s
 
     return scrn

@@ -43,6 +43,7 @@ def antisymmetric(
 
             Chang et al., ICLR (2019)
             """
+            # z.h is W h; v.g is R_g u + b_g and v.h is R u + b.
             return x.h + eps * sigmoid(z.h + v.g) * sigma(z.h + v.h)
 
         return gated_antisymmetric
@@ -68,7 +69,7 @@ def exponential(z: Node, v: Node, x: Fields, p: Fields) -> Node:
     """
     a = z + v
     s = sign(a)
-    return s * relu(s * a + p.c)
+    return s * relu(s * a + p.c)  # s a = |a|
 
 
 @cached_by_options
@@ -91,6 +92,7 @@ def lipschitz(
 
         Erichson et al., ICLR (2021)
         """
+        # z.a is A h and has no external input; z.h + v.h is W h + R u + b.
         return x.h + eps * (z.a + sigma(z.h + v.h))
 
     return lipschitz
@@ -114,6 +116,7 @@ def cornn(
 
         Rusch & Mishra, ICLR (2021)
         """
+        # The argument z is W y + W_z z of the equation, v is R u + b.
         velocity = x.z + dt * (sigma(z + v) - gamma * x.y - eps * x.z)
         return x.y + dt * velocity, velocity
 
@@ -138,6 +141,7 @@ def unicornn(eps: float = 0.03, alpha: float = 0.9, activation: Activation = "ta
         Rusch & Mishra, ICML (2021)
         """
         e = eps * sigmoid(p.c)
+        # Without W the argument z is 0; v is R u + b.
         velocity = x.z - e * (sigma(p.w * x.y + (z + v)) + alpha * x.y)
         return x.y + e * velocity, velocity
 

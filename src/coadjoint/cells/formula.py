@@ -122,18 +122,18 @@ def local_slopes(node: Node) -> list[tuple[Node, Node]]:
         a, b = node.args
         return [(a, 1 / b), (b, -(node / b))]
     a = node.args[0]
-    if node.op == "power":
+    if node.op == "power":  # node.value is the exponent
         return [(a, node.value * power(a, node.value - 1))]
     return [(a, PRIMITIVES[node.op].slope(node, a))]
 
 
 def dependent_nodes(outputs: Iterable[Node], leaves: Iterable[Node]) -> set[Node]:
     """The nodes below `outputs` that depend on one of `leaves`, and the leaves themselves."""
-    found = set(leaves)
-    for node in walk(outputs):
-        if any(argument in found for argument in node.args):
-            found.add(node)
-    return found
+    dependent = set(leaves)
+    for node in walk(outputs):  # arguments come before the nodes that use them
+        if any(argument in dependent for argument in node.args):
+            dependent.add(node)
+    return dependent
 
 
 class LinearSums:
@@ -147,15 +147,16 @@ class LinearSums:
         self.parts: dict[Node, tuple[Node, Node]] = {}  # product -> (direction, slope)
 
     def times(self, direction: Node, slope: Node) -> Node:
-        """The product, with the slope multiplied into those the direction already has."""
-        base, before = self.parts.get(direction, (direction, ONE))
-        product = mul(base, mul(before, slope))
-        if product is not base and product is not ZERO:
-            self.parts[product] = (base, mul(before, slope))
+        """The product direction * slope; of a direction that is itself l c, l (c slope)."""
+        base, base_slope = self.parts.get(direction, (direction, ONE))
+        total_slope = mul(base_slope, slope)
+        product = mul(base, total_slope)
+        if product is not base and product is not ZERO:  # these two are not products any more
+            self.parts[product] = (base, total_slope)
         return product
 
     def plus(self, one: Node, other: Node) -> Node:
-        """The sum; where both are multiples of one direction, the slopes are added."""
+        """The sum one + other; of l c1 and l c2, multiples of the same l, l (c1 + c2)."""
         base, slope = self.parts.get(one, (one, ONE))
         other_base, other_slope = self.parts.get(other, (other, ONE))
         if base is other_base and base is not ZERO:
@@ -168,7 +169,7 @@ def pull(outputs: Sequence[Node], seeds: Sequence[Node], wrt: Sequence[Node]) ->
     sums = LinearSums()
     nodes = walk(outputs)
     live = dependent_nodes(outputs, wrt)
-    bar = dict.fromkeys(nodes, ZERO)
+    bar = dict.fromkeys(nodes, ZERO)  # bar[node] = sum_i seeds_i * d outputs_i / d node
     for output, seed in zip(outputs, seeds, strict=True):
         bar[output] = add(bar[output], seed)
     for node in reversed(nodes):
@@ -182,9 +183,12 @@ def pull(outputs: Sequence[Node], seeds: Sequence[Node], wrt: Sequence[Node]) ->
 
 
 def push(outputs: Sequence[Node], directions: Mapping[Node, Node]) -> list[Node]:
-    """Forward mode: sum_w d outputs_i / d w * directions_w, for each output."""
+    """Forward mode: sum_w d outputs_i / d w * directions_w, for each output.
+
+    directions  the change of each node w that changes; all other inputs are constant
+    """
     sums = LinearSums()
-    dot = dict(directions)
+    dot = dict(directions)  # dot[node] = sum_w d node / d w * directions_w
     for node in walk(outputs, frozenset(directions)):
         if node in dot:
             continue
@@ -198,7 +202,7 @@ def push(outputs: Sequence[Node], directions: Mapping[Node, Node]) -> list[Node]
 
 
 def substitute(outputs: Sequence[Node], replacement: Mapping[Node, Node]) -> list[Node]:
-    """The expressions with some of their nodes replaced."""
+    """The expressions with some of their nodes replaced: `replacement` maps old nodes to new."""
     new = dict(replacement)
     for node in walk(outputs, frozenset(replacement)):
         if node not in new:
@@ -212,6 +216,7 @@ def _rebuild(node: Node, args: tuple[Node, ...]) -> Node:
         return RECORD[node.op](*args)
     if node.op in PRIMITIVES:
         return apply_primitive(node.op, args[0])
+    # a power, whose value is the exponent; or an input or a constant, which has no arguments
     return Node(node.op, args, node.value)
 
 
@@ -229,15 +234,16 @@ def loop_invariants(
 ) -> list[Node]:
     """The largest subexpressions that do not depend on `moving`.
 
-    They can be computed before a loop over `moving`. Nodes in `given` are at hand already.
+    They can be computed before a loop that changes `moving`. Values of nodes in `given` are at
+    hand already, so what is inside them is not needed.
     """
     dependent = dependent_nodes(outputs, moving)
-    found: dict[Node, None] = {}
+    invariants: dict[Node, None] = {}  # in the order of first use
     for node in walk(outputs, given):
         if node in dependent and node not in given:
-            found |= dict.fromkeys(a for a in node.args if a not in dependent)
-    found |= dict.fromkeys(output for output in outputs if output not in dependent)
-    return [node for node in found if node.args]
+            invariants |= dict.fromkeys(a for a in node.args if a not in dependent)
+    invariants |= dict.fromkeys(output for output in outputs if output not in dependent)
+    return [node for node in invariants if node.args]  # inputs and constants need no computation
 
 
 def evaluate_nodes(outputs: Sequence[Node], values: Mapping[Node, Tensor]) -> list[Any]:
@@ -257,7 +263,7 @@ def evaluate_nodes(outputs: Sequence[Node], values: Mapping[Node, Tensor]) -> li
 
 
 def torch_operation(node: Node) -> Callable[..., Tensor]:
-    """The torch function that computes one node from its arguments."""
+    """The torch function that computes one node from the tensors of its arguments."""
     if node.op in ARITHMETIC:
         return ARITHMETIC[node.op]
     if node.op == "power":
@@ -268,6 +274,7 @@ def torch_operation(node: Node) -> Callable[..., Tensor]:
 
 
 def _power(exponent: float, a: Tensor, **out: Tensor) -> Tensor:
+    """The power a ** exponent; the exponent comes first, for functools.partial."""
     return torch.pow(a, exponent, **out)
 
 

@@ -92,8 +92,8 @@ def options(name: str) -> dict[str, object]:
         return {}
     # "scrn-learned" is scrn with an option that is set already
     set_already = make.keywords if isinstance(make, functools.partial) else {}
-    found = inspect.signature(make).parameters
-    return {option: found[option].default for option in found if option not in set_already}
+    arguments = inspect.signature(make).parameters
+    return {key: arguments[key].default for key in arguments if key not in set_already}
 
 
 # Cells whose equations name their activations.
@@ -101,7 +101,10 @@ FIXED_ACTIVATION = tuple(name for name in CELLS if "activation" not in options(n
 
 
 def named(name: str, activation: Activation | None = None, **given: object) -> Cell:
-    """The cell of that name with its options; `activation` for those that leave it open.
+    """The cell of that name.
+
+    activation  for cells whose equations leave it open; None takes the cell's default
+    given       other options of the cell, as `options(name)` lists them
 
     Example:
         >>> from coadjoint import cells
@@ -129,7 +132,7 @@ def named(name: str, activation: Activation | None = None, **given: object) -> C
     try:
         return make(**given)
     except TypeError as error:
-        # `cached_by_options` looks the options up in a dictionary.
+        # Cells are kept in a dictionary by their options, so a list, say, cannot be one.
         if "unhashable" in str(error):
             raise KindError(
                 f"activation must be a name or a function; got {type(activation).__name__}."

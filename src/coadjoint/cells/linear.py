@@ -35,13 +35,16 @@ def minlstm(z: Fields, v: Fields, x: Fields, p: Fields) -> Node:
 
     Feng et al., arXiv:2410.01201 (2024)
     """
-    # log(f/i), exact even where f and i themselves round to zero
-    odds = softplus(-(z.i + v.i)) - softplus(-(z.f + v.f))
-    return sigmoid(odds) * x.h + sigmoid(-odds) * (z.h + v.h)
+    # f/(f + i) = sigmoid(log(f/i)); log(f/i) is exact even where f and i round to zero
+    log_odds = softplus(-(z.i + v.i)) - softplus(-(z.f + v.f))
+    return sigmoid(log_odds) * x.h + sigmoid(-log_odds) * (z.h + v.h)
 
 
 def ring(area: Tensor) -> Tensor:
-    """Nu of units with |L|^2 = `area`; the area is kept off 0 and 1, where nu is infinite."""
+    """The lru's nu of units with |L|^2 = exp(-2 exp(nu)) = `area`, entry by entry.
+
+    The area is kept 1e-6 away from 0 and 1, where nu is infinite: |L| lies in 0.001..0.9999995.
+    """
     return torch.log(-torch.log(area.clamp(1e-6, 1 - 1e-6)) / 2)
 
 
@@ -50,11 +53,11 @@ NEVER_FADES = -37.0  # nu below which 1 - |L|^2 is 2 exp(nu) to the last digit o
 
 
 def at_most(high: float, a: Node) -> Node:
-    """The lesser of both.
+    """The lesser of `high` and a.
 
     A formula has no branches, so a switch chooses; high - relu(high - a) would lose digits of a.
     """
-    over = step(a - high)
+    over = step(a - high)  # 1 where a > high, else 0
     return (1 - over) * a + over * high
 
 
@@ -64,9 +67,9 @@ def input_gain(nu: Node) -> Node:
     A root is infinitely steep at 0, so its slopes would overflow. Below NEVER_FADES the gain is
     proportional to exp(nu / 2): the root stops there, and that factor takes over.
     """
-    under = step(NEVER_FADES - nu)
-    within = (1 - under) * nu + under * NEVER_FADES
-    beneath = under * (nu - NEVER_FADES)
+    under = step(NEVER_FADES - nu)  # 1 where nu < NEVER_FADES, else 0
+    within = (1 - under) * nu + under * NEVER_FADES  # the greater of nu and NEVER_FADES
+    beneath = under * (nu - NEVER_FADES)  # the rest of nu, at most 0
     return sqrt(-expm1(-2 * exp(within))) * exp(beneath / 2)
 
 
@@ -84,7 +87,8 @@ def lru(z: Fields, v: Fields, x: Fields, p: Fields) -> tuple[Node, Node]:
 
     Orvieto et al., ICML (2023)
     """
-    # Further up exp(nu) overflows, and infinity times |L| = 0 is not a number.
+    # |L| is 0 from FADES_AT_ONCE on. Further up exp(nu) overflows, and the slope of |L| would be
+    # infinity times 0.
     nu = at_most(FADES_AT_ONCE, p.nu)
     size = exp(-exp(nu))
     gain = input_gain(nu)

@@ -86,6 +86,7 @@ class Node:
         )
 
     def _refuse_order(self, _: object) -> bool:
+        """Refuse <, <=, > and >=, with the error of bool(node): a formula cannot branch."""
         return bool(self)
 
     __lt__ = __le__ = __gt__ = __ge__ = _refuse_order
@@ -102,6 +103,7 @@ class Node:
         name = getattr(func, "__name__", str(func))
         if name in PRIMITIVES and len(args) == 1 and not kwargs:
             return apply_primitive(name, args[0])
+        # tanh_slope and sigmoid_slope are not for users
         known = sorted(name for name in PRIMITIVES if "_" not in name)
         raise KindError(
             f"torch's '{name}' is not one of the functions a cell's formula may use: "
@@ -156,6 +158,7 @@ def add(a: Node, b: Node) -> Node:
         return sub(a, b.args[0])
     if a.op == "neg":
         return sub(b, a.args[0])
+    # the older argument first, so that a + b and b + a are one node
     return Node("add", (a, b) if a.order <= b.order else (b, a))
 
 
@@ -188,7 +191,7 @@ def mul(a: Node, b: Node) -> Node:
     if is_const(a) and is_const(b):
         return as_node(a.value * b.value)
     if is_const(b):
-        a, b = b, a
+        a, b = b, a  # from here on a constant is a
     if a is ZERO:
         return ZERO
     if a is ONE:
@@ -201,6 +204,7 @@ def mul(a: Node, b: Node) -> Node:
         return neg(mul(a.args[0], b))
     if b.op == "neg":
         return neg(mul(a, b.args[0]))
+    # a constant first, else the older argument, so that a * b and b * a are one node
     return Node("mul", (a, b) if is_const(a) or a.order <= b.order else (b, a))
 
 
@@ -214,13 +218,16 @@ def div(a: Node, b: Node) -> Node:
 
 
 def power(a: Node, exponent: Scalar) -> Node:
-    """Record a ** exponent for a fixed exponent; 1 to 8 become products, which are exact."""
+    """Record a ** exponent for a fixed exponent.
+
+    Exponents 1 to 8 become products, at most four, which round better than pow.
+    """
     if isinstance(exponent, Node) or not math.isfinite(exponent):
         raise KindError("a formula's exponent must be a finite number.")
     if exponent == 0:
         return ONE
     if exponent == int(exponent) and 0 < exponent <= 8:
-        half = power(a, int(exponent) // 2)
+        half = power(a, int(exponent) // 2)  # a^n = (a^(n // 2))^2, times a if n is odd
         square = mul(half, half)
         return mul(square, a) if exponent % 2 else square
     if is_const(a):

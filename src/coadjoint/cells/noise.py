@@ -42,6 +42,7 @@ def noisy(base: Cell, dropout: bool, zoneout: bool) -> Cell:
         weights=base.weights,
     )
     def noisy(z: Fields, v: Fields, x: Fields, p: Fields) -> tuple[Node, ...]:
+        # The new slots of `base`, called with its own entries: it knows nothing of the noise.
         new: list[Node] = base._call(
             entries(z, base.gates),
             entries(v, (*base.gates, *base.inputs)),
@@ -53,12 +54,13 @@ def noisy(base: Cell, dropout: bool, zoneout: bool) -> Cell:
                 keep = getattr(v, f"k_{slot}")
                 new[i] = keep * getattr(x, slot) + (1 - keep) * new[i]
         if dropout:
-            new.append(v.m * new[0])
+            new.append(v.m * new[0])  # the slot r = m h
         return tuple(new)
 
+    # True times a text is the text; False times it is empty
     return replace(noisy, name=f"{base.name}{' dropout' * dropout}{' zoneout' * zoneout}")
 
 
 def entries(fields: Fields, names: Iterable[str]) -> dict[str, Node]:
-    """Some of the entries, by name."""
+    """The entries of `fields` that have these names, as a dict."""
     return {name: getattr(fields, name) for name in names}

@@ -49,7 +49,7 @@ def parameter(
     try:
         return nn.Parameter(torch.empty(*shape, dtype=dtype, device=device))
     except (RuntimeError, MemoryError, TypeError, OverflowError) as error:
-        if dtype not in (None, *DTYPES):
+        if dtype not in (None, *DTYPES):  # then the dtype is to blame, not the memory
             raise Unsupported(HALF_PRECISION.format(dtype)) from None
         size = "x".join(map(str, shape))
         raise MissingError(
@@ -76,12 +76,13 @@ class Uniform:
 
     def __call__(self, d: int, generator: torch.Generator | None = None) -> Tensor:
         """Draw the values of d units, float64: of(low..high), or low..high if `of` is None."""
-        device = None if generator is None else generator.device
-        share = torch.rand(d, generator=generator, dtype=torch.float64, device=device)  # in [0, 1)
-        drawn = self.low + (self.high - self.low) * share
+        device = None if generator is None else generator.device  # torch wants the same for both
+        fraction = torch.rand(d, generator=generator, dtype=torch.float64, device=device)
+        drawn = self.low + (self.high - self.low) * fraction
         return drawn if self.of is None else self.of(drawn)
 
     def __str__(self) -> str:
+        """The distribution in words: "0..1", or "ring of 0..1" with a function."""
         bounds = f"{self.low:g}..{self.high:g}"
         return bounds if self.of is None else f"{self.of.__name__} of {bounds}"
 

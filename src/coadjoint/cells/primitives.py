@@ -23,6 +23,7 @@ class PrimitiveFunction(functools.partial[object]):
     """A primitive as formulas call it. It is pickled by its name in this module."""
 
     def __reduce__(self) -> str:
+        """The primitive's name: pickle takes a text for the name of a variable in this module."""
         return str(self.args[0])
 
     if TYPE_CHECKING:
@@ -49,10 +50,11 @@ def define_primitive(
     sentence: str = "",
     example: tuple[float, float] = (0.0, 0.0),
 ) -> PrimitiveFunction:
-    """Enter q = F(a) into PRIMITIVES.
+    """Enter q = F(a) into PRIMITIVES, and return F as formulas call it.
 
+    name      of the node that F records, and of the variable that holds F
     run       F on a tensor, or into the tensor `out`
-    slope     dF/da from the nodes q and a
+    slope     (q, a) -> dF/da, as nodes
     sentence  what F is, for its docstring
     example   an argument and its value, for its docstring
     """
@@ -66,6 +68,7 @@ def define_primitive(
 
 
 def _relu(a: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """max(a, 0), into `out` if that is given."""
     if out is None:
         return torch.relu(a)
     return torch.clamp_min(a, 0, out=out)  # torch.relu takes no `out`
@@ -75,29 +78,36 @@ SOFTPLUS_LINEAR = 40.0  # from here on e^-a is below the last digit of a double
 
 
 def _softplus(a: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """log(1 + e^a) (torch's beta is 1), a itself from SOFTPLUS_LINEAR on; into `out` if given."""
     if out is None:
         return functional.softplus(a, 1.0, SOFTPLUS_LINEAR)
+    # torch takes `out`, but does not declare it
     return functional.softplus(a, 1.0, SOFTPLUS_LINEAR, out=out)  # type: ignore[call-arg]
 
 
 def _step(a: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """1 where a > 0, else 0. It is detached, as torch has no slope for heaviside."""
     return torch.heaviside(a.detach(), a.new_zeros(()), out=out)
 
 
 def _held(a: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """The value of a as a constant, copied into `out` if that is given."""
     return a.detach() if out is None else out.copy_(a)
 
 
 @functools.cache
 def _one(dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The number 1 as a tensor, for addcmul, which takes no numbers; it is made only once."""
     return torch.ones((), dtype=dtype, device=device)
 
 
 def _tanh_slope(q: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """The slope 1 - q^2 of q = tanh(a), in one operation."""
     return torch.addcmul(_one(q.dtype, q.device), q, q, value=-1, out=out)
 
 
 def _sigmoid_slope(q: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """The slope q - q^2 of q = sigmoid(a), in one operation."""
     return torch.addcmul(q, q, q, value=-1, out=out)
 
 

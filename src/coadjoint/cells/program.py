@@ -24,11 +24,11 @@ def write_code(
 ) -> tuple[list[str], list[str]]:
     """The expressions as straight-line source code: statements, and the text of each output.
 
-    names      the names of the nodes that are at hand
+    names      the names of the nodes whose values are variables of the code already
     spelling   how an operation is written, "add": "({0} + {1})"; "const" and "power" have {value}
                as well
     statement  how a value is given a name, "const float {0} = {1};"
-    mark       the names of the values begin with it and end with a number
+    mark       how new names begin; a number follows: t0, t1, ...
     """
     text = dict(names)
     lines: list[str] = []
@@ -55,10 +55,12 @@ class Instruction:
 
 
 def _minus_addcmul(a: Tensor, b: Tensor, c: Tensor, *, out: Tensor) -> Tensor:
+    """The difference a - b c, in one operation."""
     return torch.addcmul(a, b, c, value=-1, out=out)
 
 
 def _copy(a: Tensor, *, out: Tensor) -> Tensor:
+    """The identity, as an operation that writes to `out`."""
     return out.copy_(a)
 
 
@@ -90,13 +92,14 @@ class Program:
                 self.code.append(addcmul(node, product))
         self.code.reverse()
         for output in dict.fromkeys(self.outputs):
-            if output in leaves:
+            if output in leaves:  # nothing computes it, but it must be written to its target
                 self.code.append(Instruction(_copy, (output,), output))
 
     def assign_buffers(self) -> tuple[int, dict[Node, int]]:
-        """How many buffers the intermediates need, and which node uses which.
+        """How many buffers the intermediates need, and the number of each node's buffer.
 
-        The buffer of a value that is not read again is used for a later one.
+        The buffer of a value that is not read again is used for a later one, even for the result
+        of the instruction that reads it last. Outputs need none: they are written to targets.
         """
         last_use: dict[Node, int] = {}
         for i, instruction in enumerate(self.code):
@@ -123,9 +126,9 @@ class Program:
     ) -> Callable[[int], None]:
         """run(i): compute entry i of each target from entry i of each column.
 
-        columns  the arrays at hand
-        targets  where the outputs are written
-        scratch  makes a column that may be overwritten
+        columns  for each leaf, its tensors at i = 0, 1, ...
+        targets  for each output, the tensors it is written to
+        scratch  makes a column for intermediates, which may be overwritten
 
         All entries are written with `out=`: nothing is allocated while running.
         """
@@ -142,9 +145,11 @@ class Program:
                 place[output] = target
         like = targets[0][0] if targets else next(iter(columns.values()))[0]
         length = max((len(target) for target in targets), default=0)
+        # a constant is the same tensor at every i
         fixed = {c: [like.new_tensor(c.value)] * length for c in self.constants}
 
         def source(node: Node) -> Column:
+            """Where the value of a node is read: a column at hand, a constant or a result."""
             if node in columns:
                 return columns[node]
             return fixed[node] if node in fixed else place[node]
@@ -171,7 +176,8 @@ def count_uses(nodes: Sequence[Node], outputs: Sequence[Node]) -> dict[Node, int
 def product_to_fuse(node: Node, leaves: set[Node], uses: Mapping[Node, int]) -> Node | None:
     """The product that a sum or difference can absorb as one addcmul, or None.
 
-    It must not be used elsewhere, have no constant factor and, in a - b c, be the subtrahend.
+    addcmul(a, b, c) is a + b c or a - b c. So the product must not be used elsewhere, nor have a
+    constant factor, and in a difference it must be what is subtracted.
     """
     if node.op not in ("add", "sub"):
         return None
@@ -192,7 +198,10 @@ def addcmul(node: Node, product: Node) -> Instruction:
 def bound_code(
     code: Sequence[tuple[Operation, tuple[Column, ...], Column]],
 ) -> Callable[[int], None]:
-    """A function run(i) of (operation, inputs, output); it runs once for each time step."""
+    """A function run(i) that applies each (operation, inputs, output) of `code` at entry i.
+
+    It runs once for each time step, so it is written for speed.
+    """
     if len(code) == 1:  # the most frequent case, without the loop
         operation, inputs, out = code[0]
         if len(inputs) == 1:
@@ -205,6 +214,7 @@ def bound_code(
     # One, two and three inputs are written out: that is faster than a loop over the inputs.
     rows: list[tuple[int, Operation, Column, Column, Column, Column]] = []
     for operation, inputs, out in code:
+        # padded to three with inputs that are not used
         first, second, third = (*inputs, inputs[0], inputs[0])[:3]
         rows.append((len(inputs), operation, first, second, third, out))
 

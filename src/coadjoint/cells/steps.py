@@ -26,7 +26,7 @@ from .parameters import ParameterOptions, check_dtype_and_device, parameter
 
 
 def new_parameter(*shape: int, **make: Unpack[ParameterOptions]) -> nn.Parameter:
-    """A parameter that is not drawn yet; its dtype and device are checked first."""
+    """A parameter that is not drawn yet; its dtype and device (`make`) are checked first."""
     check_dtype_and_device(make["dtype"], make["device"])
     return parameter(*shape, **make)
 
@@ -41,6 +41,7 @@ class Step(nn.Module):
     state = "1"  # entries of the state for each unit
 
     def __init__(self, inputs: int, hidden: int, **sizes: int) -> None:
+        # `sizes` are further sizes of the step, by name, which are checked as well.
         super().__init__()
         for name, value in {"inputs": inputs, "hidden": hidden, **sizes}.items():
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
@@ -60,7 +61,7 @@ class Step(nn.Module):
     def blocks(self) -> list[Tensor]:
         """The matrices between one state and the next, which an initialiser of W fills.
 
-        They are square where they can be.
+        Matrices of several gates or layers are cut into one for each, square where it can be.
         """
         raise NotImplementedError
 
@@ -97,7 +98,7 @@ class ResetBefore(Step):
         self.reset_parameters()
 
     def blocks(self) -> list[Tensor]:
-        """W of r, k and n."""
+        """W of the gates r and k, and of the new content n: three [hidden, hidden]."""
         return list(self.W.split(self.hidden))
 
     def forward(self, u: Tensor, h: Tensor) -> Tensor:
@@ -145,7 +146,7 @@ class DeepTransition(Step):
             )
         make: ParameterOptions = {"dtype": dtype, "device": device}
         self.phi = activation_function(activation)
-        widths = [*[width or hidden] * (depth - 1), hidden]
+        widths = [*[width or hidden] * (depth - 1), hidden]  # of y_1, ..., y_depth
         self.W = new_parameter(widths[0], hidden, **make)
         self.R = new_parameter(widths[0], inputs, **make)
         self.b = new_parameter(widths[0], **make) if bias else None
@@ -156,38 +157,49 @@ class DeepTransition(Step):
         self.reset_parameters()
 
     def blocks(self) -> list[Tensor]:
-        """W, the matrices between the layers, and S."""
-        found: list[Tensor] = [self.W]
+        """W, the matrices between the layers, and S if there is a shortcut."""
+        matrices: list[Tensor] = [self.W]
         for layer in self.rest:
             assert isinstance(layer, nn.Linear)
-            found.append(layer.weight)
+            matrices.append(layer.weight)
         if self.S is not None:
-            found.append(self.S)
-        return found
+            matrices.append(self.S)
+        return matrices
 
     def forward(self, u: Tensor, h: Tensor) -> Tensor:
         """The new h from u and h, by the equations of the class."""
         a = linear(h, self.W) + linear(u, self.R, self.b)
-        for layer in self.rest:
+        for layer in self.rest:  # a is the argument of phi in y_1, then in y_2, ...
             a = layer(self.phi(a))
         if self.S is not None:
             a = a + linear(h, self.S)
         return self.phi(a)
 
 
-# The new parts of a layer's state from its gates, R y + b of the new content (v), the states of all
-# layers through their global gates (s), and the layer's own previous state (h, and c of the lstm).
+# The units of a layer of gated feedback. All have the same arguments, whether they use them or not:
+# gates  after their sigmoid
+# v      R y + b of the new content, y being the layer below
+# s      the previous states of all layers, through their global gates and U
+# h, c   the layer's own previous state; c only of the lstm
 def tanh_unit(
     gates: list[Tensor], v: Tensor, s: Tensor, h: Tensor, c: Tensor | None
 ) -> tuple[Tensor, ...]:
-    """The new h of a unit without gates."""
+    """The new (h,) of a unit without gates, h' = tanh(v + s).
+
+    v is the input from the layer below, s that from the previous states of all layers; the other
+    arguments are for other units.
+    """
     return (torch.tanh(v + s),)
 
 
 def gru_unit(
     gates: list[Tensor], v: Tensor, s: Tensor, h: Tensor, c: Tensor | None
 ) -> tuple[Tensor, ...]:
-    """The new h of a gated unit; the gates are r and k."""
+    """The new (h,) of a GRU unit with gates r, k: h' = (1 - k) tanh(v + r s) + k h.
+
+    v is the input from the layer below, s that from the previous states of all layers; c is for
+    other units.
+    """
     r, k = gates
     return ((1 - k) * torch.tanh(v + r * s) + k * h,)
 
@@ -195,7 +207,10 @@ def gru_unit(
 def lstm_unit(
     gates: list[Tensor], v: Tensor, s: Tensor, h: Tensor, c: Tensor | None
 ) -> tuple[Tensor, ...]:
-    """The new h and c of an LSTM unit; the gates are i, f and o."""
+    """The new (h, c) of an LSTM unit with gates i, f, o: c' = f c + i tanh(v + s), h' = o tanh(c').
+
+    v is the input from the layer below, s that from the previous states of all layers.
+    """
     assert c is not None
     i, f, o = gates
     c = f * c + i * torch.tanh(v + s)
@@ -222,6 +237,7 @@ class FeedbackLayer(nn.Module):
     def __init__(
         self, below: int, hidden: int, layers: int, unit: str, bias: bool, make: ParameterOptions
     ) -> None:
+        # `below` is the width of the layer below, `make` the dtype and device of parameters.
         super().__init__()
         d = hidden
         gates, self.new_state = UNITS[unit]
@@ -240,10 +256,11 @@ class FeedbackLayer(nn.Module):
         states  the previous states of all layers [B, layers, hidden]
         h, c    the previous state of this layer
         """
+        # The global gates, [B, layers]: how much of each layer's state enters this layer.
         g = torch.sigmoid(linear(y, self.g_below) + linear(states.flatten(-2), self.g_states))
         s = linear((g[..., None] * states).flatten(-2), self.U)
         *gates, v = linear(y, self.R, self.b).chunk(self.gates + 1, -1)
-        if self.W is not None:
+        if self.W is not None:  # the unit has gates
             products = linear(h, self.W).chunk(self.gates, -1)
             gates = [torch.sigmoid(a + z) for a, z in zip(gates, products, strict=True)]
         return self.new_state(gates, v, s, h, c)
@@ -285,20 +302,20 @@ class GatedFeedback(Step):
         self.slots = 2 * layers if unit == "lstm" else layers
         make: ParameterOptions = {"dtype": dtype, "device": device}
         self.levels = nn.ModuleList()
-        for below in (inputs, *[hidden] * (layers - 1)):
+        for below in (inputs, *[hidden] * (layers - 1)):  # the width that each layer reads
             self.levels.append(FeedbackLayer(below, hidden, layers, unit, bias, make))
         self.reset_parameters()
 
     def blocks(self) -> list[Tensor]:
-        """U from each layer to each, and W of the gates of a unit."""
+        """U from each layer to each, and W of each gate, all [hidden, hidden]."""
         d = self.hidden
-        found: list[Tensor] = []
+        matrices: list[Tensor] = []
         for level in self.levels:
             assert isinstance(level, FeedbackLayer)
-            found += level.U.split(d, 1)
+            matrices += level.U.split(d, 1)
             if level.W is not None:
-                found += level.W.split(d)
-        return found
+                matrices += level.W.split(d)
+        return matrices
 
     def extra_repr(self) -> str:
         """The sizes and the kind of unit, for torch's repr."""
@@ -316,10 +333,12 @@ class GatedFeedback(Step):
         c = parts[self.layers :]
         states = torch.stack(h, -2)
         y = u
-        new: list[tuple[Tensor, ...]] = []
-        for level, own in zip(self.levels, reversed(range(self.layers)), strict=True):
-            new.insert(0, level(y, states, h[own], c[own] if c else None))
-            y = new[0][0]
+        new: list[tuple[Tensor, ...]] = []  # (h,) or (h, c) of each layer, the top layer first
+        # From the bottom up: the layer's place in h and c counts down to 0.
+        for level, place in zip(self.levels, reversed(range(self.layers)), strict=True):
+            new.insert(0, level(y, states, h[place], c[place] if c else None))
+            y = new[0][0]  # the layer's new h, which the next one reads
+        # h of all layers, then c of all layers
         return torch.cat([part for slot in zip(*new, strict=True) for part in slot], -1)
 
 
@@ -340,12 +359,12 @@ def options(name: str) -> dict[str, object]:
         >>> steps.options("gated-feedback")
         {'layers': 2, 'unit': 'tanh'}
     """
-    found = inspect.signature(STEPS[choose("step", name, STEPS)]).parameters
-    return {option: found[option].default for option in found if option not in COMMON_OPTIONS}
+    arguments = inspect.signature(STEPS[choose("step", name, STEPS)]).parameters
+    return {key: arguments[key].default for key in arguments if key not in COMMON_OPTIONS}
 
 
 def named(name: str, inputs: int, hidden: int, **given: Any) -> Step:
-    """The step of that name, with the options of its class.
+    """The step of that name; `given` holds options of its class, bias, dtype and device.
 
     Example:
         >>> from coadjoint.cells import steps

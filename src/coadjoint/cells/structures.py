@@ -21,7 +21,7 @@ from ..errors import InputError, KindError, brief, choose, real, whole_number
 
 
 def split_blocks(W: Tensor, d: int | None) -> Tensor:
-    """[g d, k d] -> [g, k, d, d]; without d the blocks are as wide as W."""
+    """W [g d, k d] of g gates and k slots as blocks [g, k, d, d]; d is W's width if None."""
     d = d or W.shape[1]
     if W.dim() != 2 or W.shape[0] % d or W.shape[1] % d:
         raise InputError(f"W has shape {list(W.shape)}; expected square blocks of {d}.")
@@ -30,12 +30,12 @@ def split_blocks(W: Tensor, d: int | None) -> Tensor:
 
 
 def join_blocks(X: Tensor) -> Tensor:
-    """[g, k, d, d] -> [g d, k d], the inverse of split_blocks."""
+    """Blocks [g, k, d, d] as one matrix [g d, k d]: the inverse of split_blocks."""
     return X.transpose(1, 2).flatten(2, 3).flatten(0, 1)
 
 
 def identity_like(X: Tensor) -> Tensor:
-    """The identity of the size, dtype and device of X's last axis."""
+    """The identity matrix as wide as X [..., d], in its dtype and on its device."""
     return torch.eye(X.shape[-1], dtype=X.dtype, device=X.device)
 
 
@@ -54,15 +54,15 @@ class Blocks(nn.Module):
         raise NotImplementedError
 
     def raw_from(self, W: Tensor) -> Tensor:
-        """One M with weight_from(M) = W."""
+        """Some raw M with weight_from(M) = W, block by block: [g, k, d, d] -> [g, k, d, d]."""
         raise NotImplementedError
 
     def forward(self, M: Tensor) -> Tensor:
-        """W of the raw parameter, as torch.nn.utils.parametrize calls it."""
+        """W [g d, k d] of the raw parameter M; torch.nn.utils.parametrize calls it."""
         return join_blocks(self.weight_from(split_blocks(M, self.units)))
 
     def right_inverse(self, W: Tensor) -> Tensor:
-        """The raw parameter of a W that is assigned, as torch.nn.utils.parametrize calls it."""
+        """The raw M of W; torch.nn.utils.parametrize calls it when net.W is assigned."""
         return join_blocks(self.raw_from(split_blocks(W, self.units)))
 
     def begin(self, M: Tensor, generator: torch.Generator | None = None) -> None:
@@ -88,17 +88,21 @@ class Skew(Blocks):
         self.gamma = gamma
 
     def weight_from(self, M: Tensor) -> Tensor:
-        """The formula of the class."""
+        """(1 - beta)(M + M') + beta (M - M') - gamma I, block by block."""
         skew = self.beta * (M - M.mT) - self.gamma * identity_like(M)
-        if self.beta == 1:
+        if self.beta == 1:  # the symmetric part is zero
             return skew
         return skew + (1 - self.beta) * (M + M.mT)
 
     def raw_from(self, W: Tensor) -> Tensor:
-        """Exact for a W of this form; from any other W the part that the form lacks is dropped."""
-        W = W + self.gamma * identity_like(W)
-        parts = ((W - W.mT, self.beta), (W + W.mT, 1 - self.beta))
-        return torch.stack([part / (4 * share) for part, share in parts if share]).sum(0)
+        """M = (X - X') / (4 beta) + (X + X') / (4 (1 - beta)), X = W + gamma I.
+
+        X - X' is 2 beta (M - M') and X + X' is 2 (1 - beta)(M + M'). Where beta is 1 or 0, one of
+        the two is missing from W's form; M leaves it out, and W loses it.
+        """
+        X = W + self.gamma * identity_like(W)
+        parts = ((X - X.mT, self.beta), (X + X.mT, 1 - self.beta))
+        return torch.stack([part / (4 * factor) for part, factor in parts if factor]).sum(0)
 
 
 class Orthogonal(Blocks):
@@ -114,7 +118,7 @@ class Orthogonal(Blocks):
         self.by = choose("map onto the rotations", by, ("exp", "cayley"))
 
     def weight_from(self, M: Tensor) -> Tensor:
-        """The rotation of the skew matrix A = M - M'."""
+        """The rotation exp(A), or (I + A)^-1 (I - A) by Cayley's map, of A = M - M'."""
         A = (M - M.mT).double()
         if self.by == "exp":
             W = torch.matrix_exp(A)
@@ -126,7 +130,9 @@ class Orthogonal(Blocks):
         """M of a rotation without the eigenvalue -1; other matrices are refused."""
         try:
             A = self._skew_from(W.double())
+            # (A - A') / 2 is skew to the last digit; M - M' = A for M = A / 2
             M = ((A - A.mT) / 4).to(W.dtype)
+            # A matrix that is no rotation does not come back. Half of the digits tell.
             error = (self.weight_from(M) - W).abs().max()
             tolerance = math.sqrt(torch.finfo(W.dtype).eps)
             # A meta tensor is a shape without numbers: there is nothing to compare.
@@ -142,8 +148,8 @@ class Orthogonal(Blocks):
         return M
 
     def _skew_from(self, W: Tensor) -> Tensor:
-        """A of the rotation W, by the inverse map."""
-        if self.by == "exp":
+        """A of the rotation W: its logarithm, or Cayley's map, which is its own inverse."""
+        if self.by == "exp":  # log W = Q diag(log values) Q^-1
             values, Q = torch.linalg.eig(W)
             logarithm: Tensor = torch.linalg.solve(Q, Q * values.log()[..., None, :], left=False)
             return logarithm.real
@@ -160,14 +166,14 @@ class Orthogonal(Blocks):
         device = None if generator is None else generator.device
         pairs = blocks.shape[-1] // 2
         shape = (*blocks.shape[:2], pairs)
-        share = torch.rand(*shape, generator=generator, dtype=torch.float64, device=device)
-        q = math.pi / 2 * share
-        s = (-torch.sqrt((1 - q.cos()) / (1 + q.cos()))).to(M) / 2
+        fraction = torch.rand(*shape, generator=generator, dtype=torch.float64, device=device)
+        q = math.pi / 2 * fraction
+        half_s = (-torch.sqrt((1 - q.cos()) / (1 + q.cos()))).to(M) / 2
         i = 2 * torch.arange(pairs, device=M.device)
-        A = torch.zeros_like(blocks)
-        A[..., i, i + 1] = s
-        A[..., i + 1, i] = -s
-        M.copy_(join_blocks(A))
+        half_A = torch.zeros_like(blocks)
+        half_A[..., i, i + 1] = half_s
+        half_A[..., i + 1, i] = -half_s
+        M.copy_(join_blocks(half_A))  # A = M - M' is 2 M for a skew M
 
 
 class Diagonal(Blocks):
@@ -178,11 +184,11 @@ class Diagonal(Blocks):
     """
 
     def forward(self, w: Tensor) -> Tensor:
-        """W with the diagonals w [g, k, d]."""
+        """W [g d, k d] whose blocks have the diagonals w [g, k, d]."""
         return join_blocks(torch.diag_embed(w))
 
     def right_inverse(self, W: Tensor) -> Tensor:
-        """The diagonals of W's blocks."""
+        """The diagonals of W's blocks, [g, k, d]; the rest of W is dropped."""
         return torch.diagonal(split_blocks(W, self.units), dim1=-2, dim2=-1).clone()
 
     def begin(self, w: Tensor, generator: torch.Generator | None = None) -> None:
@@ -203,23 +209,24 @@ class LowRank(nn.Module):
         self.units = units
 
     def forward(self, L: Tensor, N: Tensor) -> Tensor:
-        """The formula of the class."""
+        """W [g d, k d] with the blocks I + L N', of L and N [g, k, d, rank]."""
         X = L @ N.mT
         return join_blocks(identity_like(X) + X)
 
     def right_inverse(self, W: Tensor) -> tuple[Tensor, Tensor]:
-        """L and N of the nearest matrix of this rank.
+        """L and N, by the singular values: L N' is the matrix of this rank nearest to W - I.
 
-        Where that is I itself, N is not 0: if both were 0, neither would ever move.
+        Where a singular value is 0, L is 0 but N is not: if both were, neither would ever move, as
+        the gradient of each is proportional to the other.
         """
         X = split_blocks(W, self.units)
         U, S, Vh = torch.linalg.svd(X - identity_like(X), full_matrices=False)
         r = self.rank
-        root = S.sqrt()[..., None, :r]
+        root = S.sqrt()[..., None, :r]  # U S V' = (U sqrt(S)) (V sqrt(S))'
         return U[..., :r] * root, Vh.mT[..., :r] * torch.where(root > 0, root, 1)
 
     def begin(self, L: Tensor, N: Tensor, generator: torch.Generator | None = None) -> None:
-        """Draw entries uniform on +-1/sqrt(d)."""
+        """Draw the entries of L and N uniformly on +-1/sqrt(d)."""
         bound = 1 / math.sqrt(L.shape[-2])
         for raw in (L, N):
             raw.uniform_(-bound, bound, generator=generator)
@@ -229,14 +236,14 @@ class WithInverse(nn.Module):
     """W = (M; M^-1), for a cell with two gates; M begins as a random rotation."""
 
     def __init__(self, units: int | None = None) -> None:
-        super().__init__()
+        super().__init__()  # `units` is what every structure is given; M itself has the size
 
     def forward(self, M: Tensor) -> Tensor:
-        """M above its inverse."""
+        """M [d, d] above its inverse, [2 d, d]."""
         return torch.cat([M, torch.linalg.inv(M)])
 
     def right_inverse(self, W: Tensor) -> Tensor:
-        """The upper half of W."""
+        """M, the upper half of W [2 d, d]."""
         return W[: W.shape[1]].clone()
 
     def begin(self, M: Tensor, generator: torch.Generator | None = None) -> None:
@@ -254,6 +261,7 @@ class Signed(nn.Module):
 
     def __init__(self, signs: Tensor) -> None:
         super().__init__()
+        # Sparse and nested tensors fail in torch.isin below.
         is_dense = (
             isinstance(signs, Tensor) and not signs.is_nested and signs.layout == torch.strided
         )
@@ -267,7 +275,7 @@ class Signed(nn.Module):
         self.register_buffer("signs", signs)
 
     def forward(self, M: Tensor) -> Tensor:
-        """The formula of the class."""
+        """W = |M| diag(signs), the signs repeated for each slot that W reads."""
         slots, rest = divmod(M.shape[1], len(self.signs))
         if rest:
             raise InputError(
@@ -276,12 +284,12 @@ class Signed(nn.Module):
         return M.abs() * self.signs.to(M.dtype).repeat(slots)
 
     def right_inverse(self, W: Tensor) -> Tensor:
-        """The sizes of the entries of W."""
+        """A raw M of W, |W|; signs of W other than `signs` are lost."""
         return W.abs()
 
 
 def dale(units: int, excitatory: float = 0.8) -> Signed:
-    """Dale's law with the given share of excitatory units, which come first."""
+    """Dale's law for `units` units; the share `excitatory` of them, which come first, has +1."""
     whole_number("units", units)
     count = round(real("excitatory", excitatory, 0, 1) * units)
     return Signed(torch.cat([torch.ones(count), -torch.ones(units - count)]))
@@ -298,7 +306,7 @@ STRUCTURES: dict[str, Callable[..., nn.Module]] = {  # units -> parametrisation
 
 
 def structure(given: str | nn.Module, units: int) -> nn.Module:
-    """The parametrisation for blocks of `units` units: by name, or the module itself."""
+    """The parametrisation of W for blocks of `units` units, by name; a module is returned as is."""
     if isinstance(given, nn.Module):
         return given
     if not isinstance(given, str):

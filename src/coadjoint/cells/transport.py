@@ -36,6 +36,7 @@ class Portable:
     _origin: tuple[Callable[..., object], tuple[object, ...], Mapping[str, object]] | None = None
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> Reduced:
+        """What pickle stores: the call that made the object, or else where it is defined."""
         if self._origin is not None:
             return rebuild, self._origin
         place = place_of(self)
@@ -44,7 +45,7 @@ class Portable:
         return self._reduce_without_place(protocol)
 
     def _reduce_without_place(self, protocol: SupportsIndex) -> Reduced:
-        """Pickle an object that cannot be looked up by its parts."""
+        """Pickle an object that cannot be looked up: attribute by attribute, as Python does."""
         return super().__reduce_ex__(protocol)
 
     @property
@@ -84,7 +85,7 @@ def cached_by_options(make: Callable[Arguments, Made]) -> Callable[Arguments, Ma
     def make_or_find(*args: Arguments.args, **options: Arguments.kwargs) -> Made:
         bound = signature.bind(*args, **options)
         bound.apply_defaults()
-        key = tuple(bound.arguments.values())
+        key = tuple(bound.arguments.values())  # every option by position, defaults included
         if key not in known:
             known[key] = remember_origin(make(*bound.args, **bound.kwargs), make_or_find, *key)
         return known[key]
@@ -95,12 +96,15 @@ def cached_by_options(make: Callable[Arguments, Made]) -> Callable[Arguments, Ma
 def rebuild(
     make: Callable[..., object], args: tuple[object, ...], options: Mapping[str, object]
 ) -> object:
-    """Make an object again, by the call that made it."""
+    """Make an object again, by the call that made it; pickle calls this in the other process."""
     return make(*args, **options)
 
 
 def place_of(made: Portable) -> tuple[str, str] | None:
-    """The module and the name in it under which `made` is found; None if it is not found."""
+    """The module and the name in it under which `made` can be looked up; None if it cannot.
+
+    The name is that of its function, as after @co.cell(); else any variable that holds `made`.
+    """
     function = made._function
     module = getattr(function, "__module__", None)
     path = getattr(function, "__qualname__", "")
@@ -108,6 +112,7 @@ def place_of(made: Portable) -> tuple[str, str] | None:
         return None
     if look_up(module, path) is made:
         return module, path
+    # `object` stands for a module that is not imported: nothing in it is `made`
     for name, value in vars(sys.modules.get(module, object)).items():
         if value is made:
             return module, name
@@ -116,10 +121,10 @@ def place_of(made: Portable) -> tuple[str, str] | None:
 
 def look_up(module: str, path: str) -> object:
     """The object at `path` in a module that has been imported; None if it does not exist."""
-    here: object = sys.modules.get(module)
-    for name in path.split("."):
-        here = getattr(here, name, None)
-    return here
+    value: object = sys.modules.get(module)
+    for name in path.split("."):  # "Class.attribute" has two parts
+        value = getattr(value, name, None)
+    return value
 
 
 ADVICE = (
@@ -129,7 +134,7 @@ ADVICE = (
 
 
 def find_object(module: str, path: str) -> Portable:
-    """The object that `place_of` found, in this process."""
+    """The object named `path` in a module, which is imported; pickle calls this when it loads."""
     try:
         importlib.import_module(module)
     except ImportError as error:
@@ -153,6 +158,7 @@ class PicklableModule(nn.Module):
     """
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> Reduced:
+        """What pickle stores: how to make an empty module of this class, and its attributes."""
         if not parametrize.is_parametrized(self):
             return super().__reduce_ex__(protocol)
         kind = parametrize.type_before_parametrizations(self)
@@ -161,9 +167,13 @@ class PicklableModule(nn.Module):
 
 
 def empty_module(kind: type[nn.Module], names: tuple[str, ...]) -> nn.Module:
-    """A module whose tensors `names` are parametrised; pickle fills in everything else."""
+    """A module of class `kind` whose tensors `names` are parametrised, for pickle to fill.
+
+    Parametrising gives it the class that torch makes on the spot. The empty parameter and the
+    identity are placeholders.
+    """
     module = kind.__new__(kind)
-    nn.Module.__init__(module)
+    nn.Module.__init__(module)  # not that of `kind`, which would draw parameters
     for name in names:
         module.register_parameter(name, nn.Parameter(torch.empty(0)))
         parametrize.register_parametrization(module, name, nn.Identity(), unsafe=True)

@@ -58,7 +58,7 @@ class Batch:
     axis: int = 1
 
     def __post_init__(self) -> None:
-        if self.axis not in (0, 1) or isinstance(self.axis, bool):
+        if self.axis not in (0, 1) or isinstance(self.axis, bool):  # True equals 1
             raise InputError(f"axis is that of the samples in u, 0 or 1; got {brief(self.axis)}.")
 
     def to(self, dtype: torch.dtype, device: torch.device | str) -> Batch:
@@ -76,6 +76,10 @@ class Batch:
             ) from None
 
         def move(values: Values) -> Values:
+            """A tensor in the new dtype, if it holds real numbers, and on the new device.
+
+            Anything else is left as it is: None, a list, a PackedSequence.
+            """
             if not isinstance(values, Tensor):
                 return values
             new_dtype = dtype if values.is_floating_point() else values.dtype
@@ -134,7 +138,11 @@ class Batch:
     def _select_inputs(
         self, chosen: Tensor, sizes: Tensor, T: int
     ) -> Tensor | list[Tensor] | PackedSequence | None:
-        """The inputs of the chosen samples, in the form that u has."""
+        """The inputs of the chosen samples, in the form that u has: tensor, list or packed.
+
+        sizes  the lengths of all samples, [B]
+        T      the greatest length of a chosen one; a tensor is cut to it
+        """
         if self.axis == 0:
             return _take(self.u, chosen)
         if isinstance(self.u, PackedSequence):  # before the next test: it is a tuple
@@ -149,10 +157,14 @@ class Batch:
         """The mean over samples of weight_j values_j, [B] -> scalar."""
         if self.weight is None:
             return values.mean()
+        # `weights` looks for the samples on axis 1
         return (self.weights(values[None]) * values).mean()
 
     def weights(self, like: Tensor) -> Tensor:
-        """The weight of each sample, [B], in the dtype and on the device of `like` [., B, ...]."""
+        """The weight of each sample, [B]; 1 for all if the batch has no weights.
+
+        like  [any, B, ...], a tensor whose B, dtype and device they get
+        """
         B = like.shape[1]
         if self.weight is None:
             return like.new_ones(B)
@@ -166,7 +178,7 @@ class Batch:
 
 
 def _sample_numbers(index: object, B: int) -> Tensor:
-    """The numbers of the samples that `index` names, of B."""
+    """The numbers, in 0..B - 1, of the samples that `index` names by numbers or by [B] booleans."""
     chosen = tensor_of("index", index).cpu()
     if chosen.dtype == torch.bool and chosen.shape == (B,):
         chosen = chosen.nonzero()[:, 0]
@@ -181,7 +193,10 @@ def _sample_numbers(index: object, B: int) -> Tensor:
 
 
 def _take(values: object, chosen: Tensor, axis: int = 0, steps: int | None = None) -> Tensor | None:
-    """The chosen samples along `axis` and, of time on axis 0, the first `steps`."""
+    """The chosen samples, which lie along `axis`; None if there are no values.
+
+    steps  where axis 0 is time, how many steps to keep; None keeps all
+    """
     if values is None:
         return None
     array = tensor_of("the data of the samples", values)

@@ -62,6 +62,7 @@ class Loss(Portable):
 
     @property
     def _function(self) -> Callable[..., object]:
+        """The function that the loss was made of; a pickle looks the loss up where it is."""
         return self.value
 
     def takes_a(self, output: Output) -> bool:
@@ -69,7 +70,10 @@ class Loss(Portable):
         return bool(self.folds) or output == "identity"
 
     def __call__(self, a: Tensor, y: Tensor | None, output: Output) -> Tensor:
-        """The loss of each entry, [entries], of a [entries, outputs] and y."""
+        """The loss of each entry, [entries], of a [entries, outputs] and y.
+
+        output  the network's output function phi: a loss that contains one must contain this one
+        """
         if y is None:
             raise InputError(f"loss '{self.name}' compares with a target: pass y.")
         if not self.folds:
@@ -84,7 +88,10 @@ class Loss(Portable):
 
 
 def _same_shape(name: str, y_hat: Tensor, y: Tensor) -> Tensor:
-    """The target in the shape and dtype of y_hat; the axis of a single output may be missing."""
+    """The target y in the shape and dtype of y_hat; y may lack the axis of a single output.
+
+    name  of the loss, for errors
+    """
     if y.shape == y_hat.shape[:-1] and y_hat.shape[-1] == 1:
         y = y[..., None]
     if y.shape != y_hat.shape:
@@ -98,14 +105,17 @@ def _same_shape(name: str, y_hat: Tensor, y: Tensor) -> Tensor:
 
 
 def _squared(y_hat: Tensor, y: Tensor) -> Tensor:
+    """Sum over outputs of (y_hat - y)^2, [entries]."""
     return (y_hat - _same_shape("squared", y_hat, y)).square().sum(-1)
 
 
 def _absolute(y_hat: Tensor, y: Tensor) -> Tensor:
+    """Sum over outputs of |y_hat - y|, [entries]."""
     return (y_hat - _same_shape("absolute", y_hat, y)).abs().sum(-1)
 
 
 def _huber(delta: float, y_hat: Tensor, y: Tensor) -> Tensor:
+    """Sum over outputs of e^2 / 2 where e = |y_hat - y| <= delta, else delta (e - delta / 2)."""
     e = (y_hat - _same_shape("huber", y_hat, y)).abs()
     return torch.where(e <= delta, 0.5 * e.square(), delta * (e - 0.5 * delta)).sum(-1)
 
@@ -116,13 +126,15 @@ def log_softmax(a: Tensor) -> Tensor:
     The greatest p is 1 less the sum of the others. Its logarithm and its slopes are computed from
     those others; torch's log_softmax takes the slope as a difference from 1, which loses digits.
     """
-    top = a.argmax(-1, keepdim=True)
-    behind = (a - a.gather(-1, top)).scatter(-1, top, 0.0)  # 0, without a slope, at the top
-    others = torch.exp(behind).scatter(-1, top, 0.0).sum(-1, keepdim=True)
-    return behind - torch.log1p(others)
+    greatest = a.argmax(-1, keepdim=True)
+    # a - max a; at the greatest entry it is 0, and so is its slope
+    below = (a - a.gather(-1, greatest)).scatter(-1, greatest, 0.0)
+    others = torch.exp(below).scatter(-1, greatest, 0.0).sum(-1, keepdim=True)
+    return below - torch.log1p(others)
 
 
 def _cross_entropy(a: Tensor, y: Tensor) -> Tensor:
+    """-log softmax(a)_y of class numbers y [entries]; - y . log softmax(a) of probabilities y."""
     if y.is_floating_point():
         return -(_same_shape("cross-entropy", a, y) * log_softmax(a)).sum(-1)
     if y.shape != a.shape[:-1]:
@@ -141,7 +153,10 @@ def _cross_entropy(a: Tensor, y: Tensor) -> Tensor:
 
 
 def _check_range(y: Tensor, low: float, high: float, expected: str) -> Tensor:
-    """The target y, if all of it lies in low..high; `expected` begins the error."""
+    """The target y; an error that begins with `expected` unless all of it lies in low..high.
+
+    While a CUDA graph is recorded no value can be read: the check is then made afterwards.
+    """
     if y.numel():
         least, most = y.aminmax()
 
@@ -149,47 +164,53 @@ def _check_range(y: Tensor, low: float, high: float, expected: str) -> Tensor:
             return InputError(f"{expected}; got {least.item():g}..{most.item():g}.")
 
         if y.is_cuda or is_deferring_checks():
-            # The comparison stays a tensor: its answer may come later.
+            # The comparison stays a tensor: it is read once, now or after the recording.
             require((least >= low) & (most <= high), make_error)
         elif not (low <= least.item() and most.item() <= high):  # NaN is refused, too
             raise make_error()
-    # While a CUDA graph is recorded, a class out of range would stop the device before it is
-    # reported.
+    # During a recording, a class out of range would stop the device before it is reported.
     return y.clamp(low, high) if is_deferring_checks() else y
 
 
 def _binary_cross_entropy(a: Tensor, y: Tensor) -> Tensor:
+    """Sum over outputs of -y log sigmoid(a) - (1 - y) log sigmoid(-a), y in 0..1.
+
+    With w = 1 - y for a >= 0, else y, that is w |a| + log(1 + e^-|a|): no exponential overflows.
+    """
     y = _same_shape("binary-cross-entropy", a, y)
     y = _check_range(y, 0, 1, "loss 'binary-cross-entropy': targets must lie in 0..1")
     size = torch.where(a >= 0, a, -a)  # |a|, but with a slope at 0
-    wrong = torch.where(a >= 0, 1 - y, y)  # how much of y is on the other side
+    wrong = torch.where(a >= 0, 1 - y, y)  # w, how much of y is on the other side
     return (wrong * size + torch.log1p(torch.exp(-size))).sum(-1)
 
 
 def match_output(y: Tensor, a: Tensor) -> Tensor:
-    """The target in the shape and dtype of a."""
+    """The target y in the shape and dtype of a; it has as many entries as a."""
     return y.reshape(a.shape).to(a.dtype)
 
 
 def _cross_entropy_slope(a: Tensor, y: Tensor) -> Tensor:
-    """The slope p - y, whose entries sum to zero.
+    """The slope p - y by a, p = softmax(a), whose entries sum to zero.
 
     The entry of the greatest p is taken as minus the sum of the others: that p may be near 1, and
-    p - 1 would lose digits.
+    p - 1 would lose digits. y holds probabilities (floats) or class numbers.
     """
     p = torch.softmax(a, -1)
-    top = a.argmax(-1, keepdim=True)
+    greatest = a.argmax(-1, keepdim=True)
     if y.is_floating_point():
         y = match_output(y, a)
-        slope = p * y.sum(-1, keepdim=True) - y
-    else:
+        slope = p * y.sum(-1, keepdim=True) - y  # a user's y need not sum to 1
+    else:  # p, less 1 at the class y
         slope = p.scatter_add(-1, y.long()[..., None], p.new_full((*y.shape, 1), -1.0))
-    others = slope.scatter(-1, top, 0.0)
-    return others.scatter(-1, top, -others.sum(-1, keepdim=True))
+    others = slope.scatter(-1, greatest, 0.0)
+    return others.scatter(-1, greatest, -others.sum(-1, keepdim=True))
 
 
 def _binary_cross_entropy_slope(a: Tensor, y: Tensor) -> Tensor:
-    """The slope sigmoid(a) - y, without a difference of nearly equal numbers."""
+    """The slope sigmoid(a) - y by a, as (1 - y) sigmoid(a) - y sigmoid(-a).
+
+    For y = 0 and y = 1 that is no difference of nearly equal numbers.
+    """
     y = match_output(y, a)
     return (1 - y) * torch.sigmoid(a) - y * torch.sigmoid(-a)
 
@@ -207,7 +228,7 @@ binary_cross_entropy = Loss(
 
 @remembers_origin
 def huber(delta: float = 1.0) -> Loss:
-    """e^2 / 2 for |e| <= delta, delta (|e| - delta / 2) beyond, summed over outputs.
+    """e^2 / 2 for |e| <= delta, delta (|e| - delta / 2) beyond; e = y_hat - y, summed over outputs.
 
     Example:
         >>> import torch
@@ -232,9 +253,10 @@ LossLike = str | Loss | Callable[..., Tensor]
 
 
 def entry_losses(loss: LossLike, a: Tensor, y: Tensor | None, output: Output) -> Tensor:
-    """The loss of each entry, [len(a)].
+    """The loss of each entry (a row of a), [len(a)].
 
-    A user's function is called with y_hat = phi(a), and with y unless that is None.
+    A user's function is called with y_hat = phi(a), phi being `output`, and with y unless that is
+    None.
     """
     if isinstance(loss, str):
         loss = LOSSES[choose("loss", loss, LOSSES)]
@@ -253,9 +275,9 @@ def entry_losses(loss: LossLike, a: Tensor, y: Tensor | None, output: Output) ->
             f"expected a tensor of one value for each of {len(a)} entries."
         )
     if value.shape != a.shape[:1]:
-        found = "a scalar" if value.dim() == 0 else f"shape {list(value.shape)}"
+        returned = "a scalar" if value.dim() == 0 else f"shape {list(value.shape)}"
         raise InputError(
-            f"the loss function returned {found}; expected one value for each of {len(a)} "
+            f"the loss function returned {returned}; expected one value for each of {len(a)} "
             f"entries, shape [{len(a)}]. coadjoint averages over samples itself: use "
             "reduction='none' and sum over outputs only."
         )
@@ -267,14 +289,15 @@ def losses_and_slopes(
 ) -> tuple[Tensor, Tensor]:
     """The loss of each entry, [len(a)], and its slope by that entry's a, [len(a), outputs].
 
-    The result is not differentiable.
+    The slope is the loss's own formula if it has one, else autograd's. The result is not
+    differentiable.
     """
     known = LOSSES.get(loss) if isinstance(loss, str) else loss
     if isinstance(known, Loss) and known.slope is not None and known.takes_a(output):
         value = known(a, y, output)
         assert y is not None
         return value, known.slope(a, y)
-    with torch.enable_grad():
+    with torch.enable_grad():  # `entry_losses` also refuses unknown names
         a = a.detach().requires_grad_()
         value = entry_losses(loss, a, y, output)
         return value.detach(), torch.autograd.grad(value.sum(), a)[0]

@@ -49,14 +49,14 @@ from .weights import Steered as Steered
 
 
 def existing_steps(lam: BaseCostates) -> Tensor | None:
-    """Whether lam_t exists, t = 1..T: [T, B]; None if all do."""
+    """Whether a sample has the costate lam_t, t = 1..T: [T, B] booleans; None if all do."""
     return None if lam.uniform else lam.mask[1:]
 
 
 def masked_mean(values: Tensor, on: Tensor | None) -> Tensor:
-    """The mean over t of the entries that are on, [t, B] -> [B]; 0 if none is.
+    """The mean over t of the values where `on` is true, [t, B] -> [B]; 0 if it is nowhere.
 
-    Entries that are off may be NaN. With on = None all are on.
+    The other values may be NaN. on = None takes all.
     """
     if on is None:
         return values.sum(0) / max(len(values), 1)
@@ -64,14 +64,15 @@ def masked_mean(values: Tensor, on: Tensor | None) -> Tensor:
 
 
 def masked_variance(values: Tensor, on: Tensor | None) -> Tensor:
-    """mean over t of (value - mean)^2 over the entries that are on, [t, B] -> [B].
+    """mean over t of (value - mean)^2, of the values where `on` is true, [t, B] -> [B].
 
-    In two passes; the second term corrects the rounding of the mean.
+    on = None takes all. The second term would be 0 in exact arithmetic; it corrects the rounding
+    of the mean.
     """
     if on is not None:
         values = torch.where(on, values, 0)
-    d = values - masked_mean(values, on)
-    return masked_mean(d.square(), on) - masked_mean(d, on).square()
+    off_mean = values - masked_mean(values, on)
+    return masked_mean(off_mean.square(), on) - masked_mean(off_mean, on).square()
 
 
 @register("squared-norm")
@@ -99,7 +100,7 @@ def log_ratio(lam: BaseCostates) -> Tensor:
     """mean over t = 1..T-1 of (log ||lam_t|| - log ||lam_{t+1}||)^2, natural logarithm; 0 if
     T < 2
     """
-    r = lam.log_ratios()[1:]
+    r = lam.log_ratios()[1:]  # float64; NaN where one of the two is zero or missing
     on = None if lam.complete else ~r.isnan()
     return masked_mean(r.square(), on).to(lam.loss.dtype)
 
@@ -109,7 +110,7 @@ def ratio(lam: BaseCostates) -> Tensor:
     """mean over t = 1..T-1 of (||lam_t|| / ||lam_{t+1}|| - 1)^2; pairs with a zero norm are left
     out. The published code of Johnston & Patel calls it Pascanu's; Pascanu's own is `omega`.
     """
-    r = lam.log_ratios()[1:]
+    r = lam.log_ratios()[1:]  # float64; NaN where one of the two is zero or missing
     on = ~r.isnan()
     off_one = torch.where(on, r, 0).exp() - 1
     return masked_mean(off_one.square(), on).to(lam.loss.dtype)
@@ -125,7 +126,7 @@ def log_variance(lam: BaseCostates) -> Tensor:
 def end_points(lam: BaseCostates) -> Tensor:
     """(||lam_1|| - ||lam_T||)^2.  Johnston & Patel's code"""
     norms = lam.norms()
-    at_end = norms.gather(0, lam.last[None])[0]
+    at_end = norms.gather(0, lam.last[None])[0]  # at each sample's own T
     return (norms[1] - at_end).square()
 
 
@@ -138,10 +139,10 @@ def share_variance(lam: BaseCostates) -> Tensor:
     logs = torch.where(on, lam.log_norms()[1:], -math.inf)
     any_on = on.any(0)
     # A column of -inf alone would make softmax NaN, and its slopes with it.
-    share = torch.softmax(torch.where(any_on, logs, 0), 0)
-    even = 1 / lam.last
-    off = torch.where(lam.mask[1:], (share - even).square(), 0)
-    return torch.where(any_on, off.sum(0), 0).to(lam.loss.dtype)
+    share = torch.softmax(torch.where(any_on, logs, 0), 0)  # ||lam_t|| / sum_s ||lam_s||
+    even = 1 / lam.last  # 1/T, T being the sample's own
+    squares = torch.where(lam.mask[1:], (share - even).square(), 0)
+    return torch.where(any_on, squares.sum(0), 0).to(lam.loss.dtype)
 
 
 @remembers_origin
@@ -154,12 +155,16 @@ def barrier(switch: float = 1e-5) -> Penalty:
     real("the barrier's switch", switch, 0, above=True)
 
     def value(lam: BaseCostates) -> Tensor:
+        """Sum over units of log(|lam_T| / switch)^2 below the switch, [B].
+
+        lam_T is a mantissa times 2^k, and may be too small for a float; its logarithm is not.
+        """
         size = lam.last_mantissa().double().abs()
         k = lam.exponent.gather(0, lam.last[None])[0].double()
         log_size = torch.log(torch.where(size > 0, size, 1))
-        log = log_size + k[:, None] * math.log(2) - math.log(switch)
-        is_below = (size > 0) & (log < 0)
-        return torch.where(is_below, log, 0).square().sum(1).to(lam.loss.dtype)
+        log_ratio_to_switch = log_size + k[:, None] * math.log(2) - math.log(switch)
+        is_below = (size > 0) & (log_ratio_to_switch < 0)
+        return torch.where(is_below, log_ratio_to_switch, 0).square().sum(1).to(lam.loss.dtype)
 
     return Penalty("barrier", value, barrier.__doc__)
 
@@ -173,15 +178,21 @@ def omega(lam: BaseCostates) -> Tensor:
     exact gradient: through the states, the costates and every parameter.  The regulariser of
     Pascanu et al. (2013), eq. 10; zero costates are left out.
     """
+    # J_t' m_t of the mantissas m_t: the powers of two of lam_t cancel in the ratio.
     back = lam.pull_mantissas()
     before = norm(back)
     on = lam.nonzero[1:]
-    size = torch.where(on, lam.size[1:], 1)
+    size = torch.where(on, lam.size[1:], 1)  # ||m_t||; 1 instead of 0, as it is divided by
     return masked_mean(_omega_terms(back, before, size), on)
 
 
 def _omega_terms(back: Tensor, before: Tensor, size: Tensor) -> Tensor:
-    """(||J' lam||^2 / ||lam||^2 - 1)^2 from J' lam, its norm and the norm of lam."""
+    """(||J' lam||^2 / ||lam||^2 - 1)^2, entry by entry.
+
+    back    J' lam, [..., n]
+    before  its norm, [...]
+    size    the norm of lam, [...]
+    """
     r = before / size
     # Where J' lam is zero the ratio has a kink, but its square is smooth: `zeros` has the value 0
     # there, and the second derivative of the square.
@@ -196,6 +207,7 @@ def omega_published(lam: BaseCostates) -> Tensor:
     gradient); steps with ||lam_t / B||^2 < 1e-20 are left out; the sum over steps and samples is
     divided by the number of steps left: one value for the batch, given to every sample.
     """
+    # the run of a cell that is a formula; a step function has none
     run = None if lam.sweep is None else lam.sweep.formula
     if run is None or run.W is None or not isinstance(lam, Costates):
         raise Unsupported(
@@ -203,12 +215,13 @@ def omega_published(lam: BaseCostates) -> Tensor:
             "function hides its W (or this cell has none). Use 'omega', or a cell that is a "
             "formula on engine 'cpu' or 'reference'."
         )
+    # lam_t = mantissa 2^power, one row for each sample at each step; the first B rows are lam_0.
     B = run.plan.rows.B
     mantissa = lam.rows.detach()
-    back = run.pull(mantissa, frozen=True)
+    back = run.pull(mantissa, frozen=True)  # J_t' mantissa_t, a function of W alone
     size = norm(mantissa)[B:]
     on = (scale(size, lam.powers[B:]) / B).square() >= 1e-20
-    size = torch.where(on, size, 1)
+    size = torch.where(on, size, 1)  # it is divided by
     terms = _omega_terms(back, norm(back), size)
     value = torch.where(on, terms, 0).sum() / on.sum().clamp(min=1)
     return value.expand(B)
@@ -223,15 +236,17 @@ def norm_stabiliser(lam: BaseCostates) -> Tensor:
     norms = norm(h)
     change = (norms[1:] - norms[:-1]).square()
     # After a state of zeros the change is ||h_t||^2, which is smooth where h_t is zero too.
+    # `zeros` adds its second derivative: the norm has none at zero.
     zeros = keep_where_zero(h, norms)[1:].square().sum(-1)
     change = change + torch.where(norms[:-1] == 0, zeros, 0)
     return masked_mean(change, existing_steps(lam))
 
 
 def network_run(lam: BaseCostates, name: str) -> Any:
-    """The run of a whole network, which has outputs.
+    """The run that the costates belong to, if it is one of a whole network, which has outputs.
 
-    It is known by its method `push`, the change of y_hat along a direction.
+    Such a run has a method `push`, the change of y_hat along a direction; others are refused.
+    name  of the penalty that needs it, for the error
     """
     run = lam.trajectory
     if not hasattr(run, "push"):
@@ -251,9 +266,11 @@ def tangent(v: Tensor, beta: Tensor | float = 0.0) -> Penalty:
     check_dense("the direction v", v)
 
     def value(lam: BaseCostates) -> Tensor:
+        """Sum of (DF(u) v - beta)^2 over outputs, and over steps if each has outputs: [B]."""
         change: Tensor = network_run(lam, "tangent").push(v) - beta  # [B, outputs] or [T, B, ...]
         if change.dim() == 2:
             return change.square().sum([1])
+        # steps after a sample's end do not count
         change = torch.where(lam.mask[1:, :, None], change, 0)
         return change.square().sum([0, 2])
 
@@ -297,12 +314,12 @@ def log_decay(lam: BaseCostates | Sequence[BaseCostates] | LayeredCostates) -> T
     layers = layers_of(lam)
     if not layers:
         raise KindError(f"log_decay takes Costates, or those of several layers; got {brief(lam)}.")
-    found = []
-    for one in layers:
-        r = one.log_ratios()[1:].detach()
+    decays = []
+    for layer in layers:
+        r = layer.log_ratios()[1:].detach()  # NaN where one of the two is zero or missing
         on = ~r.isnan()
-        found.append(torch.where(on.any(0), masked_mean(r, on).abs(), math.nan))
-    return found[0] if len(found) == 1 else torch.stack(found).nanmean(0)
+        decays.append(torch.where(on.any(0), masked_mean(r, on).abs(), math.nan))
+    return decays[0] if len(decays) == 1 else torch.stack(decays).nanmean(0)
 
 
 __getattr__ = renamed_attributes(__name__, {"variance_of": "masked_variance"})

@@ -80,7 +80,11 @@ class Penalty(Portable):
     joint: bool = False
 
     def __call__(self, lam: BaseCostates | Sequence[BaseCostates] | LayeredCostates) -> Tensor:
-        """The penalty of each sample, [B]; for several layers (co.Stack, co.record), the mean."""
+        """The penalty of each sample, [B].
+
+        For the costates of several layers (co.Stack, co.record) it is the mean over layers, unless
+        the penalty is `joint` and takes them together.
+        """
         if isinstance(lam, BaseCostates):
             return self.value(lam)
         layers = layers_of(lam)
@@ -96,6 +100,7 @@ class Penalty(Portable):
 
     @property
     def _function(self) -> Callable[..., object]:
+        """The function that the penalty was made of; a pickle looks the penalty up where it is."""
         return self.value
 
     @remembers_origin
@@ -116,6 +121,7 @@ class Penalty(Portable):
         words += [f"{name}={value!r}" for name, value in where.items()]
 
         def value(lam: BaseCostates | LayeredCostates) -> Tensor:
+            """The penalty on the chosen layers; of a network of one layer, on that layer."""
             if isinstance(lam, BaseCostates):
                 return self(lam)
             if where:
@@ -128,6 +134,7 @@ class Penalty(Portable):
 
     @remembers_origin
     def __add__(self, other: PenaltyLike) -> Penalty:
+        """The sum; it is joint, so that each term chooses its own layers."""
         right = penalty(other)
         name = f"{self.name} + {right.name}"
         return Penalty(name, lambda lam: self(lam) + right(lam), joint=True)
@@ -136,7 +143,10 @@ class Penalty(Portable):
 
     @remembers_origin
     def __mul__(self, weight: float) -> Penalty:
-        """A factor may be negative, in a difference of penalties; a Penalised's weight may not."""
+        """The multiple of the penalty; it is joint, so that the penalty chooses its own layers.
+
+        The factor may be negative, for a difference of penalties, or a scalar tensor.
+        """
         if not isinstance(weight, Tensor) or weight.dim():
             real("a penalty's factor", weight)
         return Penalty(f"{weight:g} {self.name}", lambda lam: weight * self(lam), joint=True)
@@ -153,7 +163,7 @@ PENALTIES: dict[str, Penalty] = {}
 
 
 def register(name: str) -> Callable[[Callable[[BaseCostates], Tensor]], Penalty]:
-    """A decorator that makes a penalty of a function and enters it into PENALTIES."""
+    """A decorator that makes a penalty of a function and enters it into PENALTIES as `name`."""
 
     def enter(value: Callable[[BaseCostates], Tensor]) -> Penalty:
         PENALTIES[name] = Penalty(name, value, value.__doc__)
@@ -182,9 +192,9 @@ def penalty(G: PenaltyLike) -> Penalty:
 
 
 def layers_of(lam: object) -> Sequence[BaseCostates] | None:
-    """The costates of each layer, from those of one or of several; None of anything else."""
+    """The costates of each layer: of a list, or of Costates of one or several; else None."""
     layers = lam if isinstance(lam, list | tuple) else getattr(lam, "layers", None)
-    if layers is None or not all(isinstance(one, BaseCostates) for one in layers):
+    if layers is None or not all(isinstance(layer, BaseCostates) for layer in layers):
         return None
     return layers
 
@@ -192,12 +202,12 @@ def layers_of(lam: object) -> Sequence[BaseCostates] | None:
 def top_layer(lam: LayeredCostates) -> LayeredCostates:
     """The costates of the last layer of the last module, in both directions if it has two."""
     last = placed_run(lam.layers[-1])
-    within = lam.select(module=last.module, call=last.call)
-    return within.select(layer=max(placed_run(one).layer for one in within.layers))
+    of_call = lam.select(module=last.module, call=last.call)
+    return of_call.select(layer=max(placed_run(layer).layer for layer in of_call.layers))
 
 
 def placed_run(lam: BaseCostates) -> PlacedRun:
-    """The run of the layer that these costates belong to."""
+    """The run of the layer that these costates belong to, which knows its module and number."""
     run: object = lam.trajectory
     assert isinstance(run, PlacedRun)
     return run

@@ -14,7 +14,7 @@ Schedule = Callable[[float], float]
 
 
 def inverse_time(start: float, rate: float = 1.0) -> Schedule:
-    """The number start / (1 + rate step).
+    """The function step -> start / (1 + rate step).
 
     A fixed weight rho hurts on natural data; Pascanu et al. (2013) used 1/t.
 
@@ -29,7 +29,7 @@ def inverse_time(start: float, rate: float = 1.0) -> Schedule:
 
 
 def exponential(start: float, decay: float) -> Schedule:
-    """The number start decay^step.
+    """The function step -> start decay^step.
 
     Example:
         >>> from coadjoint import penalties
@@ -42,7 +42,7 @@ def exponential(start: float, decay: float) -> Schedule:
 
 
 def linear(start: float, end: float, steps: int) -> Schedule:
-    """From start to end over `steps` steps, then end.
+    """The function of the step that goes from start to end over `steps` steps, then stays.
 
     Example:
         >>> from coadjoint import penalties
@@ -57,13 +57,16 @@ def linear(start: float, end: float, steps: int) -> Schedule:
 
 # Functions of a module can be pickled, unlike functions inside a function.
 def _inverse_time(start: float, rate: float, step: float) -> float:
+    """The value of `inverse_time(start, rate)` at a step."""
     return start / (1 + rate * step)
 
 
 def _exponential(start: float, decay: float, step: float) -> float:
-    share: float = decay**step
-    return start * share
+    """The value of `exponential(start, decay)` at a step."""
+    factor: float = decay**step
+    return start * factor
 
 
 def _linear(start: float, end: float, steps: int, step: float) -> float:
+    """The value of `linear(start, end, steps)` at a step."""
     return start + (end - start) * min(step / steps, 1.0)

@@ -45,9 +45,13 @@ class Steered:
             )
 
     def next(self, rho: float, decay: float) -> float:
-        """The weight after a step at which this decay was measured."""
-        if not math.isfinite(decay):
+        """The weight after a step with weight rho, at which this decay was measured.
+
+        rho exp(gain clip(log(decay / target), -1, 1)), within [low, high]
+        """
+        if not math.isfinite(decay):  # too few costates to measure it
             return rho
+        # The logarithm of 0 would be clipped to -1.
         log_excess = math.log(decay / self.target) if decay > 0 else -1.0
         clipped = min(max(log_excess, -1.0), 1.0)
         return min(max(rho * math.exp(self.gain * clipped), self.low), self.high)
