@@ -17,6 +17,7 @@ def at_true_scale(plan: SweepPlan, mu: Tensor, k: Tensor | None, declared: Tenso
 
     declared [rows of mu]: where the loss reads the state. Elsewhere the derivative is 0 if 2^-k_t
     is out of range, since there is no source that it could change. k None: mu as it is.
+    mu has one row for each state, or for each sample's last state.
     """
     if k is None:
         return mu
@@ -68,7 +69,11 @@ def check_range(plan: SweepPlan, end: Tensor, what: str, states: Callable[[], Te
 
 
 def blame_penalty(rows: Rows, glam: Tensor | None, error: NumericalError) -> NumericalError:
-    """The error to raise for a tangent sweep: the penalty's, if glam is not finite itself."""
+    """The error to raise for a tangent sweep that failed with `error`.
+
+    Its source glam [B + N, n] is the penalty's derivative by the costates: where that is not finite
+    itself, the penalty is to blame and not the sweep.
+    """
     if glam is None:
         return error
     bad_rows = (~torch.isfinite(glam).all(1)).nonzero()[:, 0].tolist()
@@ -82,7 +87,10 @@ def blame_penalty(rows: Rows, glam: Tensor | None, error: NumericalError) -> Num
 
 
 def time_of_row(rows: Rows, row: int) -> int:
-    """The time step t of a row of a state array; 0 for the initial states."""
+    """The time step t of a row of a state array, in the sequence of which `rows` may be a part.
+
+    The first B rows are the states before the first step, at t = rows.begin.
+    """
     if row < rows.B:
         return rows.begin
     return rows.begin + int(rows.time[row - rows.B])
