@@ -122,7 +122,7 @@ class Adjoint(SweepFunction):
     def setup_context(
         ctx: SweepContext, inputs: Inputs, output: tuple[Tensor, Tensor, Tensor | None]
     ) -> None:
-        """Keep what AdjointState reads."""
+        """Keep what AdjointState reads; k are integers, without a derivative."""
         ctx.plan, _, factor, declared, s, s_last, sa, W, a, v, x, p, q = inputs
         lam, delta, k = output
         ctx.has = (s is not None, s_last is not None, sa is not None)
@@ -136,7 +136,10 @@ class Adjoint(SweepFunction):
     def backward(
         ctx: SweepContext, glam: Tensor | None, gdelta: Tensor | None, _k: None
     ) -> Gradients:
-        """The tangent loop with the gradients by lam and delta as sources, and the bend."""
+        """The tangent loop with the gradients by lam and delta as sources, and the bend.
+
+        The bend is the gradient by the saved arrays, from the second derivatives of a step.
+        """
         if autocast_is_on():
             return without_autocast(Adjoint.backward, ctx, glam, gdelta, None)
         link, declared, W, saved, lam, delta, k = AdjointState.read(ctx)
@@ -154,7 +157,7 @@ class Adjoint(SweepFunction):
         wrt = saved.differentiable_names((need.a, need.v, need.x, need.p))
         bends = bend(plan, saved, W, lam, delta, m, nu, wrt) if wrt else {}
         gW = None
-        if W is not None and need.W:
+        if W is not None and need.W:  # the sum over t of delta_t (r' m_t)'
             gW = sum_products(rows, delta, read_push(plan.cell, rows.prev(saved.x), m, rows))
         has_s, has_last, has_sa = ctx.has
         gs = None
@@ -302,7 +305,10 @@ class Tangent(SweepFunction):
 
     @staticmethod
     def backward(ctx: SweepContext, gmu: Tensor | None, gnu: Tensor | None) -> Gradients:
-        """The adjoint loop with the gradients by mu and nu as sources, and the bend."""
+        """The adjoint loop with the gradients by mu and nu as sources, and the bend.
+
+        The bend is the gradient by the saved arrays, from the second derivatives of a step.
+        """
         if autocast_is_on():
             return without_autocast(Tangent.backward, ctx, gmu, gnu)
         link, W, saved, mu, nu = TangentState.read(ctx)
@@ -317,7 +323,7 @@ class Tangent(SweepFunction):
         wrt = saved.differentiable_names((need.a, need.v, need.x, need.p))
         bends = bend(plan, saved, W, lam, delta, m, nu, wrt) if wrt else {}
         gW = None
-        if W is not None and need.W:
+        if W is not None and need.W:  # the sum over t of delta_t (r' m_t)'
             gW = sum_products(rows, delta, read_push(plan.cell, rows.prev(saved.x), m, rows))
         has_g, has_ga = ctx.has
         return TangentInputs(

@@ -44,8 +44,8 @@ class Sum:
     """A sum over rows that may arrive in segments, the last segment first."""
 
     def __init__(self) -> None:
-        self.value: Tensor | None = None
-        self.dtype: torch.dtype | None = None
+        self.value: Tensor | None = None  # in float64 from the second term on
+        self.dtype: torch.dtype | None = None  # of the terms
         self.may_overwrite = False  # is `value` an array made here, which nobody else holds?
 
     def add(self, part: Tensor) -> None:

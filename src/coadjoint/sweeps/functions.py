@@ -108,6 +108,7 @@ class PrimalContext:
     """A context whose saved tensors have lost the directions of the jvp that is under way."""
 
     def __init__(self, ctx: Context) -> None:
+        """Take the tensors of `ctx` without their directions."""
         self.ctx = ctx
         self.saved_tensors = tuple(map(primal_value, ctx.saved_tensors))
 

@@ -51,7 +51,10 @@ class Pointwise:
 
     @functools.cache  # noqa: B019  (bounded: one entry for each cell and derivative)
     def pulled(self, seeds: tuple[str, ...], wrt: tuple[str, ...]) -> Pointwise:
-        """(inputs, cotangents of the outputs `seeds`) -> gradients of the inputs `wrt`."""
+        """The derivative in reverse mode, as expressions again.
+
+        (inputs, cotangents of the outputs `seeds`) -> gradients of the inputs `wrt`.
+        """
         cotangents: list[Group] = []  # the new inputs
         seed_nodes: list[Node] = []  # the entries of all seeds, and
         seed_bars: list[Node] = []  # the cotangent of each
@@ -73,12 +76,15 @@ class Pointwise:
             outputs=regroup(targets, grads),
             known=self.known,
             uniform=frozenset(uniform),
-            summed=self.uniform & set(wrt),
+            summed=self.uniform & set(wrt),  # every row reads a uniform input
         )
 
     @functools.cache  # noqa: B019
     def pushed(self, along: tuple[str, ...]) -> Pointwise:
-        """(inputs, directions of the inputs `along`) -> directions of the outputs."""
+        """The derivative in forward mode, as expressions again.
+
+        (inputs, directions of the inputs `along`) -> directions of the outputs.
+        """
         tangents: list[Group] = []  # the new inputs
         directions: dict[Node, Node] = {}
         uniform = set(self.uniform)
@@ -107,7 +113,7 @@ class Pointwise:
 
     @functools.cached_property
     def nonzero_groups(self) -> list[Group]:
-        """The outputs that are not identically zero."""
+        """The outputs that are not identically zero, with their expressions."""
         return [group for group in self.outputs if group[0] in self.nonzero_outputs]
 
     def _fresh_name(self, name: str, more: Sequence[Group]) -> str:

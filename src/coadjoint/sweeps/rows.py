@@ -70,7 +70,7 @@ def steps_per_chunk(B: int) -> int:
 
 
 def split_range(rows: range, size: int) -> list[range]:
-    """The range in parts of at most `size`."""
+    """The range in parts of `size`, the last one shorter where it does not divide."""
     return [rows[i : i + size] for i in range(0, len(rows), size)]
 
 
@@ -83,6 +83,7 @@ class Rows:
     """
 
     def __init__(self, sizes: Sequence[int], of: Rows | None = None, begin: int = 0) -> None:
+        """Rows of `sizes` samples at each step; of: those of the whole, if these are a part."""
         self.sizes = list(sizes)
         self.T = len(self.sizes)
         self.B = self.sizes[0]

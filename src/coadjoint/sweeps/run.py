@@ -415,19 +415,19 @@ class RunView:
         declared: Tensor | None,
         unit: Tensor | None = None,
     ) -> CostateRows:
-        """Refused."""
+        """Refused: a view of a run can be read, but not swept again."""
         raise self._refusal()
 
     def push(self, *directions: Tensor | None) -> Tensor:
-        """Refused."""
+        """Refused: a view of a run can be read, but not swept again."""
         raise self._refusal()
 
     def jacobians(self, layout: Layout, samples: int) -> Tensor:
-        """Refused."""
+        """Refused: a view of a run can be read, but not swept again."""
         raise self._refusal()
 
     def with_checks(self) -> SweepRun:
-        """Refused."""
+        """Refused: a view of a run can be read, but not swept again."""
         raise self._refusal()
 
     def settle(self) -> None:

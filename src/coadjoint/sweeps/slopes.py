@@ -101,6 +101,7 @@ def bend(
     rows = plan.rows
     xprev = rows.prev(saved.x)
     at_hand = (saved.x[rows.B :], saved.q)  # values of the step that need not be computed again
+    # f_x m + f_a nu is the step pushed along (nu, m); the gradient pulls lam back through that.
     op = step_map(cell).pushed(("a", "x")).pulled(("x",), wrt)
     if rowwise:
         op = op.rowwise
